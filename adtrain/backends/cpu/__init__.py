@@ -1,0 +1,5 @@
+"""The CPU."""
+
+from adtrain.backends.cpu.numpy_backend import NumpyBackend
+
+__all__ = ["NumpyBackend"]

@@ -1,0 +1,1 @@
+"""The language: arrays, primitives, trace levels, differentiation. No NumPy maths and no device code."""

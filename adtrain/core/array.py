@@ -1,0 +1,239 @@
+"""Value, what every operation takes and returns, and Array, a value that exists in a device's memory."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from adtrain.core.backend import backend
+from adtrain.core.errors import DTypeError, ShapeError, TraceError
+
+Shape: TypeAlias = tuple[int, ...]
+DTYPES = frozenset(map(np.dtype, ("float32", "float64", "int32", "int64", "uint8", "uint32", "bool")))
+
+
+class ArrayType(NamedTuple):
+    """What is known of an array before it exists; shape rules map these to one another."""
+
+    shape: Shape
+    dtype: np.dtype
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+class Value:
+    """An array or a tracer standing for one. The operators are spelt here and done by ``adtrain.ops``."""
+
+    __slots__ = ("__weakref__",)
+    __array_priority__ = 1000.0
+    __array_ufunc__ = None  # numpy_array * value goes to Value.__rmul__
+    __hash__ = object.__hash__
+
+    shape: Shape
+    dtype: np.dtype
+    device: str
+    _ops: ModuleType  # adtrain.ops, set by bind_operators
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def T(self) -> Value:
+        """The axes in reversed order."""
+        return self._ops.transpose(self)
+
+    def numpy(self) -> np.ndarray:
+        """The elements as a read-only, C-contiguous NumPy array on the host.
+
+        Raises:
+            TraceError: the value is being traced, so it has no elements yet.
+        """
+        raise TraceError(
+            f"a traced value ({ArrayType(self.shape, self.dtype)}) has no elements yet: inside a differentiated or "
+            "staged function use adtrain.ops instead of NumPy, float() or if"
+        )
+
+    def to(self, device: str) -> Value:
+        raise TraceError("a traced value cannot change its device: move the arrays before differentiating")
+
+    def item(self) -> Any:
+        """The one element as a Python number."""
+        if self.size != 1:
+            raise ShapeError(f"item: found shape {self.shape}, expected exactly one element")
+        return self.numpy().item()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        elements = self.numpy()
+        return elements.astype(dtype) if dtype is not None or copy else elements
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __index__(self) -> int:
+        if self.dtype.kind not in "iu":
+            raise DTypeError(f"an index must be an integer, found {self.dtype}")
+        return int(self.item())
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise ShapeError("len: a 0-d array has no length")
+        return self.shape[0]
+
+    def __add__(self, other: Any) -> Value:
+        return self._ops.add(self, other)
+
+    def __radd__(self, other: Any) -> Value:
+        return self._ops.add(other, self)
+
+    def __sub__(self, other: Any) -> Value:
+        return self._ops.sub(self, other)
+
+    def __rsub__(self, other: Any) -> Value:
+        return self._ops.sub(other, self)
+
+    def __mul__(self, other: Any) -> Value:
+        return self._ops.mul(self, other)
+
+    def __rmul__(self, other: Any) -> Value:
+        return self._ops.mul(other, self)
+
+    def __truediv__(self, other: Any) -> Value:
+        return self._ops.div(self, other)
+
+    def __rtruediv__(self, other: Any) -> Value:
+        return self._ops.div(other, self)
+
+    def __pow__(self, other: Any) -> Value:
+        return self._ops.power(self, other)
+
+    def __rpow__(self, other: Any) -> Value:
+        return self._ops.power(other, self)
+
+    def __matmul__(self, other: Any) -> Value:
+        return self._ops.matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> Value:
+        return self._ops.matmul(other, self)
+
+    def __neg__(self) -> Value:
+        return self._ops.neg(self)
+
+    def __abs__(self) -> Value:
+        return self._ops.abs(self)
+
+    def __eq__(self, other: Any) -> Value:  # type: ignore[override]
+        return self._ops.equal(self, other)
+
+    def __ne__(self, other: Any) -> Value:  # type: ignore[override]
+        return self._ops.not_equal(self, other)
+
+    def __lt__(self, other: Any) -> Value:
+        return self._ops.less(self, other)
+
+    def __le__(self, other: Any) -> Value:
+        return self._ops.less_equal(self, other)
+
+    def __gt__(self, other: Any) -> Value:
+        return self._ops.greater(self, other)
+
+    def __ge__(self, other: Any) -> Value:
+        return self._ops.greater_equal(self, other)
+
+    def __getitem__(self, index: Any) -> Value:
+        return self._ops.getitem(self, index)
+
+    def sum(self, axis: Any = None, keepdims: bool = False) -> Value:
+        return self._ops.sum(self, axis, keepdims)
+
+    def mean(self, axis: Any = None, keepdims: bool = False) -> Value:
+        return self._ops.mean(self, axis, keepdims)
+
+    def max(self, axis: Any = None, keepdims: bool = False) -> Value:
+        return self._ops.max(self, axis, keepdims)
+
+    def min(self, axis: Any = None, keepdims: bool = False) -> Value:
+        return self._ops.min(self, axis, keepdims)
+
+    def reshape(self, *shape: Any) -> Value:
+        return self._ops.reshape(self, shape[0] if len(shape) == 1 else shape)
+
+    def transpose(self, *axes: Any) -> Value:
+        return self._ops.transpose(self, axes[0] if len(axes) == 1 else axes or None)
+
+    def astype(self, dtype: Any) -> Value:
+        return self._ops.astype(self, dtype)
+
+
+def bind_operators(ops: ModuleType) -> None:
+    """Give every value the operators of ``ops``, which imports this module and not the other way round."""
+    Value._ops = ops
+
+
+class Array(Value):
+    """A handle on immutable elements in a device's memory: C-contiguous, or a broadcast view (stride 0) of such.
+
+    Attributes:
+        buffer: the device's own object for the memory; for the CPU a NumPy array.
+    """
+
+    __slots__ = ("buffer", "device", "dtype", "shape")
+
+    def __init__(self, buffer: Any, shape: Shape, dtype: np.dtype, device: str) -> None:
+        self.buffer = buffer
+        self.shape = shape
+        self.dtype = dtype
+        self.device = device
+
+    def numpy(self) -> np.ndarray:
+        return backend(self.device).to_numpy(self.buffer)
+
+    def to(self, device: str) -> Array:
+        """The same elements on ``device``: this array itself when it is there already."""
+        return self if device == self.device else array(self.numpy(), device=device)
+
+    def __repr__(self) -> str:
+        where = "" if self.device == "cpu" else f", device={self.device!r}"
+        text = np.array2string(self.numpy(), separator=", ", prefix="array(", threshold=64)
+        return f"array({text}, {self.dtype}{where})"
+
+
+def array(x: Any, dtype: Any = None, device: str | None = None) -> Array:
+    """Make an Array from numbers, nested lists, a NumPy array or an Array; the elements are copied.
+
+    Without ``dtype``, Python floats become float32, Python integers int64, and arrays keep theirs. Without
+    ``device``, an Array stays where it is and everything else goes to the CPU.
+
+    Raises:
+        DTypeError: the elements are of no type that adtrain computes with.
+        DeviceError: the device is absent.
+    """
+    if isinstance(x, Array):
+        device = device or x.device
+        if (dtype is None or np.dtype(dtype) == x.dtype) and device == x.device:
+            return x
+    try:
+        elements = np.array(x, dtype=dtype, order="C")
+    except ValueError as error:
+        raise ShapeError(f"array: {error}") from None
+    if dtype is None and elements.dtype == np.float64 and not isinstance(x, (np.ndarray, np.generic, Value)):
+        elements = elements.astype(np.float32)
+    if elements.dtype not in DTYPES:
+        known = ", ".join(sorted(map(str, DTYPES)))
+        raise DTypeError(f"array: found elements of type {elements.dtype}, expected one of {known}")
+    device = device or "cpu"
+    elements.flags.writeable = False
+    return Array(backend(device).from_numpy(elements), elements.shape, elements.dtype, device)

@@ -1,0 +1,67 @@
+"""The backend protocol: what a device must do to run primitives, and the table of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from adtrain.core.errors import DeviceError
+
+if TYPE_CHECKING:
+    from adtrain.core.array import ArrayType
+    from adtrain.core.primitive import Primitive
+
+
+class Backend(Protocol):
+    """One device. Buffers are its own objects; nobody else looks into them."""
+
+    name: str
+
+    def run(
+        self, primitive: Primitive, buffers: Sequence[Any], params: Mapping[str, Any], outputs: Sequence[ArrayType]
+    ) -> Sequence[Any]:
+        """Compute ``primitive`` on ``buffers``; one buffer for each of ``outputs``."""
+        ...
+
+    def from_numpy(self, elements: np.ndarray) -> Any:
+        """A buffer with the elements of a C-contiguous host array that nobody will write to."""
+        ...
+
+    def to_numpy(self, buffer: Any) -> np.ndarray:
+        """The elements as a read-only, C-contiguous host array."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until everything asked for has been computed."""
+        ...
+
+    def device_name(self) -> str:
+        """The device as its maker calls it."""
+        ...
+
+
+_loaders: dict[str, Callable[[], Backend]] = {}
+_backends: dict[str, Backend] = {}
+
+
+def register_backend(device: str, loader: Callable[[], Backend]) -> None:
+    """Name a device and the function that makes its backend when it is first asked for."""
+    _loaders[device] = loader
+
+
+def backend(device: str) -> Backend:
+    """The backend of ``device``.
+
+    Raises:
+        DeviceError: there is no such device here.
+    """
+    found = _backends.get(device)
+    if found is None:
+        if device not in _loaders:
+            raise DeviceError(
+                f"device {device!r} is not available; this version runs on: {', '.join(sorted(_loaders))}"
+            )
+        found = _backends[device] = _loaders[device]()
+    return found

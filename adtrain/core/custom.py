@@ -1,0 +1,93 @@
+"""custom_vjp: an operation whose derivative the user writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from adtrain.core import tree
+from adtrain.core.array import Value
+from adtrain.core.errors import DTypeError, ShapeError, TraceError
+from adtrain.core.reverse import ReverseTrace, ReverseTracer, fill_zeros
+
+
+def custom_vjp(
+    forward: Callable[..., tuple[Any, Any]], backward: Callable[[Any, Any], tuple[Any, ...]]
+) -> Callable[..., Any]:
+    """A function whose derivative is ``backward``.
+
+    The residuals are functions of the arguments like any other value, so a second derivative differentiates what
+    ``forward`` did to compute them and what ``backward`` does with them, while the output keeps ``backward`` as its
+    derivative at every order. A second derivative through NumPy code is refused with a TraceError.
+
+    Args:
+        forward: ``(*args) -> (out, residuals)``, trees of arrays, written with public ops.
+        backward: ``(residuals, ct) -> (ct_arg, ...)``, one tree an argument, None for one that has no derivative;
+            ``ct`` is a tree like ``out``.
+
+    Returns:
+        A function ``(*args) -> out``.
+
+    Raises (when called, or when its gradient is):
+        TraceError: ``forward`` uses a differentiated value that is not among its arguments.
+        ShapeError: ``backward`` returns another number of trees, or other shapes, than the arguments have.
+    """
+
+    @wraps(forward)
+    def apply(*args: Any) -> Any:
+        traces = [x.trace for x in tree.leaves(args) if isinstance(x, ReverseTracer) and x.trace.live]
+        if not traces:
+            return forward(*args)[0]
+        trace = max(traces, key=lambda t: t.level)
+        assert isinstance(trace, ReverseTrace)
+        lower_args = tree.map(trace.lower, args)
+        plain, residuals = forward(*lower_args)
+        out = plain
+        if any(isinstance(x, ReverseTracer) for x in tree.leaves(lower_args)):
+            out = apply(*lower_args)  # the output has this rule at the levels below, too
+            same = dict(zip(map(id, tree.leaves(plain)), tree.leaves(out), strict=True))
+            residuals = tree.map(lambda x: same.get(id(x), x), residuals)
+        return _record(trace, name, args, out, residuals, backward)
+
+    name = getattr(forward, "__name__", "custom_vjp")
+    return apply
+
+
+def _record(
+    trace: ReverseTrace, name: str, args: tuple[Any, ...], out: Any, residuals: Any, backward: Callable[..., Any]
+) -> Any:
+    outputs, out_structure = tree.flatten(out)
+    for x in (*outputs, *tree.leaves(residuals)):
+        if isinstance(x, ReverseTracer) and x.trace is trace:
+            raise TraceError(f"{name}: forward uses a differentiated value that is not among its arguments; pass it in")
+    for x in outputs:
+        if not isinstance(x, Value):
+            raise DTypeError(f"{name}: forward returned a {type(x).__name__} as output, expected arrays")
+    leaves = tree.leaves(args)
+    traced = [i for i, x in enumerate(leaves) if isinstance(x, ReverseTracer) and x.trace is trace]
+    shapes = [getattr(x, "shape", ()) for x in leaves]
+    spans = [len(tree.leaves(arg)) for arg in args]
+    zeros = [(x.shape, x.dtype, x.device) for x in outputs]
+
+    def pull(residuals: Any, cts: list[Value | None]) -> list[Value | None]:
+        full = [fill_zeros(ct, zero) for ct, zero in zip(cts, zeros, strict=True)]
+        found = backward(residuals, tree.unflatten(out_structure, full))
+        if not isinstance(found, (tuple, list)) or len(found) != len(spans):
+            count = len(found) if isinstance(found, (tuple, list)) else f"a {type(found).__name__}"
+            raise ShapeError(f"{name}: backward returned {count} cotangents, expected a tuple of {len(spans)}")
+        flat: list[Value | None] = []
+        for i, (ct, span) in enumerate(zip(found, spans, strict=True)):
+            part = [None] * span if ct is None else tree.leaves(ct)
+            if len(part) != span:
+                raise ShapeError(f"{name}: backward's cotangent {i} has {len(part)} arrays, expected {span}")
+            flat += part
+        for i in traced:
+            ct = flat[i]
+            if ct is not None and ct.shape != shapes[i]:
+                raise ShapeError(f"{name}: backward returned shape {ct.shape}, expected {shapes[i]} as the argument")
+        return [flat[i] for i in traced]
+
+    parents = [(leaves[i].node, leaves[i].position) for i in traced]
+    recorded = trace.record(tuple(outputs), parents, pull, residuals)
+    return tree.unflatten(out_structure, list(recorded))

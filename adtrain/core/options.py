@@ -1,0 +1,31 @@
+"""Checks of the numbers that describe a layer, an optimizer or a schedule."""
+
+from __future__ import annotations
+
+from math import inf, isfinite
+from numbers import Integral, Real
+from typing import Any
+
+from adtrain.core.errors import OptionError
+
+
+def is_integer(value: Any, least: int) -> bool:
+    """Whether `value` is an integer (no bool) of at least `least`."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def check_integer(owner: str, name: str, value: Any, least: int) -> None:
+    """OptionError unless `value`, the option `name` of `owner`, is an integer of at least `least`."""
+    if not is_integer(value, least):
+        raise OptionError(f"{owner}: {name} is {value!r}, expected an integer, at least {least}")
+
+
+def check_number(owner: str, name: str, value: Any, low: float = 0, below: float = inf) -> None:
+    """OptionError unless `value`, the option `name` of `owner`, is a finite number in [low, below)."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not isfinite(value) or not low <= value < below:
+        expected = (
+            "a finite number"
+            + (f", at least {low}" if low > -inf else "")
+            + (f", below {below}" if below < inf else "")
+        )
+        raise OptionError(f"{owner}: {name} is {value!r}, expected {expected}")

@@ -1,0 +1,162 @@
+"""Reverse mode: the trace that records, and the walk backward over what it recorded.
+
+The walk visits each recorded operation once, newest first (A. Griewank, A. Walther: "Evaluating Derivatives", 2nd ed.,
+ch. 3), so its work is bounded by a small multiple of the forward work and it never recurses.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from adtrain.core.array import Value
+from adtrain.core.errors import TraceError
+from adtrain.core.primitive import Primitive, Pullback
+from adtrain.core.scope import backward_phase, current_scope, enter_scope
+from adtrain.core.trace import Trace, Tracer, bind
+
+_clock = itertools.count()
+
+
+class Node:
+    """One recorded operation, or (without `pull`) an input. Holds residuals only through `pull`."""
+
+    __slots__ = ("index", "outputs", "parents", "pull", "scope")
+
+    def __init__(
+        self,
+        parents: Sequence[tuple[Node, int]],
+        pull: Callable[[list[Value | None]], Sequence[Value | None]] | None,
+        outputs: int,
+    ) -> None:
+        self.index = next(_clock)  # grows along every path, so descending order is topological
+        self.parents = parents
+        self.pull = pull
+        self.outputs = outputs
+        self.scope = current_scope()
+
+
+class ReverseTracer(Tracer):
+    """The `position`-th output of a node, and its value one level down (`primal`)."""
+
+    __slots__ = ("device", "dtype", "node", "position", "primal", "shape", "trace")
+
+    def __init__(self, trace: Trace, primal: Value, node: Node, position: int = 0) -> None:
+        self.trace = trace
+        self.primal = primal
+        self.node = node
+        self.position = position
+        self.shape = primal.shape
+        self.dtype = primal.dtype
+        self.device = primal.device
+
+
+class ReverseTrace:
+    """Runs every operation one level down and records how to pull its cotangent back to the traced arguments."""
+
+    def __init__(self, level: int) -> None:
+        self.level = level
+        self.live = True
+
+    def input(self, primal: Value) -> ReverseTracer:
+        return ReverseTracer(self, primal, Node((), None, 1))
+
+    def lower(self, x: Any) -> Any:
+        """``x`` one level down: the primal of a tracer of this trace, anything else as it is."""
+        return x.primal if isinstance(x, ReverseTracer) and x.trace is self else x
+
+    def process(self, primitive: Primitive, args: Sequence[Value], params: Mapping[str, Any]) -> Any:
+        primals = [self.lower(x) for x in args]
+        out = bind(primitive, *primals, **params)
+        if not primitive.differentiable:
+            return out
+        parents: list[tuple[Node, int]] = []
+        pullbacks: list[Pullback] = []
+        for position, x in enumerate(args):
+            if isinstance(x, ReverseTracer) and x.trace is self:
+                rule = primitive.rule(position)
+                if rule is not None:
+                    parents.append((x.node, x.position))
+                    pullbacks.append(rule(out, *primals, **params))
+        if not parents:
+            return out
+        return self.record(out, parents, _pull_one if isinstance(out, Value) else _pull_many, pullbacks)
+
+    def record(self, out: Any, parents: Sequence[tuple[Node, int]], pull: Any, pullbacks: Any) -> Any:
+        """Wrap the floating-point outputs of an operation into tracers of a new node."""
+        single = isinstance(out, Value)
+        outputs = (out,) if single else out
+        node = Node(parents, lambda cts: pull(pullbacks, cts), len(outputs))
+        wrapped = [ReverseTracer(self, x, node, i) if x.dtype.kind == "f" else x for i, x in enumerate(outputs)]
+        return wrapped[0] if single else tuple(wrapped)
+
+
+def _pull_one(pullbacks: Sequence[Pullback], cts: list[Value | None]) -> Sequence[Value]:
+    return [pullback(cts[0]) for pullback in pullbacks]
+
+
+def _pull_many(pullbacks: Sequence[Pullback], cts: list[Value | None]) -> Sequence[Value]:
+    return [pullback(tuple(cts)) for pullback in pullbacks]
+
+
+def fill_zeros(ct: Value | None, zero: tuple[Any, Any, str]) -> Value | None:
+    """A cotangent that no use contributed to is zero; integers have none."""
+    shape, dtype, device = zero
+    return Value._ops.zeros(shape, dtype, device) if ct is None and dtype.kind == "f" else ct
+
+
+def walk_back(
+    seeds: Sequence[tuple[ReverseTracer, Value]], inputs: Sequence[ReverseTracer], keep: bool
+) -> list[Value | None]:
+    """Pull cotangents of outputs back to the inputs of a trace.
+
+    Args:
+        seeds: outputs with their cotangents.
+        inputs: the tracers made by `ReverseTrace.input`.
+        keep: hold on to the residuals for another walk; otherwise each is freed as soon as it has been used.
+
+    Returns:
+        For each input the sum of the cotangents that reached it, None where none did.
+    """
+    cotangents: dict[Node, list[Value | None]] = {}
+    for tracer, ct in seeds:
+        _accumulate(cotangents, tracer.node, tracer.position, ct)
+    order = _reachable(cotangents)
+    with backward_phase():
+        while order:
+            node = order.pop()
+            if node.pull is None:
+                if node.parents is None:
+                    raise TraceError("this gradient's residuals were freed by an earlier walk; use vjp to walk again")
+                continue
+            cts = cotangents.pop(node, None)
+            if cts is None:
+                continue
+            enter_scope(node.scope)
+            pull, parents = node.pull, node.parents
+            if not keep:
+                node.pull = node.parents = None  # type: ignore[assignment]
+            for (parent, position), pulled in zip(parents, pull(cts), strict=True):
+                if pulled is not None:
+                    _accumulate(cotangents, parent, position, pulled)
+            del pull
+    return [cotangents[x.node][0] if x.node in cotangents else None for x in inputs]
+
+
+def _accumulate(cotangents: dict[Node, list[Value | None]], node: Node, position: int, ct: Value) -> None:
+    cts = cotangents.setdefault(node, [None] * node.outputs)
+    before = cts[position]
+    cts[position] = ct if before is None else before + ct
+
+
+def _reachable(roots: Mapping[Node, Any]) -> list[Node]:
+    """All ancestors of ``roots``, oldest first."""
+    seen = set(roots)
+    stack = list(roots)
+    while stack:
+        for parent, _ in stack.pop().parents or ():
+            if parent not in seen:
+                seen.add(parent)
+                stack.append(parent)
+    return sorted(seen, key=lambda node: node.index)

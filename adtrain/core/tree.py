@@ -1,0 +1,98 @@
+"""Trees: dicts, lists, tuples, named tuples and None, nested; everything else is a leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from adtrain.core.errors import ShapeError
+
+
+@dataclass(frozen=True)
+class TreeDef:
+    """The structure of a tree without its leaves. ``kind`` is None for a leaf."""
+
+    kind: type | None
+    keys: tuple[Any, ...] = ()
+    children: tuple[TreeDef, ...] = ()
+
+    def __str__(self) -> str:
+        if self.kind is None:
+            return "*"
+        if self.kind is dict:
+            return "{" + ", ".join(f"{k!r}: {c}" for k, c in zip(self.keys, self.children, strict=True)) + "}"
+        return f"{self.kind.__name__}({', '.join(map(str, self.children))})"
+
+
+_LEAF = TreeDef(None)
+
+
+def flatten(tree: Any) -> tuple[list[Any], TreeDef]:
+    """The leaves, depth first (dicts in insertion order), and what `unflatten` needs to put them back."""
+    found: list[Any] = []
+    return found, _flatten(tree, found)
+
+
+def _flatten(tree: Any, found: list[Any]) -> TreeDef:
+    if isinstance(tree, dict):
+        return TreeDef(dict, tuple(tree), tuple(_flatten(child, found) for child in tree.values()))
+    if isinstance(tree, (list, tuple)):
+        return TreeDef(type(tree), (), tuple(_flatten(child, found) for child in tree))
+    if tree is None:
+        return TreeDef(type(None))
+    found.append(tree)
+    return _LEAF
+
+
+def unflatten(treedef: TreeDef, leaves: Sequence[Any]) -> Any:
+    """The tree of structure ``treedef`` with ``leaves`` in the order of `flatten`."""
+    return _unflatten(treedef, iter(leaves))
+
+
+def _unflatten(treedef: TreeDef, leaves: Iterator[Any]) -> Any:
+    if treedef.kind is None:
+        return next(leaves)
+    if treedef.kind is type(None):
+        return None
+    children = [_unflatten(child, leaves) for child in treedef.children]
+    if treedef.kind is dict:
+        return dict(zip(treedef.keys, children, strict=True))
+    if hasattr(treedef.kind, "_fields"):
+        return treedef.kind(*children)
+    return treedef.kind(children)
+
+
+def map(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+    """Apply ``function`` to corresponding leaves of trees of one structure.
+
+    Raises:
+        ShapeError: the structures differ.
+    """
+    first, treedef = flatten(tree)
+    columns = [first]
+    for other in rest:
+        found, structure = flatten(other)
+        if structure != treedef:
+            raise ShapeError(f"tree.map: found trees of different structure: {treedef} and {structure}")
+        columns.append(found)
+    return unflatten(treedef, [function(*row) for row in zip(*columns, strict=True)])
+
+
+def leaves(tree: Any) -> list[Any]:
+    """The leaves in the order of `flatten`."""
+    return flatten(tree)[0]
+
+
+def paths(tree: Any) -> list[str]:
+    """A name for each leaf in the order of `flatten`: keys, field names and positions joined by dots."""
+    return list(_paths(flatten(tree)[1], ()))
+
+
+def _paths(treedef: TreeDef, prefix: tuple[str, ...]) -> Iterator[str]:
+    if treedef.kind is None:
+        yield ".".join(prefix)
+        return
+    names: Iterable[Any] = treedef.keys or getattr(treedef.kind, "_fields", None) or range(len(treedef.children))
+    for name, child in zip(names, treedef.children, strict=True):
+        yield from _paths(child, (*prefix, str(name)))
