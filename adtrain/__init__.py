@@ -1,0 +1,37 @@
+"""adtrain: train neural networks on an automatic-differentiation core one can read.
+
+``import adtrain as ad`` gives arrays (`array`), operations on them (`ops`), transformations of functions (`grad`,
+`value_and_grad`, `vjp`, `jvp`, `hvp`, `jacobian`, `hessian`, `custom_vjp`), layers (`nn`) and optimizers (`optim`).
+"""
+
+from adtrain import ops
+from adtrain.backends.cpu import NumpyBackend
+from adtrain.core.array import Array, ArrayType, Value, array
+from adtrain.core.autodiff import grad, hessian, hvp, jacobian, jvp, value_and_grad, vjp
+from adtrain.core.backend import register_backend
+from adtrain.core.custom import custom_vjp
+from adtrain.core.errors import AdtrainError, DeviceError, DTypeError, ShapeError, TraceError
+
+register_backend("cpu", NumpyBackend)
+
+__version__ = "0.1.0"
+__all__ = [
+    "AdtrainError",
+    "Array",
+    "ArrayType",
+    "DTypeError",
+    "DeviceError",
+    "ShapeError",
+    "TraceError",
+    "Value",
+    "array",
+    "custom_vjp",
+    "grad",
+    "hessian",
+    "hvp",
+    "jacobian",
+    "jvp",
+    "ops",
+    "value_and_grad",
+    "vjp",
+]

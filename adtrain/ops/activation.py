@@ -1,0 +1,111 @@
+"""Activation functions, in forms that neither overflow nor lose digits far from zero."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from adtrain.core.array import Value
+from adtrain.core.errors import ShapeError
+from adtrain.core.primitive import Primitive
+from adtrain.core.trace import bind
+from adtrain.ops.common import ArrayLike, as_value, elementwise
+from adtrain.ops.compare import less, where
+from adtrain.ops.elementwise import erf, exp, tanh
+from adtrain.ops.erf import erf_reference
+
+
+def _sigmoid_reference(x: np.ndarray) -> np.ndarray:
+    small = np.exp(-np.abs(x))  # in (0, 1], so nothing overflows
+    return np.where(x >= 0, x.dtype.type(1), small) / (1 + small)
+
+
+def _gelu_reference(x: np.ndarray) -> np.ndarray:
+    return x * ((1 + erf_reference(x * math.sqrt(0.5))) * x.dtype.type(0.5))
+
+
+def _silu_vjp(out: Value, x: Value) -> Any:
+    def pullback(ct: Value) -> Value:
+        s = sigmoid(x)
+        return ct * s * (1.0 + x * (1.0 - s))
+
+    return pullback
+
+
+def _gelu_vjp(out: Value, x: Value) -> Any:
+    # (x Phi(x))' = Phi(x) + x phi(x), with Phi and phi the normal distribution and its density
+    return lambda ct: (
+        ct * ((erf(x * math.sqrt(0.5)) + 1.0) * 0.5 + x * exp(x * x * -0.5) * (1.0 / math.sqrt(2.0 * math.pi)))
+    )
+
+
+relu_p: Primitive = elementwise(
+    "relu",
+    lambda x: np.maximum(x, x.dtype.type(0)),
+    # the output is positive exactly where the input is, and is kept by the next layer anyway
+    lambda out, x: lambda ct: where(less(0.0, out), ct, 0.0),
+)
+leaky_relu_p: Primitive = elementwise(
+    "leaky_relu",
+    lambda x, negative_slope: np.where(x > 0, x, x * x.dtype.type(negative_slope)),
+    lambda out, x, negative_slope: lambda ct: where(less(0.0, x), ct, ct * negative_slope),
+)
+elu_p: Primitive = elementwise(
+    "elu",
+    lambda x, alpha: np.where(x > 0, x, np.expm1(np.minimum(x, 0)) * x.dtype.type(alpha)),
+    lambda out, x, alpha: lambda ct: where(less(0.0, x), ct, ct * (out + alpha)),
+)
+sigmoid_p: Primitive = elementwise("sigmoid", _sigmoid_reference, lambda out, x: lambda ct: ct * (out * (1.0 - out)))
+softplus_p: Primitive = elementwise(
+    "softplus",
+    lambda x: np.maximum(x, x.dtype.type(0)) + np.log1p(np.exp(-np.abs(x))),
+    lambda out, x: lambda ct: ct * sigmoid(x),
+)
+silu_p: Primitive = elementwise("silu", lambda x: x * _sigmoid_reference(x), _silu_vjp)
+gelu_p: Primitive = elementwise("gelu", _gelu_reference, _gelu_vjp)
+
+
+def relu(x: ArrayLike) -> Value:
+    """max(x, 0), with derivative 0 at 0."""
+    return bind(relu_p, as_value(x))
+
+
+def leaky_relu(x: ArrayLike, negative_slope: float = 0.01) -> Value:
+    """x where positive, ``negative_slope * x`` elsewhere."""
+    return bind(leaky_relu_p, as_value(x), negative_slope=negative_slope)
+
+
+def elu(x: ArrayLike, alpha: float = 1.0) -> Value:
+    """x where positive, ``alpha * (e^x - 1)`` elsewhere."""
+    return bind(elu_p, as_value(x), alpha=alpha)
+
+
+def sigmoid(x: ArrayLike) -> Value:
+    """1 / (1 + e^-x)."""
+    return bind(sigmoid_p, as_value(x))
+
+
+def softplus(x: ArrayLike) -> Value:
+    """log(1 + e^x)."""
+    return bind(softplus_p, as_value(x))
+
+
+def silu(x: ArrayLike) -> Value:
+    """x * sigmoid(x) (S. Elfwing et al., 2018; also called swish)."""
+    return bind(silu_p, as_value(x))
+
+
+def gelu(x: ArrayLike, approximate: str = "none") -> Value:
+    """x times the normal distribution function of x (D. Hendrycks, K. Gimpel, 2016).
+
+    Args:
+        approximate: ``"none"``, or ``"tanh"`` for the paper's approximation by a hyperbolic tangent.
+    """
+    x = as_value(x)
+    if approximate == "none":
+        return bind(gelu_p, x)
+    if approximate != "tanh":
+        raise ShapeError(f"gelu: approximate is {approximate!r}, expected 'none' or 'tanh'")
+    return x * 0.5 * (tanh((x + x * x * x * 0.044715) * math.sqrt(2.0 / math.pi)) + 1.0)

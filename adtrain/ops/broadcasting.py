@@ -1,0 +1,165 @@
+"""One dtype and one shape for several arguments, and the linear primitives that takes.
+
+broadcast_to and sum are transposes of one another, and reshape of itself; with them every elementwise primitive can
+insist on equal shapes, and its derivative with respect to a broadcast argument follows by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from adtrain.core.array import Array, ArrayType, Shape, Value, array
+from adtrain.core.errors import DTypeError, ShapeError
+from adtrain.core.primitive import Primitive, no_flops
+from adtrain.core.trace import bind
+from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes, size
+
+astype_p: Primitive = Primitive(
+    "astype",
+    lambda x, dtype: ArrayType(x.shape, dtype),
+    {"cpu": lambda x, dtype: x.astype(dtype)},
+    [lambda out, x, dtype: partial(bind, astype_p, dtype=x.dtype)],
+    no_flops,
+)
+
+
+def _reshape_shape(x: Any, shape: Shape) -> ArrayType:
+    if math.prod(shape) != size(x):
+        raise ShapeError(f"reshape: {size(x)} elements of shape {x.shape} do not fit into shape {shape}")
+    return ArrayType(shape, x.dtype)
+
+
+reshape_p: Primitive = Primitive(
+    "reshape",
+    _reshape_shape,
+    {"cpu": lambda x, shape: np.reshape(x, shape)},
+    [lambda out, x, shape: partial(bind, reshape_p, shape=x.shape)],
+    no_flops,
+)
+
+
+def _sum_shape(x: Any, axes: tuple[int, ...]) -> ArrayType:
+    dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.int64)
+    return ArrayType(tuple(n for i, n in enumerate(x.shape) if i not in axes), dtype)
+
+
+sum_p: Primitive = Primitive(
+    "sum",
+    _sum_shape,
+    {"cpu": lambda x, axes: np.sum(x, axis=axes, dtype=x.dtype if x.dtype.kind == "f" else np.int64)},
+    [lambda out, x, axes: partial(spread, shape=x.shape, axes=axes)],
+    lambda x, axes: size(x),
+)
+
+
+def _broadcast_to_shape(x: Any, shape: Shape) -> ArrayType:
+    if broadcast_shapes("broadcast_to", x.shape, shape) != shape:
+        raise ShapeError(f"broadcast_to: shape {x.shape} does not broadcast to {shape}")
+    return ArrayType(shape, x.dtype)
+
+
+broadcast_to_p: Primitive = Primitive(
+    "broadcast_to",
+    _broadcast_to_shape,
+    {"cpu": lambda x, shape: np.broadcast_to(x, shape)},
+    [lambda out, x, shape: partial(sum_to, shape=x.shape)],
+    no_flops,
+)
+
+
+def reshape(x: ArrayLike, shape: int | Sequence[int]) -> Value:
+    """The elements in the same order in another shape; one length may be -1, which is then worked out."""
+    value = as_value(x)
+    lengths = tuple(int(n) for n in ((shape,) if isinstance(shape, (int, np.integer)) else shape))
+    if lengths.count(-1) == 1:
+        rest = -math.prod(lengths)
+        if rest == 0 or value.size % rest:
+            raise ShapeError(f"reshape: {value.size} elements of shape {value.shape} do not fit into shape {lengths}")
+        lengths = tuple(value.size // rest if n == -1 else n for n in lengths)
+    elif any(n < 0 for n in lengths):
+        raise ShapeError(f"reshape: found a negative length in shape {lengths}, expected at most one -1")
+    return value if lengths == value.shape else bind(reshape_p, value, shape=lengths)
+
+
+def broadcast_to(x: ArrayLike, shape: Sequence[int]) -> Value:
+    """``x`` repeated along new axes, and axes of length 1, up to ``shape``, by NumPy's rules."""
+    value, lengths = as_value(x), tuple(int(n) for n in shape)
+    return value if value.shape == lengths else bind(broadcast_to_p, value, shape=lengths)
+
+
+def sum_to(x: ArrayLike, shape: Sequence[int]) -> Value:
+    """The transpose of `broadcast_to`: sum over the axes that a broadcast from ``shape`` to ``x.shape`` repeats."""
+    value, lengths = as_value(x), tuple(int(n) for n in shape)
+    if value.shape == lengths:
+        return value
+    if broadcast_shapes("sum_to", value.shape, lengths) != value.shape:
+        raise ShapeError(f"sum_to: shape {lengths} does not broadcast to {value.shape}")
+    new = value.ndim - len(lengths)
+    repeated = (i + new for i, n in enumerate(lengths) if n == 1 and value.shape[i + new] != 1)
+    return reshape(bind(sum_p, value, axes=(*range(new), *repeated)), lengths)
+
+
+def keep_axes(shape: Shape, axes: Sequence[int]) -> Shape:
+    """``shape`` with length 1 at ``axes``."""
+    return tuple(1 if i in axes else n for i, n in enumerate(shape))
+
+
+def spread(x: Value, shape: Shape, axes: Sequence[int]) -> Value:
+    """Undo the shape of a reduction: ``x`` repeated along ``axes`` up to ``shape``."""
+    return broadcast_to(reshape(x, keep_axes(shape, axes)), shape)
+
+
+def promote(name: str, *xs: ArrayLike) -> list[Value]:
+    """Values of one dtype, on one device.
+
+    Python numbers take the dtype of the arrays beside them (float32 where those hold integers and the number is a
+    float). Among arrays the widest floating-point type wins, and integers follow it.
+    """
+    numbers = [isinstance(x, (bool, int, float)) for x in xs]
+    values = [x if number else as_value(x) for x, number in zip(xs, numbers, strict=True)]
+    typed = [x for x, number in zip(values, numbers, strict=True) if not number]
+    if not typed:
+        values = typed = [array(x) for x in xs]
+        numbers = [False] * len(xs)
+    first = typed[0].dtype
+    if any(x.dtype != first for x in typed):
+        floats = [x.dtype for x in typed if x.dtype.kind == "f"]
+        first = np.result_type(*(floats or [x.dtype for x in typed]))
+    elif first.kind != "f" and any(isinstance(x, float) for x in xs):
+        first = np.dtype(np.float32)
+    device = next((x.device for x in typed if x.device != "cpu"), "cpu")
+    promoted: list[Value] = []
+    for x, given, number in zip(values, xs, numbers, strict=True):
+        if number:
+            promoted.append(constant(x, first, device))
+        else:
+            x = x if isinstance(given, Value) else array(x, device=device)
+            promoted.append(x if x.dtype == first else bind(astype_p, x, dtype=first))
+    return promoted
+
+
+def constant(x: Any, dtype: np.dtype, device: str) -> Array:
+    """A 0-d array of a Python number.
+
+    Raises:
+        DTypeError: the number is out of the type's range.
+    """
+    try:
+        return array(np.asarray(x, dtype), device=device)
+    except OverflowError:
+        raise DTypeError(f"the number {x} does not fit into {dtype}") from None
+
+
+def broadcast(name: str, *xs: ArrayLike) -> list[Value]:
+    """Values of one dtype and one shape, by NumPy's rules."""
+    values = promote(name, *xs)
+    shape = values[0].shape
+    if any(x.shape != shape for x in values):
+        shape = broadcast_shapes(name, *(x.shape for x in values))
+        values = [x if x.shape == shape else bind(broadcast_to_p, x, shape=shape) for x in values]
+    return values

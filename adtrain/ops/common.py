@@ -1,0 +1,95 @@
+"""What the families of operations share: checks of axes and types, and the elementwise primitive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from adtrain.core.array import ArrayType, Shape, Value, array
+from adtrain.core.errors import DTypeError, ShapeError
+from adtrain.core.primitive import Primitive, VjpRule
+
+ArrayLike: TypeAlias = Any
+"""A Value, a NumPy array, nested lists, or a Python number."""
+
+Axis: TypeAlias = "int | Sequence[int] | None"
+
+
+def as_value(x: ArrayLike) -> Value:
+    """``x`` itself if it is a value, else an Array of it on the CPU."""
+    return x if isinstance(x, Value) else array(x)
+
+
+def broadcast_shapes(name: str, *shapes: Shape) -> Shape:
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise ShapeError(f"{name}: shapes {' and '.join(map(str, shapes))} do not broadcast together") from None
+
+
+def normalize_axis(name: str, axis: int, ndim: int) -> int:
+    if not -ndim <= axis < ndim:
+        raise ShapeError(f"{name}: axis {axis} is out of range for an array of {ndim} dimensions")
+    return axis % ndim
+
+
+def normalize_axes(name: str, axis: Axis, ndim: int) -> tuple[int, ...]:
+    """Axes as sorted non-negative numbers; None means all."""
+    if axis is None:
+        return tuple(range(ndim))
+    axes = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
+    found = sorted({normalize_axis(name, int(a), ndim) for a in axes})
+    if len(found) != len(axes):
+        raise ShapeError(f"{name}: axis {axis} names an axis twice")
+    return tuple(found)
+
+
+def pair(name: str, value: int | Sequence[int]) -> tuple[int, int]:
+    """A number for both spatial dimensions, or one for each."""
+    both = (value, value) if isinstance(value, (int, np.integer)) else tuple(value)
+    if len(both) != 2:
+        raise ShapeError(f"{name}: found {value}, expected a number or a pair")
+    return int(both[0]), int(both[1])
+
+
+def require_float(name: str, *xs: Any) -> None:
+    for x in xs:
+        if x.dtype.kind != "f":
+            raise DTypeError(f"{name}: found {x.dtype}, expected float32 or float64; use astype")
+
+
+def size(x: Any) -> int:
+    """Number of elements of an array or ArrayType."""
+    count = 1
+    for length in x.shape:
+        count *= length
+    return count
+
+
+def elementwise(
+    name: str, cpu: Callable[..., np.ndarray], *vjp: VjpRule | None, floating: bool = True, result: Any = None
+) -> Primitive:
+    """A primitive that maps arrays of one shape and dtype element by element.
+
+    Args:
+        cpu: the function of NumPy arrays.
+        vjp: a rule for each argument.
+        floating: integers are refused.
+        result: the dtype of the output where it is not that of the arguments.
+    """
+    dtype = None if result is None else np.dtype(result)
+
+    def shape(*xs: Any, **params: Any) -> ArrayType:
+        first = xs[0]
+        for x in xs[1:]:
+            if x.shape != first.shape or x.dtype != first.dtype:
+                raise ShapeError(
+                    f"{name}: found {ArrayType(first.shape, first.dtype)} and {ArrayType(x.shape, x.dtype)}"
+                )
+        if floating:
+            require_float(name, first)
+        return ArrayType(first.shape, dtype or first.dtype)
+
+    return Primitive(name, shape, {"cpu": cpu}, vjp)

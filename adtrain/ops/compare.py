@@ -1,0 +1,119 @@
+"""Comparisons, selection, and the functions made of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from adtrain.core.array import ArrayType, Value
+from adtrain.core.errors import DTypeError, ShapeError
+from adtrain.core.primitive import Primitive
+from adtrain.core.trace import bind
+from adtrain.ops.broadcasting import broadcast, broadcast_to, promote
+from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes, elementwise
+
+equal_p: Primitive = elementwise("equal", np.equal, floating=False, result=bool)
+not_equal_p: Primitive = elementwise("not_equal", np.not_equal, floating=False, result=bool)
+less_p: Primitive = elementwise("less", np.less, floating=False, result=bool)
+less_equal_p: Primitive = elementwise("less_equal", np.less_equal, floating=False, result=bool)
+
+
+def equal(a: ArrayLike, b: ArrayLike) -> Value:
+    """a == b as bool."""
+    return bind(equal_p, *broadcast("equal", a, b))
+
+
+def not_equal(a: ArrayLike, b: ArrayLike) -> Value:
+    """a != b as bool."""
+    return bind(not_equal_p, *broadcast("not_equal", a, b))
+
+
+def less(a: ArrayLike, b: ArrayLike) -> Value:
+    """a < b as bool."""
+    return bind(less_p, *broadcast("less", a, b))
+
+
+def less_equal(a: ArrayLike, b: ArrayLike) -> Value:
+    """a <= b as bool."""
+    return bind(less_equal_p, *broadcast("less_equal", a, b))
+
+
+def greater(a: ArrayLike, b: ArrayLike) -> Value:
+    """a > b as bool."""
+    return less(b, a)
+
+
+def greater_equal(a: ArrayLike, b: ArrayLike) -> Value:
+    """a >= b as bool."""
+    return less_equal(b, a)
+
+
+def _where_shape(condition: Any, a: Any, b: Any) -> ArrayType:
+    if condition.dtype != np.bool_:
+        raise DTypeError(f"where: the condition is {condition.dtype}, expected bool")
+    if not condition.shape == a.shape == b.shape or a.dtype != b.dtype:
+        raise ShapeError(f"where: found {condition.shape}, {a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)}")
+    return ArrayType(a.shape, a.dtype)
+
+
+where_p: Primitive = Primitive(
+    "where",
+    _where_shape,
+    {"cpu": np.where},
+    [
+        None,
+        lambda out, condition, a, b: lambda ct: where(condition, ct, 0.0),
+        lambda out, condition, a, b: lambda ct: where(condition, 0.0, ct),
+    ],
+)
+
+
+def where(condition: ArrayLike, a: ArrayLike, b: ArrayLike) -> Value:
+    """``a`` where the condition holds, else ``b``; the three are broadcast together."""
+    chosen = as_value(condition)
+    a, b = promote("where", a, b)
+    shape = broadcast_shapes("where", chosen.shape, a.shape, b.shape)
+    return bind(where_p, *(broadcast_to(x, shape) for x in (chosen, a, b)))
+
+
+def _larger(out: Value, winner: Value, loser: Value) -> Any:
+    """The larger argument takes the cotangent; equal ones share it by halves."""
+    share = where(less(loser, winner), 1.0, where(equal(winner, loser), 0.5, 0.0)).astype(out.dtype)
+    return lambda ct: ct * share
+
+
+maximum_p: Primitive = elementwise(
+    "maximum", np.maximum, lambda out, a, b: _larger(out, a, b), lambda out, a, b: _larger(out, b, a), floating=False
+)
+minimum_p: Primitive = elementwise(
+    "minimum",
+    np.minimum,
+    lambda out, a, b: _larger(out, -a, -b),
+    lambda out, a, b: _larger(out, -b, -a),
+    floating=False,
+)
+clip_p: Primitive = elementwise(
+    "clip",
+    lambda x, min, max: np.clip(x, min, max),
+    # inside the bounds, and on them, the output is the input
+    lambda out, x, min, max: (lambda inside: lambda ct: where(inside, ct, 0.0))(equal(out, x)),
+    floating=False,
+)
+
+
+def maximum(a: ArrayLike, b: ArrayLike) -> Value:
+    """The larger of two; where they are equal each gets half the cotangent."""
+    return bind(maximum_p, *broadcast("maximum", a, b))
+
+
+def minimum(a: ArrayLike, b: ArrayLike) -> Value:
+    """The smaller of two; where they are equal each gets half the cotangent."""
+    return bind(minimum_p, *broadcast("minimum", a, b))
+
+
+def clip(x: ArrayLike, min: float | None = None, max: float | None = None) -> Value:
+    """x limited to [min, max]; the derivative is 1 inside and on the bounds, 0 outside."""
+    if min is None and max is None:
+        raise ShapeError("clip: found neither min nor max, expected at least one")
+    return bind(clip_p, as_value(x), min=min, max=max)

@@ -1,0 +1,209 @@
+"""Convolution in two dimensions. The three primitives, conv2d and its two gradients, differentiate into one another.
+
+With y = x * w (x: NCHW, w: OIHW) all three come from one trilinear form, the sum of ``y[n, o] x[n, c] w[o, c]`` over
+all windows, each as its gradient with respect to one factor; a vjp of one is therefore another of the three.
+(V. Dumoulin, F. Visin: "A guide to convolution arithmetic for deep learning", 2016.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from adtrain.core.array import ArrayType, Value
+from adtrain.core.errors import ShapeError
+from adtrain.core.primitive import Primitive
+from adtrain.core.trace import bind
+from adtrain.ops.broadcasting import promote, reshape
+from adtrain.ops.common import ArrayLike, as_value, pair, require_float
+from adtrain.ops.conv_reference import conv2d_reference, input_grad_reference, weight_grad_reference
+from adtrain.ops.elementwise import add
+
+IntPair = int | Sequence[int]
+
+
+class Window(NamedTuple):
+    """How a kernel moves over an image: static parameters, each a pair (rows, columns), and the number of groups."""
+
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+
+    def output_length(self, axis: int, length: int, kernel: int) -> int:
+        """Positions of the kernel along one axis; 0 or less where it does not fit."""
+        span = self.dilation[axis] * (kernel - 1) + 1
+        return (length + 2 * self.padding[axis] - span) // self.stride[axis] + 1
+
+
+def _conv_shape(x: Any, w: Any, window: Window) -> ArrayType:
+    require_float("conv2d", x, w)
+    _check_ranks("conv2d", x, w)
+    (n, c, *image), (o, c_w, *kernel) = x.shape, w.shape
+    groups = window.groups
+    if c != c_w * groups:
+        raise ShapeError(
+            f"conv2d: the input has {c} channels, the weight {w.shape} takes {c_w} x {groups} groups = {c_w * groups}"
+        )
+    if o % groups:
+        raise ShapeError(f"conv2d: {o} output channels do not divide into {groups} groups")
+    out = [window.output_length(i, image[i], kernel[i]) for i in (0, 1)]
+    if min(out) < 1:
+        raise ShapeError(
+            f"conv2d: kernel {kernel[0]}x{kernel[1]} (dilation {window.dilation}) is larger than the input "
+            f"{image[0]}x{image[1]} with padding {window.padding}"
+        )
+    return ArrayType((n, o, *out), x.dtype)
+
+
+def _check_ranks(name: str, *xs: Any) -> None:
+    for x in xs:
+        if len(x.shape) != 4 or x.dtype != xs[0].dtype:
+            raise ShapeError(f"{name}: found {' and '.join(f'{x.dtype}{list(x.shape)}' for x in xs)}, expected 4 axes")
+
+
+def _input_grad_shape(g: Any, w: Any, window: Window, size: tuple[int, int]) -> ArrayType:
+    _check_ranks("conv2d_input_grad", g, w)
+    x = ArrayType((g.shape[0], w.shape[1] * window.groups, *size), g.dtype)
+    if _conv_shape(x, w, window).shape != g.shape:
+        raise ShapeError(f"conv2d_input_grad: found {g.shape}, weight {w.shape}, input size {size}: they do not fit")
+    return x
+
+
+def _weight_grad_shape(x: Any, g: Any, window: Window, size: tuple[int, int]) -> ArrayType:
+    _check_ranks("conv2d_weight_grad", x, g)
+    w = ArrayType((g.shape[1], x.shape[1] // window.groups, *size), x.dtype)
+    if _conv_shape(x, w, window).shape != g.shape:
+        raise ShapeError(f"conv2d_weight_grad: found {x.shape}, {g.shape}, kernel size {size}: they do not fit")
+    return w
+
+
+def _flops(g_shape: Sequence[int], w_shape: Sequence[int]) -> int:
+    (n, o, rows, columns), (_, c, *kernel) = g_shape, w_shape
+    return 2 * n * o * rows * columns * c * kernel[0] * kernel[1]
+
+
+conv2d_p: Primitive = Primitive(
+    "conv2d",
+    _conv_shape,
+    {"cpu": conv2d_reference},
+    [
+        lambda out, x, w, window: partial(_input_grad, w=w, window=window, size=x.shape[2:]),
+        lambda out, x, w, window: partial(_weight_grad, x, window=window, size=w.shape[2:]),
+    ],
+    lambda x, w, window: _flops(_conv_shape(x, w, window).shape, w.shape),
+)
+input_grad_p: Primitive = Primitive(
+    "conv2d_input_grad",
+    _input_grad_shape,
+    {"cpu": input_grad_reference},
+    [
+        lambda out, g, w, window, size: lambda u: bind(conv2d_p, u, w, window=window),
+        lambda out, g, w, window, size: partial(_weight_grad, g=g, window=window, size=w.shape[2:]),
+    ],
+    lambda g, w, window, size: _flops(g.shape, w.shape),
+)
+weight_grad_p: Primitive = Primitive(
+    "conv2d_weight_grad",
+    _weight_grad_shape,
+    {"cpu": weight_grad_reference},
+    [
+        lambda out, x, g, window, size: partial(_input_grad, g, window=window, size=x.shape[2:]),
+        lambda out, x, g, window, size: lambda u: bind(conv2d_p, x, u, window=window),
+    ],
+    lambda x, g, window, size: _flops(g.shape, _weight_grad_shape(x, g, window, size).shape),
+)
+
+
+def _input_grad(g: Value, w: Value, window: Window, size: tuple[int, ...]) -> Value:
+    return bind(input_grad_p, g, w, window=window, size=size)
+
+
+def _weight_grad(x: Value, g: Value, window: Window, size: tuple[int, ...]) -> Value:
+    return bind(weight_grad_p, x, g, window=window, size=size)
+
+
+def conv2d(
+    x: ArrayLike,
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
+    stride: IntPair = 1,
+    padding: IntPair = 0,
+    dilation: IntPair = 1,
+    groups: int = 1,
+) -> Value:
+    """Cross-correlation of images with kernels, as `torch.nn.functional.conv2d`.
+
+    Args:
+        x: (N, C, H, W).
+        weight: (O, C / groups, KH, KW).
+        bias: (O,), added to every position.
+
+    Returns:
+        (N, O, OH, OW), OH = (H + 2 padding - dilation (KH - 1) - 1) // stride + 1, and OW likewise.
+
+    Raises:
+        ShapeError: channels and groups do not fit, or the kernel is larger than the padded image.
+    """
+    x, weight = promote("conv2d", x, weight)
+    out = bind(conv2d_p, x, weight, window=_window("conv2d", stride, padding, dilation, groups))
+    return out if bias is None else _add_bias(out, bias)
+
+
+def conv_transpose2d(
+    x: ArrayLike,
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
+    stride: IntPair = 1,
+    padding: IntPair = 0,
+    output_padding: IntPair = 0,
+    groups: int = 1,
+    dilation: IntPair = 1,
+) -> Value:
+    """The transpose of `conv2d` as a map of images, as `torch.nn.functional.conv_transpose2d`.
+
+    Args:
+        x: (N, C, H, W).
+        weight: (C, O / groups, KH, KW).
+        bias: (O,).
+        output_padding: rows and columns added to the output at one side, fewer than the stride.
+
+    Returns:
+        (N, O, OH, OW), OH = (H - 1) stride - 2 padding + dilation (KH - 1) + output_padding + 1, and OW likewise.
+    """
+    x, weight = promote("conv_transpose2d", x, weight)
+    _check_ranks("conv_transpose2d", x, weight)
+    window = _window("conv_transpose2d", stride, padding, dilation, groups)
+    extra = pair("conv_transpose2d", output_padding)
+    for i in (0, 1):
+        if not 0 <= extra[i] < window.stride[i]:
+            raise ShapeError(f"conv_transpose2d: output_padding {extra} must be less than the stride {window.stride}")
+    if x.shape[1] != weight.shape[0]:
+        raise ShapeError(f"conv_transpose2d: the input has {x.shape[1]} channels, the weight takes {weight.shape[0]}")
+    size = tuple(
+        (x.shape[i + 2] - 1) * window.stride[i]
+        - 2 * window.padding[i]
+        + window.dilation[i] * (weight.shape[i + 2] - 1)
+        + extra[i]
+        + 1
+        for i in (0, 1)
+    )
+    if min(size) < 1:
+        raise ShapeError(f"conv_transpose2d: padding {window.padding} leaves nothing of the output: {size}")
+    out = _input_grad(x, weight, window, size)
+    return out if bias is None else _add_bias(out, bias)
+
+
+def _window(name: str, stride: IntPair, padding: IntPair, dilation: IntPair, groups: int) -> Window:
+    window = Window(pair(name, stride), pair(name, padding), pair(name, dilation), groups)
+    if min(*window.stride, *window.dilation, groups) < 1 or min(window.padding) < 0:
+        raise ShapeError(f"{name}: stride, dilation and groups must be at least 1 and padding at least 0: {window}")
+    return window
+
+
+def _add_bias(out: Value, bias: ArrayLike) -> Value:
+    value = as_value(bias)
+    if value.shape != out.shape[1:2]:
+        raise ShapeError(f"conv2d: the bias has shape {value.shape}, expected ({out.shape[1]},)")
+    return add(out, reshape(value, (-1, 1, 1)))

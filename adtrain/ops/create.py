@@ -1,0 +1,60 @@
+"""Arrays from nothing but a shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from adtrain.core.array import Array, ArrayType, Shape, Value, array
+from adtrain.core.errors import ShapeError
+from adtrain.core.primitive import Primitive, no_flops
+from adtrain.core.trace import bind
+
+
+def _full_shape(shape: Shape, value: float, dtype: np.dtype, device: str) -> ArrayType:
+    if any(length < 0 for length in shape):
+        raise ShapeError(f"full: found a negative length in shape {shape}")
+    return ArrayType(shape, dtype)
+
+
+full_p: Primitive = Primitive(
+    "full",
+    _full_shape,
+    {"cpu": lambda shape, value, dtype, device: np.broadcast_to(np.asarray(value, dtype), shape)},
+    flops=no_flops,
+)
+
+
+def full(shape: int | Shape, value: float, dtype: Any = np.float32, device: str = "cpu") -> Value:
+    """An array of ``shape`` with ``value`` everywhere."""
+    lengths = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
+    return bind(full_p, shape=lengths, value=value, dtype=np.dtype(dtype), device=device)
+
+
+def zeros(shape: int | Shape, dtype: Any = np.float32, device: str = "cpu") -> Value:
+    """An array of zeros."""
+    return full(shape, 0, dtype, device)
+
+
+def ones(shape: int | Shape, dtype: Any = np.float32, device: str = "cpu") -> Value:
+    """An array of ones."""
+    return full(shape, 1, dtype, device)
+
+
+def zeros_like(x: Value) -> Value:
+    """Zeros of the shape, dtype and device of ``x``."""
+    return full(x.shape, 0, x.dtype, x.device)
+
+
+def ones_like(x: Value) -> Value:
+    """Ones of the shape, dtype and device of ``x``."""
+    return full(x.shape, 1, x.dtype, x.device)
+
+
+def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any = None, device: str = "cpu") -> Array:
+    """Evenly spaced numbers, as `numpy.arange`; integers become int64, floats float32."""
+    numbers = np.arange(start, stop, step) if stop is not None else np.arange(0, start, step)
+    if dtype is None:
+        dtype = np.float32 if numbers.dtype.kind == "f" else np.int64
+    return array(numbers, dtype, device)

@@ -1,0 +1,118 @@
+"""Arithmetic and the elementary functions, element by element with broadcasting.
+
+Each primitive is a line: its name, its NumPy function, and for each argument its vjp rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from adtrain.core.array import DTYPES, Value
+from adtrain.core.errors import DTypeError
+from adtrain.core.primitive import Primitive
+from adtrain.core.trace import bind
+from adtrain.ops.broadcasting import astype_p, broadcast
+from adtrain.ops.common import ArrayLike, as_value, elementwise
+from adtrain.ops.erf import erf_reference
+
+add_p: Primitive = elementwise(
+    "add", np.add, lambda out, a, b: lambda ct: ct, lambda out, a, b: lambda ct: ct, floating=False
+)
+sub_p: Primitive = elementwise(
+    "sub", np.subtract, lambda out, a, b: lambda ct: ct, lambda out, a, b: lambda ct: -ct, floating=False
+)
+mul_p: Primitive = elementwise(
+    "mul", np.multiply, lambda out, a, b: lambda ct: ct * b, lambda out, a, b: lambda ct: ct * a, floating=False
+)
+div_p: Primitive = elementwise(
+    "div", np.divide, lambda out, a, b: lambda ct: ct / b, lambda out, a, b: lambda ct: -(ct * out / b)
+)
+neg_p: Primitive = elementwise("neg", np.negative, lambda out, x: lambda ct: -ct, floating=False)
+
+exp_p: Primitive = elementwise("exp", np.exp, lambda out, x: lambda ct: ct * out)
+log_p: Primitive = elementwise("log", np.log, lambda out, x: lambda ct: ct / x)
+log1p_p: Primitive = elementwise("log1p", np.log1p, lambda out, x: lambda ct: ct / (x + 1.0))
+expm1_p: Primitive = elementwise("expm1", np.expm1, lambda out, x: lambda ct: ct * (out + 1.0))
+sqrt_p: Primitive = elementwise("sqrt", np.sqrt, lambda out, x: lambda ct: ct * 0.5 / out)
+rsqrt_p: Primitive = elementwise(
+    "rsqrt", lambda x: 1.0 / np.sqrt(x), lambda out, x: lambda ct: ct * -0.5 * (out * out * out)
+)
+reciprocal_p: Primitive = elementwise("reciprocal", np.reciprocal, lambda out, x: lambda ct: -ct * (out * out))
+square_p: Primitive = elementwise("square", np.square, lambda out, x: lambda ct: ct * (x * 2.0), floating=False)
+abs_p: Primitive = elementwise("abs", np.abs, lambda out, x: lambda ct: ct * sign(x), floating=False)
+sign_p: Primitive = elementwise("sign", np.sign, floating=False)
+sin_p: Primitive = elementwise("sin", np.sin, lambda out, x: lambda ct: ct * cos(x))
+cos_p: Primitive = elementwise("cos", np.cos, lambda out, x: lambda ct: -ct * sin(x))
+tanh_p: Primitive = elementwise("tanh", np.tanh, lambda out, x: lambda ct: ct * (1.0 - out * out))
+erf_p: Primitive = elementwise(
+    "erf", erf_reference, lambda out, x: lambda ct: ct * (2.0 / math.sqrt(math.pi)) * exp(-(x * x))
+)
+stop_gradient_p: Primitive = elementwise("stop_gradient", lambda x: x, floating=False)
+
+
+def add(a: ArrayLike, b: ArrayLike) -> Value:
+    """a + b."""
+    return bind(add_p, *broadcast("add", a, b))
+
+
+def sub(a: ArrayLike, b: ArrayLike) -> Value:
+    """a - b."""
+    return bind(sub_p, *broadcast("sub", a, b))
+
+
+def mul(a: ArrayLike, b: ArrayLike) -> Value:
+    """a * b."""
+    return bind(mul_p, *broadcast("mul", a, b))
+
+
+def div(a: ArrayLike, b: ArrayLike) -> Value:
+    """a / b; integers are divided as float32."""
+    a, b = broadcast("div", a, b)
+    return bind(div_p, floating(a), floating(b))
+
+
+def neg(x: ArrayLike) -> Value:
+    """-x."""
+    return bind(neg_p, as_value(x))
+
+
+def floating(x: Value) -> Value:
+    return x if x.dtype.kind == "f" else astype(x, np.float32)
+
+
+def _unary(primitive: Primitive, formula: str) -> Callable[[ArrayLike], Value]:
+    def apply(x: ArrayLike) -> Value:
+        return bind(primitive, as_value(x))
+
+    apply.__name__ = apply.__qualname__ = primitive.name
+    apply.__doc__ = f"{formula}, element by element."
+    return apply
+
+
+exp: Callable[[ArrayLike], Value] = _unary(exp_p, "e^x")
+log: Callable[[ArrayLike], Value] = _unary(log_p, "Natural logarithm")
+log1p: Callable[[ArrayLike], Value] = _unary(log1p_p, "log(1 + x), exact for small x")
+expm1: Callable[[ArrayLike], Value] = _unary(expm1_p, "e^x - 1, exact for small x")
+sqrt: Callable[[ArrayLike], Value] = _unary(sqrt_p, "Square root")
+rsqrt: Callable[[ArrayLike], Value] = _unary(rsqrt_p, "1 / sqrt(x)")
+reciprocal: Callable[[ArrayLike], Value] = _unary(reciprocal_p, "1 / x")
+square: Callable[[ArrayLike], Value] = _unary(square_p, "x * x")
+abs: Callable[[ArrayLike], Value] = _unary(abs_p, "|x|, with derivative 0 at 0")
+sign: Callable[[ArrayLike], Value] = _unary(sign_p, "-1, 0 or 1; its derivative is 0")
+sin: Callable[[ArrayLike], Value] = _unary(sin_p, "Sine of radians")
+cos: Callable[[ArrayLike], Value] = _unary(cos_p, "Cosine of radians")
+tanh: Callable[[ArrayLike], Value] = _unary(tanh_p, "Hyperbolic tangent")
+erf: Callable[[ArrayLike], Value] = _unary(erf_p, "Error function")
+stop_gradient: Callable[[ArrayLike], Value] = _unary(stop_gradient_p, "x as a constant: no derivative passes")
+
+
+def astype(x: ArrayLike, dtype: Any) -> Value:
+    """The elements converted to ``dtype``; a conversion between floating-point types is differentiable."""
+    value, wanted = as_value(x), np.dtype(dtype)
+    if wanted not in DTYPES:
+        raise DTypeError(f"astype: found {wanted}, expected one of {', '.join(sorted(map(str, DTYPES)))}")
+    return value if value.dtype == wanted else bind(astype_p, value, dtype=wanted)

@@ -1,0 +1,204 @@
+"""Reading by position: indexing, take, take_along_axis, one_hot, embedding; and the scatters that transpose them."""
+
+from __future__ import annotations
+
+import builtins
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from adtrain.core.array import ArrayType, Value
+from adtrain.core.errors import DTypeError, ShapeError
+from adtrain.core.primitive import Primitive, no_flops
+from adtrain.core.trace import bind
+from adtrain.ops.broadcasting import reshape
+from adtrain.ops.common import ArrayLike, as_value, normalize_axis, size
+from adtrain.ops.shape import bounds, flip, slice
+
+
+def _require_integers(name: str, indices: Any) -> None:
+    if indices.dtype.kind not in "iu":
+        raise DTypeError(f"{name}: the indices are {indices.dtype}, expected integers")
+
+
+def _in_range(name: str, indices: np.ndarray, length: int) -> np.ndarray:
+    """The indices with negative ones counted from the end.
+
+    Raises:
+        ShapeError: one is out of range.
+    """
+    wrong = (indices < -length) | (indices >= length)
+    if wrong.any():
+        raise ShapeError(f"{name}: index {indices[wrong].flat[0]} is out of range for length {length}")
+    return np.where(indices < 0, indices + length, indices)
+
+
+def _take_shape(x: Any, indices: Any, axis: int) -> ArrayType:
+    _require_integers("take", indices)
+    return ArrayType(x.shape[:axis] + indices.shape + x.shape[axis + 1 :], x.dtype)
+
+
+def _scatter_add_shape(ct: Any, indices: Any, axis: int, length: int) -> ArrayType:
+    _require_integers("scatter_add", indices)
+    return ArrayType((*ct.shape[:axis], length, *ct.shape[axis + indices.ndim :]), ct.dtype)
+
+
+def _scatter_add_reference(ct: np.ndarray, indices: np.ndarray, axis: int, length: int) -> np.ndarray:
+    moved = np.moveaxis(ct, range(axis, axis + indices.ndim), range(indices.ndim))
+    out = np.zeros((length, *moved.shape[indices.ndim :]), ct.dtype)
+    np.add.at(out, _in_range("scatter_add", indices, length), moved)
+    return np.moveaxis(out, 0, axis)
+
+
+take_p: Primitive = Primitive(
+    "take",
+    _take_shape,
+    {"cpu": lambda x, indices, axis: np.take(x, _in_range("take", indices, x.shape[axis]), axis)},
+    [lambda out, x, indices, axis: partial(_scatter_add, indices=indices, axis=axis, length=x.shape[axis])],
+    no_flops,
+)
+scatter_add_p: Primitive = Primitive(
+    "scatter_add",
+    _scatter_add_shape,
+    {"cpu": _scatter_add_reference},
+    [lambda out, ct, indices, axis, length: lambda u: bind(take_p, u, indices, axis=axis)],
+    lambda ct, indices, axis, length: size(ct),
+)
+
+
+def _along_shape(x: Any, indices: Any, axis: int) -> ArrayType:
+    _require_integers("take_along_axis", indices)
+    beside, found = (s[:axis] + s[axis + 1 :] for s in (x.shape, indices.shape))
+    if indices.ndim != x.ndim or beside != found:
+        raise ShapeError(f"take_along_axis: indices of shape {indices.shape} do not fit {x.shape} beside axis {axis}")
+    return ArrayType(indices.shape, x.dtype)
+
+
+def _scatter_along_reference(ct: np.ndarray, indices: np.ndarray, axis: int, length: int) -> np.ndarray:
+    out = np.zeros((*ct.shape[:axis], length, *ct.shape[axis + 1 :]), ct.dtype)
+    where: list[np.ndarray] = list(np.indices(ct.shape, sparse=True))
+    where[axis] = _in_range("scatter_along_axis", indices, length)
+    np.add.at(out, tuple(where), ct)
+    return out
+
+
+take_along_axis_p: Primitive = Primitive(
+    "take_along_axis",
+    _along_shape,
+    {"cpu": lambda x, indices, axis: np.take_along_axis(x, _in_range("take_along_axis", indices, x.shape[axis]), axis)},
+    [lambda out, x, indices, axis: partial(_scatter_along_axis, indices=indices, axis=axis, length=x.shape[axis])],
+    no_flops,
+)
+scatter_along_axis_p: Primitive = Primitive(
+    "scatter_along_axis",
+    lambda ct, indices, axis, length: ArrayType((*ct.shape[:axis], length, *ct.shape[axis + 1 :]), ct.dtype),
+    {"cpu": _scatter_along_reference},
+    [lambda out, ct, indices, axis, length: lambda u: bind(take_along_axis_p, u, indices, axis=axis)],
+    lambda ct, indices, axis, length: size(ct),
+)
+
+
+def _scatter_add(ct: Value, indices: Value, axis: int, length: int) -> Value:
+    return bind(scatter_add_p, ct, indices, axis=axis, length=length)
+
+
+def _scatter_along_axis(ct: Value, indices: Value, axis: int, length: int) -> Value:
+    return bind(scatter_along_axis_p, ct, indices, axis=axis, length=length)
+
+
+def _one_hot_reference(indices: np.ndarray, num_classes: int, dtype: np.dtype) -> np.ndarray:
+    return (_in_range("one_hot", indices, num_classes)[..., None] == np.arange(num_classes)).astype(dtype)
+
+
+def _one_hot_shape(indices: Any, num_classes: int, dtype: np.dtype) -> ArrayType:
+    _require_integers("one_hot", indices)
+    return ArrayType((*indices.shape, num_classes), dtype)
+
+
+one_hot_p: Primitive = Primitive("one_hot", _one_hot_shape, {"cpu": _one_hot_reference}, flops=no_flops)
+
+
+def take(x: ArrayLike, indices: ArrayLike, axis: int = 0) -> Value:
+    """Entries of ``axis`` by position: shape ``x.shape[:axis] + indices.shape + x.shape[axis + 1:]``.
+
+    Raises:
+        ShapeError: an index is out of range (negative ones count from the end).
+    """
+    value = as_value(x)
+    return bind(take_p, value, _indices(indices, value), axis=normalize_axis("take", axis, value.ndim))
+
+
+def take_along_axis(x: ArrayLike, indices: ArrayLike, axis: int) -> Value:
+    """``out[i, j] = x[i, indices[i, j]]`` for axis 1, and so on; ``indices`` has the shape of the output."""
+    value = as_value(x)
+    axis = normalize_axis("take_along_axis", axis, value.ndim)
+    return bind(take_along_axis_p, value, _indices(indices, value), axis=axis)
+
+
+def one_hot(indices: ArrayLike, num_classes: int, dtype: Any = np.float32) -> Value:
+    """Rows that are 1 at the index and 0 elsewhere: shape ``indices.shape + (num_classes,)``."""
+    return bind(one_hot_p, as_value(indices), num_classes=num_classes, dtype=np.dtype(dtype))
+
+
+def embedding(indices: ArrayLike, weight: ArrayLike) -> Value:
+    """Rows of ``weight`` (entries, features) by index: shape ``indices.shape + (features,)``."""
+    return take(weight, indices, axis=0)
+
+
+def _indices(indices: ArrayLike, beside: Value) -> Value:
+    value = as_value(indices)
+    return value if isinstance(indices, Value) else value.to(beside.device)
+
+
+def getitem(x: Value, index: Any) -> Value:
+    """``x[index]`` for integers, slices, ``...``, None, and one array of integers.
+
+    Raises:
+        ShapeError: too many indices, or one out of range. DTypeError: an index of another kind.
+    """
+    given = index if isinstance(index, tuple) else (index,)
+    used = len([i for i in given if i is not None and i is not Ellipsis])
+    if used > x.ndim:
+        raise ShapeError(f"indexing: found {used} indices for shape {x.shape}")
+    if sum(i is Ellipsis for i in given) > 1:
+        raise ShapeError("indexing: found more than one '...'")
+    if not any(i is Ellipsis for i in given):
+        given = (*given, Ellipsis)
+    at = next(i for i, item in enumerate(given) if item is Ellipsis)
+    entries = [*given[:at], *[builtins.slice(None)] * (x.ndim - used), *given[at + 1 :]]
+
+    starts: list[int] = []
+    stops: list[int] = []
+    steps: list[int] = []
+    lengths: list[int] = []
+    flips: list[int] = []
+    gathers: list[tuple[int, Value]] = []
+    for item in entries:
+        if item is None:
+            lengths.append(1)
+            continue
+        axis, n = len(starts), x.shape[len(starts)]
+        start, stop, step, flipped = 0, n, 1, False
+        if isinstance(item, builtins.slice):
+            start, stop, step, flipped = bounds(item, n)
+            lengths.append(-(-(stop - start) // step))
+        elif isinstance(item, (int, np.integer)) and not isinstance(item, bool):
+            if not -n <= item < n:
+                raise ShapeError(f"indexing: index {item} is out of range for axis {axis} of shape {x.shape}")
+            start, stop = int(item) % n, int(item) % n + 1
+        elif isinstance(item, (Value, np.ndarray, list)):
+            gathers.append((len(lengths), as_value(item)))
+            lengths.append(n)
+        else:
+            raise DTypeError(f"indexing: found {type(item).__name__}, expected integers, slices, None, ... or an array")
+        starts.append(start)
+        stops.append(stop)
+        steps.append(step)
+        if flipped:
+            flips.append(axis)
+    out = slice(x, starts, stops, steps)
+    out = reshape(flip(out, flips) if flips else out, lengths)
+    if len(gathers) > 1:
+        raise DTypeError("indexing: found more than one array of indices; use take or take_along_axis")
+    return take(out, gathers[0][1], gathers[0][0]) if gathers else out

@@ -1,0 +1,95 @@
+"""Matrix products, batched, with transposition as a flag instead of a copy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from adtrain.core.array import ArrayType, Value
+from adtrain.core.errors import ShapeError
+from adtrain.core.primitive import Primitive
+from adtrain.core.trace import bind
+from adtrain.ops.broadcasting import broadcast_to, promote, reshape
+from adtrain.ops.common import ArrayLike, broadcast_shapes, require_float
+
+
+def _shape(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> ArrayType:
+    require_float("matmul", a, b)
+    if len(a.shape) < 2 or a.shape[:-2] != b.shape[:-2] or a.dtype != b.dtype:
+        raise ShapeError(f"matmul: found {a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)}")
+    m, k = a.shape[:-3:-1] if transpose_a else a.shape[-2:]
+    k_b, n = b.shape[:-3:-1] if transpose_b else b.shape[-2:]
+    if k != k_b:
+        turned = "".join(f", {name} transposed" for name, t in (("a", transpose_a), ("b", transpose_b)) if t)
+        raise ShapeError(f"matmul: inner lengths {k} and {k_b} differ in {a.shape} @ {b.shape}{turned}")
+    return ArrayType((*a.shape[:-2], m, n), a.dtype)
+
+
+def _reference(a: np.ndarray, b: np.ndarray, transpose_a: bool, transpose_b: bool) -> np.ndarray:
+    return np.matmul(a.swapaxes(-1, -2) if transpose_a else a, b.swapaxes(-1, -2) if transpose_b else b)
+
+
+def _vjp_a(out: Value, a: Value, b: Value, transpose_a: bool, transpose_b: bool) -> Any:
+    # C = A B: dA = dC Bᵀ; of a transposed A the transpose, dAᵀ = B dCᵀ
+    if transpose_a:
+        return lambda ct: matmul(b, ct, transpose_a=transpose_b, transpose_b=True)
+    return lambda ct: matmul(ct, b, transpose_b=not transpose_b)
+
+
+def _vjp_b(out: Value, a: Value, b: Value, transpose_a: bool, transpose_b: bool) -> Any:
+    # C = A B: dB = Aᵀ dC; of a transposed B the transpose, dBᵀ = dCᵀ A
+    if transpose_b:
+        return lambda ct: matmul(ct, a, transpose_a=True, transpose_b=transpose_a)
+    return lambda ct: matmul(a, ct, transpose_a=not transpose_a)
+
+
+def _flops(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> int:
+    m, n = _shape(a, b, transpose_a, transpose_b).shape[-2:]
+    return 2 * math.prod(a.shape[:-2]) * m * n * a.shape[-2 if transpose_a else -1]
+
+
+matmul_p: Primitive = Primitive("matmul", _shape, {"cpu": _reference}, [_vjp_a, _vjp_b], _flops)
+
+
+def matmul(a: ArrayLike, b: ArrayLike, transpose_a: bool = False, transpose_b: bool = False) -> Value:
+    """Matrix product of the last two axes, as `numpy.matmul`, leading axes broadcast.
+
+    Args:
+        a: (..., M, K), or (..., K, M) with ``transpose_a``; or a vector (K,).
+        b: (..., K, N), or (..., N, K) with ``transpose_b``; or a vector (K,).
+
+    Returns:
+        (..., M, N), without the axis of a vector.
+
+    Raises:
+        ShapeError: the inner lengths differ, or the leading axes do not broadcast.
+    """
+    a, b = promote("matmul", a, b)
+    if a.ndim == 0 or b.ndim == 0:
+        raise ShapeError(f"matmul: found shapes {a.shape} and {b.shape}, expected at least one axis each")
+    if a.ndim == 1 or b.ndim == 1:
+        return _with_vectors(a, b, transpose_a, transpose_b)
+    if a.ndim > 2 and b.ndim == 2 and not transpose_a:  # one large product instead of many small ones
+        rows = reshape(a, (math.prod(a.shape[:-1]), a.shape[-1]))
+        flat = bind(matmul_p, rows, b, transpose_a=False, transpose_b=transpose_b)
+        return reshape(flat, (*a.shape[:-1], flat.shape[-1]))
+    leading = broadcast_shapes("matmul", a.shape[:-2], b.shape[:-2])
+    a = broadcast_to(a, leading + a.shape[-2:])
+    b = broadcast_to(b, leading + b.shape[-2:])
+    return bind(matmul_p, a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+
+
+def _with_vectors(a: Value, b: Value, transpose_a: bool, transpose_b: bool) -> Value:
+    if (a.ndim == 1 and transpose_a) or (b.ndim == 1 and transpose_b):
+        raise ShapeError("matmul: a vector cannot be transposed")
+    row = reshape(a, (1, -1)) if a.ndim == 1 else a
+    column = reshape(b, (-1, 1)) if b.ndim == 1 else b
+    out = matmul(row, column, transpose_a, transpose_b)
+    shape = list(out.shape)
+    if b.ndim == 1:
+        del shape[-1]
+    if a.ndim == 1:
+        del shape[-1 if b.ndim == 1 else -2]
+    return reshape(out, shape)

@@ -1,0 +1,164 @@
+"""Normalisation. One primitive, standardize, serves batch, layer and group norm; what differs is the axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from adtrain.core.array import ArrayType, Value
+from adtrain.core.errors import ShapeError
+from adtrain.core.primitive import Primitive
+from adtrain.core.trace import bind
+from adtrain.ops.broadcasting import keep_axes, reshape
+from adtrain.ops.common import ArrayLike, as_value, require_float, size
+from adtrain.ops.elementwise import rsqrt
+from adtrain.ops.reduce import mean
+
+
+def _standardize_shape(x: Any, axes: tuple[int, ...], eps: float) -> tuple[ArrayType, ArrayType, ArrayType]:
+    require_float("standardize", x)
+    if any(x.shape[i] == 0 for i in axes):
+        raise ShapeError(f"normalisation: shape {x.shape} has no elements along axes {axes}")
+    statistic = ArrayType(keep_axes(x.shape, axes), x.dtype)
+    return ArrayType(x.shape, x.dtype), statistic, statistic
+
+
+def _standardize_reference(x: np.ndarray, axes: tuple[int, ...], eps: float) -> tuple[np.ndarray, ...]:
+    average = np.mean(x, axis=axes, keepdims=True)
+    centred = x - average
+    variance = np.mean(centred * centred, axis=axes, keepdims=True)
+    return centred / np.sqrt(variance + x.dtype.type(eps)), average, variance
+
+
+def _standardize_vjp(out: Any, x: Value, axes: tuple[int, ...], eps: float) -> Any:
+    y, _, variance = out
+    count = math.prod(x.shape[i] for i in axes)
+
+    def pullback(cts: Any) -> Value:
+        # dx = (dy - mean(dy) - y mean(y dy)) / sigma + dmean / n + 2 (x - mean) dvar / n, and x - mean = sigma y
+        ct, ct_mean, ct_variance = cts
+        inverse = rsqrt(variance + eps)
+        parts = []
+        if ct is not None:
+            parts.append((ct - mean(ct, axes, keepdims=True) - y * mean(ct * y, axes, keepdims=True)) * inverse)
+        if ct_mean is not None:
+            parts.append(ct_mean * (1.0 / count) + y * 0.0)
+        if ct_variance is not None:
+            parts.append(y * (ct_variance * (2.0 / count) / inverse))
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+
+    return pullback
+
+
+standardize_p: Primitive = Primitive(
+    "standardize",
+    _standardize_shape,
+    {"cpu": _standardize_reference},
+    [_standardize_vjp],
+    lambda x, axes, eps: 7 * size(x),
+)
+
+
+def _affine(y: Value, weight: ArrayLike | None, bias: ArrayLike | None, shape: Sequence[int]) -> Value:
+    if weight is not None:
+        y = y * reshape(weight, shape)
+    return y if bias is None else y + reshape(bias, shape)
+
+
+def _check_parameter(name: str, what: str, parameter: Any, shape: tuple[int, ...]) -> None:
+    if parameter is not None and tuple(parameter.shape) != shape:
+        raise ShapeError(f"{name}: the {what} has shape {tuple(parameter.shape)}, expected {shape}")
+
+
+def batch_norm(
+    x: ArrayLike,
+    running_mean: ArrayLike,
+    running_var: ArrayLike,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    training: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> tuple[Value, Value, Value]:
+    """Each channel to mean 0 and variance 1 over the batch (S. Ioffe, C. Szegedy, 2015).
+
+    Args:
+        x: (N, C, ...).
+        running_mean, running_var, weight, bias: (C,).
+        training: normalise by the statistics of this batch and move the running ones towards them by ``momentum``
+            (the variance divided by n - 1, as PyTorch does); otherwise normalise by the running ones.
+
+    Returns:
+        y like ``x``, and the new running mean and variance.
+
+    Raises:
+        ShapeError: a parameter does not fit, or there is one value a channel in training.
+    """
+    value, average, variance = as_value(x), as_value(running_mean), as_value(running_var)
+    if value.ndim < 2:
+        raise ShapeError(f"batch_norm: found shape {value.shape}, expected (N, C, ...)")
+    channels = value.shape[1]
+    named = {"running_mean": average, "running_var": variance, "weight": weight, "bias": bias}
+    for what, parameter in named.items():
+        _check_parameter("batch_norm", what, parameter, (channels,))
+    shape = (channels,) + (1,) * (value.ndim - 2)
+    if not training:
+        y = (value - reshape(average, shape)) * reshape(rsqrt(variance + eps), shape)
+        return _affine(y, weight, bias, shape), average, variance
+    axes = tuple(i for i in range(value.ndim) if i != 1)
+    count = math.prod(value.shape[i] for i in axes)
+    if count < 2:
+        raise ShapeError(
+            f"batch_norm: shape {value.shape} has {count} values a channel, expected at least 2 in training"
+        )
+    y, batch_mean, batch_var = bind(standardize_p, value, axes=axes, eps=eps)
+    new_mean = average * (1 - momentum) + reshape(batch_mean, (channels,)) * momentum
+    new_var = variance * (1 - momentum) + reshape(batch_var, (channels,)) * (momentum * count / (count - 1))
+    return _affine(y, weight, bias, shape), new_mean, new_var
+
+
+def layer_norm(
+    x: ArrayLike,
+    normalized_shape: int | Sequence[int],
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    eps: float = 1e-5,
+) -> Value:
+    """Mean 0 and variance 1 over the last axes (J. Ba, J. Kiros, G. Hinton, 2016).
+
+    Args:
+        normalized_shape: the lengths of those axes, also the shape of ``weight`` and ``bias``.
+    """
+    value = as_value(x)
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    if not shape or value.shape[-len(shape) :] != shape:
+        raise ShapeError(f"layer_norm: shape {value.shape} does not end in {shape}")
+    _check_parameter("layer_norm", "weight", weight, shape)
+    _check_parameter("layer_norm", "bias", bias, shape)
+    axes = tuple(range(value.ndim - len(shape), value.ndim))
+    return _affine(bind(standardize_p, value, axes=axes, eps=eps)[0], weight, bias, shape)
+
+
+def group_norm(
+    x: ArrayLike,
+    num_groups: int,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    eps: float = 1e-5,
+) -> Value:
+    """Mean 0 and variance 1 over each of ``num_groups`` groups of channels of (N, C, ...) (Y. Wu, K. He, 2018)."""
+    value = as_value(x)
+    if value.ndim < 2 or num_groups < 1 or value.shape[1] % num_groups:
+        raise ShapeError(f"group_norm: shape {value.shape} does not divide into {num_groups} groups of channels")
+    n, channels, *rest = value.shape
+    _check_parameter("group_norm", "weight", weight, (channels,))
+    _check_parameter("group_norm", "bias", bias, (channels,))
+    grouped = reshape(value, (n, num_groups, channels // num_groups * math.prod(rest)))
+    y = reshape(bind(standardize_p, grouped, axes=(2,), eps=eps)[0], value.shape)
+    return _affine(y, weight, bias, (channels,) + (1,) * len(rest))

@@ -1,0 +1,222 @@
+"""Pooling. Max pooling picks one element a window and keeps its position; picking and putting back are transposes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adtrain.core.array import ArrayType, Shape, Value, array
+from adtrain.core.errors import ShapeError
+from adtrain.core.primitive import Primitive
+from adtrain.core.trace import bind
+from adtrain.ops.common import ArrayLike, as_value, pair, require_float, size
+from adtrain.ops.matmul import matmul
+from adtrain.ops.reduce import mean
+
+IntPair = int | Sequence[int]
+Pair = tuple[int, int]
+
+
+class Windows(NamedTuple):
+    """Static parameters of a pooling, each a pair (rows, columns)."""
+
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+
+    def output_shape(self, name: str, shape: Sequence[int]) -> tuple[int, ...]:
+        """(N, C, H, W) to (N, C, OH, OW)."""
+        if len(shape) != 4:
+            raise ShapeError(f"{name}: found shape {tuple(shape)}, expected (N, C, H, W)")
+        lengths = []
+        for i in (0, 1):
+            fits = shape[i + 2] + 2 * self.padding[i] - self.kernel[i]
+            if fits < 0:
+                raise ShapeError(
+                    f"{name}: window {self.kernel[0]}x{self.kernel[1]} is larger than the input "
+                    f"{shape[2]}x{shape[3]} with padding {self.padding}"
+                )
+            lengths.append(fits // self.stride[i] + 1)
+        return (*shape[:2], *lengths)
+
+    def taps(self, padded: np.ndarray, out: Sequence[int]) -> Iterator[np.ndarray]:
+        """For each position in the window, row by row, a view (N, C, OH, OW) of that element of every window."""
+        sh, sw = self.stride
+        for i in range(self.kernel[0]):
+            for j in range(self.kernel[1]):
+                yield padded[:, :, i : i + sh * (out[0] - 1) + 1 : sh, j : j + sw * (out[1] - 1) + 1 : sw]
+
+    def pad(self, x: np.ndarray, value: float) -> np.ndarray:
+        ph, pw = self.padding
+        if not (ph or pw):
+            return x
+        return np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)), constant_values=value)
+
+    def spread(
+        self, shape: Sequence[int], dtype: np.dtype, out: Sequence[int], fill: Callable[..., None]
+    ) -> np.ndarray:
+        """Zeros of ``shape`` after ``fill(position, view)`` has added to each position of the windows."""
+        (n, c, h, w), (ph, pw) = shape, self.padding
+        padded = np.zeros((n, c, h + 2 * ph, w + 2 * pw), dtype)
+        for position, view in enumerate(self.taps(padded, out)):
+            fill(position, view)
+        return padded[:, :, ph : ph + h, pw : pw + w]
+
+
+def _max_shape(x: Any, windows: Windows) -> tuple[ArrayType, ArrayType]:
+    require_float("max_pool2d", x)
+    shape = windows.output_shape("max_pool2d", x.shape)
+    return ArrayType(shape, x.dtype), ArrayType(shape, np.dtype(np.int32))
+
+
+def _max_reference(x: np.ndarray, windows: Windows) -> tuple[np.ndarray, np.ndarray]:
+    out = windows.output_shape("max_pool2d", x.shape)[2:]
+    taps = windows.taps(windows.pad(x, -np.inf), out)
+    best = np.array(next(taps))
+    where = np.zeros(best.shape, np.int32)
+    for position, candidate in enumerate(taps, start=1):
+        larger = (candidate > best) | np.isnan(candidate)
+        np.copyto(best, candidate, where=larger)
+        np.copyto(where, np.int32(position), where=larger)
+    return best, where
+
+
+def _put_reference(ct: np.ndarray, where: np.ndarray, windows: Windows, shape: Sequence[int]) -> np.ndarray:
+    def fill(position: int, view: np.ndarray) -> None:
+        view += np.where(where == position, ct, ct.dtype.type(0))
+
+    return windows.spread(shape, ct.dtype, ct.shape[2:], fill)
+
+
+def _pick_reference(x: np.ndarray, where: np.ndarray, windows: Windows) -> np.ndarray:
+    out = np.zeros(where.shape, x.dtype)
+    for position, view in enumerate(windows.taps(windows.pad(x, 0), where.shape[2:])):
+        np.copyto(out, view, where=where == position)
+    return out
+
+
+def _put(ct: Value, where: Value, windows: Windows, shape: Shape) -> Value:
+    return bind(max_pool2d_put_p, ct, where, windows=windows, shape=shape)
+
+
+def _max_vjp(out: tuple[Value, Value], x: Value, windows: Windows) -> Callable[[Any], Value]:
+    where, shape = out[1], x.shape
+    return lambda cts: _put(cts[0], where, windows, shape)
+
+
+max_pool2d_p: Primitive = Primitive(
+    "max_pool2d",
+    _max_shape,
+    {"cpu": _max_reference},
+    [_max_vjp],
+    lambda x, windows: size(_max_shape(x, windows)[0]) * windows.kernel[0] * windows.kernel[1],
+)
+max_pool2d_put_p: Primitive = Primitive(
+    "max_pool2d_put",
+    lambda ct, where, windows, shape: ArrayType(shape, ct.dtype),
+    {"cpu": _put_reference},
+    [lambda out, ct, where, windows, shape: lambda u: bind(max_pool2d_pick_p, u, where, windows=windows)],
+    lambda ct, where, windows, shape: size(ct),
+)
+max_pool2d_pick_p: Primitive = Primitive(
+    "max_pool2d_pick",
+    lambda x, where, windows: ArrayType(where.shape, x.dtype),
+    {"cpu": _pick_reference},
+    [lambda out, x, where, windows: partial(_put, where=where, windows=windows, shape=x.shape)],
+    lambda x, where, windows: size(where),
+)
+
+
+def _avg_shape(x: Any, windows: Windows) -> ArrayType:
+    require_float("avg_pool2d", x)
+    return ArrayType(windows.output_shape("avg_pool2d", x.shape), x.dtype)
+
+
+def _avg_reference(x: np.ndarray, windows: Windows) -> np.ndarray:
+    out = windows.output_shape("avg_pool2d", x.shape)[2:]
+    taps = windows.taps(windows.pad(x, 0), out)
+    total = np.array(next(taps))
+    for view in taps:
+        total += view
+    return total * x.dtype.type(1 / (windows.kernel[0] * windows.kernel[1]))
+
+
+def _avg_put_reference(ct: np.ndarray, windows: Windows, shape: Sequence[int]) -> np.ndarray:
+    share = ct * ct.dtype.type(1 / (windows.kernel[0] * windows.kernel[1]))
+
+    def fill(position: int, view: np.ndarray) -> None:
+        view += share
+
+    return windows.spread(shape, ct.dtype, ct.shape[2:], fill)
+
+
+avg_pool2d_p: Primitive = Primitive(
+    "avg_pool2d",
+    _avg_shape,
+    {"cpu": _avg_reference},
+    [lambda out, x, windows: partial(bind, avg_pool2d_put_p, windows=windows, shape=x.shape)],
+    lambda x, windows: size(_avg_shape(x, windows)) * windows.kernel[0] * windows.kernel[1],
+)
+avg_pool2d_put_p: Primitive = Primitive(
+    "avg_pool2d_put",
+    lambda ct, windows, shape: ArrayType(shape, ct.dtype),
+    {"cpu": _avg_put_reference},
+    [lambda out, ct, windows, shape: lambda u: bind(avg_pool2d_p, u, windows=windows)],
+    lambda ct, windows, shape: size(ct) * windows.kernel[0] * windows.kernel[1],
+)
+
+
+def max_pool2d(x: ArrayLike, kernel_size: IntPair, stride: IntPair | None = None, padding: IntPair = 0) -> Value:
+    """The largest element of each window, (N, C, H, W) to (N, C, OH, OW); of equal ones the first takes the cotangent.
+
+    Args:
+        stride: the window's own size by default.
+        padding: rows and columns of -infinity on each side, at most half the window.
+
+    Raises:
+        ShapeError: the window is larger than the padded image, or the padding than half the window.
+    """
+    return bind(max_pool2d_p, as_value(x), windows=_windows("max_pool2d", kernel_size, stride, padding))[0]
+
+
+def avg_pool2d(x: ArrayLike, kernel_size: IntPair, stride: IntPair | None = None, padding: IntPair = 0) -> Value:
+    """The mean of each window, padding (zeros) counted; arguments and errors as `max_pool2d`."""
+    return bind(avg_pool2d_p, as_value(x), windows=_windows("avg_pool2d", kernel_size, stride, padding))
+
+
+def adaptive_avg_pool2d(x: ArrayLike, output_size: IntPair) -> Value:
+    """Means over a grid of ``output_size`` nearly equal windows: row i spans i H / OH (down) to (i + 1) H / OH (up).
+
+    Each axis is a product with a matrix of averages, so nothing but matmul is needed.
+    """
+    value = as_value(x)
+    if value.ndim != 4 or 0 in value.shape[2:]:
+        raise ShapeError(f"adaptive_avg_pool2d: found shape {value.shape}, expected (N, C, H, W) with H, W > 0")
+    rows, columns = pair("adaptive_avg_pool2d", output_size)
+    if min(rows, columns) < 1:
+        raise ShapeError(f"adaptive_avg_pool2d: found output size {(rows, columns)}, expected at least 1")
+    if rows == columns == 1:
+        return mean(value, (2, 3), keepdims=True)
+    left, right = _averages(value.shape[2], rows, value), _averages(value.shape[3], columns, value)
+    return matmul(left, matmul(value, right, transpose_b=True))
+
+
+def _averages(length: int, count: int, like: Value) -> Value:
+    weights = np.zeros((count, length), like.dtype)
+    for i in range(count):
+        start, stop = i * length // count, -(-(i + 1) * length // count)
+        weights[i, start:stop] = 1 / (stop - start)
+    return array(weights, device=like.device)
+
+
+def _windows(name: str, kernel_size: IntPair, stride: IntPair | None, padding: IntPair) -> Windows:
+    kernel = pair(name, kernel_size)
+    windows = Windows(kernel, kernel if stride is None else pair(name, stride), pair(name, padding))
+    if min(*windows.kernel, *windows.stride) < 1:
+        raise ShapeError(f"{name}: window {windows.kernel} and stride {windows.stride} must be at least 1")
+    if any(p < 0 or 2 * p > k for p, k in zip(windows.padding, kernel, strict=True)):
+        raise ShapeError(f"{name}: padding {windows.padding} must be between 0 and half the window {kernel}")
+    return windows

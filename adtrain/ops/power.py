@@ -1,0 +1,48 @@
+"""Powers, with a number or an array as exponent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from adtrain.core.array import Value
+from adtrain.core.primitive import Primitive
+from adtrain.core.trace import bind
+from adtrain.ops.broadcasting import broadcast
+from adtrain.ops.common import ArrayLike, as_value, elementwise
+from adtrain.ops.compare import equal, where
+from adtrain.ops.elementwise import floating, log
+
+
+def _scalar_vjp(out: Value, x: Value, exponent: float) -> Any:
+    if exponent == 0:
+        return lambda ct: ct * 0.0
+    return lambda ct: ct * (power(x, exponent - 1) * float(exponent))
+
+
+def _base_vjp(out: Value, a: Value, b: Value) -> Any:
+    # b a^(b-1), and 0 where b = 0 even at a = 0
+    return lambda ct: ct * b * power(a, where(equal(b, 0.0), 1.0, b - 1.0))
+
+
+def _exponent_vjp(out: Value, a: Value, b: Value) -> Any:
+    # a^b log a tends to 0 with a for b > 0; a negative base has no derivative in b
+    return lambda ct: ct * out * log(where(equal(a, 0.0), 1.0, a))
+
+
+power_p: Primitive = elementwise("power", np.power, _base_vjp, _exponent_vjp)
+power_scalar_p: Primitive = elementwise(
+    "power_scalar", lambda x, exponent: np.power(x, x.dtype.type(exponent)), _scalar_vjp
+)
+
+
+def power(x: ArrayLike, exponent: ArrayLike) -> Value:
+    """x ** exponent. A Python number as exponent is part of the operation; an array is differentiated too.
+
+    The derivative with respect to an array exponent is 0 where the base is 0, and NaN where it is negative.
+    """
+    if isinstance(exponent, (int, float)) and not isinstance(exponent, bool):
+        return bind(power_scalar_p, floating(as_value(x)), exponent=exponent)
+    a, b = broadcast("power", x, exponent)
+    return bind(power_p, floating(a), floating(b))

@@ -1,0 +1,93 @@
+"""Random numbers by counting: Philox4x32-10 (J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+
+Number i of a stream is a function of (seed, step, stream, i) and of nothing else, so that every device draws the same
+numbers in any order, a replay needs no hidden state, and a resumed run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from adtrain.core.array import Array, ArrayType, Shape, Value, array
+from adtrain.core.errors import DTypeError, ShapeError
+from adtrain.core.primitive import Primitive
+from adtrain.core.trace import bind
+from adtrain.ops.common import ArrayLike, as_value
+from adtrain.ops.compare import less, where
+
+_MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_WEYL = 0x9E3779B9, 0xBB67AE85
+_ROUNDS = 10
+_LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+
+def philox(counter: Sequence[np.ndarray], key: tuple[int, int]) -> list[np.ndarray]:
+    """The four 32-bit words (as uint64) that the block cipher makes of a 4-word counter and a 2-word key."""
+    c0, c1, c2, c3 = (np.asarray(c, np.uint64) for c in counter)
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (p1 >> _SHIFT) ^ c1 ^ np.uint64(k0), p1 & _LOW, (p0 >> _SHIFT) ^ c3 ^ np.uint64(k1), p0 & _LOW
+        k0, k1 = (k0 + _WEYL[0]) & 0xFFFFFFFF, (k1 + _WEYL[1]) & 0xFFFFFFFF
+    return [c0, c1, c2, c3]
+
+
+def _uniform_shape(rng: Any, shape: Shape, stream: int, dtype: np.dtype) -> ArrayType:
+    if rng.shape != (4,) or rng.dtype != np.uint32:
+        raise DTypeError(f"random_uniform: rng is {rng.dtype}{list(rng.shape)}, expected uint32[4]; see ops.rng_state")
+    return ArrayType(shape, dtype)
+
+
+def _uniform_reference(rng: np.ndarray, shape: Shape, stream: int, dtype: np.dtype) -> np.ndarray:
+    count = int(np.prod(shape, dtype=np.int64))
+    blocks = np.arange(-(-count // 4), dtype=np.uint64)
+    seed_low, seed_high, step_low, step_high = (int(word) for word in rng)
+    step = [np.full_like(blocks, word) for word in (stream, step_low, step_high)]
+    words = np.stack(philox([blocks, *step], (seed_low, seed_high)), axis=1).reshape(-1)[:count]
+    # 24 bits, so that float32 and float64 hold the same number, and 1 is never reached
+    return ((words >> np.uint64(8)).astype(dtype) * dtype.type(2.0**-24)).reshape(shape)
+
+
+random_uniform_p: Primitive = Primitive(
+    "random_uniform",
+    _uniform_shape,
+    {"cpu": _uniform_reference},
+    flops=lambda rng, shape, stream, dtype: 0,
+)
+
+
+def rng_state(seed: int, step: int = 0) -> Array:
+    """The state that `random_uniform` and `dropout` take: uint32 (seed low, seed high, step low, step high)."""
+    if not (0 <= seed < 2**64 and 0 <= step < 2**64):
+        raise ShapeError(f"rng_state: found seed {seed} and step {step}, expected 0 <= each < 2**64")
+    words = [word for number in (seed, step) for word in (number & 0xFFFFFFFF, number >> 32)]
+    return array(np.array(words, np.uint32))
+
+
+def random_uniform(rng: ArrayLike, shape: Sequence[int], stream: int = 0, dtype: Any = np.float32) -> Value:
+    """Numbers in [0, 1), multiples of 2**-24, the same on every device and in every floating-point type.
+
+    Args:
+        rng: uint32 of shape (4,), see `rng_state`.
+        stream: tells users of one state apart; at most 2**32 - 1.
+    """
+    lengths = tuple(int(n) for n in shape)
+    return bind(random_uniform_p, as_value(rng), shape=lengths, stream=stream, dtype=np.dtype(dtype))
+
+
+def dropout(x: ArrayLike, p: float, rng: ArrayLike, stream: int = 0) -> Value:
+    """Each element 0 with probability ``p``, else divided by 1 - p (N. Srivastava et al., 2014).
+
+    Raises:
+        ShapeError: ``p`` is not in [0, 1).
+    """
+    if not 0 <= p < 1:
+        raise ShapeError(f"dropout: found p = {p}, expected 0 <= p < 1")
+    value = as_value(x)
+    if p == 0:
+        return value
+    dropped = less(random_uniform(rng, value.shape, stream), p)
+    return where(dropped, 0.0, value * (1.0 / (1.0 - p)))

@@ -1,0 +1,215 @@
+"""Rearranging elements: transpose, flip, concatenate, slice, pad. All linear, each the transpose of another."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from adtrain.core.array import ArrayType, Value
+from adtrain.core.errors import ShapeError
+from adtrain.core.primitive import Primitive, no_flops
+from adtrain.core.trace import bind
+from adtrain.ops.broadcasting import promote, reshape
+from adtrain.ops.common import ArrayLike, Axis, as_value, normalize_axes, normalize_axis
+
+Ints = tuple[int, ...]
+_range: type[builtins.slice] = builtins.slice  # the builtin, before this module's function takes its name
+
+transpose_p: Primitive = Primitive(
+    "transpose",
+    lambda x, axes: ArrayType(tuple(x.shape[i] for i in axes), x.dtype),
+    {"cpu": lambda x, axes: np.transpose(x, axes)},
+    [lambda out, x, axes: lambda ct: bind(transpose_p, ct, axes=tuple(sorted(range(len(axes)), key=axes.__getitem__)))],
+    no_flops,
+)
+flip_p: Primitive = Primitive(
+    "flip",
+    lambda x, axes: ArrayType(x.shape, x.dtype),
+    {"cpu": lambda x, axes: np.flip(x, axes)},
+    [lambda out, x, axes: lambda ct: bind(flip_p, ct, axes=axes)],
+    no_flops,
+)
+
+
+def _concatenate_shape(*xs: Any, axis: int) -> ArrayType:
+    first = xs[0]
+    for x in xs:
+        if (
+            x.shape[:axis] + x.shape[axis + 1 :] != first.shape[:axis] + first.shape[axis + 1 :]
+            or x.dtype != first.dtype
+        ):
+            raise ShapeError(f"concatenate: shapes {first.shape} and {x.shape} differ beside axis {axis}")
+    length = sum(x.shape[axis] for x in xs)
+    return ArrayType((*first.shape[:axis], length, *first.shape[axis + 1 :]), first.dtype)
+
+
+def _concatenate_rule(argument: int) -> Any:
+    def rule(out: Value, *xs: Value, axis: int) -> Any:
+        start = sum(x.shape[axis] for x in xs[:argument])
+        starts = [0] * out.ndim
+        stops = list(out.shape)
+        starts[axis], stops[axis] = start, start + xs[argument].shape[axis]
+        return lambda ct: slice(ct, starts, stops)
+
+    return rule
+
+
+concatenate_p: Primitive = Primitive(
+    "concatenate",
+    _concatenate_shape,
+    {"cpu": lambda *xs, axis: np.concatenate(xs, axis)},
+    _concatenate_rule,
+    no_flops,
+)
+
+
+def _slice_shape(x: Any, starts: Ints, stops: Ints, steps: Ints) -> ArrayType:
+    lengths = []
+    for n, start, stop, step in zip(x.shape, starts, stops, steps, strict=True):
+        if not (0 <= start <= stop <= n and step > 0):
+            raise ShapeError(f"slice: {start}:{stop}:{step} does not fit an axis of length {n} of shape {x.shape}")
+        lengths.append(-(-(stop - start) // step))
+    return ArrayType(tuple(lengths), x.dtype)
+
+
+def _slice_vjp(out: Value, x: Value, starts: Ints, stops: Ints, steps: Ints) -> Any:
+    spans = [(n - 1) * step + 1 if n else 0 for n, step in zip(out.shape, steps, strict=True)]
+    high = tuple(n - start - span for n, start, span in zip(x.shape, starts, spans, strict=True))
+    return lambda ct: bind(pad_p, ct, low=starts, high=high, gaps=tuple(step - 1 for step in steps), value=0.0)
+
+
+slice_p: Primitive = Primitive(
+    "slice",
+    _slice_shape,
+    {"cpu": lambda x, starts, stops, steps: x[tuple(map(_range, starts, stops, steps))]},
+    [_slice_vjp],
+    no_flops,
+)
+
+
+def _pad_shape(x: Any, low: Ints, high: Ints, gaps: Ints, value: float) -> ArrayType:
+    if min((*low, *high, *gaps), default=0) < 0:
+        raise ShapeError(f"pad: found negative widths {low} and {high}; use slice to cut")
+    return ArrayType(tuple(map(_padded_length, x.shape, low, high, gaps)), x.dtype)
+
+
+def _padded_length(n: int, low: int, high: int, gap: int) -> int:
+    return low + high + n + gap * max(n - 1, 0)
+
+
+def _pad_reference(x: np.ndarray, low: Ints, high: Ints, gaps: Ints, value: float) -> np.ndarray:
+    lengths = tuple(map(_padded_length, x.shape, low, high, gaps))
+    out = np.full(lengths, value, x.dtype)
+    out[tuple(_range(a, n - b, g + 1) for a, b, g, n in zip(low, high, gaps, lengths, strict=True))] = x
+    return out
+
+
+def _pad_vjp(out: Value, x: Value, low: Ints, high: Ints, gaps: Ints, value: float) -> Any:
+    stops = tuple(n - b for n, b in zip(out.shape, high, strict=True))
+    return lambda ct: bind(slice_p, ct, starts=low, stops=stops, steps=tuple(g + 1 for g in gaps))
+
+
+pad_p: Primitive = Primitive("pad", _pad_shape, {"cpu": _pad_reference}, [_pad_vjp], no_flops)
+
+
+def transpose(x: ArrayLike, axes: Sequence[int] | None = None) -> Value:
+    """Axis i of the result is axis ``axes[i]`` of ``x``; without ``axes`` their order is reversed."""
+    value = as_value(x)
+    order = tuple(range(value.ndim))[::-1] if axes is None else tuple(int(a) for a in axes)
+    order = tuple(normalize_axis("transpose", a, value.ndim) for a in order)
+    if sorted(order) != list(range(value.ndim)):
+        raise ShapeError(f"transpose: axes {axes} are no permutation of the {value.ndim} axes of shape {value.shape}")
+    return value if order == tuple(range(value.ndim)) else bind(transpose_p, value, axes=order)
+
+
+def flip(x: ArrayLike, axis: Axis = None) -> Value:
+    """Elements in reversed order along ``axis`` (one, several, or all for None)."""
+    value = as_value(x)
+    return bind(flip_p, value, axes=normalize_axes("flip", axis, value.ndim))
+
+
+def concatenate(xs: Sequence[ArrayLike], axis: int = 0) -> Value:
+    """Join arrays along an existing axis.
+
+    Raises:
+        ShapeError: there are none, or their other axes differ.
+    """
+    if not xs:
+        raise ShapeError("concatenate: found no arrays, expected at least one")
+    values = promote("concatenate", *xs)
+    ndim = values[0].ndim
+    if any(x.ndim != ndim for x in values):
+        raise ShapeError(
+            f"concatenate: shapes {', '.join(str(x.shape) for x in values)} differ in their number of axes"
+        )
+    return bind(concatenate_p, *values, axis=normalize_axis("concatenate", axis, ndim))
+
+
+def stack(xs: Sequence[ArrayLike], axis: int = 0) -> Value:
+    """Join arrays of one shape along a new axis."""
+    return concatenate([expand_dims(x, axis) for x in xs], axis)
+
+
+def slice(x: ArrayLike, starts: Sequence[int], stops: Sequence[int], steps: Sequence[int] | None = None) -> Value:
+    """Elements ``starts[i], starts[i] + steps[i], ... < stops[i]`` of each axis; steps are positive, 1 by default."""
+    value = as_value(x)
+    every = tuple(steps) if steps is not None else (1,) * value.ndim
+    if not len(starts) == len(stops) == len(every) == value.ndim:
+        raise ShapeError(
+            f"slice: found bounds for {len(starts)}, {len(stops)} and {len(every)} axes, expected {value.ndim}"
+        )
+    if not any(starts) and tuple(stops) == value.shape and set(every) <= {1}:
+        return value
+    return bind(slice_p, value, starts=tuple(starts), stops=tuple(stops), steps=every)
+
+
+def pad(x: ArrayLike, pad_width: int | Sequence[Any], value: float = 0.0) -> Value:
+    """Put ``value`` around the elements.
+
+    Args:
+        pad_width: for each axis a pair (before, after), as `numpy.pad`; one pair or number serves all axes.
+    """
+    source = as_value(x)
+    try:
+        widths = np.broadcast_to(np.asarray(pad_width, dtype=int), (source.ndim, 2)).tolist()
+    except ValueError:
+        raise ShapeError(f"pad: widths {pad_width} do not fit the {source.ndim} axes of shape {source.shape}") from None
+    low, high = tuple(a for a, _ in widths), tuple(b for _, b in widths)
+    return bind(pad_p, source, low=low, high=high, gaps=(0,) * source.ndim, value=float(value))
+
+
+def squeeze(x: ArrayLike, axis: Axis = None) -> Value:
+    """Drop axes of length 1: all of them, or those named."""
+    value = as_value(x)
+    if axis is None:
+        axes = tuple(i for i, n in enumerate(value.shape) if n == 1)
+    else:
+        axes = normalize_axes("squeeze", axis, value.ndim)
+    if any(value.shape[i] != 1 for i in axes):
+        raise ShapeError(f"squeeze: axes {axes} of shape {value.shape} are not all of length 1")
+    return reshape(value, tuple(n for i, n in enumerate(value.shape) if i not in axes))
+
+
+def expand_dims(x: ArrayLike, axis: Axis) -> Value:
+    """Insert axes of length 1, at positions in the result."""
+    value = as_value(x)
+    count = 1 if isinstance(axis, int) else len(tuple(axis or ()))
+    axes = normalize_axes("expand_dims", axis, value.ndim + count)
+    lengths: list[int] = list(value.shape)
+    for i in axes:
+        lengths.insert(i, 1)
+    return reshape(value, lengths)
+
+
+def bounds(index: Any, length: int) -> tuple[int, int, int, bool]:
+    """A Python slice of an axis as (start, stop, step) with a positive step, and whether to flip the result."""
+    start, stop, step = index.indices(length)
+    count = len(range(start, stop, step))
+    if step < 0:
+        start, step = start + (count - 1) * step, -step
+    if count == 0:
+        return 0, 0, 1, False
+    return start, start + (count - 1) * step + 1, step, index.step is not None and index.step < 0

@@ -1,0 +1,64 @@
+"""softmax and its logarithm, shifted by the maximum so that nothing overflows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from adtrain.core.array import ArrayType, Value
+from adtrain.core.errors import ShapeError
+from adtrain.core.primitive import Primitive
+from adtrain.core.trace import bind
+from adtrain.ops.common import ArrayLike, as_value, normalize_axis, require_float, size
+from adtrain.ops.elementwise import exp
+from adtrain.ops.reduce import sum
+
+
+def _shape(x: Any, axis: int) -> ArrayType:
+    require_float("softmax", x)
+    if x.shape[axis] == 0:
+        raise ShapeError(f"softmax: shape {x.shape} has no elements along axis {axis}")
+    return ArrayType(x.shape, x.dtype)
+
+
+def _softmax_reference(x: np.ndarray, axis: int) -> np.ndarray:
+    powers = np.exp(x - np.max(x, axis=axis, keepdims=True))
+    return powers / np.sum(powers, axis=axis, keepdims=True)
+
+
+def _log_softmax_reference(x: np.ndarray, axis: int) -> np.ndarray:
+    shifted = x - np.max(x, axis=axis, keepdims=True)
+    return shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True))
+
+
+def _flops(x: Any, axis: int) -> int:
+    return 5 * size(x)
+
+
+softmax_p: Primitive = Primitive(
+    "softmax",
+    _shape,
+    {"cpu": _softmax_reference},
+    [lambda out, x, axis: lambda ct: out * (ct - sum(ct * out, axis, keepdims=True))],
+    _flops,
+)
+log_softmax_p: Primitive = Primitive(
+    "log_softmax",
+    _shape,
+    {"cpu": _log_softmax_reference},
+    [lambda out, x, axis: lambda ct: ct - exp(out) * sum(ct, axis, keepdims=True)],
+    _flops,
+)
+
+
+def softmax(x: ArrayLike, axis: int = -1) -> Value:
+    """exp(x) / sum(exp(x)) along ``axis``."""
+    value = as_value(x)
+    return bind(softmax_p, value, axis=normalize_axis("softmax", axis, value.ndim))
+
+
+def log_softmax(x: ArrayLike, axis: int = -1) -> Value:
+    """x - log(sum(exp(x))) along ``axis``."""
+    value = as_value(x)
+    return bind(log_softmax_p, value, axis=normalize_axis("log_softmax", axis, value.ndim))
