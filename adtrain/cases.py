@@ -1,0 +1,254 @@
+"""The case table: for every operation, inputs on which it must be right.
+
+A case feeds gradcheck, the parity of backends, and the tests of shapes, transposes and staging. Inputs keep away from
+kinks (relu at 0, ties of max) by their domain, so that no tolerance needs to make room for them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from adtrain import ops
+from adtrain.core.array import Array, Value, array
+from adtrain.core.custom import custom_vjp
+
+Sampler: TypeAlias = Callable[[np.random.Generator], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation on one kind of input.
+
+    Attributes:
+        op: the public function, as users call it.
+        name: what is particular here; ``op`` and ``name`` together are unique.
+        f: the operation as a function of the inputs; returns a value or a tuple of values.
+        inputs: makers of the inputs. Floating-point inputs (float64) are differentiated, integers are not.
+        linear: positions of inputs in each of which ``f`` is linear.
+        order: up to which order the derivative is checked; 0 where there is none.
+    """
+
+    op: str
+    name: str
+    f: Callable[..., Any]
+    inputs: tuple[Sampler, ...]
+    linear: tuple[int, ...] = ()
+    order: int = 2
+
+    def sample(self, dtype: str = "float64") -> list[Array]:
+        """The inputs: always the same ones."""
+        rng = np.random.default_rng(zlib.crc32(f"{self.op}/{self.name}".encode()))
+        drawn = [make(rng) for make in self.inputs]
+        return [array(x.astype(dtype) if x.dtype.kind == "f" else x) for x in drawn]
+
+
+def normal(*shape: int) -> Sampler:
+    return lambda rng: rng.normal(size=shape)
+
+
+def between(low: float, high: float, *shape: int) -> Sampler:
+    return lambda rng: rng.uniform(low, high, size=shape)
+
+
+def apart(*shape: int, kinks: tuple[float, ...] = (0.0,)) -> Sampler:
+    """Numbers at least 0.1 away from the kinks."""
+
+    def make(rng: np.random.Generator) -> np.ndarray:
+        x = rng.uniform(-2, 2, size=shape)
+        for kink in kinks:
+            x = np.where(np.abs(x - kink) < 0.1, kink + np.where(x < kink, -0.1, 0.1) + (x - kink), x)
+        return x
+
+    return make
+
+
+def distinct(*shape: int) -> Sampler:
+    """Numbers no two of which are closer than 0.05, in random order."""
+
+    def make(rng: np.random.Generator) -> np.ndarray:
+        count = int(np.prod(shape))
+        return ((rng.permutation(count) - count / 2) * 0.1 + rng.uniform(-0.02, 0.02, count)).reshape(shape)
+
+    return make
+
+
+def integers(high: int, *shape: int) -> Sampler:
+    return lambda rng: rng.integers(0, high, size=shape)
+
+
+def _state(seed: int = 7) -> Array:
+    return ops.rng_state(seed, step=3)
+
+
+CASES: list[Case] = []
+
+
+def case(
+    op: str, name: str, f: Callable[..., Any], *inputs: Sampler, linear: tuple[int, ...] = (), order: int = 2
+) -> None:
+    CASES.append(Case(op, name, f, inputs, linear, order))
+
+
+# Elementwise, one argument.
+for _op, _domain in {
+    "neg": normal(3, 5), "exp": normal(3, 5), "log": between(0.3, 3, 3, 5), "log1p": between(-0.5, 3, 3, 5),
+    "expm1": normal(3, 5), "sqrt": between(0.3, 3, 3, 5), "rsqrt": between(0.3, 3, 3, 5), "square": normal(3, 5),
+    "reciprocal": apart(3, 5, kinks=(0.0, 0.1, -0.1)), "abs": apart(3, 5), "sin": normal(3, 5), "cos": normal(3, 5),
+    "tanh": normal(3, 5), "sigmoid": normal(3, 5), "softplus": normal(3, 5), "erf": normal(3, 5), "relu": apart(3, 5),
+    "silu": normal(3, 5), "gelu": normal(3, 5),
+}.items():  # fmt: skip
+    case(_op, "odd", getattr(ops, _op), _domain, order=3, linear=(0,) if _op == "neg" else ())
+case("leaky_relu", "slope", lambda x: ops.leaky_relu(x, 0.2), apart(3, 5), order=3)
+case("elu", "alpha", lambda x: ops.elu(x, 0.7), apart(3, 5), order=3)
+case("gelu", "tanh", lambda x: ops.gelu(x, "tanh"), normal(3, 5), order=3)
+case("clip", "both", lambda x: ops.clip(x, -0.5, 1.0), apart(3, 7, kinks=(-0.5, 1.0)), order=3)
+case("clip", "min", lambda x: ops.clip(x, min=0.25), apart(9, kinks=(0.25,)), order=3)
+case("astype", "float32 and back", lambda x: ops.astype(ops.astype(x, "int64"), "float64"), normal(4), order=0)
+case("sign", "odd", ops.sign, normal(3, 5), order=0)
+case("stop_gradient", "beside", lambda x: ops.stop_gradient(ops.square(ops.stop_gradient(x))), normal(3), order=0)
+case("power", "cube", lambda x: ops.power(x, 3), normal(3, 5), order=3)
+case("power", "zero", lambda x: ops.power(x, 0), normal(5), order=3)
+case("power", "fraction", lambda x: ops.power(x, -1.5), between(0.3, 3, 5), order=3)
+case("power", "array", ops.power, between(0.3, 3, 3, 5), normal(3, 5), order=3)
+case("power", "broadcast", ops.power, between(0.3, 3, 3, 1), normal(5), order=3)
+
+# Elementwise, several arguments.
+for _op, _linear in {"add": (), "sub": (), "mul": (0, 1), "div": (0,)}.items():
+    _second = between(0.3, 3, 4, 3) if _op == "div" else normal(4, 3)
+    case(_op, "same", getattr(ops, _op), normal(4, 3), _second, linear=_linear, order=3)
+case("add", "broadcast", ops.add, normal(2, 1, 3), normal(4, 1), order=3)
+case("mul", "broadcast", ops.mul, normal(2, 1, 3), normal(4, 1), linear=(0, 1), order=3)
+case("mul", "twice the same", lambda x: ops.mul(x, x), normal(4), order=3)
+case("div", "by a broadcast", ops.div, normal(2, 3), between(0.3, 3, 1, 3), linear=(0,), order=3)
+case("add", "empty", ops.add, normal(0, 3), normal(3), order=3)
+case("maximum", "apart", lambda x, y: ops.maximum(x, y + 3.0 * ops.sign(y)), between(-1, 1, 3, 5), apart(3, 5), order=3)
+case("minimum", "apart", lambda x, y: ops.minimum(x, y + 3.0 * ops.sign(y)), between(-1, 1, 3, 5), apart(3, 5), order=3)
+case("where", "mask", lambda c, a, b: ops.where(ops.equal(c, 1), a, b), integers(2, 3, 5), normal(3, 5), normal(5),
+     order=3)  # fmt: skip
+case("where", "else zero", lambda c, a: ops.where(ops.equal(c, 1), a, 0.0), integers(2, 3, 5), normal(5), linear=(1,))
+for _op in ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"):
+    case(_op, "integers", getattr(ops, _op), integers(3, 4, 5), integers(3, 5), order=0)
+
+# Reductions.
+case("sum", "all", ops.sum, normal(3, 4, 5), linear=(0,))
+case("sum", "axes kept", lambda x: ops.sum(x, (0, -1), keepdims=True), normal(3, 4, 5), linear=(0,))
+case("sum", "empty axis", lambda x: ops.sum(x, 0), normal(0, 3), linear=(0,))
+case("mean", "axis", lambda x: ops.mean(x, 1), normal(3, 4, 5), linear=(0,))
+case("var", "corrected", lambda x: ops.var(x, (0, 2), correction=1), normal(3, 4, 5))
+case("max", "all", ops.max, distinct(3, 5))
+case("max", "axes kept", lambda x: ops.max(x, (0, 2), keepdims=True), distinct(3, 4, 5))
+case("min", "axis", lambda x: ops.min(x, 1), distinct(3, 5))
+case("logsumexp", "axis", lambda x: ops.logsumexp(x, 1), normal(3, 5))
+case("logsumexp", "all", ops.logsumexp, normal(3, 5))
+case("argmax", "axis", lambda x: ops.argmax(x, 1), distinct(3, 5), order=0)
+case("cumsum", "axis", lambda x: ops.cumsum(x, 1), normal(3, 5), linear=(0,))
+case("cumsum", "reverse", lambda x: ops.cumsum(x, 0, reverse=True), normal(3, 5), linear=(0,))
+
+# Shapes.
+case("reshape", "inferred", lambda x: ops.reshape(x, (5, -1)), normal(3, 5), linear=(0,))
+case("transpose", "reversed", ops.transpose, normal(2, 3, 4), linear=(0,))
+case("transpose", "cyclic", lambda x: ops.transpose(x, (2, 0, 1)), normal(2, 3, 4), linear=(0,))
+case("broadcast_to", "new and stretched", lambda x: ops.broadcast_to(x, (2, 3, 4)), normal(3, 1), linear=(0,))
+case("sum_to", "new and stretched", lambda x: ops.sum_to(x, (3, 1)), normal(2, 3, 4), linear=(0,))
+case("concatenate", "three", lambda *xs: ops.concatenate(xs, 1), normal(2, 1), normal(2, 3), normal(2, 0))
+case("stack", "middle", lambda *xs: ops.stack(xs, 1), normal(2, 3), normal(2, 3))
+case("slice", "steps", lambda x: ops.slice(x, (1, 0), (6, 5), (2, 3)), normal(7, 5), linear=(0,))
+case("pad", "value", lambda x: ops.pad(x, ((1, 2), (0, 3)), 0.5), normal(2, 3))
+case("pad", "zero", lambda x: ops.pad(x, 1), normal(2, 3), linear=(0,))
+case("flip", "axis", lambda x: ops.flip(x, 1), normal(3, 4), linear=(0,))
+case("squeeze", "all", ops.squeeze, normal(1, 3, 1), linear=(0,))
+case("expand_dims", "two", lambda x: ops.expand_dims(x, (0, 2)), normal(3, 4), linear=(0,))
+case("getitem", "mixed", lambda x: x[1, ::-2, None, ..., 1:], normal(2, 5, 3, 4), linear=(0,))
+case("getitem", "array", lambda x, i: x[:, i], normal(3, 4), integers(4, 2, 3), linear=(0,))
+case("take", "axis", lambda x, i: ops.take(x, i, 1), normal(3, 4, 2), integers(4, 5), linear=(0,))
+case("take", "repeated", lambda x: ops.take(x, array([2, -1, 2])), normal(3, 2), linear=(0,))
+case("take_along_axis", "rows", lambda x, i: ops.take_along_axis(x, i, 1), normal(3, 4), integers(4, 3, 2), linear=(0,))
+case("one_hot", "matrix", lambda i: ops.one_hot(i, 4, "float64"), integers(4, 3, 2), order=0)
+case("embedding", "matrix", ops.embedding, integers(5, 3, 2), normal(5, 4), linear=(1,))
+
+# Matrix products.
+for _a, _b in ((False, False), (True, False), (False, True), (True, True)):
+    case("matmul", f"transposed {_a:d}{_b:d}", lambda a, b, ta=_a, tb=_b: ops.matmul(a, b, ta, tb),
+         normal(*((5, 3) if _a else (3, 5))), normal(*((4, 5) if _b else (5, 4))), linear=(0, 1))  # fmt: skip
+    case("matmul", f"batch, transposed {_a:d}{_b:d}", lambda a, b, ta=_a, tb=_b: ops.matmul(a, b, ta, tb),
+         normal(2, *((5, 3) if _a else (3, 5))), normal(2, *((4, 5) if _b else (5, 4))), linear=(0, 1))  # fmt: skip
+case("matmul", "broadcast", ops.matmul, normal(2, 1, 3, 4), normal(3, 4, 2), linear=(0, 1))
+case("matmul", "batch by matrix", ops.matmul, normal(2, 3, 4), normal(4, 5), linear=(0, 1))
+case("matmul", "vectors", ops.matmul, normal(5), normal(5), linear=(0, 1))
+case("matmul", "empty batch", ops.matmul, normal(0, 4), normal(4, 5), linear=(0, 1))
+
+# Convolution and pooling.
+_CONVOLUTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "plain": ((2, 3, 6, 5), (4, 3, 3, 2), {}),
+    "stride and padding": ((2, 2, 7, 6), (3, 2, 3, 3), {"stride": (2, 3), "padding": (1, 2)}),
+    "dilation": ((1, 2, 8, 7), (3, 2, 3, 2), {"dilation": (2, 3), "padding": 1}),
+    "groups": ((2, 4, 5, 5), (6, 2, 2, 2), {"groups": 2, "stride": 2}),
+    "depthwise": ((2, 3, 5, 5), (3, 1, 3, 3), {"groups": 3, "padding": 1}),
+    "one pixel": ((2, 3, 1, 1), (4, 3, 1, 1), {}),
+    "rows left over": ((1, 1, 6, 8), (2, 1, 3, 3), {"stride": 4}),
+    "empty batch": ((0, 3, 5, 5), (4, 3, 3, 3), {}),
+}
+for _name, (_x, _w, _options) in _CONVOLUTIONS.items():
+    case("conv2d", _name, lambda x, w, o=_options: ops.conv2d(x, w, **o), normal(*_x), normal(*_w), linear=(0, 1))
+case("conv2d", "bias", lambda x, w, b: ops.conv2d(x, w, b), normal(2, 3, 4, 4), normal(5, 3, 3, 3), normal(5))
+case("conv_transpose2d", "stride", lambda x, w, b: ops.conv_transpose2d(x, w, b, stride=2, padding=1, output_padding=1),
+     normal(2, 3, 3, 4), normal(3, 2, 3, 3), normal(2))  # fmt: skip
+case("conv_transpose2d", "groups", lambda x, w: ops.conv_transpose2d(x, w, stride=(1, 2), groups=2, dilation=2),
+     normal(1, 4, 3, 3), normal(4, 2, 2, 3), linear=(0, 1))  # fmt: skip
+case("max_pool2d", "disjoint", lambda x: ops.max_pool2d(x, 2), distinct(2, 3, 5, 4))
+case("max_pool2d", "overlapping, padded", lambda x: ops.max_pool2d(x, 3, stride=2, padding=1), distinct(2, 2, 6, 5))
+case("avg_pool2d", "disjoint", lambda x: ops.avg_pool2d(x, 2), normal(2, 3, 5, 4), linear=(0,))
+case("avg_pool2d", "overlapping, padded", lambda x: ops.avg_pool2d(x, (3, 2), 2, 1), normal(2, 2, 6, 5), linear=(0,))
+case("adaptive_avg_pool2d", "uneven", lambda x: ops.adaptive_avg_pool2d(x, (3, 2)), normal(2, 2, 7, 5), linear=(0,))
+case("adaptive_avg_pool2d", "global", lambda x: ops.adaptive_avg_pool2d(x, 1), normal(2, 2, 7, 5), linear=(0,))
+
+
+# Normalisation and softmax.
+def _batch_norm(training: bool) -> Callable[..., Any]:
+    return lambda x, w, b, m, v: ops.batch_norm(x, m, v, w, b, training=training)
+
+
+_STATISTICS = (normal(3), normal(3), normal(3), between(0.5, 2, 3))
+case("batch_norm", "training", _batch_norm(True), normal(4, 3, 2, 2), *_STATISTICS)
+case("batch_norm", "training, matrix", _batch_norm(True), normal(5, 3), *_STATISTICS)
+case("batch_norm", "inference", _batch_norm(False), normal(4, 3, 2, 2), *_STATISTICS)
+case("layer_norm", "two axes", lambda x, w, b: ops.layer_norm(x, (3, 4), w, b), normal(2, 3, 4), normal(3, 4),
+     normal(3, 4))  # fmt: skip
+case("group_norm", "groups", lambda x, w, b: ops.group_norm(x, 2, w, b), normal(2, 4, 3, 3), normal(4), normal(4))
+case("softmax", "rows", ops.softmax, normal(3, 5))
+case("softmax", "axis", lambda x: ops.softmax(x, 1), normal(2, 4, 3))
+case("log_softmax", "rows", ops.log_softmax, normal(3, 5))
+
+# Random numbers.
+case("random_uniform", "odd", lambda: ops.random_uniform(_state(), (3, 5), stream=2, dtype="float64"), order=0)
+case("dropout", "half", lambda x: ops.dropout(x, 0.5, _state(), stream=1), normal(5, 7), linear=(0,))
+
+# Losses.
+case("cross_entropy", "plain", ops.cross_entropy, normal(4, 5), integers(5, 4))
+case("cross_entropy", "smoothed", lambda x, t: ops.cross_entropy(x, t, 0.1), normal(4, 5), integers(5, 4))
+case("nll_loss", "plain", ops.nll_loss, normal(4, 5), integers(5, 4), linear=(0,))
+case("mse_loss", "plain", ops.mse_loss, normal(4, 5), normal(4, 5))
+case("l1_loss", "apart", lambda x: ops.l1_loss(x, ops.zeros_like(x)), apart(4, 5))
+case("huber_loss", "both sides", lambda x: ops.huber_loss(x, ops.zeros_like(x), 0.8), apart(4, 5, kinks=(-0.8, 0, 0.8)))
+case(
+    "binary_cross_entropy_with_logits", "plain", ops.binary_cross_entropy_with_logits, normal(4, 5), between(0, 1, 4, 5)
+)
+
+
+def _tilted_forward(x: Value, y: Value) -> tuple[Value, Any]:
+    slope = ops.cos(x)
+    return ops.sin(x) * y, (slope, y, ops.sin(x))
+
+
+def _tilted_backward(residuals: Any, ct: Value) -> tuple[Value, Value]:
+    slope, y, height = residuals
+    return ct * slope * y, ct * height
+
+
+case("custom_vjp", "two arguments", custom_vjp(_tilted_forward, _tilted_backward), normal(3, 4), normal(3, 4), order=3)
+case("create", "full", lambda: ops.full((2, 3), 1.5, "float64"), order=0)

@@ -1,0 +1,151 @@
+"""Gradient checks: each derivative rule against central differences along a random direction, in float64.
+
+For f at x, a cotangent u and a direction v: ``<vjp(f, x)(u), v>`` is the slope of ``<u, f(x + h v)>`` in h at 0. Order
+k does the same to the pullback of order k - 1 as a function of both its point and its cotangent, so that the rules of
+the rules are checked as well. (As `check_grads` in HIPS/autograd.)
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adtrain.cases import Case
+from adtrain.config import Config, build
+from adtrain.core import tree
+from adtrain.core.array import Value, array
+from adtrain.core.autodiff import grad, vjp
+from adtrain.core.errors import AdtrainError
+from adtrain.nn import Mode
+from adtrain.ops import rng_state
+
+TOLERANCE = 1e-6
+"""Largest relative error. A right rule shows about 1e-9: the differences' own error at `STEP`."""
+
+STEP = 1e-5
+"""Of the order of the cube root of the rounding error, where truncation and rounding of the difference balance."""
+
+_NETWORK_BATCH = 4
+
+
+class Row(NamedTuple):
+    """Outcome of one check; ``error`` is relative, infinite where the rule itself failed."""
+
+    op: str
+    case: str
+    order: int
+    dtype: str
+    device: str
+    error: float
+    tolerance: float
+    passed: bool
+
+
+def check_cases(cases: Iterable[Case], orders: Sequence[int] = (1, 2), device: str = "cpu") -> Iterator[Row]:
+    """A row for each case and order that the case has a derivative of."""
+    for case in cases:
+        for order in orders:
+            if order <= case.order:
+                yield _row(case.op, case.name, order, device, _case_error(case, order, device))
+
+
+def check_config(config: Config, device: str = "cpu") -> Iterator[Row]:
+    """A row for each parameter of a network: the loss of one random batch with respect to it, in float64.
+
+    Units may switch (relu, max) between x - h v and x + h v where h is large, and rounding hides the slope where it is
+    small, so the best of three steps counts; a wrong rule is wrong at each.
+    """
+    rng = np.random.default_rng(config.training.seed)
+    model, loss = build.model(config), build.loss(config)
+    shape = tuple(config.model.input)
+    params, buffers = model.init(shape, rng, np.dtype(np.float64))
+    classes = model.output_shape(shape)[-1]
+    images = array(rng.normal(size=(_NETWORK_BATCH, *shape)), device=device)
+    labels = array(rng.integers(0, classes, _NETWORK_BATCH), device=device)
+    leaves, structure = tree.flatten(tree.map(lambda x: x.to(device), params))
+    buffers = tree.map(lambda x: x.to(device), buffers)
+    mode = Mode(training=True, rng=rng_state(config.training.seed).to(device))
+
+    def objective(*values: Value) -> Value:
+        outputs, _ = model(tree.unflatten(structure, values), buffers, images, mode)
+        return loss(outputs, labels)
+
+    gradients = grad(objective, tuple(range(len(leaves))))(*leaves)
+    for i, path in enumerate(tree.paths(params)):
+
+        def along(x: Any, i: int = i) -> float:
+            return float(objective(*leaves[:i], array(x, device=device), *leaves[i + 1 :]))
+
+        point, gradient = leaves[i].numpy(), gradients[i].numpy()
+        direction = _direction(rng, point)
+        slope, scale = float(np.vdot(gradient, direction)), float(np.abs(gradient * direction).sum())
+        error = min(
+            _relative_error(slope, (along(point + h * direction) - along(point - h * direction)) / (2 * h), scale)
+            for h in (STEP, STEP / 10, STEP / 100)
+        )
+        yield _row(path, config.name, 1, device, error)
+
+
+def _row(op: str, case: str, order: int, device: str, error: float) -> Row:
+    return Row(op, case, order, "float64", device, error, TOLERANCE, error <= TOLERANCE)
+
+
+def _case_error(case: Case, order: int, device: str) -> float:
+    drawn = case.sample()
+    floats = [i for i, x in enumerate(drawn) if x.dtype.kind == "f"]
+    fixed = [x.to(device) for x in drawn]
+
+    def f(*values: Value) -> tuple[Value, ...]:
+        args: list[Value] = list(fixed)
+        for i, value in zip(floats, values, strict=True):
+            args[i] = value
+        out = case.f(*args)
+        return tuple(x for x in (out if isinstance(out, tuple) else (out,)) if x.dtype.kind == "f")
+
+    rng = np.random.default_rng(zlib.crc32(case.name.encode()))
+    try:
+        return _error(f, [drawn[i].numpy() for i in floats], order, rng, device)
+    except AdtrainError:
+        return math.inf
+
+
+def _error(f: Callable[..., Any], point: list[np.ndarray], order: int, rng: np.random.Generator, device: str) -> float:
+    def arrays(xs: Sequence[np.ndarray]) -> list[Value]:
+        return [array(x, device=device) for x in xs]
+
+    out, pullback = vjp(f, *arrays(point))
+    cts = [rng.normal(size=x.shape) for x in out]
+    if order > 1:
+
+        def pulled(*args: Value) -> tuple[Any, ...]:
+            return vjp(f, *args[: len(point)])[1](args[len(point) :])
+
+        return _error(pulled, [*point, *cts], order - 1, rng, device)
+
+    gradients = [g.numpy() for g in pullback(tuple(arrays(cts)))]
+    directions = [_direction(rng, x) for x in point]
+
+    def value(h: float) -> list[np.ndarray]:
+        return [x.numpy() for x in f(*arrays([x + h * v for x, v in zip(point, directions, strict=True)]))]
+
+    difference = sum(
+        float(np.vdot(ct, high - low)) for ct, high, low in zip(cts, value(STEP), value(-STEP), strict=True)
+    ) / (2 * STEP)
+    products = [g * v for g, v in zip(gradients, directions, strict=True)]
+    slope = sum(float(p.sum()) for p in products)
+    return _relative_error(slope, difference, sum(float(np.abs(p).sum()) for p in products))
+
+
+def _direction(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
+    """Components of size about 1 none of which vanishes."""
+    return rng.choice((-1.0, 1.0), x.shape) * rng.uniform(0.5, 1.5, x.shape)
+
+
+def _relative_error(slope: float, difference: float, scale: float) -> float:
+    """Relative to the sum of what was added up, or to 1 where that is less; NaN counts as infinite."""
+    error = abs(slope - difference) / max(scale, abs(difference), 1.0)
+    return error if math.isfinite(error) else math.inf

@@ -1,0 +1,168 @@
+"""Arrays: types, operators, indexing, immutability, trees, scopes, hooks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import adtrain as ad
+from adtrain import ops
+from adtrain.core import tree
+from adtrain.core.hooks import Call, Hook, hook
+from adtrain.core.scope import current_scope, phase, scope
+
+
+@pytest.mark.parametrize(
+    ("given_", "dtype"),
+    [
+        (1.5, "float32"),
+        (2, "int64"),
+        ([[1.0]], "float32"),
+        (True, "bool"),
+        (np.ones(2), "float64"),
+        (np.uint8(3), "uint8"),
+    ],
+)
+def test_numbers_take_the_types_of_deep_learning_and_arrays_keep_theirs(given_, dtype):
+    assert ad.array(given_).dtype == dtype
+
+
+def test_python_numbers_take_the_type_of_the_array_beside_them():
+    single = ad.array([1.0, 2.0])
+    for out in (
+        single * 2,
+        2.0 - single,
+        single**2,
+        single / 3,
+        ops.maximum(single, 0),
+        ops.where(single > 1, single, 0),
+    ):
+        assert out.dtype == np.float32
+    assert (ad.array([1, 2]) * 0.5).dtype == np.float32
+    assert (ad.array([1, 2]) / 2).dtype == np.float32
+    assert (single + np.ones(2)).dtype == np.float64
+    assert (single + ad.array([1, 2])).dtype == np.float32
+
+
+def test_the_array_is_a_copy_that_nobody_can_change():
+    source = np.ones(3)
+    x = ad.array(source)
+    source[0] = 7
+    assert x.numpy().tolist() == [1, 1, 1]
+    with pytest.raises(ValueError, match="read-only"):
+        x.numpy()[0] = 2
+    assert np.asarray(x).flags.c_contiguous
+    assert ops.broadcast_to(x, (2, 3)).numpy().flags.c_contiguous
+
+
+def test_operators_and_methods_do_what_numpy_does():
+    a, b = np.array([[1.0, 2.0], [3.0, 5.0]]), np.array([[2.0, 0.5], [1.0, 4.0]])
+    x, y = ad.array(a), ad.array(b)
+    pairs = [
+        (x + y, a + b), (x - y, a - b), (x * y, a * b), (x / y, a / b), (x**y, a**b), (x @ y, a @ b),
+        (-x, -a), (abs(-x), a),
+        (1 + x, 1 + a), (1 - x, 1 - a), (2 * x, 2 * a), (1 / x, 1 / a), (2**x, 2**a), (b @ x, b @ a), (b + x, b + a),
+        (x == y, a == b), (x != y, a != b), (x < y, a < b), (x <= y, a <= b), (x > y, a > b), (x >= y, a >= b),
+        (x.sum(0), a.sum(0)), (x.mean(), a.mean()), (x.max(1, keepdims=True), a.max(1, keepdims=True)),
+        (x.min(), a.min()),
+        (x.reshape(4), a.reshape(4)), (x.reshape(-1, 1), a.reshape(-1, 1)), (x.T, a.T), (x.transpose(1, 0), a.T),
+        (x.astype("float32"), a.astype("float32")),
+    ]  # fmt: skip
+    for ours, expected in pairs:
+        np.testing.assert_allclose(ours.numpy(), expected)
+        assert ours.dtype == np.asarray(expected).dtype
+    assert (len(x), x.ndim, x.size, x.device, float(x[0, 1]), x[1, 1].item()) == (2, 2, 4, "cpu", 2.0, 5.0)
+
+
+index_items = st.one_of(
+    st.integers(-3, 2),
+    st.none(),
+    st.just(Ellipsis),
+    st.slices(3),
+    st.slices(5),
+    st.builds(slice, st.none(), st.none(), st.just(-2)),
+)
+
+
+@given(st.lists(index_items, max_size=5))
+def test_indexing_is_numpys(items):
+    x = np.arange(60.0).reshape(3, 4, 5)
+    try:
+        expected = x[tuple(items)]
+    except IndexError:
+        with pytest.raises(ad.ShapeError, match="indexing"):
+            ad.array(x)[tuple(items)]
+        return
+    np.testing.assert_array_equal(ad.array(x)[tuple(items)].numpy(), expected)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            lambda: ad.array(np.ones(2, np.float16)),
+            ad.DTypeError,
+            "array: found elements of type float16, expected one of",
+        ),
+        (lambda: ad.array("text"), ad.DTypeError, "array: found elements of type <U4"),
+        (lambda: ad.array([[1.0], [1.0, 2.0]]), ad.ShapeError, "array: "),
+        (
+            lambda: ad.array([1.0], device="gpu"),
+            ad.DeviceError,
+            "device 'gpu' is not available; this version runs on: cpu",
+        ),
+        (lambda: ad.array([1.0, 2.0]).item(), ad.ShapeError, r"item: found shape \(2,\), expected exactly one element"),
+        (lambda: ad.array([1, 2], "uint8") * 300, ad.DTypeError, "the number 300 does not fit into uint8"),
+        (lambda: ad.array([1.0])["a"], ad.DTypeError, "indexing: found str, expected integers"),
+    ],
+)
+def test_bad_arrays_are_refused_by_a_message(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+class Point(NamedTuple):
+    x: float
+    y: float
+
+
+def test_trees_go_apart_and_together():
+    built = {"a": [1, (2, None)], "b": Point(3, 4), "c": {}}
+    leaves, structure = tree.flatten(built)
+    assert leaves == [1, 2, 3, 4]
+    assert tree.unflatten(structure, leaves) == built
+    assert tree.paths(built) == ["a.0", "a.1.0", "b.x", "b.y"]
+    assert tree.map(lambda p, q: p + q, built, built)["b"] == Point(6, 8)
+    with pytest.raises(ad.ShapeError, match=r"tree.map: found trees of different structure: .* and list\(\*\)"):
+        tree.map(lambda p, q: p, (1,), [1])
+
+
+def test_hooks_see_scope_and_phase_of_every_operation():
+    seen: list[tuple[str, str, str]] = []
+
+    class Recorder(Hook):
+        def before(self, call: Call) -> None:
+            seen.append((call.primitive.name, call.scope, call.phase))
+
+    def f(x):
+        with scope("0.outer"), scope("1.inner"):
+            y = ops.exp(x)
+        with scope("loss"):
+            return y.sum()
+
+    with hook(Recorder()), scope("model"):
+        ad.grad(f)(np.ones(2))
+        with phase("update"):
+            ops.neg(np.ones(1))
+    assert ("exp", "model.0.outer.1.inner", "forward") in seen
+    assert ("mul", "model.0.outer.1.inner", "backward") in seen
+    assert ("broadcast_to", "model.loss", "backward") in seen
+    assert seen[-1] == ("neg", "model", "update")
+    assert current_scope() == ""
+    count = len(seen)
+    ops.neg(np.ones(1))
+    assert len(seen) == count

@@ -1,0 +1,133 @@
+"""Far from zero and at the edge: finite values and right gradients; shapes that do not fit, by message."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import adtrain as ad
+from adtrain import ops
+
+FAR = np.array([-1e4, -800.0, -40.0, 0.0, 40.0, 800.0, 1e4])
+
+
+def slopes(f, x):
+    return ad.grad(lambda x: f(x).sum())(x).numpy()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sigmoid_and_its_relatives_are_finite_and_right_far_out(dtype):
+    x = FAR.astype(dtype)
+    s = np.exp(-np.logaddexp(0, -FAR))
+    small = np.finfo(dtype).tiny
+    np.testing.assert_allclose(ops.sigmoid(x).numpy(), s, rtol=1e-6, atol=small)
+    np.testing.assert_allclose(slopes(ops.sigmoid, x), s * (1 - s), rtol=1e-5, atol=1e-16)
+    np.testing.assert_allclose(ops.softplus(x).numpy(), np.logaddexp(0, FAR), rtol=1e-6, atol=small)
+    np.testing.assert_allclose(slopes(ops.softplus, x), s, rtol=1e-6, atol=small)
+    np.testing.assert_allclose(slopes(ops.silu, x), s * (1 + FAR * (1 - s)), rtol=1e-5, atol=1e-12)
+    np.testing.assert_array_equal(slopes(ops.gelu, x), np.where(FAR > 0, 1, 0) + 0.5 * (FAR == 0))
+    np.testing.assert_allclose(
+        slopes(ops.elu, x), np.where(FAR > 0, 1, np.exp(np.minimum(FAR, 0))), rtol=1e-6, atol=1e-7
+    )
+    np.testing.assert_array_equal(slopes(ops.tanh, x), np.where(FAR == 0, 1, 0))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_softmax_and_cross_entropy_are_finite_and_right_far_out(dtype):
+    x = np.array([[1e4, 0.0, -1e4]], dtype)
+    np.testing.assert_array_equal(ops.softmax(x).numpy(), [[1, 0, 0]])
+    np.testing.assert_array_equal(ops.log_softmax(x).numpy(), [[0, -1e4, -2e4]])
+    np.testing.assert_array_equal(ops.logsumexp(x, 1).numpy(), [1e4])
+    for target in range(3):
+        value, slope = ad.value_and_grad(lambda x, t=target: ops.cross_entropy(x, np.array([t])))(x)
+        assert value.item() == target * 1e4
+        np.testing.assert_array_equal(slope.numpy(), [[1, 0, 0]] - np.eye(3)[target])
+    bce = ad.grad(lambda x: ops.binary_cross_entropy_with_logits(x, np.array([[0.0, 1.0, 1.0]], dtype)))(x)
+    np.testing.assert_allclose(bce.numpy() * 3, [[1, -0.5, -1]])
+
+
+def test_logsumexp_of_nothing_but_minus_infinity_is_minus_infinity():
+    assert ops.logsumexp(np.full(3, -np.inf)).item() == -np.inf
+
+
+def test_ties_share_the_cotangent():
+    assert slopes(lambda x: ops.maximum(x, 1.0), np.array([1.0])).tolist() == [0.5]
+    assert ad.grad(ops.max)(np.array([2.0, 1.0, 2.0])).numpy().tolist() == [0.5, 0, 0.5]
+    assert slopes(ops.relu, np.array([0.0])).tolist() == [0]
+    assert slopes(ops.abs, np.array([0.0])).tolist() == [0]
+
+
+def test_powers_at_zero():
+    zero = np.array([0.0])
+    assert slopes(lambda x: x**2, zero).tolist() == [0]
+    assert slopes(lambda x: x**1, zero).tolist() == [1]
+    assert slopes(lambda x: x**0, zero).tolist() == [0]
+    base, exponent = ad.grad(lambda a, b: (a**b).sum(), (0, 1))(zero, np.array([2.0]))
+    assert (base.item(), exponent.item()) == (0, 0)
+
+
+def test_repeated_indices_add_up():
+    grad = ad.grad(lambda w: ops.embedding(np.array([1, 1, 0]), w).sum())(np.zeros((3, 2)))
+    assert grad.numpy().tolist() == [[1, 1], [2, 2], [0, 0]]
+
+
+MESSAGES = [
+    (lambda: ops.add(np.ones((3, 4)), np.ones(5)), r"add: shapes \(3, 4\) and \(5,\) do not broadcast together"),
+    (lambda: ops.matmul(np.ones((2, 3)), np.ones((4, 5))),
+     r"matmul: inner lengths 3 and 4 differ in \(2, 3\) @ \(4, 5\)$"),
+    (lambda: ops.matmul(np.ones((2, 3)), np.ones((3, 5)), transpose_b=True),
+     r"matmul: inner lengths 3 and 5 differ in \(2, 3\) @ \(3, 5\), b transposed"),
+    (lambda: ops.matmul(np.ones(()), np.ones(3)), r"matmul: found shapes \(\) and \(3,\), expected at least one axis"),
+    (lambda: ops.conv2d(np.ones((1, 3, 5, 5)), np.ones((4, 2, 3, 3))),
+     r"conv2d: the input has 3 channels, the weight \(4, 2, 3, 3\) takes 2 x 1 groups = 2"),
+    (lambda: ops.conv2d(np.ones((1, 1, 2, 2)), np.ones((1, 1, 3, 3))),
+     "conv2d: kernel 3x3 .* is larger than the input 2x2"),
+    (lambda: ops.conv2d(np.ones((1, 1, 2, 2)), np.ones((1, 1, 1, 1)), stride=0),
+     "stride, dilation and groups must be at least 1"),
+    (lambda: ops.max_pool2d(np.ones((1, 1, 2, 2)), 3), "max_pool2d: window 3x3 is larger than the input 2x2"),
+    (lambda: ops.max_pool2d(np.ones((1, 1, 4, 4)), 2, padding=2), "padding .* must be between 0 and half the window"),
+    (lambda: ops.reshape(np.ones(6), (4, -1)),
+     r"reshape: 6 elements of shape \(6,\) do not fit into shape \(4, -1\)"),
+    (lambda: ops.reshape(np.ones(6), (5,)), r"reshape: 6 elements of shape \(6,\) do not fit into shape \(5,\)"),
+    (lambda: ops.transpose(np.ones((2, 3)), (0, 0)), r"transpose: axes \(0, 0\) are no permutation of the 2 axes"),
+    (lambda: ops.sum(np.ones((2, 3)), 2), "sum: axis 2 is out of range for an array of 2 dimensions"),
+    (lambda: ops.sum(np.ones((2, 3)), (0, -2)), r"sum: axis \(0, -2\) names an axis twice"),
+    (lambda: ops.mean(np.ones((0, 3)), 0), r"mean: shape \(0, 3\) has no elements along axes \(0,\)"),
+    (lambda: ops.max(np.ones((0, 3)), 0), r"max: shape \(0, 3\) has no elements along axes \(0,\)"),
+    (lambda: ops.concatenate([]), "concatenate: found no arrays"),
+    (lambda: ops.concatenate([np.ones((2, 3)), np.ones((3, 3))], 1),
+     r"concatenate: shapes \(2, 3\) and \(3, 3\) differ beside axis 1"),
+    (lambda: ops.take(np.ones(3), np.array([3])), "take: index 3 is out of range for length 3"),
+    (lambda: ops.cross_entropy(np.ones((2, 3)), np.array([0, 3])),
+     "take_along_axis: index 3 is out of range for length 3"),
+    (lambda: ops.cross_entropy(np.ones((2, 3)), np.array([0])), r"cross_entropy: found \(2, 3\) and targets \(1,\)"),
+    (lambda: ops.batch_norm(np.ones((1, 3)), np.ones(3), np.ones(3)), "has 1 values a channel, expected at least 2"),
+    (lambda: ops.layer_norm(np.ones((2, 3)), 4), r"layer_norm: shape \(2, 3\) does not end in \(4,\)"),
+    (lambda: ops.group_norm(np.ones((2, 3)), 2), r"group_norm: shape \(2, 3\) does not divide into 2 groups"),
+    (lambda: ops.dropout(np.ones(3), 1.0, ops.rng_state(0)),
+     "dropout: found p = 1.0, expected 0 <= p < 1"),
+    (lambda: ops.pad(np.ones(3), ((1, -1),)), "pad: found negative widths"),
+    (lambda: ops.mse_loss(np.ones(3), np.ones((3, 1))), r"mse_loss: found shapes \(3,\) and \(3, 1\), expected equal"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "message"), MESSAGES)
+def test_shapes_that_do_not_fit_are_refused_by_a_message(call, message):
+    with pytest.raises(ad.ShapeError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+TYPES = [
+    (lambda: ops.exp(np.array([1, 2])), "exp: found int64, expected float32 or float64; use astype"),
+    (lambda: ops.take(np.ones(3), np.array([1.0])), "take: the indices are float64, expected integers"),
+    (lambda: ops.where(np.array([1, 0]), 1.0, 2.0), "where: the condition is int64, expected bool"),
+    (lambda: ops.random_uniform(np.zeros(4), (2,)), r"random_uniform: rng is float64\[4\], expected uint32\[4\]"),
+    (lambda: ops.astype(np.ones(2), "float16"), "astype: found float16, expected one of bool, float32"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), TYPES)
+def test_types_that_do_not_fit_are_refused_by_a_message(call, message):
+    with pytest.raises(ad.DTypeError, match=message):
+        call()
