@@ -9,7 +9,8 @@ until it reaches the base, which runs it. Levels nest, so the gradient of a grad
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from adtrain.core.array import Array, Value
@@ -98,6 +99,21 @@ def bind(primitive: Primitive, *args: Value, **params: Any) -> Any:
         elif not isinstance(x, Array):
             raise DTypeError(f"{primitive.name}: found an argument of type {type(x).__name__}, expected an array")
     return trace.process(primitive, args, params)
+
+
+@contextmanager
+def base_trace(trace: Trace) -> Iterator[None]:
+    """Let ``trace`` (level 0) take, in a block, every operation that would otherwise run at once.
+
+    This is where staging records: the differentiating levels above neither know nor care whether what is below them
+    computes or writes down.
+    """
+    outer = _levels.base
+    _levels.base = trace
+    try:
+        yield
+    finally:
+        _levels.base = outer
 
 
 def enter_level() -> int:
