@@ -4,13 +4,13 @@
 `value_and_grad`, `vjp`, `jvp`, `hvp`, `jacobian`, `hessian`, `custom_vjp`), layers (`nn`) and optimizers (`optim`).
 """
 
-from adtrain import ops
+from adtrain import nn, ops, optim
 from adtrain.backends.cpu import NumpyBackend
 from adtrain.core.array import Array, ArrayType, Value, array
 from adtrain.core.autodiff import grad, hessian, hvp, jacobian, jvp, value_and_grad, vjp
 from adtrain.core.backend import register_backend
 from adtrain.core.custom import custom_vjp
-from adtrain.core.errors import AdtrainError, DeviceError, DTypeError, ShapeError, TraceError
+from adtrain.core.errors import AdtrainError, DeviceError, DTypeError, OptionError, ShapeError, TraceError
 
 register_backend("cpu", NumpyBackend)
 
@@ -21,6 +21,7 @@ __all__ = [
     "ArrayType",
     "DTypeError",
     "DeviceError",
+    "OptionError",
     "ShapeError",
     "TraceError",
     "Value",
@@ -31,7 +32,9 @@ __all__ = [
     "hvp",
     "jacobian",
     "jvp",
+    "nn",
     "ops",
+    "optim",
     "value_and_grad",
     "vjp",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf, isfinite
+from math import inf, isfinite, nan
 from numbers import Integral, Real
 from typing import Any
 
@@ -11,7 +11,7 @@ from adtrain.core.errors import OptionError
 
 def is_integer(value: Any, least: int) -> bool:
     """Whether `value` is an integer (no bool) of at least `least`."""
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
 
 
 def check_integer(owner: str, name: str, value: Any, least: int) -> None:
@@ -22,7 +22,8 @@ def check_integer(owner: str, name: str, value: Any, least: int) -> None:
 
 def check_number(owner: str, name: str, value: Any, low: float = 0, below: float = inf) -> None:
     """OptionError unless `value`, the option `name` of `owner`, is a finite number in [low, below)."""
-    if not isinstance(value, Real) or isinstance(value, bool) or not isfinite(value) or not low <= value < below:
+    number = float(value) if not isinstance(value, bool) and isinstance(value, Real) else nan
+    if not isfinite(number) or not low <= number < below:
         expected = (
             "a finite number"
             + (f", at least {low}" if low > -inf else "")

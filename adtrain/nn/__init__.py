@@ -1,0 +1,65 @@
+"""Layers as immutable descriptions; their arrays live outside, in trees.
+
+Typical use::
+
+    model = nn.Sequential([nn.Linear(32), nn.Relu(), nn.Linear(10)])
+    params, state = model.init((784,), np.random.default_rng(0), np.dtype("float32"))
+    logits, state = model(params, state, x, nn.Mode(training=True, rng=rng))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from adtrain import ops
+from adtrain.core.array import Value
+from adtrain.nn.activation import (
+    Dropout,
+    Elu,
+    Gelu,
+    LeakyRelu,
+    LogSoftmax,
+    Relu,
+    Sigmoid,
+    Silu,
+    Softmax,
+    Softplus,
+    Tanh,
+)
+from adtrain.nn.containers import Container, Parallel, Residual, Sequential
+from adtrain.nn.conv import Conv2d, ConvTranspose2d
+from adtrain.nn.describe import LayerRow, count_parameters, describe
+from adtrain.nn.init import INITIALIZERS, WeightInit
+from adtrain.nn.linear import Embedding, Linear
+from adtrain.nn.module import LayerError, Mode, Module, Params, Shape, State
+from adtrain.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm
+from adtrain.nn.pool import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
+from adtrain.nn.shape import Flatten, Reshape
+
+LAYERS: dict[str, type[Module]] = {
+    layer.kind(): layer
+    for layer in (
+        Linear, Conv2d, ConvTranspose2d, MaxPool2d, AvgPool2d, AdaptiveAvgPool2d,
+        BatchNorm1d, BatchNorm2d, LayerNorm, GroupNorm, Embedding, Dropout, Flatten, Reshape,
+        Relu, LeakyRelu, Elu, Gelu, Silu, Tanh, Sigmoid, Softplus, Softmax, LogSoftmax,
+    )
+}  # fmt: skip
+"""Every layer by its name in a config; the containers stand apart."""
+
+LOSSES: dict[str, Callable[..., Value]] = {
+    "cross_entropy": ops.cross_entropy,
+    "nll": ops.nll_loss,
+    "mse": ops.mse_loss,
+    "l1": ops.l1_loss,
+    "huber": ops.huber_loss,
+    "binary_cross_entropy_with_logits": ops.binary_cross_entropy_with_logits,
+}
+"""Every loss by its name in a config: f(outputs, targets, **options), the mean over the batch."""
+
+__all__ = [
+    "INITIALIZERS", "LAYERS", "LOSSES", "AdaptiveAvgPool2d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Container",
+    "Conv2d", "ConvTranspose2d", "Dropout", "Elu", "Embedding", "Flatten", "Gelu", "GroupNorm", "LayerError",
+    "LayerNorm", "LayerRow", "LeakyRelu", "Linear", "LogSoftmax", "MaxPool2d", "Mode", "Module", "Parallel", "Params",
+    "Relu", "Reshape", "Residual", "Sequential", "Shape", "Sigmoid", "Silu", "Softmax", "Softplus", "State", "Tanh",
+    "WeightInit", "count_parameters", "describe",
+]  # fmt: skip

@@ -1,0 +1,163 @@
+"""Convolution layers over images, (channels, height, width) a sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from adtrain import ops
+from adtrain.core.array import Value
+from adtrain.core.errors import OptionError, ShapeError
+from adtrain.nn import fields
+from adtrain.nn.fields import Pair, by, pair
+from adtrain.nn.init import WeightInit, WeightLayer
+from adtrain.nn.module import Mode, Params, Shape, State
+
+IMAGE_AXES = ("channels", "height", "width")
+
+
+@dataclass(frozen=True)
+class Conv2d(WeightLayer):
+    """Cross-correlation, as torch.nn.Conv2d; weight (out_channels, in_channels / groups, kernel size).
+
+    `padding="same"` keeps height and width for stride 1; where the total is odd, the odd row and column come last.
+    """
+
+    out_channels: int
+    kernel_size: Pair
+    stride: Pair = 1
+    padding: Pair | Literal["same"] = 0
+    dilation: Pair = 1
+    groups: int = 1
+    bias: bool = True
+    in_channels: int | None = None
+    weight_init: WeightInit = "kaiming_uniform"
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
+        if self.padding != "same":
+            fields.check_pairs(self, 0, "padding")
+        elif pair(self.stride) != (1, 1):
+            raise OptionError(f"conv2d: padding 'same' needs stride 1, found stride {self.stride}")
+
+    def output_shape(self, shape: Shape) -> Shape:
+        _check_channels(self, shape)
+        kernel = _dilated(self)
+        low, extra = self._padding()
+        padded = tuple(n + 2 * p + e for n, p, e in zip(shape[1:], low, extra, strict=True))
+        if any(k > n for k, n in zip(kernel, padded, strict=True)):
+            raise ShapeError(
+                f"conv2d: kernel {by(pair(self.kernel_size))} (dilated {by(kernel)}) "
+                f"is larger than the padded input {by(padded)}"
+            )
+        sizes = zip(padded, kernel, pair(self.stride), strict=True)
+        return (self.out_channels, *((n - k) // s + 1 for n, k, s in sizes))
+
+    def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
+        shapes: dict[str, Shape] = {"weight": (self.out_channels, shape[0] // self.groups, *pair(self.kernel_size))}
+        if self.bias:
+            shapes["bias"] = (self.out_channels,)
+        return shapes
+
+    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        padding, extra = self._padding()
+        if any(extra):
+            x = ops.pad(x, ((0, 0), (0, 0), (0, extra[0]), (0, extra[1])))
+        y = ops.conv2d(
+            x,
+            params["weight"],
+            params["bias"] if self.bias else None,
+            stride=self.stride,
+            padding=padding,
+            dilation=self.dilation,
+            groups=self.groups,
+        )
+        return y, state
+
+    def _padding(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Padding of both ends, and what the far ends get beyond it."""
+        if self.padding != "same":
+            return pair(self.padding), (0, 0)
+        high, wide = (k - 1 for k in _dilated(self))
+        return (high // 2, wide // 2), (high % 2, wide % 2)
+
+
+@dataclass(frozen=True)
+class ConvTranspose2d(WeightLayer):
+    """The transpose of Conv2d, as PyTorch's; weight (in_channels, out_channels / groups, kernel size)."""
+
+    out_channels: int
+    kernel_size: Pair
+    stride: Pair = 1
+    padding: Pair = 0
+    output_padding: Pair = 0
+    groups: int = 1
+    bias: bool = True
+    dilation: Pair = 1
+    in_channels: int | None = None
+    weight_init: WeightInit = "kaiming_uniform"
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
+        fields.check_pairs(self, 0, "padding", "output_padding")
+        if any(extra >= s for extra, s in zip(pair(self.output_padding), pair(self.stride), strict=True)):
+            raise OptionError(
+                f"conv_transpose2d: output_padding is {self.output_padding}, expected less than stride, {self.stride}"
+            )
+
+    def output_shape(self, shape: Shape) -> Shape:
+        _check_channels(self, shape)
+        sizes = zip(
+            shape[1:], pair(self.stride), pair(self.padding), _dilated(self), pair(self.output_padding), strict=True
+        )
+        output = tuple((n - 1) * s - 2 * p + k + extra for n, s, p, k, extra in sizes)
+        if any(n < 1 for n in output):
+            raise ShapeError(
+                f"conv_transpose2d: padding {by(pair(self.padding))} leaves nothing of the output: {by(output)} "
+                f"for the input {by(shape[1:])}"
+            )
+        return (self.out_channels, *output)
+
+    def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
+        shapes: dict[str, Shape] = {"weight": (shape[0], self.out_channels // self.groups, *pair(self.kernel_size))}
+        if self.bias:
+            shapes["bias"] = (self.out_channels,)
+        return shapes
+
+    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        y = ops.conv_transpose2d(
+            x,
+            params["weight"],
+            params["bias"] if self.bias else None,
+            stride=self.stride,
+            padding=self.padding,
+            output_padding=self.output_padding,
+            groups=self.groups,
+            dilation=self.dilation,
+        )
+        return y, state
+
+
+def _dilated(layer: Conv2d | ConvTranspose2d) -> tuple[int, int]:
+    """What the kernel spans once dilated."""
+    (kh, kw), (dh, dw) = pair(layer.kernel_size), pair(layer.dilation)
+    return dh * (kh - 1) + 1, dw * (kw - 1) + 1
+
+
+def _check_fields(layer: Conv2d | ConvTranspose2d) -> None:
+    fields.check_integers(layer, 1, "out_channels", "groups", "in_channels")
+    fields.check_pairs(layer, 1, "kernel_size", "stride", "dilation")
+    layer.check_weight_init()
+    if layer.out_channels % layer.groups:
+        raise OptionError(
+            f"{layer.kind()}: out_channels {layer.out_channels} is not a multiple of groups {layer.groups}"
+        )
+
+
+def _check_channels(layer: Conv2d | ConvTranspose2d, shape: Shape) -> None:
+    fields.check_ndim(layer, shape, IMAGE_AXES)
+    fields.check_inferred(layer, "in_channels", shape[0], "channels", shape)
+    if shape[0] % layer.groups:
+        raise ShapeError(
+            f"{layer.kind()}: the input's {shape[0]} channels are not a multiple of groups {layer.groups}: {shape}"
+        )

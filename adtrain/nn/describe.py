@@ -1,0 +1,43 @@
+"""A model's rows for a summary, from shapes alone: nothing is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import NamedTuple
+
+from adtrain.core import tree
+from adtrain.nn.containers import Container
+from adtrain.nn.module import Module, Params, Shape
+
+
+class LayerRow(NamedTuple):
+    """One layer: its dotted name in the model, its kind, the shape of one output sample, its number of parameters."""
+
+    name: str
+    kind: str
+    output_shape: Shape
+    parameters: int
+
+
+def describe(model: Module, shape: Shape) -> list[LayerRow]:
+    """A row for each layer in the order they run, containers expanded, for input samples of `shape`.
+
+    Raises ShapeError where a layer does not fit its input.
+    """
+    model.output_shape(shape)
+    return list(_rows(model, shape, ""))
+
+
+def _rows(module: Module, shape: Shape, name: str) -> Iterator[LayerRow]:
+    if isinstance(module, Container):
+        for child_name, child, inner in module.children(shape):
+            yield from _rows(child, inner, f"{name}.{child_name}" if name else child_name)
+    else:
+        parameters = sum(prod(size) for size in module.parameter_shapes(shape).values())
+        yield LayerRow(name, module.kind(), module.output_shape(shape), parameters)
+
+
+def count_parameters(params: Params) -> int:
+    """The number of elements in a tree of arrays."""
+    return sum(leaf.size for leaf in tree.leaves(params))

@@ -1,0 +1,65 @@
+"""Checks of the layers' options, made when a layer is described."""
+
+from __future__ import annotations
+
+from math import inf
+
+from adtrain.core import options
+from adtrain.core.errors import OptionError, ShapeError
+from adtrain.nn.module import Module, Shape
+
+Pair = int | tuple[int, int]
+
+
+def pair(value: Pair) -> tuple[int, int]:
+    """`value` for height and width: an integer stands for both."""
+    return value if isinstance(value, tuple) else (value, value)
+
+
+def by(size: tuple[int, ...]) -> str:
+    """A size as people write it: "5x5"."""
+    return "x".join(map(str, size))
+
+
+def check_integers(layer: Module, least: int, *names: str) -> None:
+    """OptionError unless each named field is an integer of at least `least` (or None, where it was left out)."""
+    for name in names:
+        value = getattr(layer, name)
+        if value is not None:
+            options.check_integer(layer.kind(), name, value, least)
+
+
+def check_pairs(layer: Module, least: int, *names: str) -> None:
+    """OptionError unless each named field is an integer of at least `least`, or a pair of them (or None)."""
+    for name in names:
+        value = getattr(layer, name)
+        sizes = value if isinstance(value, tuple) and len(value) == 2 else (value,)
+        if value is not None and not all(options.is_integer(size, least) for size in sizes):
+            raise OptionError(
+                f"{layer.kind()}: {name} is {value!r}, expected an integer, at least {least}, or a pair of them"
+            )
+
+
+def check_number(layer: Module, name: str, low: float = -inf, below: float = inf) -> None:
+    """OptionError unless the named field is a finite number in [low, below)."""
+    options.check_number(layer.kind(), name, getattr(layer, name), low, below)
+
+
+def check_choice(layer: Module, name: str, choices: tuple[str, ...]) -> None:
+    """OptionError unless the named field is one of `choices`."""
+    value = getattr(layer, name)
+    if value not in choices:
+        raise OptionError(f"{layer.kind()}: {name} is {value!r}, expected one of {', '.join(choices)}")
+
+
+def check_ndim(layer: Module, shape: Shape, axes: tuple[str, ...]) -> None:
+    """ShapeError unless `shape` has exactly the named axes."""
+    if len(shape) != len(axes):
+        raise ShapeError(f"{layer.kind()}: expected an input of shape ({', '.join(axes)}), found {shape}")
+
+
+def check_inferred(layer: Module, name: str, size: int, unit: str, shape: Shape) -> None:
+    """ShapeError where the optional field `name` was given and is not `size`, the input's number of `unit`."""
+    value = getattr(layer, name)
+    if value is not None and value != size:
+        raise ShapeError(f"{layer.kind()}: {name} is {value}, the input has {size} {unit}: {shape}")

@@ -1,0 +1,99 @@
+"""Initialisers of weights, each named after its paper and equal in distribution to torch.nn.init's.
+
+A weight of shape (out, in, *receptive field) has fan_in = in * field and fan_out = out * field, counted from the shape
+as PyTorch does, for transposed convolutions too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod, sqrt
+from typing import Any, Literal
+
+import numpy as np
+
+from adtrain.core.array import array
+from adtrain.nn import fields
+from adtrain.nn.module import Module, Params, Shape, State
+
+WeightInit = Literal[
+    "kaiming_uniform", "kaiming_normal", "xavier_uniform", "xavier_normal", "orthogonal", "trunc_normal", "normal"
+]
+
+Draw = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def fans(shape: Shape) -> tuple[int, int]:
+    """fan_in and fan_out of a weight of two or more axes."""
+    field = prod(shape[2:])
+    return shape[1] * field, shape[0] * field
+
+
+def kaiming_uniform(shape: Shape, rng: np.random.Generator) -> Draw:
+    """U(-b, b), b = √(6 / fan_in): variance 2 / fan_in, for relu (He et al. 2015, "Delving deep into rectifiers")."""
+    bound = sqrt(6 / fans(shape)[0])
+    return rng.uniform(-bound, bound, shape)
+
+
+def kaiming_normal(shape: Shape, rng: np.random.Generator) -> Draw:
+    """N(0, 2 / fan_in), for relu (He et al. 2015)."""
+    return rng.normal(0, sqrt(2 / fans(shape)[0]), shape)
+
+
+def xavier_uniform(shape: Shape, rng: np.random.Generator) -> Draw:
+    """U(-b, b), b = √(6 / (fan_in + fan_out)) (Glorot and Bengio 2010, "Understanding the difficulty ...")."""
+    bound = sqrt(6 / sum(fans(shape)))
+    return rng.uniform(-bound, bound, shape)
+
+
+def xavier_normal(shape: Shape, rng: np.random.Generator) -> Draw:
+    """N(0, 2 / (fan_in + fan_out)) (Glorot and Bengio 2010)."""
+    return rng.normal(0, sqrt(2 / sum(fans(shape))), shape)
+
+
+def orthogonal(shape: Shape, rng: np.random.Generator) -> Draw:
+    """Orthonormal rows or columns, whichever are fewer, of the weight as a matrix (out, rest) (Saxe et al. 2014).
+
+    The sign of R's diagonal goes into Q, which makes it uniform over the orthogonal matrices (Mezzadri 2007).
+    """
+    rows, columns = shape[0], prod(shape[1:])
+    q, r = np.linalg.qr(rng.normal(size=(max(rows, columns), min(rows, columns))))
+    q *= np.where(np.diag(r) < 0, -1.0, 1.0)
+    return (q if rows >= columns else q.T).reshape(shape)
+
+
+def trunc_normal(shape: Shape, rng: np.random.Generator) -> Draw:
+    """N(0, 0.02²) cut at two standard deviations, drawn again where beyond (Devlin et al. 2018, BERT)."""
+    z = rng.normal(size=shape)
+    while (beyond := np.abs(z) > 2).any():
+        z[beyond] = rng.normal(size=int(beyond.sum()))
+    return 0.02 * z
+
+
+def normal(shape: Shape, rng: np.random.Generator) -> Draw:
+    """N(0, 1), torch.nn.Embedding's."""
+    return rng.normal(size=shape)
+
+
+INITIALIZERS: dict[str, Callable[[Shape, np.random.Generator], Draw]] = {
+    f.__name__: f
+    for f in (kaiming_uniform, kaiming_normal, xavier_uniform, xavier_normal, orthogonal, trunc_normal, normal)
+}
+
+
+class WeightLayer(Module):
+    """A layer whose "weight" is drawn by the initialiser `weight_init`; its "bias" starts at zero."""
+
+    weight_init: WeightInit
+
+    def check_weight_init(self) -> None:
+        """OptionError unless `weight_init` is known."""
+        fields.check_choice(self, "weight_init", tuple(INITIALIZERS))
+
+    def init(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
+        self.output_shape(shape)
+        draw = INITIALIZERS[self.weight_init]
+        params: Params = {}
+        for name, size in self.parameter_shapes(shape).items():
+            params[name] = array((draw(size, rng) if name == "weight" else np.zeros(size)).astype(dtype))
+        return params, {}

@@ -1,0 +1,64 @@
+"""Layers that are a table or a matrix: linear and embedding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from adtrain import ops
+from adtrain.core.array import Value
+from adtrain.core.errors import ShapeError
+from adtrain.nn import fields
+from adtrain.nn.init import WeightInit, WeightLayer
+from adtrain.nn.module import Mode, Params, Shape, State
+
+
+@dataclass(frozen=True)
+class Linear(WeightLayer):
+    """x Wᵀ + b over the last axis: (..., in_features) -> (..., out_features); weight (out_features, in_features)."""
+
+    out_features: int
+    bias: bool = True
+    in_features: int | None = None
+    weight_init: WeightInit = "kaiming_uniform"
+
+    def __post_init__(self) -> None:
+        fields.check_integers(self, 1, "out_features", "in_features")
+        self.check_weight_init()
+
+    def output_shape(self, shape: Shape) -> Shape:
+        if not shape:
+            raise ShapeError(f"linear: expected an input of shape (..., features), found {shape}")
+        fields.check_inferred(self, "in_features", shape[-1], "features", shape)
+        return (*shape[:-1], self.out_features)
+
+    def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
+        shapes: dict[str, Shape] = {"weight": (self.out_features, shape[-1])}
+        if self.bias:
+            shapes["bias"] = (self.out_features,)
+        return shapes
+
+    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        y = ops.matmul(x, params["weight"], transpose_b=True)
+        return (ops.add(y, params["bias"]) if self.bias else y), state
+
+
+@dataclass(frozen=True)
+class Embedding(WeightLayer):
+    """A row of the weight for each integer: (...) -> (..., embedding_dim); weight (num_embeddings, embedding_dim)."""
+
+    num_embeddings: int
+    embedding_dim: int
+    weight_init: WeightInit = "normal"
+
+    def __post_init__(self) -> None:
+        fields.check_integers(self, 1, "num_embeddings", "embedding_dim")
+        self.check_weight_init()
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return (*shape, self.embedding_dim)
+
+    def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
+        return {"weight": (self.num_embeddings, self.embedding_dim)}
+
+    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        return ops.embedding(x, params["weight"]), state

@@ -1,0 +1,163 @@
+"""Normalisation layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from adtrain import ops
+from adtrain.core.array import Value, array
+from adtrain.core.errors import OptionError, ShapeError
+from adtrain.nn import fields
+from adtrain.nn.conv import IMAGE_AXES
+from adtrain.nn.module import Mode, Module, Params, Shape, State
+
+
+class _NormLayer(Module):
+    """A layer whose "weight" starts at one and whose "bias" at zero."""
+
+    def init(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
+        self.output_shape(shape)
+        sizes = self.parameter_shapes(shape)
+        return {name: array(np.full(size, float(name == "weight"), dtype)) for name, size in sizes.items()}, {}
+
+
+@dataclass(frozen=True)
+class _BatchNorm(_NormLayer):
+    num_features: int | None = None
+    eps: float = 1e-5
+    momentum: float = 0.1
+    affine: bool = True
+
+    def __post_init__(self) -> None:
+        fields.check_integers(self, 1, "num_features")
+        fields.check_number(self, "eps", low=0)
+        fields.check_number(self, "momentum", low=0, below=1)
+
+    def output_shape(self, shape: Shape) -> Shape:
+        fields.check_inferred(self, "num_features", shape[0], "channels", shape)
+        return shape
+
+    def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
+        return {"weight": shape[:1], "bias": shape[:1]} if self.affine else {}
+
+    def init(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
+        params, _ = super().init(shape, rng, dtype)
+        channels = shape[0]
+        return params, {
+            "running_mean": array(np.zeros(channels, dtype)),
+            "running_var": array(np.ones(channels, dtype)),
+        }
+
+    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        y, running_mean, running_var = ops.batch_norm(
+            x,
+            state["running_mean"],
+            state["running_var"],
+            *_affine(self.affine, params),
+            training=mode.training,
+            momentum=self.momentum,
+            eps=self.eps,
+        )
+        return y, {"running_mean": running_mean, "running_var": running_var}
+
+
+@dataclass(frozen=True)
+class BatchNorm1d(_BatchNorm):
+    """Batch normalisation (Ioffe and Szegedy 2015) of features, (channels,) or (channels, length) a sample."""
+
+    def output_shape(self, shape: Shape) -> Shape:
+        if len(shape) not in (1, 2):
+            raise ShapeError(
+                f"batch_norm1d: expected an input of shape (channels,) or (channels, length), found {shape}"
+            )
+        return super().output_shape(shape)
+
+
+@dataclass(frozen=True)
+class BatchNorm2d(_BatchNorm):
+    """Batch normalisation (Ioffe and Szegedy 2015) of images, (channels, height, width) a sample.
+
+    Training normalises by the batch's mean and biased variance and moves the running mean and (unbiased) variance by
+    `momentum` towards them; evaluation normalises by the running ones.
+    """
+
+    def output_shape(self, shape: Shape) -> Shape:
+        fields.check_ndim(self, shape, IMAGE_AXES)
+        return super().output_shape(shape)
+
+
+@dataclass(frozen=True)
+class LayerNorm(_NormLayer):
+    """Normalisation of each sample over its last axes (Ba et al. 2016).
+
+    `normalized_shape` is their sizes; left out, it is the last axis alone.
+    """
+
+    normalized_shape: int | tuple[int, ...] | None = None
+    eps: float = 1e-5
+    elementwise_affine: bool = True
+
+    def __post_init__(self) -> None:
+        sizes = self.normalized_shape if isinstance(self.normalized_shape, tuple) else (self.normalized_shape,)
+        if self.normalized_shape is not None and (not sizes or any(type(n) is not int or n < 1 for n in sizes)):
+            raise OptionError(
+                f"layer_norm: normalized_shape is {self.normalized_shape!r}, expected the sizes of the last axes"
+            )
+        fields.check_number(self, "eps", low=0)
+
+    def output_shape(self, shape: Shape) -> Shape:
+        normalized = self._normalized_shape(shape)
+        if not shape or shape[-len(normalized) :] != normalized:
+            raise ShapeError(f"layer_norm: normalized_shape {normalized} is not the end of the input's shape {shape}")
+        return shape
+
+    def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
+        normalized = self._normalized_shape(shape)
+        return {"weight": normalized, "bias": normalized} if self.elementwise_affine else {}
+
+    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        normalized = self._normalized_shape(x.shape[1:])
+        return ops.layer_norm(x, normalized, *_affine(self.elementwise_affine, params), eps=self.eps), state
+
+    def _normalized_shape(self, shape: Shape) -> Shape:
+        if self.normalized_shape is None:
+            return shape[-1:]
+        return self.normalized_shape if isinstance(self.normalized_shape, tuple) else (self.normalized_shape,)
+
+
+@dataclass(frozen=True)
+class GroupNorm(_NormLayer):
+    """Normalisation of each sample over groups of its channels, the first axis (Wu and He 2018)."""
+
+    num_groups: int
+    num_channels: int | None = None
+    eps: float = 1e-5
+    affine: bool = True
+
+    def __post_init__(self) -> None:
+        fields.check_integers(self, 1, "num_groups", "num_channels")
+        fields.check_number(self, "eps", low=0)
+
+    def output_shape(self, shape: Shape) -> Shape:
+        if not shape:
+            raise ShapeError(f"group_norm: expected an input of shape (channels, ...), found {shape}")
+        fields.check_inferred(self, "num_channels", shape[0], "channels", shape)
+        if shape[0] % self.num_groups:
+            raise ShapeError(
+                f"group_norm: the input's {shape[0]} channels are not a multiple of num_groups {self.num_groups}: "
+                f"{shape}"
+            )
+        return shape
+
+    def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
+        return {"weight": shape[:1], "bias": shape[:1]} if self.affine else {}
+
+    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        return ops.group_norm(x, self.num_groups, *_affine(self.affine, params), eps=self.eps), state
+
+
+def _affine(given: bool, params: Params) -> tuple[Value | None, Value | None]:
+    return (params["weight"], params["bias"]) if given else (None, None)

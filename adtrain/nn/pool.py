@@ -1,0 +1,70 @@
+"""Pooling layers over images, (channels, height, width) a sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from adtrain import ops
+from adtrain.core.array import Value
+from adtrain.core.errors import OptionError, ShapeError
+from adtrain.nn import fields
+from adtrain.nn.conv import IMAGE_AXES
+from adtrain.nn.fields import Pair, by, pair
+from adtrain.nn.module import Mode, Module, Params, Shape, State
+
+
+@dataclass(frozen=True)
+class _Pool2d(Module):
+    kernel_size: Pair
+    stride: Pair | None = None
+    padding: Pair = 0
+
+    def __post_init__(self) -> None:
+        fields.check_pairs(self, 1, "kernel_size", "stride")
+        fields.check_pairs(self, 0, "padding")
+        if any(2 * p > k for p, k in zip(pair(self.padding), pair(self.kernel_size), strict=True)):
+            raise OptionError(
+                f"{self.kind()}: padding {self.padding} is more than half of kernel_size {self.kernel_size}"
+            )
+
+    def output_shape(self, shape: Shape) -> Shape:
+        fields.check_ndim(self, shape, IMAGE_AXES)
+        kernel = pair(self.kernel_size)
+        stride = kernel if self.stride is None else pair(self.stride)
+        padded = tuple(n + 2 * p for n, p in zip(shape[1:], pair(self.padding), strict=True))
+        if any(k > n for k, n in zip(kernel, padded, strict=True)):
+            raise ShapeError(f"{self.kind()}: kernel {by(kernel)} is larger than the padded input {by(padded)}")
+        return (shape[0], *((n - k) // s + 1 for n, k, s in zip(padded, kernel, stride, strict=True)))
+
+
+@dataclass(frozen=True)
+class MaxPool2d(_Pool2d):
+    """The largest of each window; stride is kernel_size where left out; a last, partial window is dropped."""
+
+    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        return ops.max_pool2d(x, self.kernel_size, stride=self.stride, padding=self.padding), state
+
+
+@dataclass(frozen=True)
+class AvgPool2d(_Pool2d):
+    """The mean of each window, padding counted; stride is kernel_size where left out; a partial window is dropped."""
+
+    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        return ops.avg_pool2d(x, self.kernel_size, stride=self.stride, padding=self.padding), state
+
+
+@dataclass(frozen=True)
+class AdaptiveAvgPool2d(Module):
+    """Means over a grid of output_size windows, whatever the input's size, as torch.nn.AdaptiveAvgPool2d."""
+
+    output_size: Pair
+
+    def __post_init__(self) -> None:
+        fields.check_pairs(self, 1, "output_size")
+
+    def output_shape(self, shape: Shape) -> Shape:
+        fields.check_ndim(self, shape, IMAGE_AXES)
+        return (shape[0], *pair(self.output_size))
+
+    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        return ops.adaptive_avg_pool2d(x, self.output_size), state

@@ -1,0 +1,44 @@
+"""Layers that only change the shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from adtrain import ops
+from adtrain.core.array import Value
+from adtrain.core.errors import OptionError, ShapeError
+from adtrain.nn.module import Mode, Module, Params, Shape, State
+
+
+@dataclass(frozen=True)
+class Flatten(Module):
+    """All axes of a sample into one."""
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return (prod(shape),)
+
+    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        return ops.reshape(x, (x.shape[0], prod(x.shape[1:]))), state
+
+
+@dataclass(frozen=True)
+class Reshape(Module):
+    """A sample of another shape, of as many elements; one axis may be -1: what is left."""
+
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        sizes_given = isinstance(self.shape, tuple) and all(type(n) is int and (n > 0 or n == -1) for n in self.shape)
+        if not sizes_given or self.shape.count(-1) > 1:
+            raise OptionError(f"reshape: shape is {self.shape!r}, expected integers, at least 1, or -1 once")
+
+    def output_shape(self, shape: Shape) -> Shape:
+        known = prod(n for n in self.shape if n != -1)
+        fits = prod(shape) % known == 0 if -1 in self.shape else prod(shape) == known
+        if not fits:
+            raise ShapeError(f"reshape: shape {self.shape} has {known} elements, the input {prod(shape)}: {shape}")
+        return tuple(prod(shape) // known if n == -1 else n for n in self.shape)
+
+    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        return ops.reshape(x, (x.shape[0], *self.output_shape(x.shape[1:]))), state

@@ -1,0 +1,26 @@
+"""Optimizers and learning-rate schedules as pure functions over trees of arrays.
+
+Typical use::
+
+    optimizer = optim.Adam(lr=1e-3)
+    opt_state = optimizer.init(params)
+    params, opt_state = optimizer.update(grads, opt_state, params, lr)
+"""
+
+from __future__ import annotations
+
+from adtrain.optim import schedules
+from adtrain.optim.adam import Adam, AdamW
+from adtrain.optim.clip import clip_by_norm, clip_by_value
+from adtrain.optim.optimizer import Optimizer, OptState
+from adtrain.optim.rmsprop import RMSprop
+from adtrain.optim.schedules import SCHEDULES, Schedule
+from adtrain.optim.sgd import SGD
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW, "rmsprop": RMSprop}
+"""Every optimizer by its name in a config."""
+
+__all__ = [
+    "OPTIMIZERS", "SCHEDULES", "SGD", "Adam", "AdamW", "OptState", "Optimizer", "RMSprop", "Schedule", "clip_by_norm",
+    "clip_by_value", "schedules",
+]  # fmt: skip

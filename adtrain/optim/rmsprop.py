@@ -1,0 +1,47 @@
+"""RMSprop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from adtrain import ops
+from adtrain.core import tree
+from adtrain.core.array import Value
+from adtrain.optim.optimizer import Optimizer, OptState, Tree, add_decay, first_step, zeros_like
+
+
+@dataclass(frozen=True)
+class RMSprop(Optimizer):
+    """The gradient over the root of its running mean square (Tieleman and Hinton 2012), as torch.optim.RMSprop.
+
+    State: "step", "square_avg", and with momentum "momentum_buffer".
+    """
+
+    lr: float = 1e-2
+    alpha: float = 0.99
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check("alpha", below=1)
+        self._check("eps")
+        self._check("weight_decay")
+        self._check("momentum", below=1)
+
+    def init(self, params: Tree) -> OptState:
+        state: OptState = {"step": first_step(params), "square_avg": zeros_like(params)}
+        if self.momentum:
+            state["momentum_buffer"] = zeros_like(params)
+        return state
+
+    def update(self, grads: Tree, state: OptState, params: Tree, lr: Value) -> tuple[Tree, OptState]:
+        grads = add_decay(grads, params, self.weight_decay)
+        square = tree.map(lambda s, g: self.alpha * s + (1 - self.alpha) * ops.square(g), state["square_avg"], grads)
+        direction = tree.map(lambda g, s: g / (ops.sqrt(s) + self.eps), grads, square)
+        new: OptState = {"step": state["step"] + 1, "square_avg": square}
+        if self.momentum:
+            direction = tree.map(lambda v, d: self.momentum * v + d, state["momentum_buffer"], direction)
+            new["momentum_buffer"] = direction
+        return tree.map(lambda p, d: p - ops.astype(lr, p.dtype) * d, params, direction), new

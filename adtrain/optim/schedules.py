@@ -1,0 +1,161 @@
+"""Schedules of the learning rate: the factor of the base rate at each step, counted from 0 for the first update.
+
+A factor is a float64 0-d Value computed by public ops from an int64 0-d Value, so a schedule is part of the step.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from math import pi
+from typing import Any
+
+import numpy as np
+
+from adtrain import ops
+from adtrain.core.array import Value
+from adtrain.core.options import check_integer, check_number
+
+
+class Schedule(ABC):
+    """A factor of the base learning rate for each step. Subclasses are frozen dataclasses; their units are steps."""
+
+    @abstractmethod
+    def __call__(self, step: Value) -> Value:
+        """The factor (float64, 0-d) for the update after `step` (integer, 0-d) updates."""
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """Always 1."""
+
+    def __call__(self, step: Value) -> Value:
+        return ops.ones_like(_float(step))
+
+
+@dataclass(frozen=True)
+class Step(Schedule):
+    """gamma to the power of the number of whole `step_size` steps made."""
+
+    step_size: int
+    gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_integer("step", "step_size", self.step_size, least=1)
+        check_number("step", "gamma", self.gamma)
+
+    def __call__(self, step: Value) -> Value:
+        periods = ops.astype(_float(step) / self.step_size, np.int64)
+        return ops.power(self.gamma, _float(periods))
+
+
+@dataclass(frozen=True)
+class MultiStep(Schedule):
+    """gamma to the power of the number of milestones (in steps) reached."""
+
+    milestones: tuple[int, ...]
+    gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        for milestone in self.milestones:
+            check_integer("multistep", "milestones", milestone, least=1)
+        check_number("multistep", "gamma", self.gamma)
+
+    def __call__(self, step: Value) -> Value:
+        reached = ops.greater_equal(_float(step), np.array(self.milestones, np.float64))
+        return ops.power(self.gamma, ops.sum(_float(reached)))
+
+
+@dataclass(frozen=True)
+class Exponential(Schedule):
+    """gamma to the power of the number of steps made."""
+
+    gamma: float
+
+    def __post_init__(self) -> None:
+        check_number("exponential", "gamma", self.gamma)
+
+    def __call__(self, step: Value) -> Value:
+        return ops.power(self.gamma, _float(step))
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """Half a cosine from 1 at step 0 to `final` at `total_steps`, and `final` after (Loshchilov and Hutter 2017)."""
+
+    total_steps: int
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_integer("cosine", "total_steps", self.total_steps, least=1)
+        check_number("cosine", "final", self.final)
+
+    def __call__(self, step: Value) -> Value:
+        return _anneal(1.0, self.final, _float(step) / self.total_steps)
+
+
+@dataclass(frozen=True)
+class OneCycle(Schedule):
+    """Up from 1 / div_factor to 1 in the first `pct_start` of the steps, down to 1 / (div_factor final_div_factor).
+
+    Both by half a cosine (Smith and Topin 2018), at the steps of torch.optim.lr_scheduler.OneCycleLR: the last value is
+    reached at step total_steps - 1, and kept. Momentum is left alone.
+    """
+
+    total_steps: int
+    pct_start: float = 0.3
+    div_factor: float = 25.0
+    final_div_factor: float = 1e4
+
+    def __post_init__(self) -> None:
+        check_integer("one_cycle", "total_steps", self.total_steps, least=1)
+        check_number("one_cycle", "pct_start", self.pct_start, below=1)
+        check_number("one_cycle", "div_factor", self.div_factor, low=1)
+        check_number("one_cycle", "final_div_factor", self.final_div_factor, low=1)
+
+    def __call__(self, step: Value) -> Value:
+        start, final = 1 / self.div_factor, 1 / (self.div_factor * self.final_div_factor)
+        peak = max(self.pct_start * self.total_steps - 1, 0.0)
+        t = _float(step)
+        down = _anneal(1.0, final, (t - peak) / max(self.total_steps - 1 - peak, 1.0))
+        if peak == 0:
+            return down
+        return ops.where(ops.less_equal(t, peak), _anneal(start, 1.0, t / peak), down)
+
+
+@dataclass(frozen=True)
+class WarmUp(Schedule):
+    """A linear rise over `steps` steps in front of another schedule, which starts when the rise ends.
+
+    Step t < steps has (t + 1) / (steps + 1) of the factor that `after` starts with (Goyal et al. 2017).
+    """
+
+    steps: int
+    after: Schedule
+
+    def __post_init__(self) -> None:
+        check_integer("warm_up", "steps", self.steps, least=0)
+
+    def __call__(self, step: Value) -> Value:
+        rise = ops.minimum((_float(step) + 1.0) / (self.steps + 1), 1.0)
+        return rise * self.after(ops.maximum(step - self.steps, 0))
+
+
+SCHEDULES: dict[str, type[Schedule]] = {
+    "constant": Constant,
+    "step": Step,
+    "multistep": MultiStep,
+    "exponential": Exponential,
+    "cosine": Cosine,
+    "one_cycle": OneCycle,
+}
+"""Every schedule by its name in a config; WarmUp goes in front of any of them."""
+
+
+def _float(step: Any) -> Value:
+    return ops.astype(step, np.float64)
+
+
+def _anneal(start: float, end: float, progress: Value) -> Value:
+    """Half a cosine from `start` to `end` as `progress` goes from 0 to 1."""
+    return end + (start - end) / 2 * (1.0 + ops.cos(pi * ops.clip(progress, 0.0, 1.0)))

@@ -1,0 +1,45 @@
+"""Stochastic gradient descent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from adtrain import ops
+from adtrain.core import tree
+from adtrain.core.array import Value
+from adtrain.core.errors import OptionError
+from adtrain.optim.optimizer import Optimizer, OptState, Tree, add_decay, first_step, zeros_like
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """p ← p - lr g, with momentum and Nesterov's variant as torch.optim.SGD defines them (Sutskever et al. 2013).
+
+    State: "step", and with momentum "momentum_buffer".
+    """
+
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check("momentum", below=1)
+        self._check("weight_decay")
+        if self.nesterov and self.momentum == 0:
+            raise OptionError("sgd: nesterov needs a momentum above 0")
+
+    def init(self, params: Tree) -> OptState:
+        state: OptState = {"step": first_step(params)}
+        if self.momentum:
+            state["momentum_buffer"] = zeros_like(params)
+        return state
+
+    def update(self, grads: Tree, state: OptState, params: Tree, lr: Value) -> tuple[Tree, OptState]:
+        new: OptState = {"step": state["step"] + 1}
+        direction = add_decay(grads, params, self.weight_decay)
+        if self.momentum:
+            buffer = tree.map(lambda v, g: self.momentum * v + g, state["momentum_buffer"], direction)
+            new["momentum_buffer"] = buffer
+            direction = tree.map(lambda g, v: g + self.momentum * v, direction, buffer) if self.nesterov else buffer
+        return tree.map(lambda p, d: p - ops.astype(lr, p.dtype) * d, params, direction), new

@@ -1,0 +1,54 @@
+"""Every example runs as a user runs it, is short, and prints what it promises."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def output(name: str) -> str:
+    run = subprocess.run(
+        [sys.executable, "-W", "error", EXAMPLES / name], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stderr == ""
+    return run.stdout
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_example_is_under_60_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < 60
+
+
+def test_xor_is_learnt() -> None:
+    answers = {(a, b): float(p) for a, b, p in re.findall(r"(\d) xor (\d) = (\S+)", output("xor.py"))}
+    assert {x: p > 0.5 for x, p in answers.items()} == {
+        ("0", "0"): False, ("0", "1"): True, ("1", "0"): True, ("1", "1"): False,
+    }  # fmt: skip
+    assert all(min(p, 1 - p) < 0.1 for p in answers.values())
+
+
+def test_kernel_norm_has_both_closed_form_gradients() -> None:
+    differences = re.findall(r"gradient by \w+ .*difference (\S+)", output("kernel_norm.py"))
+    assert len(differences) == 2
+    assert all(float(difference) < 1e-9 for difference in differences)
+
+
+def test_third_derivative_equals_its_closed_form() -> None:
+    rows = output("third_derivative.py").splitlines()[1:]
+    assert len(rows) == 4
+    for row in rows:
+        *_, third, exact = row.split()
+        assert float(third) == pytest.approx(float(exact), abs=2e-5)
+
+
+def test_custom_op_is_differentiable_twice_and_has_a_gradient_at_zero() -> None:
+    text = output("custom_op.py")
+    assert "x = [0.0, 0.0]  length 0.0  gradient [0.0, 0.0]" in text
+    assert "hessian at [3.0, 4.0]: [[0.128, -0.096], [-0.096, 0.072]]" in text

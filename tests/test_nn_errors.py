@@ -1,0 +1,187 @@
+"""A layer that makes no sense, or does not fit its input, says which option, what was found and what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adtrain as ad
+from adtrain import nn
+from adtrain.core.errors import AdtrainError, OptionError, ShapeError
+
+unchecked: Any = nn  # many of the calls below are wrong in their types
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "message"),
+    [
+        (nn.Linear(3, in_features=5), (4,), "linear: in_features is 5, the input has 4 features: (4,)"),
+        (nn.Linear(3), (), "linear: expected an input of shape (..., features), found ()"),
+        (
+            nn.Conv2d(8, 3, in_channels=3),
+            (1, 28, 28),
+            "conv2d: in_channels is 3, the input has 1 channels: (1, 28, 28)",
+        ),
+        (nn.Conv2d(8, 3), (784,), "conv2d: expected an input of shape (channels, height, width), found (784,)"),
+        (
+            nn.Conv2d(8, 5),
+            (1, 2, 2),
+            "conv2d: kernel 5x5 (dilated 5x5) is larger than the padded input 2x2",
+        ),
+        (
+            nn.Conv2d(8, (1, 3), padding=1, dilation=2),
+            (1, 8, 2),
+            "conv2d: kernel 1x3 (dilated 1x5) is larger than the padded input 10x4",
+        ),
+        (
+            nn.Conv2d(4, 1, groups=2),
+            (3, 4, 4),
+            "conv2d: the input's 3 channels are not a multiple of groups 2: (3, 4, 4)",
+        ),
+        (
+            nn.ConvTranspose2d(4, 2, padding=2),
+            (3, 2, 3),
+            "conv_transpose2d: padding 2x2 leaves nothing of the output: -1x0 for the input 2x3",
+        ),
+        (nn.MaxPool2d(3), (4, 2, 9), "max_pool2d: kernel 3x3 is larger than the padded input 2x9"),
+        (nn.AvgPool2d(2), (4,), "avg_pool2d: expected an input of shape (channels, height, width), found (4,)"),
+        (nn.BatchNorm2d(8), (4, 2, 2), "batch_norm2d: num_features is 8, the input has 4 channels: (4, 2, 2)"),
+        (
+            nn.BatchNorm1d(),
+            (4, 2, 2),
+            "batch_norm1d: expected an input of shape (channels,) or (channels, length), found (4, 2, 2)",
+        ),
+        (nn.LayerNorm(5), (3, 4), "layer_norm: normalized_shape (5,) is not the end of the input's shape (3, 4)"),
+        (nn.GroupNorm(2), (3,), "group_norm: the input's 3 channels are not a multiple of num_groups 2: (3,)"),
+        (nn.GroupNorm(2, 4), (6,), "group_norm: num_channels is 4, the input has 6 channels: (6,)"),
+        (nn.Softmax(2), (3,), "softmax: dim is 2, the input has 2 axes with the batch's: (3,)"),
+        (nn.Reshape((2, 3)), (7,), "reshape: shape (2, 3) has 6 elements, the input 7: (7,)"),
+        (
+            nn.Residual(nn.Linear(3)),
+            (4,),
+            "residual: the body gives (3,), its input is (4,): give a shortcut that projects",
+        ),
+        (
+            nn.Residual(nn.Linear(3), nn.Linear(5)),
+            (4,),
+            "residual: the body gives (3,), the shortcut (5,)",
+        ),
+        (
+            nn.Parallel([nn.Linear(3), nn.Linear(5)], "add"),
+            (4,),
+            "parallel: join 'add' needs equal shapes, branch 0 gives (3,), branch 1 (5,)",
+        ),
+        (
+            nn.Parallel([nn.Conv2d(2, 1), nn.Conv2d(2, 2)]),
+            (1, 4, 4),
+            "parallel: join 'concat' needs equal shapes after the first axis, branch 0 gives (2, 4, 4), "
+            "branch 1 (2, 3, 3)",
+        ),
+        (
+            nn.Sequential([nn.Relu(), nn.Residual(nn.Sequential([nn.Conv2d(2, 9)]))]),
+            (2, 4, 4),
+            "layer 1.body.0: conv2d: kernel 9x9 (dilated 9x9) is larger than the padded input 4x4",
+        ),
+        (
+            nn.Sequential([nn.Residual(nn.Linear(3))]),
+            (4,),
+            "layer 0: residual: the body gives (3,), its input is (4,): give a shortcut that projects",
+        ),
+    ],
+    ids=lambda x: x.kind() if isinstance(x, nn.Module) else "",
+)
+def test_an_input_that_does_not_fit(layer: nn.Module, shape: nn.Shape, message: str) -> None:
+    with pytest.raises(ShapeError) as found:
+        layer.output_shape(shape)
+    assert str(found.value) == message
+    with pytest.raises(ShapeError) as found_by_init:
+        layer.init(shape, np.random.default_rng(0), np.dtype(np.float32))
+    assert str(found_by_init.value) == message
+
+
+def test_an_error_inside_containers_carries_the_path_and_the_reason() -> None:
+    model = nn.Sequential([nn.Relu(), nn.Parallel([nn.Relu(), nn.Sequential([nn.Linear(3, in_features=5)])])])
+    with pytest.raises(nn.LayerError) as caught:
+        nn.describe(model, (4,))
+    assert caught.value.path == ("1", "1", "0")
+    assert caught.value.reason == "linear: in_features is 5, the input has 4 features: (4,)"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: unchecked.Linear(0), "linear: out_features is 0, expected an integer, at least 1"),
+        (lambda: unchecked.Linear(2.5), "linear: out_features is 2.5, expected an integer, at least 1"),
+        (lambda: unchecked.Linear(True), "linear: out_features is True, expected an integer, at least 1"),
+        (lambda: unchecked.Linear(3, in_features=-1), "linear: in_features is -1, expected an integer, at least 1"),
+        (
+            lambda: unchecked.Linear(3, weight_init="kaiming"),
+            "linear: weight_init is 'kaiming', expected one of kaiming_uniform, kaiming_normal, xavier_uniform, "
+            "xavier_normal, orthogonal, trunc_normal, normal",
+        ),
+        (lambda: unchecked.Conv2d(-4, 3), "conv2d: out_channels is -4, expected an integer, at least 1"),
+        (
+            lambda: unchecked.Conv2d(4, 0),
+            "conv2d: kernel_size is 0, expected an integer, at least 1, or a pair of them",
+        ),
+        (
+            lambda: unchecked.Conv2d(4, (3, 3, 3)),
+            "conv2d: kernel_size is (3, 3, 3), expected an integer, at least 1, or a pair of them",
+        ),
+        (
+            lambda: unchecked.Conv2d(4, 3, (1, 0)),
+            "conv2d: stride is (1, 0), expected an integer, at least 1, or a pair of them",
+        ),
+        (
+            lambda: unchecked.Conv2d(4, 3, 1, -1),
+            "conv2d: padding is -1, expected an integer, at least 0, or a pair of them",
+        ),
+        (lambda: unchecked.Conv2d(4, 3, 2, "same"), "conv2d: padding 'same' needs stride 1, found stride 2"),
+        (lambda: unchecked.Conv2d(4, 3, groups=3), "conv2d: out_channels 4 is not a multiple of groups 3"),
+        (
+            lambda: unchecked.ConvTranspose2d(4, 3, 2, output_padding=2),
+            "conv_transpose2d: output_padding is 2, expected less than stride, 2",
+        ),
+        (lambda: unchecked.MaxPool2d(2, padding=2), "max_pool2d: padding 2 is more than half of kernel_size 2"),
+        (
+            lambda: unchecked.MaxPool2d(2, 0),
+            "max_pool2d: stride is 0, expected an integer, at least 1, or a pair of them",
+        ),
+        (
+            lambda: unchecked.BatchNorm2d(momentum=2.0),
+            "batch_norm2d: momentum is 2.0, expected a finite number, at least 0, below 1",
+        ),
+        (lambda: unchecked.BatchNorm1d(eps=-1.0), "batch_norm1d: eps is -1.0, expected a finite number, at least 0"),
+        (lambda: unchecked.LayerNorm(()), "layer_norm: normalized_shape is (), expected the sizes of the last axes"),
+        (lambda: unchecked.GroupNorm(0), "group_norm: num_groups is 0, expected an integer, at least 1"),
+        (lambda: unchecked.Embedding(10, 0), "embedding: embedding_dim is 0, expected an integer, at least 1"),
+        (lambda: unchecked.Dropout(1.0), "dropout: p is 1.0, expected a finite number, at least 0, below 1"),
+        (lambda: unchecked.Dropout(float("nan")), "dropout: p is nan, expected a finite number, at least 0, below 1"),
+        (lambda: unchecked.LeakyRelu(float("inf")), "leaky_relu: negative_slope is inf, expected a finite number"),
+        (lambda: unchecked.Gelu("erf"), "gelu: approximate is 'erf', expected one of none, tanh"),
+        (lambda: unchecked.Softmax(0), "softmax: dim is 0, expected an axis other than 0, the batch's"),
+        (lambda: unchecked.Reshape((-1, -1)), "reshape: shape is (-1, -1), expected integers, at least 1, or -1 once"),
+        (lambda: unchecked.Sequential([unchecked.Relu]), "sequential: layers holds "),
+        (lambda: unchecked.Parallel([]), "parallel: branches is empty, expected at least one module"),
+        (
+            lambda: unchecked.Parallel([unchecked.Relu()], "mean"),
+            "parallel: join is 'mean', expected one of concat, add",
+        ),
+        (lambda: unchecked.Residual([unchecked.Relu()]), "residual: body holds [Relu()], expected a module"),
+    ],
+)
+def test_an_option_that_makes_no_sense(make: Callable[[], nn.Module], message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        make()
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_dropout_in_training_needs_random_numbers() -> None:
+    with pytest.raises(
+        AdtrainError, match=r"^dropout: training needs random numbers: Mode\(training=True, rng=\.\.\.\)$"
+    ):
+        nn.Dropout()({}, {}, ad.array([1.0]), nn.Mode(training=True))

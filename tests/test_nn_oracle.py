@@ -1,0 +1,166 @@
+"""Layers with PyTorch's weights give PyTorch's outputs and gradients, and their arrays have PyTorch's names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adtrain as ad
+from adtrain import nn, ops
+from adtrain.core import tree
+
+torch = pytest.importorskip("torch")
+
+FLOAT64 = np.dtype(np.float64)
+IMAGE = (4, 9, 8)
+
+LAYERS: list[tuple[nn.Module, Any, nn.Shape]] = [
+    (nn.Linear(5), lambda: torch.nn.Linear(6, 5), (6,)),
+    (nn.Linear(5, bias=False), lambda: torch.nn.Linear(6, 5, bias=False), (3, 6)),
+    (nn.Conv2d(6, 3), lambda: torch.nn.Conv2d(4, 6, 3), IMAGE),
+    (
+        nn.Conv2d(6, (3, 2), (2, 1), (1, 0), (1, 2), 2, bias=False),
+        lambda: torch.nn.Conv2d(4, 6, (3, 2), (2, 1), (1, 0), (1, 2), 2, bias=False),
+        IMAGE,
+    ),
+    (nn.Conv2d(3, (4, 3), padding="same"), lambda: torch.nn.Conv2d(4, 3, (4, 3), padding="same"), IMAGE),
+    (nn.Conv2d(3, 2, padding="same", dilation=3), lambda: torch.nn.Conv2d(4, 3, 2, padding="same", dilation=3), IMAGE),
+    (nn.ConvTranspose2d(6, 3), lambda: torch.nn.ConvTranspose2d(4, 6, 3), IMAGE),
+    (
+        nn.ConvTranspose2d(6, (3, 2), (2, 3), (1, 0), (1, 2), 2, False, (2, 1)),
+        lambda: torch.nn.ConvTranspose2d(4, 6, (3, 2), (2, 3), (1, 0), (1, 2), 2, False, (2, 1)),
+        IMAGE,
+    ),
+    (nn.MaxPool2d(2), lambda: torch.nn.MaxPool2d(2), IMAGE),
+    (nn.MaxPool2d((3, 2), (2, 1), (1, 0)), lambda: torch.nn.MaxPool2d((3, 2), (2, 1), (1, 0)), IMAGE),
+    (nn.AvgPool2d(3, 2, 1), lambda: torch.nn.AvgPool2d(3, 2, 1), IMAGE),
+    (nn.AdaptiveAvgPool2d((3, 5)), lambda: torch.nn.AdaptiveAvgPool2d((3, 5)), IMAGE),
+    (nn.AdaptiveAvgPool2d(1), lambda: torch.nn.AdaptiveAvgPool2d(1), IMAGE),
+    (nn.BatchNorm1d(), lambda: torch.nn.BatchNorm1d(6), (6,)),
+    (nn.BatchNorm1d(affine=False), lambda: torch.nn.BatchNorm1d(6, affine=False), (6, 5)),
+    (nn.BatchNorm2d(eps=1e-2, momentum=0.3), lambda: torch.nn.BatchNorm2d(4, 1e-2, 0.3), IMAGE),
+    (nn.LayerNorm(), lambda: torch.nn.LayerNorm(8), IMAGE),
+    (nn.LayerNorm((9, 8), 1e-3, False), lambda: torch.nn.LayerNorm((9, 8), 1e-3, False), IMAGE),
+    (nn.LayerNorm(6), lambda: torch.nn.LayerNorm(6), (6,)),
+    (nn.GroupNorm(2), lambda: torch.nn.GroupNorm(2, 4), IMAGE),
+    (nn.GroupNorm(3, affine=False, eps=1e-2), lambda: torch.nn.GroupNorm(3, 6, 1e-2, False), (6,)),
+    (nn.Dropout(0.0), lambda: torch.nn.Dropout(0.0), (6,)),
+    (nn.Flatten(), lambda: torch.nn.Flatten(), IMAGE),
+    (nn.Reshape((9, -1)), lambda: torch.nn.Unflatten(1, (9, -1)), (18,)),
+    (nn.Relu(), lambda: torch.nn.ReLU(), (6,)),
+    (nn.LeakyRelu(0.2), lambda: torch.nn.LeakyReLU(0.2), (6,)),
+    (nn.Elu(0.7), lambda: torch.nn.ELU(0.7), (6,)),
+    (nn.Gelu(), lambda: torch.nn.GELU(), (6,)),
+    (nn.Gelu("tanh"), lambda: torch.nn.GELU("tanh"), (6,)),
+    (nn.Silu(), lambda: torch.nn.SiLU(), (6,)),
+    (nn.Tanh(), lambda: torch.nn.Tanh(), (6,)),
+    (nn.Sigmoid(), lambda: torch.nn.Sigmoid(), (6,)),
+    (nn.Softplus(), lambda: torch.nn.Softplus(), (6,)),
+    (nn.Softmax(), lambda: torch.nn.Softmax(-1), (6,)),
+    (nn.LogSoftmax(1), lambda: torch.nn.LogSoftmax(1), IMAGE),
+]
+
+
+def arrays_of(module: Any, names: set[str]) -> dict[str, ad.Array]:
+    return {name: ad.array(x.numpy()) for name, x in module.state_dict().items() if name in names}
+
+
+def check(ours: nn.Module, theirs: Any, shape: nn.Shape, training: bool) -> None:
+    """Give `ours` the arrays of `theirs` and compare output, running statistics and every gradient."""
+    rng = np.random.default_rng(0)
+    params, state = ours.init(shape, rng, FLOAT64)
+    names = set(theirs.state_dict()) - {"num_batches_tracked"}
+    assert {*params, *state} == names
+    for name, x in (params | state).items():
+        assert x.shape == tuple(theirs.state_dict()[name].shape)
+    with torch.no_grad():
+        for x in theirs.state_dict().values():
+            if x.is_floating_point():
+                x.copy_(torch.tensor(rng.uniform(0.5, 1.5, tuple(x.shape))))
+    params, state = arrays_of(theirs, set(params)), arrays_of(theirs, set(state))
+    theirs.train(training)
+
+    x = rng.normal(size=(3, *shape))
+    x_torch = torch.tensor(x, requires_grad=True)
+    y_torch = theirs(x_torch)
+    assert tuple(y_torch.shape) == (3, *ours.output_shape(shape))
+    weights = rng.normal(size=tuple(y_torch.shape))
+    (y_torch * torch.tensor(weights)).sum().backward()
+
+    def loss(params: nn.Params, x: ad.Value) -> tuple[ad.Value, Any]:
+        y, new = ours(params, state, x, nn.Mode(training=training))
+        return (y * weights).sum(), (y, new)
+
+    (_, (y, new)), (by_params, by_x) = ad.value_and_grad(loss, argnums=(0, 1), has_aux=True)(params, ad.array(x))
+    np.testing.assert_allclose(y, y_torch.detach().numpy(), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(by_x, x_torch.grad.numpy(), rtol=1e-9, atol=1e-11)
+    for name, parameter in theirs.named_parameters():
+        np.testing.assert_allclose(by_params[name], parameter.grad.numpy(), rtol=1e-9, atol=1e-11, err_msg=name)
+    for name in state:
+        np.testing.assert_allclose(new[name], theirs.state_dict()[name].numpy(), rtol=1e-12, err_msg=name)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # PyTorch's, about its speed
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize(("ours", "theirs", "shape"), LAYERS, ids=lambda x: repr(x) if isinstance(x, nn.Module) else "")
+def test_a_layer_equals_pytorchs(ours: nn.Module, theirs: Any, shape: nn.Shape, training: bool) -> None:
+    check(ours, theirs().double(), shape, training)
+
+
+def test_every_layer_is_compared_with_pytorch() -> None:
+    assert {ours.kind() for ours, _, _ in LAYERS} | {"embedding"} == set(nn.LAYERS)
+
+
+def test_embedding_equals_pytorchs() -> None:
+    indices = np.array([[1, 0, 6], [6, 6, 2]])
+    ours, theirs = nn.Embedding(7, 4), torch.nn.Embedding(7, 4).double()
+    assert ours.output_shape((3,)) == (3, 4)
+    y_torch = theirs(torch.tensor(indices))
+    torch.sin(y_torch).sum().backward()
+    params = arrays_of(theirs, {"weight"})
+    assert ours.init((3,), np.random.default_rng(0), FLOAT64)[0]["weight"].shape == (7, 4)
+
+    def loss(params: nn.Params) -> tuple[ad.Value, ad.Value]:
+        y, _ = ours(params, {}, ad.array(indices), nn.Mode(training=True))
+        return ops.sin(y).sum(), y
+
+    (_, y), grads = ad.value_and_grad(loss, has_aux=True)(params)
+    np.testing.assert_array_equal(y, y_torch.detach().numpy())
+    np.testing.assert_allclose(grads["weight"], theirs.weight.grad.numpy(), rtol=1e-12)
+
+
+def test_a_sequential_has_the_names_shapes_and_order_of_pytorchs() -> None:
+    ours = nn.Sequential(
+        [nn.Conv2d(4, 3), nn.BatchNorm2d(), nn.Relu(), nn.Sequential([nn.Flatten(), nn.Linear(5, bias=False)])]
+    )
+    theirs = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(),
+        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(144, 5, bias=False)),
+    )  # fmt: skip
+    params, state = ours.init((1, 8, 8), np.random.default_rng(0), FLOAT64)
+
+    def shapes(arrays: nn.Params) -> list[tuple[str, nn.Shape]]:
+        return list(zip(tree.paths(arrays), (x.shape for x in tree.leaves(arrays)), strict=True))
+
+    assert shapes(params) == [(name, tuple(x.shape)) for name, x in theirs.named_parameters()]
+    assert shapes(state) == [(name, tuple(x.shape)) for name, x in theirs.named_buffers() if x.ndim]
+
+
+@pytest.mark.parametrize("name", sorted(nn.LOSSES))
+def test_a_loss_equals_pytorchs(name: str) -> None:
+    rng = np.random.default_rng(0)
+    outputs = rng.normal(size=(6, 5))
+    classes, floats = rng.integers(0, 5, 6), rng.uniform(size=(6, 5))
+    functional = torch.nn.functional
+    theirs, targets = {
+        "cross_entropy": (functional.cross_entropy, classes),
+        "nll": (functional.nll_loss, classes),
+        "mse": (functional.mse_loss, floats),
+        "l1": (functional.l1_loss, floats),
+        "huber": (functional.huber_loss, floats),
+        "binary_cross_entropy_with_logits": (functional.binary_cross_entropy_with_logits, floats),
+    }[name]
+    expected = theirs(torch.tensor(outputs), torch.tensor(targets)).item()
+    assert nn.LOSSES[name](ad.array(outputs), ad.array(targets)).item() == pytest.approx(expected, rel=1e-12)

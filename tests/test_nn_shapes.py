@@ -1,0 +1,149 @@
+"""output_shape, which a config is checked by before anything is allocated, is the shape that the call gives."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import adtrain as ad
+from adtrain import nn
+from adtrain.core.errors import OptionError, ShapeError
+
+small = st.integers(1, 4)
+pairs = st.one_of(small, st.tuples(small, small))
+pads = st.one_of(st.integers(0, 2), st.tuples(st.integers(0, 2), st.integers(0, 2)))
+
+
+def agrees(layer: nn.Module, shape: nn.Shape) -> bool:
+    """Whether the layer takes inputs of `shape`; if so its call, parameters and output_shape agree, and if not, the
+    call refuses too."""
+    try:
+        expected = layer.output_shape(shape)
+    except ShapeError:
+        return False
+    params, state = layer.init(shape, np.random.default_rng(0), np.dtype(np.float32))
+    assert {name: x.shape for name, x in params.items()} == layer.parameter_shapes(shape)
+    assert all(x.dtype == np.float32 for x in (params | state).values())
+    x = ad.array(np.ones((2, *shape), np.float32))
+    y, _ = layer(params, state, x, nn.Mode(training=True))
+    assert y.shape == (2, *expected)
+    assert y.dtype == np.float32
+    return True
+
+
+@given(
+    groups=st.integers(1, 3), channels=st.tuples(small, small), size=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    kernel=pairs, stride=pairs, padding=pads, dilation=pairs, bias=st.booleans(),
+)  # fmt: skip
+def test_conv2d(
+    groups: int, channels: tuple[int, int], size: tuple[int, int],
+    kernel: Any, stride: Any, padding: Any, dilation: Any, bias: bool,
+) -> None:  # fmt: skip
+    layer = nn.Conv2d(groups * channels[1], kernel, stride, padding, dilation, groups, bias)
+    shape = (groups * channels[0], *size)
+    if not agrees(layer, shape):
+        weight = np.ones((layer.out_channels, channels[0], *np.broadcast_to(kernel, 2)), np.float32)
+        with pytest.raises(ShapeError):
+            ad.ops.conv2d(np.ones((1, *shape), np.float32), weight, None, stride, padding, dilation, groups)
+
+
+@given(channels=small, size=st.tuples(small, small), kernel=pairs, dilation=pairs)
+def test_conv2d_with_same_padding_keeps_height_and_width(
+    channels: int, size: tuple[int, int], kernel: Any, dilation: Any
+) -> None:
+    layer = nn.Conv2d(2, kernel, padding="same", dilation=dilation)
+    assert agrees(layer, (channels, *size))
+    assert layer.output_shape((channels, *size)) == (2, *size)
+
+
+@given(
+    groups=st.integers(1, 3), channels=st.tuples(small, small), size=st.tuples(small, small),
+    kernel=pairs, stride=pairs, padding=pads, output_padding=pads, dilation=pairs,
+)  # fmt: skip
+def test_conv_transpose2d(
+    groups: int, channels: tuple[int, int], size: tuple[int, int],
+    kernel: Any, stride: Any, padding: Any, output_padding: Any, dilation: Any,
+) -> None:  # fmt: skip
+    options = {"stride": stride, "padding": padding, "output_padding": output_padding, "dilation": dilation}
+    try:
+        layer = nn.ConvTranspose2d(groups * channels[1], kernel, groups=groups, **options)
+    except OptionError:
+        assert (np.broadcast_to(output_padding, 2) >= np.broadcast_to(stride, 2)).any()
+        return
+    shape = (groups * channels[0], *size)
+    if not agrees(layer, shape):
+        weight = np.ones((shape[0], channels[1], *np.broadcast_to(kernel, 2)), np.float32)
+        with pytest.raises(ShapeError):
+            ad.ops.conv_transpose2d(np.ones((1, *shape), np.float32), weight, groups=groups, **options)
+
+
+@given(
+    kind=st.sampled_from([nn.MaxPool2d, nn.AvgPool2d]), size=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    kernel=pairs, stride=st.one_of(st.none(), pairs), padding=pads,
+)  # fmt: skip
+def test_pools(kind: type, size: tuple[int, int], kernel: Any, stride: Any, padding: Any) -> None:
+    try:
+        layer = kind(kernel, stride, padding)
+    except OptionError:
+        assert (2 * np.broadcast_to(padding, 2) > np.broadcast_to(kernel, 2)).any()
+        return
+    if not agrees(layer, (3, *size)):
+        assert any(k > n + 2 * p for n, k, p in zip(size, *np.broadcast_arrays(kernel, padding, size)[:2], strict=True))
+
+
+@given(size=st.tuples(small, small), output=pairs)
+def test_adaptive_avg_pool2d(size: tuple[int, int], output: Any) -> None:
+    assert agrees(nn.AdaptiveAvgPool2d(output), (2, *size))
+
+
+@given(
+    layer=st.sampled_from([
+        nn.Linear(3), nn.Linear(3, bias=False), nn.LayerNorm(), nn.GroupNorm(1), nn.Flatten(), nn.Relu(),
+        nn.LeakyRelu(), nn.Elu(), nn.Gelu(), nn.Silu(), nn.Tanh(), nn.Sigmoid(), nn.Softplus(), nn.Softmax(),
+        nn.LogSoftmax(), nn.Dropout(0.0), nn.Residual(nn.Tanh()), nn.Parallel([nn.Relu(), nn.Tanh()], "add"),
+    ]),
+    shape=st.lists(small, min_size=1, max_size=4).map(tuple),
+)  # fmt: skip
+def test_layers_for_any_number_of_axes(layer: nn.Module, shape: nn.Shape) -> None:
+    if isinstance(layer, nn.Container):
+        y, _ = layer({}, {}, ad.array(np.ones((2, *shape))), nn.Mode(training=True))
+        assert y.shape == (2, *layer.output_shape(shape))
+    else:
+        assert agrees(layer, shape)
+
+
+@given(shape=st.lists(small, min_size=1, max_size=3).map(tuple))
+def test_batch_norm(shape: nn.Shape) -> None:
+    layer = nn.BatchNorm2d() if len(shape) == 3 else nn.BatchNorm1d()
+    assert agrees(layer, shape)
+
+
+@given(shape=st.permutations([2, 3, 4]).map(tuple), count=st.integers(0, 2))
+def test_reshape_infers_one_axis(shape: nn.Shape, count: int) -> None:
+    target = list(reversed(shape))
+    target[count] = -1
+    layer = nn.Reshape(tuple(target))
+    assert layer.output_shape(shape) == tuple(reversed(shape))
+    assert agrees(layer, shape)
+
+
+@pytest.mark.parametrize("layer", [nn.Flatten(), nn.Reshape((-1, 2)), nn.Linear(3), nn.Relu()], ids=lambda x: x.kind())
+def test_an_empty_batch_keeps_its_shape(layer: nn.Module) -> None:
+    shape = (3, 4)
+    params, state = layer.init(shape, np.random.default_rng(0), np.dtype(np.float32))
+    y, _ = layer(params, state, ad.array(np.ones((0, *shape), np.float32)), nn.Mode(training=False))
+    assert y.shape == (0, *layer.output_shape(shape))
+
+
+@given(sizes=st.lists(small, min_size=1, max_size=4))
+def test_parameters_of_a_description_are_those_allocated(sizes: list[int]) -> None:
+    model = nn.Sequential([nn.Sequential([nn.Linear(n), nn.LayerNorm()]) for n in sizes])
+    params, _ = model.init((3,), np.random.default_rng(0), np.dtype(np.float32))
+    rows = nn.describe(model, (3,))
+    assert sum(row.parameters for row in rows) == nn.count_parameters(params)
+    assert sum(map(prod, model.parameter_shapes((3,)).values())) == nn.count_parameters(params)

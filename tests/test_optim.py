@@ -1,0 +1,136 @@
+"""Optimizers give PyTorch's parameters over 20 steps in float64, are pure, and minimise in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adtrain as ad
+from adtrain import ops, optim
+from adtrain.core import tree
+from adtrain.core.errors import OptionError
+
+OPTIMIZERS: dict[str, tuple[optim.Optimizer, str, dict[str, Any]]] = {
+    "sgd": (optim.SGD(0.1), "SGD", {}),
+    "sgd decay": (optim.SGD(0.1, weight_decay=0.05), "SGD", {"weight_decay": 0.05}),
+    "sgd momentum": (optim.SGD(0.1, 0.9), "SGD", {"momentum": 0.9}),
+    "sgd nesterov": (
+        optim.SGD(0.1, 0.8, 0.05, True), "SGD", {"momentum": 0.8, "weight_decay": 0.05, "nesterov": True},
+    ),
+    "adam": (optim.Adam(0.1), "Adam", {}),
+    "adam options": (
+        optim.Adam(0.1, (0.7, 0.9), 1e-3, 0.05), "Adam", {"betas": (0.7, 0.9), "eps": 1e-3, "weight_decay": 0.05},
+    ),
+    "adamw": (optim.AdamW(0.1), "AdamW", {}),
+    "adamw options": (
+        optim.AdamW(0.1, (0.7, 0.9), 1e-3, 0.2), "AdamW", {"betas": (0.7, 0.9), "eps": 1e-3, "weight_decay": 0.2},
+    ),
+    "rmsprop": (optim.RMSprop(0.01), "RMSprop", {}),
+    "rmsprop options": (
+        optim.RMSprop(0.01, 0.8, 1e-3, 0.05, 0.7), "RMSprop",
+        {"alpha": 0.8, "eps": 1e-3, "weight_decay": 0.05, "momentum": 0.7},
+    ),
+}  # fmt: skip
+each_optimizer = pytest.mark.parametrize("optimizer", [row[0] for row in OPTIMIZERS.values()], ids=list(OPTIMIZERS))
+
+
+def start(dtype: type = np.float64) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {"a": {"weight": rng.normal(size=(3, 4)).astype(dtype)}, "b": rng.normal(size=5).astype(dtype)}
+
+
+def as_arrays(params: Any) -> Any:
+    return tree.map(ad.array, params)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_twenty_steps_are_pytorchs(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    ours, class_name, options = OPTIMIZERS[name]
+    theirs = [torch.nn.Parameter(torch.tensor(x)) for x in tree.leaves(start())]
+    their_optimizer = getattr(torch.optim, class_name)(theirs, lr=ours.lr, **options)
+    params = as_arrays(start())
+    state = ours.init(params)
+    rng = np.random.default_rng(1)
+    for i in range(20):
+        lr = ours.lr * (1 + i % 3)
+        grads = tree.map(lambda p: rng.normal(size=p.shape), params)
+        for parameter, grad in zip(theirs, tree.leaves(grads), strict=True):
+            parameter.grad = torch.tensor(grad)
+        their_optimizer.param_groups[0]["lr"] = lr
+        their_optimizer.step()
+        params, state = ours.update(as_arrays(grads), state, params, ad.array(lr, "float64"))
+        for mine, parameter in zip(tree.leaves(params), theirs, strict=True):
+            np.testing.assert_allclose(mine, parameter.detach().numpy(), rtol=1e-12, atol=1e-12)
+    assert state["step"].item() == 20
+
+
+@each_optimizer
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_an_update_is_pure_and_keeps_types_and_structure(optimizer: optim.Optimizer, dtype: type) -> None:
+    params = as_arrays(start(dtype))
+    state = optimizer.init(params)
+    before = [x.numpy().copy() for x in tree.leaves((params, state))]
+    lr = ad.array(0.1, "float64")
+    new = optimizer.update(params, state, params, lr)
+    again = optimizer.update(params, state, params, lr)
+    assert tree.paths(new) == tree.paths((params, state))
+    for old, was, first, second in zip(
+        tree.leaves((params, state)), before, tree.leaves(new), tree.leaves(again), strict=True
+    ):
+        np.testing.assert_array_equal(old, was)
+        np.testing.assert_array_equal(first, second)
+        assert (first.shape, first.dtype) == (old.shape, old.dtype)
+    assert state["step"].dtype == np.int64
+
+
+@each_optimizer
+def test_a_bowl_is_descended_in_float32(optimizer: optim.Optimizer) -> None:
+    params = as_arrays(start(np.float32))
+
+    def bowl(params: Any) -> ad.Value:
+        return ops.square(params["a"]["weight"] - 1.0).sum() + ops.square(params["b"]).sum()
+
+    value_and_grad = ad.value_and_grad(bowl)
+    state = optimizer.init(params)
+    first, _ = value_and_grad(params)
+    for _ in range(60):
+        _, grads = value_and_grad(params)
+        params, state = optimizer.update(grads, state, params, ad.array(optimizer.lr, "float64"))
+    last, _ = value_and_grad(params)
+    assert last.item() < 0.7 * first.item()
+
+
+def test_the_first_step_of_adam_in_float32_is_the_learning_rate() -> None:
+    params = {"w": ad.array(np.zeros(3, np.float32))}
+    optimizer = optim.Adam(0.125, eps=0.0)
+    grads = {"w": ad.array(np.array([1e-12, -3.0, 1e6], np.float32))}
+    params, _ = optimizer.update(grads, optimizer.init(params), params, ad.array(0.125, "float64"))
+    np.testing.assert_allclose(params["w"], [-0.125, 0.125, -0.125], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: optim.SGD(float("nan")), "sgd: lr is nan, expected a finite number, at least 0"),
+        (lambda: optim.SGD(-0.1), "sgd: lr is -0.1, expected a finite number, at least 0"),
+        (lambda: optim.SGD(0.1, 1.0), "sgd: momentum is 1.0, expected a finite number, at least 0, below 1"),
+        (lambda: optim.SGD(0.1, nesterov=True), "sgd: nesterov needs a momentum above 0"),
+        (lambda: optim.Adam(betas=(0.9, 1.0)), "adam: betas is (0.9, 1.0), expected two numbers in [0, 1)"),
+        (lambda: optim.AdamW(weight_decay=-1.0), "adamw: weight_decay is -1.0, expected a finite number, at least 0"),
+        (lambda: optim.RMSprop(eps=float("inf")), "rmsprop: eps is inf, expected a finite number, at least 0"),
+    ],
+)
+def test_an_option_that_makes_no_sense(make: Callable[[], optim.Optimizer], message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        make()
+    assert str(caught.value) == message
+
+
+def test_optimizers_by_name() -> None:
+    assert {name: cls.kind() for name, cls in optim.OPTIMIZERS.items()} == {
+        name: name for name in ("sgd", "adam", "adamw", "rmsprop")
+    }

@@ -1,0 +1,139 @@
+"""Schedules equal PyTorch's where both define the same, hold their last value, and are float64 whatever the step.
+
+Where they differ: PyTorch's cosine turns up again after T_max and ours stays; OneCycleLR refuses steps past its end and
+ours stays; and ours leaves momentum alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adtrain as ad
+from adtrain.core.errors import OptionError
+from adtrain.optim.schedules import (
+    SCHEDULES,
+    Constant,
+    Cosine,
+    Exponential,
+    MultiStep,
+    OneCycle,
+    Schedule,
+    Step,
+    WarmUp,
+)
+
+ALL: list[Schedule] = [
+    Constant(), Step(3, 0.5), MultiStep((2, 5)), Exponential(0.9), Cosine(20, 0.1), OneCycle(20), WarmUp(4, Cosine(16)),
+]  # fmt: skip
+
+
+def factors(schedule: Schedule, steps: int) -> list[float]:
+    return [schedule(ad.array(t)).item() for t in range(steps)]
+
+
+def warm_up_in_torch(schedulers: Any, optimizer: Any) -> Any:
+    rise = schedulers.LinearLR(optimizer, start_factor=1 / 6, total_iters=5)
+    return schedulers.SequentialLR(optimizer, [rise, schedulers.CosineAnnealingLR(optimizer, 15)], milestones=[5])
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter in")  # PyTorch's SequentialLR about itself
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (Constant(), lambda s, o: s.ConstantLR(o, 1.0)),
+        (Step(3, 0.5), lambda s, o: s.StepLR(o, 3, 0.5)),
+        (Step(1, 0.0), lambda s, o: s.StepLR(o, 1, 0.0)),
+        (MultiStep((2, 7), 0.3), lambda s, o: s.MultiStepLR(o, [2, 7], 0.3)),
+        (MultiStep(()), lambda s, o: s.ConstantLR(o, 1.0)),
+        (Exponential(0.9), lambda s, o: s.ExponentialLR(o, 0.9)),
+        (Cosine(20), lambda s, o: s.CosineAnnealingLR(o, 20)),
+        (Cosine(20, 0.1), lambda s, o: s.CosineAnnealingLR(o, 20, 0.1)),
+        (OneCycle(20), lambda s, o: s.OneCycleLR(o, 1.0, 20, cycle_momentum=False)),
+        (
+            OneCycle(20, 0.45, 10.0, 50.0),
+            lambda s, o: s.OneCycleLR(
+                o, 1.0, 20, pct_start=0.45, div_factor=10.0, final_div_factor=50.0, cycle_momentum=False
+            ),
+        ),
+        (WarmUp(5, Cosine(15)), warm_up_in_torch),
+    ],
+    ids=lambda x: repr(x) if isinstance(x, Schedule) else "",
+)
+def test_twenty_steps_are_pytorchs(ours: Schedule, theirs: Callable[[Any, Any], Any]) -> None:
+    torch = pytest.importorskip("torch")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = theirs(torch.optim.lr_scheduler, optimizer)
+    expected = []
+    for _ in range(20):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    np.testing.assert_allclose(factors(ours, 20), expected, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=repr)
+def test_a_factor_is_a_float64_scalar_in_0_to_1(schedule: Schedule) -> None:
+    for dtype in (np.int64, np.int32):
+        factor = schedule(ad.array(7, dtype))
+        assert factor.shape == ()
+        assert factor.dtype == np.float64
+    assert all(0 <= factor <= 1 for factor in factors(schedule, 30))
+
+
+@pytest.mark.parametrize(("schedule", "last"), [(Cosine(4, 0.1), 0.1), (OneCycle(4), 1 / 25e4)], ids=repr)
+def test_the_last_value_is_kept_after_the_end(schedule: Schedule, last: float) -> None:
+    np.testing.assert_allclose(factors(schedule, 8)[4:], last, rtol=1e-12)
+
+
+@pytest.mark.parametrize("total_steps", [1, 2, 3])
+@pytest.mark.parametrize("pct_start", [0.0, 0.3, 0.9])
+def test_the_shortest_one_cycles_are_finite_and_end_low(total_steps: int, pct_start: float) -> None:
+    found = factors(OneCycle(total_steps, pct_start), total_steps + 2)
+    assert np.isfinite(found).all()
+    assert found[-1] == pytest.approx(1 / 25e4)
+
+
+def test_a_warm_up_rises_linearly_to_the_start_of_what_follows() -> None:
+    np.testing.assert_allclose(factors(WarmUp(4, Constant()), 6), [0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
+    np.testing.assert_allclose(factors(WarmUp(0, Exponential(0.5)), 3), [1.0, 0.5, 0.25])
+    assert factors(WarmUp(3, Exponential(0.5)), 6)[3:] == [1.0, 0.5, 0.25]
+
+
+def test_a_step_far_along_is_exact() -> None:
+    assert Step(7, 1.0 - 1e-9)(ad.array(7 * 10**9)).item() == pytest.approx((1.0 - 1e-9) ** 10**9, rel=1e-12)
+    periods = [Step(49, 0.5)(ad.array(49 * k + d)).item() for k in range(1, 30) for d in (-1, 0)]
+    assert periods == [0.5 ** (k + d) for k in range(1, 30) for d in (-1, 0)]
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=repr)
+def test_a_traced_step_has_the_same_factor(schedule: Schedule) -> None:
+    """No schedule reads the number of the step, which a tracer refuses to give."""
+    factor, _ = ad.vjp(schedule, ad.array(3.0, "float64"))
+    assert factor.item() == schedule(ad.array(3)).item()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Step(0), "step: step_size is 0, expected an integer, at least 1"),
+        (lambda: Step(3, float("nan")), "step: gamma is nan, expected a finite number, at least 0"),
+        (lambda: MultiStep((3, -1)), "multistep: milestones is -1, expected an integer, at least 1"),
+        (lambda: Exponential(-0.5), "exponential: gamma is -0.5, expected a finite number, at least 0"),
+        (lambda: Cosine(0), "cosine: total_steps is 0, expected an integer, at least 1"),
+        (lambda: OneCycle(10, 1.0), "one_cycle: pct_start is 1.0, expected a finite number, at least 0, below 1"),
+        (lambda: OneCycle(10, div_factor=0.0), "one_cycle: div_factor is 0.0, expected a finite number, at least 1"),
+        (lambda: WarmUp(-1, Constant()), "warm_up: steps is -1, expected an integer, at least 0"),
+    ],
+)
+def test_an_option_that_makes_no_sense(make: Callable[[], Schedule], message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        make()
+    assert str(caught.value) == message
+
+
+def test_every_schedule_has_a_name() -> None:
+    assert {type(schedule) for schedule in ALL} == {*SCHEDULES.values(), WarmUp}
