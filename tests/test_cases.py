@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -17,7 +19,7 @@ COMPOSED_OF_CASES = {"arange", "ones", "ones_like", "zeros", "zeros_like", "full
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_derivatives_agree_with_differences(case: Case):
+def test_derivatives_agree_with_differences(case: Case) -> None:
     rows = list(check_cases([case], orders=(1, 2, 3)))
     assert len(rows) == case.order
     assert [row for row in rows if not row.passed] == []
@@ -26,12 +28,12 @@ def test_derivatives_agree_with_differences(case: Case):
 @pytest.mark.parametrize(
     "case", [c for c in CASES if c.linear], ids=[i for i, c in zip(ids, CASES, strict=True) if c.linear]
 )
-def test_the_pullback_of_a_linear_map_is_its_transpose(case: Case):
+def test_the_pullback_of_a_linear_map_is_its_transpose(case: Case) -> None:
     drawn = case.sample()
     rng = np.random.default_rng(5)
     for position in case.linear:
 
-        def apply(x, position=position):
+        def apply(x: Any, position: Any = position) -> Any:
             return case.f(*drawn[:position], x, *drawn[position + 1 :])
 
         x = ad.array(rng.normal(size=drawn[position].shape))
@@ -43,7 +45,7 @@ def test_the_pullback_of_a_linear_map_is_its_transpose(case: Case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_float32_computes_the_same_in_float32(case: Case):
+def test_float32_computes_the_same_in_float32(case: Case) -> None:
     exact, single = (case.f(*case.sample(dtype)) for dtype in ("float64", "float32"))
     for a, b in zip(*(out if isinstance(out, tuple) else (out,) for out in (exact, single)), strict=True):
         np.testing.assert_allclose(b.numpy(), a.numpy(), rtol=2e-5, atol=2e-5)
@@ -51,17 +53,17 @@ def test_float32_computes_the_same_in_float32(case: Case):
             assert b.dtype == np.float32 or a.dtype != np.float64
 
 
-def test_names_are_unique():
+def test_names_are_unique() -> None:
     assert len(set(ids)) == len(ids)
 
 
-def test_every_public_operation_has_a_case():
+def test_every_public_operation_has_a_case() -> None:
     named = {case.op for case in CASES}
     assert set(ops.__all__) - named - COMPOSED_OF_CASES == set()
     assert named - set(ops.__all__) == {"custom_vjp", "create"}
 
 
-def test_every_primitive_runs_in_some_case():
+def test_every_primitive_runs_in_some_case() -> None:
     ran: set[str] = set()
 
     class Recorder(Hook):
@@ -76,7 +78,7 @@ def test_every_primitive_runs_in_some_case():
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_costs_are_whole_numbers_and_bytes_cover_the_result(case: Case):
+def test_costs_are_whole_numbers_and_bytes_cover_the_result(case: Case) -> None:
     calls: list[Call] = []
 
     class Recorder(Hook):
@@ -101,7 +103,7 @@ def test_costs_are_whole_numbers_and_bytes_cover_the_result(case: Case):
         ("sin", lambda out, x: lambda ct: ct.sum()),  # a wrong shape
     ],
 )
-def test_a_broken_rule_is_caught(op, rule):
+def test_a_broken_rule_is_caught(op: Any, rule: Any) -> None:
     primitive = PRIMITIVES[op]
     right = primitive.vjp
     object.__setattr__(primitive, "vjp", [rule])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,20 +13,20 @@ from adtrain import ops
 X = np.array([0.3, -1.2, 2.0])
 
 
-def make(forward, backward):
+def make(forward: Any, backward: Any) -> Any:
     return ad.custom_vjp(forward, backward)
 
 
-def test_backward_is_used_in_place_of_the_rules():
+def test_backward_is_used_in_place_of_the_rules() -> None:
     tripled = make(lambda x: (x * 2.0, None), lambda _, ct: (ct * 3.0,))
     out, pullback = ad.vjp(tripled, X)
     np.testing.assert_array_equal(out.numpy(), X * 2)
     assert pullback(np.ones(3))[0].numpy().tolist() == [3, 3, 3]
 
 
-def test_second_derivatives_through_computed_residuals_are_right():
+def test_second_derivatives_through_computed_residuals_are_right() -> None:
     # the residual is an intermediate of forward: the trap in which other frameworks lose a term silently
-    def forward(x):
+    def forward(x: Any) -> Any:
         e = ops.exp(x)
         return e * e, (e,)
 
@@ -35,8 +37,8 @@ def test_second_derivatives_through_computed_residuals_are_right():
     np.testing.assert_allclose(third.numpy(), 8 * np.exp(2 * X), rtol=1e-13)
 
 
-def test_a_saved_output_has_the_custom_derivative_too():
-    def forward(x):
+def test_a_saved_output_has_the_custom_derivative_too() -> None:
+    def forward(x: Any) -> Any:
         s = ops.sigmoid(x)
         return s, (s,)
 
@@ -48,7 +50,7 @@ def test_a_saved_output_has_the_custom_derivative_too():
     )
 
 
-def test_the_output_keeps_the_custom_derivative_at_every_order():
+def test_the_output_keeps_the_custom_derivative_at_every_order() -> None:
     # straight through: forward rounds down, the derivative is that of the identity
     floor = make(lambda x: (ops.astype(ops.astype(x, np.int64), np.float64), None), lambda _, ct: (ct,))
     slope = ad.grad(lambda x: (floor(x) * floor(x)).sum())(X)
@@ -57,8 +59,8 @@ def test_the_output_keeps_the_custom_derivative_at_every_order():
     np.testing.assert_array_equal(second.numpy(), [2, 2, 2])
 
 
-def test_a_second_derivative_through_numpy_is_refused():
-    def forward(x):
+def test_a_second_derivative_through_numpy_is_refused() -> None:
+    def forward(x: Any) -> Any:
         return ops.sin(x), (ad.array(np.cos(x.numpy())),)
 
     numpy_sine = make(forward, lambda res, ct: (ct * res[0],))
@@ -66,19 +68,19 @@ def test_a_second_derivative_through_numpy_is_refused():
         ad.hessian(lambda x: numpy_sine(x).sum())(X)
 
 
-def test_first_derivatives_through_numpy_are_fine():
-    def forward(x):
+def test_first_derivatives_through_numpy_are_fine() -> None:
+    def forward(x: Any) -> Any:
         return ops.sin(x), (ad.array(np.cos(x.numpy())),)
 
     numpy_sine = make(forward, lambda res, ct: (ct * res[0],))
     np.testing.assert_allclose(ad.grad(lambda x: numpy_sine(x).sum())(X).numpy(), np.cos(X), rtol=1e-15)
 
 
-def test_trees_and_arguments_without_derivative():
-    def forward(pair, index):
+def test_trees_and_arguments_without_derivative() -> None:
+    def forward(pair: Any, index: Any) -> Any:
         return {"picked": ops.take(pair["a"] * pair["b"], index)}, (pair, index)
 
-    def backward(residuals, ct):
+    def backward(residuals: Any, ct: Any) -> Any:
         pair, index = residuals
         rows = ops.one_hot(index, pair["a"].shape[0], np.float64)
         spread = ops.sum(rows * ops.expand_dims(ct["picked"], 1), 0)
@@ -98,13 +100,13 @@ def test_trees_and_arguments_without_derivative():
         (lambda res, ct: (ct.sum(),), r"backward returned shape \(\), expected \(3,\) as the argument"),
     ],
 )
-def test_a_backward_of_the_wrong_form_is_refused(backward, message):
+def test_a_backward_of_the_wrong_form_is_refused(backward: Any, message: Any) -> None:
     with pytest.raises(ad.ShapeError, match=message):
         ad.grad(lambda x: make(lambda x: (x * 1.0, None), backward)(x).sum())(X)
 
 
-def test_a_differentiated_value_that_is_not_an_argument_is_refused():
-    def f(x):
+def test_a_differentiated_value_that_is_not_an_argument_is_refused() -> None:
+    def f(x: Any) -> Any:
         return make(lambda y: (y * x, None), lambda _, ct: (ct,))(x * 1.0).sum()
 
     with pytest.raises(ad.TraceError, match="uses a differentiated value that is not among its arguments"):

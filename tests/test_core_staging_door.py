@@ -48,9 +48,17 @@ class Recorder:
         return known
 
 
-def test_a_training_step_can_be_recorded_and_run_later():
+def test_a_training_step_can_be_recorded_and_run_later() -> None:
     model = nn.Sequential(
-        (nn.Conv2d(4, 3, padding=1), nn.BatchNorm2d(), nn.Relu(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.5), nn.Linear(3))
+        (
+            nn.Conv2d(4, 3, padding=1),
+            nn.BatchNorm2d(),
+            nn.Relu(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Dropout(0.5),
+            nn.Linear(3),
+        )
     )
     params, buffers = model.init((1, 6, 6), np.random.default_rng(0), np.dtype("float32"))
     optimizer = optim.Adam(lr=0.01)

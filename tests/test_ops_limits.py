@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,12 +13,12 @@ from adtrain import ops
 FAR = np.array([-1e4, -800.0, -40.0, 0.0, 40.0, 800.0, 1e4])
 
 
-def slopes(f, x):
+def slopes(f: Any, x: Any) -> Any:
     return ad.grad(lambda x: f(x).sum())(x).numpy()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_sigmoid_and_its_relatives_are_finite_and_right_far_out(dtype):
+def test_sigmoid_and_its_relatives_are_finite_and_right_far_out(dtype: Any) -> None:
     x = FAR.astype(dtype)
     s = np.exp(-np.logaddexp(0, -FAR))
     small = np.finfo(dtype).tiny
@@ -33,7 +35,7 @@ def test_sigmoid_and_its_relatives_are_finite_and_right_far_out(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_softmax_and_cross_entropy_are_finite_and_right_far_out(dtype):
+def test_softmax_and_cross_entropy_are_finite_and_right_far_out(dtype: Any) -> None:
     x = np.array([[1e4, 0.0, -1e4]], dtype)
     np.testing.assert_array_equal(ops.softmax(x).numpy(), [[1, 0, 0]])
     np.testing.assert_array_equal(ops.log_softmax(x).numpy(), [[0, -1e4, -2e4]])
@@ -46,18 +48,18 @@ def test_softmax_and_cross_entropy_are_finite_and_right_far_out(dtype):
     np.testing.assert_allclose(bce.numpy() * 3, [[1, -0.5, -1]])
 
 
-def test_logsumexp_of_nothing_but_minus_infinity_is_minus_infinity():
+def test_logsumexp_of_nothing_but_minus_infinity_is_minus_infinity() -> None:
     assert ops.logsumexp(np.full(3, -np.inf)).item() == -np.inf
 
 
-def test_ties_share_the_cotangent():
+def test_ties_share_the_cotangent() -> None:
     assert slopes(lambda x: ops.maximum(x, 1.0), np.array([1.0])).tolist() == [0.5]
     assert ad.grad(ops.max)(np.array([2.0, 1.0, 2.0])).numpy().tolist() == [0.5, 0, 0.5]
     assert slopes(ops.relu, np.array([0.0])).tolist() == [0]
     assert slopes(ops.abs, np.array([0.0])).tolist() == [0]
 
 
-def test_powers_at_zero():
+def test_powers_at_zero() -> None:
     zero = np.array([0.0])
     assert slopes(lambda x: x**2, zero).tolist() == [0]
     assert slopes(lambda x: x**1, zero).tolist() == [1]
@@ -66,7 +68,7 @@ def test_powers_at_zero():
     assert (base.item(), exponent.item()) == (0, 0)
 
 
-def test_repeated_indices_add_up():
+def test_repeated_indices_add_up() -> None:
     grad = ad.grad(lambda w: ops.embedding(np.array([1, 1, 0]), w).sum())(np.zeros((3, 2)))
     assert grad.numpy().tolist() == [[1, 1], [2, 2], [0, 0]]
 
@@ -112,7 +114,7 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize(("call", "message"), MESSAGES)
-def test_shapes_that_do_not_fit_are_refused_by_a_message(call, message):
+def test_shapes_that_do_not_fit_are_refused_by_a_message(call: Any, message: Any) -> None:
     with pytest.raises(ad.ShapeError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
@@ -128,6 +130,6 @@ TYPES = [
 
 
 @pytest.mark.parametrize(("call", "message"), TYPES)
-def test_types_that_do_not_fit_are_refused_by_a_message(call, message):
+def test_types_that_do_not_fit_are_refused_by_a_message(call: Any, message: Any) -> None:
     with pytest.raises(ad.DTypeError, match=message):
         call()

@@ -39,7 +39,9 @@ def assert_like_torch(ours: Callable[..., Any], theirs: Callable[..., Any], *inp
     n=st.integers(1, 3), groups=st.integers(1, 2), channels=pairs, size=st.tuples(st.integers(1, 9), st.integers(1, 9)),
     kernel=pairs, stride=pairs, padding=st.tuples(st.integers(0, 2), st.integers(0, 2)), dilation=pairs,
 )  # fmt: skip
-def test_conv2d(n, groups, channels, size, kernel, stride, padding, dilation):
+def test_conv2d(
+    n: Any, groups: Any, channels: Any, size: Any, kernel: Any, stride: Any, padding: Any, dilation: Any
+) -> None:
     assume(all(s + 2 * p >= d * (k - 1) + 1 for s, p, d, k in zip(size, padding, dilation, kernel, strict=True)))
     options: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
     x, w, b = draw_arrays(
@@ -54,7 +56,9 @@ def test_conv2d(n, groups, channels, size, kernel, stride, padding, dilation):
     groups=st.integers(1, 2), channels=pairs, size=st.tuples(st.integers(1, 5), st.integers(1, 5)), kernel=pairs,
     stride=pairs, padding=st.integers(0, 1), dilation=st.integers(1, 2), extra=st.integers(0, 1),
 )  # fmt: skip
-def test_conv_transpose2d(groups, channels, size, kernel, stride, padding, dilation, extra):
+def test_conv_transpose2d(
+    groups: Any, channels: Any, size: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, extra: Any
+) -> None:
     options: dict[str, Any] = {
         "stride": stride, "padding": padding, "dilation": dilation, "groups": groups, "output_padding": extra,
     }  # fmt: skip
@@ -70,7 +74,7 @@ def test_conv_transpose2d(groups, channels, size, kernel, stride, padding, dilat
 
 
 @given(size=st.tuples(st.integers(3, 9), st.integers(3, 9)), kernel=pairs, stride=pairs, padding=st.booleans())
-def test_pooling(size, kernel, stride, padding):
+def test_pooling(size: Any, kernel: Any, stride: Any, padding: Any) -> None:
     around = tuple(k // 2 if padding else 0 for k in kernel)
     (x,) = draw_arrays((2, 3, *size))
     args = (kernel, stride, around)
@@ -79,7 +83,7 @@ def test_pooling(size, kernel, stride, padding):
     assert_like_torch(lambda x: ops.adaptive_avg_pool2d(x, kernel), lambda x: F.adaptive_avg_pool2d(x, kernel), x)
 
 
-def test_max_pool_passes_nan_on():
+def test_max_pool_passes_nan_on() -> None:
     x = np.zeros((1, 1, 2, 4))
     x[0, 0, 0, 0] = np.nan
     out = ops.max_pool2d(x, 2).numpy()
@@ -88,7 +92,7 @@ def test_max_pool_passes_nan_on():
 
 
 @given(n=st.integers(2, 5), groups=st.integers(1, 3), width=st.integers(1, 3), rest=st.sampled_from([(), (3,), (2, 3)]))
-def test_normalisation(n, groups, width, rest):
+def test_normalisation(n: Any, groups: Any, width: Any, rest: Any) -> None:
     channels = groups * width
     x, w, b, mean = draw_arrays((n, channels, *rest), (channels,), (channels,), (channels,))
     var = np.abs(mean) + 0.5
@@ -114,7 +118,7 @@ def test_normalisation(n, groups, width, rest):
 
 
 @given(n=st.integers(1, 5), classes=st.integers(2, 6), smoothing=st.sampled_from([0.0, 0.1, 0.5]))
-def test_losses(n, classes, smoothing):
+def test_losses(n: Any, classes: Any, smoothing: Any) -> None:
     logits, other = draw_arrays((n, classes), (n, classes))
     labels = np.arange(n) % classes
     index = torch.tensor(labels)
@@ -136,6 +140,6 @@ def test_losses(n, classes, smoothing):
 
 
 @given(st.integers(0, 60))
-def test_erf_is_exact_to_the_last_bits(seed):
+def test_erf_is_exact_to_the_last_bits(seed: Any) -> None:
     x = np.random.default_rng(seed).uniform(-7, 7, 200)
     np.testing.assert_allclose(ops.erf(x).numpy(), torch.erf(torch.tensor(x)).numpy(), rtol=1e-15, atol=0)

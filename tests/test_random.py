@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -22,12 +24,14 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("counter", "key", "words"), KNOWN)
-def test_philox_gives_the_published_numbers(counter, key, words):
+def test_philox_gives_the_published_numbers(counter: Any, key: Any, words: Any) -> None:
     assert " ".join(f"{int(word):08x}" for word in philox(counter, key)) == words
 
 
-def test_a_number_depends_on_seed_step_stream_and_position_alone():
-    def draw(seed=1, step=2, shape=(1000,), stream=3, dtype="float32"):
+def test_a_number_depends_on_seed_step_stream_and_position_alone() -> None:
+    def draw(
+        seed: int = 1, step: int = 2, shape: tuple[int, ...] = (1000,), stream: int = 3, dtype: str = "float32"
+    ) -> np.ndarray:
         return ops.random_uniform(ops.rng_state(seed, step), shape, stream, dtype).numpy()
 
     base = draw()
@@ -39,7 +43,7 @@ def test_a_number_depends_on_seed_step_stream_and_position_alone():
         assert np.mean(base == other) < 0.01
 
 
-def test_the_numbers_are_uniform():
+def test_the_numbers_are_uniform() -> None:
     x = ops.random_uniform(ops.rng_state(5), (100_000,), dtype="float64").numpy()
     assert x.min() >= 0
     assert x.max() < 1
@@ -48,7 +52,7 @@ def test_the_numbers_are_uniform():
     assert chi_square < 43.8  # 99.9% quantile for 19 degrees of freedom
 
 
-def test_dropout_keeps_the_mean_and_passes_the_gradient_where_it_kept():
+def test_dropout_keeps_the_mean_and_passes_the_gradient_where_it_kept() -> None:
     x = np.ones(50_000)
     out, pullback = ad.vjp(lambda x: ops.dropout(x, 0.3, ops.rng_state(0)), x)
     kept = out.numpy() > 0

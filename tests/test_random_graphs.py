@@ -99,7 +99,7 @@ def evaluate(values: Any, program: list[tuple[Any, ...]], side: int) -> list[Any
 
 @settings(max_examples=300)
 @given(graphs())
-def test_values_and_gradients_of_random_graphs_are_those_of_pytorch(graph):
+def test_values_and_gradients_of_random_graphs_are_those_of_pytorch(graph: Any) -> None:
     shapes, program = graph
     inputs = [x.numpy() for x in inputs_of(shapes)]
 
