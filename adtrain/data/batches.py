@@ -1,0 +1,53 @@
+"""Which examples are trained on, and in which order; a function of the seed alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from adtrain.data.datasets import Split
+from adtrain.data.errors import DataError
+
+# Each use of the seed has a stream of its own, so that changing one leaves the others' numbers as they were.
+SPLIT_STREAM, SHUFFLE_STREAM = 0, 1
+
+
+def split_validation(split: Split, fraction: float, seed: int) -> tuple[Split, Split | None]:
+    """(train, validation) with `fraction` of the examples in validation, each class in its share; None when it is 0.
+
+    Both keep the order of `split`. The sizes add up to round(fraction * N) by the largest-remainder method. Raises
+    DataError when either side would be empty or `fraction` is not in [0, 1).
+    """
+    if not 0 <= fraction < 1:
+        raise DataError(f"validation fraction: found {fraction}, expected at least 0 and below 1")
+    if fraction == 0:
+        return split, None
+    total = round(fraction * len(split))
+    if not 0 < total < len(split):
+        raise DataError(
+            f"validation fraction {fraction} of {len(split)} examples: found {total} for validation and "
+            f"{len(split) - total} for training, expected at least 1 of each"
+        )
+    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(SPLIT_STREAM,)))
+    chosen = np.zeros(len(split), bool)
+    for label, count in enumerate(_shares(np.bincount(split.labels), fraction, total)):
+        chosen[rng.permutation(np.flatnonzero(split.labels == label))[:count]] = True
+    return split.take(np.flatnonzero(~chosen)), split.take(np.flatnonzero(chosen))
+
+
+def batches(count: int, batch_size: int, seed: int, epoch: int) -> Iterator[np.ndarray]:
+    """The epoch's batches of int64 indices into `count` examples: together a permutation; the last may be short."""
+    if batch_size < 1:
+        raise DataError(f"batch size: found {batch_size}, expected at least 1")
+    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(SHUFFLE_STREAM, epoch)))
+    order = rng.permutation(count)
+    return (order[start : start + batch_size] for start in range(0, count, batch_size))
+
+
+def _shares(counts: np.ndarray, fraction: float, total: int) -> np.ndarray:
+    exact = counts * fraction
+    shares = np.floor(exact).astype(np.int64)
+    largest_remainders = np.argsort(shares - exact, kind="stable")
+    shares[largest_remainders[: total - shares.sum()]] += 1
+    return shares

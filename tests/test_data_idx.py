@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from idx_files import CODES, idx_bytes, write_idx
+
+from adtrain.data import DataError, idx
+
+arrays = st.sampled_from(sorted(CODES)).flatmap(
+    lambda name: hnp.arrays(name, hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=4))
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("idx")
+
+
+@given(array=arrays, compressed=st.booleans())
+def test_reading_gives_back_what_was_written(folder: Path, array: np.ndarray, compressed: bool) -> None:
+    found = idx.read(write_idx(folder / ("array.gz" if compressed else "array"), array))
+    np.testing.assert_array_equal(found, array)
+    assert found.dtype == array.dtype
+    assert found.dtype.isnative
+
+
+def test_compression_is_told_by_content_and_not_by_name(tmp_path: Path) -> None:
+    array = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    (tmp_path / "plain.gz").write_bytes(idx_bytes(array))
+    (tmp_path / "compressed").write_bytes(gzip.compress(idx_bytes(array)))
+    np.testing.assert_array_equal(idx.read(tmp_path / "plain.gz"), array)
+    np.testing.assert_array_equal(idx.read(tmp_path / "compressed"), array)
+
+
+@given(array=arrays, compressed=st.booleans(), data=st.data())
+def test_every_proper_prefix_of_a_file_is_refused(
+    folder: Path, array: np.ndarray, compressed: bool, data: st.DataObject
+) -> None:
+    whole = gzip.compress(idx_bytes(array), mtime=0) if compressed else idx_bytes(array)
+    path = folder / "cut"
+    path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
+    with pytest.raises(DataError, match=f"^{path}: .*(truncated|found)"):
+        idx.read(path)
+
+
+@given(content=st.binary(max_size=40), compressed=st.booleans())
+def test_arbitrary_bytes_give_an_array_or_a_data_error(folder: Path, content: bytes, compressed: bool) -> None:
+    path = folder / "arbitrary"
+    path.write_bytes(gzip.compress(content, mtime=0) if compressed else content)
+    try:
+        found = idx.read(path)
+    except DataError as error:
+        refusal = str(error)
+    else:
+        assert idx_bytes(found) == content
+        return
+    assert refusal.startswith(f"{path}: ")
+    assert "\n" not in refusal
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (idx_bytes(np.zeros((2, 3), np.uint8))[:-1], "truncated, found 5 bytes after the header, expected 6 for shape"),
+        (idx_bytes(np.zeros((2, 3), np.uint8)) + b"x", "trailing bytes, found more bytes after the header, expected 6"),
+        (b"\0\0\x08", "truncated, found 3 bytes, expected a header"),
+        (b"\0\0\x08\x03\0\0\0\x01", "truncated in its header, found 8 bytes, expected 16"),
+        (b"\x89PNG\r\n", "not an IDX file, found magic number 0x89504e47, expected 0x00000803"),
+        (b"\0\0\x07\x01\0\0\0\0", "not an IDX file, found magic number 0x00000701"),
+        (b"\0\0\x08\x00", "not an IDX file, found magic number 0x00000800"),
+        (b"\0\0\x08\x03" + b"\xff" * 12 + b"1234", "truncated, found 4 bytes after the header"),
+    ],
+)
+def test_the_message_names_file_found_and_expected(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "images"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"^{path}: {message}"):
+        idx.read(path)
+
+
+def test_a_gz_file_that_is_no_gzip_is_said_to_be_none(tmp_path: Path) -> None:
+    path = tmp_path / "images.gz"
+    path.write_bytes(b"<html>not found</html>")
+    with pytest.raises(DataError, match="neither gzip nor IDX, found magic number 0x3c68746d"):
+        idx.read(path)
+
+
+def test_a_gzip_with_a_flipped_bit_is_refused(tmp_path: Path) -> None:
+    content = bytearray(gzip.compress(idx_bytes(np.zeros(1000, np.uint8)), mtime=0))
+    content[-5] ^= 1
+    path = tmp_path / "images.gz"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="truncated or damaged gzip file"):
+        idx.read(path)
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"^{tmp_path / 'none'}: cannot be read .No such file or directory"):
+        idx.read(tmp_path / "none")
+    with pytest.raises(DataError, match=f"^{tmp_path}: cannot be read .Is a directory"):
+        idx.read(tmp_path)
