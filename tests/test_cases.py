@@ -92,7 +92,7 @@ def test_costs_are_whole_numbers_and_bytes_cover_the_result(case: Case) -> None:
         written = sum(int(np.prod(t.shape)) * t.dtype.itemsize for t in call.outputs)
         assert isinstance(cost.flops, int)
         assert cost.flops >= 0
-        assert cost.bytes >= written
+        assert cost.bytes >= written or call.primitive.view
 
 
 @pytest.mark.parametrize(

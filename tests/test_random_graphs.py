@@ -26,7 +26,7 @@ UNARY: list[tuple[Callable[[Any], Any], Callable[[Any], Any]]] = [
     (lambda x: ops.sqrt(x * x + 0.5), lambda x: torch.sqrt(x * x + 0.5)),
     (lambda x: ops.power(x, 3), lambda x: x**3),
     (lambda x: ops.clip(x, -0.7, 0.9), lambda x: torch.clamp(x, -0.7, 0.9)),
-    (lambda x: ops.transpose(x), lambda x: x.permute(*reversed(range(x.ndim)))),
+    (lambda x: ops.transpose(x), lambda x: x.permute(tuple(reversed(range(x.ndim))))),
     (lambda x: ops.flip(x), lambda x: torch.flip(x, tuple(range(x.ndim)))),
     (lambda x: ops.reshape(x, (-1,)), lambda x: x.reshape(-1)),
 ]  # fmt: skip

@@ -12,6 +12,7 @@ from adtrain.core import tree
 from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError, DTypeError, ShapeError
 from adtrain.core.reverse import ReverseTrace, ReverseTracer, walk_back
+from adtrain.core.scope import backward_phase
 from adtrain.core.trace import enter_level, leave_level
 
 
@@ -113,7 +114,8 @@ def value_and_grad(
             raise ShapeError(f"grad: the function returned shape {shapes}, expected one scalar of shape ()")
         out = recording.primals_out[0]
         _differentiable("grad", "the function's value", out)
-        grads = recording.pull([Value._ops.ones_like(out)], keep=False)
+        with backward_phase():
+            grads = recording.pull([Value._ops.ones_like(out)], keep=False)
         value = (recording.value, recording.aux) if has_aux else recording.value
         return value, grads if several else grads[0]
 

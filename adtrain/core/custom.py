@@ -31,7 +31,7 @@ def custom_vjp(
 
     Raises (when called, or when its gradient is):
         TraceError: ``forward`` uses a differentiated value that is not among its arguments.
-        ShapeError: ``backward`` returns another number of trees, or other shapes, than the arguments have.
+        ShapeError: ``backward`` returns another number of trees, or other shapes, than the arguments.
     """
 
     @wraps(forward)
@@ -66,7 +66,6 @@ def _record(
             raise DTypeError(f"{name}: forward returned a {type(x).__name__} as output, expected arrays")
     leaves = tree.leaves(args)
     traced = [i for i, x in enumerate(leaves) if isinstance(x, ReverseTracer) and x.trace is trace]
-    shapes = [getattr(x, "shape", ()) for x in leaves]
     spans = [len(tree.leaves(arg)) for arg in args]
     zeros = [(x.shape, x.dtype, x.device) for x in outputs]
 
@@ -82,12 +81,8 @@ def _record(
             if len(part) != span:
                 raise ShapeError(f"{name}: backward's cotangent {i} has {len(part)} arrays, expected {span}")
             flat += part
-        for i in traced:
-            ct = flat[i]
-            if ct is not None and ct.shape != shapes[i]:
-                raise ShapeError(f"{name}: backward returned shape {ct.shape}, expected {shapes[i]} as the argument")
         return [flat[i] for i in traced]
 
     parents = [(leaves[i].node, leaves[i].position) for i in traced]
-    recorded = trace.record(tuple(outputs), parents, pull, residuals)
+    recorded = trace.record(name, tuple(outputs), parents, pull, residuals)
     return tree.unflatten(out_structure, list(recorded))

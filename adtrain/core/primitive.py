@@ -41,6 +41,7 @@ class Primitive:
             primitive with any number of arguments. Rules call only public ops: the closure rule.
         flops: floating-point operations, from the same arguments as ``shape``; by default one for each element of
             the outputs.
+        view: the output is its argument's memory, or no memory at all; it moves no bytes.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Primitive:
     implementations: Mapping[str, Any]
     vjp: Sequence[VjpRule | None] | Callable[[int], VjpRule] = ()
     flops: Callable[..., int] | None = None
+    view: bool = False
     differentiable: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,7 +73,8 @@ class Primitive:
         """FLOPs and bytes of one run on arguments (arrays or ArrayTypes) of these shapes."""
         outputs = self.output_types(args, params)
         flops = self.flops(*args, **params) if self.flops else sum(_elements(out) for out in outputs)
-        return Cost(flops, sum(_elements(x) * x.dtype.itemsize for x in (*args, *outputs)))
+        moved = () if self.view else (*args, *outputs)
+        return Cost(flops, sum(_elements(x) * x.dtype.itemsize for x in moved))
 
 
 def _elements(x: Any) -> int:

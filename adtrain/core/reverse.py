@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from adtrain.core.array import Value
-from adtrain.core.errors import TraceError
+from adtrain.core.array import Shape, Value
+from adtrain.core.errors import ShapeError, TraceError
 from adtrain.core.primitive import Primitive, Pullback
 from adtrain.core.scope import backward_phase, current_scope, enter_scope
 from adtrain.core.trace import Trace, Tracer, bind
@@ -22,15 +22,17 @@ _clock = itertools.count()
 class Node:
     """One recorded operation, or (without `pull`) an input. Holds residuals only through `pull`."""
 
-    __slots__ = ("index", "outputs", "parents", "pull", "scope")
+    __slots__ = ("index", "name", "outputs", "parents", "pull", "scope")
 
     def __init__(
         self,
+        name: str,
         parents: Sequence[tuple[Node, int]],
         pull: Callable[[list[Value | None]], Sequence[Value | None]] | None,
-        outputs: int,
+        outputs: Sequence[Shape],
     ) -> None:
         self.index = next(_clock)  # grows along every path, so descending order is topological
+        self.name = name
         self.parents = parents
         self.pull = pull
         self.outputs = outputs
@@ -60,7 +62,7 @@ class ReverseTrace:
         self.live = True
 
     def input(self, primal: Value) -> ReverseTracer:
-        return ReverseTracer(self, primal, Node((), None, 1))
+        return ReverseTracer(self, primal, Node("input", (), None, [primal.shape]))
 
     def lower(self, x: Any) -> Any:
         """``x`` one level down: the primal of a tracer of this trace, anything else as it is."""
@@ -81,13 +83,14 @@ class ReverseTrace:
                     pullbacks.append(rule(out, *primals, **params))
         if not parents:
             return out
-        return self.record(out, parents, _pull_one if isinstance(out, Value) else _pull_many, pullbacks)
+        pull = _pull_one if isinstance(out, Value) else _pull_many
+        return self.record(primitive.name, out, parents, pull, pullbacks)
 
-    def record(self, out: Any, parents: Sequence[tuple[Node, int]], pull: Any, pullbacks: Any) -> Any:
+    def record(self, name: str, out: Any, parents: Sequence[tuple[Node, int]], pull: Any, pullbacks: Any) -> Any:
         """Wrap the floating-point outputs of an operation into tracers of a new node."""
         single = isinstance(out, Value)
         outputs = (out,) if single else out
-        node = Node(parents, lambda cts: pull(pullbacks, cts), len(outputs))
+        node = Node(name, parents, lambda cts: pull(pullbacks, cts), [x.shape for x in outputs])
         wrapped = [ReverseTracer(self, x, node, i) if x.dtype.kind == "f" else x for i, x in enumerate(outputs)]
         return wrapped[0] if single else tuple(wrapped)
 
@@ -138,14 +141,20 @@ def walk_back(
             if not keep:
                 node.pull = node.parents = None  # type: ignore[assignment]
             for (parent, position), pulled in zip(parents, pull(cts), strict=True):
-                if pulled is not None:
-                    _accumulate(cotangents, parent, position, pulled)
+                if pulled is None:
+                    continue
+                if pulled.shape != parent.outputs[position]:
+                    raise ShapeError(
+                        f"{node.name}: its derivative gave a cotangent of shape {pulled.shape}, expected "
+                        f"{parent.outputs[position]}, the shape of the argument"
+                    )
+                _accumulate(cotangents, parent, position, pulled)
             del pull
     return [cotangents[x.node][0] if x.node in cotangents else None for x in inputs]
 
 
 def _accumulate(cotangents: dict[Node, list[Value | None]], node: Node, position: int, ct: Value) -> None:
-    cts = cotangents.setdefault(node, [None] * node.outputs)
+    cts = cotangents.setdefault(node, [None] * len(node.outputs))
     before = cts[position]
     cts[position] = ct if before is None else before + ct
 

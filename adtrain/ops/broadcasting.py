@@ -1,7 +1,8 @@
 """One dtype and one shape for several arguments, and the linear primitives that takes.
 
 broadcast_to and sum are transposes of one another, and reshape of itself; with them every elementwise primitive can
-insist on equal shapes, and its derivative with respect to a broadcast argument follows by itself.
+insist on equal shapes, and its derivative with respect to a broadcast argument follows by itself. Python numbers have
+no derivative, so they stay arrays of shape () and cost nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.array import Array, ArrayType, Shape, Value, array
+from adtrain.core.array import ArrayType, Shape, Value, array
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
@@ -40,6 +41,7 @@ reshape_p: Primitive = Primitive(
     {"cpu": lambda x, shape: np.reshape(x, shape)},
     [lambda out, x, shape: partial(bind, reshape_p, shape=x.shape)],
     no_flops,
+    view=True,
 )
 
 
@@ -63,12 +65,19 @@ def _broadcast_to_shape(x: Any, shape: Shape) -> ArrayType:
     return ArrayType(shape, x.dtype)
 
 
+def _broadcast_to_reference(x: np.ndarray, shape: Shape) -> np.ndarray:
+    if x.ndim:
+        return np.broadcast_to(x, shape)
+    return np.ndarray(shape, x.dtype, x, strides=(0,) * len(shape))  # the same, without its overhead for a number
+
+
 broadcast_to_p: Primitive = Primitive(
     "broadcast_to",
     _broadcast_to_shape,
-    {"cpu": lambda x, shape: np.broadcast_to(x, shape)},
+    {"cpu": _broadcast_to_reference},
     [lambda out, x, shape: partial(sum_to, shape=x.shape)],
     no_flops,
+    view=True,
 )
 
 
@@ -114,52 +123,40 @@ def spread(x: Value, shape: Shape, axes: Sequence[int]) -> Value:
     return broadcast_to(reshape(x, keep_axes(shape, axes)), shape)
 
 
-def promote(name: str, *xs: ArrayLike) -> list[Value]:
-    """Values of one dtype, on one device.
+def promote(*xs: ArrayLike) -> list[Value]:
+    """Values of one dtype; what is no value yet is put on the device of those that are.
 
     Python numbers take the dtype of the arrays beside them (float32 where those hold integers and the number is a
     float). Among arrays the widest floating-point type wins, and integers follow it.
     """
-    numbers = [isinstance(x, (bool, int, float)) for x in xs]
-    values = [x if number else as_value(x) for x, number in zip(xs, numbers, strict=True)]
-    typed = [x for x, number in zip(values, numbers, strict=True) if not number]
-    if not typed:
-        values = typed = [array(x) for x in xs]
-        numbers = [False] * len(xs)
-    first = typed[0].dtype
-    if any(x.dtype != first for x in typed):
-        floats = [x.dtype for x in typed if x.dtype.kind == "f"]
-        first = np.result_type(*(floats or [x.dtype for x in typed]))
-    elif first.kind != "f" and any(isinstance(x, float) for x in xs):
-        first = np.dtype(np.float32)
-    device = next((x.device for x in typed if x.device != "cpu"), "cpu")
-    promoted: list[Value] = []
-    for x, given, number in zip(values, xs, numbers, strict=True):
-        if number:
-            promoted.append(constant(x, first, device))
-        else:
-            x = x if isinstance(given, Value) else array(x, device=device)
-            promoted.append(x if x.dtype == first else bind(astype_p, x, dtype=first))
-    return promoted
+    device = next((x.device for x in xs if isinstance(x, Value)), "cpu")
+    values = [x if isinstance(x, (Value, bool, int, float)) else array(x, device=device) for x in xs]
+    dtypes = {x.dtype for x in values if isinstance(x, Value)} or {array(x).dtype for x in xs}
+    if len(dtypes) > 1:
+        dtypes = {np.result_type(*([dtype for dtype in dtypes if dtype.kind == "f"] or dtypes))}
+    (dtype,) = dtypes
+    if dtype.kind != "f" and any(isinstance(x, float) for x in values):
+        dtype = np.dtype(np.float32)
+    return [_of_type(x, dtype, device) for x in values]
 
 
-def constant(x: Any, dtype: np.dtype, device: str) -> Array:
-    """A 0-d array of a Python number.
-
-    Raises:
-        DTypeError: the number is out of the type's range.
-    """
+def _of_type(x: Value | float, dtype: np.dtype, device: str) -> Value:
+    if isinstance(x, Value):
+        return x if x.dtype == dtype else bind(astype_p, x, dtype=dtype)
     try:
-        return array(np.asarray(x, dtype), device=device)
+        return array(x, dtype, device)
     except OverflowError:
         raise DTypeError(f"the number {x} does not fit into {dtype}") from None
 
 
 def broadcast(name: str, *xs: ArrayLike) -> list[Value]:
-    """Values of one dtype and one shape, by NumPy's rules."""
-    values = promote(name, *xs)
+    """Values of one dtype and, by NumPy's rules, one shape; Python numbers stay of shape ()."""
+    values = promote(*xs)
     shape = values[0].shape
-    if any(x.shape != shape for x in values):
-        shape = broadcast_shapes(name, *(x.shape for x in values))
-        values = [x if x.shape == shape else bind(broadcast_to_p, x, shape=shape) for x in values]
-    return values
+    if all(x.shape == shape for x in values):
+        return values
+    shape = broadcast_shapes(name, *(x.shape for x in values))
+    return [
+        value if value.shape == shape or isinstance(x, (bool, int, float)) else bind(broadcast_to_p, value, shape=shape)
+        for x, value in zip(xs, values, strict=True)
+    ]

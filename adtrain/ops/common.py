@@ -23,10 +23,16 @@ def as_value(x: ArrayLike) -> Value:
 
 
 def broadcast_shapes(name: str, *shapes: Shape) -> Shape:
-    try:
-        return np.broadcast_shapes(*shapes)
-    except ValueError:
-        raise ShapeError(f"{name}: shapes {' and '.join(map(str, shapes))} do not broadcast together") from None
+    """The shape that NumPy's rules give several together."""
+    ndim = max(map(len, shapes))
+    lengths = [1] * ndim
+    for shape in shapes:
+        for i, length in enumerate(shape, ndim - len(shape)):
+            if length != 1:
+                if lengths[i] not in (1, length):
+                    raise ShapeError(f"{name}: shapes {' and '.join(map(str, shapes))} do not broadcast together")
+                lengths[i] = length
+    return tuple(lengths)
 
 
 def normalize_axis(name: str, axis: int, ndim: int) -> int:
@@ -68,10 +74,19 @@ def size(x: Any) -> int:
     return count
 
 
+def elementwise_type(name: str, *xs: Any) -> ArrayType:
+    """The one type of arguments of which some may be numbers, of shape ()."""
+    first = max(xs, key=lambda x: len(x.shape)) if len(xs) > 1 else xs[0]
+    for x in xs:
+        if x.shape not in (first.shape, ()) or x.dtype != first.dtype:
+            raise ShapeError(f"{name}: found {ArrayType(first.shape, first.dtype)} and {ArrayType(x.shape, x.dtype)}")
+    return ArrayType(first.shape, first.dtype)
+
+
 def elementwise(
     name: str, cpu: Callable[..., np.ndarray], *vjp: VjpRule | None, floating: bool = True, result: Any = None
 ) -> Primitive:
-    """A primitive that maps arrays of one shape and dtype element by element.
+    """A primitive that maps arrays of one shape and dtype (or shape (), for a number) element by element.
 
     Args:
         cpu: the function of NumPy arrays.
@@ -82,14 +97,9 @@ def elementwise(
     dtype = None if result is None else np.dtype(result)
 
     def shape(*xs: Any, **params: Any) -> ArrayType:
-        first = xs[0]
-        for x in xs[1:]:
-            if x.shape != first.shape or x.dtype != first.dtype:
-                raise ShapeError(
-                    f"{name}: found {ArrayType(first.shape, first.dtype)} and {ArrayType(x.shape, x.dtype)}"
-                )
+        common = elementwise_type(name, *xs)
         if floating:
-            require_float(name, first)
-        return ArrayType(first.shape, dtype or first.dtype)
+            require_float(name, common)
+        return common if dtype is None else ArrayType(common.shape, dtype)
 
     return Primitive(name, shape, {"cpu": cpu}, vjp)

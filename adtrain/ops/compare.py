@@ -11,7 +11,7 @@ from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.ops.broadcasting import broadcast, broadcast_to, promote
-from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes, elementwise
+from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes, elementwise, elementwise_type
 
 equal_p: Primitive = elementwise("equal", np.equal, floating=False, result=bool)
 not_equal_p: Primitive = elementwise("not_equal", np.not_equal, floating=False, result=bool)
@@ -52,9 +52,7 @@ def greater_equal(a: ArrayLike, b: ArrayLike) -> Value:
 def _where_shape(condition: Any, a: Any, b: Any) -> ArrayType:
     if condition.dtype != np.bool_:
         raise DTypeError(f"where: the condition is {condition.dtype}, expected bool")
-    if not condition.shape == a.shape == b.shape or a.dtype != b.dtype:
-        raise ShapeError(f"where: found {condition.shape}, {a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)}")
-    return ArrayType(a.shape, a.dtype)
+    return elementwise_type("where", ArrayType(condition.shape, a.dtype), a, b)
 
 
 where_p: Primitive = Primitive(
@@ -72,9 +70,13 @@ where_p: Primitive = Primitive(
 def where(condition: ArrayLike, a: ArrayLike, b: ArrayLike) -> Value:
     """``a`` where the condition holds, else ``b``; the three are broadcast together."""
     chosen = as_value(condition)
-    a, b = promote("where", a, b)
-    shape = broadcast_shapes("where", chosen.shape, a.shape, b.shape)
-    return bind(where_p, *(broadcast_to(x, shape) for x in (chosen, a, b)))
+    first, second = promote(a, b)
+    shape = broadcast_shapes("where", chosen.shape, first.shape, second.shape)
+    branches = (
+        value if isinstance(x, (bool, int, float)) else broadcast_to(value, shape)
+        for x, value in ((a, first), (b, second))
+    )
+    return bind(where_p, broadcast_to(chosen, shape), *branches)
 
 
 def _larger(out: Value, winner: Value, loser: Value) -> Any:

@@ -146,7 +146,7 @@ def conv2d(
     Raises:
         ShapeError: channels and groups do not fit, or the kernel is larger than the padded image.
     """
-    x, weight = promote("conv2d", x, weight)
+    x, weight = promote(x, weight)
     out = bind(conv2d_p, x, weight, window=_window("conv2d", stride, padding, dilation, groups))
     return out if bias is None else _add_bias(out, bias)
 
@@ -172,7 +172,7 @@ def conv_transpose2d(
     Returns:
         (N, O, OH, OW), OH = (H - 1) stride - 2 padding + dilation (KH - 1) + output_padding + 1, and OW likewise.
     """
-    x, weight = promote("conv_transpose2d", x, weight)
+    x, weight = promote(x, weight)
     _check_ranks("conv_transpose2d", x, weight)
     window = _window("conv_transpose2d", stride, padding, dilation, groups)
     extra = pair("conv_transpose2d", output_padding)

@@ -23,6 +23,7 @@ full_p: Primitive = Primitive(
     _full_shape,
     {"cpu": lambda shape, value, dtype, device: np.broadcast_to(np.asarray(value, dtype), shape)},
     flops=no_flops,
+    view=True,
 )
 
 

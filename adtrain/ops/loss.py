@@ -74,7 +74,7 @@ def _difference(name: str, pred: ArrayLike, target: ArrayLike) -> Any:
 
 
 def _same_shape(name: str, pred: ArrayLike, target: ArrayLike) -> list[Value]:
-    a, b = promote(name, pred, target)
+    a, b = promote(pred, target)
     if a.shape != b.shape:
         raise ShapeError(f"{name}: found shapes {a.shape} and {b.shape}, expected equal ones")
     return [a, b]

@@ -66,7 +66,7 @@ def matmul(a: ArrayLike, b: ArrayLike, transpose_a: bool = False, transpose_b: b
     Raises:
         ShapeError: the inner lengths differ, or the leading axes do not broadcast.
     """
-    a, b = promote("matmul", a, b)
+    a, b = promote(a, b)
     if a.ndim == 0 or b.ndim == 0:
         raise ShapeError(f"matmul: found shapes {a.shape} and {b.shape}, expected at least one axis each")
     if a.ndim == 1 or b.ndim == 1:

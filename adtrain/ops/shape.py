@@ -139,7 +139,7 @@ def concatenate(xs: Sequence[ArrayLike], axis: int = 0) -> Value:
     """
     if not xs:
         raise ShapeError("concatenate: found no arrays, expected at least one")
-    values = promote("concatenate", *xs)
+    values = promote(*xs)
     ndim = values[0].ndim
     if any(x.ndim != ndim for x in values):
         raise ShapeError(
