@@ -1,0 +1,14 @@
+"""Training jobs as YAML files: read with positions, checked as a whole, built into a model.
+
+cfg = config.load("configs/mlp.yaml", ["training.epochs=3"])
+model = config.build.model(cfg)
+"""
+
+from __future__ import annotations
+
+from adtrain.config import build
+from adtrain.config.document import Config
+from adtrain.config.files import dump, load, packaged
+from adtrain.config.problems import ConfigError, Problem
+
+__all__ = ["Config", "ConfigError", "Problem", "build", "dump", "load", "packaged"]

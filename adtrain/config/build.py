@@ -1,0 +1,132 @@
+"""Config to model, loss, optimizer and schedule; shapes are checked and nothing is allocated."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from adtrain import nn, optim
+from adtrain.config.document import Config
+from adtrain.config.problems import ConfigError, PathParts, Problem, dotted
+from adtrain.config.specs import Add, Concat, Layer, Residual, Spec
+from adtrain.core.array import Value
+from adtrain.core.errors import OptionError, ShapeError
+
+CLASSIFICATION = ("cross_entropy", "nll")
+
+
+def check(cfg: Config) -> list[Problem]:
+    """What keeps the model, optimizer or schedule from being built."""
+    problems: list[Problem] = []
+    for attempt in (model, optimizer, functools.partial(schedule, steps_per_epoch=1, total_steps=1)):
+        try:
+            attempt(cfg)
+        except ConfigError as error:
+            problems += error.problems
+    return problems
+
+
+def model(cfg: Config) -> nn.Sequential:
+    """The network, its layers checked one after the other from the shape of the input to that of the loss.
+
+    Raises ConfigError that names the layer, its place in the file and both numbers.
+    """
+    path: PathParts = ("model", "layers")
+    built = _sequential(cfg, cfg.model.layers, path)
+    try:
+        output = built.output_shape(cfg.model.input)
+    except nn.LayerError as error:
+        raise _refused(cfg, *_layer_at(cfg.model.layers, path, error.path), error.reason) from None
+    if cfg.loss.kind in CLASSIFICATION and len(output) != 1:
+        last = len(cfg.model.layers) - 1
+        reason = f"output {output} does not fit the loss {cfg.loss.kind}, of (classes,): add flatten and linear"
+        raise _refused(cfg, (*path, last), cfg.model.layers[last].kind, reason)
+    return built
+
+
+def loss(cfg: Config) -> Callable[[Value, Value], Value]:
+    """The loss of (outputs, targets), a mean over the batch, with the config's options."""
+    return functools.partial(nn.LOSSES[cfg.loss.kind], **cfg.loss.options())
+
+
+def optimizer(cfg: Config) -> optim.Optimizer:
+    """The optimizer with the config's options. Raises ConfigError for options that exclude one another."""
+    return _made(cfg, ("optimizer",), cfg.optimizer, optim.OPTIMIZERS[cfg.optimizer.kind], cfg.optimizer.options())
+
+
+def schedule(cfg: Config, steps_per_epoch: int, total_steps: int) -> optim.Schedule:
+    """The learning rate's factor at each of `total_steps` steps; what the config counts in epochs becomes steps."""
+
+    def steps(epochs: float) -> int:
+        return max(1, round(epochs * steps_per_epoch))
+
+    kind, options = cfg.schedule.kind, cfg.schedule.options()
+    warmup_epochs, warmup_steps = options.pop("warmup_epochs"), options.pop("warmup_steps")
+    if warmup_epochs and warmup_steps:
+        reason = f"found warmup_epochs {warmup_epochs} and warmup_steps {warmup_steps}, expected one of them"
+        raise _refused(cfg, ("schedule",), kind, reason)
+    if warmup_epochs:
+        warmup_steps = steps(warmup_epochs)
+    match kind:
+        case "step":
+            options["step_size"] = steps(options["step_size"])
+        case "multistep":
+            options["milestones"] = tuple(steps(epochs) for epochs in options["milestones"])
+        case "exponential":
+            options["gamma"] **= 1 / steps_per_epoch
+        case "cosine" | "one_cycle":
+            options["total_steps"] = max(1, total_steps - warmup_steps)
+    made = _made(cfg, ("schedule",), cfg.schedule, optim.SCHEDULES[kind], options)
+    return optim.schedules.WarmUp(warmup_steps, made) if warmup_steps else made
+
+
+def _sequential(cfg: Config, layers: list[Layer], path: PathParts) -> nn.Sequential:
+    modules: list[nn.Module] = []
+    problems: list[Problem] = []
+    for i, layer in enumerate(layers):
+        try:
+            modules.append(_layer(cfg, layer, (*path, i)))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return nn.Sequential(modules)
+
+
+def _layer(cfg: Config, spec: Layer, path: PathParts) -> nn.Module:
+    inside = (*path, spec.kind)
+    if isinstance(spec, Residual):
+        body = _sequential(cfg, spec.body, (*inside, "body"))
+        shortcut = None if spec.shortcut is None else _sequential(cfg, spec.shortcut, (*inside, "shortcut"))
+        return nn.Residual(body, shortcut)
+    if isinstance(spec, (Concat, Add)):
+        branches = [_sequential(cfg, branch, (*inside, "branches", i)) for i, branch in enumerate(spec.branches)]
+        return nn.Parallel(branches, join="concat" if isinstance(spec, Concat) else "add")
+    return _made(cfg, path, spec, nn.LAYERS[spec.kind], spec.options())
+
+
+def _made(cfg: Config, path: PathParts, spec: Spec, make: Callable[..., Any], options: dict[str, Any]) -> Any:
+    try:
+        return make(**options)
+    except (OptionError, ShapeError) as error:
+        raise _refused(cfg, path, spec.kind, str(error)) from None
+
+
+def _layer_at(layers: list[Layer], path: PathParts, names: tuple[str, ...]) -> tuple[PathParts, str]:
+    """Path and kind of the layer that `names`, a module's way through its children, leads to."""
+    index, *rest = names
+    layer = layers[int(index)]
+    path = (*path, int(index))
+    match layer, rest:
+        case Residual(), [("body" | "shortcut") as part, *inner] if inner:
+            return _layer_at(getattr(layer, part), (*path, layer.kind, part), tuple(inner))
+        case Concat() | Add(), [branch, *inner] if inner:
+            return _layer_at(layer.branches[int(branch)], (*path, layer.kind, "branches", int(branch)), tuple(inner))
+    return path, layer.kind
+
+
+def _refused(cfg: Config, path: PathParts, kind: str, reason: str) -> ConfigError:
+    for name in (kind, "parallel"):
+        reason = reason.removeprefix(f"{name}: ")
+    return ConfigError([Problem(cfg.where(path), f"{dotted(path)} {kind}", reason)])

@@ -1,0 +1,88 @@
+"""The whole config: its sections, and where each value was written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic_core import PydanticCustomError
+
+from adtrain.config.problems import PathParts
+from adtrain.config.source import Node
+from adtrain.config.specs import SCHEDULES, Layers, Loss, Optimizer, Schedule
+from adtrain.config.values import Bool, Fraction, Name, Positive, Precision, Seed, Shape, Size, Text
+
+
+@dataclass(frozen=True)
+class Source:
+    """The file a config was read from and its text as nodes; no part of what the config says, so never compared."""
+
+    path: Path | None = field(default=None, compare=False)
+    root: Node = field(default_factory=lambda: Node("config"), compare=False)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+
+class Data(Section):
+    """What to train on: a data set of the catalogue, or files of one's own."""
+
+    dataset: Text | None = Field(None, description="the name of a data set of the catalogue, such as mnist")
+    path: Text | None = Field(None, description="a folder or file with the data, in place of dataset")
+    batch_size: Size = Field(description="images in a training step")
+    validation: Fraction = Field(0.0, description="the part of the training images kept for validation")
+    normalize: Bool = Field(True, description="subtract the mean and divide by the standard deviation of each channel")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Data:
+        if (self.dataset is None) == (self.path is None):
+            raise PydanticCustomError("expected", "either dataset or path")
+        return self
+
+
+class Model(Section):
+    """The network: its input and its layers, first to last."""
+
+    input: Shape = Field(description="the shape of one input: [1, 28, 28] for an image, [784] to flatten it")
+    layers: Layers = Field(description="a list of layers")
+
+
+class Training(Section):
+    """How long and how to train."""
+
+    epochs: Size = Field(description="passes over the training images")
+    steps: Size | None = Field(None, description="a bound on training steps, reached before the epochs are over")
+    seed: Seed = Field(0, description="the seed of initial weights, order of images, dropout and validation split")
+    precision: Precision = Field("float32", description="the type of all numbers")
+    clip_norm: Positive | None = Field(None, description="scale gradients down to at most this norm over all of them")
+    clip_value: Positive | None = Field(None, description="bound each element of the gradients by plus and minus this")
+
+    @model_validator(mode="after")
+    def _one_clipping(self) -> Training:
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise PydanticCustomError("expected", "at most one of clip_norm and clip_value")
+        return self
+
+
+class Config(Section):
+    """A training job. `load` reads it from a file, `build` makes the model, loss, optimizer and schedule of it."""
+
+    name: Name = Field(description="the job's name")
+    data: Data = Field(description="what to train on")
+    model: Model = Field(description="the network")
+    loss: Loss = Field(description="a loss, such as cross_entropy")
+    optimizer: Optimizer = Field(description="an optimizer, such as adam")
+    schedule: Schedule = Field(default_factory=SCHEDULES["constant"], description="the learning rate's course")
+    training: Training = Field(description="how long and how to train")
+    _source: Source = PrivateAttr(default_factory=Source)
+
+    @property
+    def source(self) -> Source:
+        """Where the config came from."""
+        return self._source
+
+    def where(self, path: PathParts) -> str:
+        """`file:line:col` of the value at `path`, for messages."""
+        return self._source.root.find(path)[1]

@@ -1,0 +1,73 @@
+"""Pydantic's findings in the words of the file: where, what was found, what was expected."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from adtrain.config.document import Config, Data, Model, Section, Training
+from adtrain.config.problems import PathParts, Problem, dotted, found, known
+from adtrain.config.source import Node
+from adtrain.config.specs import BY_KIND, FAMILIES
+from adtrain.config.values import Expected
+
+MODELS: dict[str, type[BaseModel]] = {"data": Data, "model": Model, "training": Training, **BY_KIND}
+"""The pydantic model below each part of a path that leads to one."""
+
+
+def problems(error: ValidationError, root: Node) -> list[Problem]:
+    """Every finding as a problem, in the order of the sections."""
+    return [_problem(details, root) for details in error.errors(include_url=False)]
+
+
+def _problem(details: ErrorDetails, root: Node) -> Problem:
+    path, value = details["loc"], details["input"]
+    node, beginning = root.find(path)
+    where = beginning if isinstance(node.value, (dict, list)) else node.where
+    match details["type"]:
+        case "expected":
+            message = f"found {found(node.plain())}, expected {details['msg']}"
+        case "missing":
+            where = root.find(path[:-1])[1]
+            message = f"missing, expected {_words(_holder(path), str(path[-1]))}"
+        case "extra_forbidden":
+            where = beginning
+            message = f"unknown key; {known(str(path[-1]), _holder(path).model_fields)}"
+        case "union_tag_invalid":
+            name, family = details["ctx"]["tag"], _family(path)
+            where = root.find((*path, name))[1] if isinstance(node.value, dict) else where
+            message = f"unknown {family} {found(name)}; {known(name, FAMILIES[family])}"
+        case "union_tag_not_found":
+            family = _family(path)
+            names = [key for key in value if key in FAMILIES[family]] if isinstance(value, dict) else []
+            hints = {0: f"; known: {', '.join(FAMILIES[family])}", 1: ", its options indented below its name"}
+            message = f"found {found(value)}, expected one {family}{hints.get(len(names), '')}"
+        case "model_type":
+            message = f"found {found(value)}, expected a mapping of keys to values"
+        case "list_type":
+            message = f"found {found(value)}, expected a list"
+        case "too_short":
+            message = "found [], expected a list that is not empty"
+        case kind:
+            raise AssertionError(f"no words for the finding {kind} at {dotted(path)}")
+    return Problem(where, dotted(path), message)
+
+
+def _holder(path: PathParts) -> type[BaseModel]:
+    """The model whose field is the last part of the path."""
+    holder: type[BaseModel] = Config
+    for part in path[:-1]:
+        holder = MODELS.get(str(part), holder)
+    return holder
+
+
+def _words(holder: type[BaseModel], name: str) -> str:
+    info = holder.model_fields[name]
+    words = [piece.words for piece in info.metadata if isinstance(piece, Expected)]
+    if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
+        return "a mapping of keys to values"
+    return words[0] if words else info.description or "a value"
+
+
+def _family(path: PathParts) -> str:
+    return next((str(part) for part in path if part in FAMILIES), "layer")

@@ -1,0 +1,72 @@
+"""Configs from files and to text."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from adtrain.assets import asset_path
+from adtrain.config import build, explain, source
+from adtrain.config.document import Config, Source
+from adtrain.config.overrides import override
+from adtrain.config.problems import ConfigError, Problem, known
+
+
+def load(path_or_name: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
+    """The config in a YAML file, or the packaged one of that name (`mlp`), with `key=value` overrides set over it.
+
+    A file of that name wins over a packaged config. What is returned can be built: keys, values and the shape of every
+    layer are right. Raises ConfigError that lists every problem otherwise.
+    """
+    path = _find(os.fspath(path_or_name))
+    try:
+        with open(path, "rb") as file:
+            content = file.read(source.MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError([Problem(str(path), "", f"cannot be read: {error.strerror}")]) from None
+    root, problems = source.read(content, str(path))
+    root = override(root, overrides)
+    try:
+        cfg = Config.model_validate(root.plain())
+    except ValidationError as error:
+        raise ConfigError([*problems, *explain.problems(error, root)]) from None
+    cfg._source = Source(path, root)
+    problems += build.check(cfg)
+    if problems:
+        raise ConfigError(problems)
+    return cfg
+
+
+def dump(cfg: Config) -> str:
+    """The config as YAML with every default written out; `load` of it gives an equal config."""
+    values = cfg.model_dump(mode="json", exclude_none=True)
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120)
+
+
+def packaged() -> list[str]:
+    """The names of the configs that come with adtrain."""
+    return sorted(path.stem for path in asset_path("configs").glob("*.yaml"))
+
+
+def _find(name: str) -> Path:
+    if os.path.exists(name) and not os.path.isdir(name):
+        return Path(name)
+    names = packaged()
+    if name in names:
+        return asset_path("configs") / f"{name}.yaml"
+    if os.path.isdir(name):
+        raise ConfigError([Problem(name, "", "found a folder, expected a YAML file")])
+    message = f"no such file, nor a packaged config; {known(Path(name).stem, names, 'packaged')}"
+    raise ConfigError([Problem(name, "", message)])
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes strings that would be numbers to `source`, such as 1e3, which is a string to PyYAML."""
+
+
+_Dumper.add_implicit_resolver(f"{source.TAG}int", source.INTEGER, list("-+0123456789"))
+_Dumper.add_implicit_resolver(f"{source.TAG}float", source.FLOAT, list("-+.0123456789"))

@@ -1,0 +1,20 @@
+"""The JSON Schema of configs, by which editors complete keys and check values.
+
+python -m adtrain.config.schema > configs/schema.json
+"""
+
+from __future__ import annotations
+
+import json
+
+from adtrain.config.document import Config
+
+
+def text() -> str:
+    """The schema as it stands in configs/schema.json."""
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
+    return json.dumps(schema, indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    print(text(), end="")

@@ -1,0 +1,244 @@
+"""YAML text to values that remember the line and column they were written at.
+
+Scalars are typed by YAML 1.2's core schema, as editors and JSON Schema do: `1e-3` is a number, `no` and `on` are
+strings. Size, depth and number of values are bounded, and an alias shares the node of its anchor, so that no file costs
+more than its text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeAlias
+
+import yaml
+
+from adtrain.config.problems import ConfigError, PathParts, Problem, found, shortened, word
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 64
+MAX_NODES = 20_000
+MAX_DIGITS = 100
+
+Scalar: TypeAlias = bool | int | float | str | None
+
+INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+CONSTANTS = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+    **{sign + text: float(f"{sign}inf") for sign in ("", "+", "-") for text in (".inf", ".Inf", ".INF")},
+    **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
+}
+TAG = "tag:yaml.org,2002:"
+TAGGED: dict[str, tuple[type, ...]] = {
+    f"{TAG}null": (type(None),),
+    f"{TAG}bool": (bool,),
+    f"{TAG}int": (int,),
+    f"{TAG}float": (int, float),
+}
+
+
+@dataclass(eq=False)
+class Node:
+    """A value and where it was written; `size` and `height` are those of its tree with every alias written out."""
+
+    where: str
+    value: Scalar | list[Node] | dict[str, Node] = None
+    key_where: dict[str, str] = field(default_factory=dict)
+    size: int = 1
+    height: int = 1
+
+    def plain(self) -> object:
+        """The value in plain lists, dicts and scalars."""
+        if isinstance(self.value, list):
+            return [child.plain() for child in self.value]
+        if isinstance(self.value, dict):
+            return {key: child.plain() for key, child in self.value.items()}
+        return self.value
+
+    def find(self, path: PathParts) -> tuple[Node, str]:
+        """The node at `path`, and where its key or item begins; the one around it where it was not written itself.
+
+        Parts that a short form leaves out (`linear: 128` has no `out_features`) are passed over.
+        """
+        node, where = self, self.where
+        for part in path:
+            if isinstance(node.value, dict) and isinstance(part, str) and part in node.value:
+                node, where = node.value[part], node.key_where[part]
+            elif isinstance(node.value, list) and isinstance(part, int) and part < len(node.value):
+                node = node.value[part]
+                where = node.where
+        return node, where
+
+
+def read(content: bytes, name: str) -> tuple[Node, list[Problem]]:
+    """The mapping that the YAML text holds, and the problems that did not end the reading (duplicate keys, ...).
+
+    `name` is the file's name in every `where`. Raises ConfigError for anything that is no YAML mapping of bounded size.
+    """
+    reader = _Reader(content, name)
+    node = reader.document()
+    if not isinstance(node.value, dict):
+        reader.refuse(node.where, f"found {found(node.plain())}, expected a mapping of keys to values")
+    return node, reader.problems
+
+
+def read_value(text: str, where: str) -> Node:
+    """One value given on the command line, typed as in a file; `where` stands for every place in it."""
+    reader = _Reader(text.encode(errors="surrogateescape"), where, positions=False)
+    node = reader.document()
+    if reader.problems:
+        raise ConfigError(reader.problems)
+    return node
+
+
+class _Reader:
+    """PyYAML's events to nodes, by recursion to a bounded depth."""
+
+    def __init__(self, content: bytes, name: str, positions: bool = True) -> None:
+        self.name = name
+        self.positions = positions
+        self.problems: list[Problem] = []
+        self.anchors: dict[str, Node | None] = {}
+        self.count = 0
+        self.text = self.decode(content)
+        self.events = self.parse()
+
+    def where(self, mark: Any) -> str:
+        return self.where_at(mark.line, mark.column)
+
+    def where_at(self, line: int, column: int) -> str:
+        return f"{self.name}:{line + 1}:{column + 1}" if self.positions else self.name
+
+    def where_after(self, text: str) -> str:
+        return self.where_at(text.count("\n"), len(text) - (text.rfind("\n") + 1))
+
+    def refuse(self, where: str, message: str) -> NoReturn:
+        raise ConfigError([*self.problems, Problem(where, "", message)])
+
+    def decode(self, content: bytes) -> str:
+        if len(content) > MAX_BYTES:
+            self.refuse(self.name, f"found more than {MAX_BYTES:,} bytes, expected a config of at most that size")
+        try:
+            return content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            where = self.where_after(error.object[: error.start].decode())
+            self.refuse(where, f"found the byte 0x{error.object[error.start]:02x}, expected UTF-8 text")
+
+    def parse(self) -> Iterator[Any]:
+        try:
+            yield from yaml.parse(self.text, Loader=yaml.SafeLoader)
+        except yaml.reader.ReaderError as error:
+            where = self.where_after(self.text[: error.position])
+            self.refuse(where, f"found the control character U+{error.character:04X}, expected text")
+        except yaml.MarkedYAMLError as error:
+            mark: Any = error.problem_mark or error.context_mark
+            if "\t" in _indentation(self.text, mark) or "'\\t'" in str(error.problem):
+                self.refuse(self.where(mark), "found a tab, expected spaces: YAML indents with spaces only")
+            what = ", ".join(part for part in (error.context, error.problem) if part)
+            self.refuse(self.where(mark), f"not valid YAML: {' '.join(what.split())}")
+        except (ValueError, OverflowError):
+            # PyYAML lets these out for an escape beyond Unicode ("\UFFFFFFFF") and a %YAML version of 5,000 digits.
+            self.refuse(self.name, "not valid YAML: an escape or a version beyond all bounds")
+
+    def document(self) -> Node:
+        next(self.events)
+        if isinstance(event := next(self.events), yaml.StreamEndEvent):
+            self.refuse(self.where(event.start_mark), "found nothing, expected a mapping of keys to values")
+        node = self.node(next(self.events), 1)
+        next(self.events)
+        if not isinstance(event := next(self.events), yaml.StreamEndEvent):
+            self.refuse(self.where(event.start_mark), "found a second document, expected one")
+        return node
+
+    def node(self, event: Any, depth: int) -> Node:
+        where = self.where(event.start_mark)
+        self.count += 1
+        if isinstance(event, yaml.AliasEvent):
+            return self.alias(event, where)
+        if event.anchor:
+            self.anchors[event.anchor] = None
+        if isinstance(event, yaml.ScalarEvent):
+            node = Node(where, self.scalar(event, where))
+        else:
+            if depth > MAX_DEPTH:
+                self.refuse(where, f"found more than {MAX_DEPTH} levels, expected fewer")
+            is_list = isinstance(event, yaml.SequenceStartEvent)
+            if event.tag not in (None, "!", TAG + ("seq" if is_list else "map")):
+                self.refuse(where, f"found the tag {_tag(event.tag)}, expected plain YAML")
+            node = self.sequence(where, depth) if is_list else self.mapping(where, depth)
+        if event.anchor:
+            self.anchors[event.anchor] = node
+        if max(node.size, self.count) > MAX_NODES:
+            self.refuse(where, f"found more than {MAX_NODES:,} values, expected fewer")
+        return node
+
+    def alias(self, event: Any, where: str) -> Node:
+        node = self.anchors.get(event.anchor)
+        if node is None:
+            what = "stands inside its own anchor" if event.anchor in self.anchors else "has no anchor before it"
+            self.refuse(where, f"found the alias *{word(event.anchor)}, which {what}")
+        return node
+
+    def sequence(self, where: str, depth: int) -> Node:
+        items: list[Node] = []
+        while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
+            items.append(self.node(event, depth + 1))
+        return self.sized(Node(where, items), items)
+
+    def mapping(self, where: str, depth: int) -> Node:
+        entries: dict[str, Node] = {}
+        key_where: dict[str, str] = {}
+        while not isinstance(event := next(self.events), yaml.MappingEndEvent):
+            key = self.node(event, depth + 1)
+            here = self.where(event.start_mark)
+            child = self.node(next(self.events), depth + 1)
+            if not isinstance(key.value, str):
+                self.problems.append(Problem(here, "", f"found the key {found(key.plain())}, expected a string"))
+            elif key.value in entries:
+                message = f"found the key {word(key.value)} twice, first at {key_where[key.value]}; expected it once"
+                self.problems.append(Problem(here, "", message))
+            else:
+                entries[key.value], key_where[key.value] = child, here
+        return self.sized(Node(where, entries, key_where), list(entries.values()))
+
+    def sized(self, node: Node, children: list[Node]) -> Node:
+        node.size += sum(child.size for child in children)
+        node.height += max((child.height for child in children), default=0)
+        if node.height > MAX_DEPTH + 1:
+            self.refuse(node.where, f"found more than {MAX_DEPTH} levels, expected fewer")
+        return node
+
+    def scalar(self, event: Any, where: str) -> Scalar:
+        text, tag = event.value, event.tag
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            self.refuse(where, "found half of a surrogate pair, expected text")
+        if tag in ("!", TAG + "str") or (tag is None and event.style is not None):
+            return str(text)
+        value = self.plain_scalar(text, where)
+        if tag is not None and not isinstance(value, TAGGED.get(tag, ())):
+            self.refuse(where, f"found the tag {_tag(tag)} on {found(text)}, expected plain YAML")
+        return value
+
+    def plain_scalar(self, text: str, where: str) -> Scalar:
+        if text in CONSTANTS:
+            return CONSTANTS[text]
+        is_integer = INTEGER.fullmatch(text)
+        if is_integer or FLOAT.fullmatch(text):
+            if len(text) > MAX_DIGITS:
+                self.refuse(where, f"found a number of {len(text):,} characters, expected at most {MAX_DIGITS}")
+            base = {"0o": 8, "0x": 16}.get(text[:2], 10)
+            return int(text, base) if is_integer else float(text)
+        return text
+
+
+def _tag(tag: str) -> str:
+    return shortened(f"!!{tag.removeprefix(TAG)}" if tag.startswith(TAG) else tag)
+
+
+def _indentation(text: str, mark: Any) -> str:
+    line = text.split("\n")[mark.line] if mark.line <= text.count("\n") else ""
+    return line[: len(line) - len(line.lstrip())]

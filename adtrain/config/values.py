@@ -1,0 +1,122 @@
+"""What an option's value may be: a type, its bounds, and the words for both that a message uses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, GetCoreSchemaHandler, Strict
+from pydantic_core import CoreSchema, core_schema
+
+from adtrain import nn
+
+
+class Expected:
+    """Annotates a type with the words for what it takes, which replace every message of pydantic's for it."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.custom_error_schema(
+            handler(source), custom_error_type="expected", custom_error_message=self.words
+        )
+
+
+_Integer = Annotated[int, Strict()]
+_Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+_Size = Annotated[_Integer, Field(ge=1, lt=2**31)]
+_Count = Annotated[_Integer, Field(ge=0, lt=2**31)]
+_Fraction = Annotated[_Number, Field(ge=0, lt=1)]
+_Epochs = Annotated[_Number, Field(gt=0, lt=2**31)]
+
+Bool = Annotated[bool, Strict(), Expected("true or false")]
+Text = Annotated[str, Strict(), Field(min_length=1), Expected("a string that is not empty")]
+Name = Annotated[
+    str,
+    Strict(),
+    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]{0,99}$"),
+    Expected("a name of at most 100 letters, digits, '.', '_', '-' and spaces, a letter or digit first"),
+]
+Seed = Annotated[_Integer, Field(ge=0, lt=2**64), Expected("an integer in [0, 2^64)")]
+Size = Annotated[_Size, Expected("a positive integer below 2^31")]
+Count = Annotated[_Count, Expected("an integer in [0, 2^31)")]
+SizePair = Annotated[_Size | tuple[_Size, _Size], Expected("a positive integer or a list of two")]
+CountPair = Annotated[_Count | tuple[_Count, _Count], Expected("an integer of at least 0 or a list of two")]
+Padding = Annotated[
+    _Count | tuple[_Count, _Count] | Literal["same"], Expected("an integer of at least 0, a list of two, or 'same'")
+]
+Shape = Annotated[tuple[_Size, ...], Field(min_length=1), Expected("a list of positive integers")]
+SizeOrShape = Annotated[
+    _Size | Annotated[tuple[_Size, ...], Field(min_length=1)], Expected("a positive integer or a list of them")
+]
+OpenShape = Annotated[
+    tuple[_Size | Literal[-1], ...],
+    Field(min_length=1),
+    Expected("a list of positive integers, of which one may be -1"),
+]
+Axis = Annotated[_Integer, Field(ge=-64, le=64), Expected("an integer, the number of an axis")]
+
+Number = Annotated[_Number, Expected("a finite number")]
+Positive = Annotated[_Number, Field(gt=0), Expected("a finite number above 0")]
+NonNegative = Annotated[_Number, Field(ge=0), Expected("a finite number of at least 0")]
+AtLeastOne = Annotated[_Number, Field(ge=1), Expected("a finite number of at least 1")]
+Fraction = Annotated[_Fraction, Expected("a number in [0, 1)")]
+Fractions = Annotated[tuple[_Fraction, _Fraction], Expected("a list of two numbers in [0, 1)")]
+Epochs = Annotated[_Epochs, Expected("a number above 0 and below 2^31")]
+EpochList = Annotated[tuple[_Epochs, ...], Field(min_length=1), Expected("a list of numbers above 0 and below 2^31")]
+WarmUp = Annotated[_Number, Field(ge=0, lt=2**31), Expected("a number in [0, 2^31)")]
+Precision = Annotated[Literal["float32", "float64"], Expected("one of float32, float64")]
+
+
+def one_of(literal: Any) -> Any:
+    """The Literal type, in words: `one of none, tanh`."""
+    return Annotated[literal, Expected(f"one of {', '.join(get_args(literal))}")]
+
+
+OPTIONS: dict[str, Any] = {
+    "affine": Bool,
+    "alpha": Number,
+    "approximate": one_of(Literal["none", "tanh"]),
+    "betas": Fractions,
+    "bias": Bool,
+    "delta": Positive,
+    "dilation": SizePair,
+    "dim": Axis,
+    "div_factor": AtLeastOne,
+    "elementwise_affine": Bool,
+    "embedding_dim": Size,
+    "eps": NonNegative,
+    "final": NonNegative,
+    "final_div_factor": AtLeastOne,
+    "gamma": NonNegative,
+    "groups": Size,
+    "in_channels": Size,
+    "in_features": Size,
+    "kernel_size": SizePair,
+    "label_smoothing": Fraction,
+    "lr": Positive,
+    "milestones": EpochList,
+    "momentum": Fraction,
+    "negative_slope": Number,
+    "nesterov": Bool,
+    "normalized_shape": SizeOrShape,
+    "num_channels": Size,
+    "num_embeddings": Size,
+    "num_features": Size,
+    "num_groups": Size,
+    "out_channels": Size,
+    "out_features": Size,
+    "output_padding": CountPair,
+    "output_size": SizePair,
+    "p": Fraction,
+    "padding": CountPair,
+    "pct_start": Fraction,
+    "shape": OpenShape,
+    "step_size": Epochs,
+    "stride": SizePair,
+    "weight_decay": NonNegative,
+    "weight_init": one_of(nn.WeightInit),
+    "conv2d.padding": Padding,
+    "rmsprop.alpha": Fraction,
+}
+"""The values of each option of a layer, loss, optimizer or schedule, by its name; `kind.name` where a kind differs."""

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from config_files import FULL, load, problems, small
+
+import adtrain as ad
+from adtrain import config, nn, optim
+
+
+def test_a_config_becomes_the_model_it_describes(tmp_path: Path) -> None:
+    model = config.build.model(load(tmp_path, FULL))
+    assert model == nn.Sequential([
+        nn.Conv2d(32, 3), nn.Relu(), nn.Conv2d(64, 3, padding=1), nn.BatchNorm2d(), nn.Relu(),
+        nn.Residual(nn.Sequential([nn.Conv2d(64, 3, padding=1), nn.Relu()])),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128), nn.Relu(), nn.Dropout(0.5), nn.Linear(10),
+    ])  # fmt: skip
+    assert model.output_shape((1, 28, 28)) == (10,)
+
+
+def test_branches_and_shortcuts_become_containers(tmp_path: Path) -> None:
+    layers = "concat: [[relu], [tanh]]", "residual: {body: [linear: 3], shortcut: [linear: 3]}", "add: [[relu], [silu]]"
+    model = config.build.model(load(tmp_path, small("flatten", *layers)))
+
+    def alone(module: nn.Module) -> nn.Sequential:
+        return nn.Sequential([module])
+
+    assert model.layers[1:] == (
+        nn.Parallel([alone(nn.Relu()), alone(nn.Tanh())], join="concat"),
+        nn.Residual(alone(nn.Linear(3)), alone(nn.Linear(3))),
+        nn.Parallel([alone(nn.Relu()), alone(nn.Silu())], join="add"),
+    )
+
+
+@pytest.mark.parametrize("name", config.packaged())
+def test_packaged_configs_end_in_ten_classes(name: str) -> None:
+    cfg = config.load(name)
+    assert config.build.model(cfg).output_shape(cfg.model.input) == (10,)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (["conv2d: {out_channels: 2, kernel_size: 5}", "conv2d: {out_channels: 3, kernel_size: 5}"],
+         "7:7  model.layers[1] conv2d: kernel 5x5 (dilated 5x5) is larger than the padded input 2x2"),
+        (["max_pool2d: 7"], "6:7  model.layers[0] max_pool2d: kernel 7x7 is larger than the padded input 6x6"),
+        (["conv2d: {out_channels: 2, kernel_size: 3, in_channels: 3}"],
+         "6:7  model.layers[0] conv2d: in_channels is 3, the input has 1 channels: (1, 6, 6)"),
+        (["flatten", "linear: {out_features: 10, in_features: 35}"],
+         "7:7  model.layers[1] linear: in_features is 35, the input has 36 features: (36,)"),
+        (["flatten", "conv2d: {out_channels: 3, kernel_size: 1}"],
+         "7:7  model.layers[1] conv2d: expected an input of shape (channels, height, width), found (36,)"),
+        (["flatten", "residual: [linear: 35]"],
+         "7:7  model.layers[1] residual: the body gives (35,), its input is (36,): give a shortcut that projects"),
+        (["residual: [relu, {residual: {body: [relu], shortcut: [max_pool2d: 7]}}]"],
+         "6:61  model.layers[0].residual.body[1].residual.shortcut[0] max_pool2d: "
+         "kernel 7x7 is larger than the padded input 6x6"),
+        (["flatten", "concat: [[relu], [linear: {out_features: 2, in_features: 2}]]"],
+         "7:25  model.layers[1].concat.branches[1][0] linear: in_features is 2, the input has 36 features: (36,)"),
+        (["flatten", "add: [[linear: 2], [linear: 3]]"],
+         "7:7  model.layers[1] add: join 'add' needs equal shapes, branch 0 gives (2,), branch 1 (3,)"),
+        (["conv2d: {out_channels: 3, kernel_size: 3, padding: same, stride: 2}"],
+         "6:7  model.layers[0] conv2d: padding 'same' needs stride 1, found stride 2"),
+        (["linear: 10"], "6:7  model.layers[0] linear: output (1, 6, 10) does not fit the loss cross_entropy, "
+         "of (classes,): add flatten and linear"),
+    ],
+)  # fmt: skip
+def test_a_layer_that_does_not_fit_is_named_with_both_numbers(tmp_path: Path, layers: list[str], message: str) -> None:
+    assert problems(tmp_path, small(*layers)) == [f"c.yaml:{message}"]
+
+
+def test_problems_of_layers_optimizer_and_schedule_are_reported_together(tmp_path: Path) -> None:
+    same = "conv2d: {out_channels: 3, kernel_size: 3, padding: same, stride: 2}"
+    text = small(same, f"residual: [{same}]", "flatten", "linear: 10")
+    text = text.replace("optimizer: adam", "optimizer: {sgd: {lr: 0.1, nesterov: true}}")
+    text += "schedule: {cosine: {warmup_epochs: 0.5, warmup_steps: 3}}\n"
+    assert problems(tmp_path, text) == [
+        "c.yaml:6:7  model.layers[0] conv2d: padding 'same' needs stride 1, found stride 2",
+        "c.yaml:7:18  model.layers[1].residual.body[0] conv2d: padding 'same' needs stride 1, found stride 2",
+        "c.yaml:11:1  optimizer sgd: nesterov needs a momentum above 0",
+        "c.yaml:13:1  schedule cosine: found warmup_epochs 0.5 and warmup_steps 3, expected one of them",
+    ]
+
+
+def test_shapes_are_checked_without_allocating(tmp_path: Path) -> None:
+    cfg = load(tmp_path, small("flatten", "linear: 2147483647", "linear: 2147483647", "linear: 10"))
+    assert config.build.model(cfg).output_shape((1, 6, 6)) == (10,)
+
+
+def test_a_loss_has_its_options(tmp_path: Path) -> None:
+    logits, targets = np.array([[2.0, 0.0]]), np.array([0])
+    loss = config.build.loss(load(tmp_path, FULL))
+    log_p = logits - np.log(np.exp(logits).sum())
+    assert loss(ad.array(logits), ad.array(targets)).item() == pytest.approx(-(0.95 * log_p[0, 0] + 0.05 * log_p[0, 1]))
+
+
+def test_an_optimizer_has_its_options(tmp_path: Path) -> None:
+    text = small("flatten", "linear: 10")
+    assert config.build.optimizer(load(tmp_path, text)) == optim.Adam()
+    sgd = load(tmp_path, text, "optimizer={sgd: {lr: 0.1, momentum: 0.9, nesterov: true}}")
+    assert config.build.optimizer(sgd) == optim.SGD(lr=0.1, momentum=0.9, nesterov=True)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [
+        ("constant: {}", {0: 1, 39: 1}),
+        ("step: 1", {0: 1, 9: 1, 10: 0.1, 20: 0.01}),
+        ("step: {step_size: 0.5, gamma: 0.5}", {4: 1, 5: 0.5, 10: 0.25}),
+        ("multistep: [1, 2.5]", {9: 1, 10: 0.1, 24: 0.1, 25: 0.01}),
+        ("exponential: 0.5", {0: 1, 10: 0.5, 20: 0.25, 5: math.sqrt(0.5)}),
+        ("cosine: {}", {0: 1, 20: 0.5, 40: 0}),
+        ("cosine: 0.2", {0: 1, 20: 0.6, 40: 0.2}),
+        ("cosine: {warmup_epochs: 2}", {0: 1 / 21, 19: 20 / 21, 20: 1, 30: 0.5, 40: 0}),
+        ("constant: {warmup_steps: 3}", {0: 0.25, 1: 0.5, 2: 0.75, 3: 1, 30: 1}),
+        ("one_cycle: {div_factor: 10}", {0: 0.1, 11: 1, 39: 1e-5}),
+    ],
+)
+def test_a_schedule_counts_in_epochs(tmp_path: Path, schedule: str, factors: dict[int, float]) -> None:
+    cfg = load(tmp_path, small("flatten", "linear: 10"), f"schedule={schedule}")
+    built = config.build.schedule(cfg, steps_per_epoch=10, total_steps=40)
+    for step, factor in factors.items():
+        assert built(ad.array(step)).item() == pytest.approx(factor, abs=1e-12), step

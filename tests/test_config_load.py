@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import errno
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from config_files import FULL, load, problems, small
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adtrain import config
+
+NETWORK = small("flatten", "linear: 10")
+POSITIVE = "expected a positive integer below 2^31"
+LOSSES = "cross_entropy, nll, mse, l1, huber, binary_cross_entropy_with_logits"
+PACKAGED = "cnn, lenet5, mlp, mlp-small, resnet, smoke"
+TRAINING = "epochs, steps, seed, precision, clip_norm, clip_value"
+
+
+def test_long_forms_are_read(tmp_path: Path) -> None:
+    cfg = load(tmp_path, FULL)
+    assert (cfg.name, cfg.data.dataset, cfg.data.batch_size) == ("mnist-cnn", "mnist", 128)
+    assert cfg.model.input == (1, 28, 28)
+    assert cfg.model.layers[0].options()["out_channels"] == 32
+    assert cfg.loss.options() == {"label_smoothing": 0.1}
+    assert cfg.schedule.options() == {"final": 0.0, "warmup_epochs": 1.0, "warmup_steps": 0}
+    assert cfg.source.path == tmp_path / "c.yaml"
+
+
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        ("relu", "relu: {}"),
+        ("relu:", "relu: {}"),
+        ("linear: 3", "linear: {out_features: 3}"),
+        ("max_pool2d: 2", "max_pool2d: {kernel_size: 2}"),
+        ("max_pool2d: [2, 3]", "max_pool2d: {kernel_size: [2, 3]}"),
+        ("dropout: 0.25", "dropout: {p: 0.25}"),
+        ("leaky_relu: 1", "leaky_relu: {negative_slope: 1.0}"),
+        ("reshape: [6, -1]", "reshape: {shape: [6, -1]}"),
+        ("residual: [relu]", "residual: {body: [relu]}"),
+        ("concat: [[relu], [tanh]]", "concat: {branches: [[relu: null], [tanh]]}"),
+    ],
+)
+def test_a_short_form_means_its_long_form(tmp_path: Path, short: str, long: str) -> None:
+    layers = ("flatten", "linear: 10")
+    assert load(tmp_path, small(short, *layers)) == load(tmp_path, small(long, *layers))
+
+
+def test_the_defaults_are_written_down_nowhere_else(tmp_path: Path) -> None:
+    cfg = load(tmp_path, NETWORK)
+    assert cfg.schedule.kind == "constant"
+    assert (cfg.data.validation, cfg.data.normalize) == (0.0, True)
+    assert (cfg.training.seed, cfg.training.precision, cfg.training.steps) == (0, "float32", None)
+    assert cfg.optimizer.options()["betas"] == (0.9, 0.999)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("small", "../x", "1:7  name: found '../x', expected a name of at most 100 letters, digits, '.', '_', '-' "
+         "and spaces, a letter or digit first"),
+        ("size: 8", "size: 0", f"2:36  data.batch_size: found 0, {POSITIVE}"),
+        ("size: 8", "size: 8.0", f"2:36  data.batch_size: found 8.0, {POSITIVE}"),
+        ("size: 8", "size: true", f"2:36  data.batch_size: found true, {POSITIVE}"),
+        ("size: 8", "size: 2147483648", f"2:36  data.batch_size: found 2147483648, {POSITIVE}"),
+        ("dataset: mnist, ", "", "2:1  data: found a mapping with batch_size, expected either dataset or path"),
+        ("{dataset: mnist, batch_size: 8}", "mnist", "2:7  data: found 'mnist', expected a mapping of keys to values"),
+        ("size: 8", "size: 8, validation: 1", "2:51  data.validation: found 1, expected a number in [0, 1)"),
+        ("size: 8", "size: 8, normalize: yes", "2:50  data.normalize: found 'yes', expected true or false"),
+        ("[1, 6, 6]", "[1, -6, 6]", "4:3  model.input: found [1, -6, 6], expected a list of positive integers"),
+        ("[1, 6, 6]", "36", "4:10  model.input: found 36, expected a list of positive integers"),
+        ("linear: 10", "linear: '10'", f"7:15  model.layers[1].linear.out_features: found '10', {POSITIVE}"),
+        ("linear: 10", "linear:", f"7:7  model.layers[1].linear.out_features: missing, {POSITIVE}"),
+        ("linear: 10", "linear:\n      bias: true", "7:7  model.layers[1]: found a mapping with linear, bias, "
+         "expected one layer, its options indented below its name"),
+        ("flatten", "flatten: 3", "6:16  model.layers[0].flatten: found 3, expected no options"),
+        ("flatten", "dropout: 1", "6:16  model.layers[0].dropout.p: found 1, expected a number in [0, 1)"),
+        ("flatten", "gelu: tan", "6:13  model.layers[0].gelu.approximate: found 'tan', expected one of none, tanh"),
+        ("flatten", "softmax: {x: 1}", "6:17  model.layers[0].softmax.x: unknown key; known: dim"),
+        ("flatten", "add: [[{relu: {x: 1}}]]", "6:22  model.layers[0].add.branches[0][0].relu.x: "
+         "unknown key; known: none"),
+        ("flatten", "residual: []", "6:7  model.layers[0].residual.body: found [], expected a list that is not empty"),
+        ("flatten", "add: [relu]", "6:13  model.layers[0].add.branches[0]: found 'relu', expected a list"),
+        ("loss: cross_entropy", "loss: crossentropy", f"8:7  loss: unknown loss 'crossentropy'; "
+         f"did you mean cross_entropy? (known: {LOSSES})"),
+        ("loss: cross_entropy", "loss: 3", f"8:7  loss: found 3, expected one loss; known: {LOSSES}"),
+        ("loss: cross_entropy\n", "", "1:1  loss: missing, expected a loss, such as cross_entropy"),
+        ("adam", "{adam: {lr: .nan}}", "9:24  optimizer.adam.lr: found nan, expected a finite number above 0"),
+        ("adam", "{adam: -1e-3}", "9:19  optimizer.adam.lr: found -0.001, expected a finite number above 0"),
+        ("adam", "{adam: {betas: [0, 1]}}", "9:20  optimizer.adam.betas: found [0, 1], "
+         "expected a list of two numbers in [0, 1)"),
+        ("adam", "sgd", "9:1  optimizer.sgd.lr: missing, expected a finite number above 0"),
+        ("adam", "{Adam: {}}", "9:13  optimizer: unknown optimizer 'Adam'; did you mean adam? "
+         "(known: sgd, adam, adamw, rmsprop)"),
+        ("adam", "{adam: , sgd: }", "9:1  optimizer: found a mapping with adam, sgd, expected one optimizer"),
+        ("epochs: 1", "epochs: 1e3", f"10:20  training.epochs: found 1000.0, {POSITIVE}"),
+        ("epochs: 1", "epochs: 1, seed: -1", "10:29  training.seed: found -1, expected an integer in [0, 2^64)"),
+        ("epochs: 1", "epochs: 1, precision: half", "10:34  training.precision: found 'half', "
+         "expected one of float32, float64"),
+        ("epochs: 1", "epochs: 1, clip_norm: 1, clip_value: 1", "10:1  training: found a mapping with epochs, "
+         "clip_norm, clip_value, expected at most one of clip_norm and clip_value"),
+        ("epochs: 1", 'epochs: 1, "a\\nb": 1', f"10:23  training.'a\\nb': unknown key; known: {TRAINING}"),
+        ("training:", "schedule: {multistep: [-1]}\ntraining:", "10:12  schedule.multistep.milestones: found [-1], "
+         "expected a list of numbers above 0 and below 2^31"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_named_with_its_place(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert NETWORK.count(old) == 1
+    assert problems(tmp_path, NETWORK.replace(old, new)) == [f"c.yaml:{message}"]
+
+
+def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
+    text = small("flatten", "linera: 10").replace("batch_size: 8", "batch: 8")
+    text = text.replace("epochs: 1", "epochs: 0, epochs: 2")
+    found = problems(tmp_path, text)
+    assert [re.sub(r"; .*|, .*", "", line) for line in found] == [
+        "c.yaml:10:23  found the key epochs twice",
+        "c.yaml:2:1  data.batch_size: missing",
+        "c.yaml:2:24  data.batch: unknown key",
+        "c.yaml:7:7  model.layers[1]: unknown layer 'linera'",
+        "c.yaml:10:20  training.epochs: found 0",
+    ]
+
+
+def test_a_long_list_of_problems_is_cut(tmp_path: Path) -> None:
+    found = problems(tmp_path, small(*["rellu"] * 100))
+    assert len(found) == 31
+    assert found[-1] == "... and 70 more problems"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path", "value"),
+    [
+        (["training.epochs=3"], "training.epochs", 3),
+        (["training.epochs=3", "training.epochs=4"], "training.epochs", 4),
+        (["training.steps=5"], "training.steps", 5),
+        (["training={epochs: 7}"], "training.epochs", 7),
+        (["model.layers.1.linear.out_features=5"], "model.layers.1.out_features", 5),
+        (["model.layers[1].linear=6"], "model.layers.1.out_features", 6),
+        (["model.layers.1.linear.bias=false"], "model.layers.1.bias", False),
+        (["model.layers.1.linear.bias=false"], "model.layers.1.out_features", 10),
+        (["model.layers.0=linear: 4", "model.input=[4]"], "model.layers.0.kind", "linear"),
+        (["optimizer.adam.lr=1e-2"], "optimizer.lr", 0.01),
+        (["optimizer.sgd.lr=0.5", "optimizer.sgd.momentum=0.9"], "optimizer.momentum", 0.9),
+        (["optimizer=sgd: 0.5"], "optimizer.lr", 0.5),
+        (["loss.cross_entropy.label_smoothing=0.1"], "loss.label_smoothing", 0.1),
+        (["schedule.cosine.warmup_epochs=1"], "schedule.warmup_epochs", 1.0),
+    ],
+)
+def test_overrides_set_values_by_dotted_key(tmp_path: Path, overrides: list[str], path: str, value: object) -> None:
+    here: object = load(tmp_path, NETWORK, *overrides)
+    for part in path.split("."):
+        here = here[int(part)] if isinstance(here, list) else getattr(here, part)
+    assert here == value
+    assert type(here) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.epoch=3", "--set training.epoch  training.epoch: unknown key; did you mean epochs? "
+         f"(known: {TRAINING})"),
+        ("training.epochs=three", f"--set training.epochs  training.epochs: found 'three', {POSITIVE}"),
+        ("model.layers.1.linear.out_features=-1", "--set model.layers.1.linear.out_features  "
+         f"model.layers[1].linear.out_features: found -1, {POSITIVE}"),
+        ("model.layers.2.linear=3", "--set model.layers.2.linear  found the index 2, expected one from 0 to 1"),
+        ("name.x=3", "--set name.x  found 'small' at name, which has no x"),
+        ("training.epochs=", "--set training.epochs  found no value after the =, expected one (null for none)"),
+        ("training.epochs=[1", "--set training.epochs  not valid YAML: while parsing a flow sequence, "
+         "expected ',' or ']', but got '<stream end>'"),
+        ("training.epochs", "--set  found 'training.epochs', expected key=value such as training.epochs=3"),
+        ("training..epochs=3", "--set  found 'training..epochs=3', expected key=value such as training.epochs=3"),
+        ("optimizer=sgd", "--set optimizer  optimizer.sgd.lr: missing, expected a finite number above 0"),
+    ],
+)  # fmt: skip
+def test_a_wrong_override_is_named(tmp_path: Path, override: str, message: str) -> None:
+    assert problems(tmp_path, NETWORK, override) == [message]
+
+
+def test_an_override_changes_one_of_two_aliases(tmp_path: Path) -> None:
+    text = small("flatten", "&wide {linear: 10}", "*wide")
+    layers = load(tmp_path, text, "model.layers.1.linear.out_features=20").model.layers
+    assert [layer.options()["out_features"] for layer in layers[1:]] == [20, 10]
+
+
+def test_a_dumped_config_loads_to_an_equal_one(tmp_path: Path) -> None:
+    for text in (FULL, NETWORK.replace("name: small", "name: '1e3'").replace("adam", "{adam: {lr: 1.0e-7}}")):
+        cfg = load(tmp_path, text)
+        dumped = config.dump(cfg)
+        assert load(tmp_path, dumped) == cfg
+        assert config.dump(load(tmp_path, dumped)) == dumped
+
+
+def test_configs_that_say_different_things_differ(tmp_path: Path) -> None:
+    assert load(tmp_path, NETWORK) != load(tmp_path, NETWORK, "model.layers.1.linear.out_features=11")
+
+
+def test_packaged_configs_load_by_name_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ", ".join(config.packaged()) == PACKAGED
+    for name in config.packaged():
+        assert config.load(name).name == name
+
+
+def test_a_file_wins_over_a_packaged_config_and_a_folder_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mlp").mkdir()
+    assert config.load("mlp").name == "mlp"
+    (tmp_path / "cnn").write_text(NETWORK)
+    assert config.load("cnn").name == "small"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mpl", f"mpl  no such file, nor a packaged config; did you mean mlp? (packaged: {PACKAGED})"),
+        ("configs/lenet5.yaml", "configs/lenet5.yaml  no such file, nor a packaged config; did you mean lenet5? "
+         f"(packaged: {PACKAGED})"),
+        ("nothing-like-it", f"nothing-like-it  no such file, nor a packaged config; packaged: {PACKAGED}"),
+        (".", ".  found a folder, expected a YAML file"),
+    ],
+)  # fmt: skip
+def test_a_config_that_is_not_there_is_named_with_the_packaged_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(config.ConfigError) as caught:
+        config.load(name)
+    assert str(caught.value) == message
+
+
+def test_a_file_of_50_mb_is_refused_without_being_read(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    with path.open("wb") as file:
+        file.truncate(50_000_000)
+    with pytest.raises(config.ConfigError, match="found more than 1,048,576 bytes"):
+        config.load(path)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*args: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("adtrain.config.files.open", denied, raising=False)
+    assert problems(tmp_path, NETWORK) == ["c.yaml  cannot be read: Permission denied"]
+
+
+PIECES = [
+    *("relu", "[", "]", "{", "}", ":", "- ", "\n", " ", "\t", "null", "true", "-1", "0", "1e99", ".nan", "'", '"'),
+    *("&a", "*a"),
+    *("!!int", "residual:", "concat:", "linear", "|", ">", "%", "#", "?", "~", "<<:", "embedding", "same", "reshape:"),
+    *("group_norm:", "softmax:", "padding: same", "stride: 2", "\x00", "\u2028", "9" * 30),
+]
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_a_mangled_config_loads_or_ends_in_a_config_error(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    choose = random.Random(seed)
+    text = FULL
+    for _ in range(choose.randint(1, 6)):
+        at, other = sorted(choose.choices(range(len(text)), k=2))
+        piece = choose.choice([choose.choice(PIECES), "", text[other : other + choose.randint(1, 40)]])
+        text = text[:at] + piece + text[at + choose.choice([0, 0, 1, 8]) :]
+    path = tmp_path_factory.getbasetemp() / "mangled.yaml"
+    path.write_text(text, encoding="utf-8")
+    try:
+        cfg = config.load(path)
+    except config.ConfigError as error:
+        for problem in error.problems:
+            line = str(problem)
+            assert line.startswith(str(path))
+            assert len(line.splitlines()) == 1
+            assert "pydantic" not in line
+    else:
+        config.build.model(cfg)
+
+
+def test_importing_config_imports_nothing_heavy() -> None:
+    heavy = ("torch", "scipy", "matplotlib", "PIL")
+    code = f"import adtrain.config, sys; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

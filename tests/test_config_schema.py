@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import yaml
+from config_files import FULL, small
+
+from adtrain.assets import asset_path
+from adtrain.config import packaged, schema, specs
+
+SCHEMA = json.loads((asset_path("configs") / "schema.json").read_text())
+
+
+def values(text: str) -> Any:
+    return yaml.safe_load(text)
+
+
+def validator() -> Any:
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    return jsonschema.Draft202012Validator(SCHEMA)
+
+
+def test_the_schema_file_is_current() -> None:
+    printed = subprocess.run(
+        [sys.executable, "-m", "adtrain.config.schema"], capture_output=True, text=True, check=True
+    ).stdout
+    assert printed == schema.text()
+    assert json.loads(printed) == SCHEMA, "run: python -m adtrain.config.schema > configs/schema.json"
+
+
+def test_the_schema_knows_every_name_and_every_option() -> None:
+    for kind, spec in specs.BY_KIND.items():
+        definition = SCHEMA["$defs"][spec.__name__]
+        written = next(form for form in definition.get("anyOf", [definition]) if "properties" in form)
+        by_name = written["properties"][kind]["anyOf"][0]
+        assert set(by_name.get("properties", {})) == set(spec.model_fields)
+
+
+def test_a_default_is_a_value_the_option_takes() -> None:
+    examples = {"body": ["relu"], "branches": [["relu"]], "milestones": [1], "shape": [1]}
+    for kind, spec in specs.BY_KIND.items():
+        fields = spec.model_fields.items()
+        required = {name: examples.get(name, 1) for name, info in fields if info.is_required()}
+        defaults = {name: info.default for name, info in fields if not info.is_required()}
+        assert spec.model_validate({kind: required | defaults}) == spec.model_validate({kind: required})
+
+
+def test_no_name_stands_for_two_things() -> None:
+    assert len(specs.BY_KIND) == sum(len(family) for family in specs.FAMILIES.values())
+
+
+@pytest.mark.parametrize("name", packaged())
+def test_packaged_configs_fit_the_schema(name: str) -> None:
+    text = (asset_path("configs") / f"{name}.yaml").read_text()
+    assert text.startswith("# yaml-language-server: $schema=schema.json\n")
+    validator().validate(values(text))
+
+
+def test_short_and_long_forms_fit_the_schema() -> None:
+    layers = "relu", "tanh:", "linear: 3", "max_pool2d: [2, 2]", "dropout", "residual: [relu]", "add: [[relu], [elu:]]"
+    for text in (FULL, small(*layers)):
+        validator().validate(values(text))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("epochs: 3", "epochs: 0"),
+        ("epochs: 3", "epoch: 3"),
+        ("- relu", "- rellu"),
+        ("lr: 0.001", "lr: -1"),
+        ("padding: 1", "padding: [1, 2, 3]"),
+        ("- flatten", "- flatten: 3"),
+        ("p: 0.5", "p: 1"),
+    ],
+)
+def test_wrong_values_do_not_fit_the_schema(old: str, new: str) -> None:
+    assert not validator().is_valid(values(FULL.replace(old, new)))
