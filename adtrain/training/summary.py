@@ -1,0 +1,53 @@
+"""summary.json: what was run, how well it did, and where the time went."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import adtrain
+from adtrain import nn
+from adtrain.core.backend import backend
+from adtrain.training.experiment import Experiment
+from adtrain.training.loop import Result
+
+OP_FIELDS = ("op", "scope", "phase", "calls", "ms", "share", "flops", "bytes", "gflops_per_s", "gbytes_per_s")
+
+
+def summarize(
+    experiment: Experiment,
+    result: Result,
+    device: str,
+    total_seconds: float,
+    ops: Sequence[Mapping[str, Any]] = (),
+    ops_sum_ms: float | None = None,
+    ops_to_step_ratio: float | None = None,
+) -> dict[str, Any]:
+    """The content of summary.json; times of operations are per step, and None or empty where none were measured."""
+    cfg = experiment.config
+    p20, median, p80 = np.percentile(np.array(result.step_seconds) * 1e3, [20, 50, 80]).tolist()
+    return {
+        "config": cfg.model_dump(mode="json", exclude_none=True),
+        "device": device,
+        "device_name": backend(device).device_name(),
+        "precision": cfg.training.precision,
+        "seed": cfg.training.seed,
+        "parameters": nn.count_parameters(result.state.params),
+        "epochs": result.epochs,
+        "steps": result.steps,
+        "batch_size": cfg.data.batch_size,
+        "train_seconds": result.train_seconds,
+        "total_seconds": total_seconds,
+        "images_per_second": result.images / result.train_seconds,
+        "step_ms": {"median": median, "p20": p20, "p80": p80},
+        "train": result.train._asdict(),
+        "validation": result.validation._asdict() if result.validation is not None else None,
+        "test": result.test._asdict(),
+        "ops": [{field: row[field] for field in OP_FIELDS} for row in ops],
+        "ops_sum_ms": ops_sum_ms,
+        "ops_to_step_ratio": ops_to_step_ratio,
+        "versions": {"adtrain": adtrain.__version__, "python": platform.python_version(), "numpy": np.__version__},
+    }

@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from training_runs import write_config
+
+from adtrain import config
+from adtrain.cli import main
+from adtrain.cli.report import MAX_ROWS, report
+
+SCRIPT = "from adtrain.cli.main import main; main()"
+
+
+@pytest.fixture
+def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A config's path, from a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    return write_config(tmp_path)
+
+
+def train(*arguments: str | Path, expect: int = 0) -> Result:
+    result = CliRunner().invoke(main.cli, ["train", *map(str, arguments), "--device", "cpu"])
+    assert result.exit_code == expect, result.stderr
+    return result
+
+
+def summary_of(result: Result) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+SCORE = {"loss": float, "accuracy": float}
+TYPES: dict[str, Any] = {
+    "config": dict,
+    "device": str,
+    "device_name": str,
+    "precision": str,
+    "seed": int,
+    "parameters": int,
+    "epochs": int,
+    "steps": int,
+    "batch_size": int,
+    "train_seconds": float,
+    "total_seconds": float,
+    "images_per_second": float,
+    "step_ms": {"median": float, "p20": float, "p80": float},
+    "train": SCORE,
+    "validation": SCORE,
+    "test": SCORE,
+    "ops": list,
+    "ops_sum_ms": float,
+    "ops_to_step_ratio": float,
+    "versions": {"adtrain": str, "python": str, "numpy": str},
+}
+OP_TYPES = {
+    "op": str,
+    "scope": str,
+    "phase": str,
+    "calls": int,
+    "ms": float,
+    "share": float,
+    "flops": int,
+    "bytes": int,
+}
+RATES = {"gflops_per_s", "gbytes_per_s"}
+
+
+def check(value: Any, expected: Any) -> None:
+    if isinstance(expected, dict):
+        assert list(value) == list(expected)
+        for key, inner in expected.items():
+            check(value[key], inner)
+    else:
+        assert type(value) is expected
+
+
+def test_a_run_leaves_four_files_and_a_report(cfg: Path) -> None:
+    result = train(cfg)
+    assert sorted(path.name for path in Path("runs/tiny").iterdir()) == [
+        "config.yaml", "metrics.jsonl", "model.safetensors", "summary.json"
+    ]  # fmt: skip
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("test    loss ")
+    assert lines[-1] == "runs/tiny: config.yaml, metrics.jsonl, model.safetensors, summary.json"
+    assert "sum of operations" in result.stdout
+    assert [line.split(":")[0] for line in result.stderr.splitlines()] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
+
+
+def test_the_summary_has_the_promised_fields(cfg: Path) -> None:
+    found = summary_of(train(cfg, "--json", "--profile-steps", "2", "--set", "data.validation=0.2"))
+    check(found, TYPES)
+    assert found == json.loads(Path("runs/tiny/summary.json").read_text())
+    for row in found["ops"]:
+        assert set(row) == set(OP_TYPES) | RATES
+        check({key: row[key] for key in OP_TYPES}, OP_TYPES)
+    assert sum(row["share"] for row in found["ops"]) == pytest.approx(1)
+    assert sum(row["ms"] for row in found["ops"]) == pytest.approx(found["ops_sum_ms"])
+    matmuls = [row for row in found["ops"] if row["op"] == "matmul"]
+    assert sum(row["calls"] for row in matmuls if row["phase"] == "backward") == 3
+    assert (found["parameters"], found["steps"], found["epochs"]) == (36 * 16 + 16 + 16 * 3 + 3, 15, 3)
+    assert found["step_ms"]["p20"] <= found["step_ms"]["median"] <= found["step_ms"]["p80"]
+    assert found["total_seconds"] >= found["train_seconds"] > 0
+    assert found["images_per_second"] == pytest.approx(3 * 72 / found["train_seconds"])
+
+
+def test_nothing_is_profiled_where_nobody_asks(cfg: Path) -> None:
+    found = summary_of(train(cfg, "--json", "--profile-steps", "0"))
+    assert [found[field] for field in ("ops", "ops_sum_ms", "ops_to_step_ratio")] == [[], None, None]
+    assert found["validation"] is None
+    assert "operations" not in train(cfg, "--profile-steps", "0").stdout
+
+
+def test_profiling_does_not_touch_the_result(cfg: Path) -> None:
+    train(cfg, "--output-dir", "with")
+    train(cfg, "--output-dir", "without", "--profile-steps", "0")
+    for name in ("config.yaml", "model.safetensors"):
+        assert (Path("with") / name).read_bytes() == (Path("without") / name).read_bytes()
+
+
+def test_options_override_the_config_and_the_sets(cfg: Path) -> None:
+    found = summary_of(
+        train(cfg, "--json", "--epochs", "2", "--steps", "9", "--seed", "5", "--set", "training.epochs=7",
+              "--set", "data.batch_size=9", "--profile-steps", "0")
+    )  # fmt: skip
+    assert (found["epochs"], found["steps"], found["seed"], found["batch_size"]) == (1, 9, 5, 9)
+    assert found["config"]["training"]["epochs"] == 2
+    resolved = config.load("runs/tiny/config.yaml")
+    assert (resolved.training.epochs, resolved.training.steps, resolved.training.seed) == (2, 9, 5)
+
+
+def test_the_resolved_config_trains_again_to_the_same_model_from_any_folder(
+    cfg: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(cfg, "--set", "data.path=data", "--set", "schedule=cosine", "--output-dir", "first")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    train("../first/config.yaml", "--output-dir", "second")
+    for name in ("config.yaml", "model.safetensors"):
+        assert Path("../first", name).read_bytes() == Path("second", name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--output-dir", "taken"], "taken: holds a run already (config.yaml); give another --output-dir, or remove"),
+        (["--output-dir", "tiny.yaml"], "tiny.yaml: cannot be written (File exists)"),
+        (["--output-dir", "tiny.yaml/x"], "tiny.yaml/x: cannot be written (Not a directory)"),
+        (["--set", "model.layers=[linear: 2]"], "the model has 2 outputs, the data set 3 classes"),
+        (["--set", "data.path=nowhere"], "nowhere: found nothing, expected a folder of IDX files"),
+        (["--set", "optimizer.adam.lr=.nan"], "--set optimizer.adam.lr  optimizer.adam.lr: found"),
+        (["--set", "nonsense"], "found 'nonsense', expected key=value"),
+        (["--epochs", "0"], "Invalid value for '--epochs'"),
+        (["--seed", "-1"], "Invalid value for '--seed'"),
+        (["--profile-steps", "-1"], "Invalid value for '--profile-steps'"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(cfg: Path, arguments: list[str], message: str) -> None:
+    Path("taken").mkdir()
+    Path("taken/config.yaml").write_text("mine")
+    before = sorted(Path().rglob("*"))
+    result = train(cfg, *arguments, expect=2)
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("adtrain: error: ")
+    assert message in line
+    assert sorted(Path().rglob("*")) == before
+    assert Path("taken/config.yaml").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["missing.yaml", "empty.yaml", "list.yaml", "broken.yaml", "tab.yaml"])
+def test_a_config_that_is_none_is_refused(cfg: Path, name: str) -> None:
+    contents = {"empty.yaml": "", "list.yaml": "- 1", "broken.yaml": "a: [", "tab.yaml": "a:\n\tb: 1"}
+    if name in contents:
+        Path(name).write_text(contents[name])
+    result = train(name, expect=2)
+    assert result.stderr.startswith(f"adtrain: error: {name}")
+    assert not Path("runs").exists()
+
+
+def test_a_loss_that_is_not_finite_ends_the_command(cfg: Path) -> None:
+    result = train(cfg, "--set", "optimizer={sgd: {lr: 1.0e+30}}", expect=2)
+    assert result.stderr == (
+        "adtrain: error: the loss is nan at step 2 (epoch 1), training stopped: "
+        "lower the optimizer's lr, or set training.clip_norm\n"
+    )
+    assert sorted(path.name for path in Path("runs/tiny").iterdir()) == ["config.yaml", "metrics.jsonl"]
+
+
+def test_an_interrupt_says_what_was_kept(cfg: Path) -> None:
+    cfg.write_text(cfg.read_text().replace("epochs: 3", "epochs: 1000000"))
+    command = [sys.executable, "-c", SCRIPT, "train", str(cfg), "--device", "cpu"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = monotonic() + 60
+    while not Path("runs/tiny/model.safetensors").exists():
+        assert monotonic() < deadline
+        assert process.poll() is None
+        sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    assert "kept runs/tiny: config.yaml, metrics.jsonl, model.safetensors\n" in err
+    assert err.endswith("adtrain: interrupted\n")
+    assert "Traceback" not in err
+    assert sorted(path.name for path in Path("runs/tiny").iterdir()) == [
+        "config.yaml", "metrics.jsonl", "model.safetensors"
+    ]  # fmt: skip
+    for line in Path("runs/tiny/metrics.jsonl").read_text().splitlines():
+        json.loads(line)
+
+
+def test_a_terminal_gets_bars(cfg: Path) -> None:
+    pty, fcntl, termios = (pytest.importorskip(name) for name in ("pty", "fcntl", "termios"))
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("4H", 24, 60, 0, 0))  # rows, columns, and pixels of no use
+    command = [sys.executable, "-c", SCRIPT, "train", str(cfg), "--device", "cpu", "--profile-steps", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=follower) as process:
+        os.close(follower)
+        shown = b""
+        try:
+            while chunk := os.read(leader, 4096):
+                shown += chunk
+        except OSError:  # Linux's way to say that the other end is closed
+            pass
+        os.close(leader)
+    assert process.returncode == 0
+    text = shown.decode()
+    assert "epoch 1/3|" in text
+    assert "img/s" in text
+    assert "epoch 3/3: loss" in text
+
+
+def _summary(rows: int) -> dict[str, Any]:
+    names = [f"operation_{i}_of_a_long_name" for i in range(rows)]
+    ops = [
+        {"op": name, "scope": f"{i}.residual.body.0.conv2d", "phase": "backward", "calls": 2, "ms": 1.0 + i,
+         "share": 0.1, "flops": 0, "bytes": 10, "gflops_per_s": None, "gbytes_per_s": 3.25}
+        for i, name in enumerate(names)
+    ]  # fmt: skip
+    return {
+        "test": {"loss": 0.1, "accuracy": 0.98}, "step_ms": {"median": 4.0, "p20": 3.9, "p80": 4.1},
+        "parameters": 1000, "precision": "float32", "device": "cpu", "device_name": "A CPU", "total_seconds": 12.0,
+        "train_seconds": 11.0, "images_per_second": 5000.0, "steps": 100, "batch_size": 128, "ops": ops,
+        "ops_sum_ms": 30.0, "ops_to_step_ratio": 0.95,
+    }  # fmt: skip
+
+
+def test_the_report_is_sorted_by_time_and_sums_up_the_rest() -> None:
+    lines = report(_summary(MAX_ROWS + 5), 10_000, 120)
+    table = lines[lines.index("operations of one step, by time") + 1 :]
+    assert table[1].startswith(f"operation_{MAX_ROWS + 4}_of_a_long_name")
+    assert len(table) == 1 + MAX_ROWS + 2
+    assert table[-2].startswith("5 more rows")
+    assert table[-2].split()[-2:] == ["15.000", "50.0%"]
+    assert table[-1] == "sum of operations 30.000 ms, 95.0% of a step without hooks"
+
+
+@pytest.mark.parametrize(
+    ("width", "headings"),
+    [(120, "op scope phase calls ms share GFLOP/s GB/s"), (60, "op scope phase calls ms share")],
+)
+def test_the_report_fits_the_terminal(width: int, headings: str) -> None:
+    lines = report(_summary(20), 10_000, width)
+    table = lines[lines.index("operations of one step, by time") + 1 : -1]
+    assert table[0].split() == headings.split()
+    assert max(map(len, lines)) <= width

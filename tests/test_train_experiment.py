@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from training_runs import load, prepare, write_data
+
+from adtrain import training
+from adtrain.core import tree
+from adtrain.core.errors import AdtrainError
+from adtrain.training.evaluation import on_device
+
+
+@pytest.mark.parametrize(
+    ("overrides", "layers", "message"),
+    [
+        ([], "[linear: 2]", "the model has 2 outputs, the data set 3 classes"),
+        (
+            ["model.input=[35]"],
+            "[linear: 3]",
+            "model.input is [35], the images of data have shape [1, 6, 6]: expected [1, 6, 6], or [36] for flat input",
+        ),
+        (["model.input=[6, 6, 1]"], "[flatten, linear: 3]", "model.input is [6, 6, 1], the images of data have shape"),
+        (["loss=mse", "model.input=[1, 6, 6]"], "[conv2d: 3]", "the model's output is [3, "),
+        ([], "[relu]", "the model has no parameters to train"),
+        (
+            ["data.batch_size=89"],
+            "[batch_norm1d, linear: 3]",
+            "layer 0 (batch_norm1d) needs 2 images a batch; with data.batch_size 89 the last batch of 90 images has 1: "
+            "choose another batch_size",
+        ),
+    ],
+)
+def test_a_model_that_does_not_fit_the_data_is_refused(
+    tmp_path: Path, overrides: list[str], layers: str, message: str
+) -> None:
+    with pytest.raises(AdtrainError) as error:
+        prepare(tmp_path, *overrides, layers=layers.replace("conv2d: 3", "conv2d: {out_channels: 3, kernel_size: 3}"))
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+def test_more_outputs_than_classes_are_no_mistake(tmp_path: Path) -> None:
+    assert training.run(prepare(tmp_path, "training.steps=1", layers="[linear: 5]")).steps == 1
+
+
+def test_labels_beyond_the_outputs_are_found_before_training(tmp_path: Path) -> None:
+    cfg = load(tmp_path)
+    write_data(tmp_path / "data", classes=12)
+    with pytest.raises(AdtrainError, match=r"^the model has 3 outputs, the data set 12 classes$"):
+        training.prepare(cfg)
+
+
+def test_the_data_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = load(tmp_path, "data.path=data")
+    monkeypatch.chdir(tmp_path)
+    assert training.prepare(cfg).config.data.path == str(tmp_path / "data")
+
+
+def test_numbers_are_of_the_configs_precision(tmp_path: Path) -> None:
+    single, double = (prepare(tmp_path, f"training.precision={name}") for name in ("float32", "float64"))
+    for a, b in zip(
+        tree.leaves(single.initial_state("cpu").params), tree.leaves(double.initial_state("cpu").params), strict=True
+    ):
+        assert (a.dtype, b.dtype) == (np.float32, np.float64)
+        np.testing.assert_array_equal(a.numpy(), b.numpy().astype(np.float32))
+    batch = on_device(double.train, np.arange(4), "cpu")
+    state, metrics = double.train_step()(double.initial_state("cpu"), double.seed("cpu"), *batch)
+    assert metrics.loss.dtype == np.float64
+    assert {x.dtype for x in tree.leaves(state.params)} == {np.dtype(np.float64)}
+
+
+def test_epochs_count_a_last_one_that_is_cut_short(tmp_path: Path) -> None:
+    for steps, epochs in ((1, 1), (6, 1), (7, 2), (1000, 3)):
+        assert prepare(tmp_path, f"training.steps={steps}").epochs == epochs

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import numpy as safetensors_numpy
+from training_runs import prepare
+
+from adtrain import config, training
+from adtrain.core import tree
+from adtrain.core.errors import AdtrainError
+from adtrain.files import write_atomic
+from adtrain.training import Experiment, Recorder, RunFolder, TrainState, model_file
+
+CONVOLUTIONAL = "[conv2d: {out_channels: 2, kernel_size: 3}, batch_norm2d, flatten, linear: 3]"
+
+
+def train_into(folder: Path, experiment: Experiment) -> training.Result:
+    recorder = Recorder(RunFolder.create(experiment, folder), experiment)
+    result = training.run(experiment, observers=[recorder])
+    recorder.finished(result)
+    return result
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The folder of a finished training with running statistics."""
+    folder = tmp_path / "run"
+    train_into(folder, prepare(tmp_path, "model.input=[1, 6, 6]", "training.epochs=1", layers=CONVOLUTIONAL))
+    return folder
+
+
+def test_the_model_file_names_its_tensors_as_pytorch_does(run: Path) -> None:
+    tensors = safetensors_numpy.load_file(run / "model.safetensors")
+    assert sorted(tensors) == [
+        "0.bias", "0.weight", "1.bias", "1.running_mean", "1.running_var", "1.weight", "3.bias", "3.weight"
+    ]  # fmt: skip
+
+
+def test_a_loaded_model_is_the_one_that_was_saved(run: Path, tmp_path: Path) -> None:
+    experiment = training.prepare(config.load(run / "config.yaml"))
+    result = training.run(experiment)
+    trained = model_file.load(run)
+    saved = tree.leaves((result.state.params, result.state.statistics))
+    for a, b in zip(saved, tree.leaves((trained.params, trained.statistics)), strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    assert (trained.classes, trained.image_shape) == (("0", "1", "2"), (1, 6, 6))
+    assert (trained.network.mean, trained.network.std) == (experiment.network.mean, experiment.network.std)
+    test = training.evaluate(trained.network, trained.params, trained.statistics, experiment.test, "cpu")
+    assert test == result.test
+
+
+def test_the_resolved_config_trains_to_the_same_bytes(run: Path, tmp_path: Path) -> None:
+    train_into(tmp_path / "again", training.prepare(config.load(run / "config.yaml")))
+    for name in ("config.yaml", "model.safetensors"):
+        assert (run / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+def test_another_process_writes_the_same_bytes(run: Path, tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from adtrain import config, training\n"
+        "experiment = training.prepare(config.load(sys.argv[1]))\n"
+        "folder = training.RunFolder.create(experiment, Path(sys.argv[2]))\n"
+        "training.run(experiment, observers=[training.Recorder(folder, experiment)])\n"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "77"}
+    command = [sys.executable, "-c", script, str(run / "config.yaml"), str(tmp_path / "other")]
+    subprocess.run(command, check=True, env=environment)
+    assert (run / "model.safetensors").read_bytes() == (tmp_path / "other" / "model.safetensors").read_bytes()
+
+
+def test_metrics_are_one_object_a_line(run: Path) -> None:
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [record["kind"] for record in records] == ["interval", "epoch", "test"]
+    interval, epoch, test = records
+    assert set(interval) == {"kind", "epoch", "step", "train", "learning_rate", "images_per_second"}
+    assert set(epoch) == {"kind", "epoch", "step", "train", "validation", "seconds", "images_per_second"}
+    assert set(test) == {"kind", "epoch", "step", "test"}
+    assert set(epoch["train"]) == {"loss", "accuracy"}
+
+
+def test_a_run_goes_to_a_new_folder_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = prepare(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert [str(RunFolder.create(experiment).path) for _ in range(3)] == ["runs/tiny", "runs/tiny-2", "runs/tiny-3"]
+
+
+def test_a_folder_that_holds_a_run_is_refused_and_kept(run: Path, tmp_path: Path) -> None:
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    with pytest.raises(AdtrainError) as error:
+        RunFolder.create(prepare(tmp_path), run)
+    assert str(error.value) == (
+        f"{run}: holds a run already (config.yaml, metrics.jsonl, model.safetensors); "
+        "give another --output-dir, or remove that run first"
+    )
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+
+
+def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("keep me")
+    RunFolder.create(prepare(tmp_path), folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "metrics.jsonl", "notes.txt"]
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = prepare(tmp_path)
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(AdtrainError, match=r"^/\S*/file\S*: cannot be written \((File exists|Not a directory)\)$"):
+            RunFolder.create(experiment, path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(AdtrainError, match=r"^runs/tiny: cannot be written \(Not a directory\)$"):
+        RunFolder.create(experiment)
+
+
+def test_a_run_that_diverges_leaves_the_last_good_model(tmp_path: Path) -> None:
+    """The rate is 1e-3 in the first epoch and about 1e30 in the second."""
+    schedule = "schedule={step: {step_size: 1, gamma: 1.0e+33}}"
+    experiment = prepare(tmp_path, "optimizer={sgd: {lr: 0.001}}", schedule)
+    with pytest.raises(AdtrainError, match=r"^the loss is nan at step 8 \(epoch 2\), training stopped"):
+        train_into(tmp_path / "run", experiment)
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert kinds == ["interval", "epoch"]
+    params = model_file.load(tmp_path / "run").params
+    assert all(np.isfinite(x.numpy()).all() for x in tree.leaves(params))
+
+
+def _without(name: str) -> Any:
+    return lambda tensors: {key: x for key, x in tensors.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_without("3.weight"), "has no 3.weight, which the model of config.yaml needs"),
+        (lambda t: {**t, "9.bias": t["3.bias"]}, "holds 9.bias, which the model of config.yaml does not have"),
+        (
+            lambda t: {**t, "3.weight": t["3.weight"][:, :5].copy()},
+            "3.weight is float32[3, 5], the model of config.yaml expects float32[3, 32]",
+        ),
+        (
+            lambda t: {**t, "3.bias": t["3.bias"].astype(np.float64)},
+            "3.bias is float64[3], the model of config.yaml expects float32[3]",
+        ),
+    ],
+)
+def test_arrays_of_another_model_are_refused(run: Path, change: Any, message: str) -> None:
+    path = run / "model.safetensors"
+    tensors = safetensors_numpy.load_file(path)
+    length = int.from_bytes(path.read_bytes()[:8], "little")
+    metadata = json.loads(path.read_bytes()[8 : 8 + length])["__metadata__"]
+    path.write_bytes(safetensors_numpy.save(change(tensors), metadata))
+    with pytest.raises(AdtrainError) as error:
+        model_file.load(run)
+    assert str(error.value) == f"{path}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "cannot be read ("),
+        (b"not a model at all", "cannot be read ("),
+        (safetensors_numpy.save({"a": np.zeros(2)}), "has no metadata of adtrain"),
+        (safetensors_numpy.save({"a": np.zeros(2)}, {"adtrain": "{"}), "has no metadata of adtrain"),
+        (safetensors_numpy.save({"a": np.zeros(2)}, {"adtrain": "{}"}), "its metadata are not those that"),
+        (safetensors_numpy.save({"a": np.zeros(2)}, {"adtrain": "[1]"}), "its metadata are not those that"),
+    ],
+)
+def test_a_damaged_model_file_is_one_line(run: Path, content: bytes, message: str) -> None:
+    path = run / "model.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(AdtrainError) as error:
+        model_file.load(run)
+    assert str(error.value).startswith(f"{path}: {message}")
+    assert "\n" not in str(error.value)
+
+
+def test_a_truncated_model_file_is_one_line(run: Path) -> None:
+    path = run / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(AdtrainError, match=r"model.safetensors: cannot be read \("):
+        model_file.load(run)
+
+
+def test_what_is_no_run_is_one_line(run: Path, tmp_path: Path) -> None:
+    for path, message in (
+        (tmp_path / "none", "found nothing, expected the folder of a run"),
+        (tmp_path / "tiny.yaml", "found a file, expected the folder of a run"),
+        (tmp_path / "data", "found no config.yaml, expected the folder of a run of adtrain train"),
+    ):
+        with pytest.raises(AdtrainError) as error:
+            model_file.load(path)
+        assert str(error.value) == f"{path}: {message}"
+    (run / "model.safetensors").unlink()
+    with pytest.raises(AdtrainError, match=r"found no model\.safetensors; the run ended before its first epoch did"):
+        model_file.load(run)
+
+
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_atomic(path, b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(AdtrainError) as error:
+            write_atomic(path, b"new")
+    assert str(error.value) == f"{path}: cannot be written (No space left on device)"
+    assert [item.name for item in tmp_path.iterdir()] == ["file"]
+    assert path.read_bytes() == b"old"
+    write_atomic(path, b"new")
+    assert path.read_bytes() == b"new"
+
+
+def test_a_written_file_has_the_permissions_of_the_users_mask(tmp_path: Path) -> None:
+    mask = os.umask(0o027)
+    try:
+        write_atomic(tmp_path / "file", b"")
+    finally:
+        os.umask(mask)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+
+
+def test_an_initial_state_is_saved_like_a_trained_one(tmp_path: Path) -> None:
+    experiment = prepare(tmp_path)
+    state: TrainState = experiment.initial_state("cpu")
+    assert model_file.encode(experiment, state) == model_file.encode(experiment, state)

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from training_runs import prepare
+
+from adtrain import training
+from adtrain.core import tree
+from adtrain.core.errors import AdtrainError
+from adtrain.training import Epoch, Interval, Observer, TrainState, loop
+
+
+class Diary(Observer):
+    """Writes down everything it is told."""
+
+    def __init__(self) -> None:
+        self.started: list[tuple[int, int, int]] = []
+        self.images: list[int] = []
+        self.intervals: list[Interval] = []
+        self.epochs: list[Epoch] = []
+
+    def epoch_started(self, epoch: int, epochs: int, images: int) -> None:
+        self.started.append((epoch, epochs, images))
+
+    def step_done(self, images: int) -> None:
+        self.images.append(images)
+
+    def interval_done(self, interval: Interval) -> None:
+        self.intervals.append(interval)
+
+    def epoch_done(self, epoch: Epoch, state: TrainState) -> None:
+        self.epochs.append(epoch)
+
+
+def weights(state: TrainState) -> list[np.ndarray]:
+    return [x.numpy() for x in tree.leaves(state.params)]
+
+
+def test_the_model_learns(tmp_path: Path) -> None:
+    result = training.run(prepare(tmp_path, "training.epochs=8"))
+    assert result.test.accuracy == 1.0
+    assert result.test.loss < 0.1
+    assert result.train.loss < 0.1
+
+
+def test_one_seed_gives_one_run_and_another_seed_another(tmp_path: Path) -> None:
+    first, second = (training.run(prepare(tmp_path, layers="[dropout: 0.2, linear: 3]")) for _ in range(2))
+    other = training.run(prepare(tmp_path, "training.seed=1", layers="[dropout: 0.2, linear: 3]"))
+    for a, b, c in zip(weights(first.state), weights(second.state), weights(other.state), strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert not np.array_equal(a, c)
+    assert (first.train, first.test) == (second.train, second.test)
+
+
+def test_an_epoch_shows_every_image_once_the_last_batch_being_short(tmp_path: Path) -> None:
+    diary = Diary()
+    result = training.run(prepare(tmp_path), observers=[diary])
+    assert diary.started == [(1, 3, 90), (2, 3, 90), (3, 3, 90)]
+    assert diary.images == [16, 16, 16, 16, 16, 10] * 3
+    assert (result.epochs, result.steps, result.images, len(result.step_seconds)) == (3, 18, 270, 18)
+    assert int(result.state.step) == 18
+    assert [epoch.step for epoch in diary.epochs] == [6, 12, 18]
+
+
+def test_steps_cut_training_short(tmp_path: Path) -> None:
+    diary = Diary()
+    result = training.run(prepare(tmp_path, "training.steps=8"), observers=[diary])
+    assert (result.epochs, result.steps, result.images) == (2, 8, 90 + 32)
+    assert diary.started == [(1, 2, 90), (2, 2, 32)]
+    assert result.train == diary.epochs[-1].train
+
+
+def test_metrics_are_means_over_the_images_of_their_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "LOG_EVERY", 4)
+    diary = Diary()
+    training.run(prepare(tmp_path, "training.epochs=1", "schedule={cosine: {}}"), observers=[diary])
+    assert [interval.step for interval in diary.intervals] == [4, 6]
+    (first, second), (epoch,) = diary.intervals, diary.epochs
+    np.testing.assert_allclose(epoch.train.loss, (first.train.loss * 64 + second.train.loss * 26) / 90, rtol=1e-12)
+    np.testing.assert_allclose(epoch.train.accuracy, (first.train.accuracy * 64 + second.train.accuracy * 26) / 90)
+    assert first.learning_rate > second.learning_rate > 0
+
+
+def test_validation_images_are_kept_apart_and_scored_each_epoch(tmp_path: Path) -> None:
+    diary = Diary()
+    experiment = prepare(tmp_path, "data.validation=0.2")
+    result = training.run(experiment, observers=[diary])
+    assert experiment.validation is not None
+    assert (len(experiment.train), len(experiment.validation)) == (72, 18)
+    assert diary.started[0] == (1, 3, 72)
+    assert [epoch.validation for epoch in diary.epochs][-1] == result.validation is not None
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_naming_the_step(tmp_path: Path) -> None:
+    experiment = prepare(tmp_path, "optimizer={sgd: {lr: 1.0e+30}}")
+    diary = Diary()
+    with pytest.raises(AdtrainError) as error:
+        training.run(experiment, observers=[diary])
+    assert str(error.value) == (
+        "the loss is nan at step 2 (epoch 1), training stopped: lower the optimizer's lr, or set training.clip_norm"
+    )
+    assert not diary.intervals
+
+
+def test_a_last_update_that_overflows_is_found_by_the_evaluation(tmp_path: Path) -> None:
+    experiment = prepare(tmp_path, "optimizer={sgd: {lr: 1.0e+30}}", "training.steps=1")
+    with pytest.raises(AdtrainError, match=r"^the loss on the test images is nan: the model's numbers "):
+        training.run(experiment)
+
+
+def test_a_continuation_takes_full_batches_and_leaves_the_result_alone(tmp_path: Path) -> None:
+    experiment = prepare(tmp_path)
+    result = training.run(experiment)
+    before = weights(result.state)
+    take_step = training.continuation(experiment, result.state)
+    states = [take_step() for _ in range(12)]
+    assert [int(state.step) for state in states] == list(range(19, 31))
+    for a, b in zip(before, weights(result.state), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(before[0], weights(states[0])[0])
+
+
+def test_a_batch_larger_than_the_data_is_one_batch(tmp_path: Path) -> None:
+    experiment = prepare(tmp_path, "data.batch_size=500", "training.epochs=2")
+    assert training.run(experiment).steps == 2
+    assert int(training.continuation(experiment, experiment.initial_state("cpu"))().step) == 1

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_core_staging_door import Recorder, Symbol
+from training_runs import CLASSES, images_of, prepare
+
+import adtrain as ad
+from adtrain import ops
+from adtrain.core import tree
+from adtrain.core.array import ArrayType, Value
+from adtrain.core.hooks import Call, Hook, hook
+from adtrain.core.trace import base_trace
+from adtrain.training import Experiment, TrainState, evaluation_step
+from adtrain.training.network import PIXEL_MAX
+from adtrain.training.step import random_state
+
+CONVOLUTIONAL = (
+    "[conv2d: {out_channels: 4, kernel_size: 3}, batch_norm2d, relu, max_pool2d: 2, flatten, dropout: 0.5, linear: 3]"
+)
+
+
+def batch(count: int = 8) -> tuple[Value, Value]:
+    labels = np.arange(count) % CLASSES
+    return ad.array(images_of(labels, seed=5)[:, np.newaxis]), ad.array(labels)
+
+
+def normalized(experiment: Experiment, images: Value) -> np.ndarray:
+    net = experiment.network
+    return (images.numpy() / PIXEL_MAX - net.mean[0]) / net.std[0]
+
+
+def test_pixels_are_normalised_by_channel_and_reshaped(tmp_path: Path) -> None:
+    experiment = prepare(tmp_path, "training.precision=float64")
+    images, _ = batch()
+    inputs = experiment.network.inputs(images)
+    assert inputs.shape == (8, 36)
+    assert inputs.dtype == np.float64
+    np.testing.assert_allclose(inputs.numpy(), normalized(experiment, images).reshape(8, 36), rtol=1e-12, atol=1e-12)
+
+
+def test_pixels_are_only_scaled_where_the_config_says_so(tmp_path: Path) -> None:
+    experiment = prepare(tmp_path, "data.normalize=false")
+    images, _ = batch()
+    expected = images.numpy().reshape(8, 36) / PIXEL_MAX
+    np.testing.assert_allclose(experiment.network.inputs(images).numpy(), expected, rtol=1e-6)
+
+
+def test_a_step_of_sgd_follows_the_gradient_of_softmax_regression(tmp_path: Path) -> None:
+    experiment = prepare(tmp_path, "training.precision=float64", "optimizer={sgd: {lr: 0.5}}", layers="[linear: 3]")
+    state, (images, labels) = experiment.initial_state("cpu"), batch()
+    new, metrics = experiment.train_step()(state, experiment.seed("cpu"), images, labels)
+
+    x = normalized(experiment, images).reshape(8, 36)
+    weight, bias = (state.params["0"][name].numpy() for name in ("weight", "bias"))
+    logits = x @ weight.T + bias
+    p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    target = np.eye(CLASSES)[labels.numpy()]
+    np.testing.assert_allclose(float(metrics.loss), -np.log((p * target).sum(axis=1)).mean(), rtol=1e-12)
+    assert int(metrics.correct) == (logits.argmax(axis=1) == labels.numpy()).sum()
+    assert float(metrics.learning_rate) == 0.5
+    np.testing.assert_allclose(new.params["0"]["weight"].numpy(), weight - 0.5 * (p - target).T @ x / 8, rtol=1e-10)
+    np.testing.assert_allclose(new.params["0"]["bias"].numpy(), bias - 0.5 * (p - target).mean(axis=0), rtol=1e-10)
+    assert int(new.step) == 1
+
+
+def moved(old: TrainState, new: TrainState) -> np.ndarray:
+    pairs = zip(tree.leaves(old.params), tree.leaves(new.params), strict=True)
+    return np.concatenate([(b.numpy() - a.numpy()).ravel() for a, b in pairs])
+
+
+def test_gradients_are_clipped_before_the_update(tmp_path: Path) -> None:
+    sgd = ("training.precision=float64", "optimizer={sgd: {lr: 1.0}}")
+    for clip, measure in (("clip_norm", np.linalg.norm), ("clip_value", lambda x: np.abs(x).max())):
+        experiment = prepare(tmp_path, *sgd, f"training.{clip}=0.01")
+        state = experiment.initial_state("cpu")
+        new, _ = experiment.train_step()(state, experiment.seed("cpu"), *batch())
+        np.testing.assert_allclose(measure(moved(state, new)), 0.01, rtol=1e-3)
+
+
+@pytest.mark.parametrize("loss", ["mse", "l1", "huber", "binary_cross_entropy_with_logits"])
+def test_losses_of_real_numbers_compare_with_one_at_the_label(tmp_path: Path, loss: str) -> None:
+    experiment = prepare(tmp_path, f"loss={loss}", "training.precision=float64")
+    outputs = np.random.default_rng(0).normal(size=(8, CLASSES))
+    labels = batch()[1]
+    found = experiment.network.loss_of(ad.array(outputs), labels)
+    targets = ad.array(np.eye(CLASSES)[labels.numpy()])
+    function = getattr(ops, loss if loss.startswith("binary") else f"{loss}_loss")
+    assert float(found) == float(function(ad.array(outputs), targets))
+
+
+@pytest.mark.parametrize(("seed", "step"), [(0, 0), (7, 3), (2**63 + 5, 2**32 + 9), (2**32, 2**32 - 1)])
+def test_the_random_state_is_made_of_values(seed: int, step: int) -> None:
+    words = ad.array(np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32))
+    found = random_state(words, ad.array(np.array(step, np.int64)))
+    np.testing.assert_array_equal(found.numpy(), ops.rng_state(seed, step).numpy())
+
+
+def test_dropout_draws_anew_each_step(tmp_path: Path) -> None:
+    experiment = prepare(tmp_path, "optimizer={sgd: {lr: 1.0e-30}}", layers="[dropout: 0.5, linear: 3]")
+    step, state, seed = experiment.train_step(), experiment.initial_state("cpu"), experiment.seed("cpu")
+    state, first = step(state, seed, *batch())
+    again, second = step(state, seed, *batch())
+    assert float(first.loss) != float(second.loss)
+    assert float(step(state, seed, *batch())[1].loss) == float(second.loss)
+    assert int(again.step) == 2
+
+
+def test_evaluation_uses_running_statistics_and_no_dropout(tmp_path: Path) -> None:
+    experiment = prepare(tmp_path, "model.input=[1, 6, 6]", layers=CONVOLUTIONAL)
+    state = experiment.initial_state("cpu")
+    evaluate = evaluation_step(experiment.network)
+    images, labels = batch(6)
+    whole = evaluate(state.params, state.statistics, images, labels)
+    parts = [evaluate(state.params, state.statistics, images[i : i + 1], labels[i : i + 1]) for i in range(6)]
+    np.testing.assert_allclose(float(whole.loss), sum(float(part.loss) for part in parts), rtol=1e-5)
+    assert int(whole.correct) == sum(int(part.correct) for part in parts)
+
+    trained, _ = experiment.train_step()(state, experiment.seed("cpu"), images, labels)
+    assert not np.array_equal(
+        trained.statistics["1"]["running_mean"].numpy(), state.statistics["1"]["running_mean"].numpy()
+    )
+    assert float(evaluate(state.params, trained.statistics, images, labels).loss) != float(whole.loss)
+
+
+def staged(function: Any, *inputs: Any) -> tuple[list[Any], list[Any]]:
+    """What the function computes at once, and what its recorded equations compute afterwards."""
+    leaves, structure = tree.flatten(inputs)
+    recorder = Recorder()
+    symbols = [Symbol(recorder, ArrayType(leaf.shape, leaf.dtype)) for leaf in leaves]
+    with base_trace(recorder):
+        recorded = function(*tree.unflatten(structure, symbols))
+    known = recorder.run({id(s): leaf for s, leaf in zip(symbols, leaves, strict=True)})
+    later = [known.get(id(symbol), symbol).numpy() for symbol in tree.leaves(recorded)]
+    return [x.numpy() for x in tree.leaves(function(*inputs))], later
+
+
+def test_step_and_evaluation_can_be_staged(tmp_path: Path) -> None:
+    experiment = prepare(
+        tmp_path, "model.input=[1, 6, 6]", "training.clip_norm=1.0", "schedule=cosine", layers=CONVOLUTIONAL
+    )
+    state = experiment.initial_state("cpu")
+    images, labels = batch()
+    for function, inputs in (
+        (experiment.train_step(), (state, experiment.seed("cpu"), images, labels)),
+        (evaluation_step(experiment.network), (state.params, state.statistics, images, labels)),
+    ):
+        at_once, later = staged(function, *inputs)
+        assert len(at_once) > 1
+        for a, b in zip(at_once, later, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+class Where(Hook):
+    def __init__(self) -> None:
+        self.seen: dict[tuple[str, str], set[str]] = {}
+
+    def before(self, call: Call) -> None:
+        self.seen.setdefault((call.scope, call.phase), set()).add(call.primitive.name)
+
+
+def test_every_operation_says_its_layer_and_phase(tmp_path: Path) -> None:
+    experiment = prepare(tmp_path)
+    where = Where()
+    state = experiment.initial_state("cpu")
+    with hook(where):
+        experiment.train_step()(state, experiment.seed("cpu"), *batch())
+    assert where.seen["0.linear", "forward"] >= {"matmul", "add"}
+    assert where.seen["2.linear", "backward"] >= {"matmul"}
+    assert {scope for scope, _ in where.seen} - {""} == {
+        "0.linear", "1.relu", "2.linear", "input", "loss", "accuracy", "optimizer", "random"
+    }  # fmt: skip
+    assert {phase for scope, phase in where.seen if scope == "optimizer"} == {"update"}
