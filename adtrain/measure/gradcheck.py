@@ -21,7 +21,7 @@ from adtrain.core.array import Value, array
 from adtrain.core.autodiff import grad, vjp
 from adtrain.core.errors import AdtrainError
 from adtrain.nn import Mode
-from adtrain.ops import rng_state
+from adtrain.ops import one_hot, rng_state
 
 TOLERANCE = 1e-6
 """Largest relative error. A right rule shows about 1e-9: the differences' own error at `STEP`."""
@@ -65,14 +65,15 @@ def check_config(config: Config, device: str = "cpu") -> Iterator[Row]:
     params, buffers = model.init(shape, rng, np.dtype(np.float64))
     classes = model.output_shape(shape)[-1]
     images = array(rng.normal(size=(_NETWORK_BATCH, *shape)), device=device)
-    labels = array(rng.integers(0, classes, _NETWORK_BATCH), device=device)
+    labels: Value = array(rng.integers(0, classes, _NETWORK_BATCH), device=device)
+    targets = labels if config.loss.kind in build.CLASSIFICATION else one_hot(labels, classes, np.float64)
     leaves, structure = tree.flatten(tree.map(lambda x: x.to(device), params))
     buffers = tree.map(lambda x: x.to(device), buffers)
     mode = Mode(training=True, rng=rng_state(config.training.seed).to(device))
 
     def objective(*values: Value) -> Value:
         outputs, _ = model(tree.unflatten(structure, values), buffers, images, mode)
-        return loss(outputs, labels)
+        return loss(outputs, targets)
 
     gradients = grad(objective, tuple(range(len(leaves))))(*leaves)
     for i, path in enumerate(tree.paths(params)):
