@@ -1,0 +1,40 @@
+"""`adtrain eval`: a trained run's loss and accuracy on the test images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import perf_counter
+
+import click
+
+from adtrain import training
+from adtrain.cli.options import device_option, json_option, print_json
+from adtrain.cli.progress import score_text
+from adtrain.training import model_file
+
+
+@click.command(short_help="Measure loss and accuracy of a trained run on the test set.")
+@click.argument("run", type=click.Path(path_type=Path))
+@device_option
+@json_option
+def command(run: Path, device: str, as_json: bool) -> None:
+    """Measure loss and accuracy of the run in the folder RUN on the test images of its config."""
+    trained = model_file.load(run, device)
+    test = training.prepare(trained.config).test
+    started = perf_counter()
+    score = training.evaluate(trained.network, trained.params, trained.statistics, test, device)
+    seconds = perf_counter() - started
+    if as_json:
+        print_json(
+            {
+                "run": str(run),
+                "device": device,
+                "images": len(test),
+                "test": score._asdict(),
+                "seconds": seconds,
+                "images_per_second": len(test) / seconds,
+            }
+        )
+        return
+    click.echo(f"test    {score_text(score)} of {len(test):,} images")
+    click.echo(f"time    {seconds:.2f} s ({len(test) / seconds:,.0f} images/s)")

@@ -1,0 +1,98 @@
+"""`adtrain gradcheck`: derivative rules against differences of function values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import click
+from tqdm import tqdm
+
+from adtrain import config
+from adtrain.cases import CASES, Case
+from adtrain.cli.op_option import op_option, select_ops
+from adtrain.cli.options import device_option, json_option, print_json
+from adtrain.cli.table import Column, render, terminal_width
+from adtrain.measure import gradcheck
+from adtrain.measure.gradcheck import Row
+
+ORDERS = (1, 2)
+OUTCOME = (Column("error"), Column("tolerance", rank=2), Column("result", text=True))
+OPERATIONS = (Column("operation", text=True), Column("case", text=True), Column("order", rank=1), *OUTCOME)
+PARAMETERS = (Column("parameter", text=True), *OUTCOME)
+
+
+@click.command(short_help="Check every gradient against differences of function values.")
+@click.argument("config_path", metavar="[CONFIG]", required=False)
+@op_option
+@click.option("--order", type=click.Choice(["1", "2"]), help="Only first or only second derivatives.")
+@device_option
+@json_option
+def command(config_path: str | None, names: tuple[str, ...], order: str | None, device: str, as_json: bool) -> None:
+    """Check the derivatives of every operation, or of the loss of CONFIG's network by each of its parameters, against
+    central differences in float64.
+
+    Exits with code 1 where one of them is wrong.
+    """
+    if config_path is not None:
+        if names or order == "2":
+            option = "--op" if names else "--order 2"
+            raise click.UsageError(f"{option} is for the table of operations; leave it out, or leave out the CONFIG")
+        checks, total = gradcheck.check_config(config.load(config_path), device), None
+    else:
+        orders = ORDERS if order is None else (int(order),)
+        cases = _with_derivative(select_ops(CASES, names), names)
+        total = sum(n <= case.order for case in cases for n in orders)
+        checks = gradcheck.check_cases(cases, orders, device)
+    rows = list(_shown(checks, total))
+    if as_json:
+        print_json({"passed": all(row.passed for row in rows), "rows": [_record(row) for row in rows]})
+    else:
+        columns, names_of = (OPERATIONS, _check_names) if config_path is None else (PARAMETERS, _parameter_name)
+        click.echo("\n".join(_report(rows, columns, names_of, terminal_width())))
+    if not all(row.passed for row in rows):
+        raise SystemExit(1)
+
+
+def _with_derivative(cases: Sequence[Case], names: Sequence[str]) -> list[Case]:
+    """The cases that have one; UsageError where an operation asked for by name has none to check."""
+    found = [case for case in cases if case.order]
+    for name in names:
+        if not any(case.op == name for case in found):
+            raise click.UsageError(f"--op {name}: has no derivative to check")
+    return found
+
+
+def _shown(checks: Iterator[Row], total: int | None) -> Iterator[Row]:
+    yield from tqdm(checks, total=total, desc="gradcheck", unit=" checks", disable=None)
+
+
+def _record(row: Row) -> dict[str, Any]:
+    """The row for a program; `error` is null where a rule failed or gave no number."""
+    return {**row._asdict(), "error": row.error if math.isfinite(row.error) else None}
+
+
+def _check_names(row: Row) -> list[str]:
+    return [row.op, row.case, str(row.order)]
+
+
+def _parameter_name(row: Row) -> list[str]:
+    return [row.op]
+
+
+def _report(
+    rows: Sequence[Row], columns: Sequence[Column], names_of: Callable[[Row], list[str]], width: int
+) -> list[str]:
+    cells = [
+        [*names_of(row), f"{row.error:.1e}", f"{row.tolerance:.0e}", "ok" if row.passed else "FAILED"] for row in rows
+    ]
+    failed = [row for row in rows if not row.passed]
+    verdict = f"{len(failed)} of {len(rows)} checks failed" if failed else f"all {len(rows)} checks passed"
+    return [
+        *render(columns, cells, width),
+        "",
+        f"{verdict} ({rows[0].dtype}, {rows[0].device}; largest error {max(row.error for row in rows):.1e})",
+        *(f"  FAILED {' '.join(names_of(row))}: error {row.error:.1e}, expected at most {row.tolerance:.0e}"
+          for row in failed),
+    ]  # fmt: skip

@@ -1,0 +1,152 @@
+"""The `adtrain` command: finds a subcommand, runs it, and turns its errors into one line and an exit code.
+
+A subcommand's module is imported only when it is called, so that `adtrain --help` waits for no other command's imports.
+Exit codes: 0 done, 1 a check failed, 2 usage, config or data, 70 a defect of adtrain, 130 interrupted,
+141 the reader of a pipe left.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import click
+
+from adtrain import __version__
+
+COMMANDS = {
+    "train": "Train the network that a config describes.",
+    "eval": "Measure loss and accuracy of a trained run on the test set.",
+    "predict": "Classify images with a trained run.",
+    "summary": "Show a config's layers, shapes, parameters and FLOPs.",
+    "data": "List the data sets and verify their files.",
+    "devices": "Show the devices that training can run on.",
+    "gradcheck": "Check every gradient against differences of function values.",
+    "bench": "Time the operations, or a config's own layers.",
+}
+USAGE, INTERNAL, INTERRUPTED, BROKEN_PIPE = 2, 70, 130, 141
+
+debug_option = click.Option(["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error.")
+
+
+class Commands(click.Group):
+    """A group whose subcommands are modules of this package, each with a click command named `command`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"adtrain.cli.{cmd_name}").command
+        accept_debug(command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            ctx.fail(unknown_command(name))
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            ctx.exit(close_stdout())
+
+    def main(
+        self, args: Sequence[str] | None = None, prog_name: str | None = "adtrain", *_: Any, **extra: Any
+    ) -> NoReturn:
+        arguments = list(sys.argv[1:] if args is None else args)
+        # Looked for before parsing, because parsing itself can fail; after `--` it is an argument like any other.
+        options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+        status: Any
+        try:
+            status = super().main(arguments, "adtrain", **{**extra, "standalone_mode": False})
+        except SystemExit as error:
+            status = error.code
+        except Exception as error:
+            if "--debug" in options and not isinstance(error, click.ClickException | click.Abort):
+                traceback.print_exc()
+            status = report(error)
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            status = close_stdout()
+        sys.exit(status)
+
+
+def accept_debug(command: click.Command) -> None:
+    """Give the command, and those below it, the `--debug` option, so that it may stand anywhere on the line."""
+    if debug_option not in command.params:
+        command.params.append(debug_option)
+    for subcommand in getattr(command, "commands", {}).values():
+        accept_debug(subcommand)
+
+
+def unknown_command(name: str) -> str:
+    """The message for a command that is none: the nearest one, and all of them."""
+    import difflib
+
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    guess = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown command {name!r}{guess} (commands: {', '.join(COMMANDS)})"
+
+
+def report(error: Exception) -> int:
+    """Print the error to stderr, and return the exit code."""
+    from adtrain.core.errors import AdtrainError
+
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        click.echo(error.ctx.get_help() if error.ctx else "", err=True)
+        return USAGE
+    if isinstance(error, click.Abort):
+        click.echo("adtrain: interrupted", err=True)
+        return INTERRUPTED
+    if isinstance(error, click.UsageError):
+        path = error.ctx.command_path if error.ctx else "adtrain"
+        click.echo(f"adtrain: error: {error.format_message()} (see '{path} --help')", err=True)
+    elif isinstance(error, click.ClickException):
+        click.echo(f"adtrain: error: {error.format_message()}", err=True)
+    elif isinstance(error, AdtrainError):
+        click.echo(f"adtrain: error: {error}", err=True)
+    elif isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(f"adtrain: error: {where}{error.strerror or error}", err=True)
+    elif isinstance(error, MemoryError):
+        click.echo(f"adtrain: error: not enough memory; {error}".rstrip("; "), err=True)
+    else:
+        cause = f"{type(error).__name__}: {error}"
+        click.echo(f"adtrain: internal error: {cause} (please report it; --debug shows the traceback)", err=True)
+        return INTERNAL
+    return USAGE
+
+
+def close_stdout() -> int:
+    """The reader of a pipe left (`| head`): nothing to flush when Python ends. Returns the exit code."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return BROKEN_PIPE
+
+
+@click.command(cls=Commands, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="adtrain")
+def cli() -> None:
+    """Train the neural network that a YAML file describes, and see where the time went."""
+
+
+cli.params.append(debug_option)
+
+
+def main() -> NoReturn:
+    """The entry point of the `adtrain` script."""
+    cli.main()

@@ -1,0 +1,54 @@
+"""Options that several commands share, and how they print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from adtrain.core.errors import DeviceError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def progress(text: str) -> None:
+    """A line for the person watching; never part of the result."""
+    click.echo(text, err=True)
+
+
+def print_json(value: object) -> None:
+    """The result for a program. ValueError on NaN and infinities, which JSON has no words for."""
+    click.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def resolve_device(device: str) -> str:
+    """The device to run on, "cpu"; DeviceError for "gpu", which this version has no backend for."""
+    if device == "gpu":
+        raise DeviceError("--device gpu: this version runs on the CPU only; use --device cpu")
+    return "cpu"
+
+
+def device_option(function: Function) -> Function:
+    """`--device auto|cpu|gpu`; the command receives the device it resolves to."""
+    return click.option(
+        "--device",
+        type=click.Choice(["auto", "cpu", "gpu"]),
+        default="auto",
+        show_default=True,
+        callback=lambda ctx, param, value: resolve_device(value),
+        help="Where to run.",
+    )(function)
+
+
+def set_option(function: Function) -> Function:
+    """`--set K=V`, as often as one likes; received as `overrides`."""
+    return click.option(
+        "--set", "overrides", multiple=True, metavar="K=V", help="Override a value by its dotted key; repeatable."
+    )(function)
+
+
+def json_option(function: Function) -> Function:
+    """`--json`, received as `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(function)

@@ -1,0 +1,66 @@
+"""`adtrain predict`: the classes that a trained run sees in images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import numpy as np
+
+from adtrain.cli.options import device_option, json_option, print_json
+from adtrain.cli.table import Column, render, terminal_width
+from adtrain.data import DataError, idx, images
+from adtrain.training import model_file
+from adtrain.training.evaluation import probabilities
+
+COLUMNS = (Column("image", text=True), Column("class", text=True), Column("probability"))
+IDX_BEGINNINGS = (b"\0\0", idx.GZIP_MAGIC)
+
+
+@click.command(short_help="Classify images with a trained run.")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("paths", metavar="IMAGE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@device_option
+@json_option
+def command(run: Path, paths: tuple[Path, ...], device: str, as_json: bool) -> None:
+    """Classify images with the run in the folder RUN; print the likeliest class of each and its probability.
+
+    An IMAGE is a PNG or JPEG file of the size that the run was trained on, turned into grey or RGB as it needs, or an
+    IDX file (gzip-compressed or not) of any number of images.
+    """
+    trained = model_file.load(run, device)
+    found = [(path, read(path, trained.image_shape)) for path in paths]
+    rows = []
+    for path, batch in found:
+        for i, row in enumerate(probabilities(trained.network, trained.params, trained.statistics, batch, device)):
+            best = int(row.argmax())
+            label = trained.classes[best] if best < len(trained.classes) else str(best)
+            rows.append({"file": str(path), "index": i, "class": label, "probability": float(row[best])})
+    if as_json:
+        print_json(rows)
+        return
+    several = {path for path, batch in found if len(batch) != 1}
+    cells = [
+        [
+            f"{row['file']}[{row['index']}]" if Path(str(row["file"])) in several else str(row["file"]),
+            str(row["class"]),
+            f"{row['probability']:.2%}",
+        ]
+        for row in rows
+    ]
+    click.echo("\n".join(render(COLUMNS, cells, terminal_width())))
+
+
+def read(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
+    """The images of a file as uint8 (N, C, H, W). Raises DataError where it holds none of `shape` (C, H, W)."""
+    with idx.opened(path) as stream:
+        is_idx = stream.read(2) == IDX_BEGINNINGS[0]
+    if not is_idx:
+        return images.read_image(path, shape)[np.newaxis]
+    found = idx.read(path)
+    batch = found.reshape(len(found), 1, *found.shape[1:]) if found.ndim == 3 else found
+    if batch.dtype != np.uint8 or batch.shape[1:] != shape:
+        raise DataError(
+            f"{path}: found {found.dtype}{list(found.shape)}, expected images uint8[N, {', '.join(map(str, shape))}]"
+        )
+    return batch

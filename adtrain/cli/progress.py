@@ -1,0 +1,79 @@
+"""How a training run shows itself on stderr: bars on a terminal, a line an epoch elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tqdm import tqdm
+
+from adtrain.cli.options import progress
+from adtrain.training import Epoch, Interval, Observer, Score, TrainState
+
+
+class Lines(Observer):
+    """A line when an epoch is over."""
+
+    epochs = 0
+
+    def epoch_started(self, epoch: int, epochs: int, images: int) -> None:
+        self.epochs = epochs
+
+    def epoch_done(self, epoch: Epoch, state: TrainState) -> None:
+        scores = score_text(epoch.train)
+        if epoch.validation is not None:
+            scores += f", validation {score_text(epoch.validation)}"
+        speed = f"{epoch.images_per_second:,.0f} images/s, {epoch.seconds:.1f} s"
+        text = f"epoch {epoch.epoch}/{self.epochs}: {scores}, {speed}"
+        if left := self.epochs - epoch.epoch:
+            text += f", about {left * epoch.seconds:.0f} s left"
+        progress(text)
+
+    def close(self) -> None:
+        """Leave the terminal ready for other output."""
+
+
+class Bars(Lines):
+    """A bar while an epoch runs, and the line that takes its place."""
+
+    bar: tqdm[Any] | None = None
+
+    def epoch_started(self, epoch: int, epochs: int, images: int) -> None:
+        super().epoch_started(epoch, epochs, images)
+        self.bar = tqdm(
+            total=images,
+            desc=f"epoch {epoch}/{epochs}",
+            unit=" img",
+            unit_scale=True,
+            dynamic_ncols=True,
+            leave=False,
+            # Fits 60 columns: loss, accuracy and time left are seen on a narrow terminal too.
+            bar_format="{desc}|{bar}| {rate_fmt}, {remaining} left{postfix}",
+        )
+
+    def step_done(self, images: int) -> None:
+        if self.bar is not None:
+            self.bar.update(images)
+
+    def interval_done(self, interval: Interval) -> None:
+        if self.bar is not None:
+            loss, accuracy = interval.train
+            self.bar.set_postfix_str(f"loss {loss:.3f}, acc {accuracy:.1%}", refresh=False)
+
+    def epoch_done(self, epoch: Epoch, state: TrainState) -> None:
+        self.close()
+        super().epoch_done(epoch, state)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
+
+def display() -> Lines:
+    """The way that suits stderr."""
+    return Bars() if sys.stderr.isatty() else Lines()
+
+
+def score_text(score: Score) -> str:
+    return f"loss {score.loss:.4f}, accuracy {score.accuracy:.2%}"

@@ -1,0 +1,58 @@
+"""Tables of text that fit the terminal: what matters less is left out where there is no room for it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from typing import NamedTuple
+
+GAP = "  "
+SHORTEST = 12
+
+
+class Column(NamedTuple):
+    """A column; where room is scarce the one of the largest `rank` goes first, and those of 0 stay."""
+
+    title: str
+    rank: int = 0
+    text: bool = False
+
+
+def terminal_width() -> int:
+    """Columns of the terminal (or COLUMNS); 100 where there is none."""
+    return shutil.get_terminal_size((100, 24)).columns
+
+
+def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """A heading and a line a row: text to the left, numbers to the right, no line wider than `width` where possible.
+
+    Text is shortened down to SHORTEST characters; where that is not enough, columns go.
+    """
+    kept = list(range(len(columns)))
+    widths = [max(map(len, cells)) for cells in zip([column.title for column in columns], *rows, strict=True)]
+
+    shortest = [min(size, SHORTEST) if column.text else size for size, column in zip(widths, columns, strict=True)]
+
+    def total(sizes: Sequence[int]) -> int:
+        return sum(sizes[i] for i in kept) + len(GAP) * (len(kept) - 1)
+
+    while total(shortest) > width and (droppable := [i for i in kept if columns[i].rank]):
+        kept.remove(max(droppable, key=lambda i: columns[i].rank))
+    while total(widths) > width and (long := [i for i in kept if widths[i] > shortest[i]]):
+        widths[max(long, key=lambda i: widths[i])] -= 1
+
+    def fit(i: int, cell: str) -> str:
+        return shorten(cell, widths[i]).ljust(widths[i]) if columns[i].text else cell.rjust(widths[i])
+
+    def line(cells: Sequence[str]) -> str:
+        return GAP.join(fit(i, cells[i]) for i in kept).rstrip()
+
+    return [line([column.title for column in columns]), *map(line, rows)]
+
+
+def shorten(text: str, width: int) -> str:
+    """The text with its middle left out where it is longer than `width`."""
+    if len(text) <= width:
+        return text
+    tail = (width - 1) // 2
+    return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"

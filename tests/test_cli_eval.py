@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from idx_files import write_idx
+from training_runs import images_of, write_config, write_data
+
+from adtrain.cli import main
+
+
+def run(*arguments: str, expect: int = 0) -> Result:
+    result = CliRunner().invoke(main.cli, [*arguments, "--device", "cpu"])
+    assert result.exit_code == expect, result.stderr
+    return result
+
+
+def train(cfg: Path, folder: Path, *options: str) -> None:
+    run("train", str(cfg), "--output-dir", str(folder), "--profile-steps", "0", *options)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the data and a finished run in `run`."""
+    folder = tmp_path_factory.mktemp("trained")
+    train(write_config(folder), folder / "run", "--epochs", "8")
+    return folder
+
+
+@pytest.fixture
+def here(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(trained)
+    return trained
+
+
+def one_line(result: Result) -> str:
+    (line,) = result.stderr.splitlines()
+    assert result.stdout == ""
+    assert line.startswith("adtrain: error: ")
+    return line.removeprefix("adtrain: error: ")
+
+
+def test_eval_finds_the_score_of_the_summary(here: Path) -> None:
+    found = json.loads(run("eval", "run", "--json").stdout)
+    assert list(found) == ["run", "device", "images", "test", "seconds", "images_per_second"]
+    assert found["test"] == json.loads((here / "run" / "summary.json").read_text())["test"]
+    assert found["images"] == 30
+    text = run("eval", "run").stdout.splitlines()
+    assert text[0] == f"test    loss {found['test']['loss']:.4f}, accuracy {found['test']['accuracy']:.2%} of 30 images"
+
+
+def test_eval_of_what_is_no_run_is_one_line(here: Path) -> None:
+    assert one_line(run("eval", "none", expect=2)) == "none: found nothing, expected the folder of a run"
+    assert one_line(run("eval", "data", expect=2)) == (
+        "data: found no config.yaml, expected the folder of a run of adtrain train"
+    )
+
+
+def test_eval_without_its_data_is_one_line(tmp_path: Path) -> None:
+    cfg = write_config(tmp_path)
+    train(cfg, tmp_path / "run", "--steps", "1")
+    (tmp_path / "data" / "t10k-labels-idx1-ubyte").unlink()
+    line = one_line(run("eval", str(tmp_path / "run"), expect=2))
+    assert line.startswith(f"{tmp_path}/data: found no file t10k-labels")
+
+
+def test_predict_classifies_an_idx_file(here: Path, tmp_path: Path) -> None:
+    labels = np.array([2, 0, 1, 1])
+    path = write_idx(tmp_path / "images.gz", images_of(labels, seed=9))
+    rows = json.loads(run("predict", "run", str(path), "--json").stdout)
+    assert [row["class"] for row in rows] == ["2", "0", "1", "1"]
+    assert [row["index"] for row in rows] == [0, 1, 2, 3]
+    assert {key for row in rows for key in row} == {"file", "index", "class", "probability"}
+    assert all(1 / 3 < row["probability"] <= 1 for row in rows)
+    lines = run("predict", "run", str(path)).stdout.splitlines()
+    assert lines[0].split() == ["image", "class", "probability"]
+    assert lines[1].split() == [f"{path}[0]", "2", f"{rows[0]['probability']:.2%}"]
+
+
+def test_predict_classifies_image_files(here: Path, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
+    paths = []
+    for label, mode in ((1, "L"), (2, "RGB")):
+        paths.append(str(tmp_path / f"{label}.png"))
+        image.fromarray(images_of(np.array([label]), seed=label)[0]).convert(mode).save(paths[-1])
+    rows = json.loads(run("predict", "run", *paths, "--json").stdout)
+    assert [(row["file"], row["class"]) for row in rows] == list(zip(paths, ["1", "2"], strict=True))
+    assert [line.split()[:2] for line in run("predict", "run", *paths).stdout.splitlines()[1:]] == [
+        [paths[0], "1"],
+        [paths[1], "2"],
+    ]
+
+
+def test_predict_needs_no_data(tmp_path: Path) -> None:
+    cfg = write_config(tmp_path)
+    train(cfg, tmp_path / "run", "--steps", "1")
+    for path in (tmp_path / "data").iterdir():
+        path.unlink()
+    images = write_idx(tmp_path / "images", images_of(np.array([0]), seed=1))
+    assert len(json.loads(run("predict", str(tmp_path / "run"), str(images), "--json").stdout)) == 1
+
+
+def test_predict_refuses_what_is_no_image_and_prints_nothing(here: Path, tmp_path: Path) -> None:
+    good = write_idx(tmp_path / "good", images_of(np.array([0]), seed=1))
+    wide = write_idx(tmp_path / "wide", np.zeros((2, 6, 7), np.uint8))
+    labels = here / "data" / "t10k-labels-idx1-ubyte"
+    (tmp_path / "text").write_text("not an image")
+    for path, message in (
+        (tmp_path / "none.png", "cannot be read (No such file or directory)"),
+        (wide, "found uint8[2, 6, 7], expected images uint8[N, 1, 6, 6]"),
+        (labels, "found uint8[30], expected images uint8[N, 1, 6, 6]"),
+        (tmp_path / "text", "found neither a PNG nor a JPEG image"),
+    ):
+        assert one_line(run("predict", "run", str(good), str(path), expect=2)) == f"{path}: {message}"
+    assert "Missing argument 'IMAGE...'" in one_line(run("predict", "run", expect=2))
+
+
+@pytest.mark.parametrize("loss", ["mse", "binary_cross_entropy_with_logits"])
+def test_probabilities_are_within_bounds_for_every_loss(tmp_path: Path, loss: str) -> None:
+    cfg = write_config(tmp_path)
+    train(cfg, tmp_path / "run", "--set", f"loss={loss}")
+    rows = json.loads(
+        run("predict", str(tmp_path / "run"), str(tmp_path / "data" / "t10k-images-idx3-ubyte"), "--json").stdout
+    )
+    assert len(rows) == 30
+    assert all(0 <= row["probability"] <= 1 for row in rows)
+
+
+def test_a_model_of_another_data_set_is_refused(here: Path, tmp_path: Path) -> None:
+    cfg = write_config(tmp_path)
+    train(cfg, tmp_path / "run", "--steps", "1")
+    write_data(tmp_path / "data", classes=5)
+    assert one_line(run("eval", str(tmp_path / "run"), expect=2)) == "the model has 3 outputs, the data set 5 classes"

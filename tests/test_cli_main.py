@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from adtrain.cli import main
+from adtrain.cli.options import device_option, print_json
+from adtrain.core.errors import AdtrainError
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main.cli, arguments)
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    """A command `fail` that raises the exception put in this list."""
+    errors: list[BaseException] = []
+
+    @click.command()
+    def command() -> None:
+        raise errors[0]
+
+    monkeypatch.setitem(main.COMMANDS, "fail", "Fail.")
+    monkeypatch.setitem(sys.modules, "adtrain.cli.fail", SimpleNamespace(command=command))
+    return errors
+
+
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_a_commands_help_is_the_line_in_the_groups_help(name: str) -> None:
+    command = importlib.import_module(f"adtrain.cli.{name}").command
+    assert command.get_short_help_str(limit=200).rstrip(".") == main.COMMANDS[name].rstrip(".")
+    assert main.COMMANDS[name] in run("--help").stdout
+
+
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_every_command_has_help_and_takes_debug(name: str) -> None:
+    result = run(name, "--help")
+    assert result.exit_code == 0
+    assert "--debug" in result.stdout
+    assert f"adtrain {name}" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (AdtrainError("the file is bad"), 2, "adtrain: error: the file is bad"),
+        (
+            FileNotFoundError(2, "No such file or directory", "x.yaml"),
+            2,
+            "adtrain: error: x.yaml: No such file or directory",
+        ),
+        (MemoryError(), 2, "adtrain: error: not enough memory"),
+        (MemoryError("Unable to allocate 8 TiB"), 2, "adtrain: error: not enough memory; Unable to allocate 8 TiB"),
+        (click.ClickException("no"), 2, "adtrain: error: no"),
+        (click.UsageError("no such thing"), 2, "adtrain: error: no such thing (see 'adtrain fail --help')"),
+        (KeyboardInterrupt(), 130, "adtrain: interrupted"),
+        (KeyError("x"), 70, "adtrain: internal error: KeyError: 'x' (please report it; --debug shows the traceback)"),
+    ],
+)
+def test_an_error_is_one_line_on_stderr(
+    failing: list[BaseException], error: BaseException, code: int, line: str
+) -> None:
+    failing.append(error)
+    result = run("fail")
+    assert result.exit_code == code
+    assert result.stderr.strip() == line
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("arguments", [("--debug", "fail"), ("fail", "--debug")])
+def test_debug_shows_the_traceback(failing: list[BaseException], arguments: tuple[str, ...]) -> None:
+    failing.append(AdtrainError("the file is bad"))
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "Traceback" in result.stderr
+    assert "adtrain: error: the file is bad" in result.stderr
+
+
+def test_a_commands_own_exit_code_is_kept(failing: list[BaseException]) -> None:
+    failing.append(SystemExit(1))
+    assert run("fail").exit_code == 1
+
+
+def test_an_unknown_command_gets_the_nearest_one() -> None:
+    result = run("trian")
+    assert result.exit_code == 2
+    assert "adtrain: error: unknown command 'trian'; did you mean 'train'? (commands: train, eval, " in result.stderr
+    assert "did you mean" not in run("xyz").stderr
+
+
+def test_no_command_shows_the_help_and_is_an_error() -> None:
+    result = run()
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Commands:" in result.stderr
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    script = "from adtrain.cli.main import main; main()"
+    command = [sys.executable, "-c", script, "data", "list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == main.BROKEN_PIPE
+
+
+def test_the_gpu_is_refused_and_auto_is_the_cpu() -> None:
+    @click.command()
+    @device_option
+    def command(device: str) -> None:
+        click.echo(device)
+
+    result = CliRunner().invoke(command, ["--device", "gpu"])
+    assert str(result.exception) == "--device gpu: this version runs on the CPU only; use --device cpu"
+    result = CliRunner().invoke(command, [])
+    assert (result.stdout, result.stderr) == ("cpu\n", "")
+
+
+def test_json_never_holds_nan() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        print_json({"loss": float("nan")})

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import adtrain
+from adtrain import assets
+from adtrain.core.errors import AdtrainError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+CHECKOUT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+# Distribution -> the name it is imported by, where they differ.
+IMPORT_NAMES = {"pyyaml": "yaml", "pillow": "PIL", "cuda-bindings": "cuda"}
+
+
+def import_names(requirements: list[str]) -> set[str]:
+    names = {re.split(r"[^\w-]", requirement)[0] for requirement in requirements}
+    return {IMPORT_NAMES.get(name, name) for name in names}
+
+
+def third_party_imports() -> set[str]:
+    found: set[str] = set()
+    for path in Path(adtrain.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                found.add(node.module.split(".")[0])
+    # pydantic's own core has no life of its own: each pydantic pins the one it needs.
+    return found - set(sys.stdlib_module_names) - {"adtrain", "pydantic_core"}
+
+
+def modules_after(statement: str) -> set[str]:
+    """Top-level modules that a fresh interpreter holds after the statement."""
+    code = f"{statement}\nimport sys; print(*sorted(sys.modules), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stderr.split())
+
+
+def test_what_is_imported_is_what_is_declared() -> None:
+    extras = PROJECT["optional-dependencies"]
+    base, optional = import_names(PROJECT["dependencies"]), import_names(extras["gpu"] + extras["report"])
+    assert third_party_imports() - optional == base
+
+
+def test_importing_the_package_loads_no_optional_library() -> None:
+    loaded = {name.split(".")[0] for name in modules_after("import adtrain")}
+    assert not loaded & {"pycuda", "cuda", "torch", "matplotlib", "PIL", "click", "tqdm", "pydantic", "yaml"}
+
+
+def test_help_loads_no_commands_module() -> None:
+    loaded = modules_after("from adtrain.cli.main import cli\ntry: cli(['--help'])\nexcept SystemExit: pass")
+    assert {name for name in loaded if name.startswith("adtrain.cli.")} == {"adtrain.cli.main"}
+    assert not loaded & {"pydantic", "yaml", "tqdm", "adtrain.config", "adtrain.training", "adtrain.measure"}
+
+
+def test_the_installed_version_is_the_packages() -> None:
+    try:
+        installed = importlib.metadata.version("adtrain")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("adtrain runs from a checkout that is not installed")
+    assert installed == adtrain.__version__
+
+
+@pytest.mark.parametrize("folder", get_args(assets.Folder))
+def test_the_folders_that_travel_are_whole(folder: assets.Folder) -> None:
+    def files(root: Path) -> set[str]:
+        return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
+
+    assert files(assets.asset_path(folder)) == files(CHECKOUT / folder) != set()
+
+
+def test_assets_inside_the_package_come_before_those_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assets, "PACKAGE", tmp_path / "adtrain")
+    with pytest.raises(AdtrainError, match="the folder configs/ is missing"):
+        assets.asset_path("configs")
+    (tmp_path / "configs").mkdir()
+    assert assets.asset_path("configs") == tmp_path / "configs"
+    (tmp_path / "adtrain/_assets/configs").mkdir(parents=True)
+    assert assets.asset_path("configs") == tmp_path / "adtrain/_assets/configs"
