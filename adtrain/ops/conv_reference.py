@@ -1,68 +1,87 @@
-"""Convolution and its gradients in NumPy: for each image the windows as columns of a matrix (im2col), then BLAS.
+"""Convolution and its gradients in NumPy: the windows of an image as columns of a matrix (im2col), then BLAS.
 
-One image at a time, so that its columns stay in the cache instead of going through memory.
+A few images at a time, so that their columns stay in the cache instead of going through memory.
 (K. Chellapilla, S. Puri, P. Simard: "High performance convolutional neural networks for document processing", 2006.)
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+COLUMN_BYTES = 1 << 20
+"""Columns made at once, unless one image alone has more: about the size of a second-level cache."""
+
 
 def _padded(x: np.ndarray, padding: tuple[int, int]) -> np.ndarray:
     if padding == (0, 0):
-        return x
+        return np.ascontiguousarray(x)
     ph, pw = padding
     return np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)))
 
 
-def _taps(image: np.ndarray, kernel: tuple[int, int], out: tuple[int, int], window: Any) -> np.ndarray:
-    """A view (C, KH, KW, OH, OW) of a padded, contiguous image (C, H, W): what each weight is multiplied with."""
-    (sc, sh, sw), (dh, dw), (th, tw) = image.strides, window.dilation, window.stride
-    return np.lib.stride_tricks.as_strided(
-        image, (image.shape[0], *kernel, *out), (sc, sh * dh, sw * dw, sh * th, sw * tw)
+def _few(count: int, columns_each: int, dtype: np.dtype) -> Iterator[slice]:
+    """Slices of ``count`` images, each of whose columns fit into COLUMN_BYTES."""
+    few = max(1, COLUMN_BYTES // max(1, columns_each * dtype.itemsize))
+    return (slice(start, start + few) for start in range(0, count, few))
+
+
+def _columns(images: np.ndarray, kernel: tuple[int, int], out: tuple[int, int], window: Any) -> np.ndarray:
+    """What the weights are multiplied with: (N, G, C / G * KH * KW, OH * OW) of padded, contiguous (N, C, H, W)."""
+    (sn, sc, sh, sw), (dh, dw), (th, tw) = images.strides, window.dilation, window.stride
+    n, channels = images.shape[:2]
+    taps = np.lib.stride_tricks.as_strided(
+        images, (n, channels, *kernel, *out), (sn, sc, sh * dh, sw * dw, sh * th, sw * tw)
     )
+    return taps.reshape(n, window.groups, channels // window.groups * kernel[0] * kernel[1], out[0] * out[1])
 
 
 def conv2d_reference(x: np.ndarray, w: np.ndarray, window: Any) -> np.ndarray:
     """(N, C, H, W) and (O, C / groups, KH, KW) to (N, O, OH, OW)."""
     groups, kernel = window.groups, w.shape[2:]
     oh, ow = (window.output_length(i, x.shape[i + 2], kernel[i]) for i in (0, 1))
-    xp = np.ascontiguousarray(_padded(x, window.padding))
+    xp = _padded(x, window.padding)
     rows = w.reshape(groups, w.shape[0] // groups, -1)
-    out = np.empty((len(x), w.shape[0], oh, ow), x.dtype)
-    for image, result in zip(xp, out, strict=True):
-        columns = _taps(image, kernel, (oh, ow), window).reshape(groups, rows.shape[2], oh * ow)
-        np.matmul(rows, columns, out=result.reshape(groups, -1, oh * ow))
-    return out
+    out = np.empty((len(x), groups, rows.shape[1], oh * ow), x.dtype)
+    for few in _few(len(x), groups * rows.shape[2] * oh * ow, x.dtype):
+        np.matmul(rows, _columns(xp[few], kernel, (oh, ow), window), out=out[few])
+    return out.reshape(len(x), w.shape[0], oh, ow)
 
 
 def weight_grad_reference(x: np.ndarray, g: np.ndarray, window: Any, size: tuple[int, int]) -> np.ndarray:
     """Images (N, C, H, W) and cotangents (N, O, OH, OW) to (O, C / groups, *size)."""
-    groups, out = window.groups, g.shape[2:]
-    xp = np.ascontiguousarray(_padded(x, window.padding))
-    g = np.ascontiguousarray(g)
-    total = np.zeros((groups, g.shape[1] // groups, x.shape[1] // groups * size[0] * size[1]), x.dtype)
-    for image, ct in zip(xp, g, strict=True):
-        columns = _taps(image, size, out, window).reshape(groups, total.shape[2], -1)
-        total += np.matmul(ct.reshape(groups, -1, columns.shape[2]), columns.swapaxes(1, 2))
-    return total.reshape(g.shape[1], x.shape[1] // groups, *size)
+    groups, (n, o, oh, ow) = window.groups, g.shape
+    xp = _padded(x, window.padding)
+    ct = np.ascontiguousarray(g).reshape(n, groups, o // groups, oh * ow)
+    length = x.shape[1] // groups * size[0] * size[1]
+    total = np.zeros((groups, o // groups, length), x.dtype)
+    for few in _few(n, groups * length * oh * ow, x.dtype):
+        total += np.matmul(ct[few], _columns(xp[few], size, (oh, ow), window).swapaxes(-1, -2)).sum(axis=0)
+    return total.reshape(o, x.shape[1] // groups, *size)
 
 
 def input_grad_reference(g: np.ndarray, w: np.ndarray, window: Any, size: tuple[int, int]) -> np.ndarray:
-    """Cotangents (N, O, OH, OW) and weights (O, C / groups, KH, KW) to (N, C, *size)."""
-    groups, (kh, kw), (oh, ow) = window.groups, w.shape[2:], g.shape[2:]
+    """Cotangents (N, O, OH, OW) and weights (O, C / groups, KH, KW) to (N, C, *size).
+
+    The images are the last axis meanwhile: the products of a few of them are one product, and what each weight adds to
+    the image is added in runs of several numbers even where rows are short.
+    """
+    groups, (kh, kw), (n, o, oh, ow) = window.groups, w.shape[2:], g.shape
     (ph, pw), (dh, dw), (sh, sw) = window.padding, window.dilation, window.stride
     channels = w.shape[1] * groups
-    g = np.ascontiguousarray(g)
-    rows = w.reshape(groups, w.shape[0] // groups, -1).swapaxes(1, 2)
-    padded = np.zeros((len(g), channels, size[0] + 2 * ph, size[1] + 2 * pw), g.dtype)
-    for ct, image in zip(g, padded, strict=True):
-        columns = np.matmul(rows, ct.reshape(groups, -1, oh * ow)).reshape(channels, kh, kw, oh, ow)
+    ct = g.reshape(n, groups, o // groups, oh * ow)
+    rows = w.reshape(groups, o // groups, -1).swapaxes(1, 2)
+    out = np.empty((n, channels, *size), g.dtype)
+    for few in _few(n, channels * kh * kw * oh * ow, g.dtype):
+        last = np.ascontiguousarray(np.moveaxis(ct[few], 0, -1))
+        columns = np.matmul(rows, last.reshape(groups, o // groups, -1)).reshape(channels, kh, kw, oh, ow, -1)
+        padded = np.zeros((channels, size[0] + 2 * ph, size[1] + 2 * pw, last.shape[-1]), g.dtype)
         for i in range(kh):
             for j in range(kw):
-                top, left = i * dh, j * dw
-                image[:, top : top + sh * (oh - 1) + 1 : sh, left : left + sw * (ow - 1) + 1 : sw] += columns[:, i, j]
-    return padded[:, :, ph : ph + size[0], pw : pw + size[1]]
+                rows_at = slice(i * dh, i * dh + sh * (oh - 1) + 1, sh)
+                columns_at = slice(j * dw, j * dw + sw * (ow - 1) + 1, sw)
+                padded[:, rows_at, columns_at] += columns[:, i, j]
+        out[few] = np.moveaxis(padded[:, ph : ph + size[0], pw : pw + size[1]], -1, 0)
+    return out
