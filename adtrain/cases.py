@@ -108,7 +108,7 @@ case("elu", "alpha", lambda x: ops.elu(x, 0.7), apart(3, 5), order=3)
 case("gelu", "tanh", lambda x: ops.gelu(x, "tanh"), normal(3, 5), order=3)
 case("clip", "both", lambda x: ops.clip(x, -0.5, 1.0), apart(3, 7, kinks=(-0.5, 1.0)), order=3)
 case("clip", "min", lambda x: ops.clip(x, min=0.25), apart(9, kinks=(0.25,)), order=3)
-case("astype", "float32 and back", lambda x: ops.astype(ops.astype(x, "int64"), "float64"), normal(4), order=0)
+case("astype", "to integers", lambda x: ops.astype(x, "int64"), normal(4), order=0)
 case("sign", "odd", ops.sign, normal(3, 5), order=0)
 case("stop_gradient", "beside", lambda x: ops.stop_gradient(ops.square(ops.stop_gradient(x))), normal(3), order=0)
 case("power", "cube", lambda x: ops.power(x, 3), normal(3, 5), order=3)
@@ -223,6 +223,24 @@ case("group_norm", "groups", lambda x, w, b: ops.group_norm(x, 2, w, b), normal(
 case("softmax", "rows", ops.softmax, normal(3, 5))
 case("softmax", "axis", lambda x: ops.softmax(x, 1), normal(2, 4, 3))
 case("log_softmax", "rows", ops.log_softmax, normal(3, 5))
+
+# Empty batches.
+for _name, _f, _input in (
+    ("relu", ops.relu, normal(0, 3)),
+    ("transpose", ops.transpose, normal(0, 3)),
+    ("softmax", ops.softmax, normal(0, 3)),
+    ("log_softmax", ops.log_softmax, normal(0, 3)),
+    ("logsumexp", lambda x: ops.logsumexp(x, 1), normal(0, 3)),
+    ("max", lambda x: ops.max(x, 1), normal(0, 3)),
+    ("cumsum", lambda x: ops.cumsum(x, 1), normal(0, 3)),
+    ("layer_norm", lambda x: ops.layer_norm(x, 3), normal(0, 3)),
+    ("group_norm", lambda x: ops.group_norm(x, 2), normal(0, 4, 2)),
+    ("max_pool2d", lambda x: ops.max_pool2d(x, 2), normal(0, 2, 4, 4)),
+    ("avg_pool2d", lambda x: ops.avg_pool2d(x, 2), normal(0, 2, 4, 4)),
+    ("dropout", lambda x: ops.dropout(x, 0.5, _state()), normal(0, 3)),
+    ("take", lambda x: ops.take(x, np.zeros(0, np.int64)), normal(4, 3)),
+):
+    case(_name, "empty batch", _f, _input)
 
 # Random numbers.
 case("random_uniform", "odd", lambda: ops.random_uniform(_state(), (3, 5), stream=2, dtype="float64"), order=0)

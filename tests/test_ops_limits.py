@@ -9,6 +9,7 @@ import pytest
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.ops import conv_reference
 
 FAR = np.array([-1e4, -800.0, -40.0, 0.0, 40.0, 800.0, 1e4])
 
@@ -73,7 +74,71 @@ def test_repeated_indices_add_up() -> None:
     assert grad.numpy().tolist() == [[1, 1], [2, 2], [0, 0]]
 
 
+def test_the_hessian_of_a_power_is_symmetric_at_exponent_zero() -> None:
+    point = (np.array(2.0), np.array(0.0))
+    mixed = [
+        ad.grad(lambda b: ad.grad(ops.power)(point[0], b))(point[1]).item(),
+        ad.grad(lambda a: ad.grad(ops.power, 1)(a, point[1]))(point[0]).item(),
+    ]
+    assert mixed == [0.5, 0.5]
+
+
+def test_huber_loss_is_a_parabola_at_its_bottom() -> None:
+    assert ad.hessian(lambda x: ops.huber_loss(x, np.zeros(1)))(np.zeros(1)).item() == 1.0
+
+
+def test_means_of_equal_numbers_are_that_number() -> None:
+    for n in range(1, 200):
+        assert ops.mean(np.ones(n, np.float32)).item() == 1.0
+
+
+def test_masks_count_and_integers_do_not_wrap() -> None:
+    mask = ad.array([1.0, -1.0]) > 0
+    assert (mask * 2).numpy().tolist() == [2, 0]
+    assert (mask * 0.5).dtype == np.float32
+    assert ops.cumsum(np.array([200, 100], np.uint8)).numpy().tolist() == [200, 300]
+    assert ops.take(np.arange(300.0), np.array([7, 255], np.uint8)).numpy().tolist() == [7, 255]
+
+
+def test_values_can_be_unpacked() -> None:
+    a, b = ad.array([1.0, 2.0])
+    assert (a.item(), b.item()) == (1, 2)
+
+
+def test_columns_of_a_convolution_may_be_made_in_any_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(5, 2, 6, 6)), rng.normal(size=(3, 2, 3, 3))
+
+    def results() -> list[np.ndarray]:
+        out, pullback = ad.vjp(ops.conv2d, x, w)
+        return [out.numpy(), *(g.numpy() for g in pullback(np.ones(out.shape)))]
+
+    whole = results()
+    monkeypatch.setattr(conv_reference, "COLUMN_BYTES", 2 * 18 * 16 * 8)  # two images at a time, then one
+    for a, b in zip(whole, results(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
 MESSAGES = [
+    (lambda: ops.cross_entropy(np.ones((2, 3)), np.array([0, -1])), "index -1 is out of range for length 3"),
+    (lambda: ops.one_hot(np.array([-1]), 3), "one_hot: index -1 is out of range for length 3"),
+    (lambda: ops.embedding(np.array([-1]), np.ones((3, 2))), "take: index -1 is out of range for length 3"),
+    (lambda: ops.conv2d(np.ones((1, 0, 3, 3)), np.ones((1, 0, 1, 1))), "conv2d: found 0 channels and kernel 1x1"),
+    (lambda: ops.max_pool2d(np.ones((1, 1, 3, 3)), (1, 2, 3)), r"max_pool2d: found \(1, 2, 3\), expected an integer"),
+    (lambda: ops.expand_dims(np.ones(3), None), "expand_dims: found axis None"),
+    (lambda: ops.random_uniform(ops.rng_state(0), (2,), stream=2**40), "expected 0 <= stream"),
+    (lambda: ops.conv_transpose2d(np.ones((1, 2, 3, 3)), np.ones((3, 1, 2, 2))),
+     "conv_transpose2d: the input has 2 channels, the weight takes 3"),
+    (lambda: ops.stack([np.ones(2), np.ones(3)]), r"concatenate: shapes \(1, 2\) and \(1, 3\) differ beside axis 0"),
+    (lambda: ops.slice(np.ones(3), (2,), (5,)), "slice: 2:5:1 does not fit an axis of length 3"),
+    (lambda: ops.broadcast_to(np.ones(3), (2, 4)), r"broadcast_to: shapes \(3,\) and \(2, 4\) do not broadcast"),
+    (lambda: ops.sum_to(np.ones((2, 3)), (4,)), r"sum_to: shapes \(2, 3\) and \(4,\) do not broadcast"),
+    (lambda: ops.take_along_axis(np.ones((2, 3)), np.array([0]), 1), "take_along_axis: indices of shape"),
+    (lambda: ops.argmax(np.ones((2, 0)), 1), "argmax: shape .* has no elements along axis 1"),
+    (lambda: ops.var(np.ones(1), correction=1), "var: shape .* has 1 elements .* expected over 1"),
+    (lambda: ops.gelu(np.ones(1), "fast"), "gelu: approximate is 'fast', expected 'none' or 'tanh'"),
+    (lambda: ops.huber_loss(np.ones(1), np.ones(1), 0), "huber_loss: found delta = 0, expected it above 0"),
+    (lambda: ops.adaptive_avg_pool2d(np.ones((1, 1, 2, 2)), 0), r"adaptive_avg_pool2d: found output size \(0, 0\)"),
     (lambda: ops.add(np.ones((3, 4)), np.ones(5)), r"add: shapes \(3, 4\) and \(5,\) do not broadcast together"),
     (lambda: ops.matmul(np.ones((2, 3)), np.ones((4, 5))),
      r"matmul: inner lengths 3 and 4 differ in \(2, 3\) @ \(4, 5\)$"),
@@ -102,7 +167,7 @@ MESSAGES = [
     (lambda: ops.take(np.ones(3), np.array([3])), "take: index 3 is out of range for length 3"),
     (lambda: ops.cross_entropy(np.ones((2, 3)), np.array([0, 3])),
      "take_along_axis: index 3 is out of range for length 3"),
-    (lambda: ops.cross_entropy(np.ones((2, 3)), np.array([0])), r"cross_entropy: found \(2, 3\) and targets \(1,\)"),
+    (lambda: ops.cross_entropy(np.ones((2, 3)), np.array([0])), r"nll_loss: found \(2, 3\) and targets \(1,\)"),
     (lambda: ops.batch_norm(np.ones((1, 3)), np.ones(3), np.ones(3)), "has 1 values a channel, expected at least 2"),
     (lambda: ops.layer_norm(np.ones((2, 3)), 4), r"layer_norm: shape \(2, 3\) does not end in \(4,\)"),
     (lambda: ops.group_norm(np.ones((2, 3)), 2), r"group_norm: shape \(2, 3\) does not divide into 2 groups"),
@@ -121,11 +186,16 @@ def test_shapes_that_do_not_fit_are_refused_by_a_message(call: Any, message: Any
 
 
 TYPES = [
+    (lambda: ops.clip(np.ones(2), *[ad.array(0.0)]), "clip: a bound is an array, expected Python numbers"),
+    (lambda: -(ad.array([1.0]) > 0), "neg: found bool, expected numbers; use astype"),
+    (lambda: ops.random_uniform(ops.rng_state(0), (2,), dtype="int32"), "random_uniform: found dtype int32"),
+    (lambda: ops.zeros(2, np.float16), "full: found elements of type float16"),
+    (lambda: ad.array([1.0], "nonsense"), "array: "),
     (lambda: ops.exp(np.array([1, 2])), "exp: found int64, expected float32 or float64; use astype"),
     (lambda: ops.take(np.ones(3), np.array([1.0])), "take: the indices are float64, expected integers"),
     (lambda: ops.where(np.array([1, 0]), 1.0, 2.0), "where: the condition is int64, expected bool"),
     (lambda: ops.random_uniform(np.zeros(4), (2,)), r"random_uniform: rng is float64\[4\], expected uint32\[4\]"),
-    (lambda: ops.astype(np.ones(2), "float16"), "astype: found float16, expected one of bool, float32"),
+    (lambda: ops.astype(np.ones(2), "float16"), "astype: found elements of type float16, expected one of bool"),
 ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,11 +16,32 @@ Shape: TypeAlias = tuple[int, ...]
 DTYPES = frozenset(map(np.dtype, ("float32", "float64", "int32", "int64", "uint8", "uint32", "bool")))
 
 
+def dtype_of(name: str, dtype: Any) -> np.dtype:
+    """``dtype`` as a NumPy dtype.
+
+    Raises:
+        DTypeError: adtrain does not compute with it.
+    """
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = None
+    if found not in DTYPES:
+        known = ", ".join(sorted(map(str, DTYPES)))
+        raise DTypeError(f"{name}: found elements of type {dtype if found is None else found}, expected one of {known}")
+    return found
+
+
 class ArrayType(NamedTuple):
     """What is known of an array before it exists; shape rules map these to one another."""
 
     shape: Shape
     dtype: np.dtype
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
@@ -43,7 +66,7 @@ class Value:
 
     @property
     def size(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     @property
     def T(self) -> Value:
@@ -62,6 +85,8 @@ class Value:
         )
 
     def to(self, device: str) -> Value:
+        if device == self.device:
+            return self
         raise TraceError("a traced value cannot change its device: move the arrays before differentiating")
 
     def item(self) -> Any:
@@ -92,6 +117,9 @@ class Value:
         if not self.shape:
             raise ShapeError("len: a 0-d array has no length")
         return self.shape[0]
+
+    def __iter__(self) -> Iterator[Value]:
+        return (self[i] for i in range(len(self)))
 
     def __add__(self, other: Any) -> Value:
         return self._ops.add(self, other)
@@ -212,7 +240,8 @@ class Array(Value):
 
 
 def array(x: Any, dtype: Any = None, device: str | None = None) -> Array:
-    """Make an Array from numbers, nested lists, a NumPy array or an Array; the elements are copied.
+    """Make an Array from numbers, nested lists, a NumPy array or an Array; the elements are copied
+    unless they are an Array already.
 
     Without ``dtype``, Python floats become float32, Python integers int64, and arrays keep theirs. Without
     ``device``, an Array stays where it is and everything else goes to the CPU.
@@ -229,11 +258,13 @@ def array(x: Any, dtype: Any = None, device: str | None = None) -> Array:
         elements = np.array(x, dtype=dtype, order="C")
     except ValueError as error:
         raise ShapeError(f"array: {error}") from None
+    except OverflowError as error:
+        raise DTypeError(f"array: {error}") from None
+    except TypeError as error:
+        raise DTypeError(f"array: {error}; join arrays with ops.stack or ops.concatenate") from None
     if dtype is None and elements.dtype == np.float64 and not isinstance(x, (np.ndarray, np.generic, Value)):
         elements = elements.astype(np.float32)
-    if elements.dtype not in DTYPES:
-        known = ", ".join(sorted(map(str, DTYPES)))
-        raise DTypeError(f"array: found elements of type {elements.dtype}, expected one of {known}")
+    dtype_of("array", elements.dtype)
     device = device or "cpu"
     elements.flags.writeable = False
     return Array(backend(device).from_numpy(elements), elements.shape, elements.dtype, device)

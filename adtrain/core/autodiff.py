@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial, wraps
 from itertools import islice
 from typing import Any
 
@@ -13,7 +14,7 @@ from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError, DTypeError, ShapeError
 from adtrain.core.reverse import ReverseTrace, ReverseTracer, walk_back
 from adtrain.core.scope import backward_phase
-from adtrain.core.trace import enter_level, leave_level
+from adtrain.core.trace import new_level
 
 
 class _Recording:
@@ -21,7 +22,7 @@ class _Recording:
 
     def __init__(self, name: str, f: Callable[..., Any], args: Sequence[Any], argnums: Sequence[int], has_aux: bool):
         self.name = name
-        trace = ReverseTrace(enter_level())
+        trace = ReverseTrace(new_level())
         try:
             traced = list(args)
             self.inputs: list[ReverseTracer] = []
@@ -33,10 +34,11 @@ class _Recording:
                 self.arguments.append((structure, len(leaves)))
                 traced[i] = tree.unflatten(structure, tracers)
             out = f(*traced)
+            if has_aux and not (isinstance(out, tuple) and len(out) == 2):
+                raise DTypeError(f"{name}: has_aux is set and the function returned no pair (value, aux)")
             out, aux = out if has_aux else (out, None)
         finally:
             trace.live = False
-            leave_level()
         self.outputs, self.out_structure = tree.flatten(out)
         for x in self.outputs:
             if not isinstance(x, Value):
@@ -96,36 +98,44 @@ def value_and_grad(
 
     Returns:
         A function to ``(value, gradient)``, or ``((value, aux), gradient)``; the gradient is a tree like the
-        argument, a tuple of trees for several.
+        argument, a tuple of trees for several. Keyword arguments go to ``f`` as they are.
 
     Raises:
         ShapeError: the value is not of shape (). DTypeError: an argument holds no floating-point numbers.
     """
     several = not isinstance(argnums, int)
-    positions = tuple(argnums) if not isinstance(argnums, int) else (argnums,)
 
-    def value_and_gradient(*args: Any) -> tuple[Any, Any]:
-        for i in positions:
-            if not 0 <= i < len(args):
-                raise ShapeError(f"grad: argnums names argument {i}, found {len(args)} arguments")
-        recording = _Recording("grad", f, args, positions, has_aux)
+    @wraps(f)
+    def value_and_gradient(*args: Any, **options: Any) -> tuple[Any, Any]:
+        positions = _positions("grad", argnums, len(args))
+        recording = _Recording("grad", partial(f, **options), args, positions, has_aux)
         if len(recording.primals_out) != 1 or recording.primals_out[0].shape != ():
             shapes = ", ".join(str(x.shape) for x in recording.primals_out) or "nothing"
             raise ShapeError(f"grad: the function returned shape {shapes}, expected one scalar of shape ()")
         out = recording.primals_out[0]
         _differentiable("grad", "the function's value", out)
         with backward_phase():
-            grads = recording.pull([Value._ops.ones_like(out)], keep=False)
+            seed = Value._ops.ones_like(out)
+        grads = recording.pull([seed], keep=False)
         value = (recording.value, recording.aux) if has_aux else recording.value
         return value, grads if several else grads[0]
 
     return value_and_gradient
 
 
-def grad(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
-    """A function that returns the gradient of ``f``; arguments and errors as `value_and_grad`."""
-    both = value_and_grad(f, argnums)
-    return lambda *args: both(*args)[1]
+def grad(f: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable[..., Any]:
+    """A function that returns the gradient of ``f`` (with ``has_aux``: and the tree passed through).
+
+    Arguments and errors as `value_and_grad`.
+    """
+    both = value_and_grad(f, argnums, has_aux)
+
+    @wraps(f)
+    def gradient(*args: Any, **options: Any) -> Any:
+        value, found = both(*args, **options)
+        return (found, value[1]) if has_aux else found
+
+    return gradient
 
 
 def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
@@ -163,6 +173,8 @@ def hvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
     """
     _check_tuples("hvp", primals, tangents)
     positions = tuple(range(len(primals)))
+    if not tree.leaves(primals):
+        raise ShapeError("hvp: found no arrays to differentiate by")
     direction = [_matching("hvp", x, t) for x, t in zip(tree.leaves(primals), tree.leaves(tangents), strict=True)]
 
     def slope(*args: Any) -> Value:
@@ -182,21 +194,25 @@ def jacobian(f: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
         ``output.shape + argument.shape``.
     """
 
+    @wraps(f)
     def derivatives(*args: Any) -> Any:
-        recording = _Recording("jacobian", f, args, (argnums,), has_aux=False)
+        (position,) = _positions("jacobian", argnums, len(args))
+        recording = _Recording("jacobian", f, args, (position,), has_aux=False)
         ops = Value._ops
         per_output = []
         for k, out in enumerate(recording.primals_out):
             _differentiable("jacobian", "the function's value", out)
             rows = []
-            for basis in np.eye(out.size, dtype=out.dtype):
+            for i in range(out.size):
                 cts: list[Value | None] = [None] * len(recording.primals_out)
-                cts[k] = array(basis.reshape(out.shape), device=out.device)
+                basis = np.zeros(out.shape, out.dtype)
+                basis.flat[i] = 1
+                cts[k] = array(basis, device=out.device)
                 rows.append(recording.pull(cts, keep=True)[0])
             per_output.append(
                 tree.map(lambda *r, out=out: ops.reshape(ops.stack(r), (*out.shape, *r[0].shape)), *rows)
                 if rows
-                else tree.map(lambda x, out=out: ops.zeros((*out.shape, *x.shape), x.dtype, x.device), args[argnums])
+                else tree.map(lambda x, out=out: ops.zeros((*out.shape, *x.shape), x.dtype, x.device), args[position])
             )
         return tree.unflatten(recording.out_structure, per_output)
 
@@ -211,6 +227,18 @@ def hessian(f: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
         ``leaf.shape + other_leaf.shape``.
     """
     return jacobian(grad(f, argnums), argnums)
+
+
+def _positions(name: str, argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
+    """The positions of arguments that ``argnums`` names, negative ones counted from the end."""
+    named = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    for i in named:
+        if not -count <= i < count:
+            raise ShapeError(f"{name}: argnums names argument {i}, found {count} arguments")
+    positions = tuple(i % count for i in named)
+    if len(set(positions)) != len(positions):
+        raise ShapeError(f"{name}: argnums {argnums} names an argument twice")
+    return positions
 
 
 def _differentiable(name: str, what: str, x: Any) -> Value:

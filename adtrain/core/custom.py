@@ -34,23 +34,41 @@ def custom_vjp(
         ShapeError: ``backward`` returns another number of trees, or other shapes, than the arguments.
     """
 
+    name = getattr(forward, "__name__", "custom_vjp")
+
+    def run(args: tuple[Any, ...]) -> tuple[Any, Any]:
+        """Forward on arguments, refusing values that are differentiated and no arguments."""
+        found = forward(*args)
+        if not (isinstance(found, tuple) and len(found) == 2):
+            raise DTypeError(f"{name}: forward must return a pair (out, residuals)")
+        known = {x.trace for x in tree.leaves(args) if isinstance(x, ReverseTracer)}
+        for x in tree.leaves(found):
+            if isinstance(x, ReverseTracer) and x.trace.live and x.trace not in known:
+                raise TraceError(
+                    f"{name}: forward uses a differentiated value that is not among its arguments; pass it in"
+                )
+        for x in tree.leaves(found[0]):
+            if not isinstance(x, Value):
+                raise DTypeError(f"{name}: forward returned a {type(x).__name__} as output, expected arrays")
+        return found
+
     @wraps(forward)
     def apply(*args: Any) -> Any:
         traces = [x.trace for x in tree.leaves(args) if isinstance(x, ReverseTracer) and x.trace.live]
         if not traces:
-            return forward(*args)[0]
+            return run(args)[0]
         trace = max(traces, key=lambda t: t.level)
         assert isinstance(trace, ReverseTrace)
         lower_args = tree.map(trace.lower, args)
-        plain, residuals = forward(*lower_args)
-        out = plain
+        out, residuals = run(lower_args)
         if any(isinstance(x, ReverseTracer) for x in tree.leaves(lower_args)):
-            out = apply(*lower_args)  # the output has this rule at the levels below, too
+            plain, out = out, apply(*lower_args)  # the output has this rule at the levels below, too
             same = dict(zip(map(id, tree.leaves(plain)), tree.leaves(out), strict=True))
+            for x in tree.leaves(lower_args):
+                same.pop(id(x), None)  # an argument handed through is still the argument to backward
             residuals = tree.map(lambda x: same.get(id(x), x), residuals)
         return _record(trace, name, args, out, residuals, backward)
 
-    name = getattr(forward, "__name__", "custom_vjp")
     return apply
 
 
@@ -58,29 +76,28 @@ def _record(
     trace: ReverseTrace, name: str, args: tuple[Any, ...], out: Any, residuals: Any, backward: Callable[..., Any]
 ) -> Any:
     outputs, out_structure = tree.flatten(out)
-    for x in (*outputs, *tree.leaves(residuals)):
-        if isinstance(x, ReverseTracer) and x.trace is trace:
-            raise TraceError(f"{name}: forward uses a differentiated value that is not among its arguments; pass it in")
-    for x in outputs:
-        if not isinstance(x, Value):
-            raise DTypeError(f"{name}: forward returned a {type(x).__name__} as output, expected arrays")
     leaves = tree.leaves(args)
     traced = [i for i, x in enumerate(leaves) if isinstance(x, ReverseTracer) and x.trace is trace]
-    spans = [len(tree.leaves(arg)) for arg in args]
+    structures = [tree.flatten(arg)[1] for arg in args]
     zeros = [(x.shape, x.dtype, x.device) for x in outputs]
 
     def pull(residuals: Any, cts: list[Value | None]) -> list[Value | None]:
         full = [fill_zeros(ct, zero) for ct, zero in zip(cts, zeros, strict=True)]
         found = backward(residuals, tree.unflatten(out_structure, full))
-        if not isinstance(found, (tuple, list)) or len(found) != len(spans):
+        if not isinstance(found, (tuple, list)) or len(found) != len(structures):
             count = len(found) if isinstance(found, (tuple, list)) else f"a {type(found).__name__}"
-            raise ShapeError(f"{name}: backward returned {count} cotangents, expected a tuple of {len(spans)}")
-        flat: list[Value | None] = []
-        for i, (ct, span) in enumerate(zip(found, spans, strict=True)):
-            part = [None] * span if ct is None else tree.leaves(ct)
-            if len(part) != span:
-                raise ShapeError(f"{name}: backward's cotangent {i} has {len(part)} arrays, expected {span}")
+            raise ShapeError(f"{name}: backward returned {count} cotangents, expected a tuple of {len(structures)}")
+        flat: list[Any] = []
+        for i, (ct, structure) in enumerate(zip(found, structures, strict=True)):
+            part, got = tree.flatten(ct)
+            if ct is None:
+                part = [None] * structure.leaf_count
+            elif got != structure:
+                raise ShapeError(f"{name}: backward's cotangent {i} is a tree {got}, expected {structure}")
             flat += part
+        for i in traced:
+            if flat[i] is not None and not isinstance(flat[i], Value):
+                raise DTypeError(f"{name}: backward returned a {type(flat[i]).__name__}, expected arrays or None")
         return [flat[i] for i in traced]
 
     parents = [(leaves[i].node, leaves[i].position) for i in traced]

@@ -72,16 +72,9 @@ class Primitive:
     def cost(self, args: Sequence[Any], params: Mapping[str, Any]) -> Cost:
         """FLOPs and bytes of one run on arguments (arrays or ArrayTypes) of these shapes."""
         outputs = self.output_types(args, params)
-        flops = self.flops(*args, **params) if self.flops else sum(_elements(out) for out in outputs)
+        flops = self.flops(*args, **params) if self.flops else sum(out.size for out in outputs)
         moved = () if self.view else (*args, *outputs)
-        return Cost(flops, sum(_elements(x) * x.dtype.itemsize for x in moved))
-
-
-def _elements(x: Any) -> int:
-    count = 1
-    for length in x.shape:
-        count *= length
-    return count
+        return Cost(flops, sum(x.size * x.dtype.itemsize for x in moved))
 
 
 def no_flops(*args: Any, **params: Any) -> int:

@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from adtrain.core.array import Shape, Value
-from adtrain.core.errors import ShapeError, TraceError
+from adtrain.core.array import ArrayType, Value
+from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, Pullback
 from adtrain.core.scope import backward_phase, current_scope, enter_scope
 from adtrain.core.trace import Trace, Tracer, bind
@@ -29,7 +29,7 @@ class Node:
         name: str,
         parents: Sequence[tuple[Node, int]],
         pull: Callable[[list[Value | None]], Sequence[Value | None]] | None,
-        outputs: Sequence[Shape],
+        outputs: Sequence[ArrayType],
     ) -> None:
         self.index = next(_clock)  # grows along every path, so descending order is topological
         self.name = name
@@ -62,7 +62,7 @@ class ReverseTrace:
         self.live = True
 
     def input(self, primal: Value) -> ReverseTracer:
-        return ReverseTracer(self, primal, Node("input", (), None, [primal.shape]))
+        return ReverseTracer(self, primal, Node("input", (), None, [ArrayType(primal.shape, primal.dtype)]))
 
     def lower(self, x: Any) -> Any:
         """``x`` one level down: the primal of a tracer of this trace, anything else as it is."""
@@ -90,7 +90,7 @@ class ReverseTrace:
         """Wrap the floating-point outputs of an operation into tracers of a new node."""
         single = isinstance(out, Value)
         outputs = (out,) if single else out
-        node = Node(name, parents, lambda cts: pull(pullbacks, cts), [x.shape for x in outputs])
+        node = Node(name, parents, lambda cts: pull(pullbacks, cts), [ArrayType(x.shape, x.dtype) for x in outputs])
         wrapped = [ReverseTracer(self, x, node, i) if x.dtype.kind == "f" else x for i, x in enumerate(outputs)]
         return wrapped[0] if single else tuple(wrapped)
 
@@ -123,34 +123,32 @@ def walk_back(
         For each input the sum of the cotangents that reached it, None where none did.
     """
     cotangents: dict[Node, list[Value | None]] = {}
-    for tracer, ct in seeds:
-        _accumulate(cotangents, tracer.node, tracer.position, ct)
+    for tracer, seed in seeds:
+        _accumulate(cotangents, tracer.node, tracer.position, seed)
     order = _reachable(cotangents)
     with backward_phase():
         while order:
             node = order.pop()
-            if node.pull is None:
-                if node.parents is None:
-                    raise TraceError("this gradient's residuals were freed by an earlier walk; use vjp to walk again")
-                continue
-            cts = cotangents.pop(node, None)
-            if cts is None:
+            pull, parents = node.pull, node.parents
+            if pull is None or node not in cotangents:
                 continue
             enter_scope(node.scope)
-            pull, parents = node.pull, node.parents
             if not keep:
-                node.pull = node.parents = None  # type: ignore[assignment]
-            for (parent, position), pulled in zip(parents, pull(cts), strict=True):
-                if pulled is None:
-                    continue
-                if pulled.shape != parent.outputs[position]:
-                    raise ShapeError(
-                        f"{node.name}: its derivative gave a cotangent of shape {pulled.shape}, expected "
-                        f"{parent.outputs[position]}, the shape of the argument"
-                    )
-                _accumulate(cotangents, parent, position, pulled)
+                node.pull, node.parents = None, ()
+            for (parent, position), ct in zip(parents, pull(cotangents.pop(node)), strict=True):
+                if ct is not None:
+                    _check(node, ct, parent.outputs[position])
+                    _accumulate(cotangents, parent, position, ct)
             del pull
     return [cotangents[x.node][0] if x.node in cotangents else None for x in inputs]
+
+
+def _check(node: Node, ct: Value, expected: ArrayType) -> None:
+    if ct.shape != expected.shape or ct.dtype != expected.dtype:
+        raise ShapeError(
+            f"{node.name}: its derivative gave a cotangent {ArrayType(ct.shape, ct.dtype)}, expected {expected} as the "
+            "argument"
+        )
 
 
 def _accumulate(cotangents: dict[Node, list[Value | None]], node: Node, position: int, ct: Value) -> None:

@@ -8,6 +8,7 @@ until it reaches the base, which runs it. Levels nest, so the gradient of a grad
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -72,10 +73,10 @@ class EvaluationTrace:
 class _Levels(threading.local):
     def __init__(self) -> None:
         self.base: Trace = EvaluationTrace()
-        self.depth = 0
 
 
 _levels = _Levels()
+_level_numbers = itertools.count(1)
 
 
 def bind(primitive: Primitive, *args: Value, **params: Any) -> Any:
@@ -116,14 +117,9 @@ def base_trace(trace: Trace) -> Iterator[None]:
         _levels.base = outer
 
 
-def enter_level() -> int:
-    """Open a level above all that are open, and return its number; close it with `leave_level`."""
-    _levels.depth += 1
-    return _levels.depth
-
-
-def leave_level() -> None:
-    _levels.depth -= 1
+def new_level() -> int:
+    """A level above all there have been, in any thread."""
+    return next(_level_numbers)
 
 
 def _common_device(primitive: Primitive, args: Sequence[Value], params: Mapping[str, Any]) -> str:

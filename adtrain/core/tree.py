@@ -17,6 +17,10 @@ class TreeDef:
     keys: tuple[Any, ...] = ()
     children: tuple[TreeDef, ...] = ()
 
+    @property
+    def leaf_count(self) -> int:
+        return 1 if self.kind is None else sum(child.leaf_count for child in self.children)
+
     def __str__(self) -> str:
         if self.kind is None:
             return "*"

@@ -29,6 +29,9 @@ TOLERANCE = 1e-6
 STEP = 1e-5
 """Of the order of the cube root of the rounding error, where truncation and rounding of the difference balance."""
 
+ROUNDING = 1e-3
+"""A slope below this part of the function's value is measured by the value: rounding hides the rest."""
+
 _NETWORK_BATCH = 4
 
 
@@ -75,6 +78,7 @@ def check_config(config: Config, device: str = "cpu") -> Iterator[Row]:
         outputs, _ = model(tree.unflatten(structure, values), buffers, images, mode)
         return loss(outputs, targets)
 
+    height = abs(float(objective(*leaves)))
     gradients = grad(objective, tuple(range(len(leaves))))(*leaves)
     for i, path in enumerate(tree.paths(params)):
 
@@ -85,7 +89,9 @@ def check_config(config: Config, device: str = "cpu") -> Iterator[Row]:
         direction = _direction(rng, point)
         slope, scale = float(np.vdot(gradient, direction)), float(np.abs(gradient * direction).sum())
         error = min(
-            _relative_error(slope, (along(point + h * direction) - along(point - h * direction)) / (2 * h), scale)
+            _relative_error(
+                slope, (along(point + h * direction) - along(point - h * direction)) / (2 * h), scale, height
+            )
             for h in (STEP, STEP / 10, STEP / 100)
         )
         yield _row(path, config.name, 1, device, error)
@@ -138,7 +144,8 @@ def _error(f: Callable[..., Any], point: list[np.ndarray], order: int, rng: np.r
     ) / (2 * STEP)
     products = [g * v for g, v in zip(gradients, directions, strict=True)]
     slope = sum(float(p.sum()) for p in products)
-    return _relative_error(slope, difference, sum(float(np.abs(p).sum()) for p in products))
+    height = sum(float(np.abs(ct * x.numpy()).sum()) for ct, x in zip(cts, out, strict=True))
+    return _relative_error(slope, difference, sum(float(np.abs(p).sum()) for p in products), height)
 
 
 def _direction(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
@@ -146,7 +153,12 @@ def _direction(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
     return rng.choice((-1.0, 1.0), x.shape) * rng.uniform(0.5, 1.5, x.shape)
 
 
-def _relative_error(slope: float, difference: float, scale: float) -> float:
-    """Relative to the sum of what was added up, or to 1 where that is less; NaN counts as infinite."""
-    error = abs(slope - difference) / max(scale, abs(difference), 1.0)
+def _relative_error(slope: float, difference: float, scale: float, height: float) -> float:
+    """Relative to ``scale``, the sum of the sizes of what was added up to the slope; NaN counts as infinite.
+
+    ``height`` is the size of the function's value, whose rounding alone makes differences of about 1e-11 of it.
+    """
+    if slope == difference:
+        return 0.0
+    error = abs(slope - difference) / max(scale, abs(difference), ROUNDING * height)
     return error if math.isfinite(error) else math.inf

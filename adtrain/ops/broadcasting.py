@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import ArrayType, Shape, Value, array
-from adtrain.core.errors import DTypeError, ShapeError
+from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
-from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes, size
+from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes
 
 astype_p: Primitive = Primitive(
     "astype",
@@ -30,8 +30,8 @@ astype_p: Primitive = Primitive(
 
 
 def _reshape_shape(x: Any, shape: Shape) -> ArrayType:
-    if math.prod(shape) != size(x):
-        raise ShapeError(f"reshape: {size(x)} elements of shape {x.shape} do not fit into shape {shape}")
+    if math.prod(shape) != x.size:
+        raise ShapeError(f"reshape: {x.size} elements of shape {x.shape} do not fit into shape {shape}")
     return ArrayType(shape, x.dtype)
 
 
@@ -55,7 +55,7 @@ sum_p: Primitive = Primitive(
     _sum_shape,
     {"cpu": lambda x, axes: np.sum(x, axis=axes, dtype=x.dtype if x.dtype.kind == "f" else np.int64)},
     [lambda out, x, axes: partial(spread, shape=x.shape, axes=axes)],
-    lambda x, axes: size(x),
+    lambda x, axes: x.size,
 )
 
 
@@ -127,7 +127,8 @@ def promote(*xs: ArrayLike) -> list[Value]:
     """Values of one dtype; what is no value yet is put on the device of those that are.
 
     Python numbers take the dtype of the arrays beside them (float32 where those hold integers and the number is a
-    float). Among arrays the widest floating-point type wins, and integers follow it.
+    float, int64 where those are bool and it is an integer). Among arrays the widest floating-point type wins, and
+    integers follow it.
     """
     device = next((x.device for x in xs if isinstance(x, Value)), "cpu")
     values = [x if isinstance(x, (Value, bool, int, float)) else array(x, device=device) for x in xs]
@@ -137,16 +138,20 @@ def promote(*xs: ArrayLike) -> list[Value]:
     (dtype,) = dtypes
     if dtype.kind != "f" and any(isinstance(x, float) for x in values):
         dtype = np.dtype(np.float32)
+    elif dtype == np.bool_ and not all(isinstance(x, (Value, bool)) for x in values):
+        dtype = np.dtype(np.int64)
     return [_of_type(x, dtype, device) for x in values]
 
 
 def _of_type(x: Value | float, dtype: np.dtype, device: str) -> Value:
     if isinstance(x, Value):
         return x if x.dtype == dtype else bind(astype_p, x, dtype=dtype)
-    try:
-        return array(x, dtype, device)
-    except OverflowError:
-        raise DTypeError(f"the number {x} does not fit into {dtype}") from None
+    return array(x, dtype, device)
+
+
+def floating(x: Value) -> Value:
+    """``x`` itself, or integers as float32."""
+    return x if x.dtype.kind == "f" else bind(astype_p, x, dtype=np.dtype(np.float32))
 
 
 def broadcast(name: str, *xs: ArrayLike) -> list[Value]:

@@ -54,9 +54,9 @@ def normalize_axes(name: str, axis: Axis, ndim: int) -> tuple[int, ...]:
 
 def pair(name: str, value: int | Sequence[int]) -> tuple[int, int]:
     """A number for both spatial dimensions, or one for each."""
-    both = (value, value) if isinstance(value, (int, np.integer)) else tuple(value)
-    if len(both) != 2:
-        raise ShapeError(f"{name}: found {value}, expected a number or a pair")
+    both = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+    if len(both) != 2 or not all(isinstance(n, (int, np.integer)) for n in both):
+        raise ShapeError(f"{name}: found {value}, expected an integer or a pair of them")
     return int(both[0]), int(both[1])
 
 
@@ -64,14 +64,6 @@ def require_float(name: str, *xs: Any) -> None:
     for x in xs:
         if x.dtype.kind != "f":
             raise DTypeError(f"{name}: found {x.dtype}, expected float32 or float64; use astype")
-
-
-def size(x: Any) -> int:
-    """Number of elements of an array or ArrayType."""
-    count = 1
-    for length in x.shape:
-        count *= length
-    return count
 
 
 def elementwise_type(name: str, *xs: Any) -> ArrayType:
@@ -91,7 +83,7 @@ def elementwise(
     Args:
         cpu: the function of NumPy arrays.
         vjp: a rule for each argument.
-        floating: integers are refused.
+        floating: integers are refused. bool is refused by all but comparisons.
         result: the dtype of the output where it is not that of the arguments.
     """
     dtype = None if result is None else np.dtype(result)
@@ -100,6 +92,8 @@ def elementwise(
         common = elementwise_type(name, *xs)
         if floating:
             require_float(name, common)
+        elif common.dtype == np.bool_ and result is None:
+            raise DTypeError(f"{name}: found bool, expected numbers; use astype")
         return common if dtype is None else ArrayType(common.shape, dtype)
 
     return Primitive(name, shape, {"cpu": cpu}, vjp)

@@ -10,7 +10,7 @@ from adtrain.core.array import ArrayType, Value
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
-from adtrain.ops.broadcasting import broadcast, broadcast_to, promote
+from adtrain.ops.broadcasting import broadcast, broadcast_to, floating, promote
 from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes, elementwise, elementwise_type
 
 equal_p: Primitive = elementwise("equal", np.equal, floating=False, result=bool)
@@ -115,7 +115,18 @@ def minimum(a: ArrayLike, b: ArrayLike) -> Value:
 
 
 def clip(x: ArrayLike, min: float | None = None, max: float | None = None) -> Value:
-    """x limited to [min, max]; the derivative is 1 inside and on the bounds, 0 outside."""
-    if min is None and max is None:
+    """x limited to [min, max], Python numbers; the derivative is 1 inside and on the bounds, 0 outside.
+
+    Raises:
+        DTypeError: a bound is an array; use `maximum` and `minimum`.
+    """
+    bounds = [bound for bound in (min, max) if bound is not None]
+    if not bounds:
         raise ShapeError("clip: found neither min nor max, expected at least one")
-    return bind(clip_p, as_value(x), min=min, max=max)
+    if not all(isinstance(bound, (int, float, np.integer, np.floating)) for bound in bounds):
+        raise DTypeError("clip: a bound is an array, expected Python numbers; use maximum and minimum")
+    value = as_value(x)
+    number = int if value.dtype.kind != "f" and all(isinstance(b, (int, np.integer)) for b in bounds) else float
+    value = floating(value) if number is float else value
+    low, high = (None if bound is None else number(bound) for bound in (min, max))
+    return bind(clip_p, value, min=low, max=high)

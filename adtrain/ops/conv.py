@@ -48,6 +48,8 @@ def _conv_shape(x: Any, w: Any, window: Window) -> ArrayType:
         )
     if o % groups:
         raise ShapeError(f"conv2d: {o} output channels do not divide into {groups} groups")
+    if min(c, *kernel) < 1:
+        raise ShapeError(f"conv2d: found {c} channels and kernel {kernel[0]}x{kernel[1]}, expected at least 1 of each")
     out = [window.output_length(i, image[i], kernel[i]) for i in (0, 1)]
     if min(out) < 1:
         raise ShapeError(

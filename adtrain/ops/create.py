@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.array import Array, ArrayType, Shape, Value, array
+from adtrain.core.array import Array, ArrayType, Shape, Value, array, dtype_of
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
@@ -29,8 +29,8 @@ full_p: Primitive = Primitive(
 
 def full(shape: int | Shape, value: float, dtype: Any = np.float32, device: str = "cpu") -> Value:
     """An array of ``shape`` with ``value`` everywhere."""
-    lengths = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
-    return bind(full_p, shape=lengths, value=value, dtype=np.dtype(dtype), device=device)
+    lengths = tuple(map(int, shape)) if isinstance(shape, (tuple, list)) else (int(shape),)
+    return bind(full_p, shape=lengths, value=value, dtype=dtype_of("full", dtype), device=device)
 
 
 def zeros(shape: int | Shape, dtype: Any = np.float32, device: str = "cpu") -> Value:

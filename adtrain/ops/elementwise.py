@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.array import DTYPES, Value
-from adtrain.core.errors import DTypeError
+from adtrain.core.array import Value, dtype_of
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
-from adtrain.ops.broadcasting import astype_p, broadcast
+from adtrain.ops.broadcasting import astype_p, broadcast, floating
 from adtrain.ops.common import ArrayLike, as_value, elementwise
 from adtrain.ops.erf import erf_reference
 
@@ -80,10 +79,6 @@ def neg(x: ArrayLike) -> Value:
     return bind(neg_p, as_value(x))
 
 
-def floating(x: Value) -> Value:
-    return x if x.dtype.kind == "f" else astype(x, np.float32)
-
-
 def _unary(primitive: Primitive, formula: str) -> Callable[[ArrayLike], Value]:
     def apply(x: ArrayLike) -> Value:
         return bind(primitive, as_value(x))
@@ -112,7 +107,5 @@ stop_gradient: Callable[[ArrayLike], Value] = _unary(stop_gradient_p, "x as a co
 
 def astype(x: ArrayLike, dtype: Any) -> Value:
     """The elements converted to ``dtype``; a conversion between floating-point types is differentiable."""
-    value, wanted = as_value(x), np.dtype(dtype)
-    if wanted not in DTYPES:
-        raise DTypeError(f"astype: found {wanted}, expected one of {', '.join(sorted(map(str, DTYPES)))}")
+    value, wanted = as_value(x), dtype_of("astype", dtype)
     return value if value.dtype == wanted else bind(astype_p, value, dtype=wanted)

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.array import ArrayType, Value
+from adtrain.core.array import ArrayType, Value, dtype_of
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
 from adtrain.ops.broadcasting import reshape
-from adtrain.ops.common import ArrayLike, as_value, normalize_axis, size
+from adtrain.ops.common import ArrayLike, as_value, normalize_axis
+from adtrain.ops.compare import less, where
 from adtrain.ops.shape import bounds, flip, slice
 
 
@@ -23,15 +24,15 @@ def _require_integers(name: str, indices: Any) -> None:
 
 
 def _in_range(name: str, indices: np.ndarray, length: int) -> np.ndarray:
-    """The indices with negative ones counted from the end.
+    """The indices as they are.
 
     Raises:
-        ShapeError: one is out of range.
+        ShapeError: one is negative, or not below ``length``.
     """
-    wrong = (indices < -length) | (indices >= length)
+    wrong = (indices < 0) | (indices >= length)
     if wrong.any():
         raise ShapeError(f"{name}: index {indices[wrong].flat[0]} is out of range for length {length}")
-    return np.where(indices < 0, indices + length, indices)
+    return indices
 
 
 def _take_shape(x: Any, indices: Any, axis: int) -> ArrayType:
@@ -63,7 +64,7 @@ scatter_add_p: Primitive = Primitive(
     _scatter_add_shape,
     {"cpu": _scatter_add_reference},
     [lambda out, ct, indices, axis, length: lambda u: bind(take_p, u, indices, axis=axis)],
-    lambda ct, indices, axis, length: size(ct),
+    lambda ct, indices, axis, length: ct.size,
 )
 
 
@@ -77,9 +78,9 @@ def _along_shape(x: Any, indices: Any, axis: int) -> ArrayType:
 
 def _scatter_along_reference(ct: np.ndarray, indices: np.ndarray, axis: int, length: int) -> np.ndarray:
     out = np.zeros((*ct.shape[:axis], length, *ct.shape[axis + 1 :]), ct.dtype)
-    where: list[np.ndarray] = list(np.indices(ct.shape, sparse=True))
-    where[axis] = _in_range("scatter_along_axis", indices, length)
-    np.add.at(out, tuple(where), ct)
+    positions: list[np.ndarray] = list(np.indices(ct.shape, sparse=True))
+    positions[axis] = _in_range("scatter_along_axis", indices, length)
+    np.add.at(out, tuple(positions), ct)
     return out
 
 
@@ -95,7 +96,7 @@ scatter_along_axis_p: Primitive = Primitive(
     lambda ct, indices, axis, length: ArrayType((*ct.shape[:axis], length, *ct.shape[axis + 1 :]), ct.dtype),
     {"cpu": _scatter_along_reference},
     [lambda out, ct, indices, axis, length: lambda u: bind(take_along_axis_p, u, indices, axis=axis)],
-    lambda ct, indices, axis, length: size(ct),
+    lambda ct, indices, axis, length: ct.size,
 )
 
 
@@ -126,24 +127,46 @@ def take(x: ArrayLike, indices: ArrayLike, axis: int = 0) -> Value:
         ShapeError: an index is out of range (negative ones count from the end).
     """
     value = as_value(x)
-    return bind(take_p, value, _indices(indices, value), axis=normalize_axis("take", axis, value.ndim))
+    axis = normalize_axis("take", axis, value.ndim)
+    return bind(take_p, value, _from_the_end(_indices(indices, value), value.shape[axis]), axis=axis)
 
 
 def take_along_axis(x: ArrayLike, indices: ArrayLike, axis: int) -> Value:
     """``out[i, j] = x[i, indices[i, j]]`` for axis 1, and so on; ``indices`` has the shape of the output."""
     value = as_value(x)
     axis = normalize_axis("take_along_axis", axis, value.ndim)
-    return bind(take_along_axis_p, value, _indices(indices, value), axis=axis)
+    return bind(take_along_axis_p, value, _from_the_end(_indices(indices, value), value.shape[axis]), axis=axis)
+
+
+def pick(x: Value, indices: Value, axis: int) -> Value:
+    """`take_along_axis` for classes: a negative index is an error."""
+    return bind(take_along_axis_p, x, indices, axis=axis)
 
 
 def one_hot(indices: ArrayLike, num_classes: int, dtype: Any = np.float32) -> Value:
-    """Rows that are 1 at the index and 0 elsewhere: shape ``indices.shape + (num_classes,)``."""
-    return bind(one_hot_p, as_value(indices), num_classes=num_classes, dtype=np.dtype(dtype))
+    """Rows that are 1 at the index and 0 elsewhere: shape ``indices.shape + (num_classes,)``.
+
+    Raises:
+        ShapeError: an index is not in [0, num_classes).
+    """
+    return bind(one_hot_p, as_value(indices), num_classes=num_classes, dtype=dtype_of("one_hot", dtype))
 
 
 def embedding(indices: ArrayLike, weight: ArrayLike) -> Value:
-    """Rows of ``weight`` (entries, features) by index: shape ``indices.shape + (features,)``."""
-    return take(weight, indices, axis=0)
+    """Rows of ``weight`` (entries, features) by index: shape ``indices.shape + (features,)``.
+
+    Raises:
+        ShapeError: an index is not in [0, entries).
+    """
+    table = as_value(weight)
+    return bind(take_p, table, _indices(indices, table), axis=0)
+
+
+def _from_the_end(indices: Value, length: int) -> Value:
+    """Negative indices counted from the end, as NumPy does; unsigned ones have none."""
+    if indices.dtype.kind != "i":
+        return indices
+    return where(less(indices, 0), indices + length, indices)
 
 
 def _indices(indices: ArrayLike, beside: Value) -> Value:

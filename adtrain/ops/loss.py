@@ -11,7 +11,7 @@ from adtrain.ops.broadcasting import promote, reshape
 from adtrain.ops.common import ArrayLike, as_value
 from adtrain.ops.compare import less, where
 from adtrain.ops.elementwise import abs, square
-from adtrain.ops.index import take_along_axis
+from adtrain.ops.index import pick
 from adtrain.ops.reduce import mean
 from adtrain.ops.softmax import log_softmax
 
@@ -40,8 +40,8 @@ def nll_loss(log_probs: ArrayLike, targets: ArrayLike) -> Value:
     """-log_probs[target], mean over rows: (N, C) and (N,) integers."""
     value, labels = as_value(log_probs), as_value(targets)
     if value.ndim != 2 or labels.shape != value.shape[:1]:
-        raise ShapeError(f"cross_entropy: found {value.shape} and targets {labels.shape}, expected (N, C) and (N,)")
-    return -mean(take_along_axis(value, reshape(labels, (-1, 1)), axis=1))
+        raise ShapeError(f"nll_loss: found {value.shape} and targets {labels.shape}, expected (N, C) and (N,)")
+    return -mean(pick(value, reshape(labels, (-1, 1)), axis=1))
 
 
 def mse_loss(pred: ArrayLike, target: ArrayLike) -> Value:
@@ -58,14 +58,15 @@ def huber_loss(pred: ArrayLike, target: ArrayLike, delta: float = 1.0) -> Value:
     """d^2 / 2 for |d| < delta, else delta (|d| - delta / 2), mean over elements (P. Huber, 1964)."""
     if delta <= 0:
         raise ShapeError(f"huber_loss: found delta = {delta}, expected it above 0")
-    distance = abs(_difference("huber_loss", pred, target))
-    return mean(where(less(distance, delta), square(distance) * 0.5, (distance - 0.5 * delta) * delta))
+    difference = _difference("huber_loss", pred, target)
+    distance = abs(difference)
+    return mean(where(less(distance, delta), square(difference) * 0.5, (distance - 0.5 * delta) * delta))
 
 
 def binary_cross_entropy_with_logits(logits: ArrayLike, targets: ArrayLike) -> Value:
     """-t log s - (1 - t) log(1 - s) with s = sigmoid(logits), mean over elements."""
     x, t = _same_shape("binary_cross_entropy_with_logits", logits, targets)
-    return mean(softplus(x) - x * t)  # -log s = softplus(-x) = softplus(x) - x
+    return mean(softplus(-x) * t + softplus(x) * (1.0 - t))  # -log s = softplus(-x), -log(1 - s) = softplus(x)
 
 
 def _difference(name: str, pred: ArrayLike, target: ArrayLike) -> Any:

@@ -13,7 +13,7 @@ from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.ops.broadcasting import keep_axes, reshape
-from adtrain.ops.common import ArrayLike, as_value, require_float, size
+from adtrain.ops.common import ArrayLike, as_value, require_float
 from adtrain.ops.elementwise import rsqrt
 from adtrain.ops.reduce import mean
 
@@ -61,7 +61,7 @@ standardize_p: Primitive = Primitive(
     _standardize_shape,
     {"cpu": _standardize_reference},
     [_standardize_vjp],
-    lambda x, axes, eps: 7 * size(x),
+    lambda x, axes, eps: 7 * x.size,
 )
 
 
@@ -72,8 +72,8 @@ def _affine(y: Value, weight: ArrayLike | None, bias: ArrayLike | None, shape: S
 
 
 def _check_parameter(name: str, what: str, parameter: Any, shape: tuple[int, ...]) -> None:
-    if parameter is not None and tuple(parameter.shape) != shape:
-        raise ShapeError(f"{name}: the {what} has shape {tuple(parameter.shape)}, expected {shape}")
+    if parameter is not None and as_value(parameter).shape != shape:
+        raise ShapeError(f"{name}: the {what} has shape {as_value(parameter).shape}, expected {shape}")
 
 
 def batch_norm(
@@ -136,7 +136,7 @@ def layer_norm(
         normalized_shape: the lengths of those axes, also the shape of ``weight`` and ``bias``.
     """
     value = as_value(x)
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    shape = tuple(np.atleast_1d(normalized_shape).tolist())
     if not shape or value.shape[-len(shape) :] != shape:
         raise ShapeError(f"layer_norm: shape {value.shape} does not end in {shape}")
     _check_parameter("layer_norm", "weight", weight, shape)

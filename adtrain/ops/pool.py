@@ -12,7 +12,7 @@ from adtrain.core.array import ArrayType, Shape, Value, array
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
-from adtrain.ops.common import ArrayLike, as_value, pair, require_float, size
+from adtrain.ops.common import ArrayLike, as_value, pair, require_float
 from adtrain.ops.matmul import matmul
 from adtrain.ops.reduce import mean
 
@@ -112,21 +112,21 @@ max_pool2d_p: Primitive = Primitive(
     _max_shape,
     {"cpu": _max_reference},
     [_max_vjp],
-    lambda x, windows: size(_max_shape(x, windows)[0]) * windows.kernel[0] * windows.kernel[1],
+    lambda x, windows: _max_shape(x, windows)[0].size * windows.kernel[0] * windows.kernel[1],
 )
 max_pool2d_put_p: Primitive = Primitive(
     "max_pool2d_put",
     lambda ct, where, windows, shape: ArrayType(shape, ct.dtype),
     {"cpu": _put_reference},
     [lambda out, ct, where, windows, shape: lambda u: bind(max_pool2d_pick_p, u, where, windows=windows)],
-    lambda ct, where, windows, shape: size(ct),
+    lambda ct, where, windows, shape: ct.size,
 )
 max_pool2d_pick_p: Primitive = Primitive(
     "max_pool2d_pick",
     lambda x, where, windows: ArrayType(where.shape, x.dtype),
     {"cpu": _pick_reference},
     [lambda out, x, where, windows: partial(_put, where=where, windows=windows, shape=x.shape)],
-    lambda x, where, windows: size(where),
+    lambda x, where, windows: where.size,
 )
 
 
@@ -141,11 +141,11 @@ def _avg_reference(x: np.ndarray, windows: Windows) -> np.ndarray:
     total = np.array(next(taps))
     for view in taps:
         total += view
-    return total * x.dtype.type(1 / (windows.kernel[0] * windows.kernel[1]))
+    return total / x.dtype.type(windows.kernel[0] * windows.kernel[1])
 
 
 def _avg_put_reference(ct: np.ndarray, windows: Windows, shape: Sequence[int]) -> np.ndarray:
-    share = ct * ct.dtype.type(1 / (windows.kernel[0] * windows.kernel[1]))
+    share = ct / ct.dtype.type(windows.kernel[0] * windows.kernel[1])
 
     def fill(position: int, view: np.ndarray) -> None:
         view += share
@@ -158,14 +158,14 @@ avg_pool2d_p: Primitive = Primitive(
     _avg_shape,
     {"cpu": _avg_reference},
     [lambda out, x, windows: partial(bind, avg_pool2d_put_p, windows=windows, shape=x.shape)],
-    lambda x, windows: size(_avg_shape(x, windows)) * windows.kernel[0] * windows.kernel[1],
+    lambda x, windows: _avg_shape(x, windows).size * windows.kernel[0] * windows.kernel[1],
 )
 avg_pool2d_put_p: Primitive = Primitive(
     "avg_pool2d_put",
     lambda ct, windows, shape: ArrayType(shape, ct.dtype),
     {"cpu": _avg_put_reference},
     [lambda out, ct, windows, shape: lambda u: bind(avg_pool2d_p, u, windows=windows)],
-    lambda ct, windows, shape: size(ct) * windows.kernel[0] * windows.kernel[1],
+    lambda ct, windows, shape: ct.size * windows.kernel[0] * windows.kernel[1],
 )
 
 

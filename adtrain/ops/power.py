@@ -9,10 +9,10 @@ import numpy as np
 from adtrain.core.array import Value
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
-from adtrain.ops.broadcasting import broadcast
+from adtrain.ops.broadcasting import broadcast, floating
 from adtrain.ops.common import ArrayLike, as_value, elementwise
 from adtrain.ops.compare import equal, where
-from adtrain.ops.elementwise import floating, log
+from adtrain.ops.elementwise import log
 
 
 def _scalar_vjp(out: Value, x: Value, exponent: float) -> Any:
@@ -22,8 +22,8 @@ def _scalar_vjp(out: Value, x: Value, exponent: float) -> Any:
 
 
 def _base_vjp(out: Value, a: Value, b: Value) -> Any:
-    # b a^(b-1), and 0 where b = 0 even at a = 0
-    return lambda ct: ct * b * power(a, where(equal(b, 0.0), 1.0, b - 1.0))
+    # b a^(b-1), and 0 at a = b = 0
+    return lambda ct: ct * b * power(where(equal(b, 0.0), where(equal(a, 0.0), 1.0, a), a), b - 1.0)
 
 
 def _exponent_vjp(out: Value, a: Value, b: Value) -> Any:
@@ -31,10 +31,14 @@ def _exponent_vjp(out: Value, a: Value, b: Value) -> Any:
     return lambda ct: ct * out * log(where(equal(a, 0.0), 1.0, a))
 
 
+def _scalar_reference(x: np.ndarray, exponent: float) -> np.ndarray:
+    if exponent == 2:
+        return x * x
+    return x * x * x if exponent == 3 else np.power(x, x.dtype.type(exponent))
+
+
 power_p: Primitive = elementwise("power", np.power, _base_vjp, _exponent_vjp)
-power_scalar_p: Primitive = elementwise(
-    "power_scalar", lambda x, exponent: np.power(x, x.dtype.type(exponent)), _scalar_vjp
-)
+power_scalar_p: Primitive = elementwise("power_scalar", _scalar_reference, _scalar_vjp)
 
 
 def power(x: ArrayLike, exponent: ArrayLike) -> Value:

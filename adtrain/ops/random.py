@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.array import Array, ArrayType, Shape, Value, array
+from adtrain.core.array import Array, ArrayType, Shape, Value, array, dtype_of
 from adtrain.core.errors import DTypeError, ShapeError
-from adtrain.core.primitive import Primitive
+from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
 from adtrain.ops.common import ArrayLike, as_value
 from adtrain.ops.compare import less, where
@@ -38,6 +38,10 @@ def philox(counter: Sequence[np.ndarray], key: tuple[int, int]) -> list[np.ndarr
 def _uniform_shape(rng: Any, shape: Shape, stream: int, dtype: np.dtype) -> ArrayType:
     if rng.shape != (4,) or rng.dtype != np.uint32:
         raise DTypeError(f"random_uniform: rng is {rng.dtype}{list(rng.shape)}, expected uint32[4]; see ops.rng_state")
+    if dtype.kind != "f":
+        raise DTypeError(f"random_uniform: found dtype {dtype}, expected float32 or float64")
+    if not 0 <= stream < 2**32 or min(shape, default=0) < 0:
+        raise ShapeError(f"random_uniform: found stream {stream} and shape {shape}, expected 0 <= stream < 2**32")
     return ArrayType(shape, dtype)
 
 
@@ -55,7 +59,7 @@ random_uniform_p: Primitive = Primitive(
     "random_uniform",
     _uniform_shape,
     {"cpu": _uniform_reference},
-    flops=lambda rng, shape, stream, dtype: 0,
+    flops=no_flops,
 )
 
 
@@ -75,7 +79,7 @@ def random_uniform(rng: ArrayLike, shape: Sequence[int], stream: int = 0, dtype:
         stream: tells users of one state apart; at most 2**32 - 1.
     """
     lengths = tuple(int(n) for n in shape)
-    return bind(random_uniform_p, as_value(rng), shape=lengths, stream=stream, dtype=np.dtype(dtype))
+    return bind(random_uniform_p, as_value(rng), shape=lengths, stream=stream, dtype=dtype_of("random_uniform", dtype))
 
 
 def dropout(x: ArrayLike, p: float, rng: ArrayLike, stream: int = 0) -> Value:

@@ -12,10 +12,10 @@ from adtrain.core.array import ArrayType, Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
-from adtrain.ops.broadcasting import keep_axes, reshape, spread, sum_p
-from adtrain.ops.common import ArrayLike, Axis, as_value, normalize_axes, normalize_axis, require_float, size
+from adtrain.ops.broadcasting import floating, keep_axes, reshape, spread, sum_p
+from adtrain.ops.common import ArrayLike, Axis, as_value, normalize_axes, normalize_axis, require_float
 from adtrain.ops.compare import equal
-from adtrain.ops.elementwise import exp, floating
+from adtrain.ops.elementwise import exp
 
 
 def _dropped(name: str, floating_only: bool = False) -> Callable[..., ArrayType]:
@@ -50,17 +50,17 @@ def _logsumexp_reference(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
 
 
 max_p: Primitive = Primitive(
-    "max", _dropped("max"), {"cpu": lambda x, axes: np.max(x, axis=axes)}, [_extreme_vjp], lambda x, axes: size(x)
+    "max", _dropped("max"), {"cpu": lambda x, axes: np.max(x, axis=axes)}, [_extreme_vjp], lambda x, axes: x.size
 )
 min_p: Primitive = Primitive(
-    "min", _dropped("min"), {"cpu": lambda x, axes: np.min(x, axis=axes)}, [_extreme_vjp], lambda x, axes: size(x)
+    "min", _dropped("min"), {"cpu": lambda x, axes: np.min(x, axis=axes)}, [_extreme_vjp], lambda x, axes: x.size
 )
 logsumexp_p: Primitive = Primitive(
     "logsumexp",
     _dropped("logsumexp", floating_only=True),
     {"cpu": _logsumexp_reference},
     [lambda out, x, axes: lambda ct: spread(ct, x.shape, axes) * exp(x - spread(out, x.shape, axes))],
-    lambda x, axes: 4 * size(x),
+    lambda x, axes: 4 * x.size,
 )
 
 
@@ -71,19 +71,24 @@ def _argmax_shape(x: Any, axis: int) -> ArrayType:
 
 
 argmax_p: Primitive = Primitive(
-    "argmax", _argmax_shape, {"cpu": lambda x, axis: np.argmax(x, axis=axis)}, flops=lambda x, axis: size(x)
+    "argmax", _argmax_shape, {"cpu": lambda x, axis: np.argmax(x, axis=axis)}, flops=lambda x, axis: x.size
 )
 
 
+def _summed(dtype: np.dtype) -> np.dtype:
+    return dtype if dtype.kind == "f" else np.dtype(np.int64)
+
+
 def _cumsum_reference(x: np.ndarray, axis: int, reverse: bool) -> np.ndarray:
+    dtype = _summed(x.dtype)
     if reverse:
-        return np.flip(np.cumsum(np.flip(x, axis), axis=axis, dtype=x.dtype), axis)
-    return np.cumsum(x, axis=axis, dtype=x.dtype)
+        return np.flip(np.cumsum(np.flip(x, axis), axis=axis, dtype=dtype), axis)
+    return np.cumsum(x, axis=axis, dtype=dtype)
 
 
 cumsum_p: Primitive = Primitive(
     "cumsum",
-    lambda x, axis, reverse: ArrayType(x.shape, x.dtype),
+    lambda x, axis, reverse: ArrayType(x.shape, _summed(x.dtype)),
     {"cpu": _cumsum_reference},
     [lambda out, x, axis, reverse: lambda ct: bind(cumsum_p, ct, axis=axis, reverse=not reverse)],
 )
@@ -112,7 +117,7 @@ def mean(x: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Value:
     count = math.prod(value.shape[i] for i in axes)
     if count == 0:
         raise ShapeError(f"mean: shape {value.shape} has no elements along axes {axes}")
-    return _reduce("mean", sum_p, value, axes, keepdims) * (1.0 / count)
+    return _reduce("mean", sum_p, value, axes, keepdims) / count
 
 
 def var(x: ArrayLike, axis: Axis = None, keepdims: bool = False, correction: int = 0) -> Value:
@@ -123,7 +128,7 @@ def var(x: ArrayLike, axis: Axis = None, keepdims: bool = False, correction: int
     if count <= correction:
         raise ShapeError(f"var: shape {value.shape} has {count} elements along axes {axes}, expected over {correction}")
     deviation = value - mean(value, axes, keepdims=True)
-    return sum(deviation * deviation, axes, keepdims) * (1.0 / (count - correction))
+    return sum(deviation * deviation, axes, keepdims) / (count - correction)
 
 
 def max(x: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Value:
@@ -153,6 +158,6 @@ def argmax(x: ArrayLike, axis: int | None = None, keepdims: bool = False) -> Val
 
 
 def cumsum(x: ArrayLike, axis: int = 0, reverse: bool = False) -> Value:
-    """Running sum along ``axis``, from the end with ``reverse``."""
+    """Running sum along ``axis``, from the end with ``reverse``; integers are summed as int64."""
     value = as_value(x)
     return bind(cumsum_p, value, axis=normalize_axis("cumsum", axis, value.ndim), reverse=reverse)

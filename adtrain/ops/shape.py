@@ -174,8 +174,9 @@ def pad(x: ArrayLike, pad_width: int | Sequence[Any], value: float = 0.0) -> Val
     """
     source = as_value(x)
     try:
-        widths = np.broadcast_to(np.asarray(pad_width, dtype=int), (source.ndim, 2)).tolist()
-    except ValueError:
+        given = np.asarray(pad_width)
+        widths = np.broadcast_to(given.astype(int, casting="safe"), (source.ndim, 2)).tolist()
+    except (ValueError, TypeError):
         raise ShapeError(f"pad: widths {pad_width} do not fit the {source.ndim} axes of shape {source.shape}") from None
     low, high = tuple(a for a, _ in widths), tuple(b for _, b in widths)
     return bind(pad_p, source, low=low, high=high, gaps=(0,) * source.ndim, value=float(value))
@@ -196,7 +197,9 @@ def squeeze(x: ArrayLike, axis: Axis = None) -> Value:
 def expand_dims(x: ArrayLike, axis: Axis) -> Value:
     """Insert axes of length 1, at positions in the result."""
     value = as_value(x)
-    count = 1 if isinstance(axis, int) else len(tuple(axis or ()))
+    if axis is None:
+        raise ShapeError("expand_dims: found axis None, expected an axis or several")
+    count = 1 if isinstance(axis, (int, np.integer)) else len(tuple(axis))
     axes = normalize_axes("expand_dims", axis, value.ndim + count)
     lengths: list[int] = list(value.shape)
     for i in axes:

@@ -10,7 +10,7 @@ from adtrain.core.array import ArrayType, Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
-from adtrain.ops.common import ArrayLike, as_value, normalize_axis, require_float, size
+from adtrain.ops.common import ArrayLike, as_value, normalize_axis, require_float
 from adtrain.ops.elementwise import exp
 from adtrain.ops.reduce import sum
 
@@ -33,7 +33,7 @@ def _log_softmax_reference(x: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _flops(x: Any, axis: int) -> int:
-    return 5 * size(x)
+    return 5 * x.size
 
 
 softmax_p: Primitive = Primitive(
