@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -186,7 +186,7 @@ def test_shapes_that_do_not_fit_are_refused_by_a_message(call: Any, message: Any
 
 
 TYPES = [
-    (lambda: ops.clip(np.ones(2), *[ad.array(0.0)]), "clip: a bound is an array, expected Python numbers"),
+    (lambda: ops.clip(np.ones(2), cast(Any, ad.array(0.0))), "clip: a bound is an array, expected Python numbers"),
     (lambda: -(ad.array([1.0]) > 0), "neg: found bool, expected numbers; use astype"),
     (lambda: ops.random_uniform(ops.rng_state(0), (2,), dtype="int32"), "random_uniform: found dtype int32"),
     (lambda: ops.zeros(2, np.float16), "full: found elements of type float16"),

@@ -65,17 +65,17 @@ def check_config(config: Config, device: str = "cpu") -> Iterator[Row]:
     rng = np.random.default_rng(config.training.seed)
     model, loss = build.model(config), build.loss(config)
     shape = tuple(config.model.input)
-    params, buffers = model.init(shape, rng, np.dtype(np.float64))
+    params, state = model.init(shape, rng, np.dtype(np.float64))
     classes = model.output_shape(shape)[-1]
     images = array(rng.normal(size=(_NETWORK_BATCH, *shape)), device=device)
     labels: Value = array(rng.integers(0, classes, _NETWORK_BATCH), device=device)
     targets = labels if config.loss.kind in build.CLASSIFICATION else one_hot(labels, classes, np.float64)
     leaves, structure = tree.flatten(tree.map(lambda x: x.to(device), params))
-    buffers = tree.map(lambda x: x.to(device), buffers)
+    state = tree.map(lambda x: x.to(device), state)
     mode = Mode(training=True, rng=rng_state(config.training.seed).to(device))
 
     def objective(*values: Value) -> Value:
-        outputs, _ = model(tree.unflatten(structure, values), buffers, images, mode)
+        outputs, _ = model(tree.unflatten(structure, values), state, images, mode)
         return loss(outputs, targets)
 
     height = abs(float(objective(*leaves)))
@@ -88,12 +88,11 @@ def check_config(config: Config, device: str = "cpu") -> Iterator[Row]:
         point, gradient = leaves[i].numpy(), gradients[i].numpy()
         direction = _direction(rng, point)
         slope, scale = float(np.vdot(gradient, direction)), float(np.abs(gradient * direction).sum())
-        error = min(
-            _relative_error(
-                slope, (along(point + h * direction) - along(point - h * direction)) / (2 * h), scale, height
-            )
+        differences = [
+            (along(point + h * direction) - along(point - h * direction)) / (2 * h)
             for h in (STEP, STEP / 10, STEP / 100)
-        )
+        ]
+        error = min(_relative_error(slope, difference, scale, height) for difference in differences)
         yield _row(path, config.name, 1, device, error)
 
 
