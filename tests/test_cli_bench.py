@@ -86,7 +86,7 @@ def test_json_goes_to_a_file_beside_the_table(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("--op", "cnv2d"), "--op cnv2d: no such operation; did you mean conv2d? (known: abs, "),
-        (("--op", "relu", "--op", "zzzz"), "--op zzzz: no such operation; (known: abs, "),
+        (("--op", "relu", "--op", "zzzz"), "--op zzzz: no such operation; known: abs, "),
         (("mlp", "--op", "relu"), "--op picks operations of the standard sizes"),
         (("--json", "."), "--json .: is a folder, expected a file"),
         (("--json", "absent/x.json"), "--json absent/x.json: absent is no folder that can be written to"),

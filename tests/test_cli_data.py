@@ -40,11 +40,11 @@ def test_verify_passes_on_the_files_that_travel(small_mnist: catalogue.Entry) ->
 
 
 def test_verify_exits_1_on_a_mismatch(small_mnist: catalogue.Entry) -> None:
-    name = next(iter(small_mnist.sha256))
+    name, digest = next(iter(small_mnist.sha256.items()))
     small_mnist.sha256[name] = "0" * 64
     result = run("data", "verify", "mnist")
     assert result.exit_code == 1
-    assert f"mnist/{name}: FAILED, found " in result.stdout
+    assert f"mnist/{name}: FAILED: {digest}, expected SHA-256 {'0' * 64}\n" in result.stdout
     result = run("data", "verify", "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["passed"] is False

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from idx_files import write_idx
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 from training_runs import images_of, write_config, write_data
 
 from adtrain.cli import main
@@ -94,6 +97,31 @@ def test_predict_classifies_image_files(here: Path, tmp_path: Path) -> None:
     ]
 
 
+def test_predict_resizes_an_image_and_says_so(here: Path, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
+    path = tmp_path / "big.png"
+    image.fromarray(images_of(np.array([2]), seed=3)[0].repeat(9, axis=0).repeat(12, axis=1)).save(path)
+    result = run("predict", "run", str(path), "--json")
+    assert [row["class"] for row in json.loads(result.stdout)] == ["2"]
+    assert result.stderr == f"{path}: resized from 54 x 72 to 6 x 6 pixels\n"
+
+
+def test_predict_of_a_model_that_has_overflowed_is_one_line(here: Path, tmp_path: Path) -> None:
+    shutil.copytree("run", tmp_path / "run")
+    path = tmp_path / "run" / "model.safetensors"
+    with safe_open(path, framework="numpy") as file:
+        metadata = file.metadata()
+    save_file({name: x * np.float32("nan") for name, x in load_file(path).items()}, path, metadata)
+    for option in ((), ("--json",)):
+        line = one_line(run("predict", str(tmp_path / "run"), "data/t10k-images-idx3-ubyte", *option, expect=2))
+        assert line == "the model's probabilities are no numbers: its weights have overflowed in training"
+
+
+def test_an_empty_path_is_refused(here: Path) -> None:
+    for arguments in (("eval", ""), ("predict", "run", ""), ("train", "tiny.yaml", "--output-dir", "")):
+        assert "found an empty path" in one_line(run(*arguments, expect=2))
+
+
 def test_predict_needs_no_data(tmp_path: Path) -> None:
     cfg = write_config(tmp_path)
     train(cfg, tmp_path / "run", "--steps", "1")
@@ -133,4 +161,7 @@ def test_a_model_of_another_data_set_is_refused(here: Path, tmp_path: Path) -> N
     cfg = write_config(tmp_path)
     train(cfg, tmp_path / "run", "--steps", "1")
     write_data(tmp_path / "data", classes=5)
-    assert one_line(run("eval", str(tmp_path / "run"), expect=2)) == "the model has 3 outputs, the data set 5 classes"
+    assert one_line(run("eval", str(tmp_path / "run"), expect=2)) == (
+        f"{tmp_path}/run/config.yaml:8:5  model.layers[2]: found 3 outputs, expected at least 5: "
+        f"the labels of {tmp_path}/data are 0 to 4"
+    )

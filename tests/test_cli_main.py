@@ -91,7 +91,7 @@ def test_a_commands_own_exit_code_is_kept(failing: list[BaseException]) -> None:
 def test_an_unknown_command_gets_the_nearest_one() -> None:
     result = run("trian")
     assert result.exit_code == 2
-    assert "adtrain: error: unknown command 'trian'; did you mean 'train'? (commands: train, eval, " in result.stderr
+    assert "adtrain: error: unknown command 'trian'; did you mean train? (commands: train, eval, " in result.stderr
     assert "did you mean" not in run("xyz").stderr
 
 
@@ -110,6 +110,17 @@ def test_a_reader_that_leaves_is_no_error() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == main.BROKEN_PIPE
+
+
+@pytest.mark.parametrize("closed", [1, 2])
+def test_a_stream_that_the_caller_closed_is_no_error(closed: int) -> None:
+    script = "from adtrain.cli.main import main; main()"
+    code = f"import os, sys; os.close({closed}); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    for arguments, status in ((["gradcheck", "--op", "add"], 0), (["trian"], 2)):
+        command = [sys.executable, "-c", code, "-c", script, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == status
+        assert "Traceback" not in done.stderr
 
 
 def test_the_gpu_is_refused_and_auto_is_the_cpu() -> None:

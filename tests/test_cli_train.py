@@ -153,12 +153,15 @@ def test_the_resolved_config_trains_again_to_the_same_model_from_any_folder(
     ("arguments", "message"),
     [
         (["--output-dir", "taken"], "taken: holds a run already (config.yaml); give another --output-dir, or remove"),
-        (["--output-dir", "tiny.yaml"], "tiny.yaml: cannot be written (File exists)"),
+        (["--output-dir", "tiny.yaml"], "tiny.yaml: found a file, expected a folder or nothing"),
         (["--output-dir", "tiny.yaml/x"], "tiny.yaml/x: cannot be written (Not a directory)"),
-        (["--set", "model.layers=[linear: 2]"], "the model has 2 outputs, the data set 3 classes"),
+        (
+            ["--set", "model.layers=[linear: 2]"],
+            "--set model.layers  model.layers[0]: found 2 outputs, expected at least 3",
+        ),
         (["--set", "data.path=nowhere"], "nowhere: found nothing, expected a folder of IDX files"),
         (["--set", "optimizer.adam.lr=.nan"], "--set optimizer.adam.lr  optimizer.adam.lr: found"),
-        (["--set", "nonsense"], "found 'nonsense', expected key=value"),
+        (["--set", "nonsense"], "--set nonsense  found no key=value, expected one such as"),
         (["--epochs", "0"], "Invalid value for '--epochs'"),
         (["--seed", "-1"], "Invalid value for '--seed'"),
         (["--profile-steps", "-1"], "Invalid value for '--profile-steps'"),

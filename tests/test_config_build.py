@@ -45,7 +45,7 @@ def test_packaged_configs_end_in_ten_classes(name: str) -> None:
     ("layers", "message"),
     [
         (["conv2d: {out_channels: 2, kernel_size: 5}", "conv2d: {out_channels: 3, kernel_size: 5}"],
-         "7:7  model.layers[1] conv2d: kernel 5x5 (dilated 5x5) is larger than the padded input 2x2"),
+         "7:7  model.layers[1] conv2d: kernel 5x5 is larger than the padded input 2x2"),
         (["max_pool2d: 7"], "6:7  model.layers[0] max_pool2d: kernel 7x7 is larger than the padded input 6x6"),
         (["conv2d: {out_channels: 2, kernel_size: 3, in_channels: 3}"],
          "6:7  model.layers[0] conv2d: in_channels is 3, the input has 1 channels: (1, 6, 6)"),

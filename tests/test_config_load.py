@@ -18,6 +18,7 @@ NETWORK = small("flatten", "linear: 10")
 POSITIVE = "expected a positive integer below 2^31"
 LOSSES = "cross_entropy, nll, mse, l1, huber, binary_cross_entropy_with_logits"
 PACKAGED = "cnn, lenet5, mlp, mlp-small, resnet, smoke"
+NO_PAIR = "found no key=value, expected one such as training.epochs=3"
 TRAINING = "epochs, steps, seed, precision, clip_norm, clip_value"
 
 
@@ -68,6 +69,8 @@ def test_the_defaults_are_written_down_nowhere_else(tmp_path: Path) -> None:
         ("size: 8", "size: 8.0", f"2:36  data.batch_size: found 8.0, {POSITIVE}"),
         ("size: 8", "size: true", f"2:36  data.batch_size: found true, {POSITIVE}"),
         ("size: 8", "size: 2147483648", f"2:36  data.batch_size: found 2147483648, {POSITIVE}"),
+        ("dataset: mnist", "dataset: mnist, path: x", "2:1  data: found a mapping with dataset, path, batch_size, "
+         "expected only one of dataset and path (null for the other)"),
         ("dataset: mnist, ", "", "2:1  data: found a mapping with batch_size, expected either dataset or path"),
         ("{dataset: mnist, batch_size: 8}", "mnist", "2:7  data: found 'mnist', expected a mapping of keys to values"),
         ("size: 8", "size: 8, validation: 1", "2:51  data.validation: found 1, expected a number in [0, 1)"),
@@ -173,8 +176,10 @@ def test_overrides_set_values_by_dotted_key(tmp_path: Path, overrides: list[str]
         ("training.epochs=", "--set training.epochs  found no value after the =, expected one (null for none)"),
         ("training.epochs=[1", "--set training.epochs  not valid YAML: while parsing a flow sequence, "
          "expected ',' or ']', but got '<stream end>'"),
-        ("training.epochs", "--set  found 'training.epochs', expected key=value such as training.epochs=3"),
-        ("training..epochs=3", "--set  found 'training..epochs=3', expected key=value such as training.epochs=3"),
+        ("training.epochs", f"--set 'training.epochs'  {NO_PAIR}"),
+        ("training..epochs=3", f"--set 'training..epochs=3'  {NO_PAIR}"),
+        ("nonsense", f"--set nonsense  {NO_PAIR}"),
+        ("", f"--set ''  {NO_PAIR}"),
         ("optimizer=sgd", "--set optimizer  optimizer.sgd.lr: missing, expected a finite number above 0"),
     ],
 )  # fmt: skip
@@ -224,6 +229,7 @@ def test_a_file_wins_over_a_packaged_config_and_a_folder_does_not(
         ("configs/lenet5.yaml", "configs/lenet5.yaml  no such file, nor a packaged config; did you mean lenet5? "
          f"(packaged: {PACKAGED})"),
         ("nothing-like-it", f"nothing-like-it  no such file, nor a packaged config; packaged: {PACKAGED}"),
+        ("", f"''  no such file, nor a packaged config; packaged: {PACKAGED}"),
         (".", ".  found a folder, expected a YAML file"),
     ],
 )  # fmt: skip

@@ -43,6 +43,7 @@ def refusal(content: bytes) -> str:
         (b"a: [" + b"1," * 30_000 + b"]", "c.yaml:1:39999  found more than 20,000 values, expected fewer"),
         (b"a" * 50_000_000, "c.yaml  found more than 1,048,576 bytes, expected a config of at most that size"),
     ],
+    ids=lambda value: repr(value[:40]) if isinstance(value, bytes) else "",
 )  # fmt: skip
 def test_what_is_no_config_is_refused_in_one_line(content: bytes, message: str) -> None:
     assert refusal(content) == message

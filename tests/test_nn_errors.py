@@ -29,7 +29,7 @@ unchecked: Any = nn  # many of the calls below are wrong in their types
         (
             nn.Conv2d(8, 5),
             (1, 2, 2),
-            "conv2d: kernel 5x5 (dilated 5x5) is larger than the padded input 2x2",
+            "conv2d: kernel 5x5 is larger than the padded input 2x2",
         ),
         (
             nn.Conv2d(8, (1, 3), padding=1, dilation=2),
@@ -83,7 +83,7 @@ unchecked: Any = nn  # many of the calls below are wrong in their types
         (
             nn.Sequential([nn.Relu(), nn.Residual(nn.Sequential([nn.Conv2d(2, 9)]))]),
             (2, 4, 4),
-            "layer 1.body.0: conv2d: kernel 9x9 (dilated 9x9) is larger than the padded input 4x4",
+            "layer 1.body.0: conv2d: kernel 9x9 is larger than the padded input 4x4",
         ),
         (
             nn.Sequential([nn.Residual(nn.Linear(3))]),

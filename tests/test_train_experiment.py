@@ -7,38 +7,49 @@ import pytest
 from training_runs import load, prepare, write_data
 
 from adtrain import training
+from adtrain.config import ConfigError
 from adtrain.core import tree
-from adtrain.core.errors import AdtrainError
 from adtrain.training.evaluation import on_device
 
 
 @pytest.mark.parametrize(
     ("overrides", "layers", "message"),
     [
-        ([], "[linear: 2]", "the model has 2 outputs, the data set 3 classes"),
+        ([], "[linear: 2]", "model.layers[0]: found 2 outputs, expected at least 3: the labels of "),
         (
             ["model.input=[35]"],
             "[linear: 3]",
-            "model.input is [35], the images of data have shape [1, 6, 6]: expected [1, 6, 6], or [36] for flat input",
+            "model.input: found [35], expected [1, 6, 6], the shape of the images, or [36] for flat input",
         ),
-        (["model.input=[6, 6, 1]"], "[flatten, linear: 3]", "model.input is [6, 6, 1], the images of data have shape"),
-        (["loss=mse", "model.input=[1, 6, 6]"], "[conv2d: 3]", "the model's output is [3, "),
-        ([], "[relu]", "the model has no parameters to train"),
+        (["model.input=[6, 6, 1]"], "[flatten, linear: 3]", "model.input: found [6, 6, 1], expected "),
+        (
+            ["loss=mse", "model.input=[1, 6, 6]"],
+            "[conv2d: 3]",
+            "model.layers[0]: found the output [3, 4, 4], expected [3], one a class",
+        ),
+        ([], "[relu]", "model.layers: found no parameters, expected a layer that has some to train"),
+        (
+            ["data={dataset: mnits, batch_size: 1}"],
+            "[linear: 3]",
+            "data.dataset: unknown data set 'mnits'; did you mean mnist? (known: mnist)",
+        ),
         (
             ["data.batch_size=89"],
             "[batch_norm1d, linear: 3]",
-            "layer 0 (batch_norm1d) needs 2 images a batch; with data.batch_size 89 the last batch of 90 images has 1: "
-            "choose another batch_size",
+            "data.batch_size: found 89, which leaves 1 of 90 images for the last batch, expected another size: "
+            "layer 0 (batch_norm1d) needs 2 images a batch",
         ),
     ],
 )
 def test_a_model_that_does_not_fit_the_data_is_refused(
     tmp_path: Path, overrides: list[str], layers: str, message: str
 ) -> None:
-    with pytest.raises(AdtrainError) as error:
+    with pytest.raises(ConfigError) as error:
         prepare(tmp_path, *overrides, layers=layers.replace("conv2d: 3", "conv2d: {out_channels: 3, kernel_size: 3}"))
-    assert str(error.value).startswith(message)
-    assert "\n" not in str(error.value)
+    where, _, found = str(error.value).partition("  ")
+    assert where.startswith(("--set ", f"{tmp_path}/tiny.yaml:"))
+    assert found.startswith(message)
+    assert "\n" not in found
 
 
 def test_more_outputs_than_classes_are_no_mistake(tmp_path: Path) -> None:
@@ -48,8 +59,12 @@ def test_more_outputs_than_classes_are_no_mistake(tmp_path: Path) -> None:
 def test_labels_beyond_the_outputs_are_found_before_training(tmp_path: Path) -> None:
     cfg = load(tmp_path)
     write_data(tmp_path / "data", classes=12)
-    with pytest.raises(AdtrainError, match=r"^the model has 3 outputs, the data set 12 classes$"):
+    with pytest.raises(ConfigError) as error:
         training.prepare(cfg)
+    assert str(error.value) == (
+        f"{tmp_path}/tiny.yaml:8:7  model.layers[2]: found 3 outputs, expected at least 12: "
+        f"the labels of {tmp_path}/data are 0 to 11"
+    )
 
 
 def test_the_data_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -102,6 +103,52 @@ def test_a_folder_that_holds_a_run_is_refused_and_kept(run: Path, tmp_path: Path
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
 
 
+def test_a_folder_that_cannot_be_written_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = prepare(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep me")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    for folder in ("mine", "new"):
+        with pytest.raises(AdtrainError) as error:
+            RunFolder.create(experiment, tmp_path / folder)
+        path = tmp_path / folder / "config.yaml"
+        assert str(error.value) == f"{path}: cannot be written (No space left on device)"
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+    assert not (tmp_path / "new").exists()
+
+
+def test_of_two_runs_that_begin_in_one_folder_one_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = prepare(tmp_path)
+    first = RunFolder.create(experiment, tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in first.path.iterdir()}
+    monkeypatch.setattr(RunFolder, "files", lambda folder: [])  # as the second finds it just before the first writes
+    with pytest.raises(AdtrainError, match=r"metrics\.jsonl: cannot be written \(File exists\)"):
+        RunFolder.create(experiment, tmp_path / "run")
+    assert {path.name: path.read_bytes() for path in first.path.iterdir()} == before
+
+
+def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource", reason="needs a limit on the size of files")
+    folder = RunFolder.create(prepare(tmp_path), tmp_path / "run")
+    folder.append_metrics("interval", {"step": 1})
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    before = metrics.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, limits[1]))
+    try:
+        with pytest.raises(AdtrainError, match=r"metrics\.jsonl: cannot be written \(File too large\)"):
+            folder.append_metrics("interval", {"step": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert metrics.read_bytes() == before
+
+
 def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -113,9 +160,10 @@ def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = prepare(tmp_path)
     (tmp_path / "file").write_text("")
-    for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(AdtrainError, match=r"^/\S*/file\S*: cannot be written \((File exists|Not a directory)\)$"):
-            RunFolder.create(experiment, path)
+    with pytest.raises(AdtrainError, match=r"/file: found a file, expected a folder or nothing$"):
+        RunFolder.create(experiment, tmp_path / "file")
+    with pytest.raises(AdtrainError, match=r"/file/below: cannot be written \(Not a directory\)$"):
+        RunFolder.create(experiment, tmp_path / "file" / "below")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").write_text("")
     with pytest.raises(AdtrainError, match=r"^runs/tiny: cannot be written \(Not a directory\)$"):
@@ -162,6 +210,30 @@ def test_arrays_of_another_model_are_refused(run: Path, change: Any, message: st
     with pytest.raises(AdtrainError) as error:
         model_file.load(run)
     assert str(error.value) == f"{path}: {message}"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"std": [0.0]},
+        {"mean": [float("nan")]},
+        {"mean": [0.1, 0.2]},
+        {"image_shape": [1, 3, 3]},
+        {"image_shape": [36]},
+        {"mean": "x"},
+    ],
+)
+def test_metadata_that_do_not_fit_the_model_are_refused(run: Path, change: dict[str, Any]) -> None:
+    path = run / "model.safetensors"
+    length = int.from_bytes(path.read_bytes()[:8], "little")
+    about = json.loads(json.loads(path.read_bytes()[8 : 8 + length])["__metadata__"]["adtrain"])
+    tensors = safetensors_numpy.load_file(path)
+    path.write_bytes(safetensors_numpy.save(tensors, {"adtrain": json.dumps({**about, **change})}))
+    with pytest.raises(AdtrainError) as error:
+        model_file.load(run)
+    assert str(error.value) == (
+        f"{path}: its metadata are not those that adtrain train writes for the model of config.yaml"
+    )
 
 
 @pytest.mark.parametrize(

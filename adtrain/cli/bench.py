@@ -70,7 +70,7 @@ def _bench_ops(benches: Sequence[Bench], device: str) -> list[BenchRow]:
 def _bench_config(path: str, device: str) -> dict[str, Any]:
     experiment = training.prepare(config.load(path))
     images = min(experiment.config.data.batch_size, len(experiment.train))
-    progress(f"bench: steps of {experiment.config.name} for about {bench_config.BUDGET_SECONDS:g} s")
+    progress(f"bench: timing steps of {experiment.config.name}, a few seconds")
     run_step = training.continuation(experiment, experiment.initial_state(device), device)
     step = bench_config.bench_step(run_step, images)
     whole = step.profile.step

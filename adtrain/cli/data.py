@@ -65,7 +65,7 @@ def verify(name: str | None, as_json: bool) -> None:
         print_json({"passed": passed, "rows": rows})
     else:
         for entry, check in checks:
-            verdict = "ok" if check.passed else f"FAILED, found {check.found}, expected {check.expected}"
+            verdict = "ok" if check.passed else f"FAILED: {check.found}, expected SHA-256 {check.expected}"
             click.echo(f"{entry.name}/{check.path.name}: {verdict}")
     if not passed:
         raise SystemExit(1)

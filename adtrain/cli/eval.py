@@ -8,13 +8,13 @@ from time import perf_counter
 import click
 
 from adtrain import training
-from adtrain.cli.options import device_option, json_option, print_json
+from adtrain.cli.options import FilePath, device_option, json_option, print_json
 from adtrain.cli.progress import score_text
 from adtrain.training import model_file
 
 
 @click.command(short_help="Measure loss and accuracy of a trained run on the test set.")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=FilePath())
 @device_option
 @json_option
 def command(run: Path, device: str, as_json: bool) -> None:

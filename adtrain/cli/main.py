@@ -96,11 +96,9 @@ def accept_debug(command: click.Command) -> None:
 
 def unknown_command(name: str) -> str:
     """The message for a command that is none: the nearest one, and all of them."""
-    import difflib
+    from adtrain.config.problems import known
 
-    near = difflib.get_close_matches(name, COMMANDS, n=1)
-    guess = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown command {name!r}{guess} (commands: {', '.join(COMMANDS)})"
+    return f"unknown command {name!r}; {known(name, COMMANDS, 'commands')}"
 
 
 def report(error: Exception) -> int:
@@ -138,6 +136,13 @@ def close_stdout() -> int:
     return BROKEN_PIPE
 
 
+def open_streams() -> None:
+    """Give Python the streams that the caller closed (`>&-`), for it has None in their place."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+
+
 @click.command(cls=Commands, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="adtrain")
 def cli() -> None:
@@ -149,4 +154,5 @@ cli.params.append(debug_option)
 
 def main() -> NoReturn:
     """The entry point of the `adtrain` script."""
+    open_streams()
     cli.main()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from typing import Any, Protocol, TypeVar
 
 import click
+
+from adtrain.config.problems import known
 
 
 class HasOp(Protocol):
@@ -27,10 +28,8 @@ def op_option(function: Function) -> Function:
 
 def select_ops(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
     """The rows of the operations `names`, in the table's order; all for none. UsageError for a name that has no row."""
-    known = list(dict.fromkeys(row.op for row in rows))
+    ops = {row.op for row in rows}
     for name in names:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            guess = f"did you mean {near[0]}? " if near else ""
-            raise click.UsageError(f"--op {name}: no such operation; {guess}(known: {', '.join(sorted(known))})")
+        if name not in ops:
+            raise click.UsageError(f"--op {name}: no such operation; {known(name, sorted(ops))}")
     return [row for row in rows if not names or row.op in names]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -40,6 +41,18 @@ def device_option(function: Function) -> Function:
         callback=lambda ctx, param, value: resolve_device(value),
         help="Where to run.",
     )(function)
+
+
+class FilePath(click.Path):
+    """A path, received as a Path; never an empty text, which an unset shell variable gives, for that is `.` to Path."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("found an empty path", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def set_option(function: Function) -> Function:

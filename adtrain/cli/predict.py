@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from adtrain.cli.options import device_option, json_option, print_json
+from adtrain.cli.options import FilePath, device_option, json_option, print_json, progress
 from adtrain.cli.table import Column, render, terminal_width
 from adtrain.data import DataError, idx, images
 from adtrain.training import model_file
@@ -18,45 +18,46 @@ IDX_BEGINNINGS = (b"\0\0", idx.GZIP_MAGIC)
 
 
 @click.command(short_help="Classify images with a trained run.")
-@click.argument("run", type=click.Path(path_type=Path))
-@click.argument("paths", metavar="IMAGE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("run", type=FilePath())
+@click.argument("paths", metavar="IMAGE...", nargs=-1, required=True, type=FilePath())
 @device_option
 @json_option
 def command(run: Path, paths: tuple[Path, ...], device: str, as_json: bool) -> None:
     """Classify images with the run in the folder RUN; print the likeliest class of each and its probability.
 
-    An IMAGE is a PNG or JPEG file of the size that the run was trained on, turned into grey or RGB as it needs, or an
-    IDX file (gzip-compressed or not) of any number of images.
+    An IMAGE is a PNG or JPEG file, turned into grey or RGB and resized as the run needs it, or an IDX file
+    (gzip-compressed or not) of any number of images of the size that the run was trained on.
     """
     trained = model_file.load(run, device)
     found = [(path, read(path, trained.image_shape)) for path in paths]
-    rows = []
+    rows, cells = [], []
     for path, batch in found:
         for i, row in enumerate(probabilities(trained.network, trained.params, trained.statistics, batch, device)):
             best = int(row.argmax())
             label = trained.classes[best] if best < len(trained.classes) else str(best)
-            rows.append({"file": str(path), "index": i, "class": label, "probability": float(row[best])})
+            probability = float(row[best])
+            rows.append({"file": str(path), "index": i, "class": label, "probability": probability})
+            cells.append([str(path) if len(batch) == 1 else f"{path}[{i}]", label, f"{probability:.2%}"])
     if as_json:
         print_json(rows)
         return
-    several = {path for path, batch in found if len(batch) != 1}
-    cells = [
-        [
-            f"{row['file']}[{row['index']}]" if Path(str(row["file"])) in several else str(row["file"]),
-            str(row["class"]),
-            f"{row['probability']:.2%}",
-        ]
-        for row in rows
-    ]
     click.echo("\n".join(render(COLUMNS, cells, terminal_width())))
 
 
 def read(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
-    """The images of a file as uint8 (N, C, H, W). Raises DataError where it holds none of `shape` (C, H, W)."""
+    """The images of a file as uint8 (N, C, H, W) of `shape` (C, H, W), with a line on stderr where one is resized.
+
+    Raises DataError where the file holds none, or holds an array of another shape.
+    """
     with idx.opened(path) as stream:
         is_idx = stream.read(2) == IDX_BEGINNINGS[0]
     if not is_idx:
-        return images.read_image(path, shape)[np.newaxis]
+        channels, height, width = shape
+        image = images.read_image(path, channels)
+        if image.shape != shape:
+            progress(f"{path}: resized from {image.shape[1]} x {image.shape[2]} to {height} x {width} pixels")
+            image = images.resized(image, height, width)
+        return image[np.newaxis]
     found = idx.read(path)
     batch = found.reshape(len(found), 1, *found.shape[1:]) if found.ndim == 3 else found
     if batch.dtype != np.uint8 or batch.shape[1:] != shape:

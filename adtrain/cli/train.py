@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from adtrain import config, training
-from adtrain.cli.options import device_option, json_option, print_json, progress, set_option
+from adtrain.cli.options import FilePath, device_option, json_option, print_json, progress, set_option
 from adtrain.cli.progress import display
 from adtrain.cli.report import report
 from adtrain.cli.table import terminal_width
@@ -25,7 +25,7 @@ from adtrain.measure import profile
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of all randomness; training.seed of the config.")
 @click.option(
     "--output-dir",
-    type=click.Path(path_type=Path),
+    type=FilePath(),
     metavar="DIR",
     help="Where the run's files go; runs/NAME (NAME-2, ...) where left out.",
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
-from adtrain.config.problems import PathParts
+from adtrain.config.problems import ConfigError, PathParts, Problem, dotted
 from adtrain.config.source import Node
 from adtrain.config.specs import SCHEDULES, Layers, Loss, Optimizer, Schedule
 from adtrain.config.values import Bool, Fraction, Name, Positive, Precision, Seed, Shape, Size, Text
@@ -37,8 +37,10 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> Data:
-        if (self.dataset is None) == (self.path is None):
+        if self.dataset is None and self.path is None:
             raise PydanticCustomError("expected", "either dataset or path")
+        if self.dataset is not None and self.path is not None:
+            raise PydanticCustomError("expected", "only one of dataset and path (null for the other)")
         return self
 
 
@@ -86,3 +88,7 @@ class Config(Section):
     def where(self, path: PathParts) -> str:
         """`file:line:col` of the value at `path`, for messages."""
         return self._source.root.find(path)[1]
+
+    def refused(self, path: PathParts, message: str) -> ConfigError:
+        """The error that says what is wrong with the value at `path`, and where it was written."""
+        return ConfigError([Problem(self.where(path), dotted(path), message)])

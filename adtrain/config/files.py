@@ -61,7 +61,7 @@ def _find(name: str) -> Path:
     if os.path.isdir(name):
         raise ConfigError([Problem(name, "", "found a folder, expected a YAML file")])
     message = f"no such file, nor a packaged config; {known(Path(name).stem, names, 'packaged')}"
-    raise ConfigError([Problem(name, "", message)])
+    raise ConfigError([Problem(name or "''", "", message)])
 
 
 class _Dumper(yaml.SafeDumper):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NoReturn
 
-from adtrain.config.problems import ConfigError, Problem, found
+from adtrain.config.problems import ConfigError, Problem, found, word
 from adtrain.config.source import MAX_DEPTH, Node, read_value
 from adtrain.config.specs import BY_KIND
 
@@ -21,7 +21,7 @@ def override(root: Node, settings: Sequence[str]) -> Node:
         key = re.sub(r"\[(\d+)\]", r".\1", key.strip())
         parts = key.split(".")
         if not (equals and len(parts) <= MAX_DEPTH and all(re.fullmatch(r"\w+", part) for part in parts)):
-            _refuse("--set", f"found {found(setting)}, expected key=value such as training.epochs=3")
+            _refuse(f"--set {word(setting)}", "found no key=value, expected one such as training.epochs=3")
         where = f"--set {key}"
         if not text.strip():
             _refuse(where, "found no value after the =, expected one (null for none)")

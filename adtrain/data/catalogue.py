@@ -87,7 +87,7 @@ def raw_sha256(path: Path) -> str:
             while chunk := stream.read(1 << 20):
                 digest.update(chunk)
     except DataError as error:
-        return str(error)
+        return str(error).removeprefix(f"{path}: ")
     return digest.hexdigest()
 
 

@@ -52,16 +52,16 @@ def load(dataset: str | None = None, path: str | Path | None = None) -> DataSet:
         raise DataError("data needs either a data set's name or a folder's path, and not both")
     if dataset is not None:
         entry = catalogue.find(dataset)
-        train, test = _read_split(entry.folder, "train"), _read_split(entry.folder, "t10k")
-        return _checked(DataSet(entry.name, train, test, entry.classes, entry.mean, entry.std), entry.folder)
+        train, test = _read_splits(entry.folder, len(entry.classes))
+        return DataSet(entry.name, train, test, entry.classes, entry.mean, entry.std)
     folder = Path(str(path)).expanduser()
     if not folder.is_dir():
         found = "a file" if folder.exists() else "nothing"
         raise DataError(f"{folder}: found {found}, expected a folder of IDX files named as MNIST's")
-    train, test = _read_split(folder, "train"), _read_split(folder, "t10k")
+    train, test = _read_splits(folder)
     count = int(max(train.labels.max(), test.labels.max())) + 1
     classes = tuple(str(label) for label in range(count))
-    return _checked(DataSet(folder.resolve().name, train, test, classes, *channel_statistics(train.images)), folder)
+    return DataSet(folder.resolve().name, train, test, classes, *channel_statistics(train.images))
 
 
 def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -81,7 +81,16 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
     return tuple(means), tuple(stds)
 
 
-def _read_split(folder: Path, part: str) -> Split:
+def _read_splits(folder: Path, classes: int | None = None) -> tuple[Split, Split]:
+    """Training and test images, of one shape; labels are below `classes` where it is given."""
+    train, test = _read_split(folder, "train", classes), _read_split(folder, "t10k", classes)
+    train_shape, test_shape = train.images.shape[1:], test.images.shape[1:]
+    if train_shape != test_shape:
+        raise DataError(f"{folder}: found test images of shape {test_shape}, expected {train_shape} as in training")
+    return train, test
+
+
+def _read_split(folder: Path, part: str, classes: int | None) -> Split:
     image_file = _find(folder, f"{part}-images", "idx3-ubyte")
     label_file = _find(folder, f"{part}-labels", "idx1-ubyte")
     images, labels = _read_bytes(image_file, 3), _read_bytes(label_file, 1)
@@ -91,6 +100,8 @@ def _read_split(folder: Path, part: str) -> Split:
         )
     if images.size == 0:
         raise DataError(f"{image_file}: found no pixels (shape {images.shape}), expected at least one image")
+    if classes is not None and (largest := labels.max()) >= classes:
+        raise DataError(f"{label_file}: found label {largest}, expected 0 to {classes - 1}")
     return Split(images[:, np.newaxis], labels.astype(np.int64))
 
 
@@ -109,15 +120,3 @@ def _read_bytes(path: Path, dimensions: int) -> np.ndarray:
         found = f"{array.dtype} in {array.ndim} dimensions"
         raise DataError(f"{path}: found {found}, expected uint8 in {dimensions} (magic number 0x0000080{dimensions})")
     return array
-
-
-def _checked(data: DataSet, folder: Path) -> DataSet:
-    """The data set itself, once its labels and both image shapes agree with each other."""
-    for part, split in (("train", data.train), ("test", data.test)):
-        largest = int(split.labels.max())
-        if largest >= len(data.classes):
-            raise DataError(f"{folder}: found label {largest} in the {part} set, expected 0 to {len(data.classes) - 1}")
-    train_shape, test_shape = data.train.images.shape[1:], data.test.images.shape[1:]
-    if train_shape != test_shape:
-        raise DataError(f"{folder}: found test images of shape {test_shape}, expected {train_shape} as in training")
-    return data

@@ -15,26 +15,19 @@ if TYPE_CHECKING:
 MODES = {1: "L", 3: "RGB"}
 
 
-def read_image(path: str | Path, shape: tuple[int, int, int]) -> np.ndarray:
-    """The PNG or JPEG file as uint8 of `shape` (C, H, W): colour is turned into grey, or grey into colour, as C asks.
+def read_image(path: str | Path, channels: int) -> np.ndarray:
+    """The PNG or JPEG file as uint8 (C, H, W): colour is turned into grey, or grey into colour, as `channels` asks.
 
-    Raises DataError when the file is missing or no such image, has another size (nothing is resized unasked), is
-    transparent, and when Pillow is absent.
+    Raises DataError when the file is missing or no such image, is transparent, and when Pillow is absent.
     """
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
         raise DataError("reading an image file needs Pillow; pip install 'adtrain[report]'") from error
-    channels, height, width = shape
     if channels not in MODES:
         raise DataError(f"{path}: an image file has 1 or 3 channels, the network takes {channels}; give an IDX file")
     try:
         with Image.open(path, formats=("PNG", "JPEG")) as image:
-            if image.size != (width, height):
-                raise DataError(
-                    f"{path}: found an image of {image.height} x {image.width} pixels (height x width), "
-                    f"expected {height} x {width}; resize it first"
-                )
             _refuse_mode(image, path)
             pixels = np.asarray(image.convert(MODES[channels]))
     except UnidentifiedImageError as error:
@@ -42,7 +35,15 @@ def read_image(path: str | Path, shape: tuple[int, int, int]) -> np.ndarray:
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         cause = getattr(error, "strerror", None) or error
         raise DataError(f"{path}: cannot be read ({cause})") from error
-    return np.ascontiguousarray(pixels.reshape(height, width, channels).transpose(2, 0, 1))
+    return np.ascontiguousarray(pixels.reshape(*pixels.shape[:2], channels).transpose(2, 0, 1))
+
+
+def resized(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    """The image uint8 (C, H, W) at another size, by bilinear interpolation over all pixels that a new one covers."""
+    from PIL import Image
+
+    bilinear = Image.Resampling.BILINEAR
+    return np.stack([np.asarray(Image.fromarray(channel).resize((width, height), bilinear)) for channel in image])
 
 
 def _refuse_mode(image: Image.Image, path: str | Path) -> None:

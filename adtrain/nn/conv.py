@@ -46,9 +46,9 @@ class Conv2d(WeightLayer):
         low, extra = self._padding()
         padded = tuple(n + 2 * p + e for n, p, e in zip(shape[1:], low, extra, strict=True))
         if any(k > n for k, n in zip(kernel, padded, strict=True)):
+            dilated = f" (dilated {by(kernel)})" if kernel != pair(self.kernel_size) else ""
             raise ShapeError(
-                f"conv2d: kernel {by(pair(self.kernel_size))} (dilated {by(kernel)}) "
-                f"is larger than the padded input {by(padded)}"
+                f"conv2d: kernel {by(pair(self.kernel_size))}{dilated} is larger than the padded input {by(padded)}"
             )
         sizes = zip(padded, kernel, pair(self.stride), strict=True)
         return (self.out_channels, *((n - k) // s + 1 for n, k, s in sizes))

@@ -49,13 +49,19 @@ def evaluate(
 def probabilities(
     network: Network, params: nn.Params, statistics: nn.State, images: np.ndarray, device: str
 ) -> np.ndarray:
-    """The probability of each class, (N, classes), for images uint8 (N, C, H, W)."""
+    """The probability of each class, (N, classes), for images uint8 (N, C, H, W).
+
+    Raises AdtrainError where one is no number.
+    """
     rows = [np.zeros((0, 0))]
     for start in range(0, len(images), BATCH_SIZE):
         batch = array(images[start : start + BATCH_SIZE], device=device)
         outputs, _ = network.outputs(params, statistics, batch, nn.Mode(training=False))
         rows.append(network.probabilities(outputs).numpy())
-    return np.concatenate(rows[1:] or rows)
+    found = np.concatenate(rows[1:] or rows)
+    if not np.isfinite(found).all():
+        raise AdtrainError("the model's probabilities are no numbers: its weights have overflowed in training")
+    return found
 
 
 def on_device(split: Split, indices: np.ndarray, device: str) -> tuple[Value, Value]:

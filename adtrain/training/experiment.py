@@ -10,9 +10,9 @@ import numpy as np
 
 from adtrain import config, data, nn, optim
 from adtrain.config import Config
+from adtrain.config.problems import found, known
 from adtrain.core import tree
 from adtrain.core.array import Array, array
-from adtrain.core.errors import AdtrainError
 from adtrain.data import DataSet, Split
 from adtrain.training import network
 from adtrain.training.network import Network
@@ -68,17 +68,18 @@ def prepare(cfg: Config) -> Experiment:
     """Build the model, read the data, and check that they fit together.
 
     Raises:
-        ConfigError: the model's layers do not fit together, or options exclude one another.
+        ConfigError: the model's layers do not fit together, or do not fit the data.
         DataError: the data are missing or damaged.
-        AdtrainError: model and data do not fit together.
     """
-    network.build(cfg, (0.0,), (1.0,))  # the config's mistakes are told before any data are read
     cfg = _with_absolute_path(cfg)
+    if cfg.data.dataset is not None and cfg.data.dataset not in data.CATALOGUE:
+        unknown = f"unknown data set {found(cfg.data.dataset)}; {known(cfg.data.dataset, data.CATALOGUE)}"
+        raise cfg.refused(("data", "dataset"), unknown)
     images = data.load(cfg.data.dataset, cfg.data.path)
     net = network.build(cfg, images.mean, images.std)
-    _check_fit(net, images)
+    _check_fit(cfg, net, images)
     train, validation = data.split_validation(images.train, cfg.data.validation, cfg.training.seed)
-    _check_last_batch(net, len(train), cfg.data.batch_size)
+    _check_last_batch(cfg, net, len(train))
     steps_per_epoch = -(-len(train) // cfg.data.batch_size)
     total_steps = steps_per_epoch * cfg.training.epochs
     if cfg.training.steps is not None:
@@ -105,29 +106,31 @@ def _with_absolute_path(cfg: Config) -> Config:
     return cfg.model_copy(update={"data": cfg.data.model_copy(update={"path": path})})
 
 
-def _check_fit(net: Network, images: DataSet) -> None:
-    found = images.train.images.shape[1:]
-    if net.input_shape not in (found, (prod(found),)):
-        raise AdtrainError(
-            f"model.input is {list(net.input_shape)}, the images of {images.name} have shape {list(found)}: "
-            f"expected {list(found)}, or [{prod(found)}] for flat input"
-        )
-    outputs = net.model.output_shape(net.input_shape)
+def _check_fit(cfg: Config, net: Network, images: DataSet) -> None:
+    shape = images.train.images.shape[1:]
+    if net.input_shape not in (shape, (prod(shape),)):
+        expected = f"expected {found(shape)}, the shape of the images, or [{prod(shape)}] for flat input"
+        raise cfg.refused(("model", "input"), f"found {found(net.input_shape)}, {expected}")
+    outputs, classes = net.model.output_shape(net.input_shape), len(images.classes)
+    last_layer = ("model", "layers", len(cfg.model.layers) - 1)
     if len(outputs) != 1:
-        raise AdtrainError(f"the model's output is {list(outputs)}, expected [{len(images.classes)}], one a class")
-    if outputs[0] < len(images.classes):
-        raise AdtrainError(f"the model has {outputs[0]} outputs, the data set {len(images.classes)} classes")
+        raise cfg.refused(last_layer, f"found the output {found(outputs)}, expected [{classes}], one a class")
+    if outputs[0] < classes:
+        labels = f"the labels of {cfg.data.path or images.name} are 0 to {classes - 1}"
+        raise cfg.refused(last_layer, f"found {outputs[0]} outputs, expected at least {classes}: {labels}")
     if not any(row.parameters for row in nn.describe(net.model, net.input_shape)):
-        raise AdtrainError("the model has no parameters to train")
+        raise cfg.refused(("model", "layers"), "found no parameters, expected a layer that has some to train")
 
 
-def _check_last_batch(net: Network, count: int, batch_size: int) -> None:
+def _check_last_batch(cfg: Config, net: Network, count: int) -> None:
     """Batch normalisation has no variance in a batch of one value a channel, and such a batch comes last."""
+    batch_size = cfg.data.batch_size
     if batch_size > 1 and count % batch_size != 1 and count > 1:
         return
     for row in nn.describe(net.model, net.input_shape):
         if row.kind.startswith("batch_norm") and prod(row.output_shape[1:]) == 1:
-            raise AdtrainError(
-                f"layer {row.name} ({row.kind}) needs 2 images a batch; with data.batch_size {batch_size} "
-                f"the last batch of {count} images has 1: choose another batch_size"
+            raise cfg.refused(
+                ("data", "batch_size"),
+                f"found {batch_size}, which leaves 1 of {count} images for the last batch, "
+                f"expected another size: layer {row.name} ({row.kind}) needs 2 images a batch",
             )

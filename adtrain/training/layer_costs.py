@@ -51,30 +51,28 @@ def layer_costs(cfg: Config) -> list[LayerCost]:
     with hook(backward):
         value_and_grad(total)(params)
 
-    rows = []
-    for row in nn.describe(model, shape):
-        flops = forward.of.pop(row.name, 0), backward.of.pop(row.name, 0) // TRAINING_BATCH
-        rows.append(LayerCost(*row, *flops))
-    for name in sorted(forward.of):
+    layers = nn.describe(model, shape)
+    for name in sorted(forward.of.keys() - {row.name for row in layers}, reverse=True):  # the innermost first
         if forward.of[name]:
-            flops = forward.of[name], backward.of[name] // TRAINING_BATCH
-            rows.append(LayerCost(name, forward.kinds[name], (), 0, *flops))
-    return rows
+            last_child = max(i for i, row in enumerate(layers) if row.name.startswith(f"{name}."))
+            layers.insert(last_child + 1, nn.LayerRow(name, forward.kinds[name], forward.output_shapes[name], 0))
+    return [LayerCost(*row, forward.of[row.name], backward.of[row.name] // TRAINING_BATCH) for row in layers]
 
 
 class _Flops(Hook):
-    """Counts the FLOPs of one phase by layer."""
+    """Counts the FLOPs of one phase by layer, and keeps each layer's kind and the shape of its last output."""
 
     def __init__(self, phase: str) -> None:
         self.phase = phase
         self.of: Counter[str] = Counter()
         self.kinds: dict[str, str] = {}
+        self.output_shapes: dict[str, nn.Shape] = {}
 
     def before(self, call: Call) -> None:
         name, kind = _layer(call.scope)
         if call.phase == self.phase and name:
             self.of[name] += call.primitive.cost(call.args, call.params).flops
-            self.kinds[name] = kind
+            self.kinds[name], self.output_shapes[name] = kind, call.outputs[0].shape[1:]
 
 
 def _layer(scope: str) -> tuple[str, str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +73,20 @@ def load(run: Path, device: str = "cpu") -> TrainedModel:
         raise AdtrainError(f"{run}: found no model.safetensors; the run ended before its first epoch did, train again")
     tensors, about = _read(path)
     try:
-        net = network.build(cfg, (0.0,), (1.0,))
-        net = replace(net, mean=tuple(map(float, about["mean"])), std=tuple(map(float, about["std"])))
+        mean, std = (tuple(map(float, about[key])) for key in ("mean", "std"))
         classes = tuple(map(str, about["classes"]))
         channels, height, width = map(int, about["image_shape"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise AdtrainError(f"{path}: its metadata are not those that adtrain train writes ({error!r})") from None
+        fits = (
+            np.isfinite(mean).all()
+            and (np.array(std) > 0).all()
+            and len(mean) == len(std) == channels
+            and channels * height * width == prod(cfg.model.input)
+        )
+    except (KeyError, TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise AdtrainError(f"{path}: its metadata are not those that adtrain train writes for the model of config.yaml")
+    net = network.build(cfg, mean, std)
     rng = np.random.default_rng(0)
     params, statistics = net.model.init(net.input_shape, rng, net.dtype)
     _check(path, tensors, _named(params, statistics))

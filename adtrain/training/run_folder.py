@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +35,30 @@ class RunFolder:
         Raises AdtrainError where it cannot be written, or `path` holds a run already.
         """
         folder = cls(_unused(experiment.config.name) if path is None else _empty(path))
-        write_atomic(folder.path / CONFIG, config.dump(experiment.config).encode())
-        folder._append()
+        metrics = folder.path / METRICS
+        try:
+            metrics.open("x").close()  # of two runs that begin in one folder, one gets it
+        except OSError as error:
+            raise unwritable(metrics, error) from error
+        try:
+            write_atomic(folder.path / CONFIG, config.dump(experiment.config).encode())
+        except AdtrainError:
+            folder._discard()
+            raise
         return folder
 
     def append_metrics(self, kind: str, values: dict[str, Any]) -> None:
-        self._append({"kind": kind, **values})
+        """Add a line to the metrics, the whole of it or, on a full disk, nothing."""
+        path = self.path / METRICS
+        line = json.dumps({"kind": kind, **values}, allow_nan=False) + "\n"
+        size = path.stat().st_size if path.exists() else 0
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(line)
+        except OSError as error:
+            with suppress(OSError):
+                os.truncate(path, size)
+            raise unwritable(path, error) from error
 
     def write_model(self, experiment: Experiment, state: TrainState) -> None:
         write_atomic(self.path / MODEL, model_file.encode(experiment, state))
@@ -50,13 +70,12 @@ class RunFolder:
         """The names of the run's files that are there."""
         return [name for name in ALL if (self.path / name).exists()]
 
-    def _append(self, *records: dict[str, Any]) -> None:
-        path = self.path / METRICS
-        try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write("".join(json.dumps(record, allow_nan=False) + "\n" for record in records))
-        except OSError as error:
-            raise unwritable(path, error) from error
+    def _discard(self) -> None:
+        """Remove a run that has not begun; the folder stays where it holds anything else."""
+        with suppress(OSError):
+            for name in self.files():
+                (self.path / name).unlink()
+            self.path.rmdir()
 
 
 class Recorder(Observer):
@@ -86,6 +105,8 @@ def _empty(path: Path) -> Path:
         raise AdtrainError(
             f"{path}: holds a run already ({', '.join(there)}); give another --output-dir, or remove that run first"
         )
+    if path.exists() and not path.is_dir():
+        raise AdtrainError(f"{path}: found a file, expected a folder or nothing")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
