@@ -1,7 +1,8 @@
 """adtrain: train neural networks on an automatic-differentiation core one can read.
 
 ``import adtrain as ad`` gives arrays (`array`), operations on them (`ops`), transformations of functions (`grad`,
-`value_and_grad`, `vjp`, `jvp`, `hvp`, `jacobian`, `hessian`, `custom_vjp`), layers (`nn`) and optimizers (`optim`).
+`value_and_grad`, `vjp`, `jvp`, `hvp`, `jacobian`, `hessian`, `custom_vjp`, `stage`), layers (`nn`) and optimizers
+(`optim`).
 """
 
 from adtrain import nn, ops, optim
@@ -11,6 +12,7 @@ from adtrain.core.autodiff import grad, hessian, hvp, jacobian, jvp, value_and_g
 from adtrain.core.backend import register_backend
 from adtrain.core.custom import custom_vjp
 from adtrain.core.errors import AdtrainError, DeviceError, DTypeError, OptionError, ShapeError, TraceError
+from adtrain.core.staging import stage
 
 register_backend("cpu", NumpyBackend)
 
@@ -35,6 +37,7 @@ __all__ = [
     "nn",
     "ops",
     "optim",
+    "stage",
     "value_and_grad",
     "vjp",
 ]

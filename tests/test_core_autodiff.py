@@ -221,7 +221,7 @@ def test_a_tracer_that_escaped_is_refused() -> None:
         return x.sum()
 
     ad.grad(keeping)(np.ones(2))
-    with pytest.raises(ad.TraceError, match="was kept from a function that has been differentiated already"):
+    with pytest.raises(ad.TraceError, match="was kept from a function that has been traced already"):
         kept[0] + 1
 
 

@@ -81,7 +81,7 @@ def test_numbers_are_of_the_configs_precision(tmp_path: Path) -> None:
         assert (a.dtype, b.dtype) == (np.float32, np.float64)
         np.testing.assert_array_equal(a.numpy(), b.numpy().astype(np.float32))
     batch = on_device(double.train, np.arange(4), "cpu")
-    state, metrics = double.train_step()(double.initial_state("cpu"), double.seed("cpu"), *batch)
+    state, metrics = double.train_step(double.initial_state("cpu"), double.seed("cpu"), *batch)
     assert metrics.loss.dtype == np.float64
     assert {x.dtype for x in tree.leaves(state.params)} == {np.dtype(np.float64)}
 

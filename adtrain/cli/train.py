@@ -37,6 +37,7 @@ from adtrain.measure import profile
     show_default=True,
     help="Steps whose operations are timed after training; 0 for none.",
 )
+@click.option("--eager", is_flag=True, help="Run the step operation by operation instead of as a staged program.")
 @json_option
 def command(
     config_path: str,
@@ -47,6 +48,7 @@ def command(
     output_dir: Path | None,
     overrides: tuple[str, ...],
     profile_steps: int,
+    eager: bool,
     as_json: bool,
 ) -> None:
     """Train the network that CONFIG describes: a YAML file, or the name of a packaged config such as mlp.
@@ -56,7 +58,7 @@ def command(
     started = perf_counter()
     given = {"epochs": epochs, "steps": steps, "seed": seed}
     options = [f"training.{name}={value}" for name, value in given.items() if value is not None]
-    experiment = training.prepare(config.load(config_path, [*overrides, *options]))
+    experiment = training.prepare(config.load(config_path, [*overrides, *options]), eager)
     folder = training.RunFolder.create(experiment, output_dir)
     try:
         summary = _train(experiment, folder, device, profile_steps, started)

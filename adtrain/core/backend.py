@@ -12,6 +12,7 @@ from adtrain.core.errors import DeviceError
 if TYPE_CHECKING:
     from adtrain.core.array import ArrayType
     from adtrain.core.primitive import Primitive
+    from adtrain.core.program import Program
 
 
 class Backend(Protocol):
@@ -23,6 +24,10 @@ class Backend(Protocol):
         self, primitive: Primitive, buffers: Sequence[Any], params: Mapping[str, Any], outputs: Sequence[ArrayType]
     ) -> Sequence[Any]:
         """Compute ``primitive`` on ``buffers``; one buffer for each of ``outputs``."""
+        ...
+
+    def compile(self, program: Program) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        """A function that runs ``program``: buffers of its inputs to buffers of its outputs."""
         ...
 
     def from_numpy(self, elements: np.ndarray) -> Any:

@@ -48,6 +48,17 @@ def phase(name: str) -> Iterator[None]:
 
 
 @contextmanager
+def at(scope: str, phase: str) -> Iterator[None]:
+    """Be in a scope and phase that were recorded."""
+    outer = _where.scope, _where.phase
+    _where.scope, _where.phase = scope, phase
+    try:
+        yield
+    finally:
+        _where.scope, _where.phase = outer
+
+
+@contextmanager
 def backward_phase() -> Iterator[None]:
     """The phase of a walk backward; the walk itself moves to the scope of each recorded operation by `enter_scope`."""
     outer_scope, outer_phase = _where.scope, _where.phase

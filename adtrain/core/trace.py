@@ -92,7 +92,7 @@ def bind(primitive: Primitive, *args: Value, **params: Any) -> Any:
         if isinstance(x, Tracer):
             if not x.trace.live:
                 raise TraceError(
-                    f"{primitive.name}: an argument ({x}) was kept from a function that has been differentiated "
+                    f"{primitive.name}: an argument ({x}) was kept from a function that has been traced "
                     "already; return it from that function instead of storing it"
                 )
             if x.trace.level > trace.level:

@@ -11,7 +11,9 @@ from adtrain import nn
 from adtrain.core import tree
 from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError
+from adtrain.core.staging import stage
 from adtrain.data import Split
+from adtrain.passes import SIMPLIFY
 from adtrain.training.network import Network
 from adtrain.training.step import Totals, evaluation_step
 
@@ -32,7 +34,7 @@ def evaluate(
 
     Raises AdtrainError, naming the split by `name`, where the loss is no finite number.
     """
-    step = evaluation_step(network)
+    step = stage(evaluation_step(network), SIMPLIFY)
     totals: Totals | None = None
     for start in range(0, len(split), BATCH_SIZE):
         images, labels = on_device(split, np.arange(start, min(start + BATCH_SIZE, len(split))), device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -13,7 +14,9 @@ from adtrain.config import Config
 from adtrain.config.problems import found, known
 from adtrain.core import tree
 from adtrain.core.array import Array, array
+from adtrain.core.staging import stage
 from adtrain.data import DataSet, Split
+from adtrain.passes import SIMPLIFY
 from adtrain.training import network
 from adtrain.training.network import Network
 from adtrain.training.step import TrainState, TrainStep, train_step
@@ -36,6 +39,7 @@ class Experiment:
     schedule: optim.Schedule
     steps_per_epoch: int
     total_steps: int
+    eager: bool = False
 
     @property
     def epochs(self) -> int:
@@ -59,12 +63,15 @@ class Experiment:
         seed = self.config.training.seed
         return array(np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32), device=device)
 
+    @cached_property
     def train_step(self) -> TrainStep:
+        """The step, staged as a Program unless `eager`."""
         training = self.config.training
-        return train_step(self.network, self.optimizer, self.schedule, training.clip_norm, training.clip_value)
+        step = train_step(self.network, self.optimizer, self.schedule, training.clip_norm, training.clip_value)
+        return step if self.eager else stage(step, SIMPLIFY)
 
 
-def prepare(cfg: Config) -> Experiment:
+def prepare(cfg: Config, eager: bool = False) -> Experiment:
     """Build the model, read the data, and check that they fit together.
 
     Raises:
@@ -95,6 +102,7 @@ def prepare(cfg: Config) -> Experiment:
         schedule=config.build.schedule(cfg, steps_per_epoch, total_steps),
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
+        eager=eager,
     )
 
 

@@ -73,7 +73,7 @@ def _train_epoch(
     observers: Sequence[Observer],
 ) -> tuple[TrainState, _Totals]:
     """One pass, as far as the run's steps go; the time of each step is appended to `step_seconds`."""
-    step, seed = experiment.train_step(), experiment.seed(device)
+    step, seed = experiment.train_step, experiment.seed(device)
     batches = list(_batches(experiment, epoch, experiment.total_steps - len(step_seconds)))
     for observer in observers:
         observer.epoch_started(epoch, experiment.epochs, sum(map(len, batches)))
@@ -100,7 +100,7 @@ def continuation(experiment: Experiment, state: TrainState, device: str = "cpu")
 
     Only batches of the full size are used, so that every call does the same work.
     """
-    step, seed = experiment.train_step(), experiment.seed(device)
+    step, seed = experiment.train_step, experiment.seed(device)
     size = min(experiment.config.data.batch_size, len(experiment.train))
     epochs = (_batches(experiment, experiment.epochs + i) for i in count(1))
     full = (indices for batches in epochs for indices in batches if len(indices) == size)

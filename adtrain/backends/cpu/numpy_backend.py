@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from adtrain.backends.cpu.numpy_program import NumpyProgram, as_declared
 from adtrain.core.array import ArrayType
 from adtrain.core.primitive import Primitive
+from adtrain.core.program import Program
 
 
 class NumpyBackend:
@@ -32,7 +34,10 @@ class NumpyBackend:
             found = primitive.implementations["cpu"](*buffers, **params)
         if len(outputs) == 1:
             found = (found,)
-        return [_as_declared(primitive.name, x, output) for x, output in zip(found, outputs, strict=True)]
+        return [as_declared(primitive.name, x, output) for x, output in zip(found, outputs, strict=True)]
+
+    def compile(self, program: Program) -> Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]:
+        return NumpyProgram(program).run
 
     def from_numpy(self, elements: np.ndarray) -> np.ndarray:
         return elements
@@ -52,12 +57,3 @@ class NumpyBackend:
             return platform.processor() or platform.machine()
         names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
         return names[0] if names else platform.machine()
-
-
-def _as_declared(name: str, x: Any, output: ArrayType) -> np.ndarray:
-    """The result as the shape rule promised it; a disagreement is a bug in the primitive, not in its use."""
-    x = np.asarray(x)
-    if x.shape != output.shape or x.dtype != output.dtype:
-        raise AssertionError(f"{name}: computed {x.dtype}{list(x.shape)}, the shape rule says {output}")
-    # A broadcast is a view with stride 0 and stays one: whoever reads it reads the few elements it has.
-    return x if x.flags.c_contiguous or 0 in x.strides else np.ascontiguousarray(x)

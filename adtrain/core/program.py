@@ -1,0 +1,112 @@
+"""Program: a computation written down. A flat list of equations over typed variables, each assigned once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from adtrain.core.array import Array, ArrayType, Value
+from adtrain.core.primitive import Primitive
+from adtrain.core.scope import at
+from adtrain.core.trace import bind
+
+
+class Variable:
+    """A value of a Program: its type is known, its elements are not. Compared by identity."""
+
+    __slots__ = ("device", "type")
+
+    def __init__(self, type_: ArrayType, device: str) -> None:
+        self.type = type_
+        self.device = device
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.type.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Equation:
+    """``outputs = primitive(inputs, **params)``, and where in the network and in the step it belongs."""
+
+    primitive: Primitive
+    inputs: tuple[Variable, ...]
+    params: Mapping[str, Any]
+    outputs: tuple[Variable, ...]
+    scope: str = ""
+    phase: str = "forward"
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """What a function does to arrays of certain types.
+
+    Attributes:
+        inputs: the arguments' leaves.
+        constants: arrays that were there already when the function was traced.
+        equations: in an order in which they can run.
+        outputs: the results' leaves; a variable may be an input, a constant, or occur twice.
+    """
+
+    inputs: tuple[Variable, ...]
+    constants: Mapping[Variable, Array]
+    equations: tuple[Equation, ...]
+    outputs: tuple[Variable, ...]
+    names: dict[Variable, str] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Name the variables, and assert that each is assigned once and before it is used."""
+        names = {v: f"in{i}" for i, v in enumerate(self.inputs)}
+        names |= {v: f"c{i}" for i, v in enumerate(self.constants)}
+        for equation in self.equations:
+            for v in equation.inputs:
+                if v not in names:
+                    raise AssertionError(f"program: {equation.primitive.name} uses a variable before it is assigned")
+            for v in equation.outputs:
+                if v in names:
+                    raise AssertionError(f"program: {names[v]} is assigned twice")
+                names[v] = f"v{len(names) - len(self.inputs) - len(self.constants)}"
+        if not all(v in names for v in self.outputs):
+            raise AssertionError("program: an output is never assigned")
+        object.__setattr__(self, "names", names)
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def lines(self) -> Iterator[str]:
+        """The program as text, a line each input, constant, equation, and one for the outputs."""
+        for v in self.inputs:
+            yield f"input  {self.names[v]}: {v.type}"
+        for v, x in self.constants.items():
+            value = f" = {x.item()}" if x.size == 1 else ""
+            yield f"const  {self.names[v]}: {v.type}{value}"
+        for e in self.equations:
+            left = ", ".join(f"{self.names[v]}: {v.type}" for v in e.outputs)
+            arguments = [self.names[v] for v in e.inputs] + [f"{k}={v}" for k, v in e.params.items()]
+            where = " ".join(filter(None, (e.phase, e.scope)))
+            yield f"{left} = {e.primitive.name}({', '.join(arguments)})  # {where}"
+        yield f"return {', '.join(self.names[v] for v in self.outputs)}"
+
+    def evaluate(self, *args: Value) -> list[Value]:
+        """Run the equations one by one through `bind`, so that they can be traced again or differentiated."""
+        known: dict[Variable, Value] = dict(self.constants)
+        known.update(zip(self.inputs, args, strict=True))
+        for e, dead in zip(self.equations, self.last_uses(), strict=True):
+            with at(e.scope, e.phase):
+                found = bind(e.primitive, *(known[v] for v in e.inputs), **e.params)
+            known.update(zip(e.outputs, (found,) if isinstance(found, Value) else found, strict=True))
+            for v in dead:
+                del known[v]
+        return [known[v] for v in self.outputs]
+
+    def last_uses(self) -> Sequence[tuple[Variable, ...]]:
+        """For each equation the variables that nobody needs after it; constants and outputs are always needed."""
+        seen = set(self.outputs) | set(self.constants)
+        dead: list[tuple[Variable, ...]] = []
+        for e in reversed(self.equations):
+            dead.append(tuple({v: None for v in (*e.inputs, *e.outputs) if v not in seen}))
+            seen.update(e.inputs, e.outputs)
+        return dead[::-1]

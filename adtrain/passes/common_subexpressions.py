@@ -1,0 +1,31 @@
+"""Common subexpressions: what has been computed once is not computed again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from adtrain.core.program import Program, Variable
+
+
+def merge_common_subexpressions(program: Program) -> Program:
+    """One equation for all of the same primitive, inputs and parameters; one constant for all of the same elements."""
+    same: dict[Variable, Variable] = {}
+    constants: dict[Variable, Any] = {}
+    by_elements: dict[Any, Variable] = {}
+    for v, x in program.constants.items():
+        elements = (v.type, v.device, x.numpy().tobytes()) if x.size == 1 else id(x)
+        same[v] = by_elements.setdefault(elements, v)
+        if same[v] is v:
+            constants[v] = x
+    equations = []
+    known: dict[Any, tuple[Variable, ...]] = {}
+    for equation in program.equations:
+        inputs = tuple(same.get(v, v) for v in equation.inputs)
+        key = (equation.primitive, inputs, tuple(sorted(equation.params.items())))
+        found = known.setdefault(key, equation.outputs)
+        if found is equation.outputs:
+            equations.append(replace(equation, inputs=inputs))
+        else:
+            same.update(zip(equation.outputs, found, strict=True))
+    return Program(program.inputs, constants, tuple(equations), tuple(same.get(v, v) for v in program.outputs))

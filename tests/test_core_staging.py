@@ -1,0 +1,177 @@
+"""Programs: what is staged computes what runs eagerly, to the last bit, and is traced only when types change."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adtrain as ad
+from adtrain import nn, ops, optim
+from adtrain.cases import CASES, Case
+from adtrain.core import tree
+from adtrain.core.hooks import Call, Hook, hook
+from adtrain.core.staging import stage
+from adtrain.passes import SIMPLIFY
+
+ids = [f"{case.op}, {case.name}" for case in CASES]
+
+
+def value_and_gradients(case: Case, args: list[Any]) -> Any:
+    floats = [i for i, x in enumerate(args) if x.dtype.kind == "f"]
+
+    def f(*values: Any) -> Any:
+        given = dict(zip(floats, values, strict=True))
+        return case.f(*(given.get(i, x) for i, x in enumerate(args)))
+
+    out, pullback = ad.vjp(f, *(args[i] for i in floats))
+    return out, pullback(tree.map(ops.ones_like, out))
+
+
+@pytest.mark.parametrize("passes", [(), SIMPLIFY], ids=["plain", "simplified"])
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_every_case_computes_the_same_bits_staged_as_eagerly(case: Case, passes: Any) -> None:
+    args = case.sample()
+    work = (lambda *xs: value_and_gradients(case, list(xs))) if case.order else case.f
+    eager = tree.leaves(work(*args))
+    staged = tree.leaves(stage(work, passes)(*args))
+    assert len(eager) == len(staged)
+    for a, b in zip(eager, staged, strict=True):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+def training() -> tuple[Any, Any]:
+    """A step with Adam, a cosine schedule, dropout and batch norm, and its first state."""
+    body = (nn.Conv2d(4, 3), nn.BatchNorm2d(), nn.Relu(), nn.MaxPool2d(2), nn.Flatten())
+    model = nn.Sequential((*body, nn.Dropout(0.5), nn.Linear(3)))
+    params, statistics = model.init((1, 8, 8), np.random.default_rng(0), np.dtype("float32"))
+    optimizer, schedule = optim.Adam(lr=0.01), optim.schedules.Cosine(total_steps=20)
+
+    def step(state: Any, x: Any, labels: Any, rng: Any) -> Any:
+        params, statistics, averages = state
+
+        def loss(params: Any) -> Any:
+            out, new = model(params, statistics, x, nn.Mode(training=True, rng=rng))
+            return ops.cross_entropy(out, labels), new
+
+        (value, new), grads = ad.value_and_grad(loss, has_aux=True)(params)
+        params, averages = optimizer.update(grads, averages, params, schedule(averages["step"]) * 0.01)
+        return (params, new, averages), value
+
+    return step, (params, statistics, optimizer.init(params))
+
+
+def test_twenty_training_steps_have_identical_losses_and_one_program() -> None:
+    step, state = training()
+    staged = stage(step, SIMPLIFY)
+    rng = np.random.default_rng(1)
+    eager_state = staged_state = state
+    for i in range(20):
+        batch = ad.array(rng.normal(size=(6, 1, 8, 8)).astype("float32")), ad.array(rng.integers(0, 3, 6))
+        eager_state, expected = step(eager_state, *batch, ops.rng_state(3, i))
+        staged_state, found = staged(staged_state, *batch, ops.rng_state(3, i))
+        assert found.item() == expected.item()
+    assert len(staged.compiled) == 1
+
+
+def test_a_function_is_traced_again_only_for_other_types_and_other_static_values() -> None:
+    traced = []
+
+    def f(x: Any, factor: Any) -> Any:
+        traced.append(x.shape)
+        return x * factor
+
+    staged = stage(f)
+    for x in (np.ones(3), np.zeros(3), np.ones(4), np.ones(3, "float32"), np.ones(3)):
+        assert staged(x, 2.0).numpy().tolist() == (x * 2).tolist()
+    staged(np.ones(3), 3.0)
+    assert traced == [(3,), (4,), (3,), (3,)]
+
+
+def test_a_program_reads_as_text() -> None:
+    program = stage(ad.grad(lambda x: (x * x).sum()), SIMPLIFY).program(np.ones(2, "float32"))
+    assert str(program).splitlines() == [
+        "input  in0: float32[2]",
+        "v0: float32[] = full(shape=(), value=1, dtype=float32, device=cpu)  # backward",
+        "v1: float32[1] = reshape(v0, shape=(1,))  # backward",
+        "v2: float32[2] = broadcast_to(v1, shape=(2,))  # backward",
+        "v3: float32[2] = mul(v2, in0)  # backward",
+        "v4: float32[2] = add(v3, v3)  # backward",
+        "return v4",
+    ]
+
+
+def test_a_staged_function_can_be_differentiated_and_staged_again() -> None:
+    cube = stage(lambda x: (x * x * x).sum(), SIMPLIFY)
+    x = np.array([1.0, 2.0])
+    assert ad.grad(cube)(x).numpy().tolist() == [3, 12]
+    assert ad.hessian(cube)(x).numpy().tolist() == [[6, 0], [0, 12]]
+    assert stage(lambda x: cube(x) + 1.0)(x).item() == 10.0
+
+
+def test_hooks_see_the_equations_with_scope_and_phase() -> None:
+    step, state = training()
+    seen: dict[bool, set[Any]] = {True: set(), False: set()}
+
+    class Names(Hook):
+        def __init__(self, staged: bool) -> None:
+            self.seen = seen[staged]
+
+        def after(self, call: Call) -> None:
+            self.seen.add((call.primitive.name, call.scope, call.phase))
+
+    batch = np.ones((6, 1, 8, 8), "float32"), np.arange(6) % 3, ops.rng_state(0)
+    for staged in (False, True):
+        with hook(Names(staged)):
+            (stage(step) if staged else step)(state, *map(ad.array, batch))
+    assert seen[True] == seen[False]
+    assert ("conv2d_weight_grad", "0.conv2d", "backward") in seen[True]
+
+
+def test_a_program_forgets_each_value_after_its_last_use() -> None:
+    megabyte = 1 << 20
+
+    def chain(x: Any) -> Any:
+        for _ in range(20):
+            x = ops.exp(-x)
+        return x
+
+    x = ad.array(np.ones(megabyte // 8))
+    staged = stage(chain)
+    staged(x)
+    tracemalloc.start()
+    try:
+        staged(x)
+        assert tracemalloc.get_traced_memory()[1] < 4 * megabyte
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_branch_on_data_is_refused_by_its_line() -> None:
+    def f(x: Any) -> Any:
+        return x if x.sum() > 0 else -x
+
+    line = f.__code__.co_firstlineno + 1
+    with pytest.raises(ad.TraceError, match=rf"test_core_staging.py:{line}: the elements of bool\[\] are asked for"):
+        stage(f)(np.ones(3))
+
+
+def test_a_value_kept_between_calls_is_refused() -> None:
+    kept: list[Any] = []
+
+    def f(x: Any) -> Any:
+        kept.append(x * 2.0)
+        return kept[0].sum() + x
+
+    staged = stage(f)
+    assert staged(np.ones(2)).numpy().tolist() == [5, 5]
+    with pytest.raises(ad.TraceError, match=r"was kept from a function that has been traced already"):
+        staged(np.ones(3))
+
+
+def test_a_result_that_is_no_array_is_refused() -> None:
+    with pytest.raises(ad.DTypeError, match="stage: the function returned a float, expected arrays"):
+        stage(lambda x: 1.0)(np.ones(2))
