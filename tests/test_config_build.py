@@ -29,9 +29,9 @@ def test_branches_and_shortcuts_become_containers(tmp_path: Path) -> None:
         return nn.Sequential([module])
 
     assert model.layers[1:] == (
-        nn.Parallel([alone(nn.Relu()), alone(nn.Tanh())], join="concat"),
+        nn.Concat([alone(nn.Relu()), alone(nn.Tanh())]),
         nn.Residual(alone(nn.Linear(3)), alone(nn.Linear(3))),
-        nn.Parallel([alone(nn.Relu()), alone(nn.Silu())], join="add"),
+        nn.Add([alone(nn.Relu()), alone(nn.Silu())]),
     )
 
 
@@ -61,7 +61,7 @@ def test_packaged_configs_end_in_ten_classes(name: str) -> None:
         (["flatten", "concat: [[relu], [linear: {out_features: 2, in_features: 2}]]"],
          "7:25  model.layers[1].concat.branches[1][0] linear: in_features is 2, the input has 36 features: (36,)"),
         (["flatten", "add: [[linear: 2], [linear: 3]]"],
-         "7:7  model.layers[1] add: join 'add' needs equal shapes, branch 0 gives (2,), branch 1 (3,)"),
+         "7:7  model.layers[1] add: the branches must agree, branch 0 gives (2,), branch 1 (3,)"),
         (["conv2d: {out_channels: 3, kernel_size: 3, padding: same, stride: 2}"],
          "6:7  model.layers[0] conv2d: padding 'same' needs stride 1, found stride 2"),
         (["linear: 10"], "6:7  model.layers[0] linear: output (1, 6, 10) does not fit the loss cross_entropy, "

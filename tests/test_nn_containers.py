@@ -16,7 +16,7 @@ FLOAT32 = np.dtype(np.float32)
 MODEL = nn.Sequential(
     [
         nn.Residual(nn.Sequential([nn.Linear(6), nn.BatchNorm1d()]), nn.Linear(6, bias=False)),
-        nn.Parallel([nn.Linear(2), nn.Sequential([nn.Relu(), nn.Linear(3)])]),
+        nn.Concat([nn.Linear(2), nn.Sequential([nn.Relu(), nn.Linear(3)])]),
         nn.Relu(),
         nn.Linear(4),
     ]
@@ -69,7 +69,7 @@ def test_operations_run_in_the_scope_of_their_layer() -> None:
         MODEL(params, state, ad.array(np.ones((3, 5), np.float32)), nn.Mode(training=True))
     assert scopes.seen == [
         "0.residual.body.0.linear", "0.residual.body.1.batch_norm1d", "0.residual.shortcut", "0.residual",
-        "1.parallel.0.linear", "1.parallel.1.sequential.0.relu", "1.parallel.1.sequential.1.linear", "1.parallel",
+        "1.concat.0.linear", "1.concat.1.sequential.0.relu", "1.concat.1.sequential.1.linear", "1.concat",
         "2.relu", "3.linear",
     ]  # fmt: skip
 
@@ -83,9 +83,9 @@ def test_a_residual_adds_its_input_or_its_shortcut() -> None:
     np.testing.assert_array_equal(y, [[2.0, -1.0]])
 
 
-@pytest.mark.parametrize(("join", "expected"), [("concat", [[1.0, 0.0, 1.0, -1.0]]), ("add", [[2.0, -1.0]])])
-def test_a_parallel_joins_its_branches(join: Any, expected: list[list[float]]) -> None:
-    model = nn.Parallel([nn.Relu(), nn.LeakyRelu(0.5)], join)
+@pytest.mark.parametrize(("join", "expected"), [(nn.Concat, [[1.0, 0.0, 1.0, -1.0]]), (nn.Add, [[2.0, -1.0]])])
+def test_branches_are_joined(join: Any, expected: list[list[float]]) -> None:
+    model = join([nn.Relu(), nn.LeakyRelu(0.5)])
     y, _ = model({}, {}, ad.array([[1.0, -2.0]]), nn.Mode(training=False))
     np.testing.assert_array_equal(y, expected)
 
@@ -105,7 +105,7 @@ def test_the_new_state_has_the_structure_of_the_old_and_leaves_the_old_alone() -
 
 
 def test_each_dropout_draws_its_own_mask_and_the_same_one_again() -> None:
-    model = nn.Parallel([nn.Dropout(0.5), nn.Sequential([nn.Dropout(0.5)])])
+    model = nn.Concat([nn.Dropout(0.5), nn.Sequential([nn.Dropout(0.5)])])
     x = ad.array(np.ones((4, 100), np.float32))
 
     def masks(step: int) -> list[np.ndarray]:

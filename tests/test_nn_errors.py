@@ -70,15 +70,14 @@ unchecked: Any = nn  # many of the calls below are wrong in their types
             "residual: the body gives (3,), the shortcut (5,)",
         ),
         (
-            nn.Parallel([nn.Linear(3), nn.Linear(5)], "add"),
+            nn.Add([nn.Linear(3), nn.Linear(5)]),
             (4,),
-            "parallel: join 'add' needs equal shapes, branch 0 gives (3,), branch 1 (5,)",
+            "add: the branches must agree, branch 0 gives (3,), branch 1 (5,)",
         ),
         (
-            nn.Parallel([nn.Conv2d(2, 1), nn.Conv2d(2, 2)]),
+            nn.Concat([nn.Conv2d(2, 1), nn.Conv2d(2, 2)]),
             (1, 4, 4),
-            "parallel: join 'concat' needs equal shapes after the first axis, branch 0 gives (2, 4, 4), "
-            "branch 1 (2, 3, 3)",
+            "concat: the branches must agree after the first axis, branch 0 gives (2, 4, 4), branch 1 (2, 3, 3)",
         ),
         (
             nn.Sequential([nn.Relu(), nn.Residual(nn.Sequential([nn.Conv2d(2, 9)]))]),
@@ -103,7 +102,7 @@ def test_an_input_that_does_not_fit(layer: nn.Module, shape: nn.Shape, message: 
 
 
 def test_an_error_inside_containers_carries_the_path_and_the_reason() -> None:
-    model = nn.Sequential([nn.Relu(), nn.Parallel([nn.Relu(), nn.Sequential([nn.Linear(3, in_features=5)])])])
+    model = nn.Sequential([nn.Relu(), nn.Concat([nn.Relu(), nn.Sequential([nn.Linear(3, in_features=5)])])])
     with pytest.raises(nn.LayerError) as caught:
         nn.describe(model, (4,))
     assert caught.value.path == ("1", "1", "0")
@@ -165,11 +164,8 @@ def test_an_error_inside_containers_carries_the_path_and_the_reason() -> None:
         (lambda: unchecked.Softmax(0), "softmax: dim is 0, expected an axis other than 0, the batch's"),
         (lambda: unchecked.Reshape((-1, -1)), "reshape: shape is (-1, -1), expected integers, at least 1, or -1 once"),
         (lambda: unchecked.Sequential([unchecked.Relu]), "sequential: layers holds "),
-        (lambda: unchecked.Parallel([]), "parallel: branches is empty, expected at least one module"),
-        (
-            lambda: unchecked.Parallel([unchecked.Relu()], "mean"),
-            "parallel: join is 'mean', expected one of concat, add",
-        ),
+        (lambda: unchecked.Concat([]), "concat: branches is empty, expected at least one module"),
+        (lambda: unchecked.Add([1]), "add: branches holds 1, expected a module"),
         (lambda: unchecked.Residual([unchecked.Relu()]), "residual: body holds [Relu()], expected a module"),
     ],
 )

@@ -105,7 +105,7 @@ def test_adaptive_avg_pool2d(size: tuple[int, int], output: Any) -> None:
     layer=st.sampled_from([
         nn.Linear(3), nn.Linear(3, bias=False), nn.LayerNorm(), nn.GroupNorm(1), nn.Flatten(), nn.Relu(),
         nn.LeakyRelu(), nn.Elu(), nn.Gelu(), nn.Silu(), nn.Tanh(), nn.Sigmoid(), nn.Softplus(), nn.Softmax(),
-        nn.LogSoftmax(), nn.Dropout(0.0), nn.Residual(nn.Tanh()), nn.Parallel([nn.Relu(), nn.Tanh()], "add"),
+        nn.LogSoftmax(), nn.Dropout(0.0), nn.Residual(nn.Tanh()), nn.Add([nn.Relu(), nn.Tanh()]),
     ]),
     shape=st.lists(small, min_size=1, max_size=4).map(tuple),
 )  # fmt: skip

@@ -102,7 +102,7 @@ def _layer(cfg: Config, spec: Layer, path: PathParts) -> nn.Module:
         return nn.Residual(body, shortcut)
     if isinstance(spec, (Concat, Add)):
         branches = [_sequential(cfg, branch, (*inside, "branches", i)) for i, branch in enumerate(spec.branches)]
-        return nn.Parallel(branches, join="concat" if isinstance(spec, Concat) else "add")
+        return nn.Concat(branches) if isinstance(spec, Concat) else nn.Add(branches)
     return _made(cfg, path, spec, nn.LAYERS[spec.kind], spec.options())
 
 
@@ -127,6 +127,4 @@ def _layer_at(layers: list[Layer], path: PathParts, names: tuple[str, ...]) -> t
 
 
 def _refused(cfg: Config, path: PathParts, kind: str, reason: str) -> ConfigError:
-    for name in (kind, "parallel"):
-        reason = reason.removeprefix(f"{name}: ")
-    return ConfigError([Problem(cfg.where(path), f"{dotted(path)} {kind}", reason)])
+    return ConfigError([Problem(cfg.where(path), f"{dotted(path)} {kind}", reason.removeprefix(f"{kind}: "))])

@@ -26,7 +26,7 @@ from adtrain.nn.activation import (
     Softplus,
     Tanh,
 )
-from adtrain.nn.containers import Container, Parallel, Residual, Sequential
+from adtrain.nn.containers import Add, Concat, Container, Residual, Sequential
 from adtrain.nn.conv import Conv2d, ConvTranspose2d
 from adtrain.nn.describe import LayerRow, count_parameters, describe
 from adtrain.nn.init import INITIALIZERS, WeightInit
@@ -57,9 +57,46 @@ LOSSES: dict[str, Callable[..., Value]] = {
 """Every loss by its name in a config: f(outputs, targets, **options), the mean over the batch."""
 
 __all__ = [
-    "INITIALIZERS", "LAYERS", "LOSSES", "AdaptiveAvgPool2d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Container",
-    "Conv2d", "ConvTranspose2d", "Dropout", "Elu", "Embedding", "Flatten", "Gelu", "GroupNorm", "LayerError",
-    "LayerNorm", "LayerRow", "LeakyRelu", "Linear", "LogSoftmax", "MaxPool2d", "Mode", "Module", "Parallel", "Params",
-    "Relu", "Reshape", "Residual", "Sequential", "Shape", "Sigmoid", "Silu", "Softmax", "Softplus", "State", "Tanh",
-    "WeightInit", "count_parameters", "describe",
+    "INITIALIZERS",
+    "LAYERS",
+    "LOSSES",
+    "AdaptiveAvgPool2d",
+    "Add",
+    "AvgPool2d",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "Concat",
+    "Container",
+    "Conv2d",
+    "ConvTranspose2d",
+    "Dropout",
+    "Elu",
+    "Embedding",
+    "Flatten",
+    "Gelu",
+    "GroupNorm",
+    "LayerError",
+    "LayerNorm",
+    "LayerRow",
+    "LeakyRelu",
+    "Linear",
+    "LogSoftmax",
+    "MaxPool2d",
+    "Mode",
+    "Module",
+    "Params",
+    "Relu",
+    "Reshape",
+    "Residual",
+    "Sequential",
+    "Shape",
+    "Sigmoid",
+    "Silu",
+    "Softmax",
+    "Softplus",
+    "State",
+    "Tanh",
+    "WeightInit",
+    "count_parameters",
+    "describe",
 ]  # fmt: skip

@@ -6,7 +6,8 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import reduce
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,6 @@ from adtrain import ops
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.scope import scope
-from adtrain.nn import fields
 from adtrain.nn.module import LayerError, Mode, Module, Params, Shape, State
 
 
@@ -134,34 +134,29 @@ class Residual(Container):
 
 
 @dataclass(frozen=True)
-class Parallel(Container):
-    """Branches "0", "1", ... of one input, joined along the first axis of a sample (channels) or added."""
+class Branches(Container):
+    """Modules side by side on one input, named "0", "1", ...; subclasses say how their outputs are joined."""
 
     branches: Sequence[Module]
-    join: Literal["concat", "add"] = "concat"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "branches", _modules(self, "branches", self.branches))
-        fields.check_choice(self, "join", ("concat", "add"))
         if not self.branches:
-            raise OptionError("parallel: branches is empty, expected at least one module")
+            raise OptionError(f"{self.kind()}: branches is empty, expected at least one module")
+
+    @abstractmethod
+    def joined_shape(self, shapes: Sequence[Shape]) -> Shape:
+        """The shape of the joined output; ShapeError where the branches' do not fit together."""
+
+    @abstractmethod
+    def join(self, outputs: Sequence[Value]) -> Value: ...
 
     def children(self, shape: Shape) -> Iterator[tuple[str, Module, Shape]]:
         for i, branch in enumerate(self.branches):
             yield str(i), branch, shape
 
     def output_shape(self, shape: Shape) -> Shape:
-        shapes = [_shape_through(str(i), branch, shape) for i, branch in enumerate(self.branches)]
-        first = shapes[0]
-        for i, other in enumerate(shapes):
-            if self.join == "add" and other != first:
-                raise ShapeError(f"parallel: join 'add' needs equal shapes, branch 0 gives {first}, branch {i} {other}")
-            if self.join == "concat" and (not first or len(other) != len(first) or other[1:] != first[1:]):
-                raise ShapeError(
-                    f"parallel: join 'concat' needs equal shapes after the first axis, "
-                    f"branch 0 gives {first}, branch {i} {other}"
-                )
-        return first if self.join == "add" else (sum(other[0] for other in shapes), *first[1:])
+        return self.joined_shape([_shape_through(str(i), branch, shape) for i, branch in enumerate(self.branches)])
 
     def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         outputs: list[Value] = []
@@ -170,12 +165,38 @@ class Parallel(Container):
             y, changed = _run(str(i), f"{i}.{branch.kind()}", branch, params, state, x, mode)
             outputs.append(y)
             new |= changed
-        if self.join == "concat":
-            return ops.concatenate(outputs, axis=1), new
-        total = outputs[0]
-        for y in outputs[1:]:
-            total = ops.add(total, y)
-        return total, new
+        return self.join(outputs), new
+
+
+@dataclass(frozen=True)
+class Concat(Branches):
+    """The branches' outputs side by side along the first axis of a sample (channels)."""
+
+    def joined_shape(self, shapes: Sequence[Shape]) -> Shape:
+        first = shapes[0]
+        for i, other in enumerate(shapes):
+            if not first or len(other) != len(first) or other[1:] != first[1:]:
+                raise ShapeError(
+                    f"concat: the branches must agree after the first axis, branch 0 gives {first}, branch {i} {other}"
+                )
+        return (sum(other[0] for other in shapes), *first[1:])
+
+    def join(self, outputs: Sequence[Value]) -> Value:
+        return ops.concatenate(outputs, axis=1)
+
+
+@dataclass(frozen=True)
+class Add(Branches):
+    """The sum of the branches' outputs."""
+
+    def joined_shape(self, shapes: Sequence[Shape]) -> Shape:
+        for i, other in enumerate(shapes):
+            if other != shapes[0]:
+                raise ShapeError(f"add: the branches must agree, branch 0 gives {shapes[0]}, branch {i} {other}")
+        return shapes[0]
+
+    def join(self, outputs: Sequence[Value]) -> Value:
+        return reduce(ops.add, outputs)
 
 
 def _modules(container: Container, name: str, modules: Sequence[Module]) -> tuple[Module, ...]:
