@@ -91,6 +91,28 @@ def test_a_function_is_traced_again_only_for_other_types_and_other_static_values
     assert traced == [(3,), (4,), (3,), (3,)]
 
 
+def test_equal_static_values_of_other_types_are_other_programs() -> None:
+    staged = stage(lambda x, factor: x * factor)
+    x = np.array([1, 2])
+    assert [staged(x, f).dtype for f in (1, 1.0, True)] == [np.int64, np.float32, np.int64]
+    assert len(staged.compiled) == 3
+    with pytest.raises(ad.DTypeError, match="stage: an argument is neither an array nor a static value"):
+        staged(x, {1, 2})
+
+
+def test_a_staged_function_inside_another_folds_its_own_constants() -> None:
+    inner = stage(lambda x: x + ops.exp(np.zeros(3)), SIMPLIFY)
+    outer = stage(lambda x: inner(x) * 2.0, SIMPLIFY)
+    assert outer(np.ones(3)).numpy().tolist() == [4, 4, 4]
+    assert [e.primitive.name for e in outer.program(np.ones(3)).equations] == ["add", "mul"]
+
+
+def test_a_value_that_is_being_differentiated_must_be_an_argument() -> None:
+    with pytest.raises(ad.TraceError, match="uses a value of another tracing; pass it in"):
+        ad.grad(lambda c: stage(lambda x: (x * c).sum())(np.ones(2)))(np.array(2.0))
+    assert ad.grad(lambda c: stage(lambda x, c: (x * c).sum())(np.ones(2), c))(np.array(2.0)).item() == 2.0
+
+
 def test_a_program_reads_as_text() -> None:
     program = stage(ad.grad(lambda x: (x * x).sum()), SIMPLIFY).program(np.ones(2, "float32"))
     assert str(program).splitlines() == [

@@ -57,6 +57,14 @@ def test_what_was_computed_is_not_computed_again() -> None:
     assert len(program.constants) == 1
 
 
+def test_zeros_of_both_signs_are_kept_apart() -> None:
+    def f(x: Any) -> Any:
+        return x * ops.full((2, 3), 0.0, np.float64), x * ops.full((2, 3), -0.0, np.float64)
+
+    for a, b in zip(stage(f, passes.SIMPLIFY)(X), f(X), strict=True):
+        np.testing.assert_array_equal(np.signbit(a.numpy()), np.signbit(b.numpy()))
+
+
 def test_what_depends_on_constants_alone_is_computed_once() -> None:
     table = np.arange(3.0)
 

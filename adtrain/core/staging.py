@@ -127,8 +127,13 @@ class Staged:
         return self._compiled(*_leaves(args)).program
 
     def _compiled(self, leaves: Sequence[Any], structure: tree.TreeDef) -> _Compiled:
-        key = (structure, tuple((x.shape, x.dtype, x.device) if isinstance(x, Value) else x for x in leaves))
-        found = self.compiled.get(key)
+        # 1, 1.0 and True are equal, and make different programs
+        kinds = ((x.shape, x.dtype, x.device) if isinstance(x, Value) else (type(x), x) for x in leaves)
+        key = (structure, tuple(kinds))
+        try:
+            found = self.compiled.get(key)
+        except TypeError as error:
+            raise DTypeError(f"stage: an argument is neither an array nor a static value: {error}") from None
         if found is None:
             found = self.compiled[key] = self._trace(leaves, structure)
         return found
@@ -163,7 +168,8 @@ def stage(f: Callable[..., Any], passes: Sequence[Pass] = ()) -> Staged:
 
     Args:
         f: function of trees of arrays to a tree of arrays, made of public ops, gradients and updates included. Leaves
-            that are no arrays (numbers, strings) are static: another value means another Program.
+            that are no arrays (numbers, strings) are static: another value means another Program. Arrays that ``f``
+            does not get as arguments are constants of the Program.
         passes: applied to the Program in this order.
 
     Raises (when called):

@@ -22,7 +22,8 @@ def merge_common_subexpressions(program: Program) -> Program:
     known: dict[Any, tuple[Variable, ...]] = {}
     for equation in program.equations:
         inputs = tuple(same.get(v, v) for v in equation.inputs)
-        key = (equation.primitive, inputs, tuple(sorted(equation.params.items())))
+        # by repr, because 0.0 == -0.0
+        key = (equation.primitive, inputs, tuple(sorted((name, repr(x)) for name, x in equation.params.items())))
         found = known.setdefault(key, equation.outputs)
         if found is equation.outputs:
             equations.append(replace(equation, inputs=inputs))

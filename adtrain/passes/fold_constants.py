@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from adtrain.core.array import Array
 from adtrain.core.program import Program, Variable
-from adtrain.core.trace import bind
+from adtrain.core.trace import EvaluationTrace
 
 MAX_ELEMENTS = 4096
 """Results above this stay equations: a view or a generator costs less than the memory to keep it."""
@@ -21,6 +19,8 @@ def fold_constants(program: Program) -> Program:
         if not equation.inputs or not small or any(v not in constants for v in equation.inputs):
             equations.append(equation)
             continue
-        results: Any = bind(equation.primitive, *(constants[v] for v in equation.inputs), **equation.params)
+        # at once, also where the function that is being staged is part of another one
+        inputs = [constants[v] for v in equation.inputs]
+        results = EvaluationTrace().process(equation.primitive, inputs, equation.params)
         constants.update(zip(equation.outputs, results if isinstance(results, tuple) else (results,), strict=True))
     return Program(program.inputs, constants, tuple(equations), program.outputs)
