@@ -73,20 +73,29 @@ def _max_shape(x: Any, windows: Windows) -> tuple[ArrayType, ArrayType]:
 
 
 def _max_reference(x: np.ndarray, windows: Windows) -> tuple[np.ndarray, np.ndarray]:
+    """The maxima, and where each is: as many positions as come before the first that is equal to it."""
     out = windows.output_shape("max_pool2d", x.shape)[2:]
-    taps = windows.taps(windows.pad(x, -np.inf), out)
-    best = np.array(next(taps))
-    where = np.zeros(best.shape, np.int32)
-    for position, candidate in enumerate(taps, start=1):
-        larger = (candidate > best) | np.isnan(candidate)
-        np.copyto(best, candidate, where=larger)
-        np.copyto(where, np.int32(position), where=larger)
-    return best, where
+    taps = list(windows.taps(windows.pad(x, -np.inf), out))
+    best = np.array(taps[0])
+    for tap in taps[1:]:
+        np.maximum(best, tap, out=best)
+    before = np.ones(best.shape, bool)
+    where = np.zeros(best.shape, np.uint8 if len(taps) < 256 else np.int32)
+    for tap in taps[:-1]:  # NaN is equal to nothing: the last position
+        before &= tap != best
+        where += before
+    return best, where.astype(np.int32)
 
 
 def _put_reference(ct: np.ndarray, where: np.ndarray, windows: Windows, shape: Sequence[int]) -> np.ndarray:
+    disjoint = windows.stride[0] >= windows.kernel[0] and windows.stride[1] >= windows.kernel[1]
+
     def fill(position: int, view: np.ndarray) -> None:
-        view += np.where(where == position, ct, ct.dtype.type(0))
+        chosen = np.where(where == position, ct, ct.dtype.type(0))
+        if disjoint:
+            view[...] = chosen
+        else:
+            view += chosen
 
     return windows.spread(shape, ct.dtype, ct.shape[2:], fill)
 
