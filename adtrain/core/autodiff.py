@@ -13,7 +13,7 @@ from adtrain.core import tree
 from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError, DTypeError, ShapeError
 from adtrain.core.reverse import ReverseTrace, ReverseTracer, walk_back
-from adtrain.core.scope import backward_phase
+from adtrain.core.scope import phase
 from adtrain.core.trace import new_level
 
 
@@ -114,7 +114,7 @@ def value_and_grad(
             raise ShapeError(f"grad: the function returned shape {shapes}, expected one scalar of shape ()")
         out = recording.primals_out[0]
         _differentiable("grad", "the function's value", out)
-        with backward_phase():
+        with phase("backward"):
             seed = Value._ops.ones_like(out)
         grads = recording.pull([seed], keep=False)
         value = (recording.value, recording.aux) if has_aux else recording.value

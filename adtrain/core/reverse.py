@@ -13,7 +13,7 @@ from typing import Any
 from adtrain.core.array import ArrayType, Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, Pullback
-from adtrain.core.scope import backward_phase, current_scope, enter_scope
+from adtrain.core.scope import at, current_scope
 from adtrain.core.trace import Trace, Tracer, bind
 
 _clock = itertools.count()
@@ -126,20 +126,19 @@ def walk_back(
     for tracer, seed in seeds:
         _accumulate(cotangents, tracer.node, tracer.position, seed)
     order = _reachable(cotangents)
-    with backward_phase():
-        while order:
-            node = order.pop()
-            pull, parents = node.pull, node.parents
-            if pull is None or node not in cotangents:
-                continue
-            enter_scope(node.scope)
-            if not keep:
-                node.pull, node.parents = None, ()
+    while order:
+        node = order.pop()
+        pull, parents = node.pull, node.parents
+        if pull is None or node not in cotangents:
+            continue
+        if not keep:
+            node.pull, node.parents = None, ()
+        with at(node.scope, "backward"):
             for (parent, position), ct in zip(parents, pull(cotangents.pop(node)), strict=True):
                 if ct is not None:
                     _check(node, ct, parent.outputs[position])
                     _accumulate(cotangents, parent, position, ct)
-            del pull
+        del pull
     return [cotangents[x.node][0] if x.node in cotangents else None for x in inputs]
 
 

@@ -56,19 +56,3 @@ def at(scope: str, phase: str) -> Iterator[None]:
         yield
     finally:
         _where.scope, _where.phase = outer
-
-
-@contextmanager
-def backward_phase() -> Iterator[None]:
-    """The phase of a walk backward; the walk itself moves to the scope of each recorded operation by `enter_scope`."""
-    outer_scope, outer_phase = _where.scope, _where.phase
-    _where.phase = "backward"
-    try:
-        yield
-    finally:
-        _where.scope, _where.phase = outer_scope, outer_phase
-
-
-def enter_scope(scope: str) -> None:
-    """Replace the current scope by one that was recorded."""
-    _where.scope = scope

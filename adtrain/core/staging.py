@@ -173,7 +173,8 @@ def stage(f: Callable[..., Any], passes: Sequence[Pass] = ()) -> Staged:
         passes: applied to the Program in this order.
 
     Raises (when called):
-        TraceError: the function asks for the elements of an array, or keeps values between calls; names the line.
+        TraceError: the function asks for the elements of an array (the message names the line), or uses a value that
+            it kept from an earlier call.
         DTypeError: it returns something other than arrays.
     """
     return Staged(f, passes)
