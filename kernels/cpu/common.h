@@ -1,0 +1,50 @@
+/* What every kernel of this folder starts from.
+
+   A source is compiled once for each element type it is used with: T is that type (U a second one), SUFFIX its name,
+   and FN(softmax) the name softmax_float32. Functions come in two kinds:
+
+     name(inputs..., outputs..., numbers...[, char *scratch])       one thread, on one item or on whole arrays
+     name(const Team *team, inputs..., outputs..., numbers...)      all threads at once; they divide the work
+
+   Arrays are C-contiguous and do not overlap, unless a comment says so. */
+
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#define PASTE_(a, b) a##b
+#define PASTE(a, b) PASTE_(a, b)
+#define FN(name) PASTE(name, SUFFIX)
+
+/* The threads that run a program together; each has its own copy of this. */
+typedef struct {
+    int64_t thread, threads;
+    char *scratch; /* this thread's own bytes, aligned to 64 */
+} Team;
+
+/* Bytes of a vector register. With vectors of this size the compiler's vector extensions make AVX-512, AVX2 or NEON of
+   the same source. */
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#define VECTOR_REGISTERS 32
+#elif defined(__AVX__)
+#define VECTOR_BYTES 32
+#define VECTOR_REGISTERS 16
+#elif defined(__aarch64__)
+#define VECTOR_BYTES 16
+#define VECTOR_REGISTERS 32
+#else
+#define VECTOR_BYTES 16
+#define VECTOR_REGISTERS 16
+#endif
+
+static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Part `team->thread` of n things in equal parts, as [begin, end). */
+static inline void my_share(const Team *team, int64_t n, int64_t *begin, int64_t *end) {
+    *begin = n * team->thread / team->threads;
+    *end = n * (team->thread + 1) / team->threads;
+}
