@@ -43,6 +43,8 @@ class CKernel:
         team: all threads call the function at once with the same arguments, and divide the work among themselves; it
             may return in one thread while others still write.
         scratch: bytes of memory for the function's own use, for each thread.
+        checked: the function returns int: 0, or 1 where an index is out of range. The caller then runs the reference
+            for its message.
     """
 
     file: str
@@ -53,3 +55,4 @@ class CKernel:
     sums: bool = False
     team: bool = False
     scratch: Callable[..., int] = no_bytes
+    checked: bool = False
