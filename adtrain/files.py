@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from pathlib import Path
 
 from adtrain.core.errors import AdtrainError
@@ -15,17 +15,17 @@ def write_atomic(path: str | Path, content: bytes) -> None:
     Raises AdtrainError, naming the file and the cause, where that cannot be done; the old file is then untouched.
     """
     path = Path(path)
+    # Named before it is there, so that an interrupt at any point leaves nothing behind.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            with temporary.open("xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(temporary, 0o666 & ~_umask())
             os.replace(temporary, path)
         except BaseException:
-            os.unlink(temporary)
+            temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
         raise unwritable(path, error) from error
@@ -34,10 +34,3 @@ def write_atomic(path: str | Path, content: bytes) -> None:
 def unwritable(path: Path, error: OSError) -> AdtrainError:
     """The one-line error for a file or folder that the system does not let us write."""
     return AdtrainError(f"{path}: cannot be written ({error.strerror or error})")
-
-
-def _umask() -> int:
-    """The process's mask, which `mkstemp` overrides with one that shuts everybody else out."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -39,6 +39,10 @@ class ArrayType(NamedTuple):
     dtype: np.dtype
 
     @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
@@ -225,6 +229,15 @@ class Array(Value):
         self.shape = shape
         self.dtype = dtype
         self.device = device
+
+    def __getattr__(self, name: str) -> Any:
+        # only asked for what is not there: the buffer of an array that was donated
+        if name == "buffer":
+            raise TraceError(
+                f"this array ({ArrayType(self.shape, self.dtype)}) was donated to a staged function, which may have "
+                "overwritten it; use the function's result instead"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def numpy(self) -> np.ndarray:
         return backend(self.device).to_numpy(self.buffer)

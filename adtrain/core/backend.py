@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,6 +13,25 @@ if TYPE_CHECKING:
     from adtrain.core.array import ArrayType
     from adtrain.core.primitive import Primitive
     from adtrain.core.program import Program
+
+
+class Memory(NamedTuple):
+    """Bytes that a Program takes while it runs, beside its arguments."""
+
+    values: int  # constants, what equations hand on, and results that do not lie in an argument: at most at once
+    separate: int  # the same, each with memory of its own until the end
+    scratch: int  # for the equations' own use, of all threads
+
+
+class Executable(Protocol):
+    """A Program made ready to run again and again."""
+
+    def run(self, buffers: list[Any], timed: bool = False) -> tuple[Sequence[Any], Sequence[float]]:
+        """Buffers of the Program's inputs to buffers of its outputs, which may take the memory of donated inputs.
+
+        The second result is the time of each equation in seconds if `timed`, else empty.
+        """
+        ...
 
 
 class Backend(Protocol):
@@ -26,8 +45,12 @@ class Backend(Protocol):
         """Compute ``primitive`` on ``buffers``; one buffer for each of ``outputs``."""
         ...
 
-    def compile(self, program: Program) -> Callable[[Sequence[Any]], Sequence[Any]]:
-        """A function that runs ``program``: buffers of its inputs to buffers of its outputs."""
+    def compile(self, program: Program) -> Executable:
+        """``program`` made ready to run."""
+        ...
+
+    def memory(self, program: Program) -> Memory:
+        """What ``program`` takes where `compile` makes it ready; it is neither compiled nor allocated."""
         ...
 
     def from_numpy(self, elements: np.ndarray) -> Any:
@@ -44,6 +67,10 @@ class Backend(Protocol):
 
     def device_name(self) -> str:
         """The device as its maker calls it."""
+        ...
+
+    def compiler_name(self) -> str:
+        """What compiles Programs for it, with its version and options; or why nothing does."""
         ...
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from adtrain.core.array import Array, ArrayType
     from adtrain.core.primitive import Primitive
+    from adtrain.core.program import Program
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,9 @@ class Hook:
 
     def after(self, call: Call) -> None:
         """Called when the backend has returned; on a GPU the work may still be under way."""
+
+    def program(self, program: Program, seconds: Sequence[float]) -> None:
+        """Called when a staged function's Program has run, with the time of each of its equations."""
 
 
 class _Active(threading.local):

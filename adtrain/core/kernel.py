@@ -27,7 +27,7 @@ def not_local(*args: Any, **params: Any) -> None:
 
 @dataclass(frozen=True, eq=False)
 class CKernel:
-    """A function of a file in `kernels/cpu`, called as ``name_T([team,] inputs..., outputs..., numbers...[, scratch])``.
+    """A function in `kernels/cpu`: ``name_T([team,] inputs..., outputs..., numbers...[, scratch][, prepared])``.
 
     All but ``file`` and ``name`` are functions of the arguments (anything with a shape and a dtype) and the parameters.
 
@@ -43,8 +43,13 @@ class CKernel:
         team: all threads call the function at once with the same arguments, and divide the work among themselves; it
             may return in one thread while others still write.
         scratch: bytes of memory for the function's own use, for each thread.
-        checked: the function returns int: 0, or 1 where an index is out of range. The caller then runs the reference
-            for its message.
+        prepared: for a function on items: bytes that ``name_prepare(shared inputs..., numbers..., char *prepared)``
+            fills once for each thread, before its items, from the arguments that are not by item (weights, packed); the
+            function then gets them as its last argument, after scratch.
+        each: the function is called once for each argument, with it and the output; ``numbers`` gets the argument's
+            position first. For primitives with any number of arguments.
+        checked: the function returns int: 0, or 1 where an index is out of range. The caller then raises
+            ShapeError, which names the operation and its scope.
     """
 
     file: str
@@ -55,4 +60,6 @@ class CKernel:
     sums: bool = False
     team: bool = False
     scratch: Callable[..., int] = no_bytes
+    prepared: Callable[..., int] = no_bytes
+    each: bool = False
     checked: bool = False

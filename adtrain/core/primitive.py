@@ -21,7 +21,7 @@ class Cost(NamedTuple):
     """Work done by one run of a primitive."""
 
     flops: int  # floating-point operations, a multiply-add counted as two
-    bytes: int  # arguments read once and results written once
+    bytes: int  # elements of arguments read once, and results written once
 
 
 PRIMITIVES: dict[str, Primitive] = {}
@@ -41,7 +41,12 @@ class Primitive:
             primitive with any number of arguments. Rules call only public ops: the closure rule.
         flops: floating-point operations, from the same arguments as ``shape``; by default one for each element of
             the outputs.
+        reads: for each argument how many of its elements are read, from the same arguments as ``shape``; by default
+            all of them. A gather reads those at its indices.
         view: the output is its argument's memory, or no memory at all; it moves no bytes.
+        expression: for an elementwise primitive, one element of the output as a C expression (and CUDA C++) in the
+            variables a, b, c: the elements of the arguments. T is their type (the last one's, where they differ), U
+            the output's, {name} a parameter. Where the text depends on the parameters, a function of them.
     """
 
     name: str
@@ -49,7 +54,9 @@ class Primitive:
     implementations: Mapping[str, Any]
     vjp: Sequence[VjpRule | None] | Callable[[int], VjpRule] = ()
     flops: Callable[..., int] | None = None
+    reads: Callable[..., Sequence[int]] | None = None
     view: bool = False
+    expression: str | Callable[..., str] | None = None
     differentiable: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -73,8 +80,16 @@ class Primitive:
         """FLOPs and bytes of one run on arguments (arrays or ArrayTypes) of these shapes."""
         outputs = self.output_types(args, params)
         flops = self.flops(*args, **params) if self.flops else sum(out.size for out in outputs)
-        moved = () if self.view else (*args, *outputs)
-        return Cost(flops, sum(x.size * x.dtype.itemsize for x in moved))
+        counts = self.elements_read(args, params)
+        read = sum(n * x.dtype.itemsize for x, n in zip(args, counts, strict=True))
+        written = 0 if self.view else sum(out.size * out.dtype.itemsize for out in outputs)
+        return Cost(flops, read + written)
+
+    def elements_read(self, args: Sequence[Any], params: Mapping[str, Any]) -> Sequence[int]:
+        """How many elements of each argument one run reads from memory."""
+        if self.view:
+            return [0 for _ in args]
+        return self.reads(*args, **params) if self.reads else [x.size for x in args]
 
 
 def no_flops(*args: Any, **params: Any) -> int:

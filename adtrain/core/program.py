@@ -49,12 +49,14 @@ class Program:
         constants: arrays that were there already when the function was traced.
         equations: in an order in which they can run.
         outputs: the results' leaves; a variable may be an input, a constant, or occur twice.
+        donated: inputs whose memory the program may write to: the caller does not need their elements afterwards.
     """
 
     inputs: tuple[Variable, ...]
     constants: Mapping[Variable, Array]
     equations: tuple[Equation, ...]
     outputs: tuple[Variable, ...]
+    donated: frozenset[Variable] = frozenset()
     names: dict[Variable, str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -79,15 +81,18 @@ class Program:
     def lines(self) -> Iterator[str]:
         """The program as text, a line each input, constant, equation, and one for the outputs."""
         for v in self.inputs:
-            yield f"input  {self.names[v]}: {v.type}"
+            yield f"input  {self.names[v]}: {v.type}{' donated' if v in self.donated else ''}"
         for v, x in self.constants.items():
             value = f" = {x.item()}" if x.size == 1 else ""
             yield f"const  {self.names[v]}: {v.type}{value}"
         for e in self.equations:
             left = ", ".join(f"{self.names[v]}: {v.type}" for v in e.outputs)
-            arguments = [self.names[v] for v in e.inputs] + [f"{k}={v}" for k, v in e.params.items()]
+            params = [f"{k}={v}" for k, v in e.params.items() if not isinstance(v, Program)]
             where = " ".join(filter(None, (e.phase, e.scope)))
-            yield f"{left} = {e.primitive.name}({', '.join(arguments)})  # {where}"
+            yield f"{left} = {e.primitive.name}({', '.join([self.names[v] for v in e.inputs] + params)})  # {where}"
+            for body in e.params.values():
+                if isinstance(body, Program):
+                    yield from (f"    {line}" for line in body.lines())
         yield f"return {', '.join(self.names[v] for v in self.outputs)}"
 
     def evaluate(self, *args: Value) -> list[Value]:

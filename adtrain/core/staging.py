@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,12 +14,13 @@ import numpy as np
 
 from adtrain.core import tree
 from adtrain.core.array import Array, ArrayType, Value, array
-from adtrain.core.backend import backend
+from adtrain.core.backend import Executable, backend
 from adtrain.core.errors import DTypeError, TraceError
 from adtrain.core.hooks import active_hooks
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.scope import current_phase, current_scope
+from adtrain.core.side_effects import refuse_assignments_outside, refuse_kept
 from adtrain.core.trace import Tracer, base_trace
 
 Pass: TypeAlias = Callable[[Program], Program]
@@ -62,6 +65,7 @@ class StagingTrace:
         self.inputs: list[Variable] = []
         self.equations: list[Equation] = []
         self.constants: dict[int, tuple[Array, Variable]] = {}
+        self.made: list[tuple[weakref.ref[Symbol], str]] = []
 
     def input(self, x: Value) -> Symbol:
         self.inputs.append(Variable(ArrayType(x.shape, x.dtype), x.device))
@@ -83,6 +87,8 @@ class StagingTrace:
         outputs = tuple(Variable(t, device) for t in primitive.output_types(args, params))
         self.equations.append(Equation(primitive, inputs, params, outputs, current_scope(), current_phase()))
         symbols = tuple(Symbol(self, v) for v in outputs)
+        line = user_line()
+        self.made += [(weakref.ref(symbol), line) for symbol in symbols]
         return symbols[0] if len(symbols) == 1 else symbols
 
     def program(self, outputs: Sequence[Value]) -> Program:
@@ -96,50 +102,103 @@ class StagingTrace:
 
 @dataclass(frozen=True)
 class _Compiled:
-    program: Program
-    structure: tree.TreeDef  # of the result
-    run: Callable[[Sequence[Any]], Sequence[Any]]
+    arguments: tree.Template
+    types: tuple[Any, ...]  # of the arguments' leaves, see _kind
+    traced: Program  # as the function wrote it
+    program: Program  # after the passes
+    result: tree.Template
+    executable: Executable
+    donated: tuple[int, ...]  # positions among the arrays
+
+    def arrays(self, args: tuple[Any, ...]) -> list[Array] | None:
+        """The leaves of ``args`` if all are arrays of the types that this was made for; else None."""
+        leaves = self.arguments.flatten(args)
+        if leaves is None:
+            return None
+        for x, kind in zip(leaves, self.types, strict=True):
+            if x.__class__ is not Array or (x.shape, x.dtype, x.device) != kind:
+                return None
+        return leaves
 
 
 class Staged:
     """A function that runs as a Program. Made by `stage`."""
 
-    def __init__(self, f: Callable[..., Any], passes: Sequence[Pass]) -> None:
+    def __init__(self, f: Callable[..., Any], passes: Sequence[Pass], donate: Collection[int]) -> None:
         self.f = f
         self.passes = passes
+        self.donate = donate
         self.compiled: dict[Any, _Compiled] = {}
+        self.latest: _Compiled | None = None
 
     def __call__(self, *args: Any) -> Any:
+        compiled = self.latest
+        arrays = None if compiled is None else compiled.arrays(args)
+        if compiled is None or arrays is None:
+            leaves, structure = _leaves(args)
+            compiled = self.latest = self._compiled(args, leaves, structure)
+            values = [x for x in leaves if isinstance(x, Value)]
+            if any(isinstance(x, Tracer) for x in values):
+                return compiled.result.unflatten(compiled.traced.evaluate(*values))
+            arrays = values  # type: ignore[assignment]
+        return self._run(compiled, arrays)  # type: ignore[arg-type]
+
+    def _run(self, compiled: _Compiled, arrays: list[Array]) -> Any:
+        buffers = [x.buffer for x in arrays]
+        for x in {id(arrays[i]): arrays[i] for i in compiled.donated}.values():
+            del x.buffer
+        observers = active_hooks()
+        results, seconds = compiled.executable.run(buffers, timed=bool(observers))
+        for observer in observers:
+            observer.program(compiled.program, seconds)
+        outputs = zip(results, compiled.program.outputs, strict=True)
+        return compiled.result.unflatten([Array(b, *v.type, v.device) for b, v in outputs])
+
+    def compile(self, *args: Any) -> None:
+        """Make ready for arguments of these types, so that their first call takes no longer than the next."""
         leaves, structure = _leaves(args)
-        compiled = self._compiled(leaves, structure)
-        values = [x for x in leaves if isinstance(x, Value)]
-        if active_hooks() or any(isinstance(x, Tracer) for x in values):
-            return tree.unflatten(compiled.structure, compiled.program.evaluate(*values))
-        buffers = compiled.run([x.buffer for x in values])  # type: ignore[attr-defined]
-        outputs = compiled.program.outputs
-        return tree.unflatten(
-            compiled.structure,
-            [Array(b, *v.type, v.device) for b, v in zip(buffers, outputs, strict=True)],
-        )
+        self._compiled(args, leaves, structure)
 
     def program(self, *args: Any) -> Program:
         """The Program for arguments of these types, after the passes; nothing is run."""
-        return self._compiled(*_leaves(args)).program
+        leaves, structure = _leaves(args)
+        return self._improved(self._trace(args, leaves, structure)[0])
 
-    def _compiled(self, leaves: Sequence[Any], structure: tree.TreeDef) -> _Compiled:
-        # 1, 1.0 and True are equal, and make different programs
-        kinds = ((x.shape, x.dtype, x.device) if isinstance(x, Value) else (type(x), x) for x in leaves)
-        key = (structure, tuple(kinds))
+    def _compiled(self, args: Sequence[Any], leaves: Sequence[Any], structure: tree.TreeDef) -> _Compiled:
+        types = tuple(map(_kind, leaves))
         try:
-            found = self.compiled.get(key)
+            found = self.compiled.get((structure, types))
         except TypeError as error:
             raise DTypeError(f"stage: an argument is neither an array nor a static value: {error}") from None
         if found is None:
-            found = self.compiled[key] = self._trace(leaves, structure)
+            traced, result = self._trace(args, leaves, structure)
+            program = self._improved(traced)
+            devices = {v.device for v in (*program.inputs, *program.constants)} or {"cpu"}
+            executable = backend(min(devices)).compile(program)
+            donated = tuple(i for i, v in enumerate(program.inputs) if v in program.donated)
+            templates = tree.Template(structure), tree.Template(result)
+            found = _Compiled(templates[0], types, traced, program, templates[1], executable, donated)
+            self.compiled[structure, types] = found
         return found
 
-    def _trace(self, leaves: Sequence[Any], structure: tree.TreeDef) -> _Compiled:
+    def _improved(self, program: Program) -> Program:
+        for improve in self.passes:
+            program = improve(program)
+        return program
+
+    def _trace(
+        self, args: Sequence[Any], leaves: Sequence[Any], structure: tree.TreeDef
+    ) -> tuple[Program, tree.TreeDef]:
+        refuse_assignments_outside(self.f)
         trace = StagingTrace()
+        program, out_structure = self._write(trace, args, leaves, structure)
+        refuse_kept(trace.made)
+        return program, out_structure
+
+    def _write(
+        self, trace: StagingTrace, args: Sequence[Any], leaves: Sequence[Any], structure: tree.TreeDef
+    ) -> tuple[Program, tree.TreeDef]:
+        """Run the function on symbols, none of which is left when this returns."""
         symbols = [trace.input(x) if isinstance(x, Value) else x for x in leaves]
         try:
             with base_trace(trace):
@@ -150,11 +209,19 @@ class Staged:
         for x in outputs:
             if not isinstance(x, Value):
                 raise DTypeError(f"stage: the function returned a {type(x).__name__}, expected arrays")
-        program = trace.program(outputs)
-        for improve in self.passes:
-            program = improve(program)
-        devices = {v.device for v in (*program.inputs, *program.constants)} or {"cpu"}
-        return _Compiled(program, out_structure, backend(min(devices)).compile(program))
+        of_argument = iter(symbols)
+        donated = [
+            x.variable
+            for i, arg in enumerate(args)
+            for x in islice(of_argument, len(tree.leaves(arg)))
+            if i in self.donate and isinstance(x, Symbol)
+        ]
+        return replace(trace.program(outputs), donated=frozenset(donated)), out_structure
+
+
+def _kind(x: Any) -> Any:
+    """What a leaf is to a Program: an array's type and device, or a static value with its type, as 1 == 1.0 == True."""
+    return (x.shape, x.dtype, x.device) if isinstance(x, Value) else (type(x), x)
 
 
 def _leaves(args: Any) -> tuple[list[Any], tree.TreeDef]:
@@ -163,7 +230,7 @@ def _leaves(args: Any) -> tuple[list[Any], tree.TreeDef]:
     return [array(x) if isinstance(x, (np.ndarray, np.generic)) else x for x in leaves], structure
 
 
-def stage(f: Callable[..., Any], passes: Sequence[Pass] = ()) -> Staged:
+def stage(f: Callable[..., Any], passes: Sequence[Pass] = (), donate: Collection[int] = ()) -> Staged:
     """``f`` as a function that is traced once for each combination of argument types, and then runs as a Program.
 
     Args:
@@ -171,10 +238,12 @@ def stage(f: Callable[..., Any], passes: Sequence[Pass] = ()) -> Staged:
             that are no arrays (numbers, strings) are static: another value means another Program. Arrays that ``f``
             does not get as arguments are constants of the Program.
         passes: applied to the Program in this order.
+        donate: positions of arguments whose arrays end with the call, also one that fails: results may be written in
+            their place.
 
     Raises (when called):
-        TraceError: the function asks for the elements of an array (the message names the line), or uses a value that
-            it kept from an earlier call.
+        TraceError, naming the line: the function asks for the elements of an array, assigns a variable that is not its
+            own, or lets a traced value be kept; or an argument was donated before.
         DTypeError: it returns something other than arrays.
     """
-    return Staged(f, passes)
+    return Staged(f, passes, donate)

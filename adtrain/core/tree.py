@@ -67,6 +67,54 @@ def _unflatten(treedef: TreeDef, leaves: Iterator[Any]) -> Any:
     return treedef.kind(children)
 
 
+class Template:
+    """`flatten` and `unflatten` for trees of one structure, each as one Python expression: for what every step does."""
+
+    def __init__(self, treedef: TreeDef) -> None:
+        self._names: dict[str, Any] = {"__builtins__": {"type": type, "len": len}}
+        self._checks: list[str] = []
+        self._leaves: list[str] = []
+        built = self._write(treedef, "tree")
+        check, leaves = " and ".join(self._checks) or "True", ", ".join(self._leaves)
+        self._flatten = eval(f"lambda tree: [{leaves}] if {check} else None", self._names)
+        self._unflatten = eval(f"lambda leaves: {built}", self._names)
+
+    def flatten(self, tree: Any) -> list[Any] | None:
+        """What ``tree`` has where the template has leaves, or None where its containers are others."""
+        try:
+            leaves: list[Any] | None = self._flatten(tree)
+        except KeyError:
+            return None
+        return leaves
+
+    def unflatten(self, leaves: Sequence[Any]) -> Any:
+        """The tree with these ``leaves``."""
+        return self._unflatten(leaves)
+
+    def _write(self, treedef: TreeDef, place: str) -> str:
+        """The expression that builds a tree of ``leaves``; notes how to check the one at ``place`` and find its own."""
+        kind, children = treedef.kind, treedef.children
+        if kind is None:
+            self._leaves.append(place)
+            return f"leaves[{len(self._leaves) - 1}]"
+        kind_name = self._name(kind)
+        self._checks.append(f"type({place}) is {kind_name}")
+        if kind is type(None):
+            return "None"
+        self._checks.append(f"len({place}) == {len(children)}")
+        keys = [self._name(key) for key in (treedef.keys if kind is dict else range(len(children)))]
+        parts = [self._write(child, f"{place}[{key}]") for key, child in zip(keys, children, strict=True)]
+        if kind is dict:
+            return "{" + ", ".join(f"{key}: {part}" for key, part in zip(keys, parts, strict=True)) + "}"
+        listed = "".join(f"{part}, " for part in parts)
+        return f"{kind_name}({listed})" if hasattr(kind, "_fields") else f"{kind_name}(({listed}))"
+
+    def _name(self, value: Any) -> str:
+        name = f"n{len(self._names)}"
+        self._names[name] = value
+        return name
+
+
 def map(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     """Apply ``function`` to corresponding leaves of trees of one structure.
 
