@@ -2,6 +2,7 @@
 
 import sys
 
+import adtrain.ops.conv_pooled  # noqa: F401  primitives that passes look up
 from adtrain.core.array import bind_operators
 from adtrain.ops.activation import elu, gelu, leaky_relu, relu, sigmoid, silu, softplus
 from adtrain.ops.broadcasting import broadcast_to, reshape, sum_to

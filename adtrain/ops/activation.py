@@ -44,27 +44,35 @@ def _gelu_vjp(out: Value, x: Value) -> Any:
 relu_p: Primitive = elementwise(
     "relu",
     lambda x: np.maximum(x, x.dtype.type(0)),
+    "a < 0 ? (T)0 : a",
     # the output is positive exactly where the input is, and is kept by the next layer anyway
     lambda out, x: lambda ct: where(less(0.0, out), ct, 0.0),
 )
 leaky_relu_p: Primitive = elementwise(
     "leaky_relu",
     lambda x, negative_slope: np.where(x > 0, x, x * x.dtype.type(negative_slope)),
+    "a > 0 ? a : a * (T){negative_slope}",
     lambda out, x, negative_slope: lambda ct: where(less(0.0, x), ct, ct * negative_slope),
 )
 elu_p: Primitive = elementwise(
     "elu",
     lambda x, alpha: np.where(x > 0, x, np.expm1(np.minimum(x, 0)) * x.dtype.type(alpha)),
+    "a > 0 ? a : expm1(a) * (T){alpha}",
     lambda out, x, alpha: lambda ct: where(less(0.0, x), ct, ct * (out + alpha)),
 )
-sigmoid_p: Primitive = elementwise("sigmoid", _sigmoid_reference, lambda out, x: lambda ct: ct * (out * (1.0 - out)))
+sigmoid_p: Primitive = elementwise(
+    "sigmoid", _sigmoid_reference, "1 / (1 + exp(-a))", lambda out, x: lambda ct: ct * (out * (1.0 - out))
+)
 softplus_p: Primitive = elementwise(
     "softplus",
     lambda x: np.maximum(x, x.dtype.type(0)) + np.log1p(np.exp(-np.abs(x))),
+    "(a > 0 ? a : (T)0) + log1p(exp(-fabs(a)))",
     lambda out, x: lambda ct: ct * sigmoid(x),
 )
-silu_p: Primitive = elementwise("silu", lambda x: x * _sigmoid_reference(x), _silu_vjp)
-gelu_p: Primitive = elementwise("gelu", _gelu_reference, _gelu_vjp)
+silu_p: Primitive = elementwise("silu", lambda x: x * _sigmoid_reference(x), "a / (1 + exp(-a))", _silu_vjp)
+gelu_p: Primitive = elementwise(
+    "gelu", _gelu_reference, f"a * ((1 + erf(a * (T){math.sqrt(0.5)})) * (T)0.5)", _gelu_vjp
+)
 
 
 def relu(x: ArrayLike) -> Value:

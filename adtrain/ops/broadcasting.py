@@ -16,9 +16,11 @@ import numpy as np
 
 from adtrain.core.array import ArrayType, Shape, Value, array
 from adtrain.core.errors import ShapeError
+from adtrain.core.kernel import CKernel
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
 from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes
+from adtrain.ops.kernels import REDUCTION_SCRATCH, both_forms, kept, reduction
 
 astype_p: Primitive = Primitive(
     "astype",
@@ -26,6 +28,7 @@ astype_p: Primitive = Primitive(
     {"cpu": lambda x, dtype: x.astype(dtype)},
     [lambda out, x, dtype: partial(bind, astype_p, dtype=x.dtype)],
     no_flops,
+    expression="(U)a",
 )
 
 
@@ -45,15 +48,33 @@ reshape_p: Primitive = Primitive(
 )
 
 
+def summed(dtype: np.dtype) -> np.dtype:
+    """The dtype in which elements are summed up: int64 for integers."""
+    return dtype if dtype.kind == "f" else np.dtype(np.int64)
+
+
 def _sum_shape(x: Any, axes: tuple[int, ...]) -> ArrayType:
-    dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.int64)
-    return ArrayType(tuple(n for i, n in enumerate(x.shape) if i not in axes), dtype)
+    return ArrayType(tuple(n for i, n in enumerate(x.shape) if i not in axes), summed(x.dtype))
+
+
+def _sum_dtypes(x: Any, axes: tuple[int, ...]) -> tuple[np.dtype, ...]:
+    return x.dtype, summed(x.dtype)
+
+
+def _summed_items(x: Any, axes: tuple[int, ...]) -> tuple[bool, ...] | None:
+    return (True,) if 0 in axes else None
+
+
+_SUM_KERNELS = (
+    *both_forms("sum.c", "sum", reduction, kept, _sum_dtypes, scratch=lambda x, axes: REDUCTION_SCRATCH),
+    CKernel("sum.c", "sum_into", reduction, _sum_dtypes, _summed_items, sums=True),
+)
 
 
 sum_p: Primitive = Primitive(
     "sum",
     _sum_shape,
-    {"cpu": lambda x, axes: np.sum(x, axis=axes, dtype=x.dtype if x.dtype.kind == "f" else np.int64)},
+    {"cpu": lambda x, axes: np.sum(x, axis=axes, dtype=summed(x.dtype)), "c": _SUM_KERNELS},
     [lambda out, x, axes: partial(spread, shape=x.shape, axes=axes)],
     lambda x, axes: x.size,
 )

@@ -76,12 +76,19 @@ def elementwise_type(name: str, *xs: Any) -> ArrayType:
 
 
 def elementwise(
-    name: str, cpu: Callable[..., np.ndarray], *vjp: VjpRule | None, floating: bool = True, result: Any = None
+    name: str,
+    cpu: Callable[..., np.ndarray],
+    expression: str | Callable[..., str],
+    *vjp: VjpRule | None,
+    floating: bool = True,
+    result: Any = None,
 ) -> Primitive:
     """A primitive that maps arrays of one shape and dtype (or shape (), for a number) element by element.
 
     Args:
         cpu: the function of NumPy arrays.
+        expression: the same in C, for one element; see `Primitive`. Integers wrap around because the caller stores
+            the value in a variable of the output's type. Fractions are written (T)0.5: a bare 0.5 is a double.
         vjp: a rule for each argument.
         floating: integers are refused. bool is refused by all but comparisons.
         result: the dtype of the output where it is not that of the arguments.
@@ -96,4 +103,4 @@ def elementwise(
             raise DTypeError(f"{name}: found bool, expected numbers; use astype")
         return common if dtype is None else ArrayType(common.shape, dtype)
 
-    return Primitive(name, shape, {"cpu": cpu}, vjp)
+    return Primitive(name, shape, {"cpu": cpu}, vjp, expression=expression)

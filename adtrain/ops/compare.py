@@ -13,10 +13,10 @@ from adtrain.core.trace import bind
 from adtrain.ops.broadcasting import broadcast, broadcast_to, floating, promote
 from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes, elementwise, elementwise_type
 
-equal_p: Primitive = elementwise("equal", np.equal, floating=False, result=bool)
-not_equal_p: Primitive = elementwise("not_equal", np.not_equal, floating=False, result=bool)
-less_p: Primitive = elementwise("less", np.less, floating=False, result=bool)
-less_equal_p: Primitive = elementwise("less_equal", np.less_equal, floating=False, result=bool)
+equal_p: Primitive = elementwise("equal", np.equal, "a == b", floating=False, result=bool)
+not_equal_p: Primitive = elementwise("not_equal", np.not_equal, "a != b", floating=False, result=bool)
+less_p: Primitive = elementwise("less", np.less, "a < b", floating=False, result=bool)
+less_equal_p: Primitive = elementwise("less_equal", np.less_equal, "a <= b", floating=False, result=bool)
 
 
 def equal(a: ArrayLike, b: ArrayLike) -> Value:
@@ -64,6 +64,7 @@ where_p: Primitive = Primitive(
         lambda out, condition, a, b: lambda ct: where(condition, ct, 0.0),
         lambda out, condition, a, b: lambda ct: where(condition, 0.0, ct),
     ],
+    expression="a ? b : c",
 )
 
 
@@ -85,12 +86,26 @@ def _larger(out: Value, winner: Value, loser: Value) -> Any:
     return lambda ct: ct * share
 
 
+def _clip_expression(min: float | None, max: float | None) -> str:
+    # where they cross, max wins, as in NumPy
+    low = "{max}" if min is not None and max is not None and min > max else "{min}"
+    above = "" if max is None else "a > (T){max} ? (T){max} : "
+    return above + ("a" if min is None else f"a < (T){low} ? (T){low} : a")
+
+
+# a != a: NaN is the result wherever it is an argument
 maximum_p: Primitive = elementwise(
-    "maximum", np.maximum, lambda out, a, b: _larger(out, a, b), lambda out, a, b: _larger(out, b, a), floating=False
+    "maximum",
+    np.maximum,
+    "a >= b || a != a ? a : b",
+    lambda out, a, b: _larger(out, a, b),
+    lambda out, a, b: _larger(out, b, a),
+    floating=False,
 )
 minimum_p: Primitive = elementwise(
     "minimum",
     np.minimum,
+    "a <= b || a != a ? a : b",
     lambda out, a, b: _larger(out, -a, -b),
     lambda out, a, b: _larger(out, -b, -a),
     floating=False,
@@ -98,6 +113,7 @@ minimum_p: Primitive = elementwise(
 clip_p: Primitive = elementwise(
     "clip",
     lambda x, min, max: np.clip(x, min, max),
+    _clip_expression,
     # inside the bounds, and on them, the output is the input
     lambda out, x, min, max: (lambda inside: lambda ct: where(inside, ct, 0.0))(equal(out, x)),
     floating=False,

@@ -1,6 +1,6 @@
 """Arithmetic and the elementary functions, element by element with broadcasting.
 
-Each primitive is a line: its name, its NumPy function, and for each argument its vjp rule.
+Each primitive is a line: its name, its NumPy function, its C expression, and for each argument its vjp rule.
 """
 
 from __future__ import annotations
@@ -19,38 +19,47 @@ from adtrain.ops.common import ArrayLike, as_value, elementwise
 from adtrain.ops.erf import erf_reference
 
 add_p: Primitive = elementwise(
-    "add", np.add, lambda out, a, b: lambda ct: ct, lambda out, a, b: lambda ct: ct, floating=False
+    "add", np.add, "a + b", lambda out, a, b: lambda ct: ct, lambda out, a, b: lambda ct: ct, floating=False
 )
 sub_p: Primitive = elementwise(
-    "sub", np.subtract, lambda out, a, b: lambda ct: ct, lambda out, a, b: lambda ct: -ct, floating=False
+    "sub", np.subtract, "a - b", lambda out, a, b: lambda ct: ct, lambda out, a, b: lambda ct: -ct, floating=False
 )
 mul_p: Primitive = elementwise(
-    "mul", np.multiply, lambda out, a, b: lambda ct: ct * b, lambda out, a, b: lambda ct: ct * a, floating=False
+    "mul",
+    np.multiply,
+    "a * b",
+    lambda out, a, b: lambda ct: ct * b,
+    lambda out, a, b: lambda ct: ct * a,
+    floating=False,
 )
 div_p: Primitive = elementwise(
-    "div", np.divide, lambda out, a, b: lambda ct: ct / b, lambda out, a, b: lambda ct: -(ct * out / b)
+    "div", np.divide, "a / b", lambda out, a, b: lambda ct: ct / b, lambda out, a, b: lambda ct: -(ct * out / b)
 )
-neg_p: Primitive = elementwise("neg", np.negative, lambda out, x: lambda ct: -ct, floating=False)
+neg_p: Primitive = elementwise("neg", np.negative, "-a", lambda out, x: lambda ct: -ct, floating=False)
 
-exp_p: Primitive = elementwise("exp", np.exp, lambda out, x: lambda ct: ct * out)
-log_p: Primitive = elementwise("log", np.log, lambda out, x: lambda ct: ct / x)
-log1p_p: Primitive = elementwise("log1p", np.log1p, lambda out, x: lambda ct: ct / (x + 1.0))
-expm1_p: Primitive = elementwise("expm1", np.expm1, lambda out, x: lambda ct: ct * (out + 1.0))
-sqrt_p: Primitive = elementwise("sqrt", np.sqrt, lambda out, x: lambda ct: ct * 0.5 / out)
+exp_p: Primitive = elementwise("exp", np.exp, "exp(a)", lambda out, x: lambda ct: ct * out)
+log_p: Primitive = elementwise("log", np.log, "log(a)", lambda out, x: lambda ct: ct / x)
+log1p_p: Primitive = elementwise("log1p", np.log1p, "log1p(a)", lambda out, x: lambda ct: ct / (x + 1.0))
+expm1_p: Primitive = elementwise("expm1", np.expm1, "expm1(a)", lambda out, x: lambda ct: ct * (out + 1.0))
+sqrt_p: Primitive = elementwise("sqrt", np.sqrt, "sqrt(a)", lambda out, x: lambda ct: ct * 0.5 / out)
 rsqrt_p: Primitive = elementwise(
-    "rsqrt", lambda x: 1.0 / np.sqrt(x), lambda out, x: lambda ct: ct * -0.5 * (out * out * out)
+    "rsqrt", lambda x: 1.0 / np.sqrt(x), "1 / sqrt(a)", lambda out, x: lambda ct: ct * -0.5 * (out * out * out)
 )
-reciprocal_p: Primitive = elementwise("reciprocal", np.reciprocal, lambda out, x: lambda ct: -ct * (out * out))
-square_p: Primitive = elementwise("square", np.square, lambda out, x: lambda ct: ct * (x * 2.0), floating=False)
-abs_p: Primitive = elementwise("abs", np.abs, lambda out, x: lambda ct: ct * sign(x), floating=False)
-sign_p: Primitive = elementwise("sign", np.sign, floating=False)
-sin_p: Primitive = elementwise("sin", np.sin, lambda out, x: lambda ct: ct * cos(x))
-cos_p: Primitive = elementwise("cos", np.cos, lambda out, x: lambda ct: -ct * sin(x))
-tanh_p: Primitive = elementwise("tanh", np.tanh, lambda out, x: lambda ct: ct * (1.0 - out * out))
+reciprocal_p: Primitive = elementwise("reciprocal", np.reciprocal, "1 / a", lambda out, x: lambda ct: -ct * (out * out))
+square_p: Primitive = elementwise(
+    "square", np.square, "a * a", lambda out, x: lambda ct: ct * (x * 2.0), floating=False
+)
+abs_p: Primitive = elementwise(
+    "abs", np.abs, "a > 0 ? a : 0 - a", lambda out, x: lambda ct: ct * sign(x), floating=False
+)
+sign_p: Primitive = elementwise("sign", np.sign, "a > 0 ? (T)1 : a < 0 ? (T)-1 : a == 0 ? (T)0 : a", floating=False)
+sin_p: Primitive = elementwise("sin", np.sin, "sin(a)", lambda out, x: lambda ct: ct * cos(x))
+cos_p: Primitive = elementwise("cos", np.cos, "cos(a)", lambda out, x: lambda ct: -ct * sin(x))
+tanh_p: Primitive = elementwise("tanh", np.tanh, "tanh(a)", lambda out, x: lambda ct: ct * (1.0 - out * out))
 erf_p: Primitive = elementwise(
-    "erf", erf_reference, lambda out, x: lambda ct: ct * (2.0 / math.sqrt(math.pi)) * exp(-(x * x))
+    "erf", erf_reference, "erf(a)", lambda out, x: lambda ct: ct * (2.0 / math.sqrt(math.pi)) * exp(-(x * x))
 )
-stop_gradient_p: Primitive = elementwise("stop_gradient", lambda x: x, floating=False)
+stop_gradient_p: Primitive = elementwise("stop_gradient", lambda x: x, "a", floating=False)
 
 
 def add(a: ArrayLike, b: ArrayLike) -> Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import math
 from functools import partial
 from typing import Any
 
@@ -10,11 +11,13 @@ import numpy as np
 
 from adtrain.core.array import ArrayType, Value, dtype_of
 from adtrain.core.errors import DTypeError, ShapeError
+from adtrain.core.kernel import CKernel
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
 from adtrain.ops.broadcasting import reshape
 from adtrain.ops.common import ArrayLike, as_value, normalize_axis
 from adtrain.ops.compare import less, where
+from adtrain.ops.kernels import around, both_forms
 from adtrain.ops.shape import bounds, flip, slice
 
 
@@ -35,6 +38,13 @@ def _in_range(name: str, indices: np.ndarray, length: int) -> np.ndarray:
     return indices
 
 
+def _kernels(name: str, numbers: Any, items: Any) -> tuple[CKernel, CKernel]:
+    """C functions of an array and indices."""
+    return both_forms(
+        "index.c", name, numbers, items, lambda x, indices, **params: (x.dtype, indices.dtype), checked=True
+    )
+
+
 def _take_shape(x: Any, indices: Any, axis: int) -> ArrayType:
     _require_integers("take", indices)
     return ArrayType(x.shape[:axis] + indices.shape + x.shape[axis + 1 :], x.dtype)
@@ -42,7 +52,7 @@ def _take_shape(x: Any, indices: Any, axis: int) -> ArrayType:
 
 def _scatter_add_shape(ct: Any, indices: Any, axis: int, length: int) -> ArrayType:
     _require_integers("scatter_add", indices)
-    return ArrayType((*ct.shape[:axis], length, *ct.shape[axis + indices.ndim :]), ct.dtype)
+    return ArrayType((*ct.shape[:axis], length, *ct.shape[axis + len(indices.shape) :]), ct.dtype)
 
 
 def _scatter_add_reference(ct: np.ndarray, indices: np.ndarray, axis: int, length: int) -> np.ndarray:
@@ -52,17 +62,45 @@ def _scatter_add_reference(ct: np.ndarray, indices: np.ndarray, axis: int, lengt
     return np.moveaxis(out, 0, axis)
 
 
+def _take_items(x: Any, indices: Any, axis: int) -> tuple[bool, ...] | None:
+    if axis == 0:
+        return (False, True) if indices.shape else None
+    return True, False
+
+
+def _gathered(x: Any, indices: Any, axis: int) -> tuple[int, int]:
+    """The elements that a gather reads: one of x for each element of its result, and the indices."""
+    return x.size // max(x.shape[axis], 1) * indices.size, indices.size
+
+
+def _scatter_add_items(ct: Any, indices: Any, axis: int, length: int) -> tuple[bool, ...] | None:
+    return (True, False) if axis else None
+
+
+def _scatter_add_numbers(ct: Any, indices: Any, axis: int, length: int) -> tuple[int, ...]:
+    inner = ct.shape[axis + len(indices.shape) :]
+    return math.prod(ct.shape[:axis]), length, math.prod(inner), math.prod(indices.shape)
+
+
 take_p: Primitive = Primitive(
     "take",
     _take_shape,
-    {"cpu": lambda x, indices, axis: np.take(x, _in_range("take", indices, x.shape[axis]), axis)},
+    {
+        "cpu": lambda x, indices, axis: np.take(x, _in_range("take", indices, x.shape[axis]), axis),
+        "c": _kernels(
+            "take",
+            lambda x, indices, axis: (*around(x.shape, axis), math.prod(indices.shape)),
+            _take_items,
+        ),
+    },
     [lambda out, x, indices, axis: partial(_scatter_add, indices=indices, axis=axis, length=x.shape[axis])],
     no_flops,
+    reads=_gathered,
 )
 scatter_add_p: Primitive = Primitive(
     "scatter_add",
     _scatter_add_shape,
-    {"cpu": _scatter_add_reference},
+    {"cpu": _scatter_add_reference, "c": _kernels("scatter_add", _scatter_add_numbers, _scatter_add_items)},
     [lambda out, ct, indices, axis, length: lambda u: bind(take_p, u, indices, axis=axis)],
     lambda ct, indices, axis, length: ct.size,
 )
@@ -71,7 +109,7 @@ scatter_add_p: Primitive = Primitive(
 def _along_shape(x: Any, indices: Any, axis: int) -> ArrayType:
     _require_integers("take_along_axis", indices)
     beside, found = (s[:axis] + s[axis + 1 :] for s in (x.shape, indices.shape))
-    if indices.ndim != x.ndim or beside != found:
+    if len(indices.shape) != len(x.shape) or beside != found:
         raise ShapeError(f"take_along_axis: indices of shape {indices.shape} do not fit {x.shape} beside axis {axis}")
     return ArrayType(indices.shape, x.dtype)
 
@@ -84,17 +122,39 @@ def _scatter_along_reference(ct: np.ndarray, indices: np.ndarray, axis: int, len
     return out
 
 
+def _along_numbers(indices: Any, length: int, axis: int) -> tuple[int, ...]:
+    outer, count, inner = around(indices.shape, axis)
+    return outer, length, inner, count
+
+
 take_along_axis_p: Primitive = Primitive(
     "take_along_axis",
     _along_shape,
-    {"cpu": lambda x, indices, axis: np.take_along_axis(x, _in_range("take_along_axis", indices, x.shape[axis]), axis)},
+    {
+        "cpu": lambda x, indices, axis: np.take_along_axis(
+            x, _in_range("take_along_axis", indices, x.shape[axis]), axis
+        ),
+        "c": _kernels(
+            "take_along_axis",
+            lambda x, indices, axis: _along_numbers(indices, x.shape[axis], axis),
+            lambda x, indices, axis: (True, True) if axis else None,
+        ),
+    },
     [lambda out, x, indices, axis: partial(_scatter_along_axis, indices=indices, axis=axis, length=x.shape[axis])],
     no_flops,
+    reads=lambda x, indices, axis: (indices.size, indices.size),
 )
 scatter_along_axis_p: Primitive = Primitive(
     "scatter_along_axis",
     lambda ct, indices, axis, length: ArrayType((*ct.shape[:axis], length, *ct.shape[axis + 1 :]), ct.dtype),
-    {"cpu": _scatter_along_reference},
+    {
+        "cpu": _scatter_along_reference,
+        "c": _kernels(
+            "scatter_along_axis",
+            lambda ct, indices, axis, length: _along_numbers(indices, length, axis),
+            lambda ct, indices, axis, length: (True, True) if axis else None,
+        ),
+    },
     [lambda out, ct, indices, axis, length: lambda u: bind(take_along_axis_p, u, indices, axis=axis)],
     lambda ct, indices, axis, length: ct.size,
 )
@@ -117,7 +177,17 @@ def _one_hot_shape(indices: Any, num_classes: int, dtype: np.dtype) -> ArrayType
     return ArrayType((*indices.shape, num_classes), dtype)
 
 
-one_hot_p: Primitive = Primitive("one_hot", _one_hot_shape, {"cpu": _one_hot_reference}, flops=no_flops)
+_ONE_HOT_KERNELS = both_forms(
+    "index.c",
+    "one_hot",
+    lambda indices, num_classes, dtype: (math.prod(indices.shape), num_classes),
+    lambda indices, num_classes, dtype: (True,) if indices.shape else None,
+    lambda indices, num_classes, dtype: (dtype, indices.dtype),
+    checked=True,
+)
+one_hot_p: Primitive = Primitive(
+    "one_hot", _one_hot_shape, {"cpu": _one_hot_reference, "c": _ONE_HOT_KERNELS}, flops=no_flops
+)
 
 
 def take(x: ArrayLike, indices: ArrayLike, axis: int = 0) -> Value:

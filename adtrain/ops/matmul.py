@@ -9,6 +9,7 @@ import numpy as np
 
 from adtrain.core.array import ArrayType, Value
 from adtrain.core.errors import ShapeError
+from adtrain.core.kernel import CKernel
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.ops.broadcasting import broadcast_to, promote, reshape
@@ -50,7 +51,15 @@ def _flops(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> int:
     return 2 * math.prod(a.shape[:-2]) * m * n * a.shape[-2 if transpose_a else -1]
 
 
-matmul_p: Primitive = Primitive("matmul", _shape, {"cpu": _reference}, [_vjp_a, _vjp_b], _flops)
+def _numbers(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> tuple[int, ...]:
+    """batch, M, N, K and the flags."""
+    m, n = _shape(a, b, transpose_a, transpose_b).shape[-2:]
+    return math.prod(a.shape[:-2]), m, n, a.shape[-2 if transpose_a else -1], transpose_a, transpose_b
+
+
+_GEMM = CKernel("gemm.c", "gemm", _numbers, team=True, scratch=lambda a, b, transpose_a, transpose_b: 1 << 20)
+
+matmul_p: Primitive = Primitive("matmul", _shape, {"cpu": _reference, "c": _GEMM}, [_vjp_a, _vjp_b], _flops)
 
 
 def matmul(a: ArrayLike, b: ArrayLike, transpose_a: bool = False, transpose_b: bool = False) -> Value:

@@ -15,6 +15,7 @@ from adtrain.core.trace import bind
 from adtrain.ops.broadcasting import keep_axes, reshape
 from adtrain.ops.common import ArrayLike, as_value, require_float
 from adtrain.ops.elementwise import rsqrt
+from adtrain.ops.kernels import alternating, both_forms, kept
 from adtrain.ops.reduce import mean
 
 
@@ -56,10 +57,14 @@ def _standardize_vjp(out: Any, x: Value, axes: tuple[int, ...], eps: float) -> A
     return pullback
 
 
+def _numbers(x: Any, axes: tuple[int, ...], eps: float) -> tuple[int | float, ...]:
+    return *alternating(x.shape, axes, 4), float(eps)
+
+
 standardize_p: Primitive = Primitive(
     "standardize",
     _standardize_shape,
-    {"cpu": _standardize_reference},
+    {"cpu": _standardize_reference, "c": both_forms("norm.c", "standardize", _numbers, kept)},
     [_standardize_vjp],
     lambda x, axes, eps: 7 * x.size,
 )

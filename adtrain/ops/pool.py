@@ -10,6 +10,7 @@ import numpy as np
 
 from adtrain.core.array import ArrayType, Shape, Value, array
 from adtrain.core.errors import ShapeError
+from adtrain.core.kernel import CKernel
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.ops.common import ArrayLike, as_value, pair, require_float
@@ -116,24 +117,43 @@ def _max_vjp(out: tuple[Value, Value], x: Value, windows: Windows) -> Callable[[
     return lambda cts: _put(cts[0], where, windows, shape)
 
 
+def _kernel(name: str, numbers: Callable[..., tuple[int, ...]]) -> CKernel:
+    return CKernel("pool.c", name, numbers, items=lambda *args, **params: (True,) * len(args))
+
+
+def _numbers(x_shape: Sequence[int], y_shape: Sequence[int], windows: Windows) -> tuple[int, ...]:
+    """POOL_NUMBERS of `kernels/cpu/pool.c`."""
+    return (*x_shape[1:], *y_shape[2:], *windows.kernel, *windows.stride, *windows.padding)
+
+
+def _pooled_numbers(x: Any, windows: Windows) -> tuple[int, ...]:
+    return _numbers(x.shape, windows.output_shape("pooling", x.shape), windows)
+
+
 max_pool2d_p: Primitive = Primitive(
     "max_pool2d",
     _max_shape,
-    {"cpu": _max_reference},
+    {"cpu": _max_reference, "c": _kernel("max_pool2d", _pooled_numbers)},
     [_max_vjp],
     lambda x, windows: _max_shape(x, windows)[0].size * windows.kernel[0] * windows.kernel[1],
 )
 max_pool2d_put_p: Primitive = Primitive(
     "max_pool2d_put",
     lambda ct, where, windows, shape: ArrayType(shape, ct.dtype),
-    {"cpu": _put_reference},
+    {
+        "cpu": _put_reference,
+        "c": _kernel("max_pool2d_put", lambda ct, where, windows, shape: _numbers(shape, ct.shape, windows)),
+    },
     [lambda out, ct, where, windows, shape: lambda u: bind(max_pool2d_pick_p, u, where, windows=windows)],
     lambda ct, where, windows, shape: ct.size,
 )
 max_pool2d_pick_p: Primitive = Primitive(
     "max_pool2d_pick",
     lambda x, where, windows: ArrayType(where.shape, x.dtype),
-    {"cpu": _pick_reference},
+    {
+        "cpu": _pick_reference,
+        "c": _kernel("max_pool2d_pick", lambda x, where, windows: _numbers(x.shape, where.shape, windows)),
+    },
     [lambda out, x, where, windows: partial(_put, where=where, windows=windows, shape=x.shape)],
     lambda x, where, windows: where.size,
 )
@@ -165,14 +185,17 @@ def _avg_put_reference(ct: np.ndarray, windows: Windows, shape: Sequence[int]) -
 avg_pool2d_p: Primitive = Primitive(
     "avg_pool2d",
     _avg_shape,
-    {"cpu": _avg_reference},
+    {"cpu": _avg_reference, "c": _kernel("avg_pool2d", _pooled_numbers)},
     [lambda out, x, windows: partial(bind, avg_pool2d_put_p, windows=windows, shape=x.shape)],
     lambda x, windows: _avg_shape(x, windows).size * windows.kernel[0] * windows.kernel[1],
 )
 avg_pool2d_put_p: Primitive = Primitive(
     "avg_pool2d_put",
     lambda ct, windows, shape: ArrayType(shape, ct.dtype),
-    {"cpu": _avg_put_reference},
+    {
+        "cpu": _avg_put_reference,
+        "c": _kernel("avg_pool2d_put", lambda ct, windows, shape: _numbers(shape, ct.shape, windows)),
+    },
     [lambda out, ct, windows, shape: lambda u: bind(avg_pool2d_p, u, windows=windows)],
     lambda ct, windows, shape: ct.size * windows.kernel[0] * windows.kernel[1],
 )

@@ -37,8 +37,13 @@ def _scalar_reference(x: np.ndarray, exponent: float) -> np.ndarray:
     return x * x * x if exponent == 3 else np.power(x, x.dtype.type(exponent))
 
 
-power_p: Primitive = elementwise("power", np.power, _base_vjp, _exponent_vjp)
-power_scalar_p: Primitive = elementwise("power_scalar", _scalar_reference, _scalar_vjp)
+def _scalar_expression(exponent: float) -> str:
+    products: dict[float, str] = {0: "(T)1", 1: "a", 2: "a * a", 3: "a * a * a", 0.5: "sqrt(a)"}
+    return products.get(exponent, "pow(a, (T){exponent})")
+
+
+power_p: Primitive = elementwise("power", np.power, "pow(a, b)", _base_vjp, _exponent_vjp)
+power_scalar_p: Primitive = elementwise("power_scalar", _scalar_reference, _scalar_expression, _scalar_vjp)
 
 
 def power(x: ArrayLike, exponent: ArrayLike) -> Value:

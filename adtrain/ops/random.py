@@ -6,6 +6,7 @@ numbers in any order, a replay needs no hidden state, and a resumed run goes on 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from adtrain.core.array import Array, ArrayType, Shape, Value, array, dtype_of
 from adtrain.core.errors import DTypeError, ShapeError
+from adtrain.core.kernel import CKernel
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
 from adtrain.ops.common import ArrayLike, as_value
@@ -55,10 +57,17 @@ def _uniform_reference(rng: np.ndarray, shape: Shape, stream: int, dtype: np.dty
     return ((words >> np.uint64(8)).astype(dtype) * dtype.type(2.0**-24)).reshape(shape)
 
 
+_UNIFORM_KERNEL = CKernel(
+    "random.c",
+    "random_uniform_team",
+    lambda rng, shape, stream, dtype: (math.prod(shape), stream),
+    lambda rng, shape, stream, dtype: (dtype,),
+    team=True,
+)
 random_uniform_p: Primitive = Primitive(
     "random_uniform",
     _uniform_shape,
-    {"cpu": _uniform_reference},
+    {"cpu": _uniform_reference, "c": _UNIFORM_KERNEL},
     flops=no_flops,
 )
 

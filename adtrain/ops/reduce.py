@@ -12,10 +12,11 @@ from adtrain.core.array import ArrayType, Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
-from adtrain.ops.broadcasting import floating, keep_axes, reshape, spread, sum_p
+from adtrain.ops.broadcasting import floating, keep_axes, reshape, spread, sum_p, summed
 from adtrain.ops.common import ArrayLike, Axis, as_value, normalize_axes, normalize_axis, require_float
 from adtrain.ops.compare import equal
 from adtrain.ops.elementwise import exp
+from adtrain.ops.kernels import REDUCTION_SCRATCH, around, beside, both_forms, kept, reduction
 
 
 def _dropped(name: str, floating_only: bool = False) -> Callable[..., ArrayType]:
@@ -49,16 +50,18 @@ def _logsumexp_reference(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     return np.squeeze(np.log(np.sum(np.exp(x - top), axis=axes, keepdims=True)) + top, axis=axes)
 
 
-max_p: Primitive = Primitive(
-    "max", _dropped("max"), {"cpu": lambda x, axes: np.max(x, axis=axes)}, [_extreme_vjp], lambda x, axes: x.size
-)
-min_p: Primitive = Primitive(
-    "min", _dropped("min"), {"cpu": lambda x, axes: np.min(x, axis=axes)}, [_extreme_vjp], lambda x, axes: x.size
-)
+def _extreme(name: str, cpu: Callable[..., Any]) -> Primitive:
+    kernels = both_forms(f"{name}.c", name, reduction, kept, scratch=lambda x, axes: REDUCTION_SCRATCH)
+    implementations = {"cpu": lambda x, axes: cpu(x, axis=axes), "c": kernels}
+    return Primitive(name, _dropped(name), implementations, [_extreme_vjp], lambda x, axes: x.size)
+
+
+max_p: Primitive = _extreme("max", np.max)
+min_p: Primitive = _extreme("min", np.min)
 logsumexp_p: Primitive = Primitive(
     "logsumexp",
     _dropped("logsumexp", floating_only=True),
-    {"cpu": _logsumexp_reference},
+    {"cpu": _logsumexp_reference, "c": both_forms("softmax.c", "logsumexp", reduction, kept)},
     [lambda out, x, axes: lambda ct: spread(ct, x.shape, axes) * exp(x - spread(out, x.shape, axes))],
     lambda x, axes: 4 * x.size,
 )
@@ -71,25 +74,34 @@ def _argmax_shape(x: Any, axis: int) -> ArrayType:
 
 
 argmax_p: Primitive = Primitive(
-    "argmax", _argmax_shape, {"cpu": lambda x, axis: np.argmax(x, axis=axis)}, flops=lambda x, axis: x.size
+    "argmax",
+    _argmax_shape,
+    {
+        "cpu": lambda x, axis: np.argmax(x, axis=axis),
+        "c": both_forms("argmax.c", "argmax", lambda x, axis: around(x.shape, axis), beside),
+    },
+    flops=lambda x, axis: x.size,
 )
 
 
-def _summed(dtype: np.dtype) -> np.dtype:
-    return dtype if dtype.kind == "f" else np.dtype(np.int64)
-
-
 def _cumsum_reference(x: np.ndarray, axis: int, reverse: bool) -> np.ndarray:
-    dtype = _summed(x.dtype)
+    dtype = summed(x.dtype)
     if reverse:
         return np.flip(np.cumsum(np.flip(x, axis), axis=axis, dtype=dtype), axis)
     return np.cumsum(x, axis=axis, dtype=dtype)
 
 
+_CUMSUM_KERNELS = both_forms(
+    "cumsum.c",
+    "cumsum",
+    lambda x, axis, reverse: (*around(x.shape, axis), int(reverse)),
+    beside,
+    lambda x, axis, reverse: (x.dtype, summed(x.dtype)),
+)
 cumsum_p: Primitive = Primitive(
     "cumsum",
-    lambda x, axis, reverse: ArrayType(x.shape, _summed(x.dtype)),
-    {"cpu": _cumsum_reference},
+    lambda x, axis, reverse: ArrayType(x.shape, summed(x.dtype)),
+    {"cpu": _cumsum_reference, "c": _CUMSUM_KERNELS},
     [lambda out, x, axis, reverse: lambda ct: bind(cumsum_p, ct, axis=axis, reverse=not reverse)],
 )
 

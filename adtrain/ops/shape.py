@@ -10,25 +10,42 @@ import numpy as np
 
 from adtrain.core.array import ArrayType, Value
 from adtrain.core.errors import ShapeError
+from adtrain.core.kernel import CKernel
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
 from adtrain.ops.broadcasting import promote, reshape
 from adtrain.ops.common import ArrayLike, Axis, as_value, normalize_axes, normalize_axis
+from adtrain.ops.kernels import both_forms, contiguous, copy_numbers, kept
 
 Ints = tuple[int, ...]
 _range: type[builtins.slice] = builtins.slice  # the builtin, before this module's function takes its name
 
+
+def _transpose_numbers(x: Any, axes: Ints) -> Ints:
+    lengths, source = [x.shape[i] for i in axes], contiguous(x.shape)
+    return copy_numbers(lengths, [source[i] for i in axes], contiguous(tuple(lengths)))
+
+
+def _flip_numbers(x: Any, axes: Ints) -> Ints:
+    found = contiguous(x.shape)
+    start = sum((x.shape[i] - 1) * found[i] for i in axes)
+    return copy_numbers(x.shape, [-s if i in axes else s for i, s in enumerate(found)], found, start)
+
+
 transpose_p: Primitive = Primitive(
     "transpose",
     lambda x, axes: ArrayType(tuple(x.shape[i] for i in axes), x.dtype),
-    {"cpu": lambda x, axes: np.transpose(x, axes)},
+    {
+        "cpu": lambda x, axes: np.transpose(x, axes),
+        "c": both_forms("copy.c", "copy", _transpose_numbers, lambda x, axes: (True,) if axes[:1] == (0,) else None),
+    },
     [lambda out, x, axes: lambda ct: bind(transpose_p, ct, axes=tuple(sorted(range(len(axes)), key=axes.__getitem__)))],
     no_flops,
 )
 flip_p: Primitive = Primitive(
     "flip",
     lambda x, axes: ArrayType(x.shape, x.dtype),
-    {"cpu": lambda x, axes: np.flip(x, axes)},
+    {"cpu": lambda x, axes: np.flip(x, axes), "c": both_forms("copy.c", "copy", _flip_numbers, kept)},
     [lambda out, x, axes: lambda ct: bind(flip_p, ct, axes=axes)],
     no_flops,
 )
@@ -57,10 +74,19 @@ def _concatenate_rule(argument: int) -> Any:
     return rule
 
 
+def _concatenate_numbers(position: int, *xs: Any, axis: int) -> tuple[int, ...]:
+    x, steps = xs[position], contiguous(_concatenate_shape(*xs, axis=axis).shape)
+    start = sum(x.shape[axis] for x in xs[:position]) * steps[axis]
+    return copy_numbers(x.shape, contiguous(x.shape), steps, target=start)
+
+
 concatenate_p: Primitive = Primitive(
     "concatenate",
     _concatenate_shape,
-    {"cpu": lambda *xs, axis: np.concatenate(xs, axis)},
+    {
+        "cpu": lambda *xs, axis: np.concatenate(xs, axis),
+        "c": CKernel("copy.c", "copy_team", _concatenate_numbers, team=True, each=True),
+    },
     _concatenate_rule,
     no_flops,
 )
@@ -81,12 +107,28 @@ def _slice_vjp(out: Value, x: Value, starts: Ints, stops: Ints, steps: Ints) -> 
     return lambda ct: bind(pad_p, ct, low=starts, high=high, gaps=tuple(step - 1 for step in steps), value=0.0)
 
 
+def _slice_items(x: Any, starts: Ints, stops: Ints, steps: Ints) -> tuple[bool, ...] | None:
+    return (True,) if x.shape and (starts[0], stops[0], steps[0]) == (0, x.shape[0], 1) else None
+
+
+def _slice_numbers(x: Any, starts: Ints, stops: Ints, steps: Ints) -> Ints:
+    ends = [min(n, stop) for n, stop in zip(x.shape, stops, strict=True)]  # one item, where x is one
+    lengths = tuple(len(range(*span)) for span in zip(starts, ends, steps, strict=True))
+    found = contiguous(x.shape)
+    start = sum(a * s for a, s in zip(starts, found, strict=True))
+    return copy_numbers(lengths, [s * step for s, step in zip(found, steps, strict=True)], contiguous(lengths), start)
+
+
 slice_p: Primitive = Primitive(
     "slice",
     _slice_shape,
-    {"cpu": lambda x, starts, stops, steps: x[tuple(map(_range, starts, stops, steps))]},
+    {
+        "cpu": lambda x, starts, stops, steps: x[tuple(map(_range, starts, stops, steps))],
+        "c": both_forms("copy.c", "copy", _slice_numbers, _slice_items),
+    },
     [_slice_vjp],
     no_flops,
+    reads=lambda x, starts, stops, steps: (_slice_shape(x, starts, stops, steps).size,),
 )
 
 
@@ -112,7 +154,25 @@ def _pad_vjp(out: Value, x: Value, low: Ints, high: Ints, gaps: Ints, value: flo
     return lambda ct: bind(slice_p, ct, starts=low, stops=stops, steps=tuple(g + 1 for g in gaps))
 
 
-pad_p: Primitive = Primitive("pad", _pad_shape, {"cpu": _pad_reference}, [_pad_vjp], no_flops)
+def _pad_items(x: Any, low: Ints, high: Ints, gaps: Ints, value: float) -> tuple[bool, ...] | None:
+    return (True,) if x.shape and low[0] == high[0] == gaps[0] == 0 else None
+
+
+def _pad_numbers(x: Any, low: Ints, high: Ints, gaps: Ints, value: float) -> tuple[int | float, ...]:
+    out = _pad_shape(x, low, high, gaps, value)
+    found = contiguous(out.shape)
+    start = sum(a * s for a, s in zip(low, found, strict=True))
+    spread = [s * (gap + 1) for s, gap in zip(found, gaps, strict=True)]
+    return *copy_numbers(x.shape, contiguous(x.shape), spread, 0, start), out.size, float(value)
+
+
+pad_p: Primitive = Primitive(
+    "pad",
+    _pad_shape,
+    {"cpu": _pad_reference, "c": both_forms("copy.c", "pad", _pad_numbers, _pad_items)},
+    [_pad_vjp],
+    no_flops,
+)
 
 
 def transpose(x: ArrayLike, axes: Sequence[int] | None = None) -> Value:

@@ -12,6 +12,7 @@ from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.ops.common import ArrayLike, as_value, normalize_axis, require_float
 from adtrain.ops.elementwise import exp
+from adtrain.ops.kernels import around, beside, both_forms
 from adtrain.ops.reduce import sum
 
 
@@ -32,6 +33,10 @@ def _log_softmax_reference(x: np.ndarray, axis: int) -> np.ndarray:
     return shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True))
 
 
+def _numbers(logarithm: bool) -> Any:
+    return lambda x, axis: (*around(x.shape, axis), int(logarithm))
+
+
 def _flops(x: Any, axis: int) -> int:
     return 5 * x.size
 
@@ -39,14 +44,14 @@ def _flops(x: Any, axis: int) -> int:
 softmax_p: Primitive = Primitive(
     "softmax",
     _shape,
-    {"cpu": _softmax_reference},
+    {"cpu": _softmax_reference, "c": both_forms("softmax.c", "softmax", _numbers(False), beside)},
     [lambda out, x, axis: lambda ct: out * (ct - sum(ct * out, axis, keepdims=True))],
     _flops,
 )
 log_softmax_p: Primitive = Primitive(
     "log_softmax",
     _shape,
-    {"cpu": _log_softmax_reference},
+    {"cpu": _log_softmax_reference, "c": both_forms("softmax.c", "softmax", _numbers(True), beside)},
     [lambda out, x, axis: lambda ct: ct - exp(out) * sum(ct, axis, keepdims=True)],
     _flops,
 )

@@ -3,8 +3,11 @@
    A source is compiled once for each element type it is used with: T is that type (U a second one), SUFFIX its name,
    and FN(softmax) the name softmax_float32. Functions come in two kinds:
 
-     name(inputs..., outputs..., numbers...[, char *scratch])       one thread, on one item or on whole arrays
-     name(const Team *team, inputs..., outputs..., numbers...)      all threads at once; they divide the work
+     name(inputs..., outputs..., numbers...[, char *scratch][, char *prepared])     one thread, on one item or on arrays
+     name(const Team *team, inputs..., outputs..., numbers...)                      all threads, which divide the work
+
+   They return void, or where they read indices int: 1 if one is out of range. Before its first item a thread may have
+   name_prepare(shared inputs..., numbers..., char *prepared) get ready what all items need.
 
    Arrays are C-contiguous and do not overlap, unless a comment says so. */
 
@@ -47,4 +50,11 @@ static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline void my_share(const Team *team, int64_t n, int64_t *begin, int64_t *end) {
     *begin = n * team->thread / team->threads;
     *end = n * (team->thread + 1) / team->threads;
+}
+
+/* The same in multiples of 64 elements, which are whole cache lines: no two threads write to one. */
+static inline void my_lines(const Team *team, int64_t n, int64_t *begin, int64_t *end) {
+    my_share(team, (n + 63) / 64, begin, end);
+    *begin = min_i64(*begin * 64, n);
+    *end = min_i64(*end * 64, n);
 }

@@ -1,0 +1,117 @@
+/* Gradient of a convolution with respect to its weights: adds one image's contribution.
+
+     dw[o, k] += sum over output pixels p of g[o, p] * x[input of p under tap k],   taps k = (c, i, j)
+
+   is a product of two matrices whose common axis is the pixels. The output channels are the vector axis: g is
+   transposed into panels [pixel][channel], and a tile of some taps x one or two vectors of channels takes at each pixel
+   one element of the image for each tap, wherever strides and dilation put it. So rows of any length, and any number
+   of pixels, leave no part of a vector unused. */
+
+#include "conv.h"
+
+/* Sums, two vectors of g and an element of the image fill the registers. */
+enum { MOST_TAPS = VECTOR_REGISTERS / 2 - 2 };
+
+/* For each tap t and channel o, adds the sum over pixels (r, c) of x[offsets[t] + r row_step + c step] times its
+   gradient to dw[o dw_pitch + t]. The gradients of a pixel are the next `vectors` vectors of g. */
+SPECIALISED void tile(const T *x, const int32_t *offsets, int64_t row_step, int64_t step, int64_t rows, int64_t columns,
+                      const T *g, T *dw, int64_t channels, int64_t dw_pitch, const int taps, const int vectors) {
+    Vector sums[2 * MOST_TAPS][2];
+    const T *inputs[2 * MOST_TAPS];
+    UNROLL for (int t = 0; t < taps; t++) {
+        inputs[t] = x + offsets[t];
+        UNROLL for (int v = 0; v < vectors; v++) sums[t][v] = (Vector){0};
+    }
+    for (int64_t row = 0; row < rows; row++) {
+        const int64_t begin = row * row_step, end = begin + columns * step;
+#pragma GCC unroll 1
+        for (int64_t p = begin; p < end; p += step) {
+            Vector gradient[2];
+            UNROLL for (int v = 0; v < vectors; v++) gradient[v] = *(const Vector *)(g + v * LANES);
+            g += vectors * LANES;
+            UNROLL for (int t = 0; t < taps; t++)
+                UNROLL for (int v = 0; v < vectors; v++) sums[t][v] += inputs[t][p] * gradient[v];
+        }
+    }
+    T transposed[2 * MOST_TAPS][2 * LANES];
+    UNROLL for (int t = 0; t < taps; t++)
+        UNROLL for (int v = 0; v < vectors; v++) store(&transposed[t][v * LANES], sums[t][v]);
+    for (int64_t o = 0; o < channels; o++)
+        UNROLL for (int t = 0; t < taps; t++) dw[o * dw_pitch + t] += transposed[t][o];
+}
+
+typedef void (*Tile)(const T *x, const int32_t *offsets, int64_t row_step, int64_t step, int64_t rows, int64_t columns,
+                     const T *g, T *dw, int64_t channels, int64_t dw_pitch);
+
+#define TILE(taps, vectors)                                                                                            \
+    static void tile_##taps##_##vectors(const T *x, const int32_t *offsets, int64_t row_step, int64_t step,            \
+                                        int64_t rows, int64_t columns, const T *g, T *dw, int64_t channels,            \
+                                        int64_t dw_pitch) {                                                            \
+        tile(x, offsets, row_step, step, rows, columns, g, dw, channels, dw_pitch, taps, vectors);                     \
+    }
+#define TILES_OF(taps) TILE(taps, 1) TILE(taps, 2)
+TILES_OF(1)
+TILES_OF(2)
+TILES_OF(3)
+TILES_OF(4)
+TILES_OF(5)
+TILES_OF(6)
+TILE(7, 1)
+TILE(8, 1)
+TILE(9, 1)
+TILE(10, 1)
+TILE(11, 1)
+TILE(12, 1)
+static const Tile NARROW[] = {
+    0,        tile_1_1, tile_2_1, tile_3_1,  tile_4_1,  tile_5_1, tile_6_1,
+    tile_7_1, tile_8_1, tile_9_1, tile_10_1, tile_11_1, tile_12_1,
+};
+#if VECTOR_REGISTERS == 32
+TILE(7, 2)
+TILE(8, 2)
+TILE(9, 2)
+TILE(10, 2)
+TILE(11, 2)
+TILE(12, 2)
+#endif
+static const Tile WIDE[] = {
+    0,        tile_1_2, tile_2_2, tile_3_2,  tile_4_2,  tile_5_2, tile_6_2,
+#if VECTOR_REGISTERS == 32
+    tile_7_2, tile_8_2, tile_9_2, tile_10_2, tile_11_2, tile_12_2,
+#endif
+};
+
+void FN(conv2d_weight_grad)(const T *x, const T *g, T *dw, CONV_NUMBERS, char *scratch) {
+    const Conv v = CONV;
+    const int64_t in = v.channels / v.groups, out = v.out_channels / v.groups;
+    const int64_t kernel = v.kernel_height * v.kernel_width, taps = in * kernel, pixels = v.out_height * v.out_width;
+    const int64_t rows = v.height + 2 * v.padding_y, pitch = v.width + 2 * v.padding_x;
+    int32_t *offsets = take_bytes(&scratch, taps * sizeof(int32_t));
+    T *panel = take_bytes(&scratch, 2 * LANES * pixels * sizeof(T));
+    T *padded = (T *)scratch;
+
+    const bool in_place = v.padding_y == 0 && v.padding_x == 0;
+    if (!in_place)
+        split_image(x, v.channels, v.height, v.width, v.padding_y, v.padding_x, 1, 1, padded, rows, pitch);
+    const T *image = in_place ? x : padded;
+    for (int64_t k = 0; k < taps; k++)
+        offsets[k] = (k / kernel * rows + k % kernel / v.kernel_width * v.dilation_y) * pitch +
+                     k % v.kernel_width * v.dilation_x;
+
+    for (int64_t group = 0; group < v.groups; group++)
+        for (int64_t o = 0, width; o < out; o += width * LANES) {
+            width = out - o > LANES ? 2 : 1; /* vectors of the panel */
+            const int64_t first = group * out + o;
+            for (int64_t i = 0; i < width; i++)
+                transpose(g + (first + i * LANES) * pixels, min_i64(LANES, out - o - i * LANES), pixels, pixels,
+                          panel + i * LANES, width * LANES, LANES);
+            const int64_t most = width == 2 ? sizeof(WIDE) / sizeof(Tile) - 1 : sizeof(NARROW) / sizeof(Tile) - 1;
+            const int64_t blocks = ceil_divide(taps, most);
+            for (int64_t block = 0; block < blocks; block++) {
+                const int64_t k = taps * block / blocks, height = taps * (block + 1) / blocks - k;
+                (width == 2 ? WIDE : NARROW)[height](
+                    image + group * in * rows * pitch, offsets + k, v.stride_y * pitch, v.stride_x, v.out_height,
+                    v.out_width, panel, dw + first * taps + k, min_i64(width * LANES, out - o), taps);
+            }
+        }
+}

@@ -1,0 +1,99 @@
+/* Copies between arrays through strides, which is what transpose, flip, slice, pad and concatenate are: element
+   (i0, ..., i7) goes from x[source + sum of i_k * from_k] to y[target + sum of i_k * to_k]. Of the eight axes the last
+   two make a plane; the caller orders them so that x and y are contiguous along one of these if they are at all. */
+
+#include "common.h"
+
+enum {
+    AXES = 8,
+    TILE_ROWS = 8,
+    TILE_COLUMNS = 16
+};
+
+typedef struct {
+    int64_t length[AXES], from[AXES], to[AXES];
+} Copy;
+
+#define EIGHT(n) int64_t n##0, int64_t n##1, int64_t n##2, int64_t n##3, int64_t n##4, int64_t n##5, int64_t n##6, \
+                 int64_t n##7
+#define ARRAY(n) {n##0, n##1, n##2, n##3, n##4, n##5, n##6, n##7}
+
+/* A tile at a time: where lines of x are columns of y, both stay in the cache until all of them has been used. */
+static inline void copy_tiles(const T *x, T *y, int64_t rows, int64_t columns, int64_t from_row, int64_t from_column,
+                              int64_t to_row, int64_t to_column) {
+    for (int64_t i = 0; i < rows; i += TILE_ROWS)
+        for (int64_t j = 0; j < columns; j += TILE_COLUMNS)
+            for (int64_t r = i; r < min_i64(i + TILE_ROWS, rows); r++)
+                for (int64_t c = j; c < min_i64(j + TILE_COLUMNS, columns); c++)
+                    y[r * to_row + c * to_column] = x[r * from_row + c * from_column];
+}
+
+static void copy_plane(const T *x, T *y, int64_t rows, int64_t columns, const Copy *copy) {
+    const int64_t from_row = copy->from[AXES - 2], from_column = copy->from[AXES - 1];
+    const int64_t to_row = copy->to[AXES - 2], to_column = copy->to[AXES - 1];
+    if (from_column == 1 && to_column == 1)
+        for (int64_t r = 0; r < rows; r++) memcpy(y + r * to_row, x + r * from_row, columns * sizeof(T));
+    else if (from_row == 1 && to_column == 1)
+        copy_tiles(x, y, rows, columns, 1, from_column, to_row, 1);
+    else
+        copy_tiles(x, y, rows, columns, from_row, from_column, to_row, to_column);
+}
+
+/* Units of work: TILE_ROWS rows of a plane. */
+static int64_t units_across(const Copy *copy) { return (copy->length[AXES - 2] + TILE_ROWS - 1) / TILE_ROWS; }
+
+static int64_t count_units(const Copy *copy) {
+    int64_t planes = copy->length[AXES - 1] > 0;
+    for (int k = 0; k < AXES - 2; k++) planes *= copy->length[k];
+    return planes * units_across(copy);
+}
+
+static void copy_units(const T *x, T *y, const Copy *copy, int64_t begin, int64_t end) {
+    const int64_t across = units_across(copy), rows = copy->length[AXES - 2];
+    for (int64_t unit = begin; unit < end; unit++) {
+        const int64_t row = unit % across * TILE_ROWS;
+        int64_t plane = unit / across, from = row * copy->from[AXES - 2], to = row * copy->to[AXES - 2];
+        for (int k = AXES - 3; k >= 0; plane /= copy->length[k], k--) {
+            from += plane % copy->length[k] * copy->from[k];
+            to += plane % copy->length[k] * copy->to[k];
+        }
+        copy_plane(x + from, y + to, min_i64(TILE_ROWS, rows - row), copy->length[AXES - 1], copy);
+    }
+}
+
+void FN(copy)(const T *x, T *y, EIGHT(length), EIGHT(from), EIGHT(to), int64_t source, int64_t target) {
+    const Copy copy = {ARRAY(length), ARRAY(from), ARRAY(to)};
+    copy_units(x + source, y + target, &copy, 0, count_units(&copy));
+}
+
+void FN(copy_team)(const Team *team, const T *x, T *y, EIGHT(length), EIGHT(from), EIGHT(to), int64_t source,
+                   int64_t target) {
+    const Copy copy = {ARRAY(length), ARRAY(from), ARRAY(to)};
+    int64_t begin, end;
+    my_share(team, count_units(&copy), &begin, &end);
+    copy_units(x + source, y + target, &copy, begin, end);
+}
+
+static void fill(T *y, int64_t n, T value) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) y[i] = value;
+}
+
+/* A copy to an array of `size` elements that is filled with `value` before. */
+void FN(pad)(const T *x, T *y, EIGHT(length), EIGHT(from), EIGHT(to), int64_t source, int64_t target, int64_t size,
+             double value) {
+    const Copy copy = {ARRAY(length), ARRAY(from), ARRAY(to)};
+    fill(y, size, (T)value);
+    copy_units(x + source, y + target, &copy, 0, count_units(&copy));
+}
+
+void FN(pad_team)(const Team *team, const T *x, T *y, EIGHT(length), EIGHT(from), EIGHT(to), int64_t source,
+                  int64_t target, int64_t size, double value) {
+    const Copy copy = {ARRAY(length), ARRAY(from), ARRAY(to)};
+    int64_t begin, end;
+    my_lines(team, size, &begin, &end);
+    fill(y + begin, end - begin, (T)value);
+#pragma omp barrier /* the elements that a thread copies may be among those that another one fills */
+    my_share(team, count_units(&copy), &begin, &end);
+    copy_units(x + source, y + target, &copy, begin, end);
+}

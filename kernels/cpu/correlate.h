@@ -1,0 +1,202 @@
+/* Correlation of planes with kernels, without im2col: what conv.c makes of a convolution and of its gradient.
+
+   In a row-major plane of pitch P (its row's length, padding included), let p = row P + column be the place of an
+   output element. The weight of kernel position (i, j) multiplies the input at place p + i P + j: for all p the same
+   distance away. So a vector of LANES consecutive places, across the ends of rows, is one load for each weight, and
+   convolution is a matrix product whose right-hand side need not be formed:
+
+     y[o, p..p+LANES) = sum over taps k = (i, c, j) of w[o, k] * planes[offset(k) + p ..+LANES)
+
+   with tiles of several output channels x several vectors held in registers. Places past the end of a row are computed
+   and not stored. What does not depend on the image - places, offsets, weights in the order in which they are read -
+   is found once for many images, by plan_correlation. */
+
+#pragma once
+
+#include "conv.h"
+
+/* Sums, two vectors of input and a weight fill the registers; few channels take more vectors, to have enough sums that
+   additions overlap. */
+enum { MOST_CHANNELS = VECTOR_REGISTERS / 2 - 2, MOST_VECTORS = 4 };
+
+/* Tiles of one block of channels before the next block. */
+enum { STRIP = 4 };
+
+/* One product of a sum: how far its input is from the output's place, its weight from the channel's first weight. */
+typedef struct {
+    int32_t input, weight;
+} Tap;
+
+/* LANES consecutive places of the output, from this row and column. In the first span of a tile, taps [begin, end) are
+   all that see more than padding at its spans. */
+typedef struct {
+    int32_t place, row, column, begin, end;
+} Span;
+
+typedef struct {
+    int64_t pitch, first_row, end_row; /* rows [first_row, end_row) of each plane are not all zeros */
+    Tap *taps; /* kernel_rows times row_taps; those of kernel row i read tap_rows[i] rows below the output */
+    int32_t *tap_rows;
+    int64_t kernel_rows, row_taps;
+    int64_t channels, rows, columns; /* output of a group, */
+    int64_t y_first, y_channel, y_row, y_column; /* and where in y it lies */
+    int64_t groups, group_planes; /* each group of channels has its own planes, weights and output */
+    int64_t vectors, count; /* of a tile, and spans, a multiple of them */
+    Span *spans;
+    T *w; /* for each group and block of channels, tap by tap */
+} Correlation;
+
+/* Blocks of channels, as equal as possible; `block_begin` is the first channel of one. */
+static inline int64_t block_count(const Correlation *c) { return ceil_divide(c->channels, MOST_CHANNELS); }
+static inline int64_t block_begin(const Correlation *c, int64_t block) {
+    return c->channels * block / block_count(c);
+}
+
+/* The places that hold outputs, as few spans as possible, or (`whole_rows`) none across the end of a row. The last one
+   is moved back so that nothing past the last output is read. Returns how many. */
+static int64_t cover(const Correlation *c, bool whole_rows, Span *spans) {
+    const int64_t total = (c->rows - 1) * c->pitch + c->columns;
+    int64_t count = 0, place = 0;
+    while (place < total) {
+        int64_t row = place / c->pitch, column = place - row * c->pitch;
+        if (column >= c->columns) row++, column = 0;
+        place = row * c->pitch + column;
+        const int64_t latest = whole_rows ? row * c->pitch + c->columns - LANES : total - LANES;
+        if (place > latest && latest >= 0) place = latest, row = place / c->pitch, column = place - row * c->pitch;
+        spans[count++] = (Span){place, row, column, 0, 0};
+        place += LANES;
+    }
+    return count;
+}
+
+/* Spans for the least time: one across the end of a row is stored element by element, which costs about as much as
+   TAPS_OF_SPLIT products. Their number is made a multiple of c->vectors by repeating the last. */
+static void choose_spans(Correlation *c) {
+    enum { TAPS_OF_SPLIT = 24 };
+    Span *spans = c->spans;
+    int64_t count = cover(c, false, spans), split = 0;
+    for (int64_t s = 0; s < count; s++) split += spans[s].column + LANES > c->columns;
+    const int64_t whole = c->rows * ceil_divide(c->columns, LANES), taps = c->kernel_rows * c->row_taps;
+    if (c->columns >= LANES && whole * taps <= count * taps + split * TAPS_OF_SPLIT) count = cover(c, true, spans);
+    for (; count % c->vectors; count++) spans[count] = spans[count - 1];
+    c->count = count;
+}
+
+/* Taps of kernel rows that see nothing but padding at a tile's spans are left out. */
+static void choose_taps(Correlation *c) {
+    for (int64_t s = 0; s < c->count; s += c->vectors) {
+        const int64_t first_row = c->spans[s].row;
+        const int64_t last_row = (c->spans[s + c->vectors - 1].place + LANES - 1) / c->pitch;
+        int64_t top = 0, bottom = c->kernel_rows;
+        while (top < bottom && last_row + c->tap_rows[top] < c->first_row) top++;
+        while (bottom > top && first_row + c->tap_rows[bottom - 1] >= c->end_row) bottom--;
+        c->spans[s].begin = top * c->row_taps;
+        c->spans[s].end = bottom * c->row_taps;
+    }
+}
+
+/* Completes a correlation from its first numbers, up to group_planes: chooses the spans and packs the weights, where
+   that of output channel o and tap k is w[o * channel_weights + taps[k].weight]. c->spans and c->w say where to; they
+   have room for as many spans as outputs and MOST_VECTORS more, and for all weights. */
+static void plan_correlation(Correlation *c, const T *w, int64_t channel_weights, int64_t group_weights) {
+    const int64_t taps = c->kernel_rows * c->row_taps;
+    if (c->rows <= 0 || c->columns <= 0) c->channels = 0;
+    if (c->channels == 0) return;
+    c->vectors = ceil_divide(c->channels, block_count(c)) <= MOST_CHANNELS / 2 ? 4 : 2;
+    choose_spans(c);
+    choose_taps(c);
+    T *to = c->w;
+    for (int64_t group = 0; group < c->groups; group++, w += group_weights)
+        for (int64_t block = 0; block < block_count(c); block++)
+            for (int64_t k = 0; k < taps; k++)
+                for (int64_t o = block_begin(c, block); o < block_begin(c, block + 1); o++)
+                    *to++ = w[o * channel_weights + c->taps[k].weight];
+}
+
+/* Stores one span's sums for `channels` channels, leaving out the places between rows. */
+static void store_split(const Correlation *c, const T (*sums)[LANES], int channels, Span span, T *y) {
+    for (int64_t lane = 0, row = span.row, column = span.column; lane < LANES; lane++) {
+        if (column < c->columns && row < c->rows)
+            for (int i = 0; i < channels; i++)
+                y[i * c->y_channel + row * c->y_row + column * c->y_column] = sums[i][lane];
+        if (++column == c->pitch) column = 0, row++;
+    }
+}
+
+/* Outputs of some channels at some spans. w has the weights of these channels, tap by tap. */
+SPECIALISED void tile(const Correlation *c, const T *w, const T *image, T *y, const Span *spans,
+                      const int channels, const int vectors) {
+    Vector sums[MOST_CHANNELS][MOST_VECTORS];
+    const T *planes[MOST_VECTORS];
+    UNROLL for (int v = 0; v < vectors; v++) planes[v] = image + spans[v].place;
+    UNROLL for (int i = 0; i < channels; i++)
+        UNROLL for (int v = 0; v < vectors; v++) sums[i][v] = (Vector){0};
+    w += spans->begin * channels;
+    for (const Tap *tap = c->taps + spans->begin, *end = c->taps + spans->end; tap < end; tap++, w += channels) {
+        Vector x[MOST_VECTORS];
+        UNROLL for (int v = 0; v < vectors; v++) x[v] = load(planes[v] + tap->input);
+        UNROLL for (int i = 0; i < channels; i++)
+            UNROLL for (int v = 0; v < vectors; v++) sums[i][v] += w[i] * x[v];
+    }
+    UNROLL for (int v = 0; v < vectors; v++) {
+        if (c->y_column == 1 && spans[v].column + LANES <= c->columns) {
+            T *to = y + spans[v].row * c->y_row + spans[v].column;
+            const int64_t y_channel = c->y_channel;
+            UNROLL for (int i = 0; i < channels; i++) store(to + i * y_channel, sums[i][v]);
+        } else {
+            T split[MOST_CHANNELS][LANES];
+            UNROLL for (int i = 0; i < channels; i++) store(split[i], sums[i][v]);
+            store_split(c, split, channels, spans[v], y);
+        }
+    }
+}
+
+typedef void (*Tile)(const Correlation *c, const T *w, const T *image, T *y, const Span *spans);
+
+#define TILE(channels, vectors)                                                                                        \
+    static void tile_##channels##x##vectors(const Correlation *c, const T *w, const T *image, T *y,                    \
+                                            const Span *spans) {                                                       \
+        tile(c, w, image, y, spans, channels, vectors);                                                                \
+    }
+#define TILES(channels) TILE(channels, 2) TILE(channels, 4)
+TILES(1) TILES(2) TILES(3) TILE(4, 2) TILE(5, 2) TILE(6, 2)
+#if VECTOR_REGISTERS == 32
+TILE(4, 4) TILE(5, 4) TILE(6, 4) TILES(7) TILE(8, 2) TILE(9, 2) TILE(10, 2) TILE(11, 2) TILE(12, 2)
+TILE(13, 2) TILE(14, 2)
+#endif
+
+/* By number of channels, with 2 and with 4 vectors. */
+static const Tile TWO[] = {
+    0,        tile_1x2, tile_2x2, tile_3x2,  tile_4x2,  tile_5x2,  tile_6x2,
+#if VECTOR_REGISTERS == 32
+    tile_7x2, tile_8x2, tile_9x2, tile_10x2, tile_11x2, tile_12x2, tile_13x2, tile_14x2,
+#endif
+};
+static const Tile FOUR[] = {
+    0,        tile_1x4, tile_2x4, tile_3x4,
+#if VECTOR_REGISTERS == 32
+    tile_4x4, tile_5x4, tile_6x4, tile_7x4,
+#endif
+};
+
+/* All outputs. A few spans outside, channels inside, so that both the spans' input and a block's weights stay in the
+   first-level cache. */
+static void correlate(const Correlation *c, const T *planes, T *y) {
+    if (c->channels == 0) return;
+    const int64_t blocks = block_count(c), strip_spans = STRIP * c->vectors;
+    const Tile *tiles = c->vectors == 4 ? FOUR : TWO;
+    const T *w = c->w;
+    y += c->y_first;
+    for (int64_t group = 0; group < c->groups; group++) {
+        for (int64_t strip = 0; strip < c->count; strip += strip_spans)
+            for (int64_t block = 0; block < blocks; block++) {
+                const int64_t first = block_begin(c, block), end = block_begin(c, block + 1);
+                for (int64_t s = strip; s < min_i64(c->count, strip + strip_spans); s += c->vectors)
+                    tiles[end - first](c, w + first * c->kernel_rows * c->row_taps, planes, y + first * c->y_channel,
+                                       c->spans + s);
+            }
+        planes += c->group_planes;
+        w += c->channels * c->kernel_rows * c->row_taps;
+        y += c->channels * c->y_channel;
+    }
+}

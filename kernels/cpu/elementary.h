@@ -1,0 +1,112 @@
+/* exp, log, log1p, expm1, tanh, erf and the rest for float and double, by their names in <math.h>: exp(x) is
+   exp_float32 or exp_float64 as x is. (The file is not called math.h because this folder comes before the system's.)
+
+   The first six have no branches, tables or calls, so that a loop over them becomes vector instructions; the selections
+   at the ends of the range are blends. erf is so for float only. The others are the compiler's own: sqrt and fabs are
+   instructions, sin, cos and pow calls of the C library. The code relies on IEEE arithmetic (no -ffast-math).
+
+   Largest errors, in units in the last place (tests/test_cpu_math.py): exp 1.1, log and log1p 0.9, expm1 2.1, tanh
+   2.5, erf of float 0.9.
+   Ranges are reduced as by W. J. Cody and W. Waite, Software Manual for the Elementary Functions, 1980: n ln 2 is
+   taken away in two parts, of which the first times n is exact. All polynomials are minimax, by E. Remez's exchange. */
+
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#ifndef INFINITY
+#define INFINITY __builtin_inff()
+#define NAN __builtin_nanf("")
+#endif
+
+/* The value of c[0] + c[1] x + ... as a polynomial of degree 2 or more, by Horner's rule. */
+#define POLY2(x, c0, c1, c2) ((c0) + (x) * ((c1) + (x) * (c2)))
+#define POLY4(x, c0, c1, c2, c3, c4) POLY2(x, c0, c1, POLY2(x, c2, c3, c4))
+#define POLY5(x, c0, c1, c2, c3, c4, c5) POLY2(x, c0, c1, (c2) + (x) * POLY2(x, c3, c4, c5))
+#define POLY6(x, c0, c1, c2, c3, c4, c5, c6) POLY2(x, c0, c1, POLY4(x, c2, c3, c4, c5, c6))
+#define POLY9(x, c0, c1, c2, c3, c4, c5, c6, c7, c8, c9) \
+    POLY4(x, c0, c1, c2, c3, POLY5(x, c4, c5, c6, c7, c8, c9))
+
+/* (e^r - 1 - r) / r^2 for |r| <= ln(2) / 2: relative error of e^r - 1 below 2^-26 and 2^-55. */
+static inline float exp_tail_float32(float r) {
+    return POLY4(r, 0.5f, 0.166665435f, 0.0416662805f, 0.00836661179f, 0.00139464799f);
+}
+
+static inline double exp_tail_float64(double r) {
+    return POLY9(r, 0.5000000000000006, 0.16666666666666685, 0.04166666666657332, 0.008333333333314487,
+                 0.0013888888932484637, 0.00019841269903262082, 2.4801504311305974e-05, 2.755722774275984e-06,
+                 2.762638261314062e-07, 2.51145412797036e-08);
+}
+
+/* (log((1 + s) / (1 - s)) - 2 s) / s^3 as a function of z = s^2, for (1 + s) / (1 - s) from sqrt(1/2) to sqrt(2):
+   relative error below 2^-29 and 2^-58. */
+static inline float log_tail_float32(float z) { return POLY2(z, 0.666667759f, 0.399775445f, 0.29871732f); }
+
+static inline double log_tail_float64(double z) {
+    return POLY6(z, 0.6666666666666734, 0.39999999999416164, 0.2857142874214747, 0.22222198591311218,
+                 0.18183563645008416, 0.15314062539776, 0.14795875812695763);
+}
+
+#define OF(name) name##_float32
+#define REAL float
+#define BITS uint32_t
+#define MANTISSA 23                /* bits of the significand that are stored */
+#define BIAS 127                   /* of the exponent */
+#define ROUND 0x1.8p23f            /* added and taken away again: the nearest integer */
+#define SMALLEST_NORMAL 0x1p-126f
+#define LARGEST 0x1.fffffep127f
+#define EXP_LOW (-104.0f)          /* e^x is 0 from here on, */
+#define EXP_HIGH 89.0f             /* infinite from here on, */
+#define EXPM1_LOW (-18.0f)         /* and e^x - 1 is -1 from here on */
+#define TANH_HIGH 10.0f            /* tanh is 1 from here on */
+#define LOG2_E 1.44269504f
+#define LN2_HIGH 0x1.62e4p-1f      /* 15 bits */
+#define LN2_LOW 1.42860677e-6f
+#define SQRT_HALF_BITS 0x3504f3u   /* the stored significand of sqrt(1/2) */
+#define ABSOLUTE __builtin_fabsf
+#define COPY_SIGN __builtin_copysignf
+#include "elementary_body.h"
+
+#define OF(name) name##_float64
+#define REAL double
+#define BITS uint64_t
+#define MANTISSA 52
+#define BIAS 1023
+#define ROUND 0x1.8p52
+#define SMALLEST_NORMAL 0x1p-1022
+#define LARGEST 0x1.fffffffffffffp1023
+#define EXP_LOW (-746.0)
+#define EXP_HIGH 710.0
+#define EXPM1_LOW (-38.0)
+#define TANH_HIGH 20.0
+#define LOG2_E 1.4426950408889634
+#define LN2_HIGH 0x1.62e42fee00000p-1 /* 32 bits */
+#define LN2_LOW 1.9082149292705877e-10
+#define SQRT_HALF_BITS 0x6a09e667f3bcdu
+#define ABSOLUTE __builtin_fabs
+#define COPY_SIGN __builtin_copysign
+#include "elementary_body.h"
+
+/* erf(x) / x as a rational function of x^2, of relative error below 2^-25; it is 1 to the last bit beyond 3.92. In
+   double: the roundings of two polynomials and a division would add up to 5 units of a float near 1. */
+static inline float erf_float32(float x) {
+    x = x > 3.92f ? 3.92f : x;
+    x = x < -3.92f ? -3.92f : x;
+    const double z = (double)x * x;
+    const double above = POLY5(z, 1.12837915, 0.190406063, 0.0527486737, 0.0037656003, 0.000284882457, 2.050092e-06);
+    const double below = POLY5(z, 1, 0.502075721, 0.114108948, 0.0149691838, 0.00116253163, 3.80917494e-05);
+    return (float)(x * (above / below));
+}
+
+#define exp(x) _Generic((x), float: exp_float32, default: exp_float64)(x)
+#define log(x) _Generic((x), float: log_float32, default: log_float64)(x)
+#define log1p(x) _Generic((x), float: log1p_float32, default: log1p_float64)(x)
+#define expm1(x) _Generic((x), float: expm1_float32, default: expm1_float64)(x)
+#define tanh(x) _Generic((x), float: tanh_float32, default: tanh_float64)(x)
+#define erf(x) _Generic((x), float: erf_float32, default: __builtin_erf)(x)
+#define sqrt(x) _Generic((x), float: __builtin_sqrtf, default: __builtin_sqrt)(x)
+#define fabs(x) _Generic((x), float: __builtin_fabsf, default: __builtin_fabs)(x)
+#define sin(x) _Generic((x), float: __builtin_sinf, default: __builtin_sin)(x)
+#define cos(x) _Generic((x), float: __builtin_cosf, default: __builtin_cos)(x)
+#define pow(x, y) _Generic((x), float: __builtin_powf, default: __builtin_pow)(x, y)

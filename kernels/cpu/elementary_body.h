@@ -1,0 +1,93 @@
+/* The functions of elementary.h for one type: included there once for REAL float and once for REAL double. */
+
+static inline BITS OF(bits)(REAL x) {
+    BITS bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static inline REAL OF(from_bits)(BITS bits) {
+    REAL x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* 2^n for an integer n that is a normal number's exponent. In n + BIAS + ROUND the integer n + BIAS stands in the
+   lowest bits; shifted to where exponents stand, it is all that remains. */
+static inline REAL OF(power_of_two)(REAL n) { return OF(from_bits)(OF(bits)(n + (ROUND + BIAS)) << MANTISSA); }
+
+/* e^x = 2^n e^r. 2^n is multiplied by halves: alone it may be too large or too small for a number. */
+static inline REAL OF(exp)(REAL x) {
+    x = x < EXP_LOW ? EXP_LOW : x;
+    x = x > EXP_HIGH ? EXP_HIGH : x;
+    const REAL n = (x * LOG2_E + ROUND) - ROUND, half = (n * (REAL)0.5 + ROUND) - ROUND;
+    const REAL r = (x - n * LN2_HIGH) - n * LN2_LOW;
+    const REAL y = 1 + (r + r * r * OF(exp_tail)(r));
+    return y * OF(power_of_two)(half) * OF(power_of_two)(n - half);
+}
+
+/* e^x - 1 = 2^n (e^r - 1) + (2^n - 1), computed as twice its half because 2^n may be too large. */
+static inline REAL OF(expm1)(REAL x) {
+    const REAL given = x;
+    x = x < EXPM1_LOW ? EXPM1_LOW : x;
+    x = x > EXP_HIGH ? EXP_HIGH : x;
+    const REAL n = (x * LOG2_E + ROUND) - ROUND;
+    const REAL r = (x - n * LN2_HIGH) - n * LN2_LOW;
+    const REAL y = r + r * r * OF(exp_tail)(r), scale = OF(power_of_two)(n - 1);
+    return given == 0 ? given : 2 * (scale * y + (scale - (REAL)0.5)); /* -0 stays -0 */
+}
+
+/* log of x = 2^n (1 + f), with 1 + f from sqrt(1/2) to sqrt(2), plus `rest`, which is small: with s = f / (2 + f)
+   log(1 + f) = 2 s + s^3 tail(s^2), written so that f, the largest term, is added last (as in K. C. Ng's fdlibm). */
+static inline REAL OF(log_parts)(REAL x, REAL rest) {
+    const REAL shift = x < SMALLEST_NORMAL ? (REAL)MANTISSA : 0;
+    const REAL scaled = x < SMALLEST_NORMAL ? x * ((BITS)1 << MANTISSA) : x;
+    const BITS bits = OF(bits)(scaled), exponent = (bits - SQRT_HALF_BITS) >> MANTISSA;
+    /* The exponent's integer in the lowest bits of 2^MANTISSA makes the sum of the two, without a conversion. */
+    const REAL two = (REAL)((BITS)1 << MANTISSA);
+    const REAL n = OF(from_bits)(exponent | OF(bits)(two)) - two - (BIAS - 1) - shift;
+    const REAL f = OF(from_bits)(bits - ((exponent - (BIAS - 1)) << MANTISSA)) - 1;
+    const REAL s = f / (2 + f), z = s * s, half = (REAL)0.5 * f * f;
+    const REAL sum = s * (half + z * OF(log_tail)(z)) + (n * LN2_LOW + rest);
+    return n * LN2_HIGH + (f - (half - sum));
+}
+
+/* `y`, or what the logarithm of x is where x is no positive number. */
+static inline REAL OF(log_ends)(REAL x, REAL y) {
+    const REAL low = x == 0 ? -INFINITY : NAN;
+    const REAL high = x <= LARGEST ? y : x;
+    return x > 0 ? high : low;
+}
+
+static inline REAL OF(log)(REAL x) { return OF(log_ends)(x, OF(log_parts)(x, 0)); }
+
+/* log(u) + (1 + x - u) / u with u = 1 + x as rounded: the second term is the part of x that rounding took away. */
+static inline REAL OF(log1p)(REAL x) {
+    const REAL u = 1 + x, lost = x < 1 ? x - (u - 1) : 1 - (u - x);
+    return x == 0 ? x : OF(log_ends)(u, OF(log_parts)(u, lost / u));
+}
+
+/* tanh |x| = m / (m + 2) with m = e^(2 |x|) - 1. */
+static inline REAL OF(tanh)(REAL x) {
+    const REAL y = ABSOLUTE(x), m = OF(expm1)(2 * (y > TANH_HIGH ? TANH_HIGH : y));
+    return COPY_SIGN(m / (m + 2), x);
+}
+
+#undef OF
+#undef REAL
+#undef BITS
+#undef MANTISSA
+#undef BIAS
+#undef ROUND
+#undef SMALLEST_NORMAL
+#undef LARGEST
+#undef EXP_LOW
+#undef EXP_HIGH
+#undef EXPM1_LOW
+#undef TANH_HIGH
+#undef LOG2_E
+#undef LN2_HIGH
+#undef LN2_LOW
+#undef SQRT_HALF_BITS
+#undef ABSOLUTE
+#undef COPY_SIGN

@@ -1,0 +1,22 @@
+/* What is done to each finished block of a matrix product (see gemm.c) while the block is in cache: the place to add a
+   bias or to update weights with their gradient. T and SUFFIX as in common.h. */
+
+#pragma once
+
+#include "common.h"
+
+enum { MOST_AHEAD = 8 };
+
+typedef struct {
+    /* block[i * ld + j] is element (row + i, column + j) of the product, for i < rows and j < columns; it may be changed.
+       The blocks of one product do not overlap and come in any order, from several threads. */
+    void (*function)(void *context, const T *block, int64_t ld, int64_t row, int64_t column, int64_t rows,
+                     int64_t columns);
+    void *context;
+    /* Arrays of the product's shape that the function reads: fetched into the cache while the block is computed. */
+    const T *ahead[MOST_AHEAD];
+    int64_t ahead_count;
+} FN(Epilogue);
+
+void FN(gemm)(const Team *team, const T *a, const T *b, T *c, int64_t batch, int64_t m, int64_t n, int64_t k,
+              int64_t transpose_a, int64_t transpose_b, const FN(Epilogue) * epilogue);

@@ -1,0 +1,11 @@
+/* The largest elements. NaN is the result wherever it is an element: once in, no comparison lets another in. */
+
+#define NAME max
+#define U T
+#define PART T
+#define TOTAL T
+#define START                                                                                              \
+    _Generic((T)0, float: -__builtin_inff(), double: -__builtin_inf(), int64_t: INT64_MIN, int32_t: INT32_MIN, \
+             default: (T)0)
+#define FOLD(result, x) ((x) > (result) || (x) != (x) ? (x) : (result))
+#include "reduce.h"

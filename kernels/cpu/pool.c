@@ -1,0 +1,175 @@
+/* Pooling of one image: (channels, height, width) to (channels, rows, columns) windows. Max pooling also says where in
+   its window each maximum is, counted row by row; put and pick move numbers to and from the places it chose.
+
+   The windows of a row are treated together, one position (p, q) of the window after another: its elements in all these
+   windows are stride_x apart, so the loop over them has no branches and becomes vectors. Positions in the padding are
+   left out by beginning later or ending earlier. Windows of 2x2 side by side, the common case, are one such loop. */
+
+#include <math.h>
+
+#include "common.h"
+
+/* Windows of 2x2 treated at once, and their elements: vectors of 16 bytes suit short rows, and every other
+   element is taken out of two of them by one instruction. */
+enum { SEVERAL = 16 / sizeof(T) };
+typedef T Several __attribute__((vector_size(16)));
+typedef T Anywhere __attribute__((vector_size(16), aligned(sizeof(T)), may_alias));
+typedef int32_t Positions __attribute__((vector_size(SEVERAL * sizeof(int32_t))));
+
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (Mask){__VA_ARGS__})
+#endif
+#define SIZE_float 4
+#define SIZE_double 8
+#if PASTE(SIZE_, T) == 4
+typedef int32_t Mask __attribute__((vector_size(16)));
+#define EVEN(a, b) SHUFFLE(a, b, 0, 2, 4, 6)
+#define ODD(a, b) SHUFFLE(a, b, 1, 3, 5, 7)
+#else
+typedef int64_t Mask __attribute__((vector_size(16)));
+#define EVEN(a, b) SHUFFLE(a, b, 0, 2)
+#define ODD(a, b) SHUFFLE(a, b, 1, 3)
+#endif
+
+typedef struct {
+    int64_t channels, height, width, rows, columns, kernel_y, kernel_x, stride_y, stride_x, padding_y, padding_x;
+} Pool;
+
+#define POOL_NUMBERS                                                                                                   \
+    int64_t channels, int64_t height, int64_t width, int64_t rows, int64_t columns, int64_t kernel_y,                  \
+        int64_t kernel_x, int64_t stride_y, int64_t stride_x, int64_t padding_y, int64_t padding_x
+#define POOL {channels, height, width, rows, columns, kernel_y, kernel_x, stride_y, stride_x, padding_y, padding_x}
+
+static inline bool is_2x2(const Pool *p) {
+    return p->kernel_y == 2 && p->kernel_x == 2 && p->stride_y == 2 && p->stride_x == 2 && p->padding_y == 0 &&
+           p->padding_x == 0;
+}
+
+/* Where windows of one row have the element at one position: windows [begin, end) at first + i stride_x. */
+typedef struct {
+    int64_t begin, end, first;
+} Elements;
+
+static inline Elements elements(const Pool *p, int64_t row, int64_t position) {
+    const int64_t y = row * p->stride_y - p->padding_y + position / p->kernel_x;
+    const int64_t x = position % p->kernel_x - p->padding_x;
+    if (y < 0 || y >= p->height || x >= p->width) return (Elements){0, 0, 0};
+    const int64_t begin = x < 0 ? (p->stride_x - 1 - x) / p->stride_x : 0;
+    const int64_t end = (p->width - 1 - x) / p->stride_x + 1;
+    return (Elements){begin, min_i64(end, p->columns), y * p->width + x};
+}
+
+static inline Several larger(Several a, Several b) {
+    const Mask take = (b > a) | (b != b);
+    return (Several)(((Mask)b & take) | ((Mask)a & ~take));
+}
+
+/* Maxima of SEVERAL windows of 2x2 side by side, the first with its upper row at x. Its position is the number of
+   elements before the first that is equal to the maximum. */
+static inline void maxima_2x2(const T *x, int64_t width, T *y, int32_t *where) {
+    const Anywhere *upper = (const Anywhere *)x, *lower = (const Anywhere *)(x + width);
+    const Several v0 = EVEN(upper[0], upper[1]), v1 = ODD(upper[0], upper[1]);
+    const Several v2 = EVEN(lower[0], lower[1]), v3 = ODD(lower[0], lower[1]);
+    const Several best = larger(larger(v0, v1), larger(v2, v3));
+    const Mask after0 = v0 != best, after1 = after0 & (v1 != best), after2 = after1 & (v2 != best);
+    const Positions position = -__builtin_convertvector(after0 + after1 + after2, Positions); /* true is -1 */
+    *(Anywhere *)y = best;
+    memcpy(where, &position, sizeof position);
+}
+
+/* Padding is -infinity, so a window of nothing more has its maximum at position 0; one with NaN has it at the last. */
+void FN(max_pool2d)(const T *restrict x, T *restrict y, int32_t *restrict where, POOL_NUMBERS) {
+    const Pool pool = POOL;
+    const bool fast = is_2x2(&pool) && columns >= SEVERAL;
+    const int32_t area = kernel_y * kernel_x;
+    for (int64_t c = 0; c < channels; c++, x += height * width)
+        for (int64_t row = 0; row < rows; row++, y += columns, where += columns) {
+            if (fast) {
+                /* The last windows of a row may repeat some of the ones before. */
+                for (int64_t i = 0; i < columns; i += SEVERAL) {
+                    const int64_t first = min_i64(i, columns - SEVERAL);
+                    maxima_2x2(x + 2 * row * width + 2 * first, width, y + first, where + first);
+                }
+                continue;
+            }
+            for (int64_t i = 0; i < columns; i++) y[i] = -(T)INFINITY, where[i] = 0;
+            for (int32_t position = 0; position < area; position++) {
+                const Elements e = elements(&pool, row, position);
+                for (int64_t i = e.begin; i < e.end; i++) {
+                    const T value = x[e.first + i * stride_x];
+                    const bool larger = (value > y[i]) | (value != value);
+                    y[i] = larger ? value : y[i];
+                    where[i] = larger ? position : where[i];
+                }
+            }
+            for (int64_t i = 0; i < columns; i++) where[i] = y[i] == y[i] ? where[i] : area - 1;
+        }
+}
+
+void FN(max_pool2d_put)(const T *restrict g, const int32_t *restrict where, T *restrict x, POOL_NUMBERS) {
+    const Pool pool = POOL;
+    const bool fast = is_2x2(&pool) && height == 2 * rows && width == 2 * columns;
+    for (int64_t c = 0; c < channels; c++, x += height * width) {
+        if (!fast) memset(x, 0, height * width * sizeof(T));
+        for (int64_t row = 0; row < rows; row++, g += columns, where += columns) {
+            if (fast) {
+                T *upper = x + 2 * row * width, *lower = upper + width;
+                for (int64_t i = 0; i < columns; i++) {
+                    upper[2 * i] = where[i] == 0 ? g[i] : 0;
+                    upper[2 * i + 1] = where[i] == 1 ? g[i] : 0;
+                }
+                for (int64_t i = 0; i < columns; i++) {
+                    lower[2 * i] = where[i] == 2 ? g[i] : 0;
+                    lower[2 * i + 1] = where[i] == 3 ? g[i] : 0;
+                }
+                continue;
+            }
+            for (int32_t position = 0; position < kernel_y * kernel_x; position++) {
+                const Elements e = elements(&pool, row, position);
+                for (int64_t i = e.begin; i < e.end; i++)
+                    x[e.first + i * stride_x] += where[i] == position ? g[i] : 0;
+            }
+        }
+    }
+}
+
+void FN(max_pool2d_pick)(const T *restrict x, const int32_t *restrict where, T *restrict y, POOL_NUMBERS) {
+    const Pool pool = POOL;
+    for (int64_t c = 0; c < channels; c++, x += height * width)
+        for (int64_t row = 0; row < rows; row++, y += columns, where += columns) {
+            for (int64_t i = 0; i < columns; i++) y[i] = 0;
+            for (int32_t position = 0; position < kernel_y * kernel_x; position++) {
+                const Elements e = elements(&pool, row, position);
+                for (int64_t i = e.begin; i < e.end; i++)
+                    y[i] = where[i] == position ? x[e.first + i * stride_x] : y[i];
+            }
+        }
+}
+
+void FN(avg_pool2d)(const T *restrict x, T *restrict y, POOL_NUMBERS) {
+    const Pool pool = POOL;
+    for (int64_t c = 0; c < channels; c++, x += height * width)
+        for (int64_t row = 0; row < rows; row++, y += columns) {
+            for (int64_t i = 0; i < columns; i++) y[i] = 0;
+            for (int64_t position = 0; position < kernel_y * kernel_x; position++) {
+                const Elements e = elements(&pool, row, position);
+                for (int64_t i = e.begin; i < e.end; i++) y[i] += x[e.first + i * stride_x];
+            }
+            for (int64_t i = 0; i < columns; i++) y[i] /= (T)(kernel_y * kernel_x);
+        }
+}
+
+void FN(avg_pool2d_put)(const T *restrict g, T *restrict x, POOL_NUMBERS) {
+    const Pool pool = POOL;
+    const T area = kernel_y * kernel_x;
+    for (int64_t c = 0; c < channels; c++, x += height * width) {
+        memset(x, 0, height * width * sizeof(T));
+        for (int64_t row = 0; row < rows; row++, g += columns)
+            for (int64_t position = 0; position < kernel_y * kernel_x; position++) {
+                const Elements e = elements(&pool, row, position);
+                for (int64_t i = e.begin; i < e.end; i++) x[e.first + i * stride_x] += g[i] / area;
+            }
+    }
+}

@@ -1,0 +1,20 @@
+/* Sums of T as U, the type itself or int64_t. Blocks are summed in U and their sums in double (or int64_t), so that the
+   error of a float sum hardly grows with its length: as NumPy's pairwise sums, and better down columns. */
+
+#define NAME sum
+#define PART U
+#define TOTAL __typeof__(_Generic((U)0, int64_t: (int64_t)0, default: 0.0))
+#define START 0
+#define FOLD(result, x) ((result) + (x))
+#include "reduce.h"
+
+/* The sums are added to y. */
+void FN(sum_into)(const T *x, U *y, int64_t a, int64_t b, int64_t c, int64_t d, int64_t e, int64_t f) {
+    const Lengths n = {a, b, c, d, e, f};
+    TOTAL total[COLUMNS];
+    for (int64_t unit = 0; unit < count_units(n); unit++) {
+        int64_t first;
+        const int64_t count = fold_unit(x, n, unit, total, &first);
+        for (int64_t j = 0; j < count; j++) y[first + j] += (U)total[j];
+    }
+}
