@@ -9,7 +9,7 @@ from adtrain.core.program import Program, Variable
 
 
 def merge_common_subexpressions(program: Program) -> Program:
-    """One equation for all of the same primitive, inputs and parameters; one constant for all of the same elements."""
+    """One equation for all of the same primitive, inputs and parameters; one constant for all of the same number."""
     same: dict[Variable, Variable] = {}
     constants: dict[Variable, Any] = {}
     by_elements: dict[Any, Variable] = {}
@@ -29,4 +29,5 @@ def merge_common_subexpressions(program: Program) -> Program:
             equations.append(replace(equation, inputs=inputs))
         else:
             same.update(zip(equation.outputs, found, strict=True))
-    return Program(program.inputs, constants, tuple(equations), tuple(same.get(v, v) for v in program.outputs))
+    outputs = tuple(same.get(v, v) for v in program.outputs)
+    return replace(program, constants=constants, equations=tuple(equations), outputs=outputs)

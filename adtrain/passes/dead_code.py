@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from adtrain.core.program import Program, Variable
 
 
@@ -14,4 +16,4 @@ def remove_dead_code(program: Program) -> Program:
             kept.append(equation)
             needed.update(equation.inputs)
     constants = {v: x for v, x in program.constants.items() if v in needed}
-    return Program(program.inputs, constants, tuple(reversed(kept)), program.outputs)
+    return replace(program, constants=constants, equations=tuple(reversed(kept)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from adtrain.core.array import Array
 from adtrain.core.program import Program, Variable
 from adtrain.core.trace import EvaluationTrace
@@ -23,4 +25,4 @@ def fold_constants(program: Program) -> Program:
         inputs = [constants[v] for v in equation.inputs]
         results = EvaluationTrace().process(equation.primitive, inputs, equation.params)
         constants.update(zip(equation.outputs, results if isinstance(results, tuple) else (results,), strict=True))
-    return Program(program.inputs, constants, tuple(equations), program.outputs)
+    return replace(program, constants=constants, equations=tuple(equations))

@@ -1,0 +1,57 @@
+"""Offsets in one block of memory for values that live for a while.
+
+The largest come first, each at the lowest offset that is free for as long as it lives (Y. Pisarchyk, J. Lee: "Efficient
+Memory Management for Deep Neural Net Inference", 2020, greedy by size).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from adtrain.core.program import Variable
+
+ALIGNMENT = 64
+"""Bytes: a cache line, and the widest vector register."""
+
+
+class Request(NamedTuple):
+    """`size` bytes from time `start` to time `end`, both included, for a variable or a workspace's number."""
+
+    key: Variable | int
+    size: int
+    start: int
+    end: int
+
+
+class Arena:
+    """Requests for memory over intervals of time."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+
+    def add(self, key: Variable | int, size: int, start: int, end: int) -> None:
+        self.requests.append(Request(key, aligned(size), start, end))
+
+    def offsets(self) -> dict[Variable | int, int]:
+        """The offset of each request."""
+        placed: list[tuple[int, Request]] = []
+        for request in sorted(self.requests, key=lambda r: -r.size):
+            offset = 0
+            for start, other in placed:  # in order of their offsets
+                if other.end < request.start or request.end < other.start:
+                    continue
+                if start - offset >= request.size:
+                    break
+                offset = max(offset, start + other.size)
+            placed.append((offset, request))
+            placed.sort(key=lambda pair: pair[0])
+        return {request.key: offset for offset, request in placed}
+
+    def size(self, offsets: dict[Variable | int, int]) -> int:
+        """Bytes that hold all of them."""
+        return max((offsets[r.key] + r.size for r in self.requests), default=0)
+
+
+def aligned(size: int) -> int:
+    """`size` rounded up to whole lines."""
+    return -(-size // ALIGNMENT) * ALIGNMENT

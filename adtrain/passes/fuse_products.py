@@ -1,0 +1,45 @@
+"""Product fusion: what is done to each element of a matrix product is done while the product is in cache.
+
+Bias and activation of a linear layer, the activation's mask on the gradient of its input, and the update of its weight
+from the gradient: none of these products is written to memory and read again.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from adtrain.core.fused import fuse, loops_p, product_p
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.groups import Groups
+
+
+def fuse_products(program: Program) -> Program:
+    """One `product` equation for a matrix product and the elementwise equation that reads it."""
+    groups = Groups(program)
+    for i, e in enumerate(program.equations):
+        if e.primitive is not loops_p and not elementwise(e):
+            continue
+        for v in e.inputs:
+            p = groups.producer.get(v)
+            if p is None or len(groups.members[groups.of[p]]) > 1 or len(groups.members[groups.of[i]]) > 1:
+                continue
+            if _is_product(program.equations[p]) and _reads_whole(e, v) and groups.can_merge(p, i):
+                groups.merge(p, i)
+    # at the product's place, so that a gradient and what it was computed from are not kept for a later update
+    return groups.rewritten(partial(fuse, product_p), anchor=min)
+
+
+def _is_product(equation: Equation) -> bool:
+    return equation.primitive.name == "matmul" and len(equation.outputs[0].type.shape) == 2
+
+
+def _reads_whole(equation: Equation, v: Variable) -> bool:
+    """Whether each element of the result needs that element of `v` alone."""
+    if equation.outputs[0].type.shape != v.type.shape:
+        return False
+    if equation.primitive is not loops_p:
+        return equation.primitive.name != "broadcast_to"
+    body: Program = equation.params["body"]
+    inner = body.inputs[equation.inputs.index(v)]
+    return all(inner not in e.inputs or e.primitive.name != "broadcast_to" for e in body.equations)

@@ -1,0 +1,80 @@
+"""Gradients through max pooling: kept where they are pooled, instead of spread out among zeros.
+
+Of the windows of a max pooling each passes its cotangent to one element and zeros to the others. What follows on the
+way back, the mask of a relu and the gradients of a convolution, can work on the one element of each window:
+
+    where(0 < r, put(ct, at), 0) = put(where(0 < p, ct, 0), at)      with p, at = max_pool2d(r), as p is r at `at`
+    sum(put(g, at)) = sum(g)                                         over the images and their elements
+    conv2d_input_grad(put(g, at), w), conv2d_weight_grad(x, put(g, at))   have kernels that visit live windows only
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from adtrain.core.array import ArrayType
+from adtrain.core.primitive import PRIMITIVES
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.passes.items import item_kernel
+
+GRADIENT = {"sum": 0, "conv2d_input_grad": 0, "conv2d_weight_grad": 1}
+"""Which argument of each is the gradient that may be a pooled one spread out."""
+
+
+def sink_masks(program: Program) -> Program:
+    """The mask of a relu in front of a max pooling, applied to the pooled gradient instead of the spread one."""
+    producer = {v: e for e in program.equations for v in e.outputs}
+    zeros = {v for v, x in program.constants.items() if x.size == 1 and x.item() == 0}
+    equations: list[Equation] = []
+    for e in program.equations:
+        put, pool = _masked_put(e, producer, zeros)
+        if put is None or pool is None:
+            equations.append(e)
+            continue
+        (ct, at), (zero, _) = put.inputs, producer[e.inputs[0]].inputs
+        pooled = pool.outputs[0]
+        mask = Variable(ArrayType(ct.type.shape, producer[e.inputs[0]].outputs[0].type.dtype), ct.device)
+        alive = Variable(ct.type, ct.device)
+        equations += [
+            replace(producer[e.inputs[0]], inputs=(zero, pooled), outputs=(mask,)),
+            replace(e, inputs=(mask, ct, e.inputs[2]), outputs=(alive,)),
+            replace(put, inputs=(alive, at), outputs=e.outputs),
+        ]
+    return replace(program, equations=tuple(equations))
+
+
+def _masked_put(
+    e: Equation, producer: dict[Variable, Equation], zeros: set[Variable]
+) -> tuple[Equation | None, Equation | None]:
+    """For where(0 < r, put(ct, at), 0) the put, and the max pooling of r that made `at`."""
+    nothing = None, None
+    if e.primitive.name != "where" or e.inputs[2] not in zeros:
+        return nothing
+    less, put = producer.get(e.inputs[0]), producer.get(e.inputs[1])
+    if less is None or put is None or less.primitive.name != "less" or put.primitive.name != "max_pool2d_put":
+        return nothing
+    pool = producer.get(put.inputs[1])
+    if pool is None or pool.primitive.name != "max_pool2d" or pool.params["windows"] != put.params["windows"]:
+        return nothing
+    return (put, pool) if less.inputs[0] in zeros and less.inputs[1] is pool.inputs[0] else nothing
+
+
+def keep_gradients_pooled(program: Program) -> Program:
+    """Sums and gradients of convolutions taken of the pooled gradient."""
+    put = {e.outputs[0]: e for e in program.equations if e.primitive.name == "max_pool2d_put"}
+    return replace(program, equations=tuple(_of_pooled(e, put) for e in program.equations))
+
+
+def _of_pooled(e: Equation, put: dict[Variable, Equation]) -> Equation:
+    at = GRADIENT.get(e.primitive.name)
+    source = None if at is None else put.get(e.inputs[at])
+    if at is None or source is None:
+        return e
+    if e.primitive.name == "sum":
+        return replace(e, inputs=(source.inputs[0],)) if {2, 3} <= set(e.params["axes"]) else e
+    pooled = PRIMITIVES.get(f"{e.primitive.name}_pooled")
+    if pooled is None:
+        return e
+    inputs = (*e.inputs[:at], *source.inputs, *e.inputs[at + 1 :])
+    found = replace(e, primitive=pooled, inputs=inputs, params={**e.params, **source.params})
+    return found if item_kernel(found) else e

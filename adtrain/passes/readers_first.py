@@ -1,0 +1,47 @@
+"""Order for donated inputs: who reads one stands before the equation whose result takes its place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from adtrain.core.program import Program
+from adtrain.passes.plan_memory import pair_donated
+
+
+def readers_first(program: Program) -> Program:
+    """The same equations, with the other readers of a donated input before its overwriter where nothing forbids it."""
+    producer = {v: i for i, e in enumerate(program.equations) for v in e.outputs}
+    needs = [{producer[v] for v in e.inputs if v in producer} for e in program.equations]
+    for out, donated in pair_donated(program).items():
+        writer = producer.get(out)
+        for i, e in enumerate(program.equations):
+            if writer is not None and i != writer and donated in e.inputs and not _needs(needs, i, writer):
+                needs[writer].add(i)
+    order: list[int] = []
+    done: set[int] = set()
+    for first in range(len(needs)):
+        stack = [first]
+        while stack:
+            i = stack[-1]
+            missing = needs[i] - done
+            if missing and i not in done:
+                stack.extend(sorted(missing, reverse=True))
+            else:
+                stack.pop()
+                if i not in done:
+                    done.add(i)
+                    order.append(i)
+    return replace(program, equations=tuple(program.equations[i] for i in order))
+
+
+def _needs(needs: list[set[int]], a: int, b: int) -> bool:
+    """Whether equation `a` can only run when `b` has."""
+    seen, stack = set(), [a]
+    while stack:
+        i = stack.pop()
+        if i == b:
+            return True
+        if i not in seen:
+            seen.add(i)
+            stack.extend(needs[i])
+    return False
