@@ -1,5 +1,5 @@
 """The CPU."""
 
-from adtrain.backends.cpu.numpy_backend import NumpyBackend
+from adtrain.backends.cpu.cpu_backend import CpuBackend
 
-__all__ = ["NumpyBackend"]
+__all__ = ["CpuBackend"]

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from adtrain.core.array import ArrayType
-from adtrain.core.program import Program
+from adtrain.core.backend import Memory
+from adtrain.core.fused import FUSED
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.passes.plan_memory import nbytes
 
 
 class NumpyProgram:
@@ -33,10 +39,11 @@ class NumpyProgram:
         for v, x in program.constants.items():
             self.initial[slots[v]] = x.buffer
 
-    def run(self, buffers: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+    def run(self, buffers: list[np.ndarray], timed: bool = False) -> tuple[Sequence[np.ndarray], Sequence[float]]:
         slots = self.initial.copy()
         for slot, buffer in zip(self.inputs, buffers, strict=True):
             slots[slot] = buffer
+        times = [perf_counter()]
         with np.errstate(all="ignore"):
             for name, function, inputs, params, outputs, dead in self.steps:
                 found = function(*[slots[i] for i in inputs], **params)
@@ -48,7 +55,46 @@ class NumpyProgram:
                         slots[slot] = as_declared(name, x, output)
                 for slot in dead:
                     slots[slot] = None
-        return [slots[i] for i in self.outputs]
+                if timed:
+                    times.append(perf_counter())
+        return [slots[i] for i in self.outputs], [b - a for a, b in pairwise(times)]
+
+
+def memory(program: Program) -> Memory:
+    """What a NumpyProgram of ``program`` takes: each value from its equation to the last use of it or of its views.
+
+    What a NumPy function allocates inside is not known and not counted.
+    """
+    shown: dict[Variable, Variable] = {}  # of what is made here or is a view of it: whose memory it is
+    holders: Counter[Variable] = Counter()
+    constants = sum(map(nbytes, program.constants))
+    alive = most = separate = 0
+    for e, dead in zip(program.equations, program.last_uses(), strict=True):
+        inside = _inside(e)
+        for v in e.outputs:
+            if not e.primitive.view:
+                shown[v] = v
+                alive += nbytes(v)
+                separate += nbytes(v)
+            elif e.inputs and e.inputs[0] in shown:
+                shown[v] = shown[e.inputs[0]]
+            if v in shown:
+                holders[shown[v]] += 1
+        most, separate = max(most, alive + inside), separate + inside
+        for v in dead:
+            if v in shown:
+                holders[shown[v]] -= 1
+                alive -= 0 if holders[shown[v]] else nbytes(shown[v])
+    return Memory(most + constants, separate + constants, 0)
+
+
+def _inside(equation: Equation) -> int:
+    """Bytes of what a fused equation's members hand on; their references keep it until the equation ends."""
+    if equation.primitive not in FUSED:
+        return 0
+    body: Program = equation.params["body"]
+    made = {v for e in body.equations if not e.primitive.view for v in e.outputs}
+    return sum(map(nbytes, made - set(body.outputs))) + max(map(_inside, body.equations), default=0)
 
 
 def as_declared(name: str, x: Any, output: ArrayType) -> np.ndarray:

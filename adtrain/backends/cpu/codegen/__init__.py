@@ -1,0 +1,5 @@
+"""Programs as C."""
+
+from adtrain.backends.cpu.codegen.program import Generated, generate, supported, workspace
+
+__all__ = ["Generated", "generate", "supported", "workspace"]

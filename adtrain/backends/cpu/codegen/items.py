@@ -1,0 +1,251 @@
+"""Items: C that takes one item after another through several equations, what lies between them in a thread's scratch.
+
+Sums over the items are formed in a fixed number of parts, each by one thread over items in their order, and the parts
+are added in order: the result depends neither on the number of threads nor on which of them was faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from adtrain.backends.cpu.codegen.loops import item_loops
+from adtrain.backends.cpu.codegen.text import Writer, pointer
+from adtrain.core.array import ArrayType
+from adtrain.core.fused import body_of, loops_p
+from adtrain.core.kernel import CKernel
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.passes.arena import Arena, aligned
+from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.items import ByItem, by_item, item_kernel
+from adtrain.passes.plan_memory import nbytes
+
+MANY_PARTS, FEW_PARTS = 16, 8
+LARGE_SUM = 1 << 20
+"""Bytes of a sum from which on it is formed in FEW_PARTS."""
+ROWS_AHEAD = 4
+"""How many items before its own a gathered row is asked for: nothing else can know where it will lie."""
+SMALL_ITEM = 1 << 13
+"""Bytes of results below which handing out items one by one costs more than it gains."""
+
+
+def sums_workspace(equation: Equation) -> int:
+    """Bytes for the parts of the sums over items."""
+    return sum(_parts(e) * aligned(nbytes(v)) for e in _sums(body_of(equation)) for v in e.outputs)
+
+
+def _sums(body: Program) -> list[Equation]:
+    return [e for e in body.equations if e.primitive is not loops_p and _how(e).sums]
+
+
+def _parts(equation: Equation) -> int:
+    most = MANY_PARTS if sum(map(nbytes, equation.outputs)) < LARGE_SUM else FEW_PARTS
+    return min(most, max(_how(equation).count, 1))
+
+
+def _how(equation: Equation) -> ByItem:
+    found = by_item(equation)
+    assert found is not None
+    return found
+
+
+@dataclass(frozen=True)
+class _Item:
+    """C for one item.
+
+    Attributes:
+        place: the address of a whole array, as a C expression.
+        addresses: those of item n of each value.
+        scratch: byte of the thread's scratch from which on kernels may use it.
+        own: the values that are computed here.
+        prepared: for each equation whose kernel prepares something, the byte where that lies.
+    """
+
+    writer: Writer
+    place: Callable[[Variable], str]
+    addresses: dict[Variable, str]
+    scratch: int
+    own: frozenset[Variable]
+    prepared: dict[Equation, int]
+
+    def prepare(self, equation: Equation) -> str:
+        """C that prepares what the equation's kernel needs for all items."""
+        flags = zip(equation.inputs, _how(equation).flags, strict=True)
+        shared = [(pointer(v, const=True), self.place(v)) for v, flag in flags if not flag]
+        memory = f"team->scratch + {self.prepared[equation]}"
+        return self.writer.prepare(_kernel(equation), equation, item_types(equation), shared, memory)
+
+    def lines(self, equation: Equation) -> list[str]:
+        """C that computes this item of an equation's outputs."""
+        arguments = [
+            self.addresses[v] if flag else self.place(v)
+            for v, flag in zip(equation.inputs, _how(equation).flags, strict=True)
+        ]
+        results = [self.addresses[v] for v in equation.outputs]
+        if equation.primitive.name == "reshape":
+            (source,), (target,) = arguments, results
+            size = nbytes(equation.outputs[0]) // equation.outputs[0].type.shape[0]
+            return [] if source == target else [f"memcpy({target}, {source}, {size});"]
+        if _is_loops(equation):
+            body = body_of(equation)
+            of = dict(zip(equation.inputs, arguments, strict=True))
+            given = [*(of[v] for v in body.inputs), *results]
+            return [f"{item_loops(self.writer, body)}({', '.join(given)});"]
+        fetch = self._fetch_row(equation) if equation.primitive.name == "take" else []
+        memory = [f"team->scratch + {self.scratch}"] if _scratch(equation) else []
+        memory += [f"team->scratch + {at}" for e, at in self.prepared.items() if e is equation]
+        call = self.writer.call(_kernel(equation), equation, item_types(equation), [*arguments, *results], memory)
+        return [*fetch, *call]
+
+    def _fetch_row(self, equation: Equation) -> list[str]:
+        """C that asks for the row that a gather along axis 0 will want for an item to come."""
+        x, indices = equation.inputs
+        if equation.params["axis"] != 0 or indices in self.own:
+            return []
+        row = x.size // max(x.type.shape[0], 1)
+        later = f"{self.place(indices)}[n + {ROWS_AHEAD}]"
+        fetch = f"fetch({self.place(x)} + {later} * {row}, {row * x.type.dtype.itemsize});"
+        return [f"if (n + {ROWS_AHEAD} < {indices.type.shape[0]}) {fetch}"]
+
+
+def _is_loops(equation: Equation) -> bool:
+    return elementwise(equation) or equation.primitive is loops_p
+
+
+def _kernel(equation: Equation) -> CKernel:
+    kernel = item_kernel(equation)
+    assert kernel is not None
+    return kernel
+
+
+def _scratch(equation: Equation) -> int:
+    if _is_loops(equation) or equation.primitive.name == "reshape":
+        return 0
+    return _kernel(equation).scratch(*item_types(equation), **equation.params)
+
+
+def _prepared(equation: Equation) -> int:
+    if _is_loops(equation) or equation.primitive.name == "reshape":
+        return 0
+    return _kernel(equation).prepared(*item_types(equation), **equation.params)
+
+
+def item_types(equation: Equation) -> list[Any]:
+    """The types of the arguments, those that go by item with one."""
+    return [
+        ArrayType((1, *v.type.shape[1:]), v.type.dtype) if flag else v.type
+        for v, flag in zip(equation.inputs, _how(equation).flags, strict=True)
+    ]
+
+
+def emit_items(writer: Writer, equation: Equation, place: Callable[[Variable], str], workspace: str) -> list[str]:
+    """The lines of a function of the team that computes `equation`.
+
+    Args:
+        place: a C expression for the address of a variable's elements.
+        workspace: the same for the memory that `sums_workspace` asks for.
+    """
+    body = body_of(equation)
+    count = _how(body.equations[0]).count
+    addresses, scratch = _addresses(body, place)
+    prepared: dict[Equation, int] = {}
+    for e in body.equations:
+        if _prepared(e):
+            prepared[e] = scratch
+            scratch += aligned(_prepared(e))
+    writer.scratch = max(writer.scratch, scratch + max(map(_scratch, body.equations)))
+    sums = _SumsOverItems(body, count, workspace)
+    addresses |= sums.addresses()
+
+    own = frozenset(v for e in body.equations for v in e.outputs)
+    item = _Item(writer, place, addresses, scratch, own, prepared)
+    before = [item.prepare(e) for e in prepared]
+    inside = [line for e in body.equations for line in item.lines(e)]
+    if sums.at:
+        return [*before, *sums.lines(inside, place)]
+    size = sum(nbytes(v) for v in body.outputs) // max(count, 1)
+    schedule = "static" if size < SMALL_ITEM else "dynamic, 1"
+    loop = [f"#pragma omp for schedule({schedule}) nowait", f"for (int64_t n = 0; n < {count}; n++) {{"]
+    return [*before, *loop, *(f"    {line}" for line in inside), "}"]
+
+
+class _SumsOverItems:
+    """Sums in parts: where each lies within a part, and the loops that form and add them."""
+
+    def __init__(self, body: Program, count: int, workspace: str) -> None:
+        self.count, self.workspace = count, workspace
+        self.parts = min(map(_parts, _sums(body)), default=0)
+        self.at: dict[Variable, int] = {}
+        self.size = 0
+        for e in _sums(body):
+            for v in e.outputs:
+                self.at[v] = self.size
+                self.size += aligned(nbytes(v))
+
+    def addresses(self) -> dict[Variable, str]:
+        return {v: f"({pointer(v)})(part + {at})" for v, at in self.at.items()}
+
+    def lines(self, inside: Sequence[str], place: Callable[[Variable], str]) -> list[str]:
+        """C for the parts, of which `inside` adds one item, and for their sums."""
+        lines = [
+            "#pragma omp for schedule(dynamic, 1) nowait",
+            f"for (int64_t p = 0; p < {self.parts}; p++) {{",
+            f"    char *part = {self.workspace} + p * {self.size};",
+            f"    memset(part, 0, {self.size});",
+            f"    for (int64_t n = {self.count} * p / {self.parts}; n < {self.count} * (p + 1) / {self.parts}; n++) {{",
+            *(f"        {line}" for line in inside),
+            "    }",
+            "}",
+            "#pragma omp barrier",
+            "int64_t begin, end;",
+        ]
+        for v, at in self.at.items():
+            x = pointer(v, const=True)
+            lines += [
+                f"my_lines(team, {v.size}, &begin, &end);",
+                "for (int64_t i = begin; i < end; i++) {",
+                f"    {x}x = ({x})({self.workspace} + {at}) + i;",
+                f"    {pointer(v)}y = {place(v)} + i;",
+                "    *y = *x;",
+                f"    for (int64_t p = 1; p < {self.parts}; p++)",
+                f"        *y += x[p * {self.size // v.type.dtype.itemsize}];",
+                "}",
+            ]
+        return lines
+
+
+def _addresses(body: Program, place: Callable[[Variable], str]) -> tuple[dict[Variable, str], int]:
+    """Where item n of each value lies, and the bytes of scratch for those that nobody else needs."""
+    by_number = {v for e in body.equations for v, flag in zip(e.inputs, _how(e).flags, strict=True) if flag}
+    outputs = set(body.outputs)
+
+    def at(v: Variable) -> str:
+        return f"({place(v)} + n * {v.size // max(v.type.shape[0], 1)})"
+
+    addresses = {v: at(v) for v in body.inputs if v in by_number}
+    last_use = {v: i for i, e in enumerate(body.equations) for v in e.inputs}
+    root: dict[Variable, Variable] = {}
+    arena = Arena()
+    born: dict[Variable, int] = {}
+    ends: dict[Variable, int] = {}
+    for i, e in enumerate(body.equations):
+        if _how(e).sums:
+            continue
+        for v in e.outputs:
+            if v in outputs:
+                addresses[v] = at(v)
+            elif e.primitive.name == "reshape":
+                root[v] = root.get(e.inputs[0], e.inputs[0])
+                ends[root[v]] = max(ends.get(root[v], i), last_use.get(v, i))
+            else:
+                born[v] = i
+                ends[v] = max(ends.get(v, i), last_use.get(v, i))
+    for v, i in born.items():
+        arena.add(v, nbytes(v) // v.type.shape[0], i, ends[v])
+    offsets = arena.offsets()
+    for v in born:
+        addresses[v] = f"({pointer(v)})(team->scratch + {offsets[v]})"
+    for v, r in root.items():
+        addresses[v] = addresses[r]
+    return addresses, arena.size(offsets)

@@ -1,0 +1,97 @@
+"""Products: a call of the matrix product with an epilogue, the loops that run on each finished block of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from adtrain.backends.cpu.codegen.loops import statements, strides
+from adtrain.backends.cpu.codegen.text import Writer, pointer
+from adtrain.backends.cpu.compiler import Source, c_type
+from adtrain.core.fused import body_of, product_p
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.passes.items import kernels
+
+MOST_AHEAD = 8
+"""As in kernels/cpu/gemm.h."""
+
+
+def emit_product(writer: Writer, equation: Equation, place: Callable[[Variable], str]) -> list[str]:
+    """The lines of a function of the team that computes a matrix product, with its epilogue if it has one."""
+    product, epilogue, before = equation, "NULL", list[str]()
+    if equation.primitive is product_p:
+        body: Program = equation.params["body"]
+        product, loops = body.equations
+        before = _epilogue(writer, body_of(loops), product.outputs[0], place)
+        epilogue = "&epilogue"
+    (c,) = product.outputs
+    target = place(c) if c in equation.outputs else "NULL"
+    (kernel,) = kernels(product)
+    types = [v.type for v in product.inputs]
+    writer.sources.add(source := Source(kernel.file, kernel.dtypes(*types, **product.params)))
+    writer.scratch = max(writer.scratch, kernel.scratch(*types, **product.params))
+    t = c_type(source.dtypes[0])
+    struct = _declare_epilogue(writer, t, source.suffix)
+    name = kernel.name + source.suffix
+    numbers = [str(int(x)) for x in kernel.numbers(*types, **product.params)]
+    arguments = ["const Team *", f"const {t} *", f"const {t} *", f"{t} *", *("int64_t" for _ in numbers)]
+    writer.prototypes[f"void {name}({', '.join(arguments)}, const {struct} *);"] = None
+    a, b = map(place, product.inputs)
+    return [
+        *(f"const {struct} {line}" for line in before),
+        f"{name}(team, {', '.join([a, b, target, *numbers, epilogue])});",
+    ]
+
+
+def _declare_epilogue(writer: Writer, t: str, suffix: str) -> str:
+    """The name of the epilogue's type, as in kernels/cpu/gemm.h, for one element type."""
+    numbers = ", ".join(["int64_t"] * 5)
+    writer.prototypes[
+        f"typedef struct {{ void (*function)(void *, const {t} *, {numbers}); void *context; "
+        f"const {t} *ahead[{MOST_AHEAD}]; int64_t ahead_count; }} Epilogue{suffix};"
+    ] = None
+    return f"Epilogue{suffix}"
+
+
+def _epilogue(writer: Writer, body: Program, product: Variable, place: Callable[[Variable], str]) -> list[str]:
+    """The definition of an epilogue that computes `body` on a block of `product`."""
+    shape = product.type.shape
+    values: dict[Variable, str] = {product: "block[j]"}
+    before, at_row = ["const Memory *m = context;"], []
+    whole = []
+    for i, v in enumerate(body.inputs):
+        if v is product:
+            continue
+        of_row, of_column = strides(v.type.shape, shape)
+        c = c_type(v.type.dtype)
+        before.append(f"{pointer(v, const=True)}x{i} = {place(v)};")
+        values[v] = f"a{i}"
+        if of_column:
+            at_row.append(f"{pointer(v, const=True)}p{i} = x{i} + (row + i) * {of_row} + column;")
+            values[v] = f"p{i}[j]"
+        elif of_row:
+            at_row.append(f"const {c} a{i} = x{i}[(row + i) * {of_row}];")
+        else:
+            before.append(f"const {c} a{i} = *x{i};")
+        if v.type == product.type:
+            whole.append(place(v))
+    results = []
+    for i, v in enumerate(body.outputs):
+        at_row.append(f"{pointer(v)}q{i} = {place(v)} + (row + i) * {shape[1]} + column;")
+        results.append(f"q{i}[j]")
+    t = c_type(product.type.dtype)
+    parameters = (
+        f"void *context, const {t} *block, int64_t ld, int64_t row, int64_t column, int64_t rows, int64_t columns"
+    )
+    lines = [
+        *before,
+        "for (int64_t i = 0; i < rows; i++, block += ld) {",
+        *(f"    {line}" for line in at_row),
+        "    #pragma omp simd",
+        "    for (int64_t j = 0; j < columns; j++) {",
+        *(f"        {line}" for line in statements(body, values, results)),
+        "    }",
+        "}",
+    ]
+    name = writer.function("epilogue", parameters, lines)
+    ahead = whole[:MOST_AHEAD]
+    return [f"epilogue = {{{name}, (void *)m, {{{', '.join(ahead) or 'NULL'}}}, {len(ahead)}}};"]

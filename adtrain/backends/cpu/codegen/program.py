@@ -1,0 +1,243 @@
+"""The C source of a Program: one function an equation, and one entry that runs them all in one parallel region.
+
+Between two equations stands a barrier only where the second touches memory that the first has written, or writes memory
+that the first still reads: threads that are done early go on with what does not depend on the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from adtrain.backends.cpu.codegen.items import emit_items, sums_workspace
+from adtrain.backends.cpu.codegen.loops import by_one_thread, team_loops
+from adtrain.backends.cpu.codegen.products import emit_product
+from adtrain.backends.cpu.codegen.text import Writer, pointer
+from adtrain.backends.cpu.compiler import Source
+from adtrain.core.fused import FUSED, body_of, items_p, loops_p, product_p, together_p
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.items import by_item, kernels
+from adtrain.passes.plan_memory import MemoryPlan, nbytes
+
+HEAD = """#include <omp.h>
+#include <time.h>
+
+#include "common.h"
+#include "elementary.h"
+
+typedef struct {
+    char *const *io; /* inputs, constants and results, in this order */
+    char *arena;
+    int64_t failed; /* number of the first check that failed, from 1; or 0 */
+} Memory;
+
+static void fail(Memory *m, int64_t check) {
+    #pragma omp critical
+    if (m->failed == 0 || check < m->failed) m->failed = check;
+}
+
+static inline void fetch(const void *start, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)start + i);
+}
+
+/* The time since the last call, once all threads are here. */
+static void lap(const Team *team, double *seconds, double *last) {
+    #pragma omp barrier
+    if (team->thread == 0) {
+        struct timespec now;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        double t = now.tv_sec + now.tv_nsec * 1e-9;
+        *seconds = t - *last;
+        *last = t;
+    }
+    #pragma omp barrier
+}
+"""
+
+
+class Generated(NamedTuple):
+    """A Program in C.
+
+    Attributes:
+        sources: the kernels that it calls.
+        scratch: bytes that each thread needs.
+        checked: the equations that can meet an index out of range; the entry returns the number of the first, from 1.
+    """
+
+    text: str
+    sources: frozenset[Source]
+    scratch: int
+    checked: list[Equation]
+
+
+def supported(equation: Equation) -> bool:
+    """Whether there is C for an equation, in its shapes."""
+    if equation.primitive in FUSED:
+        return all(map(supported, equation.params["body"].equations))
+    if equation.primitive.name == "reshape" or elementwise(equation):
+        return True
+    types = [v.type for v in equation.inputs]
+    try:
+        for kernel in kernels(equation):
+            kernel.numbers(*([0] if kernel.each else []), *types, **equation.params)
+    except NotImplementedError:
+        return False
+    return bool(kernels(equation))
+
+
+def workspace(equation: Equation) -> int:
+    """Bytes in the arena that an equation needs for itself."""
+    return sums_workspace(equation) if _emitted_as_items(equation) else 0
+
+
+def _emitted_as_items(equation: Equation) -> bool:
+    if equation.primitive is items_p:
+        return True
+    if equation.primitive.name in ("matmul", "reshape") or elementwise(equation):
+        return False
+    candidates = kernels(equation)
+    return bool(candidates) and not any(k.team for k in candidates) and by_item(equation) is not None
+
+
+def generate(program: Program, plan: MemoryPlan) -> Generated:
+    """The source of ``program``, all of whose equations are `supported`, with its values where ``plan`` puts them."""
+    writer = Writer()
+    emit = _Equations(writer, program, plan)
+    names = [emit.function(i, e) for i, e in enumerate(program.equations)]
+    calls = []
+    for i, (name, barrier) in enumerate(zip(names, barriers(program, plan), strict=True)):
+        if barrier:
+            calls.append("#pragma omp barrier")
+        if name:
+            calls.append(f"{name}(&team, &memory);")
+            calls.append(f"if (seconds) lap(&team, seconds + {i}, &last);")
+        else:
+            calls.append(f"if (seconds && team.thread == 0) seconds[{i}] = 0;")
+    scratch = -(-writer.scratch // 4096) * 4096
+    entry = [
+        "int64_t threads(void) { return omp_get_max_threads(); }",
+        "",
+        "/* Runs the program; if `seconds` is not NULL it gets the time of each equation. */",
+        "int64_t run(char *const *io, char *arena, char *scratch, int64_t threads, double *seconds) {",
+        "    Memory memory = {io, arena, 0};",
+        "    double first, last = 0;",
+        "    #pragma omp parallel num_threads(threads)",
+        "    {",
+        "        Team team = {omp_get_thread_num(), omp_get_num_threads(), NULL};",
+        f"        team.scratch = scratch + team.thread * {scratch};",
+        "        if (seconds) lap(&team, &first, &last);",
+        *(f"        {line}" for line in calls),
+        "    }",
+        "    return memory.failed;",
+        "}",
+    ]
+    return Generated(
+        "\n".join([HEAD, writer.text(), "", *entry, ""]), frozenset(writer.sources), scratch, writer.checked
+    )
+
+
+@dataclass(frozen=True)
+class _Equations:
+    writer: Writer
+    program: Program
+    plan: MemoryPlan
+
+    def function(self, number: int, equation: Equation) -> str | None:
+        """The name of the function of the team that computes an equation; None where there is nothing to do."""
+        if equation.primitive.name == "reshape":
+            return None
+        workspace = f"(m->arena + {self.plan.workspaces[number]})"
+        if elementwise(equation) or equation.primitive is loops_p:
+            lines = self._loops(equation)
+        elif equation.primitive is together_p:
+            lines = [line for e in equation.params["body"].equations for line in self._loops(e)]
+        elif equation.primitive is product_p or equation.primitive.name == "matmul":
+            lines = emit_product(self.writer, equation, self.place)
+        elif _emitted_as_items(equation):
+            lines = emit_items(self.writer, equation, self.place, workspace)
+        else:
+            lines = self._kernel(equation)
+        return self.writer.function(
+            f"equation_{number}_{equation.primitive.name}", "const Team *team, Memory *m", lines
+        )
+
+    def place(self, v: Variable) -> str:
+        """The address of a variable's elements."""
+        where, at = self.plan.places[v]
+        if where == "arena":
+            return f"(({pointer(v)})(m->arena + {at}))"
+        start = {"input": 0, "constant": len(self.program.inputs)}
+        start["output"] = start["constant"] + len(self.program.constants)
+        return f"(({pointer(v)})m->io[{start[where] + at}])"
+
+    def _loops(self, equation: Equation) -> list[str]:
+        body = body_of(equation)
+        given = ["team", *(self.place(v) for v in (*body.inputs, *body.outputs))]
+        return [f"{team_loops(self.writer, body)}({', '.join(given)});"]
+
+    def _kernel(self, equation: Equation) -> list[str]:
+        candidates = kernels(equation)
+        kernel = next((k for k in candidates if k.team), candidates[0])
+        types = [v.type for v in equation.inputs]
+        need = kernel.scratch(*types, **equation.params)
+        self.writer.scratch = max(self.writer.scratch, need)
+        memory = ["team->scratch"] if need and not kernel.team else []
+        pointers = [self.place(v) for v in (*equation.inputs, *equation.outputs)]
+        lines = self.writer.call(kernel, equation, types, pointers, memory)
+        return lines if kernel.team else ["if (team->thread > 0)", "    return;", *lines]
+
+
+def barriers(program: Program, plan: MemoryPlan) -> Sequence[bool]:
+    """Whether all threads must be done with what came before, for each equation."""
+    found = []
+    since = {True: _Touched(), False: _Touched()}  # by the first thread alone; by all
+    for i, e in enumerate(program.equations):
+        now = _Touched()
+        if e.primitive.name != "reshape":
+            now.reads += [_range(v, plan) for v in e.inputs]
+            now.writes += [_range(v, plan) for v in e.outputs]
+        if workspace(e):
+            now.writes.append(("arena", plan.workspaces[i], workspace(e)))
+        alone = _alone(e)
+        needed = now.conflicts(since[False]) or (not alone and now.conflicts(since[True]))
+        if needed:
+            since = {True: _Touched(), False: _Touched()}
+        since[alone].reads += now.reads
+        since[alone].writes += now.writes
+        found.append(needed)
+    return found
+
+
+def _alone(equation: Equation) -> bool:
+    """Whether the first thread computes all of an equation."""
+    if elementwise(equation) or equation.primitive is loops_p:
+        return by_one_thread(body_of(equation))
+    candidates = kernels(equation)
+    return bool(candidates) and not any(k.team for k in candidates) and by_item(equation) is None
+
+
+@dataclass
+class _Touched:
+    """The memory that equations read and write."""
+
+    reads: list[tuple[str, int, int]] = field(default_factory=list)
+    writes: list[tuple[str, int, int]] = field(default_factory=list)
+
+    def conflicts(self, earlier: _Touched) -> bool:
+        return (
+            _touch(self.reads, earlier.writes)
+            or _touch(self.writes, earlier.writes)
+            or _touch(self.writes, earlier.reads)
+        )
+
+
+def _range(v: Variable, plan: MemoryPlan) -> tuple[str, int, int]:
+    """Memory as kind, start and length; results and arguments have one number for each."""
+    where, at = plan.places[v]
+    return (where, at, nbytes(v)) if where == "arena" else (where, at, 1)
+
+
+def _touch(a: Sequence[tuple[str, int, int]], b: Sequence[tuple[str, int, int]]) -> bool:
+    return any(x[0] == y[0] and x[1] < y[1] + y[2] and y[1] < x[1] + x[2] for x in a for y in b)

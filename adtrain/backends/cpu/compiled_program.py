@@ -1,0 +1,122 @@
+"""Programs as compiled code: one call a step, on memory laid out beforehand."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from sys import getrefcount
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from adtrain.backends.cpu import compiler
+from adtrain.backends.cpu.codegen import generate, workspace
+from adtrain.core.backend import Memory
+from adtrain.core.errors import ShapeError
+from adtrain.core.program import Equation, Program
+from adtrain.passes.plan_memory import nbytes, plan_memory
+
+PAGE = 4096
+THREADS = "#include <omp.h>\n#include <stdint.h>\n\nint64_t threads(void) { return omp_get_max_threads(); }\n"
+
+
+class CompiledProgram:
+    """A Program in a shared object, with its arena and each thread's scratch.
+
+    Raises compiler.CompilerError (when made): there is no compiler that works.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.plan = plan_memory(program, workspace)
+        generated = generate(program, self.plan)
+        self.checked = generated.checked
+        library = compiler.load(generated.text, generated.sources)
+        library.run.restype = library.threads.restype = ctypes.c_int64
+        self.call = library.run
+
+        threads = library.threads()
+        self.arena = _pages(self.plan.arena_bytes)
+        self.scratch = _pages(generated.scratch * threads)
+        self.seconds = np.empty(len(program.equations))
+        self.constants = [np.array(x.numpy()) for x in program.constants.values()]
+        inputs, self.first_output = len(program.inputs), len(program.inputs) + len(self.constants)
+        self.io = (ctypes.c_void_p * (self.first_output + len(program.outputs)))()
+        self.io[inputs : self.first_output] = [_address(x) for x in self.constants]
+        addresses = ctypes.addressof(self.io), _address(self.arena), _address(self.scratch)
+        self.arguments = [*map(ctypes.c_void_p, addresses), ctypes.c_int64(threads)]
+        self.known: list[np.ndarray | None] = [None] * inputs  # what the first pointers of io point to
+        self.running = Lock()
+
+        places = [self.plan.places[v] for v in program.outputs]
+        overwritten = set(self.plan.in_place.values())
+        self.overwritten = [i for i, v in enumerate(program.inputs) if v in overwritten]
+        self.fresh = [(at, program.outputs[at].type) for at in {at for where, at in places if where == "output"}]
+        self.results = [(where, at, v.type.shape) for (where, at), v in zip(places, program.outputs, strict=True)]
+
+    def run(self, buffers: list[np.ndarray], timed: bool = False) -> tuple[Sequence[np.ndarray], Sequence[float]]:
+        with self.running:  # pointers and arena are those of one run; another thread of Python waits
+            return self._run(buffers, timed)
+
+    def _run(self, buffers: list[np.ndarray], timed: bool) -> tuple[Sequence[np.ndarray], Sequence[float]]:
+        io, known = self.io, self.known
+        for i in self.overwritten:
+            # Held by the list, by getrefcount, and from the last time perhaps by us: whoever else holds it, by itself
+            # or through a view, must not see it change.
+            ours = known[i] is buffers[i]
+            if getrefcount(buffers[i]) > 2 + ours or not (ours or _owned(buffers[i])):
+                buffers[i] = buffers[i].copy()
+        for i, buffer in enumerate(buffers):
+            if known[i] is not buffer:
+                if not buffer.flags.c_contiguous:
+                    buffers[i] = buffer = buffer.copy()
+                known[i] = buffer
+                io[i] = _address(buffer)
+        fresh = {}
+        for i, (shape, dtype) in self.fresh:
+            fresh[i] = np.empty(shape, dtype)
+            io[self.first_output + i] = _address(fresh[i])
+        failed = self.call(*self.arguments, ctypes.c_void_p(_address(self.seconds) if timed else None))
+        if failed:
+            raise _index_error(self.checked[failed - 1])
+        sources: dict[str, Any] = {"input": buffers, "constant": self.constants, "output": fresh}
+        results = [sources[where][at] for where, at, _ in self.results]
+        for i, (_, _, shape) in enumerate(self.results):
+            if results[i].shape != shape:
+                results[i] = results[i].reshape(shape)
+        return results, self.seconds.tolist() if timed else ()
+
+
+def memory(program: Program) -> Memory:
+    """What a CompiledProgram of ``program`` takes.
+
+    Raises compiler.CompilerError: there is no compiler that works, so there can be none.
+    """
+    library = compiler.load(THREADS, ())
+    library.threads.restype = ctypes.c_int64
+    plan = plan_memory(program, workspace)
+    scratch: int = generate(program, plan).scratch * library.threads()
+    fresh = {v for v in program.outputs if plan.places[v].where == "output"}
+    beside = sum(map(nbytes, (*program.constants, *fresh)))
+    return Memory(plan.arena_bytes + beside, plan.separate_bytes + beside, scratch)
+
+
+def _index_error(equation: Equation) -> ShapeError:
+    place = f" (in {equation.scope})" if equation.scope else ""
+    return ShapeError(f"{equation.primitive.name}: an index is out of range{place}")
+
+
+def _address(x: np.ndarray) -> int:
+    address: int = x.__array_interface__["data"][0]
+    return address
+
+
+def _owned(buffer: np.ndarray) -> bool:
+    return buffer.flags.owndata and buffer.flags.writeable
+
+
+def _pages(size: int) -> np.ndarray:
+    """`size` bytes that start at a page."""
+    memory = np.empty(size + PAGE, np.uint8)
+    start = -_address(memory) % PAGE
+    return memory[start : start + size]

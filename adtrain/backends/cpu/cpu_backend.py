@@ -1,0 +1,102 @@
+"""The CPU: primitives one by one through NumPy, Programs as compiled code."""
+
+from __future__ import annotations
+
+import logging
+import platform
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adtrain.backends.cpu import compiled_program, compiler, numpy_program
+from adtrain.backends.cpu.codegen import supported
+from adtrain.backends.cpu.compiled_program import CompiledProgram
+from adtrain.backends.cpu.compiler import CompilerError
+from adtrain.backends.cpu.numpy_program import NumpyProgram, as_declared
+from adtrain.core.array import ArrayType
+from adtrain.core.backend import Executable, Memory
+from adtrain.core.fused import FUSED, body_of
+from adtrain.core.primitive import Primitive
+from adtrain.core.program import Equation, Program
+
+
+class CpuBackend:
+    """Runs a primitive by its ``"cpu"`` implementation, a function of NumPy arrays, and a Program by its kernels in C.
+
+    Floating-point exceptions give infinities and NaN silently, as on every other device.
+    """
+
+    name = "cpu"
+
+    def run(
+        self,
+        primitive: Primitive,
+        buffers: Sequence[np.ndarray],
+        params: Mapping[str, Any],
+        outputs: Sequence[ArrayType],
+    ) -> Sequence[np.ndarray]:
+        with np.errstate(all="ignore"):
+            found = primitive.implementations["cpu"](*buffers, **params)
+        if len(outputs) == 1:
+            found = (found,)
+        return [as_declared(primitive.name, x, output) for x, output in zip(found, outputs, strict=True)]
+
+    def compile(self, program: Program) -> Executable:
+        if lacking := _without_kernel(program):
+            shapes = ", ".join(str(v.type) for v in lacking.inputs)
+            _say_once(f"adtrain: {lacking.primitive.name} of {shapes} has no compiled kernel; running on NumPy")
+            return NumpyProgram(program)
+        try:
+            return CompiledProgram(program)
+        except CompilerError as error:
+            _say_once(f"adtrain: {error}; running on NumPy")
+            return NumpyProgram(program)
+
+    def memory(self, program: Program) -> Memory:
+        if not _without_kernel(program):
+            try:
+                return compiled_program.memory(program)
+            except CompilerError:
+                pass  # `compile` says so
+        return numpy_program.memory(program)
+
+    def from_numpy(self, elements: np.ndarray) -> np.ndarray:
+        return elements
+
+    def to_numpy(self, buffer: np.ndarray) -> np.ndarray:
+        elements = np.ascontiguousarray(buffer).reshape(buffer.shape).view()
+        elements.flags.writeable = False
+        return elements
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: every primitive has finished when `run` returns."""
+
+    def device_name(self) -> str:
+        try:
+            lines = Path("/proc/cpuinfo").read_text().splitlines()
+        except OSError:
+            return platform.processor() or platform.machine()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        return names[0] if names else platform.machine()
+
+    def compiler_name(self) -> str:
+        return compiler.describe()
+
+
+def _without_kernel(program: Program) -> Equation | None:
+    """The first equation, fused or not, that there is no C for."""
+    for equation in program.equations:
+        if equation.primitive in FUSED:
+            if found := _without_kernel(body_of(equation)):
+                return found
+        elif not supported(equation):
+            return equation
+    return None
+
+
+@cache
+def _say_once(line: str) -> None:
+    logging.getLogger(__name__).warning(line)

@@ -1,0 +1,137 @@
+"""The C compiler of this machine: which one it is, how it is called, what it says when it fails."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from adtrain.backends.cpu.cache import Cache, digest
+from adtrain.core.errors import AdtrainError
+
+NAMES = ("cc", "gcc", "clang")
+# NaN and infinities behave as in NumPy. What is given up: errno, and floating-point traps, which Python never sees.
+FLAGS = ("-O3", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-std=gnu11")
+# How compilers spell "all that this processor can do". Elsewhere they are not asked: the spelling varies.
+NATIVE = {"x86_64": "-march=native", "i686": "-march=native", "aarch64": "-mcpu=native", "arm64": "-mcpu=native"}
+# The lines of /proc/cpuinfo that say what code a processor runs, on x86 and on ARM.
+_PROCESSOR_LINES = ("model name", "flags", "CPU implementer", "CPU part", "CPU variant", "Features")
+_TELLING = re.compile(r"error|undefined reference|multiple definition|cannot|No space left", re.IGNORECASE)
+
+
+class CompilerError(AdtrainError):
+    """There is no compiled code, because the compiler is missing or has failed, or because the disk is full.
+
+    Attributes:
+        interrupted: a signal ended the compiler.
+    """
+
+    def __init__(self, message: str, interrupted: bool = False) -> None:
+        super().__init__(message)
+        self.interrupted = interrupted
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C compiler. Made by `find_compiler`.
+
+    Attributes:
+        command: the words that call it.
+        files: the programs behind it.
+        version: what it says of itself.
+    """
+
+    command: tuple[str, ...]
+    files: tuple[str, ...]
+    version: str
+
+    @property
+    def identity(self) -> str:
+        """Changes when the compiler does."""
+        return "\n".join([*self.command, *self.files, self.version])
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What everything is compiled and linked with."""
+        native = NATIVE.get(platform.machine())
+        return (*FLAGS, native) if native else FLAGS
+
+    def run(self, arguments: Sequence[str], folder: str) -> None:
+        """Call it in a folder, where its own temporary files go, too. CompilerError with its first telling line."""
+        done = _run([*self.command, *self.flags, *arguments], folder)
+        if done.returncode:
+            line = _first_error(done).replace(f"{folder}/", "")  # a folder for this once
+            raise CompilerError(f"{shlex.join(self.command)}: {line}", interrupted=done.returncode < 0)
+
+
+def find_compiler(cache: Cache) -> Compiler:
+    """The compiler that the environment variable CC names, else the first of NAMES that is installed.
+
+    Raises CompilerError where there is none.
+    """
+    chosen = os.environ.get("CC", "").strip()
+    try:
+        words = shlex.split(chosen) or [name for name in NAMES if shutil.which(name)][:1]
+    except ValueError as error:
+        raise CompilerError(f"CC={chosen}: {error}") from None
+    if not words:
+        raise CompilerError("no C compiler (cc, gcc or clang) found; install one, e.g. apt install gcc")
+    program = shutil.which(words[0])
+    if program is None:
+        raise CompilerError(f"CC={chosen}: no such program")
+    # Absolute, because it is run in another folder. What a launcher such as ccache is to run is a program, too.
+    command = (os.path.abspath(program), *words[1:])
+    files = tuple(os.path.realpath(file) for word in words if (file := shutil.which(word)))
+    return Compiler(command, files, _version(command, files, cache))
+
+
+def _version(command: Sequence[str], files: Sequence[str], cache: Cache) -> str:
+    """What the compiler says of its version; asked once for each state of its files, for asking takes a process."""
+    states = [(status.st_mtime_ns, status.st_size) for status in map(os.stat, files)]
+    key = digest("version", *command, *files, str(states))
+    if known := cache.find(key, ".txt"):
+        return known.read_text()
+    done = _run([*command, "--version"], str(cache.folder))
+    if done.returncode == 0:
+        cache.store(key, ".txt", done.stdout.encode())
+    return done.stdout
+
+
+def processor() -> str:
+    """What distinguishes this processor from those that cannot run code made for it."""
+    found = [platform.machine()]
+    try:
+        with Path("/proc/cpuinfo").open() as lines:
+            # The first processor's lines end at the blank one; a large machine takes long to tell of all.
+            for line in iter(lines.readline, "\n"):
+                if line.startswith(_PROCESSOR_LINES):
+                    found.append(line)
+                elif not line:
+                    break
+    except OSError:
+        found.append(platform.node())  # a home folder may be shared between machines
+    return "".join(found)
+
+
+def _run(command: Sequence[str], folder: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end; its messages, in English, are all in stdout."""
+    environment = {**os.environ, "LC_ALL": "C", "TMPDIR": folder}
+    try:
+        return subprocess.run(
+            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace",
+        )  # fmt: skip
+    except OSError as error:
+        raise CompilerError(f"{command[0]}: cannot be run ({error.strerror})") from error
+
+
+def _first_error(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    telling = [line for line in lines if _TELLING.search(line)]
+    return (telling or lines or [f"ended with exit status {done.returncode}"])[0]
