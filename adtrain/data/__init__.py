@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from adtrain.data import idx, images
-from adtrain.data.batches import batches, split_validation
+from adtrain.data.batches import batches, split_validation, validation_size
 from adtrain.data.catalogue import CATALOGUE, Entry
 from adtrain.data.datasets import DataSet, Split, load
 from adtrain.data.errors import DataError
@@ -19,4 +19,5 @@ __all__ = [
     "images",
     "load",
     "split_validation",
+    "validation_size",
 ]

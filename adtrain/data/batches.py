@@ -16,24 +16,33 @@ SPLIT_STREAM, SHUFFLE_STREAM = 0, 1
 def split_validation(split: Split, fraction: float, seed: int) -> tuple[Split, Split | None]:
     """(train, validation) with `fraction` of the examples in validation, each class in its share; None when it is 0.
 
-    Both keep the order of `split`. The sizes add up to round(fraction * N) by the largest-remainder method. Raises
-    DataError when either side would be empty or `fraction` is not in [0, 1).
+    Both keep the order of `split`. The sizes add up to `validation_size` by the largest-remainder method. Raises
+    DataError as that does.
     """
-    if not 0 <= fraction < 1:
-        raise DataError(f"validation fraction: found {fraction}, expected at least 0 and below 1")
-    if fraction == 0:
+    total = validation_size(len(split), fraction)
+    if total == 0:
         return split, None
-    total = round(fraction * len(split))
-    if not 0 < total < len(split):
-        raise DataError(
-            f"validation fraction {fraction} of {len(split)} examples: found {total} for validation and "
-            f"{len(split) - total} for training, expected at least 1 of each"
-        )
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(SPLIT_STREAM,)))
     chosen = np.zeros(len(split), bool)
     for label, count in enumerate(_shares(np.bincount(split.labels), fraction, total)):
         chosen[rng.permutation(np.flatnonzero(split.labels == label))[:count]] = True
     return split.take(np.flatnonzero(~chosen)), split.take(np.flatnonzero(chosen))
+
+
+def validation_size(count: int, fraction: float) -> int:
+    """How many of `count` examples are for validation: round(fraction * count).
+
+    Raises DataError when `fraction` is not in [0, 1), or is not 0 and leaves either side empty.
+    """
+    if not 0 <= fraction < 1:
+        raise DataError(f"validation fraction: found {fraction}, expected at least 0 and below 1")
+    total = round(fraction * count)
+    if fraction > 0 and not 0 < total < count:
+        raise DataError(
+            f"validation fraction {fraction} of {count} examples: found {total} for validation and "
+            f"{count - total} for training, expected at least 1 of each"
+        )
+    return total
 
 
 def batches(count: int, batch_size: int, seed: int, epoch: int) -> Iterator[np.ndarray]:

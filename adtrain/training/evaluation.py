@@ -9,13 +9,11 @@ import numpy as np
 
 from adtrain import nn
 from adtrain.core import tree
-from adtrain.core.array import Value, array
+from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError
-from adtrain.core.staging import stage
-from adtrain.data import Split
-from adtrain.passes import SIMPLIFY
+from adtrain.training.examples import Examples
 from adtrain.training.network import Network
-from adtrain.training.step import Totals, evaluation_step
+from adtrain.training.step import EvaluationStep, Totals
 
 BATCH_SIZE = 250
 
@@ -28,21 +26,21 @@ class Score(NamedTuple):
 
 
 def evaluate(
-    network: Network, params: nn.Params, statistics: nn.State, split: Split, device: str, name: str = "test"
+    step: EvaluationStep, params: nn.Params, statistics: nn.State, examples: Examples, name: str = "test"
 ) -> Score:
-    """The score of the model on every image of `split`.
+    """The score of the model on all of `examples`, by the `evaluation_step` of an experiment or a trained model.
 
     Raises AdtrainError, naming the split by `name`, where the loss is no finite number.
     """
-    step = stage(evaluation_step(network), SIMPLIFY)
+    count = len(examples.labels)
     totals: Totals | None = None
-    for start in range(0, len(split), BATCH_SIZE):
-        images, labels = on_device(split, np.arange(start, min(start + BATCH_SIZE, len(split))), device)
-        batch = step(params, statistics, images, labels)
+    for start in range(0, count, BATCH_SIZE):
+        indices = np.arange(start, min(start + BATCH_SIZE, count))
+        batch = step(params, statistics, *examples.batch(indices))
         totals = batch if totals is None else tree.map(lambda a, b: a + b, totals, batch)
     if totals is None:
         raise AdtrainError(f"the {name} split is empty")
-    score = Score(float(totals.loss) / len(split), int(totals.correct) / len(split))
+    score = Score(float(totals.loss) / count, int(totals.correct) / count)
     if not math.isfinite(score.loss):
         raise AdtrainError(f"the loss on the {name} images is {score.loss}: the model's numbers have overflowed")
     return score
@@ -64,9 +62,3 @@ def probabilities(
     if not np.isfinite(found).all():
         raise AdtrainError("the model's probabilities are no numbers: its weights have overflowed in training")
     return found
-
-
-def on_device(split: Split, indices: np.ndarray, device: str) -> tuple[Value, Value]:
-    """The images uint8 (N, C, H, W) and labels int64 (N,) at `indices` as arrays on `device`."""
-    batch = split.take(indices)
-    return array(batch.images, device=device), array(batch.labels, device=device)

@@ -2,44 +2,60 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
-from math import prod
 
 import numpy as np
 
-from adtrain import config, data, nn, optim
+from adtrain import config, optim
 from adtrain.config import Config
-from adtrain.config.problems import found, known
 from adtrain.core import tree
-from adtrain.core.array import Array, array
-from adtrain.core.staging import stage
+from adtrain.core.array import Array, Shape, Value, array
+from adtrain.core.program import Program
+from adtrain.core.staging import Pass, stage
 from adtrain.data import DataSet, Split
-from adtrain.passes import SIMPLIFY
-from adtrain.training import network
+from adtrain.passes import ALL, SIMPLIFY
 from adtrain.training.network import Network
-from adtrain.training.step import TrainState, TrainStep, train_step
+from adtrain.training.step import EvaluationStep, TrainState, TrainStep, copied, evaluation_step, train_step
 
 # The streams of the seed that `data` leaves free start here.
 INIT_STREAM = 16
 
+STATE = (0,)
+"""The position among the step's arguments of what it consumes."""
+
+
+class Mode(Enum):
+    """How a step runs: operation by operation, as a Program with one kernel an operation, or with fused kernels."""
+
+    EAGER = "eager"
+    STAGED = "staged"
+    FUSED = "fused"
+
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is trained, on what, and for how long. Made by `prepare`."""
+    """What is trained, on what, and for how long. Made by `prepare`; `data.train` is without `validation`."""
 
     config: Config
     network: Network
     data: DataSet
-    train: Split
     validation: Split | None
-    test: Split
     optimizer: optim.Optimizer
     schedule: optim.Schedule
     steps_per_epoch: int
     total_steps: int
-    eager: bool = False
+    mode: Mode = Mode.FUSED
+
+    @property
+    def train(self) -> Split:
+        return self.data.train
+
+    @property
+    def test(self) -> Split:
+        return self.data.test
 
     @property
     def epochs(self) -> int:
@@ -47,16 +63,27 @@ class Experiment:
         return -(-self.total_steps // self.steps_per_epoch)
 
     @property
+    def full_batch(self) -> int:
+        """Images in every batch but the last one of an epoch."""
+        return min(self.config.data.batch_size, len(self.train))
+
+    @property
     def image_shape(self) -> tuple[int, int, int]:
         channels, height, width = self.train.images.shape[1:]
         return channels, height, width
 
+    @cached_property
+    def config_text(self) -> str:
+        """The resolved config as YAML. Made once: it goes into every file of the model."""
+        return config.dump(self.config)
+
     def initial_state(self, device: str) -> TrainState:
-        """The state before the first step, drawn from the config's seed."""
+        """The state before the first step, drawn from the config's seed; no two arrays share memory."""
         rng = np.random.default_rng(np.random.SeedSequence(self.config.training.seed, spawn_key=(INIT_STREAM,)))
         trees = self.network.model.init(self.network.input_shape, rng, self.network.dtype)
         params, statistics = tree.map(lambda x: x.to(device), trees)
-        return TrainState(params, statistics, self.optimizer.init(params))
+        # A step may write over each array of its state, and zeros are one number seen everywhere.
+        return copied(TrainState(params, statistics, self.optimizer.init(params)))
 
     def seed(self, device: str) -> Array:
         """The config's seed as the step takes it: uint32 (2,), low word first."""
@@ -65,80 +92,39 @@ class Experiment:
 
     @cached_property
     def train_step(self) -> TrainStep:
-        """The step, staged as a Program unless `eager`."""
+        """The step, as `mode` says; staged, it consumes the state that it is given."""
+        return self._plain_step if self.mode is Mode.EAGER else stage(self._plain_step, self.passes, donate=STATE)
+
+    @cached_property
+    def evaluation_step(self) -> EvaluationStep:
+        """The evaluation of a batch, as `mode` says."""
+        step = evaluation_step(self.network)
+        return step if self.mode is Mode.EAGER else stage(step, self.passes)
+
+    @property
+    def passes(self) -> Sequence[Pass]:
+        """The passes that the step's Program goes through."""
+        return ALL if self.mode is Mode.FUSED else SIMPLIFY
+
+    def step_program(self, device: str = "cpu", passes: Sequence[Pass] | None = None) -> Program:
+        """The Program of the step on a full batch, after `passes` (by default its own); no step is taken."""
+        indices = np.zeros(self.full_batch, np.int64)
+        arguments = self.initial_state("cpu"), self.seed("cpu"), self.train.images, self.train.labels, indices
+        step = stage(self._plain_step, self.passes if passes is None else passes, donate=STATE)
+        return step.program(*tree.map(lambda x: _Placeholder(x.shape, x.dtype, device), arguments))
+
+    @property
+    def _plain_step(self) -> TrainStep:
         training = self.config.training
-        step = train_step(self.network, self.optimizer, self.schedule, training.clip_norm, training.clip_value)
-        return step if self.eager else stage(step, SIMPLIFY)
+        return train_step(self.network, self.optimizer, self.schedule, training.clip_norm, training.clip_value)
 
 
-def prepare(cfg: Config, eager: bool = False) -> Experiment:
-    """Build the model, read the data, and check that they fit together.
+class _Placeholder(Value):
+    """An argument of which a Program needs the type only."""
 
-    Raises:
-        ConfigError: the model's layers do not fit together, or do not fit the data.
-        DataError: the data are missing or damaged.
-    """
-    cfg = _with_absolute_path(cfg)
-    if cfg.data.dataset is not None and cfg.data.dataset not in data.CATALOGUE:
-        unknown = f"unknown data set {found(cfg.data.dataset)}; {known(cfg.data.dataset, data.CATALOGUE)}"
-        raise cfg.refused(("data", "dataset"), unknown)
-    images = data.load(cfg.data.dataset, cfg.data.path)
-    net = network.build(cfg, images.mean, images.std)
-    _check_fit(cfg, net, images)
-    train, validation = data.split_validation(images.train, cfg.data.validation, cfg.training.seed)
-    _check_last_batch(cfg, net, len(train))
-    steps_per_epoch = -(-len(train) // cfg.data.batch_size)
-    total_steps = steps_per_epoch * cfg.training.epochs
-    if cfg.training.steps is not None:
-        total_steps = min(total_steps, cfg.training.steps)
-    return Experiment(
-        config=cfg,
-        network=net,
-        data=images,
-        train=train,
-        validation=validation,
-        test=images.test,
-        optimizer=config.build.optimizer(cfg),
-        schedule=config.build.schedule(cfg, steps_per_epoch, total_steps),
-        steps_per_epoch=steps_per_epoch,
-        total_steps=total_steps,
-        eager=eager,
-    )
+    __slots__ = ("device", "dtype", "shape")
 
-
-def _with_absolute_path(cfg: Config) -> Config:
-    """The same config, its data found from any folder: a run's copy of it is used from other ones."""
-    if cfg.data.path is None:
-        return cfg
-    path = os.path.abspath(os.path.expanduser(cfg.data.path))
-    return cfg.model_copy(update={"data": cfg.data.model_copy(update={"path": path})})
-
-
-def _check_fit(cfg: Config, net: Network, images: DataSet) -> None:
-    shape = images.train.images.shape[1:]
-    if net.input_shape not in (shape, (prod(shape),)):
-        expected = f"expected {found(shape)}, the shape of the images, or [{prod(shape)}] for flat input"
-        raise cfg.refused(("model", "input"), f"found {found(net.input_shape)}, {expected}")
-    outputs, classes = net.model.output_shape(net.input_shape), len(images.classes)
-    last_layer = ("model", "layers", len(cfg.model.layers) - 1)
-    if len(outputs) != 1:
-        raise cfg.refused(last_layer, f"found the output {found(outputs)}, expected [{classes}], one a class")
-    if outputs[0] < classes:
-        labels = f"the labels of {cfg.data.path or images.name} are 0 to {classes - 1}"
-        raise cfg.refused(last_layer, f"found {outputs[0]} outputs, expected at least {classes}: {labels}")
-    if not any(row.parameters for row in nn.describe(net.model, net.input_shape)):
-        raise cfg.refused(("model", "layers"), "found no parameters, expected a layer that has some to train")
-
-
-def _check_last_batch(cfg: Config, net: Network, count: int) -> None:
-    """Batch normalisation has no variance in a batch of one value a channel, and such a batch comes last."""
-    batch_size = cfg.data.batch_size
-    if batch_size > 1 and count % batch_size != 1 and count > 1:
-        return
-    for row in nn.describe(net.model, net.input_shape):
-        if row.kind.startswith("batch_norm") and prod(row.output_shape[1:]) == 1:
-            raise cfg.refused(
-                ("data", "batch_size"),
-                f"found {batch_size}, which leaves 1 of {count} images for the last batch, "
-                f"expected another size: layer {row.name} ({row.kind}) needs 2 images a batch",
-            )
+    def __init__(self, shape: Shape, dtype: np.dtype, device: str) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.device = device

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from adtrain.config import Config
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError
+from adtrain.core.staging import stage
+from adtrain.passes import ALL
 from adtrain.training import network
 from adtrain.training.experiment import Experiment
 from adtrain.training.network import Network
-from adtrain.training.step import TrainState
+from adtrain.training.step import EvaluationStep, TrainState, evaluation_step
 
 METADATA_KEY = "adtrain"
 
@@ -37,6 +40,11 @@ class TrainedModel:
     classes: tuple[str, ...]
     image_shape: tuple[int, int, int]
 
+    @cached_property
+    def evaluation_step(self) -> EvaluationStep:
+        """The evaluation of a batch, staged as a Program."""
+        return stage(evaluation_step(self.network), ALL)
+
 
 def encode(experiment: Experiment, state: TrainState) -> bytes:
     """The file's content: the same bytes for the same arrays and config.
@@ -46,7 +54,7 @@ def encode(experiment: Experiment, state: TrainState) -> bytes:
     """
     about = {
         "version": adtrain.__version__,
-        "config": config.dump(experiment.config),
+        "config": experiment.config_text,
         "classes": experiment.data.classes,
         "image_shape": experiment.image_shape,
         "mean": experiment.network.mean,

@@ -42,4 +42,4 @@ class Observer:
         """The metrics of some steps have been read."""
 
     def epoch_done(self, epoch: Epoch, state: TrainState) -> None:
-        """An epoch and its validation are over."""
+        """An epoch and its validation are over. The next step consumes `state`: what is kept of it must be copied."""

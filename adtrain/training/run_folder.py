@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from adtrain import config
 from adtrain.core.errors import AdtrainError
 from adtrain.files import unwritable, write_atomic
 from adtrain.training import model_file
@@ -41,7 +40,7 @@ class RunFolder:
         except OSError as error:
             raise unwritable(metrics, error) from error
         try:
-            write_atomic(folder.path / CONFIG, config.dump(experiment.config).encode())
+            write_atomic(folder.path / CONFIG, experiment.config_text.encode())
         except AdtrainError:
             folder._discard()
             raise

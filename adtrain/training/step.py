@@ -1,4 +1,7 @@
-"""The training step and the evaluation of a batch: pure functions that read no number, so both can be staged."""
+"""The training step and the evaluation of a batch: pure functions that read no number, so both can be staged.
+
+Both take a whole data set and the indices of a batch, so that gathering and normalising it are part of the Program.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from adtrain import nn, ops, optim
-from adtrain.core.array import Value
+from adtrain.core import tree
+from adtrain.core.array import Value, array
 from adtrain.core.autodiff import value_and_grad
 from adtrain.core.scope import phase, scope
 from adtrain.training.network import Network, correct
@@ -43,11 +47,12 @@ class Totals(NamedTuple):
     correct: Value
 
 
-TrainStep: TypeAlias = Callable[[TrainState, Value, Value, Value], tuple[TrainState, StepMetrics]]
-"""(state, seed uint32 (2,), images uint8 (N, C, H, W), labels int64 (N,)) to the new state and its metrics."""
+TrainStep: TypeAlias = Callable[[TrainState, Value, Value, Value, Value], tuple[TrainState, StepMetrics]]
+"""(state, seed uint32 (2,), images uint8 (N, C, H, W), labels int64 (N,), indices int64 (batch,)) to the new state and
+the metrics of the batch. A staged step consumes the state that it is given: see `copied`."""
 
-EvaluationStep: TypeAlias = Callable[[nn.Params, nn.State, Value, Value], Totals]
-"""(params, statistics, images, labels) to the sums over this batch."""
+EvaluationStep: TypeAlias = Callable[[nn.Params, nn.State, Value, Value, Value], Totals]
+"""(params, statistics, images, labels, indices) to the sums over the batch at `indices`."""
 
 
 def train_step(
@@ -59,12 +64,15 @@ def train_step(
 ) -> TrainStep:
     """One step of gradient descent as a function; gradients are clipped by value first, then by norm."""
 
-    def step(state: TrainState, seed: Value, images: Value, labels: Value) -> tuple[TrainState, StepMetrics]:
+    def step(
+        state: TrainState, seed: Value, images: Value, labels: Value, indices: Value
+    ) -> tuple[TrainState, StepMetrics]:
         mode = nn.Mode(training=True, rng=random_state(seed, state.step))
+        batch, targets = gathered(images, labels, indices)
 
         def loss_of(params: nn.Params) -> tuple[Value, tuple[Value, nn.State]]:
-            outputs, statistics = network.outputs(params, state.statistics, images, mode)
-            return network.loss_of(outputs, labels), (outputs, statistics)
+            outputs, statistics = network.outputs(params, state.statistics, batch, mode)
+            return network.loss_of(outputs, targets), (outputs, statistics)
 
         (loss, (outputs, statistics)), grads = value_and_grad(loss_of, has_aux=True)(state.params)
         with phase("update"), scope("optimizer"):
@@ -74,7 +82,7 @@ def train_step(
                 grads, _ = optim.clip_by_norm(grads, clip_norm)
             lr = schedule(state.step) * optimizer.lr
             params, averages = optimizer.update(grads, state.optimizer, state.params, lr)
-        return TrainState(params, statistics, averages), StepMetrics(loss, correct(outputs, labels), lr)
+        return TrainState(params, statistics, averages), StepMetrics(loss, correct(outputs, targets), lr)
 
     return step
 
@@ -82,12 +90,25 @@ def train_step(
 def evaluation_step(network: Network) -> EvaluationStep:
     """The sums of loss and of correct answers over a batch, by the running statistics and without dropout."""
 
-    def step(params: nn.Params, statistics: nn.State, images: Value, labels: Value) -> Totals:
-        outputs, _ = network.outputs(params, statistics, images, nn.Mode(training=False))
-        loss = ops.astype(network.loss_of(outputs, labels), np.float64) * images.shape[0]
-        return Totals(loss, correct(outputs, labels))
+    def step(params: nn.Params, statistics: nn.State, images: Value, labels: Value, indices: Value) -> Totals:
+        batch, targets = gathered(images, labels, indices)
+        outputs, _ = network.outputs(params, statistics, batch, nn.Mode(training=False))
+        loss = ops.astype(network.loss_of(outputs, targets), np.float64) * indices.shape[0]
+        return Totals(loss, correct(outputs, targets))
 
     return step
+
+
+def gathered(images: Value, labels: Value, indices: Value) -> tuple[Value, Value]:
+    """The batch at `indices` int64 (batch,): images (batch, C, H, W) and labels (batch,)."""
+    with scope("input"):
+        # Rows by index are what an embedding is; `take` would first look for indices that count from the end.
+        return ops.embedding(indices, images), ops.embedding(indices, labels)
+
+
+def copied(state: TrainState) -> TrainState:
+    """The same numbers, each array in memory of its own: for who keeps a state while a staged step consumes it."""
+    return tree.map(lambda x: array(x.numpy(), device=x.device), state)
 
 
 def random_state(seed: Value, step: Value) -> Value:

@@ -1,0 +1,123 @@
+"""What a training step costs, read off its Program before anything runs: FLOPs, bytes moved, and memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from adtrain import nn
+from adtrain.core.costs import costs
+from adtrain.core.primitive import Cost
+from adtrain.core.program import Equation, Program
+from adtrain.passes import SIMPLIFY
+from adtrain.training.experiment import Experiment
+from adtrain.training.memory import StepMemory, step_memory
+
+PHASES = ("forward", "backward", "update")
+# Parts of the step that are no layers and come before the first one; all others come after the last.
+BEFORE = ("random", "input")
+
+Work: TypeAlias = Iterable[tuple[Equation, Cost]]
+
+
+class Total(NamedTuple):
+    """So many equations, and what they cost together."""
+
+    equations: int
+    flops: int
+    bytes: int
+
+
+class LayerCost(NamedTuple):
+    """A layer's own work in one step, or that of a part of the step that is no layer, such as the loss.
+
+    `output_shape` is that of one image, and empty for what is no layer.
+    """
+
+    name: str
+    kind: str
+    output_shape: nn.Shape
+    parameters: int
+    forward: Total
+    backward: Total
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """The costs of one step on a full batch.
+
+    Attributes:
+        layers: in the order they run; a container has a row where it computes something itself, as a sum does. A part
+            that is no layer has one where it costs something.
+        phases: "forward", "backward" and "update", each equation a kernel of its own.
+        fused: of all equations, as they are run.
+    """
+
+    layers: Sequence[LayerCost]
+    phases: Mapping[str, Total]
+    fused: Total
+    memory: StepMemory
+
+    @property
+    def unfused(self) -> Total:
+        """Of all equations, each a kernel of its own."""
+        return Total(*map(sum, zip(*self.phases.values(), strict=True)))
+
+
+def step_costs(experiment: Experiment, device: str = "cpu") -> StepCosts:
+    """The costs of a step of `experiment`, whose data may be those of an outline. No step is taken.
+
+    What a layer does is counted before fusion, after which one kernel works for several layers.
+    """
+    unfused, fused = experiment.step_program(device, SIMPLIFY), experiment.step_program(device)
+    work = _work(unfused)
+    phases = {phase: _total((e, cost) for e, cost in work if e.phase == phase) for phase in PHASES}
+    memory = step_memory(experiment, unfused, fused, device)
+    return StepCosts(_layers(experiment, work), phases, _total(_work(fused)), memory)
+
+
+def _work(program: Program) -> Sequence[tuple[Equation, Cost]]:
+    return list(zip(program.equations, costs(program.equations), strict=True))
+
+
+def _total(work: Work) -> Total:
+    found = [cost for _, cost in work]
+    return Total(len(found), sum(cost.flops for cost in found), sum(cost.bytes for cost in found))
+
+
+def _layers(experiment: Experiment, work: Work) -> list[LayerCost]:
+    of: defaultdict[str, defaultdict[str, list[tuple[Equation, Cost]]]] = defaultdict(lambda: defaultdict(list))
+    kinds = {"loss": experiment.config.loss.kind}
+    shapes: dict[str, nn.Shape] = {}
+    for e, cost in work:
+        if e.phase != "update":
+            name, kind = _layer(e.scope)
+            of[name][e.phase].append((e, cost))
+            if kind and e.phase == "forward":
+                kinds[name], shapes[name] = kind, e.outputs[0].type.shape[1:]
+
+    rows = nn.describe(experiment.network.model, experiment.network.input_shape)
+    others = of.keys() - {row.name for row in rows}
+    for name in sorted(others & shapes.keys(), reverse=True):  # containers, the innermost first
+        last_child = max(i for i, row in enumerate(rows) if row.name.startswith(f"{name}."))
+        rows.insert(last_child + 1, nn.LayerRow(name, kinds[name], shapes[name], 0))
+    parts = {name: nn.LayerRow(name, kinds.get(name, ""), (), 0) for name in of if name in others - shapes.keys()}
+    rows = [
+        *(row for name, row in parts.items() if name in BEFORE),
+        *rows,
+        *(row for name, row in parts.items() if name not in BEFORE),
+    ]
+    found = [LayerCost(*row, _total(of[row.name]["forward"]), _total(of[row.name]["backward"])) for row in rows]
+    return [row for row in found if row.name not in parts or row.forward.bytes or row.backward.bytes]
+
+
+def _layer(scope: str) -> tuple[str, str]:
+    """The layer's name ("2.body.0") and kind, of a scope that names kinds as well ("2.residual.body.0.conv2d").
+
+    Another scope is a name without a kind, and none at all is the step.
+    """
+    parts = scope.split(".")
+    names = [part for part in parts if part.isdigit() or part in ("body", "shortcut")]
+    return (".".join(names), parts[-1]) if names else (scope or "step", "")

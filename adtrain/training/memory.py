@@ -1,0 +1,67 @@
+"""The memory of a training process, planned from the step's Program before anything runs."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+from adtrain.core import tree
+from adtrain.core.array import Value
+from adtrain.core.backend import backend
+from adtrain.core.program import Program
+from adtrain.training.experiment import Experiment
+
+
+class StepMemory(NamedTuple):
+    """Bytes of all arrays in a process that takes steps on full batches; evaluation's are not among them."""
+
+    parameters: int
+    statistics: int
+    optimizer: int
+    data: int  # images and labels for training, validation and test
+    values: int  # of the fused Program, with the memory plan
+    separate_values: int  # the same, each with memory of its own
+    unfused_values: int  # those of the Program before fusion, each with memory of its own
+    scratch: int  # of the threads
+
+    @property
+    def resident(self) -> int:
+        """What is there between two steps."""
+        return self.parameters + self.statistics + self.optimizer + self.data
+
+    @property
+    def peak(self) -> int:
+        """The most at any time, as planned."""
+        return self.resident + self.values + self.scratch
+
+    @property
+    def separate_peak(self) -> int:
+        """The peak without the memory plan."""
+        return self.resident + self.separate_values + self.scratch
+
+    @property
+    def unfused_peak(self) -> int:
+        """The peak without fusion and without the memory plan."""
+        return self.resident + self.unfused_values
+
+
+def step_memory(experiment: Experiment, unfused: Program, fused: Program, device: str) -> StepMemory:
+    """The memory of `experiment`'s step on `device`, whose Program is `unfused` before fusion and `fused` after it."""
+    state, needed = experiment.initial_state("cpu"), backend(device).memory(fused)
+    splits = [split for split in (experiment.train, experiment.validation, experiment.test) if split is not None]
+    made = [v for e in unfused.equations if not e.primitive.view for v in e.outputs]
+    return StepMemory(
+        parameters=_nbytes(state.params),
+        statistics=_nbytes(state.statistics),
+        optimizer=_nbytes(state.optimizer),
+        data=sum(split.images.nbytes + split.labels.nbytes for split in splits),
+        values=needed.values,
+        separate_values=needed.separate,
+        unfused_values=sum(v.size * v.type.dtype.itemsize for v in made),
+        scratch=needed.scratch,
+    )
+
+
+def _nbytes(values: object) -> int:
+    leaves: list[Value] = tree.leaves(values)
+    return sum(prod(x.shape) * x.dtype.itemsize for x in leaves)

@@ -1,0 +1,126 @@
+"""From a config to an experiment: the data are read, the model is built, and both are checked to fit together."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from adtrain import config, data, nn
+from adtrain.config import Config
+from adtrain.config.problems import found, known
+from adtrain.data import DataSet, Split
+from adtrain.training import network
+from adtrain.training.experiment import Experiment, Mode
+from adtrain.training.network import Network
+
+
+def prepare(cfg: Config, mode: Mode = Mode.FUSED) -> Experiment:
+    """Build the model, read the data, and check that they fit together.
+
+    Raises:
+        ConfigError: the model's layers do not fit together, or do not fit the data.
+        DataError: the data are missing or damaged.
+    """
+    cfg = _with_absolute_path(cfg)
+    _check_name(cfg)
+    images = data.load(cfg.data.dataset, cfg.data.path)
+    train, validation = data.split_validation(images.train, cfg.data.validation, cfg.training.seed)
+    return _experiment(cfg, replace(images, train=train), validation, mode)
+
+
+def outline(cfg: Config) -> Experiment:
+    """The experiment without its data, for its Program: images are black, all labels 0, and no file is read.
+
+    A data set of the catalogue has its true numbers and shape of images. A folder counts as one batch of images of the
+    model's input, with a class for each of the model's outputs.
+    Raises ConfigError as `prepare` does.
+    """
+    _check_name(cfg)
+    if cfg.data.dataset is not None:
+        entry = data.CATALOGUE[cfg.data.dataset]
+        held_out = data.validation_size(entry.train_images, cfg.data.validation)
+        train, test = _black(entry.train_images - held_out, entry.shape), _black(entry.test_images, entry.shape)
+        validation = _black(held_out, entry.shape) if held_out else None
+        images = DataSet(entry.name, train, test, entry.classes, entry.mean, entry.std)
+    else:
+        validation = None
+        shape = cfg.model.input
+        if len(shape) != 3:
+            shape = (1, 1, prod(shape))
+        split, outputs = _black(cfg.data.batch_size, shape), config.build.model(cfg).output_shape(cfg.model.input)
+        classes = tuple(map(str, range(prod(outputs))))
+        images = DataSet(str(cfg.data.path), split, split, classes, (0.0,) * shape[0], (1.0,) * shape[0])
+    return _experiment(cfg, images, validation, Mode.FUSED)
+
+
+def _black(count: int, shape: tuple[int, ...]) -> Split:
+    """So many images of `shape` (C, H, W), which take the memory of one pixel."""
+    return Split(np.broadcast_to(np.uint8(0), (count, *shape)), np.broadcast_to(np.int64(0), (count,)))
+
+
+def _experiment(cfg: Config, images: DataSet, validation: Split | None, mode: Mode) -> Experiment:
+    net = network.build(cfg, images.mean, images.std)
+    _check_fit(cfg, net, images)
+    _check_last_batch(cfg, net, len(images.train))
+    steps_per_epoch = -(-len(images.train) // cfg.data.batch_size)
+    total_steps = steps_per_epoch * cfg.training.epochs
+    if cfg.training.steps is not None:
+        total_steps = min(total_steps, cfg.training.steps)
+    return Experiment(
+        config=cfg,
+        network=net,
+        data=images,
+        validation=validation,
+        optimizer=config.build.optimizer(cfg),
+        schedule=config.build.schedule(cfg, steps_per_epoch, total_steps),
+        steps_per_epoch=steps_per_epoch,
+        total_steps=total_steps,
+        mode=mode,
+    )
+
+
+def _with_absolute_path(cfg: Config) -> Config:
+    """The same config, its data found from any folder: a run's copy of it is used from other ones."""
+    if cfg.data.path is None:
+        return cfg
+    path = os.path.abspath(os.path.expanduser(cfg.data.path))
+    return cfg.model_copy(update={"data": cfg.data.model_copy(update={"path": path})})
+
+
+def _check_name(cfg: Config) -> None:
+    if cfg.data.dataset is not None and cfg.data.dataset not in data.CATALOGUE:
+        unknown = f"unknown data set {found(cfg.data.dataset)}; {known(cfg.data.dataset, data.CATALOGUE)}"
+        raise cfg.refused(("data", "dataset"), unknown)
+
+
+def _check_fit(cfg: Config, net: Network, images: DataSet) -> None:
+    shape = images.train.images.shape[1:]
+    if net.input_shape not in (shape, (prod(shape),)):
+        expected = f"expected {found(shape)}, the shape of the images, or [{prod(shape)}] for flat input"
+        raise cfg.refused(("model", "input"), f"found {found(net.input_shape)}, {expected}")
+    outputs, classes = net.model.output_shape(net.input_shape), len(images.classes)
+    last_layer = ("model", "layers", len(cfg.model.layers) - 1)
+    if len(outputs) != 1:
+        raise cfg.refused(last_layer, f"found the output {found(outputs)}, expected [{classes}], one a class")
+    if outputs[0] < classes:
+        labels = f"the labels of {cfg.data.path or images.name} are 0 to {classes - 1}"
+        raise cfg.refused(last_layer, f"found {outputs[0]} outputs, expected at least {classes}: {labels}")
+    if not any(row.parameters for row in nn.describe(net.model, net.input_shape)):
+        raise cfg.refused(("model", "layers"), "found no parameters, expected a layer that has some to train")
+
+
+def _check_last_batch(cfg: Config, net: Network, count: int) -> None:
+    """Batch normalisation has no variance in a batch of one value a channel, and such a batch comes last."""
+    batch_size = cfg.data.batch_size
+    if batch_size > 1 and count % batch_size != 1 and count > 1:
+        return
+    for row in nn.describe(net.model, net.input_shape):
+        if row.kind.startswith("batch_norm") and prod(row.output_shape[1:]) == 1:
+            raise cfg.refused(
+                ("data", "batch_size"),
+                f"found {batch_size}, which leaves 1 of {count} images for the last batch, "
+                f"expected another size: layer {row.name} ({row.kind}) needs 2 images a batch",
+            )
