@@ -16,7 +16,7 @@ from adtrain import __version__, config, training
 from adtrain.cli import bench_report
 from adtrain.cli.devices import describe_cpu
 from adtrain.cli.op_option import op_option, select_ops
-from adtrain.cli.options import device_option, print_json, progress
+from adtrain.cli.options import device_option, mode_options, print_json, progress
 from adtrain.cli.table import terminal_width
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
@@ -31,8 +31,11 @@ STDOUT = "-"
 @click.argument("config_path", metavar="[CONFIG]", required=False)
 @device_option
 @op_option
+@mode_options
 @click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON; - for stdout, without the table.")
-def command(config_path: str | None, device: str, names: tuple[str, ...], json_file: str | None) -> None:
+def command(
+    config_path: str | None, device: str, names: tuple[str, ...], mode: str | None, json_file: str | None
+) -> None:
     """Time each operation forward and backward at standard sizes, or the training step that CONFIG describes: its
     layers forward, backward and update, and end to end.
 
@@ -41,6 +44,8 @@ def command(config_path: str | None, device: str, names: tuple[str, ...], json_f
     """
     if config_path is not None and names:
         raise click.UsageError("--op picks operations of the standard sizes; with a CONFIG all of its layers are timed")
+    if config_path is None and mode is not None:
+        raise click.UsageError("--eager and --no-fuse are for the step of a CONFIG; operations are timed one by one")
     if json_file not in (None, STDOUT):
         _check_writable(Path(json_file))
     protocol = describe_protocol(device)
@@ -49,7 +54,7 @@ def command(config_path: str | None, device: str, names: tuple[str, ...], json_f
         result = {"protocol": protocol, "noisy": noisy_share(rows), "ops": [bench_ops.record(row) for row in rows]}
         lines = bench_report.of_ops(result, terminal_width())
     else:
-        result = {"protocol": protocol, **_bench_config(config_path, device)}
+        result = {"protocol": protocol, **_bench_config(config_path, device, training.Mode(mode or "fused"))}
         lines = bench_report.of_config(result, terminal_width())
     if json_file == STDOUT:
         print_json(result)
@@ -67,9 +72,9 @@ def _bench_ops(benches: Sequence[Bench], device: str) -> list[BenchRow]:
     return [row for rows in shown for row in rows]
 
 
-def _bench_config(path: str, device: str) -> dict[str, Any]:
-    experiment = training.prepare(config.load(path))
-    images = min(experiment.config.data.batch_size, len(experiment.train))
+def _bench_config(path: str, device: str, mode: training.Mode) -> dict[str, Any]:
+    experiment = training.prepare(config.load(path), mode)
+    images = experiment.full_batch
     progress(f"bench: timing steps of {experiment.config.name}, a few seconds")
     run_step = training.continuation(experiment, experiment.initial_state(device), device)
     step = bench_config.bench_step(run_step, images)
@@ -78,6 +83,7 @@ def _bench_config(path: str, device: str) -> dict[str, Any]:
         "config": experiment.config.name,
         "precision": experiment.config.training.precision,
         "batch_size": images,
+        "mode": mode.value,
         "images_per_second": step.images_per_second,
         "step_ms": {"median": whole.median_ms, "p20": whole.p20_ms, "p80": whole.p80_ms, "samples": whole.samples},
         "noisy": float(whole.noisy),
@@ -96,6 +102,7 @@ def describe_protocol(device: str) -> Mapping[str, Any]:
         "device": device,
         "device_name": cpu["name"],
         "cores": cpu["usable_cores"],
+        "compiler": cpu["compiler"],
         "blas": cpu["blas"],
         "blas_threads": cpu["blas_threads"],
         "versions": {"adtrain": __version__, "python": cpu["python"], "numpy": cpu["numpy"]},

@@ -41,7 +41,7 @@ def of_ops(result: Mapping[str, Any], width: int) -> list[str]:
     ]  # fmt: skip
     low, high = result["protocol"]["samples"]
     how = (
-        f"float32; median, p20 and p80 of {low} to {high} samples of at least "
+        f"float32, by NumPy; median, p20 and p80 of {low} to {high} samples of at least "
         f"{result['protocol']['min_sample_ms']:g} ms each, after a warm-up"
     )
     return [*protocol(result), how, "", *render(OPS, cells, width), *noise(result)]
@@ -59,6 +59,7 @@ def of_config(result: Mapping[str, Any], width: int) -> list[str]:
     cells.append(["sum", *(milliseconds(sum(row[field] for row in layers), 3) for field in fields), "100.0%", "", ""])
     return [
         *protocol(result),
+        _how(result),
         f"{result['config']}, {result['precision']}; operations and whole steps in turn, "
         f"medians over {step['samples']} of each, after a warm-up",
         "",
@@ -71,6 +72,13 @@ def of_config(result: Mapping[str, Any], width: int) -> list[str]:
         "timed without hooks",
         *noise(result),
     ]
+
+
+def _how(result: Mapping[str, Any]) -> str:
+    """What the step's operations ran as."""
+    compiled = f"compiled by {result['protocol']['compiler']}"
+    ways = {"eager": "eager, by NumPy", "staged": f"a kernel an operation, {compiled}", "fused": f"fused, {compiled}"}
+    return ways[result["mode"]]
 
 
 def protocol(result: Mapping[str, Any]) -> list[str]:

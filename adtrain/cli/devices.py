@@ -30,13 +30,14 @@ def command(as_json: bool) -> None:
     rows = {
         "cpu": f"{cpu['name']}, {cpu['cores']} cores, {cpu['usable_cores']} usable by this process",
         "memory": memory,
+        "compiler": cpu["compiler"],
         "blas": blas,
         "numpy": cpu["numpy"],
         "python": cpu["python"],
         "gpu": NO_GPU,
     }
     for key, value in rows.items():
-        click.echo(f"{key:8}{value}")
+        click.echo(f"{key:10}{value}")
 
 
 def describe_cpu() -> dict[str, Any]:
@@ -47,6 +48,7 @@ def describe_cpu() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "usable_cores": usable,
         "memory_bytes": memory_bytes(),
+        "compiler": backend("cpu").compiler_name(),
         "blas": blas_name(),
         "blas_threads": blas_threads(),
         "numpy": np.__version__,

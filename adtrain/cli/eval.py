@@ -22,7 +22,8 @@ def command(run: Path, device: str, as_json: bool) -> None:
     trained = model_file.load(run, device)
     test = training.prepare(trained.config).test
     started = perf_counter()
-    score = training.evaluate(trained.network, trained.params, trained.statistics, test, device)
+    examples = training.on_device(test, device)
+    score = training.evaluate(trained.evaluation_step, trained.params, trained.statistics, examples)
     seconds = perf_counter() - started
     if as_json:
         print_json(

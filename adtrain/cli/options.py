@@ -65,3 +65,10 @@ def set_option(function: Function) -> Function:
 def json_option(function: Function) -> Function:
     """`--json`, received as `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(function)
+
+
+def mode_options(function: Function) -> Function:
+    """`--eager` and `--no-fuse`; received as `mode`, the value of a `training.Mode`, or None."""
+    eager = click.option("--eager", "mode", flag_value="eager", help="Run the step operation by operation.")
+    staged = click.option("--no-fuse", "mode", flag_value="staged", help="Run each operation by a kernel of its own.")
+    return eager(staged(function))

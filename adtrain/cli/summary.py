@@ -1,53 +1,117 @@
-"""`adtrain summary`: a config's layers, and what they cost."""
+"""`adtrain summary`: a config's layers, and what a step of its training costs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import click
 
 from adtrain import config, training
 from adtrain.cli.options import json_option, print_json, set_option
 from adtrain.cli.table import Column, render, terminal_width
+from adtrain.config import Config
+from adtrain.training import StepCosts
+from adtrain.training.costs import Total
 
-COLUMNS = (
+LAYERS = (
     Column("layer", text=True),
     Column("kind", text=True),
     Column("output", rank=1, text=True),
     Column("parameters"),
     Column("forward"),
     Column("backward", rank=2),
+    Column("bytes forward", rank=3),
+    Column("bytes backward", rank=4),
 )
+STEP = (Column("step", text=True), Column("equations"), Column("FLOPs"), Column("bytes"))
+MEMORY = (Column("memory", text=True), Column("planned"), Column("separate"), Column("unfused"))
 
 
-@click.command(short_help="Show a config's layers, shapes, parameters and FLOPs.")
+@click.command(short_help="Show a config's layers, and the FLOPs, bytes and memory of a step.")
 @click.argument("config_path", metavar="CONFIG")
 @set_option
 @json_option
 def command(config_path: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Show the layers of the network that CONFIG describes: output shape, parameters and FLOPs for one image.
+    """Show the layers of the network that CONFIG describes, and what a training step on a full batch costs.
 
-    Forward FLOPs are those of inference, backward FLOPs those of training; a multiply-add counts as two. They are
-    counted by running the model once on zeros; no data are read.
+    For each layer its output shape and parameters, and its own FLOPs (a multiply-add counts as two) and bytes read and
+    written, forward and backward. Below, the step's equations, each as a kernel of its own and as fused; and the memory
+    of all arrays of the process: as planned, with memory of its own for each value ("separate"), and with that for each
+    value of the step before fusion ("unfused").
+
+    All is read off the step's equations: nothing is run, and no data are read.
     """
     cfg = config.load(config_path, overrides)
-    rows = training.layer_costs(cfg)
-    parameters, forward, backward = (
-        sum(getattr(row, field) for row in rows) for field in ("parameters", "forward_flops", "backward_flops")
-    )
+    experiment = training.outline(cfg)
+    costs = training.step_costs(experiment)
     if as_json:
-        totals = {"parameters": parameters, "forward_flops": forward, "backward_flops": backward}
-        layers = [row._asdict() for row in rows]
-        print_json({"name": cfg.name, "input": cfg.model.input, "layers": layers, **totals})
+        print_json({"name": cfg.name, "input": cfg.model.input, "batch_size": experiment.full_batch, **record(costs)})
         return
-    cells = [
-        [row.name, row.kind, shape_text(row.output_shape), count(row.parameters), flops(row.forward_flops),
-         flops(row.backward_flops)]
-        for row in rows
-    ]  # fmt: skip
-    cells.append(["total", "", "", f"{parameters:,}", flops(forward), flops(backward)])
-    click.echo(f"{cfg.name}: input {shape_text(cfg.model.input)}, {cfg.training.precision}; FLOPs for one image")
-    click.echo("\n".join(render(COLUMNS, cells, terminal_width())))
+    shape, precision = shape_text(cfg.model.input), cfg.training.precision
+    click.echo(f"{cfg.name}: input {shape}, {precision}; FLOPs and bytes of a step on {experiment.full_batch} images")
+    click.echo("\n".join(report(cfg, costs, terminal_width())))
+
+
+def report(cfg: Config, costs: StepCosts, width: int) -> Iterator[str]:
+    """The lines of three tables: of the layers, of the step's equations, and of its memory."""
+    forward, backward, update = (costs.phases[phase] for phase in ("forward", "backward", "update"))
+    rows = [
+        [row.name, row.kind, shape_text(row.output_shape), count(row.parameters), *work(row.forward, row.backward)]
+        for row in costs.layers
+    ]
+    rows.append(["total", "", "", count(sum(row.parameters for row in costs.layers)), *work(forward, backward)])
+    yield from render(LAYERS, rows, width)
+
+    phases = {
+        "forward": forward,
+        "backward": backward,
+        f"optimizer ({cfg.optimizer.kind})": update,
+        "total": costs.unfused,
+        "fused": costs.fused,
+    }
+    yield ""
+    step = [[name, str(x.equations), short(x.flops), short(x.bytes, "B")] for name, x in phases.items()]
+    yield from render(STEP, step, width)
+
+    memory = costs.memory
+    resident = {
+        "parameters": memory.parameters,
+        "running statistics": memory.statistics,
+        "optimizer state": memory.optimizer,
+        "data set" if cfg.data.path is None else "data set (one batch)": memory.data,
+    }
+    used = [[name, *[short(size, "B")] * 3] for name, size in resident.items() if size]
+    for name, sizes in {
+        "values of a step": (memory.values, memory.separate_values, memory.unfused_values),
+        "threads' scratch": (memory.scratch, memory.scratch, 0),
+        "peak": (memory.peak, memory.separate_peak, memory.unfused_peak),
+    }.items():
+        used.append([name, *(short(size, "B") for size in sizes)])
+    yield ""
+    yield from render(MEMORY, used, width)
+
+
+def work(forward: Total, backward: Total) -> Sequence[str]:
+    both = forward, backward
+    return [*(short(x.flops) for x in both), *(short(x.bytes, "B") for x in both)]
+
+
+def record(costs: StepCosts) -> dict[str, Any]:
+    """The same for a program: numbers of a step, sizes in bytes."""
+    layers = [
+        {**row._asdict(), "forward": row.forward._asdict(), "backward": row.backward._asdict()} for row in costs.layers
+    ]
+    memory = costs.memory
+    peaks = {"peak": memory.peak, "separate_peak": memory.separate_peak, "unfused_peak": memory.unfused_peak}
+    return {
+        "parameters": sum(row.parameters for row in costs.layers),
+        "layers": layers,
+        **{phase: total._asdict() for phase, total in costs.phases.items()},
+        "total": costs.unfused._asdict(),
+        "fused": costs.fused._asdict(),
+        "memory": {**memory._asdict(), **peaks},
+    }
 
 
 def shape_text(shape: Sequence[int]) -> str:
@@ -58,12 +122,12 @@ def count(number: int) -> str:
     return f"{number:,}" if number else ""
 
 
-def flops(number: float) -> str:
-    """Three digits and a prefix: 3.21 M."""
+def short(number: float, unit: str = "") -> str:
+    """Three digits, a prefix and the unit: 3.21 MB; nothing for 0."""
     if not number:
         return ""
-    for prefix in ("", " k", " M", " G", " T"):
-        if number < 999.5 or prefix == " T":
+    for prefix in ("", "k", "M", "G", "T"):
+        if number < 999.5 or prefix == "T":
             break
         number /= 1000
-    return f"{number:.3g}{prefix}" if prefix else str(int(number))
+    return f"{number:.3g} {prefix}{unit}".rstrip()

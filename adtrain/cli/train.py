@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from adtrain import config, training
-from adtrain.cli.options import FilePath, device_option, json_option, print_json, progress, set_option
+from adtrain.cli.options import FilePath, device_option, json_option, mode_options, print_json, progress, set_option
 from adtrain.cli.progress import display
 from adtrain.cli.report import report
 from adtrain.cli.table import terminal_width
@@ -37,7 +37,7 @@ from adtrain.measure import profile
     show_default=True,
     help="Steps whose operations are timed after training; 0 for none.",
 )
-@click.option("--eager", is_flag=True, help="Run the step operation by operation instead of as a staged program.")
+@mode_options
 @json_option
 def command(
     config_path: str,
@@ -48,7 +48,7 @@ def command(
     output_dir: Path | None,
     overrides: tuple[str, ...],
     profile_steps: int,
-    eager: bool,
+    mode: str | None,
     as_json: bool,
 ) -> None:
     """Train the network that CONFIG describes: a YAML file, or the name of a packaged config such as mlp.
@@ -58,7 +58,7 @@ def command(
     started = perf_counter()
     given = {"epochs": epochs, "steps": steps, "seed": seed}
     options = [f"training.{name}={value}" for name, value in given.items() if value is not None]
-    experiment = training.prepare(config.load(config_path, [*overrides, *options]), eager)
+    experiment = training.prepare(config.load(config_path, [*overrides, *options]), training.Mode(mode or "fused"))
     folder = training.RunFolder.create(experiment, output_dir)
     try:
         summary = _train(experiment, folder, device, profile_steps, started)

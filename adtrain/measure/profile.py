@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple, TypedDict
 
+from adtrain.core.fused import label
 from adtrain.core.hooks import Call, Hook, hook
+from adtrain.core.program import Program
 from adtrain.measure import timing
 from adtrain.measure.timing import Clock, Timing
 
@@ -85,6 +87,14 @@ class OpTimer(Hook):
 
     def after(self, call: Call) -> None:
         self.seconds[self.key] += self.clock() - self.started
+
+    def program(self, program: Program, seconds: Sequence[float]) -> None:
+        for equation, elapsed in zip(program.equations, seconds, strict=True):
+            key = (label(equation), equation.scope, equation.phase)
+            cost = equation.primitive.cost([v.type for v in equation.inputs], equation.params)
+            so_far = self.work.get(key, Work())
+            self.work[key] = Work(so_far.calls + 1, so_far.flops + cost.flops, so_far.bytes + cost.bytes)
+            self.seconds[key] += elapsed
 
 
 def profile_steps(
