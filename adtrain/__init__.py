@@ -6,7 +6,7 @@
 """
 
 from adtrain import nn, ops, optim
-from adtrain.backends.cpu import NumpyBackend
+from adtrain.backends.cpu import CpuBackend
 from adtrain.core.array import Array, ArrayType, Value, array
 from adtrain.core.autodiff import grad, hessian, hvp, jacobian, jvp, value_and_grad, vjp
 from adtrain.core.backend import register_backend
@@ -14,7 +14,7 @@ from adtrain.core.custom import custom_vjp
 from adtrain.core.errors import AdtrainError, DeviceError, DTypeError, OptionError, ShapeError, TraceError
 from adtrain.core.staging import stage
 
-register_backend("cpu", NumpyBackend)
+register_backend("cpu", CpuBackend)
 
 __version__ = "0.1.0"
 __all__ = [

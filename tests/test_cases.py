@@ -15,6 +15,14 @@ from adtrain.core.primitive import PRIMITIVES
 from adtrain.measure.gradcheck import check_cases
 
 ids = [f"{case.op}, {case.name}" for case in CASES]
+MADE_BY_PASSES = {
+    "conv2d_input_grad_pooled",
+    "conv2d_weight_grad_pooled",
+    "items",
+    "loops",
+    "product",
+    "together",
+}  # of which test_passes.py and test_cpu_programs.py take care
 EXEMPT = {"arange", "ones", "ones_like", "zeros", "zeros_like", "full", "rng_state"}
 
 
@@ -129,7 +137,7 @@ def test_every_primitive_runs_in_some_case() -> None:
         for case in CASES:
             case.f(*case.sample())
         list(check_cases(CASES, orders=(2,)))
-    assert set(PRIMITIVES) - ran == set()
+    assert set(PRIMITIVES) - ran == MADE_BY_PASSES
 
 
 @pytest.mark.parametrize(

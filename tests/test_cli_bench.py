@@ -55,7 +55,7 @@ def test_tables_fit_the_terminal(tmp_path: Path, columns: int, arguments: tuple[
 
 
 def test_a_config_is_timed_by_layer_and_end_to_end(tmp_path: Path) -> None:
-    result = bench(str(training_runs.write_config(tmp_path)))
+    result = bench(str(training_runs.write_config(tmp_path)), "--no-fuse")
     heading, *rows = table(result)
     assert heading.split()[:3] == ["layer", "forward", "ms"]
     assert [row.split()[0] for row in rows] == [layer or "(no" for layer in LAYERS] + ["sum"]
@@ -65,13 +65,22 @@ def test_a_config_is_timed_by_layer_and_end_to_end(tmp_path: Path) -> None:
 
 
 def test_json_on_stdout_is_all_there_is(tmp_path: Path) -> None:
-    found = json.loads(bench(str(training_runs.write_config(tmp_path)), "--json", "-").stdout)
+    found = json.loads(bench(str(training_runs.write_config(tmp_path)), "--no-fuse", "--json", "-").stdout)
     assert [row["layer"] for row in found["layers"]] == LAYERS
+    assert found["mode"] == "staged"
     assert found["images_per_second"] == pytest.approx(16 / found["step_ms"]["median"] * 1e3)
     assert found["ops_to_step_ratio"] == pytest.approx(found["ops_sum_ms"] / found["step_ms"]["median"])
     assert found["ops_sum_ms"] == pytest.approx(sum(row["ms"] for row in found["ops"]))
     assert {row["phase"] for row in found["ops"]} == {"forward", "backward", "update"}
     assert found["protocol"]["versions"].keys() == {"adtrain", "python", "numpy"}
+
+
+@pytest.mark.compiled
+def test_a_fused_step_is_timed_by_what_was_fused(tmp_path: Path) -> None:
+    found = json.loads(bench(str(training_runs.write_config(tmp_path)), "--json", "-").stdout)
+    assert "0.linear+1.relu" in [row["layer"] for row in found["layers"]]
+    assert found["mode"] == "fused"
+    assert "matmul+add+relu" in {row["op"] for row in found["ops"]}
 
 
 def test_json_goes_to_a_file_beside_the_table(tmp_path: Path) -> None:

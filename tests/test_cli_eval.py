@@ -46,6 +46,7 @@ def one_line(result: Result) -> str:
     return line.removeprefix("adtrain: error: ")
 
 
+@pytest.mark.compiled  # as the run was
 def test_eval_finds_the_score_of_the_summary(here: Path) -> None:
     found = json.loads(run("eval", "run", "--json").stdout)
     assert list(found) == ["run", "device", "images", "test", "seconds", "images_per_second"]

@@ -1,17 +1,18 @@
 from __future__ import annotations
 
 import json
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from adtrain.cli import main
-from adtrain.cli.summary import flops
+from adtrain.cli.summary import short
 
 LAYERS = """\
 name: net
-data: {dataset: mnist, batch_size: 8}
+data: {path: nowhere, batch_size: 8}
 model:
   input: [1, 8, 8]
   layers:
@@ -39,10 +40,12 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "net.yaml")
 
 
-def test_layers_shapes_parameters_and_flops(path: str) -> None:
+def test_layers_shapes_parameters_and_costs(path: str) -> None:
     found = json.loads(summary(path, "--json").stdout)
+    assert (found["name"], found["input"], found["batch_size"], found["parameters"]) == ("net", [1, 8, 8], 8, 1646)
     rows = {row["name"]: row for row in found["layers"]}
-    assert [(name, row["kind"], row["output_shape"], row["parameters"]) for name, row in rows.items()] == [
+    layers = {name: row for name, row in rows.items() if row["output_shape"]}
+    assert [(name, row["kind"], row["output_shape"], row["parameters"]) for name, row in layers.items()] == [
         ("0", "conv2d", [4, 6, 6], 40),
         ("1", "batch_norm2d", [4, 6, 6], 8),
         ("2.body.0", "conv2d", [4, 6, 6], 148),
@@ -50,30 +53,35 @@ def test_layers_shapes_parameters_and_flops(path: str) -> None:
         ("3", "flatten", [144], 0),
         ("4", "linear", [10], 1450),
     ]
-    # a multiply-add is two operations, adding the bias one
-    assert rows["0"]["forward_flops"] == 2 * 36 * 4 * 9 + 144
-    assert rows["2.body.0"]["forward_flops"] == 2 * 36 * 4 * 4 * 9 + 144
-    assert rows["4"]["forward_flops"] == 2 * 144 * 10 + 10
-    assert rows["2"]["forward_flops"] == 144
-    # two products where the input's gradient is needed too, one in the first layer, whose input is data
-    assert 2 * 2 * 144 * 10 <= rows["4"]["backward_flops"] <= 2 * 2 * 144 * 10 + 20
-    assert 2 * 36 * 4 * 9 <= rows["0"]["backward_flops"] <= 2 * 36 * 4 * 9 + 200
-    for field in ("parameters", "forward_flops", "backward_flops"):
-        assert found[field] == sum(row[field] for row in found["layers"])
+    assert {"input", "loss", "accuracy"} <= rows.keys()
+    # adding what goes around: an operation for each number, which reads two and writes one
+    assert rows["2"]["forward"] == {"equations": 1, "flops": 8 * 144, "bytes": 8 * 144 * 3 * 4}
+    for phase in ("forward", "backward"):
+        for field in ("flops", "bytes"):
+            assert found[phase][field] == sum(row[phase][field] for row in rows.values())
+    for field, total in found["total"].items():
+        assert total == sum(found[phase][field] for phase in ("forward", "backward", "update"))
+    assert found["fused"]["equations"] < found["total"]["equations"]
+    memory = found["memory"]
+    resident = sum(memory[name] for name in ("parameters", "statistics", "optimizer", "data"))
+    assert memory["peak"] == resident + memory["values"] + memory["scratch"]
+    assert memory["parameters"] == 4 * 1646
 
 
 @pytest.mark.parametrize("width", [60, 120])
-def test_the_table_fits_the_terminal(path: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tables_fit_the_terminal(path: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     for name in (path, "resnet", "mlp"):
-        lines = summary(name).stdout.splitlines()
+        lines = summary(name).stdout.splitlines()[1:]
         assert max(map(len, lines)) <= width
-        assert lines[-1].startswith("total")
+        tables = [list(table) for empty, table in groupby(lines, lambda line: not line) if not empty]
+        assert [table[0].split()[0] for table in tables] == ["layer", "step", "memory"]
+        assert [table[-1].split()[0] for table in tables] == ["total", "fused", "peak"]
 
 
-def test_no_data_are_read(path: str) -> None:
-    found = json.loads(summary(path, "--set", "data={path: nowhere, batch_size: 1}", "--json").stdout)
-    assert found["parameters"] == 40 + 8 + 148 + 1450
+def test_the_data_of_a_folder_are_not_read_and_said_to_be_one_batch(path: str) -> None:
+    assert "data set (one batch)" in summary(path).stdout
+    assert "\ndata set  " in summary("smoke").stdout
 
 
 def test_a_layer_that_does_not_fit_is_one_line(path: str) -> None:
@@ -86,7 +94,14 @@ def test_a_layer_that_does_not_fit_is_one_line(path: str) -> None:
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(0, ""), (7, "7"), (999, "999"), (1000, "1 k"), (999_499, "999 k"), (999_900, "1 M"), (3_214_000, "3.21 M")],
-)
-def test_flops_have_three_digits(number: float, text: str) -> None:
-    assert flops(number) == text
+    [
+        (0, ""), (7, "7 B"), (999, "999 B"), (1000, "1 kB"), (999_499, "999 kB"), (999_900, "1 MB"),
+        (3_214_000, "3.21 MB"),
+    ],
+)  # fmt: skip
+def test_sizes_have_three_digits(number: float, text: str) -> None:
+    assert short(number, "B") == text
+
+
+def test_a_number_without_a_unit_ends_in_its_prefix() -> None:
+    assert [short(12), short(3_214_000)] == ["12", "3.21 M"]

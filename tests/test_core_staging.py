@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from adtrain import nn, ops, optim
 from adtrain.cases import CASES, Case
 from adtrain.core import tree
 from adtrain.core.hooks import Call, Hook, hook
+from adtrain.core.program import Program
 from adtrain.core.staging import stage
 from adtrain.passes import SIMPLIFY
 
@@ -145,6 +147,10 @@ def test_hooks_see_the_equations_with_scope_and_phase() -> None:
         def after(self, call: Call) -> None:
             self.seen.add((call.primitive.name, call.scope, call.phase))
 
+        def program(self, program: Program, seconds: Sequence[float]) -> None:
+            assert len(seconds) == len(program.equations)
+            self.seen.update((e.primitive.name, e.scope, e.phase) for e in program.equations)
+
     batch = np.ones((6, 1, 8, 8), "float32"), np.arange(6) % 3, ops.rng_state(0)
     for staged in (False, True):
         with hook(Names(staged)):
@@ -186,12 +192,43 @@ def test_a_value_kept_between_calls_is_refused() -> None:
 
     def f(x: Any) -> Any:
         kept.append(x * 2.0)
-        return kept[0].sum() + x
+        return x + 1.0
 
-    staged = stage(f)
-    assert staged(np.ones(2)).numpy().tolist() == [5, 5]
-    with pytest.raises(ad.TraceError, match=r"was kept from a function that has been traced already"):
-        staged(np.ones(3))
+    with pytest.raises(
+        ad.TraceError, match=rf"test_core_staging\.py:{f.__code__.co_firstlineno + 1}: .* is kept after"
+    ):
+        stage(f)(np.ones(2))
+
+
+def test_an_assignment_outside_the_function_is_refused_by_its_line() -> None:
+    calls = 0
+
+    def f(x: Any) -> Any:
+        def inner(y: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return y * 2.0
+
+        total = 0.0
+        for _ in range(2):
+            total = inner(x) + total
+        return total
+
+    line = f.__code__.co_firstlineno + 3
+    with pytest.raises(ad.TraceError, match=rf"test_core_staging\.py:{line}: a staged function assigns 'calls'"):
+        stage(f)(np.ones(2))
+    assert calls == 0
+
+
+def test_a_donated_array_cannot_be_used_again() -> None:
+    staged = stage(lambda x, y: x + y, donate=(0,))
+    x, y = ad.array([1.0, 2.0]), ad.array([3.0, 4.0])
+    assert staged(x, y).numpy().tolist() == [4, 6]
+    assert y.numpy().tolist() == [3, 4]
+    with pytest.raises(ad.TraceError, match=r"float32\[2\]\) was donated to a staged function"):
+        x.numpy()
+    with pytest.raises(ad.TraceError, match="was donated"):
+        x + y
 
 
 def test_a_result_that_is_no_array_is_refused() -> None:

@@ -17,7 +17,7 @@ CONFIG_LEVEL = NN_LEVEL | {"nn", "optim", "assets", "files"}
 TRAINING_LEVEL = CONFIG_LEVEL | {"config", "data", "passes", "adtrain"}
 MAY_IMPORT = {
     "core": set[str](),
-    "backends": {"core"},
+    "backends": {"core", "assets", "files", "passes"},
     "ops": {"core"},
     "assets": {"core"},
     "files": {"core"},
@@ -27,10 +27,11 @@ MAY_IMPORT = {
     "adtrain": NN_LEVEL | {"nn", "optim", "backends"},
     "config": CONFIG_LEVEL,
     "data": CONFIG_LEVEL,
-    "passes": CONFIG_LEVEL,
+    "passes": {"core"},
     "training": TRAINING_LEVEL,
     "measure": TRAINING_LEVEL | {"cases"},
-    "cli": TRAINING_LEVEL | {"cases", "training", "measure"},
+    "graph": TRAINING_LEVEL | {"training"},
+    "cli": TRAINING_LEVEL | {"cases", "training", "measure", "graph"},
 }
 # Third-party packages that only one part may import: the part, as a path within the package.
 ONLY_IN = {

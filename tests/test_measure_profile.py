@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import training_runs
 
 import adtrain as ad
 from adtrain import training
-from adtrain.backends.cpu import NumpyBackend
+from adtrain.backends.cpu import CpuBackend
 from adtrain.core.scope import phase, scope
 from adtrain.measure.bench_config import MIN_STEPS, bench_step, layer_times
 from adtrain.measure.profile import OpRow, OpsProfile, profile_steps
@@ -25,13 +26,13 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> None:
         self.now = 0.0
-        run = NumpyBackend.run
+        run = CpuBackend.run
 
-        def timed(backend: NumpyBackend, primitive: Any, *args: Any) -> Any:
+        def timed(backend: CpuBackend, primitive: Any, *args: Any) -> Any:
             self.now += seconds[primitive.name]
             return run(backend, primitive, *args)
 
-        monkeypatch.setattr(NumpyBackend, "run", timed)
+        monkeypatch.setattr(CpuBackend, "run", timed)
 
     def clock(self) -> float:
         return self.now
@@ -39,7 +40,11 @@ class Machine:
 
 @pytest.fixture
 def mlp(tmp_path: Path) -> OpsProfile:
-    experiment = training_runs.prepare(tmp_path, layers=MLP)
+    return profile_of(tmp_path, training.Mode.STAGED)
+
+
+def profile_of(folder: Path, mode: training.Mode) -> OpsProfile:
+    experiment = replace(training_runs.prepare(folder, layers=MLP), mode=mode)
     return profile_steps(training.continuation(experiment, experiment.initial_state("cpu")), 2, warmup=1)
 
 
@@ -71,6 +76,16 @@ def test_flops_and_bytes_are_those_of_the_primitive(mlp: OpsProfile) -> None:
     batch, inputs, outputs = 16, 36, 16
     assert row["flops"] == 2 * batch * inputs * outputs
     assert row["bytes"] == 4 * (batch * inputs + inputs * outputs + batch * outputs)
+
+
+def test_rows_of_a_fused_step_name_what_was_fused_and_every_layer_of_it(tmp_path: Path) -> None:
+    fused, staged = (profile_of(tmp_path / mode.value, mode) for mode in (training.Mode.FUSED, training.Mode.STAGED))
+    (row,) = rows_of(fused, scope="0.linear+1.relu", phase="forward")
+    assert (row["op"], row["calls"]) == ("matmul+add+relu", 1)
+    (update,) = rows_of(fused, scope="0.linear+optimizer")
+    assert (update["op"].split("+")[0], update["phase"]) == ("matmul", "backward")
+    assert sum(row["flops"] for row in fused.rows) == sum(row["flops"] for row in staged.rows)
+    assert sum(row["bytes"] for row in fused.rows) < sum(row["bytes"] for row in staged.rows)
 
 
 def test_rows_have_the_fields_of_summary_json_and_add_up(mlp: OpsProfile) -> None:

@@ -1,41 +1,23 @@
-"""Passes: each alone keeps every number of random programs, and leaves out what it should."""
+"""Passes on small examples: what each leaves out, and what it makes one equation of."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from program_samples import ALL, bodies, everywhere, names, training_program
 
+import adtrain as ad
 from adtrain import ops, passes
+from adtrain.core.fused import FUSED, label, loops_p
 from adtrain.core.program import Program
+from adtrain.core.scope import phase
 from adtrain.core.staging import stage
+from adtrain.passes.fuse_elementwise import elementwise
 
 X = np.linspace(0.5, 2, 6).reshape(2, 3)
-
-
-@pytest.mark.parametrize("improve", passes.SIMPLIFY)
-def test_random_programs_compute_the_same_bits_before_and_after(improve: Any) -> None:
-    graphs = pytest.importorskip("test_random_graphs")  # needs PyTorch, its oracle
-
-    @given(graphs.graphs())
-    def check(graph: Any) -> None:
-        shapes, instructions = graph
-        inputs = graphs.inputs_of(shapes)
-
-        def f(*xs: Any) -> Any:
-            nodes = graphs.evaluate(xs, instructions, 0)
-            return nodes[-1], ops.sum(nodes[len(nodes) // 2])
-
-        for before, after in zip(stage(f)(*inputs), stage(f, [improve])(*inputs), strict=True):
-            np.testing.assert_array_equal(before.numpy(), after.numpy())
-
-    check()
-
-
-def names(program: Program) -> list[str]:
-    return [equation.primitive.name for equation in program.equations]
 
 
 def test_dead_code_goes_and_what_an_output_needs_stays() -> None:
@@ -79,3 +61,228 @@ def test_what_depends_on_constants_alone_is_computed_once() -> None:
 def test_large_constants_stay_equations() -> None:
     program = stage(lambda x: x + ops.exp(np.zeros((100, 100))).sum(), passes.SIMPLIFY).program(X)
     assert "exp" in names(program)
+
+
+def test_of_reshapes_the_last_shape_counts_and_no_change_is_none() -> None:
+    def f(x: Any) -> Any:
+        return ops.exp(ops.reshape(ops.reshape(x, (6,)), (2, 3))), ops.reshape(ops.reshape(x, (1, 6)), (3, 2))
+
+    assert names(stage(f).program(X)).count("reshape") == 4
+    program = stage(f, [passes.simplify_reshapes, passes.remove_dead_code]).program(X)
+    assert names(program) == ["exp", "reshape"]
+    assert program.equations[1].inputs == program.inputs
+
+
+def test_elementwise_equations_of_one_shape_are_one_loop_without_stored_broadcasts() -> None:
+    def f(x: Any, row: Any) -> Any:
+        centred = x - ops.broadcast_to(row, (2, 3))
+        return ops.tanh(centred) * ops.broadcast_to(row, (2, 3)), ops.exp(row)
+
+    program = stage(f, [passes.fuse_elementwise]).program(X, X[0])
+    assert names(program) == ["loops", "exp"]
+    assert label(program.equations[0]) == "sub+tanh+mul"
+    assert set(program.equations[0].inputs) == set(program.inputs)
+    assert len(program.equations[0].outputs) == 1
+
+
+def test_a_broadcast_is_stored_only_for_who_needs_it_in_memory() -> None:
+    def f(row: Any) -> Any:
+        wide = ops.broadcast_to(row, (2, 3))
+        return ops.exp(wide), ops.cumsum(wide)
+
+    assert sorted(names(stage(f, [passes.fuse_elementwise]).program(X[0]))) == ["broadcast_to", "cumsum", "loops"]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_in_a_training_step_no_loop_reads_a_stored_broadcast(optimizer: str) -> None:
+    program = training_program(optimizer, improve=ALL)
+    stored = [e for body in (program, *fused_bodies(program)) for e in body.equations]
+    spread = {v for e in stored if e.primitive.name in ("broadcast_to", "full") for v in e.outputs}
+    assert spread
+    assert [e for e in stored if elementwise(e) or e.primitive is loops_p if not spread.isdisjoint(e.inputs)] == []
+
+
+def fused_bodies(program: Program) -> list[Program]:
+    """Those of equations that are not themselves one loop nest."""
+    return [e.params["body"] for e in program.equations if e.primitive in FUSED - {loops_p}]
+
+
+def test_loops_of_two_phases_stay_two() -> None:
+    def f(x: Any) -> Any:
+        y = ops.exp(x)
+        with phase("update"):
+            return y * 2.0
+
+    assert names(stage(f, [passes.fuse_elementwise]).program(X)) == ["exp", "mul"]
+
+
+def test_what_goes_out_of_a_group_and_comes_back_is_not_merged() -> None:
+    def f(x: Any) -> Any:
+        y = ops.exp(x)
+        return y * ops.broadcast_to(ops.sum(y, 0), (2, 3))
+
+    program = stage(f, [passes.fuse_elementwise]).program(X)
+    assert names(program) == ["exp", "sum", "loops"]
+    np.testing.assert_array_equal(stage(f, ALL)(X).numpy(), f(X).numpy())
+
+
+def test_bias_and_activation_go_into_the_product() -> None:
+    def f(x: Any, w: Any, b: Any) -> Any:
+        return ops.relu(ops.matmul(x, w, transpose_b=True) + b)
+
+    program = stage(f, ALL).program(X, np.ones((4, 3)), np.ones(4))
+    assert names(program) == ["product"]
+    assert label(program.equations[0]) == "matmul+add+relu"
+
+
+def test_a_product_that_is_read_as_a_whole_is_computed_first() -> None:
+    square = np.ones((3, 3))
+    rows = stage(lambda x: x + ops.broadcast_to(ops.matmul(x[:1], x), (3, 3)), ALL).program(square)
+    assert "product" not in names(rows)
+    both = stage(lambda x: ops.exp(ops.matmul(x, x)) + ops.matmul(ops.tanh(x), x), ALL).program(square)
+    assert sorted(names(both)) == ["matmul", "product", "tanh"]
+
+
+def test_a_weight_is_updated_in_the_product_that_computes_its_gradient() -> None:
+    def step(w: Any, x: Any) -> Any:
+        gradient = ad.grad(lambda w: ops.sum(ops.square(ops.matmul(x, w))))(w)
+        with phase("update"):
+            return w - 0.1 * gradient
+
+    program = stage(step, ALL, donate=(0,)).program(np.ones((3, 4)), X)
+    assert [label(e) for e in program.equations if e.primitive.name == "product"][-1] == "matmul+mul+sub"
+    assert program.inputs[0] in program.equations[-1].inputs
+    assert program.equations[-1].outputs == program.outputs
+
+
+def test_softmax_cross_entropy_and_their_gradient_are_one() -> None:
+    def f(logits: Any, labels: Any) -> Any:
+        with ad.core.scope.scope("loss"):
+            return ad.value_and_grad(ops.cross_entropy)(logits, labels)
+
+    program = stage(f, ALL).program(np.ones((9, 5)), np.arange(9) % 5)
+    (fused,) = (e for e in program.equations if e.primitive.name == "items")
+    kinds = label(fused).split("+")
+    assert {"log_softmax", "take_along_axis", "sum", "scatter_along_axis", "exp", "mul", "sub"} <= set(kinds)
+    others = [e for e in program.equations if e is not fused]
+    assert all(v.size == 1 for e in others for v in (*e.inputs, *e.outputs))  # only the mean is left
+
+
+def test_a_convolution_its_bias_activation_and_pooling_are_one() -> None:
+    def f(x: Any, w: Any, b: Any) -> Any:
+        return ops.max_pool2d(ops.relu(ops.conv2d(x, w, b)), 2)
+
+    shapes = (1, 6, 6), (4, 1, 3, 3), (4,)
+    w, b = np.ones(shapes[1]), np.ones(shapes[2])
+    assert bodies(stage(f, ALL).program(np.ones((8, *shapes[0])), w, b), "items") == [["conv2d", "loops", "max_pool2d"]]
+    assert bodies(stage(f, ALL).program(np.ones((7, *shapes[0])), w, b), "items") == []  # too few to divide
+
+
+def test_a_sum_over_the_items_ends_their_group() -> None:
+    def f(x: Any) -> Any:
+        y = ops.softmax(x, 1)
+        return ops.softmax(y - ops.sum(y, 0), 1)
+
+    program = stage(f, ALL).program(np.ones((8, 3)))
+    assert bodies(program, "items") == [["softmax", "sum"], ["loops", "softmax"]]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_updates_of_many_parameters_are_one(optimizer: str) -> None:
+    program = training_program(optimizer, improve=ALL)
+    (together,) = (e for e in program.equations if e.primitive.name == "together")
+    assert together.phase == "update"
+    assert len({v.type.shape for v in together.outputs}) == 6  # two kernels, four biases
+    linear = [e for e in program.equations if e.primitive.name == "product" and "optimizer" in e.scope]
+    assert [e.outputs[0].type.shape for e in linear] == [(3, 17), (17, 72)]
+    alone = [e for e in program.equations if e.phase == "update" and e not in (together, *linear)]
+    assert all(v.size == 1 for e in alone for v in e.outputs)  # the rate and the number of the step
+
+
+def test_updates_that_depend_on_one_another_stay_apart() -> None:
+    def f(x: Any, y: Any) -> Any:
+        with phase("update"):
+            x = x * 2.0 + 1.0
+            return x, y * 2.0 + ops.broadcast_to(ops.sum(x), (4,))
+
+    program = stage(f, ALL).program(X, np.ones(4))
+    assert "together" not in names(program)
+
+
+def pooled_gradients(x: Any, w: Any, b: Any, stride: int = 2) -> Any:
+    def loss(x: Any, w: Any, b: Any) -> Any:
+        return ops.sum(ops.square(ops.max_pool2d(ops.relu(ops.conv2d(x, w, b)), 2, stride)))
+
+    return ad.grad(loss, (0, 1, 2))(x, w, b)
+
+
+POOLED = [np.random.default_rng(0).normal(size=shape) for shape in ((3, 2, 11, 11), (4, 2, 4, 4), (4,))]
+
+
+@pytest.mark.parametrize("stride", [2, 1], ids=["apart", "overlapping"])
+def test_the_mask_in_front_of_a_pooling_is_applied_to_the_pooled_gradient(stride: int) -> None:
+    f = partial(pooled_gradients, stride=stride)
+    before, after = (stage(f, improve).program(*POOLED) for improve in (passes.SIMPLIFY, ALL))
+    pooled = 4 if stride == 2 else 7
+
+    def masks(program: Program) -> list[Any]:
+        return [e.outputs[0].type.shape for e in everywhere(program) if e.primitive.name == "where"]
+
+    assert masks(before) == [(3, 4, 8, 8)]
+    assert masks(after) == [(3, 4, pooled, pooled)]
+    for a, b in zip(stage(f, ALL)(*POOLED), f(*POOLED), strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-12)
+
+
+def test_a_mask_of_something_else_stays_where_it_is() -> None:
+    def f(x: Any) -> Any:
+        pooled, pullback = ad.vjp(lambda x: ops.max_pool2d(x, 2), x)
+        (spread,) = pullback(pooled)
+        return ops.where(ops.less(0.0, x * 2.0), spread, 0.0), ops.where(ops.less(0.0, x), spread, 1.0)
+
+    x = POOLED[0]
+    assert str(stage(f, [*passes.SIMPLIFY, passes.sink_masks]).program(x)) == str(stage(f, passes.SIMPLIFY).program(x))
+
+
+def test_gradients_behind_a_pooling_are_taken_of_the_pooled_gradient() -> None:
+    pytest.importorskip("adtrain.ops.conv_pooled")
+    program = stage(pooled_gradients, ALL).program(*POOLED)
+    found = [e.primitive.name for e in everywhere(program)]
+    assert {"conv2d_input_grad_pooled", "conv2d_weight_grad_pooled"} <= set(found)
+    assert "max_pool2d_put" not in found
+    of_bias = [e for e in everywhere(program) if e.primitive.name == "sum" and e.outputs[0].type.shape == (4,)]
+    assert [e.inputs[0].type.shape for e in of_bias] == [(3, 4, 4, 4)]
+
+
+def test_a_spread_gradient_that_is_an_image_or_a_kernel_stays_one() -> None:
+    """The pooled kernels take a pooled gradient, not a pooled image: here the gradient of a pooling is convolved."""
+    x, w, _ = POOLED
+
+    def of_weight(w: Any) -> Any:
+        spread = ad.grad(lambda x: ops.sum(ops.square(ops.max_pool2d(x, 2))))(x)
+        return ops.sum(ops.square(ops.conv2d(spread, w)))
+
+    f = ad.grad(of_weight)
+    assert "conv2d_weight_grad" in [e.primitive.name for e in everywhere(stage(f, ALL).program(w))]
+    np.testing.assert_allclose(stage(f, ALL)(w).numpy(), f(w).numpy(), rtol=1e-12)
+
+
+def test_who_reads_a_donated_array_stands_before_who_overwrites_it() -> None:
+    def f(x: Any, y: Any) -> Any:
+        new = x + y
+        return new, ops.cumsum(x), ops.sum(new)
+
+    program = stage(f, [passes.readers_first], donate=(0,)).program(X, X)
+    assert names(program) == ["cumsum", "add", "sum"]
+    assert passes.plan_memory(program).in_place == {program.outputs[0]: program.inputs[0]}
+    assert names(stage(f, [passes.readers_first]).program(X, X)) == ["add", "cumsum", "sum"]
+
+
+def test_a_reader_that_needs_the_overwriter_keeps_its_place() -> None:
+    def f(x: Any) -> Any:
+        new = ops.exp(x)
+        return new, x * ops.sum(new)
+
+    program = stage(f, [passes.readers_first], donate=(0,)).program(X)
+    assert [name for name in names(program) if name in ("exp", "sum", "mul")] == ["exp", "sum", "mul"]
+    assert passes.plan_memory(program).in_place == {}

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
 from training_runs import load, prepare, write_data
 
-from adtrain import training
+from adtrain import config, training
 from adtrain.config import ConfigError
 from adtrain.core import tree
-from adtrain.training.evaluation import on_device
+from adtrain.core.array import ArrayType
+from adtrain.data import Split
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_numbers_are_of_the_configs_precision(tmp_path: Path) -> None:
     ):
         assert (a.dtype, b.dtype) == (np.float32, np.float64)
         np.testing.assert_array_equal(a.numpy(), b.numpy().astype(np.float32))
-    batch = on_device(double.train, np.arange(4), "cpu")
+    batch = training.on_device(double.train, "cpu").batch(np.arange(4))
     state, metrics = double.train_step(double.initial_state("cpu"), double.seed("cpu"), *batch)
     assert metrics.loss.dtype == np.float64
     assert {x.dtype for x in tree.leaves(state.params)} == {np.dtype(np.float64)}
@@ -89,3 +91,51 @@ def test_numbers_are_of_the_configs_precision(tmp_path: Path) -> None:
 def test_epochs_count_a_last_one_that_is_cut_short(tmp_path: Path) -> None:
     for steps, epochs in ((1, 1), (6, 1), (7, 2), (1000, 3)):
         assert prepare(tmp_path, f"training.steps={steps}").epochs == epochs
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["adam: {lr: 0.1}", "sgd: {lr: 0.1, momentum: 0.9}", "rmsprop: {lr: 0.1, momentum: 0.9}"]
+)
+def test_no_two_arrays_of_a_state_or_its_copy_share_memory(tmp_path: Path, optimizer: str) -> None:
+    layers = "[batch_norm1d, linear: 4, linear: 4, linear: 3]"
+    state = prepare(tmp_path, f"optimizer={{{optimizer}}}", layers=layers).initial_state("cpu")
+    buffers = [x.buffer for x in tree.leaves((state, training.copied(state)))]
+    assert all(x.flags.c_contiguous for x in buffers)
+    assert not any(np.shares_memory(a, b) for a, b in combinations(buffers, 2))
+
+
+def test_a_split_lies_on_the_cpu_without_a_copy(tmp_path: Path) -> None:
+    train = prepare(tmp_path, "data.validation=0.2").train
+    images, labels = training.on_device(train, "cpu")
+    assert np.shares_memory(images.numpy(), train.images)
+    assert np.shares_memory(labels.numpy(), train.labels)
+    assert train.images.flags.writeable
+
+    turned = Split(train.images.transpose(0, 1, 3, 2)[::2], train.labels[::2])
+    for x, elements in zip(training.on_device(turned, "cpu"), (turned.images, turned.labels), strict=True):
+        assert x.buffer.flags.c_contiguous
+        np.testing.assert_array_equal(x.numpy(), elements)
+
+
+def test_images_for_validation_are_held_once(tmp_path: Path) -> None:
+    experiment = prepare(tmp_path, "data.validation=0.2")
+    assert experiment.validation is not None
+    assert len(experiment.data.train) + len(experiment.validation) == 90
+
+
+@pytest.mark.parametrize("name", ["smoke", "lenet5"])
+def test_the_outline_of_a_packaged_config_has_the_program_of_the_whole(name: str) -> None:
+    cfg = config.load(name, ["data.validation=0.1"])
+    program = training.outline(cfg).step_program()
+    assert str(program) == str(training.prepare(cfg).step_program())
+    assert program.inputs[-3].type == ArrayType((54_000, 1, 28, 28), np.dtype("uint8"))
+
+
+def test_the_outline_of_a_config_reads_no_data(tmp_path: Path) -> None:
+    cfg = load(tmp_path, "data.path=nowhere")
+    program = training.outline(cfg).step_program()
+    types = [str(v.type) for v in (*program.inputs[-3:], program.outputs[0])]
+    assert types == ["uint8[16, 1, 1, 36]", "int64[16]", "int64[16]", "float32[16, 36]"]
+    wrong = load(tmp_path, "data={dataset: mnist, batch_size: 16}")
+    with pytest.raises(ConfigError, match=r"model.input: found \[36\], expected \[1, 28, 28\]"):
+        training.outline(wrong)

@@ -53,7 +53,9 @@ def test_a_loaded_model_is_the_one_that_was_saved(run: Path, tmp_path: Path) -> 
         np.testing.assert_array_equal(a.numpy(), b.numpy())
     assert (trained.classes, trained.image_shape) == (("0", "1", "2"), (1, 6, 6))
     assert (trained.network.mean, trained.network.std) == (experiment.network.mean, experiment.network.std)
-    test = training.evaluate(trained.network, trained.params, trained.statistics, experiment.test, "cpu")
+    test = training.evaluate(
+        trained.evaluation_step, trained.params, trained.statistics, training.on_device(experiment.test, "cpu")
+    )
     assert test == result.test
 
 
@@ -70,10 +72,11 @@ def test_another_process_writes_the_same_bytes(run: Path, tmp_path: Path) -> Non
         "folder = training.RunFolder.create(experiment, Path(sys.argv[2]))\n"
         "training.run(experiment, observers=[training.Recorder(folder, experiment)])\n"
     )
-    environment = {**os.environ, "PYTHONHASHSEED": "77"}
-    command = [sys.executable, "-c", script, str(run / "config.yaml"), str(tmp_path / "other")]
-    subprocess.run(command, check=True, env=environment)
-    assert (run / "model.safetensors").read_bytes() == (tmp_path / "other" / "model.safetensors").read_bytes()
+    for seed in ("77", "78"):
+        command = [sys.executable, "-c", script, str(run / "config.yaml"), str(tmp_path / seed)]
+        subprocess.run(command, check=True, env={**os.environ, "PYTHONHASHSEED": seed})
+    first, second = ((tmp_path / seed / "model.safetensors").read_bytes() for seed in ("77", "78"))
+    assert first == second
 
 
 def test_metrics_are_one_object_a_line(run: Path) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +14,7 @@ from adtrain import ops
 from adtrain.core import tree
 from adtrain.core.array import Value
 from adtrain.core.hooks import Call, Hook, hook
-from adtrain.core.staging import stage
-from adtrain.passes import SIMPLIFY
-from adtrain.training import Experiment, TrainState, evaluation_step
+from adtrain.training import Experiment, Mode, TrainState, copied, evaluation_step
 from adtrain.training.network import PIXEL_MAX
 from adtrain.training.step import random_state
 
@@ -23,9 +23,10 @@ CONVOLUTIONAL = (
 )
 
 
-def batch(count: int = 8) -> tuple[Value, Value]:
+def batch(count: int = 8) -> tuple[Value, Value, Value]:
+    """A data set of one batch, and the indices of all of it."""
     labels = np.arange(count) % CLASSES
-    return ad.array(images_of(labels, seed=5)[:, np.newaxis]), ad.array(labels)
+    return ad.array(images_of(labels, seed=5)[:, np.newaxis]), ad.array(labels), ad.array(np.arange(count))
 
 
 def normalized(experiment: Experiment, images: Value) -> np.ndarray:
@@ -35,7 +36,7 @@ def normalized(experiment: Experiment, images: Value) -> np.ndarray:
 
 def test_pixels_are_normalised_by_channel_and_reshaped(tmp_path: Path) -> None:
     experiment = prepare(tmp_path, "training.precision=float64")
-    images, _ = batch()
+    images, *_ = batch()
     inputs = experiment.network.inputs(images)
     assert inputs.shape == (8, 36)
     assert inputs.dtype == np.float64
@@ -44,18 +45,18 @@ def test_pixels_are_normalised_by_channel_and_reshaped(tmp_path: Path) -> None:
 
 def test_pixels_are_only_scaled_where_the_config_says_so(tmp_path: Path) -> None:
     experiment = prepare(tmp_path, "data.normalize=false")
-    images, _ = batch()
+    images, *_ = batch()
     expected = images.numpy().reshape(8, 36) / PIXEL_MAX
     np.testing.assert_allclose(experiment.network.inputs(images).numpy(), expected, rtol=1e-6)
 
 
 def test_a_step_of_sgd_follows_the_gradient_of_softmax_regression(tmp_path: Path) -> None:
     experiment = prepare(tmp_path, "training.precision=float64", "optimizer={sgd: {lr: 0.5}}", layers="[linear: 3]")
-    state, (images, labels) = experiment.initial_state("cpu"), batch()
-    new, metrics = experiment.train_step(state, experiment.seed("cpu"), images, labels)
+    state, (images, labels, indices) = experiment.initial_state("cpu"), batch()
+    weight, bias = (state.params["0"][name].numpy().copy() for name in ("weight", "bias"))
+    new, metrics = experiment.train_step(state, experiment.seed("cpu"), images, labels, indices)
 
     x = normalized(experiment, images).reshape(8, 36)
-    weight, bias = (state.params["0"][name].numpy() for name in ("weight", "bias"))
     logits = x @ weight.T + bias
     p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     target = np.eye(CLASSES)[labels.numpy()]
@@ -65,6 +66,25 @@ def test_a_step_of_sgd_follows_the_gradient_of_softmax_regression(tmp_path: Path
     np.testing.assert_allclose(new.params["0"]["weight"].numpy(), weight - 0.5 * (p - target).T @ x / 8, rtol=1e-10)
     np.testing.assert_allclose(new.params["0"]["bias"].numpy(), bias - 0.5 * (p - target).mean(axis=0), rtol=1e-10)
     assert int(new.step) == 1
+
+
+def test_a_batch_is_gathered_from_the_data_set_at_its_indices(tmp_path: Path) -> None:
+    experiment = prepare(tmp_path)
+    images, labels, _ = batch(20)
+    indices = np.array([17, 3, 3, 11, 0])
+    picked = images.numpy()[indices], labels.numpy()[indices], np.arange(5)
+    state, seed = experiment.initial_state("cpu"), experiment.seed("cpu")
+    steps: list[tuple[Callable[..., Any], Sequence[Any]]] = [
+        (replace(experiment, mode=Mode.EAGER).train_step, (state, seed)),
+        (evaluation_step(experiment.network), (state.params, state.statistics)),
+    ]
+    for step, inputs in steps:
+        found, expected = step(*inputs, images, labels, ad.array(indices)), step(*inputs, *map(ad.array, picked))
+        for a, b in zip(tree.leaves(found), tree.leaves(expected), strict=True):
+            np.testing.assert_array_equal(a.numpy(), b.numpy())
+    for wrong in (20, -1):
+        with pytest.raises(ad.ShapeError, match="out of range"):
+            experiment.train_step(copied(state), seed, images, labels, ad.array([0, wrong]))
 
 
 def moved(old: TrainState, new: TrainState) -> np.ndarray:
@@ -77,7 +97,7 @@ def test_gradients_are_clipped_before_the_update(tmp_path: Path) -> None:
     for clip, measure in (("clip_norm", np.linalg.norm), ("clip_value", lambda x: np.abs(x).max())):
         experiment = prepare(tmp_path, *sgd, f"training.{clip}=0.01")
         state = experiment.initial_state("cpu")
-        new, _ = experiment.train_step(state, experiment.seed("cpu"), *batch())
+        new, _ = experiment.train_step(copied(state), experiment.seed("cpu"), *batch())
         np.testing.assert_allclose(measure(moved(state, new)), 0.01, rtol=1e-3)
 
 
@@ -103,7 +123,7 @@ def test_dropout_draws_anew_each_step(tmp_path: Path) -> None:
     experiment = prepare(tmp_path, "optimizer={sgd: {lr: 1.0e-30}}", layers="[dropout: 0.5, linear: 3]")
     step, state, seed = experiment.train_step, experiment.initial_state("cpu"), experiment.seed("cpu")
     state, first = step(state, seed, *batch())
-    again, second = step(state, seed, *batch())
+    again, second = step(copied(state), seed, *batch())
     assert float(first.loss) != float(second.loss)
     assert float(step(state, seed, *batch())[1].loss) == float(second.loss)
     assert int(again.step) == 2
@@ -113,32 +133,30 @@ def test_evaluation_uses_running_statistics_and_no_dropout(tmp_path: Path) -> No
     experiment = prepare(tmp_path, "model.input=[1, 6, 6]", layers=CONVOLUTIONAL)
     state = experiment.initial_state("cpu")
     evaluate = evaluation_step(experiment.network)
-    images, labels = batch(6)
-    whole = evaluate(state.params, state.statistics, images, labels)
-    parts = [evaluate(state.params, state.statistics, images[i : i + 1], labels[i : i + 1]) for i in range(6)]
+    examples = batch(6)[:2]
+    whole = evaluate(state.params, state.statistics, *examples, ad.array(np.arange(6)))
+    parts = [evaluate(state.params, state.statistics, *examples, ad.array([i])) for i in range(6)]
     np.testing.assert_allclose(float(whole.loss), sum(float(part.loss) for part in parts), rtol=1e-5)
     assert int(whole.correct) == sum(int(part.correct) for part in parts)
 
-    trained, _ = experiment.train_step(state, experiment.seed("cpu"), images, labels)
+    trained, _ = experiment.train_step(copied(state), experiment.seed("cpu"), *batch(6))
     assert not np.array_equal(
         trained.statistics["1"]["running_mean"].numpy(), state.statistics["1"]["running_mean"].numpy()
     )
-    assert float(evaluate(state.params, trained.statistics, images, labels).loss) != float(whole.loss)
+    assert float(evaluate(state.params, trained.statistics, *batch(6)).loss) != float(whole.loss)
 
 
 def test_step_and_evaluation_compute_the_same_bits_staged_as_eagerly(tmp_path: Path) -> None:
     experiment = prepare(
         tmp_path, "model.input=[1, 6, 6]", "training.clip_norm=1.0", "schedule=cosine", layers=CONVOLUTIONAL
     )
-    eager = replace(experiment, eager=True)
+    eager = replace(experiment, mode=Mode.EAGER)
     state = experiment.initial_state("cpu")
-    images, labels = batch()
-    evaluate = evaluation_step(experiment.network)
     for staged, plain, inputs in (
-        (experiment.train_step, eager.train_step, (state, experiment.seed("cpu"), images, labels)),
-        (stage(evaluate, SIMPLIFY), evaluate, (state.params, state.statistics, images, labels)),
+        (experiment.evaluation_step, eager.evaluation_step, (state.params, state.statistics, *batch())),
+        (experiment.train_step, eager.train_step, (state, experiment.seed("cpu"), *batch())),
     ):
-        found, expected = tree.leaves(staged(*inputs)), tree.leaves(plain(*inputs))
+        expected, found = tree.leaves(plain(*inputs)), tree.leaves(staged(*inputs))
         assert len(found) == len(expected) > 1
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_array_equal(a.numpy(), b.numpy())
@@ -153,7 +171,7 @@ class Where(Hook):
 
 
 def test_every_operation_says_its_layer_and_phase(tmp_path: Path) -> None:
-    experiment = prepare(tmp_path)
+    experiment = replace(prepare(tmp_path), mode=Mode.EAGER)
     where = Where()
     state = experiment.initial_state("cpu")
     with hook(where):
@@ -161,6 +179,6 @@ def test_every_operation_says_its_layer_and_phase(tmp_path: Path) -> None:
     assert where.seen["0.linear", "forward"] >= {"matmul", "add"}
     assert where.seen["2.linear", "backward"] >= {"matmul"}
     assert {scope for scope, _ in where.seen} - {""} == {
-        "0.linear", "1.relu", "2.linear", "input", "loss", "accuracy", "optimizer"
+        "0.linear", "1.relu", "2.linear", "input", "random", "loss", "accuracy", "optimizer"
     }  # fmt: skip
     assert {phase for scope, phase in where.seen if scope == "optimizer"} == {"update"}

@@ -1,0 +1,89 @@
+"""Programs for the tests of passes and of compiled code: random expressions, and steps of training a small network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import adtrain as ad
+from adtrain import nn, ops, optim, passes
+from adtrain.core.program import Equation, Program
+from adtrain.core.staging import stage
+
+ALL = (*passes.SIMPLIFY, *passes.FUSE)
+OPTIMIZERS: dict[str, optim.Optimizer] = {"sgd": optim.SGD(lr=0.1, momentum=0.9), "adam": optim.Adam(lr=0.001)}
+BATCH = 9
+
+
+def training(optimizer: str, dtype: str = "float32", dropout: float = 0.0) -> tuple[Callable[..., Any], Any]:
+    """A step (state, x, labels, rng) to (state, loss) of a convolutional network, and its first state.
+
+    After conv2d + bias, relu, max_pool2d come linear layers, dropout, cross-entropy and a cosine schedule.
+    """
+    body = (nn.Conv2d(4, 3), nn.Relu(), nn.MaxPool2d(2), nn.Conv2d(8, 3), nn.Relu(), nn.Flatten())
+    head = (nn.Linear(17), nn.Relu(), *((nn.Dropout(dropout),) if dropout else ()), nn.Linear(3))
+    model = nn.Sequential((*body, *head))
+    params, statistics = model.init((1, 12, 12), np.random.default_rng(0), np.dtype(dtype))
+    chosen, schedule = OPTIMIZERS[optimizer], optim.schedules.Cosine(total_steps=20)
+
+    def step(state: Any, x: Any, labels: Any, rng: Any) -> Any:
+        params, averages = state
+
+        def loss(params: Any) -> Any:
+            out, _ = model(params, statistics, x, nn.Mode(training=True, rng=rng))
+            with ad.core.scope.scope("loss"):
+                return ops.cross_entropy(out, labels)
+
+        value, grads = ad.value_and_grad(loss)(params)
+        with ad.core.scope.phase("update"), ad.core.scope.scope("optimizer"):
+            lr = schedule(averages["step"]) * chosen.lr
+            return chosen.update(grads, averages, params, lr), value
+
+    return step, (params, chosen.init(params))
+
+
+def batch(dtype: str = "float32", seed: int = 0) -> tuple[Any, ...]:
+    """Images, labels and the generator's state for one step of `training`."""
+    rng = np.random.default_rng(seed)
+    images = rng.normal(size=(BATCH, 1, 12, 12)).astype(dtype)
+    return ad.array(images), ad.array(rng.integers(0, 3, BATCH)), ops.rng_state(seed)
+
+
+def training_program(optimizer: str = "adam", dtype: str = "float64", improve: Sequence[Any] = ()) -> Program:
+    step, state = training(optimizer, dtype)
+    return stage(step, improve, donate=(0,)).program(state, *batch(dtype))
+
+
+def arguments(program: Program, seed: int = 0) -> list[np.ndarray]:
+    """Buffers for a Program's inputs: normal numbers, and integers below 3."""
+    rng = np.random.default_rng(seed)
+    drawn = []
+    for v in program.inputs:
+        shape, dtype = v.type
+        drawn.append(np.asarray(rng.normal(size=shape) if dtype.kind == "f" else rng.integers(0, 3, shape), dtype))
+    return drawn
+
+
+def names(program: Program) -> list[str]:
+    return [equation.primitive.name for equation in program.equations]
+
+
+def bodies(program: Program, name: str) -> list[list[str]]:
+    """The names of the equations inside each equation of this name."""
+    return [names(e.params["body"]) for e in program.equations if e.primitive.name == name]
+
+
+def everywhere(program: Program) -> list[Equation]:
+    """The equations of a Program and of all bodies in it."""
+    inside = [p for e in program.equations for p in e.params.values() if isinstance(p, Program)]
+    return [*program.equations, *(e for body in inside for e in everywhere(body))]
+
+
+def in_all_forms(program: Program) -> list[Program]:
+    """As traced, simplified, and with all passes."""
+    forms = [program]
+    for improve in ALL:
+        forms.append(improve(forms[-1]))
+    return [forms[0], forms[len(passes.SIMPLIFY)], forms[-1]]

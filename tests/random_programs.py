@@ -1,0 +1,38 @@
+"""Random expression graphs as Programs: values, gradients, and an update of the arguments, which are donated.
+
+Who imports this is skipped without PyTorch, which the graphs come with as their oracle.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import adtrain as ad
+from adtrain import ops
+from adtrain.core.program import Program
+from adtrain.core.staging import stage
+
+graphs = pytest.importorskip("test_random_graphs")
+
+
+def step_of(graph: Any) -> Any:
+    """A function of the graph's inputs to some of its values, and to the inputs less a tenth of their gradients."""
+    _, instructions = graph
+
+    def f(*xs: Any) -> Any:
+        nodes = graphs.evaluate(xs, instructions, 0)
+        return ops.mean(nodes[-1]) + sum((ops.mean(n) for n in nodes), start=ops.zeros((), xs[0].dtype)), nodes[-1]
+
+    def step(*xs: Any) -> Any:
+        (value, last), grads = ad.value_and_grad(f, tuple(range(len(xs))), has_aux=True)(*xs)
+        with ad.core.scope.phase("update"):
+            return value, last, [x - 0.1 * g for x, g in zip(xs, grads, strict=True)]
+
+    return step
+
+
+def program_of(graph: Any) -> Program:
+    shapes, _ = graph
+    return stage(step_of(graph), donate=range(len(shapes))).program(*graphs.inputs_of(shapes))

@@ -1,0 +1,65 @@
+"""FLOPs and bytes of equations, against counts by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adtrain import ops
+from adtrain.core.array import Value, array
+from adtrain.core.costs import costs
+from adtrain.core.fused import fuse, items_p, loops_p
+from adtrain.core.program import Program
+from adtrain.core.staging import stage
+
+TABLE = array(np.zeros((1000, 6), np.float32))
+INDICES = array(np.zeros(4, np.int64))
+ROWS = array(np.zeros((4, 6), np.float32))
+
+
+def program(f: Callable[..., Any], *args: Value) -> Program:
+    return stage(f).program(*args)
+
+
+@pytest.mark.parametrize(
+    ("f", "args", "elements", "indices"),
+    [
+        (lambda x, i: ops.embedding(i, x), (TABLE, INDICES), 24 + 24, 4),  # four rows read, and written
+        (lambda x, i: ops.index.pick(x, i[:, None], axis=1), (ROWS, INDICES), 4 + 4, 4),  # one element of each row
+        (lambda x: x[2:4], (TABLE,), 12 + 12, 0),
+    ],
+    ids=["take", "take_along_axis", "slice"],
+)
+def test_a_gather_reads_what_it_takes(f: Any, args: tuple[Value, ...], elements: int, indices: int) -> None:
+    (cost,) = (cost for cost in costs(program(f, *args).equations) if cost.bytes)
+    assert cost == (0, 4 * elements + 8 * indices)
+
+
+def test_a_scatter_writes_all_of_its_result() -> None:
+    scatter = ops.index.scatter_add_p.cost((ROWS, INDICES), {"axis": 0, "length": 1000})
+    assert scatter == (24, 4 * (24 + 6000) + 8 * 4)
+
+
+def test_a_broadcast_is_read_as_the_row_that_it_repeats() -> None:
+    row = array(np.zeros(6, np.float32))
+    broadcast, added = costs(program(lambda x, b: x + b, ROWS, row).equations)
+    assert broadcast == (0, 0)
+    assert added == (24, 4 * (24 + 6 + 24))
+
+
+def test_an_argument_given_twice_is_read_once() -> None:
+    assert list(costs(program(lambda x: x * x, ROWS).equations)) == [(24, 4 * (24 + 24))]
+
+
+def test_a_fused_equation_has_its_members_flops_and_moves_what_goes_in_and_out() -> None:
+    def f(x: Value, i: Value, b: Value) -> Value:
+        rows = ops.embedding(i, x)
+        return ops.exp(rows + b) * rows
+
+    whole = program(f, TABLE, INDICES, array(np.zeros(6, np.float32)))
+    loops = fuse(loops_p, whole.equations[1:], whole.outputs)
+    items = fuse(items_p, [whole.equations[0], loops], whole.outputs)
+    assert list(costs([items])) == [(3 * 24, 4 * (24 + 6 + 24) + 8 * 4)]

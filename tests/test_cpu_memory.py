@@ -1,0 +1,52 @@
+"""What the CPU backend says beforehand about the memory of a Program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adtrain import ops
+from adtrain.backends.cpu import CpuBackend, numpy_program
+from adtrain.backends.cpu.compiled_program import CompiledProgram
+from adtrain.core.array import Value
+from adtrain.core.fused import fuse, loops_p
+from adtrain.core.program import Program
+from adtrain.core.staging import stage
+from adtrain.passes import FUSE, SIMPLIFY
+
+X = np.zeros((10, 10))
+
+
+def f(x: Value) -> Value:
+    """exp 800 bytes, its square 800, a view of that, 8 bytes a row of its sums."""
+    y = ops.exp(x)
+    return ops.sum(ops.reshape(y * y, (5, 20)), axis=1)
+
+
+def test_by_numpy_a_value_lives_as_long_as_it_or_a_view_of_it_is_read() -> None:
+    assert numpy_program.memory(stage(f).program(X)) == (1600, 1600 + 40, 0)
+
+
+def test_by_numpy_a_fused_equation_keeps_what_its_members_make() -> None:
+    exp, square, view, total = (program := stage(f).program(X)).equations
+    loops = fuse(loops_p, [exp, square], square.outputs)
+    fused = Program(program.inputs, {}, (loops, view, total), program.outputs)
+    assert numpy_program.memory(fused) == (1600, 1600 + 40, 0)
+
+
+@pytest.mark.compiled
+def test_compiled_it_is_what_the_program_allocates() -> None:
+    def g(x: Value, w: Value) -> Any:
+        return ops.softmax(ops.relu(x @ w) @ w + 0.5), ops.sum(x)
+
+    program = stage(g, (*SIMPLIFY, *FUSE)).program(X, X)
+    said, made = CpuBackend().memory(program), CompiledProgram(program)
+    constants = sum(x.nbytes for x in made.constants)
+    fresh = sum(np.empty(*made_type).nbytes for _, made_type in made.fresh)
+    assert said == (
+        made.arena.size + constants + fresh,
+        made.plan.separate_bytes + constants + fresh,
+        made.scratch.size,
+    )

@@ -1,0 +1,62 @@
+"""Compiled Programs: each case computes what it computes eagerly, without passes and with all of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+from compiled_parity import TOLERANCE, Both, both
+from program_samples import ALL
+
+from adtrain import ops
+from adtrain.backends.cpu.codegen import loops
+from adtrain.cases import CASES
+from adtrain.core.array import Value
+from adtrain.core.autodiff import vjp
+
+pytestmark = pytest.mark.compiled
+
+PASSES: dict[str, Sequence[Any]] = {"no passes": (), "all passes": ALL}
+
+
+def values_and_gradients(case: Any, inputs: Sequence[Value]) -> list[Value]:
+    """The outputs of a case, and the pullback of ones to each of its floating-point inputs."""
+    smooth = [i for i, x in enumerate(inputs) if x.dtype.kind == "f"]
+
+    def f(*xs: Value) -> Any:
+        given = dict(zip(smooth, xs, strict=True))
+        return case.f(*(given.get(i, x) for i, x in enumerate(inputs)))
+
+    if not case.order or not smooth:
+        out = case.f(*inputs)
+        return list(out) if isinstance(out, tuple) else [out]
+    out, pullback = vjp(f, *(inputs[i] for i in smooth))
+    outputs = list(out) if isinstance(out, tuple) else [out]
+    ones = [ops.ones_like(x) for x in outputs]
+    return [*outputs, *pullback(tuple(ones) if isinstance(out, tuple) else ones[0])]
+
+
+@cache
+def results(which: str, dtype: str) -> dict[str, Both | Exception]:
+    functions = {
+        f"{case.op}, {case.name}": (lambda *xs, case=case: values_and_gradients(case, xs), case.sample(dtype))
+        for case in CASES
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        # Their arrays are small: let threads divide them all the same.
+        patch.setattr(loops, "FEW_ELEMENTS", 0)
+        patch.setattr(sys.modules["adtrain.passes.fuse_items"], "FEWEST_ITEMS", 1)
+        return both(functions, PASSES[which])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("which", PASSES)
+@pytest.mark.parametrize("name", [f"{case.op}, {case.name}" for case in CASES])
+def test_a_case_compiled_is_the_case_eager(name: str, which: str, dtype: str) -> None:
+    found = results(which, dtype)[name]
+    if isinstance(found, Exception):
+        raise found
+    found.check(TOLERANCE[dtype])

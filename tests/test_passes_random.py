@@ -1,0 +1,137 @@
+"""Passes on random programs and on training steps: the same numbers before and after, and a valid Program.
+
+The passes keep every bit where NumPy runs the Program: they leave work out, or put the same equations into fewer ones.
+Only keep_gradients_pooled adds up numbers in another order (without the zeros between them).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from program_samples import ALL, OPTIMIZERS, arguments, everywhere, training_program
+from random_programs import graphs, program_of
+
+from adtrain import passes
+from adtrain.backends.cpu.numpy_program import NumpyProgram
+from adtrain.core.fused import fuse, together_p
+from adtrain.core.program import Program
+from adtrain.passes.groups import Groups
+
+quickly = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+# A second merge_updates merges what depended on the first group; a second sink_masks goes through a second pooling.
+IDEMPOTENT = [p for p in dict.fromkeys(ALL) if p not in (passes.merge_updates, passes.sink_masks)]
+
+
+@pytest.fixture(autouse=True)
+def items_of_small_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random graphs have at most four items."""
+    monkeypatch.setattr(sys.modules["adtrain.passes.fuse_items"], "FEWEST_ITEMS", 1)
+
+
+def stages(program: Program) -> Iterator[tuple[Any, Program, Program]]:
+    """Each pass with a Program before and after it."""
+    before = program
+    for improve in ALL:
+        after = improve(before)
+        yield improve, before, after
+        before = after
+
+
+def assert_same_bits(program: Program, other: Program) -> None:
+    buffers = arguments(program)
+    for a, b in zip(NumpyProgram(program).run(buffers)[0], NumpyProgram(other).run(buffers)[0], strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert a.dtype == b.dtype
+
+
+def assert_consistent(program: Program, like: Program) -> None:
+    """What Program itself does not assert: types of equations and of bodies fit."""
+    assert program.inputs == like.inputs
+    assert program.donated == like.donated
+    assert [v.type for v in program.outputs] == [v.type for v in like.outputs]
+    for e in everywhere(program):
+        assert e.primitive.output_types([v.type for v in e.inputs], e.params) == tuple(v.type for v in e.outputs)
+        body = e.params.get("body")
+        if body is not None:
+            assert (body.inputs, body.outputs) == (e.inputs, e.outputs)
+
+
+@quickly
+@given(graphs.graphs())
+def test_random_programs_compute_the_same_bits_before_and_after_each_pass(graph: Any) -> None:
+    program = program_of(graph)
+    alone = [(improve, program, improve(program)) for improve in dict.fromkeys(ALL)]
+    for improve, before, after in [*stages(program), *alone]:
+        try:
+            assert_consistent(after, before)
+            assert_same_bits(before, after)
+        except AssertionError as error:
+            raise AssertionError(f"{improve.__name__}: {error}\n{before}\n{after}") from error
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_training_steps_compute_the_same_before_and_after_each_pass(optimizer: str) -> None:
+    for improve, before, after in stages(training_program(optimizer)):
+        assert_consistent(after, before)
+        if improve is not passes.keep_gradients_pooled:
+            assert_same_bits(before, after)
+        buffers = arguments(before)
+        for a, b in zip(NumpyProgram(before).run(buffers)[0], NumpyProgram(after).run(buffers)[0], strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-13)
+
+
+@quickly
+@given(graphs.graphs())
+def test_a_second_run_of_a_pass_changes_nothing(graph: Any) -> None:
+    program = program_of(graph)
+    for improve in IDEMPOTENT:
+        once = improve(program)
+        assert str(improve(once)) == str(once), improve.__name__
+    improved = program
+    for improve in ALL:
+        improved = improve(improved)
+        if improve in IDEMPOTENT:
+            assert str(improve(improved)) == str(improved), improve.__name__
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_second_run_of_a_pass_changes_nothing_in_a_training_step(optimizer: str) -> None:
+    for improve, _, once in stages(training_program(optimizer)):
+        assert str(improve(once)) == str(once), improve.__name__
+
+
+def is_acyclic(groups: Groups, merged: set[int]) -> bool:
+    """Whether the groups could run one after the other if those of `merged` were one."""
+    name = {g: min(merged) if g in merged else g for g in groups.members}
+    needs: dict[int, set[int]] = {g: set() for g in name.values()}
+    for g in groups.members:
+        needs[name[g]] |= {name[p] for p in groups.producers(g)} - {name[g]}
+    while ready := {g for g, before in needs.items() if not before}:
+        needs = {g: before - ready for g, before in needs.items() if g not in ready}
+    return not needs
+
+
+@quickly
+@given(graphs.graphs(), st.data())
+def test_groups_merge_wherever_that_makes_no_cycle_and_nowhere_else(graph: Any, data: Any) -> None:
+    program = program_of(graph)
+    groups = Groups(program)
+    for _ in range(data.draw(st.integers(0, 12))):
+        a, b = (data.draw(st.sampled_from(sorted(groups.members))) for _ in range(2))
+        if a == b:
+            assert not groups.can_merge(a, b)
+            continue
+        assert groups.can_merge(a, b) == is_acyclic(groups, {a, b})
+        if groups.can_merge(a, b):
+            groups.merge(a, b)
+            assert sorted(i for members in groups.members.values() for i in members) == list(range(len(groups.of)))
+    fused = groups.rewritten(lambda equations, needed: fuse(together_p, equations, needed))
+    assert len(fused.equations) == len(groups.members)
+    assert_same_bits(program, fused)
