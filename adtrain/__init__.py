@@ -7,6 +7,7 @@
 
 from adtrain import nn, ops, optim
 from adtrain.backends.cpu import CpuBackend
+from adtrain.backends.cuda import load as load_cuda
 from adtrain.core.array import Array, ArrayType, Value, array
 from adtrain.core.autodiff import grad, hessian, hvp, jacobian, jvp, value_and_grad, vjp
 from adtrain.core.backend import register_backend
@@ -15,6 +16,7 @@ from adtrain.core.errors import AdtrainError, DeviceError, DTypeError, OptionErr
 from adtrain.core.staging import stage
 
 register_backend("cpu", CpuBackend)
+register_backend("gpu", load_cuda)
 
 __version__ = "0.1.0"
 __all__ = [

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import settings
 from adtrain.backends.cpu import CpuBackend
 from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.backends.cpu.toolchain import NAMES
+from adtrain.core import backend
 
 # The same examples on every run, and none judged by its time: machines differ.
 settings.register_profile("adtrain", derandomize=True, deadline=None)
@@ -39,3 +41,12 @@ def on_numpy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
             pytest.skip("there is no C compiler")
     else:
         monkeypatch.setattr(CpuBackend, "compile", lambda self, program: NumpyProgram(program))
+
+
+@pytest.fixture
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the libraries for GPUs were not installed."""
+    monkeypatch.delitem(backend._backends, "gpu", raising=False)
+    for module in [name for name in sys.modules if name.split(".")[0] == "cuda"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "cuda", None)

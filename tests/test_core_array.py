@@ -111,9 +111,9 @@ def test_indexing_is_numpys(items: Any) -> None:
         (lambda: ad.array("text"), ad.DTypeError, "array: found elements of type <U4"),
         (lambda: ad.array([[1.0], [1.0, 2.0]]), ad.ShapeError, "array: "),
         (
-            lambda: ad.array([1.0], device="gpu"),
+            lambda: ad.array([1.0], device="tpu"),
             ad.DeviceError,
-            "device 'gpu' is not available; this version runs on: cpu",
+            "device 'tpu' is not available; this version runs on: cpu, gpu",
         ),
         (lambda: ad.array([1.0, 2.0]).item(), ad.ShapeError, r"item: found shape \(2,\), expected exactly one element"),
         (lambda: ad.array([1, 2], "uint8") * 300, ad.DTypeError, "array: Python integer 300 out of bounds for uint8"),

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from adtrain import assets
-from adtrain.backends.cpu import cache, compiler
+from adtrain import assets, cache
+from adtrain.backends.cpu import compiler
 from adtrain.backends.cpu.compiler import CompilerError, Source
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")

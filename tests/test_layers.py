@@ -17,9 +17,10 @@ CONFIG_LEVEL = NN_LEVEL | {"nn", "optim", "assets", "files"}
 TRAINING_LEVEL = CONFIG_LEVEL | {"config", "data", "passes", "adtrain"}
 MAY_IMPORT = {
     "core": set[str](),
-    "backends": {"core", "assets", "files", "passes"},
+    "backends": {"core", "assets", "cache", "files", "passes"},
     "ops": {"core"},
     "assets": {"core"},
+    "cache": {"files"},
     "files": {"core"},
     "nn": NN_LEVEL,
     "optim": NN_LEVEL,

@@ -18,6 +18,7 @@ from adtrain.cli.devices import describe_cpu
 from adtrain.cli.op_option import op_option, select_ops
 from adtrain.cli.options import device_option, mode_options, print_json, progress
 from adtrain.cli.table import terminal_width
+from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
 from adtrain.measure import bench_config, bench_ops, timing
@@ -77,7 +78,7 @@ def _bench_config(path: str, device: str, mode: training.Mode) -> dict[str, Any]
     images = experiment.full_batch
     progress(f"bench: timing steps of {experiment.config.name}, a few seconds")
     run_step = training.continuation(experiment, experiment.initial_state(device), device)
-    step = bench_config.bench_step(run_step, images)
+    step = bench_config.bench_step(run_step, images, device=device)
     whole = step.profile.step
     return {
         "config": experiment.config.name,
@@ -100,9 +101,9 @@ def describe_protocol(device: str) -> Mapping[str, Any]:
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "device": device,
-        "device_name": cpu["name"],
+        "device_name": backend(device).device_name(),
         "cores": cpu["usable_cores"],
-        "compiler": cpu["compiler"],
+        "compiler": backend(device).compiler_name(),
         "blas": cpu["blas"],
         "blas_threads": cpu["blas_threads"],
         "versions": {"adtrain": __version__, "python": cpu["python"], "numpy": cpu["numpy"]},

@@ -13,8 +13,7 @@ import numpy as np
 
 from adtrain.cli.options import json_option, print_json
 from adtrain.core.backend import backend
-
-NO_GPU = "not used: this version runs on the CPU only, it has no CUDA backend"
+from adtrain.core.errors import DeviceError
 
 
 @click.command(short_help="Show the devices that training can run on.")
@@ -22,8 +21,9 @@ NO_GPU = "not used: this version runs on the CPU only, it has no CUDA backend"
 def command(as_json: bool) -> None:
     """Show the devices that training can run on, and the libraries that decide its speed."""
     cpu = describe_cpu()
+    gpu, reason = describe_gpu()
     if as_json:
-        print_json({"cpu": cpu, "gpu": None, "gpu_reason": NO_GPU})
+        print_json({"cpu": cpu, "gpu": gpu, "gpu_reason": reason})
         return
     blas = f"{cpu['blas']}, {cpu['blas_threads'] or 'unknown number of'} threads"
     memory = f"{cpu['memory_bytes'] / 2**30:.1f} GiB" if cpu["memory_bytes"] else "unknown"
@@ -34,10 +34,35 @@ def command(as_json: bool) -> None:
         "blas": blas,
         "numpy": cpu["numpy"],
         "python": cpu["python"],
-        "gpu": NO_GPU,
+        "gpu": reason if gpu is None else f"{gpu['name']}, compute capability {gpu['capability']}",
     }
+    if gpu is not None:
+        rows |= gpu_rows(gpu)
     for key, value in rows.items():
         click.echo(f"{key:10}{value}")
+
+
+def describe_gpu() -> tuple[dict[str, Any] | None, str | None]:
+    """The GPU's properties, or None and why there are none."""
+    try:
+        found: Any = backend("gpu")
+    except DeviceError as error:
+        return None, str(error)
+    return found.properties(), None
+
+
+def gpu_rows(gpu: dict[str, Any]) -> dict[str, str]:
+    """The GPU's properties as lines of a table."""
+    return {
+        "  memory": f"{gpu['memory_bytes'] / 2**30:.1f} GiB, {gpu['free_bytes'] / 2**30:.1f} GiB free",
+        "  units": f"{gpu['multiprocessors']} multiprocessors, each {gpu['shared_bytes_per_multiprocessor'] >> 10} KiB "
+        f"shared memory and {gpu['registers_per_multiprocessor']} registers",
+        "  l2": f"{gpu['l2_bytes'] / 2**20:.0f} MiB",
+        "  clocks": f"{gpu['clock_mhz']:.0f} MHz, memory {gpu['memory_clock_mhz']:.0f} MHz",
+        "  driver": f"CUDA {gpu['driver_cuda']}",
+        "  pycuda": f"{gpu['pycuda']}, built for CUDA {gpu['pycuda_cuda']}",
+        "  nvrtc": gpu["nvrtc"],
+    }
 
 
 def describe_cpu() -> dict[str, Any]:

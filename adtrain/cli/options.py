@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from adtrain.core.backend import backend
 from adtrain.core.errors import DeviceError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -25,10 +26,22 @@ def print_json(value: object) -> None:
 
 
 def resolve_device(device: str) -> str:
-    """The device to run on, "cpu"; DeviceError for "gpu", which this version has no backend for."""
-    if device == "gpu":
-        raise DeviceError("--device gpu: this version runs on the CPU only; use --device cpu")
-    return "cpu"
+    """The device to run on, "cpu" or "gpu"; for "auto" the GPU where there is one, which is said.
+
+    Raises:
+        DeviceError: the GPU is asked for, and it or a library for it is missing.
+    """
+    if device == "cpu":
+        return device
+    try:
+        found = backend("gpu")
+    except DeviceError:
+        if device == "gpu":
+            raise
+        return "cpu"
+    if device == "auto":
+        progress(f"running on gpu, {found.device_name()}")
+    return "gpu"
 
 
 def device_option(function: Function) -> Function:

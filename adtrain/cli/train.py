@@ -83,7 +83,7 @@ def _train(
     total_seconds = perf_counter() - started
     ops: dict[str, Any] = {}
     if steps:
-        measured = profile.profile_steps(training.continuation(experiment, result.state, device), steps)
+        measured = profile.profile_steps(training.continuation(experiment, result.state, device), steps, device=device)
         ops = {"ops": measured.rows, "ops_sum_ms": measured.ops_sum_ms, "ops_to_step_ratio": measured.ratio}
     summary = training.summarize(experiment, result, device, total_seconds, **ops)
     folder.write_summary(summary)

@@ -22,6 +22,7 @@ class Call:
     args: Sequence[Array]
     params: Mapping[str, Any]
     outputs: Sequence[ArrayType]
+    device: str
     scope: str
     phase: str
 

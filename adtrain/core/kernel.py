@@ -1,8 +1,8 @@
-"""CKernel: how an operation names its C function, as plain data that a backend reads."""
+"""CKernel and CudaKernel: how an operation names its compiled functions, as plain data that a backend reads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,14 @@ def no_numbers(*args: Any, **params: Any) -> tuple[int, ...]:
 
 def no_bytes(*args: Any, **params: Any) -> int:
     return 0
+
+
+def no_definitions(*args: Any, **params: Any) -> Mapping[str, int]:
+    return {}
+
+
+def always(*args: Any, **params: Any) -> bool:
+    return True
 
 
 def not_local(*args: Any, **params: Any) -> None:
@@ -61,5 +69,50 @@ class CKernel:
     team: bool = False
     scratch: Callable[..., int] = no_bytes
     prepared: Callable[..., int] = no_bytes
+    each: bool = False
+    checked: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class CudaKernel:
+    """A kernel in `kernels/cuda`: ``name(inputs..., outputs..., numbers...[, char *scratch][, int *bad])``.
+
+    All but ``file`` and ``name`` are functions of the arguments (anything with a shape and a dtype) and the parameters.
+    A primitive names one in ``implementations["cuda"]``, or a tuple of candidates, of which the first that `applies` is
+    taken. The launch follows from either ``elements`` or ``blocks``; nothing is launched where that is 0.
+
+    Args:
+        file: the source, compiled once for each combination of element types and definitions it is used with.
+        name: the ``extern "C" __global__`` function.
+        numbers: integers (int64_t) and floats (double) that are passed by value.
+        dtypes: the element types that the source is compiled for, as T and U.
+        elements: how many threads have work of their own. The kernel strides over it by the whole grid, whose size
+            comes from its occupancy of the device.
+        blocks: how many blocks have work of their own, each launched once: a number or up to three (x, y, z).
+        threads: with ``blocks``: how many threads a block has work for. A kernel whose block is fixed by its tiles says
+            so with __launch_bounds__ and gets exactly this; another one may get fewer, always a multiple of a warp. By
+            default as many as give the best occupancy.
+        shared: bytes of dynamic shared memory.
+        definitions: macros that the source is compiled with: the tunables, such as tile sizes.
+        scratch: bytes of device memory for the kernel's own use, not cleared; shared with the kernels after it.
+        applies: whether the kernel is right for these arguments.
+        then: the kernel that runs next, with the same inputs, outputs and scratch: the second pass of a reduction.
+        each: the kernel is launched once for each argument, with it and the output; all functions get the argument's
+            position first. For primitives with any number of arguments.
+        checked: the kernel stores 1 in ``*bad`` where an index is out of range, and leaves memory safe.
+    """
+
+    file: str
+    name: str
+    numbers: Callable[..., Sequence[int | float]] = no_numbers
+    dtypes: Callable[..., tuple[np.dtype, ...]] = first_dtype
+    elements: Callable[..., int] | None = None
+    blocks: Callable[..., int | tuple[int, ...]] | None = None
+    threads: Callable[..., int] | None = None
+    shared: Callable[..., int] = no_bytes
+    definitions: Callable[..., Mapping[str, int]] = no_definitions
+    scratch: Callable[..., int] = no_bytes
+    applies: Callable[..., bool] = always
+    then: CudaKernel | None = None
     each: bool = False
     checked: bool = False

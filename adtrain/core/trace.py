@@ -59,7 +59,7 @@ class EvaluationTrace:
         if not hooks:
             results = worker.run(primitive, buffers, params, outputs)
         else:
-            call = Call(primitive, args, params, outputs, current_scope(), current_phase())  # type: ignore[arg-type]
+            call = Call(primitive, args, params, outputs, device, current_scope(), current_phase())  # type: ignore[arg-type]
             for observer in hooks:
                 observer.before(call)
             results = worker.run(primitive, buffers, params, outputs)

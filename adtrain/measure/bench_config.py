@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TypedDict
 
+from adtrain.core.backend import backend
 from adtrain.measure.profile import OpRow, OpsProfile, profile_steps, rate
 from adtrain.measure.timing import WARMUP_RUNS, Clock
 
@@ -44,18 +45,23 @@ class StepBench:
         return layer_times(self.profile.rows)
 
 
-def bench_step(run_step: Callable[[], object], images: int, clock: Clock = perf_counter) -> StepBench:
+def bench_step(
+    run_step: Callable[[], object], images: int, clock: Clock = perf_counter, device: str = "cpu"
+) -> StepBench:
     """Profile as many steps as take about BUDGET_SECONDS.
 
     Args:
         run_step: takes one training step, on `images` images each time.
+        device: where it runs.
     """
     for _ in range(WARMUP_RUNS):
         start = clock()
         run_step()
+        backend(device).synchronize()
         seconds = clock() - start
     pairs = BUDGET_SECONDS / (2 * seconds) if seconds > 0 else MAX_STEPS
-    return StepBench(profile_steps(run_step, int(min(max(pairs, MIN_STEPS), MAX_STEPS)), warmup=0, clock=clock), images)
+    steps = int(min(max(pairs, MIN_STEPS), MAX_STEPS))
+    return StepBench(profile_steps(run_step, steps, warmup=0, clock=clock, device=device), images)
 
 
 def layer_times(rows: Sequence[OpRow]) -> list[LayerTime]:

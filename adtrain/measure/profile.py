@@ -9,6 +9,7 @@ from statistics import median
 from time import perf_counter
 from typing import NamedTuple, TypedDict
 
+from adtrain.core.backend import backend
 from adtrain.core.fused import label
 from adtrain.core.hooks import Call, Hook, hook
 from adtrain.core.program import Program
@@ -70,7 +71,7 @@ Key = tuple[str, str, str]
 class OpTimer(Hook):
     """Sums up time and work of the primitives that run, by (name, scope, phase).
 
-    Times are the host's, from the backend being asked until it returns.
+    Times are the host's, from the backend being asked until the device has finished.
     """
 
     def __init__(self, clock: Clock = perf_counter) -> None:
@@ -86,6 +87,7 @@ class OpTimer(Hook):
         self.started = self.clock()
 
     def after(self, call: Call) -> None:
+        backend(call.device).synchronize()
         self.seconds[self.key] += self.clock() - self.started
 
     def program(self, program: Program, seconds: Sequence[float]) -> None:
@@ -98,26 +100,34 @@ class OpTimer(Hook):
 
 
 def profile_steps(
-    run_step: Callable[[], object], steps: int, warmup: int = 2, clock: Clock = perf_counter
+    run_step: Callable[[], object],
+    steps: int,
+    warmup: int = 2,
+    clock: Clock = perf_counter,
+    device: str = "cpu",
 ) -> OpsProfile:
     """Run `steps` steps without hooks for the end-to-end time, alternating with as many whose operations are timed.
 
     Args:
         run_step: takes one step; every call must run the same primitives on the same shapes.
         warmup: steps before the first that counts.
+        device: where it runs; the time of a step ends when that has finished.
 
     Raises:
         ValueError: steps is less than 1, or a step did other work than the one before.
     """
     if steps < 1:
         raise ValueError(f"profile_steps: steps is {steps}, expected at least 1")
+    finish = backend(device).synchronize
     for _ in range(warmup):
         run_step()
+    finish()
     whole: list[float] = []
     timers: list[OpTimer] = []
     for _ in range(steps):
         start = clock()
         run_step()
+        finish()
         whole.append(clock() - start)
         timers.append(OpTimer(clock))
         with hook(timers[-1]):

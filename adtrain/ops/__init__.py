@@ -43,7 +43,8 @@ from adtrain.ops.elementwise import (
     sub,
     tanh,
 )
-from adtrain.ops.index import embedding, getitem, one_hot, take, take_along_axis
+from adtrain.ops.getitem import getitem
+from adtrain.ops.index import embedding, one_hot, take, take_along_axis
 from adtrain.ops.loss import (
     binary_cross_entropy_with_logits,
     cross_entropy,

@@ -19,6 +19,7 @@ from adtrain.core.errors import ShapeError
 from adtrain.core.kernel import CKernel
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
+from adtrain.ops import kernels_cuda
 from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes
 from adtrain.ops.kernels import REDUCTION_SCRATCH, both_forms, kept, reduction
 
@@ -74,7 +75,11 @@ _SUM_KERNELS = (
 sum_p: Primitive = Primitive(
     "sum",
     _sum_shape,
-    {"cpu": lambda x, axes: np.sum(x, axis=axes, dtype=summed(x.dtype)), "c": _SUM_KERNELS},
+    {
+        "cpu": lambda x, axes: np.sum(x, axis=axes, dtype=summed(x.dtype)),
+        "c": _SUM_KERNELS,
+        "cuda": kernels_cuda.reduction(0, _sum_dtypes),
+    },
     [lambda out, x, axes: partial(spread, shape=x.shape, axes=axes)],
     lambda x, axes: x.size,
 )

@@ -71,7 +71,10 @@ where_p: Primitive = Primitive(
 def where(condition: ArrayLike, a: ArrayLike, b: ArrayLike) -> Value:
     """``a`` where the condition holds, else ``b``; the three are broadcast together."""
     chosen = as_value(condition)
-    first, second = promote(a, b)
+    first, second = (
+        value if isinstance(x, Value) else value.to(chosen.device)
+        for x, value in zip((a, b), promote(a, b), strict=True)
+    )
     shape = broadcast_shapes("where", chosen.shape, first.shape, second.shape)
     branches = (
         value if isinstance(x, (bool, int, float)) else broadcast_to(value, shape)

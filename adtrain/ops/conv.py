@@ -15,6 +15,7 @@ from adtrain.core.array import ArrayType, Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
+from adtrain.ops import conv_cuda
 from adtrain.ops.broadcasting import promote, reshape
 from adtrain.ops.common import ArrayLike, as_value, pair, require_float
 from adtrain.ops.conv_kernels import FORWARD, FORWARD_WINOGRAD, INPUT_GRAD, INPUT_GRAD_WINOGRAD, WEIGHT_GRAD
@@ -90,7 +91,7 @@ def _flops(g_shape: Sequence[int], w_shape: Sequence[int]) -> int:
 conv2d_p: Primitive = Primitive(
     "conv2d",
     _conv_shape,
-    {"cpu": conv2d_reference, "c": (FORWARD_WINOGRAD, FORWARD)},
+    {"cpu": conv2d_reference, "c": (FORWARD_WINOGRAD, FORWARD), "cuda": conv_cuda.FORWARD},
     [
         lambda out, x, w, window: partial(_input_grad, w=w, window=window, size=x.shape[2:]),
         lambda out, x, w, window: partial(_weight_grad, x, window=window, size=w.shape[2:]),
@@ -100,7 +101,7 @@ conv2d_p: Primitive = Primitive(
 input_grad_p: Primitive = Primitive(
     "conv2d_input_grad",
     _input_grad_shape,
-    {"cpu": input_grad_reference, "c": (INPUT_GRAD_WINOGRAD, INPUT_GRAD)},
+    {"cpu": input_grad_reference, "c": (INPUT_GRAD_WINOGRAD, INPUT_GRAD), "cuda": conv_cuda.INPUT_GRAD},
     [
         lambda out, g, w, window, size: lambda u: bind(conv2d_p, u, w, window=window),
         lambda out, g, w, window, size: partial(_weight_grad, g=g, window=window, size=w.shape[2:]),
@@ -110,7 +111,11 @@ input_grad_p: Primitive = Primitive(
 weight_grad_p: Primitive = Primitive(
     "conv2d_weight_grad",
     _weight_grad_shape,
-    {"cpu": weight_grad_reference, "c": WEIGHT_GRAD},
+    {
+        "cpu": weight_grad_reference,
+        "c": WEIGHT_GRAD,
+        "cuda": (conv_cuda.WEIGHT_GRAD, conv_cuda.SPLIT_WEIGHT_GRAD),
+    },
     [
         lambda out, x, g, window, size: partial(_input_grad, g, window=window, size=x.shape[2:]),
         lambda out, x, g, window, size: lambda u: bind(conv2d_p, x, u, window=window),

@@ -1,8 +1,7 @@
-"""Reading by position: indexing, take, take_along_axis, one_hot, embedding; and the scatters that transpose them."""
+"""Reading by position: take, take_along_axis, one_hot, embedding; and the scatters that transpose them."""
 
 from __future__ import annotations
 
-import builtins
 import math
 from functools import partial
 from typing import Any
@@ -14,11 +13,10 @@ from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.kernel import CKernel
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
-from adtrain.ops.broadcasting import reshape
+from adtrain.ops import kernels_cuda
 from adtrain.ops.common import ArrayLike, as_value, normalize_axis
 from adtrain.ops.compare import less, where
 from adtrain.ops.kernels import around, both_forms
-from adtrain.ops.shape import bounds, flip, slice
 
 
 def _require_integers(name: str, indices: Any) -> None:
@@ -73,6 +71,10 @@ def _gathered(x: Any, indices: Any, axis: int) -> tuple[int, int]:
     return x.size // max(x.shape[axis], 1) * indices.size, indices.size
 
 
+def _take_numbers(x: Any, indices: Any, axis: int) -> tuple[int, ...]:
+    return *around(x.shape, axis), math.prod(indices.shape)
+
+
 def _scatter_add_items(ct: Any, indices: Any, axis: int, length: int) -> tuple[bool, ...] | None:
     return (True, False) if axis else None
 
@@ -87,11 +89,8 @@ take_p: Primitive = Primitive(
     _take_shape,
     {
         "cpu": lambda x, indices, axis: np.take(x, _in_range("take", indices, x.shape[axis]), axis),
-        "c": _kernels(
-            "take",
-            lambda x, indices, axis: (*around(x.shape, axis), math.prod(indices.shape)),
-            _take_items,
-        ),
+        "c": _kernels("take", _take_numbers, _take_items),
+        "cuda": kernels_cuda.indexing("take", _take_numbers, along=3),
     },
     [lambda out, x, indices, axis: partial(_scatter_add, indices=indices, axis=axis, length=x.shape[axis])],
     no_flops,
@@ -100,7 +99,11 @@ take_p: Primitive = Primitive(
 scatter_add_p: Primitive = Primitive(
     "scatter_add",
     _scatter_add_shape,
-    {"cpu": _scatter_add_reference, "c": _kernels("scatter_add", _scatter_add_numbers, _scatter_add_items)},
+    {
+        "cpu": _scatter_add_reference,
+        "c": _kernels("scatter_add", _scatter_add_numbers, _scatter_add_items),
+        "cuda": kernels_cuda.indexing("scatter_add", _scatter_add_numbers, along=1),
+    },
     [lambda out, ct, indices, axis, length: lambda u: bind(take_p, u, indices, axis=axis)],
     lambda ct, indices, axis, length: ct.size,
 )
@@ -139,6 +142,9 @@ take_along_axis_p: Primitive = Primitive(
             lambda x, indices, axis: _along_numbers(indices, x.shape[axis], axis),
             lambda x, indices, axis: (True, True) if axis else None,
         ),
+        "cuda": kernels_cuda.indexing(
+            "take_along_axis", lambda x, indices, axis: _along_numbers(indices, x.shape[axis], axis), along=3
+        ),
     },
     [lambda out, x, indices, axis: partial(_scatter_along_axis, indices=indices, axis=axis, length=x.shape[axis])],
     no_flops,
@@ -153,6 +159,11 @@ scatter_along_axis_p: Primitive = Primitive(
             "scatter_along_axis",
             lambda ct, indices, axis, length: _along_numbers(indices, length, axis),
             lambda ct, indices, axis, length: (True, True) if axis else None,
+        ),
+        "cuda": kernels_cuda.indexing(
+            "scatter_along_axis",
+            lambda ct, indices, axis, length: _along_numbers(indices, length, axis),
+            along=1,
         ),
     },
     [lambda out, ct, indices, axis, length: lambda u: bind(take_along_axis_p, u, indices, axis=axis)],
@@ -186,7 +197,10 @@ _ONE_HOT_KERNELS = both_forms(
     checked=True,
 )
 one_hot_p: Primitive = Primitive(
-    "one_hot", _one_hot_shape, {"cpu": _one_hot_reference, "c": _ONE_HOT_KERNELS}, flops=no_flops
+    "one_hot",
+    _one_hot_shape,
+    {"cpu": _one_hot_reference, "c": _ONE_HOT_KERNELS, "cuda": kernels_cuda.ONE_HOT},
+    flops=no_flops,
 )
 
 
@@ -242,56 +256,3 @@ def _from_the_end(indices: Value, length: int) -> Value:
 def _indices(indices: ArrayLike, beside: Value) -> Value:
     value = as_value(indices)
     return value if isinstance(indices, Value) else value.to(beside.device)
-
-
-def getitem(x: Value, index: Any) -> Value:
-    """``x[index]`` for integers, slices, ``...``, None, and one array of integers.
-
-    Raises:
-        ShapeError: too many indices, or one out of range. DTypeError: an index of another kind.
-    """
-    given = index if isinstance(index, tuple) else (index,)
-    used = len([i for i in given if i is not None and i is not Ellipsis])
-    if used > x.ndim:
-        raise ShapeError(f"indexing: found {used} indices for shape {x.shape}")
-    if sum(i is Ellipsis for i in given) > 1:
-        raise ShapeError("indexing: found more than one '...'")
-    if not any(i is Ellipsis for i in given):
-        given = (*given, Ellipsis)
-    at = next(i for i, item in enumerate(given) if item is Ellipsis)
-    entries = [*given[:at], *[builtins.slice(None)] * (x.ndim - used), *given[at + 1 :]]
-
-    starts: list[int] = []
-    stops: list[int] = []
-    steps: list[int] = []
-    lengths: list[int] = []
-    flips: list[int] = []
-    gathers: list[tuple[int, Value]] = []
-    for item in entries:
-        if item is None:
-            lengths.append(1)
-            continue
-        axis, n = len(starts), x.shape[len(starts)]
-        start, stop, step, flipped = 0, n, 1, False
-        if isinstance(item, builtins.slice):
-            start, stop, step, flipped = bounds(item, n)
-            lengths.append(-(-(stop - start) // step))
-        elif isinstance(item, (int, np.integer)) and not isinstance(item, bool):
-            if not -n <= item < n:
-                raise ShapeError(f"indexing: index {item} is out of range for axis {axis} of shape {x.shape}")
-            start, stop = int(item) % n, int(item) % n + 1
-        elif isinstance(item, (Value, np.ndarray, list)):
-            gathers.append((len(lengths), as_value(item)))
-            lengths.append(n)
-        else:
-            raise DTypeError(f"indexing: found {type(item).__name__}, expected integers, slices, None, ... or an array")
-        starts.append(start)
-        stops.append(stop)
-        steps.append(step)
-        if flipped:
-            flips.append(axis)
-    out = slice(x, starts, stops, steps)
-    out = reshape(flip(out, flips) if flips else out, lengths)
-    if len(gathers) > 1:
-        raise DTypeError("indexing: found more than one array of indices; use take or take_along_axis")
-    return take(out, gathers[0][1], gathers[0][0]) if gathers else out

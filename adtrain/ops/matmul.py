@@ -14,6 +14,7 @@ from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.ops.broadcasting import broadcast_to, promote, reshape
 from adtrain.ops.common import ArrayLike, broadcast_shapes, require_float
+from adtrain.ops.matmul_cuda import GEMM, SPLIT_GEMM
 
 
 def _shape(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> ArrayType:
@@ -59,7 +60,13 @@ def _numbers(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> tuple[int,
 
 _GEMM = CKernel("gemm.c", "gemm", _numbers, team=True, scratch=lambda a, b, transpose_a, transpose_b: 1 << 20)
 
-matmul_p: Primitive = Primitive("matmul", _shape, {"cpu": _reference, "c": _GEMM}, [_vjp_a, _vjp_b], _flops)
+matmul_p: Primitive = Primitive(
+    "matmul",
+    _shape,
+    {"cpu": _reference, "c": _GEMM, "cuda": (GEMM, SPLIT_GEMM)},
+    [_vjp_a, _vjp_b],
+    _flops,
+)
 
 
 def matmul(a: ArrayLike, b: ArrayLike, transpose_a: bool = False, transpose_b: bool = False) -> Value:

@@ -12,6 +12,7 @@ from adtrain.core.array import ArrayType, Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
+from adtrain.ops import kernels_cuda
 from adtrain.ops.broadcasting import keep_axes, reshape
 from adtrain.ops.common import ArrayLike, as_value, require_float
 from adtrain.ops.elementwise import rsqrt
@@ -64,7 +65,11 @@ def _numbers(x: Any, axes: tuple[int, ...], eps: float) -> tuple[int | float, ..
 standardize_p: Primitive = Primitive(
     "standardize",
     _standardize_shape,
-    {"cpu": _standardize_reference, "c": both_forms("norm.c", "standardize", _numbers, kept)},
+    {
+        "cpu": _standardize_reference,
+        "c": both_forms("norm.c", "standardize", _numbers, kept),
+        "cuda": kernels_cuda.STANDARDIZE,
+    },
     [_standardize_vjp],
     lambda x, axes, eps: 7 * x.size,
 )

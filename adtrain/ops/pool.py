@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import numpy as np
 
 from adtrain.core.array import ArrayType, Shape, Value, array
 from adtrain.core.errors import ShapeError
-from adtrain.core.kernel import CKernel
+from adtrain.core.kernel import CKernel, CudaKernel
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.ops.common import ArrayLike, as_value, pair, require_float
@@ -19,6 +20,9 @@ from adtrain.ops.reduce import mean
 
 IntPair = int | Sequence[int]
 Pair = tuple[int, int]
+
+CELL = 16
+"""Elements of the image that one thread of `kernels/cuda/pool.cu` fills, at most."""
 
 
 class Windows(NamedTuple):
@@ -126,6 +130,30 @@ def _numbers(x_shape: Sequence[int], y_shape: Sequence[int], windows: Windows) -
     return (*x_shape[1:], *y_shape[2:], *windows.kernel, *windows.stride, *windows.padding)
 
 
+def _cuda(name: str, shapes: Callable[..., tuple[Sequence[int], Sequence[int]]], gathers: bool = False) -> CudaKernel:
+    """A kernel of `kernels/cuda/pool.cu`: ``shapes`` of the image and the pooled one from the arguments, a thread for
+    each element of the pooled one or, if it ``gathers``, for each cell of the image."""
+
+    def definitions(*args: Any, windows: Windows, **params: Any) -> dict[str, int]:
+        values = (*windows.kernel, *windows.stride, *windows.padding)
+        return dict(zip(("KH", "KW", "SH", "SW", "PH", "PW"), values, strict=True))
+
+    def numbers(*args: Any, **params: Any) -> tuple[int, ...]:
+        x, y = shapes(*args, **params)
+        return (x[0] * x[1], *x[2:], *y[2:])
+
+    def elements(*args: Any, windows: Windows, **params: Any) -> int:
+        x, y = shapes(*args, windows=windows, **params)
+        cell = math.prod(windows.stride)
+        return -(-math.prod(x) // (cell if cell <= CELL else 1)) if gathers else math.prod(y)
+
+    return CudaKernel("pool.cu", name, numbers, elements=elements, definitions=definitions)
+
+
+def _pooled_shapes(x: Any, windows: Windows) -> tuple[Sequence[int], Sequence[int]]:
+    return x.shape, windows.output_shape("pooling", x.shape)
+
+
 def _pooled_numbers(x: Any, windows: Windows) -> tuple[int, ...]:
     return _numbers(x.shape, windows.output_shape("pooling", x.shape), windows)
 
@@ -133,7 +161,11 @@ def _pooled_numbers(x: Any, windows: Windows) -> tuple[int, ...]:
 max_pool2d_p: Primitive = Primitive(
     "max_pool2d",
     _max_shape,
-    {"cpu": _max_reference, "c": _kernel("max_pool2d", _pooled_numbers)},
+    {
+        "cpu": _max_reference,
+        "c": _kernel("max_pool2d", _pooled_numbers),
+        "cuda": _cuda("max_pool2d", _pooled_shapes),
+    },
     [_max_vjp],
     lambda x, windows: _max_shape(x, windows)[0].size * windows.kernel[0] * windows.kernel[1],
 )
@@ -143,6 +175,7 @@ max_pool2d_put_p: Primitive = Primitive(
     {
         "cpu": _put_reference,
         "c": _kernel("max_pool2d_put", lambda ct, where, windows, shape: _numbers(shape, ct.shape, windows)),
+        "cuda": _cuda("max_pool2d_put", lambda ct, where, windows, shape: (shape, ct.shape), gathers=True),
     },
     [lambda out, ct, where, windows, shape: lambda u: bind(max_pool2d_pick_p, u, where, windows=windows)],
     lambda ct, where, windows, shape: ct.size,
@@ -153,6 +186,7 @@ max_pool2d_pick_p: Primitive = Primitive(
     {
         "cpu": _pick_reference,
         "c": _kernel("max_pool2d_pick", lambda x, where, windows: _numbers(x.shape, where.shape, windows)),
+        "cuda": _cuda("max_pool2d_pick", lambda x, where, windows: (x.shape, where.shape)),
     },
     [lambda out, x, where, windows: partial(_put, where=where, windows=windows, shape=x.shape)],
     lambda x, where, windows: where.size,
@@ -185,7 +219,11 @@ def _avg_put_reference(ct: np.ndarray, windows: Windows, shape: Sequence[int]) -
 avg_pool2d_p: Primitive = Primitive(
     "avg_pool2d",
     _avg_shape,
-    {"cpu": _avg_reference, "c": _kernel("avg_pool2d", _pooled_numbers)},
+    {
+        "cpu": _avg_reference,
+        "c": _kernel("avg_pool2d", _pooled_numbers),
+        "cuda": _cuda("avg_pool2d", _pooled_shapes),
+    },
     [lambda out, x, windows: partial(bind, avg_pool2d_put_p, windows=windows, shape=x.shape)],
     lambda x, windows: _avg_shape(x, windows).size * windows.kernel[0] * windows.kernel[1],
 )
@@ -195,6 +233,7 @@ avg_pool2d_put_p: Primitive = Primitive(
     {
         "cpu": _avg_put_reference,
         "c": _kernel("avg_pool2d_put", lambda ct, windows, shape: _numbers(shape, ct.shape, windows)),
+        "cuda": _cuda("avg_pool2d_put", lambda ct, windows, shape: (shape, ct.shape), gathers=True),
     },
     [lambda out, ct, windows, shape: lambda u: bind(avg_pool2d_p, u, windows=windows)],
     lambda ct, windows, shape: ct.size * windows.kernel[0] * windows.kernel[1],

@@ -17,6 +17,7 @@ from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.kernel import CKernel
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
+from adtrain.ops import kernels_cuda
 from adtrain.ops.common import ArrayLike, as_value
 from adtrain.ops.compare import less, where
 
@@ -67,7 +68,7 @@ _UNIFORM_KERNEL = CKernel(
 random_uniform_p: Primitive = Primitive(
     "random_uniform",
     _uniform_shape,
-    {"cpu": _uniform_reference, "c": _UNIFORM_KERNEL},
+    {"cpu": _uniform_reference, "c": _UNIFORM_KERNEL, "cuda": kernels_cuda.RANDOM_UNIFORM},
     flops=no_flops,
 )
 

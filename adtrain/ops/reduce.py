@@ -10,8 +10,10 @@ import numpy as np
 
 from adtrain.core.array import ArrayType, Value
 from adtrain.core.errors import ShapeError
+from adtrain.core.kernel import first_dtype
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
+from adtrain.ops import kernels_cuda
 from adtrain.ops.broadcasting import floating, keep_axes, reshape, spread, sum_p, summed
 from adtrain.ops.common import ArrayLike, Axis, as_value, normalize_axes, normalize_axis, require_float
 from adtrain.ops.compare import equal
@@ -50,18 +52,26 @@ def _logsumexp_reference(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     return np.squeeze(np.log(np.sum(np.exp(x - top), axis=axes, keepdims=True)) + top, axis=axes)
 
 
-def _extreme(name: str, cpu: Callable[..., Any]) -> Primitive:
+def _extreme(name: str, cpu: Callable[..., Any], operation: int) -> Primitive:
     kernels = both_forms(f"{name}.c", name, reduction, kept, scratch=lambda x, axes: REDUCTION_SCRATCH)
-    implementations = {"cpu": lambda x, axes: cpu(x, axis=axes), "c": kernels}
+    implementations = {
+        "cpu": lambda x, axes: cpu(x, axis=axes),
+        "c": kernels,
+        "cuda": kernels_cuda.reduction(operation, first_dtype),
+    }
     return Primitive(name, _dropped(name), implementations, [_extreme_vjp], lambda x, axes: x.size)
 
 
-max_p: Primitive = _extreme("max", np.max)
-min_p: Primitive = _extreme("min", np.min)
+max_p: Primitive = _extreme("max", np.max, 1)
+min_p: Primitive = _extreme("min", np.min, 2)
 logsumexp_p: Primitive = Primitive(
     "logsumexp",
     _dropped("logsumexp", floating_only=True),
-    {"cpu": _logsumexp_reference, "c": both_forms("softmax.c", "logsumexp", reduction, kept)},
+    {
+        "cpu": _logsumexp_reference,
+        "c": both_forms("softmax.c", "logsumexp", reduction, kept),
+        "cuda": kernels_cuda.LOGSUMEXP,
+    },
     [lambda out, x, axes: lambda ct: spread(ct, x.shape, axes) * exp(x - spread(out, x.shape, axes))],
     lambda x, axes: 4 * x.size,
 )
@@ -79,6 +89,7 @@ argmax_p: Primitive = Primitive(
     {
         "cpu": lambda x, axis: np.argmax(x, axis=axis),
         "c": both_forms("argmax.c", "argmax", lambda x, axis: around(x.shape, axis), beside),
+        "cuda": kernels_cuda.ARGMAX,
     },
     flops=lambda x, axis: x.size,
 )
@@ -91,17 +102,21 @@ def _cumsum_reference(x: np.ndarray, axis: int, reverse: bool) -> np.ndarray:
     return np.cumsum(x, axis=axis, dtype=dtype)
 
 
+def _cumsum_dtypes(x: Any, axis: int, reverse: bool) -> tuple[np.dtype, ...]:
+    return x.dtype, summed(x.dtype)
+
+
 _CUMSUM_KERNELS = both_forms(
     "cumsum.c",
     "cumsum",
     lambda x, axis, reverse: (*around(x.shape, axis), int(reverse)),
     beside,
-    lambda x, axis, reverse: (x.dtype, summed(x.dtype)),
+    _cumsum_dtypes,
 )
 cumsum_p: Primitive = Primitive(
     "cumsum",
     lambda x, axis, reverse: ArrayType(x.shape, summed(x.dtype)),
-    {"cpu": _cumsum_reference, "c": _CUMSUM_KERNELS},
+    {"cpu": _cumsum_reference, "c": _CUMSUM_KERNELS, "cuda": kernels_cuda.cumsum(_cumsum_dtypes)},
     [lambda out, x, axis, reverse: lambda ct: bind(cumsum_p, ct, axis=axis, reverse=not reverse)],
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,23 +13,29 @@ from adtrain.core.errors import ShapeError
 from adtrain.core.kernel import CKernel
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
+from adtrain.ops import copies_cuda
 from adtrain.ops.broadcasting import promote, reshape
 from adtrain.ops.common import ArrayLike, Axis, as_value, normalize_axes, normalize_axis
+from adtrain.ops.copies_cuda import Layout
 from adtrain.ops.kernels import both_forms, contiguous, copy_numbers, kept
 
 Ints = tuple[int, ...]
 _range: type[builtins.slice] = builtins.slice  # the builtin, before this module's function takes its name
 
 
-def _transpose_numbers(x: Any, axes: Ints) -> Ints:
+def _transpose_layout(x: Any, axes: Ints) -> Layout:
     lengths, source = [x.shape[i] for i in axes], contiguous(x.shape)
-    return copy_numbers(lengths, [source[i] for i in axes], contiguous(tuple(lengths)))
+    return lengths, [source[i] for i in axes], contiguous(tuple(lengths)), 0, 0
 
 
-def _flip_numbers(x: Any, axes: Ints) -> Ints:
+def _flip_layout(x: Any, axes: Ints) -> Layout:
     found = contiguous(x.shape)
     start = sum((x.shape[i] - 1) * found[i] for i in axes)
-    return copy_numbers(x.shape, [-s if i in axes else s for i, s in enumerate(found)], found, start)
+    return x.shape, [-s if i in axes else s for i, s in enumerate(found)], found, start, 0
+
+
+def _numbers(layout: Callable[..., Layout]) -> Callable[..., Ints]:
+    return lambda *args, **params: copy_numbers(*layout(*args, **params))
 
 
 transpose_p: Primitive = Primitive(
@@ -37,7 +43,10 @@ transpose_p: Primitive = Primitive(
     lambda x, axes: ArrayType(tuple(x.shape[i] for i in axes), x.dtype),
     {
         "cpu": lambda x, axes: np.transpose(x, axes),
-        "c": both_forms("copy.c", "copy", _transpose_numbers, lambda x, axes: (True,) if axes[:1] == (0,) else None),
+        "c": both_forms(
+            "copy.c", "copy", _numbers(_transpose_layout), lambda x, axes: (True,) if axes[:1] == (0,) else None
+        ),
+        "cuda": copies_cuda.copies(_transpose_layout),
     },
     [lambda out, x, axes: lambda ct: bind(transpose_p, ct, axes=tuple(sorted(range(len(axes)), key=axes.__getitem__)))],
     no_flops,
@@ -45,7 +54,11 @@ transpose_p: Primitive = Primitive(
 flip_p: Primitive = Primitive(
     "flip",
     lambda x, axes: ArrayType(x.shape, x.dtype),
-    {"cpu": lambda x, axes: np.flip(x, axes), "c": both_forms("copy.c", "copy", _flip_numbers, kept)},
+    {
+        "cpu": lambda x, axes: np.flip(x, axes),
+        "c": both_forms("copy.c", "copy", _numbers(_flip_layout), kept),
+        "cuda": copies_cuda.copies(_flip_layout),
+    },
     [lambda out, x, axes: lambda ct: bind(flip_p, ct, axes=axes)],
     no_flops,
 )
@@ -74,10 +87,10 @@ def _concatenate_rule(argument: int) -> Any:
     return rule
 
 
-def _concatenate_numbers(position: int, *xs: Any, axis: int) -> tuple[int, ...]:
+def _concatenate_layout(position: int, *xs: Any, axis: int) -> Layout:
     x, steps = xs[position], contiguous(_concatenate_shape(*xs, axis=axis).shape)
     start = sum(x.shape[axis] for x in xs[:position]) * steps[axis]
-    return copy_numbers(x.shape, contiguous(x.shape), steps, target=start)
+    return x.shape, contiguous(x.shape), steps, 0, start
 
 
 concatenate_p: Primitive = Primitive(
@@ -85,7 +98,8 @@ concatenate_p: Primitive = Primitive(
     _concatenate_shape,
     {
         "cpu": lambda *xs, axis: np.concatenate(xs, axis),
-        "c": CKernel("copy.c", "copy_team", _concatenate_numbers, team=True, each=True),
+        "c": CKernel("copy.c", "copy_team", _numbers(_concatenate_layout), team=True, each=True),
+        "cuda": copies_cuda.copies(_concatenate_layout, each=True),
     },
     _concatenate_rule,
     no_flops,
@@ -111,12 +125,12 @@ def _slice_items(x: Any, starts: Ints, stops: Ints, steps: Ints) -> tuple[bool, 
     return (True,) if x.shape and (starts[0], stops[0], steps[0]) == (0, x.shape[0], 1) else None
 
 
-def _slice_numbers(x: Any, starts: Ints, stops: Ints, steps: Ints) -> Ints:
+def _slice_layout(x: Any, starts: Ints, stops: Ints, steps: Ints) -> Layout:
     ends = [min(n, stop) for n, stop in zip(x.shape, stops, strict=True)]  # one item, where x is one
     lengths = tuple(len(range(*span)) for span in zip(starts, ends, steps, strict=True))
     found = contiguous(x.shape)
     start = sum(a * s for a, s in zip(starts, found, strict=True))
-    return copy_numbers(lengths, [s * step for s, step in zip(found, steps, strict=True)], contiguous(lengths), start)
+    return lengths, [s * step for s, step in zip(found, steps, strict=True)], contiguous(lengths), start, 0
 
 
 slice_p: Primitive = Primitive(
@@ -124,7 +138,8 @@ slice_p: Primitive = Primitive(
     _slice_shape,
     {
         "cpu": lambda x, starts, stops, steps: x[tuple(map(_range, starts, stops, steps))],
-        "c": both_forms("copy.c", "copy", _slice_numbers, _slice_items),
+        "c": both_forms("copy.c", "copy", _numbers(_slice_layout), _slice_items),
+        "cuda": copies_cuda.copies(_slice_layout),
     },
     [_slice_vjp],
     no_flops,
@@ -158,18 +173,25 @@ def _pad_items(x: Any, low: Ints, high: Ints, gaps: Ints, value: float) -> tuple
     return (True,) if x.shape and low[0] == high[0] == gaps[0] == 0 else None
 
 
-def _pad_numbers(x: Any, low: Ints, high: Ints, gaps: Ints, value: float) -> tuple[int | float, ...]:
-    out = _pad_shape(x, low, high, gaps, value)
-    found = contiguous(out.shape)
+def _pad_layout(x: Any, low: Ints, high: Ints, gaps: Ints, value: float) -> Layout:
+    found = contiguous(_pad_shape(x, low, high, gaps, value).shape)
     start = sum(a * s for a, s in zip(low, found, strict=True))
-    spread = [s * (gap + 1) for s, gap in zip(found, gaps, strict=True)]
-    return *copy_numbers(x.shape, contiguous(x.shape), spread, 0, start), out.size, float(value)
+    return x.shape, contiguous(x.shape), [s * (gap + 1) for s, gap in zip(found, gaps, strict=True)], 0, start
+
+
+def _pad_numbers(x: Any, low: Ints, high: Ints, gaps: Ints, value: float) -> tuple[int | float, ...]:
+    size = _pad_shape(x, low, high, gaps, value).size
+    return *copy_numbers(*_pad_layout(x, low, high, gaps, value)), size, float(value)
 
 
 pad_p: Primitive = Primitive(
     "pad",
     _pad_shape,
-    {"cpu": _pad_reference, "c": both_forms("copy.c", "pad", _pad_numbers, _pad_items)},
+    {
+        "cpu": _pad_reference,
+        "c": both_forms("copy.c", "pad", _pad_numbers, _pad_items),
+        "cuda": copies_cuda.padding(_pad_layout, _pad_shape),
+    },
     [_pad_vjp],
     no_flops,
 )

@@ -10,6 +10,7 @@ from adtrain.core.array import ArrayType, Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
+from adtrain.ops import kernels_cuda
 from adtrain.ops.common import ArrayLike, as_value, normalize_axis, require_float
 from adtrain.ops.elementwise import exp
 from adtrain.ops.kernels import around, beside, both_forms
@@ -44,14 +45,22 @@ def _flops(x: Any, axis: int) -> int:
 softmax_p: Primitive = Primitive(
     "softmax",
     _shape,
-    {"cpu": _softmax_reference, "c": both_forms("softmax.c", "softmax", _numbers(False), beside)},
+    {
+        "cpu": _softmax_reference,
+        "c": both_forms("softmax.c", "softmax", _numbers(False), beside),
+        "cuda": kernels_cuda.softmax(logarithm=False),
+    },
     [lambda out, x, axis: lambda ct: out * (ct - sum(ct * out, axis, keepdims=True))],
     _flops,
 )
 log_softmax_p: Primitive = Primitive(
     "log_softmax",
     _shape,
-    {"cpu": _log_softmax_reference, "c": both_forms("softmax.c", "softmax", _numbers(True), beside)},
+    {
+        "cpu": _log_softmax_reference,
+        "c": both_forms("softmax.c", "softmax", _numbers(True), beside),
+        "cuda": kernels_cuda.softmax(logarithm=True),
+    },
     [lambda out, x, axis: lambda ct: ct - exp(out) * sum(ct, axis, keepdims=True)],
     _flops,
 )

@@ -25,7 +25,8 @@ FUSE = (
     merge_updates,
     readers_first,
 )
-"""The passes that make one kernel of several equations."""
+"""The passes that make one kernel of several equations. A GPU makes one of elementwise equations; its kernels for
+products, convolutions and pooling stand alone."""
 
 ALL = (*SIMPLIFY, *FUSE)
 

@@ -12,8 +12,10 @@ from adtrain.core.fused import fuse, loops_p, product_p
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.groups import Groups
+from adtrain.passes.on_cpu import on_cpu
 
 
+@on_cpu
 def fuse_products(program: Program) -> Program:
     """One `product` equation for a matrix product and the elementwise equation that reads it."""
     groups = Groups(program)

@@ -16,11 +16,13 @@ from adtrain.core.array import ArrayType
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.items import item_kernel
+from adtrain.passes.on_cpu import on_cpu
 
 GRADIENT = {"sum": 0, "conv2d_input_grad": 0, "conv2d_weight_grad": 1}
 """Which argument of each is the gradient that may be a pooled one spread out."""
 
 
+@on_cpu
 def sink_masks(program: Program) -> Program:
     """The mask of a relu in front of a max pooling, applied to the pooled gradient instead of the spread one."""
     producer = {v: e for e in program.equations for v in e.outputs}
@@ -59,6 +61,7 @@ def _masked_put(
     return (put, pool) if less.inputs[0] in zeros and less.inputs[1] is pool.inputs[0] else nothing
 
 
+@on_cpu
 def keep_gradients_pooled(program: Program) -> Program:
     """Sums and gradients of convolutions taken of the pooled gradient."""
     put = {e.outputs[0]: e for e in program.equations if e.primitive.name == "max_pool2d_put"}

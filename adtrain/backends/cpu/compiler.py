@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from adtrain.assets import asset_path
-from adtrain.backends.cpu.cache import Cache, digest, open_cache, reason
 from adtrain.backends.cpu.toolchain import Compiler, CompilerError, find_compiler, processor
+from adtrain.cache import Cache, digest, open_cache, reason
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
 
@@ -66,7 +66,7 @@ def load(program_source: str, kernels: Collection[Source]) -> ctypes.CDLL:
         raise CompilerError("code is compiled on Linux and macOS only")
     try:
         folder = asset_path("kernels") / "cpu"
-        cache = open_cache()
+        cache = open_cache("cpu")
         compiler = find_compiler(cache)
         headers = [path.read_text() for path in sorted(folder.glob("*.h"))]
         setting = digest(compiler.identity, *compiler.flags, processor(), *headers)
@@ -91,7 +91,7 @@ def load(program_source: str, kernels: Collection[Source]) -> ctypes.CDLL:
 def describe() -> str:
     """The compiler and its version, or why there is none."""
     try:
-        found = find_compiler(open_cache())
+        found = find_compiler(open_cache("cpu"))
     except AdtrainError as error:
         return str(error)
     return (found.version.splitlines() or [shlex.join(found.command)])[0]

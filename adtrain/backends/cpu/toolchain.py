@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from adtrain.backends.cpu.cache import Cache, digest
+from adtrain.cache import Cache, digest
 from adtrain.core.errors import AdtrainError
 
 NAMES = ("cc", "gcc", "clang")

@@ -84,12 +84,15 @@ def _name(key: str, content: bytes, suffix: str) -> str:
     return f"{key}.{_hexadecimal(content)}{suffix}"
 
 
-def open_cache() -> Cache:
-    """The user's cache; where that cannot be used, one for this process only, with a warning that says why."""
+def open_cache(kind: str) -> Cache:
+    """The user's cache for code of one kind ("cpu", "cuda").
+
+    Where that cannot be used it is one for this process only, with a warning that says why.
+    """
     try:
         home = cache_home()
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for folder in (home / "adtrain", home / "adtrain" / "cpu"):
+        for folder in (home / "adtrain", home / "adtrain" / kind):
             folder.mkdir(mode=0o700, exist_ok=True)
             _require_private(folder)
     except (OSError, RuntimeError) as error:

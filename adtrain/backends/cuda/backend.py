@@ -1,0 +1,125 @@
+"""The GPU as a backend: each primitive by its kernels, one after the other on one stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pycuda
+
+from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda.device import Device
+from adtrain.backends.cuda.flags import Flags
+from adtrain.backends.cuda.flat import flattened
+from adtrain.backends.cuda.program import CudaProgram, Runnable
+from adtrain.backends.cuda.properties import properties
+from adtrain.backends.cuda.tasks import scratch
+from adtrain.core.array import ArrayType
+from adtrain.core.backend import Memory
+from adtrain.core.primitive import Primitive
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.passes.plan_memory import nbytes, plan_memory
+
+
+class Buffer:
+    """Contiguous elements on the GPU; several may share the memory."""
+
+    __slots__ = ("address", "dtype", "memory", "shape")
+
+    def __init__(self, memory: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        self.memory = memory
+        self.address = int(memory)
+        self.shape = shape
+        self.dtype = dtype
+
+
+class CudaBackend:
+    """Runs primitives on the GPU. Work has been done when elements are read or `synchronize` returns, not before.
+
+    Raises:
+        DeviceError: the driver finds no GPU.
+    """
+
+    name = "gpu"
+
+    def __init__(self) -> None:
+        self.device = Device()
+        self.flags = Flags()
+        self.known: dict[Any, Runnable] = {}
+
+    def run(
+        self,
+        primitive: Primitive,
+        buffers: Sequence[Buffer],
+        params: Mapping[str, Any],
+        outputs: Sequence[ArrayType],
+    ) -> Sequence[Buffer]:
+        if primitive.name == "reshape":
+            return [Buffer(buffers[0].memory, outputs[0].shape, buffers[0].dtype)]
+        work = self._runnable(primitive, buffers, params, outputs)
+        results = [self.empty(t) for t in outputs]
+        memory = self.device.allocate(work.scratch) if work.scratch else 0
+        addresses = [b.address for b in (*buffers, *results)]
+        work(addresses, int(memory), self.flags.address if work.checked else 0)
+        if work.checked:
+            self.flags.names[0] = primitive.name
+            self.synchronize()
+        return results
+
+    def _runnable(
+        self, primitive: Primitive, buffers: Sequence[Buffer], params: Mapping[str, Any], outputs: Sequence[ArrayType]
+    ) -> Runnable:
+        key = (primitive, tuple((b.shape, b.dtype) for b in buffers), tuple(params.items()))
+        found = self.known.get(key)
+        if found is None:
+            inputs = tuple(Variable(ArrayType(b.shape, b.dtype), self.name) for b in buffers)
+            results = tuple(Variable(t, self.name) for t in outputs)
+            found = self.known[key] = Runnable(self.device, Equation(primitive, inputs, params, results))
+        return found
+
+    def compile(self, program: Program) -> CudaProgram:
+        return CudaProgram(self, program)
+
+    def memory(self, program: Program) -> Memory:
+        flat = flattened(program)
+        plan = plan_memory(flat.program, scratch)
+        fresh = {v for v in flat.program.outputs if plan.places[v].where == "output"}
+        beside = sum(map(nbytes, (*program.constants, *fresh, *fresh)))  # fresh results are computed, then handed out
+        return Memory(plan.arena_bytes + beside, plan.separate_bytes + beside, 0)
+
+    def empty(self, type_: ArrayType) -> Buffer:
+        """A buffer that nothing has been written to."""
+        return Buffer(self.device.allocate(type_.size * type_.dtype.itemsize), type_.shape, type_.dtype)
+
+    def from_numpy(self, elements: np.ndarray) -> Buffer:
+        buffer = self.empty(ArrayType(elements.shape, elements.dtype))
+        self.device.upload(elements, buffer.address)
+        return buffer
+
+    def to_numpy(self, buffer: Buffer) -> np.ndarray:
+        elements = np.empty(buffer.shape, buffer.dtype)
+        self.device.download(buffer.address, elements)
+        self.flags.check()
+        elements.flags.writeable = False
+        return elements
+
+    def synchronize(self) -> None:
+        """Wait for the stream.
+
+        Raises:
+            ShapeError: an index was out of range.
+        """
+        self.device.stream.synchronize()
+        self.flags.check()
+
+    def device_name(self) -> str:
+        name: str = self.device.device.name()
+        return name
+
+    def properties(self) -> dict[str, Any]:
+        """The device in numbers; see `properties.properties`."""
+        return properties(self.device)
+
+    def compiler_name(self) -> str:
+        return f"NVRTC {compiler.version()} for sm_{self.device.architecture}, PyCUDA {pycuda.VERSION_TEXT}"

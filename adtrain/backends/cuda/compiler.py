@@ -1,0 +1,140 @@
+"""CUDA C++ to cubins: compiled by NVRTC, once for each source, headers, options, version and architecture.
+
+Nothing here needs a GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adtrain.assets import asset_path
+from adtrain.backends.cpu.compiler import c_type
+from adtrain.cache import digest, open_cache
+from adtrain.core.errors import AdtrainError
+
+FLAGS = ("--std=c++17", "--ptxas-options=-v")
+
+ARCHITECTURES = ("75", "80", "86", "89", "90a", "100", "120")
+"""The compute capabilities that every kernel compiles for."""
+
+
+class CudaCompilerError(AdtrainError):
+    """NVRTC is not there, or refuses a source."""
+
+
+class Source(NamedTuple):
+    """A translation unit: its name in messages, its text, and the options it is compiled with."""
+
+    name: str
+    text: str
+    options: tuple[str, ...] = ()
+
+
+class Compiled(NamedTuple):
+    """A cubin and what the assembler reports of its kernels: registers, stack frames, spills."""
+
+    cubin: bytes
+    log: str
+
+
+def architecture(capability: tuple[int, int]) -> str:
+    """What a device of a compute capability runs best: "90a" has instructions that "90" has not."""
+    major, minor = capability
+    return f"{major}{minor}{'a' if (major, minor) == (9, 0) else ''}"
+
+
+@functools.cache
+def file_source(file: str, dtypes: tuple[np.dtype, ...], definitions: tuple[tuple[str, int], ...]) -> Source:
+    """A file of `kernels/cuda` for certain element types, its T and U, and macros."""
+    # In the text and not among the options: headers of NVRTC's own have other uses for these letters.
+    types = [f"#define {name} {c_type(dtype)}\n" for name, dtype in zip("TU", dtypes, strict=False)]
+    text = (asset_path("kernels") / "cuda" / file).read_text()
+    macros = tuple(f"-D{name}={value}" for name, value in definitions)
+    return Source(file, "".join(types) + f'#line 1 "{file}"\n{text}', macros)
+
+
+def cubin(source: Source, target: str) -> bytes:
+    """The machine code of ``source`` for an architecture, from the user's cache where it has been compiled before.
+
+    Raises:
+        CudaCompilerError: NVRTC is missing, or refuses the source.
+    """
+    headers = _headers()
+    key = digest(version(), target, *FLAGS, *source.options, *(text for pair in headers for text in pair), source.text)
+    cache = open_cache("cuda")
+    found = cache.find(key, ".cubin")
+    if found is not None:
+        return found.read_bytes()
+    compiled = compile_source(source, target).cubin
+    cache.store(key, ".cubin", compiled)
+    return compiled
+
+
+def compile_source(source: Source, target: str) -> Compiled:
+    """``source`` compiled for an architecture ("90a"), whatever the cache holds.
+
+    Raises:
+        CudaCompilerError: with NVRTC's messages.
+    """
+    nvrtc = _nvrtc()
+    headers = _headers()
+    names, texts = [name.encode() for name, _ in headers], [text.encode() for _, text in headers]
+    error, program = nvrtc.nvrtcCreateProgram(source.text.encode(), source.name.encode(), len(headers), texts, names)
+    _check(nvrtc, error)
+    try:
+        options = [o.encode() for o in (f"--gpu-architecture=sm_{target}", *FLAGS, *source.options)]
+        (error,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        log = _text(nvrtc, program, "ProgramLog").decode(errors="replace").rstrip("\0\n ")
+        if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise CudaCompilerError(
+                f"{source.name} does not compile for sm_{target} ({' '.join(source.options)}):\n{log}"
+            )
+        return Compiled(_text(nvrtc, program, "CUBIN"), log)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+@functools.cache
+def version() -> str:
+    """NVRTC's version, "13.0"."""
+    nvrtc = _nvrtc()
+    error, major, minor = nvrtc.nvrtcVersion()
+    _check(nvrtc, error)
+    return f"{major}.{minor}"
+
+
+@functools.cache
+def _headers() -> tuple[tuple[str, str], ...]:
+    """Name and text of each header in `kernels/cuda`."""
+    return tuple((path.name, path.read_text()) for path in sorted((asset_path("kernels") / "cuda").glob("*.cuh")))
+
+
+@functools.cache
+def _nvrtc() -> Any:
+    try:
+        from cuda.bindings import nvrtc
+
+        nvrtc.nvrtcVersion()  # loads the library
+    except Exception as error:  # cuda-bindings raises RuntimeError, OSError or its own
+        raise CudaCompilerError(
+            f"NVRTC cannot be loaded ({error}): pip install adtrain[gpu] nvidia-cuda-nvrtc"
+        ) from None
+    return nvrtc
+
+
+def _text(nvrtc: Any, program: Any, what: str) -> bytes:
+    """One of the things that NVRTC writes into memory of the caller's: ProgramLog or CUBIN."""
+    error, size = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
+    _check(nvrtc, error)
+    content = b"\0" * size
+    (error,) = getattr(nvrtc, f"nvrtcGet{what}")(program, content)
+    _check(nvrtc, error)
+    return content
+
+
+def _check(nvrtc: Any, error: Any) -> None:
+    if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise CudaCompilerError(f"NVRTC: {error.name}")

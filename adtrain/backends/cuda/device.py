@@ -1,0 +1,209 @@
+"""The GPU of this process: context, stream, memory pool, and kernels with the launch shapes that suit it."""
+
+from __future__ import annotations
+
+import atexit
+from typing import Any, NamedTuple
+
+import numpy as np
+import pycuda.driver as cuda
+from cuda.bindings import driver
+from pycuda.tools import DeviceMemoryPool
+
+from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda.compiler import Source
+from adtrain.backends.cuda.tasks import Size, Task
+from adtrain.core.errors import DeviceError
+
+WARP = 32
+NON_BLOCKING = 1
+"""CU_STREAM_NON_BLOCKING: the stream does not wait for the default one, which other libraries may use."""
+
+DEFAULT_SHARED = 48 << 10
+"""Bytes of dynamic shared memory that a kernel gets without asking."""
+
+
+class Shape(NamedTuple):
+    """Of a launch."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int
+
+
+class Device:
+    """One GPU with its primary context, which other libraries of the process share, and one stream.
+
+    Raises:
+        DeviceError: the driver is missing, or finds no GPU.
+    """
+
+    def __init__(self, ordinal: int = 0) -> None:
+        try:
+            cuda.init()
+            self.device = cuda.Device(ordinal)
+        except cuda.Error as error:
+            raise DeviceError(f"device gpu: the NVIDIA driver finds no GPU ({error})") from None
+        self.context = self.device.retain_primary_context()
+        self.context.push()
+        atexit.register(self.context.pop)
+        self.stream = cuda.Stream(NON_BLOCKING)
+        self.pool = DeviceMemoryPool()
+        self.architecture = compiler.architecture(self.device.compute_capability())
+        attribute = cuda.device_attribute
+        self.multiprocessors: int = self.device.get_attribute(attribute.MULTIPROCESSOR_COUNT)
+        self.kernels: dict[tuple[Source, str], Kernel] = {}
+        self.sources: dict[Source, _Loaded] = {}
+
+    def kernel(self, source: Source, name: str) -> Kernel:
+        """A kernel of a source, compiled and loaded when it is first asked for."""
+        found = self.kernels.get((source, name))
+        if found is None:
+            if source not in self.sources:
+                self.sources[source] = _Loaded(compiler.cubin(source, self.architecture))
+            found = self.kernels[source, name] = Kernel(self, self.sources[source], name)
+        return found
+
+    def allocate(self, size: int) -> Any:
+        """So many bytes, whose address is `int()` of it, until nobody holds it any more.
+
+        Raises:
+            DeviceError: there is not enough memory.
+        """
+        try:
+            return self.pool.allocate(max(size, 1))
+        except cuda.MemoryError:
+            free, total = cuda.mem_get_info()
+            raise DeviceError(
+                f"device gpu: out of memory: {size / 2**20:.1f} MiB asked for, {free / 2**20:.1f} MiB of "
+                f"{total / 2**20:.1f} MiB free"
+            ) from None
+
+    def upload(self, elements: np.ndarray, address: int) -> None:
+        if elements.nbytes:
+            cuda.memcpy_htod_async(address, elements.reshape(-1).view(np.uint8), self.stream)
+
+    def download(self, address: int, into: np.ndarray) -> None:
+        """Copy from the device; it has arrived when this returns."""
+        if into.nbytes:
+            cuda.memcpy_dtoh_async(into.reshape(-1).view(np.uint8), address, self.stream)
+        self.stream.synchronize()
+
+    def copy(self, source: int, target: int, size: int) -> None:
+        if size:
+            cuda.memcpy_dtod_async(target, source, size, self.stream)
+
+    def event(self) -> Any:
+        """The moment at which the stream gets here."""
+        event = cuda.Event()
+        event.record(self.stream)
+        return event
+
+
+class _Loaded:
+    """A cubin as two modules: PyCUDA's, which launches, and the driver API's, which answers about occupancy.
+
+    PyCUDA does not give out the handles of its functions.
+    """
+
+    def __init__(self, cubin: bytes) -> None:
+        self.module = cuda.module_from_buffer(cubin)
+        self.queried = checked(driver.cuModuleLoadData(cubin))
+
+
+class Kernel:
+    """A loaded kernel."""
+
+    def __init__(self, device: Device, loaded: _Loaded, name: str) -> None:
+        self.device = device
+        self.name = name
+        self.function = loaded.module.get_function(name)
+        self.queried = checked(driver.cuModuleGetFunction(loaded.queried, name.encode()))
+        self.most_threads: int = self.function.get_attribute(cuda.function_attribute.MAX_THREADS_PER_BLOCK)
+        self.shared = DEFAULT_SHARED
+        self.shapes: dict[Size, Shape] = {}
+
+    def shape(self, size: Size) -> Shape:
+        """The launch that suits so much work on this device."""
+        found = self.shapes.get(size)
+        if found is None:
+            found = self.shapes[size] = self._strided(size) if size.elements else self._blocks(size)
+        return found
+
+    def _strided(self, size: Size) -> Shape:
+        """Blocks of the size that keeps most threads on a multiprocessor, smaller where the elements would not reach
+        all multiprocessors; and no more blocks than run at once, as a thread goes on to further elements."""
+        processors = self.device.multiprocessors
+        threads = min(self._best_threads(0), _warps(-(-size.elements // processors)))
+        at_once: int = checked(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.queried, threads, 0))
+        blocks = min(-(-size.elements // threads), at_once * processors)
+        return Shape((blocks, 1, 1), (threads, 1, 1), 0)
+
+    def _blocks(self, size: Size) -> Shape:
+        if size.shared > self.shared:
+            attribute = cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self.function.set_attribute(attribute, size.shared)
+            checked(
+                driver.cuFuncSetAttribute(
+                    self.queried,
+                    driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                    size.shared,
+                )
+            )
+            self.shared = size.shared
+        wanted = self._best_threads(size.shared) if size.threads is None else _warps(size.threads)
+        return Shape(size.blocks, (min(wanted, self.most_threads), 1, 1), size.shared)
+
+    def _best_threads(self, shared: int) -> int:
+        _, threads = checked(driver.cuOccupancyMaxPotentialBlockSize(self.queried, None, shared, 0))
+        return int(threads)
+
+
+class Launch:
+    """A task on a device, which only lacks its addresses."""
+
+    def __init__(self, device: Device, task: Task) -> None:
+        kernel = device.kernel(task.source, task.name)
+        self.stream = device.stream
+        self.operands = task.operands
+        self.scratch, self.checked = task.scratch, task.checked
+        self.numbers = task.numbers
+        self.empty = task.size.empty
+        if self.empty:
+            return
+        shape = kernel.shape(task.size)
+        self.grid, self.block, self.shared = shape
+        self.function = kernel.function
+        numbers = "".join("d" if isinstance(x, float) else "q" for x in task.numbers)
+        self.format = "P" * len(task.operands) + numbers + "P" * (task.scratch + task.checked)
+
+    def __call__(self, addresses: list[int], scratch: int, flag: int) -> None:
+        """Put the launch on the stream; ``addresses`` are those of the equation's inputs and outputs."""
+        if self.empty:
+            return
+        last = [scratch] * self.scratch + [flag] * self.checked
+        function = self.function
+        function.arg_format = self.format
+        function.texrefs = ()
+        arguments = [addresses[i] for i in self.operands]
+        function.prepared_async_call(
+            self.grid, self.block, self.stream, *arguments, *self.numbers, *last, shared_size=self.shared
+        )
+
+
+def _warps(threads: int) -> int:
+    return max(-(-threads // WARP), 1) * WARP
+
+
+def checked(answer: tuple[Any, ...]) -> Any:
+    """The results of a call of the driver's API.
+
+    Raises:
+        DeviceError: it failed.
+    """
+    error, *results = answer
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise DeviceError(f"device gpu: {error.name}")
+    if not results:
+        return None
+    return results[0] if len(results) == 1 else results

@@ -1,0 +1,121 @@
+"""What runs for an equation: tasks, each a kernel with all that its launch needs but a device.
+
+Nothing here needs a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from adtrain.backends.cuda.compiler import Source, file_source
+from adtrain.backends.cuda.loops import loops
+from adtrain.core.errors import DeviceError
+from adtrain.core.fused import FUSED, loops_p
+from adtrain.core.kernel import CudaKernel, no_bytes
+from adtrain.core.program import Equation
+from adtrain.passes.fuse_elementwise import elementwise
+
+
+class Size(NamedTuple):
+    """How much work a task has: independent elements, or blocks of up to ``threads`` threads each."""
+
+    elements: int = 0
+    blocks: tuple[int, int, int] = (0, 0, 0)
+    threads: int | None = None
+    shared: int = 0
+
+    @property
+    def empty(self) -> bool:
+        return not self.elements and 0 in self.blocks
+
+
+@dataclass(frozen=True)
+class Task:
+    """One launch.
+
+    Attributes:
+        operands: what the pointers are: numbers in the list of the equation's inputs and outputs.
+        scratch: whether the kernel takes a pointer to the equation's scratch.
+        checked: whether it takes a pointer to a flag for indices out of range.
+    """
+
+    source: Source
+    name: str
+    operands: tuple[int, ...]
+    numbers: tuple[int | float, ...]
+    size: Size
+    scratch: bool = False
+    checked: bool = False
+
+
+def tasks(equation: Equation) -> list[Task]:
+    """The launches that compute an unfused or `loops` equation, in order. A reshape has none.
+
+    Raises:
+        DeviceError: no kernel computes it.
+    """
+    if equation.primitive.name == "reshape":
+        return []
+    everything = tuple(range(len(equation.inputs) + len(equation.outputs)))
+    if equation.primitive is loops_p or elementwise(equation):
+        made = loops(equation)
+        inputs = tuple(equation.inputs.index(v) for v in dict.fromkeys(equation.inputs))
+        operands = (*inputs, *everything[len(equation.inputs) :])
+        size = Size(elements=-(-made.elements // made.width))
+        return [Task(made.source, "loops", operands, (made.elements,), size)]
+    kernel = chosen(equation)
+    types = [v.type for v in equation.inputs]
+    if not kernel.each:
+        return list(_chain(kernel, types, equation.params, everything))
+    out = len(types)
+    return [task for i in range(out) for task in _chain(kernel, [i, *types], equation.params, (i, out))]
+
+
+def scratch(equation: Equation) -> int:
+    """Bytes of device memory that the equation's kernels need beside its inputs and outputs."""
+    if equation.primitive in FUSED or elementwise(equation) or equation.primitive.name == "reshape":
+        return 0
+    kernel: CudaKernel | None = chosen(equation)
+    types, most = [v.type for v in equation.inputs], 0
+    while kernel is not None:
+        most = max(most, 0 if kernel.each else kernel.scratch(*types, **equation.params))
+        kernel = kernel.then
+    return most
+
+
+def chosen(equation: Equation) -> CudaKernel:
+    """The first candidate that is right for the equation.
+
+    Raises:
+        DeviceError: there is none.
+    """
+    types = [v.type for v in equation.inputs]
+    named = equation.primitive.implementations.get("cuda", ())
+    for kernel in named if isinstance(named, tuple) else (named,):
+        if kernel.applies(*([0] if kernel.each else []), *types, **equation.params):
+            return kernel
+    found = ", ".join(map(str, types))
+    raise DeviceError(f"{equation.primitive.name} of {found or 'nothing'} has no kernel for the GPU; use --device cpu")
+
+
+def _chain(kernel: CudaKernel, args: Sequence[Any], params: Any, operands: tuple[int, ...]) -> Iterator[Task]:
+    with_scratch = kernel.scratch is not no_bytes
+    step: CudaKernel | None = kernel
+    while step is not None:
+        definitions = tuple(sorted(step.definitions(*args, **params).items()))
+        source = file_source(step.file, step.dtypes(*args, **params), definitions)
+        numbers = tuple(float(x) if isinstance(x, float) else int(x) for x in step.numbers(*args, **params))
+        yield Task(source, step.name, operands, numbers, _size(step, args, params), with_scratch, step.checked)
+        step = step.then
+
+
+def _size(kernel: CudaKernel, args: Sequence[Any], params: Any) -> Size:
+    if kernel.elements is not None:
+        return Size(elements=kernel.elements(*args, **params))
+    assert kernel.blocks is not None, f"{kernel.name} names neither elements nor blocks"
+    found = kernel.blocks(*args, **params)
+    x, y, z = (*(found if isinstance(found, tuple) else (found,)), 1, 1)[:3]
+    threads = None if kernel.threads is None else kernel.threads(*args, **params)
+    return Size(0, (x, y, z), threads, kernel.shared(*args, **params))

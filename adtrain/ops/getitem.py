@@ -1,0 +1,68 @@
+"""Indexing with brackets: ``x[index]``."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+import numpy as np
+
+from adtrain.core.array import Value
+from adtrain.core.errors import DTypeError, ShapeError
+from adtrain.ops.broadcasting import reshape
+from adtrain.ops.common import as_value
+from adtrain.ops.index import take
+from adtrain.ops.shape import bounds, flip, slice
+
+
+def getitem(x: Value, index: Any) -> Value:
+    """``x[index]`` for integers, slices, ``...``, None, and one array of integers.
+
+    Raises:
+        ShapeError: too many indices, or one out of range. DTypeError: an index of another kind.
+    """
+    given = index if isinstance(index, tuple) else (index,)
+    used = len([i for i in given if i is not None and i is not Ellipsis])
+    if used > x.ndim:
+        raise ShapeError(f"indexing: found {used} indices for shape {x.shape}")
+    if sum(i is Ellipsis for i in given) > 1:
+        raise ShapeError("indexing: found more than one '...'")
+    if not any(i is Ellipsis for i in given):
+        given = (*given, Ellipsis)
+    at = next(i for i, item in enumerate(given) if item is Ellipsis)
+    entries = [*given[:at], *[builtins.slice(None)] * (x.ndim - used), *given[at + 1 :]]
+
+    starts: list[int] = []
+    stops: list[int] = []
+    steps: list[int] = []
+    lengths: list[int] = []
+    flips: list[int] = []
+    gathers: list[tuple[int, Value]] = []
+    for item in entries:
+        if item is None:
+            lengths.append(1)
+            continue
+        axis, n = len(starts), x.shape[len(starts)]
+        start, stop, step, flipped = 0, n, 1, False
+        if isinstance(item, builtins.slice):
+            start, stop, step, flipped = bounds(item, n)
+            lengths.append(-(-(stop - start) // step))
+        elif isinstance(item, (int, np.integer)) and not isinstance(item, bool):
+            if not -n <= item < n:
+                raise ShapeError(f"indexing: index {item} is out of range for axis {axis} of shape {x.shape}")
+            start, stop = int(item) % n, int(item) % n + 1
+        elif isinstance(item, (Value, np.ndarray, list)):
+            gathers.append((len(lengths), as_value(item)))
+            lengths.append(n)
+        else:
+            raise DTypeError(f"indexing: found {type(item).__name__}, expected integers, slices, None, ... or an array")
+        starts.append(start)
+        stops.append(stop)
+        steps.append(step)
+        if flipped:
+            flips.append(axis)
+    out = slice(x, starts, stops, steps)
+    out = reshape(flip(out, flips) if flips else out, lengths)
+    if len(gathers) > 1:
+        raise DTypeError("indexing: found more than one array of indices; use take or take_along_axis")
+    return take(out, gathers[0][1], gathers[0][0]) if gathers else out

@@ -1,0 +1,43 @@
+// What all kernels share. Each source is compiled by NVRTC for certain element types: -DT=float, and -DU=int64_t where
+// there are two. A kernel is an extern "C" function of that source; core/kernel.py says how an operation names it.
+#pragma once
+
+// NVRTC has no <stdint.h> of its own.
+#ifdef __CUDACC_RTC__
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+typedef unsigned long long uintptr_t;
+#define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fffffff)
+#else
+#include <math.h>
+#include <stdint.h>
+#endif
+
+#define KERNEL extern "C" __global__ void
+
+#define WARP 32
+#define FULL_MASK 0xffffffffu
+
+// The thread's number in the grid, and how many there are: for (i = first; i < n; i += stride).
+__device__ __forceinline__ int64_t grid_index() { return (int64_t)blockIdx.x * blockDim.x + threadIdx.x; }
+__device__ __forceinline__ int64_t grid_size() { return (int64_t)gridDim.x * blockDim.x; }
+
+// Several elements that one instruction reads or writes.
+template <typename E, int N> struct __align__(sizeof(E) * N) Vector {
+    E lane[N];
+};
+
+template <typename E, int N> __device__ __forceinline__ Vector<E, N> load(const E *from)
+{
+    return *reinterpret_cast<const Vector<E, N> *>(from);
+}
+
+template <typename E, int N> __device__ __forceinline__ void store(E *to, int64_t i, const Vector<E, N> &v)
+{
+    *reinterpret_cast<Vector<E, N> *>(to + i) = v;
+}

@@ -1,0 +1,92 @@
+// Convolution as a matrix product whose panels are gathered from the image while they are loaded ("implicit GEMM"):
+// the matrix of windows, KH * KW times the image, exists in shared memory only, BK rows of it at a time.
+//
+// The geometry is compiled in: kernel KH x KW, stride SH x SW, padding PH x PW, dilation DH x DW.
+#pragma once
+#ifndef KH
+#define KH 3
+#define KW 3
+#define SH 1
+#define SW 1
+#define PH 1
+#define PW 1
+#define DH 1
+#define DW 1
+#define SPLIT 0
+#define WIDE_C 1
+#endif
+#include "tile.cuh"
+
+#define CONV_NUMBERS                                                                                                   \
+    int64_t batch_, int64_t channels_, int64_t height_, int64_t width_, int64_t filters_, int64_t rows_,               \
+        int64_t columns_, int64_t groups_
+// Lengths: images `batch` x `channels` x `height` x `width`, outputs `batch` x `filters` x `rows` x `columns`.
+#define CONV                                                                                                           \
+    const int batch = batch_, channels = channels_, height = height_, width = width_, filters = filters_,              \
+              rows = rows_, columns = columns_, groups = groups_, group_channels = channels / groups,                  \
+              group_filters = filters / groups;
+
+constexpr int NOWHERE = -(1 << 30); // a coordinate outside of every image, whatever tap is added to it
+
+// Loads panels [k][pixel] of windows: k counts channels, in them rows of taps, in them taps. A thread keeps to its
+// pixels (BN must be a multiple of THREADS), and all threads are at the same k, so that what follows from k is
+// computed once a warp and not once a thread.
+struct WindowLoader {
+    static constexpr int OWN = BN / THREADS;
+    const T *corner[OWN > 0 ? OWN : 1]; // of the pixel's window, in channel 0: the element of tap (0, 0)
+    int y[OWN > 0 ? OWN : 1], x[OWN > 0 ? OWN : 1]; // of the corner
+    int channels, height, width; // of the image that is read
+    int taps_y, taps_x, step_y, step_x; // how many taps, and how far apart in the image
+    int channel = 0, tap_y = 0, tap_x = 0; // of the next k
+
+    __device__ WindowLoader(int channels, int height, int width, int taps_y, int taps_x, int step_y, int step_x)
+        : channels(channels), height(height), width(width), taps_y(taps_y), taps_x(taps_x), step_y(step_y),
+          step_x(step_x) {}
+
+    __device__ __forceinline__ void place(int i, const T *image, int at_y, int at_x) {
+        y[i] = at_y;
+        x[i] = at_x;
+        corner[i] = image + (int64_t)at_y * width + at_x;
+    }
+
+    __device__ __forceinline__ void load(T *panel) {
+        #pragma unroll
+        for (int row = 0; row < BK; row++) {
+            const int dy = tap_y * step_y, dx = tap_x * step_x;
+            const int64_t offset = (int64_t)channel * (height * width) + dy * width + dx;
+            #pragma unroll
+            for (int i = 0; i < OWN; i++) {
+                const bool inside = (unsigned)(y[i] + dy) < height && (unsigned)(x[i] + dx) < width;
+                copy_async<sizeof(T)>(panel + row * ROW_B + threadIdx.x + i * THREADS, corner[i] + offset,
+                    inside && channel < channels);
+            }
+            if (++tap_x == taps_x) {
+                tap_x = 0;
+                if (++tap_y == taps_y) {
+                    tap_y = 0;
+                    channel++;
+                }
+            }
+        }
+    }
+};
+
+// Writes sums [row][column], WIDE_C neighbouring columns at once: row r of a column is at start(column) + r * step.
+template <class Start> __device__ __forceinline__ void write_tile(
+    const T (&sums)[TM][TN], const Place &place, int m0, int n0, int m, int n, int64_t step, Start start) {
+    #pragma unroll
+    for (int j = 0; j < TN; j += WIDE_C) {
+        const int column = n0 + place.column(j);
+        if (column >= n) break;
+        T *const out = start(column);
+        #pragma unroll
+        for (int i = 0; i < TM; i++) {
+            const int row = m0 + place.row(i);
+            if (row >= m) break;
+            Chunk<WIDE_C> chunk;
+            #pragma unroll
+            for (int h = 0; h < WIDE_C; h++) chunk.elements[h] = sums[i][j + h];
+            *(Chunk<WIDE_C> *)(out + row * step) = chunk;
+        }
+    }
+}

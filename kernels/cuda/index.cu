@@ -1,0 +1,72 @@
+// Reading by position, and the sums that transpose it. Every result element belongs to one thread, which adds in the
+// order of the positions: no atomics, and the same bits every time. An index out of range raises *bad and is skipped.
+#include "common.cuh"
+
+static __device__ __forceinline__ bool valid(U index, int64_t length, int *bad)
+{
+    const bool found = (int64_t)index >= 0 && (int64_t)index < length;
+    if (!found)
+        *bad = 1;
+    return found;
+}
+
+// y[o, j, i] = x[o, indices[j], i] for x (outer, length, inner)
+KERNEL take(const T *x, const U *indices, T *y, int64_t outer, int64_t length, int64_t inner, int64_t count, int *bad)
+{
+    for (int64_t k = grid_index(); k < outer * count * inner; k += grid_size()) {
+        const int64_t i = k % inner, j = k / inner % count, o = k / inner / count;
+        const U index = indices[j];
+        y[k] = valid(index, length, bad) ? x[(o * length + index) * inner + i] : (T)0;
+    }
+}
+
+// y[o, l, i] = sum of ct[o, j, i] over the j with indices[j] == l
+KERNEL scatter_add(const T *ct, const U *indices, T *y, int64_t outer, int64_t length, int64_t inner, int64_t count,
+                   int *bad)
+{
+    for (int64_t k = grid_index(); k < outer * length * inner; k += grid_size()) {
+        const int64_t i = k % inner, l = k / inner % length, o = k / inner / length;
+        T sum = 0;
+        for (int64_t j = 0; j < count; j++) {
+            const U index = indices[j];
+            if (valid(index, length, bad) && (int64_t)index == l)
+                sum += ct[(o * count + j) * inner + i];
+        }
+        y[k] = sum;
+    }
+}
+
+// y[o, j, i] = x[o, indices[o, j, i], i]
+KERNEL take_along_axis(const T *x, const U *indices, T *y, int64_t outer, int64_t length, int64_t inner, int64_t count,
+                       int *bad)
+{
+    for (int64_t k = grid_index(); k < outer * count * inner; k += grid_size()) {
+        const int64_t i = k % inner, o = k / inner / count;
+        const U index = indices[k];
+        y[k] = valid(index, length, bad) ? x[(o * length + index) * inner + i] : (T)0;
+    }
+}
+
+// y[o, l, i] = sum of ct[o, j, i] over the j with indices[o, j, i] == l
+KERNEL scatter_along_axis(const T *ct, const U *indices, T *y, int64_t outer, int64_t length, int64_t inner,
+                          int64_t count, int *bad)
+{
+    for (int64_t k = grid_index(); k < outer * length * inner; k += grid_size()) {
+        const int64_t i = k % inner, l = k / inner % length, o = k / inner / length;
+        T sum = 0;
+        for (int64_t j = 0; j < count; j++) {
+            const int64_t at = (o * count + j) * inner + i;
+            if (valid(indices[at], length, bad) && (int64_t)indices[at] == l)
+                sum += ct[at];
+        }
+        y[k] = sum;
+    }
+}
+
+KERNEL one_hot(const U *indices, T *y, int64_t count, int64_t classes, int *bad)
+{
+    for (int64_t k = grid_index(); k < count * classes; k += grid_size()) {
+        const U index = indices[k / classes];
+        y[k] = valid(index, classes, bad) && (int64_t)index == k % classes ? (T)1 : (T)0;
+    }
+}

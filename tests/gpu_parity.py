@@ -1,0 +1,47 @@
+"""What the tests on a GPU share: the device, memory that starts full of NaN, and how results are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adtrain.core.backend import backend
+from adtrain.core.errors import DeviceError
+
+TOLERANCE = {"float32": 3e-5, "float64": 1e-11}
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Any:
+    try:
+        return backend("gpu")
+    except DeviceError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(autouse=True)
+def poisoned(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is full of NaN (and -1) before anything is written to it."""
+    import pycuda.driver as cuda
+
+    allocate = gpu.device.allocate
+
+    def filled(size: int) -> Any:
+        memory = allocate(size)
+        cuda.memset_d8_async(int(memory), 0xFF, max(size, 1), gpu.device.stream)
+        return memory
+
+    monkeypatch.setattr(gpu.device, "allocate", filled)
+
+
+def check(found: Sequence[np.ndarray], expected: Sequence[np.ndarray], tolerance: float) -> None:
+    assert len(found) == len(expected)
+    for x, y in zip(found, expected, strict=True):
+        assert (x.dtype, x.shape) == (y.dtype, y.shape)
+        sizes = np.abs(y.astype(float))
+        # beside the ends of the range everything is small
+        scale = float(sizes[sizes < 1e30].max(initial=1))
+        np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance * scale)

@@ -1,0 +1,51 @@
+"""The GPU: every case of the case table computes what it computes on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu_parity import TOLERANCE, check, gpu, poisoned
+from program_samples import ALL
+from test_cpu_programs import values_and_gradients
+
+from adtrain.cases import CASES, Case
+from adtrain.core.array import Array
+from adtrain.core.staging import stage
+
+__all__ = ["gpu", "poisoned"]
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = tuple(TOLERANCE)
+EACH = pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.op}, {c.name}")
+
+
+def results(case: Case, dtype: str, device: str) -> list[np.ndarray]:
+    return [x.numpy() for x in values_and_gradients(case, [x.to(device) for x in case.sample(dtype)])]
+
+
+def staged(case: Case, dtype: str, passes: Sequence[Callable[..., Any]]) -> list[np.ndarray]:
+    given: list[Array] = [x.to("gpu") for x in case.sample(dtype)]
+    found = stage(lambda *xs: tuple(values_and_gradients(case, xs)), passes)(*given)
+    return [x.numpy() for x in found]
+
+
+@EACH
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_case_on_the_gpu_is_the_case_on_the_cpu(case: Case, dtype: str) -> None:
+    found = results(case, dtype, "gpu")
+    check(found, results(case, dtype, "cpu"), TOLERANCE[dtype])
+    for x, y in zip(found, results(case, dtype, "gpu"), strict=True):
+        assert x.tobytes() == y.tobytes()
+
+
+@EACH
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_program_of_a_case_computes_the_bits_of_the_case(case: Case, dtype: str) -> None:
+    eager = results(case, dtype, "gpu")
+    for passes in ((), ALL):
+        for x, y in zip(staged(case, dtype, passes), eager, strict=True):
+            np.testing.assert_array_equal(x, y)

@@ -1,0 +1,99 @@
+"""The GPU at odd sizes, and at sizes at which work is divided in other ways, against the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from compiled_parity import Function
+from gpu_parity import TOLERANCE, check, gpu, poisoned
+from test_cpu_shapes import FAMILIES, Draw, with_gradients
+
+from adtrain import ops
+from adtrain.core import tree
+from adtrain.core.array import array
+
+__all__ = ["gpu", "poisoned"]
+
+pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("dtype", ["float32", "float64"])]
+
+
+def large_reductions(draw: Draw) -> Iterator[tuple[str, Function]]:
+    """Few outputs of many elements, in parts; many of few; rows of every alignment, and columns."""
+    many: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+        ((300_001,), (0,)), ((3, 100_003), (1,)), ((100_003, 3), (0,)), ((70_001, 1), (0,)), ((65, 1025), (1,)),
+        ((1025, 65), (0,)), ((5, 33, 4097), (0, 2)), ((33, 5, 65, 3), (0, 2)), ((2, 3, 2, 3, 2, 3), (0, 2, 4)),
+        ((2, 3, 2, 3, 2, 3), (1, 3, 5)), ((40_000, 7), (1,)), ((2, 20_000, 2), (1,)), ((1, 1, 9), (0,)),
+        ((128, 33), (0,)), ((3, 129, 40), (1,)), ((3, 2000, 40), (0, 1)),
+    ]  # fmt: skip
+    for shape, axes in many:
+        for f in (ops.sum, ops.max, ops.min):
+            yield f"{f.__name__} {shape} {axes}", (lambda x, f=f, axes=axes: f(x, axes), [draw(*shape)])
+    few: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((3, 5000), (1,)), ((9, 3, 700), (0, 2)), ((5000, 3), (0,))]
+    for shape, axes in few:
+        yield f"logsumexp {shape}", (lambda x, axes=axes: ops.logsumexp(x, axes), [draw(*shape)])
+
+
+def long_lines(draw: Draw) -> Iterator[tuple[str, Function]]:
+    for shape, axis in [
+        ((7, 1024), 1),
+        ((7, 1025), 1),
+        ((2, 5000), 1),
+        ((3, 20_001), 1),
+        ((300, 7), 0),
+        ((40_000, 3), 1),
+    ]:
+        for f in (ops.softmax, ops.log_softmax, ops.cumsum, ops.argmax):
+            yield f"{f.__name__} {shape} {axis}", (lambda x, f=f, axis=axis: f(x, axis), [draw(*shape)])
+    for rows in [(5, 3000), (2, 33, 40)]:
+        yield f"layer_norm {rows}", (with_gradients(lambda x: ops.layer_norm(x, x.shape[-1])), [draw(*rows)])
+
+
+def copies(draw: Draw) -> Iterator[tuple[str, Function]]:
+    """By tiles and by elements."""
+    for shape, axes in [
+        ((65, 33), (1, 0)), ((3, 40, 50), (0, 2, 1)), ((40, 3, 50), (2, 1, 0)), ((9, 10, 11, 12), (3, 1, 0, 2)),
+        ((2, 3, 4, 5, 6, 7), (5, 3, 1, 4, 2, 0)), ((7, 100), (1, 0)), ((1000, 1200), (1, 0)), ((8, 1, 9), (2, 1, 0)),
+    ]:  # fmt: skip
+        yield f"transpose {shape} {axes}", (lambda x, axes=axes: ops.transpose(x, axes), [draw(*shape)])
+    yield "flip", (lambda x: (ops.flip(x), ops.flip(x, 0), ops.transpose(ops.flip(x, 1))), [draw(33, 70)])
+    yield "pad", (lambda x: ops.pad(x, ((3, 1), (0, 2), (5, 0)), 2.5), [draw(9, 8, 7)])
+    yield "slices", (lambda x: (x[1::3, ::-2], x[:, 5], x[..., 3:40:7]), [draw(20, 50, 60)])
+    yield "join", (lambda *xs: ops.concatenate(xs, 2), [draw(3, 4, 5), draw(3, 4, 65), draw(3, 4, 1)])
+
+
+def scattered(draw: Draw) -> Iterator[tuple[str, Function]]:
+    for shape, count, axis in [((50, 7), 300, 0), ((7, 50), 33, 1), ((3, 20, 5), 64, 1)]:
+        at = np.random.default_rng(1).integers(0, shape[axis], count)
+        yield f"take {shape}", (with_gradients(lambda x, at=at, axis=axis: ops.take(x, at, axis)), [draw(*shape)])
+
+
+def vectors(draw: Draw) -> Iterator[tuple[str, Function]]:
+    """Every remainder of a vector, and broadcasts along each axis of rows that vectors fit in or not."""
+    for n in (1, 2, 3, 4, 5, 8, 1023, 4096, 100_001):
+        yield (
+            f"elements {n}",
+            (lambda x, y: (ops.tanh(x) * y, ops.less(x, y), ops.astype(x, "uint8")), [draw(n) ** 2, draw(n)]),
+        )
+    for shape in [(17, 64), (17, 63), (3, 5, 8), (2, 3, 4, 4)]:
+        whole = draw(*shape)
+        for other in [shape[1:], (*shape[:-1], 1), (shape[0], *[1] * (len(shape) - 1)), (1,) * len(shape)]:
+            yield f"{shape} {other}", (lambda x, y: ops.exp(x) + y * x, [whole, draw(*other)])
+
+
+OWN = [large_reductions, long_lines, copies, scattered, vectors]
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *OWN])
+def test_odd_sizes_compute_what_they_compute_on_the_cpu(family: Any, dtype: str) -> None:
+    wrong = []
+    for name, (f, args) in family(Draw(dtype)):
+        expected = [x.numpy() for x in tree.leaves(f(*(array(x) for x in args)))]
+        try:
+            found = [x.numpy() for x in tree.leaves(f(*(array(x).to("gpu") for x in args)))]
+            check(found, expected, 10 * TOLERANCE[dtype])
+        except Exception as error:
+            wrong.append(f"{name}: {type(error).__name__}: {str(error).strip()[:400]}")
+    assert not wrong, f"{len(wrong)} wrong: " + "\n\n".join(wrong[:5])
