@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from adtrain.backends.cpu.codegen.loops import Axis, statements, strides
+from adtrain.backends.cpu.codegen.loops import Axis, axes_of, statements
 from adtrain.backends.cpu.codegen.text import pointer
 from adtrain.backends.cpu.compiler import c_type
 from adtrain.backends.cuda.compiler import Source
-from adtrain.core.array import Shape
 from adtrain.core.fused import body_of
 from adtrain.core.program import Equation, Program, Variable
 
@@ -38,25 +37,11 @@ def loops(equation: Equation) -> Loops:
     """The kernel of a `loops` equation, or of a single elementwise one."""
     body = body_of(equation)
     shape = body.outputs[0].type.shape
-    axes = _axes(body, shape)
+    axes = axes_of(body, shape)
     width = WIDEST // max(v.type.dtype.itemsize for v in (*body.inputs, *body.outputs))
     if len(axes) > 1 and axes[-1].length % width:
         width = 1  # a vector must not reach into the next row
     return Loops(Source("loops.cu", _text(body, axes, width), OPTIONS), math.prod(shape), width)
-
-
-def _axes(body: Program, shape: Shape) -> list[Axis]:
-    """The fewest axes of ``shape``: those that all operands pass through in one stride are one."""
-    columns = [strides(v.type.shape, shape) for v in (*body.inputs, *body.outputs)]
-    axes: list[Axis] = []
-    for i, length in enumerate(shape):
-        axis = Axis(length, tuple(column[i] for column in columns))
-        if length == 1:
-            continue
-        if axes and all(a == b * length for a, b in zip(axes[-1].strides, axis.strides, strict=True)):
-            axis = Axis(axes.pop().length * length, axis.strides)
-        axes.append(axis)
-    return axes
 
 
 def _text(body: Program, axes: Sequence[Axis], width: int) -> str:

@@ -32,7 +32,7 @@ class Axis:
 
 def team_loops(writer: Writer, body: Program) -> str:
     """A function ``(team, inputs..., outputs...)`` in which the threads divide the elements among themselves."""
-    axes = _axes(body, body.outputs[0].type.shape)
+    axes = axes_of(body, body.outputs[0].type.shape)
     nest = _Nest(body, axes)
     parameters = f"const Team *team, {_parameters(body)}"
     inner, rows = (axes[-1].length if axes else 1), math.prod(axis.length for axis in axes[:-1])
@@ -49,7 +49,7 @@ def team_loops(writer: Writer, body: Program) -> str:
 
 def item_loops(writer: Writer, body: Program) -> str:
     """A function ``(inputs..., outputs...)`` that computes one item, with pointers to its elements."""
-    axes = _axes(body, body.outputs[0].type.shape[1:], item=True)
+    axes = axes_of(body, body.outputs[0].type.shape[1:], item=True)
     nest = _Nest(body, axes)
     inner, rows = (axes[-1].length if axes else 1), math.prod(axis.length for axis in axes[:-1])
     return writer.function("item_loops", _parameters(body), nest.lines("0", str(rows), "0", str(inner)))
@@ -85,7 +85,7 @@ def _parameters(body: Program) -> str:
     return ", ".join(inputs + [f"{pointer(v)}y{i}" for i, v in enumerate(body.outputs)])
 
 
-def _axes(body: Program, shape: Shape, item: bool = False) -> list[Axis]:
+def axes_of(body: Program, shape: Shape, item: bool = False) -> list[Axis]:
     """The fewest loops over `shape`: axes that all operands pass through in one stride are one."""
     full = len(shape) + item
     shapes = [v.type.shape[1:] if item and len(v.type.shape) == full else v.type.shape for v in body.inputs]
