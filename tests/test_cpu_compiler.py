@@ -17,6 +17,7 @@ import pytest
 from adtrain import assets, cache
 from adtrain.backends.cpu import compiler
 from adtrain.backends.cpu.compiler import CompilerError, Source
+from adtrain.codegen.expressions import c_type
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
@@ -120,7 +121,7 @@ def test_element_types_become_macros(workshop: Workshop) -> None:
     [("float32", "float"), ("float64", "double"), ("uint8", "uint8_t"), ("int64", "int64_t"), ("bool", "bool")],
 )
 def test_c_names_of_element_types(name: str, spelling: str) -> None:
-    assert compiler.c_type(np.dtype(name)) == spelling
+    assert c_type(np.dtype(name)) == spelling
 
 
 def test_what_is_there_is_not_compiled_again(workshop: Workshop) -> None:

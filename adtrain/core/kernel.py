@@ -78,8 +78,10 @@ class CudaKernel:
     """A kernel in `kernels/cuda`: ``name(inputs..., outputs..., numbers...[, char *scratch][, int *bad])``.
 
     All but ``file`` and ``name`` are functions of the arguments (anything with a shape and a dtype) and the parameters.
-    A primitive names one in ``implementations["cuda"]``, or a tuple of candidates, of which the first that `applies` is
-    taken. The launch follows from either ``elements`` or ``blocks``; nothing is launched where that is 0.
+    A primitive names one in ``implementations["cuda"]``, or candidates: a tuple, or a function of the arguments' types
+    and the parameters to a sequence (the same kernel with other tunables, say). Of those that `apply` the first is
+    taken where nothing has been measured. The launch follows from either ``elements`` or ``blocks``; nothing is
+    launched where that is 0.
 
     Args:
         file: the source, compiled once for each combination of element types and definitions it is used with.

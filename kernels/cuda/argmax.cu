@@ -17,6 +17,7 @@ struct Best {
 // Neighbouring threads take neighbouring lines.
 KERNEL argmax_thread(const T *x, int64_t *y, int64_t outer, int64_t length, int64_t inner)
 {
+    wait_for_inputs();
     for (int64_t i = grid_index(); i < outer * inner; i += grid_size()) {
         const T *from = x + i / inner * length * inner + i % inner;
         Best best = {from[0], 0};
@@ -29,6 +30,7 @@ KERNEL argmax_thread(const T *x, int64_t *y, int64_t outer, int64_t length, int6
 // A warp for each line of neighbouring elements.
 KERNEL argmax_warp(const T *x, int64_t *y, int64_t outer, int64_t length, int64_t)
 {
+    wait_for_inputs();
     for (int64_t i = grid_index() / WARP; i < outer; i += grid_size() / WARP) {
         const T *from = x + i * length;
         Best best = {from[0], 0};

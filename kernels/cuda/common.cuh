@@ -27,6 +27,17 @@ typedef unsigned long long uintptr_t;
 __device__ __forceinline__ int64_t grid_index() { return (int64_t)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ int64_t grid_size() { return (int64_t)gridDim.x * blockDim.x; }
 
+// The first statement of every kernel: what the kernels before it have written can be read from here on, and the next
+// kernel may be started, to wait at its own. So a kernel's launch overlaps the end of the one before it (programmatic
+// dependent launch, CUDA C++ Programming Guide).
+__device__ __forceinline__ void wait_for_inputs()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 // Several elements that one instruction reads or writes.
 template <typename E, int N> struct __align__(sizeof(E) * N) Vector {
     E lane[N];

@@ -4,6 +4,7 @@
 #include "conv.cuh"
 
 KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d(const T *x, const T *w, T *y, CONV_NUMBERS) {
+    wait_for_inputs();
     CONV
     const int tiles_m = (group_filters + BM - 1) / BM, group = blockIdx.y;
     // Tiles of the same pixels run at the same time: they read the same windows.

@@ -37,6 +37,7 @@ struct TapLoader {
 };
 
 KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d_input_grad(const T *g, const T *w, T *x, CONV_NUMBERS) {
+    wait_for_inputs();
     CONV
     const int tiles_m = (group_channels + BM - 1) / BM, group = blockIdx.y;
     const int m0 = blockIdx.x % tiles_m * BM, n0 = blockIdx.x / tiles_m * BN;

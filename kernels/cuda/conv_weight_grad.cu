@@ -72,6 +72,7 @@ KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d_weight_grad(const T *x, con
     , char *scratch
 #endif
 ) {
+    wait_for_inputs();
     CONV
     const int elements = group_channels * KH * KW, area = rows * columns, pixels = batch * area, group = blockIdx.z;
     const int tiles_m = (group_filters + BM - 1) / BM;

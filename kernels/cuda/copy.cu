@@ -36,6 +36,7 @@ template <typename I> static __device__ __forceinline__ void copied(const T *x, 
 // The last axis is contiguous in the target.
 KERNEL copy(const T *x, T *y, NUMBERS)
 {
+    wait_for_inputs();
     const Layout axes = {{n0, n1, n2, n3, n4, n5}, {s0, s1, s2, s3, s4, s5}, {t0, t1, t2, t3, t4, t5}};
     const int64_t count = n0 * n1 * n2 * n3 * n4 * n5;
     if (count < 1 << 30) // 32 bits divide several times faster
@@ -50,6 +51,7 @@ KERNEL copy(const T *x, T *y, NUMBERS)
 #define TILE 64
 KERNEL __launch_bounds__(256) copy_tiles(const T *x, T *y, NUMBERS)
 {
+    wait_for_inputs();
     __shared__ T tile[TILE][TILE + 1];
     // A grid has fewer than 2^31 blocks, so 32 bits number them and what they are made of.
     const uint32_t across = (n5 + TILE - 1) / TILE, down = (n4 + TILE - 1) / TILE;
@@ -74,6 +76,7 @@ KERNEL __launch_bounds__(256) copy_tiles(const T *x, T *y, NUMBERS)
 
 KERNEL fill(const T *, T *y, int64_t count, double value)
 {
+    wait_for_inputs();
     for (int64_t i = grid_index(); i < count; i += grid_size())
         y[i] = (T)value;
 }

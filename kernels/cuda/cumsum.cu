@@ -4,6 +4,7 @@
 // Neighbouring threads take neighbouring lines.
 KERNEL cumsum_thread(const T *x, U *y, int64_t outer, int64_t length, int64_t inner, int64_t reverse)
 {
+    wait_for_inputs();
     for (int64_t i = grid_index(); i < outer * inner; i += grid_size()) {
         const int64_t start = i / inner * length * inner + i % inner;
         U total = 0;
@@ -19,6 +20,7 @@ KERNEL cumsum_thread(const T *x, U *y, int64_t outer, int64_t length, int64_t in
 // the warps' totals in shared memory; `carry` is the sum of all before them.
 KERNEL cumsum_block(const T *x, U *y, int64_t outer, int64_t length, int64_t, int64_t reverse)
 {
+    wait_for_inputs();
     __shared__ U of_warp[WARP];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     U carry = 0;

@@ -39,6 +39,7 @@ KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) gemm_tiled(
     , char *scratch
 #endif
 ) {
+    wait_for_inputs();
     const int m = m_, n = n_, k = k_;
     const int down = (m + BM - 1) / BM, across = (n + BN - 1) / BN;
     const int64_t item = blockIdx.x / (down * across);

@@ -13,6 +13,7 @@ static __device__ __forceinline__ bool valid(U index, int64_t length, int *bad)
 // y[o, j, i] = x[o, indices[j], i] for x (outer, length, inner)
 KERNEL take(const T *x, const U *indices, T *y, int64_t outer, int64_t length, int64_t inner, int64_t count, int *bad)
 {
+    wait_for_inputs();
     for (int64_t k = grid_index(); k < outer * count * inner; k += grid_size()) {
         const int64_t i = k % inner, j = k / inner % count, o = k / inner / count;
         const U index = indices[j];
@@ -24,6 +25,7 @@ KERNEL take(const T *x, const U *indices, T *y, int64_t outer, int64_t length, i
 KERNEL scatter_add(const T *ct, const U *indices, T *y, int64_t outer, int64_t length, int64_t inner, int64_t count,
                    int *bad)
 {
+    wait_for_inputs();
     for (int64_t k = grid_index(); k < outer * length * inner; k += grid_size()) {
         const int64_t i = k % inner, l = k / inner % length, o = k / inner / length;
         T sum = 0;
@@ -40,6 +42,7 @@ KERNEL scatter_add(const T *ct, const U *indices, T *y, int64_t outer, int64_t l
 KERNEL take_along_axis(const T *x, const U *indices, T *y, int64_t outer, int64_t length, int64_t inner, int64_t count,
                        int *bad)
 {
+    wait_for_inputs();
     for (int64_t k = grid_index(); k < outer * count * inner; k += grid_size()) {
         const int64_t i = k % inner, o = k / inner / count;
         const U index = indices[k];
@@ -51,6 +54,7 @@ KERNEL take_along_axis(const T *x, const U *indices, T *y, int64_t outer, int64_
 KERNEL scatter_along_axis(const T *ct, const U *indices, T *y, int64_t outer, int64_t length, int64_t inner,
                           int64_t count, int *bad)
 {
+    wait_for_inputs();
     for (int64_t k = grid_index(); k < outer * length * inner; k += grid_size()) {
         const int64_t i = k % inner, l = k / inner % length, o = k / inner / length;
         T sum = 0;
@@ -65,6 +69,7 @@ KERNEL scatter_along_axis(const T *ct, const U *indices, T *y, int64_t outer, in
 
 KERNEL one_hot(const U *indices, T *y, int64_t count, int64_t classes, int *bad)
 {
+    wait_for_inputs();
     for (int64_t k = grid_index(); k < count * classes; k += grid_size()) {
         const U index = indices[k / classes];
         y[k] = valid(index, classes, bad) && (int64_t)index == k % classes ? (T)1 : (T)0;

@@ -4,6 +4,7 @@
 // A block for each statistic. Three passes over its elements: mean, mean square of what is left, result.
 KERNEL standardize(const T *x, T *y, T *means, T *variances, int64_t k0, int64_t r0, int64_t k1, int64_t r1, double eps)
 {
+    wait_for_inputs();
     const int64_t start = (blockIdx.x / k1 * r0 * k1 + blockIdx.x % k1) * r1, count = r0 * r1;
     const Runs runs = {r0, r1, k1 * r1};
     T sum = 0, squares = 0;

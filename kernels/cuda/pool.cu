@@ -46,6 +46,7 @@ __device__ __forceinline__ bool inside(int y, int x, int height, int width) {
 }
 
 KERNEL max_pool2d(const T *x, T *y, int32_t *where, POOL_NUMBERS) {
+    wait_for_inputs();
     POOL
     for (int64_t i = grid_index(); i < planes * rows * columns; i += grid_size()) {
         const Corner corner(i, rows, columns);
@@ -69,6 +70,7 @@ KERNEL max_pool2d(const T *x, T *y, int32_t *where, POOL_NUMBERS) {
 }
 
 KERNEL max_pool2d_pick(const T *x, const int32_t *where, T *y, POOL_NUMBERS) {
+    wait_for_inputs();
     POOL
     for (int64_t i = grid_index(); i < planes * rows * columns; i += grid_size()) {
         const Corner corner(i, rows, columns);
@@ -79,6 +81,7 @@ KERNEL max_pool2d_pick(const T *x, const int32_t *where, T *y, POOL_NUMBERS) {
 }
 
 KERNEL avg_pool2d(const T *x, T *y, POOL_NUMBERS) {
+    wait_for_inputs();
     POOL
     for (int64_t i = grid_index(); i < planes * rows * columns; i += grid_size()) {
         const Corner corner(i, rows, columns);
@@ -138,12 +141,14 @@ __device__ __forceinline__ void gather(
 }
 
 KERNEL max_pool2d_put(const T *__restrict__ ct, const int32_t *__restrict__ where, T *x, POOL_NUMBERS) {
+    wait_for_inputs();
     POOL
     gather(x, planes, height, width, rows, columns,
         [&](int64_t window, int position) { return where[window] == position ? ct[window] : (T)0; });
 }
 
 KERNEL avg_pool2d_put(const T *__restrict__ ct, T *x, POOL_NUMBERS) {
+    wait_for_inputs();
     POOL
     gather(x, planes, height, width, rows, columns,
         [&](int64_t window, int position) { return ct[window] / (T)(KH * KW); });

@@ -4,6 +4,7 @@
 // The key is the seed; the counter (block, stream, step low, step high). A block of the cipher gives four numbers.
 KERNEL random_uniform(const uint32_t *rng, T *y, int64_t count, int64_t stream)
 {
+    wait_for_inputs();
     for (int64_t block = grid_index(); block < (count + 3) / 4; block += grid_size()) {
         uint32_t c0 = (uint32_t)block, c1 = (uint32_t)stream, c2 = rng[2], c3 = rng[3], k0 = rng[0], k1 = rng[1];
 #pragma unroll

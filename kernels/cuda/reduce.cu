@@ -142,16 +142,19 @@ static __device__ __forceinline__ void by_block(const T *x, U *y, const Walk &wa
         y[blockIdx.x] = value;
 }
 
-KERNEL reduce_block(const T *x, U *y, LENGTHS) { by_block(x, y, WALK, 1, r0 * r1 * r2 * r3); }
+KERNEL reduce_block(const T *x, U *y, LENGTHS) {
+    wait_for_inputs(); by_block(x, y, WALK, 1, r0 * r1 * r2 * r3); }
 
 KERNEL reduce_block_parts(const T *x, U *y, LENGTHS, int64_t parts, int64_t chunk, char *scratch)
 {
+    wait_for_inputs();
     by_block(x, (U *)scratch, WALK, parts, chunk);
 }
 
 // LANES lanes of a warp for each output: for few elements that lie next to one another.
 KERNEL reduce_lanes(const T *x, U *y, LENGTHS)
 {
+    wait_for_inputs();
     const Walk walk = WALK;
     const int64_t outputs = walk.outputs(), count = walk.count(), stride = grid_size() / LANES;
     // All lanes of a warp go on until its first output is past the end; the last output is then computed twice.
@@ -173,6 +176,7 @@ KERNEL reduce_lanes(const T *x, U *y, LENGTHS)
 // A thread for each output of few elements, where the outputs' elements lie next to one another.
 KERNEL reduce_thread(const T *x, U *y, LENGTHS)
 {
+    wait_for_inputs();
     const Walk walk = WALK;
     const int64_t outputs = walk.outputs(), count = walk.count();
     for (int64_t o = grid_index(); o < outputs; o += grid_size()) {
@@ -204,18 +208,21 @@ static __device__ __forceinline__ void by_columns(const T *x, U *y, const Walk &
 
 KERNEL __launch_bounds__(WARP * WARP) reduce_columns(const T *x, U *y, LENGTHS)
 {
+    wait_for_inputs();
     by_columns(x, y, WALK, 1, r0 * r1 * r2 * r3);
 }
 
 KERNEL __launch_bounds__(WARP * WARP)
 reduce_columns_parts(const T *x, U *y, LENGTHS, int64_t parts, int64_t chunk, char *scratch)
 {
+    wait_for_inputs();
     by_columns(x, (U *)scratch, WALK, parts, chunk);
 }
 
 // The second pass: a warp for each output adds up its parts.
 KERNEL combine(const T *, U *y, int64_t outputs, int64_t parts, char *scratch)
 {
+    wait_for_inputs();
     const U *partial = (const U *)scratch;
     for (int64_t o = grid_index() / WARP; o < outputs; o += grid_size() / WARP) {
         const int lane = threadIdx.x % WARP;

@@ -31,6 +31,7 @@ static __device__ __forceinline__ T term(T kept) { return LOGARITHM ? exp(kept) 
 // Rows of up to LANES * ITEMS * WIDTH elements: each lane keeps ITEMS vectors of WIDTH, a divisor of the length.
 KERNEL softmax_lanes(const T *x, T *y, int64_t rows, int64_t length)
 {
+    wait_for_inputs();
     const int64_t stride = grid_size() / LANES;
     const int lane = threadIdx.x % LANES * WIDTH;
     int64_t row = grid_index() / LANES;
@@ -75,6 +76,7 @@ KERNEL softmax_lanes(const T *x, T *y, int64_t rows, int64_t length)
 // A block for each row; `cached` says whether the row fits in shared memory, else it is read three times.
 KERNEL softmax_block(const T *x, T *y, int64_t, int64_t length, int64_t cached)
 {
+    wait_for_inputs();
     extern __shared__ __align__(16) char memory[];
     T *row = (T *)memory;
     const T *from = x + blockIdx.x * length;
@@ -102,6 +104,7 @@ KERNEL softmax_block(const T *x, T *y, int64_t, int64_t length, int64_t cached)
 
 KERNEL softmax_columns(const T *x, T *y, int64_t outer, int64_t length, int64_t inner)
 {
+    wait_for_inputs();
     for (int64_t i = grid_index(); i < outer * inner; i += grid_size()) {
         const int64_t start = i / inner * length * inner + i % inner;
         T top = x[start], total = 0;
@@ -118,6 +121,7 @@ KERNEL softmax_columns(const T *x, T *y, int64_t outer, int64_t length, int64_t 
 // log(sum(exp(x))) over the reduced ones of four lengths in turns: k0 r0 k1 r1; a block for each output.
 KERNEL logsumexp(const T *x, T *y, int64_t k0, int64_t r0, int64_t k1, int64_t r1)
 {
+    wait_for_inputs();
     const T *from = x + (blockIdx.x / k1 * r0 * k1 + blockIdx.x % k1) * r1;
     const Runs runs = {r0, r1, k1 * r1};
     T top = -INFINITY, total = 0;

@@ -8,6 +8,7 @@
 
 KERNEL sum_splits(
     const T *a, const T *b, T *c, EPILOGUE_INPUTS int64_t size, int64_t m, int64_t n, int64_t splits, char *scratch) {
+    wait_for_inputs();
     const T *parts = (const T *)scratch;
     for (int64_t index = grid_index(); index < size; index += grid_size()) {
         T value = 0;

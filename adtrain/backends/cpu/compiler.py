@@ -18,18 +18,14 @@ import numpy as np
 from adtrain.assets import asset_path
 from adtrain.backends.cpu.toolchain import Compiler, CompilerError, find_compiler, processor
 from adtrain.cache import Cache, digest, open_cache, reason
+from adtrain.codegen.expressions import c_type
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
 
-__all__ = ["CompilerError", "Source", "c_type", "load"]
+__all__ = ["CompilerError", "Source", "load"]
 
 SOFT_PAUSE = 1
 """omp_pause_soft of omp.h."""
-
-
-def c_type(dtype: np.dtype) -> str:
-    """How C spells an element type: "float" for float32, "int64_t" for int64."""
-    return {"float32": "float", "float64": "double", "bool": "bool"}.get(dtype.name, f"{dtype.name}_t")
 
 
 class Source(NamedTuple):

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adtrain.assets import asset_path
-from adtrain.backends.cpu.compiler import c_type
 from adtrain.cache import digest, open_cache
+from adtrain.codegen.expressions import c_type
 from adtrain.core.errors import AdtrainError
 
 FLAGS = ("--std=c++17", "--ptxas-options=-v")

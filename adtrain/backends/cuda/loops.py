@@ -6,10 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from adtrain.backends.cpu.codegen.loops import Axis, axes_of, statements
-from adtrain.backends.cpu.codegen.text import pointer
-from adtrain.backends.cpu.compiler import c_type
 from adtrain.backends.cuda.compiler import Source
+from adtrain.codegen.elementwise import Axis, axes_of, statements
+from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.fused import body_of
 from adtrain.core.program import Equation, Program, Variable
 
@@ -57,6 +56,7 @@ def _text(body: Program, axes: Sequence[Axis], width: int) -> str:
         "",
         f"KERNEL loops({', '.join([*inputs, *outputs, 'int64_t n'])})",
         "{",
+        "    wait_for_inputs();",
         *(f"    {line}" for line in _statements(body, axes, width)),
         "}",
         "",

@@ -85,19 +85,27 @@ def scratch(equation: Equation) -> int:
     return most
 
 
+def candidates(equation: Equation) -> list[CudaKernel]:
+    """The kernels that are right for the equation, the one to take where nothing has been measured first."""
+    types = [v.type for v in equation.inputs]
+    named = equation.primitive.implementations.get("cuda", ())
+    if not isinstance(named, (tuple, CudaKernel)):
+        named = named(*types, **equation.params)
+    kernels = (named,) if isinstance(named, CudaKernel) else named
+    return [k for k in kernels if k.applies(*([0] if k.each else []), *types, **equation.params)]
+
+
 def chosen(equation: Equation) -> CudaKernel:
-    """The first candidate that is right for the equation.
+    """The candidate that the equation runs with.
 
     Raises:
         DeviceError: there is none.
     """
-    types = [v.type for v in equation.inputs]
-    named = equation.primitive.implementations.get("cuda", ())
-    for kernel in named if isinstance(named, tuple) else (named,):
-        if kernel.applies(*([0] if kernel.each else []), *types, **equation.params):
-            return kernel
-    found = ", ".join(map(str, types))
-    raise DeviceError(f"{equation.primitive.name} of {found or 'nothing'} has no kernel for the GPU; use --device cpu")
+    found = candidates(equation)
+    if found:
+        return found[0]
+    types = ", ".join(str(v.type) for v in equation.inputs)
+    raise DeviceError(f"{equation.primitive.name} of {types or 'nothing'} has no kernel for the GPU; use --device cpu")
 
 
 def _chain(kernel: CudaKernel, args: Sequence[Any], params: Any, operands: tuple[int, ...]) -> Iterator[Task]:

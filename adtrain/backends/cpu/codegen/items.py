@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from adtrain.backends.cpu.codegen.loops import item_loops
-from adtrain.backends.cpu.codegen.text import Writer, pointer
+from adtrain.backends.cpu.codegen.text import Writer
+from adtrain.codegen.expressions import pointer
 from adtrain.core.array import ArrayType
 from adtrain.core.fused import body_of, loops_p
 from adtrain.core.kernel import CKernel

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from adtrain.backends.cpu.codegen.text import Writer, element, literal, pointer
-from adtrain.backends.cpu.compiler import c_type
-from adtrain.core.array import Shape
+from adtrain.backends.cpu.codegen.text import Writer
+from adtrain.codegen.elementwise import Axis, axes_of, statements
+from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.program import Program, Variable
 
 FEW_ROWS = 32
@@ -20,14 +20,6 @@ FEW_ELEMENTS = 1024
 def by_one_thread(body: Program) -> bool:
     """Whether a body's elements are too few to be divided among threads."""
     return body.outputs[0].size <= FEW_ELEMENTS
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A loop: its length, and how far each operand moves with it."""
-
-    length: int
-    strides: tuple[int, ...]
 
 
 def team_loops(writer: Writer, body: Program) -> str:
@@ -55,50 +47,9 @@ def item_loops(writer: Writer, body: Program) -> str:
     return writer.function("item_loops", _parameters(body), nest.lines("0", str(rows), "0", str(inner)))
 
 
-def statements(body: Program, values: dict[Variable, str], results: Sequence[str]) -> list[str]:
-    """One element of each equation, `values` being those of the arguments, stored in `results`."""
-    lines = []
-    names = dict(values)
-    for i, e in enumerate(body.equations):
-        (out,) = e.outputs
-        if e.primitive.name == "broadcast_to":
-            names[out] = names[e.inputs[0]]
-            continue
-        c = c_type(out.type.dtype)
-        value = literal(e.params["value"]) if e.primitive.name == "full" else element(e, [names[v] for v in e.inputs])
-        lines.append(f"const {c} t{i} = {value};")
-        names[out] = f"t{i}"
-    return lines + [f"{place} = {names[v]};" for place, v in zip(results, body.outputs, strict=True)]
-
-
-def strides(shape: Shape, within: Shape) -> tuple[int, ...]:
-    """How far an array of `shape` moves along each axis of `within`, which it broadcasts to."""
-    found, step = [0] * len(within), 1
-    for i, length in zip(range(len(within) - 1, -1, -1), reversed(shape), strict=False):
-        found[i] = step if length == within[i] and length != 1 else 0
-        step *= length
-    return tuple(found)
-
-
 def _parameters(body: Program) -> str:
     inputs = [f"{pointer(v, const=True)}x{i}" for i, v in enumerate(body.inputs)]
     return ", ".join(inputs + [f"{pointer(v)}y{i}" for i, v in enumerate(body.outputs)])
-
-
-def axes_of(body: Program, shape: Shape, item: bool = False) -> list[Axis]:
-    """The fewest loops over `shape`: axes that all operands pass through in one stride are one."""
-    full = len(shape) + item
-    shapes = [v.type.shape[1:] if item and len(v.type.shape) == full else v.type.shape for v in body.inputs]
-    columns = [strides(s, shape) for s in [*shapes, *(shape for _ in body.outputs)]]
-    axes: list[Axis] = []
-    for i, length in enumerate(shape):
-        axis = Axis(length, tuple(column[i] for column in columns))
-        if length == 1:
-            continue
-        if axes and all(a == b * length for a, b in zip(axes[-1].strides, axis.strides, strict=True)):
-            axis = Axis(axes.pop().length * length, axis.strides)
-        axes.append(axis)
-    return axes
 
 
 @dataclass(frozen=True)

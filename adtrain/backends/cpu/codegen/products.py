@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from adtrain.backends.cpu.codegen.loops import statements, strides
-from adtrain.backends.cpu.codegen.text import Writer, pointer
-from adtrain.backends.cpu.compiler import Source, c_type
+from adtrain.backends.cpu.codegen.text import Writer
+from adtrain.backends.cpu.compiler import Source
+from adtrain.codegen.elementwise import statements, strides
+from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.fused import body_of, product_p
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.items import kernels

@@ -13,8 +13,9 @@ from typing import NamedTuple
 from adtrain.backends.cpu.codegen.items import emit_items, sums_workspace
 from adtrain.backends.cpu.codegen.loops import by_one_thread, team_loops
 from adtrain.backends.cpu.codegen.products import emit_product
-from adtrain.backends.cpu.codegen.text import Writer, pointer
+from adtrain.backends.cpu.codegen.text import Writer
 from adtrain.backends.cpu.compiler import Source
+from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import FUSED, body_of, items_p, loops_p, product_p, together_p
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_elementwise import elementwise

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from adtrain.backends.cpu.compiler import Source, c_type
+from adtrain.backends.cpu.compiler import Source
+from adtrain.codegen.expressions import literal, pointer
 from adtrain.core.kernel import CKernel
-from adtrain.core.program import Equation, Variable
+from adtrain.core.program import Equation
 
 
 class Writer:
@@ -100,35 +99,3 @@ class Writer:
 
 def _numbers(numbers: Sequence[float]) -> list[tuple[str, str]]:
     return [("double" if isinstance(x, (float, np.floating)) else "int64_t", literal(x)) for x in numbers]
-
-
-def literal(x: float) -> str:
-    """A Python number in C."""
-    if isinstance(x, (bool, int, np.integer)):
-        return str(int(x))
-    if math.isnan(x):
-        return "NAN"
-    return repr(float(x)) if math.isfinite(x) else "INFINITY" if x > 0 else "-INFINITY"
-
-
-def element(equation: Equation, arguments: Sequence[str]) -> str:
-    """One element of an elementwise equation's result, as a C expression of the elements of its arguments."""
-    text = equation.primitive.expression
-    if callable(text):
-        text = text(**equation.params)
-    assert text is not None
-    t = equation.inputs[-1].type.dtype if equation.inputs else equation.outputs[0].type.dtype
-    names = dict(zip("abc", arguments, strict=False))
-    names |= {"T": c_type(t), "U": c_type(equation.outputs[0].type.dtype)}
-
-    def replaced(match: re.Match[str]) -> str:
-        if match[1]:
-            return f"({literal(equation.params[match[1]])})"
-        return names.get(match[0], match[0])
-
-    return re.sub(r"\{(\w+)\}|\b\w+\b", replaced, text)
-
-
-def pointer(v: Variable, const: bool = False) -> str:
-    """The C type of a pointer to the elements of `v`."""
-    return f"{'const ' if const else ''}{c_type(v.type.dtype)} *"

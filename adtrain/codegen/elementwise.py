@@ -1,0 +1,59 @@
+"""Elementwise equations as C statements, and the axes of the loops around them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from adtrain.codegen.expressions import c_type, element, literal
+from adtrain.core.array import Shape
+from adtrain.core.program import Program, Variable
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A loop: its length, and how far each operand moves with it."""
+
+    length: int
+    strides: tuple[int, ...]
+
+
+def statements(body: Program, values: dict[Variable, str], results: Sequence[str]) -> list[str]:
+    """One element of each equation, `values` being those of the arguments, stored in `results`."""
+    lines = []
+    names = dict(values)
+    for i, e in enumerate(body.equations):
+        (out,) = e.outputs
+        if e.primitive.name == "broadcast_to":
+            names[out] = names[e.inputs[0]]
+            continue
+        c = c_type(out.type.dtype)
+        value = literal(e.params["value"]) if e.primitive.name == "full" else element(e, [names[v] for v in e.inputs])
+        lines.append(f"const {c} t{i} = {value};")
+        names[out] = f"t{i}"
+    return lines + [f"{place} = {names[v]};" for place, v in zip(results, body.outputs, strict=True)]
+
+
+def strides(shape: Shape, within: Shape) -> tuple[int, ...]:
+    """How far an array of `shape` moves along each axis of `within`, which it broadcasts to."""
+    found, step = [0] * len(within), 1
+    for i, length in zip(range(len(within) - 1, -1, -1), reversed(shape), strict=False):
+        found[i] = step if length == within[i] and length != 1 else 0
+        step *= length
+    return tuple(found)
+
+
+def axes_of(body: Program, shape: Shape, item: bool = False) -> list[Axis]:
+    """The fewest loops over `shape`: axes that all operands pass through in one stride are one."""
+    full = len(shape) + item
+    shapes = [v.type.shape[1:] if item and len(v.type.shape) == full else v.type.shape for v in body.inputs]
+    columns = [strides(s, shape) for s in [*shapes, *(shape for _ in body.outputs)]]
+    axes: list[Axis] = []
+    for i, length in enumerate(shape):
+        axis = Axis(length, tuple(column[i] for column in columns))
+        if length == 1:
+            continue
+        if axes and all(a == b * length for a, b in zip(axes[-1].strides, axis.strides, strict=True)):
+            axis = Axis(axes.pop().length * length, axis.strides)
+        axes.append(axis)
+    return axes
