@@ -58,7 +58,7 @@ def adtrain_step(experiment: training.Experiment) -> Step:
 
     def step(indices: np.ndarray) -> float:
         nonlocal state
-        state, metrics = experiment.train_step(state, seed, *examples.batch(indices))
+        state, metrics = experiment.train_step(state, seed, *examples.batches(indices))
         return float(metrics.loss)
 
     return step

@@ -36,13 +36,13 @@ def main(configs: tuple[str, ...], steps: int) -> None:
         click.echo(f"{name:10}  eager {eager:7.2f}  staged {staged:7.2f}  fused {fused:7.2f} ms  {ratios}")
 
 
-def seconds_of(take_step: Callable[[], object]) -> float:
+def seconds_of(take_step: Callable[[int], object]) -> float:
     start = perf_counter()
-    take_step()
+    take_step(1)
     return perf_counter() - start
 
 
-def steps_of(experiment: training.Experiment) -> Callable[[], object]:
+def steps_of(experiment: training.Experiment) -> Callable[[int], object]:
     return training.continuation(experiment, experiment.initial_state("cpu"))
 
 

@@ -11,7 +11,7 @@ from adtrain.cli import bench_report
 from adtrain.cli.main import cli
 from adtrain.measure import bench_config, timing
 
-LAYERS = ["input", "0.linear", "1.relu", "2.linear", "loss", "", "optimizer", "accuracy"]
+LAYERS = ["input", "0.linear", "1.relu", "2.linear", "loss", "", "optimizer", "accuracy", "log"]
 
 
 @pytest.fixture(autouse=True)

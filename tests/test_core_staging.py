@@ -16,7 +16,7 @@ from adtrain.core import tree
 from adtrain.core.hooks import Call, Hook, hook
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
-from adtrain.passes import SIMPLIFY
+from adtrain.passes import ALL, SIMPLIFY
 
 ids = [f"{case.op}, {case.name}" for case in CASES]
 
@@ -234,3 +234,27 @@ def test_a_donated_array_cannot_be_used_again() -> None:
 def test_a_result_that_is_no_array_is_refused() -> None:
     with pytest.raises(ad.DTypeError, match="stage: the function returned a float, expected arrays"):
         stage(lambda x: 1.0)(np.ones(2))
+
+
+def test_repeating_is_calling_with_the_results_as_arguments() -> None:
+    def step(*given: Any) -> Any:
+        x, n, scale = given
+        return x * scale + 1.0, n + 1
+
+    start = np.arange(4, dtype=np.float32)
+    for passes in ((), ALL):
+        repeated = stage(step, passes, donate=(0, 1))
+        x, n = repeated.repeat(5, ad.array(start), ad.array(np.int64(0)), ad.array(np.float32(0.5)))
+        expected: Any = (ad.array(start), ad.array(np.int64(0)))
+        for _ in range(5):
+            expected = step(*expected, ad.array(np.float32(0.5)))
+        assert int(n) == 5
+        np.testing.assert_array_equal(x.numpy(), expected[0].numpy())
+
+
+def test_only_what_returns_its_donated_arguments_can_be_repeated() -> None:
+    for f, donate in ((lambda x: x[:2], (0,)), (lambda x: x + 1.0, ()), (lambda x: (x, x), (0,))):
+        step = stage(f, donate=donate)
+        step(ad.array(np.ones(3)))
+        with pytest.raises(ad.DTypeError, match="returns new values for its donated arguments, in their order"):
+            step.repeat(2, ad.array(np.ones(3)))

@@ -82,7 +82,7 @@ def test_numbers_are_of_the_configs_precision(tmp_path: Path) -> None:
     ):
         assert (a.dtype, b.dtype) == (np.float32, np.float64)
         np.testing.assert_array_equal(a.numpy(), b.numpy().astype(np.float32))
-    batch = training.on_device(double.train, "cpu").batch(np.arange(4))
+    batch = training.on_device(double.train, "cpu").batches(np.arange(4))
     state, metrics = double.train_step(double.initial_state("cpu"), double.seed("cpu"), *batch)
     assert metrics.loss.dtype == np.float64
     assert {x.dtype for x in tree.leaves(state.params)} == {np.dtype(np.float64)}
@@ -135,7 +135,7 @@ def test_the_outline_of_a_config_reads_no_data(tmp_path: Path) -> None:
     cfg = load(tmp_path, "data.path=nowhere")
     program = training.outline(cfg).step_program()
     types = [str(v.type) for v in (*program.inputs[-3:], program.outputs[0])]
-    assert types == ["uint8[16, 1, 1, 36]", "int64[16]", "int64[16]", "float32[16, 36]"]
+    assert types == ["uint8[16, 1, 1, 36]", "int64[16]", "int64[100, 16]", "float32[16, 36]"]
     wrong = load(tmp_path, "data={dataset: mnist, batch_size: 16}")
     with pytest.raises(ConfigError, match=r"model.input: found \[36\], expected \[1, 28, 28\]"):
         training.outline(wrong)

@@ -16,7 +16,7 @@ from adtrain.core.array import Value
 from adtrain.core.hooks import Call, Hook, hook
 from adtrain.training import Experiment, Mode, TrainState, copied, evaluation_step
 from adtrain.training.network import PIXEL_MAX
-from adtrain.training.step import random_state
+from adtrain.training.step import empty_log, no_totals, random_state, repeated
 
 CONVOLUTIONAL = (
     "[conv2d: {out_channels: 4, kernel_size: 3}, batch_norm2d, relu, max_pool2d: 2, flatten, dropout: 0.5, linear: 3]"
@@ -76,10 +76,13 @@ def test_a_batch_is_gathered_from_the_data_set_at_its_indices(tmp_path: Path) ->
     state, seed = experiment.initial_state("cpu"), experiment.seed("cpu")
     steps: list[tuple[Callable[..., Any], Sequence[Any]]] = [
         (replace(experiment, mode=Mode.EAGER).train_step, (state, seed)),
-        (evaluation_step(experiment.network), (state.params, state.statistics)),
+        (replace(experiment, mode=Mode.EAGER).logged_step, (state, empty_log(3, "cpu"), seed)),
+        (evaluation_step(experiment.network), (no_totals("cpu"), state.params, state.statistics)),
     ]
-    for step, inputs in steps:
-        found, expected = step(*inputs, images, labels, ad.array(indices)), step(*inputs, *map(ad.array, picked))
+    for number, (step, inputs) in enumerate(steps):
+        order, same = (x if number == 0 else x[None] for x in (indices, picked[2]))
+        found = step(*inputs, images, labels, ad.array(order))
+        expected = step(*inputs, *map(ad.array, picked[:2]), ad.array(same))
         for a, b in zip(tree.leaves(found), tree.leaves(expected), strict=True):
             np.testing.assert_array_equal(a.numpy(), b.numpy())
     for wrong in (20, -1):
@@ -134,16 +137,21 @@ def test_evaluation_uses_running_statistics_and_no_dropout(tmp_path: Path) -> No
     state = experiment.initial_state("cpu")
     evaluate = evaluation_step(experiment.network)
     examples = batch(6)[:2]
-    whole = evaluate(state.params, state.statistics, *examples, ad.array(np.arange(6)))
-    parts = [evaluate(state.params, state.statistics, *examples, ad.array([i])) for i in range(6)]
-    np.testing.assert_allclose(float(whole.loss), sum(float(part.loss) for part in parts), rtol=1e-5)
-    assert int(whole.correct) == sum(int(part.correct) for part in parts)
+    none, all_six = no_totals("cpu"), ad.array(np.arange(6)[None])
+    whole = evaluate(none, state.params, state.statistics, *examples, all_six)
+    parts = none
+    for _ in range(6):
+        parts = evaluate(parts, state.params, state.statistics, *examples, ad.array(np.arange(6)[:, None]))
+    assert (int(whole.position), int(parts.position)) == (1, 6)
+    np.testing.assert_allclose(float(whole.loss), float(parts.loss), rtol=1e-5)
+    assert int(whole.correct) == int(parts.correct)
 
     trained, _ = experiment.train_step(copied(state), experiment.seed("cpu"), *batch(6))
     assert not np.array_equal(
         trained.statistics["1"]["running_mean"].numpy(), state.statistics["1"]["running_mean"].numpy()
     )
-    assert float(evaluate(state.params, trained.statistics, *batch(6)).loss) != float(whole.loss)
+    other = evaluate(none, state.params, trained.statistics, *examples, all_six)
+    assert float(other.loss) != float(whole.loss)
 
 
 def test_step_and_evaluation_compute_the_same_bits_staged_as_eagerly(tmp_path: Path) -> None:
@@ -152,11 +160,17 @@ def test_step_and_evaluation_compute_the_same_bits_staged_as_eagerly(tmp_path: P
     )
     eager = replace(experiment, mode=Mode.EAGER)
     state = experiment.initial_state("cpu")
-    for staged, plain, inputs in (
-        (experiment.evaluation_step, eager.evaluation_step, (state.params, state.statistics, *batch())),
-        (experiment.train_step, eager.train_step, (state, experiment.seed("cpu"), *batch())),
-    ):
-        expected, found = tree.leaves(plain(*inputs)), tree.leaves(staged(*inputs))
+    images, labels, indices = batch()
+    order = ad.array(np.stack([indices.numpy(), indices.numpy()[::-1]]))
+    given, evaluated = (images, labels, order), (state.params, state.statistics)
+    log, none = empty_log(2, "cpu"), no_totals("cpu")
+    cases: list[tuple[Any, Any, tuple[Any, ...], tuple[Any, ...]]] = [
+        (experiment.evaluation_step, eager.evaluation_step, (none,), (*evaluated, *given)),
+        (experiment.logged_step, eager.logged_step, (state, log), (experiment.seed("cpu"), *given)),
+    ]
+    for staged, plain, carried, rest in cases:
+        expected = tree.leaves(repeated(plain, 2, carried, *rest))
+        found = tree.leaves(repeated(staged, 2, carried, *rest))
         assert len(found) == len(expected) > 1
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_array_equal(a.numpy(), b.numpy())

@@ -77,8 +77,8 @@ def _bench_config(path: str, device: str, mode: training.Mode) -> dict[str, Any]
     experiment = training.prepare(config.load(path), mode)
     images = experiment.full_batch
     progress(f"bench: timing steps of {experiment.config.name}, a few seconds")
-    run_step = training.continuation(experiment, experiment.initial_state(device), device)
-    step = bench_config.bench_step(run_step, images, device=device)
+    run_steps = training.continuation(experiment, experiment.initial_state(device), device)
+    step = bench_config.bench_step(run_steps, images, device=device)
     whole = step.profile.step
     return {
         "config": experiment.config.name,

@@ -80,6 +80,9 @@ class Commands(click.Group):
             if "--debug" in options and not isinstance(error, click.ClickException | click.Abort):
                 traceback.print_exc()
             status = report(error)
+            if _device_is_lost(error):
+                sys.stdout.flush()
+                os._exit(status)  # every clean-up by the driver would fail, and say so
         try:
             sys.stdout.flush()
         except BrokenPipeError:
@@ -129,6 +132,12 @@ def report(error: Exception) -> int:
         click.echo(f"adtrain: internal error: {cause} (please report it; --debug shows the traceback)", err=True)
         return INTERNAL
     return USAGE
+
+
+def _device_is_lost(error: Exception) -> bool:
+    from adtrain.core.errors import DeviceFault
+
+    return isinstance(error, DeviceFault)
 
 
 def close_stdout() -> int:

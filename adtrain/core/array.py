@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -87,6 +87,12 @@ class Value:
             f"a traced value ({ArrayType(self.shape, self.dtype)}) has no elements yet: inside a differentiated or "
             "staged function use adtrain.ops instead of NumPy, float() or if"
         )
+
+    def fetch(self) -> Callable[[], np.ndarray]:
+        """`numpy` in two parts: the elements are on their way to the host while the device goes on; the function that
+        is returned waits for them."""
+        elements = self.numpy()
+        return lambda: elements
 
     def to(self, device: str) -> Value:
         if device == self.device:
@@ -241,6 +247,9 @@ class Array(Value):
 
     def numpy(self) -> np.ndarray:
         return backend(self.device).to_numpy(self.buffer)
+
+    def fetch(self) -> Callable[[], np.ndarray]:
+        return backend(self.device).fetch(self.buffer)
 
     def to(self, device: str) -> Array:
         """The same elements on ``device``: this array itself when it is there already."""

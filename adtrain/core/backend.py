@@ -24,12 +24,20 @@ class Memory(NamedTuple):
 
 
 class Executable(Protocol):
-    """A Program made ready to run again and again."""
+    """A Program made ready to run again and again.
 
-    def run(self, buffers: list[Any], timed: bool = False) -> tuple[Sequence[Any], Sequence[float]]:
+    Attributes:
+        repeats: the Program `carries`, and its results lie where the donated inputs lay, so that it can run again at
+            once on the same buffers.
+    """
+
+    repeats: bool
+
+    def run(self, buffers: list[Any], timed: bool = False, times: int = 1) -> tuple[Sequence[Any], Sequence[float]]:
         """Buffers of the Program's inputs to buffers of its outputs, which may take the memory of donated inputs.
 
-        The second result is the time of each equation in seconds if `timed`, else empty.
+        The second result is the time of each equation in seconds if `timed`, else empty. Where it `repeats`, the
+        Program runs so many `times`, each time on what the one before has left.
         """
         ...
 
@@ -53,12 +61,21 @@ class Backend(Protocol):
         """What ``program`` takes where `compile` makes it ready; it is neither compiled nor allocated."""
         ...
 
+    def available(self) -> int | None:
+        """Bytes that all arrays and Programs of this process can have, those there are counted in; None if unknown."""
+        ...
+
     def from_numpy(self, elements: np.ndarray) -> Any:
         """A buffer with the elements of a C-contiguous host array that nobody will write to."""
         ...
 
     def to_numpy(self, buffer: Any) -> np.ndarray:
         """The elements as a read-only, C-contiguous host array."""
+        ...
+
+    def fetch(self, buffer: Any) -> Callable[[], np.ndarray]:
+        """`to_numpy` in two parts: the elements are on their way, behind what has been asked for so far and before
+        what is asked for next; the function that is returned waits for them."""
         ...
 
     def synchronize(self) -> None:

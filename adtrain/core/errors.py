@@ -19,6 +19,14 @@ class DeviceError(AdtrainError):
     """A device that is absent, or arrays of one operation on different devices."""
 
 
+class OutOfMemory(DeviceError):
+    """A device has less memory free than is asked for."""
+
+
+class DeviceFault(DeviceError):
+    """A device has failed in the middle of its work, and can do nothing more for this process."""
+
+
 class TraceError(AdtrainError):
     """A traced value used where only a concrete one can be, or after its trace has ended."""
 

@@ -75,6 +75,12 @@ class Program:
             raise AssertionError("program: an output is never assigned")
         object.__setattr__(self, "names", names)
 
+    @property
+    def carries(self) -> bool:
+        """Whether the outputs are new values for the donated inputs: as many, of the same types, in the same order."""
+        donated = [v.type for v in self.inputs if v in self.donated]
+        return bool(donated) and donated == [v.type for v in self.outputs]
+
     def __str__(self) -> str:
         return "\n".join(self.lines())
 

@@ -132,6 +132,16 @@ class Staged:
         self.latest: _Compiled | None = None
 
     def __call__(self, *args: Any) -> Any:
+        return self.repeat(1, *args)
+
+    def repeat(self, times: int, *args: Any) -> Any:
+        """Call so many times in a row, each time with the results in place of the donated arguments.
+
+        Where ``times`` is more than 1 the function returns its donated arguments' new values, in their order.
+
+        Raises:
+            DTypeError: it returns something else.
+        """
         compiled = self.latest
         arrays = None if compiled is None else compiled.arrays(args)
         if compiled is None or arrays is None:
@@ -139,18 +149,28 @@ class Staged:
             compiled = self.latest = self._compiled(args, leaves, structure)
             values = [x for x in leaves if isinstance(x, Value)]
             if any(isinstance(x, Tracer) for x in values):
-                return compiled.result.unflatten(compiled.traced.evaluate(*values))
+                return compiled.result.unflatten(_evaluated(compiled, values, times))
             arrays = values  # type: ignore[assignment]
-        return self._run(compiled, arrays)  # type: ignore[arg-type]
+        if times > 1 and not compiled.program.carries:
+            raise DTypeError(f"stage: {_NOT_CARRIED}")
+        return self._run(compiled, arrays, times)  # type: ignore[arg-type]
 
-    def _run(self, compiled: _Compiled, arrays: list[Array]) -> Any:
+    def _run(self, compiled: _Compiled, arrays: list[Array], times: int) -> Any:
         buffers = [x.buffer for x in arrays]
         for x in {id(arrays[i]): arrays[i] for i in compiled.donated}.values():
             del x.buffer
-        observers = active_hooks()
-        results, seconds = compiled.executable.run(buffers, timed=bool(observers))
-        for observer in observers:
-            observer.program(compiled.program, seconds)
+        observers, executable = active_hooks(), compiled.executable
+        if executable.repeats and not observers:
+            results, _ = executable.run(buffers, times=times)
+        else:
+            for left in range(times - 1, -1, -1):
+                results, seconds = executable.run(buffers, timed=bool(observers))
+                for observer in observers:
+                    observer.program(compiled.program, seconds)
+                if left:
+                    for i, result in zip(compiled.donated, results, strict=True):
+                        buffers[i] = result
+                    del result, results  # who holds a buffer keeps it from being written to
         outputs = zip(results, compiled.program.outputs, strict=True)
         return compiled.result.unflatten([Array(b, *v.type, v.device) for b, v in outputs])
 
@@ -217,6 +237,17 @@ class Staged:
             if i in self.donate and isinstance(x, Symbol)
         ]
         return replace(trace.program(outputs), donated=frozenset(donated)), out_structure
+
+
+_NOT_CARRIED = "a function that is repeated returns new values for its donated arguments, in their order"
+
+
+def _evaluated(compiled: _Compiled, values: list[Value], times: int) -> list[Value]:
+    """What the function makes of traced values."""
+    for _ in range(times - 1):
+        for i, x in zip(compiled.donated, compiled.traced.evaluate(*values), strict=True):
+            values[i] = x
+    return compiled.traced.evaluate(*values)
 
 
 def _kind(x: Any) -> Any:

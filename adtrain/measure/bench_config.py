@@ -46,22 +46,22 @@ class StepBench:
 
 
 def bench_step(
-    run_step: Callable[[], object], images: int, clock: Clock = perf_counter, device: str = "cpu"
+    run_steps: Callable[[int], object], images: int, clock: Clock = perf_counter, device: str = "cpu"
 ) -> StepBench:
     """Profile as many steps as take about BUDGET_SECONDS.
 
     Args:
-        run_step: takes one training step, on `images` images each time.
+        run_steps: takes so many training steps in a row, each on `images` images.
         device: where it runs.
     """
     for _ in range(WARMUP_RUNS):
         start = clock()
-        run_step()
+        run_steps(1)
         backend(device).synchronize()
         seconds = clock() - start
     pairs = BUDGET_SECONDS / (2 * seconds) if seconds > 0 else MAX_STEPS
     steps = int(min(max(pairs, MIN_STEPS), MAX_STEPS))
-    return StepBench(profile_steps(run_step, steps, warmup=0, clock=clock, device=device), images)
+    return StepBench(profile_steps(run_steps, steps, warmup=0, clock=clock, device=device), images)
 
 
 def layer_times(rows: Sequence[OpRow]) -> list[LayerTime]:

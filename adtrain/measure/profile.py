@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple, TypedDict
@@ -99,19 +100,23 @@ class OpTimer(Hook):
             self.seconds[key] += elapsed
 
 
+MOST_IN_A_ROW = 100
+
+
 def profile_steps(
-    run_step: Callable[[], object],
+    run_steps: Callable[[int], object],
     steps: int,
     warmup: int = 2,
     clock: Clock = perf_counter,
     device: str = "cpu",
 ) -> OpsProfile:
-    """Run `steps` steps without hooks for the end-to-end time, alternating with as many whose operations are timed.
+    """Take `steps` samples of the end-to-end time without hooks, alternating with steps whose operations are timed.
 
     Args:
-        run_step: takes one step; every call must run the same primitives on the same shapes.
+        run_steps: takes so many steps in a row; all must run the same primitives on the same shapes.
         warmup: steps before the first that counts.
-        device: where it runs; the time of a step ends when that has finished.
+        device: where it runs. A sample is of as many steps in a row as timing.MIN_SAMPLE_MS takes, and ends when the
+            device has finished.
 
     Raises:
         ValueError: steps is less than 1, or a step did other work than the one before.
@@ -120,24 +125,38 @@ def profile_steps(
         raise ValueError(f"profile_steps: steps is {steps}, expected at least 1")
     finish = backend(device).synchronize
     for _ in range(warmup):
-        run_step()
-    finish()
+        run_steps(1)
+        finish()
+    repeats = _repeats(run_steps, finish, clock)
     whole: list[float] = []
     timers: list[OpTimer] = []
     for _ in range(steps):
         start = clock()
-        run_step()
+        run_steps(repeats)
         finish()
         whole.append(clock() - start)
         timers.append(OpTimer(clock))
         with hook(timers[-1]):
-            run_step()
+            run_steps(1)
         if timers[-1].work != timers[0].work:
             raise ValueError("profile_steps: two steps did different work, so there is no time of one step")
     work = timers[0].work
     ms = {key: median(timer.seconds[key] for timer in timers) * 1e3 for key in work}
     total = sum(ms.values())
-    return OpsProfile([_row(key, work[key], ms[key], total) for key in work], timing.summarize(whole))
+    return OpsProfile([_row(key, work[key], ms[key], total) for key in work], timing.summarize(whole, repeats))
+
+
+def _repeats(run_steps: Callable[[int], object], finish: Callable[[], object], clock: Clock) -> int:
+    """How many steps in a row a sample takes."""
+    repeats = 1
+    while True:
+        start = clock()
+        run_steps(repeats)
+        finish()
+        ms = (clock() - start) * 1e3
+        if ms <= 0 or ms >= timing.MIN_SAMPLE_MS or repeats == MOST_IN_A_ROW:
+            return repeats
+        repeats = min(ceil(1.1 * repeats * timing.MIN_SAMPLE_MS / ms), MOST_IN_A_ROW)
 
 
 def rate(amount: float, ms: float) -> float | None:

@@ -8,12 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from adtrain import nn
-from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError
 from adtrain.training.examples import Examples
 from adtrain.training.network import Network
-from adtrain.training.step import EvaluationStep, Totals
+from adtrain.training.step import EvaluationStep, no_totals, repeated
 
 BATCH_SIZE = 250
 
@@ -33,13 +32,14 @@ def evaluate(
     Raises AdtrainError, naming the split by `name`, where the loss is no finite number.
     """
     count = len(examples.labels)
-    totals: Totals | None = None
-    for start in range(0, count, BATCH_SIZE):
-        indices = np.arange(start, min(start + BATCH_SIZE, count))
-        batch = step(params, statistics, *examples.batch(indices))
-        totals = batch if totals is None else tree.map(lambda a, b: a + b, totals, batch)
-    if totals is None:
+    if not count:
         raise AdtrainError(f"the {name} split is empty")
+    full = count // BATCH_SIZE * BATCH_SIZE
+    totals = no_totals(examples.labels.device)
+    for order in (np.arange(full).reshape(-1, BATCH_SIZE), np.arange(full, count).reshape(1, -1)):
+        if order.size:
+            totals = totals._replace(position=no_totals(examples.labels.device).position)
+            totals = repeated(step, len(order), (totals,), params, statistics, *examples.batches(order))
     score = Score(float(totals.loss) / count, int(totals.correct) / count)
     if not math.isfinite(score.loss):
         raise AdtrainError(f"the loss on the {name} images is {score.loss}: the model's numbers have overflowed")

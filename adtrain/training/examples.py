@@ -17,8 +17,8 @@ class Examples(NamedTuple):
     images: Array
     labels: Array
 
-    def batch(self, indices: np.ndarray) -> tuple[Array, Array, Array]:
-        """What a step takes for a batch: all images, all labels, and the batch's `indices`, int64 (batch,)."""
+    def batches(self, indices: np.ndarray) -> tuple[Array, Array, Array]:
+        """What a step takes: all images, all labels, and the `indices` of a batch or of a batch each row, int64."""
         return self.images, self.labels, array(indices, device=self.labels.device)
 
 

@@ -18,13 +18,26 @@ from adtrain.core.staging import Pass, stage
 from adtrain.data import DataSet, Split
 from adtrain.passes import ALL, SIMPLIFY
 from adtrain.training.network import Network
-from adtrain.training.step import EvaluationStep, TrainState, TrainStep, copied, evaluation_step, train_step
+from adtrain.training.step import (
+    EvaluationStep,
+    LoggedStep,
+    TrainState,
+    TrainStep,
+    copied,
+    empty_log,
+    evaluation_step,
+    logged_step,
+    train_step,
+)
 
 # The streams of the seed that `data` leaves free start here.
 INIT_STREAM = 16
 
-STATE = (0,)
-"""The position among the step's arguments of what it consumes."""
+STATE, STATE_AND_LOG, TOTALS = (0,), (0, 1), (0,)
+"""The positions among the arguments of what `train_step`, `logged_step` and `evaluation_step` consume."""
+
+LOG_ROWS = 100
+"""Steps between two readings of the log, each of which waits for the device."""
 
 
 class Mode(Enum):
@@ -96,10 +109,16 @@ class Experiment:
         return self._plain_step if self.mode is Mode.EAGER else stage(self._plain_step, self.passes, donate=STATE)
 
     @cached_property
+    def logged_step(self) -> LoggedStep:
+        """`train_step` on one batch of an order after the other; staged, it consumes state and log."""
+        step = logged_step(self._plain_step)
+        return step if self.mode is Mode.EAGER else stage(step, self.passes, donate=STATE_AND_LOG)
+
+    @cached_property
     def evaluation_step(self) -> EvaluationStep:
-        """The evaluation of a batch, as `mode` says."""
+        """The evaluation of one batch of an order after the other, as `mode` says; staged, it consumes the totals."""
         step = evaluation_step(self.network)
-        return step if self.mode is Mode.EAGER else stage(step, self.passes)
+        return step if self.mode is Mode.EAGER else stage(step, self.passes, donate=TOTALS)
 
     @property
     def passes(self) -> Sequence[Pass]:
@@ -107,10 +126,11 @@ class Experiment:
         return ALL if self.mode is Mode.FUSED else SIMPLIFY
 
     def step_program(self, device: str = "cpu", passes: Sequence[Pass] | None = None) -> Program:
-        """The Program of the step on a full batch, after `passes` (by default its own); no step is taken."""
-        indices = np.zeros(self.full_batch, np.int64)
-        arguments = self.initial_state("cpu"), self.seed("cpu"), self.train.images, self.train.labels, indices
-        step = stage(self._plain_step, self.passes if passes is None else passes, donate=STATE)
+        """The Program of the logged step on full batches, after `passes` (by default its own); no step is taken."""
+        order = np.zeros((LOG_ROWS, self.full_batch), np.int64)
+        state, log = self.initial_state("cpu"), empty_log(LOG_ROWS, "cpu")
+        arguments = state, log, self.seed("cpu"), self.train.images, self.train.labels, order
+        step = stage(logged_step(self._plain_step), self.passes if passes is None else passes, donate=STATE_AND_LOG)
         return step.program(*tree.map(lambda x: _Placeholder(x.shape, x.dtype, device), arguments))
 
     @property

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
 from adtrain.core import tree
 from adtrain.core.array import Value
 from adtrain.core.backend import backend
+from adtrain.core.errors import OutOfMemory
 from adtrain.core.program import Program
 from adtrain.training.experiment import Experiment
 
@@ -60,6 +62,29 @@ def step_memory(experiment: Experiment, unfused: Program, fused: Program, device
         unfused_values=sum(v.size * v.type.dtype.itemsize for v in made),
         scratch=needed.scratch,
     )
+
+
+def too_large(experiment: Experiment, device: str) -> OutOfMemory | None:
+    """The error of a step that cannot fit on `device`, with the batch size that would; None if the plan fits."""
+    limit, size = backend(device).available(), experiment.full_batch
+    needed = _needed(experiment, device, size)
+    if limit is None or needed <= limit:
+        return None
+    most = size // 2
+    while most and _needed(experiment, device, most) > limit:
+        most //= 2
+    advice = f"data.batch_size {most} fits" if most else "no batch size fits: make the network smaller"
+    return OutOfMemory(
+        f"device {device}: out of memory: a step on {size:,} images needs {needed / 2**20:,.1f} MiB, "
+        f"{limit / 2**20:,.1f} MiB free; {advice}"
+    )
+
+
+def _needed(experiment: Experiment, device: str, batch_size: int) -> int:
+    data = experiment.config.data.model_copy(update={"batch_size": batch_size})
+    smaller = replace(experiment, config=experiment.config.model_copy(update={"data": data}))
+    program = smaller.step_program(device)
+    return step_memory(smaller, program, program, device).peak
 
 
 def _nbytes(values: object) -> int:

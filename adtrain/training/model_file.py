@@ -22,7 +22,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.core.staging import stage
 from adtrain.passes import ALL
 from adtrain.training import network
-from adtrain.training.experiment import Experiment
+from adtrain.training.experiment import TOTALS, Experiment
 from adtrain.training.network import Network
 from adtrain.training.step import EvaluationStep, TrainState, evaluation_step
 
@@ -43,7 +43,7 @@ class TrainedModel:
     @cached_property
     def evaluation_step(self) -> EvaluationStep:
         """The evaluation of a batch, staged as a Program."""
-        return stage(evaluation_step(self.network), ALL)
+        return stage(evaluation_step(self.network), ALL, donate=TOTALS)
 
 
 def encode(experiment: Experiment, state: TrainState) -> bytes:

@@ -6,7 +6,7 @@ Both take a whole data set and the indices of a batch, so that gathering and nor
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from adtrain.core import tree
 from adtrain.core.array import Value, array
 from adtrain.core.autodiff import value_and_grad
 from adtrain.core.scope import phase, scope
+from adtrain.core.staging import Staged
 from adtrain.training.network import Network, correct
 
 
@@ -40,9 +41,24 @@ class StepMetrics(NamedTuple):
     learning_rate: Value
 
 
-class Totals(NamedTuple):
-    """Sums over evaluated images, each of shape ()."""
+class Log(NamedTuple):
+    """What steps leave on the device until somebody reads it.
 
+    Attributes:
+        position: int64 (), the number of steps logged, and so the row of the next batch in the order they go by.
+        loss, correct, learning_rate: float64 (rows,), the metrics of each step at its position.
+    """
+
+    position: Value
+    loss: Value
+    correct: Value
+    learning_rate: Value
+
+
+class Totals(NamedTuple):
+    """Sums over evaluated images: the number of batches so far, the loss and the correct answers, each of shape ()."""
+
+    position: Value
     loss: Value
     correct: Value
 
@@ -51,8 +67,13 @@ TrainStep: TypeAlias = Callable[[TrainState, Value, Value, Value, Value], tuple[
 """(state, seed uint32 (2,), images uint8 (N, C, H, W), labels int64 (N,), indices int64 (batch,)) to the new state and
 the metrics of the batch. A staged step consumes the state that it is given: see `copied`."""
 
-EvaluationStep: TypeAlias = Callable[[nn.Params, nn.State, Value, Value, Value], Totals]
-"""(params, statistics, images, labels, indices) to the sums over the batch at `indices`."""
+LoggedStep: TypeAlias = Callable[[TrainState, Log, Value, Value, Value, Value], tuple[TrainState, Log]]
+"""(state, log, seed, images, labels, order int64 (rows, batch)) to the state and the log after a step on the batch at
+the log's position in the order. It asks nothing of the host, so that any number of steps can follow one another."""
+
+EvaluationStep: TypeAlias = Callable[[Totals, nn.Params, nn.State, Value, Value, Value], Totals]
+"""(totals, params, statistics, images, labels, order int64 (rows, batch)) to the totals with those of the batch at
+their position in the order."""
 
 
 def train_step(
@@ -87,16 +108,60 @@ def train_step(
     return step
 
 
-def evaluation_step(network: Network) -> EvaluationStep:
-    """The sums of loss and of correct answers over a batch, by the running statistics and without dropout."""
+def logged_step(train: TrainStep) -> LoggedStep:
+    """The step `train` on one batch of an order after the other."""
 
-    def step(params: nn.Params, statistics: nn.State, images: Value, labels: Value, indices: Value) -> Totals:
-        batch, targets = gathered(images, labels, indices)
-        outputs, _ = network.outputs(params, statistics, batch, nn.Mode(training=False))
-        loss = ops.astype(network.loss_of(outputs, targets), np.float64) * indices.shape[0]
-        return Totals(loss, correct(outputs, targets))
+    def step(
+        state: TrainState, log: Log, seed: Value, images: Value, labels: Value, order: Value
+    ) -> tuple[TrainState, Log]:
+        state, metrics = train(state, seed, images, labels, batch_at(log.position, order))
+        with scope("log"):
+            here = ops.equal(ops.arange(log.loss.shape[0], device=log.loss.device), log.position)
+            logged = [ops.where(here, ops.astype(x, np.float64), old) for x, old in zip(metrics, log[1:], strict=True)]
+            return state, Log(log.position + 1, *logged)
 
     return step
+
+
+def empty_log(rows: int, device: str) -> Log:
+    """A log for at most `rows` steps."""
+    columns = [array(np.zeros(rows), device=device) for _ in range(3)]
+    return Log(array(np.int64(0), device=device), *columns)
+
+
+def no_totals(device: str) -> Totals:
+    """The totals before the first batch."""
+    return Totals(*(array(zero, device=device) for zero in (np.int64(0), np.float64(0), np.int64(0))))
+
+
+def repeated(step: Callable[..., Any], times: int, carried: tuple[Any, ...], *given: Any) -> Any:
+    """What so many calls in a row make of the arguments `carried`, which each call returns anew."""
+    if isinstance(step, Staged):
+        return step.repeat(times, *carried, *given)
+    for _ in range(times):
+        found = step(*carried, *given)
+        carried = found if len(carried) > 1 else (found,)
+    return found
+
+
+def evaluation_step(network: Network) -> EvaluationStep:
+    """The sums of loss and of correct answers, by the running statistics and without dropout."""
+
+    def step(
+        totals: Totals, params: nn.Params, statistics: nn.State, images: Value, labels: Value, order: Value
+    ) -> Totals:
+        batch, targets = gathered(images, labels, batch_at(totals.position, order))
+        outputs, _ = network.outputs(params, statistics, batch, nn.Mode(training=False))
+        loss = ops.astype(network.loss_of(outputs, targets), np.float64) * order.shape[1]
+        return Totals(totals.position + 1, totals.loss + loss, totals.correct + correct(outputs, targets))
+
+    return step
+
+
+def batch_at(position: Value, order: Value) -> Value:
+    """Row `position`, int64 (), of an order int64 (rows, batch): the indices of a batch, int64 (batch,)."""
+    with scope("input"):
+        return ops.embedding(position, order)
 
 
 def gathered(images: Value, labels: Value, indices: Value) -> tuple[Value, Value]:

@@ -52,13 +52,16 @@ class CompiledProgram:
         overwritten = set(self.plan.in_place.values())
         self.overwritten = [i for i, v in enumerate(program.inputs) if v in overwritten]
         self.fresh = [(at, program.outputs[at].type) for at in {at for where, at in places if where == "output"}]
+        self.repeats = program.carries and places == [("input", i) for i in _donated(program)]
         self.results = [(where, at, v.type.shape) for (where, at), v in zip(places, program.outputs, strict=True)]
 
-    def run(self, buffers: list[np.ndarray], timed: bool = False) -> tuple[Sequence[np.ndarray], Sequence[float]]:
+    def run(
+        self, buffers: list[np.ndarray], timed: bool = False, times: int = 1
+    ) -> tuple[Sequence[np.ndarray], Sequence[float]]:
         with self.running:  # pointers and arena are those of one run; another thread of Python waits
-            return self._run(buffers, timed)
+            return self._run(buffers, timed, times)
 
-    def _run(self, buffers: list[np.ndarray], timed: bool) -> tuple[Sequence[np.ndarray], Sequence[float]]:
+    def _run(self, buffers: list[np.ndarray], timed: bool, times: int) -> tuple[Sequence[np.ndarray], Sequence[float]]:
         io, known = self.io, self.known
         for i in self.overwritten:
             # Held by the list, by getrefcount, and from the last time perhaps by us: whoever else holds it, by itself
@@ -76,9 +79,11 @@ class CompiledProgram:
         for i, (shape, dtype) in self.fresh:
             fresh[i] = np.empty(shape, dtype)
             io[self.first_output + i] = _address(fresh[i])
-        failed = self.call(*self.arguments, ctypes.c_void_p(_address(self.seconds) if timed else None))
-        if failed:
-            raise _index_error(self.checked[failed - 1])
+        seconds = ctypes.c_void_p(_address(self.seconds) if timed else None)
+        for _ in range(times):
+            failed = self.call(*self.arguments, seconds)
+            if failed:
+                raise _index_error(self.checked[failed - 1])
         sources: dict[str, Any] = {"input": buffers, "constant": self.constants, "output": fresh}
         results = [sources[where][at] for where, at, _ in self.results]
         for i, (_, _, shape) in enumerate(self.results):
@@ -99,6 +104,10 @@ def memory(program: Program) -> Memory:
     fresh = {v for v in program.outputs if plan.places[v].where == "output"}
     beside = sum(map(nbytes, (*program.constants, *fresh)))
     return Memory(plan.arena_bytes + beside, plan.separate_bytes + beside, scratch)
+
+
+def _donated(program: Program) -> list[int]:
+    return [i for i, v in enumerate(program.inputs) if v in program.donated]
 
 
 def _index_error(equation: Equation) -> ShapeError:

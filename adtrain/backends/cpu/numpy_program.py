@@ -20,6 +20,8 @@ from adtrain.passes.plan_memory import nbytes
 class NumpyProgram:
     """A Program as a list of steps on numbered slots; a slot is emptied after its last use."""
 
+    repeats = False
+
     def __init__(self, program: Program) -> None:
         slots = {v: i for i, v in enumerate(program.names)}
         self.steps = [
@@ -39,11 +41,14 @@ class NumpyProgram:
         for v, x in program.constants.items():
             self.initial[slots[v]] = x.buffer
 
-    def run(self, buffers: list[np.ndarray], timed: bool = False) -> tuple[Sequence[np.ndarray], Sequence[float]]:
+    def run(
+        self, buffers: list[np.ndarray], timed: bool = False, times: int = 1
+    ) -> tuple[Sequence[np.ndarray], Sequence[float]]:
+        assert times == 1, "every run returns arrays of its own"
         slots = self.initial.copy()
         for slot, buffer in zip(self.inputs, buffers, strict=True):
             slots[slot] = buffer
-        times = [perf_counter()]
+        marks = [perf_counter()]
         with np.errstate(all="ignore"):
             for name, function, inputs, params, outputs, dead in self.steps:
                 found = function(*[slots[i] for i in inputs], **params)
@@ -56,8 +61,8 @@ class NumpyProgram:
                 for slot in dead:
                     slots[slot] = None
                 if timed:
-                    times.append(perf_counter())
-        return [slots[i] for i in self.outputs], [b - a for a, b in pairwise(times)]
+                    marks.append(perf_counter())
+        return [slots[i] for i in self.outputs], [b - a for a, b in pairwise(marks)]
 
 
 def memory(program: Program) -> Memory:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,9 @@ class CudaBackend:
         beside = sum(map(nbytes, (*program.constants, *fresh, *fresh)))  # fresh results are computed, then handed out
         return Memory(plan.arena_bytes + beside, plan.separate_bytes + beside, 0)
 
+    def available(self) -> int:
+        return self.device.available()
+
     def empty(self, type_: ArrayType) -> Buffer:
         """A buffer that nothing has been written to."""
         return Buffer(self.device.allocate(type_.size * type_.dtype.itemsize), type_.shape, type_.dtype)
@@ -98,11 +101,18 @@ class CudaBackend:
         return buffer
 
     def to_numpy(self, buffer: Buffer) -> np.ndarray:
-        elements = np.empty(buffer.shape, buffer.dtype)
-        self.device.download(buffer.address, elements)
-        self.flags.check()
-        elements.flags.writeable = False
-        return elements
+        return self.fetch(buffer)()
+
+    def fetch(self, buffer: Buffer) -> Callable[[], np.ndarray]:
+        download = self.device.download(buffer.address, buffer.shape, buffer.dtype)
+
+        def wait() -> np.ndarray:
+            elements = download()
+            self.flags.check()
+            elements.flags.writeable = False
+            return elements
+
+        return wait
 
     def synchronize(self) -> None:
         """Wait for the stream.
@@ -110,7 +120,7 @@ class CudaBackend:
         Raises:
             ShapeError: an index was out of range.
         """
-        self.device.stream.synchronize()
+        self.device.synchronize()
         self.flags.check()
 
     def device_name(self) -> str:

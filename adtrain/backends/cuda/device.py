@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
+import struct
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import pycuda.driver as cuda
 from cuda.bindings import driver
-from pycuda.tools import DeviceMemoryPool
+from pycuda.tools import DeviceMemoryPool, PageLockedMemoryPool
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import Source
+from adtrain.backends.cuda.errors import checked, out_of_memory, translated
 from adtrain.backends.cuda.tasks import Size, Task
 from adtrain.core.errors import DeviceError
 
 WARP = 32
 NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING: the stream does not wait for the default one, which other libraries may use."""
+
+ARGUMENTS_END, ARGUMENTS_AT, ARGUMENTS_SIZE = 0, 1, 2
+"""CU_LAUNCH_PARAM_END, _BUFFER_POINTER and _BUFFER_SIZE: a kernel's arguments as they lie in memory."""
 
 DEFAULT_SHARED = 48 << 10
 """Bytes of dynamic shared memory that a kernel gets without asking."""
@@ -49,7 +58,11 @@ class Device:
         atexit.register(self.context.pop)
         self.stream = cuda.Stream(NON_BLOCKING)
         self.pool = DeviceMemoryPool()
-        self.architecture = compiler.architecture(self.device.compute_capability())
+        self.host_pool = PageLockedMemoryPool()
+        self.uploads: deque[tuple[Any, Any]] = deque()  # page-locked memory, and when it has been read
+        capability = self.device.compute_capability()
+        self.architecture = compiler.architecture(capability)
+        self.overlaps = capability >= (9, 0)
         attribute = cuda.device_attribute
         self.multiprocessors: int = self.device.get_attribute(attribute.MULTIPROCESSOR_COUNT)
         self.kernels: dict[tuple[Source, str], Kernel] = {}
@@ -68,30 +81,56 @@ class Device:
         """So many bytes, whose address is `int()` of it, until nobody holds it any more.
 
         Raises:
-            DeviceError: there is not enough memory.
+            OutOfMemory: there is not enough memory.
         """
-        try:
-            return self.pool.allocate(max(size, 1))
-        except cuda.MemoryError:
-            free, total = cuda.mem_get_info()
-            raise DeviceError(
-                f"device gpu: out of memory: {size / 2**20:.1f} MiB asked for, {free / 2**20:.1f} MiB of "
-                f"{total / 2**20:.1f} MiB free"
-            ) from None
+        with translated():
+            try:
+                return self.pool.allocate(max(size, 1))
+            except cuda.MemoryError:
+                raise out_of_memory(size) from None
+
+    def available(self) -> int:
+        """Bytes that are free or this process's own."""
+        free, _ = cuda.mem_get_info()
+        return int(free + self.pool.managed_bytes)
 
     def upload(self, elements: np.ndarray, address: int) -> None:
-        if elements.nbytes:
-            cuda.memcpy_htod_async(address, elements.reshape(-1).view(np.uint8), self.stream)
+        """Copy to the device, by way of memory from which it reads while the host goes on."""
+        if not elements.nbytes:
+            return
+        while self.uploads and self.uploads[0][1].query():
+            self.uploads.popleft()
+        staged = self.host_pool.allocate((elements.nbytes,), np.uint8)
+        staged[:] = elements.reshape(-1).view(np.uint8)
+        with translated():
+            cuda.memcpy_htod_async(address, staged, self.stream)
+        self.uploads.append((staged, self.event()))
 
-    def download(self, address: int, into: np.ndarray) -> None:
-        """Copy from the device; it has arrived when this returns."""
-        if into.nbytes:
-            cuda.memcpy_dtoh_async(into.reshape(-1).view(np.uint8), address, self.stream)
-        self.stream.synchronize()
+    def download(self, address: int, shape: tuple[int, ...], dtype: np.dtype) -> Callable[[], np.ndarray]:
+        """Copy from the device, behind what is on the stream; the function that is returned waits for the elements."""
+        if 0 in shape:
+            return partial(np.empty, shape, dtype)
+        with translated():
+            staged = self.host_pool.allocate(shape, dtype)
+            cuda.memcpy_dtoh_async(staged, address, self.stream)
+            arrived = self.event()
+
+        def wait() -> np.ndarray:
+            with translated():
+                arrived.synchronize()
+            return staged.copy()
+
+        return wait
 
     def copy(self, source: int, target: int, size: int) -> None:
         if size:
-            cuda.memcpy_dtod_async(target, source, size, self.stream)
+            with translated():
+                cuda.memcpy_dtod_async(target, source, size, self.stream)
+
+    def synchronize(self) -> None:
+        """Wait until everything on the stream is done."""
+        with translated():
+            self.stream.synchronize()
 
     def event(self) -> Any:
         """The moment at which the stream gets here."""
@@ -171,39 +210,51 @@ class Launch:
         self.empty = task.size.empty
         if self.empty:
             return
-        shape = kernel.shape(task.size)
-        self.grid, self.block, self.shared = shape
-        self.function = kernel.function
+        self.shape = kernel.shape(task.size)
+        self.function, self.queried = kernel.function, kernel.queried
         numbers = "".join("d" if isinstance(x, float) else "q" for x in task.numbers)
         self.format = "P" * len(task.operands) + numbers + "P" * (task.scratch + task.checked)
+        self.overlaps = device.overlaps
 
     def __call__(self, addresses: list[int], scratch: int, flag: int) -> None:
         """Put the launch on the stream; ``addresses`` are those of the equation's inputs and outputs."""
         if self.empty:
             return
-        last = [scratch] * self.scratch + [flag] * self.checked
         function = self.function
         function.arg_format = self.format
         function.texrefs = ()
-        arguments = [addresses[i] for i in self.operands]
-        function.prepared_async_call(
-            self.grid, self.block, self.stream, *arguments, *self.numbers, *last, shared_size=self.shared
+        grid, block, shared = self.shape
+        arguments = self._arguments(addresses, scratch, flag)
+        with translated():
+            function.prepared_async_call(grid, block, self.stream, *arguments, shared_size=shared)
+
+    def record(self, addresses: list[int], scratch: int, flag: int) -> None:
+        """Put the launch into the recording of the stream, so that its blocks start while the kernel before it ends.
+
+        PyCUDA has no launch attributes.
+        """
+        if self.empty:
+            return
+        packed = ctypes.create_string_buffer(struct.pack(self.format, *self._arguments(addresses, scratch, flag)))
+        size = ctypes.c_size_t(struct.calcsize(self.format))
+        extra = (ctypes.c_void_p * 5)(
+            ARGUMENTS_AT, ctypes.addressof(packed), ARGUMENTS_SIZE, ctypes.addressof(size), ARGUMENTS_END
         )
+        config = driver.CUlaunchConfig()
+        (config.gridDimX, config.gridDimY, config.gridDimZ), block, config.sharedMemBytes = self.shape
+        config.blockDimX, config.blockDimY, config.blockDimZ = block
+        config.hStream = driver.CUstream(self.stream.handle)
+        if self.overlaps:
+            overlap = driver.CUlaunchAttribute()
+            overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            overlap.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [overlap], 1
+        checked(driver.cuLaunchKernelEx(config, self.queried, 0, ctypes.addressof(extra)))
+
+    def _arguments(self, addresses: list[int], scratch: int, flag: int) -> list[int | float]:
+        last = [scratch] * self.scratch + [flag] * self.checked
+        return [*(addresses[i] for i in self.operands), *self.numbers, *last]
 
 
 def _warps(threads: int) -> int:
     return max(-(-threads // WARP), 1) * WARP
-
-
-def checked(answer: tuple[Any, ...]) -> Any:
-    """The results of a call of the driver's API.
-
-    Raises:
-        DeviceError: it failed.
-    """
-    error, *results = answer
-    if error != driver.CUresult.CUDA_SUCCESS:
-        raise DeviceError(f"device gpu: {error.name}")
-    if not results:
-        return None
-    return results[0] if len(results) == 1 else results

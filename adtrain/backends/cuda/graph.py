@@ -3,44 +3,41 @@
 from __future__ import annotations
 
 import gc
-import logging
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from itertools import pairwise
 from typing import Any
 
 from cuda.bindings import driver
 
-from adtrain.backends.cuda.device import checked
-
-_log = logging.getLogger(__name__)
+from adtrain.backends.cuda.errors import checked
 
 MOST = 8
-"""Recordings that one Program keeps, each for other addresses of its inputs."""
+"""Recordings that are kept, the ones used last."""
 
 
 class Graphs:
-    """Recordings of the same work on a stream, by the addresses that it was recorded with.
-
-    Work is recorded when the same addresses come a second time: by then its kernels are loaded, and those of a loop,
-    whose memory goes round, are known.
-    """
+    """Recordings of work on a stream, by what tells them apart: the addresses that the work was recorded with."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = driver.CUstream(stream.handle)
-        self.recorded: dict[tuple[int, ...], Any] = {}
-        self.seen: set[tuple[int, ...]] = set()
+        self.recorded: OrderedDict[Hashable, Any] = OrderedDict()
 
-    def run(self, addresses: tuple[int, ...], work: Callable[[], None]) -> None:
-        """Do ``work``, which only launches kernels, by its recording if there is one."""
-        graph = self.recorded.get(addresses)
+    def run(self, key: Hashable, work: Callable[[], None]) -> None:
+        """Do ``work``, which only puts launches and copies on the stream, by its recording.
+
+        Raises:
+            DeviceError: it cannot be recorded.
+        """
+        graph = self.recorded.get(key)
         if graph is None:
-            if addresses not in self.seen or len(self.recorded) == MOST:
-                if len(self.seen) < 4 * MOST:
-                    self.seen.add(addresses)
-                    if len(self.seen) == 4 * MOST:
-                        _log.warning("adtrain: a Program's arguments lie elsewhere each time; its kernels start singly")
-                work()
-                return
-            graph = self.recorded[addresses] = self._record(work)
+            if len(self.recorded) == MOST:
+                _, oldest = self.recorded.popitem(last=False)
+                checked(driver.cuStreamSynchronize(self.stream))  # it may still run
+                checked(driver.cuGraphExecDestroy(oldest))
+            graph = self.recorded[key] = self._record(work)
+        else:
+            self.recorded.move_to_end(key)
         checked(driver.cuGraphLaunch(graph, self.stream))
 
     def _record(self, work: Callable[[], None]) -> Any:
@@ -51,11 +48,45 @@ class Graphs:
             checked(driver.cuStreamBeginCapture(self.stream, mode))
             try:
                 work()
-            finally:
-                graph = checked(driver.cuStreamEndCapture(self.stream))
+            except BaseException:
+                driver.cuStreamEndCapture(self.stream)  # what it says is a consequence
+                raise
+            graph = checked(driver.cuStreamEndCapture(self.stream))
         finally:
             if collecting:
                 gc.enable()
         recorded = checked(driver.cuGraphInstantiate(graph, 0))
         checked(driver.cuGraphDestroy(graph))
         return recorded
+
+
+class Marks:
+    """The moments between ``count`` pieces of work on a stream, in a recording or not."""
+
+    def __init__(self, stream: Any, count: int) -> None:
+        self.stream = driver.CUstream(stream.handle)
+        self.events = [checked(driver.cuEventCreate(0)) for _ in range(count + 2)]
+        self.next_one = 0
+
+    def begin(self) -> None:
+        """The first piece of work comes next."""
+        self.next_one = 0
+        self.record()
+        self.record()  # what lies between these two is the time that a mark takes
+
+    def record(self) -> None:
+        """The next moment is when the stream gets here."""
+        external = driver.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL  # so that it can be read outside the recording
+        checked(driver.cuEventRecordWithFlags(self.events[self.next_one], self.stream, external))
+        self.next_one += 1
+
+    def seconds(self) -> list[float]:
+        """The time of each piece of work, without the marks' own; the stream has passed them all."""
+        own, *found = (checked(driver.cuEventElapsedTime(a, b)) * 1e-3 for a, b in pairwise(self.events))
+        return [max(elapsed - own, 0.0) for elapsed in found]
+
+
+def recording(stream: Any) -> bool:
+    """Whether what is put on a stream still becomes part of a recording; whatever waits for the device ends it."""
+    status = checked(driver.cuStreamIsCapturing(driver.CUstream(stream.handle)))
+    return bool(status == driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE)

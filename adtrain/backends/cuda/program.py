@@ -1,23 +1,28 @@
-"""Programs on the GPU: their kernels one after the other on the stream, in memory laid out beforehand."""
+"""Programs on the GPU: their kernels recorded as one CUDA graph, in memory laid out beforehand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from functools import partial
 from math import prod
 from sys import getrefcount
 from typing import TYPE_CHECKING, Any
 
 from adtrain.backends.cuda.device import Device, Launch
 from adtrain.backends.cuda.flat import flattened
-from adtrain.backends.cuda.graph import Graphs
+from adtrain.backends.cuda.graph import Graphs, Marks, recording
 from adtrain.backends.cuda.tasks import scratch, tasks
 from adtrain.core.array import ArrayType
+from adtrain.core.errors import DeviceError
+from adtrain.core.fused import label
 from adtrain.core.program import Equation, Program
-from adtrain.passes.plan_memory import plan_memory
+from adtrain.passes.plan_memory import Place, plan_memory
 
 if TYPE_CHECKING:
     from adtrain.backends.cuda.backend import Buffer, CudaBackend
+
+STEPS_AT_ONCE = 10
+"""Runs in a row that one graph holds: between them, too, a kernel's launch overlaps the end of the one before."""
 
 
 class Runnable:
@@ -35,6 +40,11 @@ class Runnable:
         for launch in self.launches:
             launch(addresses, memory, flag)
 
+    def record(self, addresses: list[int], memory: int, flag: int) -> None:
+        """Put the launches into the recording of the stream."""
+        for launch in self.launches:
+            launch.record(addresses, memory, flag)
+
 
 class CudaProgram:
     """A Program with its arena and its launches."""
@@ -49,8 +59,7 @@ class CudaProgram:
         self.constants = [x.buffer for x in flat.constants.values()]
         starts = {"input": 0, "constant": len(flat.inputs), "output": len(flat.inputs) + len(self.constants)}
 
-        # The addresses of all variables by number; those of inputs and results are filled in before each run.
-        self.first_output = starts["output"]
+        # The addresses of all variables by number; those of inputs are filled in before each run.
         self.addresses = [0] * starts["constant"] + [b.address for b in self.constants] + [0] * len(flat.outputs)
         slots: dict[Any, int] = {}
         for v, (where, at) in plan.places.items():
@@ -61,60 +70,100 @@ class CudaProgram:
                 slots[v] = starts[where] + at
         self.steps = []
         for e, at in zip(flat.equations, plan.workspaces, strict=True):
-            work = Runnable(self.device, e)
-            flag = backend.flags.reserve(_label(e)) if work.checked else 0
-            self.steps.append((work, [slots[v] for v in (*e.inputs, *e.outputs)], base + at, flag))
+            work, name = Runnable(self.device, e), _label(e)
+            flag = backend.flags.reserve(name) if work.checked else 0
+            record = partial(work.record, memory=base + at, flag=flag)
+            self.steps.append((name, record, [slots[v] for v in (*e.inputs, *e.outputs)]))
 
         places = [plan.places[v] for v in flat.outputs]
         overwritten = set(plan.in_place.values())
-        self.overwritten = [i for i, v in enumerate(flat.inputs) if v in overwritten]
-        self.fresh = [(at, flat.outputs[at].type) for at in {at for where, at in places if where == "output"}]
-        # Results that lie in no input are computed in memory that stays, for recordings, and handed out as copies.
-        self.lasting = {at: backend.empty(type_) for at, type_ in self.fresh}
+        self.overwritten = {i for i, v in enumerate(flat.inputs) if v in overwritten}
+        # Results that lie in no input are computed in memory that stays, for recordings.
+        self.lasting = {at: backend.empty(flat.outputs[at].type) for where, at in places if where == "output"}
         for at, buffer in self.lasting.items():
-            self.addresses[self.first_output + at] = buffer.address
-        self.graphs = Graphs(self.device.stream)
+            self.addresses[starts["output"] + at] = buffer.address
+        donated = [i for i, v in enumerate(flat.inputs) if v in flat.donated]
+        self.repeats = program.carries and all(
+            where == "output" or (where, at) == ("input", i) for (where, at), i in zip(places, donated, strict=True)
+        )
+        self.fed: list[tuple[Buffer, int]] = []  # results that move into a donated input, and which
+        if self.repeats:
+            pairs = zip(places, donated, strict=True)
+            self.fed = [(self.lasting[at], i) for (where, at), i in pairs if where == "output"]
+            self.overwritten.update(i for _, i in self.fed)
+            places = [Place("input", i) for i in donated]
         self.results = [(where, at, v.type.shape) for (where, at), v in zip(places, flat.outputs, strict=True)]
+        self.graphs = Graphs(self.device.stream)
+        self.marks: Marks | None = None
 
-    def run(self, buffers: list[Buffer], timed: bool = False) -> tuple[Sequence[Buffer], Sequence[float]]:
+    def run(
+        self, buffers: list[Buffer], timed: bool = False, times: int = 1
+    ) -> tuple[Sequence[Buffer], Sequence[float]]:
         for i in self.overwritten:
             # Held by the list and by getrefcount; its memory by it and by getrefcount. Whoever else holds it must not
             # see it change.
             if getrefcount(buffers[i]) > 2 or getrefcount(buffers[i].memory) > 2:
                 buffers[i] = self._copy(buffers[i])
-        addresses = self.addresses
         for i, buffer in enumerate(buffers):
-            addresses[i] = buffer.address
-        marks: list[Any] = []
+            self.addresses[i] = buffer.address
+        key = tuple(self.addresses[: len(buffers)])
+        seconds: Sequence[float] = ()
         if timed:
-            marks.append(self.device.event())
-            self._launch(lambda: marks.append(self.device.event()))
+            seconds = self._timed(key)
         else:
-            self.graphs.run(tuple(addresses[: len(buffers)]), self._launch)
-        fresh = {i: self._copy(buffer) for i, buffer in self.lasting.items()}
+            many, single = divmod(times, STEPS_AT_ONCE)
+            for at_once, runs in ((STEPS_AT_ONCE, many), (1, single)):
+                for _ in range(runs):
+                    self.graphs.run((key, at_once), partial(self._record, at_once))
+        fresh = {} if self.repeats else {at: self._copy(buffer) for at, buffer in self.lasting.items()}
         sources: dict[str, Any] = {"input": buffers, "constant": self.constants, "output": fresh}
-        results = [_shaped(sources[where][at], shape) for where, at, shape in self.results]
-        return results, self._seconds(marks) if timed else ()
+        return [_shaped(sources[where][at], shape) for where, at, shape in self.results], seconds
 
-    def _launch(self, after_each: Callable[[], None] | None = None) -> None:
+    def _record(self, times: int, after_each: Callable[[], None] | None = None) -> None:
+        """Put so many runs into the recording of the stream.
+
+        Raises:
+            DeviceError: an equation, which it names, cannot be recorded.
+        """
         addresses = self.addresses
-        for work, operands, memory, flag in self.steps:
-            work([addresses[i] for i in operands], memory, flag)
-            if after_each is not None:
-                after_each()
+        for _ in range(times):
+            for name, record, operands in self.steps:
+                try:
+                    record([addresses[i] for i in operands])
+                except DeviceError as error:
+                    raise DeviceError(f"{name} cannot be recorded in a CUDA graph: {error}") from None
+                if not recording(self.device.stream):
+                    raise DeviceError(f"{name} cannot be recorded in a CUDA graph: it waits for the device")
+                if after_each is not None:
+                    after_each()
+            for buffer, i in self.fed:
+                self.device.copy(buffer.address, addresses[i], _nbytes(buffer))
 
-    def _seconds(self, marks: Sequence[Any]) -> Sequence[float]:
-        """The time of each equation by the device's clock, from the marks between its members."""
-        marks[-1].synchronize()
+    def _timed(self, key: tuple[int, ...]) -> Sequence[float]:
+        """Run once; the time of each equation by the device's clock, from the marks between its members."""
+        if self.marks is None:
+            self.marks = Marks(self.device.stream, len(self.steps))
+        marks = self.marks
+
+        def record() -> None:
+            marks.begin()
+            self._record(1, marks.record)
+
+        self.graphs.run((key, "timed"), record)
+        self.device.synchronize()
         seconds = [0.0] * self.equations
-        for (before, after), i in zip(pairwise(marks), self.origin, strict=True):
-            seconds[i] += after.time_since(before) * 1e-3
+        for elapsed, i in zip(marks.seconds(), self.origin, strict=True):
+            seconds[i] += elapsed
         return seconds
 
     def _copy(self, buffer: Buffer) -> Buffer:
         copied = self.backend.empty(ArrayType(buffer.shape, buffer.dtype))
-        self.device.copy(buffer.address, copied.address, prod(buffer.shape) * buffer.dtype.itemsize)
+        self.device.copy(buffer.address, copied.address, _nbytes(buffer))
         return copied
+
+
+def _nbytes(buffer: Buffer) -> int:
+    return prod(buffer.shape) * buffer.dtype.itemsize
 
 
 def _shaped(buffer: Buffer, shape: tuple[int, ...]) -> Buffer:
@@ -122,4 +171,5 @@ def _shaped(buffer: Buffer, shape: tuple[int, ...]) -> Buffer:
 
 
 def _label(equation: Equation) -> str:
-    return f"{equation.primitive.name} (in {equation.scope})" if equation.scope else equation.primitive.name
+    name = label(equation)
+    return f"{name} (in {equation.scope})" if equation.scope else name

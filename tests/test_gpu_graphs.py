@@ -1,0 +1,109 @@
+"""Steps on the GPU as CUDA graphs: the numbers of kernels started one by one, whatever lies where."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu_parity import gpu
+from training_runs import prepare
+
+import adtrain as ad
+from adtrain import ops, training
+from adtrain.core import tree
+from adtrain.core.array import Value
+from adtrain.core.errors import DeviceError, OutOfMemory
+from adtrain.core.staging import stage
+from adtrain.passes import SIMPLIFY
+from adtrain.training.step import empty_log, repeated
+
+__all__ = ["gpu"]
+
+pytestmark = pytest.mark.gpu
+
+LAYERS = "[linear: 24, relu, dropout: 0.2, linear: 3]"
+ROWS, BATCH = 20, 16
+
+
+def after_steps(experiment: training.Experiment, calls: tuple[int, ...]) -> list[np.ndarray]:
+    """State and log after a step on each row of an order, in calls of so many steps."""
+    examples = training.on_device(experiment.train, "gpu")
+    order = np.random.default_rng(0).integers(0, len(experiment.train), (ROWS, BATCH))
+    carried: Any = (experiment.initial_state("gpu"), empty_log(ROWS, "gpu"))
+    for times in calls:
+        carried = repeated(experiment.logged_step, times, carried, experiment.seed("gpu"), *examples.batches(order))
+    return [x.numpy() for x in tree.leaves(carried)]
+
+
+@pytest.mark.parametrize("optimizer", ["{adam: {lr: 0.01}}", "{sgd: {lr: 0.1, momentum: 0.9}}"])
+def test_twenty_recorded_steps_leave_the_bits_of_twenty_eager_ones(gpu: Any, tmp_path: Path, optimizer: str) -> None:
+    experiment = prepare(tmp_path, f"optimizer={optimizer}", layers=LAYERS)
+    staged = replace(experiment, mode=training.Mode.STAGED)
+    eager = after_steps(replace(experiment, mode=training.Mode.EAGER), (ROWS,))
+    for calls in ((ROWS,), (1,) * ROWS, (3, 17)):
+        for x, y in zip(after_steps(staged, calls), eager, strict=True):
+            assert x.tobytes() == y.tobytes()
+
+
+def test_fused_steps_do_not_depend_on_how_many_are_recorded_together(gpu: Any, tmp_path: Path) -> None:
+    experiment = prepare(tmp_path, layers=LAYERS)
+    one_by_one = after_steps(experiment, (1,) * ROWS)
+    for calls in ((ROWS,), (13, 7)):
+        for x, y in zip(after_steps(experiment, calls), one_by_one, strict=True):
+            assert x.tobytes() == y.tobytes()
+
+
+def test_results_that_lie_elsewhere_are_carried_into_the_arguments(gpu: Any) -> None:
+    def step(x: Value, y: Value) -> tuple[Value, Value]:
+        return y + x.sum(), x * 2.0  # of one type, so that each result lies in the other's place
+
+    expected: Any = [ad.array(np.arange(5.0)), ad.array(np.ones(5))]
+    found = stage(step, SIMPLIFY, donate=(0, 1)).repeat(3, *(x.to("gpu") for x in expected))
+    for _ in range(3):
+        expected = step(*expected)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+def test_arguments_may_lie_elsewhere_each_time(gpu: Any) -> None:
+    double = stage(lambda x: x * 2.0)
+    kept = [ad.array(np.full(1000, i, np.float32), device="gpu") for i in range(20)]
+    for _ in range(2):
+        for i, x in enumerate(kept):
+            np.testing.assert_array_equal(double(x).numpy(), np.full(1000, 2 * i, np.float32))
+
+
+def test_what_cannot_be_recorded_is_an_error_that_names_the_operation(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from adtrain.backends.cuda.device import Launch
+
+    record = Launch.record
+
+    def waiting(launch: Launch, *args: Any) -> None:
+        record(launch, *args)
+        gpu.device.stream.synchronize()
+
+    f = stage(lambda x: ops.softmax(x), SIMPLIFY)
+    with monkeypatch.context() as patched:
+        patched.setattr(Launch, "record", waiting)
+        with pytest.raises(DeviceError, match=r"^softmax cannot be recorded in a CUDA graph: "):
+            f(ad.array(np.ones((4, 8)), device="gpu"))
+    np.testing.assert_allclose(f(ad.array(np.ones((4, 8)), device="gpu")).numpy(), 1 / 8)
+
+
+def test_the_times_of_equations_add_up_to_less_than_a_run_takes(gpu: Any, tmp_path: Path) -> None:
+    from adtrain.measure.profile import profile_steps
+
+    experiment = prepare(tmp_path, layers="[linear: 512, relu, linear: 3]")
+    profile = profile_steps(training.continuation(experiment, experiment.initial_state("gpu"), "gpu"), 5, device="gpu")
+    assert all(row["ms"] > 0 for row in profile.rows if row["flops"])
+
+
+def test_memory_that_is_not_there_is_an_error_with_both_numbers(gpu: Any) -> None:
+    with pytest.raises(OutOfMemory, match=r"^device gpu: out of memory: .* MiB more needed, .* MiB of .* MiB free$"):
+        gpu.device.allocate(1 << 50)
+    np.testing.assert_array_equal(ad.array(np.arange(3.0), device="gpu").numpy(), np.arange(3.0))
