@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,14 +27,16 @@ def poisoned(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is full of NaN (and -1) before anything is written to it."""
     import pycuda.driver as cuda
 
-    allocate = gpu.device.allocate
+    def filling(take: Callable[[int], Any]) -> Callable[[int], Any]:
+        def filled(size: int) -> Any:
+            memory = take(size)
+            cuda.memset_d8_async(int(memory), 0xFF, max(size, 1), gpu.device.stream)
+            return memory
 
-    def filled(size: int) -> Any:
-        memory = allocate(size)
-        cuda.memset_d8_async(int(memory), 0xFF, max(size, 1), gpu.device.stream)
-        return memory
+        return filled
 
-    monkeypatch.setattr(gpu.device, "allocate", filled)
+    for name in ("allocate", "reserve"):
+        monkeypatch.setattr(gpu.device, name, filling(getattr(gpu.device, name)))
 
 
 def check(found: Sequence[np.ndarray], expected: Sequence[np.ndarray], tolerance: float) -> None:

@@ -54,6 +54,7 @@ TYPES: dict[str, Any] = {
     "total_seconds": float,
     "images_per_second": float,
     "step_ms": {"median": float, "p20": float, "p80": float},
+    "memory": {"planned_bytes": int, "held_bytes": type(None)},
     "train": SCORE,
     "validation": SCORE,
     "test": SCORE,
@@ -254,7 +255,7 @@ def _summary(rows: int) -> dict[str, Any]:
         "test": {"loss": 0.1, "accuracy": 0.98}, "step_ms": {"median": 4.0, "p20": 3.9, "p80": 4.1},
         "parameters": 1000, "precision": "float32", "device": "cpu", "device_name": "A CPU", "total_seconds": 12.0,
         "train_seconds": 11.0, "images_per_second": 5000.0, "steps": 100, "batch_size": 128, "ops": ops,
-        "ops_sum_ms": 30.0, "ops_to_step_ratio": 0.95,
+        "ops_sum_ms": 30.0, "ops_to_step_ratio": 0.95, "memory": {"planned_bytes": 2**20, "held_bytes": 2**21},
     }  # fmt: skip
 
 

@@ -32,6 +32,10 @@ def report(summary: Mapping[str, Any], test_images: int, width: int) -> list[str
         f"steps   {summary['steps']:,} of {summary['batch_size']} images",
         f"step    median {step['median']:.2f} ms, p20 {step['p20']:.2f}, p80 {step['p80']:.2f}",
     ]
+    memory = summary["memory"]
+    if memory["planned_bytes"] is not None:
+        held = "" if memory["held_bytes"] is None else f", {memory['held_bytes'] / 2**20:,.1f} MiB taken"
+        lines.append(f"memory  {memory['planned_bytes'] / 2**20:,.1f} MiB planned at most{held}")
     if summary["ops"]:
         lines += ["", "operations of one step, by time", *_operations(summary["ops"], width), _sum_line(summary)]
     return lines

@@ -65,6 +65,10 @@ class Backend(Protocol):
         """Bytes that all arrays and Programs of this process can have, those there are counted in; None if unknown."""
         ...
 
+    def held(self) -> int | None:
+        """Bytes that the device has given this process so far, for all arrays and Programs; None if unknown."""
+        ...
+
     def from_numpy(self, elements: np.ndarray) -> Any:
         """A buffer with the elements of a C-contiguous host array that nobody will write to."""
         ...

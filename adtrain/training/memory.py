@@ -64,6 +64,12 @@ def step_memory(experiment: Experiment, unfused: Program, fused: Program, device
     )
 
 
+def planned_peak(experiment: Experiment, device: str) -> int:
+    """`StepMemory.peak` of `experiment`'s step on `device`."""
+    program = experiment.step_program(device)
+    return step_memory(experiment, program, program, device).peak
+
+
 def too_large(experiment: Experiment, device: str) -> OutOfMemory | None:
     """The error of a step that cannot fit on `device`, with the batch size that would; None if the plan fits."""
     limit, size = backend(device).available(), experiment.full_batch
@@ -83,8 +89,7 @@ def too_large(experiment: Experiment, device: str) -> OutOfMemory | None:
 def _needed(experiment: Experiment, device: str, batch_size: int) -> int:
     data = experiment.config.data.model_copy(update={"batch_size": batch_size})
     smaller = replace(experiment, config=experiment.config.model_copy(update={"data": data}))
-    program = smaller.step_program(device)
-    return step_memory(smaller, program, program, device).peak
+    return planned_peak(smaller, device)
 
 
 def _nbytes(values: object) -> int:

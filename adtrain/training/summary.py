@@ -11,8 +11,9 @@ import numpy as np
 import adtrain
 from adtrain import nn
 from adtrain.core.backend import backend
-from adtrain.training.experiment import Experiment
+from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.loop import Result
+from adtrain.training.memory import planned_peak
 
 OP_FIELDS = ("op", "scope", "phase", "calls", "ms", "share", "flops", "bytes", "gflops_per_s", "gbytes_per_s")
 
@@ -43,6 +44,7 @@ def summarize(
         "total_seconds": total_seconds,
         "images_per_second": result.images / result.train_seconds,
         "step_ms": {"median": median, "p20": p20, "p80": p80},
+        "memory": _memory(experiment, device),
         "train": result.train._asdict(),
         "validation": result.validation._asdict() if result.validation is not None else None,
         "test": result.test._asdict(),
@@ -51,3 +53,12 @@ def summarize(
         "ops_to_step_ratio": ops_to_step_ratio,
         "versions": {"adtrain": adtrain.__version__, "python": platform.python_version(), "numpy": np.__version__},
     }
+
+
+def _memory(experiment: Experiment, device: str) -> dict[str, int | None]:
+    """The peak as planned for full batches, and what the device has given out, evaluation and measurements included.
+
+    Each is None where nobody knows.
+    """
+    planned = None if experiment.mode is Mode.EAGER else planned_peak(experiment, device)
+    return {"planned_bytes": planned, "held_bytes": backend(device).held()}

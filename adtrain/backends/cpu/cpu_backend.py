@@ -74,6 +74,9 @@ class CpuBackend:
         elements.flags.writeable = False
         return elements
 
+    def held(self) -> None:
+        """Arrays are the system's to count."""
+
     def fetch(self, buffer: np.ndarray) -> Callable[[], np.ndarray]:
         return partial(self.to_numpy, buffer)
 

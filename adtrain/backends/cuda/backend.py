@@ -91,6 +91,9 @@ class CudaBackend:
     def available(self) -> int:
         return self.device.available()
 
+    def held(self) -> int:
+        return self.device.held()
+
     def empty(self, type_: ArrayType) -> Buffer:
         """A buffer that nothing has been written to."""
         return Buffer(self.device.allocate(type_.size * type_.dtype.itemsize), type_.shape, type_.dtype)

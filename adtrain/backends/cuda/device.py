@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import struct
+import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -58,6 +59,7 @@ class Device:
         atexit.register(self.context.pop)
         self.stream = cuda.Stream(NON_BLOCKING)
         self.pool = DeviceMemoryPool()
+        self.reserved = 0
         self.host_pool = PageLockedMemoryPool()
         self.uploads: deque[tuple[Any, Any]] = deque()  # page-locked memory, and when it has been read
         capability = self.device.compute_capability()
@@ -89,10 +91,32 @@ class Device:
             except cuda.MemoryError:
                 raise out_of_memory(size) from None
 
+    def reserve(self, size: int) -> Any:
+        """`allocate` for what is large and stays: exactly so many bytes, which the pool would round up.
+
+        Raises:
+            OutOfMemory: there is not enough memory.
+        """
+        with translated():
+            try:
+                memory = cuda.mem_alloc(max(size, 1))
+            except cuda.MemoryError:
+                raise out_of_memory(size) from None
+        self.reserved += size
+        weakref.finalize(memory, self._given_back, size)
+        return memory
+
+    def _given_back(self, size: int) -> None:
+        self.reserved -= size
+
+    def held(self) -> int:
+        """Bytes that this process has taken from the device and keeps: the most that it has needed so far."""
+        return int(self.pool.managed_bytes) + self.reserved
+
     def available(self) -> int:
         """Bytes that are free or this process's own."""
         free, _ = cuda.mem_get_info()
-        return int(free + self.pool.managed_bytes)
+        return int(free) + self.held()
 
     def upload(self, elements: np.ndarray, address: int) -> None:
         """Copy to the device, by way of memory from which it reads while the host goes on."""

@@ -54,7 +54,7 @@ class CudaProgram:
         flat, self.origin = flattened(program)
         self.equations = len(program.equations)
         plan = plan_memory(flat, scratch)
-        self.arena = self.device.allocate(plan.arena_bytes)
+        self.arena = self.device.reserve(plan.arena_bytes)
         base = int(self.arena)
         self.constants = [x.buffer for x in flat.constants.values()]
         starts = {"input": 0, "constant": len(flat.inputs), "output": len(flat.inputs) + len(self.constants)}
