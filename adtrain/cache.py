@@ -1,4 +1,5 @@
-"""The user's folder of compiled code: nobody else may write to it, and only files known to be whole come out of it."""
+"""The user's folder of compiled code and of what was measured: nobody else may write to it, and only files known to be
+whole come out of it."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ class Cache:
                 path.unlink()
             except FileNotFoundError:  # another process was faster
                 continue
-            _log.warning("adtrain: %s: damaged, will be compiled again", path)
+            _log.warning("adtrain: %s: damaged, will be made again", path)
         return None
 
     def store(self, key: str, suffix: str, content: bytes) -> Path:
@@ -85,7 +86,7 @@ def _name(key: str, content: bytes, suffix: str) -> str:
 
 
 def open_cache(kind: str) -> Cache:
-    """The user's cache for code of one kind ("cpu", "cuda").
+    """The user's cache for files of one kind ("cpu", "cuda", "tuning").
 
     Where that cannot be used it is one for this process only, with a warning that says why.
     """

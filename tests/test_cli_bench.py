@@ -100,6 +100,9 @@ def test_json_goes_to_a_file_beside_the_table(tmp_path: Path) -> None:
         (("--json", "."), "--json .: is a folder, expected a file"),
         (("--json", "absent/x.json"), "--json absent/x.json: absent is no folder that can be written to"),
         (("nosuch",), "nosuch  no such file, nor a packaged config"),
+        (("--op", "matmul", "--candidates"), "--candidates: only a GPU has kernels to choose from"),
+        (("mlp", "--candidates"), "--candidates is for operations at their standard sizes"),
+        (("--op", "matmul", "--autotune", "full"), "--autotune full: only a GPU has kernels to choose from"),
     ],
 )
 def test_bad_usage_is_one_line_before_anything_is_measured(arguments: tuple[str, ...], message: str) -> None:

@@ -63,6 +63,10 @@ def test_eval_of_what_is_no_run_is_one_line(here: Path) -> None:
     )
 
 
+def test_eval_measures_no_kernels_on_the_cpu(here: Path) -> None:
+    assert one_line(run("eval", "run", "--autotune", "full", expect=2)).startswith("--autotune full: only a GPU has")
+
+
 def test_eval_without_its_data_is_one_line(tmp_path: Path) -> None:
     cfg = write_config(tmp_path)
     train(cfg, tmp_path / "run", "--steps", "1")

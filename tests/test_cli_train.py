@@ -278,3 +278,10 @@ def test_the_report_fits_the_terminal(width: int, headings: str) -> None:
     table = lines[lines.index("operations of one step, by time") + 1 : -1]
     assert table[0].split() == headings.split()
     assert max(map(len, lines)) <= width
+
+
+def test_kernels_are_not_measured_where_there_is_one_of_each(cfg: Path) -> None:
+    result = train(cfg, "--autotune", "full", expect=2)
+    assert result.stderr.startswith("adtrain: error: --autotune full: only a GPU has kernels to choose from")
+    assert not Path("runs").exists()
+    train(cfg, "--autotune", "off", "--steps", "1")

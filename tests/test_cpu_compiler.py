@@ -210,7 +210,7 @@ def test_a_damaged_file_is_made_again_with_one_line(
     if suffix == ".o":
         workshop.only(".so").unlink()
     assert entry() == 16
-    assert caplog.messages == [f"adtrain: {path}: damaged, will be compiled again"]
+    assert caplog.messages == [f"adtrain: {path}: damaged, will be made again"]
     assert workshop.only(suffix).read_bytes() == good
 
 

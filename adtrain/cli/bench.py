@@ -13,15 +13,15 @@ import click
 from tqdm import tqdm
 
 from adtrain import __version__, config, training
-from adtrain.cli import bench_report
+from adtrain.cli import bench_candidates, bench_report
 from adtrain.cli.devices import describe_cpu
 from adtrain.cli.op_option import op_option, select_ops
-from adtrain.cli.options import device_option, mode_options, print_json, progress
+from adtrain.cli.options import autotune_option, device_option, mode_options, print_json, progress, set_autotune
 from adtrain.cli.table import terminal_width
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
-from adtrain.measure import bench_config, bench_ops, timing
+from adtrain.measure import bench_config, bench_ops, roofline, timing
 from adtrain.measure.bench_ops import BenchRow
 from adtrain.measure.bench_sizes import BENCHES, Bench
 
@@ -31,26 +31,50 @@ STDOUT = "-"
 @click.command(short_help="Time the operations, or a config's own layers.")
 @click.argument("config_path", metavar="[CONFIG]", required=False)
 @device_option
+@autotune_option
 @op_option
+@click.option(
+    "--candidates",
+    is_flag=True,
+    help="Show what each kernel that a GPU has for the operations reaches, and which one is taken.",
+)
 @mode_options
 @click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON; - for stdout, without the table.")
 def command(
-    config_path: str | None, device: str, names: tuple[str, ...], mode: str | None, json_file: str | None
+    config_path: str | None,
+    device: str,
+    autotune: str,
+    names: tuple[str, ...],
+    candidates: bool,
+    mode: str | None,
+    json_file: str | None,
 ) -> None:
     """Time each operation forward and backward at standard sizes, or the training step that CONFIG describes: its
     layers forward, backward and update, and end to end.
 
     Every time is a median after a warm-up; the JSON holds the 20th and 80th percentiles as well. GFLOP/s and GB/s
-    count what an operation computes, and the bytes it must read and write.
+    count what an operation computes, and the bytes it must read and write; "of peak" is the least time that the device
+    needs for either, as measured by `adtrain devices --measure`, as a share of the time it took.
     """
     if config_path is not None and names:
         raise click.UsageError("--op picks operations of the standard sizes; with a CONFIG all of its layers are timed")
     if config_path is None and mode is not None:
         raise click.UsageError("--eager and --no-fuse are for the step of a CONFIG; operations are timed one by one")
+    if candidates and config_path is not None:
+        raise click.UsageError("--candidates is for operations at their standard sizes; give no CONFIG")
+    if candidates and device == "cpu":
+        raise click.UsageError("--candidates: only a GPU has kernels to choose from, and this runs on the CPU")
+    set_autotune(device, autotune)
     if json_file not in (None, STDOUT):
         _check_writable(Path(json_file))
     protocol = describe_protocol(device)
-    if config_path is None:
+    if candidates:
+        result: dict[str, Any] = {
+            "protocol": protocol,
+            "candidates": bench_candidates.measured(select_ops(BENCHES, names)),
+        }
+        lines = bench_candidates.report(result, terminal_width())
+    elif config_path is None:
         rows = _bench_ops(select_ops(BENCHES, names), device)
         result = {"protocol": protocol, "noisy": noisy_share(rows), "ops": [bench_ops.record(row) for row in rows]}
         lines = bench_report.of_ops(result, terminal_width())
@@ -98,6 +122,7 @@ def _bench_config(path: str, device: str, mode: training.Mode) -> dict[str, Any]
 def describe_protocol(device: str) -> Mapping[str, Any]:
     """What the numbers were measured with, and how."""
     cpu = describe_cpu()
+    peak = roofline.known(device)
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "device": device,
@@ -110,6 +135,7 @@ def describe_protocol(device: str) -> Mapping[str, Any]:
         "min_sample_ms": timing.MIN_SAMPLE_MS,
         "samples": [timing.MIN_SAMPLES, timing.MAX_SAMPLES],
         "overhead_ms": timing.overhead_ms(),
+        "roofline": peak and peak._asdict(),
     }
 
 

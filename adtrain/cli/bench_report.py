@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from adtrain.cli.table import Column, render
 from adtrain.measure.profile import rate
+from adtrain.measure.roofline import Roofline
 from adtrain.measure.timing import NOISY_SPREAD
 
 OPS = (
@@ -28,6 +29,7 @@ LAYERS = (
     Column("GFLOP/s", rank=3),
     Column("GB/s", rank=4),
 )
+OF_PEAK = Column("of peak", rank=2)
 NOISY_SHARE = 0.1
 """Part of noisy measurements from which the report says so."""
 
@@ -39,12 +41,13 @@ def of_ops(result: Mapping[str, Any], width: int) -> list[str]:
          *map(per_second, (row["gflops_per_s"], row["gbytes_per_s"]))]
         for row in result["ops"]
     ]  # fmt: skip
+    peaks = of_peak(result, [(row["flops"], row["bytes"], row["ms"]) for row in result["ops"]], "float32")
     low, high = result["protocol"]["samples"]
     how = (
-        f"float32, by NumPy; median, p20 and p80 of {low} to {high} samples of at least "
+        f"float32, {_by(result)}; median, p20 and p80 of {low} to {high} samples of at least "
         f"{result['protocol']['min_sample_ms']:g} ms each, after a warm-up"
     )
-    return [*protocol(result), how, "", *render(OPS, cells, width), *noise(result)]
+    return [*protocol(result), how, "", *_with_peaks(OPS, cells, peaks, width), *noise(result)]
 
 
 def of_config(result: Mapping[str, Any], width: int) -> list[str]:
@@ -56,6 +59,8 @@ def of_config(result: Mapping[str, Any], width: int) -> list[str]:
          *map(per_second, (row["gflops_per_s"], row["gbytes_per_s"]))]
         for row in layers
     ]  # fmt: skip
+    totals = [(row["flops"], row["bytes"], sum(row[field] for field in fields)) for row in layers]
+    peaks = of_peak(result, totals, result["precision"])
     cells.append(["sum", *(milliseconds(sum(row[field] for row in layers), 3) for field in fields), "100.0%", "", ""])
     return [
         *protocol(result),
@@ -63,7 +68,7 @@ def of_config(result: Mapping[str, Any], width: int) -> list[str]:
         f"{result['config']}, {result['precision']}; operations and whole steps in turn, "
         f"medians over {step['samples']} of each, after a warm-up",
         "",
-        *render(LAYERS, cells, width),
+        *_with_peaks(LAYERS, cells, peaks, width),
         "",
         f"step    {step['median']:.3f} ms (p20 {step['p20']:.3f}, p80 {step['p80']:.3f}) "
         f"on {result['batch_size']} images: {result['images_per_second']:,.0f} images/s, "
@@ -77,8 +82,33 @@ def of_config(result: Mapping[str, Any], width: int) -> list[str]:
 def _how(result: Mapping[str, Any]) -> str:
     """What the step's operations ran as."""
     compiled = f"compiled by {result['protocol']['compiler']}"
-    ways = {"eager": "eager, by NumPy", "staged": f"a kernel an operation, {compiled}", "fused": f"fused, {compiled}"}
+    eager = f"eager, {_by(result)}"
+    ways = {"eager": eager, "staged": f"a kernel an operation, {compiled}", "fused": f"fused, {compiled}"}
     return ways[result["mode"]]
+
+
+def _by(result: Mapping[str, Any]) -> str:
+    """What runs single operations."""
+    about = result["protocol"]
+    return "by NumPy" if about["device"] == "cpu" else f"compiled by {about['compiler']}"
+
+
+def of_peak(result: Mapping[str, Any], works: Sequence[tuple[int, int, float]], precision: str) -> list[str]:
+    """For each work (flops, bytes, ms) its share of the device's roofline; none at all where that is not known."""
+    about = result["protocol"]["roofline"]
+    if about is None:
+        return []
+    peak = Roofline(**about)
+    return [f"{peak.share(*work, precision):.0%}" if work[-1] else "" for work in works]
+
+
+def _with_peaks(columns: Sequence[Column], cells: Sequence[list[str]], peaks: list[str], width: int) -> list[str]:
+    """The table, with a last column for the shares of the peak where there are any."""
+    if not peaks:
+        return render(columns, cells, width)
+    peaks = [*peaks, *[""] * (len(cells) - len(peaks))]
+    rows = [[*row, share] for row, share in zip(cells, peaks, strict=True)]
+    return render([*columns, OF_PEAK], rows, width)
 
 
 def protocol(result: Mapping[str, Any]) -> list[str]:

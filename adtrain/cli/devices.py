@@ -5,45 +5,54 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
-from adtrain.cli.options import json_option, print_json
+from adtrain.cli.options import json_option, print_json, progress
 from adtrain.core.backend import backend
 from adtrain.core.errors import DeviceError
+from adtrain.measure import roofline
 
 
 @click.command(short_help="Show the devices that training can run on.")
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="Measure how fast each device copies and multiplies matrices; `adtrain bench` then shows shares of that.",
+)
 @json_option
-def command(as_json: bool) -> None:
+def command(measure: bool, as_json: bool) -> None:
     """Show the devices that training can run on, and the libraries that decide its speed."""
     cpu = describe_cpu()
     gpu, reason = describe_gpu()
+    peaks = {device: peak(device, measure) for device in ("cpu", "gpu") if device == "cpu" or gpu is not None}
     if as_json:
-        print_json({"cpu": cpu, "gpu": gpu, "gpu_reason": reason})
+        measured = {device: found and found._asdict() for device, found in peaks.items()}
+        print_json({"cpu": cpu, "gpu": gpu, "gpu_reason": reason, "roofline": measured})
         return
-    blas = f"{cpu['blas']}, {cpu['blas_threads'] or 'unknown number of'} threads"
-    memory = f"{cpu['memory_bytes'] / 2**30:.1f} GiB" if cpu["memory_bytes"] else "unknown"
-    rows = {
-        "cpu": f"{cpu['name']}, {cpu['cores']} cores, {cpu['usable_cores']} usable by this process",
-        "memory": memory,
-        "compiler": cpu["compiler"],
-        "blas": blas,
-        "numpy": cpu["numpy"],
-        "python": cpu["python"],
-        "gpu": reason if gpu is None else f"{gpu['name']}, compute capability {gpu['capability']}",
-    }
-    if gpu is not None:
-        rows |= gpu_rows(gpu)
-    for key, value in rows.items():
-        click.echo(f"{key:10}{value}")
+    rows = [*cpu_rows(cpu), *peak_rows(peaks["cpu"])]
+    if gpu is None:
+        rows.append(("gpu", str(reason)))
+    else:
+        rows += gpu_rows(gpu) + peak_rows(peaks["gpu"])
+    for name, value in rows:
+        click.echo(f"{name:12}{value}")
+
+
+def peak(device: str, measure: bool) -> roofline.Roofline | None:
+    """The device's roofline: the known one, or one that is measured now."""
+    if not measure:
+        return roofline.known(device)
+    progress(f"devices: measuring {device}, a few seconds")
+    return roofline.measured(device)
 
 
 def describe_gpu() -> tuple[dict[str, Any] | None, str | None]:
-    """The GPU's properties, or None and why there are none."""
+    """The properties of the GPUs, or None and why there are none."""
     try:
         found: Any = backend("gpu")
     except DeviceError as error:
@@ -51,27 +60,58 @@ def describe_gpu() -> tuple[dict[str, Any] | None, str | None]:
     return found.properties(), None
 
 
-def gpu_rows(gpu: dict[str, Any]) -> dict[str, str]:
-    """The GPU's properties as lines of a table."""
-    return {
-        "  memory": f"{gpu['memory_bytes'] / 2**30:.1f} GiB, {gpu['free_bytes'] / 2**30:.1f} GiB free",
-        "  units": f"{gpu['multiprocessors']} multiprocessors, each {gpu['shared_bytes_per_multiprocessor'] >> 10} KiB "
-        f"shared memory and {gpu['registers_per_multiprocessor']} registers",
-        "  l2": f"{gpu['l2_bytes'] / 2**20:.0f} MiB",
-        "  clocks": f"{gpu['clock_mhz']:.0f} MHz, memory {gpu['memory_clock_mhz']:.0f} MHz",
-        "  driver": f"CUDA {gpu['driver_cuda']}",
-        "  pycuda": f"{gpu['pycuda']}, built for CUDA {gpu['pycuda_cuda']}",
-        "  nvrtc": gpu["nvrtc"],
-    }
+def cpu_rows(cpu: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The CPU as lines of a table."""
+    return [
+        ("cpu", f"{cpu['name']}, {cpu['cores']} cores, {cpu['usable_cores']} usable by this process"),
+        ("memory", f"{cpu['memory_bytes'] / 2**30:.1f} GiB" if cpu["memory_bytes"] else "unknown"),
+        ("compiler", cpu["compiler"]),
+        ("blas", f"{cpu['blas']}, {cpu['blas_threads'] or 'unknown number of'} threads"),
+        ("numpy", cpu["numpy"]),
+        ("python", cpu["python"]),
+    ]
+
+
+def gpu_rows(gpu: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The GPUs, of which the first is used, and their software as lines of a table."""
+    rows = []
+    for ordinal, each in enumerate(gpu["devices"]):
+        free = f", {each['free_bytes'] / 2**30:.1f} GiB free" if each["free_bytes"] is not None else ", not used"
+        rows += [
+            (f"gpu {ordinal}", f"{each['name']}, compute capability {each['capability']}"),
+            ("  memory", f"{each['memory_bytes'] / 2**30:.1f} GiB{free}"),
+            (
+                "  units",
+                f"{each['multiprocessors']} multiprocessors, each {each['shared_bytes_per_multiprocessor'] >> 10} KiB "
+                f"shared memory and {each['registers_per_multiprocessor']} registers",
+            ),
+            ("  l2", f"{each['l2_bytes'] / 2**20:.0f} MiB"),
+            ("  clocks", f"{each['clock_mhz']:.0f} MHz, memory {each['memory_clock_mhz']:.0f} MHz"),
+        ]
+    versions = {"runtime": gpu["runtime"], "toolkit": gpu["toolkit"], **gpu["libraries"]}
+    return [
+        *rows,
+        ("driver", f"{gpu['driver'] or 'unknown version'}, CUDA {gpu['driver_cuda']}"),
+        ("pycuda", f"{gpu['pycuda']}, built for CUDA {gpu['pycuda_cuda']}"),
+        ("nvrtc", gpu["nvrtc"]),
+        ("libraries", ", ".join(f"{name} {version or 'not found'}" for name, version in versions.items())),
+    ]
+
+
+def peak_rows(peak: roofline.Roofline | None) -> list[tuple[str, str]]:
+    """A line for the roofline, where it is known."""
+    if peak is None:
+        return []
+    products = ", ".join(f"{name} {rate:,.0f}" for name, rate in peak.gflops_per_s.items())
+    return [("measured", f"copy {peak.gbytes_per_s:,.0f} GB/s; matrix products {products} GFLOP/s")]
 
 
 def describe_cpu() -> dict[str, Any]:
     """Name, cores, memory and libraries of the CPU; None for what the operating system does not tell."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "name": backend("cpu").device_name(),
         "cores": os.cpu_count(),
-        "usable_cores": usable,
+        "usable_cores": roofline.usable_cores(),
         "memory_bytes": memory_bytes(),
         "compiler": backend("cpu").compiler_name(),
         "blas": blas_name(),

@@ -8,7 +8,14 @@ from time import perf_counter
 import click
 
 from adtrain import training
-from adtrain.cli.options import FilePath, device_option, json_option, print_json
+from adtrain.cli.options import (
+    FilePath,
+    autotune_option,
+    device_option,
+    json_option,
+    print_json,
+    set_autotune,
+)
 from adtrain.cli.progress import score_text
 from adtrain.training import model_file
 
@@ -16,9 +23,11 @@ from adtrain.training import model_file
 @click.command(short_help="Measure loss and accuracy of a trained run on the test set.")
 @click.argument("run", type=FilePath())
 @device_option
+@autotune_option
 @json_option
-def command(run: Path, device: str, as_json: bool) -> None:
+def command(run: Path, device: str, autotune: str, as_json: bool) -> None:
     """Measure loss and accuracy of the run in the folder RUN on the test images of its config."""
+    set_autotune(device, autotune)
     trained = model_file.load(run, device)
     test = training.prepare(trained.config).test
     started = perf_counter()

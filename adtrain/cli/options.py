@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
+from tqdm import tqdm
 
 from adtrain.core.backend import backend
 from adtrain.core.errors import DeviceError
@@ -54,6 +56,34 @@ def device_option(function: Function) -> Function:
         callback=lambda ctx, param, value: resolve_device(value),
         help="Where to run.",
     )(function)
+
+
+def autotune_option(function: Function) -> Function:
+    """`--autotune off|cached|full`, received as `autotune`; see `set_autotune`."""
+    return click.option(
+        "--autotune",
+        type=click.Choice(["off", "cached", "full"]),
+        default="cached",
+        show_default=True,
+        help="Where a GPU has several kernels for an operation, take the first (off), the one that was measured to be "
+        "fastest if that is known (cached), or measure where it is not known (full).",
+    )(function)
+
+
+def set_autotune(device: str, autotune: str) -> None:
+    """Let the device choose its kernels so, from now on.
+
+    Raises:
+        UsageError: they are to be measured on the CPU, which has one of each.
+    """
+    if device == "gpu":
+        from adtrain.backends.cuda.autotune import Mode
+
+        tuner = cast(Any, backend(device)).tuner
+        tuner.mode = Mode(autotune)
+        tuner.report = lambda line: tqdm.write(line, file=sys.stderr)  # above a bar that may be running
+    elif autotune == "full":
+        raise click.UsageError("--autotune full: only a GPU has kernels to choose from, and this runs on the CPU")
 
 
 class FilePath(click.Path):

@@ -10,7 +10,17 @@ from typing import Any
 import click
 
 from adtrain import config, training
-from adtrain.cli.options import FilePath, device_option, json_option, mode_options, print_json, progress, set_option
+from adtrain.cli.options import (
+    FilePath,
+    autotune_option,
+    device_option,
+    json_option,
+    mode_options,
+    print_json,
+    progress,
+    set_autotune,
+    set_option,
+)
 from adtrain.cli.progress import display
 from adtrain.cli.report import report
 from adtrain.cli.table import terminal_width
@@ -20,6 +30,7 @@ from adtrain.measure import profile
 @click.command(short_help="Train the network that a config describes.")
 @click.argument("config_path", metavar="CONFIG")
 @device_option
+@autotune_option
 @click.option("--epochs", type=click.IntRange(min=1), help="Passes over the data; training.epochs of the config.")
 @click.option("--steps", type=click.IntRange(min=1), help="Stop after so many steps; training.steps of the config.")
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of all randomness; training.seed of the config.")
@@ -42,6 +53,7 @@ from adtrain.measure import profile
 def command(
     config_path: str,
     device: str,
+    autotune: str,
     epochs: int | None,
     steps: int | None,
     seed: int | None,
@@ -56,6 +68,7 @@ def command(
     Writes config.yaml, metrics.jsonl, model.safetensors and summary.json into the run's folder.
     """
     started = perf_counter()
+    set_autotune(device, autotune)
     given = {"epochs": epochs, "steps": steps, "seed": seed}
     options = [f"training.{name}={value}" for name, value in given.items() if value is not None]
     experiment = training.prepare(config.load(config_path, [*overrides, *options]), training.Mode(mode or "fused"))

@@ -90,6 +90,10 @@ class Backend(Protocol):
         """The device as its maker calls it."""
         ...
 
+    def identity(self) -> str:
+        """What measured speeds hold for: the device, and the driver or compiler that runs it."""
+        ...
+
     def compiler_name(self) -> str:
         """What compiles Programs for it, with its version and options; or why nothing does."""
         ...

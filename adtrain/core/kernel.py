@@ -118,3 +118,23 @@ class CudaKernel:
     then: CudaKernel | None = None
     each: bool = False
     checked: bool = False
+
+    def label(self, *args: Any, **params: Any) -> str:
+        """What tells this kernel from the other candidates for the same arguments: words, of which those that are equal
+        in all of them can be left out.
+
+        "gemm_tiled gemm.cu BM=64 BN=64 numbers=1,128,512,784,4 blocks=128,4 threads=256 shared=34816"
+        """
+        work = {
+            "numbers": self.numbers(*args, **params),
+            "elements": self.elements and self.elements(*args, **params),
+            "blocks": self.blocks and self.blocks(*args, **params),
+            "threads": self.threads and self.threads(*args, **params),
+            "shared": self.shared(*args, **params),
+        }
+        words = [f"{name}={value}" for name, value in sorted(self.definitions(*args, **params).items())]
+        for name, value in work.items():
+            if value:
+                words.append(f"{name}={','.join(map(str, value)) if isinstance(value, Sequence) else value}")
+        after = ["then", self.then.label(*args, **params)] if self.then is not None else []
+        return " ".join([self.name, self.file, *words, *after])

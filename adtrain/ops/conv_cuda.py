@@ -155,5 +155,6 @@ SPLIT_WEIGHT_GRAD = CudaKernel(
     shared=WEIGHT_GRAD.shared,
     definitions=WEIGHT_GRAD.definitions,
     scratch=lambda x, *args, **params: _parts(x, *args, **params) * _weight_size(x, *args, **params) * x.dtype.itemsize,
+    applies=lambda *args, **params: _parts(*args, **params) > 1,
     then=CudaKernel("sum_splits.cu", "sum_splits", _sum_numbers, elements=_weight_size),
 )

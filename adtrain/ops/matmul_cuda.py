@@ -81,5 +81,6 @@ SPLIT_GEMM = CudaKernel(
     shared=GEMM.shared,
     definitions=_definitions,
     scratch=lambda a, *args, **params: _choice(a, *args, **params)[1] * _size(a, *args, **params) * a.dtype.itemsize,
+    applies=_is_cut,
     then=CudaKernel("sum_splits.cu", "sum_splits", _sum_numbers, elements=_size),
 )

@@ -21,6 +21,7 @@ class Chip:
     """What the rule needs to know of the GPU."""
 
     multiprocessors: int = 132
+    capability: tuple[int, int] = (9, 0)
 
 
 CHIP = Chip()

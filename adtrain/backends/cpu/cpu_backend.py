@@ -91,6 +91,9 @@ class CpuBackend:
         names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
         return names[0] if names else platform.machine()
 
+    def identity(self) -> str:
+        return f"{self.device_name()}, {self.compiler_name()}"
+
     def compiler_name(self) -> str:
         return compiler.describe()
 

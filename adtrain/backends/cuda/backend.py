@@ -9,16 +9,19 @@ import numpy as np
 import pycuda
 
 from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda.autotune import Tuner
 from adtrain.backends.cuda.device import Device
 from adtrain.backends.cuda.flags import Flags
 from adtrain.backends.cuda.flat import flattened
+from adtrain.backends.cuda.laboratory import Laboratory
 from adtrain.backends.cuda.program import CudaProgram, Runnable
-from adtrain.backends.cuda.properties import properties
+from adtrain.backends.cuda.properties import identity, properties
 from adtrain.backends.cuda.tasks import scratch
 from adtrain.core.array import ArrayType
 from adtrain.core.backend import Memory
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.ops.tiles_cuda import CHIP
 from adtrain.passes.plan_memory import nbytes, plan_memory
 
 
@@ -46,6 +49,8 @@ class CudaBackend:
     def __init__(self) -> None:
         self.device = Device()
         self.flags = Flags()
+        self.tuner = Tuner(Laboratory(self.device, self.identity()))
+        CHIP.multiprocessors, CHIP.capability = self.device.multiprocessors, self.device.device.compute_capability()
         self.known: dict[Any, Runnable] = {}
 
     def run(
@@ -75,13 +80,17 @@ class CudaBackend:
         if found is None:
             inputs = tuple(Variable(ArrayType(b.shape, b.dtype), self.name) for b in buffers)
             results = tuple(Variable(t, self.name) for t in outputs)
-            found = self.known[key] = Runnable(self.device, Equation(primitive, inputs, params, results))
+            equation = Equation(primitive, inputs, params, results)
+            self.tuner.tune([equation])
+            found = self.known[key] = Runnable(self.device, equation)
         return found
 
     def compile(self, program: Program) -> CudaProgram:
+        self.tuner.tune(program.equations)
         return CudaProgram(self, program)
 
     def memory(self, program: Program) -> Memory:
+        self.tuner.tune(program.equations)
         flat = flattened(program)
         plan = plan_memory(flat.program, scratch)
         fresh = {v for v in flat.program.outputs if plan.places[v].where == "output"}
@@ -133,6 +142,9 @@ class CudaBackend:
     def properties(self) -> dict[str, Any]:
         """The device in numbers; see `properties.properties`."""
         return properties(self.device)
+
+    def identity(self) -> str:
+        return identity(self.device)
 
     def compiler_name(self) -> str:
         return f"NVRTC {compiler.version()} for sm_{self.device.architecture}, PyCUDA {pycuda.VERSION_TEXT}"

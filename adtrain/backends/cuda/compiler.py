@@ -62,8 +62,7 @@ def cubin(source: Source, target: str) -> bytes:
     Raises:
         CudaCompilerError: NVRTC is missing, or refuses the source.
     """
-    headers = _headers()
-    key = digest(version(), target, *FLAGS, *source.options, *(text for pair in headers for text in pair), source.text)
+    key = fingerprint(source, target)
     cache = open_cache("cuda")
     found = cache.find(key, ".cubin")
     if found is not None:
@@ -71,6 +70,16 @@ def cubin(source: Source, target: str) -> bytes:
     compiled = compile_source(source, target).cubin
     cache.store(key, ".cubin", compiled)
     return compiled
+
+
+def fingerprint(source: Source, target: str) -> str:
+    """A key for the machine code: a digest of all that it follows from.
+
+    Raises:
+        CudaCompilerError: NVRTC is missing.
+    """
+    headers = (text for pair in _headers() for text in pair)
+    return digest(version(), target, *FLAGS, *source.options, *headers, source.text)
 
 
 def compile_source(source: Source, target: str) -> Compiled:

@@ -15,6 +15,7 @@ from adtrain.backends.cuda.tasks import scratch, tasks
 from adtrain.core.array import ArrayType
 from adtrain.core.errors import DeviceError
 from adtrain.core.fused import label
+from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation, Program
 from adtrain.passes.plan_memory import Place, plan_memory
 
@@ -26,14 +27,14 @@ STEPS_AT_ONCE = 10
 
 
 class Runnable:
-    """An equation's launches on a device.
+    """An equation's launches on a device, by the chosen candidate or a certain one.
 
     Raises DeviceError (when made): there is no kernel for it.
     """
 
-    def __init__(self, device: Device, equation: Equation) -> None:
-        self.launches = [Launch(device, task) for task in tasks(equation)]
-        self.scratch = scratch(equation)
+    def __init__(self, device: Device, equation: Equation, kernel: CudaKernel | None = None) -> None:
+        self.launches = [Launch(device, task) for task in tasks(equation, kernel)]
+        self.scratch = scratch(equation, kernel)
         self.checked = any(launch.checked for launch in self.launches)
 
     def __call__(self, addresses: list[int], memory: int, flag: int) -> None:

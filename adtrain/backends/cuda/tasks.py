@@ -7,15 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from adtrain.backends.cuda.compiler import Source, file_source
 from adtrain.backends.cuda.loops import loops
 from adtrain.core.errors import DeviceError
-from adtrain.core.fused import FUSED, loops_p
+from adtrain.core.fused import FUSED, loops_p, product_p
 from adtrain.core.kernel import CudaKernel, no_bytes
 from adtrain.core.program import Equation
 from adtrain.passes.fuse_elementwise import elementwise
+
+Problem: TypeAlias = "tuple[Any, ...]"
+"""What candidates are measured for: a primitive, the types of its arguments, and its parameters."""
+
+FASTEST: dict[Problem, str] = {}
+"""The label of the candidate to take, by problem: what measurement has found. Others are computed by the first one."""
 
 
 class Size(NamedTuple):
@@ -50,8 +56,11 @@ class Task:
     checked: bool = False
 
 
-def tasks(equation: Equation) -> list[Task]:
+def tasks(equation: Equation, kernel: CudaKernel | None = None) -> list[Task]:
     """The launches that compute an unfused or `loops` equation, in order. A reshape has none.
+
+    Args:
+        kernel: the candidate to take, by default the chosen one.
 
     Raises:
         DeviceError: no kernel computes it.
@@ -65,7 +74,7 @@ def tasks(equation: Equation) -> list[Task]:
         operands = (*inputs, *everything[len(equation.inputs) :])
         size = Size(elements=-(-made.elements // made.width))
         return [Task(made.source, "loops", operands, (made.elements,), size)]
-    kernel = chosen(equation)
+    kernel = kernel or chosen(equation)
     types = [v.type for v in equation.inputs]
     if not kernel.each:
         return list(_chain(kernel, types, equation.params, everything))
@@ -73,11 +82,11 @@ def tasks(equation: Equation) -> list[Task]:
     return [task for i in range(out) for task in _chain(kernel, [i, *types], equation.params, (i, out))]
 
 
-def scratch(equation: Equation) -> int:
-    """Bytes of device memory that the equation's kernels need beside its inputs and outputs."""
+def scratch(equation: Equation, kernel: CudaKernel | None = None) -> int:
+    """Bytes of device memory that the equation's kernels need beside its inputs and outputs; see `tasks`."""
     if equation.primitive in FUSED or elementwise(equation) or equation.primitive.name == "reshape":
         return 0
-    kernel: CudaKernel | None = chosen(equation)
+    kernel = kernel or chosen(equation)
     types, most = [v.type for v in equation.inputs], 0
     while kernel is not None:
         most = max(most, 0 if kernel.each else kernel.scratch(*types, **equation.params))
@@ -86,7 +95,11 @@ def scratch(equation: Equation) -> int:
 
 
 def candidates(equation: Equation) -> list[CudaKernel]:
-    """The kernels that are right for the equation, the one to take where nothing has been measured first."""
+    """The kernels that are right for the equation, the one to take where nothing has been measured first.
+
+    Of a product with what is done to its elements they are those of the product.
+    """
+    equation = _deciding(equation)
     types = [v.type for v in equation.inputs]
     named = equation.primitive.implementations.get("cuda", ())
     if not isinstance(named, (tuple, CudaKernel)):
@@ -96,16 +109,39 @@ def candidates(equation: Equation) -> list[CudaKernel]:
 
 
 def chosen(equation: Equation) -> CudaKernel:
-    """The candidate that the equation runs with.
+    """The candidate that the equation runs with: the fastest one if that is known, else the first.
 
     Raises:
         DeviceError: there is none.
     """
     found = candidates(equation)
-    if found:
+    if not found:
+        types = ", ".join(str(v.type) for v in equation.inputs)
+        raise DeviceError(
+            f"{equation.primitive.name} of {types or 'nothing'} has no kernel for the GPU; use --device cpu"
+        )
+    fastest = FASTEST.get(problem(equation))
+    if fastest is None:
         return found[0]
-    types = ", ".join(str(v.type) for v in equation.inputs)
-    raise DeviceError(f"{equation.primitive.name} of {types or 'nothing'} has no kernel for the GPU; use --device cpu")
+    return next((k for k in found if label(k, equation) == fastest), found[0])
+
+
+def problem(equation: Equation) -> Problem:
+    """What decides which candidate of the equation is fastest; of a product with what is done to it, the product."""
+    equation = _deciding(equation)
+    return equation.primitive, tuple(v.type for v in equation.inputs), tuple(equation.params.items())
+
+
+def label(kernel: CudaKernel, equation: Equation) -> str:
+    """`CudaKernel.label` for the equation that ``kernel`` is a candidate of."""
+    equation = _deciding(equation)
+    return kernel.label(*([0] if kernel.each else []), *(v.type for v in equation.inputs), **equation.params)
+
+
+def _deciding(equation: Equation) -> Equation:
+    if equation.primitive is not product_p:
+        return equation
+    return next(e for e in equation.params["body"].equations if e.primitive is not loops_p and not elementwise(e))
 
 
 def _chain(kernel: CudaKernel, args: Sequence[Any], params: Any, operands: tuple[int, ...]) -> Iterator[Task]:

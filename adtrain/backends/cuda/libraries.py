@@ -1,0 +1,65 @@
+"""Which of NVIDIA's libraries are installed, asked of the libraries themselves."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+VENDOR = ("cublas", "cublasLt", "cudnn")
+"""Those that a kernel can be compared with; nothing here uses them."""
+
+
+def vendor() -> dict[str, str | None]:
+    """The version of each of VENDOR, None where it is not found."""
+    return {name: _property_version(name) for name in VENDOR}
+
+
+def runtime() -> str | None:
+    """The version of the CUDA runtime, "13.0"; None where it is not found."""
+    library, number = _loaded("cudart"), ctypes.c_int()
+    if library is None or library.cudaRuntimeGetVersion(ctypes.byref(number)):
+        return None
+    return cuda_version(number.value)
+
+
+@cache
+def driver() -> str | None:
+    """The driver's own version, "580.159.04"; None where its management library is not found."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    text = ctypes.create_string_buffer(80)
+    if nvml.nvmlInit_v2() or nvml.nvmlSystemGetDriverVersion(text, len(text)):
+        return None
+    return text.value.decode()
+
+
+def cuda_version(number: int) -> str:
+    """CUDA's number of a version as text: 13000 is 13.0."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _property_version(name: str) -> str | None:
+    library = _loaded(name)
+    if library is None:
+        return None
+    parts = [ctypes.c_int() for _ in range(3)]  # major, minor, patch
+    failed = [getattr(library, f"{name}GetProperty")(i, ctypes.byref(part)) for i, part in enumerate(parts)]
+    return None if any(failed) else ".".join(str(part.value) for part in parts)
+
+
+def _loaded(name: str) -> Any:
+    """The library of a wheel, else the system's; None where there is neither."""
+    wheels = [str(path) for folder in sys.path for path in Path(folder).glob(f"nvidia/*/lib/lib{name}.so.*")]
+    for path in (*sorted(wheels), ctypes.util.find_library(name)):
+        try:
+            if path:
+                return ctypes.CDLL(path)
+        except OSError:  # for another architecture, or without a library of its own
+            continue
+    return None

@@ -1,0 +1,78 @@
+"""The tuner on a GPU: candidates are right, are timed, and what is chosen runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu_parity import gpu
+
+from adtrain import ops
+from adtrain.cli.bench_candidates import measured
+from adtrain.core.array import ArrayType, array
+from adtrain.core.program import Equation, Variable
+from adtrain.core.staging import stage
+from adtrain.measure.bench_sizes import BENCHES
+from adtrain.ops.broadcasting import sum_p
+from adtrain.ops.kernels_cuda import reduction
+
+__all__ = ["gpu"]
+
+pytestmark = pytest.mark.gpu
+
+SEVERAL = ("sum", "max", "softmax", "argmax", "matmul", "conv2d", "take", "transpose")
+
+
+@pytest.fixture(autouse=True)
+def fresh(gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Nothing has been measured, and everything is from here on."""
+    from adtrain.backends.cuda.autotune import Mode
+    from adtrain.backends.cuda.tasks import FASTEST
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(gpu.tuner, "mode", Mode.FULL)
+    monkeypatch.setattr(gpu, "known", {})
+    FASTEST.clear()
+    yield
+    FASTEST.clear()
+
+
+def test_no_candidate_is_wrong_at_the_standard_sizes(caplog: pytest.LogCaptureFixture) -> None:
+    rows = measured([each for each in BENCHES if each.op in SEVERAL])
+    assert caplog.messages == []
+    for row in rows:
+        assert len(row["candidates"]) > 1
+        assert [each["chosen"] for each in row["candidates"]].count(True) == 1
+        assert all(0.5 < each["us"] < 1e5 for each in row["candidates"])
+
+
+def test_what_is_chosen_runs_alone_and_in_programs(gpu: Any) -> None:
+    from adtrain.backends.cuda.tasks import FASTEST
+
+    x = np.random.default_rng(0).standard_normal((300, 70)).astype(np.float32)
+    given = array(x, device="gpu")
+    alone = ops.softmax(ops.sum(given, 0), 0).numpy()
+    assert FASTEST
+    (recorded,) = stage(lambda x: (ops.softmax(ops.sum(x, 0), 0),))(given)
+    np.testing.assert_array_equal(recorded.numpy(), alone)
+    summed = x.astype(float).sum(0)
+    weights = np.exp(summed - summed.max())
+    np.testing.assert_allclose(alone, weights / weights.sum(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_wrong_candidate_is_named_and_not_used(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from adtrain.backends.cuda.tasks import FASTEST, problem
+
+    right, largest = (sum_p.implementations["cuda"], reduction(1, lambda x, axes: (x.dtype, x.dtype)))
+    monkeypatch.setitem(sum_p.implementations, "cuda", (*right, *largest))
+    x, out = (Variable(ArrayType(shape, np.dtype("float32")), "gpu") for shape in ((64, 100), (64,)))
+    equation = Equation(sum_p, (x,), {"axes": (1,)}, (out,))
+    gpu.tuner.tune([equation])
+    assert "OPERATION=0" in FASTEST[problem(equation)]
+    assert caplog.messages
+    assert all("OPERATION=1" in line and line.endswith("its result is wrong") for line in caplog.messages)

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import training_runs
+from click.testing import CliRunner, Result
+
+from adtrain import documents
+from adtrain.cli.main import cli
+from adtrain.measure import bench_config, roofline, timing
+from adtrain.measure.roofline import Roofline
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, without_gpu: None) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(roofline.COPY_BYTES, "cpu", 1 << 16)
+    monkeypatch.setitem(roofline.MATRIX, "cpu", 16)
+    monkeypatch.setattr(timing, "MIN_SAMPLE_MS", 0.1)
+    monkeypatch.setattr(timing, "MAX_SAMPLES", timing.MIN_SAMPLES)
+    monkeypatch.setattr(bench_config, "BUDGET_SECONDS", 0.0)
+
+
+def run(*arguments: str) -> Result:
+    result = CliRunner(env={"COLUMNS": "140"}).invoke(cli, arguments)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_a_share_is_the_least_time_over_the_time_taken() -> None:
+    found = Roofline(100.0, {"float32": 1000.0, "tf32": 4000.0})
+    assert found.share(10**9, 0, 2.0) == pytest.approx(0.5)
+    assert found.share(10**9, 0, 2.0, "tf32") == pytest.approx(0.125)
+    assert found.share(10**9, 10**9, 20.0) == pytest.approx(0.5)
+
+
+def test_what_was_measured_is_kept_and_shown(tmp_path: Path) -> None:
+    assert roofline.known("cpu") is None
+    assert "measured" not in run("devices").stdout
+    assert json.loads(run("devices", "--json").stdout)["roofline"] == {"cpu": None}
+    found = json.loads(run("devices", "--measure", "--json").stdout)["roofline"]["cpu"]
+    assert found["gbytes_per_s"] > 0
+    assert found["gflops_per_s"].keys() == {"float32", "float64"}
+    known = roofline.known("cpu")
+    assert known is not None
+    assert known._asdict() == found
+    assert "measured    copy " in run("devices").stdout
+
+
+@pytest.mark.parametrize("config", [False, True])
+def test_benchmarks_show_the_share_once_it_is_known(tmp_path: Path, config: bool) -> None:
+    arguments = [str(training_runs.write_config(tmp_path)), "--eager"] if config else ["--op", "nll_loss"]
+    assert "of peak" not in run("bench", *arguments, "--device", "cpu").stdout
+    roofline.measured("cpu")
+    heading, first, *_ = run("bench", *arguments, "--device", "cpu").stdout.split("\n\n")[1].splitlines()
+    assert heading.endswith("of peak")
+    assert first.endswith("%")
+
+
+@pytest.mark.parametrize(
+    "document", [[], {"gbytes_per_s": 1.0}, {"gbytes_per_s": 0.0, "gflops_per_s": {"float32": 1.0}}]
+)
+def test_a_file_that_holds_something_else_is_named(document: object, caplog: pytest.LogCaptureFixture) -> None:
+    documents.store(roofline.KIND, roofline._key("cpu"), document)
+    with caplog.at_level(logging.WARNING):
+        assert roofline.known("cpu") is None
+    assert "roofline" in caplog.messages[0]
+    assert "not used, it cannot be read" in caplog.messages[0]
