@@ -16,6 +16,7 @@ import numpy as np
 from adtrain import ops
 from adtrain.core.array import Array, Value, array
 from adtrain.core.custom import custom_vjp
+from adtrain.core.precision import FULL, matmul_precision
 
 Sampler: TypeAlias = Callable[[np.random.Generator], np.ndarray]
 
@@ -31,6 +32,7 @@ class Case:
         inputs: makers of the inputs. Floating-point inputs (float64) are differentiated, integers are not.
         linear: positions of inputs in each of which ``f`` is linear.
         order: up to which order the derivative is checked; 0 where there is none.
+        precision: the `ops.matmul_precision` that ``f`` computes in.
     """
 
     op: str
@@ -39,6 +41,7 @@ class Case:
     inputs: tuple[Sampler, ...]
     linear: tuple[int, ...] = ()
     order: int = 2
+    precision: str = FULL
 
     def sample(self, dtype: str = "float64") -> list[Array]:
         """The inputs: always the same ones."""
@@ -86,13 +89,24 @@ def rng_state(rng: np.random.Generator) -> np.ndarray:
     return ops.rng_state(seed=7, step=3).numpy()
 
 
+def short(*shape: int) -> Sampler:
+    """Numbers of three bits, which rounded products take as they are."""
+    return lambda rng: rng.integers(-7, 8, size=shape) / 8
+
+
 CASES: list[Case] = []
 
 
 def case(
-    op: str, name: str, f: Callable[..., Any], *inputs: Sampler, linear: tuple[int, ...] = (), order: int = 2
+    op: str,
+    name: str,
+    f: Callable[..., Any],
+    *inputs: Sampler,
+    linear: tuple[int, ...] = (),
+    order: int = 2,
+    precision: str = FULL,
 ) -> None:
-    CASES.append(Case(op, name, f, inputs, linear, order))
+    CASES.append(Case(op, name, matmul_precision(precision)(f), inputs, linear, order, precision))
 
 
 # Elementwise, one argument.
@@ -182,6 +196,10 @@ case("matmul", "broadcast", ops.matmul, normal(2, 1, 3, 4), normal(3, 4, 2), lin
 case("matmul", "batch by matrix", ops.matmul, normal(2, 3, 4), normal(4, 5), linear=(0, 1))
 case("matmul", "vectors", ops.matmul, normal(5), normal(5), linear=(0, 1))
 case("matmul", "empty batch", ops.matmul, normal(0, 4), normal(4, 5), linear=(0, 1))
+for _precision in ("tf32", "bfloat16"):
+    case("matmul", _precision, ops.matmul, short(9, 5), short(5, 8), linear=(0, 1), precision=_precision)
+    case("matmul", f"{_precision}, batch", ops.matmul, short(2, 3, 4), short(2, 4, 5), linear=(0, 1),
+         precision=_precision)  # fmt: skip
 
 # Convolution and pooling.
 _CONVOLUTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
@@ -196,6 +214,10 @@ _CONVOLUTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]
 }
 for _name, (_x, _w, _options) in _CONVOLUTIONS.items():
     case("conv2d", _name, lambda x, w, o=_options: ops.conv2d(x, w, **o), normal(*_x), normal(*_w), linear=(0, 1))
+    if _name in ("stride and padding", "groups"):
+        for _p in ("tf32", "bfloat16"):
+            case("conv2d", f"{_name}, {_p}", lambda x, w, o=_options: ops.conv2d(x, w, **o), short(*_x), short(*_w),
+                 linear=(0, 1), precision=_p)  # fmt: skip
 case("conv2d", "bias", lambda x, w, b: ops.conv2d(x, w, b), normal(2, 3, 4, 4), normal(5, 3, 3, 3), normal(5))
 case("conv_transpose2d", "stride", lambda x, w, b: ops.conv_transpose2d(x, w, b, stride=2, padding=1, output_padding=1),
      normal(2, 3, 3, 4), normal(3, 2, 3, 3), normal(2))  # fmt: skip

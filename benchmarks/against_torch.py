@@ -10,23 +10,20 @@ or SGD. Peak memory is the largest resident size of each side's process, librari
 
 from __future__ import annotations
 
-import json
 import os
 import resource
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from statistics import median
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 import numpy as np
+from sides import Side, serve
 
-from adtrain import config, data, nn, optim, training
-from adtrain.core import tree
+from adtrain import config, data, training
 
 COMPARED_STEPS = 5
 LOSS_TOLERANCE = 1e-4  # relative; float32 sums in another order drift apart slowly
@@ -66,14 +63,11 @@ def adtrain_step(experiment: training.Experiment) -> Step:
 
 def torch_step(experiment: training.Experiment) -> Step:
     import torch
+    from torch_network import torch_model, torch_optimizer
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    network = experiment.network
-    model = torch.nn.Sequential(*(torch_layer(torch, layer, shape) for layer, shape in with_shapes(network)))
-    start = experiment.initial_state("cpu").params
-    weights = zip(tree.paths(start), tree.leaves(start), strict=True)
-    model.load_state_dict({name: torch.tensor(np.array(x.numpy())) for name, x in weights})
-    update = torch_optimizer(torch, experiment.optimizer, model.parameters())
+    network, model = experiment.network, torch_model(experiment)
+    update = torch_optimizer(experiment.optimizer, model.parameters())
     images, labels = torch.from_numpy(experiment.train.images), torch.from_numpy(experiment.train.labels)
     mean, std = (torch.tensor(x).reshape(1, -1, 1, 1) for x in (network.mean, network.std))
 
@@ -89,39 +83,6 @@ def torch_step(experiment: training.Experiment) -> Step:
     return step
 
 
-def with_shapes(network: Any) -> Iterator[tuple[nn.Module, nn.Shape]]:
-    shape = network.input_shape
-    for layer in network.model.layers:
-        yield layer, shape
-        shape = layer.output_shape(shape)
-
-
-def torch_layer(torch: Any, layer: nn.Module, shape: nn.Shape) -> Any:
-    """The same layer in PyTorch, which wants to be told the size of its input."""
-    match layer:
-        case nn.Linear():
-            return torch.nn.Linear(shape[-1], layer.out_features, layer.bias)
-        case nn.Conv2d():
-            options = (layer.stride, layer.padding, layer.dilation, layer.groups, layer.bias)
-            return torch.nn.Conv2d(shape[0], layer.out_channels, layer.kernel_size, *options)
-        case nn.MaxPool2d():
-            return torch.nn.MaxPool2d(layer.kernel_size, layer.stride, layer.padding)
-        case nn.Relu():
-            return torch.nn.ReLU()
-        case nn.Flatten():
-            return torch.nn.Flatten()
-    raise click.UsageError(f"{layer.kind()} has no counterpart in this benchmark")
-
-
-def torch_optimizer(torch: Any, optimizer: optim.Optimizer, parameters: Any) -> Any:
-    match optimizer:
-        case optim.Adam():
-            return torch.optim.Adam(parameters, optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay)
-        case optim.SGD():
-            return torch.optim.SGD(parameters, optimizer.lr, optimizer.momentum, 0, optimizer.weight_decay)
-    raise click.UsageError(f"{type(optimizer).__name__} has no counterpart in this benchmark")
-
-
 class Steps(NamedTuple):
     """Some steps of a side: each one's loss and milliseconds, and the process's peak memory by then, in MiB."""
 
@@ -131,42 +92,26 @@ class Steps(NamedTuple):
 
 
 def work(side: str, name: str, overrides: Sequence[str]) -> None:
-    """A side's process: for each line "N" on standard input take N steps, and print the `Steps`."""
+    """A side's process: asked for N it takes N steps, and answers with the `Steps`."""
     experiment = training.prepare(config.load(name, [*overrides, "schedule=constant"]))
     step = (torch_step if side == "torch" else adtrain_step)(experiment)
     indices = batches(experiment)
-    for line in sys.stdin:
+
+    def taken(count: str) -> Steps:
         losses, times = [], []
-        for _ in range(int(line)):
+        for _ in range(int(count)):
             batch = next(indices)
             start = perf_counter()
             losses.append(step(batch))
             times.append((perf_counter() - start) * 1e3)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / PEAK_UNIT
-        print(json.dumps(Steps(losses, times, peak)), flush=True)
+        return Steps(losses, times, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / PEAK_UNIT)
+
+    serve(taken)
 
 
-class Side:
-    """A side's process, stopped unless it has been asked for steps."""
-
-    def __init__(self, side: str, name: str, overrides: Sequence[str], threads: int) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads)}
-        command = [sys.executable, __file__, "--side", side, name, *(f"--set={override}" for override in overrides)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-
-    def run(self, steps: int) -> Steps:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.send_signal(signal.SIGCONT)
-        self.process.stdin.write(f"{steps}\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            raise click.ClickException("a side ended early; its error stands above")
-        self.process.send_signal(signal.SIGSTOP)
-        return Steps(*json.loads(line))
+def started(side: str, name: str, overrides: Sequence[str], threads: int) -> Side:
+    command = [__file__, "--side", side, name, *(f"--set={override}" for override in overrides)]
+    return Side(command, {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads)})
 
 
 @click.command()
@@ -184,20 +129,20 @@ def main(
         work(side, configs[0], overrides)
         return
     for label, (name, *changes) in ({name: (name,) for name in configs} or DEFAULTS).items():
-        sides = [Side(which, name, [*changes, *overrides], threads) for which in ("adtrain", "torch")]
+        sides = [started(which, name, [*changes, *overrides], threads) for which in ("adtrain", "torch")]
         try:
             click.echo(f"{label:15}  {compare(sides, rounds, steps)}")
         finally:
             for s in sides:
-                s.process.kill()
+                s.close()
 
 
 def compare(sides: Sequence[Side], rounds: int, steps: int) -> str:
     """A line of times, their ratio, and peak memory, for sides whose first losses agree."""
-    ours, theirs = (np.array(s.run(COMPARED_STEPS).losses) for s in sides)
+    ours, theirs = (np.array(Steps(*s.ask(COMPARED_STEPS)).losses) for s in sides)
     if not np.allclose(ours, theirs, rtol=LOSS_TOLERANCE):
         raise click.ClickException(f"losses differ: {ours.tolist()} and {theirs.tolist()}")
-    found = [[s.run(steps) for s in sides] for _ in range(rounds)]
+    found = [[Steps(*s.ask(steps)) for s in sides] for _ in range(rounds)]
     times = [[median(taken.times) for taken in both] for both in found]
     a, b = (median(column) for column in zip(*times, strict=True))
     low, ratio, high = np.percentile([torch / adtrain for adtrain, torch in times], [20, 50, 80])

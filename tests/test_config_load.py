@@ -104,7 +104,7 @@ def test_the_defaults_are_written_down_nowhere_else(tmp_path: Path) -> None:
         ("epochs: 1", "epochs: 1e3", f"10:20  training.epochs: found 1000.0, {POSITIVE}"),
         ("epochs: 1", "epochs: 1, seed: -1", "10:29  training.seed: found -1, expected an integer in [0, 2^64)"),
         ("epochs: 1", "epochs: 1, precision: half", "10:34  training.precision: found 'half', "
-         "expected one of float32, float64"),
+         "expected one of float32, tf32, bfloat16, float64"),
         ("epochs: 1", "epochs: 1, clip_norm: 1, clip_value: 1", "10:1  training: found a mapping with epochs, "
          "clip_norm, clip_value, expected at most one of clip_norm and clip_value"),
         ("epochs: 1", 'epochs: 1, "a\\nb": 1', f"10:23  training.'a\\nb': unknown key; known: {TRAINING}"),

@@ -84,7 +84,7 @@ def winograd_convolutions(draw: Draw) -> Iterator[tuple[str, Function]]:
     for n, c, o, h, w, padding in WINOGRAD:
         args = [draw(n, c, h, w), draw(o, c, 3, 3)]
         window = Window((1, 1), (padding, padding), (1, 1), 1)
-        assert FORWARD_WINOGRAD.items(*args, window=window) is not None
+        assert FORWARD_WINOGRAD.items(*args, window=window, precision="full") is not None
         yield f"{n}x{c}x{h}x{w} to {o}", (with_gradients(partial(ops.conv2d, padding=padding)), args)
 
 

@@ -17,10 +17,12 @@ CONFIG_LEVEL = NN_LEVEL | {"nn", "optim", "assets", "files"}
 TRAINING_LEVEL = CONFIG_LEVEL | {"config", "data", "passes", "adtrain"}
 MAY_IMPORT = {
     "core": set[str](),
-    "backends": {"core", "assets", "cache", "files", "passes"},
+    "codegen": {"core"},
+    "backends": {"core", "codegen", "assets", "cache", "files", "passes", "documents"},
     "ops": {"core"},
     "assets": {"core"},
     "cache": {"files"},
+    "documents": {"cache"},
     "files": {"core"},
     "nn": NN_LEVEL,
     "optim": NN_LEVEL,

@@ -22,7 +22,7 @@ FIELDS = [
     "op", "size", "phase", "dtype", "ms", "p20_ms", "p80_ms", "samples", "repeats", "flops", "bytes", "gflops_per_s",
     "gbytes_per_s",
 ]  # fmt: skip
-CREATE = {"arange", "full", "ones", "ones_like", "zeros", "zeros_like", "rng_state"}
+CREATE = {"arange", "full", "ones", "ones_like", "zeros", "zeros_like", "rng_state", "matmul_precision"}
 
 
 @pytest.fixture(autouse=True)

@@ -98,7 +98,9 @@ def _bench_ops(benches: Sequence[Bench], device: str) -> list[BenchRow]:
 
 
 def _bench_config(path: str, device: str, mode: training.Mode) -> dict[str, Any]:
-    experiment = training.prepare(config.load(path), mode)
+    cfg = config.load(path)
+    training.check_precision(cfg, device)
+    experiment = training.prepare(cfg, mode)
     images = experiment.full_batch
     progress(f"bench: timing steps of {experiment.config.name}, a few seconds")
     run_steps = training.continuation(experiment, experiment.initial_state(device), device)

@@ -16,7 +16,7 @@ from adtrain.cli.options import (
     print_json,
     set_autotune,
 )
-from adtrain.cli.progress import score_text
+from adtrain.cli.progress import note_precision, score_text
 from adtrain.training import model_file
 
 
@@ -29,6 +29,7 @@ def command(run: Path, device: str, autotune: str, as_json: bool) -> None:
     """Measure loss and accuracy of the run in the folder RUN on the test images of its config."""
     set_autotune(device, autotune)
     trained = model_file.load(run, device)
+    note_precision(trained.config, device)
     test = training.prepare(trained.config).test
     started = perf_counter()
     examples = training.on_device(test, device)

@@ -8,6 +8,7 @@ import click
 import numpy as np
 
 from adtrain.cli.options import FilePath, device_option, json_option, print_json, progress
+from adtrain.cli.progress import note_precision
 from adtrain.cli.table import Column, render, terminal_width
 from adtrain.data import DataError, idx, images
 from adtrain.training import model_file
@@ -29,6 +30,7 @@ def command(run: Path, paths: tuple[Path, ...], device: str, as_json: bool) -> N
     (gzip-compressed or not) of any number of images of the size that the run was trained on.
     """
     trained = model_file.load(run, device)
+    note_precision(trained.config, device)
     found = [(path, read(path, trained.image_shape)) for path in paths]
     rows, cells = [], []
     for path, batch in found:

@@ -8,6 +8,8 @@ from typing import Any
 from tqdm import tqdm
 
 from adtrain.cli.options import progress
+from adtrain.config import Config
+from adtrain.core.precision import PRECISIONS
 from adtrain.training import Epoch, Interval, Observer, Score, TrainState
 
 
@@ -73,6 +75,12 @@ class Bars(Lines):
 def display() -> Lines:
     """The way that suits stderr."""
     return Bars() if sys.stderr.isatty() else Lines()
+
+
+def note_precision(cfg: Config, device: str) -> None:
+    """Say so where a trained run is evaluated in another precision than it was trained in: see `model_file.load`."""
+    if device == "cpu" and cfg.training.precision in PRECISIONS:
+        progress(f"trained in {cfg.training.precision}, computing in float32, as the cpu has no other products")
 
 
 def score_text(score: Score) -> str:

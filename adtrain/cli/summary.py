@@ -45,10 +45,11 @@ def command(config_path: str, overrides: tuple[str, ...], as_json: bool) -> None
     cfg = config.load(config_path, overrides)
     experiment = training.outline(cfg)
     costs = training.step_costs(experiment)
-    if as_json:
-        print_json({"name": cfg.name, "input": cfg.model.input, "batch_size": experiment.full_batch, **record(costs)})
-        return
     shape, precision = shape_text(cfg.model.input), cfg.training.precision
+    if as_json:
+        about = {"name": cfg.name, "input": cfg.model.input, "precision": precision}
+        print_json({**about, "batch_size": experiment.full_batch, **record(costs)})
+        return
     click.echo(f"{cfg.name}: input {shape}, {precision}; FLOPs and bytes of a step on {experiment.full_batch} images")
     click.echo("\n".join(report(cfg, costs, terminal_width())))
 

@@ -71,7 +71,9 @@ def command(
     set_autotune(device, autotune)
     given = {"epochs": epochs, "steps": steps, "seed": seed}
     options = [f"training.{name}={value}" for name, value in given.items() if value is not None]
-    experiment = training.prepare(config.load(config_path, [*overrides, *options]), training.Mode(mode or "fused"))
+    cfg = config.load(config_path, [*overrides, *options])
+    training.check_precision(cfg, device)
+    experiment = training.prepare(cfg, training.Mode(mode or "fused"))
     folder = training.RunFolder.create(experiment, output_dir)
     try:
         summary = _train(experiment, folder, device, profile_steps, started)

@@ -57,7 +57,11 @@ class Training(Section):
     epochs: Size = Field(description="passes over the training images")
     steps: Size | None = Field(None, description="a bound on training steps, reached before the epochs are over")
     seed: Seed = Field(0, description="the seed of initial weights, order of images, dropout and validation split")
-    precision: Precision = Field("float32", description="the type of all numbers")
+    precision: Precision = Field(
+        "float32",
+        description="float32 or float64, the type of all numbers; or, on a GPU, float32 numbers whose matrix products "
+        "and convolutions round their operands to tf32 or bfloat16",
+    )
     clip_norm: Positive | None = Field(None, description="scale gradients down to at most this norm over all of them")
     clip_value: Positive | None = Field(None, description="bound each element of the gradients by plus and minus this")
 

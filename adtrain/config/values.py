@@ -65,13 +65,14 @@ Fractions = Annotated[tuple[_Fraction, _Fraction], Expected("a list of two numbe
 Epochs = Annotated[_Epochs, Expected("a number above 0 and below 2^31")]
 EpochList = Annotated[tuple[_Epochs, ...], Field(min_length=1), Expected("a list of numbers above 0 and below 2^31")]
 WarmUp = Annotated[_Number, Field(ge=0, lt=2**31), Expected("a number in [0, 2^31)")]
-Precision = Annotated[Literal["float32", "float64"], Expected("one of float32, float64")]
 
 
 def one_of(literal: Any) -> Any:
     """The Literal type, in words: `one of none, tanh`."""
     return Annotated[literal, Expected(f"one of {', '.join(get_args(literal))}")]
 
+
+Precision = one_of(Literal["float32", "tf32", "bfloat16", "float64"])
 
 OPTIONS: dict[str, Any] = {
     "affine": Bool,

@@ -17,6 +17,7 @@ from adtrain.core.array import Array, ArrayType, Value, array
 from adtrain.core.backend import Executable, backend
 from adtrain.core.errors import DTypeError, TraceError
 from adtrain.core.hooks import active_hooks
+from adtrain.core.precision import current_precision
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.scope import current_phase, current_scope
@@ -104,6 +105,7 @@ class StagingTrace:
 class _Compiled:
     arguments: tree.Template
     types: tuple[Any, ...]  # of the arguments' leaves, see _kind
+    precision: str  # of the products
     traced: Program  # as the function wrote it
     program: Program  # after the passes
     result: tree.Template
@@ -111,7 +113,9 @@ class _Compiled:
     donated: tuple[int, ...]  # positions among the arrays
 
     def arrays(self, args: tuple[Any, ...]) -> list[Array] | None:
-        """The leaves of ``args`` if all are arrays of the types that this was made for; else None."""
+        """The leaves of ``args`` if all are arrays of the types that this was made for, as precise; else None."""
+        if self.precision != current_precision():
+            return None
         leaves = self.arguments.flatten(args)
         if leaves is None:
             return None
@@ -185,9 +189,9 @@ class Staged:
         return self._improved(self._trace(args, leaves, structure)[0])
 
     def _compiled(self, args: Sequence[Any], leaves: Sequence[Any], structure: tree.TreeDef) -> _Compiled:
-        types = tuple(map(_kind, leaves))
+        types, precision = tuple(map(_kind, leaves)), current_precision()
         try:
-            found = self.compiled.get((structure, types))
+            found = self.compiled.get((structure, types, precision))
         except TypeError as error:
             raise DTypeError(f"stage: an argument is neither an array nor a static value: {error}") from None
         if found is None:
@@ -197,8 +201,8 @@ class Staged:
             executable = backend(min(devices)).compile(program)
             donated = tuple(i for i, v in enumerate(program.inputs) if v in program.donated)
             templates = tree.Template(structure), tree.Template(result)
-            found = _Compiled(templates[0], types, traced, program, templates[1], executable, donated)
-            self.compiled[structure, types] = found
+            found = _Compiled(templates[0], types, precision, traced, program, templates[1], executable, donated)
+            self.compiled[structure, types, precision] = found
         return found
 
     def _improved(self, program: Program) -> Program:
@@ -263,6 +267,8 @@ def _leaves(args: Any) -> tuple[list[Any], tree.TreeDef]:
 
 def stage(f: Callable[..., Any], passes: Sequence[Pass] = (), donate: Collection[int] = ()) -> Staged:
     """``f`` as a function that is traced once for each combination of argument types, and then runs as a Program.
+
+    Another `matmul_precision` around the call makes another Program, too.
 
     Args:
         f: function of trees of arrays to a tree of arrays, made of public ops, gradients and updates included. Leaves

@@ -4,6 +4,7 @@ import sys
 
 import adtrain.ops.conv_pooled  # noqa: F401  primitives that passes look up
 from adtrain.core.array import bind_operators
+from adtrain.core.precision import matmul_precision
 from adtrain.ops.activation import elu, gelu, leaky_relu, relu, sigmoid, silu, softplus
 from adtrain.ops.broadcasting import broadcast_to, reshape, sum_to
 from adtrain.ops.compare import (
@@ -109,6 +110,7 @@ __all__ = [
     "log_softmax",
     "logsumexp",
     "matmul",
+    "matmul_precision",
     "max",
     "max_pool2d",
     "maximum",

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from adtrain.core.array import ArrayType, Value
 from adtrain.core.errors import ShapeError
+from adtrain.core.precision import FULL, precision_of
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.ops import conv_cuda
@@ -39,7 +40,7 @@ class Window(NamedTuple):
         return (length + 2 * self.padding[axis] - span) // self.stride[axis] + 1
 
 
-def _conv_shape(x: Any, w: Any, window: Window) -> ArrayType:
+def _conv_shape(x: Any, w: Any, window: Window, precision: str = FULL) -> ArrayType:
     require_float("conv2d", x, w)
     _check_ranks("conv2d", x, w)
     (n, c, *image), (o, c_w, *kernel) = x.shape, w.shape
@@ -67,7 +68,7 @@ def _check_ranks(name: str, *xs: Any) -> None:
             raise ShapeError(f"{name}: found {' and '.join(f'{x.dtype}{list(x.shape)}' for x in xs)}, expected 4 axes")
 
 
-def _input_grad_shape(g: Any, w: Any, window: Window, size: tuple[int, int]) -> ArrayType:
+def _input_grad_shape(g: Any, w: Any, window: Window, size: tuple[int, int], precision: str = FULL) -> ArrayType:
     _check_ranks("conv2d_input_grad", g, w)
     x = ArrayType((g.shape[0], w.shape[1] * window.groups, *size), g.dtype)
     if _conv_shape(x, w, window).shape != g.shape:
@@ -75,7 +76,7 @@ def _input_grad_shape(g: Any, w: Any, window: Window, size: tuple[int, int]) -> 
     return x
 
 
-def _weight_grad_shape(x: Any, g: Any, window: Window, size: tuple[int, int]) -> ArrayType:
+def _weight_grad_shape(x: Any, g: Any, window: Window, size: tuple[int, int], precision: str = FULL) -> ArrayType:
     _check_ranks("conv2d_weight_grad", x, g)
     w = ArrayType((g.shape[1], x.shape[1] // window.groups, *size), x.dtype)
     if _conv_shape(x, w, window).shape != g.shape:
@@ -93,20 +94,26 @@ conv2d_p: Primitive = Primitive(
     _conv_shape,
     {"cpu": conv2d_reference, "c": (FORWARD_WINOGRAD, FORWARD), "cuda": conv_cuda.FORWARD},
     [
-        lambda out, x, w, window: partial(_input_grad, w=w, window=window, size=x.shape[2:]),
-        lambda out, x, w, window: partial(_weight_grad, x, window=window, size=w.shape[2:]),
+        lambda out, x, w, window, precision: partial(
+            _input_grad, w=w, window=window, size=x.shape[2:], precision=precision
+        ),
+        lambda out, x, w, window, precision: partial(
+            _weight_grad, x, window=window, size=w.shape[2:], precision=precision
+        ),
     ],
-    lambda x, w, window: _flops(_conv_shape(x, w, window).shape, w.shape),
+    lambda x, w, window, precision: _flops(_conv_shape(x, w, window).shape, w.shape),
 )
 input_grad_p: Primitive = Primitive(
     "conv2d_input_grad",
     _input_grad_shape,
     {"cpu": input_grad_reference, "c": (INPUT_GRAD_WINOGRAD, INPUT_GRAD), "cuda": conv_cuda.INPUT_GRAD},
     [
-        lambda out, g, w, window, size: lambda u: bind(conv2d_p, u, w, window=window),
-        lambda out, g, w, window, size: partial(_weight_grad, g=g, window=window, size=w.shape[2:]),
+        lambda out, g, w, window, size, precision: lambda u: _forward(u, w, window, precision),
+        lambda out, g, w, window, size, precision: partial(
+            _weight_grad, g=g, window=window, size=w.shape[2:], precision=precision
+        ),
     ],
-    lambda g, w, window, size: _flops(g.shape, w.shape),
+    lambda g, w, window, size, precision: _flops(g.shape, w.shape),
 )
 weight_grad_p: Primitive = Primitive(
     "conv2d_weight_grad",
@@ -117,19 +124,25 @@ weight_grad_p: Primitive = Primitive(
         "cuda": (conv_cuda.WEIGHT_GRAD, conv_cuda.SPLIT_WEIGHT_GRAD),
     },
     [
-        lambda out, x, g, window, size: partial(_input_grad, g, window=window, size=x.shape[2:]),
-        lambda out, x, g, window, size: lambda u: bind(conv2d_p, x, u, window=window),
+        lambda out, x, g, window, size, precision: partial(
+            _input_grad, g, window=window, size=x.shape[2:], precision=precision
+        ),
+        lambda out, x, g, window, size, precision: lambda u: _forward(x, u, window, precision),
     ],
-    lambda x, g, window, size: _flops(g.shape, _weight_grad_shape(x, g, window, size).shape),
+    lambda x, g, window, size, precision: _flops(g.shape, _weight_grad_shape(x, g, window, size).shape),
 )
 
 
-def _input_grad(g: Value, w: Value, window: Window, size: tuple[int, ...]) -> Value:
-    return bind(input_grad_p, g, w, window=window, size=size)
+def _forward(x: Value, w: Value, window: Window, precision: str) -> Value:
+    return bind(conv2d_p, x, w, window=window, precision=precision)
 
 
-def _weight_grad(x: Value, g: Value, window: Window, size: tuple[int, ...]) -> Value:
-    return bind(weight_grad_p, x, g, window=window, size=size)
+def _input_grad(g: Value, w: Value, window: Window, size: tuple[int, ...], precision: str) -> Value:
+    return bind(input_grad_p, g, w, window=window, size=size, precision=precision)
+
+
+def _weight_grad(x: Value, g: Value, window: Window, size: tuple[int, ...], precision: str) -> Value:
+    return bind(weight_grad_p, x, g, window=window, size=size, precision=precision)
 
 
 def conv2d(
@@ -141,7 +154,7 @@ def conv2d(
     dilation: IntPair = 1,
     groups: int = 1,
 ) -> Value:
-    """Cross-correlation of images with kernels, as `torch.nn.functional.conv2d`.
+    """Cross-correlation of images with kernels, as `torch.nn.functional.conv2d`; see `matmul_precision`.
 
     Args:
         x: (N, C, H, W).
@@ -155,7 +168,8 @@ def conv2d(
         ShapeError: channels and groups do not fit, or the kernel is larger than the padded image.
     """
     x, weight = promote(x, weight)
-    out = bind(conv2d_p, x, weight, window=_window("conv2d", stride, padding, dilation, groups))
+    window = _window("conv2d", stride, padding, dilation, groups)
+    out = _forward(x, weight, window, precision_of(x.dtype))
     return out if bias is None else _add_bias(out, bias)
 
 
@@ -199,7 +213,7 @@ def conv_transpose2d(
     )
     if min(size) < 1:
         raise ShapeError(f"conv_transpose2d: padding {window.padding} leaves nothing of the output: {size}")
-    out = _input_grad(x, weight, window, size)
+    out = _input_grad(x, weight, window, size, precision_of(x.dtype))
     return out if bias is None else _add_bias(out, bias)
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adtrain.core.kernel import CudaKernel
+from adtrain.core.precision import FULL
 from adtrain.ops.tiles_cuda import Tile, chosen
 
 
@@ -30,6 +31,10 @@ class Convolution(NamedTuple):
         return dict(zip(("KH", "KW", "SH", "SW", "PH", "PW", "DH", "DW"), values, strict=True))
 
 
+def _in_full(*args: Any, precision: str = FULL, **params: Any) -> bool:
+    return precision == FULL
+
+
 class Product(NamedTuple):
     """The matrix product that a kernel computes for each group, and the launch that follows."""
 
@@ -42,16 +47,16 @@ class Product(NamedTuple):
         return -(-self.lengths[0] // tile.m) * -(-self.lengths[1] // tile.n)
 
 
-def _forward(x: Any, w: Any, window: Any) -> Convolution:
+def _forward(x: Any, w: Any, window: Any, precision: str = FULL) -> Convolution:
     rows, columns = (window.output_length(i, x.shape[i + 2], w.shape[i + 2]) for i in (0, 1))
     return Convolution(x.shape, w.shape, (x.shape[0], w.shape[0], rows, columns), window, x.dtype)
 
 
-def _input_grad(g: Any, w: Any, window: Any, size: tuple[int, int]) -> Convolution:
+def _input_grad(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str = FULL) -> Convolution:
     return Convolution((g.shape[0], w.shape[1] * window.groups, *size), w.shape, g.shape, window, g.dtype)
 
 
-def _weight_grad(x: Any, g: Any, window: Any, size: tuple[int, int]) -> Convolution:
+def _weight_grad(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str = FULL) -> Convolution:
     return Convolution(x.shape, (g.shape[1], x.shape[1] // window.groups, *size), g.shape, window, x.dtype)
 
 
@@ -99,6 +104,7 @@ def _gathered(name: str, read: Callable[..., Convolution], product: Callable[[Co
         threads=lambda *args, **params: product(read(*args, **params)).choice[0].threads,
         shared=lambda a, *args, **params: product(read(a, *args, **params)).choice[0].shared(a.dtype.itemsize),
         definitions=definitions,
+        applies=_in_full,
     )
 
 
@@ -106,32 +112,33 @@ FORWARD = _gathered("conv2d", _forward, _forward_product)
 INPUT_GRAD = _gathered("conv2d_input_grad", _input_grad, _input_grad_product)
 
 
-def _parts(x: Any, g: Any, window: Any, size: tuple[int, int]) -> int:
+def _parts(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str = FULL) -> int:
     return _weight_grad_product(_weight_grad(x, g, window, size)).choice[1]
 
 
-def _weight_grad_tile(x: Any, g: Any, window: Any, size: tuple[int, int]) -> Tile:
+def _weight_grad_tile(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str = FULL) -> Tile:
     return _weight_grad_product(_weight_grad(x, g, window, size)).choice[0]
 
 
-def _weight_grad_blocks(x: Any, g: Any, window: Any, size: tuple[int, int]) -> tuple[int, int, int]:
-    product = _weight_grad_product(_weight_grad(x, g, window, size))
-    return product.tiles(), product.choice[1], window.groups
+def _weight_grad_blocks(*args: Any, **params: Any) -> tuple[int, int, int]:
+    conv = _weight_grad(*args, **params)
+    product = _weight_grad_product(conv)
+    return product.tiles(), product.choice[1], conv.window.groups
 
 
-def _weight_grad_definitions(x: Any, g: Any, window: Any, size: tuple[int, int]) -> dict[str, int]:
-    conv = _weight_grad(x, g, window, size)
+def _weight_grad_definitions(*args: Any, **params: Any) -> dict[str, int]:
+    conv = _weight_grad(*args, **params)
     product = _weight_grad_product(conv)
     tile, parts = product.choice
     wide = tile.columns_at_once(conv.dtype.itemsize, product.lengths[1])
     return {**conv.definitions(), **tile.definitions(), "SPLIT": int(parts > 1), "WIDE_C": wide}
 
 
-def _weight_size(x: Any, g: Any, window: Any, size: tuple[int, int]) -> int:
+def _weight_size(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str = FULL) -> int:
     return math.prod(_weight_grad(x, g, window, size).w)
 
 
-def _sum_numbers(x: Any, g: Any, window: Any, size: tuple[int, int]) -> tuple[int, ...]:
+def _sum_numbers(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str = FULL) -> tuple[int, ...]:
     conv = _weight_grad(x, g, window, size)
     return math.prod(conv.w), conv.w[0], math.prod(conv.w[1:]), _parts(x, g, window, size)
 
@@ -144,7 +151,7 @@ WEIGHT_GRAD = CudaKernel(
     threads=lambda *args, **params: _weight_grad_tile(*args, **params).threads,
     shared=lambda x, *args, **params: _weight_grad_tile(x, *args, **params).shared(x.dtype.itemsize),
     definitions=_weight_grad_definitions,
-    applies=lambda *args, **params: _parts(*args, **params) == 1,
+    applies=lambda *args, **params: _in_full(**params) and _parts(*args, **params) == 1,
 )
 SPLIT_WEIGHT_GRAD = CudaKernel(
     WEIGHT_GRAD.file,
@@ -155,6 +162,6 @@ SPLIT_WEIGHT_GRAD = CudaKernel(
     shared=WEIGHT_GRAD.shared,
     definitions=WEIGHT_GRAD.definitions,
     scratch=lambda x, *args, **params: _parts(x, *args, **params) * _weight_size(x, *args, **params) * x.dtype.itemsize,
-    applies=lambda *args, **params: _parts(*args, **params) > 1,
+    applies=lambda *args, **params: _in_full(*args, **params) and _parts(*args, **params) > 1,
     then=CudaKernel("sum_splits.cu", "sum_splits", _sum_numbers, elements=_weight_size),
 )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from adtrain.core.kernel import CKernel
+from adtrain.ops.kernels import in_full
 
 LINE = 64
 """Bytes that each part of a function's scratch memory is a multiple of, and that vectors may read past its end."""
@@ -16,8 +17,9 @@ CORRELATION = 160
 """Bytes of a struct of `kernels/cpu/correlate.h`."""
 
 
-def _numbers(x: Any, w: Any, y: Any, window: Any) -> tuple[int, ...]:
+def _numbers(x: Any, w: Any, y: Any, window: Any, precision: str) -> tuple[int, ...]:
     """CONV_NUMBERS of `kernels/cpu/conv.h` from the shapes of image, weight and output."""
+    in_full("conv2d", precision)
     (_, c, h, width), (o, _, kh, kw) = x, w
     return (c, h, width, o, y[2], y[3], kh, kw, *window.stride, *window.padding, *window.dilation, window.groups)
 
@@ -31,7 +33,7 @@ def _output(x: Any, w: Any, window: Any) -> tuple[int, int, int, int]:
     return (1, w.shape[0], rows, columns)
 
 
-def _forward_scratch(x: Any, w: Any, window: Any) -> int:
+def _forward_scratch(x: Any, w: Any, window: Any, precision: str) -> int:
     rows, columns = (
         n + (k - 1) * d // s
         for n, k, d, s in zip(_output(x, w, window)[2:], w.shape[2:], window.dilation, window.stride, strict=True)
@@ -39,12 +41,12 @@ def _forward_scratch(x: Any, w: Any, window: Any) -> int:
     return _bytes(x.shape[1] * window.stride[0] * window.stride[1] * rows * columns * x.dtype.itemsize)
 
 
-def _forward_prepared(x: Any, w: Any, window: Any) -> int:
+def _forward_prepared(x: Any, w: Any, window: Any, precision: str) -> int:
     (_, _, oh, ow), (_, c, kh, kw) = _output(x, w, window), w.shape
     return _bytes(CORRELATION, 8 * c * kh * kw, 4 * kh, 20 * (oh * ow + 4), _size(w))
 
 
-def _input_grad_scratch(g: Any, w: Any, window: Any, size: tuple[int, int]) -> int:
+def _input_grad_scratch(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str) -> int:
     rows, columns = (
         -(-(n + p) // s) + (k - 1) * d // s - p // s
         for n, k, p, d, s in zip(size, w.shape[2:], window.padding, window.dilation, window.stride, strict=True)
@@ -52,7 +54,7 @@ def _input_grad_scratch(g: Any, w: Any, window: Any, size: tuple[int, int]) -> i
     return _bytes(w.shape[0] * rows * columns * g.dtype.itemsize)
 
 
-def _input_grad_prepared(g: Any, w: Any, window: Any, size: tuple[int, int]) -> int:
+def _input_grad_prepared(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str) -> int:
     (o, _, kh, kw), (sh, sw) = w.shape, window.stride
     taps, spans = o // window.groups * kh * kw, size[0] * size[1] + 4 * sh * sw
     return _bytes(CORRELATION * sh * sw, 8 * taps, 4 * kh * sw, 20 * spans, _size(w))
@@ -63,19 +65,19 @@ def _size(w: Any) -> int:
     return size
 
 
-def _weight_grad_scratch(x: Any, g: Any, window: Any, size: tuple[int, int]) -> int:
+def _weight_grad_scratch(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str) -> int:
     (_, c, h, w), (ph, pw), (_, _, oh, ow) = x.shape, window.padding, g.shape
     taps = c // window.groups * size[0] * size[1]
     padded = c * (h + 2 * ph) * (w + 2 * pw) * x.dtype.itemsize
     return _bytes(4 * taps, 2 * LINE * oh * ow, padded)
 
 
-def _input_grad_numbers(g: Any, w: Any, window: Any, size: tuple[int, int]) -> tuple[int, ...]:
-    return _numbers((1, w.shape[1] * window.groups, *size), w.shape, g.shape, window)
+def _input_grad_numbers(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str) -> tuple[int, ...]:
+    return _numbers((1, w.shape[1] * window.groups, *size), w.shape, g.shape, window, precision)
 
 
-def _weight_grad_numbers(x: Any, g: Any, window: Any, size: tuple[int, int]) -> tuple[int, ...]:
-    return _numbers(x.shape, (g.shape[1], x.shape[1], *size), g.shape, window)
+def _weight_grad_numbers(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str) -> tuple[int, ...]:
+    return _numbers(x.shape, (g.shape[1], x.shape[1], *size), g.shape, window, precision)
 
 
 def _each_image(*local: bool) -> Callable[..., tuple[bool, ...]]:
@@ -85,7 +87,7 @@ def _each_image(*local: bool) -> Callable[..., tuple[bool, ...]]:
 FORWARD = CKernel(
     "conv.c",
     "conv2d",
-    lambda x, w, window: _numbers(x.shape, w.shape, _output(x, w, window), window),
+    lambda x, w, window, precision: _numbers(x.shape, w.shape, _output(x, w, window), window, precision),
     items=_each_image(True, False),
     scratch=_forward_scratch,
     prepared=_forward_prepared,
@@ -142,25 +144,27 @@ def _winograd_weights(w: Any, size: tuple[int, int]) -> int:
 FORWARD_WINOGRAD = CKernel(
     "conv_winograd.c",
     "conv2d_winograd",
-    lambda x, w, window: (*FORWARD.numbers(x, w, window), _tile(_output(x, w, window)[2:])),
-    items=lambda x, w, window: _winograd(w, window, _output(x, w, window)[2:]),
-    scratch=lambda x, w, window: _winograd_scratch(w.shape[1], _output(x, w, window)[2:], x.dtype.itemsize),
-    prepared=lambda x, w, window: _winograd_weights(w, _output(x, w, window)[2:]),
+    lambda x, w, window, precision: (*FORWARD.numbers(x, w, window, precision), _tile(_output(x, w, window)[2:])),
+    items=lambda x, w, window, precision: _winograd(w, window, _output(x, w, window)[2:]),
+    scratch=lambda x, w, window, precision: _winograd_scratch(w.shape[1], _output(x, w, window)[2:], x.dtype.itemsize),
+    prepared=lambda x, w, window, precision: _winograd_weights(w, _output(x, w, window)[2:]),
 )
 INPUT_GRAD_WINOGRAD = CKernel(
     "conv_winograd.c",
     "conv2d_input_grad_winograd",
-    lambda g, w, window, size: (*_input_grad_numbers(g, w, window, size), _tile(size)),
-    items=lambda g, w, window, size: _winograd(w, window, size) if max(window.padding) <= 2 else None,
-    scratch=lambda g, w, window, size: _winograd_scratch(w.shape[0], size, g.dtype.itemsize),
-    prepared=lambda g, w, window, size: _winograd_weights(w, size),
+    lambda g, w, window, size, precision: (*_input_grad_numbers(g, w, window, size, precision), _tile(size)),
+    items=lambda g, w, window, size, precision: _winograd(w, window, size) if max(window.padding) <= 2 else None,
+    scratch=lambda g, w, window, size, precision: _winograd_scratch(w.shape[0], size, g.dtype.itemsize),
+    prepared=lambda g, w, window, size, precision: _winograd_weights(w, size),
 )
 
 
-def pooled_numbers(x: Any, w: Any, y: Any, pooled: Any, window: Any, windows: Any, itemsize: int) -> tuple[int, ...]:
+def pooled_numbers(
+    x: Any, w: Any, y: Any, pooled: Any, window: Any, windows: Any, itemsize: int, precision: str
+) -> tuple[int, ...]:
     """From the shapes of image, weight, output and pooled output."""
     strip = _strip(x, pooled, window, windows, itemsize)
-    return (*_numbers(x, w, y, window), *pooled[2:], *windows.kernel, *windows.stride, strip)
+    return (*_numbers(x, w, y, window, precision), *pooled[2:], *windows.kernel, *windows.stride, strip)
 
 
 def _strip(x: Any, pooled: Any, window: Any, windows: Any, itemsize: int) -> int:
@@ -174,7 +178,7 @@ def _pooled_image(x: Any, window: Any, itemsize: int) -> int:
 
 
 def pooled_input_grad_scratch(
-    g: Any, where: Any, w: Any, window: Any, windows: Any, shape: Any, size: tuple[int, int]
+    g: Any, where: Any, w: Any, window: Any, windows: Any, shape: Any, size: tuple[int, int], precision: str
 ) -> int:
     (o, c, *_), (_, _, ph, pw), itemsize = w.shape, g.shape, g.dtype.itemsize
     x, area = (1, c, *size), windows.kernel[0] * windows.kernel[1]
@@ -189,7 +193,7 @@ def pooled_input_grad_prepared(g: Any, where: Any, w: Any, **_: Any) -> int:
 
 
 def pooled_weight_grad_scratch(
-    x: Any, g: Any, where: Any, window: Any, windows: Any, shape: Any, size: tuple[int, int]
+    x: Any, g: Any, where: Any, window: Any, windows: Any, shape: Any, size: tuple[int, int], precision: str
 ) -> int:
     (_, o, _, pw), (kh, kw), c, itemsize = g.shape, size, x.shape[1], g.dtype.itemsize
     live = _strip(x.shape, g.shape, window, windows, itemsize) * pw * o + 1

@@ -40,26 +40,28 @@ def _put(g: Any, where: Any, windows: Any, shape: tuple[int, ...]) -> Any:
     return max_pool2d_put_p.implementations["cpu"](g, where, windows, shape)
 
 
-def _input_grad_shape(g: Any, where: Any, w: Any, window: Any, windows: Any, shape: tuple[int, ...], size: Pair) -> Any:
-    return input_grad_p.shape(_put_type(g, where, windows, shape), w, window, size)
+def _input_grad_shape(
+    g: Any, where: Any, w: Any, window: Any, windows: Any, shape: tuple[int, ...], size: Pair, precision: str
+) -> Any:
+    return input_grad_p.shape(_put_type(g, where, windows, shape), w, window, size, precision)
 
 
 def _weight_grad_shape(
-    x: Any, g: Any, where: Any, window: Any, windows: Any, shape: tuple[int, ...], size: Pair
+    x: Any, g: Any, where: Any, window: Any, windows: Any, shape: tuple[int, ...], size: Pair, precision: str
 ) -> Any:
-    return weight_grad_p.shape(x, _put_type(g, where, windows, shape), window, size)
+    return weight_grad_p.shape(x, _put_type(g, where, windows, shape), window, size, precision)
 
 
 def _input_grad_reference(
-    g: Any, where: Any, w: Any, window: Any, windows: Any, shape: tuple[int, ...], size: Pair
+    g: Any, where: Any, w: Any, window: Any, windows: Any, shape: tuple[int, ...], size: Pair, precision: str
 ) -> Any:
-    return input_grad_p.implementations["cpu"](_put(g, where, windows, shape), w, window, size)
+    return input_grad_p.implementations["cpu"](_put(g, where, windows, shape), w, window, size, precision)
 
 
 def _weight_grad_reference(
-    x: Any, g: Any, where: Any, window: Any, windows: Any, shape: tuple[int, ...], size: Pair
+    x: Any, g: Any, where: Any, window: Any, windows: Any, shape: tuple[int, ...], size: Pair, precision: str
 ) -> Any:
-    return weight_grad_p.implementations["cpu"](x, _put(g, where, windows, shape), window, size)
+    return weight_grad_p.implementations["cpu"](x, _put(g, where, windows, shape), window, size, precision)
 
 
 def _handled(window: Any, windows: Any, g: Any, shape: tuple[int, ...], run: int) -> bool:
@@ -80,10 +82,10 @@ conv2d_input_grad_pooled_p = Primitive(
         "c": CKernel(
             "conv_pooled.c",
             "conv2d_input_grad_pooled",
-            lambda g, where, w, window, windows, shape, size: pooled_numbers(
-                (1, w.shape[1], *size), w.shape, shape, g.shape, window, windows, g.dtype.itemsize
+            lambda g, where, w, window, windows, shape, size, precision: pooled_numbers(
+                (1, w.shape[1], *size), w.shape, shape, g.shape, window, windows, g.dtype.itemsize, precision
             ),
-            items=lambda g, where, w, window, windows, shape, size: (
+            items=lambda g, where, w, window, windows, shape, size, precision: (
                 (True, True, False) if _handled(window, windows, g, shape, w.shape[1] * w.shape[3]) else None
             ),
             scratch=pooled_input_grad_scratch,
@@ -92,7 +94,8 @@ conv2d_input_grad_pooled_p = Primitive(
     },
     flops=lambda g, where, w, **_: 2 * g.size * w.shape[1] * w.shape[2] * w.shape[3],
 )
-"""(g, where, w; window, windows, shape, size): conv2d_input_grad(max_pool2d_put(g, where, windows, shape), w, ...)."""
+"""(g, where, w; window, windows, shape, size, precision):
+conv2d_input_grad(max_pool2d_put(g, where, windows, shape), w, ...)."""
 
 conv2d_weight_grad_pooled_p = Primitive(
     "conv2d_weight_grad_pooled",
@@ -102,16 +105,17 @@ conv2d_weight_grad_pooled_p = Primitive(
         "c": CKernel(
             "conv_pooled.c",
             "conv2d_weight_grad_pooled",
-            lambda x, g, where, window, windows, shape, size: pooled_numbers(
-                x.shape, (shape[1], x.shape[1], *size), shape, g.shape, window, windows, g.dtype.itemsize
+            lambda x, g, where, window, windows, shape, size, precision: pooled_numbers(
+                x.shape, (shape[1], x.shape[1], *size), shape, g.shape, window, windows, g.dtype.itemsize, precision
             ),
-            items=lambda x, g, where, window, windows, shape, size: (
+            items=lambda x, g, where, window, windows, shape, size, precision: (
                 (True, True, True) if _handled(window, windows, g, shape, x.shape[1] * size[1]) else None
             ),
             sums=True,
             scratch=pooled_weight_grad_scratch,
         ),
     },
-    flops=lambda x, g, where, window, windows, shape, size: 2 * g.size * x.shape[1] * size[0] * size[1],
+    flops=lambda x, g, where, window, windows, shape, size, precision: 2 * g.size * x.shape[1] * size[0] * size[1],
 )
-"""(x, g, where; window, windows, shape, size): conv2d_weight_grad(x, max_pool2d_put(g, where, windows, shape), ...)."""
+"""(x, g, where; window, windows, shape, size, precision):
+conv2d_weight_grad(x, max_pool2d_put(g, where, windows, shape), ...)."""

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from adtrain.ops.rounding import rounded
+
 COLUMN_BYTES = 1 << 20
 """Columns made at once, unless one image alone has more: about the size of a second-level cache."""
 
@@ -38,8 +40,9 @@ def _columns(images: np.ndarray, kernel: tuple[int, int], out: tuple[int, int], 
     return taps.reshape(n, window.groups, channels // window.groups * kernel[0] * kernel[1], out[0] * out[1])
 
 
-def conv2d_reference(x: np.ndarray, w: np.ndarray, window: Any) -> np.ndarray:
+def conv2d_reference(x: np.ndarray, w: np.ndarray, window: Any, precision: str) -> np.ndarray:
     """(N, C, H, W) and (O, C / groups, KH, KW) to (N, O, OH, OW)."""
+    x, w = rounded(x, precision), rounded(w, precision)
     groups, kernel = window.groups, w.shape[2:]
     oh, ow = (window.output_length(i, x.shape[i + 2], kernel[i]) for i in (0, 1))
     xp = _padded(x, window.padding)
@@ -50,8 +53,11 @@ def conv2d_reference(x: np.ndarray, w: np.ndarray, window: Any) -> np.ndarray:
     return out.reshape(len(x), w.shape[0], oh, ow)
 
 
-def weight_grad_reference(x: np.ndarray, g: np.ndarray, window: Any, size: tuple[int, int]) -> np.ndarray:
+def weight_grad_reference(
+    x: np.ndarray, g: np.ndarray, window: Any, size: tuple[int, int], precision: str
+) -> np.ndarray:
     """Images (N, C, H, W) and cotangents (N, O, OH, OW) to (O, C / groups, *size)."""
+    x, g = rounded(x, precision), rounded(g, precision)
     groups, (n, o, oh, ow) = window.groups, g.shape
     xp = _padded(x, window.padding)
     ct = np.ascontiguousarray(g).reshape(n, groups, o // groups, oh * ow)
@@ -62,12 +68,15 @@ def weight_grad_reference(x: np.ndarray, g: np.ndarray, window: Any, size: tuple
     return total.reshape(o, x.shape[1] // groups, *size)
 
 
-def input_grad_reference(g: np.ndarray, w: np.ndarray, window: Any, size: tuple[int, int]) -> np.ndarray:
+def input_grad_reference(
+    g: np.ndarray, w: np.ndarray, window: Any, size: tuple[int, int], precision: str
+) -> np.ndarray:
     """Cotangents (N, O, OH, OW) and weights (O, C / groups, KH, KW) to (N, C, *size).
 
     The images are the last axis meanwhile: the products of a few of them are one product, and what each weight adds to
     the image is added in runs of several numbers even where rows are short.
     """
+    g, w = rounded(g, precision), rounded(w, precision)
     groups, (kh, kw), (n, o, oh, ow) = window.groups, w.shape[2:], g.shape
     (ph, pw), (dh, dw), (sh, sw) = window.padding, window.dilation, window.stride
     channels = w.shape[1] * groups

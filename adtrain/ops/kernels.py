@@ -10,6 +10,7 @@ import numpy as np
 
 from adtrain.core.array import Shape
 from adtrain.core.kernel import CKernel, first_dtype, no_bytes
+from adtrain.core.precision import FULL
 
 REDUCTION_SCRATCH = 64 * 64 * 8
 """Bytes that a reduction by all threads needs: FEW * PARTS in kernels/cpu/reduce.h."""
@@ -74,6 +75,12 @@ def reduction(x: Any, axes: Sequence[int]) -> tuple[int, ...]:
 def contiguous(shape: Shape) -> tuple[int, ...]:
     """Elements from one index to the next, for each axis of a contiguous array."""
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def in_full(name: str, precision: str) -> None:
+    """NotImplementedError for rounded products: the C functions compute in full precision only."""
+    if precision != FULL:
+        raise NotImplementedError(f"{name} in {precision}")
 
 
 def copy_numbers(

@@ -10,14 +10,17 @@ import numpy as np
 from adtrain.core.array import ArrayType, Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.kernel import CKernel
+from adtrain.core.precision import FULL, precision_of
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.ops.broadcasting import broadcast_to, promote, reshape
 from adtrain.ops.common import ArrayLike, broadcast_shapes, require_float
+from adtrain.ops.kernels import in_full
 from adtrain.ops.matmul_cuda import GEMM, SPLIT_GEMM
+from adtrain.ops.rounding import rounded
 
 
-def _shape(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> ArrayType:
+def _shape(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = FULL) -> ArrayType:
     require_float("matmul", a, b)
     if len(a.shape) < 2 or a.shape[:-2] != b.shape[:-2] or a.dtype != b.dtype:
         raise ShapeError(f"matmul: found {a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)}")
@@ -29,36 +32,42 @@ def _shape(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> ArrayType:
     return ArrayType((*a.shape[:-2], m, n), a.dtype)
 
 
-def _reference(a: np.ndarray, b: np.ndarray, transpose_a: bool, transpose_b: bool) -> np.ndarray:
+def _reference(a: np.ndarray, b: np.ndarray, transpose_a: bool, transpose_b: bool, precision: str) -> np.ndarray:
+    a, b = rounded(a, precision), rounded(b, precision)
     return np.matmul(a.swapaxes(-1, -2) if transpose_a else a, b.swapaxes(-1, -2) if transpose_b else b)
 
 
-def _vjp_a(out: Value, a: Value, b: Value, transpose_a: bool, transpose_b: bool) -> Any:
+def _product(a: Value, b: Value, transpose_a: bool, transpose_b: bool, precision: str) -> Value:
+    return bind(matmul_p, a, b, transpose_a=transpose_a, transpose_b=transpose_b, precision=precision)
+
+
+def _vjp_a(out: Value, a: Value, b: Value, transpose_a: bool, transpose_b: bool, precision: str) -> Any:
     # C = A B: dA = dC Bᵀ; of a transposed A the transpose, dAᵀ = B dCᵀ
     if transpose_a:
-        return lambda ct: matmul(b, ct, transpose_a=transpose_b, transpose_b=True)
-    return lambda ct: matmul(ct, b, transpose_b=not transpose_b)
+        return lambda ct: _product(b, ct, transpose_b, True, precision)
+    return lambda ct: _product(ct, b, False, not transpose_b, precision)
 
 
-def _vjp_b(out: Value, a: Value, b: Value, transpose_a: bool, transpose_b: bool) -> Any:
+def _vjp_b(out: Value, a: Value, b: Value, transpose_a: bool, transpose_b: bool, precision: str) -> Any:
     # C = A B: dB = Aᵀ dC; of a transposed B the transpose, dBᵀ = dCᵀ A
     if transpose_b:
-        return lambda ct: matmul(ct, a, transpose_a=True, transpose_b=transpose_a)
-    return lambda ct: matmul(a, ct, transpose_a=not transpose_a)
+        return lambda ct: _product(ct, a, True, transpose_a, precision)
+    return lambda ct: _product(a, ct, not transpose_a, False, precision)
 
 
-def _flops(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> int:
+def _flops(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> int:
     m, n = _shape(a, b, transpose_a, transpose_b).shape[-2:]
     return 2 * math.prod(a.shape[:-2]) * m * n * a.shape[-2 if transpose_a else -1]
 
 
-def _numbers(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> tuple[int, ...]:
+def _numbers(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> tuple[int, ...]:
     """batch, M, N, K and the flags."""
+    in_full("matmul", precision)
     m, n = _shape(a, b, transpose_a, transpose_b).shape[-2:]
     return math.prod(a.shape[:-2]), m, n, a.shape[-2 if transpose_a else -1], transpose_a, transpose_b
 
 
-_GEMM = CKernel("gemm.c", "gemm", _numbers, team=True, scratch=lambda a, b, transpose_a, transpose_b: 1 << 20)
+_GEMM = CKernel("gemm.c", "gemm", _numbers, team=True, scratch=lambda *args, **params: 1 << 20)
 
 matmul_p: Primitive = Primitive(
     "matmul",
@@ -70,7 +79,7 @@ matmul_p: Primitive = Primitive(
 
 
 def matmul(a: ArrayLike, b: ArrayLike, transpose_a: bool = False, transpose_b: bool = False) -> Value:
-    """Matrix product of the last two axes, as `numpy.matmul`, leading axes broadcast.
+    """Matrix product of the last two axes, as `numpy.matmul`, leading axes broadcast; see `matmul_precision`.
 
     Args:
         a: (..., M, K), or (..., K, M) with ``transpose_a``; or a vector (K,).
@@ -89,12 +98,12 @@ def matmul(a: ArrayLike, b: ArrayLike, transpose_a: bool = False, transpose_b: b
         return _with_vectors(a, b, transpose_a, transpose_b)
     if a.ndim > 2 and b.ndim == 2 and not transpose_a:  # one large product instead of many small ones
         rows = reshape(a, (math.prod(a.shape[:-1]), a.shape[-1]))
-        flat = bind(matmul_p, rows, b, transpose_a=False, transpose_b=transpose_b)
+        flat = _product(rows, b, False, transpose_b, precision_of(a.dtype))
         return reshape(flat, (*a.shape[:-1], flat.shape[-1]))
     leading = broadcast_shapes("matmul", a.shape[:-2], b.shape[:-2])
     a = broadcast_to(a, leading + a.shape[-2:])
     b = broadcast_to(b, leading + b.shape[-2:])
-    return bind(matmul_p, a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+    return _product(a, b, transpose_a, transpose_b, precision_of(a.dtype))
 
 
 def _with_vectors(a: Value, b: Value, transpose_a: bool, transpose_b: bool) -> Value:

@@ -12,6 +12,7 @@ import numpy as np
 from adtrain.core.array import ArrayType, Shape, Value, array
 from adtrain.core.errors import ShapeError
 from adtrain.core.kernel import CKernel, CudaKernel
+from adtrain.core.precision import FULL, matmul_precision
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.ops.common import ArrayLike, as_value, pair, require_float
@@ -272,7 +273,8 @@ def adaptive_avg_pool2d(x: ArrayLike, output_size: IntPair) -> Value:
     if rows == columns == 1:
         return mean(value, (2, 3), keepdims=True)
     left, right = _averages(value.shape[2], rows, value), _averages(value.shape[3], columns, value)
-    return matmul(left, matmul(value, right, transpose_b=True))
+    with matmul_precision(FULL):  # as all other means are
+        return matmul(left, matmul(value, right, transpose_b=True))
 
 
 def _averages(length: int, count: int, like: Value) -> Value:

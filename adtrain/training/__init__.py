@@ -12,7 +12,7 @@ from adtrain.training.examples import Examples, on_device
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.loop import Result, continuation, run
 from adtrain.training.model_file import TrainedModel
-from adtrain.training.preparation import outline, prepare
+from adtrain.training.preparation import check_precision, outline, prepare
 from adtrain.training.progress import Epoch, Interval, Observer
 from adtrain.training.run_folder import Recorder, RunFolder
 from adtrain.training.step import TrainState, copied, evaluation_step, train_step
@@ -33,6 +33,7 @@ __all__ = [
     "StepCosts",
     "TrainState",
     "TrainedModel",
+    "check_precision",
     "continuation",
     "copied",
     "evaluate",

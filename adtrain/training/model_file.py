@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -19,6 +19,7 @@ from adtrain.config import Config
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError
+from adtrain.core.precision import FULL
 from adtrain.core.staging import stage
 from adtrain.passes import ALL
 from adtrain.training import network
@@ -65,7 +66,7 @@ def encode(experiment: Experiment, state: TrainState) -> bytes:
 
 
 def load(run: Path, device: str = "cpu") -> TrainedModel:
-    """The trained model in a run's folder.
+    """The trained model in a run's folder, with the run's precision; on the CPU with full float32 products.
 
     Raises:
         ConfigError: its config.yaml is missing or wrong.
@@ -95,6 +96,8 @@ def load(run: Path, device: str = "cpu") -> TrainedModel:
     if not fits:
         raise AdtrainError(f"{path}: its metadata are not those that adtrain train writes for the model of config.yaml")
     net = network.build(cfg, mean, std)
+    if device == "cpu":
+        net = replace(net, products=FULL)  # the CPU's kernels have no other
     rng = np.random.default_rng(0)
     params, statistics = net.model.init(net.input_shape, rng, net.dtype)
     _check(path, tensors, _named(params, statistics))

@@ -12,6 +12,7 @@ from adtrain import config, nn, ops
 from adtrain.config import Config
 from adtrain.config.build import CLASSIFICATION
 from adtrain.core.array import Value
+from adtrain.core.precision import FULL, PRECISIONS
 from adtrain.core.scope import scope
 
 PIXEL_MAX = 255
@@ -21,6 +22,7 @@ PIXEL_MAX = 255
 class Network:
     """Images to a loss, as pure functions of values.
 
+    All numbers are of `dtype`; `products` is the `ops.matmul_precision` of the model's products and their derivatives.
     `mean` and `std`, one a channel of pixels / 255, are subtracted and divided by. `loss` takes integer labels; with
     `one_hot` it takes rows that are 1 at the label, as losses of real numbers do. `probabilities` makes those of the
     classes of outputs (N, classes).
@@ -29,6 +31,7 @@ class Network:
     model: nn.Sequential
     input_shape: nn.Shape
     dtype: np.dtype[Any]
+    products: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
     loss: Callable[[Value, Value], Value]
@@ -46,7 +49,8 @@ class Network:
 
     def outputs(self, params: nn.Params, statistics: nn.State, images: Value, mode: nn.Mode) -> tuple[Value, nn.State]:
         """The model's outputs (N, classes) for uint8 images (N, C, H, W), and the new running statistics."""
-        return self.model(params, statistics, self.inputs(images), mode)
+        with ops.matmul_precision(self.products):
+            return self.model(params, statistics, self.inputs(images), mode)
 
     def loss_of(self, outputs: Value, labels: Value) -> Value:
         """The mean loss, shape (), of outputs (N, classes) and labels (N,)."""
@@ -76,10 +80,12 @@ def build(cfg: Config, mean: tuple[float, ...], std: tuple[float, ...]) -> Netwo
     """The network that a config describes. Raises ConfigError where its layers do not fit together."""
     if not cfg.data.normalize:
         mean, std = (0.0,) * len(mean), (1.0,) * len(std)
+    precision = cfg.training.precision
     return Network(
         model=config.build.model(cfg),
         input_shape=cfg.model.input,
-        dtype=np.dtype(cfg.training.precision),
+        dtype=np.dtype(np.float32 if precision in PRECISIONS else precision),
+        products=precision if precision in PRECISIONS else FULL,
         mean=mean,
         std=std,
         loss=config.build.loss(cfg),

@@ -11,10 +11,18 @@ import numpy as np
 from adtrain import config, data, nn
 from adtrain.config import Config
 from adtrain.config.problems import found, known
+from adtrain.core.precision import PRECISIONS
 from adtrain.data import DataSet, Split
 from adtrain.training import network
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.network import Network
+
+
+def check_precision(cfg: Config, device: str) -> None:
+    """ConfigError where the config's precision is one of matrix products that `device` has no kernels for."""
+    if device == "cpu" and cfg.training.precision in PRECISIONS:
+        reason = "expected float32 or float64 on the cpu: set one of them, or use a GPU (--device gpu)"
+        raise cfg.refused(("training", "precision"), f"found {cfg.training.precision}, {reason}")
 
 
 def prepare(cfg: Config, mode: Mode = Mode.FUSED) -> Experiment:

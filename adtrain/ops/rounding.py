@@ -1,0 +1,27 @@
+"""float32 numbers rounded to shorter formats with the same exponents, as the operands of imprecise products are."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from adtrain.core.precision import FULL
+
+DROPPED_BITS = {"tf32": 13, "bfloat16": 16}
+"""Bits of the mantissa that a float32 number loses."""
+
+
+def rounded(x: np.ndarray, precision: str) -> np.ndarray:
+    """float32 ``x`` rounded to nearest, ties to even, as float32; itself for "full".
+
+    NaN and infinities stay what they are; what lies nearer to the next power of two than to the largest number of the
+    format becomes infinite.
+    """
+    if precision == FULL:
+        return x
+    dropped = DROPPED_BITS[precision]
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    half = np.uint32((1 << (dropped - 1)) - 1)
+    odd = (bits >> np.uint32(dropped)) & np.uint32(1)
+    # The sum carries into the exponent where the mantissa overflows, which is the next number there too.
+    nearest = (bits + half + odd) & ~np.uint32((1 << dropped) - 1)
+    return np.where(np.isnan(x), x, nearest.view(np.float32).reshape(x.shape))
