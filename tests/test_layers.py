@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "training": TRAINING_LEVEL,
     "measure": TRAINING_LEVEL | {"cases"},
     "graph": TRAINING_LEVEL | {"training"},
-    "cli": TRAINING_LEVEL | {"cases", "training", "measure", "graph"},
+    "cli": TRAINING_LEVEL | {"cases", "training", "measure", "graph", "backends"},
 }
 # Third-party packages that only one part may import: the part, as a path within the package.
 ONLY_IN = {
