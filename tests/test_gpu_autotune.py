@@ -17,7 +17,7 @@ from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import stage
 from adtrain.measure.bench_sizes import BENCHES
 from adtrain.ops.broadcasting import sum_p
-from adtrain.ops.kernels_cuda import reduction
+from adtrain.ops.reductions_cuda import reduction
 
 __all__ = ["gpu"]
 

@@ -14,6 +14,8 @@ from test_cpu_shapes import FAMILIES, Draw, with_gradients
 from adtrain import ops
 from adtrain.core import tree
 from adtrain.core.array import array
+from adtrain.core.trace import bind
+from adtrain.ops.norm import standardize_p
 
 __all__ = ["gpu", "poisoned"]
 
@@ -26,7 +28,8 @@ def large_reductions(draw: Draw) -> Iterator[tuple[str, Function]]:
         ((300_001,), (0,)), ((3, 100_003), (1,)), ((100_003, 3), (0,)), ((70_001, 1), (0,)), ((65, 1025), (1,)),
         ((1025, 65), (0,)), ((5, 33, 4097), (0, 2)), ((33, 5, 65, 3), (0, 2)), ((2, 3, 2, 3, 2, 3), (0, 2, 4)),
         ((2, 3, 2, 3, 2, 3), (1, 3, 5)), ((40_000, 7), (1,)), ((2, 20_000, 2), (1,)), ((1, 1, 9), (0,)),
-        ((128, 33), (0,)), ((3, 129, 40), (1,)), ((3, 2000, 40), (0, 1)),
+        ((128, 33), (0,)), ((3, 129, 40), (1,)), ((3, 2000, 40), (0, 1)), ((2000, 7), (1,)), ((1025, 10), (1,)),
+        ((300, 64), (1,)), ((40_000, 64), (0,)), ((8, 4100), (0,)), ((30, 3, 49), (0, 2)), ((9, 3, 2500), (0, 2)),
     ]  # fmt: skip
     for shape, axes in many:
         for f in (ops.sum, ops.max, ops.min):
@@ -44,6 +47,13 @@ def long_lines(draw: Draw) -> Iterator[tuple[str, Function]]:
         ((3, 20_001), 1),
         ((300, 7), 0),
         ((40_000, 3), 1),
+        ((1500, 10), 1),
+        ((1025, 31), 1),
+        ((33, 100), 1),
+        ((5, 2048), 1),
+        ((2, 70_001), 1),
+        ((2, 9, 300), 1),
+        ((2, 200, 40), 1),
     ]:
         for f in (ops.softmax, ops.log_softmax, ops.cumsum, ops.argmax):
             yield f"{f.__name__} {shape} {axis}", (lambda x, f=f, axis=axis: f(x, axis), [draw(*shape)])
@@ -58,6 +68,20 @@ def copies(draw: Draw) -> Iterator[tuple[str, Function]]:
         ((2, 3, 4, 5, 6, 7), (5, 3, 1, 4, 2, 0)), ((7, 100), (1, 0)), ((1000, 1200), (1, 0)), ((8, 1, 9), (2, 1, 0)),
     ]:  # fmt: skip
         yield f"transpose {shape} {axes}", (lambda x, axes=axes: ops.transpose(x, axes), [draw(*shape)])
+    yield (
+        "whole vectors",
+        (
+            lambda x: (
+                ops.flip(x),
+                ops.flip(x, 0),
+                x[:, 4:-4],
+                ops.concatenate([x, x], 1),
+                ops.pad(x, ((0, 1), (8, 4)), 1.5),
+            ),
+            [draw(33, 64)],
+        ),
+    )
+    yield "gaps", (with_gradients(lambda x: x[1::3, ::2]), [draw(20, 51)])
     yield "flip", (lambda x: (ops.flip(x), ops.flip(x, 0), ops.transpose(ops.flip(x, 1))), [draw(33, 70)])
     yield "pad", (lambda x: ops.pad(x, ((3, 1), (0, 2), (5, 0)), 2.5), [draw(9, 8, 7)])
     yield "slices", (lambda x: (x[1::3, ::-2], x[:, 5], x[..., 3:40:7]), [draw(20, 50, 60)])
@@ -68,6 +92,44 @@ def scattered(draw: Draw) -> Iterator[tuple[str, Function]]:
     for shape, count, axis in [((50, 7), 300, 0), ((7, 50), 33, 1), ((3, 20, 5), 64, 1)]:
         at = np.random.default_rng(1).integers(0, shape[axis], count)
         yield f"take {shape}", (with_gradients(lambda x, at=at, axis=axis: ops.take(x, at, axis)), [draw(*shape)])
+
+
+def sorted_positions(draw: Draw) -> Iterator[tuple[str, Function]]:
+    """Enough of them to be sorted by one, two and three digits: spread out, few and many times, and all the same."""
+    numbers = np.random.default_rng(2)
+    for shape, count, axis in [((250, 64), 9000, 0), ((4000, 12), 9001, 0), ((3, 70_000, 2), 700, 1)]:
+        for at in (numbers.integers(0, shape[axis], count), np.full(count, 3), numbers.integers(0, 9, count) ** 2):
+            f = with_gradients(lambda x, at=at, axis=axis: ops.take(x, at, axis))
+            yield f"take {count} of {shape}", (f, [draw(*shape)])
+
+
+def statistics(draw: Draw) -> Iterator[tuple[str, Function]]:
+    for shape in [(5, 3, 8, 8), (40, 2, 7, 7), (300, 33), (9000, 3), (2, 3, 90, 90), (1, 2, 30_000), (70, 5, 40, 9)]:
+        axes = tuple(i for i in range(len(shape)) if i != 1)
+        yield f"standardize {shape}", (lambda x, axes=axes: bind(standardize_p, x, axes=axes, eps=1e-5), [draw(*shape)])
+    for shape, axes in [((2000, 10), (1,)), ((7, 1100), (1,)), ((40, 70), (0,)), ((4, 3, 50), (0, 2))]:
+        yield f"logsumexp {shape}", (lambda x, axes=axes: ops.logsumexp(x, axes), [draw(*shape)])
+    for shape in [(7, 2500), (2500, 7), (1100, 9), (100_000,)]:
+        yield (
+            f"whole numbers {shape}",
+            (
+                lambda x: [
+                    (ops.sum(y, i), ops.max(y, i), ops.argmax(y, i))
+                    for y in (x > 0, ops.astype(x * 50, "uint8"))
+                    for i in range(x.ndim)
+                ],
+                [draw(*shape) ** 2],
+            ),
+        )
+
+
+def pooled(draw: Draw) -> Iterator[tuple[str, Function]]:
+    """Windows that overlap, touch and lie apart, of images that vectors fit in or not."""
+    for shape in [(2, 3, 16, 16), (1, 2, 13, 15), (2, 1, 30, 17)]:
+        for window in [(2, 2, 0), (3, 2, 1), (3, 1, 1), (2, 3, 0), (5, 3, 2), (4, 4, 1), (3, 5, 0), (2, 4, 1)]:
+            for f in (ops.max_pool2d, ops.avg_pool2d):
+                call = with_gradients(lambda x, f=f, window=window: f(x, *window))
+                yield f"{f.__name__} {shape} {window}", (call, [draw(*shape)])
 
 
 def vectors(draw: Draw) -> Iterator[tuple[str, Function]]:
@@ -83,7 +145,7 @@ def vectors(draw: Draw) -> Iterator[tuple[str, Function]]:
             yield f"{shape} {other}", (lambda x, y: ops.exp(x) + y * x, [whole, draw(*other)])
 
 
-OWN = [large_reductions, long_lines, copies, scattered, vectors]
+OWN = [large_reductions, long_lines, copies, scattered, sorted_positions, statistics, pooled, vectors]
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *OWN])

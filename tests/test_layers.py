@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "data": CONFIG_LEVEL,
     "passes": {"core"},
     "training": TRAINING_LEVEL,
-    "measure": TRAINING_LEVEL | {"cases"},
+    "measure": TRAINING_LEVEL | {"cases", "cache", "documents"},
     "graph": TRAINING_LEVEL | {"training"},
     "cli": TRAINING_LEVEL | {"cases", "training", "measure", "graph", "backends"},
 }

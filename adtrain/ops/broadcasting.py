@@ -19,7 +19,7 @@ from adtrain.core.errors import ShapeError
 from adtrain.core.kernel import CKernel
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
-from adtrain.ops import kernels_cuda
+from adtrain.ops import reductions_cuda
 from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes
 from adtrain.ops.kernels import REDUCTION_SCRATCH, both_forms, kept, reduction
 
@@ -78,7 +78,7 @@ sum_p: Primitive = Primitive(
     {
         "cpu": lambda x, axes: np.sum(x, axis=axes, dtype=summed(x.dtype)),
         "c": _SUM_KERNELS,
-        "cuda": kernels_cuda.reduction(0, _sum_dtypes),
+        "cuda": reductions_cuda.reduction(reductions_cuda.SUM, _sum_dtypes),
     },
     [lambda out, x, axes: partial(spread, shape=x.shape, axes=axes)],
     lambda x, axes: x.size,

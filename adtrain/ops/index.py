@@ -13,7 +13,7 @@ from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.kernel import CKernel
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
-from adtrain.ops import kernels_cuda
+from adtrain.ops import kernels_cuda, scatter_cuda
 from adtrain.ops.common import ArrayLike, as_value, normalize_axis
 from adtrain.ops.compare import less, where
 from adtrain.ops.kernels import around, both_forms
@@ -90,7 +90,7 @@ take_p: Primitive = Primitive(
     {
         "cpu": lambda x, indices, axis: np.take(x, _in_range("take", indices, x.shape[axis]), axis),
         "c": _kernels("take", _take_numbers, _take_items),
-        "cuda": kernels_cuda.indexing("take", _take_numbers, along=3),
+        "cuda": kernels_cuda.indexing("take", _take_numbers, along=3, rows=True),
     },
     [lambda out, x, indices, axis: partial(_scatter_add, indices=indices, axis=axis, length=x.shape[axis])],
     no_flops,
@@ -102,7 +102,7 @@ scatter_add_p: Primitive = Primitive(
     {
         "cpu": _scatter_add_reference,
         "c": _kernels("scatter_add", _scatter_add_numbers, _scatter_add_items),
-        "cuda": kernels_cuda.indexing("scatter_add", _scatter_add_numbers, along=1),
+        "cuda": scatter_cuda.scatter_add(_scatter_add_numbers),
     },
     [lambda out, ct, indices, axis, length: lambda u: bind(take_p, u, indices, axis=axis)],
     lambda ct, indices, axis, length: ct.size,

@@ -1,4 +1,4 @@
-"""The CUDA kernels of all operations but products, convolutions and pooling: which of `kernels/cuda`, and when.
+"""The CUDA kernels of softmax, normalisation, running sums, indexing and random numbers, and when each is taken.
 
 How work is divided follows from the shapes alone, so that every device computes the same bits; how it is spread over a
 device is the backend's business.
@@ -7,254 +7,239 @@ device is the backend's business.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from adtrain.core.kernel import CudaKernel
 from adtrain.ops.kernels import alternating, around
+from adtrain.ops.reductions_cuda import FEW, LEAST_ROW, MANY_BLOCKS, ROW, WARP, power_of_two, short_row, vector
 
-WARP = 32
-FEW = 1024
-"""Elements that a warp goes through by itself; more are for a block."""
-MANY_BLOCKS = 1024
-"""As many blocks keep the largest GPU busy; a reduction of fewer is divided into parts."""
-LEAST_ROW, LEAST_COLUMN = 8192, 512
-"""Elements of an output in a part that is worth a block of its own."""
-MOST_PARTS = 1024
-VECTOR = 16
-"""Bytes that a thread reads at once."""
 BLOCK = 256
-"""Threads of a block that reads a row from end to end: enough loads under way, and a barrier costs little."""
-SHARED_ROW = 64 << 10
-"""Bytes of a row that softmax keeps in shared memory: what every device gives a block."""
+"""Threads of a block where they go through shared memory: enough loads under way, and a barrier costs little."""
+HELD_ROW = 64 << 10
+"""Bytes of a row that a block's registers hold, and its shared memory on every device."""
+WARP_VECTORS, EACH = 256, 4
+"""Vectors of a row up to which it is for a warp's lanes, and that are enough for a thread."""
+NARROW, MOST_TEAM = 8, 512
+"""The fewest lanes that share a row of many vectors, which they read side by side; the most threads that do."""
+MANY_LINES, LEAST_LINE = 1 << 18, 64
+"""Threads that keep the largest GPU busy with columns of running sums; the least elements of a thread's part."""
 
 
-def _lanes(count: int) -> int:
-    """The lanes of a warp for so many elements: a power of two."""
-    return min(1 << max(count - 1, 0).bit_length(), WARP)
+def _held(length: int, itemsize: int) -> dict[str, int]:
+    """TEAM threads that keep a row in their registers, ITEMS vectors of WIDTH each; ITEMS is 0 where it is too long."""
+    width, size = vector(length, itemsize), length * itemsize
+    vectors = length // width
+    if vectors <= WARP_VECTORS:
+        team = min(power_of_two(vectors), max(NARROW, min(power_of_two(-(-vectors // EACH)), WARP)))
+    else:
+        team = min(power_of_two(-(-vectors // EACH)), MOST_TEAM)
+    return {"TEAM": team, "ITEMS": -(-vectors // team) if size <= HELD_ROW else 0, "WIDTH": width}
 
 
-def reduction(operation: int, dtypes: Callable[..., Any]) -> tuple[CudaKernel, ...]:
-    """The candidates of sum (0), max (1) and min (2): functions of an array and axes."""
+def _teams(kernel: CudaKernel, rows: Callable[..., tuple[int, int]]) -> tuple[CudaKernel, CudaKernel]:
+    """A kernel of rows held in registers, by lanes of warps and by blocks; ``rows``: how many, and their length, or
+    length 0 where there are no rows."""
 
-    def lengths(x: Any, axes: Any) -> tuple[int, ...]:
-        return alternating(x.shape, axes, 8)
+    def held(x: Any, *args: Any, **params: Any) -> dict[str, int]:
+        return _held(rows(x, **params)[1], x.dtype.itemsize)
 
-    def size(x: Any, axes: Any) -> tuple[int, int]:
-        found = lengths(x, axes)
-        return math.prod(found[::2]), math.prod(found[1::2])
+    def fits(x: Any, **params: Any) -> bool:
+        return rows(x, **params)[1] > 0 and held(x, **params)["ITEMS"] > 0
 
-    def rows(x: Any, axes: Any) -> bool:
-        return lengths(x, axes)[-1] > 1 or size(x, axes)[0] == 1
-
-    def types(x: Any, axes: Any) -> tuple[Any, Any]:
-        return x.dtype, dtypes(x, axes=axes)[-1]
-
-    def parts(x: Any, axes: Any) -> tuple[int, int]:
-        """How many, and the elements in each."""
-        outputs, count = size(x, axes)
-        blocks, least = (outputs, LEAST_ROW) if rows(x, axes) else (-(-outputs // WARP), LEAST_COLUMN)
-        wanted = max(1, min(-(-MANY_BLOCKS // max(blocks, 1)), count // least, MOST_PARTS))
-        chunk = -(-count // wanted)
-        chunk += -chunk % 16  # starts of parts stay aligned
-        return -(-count // max(chunk, 1)), chunk
-
-    def divided(x: Any, axes: Any) -> bool:
-        return parts(x, axes)[0] > 1
-
-    def short(x: Any, axes: Any) -> bool:
-        return rows(x, axes) and size(x, axes)[1] <= FEW
-
-    def lanes(x: Any, axes: Any) -> int:
-        return _lanes(-(-size(x, axes)[1] * x.dtype.itemsize // VECTOR))
-
-    def macros(x: Any, axes: Any) -> dict[str, int]:
-        return {"OPERATION": operation}
-
-    whole = CudaKernel("reduce.cu", "", lengths, types, definitions=macros)
-    combine = CudaKernel(
-        "reduce.cu",
-        "combine",
-        lambda x, axes: (size(x, axes)[0], parts(x, axes)[0]),
-        types,
-        elements=lambda x, axes: size(x, axes)[0] * WARP,
-        definitions=macros,
-    )
-    in_parts = replace(
-        whole,
-        numbers=lambda x, axes: (*lengths(x, axes), *parts(x, axes)),
-        scratch=lambda x, axes: size(x, axes)[0] * parts(x, axes)[0] * types(x, axes)[1].itemsize,
-        then=combine,
-    )
+    tuned = replace(kernel, definitions=lambda x, **params: {**kernel.definitions(x, **params), **held(x, **params)})
     return (
         replace(
-            whole,
-            name="reduce_lanes",
-            elements=lambda x, axes: size(x, axes)[0] * lanes(x, axes),
-            definitions=lambda x, axes: {"OPERATION": operation, "LANES": lanes(x, axes)},
-            applies=short,
+            tuned,
+            elements=lambda x, **params: rows(x, **params)[0] * held(x, **params)["TEAM"],
+            applies=lambda x, **params: fits(x, **params) and held(x, **params)["TEAM"] <= WARP,
         ),
         replace(
-            in_parts,
-            name="reduce_block_parts",
-            blocks=lambda x, axes: size(x, axes)[0] * parts(x, axes)[0],
-            threads=lambda x, axes: BLOCK,
-            applies=lambda x, axes: rows(x, axes) and divided(x, axes),
+            tuned,
+            blocks=lambda x, **params: rows(x, **params)[0],
+            threads=lambda x, **params: held(x, **params)["TEAM"],
+            applies=fits,
         ),
-        replace(
-            whole,
-            name="reduce_block",
-            blocks=lambda x, axes: size(x, axes)[0],
-            threads=lambda x, axes: BLOCK,
-            applies=rows,
-        ),
-        replace(
-            in_parts,
-            name="reduce_columns_parts",
-            blocks=lambda x, axes: -(-size(x, axes)[0] // WARP) * parts(x, axes)[0],
-            threads=lambda x, axes: WARP * WARP,
-            applies=divided,
-        ),
-        replace(
-            whole,
-            name="reduce_columns",
-            blocks=lambda x, axes: -(-size(x, axes)[0] // WARP),
-            threads=lambda x, axes: WARP * WARP,
-            applies=lambda x, axes: size(x, axes)[1] >= WARP,
-        ),
-        replace(whole, name="reduce_thread", elements=lambda x, axes: size(x, axes)[0]),
     )
 
 
 def softmax(logarithm: bool) -> tuple[CudaKernel, ...]:
     """The candidates of softmax or its logarithm."""
 
-    def row_bytes(x: Any, axis: int) -> int:
-        return int(x.shape[axis] * x.dtype.itemsize)
-
-    def width(x: Any, axis: int) -> int:
-        """Elements of the widest vector that rows are made of."""
-        return math.gcd(x.shape[axis], VECTOR // x.dtype.itemsize)
-
-    def vectors(x: Any, axis: int) -> int:
-        return int(x.shape[axis]) // width(x, axis)
-
-    def items(x: Any, axis: int) -> int:
-        """Vectors of each lane: a power of two."""
-        each = -(-vectors(x, axis) // _lanes(vectors(x, axis)))
-        return 1 << (each - 1).bit_length()
-
     def macros(x: Any, axis: int) -> dict[str, int]:
         return {"LOGARITHM": int(logarithm)}
+
+    def with_length(x: Any, axis: int) -> dict[str, int]:
+        return {**macros(x, axis), "LENGTH": x.shape[axis]}
 
     def neighbours(x: Any, axis: int) -> bool:
         return around(x.shape, axis)[2] == 1
 
-    def cached(x: Any, axis: int) -> bool:
-        return row_bytes(x, axis) <= SHARED_ROW
+    def rows(x: Any, axis: int) -> tuple[int, int]:
+        outer, length, inner = around(x.shape, axis)
+        return outer, length if inner == 1 else 0
+
+    def short(x: Any, axis: int) -> bool:
+        return neighbours(x, axis) and around(x.shape, axis)[0] >= FEW and short_row(x, x.shape[axis])
 
     general = CudaKernel("softmax.cu", "", lambda x, axis: around(x.shape, axis), definitions=macros)
     return (
         replace(
             general,
-            name="softmax_lanes",
-            numbers=lambda x, axis: around(x.shape, axis)[:2],
-            elements=lambda x, axis: around(x.shape, axis)[0] * _lanes(vectors(x, axis)),
-            definitions=lambda x, axis: {
-                **macros(x, axis),
-                "LANES": _lanes(vectors(x, axis)),
-                "ITEMS": items(x, axis),
-                "WIDTH": width(x, axis),
-            },
-            applies=lambda x, axis: neighbours(x, axis) and x.shape[axis] <= FEW,
+            name="softmax_rows",
+            numbers=lambda x, axis: around(x.shape, axis)[:1],
+            blocks=lambda x, axis: -(-around(x.shape, axis)[0] // BLOCK),
+            threads=lambda x, axis: BLOCK,
+            definitions=with_length,
+            applies=short,
         ),
+        *_teams(replace(general, name="softmax_team", numbers=rows), rows),
         replace(
             general,
-            name="softmax_block",
-            numbers=lambda x, axis: (*around(x.shape, axis)[:2], cached(x, axis)),
+            name="softmax_long",
+            numbers=lambda x, axis: (*rows(x, axis), HELD_ROW),
             blocks=lambda x, axis: around(x.shape, axis)[0],
-            threads=lambda x, axis: FEW if x.shape[axis] > SHARED_ROW // x.dtype.itemsize // 2 else BLOCK,
-            shared=lambda x, axis: row_bytes(x, axis) if cached(x, axis) else 0,
+            threads=lambda x, axis: MOST_TEAM,
+            shared=lambda x, axis: HELD_ROW,
             applies=neighbours,
         ),
         replace(
             general,
             name="softmax_columns",
-            elements=lambda x, axis: around(x.shape, axis)[0] * around(x.shape, axis)[2],
+            numbers=lambda x, axis: around(x.shape, axis)[::2],
+            elements=lambda x, axis: math.prod(around(x.shape, axis)[::2]),
+            definitions=with_length,
+            applies=lambda x, axis: x.shape[axis] * x.dtype.itemsize <= ROW,
+        ),
+        replace(
+            general,
+            name="softmax_long_columns",
+            blocks=lambda x, axis: -(-math.prod(around(x.shape, axis)[::2]) // WARP),
+            threads=lambda x, axis: 2 * BLOCK,
         ),
     )
 
 
-def _kept(x: Any, axes: Sequence[int]) -> int:
-    return math.prod(n for i, n in enumerate(x.shape) if i not in axes)
+def standardize() -> tuple[CudaKernel, ...]:
+    """The candidates of standardize: rows, or anything in three passes."""
 
+    def lengths(x: Any, axes: Any) -> tuple[int, ...]:
+        return alternating(x.shape, axes, 4)
 
-def _reduced(x: Any, axes: Sequence[int]) -> int:
-    return math.prod(x.shape[i] for i in axes)
+    def rows(x: Any, axes: Any, eps: float) -> tuple[int, int]:
+        k0, r0, k1, r1 = lengths(x, axes)
+        return k0 * k1, r1 if r0 == 1 else 0
 
+    def across(x: Any, axes: Any) -> int:
+        """Neighbouring outputs of a block."""
+        return WARP if lengths(x, axes)[3] == 1 else 1
 
-LOGSUMEXP = CudaKernel(
-    "softmax.cu",
-    "logsumexp",
-    lambda x, axes: alternating(x.shape, axes, 4),
-    blocks=_kept,
-    threads=lambda x, axes: min(_reduced(x, axes), FEW),
-)
-STANDARDIZE = CudaKernel(
-    "norm.cu",
-    "standardize",
-    lambda x, axes, eps: (*alternating(x.shape, axes, 4), float(eps)),
-    blocks=lambda x, axes, eps: _kept(x, axes),
-    threads=lambda x, axes, eps: min(max(_reduced(x, axes) // 8, 1), FEW),
-)
+    def tiles(x: Any, axes: Any) -> int:
+        k0, _, k1, _ = lengths(x, axes)
+        return k0 * -(-k1 // across(x, axes))
 
+    def parts(x: Any, axes: Any) -> tuple[int, int]:
+        """How many, and the runs of r1 in each."""
+        _, r0, _, r1 = lengths(x, axes)
+        wanted = min(-(-MANY_BLOCKS // max(tiles(x, axes), 1)), r0 * r1 * across(x, axes) // LEAST_ROW, r0)
+        chunk = -(-r0 // max(wanted, 1))
+        return -(-r0 // chunk), chunk
 
-def _lines(x: Any, axis: int, **params: Any) -> int:
-    outer, _, inner = around(x.shape, axis)
-    return outer * inner
+    def width(x: Any, axes: Any) -> int:
+        _, _, k1, r1 = lengths(x, axes)
+        return vector(r1 if r1 > 1 else k1, x.dtype.itemsize)
 
+    def outputs(x: Any, axes: Any) -> int:
+        return math.prod(lengths(x, axes)[::2])
 
-def _neighbours(x: Any, axis: int, **params: Any) -> bool:
-    """Whether lines along an axis are of neighbouring elements, and long enough to be shared."""
-    _, length, inner = around(x.shape, axis)
-    return inner == 1 and length > WARP
-
-
-ARGMAX = (
-    CudaKernel(
-        "argmax.cu",
-        "argmax_warp",
-        lambda x, axis: around(x.shape, axis),
-        elements=lambda x, axis: _lines(x, axis) * WARP,
-        applies=_neighbours,
-    ),
-    CudaKernel("argmax.cu", "argmax_thread", lambda x, axis: around(x.shape, axis), elements=_lines),
-)
-
-
-def cumsum(dtypes: Callable[..., Any]) -> tuple[CudaKernel, CudaKernel]:
-    def numbers(x: Any, axis: int, reverse: bool) -> tuple[int, ...]:
-        return *around(x.shape, axis), reverse
-
-    return (
-        CudaKernel(
-            "cumsum.cu", "cumsum_block", numbers, dtypes, blocks=_lines, threads=lambda x, **_: FEW, applies=_neighbours
-        ),
-        CudaKernel("cumsum.cu", "cumsum_thread", numbers, dtypes, elements=_lines),
+    apply = CudaKernel(
+        "norm.cu",
+        "standardize_apply",
+        lambda x, axes, eps: (*lengths(x, axes), float(eps)),
+        elements=lambda x, axes, eps: x.size // width(x, axes),
+        definitions=lambda x, axes, eps: {"WIDTH": width(x, axes)},
     )
+    combine = CudaKernel(
+        "norm.cu",
+        "standardize_combine",
+        lambda x, axes, eps: (outputs(x, axes), parts(x, axes)[0]),
+        elements=lambda x, axes, eps: outputs(x, axes) * WARP,
+    )
+    moments = CudaKernel(
+        "norm.cu",
+        "standardize_parts",
+        lambda x, axes, eps: (*lengths(x, axes), across(x, axes), *parts(x, axes)),
+        blocks=lambda x, axes, eps: tiles(x, axes) * parts(x, axes)[0],
+        threads=lambda x, axes, eps: BLOCK,
+        scratch=lambda x, axes, eps: outputs(x, axes) * parts(x, axes)[0] * 3 * x.dtype.itemsize,
+        then=combine,
+    )
+    team = CudaKernel("norm.cu", "standardize_team", lambda x, axes, eps: (*rows(x, axes, eps), float(eps)))
+    return *_teams(team, rows), replace(moments, then=replace(combine, then=apply))
 
 
-def indexing(name: str, numbers: Callable[..., tuple[int, ...]], along: int) -> CudaKernel:
+def cumsum(dtypes: Callable[..., Any]) -> tuple[CudaKernel, ...]:
+    """The candidates of a running sum: lines or columns, whole or, where there are few, in parts."""
+
+    def lines(x: Any, axis: int, reverse: bool) -> int:
+        outer, _, inner = around(x.shape, axis)
+        return outer * inner
+
+    def neighbours(x: Any, axis: int, reverse: bool) -> bool:
+        """Whether lines are of neighbouring elements, and long enough to be shared."""
+        _, length, inner = around(x.shape, axis)
+        return inner == 1 and length > WARP
+
+    def parts(x: Any, axis: int, reverse: bool) -> tuple[int, int]:
+        """How many, and the elements in each."""
+        length, found = x.shape[axis], lines(x, axis, reverse)
+        wanted, least = (MANY_BLOCKS, LEAST_ROW) if neighbours(x, axis, reverse) else (MANY_LINES, LEAST_LINE)
+        count = max(1, min(-(-wanted // max(found, 1)), length // least))
+        chunk = max(-(-length // count), 1)
+        return -(-length // chunk), chunk
+
+    def numbers(x: Any, **params: Any) -> tuple[int, ...]:
+        return *around(x.shape, params["axis"]), params["reverse"], *parts(x, **params)
+
+    def work(x: Any, **params: Any) -> int:
+        return lines(x, **params) * parts(x, **params)[0]
+
+    def scratch(x: Any, **params: Any) -> int:
+        return work(x, **params) * dtypes(x, **params)[-1].itemsize if parts(x, **params)[0] > 1 else 0
+
+    def pair(sums: str, name: str, **launch: Any) -> tuple[CudaKernel, CudaKernel]:
+        whole = CudaKernel("cumsum.cu", name, numbers, dtypes, scratch=scratch, **launch)
+        return replace(whole, name=sums, then=whole, applies=lambda x, **params: parts(x, **params)[0] > 1), whole
+
+    in_blocks = pair("cumsum_sums", "cumsum_block", blocks=work, threads=lambda x, **params: BLOCK)
+    both = [
+        replace(k, applies=lambda x, k=k, **params: neighbours(x, **params) and k.applies(x, **params))
+        for k in in_blocks
+    ]
+    return *both, *pair("cumsum_column_sums", "cumsum_columns", elements=work)
+
+
+def indexing(name: str, numbers: Callable[..., tuple[int, ...]], along: int, rows: bool = False) -> CudaKernel:
     """A kernel of an array and indices; ``along`` is the number, among its own, of the lengths beside outer and inner
-    that make up its result."""
+    that make up its result; with ``rows`` it moves vectors of inner elements."""
+
+    def width(*args: Any, **params: Any) -> int:
+        return vector(numbers(*args, **params)[2], args[0].dtype.itemsize) if rows else 1
 
     def elements(*args: Any, **params: Any) -> int:
         found = numbers(*args, **params)
-        return found[0] * found[2] * found[along]
+        return found[0] * found[2] * found[along] // width(*args, **params)
 
-    types = lambda x, indices, **params: (x.dtype, indices.dtype)  # noqa: E731
-    return CudaKernel("index.cu", name, numbers, types, elements=elements, checked=True)
+    return CudaKernel(
+        "index.cu",
+        name,
+        numbers,
+        lambda x, indices, **params: (x.dtype, indices.dtype),
+        elements=elements,
+        definitions=lambda *args, **params: {"WIDTH": width(*args, **params)},
+        checked=True,
+    )
 
 
 ONE_HOT = CudaKernel(

@@ -68,7 +68,7 @@ standardize_p: Primitive = Primitive(
     {
         "cpu": _standardize_reference,
         "c": both_forms("norm.c", "standardize", _numbers, kept),
-        "cuda": kernels_cuda.STANDARDIZE,
+        "cuda": kernels_cuda.standardize(),
     },
     [_standardize_vjp],
     lambda x, axes, eps: 7 * x.size,

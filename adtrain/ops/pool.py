@@ -23,7 +23,9 @@ IntPair = int | Sequence[int]
 Pair = tuple[int, int]
 
 CELL = 16
-"""Elements of the image that one thread of `kernels/cuda/pool.cu` fills, at most."""
+"""Elements of a stride, or of a window, up to which a thread of `kernels/cuda/pool.cu` has several."""
+VECTOR = 16
+"""Bytes that it writes at once."""
 
 
 class Windows(NamedTuple):
@@ -135,9 +137,15 @@ def _cuda(name: str, shapes: Callable[..., tuple[Sequence[int], Sequence[int]]],
     """A kernel of `kernels/cuda/pool.cu`: ``shapes`` of the image and the pooled one from the arguments, a thread for
     each element of the pooled one or, if it ``gathers``, for each cell of the image."""
 
+    def at_once(*args: Any, windows: Windows, **params: Any) -> int:
+        """Neighbouring outputs of a thread: AT_ONCE of `kernels/cuda/pool.cu`."""
+        columns = shapes(*args, windows=windows, **params)[1][3]
+        return 1 if math.prod(windows.kernel) > CELL else math.gcd(columns, 2)
+
     def definitions(*args: Any, windows: Windows, **params: Any) -> dict[str, int]:
         values = (*windows.kernel, *windows.stride, *windows.padding)
-        return dict(zip(("KH", "KW", "SH", "SW", "PH", "PW"), values, strict=True))
+        found = dict(zip(("KH", "KW", "SH", "SW", "PH", "PW"), values, strict=True))
+        return found if gathers else {**found, "AT_ONCE": at_once(*args, windows=windows, **params)}
 
     def numbers(*args: Any, **params: Any) -> tuple[int, ...]:
         x, y = shapes(*args, **params)
@@ -145,8 +153,12 @@ def _cuda(name: str, shapes: Callable[..., tuple[Sequence[int], Sequence[int]]],
 
     def elements(*args: Any, windows: Windows, **params: Any) -> int:
         x, y = shapes(*args, windows=windows, **params)
-        cell = math.prod(windows.stride)
-        return -(-math.prod(x) // (cell if cell <= CELL else 1)) if gathers else math.prod(y)
+        if not gathers:
+            return math.prod(y) // at_once(*args, windows=windows, **params)
+        rows, columns = windows.stride
+        wide = VECTOR // args[0].dtype.itemsize
+        cell = rows * (columns if wide % columns else wide) if rows * columns <= CELL else 1
+        return -(-math.prod(x) // cell)
 
     return CudaKernel("pool.cu", name, numbers, elements=elements, definitions=definitions)
 

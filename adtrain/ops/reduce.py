@@ -13,7 +13,7 @@ from adtrain.core.errors import ShapeError
 from adtrain.core.kernel import first_dtype
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
-from adtrain.ops import kernels_cuda
+from adtrain.ops import kernels_cuda, reductions_cuda
 from adtrain.ops.broadcasting import floating, keep_axes, reshape, spread, sum_p, summed
 from adtrain.ops.common import ArrayLike, Axis, as_value, normalize_axes, normalize_axis, require_float
 from adtrain.ops.compare import equal
@@ -57,20 +57,20 @@ def _extreme(name: str, cpu: Callable[..., Any], operation: int) -> Primitive:
     implementations = {
         "cpu": lambda x, axes: cpu(x, axis=axes),
         "c": kernels,
-        "cuda": kernels_cuda.reduction(operation, first_dtype),
+        "cuda": reductions_cuda.reduction(operation, first_dtype),
     }
     return Primitive(name, _dropped(name), implementations, [_extreme_vjp], lambda x, axes: x.size)
 
 
-max_p: Primitive = _extreme("max", np.max, 1)
-min_p: Primitive = _extreme("min", np.min, 2)
+max_p: Primitive = _extreme("max", np.max, reductions_cuda.MAX)
+min_p: Primitive = _extreme("min", np.min, reductions_cuda.MIN)
 logsumexp_p: Primitive = Primitive(
     "logsumexp",
     _dropped("logsumexp", floating_only=True),
     {
         "cpu": _logsumexp_reference,
         "c": both_forms("softmax.c", "logsumexp", reduction, kept),
-        "cuda": kernels_cuda.LOGSUMEXP,
+        "cuda": reductions_cuda.reduction(reductions_cuda.LOGSUMEXP, first_dtype),
     },
     [lambda out, x, axes: lambda ct: spread(ct, x.shape, axes) * exp(x - spread(out, x.shape, axes))],
     lambda x, axes: 4 * x.size,
@@ -89,7 +89,7 @@ argmax_p: Primitive = Primitive(
     {
         "cpu": lambda x, axis: np.argmax(x, axis=axis),
         "c": both_forms("argmax.c", "argmax", lambda x, axis: around(x.shape, axis), beside),
-        "cuda": kernels_cuda.ARGMAX,
+        "cuda": reductions_cuda.reduction(reductions_cuda.ARGMAX, lambda x, axis: (np.dtype(np.int64),)),
     },
     flops=lambda x, axis: x.size,
 )

@@ -190,7 +190,7 @@ pad_p: Primitive = Primitive(
     {
         "cpu": _pad_reference,
         "c": both_forms("copy.c", "pad", _pad_numbers, _pad_items),
-        "cuda": copies_cuda.padding(_pad_layout, _pad_shape),
+        "cuda": copies_cuda.padding(_pad_shape),
     },
     [_pad_vjp],
     no_flops,

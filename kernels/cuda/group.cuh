@@ -1,34 +1,43 @@
-// Reductions by threads that work together: some lanes of a warp, a warp, a block. The order in which values are
-// combined is fixed, so the same input gives the same bits.
+// Threads that work together: some lanes of a warp, a warp, a block. The order in which values are combined is fixed, so
+// the same input gives the same bits.
 #pragma once
 #include "common.cuh"
 
+template <typename A> constexpr bool is_floating = false;
+template <> constexpr bool is_floating<float> = true;
+template <> constexpr bool is_floating<double> = true;
+
+// No number of the type is smaller.
+template <typename A> __device__ __forceinline__ A lowest()
+{
+    if constexpr (is_floating<A>)
+        return -(A)INFINITY;
+    else
+        return (A)-1 < (A)0 ? (A)((uint64_t)1 << (8 * sizeof(A) - 1)) : (A)0;
+}
+
+template <typename A> __device__ __forceinline__ A highest()
+{
+    if constexpr (is_floating<A>)
+        return (A)INFINITY;
+    else
+        return (A)-1 < (A)0 ? (A)~((uint64_t)1 << (8 * sizeof(A) - 1)) : (A)-1;
+}
+
 struct Sum {
     template <typename A> static __device__ __forceinline__ A of(A a, A b) { return a + b; }
+    template <typename A> static __device__ __forceinline__ A identity() { return (A)0; }
 };
 
 // NaN is the result wherever it is an argument, as NumPy has it.
 struct Max {
     template <typename A> static __device__ __forceinline__ A of(A a, A b) { return a >= b || a != a ? a : b; }
+    template <typename A> static __device__ __forceinline__ A identity() { return lowest<A>(); }
 };
 
 struct Min {
     template <typename A> static __device__ __forceinline__ A of(A a, A b) { return a <= b || a != a ? a : b; }
-};
-
-// Elements in `rows` runs of `length`, which start `distance` apart: the place of element r.
-struct Runs {
-    int64_t rows, length, distance;
-
-    __device__ __forceinline__ int64_t count() const { return rows * length; }
-    __device__ __forceinline__ int64_t place(int64_t r) const
-    {
-        if (rows == 1)
-            return r;
-        if (count() < (int64_t)1 << 31) // 32 bits divide several times faster than 64
-            return (uint32_t)r / (uint32_t)length * distance + (uint32_t)r % (uint32_t)length;
-        return r / length * distance + r % length;
-    }
+    template <typename A> static __device__ __forceinline__ A identity() { return highest<A>(); }
 };
 
 // The value of the lane whose number differs from ours in the bits of `mask`.
@@ -63,4 +72,36 @@ template <typename Op, typename A> __device__ __forceinline__ A over_block(A val
     for (int i = 1; i < warps; i++)
         total = Op::of(total, of_warp[i]);
     return total;
+}
+
+// Over the threads that share a row: COUNT neighbouring lanes, or all COUNT threads of the block.
+template <typename Op, int COUNT, typename A> __device__ __forceinline__ A over_team(A value)
+{
+    if constexpr (COUNT <= WARP)
+        return over_lanes<Op, COUNT>(value);
+    else
+        return over_block<Op>(value);
+}
+
+// ELEMENTS neighbouring elements, or the first `count` where there are fewer, by all COUNT threads of a block: 16 bytes a
+// thread, with all loads under way at once. Between device memory and shared memory, in either direction.
+template <int COUNT, int ELEMENTS, typename E>
+__device__ __forceinline__ void copy_by_block(const E *from, E *to, int64_t count)
+{
+    constexpr int WIDE = 16 / sizeof(E), WHOLE = ELEMENTS / WIDE, MINE = (WHOLE + COUNT - 1) / COUNT;
+    static_assert(ELEMENTS % WIDE == 0, "whole vectors");
+    if (count < ELEMENTS) {
+        for (int i = threadIdx.x; i < count; i += COUNT)
+            to[i] = from[i];
+        return;
+    }
+    Vector<E, WIDE> held[MINE];
+#pragma unroll
+    for (int k = 0; k < MINE; k++)
+        if (threadIdx.x + k * COUNT < WHOLE)
+            held[k] = load<E, WIDE>(from + (threadIdx.x + k * COUNT) * WIDE);
+#pragma unroll
+    for (int k = 0; k < MINE; k++)
+        if (threadIdx.x + k * COUNT < WHOLE)
+            store(to, (threadIdx.x + k * COUNT) * WIDE, held[k]);
 }

@@ -1,6 +1,10 @@
 // Reading by position, and the sums that transpose it. Every result element belongs to one thread, which adds in the
 // order of the positions: no atomics, and the same bits every time. An index out of range raises *bad and is skipped.
-#include "common.cuh"
+#include "divide.cuh"
+
+#ifndef WIDTH
+#define WIDTH 1
+#endif
 
 static __device__ __forceinline__ bool valid(U index, int64_t length, int *bad)
 {
@@ -10,15 +14,30 @@ static __device__ __forceinline__ bool valid(U index, int64_t length, int *bad)
     return found;
 }
 
-// y[o, j, i] = x[o, indices[j], i] for x (outer, length, inner)
+template <typename I>
+static __device__ __forceinline__ void taken(const T *x, const U *indices, T *y, int64_t outer, int64_t length,
+                                             int64_t inner, int64_t count, int *bad)
+{
+    const Divisor<I> by_inner(inner / WIDTH), by_count(count);
+    for (int64_t g = grid_index(); g < outer * count * inner / WIDTH; g += grid_size()) {
+        I i = (I)g, j = by_inner(i);
+        const I o = by_count(j);
+        const U index = indices[j];
+        Vector<T, WIDTH> v = {};
+        if (valid(index, length, bad))
+            v = load<T, WIDTH>(x + ((int64_t)o * length + index) * inner + (int64_t)i * WIDTH);
+        store(y, g * WIDTH, v);
+    }
+}
+
+// y[o, j, i] = x[o, indices[j], i] for x (outer, length, inner); inner is a multiple of WIDTH.
 KERNEL take(const T *x, const U *indices, T *y, int64_t outer, int64_t length, int64_t inner, int64_t count, int *bad)
 {
     wait_for_inputs();
-    for (int64_t k = grid_index(); k < outer * count * inner; k += grid_size()) {
-        const int64_t i = k % inner, j = k / inner % count, o = k / inner / count;
-        const U index = indices[j];
-        y[k] = valid(index, length, bad) ? x[(o * length + index) * inner + i] : (T)0;
-    }
+    if (outer * count * inner < (int64_t)1 << 31)
+        taken<uint32_t>(x, indices, y, outer, length, inner, count, bad);
+    else
+        taken<int64_t>(x, indices, y, outer, length, inner, count, bad);
 }
 
 // y[o, l, i] = sum of ct[o, j, i] over the j with indices[j] == l

@@ -29,15 +29,21 @@ struct Place {
     }
 };
 
-// The window that output number i belongs to: its plane, and its corner there.
+// A thread makes AT_ONCE neighbouring outputs of a row, and reads a row of their windows, SPAN elements, at a time.
+#ifndef AT_ONCE
+#define AT_ONCE 1
+#endif
+constexpr int SPAN = (AT_ONCE - 1) * SW + KW;
+
+// The outputs number i * AT_ONCE on: their plane, and the corner of their first window there.
 struct Corner {
     int64_t plane;
     int y, x;
     __device__ Corner(int64_t i, int rows, int columns) {
-        const Place place(i, rows * columns);
+        const Place place(i, rows * (columns / AT_ONCE));
         plane = place.plane;
-        y = place.at / columns * SH - PH;
-        x = place.at % columns * SW - PW;
+        y = place.at / (columns / AT_ONCE) * SH - PH;
+        x = place.at % (columns / AT_ONCE) * AT_ONCE * SW - PW;
     }
 };
 
@@ -45,97 +51,136 @@ __device__ __forceinline__ bool inside(int y, int x, int height, int width) {
     return (PH == 0 || (unsigned)y < height) && (PW == 0 || (unsigned)x < width);
 }
 
-KERNEL max_pool2d(const T *x, T *y, int32_t *where, POOL_NUMBERS) {
+// Goes through the windows of AT_ONCE outputs, row by row: take(output, tap, value), `outside` where there is padding.
+template <class Take>
+__device__ __forceinline__ void windows(const T *plane, const Corner &corner, int height, int width, T outside, Take take) {
+    #pragma unroll
+    for (int row = 0; row < KH; row++) {
+        const T *line = plane + (int64_t)(corner.y + row) * width + corner.x;
+        T values[SPAN];
+        #pragma unroll
+        for (int i = 0; i < SPAN; i++)
+            values[i] = inside(corner.y + row, corner.x + i, height, width) ? line[i] : outside;
+        #pragma unroll
+        for (int k = 0; k < AT_ONCE; k++)
+            #pragma unroll
+            for (int column = 0; column < KW; column++) take(k, row * KW + column, values[k * SW + column]);
+    }
+}
+
+KERNEL max_pool2d(const T *__restrict__ x, T *__restrict__ y, int32_t *__restrict__ where, POOL_NUMBERS) {
     wait_for_inputs();
     POOL
-    for (int64_t i = grid_index(); i < planes * rows * columns; i += grid_size()) {
+    for (int64_t i = grid_index(); i < planes * rows * columns / AT_ONCE; i += grid_size()) {
         const Corner corner(i, rows, columns);
-        const T *plane = x + corner.plane * height * width;
-        T best = -INFINITY; // what the padding is filled with
-        int position = -1;  // the first that is equal to the maximum; of a NaN the last of the window
-        bool nan = false;
-        #pragma unroll
-        for (int tap = 0; tap < KH * KW; tap++) {
-            const int row = corner.y + tap / KW, column = corner.x + tap % KW;
-            const T value = inside(row, column, height, width) ? plane[row * width + column] : -(T)INFINITY;
-            nan = nan || value != value;
-            if (position < 0 || value > best) {
-                best = value;
-                position = tap;
+        Vector<T, AT_ONCE> best = {};
+        Vector<int32_t, AT_ONCE> position = {}; // the first that is equal to the maximum; of a NaN the last of the window
+        bool nan[AT_ONCE] = {};
+        windows(x + corner.plane * height * width, corner, height, width, -(T)INFINITY, [&](int k, int tap, T value) {
+            nan[k] = nan[k] || value != value;
+            if (tap == 0 || value > best.lane[k]) {
+                best.lane[k] = value;
+                position.lane[k] = tap;
             }
-        }
-        y[i] = nan ? (T)NAN : best;
-        where[i] = nan ? KH * KW - 1 : position;
-    }
-}
-
-KERNEL max_pool2d_pick(const T *x, const int32_t *where, T *y, POOL_NUMBERS) {
-    wait_for_inputs();
-    POOL
-    for (int64_t i = grid_index(); i < planes * rows * columns; i += grid_size()) {
-        const Corner corner(i, rows, columns);
-        const int position = where[i], row = corner.y + position / KW, column = corner.x + position % KW;
-        const bool real = inside(row, column, height, width); // a window of -infinity may choose the padding
-        y[i] = real ? x[corner.plane * height * width + row * width + column] : (T)0;
-    }
-}
-
-KERNEL avg_pool2d(const T *x, T *y, POOL_NUMBERS) {
-    wait_for_inputs();
-    POOL
-    for (int64_t i = grid_index(); i < planes * rows * columns; i += grid_size()) {
-        const Corner corner(i, rows, columns);
-        const T *plane = x + corner.plane * height * width;
-        T total = 0;
+        });
         #pragma unroll
-        for (int tap = 0; tap < KH * KW; tap++) {
-            const int row = corner.y + tap / KW, column = corner.x + tap % KW;
-            if (inside(row, column, height, width)) total += plane[row * width + column];
-        }
-        y[i] = total / (T)(KH * KW);
+        for (int k = 0; k < AT_ONCE; k++)
+            if (nan[k]) {
+                best.lane[k] = (T)NAN;
+                position.lane[k] = KH * KW - 1;
+            }
+        store(y, i * AT_ONCE, best);
+        store(where, i * AT_ONCE, position);
     }
 }
 
-// put and avg_pool2d_put: a thread makes a cell of elements of the image, those that share their last window: SH x SW
-// of them, unless the stride is so long that single elements are enough work for all threads.
-constexpr int CELL_Y = SH * SW <= 16 ? SH : 1, CELL_X = SH * SW <= 16 ? SW : 1;
-constexpr int OVER_Y = (KH + SH - 1) / SH, OVER_X = (KW + SW - 1) / SW; // windows that lie over one element, at most
+KERNEL max_pool2d_pick(const T *__restrict__ x, const int32_t *__restrict__ where, T *__restrict__ y, POOL_NUMBERS) {
+    wait_for_inputs();
+    POOL
+    for (int64_t i = grid_index(); i < planes * rows * columns / AT_ONCE; i += grid_size()) {
+        const Corner corner(i, rows, columns);
+        const Vector<int32_t, AT_ONCE> position = load<int32_t, AT_ONCE>(where + i * AT_ONCE);
+        Vector<T, AT_ONCE> picked;
+        #pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            const int row = corner.y + position.lane[k] / KW, column = corner.x + k * SW + position.lane[k] % KW;
+            const bool real = inside(row, column, height, width); // a window of -infinity may choose the padding
+            picked.lane[k] = real ? x[corner.plane * height * width + row * width + column] : (T)0;
+        }
+        store(y, i * AT_ONCE, picked);
+    }
+}
 
-// Fills the image with sums of share(window, position): the window's number, and the element's position in it.
+KERNEL avg_pool2d(const T *__restrict__ x, T *__restrict__ y, POOL_NUMBERS) {
+    wait_for_inputs();
+    POOL
+    for (int64_t i = grid_index(); i < planes * rows * columns / AT_ONCE; i += grid_size()) {
+        const Corner corner(i, rows, columns);
+        Vector<T, AT_ONCE> total = {};
+        windows(x + corner.plane * height * width, corner, height, width, (T)0,
+            [&](int k, int, T value) { total.lane[k] += value; });
+        #pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) total.lane[k] /= (T)(KH * KW);
+        store(y, i * AT_ONCE, total);
+    }
+}
+
+// put and avg_pool2d_put: a thread makes a cell of the image, CELL_Y x CELL_X elements that begin at a multiple of the
+// stride, so that which windows lie over each of them, and where in them it is, is known to the compiler. A cell is
+// WIDE elements wide where that is a multiple of the stride, unless the stride is so long that single elements are
+// enough work for all threads.
+constexpr bool SMALL = SH * SW <= 16;
+constexpr int WIDE = 16 / sizeof(T);
+constexpr int CELL_Y = SMALL ? SH : 1, CELL_X = !SMALL ? 1 : WIDE % SW == 0 ? WIDE : SW;
+
+// The number of the last window that begins at or before a place in the padded image; rounded down below 0, too.
+__device__ constexpr int last_window(int place, int stride) { return (place + stride * 64) / stride - 64; }
+
+// Fills the image with sums of share(window)(position): the window's number, and the element's position in it.
 template <class Share>
 __device__ __forceinline__ void gather(
     T *__restrict__ x, int64_t planes, int height, int width, int rows, int columns, Share share) {
-    const int cells_y = (height + PH + CELL_Y - 1) / CELL_Y, cells_x = (width + PW + CELL_X - 1) / CELL_X;
+    const int cells_y = (height + CELL_Y - 1) / CELL_Y, cells_x = (width + CELL_X - 1) / CELL_X;
+    const bool aligned = width % CELL_X == 0;
     for (int64_t i = grid_index(); i < planes * cells_y * cells_x; i += grid_size()) {
         const Place place(i, cells_y * cells_x);
-        const int top = place.at / cells_x * CELL_Y, left = place.at % cells_x * CELL_X; // in the padded image
-        const int phase_y = CELL_Y == SH ? 0 : top % SH, phase_x = CELL_X == SW ? 0 : left % SW;
+        const int top = place.at / cells_x * CELL_Y, left = place.at % cells_x * CELL_X;
+        // The windows and positions of a cell at 0, 0, moved by whole strides. Where a cell is one element, strides apart
+        // from nothing, its place in the stride is not known to the compiler.
+        const int phase_y = SMALL ? 0 : top % SH, phase_x = SMALL ? 0 : left % SW;
+        const int64_t first = (place.plane * rows + top / SH) * columns + left / SW;
+        constexpr int FIRST_Y = last_window(PH - KH, SH) + 1, LAST_Y = last_window(PH + (SMALL ? CELL_Y : SH) - 1, SH);
+        constexpr int FIRST_X = last_window(PW - KW, SW) + 1, LAST_X = last_window(PW + (SMALL ? CELL_X : SW) - 1, SW);
         T totals[CELL_Y][CELL_X] = {};
         #pragma unroll
-        for (int up = 0; up < OVER_Y; up++) {
+        for (int v = FIRST_Y; v <= LAST_Y; v++) {
             #pragma unroll
-            for (int back = 0; back < OVER_X; back++) {
-                const int row = top / SH - up, column = left / SW - back;
-                if ((unsigned)row >= rows || (unsigned)column >= columns) continue;
-                const int64_t window = (place.plane * rows + row) * columns + column;
+            for (int u = FIRST_X; u <= LAST_X; u++) {
+                if ((unsigned)(top / SH + v) >= rows || (unsigned)(left / SW + u) >= columns) continue;
+                const auto from = share(first + v * columns + u);
                 #pragma unroll
                 for (int a = 0; a < CELL_Y; a++) {
                     #pragma unroll
                     for (int b = 0; b < CELL_X; b++) {
-                        const int tap_y = phase_y + a + up * SH, tap_x = phase_x + b + back * SW;
-                        if (tap_y < KH && tap_x < KW) totals[a][b] += share(window, tap_y * KW + tap_x);
+                        const int tap_y = phase_y + a + PH - v * SH, tap_x = phase_x + b + PW - u * SW;
+                        if ((unsigned)tap_y < KH && (unsigned)tap_x < KW)
+                            totals[a][b] += from(tap_y * KW + tap_x);
                     }
                 }
             }
         }
+        T *to = x + (place.plane * height + top) * width + left;
         #pragma unroll
         for (int a = 0; a < CELL_Y; a++) {
+            if (top + a >= height) continue;
+            if constexpr (CELL_X == WIDE)
+                if (aligned) {
+                    store(to, (int64_t)a * width, *reinterpret_cast<Vector<T, WIDE> *>(totals[a]));
+                    continue;
+                }
             #pragma unroll
-            for (int b = 0; b < CELL_X; b++) {
-                const int y = top + a - PH, column = left + b - PW;
-                if ((unsigned)y < height && (unsigned)column < width)
-                    x[(place.plane * height + y) * width + column] = totals[a][b];
-            }
+            for (int b = 0; b < CELL_X; b++)
+                if (left + b < width) to[(int64_t)a * width + b] = totals[a][b];
         }
     }
 }
@@ -144,12 +189,19 @@ KERNEL max_pool2d_put(const T *__restrict__ ct, const int32_t *__restrict__ wher
     wait_for_inputs();
     POOL
     gather(x, planes, height, width, rows, columns,
-        [&](int64_t window, int position) { return where[window] == position ? ct[window] : (T)0; });
+        [&](int64_t window) {
+            const T value = ct[window];
+            const int chosen = where[window];
+            return [=](int position) { return chosen == position ? value : (T)0; };
+        });
 }
 
 KERNEL avg_pool2d_put(const T *__restrict__ ct, T *x, POOL_NUMBERS) {
     wait_for_inputs();
     POOL
     gather(x, planes, height, width, rows, columns,
-        [&](int64_t window, int position) { return ct[window] / (T)(KH * KW); });
+        [&](int64_t window) {
+            const T value = ct[window] / (T)(KH * KW);
+            return [=](int) { return value; };
+        });
 }

@@ -15,9 +15,16 @@ KERNEL random_uniform(const uint32_t *rng, T *y, int64_t count, int64_t stream)
             k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
         }
         const uint32_t words[4] = {c0, c1, c2, c3};
+        Vector<T, 4> numbers;
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            if (block * 4 + k < count)
-                y[block * 4 + k] = (T)(words[k] >> 8) * (T)(1.0 / (1 << 24));
+            numbers.lane[k] = (T)(words[k] >> 8) * (T)(1.0 / (1 << 24));
+        if (block * 4 + 4 <= count)
+            store(y, block * 4, numbers);
+        else
+#pragma unroll
+            for (int k = 0; k < 3; k++)
+                if (block * 4 + k < count)
+                    y[block * 4 + k] = numbers.lane[k];
     }
 }

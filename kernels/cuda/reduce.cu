@@ -1,26 +1,27 @@
-// Reductions of any axes: sum, max, min. A shape is eight lengths in turns of kept and of reduced axes
+// Reductions of any axes: sum, max, min, position of the maximum, logarithm of the sum of exponentials. A shape is eight
+// lengths in turns of kept and of reduced axes
 //
 //     k0 r0 k1 r1 k2 r2 k3 r3        (C-contiguous; many of them are 1)
 //
 // so that an output is a number o in k0 k1 k2 k3, and an element of it a number r in r0 r1 r2 r3. Where there are few
-// outputs, r is divided into parts: the first kernel writes one value for each part to scratch[o * parts + part], and
+// outputs, r is divided into parts: the first kernel writes one state for each part to scratch[o * parts + part], and
 // `combine` reduces those. The division follows from the shape alone, so every device computes the same bits.
-#include "group.cuh"
-
-#if OPERATION == 0
-typedef Sum Op;
-#elif OPERATION == 1
-typedef Max Op;
-#else
-typedef Min Op;
-#endif
+#include "divide.cuh"
+#include "state.cuh"
 
 #ifndef LANES
 #define LANES 32
 #endif
+#ifndef WIDTH
+#define WIDTH 1
+#endif
+#ifndef LENGTH
+#define LENGTH 1
+#endif
 
 #define LENGTHS int64_t k0, int64_t r0, int64_t k1, int64_t r1, int64_t k2, int64_t r2, int64_t k3, int64_t r3
 #define WALK Walk{k0, r0, k1, r1, k2, r2, k3, r3}
+#define THREADS 256
 
 struct Walk {
     int64_t k0, r0, k1, r1, k2, r2, k3, r3;
@@ -28,15 +29,20 @@ struct Walk {
     __device__ int64_t outputs() const { return k0 * k1 * k2 * k3; }
     __device__ int64_t count() const { return r0 * r1 * r2 * r3; }
 
-    // The place of the first element of output o.
+    // The place of the first element of output o. 32 bits divide several times faster than 64.
     __device__ int64_t start(int64_t o) const
     {
         if (k0 * k1 * k2 == 1)
             return o * r3;
-        int64_t step = r3, place = o % k3 * step;
-        o /= k3, step *= k3 * r2, place += o % k2 * step;
-        o /= k2, step *= k2 * r1, place += o % k1 * step;
-        o /= k1, step *= k1 * r0, place += o * step;
+        return outputs() < (int64_t)1 << 31 ? start_of<uint32_t>((uint32_t)o) : start_of<int64_t>(o);
+    }
+
+    template <typename I> __device__ int64_t start_of(I o) const
+    {
+        int64_t step = r3, place = o % (I)k3 * step;
+        o /= (I)k3, step *= k3 * r2, place += o % (I)k2 * step;
+        o /= (I)k2, step *= k2 * r1, place += o % (I)k1 * step;
+        o /= (I)k1, step *= k1 * r0, place += o * step;
         return place;
     }
 
@@ -49,188 +55,234 @@ struct Walk {
     {
         if (even())
             return r * distance();
-        return count() < (int64_t)1 << 31 ? taken_apart<uint32_t>((uint32_t)r) : taken_apart<int64_t>(r);
+        return count() < (int64_t)1 << 31 ? Apart<uint32_t>(*this)(r) : Apart<int64_t>(*this)(r);
     }
 
-    // 32 bits divide several times faster than 64.
-    template <typename I> __device__ int64_t taken_apart(I r) const
-    {
-        int64_t step = k3 * r3, place = r % (I)r3;
-        r /= (I)r3;
-        place += r % (I)r2 * step, r /= (I)r2, step *= r2 * k2;
-        place += r % (I)r1 * step, r /= (I)r1, step *= r1 * k1;
-        return place + r * step;
-    }
+    template <typename I> struct Apart {
+        Divisor<I> r3, r2, r1;
+        int64_t step2, step1, step0;
+
+        __device__ __forceinline__ explicit Apart(const Walk &w)
+            : r3(w.r3), r2(w.r2), r1(w.r1), step2(w.k3 * w.r3), step1(step2 * w.r2 * w.k2), step0(step1 * w.r1 * w.k1)
+        {
+        }
+        __device__ __forceinline__ int64_t operator()(int64_t r) const
+        {
+            I i3 = (I)r, i2 = r3(i3), i1 = r2(i2);
+            const I i0 = r1(i1);
+            return i3 + (int64_t)i2 * step2 + (int64_t)i1 * step1 + (int64_t)i0 * step0;
+        }
+    };
 };
 
-// Where a reduction of x[first], ... begins: the sum at 0, an extreme at one of the elements.
-static __device__ __forceinline__ U initial(const T *x, int64_t first)
+// LANES lanes of a warp for each output of few elements that lie next to one another: `length` is a multiple of WIDTH.
+// Several outputs are under way at once.
+#define ROWS 4
+KERNEL reduce_lanes(const T *x, U *y, int64_t outputs, int64_t length)
 {
-#if OPERATION == 0
-    return (U)0;
-#else
-    return (U)x[first];
-#endif
+    wait_for_inputs();
+    const int64_t stride = grid_size() / LANES;
+    int64_t row = grid_index() / LANES;
+    // All lanes of a warp go on until its first output is past the end.
+    for (int64_t first = grid_index() / WARP * (WARP / LANES); first < outputs; first += ROWS * stride) {
+        State state[ROWS];
+#pragma unroll
+        for (int k = 0; k < ROWS; k++)
+            state[k] = State::empty();
+        for (int j = threadIdx.x % LANES * WIDTH; j < length; j += LANES * WIDTH) {
+            Vector<T, WIDTH> v[ROWS];
+#pragma unroll
+            for (int k = 0; k < ROWS; k++)
+                if (row + k * stride < outputs)
+                    v[k] = load<T, WIDTH>(x + (row + k * stride) * length + j);
+#pragma unroll
+            for (int k = 0; k < ROWS; k++)
+                if (row + k * stride < outputs)
+                    state[k].take(v[k].lane, j);
+        }
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) {
+            const State total = over_lanes<Merge, LANES>(state[k]);
+            if (threadIdx.x % LANES == 0 && row + k * stride < outputs)
+                y[row + k * stride] = total.result();
+        }
+        row += ROWS * stride;
+    }
 }
 
-// Elements r = begin, begin + step, ... < end, where `place(r)` says. Four loads are under way at a time.
-template <typename Place>
-static __device__ __forceinline__ U every(const T *x, Place place, int64_t begin, int64_t end, int64_t step, U initial)
+// A thread for each output of LENGTH elements that lie next to one another and are no whole vectors: the block brings
+// its rows to shared memory.
+KERNEL __launch_bounds__(THREADS) reduce_rows(const T *x, U *y, int64_t outputs)
 {
-    U a = initial, b = initial, c = initial, d = initial;
+    wait_for_inputs();
+    __shared__ __align__(16) T rows[THREADS * LENGTH];
+    const int64_t first = (int64_t)blockIdx.x * THREADS, left = outputs - first;
+    copy_by_block<THREADS, THREADS * LENGTH>(x + first * LENGTH, rows, left * LENGTH);
+    __syncthreads();
+    if (threadIdx.x >= left)
+        return;
+    State state = State::empty();
+    T row[LENGTH];
+#pragma unroll
+    for (int j = 0; j < LENGTH; j++)
+        row[j] = rows[threadIdx.x * LENGTH + j];
+    state.take(row, 0);
+    y[first + threadIdx.x] = state.result();
+}
+
+// Elements r = begin, begin + step, ... < end of W neighbouring outputs, from `place(r)` on. Four loads are under way.
+template <int W, typename Place>
+static __device__ __forceinline__ void every(const T *x, Place place, int64_t begin, int64_t end, int64_t step,
+                                             State (&state)[W])
+{
     int64_t r = begin;
     for (; r + 3 * step < end; r += 4 * step) {
-        const T e = x[place(r)], f = x[place(r + step)], g = x[place(r + 2 * step)], h = x[place(r + 3 * step)];
-        a = Op::of(a, (U)e), b = Op::of(b, (U)f), c = Op::of(c, (U)g), d = Op::of(d, (U)h);
+        Vector<T, W> v[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            v[i] = load<T, W>(x + place(r + i * step));
+#pragma unroll
+        for (int k = 0; k < W; k++) {
+#if OPERATION == 3 // the elements are not neighbours
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                state[k].take({v[i].lane[k]}, r + i * step);
+#else
+            state[k].take({v[0].lane[k], v[1].lane[k], v[2].lane[k], v[3].lane[k]}, r);
+#endif
+        }
     }
-    for (; r < end; r += step)
-        a = Op::of(a, (U)x[place(r)]);
-    return Op::of(Op::of(a, b), Op::of(c, d));
+    for (; r < end; r += step) {
+        const Vector<T, W> v = load<T, W>(x + place(r));
+#pragma unroll
+        for (int k = 0; k < W; k++)
+            state[k].take({v.lane[k]}, r);
+    }
 }
 
-static __device__ __forceinline__ U strided(const T *x, const Walk &walk, int64_t begin, int64_t end, int64_t step,
-                                            U initial)
+template <int W>
+static __device__ __forceinline__ void strided(const T *x, const Walk &walk, int64_t begin, int64_t end, int64_t step,
+                                               State (&state)[W])
 {
     if (walk.even()) {
         const int64_t distance = walk.distance();
-        return every(x, [=](int64_t r) { return r * distance; }, begin, end, step, initial);
-    }
-    return every(x, [&](int64_t r) { return walk.offset(r); }, begin, end, step, initial);
+        every(x, [=](int64_t r) { return r * distance; }, begin, end, step, state);
+    } else if (walk.count() < (int64_t)1 << 31)
+        every(x, Walk::Apart<uint32_t>(walk), begin, end, step, state);
+    else
+        every(x, Walk::Apart<int64_t>(walk), begin, end, step, state);
 }
 
-// Two sums of contiguous elements by `threads` threads of which we are number `first`, 16 bytes at a time.
-static __device__ __forceinline__ void contiguous(const T *x, int64_t count, int first, int threads, U &a, U &b)
-{
-    constexpr int WIDTH = 16 / sizeof(T);
-    const int64_t vectors = (uintptr_t)x % 16 == 0 ? count / WIDTH : 0;
-    int64_t i = first;
-    for (; i + threads < vectors; i += 2 * threads) {
-        const Vector<T, WIDTH> u = load<T, WIDTH>(x + i * WIDTH), v = load<T, WIDTH>(x + (i + threads) * WIDTH);
-#pragma unroll
-        for (int k = 0; k < WIDTH; k++)
-            a = Op::of(a, (U)u.lane[k]), b = Op::of(b, (U)v.lane[k]);
-    }
-    if (i < vectors) {
-        const Vector<T, WIDTH> u = load<T, WIDTH>(x + i * WIDTH);
-#pragma unroll
-        for (int k = 0; k < WIDTH; k++)
-            a = Op::of(a, (U)u.lane[k]);
-    }
-    for (int64_t r = vectors * WIDTH + first; r < count; r += threads)
-        b = Op::of(b, (U)x[r]);
-}
-
-// The shortest run that a block reads from end to end before it goes on to the next one.
-#define LONG_RUN 512
+// The shortest runs that a warp reads from end to end, and that a block does even where there is one for each warp.
+#define WARP_RUN 512
+#define BLOCK_RUN 2048
 
 // A block for each part of each output, where reduced elements lie next to one another.
-static __device__ __forceinline__ void by_block(const T *x, U *y, const Walk &walk, int64_t parts, int64_t chunk)
+static __device__ __forceinline__ State by_block(const T *x, const Walk &walk, int64_t parts, int64_t chunk)
 {
     const int64_t o = blockIdx.x / parts, begin = blockIdx.x % parts * chunk;
     const int64_t end = min(begin + chunk, walk.count()), run = walk.r3;
     const T *from = x + walk.start(o);
-    U a = begin < end ? initial(from, walk.offset(begin)) : (U)0, b = a;
-    if (run < LONG_RUN)
-        a = strided(from, walk, begin + threadIdx.x, end, blockDim.x, a);
-    else
-        for (int64_t start = begin / run * run; start < end; start += run) {
+    State states[1] = {State::empty()}, other = State::empty();
+    if (run < WARP_RUN && !walk.even())
+        strided(from, walk, begin + threadIdx.x, end, blockDim.x, states);
+    else {
+        const bool enough = run < BLOCK_RUN && end - begin >= run * (THREADS / WARP);
+        const int team = enough ? WARP : blockDim.x, me = threadIdx.x % team;
+        for (int64_t start = (begin / run + threadIdx.x / team) * run; start < end; start += blockDim.x / team * run) {
             const int64_t first = max(begin, start), last = min(end, start + run);
-            contiguous(from + walk.offset(first), last - first, threadIdx.x, blockDim.x, a, b);
+            contiguous(from + walk.offset(first), last - first, first, me, team, states[0], other);
         }
-    const U value = over_block<Op>(Op::of(a, b));
-    if (threadIdx.x == 0)
-        y[blockIdx.x] = value;
+    }
+    return over_block<Merge>(Merge::of(states[0], other));
 }
 
-KERNEL reduce_block(const T *x, U *y, LENGTHS) {
-    wait_for_inputs(); by_block(x, y, WALK, 1, r0 * r1 * r2 * r3); }
+KERNEL reduce_block(const T *x, U *y, LENGTHS)
+{
+    wait_for_inputs();
+    const State state = by_block(x, WALK, 1, r0 * r1 * r2 * r3);
+    if (threadIdx.x == 0)
+        y[blockIdx.x] = state.result();
+}
 
 KERNEL reduce_block_parts(const T *x, U *y, LENGTHS, int64_t parts, int64_t chunk, char *scratch)
 {
     wait_for_inputs();
-    by_block(x, (U *)scratch, WALK, parts, chunk);
+    const State state = by_block(x, WALK, parts, chunk);
+    if (threadIdx.x == 0)
+        ((State *)scratch)[blockIdx.x] = state;
 }
 
-// LANES lanes of a warp for each output: for few elements that lie next to one another.
-KERNEL reduce_lanes(const T *x, U *y, LENGTHS)
+// A block for each part of LANES * WIDTH outputs, where the outputs' elements lie next to one another: each thread reads
+// WIDTH neighbouring outputs, and rows of LANES threads take turns along the reduced axes. At the end they are added up
+// in pairs, and the first row has the result. Returns whether we are in it.
+static __device__ __forceinline__ bool by_columns(const T *x, const Walk &walk, int64_t parts, int64_t chunk,
+                                                  State (&state)[WIDTH], int64_t &first)
+{
+    constexpr int TURNS = THREADS / LANES, HALF = TURNS > 1 ? TURNS / 2 : 1;
+    __shared__ State found[HALF][LANES][WIDTH];
+    const int lane = threadIdx.x % LANES, turn = threadIdx.x / LANES;
+    first = (blockIdx.x / parts * LANES + lane) * WIDTH;
+    const int64_t begin = blockIdx.x % parts * chunk, end = min(begin + chunk, walk.count());
+#pragma unroll
+    for (int k = 0; k < WIDTH; k++)
+        state[k] = State::empty();
+    const bool real = first < walk.outputs();
+    if (real)
+        strided(x + walk.start(first), walk, begin + turn, end, TURNS, state);
+#pragma unroll
+    for (int half = TURNS / 2; half > 0; half /= 2) {
+        if (turn >= half && turn < 2 * half)
+#pragma unroll
+            for (int k = 0; k < WIDTH; k++)
+                found[turn - half][lane][k] = state[k];
+        __syncthreads();
+        if (turn < half)
+#pragma unroll
+            for (int k = 0; k < WIDTH; k++)
+                state[k] = Merge::of(state[k], found[turn][lane][k]);
+        __syncthreads();
+    }
+    return real && turn == 0;
+}
+
+KERNEL __launch_bounds__(THREADS) reduce_columns(const T *x, U *y, LENGTHS)
 {
     wait_for_inputs();
-    const Walk walk = WALK;
-    const int64_t outputs = walk.outputs(), count = walk.count(), stride = grid_size() / LANES;
-    // All lanes of a warp go on until its first output is past the end; the last output is then computed twice.
-    int64_t g = grid_index() / LANES;
-    for (int64_t first = grid_index() / WARP * (WARP / LANES); first < outputs; first += stride, g += stride) {
-        const T *from = x + walk.start(min(g, outputs - 1));
-        U value = count ? initial(from, 0) : (U)0, other = value;
-        if (walk.r0 * walk.r1 * walk.r2 == 1)
-            contiguous(from, count, threadIdx.x % LANES, LANES, value, other);
-        else
-            value = strided(from, walk, threadIdx.x % LANES, count, LANES, value);
-        value = Op::of(value, other);
-        value = over_lanes<Op, LANES>(value);
-        if (threadIdx.x % LANES == 0 && g < outputs)
-            y[g] = value;
-    }
+    State state[WIDTH];
+    int64_t first;
+    if (!by_columns(x, WALK, 1, r0 * r1 * r2 * r3, state, first))
+        return;
+    Vector<U, WIDTH> results;
+#pragma unroll
+    for (int k = 0; k < WIDTH; k++)
+        results.lane[k] = state[k].result();
+    store(y, first, results);
 }
 
-// A thread for each output of few elements, where the outputs' elements lie next to one another.
-KERNEL reduce_thread(const T *x, U *y, LENGTHS)
-{
-    wait_for_inputs();
-    const Walk walk = WALK;
-    const int64_t outputs = walk.outputs(), count = walk.count();
-    for (int64_t o = grid_index(); o < outputs; o += grid_size()) {
-        const T *from = x + walk.start(o);
-        y[o] = strided(from, walk, 0, count, 1, count ? initial(from, 0) : (U)0);
-    }
-}
-
-// A block of WARP x WARP threads for each part of WARP outputs, where the outputs' elements lie next to one another:
-// a warp reads neighbouring outputs, and the warps take turns along the reduced axes. At the end each warp adds up what
-// all of them have found for one output.
-static __device__ __forceinline__ void by_columns(const T *x, U *y, const Walk &walk, int64_t parts, int64_t chunk)
-{
-    __shared__ U found[WARP][WARP + 1];
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const int64_t first = blockIdx.x / parts * WARP, begin = blockIdx.x % parts * chunk;
-    const int64_t end = min(begin + chunk, walk.count()), outputs = walk.outputs();
-    if (first + lane < outputs) {
-        const T *from = x + walk.start(first + lane);
-        found[warp][lane] = strided(from, walk, begin + warp, end, WARP, initial(from, walk.offset(begin)));
-    }
-    __syncthreads();
-    if (first + warp < outputs) { // the same for all lanes
-        const U value = over_lanes<Op, WARP>(found[lane][warp]);
-        if (lane == 0)
-            y[(first + warp) * parts + blockIdx.x % parts] = value;
-    }
-}
-
-KERNEL __launch_bounds__(WARP * WARP) reduce_columns(const T *x, U *y, LENGTHS)
-{
-    wait_for_inputs();
-    by_columns(x, y, WALK, 1, r0 * r1 * r2 * r3);
-}
-
-KERNEL __launch_bounds__(WARP * WARP)
+KERNEL __launch_bounds__(THREADS, 2)
 reduce_columns_parts(const T *x, U *y, LENGTHS, int64_t parts, int64_t chunk, char *scratch)
 {
     wait_for_inputs();
-    by_columns(x, (U *)scratch, WALK, parts, chunk);
+    State state[WIDTH];
+    int64_t first;
+    if (by_columns(x, WALK, parts, chunk, state, first))
+#pragma unroll
+        for (int k = 0; k < WIDTH; k++)
+            ((State *)scratch)[(first + k) * parts + blockIdx.x % parts] = state[k];
 }
 
-// The second pass: a warp for each output adds up its parts.
+// The second pass: a warp for each output reduces its parts.
 KERNEL combine(const T *, U *y, int64_t outputs, int64_t parts, char *scratch)
 {
     wait_for_inputs();
-    const U *partial = (const U *)scratch;
+    const State *partial = (const State *)scratch;
     for (int64_t o = grid_index() / WARP; o < outputs; o += grid_size() / WARP) {
-        const int lane = threadIdx.x % WARP;
-        U value = lane < parts ? partial[o * parts + lane] : OPERATION == 0 ? (U)0 : partial[o * parts];
-        for (int64_t p = lane + WARP; p < parts; p += WARP)
-            value = Op::of(value, partial[o * parts + p]);
-        value = over_lanes<Op, WARP>(value);
-        if (lane == 0)
-            y[o] = value;
+        State state = State::empty();
+        for (int64_t p = threadIdx.x % WARP; p < parts; p += WARP)
+            state = Merge::of(state, partial[o * parts + p]);
+        state = over_lanes<Merge, WARP>(state);
+        if (threadIdx.x % WARP == 0)
+            y[o] = state.result();
     }
 }

@@ -1,0 +1,147 @@
+"""How near the GPU kernels that move bytes come to the bandwidth of a copy, beside PyTorch's for the same work.
+
+    python benchmarks/gpu_bandwidth.py [--only TEXT]... [--json PATH]
+
+Each result is first compared with PyTorch's in float64. Then ours, PyTorch's and a device-to-device copy take turns; a
+time is the median by events. Bytes are those of the arguments and results, each once: what the work needs, not what a
+kernel moves. The share is that of the copy's GB/s in the same rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from gpu_bandwidth_cases import Case, N, array_of, cases, tensor_of
+
+from adtrain.backends.cuda import compiler
+from adtrain.core.array import Array
+from adtrain.core.backend import backend
+
+ROUNDS, EACH = 5, 4
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
+"""Largest error over the largest element of the result."""
+
+
+@dataclass
+class Found:
+    name: str
+    shape: str
+    gigabytes_per_second: float
+    share: float
+    torch: float
+    error: float
+
+
+def outputs(x: Any) -> list[Any]:
+    return list(x) if isinstance(x, (tuple, list)) else [x]
+
+
+def error_of(case: Case, arrays: list[Array]) -> float:
+    """The largest difference to the reference over its largest element; 0 where nothing is to be compared."""
+    mine = tensor_of(outputs(case.ours(*arrays))[0])
+    if case.name == "random numbers":  # theirs are others
+        return 0.0
+    exact = [x.double() if x.is_floating_point() else x for x in case.tensors]
+    reference = outputs(case.theirs(*exact))[0]
+    if not mine.is_floating_point():
+        return float((mine != reference).any())
+    largest = max(float(reference.abs().max()), 1e-30)
+    worst = 0.0
+    for a, b in zip(mine.reshape(-1).split(2**26), reference.reshape(-1).split(2**26), strict=True):
+        worst = max(worst, float((a - b).abs().max()))
+    return worst / largest
+
+
+def timed(work: Callable[[], Any], stream: Any) -> list[float]:
+    """Seconds of EACH runs on a stream."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(EACH + 1)]
+    marks[0].record(stream)
+    for mark in marks[1:]:
+        work()
+        mark.record(stream)
+    torch.cuda.synchronize()
+    return [a.elapsed_time(b) * 1e-3 for a, b in pairwise(marks)]
+
+
+def measured(case: Case, source: torch.Tensor, target: torch.Tensor) -> Found:
+    arrays = [array_of(x) for x in case.tensors]
+    error = error_of(case, arrays)
+    device: Any = backend("gpu")
+    gpu = torch.cuda.ExternalStream(device.device.stream.handle)
+    default = torch.cuda.current_stream()
+    moved = sum(x.numel() * x.element_size() for x in case.tensors)
+    moved += sum(math.prod(x.shape) * x.dtype.itemsize for x in outputs(case.ours(*arrays)))
+    times: tuple[list[float], list[float], list[float]] = ([], [], [])
+    for count in range(ROUNDS + 1):
+        found = (
+            timed(lambda: case.ours(*arrays), gpu),
+            timed(lambda: case.theirs(*case.tensors), default),
+            timed(lambda: target.copy_(source), default),
+        )
+        if count:  # the first round warms up
+            for all_times, new in zip(times, found, strict=True):
+                all_times += new
+    ours, theirs, copy = (median(x) for x in times)
+    rate = moved / ours
+    shapes = ", ".join("x".join(map(str, x.shape)) for x in case.tensors)
+    full = 2 * source.numel() * 4 / copy
+    return Found(case.name, shapes, rate / 1e9, rate / full, moved / theirs / full, error)
+
+
+@click.command()
+@click.option("--only", multiple=True, help="Measure cases whose names contain one of these.")
+@click.option("--json", "path", type=Path, help="Write the results to a file.")
+def main(only: tuple[str, ...], path: Path | None) -> None:
+    """Measure and print a table."""
+    source, target = torch.randn(N, device="cuda"), torch.empty(N, device="cuda")
+    copy = median(timed(lambda: target.copy_(source), torch.cuda.current_stream()))
+    copy = median(timed(lambda: target.copy_(source), torch.cuda.current_stream()))
+    click.echo(f"copy  {2 * N * 4 / copy / 1e9:.0f} GB/s")
+    click.echo(f"{'kernel':28} {'arguments':36} {'GB/s':>5} {'share':>6} {'torch':>6} {'error':>8}")
+    results = []
+    for case in cases():
+        if only and not any(text in case.name for text in only):
+            continue
+        found = measured(case, source, target)
+        dtype = next((x.dtype for x in case.tensors if x.is_floating_point()), torch.float32)
+        wrong = found.error > TOLERANCE[dtype]
+        results.append(found)
+        click.echo(
+            f"{found.name:28} {found.shape:36} {found.gigabytes_per_second:5.0f} {found.share:6.2f} "
+            f"{found.torch:6.2f} {found.error:8.1e}{'  WRONG' if wrong else ''}"
+        )
+    if path is not None:
+        path.write_text(
+            json.dumps({**setting(), "copy": 2 * N * 4 / copy / 1e9, "results": [asdict(x) for x in results]}, indent=1)
+            + "\n"
+        )
+
+
+def setting() -> dict[str, str]:
+    """What the numbers depend on beside the code."""
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
+    return {
+        "commit": commit,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name(),
+        "cuda": str(torch.version.cuda),
+        "nvrtc": compiler.version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+if __name__ == "__main__":
+    main()

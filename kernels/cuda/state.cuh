@@ -1,0 +1,156 @@
+// What a reduction knows of the elements that it has seen, for each OPERATION: 0 sum, 1 max, 2 min, 3 position of the
+// first maximum, 4 logarithm of the sum of exponentials. take() adds neighbouring elements, the first of them number r;
+// Merge::of joins two states; result() is what comes out. T: the elements; U: the results.
+#pragma once
+#ifndef OPERATION
+#define OPERATION 0
+#endif
+#include "group.cuh"
+
+#if OPERATION <= 2
+
+#if OPERATION == 0
+typedef Sum Op;
+#elif OPERATION == 1
+typedef Max Op;
+#else
+typedef Min Op;
+#endif
+
+struct State {
+    U value;
+
+    static __device__ __forceinline__ State empty() { return {Op::identity<U>()}; }
+    template <int W> __device__ __forceinline__ void take(const T (&v)[W], int64_t)
+    {
+        if constexpr (sizeof(T) == 1 && W % 4 == 0 && OPERATION == 0) { // four bytes at a time, added up in 32 bits
+            constexpr bool SIGNED = (T)-1 < (T)0;
+            int sum = 0;
+#pragma unroll
+            for (int k = 0; k < W; k += 4) {
+                const uint32_t four = (uint8_t)v[k] | (uint8_t)v[k + 1] << 8 | (uint8_t)v[k + 2] << 16 |
+                                      (uint32_t)(uint8_t)v[k + 3] << 24;
+                sum = SIGNED ? __dp4a((int)four, 0x01010101, sum) : (int)__dp4a(four, 0x01010101u, (uint32_t)sum);
+            }
+            value += sum;
+        } else {
+#pragma unroll
+            for (int k = 0; k < W; k++)
+                value = Op::of(value, (U)v[k]);
+        }
+    }
+    __device__ __forceinline__ U result() const { return value; }
+};
+
+static __device__ __forceinline__ State exchanged(const State &s, int mask) { return {exchanged(s.value, mask)}; }
+
+struct Merge {
+    static __device__ __forceinline__ State of(const State &a, const State &b) { return {Op::of(a.value, b.value)}; }
+};
+
+#elif OPERATION == 3
+
+// NaN counts as larger than everything, as NumPy has it.
+struct State {
+    T value;
+    int64_t at;
+
+    // At first; what is no larger than the lowest value is not taken, and if nothing is, the first element is the result.
+    static constexpr int64_t NONE = ~0ull >> 1;
+
+    static __device__ __forceinline__ State empty() { return {lowest<T>(), NONE}; }
+    template <int W> __device__ __forceinline__ void take(const T (&v)[W], int64_t r)
+    {
+        int found = -1; // positions come in order, so an equal one is not better
+#pragma unroll
+        for (int k = 0; k < W; k++)
+            if (!(v[k] <= value) && value == value)
+                value = v[k], found = k;
+        if (found >= 0)
+            at = r + found;
+    }
+    __device__ __forceinline__ void join(const State &other)
+    {
+        const bool larger = !(other.value <= value) && value == value;
+        const bool equal = other.value == value || (other.value != other.value && value != value);
+        if (larger || (equal && other.at < at))
+            *this = other;
+    }
+    __device__ __forceinline__ int64_t result() const { return at == NONE ? 0 : at; }
+};
+
+static __device__ __forceinline__ State exchanged(const State &s, int mask)
+{
+    return {exchanged(s.value, mask), exchanged(s.at, mask)};
+}
+
+struct Merge {
+    static __device__ __forceinline__ State of(State a, const State &b)
+    {
+        a.join(b);
+        return a;
+    }
+};
+
+#else
+
+// sum exp(x) is total * exp(top); where top is not finite, it is the result and total counts for nothing.
+struct State {
+    T top, total;
+
+    static __device__ __forceinline__ State empty() { return {lowest<T>(), 0}; }
+    // What exponents are taken relative to: not infinity, which is no difference to anything.
+    static __device__ __forceinline__ T origin(T top) { return isfinite(top) ? top : (T)0; }
+    template <int W> __device__ __forceinline__ void take(const T (&v)[W], int64_t)
+    {
+        T largest = v[0];
+#pragma unroll
+        for (int k = 1; k < W; k++)
+            largest = Max::of(largest, v[k]);
+        const T above = Max::of(top, largest), from = origin(above);
+        total *= exp(top - from);
+        top = above;
+#pragma unroll
+        for (int k = 0; k < W; k++)
+            total += exp(v[k] - from);
+    }
+    __device__ __forceinline__ T result() const { return isfinite(top) ? log(total) + top : top; }
+};
+
+static __device__ __forceinline__ State exchanged(const State &s, int mask)
+{
+    return {exchanged(s.top, mask), exchanged(s.total, mask)};
+}
+
+struct Merge {
+    static __device__ __forceinline__ State of(const State &a, const State &b)
+    {
+        const T top = Max::of(a.top, b.top), from = State::origin(top);
+        return {top, a.total * exp(a.top - from) + b.total * exp(b.top - from)};
+    }
+};
+
+#endif
+
+// Neighbouring elements, the first of them number r, by `threads` threads of which we are number `me`: 16 bytes at a
+// time, two loads under way, into two states.
+static __device__ __forceinline__ void contiguous(const T *x, int64_t count, int64_t r, int me, int threads, State &a,
+                                                  State &b)
+{
+    constexpr int WIDE = 16 / sizeof(T);
+    const int64_t head = min(count, (int64_t)((16 - (uintptr_t)x % 16) % 16 / sizeof(T)));
+    const int64_t vectors = (count - head) / WIDE, tail = head + vectors * WIDE;
+    const T *body = x + head;
+    for (int64_t i = me; i < head; i += threads)
+        a.take(load<T, 1>(x + i).lane, r + i);
+    int64_t i = me;
+    for (; i + threads < vectors; i += 2 * threads) {
+        const Vector<T, WIDE> u = load<T, WIDE>(body + i * WIDE), v = load<T, WIDE>(body + (i + threads) * WIDE);
+        a.take(u.lane, r + head + i * WIDE);
+        b.take(v.lane, r + head + (i + threads) * WIDE);
+    }
+    if (i < vectors)
+        a.take(load<T, WIDE>(body + i * WIDE).lane, r + head + i * WIDE);
+    for (int64_t k = tail + me; k < count; k += threads)
+        b.take(load<T, 1>(x + k).lane, r + k);
+}
