@@ -38,7 +38,8 @@ struct Both {
 // Rows of up to TEAM * ITEMS * WIDTH elements, a multiple of WIDTH: each of TEAM threads keeps ITEMS vectors.
 constexpr int UNIT = TEAM > WARP ? TEAM : WARP;
 
-KERNEL __launch_bounds__(TEAM > WARP ? TEAM : 1024) standardize_team(const T *x, T *y, T *means, T *variances, int64_t rows, int64_t length, double eps)
+KERNEL __launch_bounds__(TEAM > WARP ? TEAM : 1024)
+standardize_team(const T *x, T *y, T *means, T *variances, int64_t rows, int64_t length, double eps)
 {
     wait_for_inputs();
     const int64_t stride = grid_size() / TEAM;

@@ -42,11 +42,7 @@ struct Total {
 // lanes of a warp, or the block; what a warp's lanes do by themselves is done for several rows at once.
 constexpr int ROWS = TEAM > WARP || ITEMS >= 4 ? 1 : 4 / ITEMS, UNIT = TEAM > WARP ? TEAM : WARP;
 
-#if TEAM > WARP
-KERNEL __launch_bounds__(TEAM) softmax_team(const T *x, T *y, int64_t rows, int64_t length)
-#else
-KERNEL softmax_team(const T *x, T *y, int64_t rows, int64_t length)
-#endif
+KERNEL __launch_bounds__(TEAM > WARP ? TEAM : 1024) softmax_team(const T *x, T *y, int64_t rows, int64_t length)
 {
     wait_for_inputs();
     const int64_t stride = grid_size() / TEAM;
