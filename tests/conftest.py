@@ -12,7 +12,7 @@ from adtrain.backends.cpu import CpuBackend
 from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.backends.cpu.toolchain import NAMES
 from adtrain.core import backend
-from adtrain.ops.tiles_cuda import CHIP, Chip
+from adtrain.core.chip import CHIP, Chip
 
 # The same examples on every run, and none judged by its time: machines differ.
 settings.register_profile("adtrain", derandomize=True, deadline=None)

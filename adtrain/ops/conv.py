@@ -92,7 +92,7 @@ def _flops(g_shape: Sequence[int], w_shape: Sequence[int]) -> int:
 conv2d_p: Primitive = Primitive(
     "conv2d",
     _conv_shape,
-    {"cpu": conv2d_reference, "c": (FORWARD_WINOGRAD, FORWARD), "cuda": conv_cuda.FORWARD},
+    {"cpu": conv2d_reference, "c": (FORWARD_WINOGRAD, FORWARD), "cuda": conv_cuda.forward},
     [
         lambda out, x, w, window, precision: partial(
             _input_grad, w=w, window=window, size=x.shape[2:], precision=precision
@@ -106,7 +106,7 @@ conv2d_p: Primitive = Primitive(
 input_grad_p: Primitive = Primitive(
     "conv2d_input_grad",
     _input_grad_shape,
-    {"cpu": input_grad_reference, "c": (INPUT_GRAD_WINOGRAD, INPUT_GRAD), "cuda": conv_cuda.INPUT_GRAD},
+    {"cpu": input_grad_reference, "c": (INPUT_GRAD_WINOGRAD, INPUT_GRAD), "cuda": conv_cuda.input_grad},
     [
         lambda out, g, w, window, size, precision: lambda u: _forward(u, w, window, precision),
         lambda out, g, w, window, size, precision: partial(
@@ -121,7 +121,7 @@ weight_grad_p: Primitive = Primitive(
     {
         "cpu": weight_grad_reference,
         "c": WEIGHT_GRAD,
-        "cuda": (conv_cuda.WEIGHT_GRAD, conv_cuda.SPLIT_WEIGHT_GRAD),
+        "cuda": conv_cuda.weight_grad,
     },
     [
         lambda out, x, g, window, size, precision: partial(

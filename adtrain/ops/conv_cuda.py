@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from adtrain.core.chip import CHIP, Chip
 from adtrain.core.kernel import CudaKernel
-from adtrain.core.precision import FULL
-from adtrain.ops.tiles_cuda import Tile, chosen
+from adtrain.ops.choice_cuda import Gathers, ranked
+from adtrain.ops.tiles_cuda import Tile
+
+MOST = 6
+"""Candidates for one convolution."""
 
 
 class Convolution(NamedTuple):
@@ -31,137 +36,83 @@ class Convolution(NamedTuple):
         return dict(zip(("KH", "KW", "SH", "SW", "PH", "PW", "DH", "DW"), values, strict=True))
 
 
-def _in_full(*args: Any, precision: str = FULL, **params: Any) -> bool:
-    return precision == FULL
-
-
 class Product(NamedTuple):
-    """The matrix product that a kernel computes for each group, and the launch that follows."""
+    """The matrix product that a kernel computes for each group.
 
-    lengths: tuple[int, int, int]  # M, N, K
-    choice: tuple[Tile, int]
+    Attributes:
+        lengths: M, N, K.
+        neighbours: of the product's columns, how many are neighbours in memory.
+        gathers: what its columns are.
+        phases: how many such products there are, see `conv_input_grad.cu`.
+    """
+
+    lengths: tuple[int, int, int]
+    neighbours: int
+    gathers: Gathers
     phases: int = 1
 
-    def tiles(self) -> int:
-        tile, _ = self.choice
-        return -(-self.lengths[0] // tile.m) * -(-self.lengths[1] // tile.n)
+    def tiles(self, conv: Convolution, precision: str) -> Sequence[tuple[Tile, int]]:
+        """The tiles for it and the parts of K, the rule's choice first."""
+        batch = conv.window.groups * self.phases
+        chip = Chip(CHIP.multiprocessors, CHIP.capability)
+        found = ranked(conv.dtype.itemsize, batch, *self.lengths, chip, precision, self.gathers)
+        return [(tile, parts) for tile, parts in found[:MOST] if isinstance(tile, Tile)]
 
 
-def _forward(x: Any, w: Any, window: Any, precision: str = FULL) -> Convolution:
-    rows, columns = (window.output_length(i, x.shape[i + 2], w.shape[i + 2]) for i in (0, 1))
-    return Convolution(x.shape, w.shape, (x.shape[0], w.shape[0], rows, columns), window, x.dtype)
-
-
-def _input_grad(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str = FULL) -> Convolution:
-    return Convolution((g.shape[0], w.shape[1] * window.groups, *size), w.shape, g.shape, window, g.dtype)
-
-
-def _weight_grad(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str = FULL) -> Convolution:
-    return Convolution(x.shape, (g.shape[1], x.shape[1] // window.groups, *size), g.shape, window, x.dtype)
-
-
-def _forward_product(conv: Convolution) -> Product:
-    groups = conv.window.groups
-    lengths = conv.w[0] // groups, conv.x[0] * conv.y[2] * conv.y[3], math.prod(conv.w[1:])
-    return Product(lengths, chosen(conv.dtype, groups, *lengths, windows=True, cut=False))
-
-
-def _input_grad_product(conv: Convolution) -> Product:
-    """Of a phase: pixels that are a stride apart."""
-    groups, (sh, sw) = conv.window.groups, conv.window.stride
-    pixels = conv.x[0] * -(-conv.x[2] // sh) * -(-conv.x[3] // sw)
-    lengths = conv.w[1], pixels, -(-conv.w[0] // groups * conv.w[2] * conv.w[3] // (sh * sw))
-    return Product(lengths, chosen(conv.dtype, groups * sh * sw, *lengths, windows=True, cut=False), sh * sw)
-
-
-def _weight_grad_product(conv: Convolution) -> Product:
-    groups = conv.window.groups
-    lengths = conv.w[0] // groups, math.prod(conv.w[1:]), math.prod(conv.y) // max(conv.y[1], 1)
-    return Product(lengths, chosen(conv.dtype, groups, *lengths))
-
-
-def _gathered(name: str, read: Callable[..., Convolution], product: Callable[[Convolution], Product]) -> CudaKernel:
-    def wide(conv: Convolution, tile: Tile) -> int:
-        image = conv.y if name == "conv2d" else conv.x
-        # Neighbouring pixels of one of several phases are not neighbours in the image.
-        return tile.columns_at_once(conv.dtype.itemsize, math.prod(image[2:]) if product(conv).phases == 1 else 1)
-
-    def definitions(*args: Any, **params: Any) -> dict[str, int]:
-        conv = read(*args, **params)
-        tile, _ = product(conv).choice
-        return {**conv.definitions(), **tile.definitions(), "SPLIT": 0, "WIDE_C": wide(conv, tile)}
-
-    def blocks(*args: Any, **params: Any) -> tuple[int, int, int]:
-        conv = read(*args, **params)
-        launch = product(conv)
-        return launch.tiles(), conv.window.groups, launch.phases
-
-    return CudaKernel(
-        "conv.cu" if name == "conv2d" else "conv_input_grad.cu",
+def _kernel(file: str, name: str, conv: Convolution, product: Product, tile: Tile, parts: int) -> CudaKernel:
+    m, n, _ = product.lengths
+    count, groups = -(-m // tile.m) * -(-n // tile.n), conv.window.groups
+    wide = tile.columns_at_once(conv.dtype.itemsize, product.neighbours)
+    definitions = {**conv.definitions(), **tile.definitions(), "SPLIT": int(parts > 1), "WIDE_C": wide}
+    pixels = product.gathers is Gathers.PIXELS
+    numbers = conv.numbers() if pixels else (*conv.numbers(), parts)
+    whole = CudaKernel(
+        file,
         name,
-        lambda *args, **params: read(*args, **params).numbers(),
-        blocks=blocks,
-        threads=lambda *args, **params: product(read(*args, **params)).choice[0].threads,
-        shared=lambda a, *args, **params: product(read(a, *args, **params)).choice[0].shared(a.dtype.itemsize),
-        definitions=definitions,
-        applies=_in_full,
+        lambda *_, **__: numbers,
+        blocks=lambda *_, **__: (count, groups, product.phases) if pixels else (count, parts, groups),
+        threads=lambda *_, **__: tile.threads,
+        shared=lambda *_, **__: tile.shared(conv.dtype.itemsize),
+        definitions=lambda *_, **__: definitions,
+    )
+    if parts == 1:
+        return whole
+    size = math.prod(conv.w)
+    sums = (size, conv.w[0], size // conv.w[0], parts)
+    return replace(
+        whole,
+        scratch=lambda *_, **__: parts * size * conv.dtype.itemsize,
+        then=CudaKernel("sum_splits.cu", "sum_splits", lambda *_, **__: sums, elements=lambda *_, **__: size),
     )
 
 
-FORWARD = _gathered("conv2d", _forward, _forward_product)
-INPUT_GRAD = _gathered("conv2d_input_grad", _input_grad, _input_grad_product)
+def forward(x: Any, w: Any, window: Any, precision: str = "full") -> Sequence[CudaKernel]:
+    """The candidates for a convolution."""
+    rows, columns = (window.output_length(i, x.shape[i + 2], w.shape[i + 2]) for i in (0, 1))
+    conv = Convolution(x.shape, w.shape, (x.shape[0], w.shape[0], rows, columns), window, x.dtype)
+    area = rows * columns
+    product = Product((w.shape[0] // window.groups, x.shape[0] * area, math.prod(w.shape[1:])), area, Gathers.PIXELS)
+    return [_kernel("conv.cu", "conv2d", conv, product, *tile) for tile in product.tiles(conv, precision)]
 
 
-def _parts(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str = FULL) -> int:
-    return _weight_grad_product(_weight_grad(x, g, window, size)).choice[1]
+def input_grad(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str = "full") -> Sequence[CudaKernel]:
+    """The candidates for the gradient by the images: a product for each phase of pixels, a stride apart."""
+    groups, (sh, sw) = window.groups, window.stride
+    conv = Convolution((g.shape[0], w.shape[1] * groups, *size), w.shape, g.shape, window, g.dtype)
+    pixels = g.shape[0] * -(-size[0] // sh) * -(-size[1] // sw)
+    lengths = w.shape[1], pixels, -(-w.shape[0] // groups * w.shape[2] * w.shape[3] // (sh * sw))
+    # Neighbouring pixels of one of several phases are not neighbours in the image.
+    product = Product(lengths, math.prod(size) if sh * sw == 1 else 1, Gathers.PIXELS, sh * sw)
+    tiles = product.tiles(conv, precision)
+    return [_kernel("conv_input_grad.cu", "conv2d_input_grad", conv, product, *tile) for tile in tiles]
 
 
-def _weight_grad_tile(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str = FULL) -> Tile:
-    return _weight_grad_product(_weight_grad(x, g, window, size)).choice[0]
-
-
-def _weight_grad_blocks(*args: Any, **params: Any) -> tuple[int, int, int]:
-    conv = _weight_grad(*args, **params)
-    product = _weight_grad_product(conv)
-    return product.tiles(), product.choice[1], conv.window.groups
-
-
-def _weight_grad_definitions(*args: Any, **params: Any) -> dict[str, int]:
-    conv = _weight_grad(*args, **params)
-    product = _weight_grad_product(conv)
-    tile, parts = product.choice
-    wide = tile.columns_at_once(conv.dtype.itemsize, product.lengths[1])
-    return {**conv.definitions(), **tile.definitions(), "SPLIT": int(parts > 1), "WIDE_C": wide}
-
-
-def _weight_size(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str = FULL) -> int:
-    return math.prod(_weight_grad(x, g, window, size).w)
-
-
-def _sum_numbers(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str = FULL) -> tuple[int, ...]:
-    conv = _weight_grad(x, g, window, size)
-    return math.prod(conv.w), conv.w[0], math.prod(conv.w[1:]), _parts(x, g, window, size)
-
-
-WEIGHT_GRAD = CudaKernel(
-    "conv_weight_grad.cu",
-    "conv2d_weight_grad",
-    lambda *args, **params: (*_weight_grad(*args, **params).numbers(), _parts(*args, **params)),
-    blocks=_weight_grad_blocks,
-    threads=lambda *args, **params: _weight_grad_tile(*args, **params).threads,
-    shared=lambda x, *args, **params: _weight_grad_tile(x, *args, **params).shared(x.dtype.itemsize),
-    definitions=_weight_grad_definitions,
-    applies=lambda *args, **params: _in_full(**params) and _parts(*args, **params) == 1,
-)
-SPLIT_WEIGHT_GRAD = CudaKernel(
-    WEIGHT_GRAD.file,
-    WEIGHT_GRAD.name,
-    WEIGHT_GRAD.numbers,
-    blocks=WEIGHT_GRAD.blocks,
-    threads=WEIGHT_GRAD.threads,
-    shared=WEIGHT_GRAD.shared,
-    definitions=WEIGHT_GRAD.definitions,
-    scratch=lambda x, *args, **params: _parts(x, *args, **params) * _weight_size(x, *args, **params) * x.dtype.itemsize,
-    applies=lambda *args, **params: _in_full(*args, **params) and _parts(*args, **params) > 1,
-    then=CudaKernel("sum_splits.cu", "sum_splits", _sum_numbers, elements=_weight_size),
-)
+def weight_grad(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str = "full") -> Sequence[CudaKernel]:
+    """The candidates for the gradient by the weights; its long K is cut into parts."""
+    groups = window.groups
+    conv = Convolution(x.shape, (g.shape[1], x.shape[1] // groups, *size), g.shape, window, x.dtype)
+    elements = math.prod(conv.w[1:])
+    lengths = conv.w[0] // groups, elements, math.prod(g.shape) // max(g.shape[1], 1)
+    product = Product(lengths, elements, Gathers.ELEMENTS)
+    tiles = product.tiles(conv, precision)
+    return [_kernel("conv_weight_grad.cu", "conv2d_weight_grad", conv, product, *tile) for tile in tiles]

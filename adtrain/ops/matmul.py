@@ -16,7 +16,7 @@ from adtrain.core.trace import bind
 from adtrain.ops.broadcasting import broadcast_to, promote, reshape
 from adtrain.ops.common import ArrayLike, broadcast_shapes, require_float
 from adtrain.ops.kernels import in_full
-from adtrain.ops.matmul_cuda import GEMM, SPLIT_GEMM
+from adtrain.ops.matmul_cuda import GEMM
 from adtrain.ops.rounding import rounded
 
 
@@ -72,7 +72,7 @@ _GEMM = CKernel("gemm.c", "gemm", _numbers, team=True, scratch=lambda *args, **p
 matmul_p: Primitive = Primitive(
     "matmul",
     _shape,
-    {"cpu": _reference, "c": _GEMM, "cuda": (GEMM, SPLIT_GEMM)},
+    {"cpu": _reference, "c": _GEMM, "cuda": GEMM},
     [_vjp_a, _vjp_b],
     _flops,
 )

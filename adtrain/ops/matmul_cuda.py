@@ -1,91 +1,160 @@
-"""The CUDA kernels for matrix products: `kernels/cuda/gemm.cu`, with k whole or cut into parts."""
+"""The CUDA kernels for matrix products: engines of `kernels/cuda` with tunables, k whole or cut into parts."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from adtrain.core.chip import CHIP, Chip
 from adtrain.core.kernel import CudaKernel
-from adtrain.core.precision import FULL
-from adtrain.ops.tiles_cuda import Tile, chosen
+from adtrain.ops.choice_cuda import ranked
+from adtrain.ops.tiles_cuda import Direct, Tile, Unit
+
+MOST = 12
+"""Candidates for one product."""
+VECTOR_THREADS = {False: 256, True: 1024}
+"""Threads of a block of `gemv.cu`, by whether the matrix is read along its columns."""
 
 
-def _lengths(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = FULL) -> tuple[int, int, int, int]:
+@dataclass(frozen=True)
+class Product:
+    """A matrix product by an engine, as a launch of its own or a part of another kernel.
+
+    Attributes:
+        lengths: batch, M, N and K.
+        tile: the tunables.
+        parts: into how many parts K is cut.
+        transposed: whether A and B are.
+    """
+
+    lengths: tuple[int, int, int, int]
+    itemsize: int
+    tile: Tile | Direct
+    parts: int
+    transposed: tuple[bool, bool]
+
+    @property
+    def direct(self) -> bool:
+        return isinstance(self.tile, Direct)
+
+    @property
+    def header(self) -> str:
+        """Where the engine's function is."""
+        return "direct.cuh" if self.direct else "gemm.cuh"
+
+    @property
+    def call(self) -> str:
+        """The engine's function, with all template arguments but the type of the epilogue."""
+        transposed = (str(t).lower() for t in self.transposed)
+        name = "direct_block" if self.direct else "gemm_block"
+        return f"{name}<{', '.join((self.tile.text, *transposed, *map(str, self.wide)))}>"
+
+    @property
+    def wide(self) -> tuple[int, int, int]:
+        """Elements that may be read at once of A and B in memory, and written of C (WIDE_A, WIDE_B, WIDE_C)."""
+        _, m, n, k = self.lengths
+        transpose_a, transpose_b = self.transposed
+        widest = 16 // self.itemsize
+        turned = 1 if self.tile.unit is Unit.FUSED else math.gcd(widest, k)  # panels that are transposed on the way
+        return (
+            math.gcd(widest, m) if transpose_a else turned,
+            turned if transpose_b else math.gcd(widest, n),
+            self.tile.columns_at_once(self.itemsize, n),
+        )
+
+    @property
+    def threads(self) -> int:
+        return self.tile.threads
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory."""
+        return self.tile.shared(self.itemsize)
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Tiles in all matrices, and parts."""
+        batch, m, n, _ = self.lengths
+        return batch * -(-m // self.tile.m) * -(-n // self.tile.n), self.parts
+
+    @property
+    def definitions(self) -> Mapping[str, int]:
+        """The macros of `gemm.cu` or `direct.cu`."""
+        flags = {f"TRANSPOSE_{x}": int(t) for x, t in zip("AB", self.transposed, strict=True)}
+        wide = {f"WIDE_{x}": w for x, w in zip("ABC", self.wide, strict=True)}
+        split = {} if self.direct else {"SPLIT": int(self.parts > 1)}
+        return {**self.tile.definitions(), **flags, **wide, **split}
+
+    @property
+    def sums(self) -> tuple[int, ...]:
+        """The numbers of `sum_splits.cu`."""
+        batch, m, n, _ = self.lengths
+        return batch * m * n, m, n, self.parts
+
+    def kernel(self) -> CudaKernel:
+        """The launch of the product alone."""
+        whole = CudaKernel(
+            "direct.cu" if self.direct else "gemm.cu",
+            "gemm_direct" if self.direct else "gemm_tiled",
+            lambda *_, **__: self.lengths if self.direct else (*self.lengths, self.parts),
+            blocks=lambda *_, **__: self.blocks,
+            threads=lambda *_, **__: self.threads,
+            shared=lambda *_, **__: self.shared,
+            definitions=lambda *_, **__: self.definitions,
+        )
+        if self.parts == 1:
+            return whole
+        return replace(
+            whole,
+            scratch=lambda *_, **__: self.parts * self.sums[0] * self.itemsize,
+            then=CudaKernel(
+                "sum_splits.cu", "sum_splits", lambda *_, **__: self.sums, elements=lambda *_, **__: self.sums[0]
+            ),
+        )
+
+
+def _lengths(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> tuple[int, int, int, int]:
     """Batch, M, N and K."""
     m, k = a.shape[:-3:-1] if transpose_a else a.shape[-2:]
     return math.prod(a.shape[:-2]), m, b.shape[-2 if transpose_b else -1], k
 
 
-def _choice(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = FULL) -> tuple[Tile, int]:
-    return chosen(a.dtype, *_lengths(a, b, transpose_a, transpose_b))
+def products(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = "full") -> Sequence[Product]:
+    """The product of arrays of these types by each tile that the GPU at hand can use, the rule's choice first."""
+    found = ranked(
+        a.dtype.itemsize,
+        *_lengths(a, b, transpose_a, transpose_b),
+        Chip(CHIP.multiprocessors, CHIP.capability),
+        precision,
+        along=(not transpose_a, transpose_b),
+    )
+    lengths = _lengths(a, b, transpose_a, transpose_b)
+    return [Product(lengths, a.dtype.itemsize, *choice, (transpose_a, transpose_b)) for choice in found[:MOST]]
 
 
-def _tile(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = FULL) -> Tile:
-    return _choice(a, b, transpose_a, transpose_b)[0]
-
-
-def _is_cut(*args: Any, **params: Any) -> bool:
-    return _choice(*args, **params)[1] > 1
-
-
-def _in_full(*args: Any, precision: str = FULL, **params: Any) -> bool:
-    return precision == FULL
-
-
-def _numbers(*args: Any, **params: Any) -> tuple[int, ...]:
-    return (*_lengths(*args, **params), _choice(*args, **params)[1])
-
-
-def _blocks(*args: Any, **params: Any) -> tuple[int, int]:
-    batch, m, n, _ = _lengths(*args, **params)
-    tile, parts = _choice(*args, **params)
-    return batch * -(-m // tile.m) * -(-n // tile.n), parts
-
-
-def _definitions(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = FULL) -> dict[str, int]:
+def GEMM(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = "full") -> Sequence[CudaKernel]:
+    """The candidates: a matrix by a vector has one of its own, before those of `products`."""
+    exact = precision == "full" or a.dtype.itemsize == 8
     _, m, n, _ = _lengths(a, b, transpose_a, transpose_b)
-    tile, parts = _choice(a, b, transpose_a, transpose_b)
-    vector = 16 // a.dtype.itemsize
-    return {
-        "TRANSPOSE_A": int(transpose_a),
-        "TRANSPOSE_B": int(transpose_b),
-        "WIDE_A": math.gcd(vector, m) if transpose_a else 1,
-        "WIDE_B": 1 if transpose_b else math.gcd(vector, n),
-        "WIDE_C": tile.columns_at_once(a.dtype.itemsize, n),
-        "SPLIT": int(parts > 1),
-        **tile.definitions(),
-    }
+    vector = [_vector(a, b, transpose_a, transpose_b)] if exact and 1 in (m, n) else []
+    return [*vector, *(product.kernel() for product in products(a, b, transpose_a, transpose_b, precision))]
 
 
-def _size(*args: Any, **params: Any) -> int:
-    batch, m, n, _ = _lengths(*args, **params)
-    return batch * m * n
-
-
-def _sum_numbers(*args: Any, **params: Any) -> tuple[int, ...]:
-    batch, m, n, _ = _lengths(*args, **params)
-    return batch * m * n, m, n, _choice(*args, **params)[1]
-
-
-GEMM = CudaKernel(
-    "gemm.cu",
-    "gemm_tiled",
-    _numbers,
-    blocks=_blocks,
-    threads=lambda *args, **params: _tile(*args, **params).threads,
-    shared=lambda a, *args, **params: _tile(a, *args, **params).shared(a.dtype.itemsize),
-    definitions=_definitions,
-    applies=lambda *args, **params: _in_full(**params) and not _is_cut(*args, **params),
-)
-SPLIT_GEMM = CudaKernel(
-    "gemm.cu",
-    "gemm_tiled",
-    _numbers,
-    blocks=_blocks,
-    threads=GEMM.threads,
-    shared=GEMM.shared,
-    definitions=_definitions,
-    scratch=lambda a, *args, **params: _choice(a, *args, **params)[1] * _size(a, *args, **params) * a.dtype.itemsize,
-    applies=lambda *args, **params: _in_full(*args, **params) and _is_cut(*args, **params),
-    then=CudaKernel("sum_splits.cu", "sum_splits", _sum_numbers, elements=_size),
-)
+def _vector(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> CudaKernel:
+    batch, m, n, k = _lengths(a, b, transpose_a, transpose_b)
+    matrix_b = n != 1
+    length = n if matrix_b else m
+    columns = (not transpose_b) if matrix_b else transpose_a
+    wide = math.gcd(16 // a.dtype.itemsize, length if columns else k)
+    threads = VECTOR_THREADS[columns]
+    each = 8 * wide if columns else threads // 32  # elements of the result that a block computes
+    return CudaKernel(
+        "gemv.cu",
+        "gemv",
+        lambda *_, **__: (batch, length, k),
+        blocks=lambda *_, **__: (-(-length // each), batch),
+        threads=lambda *_, **__: threads,
+        definitions=lambda *_, **__: {"COLUMNS": int(columns), "MATRIX_B": int(matrix_b), "WIDE_A": wide},
+    )

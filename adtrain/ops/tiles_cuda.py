@@ -1,31 +1,23 @@
-"""Which tile a matrix product on the GPU is computed with, and into how many parts its k is cut.
-
-`kernels/cuda/tile.cuh` says what the tunables mean. The choice is a rule: the smallest estimate of the time, from the
-shape and the number of multiprocessors; it needs no GPU, so that what runs is known beforehand.
-"""
+"""The tiles that products on the GPU are computed with: the tunables of `kernels/cuda/tile.cuh` and `direct.cuh`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from enum import IntEnum
 
-import numpy as np
-
-WARP, LANES_M, LANES_N = 32, 4, 8
+WARP, LANES_N = 32, 8
 
 
-@dataclass
-class Chip:
-    """What the rule needs to know of the GPU."""
+class Unit(IntEnum):
+    """What multiplies: fused multiply-adds, or the matrix units with operands in a format (`kernels/cuda/mma.cuh`)."""
 
-    multiprocessors: int = 132
-    capability: tuple[int, int] = (9, 0)
-
-
-CHIP = Chip()
-"""The GPU that kernels are chosen for: an H200, unless the backend has found another one and said so here."""
+    FUSED = 0
+    TF32 = 1
+    BFLOAT16 = 2
+    PIECES = 3
+    DOUBLE = 4
 
 
 @dataclass(frozen=True)
@@ -39,8 +31,10 @@ class Tile:
         slices: teams of warps that share a stage.
         stages: stages in shared memory.
         blocks: blocks that a multiprocessor must have registers for.
-        speed: share of the multiprocessor's multiply-adds that several blocks of this tile reach, measured.
+        speed: multiply-adds of several blocks of this tile, as a share of the float32 units', measured.
         alone: the same of one block alone on a multiprocessor.
+        unit: what multiplies.
+        along: whether the panels of A and B lie as [m][k] and [n][k], for the matrix units.
     """
 
     m: int
@@ -53,32 +47,96 @@ class Tile:
     blocks: int
     speed: float
     alone: float
+    unit: Unit = Unit.FUSED
+    along: tuple[bool, bool] = (False, False)
 
     @property
     def threads(self) -> int:
         return self.m // self.warp_m * (self.n // self.warp_n) * WARP * self.slices
 
+    @property
+    def text(self) -> str:
+        """The type in CUDA C++."""
+        along = "".join(f", {str(i).lower()}" for i in self.along)
+        unit = f"Multiplier<{self.warp_m}, {self.warp_n}, {int(self.unit)}{along}>::Unit"
+        return f"Tile<{self.m}, {self.n}, {self.k}, {self.slices}, {self.stages}, {unit}>"
+
     def shared(self, itemsize: int) -> int:
         """Bytes of shared memory: the stages, and afterwards the sums of half of the slices."""
-        vector = 16 // itemsize
-        stages = self.stages * self.k * (self.m + self.n + 2 * vector)
-        return max(stages, self.slices // 2 * self.m * self.n) * itemsize
+        panels = 0
+        for lines, along, narrow in zip((self.m, self.n), self.along, self._narrow, strict=True):
+            panels += lines * (self.k + 4) if along else self.k * (lines + (8 if narrow else 16 // itemsize))
+        return max(self.stages * panels, self.slices // 2 * self.m * self.n) * itemsize
+
+    @property
+    def _narrow(self) -> tuple[bool, bool]:
+        """Whether a thread holds single rows of A, or pairs, and single columns of B."""
+        single = self.unit is Unit.TF32
+        return self.along[0] or single, self.along[1] or single
 
     def definitions(self) -> dict[str, int]:
         return {
-            "BM": self.m,
-            "BN": self.n,
-            "BK": self.k,
-            "WM": self.warp_m,
-            "WN": self.warp_n,
-            "SLICES": self.slices,
-            "STAGES": self.stages,
+            "TILE_M": self.m,
+            "TILE_N": self.n,
+            "TILE_K": self.k,
+            "WARP_M": self.warp_m,
+            "WARP_N": self.warp_n,
+            "TILE_SLICES": self.slices,
+            "TILE_STAGES": self.stages,
             "MIN_BLOCKS": self.blocks,
+            "UNIT": int(self.unit),
         }
 
     def columns_at_once(self, itemsize: int, columns: int) -> int:
         """How many neighbouring columns of the result a thread can store in one go (WIDE_C)."""
-        return math.gcd(min(self.warp_n // LANES_N, 16 // itemsize), columns)
+        widest = 2 if self._narrow[1] else min(self.warp_n // LANES_N, 16 // itemsize)
+        return math.gcd(widest, columns)
+
+
+@dataclass(frozen=True)
+class Direct:
+    """Tunables of `kernels/cuda/direct.cuh`: m, n, warp_m, warp_n, slices and unit as in `Tile`.
+
+    Args:
+        ahead: units of 16 k that a warp reads at once.
+    """
+
+    m: int
+    n: int
+    warp_m: int
+    warp_n: int
+    slices: int
+    ahead: int
+    unit: Unit = Unit.PIECES
+
+    @property
+    def threads(self) -> int:
+        return self.m // self.warp_m * (self.n // self.warp_n) * WARP * self.slices
+
+    @property
+    def text(self) -> str:
+        """The type in CUDA C++."""
+        unit = f"Mma<{self.warp_m}, {self.warp_n}, Kind({int(self.unit)})>"
+        return f"Direct<{self.m}, {self.n}, {self.slices}, {self.ahead}, {unit}>"
+
+    def shared(self, itemsize: int) -> int:
+        """Bytes of shared memory: the sums of all slices."""
+        return self.slices * self.m * (self.n + 16 // itemsize) * itemsize
+
+    def definitions(self) -> dict[str, int]:
+        return {
+            "TILE_M": self.m,
+            "TILE_N": self.n,
+            "WARP_M": self.warp_m,
+            "WARP_N": self.warp_n,
+            "TILE_SLICES": self.slices,
+            "TILE_AHEAD": self.ahead,
+            "UNIT": int(self.unit),
+        }
+
+    def columns_at_once(self, itemsize: int, columns: int) -> int:
+        """How many neighbouring columns of the result a thread can store in one go (WIDE_C)."""
+        return math.gcd(min(self.n, 16 // itemsize), columns)
 
 
 TILES: Mapping[int, Sequence[Tile]] = {
@@ -119,49 +177,73 @@ WINDOW_TILES: Mapping[int, Sequence[Tile]] = {
 }
 """For products whose columns are gathered from images: a thread keeps to its columns, so there are as many of them."""
 
-LANES = 128
-"""float32 multiply-adds of a multiprocessor in a cycle."""
-START = 3800
-"""Cycles of the launch, until a block has its first stages, and from its last one until the sums are in memory."""
-SECOND_PASS, PART, BYTES_PER_CYCLE = 2500, 100, 4000
-"""Cycles until the sum of the parts begins and that each part adds, and what it reads and writes in a cycle."""
-FULL = 4
-"""Blocks for each multiprocessor from which on cutting k gains nothing."""
-PARTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
+MATRIX_TILES: Mapping[Unit, Sequence[Tile]] = {
+    Unit.TF32: (
+        Tile(128, 256, 32, 64, 64, 1, 3, 1, 3.2, 3.2, Unit.TF32),
+        Tile(256, 128, 32, 64, 64, 1, 3, 1, 3.1, 3.1, Unit.TF32),
+        Tile(128, 128, 32, 64, 64, 1, 3, 2, 3.1, 2.0, Unit.TF32),
+        Tile(128, 64, 32, 64, 32, 1, 3, 2, 2.1, 1.3, Unit.TF32),
+        Tile(64, 64, 32, 32, 32, 1, 3, 3, 2.1, 1.25, Unit.TF32),
+        Tile(64, 64, 32, 32, 32, 2, 3, 2, 1.5, 1.2, Unit.TF32),
+    ),
+    Unit.BFLOAT16: (
+        Tile(256, 128, 32, 64, 64, 1, 3, 1, 3.9, 3.9, Unit.BFLOAT16),
+        Tile(128, 256, 16, 64, 64, 1, 4, 1, 3.3, 3.3, Unit.BFLOAT16),
+        Tile(128, 128, 16, 64, 64, 1, 4, 2, 3.0, 2.2, Unit.BFLOAT16),
+        Tile(128, 64, 32, 64, 32, 1, 3, 2, 2.4, 1.5, Unit.BFLOAT16),
+        Tile(64, 64, 32, 32, 32, 1, 3, 3, 1.9, 1.35, Unit.BFLOAT16),
+        Tile(64, 64, 32, 32, 32, 2, 3, 2, 1.8, 1.3, Unit.BFLOAT16),
+    ),
+    Unit.PIECES: (
+        Tile(64, 64, 32, 32, 32, 1, 3, 2, 0.75, 0.69, Unit.PIECES),
+        Tile(64, 64, 16, 32, 32, 1, 4, 3, 0.73, 0.60, Unit.PIECES),
+        Tile(32, 64, 32, 32, 16, 1, 3, 3, 0.65, 0.45, Unit.PIECES),
+    ),
+    Unit.DOUBLE: (
+        Tile(128, 64, 16, 32, 32, 1, 3, 1, 0.90, 0.90, Unit.DOUBLE),
+        Tile(128, 128, 8, 64, 32, 1, 3, 1, 0.90, 0.90, Unit.DOUBLE),
+        Tile(64, 64, 16, 32, 32, 1, 4, 2, 0.82, 0.60, Unit.DOUBLE),
+        Tile(64, 32, 16, 32, 16, 1, 4, 3, 0.65, 0.40, Unit.DOUBLE),
+        Tile(32, 32, 32, 32, 32, 4, 2, 1, 0.45, 0.40, Unit.DOUBLE),
+    ),
+}
+"""For matrix products on the matrix units."""
 
+WINDOW_MATRIX_TILES: Mapping[Unit, Sequence[Tile]] = {
+    unit: tuple(
+        Tile(*tunables, unit=unit)
+        for tunables in (
+            (64, 128, 16, 32, 64, 1, 4, 2, 1.2, 0.7),
+            (64, 64, 16, 32, 64, 1, 4, 4, 1.0, 0.5),
+            (32, 128, 16, 32, 64, 1, 4, 4, 0.9, 0.5),
+            (32, 64, 16, 32, 32, 1, 4, 4, 0.7, 0.35),
+            (16, 64, 16, 16, 32, 1, 4, 4, 0.4, 0.2),
+        )
+    )
+    for unit in (Unit.TF32, Unit.BFLOAT16)
+}
+"""For products whose columns are gathered from images, on the matrix units."""
 
-@lru_cache(maxsize=4096)
-def choose(
-    itemsize: int, batch: int, m: int, n: int, k: int, multiprocessors: int, windows: bool = False, cut: bool = True
-) -> tuple[Tile, int]:
-    """The tile and the number of parts of k for ``batch`` products of m x k and k x n matrices.
+ELEMENT_MATRIX_TILES: Mapping[Unit, Sequence[Tile]] = {
+    unit: tuple(
+        Tile(*tunables, unit=unit)
+        for tunables in (
+            (128, 128, 16, 64, 32, 1, 4, 1, 1.0, 1.0),
+            (64, 128, 16, 32, 64, 1, 4, 2, 1.0, 0.6),
+            (64, 64, 16, 32, 32, 1, 4, 2, 0.8, 0.5),
+            (64, 64, 32, 32, 32, 2, 3, 1, 0.8, 0.6),
+            (32, 64, 16, 32, 16, 1, 4, 2, 0.6, 0.4),
+        )
+    )
+    for unit in (Unit.TF32, Unit.BFLOAT16)
+}
+"""For products with gathered operands whose columns are elements of windows, on the matrix units: more threads, each of
+which keeps track of fewer elements."""
 
-    Args:
-        windows: for a gathered right-hand side, see `WINDOW_TILES`.
-        cut: whether k may be cut.
-    """
-
-    def estimate(tile: Tile, parts: int) -> float:
-        blocks = batch * -(-m // tile.m) * -(-n // tile.n) * parts
-        rounds = -(-blocks // multiprocessors)
-        share = tile.speed if rounds > 1 else tile.alone
-        stages = -(-math.ceil(k / tile.k) // parts)
-        cycles = START + rounds * stages * tile.k * tile.m * tile.n / (LANES * share)
-        if parts > 1:
-            cycles += SECOND_PASS + PART * parts + (2 * parts + 1) * batch * m * n * itemsize / BYTES_PER_CYCLE
-        return cycles
-
-    def useful(tile: Tile, parts: int) -> bool:
-        blocks = batch * -(-m // tile.m) * -(-n // tile.n)
-        return parts == 1 or (cut and parts * tile.k <= k and blocks <= FULL * multiprocessors)
-
-    tiles = (WINDOW_TILES if windows else TILES)[itemsize]
-    possible = [(tile, parts) for tile in tiles for parts in PARTS if useful(tile, parts)]
-    return min(possible, key=lambda choice: estimate(*choice))
-
-
-def chosen(
-    dtype: np.dtype, batch: int, m: int, n: int, k: int, windows: bool = False, cut: bool = True
-) -> tuple[Tile, int]:
-    """`choose` for the GPU at hand."""
-    return choose(dtype.itemsize, batch, m, n, k, CHIP.multiprocessors, windows, cut)
+DIRECT = (
+    (16, 16, 16, 16, 8, 4),
+    (32, 16, 32, 16, 8, 4),
+    (16, 32, 16, 32, 16, 2),
+    (32, 32, 32, 32, 8, 2),
+)
+"""Tunables of `Direct` but for the unit."""

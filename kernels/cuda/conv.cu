@@ -11,10 +11,9 @@ KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d(const T *x, const T *w, T *
     const int m0 = blockIdx.x % tiles_m * BM, n0 = blockIdx.x / tiles_m * BN;
     const int area = rows * columns, pixels = batch * area, taps = group_channels * KH * KW;
     static_assert(BN % THREADS == 0, "a thread keeps to its pixels");
-    const Place place;
-    T sums[TM][TN];
+    Tunables tile;
 
-    AcrossLoader<BM> weights(w + ((int64_t)group * group_filters + m0) * taps, taps, group_filters - m0, taps);
+    PanelsA::Across weights(w + ((int64_t)group * group_filters + m0) * taps, taps, group_filters - m0, taps);
     WindowLoader windows(group_channels, height, width, KH, KW, DH, DW);
     #pragma unroll
     for (int i = 0; i < WindowLoader::OWN; i++) {
@@ -25,9 +24,9 @@ KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d(const T *x, const T *w, T *
         else
             windows.place(i, x, NOWHERE, NOWHERE);
     }
-    multiply(sums, weights, windows, (taps + BK - 1) / BK, place);
-    if (place.slice > 0) return;
-    write_tile(sums, place, m0, n0, group_filters, pixels, area, [&](int pixel) {
+    tile.multiply(weights, windows, (taps + BK - 1) / BK);
+    if (tile.slice > 0) return;
+    write_tile(tile, m0, n0, group_filters, pixels, area, [&](int pixel) {
         return y + ((int64_t)(pixel / area) * filters + group * group_filters) * area + pixel % area;
     });
 }

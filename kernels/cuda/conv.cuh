@@ -12,10 +12,24 @@
 #define PW 1
 #define DH 1
 #define DW 1
+#define TILE_M 128
+#define TILE_N 128
+#define TILE_K 8
+#define WARP_M 64
+#define WARP_N 64
+#define TILE_SLICES 1
+#define TILE_STAGES 4
+#define MIN_BLOCKS 2
+#define UNIT 0
 #define SPLIT 0
 #define WIDE_C 1
 #endif
-#include "tile.cuh"
+#include "mma.cuh"
+
+typedef Tile<TILE_M, TILE_N, TILE_K, TILE_SLICES, TILE_STAGES, Multiplier<WARP_M, WARP_N, UNIT>::Unit> Tunables;
+typedef Tunables::PanelsA PanelsA;
+typedef Tunables::PanelsB PanelsB;
+constexpr int BM = TILE_M, BN = TILE_N, BK = TILE_K, THREADS = Tunables::THREADS;
 
 #define CONV_NUMBERS                                                                                                   \
     int64_t batch_, int64_t channels_, int64_t height_, int64_t width_, int64_t filters_, int64_t rows_,               \
@@ -57,7 +71,7 @@ struct WindowLoader {
             #pragma unroll
             for (int i = 0; i < OWN; i++) {
                 const bool inside = (unsigned)(y[i] + dy) < height && (unsigned)(x[i] + dx) < width;
-                copy_async<sizeof(T)>(panel + row * ROW_B + threadIdx.x + i * THREADS, corner[i] + offset,
+                copy_async<sizeof(T)>(panel + row * PanelsB::ROW + threadIdx.x + i * THREADS, corner[i] + offset,
                     inside && channel < channels);
             }
             if (++tap_x == taps_x) {
@@ -71,22 +85,22 @@ struct WindowLoader {
     }
 };
 
-// Writes sums [row][column], WIDE_C neighbouring columns at once: row r of a column is at start(column) + r * step.
+// Writes the sums of a tile, WIDE_C neighbouring columns at once: row r of a column is at start(column) + r * step.
 template <class Start> __device__ __forceinline__ void write_tile(
-    const T (&sums)[TM][TN], const Place &place, int m0, int n0, int m, int n, int64_t step, Start start) {
+    const Tunables &tile, int m0, int n0, int m, int n, int64_t step, Start start) {
     #pragma unroll
-    for (int j = 0; j < TN; j += WIDE_C) {
-        const int column = n0 + place.column(j);
-        if (column >= n) break;
+    for (int j = 0; j < Tunables::TN; j += WIDE_C) {
+        const int column = n0 + tile.column(j);
+        if (column >= n) continue;
         T *const out = start(column);
         #pragma unroll
-        for (int i = 0; i < TM; i++) {
-            const int row = m0 + place.row(i);
-            if (row >= m) break;
-            Chunk<WIDE_C> chunk;
+        for (int i = 0; i < Tunables::TM; i++) {
+            const int row = m0 + tile.row(i);
+            if (row >= m) continue;
+            Vector<T, WIDE_C> v;
             #pragma unroll
-            for (int h = 0; h < WIDE_C; h++) chunk.elements[h] = sums[i][j + h];
-            *(Chunk<WIDE_C> *)(out + row * step) = chunk;
+            for (int h = 0; h < WIDE_C; h++) v.lane[h] = tile.sums[i][j + h];
+            *(Vector<T, WIDE_C> *)(out + row * step) = v;
         }
     }
 }

@@ -19,7 +19,7 @@ template <int STRIDE, int PADDING, int DILATION, int TAP_STEP> __device__ int fi
 
 // Loads panels [k][channel] of the weights (O, C / groups, KH, KW): k counts filters, in them the phase's taps.
 struct TapLoader {
-    typedef Across<BM> At;
+    typedef PanelsA At;
     const T *weights; // of tap (first_y, first_x), filter 0 of the group, channel 0 of the tile
     int filters, channels, left, taps_y, taps_x, k = 0; // channels: of the group; left: of them, from the tile's first
 
@@ -52,8 +52,7 @@ KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d_input_grad(const T *g, cons
     const int taps_x = (KW - first_x + TAP_STEP_X - 1) / TAP_STEP_X;
     const int taps = group_filters * taps_y * taps_x;
     static_assert(BN % THREADS == 0, "a thread keeps to its pixels");
-    const Place place;
-    T sums[TM][TN];
+    Tunables tile;
 
     const int64_t first_weight = ((int64_t)group * group_filters * group_channels + m0) * (KH * KW);
     TapLoader weights = {
@@ -71,9 +70,9 @@ KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d_input_grad(const T *g, cons
         else
             windows.place(i, g, NOWHERE, NOWHERE);
     }
-    multiply(sums, weights, windows, (taps + BK - 1) / BK, place);
-    if (place.slice > 0) return;
-    write_tile(sums, place, m0, n0, group_channels, pixels, height * width, [&](int pixel) {
+    tile.multiply(weights, windows, (taps + BK - 1) / BK);
+    if (tile.slice > 0) return;
+    write_tile(tile, m0, n0, group_channels, pixels, height * width, [&](int pixel) {
         const int at = pixel % area, row = at / phase_columns * SH + phase_y, column = at % phase_columns * SW + phase_x;
         return x + ((int64_t)(pixel / area) * channels + group * group_channels) * height * width + row * width + column;
     });

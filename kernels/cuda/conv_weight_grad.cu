@@ -14,7 +14,7 @@ struct Pixel {
 
 // Loads panels [pixel][filter] of g.
 struct GradientLoader {
-    typedef Across<BM> At;
+    typedef PanelsA At;
     const T *source; // of the tile's first filter
     int64_t image_step;
     int area, columns, left, k, end; // left: filters from the tile's first; k and end: pixels
@@ -33,7 +33,7 @@ struct GradientLoader {
 
 // Loads panels [pixel][element of its window] of x.
 struct ElementLoader {
-    typedef Across<BN> At;
+    typedef PanelsB At;
     const T *source; // of the group's first channel
     int64_t image_step;
     int height, width, area, columns, k, end;
@@ -80,20 +80,19 @@ KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d_weight_grad(const T *x, con
     const int stages = (pixels + BK - 1) / BK;
     const int begin = (int64_t)stages * blockIdx.y / splits, end = (int64_t)stages * (blockIdx.y + 1) / splits;
     const int last = min(pixels, end * BK);
-    const Place place;
-    T sums[TM][TN];
+    Tunables tile;
 
     GradientLoader gradients = {g + ((int64_t)group * group_filters + m0) * area, (int64_t)filters * area, area, columns,
         group_filters - m0, begin * BK, last};
     ElementLoader windows(x + (int64_t)group * group_channels * height * width, (int64_t)channels * height * width,
         height, width, area, columns, begin * BK, last, n0, elements);
-    multiply(sums, gradients, windows, end - begin, place);
-    if (place.slice > 0) return;
+    tile.multiply(gradients, windows, end - begin);
+    if (tile.slice > 0) return;
 #if SPLIT
     T *out = (T *)scratch + (int64_t)blockIdx.y * filters * elements;
 #else
     T *out = w;
 #endif
-    write_tile(sums, place, m0, n0, group_filters, elements, elements,
+    write_tile(tile, m0, n0, group_filters, elements, elements,
         [&](int element) { return out + (int64_t)group * group_filters * elements + element; });
 }

@@ -19,9 +19,9 @@ from adtrain.backends.cuda.properties import identity, properties
 from adtrain.backends.cuda.tasks import scratch
 from adtrain.core.array import ArrayType
 from adtrain.core.backend import Memory
+from adtrain.core.chip import CHIP
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.ops.tiles_cuda import CHIP
 from adtrain.passes.plan_memory import nbytes, plan_memory
 
 

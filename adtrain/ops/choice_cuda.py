@@ -1,0 +1,121 @@
+"""Which tile a product on the GPU is computed with, and into how many parts its k is cut.
+
+The choice is a rule: the smallest estimate of the time, from the shape and the number of multiprocessors; it needs no
+GPU, so that what runs is known beforehand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import IntEnum
+from functools import lru_cache
+
+from adtrain.core.chip import Chip
+from adtrain.ops.tiles_cuda import (
+    DIRECT,
+    ELEMENT_MATRIX_TILES,
+    MATRIX_TILES,
+    TILES,
+    WINDOW_MATRIX_TILES,
+    WINDOW_TILES,
+    Direct,
+    Tile,
+    Unit,
+)
+
+
+class Gathers(IntEnum):
+    """What of a product's operands is gathered from images: its columns are pixels, or elements of windows."""
+
+    NOTHING = 0
+    PIXELS = 1
+    ELEMENTS = 2
+
+
+LANES = 128
+"""float32 multiply-adds of a multiprocessor in a cycle."""
+START = 3800
+"""Cycles of the launch, until a block has its first stages, and from its last one until the sums are in memory."""
+SECOND_PASS, PART, BYTES_PER_CYCLE = 2500, 100, 4000
+"""Cycles until the sum of the parts begins and that each part adds, and what it reads and writes in a cycle."""
+DIRECT_START, DIRECT_ROUND, DIRECT_BYTES = 2900, 300, {Unit.PIECES: 18, Unit.TF32: 30, Unit.BFLOAT16: 32}
+"""Of direct products: cycles of the launch, of a round of reads, and bytes that a multiprocessor reads in one."""
+FULL = 4
+"""Blocks for each multiprocessor from which on cutting k gains nothing."""
+PIECES_K = 256
+"""The largest K of panels in pieces: beyond it float32 sums in several slices are as exact."""
+PARTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
+SHARED = {(7, 5): 64 << 10, (8, 0): 163 << 10, (8, 7): 163 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10}
+"""Bytes of shared memory that a block can have, by compute capability."""
+LEAST_SHARED = 99 << 10
+"""On others."""
+
+
+def units(itemsize: int, precision: str, capability: tuple[int, int]) -> tuple[Unit, ...]:
+    """What may multiply numbers of so many bytes with a precision ("full", "tf32", "bfloat16")."""
+    matrix = capability >= (8, 0)
+    if itemsize == 8:
+        return (Unit.FUSED, Unit.DOUBLE) if matrix else (Unit.FUSED,)
+    if precision == "full":
+        return (Unit.FUSED, Unit.PIECES) if matrix else (Unit.FUSED,)
+    return (Unit.TF32 if precision == "tf32" else Unit.BFLOAT16,) if matrix else ()
+
+
+@lru_cache(maxsize=4096)
+def ranked(
+    itemsize: int,
+    batch: int,
+    m: int,
+    n: int,
+    k: int,
+    chip: Chip,
+    precision: str = "full",
+    gathers: Gathers = Gathers.NOTHING,
+    along: tuple[bool, bool] = (False, False),
+) -> Sequence[tuple[Tile | Direct, int]]:
+    """Tiles and numbers of parts of k for ``batch`` products of m x k and k x n matrices, the best by estimate first.
+
+    Args:
+        gathers: what of the operands is gathered from images: then there is no `Direct`, and k is whole for pixels.
+        along: whether the rows of A and the columns of B lie along k in memory.
+    """
+
+    def estimate(tile: Tile | Direct, parts: int) -> float:
+        blocks = batch * -(-m // tile.m) * -(-n // tile.n) * parts
+        rounds = -(-blocks // chip.multiprocessors)
+        if isinstance(tile, Direct):
+            read = (tile.m * (tile.n // tile.warp_n) + tile.n * (tile.m // tile.warp_m)) * k * itemsize
+            waits = -(-k // (16 * tile.slices * tile.ahead))
+            return DIRECT_START + rounds * (DIRECT_ROUND * waits + read / DIRECT_BYTES[tile.unit])
+        share = tile.speed if rounds > 1 else tile.alone
+        stages = -(-math.ceil(k / tile.k) // parts)
+        cycles = START + rounds * stages * tile.k * tile.m * tile.n / (LANES * share)
+        if parts > 1:
+            cycles += SECOND_PASS + PART * parts + (2 * parts + 1) * batch * m * n * itemsize / BYTES_PER_CYCLE
+        return cycles
+
+    def useful(tile: Tile, parts: int) -> bool:
+        blocks = batch * -(-m // tile.m) * -(-n // tile.n)
+        return parts == 1 or (not pixels and parts * tile.k <= k and blocks <= FULL * chip.multiprocessors)
+
+    pixels = gathers is Gathers.PIXELS
+    room = SHARED.get(chip.capability, LEAST_SHARED)
+    best: list[tuple[Tile | Direct, int]] = []
+    for unit in units(itemsize, precision, chip.capability):
+        if unit is Unit.FUSED:
+            tiles = (WINDOW_TILES if pixels else TILES)[itemsize]
+        elif gathers is not Gathers.NOTHING:
+            tiles = (WINDOW_MATRIX_TILES if pixels else ELEMENT_MATRIX_TILES).get(unit, ())
+        elif unit is Unit.PIECES and k > PIECES_K:
+            tiles = ()
+        else:
+            tiles = [replace(tile, along=along) for tile in MATRIX_TILES[unit]]
+        for tile in tiles:
+            if tile.shared(itemsize) <= room:
+                _, parts = min((estimate(tile, parts), parts) for parts in PARTS if useful(tile, parts))
+                best.append((tile, parts))
+        if unit not in (Unit.FUSED, Unit.DOUBLE) and gathers is Gathers.NOTHING:
+            best += [(Direct(*tunables, unit), 1) for tunables in DIRECT]
+    return sorted(best, key=lambda choice: estimate(*choice))

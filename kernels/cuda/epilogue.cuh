@@ -1,0 +1,24 @@
+// What is done with the elements of a product on their way to memory.
+//
+// A fused equation puts a text of its own in front of the file, which defines EPILOGUE and a struct Epilogue. It holds
+// pointers only, further inputs before outputs, so that in a kernel's parameters it looks like that many pointers.
+#pragma once
+#include "common.cuh"
+
+// Stores them.
+struct Store {
+    T *c;
+
+    // Elements (item, row, column) to (item, row, column + WIDE - 1); index: of the first one in C, the batch counted.
+    template <int WIDE> __device__ __forceinline__ void operator()(
+        int64_t item, int row, int column, int64_t index, const T (&value)[WIDE]) const {
+        Vector<T, WIDE> v;
+        #pragma unroll
+        for (int i = 0; i < WIDE; i++) v.lane[i] = value[i];
+        *(Vector<T, WIDE> *)(c + index) = v;
+    }
+};
+
+#ifndef EPILOGUE
+typedef Store Epilogue;
+#endif

@@ -1,0 +1,178 @@
+"""The GPU: every candidate for a product or a convolution computes it, the same bytes each time."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu_parity import gpu, poisoned
+
+from adtrain.core.array import ArrayType
+from adtrain.core.kernel import CudaKernel
+from adtrain.core.primitive import Primitive
+from adtrain.ops import conv_cuda
+from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
+from adtrain.ops.matmul import matmul_p
+from adtrain.ops.matmul_cuda import GEMM, products
+from adtrain.ops.tiles_cuda import TILES, Direct, Unit
+
+__all__ = ["gpu", "poisoned"]
+
+pytestmark = pytest.mark.gpu
+
+FLAGS = tuple(product((False, True), repeat=2))
+SHAPES = ((2, 67, 45, 83), (3, 130, 140, 260))
+PRECISIONS = ("full", "tf32", "bfloat16")
+BITS = {"tf32": 11, "bfloat16": 8}
+TOLERANCE = {"float32": 1e-6, "float64": 1e-14}
+"""Of the norm of the difference over the norm, operands rounded beforehand."""
+
+CONVOLUTIONS = (
+    ((2, 6, 13, 11), (8, 3, 3, 3), Window((2, 1), (1, 1), (1, 2), 2)),
+    ((3, 20, 9, 10), (33, 20, 3, 2), Window((1, 1), (1, 0), (1, 1), 1)),
+)
+
+
+def rounded(x: np.ndarray, precision: str) -> np.ndarray:
+    """To nearest even, of as many bits as the precision has."""
+    if precision == "full" or x.dtype == np.float64:
+        return x
+    rest = 24 - BITS[precision]
+    bits = x.view(np.uint32)
+    bits = bits + np.uint32((1 << rest - 1) - 1) + (bits >> np.uint32(rest) & np.uint32(1))
+    return (bits & np.uint32(2**32 - (1 << rest))).view(np.float32)
+
+
+def computed(gpu: Any, primitive: Primitive, kernel: CudaKernel, arrays: list[np.ndarray], **params: Any) -> np.ndarray:
+    """What the primitive gives with this kernel, computed twice."""
+    named: Any = primitive.implementations
+    before = named["cuda"]
+    named["cuda"] = kernel
+    gpu.known.clear()
+    try:
+        buffers = [gpu.from_numpy(x) for x in arrays]
+        out = primitive.shape(*(ArrayType(x.shape, x.dtype) for x in arrays), **params)
+        first, second = (gpu.to_numpy(gpu.run(primitive, buffers, params, [out])[0]) for _ in range(2))
+        assert first.tobytes() == second.tobytes()
+    finally:
+        named["cuda"] = before
+        gpu.known.clear()
+    return first
+
+
+def types(a: np.ndarray, b: np.ndarray) -> tuple[ArrayType, ArrayType]:
+    return ArrayType(a.shape, a.dtype), ArrayType(b.shape, b.dtype)
+
+
+def distance(x: np.ndarray, y: np.ndarray) -> float:
+    return float(np.linalg.norm(x - y) / np.linalg.norm(y))
+
+
+def operands(shape: tuple[int, ...], ta: bool, tb: bool, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    batch, m, n, k = shape
+    rng = np.random.default_rng(m)
+    a = rng.standard_normal((batch, k, m) if ta else (batch, m, k)).astype(dtype)
+    return a, rng.standard_normal((batch, n, k) if tb else (batch, k, n)).astype(dtype)
+
+
+def exact(a: np.ndarray, b: np.ndarray, ta: bool, tb: bool) -> np.ndarray:
+    a, b = a.astype(float), b.astype(float)
+    return np.asarray((a.swapaxes(-1, -2) if ta else a) @ (b.swapaxes(-1, -2) if tb else b))
+
+
+@pytest.mark.parametrize(("ta", "tb"), FLAGS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("dtype", "precision"), [*(("float32", p) for p in PRECISIONS), ("float64", "full")])
+def test_every_candidate_for_a_product_is_right(
+    gpu: Any, dtype: str, precision: str, shape: tuple[int, ...], ta: bool, tb: bool
+) -> None:
+    a, b = operands(shape, ta, tb, dtype)
+    expected = exact(rounded(a, precision), rounded(b, precision), ta, tb)
+    for kernel in GEMM(*types(a, b), ta, tb, precision):
+        found = computed(gpu, matmul_p, kernel, [a, b], transpose_a=ta, transpose_b=tb)
+        assert distance(found, expected) < TOLERANCE[dtype], kernel.definitions()
+
+
+@pytest.mark.parametrize(("ta", "tb"), FLAGS)
+@pytest.mark.parametrize("shape", [(2, 77, 1, 1030), (1, 1, 515, 200), (3, 1, 1, 5), (1, 64, 64, 0)])
+def test_vectors_and_empty_sums_are_products_too(gpu: Any, shape: tuple[int, ...], ta: bool, tb: bool) -> None:
+    a, b = operands(shape, ta, tb, "float32")
+    for kernel in GEMM(*types(a, b), ta, tb):
+        found = computed(gpu, matmul_p, kernel, [a, b], transpose_a=ta, transpose_b=tb)
+        np.testing.assert_allclose(found, exact(a, b, ta, tb), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_infinity_and_nan_go_where_they_go_in_plain_sums(gpu: Any, precision: str) -> None:
+    a, b = operands((1, 70, 50, 90), False, False, "float32")
+    a[0, 0, 0], a[0, 1, 7], a[0, 2, 9], b[0, 5, 3] = np.inf, np.nan, -np.inf, np.inf
+    a[0, 4], a[0, 6] = 0, 3e38
+    with np.errstate(all="ignore"):
+        expected = np.matmul(a, b)
+    for kernel in GEMM(*types(a, b), False, False, precision):
+        found = computed(gpu, matmul_p, kernel, [a, b], transpose_a=False, transpose_b=False)
+        rows = [i for i in range(70) if i != 6]  # where 6 overflows depends on the order of its sum
+        for test in (np.isnan, np.isposinf, np.isneginf):
+            np.testing.assert_array_equal(test(found[0, rows]), test(expected[0, rows]))
+
+
+def adversarial() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(3)
+    m, n, k = 128, 96, 1000
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape)
+
+    def decades(*shape: int) -> np.ndarray:
+        return np.asarray(10 ** rng.uniform(-15, 15, shape) * np.sign(normal(*shape)))
+
+    cancelling, pairs = normal(m, k), normal(k, n)
+    cancelling[:, 1::2] = -cancelling[:, ::2] * (1 + 1e-4 * normal(m, k // 2))
+    pairs[1::2] = pairs[::2]
+    huge = normal(m, k)
+    huge[3, 5] = 1e20
+    return {
+        "normal": (normal(m, k), normal(k, n)),
+        "positive": (rng.uniform(size=(m, k)), rng.uniform(size=(k, n))),
+        "thirty decades": (decades(m, k), decades(k, n)),
+        "positive decades": (np.abs(decades(m, k)), np.abs(decades(k, n))),
+        "cancelling": (cancelling, pairs),
+        "one huge element": (huge, normal(k, n)),
+        "rows of all sizes": (normal(m, k) * np.exp(8 * normal(m, 1)), normal(k, n)),
+    }
+
+
+@pytest.mark.parametrize("case", adversarial())
+def test_pieces_are_no_less_accurate_than_one_chain_of_multiply_adds(gpu: Any, case: str) -> None:
+    a, b = (x.astype(np.float32)[None] for x in adversarial()[case])
+    expected, sizes = exact(a, b, False, False), exact(abs(a), abs(b), False, False)
+    errors: dict[bool, list[float]] = {False: [], True: []}
+    for p in products(*types(a, b), False, False):
+        if p.tile.unit is Unit.PIECES or p.tile == TILES[4][0]:
+            found = computed(gpu, matmul_p, p.kernel(), [a, b], transpose_a=False, transpose_b=False)
+            errors[isinstance(p.tile, Direct)].append(float((abs(found - expected) / sizes).max()))
+    assert max(errors[True]) <= min(errors[False])
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("image", "weight", "window"), CONVOLUTIONS)
+def test_every_candidate_for_a_convolution_is_right(
+    gpu: Any, image: tuple[int, ...], weight: tuple[int, ...], window: Window, precision: str
+) -> None:
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in (image, weight))
+    size = tuple(window.output_length(i, image[i + 2], weight[i + 2]) for i in (0, 1))
+    g = rng.standard_normal((image[0], weight[0], *size)).astype(np.float32)
+    cases: tuple[tuple[Primitive, Any, tuple[np.ndarray, np.ndarray], dict[str, Any]], ...] = (
+        (conv2d_p, conv_cuda.forward, (x, w), {"window": window}),
+        (input_grad_p, conv_cuda.input_grad, (g, w), {"window": window, "size": image[2:]}),
+        (weight_grad_p, conv_cuda.weight_grad, (x, g), {"window": window, "size": weight[2:]}),
+    )
+    for primitive, candidates, arrays, params in cases:
+        reference = primitive.implementations["cpu"]
+        expected = reference(*(rounded(v, precision).astype(float) for v in arrays), **params)
+        for kernel in candidates(*types(*arrays), **params, precision=precision):
+            found = computed(gpu, primitive, kernel, list(arrays), **params)
+            assert distance(found, expected) < TOLERANCE["float32"], (kernel.name, kernel.definitions())
