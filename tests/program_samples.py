@@ -12,7 +12,8 @@ from adtrain import nn, ops, optim, passes
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import stage
 
-ALL = (*passes.SIMPLIFY, *passes.FUSE)
+ALL = (*passes.SIMPLIFY, *passes.FUSE_CPU)
+ON_GPU = (*passes.SIMPLIFY, *passes.FUSE_GPU)
 OPTIMIZERS: dict[str, optim.Optimizer] = {"sgd": optim.SGD(lr=0.1, momentum=0.9), "adam": optim.Adam(lr=0.001)}
 BATCH = 9
 
@@ -87,3 +88,21 @@ def in_all_forms(program: Program) -> list[Program]:
     for improve in ALL:
         forms.append(improve(forms[-1]))
     return [forms[0], forms[len(passes.SIMPLIFY)], forms[-1]]
+
+
+def two_updates(x: Any, y: Any, v: Any, w: Any) -> Any:
+    """Two weights less gradients, which are products that do not depend on one another."""
+    return v - 0.1 * ops.matmul(x, y, transpose_a=True), w - 0.1 * ops.matmul(x, x, transpose_a=True)
+
+
+def update_arguments(length: int, dtype: str) -> list[np.ndarray]:
+    """Arguments of `two_updates`, for sums of this length."""
+    rng = np.random.default_rng(0)
+    return [rng.normal(size=s).astype(dtype) for s in ((length, 96), (length, 200), (96, 200), (96, 96))]
+
+
+def for_gpu(program: Program) -> Program:
+    """With all passes for a GPU."""
+    for improve in ON_GPU:
+        program = improve(program)
+    return program

@@ -24,7 +24,6 @@ from test_cpu_programs import values_and_gradients
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import Source
-from adtrain.backends.cuda.flat import flattened
 from adtrain.backends.cuda.tasks import tasks
 from adtrain.cases import CASES, Case
 from adtrain.core.backend import backend
@@ -45,7 +44,7 @@ def sources(case: Case) -> set[Source]:
     for dtype in DTYPES:
         for passes in FORMS:
             program = stage(as_program(case), passes).program(*(x.to("gpu") for x in case.sample(dtype)))
-            for equation in flattened(program).program.equations:
+            for equation in program.equations:
                 found |= {task.source for task in tasks(equation) if not task.size.empty}
     return found
 

@@ -14,7 +14,7 @@ from adtrain.core.array import Value
 from adtrain.core.fused import fuse, loops_p
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
-from adtrain.passes import FUSE, SIMPLIFY
+from adtrain.passes import FUSE_CPU, SIMPLIFY
 
 X = np.zeros((10, 10))
 
@@ -41,7 +41,7 @@ def test_compiled_it_is_what_the_program_allocates() -> None:
     def g(x: Value, w: Value) -> Any:
         return ops.softmax(ops.relu(x @ w) @ w + 0.5), ops.sum(x)
 
-    program = stage(g, (*SIMPLIFY, *FUSE)).program(X, X)
+    program = stage(g, (*SIMPLIFY, *FUSE_CPU)).program(X, X)
     said, made = CpuBackend().memory(program), CompiledProgram(program)
     constants = sum(x.nbytes for x in made.constants)
     fresh = sum(np.empty(*made_type).nbytes for _, made_type in made.fresh)

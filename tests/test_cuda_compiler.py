@@ -6,16 +6,18 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import islice
+from typing import Any, NamedTuple
 
 import pytest
-from program_samples import ALL
+from program_samples import ON_GPU, OPTIMIZERS, training_program, two_updates, update_arguments
 from test_cpu_programs import values_and_gradients
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import ARCHITECTURES, CudaCompilerError, Source
-from adtrain.backends.cuda.flat import flattened
 from adtrain.backends.cuda.tasks import tasks
 from adtrain.cases import CASES
+from adtrain.core.fused import members
+from adtrain.core.program import Program
 from adtrain.core.staging import stage
 
 FEW = 2
@@ -30,25 +32,52 @@ def nvrtc() -> None:
         pytest.skip(str(error))
 
 
-def all_sources() -> Iterator[Source]:
-    """What the case table needs, fused and unfused, with gradients."""
-    for case in CASES:
-        for dtype in ("float32", "float64"):
-            for passes in ((), ALL):
+class Sample(NamedTuple):
+    """A source, and what it was made for: each primitive in it, with the type that it is computed in."""
+
+    source: Source
+    contents: frozenset[tuple[str, ...]]
+
+
+def samples_of(program: Program) -> Iterator[Sample]:
+    for equation in program.equations:
+        dtype = equation.outputs[0].type.dtype.name
+        contents = frozenset((equation.primitive.name, member, dtype) for member in members(equation))
+        yield from (Sample(task.source, contents) for task in tasks(equation) if not task.size.empty)
+
+
+def all_samples() -> Iterator[Sample]:
+    """What the case table needs, fused and unfused, with gradients; and steps of training."""
+    for dtype in ("float32", "float64"):
+        for length in (512, 64):
+            yield from samples_of(stage(two_updates, ON_GPU).program(*update_arguments(length, dtype)))
+        for case in CASES:
+            for passes in ((), ON_GPU):
                 program = stage(lambda *xs, case=case: tuple(values_and_gradients(case, xs)), passes).program(
                     *case.sample(dtype)
                 )
-                for equation in flattened(program).program.equations:
-                    yield from (task.source for task in tasks(equation) if not task.size.empty)
+                yield from samples_of(program)
+        for optimizer in OPTIMIZERS:
+            yield from samples_of(training_program(optimizer, dtype, ON_GPU))
 
 
 @cache
 def sources() -> list[Source]:
-    """Generated kernels, and each file for each element type with FEW combinations of tunables."""
-    kinds: dict[tuple[str, str], dict[Source, None]] = {}
-    for source in all_sources():
-        kind = source.text if source.name == "loops.cu" else source.text.partition("#line")[0]
-        kinds.setdefault((source.name, kind), {})[source] = None
+    """Loops, each file for each element type with FEW combinations of tunables, and of other generated kernels those
+    that have something new in them."""
+    kinds: dict[Any, dict[Source, None]] = {}
+    seen: set[tuple[str, ...]] = set()
+    for source, contents in all_samples():
+        if source.name == "loops.cu":
+            kind: Any = source.text
+        elif "#line" in source.text and "EPILOGUE" not in source.text.partition("#line")[0]:
+            kind = source.name, source.text.partition("#line")[0]
+        elif contents <= seen:
+            continue
+        else:
+            kind = source.text
+            seen |= contents
+        kinds.setdefault(kind, {})[source] = None
     return [source for kind in kinds.values() for source in islice(kind, FEW)]
 
 

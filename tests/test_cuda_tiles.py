@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adtrain.core.array import ArrayType
-from adtrain.core.chip import Chip
+from adtrain.core.chip import CHIP, Chip
 from adtrain.ops.choice_cuda import LEAST_SHARED, Gathers, ranked, units
 from adtrain.ops.matmul_cuda import GEMM, MOST, products
 from adtrain.ops.tiles_cuda import (
-    CHIP,
     DIRECT,
     ELEMENT_MATRIX_TILES,
     MATRIX_TILES,

@@ -18,7 +18,7 @@ TRAINING_LEVEL = CONFIG_LEVEL | {"config", "data", "passes", "adtrain"}
 MAY_IMPORT = {
     "core": set[str](),
     "codegen": {"core"},
-    "backends": {"core", "codegen", "assets", "cache", "files", "passes", "documents"},
+    "backends": {"core", "ops", "codegen", "assets", "cache", "files", "passes", "documents"},
     "ops": {"core"},
     "assets": {"core"},
     "cache": {"files"},

@@ -1,20 +1,20 @@
 """Passes on random programs and on training steps: the same numbers before and after, and a valid Program.
 
 The passes keep every bit where NumPy runs the Program: they leave work out, or put the same equations into fewer ones.
-Only keep_gradients_pooled adds up numbers in another order (without the zeros between them).
+Only those that keep gradients pooled add up numbers in another order (without the zeros between them).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from program_samples import ALL, OPTIMIZERS, arguments, everywhere, training_program
+from program_samples import ALL, ON_GPU, OPTIMIZERS, arguments, everywhere, training_program
 from random_programs import graphs, program_of
 
 from adtrain import passes
@@ -25,8 +25,12 @@ from adtrain.passes.groups import Groups
 
 quickly = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
-# A second merge_updates merges what depended on the first group; a second sink_masks goes through a second pooling.
-IDEMPOTENT = [p for p in dict.fromkeys(ALL) if p not in (passes.merge_updates, passes.sink_masks)]
+# A second merge_updates merges what depended on the first group; a second sink_masks goes through a second pooling; to
+# a second side_by_side a group is one equation, which may stand beside more of them.
+REPEATED = (passes.merge_updates, passes.sink_masks, passes.side_by_side)
+EVERY = tuple(dict.fromkeys((*ALL, *ON_GPU)))
+IDEMPOTENT = [p for p in EVERY if p not in REPEATED]
+DEVICES = pytest.mark.parametrize("improve_all", [ALL, ON_GPU], ids=["cpu", "gpu"])
 
 
 @pytest.fixture(autouse=True)
@@ -35,10 +39,10 @@ def items_of_small_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["adtrain.passes.fuse_items"], "FEWEST_ITEMS", 1)
 
 
-def stages(program: Program) -> Iterator[tuple[Any, Program, Program]]:
+def stages(program: Program, improve_all: Sequence[Any]) -> Iterator[tuple[Any, Program, Program]]:
     """Each pass with a Program before and after it."""
     before = program
-    for improve in ALL:
+    for improve in improve_all:
         after = improve(before)
         yield improve, before, after
         before = after
@@ -67,8 +71,8 @@ def assert_consistent(program: Program, like: Program) -> None:
 @given(graphs.graphs())
 def test_random_programs_compute_the_same_bits_before_and_after_each_pass(graph: Any) -> None:
     program = program_of(graph)
-    alone = [(improve, program, improve(program)) for improve in dict.fromkeys(ALL)]
-    for improve, before, after in [*stages(program), *alone]:
+    alone = [(improve, program, improve(program)) for improve in EVERY]
+    for improve, before, after in [*stages(program, ALL), *stages(program, ON_GPU), *alone]:
         try:
             assert_consistent(after, before)
             assert_same_bits(before, after)
@@ -76,11 +80,12 @@ def test_random_programs_compute_the_same_bits_before_and_after_each_pass(graph:
             raise AssertionError(f"{improve.__name__}: {error}\n{before}\n{after}") from error
 
 
+@DEVICES
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_training_steps_compute_the_same_before_and_after_each_pass(optimizer: str) -> None:
-    for improve, before, after in stages(training_program(optimizer)):
+def test_training_steps_compute_the_same_before_and_after_each_pass(optimizer: str, improve_all: Any) -> None:
+    for improve, before, after in stages(training_program(optimizer), improve_all):
         assert_consistent(after, before)
-        if improve is not passes.keep_gradients_pooled:
+        if improve not in (passes.keep_gradients_pooled, passes.keep_sums_pooled):
             assert_same_bits(before, after)
         buffers = arguments(before)
         for a, b in zip(NumpyProgram(before).run(buffers)[0], NumpyProgram(after).run(buffers)[0], strict=True):
@@ -94,17 +99,18 @@ def test_a_second_run_of_a_pass_changes_nothing(graph: Any) -> None:
     for improve in IDEMPOTENT:
         once = improve(program)
         assert str(improve(once)) == str(once), improve.__name__
-    improved = program
-    for improve in ALL:
-        improved = improve(improved)
-        if improve in IDEMPOTENT:
-            assert str(improve(improved)) == str(improved), improve.__name__
+    for improve_all in (ALL, ON_GPU):
+        for improve, _, improved in stages(program, improve_all):
+            if improve in IDEMPOTENT:
+                assert str(improve(improved)) == str(improved), improve.__name__
 
 
+@DEVICES
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_second_run_of_a_pass_changes_nothing_in_a_training_step(optimizer: str) -> None:
-    for improve, _, once in stages(training_program(optimizer)):
-        assert str(improve(once)) == str(once), improve.__name__
+def test_a_second_run_of_a_pass_changes_nothing_in_a_training_step(optimizer: str, improve_all: Any) -> None:
+    for improve, _, once in stages(training_program(optimizer), improve_all):
+        if improve is not passes.side_by_side:
+            assert str(improve(once)) == str(once), improve.__name__
 
 
 def is_acyclic(groups: Groups, merged: set[int]) -> bool:

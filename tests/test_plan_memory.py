@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from memory_tokens import assert_plan_holds, bytes_of
-from program_samples import ALL, OPTIMIZERS, in_all_forms, training_program
+from program_samples import ALL, ON_GPU, OPTIMIZERS, for_gpu, in_all_forms, training_program
 from random_programs import graphs, program_of
 
 from adtrain import ops
@@ -34,6 +34,8 @@ def test_plans_of_random_programs_hold(graph: Any) -> None:
             form = replace(program, donated=donated)
             assert_plan_holds(form, plan_memory(form, odd_sizes), odd_sizes)
             assert_plan_holds(form, plan_memory(form, workspace), workspace)
+    on_gpu = for_gpu(program_of(graph))
+    assert_plan_holds(on_gpu, plan_memory(on_gpu, odd_sizes), odd_sizes)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -42,12 +44,15 @@ def test_plans_of_training_steps_hold(optimizer: str) -> None:
         plan = plan_memory(program, workspace)
         assert_plan_holds(program, plan, workspace)
         assert plan.arena_bytes < plan.separate_bytes
+    on_gpu = for_gpu(training_program(optimizer))
+    assert_plan_holds(on_gpu, plan_memory(on_gpu, odd_sizes), odd_sizes)
 
 
+@pytest.mark.parametrize("improve", [ALL, ON_GPU], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_training_step_writes_its_new_state_over_the_old_one(optimizer: str) -> None:
-    program = training_program(optimizer, improve=ALL)
-    plan = plan_memory(program, workspace)
+def test_a_training_step_writes_its_new_state_over_the_old_one(optimizer: str, improve: Any) -> None:
+    program = training_program(optimizer, improve=improve)
+    plan = plan_memory(program)
     arrays = [v for v in program.outputs[:-1] if v.size > 1]
     assert len(arrays) == {"sgd": 16, "adam": 24}[optimizer]
     assert all(plan.places[v].where == "input" for v in arrays)

@@ -53,10 +53,16 @@ items_p: Primitive = _fused("items")
 """Equations of which each needs, for item n of its outputs, item n of its inputs alone (an item is an index of axis 0);
 one thread takes an item through all of them. Sums over the items may be among the outputs."""
 
-together_p: Primitive = _fused("together")
-"""Loops that do not depend on one another, of any shapes."""
+gather_p: Primitive = _fused("gather")
+"""Rows of tables by index, and loops that run on them where the tables have them."""
 
-FUSED = frozenset((loops_p, product_p, items_p, together_p))
+block_p: Primitive = _fused("block")
+"""Small equations, one after the other in one thread block of a GPU."""
+
+together_p: Primitive = _fused("together")
+"""Equations that do not depend on one another, of any shapes: loops; on a GPU also products, gathers and blocks."""
+
+FUSED = frozenset((loops_p, product_p, items_p, gather_p, block_p, together_p))
 
 
 def fuse(primitive: Primitive, equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:

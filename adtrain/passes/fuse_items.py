@@ -12,13 +12,11 @@ from adtrain.core.fused import fuse, items_p
 from adtrain.core.program import Equation, Program
 from adtrain.passes.groups import Groups
 from adtrain.passes.items import ByItem, by_item
-from adtrain.passes.on_cpu import on_cpu
 
 FEWEST_ITEMS = 8
 """With fewer there is too little to divide among threads, and each equation does better on its own."""
 
 
-@on_cpu
 def fuse_items(program: Program) -> Program:
     """One `items` equation for each connected group of equations that work on the same number of items."""
     groups = Groups(program)

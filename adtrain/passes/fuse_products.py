@@ -12,10 +12,8 @@ from adtrain.core.fused import fuse, loops_p, product_p
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.groups import Groups
-from adtrain.passes.on_cpu import on_cpu
 
 
-@on_cpu
 def fuse_products(program: Program) -> Program:
     """One `product` equation for a matrix product and the elementwise equation that reads it."""
     groups = Groups(program)
@@ -26,17 +24,19 @@ def fuse_products(program: Program) -> Program:
             p = groups.producer.get(v)
             if p is None or len(groups.members[groups.of[p]]) > 1 or len(groups.members[groups.of[i]]) > 1:
                 continue
-            if _is_product(program.equations[p]) and _reads_whole(e, v) and groups.can_merge(p, i):
+            if _is_product(program.equations[p]) and reads_whole(e, v) and groups.can_merge(p, i):
                 groups.merge(p, i)
     # at the product's place, so that a gradient and what it was computed from are not kept for a later update
     return groups.rewritten(partial(fuse, product_p), anchor=min)
 
 
 def _is_product(equation: Equation) -> bool:
-    return equation.primitive.name == "matmul" and len(equation.outputs[0].type.shape) == 2
+    """Whether it is a matrix product that others can be fused with: on the CPU none of a batch of matrices."""
+    c = equation.outputs[0]
+    return equation.primitive.name == "matmul" and (len(c.type.shape) == 2 or c.device != "cpu")
 
 
-def _reads_whole(equation: Equation, v: Variable) -> bool:
+def reads_whole(equation: Equation, v: Variable) -> bool:
     """Whether each element of the result needs that element of `v` alone."""
     if equation.outputs[0].type.shape != v.type.shape:
         return False

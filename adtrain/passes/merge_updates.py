@@ -7,10 +7,8 @@ from functools import partial
 from adtrain.core.fused import fuse, loops_p, together_p
 from adtrain.core.program import Equation, Program
 from adtrain.passes.groups import Groups
-from adtrain.passes.on_cpu import on_cpu
 
 
-@on_cpu
 def merge_updates(program: Program) -> Program:
     """One `together` equation for loops of the update that do not depend on one another, whatever their shapes."""
     groups = Groups(program)

@@ -16,13 +16,11 @@ from adtrain.core.array import ArrayType
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.items import item_kernel
-from adtrain.passes.on_cpu import on_cpu
 
-GRADIENT = {"sum": 0, "conv2d_input_grad": 0, "conv2d_weight_grad": 1}
+GRADIENT = {"conv2d_input_grad": 0, "conv2d_weight_grad": 1}
 """Which argument of each is the gradient that may be a pooled one spread out."""
 
 
-@on_cpu
 def sink_masks(program: Program) -> Program:
     """The mask of a relu in front of a max pooling, applied to the pooled gradient instead of the spread one."""
     producer = {v: e for e in program.equations for v in e.outputs}
@@ -61,22 +59,35 @@ def _masked_put(
     return (put, pool) if less.inputs[0] in zeros and less.inputs[1] is pool.inputs[0] else nothing
 
 
-@on_cpu
+def keep_sums_pooled(program: Program) -> Program:
+    """Sums over images and their elements taken of the pooled gradient."""
+    put = _puts(program)
+    equations = [
+        replace(e, inputs=put[e.inputs[0]].inputs[:1]) if _sums_images(e) and e.inputs[0] in put else e
+        for e in program.equations
+    ]
+    return replace(program, equations=tuple(equations))
+
+
 def keep_gradients_pooled(program: Program) -> Program:
-    """Sums and gradients of convolutions taken of the pooled gradient."""
-    put = {e.outputs[0]: e for e in program.equations if e.primitive.name == "max_pool2d_put"}
+    """Gradients of convolutions taken of the pooled gradient, on a device that has kernels for them: the CPU."""
+    put = _puts(program)
     return replace(program, equations=tuple(_of_pooled(e, put) for e in program.equations))
+
+
+def _puts(program: Program) -> dict[Variable, Equation]:
+    return {e.outputs[0]: e for e in program.equations if e.primitive.name == "max_pool2d_put"}
+
+
+def _sums_images(e: Equation) -> bool:
+    return e.primitive.name == "sum" and {2, 3} <= set(e.params["axes"])
 
 
 def _of_pooled(e: Equation, put: dict[Variable, Equation]) -> Equation:
     at = GRADIENT.get(e.primitive.name)
     source = None if at is None else put.get(e.inputs[at])
-    if at is None or source is None:
-        return e
-    if e.primitive.name == "sum":
-        return replace(e, inputs=(source.inputs[0],)) if {2, 3} <= set(e.params["axes"]) else e
     pooled = PRIMITIVES.get(f"{e.primitive.name}_pooled")
-    if pooled is None:
+    if at is None or source is None or pooled is None:
         return e
     inputs = (*e.inputs[:at], *source.inputs, *e.inputs[at + 1 :])
     found = replace(e, primitive=pooled, inputs=inputs, params={**e.params, **source.params})

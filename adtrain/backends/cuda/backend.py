@@ -12,7 +12,6 @@ from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.autotune import Tuner
 from adtrain.backends.cuda.device import Device
 from adtrain.backends.cuda.flags import Flags
-from adtrain.backends.cuda.flat import flattened
 from adtrain.backends.cuda.laboratory import Laboratory
 from adtrain.backends.cuda.program import CudaProgram, Runnable
 from adtrain.backends.cuda.properties import identity, properties
@@ -91,9 +90,8 @@ class CudaBackend:
 
     def memory(self, program: Program) -> Memory:
         self.tuner.tune(program.equations)
-        flat = flattened(program)
-        plan = plan_memory(flat.program, scratch)
-        fresh = {v for v in flat.program.outputs if plan.places[v].where == "output"}
+        plan = plan_memory(program, scratch)
+        fresh = {v for v in program.outputs if plan.places[v].where == "output"}
         beside = sum(map(nbytes, (*program.constants, *fresh, *fresh)))  # fresh results are computed, then handed out
         return Memory(plan.arena_bytes + beside, plan.separate_bytes + beside, 0)
 

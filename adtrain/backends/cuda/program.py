@@ -9,7 +9,6 @@ from sys import getrefcount
 from typing import TYPE_CHECKING, Any
 
 from adtrain.backends.cuda.device import Device, Launch
-from adtrain.backends.cuda.flat import flattened
 from adtrain.backends.cuda.graph import Graphs, Marks, recording
 from adtrain.backends.cuda.tasks import scratch, tasks
 from adtrain.core.array import ArrayType
@@ -52,16 +51,14 @@ class CudaProgram:
 
     def __init__(self, backend: CudaBackend, program: Program) -> None:
         self.backend, self.device = backend, backend.device
-        flat, self.origin = flattened(program)
-        self.equations = len(program.equations)
-        plan = plan_memory(flat, scratch)
+        plan = plan_memory(program, scratch)
         self.arena = self.device.reserve(plan.arena_bytes)
         base = int(self.arena)
-        self.constants = [x.buffer for x in flat.constants.values()]
-        starts = {"input": 0, "constant": len(flat.inputs), "output": len(flat.inputs) + len(self.constants)}
+        self.constants = [x.buffer for x in program.constants.values()]
+        starts = {"input": 0, "constant": len(program.inputs), "output": len(program.inputs) + len(self.constants)}
 
         # The addresses of all variables by number; those of inputs are filled in before each run.
-        self.addresses = [0] * starts["constant"] + [b.address for b in self.constants] + [0] * len(flat.outputs)
+        self.addresses = [0] * starts["constant"] + [b.address for b in self.constants] + [0] * len(program.outputs)
         slots: dict[Any, int] = {}
         for v, (where, at) in plan.places.items():
             if where == "arena":
@@ -70,20 +67,20 @@ class CudaProgram:
             else:
                 slots[v] = starts[where] + at
         self.steps = []
-        for e, at in zip(flat.equations, plan.workspaces, strict=True):
+        for e, at in zip(program.equations, plan.workspaces, strict=True):
             work, name = Runnable(self.device, e), _label(e)
             flag = backend.flags.reserve(name) if work.checked else 0
             record = partial(work.record, memory=base + at, flag=flag)
             self.steps.append((name, record, [slots[v] for v in (*e.inputs, *e.outputs)]))
 
-        places = [plan.places[v] for v in flat.outputs]
+        places = [plan.places[v] for v in program.outputs]
         overwritten = set(plan.in_place.values())
-        self.overwritten = {i for i, v in enumerate(flat.inputs) if v in overwritten}
+        self.overwritten = {i for i, v in enumerate(program.inputs) if v in overwritten}
         # Results that lie in no input are computed in memory that stays, for recordings.
-        self.lasting = {at: backend.empty(flat.outputs[at].type) for where, at in places if where == "output"}
+        self.lasting = {at: backend.empty(program.outputs[at].type) for where, at in places if where == "output"}
         for at, buffer in self.lasting.items():
             self.addresses[starts["output"] + at] = buffer.address
-        donated = [i for i, v in enumerate(flat.inputs) if v in flat.donated]
+        donated = [i for i, v in enumerate(program.inputs) if v in program.donated]
         self.repeats = program.carries and all(
             where == "output" or (where, at) == ("input", i) for (where, at), i in zip(places, donated, strict=True)
         )
@@ -93,7 +90,7 @@ class CudaProgram:
             self.fed = [(self.lasting[at], i) for (where, at), i in pairs if where == "output"]
             self.overwritten.update(i for _, i in self.fed)
             places = [Place("input", i) for i in donated]
-        self.results = [(where, at, v.type.shape) for (where, at), v in zip(places, flat.outputs, strict=True)]
+        self.results = [(where, at, v.type.shape) for (where, at), v in zip(places, program.outputs, strict=True)]
         self.graphs = Graphs(self.device.stream)
         self.marks: Marks | None = None
 
@@ -141,7 +138,7 @@ class CudaProgram:
                 self.device.copy(buffer.address, addresses[i], _nbytes(buffer))
 
     def _timed(self, key: tuple[int, ...]) -> Sequence[float]:
-        """Run once; the time of each equation by the device's clock, from the marks between its members."""
+        """Run once; the time of each equation by the device's clock."""
         if self.marks is None:
             self.marks = Marks(self.device.stream, len(self.steps))
         marks = self.marks
@@ -152,10 +149,7 @@ class CudaProgram:
 
         self.graphs.run((key, "timed"), record)
         self.device.synchronize()
-        seconds = [0.0] * self.equations
-        for elapsed, i in zip(marks.seconds(), self.origin, strict=True):
-            seconds[i] += elapsed
-        return seconds
+        return marks.seconds()
 
     def _copy(self, buffer: Buffer) -> Buffer:
         copied = self.backend.empty(ArrayType(buffer.shape, buffer.dtype))

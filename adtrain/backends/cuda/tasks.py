@@ -6,15 +6,20 @@ Nothing here needs a GPU.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
+from adtrain.backends.cuda.codegen.block import block, threads_for
+from adtrain.backends.cuda.codegen.loops import loops
+from adtrain.backends.cuda.codegen.part import OPTIONS, Kernel, kernel
+from adtrain.backends.cuda.codegen.product import Epilogue, epilogue, matmul_of
+from adtrain.backends.cuda.codegen.together import together
 from adtrain.backends.cuda.compiler import Source, file_source
-from adtrain.backends.cuda.loops import loops
 from adtrain.core.errors import DeviceError
-from adtrain.core.fused import FUSED, loops_p, product_p
+from adtrain.core.fused import block_p, gather_p, loops_p, product_p, together_p
 from adtrain.core.kernel import CudaKernel, no_bytes
-from adtrain.core.program import Equation
+from adtrain.core.program import Equation, Variable
+from adtrain.ops.matmul_cuda import Product, products
 from adtrain.passes.fuse_elementwise import elementwise
 
 Problem: TypeAlias = "tuple[Any, ...]"
@@ -22,6 +27,9 @@ Problem: TypeAlias = "tuple[Any, ...]"
 
 FASTEST: dict[Problem, str] = {}
 """The label of the candidate to take, by problem: what measurement has found. Others are computed by the first one."""
+
+SHORT = 256
+"""Length of sums of products, at most, that take less time than an epilogue which reads matrices."""
 
 
 class Size(NamedTuple):
@@ -57,7 +65,7 @@ class Task:
 
 
 def tasks(equation: Equation, kernel: CudaKernel | None = None) -> list[Task]:
-    """The launches that compute an unfused or `loops` equation, in order. A reshape has none.
+    """The launches that compute an equation, in order. A reshape has none.
 
     Args:
         kernel: the candidate to take, by default the chosen one.
@@ -67,15 +75,24 @@ def tasks(equation: Equation, kernel: CudaKernel | None = None) -> list[Task]:
     """
     if equation.primitive.name == "reshape":
         return []
-    everything = tuple(range(len(equation.inputs) + len(equation.outputs)))
-    if equation.primitive is loops_p or elementwise(equation):
+    if equation.primitive in (loops_p, gather_p) or elementwise(equation):
         made = loops(equation)
-        inputs = tuple(equation.inputs.index(v) for v in dict.fromkeys(equation.inputs))
-        operands = (*inputs, *everything[len(equation.inputs) :])
-        size = Size(elements=-(-made.elements // made.width))
-        return [Task(made.source, "loops", operands, (made.elements,), size)]
+        places = _places(equation)
+        operands = tuple(places[v] for v in (*made.inputs, *made.outputs))
+        size = Size(elements=made.vectors)
+        return [Task(made.source(), "loops", operands, (made.elements,), size, checked=made.checked)]
+    generated = _generated(equation)
+    if generated is not None:
+        places = _places(equation)
+        operands = tuple(places[v] for v in generated.operands)
+        size = Size(0, (generated.blocks, 1, 1), generated.threads, generated.shared)
+        checked, with_scratch = generated.checked, bool(generated.scratch)
+        return [Task(generated.source, generated.name, operands, (), size, with_scratch, checked)]
+    if equation.primitive is product_p:
+        return _product(equation, kernel or chosen(equation))
     kernel = kernel or chosen(equation)
     types = [v.type for v in equation.inputs]
+    everything = tuple(range(len(equation.inputs) + len(equation.outputs)))
     if not kernel.each:
         return list(_chain(kernel, types, equation.params, everything))
     out = len(types)
@@ -84,14 +101,23 @@ def tasks(equation: Equation, kernel: CudaKernel | None = None) -> list[Task]:
 
 def scratch(equation: Equation, kernel: CudaKernel | None = None) -> int:
     """Bytes of device memory that the equation's kernels need beside its inputs and outputs; see `tasks`."""
-    if equation.primitive in FUSED or elementwise(equation) or equation.primitive.name == "reshape":
+    if equation.primitive in (loops_p, gather_p) or elementwise(equation) or equation.primitive.name == "reshape":
         return 0
-    kernel = kernel or chosen(equation)
-    types, most = [v.type for v in equation.inputs], 0
-    while kernel is not None:
-        most = max(most, 0 if kernel.each else kernel.scratch(*types, **equation.params))
-        kernel = kernel.then
+    generated = _generated(equation)
+    if generated is not None:
+        return generated.scratch
+    computed = computing(equation)
+    step: CudaKernel | None = kernel or chosen(equation)
+    types, most = [v.type for v in computed.inputs], 0
+    while step is not None:
+        most = max(most, 0 if step.each else step.scratch(*types, **computed.params))
+        step = step.then
     return most
+
+
+def computing(equation: Equation) -> Equation:
+    """The equation whose kernels compute it: the matrix product in a `product` equation, else `equation` itself."""
+    return matmul_of(equation) if equation.primitive is product_p else equation
 
 
 def candidates(equation: Equation) -> list[CudaKernel]:
@@ -99,7 +125,7 @@ def candidates(equation: Equation) -> list[CudaKernel]:
 
     Of a product with what is done to its elements they are those of the product.
     """
-    equation = _deciding(equation)
+    equation = computing(equation)
     types = [v.type for v in equation.inputs]
     named = equation.primitive.implementations.get("cuda", ())
     if not isinstance(named, (tuple, CudaKernel)):
@@ -128,20 +154,57 @@ def chosen(equation: Equation) -> CudaKernel:
 
 def problem(equation: Equation) -> Problem:
     """What decides which candidate of the equation is fastest; of a product with what is done to it, the product."""
-    equation = _deciding(equation)
+    equation = computing(equation)
     return equation.primitive, tuple(v.type for v in equation.inputs), tuple(equation.params.items())
 
 
 def label(kernel: CudaKernel, equation: Equation) -> str:
     """`CudaKernel.label` for the equation that ``kernel`` is a candidate of."""
-    equation = _deciding(equation)
+    equation = computing(equation)
     return kernel.label(*([0] if kernel.each else []), *(v.type for v in equation.inputs), **equation.params)
 
 
-def _deciding(equation: Equation) -> Equation:
-    if equation.primitive is not product_p:
-        return equation
-    return next(e for e in equation.params["body"].equations if e.primitive is not loops_p and not elementwise(e))
+def _places(equation: Equation) -> dict[Variable, int]:
+    """The number of each variable in the list of the equation's inputs and outputs."""
+    return {v: i for i, v in enumerate((*equation.inputs, *equation.outputs))}
+
+
+def _generated(equation: Equation) -> Kernel | None:
+    """The kernel of an equation that has one of its own making."""
+    if equation.primitive is block_p:
+        threads = threads_for(equation)
+        return kernel("block", [block(equation, threads)], threads)
+    if equation.primitive is together_p:
+        return together(equation.params["body"].equations, _whole)
+    return None
+
+
+def _whole(equation: Equation) -> list[Product]:
+    """The engines for a matrix product that stands in a kernel with others.
+
+    Where sums are short the epilogue takes most of the time: engines whose threads share it evenly come first.
+    """
+    matmul = computing(equation)
+    a, b = matmul.inputs
+    found = products(a.type, b.type, **matmul.params)
+    short = found[0].lengths[-1] <= SHORT
+    ordered = sorted(found, key=lambda product: (short and not product.direct, product.parts > 1))
+    return [replace(product, parts=1) for product in ordered]
+
+
+def _product(equation: Equation, kernel: CudaKernel) -> list[Task]:
+    """The launches of a matrix product by ``kernel`` with its epilogue."""
+    matmul, after, places = computing(equation), epilogue(equation), _places(equation)
+    operands = tuple(places[v] for v in (*matmul.inputs, *after.inputs, *after.outputs))
+    found = _chain(kernel, [v.type for v in matmul.inputs], matmul.params, operands)
+    return [replace(task, source=_with_epilogue(task.source, after)) for task in found]
+
+
+def _with_epilogue(source: Source, after: Epilogue) -> Source:
+    """A product's source with the epilogue in front of the file's own text."""
+    types, line, rest = source.text.partition("#line")
+    text = f'{types}#include "common.cuh"\n#define EPILOGUE\n{after.text}\n{line}{rest}'
+    return source._replace(text=text, options=(*source.options, *OPTIONS))
 
 
 def _chain(kernel: CudaKernel, args: Sequence[Any], params: Any, operands: tuple[int, ...]) -> Iterator[Task]:

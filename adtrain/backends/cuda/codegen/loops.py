@@ -1,0 +1,211 @@
+"""Elementwise equations as one loop: each argument is read once, each result written once.
+
+Arguments may be rows of a table by index, read where the table has them (`gather`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from adtrain.backends.cuda.codegen.part import OPTIONS, Part, divided, indented
+from adtrain.backends.cuda.compiler import Source
+from adtrain.codegen.elementwise import Axis, axes_of, statements
+from adtrain.codegen.expressions import c_type, pointer
+from adtrain.core.chip import CHIP
+from adtrain.core.fused import body_of
+from adtrain.core.program import Equation, Program, Variable
+
+WIDEST = 16
+"""Bytes that one thread can read or write at once."""
+PART_BLOCKS = 2
+"""Blocks of a `Part` for each multiprocessor, at most: with more of them threads go on to further vectors."""
+
+
+@dataclass(frozen=True)
+class Loops:
+    """Statements for elements ``first, first + step, ... < n`` (vectors of them, where `width` is not 1).
+
+    Attributes:
+        elements: how many elements the results have.
+        width: how many of them a thread computes at a time.
+    """
+
+    lines: Sequence[str]
+    inputs: Sequence[Variable]
+    outputs: Sequence[Variable]
+    elements: int
+    width: int
+    checked: bool
+
+    @property
+    def vectors(self) -> int:
+        return -(-self.elements // self.width)
+
+    def source(self) -> Source:
+        """The kernel ``loops(inputs..., outputs..., int64_t n[, int *bad])``, for any grid."""
+        inputs = [f"{pointer(v, const=True)}x{i}" for i, v in enumerate(self.inputs)]
+        outputs = [f"{pointer(v)}y{i}" for i, v in enumerate(self.outputs)]
+        parameters = [*inputs, *outputs, "int64_t n", *(["int *bad"] if self.checked else [])]
+        lines = [
+            '#include "common.cuh"',
+            "",
+            f"KERNEL loops({', '.join(parameters)})",
+            "{",
+            "    wait_for_inputs();",
+            "    const int64_t first = grid_index(), step = grid_size();",
+            *indented(self.lines),
+            "}",
+            "",
+        ]
+        return Source("loops.cu", "\n".join(lines), OPTIONS)
+
+    def part(self, threads: int) -> Part:
+        blocks = min(-(-self.vectors // threads), PART_BLOCKS * CHIP.multiprocessors)
+        numbers = f"first = block * THREADS + threadIdx.x, step = {blocks} * THREADS, n = {self.elements}"
+        kind = "int" if self.elements < 2**30 else "int64_t"
+        lines = [f"const {kind} {numbers};", *self.lines]
+        return Part(lines, self.inputs, self.outputs, blocks=blocks, checked=self.checked)
+
+
+def loops(equation: Equation) -> Loops:
+    """The statements of a `loops` or `gather` equation, or of a single elementwise one."""
+    return of_body(flat(body_of(equation)))
+
+
+def flat(body: Program) -> Program:
+    """A body with the members of `loops` among its equations in their place."""
+    equations = [member for e in body.equations for member in body_of(e).equations]
+    return Program(body.inputs, body.constants, tuple(equations), body.outputs)
+
+
+def of_body(body: Program) -> Loops:
+    """The statements of elementwise equations, of `take` of rows that they read, and of a row with their indices."""
+    takes = {e.outputs[0]: e for e in body.equations if e.primitive.name == "take"}
+    inner = tuple(e for e in body.equations if e.outputs[0] not in takes)
+    made = {v for e in inner for v in e.outputs}
+    read = tuple(dict.fromkeys(v for e in inner for v in e.inputs if v not in made))
+    outputs = tuple(v for v in body.outputs if v in made)
+    assert outputs == body.outputs, "a gather hands on what is computed from rows, not the rows themselves"
+    program = Program(read, {}, inner, outputs)
+    axes = axes_of(program, outputs[0].type.shape)
+    width = WIDEST // max(v.type.dtype.itemsize for v in (*read, *outputs))
+    if len(axes) > 1 and axes[-1].length % width:
+        width = 1  # a vector must not reach into the next row
+    if any(_row_length(takes[v]) % width for v in read if v in takes):
+        width = 1
+    lines = _Writer(program, axes, width, body.inputs, takes).lines()
+    return Loops(lines, body.inputs, outputs, math.prod(outputs[0].type.shape), width, bool(takes))
+
+
+def _row_length(take: Equation) -> int:
+    return math.prod(take.inputs[0].type.shape[1:])
+
+
+class _Writer:
+    """The statements. Elements are numbered as they lie in the results; n is their count.
+
+    An operand that moves as the results do is read at that number, a single number once for all, and a broadcast at an
+    index taken apart into the axes.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        axes: Sequence[Axis],
+        width: int,
+        inputs: Sequence[Variable],
+        takes: dict[Variable, Equation],
+    ) -> None:
+        self.program, self.axes, self.width = program, axes, width
+        self.names = {v: f"x{i}" for i, v in enumerate(inputs)}
+        self.takes = takes
+        self.numbers: dict[Variable, str] = {}  # single numbers
+        self.before: list[str] = []
+        self.index: dict[Variable, str] = {}  # where the others are read for element i
+        for i, v in enumerate(program.inputs):
+            steps = [axis.strides[i] for axis in axes]
+            if v in takes:
+                self.index[v] = "i"
+                self._list_indices(i, takes[v].inputs[1])
+            elif not any(steps):
+                self.before.append(f"const {c_type(v.type.dtype)} a{i} = {self.names[v]}[0];")
+                self.numbers[v] = f"a{i}"
+            elif steps == [axis.strides[-1] for axis in axes]:
+                self.index[v] = "i"
+            else:
+                kind = "uint32_t" if math.prod(axis.length for axis in axes) < 2**31 else "int64_t"
+                self.index[v] = f"(int64_t)({divided(f'({kind})i', [axis.length for axis in axes], steps)})"
+
+    def lines(self) -> list[str]:
+        one = ["for (int64_t i = {}; i < n; i += step) {{", *indented(self._elements(1)), "}"]
+        if self.width == 1:
+            return [*self.before, one[0].format("first"), *one[1:]]
+        pointers = [self.names[v] for v in self.index if v not in self.takes]
+        pointers += [self.names[self.takes[v].inputs[0]] for v in self.index if v in self.takes]
+        pointers += [f"y{i}" for i in range(len(self.program.outputs))]
+        aligned = " | ".join(f"(uintptr_t){p}" for p in pointers)
+        return [
+            f"constexpr int WIDTH = {self.width};",
+            *self.before,
+            f"const int64_t vectors = ({aligned}) % {WIDEST} == 0 ? n / WIDTH : 0;",
+            "for (int64_t g = first; g < vectors; g += step) {",
+            "    const int64_t i = g * WIDTH;",
+            *indented(self._elements(self.width)),
+            "}",
+            one[0].format("vectors * WIDTH + first"),
+            *one[1:],
+        ]
+
+    def _elements(self, width: int) -> list[str]:
+        """The statements for element i, or for as many as a vector has, from i on."""
+        lines: list[str] = []
+        values = dict(self.numbers)
+        for i, v in enumerate(self.program.inputs):
+            if v in self.index:
+                place = self._gathered(i, v, lines) if v in self.takes else f"{self.names[v]} + {self.index[v]}"
+                together = self.index[v] == "i" or self.axes[-1].strides[i] == 1
+                c = c_type(v.type.dtype)
+                if width == 1 or not together:  # in a row, all of a vector may have the same
+                    lines.append(f"const {c} b{i} = *({place});")
+                    values[v] = f"b{i}"
+                else:
+                    lines.append(f"const Vector<{c}, WIDTH> b{i} = load<{c}, WIDTH>({place});")
+                    values[v] = f"b{i}.lane[k]"
+        outputs = self.program.outputs
+        if width == 1:
+            return [*lines, *statements(self.program, values, [f"y{i}[i]" for i in range(len(outputs))])]
+        for i, v in enumerate(outputs):
+            lines.append(f"Vector<{c_type(v.type.dtype)}, WIDTH> r{i};")
+        results = [f"r{i}.lane[k]" for i in range(len(outputs))]
+        return [
+            *lines,
+            "#pragma unroll",
+            "for (int k = 0; k < WIDTH; k++) {",
+            *indented(statements(self.program, values, results)),
+            "}",
+            *(f"store(y{i}, i, r{i});" for i in range(len(outputs))),
+        ]
+
+    def _list_indices(self, i: int, indices: Variable) -> None:
+        """Where the indices are a row of a table themselves: a pointer to that row, or to row 0 if there is none."""
+        if indices not in self.takes:
+            return
+        table, at = self.takes[indices].inputs
+        self.before += [
+            f"const int64_t at{i} = (int64_t){self.names[at]}[0];",
+            f"const bool listed{i} = at{i} >= 0 && at{i} < {table.type.shape[0]};",
+            f"if (!listed{i}) *bad = 1;",
+            f"{pointer(table, const=True)}list{i} = {self.names[table]} + (listed{i} ? at{i} : 0) * {indices.size};",
+        ]
+        self.names[indices] = f"list{i}"
+
+    def _gathered(self, i: int, v: Variable, lines: list[str]) -> str:
+        """The place in its table of an element of rows by index; row 0 where there is no such row."""
+        table, indices = self.takes[v].inputs
+        rows, length = table.type.shape[0], _row_length(self.takes[v])
+        lines.append(f"const int64_t row{i} = (int64_t){self.names[indices]}[i / {length}];")
+        lines.append(f"const bool there{i} = row{i} >= 0 && row{i} < {rows};")
+        lines.append(f"if (!there{i}) *bad = 1;")
+        return f"{self.names[table]} + ((there{i} ? row{i} : 0) * {length} + i % {length})"

@@ -1,0 +1,80 @@
+"""What is done to the elements of a matrix product on their way to memory: the struct that its kernel calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from adtrain.backends.cuda.codegen.loops import flat
+from adtrain.backends.cuda.codegen.part import divided, indented
+from adtrain.codegen.elementwise import statements, strides
+from adtrain.codegen.expressions import c_type, pointer
+from adtrain.core.fused import body_of
+from adtrain.core.program import Equation, Program, Variable
+
+
+class Epilogue(NamedTuple):
+    """A struct in CUDA C++ that holds pointers to `inputs`, then to `outputs`; see `kernels/cuda/epilogue.cuh`."""
+
+    text: str
+    inputs: Sequence[Variable]
+    outputs: Sequence[Variable]
+
+
+def matmul_of(equation: Equation) -> Equation:
+    """The matrix product in a `product` equation, or the one that `equation` is itself."""
+    return body_of(equation).equations[0]
+
+
+def epilogue(equation: Equation, name: str = "Epilogue") -> Epilogue:
+    """The epilogue of a `product` equation, or of a `matmul`, which stores."""
+    body = flat(body_of(equation))
+    product, *others = body.equations
+    (c,) = product.outputs
+    made = {v for e in others for v in e.outputs}
+    inputs = tuple(dict.fromkeys(v for e in others for v in e.inputs if v not in made and v is not c))
+    program = Program((*inputs, c), {}, tuple(others), body.outputs)
+    fields = [f"{pointer(v, const=True)}x{i};" for i, v in enumerate(inputs)]
+    fields += [f"{pointer(v)}y{i};" for i, v in enumerate(body.outputs)]
+    text = [
+        f"struct {name} {{",
+        *indented(fields),
+        "    template <int WIDE> __device__ __forceinline__ void operator()(",
+        "        int64_t item, int row, int column, int64_t index, const T (&value)[WIDE]) const {",
+        *indented(indented(_elements(program, c))),
+        "    }",
+        "};",
+    ]
+    return Epilogue("\n".join(text), inputs, body.outputs)
+
+
+def _elements(program: Program, c: Variable) -> list[str]:
+    lines = ["(void)item, (void)row, (void)column, (void)index;"]
+    values = {c: "value[k]"}
+    *batch, _, _ = c.type.shape
+    for i, v in enumerate(program.inputs):
+        if v is c:
+            continue
+        *items, down, across = strides(v.type.shape, c.type.shape)
+        kind = c_type(v.type.dtype)
+        whole = v.type.shape == c.type.shape
+        terms = [divided("item", batch, items)] if any(items) else []
+        terms += [f"(int64_t)row * {down}"] if down else []
+        terms += ["column"] if across else []
+        index = "index" if whole else " + ".join(terms) or "0"
+        if across:
+            lines.append(f"const Vector<{kind}, WIDE> b{i} = load<{kind}, WIDE>(x{i} + {index});")
+            values[v] = f"b{i}.lane[k]"
+        else:
+            lines.append(f"const {kind} b{i} = x{i}[{index}];")
+            values[v] = f"b{i}"
+    outputs = program.outputs
+    lines += [f"Vector<{c_type(v.type.dtype)}, WIDE> r{i};" for i, v in enumerate(outputs)]
+    return [
+        *lines,
+        "#pragma unroll",
+        "for (int k = 0; k < WIDE; k++) {",
+        *indented(statements(program, values, [f"r{i}.lane[k]" for i in range(len(outputs))])),
+        "}",
+        *(f"store(y{i}, index, r{i});" for i in range(len(outputs))),
+    ]

@@ -1,0 +1,106 @@
+"""Launches of independent equations side by side, each with thread blocks of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import gcd, prod
+from typing import TypeAlias
+
+from adtrain.backends.cuda.codegen.block import block
+from adtrain.backends.cuda.codegen.loops import loops
+from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel
+from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
+from adtrain.codegen.expressions import c_type
+from adtrain.core.chip import CHIP
+from adtrain.core.fused import gather_p, loops_p, product_p
+from adtrain.core.program import Equation
+from adtrain.ops.choice_cuda import LEAST_SHARED, SHARED
+from adtrain.ops.matmul_cuda import Product
+from adtrain.passes.fuse_elementwise import elementwise
+
+THREADS = 256
+"""Of a block where no member is a product, whose tile would say."""
+
+Choice: TypeAlias = "Callable[[Equation], Sequence[Product]]"
+"""The engines for a matrix product whose k stays whole, the best first."""
+
+
+def together(members: Sequence[Equation], choose: Choice) -> Kernel:
+    """One kernel for members that do not depend on one another. The blocks of members that take longest come first."""
+    products = _alike({e: choose(e) for e in members if _is_product(e)})
+    threads = max((product.threads for product in products.values()), default=THREADS)
+    parts = [
+        *(block(e, threads) for e in members if e not in products and not _is_loops(e)),
+        *(
+            _product(e, products[e], f"Epilogue{i}", threads)
+            for i, e in enumerate(sorted(products, key=_depth, reverse=True))
+        ),
+        *(loops(e).part(threads) for e in members if _is_loops(e)),
+    ]
+    element = c_type(next(iter(products)).inputs[0].type.dtype) if products else ""
+    return kernel("together", parts, threads, element)
+
+
+def _alike(choices: Mapping[Equation, Sequence[Product]]) -> dict[Equation, Product]:
+    """An engine for each product: the best ones that have as many threads as the one for the largest product."""
+    if not choices:
+        return {}
+    largest = max(choices, key=lambda e: prod(choices[e][0].lengths))
+    everywhere = set.intersection(*({p.threads for p in found} for found in choices.values()))
+    threads = next((p.threads for p in choices[largest] if p.threads in everywhere), 0)
+    return {e: next((p for p in found if p.threads == threads), found[0]) for e, found in choices.items()}
+
+
+def _is_product(equation: Equation) -> bool:
+    return equation.primitive is product_p or equation.primitive.name == "matmul"
+
+
+def _is_loops(equation: Equation) -> bool:
+    return equation.primitive in (loops_p, gather_p) or elementwise(equation)
+
+
+def _depth(equation: Equation) -> int:
+    """The length of the sums in a product."""
+    matmul = matmul_of(equation)
+    return matmul.inputs[0].type.shape[-2 if matmul.params["transpose_a"] else -1]
+
+
+def _product(equation: Equation, product: Product, name: str, threads: int) -> Part:
+    a, b = matmul_of(equation).inputs
+    after = epilogue(equation, name)
+    pointers = [f"x{i + 2}" for i in range(len(after.inputs))] + [f"y{i}" for i in range(len(after.outputs))]
+    _, m, n, k = product.lengths
+    lengths, end = f"{m}, {n}, {k}", f"const {name} end = {{{', '.join(pointers)}}};"
+    rows, columns = product.tile.m, product.tile.n
+    shared = product.shared + staging_bytes(rows, columns, product.itemsize)
+    fits = product.threads == threads and shared <= SHARED.get(CHIP.capability, LEAST_SHARED)
+    if product.direct or not after.inputs or not fits:
+        shared = product.shared
+        lines = [
+            end,
+            f"if (threadIdx.x < {product.threads})",
+            f"    {product.call}(x0, x1, end, {lengths}, 1, block, 0);",
+        ]
+    else:  # an engine's threads have many elements each; what the epilogue reads is read by all threads side by side
+        wide = gcd(16 // product.itemsize, n)
+        lines = [
+            end,
+            f"const Staged<{rows}, {columns}> tile = {{(T *)(shared_bytes + {product.shared})}};",
+            f"{product.call}(x0, x1, tile, {lengths}, 1, block, 0);",
+            "__syncthreads();",
+            f"tile.finish<{wide}, THREADS>(end, {m}, {n}, block);",
+        ]
+    return Part(
+        lines,
+        (a, b, *after.inputs),
+        after.outputs,
+        ("common.cuh", product.header, "staged.cuh"),
+        definitions=after.text,
+        blocks=product.blocks[0],
+        shared=shared,
+    )
+
+
+def staging_bytes(rows: int, columns: int, itemsize: int) -> int:
+    """Bytes of a `Staged` tile (`kernels/cuda/staged.cuh`)."""
+    return rows * (columns * itemsize + 16)

@@ -1,0 +1,96 @@
+"""Horizontal fusion: equations that do not depend on one another share a launch, each with thread blocks of its own.
+
+Two kinds: those whose results no other equation needs (updates of parameters, with the gradients of weights), which
+wait for one another; and those between the same others, counted in launches from the Program's inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from math import prod
+
+from adtrain.core.chip import CHIP
+from adtrain.core.fused import block_p, fuse, gather_p, loops_p, product_p, together_p
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.passes.fuse_blocks import is_small
+from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.groups import Groups
+
+WAVES = 3
+"""Blocks for each multiprocessor that members have together, at most: with more, what a launch costs is no longer much
+of what they take, and arguments would wait for long, keeping their memory."""
+
+TILE = 64
+"""Rows and columns of a product that a block computes."""
+ELEMENTS = 4096
+"""Elements of a result that a block computes elsewhere: 256 threads, 4 vectors each."""
+LONGEST = 1024
+"""Length of a product's sums. Longer ones may have to be cut among blocks, which takes a second launch."""
+POINTERS = 480
+"""Arguments of a kernel, at most: 4 KiB hold 512 of them."""
+
+
+def side_by_side(program: Program) -> Program:
+    """One `together` equation for each group of independent equations."""
+    groups = Groups(program)
+    needed = {v for e in program.equations for v in e.inputs}
+    last = [i for i, e in enumerate(program.equations) if needed.isdisjoint(e.outputs)]
+    _merge(groups, last)
+    by_level: dict[int, list[int]] = {}
+    for i, level in enumerate(_levels(program)):
+        if i not in last:
+            by_level.setdefault(level, []).append(i)
+    for members in by_level.values():
+        _merge(groups, members)
+    return groups.rewritten(partial(fuse, together_p))
+
+
+def _merge(groups: Groups, independent: Iterable[int]) -> None:
+    """Merge equations that do not depend on one another, in their order, as far as they fit."""
+    first: int | None = None
+    blocks = 0
+    pointers: set[Variable] = set()
+    kinds: set[str] = set()  # element types of products, of which a kernel has one
+    for i in independent:
+        e = groups.equations[i]
+        own = _blocks(e)
+        if own is None:
+            continue
+        kind = {v.type.dtype.name for v in e.inputs[:1] if _is_product(e)}
+        mine = {*e.inputs, *e.outputs}
+        few = blocks + own <= WAVES * CHIP.multiprocessors and len(pointers | mine) <= POINTERS
+        if first is not None and few and len(kinds | kind) <= 1 and groups.can_merge(groups.of[first], i):
+            groups.merge(groups.of[first], i)
+            blocks, pointers, kinds = blocks + own, pointers | mine, kinds | kind
+        else:
+            first, blocks, pointers, kinds = i, own, mine, kind
+
+
+def _levels(program: Program) -> list[int]:
+    """For each equation the number of launches on the longest way to it."""
+    after: dict[Variable, int] = {}
+    found = []
+    for e in program.equations:
+        found.append(max((after.get(v, 0) for v in e.inputs), default=0))
+        after |= dict.fromkeys(e.outputs, found[-1] + (e.primitive.name != "reshape"))
+    return found
+
+
+def _is_product(equation: Equation) -> bool:
+    return equation.primitive is product_p or equation.primitive.name == "matmul"
+
+
+def _blocks(equation: Equation) -> int | None:
+    """How many thread blocks it takes beside others, or None if it runs alone."""
+    e = equation
+    if not all(v.size for v in (*e.inputs, *e.outputs)):
+        return None
+    if e.primitive in (loops_p, gather_p) or elementwise(e):
+        return -(-e.outputs[0].size // ELEMENTS)
+    if _is_product(e):
+        matmul = e.params["body"].equations[0] if e.primitive is product_p else e
+        (*batch, m, n), a = matmul.outputs[0].type.shape, matmul.inputs[0].type.shape
+        k = a[-2 if matmul.params["transpose_a"] else -1]
+        return prod(batch) * -(-m // TILE) * -(-n // TILE) if k <= LONGEST else None
+    return 1 if e.primitive is block_p or is_small(e) else None

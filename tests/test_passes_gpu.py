@@ -1,0 +1,179 @@
+"""Passes for GPUs: which equations share a launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from program_samples import ON_GPU, bodies, names
+
+import adtrain as ad
+from adtrain import config, ops, passes
+from adtrain.backends.cuda.codegen.block_forms import FORMS
+from adtrain.core.chip import CHIP
+from adtrain.core.fused import label
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import stage
+from adtrain.passes.fuse_blocks import FORMS as SMALL
+from adtrain.passes.side_by_side import LONGEST, POINTERS, WAVES
+from adtrain.training.preparation import outline
+
+SGD = "optimizer={sgd: {lr: 0.1, momentum: 0.9}}"
+
+
+def step(name: str, *overrides: str) -> Program:
+    """The step of a config, as a GPU runs it."""
+    return outline(config.load(name, overrides)).step_program(passes=ON_GPU)
+
+
+def launches(program: Program) -> list[Equation]:
+    return [e for e in program.equations if e.primitive.name != "reshape"]
+
+
+def members_of(equation: Equation) -> list[str]:
+    return [e.primitive.name for e in equation.params["body"].equations]
+
+
+@pytest.mark.parametrize("overrides", [(), (SGD,), ("optimizer={sgd: {lr: 0.1}}",)], ids=["adam", "momentum", "sgd"])
+def test_a_step_of_three_dense_layers_is_eight_launches(overrides: tuple[str, ...]) -> None:
+    program = step("mlp", *overrides)
+    first, *products, loss, back2, back1, last = launches(program)
+    assert "gather" in members_of(first)
+    assert [label(e) for e in products] == ["matmul+add+relu", "matmul+add+relu", "matmul+add"]
+    assert loss.primitive.name == "block"
+    assert [label(e) for e in (back2, back1)] == ["matmul+less+where"] * 2
+    assert members_of(last).count("product") == 3
+    assert {"product", "block"} <= set(members_of(last))
+    updated = [v for v in program.outputs if v.type.shape and v.size > 1]
+    assert set(updated) <= passes.plan_memory(program).in_place.keys()
+
+
+@pytest.mark.parametrize(("name", "most"), [("lenet5", 23), ("cnn", 20)])
+def test_steps_of_convolutional_networks_are_few_launches(name: str, most: int) -> None:
+    program = step(name)
+    assert len(launches(program)) <= most
+    assert sum(e.primitive.name == "block" for e in program.equations) == 1
+
+
+def test_a_device_has_the_passes_for_it() -> None:
+    def moved(program: Program, device: str) -> Program:
+        made = [v for e in program.equations for v in e.outputs]
+        of = {v: Variable(v.type, device) for v in (*program.inputs, *made)}
+        equations = [
+            Equation(e.primitive, tuple(of[v] for v in e.inputs), e.params, tuple(of[v] for v in e.outputs))
+            for e in program.equations
+        ]
+        inputs, outputs = (tuple(of[v] for v in vs) for vs in (program.inputs, program.outputs))
+        return Program(inputs, {}, tuple(equations), outputs)
+
+    program = stage(lambda x: ops.softmax(ops.softmax(x, 1) * x, 1)).program(np.ones((9, 3)))
+    assert names(passes.fuse(program)) == ["items"]
+    assert names(passes.fuse(moved(program, "gpu"))) == ["block"]
+    batched = stage(lambda x: ops.relu(ops.matmul(x, x))).program(np.ones((5, 64, 64)))
+    assert names(passes.fuse(batched)) == ["matmul", "relu"]
+    assert names(passes.fuse(moved(batched, "gpu"))) == ["product"]
+
+
+def test_a_thread_block_has_a_form_for_each_primitive_that_may_join_one() -> None:
+    assert FORMS.keys() == SMALL
+
+
+def test_small_equations_between_products_are_one_block() -> None:
+    def f(x: Any, w: Any, labels: Any) -> Any:
+        with ad.core.scope.scope("loss"):
+            value, ct = ad.value_and_grad(ops.cross_entropy)(ops.matmul(x, w), labels)
+        return value, ops.matmul(ct, w, transpose_b=True)
+
+    program = stage(f, ON_GPU).program(np.ones((64, 32)), np.ones((32, 10)), np.arange(64) % 10)
+    first, *others = launches(program)
+    assert first.primitive.name == "together"  # what depends on the labels alone, beside the first product
+    assert sorted(e.primitive.name for e in others) == ["block", "matmul"]
+
+
+def test_a_large_equation_stays_outside_of_blocks() -> None:
+    def f(x: Any) -> Any:
+        return ops.softmax(ops.softmax(x, 1), 0)
+
+    assert names(stage(f, ON_GPU).program(np.ones((100, 50)))) == ["block"]
+    assert names(stage(f, ON_GPU).program(np.ones((1000, 500)))) == ["softmax", "softmax"]
+
+
+def test_a_block_hands_on_what_others_need_also_through_a_reshape() -> None:
+    def f(x: Any, w: Any) -> Any:
+        flat = ops.reshape(ops.softmax(x, 1), (30,))
+        return flat, ops.matmul(ops.reshape(flat, (1, 30)), w), ops.cumsum(ops.reshape(flat, (3, 10)) * 2.0, 1)
+
+    given = np.arange(30.0).reshape(5, 6), np.ones((30, 4))
+    program = stage(f, ON_GPU).program(*given)
+    assert bodies(program, "block") == [["softmax", "reshape", "mul"]]
+    for x, y in zip(stage(f, ON_GPU)(*given), f(*given), strict=True):
+        np.testing.assert_array_equal(x.numpy(), y.numpy())
+
+
+def test_the_mask_in_front_of_a_flattening_joins_the_product_that_gives_the_flat_gradient() -> None:
+    def f(ct: Any, w: Any, x: Any) -> Any:
+        return ops.where(ops.less(0.0, x), ops.reshape(ops.matmul(ct, w), (9, 8, 5, 5)), 0.0)
+
+    rng = np.random.default_rng(0)
+    given = rng.normal(size=(9, 30)), rng.normal(size=(30, 200)), rng.normal(size=(9, 8, 5, 5))
+    program = stage(f, ON_GPU).program(*given)
+    assert [label(e) for e in launches(program)] == ["matmul+less+where"]
+    np.testing.assert_array_equal(stage(f, ON_GPU)(*given).numpy(), f(*given).numpy())
+
+
+ROWS = np.arange(3000) % 7
+
+
+def test_rows_by_index_are_read_by_the_loop_that_uses_them() -> None:
+    def f(table: Any, rows: Any) -> Any:
+        return ops.embedding(rows, table) * 2.0 + 1.0
+
+    program = stage(f, ON_GPU).program(np.ones((7, 50)), ROWS)
+    assert bodies(program, "gather") == [["take", "loops"]]
+    assert names(program) == ["gather"]
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["needed by others", "along another axis"])
+def test_rows_stay_an_equation_where_a_loop_alone_cannot_read_them(kept: bool) -> None:
+    def f(table: Any, rows: Any) -> Any:
+        found = ops.embedding(rows, table) if kept else ops.take(table, rows, 1)
+        return (found * 2.0, found) if kept else (found * 2.0,)
+
+    program = stage(f, ON_GPU).program(np.ones((7, 50)), ROWS)
+    assert "gather" not in names(program)
+
+
+def gradients(k: int, count: int = 2) -> Program:
+    """Independent products of k x 64 matrices, whose results are updates."""
+
+    def f(*xs: Any) -> list[Any]:
+        return [ops.matmul(x, x, transpose_a=True) * 0.1 + 1.0 for x in xs]
+
+    return stage(f, ON_GPU).program(*[np.ones((k, 64), np.float32) for _ in range(count)])
+
+
+def test_products_that_nobody_needs_share_a_launch_unless_their_sums_are_long() -> None:
+    assert bodies(gradients(LONGEST), "together") == [["product", "product"]]
+    assert names(gradients(LONGEST + 1)) == ["product", "product"]
+
+
+def test_a_launch_takes_no_more_than_a_few_waves_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CHIP, "multiprocessors", 1)
+    assert bodies(gradients(8, 5), "together") == [["product"] * WAVES, ["product"] * 2]
+
+
+def test_products_of_two_types_have_launches_of_their_own() -> None:
+    def f(x: Any, y: Any) -> Any:
+        return ops.matmul(x, x), ops.matmul(y, y)
+
+    assert names(stage(f, ON_GPU).program(np.ones((9, 9), np.float32), np.ones((9, 9)))) == ["matmul", "matmul"]
+
+
+def test_a_launch_has_no_more_arguments_than_it_can_take() -> None:
+    def f(xs: Any) -> Any:
+        return [x * 2.0 for x in xs]
+
+    program = stage(f, ON_GPU).program([np.ones((4, 5)) for _ in range(600)])
+    assert len(program.equations) == 3
+    assert all(len(e.inputs) + len(e.outputs) <= POINTERS for e in program.equations)
