@@ -172,7 +172,7 @@ def test_every_candidate_for_a_convolution_is_right(
     )
     for primitive, candidates, arrays, params in cases:
         reference = primitive.implementations["cpu"]
-        expected = reference(*(rounded(v, precision).astype(float) for v in arrays), **params)
+        expected = reference(*(rounded(v, precision).astype(float) for v in arrays), **{**params, "precision": "full"})
         for kernel in candidates(*types(*arrays), **params, precision=precision):
             found = computed(gpu, primitive, kernel, list(arrays), **params)
             assert distance(found, expected) < TOLERANCE["float32"], (kernel.name, kernel.definitions())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from program_samples import OPTIMIZERS, batch, two_updates, update_arguments
 from program_samples import training as sample
 
 import adtrain as ad
-from adtrain import config, ops, training
+from adtrain import ops
 from adtrain.core import tree
 from adtrain.core.errors import ShapeError
 from adtrain.core.fused import label
@@ -110,25 +110,3 @@ def test_an_index_out_of_range_is_refused(count: int, wrong: int) -> None:
     f = stage(lambda table, rows: ops.softmax(ops.embedding(rows, table) * 2.0, 1), ALL)
     with pytest.raises(ShapeError, match="an index is out of range"):
         f(table, ad.array(rows, device="gpu")).numpy()
-
-
-def weights_after(steps: int) -> list[bytes]:
-    experiment = training.prepare(config.load("smoke", [f"training.steps={steps}"]))
-    return [x.numpy().tobytes() for x in tree.leaves(training.run(experiment, "gpu").state)]
-
-
-def test_twenty_recorded_steps_are_twenty_launched_steps(gpu: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    from adtrain.backends.cuda.graph import Graphs
-
-    recordings = []
-    record = Graphs._record
-
-    def counted(self: Graphs, work: Callable[[], None]) -> object:
-        recordings.append(work)
-        return record(self, work)
-
-    monkeypatch.setattr(Graphs, "_record", counted)
-    recorded = weights_after(20)
-    assert recordings
-    monkeypatch.setattr(Graphs, "run", lambda self, addresses, work: work())
-    assert weights_after(20) == recorded

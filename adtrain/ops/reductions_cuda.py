@@ -162,7 +162,13 @@ def reduction(operation: int, dtypes: Callable[..., Any]) -> tuple[CudaKernel, .
             name="reduce_columns_parts",
             blocks=lambda x, **axes: column_blocks(x, **axes) * parts(x, **axes)[0],
             definitions=column_macros,
-            applies=divided,
+            applies=lambda x, **axes: not rows(x, **axes) and divided(x, **axes),
         ),
-        replace(whole, name="reduce_columns", blocks=column_blocks, definitions=column_macros),
+        replace(
+            whole,
+            name="reduce_columns",
+            blocks=column_blocks,
+            definitions=column_macros,
+            applies=lambda x, **axes: not rows(x, **axes),
+        ),
     )

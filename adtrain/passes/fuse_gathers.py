@@ -36,9 +36,12 @@ def fuse_gathers(program: Program) -> Program:
                 continue  # a thread block computes both
             if groups.can_merge(groups.of[p], groups.of[i]):
                 groups.merge(groups.of[p], groups.of[i])
-                q = groups.producer.get(program.equations[p].inputs[1])
-                if q is not None and _takes_one_row(program.equations[q]) and groups.can_merge(q, groups.of[i]):
-                    groups.merge(q, groups.of[i])
+                indices = program.equations[p].inputs[1]
+                q = groups.producer.get(indices)
+                if q is None or readers[indices] > 1 or not _takes_one_row(program.equations[q]):
+                    continue
+                if groups.can_merge(groups.of[q], groups.of[i]):
+                    groups.merge(groups.of[q], groups.of[i])
     return groups.rewritten(partial(fuse, gather_p))
 
 

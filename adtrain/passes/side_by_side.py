@@ -1,11 +1,13 @@
 """Horizontal fusion: equations that do not depend on one another share a launch, each with thread blocks of its own.
 
 Two kinds: those whose results no other equation needs (updates of parameters, with the gradients of weights), which
-wait for one another; and those between the same others, counted in launches from the Program's inputs.
+wait for one another; and those between the same others, counted in launches from the Program's inputs. A thread block
+of its own that has time, such as the schedule's until the first update, runs beside the most work that it can.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 from math import prod
@@ -67,14 +69,39 @@ def _merge(groups: Groups, independent: Iterable[int]) -> None:
             first, blocks, pointers, kinds = i, own, mine, kind
 
 
+def _most() -> int:
+    """Blocks that share a launch."""
+    return WAVES * CHIP.multiprocessors
+
+
 def _levels(program: Program) -> list[int]:
-    """For each equation the number of launches on the longest way to it."""
+    """For each equation the number of launches in front of it: on the longest way to it, or, for what takes one thread
+    block, as many more as those which need it allow, where most work is done."""
+    equations = program.equations
     after: dict[Variable, int] = {}
-    found = []
-    for e in program.equations:
-        found.append(max((after.get(v, 0) for v in e.inputs), default=0))
-        after |= dict.fromkeys(e.outputs, found[-1] + (e.primitive.name != "reshape"))
-    return found
+    levels = []
+    for e in equations:
+        levels.append(max((after.get(v, 0) for v in e.inputs), default=0))
+        after |= dict.fromkeys(e.outputs, levels[-1] + _launches(e))
+    work: Counter[int] = Counter()
+    for e, level in zip(equations, levels, strict=True):
+        if (_blocks(e) or _most()) < _most():
+            work[level] += e.primitive.cost([v.type for v in e.inputs], e.params).flops
+    needed: dict[Variable, int] = {}  # the level of the first who needs it
+    for i in range(len(equations) - 1, -1, -1):
+        e = equations[i]
+        by = min((needed[v] for v in e.outputs if v in needed), default=levels[i]) - _launches(e)
+        if not _launches(e):
+            levels[i] = by
+        elif _blocks(e) == 1 and by > levels[i]:
+            levels[i] = max(range(levels[i], by + 1), key=lambda level: work[level])
+        for v in e.inputs:
+            needed[v] = min(needed.get(v, levels[i]), levels[i])
+    return levels
+
+
+def _launches(equation: Equation) -> int:
+    return int(equation.primitive.name != "reshape")
 
 
 def _is_product(equation: Equation) -> bool:
