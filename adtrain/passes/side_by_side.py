@@ -61,7 +61,7 @@ def _merge(groups: Groups, independent: Iterable[int]) -> None:
             continue
         kind = {v.type.dtype.name for v in e.inputs[:1] if _is_product(e)}
         mine = {*e.inputs, *e.outputs}
-        few = blocks + own <= WAVES * CHIP.multiprocessors and len(pointers | mine) <= POINTERS
+        few = blocks + own <= _most() and len(pointers | mine) <= POINTERS
         if first is not None and few and len(kinds | kind) <= 1 and groups.can_merge(groups.of[first], i):
             groups.merge(groups.of[first], i)
             blocks, pointers, kinds = blocks + own, pointers | mine, kinds | kind

@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -193,12 +194,17 @@ class Kernel:
             found = self.shapes[size] = self._strided(size) if size.elements else self._blocks(size)
         return found
 
+    def at_once(self, shape: Shape) -> int:
+        """Blocks that one multiprocessor runs at once."""
+        threads = prod(shape.block)
+        return int(checked(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.queried, threads, shape.shared)))
+
     def _strided(self, size: Size) -> Shape:
         """Blocks of the size that keeps most threads on a multiprocessor, smaller where the elements would not reach
         all multiprocessors; and no more blocks than run at once, as a thread goes on to further elements."""
         processors = self.device.multiprocessors
         threads = min(self._best_threads(0), _warps(-(-size.elements // processors)))
-        at_once: int = checked(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.queried, threads, 0))
+        at_once = self.at_once(Shape((1, 1, 1), (threads, 1, 1), 0))
         blocks = min(-(-size.elements // threads), at_once * processors)
         return Shape((blocks, 1, 1), (threads, 1, 1), 0)
 
@@ -238,7 +244,7 @@ class Launch:
         self.function, self.queried = kernel.function, kernel.queried
         numbers = "".join("d" if isinstance(x, float) else "q" for x in task.numbers)
         self.format = "P" * len(task.operands) + numbers + "P" * (task.scratch + task.checked)
-        self.overlaps = device.overlaps
+        self.overlaps = device.overlaps and spreads(prod(self.shape.grid), kernel.at_once(self.shape), device)
 
     def __call__(self, addresses: list[int], scratch: int, flag: int) -> None:
         """Put the launch on the stream; ``addresses`` are those of the equation's inputs and outputs."""
@@ -278,6 +284,15 @@ class Launch:
     def _arguments(self, addresses: list[int], scratch: int, flag: int) -> list[int | float]:
         last = [scratch] * self.scratch + [flag] * self.checked
         return [*(addresses[i] for i in self.operands), *self.numbers, *last]
+
+
+def spreads(blocks: int, at_once: int, device: Device) -> bool:
+    """Whether a launch that starts early still gets all multiprocessors.
+
+    Blocks that come while the kernel before is ending fill those that are done with it, one after the other; where
+    several fit on each, and they are too few for all, the others then have nothing to do.
+    """
+    return blocks == 1 or at_once == 1 or blocks >= at_once * device.multiprocessors
 
 
 def _warps(threads: int) -> int:
