@@ -36,25 +36,27 @@ def members_of(equation: Equation) -> list[str]:
 
 
 @pytest.mark.parametrize("overrides", [(), (SGD,), ("optimizer={sgd: {lr: 0.1}}",)], ids=["adam", "momentum", "sgd"])
-def test_a_step_of_three_dense_layers_is_eight_launches(overrides: tuple[str, ...]) -> None:
+def test_a_step_of_three_dense_layers_is_six_launches(overrides: tuple[str, ...]) -> None:
     program = step("mlp", *overrides)
-    gather, first, *products, loss, back2, back1, last = launches(program)
+    gather, first, second, head, back, last = launches(program)
     assert gather.primitive.name == "gather"
-    assert members_of(first) == ["product", "block", "block"]  # the labels, and the schedule
-    assert [label(e) for e in products] == ["matmul+add+relu", "matmul+add"]
-    assert loss.primitive.name == "block"
-    assert [label(e) for e in (back2, back1)] == ["matmul+less+where"] * 2
+    assert "product" in members_of(first)
+    assert members_of(first).count("block") >= 1  # the labels, and the schedule
+    assert label(second) == "matmul+add+relu"
+    assert head.primitive.name == "rows"
+    assert members_of(head).count("matmul") == 2  # of the logits, and of the gradient of what they are made of
+    assert label(back) == "matmul+less+where"
     assert members_of(last).count("product") == 3
     assert {"product", "block"} <= set(members_of(last))
     updated = [v for v in program.outputs if v.type.shape and v.size > 1]
     assert set(updated) <= passes.plan_memory(program).in_place.keys()
 
 
-@pytest.mark.parametrize(("name", "most"), [("lenet5", 23), ("cnn", 20)])
+@pytest.mark.parametrize(("name", "most"), [("lenet5", 21), ("cnn", 17)])
 def test_steps_of_convolutional_networks_are_few_launches(name: str, most: int) -> None:
     program = step(name)
     assert len(launches(program)) <= most
-    assert sum(e.primitive.name == "block" for e in program.equations) == 1
+    assert [e.primitive.name for e in launches(program)].count("rows") == 1
 
 
 def test_a_device_has_the_passes_for_it() -> None:
@@ -80,16 +82,36 @@ def test_a_thread_block_has_a_form_for_each_primitive_that_may_join_one() -> Non
     assert FORMS.keys() == SMALL
 
 
-def test_small_equations_between_products_are_one_block() -> None:
+def loss_between_products(rows: int, features: int) -> Program:
     def f(x: Any, w: Any, labels: Any) -> Any:
         with ad.core.scope.scope("loss"):
             value, ct = ad.value_and_grad(ops.cross_entropy)(ops.matmul(x, w), labels)
         return value, ops.matmul(ct, w, transpose_b=True)
 
-    program = stage(f, ON_GPU).program(np.ones((64, 32)), np.ones((32, 10)), np.arange(64) % 10)
-    first, *others = launches(program)
+    given = np.ones((rows, features)), np.ones((features, 10)), np.arange(rows) % 10
+    return stage(f, ON_GPU).program(*given)
+
+
+def test_small_equations_between_wide_products_are_one_block() -> None:
+    first, *others = launches(loss_between_products(64, 1000))
     assert first.primitive.name == "together"  # what depends on the labels alone, beside the first product
     assert sorted(e.primitive.name for e in others) == ["block", "matmul"]
+
+
+def test_narrow_products_and_what_lies_between_them_go_row_by_row() -> None:
+    for rows in (64, 7499, 7500):
+        (body,) = bodies(loss_between_products(rows, 32), "rows")
+        assert body.count("matmul") == 2
+        assert {"log_softmax", "take_along_axis"} <= set(body)
+
+
+def test_what_is_needed_whole_is_not_made_row_by_row() -> None:
+    def f(x: Any, w: Any) -> Any:
+        y = ops.softmax(ops.matmul(x, w), 1)
+        return y, ops.matmul(y, ops.softmax(y, 1), transpose_b=True)
+
+    program = stage(f, ON_GPU).program(np.ones((64, 16)), np.ones((16, 10)))
+    assert [body.count("matmul") for body in bodies(program, "rows")] == [1]
 
 
 def test_a_large_equation_stays_outside_of_blocks() -> None:

@@ -59,10 +59,14 @@ gather_p: Primitive = _fused("gather")
 block_p: Primitive = _fused("block")
 """Small equations, one after the other in one thread block of a GPU."""
 
+rows_p: Primitive = _fused("rows")
+"""Equations of which each needs, for some rows of its outputs, those rows of its inputs alone (or all of a small one);
+each thread block of a GPU takes its own rows through all of them."""
+
 together_p: Primitive = _fused("together")
 """Equations that do not depend on one another, of any shapes: loops; on a GPU also products, gathers and blocks."""
 
-FUSED = frozenset((loops_p, product_p, items_p, gather_p, block_p, together_p))
+FUSED = frozenset((loops_p, product_p, items_p, gather_p, block_p, rows_p, together_p))
 
 
 def fuse(primitive: Primitive, equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:

@@ -9,6 +9,7 @@ from adtrain.passes.fuse_elementwise import fuse_elementwise
 from adtrain.passes.fuse_gathers import fuse_gathers
 from adtrain.passes.fuse_items import fuse_items
 from adtrain.passes.fuse_products import fuse_products
+from adtrain.passes.fuse_rows import fuse_rows
 from adtrain.passes.loops_on_products import loops_on_products
 from adtrain.passes.merge_updates import merge_updates
 from adtrain.passes.plan_memory import MemoryPlan, plan_memory
@@ -40,6 +41,7 @@ FUSE_GPU = (
     fuse_elementwise,
     loops_on_products,
     remove_dead_code,
+    fuse_rows,
     fuse_products,
     fuse_gathers,
     fuse_blocks,
@@ -72,6 +74,7 @@ __all__ = [
     "fuse_gathers",
     "fuse_items",
     "fuse_products",
+    "fuse_rows",
     "keep_gradients_pooled",
     "keep_sums_pooled",
     "loops_on_products",

@@ -13,10 +13,12 @@ from adtrain.backends.cuda.codegen.block import block, threads_for
 from adtrain.backends.cuda.codegen.loops import loops
 from adtrain.backends.cuda.codegen.part import OPTIONS, Kernel, kernel
 from adtrain.backends.cuda.codegen.product import Epilogue, epilogue, matmul_of
+from adtrain.backends.cuda.codegen.rows import THREADS as ROW_THREADS
+from adtrain.backends.cuda.codegen.rows import rows
 from adtrain.backends.cuda.codegen.together import together
 from adtrain.backends.cuda.compiler import Source, file_source
 from adtrain.core.errors import DeviceError
-from adtrain.core.fused import block_p, gather_p, loops_p, product_p, together_p
+from adtrain.core.fused import block_p, gather_p, loops_p, product_p, rows_p, together_p
 from adtrain.core.kernel import CudaKernel, no_bytes
 from adtrain.core.program import Equation, Variable
 from adtrain.ops.matmul_cuda import Product, products
@@ -174,6 +176,8 @@ def _generated(equation: Equation) -> Kernel | None:
     if equation.primitive is block_p:
         threads = threads_for(equation)
         return kernel("block", [block(equation, threads)], threads)
+    if equation.primitive is rows_p:
+        return kernel("rows", [rows(equation)], ROW_THREADS)
     if equation.primitive is together_p:
         return together(equation.params["body"].equations, _whole)
     return None

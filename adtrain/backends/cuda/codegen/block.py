@@ -40,14 +40,18 @@ class _Timed(NamedTuple):
 def threads_for(equation: Equation) -> int:
     """Threads of a block that has a launch of its own: no more than its equations find work for."""
     body = body_of(equation)
-    most = max(step.threads for timed in _timed(body, _names(body), MOST_THREADS) for step in timed.steps)
+    most = max(step.threads for timed in _timed(body, names_of(body), MOST_THREADS) for step in timed.steps)
     return min(MOST_THREADS, -(-most // WARP) * WARP)
 
 
 def block(equation: Equation, threads: int) -> Part:
     """What a thread block does for a `block` equation, or for a single small one."""
     body = body_of(equation)
-    names = _names(body)
+    return part_of(body, names_of(body), threads)
+
+
+def part_of(body: Program, names: dict[Variable, str], threads: int) -> Part:
+    """What a thread block does for the equations of a body, with these pointers to its values."""
     timed = _timed(body, names, threads)
     places, shared, scratch = _memory(body, timed)
     lines = []
@@ -60,7 +64,7 @@ def block(equation: Equation, threads: int) -> Part:
     return Part(lines, body.inputs, body.outputs, ("block.cuh",), shared=shared, scratch=scratch, checked=checked)
 
 
-def _names(body: Program) -> dict[Variable, str]:
+def names_of(body: Program) -> dict[Variable, str]:
     """The pointers: x of inputs, y of outputs, s of what is handed on; a reshape has its argument's."""
     names = {v: f"x{i}" for i, v in enumerate(body.inputs)} | {v: f"y{i}" for i, v in enumerate(body.outputs)}
     for e in body.equations:

@@ -207,6 +207,24 @@ def _slice(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     return [loop(y.size, [f"{names[y]}[i] = {names[x]}[{start} + {place}];"])]
 
 
+def _matmul(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    """A few rows by a small matrix: lanes share a long sum, a short one is a thread's own."""
+    (a, b), (y,) = equation.inputs, equation.outputs
+    k, n = a.type.shape[1], y.type.shape[1]
+    t, left = c_type(y.type.dtype), f"{names[a]}[o / {n} * {k} + r]"
+    right = f"{names[b]}[o % {n} * {k} + r]" if equation.params["transpose_b"] else f"{names[b]}[r * {n} + o % {n}]"
+    lanes = lanes_for(k, y.size, threads)
+    if lanes == 1:
+        terms = ["#pragma unroll 8", f"for (int r = 0; r < {k}; r++)", f"    sum = fma({left}, {right}, sum);"]
+        return [loop(y.size, ["const int o = i;", f"{t} sum = 0;", *terms, f"{names[y]}[i] = sum;"])]
+    lines = [
+        f"in_block::reduce_lanes<Sum, {t}, THREADS, {y.size}, {k}, {lanes}>(t,",
+        f"    [&](int o, int r) {{ return {left} * {right}; }},",
+        f"    [&](int o, {t} value) {{ {names[y]}[o] = value; }});",
+    ]
+    return [Step(lines, min(y.size * lanes, threads))]
+
+
 FORMS: Mapping[str, Form] = {
     "sum": _reduction("Sum"),
     "max": _reduction("Max"),
@@ -229,7 +247,7 @@ def form_of(equation: Equation) -> Form:
     """How one thread block computes it."""
     if equation.primitive is loops_p or elementwise(equation):
         return _elementwise
-    return FORMS[equation.primitive.name]
+    return _matmul if equation.primitive.name == "matmul" else FORMS[equation.primitive.name]
 
 
 def is_checked(equation: Equation) -> bool:

@@ -1,0 +1,69 @@
+"""Rows: a small Program whose rows are dealt to thread blocks, each of which takes its own through all equations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from adtrain.backends.cuda.codegen.block import names_of, part_of
+from adtrain.backends.cuda.codegen.part import Part, indented
+from adtrain.codegen.expressions import c_type
+from adtrain.core.array import ArrayType
+from adtrain.core.chip import CHIP
+from adtrain.core.fused import FUSED, body_of
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.passes.fuse_rows import shared_inputs
+
+THREADS = 256
+BLOCKS = 2
+"""Thread blocks for each multiprocessor, at most, where the number of rows can be divided so."""
+
+
+def rows(equation: Equation) -> Part:
+    """What each thread block does for a `rows` equation."""
+    body = body_of(equation)
+    whole = shared_inputs(body)
+    count = body.outputs[0].type.shape[0]
+    own = _sliced(body, {v: v for v in whole}, count, rows_each(count))
+    names = names_of(own)
+    lines = []
+    for kind, variables in (("x", own.inputs), ("y", own.outputs)):
+        for i, v in enumerate(variables):
+            if v not in whole:
+                pointer = f"{'const ' if kind == 'x' else ''}{c_type(v.type.dtype)} *const"
+                lines.append(f"{pointer} my{kind}{i} = {kind}{i} + (int64_t)block * {v.size};")
+                names |= {w: f"my{kind}{i}" for w, name in names.items() if name == f"{kind}{i}"}
+    part = part_of(own, names, THREADS)
+    if part.scratch:
+        lines += ["char *const all = own;", "{", f"    char *const own = all + (int64_t)block * {part.scratch};"]
+        lines += [*indented(part.lines), "}"]
+    else:
+        lines += part.lines
+    blocks = count // rows_each(count)
+    scratch = part.scratch * blocks
+    return replace(part, lines=lines, inputs=body.inputs, outputs=body.outputs, blocks=blocks, scratch=scratch)
+
+
+def rows_each(count: int) -> int:
+    """The rows of a thread block: the fewest that make few blocks, or one where no small number divides them."""
+    most = BLOCKS * CHIP.multiprocessors
+    least = next(n for n in range(1, count + 1) if count % n == 0 and count // n <= most)
+    return least if least <= 1 + 2 * count // most else 1
+
+
+def _sliced(body: Program, known: dict[Variable, Variable], count: int, each: int) -> Program:
+    """The body for so many of its rows; `known` are its variables that have been sliced already, or stay whole."""
+
+    def sliced(v: Variable) -> Variable:
+        if v not in known:
+            shape = v.type.shape
+            cut = bool(shape) and shape[0] == count
+            known[v] = Variable(ArrayType((each, *shape[1:]) if cut else shape, v.type.dtype), v.device)
+        return known[v]
+
+    def equation(e: Equation) -> Equation:
+        fused = e.primitive in FUSED
+        params = {**e.params, "body": _sliced(e.params["body"], known, count, each)} if fused else e.params
+        return replace(e, inputs=tuple(map(sliced, e.inputs)), outputs=tuple(map(sliced, e.outputs)), params=params)
+
+    inputs = tuple(map(sliced, body.inputs))
+    return Program(inputs, {}, tuple(map(equation, body.equations)), tuple(map(sliced, body.outputs)))
