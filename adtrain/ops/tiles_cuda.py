@@ -187,7 +187,6 @@ MATRIX_TILES: Mapping[Unit, Sequence[Tile]] = {
         Tile(64, 64, 32, 32, 32, 2, 3, 2, 1.5, 1.2, Unit.TF32),
     ),
     Unit.BFLOAT16: (
-        Tile(256, 128, 32, 64, 64, 1, 3, 1, 3.9, 3.9, Unit.BFLOAT16),
         Tile(128, 256, 16, 64, 64, 1, 4, 1, 3.3, 3.3, Unit.BFLOAT16),
         Tile(128, 128, 16, 64, 64, 1, 4, 2, 3.0, 2.2, Unit.BFLOAT16),
         Tile(128, 64, 32, 64, 32, 1, 3, 2, 2.4, 1.5, Unit.BFLOAT16),

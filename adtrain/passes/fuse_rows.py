@@ -23,6 +23,8 @@ FEWEST = 32
 """Rows; fewer are for a thread block."""
 WIDEST = 1024
 """Elements of a row."""
+NARROW = 32
+"""The rows or the columns of a product's right side; engines that share more are faster."""
 WEIGHT = 8 << 10
 """Elements of a product's right side: each thread block reads it, in about as long as it waits for its first one."""
 
@@ -80,7 +82,9 @@ def _rows(equation: Equation) -> ByItem | None:
 def _narrow_product(equation: Equation) -> ByItem | None:
     a, b = equation.inputs
     params = equation.params
-    if len(a.type.shape) != 2 or params["transpose_a"] or params["precision"] != FULL or b.size > WEIGHT or a is b:
+    if len(a.type.shape) != 2 or params["transpose_a"] or params["precision"] != FULL or a is b:
+        return None
+    if b.size > WEIGHT or min(b.type.shape) > NARROW:
         return None
     return ByItem(a.type.shape[0], (True, False), False)
 
