@@ -17,7 +17,7 @@ from adtrain.core.backend import backend
 from adtrain.core.program import Equation
 from adtrain.core.staging import stage
 from adtrain.core.trace import bind
-from adtrain.ops.index import scatter_add_p, take_p
+from adtrain.ops.index import scatter_add_p, scatter_along_axis_p, take_p
 from adtrain.ops.norm import standardize_p
 from adtrain.ops.pool import Windows, avg_pool2d_put_p, max_pool2d_p, max_pool2d_pick_p, max_pool2d_put_p
 from adtrain.passes.fuse_elementwise import fuse_elementwise
@@ -255,6 +255,15 @@ def cases() -> Iterator[Case]:
             lambda ct, at: torch.zeros(50_000, 256, device="cuda", dtype=ct.dtype).index_add_(0, at, ct),
             normal(2**20, 256),
             at,
+        )
+    for shape2, count in (((2**18, 1000), 1), ((2**22, 64), 4)):
+        along = torch.randint(0, shape2[1], (shape2[0], count), device="cuda", dtype=torch.int32)
+        yield case(
+            f"scatter {count} along rows of {shape2[1]}",
+            lambda ct, at, n=shape2[1]: bind(scatter_along_axis_p, ct, at, axis=1, length=n),
+            lambda ct, at, s=shape2: torch.zeros(s, device="cuda", dtype=ct.dtype).scatter_add_(1, at.long(), ct),
+            normal(shape2[0], count),
+            along,
         )
     rng = ops.rng_state(1).to("gpu")
     yield case(

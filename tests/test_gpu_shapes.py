@@ -30,6 +30,7 @@ def large_reductions(draw: Draw) -> Iterator[tuple[str, Function]]:
         ((2, 3, 2, 3, 2, 3), (1, 3, 5)), ((40_000, 7), (1,)), ((2, 20_000, 2), (1,)), ((1, 1, 9), (0,)),
         ((128, 33), (0,)), ((3, 129, 40), (1,)), ((3, 2000, 40), (0, 1)), ((2000, 7), (1,)), ((1025, 10), (1,)),
         ((300, 64), (1,)), ((40_000, 64), (0,)), ((8, 4100), (0,)), ((30, 3, 49), (0, 2)), ((9, 3, 2500), (0, 2)),
+        ((8193, 1027), (1,)), ((65, 101), (1,)), ((400, 11, 7, 7), (0, 2, 3)), ((3, 70, 4, 50, 3), (0, 2, 4)),
     ]  # fmt: skip
     for shape, axes in many:
         for f in (ops.sum, ops.max, ops.min):
@@ -51,9 +52,13 @@ def long_lines(draw: Draw) -> Iterator[tuple[str, Function]]:
         ((1025, 31), 1),
         ((33, 100), 1),
         ((5, 2048), 1),
+        ((9, 1001), 1),
+        ((3, 40_003), 1),
         ((2, 70_001), 1),
+        ((2, 131_072), 1),
         ((2, 9, 300), 1),
         ((2, 200, 40), 1),
+        ((3, 1000, 9), 1),
     ]:
         for f in (ops.softmax, ops.log_softmax, ops.cumsum, ops.argmax):
             yield f"{f.__name__} {shape} {axis}", (lambda x, f=f, axis=axis: f(x, axis), [draw(*shape)])
@@ -92,6 +97,21 @@ def scattered(draw: Draw) -> Iterator[tuple[str, Function]]:
     for shape, count, axis in [((50, 7), 300, 0), ((7, 50), 33, 1), ((3, 20, 5), 64, 1)]:
         at = np.random.default_rng(1).integers(0, shape[axis], count)
         yield f"take {shape}", (with_gradients(lambda x, at=at, axis=axis: ops.take(x, at, axis)), [draw(*shape)])
+
+
+def scattered_along(draw: Draw) -> Iterator[tuple[str, Function]]:
+    """One index for each line, and several, of which some are the same."""
+    for shape, count, axis in [
+        ((50, 12), 1, 1),
+        ((7, 5, 3), 1, 1),
+        ((40, 9), 1, 0),
+        ((33, 16), 5, 1),
+        ((4, 6, 10), 9, 1),
+    ]:
+        lines = (*shape[:axis], count, *shape[axis + 1 :])
+        at = np.random.default_rng(3).integers(0, shape[axis], lines)
+        f = with_gradients(lambda x, at=at, axis=axis: ops.take_along_axis(x, at, axis))
+        yield f"take_along_axis {shape} {axis}", (f, [draw(*shape)])
 
 
 def sorted_positions(draw: Draw) -> Iterator[tuple[str, Function]]:
@@ -145,7 +165,7 @@ def vectors(draw: Draw) -> Iterator[tuple[str, Function]]:
             yield f"{shape} {other}", (lambda x, y: ops.exp(x) + y * x, [whole, draw(*other)])
 
 
-OWN = [large_reductions, long_lines, copies, scattered, sorted_positions, statistics, pooled, vectors]
+OWN = [large_reductions, long_lines, copies, scattered, scattered_along, sorted_positions, statistics, pooled, vectors]
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *OWN])

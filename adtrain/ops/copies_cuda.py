@@ -10,8 +10,8 @@ from adtrain.core.kernel import CudaKernel
 
 TILED = 8
 """The shortest axes whose exchange is worth going through tiles."""
-TILE_ROW, MOST_TILE = 256, 128
-"""Bytes of a tile's row, and the most elements."""
+TILE, BYTE_TILE = 64, 128
+"""Elements of a tile's row, and those of single bytes."""
 AXES = 6
 """Axes that kernels/cuda/copy.cu goes through."""
 THREADS = 256
@@ -46,7 +46,7 @@ def copies(layout: Callable[..., Layout], each: bool = False) -> tuple[CudaKerne
         return (args[1 + args[0] if each else 0].dtype,)
 
     def tile(*args: Any, **params: Any) -> int:
-        return min(TILE_ROW // types(*args, **params)[0].itemsize, MOST_TILE)
+        return TILE if types(*args, **params)[0].itemsize > 1 else BYTE_TILE
 
     def tiles(*args: Any, **params: Any) -> int:
         *others, rows, columns = tiled(*args, **params) or axes(*args, **params)

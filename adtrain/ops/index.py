@@ -160,11 +160,7 @@ scatter_along_axis_p: Primitive = Primitive(
             lambda ct, indices, axis, length: _along_numbers(indices, length, axis),
             lambda ct, indices, axis, length: (True, True) if axis else None,
         ),
-        "cuda": kernels_cuda.indexing(
-            "scatter_along_axis",
-            lambda ct, indices, axis, length: _along_numbers(indices, length, axis),
-            along=1,
-        ),
+        "cuda": kernels_cuda.scatter_along(lambda ct, indices, axis, length: _along_numbers(indices, length, axis)),
     },
     [lambda out, ct, indices, axis, length: lambda u: bind(take_along_axis_p, u, indices, axis=axis)],
     lambda ct, indices, axis, length: ct.size,

@@ -19,8 +19,8 @@ BLOCK = 256
 """Threads of a block where they go through shared memory: enough loads under way, and a barrier costs little."""
 HELD_ROW = 64 << 10
 """Bytes of a row that a block's registers hold, and its shared memory on every device."""
-WARP_VECTORS, EACH = 256, 4
-"""Vectors of a row up to which it is for a warp's lanes, and that are enough for a thread."""
+WARP_ROW, EACH = 4096, 64
+"""Bytes of a row up to which it is for a warp's lanes, and that are enough for a thread."""
 NARROW, MOST_TEAM = 8, 512
 """The fewest lanes that share a row of many vectors, which they read side by side; the most threads that do."""
 MANY_LINES, LEAST_LINE = 1 << 18, 64
@@ -30,11 +30,8 @@ MANY_LINES, LEAST_LINE = 1 << 18, 64
 def _held(length: int, itemsize: int) -> dict[str, int]:
     """TEAM threads that keep a row in their registers, ITEMS vectors of WIDTH each; ITEMS is 0 where it is too long."""
     width, size = vector(length, itemsize), length * itemsize
-    vectors = length // width
-    if vectors <= WARP_VECTORS:
-        team = min(power_of_two(vectors), max(NARROW, min(power_of_two(-(-vectors // EACH)), WARP)))
-    else:
-        team = min(power_of_two(-(-vectors // EACH)), MOST_TEAM)
+    vectors, enough = length // width, power_of_two(-(-size // EACH))
+    team = min(power_of_two(vectors), max(NARROW, min(enough, WARP))) if size <= WARP_ROW else min(enough, MOST_TEAM)
     return {"TEAM": team, "ITEMS": -(-vectors // team) if size <= HELD_ROW else 0, "WIDTH": width}
 
 
@@ -106,6 +103,7 @@ def softmax(logarithm: bool) -> tuple[CudaKernel, ...]:
         ),
         replace(
             general,
+            file="softmax_columns.cu",
             name="softmax_columns",
             numbers=lambda x, axis: around(x.shape, axis)[::2],
             elements=lambda x, axis: math.prod(around(x.shape, axis)[::2]),
@@ -114,9 +112,14 @@ def softmax(logarithm: bool) -> tuple[CudaKernel, ...]:
         ),
         replace(
             general,
+            file="softmax_columns.cu",
             name="softmax_long_columns",
             blocks=lambda x, axis: -(-math.prod(around(x.shape, axis)[::2]) // WARP),
             threads=lambda x, axis: 2 * BLOCK,
+            definitions=lambda x, axis: {
+                **macros(x, axis),
+                "WIDTH": vector(around(x.shape, axis)[2], x.dtype.itemsize),
+            },
         ),
     )
 
@@ -172,6 +175,7 @@ def standardize() -> tuple[CudaKernel, ...]:
         lambda x, axes, eps: (*lengths(x, axes), across(x, axes), *parts(x, axes)),
         blocks=lambda x, axes, eps: tiles(x, axes) * parts(x, axes)[0],
         threads=lambda x, axes, eps: BLOCK,
+        definitions=lambda x, axes, eps: {"WIDTH": width(x, axes)},
         scratch=lambda x, axes, eps: outputs(x, axes) * parts(x, axes)[0] * 3 * x.dtype.itemsize,
         then=combine,
     )
@@ -240,6 +244,25 @@ def indexing(name: str, numbers: Callable[..., tuple[int, ...]], along: int, row
         definitions=lambda *args, **params: {"WIDTH": width(*args, **params)},
         checked=True,
     )
+
+
+def scatter_along(numbers: Callable[..., tuple[int, ...]]) -> tuple[CudaKernel, CudaKernel]:
+    """The candidates of a scatter along an axis; ``numbers``: outer, length, inner and positions along the axis."""
+
+    def width(ct: Any, indices: Any, **params: Any) -> int:
+        _, length, inner, _ = numbers(ct, indices, **params)
+        return vector(inner if inner > 1 else length, ct.dtype.itemsize)
+
+    def vectors(*args: Any, **params: Any) -> int:
+        return math.prod(numbers(*args, **params)[:3]) // width(*args, **params)
+
+    def lines(*args: Any, **params: Any) -> int:
+        return math.prod(numbers(*args, **params)[:3:2])
+
+    added = replace(indexing("scatter_along_axis", numbers, along=1), elements=lines)
+    whole = replace(added, elements=vectors, definitions=lambda *args, **params: {"WIDTH": width(*args, **params)})
+    one = replace(whole, name="scatter_one", applies=lambda *args, **params: numbers(*args, **params)[3] == 1)
+    return one, replace(whole, name="clear_along_axis", then=added)
 
 
 ONE_HOT = CudaKernel(

@@ -14,8 +14,10 @@ from adtrain.core.kernel import CudaKernel
 from adtrain.ops.kernels import alternating
 
 WARP = 32
-FEW = 1024
-"""Elements that a warp goes through by itself; more are for a block."""
+FEW, MORE = 1024, 8192
+"""Elements that a warp goes through by itself, and of many outputs; more are for a block."""
+MANY = 8192
+"""As many warps keep the largest GPU busy."""
 MANY_BLOCKS = 1024
 """As many blocks keep the largest GPU busy; a reduction of fewer is divided into parts."""
 LEAST_ROW, LEAST_COLUMN = 8192, 512
@@ -107,6 +109,14 @@ def reduction(operation: int, dtypes: Callable[..., Any]) -> tuple[CudaKernel, .
     def few(x: Any, **axes: Any) -> bool:
         return contiguous(x, **axes) and size(x, **axes)[1] <= FEW
 
+    def warps(x: Any, **axes: Any) -> bool:
+        """Whether rows are best read by a warp each, whatever their alignment."""
+        found, count = size(x, **axes)
+        unaligned = vector(max(count, 1), x.dtype.itemsize) * x.dtype.itemsize < VECTOR
+        return contiguous(x, **axes) and (
+            (FEW < count <= MORE and found >= MANY) or (count <= FEW and count * x.dtype.itemsize >= ROW and unaligned)
+        )
+
     def lane_macros(x: Any, **axes: Any) -> dict[str, int]:
         length = size(x, **axes)[1]
         width = vector(max(length, 1), x.dtype.itemsize)
@@ -144,8 +154,15 @@ def reduction(operation: int, dtypes: Callable[..., Any]) -> tuple[CudaKernel, .
         ),
         replace(
             whole,
+            name="reduce_warps",
+            numbers=size,
+            elements=lambda x, **axes: outputs(x, **axes) * WARP,
+            applies=warps,
+        ),
+        replace(
+            whole,
             name="reduce_lanes",
-            numbers=lambda x, **axes: size(x, **axes),
+            numbers=size,
             elements=lambda x, **axes: outputs(x, **axes) * lane_macros(x, **axes)["LANES"],
             definitions=lane_macros,
             applies=few,

@@ -148,20 +148,17 @@ KERNEL pad(const T *x, T *y, PAD_NUMBERS, double value)
 
 // The last axis is contiguous in the target, the one before it in the source: a block reads a tile along the one and
 // writes it along the other, so that both are by neighbouring threads. One column more keeps the column's elements in
-// different banks of shared memory. Tiles are taken in bands of BAND along the source's axis, so that those under way at
-// a time lie together in the source as in the target.
+// different banks of shared memory.
 #define THREADS 256
-#define BAND 16
 KERNEL __launch_bounds__(THREADS) copy_tiles(const T *x, T *y, NUMBERS)
 {
     wait_for_inputs();
     __shared__ T tile[TILE][TILE + 1];
     // A grid has fewer than 2^31 blocks, so 32 bits number them and what they are made of.
     const uint32_t across = (n5 + TILE - 1) / TILE, down = (n4 + TILE - 1) / TILE;
-    uint32_t block = blockIdx.x / (across * down), at = blockIdx.x % (across * down);
-    const uint32_t band = at / (across * BAND), height = min(down - band * BAND, (uint32_t)BAND);
-    at -= band * across * BAND;
-    const int64_t column = (int64_t)(at / height) * TILE, row = (int64_t)(band * BAND + at % height) * TILE;
+    uint32_t block = blockIdx.x;
+    const int64_t column = (int64_t)(block % across) * TILE, row = (int64_t)(block / across % down) * TILE;
+    block /= across * down;
     const uint32_t m1 = n1, m2 = n2, m3 = n3;
     const int64_t i3 = block % m3, i2 = block / m3 % m2, i1 = block / m3 / m2 % m1, i0 = block / m3 / m2 / m1;
     const T *from = x + source + i0 * s0 + i1 * s1 + i2 * s2 + i3 * s3;

@@ -120,16 +120,26 @@ template <bool WRITE>
 static __device__ __forceinline__ U by_thread(const T *__restrict__ x, U *__restrict__ y, Line line, int64_t inner,
                                               int64_t begin, int64_t end, U total)
 {
+    // The next elements are under way while these are added up.
+    const int64_t step = line.reverse ? -inner : inner;
+    auto read = [&](T(&held)[ITEMS], int64_t k) {
+#pragma unroll
+        for (int i = 0; i < ITEMS; i++)
+            held[i] = k + i < end ? x[line(k) * inner + i * step] : (T)0;
+    };
+    T next[ITEMS];
+    read(next, begin);
     for (int64_t k = begin; k < end; k += ITEMS) {
         T held[ITEMS];
 #pragma unroll
         for (int i = 0; i < ITEMS; i++)
-            held[i] = k + i < end ? x[line(k + i) * inner] : (T)0;
+            held[i] = next[i];
+        read(next, k + ITEMS);
 #pragma unroll
         for (int i = 0; i < ITEMS; i++) {
             total += (U)held[i];
             if (WRITE && k + i < end)
-                y[line(k + i) * inner] = total;
+                y[line(k) * inner + i * step] = total;
         }
     }
     return total;

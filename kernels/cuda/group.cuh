@@ -7,6 +7,9 @@ template <typename A> constexpr bool is_floating = false;
 template <> constexpr bool is_floating<float> = true;
 template <> constexpr bool is_floating<double> = true;
 
+template <typename A, typename B> constexpr bool is_same = false;
+template <typename A> constexpr bool is_same<A, A> = true;
+
 // No number of the type is smaller.
 template <typename A> __device__ __forceinline__ A lowest()
 {
@@ -31,7 +34,17 @@ struct Sum {
 
 // NaN is the result wherever it is an argument, as NumPy has it.
 struct Max {
-    template <typename A> static __device__ __forceinline__ A of(A a, A b) { return a >= b || a != a ? a : b; }
+    template <typename A> static __device__ __forceinline__ A of(A a, A b)
+    {
+#if __CUDA_ARCH__ >= 800
+        if constexpr (is_same<A, float>) { // one instruction instead of three
+            float c;
+            asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+            return c;
+        }
+#endif
+        return a >= b || a != a ? a : b;
+    }
     template <typename A> static __device__ __forceinline__ A identity() { return lowest<A>(); }
 };
 

@@ -38,7 +38,7 @@ struct Both {
 // Rows of up to TEAM * ITEMS * WIDTH elements, a multiple of WIDTH: each of TEAM threads keeps ITEMS vectors.
 constexpr int UNIT = TEAM > WARP ? TEAM : WARP;
 
-KERNEL __launch_bounds__(TEAM > WARP ? TEAM : 1024)
+KERNEL __launch_bounds__(TEAM > WARP ? TEAM : 512)
 standardize_team(const T *x, T *y, T *means, T *variances, int64_t rows, int64_t length, double eps)
 {
     wait_for_inputs();
@@ -53,20 +53,20 @@ standardize_team(const T *x, T *y, T *means, T *variances, int64_t rows, int64_t
         for (int k = 0; k < ITEMS; k++)
             if (me + k * TEAM * WIDTH < length && row < rows)
                 mine[k] = load<T, WIDTH>(x + start + me + k * TEAM * WIDTH);
+            else
+                mine[k] = {};
 #pragma unroll
         for (int k = 0; k < ITEMS; k++)
 #pragma unroll
             for (int i = 0; i < WIDTH; i++)
-                if (me + k * TEAM * WIDTH < length)
-                    sum += mine[k].lane[i];
+                sum += mine[k].lane[i];
         const T mean = over_team<Sum, TEAM>(sum) / (T)length;
 #pragma unroll
         for (int k = 0; k < ITEMS; k++)
 #pragma unroll
             for (int i = 0; i < WIDTH; i++) {
                 mine[k].lane[i] -= mean;
-                if (me + k * TEAM * WIDTH < length)
-                    squares += mine[k].lane[i] * mine[k].lane[i];
+                squares += me + k * TEAM * WIDTH < length ? mine[k].lane[i] * mine[k].lane[i] : (T)0;
             }
         const T variance = over_team<Sum, TEAM>(squares) / (T)length;
         const T inverse = 1 / sqrt(variance + (T)eps);
@@ -85,35 +85,43 @@ standardize_team(const T *x, T *y, T *means, T *variances, int64_t rows, int64_t
     }
 }
 
-// Every step-th of `count` elements that lie `distance` apart, from number `first` on: a few at a time, their mean before
-// their distances from it, so that nothing is lost by cancellation.
+// Vectors number first, first + step, ... < count of W elements, from x + i * distance on: a few at a time, their mean
+// before their distances from it, so that nothing is lost by cancellation.
+template <int W>
 static __device__ __forceinline__ Moments of_run(const T *x, int64_t first, int64_t count, int64_t step, int64_t distance,
                                                  Moments found)
 {
-    constexpr int AT_ONCE = 8;
+    constexpr int AT_ONCE = 64 / sizeof(T) / W > 8 ? 8 : 64 / sizeof(T) / W;
     for (int64_t r = first; r < count; r += AT_ONCE * step) {
-        T element[AT_ONCE], sum = 0, squares = 0;
+        Vector<T, W> v[AT_ONCE];
+        T sum = 0, squares = 0;
         int real = 0;
 #pragma unroll
         for (int k = 0; k < AT_ONCE; k++)
             if (r + k * step < count)
-                element[k] = x[(r + k * step) * distance], real = k + 1;
+                v[k] = load<T, W>(x + (r + k * step) * distance), real = k + 1;
 #pragma unroll
         for (int k = 0; k < AT_ONCE; k++)
-            sum += k < real ? element[k] : (T)0;
-        const T mean = sum / (T)real;
+#pragma unroll
+            for (int i = 0; i < W; i++)
+                sum += k < real ? v[k].lane[i] : (T)0;
+        const T mean = sum / (T)(real * W);
 #pragma unroll
         for (int k = 0; k < AT_ONCE; k++)
-            squares += k < real ? (element[k] - mean) * (element[k] - mean) : (T)0;
-        found = Both::of(found, {(T)real, mean, squares});
+#pragma unroll
+            for (int i = 0; i < W; i++)
+                squares += k < real ? (v[k].lane[i] - mean) * (v[k].lane[i] - mean) : (T)0;
+        found = Both::of(found, {(T)(real * W), mean, squares});
     }
     return found;
 }
 
 // The moments of parts to scratch[o * parts + part]. A block has `across` neighbouring outputs of one of the k0: one, of
-// which its warps or, of few, all its threads read runs of r1 elements; or WARP, and a thread reads elements k1 apart.
-KERNEL __launch_bounds__(THREADS, 1) standardize_parts(const T *x, T *, T *, T *, int64_t k0, int64_t r0, int64_t k1,
-                                                    int64_t r1, int64_t across, int64_t parts, int64_t chunk, char *scratch)
+// which its warps or, of few, all its threads read runs of r1 elements by vectors; or WARP, and a thread reads elements
+// k1 apart.
+KERNEL __launch_bounds__(THREADS, 2)
+standardize_parts(const T *x, T *, T *, T *, int64_t k0, int64_t r0, int64_t k1, int64_t r1, int64_t across, int64_t parts,
+                  int64_t chunk, char *scratch)
 {
     wait_for_inputs();
     __shared__ Moments of_warp[THREADS / WARP][WARP];
@@ -125,7 +133,8 @@ KERNEL __launch_bounds__(THREADS, 1) standardize_parts(const T *x, T *, T *, T *
         const int64_t column = tile % tiles;
         const int team = chunk < THREADS / WARP ? THREADS : WARP; // of a run
         for (int64_t i = begin + threadIdx.x / team; i < end; i += THREADS / team)
-            found = of_run(x + ((outer * r0 + i) * k1 + column) * r1, threadIdx.x % team, r1, team, 1, found);
+            found = of_run<WIDTH>(x + ((outer * r0 + i) * k1 + column) * r1, threadIdx.x % team, r1 / WIDTH, team, WIDTH,
+                                  found);
         found = over_block<Both>(found);
         if (threadIdx.x == 0)
             ((Moments *)scratch)[blockIdx.x] = found;
@@ -133,7 +142,7 @@ KERNEL __launch_bounds__(THREADS, 1) standardize_parts(const T *x, T *, T *, T *
     }
     const int64_t column = tile % tiles * WARP + lane;
     if (column < k1 && begin < end)
-        found = of_run(x + (outer * r0 + begin) * k1 + column, warp, end - begin, THREADS / WARP, k1, found);
+        found = of_run<1>(x + (outer * r0 + begin) * k1 + column, warp, end - begin, THREADS / WARP, k1, found);
     of_warp[warp][lane] = found;
     __syncthreads();
     if (warp == 0 && column < k1) {

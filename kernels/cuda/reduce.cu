@@ -6,8 +6,8 @@
 // so that an output is a number o in k0 k1 k2 k3, and an element of it a number r in r0 r1 r2 r3. Where there are few
 // outputs, r is divided into parts: the first kernel writes one state for each part to scratch[o * parts + part], and
 // `combine` reduces those. The division follows from the shape alone, so every device computes the same bits.
-#include "divide.cuh"
 #include "state.cuh"
+#include "walk.cuh"
 
 #ifndef LANES
 #define LANES 32
@@ -22,58 +22,6 @@
 #define LENGTHS int64_t k0, int64_t r0, int64_t k1, int64_t r1, int64_t k2, int64_t r2, int64_t k3, int64_t r3
 #define WALK Walk{k0, r0, k1, r1, k2, r2, k3, r3}
 #define THREADS 256
-
-struct Walk {
-    int64_t k0, r0, k1, r1, k2, r2, k3, r3;
-
-    __device__ int64_t outputs() const { return k0 * k1 * k2 * k3; }
-    __device__ int64_t count() const { return r0 * r1 * r2 * r3; }
-
-    // The place of the first element of output o. 32 bits divide several times faster than 64.
-    __device__ int64_t start(int64_t o) const
-    {
-        if (k0 * k1 * k2 == 1)
-            return o * r3;
-        return outputs() < (int64_t)1 << 31 ? start_of<uint32_t>((uint32_t)o) : start_of<int64_t>(o);
-    }
-
-    template <typename I> __device__ int64_t start_of(I o) const
-    {
-        int64_t step = r3, place = o % (I)k3 * step;
-        o /= (I)k3, step *= k3 * r2, place += o % (I)k2 * step;
-        o /= (I)k2, step *= k2 * r1, place += o % (I)k1 * step;
-        o /= (I)k1, step *= k1 * r0, place += o * step;
-        return place;
-    }
-
-    // Whether the reduced elements of an output are equally far apart, and how far.
-    __device__ bool even() const { return r0 * r1 * r2 == 1 || r0 * r1 * r3 == 1; }
-    __device__ int64_t distance() const { return r0 * r1 * r2 == 1 ? 1 : k3; }
-
-    // From there to element r.
-    __device__ int64_t offset(int64_t r) const
-    {
-        if (even())
-            return r * distance();
-        return count() < (int64_t)1 << 31 ? Apart<uint32_t>(*this)(r) : Apart<int64_t>(*this)(r);
-    }
-
-    template <typename I> struct Apart {
-        Divisor<I> r3, r2, r1;
-        int64_t step2, step1, step0;
-
-        __device__ __forceinline__ explicit Apart(const Walk &w)
-            : r3(w.r3), r2(w.r2), r1(w.r1), step2(w.k3 * w.r3), step1(step2 * w.r2 * w.k2), step0(step1 * w.r1 * w.k1)
-        {
-        }
-        __device__ __forceinline__ int64_t operator()(int64_t r) const
-        {
-            I i3 = (I)r, i2 = r3(i3), i1 = r2(i2);
-            const I i0 = r1(i1);
-            return i3 + (int64_t)i2 * step2 + (int64_t)i1 * step1 + (int64_t)i0 * step0;
-        }
-    };
-};
 
 // LANES lanes of a warp for each output of few elements that lie next to one another: `length` is a multiple of WIDTH.
 // Several outputs are under way at once.
@@ -92,17 +40,15 @@ KERNEL reduce_lanes(const T *x, U *y, int64_t outputs, int64_t length)
         for (int j = threadIdx.x % LANES * WIDTH; j < length; j += LANES * WIDTH) {
             Vector<T, WIDTH> v[ROWS];
 #pragma unroll
-            for (int k = 0; k < ROWS; k++)
-                if (row + k * stride < outputs)
-                    v[k] = load<T, WIDTH>(x + (row + k * stride) * length + j);
+            for (int k = 0; k < ROWS; k++) // past the end the last one again: no branches between the loads
+                v[k] = load_words<WIDTH>(x + min(row + k * stride, outputs - 1) * length + j);
 #pragma unroll
             for (int k = 0; k < ROWS; k++)
-                if (row + k * stride < outputs)
-                    state[k].take(v[k].lane, j);
+                state[k].take(v[k].lane, j);
         }
 #pragma unroll
         for (int k = 0; k < ROWS; k++) {
-            const State total = over_lanes<Merge, LANES>(state[k]);
+            const State total = joined<LANES>(state[k]);
             if (threadIdx.x % LANES == 0 && row + k * stride < outputs)
                 y[row + k * stride] = total.result();
         }
@@ -130,30 +76,43 @@ KERNEL __launch_bounds__(THREADS) reduce_rows(const T *x, U *y, int64_t outputs)
     y[first + threadIdx.x] = state.result();
 }
 
-// Elements r = begin, begin + step, ... < end of W neighbouring outputs, from `place(r)` on. Four loads are under way.
-template <int W, typename Place>
-static __device__ __forceinline__ void every(const T *x, Place place, int64_t begin, int64_t end, int64_t step,
+// A warp for each output of elements that lie next to one another and need not be whole vectors.
+KERNEL reduce_warps(const T *x, U *y, int64_t outputs, int64_t length)
+{
+    wait_for_inputs();
+    for (int64_t o = grid_index() / WARP; o < outputs; o += grid_size() / WARP) {
+        State state = State::empty(), other = State::empty();
+        contiguous(x + o * length, length, 0, threadIdx.x % WARP, WARP, state, other);
+        state = joined<WARP>(Merge::of(state, other));
+        if (threadIdx.x % WARP == 0)
+            y[o] = state.result();
+    }
+}
+
+// Elements r = begin, begin + step, ... < end of W neighbouring outputs, at steps.next(). Four loads are under way, or
+// eight of single words.
+template <int W, typename Steps>
+static __device__ __forceinline__ void every(const T *x, Steps steps, int64_t begin, int64_t end, int64_t step,
                                              State (&state)[W])
 {
+    constexpr int AT_ONCE = W * sizeof(T) > 4 ? 4 : 8;
     int64_t r = begin;
-    for (; r + 3 * step < end; r += 4 * step) {
-        Vector<T, W> v[4];
+    for (; r + (AT_ONCE - 1) * step < end; r += AT_ONCE * step) {
+        Vector<T, W> v[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            v[i] = load<T, W>(x + place(r + i * step));
+        for (int i = 0; i < AT_ONCE; i++)
+            v[i] = load<T, W>(x + steps.next());
 #pragma unroll
         for (int k = 0; k < W; k++) {
-#if OPERATION == 3 // the elements are not neighbours
+            T column[AT_ONCE];
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                state[k].take({v[i].lane[k]}, r + i * step);
-#else
-            state[k].take({v[0].lane[k], v[1].lane[k], v[2].lane[k], v[3].lane[k]}, r);
-#endif
+            for (int i = 0; i < AT_ONCE; i++)
+                column[i] = v[i].lane[k];
+            state[k].take(column, r, step);
         }
     }
     for (; r < end; r += step) {
-        const Vector<T, W> v = load<T, W>(x + place(r));
+        const Vector<T, W> v = load<T, W>(x + steps.next());
 #pragma unroll
         for (int k = 0; k < W; k++)
             state[k].take({v.lane[k]}, r);
@@ -164,13 +123,12 @@ template <int W>
 static __device__ __forceinline__ void strided(const T *x, const Walk &walk, int64_t begin, int64_t end, int64_t step,
                                                State (&state)[W])
 {
-    if (walk.even()) {
-        const int64_t distance = walk.distance();
-        every(x, [=](int64_t r) { return r * distance; }, begin, end, step, state);
-    } else if (walk.count() < (int64_t)1 << 31)
-        every(x, Walk::Apart<uint32_t>(walk), begin, end, step, state);
+    if (walk.even())
+        every(x, EvenSteps{begin * walk.distance(), step * walk.distance()}, begin, end, step, state);
+    else if (walk.r0 * walk.r1 == 1 && walk.count() < (int64_t)1 << 31)
+        every(x, Walk::Steps<uint32_t, true>(walk, begin, step), begin, end, step, state);
     else
-        every(x, Walk::Apart<int64_t>(walk), begin, end, step, state);
+        every(x, Walk::Steps<int64_t, false>(walk, begin, step), begin, end, step, state);
 }
 
 // The shortest runs that a warp reads from end to end, and that a block does even where there is one for each warp.
@@ -197,7 +155,7 @@ static __device__ __forceinline__ State by_block(const T *x, const Walk &walk, i
     return over_block<Merge>(Merge::of(states[0], other));
 }
 
-KERNEL reduce_block(const T *x, U *y, LENGTHS)
+KERNEL __launch_bounds__(THREADS, sizeof(T) == 4 ? 3 : 1) reduce_block(const T *x, U *y, LENGTHS)
 {
     wait_for_inputs();
     const State state = by_block(x, WALK, 1, r0 * r1 * r2 * r3);
@@ -205,7 +163,8 @@ KERNEL reduce_block(const T *x, U *y, LENGTHS)
         y[blockIdx.x] = state.result();
 }
 
-KERNEL reduce_block_parts(const T *x, U *y, LENGTHS, int64_t parts, int64_t chunk, char *scratch)
+KERNEL __launch_bounds__(THREADS, sizeof(T) == 4 ? 3 : 1)
+reduce_block_parts(const T *x, U *y, LENGTHS, int64_t parts, int64_t chunk, char *scratch)
 {
     wait_for_inputs();
     const State state = by_block(x, WALK, parts, chunk);
@@ -260,7 +219,7 @@ KERNEL __launch_bounds__(THREADS) reduce_columns(const T *x, U *y, LENGTHS)
     store(y, first, results);
 }
 
-KERNEL __launch_bounds__(THREADS, 2)
+KERNEL __launch_bounds__(THREADS, sizeof(T) == 8 ? 1 : 2)
 reduce_columns_parts(const T *x, U *y, LENGTHS, int64_t parts, int64_t chunk, char *scratch)
 {
     wait_for_inputs();
@@ -281,7 +240,7 @@ KERNEL combine(const T *, U *y, int64_t outputs, int64_t parts, char *scratch)
         State state = State::empty();
         for (int64_t p = threadIdx.x % WARP; p < parts; p += WARP)
             state = Merge::of(state, partial[o * parts + p]);
-        state = over_lanes<Merge, WARP>(state);
+        state = joined<WARP>(state);
         if (threadIdx.x % WARP == 0)
             y[o] = state.result();
     }

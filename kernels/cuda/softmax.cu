@@ -1,10 +1,8 @@
-// softmax and log_softmax along one axis. The largest element is subtracted before exp, so nothing overflows.
+// softmax and log_softmax of rows.
 //
 // A row is read once where it fits in the registers of its threads (softmax_rows, softmax_team); of a longer one what
-// fits in shared memory is kept there, and the rest is read again (softmax_long). Columns, whose elements are `inner`
-// apart, go to neighbouring threads.
-#define OPERATION 4
-#include "state.cuh"
+// fits in shared memory is kept there, and the rest is read again (softmax_long).
+#include "softmax.cuh"
 
 #ifndef TEAM
 #define TEAM 32
@@ -15,34 +13,19 @@
 #ifndef WIDTH
 #define WIDTH 1
 #endif
-#ifndef LENGTH
-#define LENGTH 1
-#endif
-#ifndef LOGARITHM
-#define LOGARITHM 0
-#endif
 #define THREADS 256
 // Vectors that a thread of a long row reads before it uses any.
 #define UNDER_WAY (16 / (int)sizeof(T))
-
-// What is kept of an element until the sum is known, what it adds to the sum, and the result that it then gives.
-static __device__ __forceinline__ T kept(T x, T top) { return LOGARITHM ? x - top : exp(x - top); }
-
-static __device__ __forceinline__ T term(T kept) { return LOGARITHM ? exp(kept) : kept; }
-
-// The sum of a row's terms, ready to turn what is kept into results.
-struct Total {
-    T factor;
-
-    __device__ __forceinline__ explicit Total(T sum) : factor(LOGARITHM ? log(sum) : 1 / sum) {}
-    __device__ __forceinline__ T result(T kept) const { return LOGARITHM ? kept - factor : kept * factor; }
-};
 
 // Rows of up to TEAM * ITEMS * WIDTH elements, a multiple of WIDTH: each of TEAM threads keeps ITEMS vectors. A team is
 // lanes of a warp, or the block; what a warp's lanes do by themselves is done for several rows at once.
 constexpr int ROWS = TEAM > WARP || ITEMS >= 4 ? 1 : 4 / ITEMS, UNIT = TEAM > WARP ? TEAM : WARP;
 
-KERNEL __launch_bounds__(TEAM > WARP ? TEAM : 1024) softmax_team(const T *x, T *y, int64_t rows, int64_t length)
+// Whether lanes past the end of a row go through the steps with elements that add nothing, so that there are no branches
+// between the exps. Of float64, whose exp is long, side by side they take registers that more blocks need.
+constexpr bool UNIFORM = sizeof(T) == 4;
+
+KERNEL __launch_bounds__(TEAM > WARP ? TEAM : 512) softmax_team(const T *x, T *y, int64_t rows, int64_t length)
 {
     wait_for_inputs();
     const int64_t stride = grid_size() / TEAM;
@@ -56,6 +39,10 @@ KERNEL __launch_bounds__(TEAM > WARP ? TEAM : 1024) softmax_team(const T *x, T *
             for (int k = 0; k < ITEMS; k++)
                 if (me + k * TEAM * WIDTH < length && row + r * stride < rows)
                     mine[r][k] = load<T, WIDTH>(x + (row + r * stride) * length + me + k * TEAM * WIDTH);
+                else
+#pragma unroll
+                    for (int i = 0; i < WIDTH; i++)
+                        mine[r][k].lane[i] = -(T)INFINITY;
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             T top = -(T)INFINITY, sum = 0;
@@ -63,14 +50,14 @@ KERNEL __launch_bounds__(TEAM > WARP ? TEAM : 1024) softmax_team(const T *x, T *
             for (int k = 0; k < ITEMS; k++)
 #pragma unroll
                 for (int i = 0; i < WIDTH; i++)
-                    if (me + k * TEAM * WIDTH < length)
+                    if (UNIFORM || me + k * TEAM * WIDTH < length)
                         top = Max::of(top, mine[r][k].lane[i]);
             top = over_team<Max, TEAM>(top);
 #pragma unroll
             for (int k = 0; k < ITEMS; k++)
 #pragma unroll
                 for (int i = 0; i < WIDTH; i++)
-                    if (me + k * TEAM * WIDTH < length) {
+                    if (UNIFORM || me + k * TEAM * WIDTH < length) {
                         mine[r][k].lane[i] = kept(mine[r][k].lane[i], top);
                         sum += term(mine[r][k].lane[i]);
                     }
@@ -86,27 +73,6 @@ KERNEL __launch_bounds__(TEAM > WARP ? TEAM : 1024) softmax_team(const T *x, T *
         }
         row += ROWS * stride;
     }
-}
-
-// LENGTH elements, `step` apart, by one thread; `to` may be `from`.
-static __device__ __forceinline__ void by_thread(const T *from, T *to, int64_t step)
-{
-    T mine[LENGTH], top = -(T)INFINITY, sum = 0;
-#pragma unroll
-    for (int j = 0; j < LENGTH; j++)
-        mine[j] = from[j * step];
-#pragma unroll
-    for (int j = 0; j < LENGTH; j++)
-        top = Max::of(top, mine[j]);
-#pragma unroll
-    for (int j = 0; j < LENGTH; j++) {
-        mine[j] = kept(mine[j], top);
-        sum += term(mine[j]);
-    }
-    const Total total(sum);
-#pragma unroll
-    for (int j = 0; j < LENGTH; j++)
-        to[j * step] = total.result(mine[j]);
 }
 
 // A thread for each row of LENGTH elements that are no whole vectors: they go through shared memory on both ways.
@@ -192,46 +158,4 @@ KERNEL __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2) softmax_long(const T *x, T
         to[i] = total.result(kept(from[i], top));
     for (int64_t i = tail + threadIdx.x; i < length; i += blockDim.x)
         to[i] = total.result(kept(from[i], top));
-}
-
-// A thread for each column of LENGTH elements.
-KERNEL softmax_columns(const T *x, T *y, int64_t outer, int64_t inner)
-{
-    wait_for_inputs();
-    const bool few = outer * inner < (int64_t)1 << 31; // 32 bits divide several times faster
-    for (int64_t i = grid_index(); i < outer * inner; i += grid_size()) {
-        const int64_t o = few ? (uint32_t)i / (uint32_t)inner : i / inner, start = o * LENGTH * inner + i - o * inner;
-        by_thread(x + start, y + start, inner);
-    }
-}
-
-#define COLUMN_THREADS 512
-// A block for WARP columns: its warps take turns along them, once for the sum and once for the results.
-KERNEL __launch_bounds__(COLUMN_THREADS, 1) softmax_long_columns(const T *x, T *y, int64_t outer, int64_t length, int64_t inner)
-{
-    wait_for_inputs();
-    constexpr int TURNS = COLUMN_THREADS / WARP;
-    __shared__ State found[TURNS][WARP];
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const int64_t column = (int64_t)blockIdx.x * WARP + lane, start = column / inner * length * inner + column % inner;
-    const bool real = column < outer * inner;
-    State state = State::empty();
-    if (real)
-        for (int64_t j = warp; j < length; j += 4 * TURNS) {
-            Vector<T, 4> v;
-#pragma unroll
-            for (int k = 0; k < 4; k++)
-                v.lane[k] = j + k * TURNS < length ? x[start + (j + k * TURNS) * inner] : -(T)INFINITY;
-            state.take(v.lane, 0);
-        }
-    found[warp][lane] = state;
-    __syncthreads();
-    state = found[0][lane];
-    for (int w = 1; w < TURNS; w++)
-        state = Merge::of(state, found[w][lane]);
-    const Total total(state.total);
-    if (real)
-#pragma unroll 4
-        for (int64_t j = warp; j < length; j += TURNS)
-            y[start + j * inner] = total.result(kept(x[start + j * inner], state.top));
 }
