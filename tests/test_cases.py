@@ -18,11 +18,14 @@ ids = [f"{case.op}, {case.name}" for case in CASES]
 MADE_BY_PASSES = {
     "conv2d_input_grad_pooled",
     "conv2d_weight_grad_pooled",
+    "block",
+    "gather",
     "items",
     "loops",
     "product",
+    "rows",
     "together",
-}  # of which test_passes.py and test_cpu_programs.py take care
+}  # of which the tests of passes and of Programs take care
 EXEMPT = {"arange", "ones", "ones_like", "zeros", "zeros_like", "full", "matmul_precision", "rng_state"}
 
 

@@ -40,8 +40,8 @@ START = 3800
 """Cycles of the launch, until a block has its first stages, and from its last one until the sums are in memory."""
 SECOND_PASS, PART, BYTES_PER_CYCLE = 2500, 100, 4000
 """Cycles until the sum of the parts begins and that each part adds, and what it reads and writes in a cycle."""
-DIRECT_START, DIRECT_ROUND, DIRECT_BYTES = 2900, 300, {Unit.PIECES: 18, Unit.TF32: 30, Unit.BFLOAT16: 32}
-"""Of direct products: cycles of the launch, of a round of reads, and bytes that a multiprocessor reads in one."""
+DIRECT_SPEED = {Unit.PIECES: 1.0, Unit.TF32: 1.7, Unit.BFLOAT16: 1.8}
+"""Of direct products by other units, as a multiple of the speed in pieces."""
 FULL = 4
 """Blocks for each multiprocessor from which on cutting k gains nothing."""
 PIECES_K = 256
@@ -87,8 +87,7 @@ def ranked(
         rounds = -(-blocks // chip.multiprocessors)
         if isinstance(tile, Direct):
             read = (tile.m * (tile.n // tile.warp_n) + tile.n * (tile.m // tile.warp_m)) * k * itemsize
-            waits = -(-k // (16 * tile.slices * tile.ahead))
-            return DIRECT_START + rounds * (DIRECT_ROUND * waits + read / DIRECT_BYTES[tile.unit])
+            return START + rounds * read / (tile.speed * DIRECT_SPEED[tile.unit])
         share = tile.speed if rounds > 1 else tile.alone
         stages = -(-math.ceil(k / tile.k) // parts)
         cycles = START + rounds * stages * tile.k * tile.m * tile.n / (LANES * share)
@@ -117,5 +116,5 @@ def ranked(
                 _, parts = min((estimate(tile, parts), parts) for parts in PARTS if useful(tile, parts))
                 best.append((tile, parts))
         if unit not in (Unit.FUSED, Unit.DOUBLE) and gathers is Gathers.NOTHING:
-            best += [(Direct(*tunables, unit), 1) for tunables in DIRECT]
+            best += [(Direct(*tunables, unit=unit), 1) for tunables in DIRECT]
     return sorted(best, key=lambda choice: estimate(*choice))

@@ -98,7 +98,8 @@ class Direct:
     """Tunables of `kernels/cuda/direct.cuh`: m, n, warp_m, warp_n, slices and unit as in `Tile`.
 
     Args:
-        ahead: units of 16 k that a warp reads at once.
+        ahead: units of 16 k that a warp has under way.
+        speed: bytes of operands that a multiprocessor takes in a cycle, measured in pieces.
     """
 
     m: int
@@ -107,6 +108,7 @@ class Direct:
     warp_n: int
     slices: int
     ahead: int
+    speed: float
     unit: Unit = Unit.PIECES
 
     @property
@@ -240,9 +242,9 @@ ELEMENT_MATRIX_TILES: Mapping[Unit, Sequence[Tile]] = {
 which keeps track of fewer elements."""
 
 DIRECT = (
-    (16, 16, 16, 16, 8, 4),
-    (32, 16, 32, 16, 8, 4),
-    (16, 32, 16, 32, 16, 2),
-    (32, 32, 32, 32, 8, 2),
+    (16, 16, 16, 16, 8, 2, 24),
+    (32, 16, 32, 16, 8, 4, 16),
+    (16, 32, 16, 32, 8, 4, 17),
+    (32, 32, 32, 32, 8, 2, 17),
 )
 """Tunables of `Direct` but for the unit."""

@@ -4,7 +4,7 @@
 // The warps of a block form SLICES teams, each of which owns every SLICES-th unit of 16 k; a warp of a team owns WM x
 // WN of the BM x BN tile. The teams' sums meet in shared memory, after the only barrier, and are added in their order.
 #pragma once
-#include "gemm.cuh"
+#include "staged.cuh"
 
 constexpr int UNIT_K = 16; // k of a unit, of which a lane holds four neighbours
 
@@ -67,20 +67,26 @@ __device__ __forceinline__ void direct_block(
 
     const int warp = threadIdx.x / WARP, slice = warp / Tile::TEAM;
     const int down = warp % Tile::TEAM / Tile::WARPS_N * Unit::WM, right = warp % Tile::WARPS_N * Unit::WN;
-    T sums[TM][TN] = {};
-    for (int first = slice * UNIT_K; first < k; first += AHEAD * Tile::SLICES * UNIT_K) {
-        T rows[AHEAD][4][TM], columns[AHEAD][4][COLUMNS];
+    T rows[AHEAD][4][TM], columns[AHEAD][4][COLUMNS], sums[TM][TN] = {};
+    const auto read = [&](int i, int k0) {
+        Fragments<Unit, TM, Unit::CHUNK_M, TURNED_A, WIDTH_A>::load(
+            rows[i], factors.a, m, m0 + down + Unit::row(0), k, k0);
+        Fragments<Unit, COLUMNS, Unit::CHUNK_N, !TURNED_B, WIDTH_B>::load(
+            columns[i], factors.b, n, n0 + right + Unit::column_b(0), k, k0);
+    };
+    constexpr int STRIDE = Tile::SLICES * UNIT_K;
+    #pragma unroll
+    for (int i = 0; i < AHEAD; i++) read(i, slice * UNIT_K + i * STRIDE);
+
+    Share<BM, BN, WIDTH_C, Tile::THREADS, Out> share(at, m, n);
+    constexpr bool EARLY = share.COUNT == 1; // else there are no registers for it while the warps multiply
+    if (EARLY) share.read(out);
+
+    for (int first = slice * UNIT_K; first < k; first += AHEAD * STRIDE) {
         #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            const int k0 = first + i * Tile::SLICES * UNIT_K;
-            Fragments<Unit, TM, Unit::CHUNK_M, TURNED_A, WIDTH_A>::load(
-                rows[i], factors.a, m, m0 + down + Unit::row(0), k, k0);
-            Fragments<Unit, COLUMNS, Unit::CHUNK_N, !TURNED_B, WIDTH_B>::load(
-                columns[i], factors.b, n, n0 + right + Unit::column_b(0), k, k0);
-        }
-        #pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            if (first + i * Tile::SLICES * UNIT_K >= k) break;
+            const int k0 = first + i * STRIDE;
+            if (k0 >= k) break;
             #pragma unroll
             for (int j = 0; j < 4; j += Unit::DEPTH) {
                 typename Unit::Numbers numbers;
@@ -93,9 +99,11 @@ __device__ __forceinline__ void direct_block(
                 }
                 Unit::multiply_step(sums, typename Unit::Operands(numbers));
             }
+            if (k0 + AHEAD * STRIDE < k) read(i, k0 + AHEAD * STRIDE);
         }
     }
 
+    if (!EARLY) share.read(out);
     T *shared = (T *)shared_bytes;
     #pragma unroll
     for (int i = 0; i < TM; i++) {
@@ -108,24 +116,23 @@ __device__ __forceinline__ void direct_block(
         }
     }
     __syncthreads();
-    constexpr int WIDE = WIDTH_C, LINE = BN / WIDE;
-    #pragma unroll 1
-    for (int i = threadIdx.x; i < BM * LINE; i += Tile::THREADS) {
-        const int row = i / LINE, column = i % LINE * WIDE;
-        if (m0 + row >= m || n0 + column >= n) continue;
-        T value[WIDE] = {};
+    #pragma unroll
+    for (int i = 0; i < share.COUNT; i++) {
+        if (!share.inside(i)) continue;
+        T value[WIDTH_C] = {};
         #pragma unroll
         for (int s = 0; s < Tile::SLICES; s++) {
-            const Vector<T, WIDE> v = load<T, WIDE>(shared + (s * BM + row) * Tile::ROW + column);
+            const Vector<T, WIDTH_C> v =
+                load<T, WIDTH_C>(shared + (s * BM + share.down(i)) * Tile::ROW + share.right(i));
             #pragma unroll
-            for (int h = 0; h < WIDE; h++) value[h] += v.lane[h];
+            for (int h = 0; h < WIDTH_C; h++) value[h] += v.lane[h];
         }
         if (!Unit::EXACT) {
             #pragma unroll
-            for (int h = 0; h < WIDE; h++) {
-                if (!finite(value[h])) value[h] = factors.plain(m0 + row, n0 + column + h, 0, k);
+            for (int h = 0; h < WIDTH_C; h++) {
+                if (!finite(value[h])) value[h] = factors.plain(share.row(i), share.column(i) + h, 0, k);
             }
         }
-        out(item, m0 + row, n0 + column, (item * m + m0 + row) * n + n0 + column, value);
+        out.write(share.beside[i], share.index(i), value);
     }
 }

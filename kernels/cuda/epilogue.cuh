@@ -2,6 +2,9 @@
 //
 // A fused equation puts a text of its own in front of the file, which defines EPILOGUE and a struct Epilogue. It holds
 // pointers only, further inputs before outputs, so that in a kernel's parameters it looks like that many pointers.
+//
+// It is called for elements (item, row, column) to (item, row, column + WIDE - 1); index: of the first one in C, the
+// batch counted. `read` and `write` are the call's two halves: what `read` returns does not depend on the product.
 #pragma once
 #include "common.cuh"
 
@@ -9,13 +12,20 @@
 struct Store {
     T *c;
 
-    // Elements (item, row, column) to (item, row, column + WIDE - 1); index: of the first one in C, the batch counted.
-    template <int WIDE> __device__ __forceinline__ void operator()(
-        int64_t item, int row, int column, int64_t index, const T (&value)[WIDE]) const {
+    template <int WIDE> struct Beside {};
+    template <int WIDE> __device__ __forceinline__ Beside<WIDE> read(int64_t, int, int, int64_t) const { return {}; }
+
+    template <int WIDE> __device__ __forceinline__ void write(
+        const Beside<WIDE> &, int64_t index, const T (&value)[WIDE]) const {
         Vector<T, WIDE> v;
         #pragma unroll
         for (int i = 0; i < WIDE; i++) v.lane[i] = value[i];
         *(Vector<T, WIDE> *)(c + index) = v;
+    }
+
+    template <int WIDE> __device__ __forceinline__ void operator()(
+        int64_t item, int row, int column, int64_t index, const T (&value)[WIDE]) const {
+        write(read<WIDE>(item, row, column, index), index, value);
     }
 };
 

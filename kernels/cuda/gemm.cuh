@@ -44,6 +44,7 @@ template <bool TURNED_A, bool TURNED_B> struct Factors {
     // An element of the product by plain multiply-adds over k0 <= k < k1.
     __device__ __forceinline__ T plain(int row, int column, int k0, int k1) const {
         T sum = 0;
+        #pragma unroll 1 // seldom needed
         for (int i = k0; i < k1; i++) {
             const T left = TURNED_A ? a[(int64_t)i * m + row] : a[(int64_t)row * k + i];
             const T right = TURNED_B ? b[(int64_t)column * k + i] : b[(int64_t)i * n + column];

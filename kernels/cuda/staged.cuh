@@ -1,9 +1,35 @@
-// A product's tile on its way to an epilogue that reads matrices itself. An engine hands a thread's elements over one
-// row after the other, so each would wait for what it reads; through shared memory all threads of the block take part,
-// neighbours taking neighbouring columns.
+// A product's tile in shared memory on its way to an epilogue. An engine's lanes have elements here and there of a tile;
+// here all threads of the block take part, neighbours taking neighbouring columns, and what the epilogue reads is asked
+// for before the elements are there.
 #pragma once
 #include "gemm.cuh"
 
+// This thread's part of tile `at` of m x n matrices: vectors of WIDE neighbouring columns.
+template <int BM, int BN, int WIDE, int THREADS, class Epilogue> struct Share {
+    static constexpr int LINE = BN / WIDE, COUNT = (BM * LINE + THREADS - 1) / THREADS;
+    const TileAt at;
+    const int m, n;
+    typename Epilogue::template Beside<WIDE> beside[COUNT];
+
+    __device__ __forceinline__ Share(const TileAt &at, int m, int n) : at(at), m(m), n(n) {}
+
+    // Of vector i: where it begins in the tile, in the matrix, and in memory.
+    __device__ __forceinline__ int down(int i) const { return (i * THREADS + threadIdx.x) / LINE; }
+    __device__ __forceinline__ int right(int i) const { return (i * THREADS + threadIdx.x) % LINE * WIDE; }
+    __device__ __forceinline__ int row(int i) const { return at.down * BM + down(i); }
+    __device__ __forceinline__ int column(int i) const { return at.across * BN + right(i); }
+    __device__ __forceinline__ int64_t index(int i) const { return (at.item * m + row(i)) * n + column(i); }
+    __device__ __forceinline__ bool inside(int i) const { return down(i) < BM && row(i) < m && column(i) < n; }
+
+    __device__ __forceinline__ void read(const Epilogue &end) {
+        #pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            if (inside(i)) beside[i] = end.template read<WIDE>(at.item, row(i), column(i), index(i));
+        }
+    }
+};
+
+// What an engine hands its elements to.
 template <int BM, int BN> struct Staged {
     static constexpr int ROW = BN + VECTOR;
     T *tile;
@@ -14,17 +40,17 @@ template <int BM, int BN> struct Staged {
         for (int i = 0; i < WIDE; i++) tile[row % BM * ROW + column % BN + i] = value[i];
     }
 
-    // After a barrier: tile `block` of m x n matrices to `end`, WIDE neighbouring columns at a time.
+    // Of all threads of the block, after the engine: tile `block` of m x n matrices to `end`.
     template <int WIDE, int THREADS, class Epilogue> __device__ __forceinline__ void finish(
         const Epilogue &end, int m, int n, int block) const {
-        const TileAt at(block, (m + BM - 1) / BM, (n + BN - 1) / BN);
-        #pragma unroll 2
-        for (int i = threadIdx.x; i < BM * BN / WIDE; i += THREADS) {
-            const int down = i / (BN / WIDE), right = i % (BN / WIDE) * WIDE;
-            const int row = at.down * BM + down, column = at.across * BN + right;
-            if (row >= m || column >= n) continue;
-            const Vector<T, WIDE> v = load<T, WIDE>(tile + down * ROW + right);
-            end(at.item, row, column, (at.item * m + row) * n + column, v.lane);
+        Share<BM, BN, WIDE, THREADS, Epilogue> share(TileAt(block, (m + BM - 1) / BM, (n + BN - 1) / BN), m, n);
+        share.read(end);
+        __syncthreads();
+        #pragma unroll
+        for (int i = 0; i < share.COUNT; i++) {
+            if (!share.inside(i)) continue;
+            const Vector<T, WIDE> v = load<T, WIDE>(tile + share.down(i) * ROW + share.right(i));
+            end.write(share.beside[i], share.index(i), v.lane);
         }
     }
 };

@@ -36,20 +36,34 @@ def epilogue(equation: Equation, name: str = "Epilogue") -> Epilogue:
     program = Program((*inputs, c), {}, tuple(others), body.outputs)
     fields = [f"{pointer(v, const=True)}x{i};" for i, v in enumerate(inputs)]
     fields += [f"{pointer(v)}y{i};" for i, v in enumerate(body.outputs)]
+    beside, reads, writes = _halves(program, c)
     text = [
         f"struct {name} {{",
         *indented(fields),
+        "    template <int WIDE> struct Beside {",
+        *indented(indented(beside)),
+        "    };",
+        "    template <int WIDE> __device__ __forceinline__ Beside<WIDE> read(",
+        "        int64_t item, int row, int column, int64_t index) const {",
+        "        (void)item, (void)row, (void)column, (void)index;",
+        *indented(indented(reads)),
+        "    }",
+        "    template <int WIDE> __device__ __forceinline__ void write(",
+        "        const Beside<WIDE> &beside, int64_t index, const T (&value)[WIDE]) const {",
+        *indented(indented(writes)),
+        "    }",
         "    template <int WIDE> __device__ __forceinline__ void operator()(",
         "        int64_t item, int row, int column, int64_t index, const T (&value)[WIDE]) const {",
-        *indented(indented(_elements(program, c))),
+        "        write(read<WIDE>(item, row, column, index), index, value);",
         "    }",
         "};",
     ]
     return Epilogue("\n".join(text), inputs, body.outputs)
 
 
-def _elements(program: Program, c: Variable) -> list[str]:
-    lines = ["(void)item, (void)row, (void)column, (void)index;"]
+def _halves(program: Program, c: Variable) -> tuple[list[str], list[str], list[str]]:
+    """What is read beside the product: members that hold it, statements that read it, and those that use it."""
+    beside, reads = [], ["Beside<WIDE> beside;"]
     values = {c: "value[k]"}
     *batch, _, _ = c.type.shape
     for i, v in enumerate(program.inputs):
@@ -62,19 +76,18 @@ def _elements(program: Program, c: Variable) -> list[str]:
         terms += [f"(int64_t)row * {down}"] if down else []
         terms += ["column"] if across else []
         index = "index" if whole else " + ".join(terms) or "0"
-        if across:
-            lines.append(f"const Vector<{kind}, WIDE> b{i} = load<{kind}, WIDE>(x{i} + {index});")
-            values[v] = f"b{i}.lane[k]"
-        else:
-            lines.append(f"const {kind} b{i} = x{i}[{index}];")
-            values[v] = f"b{i}"
+        beside.append(f"Vector<{kind}, WIDE> b{i};" if across else f"{kind} b{i};")
+        reads.append(
+            f"beside.b{i} = load<{kind}, WIDE>(x{i} + {index});" if across else f"beside.b{i} = x{i}[{index}];"
+        )
+        values[v] = f"beside.b{i}.lane[k]" if across else f"beside.b{i}"
     outputs = program.outputs
-    lines += [f"Vector<{c_type(v.type.dtype)}, WIDE> r{i};" for i, v in enumerate(outputs)]
-    return [
-        *lines,
+    writes = [
+        *(f"Vector<{c_type(v.type.dtype)}, WIDE> r{i};" for i, v in enumerate(outputs)),
         "#pragma unroll",
         "for (int k = 0; k < WIDE; k++) {",
         *indented(statements(program, values, [f"r{i}.lane[k]" for i in range(len(outputs))])),
         "}",
         *(f"store(y{i}, index, r{i});" for i in range(len(outputs))),
     ]
+    return beside, [*reads, "return beside;"], writes

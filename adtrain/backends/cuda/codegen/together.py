@@ -87,7 +87,6 @@ def _product(equation: Equation, product: Product, name: str, threads: int) -> P
             end,
             f"const Staged<{rows}, {columns}> tile = {{(T *)(shared_bytes + {product.shared})}};",
             f"{product.call}(x0, x1, tile, {lengths}, 1, block, 0);",
-            "__syncthreads();",
             f"tile.finish<{wide}, THREADS>(end, {m}, {n}, block);",
         ]
     return Part(
