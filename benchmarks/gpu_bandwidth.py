@@ -5,29 +5,23 @@
 Each result is first compared with PyTorch's in float64. Then ours, PyTorch's and a device-to-device copy take turns; a
 time is the median by events. Bytes are those of the arguments and results, each once: what the work needs, not what a
 kernel moves. The share is that of the copy's GB/s in the same rounds.
-Where there is no repository, the environment variable GIT_COMMIT says which commit is measured.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import click
-import numpy as np
 import torch
 from gpu_bandwidth_cases import Case, N, array_of, cases, tensor_of
+from gpu_report import Report
 
-from adtrain.backends.cuda import compiler
 from adtrain.core.array import Array
 from adtrain.core.backend import backend
 
@@ -112,38 +106,20 @@ def main(only: tuple[str, ...], path: Path | None) -> None:
     copy = median(timed(lambda: target.copy_(source), torch.cuda.current_stream()))
     click.echo(f"copy  {2 * N * 4 / copy / 1e9:.0f} GB/s")
     click.echo(f"{'kernel':28} {'arguments':36} {'GB/s':>5} {'share':>6} {'torch':>6} {'error':>8}")
-    results = []
+    report = Report(path)
+    report.about["copy_gigabytes_per_second"] = 2 * N * 4 / copy / 1e9
     for case in cases():
         if only and not any(text in case.name for text in only):
             continue
         found = measured(case, source, target)
         dtype = next((x.dtype for x in case.tensors if x.is_floating_point()), torch.float32)
         wrong = found.error > TOLERANCE[dtype]
-        results.append(found)
+        report.add(asdict(found))
         click.echo(
             f"{found.name:28} {found.shape:36} {found.gigabytes_per_second:5.0f} {found.share:6.2f} "
             f"{found.torch:6.2f} {found.error:8.1e}{'  WRONG' if wrong else ''}"
         )
-    if path is not None:
-        path.write_text(
-            json.dumps({**setting(), "copy": 2 * N * 4 / copy / 1e9, "results": [asdict(x) for x in results]}, indent=1)
-            + "\n"
-        )
-
-
-def setting() -> dict[str, str]:
-    """What the numbers depend on beside the code."""
-    described = ["git", "describe", "--always", "--dirty"]
-    commit = os.environ.get("GIT_COMMIT") or subprocess.run(described, capture_output=True, text=True).stdout.strip()
-    return {
-        "commit": commit,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "device": torch.cuda.get_device_name(),
-        "cuda": str(torch.version.cuda),
-        "nvrtc": compiler.version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
+    click.echo(report.line())
 
 
 if __name__ == "__main__":

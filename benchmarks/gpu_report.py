@@ -1,8 +1,12 @@
-"""What the benchmarks on a GPU say beside their numbers: where, when and with what they were measured."""
+"""What the benchmarks on a GPU say beside their numbers: where, when and with what they were measured.
+
+Where there is no repository, the environment variable GIT_COMMIT says which commit is measured.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from datetime import datetime, timezone
@@ -20,7 +24,8 @@ def provenance() -> dict[str, Any]:
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "commit": _said("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"),
+        "commit": os.environ.get("GIT_COMMIT")
+        or _said("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"),
         "device": _said("nvidia-smi", "--query-gpu=name,driver_version,clocks.max.sm", "--format=csv,noheader"),
         "versions": {"adtrain": __version__, "python": sys.version.split()[0], **dict(_versions())},
     }
