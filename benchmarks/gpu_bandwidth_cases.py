@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from adtrain import ops
-from adtrain.backends.cuda.backend import Buffer
-from adtrain.core.array import Array, Value
+from adtrain.backends.cuda.backend import Buffer, CudaBackend
+from adtrain.backends.cuda.program import Runnable
+from adtrain.core.array import Array, ArrayType, Value
 from adtrain.core.backend import backend
-from adtrain.core.program import Equation
 from adtrain.core.staging import stage
 from adtrain.core.trace import bind
 from adtrain.ops.index import scatter_add_p, scatter_along_axis_p, take_p
@@ -65,18 +65,19 @@ class Fused:
 
     def __init__(self, f: Callable[..., Any]) -> None:
         self.staged = stage(f, [fuse_elementwise])
-        self.known: dict[Any, tuple[Equation, list[int]]] = {}
+        self.known: dict[Any, tuple[Runnable, list[int], ArrayType]] = {}
 
     def __call__(self, *arrays: Array) -> Array:
-        key = tuple(x.shape for x in arrays)
+        key, gpu = tuple(x.shape for x in arrays), cast(CudaBackend, backend("gpu"))
         if key not in self.known:
             program = self.staged.program(*arrays)
             (equation,) = program.equations
-            self.known[key] = equation, [program.inputs.index(v) for v in equation.inputs]
-        equation, order = self.known[key]
-        (type_,) = (v.type for v in equation.outputs)
-        (buffer,) = backend("gpu").run(equation.primitive, [arrays[i].buffer for i in order], equation.params, [type_])
-        return Array(buffer, type_.shape, type_.dtype, "gpu")
+            order = [program.inputs.index(v) for v in equation.inputs]
+            self.known[key] = Runnable(gpu.device, equation), order, equation.outputs[0].type
+        work, order, type_ = self.known[key]
+        found = gpu.empty(type_)
+        work([*(arrays[i].buffer.address for i in order), found.address], 0, 0)
+        return Array(found, type_.shape, type_.dtype, "gpu")
 
 
 def cases() -> Iterator[Case]:
