@@ -116,7 +116,7 @@ def test_predict_of_a_model_that_has_overflowed_is_one_line(here: Path, tmp_path
     path = tmp_path / "run" / "model.safetensors"
     with safe_open(path, framework="numpy") as file:
         metadata = file.metadata()
-    save_file({name: x * np.float32("nan") for name, x in load_file(path).items()}, path, metadata)
+    save_file({name: x * np.float32(1e38) for name, x in load_file(path).items()}, path, metadata)
     for option in ((), ("--json",)):
         line = one_line(run("predict", str(tmp_path / "run"), "data/t10k-images-idx3-ubyte", *option, expect=2))
         assert line == "the model's probabilities are no numbers: its weights have overflowed in training"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -14,9 +15,10 @@ import pytest
 from click.testing import CliRunner, Result
 from training_runs import write_config
 
-from adtrain import config
+from adtrain import config, training
 from adtrain.cli import main
 from adtrain.cli.report import MAX_ROWS, report
+from adtrain.training import read_metrics
 
 SCRIPT = "from adtrain.cli.main import main; main()"
 
@@ -39,6 +41,18 @@ def summary_of(result: Result) -> dict[str, Any]:
     return found
 
 
+def started(cfg: Path, *arguments: str, before: str = "") -> subprocess.Popen[str]:
+    """A process that trains, once its first epoch is over."""
+    command = [sys.executable, "-c", before + SCRIPT, "train", str(cfg), "--device", "cpu", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = monotonic() + 60
+    while not Path("runs/tiny/best.safetensors").exists():
+        assert monotonic() < deadline
+        assert process.poll() is None
+        sleep(0.02)
+    return process
+
+
 SCORE = {"loss": float, "accuracy": float}
 TYPES: dict[str, Any] = {
     "config": dict,
@@ -47,6 +61,9 @@ TYPES: dict[str, Any] = {
     "precision": str,
     "seed": int,
     "parameters": int,
+    "ended": str,
+    "best": {"by": str, "value": float, "epoch": int},
+    "model_epoch": int,
     "epochs": int,
     "steps": int,
     "batch_size": int,
@@ -85,14 +102,15 @@ def check(value: Any, expected: Any) -> None:
         assert type(value) is expected
 
 
-def test_a_run_leaves_four_files_and_a_report(cfg: Path) -> None:
+FILES = ["config.yaml", "metrics.jsonl", "model.safetensors", "last.safetensors", "best.safetensors", "summary.json"]
+
+
+def test_a_run_leaves_its_files_and_a_report(cfg: Path) -> None:
     result = train(cfg)
-    assert sorted(path.name for path in Path("runs/tiny").iterdir()) == [
-        "config.yaml", "metrics.jsonl", "model.safetensors", "summary.json"
-    ]  # fmt: skip
+    assert sorted(path.name for path in Path("runs/tiny").iterdir()) == sorted(FILES)
     lines = result.stdout.splitlines()
     assert lines[0].startswith("test    loss ")
-    assert lines[-1] == "runs/tiny: config.yaml, metrics.jsonl, model.safetensors, summary.json"
+    assert lines[-1] == f"runs/tiny: {', '.join(FILES)}"
     assert "sum of operations" in result.stdout
     assert [line.split(":")[0] for line in result.stderr.splitlines()] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
 
@@ -194,33 +212,94 @@ def test_a_config_that_is_none_is_refused(cfg: Path, name: str) -> None:
 def test_a_loss_that_is_not_finite_ends_the_command(cfg: Path) -> None:
     result = train(cfg, "--set", "optimizer={sgd: {lr: 1.0e+30}}", expect=2)
     assert result.stderr == (
-        "adtrain: error: the loss is nan at step 2 (epoch 1), training stopped: "
-        "lower the optimizer's lr, or set training.clip_norm\n"
+        "adtrain: error: the loss is nan at step 2 (epoch 1), first the result of matmul in 2.linear; "
+        "training stopped: lower the optimizer's lr, or set training.clip_norm; "
+        "kept the state before that step: runs/tiny/last.safetensors\n"
     )
-    assert sorted(path.name for path in Path("runs/tiny").iterdir()) == ["config.yaml", "metrics.jsonl"]
+    kept = sorted(path.name for path in Path("runs/tiny").iterdir())
+    assert kept == ["config.yaml", "last.safetensors", "metrics.jsonl"]
 
 
-def test_an_interrupt_says_what_was_kept(cfg: Path) -> None:
-    cfg.write_text(cfg.read_text().replace("epochs: 3", "epochs: 1000000"))
-    command = [sys.executable, "-c", SCRIPT, "train", str(cfg), "--device", "cpu"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = monotonic() + 60
-    while not Path("runs/tiny/model.safetensors").exists():
-        assert monotonic() < deadline
-        assert process.poll() is None
-        sleep(0.02)
-    process.send_signal(signal.SIGINT)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_run_after_a_step_and_says_how_to_go_on(cfg: Path, number: int, code: int) -> None:
+    process = started(cfg, "--epochs", "1000000")
+    process.send_signal(number)
     out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (code, "")
+    *epochs, heard, last = err.splitlines()
+    assert {line.split()[0] for line in epochs} == {"epoch"}
+    assert heard == "adtrain: stopping after the steps under way; once more to leave at once"
+    assert re.fullmatch(r"stopped at step \d+ \(epoch \d+\); go on with: adtrain train --resume runs/tiny", last)
+    assert sorted(path.name for path in Path("runs/tiny").iterdir()) == sorted(FILES[:-1])
+    step, epoch = map(int, re.findall(r"\d+", last)[:2])
+    assert read_metrics(Path("runs/tiny"))[-1] == {
+        "kind": "stopped", "reason": "interrupted", "epoch": epoch, "step": step
+    }  # fmt: skip
+    resumed = train("--resume", "runs/tiny", "--epochs", str(epoch), "--profile-steps", "0")
+    assert resumed.stdout.splitlines()[0].startswith("test    loss ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "found neither CONFIG nor --resume RUN"),
+        (["tiny.yaml", "--resume", "x"], "--resume RUN takes no CONFIG"),
+        (
+            ["--resume", "x", "--output-dir", "y"],
+            "--resume RUN goes on in the run's own folder, and takes no --output-dir",
+        ),
+        (["tiny.yaml", "--override"], "--override is for --resume RUN only"),
+        (["--resume", "x"], "x: found nothing, expected a run's folder or a checkpoint"),
+    ],
+)
+def test_arguments_of_a_resumption_that_make_no_sense_are_one_line(
+    cfg: Path, arguments: list[str], message: str
+) -> None:
+    (line,) = train(*arguments, expect=2).stderr.splitlines()
+    assert line.startswith(f"adtrain: error: {message}")
+
+
+def test_a_finished_run_is_done_and_goes_on_for_more_epochs(cfg: Path) -> None:
+    train(cfg, "--profile-steps", "0")
+    result = train("--resume", "runs/tiny", expect=2)
+    assert result.stderr == "adtrain: error: runs/tiny is finished: 3 epochs; ask for more with --epochs N\n"
+    found = train("--resume", "runs/tiny", "--epochs", "4", "--profile-steps", "0", "--json")
+    assert found.stderr.splitlines()[0] == "training.epochs: 3 -> 4"
+    assert (summary_of(found)["epochs"], summary_of(found)["steps"]) == (4, 24)
+    assert config.load("runs/tiny/config.yaml").training.epochs == 4
+
+
+def test_a_run_that_was_killed_before_its_summary_is_brought_to_its_end(cfg: Path) -> None:
+    train(cfg, "--profile-steps", "0")
+    summary = Path("runs/tiny/summary.json")
+    before = json.loads(summary.read_text())
+    summary.unlink()
+    assert "step    median" not in train("--resume", "runs/tiny", "--profile-steps", "0").stdout
+    after = json.loads(summary.read_text())
+    assert [after[x] for x in ("test", "train", "steps", "best")] == [
+        before[x] for x in ("test", "train", "steps", "best")
+    ]
+    assert (after["step_ms"], after["images_per_second"]) == (None, None)
+
+
+def test_every_step_can_be_checked(cfg: Path) -> None:
+    result = train(cfg, "--debug-nan", "--profile-steps", "0")
+    assert result.stderr.startswith("looking for numbers that are not finite after each step, which is slow\n")
+    train(cfg, "--profile-steps", "0", "--output-dir", "plain")
+    assert Path("runs/tiny/model.safetensors").read_bytes() == Path("plain/model.safetensors").read_bytes()
+
+
+def test_a_second_signal_ends_the_process_at_once_and_the_checkpoint_is_whole(cfg: Path) -> None:
+    slow = "from time import sleep; from adtrain.training import Recorder; Recorder.stopped = lambda *_: sleep(60); "
+    process = started(cfg, "--epochs", "1000000", before=slow)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    while "stopping after" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
     assert process.returncode == 130
-    assert out == ""
-    assert "kept runs/tiny: config.yaml, metrics.jsonl, model.safetensors\n" in err
-    assert err.endswith("adtrain: interrupted\n")
-    assert "Traceback" not in err
-    assert sorted(path.name for path in Path("runs/tiny").iterdir()) == [
-        "config.yaml", "metrics.jsonl", "model.safetensors"
-    ]  # fmt: skip
-    for line in Path("runs/tiny/metrics.jsonl").read_text().splitlines():
-        json.loads(line)
+    assert training.resume(Path("runs/tiny")).start.checkpoint.progress.step > 0
 
 
 def test_a_terminal_gets_bars(cfg: Path) -> None:
@@ -255,6 +334,7 @@ def _summary(rows: int) -> dict[str, Any]:
         "test": {"loss": 0.1, "accuracy": 0.98}, "step_ms": {"median": 4.0, "p20": 3.9, "p80": 4.1},
         "parameters": 1000, "precision": "float32", "device": "cpu", "device_name": "A CPU", "total_seconds": 12.0,
         "train_seconds": 11.0, "images_per_second": 5000.0, "steps": 100, "batch_size": 128, "ops": ops,
+        "ended": "finished", "best": {"by": "train_loss", "value": 0.1, "epoch": 2}, "model_epoch": 2, "epochs": 2,
         "ops_sum_ms": 30.0, "ops_to_step_ratio": 0.95, "memory": {"planned_bytes": 2**20, "held_bytes": 2**21},
     }  # fmt: skip
 

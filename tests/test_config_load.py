@@ -19,7 +19,10 @@ POSITIVE = "expected a positive integer below 2^31"
 LOSSES = "cross_entropy, nll, mse, l1, huber, binary_cross_entropy_with_logits"
 PACKAGED = "cnn, lenet5, mlp, mlp-small, resnet, smoke"
 NO_PAIR = "found no key=value, expected one such as training.epochs=3"
-TRAINING = "epochs, steps, seed, precision, clip_norm, clip_value"
+TRAINING = (
+    "epochs, steps, seed, precision, clip_norm, clip_value, init_from, init_partial, checkpoint_every, best_by, "
+    "early_stopping"
+)
 
 
 def test_long_forms_are_read(tmp_path: Path) -> None:

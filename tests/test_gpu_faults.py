@@ -31,15 +31,15 @@ from adtrain import ops
 from adtrain.core.array import array
 from adtrain.training import Recorder
 
-write = Recorder.epoch_done
+write = Recorder.checkpoint
 
-def write_and_break(self, epoch, state):
-    write(self, epoch, state)
+def write_and_break(self, checkpoint, best):
+    write(self, checkpoint, best)
     x = array(np.ones(1000, np.float32), device="gpu")
     x.buffer.address = 1 << 60  # nobody's
     ops.exp(x)
 
-Recorder.epoch_done = write_and_break
+Recorder.checkpoint = write_and_break
 """
 
 TAKE_ALL_BUT = """
@@ -54,7 +54,7 @@ taken = cuda.mem_alloc(free - ({free} << 20))
 OUT_OF_MEMORY = re.compile(
     r"adtrain: error: .*out of memory.*needs ([\d,.]+) MiB.*?([\d,.]+) MiB free.*batch_size ([\d,]+) fits"
 )
-WRITTEN = ["config.yaml", "metrics.jsonl", "model.safetensors"]
+WRITTEN = ["best.safetensors", "config.yaml", "last.safetensors", "metrics.jsonl", "model.safetensors"]
 
 
 def train(cfg: Path, *options: str, before: str = "") -> subprocess.Popen[str]:
@@ -124,14 +124,13 @@ def test_memory_that_others_took_is_missed_in_one_line(tmp_path: Path) -> None:
 def test_an_interrupt_keeps_the_folder_whole(tmp_path: Path) -> None:
     process = train(write_config(tmp_path), "--epochs", "1000000")
     deadline = monotonic() + 120
-    while not (tmp_path / "run" / "model.safetensors").exists():
+    while not (tmp_path / "run" / "best.safetensors").exists():
         assert monotonic() < deadline
         assert process.poll() is None
         sleep(0.02)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, ""), err
-    assert f"kept {tmp_path / 'run'}: {', '.join(WRITTEN)}\n" in err
-    assert err.endswith("adtrain: interrupted\n")
+    assert err.endswith(f"go on with: adtrain train --resume {tmp_path / 'run'}\n")
     assert "Traceback" not in err
     check_kept(tmp_path / "run")

@@ -22,16 +22,21 @@ MAX_ROWS = 15
 
 def report(summary: Mapping[str, Any], test_images: int, width: int) -> list[str]:
     """Scores, times, and the operations of a step by the time they take; `summary` is what summary.json holds."""
-    test, step = summary["test"], summary["step_ms"]
+    test, step, best = summary["test"], summary["step_ms"], summary["best"]
+    speed = "" if step is None else f" ({summary['images_per_second']:,.0f} images/s)"
     lines = [
         f"test    loss {test['loss']:.4f}, accuracy {test['accuracy']:.2%} of {test_images:,} images",
         f"model   {summary['parameters']:,} parameters, {summary['precision']}",
         f"device  {summary['device']}, {summary['device_name']}",
-        f"time    {summary['total_seconds']:.1f} s in all, {summary['train_seconds']:.1f} s training "
-        f"({summary['images_per_second']:,.0f} images/s)",
+        f"time    {summary['total_seconds']:.1f} s in all, {summary['train_seconds']:.1f} s training{speed}",
         f"steps   {summary['steps']:,} of {summary['batch_size']} images",
-        f"step    median {step['median']:.2f} ms, p20 {step['p20']:.2f}, p80 {step['p80']:.2f}",
     ]
+    if step is not None:
+        lines.append(f"step    median {step['median']:.2f} ms, p20 {step['p20']:.2f}, p80 {step['p80']:.2f}")
+    if summary["ended"] == "early_stopping":
+        lines.append(f"ended   early, after epoch {summary['epochs']}: {best['by']} was best in epoch {best['epoch']}")
+    if summary["model_epoch"] != summary["epochs"]:
+        lines.append(f"model   that of epoch {summary['model_epoch']}, the best")
     memory = summary["memory"]
     if memory["planned_bytes"] is not None:
         held = "" if memory["held_bytes"] is None else f", {memory['held_bytes'] / 2**20:,.1f} MiB taken"

@@ -1,7 +1,8 @@
-"""`adtrain train`: from a config to a run's folder and a report."""
+"""`adtrain train`: from a config, or a run to go on with, to a run's folder and a report."""
 
 from __future__ import annotations
 
+import shlex
 from contextlib import closing
 from pathlib import Path
 from time import perf_counter
@@ -23,12 +24,16 @@ from adtrain.cli.options import (
 )
 from adtrain.cli.progress import display
 from adtrain.cli.report import report
+from adtrain.cli.stop_signals import stop_signals
 from adtrain.cli.table import terminal_width
 from adtrain.measure import profile
+from adtrain.training.run_folder import LAST
 
 
 @click.command(short_help="Train the network that a config describes.")
-@click.argument("config_path", metavar="CONFIG")
+@click.argument("config_path", metavar="[CONFIG]", required=False)
+@click.option("--resume", "run", type=FilePath(), metavar="RUN", help="Go on with a run: its folder, or a checkpoint.")
+@click.option("--override", is_flag=True, help="Go on with a run although its config has changed.")
 @device_option
 @autotune_option
 @click.option("--epochs", type=click.IntRange(min=1), help="Passes over the data; training.epochs of the config.")
@@ -48,10 +53,13 @@ from adtrain.measure import profile
     show_default=True,
     help="Steps whose operations are timed after training; 0 for none.",
 )
+@click.option("--debug-nan", is_flag=True, help="Look for numbers that are not finite after each step; slow.")
 @mode_options
 @json_option
 def command(
-    config_path: str,
+    config_path: str | None,
+    run: Path | None,
+    override: bool,
     device: str,
     autotune: str,
     epochs: int | None,
@@ -60,26 +68,35 @@ def command(
     output_dir: Path | None,
     overrides: tuple[str, ...],
     profile_steps: int,
+    debug_nan: bool,
     mode: str | None,
     as_json: bool,
 ) -> None:
     """Train the network that CONFIG describes: a YAML file, or the name of a packaged config such as mlp.
 
-    Writes config.yaml, metrics.jsonl, model.safetensors and summary.json into the run's folder.
+    Writes config.yaml, metrics.jsonl, model.safetensors, checkpoints and summary.json into the run's folder. Ctrl-C or
+    SIGTERM stops it after the step under way; --resume RUN goes on from there as if nothing had been.
     """
     started = perf_counter()
+    _check_arguments(config_path, run, override, output_dir)
     set_autotune(device, autotune)
-    given = {"epochs": epochs, "steps": steps, "seed": seed}
-    options = [f"training.{name}={value}" for name, value in given.items() if value is not None]
-    cfg = config.load(config_path, [*overrides, *options])
-    training.check_precision(cfg, device)
-    experiment = training.prepare(cfg, training.Mode(mode or "fused"))
-    folder = training.RunFolder.create(experiment, output_dir)
-    try:
-        summary = _train(experiment, folder, device, profile_steps, started)
-    except KeyboardInterrupt:
-        progress(f"kept {folder.path}: {', '.join(folder.files())}")
-        raise
+    longer = _settings(epochs=epochs, steps=steps)
+    settings, how = [*overrides, *_settings(seed=seed)], training.Mode(mode or "fused")
+    if run is not None:
+        experiment, folder, start, notes = training.resume(run, settings, longer, override, how)
+        training.check_precision(experiment.config, device)
+        for note in notes:
+            progress(note)
+    else:
+        cfg = config.load(str(config_path), [*settings, *longer])
+        training.check_precision(cfg, device)
+        experiment, start = training.prepare(cfg, how), None
+        folder = training.RunFolder.create(experiment, output_dir)
+    with folder.claimed():
+        if start is not None:
+            folder.reopen(experiment, start)
+        result = _train(experiment, folder, device, start, debug_nan)
+        summary = _finish(experiment, folder, device, profile_steps, result, started)
     if as_json:
         print_json(summary)
         return
@@ -87,14 +104,51 @@ def command(
     click.echo(f"\n{folder.path}: {', '.join(folder.files())}")
 
 
+def _check_arguments(config_path: str | None, run: Path | None, override: bool, output_dir: Path | None) -> None:
+    if (config_path is None) == (run is None):
+        raise click.UsageError(
+            "found neither CONFIG nor --resume RUN" if run is None else "--resume RUN takes no CONFIG"
+        )
+    if run is not None and output_dir is not None:
+        raise click.UsageError("--resume RUN goes on in the run's own folder, and takes no --output-dir")
+    if run is None and override:
+        raise click.UsageError("--override is for --resume RUN only")
+
+
+def _settings(**given: int | None) -> list[str]:
+    """Options as overrides of the config's section `training`."""
+    return [f"training.{name}={value}" for name, value in given.items() if value is not None]
+
+
 def _train(
-    experiment: training.Experiment, folder: training.RunFolder, device: str, steps: int, started: float
-) -> dict[str, Any]:
-    """Train, profile, and write everything; the content of summary.json."""
+    experiment: training.Experiment, folder: training.RunFolder, device: str, start: training.Start | None, check: bool
+) -> training.Result:
+    """Train and write; a run that stops before its end says how to go on with it."""
+    if check:
+        progress("looking for numbers that are not finite after each step, which is slow")
     recorder = training.Recorder(folder, experiment)
-    with closing(display()) as shown:
-        result = training.run(experiment, device, [shown, recorder])
+    with closing(display()) as shown, stop_signals() as heard:
+        try:
+            result = training.run(experiment, device, [shown, recorder], start, heard.asked, check)
+        except training.Interrupted as stopped:
+            shown.close()
+            progress(f"{stopped}; go on with: adtrain train --resume {shlex.quote(str(folder.path))}")
+            raise SystemExit(heard.exit_code) from None
+        except training.NotFinite as error:
+            raise training.NotFinite(f"{error}; kept the state before that step: {folder.path / LAST}") from None
     recorder.finished(result)
+    return result
+
+
+def _finish(
+    experiment: training.Experiment,
+    folder: training.RunFolder,
+    device: str,
+    steps: int,
+    result: training.Result,
+    started: float,
+) -> dict[str, Any]:
+    """Profile so many steps, and write the summary; what it holds."""
     total_seconds = perf_counter() - started
     ops: dict[str, Any] = {}
     if steps:

@@ -11,7 +11,19 @@ from pydantic_core import PydanticCustomError
 from adtrain.config.problems import ConfigError, PathParts, Problem, dotted
 from adtrain.config.source import Node
 from adtrain.config.specs import SCHEDULES, Layers, Loss, Optimizer, Schedule
-from adtrain.config.values import Bool, Fraction, Name, Positive, Precision, Seed, Shape, Size, Text
+from adtrain.config.values import (
+    BestBy,
+    Bool,
+    Fraction,
+    Name,
+    NonNegative,
+    Positive,
+    Precision,
+    Seed,
+    Shape,
+    Size,
+    Text,
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +63,13 @@ class Model(Section):
     layers: Layers = Field(description="a list of layers")
 
 
+class EarlyStopping(Section):
+    """When training ends before its epochs are over; the model is then the best one, not the last."""
+
+    patience: Size = Field(description="epochs without an improvement of best_by after which training ends")
+    min_delta: NonNegative = Field(0.0, description="what best_by must improve by to count")
+
+
 class Training(Section):
     """How long and how to train."""
 
@@ -64,11 +83,22 @@ class Training(Section):
     )
     clip_norm: Positive | None = Field(None, description="scale gradients down to at most this norm over all of them")
     clip_value: Positive | None = Field(None, description="bound each element of the gradients by plus and minus this")
+    init_from: Text | None = Field(None, description="a run's folder, model or checkpoint to take the first weights of")
+    init_partial: Bool | None = Field(None, description="take from init_from what fits by name and shape, and no more")
+    checkpoint_every: Size | None = Field(None, description="steps between checkpoints, beside those after each epoch")
+    best_by: BestBy | None = Field(
+        None,
+        description="what best.safetensors is the best by; where left out validation_accuracy, or train_loss without "
+        "validation images",
+    )
+    early_stopping: EarlyStopping | None = Field(None, description="when to end before the epochs are over")
 
     @model_validator(mode="after")
-    def _one_clipping(self) -> Training:
+    def _keys_that_go_together(self) -> Training:
         if self.clip_norm is not None and self.clip_value is not None:
             raise PydanticCustomError("expected", "at most one of clip_norm and clip_value")
+        if self.init_partial is not None and self.init_from is None:
+            raise PydanticCustomError("expected", "init_from beside init_partial")
         return self
 
 

@@ -5,13 +5,19 @@ from __future__ import annotations
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from adtrain.config.document import Config, Data, Model, Section, Training
+from adtrain.config.document import Config, Data, EarlyStopping, Model, Section, Training
 from adtrain.config.problems import PathParts, Problem, dotted, found, known
 from adtrain.config.source import Node
 from adtrain.config.specs import BY_KIND, FAMILIES
 from adtrain.config.values import Expected
 
-MODELS: dict[str, type[BaseModel]] = {"data": Data, "model": Model, "training": Training, **BY_KIND}
+MODELS: dict[str, type[BaseModel]] = {
+    "data": Data,
+    "model": Model,
+    "training": Training,
+    "early_stopping": EarlyStopping,
+    **BY_KIND,
+}
 """The pydantic model below each part of a path that leads to one."""
 
 

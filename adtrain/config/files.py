@@ -28,6 +28,11 @@ def load(path_or_name: str | os.PathLike[str], overrides: Sequence[str] = ()) ->
             content = file.read(source.MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError([Problem(str(path), "", f"cannot be read: {error.strerror}")]) from None
+    return parse(content, path, overrides)
+
+
+def parse(content: bytes, path: Path, overrides: Sequence[str] = ()) -> Config:
+    """The config that a text is, as `load` would read it from the file at `path`. Raises ConfigError as that does."""
     root, problems = source.read(content, str(path))
     root = override(root, overrides)
     try:

@@ -73,6 +73,7 @@ def one_of(literal: Any) -> Any:
 
 
 Precision = one_of(Literal["float32", "tf32", "bfloat16", "float64"])
+BestBy = one_of(Literal["validation_accuracy", "validation_loss", "train_accuracy", "train_loss"])
 
 OPTIONS: dict[str, Any] = {
     "affine": Bool,

@@ -6,30 +6,42 @@ result = training.run(experiment, "cpu", [observer])
 
 from __future__ import annotations
 
+from adtrain.training.best import Best
+from adtrain.training.checkpoint import Checkpoint, Progress
 from adtrain.training.costs import LayerCost, StepCosts, step_costs
+from adtrain.training.endings import Interrupted, NotFinite, Result
 from adtrain.training.evaluation import Score, evaluate
 from adtrain.training.examples import Examples, on_device
 from adtrain.training.experiment import Experiment, Mode
-from adtrain.training.loop import Result, continuation, run
+from adtrain.training.loop import continuation
 from adtrain.training.model_file import TrainedModel
 from adtrain.training.preparation import check_precision, outline, prepare
 from adtrain.training.progress import Epoch, Interval, Observer
-from adtrain.training.run_folder import Recorder, RunFolder
+from adtrain.training.resumption import Resumed, resume
+from adtrain.training.run_folder import Recorder, RunFolder, read_metrics
 from adtrain.training.step import TrainState, copied, evaluation_step, train_step
 from adtrain.training.summary import summarize
+from adtrain.training.trainer import Start, run
 
 __all__ = [
+    "Best",
+    "Checkpoint",
     "Epoch",
     "Examples",
     "Experiment",
+    "Interrupted",
     "Interval",
     "LayerCost",
     "Mode",
+    "NotFinite",
     "Observer",
+    "Progress",
     "Recorder",
     "Result",
+    "Resumed",
     "RunFolder",
     "Score",
+    "Start",
     "StepCosts",
     "TrainState",
     "TrainedModel",
@@ -41,6 +53,8 @@ __all__ = [
     "on_device",
     "outline",
     "prepare",
+    "read_metrics",
+    "resume",
     "run",
     "step_costs",
     "summarize",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from adtrain.training.network import Network
 from adtrain.training.step import EvaluationStep, no_totals, repeated
 
 BATCH_SIZE = 250
+BATCHES_AT_ONCE = 20
 
 
 class Score(NamedTuple):
@@ -25,10 +27,16 @@ class Score(NamedTuple):
 
 
 def evaluate(
-    step: EvaluationStep, params: nn.Params, statistics: nn.State, examples: Examples, name: str = "test"
+    step: EvaluationStep,
+    params: nn.Params,
+    statistics: nn.State,
+    examples: Examples,
+    name: str = "test",
+    between: Callable[[], None] = lambda: None,
 ) -> Score:
     """The score of the model on all of `examples`, by the `evaluation_step` of an experiment or a trained model.
 
+    `between` is called every few batches; what it raises ends the evaluation.
     Raises AdtrainError, naming the split by `name`, where the loss is no finite number.
     """
     count = len(examples.labels)
@@ -39,7 +47,10 @@ def evaluate(
     for order in (np.arange(full).reshape(-1, BATCH_SIZE), np.arange(full, count).reshape(1, -1)):
         if order.size:
             totals = totals._replace(position=no_totals(examples.labels.device).position)
-            totals = repeated(step, len(order), (totals,), params, statistics, *examples.batches(order))
+            given = params, statistics, *examples.batches(order)
+            for done in range(0, len(order), BATCHES_AT_ONCE):
+                between()
+                totals = repeated(step, min(BATCHES_AT_ONCE, len(order) - done), (totals,), *given)
     score = Score(float(totals.loss) / count, int(totals.correct) / count)
     if not math.isfinite(score.loss):
         raise AdtrainError(f"the loss on the {name} images is {score.loss}: the model's numbers have overflowed")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from adtrain.core.program import Program
 from adtrain.core.staging import Pass, stage
 from adtrain.data import DataSet, Split
 from adtrain.passes import ALL, SIMPLIFY
+from adtrain.training import warm_start
 from adtrain.training.network import Network
 from adtrain.training.step import (
     EvaluationStep,
@@ -90,10 +92,29 @@ class Experiment:
         """The resolved config as YAML. Made once: it goes into every file of the model."""
         return config.dump(self.config)
 
+    @property
+    def best_by(self) -> str:
+        """The metric that epochs are compared by."""
+        return self.config.training.best_by or ("train_loss" if self.validation is None else "validation_accuracy")
+
     def initial_state(self, device: str) -> TrainState:
-        """The state before the first step, drawn from the config's seed; no two arrays share memory."""
-        rng = np.random.default_rng(np.random.SeedSequence(self.config.training.seed, spawn_key=(INIT_STREAM,)))
+        """The state before the first step; no two arrays share memory.
+
+        It is drawn from the config's seed, but for what `training.init_from` has. Raises AdtrainError where that cannot
+        be read or does not fit.
+        """
+        return self._state(device, self.config.training.init_from)
+
+    def drawn_state(self, device: str) -> TrainState:
+        """`initial_state` with all weights drawn from the seed: for who asks for types only. No file is read."""
+        return self._state(device, None)
+
+    def _state(self, device: str, init_from: str | None) -> TrainState:
+        training = self.config.training
+        rng = np.random.default_rng(np.random.SeedSequence(training.seed, spawn_key=(INIT_STREAM,)))
         trees = self.network.model.init(self.network.input_shape, rng, self.network.dtype)
+        if init_from is not None:
+            trees = warm_start.weights(Path(init_from), *trees, partial=bool(training.init_partial))
         params, statistics = tree.map(lambda x: x.to(device), trees)
         # A step may write over each array of its state, and zeros are one number seen everywhere.
         return copied(TrainState(params, statistics, self.optimizer.init(params)))
@@ -106,12 +127,12 @@ class Experiment:
     @cached_property
     def train_step(self) -> TrainStep:
         """The step, as `mode` says; staged, it consumes the state that it is given."""
-        return self._plain_step if self.mode is Mode.EAGER else stage(self._plain_step, self.passes, donate=STATE)
+        return self.plain_step if self.mode is Mode.EAGER else stage(self.plain_step, self.passes, donate=STATE)
 
     @cached_property
     def logged_step(self) -> LoggedStep:
         """`train_step` on one batch of an order after the other; staged, it consumes state and log."""
-        step = logged_step(self._plain_step)
+        step = logged_step(self.plain_step)
         return step if self.mode is Mode.EAGER else stage(step, self.passes, donate=STATE_AND_LOG)
 
     @cached_property
@@ -128,13 +149,14 @@ class Experiment:
     def step_program(self, device: str = "cpu", passes: Sequence[Pass] | None = None) -> Program:
         """The Program of the logged step on full batches, after `passes` (by default its own); no step is taken."""
         order = np.zeros((LOG_ROWS, self.full_batch), np.int64)
-        state, log = self.initial_state("cpu"), empty_log(LOG_ROWS, "cpu")
+        state, log = self.drawn_state("cpu"), empty_log(LOG_ROWS, "cpu")
         arguments = state, log, self.seed("cpu"), self.train.images, self.train.labels, order
-        step = stage(logged_step(self._plain_step), self.passes if passes is None else passes, donate=STATE_AND_LOG)
+        step = stage(logged_step(self.plain_step), self.passes if passes is None else passes, donate=STATE_AND_LOG)
         return step.program(*tree.map(lambda x: _Placeholder(x.shape, x.dtype, device), arguments))
 
     @property
-    def _plain_step(self) -> TrainStep:
+    def plain_step(self) -> TrainStep:
+        """The step, operation by operation; it leaves the state that it is given as it was."""
         training = self.config.training
         return train_step(self.network, self.optimizer, self.schedule, training.clip_norm, training.clip_value)
 

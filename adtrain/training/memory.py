@@ -49,7 +49,7 @@ class StepMemory(NamedTuple):
 
 def step_memory(experiment: Experiment, unfused: Program, fused: Program, device: str) -> StepMemory:
     """The memory of `experiment`'s step on `device`, whose Program is `unfused` before fusion and `fused` after it."""
-    state, needed = experiment.initial_state("cpu"), backend(device).memory(fused)
+    state, needed = experiment.drawn_state("cpu"), backend(device).memory(fused)
     splits = [split for split in (experiment.train, experiment.validation, experiment.test) if split is not None]
     made = [v for e in unfused.equations if not e.primitive.view for v in e.outputs]
     return StepMemory(

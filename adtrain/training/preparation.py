@@ -32,7 +32,7 @@ def prepare(cfg: Config, mode: Mode = Mode.FUSED) -> Experiment:
         ConfigError: the model's layers do not fit together, or do not fit the data.
         DataError: the data are missing or damaged.
     """
-    cfg = _with_absolute_path(cfg)
+    cfg = _with_absolute_paths(cfg)
     _check_name(cfg)
     images = data.load(cfg.data.dataset, cfg.data.path)
     train, validation = data.split_validation(images.train, cfg.data.validation, cfg.training.seed)
@@ -73,6 +73,9 @@ def _experiment(cfg: Config, images: DataSet, validation: Split | None, mode: Mo
     net = network.build(cfg, images.mean, images.std)
     _check_fit(cfg, net, images)
     _check_last_batch(cfg, net, len(images.train))
+    if validation is None and (cfg.training.best_by or "").startswith("validation"):
+        reason = "expected train_accuracy or train_loss, for there are no validation images (data.validation)"
+        raise cfg.refused(("training", "best_by"), f"found {cfg.training.best_by}, {reason}")
     steps_per_epoch = -(-len(images.train) // cfg.data.batch_size)
     total_steps = steps_per_epoch * cfg.training.epochs
     if cfg.training.steps is not None:
@@ -90,12 +93,16 @@ def _experiment(cfg: Config, images: DataSet, validation: Split | None, mode: Mo
     )
 
 
-def _with_absolute_path(cfg: Config) -> Config:
-    """The same config, its data found from any folder: a run's copy of it is used from other ones."""
-    if cfg.data.path is None:
-        return cfg
-    path = os.path.abspath(os.path.expanduser(cfg.data.path))
-    return cfg.model_copy(update={"data": cfg.data.model_copy(update={"path": path})})
+def _with_absolute_paths(cfg: Config) -> Config:
+    """The same config, its files found from any folder: a run's copy of it is used from other ones."""
+    data = {"path": _absolute(cfg.data.path)}
+    training = {"init_from": _absolute(cfg.training.init_from)}
+    sections = {"data": cfg.data.model_copy(update=data), "training": cfg.training.model_copy(update=training)}
+    return cfg.model_copy(update=sections)
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else os.path.abspath(os.path.expanduser(path))
 
 
 def _check_name(cfg: Config) -> None:

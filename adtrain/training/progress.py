@@ -1,9 +1,10 @@
-"""What the loop tells while it runs, and to whom."""
+"""What a training tells while it runs, and to whom."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from adtrain.training.checkpoint import Checkpoint, Progress
 from adtrain.training.evaluation import Score
 from adtrain.training.step import TrainState
 
@@ -33,7 +34,7 @@ class Observer:
     """Base of those who follow a run; every method does nothing."""
 
     def epoch_started(self, epoch: int, epochs: int, images: int) -> None:
-        """Epoch number `epoch` (from 1) of `epochs` is about to go through `images` images."""
+        """Epoch number `epoch` (from 1) of `epochs` is about to go through `images` images, all that are left."""
 
     def step_done(self, images: int) -> None:
         """A step on so many images has been issued."""
@@ -43,3 +44,9 @@ class Observer:
 
     def epoch_done(self, epoch: Epoch, state: TrainState) -> None:
         """An epoch and its validation are over. The next step consumes `state`: what is kept of it must be copied."""
+
+    def checkpoint(self, checkpoint: Checkpoint, best: bool) -> None:
+        """A state to keep, all of whose numbers are finite; `best` says that no epoch before was better."""
+
+    def stopped(self, reason: str, progress: Progress) -> None:
+        """The run ends here without being over: "interrupted", or "not_finite". A checkpoint has been handed out."""

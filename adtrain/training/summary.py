@@ -11,8 +11,8 @@ import numpy as np
 import adtrain
 from adtrain import nn
 from adtrain.core.backend import backend
+from adtrain.training.endings import Result
 from adtrain.training.experiment import Experiment, Mode
-from adtrain.training.loop import Result
 from adtrain.training.memory import planned_peak
 
 OP_FIELDS = ("op", "scope", "phase", "calls", "ms", "share", "flops", "bytes", "gflops_per_s", "gbytes_per_s")
@@ -27,9 +27,11 @@ def summarize(
     ops_sum_ms: float | None = None,
     ops_to_step_ratio: float | None = None,
 ) -> dict[str, Any]:
-    """The content of summary.json; times of operations are per step, and None or empty where none were measured."""
+    """The content of summary.json; times are of what was trained since the start or the resumption.
+
+    Those of operations are per step. What was not measured is None or empty.
+    """
     cfg = experiment.config
-    p20, median, p80 = np.percentile(np.array(result.step_seconds) * 1e3, [20, 50, 80]).tolist()
     return {
         "config": cfg.model_dump(mode="json", exclude_none=True),
         "device": device,
@@ -37,13 +39,16 @@ def summarize(
         "precision": cfg.training.precision,
         "seed": cfg.training.seed,
         "parameters": nn.count_parameters(result.state.params),
+        "ended": result.ended,
+        "best": {"by": result.best.by, "value": result.best.value, "epoch": result.best.epoch},
+        "model_epoch": result.best.epoch if result.restored else result.epochs,
         "epochs": result.epochs,
         "steps": result.steps,
         "batch_size": cfg.data.batch_size,
         "train_seconds": result.train_seconds,
         "total_seconds": total_seconds,
-        "images_per_second": result.images / result.train_seconds,
-        "step_ms": {"median": median, "p20": p20, "p80": p80},
+        "images_per_second": result.images / result.train_seconds if result.images else None,
+        "step_ms": _step_ms(result.step_seconds),
         "memory": _memory(experiment, device),
         "train": result.train._asdict(),
         "validation": result.validation._asdict() if result.validation is not None else None,
@@ -53,6 +58,14 @@ def summarize(
         "ops_to_step_ratio": ops_to_step_ratio,
         "versions": {"adtrain": adtrain.__version__, "python": platform.python_version(), "numpy": np.__version__},
     }
+
+
+def _step_ms(seconds: Sequence[float]) -> dict[str, float] | None:
+    """None where a run was resumed when all steps had been taken."""
+    if not seconds:
+        return None
+    p20, median, p80 = np.percentile(np.array(seconds) * 1e3, [20, 50, 80]).tolist()
+    return {"median": median, "p20": p20, "p80": p80}
 
 
 def _memory(experiment: Experiment, device: str) -> dict[str, int | None]:

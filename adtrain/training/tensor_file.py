@@ -1,0 +1,110 @@
+"""Safetensors files with metadata of adtrain: written from arrays, and read with nothing believed that they say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors import numpy as safetensors_numpy
+
+from adtrain.core import tree
+from adtrain.core.array import ArrayType
+from adtrain.core.errors import AdtrainError
+
+METADATA_KEY = "adtrain"
+MAX_NAMED = 4
+OPTIMIZER = "optimizer."
+"""What the names of an optimizer's arrays begin with."""
+
+DTYPES = {
+    "F32": "float32", "F64": "float64", "I32": "int32", "I64": "int64", "U8": "uint8", "U32": "uint32", "BOOL": "bool"
+}  # fmt: skip
+"""Those of adtrain's arrays by their safetensors names."""
+
+
+def encode(tensors: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> bytes:
+    """The file's content: the same bytes for the same arrays and metadata.
+
+    All metadata are JSON under one key, for safetensors writes several in an order that differs from run to run.
+    """
+    return safetensors_numpy.save(dict(tensors), {METADATA_KEY: json.dumps(about, allow_nan=False)})
+
+
+def named(values: object, prefix: str = "") -> dict[str, Any]:
+    """The leaves of a tree by the names that `tree.paths` gives: those of the model are torch.nn.Sequential's."""
+    return dict(zip([prefix + path for path in tree.paths(values)], tree.leaves(values), strict=True))
+
+
+class TensorFile:
+    """An open file: its metadata, and its arrays once they have been compared with those that are expected.
+
+    Raises (when made) AdtrainError: it cannot be read, is damaged, or not one of adtrain's.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = safe_open(path, framework="numpy")
+            metadata = self._file.metadata() or {}
+            self._slices = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise AdtrainError(f"{path}: cannot be read ({' '.join(str(error).split())})") from None
+        try:
+            about = json.loads(metadata[METADATA_KEY])
+        except (KeyError, ValueError, RecursionError):
+            about = None
+        if not isinstance(about, dict):
+            raise AdtrainError(f"{path}: has no metadata of adtrain; expected a file that adtrain train wrote")
+        self.about: dict[str, Any] = about
+
+    def types(self) -> dict[str, str]:
+        """What each array is, as its header says: `float32[3, 32]`."""
+        found = {}
+        for name, part in self._slices.items():
+            dtype = part.get_dtype()
+            found[name] = f"{DTYPES.get(dtype, dtype)}{list(part.get_shape())}"
+        return found
+
+    def read(self, expected: Mapping[str, Any], what: str, others: str | None = None) -> dict[str, np.ndarray]:
+        """The arrays of `expected`'s names, whose values have the shapes and dtypes that they must have.
+
+        No array is read before all are known to fit. Raises AdtrainError, which lists what does not: arrays of `what`
+        that are missing, different, or unexpected; those whose names begin with `others` may be there besides.
+        """
+        found = self.types()
+        wrong = differences(found, {name: str(ArrayType(x.shape, x.dtype)) for name, x in expected.items()}, others)
+        if wrong:
+            raise AdtrainError(f"{self.path}: does not fit {what}: {'; '.join(wrong)}")
+        return self.arrays(expected)
+
+    def arrays(self, names: Mapping[str, Any] | Sequence[str]) -> dict[str, np.ndarray]:
+        """The arrays of these names. Raises AdtrainError where one holds a number that is not finite."""
+        arrays = {name: self._file.get_tensor(name) for name in names}
+        for name, x in arrays.items():
+            if not np.isfinite(x).all():
+                raise AdtrainError(f"{self.path}: {name} holds numbers that are not finite")
+        return arrays
+
+
+def differences(found: Mapping[str, str], expected: Mapping[str, str], others: str | None = None) -> list[str]:
+    """What keeps arrays of these types from being the expected ones: `missing 0.weight, 0.bias`, and so on."""
+    missing = [name for name in expected if name not in found]
+    extra = sorted(x for x in found if x not in expected and not (others is not None and x.startswith(others)))
+    unlike = [f"{x} is {found[x]}, expected {kind}" for x, kind in expected.items() if found.get(x, kind) != kind]
+    wrong = {"missing ": missing, "unexpected ": [_quoted(name) for name in extra], "": unlike}
+    return [f"{word}{_listed(names)}" for word, names in wrong.items() if names]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more
+
+
+def _quoted(name: str) -> str:
+    """A name from a file that may say anything, as it is printed on one line."""
+    short = name if len(name) <= 60 else f"{name[:57]}..."
+    return short if short.isprintable() and short else repr(short)

@@ -1,0 +1,34 @@
+"""A warm start: a new training whose first weights are those of another one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from adtrain import nn
+from adtrain.core import tree
+from adtrain.core.array import ArrayType, array
+from adtrain.core.errors import AdtrainError
+from adtrain.training import tensor_file
+from adtrain.training.tensor_file import OPTIMIZER, TensorFile
+
+MODEL = "model.safetensors"
+
+
+def weights(path: Path, params: nn.Params, statistics: nn.State, partial: bool) -> tuple[nn.Params, nn.State]:
+    """`params` and `statistics` with the arrays that the model of a run's folder, a model file or a checkpoint holds.
+
+    With `partial`, an array stays as it is where the file has none of its name, shape and dtype.
+    Raises AdtrainError: the file cannot be read, or does not fit (`partial`: nothing in it does), with what does not.
+    """
+    file = TensorFile(path / MODEL if path.is_dir() else path)
+    expected: dict[str, Any] = {**tensor_file.named(params), **tensor_file.named(statistics)}
+    wanted, types = expected, file.types()
+    if partial:
+        wanted = {name: x for name, x in expected.items() if types.get(name) == str(ArrayType(x.shape, x.dtype))}
+    if not wanted:
+        raise AdtrainError(f"{file.path}: no array in it has name, shape and dtype of one of the config's network")
+    arrays = file.read(wanted, "the config's network", others="" if partial else OPTIMIZER)
+    found = {**expected, **{name: array(x) for name, x in arrays.items()}}
+    trees: tuple[nn.Params, nn.State] = tree.unflatten(tree.flatten((params, statistics))[1], list(found.values()))
+    return trees

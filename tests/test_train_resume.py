@@ -1,0 +1,299 @@
+"""A run that was stopped and resumed is the run that was not."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from training_runs import load, prepare, write_data
+
+from adtrain import config, training
+from adtrain.core import tree
+from adtrain.core.errors import AdtrainError
+from adtrain.training import Experiment, Recorder, RunFolder, Start, loop, trainer
+
+LAYERS = "[linear: 8, batch_norm1d, relu, dropout: 0.2, linear: 3]"
+SETTINGS = ("data.validation=0.2", "schedule=cosine", "training.epochs=4")
+SAME = ("config.yaml", "model.safetensors", "last.safetensors", "best.safetensors")
+
+
+def train(experiment: Experiment, folder: RunFolder, start: Start | None = None, asked: int | None = None) -> bool:
+    """Train; whether the run is over. It is stopped when it asks for the time number `asked`, from 0."""
+    if start is not None:
+        folder.reopen(experiment, start)
+    times = itertools.count()
+    recorder = Recorder(folder, experiment)
+    try:
+        result = training.run(experiment, "cpu", [recorder], start, lambda: next(times) == asked)
+    except training.Interrupted:
+        return False
+    recorder.finished(result)
+    return True
+
+
+def go_on(folder: Path, experiment: Experiment, asked: int | None = None) -> bool:
+    """Resume the run of `experiment`, whose step is staged already."""
+    resumed = training.resume(folder)
+    assert (resumed.notes, resumed.experiment.config) == ([], experiment.config)
+    return train(experiment, resumed.folder, resumed.start, asked)
+
+
+def check_same(one: Path, other: Path) -> None:
+    for name in SAME:
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    assert scores(one) == scores(other)
+
+
+def scores(run: Path) -> list[tuple[object, ...]]:
+    """What the epochs and the test came to, without the times."""
+    lines = [x for x in training.read_metrics(run) if x["kind"] in ("epoch", "test")]
+    return [tuple(x.get(name) for name in ("kind", "epoch", "step", "train", "validation", "test")) for x in lines]
+
+
+@pytest.fixture
+def straight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
+    """An experiment, trained in one go into the folder `straight`; each step asks whether to stop."""
+    monkeypatch.setattr(loop, "REPORT_SECONDS", 0.0)
+    experiment = prepare(tmp_path, *SETTINGS, layers=LAYERS)
+    assert train(experiment, RunFolder.create(experiment, tmp_path / "straight"))
+    return experiment
+
+
+def test_a_run_stopped_anywhere_and_resumed_has_the_same_bytes(straight: Experiment, tmp_path: Path) -> None:
+    """Stopped after each step in turn, and within each evaluation."""
+    for asked in itertools.count():
+        run = RunFolder.create(straight, tmp_path / f"at-{asked}")
+        if train(straight, run, asked=asked):
+            break
+        assert go_on(run.path, straight)
+        check_same(run.path, tmp_path / "straight")
+    assert asked == 4 * (5 + 1) + 1  # the steps and the validation of each epoch, and the test
+
+
+def test_a_run_stopped_after_every_step_has_the_same_bytes(straight: Experiment, tmp_path: Path) -> None:
+    run = RunFolder.create(straight, tmp_path / "often")
+    stops = 0
+    over = train(straight, run, asked=0)
+    while not over:
+        stops += 1
+        over = go_on(run.path, straight, asked=0 if stops % 2 else 1)  # an epoch's end is more than one question away
+    assert stops > 15
+    check_same(run.path, tmp_path / "straight")
+
+
+@pytest.mark.compiled
+def test_a_compiled_run_goes_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "REPORT_SECONDS", 0.0)
+    experiment = prepare(tmp_path, *SETTINGS, layers=LAYERS)
+    for name, asked in (("straight", None), ("stopped", 8)):
+        assert train(experiment, RunFolder.create(experiment, tmp_path / name), asked=asked) == (asked is None)
+    assert go_on(tmp_path / "stopped", training.prepare(experiment.config))
+    check_same(tmp_path / "straight", tmp_path / "stopped")
+
+
+def test_any_checkpoint_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From each of those that a run writes on its way, alone in a folder."""
+    experiment = prepare(
+        tmp_path, *SETTINGS, "training.checkpoint_every=3", "training.best_by=train_loss", layers=LAYERS
+    )
+    contents: list[bytes] = []
+
+    def keep(recorder: Recorder, checkpoint: training.Checkpoint, best: bool) -> None:
+        write(recorder, checkpoint, best)
+        contents.append((recorder.folder.path / "last.safetensors").read_bytes())
+
+    write = Recorder.checkpoint
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "checkpoint", keep)
+        assert train(experiment, RunFolder.create(experiment, tmp_path / "straight"))
+    assert len(contents) == 4 + 5  # the epochs' ends, and steps 3, 6, 9, 12 and 18 of 20; 15 is an end
+    for i, content in enumerate(contents):
+        (tmp_path / str(i)).mkdir()
+        file = tmp_path / str(i) / "found.safetensors"
+        file.write_bytes(content)
+        _, folder, start, notes = training.resume(file)
+        assert train(experiment, folder, start)
+        model = (tmp_path / str(i) / "model.safetensors").read_bytes()
+        assert model == (tmp_path / "straight" / "model.safetensors").read_bytes()
+        lost = start.checkpoint.progress.epoch > 1 and "the best epoch so far is lost" in str(notes)
+        assert bool(notes) == lost
+
+
+def test_times_and_pieces_leave_an_epochs_loss_the_same_to_the_last_bit() -> None:
+    rng = np.random.default_rng(0)
+    losses, sizes = rng.exponential(size=300).tolist(), rng.integers(1, 200, 300).tolist()
+    begun = training.Progress(training.Best("train_loss"))
+    whole, parts = begun.after(losses, 5, sizes), begun
+    for first, end in ((0, 1), (1, 100), (100, 263), (263, 300)):
+        parts = parts.after(losses[first:end], 1, sizes[first:end])
+    assert parts.loss == whole.loss
+
+
+def test_a_finished_run_says_so_and_more_epochs_plan_the_schedule_anew(straight: Experiment, tmp_path: Path) -> None:
+    run = tmp_path / "straight"
+    (run / "summary.json").write_text("{}")
+    with pytest.raises(AdtrainError) as error:
+        training.resume(run)
+    assert str(error.value) == f"{run} is finished: 4 epochs; ask for more with --epochs N"
+    experiment, folder, start, notes = training.resume(run, longer=["training.epochs=6"])
+    assert notes == ["training.epochs: 4 -> 6"]
+    assert train(experiment, folder, start)
+    assert not (run / "summary.json").exists()
+    assert [x["epoch"] for x in training.read_metrics(run) if x["kind"] == "epoch"] == [1, 2, 3, 4, 5, 6]
+    rates = [x["learning_rate"] for x in training.read_metrics(run) if x["kind"] == "interval"]
+    assert rates[3] < 0.0001 < rates[4]  # the first plan had come to its end, the second has a third of its way left
+
+
+def test_a_run_bounded_by_steps_goes_on_within_its_epoch(tmp_path: Path) -> None:
+    cut = prepare(tmp_path, "training.steps=8", "optimizer={sgd: {lr: 0.1}}")
+    assert train(cut, RunFolder.create(cut, tmp_path / "cut"))
+    experiment, folder, start, _ = training.resume(tmp_path / "cut", longer=["training.steps=18"])
+    assert train(experiment, folder, start)
+    whole = prepare(tmp_path, "training.steps=18", "optimizer={sgd: {lr: 0.1}}")
+    assert train(whole, RunFolder.create(whole, tmp_path / "whole"))
+    assert scores(tmp_path / "cut")[-2:] == scores(tmp_path / "whole")[-2:]
+    assert [x[1] for x in scores(tmp_path / "cut") if x[0] == "epoch"] == [1, 2, 3]
+
+
+@pytest.fixture
+def stopped(straight: Experiment, tmp_path: Path) -> Path:
+    """The folder of a run that was stopped at step 8."""
+    run = RunFolder.create(straight, tmp_path / "stopped")
+    assert not train(straight, run, asked=8)
+    return run.path
+
+
+def test_another_config_is_shown_and_refused_without_override(stopped: Path) -> None:
+    text = (stopped / "config.yaml").read_text()
+    (stopped / "config.yaml").write_text(text.replace("lr: 0.01", "lr: 0.5"))
+    change = "optimizer.adam.lr: 0.01 -> 0.5"
+    with pytest.raises(AdtrainError) as error:
+        training.resume(stopped, ["training.clip_norm=1"])
+    assert str(error.value) == (
+        f"{stopped}: the run was trained with another config: {change}; training.clip_norm: nothing -> 1.0; "
+        "undo that, or go on all the same with --override"
+    )
+    experiment, folder, start, notes = training.resume(stopped, changes_allowed=True)
+    assert notes == [change]
+    assert train(experiment, folder, start, asked=0) is False
+    assert training.resume(stopped).notes == []  # from now on that is the run's config
+    assert config.load(stopped / "config.yaml").optimizer.options()["lr"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("model.layers.0.linear.out_features=9", "0.weight is float32[8, 36], expected float32[9, 36], 0.bias is "),
+        ("optimizer={sgd: {lr: 0.1}}", "does not fit the config's network and optimizer: unexpected optimizer.exp_avg"),
+        ("data.batch_size=8", "an epoch had 5 batches, and has 9 now, so there is no place to go on from"),
+    ],
+)
+def test_another_network_or_another_order_of_images_is_refused_even_so(
+    stopped: Path, setting: str, message: str
+) -> None:
+    before = {path.name: path.read_bytes() for path in stopped.iterdir()}
+    with pytest.raises(AdtrainError) as error:
+        training.resume(stopped, [setting], changes_allowed=True)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert {path.name: path.read_bytes() for path in stopped.iterdir()} == before
+
+
+def test_other_data_are_a_change(stopped: Path, tmp_path: Path) -> None:
+    write_data(tmp_path / "data", train=91)
+    with pytest.raises(AdtrainError, match=r"the data's mean: \[0\.\d+\] -> \[0\.\d+\]; the data's std"):
+        training.resume(stopped)
+
+
+def test_what_the_killed_process_left_unfinished_is_cleared_away(straight: Experiment, stopped: Path) -> None:
+    (stopped / ".last.safetensors.0123456789abcdef").write_bytes(b"half")
+    (stopped / ".notes").write_text("mine")
+    with (stopped / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"kind": "inter')
+    assert training.read_metrics(stopped)[-1]["kind"] == "stopped"
+    assert go_on(stopped, straight)
+    assert (stopped / ".notes").exists()
+    assert not (stopped / ".last.safetensors.0123456789abcdef").exists()
+    assert training.read_metrics(stopped)[-1]["kind"] == "test"
+
+
+def test_two_processes_do_not_train_into_one_folder(stopped: Path) -> None:
+    pytest.importorskip("fcntl")
+    with RunFolder(stopped).claimed(), pytest.raises(AdtrainError) as error, RunFolder(stopped).claimed():
+        pass
+    assert str(error.value) == f"{stopped}: another process is training into this folder; wait for it"
+    with RunFolder(stopped).claimed():
+        pass
+
+
+def test_metrics_of_a_resumed_run_are_those_of_the_steps_that_count(tmp_path: Path) -> None:
+    lines = [
+        '{"kind": "interval", "epoch": 1, "step": 3}',
+        '{"kind": "epoch", "epoch": 1, "step": 5}',
+        '{"kind": "interval", "epoch": 2, "step": 8}',
+        '{"kind": "epoch", "epoch": 2, "step": 8}',
+        '{"kind": "interval", "epoch": 3, "step": 9}',
+        '{"kind": "resumed", "epoch": 2, "step": 8}',
+        '{"kind": "interval", "epoch": 2, "step": 10}',
+        '{"kind": "epo',
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    found = [(x["kind"], x["step"]) for x in training.read_metrics(tmp_path)]
+    assert found == [("interval", 3), ("epoch", 5), ("interval", 8), ("resumed", 8), ("interval", 10)]
+    (tmp_path / "metrics.jsonl").write_text(f"{lines[0]}\n7\n")
+    with pytest.raises(AdtrainError, match=r"metrics\.jsonl:2: found no metrics, expected a line of adtrain train$"):
+        training.read_metrics(tmp_path)
+
+
+def test_a_warm_start_takes_the_weights_and_nothing_else(straight: Experiment, tmp_path: Path) -> None:
+    run = tmp_path / "straight"
+    model = training.model_file.load(run)
+    for source in (run, run / "model.safetensors", run / "last.safetensors"):
+        state = prepare(tmp_path, f"training.init_from={source}", layers=LAYERS).initial_state("cpu")
+        assert int(state.step) == 0
+        assert not any(x.numpy().any() for x in tree.leaves(state.optimizer))
+        for x, y in zip(
+            tree.leaves((state.params, state.statistics)), tree.leaves((model.params, model.statistics)), strict=True
+        ):
+            np.testing.assert_array_equal(x.numpy(), y.numpy())
+
+
+def test_a_warm_start_of_another_network_lists_what_does_not_fit_and_may_take_the_rest(
+    straight: Experiment, tmp_path: Path
+) -> None:
+    run = tmp_path / "straight"
+    layers = LAYERS.replace("linear: 3", "linear: 4, linear: 3")
+    other = prepare(tmp_path, f"training.init_from={run}", layers=layers)
+    with pytest.raises(AdtrainError) as error:
+        RunFolder.create(other, tmp_path / "other")
+    assert str(error.value) == (
+        f"{run}/model.safetensors: does not fit the config's network: missing 5.weight, 5.bias; "
+        "4.weight is float32[3, 8], expected float32[4, 8], 4.bias is float32[3], expected float32[4]"
+    )
+    assert not (tmp_path / "other").exists()
+    partial = prepare(tmp_path, f"training.init_from={run}", "training.init_partial=true", layers=layers)
+    model, state, drawn = training.model_file.load(run), partial.initial_state("cpu"), partial.drawn_state("cpu")
+    np.testing.assert_array_equal(state.params["0"]["weight"].numpy(), model.params["0"]["weight"].numpy())
+    np.testing.assert_array_equal(state.params["4"]["weight"].numpy(), drawn.params["4"]["weight"].numpy())
+
+
+def test_a_warm_start_says_where_from_by_a_path_that_holds_anywhere(
+    straight: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cfg = load(tmp_path, "training.init_from=straight", layers=LAYERS)
+    assert training.prepare(cfg).config.training.init_from == str(tmp_path / "straight")
+    missing = prepare(tmp_path, "training.init_from=nowhere", layers=LAYERS)
+    with pytest.raises(AdtrainError, match=r"nowhere: cannot be read \("):
+        missing.initial_state("cpu")
+
+
+def test_marks_and_reading_have_no_influence(
+    straight: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "MARK_SECONDS", 0.0)
+    monkeypatch.setattr(trainer, "LOG_ROWS", 2)
+    assert train(straight, RunFolder.create(straight, tmp_path / "marked"))
+    check_same(tmp_path / "marked", tmp_path / "straight")

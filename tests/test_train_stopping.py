@@ -1,0 +1,206 @@
+"""Why a training ends before its last step: early stopping, and numbers that are not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_train_resume import train
+from training_runs import load, prepare
+
+from adtrain import config, nn, ops, training
+from adtrain.core import tree
+from adtrain.core.array import Value
+from adtrain.core.errors import AdtrainError
+from adtrain.training import (
+    Best,
+    Checkpoint,
+    Experiment,
+    NotFinite,
+    Observer,
+    RunFolder,
+    Score,
+    TrainState,
+    loop,
+    trainer,
+)
+
+DEEP = "[linear: 8, relu, linear: 3]"
+GROWING = ("optimizer={sgd: {lr: 0.001}}", "schedule={exponential: {gamma: 1.0e+6}}", "training.epochs=9")
+"""The rate grows tenfold a step, 1e6 times an epoch of 6 steps, until the numbers overflow."""
+
+
+class Kept(Observer):
+    """The checkpoints that are handed out, and why the run stopped."""
+
+    def __init__(self) -> None:
+        self.checkpoints: list[Checkpoint] = []
+        self.reasons: list[str] = []
+
+    def checkpoint(self, checkpoint: Checkpoint, best: bool) -> None:
+        self.checkpoints.append(checkpoint)
+
+    def stopped(self, reason: str, progress: training.Progress) -> None:
+        self.reasons.append(reason)
+
+
+def overflow(experiment: Experiment, **options: Any) -> tuple[str, Checkpoint]:
+    """The message that the training ends with, and the last checkpoint."""
+    kept = Kept()
+    with pytest.raises(NotFinite) as error:
+        training.run(experiment, "cpu", [kept], **options)
+    assert kept.reasons == ["not_finite"]
+    return str(error.value), kept.checkpoints[-1]
+
+
+def after(experiment: Experiment, steps: int) -> TrainState:
+    """The state of a run that is stopped after so many steps."""
+    kept = Kept()
+    asked = iter(range(10**6))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "REPORT_SECONDS", 0.0)
+        with pytest.raises(training.Interrupted):
+            training.run(experiment, "cpu", [kept], stop=lambda: next(asked) == steps - 1)
+    assert kept.checkpoints[-1].progress.step == steps
+    return kept.checkpoints[-1].state
+
+
+def check_state(found: Checkpoint, experiment: Experiment) -> None:
+    """It is that of a run stopped there, and all of its numbers are finite."""
+    for x, y in zip(tree.leaves(found.state), tree.leaves(after(experiment, found.progress.step)), strict=True):
+        assert np.isfinite(x).all()
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize(
+    ("mark_seconds", "options"),
+    [(1.0, {}), (0.0, {}), (1.0, {"every_step_checked": True})],
+    ids=["", "marked", "debug"],
+)
+def test_the_state_before_the_first_bad_step_is_kept_to_the_last_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark_seconds: float, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(trainer, "MARK_SECONDS", mark_seconds)
+    experiment = prepare(tmp_path, *GROWING, layers=DEEP)
+    message, kept = overflow(experiment, **options)
+    assert 6 < kept.progress.step < 54
+    where = f"at step {kept.progress.step + 1} (epoch {kept.progress.epoch}), first the "
+    assert where in message
+    assert message.endswith("; training stopped: lower the optimizer's lr, or set training.clip_norm")
+    check_state(kept, experiment)
+
+
+@pytest.mark.compiled
+def test_a_compiled_training_goes_back_to_the_same_step(tmp_path: Path) -> None:
+    experiment = prepare(tmp_path, *GROWING, layers=DEEP)
+    _, kept = overflow(experiment)
+    check_state(kept, experiment)
+
+
+def test_a_loss_that_is_not_finite_names_step_operation_and_layer(tmp_path: Path) -> None:
+    message, kept = overflow(prepare(tmp_path, "optimizer={sgd: {lr: 1.0e+30}}"))
+    assert message == (
+        "the loss is nan at step 2 (epoch 1), first the result of matmul in 2.linear; training stopped: "
+        "lower the optimizer's lr, or set training.clip_norm"
+    )
+    assert kept.progress.step == 1
+
+
+class Root(nn.Relu):
+    """The root of 0, whose derivative is not finite."""
+
+    def apply(self, x: Value) -> Value:
+        return ops.sqrt(x * 0.0)
+
+
+def test_a_gradient_that_is_not_finite_is_found_although_no_loss_shows_it(tmp_path: Path) -> None:
+    """There is one step, whose loss is finite; what it leaves is not."""
+    experiment = prepare(tmp_path, "training.steps=1", layers=DEEP)
+    first, _, last = experiment.network.model.layers
+    network = replace(experiment.network, model=nn.Sequential([first, Root(), last]))
+    message, kept = overflow(replace(experiment, network=network))
+    assert message.startswith("a number of the new state is not finite at step 1 (epoch 1), first the gradient of ")
+    assert " in 1.root; training stopped" in message
+    assert kept.progress.step == 0
+
+
+def test_a_device_that_does_not_repeat_itself_is_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([False])
+    monkeypatch.setattr(trainer, "finite", lambda state: next(answers, True))
+    with pytest.raises(AdtrainError, match="does not compute the same twice"):
+        training.run(prepare(tmp_path))
+
+
+EARLY = ("training.epochs=40", "data.validation=0.2", "training.early_stopping.patience=3")
+
+
+def test_early_stopping_ends_the_run_and_gives_back_the_best_epoch(tmp_path: Path) -> None:
+    experiment = prepare(tmp_path, *EARLY, "training.best_by=validation_loss", "optimizer={sgd: {lr: 3.0}}")
+    kept = Kept()
+    result = training.run(experiment, "cpu", [kept])
+    assert (result.ended, result.restored) == ("early_stopping", True)
+    assert result.epochs == result.best.epoch + 3 < 40
+    best = kept.checkpoints[result.best.epoch - 1]
+    for x, y in zip(tree.leaves(result.state), tree.leaves(best.state), strict=True):
+        np.testing.assert_array_equal(x.numpy(), y)
+    assert best.progress.validation is not None
+    assert result.best.value == best.progress.validation.loss
+    examples = training.on_device(experiment.test, "cpu")
+    assert result.test == training.evaluate(
+        experiment.evaluation_step, result.state.params, result.state.statistics, examples
+    )
+
+
+def test_early_stopping_remembers_the_best_across_resumptions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "REPORT_SECONDS", 0.0)
+    experiment = prepare(tmp_path, *EARLY, "training.best_by=validation_loss", "optimizer={sgd: {lr: 3.0}}")
+    assert train(experiment, RunFolder.create(experiment, tmp_path / "straight"))
+    lines = [x for x in training.read_metrics(tmp_path / "straight") if x["kind"] == "epoch"]
+    run = RunFolder.create(experiment, tmp_path / "stopped")
+    assert not train(experiment, run, asked=6 * (len(lines) - 1))  # in the last epoch, the best one being over
+    _, folder, start, notes = training.resume(run.path)
+    assert train(experiment, folder, start)
+    assert notes == []
+    for name in ("model.safetensors", "last.safetensors", "best.safetensors"):
+        assert (run.path / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
+    (run.path / "summary.json").write_text("{}")
+    with pytest.raises(AdtrainError, match=r"stopped is finished: it stopped early after epoch \d+; go on with --set "):
+        training.resume(run.path)
+
+
+def test_without_early_stopping_the_last_epoch_is_the_model(tmp_path: Path) -> None:
+    result = training.run(prepare(tmp_path, "optimizer={sgd: {lr: 0.5}}", "training.epochs=6"))
+    assert (result.ended, result.restored, result.best.by) == ("finished", False, "train_loss")
+
+
+@given(
+    st.lists(st.floats(0, 1, allow_subnormal=False), min_size=1, max_size=20),
+    st.sampled_from(["train_loss", "train_accuracy", "validation_loss", "validation_accuracy"]),
+    st.sampled_from([0.0, 0.1]),
+)
+def test_the_best_epoch_is_the_first_of_the_best(values: Sequence[float], by: str, min_delta: float) -> None:
+    best = Best(by)
+    for epoch, value in enumerate(values, 1):
+        score, other = Score(value, value), Score(0.5, 0.5)
+        train, validation = (score, other) if by.startswith("train") else (other, score)
+        best = best.after(epoch, train, validation, min_delta)
+    extreme = max(values) if by.endswith("accuracy") else min(values)
+    assert (best.value, best.epoch) == (extreme, values.index(extreme) + 1)
+    if not min_delta:
+        assert best.waited == len(values) - best.epoch
+
+
+@pytest.mark.parametrize("by", ["validation_loss", "validation_accuracy"])
+def test_a_metric_that_there_is_none_of_is_refused(tmp_path: Path, by: str) -> None:
+    with pytest.raises(config.ConfigError) as error:
+        training.prepare(load(tmp_path, f"training.best_by={by}"))
+    assert str(error.value) == (
+        f"--set training.best_by  training.best_by: found {by}, expected train_accuracy or train_loss, for there are "
+        "no validation images (data.validation)"
+    )
