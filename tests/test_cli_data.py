@@ -4,11 +4,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from npz_files import parts, write_npz
 
 from adtrain.cli.main import cli
-from adtrain.data import catalogue
+from adtrain.data import catalogue, contact_sheet
 
 
 def run(*arguments: str) -> Result:
@@ -27,7 +29,8 @@ def small_mnist(monkeypatch: pytest.MonkeyPatch) -> catalogue.Entry:
 def test_list_names_every_data_set() -> None:
     shown, rows = run("data", "list"), json.loads(run("data", "list", "--json").stdout)
     assert [row["name"] for row in rows] == list(catalogue.CATALOGUE)
-    assert all(row["name"] in shown.stdout and Path(row["folder"]).is_dir() for row in rows)
+    assert all(row["name"] in shown.stdout and Path(row["folder"]).is_dir() == row["here"] for row in rows)
+    assert "to be fetched: adtrain data fetch kmnist\n" in shown.stdout
 
 
 def test_verify_passes_on_the_files_that_travel(small_mnist: catalogue.Entry) -> None:
@@ -64,3 +67,73 @@ def test_devices_shows_the_cpu_and_says_why_no_gpu(without_gpu: None) -> None:
     for key in ("name", "blas", "numpy", "python"):
         assert found["cpu"][key]
         assert found["cpu"][key] in shown.stdout
+
+
+TABLE = "length,width,species\n" + "".join(f"{i},{-i},{'ab'[i % 3 == 0]}\n" for i in range(9))
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "flowers.csv"
+    path.write_text(TABLE)
+    return path
+
+
+def test_inspect_counts_classes_and_columns(table: Path) -> None:
+    shown = run("data", "inspect", str(table), "--set", "label=species")
+    assert shown.exit_code == 0, shown.stderr
+    assert shown.stdout.splitlines() == [
+        "flowers: 9 training and 0 test examples",
+        "each 2 x 1 x 1 float32",
+        "",
+        "class  training  share  test",
+        "a             6  66.7%     0",
+        "b             3  33.3%     0",
+        "",
+        "channel  mean  deviation  least  greatest",
+        "length      4      2.582      0         8",
+        "width      -4      2.582     -8         0",
+    ]
+    parted = run("data", "inspect", str(table), "--set", "label=species", "--set", "test=0.3", "--json")
+    found = json.loads(parted.stdout)
+    assert (found["train"], found["test"], found["scale"], found["skipped"]) == (6, 3, 1.0, [])
+    assert found["classes"] == [{"name": "a", "train": 4, "test": 2}, {"name": "b", "train": 2, "test": 1}]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ([], "data.label: missing, expected the column of "),
+        (["lable=species"], "--set data.lable  data.lable: unknown key; did you mean label?"),
+        (["label=species", "test=1.5"], "--set data.test  data.test: found 1.5, expected a number in [0, 1)"),
+        (["label=species", "channels=1"], "data.channels: found with a CSV file, expected it with a folder of images"),
+    ],
+)
+def test_inspect_names_the_option_that_is_wrong(table: Path, settings: list[str], message: str) -> None:
+    result = run("data", "inspect", str(table), *(part for setting in settings for part in ("--set", setting)))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"adtrain: error: {message}")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_contact_sheet_shows_the_first_images_of_each_class(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    images = np.zeros((30, 8, 8), np.uint8)
+    images[1::2] = 200  # class 1 is grey, class 0 black
+    path = write_npz(tmp_path / "x.npz", parts(images))
+    assert run("data", "inspect", str(path), "--contact-sheet", str(tmp_path / "sheet.png")).exit_code == 0
+    with image.open(tmp_path / "sheet.png") as sheet:
+        pixels = np.asarray(sheet)[:, contact_sheet.MARGIN + contact_sheet.TEXT_WIDTH :]
+    shades, counts = np.unique(pixels[..., 0], return_counts=True)
+    area = contact_sheet.COLUMNS * contact_sheet.SMALLEST**2
+    assert dict(zip(shades.tolist(), counts.tolist(), strict=True)).items() >= {0: area, 200: area}.items()
+    assert run("data", "inspect", str(tmp_path / "none"), "--contact-sheet", "x.png").exit_code == 2
+
+
+def test_a_table_has_no_contact_sheet(table: Path, tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    sheet = tmp_path / "sheet.png"
+    result = run("data", "inspect", str(table), "--set", "label=species", "--contact-sheet", str(sheet))
+    assert result.exit_code == 2
+    assert "flowers: found examples of shape (2, 1, 1), expected images to show" in result.stderr
+    assert not sheet.exists()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from idx_files import write_idx
+from npz_files import write_npz
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from training_runs import images_of, write_config, write_data
@@ -167,6 +168,20 @@ def test_a_model_of_another_data_set_is_refused(here: Path, tmp_path: Path) -> N
     train(cfg, tmp_path / "run", "--steps", "1")
     write_data(tmp_path / "data", classes=5)
     assert one_line(run("eval", str(tmp_path / "run"), expect=2)) == (
-        f"{tmp_path}/run/config.yaml:8:5  model.layers[2]: found 3 outputs, expected at least 5: "
-        f"the labels of {tmp_path}/data are 0 to 4"
+        f"{tmp_path}/run/config.yaml:9:5  model.layers[2]: found 3 outputs, expected at least 5: "
+        f"{tmp_path}/data has 5 classes"
     )
+
+
+def test_a_run_on_numbers_takes_numbers_and_no_pixels(tmp_path: Path) -> None:
+    cfg = write_config(tmp_path)
+    images = np.linspace(-1, 1, 12 * 36, dtype=np.float32).reshape(12, 6, 6)
+    file = write_npz(tmp_path / "x.npz", {"images": images, "labels": np.arange(12) % 3})
+    train(cfg, tmp_path / "run", "--set", f"data={{path: {file}, test: 0.5, batch_size: 3}}", "--steps", "1")
+    numbers = write_idx(tmp_path / "numbers", images)
+    assert len(json.loads(run("predict", str(tmp_path / "run"), str(numbers), "--json").stdout)) == 12
+    pixels = write_idx(tmp_path / "pixels", np.zeros((1, 6, 6), np.uint8))
+    message = f"{pixels}: found uint8[1, 6, 6], expected images float32[N, 1, 6, 6]"
+    assert one_line(run("predict", str(tmp_path / "run"), str(pixels), expect=2)) == message
+    message = f"{cfg}: the run was trained on float32 numbers, expected an IDX file of them"
+    assert one_line(run("predict", str(tmp_path / "run"), str(cfg), expect=2)) == message

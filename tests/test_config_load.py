@@ -77,6 +77,12 @@ def test_the_defaults_are_written_down_nowhere_else(tmp_path: Path) -> None:
         ("dataset: mnist, ", "", "2:1  data: found a mapping with batch_size, expected either dataset or path"),
         ("{dataset: mnist, batch_size: 8}", "mnist", "2:7  data: found 'mnist', expected a mapping of keys to values"),
         ("size: 8", "size: 8, validation: 1", "2:51  data.validation: found 1, expected a number in [0, 1)"),
+        ("dataset: mnist", "path: x, test: 0.1, test_path: y", "2:1  data: found a mapping with path, test, test_path, "
+         "batch_size, expected at most one of test and test_path"),
+        ("size: 8", "size: 8, label: 1.5", "2:46  data.label: found 1.5, expected the name of a column, or its number"),
+        ("size: 8", "size: 8, channels: 2", "2:49  data.channels: found 2, expected 1 or 3"),
+        ("size: 8", "size: 8, shape: [28, 28]", "2:39  data.shape: found [28, 28], expected a list of channels, height "
+         "and width"),
         ("size: 8", "size: 8, normalize: yes", "2:50  data.normalize: found 'yes', expected true or false"),
         ("[1, 6, 6]", "[1, -6, 6]", "4:3  model.input: found [1, -6, 6], expected a list of positive integers"),
         ("[1, 6, 6]", "36", "4:10  model.input: found 36, expected a list of positive integers"),

@@ -48,10 +48,11 @@ def test_a_validation_split_takes_every_class_in_its_share(labels: np.ndarray, f
     train, validation = data.split_validation(numbered(labels), fraction, seed)
     assert validation is not None
     assert len(validation) == total
-    assert sorted([*train.images.ravel(), *validation.images.ravel()]) == list(range(len(labels)))
-    for part in (train, validation):
-        np.testing.assert_array_equal(part.labels, labels[part.images.ravel()])
-        assert np.all(np.diff(part.images.ravel().astype(int)) > 0)
+    kept, held_out = (np.asarray(part.images, int).ravel() for part in (train, validation))
+    assert sorted([*kept, *held_out]) == list(range(len(labels)))
+    for part, places in ((train, kept), (validation, held_out)):
+        np.testing.assert_array_equal(part.labels, labels[places])
+        assert np.all(np.diff(places) > 0)
     share = np.bincount(validation.labels, minlength=5) - fraction * np.bincount(labels, minlength=5)
     assert np.all(np.abs(share) < 1)
 

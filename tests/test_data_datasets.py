@@ -10,7 +10,7 @@ from idx_files import write_folder, write_idx
 
 from adtrain import data
 from adtrain.data import catalogue
-from adtrain.data.datasets import channel_statistics
+from adtrain.data.statistics import channel_statistics
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_a_folder_of_idx_files_is_a_data_set(tmp_path: Path, separator: str) -> 
     assert found.train.images.shape == (30, 1, 4, 5)
     assert (len(found.train), len(found.test)) == (30, 10)
     assert found.classes == ("0", "1", "2")
-    pixels = found.train.images / 255
+    pixels = np.asarray(found.train.images) / 255
     np.testing.assert_allclose((found.mean, found.std), ([pixels.mean()], [pixels.std()]), rtol=1e-12)
 
 
@@ -67,7 +67,7 @@ def test_files_may_be_compressed(tmp_path: Path) -> None:
         ("train-labels-idx1-ubyte", None, "found no file train-labels-idx1-ubyte, expected it or one of "),
         ("train-labels-idx1-ubyte", np.zeros(29, np.uint8), "found 29 labels, expected 30, one for each image of "),
         ("t10k-images-idx3-ubyte", np.zeros((10, 5, 5), np.uint8), r"found test images of .*5, 5.*, expected .*4, 5"),
-        ("train-images-idx3-ubyte", np.zeros(30, np.uint8), "found uint8 in 1 dimensions, expected uint8 in 3"),
+        ("train-images-idx3-ubyte", np.zeros(30, np.uint8), "found uint8 in 1 dimensions, expected uint8 in 3 or 4"),
         ("train-labels-idx1-ubyte", np.zeros(30, np.int32), "found int32 in 1 dimensions, expected uint8 in 1"),
         ("t10k-images-idx3-ubyte", np.zeros((10, 0, 5), np.uint8), "found no pixels"),
     ],
@@ -94,15 +94,15 @@ def test_a_label_outside_the_catalogues_classes_is_refused(tmp_path: Path, monke
 def test_a_wrong_name_or_path_is_refused(tmp_path: Path) -> None:
     with pytest.raises(data.DataError, match="unknown data set 'minst'; known: mnist"):
         data.load("minst")
-    with pytest.raises(data.DataError, match="found nothing, expected a folder of IDX files"):
+    with pytest.raises(data.DataError, match=r"found nothing, expected an .npz or .csv file, or a folder"):
         data.load(path=tmp_path / "none")
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(data.DataError, match="found a file, expected a folder of IDX files"):
+    with pytest.raises(data.DataError, match=r"found a file ending in '', expected an .npz or .csv file, or a folder"):
         data.load(path=file)
-    with pytest.raises(data.DataError, match="either a data set's name or a folder's path"):
+    with pytest.raises(data.DataError, match="either a data set's name or a path"):
         data.load()
-    with pytest.raises(data.DataError, match="either a data set's name or a folder's path"):
+    with pytest.raises(data.DataError, match="either a data set's name or a path"):
         data.load("mnist", tmp_path)
 
 

@@ -74,7 +74,10 @@ def test_arbitrary_bytes_give_an_array_or_a_data_error(folder: Path, content: by
         (b"\x89PNG\r\n", "not an IDX file, found magic number 0x89504e47, expected 0x00000803"),
         (b"\0\0\x07\x01\0\0\0\0", "not an IDX file, found magic number 0x00000701"),
         (b"\0\0\x08\x00", "not an IDX file, found magic number 0x00000800"),
-        (b"\0\0\x08\x03" + b"\xff" * 12 + b"1234", "truncated, found 4 bytes after the header"),
+        (b"\0\0\x08\x03" + b"\0\0\x10\0" * 3 + b"1234", "truncated, found 4 bytes after the header"),
+        (b"\0\0\x08\x03" + b"\xff" * 12 + b"1234", "found the shape .4294967295, "),
+        (b"\0\0\x08\x03" + b"\0" * 4 + b"\xff" * 8, "found the shape .0, 4294967295, 4294967295., expected one below"),
+        (gzip.compress(b"\0\0\x08\x03" + b"\0\0\x10\0" * 3), "truncated, found .. compressed bytes for 68719476736 of"),
     ],
 )
 def test_the_message_names_file_found_and_expected(tmp_path: Path, content: bytes, message: str) -> None:

@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "cases": NN_LEVEL | {"nn"},
     "adtrain": NN_LEVEL | {"nn", "optim", "backends"},
     "config": CONFIG_LEVEL,
-    "data": CONFIG_LEVEL,
+    "data": CONFIG_LEVEL | {"cache"},
     "passes": {"core"},
     "training": TRAINING_LEVEL,
     "measure": TRAINING_LEVEL | {"cases", "cache", "documents"},

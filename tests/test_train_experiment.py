@@ -11,13 +11,13 @@ from adtrain import config, training
 from adtrain.config import ConfigError
 from adtrain.core import tree
 from adtrain.core.array import ArrayType
-from adtrain.data import Split
+from adtrain.data import Rows, Split
 
 
 @pytest.mark.parametrize(
     ("overrides", "layers", "message"),
     [
-        ([], "[linear: 2]", "model.layers[0]: found 2 outputs, expected at least 3: the labels of "),
+        ([], "[linear: 2]", "model.layers[0]: found 2 outputs, expected at least 3: "),
         (
             ["model.input=[35]"],
             "[linear: 3]",
@@ -33,7 +33,8 @@ from adtrain.data import Split
         (
             ["data={dataset: mnits, batch_size: 1}"],
             "[linear: 3]",
-            "data.dataset: unknown data set 'mnits'; did you mean mnist? (known: mnist)",
+            "data.dataset: unknown data set 'mnits'; did you mean mnist? "
+            "(known: mnist, fashion-mnist, kmnist, emnist, cifar10)",
         ),
         (
             ["data.batch_size=89"],
@@ -65,7 +66,7 @@ def test_labels_beyond_the_outputs_are_found_before_training(tmp_path: Path) -> 
         training.prepare(cfg)
     assert str(error.value) == (
         f"{tmp_path}/tiny.yaml:8:7  model.layers[2]: found 3 outputs, expected at least 12: "
-        f"the labels of {tmp_path}/data are 0 to 11"
+        f"{tmp_path}/data has 12 classes"
     )
 
 
@@ -105,16 +106,17 @@ def test_no_two_arrays_of_a_state_or_its_copy_share_memory(tmp_path: Path, optim
 
 
 def test_a_split_lies_on_the_cpu_without_a_copy(tmp_path: Path) -> None:
-    train = prepare(tmp_path, "data.validation=0.2").train
-    images, labels = training.on_device(train, "cpu")
-    assert np.shares_memory(images.numpy(), train.images)
-    assert np.shares_memory(labels.numpy(), train.labels)
-    assert train.images.flags.writeable
-
-    turned = Split(train.images.transpose(0, 1, 3, 2)[::2], train.labels[::2])
-    for x, elements in zip(training.on_device(turned, "cpu"), (turned.images, turned.labels), strict=True):
-        assert x.buffer.flags.c_contiguous
-        np.testing.assert_array_equal(x.numpy(), elements)
+    indices = np.array([[5, 0], [71, 9]])
+    whole, part = prepare(tmp_path).train, prepare(tmp_path, "data.validation=0.2").train
+    assert isinstance(whole.images, np.ndarray)
+    assert isinstance(part.images, Rows)
+    turned = Split(whole.images.transpose(0, 1, 3, 2)[::-1], whole.labels[::-1])
+    for split, memory in ((whole, whole.images), (part, part.images.base), (turned, None)):
+        images, labels, order = (x.numpy() for x in training.on_device(split, "cpu").batches(indices))
+        assert images.flags.c_contiguous
+        assert memory is None or np.shares_memory(images, memory)
+        np.testing.assert_array_equal(images[order], np.asarray(split.images)[indices])
+        np.testing.assert_array_equal(labels[order], split.labels[indices])
 
 
 def test_images_for_validation_are_held_once(tmp_path: Path) -> None:

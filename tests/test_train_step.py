@@ -14,8 +14,8 @@ from adtrain import ops
 from adtrain.core import tree
 from adtrain.core.array import Value
 from adtrain.core.hooks import Call, Hook, hook
+from adtrain.data.statistics import PIXEL_MAX
 from adtrain.training import Experiment, Mode, TrainState, copied, evaluation_step
-from adtrain.training.network import PIXEL_MAX
 from adtrain.training.step import empty_log, no_totals, random_state, repeated
 
 CONVOLUTIONAL = (

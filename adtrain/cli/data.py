@@ -1,16 +1,22 @@
-"""`adtrain data`: the data sets that travel with the package."""
+"""`adtrain data`: the data sets of the catalogue, and what is in one's own."""
 
 from __future__ import annotations
 
 import click
 
+from adtrain.cli.data_fetch import fetch
+from adtrain.cli.data_inspect import inspect
 from adtrain.cli.options import json_option, print_json
 from adtrain.data import catalogue
 
 
-@click.group(short_help="List the data sets and verify their files.")
+@click.group(short_help="Look at data sets, and fetch and verify them.")
 def command() -> None:
-    """List the data sets that a config can name, and verify their files."""
+    """Look at data sets, list those that a config can name, and fetch and verify their files."""
+
+
+command.add_command(inspect)
+command.add_command(fetch)
 
 
 @command.command("list")
@@ -30,6 +36,7 @@ def list_entries(as_json: bool) -> None:
                     "classes": entry.classes,
                     "licence": entry.licence,
                     "folder": str(entry.folder),
+                    "here": entry.is_here,
                 }
                 for entry in entries
             ]
@@ -40,15 +47,15 @@ def list_entries(as_json: bool) -> None:
         click.echo(f"{entry.name}  {entry.title}")
         click.echo(f"  {entry.train_images:,} training and {entry.test_images:,} test images of {shape}")
         click.echo(f"  {len(entry.classes)} classes, licence {entry.licence}")
-        click.echo(f"  {entry.folder}")
+        click.echo(f"  {entry.folder if entry.is_here else f'to be fetched: adtrain data fetch {entry.name}'}")
 
 
 @command.command("verify")
 @click.argument("name", required=False)
 @json_option
 def verify(name: str | None, as_json: bool) -> None:
-    """Compare the files of data set NAME (default: of all) with their checksums; exit code 1 on a mismatch."""
-    entries = [catalogue.find(name)] if name is not None else list(catalogue.CATALOGUE.values())
+    """Compare files with their checksums, of data set NAME or of all that are here; exit code 1 on a mismatch."""
+    entries = [catalogue.find(name)] if name else [entry for entry in catalogue.CATALOGUE.values() if entry.is_here]
     checks = [(entry, check) for entry in entries for check in catalogue.verify(entry)]
     passed = all(check.passed for _, check in checks)
     if as_json:

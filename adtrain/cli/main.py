@@ -24,7 +24,7 @@ COMMANDS = {
     "predict": "Classify images with a trained run.",
     "summary": "Show a config's layers, and the FLOPs, bytes and memory of a step.",
     "graph": "Draw a config's network, or its training step's equations.",
-    "data": "List the data sets and verify their files.",
+    "data": "Look at data sets, and fetch and verify them.",
     "devices": "Show the devices that training can run on.",
     "gradcheck": "Check every gradient against differences of function values.",
     "bench": "Time the operations, or a config's own layers.",

@@ -31,7 +31,7 @@ def command(run: Path, paths: tuple[Path, ...], device: str, as_json: bool) -> N
     """
     trained = model_file.load(run, device)
     note_precision(trained.config, device)
-    found = [(path, read(path, trained.image_shape)) for path in paths]
+    found = [(path, read(path, trained)) for path in paths]
     rows, cells = [], []
     for path, batch in found:
         for i, row in enumerate(probabilities(trained.network, trained.params, trained.statistics, batch, device)):
@@ -46,13 +46,16 @@ def command(run: Path, paths: tuple[Path, ...], device: str, as_json: bool) -> N
     click.echo("\n".join(render(COLUMNS, cells, terminal_width())))
 
 
-def read(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
-    """The images of a file as uint8 (N, C, H, W) of `shape` (C, H, W), with a line on stderr where one is resized.
+def read(path: Path, trained: model_file.TrainedModel) -> np.ndarray:
+    """The images of a file as the run takes them, (N, C, H, W), with a line on stderr where one is resized.
 
-    Raises DataError where the file holds none, or holds an array of another shape.
+    Raises DataError where the file holds none, or holds an array of another shape or type.
     """
+    shape, dtype = trained.image_shape, np.dtype(np.float32 if trained.network.scale == 1 else np.uint8)
     with idx.opened(path) as stream:
         is_idx = stream.read(2) == IDX_BEGINNINGS[0]
+    if not is_idx and dtype != np.uint8:
+        raise DataError(f"{path}: the run was trained on float32 numbers, expected an IDX file of them")
     if not is_idx:
         channels, height, width = shape
         image = images.read_image(path, channels)
@@ -62,8 +65,8 @@ def read(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
         return image[np.newaxis]
     found = idx.read(path)
     batch = found.reshape(len(found), 1, *found.shape[1:]) if found.ndim == 3 else found
-    if batch.dtype != np.uint8 or batch.shape[1:] != shape:
+    if batch.dtype != dtype or batch.shape[1:] != shape:
         raise DataError(
-            f"{path}: found {found.dtype}{list(found.shape)}, expected images uint8[N, {', '.join(map(str, shape))}]"
+            f"{path}: found {found.dtype}{list(found.shape)}, expected images {dtype}[N, {', '.join(map(str, shape))}]"
         )
     return batch

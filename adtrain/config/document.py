@@ -14,7 +14,11 @@ from adtrain.config.specs import SCHEDULES, Layers, Loss, Optimizer, Schedule
 from adtrain.config.values import (
     BestBy,
     Bool,
+    Channels,
+    Column,
     Fraction,
+    ImageShape,
+    ImageSize,
     Name,
     NonNegative,
     Positive,
@@ -42,7 +46,17 @@ class Data(Section):
     """What to train on: a data set of the catalogue, or files of one's own."""
 
     dataset: Text | None = Field(None, description="the name of a data set of the catalogue, such as mnist")
-    path: Text | None = Field(None, description="a folder or file with the data, in place of dataset")
+    path: Text | None = Field(
+        None, description="in place of dataset: a folder of IDX files, a folder of images a class, an NPZ or a CSV file"
+    )
+    test_path: Text | None = Field(None, description="a second file or folder of path's kind, with the test part")
+    test: Fraction = Field(0.0, description="the part of the images kept for the test, where the files have none")
+    label: Column | None = Field(None, description="CSV: the labels' column, by name or number; default: label")
+    header: Bool | None = Field(None, description="CSV: whether the first line names the columns; default: found out")
+    shape: ImageShape | None = Field(None, description="CSV, NPZ: [channels, height, width] of the images in flat rows")
+    image_size: ImageSize | None = Field(None, description="image folder: [height, width], which all are resized to")
+    channels: Channels | None = Field(None, description="image folder: 1 for grey, 3 for colour; default: as they are")
+    skip_broken: Bool = Field(False, description="image folder: leave out those that cannot be read, with a warning")
     batch_size: Size = Field(description="images in a training step")
     validation: Fraction = Field(0.0, description="the part of the training images kept for validation")
     normalize: Bool = Field(True, description="subtract the mean and divide by the standard deviation of each channel")
@@ -53,6 +67,8 @@ class Data(Section):
             raise PydanticCustomError("expected", "either dataset or path")
         if self.dataset is not None and self.path is not None:
             raise PydanticCustomError("expected", "only one of dataset and path (null for the other)")
+        if self.test_path is not None and self.test:
+            raise PydanticCustomError("expected", "at most one of test and test_path")
         return self
 
 

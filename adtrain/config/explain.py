@@ -21,13 +21,13 @@ MODELS: dict[str, type[BaseModel]] = {
 """The pydantic model below each part of a path that leads to one."""
 
 
-def problems(error: ValidationError, root: Node) -> list[Problem]:
-    """Every finding as a problem, in the order of the sections."""
-    return [_problem(details, root) for details in error.errors(include_url=False)]
+def problems(error: ValidationError, root: Node, section: PathParts = ()) -> list[Problem]:
+    """Every finding about the `section` of `root` that was validated as a problem, in the order of the sections."""
+    return [_problem(details, root, section) for details in error.errors(include_url=False)]
 
 
-def _problem(details: ErrorDetails, root: Node) -> Problem:
-    path, value = details["loc"], details["input"]
+def _problem(details: ErrorDetails, root: Node, section: PathParts) -> Problem:
+    path, value = (*section, *details["loc"]), details["input"]
     node, beginning = root.find(path)
     where = beginning if isinstance(node.value, (dict, list)) else node.where
     match details["type"]:

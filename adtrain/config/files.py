@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 
 from adtrain.assets import asset_path
 from adtrain.config import build, explain, source
-from adtrain.config.document import Config, Source
+from adtrain.config.document import Config, Data, Source
 from adtrain.config.overrides import override
 from adtrain.config.problems import ConfigError, Problem, known
 
@@ -44,6 +45,20 @@ def parse(content: bytes, path: Path, overrides: Sequence[str] = ()) -> Config:
     if problems:
         raise ConfigError(problems)
     return cfg
+
+
+def load_data(source_: Mapping[str, str], overrides: Sequence[str] = ()) -> Data:
+    """The data section with `dataset` or `path` as given, and `key=value` overrides of its keys set over it.
+
+    Raises ConfigError that lists every problem.
+    """
+    text = json.dumps({"data": {**source_, "batch_size": 1}}, ensure_ascii=False)
+    root, _ = source.read(text.encode(), "data")
+    root = override(root, [f"data.{setting}" for setting in overrides])
+    try:
+        return Data.model_validate(root.find(("data",))[0].plain())
+    except ValidationError as error:
+        raise ConfigError(explain.problems(error, root, ("data",))) from None
 
 
 def dump(cfg: Config) -> str:

@@ -45,6 +45,13 @@ CountPair = Annotated[_Count | tuple[_Count, _Count], Expected("an integer of at
 Padding = Annotated[
     _Count | tuple[_Count, _Count] | Literal["same"], Expected("an integer of at least 0, a list of two, or 'same'")
 ]
+ImageSize = Annotated[tuple[_Size, _Size], Expected("a list of height and width")]
+ImageShape = Annotated[tuple[_Size, _Size, _Size], Expected("a list of channels, height and width")]
+Channels = Annotated[Literal[1, 3], Expected("1 or 3")]
+Column = Annotated[
+    Annotated[_Integer, Field(gt=-(2**31), lt=2**31)] | Annotated[str, Strict(), Field(min_length=1)],
+    Expected("the name of a column, or its number"),
+]
 Shape = Annotated[tuple[_Size, ...], Field(min_length=1), Expected("a list of positive integers")]
 SizeOrShape = Annotated[
     _Size | Annotated[tuple[_Size, ...], Field(min_length=1)], Expected("a positive integer or a list of them")

@@ -5,14 +5,20 @@ from __future__ import annotations
 from adtrain.data import idx, images
 from adtrain.data.batches import batches, split_validation, validation_size
 from adtrain.data.catalogue import CATALOGUE, Entry
-from adtrain.data.datasets import DataSet, Split, load
-from adtrain.data.errors import DataError
+from adtrain.data.datasets import DataSet, load
+from adtrain.data.errors import DataError, DataOptionError
+from adtrain.data.options import Options
+from adtrain.data.split import Images, Rows, Split
 
 __all__ = [
     "CATALOGUE",
     "DataError",
+    "DataOptionError",
     "DataSet",
     "Entry",
+    "Images",
+    "Options",
+    "Rows",
     "Split",
     "batches",
     "idx",

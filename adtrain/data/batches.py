@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from adtrain.data.datasets import Split
 from adtrain.data.errors import DataError
+from adtrain.data.split import Split
 
 # Each use of the seed has a stream of its own, so that changing one leaves the others' numbers as they were.
-SPLIT_STREAM, SHUFFLE_STREAM = 0, 1
+SPLIT_STREAM, SHUFFLE_STREAM, TEST_STREAM = 0, 1, 2
 
 
 def split_validation(split: Split, fraction: float, seed: int) -> tuple[Split, Split | None]:
@@ -20,13 +20,12 @@ def split_validation(split: Split, fraction: float, seed: int) -> tuple[Split, S
     DataError as that does.
     """
     total = validation_size(len(split), fraction)
-    if total == 0:
-        return split, None
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(SPLIT_STREAM,)))
-    chosen = np.zeros(len(split), bool)
-    for label, count in enumerate(_shares(np.bincount(split.labels), fraction, total)):
-        chosen[rng.permutation(np.flatnonzero(split.labels == label))[:count]] = True
-    return split.take(np.flatnonzero(~chosen)), split.take(np.flatnonzero(chosen))
+    return _parted(split, fraction, total, seed, SPLIT_STREAM) if total else (split, None)
+
+
+def split_test(split: Split, fraction: float) -> tuple[Split, Split]:
+    """(train, test), as `split_validation` does it, but the same whatever the seed: scores of runs can be compared."""
+    return _parted(split, fraction, _size(len(split), fraction, "test"), 0, TEST_STREAM)
 
 
 def validation_size(count: int, fraction: float) -> int:
@@ -34,15 +33,28 @@ def validation_size(count: int, fraction: float) -> int:
 
     Raises DataError when `fraction` is not in [0, 1), or is not 0 and leaves either side empty.
     """
+    return _size(count, fraction, "validation")
+
+
+def _size(count: int, fraction: float, part: str) -> int:
     if not 0 <= fraction < 1:
-        raise DataError(f"validation fraction: found {fraction}, expected at least 0 and below 1")
+        raise DataError(f"{part} fraction: found {fraction}, expected at least 0 and below 1")
     total = round(fraction * count)
     if fraction > 0 and not 0 < total < count:
         raise DataError(
-            f"validation fraction {fraction} of {count} examples: found {total} for validation and "
+            f"{part} fraction {fraction} of {count} examples: found {total} for {part} and "
             f"{count - total} for training, expected at least 1 of each"
         )
     return total
+
+
+def _parted(split: Split, fraction: float, total: int, seed: int, stream: int) -> tuple[Split, Split]:
+    """The split without `total` of its examples, and those, drawn from the stream of the seed."""
+    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(stream,)))
+    chosen = np.zeros(len(split), bool)
+    for label, count in enumerate(_shares(np.bincount(split.labels), fraction, total)):
+        chosen[rng.permutation(np.flatnonzero(split.labels == label))[:count]] = True
+    return split.take(np.flatnonzero(~chosen)), split.take(np.flatnonzero(chosen))
 
 
 def batches(count: int, batch_size: int, seed: int, epoch: int) -> Iterator[np.ndarray]:

@@ -1,22 +1,29 @@
-"""The data sets that travel with the package: what each is, and the checksums that prove it."""
+"""The data sets that have names: those that travel with the package, and those that `fetch` brings."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from adtrain.assets import asset_path
-from adtrain.data import idx
+from adtrain.cache import cache_home
+from adtrain.data import idx, unpack
 from adtrain.data.errors import DataError
+from adtrain.data.unpack import Source
+
+SUMS = "SHA256SUMS"
+"""The checksums of a fetched data set's files, beside them, as `sha256sum` writes and checks them."""
 
 
 @dataclass(frozen=True)
 class Entry:
     """One data set of the catalogue.
 
-    `mean` and `std` are per channel, of the training pixels divided by 255. `sha256` maps a file's name to the checksum
-    of its bytes before compression, so that recompressing a file does not change it.
+    `mean` and `std` are per channel, of the training pixels divided by 255; empty where they are computed each time.
+    `sha256` maps a file's name to the checksum of its bytes before compression, so that recompressing a file does not
+    change it; of a fetched data set without published ones it is empty, and those taken when it came are used.
+    `source` is None where the files travel with the package.
     """
 
     name: str
@@ -26,14 +33,26 @@ class Entry:
     train_images: int
     test_images: int
     classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    sha256: dict[str, str]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    sha256: dict[str, str] = field(default_factory=dict)
+    source: Source | None = None
 
     @property
     def folder(self) -> Path:
-        """Where its files are."""
-        return asset_path("datasets") / self.name
+        """Where its files are, or will be: the user's cache, for those that are fetched."""
+        home = asset_path("datasets") if self.source is None else cache_home() / "adtrain" / "datasets"
+        return home / self.name
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it can be loaded without fetching it."""
+        return self.source is None or self.folder.is_dir()
+
+    def require(self) -> None:
+        """DataError that says how to fetch it, unless it is here."""
+        if not self.is_here:
+            raise DataError(f"the data set {self.name} is not on this machine yet: adtrain data fetch {self.name}")
 
 
 CATALOGUE: dict[str, Entry] = {
@@ -56,6 +75,65 @@ CATALOGUE: dict[str, Entry] = {
                 "t10k-labels-idx1-ubyte.gz": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
             },
         ),
+        Entry(
+            name="fashion-mnist",
+            title="pictures of clothes, in the form of MNIST",
+            licence="MIT",
+            shape=(1, 28, 28),
+            train_images=60_000,
+            test_images=10_000,
+            classes=(
+                *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+                *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+            ),
+            mean=(0.28604059698879547,),
+            std=(0.3530242445149226,),
+            sha256={
+                "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+                "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+                "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+                "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+            },
+            source=unpack.mnist_like("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"),
+        ),
+        Entry(
+            name="kmnist",
+            title="handwritten hiragana, in the form of MNIST",
+            licence="CC BY-SA 4.0",
+            shape=(1, 28, 28),
+            train_images=60_000,
+            test_images=10_000,
+            classes=("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo"),
+            source=unpack.mnist_like(
+                "http://codh.rois.ac.jp/kmnist/dataset/kmnist",
+                md5=(
+                    "bdb82020997e1d708af4cf47b453dcf7",
+                    "e144d726b3acfaa3e44228e80efcd344",
+                    "5c965bf0a639b31b8f53240b1b52f4d7",
+                    "7320c461ea6c1c855c0b718fb2a4b134",
+                ),
+            ),
+        ),
+        Entry(
+            name="emnist",
+            title="handwritten digits and letters, the balanced split",
+            licence="none stated; of NIST Special Database 19",
+            shape=(1, 28, 28),
+            train_images=112_800,
+            test_images=18_800,
+            classes=tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"),
+            source=unpack.EMNIST,
+        ),
+        Entry(
+            name="cifar10",
+            title="small photographs of animals and vehicles",
+            licence="none stated; cite Krizhevsky 2009",
+            shape=(3, 32, 32),
+            train_images=50_000,
+            test_images=10_000,
+            classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+            source=unpack.CIFAR10,
+        ),
     ]
 }
 
@@ -74,8 +152,12 @@ class FileCheck:
 
 
 def verify(entry: Entry) -> list[FileCheck]:
-    """One verdict for each file of the data set; a missing or damaged file is a verdict, never an error."""
-    paths = {entry.folder / name: expected for name, expected in entry.sha256.items()}
+    """One verdict for each file of the data set; a missing or damaged file is a verdict, never an error.
+
+    Raises DataError where the data set is still to be fetched, or its checksums cannot be read.
+    """
+    entry.require()
+    paths = {entry.folder / name: expected for name, expected in (entry.sha256 or _recorded(entry)).items()}
     return [FileCheck(path, expected, raw_sha256(path)) for path, expected in paths.items()]
 
 
@@ -95,5 +177,14 @@ def find(name: str) -> Entry:
     """The entry of that name; DataError listing the known ones otherwise."""
     if name not in CATALOGUE:
         known = ", ".join(CATALOGUE)
-        raise DataError(f"unknown data set {name!r}; known: {known} (a folder of IDX files: give its path)")
+        raise DataError(f"unknown data set {name!r}; known: {known} (files of your own: give their path)")
     return CATALOGUE[name]
+
+
+def _recorded(entry: Entry) -> dict[str, str]:
+    path = entry.folder / SUMS
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); adtrain data fetch {entry.name}") from error
+    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}

@@ -11,31 +11,42 @@ import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, cast
+from typing import TypeAlias
 
 import numpy as np
 
 from adtrain.data.errors import DataError
+from adtrain.data.part import MOST_COMPRESSED, require_memory
 
 DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 GZIP_MAGIC = b"\x1f\x8b"
 # No array of this package has more; a larger count means that the file is something else.
 MAX_DIMENSIONS = 8
+MAX_ELEMENTS = 2**48
+
+Stream: TypeAlias = BufferedReader | gzip.GzipFile
 
 
 def read(path: str | Path) -> np.ndarray:
     """The array in an IDX file, in the machine's byte order, gzip-compressed or not (told by content, not by name).
 
-    Raises DataError, naming the file, when it is missing or unreadable, no IDX, shorter or longer than its header says.
+    Single bytes that are not compressed stay in the file: the array is a read-only np.memmap. Raises DataError, naming
+    the file, when it is missing or unreadable, no IDX, shorter or longer than its header says.
     """
     path = Path(path)
     with opened(path) as stream:
         return _parse(stream, path)
 
 
+def encode(array: np.ndarray) -> bytes:
+    """An array of uint8 as the content of an IDX file."""
+    return bytes([0, 0, 0x08, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
 @contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
+def opened(path: Path) -> Iterator[Stream]:
     """A stream of the file's bytes, decompressed where they are gzip; what goes wrong within is a DataError."""
     try:
         with path.open("rb") as file:
@@ -43,7 +54,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
             file.seek(0)
             if compressed:
                 with gzip.GzipFile(fileobj=file) as stream:
-                    yield cast(IO[bytes], stream)
+                    yield stream
             else:
                 yield file
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -52,7 +63,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
-def _parse(stream: IO[bytes], path: Path) -> np.ndarray:
+def _parse(stream: Stream, path: Path) -> np.ndarray:
     magic = stream.read(4)
     if len(magic) < 4:
         raise DataError(f"{path}: truncated, found {len(magic)} bytes, expected a header of at least 8")
@@ -68,16 +79,29 @@ def _parse(stream: IO[bytes], path: Path) -> np.ndarray:
         raise DataError(f"{path}: truncated in its header, found {4 + len(sizes)} bytes, expected {4 + 4 * dimensions}")
     shape = struct.unpack(f">{dimensions}I", sizes)
     dtype = np.dtype(DTYPES[code])
+    if math.prod(size or 1 for size in shape) >= MAX_ELEMENTS:
+        raise DataError(f"{path}: found the shape {shape}, expected one below {MAX_ELEMENTS} elements")
     expected = math.prod(shape) * dtype.itemsize
+    size = path.stat().st_size
+    if not isinstance(stream, gzip.GzipFile):
+        _check_size(path, size - 4 - 4 * dimensions, expected, shape)
+        if dtype.itemsize == 1 and expected:
+            return np.memmap(path, dtype, "r", offset=4 + 4 * dimensions, shape=shape)
+    elif expected > MOST_COMPRESSED * size:
+        raise DataError(f"{path}: truncated, found {size} compressed bytes for {expected} of shape {shape}")
+    require_memory(str(path), expected)
     content = _read_at_most(stream, expected + 1)
-    if len(content) != expected:
-        found = f"found {len(content)}" if len(content) < expected else "found more"
-        fault = "truncated" if len(content) < expected else "trailing bytes"
-        raise DataError(f"{path}: {fault}, {found} bytes after the header, expected {expected} for shape {shape}")
+    _check_size(path, len(content), expected, shape)
     return np.frombuffer(content, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
 
 
-def _read_at_most(stream: IO[bytes], count: int) -> bytearray:
+def _check_size(path: Path, found: int, expected: int, shape: tuple[int, ...]) -> None:
+    if found != expected:
+        words = f"truncated, found {found}" if found < expected else "trailing bytes, found more"
+        raise DataError(f"{path}: {words} bytes after the header, expected {expected} for shape {shape}")
+
+
+def _read_at_most(stream: Stream, count: int) -> bytearray:
     """Grows with what is there, so that a header promising terabytes allocates none."""
     content = bytearray()
     while len(content) < count and (chunk := stream.read(min(1 << 20, count - len(content)))):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 MODES = {1: "L", 3: "RGB"}
+GREY_MODES, COLOUR_MODES = {"1", "L", "LA"}, {"P", "PA", "RGB", "RGBA"}
 
 
 def read_image(path: str | Path, channels: int) -> np.ndarray:
@@ -20,22 +24,44 @@ def read_image(path: str | Path, channels: int) -> np.ndarray:
 
     Raises DataError when the file is missing or no such image, is transparent, and when Pillow is absent.
     """
+    if channels not in MODES:
+        raise DataError(f"{path}: an image file has 1 or 3 channels, the network takes {channels}; give an IDX file")
+    with _opened(path) as image:
+        if image.has_transparency_data and np.asarray(image.convert("RGBA"))[..., 3].min() < 255:
+            raise DataError(
+                f"{path}: found transparent pixels, expected an opaque image; flatten it on a background first"
+            )
+        pixels = np.asarray(image.convert(MODES[channels]))
+    return np.ascontiguousarray(pixels.reshape(*pixels.shape[:2], channels).transpose(2, 0, 1))
+
+
+def read_header(path: str | Path) -> tuple[int, int, int]:
+    """(1 for grey or 3 for colour, height, width) of the file. Raises as `read_image` does."""
+    with _opened(path) as image:
+        return 1 if image.mode in GREY_MODES else 3, image.height, image.width
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[Image.Image]:
+    """The image of a kind whose conversion gives the pixels that a person sees: 16-bit values would be clipped."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
         raise DataError("reading an image file needs Pillow; pip install 'adtrain[report]'") from error
-    if channels not in MODES:
-        raise DataError(f"{path}: an image file has 1 or 3 channels, the network takes {channels}; give an IDX file")
     try:
-        with Image.open(path, formats=("PNG", "JPEG")) as image:
-            _refuse_mode(image, path)
-            pixels = np.asarray(image.convert(MODES[channels]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path, formats=("PNG", "JPEG")) as image:
+                if image.mode not in GREY_MODES | COLOUR_MODES:
+                    raise DataError(f"{path}: found pixels of kind {image.mode}, expected 8-bit grey or RGB")
+                yield image
     except UnidentifiedImageError as error:
         raise DataError(f"{path}: found neither a PNG nor a JPEG image") from error
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise DataError(f"{path}: found too many pixels ({error})") from error
+    except (OSError, SyntaxError, ValueError) as error:
         cause = getattr(error, "strerror", None) or error
         raise DataError(f"{path}: cannot be read ({cause})") from error
-    return np.ascontiguousarray(pixels.reshape(*pixels.shape[:2], channels).transpose(2, 0, 1))
 
 
 def resized(image: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -44,11 +70,3 @@ def resized(image: np.ndarray, height: int, width: int) -> np.ndarray:
 
     bilinear = Image.Resampling.BILINEAR
     return np.stack([np.asarray(Image.fromarray(channel).resize((width, height), bilinear)) for channel in image])
-
-
-def _refuse_mode(image: Image.Image, path: str | Path) -> None:
-    """What `convert` would turn into other pixels than a person sees: 16-bit values clipped, transparency dropped."""
-    if image.mode not in {"1", "L", "LA", "P", "PA", "RGB", "RGBA"}:
-        raise DataError(f"{path}: found pixels of kind {image.mode}, expected 8-bit grey or RGB")
-    if image.has_transparency_data and np.asarray(image.convert("RGBA"))[..., 3].min() < 255:
-        raise DataError(f"{path}: found transparent pixels, expected an opaque image; flatten it on a background first")

@@ -15,7 +15,7 @@ from adtrain.training.examples import Examples, on_device
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.loop import continuation
 from adtrain.training.model_file import TrainedModel
-from adtrain.training.preparation import check_precision, outline, prepare
+from adtrain.training.preparation import check_precision, data_options, outline, prepare
 from adtrain.training.progress import Epoch, Interval, Observer
 from adtrain.training.resumption import Resumed, resume
 from adtrain.training.run_folder import Recorder, RunFolder, read_metrics
@@ -48,6 +48,7 @@ __all__ = [
     "check_precision",
     "continuation",
     "copied",
+    "data_options",
     "evaluate",
     "evaluation_step",
     "on_device",

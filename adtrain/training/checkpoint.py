@@ -28,7 +28,7 @@ from adtrain.training.step import TrainState
 
 FORMAT = 1
 KIND = "checkpoint"
-DATA_NUMBERS = ("classes", "image_shape", "mean", "std")
+DATA_NUMBERS = ("classes", "image_shape", "mean", "std", "scale")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from adtrain.training.examples import Examples
 from adtrain.training.network import Network
 from adtrain.training.step import EvaluationStep, no_totals, repeated
 
-BATCH_SIZE = 250
+BATCH_SIZE, ROWS = 250, 40
 BATCHES_AT_ONCE = 20
 
 
@@ -39,18 +39,17 @@ def evaluate(
     `between` is called every few batches; what it raises ends the evaluation.
     Raises AdtrainError, naming the split by `name`, where the loss is no finite number.
     """
-    count = len(examples.labels)
+    count = len(examples)
     if not count:
         raise AdtrainError(f"the {name} split is empty")
-    full = count // BATCH_SIZE * BATCH_SIZE
-    totals = no_totals(examples.labels.device)
-    for order in (np.arange(full).reshape(-1, BATCH_SIZE), np.arange(full, count).reshape(1, -1)):
-        if order.size:
-            totals = totals._replace(position=no_totals(examples.labels.device).position)
-            given = params, statistics, *examples.batches(order)
-            for done in range(0, len(order), BATCHES_AT_ONCE):
-                between()
-                totals = repeated(step, min(BATCHES_AT_ONCE, len(order) - done), (totals,), *given)
+    batches = (np.arange(start, min(start + BATCH_SIZE, count)) for start in range(0, count, BATCH_SIZE))
+    totals = no_totals(examples.device)
+    for piece in examples.pieces(batches, ROWS):
+        totals = totals._replace(position=array(np.int64(piece.position), device=examples.device))
+        for done in range(0, piece.steps, BATCHES_AT_ONCE):
+            between()
+            times = min(BATCHES_AT_ONCE, piece.steps - done)
+            totals = repeated(step, times, (totals,), params, statistics, *piece.given)
     score = Score(float(totals.loss) / count, int(totals.correct) / count)
     if not math.isfinite(score.loss):
         raise AdtrainError(f"the loss on the {name} images is {score.loss}: the model's numbers have overflowed")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import count, groupby, islice
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 from time import perf_counter
 
 import numpy as np
@@ -20,39 +20,50 @@ REPORT_SECONDS = 0.1
 
 
 class Walk:
-    """Steps on batches that the host gives out many at a time."""
+    """Steps on one batch after the other, of which the host gives out many at a time.
 
-    def __init__(self, experiment: Experiment, state: TrainState, seed: Array, examples: Examples) -> None:
+    `log` is that of the last steps; it begins anew with each LOG_ROWS of them.
+    """
+
+    def __init__(
+        self, experiment: Experiment, state: TrainState, seed: Array, examples: Examples, batches: Iterable[np.ndarray]
+    ) -> None:
         self.step = experiment.logged_step
         self.state, self.log = state, empty_log(LOG_ROWS, seed.device)
         self.seed, self.examples = seed, examples
+        self.pieces, self.left, self.taken = examples.pieces(batches, LOG_ROWS), 0, 0
         self.at_once = 1  # steps between two reports of progress
 
-    def compile(self, batches: Sequence[np.ndarray]) -> None:
-        """Compile the step for the sizes of these batches: what is done once is not part of any step's time."""
+    def compile(self, sizes: Iterable[int]) -> None:
+        """Compile the step for batches of these sizes: what is done once is not part of any step's time."""
         if isinstance(self.step, Staged):
-            for size in {len(indices) for indices in batches}:
-                given = self.examples.batches(np.zeros((LOG_ROWS, size), np.int64))
-                self.step.compile(self.state, self.log, self.seed, *given)
+            for size in sizes:
+                for piece in self.examples.pieces([np.zeros(size, np.int64)], LOG_ROWS):
+                    self.step.compile(self.state, self.log, self.seed, *piece.given)
 
-    def steps(self, batches: Sequence[np.ndarray]) -> Iterator[tuple[int, int]]:
-        """Take a step on each of at most LOG_ROWS batches, with a log of their own; says how many more are done.
+    @property
+    def row(self) -> int:
+        """The row of the log that the next step writes."""
+        return self.taken % LOG_ROWS
 
-        In steps and in images; who does not go on then takes no more steps.
+    def steps(self, count: int) -> Iterator[tuple[int, int]]:
+        """Take so many steps; says how many more are done, in steps and in images.
+
+        Who does not go on then takes no more steps.
         """
-        self.log, done = empty_log(LOG_ROWS, self.seed.device), 0
-        for size, alike in groupby(batches, key=len):
-            rows = list(alike)
-            order = np.zeros((LOG_ROWS, size), np.int64)
-            order[done : done + len(rows)] = rows
-            given = self.examples.batches(order)
-            end = done + len(rows)
-            while done < end:
-                before, times = perf_counter(), min(self.at_once, end - done)
-                self.state, self.log = repeated(self.step, times, (self.state, self.log), self.seed, *given)
-                self.at_once = max(1, int(REPORT_SECONDS / max((perf_counter() - before) / times, 1e-9)))
-                done += times
-                yield times, times * size
+        while count:
+            if not self.left:
+                self.piece = next(self.pieces)
+                self.left = self.piece.steps
+                if not self.piece.position:
+                    self.log = empty_log(LOG_ROWS, self.seed.device)
+            before, times = perf_counter(), min(self.at_once, self.left, count)
+            self.state, self.log = repeated(self.step, times, (self.state, self.log), self.seed, *self.piece.given)
+            self.at_once = max(1, int(REPORT_SECONDS / max((perf_counter() - before) / times, 1e-9)))
+            self.taken += times
+            self.left -= times
+            count -= times
+            yield times, times * self.piece.size
 
 
 def continuation(experiment: Experiment, state: TrainState, device: str = "cpu") -> Callable[[int], TrainState]:
@@ -62,14 +73,13 @@ def continuation(experiment: Experiment, state: TrainState, device: str = "cpu")
     steps do the same work.
     """
     examples = on_device(experiment.train, device)
-    walk = Walk(experiment, copied(state), experiment.seed(device), examples)
     epochs = (batches_of(experiment, experiment.epochs + i) for i in count(1))
     full = (indices for batches in epochs for indices in batches if len(indices) == experiment.full_batch)
+    walk = Walk(experiment, copied(state), experiment.seed(device), examples, full)
 
     def take_steps(times: int = 1) -> TrainState:
-        for done in range(0, times, LOG_ROWS):
-            for _ in walk.steps(list(islice(full, min(times - done, LOG_ROWS)))):
-                pass
+        for _ in walk.steps(times):
+            pass
         return walk.state
 
     return take_steps

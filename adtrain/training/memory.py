@@ -11,6 +11,7 @@ from adtrain.core.array import Value
 from adtrain.core.backend import backend
 from adtrain.core.errors import OutOfMemory
 from adtrain.core.program import Program
+from adtrain.training.examples import held_bytes
 from adtrain.training.experiment import Experiment
 
 
@@ -20,7 +21,7 @@ class StepMemory(NamedTuple):
     parameters: int
     statistics: int
     optimizer: int
-    data: int  # images and labels for training, validation and test
+    data: int  # images and labels for training, validation and test; of a stream two chunks
     values: int  # of the fused Program, with the memory plan
     separate_values: int  # the same, each with memory of its own
     unfused_values: int  # those of the Program before fusion, each with memory of its own
@@ -56,7 +57,7 @@ def step_memory(experiment: Experiment, unfused: Program, fused: Program, device
         parameters=_nbytes(state.params),
         statistics=_nbytes(state.statistics),
         optimizer=_nbytes(state.optimizer),
-        data=sum(split.images.nbytes + split.labels.nbytes for split in splits),
+        data=sum(held_bytes(split, device) for split in splits),
         values=needed.values,
         separate_values=needed.separate,
         unfused_values=sum(v.size * v.type.dtype.itemsize for v in made),

@@ -18,6 +18,7 @@ from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError
 from adtrain.core.precision import FULL
 from adtrain.core.staging import stage
+from adtrain.data.statistics import PIXEL_MAX
 from adtrain.passes import ALL
 from adtrain.training import network, tensor_file, warm_start
 from adtrain.training.experiment import TOTALS, Experiment
@@ -52,6 +53,7 @@ def about(experiment: Experiment) -> dict[str, Any]:
         "image_shape": list(experiment.image_shape),
         "mean": list(experiment.network.mean),
         "std": list(experiment.network.std),
+        "scale": experiment.network.scale,
     }
 
 
@@ -83,10 +85,11 @@ def load(run: Path, device: str = "cpu") -> TrainedModel:
     try:
         mean, std = (tuple(map(float, file.about[key])) for key in ("mean", "std"))
         classes = tuple(map(str, file.about["classes"]))
-        channels, height, width = map(int, file.about["image_shape"])
+        scale, (channels, height, width) = float(file.about["scale"]), map(int, file.about["image_shape"])
         fits = (
             np.isfinite(mean).all()
             and (np.array(std) > 0).all()
+            and scale in (1, PIXEL_MAX)
             and len(mean) == len(std) == channels
             and channels * height * width == prod(cfg.model.input)
         )
@@ -94,7 +97,7 @@ def load(run: Path, device: str = "cpu") -> TrainedModel:
         fits = False
     if not fits:
         raise AdtrainError(f"{path}: its metadata are not those that adtrain train writes for the model of config.yaml")
-    net = network.build(cfg, mean, std)
+    net = network.build(cfg, mean, std, scale)
     if device == "cpu":
         net = replace(net, products=FULL)  # the CPU's kernels have no other
     rng = np.random.default_rng(0)

@@ -15,17 +15,15 @@ from adtrain.core.array import Value
 from adtrain.core.precision import FULL, PRECISIONS
 from adtrain.core.scope import scope
 
-PIXEL_MAX = 255
-
 
 @dataclass(frozen=True)
 class Network:
     """Images to a loss, as pure functions of values.
 
     All numbers are of `dtype`; `products` is the `ops.matmul_precision` of the model's products and their derivatives.
-    `mean` and `std`, one a channel of pixels / 255, are subtracted and divided by. `loss` takes integer labels; with
-    `one_hot` it takes rows that are 1 at the label, as losses of real numbers do. `probabilities` makes those of the
-    classes of outputs (N, classes).
+    Images are divided by `scale`, 255 for uint8 and 1 for float32; then `mean` and `std`, one a channel, are subtracted
+    and divided by. `loss` takes integer labels; with `one_hot` it takes rows that are 1 at the label, as losses of real
+    numbers do. `probabilities` makes those of the classes of outputs (N, classes).
     """
 
     model: nn.Sequential
@@ -34,21 +32,22 @@ class Network:
     products: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    scale: float
     loss: Callable[[Value, Value], Value]
     one_hot: bool
     probabilities: Callable[[Value], Value]
 
     def inputs(self, images: Value) -> Value:
-        """uint8 (N, C, H, W) to normalised numbers (N, *input_shape)."""
+        """Images (N, C, H, W) to normalised numbers (N, *input_shape)."""
         with scope("input"):
             std, mean = (np.array(x).reshape(-1, 1, 1) for x in (self.std, self.mean))
-            scale, shift = 1 / (PIXEL_MAX * std), -mean / std
+            scale, shift = 1 / (self.scale * std), -mean / std
             pixels = ops.astype(images, self.dtype)
             normalized = pixels * scale.astype(self.dtype) + shift.astype(self.dtype)
             return ops.reshape(normalized, (images.shape[0], *self.input_shape))
 
     def outputs(self, params: nn.Params, statistics: nn.State, images: Value, mode: nn.Mode) -> tuple[Value, nn.State]:
-        """The model's outputs (N, classes) for uint8 images (N, C, H, W), and the new running statistics."""
+        """The model's outputs (N, classes) for images (N, C, H, W), and the new running statistics."""
         with ops.matmul_precision(self.products):
             return self.model(params, statistics, self.inputs(images), mode)
 
@@ -76,8 +75,8 @@ def _probabilities(loss: str) -> Callable[[Value], Value]:
     return ops.sigmoid if loss == "binary_cross_entropy_with_logits" else _within_bounds
 
 
-def build(cfg: Config, mean: tuple[float, ...], std: tuple[float, ...]) -> Network:
-    """The network that a config describes. Raises ConfigError where its layers do not fit together."""
+def build(cfg: Config, mean: tuple[float, ...], std: tuple[float, ...], scale: float) -> Network:
+    """The network that a config describes, for such images. Raises ConfigError where its layers do not fit together."""
     if not cfg.data.normalize:
         mean, std = (0.0,) * len(mean), (1.0,) * len(std)
     precision = cfg.training.precision
@@ -88,6 +87,7 @@ def build(cfg: Config, mean: tuple[float, ...], std: tuple[float, ...]) -> Netwo
         products=precision if precision in PRECISIONS else FULL,
         mean=mean,
         std=std,
+        scale=scale,
         loss=config.build.loss(cfg),
         one_hot=cfg.loss.kind not in CLASSIFICATION,
         probabilities=_probabilities(cfg.loss.kind),

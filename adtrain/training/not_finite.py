@@ -45,7 +45,7 @@ def message(
     """
     watch = _Watch()
     with base_trace(watch):
-        experiment.plain_step(state, experiment.seed(examples.labels.device), *examples.batches(batch))
+        experiment.plain_step(state, experiment.seed(examples.device), *examples.batches(batch))
     what = "a number of the new state is not finite" if math.isfinite(loss) else f"the loss is {loss}"
     first = f", first {watch.found}" if watch.found else ""
     return (

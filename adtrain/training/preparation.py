@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
 from math import prod
 
 import numpy as np
 
 from adtrain import config, data, nn
 from adtrain.config import Config
+from adtrain.config.document import Data
 from adtrain.config.problems import found, known
 from adtrain.core.precision import PRECISIONS
-from adtrain.data import DataSet, Split
+from adtrain.data import DataOptionError, DataSet, Options, Split
 from adtrain.training import network
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.network import Network
@@ -29,20 +30,28 @@ def prepare(cfg: Config, mode: Mode = Mode.FUSED) -> Experiment:
     """Build the model, read the data, and check that they fit together.
 
     Raises:
-        ConfigError: the model's layers do not fit together, or do not fit the data.
+        ConfigError: the model's layers do not fit together, or do not fit the data; or an option does not suit these.
         DataError: the data are missing or damaged.
     """
     cfg = _with_absolute_paths(cfg)
     _check_name(cfg)
-    images = data.load(cfg.data.dataset, cfg.data.path)
+    try:
+        images = data.load(cfg.data.dataset, cfg.data.path, data_options(cfg.data))
+    except DataOptionError as error:
+        raise cfg.refused(("data", error.option), error.reason) from error
     train, validation = data.split_validation(images.train, cfg.data.validation, cfg.training.seed)
     return _experiment(cfg, replace(images, train=train), validation, mode)
+
+
+def data_options(section: Data) -> Options:
+    """What a config's data section says about reading its files."""
+    return Options(**{field.name: getattr(section, field.name) for field in fields(Options)})
 
 
 def outline(cfg: Config) -> Experiment:
     """The experiment without its data, for its Program: images are black, all labels 0, and no file is read.
 
-    A data set of the catalogue has its true numbers and shape of images. A folder counts as one batch of images of the
+    A data set of the catalogue has its true numbers and shape of images. Files count as one batch of images of the
     model's input, with a class for each of the model's outputs.
     Raises ConfigError as `prepare` does.
     """
@@ -52,7 +61,9 @@ def outline(cfg: Config) -> Experiment:
         held_out = data.validation_size(entry.train_images, cfg.data.validation)
         train, test = _black(entry.train_images - held_out, entry.shape), _black(entry.test_images, entry.shape)
         validation = _black(held_out, entry.shape) if held_out else None
-        images = DataSet(entry.name, train, test, entry.classes, entry.mean, entry.std)
+        neutral = (0.0,) * entry.shape[0], (1.0,) * entry.shape[0]
+        mean, std = (entry.mean, entry.std) if entry.mean else neutral
+        images = DataSet(entry.name, train, test, entry.classes, mean, std)
     else:
         validation = None
         shape = cfg.model.input
@@ -70,7 +81,7 @@ def _black(count: int, shape: tuple[int, ...]) -> Split:
 
 
 def _experiment(cfg: Config, images: DataSet, validation: Split | None, mode: Mode) -> Experiment:
-    net = network.build(cfg, images.mean, images.std)
+    net = network.build(cfg, images.mean, images.std, images.scale)
     _check_fit(cfg, net, images)
     _check_last_batch(cfg, net, len(images.train))
     if validation is None and (cfg.training.best_by or "").startswith("validation"):
@@ -95,7 +106,7 @@ def _experiment(cfg: Config, images: DataSet, validation: Split | None, mode: Mo
 
 def _with_absolute_paths(cfg: Config) -> Config:
     """The same config, its files found from any folder: a run's copy of it is used from other ones."""
-    data = {"path": _absolute(cfg.data.path)}
+    data = {"path": _absolute(cfg.data.path), "test_path": _absolute(cfg.data.test_path)}
     training = {"init_from": _absolute(cfg.training.init_from)}
     sections = {"data": cfg.data.model_copy(update=data), "training": cfg.training.model_copy(update=training)}
     return cfg.model_copy(update=sections)
@@ -121,7 +132,7 @@ def _check_fit(cfg: Config, net: Network, images: DataSet) -> None:
     if len(outputs) != 1:
         raise cfg.refused(last_layer, f"found the output {found(outputs)}, expected [{classes}], one a class")
     if outputs[0] < classes:
-        labels = f"the labels of {cfg.data.path or images.name} are 0 to {classes - 1}"
+        labels = f"{cfg.data.path or images.name} has {classes} classes"
         raise cfg.refused(last_layer, f"found {outputs[0]} outputs, expected at least {classes}: {labels}")
     if not any(row.parameters for row in nn.describe(net.model, net.input_shape)):
         raise cfg.refused(("model", "layers"), "found no parameters, expected a layer that has some to train")

@@ -61,6 +61,7 @@ class _Unread(NamedTuple):
     """Steps whose metrics are on their way to the host, and the state after them where it is to be kept."""
 
     columns: Sequence[Callable[[], np.ndarray]]  # losses, correct answers, rates
+    row: int  # of the first step in the columns
     sizes: Sequence[int]
     state: Callable[[], TrainState] | None
     to_disk: bool
@@ -87,7 +88,7 @@ class _Training:
         self.best = start.best if start is not None and self.restores_best else None
         self.progress = self.kept.progress
         self.examples = on_device(experiment.train, device)
-        self.walk = Walk(experiment, state, experiment.seed(device), self.examples)
+        self.walk = self._walk(state, ())
         self.step_seconds: list[float] = []
         self.images = 0
         self.marked = self.read_at = perf_counter()
@@ -114,6 +115,9 @@ class _Training:
             step_seconds=self.step_seconds,
         )
 
+    def _walk(self, state: TrainState, batches: Sequence[np.ndarray]) -> Walk:
+        return Walk(self.experiment, state, self.experiment.seed(self.device), self.examples, batches)
+
     def _epoch(self) -> None:
         """What is left of the epoch, as far as the run's steps go, and its evaluation."""
         progress, first = self.progress, len(self.step_seconds)
@@ -132,12 +136,13 @@ class _Training:
 
         Metrics are read when the next steps are already under way, so that a GPU has something to do meanwhile.
         """
-        self.walk.compile(batches)
+        self.walk = self._walk(self.walk.state, batches)
+        self.walk.compile(set(map(len, batches)))
         self.read_at = perf_counter()
         stopping, unread = False, None
         for first, end, to_disk in self._intervals(len(batches)):
-            done = first
-            for steps, images in self.walk.steps(batches[first:end]):
+            done, row = first, self.walk.row
+            for steps, images in self.walk.steps(end - first):
                 done += steps
                 for observer in self.observers:
                     observer.step_done(images)
@@ -147,7 +152,7 @@ class _Training:
                 if stopping := self.stop():
                     break
             keep = stopping or to_disk or end == len(batches)
-            unread = self._unread(list(map(len, batches[first:done])), keep, to_disk)
+            unread = self._unread(row, list(map(len, batches[first:done])), keep, to_disk)
             if stopping:
                 break
         if unread is not None:
@@ -161,21 +166,21 @@ class _Training:
         rows, first = 1 if self.every_step_checked else LOG_ROWS, 0
         for end in range(1, count + 1):
             due = every is not None and (progress.step + end) % every == 0
-            if due or end == count or (progress.batches + end) % rows == 0:
+            if due or end == count or end % rows == 0:
                 yield first, end, due and end < count
                 first = end
 
-    def _unread(self, sizes: Sequence[int], keep: bool, to_disk: bool) -> _Unread:
-        """What the steps of an interval have left on the device."""
+    def _unread(self, row: int, sizes: Sequence[int], keep: bool, to_disk: bool) -> _Unread:
+        """What the steps of an interval, logged from `row` on, have left on the device."""
         if keep := keep or self.every_step_checked or perf_counter() - self.marked >= MARK_SECONDS:
             self.marked = perf_counter()
         columns = [x.fetch() for x in self.walk.log[1:]]
-        return _Unread(columns, sizes, fetch(self.walk.state) if keep else None, to_disk)
+        return _Unread(columns, row, sizes, fetch(self.walk.state) if keep else None, to_disk)
 
     def _read(self, unread: _Unread) -> None:
         """Wait for the metrics of these steps, and for the state after them where there is one."""
         sizes, images = unread.sizes, sum(unread.sizes)
-        losses, rights, rates = (wait()[: len(sizes)] for wait in unread.columns)
+        losses, rights, rates = (wait()[unread.row :][: len(sizes)] for wait in unread.columns)
         state = None if unread.state is None else unread.state()
         if not np.isfinite(losses).all() or (state is not None and not finite(state)):
             self._look_back(self.progress.step + len(sizes))
@@ -233,11 +238,12 @@ class _Training:
         """
         device, progress = self.device, self.kept.progress
         first = progress.step + 1
-        walk = Walk(self.experiment, self.kept.on_device(device), self.experiment.seed(device), self.examples)
-        batches = list(batches_of(self.experiment, progress.epoch))[progress.batches :]
-        for batch in batches[: last - progress.step]:
-            for _ in walk.steps([batch]):
-                losses, rights, _ = (x.numpy()[:1] for x in walk.log[1:])
+        batches = list(batches_of(self.experiment, progress.epoch))[progress.batches :][: last - progress.step]
+        walk = self._walk(self.kept.on_device(device), batches)
+        for batch in batches:
+            row = walk.row
+            for _ in walk.steps(1):
+                losses, rights, _ = (x.numpy()[row : row + 1] for x in walk.log[1:])
             state = fetch(walk.state)()
             if not (np.isfinite(losses).all() and finite(state)):
                 self._hand_out()

@@ -1,0 +1,112 @@
+"""`adtrain data inspect`: what is in a data set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from adtrain import config, data, training
+from adtrain.cli.options import FilePath, json_option, print_json, set_option
+from adtrain.cli.table import Column, render, terminal_width
+from adtrain.data import DataSet, Rows, Split
+from adtrain.data.statistics import chunks
+from adtrain.files import write_atomic
+
+MOST_ROWS = 30
+CLASSES = (Column("class", text=True), Column("training"), Column("share"), Column("test"))
+CHANNELS = (Column("channel", text=True), Column("mean"), Column("deviation"), Column("least"), Column("greatest"))
+
+
+@click.command("inspect")
+@click.argument("source", metavar="PATH|NAME")
+@set_option
+@click.option("--contact-sheet", "sheet", type=FilePath(), metavar="FILE.png", help="Draw some images of each class.")
+@json_option
+def inspect(source: str, overrides: tuple[str, ...], sheet: Path | None, as_json: bool) -> None:
+    """Show how many examples the data at PATH, or the data set NAME, have of each class, and their statistics.
+
+    `--set` takes the keys of a config's data section: --set label=species, --set test=0.2.
+    """
+    named = source in data.CATALOGUE
+    section = config.load_data({"dataset" if named else "path": source}, overrides)
+    found = data.load(section.dataset, section.path, training.data_options(section), need_test=False)
+    if sheet is not None:
+        from adtrain.data.contact_sheet import contact_sheet
+
+        write_atomic(sheet, contact_sheet(found))
+    if as_json:
+        print_json(document(found))
+    else:
+        click.echo("\n".join(report(found, terminal_width())))
+
+
+def document(found: DataSet) -> dict[str, Any]:
+    """What was found, for a program."""
+    images, (least, greatest) = found.train.images, extremes(found.train)
+    train, test = _counts(found, found.train), _counts(found, found.test)
+    return {
+        "name": found.name,
+        "train": len(found.train),
+        "test": len(found.test),
+        "shape": list(found.train.images.shape[1:]),
+        "dtype": str(found.train.images.dtype),
+        "in_file": isinstance(images.base if isinstance(images, Rows) else images, np.memmap),
+        "classes": [
+            {"name": name, "train": int(train[i]), "test": int(test[i])} for i, name in enumerate(found.classes)
+        ],
+        "channels": [
+            {"name": name, "mean": found.mean[i], "std": found.std[i], "min": least[i], "max": greatest[i]}
+            for i, name in enumerate(_channel_names(found))
+        ],
+        "scale": found.scale,
+        "skipped": list(found.skipped),
+    }
+
+
+def report(found: DataSet, width: int) -> list[str]:
+    """What was found, for a person."""
+    about = document(found)
+    shape = " x ".join(map(str, about["shape"]))
+    place = ", read from the file as needed" if about["in_file"] else ""
+    lines = [
+        f"{found.name}: {len(found.train):,} training and {len(found.test):,} test examples",
+        f"each {shape} {about['dtype']}{place}",
+        "",
+    ]
+    cells = [
+        [row["name"], f"{row['train']:,}", f"{row['train'] / len(found.train):.1%}", f"{row['test']:,}"]
+        for row in about["classes"]
+    ]
+    lines += _table(CLASSES, cells, "classes", width)
+    cells = [[row["name"], *(f"{row[key]:.4g}" for key in ("mean", "std", "min", "max"))] for row in about["channels"]]
+    lines += ["", *_table(CHANNELS, cells, "channels", width)]
+    if found.scale != 1:
+        lines.append(f"mean and deviation are of pixels / {found.scale:.0f}")
+    if found.skipped:
+        lines += ["", f"left out {len(found.skipped)}:", *found.skipped]
+    return lines
+
+
+def extremes(split: Split) -> tuple[list[float], list[float]]:
+    """The least and the greatest number of each channel."""
+    least, greatest = [], []
+    for chunk in chunks(split.images):
+        least.append(chunk.min(axis=(0, 2, 3)))
+        greatest.append(chunk.max(axis=(0, 2, 3)))
+    return np.min(least, axis=0).astype(float).tolist(), np.max(greatest, axis=0).astype(float).tolist()
+
+
+def _counts(found: DataSet, split: Split) -> np.ndarray:
+    return np.bincount(split.labels, minlength=len(found.classes))
+
+
+def _channel_names(found: DataSet) -> list[str]:
+    return list(found.features or map(str, range(len(found.mean))))
+
+
+def _table(columns: tuple[Column, ...], cells: list[list[str]], what: str, width: int) -> list[str]:
+    lines = render(columns, cells[:MOST_ROWS], width)
+    return [*lines, f"and {len(cells) - MOST_ROWS} more {what}"] if len(cells) > MOST_ROWS else lines

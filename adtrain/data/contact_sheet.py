@@ -1,0 +1,73 @@
+"""A picture of a data set: some images of each class. Needs Pillow."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import numpy as np
+
+from adtrain.data.datasets import DataSet
+from adtrain.data.errors import DataError
+
+COLUMNS, MOST_CLASSES = 12, 100
+GAP, MARGIN, TEXT_WIDTH, TEXT_HEIGHT = 4, 10, 150, 12
+SMALLEST, LARGEST = 56, 160
+BACKGROUND, INK = (255, 255, 255), (30, 30, 30)
+
+
+def contact_sheet(data: DataSet) -> bytes:
+    """A PNG file: a row a class, with its name and number of training images, and its first COLUMNS of them.
+
+    The first MOST_CLASSES classes are shown. Numbers of float32 are spread from black to white over what the images
+    shown hold. Raises DataError for what is no image of 1 or 3 channels, and where Pillow is absent.
+    """
+    try:
+        from PIL import Image, ImageDraw, ImageFont
+    except ImportError as error:
+        raise DataError("a contact sheet needs Pillow; pip install 'adtrain[report]'") from error
+    channels, height, width = data.train.images.shape[1:]
+    if channels not in (1, 3) or height * width == 1:
+        raise DataError(f"{data.name}: found examples of shape {(channels, height, width)}, expected images to show")
+    labels = range(min(len(data.classes), MOST_CLASSES))
+    rows = [np.flatnonzero(data.train.labels == label)[:COLUMNS] for label in labels]
+    places = np.concatenate(rows)
+    pixels = dict(zip(places.tolist(), _pixels(data.train.images[places]), strict=True))
+    counts = np.bincount(data.train.labels, minlength=len(data.classes))
+
+    size = min(max(SMALLEST / max(height, width), 1), LARGEST / max(height, width)) if height and width else 1
+    shown = max(1, round(width * size)), max(1, round(height * size))
+    resampling = Image.Resampling.NEAREST if size >= 1 else Image.Resampling.BILINEAR
+    step_x, step_y = shown[0] + GAP, max(shown[1], 3 * TEXT_HEIGHT) + GAP
+    sheet = Image.new(
+        "RGB", (2 * MARGIN + TEXT_WIDTH + COLUMNS * step_x - GAP, 2 * MARGIN + len(rows) * step_y - GAP), BACKGROUND
+    )
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(TEXT_HEIGHT)
+    for i, row in enumerate(rows):
+        y = MARGIN + i * step_y
+        draw.text((MARGIN, y), _fitted(data.classes[i], lambda text: draw.textlength(text, font)), INK, font)
+        draw.text((MARGIN, y + TEXT_HEIGHT + GAP), f"{counts[i]:,}", INK, font)
+        for j, place in enumerate(row.tolist()):
+            image = Image.fromarray(pixels[place]).convert("RGB").resize(shown, resampling)
+            sheet.paste(image, (MARGIN + TEXT_WIDTH + j * step_x, y))
+    content = io.BytesIO()
+    sheet.save(content, "PNG")
+    return content.getvalue()
+
+
+def _pixels(images: np.ndarray) -> np.ndarray:
+    """uint8 (N, H, W) or (N, H, W, 3)."""
+    if images.dtype != np.uint8:
+        low, high = float(images.min()), float(images.max())
+        images = ((images - low) * (255 / ((high - low) or 1))).astype(np.uint8)
+    return np.ascontiguousarray(images[:, 0] if images.shape[1] == 1 else images.transpose(0, 2, 3, 1))
+
+
+def _fitted(text: str, length: Callable[[str], float]) -> str:
+    """The text, cut where it is wider than its column."""
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    if length(text) <= TEXT_WIDTH - GAP:
+        return text
+    while text and length(f"{text}...") > TEXT_WIDTH - GAP:
+        text = text[:-1]
+    return f"{text}..."

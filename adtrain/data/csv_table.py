@@ -1,0 +1,138 @@
+"""Tables of text: a line an example, values between commas, one column the labels."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Sequence
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adtrain.data.errors import DataError, DataOptionError
+from adtrain.data.options import Options
+from adtrain.data.part import Found, Part, as_images
+
+if TYPE_CHECKING:
+    from _csv import Reader
+
+CHUNK_ROWS = 1024
+MAX_LISTED = 12
+INTEGER = re.compile(r"[+-]?\d{1,18}")
+
+
+def read(path: Path, options: Options) -> Found:
+    """The table as one part: a column of labels, all others float32 features (N, F, 1, 1), or `options.shape`.
+
+    Rows that `options.shape` makes images of, of integers from 0 to 255 alone, are pixels: uint8. Labels that are all
+    integers are numbers, else they are text. The first line is a header where none of its values is a number. Raises
+    DataError with line and column, and DataOptionError where the labels' column is not said or not there.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            try:
+                return Found(_table(path, reader, options))
+            except csv.Error as error:
+                raise DataError(f"{path}:{reader.line_num}: no line of a CSV file ({error})") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: found bytes that are not UTF-8 at {error.start}, expected text") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def _table(path: Path, reader: Reader, options: Options) -> Part:
+    rows = ((reader.line_num, row) for row in reader if row)
+    line, first = next(rows, (0, list[str]()))
+    if len(first) < 2:
+        raise DataError(f"{path}: found {len(first)} columns, expected at least 2, with commas between them")
+    header = options.header if options.header is not None else not any(map(_is_number, first))
+    names = first if header else None
+    label = _label_column(path, options.label, first, header)
+    found: list[np.ndarray] = []
+    labels: list[str] = []
+    remaining = rows if header else chain([(line, list(first))], rows)
+    while chunk := list(islice(remaining, CHUNK_ROWS)):
+        features = []
+        for line, row in chunk:
+            if len(row) != len(first):
+                raise DataError(f"{path}:{line}: found {len(row)} values, expected {len(first)} as in the first line")
+            labels.append(row.pop(label).strip())
+            if not labels[-1]:
+                raise DataError(f"{path}:{line}: found no value in column {_name(label, names)}, expected a label")
+            features.append(row)
+        found.append(_numbers(path, [line for line, _ in chunk], features, label, names))
+    if not found:
+        raise DataError(f"{path}: found no rows, expected one an example")
+    numbers = np.concatenate(found)
+    images = as_images(_pixels(numbers) if options.shape else numbers, str(path), options)
+    features_names = tuple(name for i, name in enumerate(names) if i != label) if names else ()
+    return Part(images, _labels(labels), str(path), features_names)
+
+
+def _label_column(path: Path, label: str | int | None, first: Sequence[str], header: bool) -> int:
+    """The number of the labels' column, from 0."""
+    listed = ", ".join(map(_shown, first[:MAX_LISTED])) + (", ..." if len(first) > MAX_LISTED else "")
+    columns = f"the columns are {listed}" if header else f"there is no header, the columns are 0 to {len(first) - 1}"
+    if label is None:
+        if header and "label" in first:
+            return first.index("label")
+        raise DataOptionError("label", f"missing, expected the column of {path} with the labels: {columns}")
+    if isinstance(label, int) and -len(first) <= label < len(first):
+        return label % len(first)
+    if header and isinstance(label, str) and label in first:
+        return first.index(label)
+    raise DataOptionError("label", f"found {label!r}, which is no column of {path}: {columns}")
+
+
+def _numbers(
+    path: Path, lines: Sequence[int], rows: list[list[str]], label: int, names: Sequence[str] | None
+) -> np.ndarray:
+    """The features of a chunk as float32 (rows, features)."""
+    try:
+        with np.errstate(over="ignore"):
+            numbers = np.array(rows, np.float32)
+    except ValueError:
+        numbers = np.full((1, 1), np.nan, np.float32)
+    if np.isfinite(numbers).all():
+        return numbers
+    for line, row in zip(lines, rows, strict=True):
+        for i, text in enumerate(row):
+            if not _is_finite(text):
+                column = _name(i + (i >= label), names)
+                raise DataError(f"{path}:{line}: found {text[:40]!r} in column {column}, expected a finite number")
+    raise AssertionError(f"{path}: a chunk that is refused and whose values are all numbers")
+
+
+def _pixels(numbers: np.ndarray) -> np.ndarray:
+    """As uint8 where that changes no value."""
+    with np.errstate(invalid="ignore"):
+        pixels = numbers.astype(np.uint8)
+    return pixels if np.array_equal(pixels, numbers) else numbers
+
+
+def _labels(texts: list[str]) -> np.ndarray:
+    return np.array(list(map(int, texts)), np.int64) if all(map(INTEGER.fullmatch, texts)) else np.array(texts)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_finite(text: str) -> bool:
+    with np.errstate(over="ignore"):
+        return _is_number(text) and bool(np.isfinite(np.float32(float(text))))
+
+
+def _name(column: int, names: Sequence[str] | None) -> str:
+    return f"{column} ({_shown(names[column])})" if names else str(column)
+
+
+def _shown(name: str) -> str:
+    return name if name.isprintable() and len(name) <= 40 else repr(name[:40])

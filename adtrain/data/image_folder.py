@@ -1,0 +1,125 @@
+"""Folders of images: PNG and JPEG files, in a subfolder a class."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+
+from adtrain.data import images
+from adtrain.data.errors import DataError, DataOptionError
+from adtrain.data.options import Options
+from adtrain.data.part import Found, Part, require_memory
+
+TESTS = ("test", "val")
+"""The folders that are the test part beside train/, the first there is."""
+
+_log = logging.getLogger(__name__)
+
+
+def read(folder: Path, options: Options) -> Found:
+    """All images as uint8 (N, C, H, W); the classes are the subfolders' names, in sorted order.
+
+    Where train/ holds folders itself, it is the training part, and test/ or else val/ the test part. Files and folders
+    whose names begin with a dot are passed over, and so are files beside the classes' folders; links may lead anywhere
+    within the folder. Raises DataError that names the file for an image that cannot be read, and DataOptionError where
+    the images have several sizes.
+    """
+    train = folder / "train"
+    tests = [folder / name for name in TESTS if (folder / name).is_dir()]
+    if not (train.is_dir() and any(entry.is_dir() for entry in _entries(train))):
+        train, tests = folder, []
+    parts = [_classes(part, folder) for part in (train, *tests[:1])]
+    reader = _Reader(options)
+    for part in parts:
+        for name in part:
+            part[name] = [path for path in part[name] if reader.look_at(path)]
+    found = [reader.part(part, place) for part, place in zip(parts, (train, *tests), strict=False)]
+    names = tuple(sorted({name for part in parts for name in part}))
+    return Found(found[0], found[1] if len(found) > 1 else None, tuple(reader.skipped), names)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What is not hidden, in sorted order."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be read ({error.strerror or error})") from error
+
+
+def _classes(part: Path, folder: Path) -> dict[str, list[Path]]:
+    """The files of each class of a part of `folder`."""
+    classes: dict[str, list[Path]] = {}
+    for entry in _entries(part):
+        _require_within(entry, folder)
+        if entry.is_dir():
+            files = _entries(Path(entry.path))
+            for file in files:
+                _require_within(file, folder)
+                if not file.is_file():
+                    raise DataError(f"{file.path}: is no file, expected an image of class {entry.name!r}")
+            if not files:
+                raise DataError(f"{entry.path}: found an empty folder, expected the images of class {entry.name!r}")
+            classes[entry.name] = [Path(file.path) for file in files]
+    if not classes:
+        raise DataError(f"{part}: found no subfolders, expected one a class")
+    return classes
+
+
+def _require_within(entry: os.DirEntry[str], folder: Path) -> None:
+    if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(folder.resolve()):
+        raise DataError(f"{entry.path}: found a link that leads out of {folder}, expected files in it")
+
+
+class _Reader:
+    """Reads images of one size and kind, which it learns from looking at all of them first."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.skipped: list[str] = []
+        self.size, self.first, self.colour = options.image_size, Path(), False
+
+    def look_at(self, path: Path) -> bool:
+        """Read the image's header; False where it is left out."""
+        try:
+            channels, *size = images.read_header(path)
+        except DataError as error:
+            self._skip(error)
+            return False
+        self.colour |= channels == 3
+        if self.size is None:
+            self.size, self.first = (size[0], size[1]), path
+        elif self.options.image_size is None and self.size != tuple(size):
+            sizes = f"{path} is {size[0]} x {size[1]}, {self.first} {self.size[0]} x {self.size[1]}"
+            raise DataOptionError("image_size", f"missing, expected [height, width], for the images differ: {sizes}")
+        return True
+
+    def part(self, classes: dict[str, list[Path]], place: Path) -> Part:
+        """The images of these files, in their order."""
+        count = sum(map(len, classes.values()))
+        if self.size is None or not count:
+            raise DataError(f"{place}: found no image that can be read, expected PNG or JPEG files")
+        shape = (self.options.channels or (3 if self.colour else 1), *self.size)
+        require_memory(str(place), count * int(np.prod(shape)), "; set data.image_size to a smaller one")
+        found, labels = np.empty((count, *shape), np.uint8), list[str]()
+        for name, paths in classes.items():
+            for path in paths:
+                try:
+                    image = images.read_image(path, shape[0])
+                except DataError as error:
+                    self._skip(error)
+                    continue
+                found[len(labels)] = image if image.shape == shape else images.resized(image, *self.size)
+                labels.append(name)
+        if not labels:
+            raise DataError(f"{place}: found no image that can be read, expected PNG or JPEG files")
+        return Part(found[: len(labels)], np.array(labels), str(place))
+
+    def _skip(self, error: DataError) -> None:
+        if not self.options.skip_broken:
+            raise DataError(f"{error}; data.skip_broken: true leaves such images out") from error
+        self.skipped.append(str(error))
+        _log.warning("adtrain: left out %s", error)

@@ -1,0 +1,125 @@
+"""NPZ files: an archive (ZIP) of arrays (NPY), as numpy.savez writes them.
+
+Nothing in them is executed (no pickle) or extracted, and nothing is allocated before the archive was found to hold it.
+Sources: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, and the ZIP specification (PKWARE
+APPNOTE), 4.3.7 for local headers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from adtrain.data.errors import DataError
+from adtrain.data.options import Options
+from adtrain.data.part import MOST_COMPRESSED, Found, Part, as_images, as_labels, require_memory
+
+NAMES = (("x_train", "y_train"), ("images", "labels")), (("x_test", "y_test"),)
+"""The members of the training part, by either pair of names, and of the test part."""
+
+NPY_MAGIC = b"\x93NUMPY"
+MAX_NPY_HEADER = 10_000
+LOCAL_HEADER = 30
+ENCRYPTED = 0x1
+HEADER = re.compile(
+    r"\{\s*'descr':\s*'([<>|=]?[a-zA-Z]\d*)',\s*'fortran_order':\s*(True|False),\s*'shape':\s*\(([\d\s,]*)\),?\s*\}\s*"
+)
+ELEMENTS = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248]|U\d{1,4})")
+DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSError, ValueError, struct.error)
+
+
+def read(path: Path, options: Options) -> Found:
+    """x_train, y_train and, if they are there, x_test, y_test; or images, labels: `part.as_images` has their shapes.
+
+    Members that are not compressed stay in the file, as read-only np.memmaps, and their checksums are not looked at.
+    Raises DataError that names the file and the member.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            train, test = (_part(path, archive, members, names, options) for names in NAMES)
+    except DAMAGED as error:
+        cause = getattr(error, "strerror", None) or error
+        raise DataError(f"{path}: cannot be read as an NPZ file ({cause})") from error
+    if train is None:
+        names = ", ".join(map(repr, sorted(members)[:10])) or "nothing"
+        raise DataError(f"{path}: found {names}, expected x_train and y_train (x_test, y_test), or images and labels")
+    if (half := set(members) & {"x_test", "y_test"}) and test is None:
+        raise DataError(f"{path}: found {half.pop()} alone, expected both x_test and y_test or neither")
+    return Found(train, test)
+
+
+def _part(
+    path: Path,
+    archive: zipfile.ZipFile,
+    members: dict[str, zipfile.ZipInfo],
+    names: tuple[tuple[str, str], ...],
+    options: Options,
+) -> Part | None:
+    """The part whose members have one of these pairs of names; None where there is none."""
+    pair = next((pair for pair in names if set(pair) <= set(members)), None)
+    if pair is None:
+        return None
+    infos = [members[name] for name in pair]
+    arrays, (place, label_place) = [_array(path, archive, x) for x in infos], [f"{path}:{x.filename}" for x in infos]
+    images = as_images(arrays[0], place, options)
+    return Part(images, as_labels(arrays[1], len(images), label_place), label_place)
+
+
+def _array(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
+    """The member's array: of the file where it is stored as it is, else in memory."""
+    place, stored = f"{path}:{info.filename}", info.compress_type == zipfile.ZIP_STORED
+    if not stored and info.compress_type != zipfile.ZIP_DEFLATED:
+        raise DataError(f"{place}: found compression {info.compress_type}, expected none or deflate (numpy.savez)")
+    if info.flag_bits & ENCRYPTED:
+        raise DataError(f"{place}: found an encrypted member, expected a plain one")
+    most = info.compress_size * (1 if stored else MOST_COMPRESSED)
+    if info.compress_size > path.stat().st_size or info.file_size > most:
+        raise DataError(f"{place}: found a promise of {info.file_size} bytes, the archive holds at most {most}")
+    with archive.open(info) as stream:
+        dtype, fortran, shape, length = _header(stream, place)
+        nbytes = math.prod(shape) * dtype.itemsize
+        if length + nbytes != info.file_size:
+            found = f"found {info.file_size} bytes, expected {length + nbytes}"
+            raise DataError(f"{place}: {found} for {dtype} of shape {shape}")
+        if stored and nbytes:
+            flat: np.ndarray = np.memmap(path, dtype, "r", _data_offset(path, info) + length, (math.prod(shape),))
+        else:
+            require_memory(place, nbytes, "; numpy.savez, without compression, leaves it in the file")
+            flat = np.frombuffer(stream.read(nbytes), dtype)
+            stream.read(1)  # at its end the member's checksum is compared
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _header(stream: IO[bytes], place: str) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]:
+    """Element type, whether columns come first, shape, and the header's length, of an NPY member."""
+    start = stream.read(8)
+    size = {1: 2, 2: 4, 3: 4}.get(start[6], 0) if len(start) == 8 and start.startswith(NPY_MAGIC) else 0
+    if not size:
+        raise DataError(f"{place}: found no NPY header, expected an array as numpy.savez writes it")
+    length = int.from_bytes(stream.read(size), "little")
+    text = stream.read(min(length, MAX_NPY_HEADER)).decode("latin-1")
+    match = HEADER.fullmatch(text)
+    if match is None or not ELEMENTS.fullmatch(match[1]):
+        if match is not None and match[1].endswith("O"):
+            raise DataError(f"{place}: found Python objects (pickle), which are not loaded; expected numbers")
+        raise DataError(f"{place}: found the NPY header {text[:60].strip()!r}, expected an array of numbers or strings")
+    shape = tuple(int(size) for size in match[3].split(",") if size.strip())
+    if len(shape) > 4 or any(size >= 2**40 for size in shape):
+        raise DataError(f"{place}: found the shape ({match[3][:60]}), expected at most 4 axes")
+    return np.dtype(match[1]), match[2] == "True", shape, 8 + size + length
+
+
+def _data_offset(path: Path, info: zipfile.ZipInfo) -> int:
+    """Where the member's bytes begin: behind its local header, whose own fields say how long that is."""
+    with path.open("rb") as file:
+        file.seek(info.header_offset)
+        name_length, extra_length = struct.unpack("<HH", file.read(LOCAL_HEADER)[26:])
+    return info.header_offset + LOCAL_HEADER + int(name_length) + int(extra_length)

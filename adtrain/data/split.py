@@ -1,0 +1,68 @@
+"""Labelled examples, in memory or in the file that they came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Some rows of an array, in an order of their own, without a copy of them: only what is asked for is gathered.
+
+    It is indexed along its first axis, by a number, a slice or an array of numbers; `np.asarray` gathers all rows.
+    """
+
+    base: np.ndarray
+    rows: np.ndarray  # int64 (N,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.rows), *self.base.shape[1:])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.base.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that all rows would take."""
+        return len(self.rows) * self.base[:1].nbytes
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        gathered: np.ndarray = self.base[self.rows[key]]
+        return gathered
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("rows are gathered into a new array")
+        return self[:] if dtype is None else self[:].astype(dtype)
+
+
+Images: TypeAlias = np.ndarray | Rows
+
+
+@dataclass(frozen=True)
+class Split:
+    """One part of a data set: `images` uint8 or float32 (N, C, H, W), `labels` int64 (N,).
+
+    The images are an array, possibly a read-only one of a file's content (np.memmap), or `Rows` of one. Tabular data
+    have a channel a feature: (N, features, 1, 1).
+    """
+
+    images: Images
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices: np.ndarray) -> Split:
+        """The examples at these indices, in their order; the images are not copied."""
+        images = self.images
+        rows = Rows(images.base, images.rows[indices]) if isinstance(images, Rows) else Rows(images, indices)
+        return Split(rows, self.labels[indices])

@@ -1,0 +1,68 @@
+"""Mean and standard deviation of each channel, by chunks: images may be larger than memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from adtrain.data.errors import DataError
+from adtrain.data.split import Images
+
+PIXEL_MAX = 255
+CHUNK_BYTES = 16 << 20
+# Deviations below this part of the mean are what rounding to float32 leaves of a constant.
+CONSTANT = 1e-6
+
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+def channel_statistics(images: Images, name: str = "images") -> Statistics:
+    """Mean and standard deviation of (N, C, H, W) per channel: of uint8 / 255, or of float32 as they are.
+
+    A channel of one value only has standard deviation 1, so that it can be divided by. Raises DataError, with `name`
+    and the image, where a number is not finite.
+    """
+    if images.dtype == np.uint8:
+        return _of_pixels(images)
+    return _of_numbers(images, name)
+
+
+def chunks(images: Images) -> Iterator[np.ndarray]:
+    """The images a few at a time, each chunk (n, C, H, W) of about CHUNK_BYTES."""
+    rows = max(1, CHUNK_BYTES * len(images) // max(images.nbytes, 1))
+    for start in range(0, len(images), rows):
+        yield images[start : start + rows]
+
+
+def _of_pixels(images: Images) -> Statistics:
+    """From exact sums of the values and of their squares."""
+    channels = images.shape[1]
+    sums, squares, count = [0] * channels, [0] * channels, len(images) * math.prod(images.shape[2:])
+    for chunk in chunks(images):
+        for c in range(channels):
+            values = chunk[:, c]
+            sums[c] += int(values.sum(dtype=np.uint64))
+            squares[c] += int(np.square(values, dtype=np.uint16).sum(dtype=np.uint64))
+    pairs = zip(sums, squares, strict=True)
+    stds = (math.sqrt(count * square - total**2) / (count * PIXEL_MAX) for total, square in pairs)
+    return tuple(total / (count * PIXEL_MAX) for total in sums), tuple(std or 1.0 for std in stds)
+
+
+def _of_numbers(images: Images, name: str) -> Statistics:
+    """Chunk by chunk, in float64, by the update of Chan, Golub and LeVeque (1979)."""
+    count, done = 0, 0
+    mean, squares = np.zeros(images.shape[1]), np.zeros(images.shape[1])
+    for chunk in chunks(images):
+        values = chunk.astype(np.float64).swapaxes(0, 1).reshape(images.shape[1], -1)
+        if not np.isfinite(values).all():
+            row = int(np.flatnonzero(~np.isfinite(chunk).reshape(len(chunk), -1).all(axis=1))[0])
+            raise DataError(f"{name}: found a number that is not finite in row {done + row}, expected finite ones")
+        new, means = values.shape[1], values.mean(axis=1)
+        delta = means - mean
+        squares += ((values - means[:, np.newaxis]) ** 2).sum(axis=1) + delta**2 * count * new / (count + new)
+        mean += delta * new / (count + new)
+        count, done = count + new, done + len(chunk)
+    std = np.sqrt(squares / count)
+    return tuple(mean.tolist()), tuple(np.where(std > CONSTANT * np.abs(mean), std, 1.0).tolist())

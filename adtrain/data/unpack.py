@@ -1,0 +1,102 @@
+"""Where the data sets that are fetched lie, and how the files there become arrays.
+
+Archives are read member by member, by the names given here; nothing is extracted by a name that an archive gives.
+"""
+
+from __future__ import annotations
+
+import shutil
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from adtrain.data import idx
+from adtrain.data.errors import DataError
+
+PARTS = ("train", "t10k")
+MNIST_FILES = tuple(f"{part}-{kind}" for part in PARTS for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"))
+
+Arrays = Iterator[tuple[str, np.ndarray]]
+"""Pairs of the name of an IDX file, as `idx_folder` reads them, and its uint8 content."""
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file on a server. `md5` is of the file as it lies there, where that is what is published; else empty."""
+
+    url: str
+    md5: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files on a server, and what makes the data set of them; it raises DataError for files that are others."""
+
+    downloads: tuple[Download, ...]
+    arrays: Callable[[Path], Arrays]
+
+
+def mnist_like(server: str, md5: Sequence[str] = ("",) * 4) -> Source:
+    """MNIST's four gzip-compressed files."""
+    pairs = zip(MNIST_FILES, md5, strict=True)
+    return Source(tuple(Download(f"{server}/{name}.gz", digest) for name, digest in pairs), _mnist_like)
+
+
+def _mnist_like(folder: Path) -> Arrays:
+    for name in MNIST_FILES:
+        yield name, idx.read(folder / f"{name}.gz")
+
+
+def _emnist(folder: Path) -> Arrays:
+    """Of the archive with all splits the balanced one. Its images lie on their sides: rows are columns."""
+    import zipfile
+
+    archive, copy = folder / EMNIST.downloads[0].name, folder / "member.gz"
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            for name in MNIST_FILES:
+                member = f"gzip/emnist-balanced-{name.replace('t10k', 'test')}.gz"
+                with opened.open(member) as source, copy.open("wb") as target:
+                    shutil.copyfileobj(source, target)
+                array = idx.read(copy)
+                yield name, array.swapaxes(1, 2) if array.ndim == 3 else array
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, NotImplementedError) as error:
+        raise DataError(f"{archive}: cannot be read ({error})") from error
+
+
+def _cifar10(folder: Path) -> Arrays:
+    """Records of a label and 3 x 32 x 32 pixels, in five files for training and one for the test."""
+    import tarfile
+
+    archive = folder / CIFAR10.downloads[0].name
+    found = {}
+    try:
+        with tarfile.open(archive, "r:gz") as opened:
+            for member in opened:
+                stream = opened.extractfile(member) if member.isreg() and member.size == CIFAR_FILE else None
+                if stream is not None:
+                    found[member.name.rpartition("/")[2]] = np.frombuffer(stream.read(CIFAR_FILE), np.uint8)
+        for part, names in zip(PARTS, CIFAR_NAMES, strict=True):
+            records = np.concatenate([found[name] for name in names]).reshape(-1, CIFAR_RECORD)
+            yield f"{part}-images-idx4-ubyte", records[:, 1:].reshape(-1, 3, 32, 32)
+            yield f"{part}-labels-idx1-ubyte", records[:, 0]
+    except (tarfile.TarError, zlib.error, EOFError, KeyError, ValueError) as error:
+        raise DataError(f"{archive}: cannot be read ({error})") from error
+
+
+CIFAR_NAMES = tuple(f"data_batch_{i}.bin" for i in range(1, 6)), ("test_batch.bin",)
+CIFAR_RECORD = 1 + 3 * 32 * 32
+CIFAR_FILE = 10_000 * CIFAR_RECORD
+EMNIST = Source(
+    (Download("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e"),), _emnist
+)
+CIFAR10 = Source(
+    (Download("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),), _cifar10
+)

@@ -1,0 +1,56 @@
+"""What a stream costs: gathering chunks of examples against training on them, and training from it against from memory.
+
+python benchmarks/streaming.py [CONFIG]... [--device cpu|gpu]
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from time import perf_counter
+from unittest import mock
+
+import click
+import numpy as np
+
+from adtrain import config, training
+from adtrain.training import trainer
+from adtrain.training.examples import Resident, Streamed
+from adtrain.training.experiment import LOG_ROWS
+
+ROUNDS = 3
+
+
+@click.command()
+@click.argument("configs", nargs=-1)
+@click.option("--device", default="cpu", show_default=True)
+def main(configs: tuple[str, ...], device: str) -> None:
+    """Train an epoch of each CONFIG (by default mlp-small, mlp, cnn), in turns, with and without a stream."""
+    for name in configs or ("mlp-small", "mlp", "cnn"):
+        cfg = config.load(name, ["training.epochs=1"])
+        experiment = training.prepare(cfg)
+        found: dict[type, list[float]] = {Resident: [], Streamed: []}
+        for _ in range(ROUNDS):
+            for kind, seconds in found.items():
+                with mock.patch.object(trainer, "on_device", kind):
+                    result = training.run(experiment, device)
+                seconds.append(result.train_seconds / result.steps * 1e3)
+        resident, streamed = (median(times) for times in found.values())
+        loading = loading_ms(experiment)
+        times = f"loader {loading:6.3f}  step {resident:6.3f}  streamed {streamed:6.3f} ms"
+        click.echo(f"{name:10}  {times}  streamed / resident {streamed / resident:.2f}")
+
+
+def loading_ms(experiment: training.Experiment) -> float:
+    """The time to gather a batch, of a chunk of them, in milliseconds."""
+    stream, rng = Streamed(experiment.train, "cpu"), np.random.default_rng(0)
+    order = rng.integers(0, len(stream), (LOG_ROWS, experiment.full_batch))
+    seconds = []
+    for _ in range(5):
+        started = perf_counter()
+        stream.batches(order)
+        seconds.append(perf_counter() - started)
+    return median(seconds) * 1e3 / LOG_ROWS
+
+
+if __name__ == "__main__":
+    main()

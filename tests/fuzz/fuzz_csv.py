@@ -1,0 +1,23 @@
+"""Fuzz the reader of CSV files; see runner.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=["adtrain.data"]):
+    from adtrain.data import Options, csv_table
+
+from runner import fuzz
+
+SEEDS = [b"width,height,label\n1,2.5,cat\n-3,1e4,dog\n", b'1,2,3\r\n4,5,"6"\r\n', b"\xef\xbb\xbflabel,a\n0,255\n1,0\n"]
+
+
+def read(path: Path) -> object:
+    """By the last column, or as the header says where the content's length is odd."""
+    options = Options() if path.stat().st_size % 2 else Options(label=-1, shape=(1, 1, 2))
+    return csv_table.read(path, options)
+
+
+fuzz(".csv", SEEDS, read)

@@ -1,0 +1,42 @@
+"""What the fuzzers share: bytes that atheris makes up become a file, and reading it may end in two ways only.
+
+    python tests/fuzz/fuzz_idx.py -max_total_time=600
+
+Needs `pip install atheris`; options are libFuzzer's. A reader either returns or raises DataError of one line; anything
+else, and memory above MEMORY_MB, ends the run with the input that did it.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import atheris
+
+from adtrain.data import DataError
+
+MEMORY_MB = 1024
+
+
+def fuzz(suffix: str, seeds: Sequence[bytes], read: Callable[[Path], object]) -> None:
+    """Read files with the ending `suffix` that mutations of `seeds` make, until the options say stop."""
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = Path(folder) / "corpus"
+        corpus.mkdir()
+        for i, seed in enumerate(seeds):
+            (corpus / str(i)).write_bytes(seed)
+        path = Path(folder) / f"input{suffix}"
+
+        def one(content: bytes) -> None:
+            path.write_bytes(content)
+            try:
+                read(path)
+            except DataError as error:
+                if "\n" in str(error):
+                    raise AssertionError("a message of several lines") from error
+
+        limits = [f"-rss_limit_mb={MEMORY_MB}", f"-malloc_limit_mb={MEMORY_MB // 2}", "-max_len=4096"]
+        atheris.Setup([sys.argv[0], *limits, *sys.argv[1:], str(corpus)], one)
+        atheris.Fuzz()

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adtrain import data
+from adtrain.data import DataError, DataOptionError, Options, csv_table
+from adtrain.data.part import Part
+
+IRIS = "length,width,species\n5.1,3.5,setosa\n\n7,3.2,versicolor\n6.3,-3e-1,setosa\n"
+
+numbers = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("csv")
+
+
+def read(folder: Path, text: str, **options: object) -> Part:
+    path = folder / "x.csv"
+    path.write_text(text, encoding="utf-8", newline="")
+    return csv_table.read(path, Options(**options)).train  # type: ignore[arg-type]
+
+
+@given(st.integers(1, 5).flatmap(lambda n: st.lists(st.lists(numbers, min_size=n, max_size=n), min_size=1, max_size=8)))
+def test_numbers_come_back_as_they_were_written(folder: Path, rows: list[list[float]]) -> None:
+    text = "".join(f"{i}," + ",".join(map(repr, row)) + "\n" for i, row in enumerate(rows))
+    for header in ("", "label," + ",".join(f"f{i}" for i in range(len(rows[0]))) + "\r\n"):
+        found = read(folder, header + text, label=0)
+        np.testing.assert_array_equal(found.images[:, :, 0, 0], np.array(rows, np.float32))
+        np.testing.assert_array_equal(found.labels, np.arange(len(rows)))
+        assert len(found.features) == (len(rows[0]) if header else 0)
+
+
+@given(st.integers(1020, 1030))
+def test_rows_are_read_in_chunks_without_a_seam(folder: Path, count: int) -> None:
+    found = read(folder, "".join(f"{i},{i}\n" for i in range(count)), label=-1)
+    np.testing.assert_array_equal(found.images.ravel(), np.arange(count))
+    np.testing.assert_array_equal(found.labels, np.arange(count))
+
+
+def test_text_labels_become_classes_in_sorted_order(tmp_path: Path) -> None:
+    (tmp_path / "iris.csv").write_text(IRIS)
+    found = data.load(path=tmp_path / "iris.csv", options=Options(label="species", test=0.4))
+    assert (found.name, found.classes, found.features) == ("iris", ("setosa", "versicolor"), ("length", "width"))
+    assert found.scale == 1
+    assert found.train.images.shape == (2, 2, 1, 1)
+    assert found.train.images.dtype == np.float32
+
+
+def test_rows_of_pixels_are_bytes_and_other_rows_are_not(tmp_path: Path) -> None:
+    text = "label,a,b\n0,255,0\n1,7,3\n"
+    assert read(tmp_path, text, shape=(1, 1, 2)).images.dtype == np.uint8
+    assert read(tmp_path, text).images.dtype == np.float32
+    for other in ("256", "-1", "0.5"):
+        assert read(tmp_path, text.replace("255", other), shape=(1, 1, 2)).images.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (
+            IRIS,
+            {},
+            "data.label: missing, expected the column of .*x.csv .*: the columns are length, width, species",
+        ),
+        (IRIS, {"label": "kind"}, "data.label: found 'kind', which is no column of .*: the columns are length, width"),
+        (IRIS, {"label": 3}, "data.label: found 3, which is no column"),
+        (IRIS, {"label": 2, "header": False}, r"x.csv:1: found 'length' in column 0, expected a finite number"),
+        ("1,2\n3,4\n", {}, "data.label: missing, .*: there is no header, the columns are 0 to 1"),
+        ("1,2\n3,4\n", {"label": "a"}, "data.label: found 'a', which is no column"),
+        (
+            IRIS.replace("3.2", "?"),
+            {"label": "species"},
+            r"x.csv:4: found '\?' in column 1 \(width\), expected a finite",
+        ),
+        (IRIS.replace("3.2", ""), {"label": -1}, r"x.csv:4: found '' in column 1 \(width\), expected a finite number"),
+        (IRIS.replace("3.2", "nan"), {"label": -1}, r"x.csv:4: found 'nan' in column 1 \(width\)"),
+        (IRIS.replace("3.2", "1e39"), {"label": -1}, r"x.csv:4: found '1e39' in column 1 \(width\)"),
+        (IRIS.replace("3.2", "1,2"), {"label": -1}, "x.csv:4: found 4 values, expected 3 as in the first line"),
+        (IRIS.replace(",setosa", ", "), {"label": -1}, r"x.csv:2: found no value in column 2 \(species\)"),
+        (IRIS.replace("7", '"7'), {"label": -1}, r"x.csv:\d: no line of a CSV file"),
+        ("a;b;label\n1;2;3\n", {}, "x.csv: found 1 columns, expected at least 2, with commas between them"),
+        ("", {}, "x.csv: found 0 columns"),
+        ("a,label\n", {}, "x.csv: found no rows"),
+        ("a,label\n1,2\n", {"shape": (1, 2, 2)}, r"data.shape: found \[1, 2, 2\], but .* has images of shape \[1\]"),
+    ],
+)
+def test_mistakes_are_named_with_line_and_column(
+    tmp_path: Path, text: str, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        read(tmp_path, text, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_columns_in_another_order_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y,label\n1,2,0\n")
+    (tmp_path / "b.csv").write_text("y,x,label\n1,2,0\n")
+    with pytest.raises(DataError, match=r"b.csv: found column y, expected x as in .*a.csv"):
+        data.load(path=tmp_path / "a.csv", options=Options(test_path=str(tmp_path / "b.csv")))
+
+
+@given(
+    st.lists(st.sampled_from([b"1", b"2.5", b",", b"\n", b"\r", b'"', b"label", b"\0", b"\xff", b"nan", b" ", b"x"])),
+    st.sampled_from([None, 0, -1, "label"]),
+    st.sampled_from([None, True, False]),
+)
+def test_arbitrary_text_is_a_table_or_a_data_error(
+    folder: Path, pieces: list[bytes], label: str | int | None, header: bool | None
+) -> None:
+    path = folder / "arbitrary.csv"
+    path.write_bytes(b"".join(pieces))
+    try:
+        found = csv_table.read(path, Options(label=label, header=header)).train
+    except DataError as error:
+        refusal: DataError | None = error
+    else:
+        refusal = None
+        assert len(found.images) == len(found.labels) > 0
+        assert np.isfinite(found.images).all()
+    assert refusal is None or (str(path) in str(refusal) and "\n" not in str(refusal))
+    assert not isinstance(refusal, DataOptionError) or refusal.option == "label"

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import gzip
+import hashlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from idx_files import idx_bytes
+
+from adtrain import data
+from adtrain.cli.main import cli
+from adtrain.data import DataError, catalogue, fetch, unpack
+from adtrain.data.catalogue import Entry
+
+ARRAYS = {
+    "train-images-idx3-ubyte": np.arange(60, dtype=np.uint8).reshape(5, 3, 4),
+    "train-labels-idx1-ubyte": np.array([0, 1, 0, 1, 0], np.uint8),
+    "t10k-images-idx3-ubyte": np.arange(24, dtype=np.uint8).reshape(2, 3, 4),
+    "t10k-labels-idx1-ubyte": np.array([1, 0], np.uint8),
+}
+
+
+@dataclass
+class Server:
+    """Files over HTTP. `cut` ends that many answers in the middle; `ranges` is what was asked for."""
+
+    files: dict[str, bytes]
+    cut: int = 0
+    resumes: bool = True
+    ranges: list[str | None] = field(default_factory=list)
+    url: str = ""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    files = {f"{name}.gz": gzip.compress(idx_bytes(array), mtime=0) for name, array in ARRAYS.items()}
+    state = Server(files)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            content, wanted = state.files.get(self.path[1:]), self.headers.get("Range")
+            state.ranges.append(wanted)
+            if content is None:
+                self.send_error(404)
+                return
+            start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and state.resumes else 0
+            if wanted and start >= len(content):
+                self.send_error(416)
+                return
+            self.send_response(206 if start else 200)
+            self.send_header("Content-Length", str(len(content) - start))
+            self.end_headers()
+            if state.cut:
+                state.cut -= 1
+                content = content[: start + 10]
+            self.wfile.write(content[start:])
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        state.url = f"http://127.0.0.1:{running.server_port}"
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread.start()
+        yield state
+        running.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server) -> Entry:
+    """A small data set of the catalogue whose files lie on the server."""
+    monkeypatch.setattr(catalogue, "cache_home", lambda: tmp_path)
+    made = Entry(
+        name="small",
+        title="",
+        licence="",
+        shape=(1, 3, 4),
+        train_images=5,
+        test_images=2,
+        classes=("a", "b"),
+        sha256={name: hashlib.sha256(idx_bytes(array)).hexdigest() for name, array in ARRAYS.items()},
+        source=unpack.mnist_like(server.url),
+    )
+    monkeypatch.setitem(catalogue.CATALOGUE, "small", made)
+    return made
+
+
+def test_a_data_set_is_fetched_once_and_can_be_loaded(entry: Entry, server: Server) -> None:
+    with pytest.raises(DataError, match=r"^the data set small is not on this machine yet: adtrain data fetch small$"):
+        data.load("small")
+    seen: list[tuple[str, int, int | None]] = []
+    folder = fetch.fetch(entry, report=lambda *chunk: seen.append(chunk))
+    assert [name for name, done, total in seen if done == total] == list(server.files)
+    found = data.load("small")
+    np.testing.assert_array_equal(np.asarray(found.train.images)[:, 0], ARRAYS["train-images-idx3-ubyte"])
+    assert (found.test.labels.tolist(), found.classes) == ([1, 0], ("a", "b"))
+    assert all(check.passed for check in catalogue.verify(entry))
+    assert fetch.fetch(entry) == folder
+    assert len(server.ranges) == 4
+    assert [path.name for path in folder.parent.iterdir()] == ["small"]
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_a_download_that_broke_off_goes_on_from_there(entry: Entry, server: Server, resumes: bool) -> None:
+    server.cut, server.resumes = 1, resumes
+    with pytest.raises(DataError, match=r"train-images-idx3-ubyte.gz: the connection ended after 10 of \d+ bytes; "):
+        fetch.fetch(entry)
+    assert not entry.is_here
+    fetch.fetch(entry)
+    assert server.ranges[:3] == [None, "bytes=10-", None]
+    assert all(check.passed for check in catalogue.verify(entry))
+
+
+def test_a_file_that_is_another_is_thrown_away(entry: Entry, server: Server) -> None:
+    good = dict(server.files)
+    server.files["t10k-labels-idx1-ubyte.gz"] = gzip.compress(idx_bytes(np.array([0, 0], np.uint8)))
+    with pytest.raises(DataError, match=r"found t10k-labels-idx1-ubyte with SHA-256 \w+, expected \w+; "):
+        fetch.fetch(entry)
+    assert list(entry.folder.parent.iterdir()) == []
+    server.files = good
+    fetch.fetch(entry)
+    assert entry.is_here
+
+
+def test_a_published_md5_is_held_against_the_file(
+    entry: Entry, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    md5 = [hashlib.md5(content).hexdigest() for content in server.files.values()]
+    plain = replace(entry, sha256={}, source=unpack.mnist_like(server.url, md5))
+    fetch.fetch(plain)
+    assert all(check.passed for check in catalogue.verify(plain))
+    (plain.folder / "train-labels-idx1-ubyte").write_bytes(b"damaged")
+    assert [check.passed for check in catalogue.verify(plain)] == [True, False, True, True]
+    fetch.fetch(plain)
+    assert all(check.passed for check in catalogue.verify(plain))
+    (plain.folder / catalogue.SUMS).unlink()
+    with pytest.raises(DataError, match=r"SHA256SUMS: cannot be read .*; adtrain data fetch small"):
+        catalogue.verify(plain)
+    fetch.fetch(plain)
+    assert all(check.passed for check in catalogue.verify(plain))
+    wrong = replace(plain, name="wrong", source=unpack.mnist_like(server.url, ["0" * 32, *md5[1:]]))
+    with pytest.raises(DataError, match=rf"found a file with MD5 {md5[0]}, expected 0{{32}}; it is thrown away"):
+        fetch.fetch(wrong)
+
+
+def test_the_command_says_what_it_does_and_what_is_missing(entry: Entry, server: Server, tmp_path: Path) -> None:
+    nowhere = CliRunner().invoke(cli, ["data", "fetch", "small", "--mirror", "http://127.0.0.1:9/x"])
+    assert nowhere.exit_code == 2
+    assert nowhere.stderr.startswith(
+        "adtrain: error: http://127.0.0.1:9/x/train-images-idx3-ubyte.gz: cannot be fetched ("
+    )
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name, content in server.files.items():
+        (copy / name).write_bytes(content)
+    done = CliRunner().invoke(cli, ["data", "fetch", "small", "--mirror", copy.as_uri()])
+    assert (done.exit_code, done.stdout) == (0, f"{entry.folder}\n")
+    assert done.stderr.count("ubyte.gz: 0.0 MB\n") == 4
+    assert not server.ranges
+
+
+def test_an_archive_of_emnist_is_turned_upright(tmp_path: Path) -> None:
+    import zipfile
+
+    with zipfile.ZipFile(tmp_path / "gzip.zip", "w") as archive:
+        for name, array in ARRAYS.items():
+            member = f"gzip/emnist-balanced-{name.replace('t10k', 'test')}.gz"
+            archive.writestr(member, gzip.compress(idx_bytes(array)))
+        archive.writestr("../escaped", b"x")
+    found = dict(unpack.EMNIST.arrays(tmp_path))
+    np.testing.assert_array_equal(found["train-images-idx3-ubyte"][1], ARRAYS["train-images-idx3-ubyte"][1].T)
+    np.testing.assert_array_equal(found["t10k-labels-idx1-ubyte"], [1, 0])
+    assert not (tmp_path.parent / "escaped").exists()
+
+
+def test_an_archive_of_cifar10_is_read_record_by_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+    import tarfile
+
+    monkeypatch.setattr(unpack, "CIFAR_FILE", 2 * unpack.CIFAR_RECORD)
+    records = np.random.default_rng(0).integers(0, 256, (12, unpack.CIFAR_RECORD), dtype=np.uint8)
+    names = ["test_batch.bin", *(f"data_batch_{i}.bin" for i in range(1, 6))]
+    with tarfile.open(tmp_path / "cifar-10-binary.tar.gz", "w:gz") as archive:
+        for i, name in enumerate(names):
+            info = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            info.size = unpack.CIFAR_FILE
+            archive.addfile(info, io.BytesIO(records[2 * i : 2 * i + 2].tobytes()))
+    found = dict(unpack.CIFAR10.arrays(tmp_path))
+    np.testing.assert_array_equal(found["train-labels-idx1-ubyte"], records[2:, 0])
+    np.testing.assert_array_equal(found["t10k-images-idx4-ubyte"], records[:2, 1:].reshape(2, 3, 32, 32))
+    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(b"no archive")
+    with pytest.raises(DataError, match=r"cifar-10-binary.tar.gz: cannot be read"):
+        dict(unpack.CIFAR10.arrays(tmp_path))

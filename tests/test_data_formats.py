@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from idx_files import write_idx
+from npz_files import parts, write_npz
+
+from adtrain import data
+from adtrain.data import DataError, DataOptionError, Options
+
+CSV = "a,label\n" + "".join(f"{i},{i % 2}\n" for i in range(10))
+
+
+@pytest.fixture
+def csv(tmp_path: Path) -> Path:
+    path = tmp_path / "x.csv"
+    path.write_text(CSV)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"image_size": (2, 2)}, "image_size: found with a CSV file, expected it with a folder of images only"),
+        ({"skip_broken": True}, "skip_broken: found with a CSV file, expected it with a folder of images only"),
+        ({"test": 0.01}, "test fraction 0.01 of 10 examples: found 0 for test and 10 for training"),
+        ({}, "data.test: missing, .*x.csv has no test part: expected the fraction of it that is held out"),
+        ({"test_path": "none.csv"}, "none.csv: found nothing, expected an .npz or .csv file"),
+    ],
+)
+def test_an_option_that_does_not_suit_the_files_is_refused(csv: Path, options: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        data.load(path=csv, options=Options(**options))  # type: ignore[arg-type]
+
+
+def test_options_are_for_files_only() -> None:
+    with pytest.raises(DataOptionError, match=r"data.label: found with the data set mnist, expected it with a path"):
+        data.load("mnist", options=Options(label=1))
+
+
+def test_a_second_file_is_the_test_part(csv: Path) -> None:
+    second = csv.with_name("second.csv")
+    second.write_text("a,label\n1,0\n")
+    found = data.load(path=csv, options=Options(test_path=str(second)))
+    assert (len(found.train), len(found.test)) == (10, 1)
+    npz = write_npz(csv.with_name("x.npz"), parts(np.zeros((4, 1, 1, 1), np.float32)))
+    with pytest.raises(DataOptionError, match=r"test_path: found an NPZ file at .*, expected a CSV file like"):
+        data.load(path=csv, options=Options(test_path=str(npz)))
+    with pytest.raises(DataOptionError, match=r"test_path: found .*x.csv, but .*x.npz has a test part; leave it out"):
+        data.load(path=npz, options=Options(test_path=str(csv)))
+    with pytest.raises(DataOptionError, match=r"test: found 0.5, but there is a test part; leave it out"):
+        data.load(path=npz, options=Options(test=0.5))
+
+
+def test_the_held_out_part_has_each_class_in_its_share_and_is_always_the_same(csv: Path) -> None:
+    first, again = (data.load(path=csv, options=Options(test=0.4)) for _ in range(2))
+    assert np.bincount(first.test.labels).tolist() == [2, 2]
+    np.testing.assert_array_equal(first.test.images, again.test.images)
+    assert not set(np.asarray(first.test.images).ravel()) & set(np.asarray(first.train.images).ravel())
+
+
+def test_parts_of_two_types_become_numbers_of_one(tmp_path: Path) -> None:
+    arrays = parts(np.arange(8, dtype=np.int64).reshape(4, 2))
+    arrays["x_test"] = arrays["x_test"] + 300
+    found = data.load(path=write_npz(tmp_path / "x.npz", arrays))
+    assert [part.images.dtype for part in (found.train, found.test)] == [np.float32, np.float32]
+    assert np.asarray(found.test.images).ravel().tolist() == [300, 301, 302, 303]
+
+
+def test_idx_files_of_colour_images_and_without_a_test_part(tmp_path: Path) -> None:
+    images = np.arange(90, dtype=np.uint8).reshape(5, 3, 2, 3)
+    write_idx(tmp_path / "train-images-idx4-ubyte", images)
+    write_idx(tmp_path / "train-labels-idx1-ubyte", np.array([3, 1, 3, 1, 1], np.uint8))
+    found = data.load(path=tmp_path, options=Options(test=0.4))
+    assert found.classes == ("1", "3")
+    assert found.train.images.shape == (3, 3, 2, 3)
+    assert isinstance(found.train.images, data.Rows)
+    assert isinstance(found.train.images.base, np.memmap)

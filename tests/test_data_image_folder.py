@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adtrain import data
+from adtrain.data import DataError, DataOptionError, Options, image_folder
+
+Image = pytest.importorskip("PIL.Image")
+
+
+def save(path: Path, value: int = 0, size: tuple[int, int] = (3, 4), colour: bool = False) -> Path:
+    """An image of one value, (height, width); in colour the green is another."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.full((*size, 3) if colour else size, value, np.uint8)
+    if colour:
+        pixels[..., 1] = 255 - value
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three cats and a dog."""
+    for i in range(3):
+        save(tmp_path / "cat" / f"{i}.png", i)
+    save(tmp_path / "dog" / "a.png", 9)
+    return tmp_path
+
+
+def test_classes_are_the_subfolders_in_sorted_order(folder: Path) -> None:
+    (folder / ".git").mkdir()
+    (folder / "cat" / ".DS_Store").touch()
+    (folder / "README").touch()
+    found = image_folder.read(folder, Options())
+    assert found.classes == ("cat", "dog")
+    assert found.train.labels.tolist() == ["cat", "cat", "cat", "dog"]
+    assert found.train.images[:, 0, 0, 0].tolist() == [0, 1, 2, 9]
+    assert found.train.images.shape == (4, 1, 3, 4)
+    assert found.test is None
+
+
+@pytest.mark.parametrize("test", ["test", "val"])
+def test_parts_are_folders_of_classes(folder: Path, tmp_path: Path, test: str) -> None:
+    root = tmp_path / "both"
+    for part in ("train", test):
+        for name in ("cat", "dog"):
+            save(root / part / name / "1.jpg", 200)
+    save(root / test / "eel" / "1.jpg", 7)
+    found = data.load(path=root)
+    assert found.classes == ("cat", "dog", "eel")
+    assert (found.train.labels.tolist(), found.test.labels.tolist()) == ([0, 1], [0, 1, 2])
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    for name in ("bus", "train"):
+        save(tmp_path / name / "1.png")
+    assert image_folder.read(tmp_path, Options()).classes == ("bus", "train")
+
+
+def test_one_image_in_colour_makes_all_so_unless_told(folder: Path) -> None:
+    save(folder / "dog" / "b.png", 9, colour=True)
+    found = image_folder.read(folder, Options()).train.images
+    assert found.shape == (5, 3, 3, 4)
+    assert found[4, :, 0, 0].tolist() == [9, 246, 9]
+    assert image_folder.read(folder, Options(channels=1)).train.images.shape == (5, 1, 3, 4)
+
+
+def test_images_of_several_sizes_need_one(folder: Path) -> None:
+    save(folder / "dog" / "b.png", 9, size=(8, 8))
+    with pytest.raises(DataOptionError, match=r"data.image_size: missing, expected .*b.png is 8 x 8, .*0.png 3 x 4"):
+        image_folder.read(folder, Options())
+    found = image_folder.read(folder, Options(image_size=(5, 6))).train.images
+    assert found.shape == (5, 1, 5, 6)
+    assert found[4].min() == found[4].max() == 9
+
+
+@pytest.mark.parametrize("damage", ["no image", "cut short"])
+def test_a_broken_image_is_named_and_left_out_only_on_demand(
+    folder: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (3, 4, 3), dtype=np.uint8)
+    path = folder / "cat" / "1.png"
+    Image.fromarray(noise).save(path)
+    path.write_bytes(b"no image" if damage == "no image" else path.read_bytes()[:-30])
+    with pytest.raises(DataError, match=rf"^{path}: .*; data.skip_broken: true leaves such images out"):
+        image_folder.read(folder, Options())
+    with caplog.at_level(logging.WARNING):
+        found = data.load(path=folder, options=Options(skip_broken=True, test=0.4))
+    assert sorted([*found.train.labels, *found.test.labels]) == [0, 0, 1]
+    (skipped,) = found.skipped
+    assert skipped.startswith(f"{path}: ")
+    assert caplog.messages == [f"adtrain: left out {skipped}"]
+
+
+def test_links_may_not_lead_out_of_the_folder(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    outside = save(tmp_path_factory.mktemp("outside") / "x.png", 5)
+    (folder / "dog" / "inside.png").symlink_to(folder / "cat" / "1.png")
+    assert len(image_folder.read(folder, Options()).train.labels) == 5
+    for link, target in ((folder / "dog" / "link.png", outside), (folder / "eel", outside.parent)):
+        link.symlink_to(target)
+        with pytest.raises(DataError, match=f"^{link}: found a link that leads out of {folder}"):
+            image_folder.read(folder, Options())
+        link.unlink()
+
+
+def test_what_is_no_class_of_images_is_named(folder: Path) -> None:
+    (folder / "eel").mkdir()
+    with pytest.raises(DataError, match="eel: found an empty folder, expected the images of class 'eel'"):
+        image_folder.read(folder, Options())
+    (folder / "eel" / "sub").mkdir()
+    with pytest.raises(DataError, match="eel/sub: is no file, expected an image of class 'eel'"):
+        image_folder.read(folder, Options())
