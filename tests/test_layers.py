@@ -13,7 +13,7 @@ PACKAGE = Path(adtrain.__file__).parent
 
 # What each part may import besides itself. "adtrain" is the face, adtrain/__init__.py.
 NN_LEVEL = {"core", "ops"}
-CONFIG_LEVEL = NN_LEVEL | {"nn", "optim", "assets", "files"}
+CONFIG_LEVEL = NN_LEVEL | {"nn", "augment", "optim", "assets", "files"}
 TRAINING_LEVEL = CONFIG_LEVEL | {"config", "data", "passes", "adtrain"}
 MAY_IMPORT = {
     "core": set[str](),
@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "documents": {"cache"},
     "files": {"core"},
     "nn": NN_LEVEL,
+    "augment": NN_LEVEL,
     "optim": NN_LEVEL,
     "cases": NN_LEVEL | {"nn"},
     "adtrain": NN_LEVEL | {"nn", "optim", "backends"},

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from program_samples import ON_GPU, bodies, names
+from program_samples import ON_GPU, bodies, everywhere, names
 
 import adtrain as ad
 from adtrain import config, ops, passes
 from adtrain.backends.cuda.codegen.block_forms import FORMS
 from adtrain.core.chip import CHIP
-from adtrain.core.fused import label
+from adtrain.core.fused import FUSED, label
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.passes.fuse_blocks import FORMS as SMALL
@@ -57,6 +57,15 @@ def test_steps_of_convolutional_networks_are_few_launches(name: str, most: int) 
     program = step(name)
     assert len(launches(program)) <= most
     assert [e.primitive.name for e in launches(program)].count("rows") == 1
+
+
+@pytest.mark.parametrize("overrides", [(), ("data.augment=[mixup]",), ("data.augment=[affine: 10, noise, cutout]",)])
+def test_a_body_names_what_it_reads_as_its_equation_does(overrides: tuple[str, ...]) -> None:
+    fused = [e for e in everywhere(step("mlp", *overrides)) if e.primitive in FUSED]
+    assert fused
+    for e in fused:
+        assert e.params["body"].inputs == e.inputs
+        assert e.params["body"].outputs == e.outputs
 
 
 def test_a_device_has_the_passes_for_it() -> None:

@@ -1,4 +1,4 @@
-"""Config to model, loss, optimizer and schedule; shapes are checked and nothing is allocated."""
+"""Config to model, loss, optimizer, schedule and augmentations; shapes are checked and nothing is allocated."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from adtrain import nn, optim
+from adtrain import augment, nn, optim
 from adtrain.config.document import Config
 from adtrain.config.problems import ConfigError, PathParts, Problem, dotted
 from adtrain.config.specs import Add, Concat, Layer, Residual, Spec
@@ -17,9 +17,9 @@ CLASSIFICATION = ("cross_entropy", "nll")
 
 
 def check(cfg: Config) -> list[Problem]:
-    """What keeps the model, optimizer or schedule from being built."""
+    """What keeps the model, optimizer, schedule or augmentations from being built."""
     problems: list[Problem] = []
-    for attempt in (model, optimizer, functools.partial(schedule, steps_per_epoch=1, total_steps=1)):
+    for attempt in (model, optimizer, functools.partial(schedule, steps_per_epoch=1, total_steps=1), augmentations):
         try:
             attempt(cfg)
         except ConfigError as error:
@@ -79,6 +79,18 @@ def schedule(cfg: Config, steps_per_epoch: int, total_steps: int) -> optim.Sched
             options["total_steps"] = max(1, total_steps - warmup_steps)
     made = _made(cfg, ("schedule",), cfg.schedule, optim.SCHEDULES[kind], options)
     return optim.schedules.WarmUp(warmup_steps, made) if warmup_steps else made
+
+
+def augmentations(cfg: Config) -> tuple[augment.Augmentation, ...]:
+    """The changes of a batch, in order. Raises ConfigError for one written twice, or with options that it refuses."""
+    made: list[augment.Augmentation] = []
+    for i, spec in enumerate(cfg.data.augment or ()):
+        path: PathParts = ("data", "augment", i)
+        change = _made(cfg, path, spec, augment.AUGMENTATIONS[spec.kind], spec.options())
+        if any(type(change) is type(other) for other in made):
+            raise _refused(cfg, path, spec.kind, "found it twice, expected each augmentation once")
+        made.append(change)
+    return tuple(made)
 
 
 def _sequential(cfg: Config, layers: list[Layer], path: PathParts) -> nn.Sequential:

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from adtrain.config.problems import ConfigError, PathParts, Problem, dotted
 from adtrain.config.source import Node
-from adtrain.config.specs import SCHEDULES, Layers, Loss, Optimizer, Schedule
+from adtrain.config.specs import SCHEDULES, Augmentation, Layers, Loss, Optimizer, Schedule
 from adtrain.config.values import (
     BestBy,
     Bool,
@@ -60,6 +60,7 @@ class Data(Section):
     batch_size: Size = Field(description="images in a training step")
     validation: Fraction = Field(0.0, description="the part of the training images kept for validation")
     normalize: Bool = Field(True, description="subtract the mean and divide by the standard deviation of each channel")
+    augment: list[Augmentation] | None = Field(None, description="random changes of each training batch, in this order")
 
     @model_validator(mode="after")
     def _one_source(self) -> Data:

@@ -76,4 +76,6 @@ def _words(holder: type[BaseModel], name: str) -> str:
 
 
 def _family(path: PathParts) -> str:
+    if "augment" in path:
+        return "augmentation"
     return next((str(part) for part in path if part in FAMILIES), "layer")

@@ -1,4 +1,4 @@
-"""Layers, losses, optimizers and schedules as a config writes them: a name, with options.
+"""Layers, losses, optimizers, schedules and augmentations as a config writes them: a name, with options.
 
     relu                              the name alone
     linear: 128                       a value: the first option
@@ -27,12 +27,12 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from adtrain import nn, optim
+from adtrain import augment, nn, optim
 from adtrain.config.values import OPTIONS, Count, WarmUp
 
 
 class Spec(BaseModel):
-    """One layer, loss, optimizer or schedule: its name is `kind`, its options are the fields."""
+    """One layer, loss, optimizer, schedule or augmentation: its name is `kind`, its options are the fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
     kind: ClassVar[str]
@@ -157,8 +157,15 @@ SCHEDULES: dict[str, type[Spec]] = {
     kind: derive(kind, schedule, leave_out=("total_steps",), **WARM_UP) for kind, schedule in optim.SCHEDULES.items()
 }
 """Schedules count in epochs here: step_size and milestones are epochs, gamma is per epoch for exponential."""
+AUGMENTATIONS: dict[str, type[Spec]] = {kind: derive(kind, change) for kind, change in augment.AUGMENTATIONS.items()}
 
-FAMILIES = {"layer": LAYERS, "loss": LOSSES, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}
+FAMILIES = {
+    "layer": LAYERS,
+    "loss": LOSSES,
+    "optimizer": OPTIMIZERS,
+    "schedule": SCHEDULES,
+    "augmentation": AUGMENTATIONS,
+}
 BY_KIND: dict[str, type[Spec]] = {kind: spec for family in FAMILIES.values() for kind, spec in family.items()}
 
 if TYPE_CHECKING:
@@ -166,10 +173,12 @@ if TYPE_CHECKING:
     Loss: TypeAlias = Spec
     Optimizer: TypeAlias = Spec
     Schedule: TypeAlias = Spec
+    Augmentation: TypeAlias = Spec
 else:
     Layer = _one_of(LAYERS)
     Loss = _one_of(LOSSES)
     Optimizer = _one_of(OPTIMIZERS)
     Schedule = _one_of(SCHEDULES)
+    Augmentation = _one_of(AUGMENTATIONS)
 Layers = Annotated[list[Layer], Field(min_length=1)]
 Branches = Annotated[list[Layers], Field(min_length=1)]

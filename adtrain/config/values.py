@@ -68,6 +68,7 @@ Positive = Annotated[_Number, Field(gt=0), Expected("a finite number above 0")]
 NonNegative = Annotated[_Number, Field(ge=0), Expected("a finite number of at least 0")]
 AtLeastOne = Annotated[_Number, Field(ge=1), Expected("a finite number of at least 1")]
 Fraction = Annotated[_Fraction, Expected("a number in [0, 1)")]
+Probability = Annotated[_Number, Field(ge=0, le=1), Expected("a number in [0, 1]")]
 Fractions = Annotated[tuple[_Fraction, _Fraction], Expected("a list of two numbers in [0, 1)")]
 Epochs = Annotated[_Epochs, Expected("a number above 0 and below 2^31")]
 EpochList = Annotated[tuple[_Epochs, ...], Field(min_length=1), Expected("a list of numbers above 0 and below 2^31")]
@@ -89,6 +90,7 @@ OPTIONS: dict[str, Any] = {
     "betas": Fractions,
     "bias": Bool,
     "delta": Positive,
+    "deviation": NonNegative,
     "dilation": SizePair,
     "dim": Axis,
     "div_factor": AtLeastOne,
@@ -120,12 +122,19 @@ OPTIONS: dict[str, Any] = {
     "p": Fraction,
     "padding": CountPair,
     "pct_start": Fraction,
+    "probability": Probability,
+    "rotation": NonNegative,
+    "scale": Fraction,
     "shape": OpenShape,
+    "shift": Fraction,
+    "size": Size,
     "step_size": Epochs,
     "stride": SizePair,
     "weight_decay": NonNegative,
     "weight_init": one_of(nn.WeightInit),
     "conv2d.padding": Padding,
+    "crop.padding": Count,
+    "mixup.alpha": Positive,
     "rmsprop.alpha": Fraction,
 }
-"""The values of each option of a layer, loss, optimizer or schedule, by its name; `kind.name` where a kind differs."""
+"""The values of each option of a layer, loss, optimizer, schedule or augmentation; `kind.name` where a kind differs."""

@@ -58,19 +58,19 @@ def _own_reshapes(program: Program) -> tuple[Program, set[Variable]]:
                 copies[v] = Variable(v.type, v.device)
                 equations.append(replace(view, outputs=(copies[v],)))
         own.update(copies.values())
-        equations.append(_reading(e, copies) if copies else e)
+        equations.append(reading(e, copies) if copies else e)
         needed.update(equations[-1].inputs)
     kept = tuple(e for e in equations if e.primitive.name != "reshape" or not needed.isdisjoint(e.outputs))
     return replace(program, equations=kept), own
 
 
-def _reading(equation: Equation, names: dict[Variable, Variable]) -> Equation:
+def reading(equation: Equation, names: dict[Variable, Variable]) -> Equation:
     """`equation` with other variables among its inputs; a body names them as the equation does."""
     params = dict(equation.params)
     if equation.primitive in FUSED:
         body: Program = params["body"]
         inputs = tuple(names.get(v, v) for v in body.inputs)
-        params["body"] = replace(body, inputs=inputs, equations=tuple(_reading(e, names) for e in body.equations))
+        params["body"] = replace(body, inputs=inputs, equations=tuple(reading(e, names) for e in body.equations))
     return replace(equation, inputs=tuple(names.get(v, v) for v in equation.inputs), params=params)
 
 

@@ -17,7 +17,7 @@ from adtrain.training.memory import StepMemory, step_memory
 
 PHASES = ("forward", "backward", "update")
 # Parts of the step that are no layers and come before the first one; all others come after the last.
-BEFORE = ("random", "input")
+BEFORE = ("random", "input", "augment")
 
 Work: TypeAlias = Iterable[tuple[Equation, Cost]]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from adtrain import config, optim
+from adtrain.augment import Augmentation
 from adtrain.config import Config
 from adtrain.core import tree
 from adtrain.core.array import Array, Shape, Value, array
@@ -62,6 +63,7 @@ class Experiment:
     schedule: optim.Schedule
     steps_per_epoch: int
     total_steps: int
+    augmentations: Sequence[Augmentation] = ()
     mode: Mode = Mode.FUSED
 
     @property
@@ -158,7 +160,8 @@ class Experiment:
     def plain_step(self) -> TrainStep:
         """The step, operation by operation; it leaves the state that it is given as it was."""
         training = self.config.training
-        return train_step(self.network, self.optimizer, self.schedule, training.clip_norm, training.clip_value)
+        clip = training.clip_norm, training.clip_value
+        return train_step(self.network, self.optimizer, self.schedule, *clip, self.augmentations)
 
 
 class _Placeholder(Value):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from adtrain import config, nn, ops
+from adtrain.augment import Mixed
 from adtrain.config import Config
 from adtrain.config.build import CLASSIFICATION
 from adtrain.core.array import Value
@@ -37,11 +38,15 @@ class Network:
     one_hot: bool
     probabilities: Callable[[Value], Value]
 
+    @property
+    def unit(self) -> np.ndarray:
+        """What one unit of the model's input is in those of the images, for each channel: (C, 1, 1)."""
+        return self.scale * _by_channel(self.std)
+
     def inputs(self, images: Value) -> Value:
         """Images (N, C, H, W) to normalised numbers (N, *input_shape)."""
         with scope("input"):
-            std, mean = (np.array(x).reshape(-1, 1, 1) for x in (self.std, self.mean))
-            scale, shift = 1 / (self.scale * std), -mean / std
+            scale, shift = 1 / self.unit, -_by_channel(self.mean) / _by_channel(self.std)
             pixels = ops.astype(images, self.dtype)
             normalized = pixels * scale.astype(self.dtype) + shift.astype(self.dtype)
             return ops.reshape(normalized, (images.shape[0], *self.input_shape))
@@ -51,11 +56,26 @@ class Network:
         with ops.matmul_precision(self.products):
             return self.model(params, statistics, self.inputs(images), mode)
 
-    def loss_of(self, outputs: Value, labels: Value) -> Value:
-        """The mean loss, shape (), of outputs (N, classes) and labels (N,)."""
+    def loss_of(self, outputs: Value, labels: Value, mixed: Mixed | None = None) -> Value:
+        """The mean loss, shape (), of outputs (N, classes) and labels (N,), and of those of what was mixed in.
+
+        Losses of classes are weighted by the shares; losses of real numbers get rows that hold the shares.
+        """
         with scope("loss"):
-            targets = ops.one_hot(labels, outputs.shape[1], self.dtype) if self.one_hot else labels
-            return self.loss(outputs, targets)
+            targets = self._targets(outputs, labels)
+            if mixed is None:
+                return self.loss(outputs, targets)
+            others, share = self._targets(outputs, mixed.labels), mixed.share
+            if self.one_hot:
+                return self.loss(outputs, targets * share + others * (1.0 - share))
+            return self.loss(outputs, targets) * share + self.loss(outputs, others) * (1.0 - share)
+
+    def _targets(self, outputs: Value, labels: Value) -> Value:
+        return ops.one_hot(labels, outputs.shape[1], self.dtype) if self.one_hot else labels
+
+
+def _by_channel(numbers: tuple[float, ...]) -> np.ndarray:
+    return np.array(numbers).reshape(-1, 1, 1)
 
 
 def correct(outputs: Value, labels: Value) -> Value:

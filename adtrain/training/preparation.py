@@ -12,6 +12,7 @@ from adtrain import config, data, nn
 from adtrain.config import Config
 from adtrain.config.document import Data
 from adtrain.config.problems import found, known
+from adtrain.core.errors import ShapeError
 from adtrain.core.precision import PRECISIONS
 from adtrain.data import DataOptionError, DataSet, Options, Split
 from adtrain.training import network
@@ -30,7 +31,7 @@ def prepare(cfg: Config, mode: Mode = Mode.FUSED) -> Experiment:
     """Build the model, read the data, and check that they fit together.
 
     Raises:
-        ConfigError: the model's layers do not fit together, or do not fit the data; or an option does not suit these.
+        ConfigError: the model's layers do not fit together, or layers, augmentations or an option do not fit the data.
         DataError: the data are missing or damaged.
     """
     cfg = _with_absolute_paths(cfg)
@@ -40,7 +41,9 @@ def prepare(cfg: Config, mode: Mode = Mode.FUSED) -> Experiment:
     except DataOptionError as error:
         raise cfg.refused(("data", error.option), error.reason) from error
     train, validation = data.split_validation(images.train, cfg.data.validation, cfg.training.seed)
-    return _experiment(cfg, replace(images, train=train), validation, mode)
+    experiment = _experiment(cfg, replace(images, train=train), validation, mode)
+    _check_augmentations(experiment)
+    return experiment
 
 
 def data_options(section: Data) -> Options:
@@ -53,7 +56,7 @@ def outline(cfg: Config) -> Experiment:
 
     A data set of the catalogue has its true numbers and shape of images. Files count as one batch of images of the
     model's input, with a class for each of the model's outputs.
-    Raises ConfigError as `prepare` does.
+    Raises ConfigError as `prepare` does, but not for augmentations that do not fit the images: their shape is a guess.
     """
     _check_name(cfg)
     if cfg.data.dataset is not None:
@@ -100,6 +103,7 @@ def _experiment(cfg: Config, images: DataSet, validation: Split | None, mode: Mo
         schedule=config.build.schedule(cfg, steps_per_epoch, total_steps),
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
+        augmentations=config.build.augmentations(cfg),
         mode=mode,
     )
 
@@ -136,6 +140,14 @@ def _check_fit(cfg: Config, net: Network, images: DataSet) -> None:
         raise cfg.refused(last_layer, f"found {outputs[0]} outputs, expected at least {classes}: {labels}")
     if not any(row.parameters for row in nn.describe(net.model, net.input_shape)):
         raise cfg.refused(("model", "layers"), "found no parameters, expected a layer that has some to train")
+
+
+def _check_augmentations(experiment: Experiment) -> None:
+    for i, change in enumerate(experiment.augmentations):
+        try:
+            change.check((experiment.full_batch, *experiment.image_shape))
+        except ShapeError as error:
+            raise experiment.config.refused(("data", "augment", i), str(error)) from None
 
 
 def _check_last_batch(cfg: Config, net: Network, count: int) -> None:

@@ -5,12 +5,13 @@ Both take a whole data set and the indices of a batch, so that gathering and nor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from adtrain import nn, ops, optim
+from adtrain.augment import Augmentation, Batch
 from adtrain.core import tree
 from adtrain.core.array import Value, array
 from adtrain.core.autodiff import value_and_grad
@@ -82,18 +83,25 @@ def train_step(
     schedule: optim.Schedule,
     clip_norm: float | None = None,
     clip_value: float | None = None,
+    augmentations: Sequence[Augmentation] = (),
 ) -> TrainStep:
-    """One step of gradient descent as a function; gradients are clipped by value first, then by norm."""
+    """One step of gradient descent as a function, on batches that the augmentations have changed, one after the other.
+
+    Gradients are clipped by value first, then by norm.
+    """
 
     def step(
         state: TrainState, seed: Value, images: Value, labels: Value, indices: Value
     ) -> tuple[TrainState, StepMetrics]:
-        mode = nn.Mode(training=True, rng=random_state(seed, state.step))
-        batch, targets = gathered(images, labels, indices)
+        rng = random_state(seed, state.step)
+        mode = nn.Mode(training=True, rng=rng)
+        batch = Batch(*gathered(images, labels, indices), network.unit)
+        if augmentations:
+            batch = augmented(batch, augmentations, rng, network.dtype)
 
         def loss_of(params: nn.Params) -> tuple[Value, tuple[Value, nn.State]]:
-            outputs, statistics = network.outputs(params, state.statistics, batch, mode)
-            return network.loss_of(outputs, targets), (outputs, statistics)
+            outputs, statistics = network.outputs(params, state.statistics, batch.images, mode)
+            return network.loss_of(outputs, batch.labels, batch.mixed), (outputs, statistics)
 
         (loss, (outputs, statistics)), grads = value_and_grad(loss_of, has_aux=True)(state.params)
         with phase("update"), scope("optimizer"):
@@ -103,7 +111,7 @@ def train_step(
                 grads, _ = optim.clip_by_norm(grads, clip_norm)
             lr = schedule(state.step) * optimizer.lr
             params, averages = optimizer.update(grads, state.optimizer, state.params, lr)
-        return TrainState(params, statistics, averages), StepMetrics(loss, correct(outputs, targets), lr)
+        return TrainState(params, statistics, averages), StepMetrics(loss, correct(outputs, batch.labels), lr)
 
     return step
 
@@ -169,6 +177,15 @@ def gathered(images: Value, labels: Value, indices: Value) -> tuple[Value, Value
     with scope("input"):
         # Rows by index are what an embedding is; `take` would first look for indices that count from the end.
         return ops.embedding(indices, images), ops.embedding(indices, labels)
+
+
+def augmented(batch: Batch, augmentations: Sequence[Augmentation], rng: Value, dtype: np.dtype[Any]) -> Batch:
+    """The batch after each of the augmentations in turn, its images as numbers of `dtype`."""
+    with scope("augment"):
+        batch = batch._replace(images=ops.astype(batch.images, dtype))
+        for change in augmentations:
+            batch = change(batch, rng)
+        return batch
 
 
 def copied(state: TrainState) -> TrainState:

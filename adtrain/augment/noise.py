@@ -1,0 +1,69 @@
+"""Changes of what pixels hold: noise, and squares cut out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from adtrain import ops
+from adtrain.augment.augmentation import Augmentation, Batch
+from adtrain.augment.normal import normal
+from adtrain.augment.sampling import grid
+from adtrain.core import options
+from adtrain.core.array import Shape, Value
+from adtrain.core.errors import ShapeError
+
+
+@dataclass(frozen=True)
+class Noise(Augmentation):
+    """Gaussian noise on every number, of so many units of the model's input.
+
+    With `data.normalize` such a unit is the standard deviation of the channel.
+    """
+
+    for_images_only = False
+    deviation: float = 0.05
+
+    def __post_init__(self) -> None:
+        self.check_number("deviation")
+
+    def __call__(self, batch: Batch, rng: Value) -> Batch:
+        deviation = (self.deviation * batch.unit).astype(batch.images.dtype)
+        drawn = normal(self.uniform(rng, "normal", batch.images.shape, batch.images))
+        return batch._replace(images=batch.images + drawn * deviation)
+
+
+@dataclass(frozen=True)
+class Cutout(Augmentation):
+    """One black square in each image, `size` pixels wide, around a random pixel: it may lie partly outside.
+
+    T. DeVries and G. Taylor, "Improved regularization of convolutional neural networks with cutout", 2017.
+    """
+
+    size: int = 8
+
+    def __post_init__(self) -> None:
+        options.check_integer(self.kind(), "size", self.size, 1)
+
+    def check(self, shape: Shape) -> None:
+        super().check(shape)
+        if self.size > min(shape[2:]):
+            raise ShapeError(f"cutout: size {self.size} is larger than an image of {'x'.join(map(str, shape[2:]))}")
+
+    def middles(self, rng: Value, images: Value) -> tuple[Value, Value]:
+        """Row and column of the middle of each square, (N, 1, 1): in a pixel or, for an even size, in front of it."""
+
+        def middle(name: str, length: int) -> Value:
+            place = self.uniform(rng, name, (images.shape[0], 1, 1), images) * length
+            return ops.astype(ops.astype(place, np.int32), images.dtype) - (0.5 if self.size % 2 == 0 else 0.0)
+
+        return middle("row", images.shape[2]), middle("column", images.shape[3])
+
+    def __call__(self, batch: Batch, rng: Value) -> Batch:
+        images = batch.images
+        rows, columns = grid(images, images.dtype)
+        row, column = self.middles(rng, images)
+        distance = ops.maximum(ops.abs(rows - row), ops.abs(columns - column))
+        cut = ops.expand_dims(ops.less(distance, self.size / 2), 1)
+        return batch._replace(images=ops.where(cut, 0.0, images))

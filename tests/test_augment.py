@@ -1,0 +1,249 @@
+"""Augmentations against plain loops over the numbers that they draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, floor
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from compiled_parity import TOLERANCE, both
+from hypothesis import given
+from hypothesis import strategies as st
+
+import adtrain as ad
+from adtrain import ops
+from adtrain.augment import AUGMENTATIONS, Affine, Augmentation, Batch, Crop, Cutout, Flip, Mixup, Noise
+from adtrain.augment.geometry import Motion, moved
+from adtrain.augment.mixup import larger_shares
+from adtrain.augment.normal import normal
+from adtrain.core.array import Value
+from adtrain.core.staging import stage
+from adtrain.passes import ALL
+
+EVERY = (Crop(2), Flip(), Affine(20.0, 0.2, 0.3), Noise(0.5), Cutout(3), Mixup(0.4))
+RNG = ops.rng_state(3, 5)
+UNIT = np.array([2.0, 0.5]).reshape(-1, 1, 1)
+
+shapes = st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(2, 9), st.integers(2, 9))
+
+
+def images_of(shape: Sequence[int], dtype: str = "float64") -> np.ndarray:
+    """Positive numbers, none of them twice."""
+    return np.random.default_rng(0).permutation(np.arange(1, np.prod(shape) + 1)).reshape(shape).astype(dtype)
+
+
+def batch_of(images: np.ndarray) -> Batch:
+    return Batch(ad.array(images), ad.array(np.arange(len(images))), np.resize(UNIT, (images.shape[1], 1, 1)))
+
+
+def changed(change: Augmentation, images: np.ndarray, rng: Value = RNG) -> np.ndarray:
+    return change(batch_of(images), rng).images.numpy()
+
+
+def pixel(image: np.ndarray, row: int, column: int) -> np.ndarray:
+    """Of an image (C, H, W), for all channels; black outside."""
+    inside = 0 <= row < image.shape[1] and 0 <= column < image.shape[2]
+    return image[:, row, column] if inside else np.zeros(len(image))
+
+
+@given(shapes, st.integers(0, 4), st.integers(0, 10))
+def test_a_crop_is_a_window_of_the_padded_image(shape: tuple[int, ...], padding: int, step: int) -> None:
+    images, rng, crop = images_of(shape), ops.rng_state(1, step), Crop(padding)
+    padded = np.pad(images, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
+    corners = [c.numpy().ravel() for c in crop.corners(rng, ad.array(images))]
+    found = changed(crop, images, rng)
+    for n, (row, column) in enumerate(zip(*corners, strict=True)):
+        assert 0 <= min(row, column) <= max(row, column) <= 2 * padding
+        np.testing.assert_array_equal(found[n], padded[n, :, row : row + shape[2], column : column + shape[3]])
+
+
+@given(shapes, st.floats(0, 1), st.integers(0, 10))
+def test_a_flip_exchanges_left_and_right_of_the_chosen_images(
+    shape: tuple[int, ...], probability: float, step: int
+) -> None:
+    images, rng, flip = images_of(shape), ops.rng_state(1, step), Flip(probability)
+    chosen = flip.chosen(rng, ad.array(images)).numpy().reshape(-1, 1, 1, 1)
+    np.testing.assert_array_equal(changed(flip, images, rng), np.where(chosen, images[..., ::-1], images))
+
+
+def test_every_crop_and_both_sides_are_drawn_as_often() -> None:
+    images = ad.array(np.zeros((9000, 1, 2, 2)))
+    row, column = (c.numpy().ravel() for c in Crop(1).corners(RNG, images))
+    counts = np.bincount(row * 3 + column, minlength=9)
+    assert ((counts - 1000) ** 2 / 1000).sum() < 26.1  # 99.9% quantile of chi square for 8 degrees of freedom
+    assert Flip(0.25).chosen(RNG, images).numpy().mean() == pytest.approx(0.25, abs=0.02)
+
+
+def motion_of(*numbers: float | np.ndarray, count: int = 1) -> Motion:
+    return Motion(*(ad.array(np.broadcast_to(np.float64(x), (count,)).reshape(-1, 1, 1)) for x in numbers))
+
+
+@given(shapes, st.floats(0, 360), st.floats(0, 0.99), st.floats(0.01, 0.99), st.integers(0, 10))
+def test_an_affine_change_asks_each_pixel_where_it_comes_from(
+    shape: tuple[int, ...], rotation: float, shift: float, scale: float, step: int
+) -> None:
+    images, rng, affine = images_of(shape), ops.rng_state(1, step), Affine(rotation, shift, scale)
+    motion = [m.numpy().ravel() for m in affine.motion(rng, ad.array(images))]
+    expected = np.zeros(shape)
+    middle = (np.array(shape[2:]) - 1) / 2
+    for n, (angle, factor, down, right) in enumerate(zip(*motion, strict=True)):
+        assert abs(angle) <= np.radians(rotation)
+        assert abs(factor - 1) <= scale
+        assert abs(down) <= shift * shape[2]
+        assert abs(right) <= shift * shape[3]
+        turn_back = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+        for i, j in np.ndindex(shape[2:]):
+            row, column = turn_back @ (np.array([i - down, j - right]) - middle) / factor + middle
+            for r in (floor(row), floor(row) + 1):
+                for c in (floor(column), floor(column) + 1):
+                    weight = max(0, 1 - abs(row - r)) * max(0, 1 - abs(column - c))
+                    expected[n, :, i, j] += weight * pixel(images[n], r, c)
+    np.testing.assert_allclose(changed(affine, images, rng), expected, rtol=0, atol=1e-9 * images.max())
+
+
+@given(shapes, st.integers(-10, 10), st.integers(-10, 10))
+def test_moving_by_whole_pixels_changes_no_bit_of_them(shape: tuple[int, ...], down: int, right: int) -> None:
+    images = images_of(shape, "float32")
+    motion = motion_of(0.0, 1.0, down, right, count=shape[0])
+    found = moved(ad.array(images), Motion(*(m.astype(np.float32) for m in motion))).numpy()
+    expected = np.zeros_like(images)
+    for i, j in np.ndindex(shape[2:]):
+        for n in range(shape[0]):
+            expected[n, :, i, j] = pixel(images[n], i - down, j - right)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_quarter_turn_is_against_the_clock() -> None:
+    images = images_of((1, 2, 5, 5))
+    found = moved(ad.array(images), motion_of(np.pi / 2, 1.0, 0.0, 0.0)).numpy()
+    np.testing.assert_allclose(found, np.rot90(images, axes=(2, 3)), atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "change", [Crop(0), Flip(0.0), Noise(0.0), Affine(rotation=1e-300)], ids=lambda change: change.kind()
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_change_of_size_zero_changes_no_bit(change: Augmentation, dtype: str) -> None:
+    images = images_of((4, 2, 5, 6), dtype)
+    np.testing.assert_array_equal(changed(change, images), images)
+
+
+def test_two_flips_are_none() -> None:
+    images = images_of((4, 2, 5, 6))
+    np.testing.assert_array_equal(changed(Flip(1.0), changed(Flip(1.0), images)), images)
+
+
+@given(st.integers(0, 2**24 - 1))
+def test_a_normal_number_has_its_probability(number: int) -> None:
+    uniform = number * 2.0**-24
+    expected = NormalDist().inv_cdf(uniform + 2.0**-25)
+    for dtype, tolerance in (("float64", 2e-7), ("float32", 2e-6)):
+        found = float(normal(ad.array(np.array(uniform, dtype))))
+        assert found == pytest.approx(expected, rel=tolerance)
+
+
+def test_noise_counts_in_units_of_each_channel() -> None:
+    images = np.zeros((3, 2, 40, 50), np.float32)
+    noise = Noise(0.25)(batch_of(images), RNG).images.numpy()
+    drawn = normal(Noise().uniform(RNG, "normal", images.shape, ad.array(images))).numpy()
+    np.testing.assert_allclose(noise, 0.25 * UNIT * drawn, rtol=1e-6)
+    scaled = noise / (0.25 * UNIT)
+    np.testing.assert_allclose(scaled.mean(axis=(0, 2, 3)), 0, atol=4 / 6000**0.5)
+    np.testing.assert_allclose(scaled.std(axis=(0, 2, 3)), 1, atol=3 / 6000**0.5)
+
+
+@given(shapes, st.integers(1, 9), st.integers(0, 10))
+def test_a_cutout_is_a_black_square_around_a_pixel(shape: tuple[int, ...], size: int, step: int) -> None:
+    images, rng, cutout = images_of(shape), ops.rng_state(1, step), Cutout(size)
+    middles = [m.numpy().ravel() for m in cutout.middles(rng, ad.array(images))]
+    expected = images.copy()
+    for n, (row, column) in enumerate(zip(*middles, strict=True)):
+        assert 0 <= ceil(row) < shape[2]
+        assert 0 <= ceil(column) < shape[3]
+        (top, left) = (ceil(middle) - size // 2 for middle in (row, column))
+        expected[n, :, max(top, 0) : max(top + size, 0), max(left, 0) : max(left + size, 0)] = 0
+    np.testing.assert_array_equal(changed(cutout, images, rng), expected)
+
+
+@given(shapes, st.floats(0.01, 10), st.integers(0, 10))
+def test_mixup_mixes_each_image_with_the_next(shape: tuple[int, ...], alpha: float, step: int) -> None:
+    images, rng, mixup = images_of(shape), ops.rng_state(1, step), Mixup(alpha)
+    found = mixup(batch_of(images), rng)
+    assert found.mixed is not None
+    share = float(found.mixed.share)
+    assert 0.5 <= share <= 1
+    np.testing.assert_allclose(
+        found.images.numpy(), share * images + (1 - share) * np.roll(images, -1, axis=0), rtol=1e-12
+    )
+    np.testing.assert_array_equal(found.labels.numpy(), np.arange(shape[0]))
+    np.testing.assert_array_equal(found.mixed.labels.numpy(), np.roll(np.arange(shape[0]), -1))
+    uniform = float(mixup.uniform(rng, "share", (), ad.array(images)))
+    table = larger_shares(alpha)
+    assert share == pytest.approx(np.interp(uniform * (len(table) - 1), np.arange(len(table)), table), rel=1e-12)
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.2, 1.0, 4.0, 300.0])
+def test_the_share_has_the_distribution_beta(alpha: float) -> None:
+    count = 20_000
+    table = larger_shares(alpha)
+    drawn = np.interp(np.random.default_rng(0).random(count) * (len(table) - 1), np.arange(len(table)), table)
+    wanted = np.random.default_rng(1).beta(alpha, alpha, count)
+    samples = np.sort(drawn), np.sort(np.maximum(wanted, 1 - wanted))
+    places = np.concatenate(samples)
+    below = [np.searchsorted(sample, places, side="right") / count for sample in samples]
+    assert np.abs(below[0] - below[1]).max() < 1.95 * (2 / count) ** 0.5  # Kolmogorov and Smirnov, 99.9%
+
+    fine = np.interp(np.linspace(0, len(table) - 1, 1 << 20), np.arange(len(table)), table)
+    assert 4 * ((fine - 0.5) ** 2).mean() == pytest.approx(1 / (2 * alpha + 1), rel=2e-3)  # the variance of b
+
+
+@pytest.mark.parametrize("change", EVERY, ids=lambda change: change.kind())
+def test_what_is_drawn_depends_on_seed_and_step_alone(change: Augmentation) -> None:
+    images = images_of((16, 2, 8, 7), "float32")
+
+    def drawn(seed: int, step: int) -> bytes:
+        return changed(change, images, ops.rng_state(seed, step)).tobytes()
+
+    assert drawn(1, 2) == drawn(1, 2)
+    assert len({drawn(1, 2), drawn(1, 3), drawn(2, 2)}) == 3
+
+
+def together(batch: Batch, rng: Value) -> tuple[Value, ...]:
+    for change in EVERY:
+        batch = change(batch, rng)
+    assert batch.mixed is not None
+    return batch.images, batch.labels, *batch.mixed
+
+
+def test_staged_augmentations_have_the_bits_of_eager_ones() -> None:
+    def f(images: Value, labels: Value, rng: Value) -> tuple[Value, ...]:
+        return together(Batch(images, labels, UNIT), rng)
+
+    images, labels, *_ = batch_of(images_of((9, 2, 8, 7), "float32"))
+    staged = stage(f, ALL)
+    for step in range(3):
+        rng = ops.rng_state(0, step)
+        for found, expected in zip(staged(images, labels, rng), f(images, labels, rng), strict=True):
+            np.testing.assert_array_equal(found.numpy(), expected.numpy())
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_compiled_augmentations_agree_with_eager_ones(dtype: str) -> None:
+    images, labels = images_of((9, 2, 8, 7), dtype), np.arange(9)
+    functions = {
+        change.kind(): (
+            lambda images, labels, rng, change=change: change(Batch(images, labels, UNIT), rng).images,
+            (images / images.max(), labels, RNG),
+        )
+        for change in EVERY
+    }
+    for kind, found in both(functions).items():
+        assert not isinstance(found, Exception), kind
+        found.check(0 if kind in ("crop", "flip", "cutout") else TOLERANCE[dtype])
+
+
+def test_every_augmentation_is_tested() -> None:
+    assert [change.kind() for change in EVERY] == list(AUGMENTATIONS)

@@ -1,0 +1,47 @@
+"""Augmentations on the GPU draw the same numbers as on the CPU, and make the same images of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu_parity import TOLERANCE, check, gpu, poisoned
+from test_augment import EVERY, UNIT, images_of
+
+import adtrain as ad
+from adtrain import ops
+from adtrain.augment import Augmentation, Batch
+from adtrain.core import tree
+from adtrain.core.staging import stage
+from adtrain.passes import ALL
+
+__all__ = ["gpu", "poisoned"]
+
+pytestmark = pytest.mark.gpu
+
+
+def results(changes: Sequence[Augmentation], dtype: str, device: str) -> list[np.ndarray]:
+    """Images, and what was mixed into them, after three steps; on the GPU fused, on the CPU eager."""
+
+    def f(images: Any, labels: Any, rng: Any) -> tuple[Any, Any]:
+        batch = Batch(images, labels, UNIT)
+        for change in changes:
+            batch = change(batch, rng)
+        return batch.images, batch.mixed or ()
+
+    images = images_of((130, 2, 9, 11), dtype)
+    run: Any = f if device == "cpu" else stage(f, ALL)
+    given = [ad.array(x, device=device) for x in (images / images.max(), np.arange(len(images)))]
+    found = [run(*given, ops.rng_state(7, step).to(device)) for step in range(3)]
+    return [x.numpy() for x in tree.leaves(found)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("changes", [*((change,) for change in EVERY), EVERY], ids=[*(c.kind() for c in EVERY), "all"])
+def test_an_augmentation_makes_the_images_that_it_makes_on_the_cpu(changes: Sequence[Augmentation], dtype: str) -> None:
+    found = results(changes, dtype, "gpu")
+    check(found, results(changes, dtype, "cpu"), 10 * TOLERANCE[dtype])
+    for x, y in zip(found, results(changes, dtype, "gpu"), strict=True):
+        assert x.tobytes() == y.tobytes()
