@@ -35,7 +35,8 @@ MAY_IMPORT = {
     "training": TRAINING_LEVEL,
     "measure": TRAINING_LEVEL | {"cases", "cache", "documents"},
     "graph": TRAINING_LEVEL | {"training"},
-    "cli": TRAINING_LEVEL | {"cases", "training", "measure", "graph", "backends"},
+    "export": TRAINING_LEVEL | {"training"},
+    "cli": TRAINING_LEVEL | {"cases", "training", "measure", "graph", "export", "backends"},
 }
 # Third-party packages that only one part may import: the part, as a path within the package.
 ONLY_IN = {
@@ -44,6 +45,8 @@ ONLY_IN = {
     "click": "cli",
     "tqdm": "cli",
     "PIL": "data",
+    "onnx": "export",
+    "onnxruntime": "export",
     "pydantic": "config",
 }
 

@@ -51,13 +51,14 @@ def modules_after(statement: str) -> set[str]:
 
 def test_what_is_imported_is_what_is_declared() -> None:
     extras = PROJECT["optional-dependencies"]
-    base, optional = import_names(PROJECT["dependencies"]), import_names(extras["gpu"] + extras["report"])
+    base = import_names(PROJECT["dependencies"])
+    optional = import_names(extras["gpu"] + extras["report"] + extras["export"])
     assert third_party_imports() - optional == base
 
 
 def test_importing_the_package_loads_no_optional_library() -> None:
     loaded = {name.split(".")[0] for name in modules_after("import adtrain")}
-    assert not loaded & {"pycuda", "cuda", "torch", "matplotlib", "PIL", "click", "tqdm", "pydantic", "yaml"}
+    assert not loaded & {"pycuda", "cuda", "torch", "matplotlib", "PIL", "click", "tqdm", "pydantic", "yaml", "onnx"}
 
 
 def test_help_loads_no_commands_module() -> None:

@@ -92,7 +92,9 @@ class Training(Section):
 
     epochs: Size = Field(description="passes over the training images")
     steps: Size | None = Field(None, description="a bound on training steps, reached before the epochs are over")
-    seed: Seed = Field(0, description="the seed of initial weights, order of images, dropout and validation split")
+    seed: Seed = Field(
+        0, description="the seed of initial weights, order of images, dropout, augmentation and validation split"
+    )
     precision: Precision = Field(
         "float32",
         description="float32 or float64, the type of all numbers; or, on a GPU, float32 numbers whose matrix products "

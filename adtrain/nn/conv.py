@@ -43,7 +43,7 @@ class Conv2d(WeightLayer):
     def output_shape(self, shape: Shape) -> Shape:
         _check_channels(self, shape)
         kernel = _dilated(self)
-        low, extra = self._padding()
+        low, extra = self.paddings()
         padded = tuple(n + 2 * p + e for n, p, e in zip(shape[1:], low, extra, strict=True))
         if any(k > n for k, n in zip(kernel, padded, strict=True)):
             dilated = f" (dilated {by(kernel)})" if kernel != pair(self.kernel_size) else ""
@@ -60,7 +60,7 @@ class Conv2d(WeightLayer):
         return shapes
 
     def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
-        padding, extra = self._padding()
+        padding, extra = self.paddings()
         if any(extra):
             x = ops.pad(x, ((0, 0), (0, 0), (0, extra[0]), (0, extra[1])))
         y = ops.conv2d(
@@ -74,7 +74,7 @@ class Conv2d(WeightLayer):
         )
         return y, state
 
-    def _padding(self) -> tuple[tuple[int, int], tuple[int, int]]:
+    def paddings(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Padding of both ends, and what the far ends get beyond it."""
         if self.padding != "same":
             return pair(self.padding), (0, 0)

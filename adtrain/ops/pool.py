@@ -284,17 +284,21 @@ def adaptive_avg_pool2d(x: ArrayLike, output_size: IntPair) -> Value:
         raise ShapeError(f"adaptive_avg_pool2d: found output size {(rows, columns)}, expected at least 1")
     if rows == columns == 1:
         return mean(value, (2, 3), keepdims=True)
-    left, right = _averages(value.shape[2], rows, value), _averages(value.shape[3], columns, value)
+    left, right = (
+        array(averages(length, count).astype(value.dtype), device=value.device)
+        for length, count in zip(value.shape[2:], (rows, columns), strict=True)
+    )
     with matmul_precision(FULL):  # as all other means are
         return matmul(left, matmul(value, right, transpose_b=True))
 
 
-def _averages(length: int, count: int, like: Value) -> Value:
-    weights = np.zeros((count, length), like.dtype)
+def averages(length: int, count: int) -> np.ndarray:
+    """The matrix (count, length) that makes the means of so many nearly equal windows: float64."""
+    weights = np.zeros((count, length))
     for i in range(count):
         start, stop = i * length // count, -(-(i + 1) * length // count)
         weights[i, start:stop] = 1 / (stop - start)
-    return array(weights, device=like.device)
+    return weights
 
 
 def _windows(name: str, kernel_size: IntPair, stride: IntPair | None, padding: IntPair) -> Windows:

@@ -84,7 +84,8 @@ def correct(outputs: Value, labels: Value) -> Value:
         return ops.sum(ops.equal(ops.argmax(outputs, axis=1), labels))
 
 
-def _within_bounds(outputs: Value) -> Value:
+def within_bounds(outputs: Value) -> Value:
+    """Outputs of a model trained towards 0 and 1, as probabilities."""
     return ops.clip(outputs, 0.0, 1.0)
 
 
@@ -92,7 +93,7 @@ def _probabilities(loss: str) -> Callable[[Value], Value]:
     """What the outputs of a model trained with `loss` say about the classes."""
     if loss in CLASSIFICATION:
         return ops.softmax  # which leaves exp(log-probabilities) as they are
-    return ops.sigmoid if loss == "binary_cross_entropy_with_logits" else _within_bounds
+    return ops.sigmoid if loss == "binary_cross_entropy_with_logits" else within_bounds
 
 
 def build(cfg: Config, mean: tuple[float, ...], std: tuple[float, ...], scale: float) -> Network:

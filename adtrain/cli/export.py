@@ -1,0 +1,120 @@
+"""`adtrain export`: a trained run as an ONNX file, or as weights for PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from adtrain import nn, training
+from adtrain.cli.options import FilePath, json_option, print_json, progress
+from adtrain.cli.summary import short
+from adtrain.core.errors import AdtrainError
+from adtrain.data import DataError
+from adtrain.export import onnx_check, onnx_graph, onnx_model, torch_weights
+from adtrain.export.onnx_graph import ValueType
+from adtrain.files import write_atomic
+from adtrain.training import TrainedModel, model_file
+
+
+@click.command(short_help="Write a trained run as ONNX, or as weights for PyTorch.")
+@click.argument("run", type=FilePath())
+@click.argument("output", metavar="FILE", type=FilePath())
+@json_option
+def command(run: Path, output: Path, as_json: bool) -> None:
+    """Write the run in the folder RUN to FILE.onnx or FILE.safetensors; a file that is there is replaced.
+
+    FILE.onnx is the whole network in float32, from the data set's images to probabilities. Where onnxruntime is
+    installed, the file is compared with the run on the test images; exit code 1 where it sees another class in one.
+    FILE.safetensors holds the weights by PyTorch's names, for load_state_dict of the same network.
+    """
+    formats = {".onnx": _onnx, ".safetensors": _safetensors}
+    if output.suffix not in formats:
+        raise AdtrainError(f"{output}: unknown extension {output.suffix!r}, expected .onnx or .safetensors")
+    if output.suffix == ".safetensors" and output.resolve().parent == run.resolve():
+        raise AdtrainError(f"{output}: the run keeps its own .safetensors files there; give a file in another folder")
+    trained = model_file.load(run)
+    content, about = formats[output.suffix](trained)
+    write_atomic(output, content)
+    parameters = nn.count_parameters(trained.params)
+    result = {"run": str(run), "file": str(output), "bytes": len(content), "parameters": parameters, **about}
+    if as_json:
+        print_json(result)
+    else:
+        click.echo("\n".join(report(result)))
+    if result.get("check", {}).get("different"):
+        raise SystemExit(1)
+
+
+def _onnx(trained: TrainedModel) -> tuple[bytes, dict[str, Any]]:
+    """The file's content and what there is to say about it."""
+    if (precision := trained.config.training.precision) != "float32":
+        progress(f"trained in {precision}, written in float32")
+    content, signature = onnx_model.encode(trained), onnx_model.signature(trained)
+    about = {
+        "format": f"ONNX opset {onnx_graph.OPSET}",
+        "inputs": {name: x._asdict() for name, x in signature.inputs.items()},
+        "outputs": {name: x._asdict() for name, x in signature.outputs.items()},
+        "check": _check(content, trained),
+    }
+    return content, about
+
+
+def _check(content: bytes, trained: TrainedModel) -> dict[str, Any]:
+    """What the comparison found, or, under "skipped", why there was none."""
+    if (version := onnx_check.runtime_version()) is None:
+        return {"skipped": "onnxruntime is not installed"}
+    try:
+        test = training.prepare(trained.config).test
+    except DataError as error:
+        return {"skipped": str(error)}
+    progress(f"comparing on {len(test):,} test images")
+    return {"onnxruntime": version, **onnx_check.compare(content, trained, test)._asdict()}
+
+
+def _safetensors(trained: TrainedModel) -> tuple[bytes, dict[str, Any]]:
+    tensors, network = torch_weights.tensors(trained), trained.network
+    about = {
+        "format": "safetensors",
+        "input": {"dtype": str(network.dtype), "shape": network.input_shape},
+        "scale": network.scale,
+        "mean": network.mean,
+        "std": network.std,
+        "tensors": {name: {"dtype": str(x.dtype), "shape": x.shape} for name, x in tensors.items()},
+    }
+    return torch_weights.encode(trained), about
+
+
+def report(result: Mapping[str, Any]) -> list[str]:
+    """The same for a person."""
+    lines = [
+        f"file    {result['file']}",
+        f"        {result['format']}, {short(result['bytes'], 'B')}, {result['parameters']:,} parameters",
+    ]
+    if "tensors" in result:
+        return [*lines, *_preparation(result)]
+    for title, values in (("input", result["inputs"]), ("output", result["outputs"])):
+        lines += [f"{title:<7} {name} {ValueType(**x)}" for name, x in values.items()]
+    return [*lines, *_comparison(result["check"])]
+
+
+def _preparation(result: Mapping[str, Any]) -> list[str]:
+    """What the caller is left to do before PyTorch's network."""
+    return [
+        f"input   {ValueType(**result['input'])}",
+        f"        (data / {result['scale']:g} - mean) / std, channel by channel",
+        f"mean    {' '.join(map(str, result['mean']))}",
+        f"std     {' '.join(map(str, result['std']))}",
+    ]
+
+
+def _comparison(check: Mapping[str, Any]) -> list[str]:
+    if "skipped" in check:
+        return [f"check   not checked: {check['skipped']}"]
+    verdict = f"{check['different']:,} of another class" if check["different"] else "same classes"
+    return [
+        f"check   onnxruntime {check['onnxruntime']}, {check['images']:,} test images: {verdict}",
+        f"        logits within {check['logits']:.2g}, probabilities within {check['probabilities']:.2g}",
+    ]

@@ -1,0 +1,11 @@
+"""A trained run for other programs: an ONNX file, or weights for PyTorch.
+
+trained = model_file.load(run)
+content = export.onnx_model.encode(trained)
+"""
+
+from __future__ import annotations
+
+from adtrain.export import onnx_check, onnx_model, torch_weights
+
+__all__ = ["onnx_check", "onnx_model", "torch_weights"]

@@ -1,0 +1,69 @@
+"""Whether an ONNX file says what the network that it was made of says."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adtrain import nn
+from adtrain.core.array import Value, array
+from adtrain.core.errors import AdtrainError
+from adtrain.core.staging import stage
+from adtrain.data import Split
+from adtrain.export.onnx_model import IMAGES, LOGITS, PROBABILITIES
+from adtrain.passes import ALL
+from adtrain.training import TrainedModel
+from adtrain.training.evaluation import BATCH_SIZE
+
+
+class Comparison(NamedTuple):
+    """Of `images` the `different` ones have another likeliest class; the largest differences, over all classes."""
+
+    images: int
+    different: int
+    logits: float
+    probabilities: float
+
+
+def runtime_version() -> str | None:
+    """The version of onnxruntime; None where it is not installed, so that there is nothing to compare with."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return None
+    return str(onnxruntime.__version__)
+
+
+def compare(content: bytes, trained: TrainedModel, examples: Split) -> Comparison:
+    """Show the images to onnxruntime, which runs a file of this `content`, and to the network, both on the CPU.
+
+    Raises AdtrainError where an output of either is no finite number.
+    """
+    runtime, network = session(content), trained.network
+
+    def forward(params: nn.Params, statistics: nn.State, batch: Value) -> tuple[Value, Value]:
+        outputs, _ = network.outputs(params, statistics, batch, nn.Mode(training=False))
+        return outputs, network.probabilities(outputs)
+
+    ours = stage(forward, ALL)
+    different, largest = 0, np.zeros(2)
+    for start in range(0, len(examples), BATCH_SIZE):
+        batch = np.ascontiguousarray(examples.images[start : start + BATCH_SIZE])
+        expected = [x.numpy() for x in ours(trained.params, trained.statistics, array(batch))]
+        found = runtime.run([LOGITS, PROBABILITIES], {IMAGES: batch})
+        different += int((found[0].argmax(axis=1) != expected[0].argmax(axis=1)).sum())
+        gaps = [np.abs(x - y).max() for x, y in zip(found, expected, strict=True)]
+        largest = np.maximum(largest, gaps)
+    if not np.isfinite(largest).all():
+        raise AdtrainError("the model's outputs are no numbers: its weights have overflowed in training")
+    return Comparison(len(examples), different, *largest.tolist())
+
+
+def session(content: bytes) -> Any:
+    """An onnxruntime.InferenceSession on the CPU for the content of an ONNX file."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors alone: it warns of GPUs that it does not find
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])

@@ -1,0 +1,193 @@
+"""Hypothesis strategies for layers with any options that fit an input, for networks of them, and for their arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from math import prod
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+import adtrain as ad
+from adtrain import config, nn
+from adtrain.core import tree
+from adtrain.core.errors import OptionError, ShapeError
+from adtrain.data.statistics import PIXEL_MAX
+from adtrain.training import TrainedModel, network
+
+Strategy = st.SearchStrategy[Any]
+small = st.integers(1, 3)
+pairs = st.one_of(small, st.tuples(small, small))
+pads = st.one_of(st.integers(0, 2), st.tuples(st.integers(0, 2), st.integers(0, 2)))
+slopes = st.sampled_from([-0.5, 0.01, 0.3, 2.0])
+epsilons = st.sampled_from([1e-3, 1e-2])
+flags = st.booleans()
+
+images = st.tuples(st.integers(1, 6), st.integers(1, 7), st.integers(1, 7))
+samples = st.one_of(st.tuples(small), st.tuples(small, st.integers(1, 6)), images)
+
+
+def divisors(number: int) -> Strategy:
+    return st.sampled_from([n for n in range(1, number + 1) if number % n == 0])
+
+
+def conv2d(shape: nn.Shape) -> Strategy:
+    ends = st.one_of(
+        st.fixed_dictionaries({"stride": pairs, "padding": pads}),
+        st.just({"padding": "same"}),
+    )
+    return st.builds(lambda options, ends: nn.Conv2d(**options, **ends), _convolution_options(shape), ends)
+
+
+def conv_transpose2d(shape: nn.Shape) -> Strategy:
+    ends = st.fixed_dictionaries({"stride": pairs, "padding": pads, "output_padding": pads})
+    return st.builds(
+        lambda options, ends: made(nn.ConvTranspose2d, **options, **ends), _convolution_options(shape), ends
+    )
+
+
+@st.composite
+def _convolution_options(draw: st.DrawFn, shape: nn.Shape) -> dict[str, Any]:
+    groups = draw(divisors(shape[0]))
+    return {
+        "out_channels": groups * draw(small),
+        "groups": groups,
+        **{name: draw(pairs) for name in ("kernel_size", "dilation")},
+        "bias": draw(flags),
+    }
+
+
+def pooling(layer: type[nn.Module]) -> Callable[[nn.Shape], Strategy]:
+    return lambda shape: st.builds(made, st.just(layer), pairs, st.one_of(st.none(), pairs), pads)
+
+
+def made(layer: type[nn.Module], *options: Any, **named: Any) -> nn.Module | None:
+    """The layer, or None where its options exclude one another."""
+    try:
+        return layer(*options, **named)
+    except OptionError:
+        return None
+
+
+def reshapes(shape: nn.Shape) -> Strategy:
+    size = prod(shape)
+    return divisors(size).flatmap(
+        lambda first: st.sampled_from([nn.Reshape((first, -1)), nn.Reshape((-1,)), nn.Reshape((1, size // first, -1))])
+    )
+
+
+def layer_norms(shape: nn.Shape) -> Strategy:
+    ends = [None, shape[-1], *(shape[i:] for i in range(len(shape)))]
+    return st.builds(nn.LayerNorm, st.sampled_from(ends), epsilons, flags)
+
+
+def plain(layer: type[nn.Module], *options: Strategy) -> Callable[[nn.Shape], Strategy]:
+    return lambda shape: st.builds(layer, *options)
+
+
+def over_axis(layer: type[nn.Module]) -> Callable[[nn.Shape], Strategy]:
+    return lambda shape: st.builds(layer, st.sampled_from([n for i in range(len(shape)) for n in (i + 1, -i - 1)]))
+
+
+LAYERS: dict[type[nn.Module], Callable[[nn.Shape], Strategy]] = {
+    nn.Linear: plain(nn.Linear, small, flags),
+    nn.Conv2d: conv2d,
+    nn.ConvTranspose2d: conv_transpose2d,
+    nn.MaxPool2d: pooling(nn.MaxPool2d),
+    nn.AvgPool2d: pooling(nn.AvgPool2d),
+    nn.AdaptiveAvgPool2d: plain(nn.AdaptiveAvgPool2d, pairs),
+    nn.BatchNorm1d: lambda shape: st.builds(nn.BatchNorm1d, eps=epsilons, affine=flags),
+    nn.BatchNorm2d: lambda shape: st.builds(nn.BatchNorm2d, eps=epsilons, affine=flags),
+    nn.LayerNorm: layer_norms,
+    nn.GroupNorm: lambda shape: st.builds(nn.GroupNorm, divisors(shape[0]), eps=epsilons, affine=flags),
+    nn.Dropout: plain(nn.Dropout),
+    nn.Flatten: plain(nn.Flatten),
+    nn.Reshape: reshapes,
+    nn.Relu: plain(nn.Relu),
+    nn.LeakyRelu: plain(nn.LeakyRelu, slopes),
+    nn.Elu: plain(nn.Elu, slopes),
+    nn.Gelu: plain(nn.Gelu, st.sampled_from(["none", "tanh"])),
+    nn.Silu: plain(nn.Silu),
+    nn.Tanh: plain(nn.Tanh),
+    nn.Sigmoid: plain(nn.Sigmoid),
+    nn.Softplus: plain(nn.Softplus),
+    nn.Softmax: over_axis(nn.Softmax),
+    nn.LogSoftmax: over_axis(nn.LogSoftmax),
+}
+"""The layers of real numbers: all but embedding."""
+
+
+def fitting(kind: type[nn.Module], shape: nn.Shape) -> Strategy:
+    """Layers of a kind that take samples of `shape`; None where the options drawn do not fit."""
+    return LAYERS[kind](shape).map(lambda layer: layer if layer is not None and fits(layer, shape) else None)
+
+
+def fits(layer: nn.Module, shape: nn.Shape) -> bool:
+    try:
+        layer.output_shape(shape)
+    except ShapeError:
+        return False
+    return True
+
+
+@st.composite
+def networks(draw: st.DrawFn, shape: nn.Shape, depth: int = 2) -> nn.Sequential:
+    """One to three layers, or containers of such networks, `depth` deep."""
+    layers: list[nn.Module] = []
+    for _ in range(draw(st.integers(1, 3))):
+        nested = depth and draw(st.integers(0, 2)) == 0
+        kind = draw(st.sampled_from(list(LAYERS)))
+        layer = draw(containers(shape, depth - 1) if nested else fitting(kind, shape))
+        if layer is not None and prod(layer.output_shape(shape)) < 2000:
+            layers.append(layer)
+            shape = layer.output_shape(shape)
+    return nn.Sequential(layers or [nn.Tanh()])
+
+
+@st.composite
+def containers(draw: st.DrawFn, shape: nn.Shape, depth: int) -> nn.Module:
+    """A container whose branches, made alike, fit together."""
+    branch = draw(networks(shape, depth))
+    same = branch.output_shape(shape) == shape
+    kind = draw(st.sampled_from([nn.Concat, nn.Add, nn.Residual]))
+    if kind is nn.Residual:
+        return nn.Residual(branch, None if same and draw(st.booleans()) else branch)
+    return kind([branch, *([nn.Sequential([nn.Tanh()])] if same else []), branch])
+
+
+def with_arrays(
+    model: nn.Sequential,
+    shape: nn.Shape,
+    seed: int = 0,
+    loss: str = "cross_entropy",
+    precision: str = "float32",
+    scale: float = PIXEL_MAX,
+) -> TrainedModel:
+    """A trained model of that network, its arrays drawn so that each of them matters to the output."""
+    rng = np.random.default_rng(seed)
+    image_shape = shape if len(shape) == 3 else (1, 1, prod(shape))
+    cfg = _config(loss, precision)
+    mean, std = (tuple(rng.uniform(0.2, 0.8, image_shape[0]).tolist()) for _ in range(2))
+    net = replace(network.build(cfg, mean, std, scale), model=model, input_shape=shape)
+    params, statistics = (_drawn(each, rng) for each in model.init(shape, rng, net.dtype))
+    return TrainedModel(cfg, net, params, statistics, ("one", "two"), image_shape)
+
+
+@cache
+def _config(loss: str, precision: str) -> config.Config:
+    return config.load("smoke", [f"loss={loss}", f"training.precision={precision}"])
+
+
+def _drawn(arrays: dict[str, Any], rng: np.random.Generator) -> Any:
+    """The arrays with other biases and means than 0, and other weights and variances than 1."""
+    found = []
+    for name, x in zip(tree.paths(arrays), tree.leaves(arrays), strict=True):
+        if name.endswith(("weight", "running_var")):
+            drawn = x.numpy() * rng.uniform(0.5, 1.5, x.shape)
+        else:
+            drawn = rng.uniform(-1, 1, x.shape)
+        found.append(ad.array(drawn.astype(x.dtype)))
+    return tree.unflatten(tree.flatten(arrays)[1], found)

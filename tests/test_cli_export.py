@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+from training_runs import write_config
+
+from adtrain.cli import main
+from adtrain.export import onnx_check
+
+
+def run(*arguments: str, expect: int = 0) -> Result:
+    result = CliRunner().invoke(main.cli, ["export", *arguments])
+    assert result.exit_code == expect, result.output
+    return result
+
+
+def train(folder: Path, *options: str) -> None:
+    """A finished run in `folder`, its data beside it."""
+    command = ["train", str(write_config(folder.parent)), "--output-dir", str(folder), "--profile-steps", "0"]
+    assert CliRunner().invoke(main.cli, [*command, "--device", "cpu", *options]).exit_code == 0
+
+
+def one_line(result: Result) -> str:
+    (line,) = result.stderr.splitlines()
+    assert result.stdout == ""
+    return line.removeprefix("adtrain: error: ")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the data and a finished run in `run`."""
+    folder = tmp_path_factory.mktemp("trained")
+    train(folder / "run")
+    return folder
+
+
+@pytest.fixture
+def here(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a run and its data of the test's own."""
+    shutil.copytree(trained / "run", tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def onnxruntime() -> None:
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+
+
+@pytest.mark.usefixtures("onnxruntime")
+def test_onnx_is_written_and_compared_on_the_test_images(here: Path) -> None:
+    result = run("run", "model.onnx", "--json")
+    found = json.loads(result.stdout)
+    assert result.stderr == "comparing on 30 test images\n"
+    assert list(found) == ["run", "file", "bytes", "parameters", "format", "inputs", "outputs", "check"]
+    assert found["bytes"] == (here / "model.onnx").stat().st_size
+    assert found["parameters"] == 37 * 16 + 17 * 3
+    assert found["inputs"] == {"images": {"dtype": "uint8", "shape": [1, 6, 6]}}
+    assert found["outputs"]["probabilities"] == {"dtype": "float32", "shape": [3]}
+    assert (found["check"]["images"], found["check"]["different"]) == (30, 0)
+
+
+@pytest.mark.usefixtures("onnxruntime")
+def test_the_report_fits_60_columns(here: Path) -> None:
+    lines = run("run", "model.onnx").stdout.splitlines() + run("run", "weights.safetensors").stdout.splitlines()
+    assert max(map(len, lines)) <= 60
+    assert lines[0] == "file    model.onnx"
+    assert lines[2] == "input   images uint8 [N, 1, 6, 6]"
+    assert "30 test images: same classes" in lines[5]
+
+
+@pytest.mark.usefixtures("onnxruntime")
+def test_another_class_is_exit_code_1(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_check, "compare", lambda *_: onnx_check.Comparison(30, 2, 0.5, 0.25))
+    result = run("run", "model.onnx", expect=1)
+    assert "30 test images: 2 of another class" in result.stdout
+    assert "logits within 0.5, probabilities within 0.25" in result.stdout
+
+
+@pytest.mark.usefixtures("onnxruntime")
+def test_a_run_that_overflowed_is_refused_and_nothing_is_written(here: Path) -> None:
+    path = here / "run" / "model.safetensors"
+    with safe_open(path, framework="numpy") as file:
+        metadata, arrays = file.metadata(), {name: file.get_tensor(name) for name in ("0.weight", "0.bias", "2.weight")}
+        arrays["2.bias"] = np.full(3, np.nan, np.float32)
+    save_file(arrays, path, metadata)
+    result = run("run", "model.onnx", expect=2)
+    assert result.stderr.endswith(
+        "error: the model's outputs are no numbers: its weights have overflowed in training\n"
+    )
+    assert not (here / "model.onnx").exists()
+
+
+@pytest.mark.usefixtures("onnxruntime")
+def test_a_run_in_float64_is_written_in_float32_and_says_so(here: Path) -> None:
+    train(here / "run64", "--set", "training.precision=float64")
+    result = run("run64", "model.onnx", "--json")
+    assert result.stderr.startswith("trained in float64, written in float32\n")
+    assert json.loads(result.stdout)["check"]["different"] == 0
+    run("run64", "weights.safetensors")
+    assert {x.dtype for x in load_file(here / "weights.safetensors").values()} == {np.dtype(np.float64)}
+
+
+@pytest.mark.usefixtures("onnxruntime")
+def test_without_onnxruntime_nothing_is_compared(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    result = run("run", "model.onnx")
+    assert result.stdout.splitlines()[-1] == "check   not checked: onnxruntime is not installed"
+    assert (here / "model.onnx").is_file()
+
+
+@pytest.mark.usefixtures("onnxruntime")
+def test_without_its_data_nothing_is_compared(here: Path) -> None:
+    config = here / "run" / "config.yaml"
+    config.write_text(re.sub("path: [^,}]+", "path: gone", config.read_text()))
+    found = json.loads(run("run", "model.onnx", "--json").stdout)
+    assert list(found["check"]) == ["skipped"]
+    assert found["check"]["skipped"].startswith(f"{here}/gone: found nothing")
+
+
+def test_without_onnx_is_one_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    line = one_line(run("run", "model.onnx", expect=2))
+    assert line == "writing ONNX needs the package onnx: pip install 'adtrain[export]'"
+    assert [path.name for path in here.iterdir()] == ["run"]
+
+
+def test_safetensors_holds_the_runs_arrays(here: Path) -> None:
+    found = json.loads(run("run", "weights.safetensors", "--json").stdout)
+    assert list(found) == ["run", "file", "bytes", "parameters", "format", "input", "scale", "mean", "std", "tensors"]
+    assert (found["input"], found["parameters"]) == ({"dtype": "float32", "shape": [36]}, 37 * 16 + 17 * 3)
+    ours, written = load_file(here / "run" / "model.safetensors"), load_file(here / "weights.safetensors")
+    assert set(ours) == set(written) == set(found["tensors"])
+    for name, x in ours.items():
+        np.testing.assert_array_equal(written[name], x)
+
+
+@pytest.mark.parametrize("name", ["model", "model.pt", "model.ONNX"])
+def test_another_extension_is_one_line_that_lists_both(here: Path, name: str) -> None:
+    line = one_line(run("run", name, expect=2))
+    assert line == f"{name}: unknown extension {Path(name).suffix!r}, expected .onnx or .safetensors"
+
+
+def test_the_runs_own_weights_are_not_written_over(here: Path) -> None:
+    before = (here / "run" / "model.safetensors").read_bytes()
+    for path in ("run/model.safetensors", f"{here}/run/../run/new.safetensors"):
+        assert one_line(run("run", path, expect=2)).startswith(f"{path}: the run keeps its own .safetensors files")
+    assert (here / "run" / "model.safetensors").read_bytes() == before
+
+
+def test_a_file_that_is_there_is_replaced(here: Path) -> None:
+    (here / "weights.safetensors").write_text("old")
+    run("run", "weights.safetensors")
+    assert load_file(here / "weights.safetensors")
+
+
+def test_a_folder_that_is_not_there_is_one_line(here: Path) -> None:
+    line = one_line(run("run", "none/weights.safetensors", expect=2))
+    assert line == "none/weights.safetensors: cannot be written (No such file or directory)"
+
+
+def test_what_is_no_run_is_one_line(here: Path) -> None:
+    assert one_line(run("none", "model.onnx", expect=2)) == "none: found nothing, expected the folder of a run"

@@ -1,0 +1,142 @@
+"""Exported weights, loaded into the same network built of PyTorch's modules, give the same outputs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from random_networks import fitting, images, networks, samples, with_arrays
+from safetensors import safe_open
+
+from adtrain import nn
+from adtrain.core.array import array
+from adtrain.export import torch_weights
+from adtrain.training import TrainedModel
+
+torch: Any = pytest.importorskip("torch")
+safetensors_torch = pytest.importorskip("safetensors.torch")
+
+SHAPES = {
+    nn.Linear: samples,
+    nn.Conv2d: images,
+    nn.ConvTranspose2d: images,
+    nn.BatchNorm1d: st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    nn.BatchNorm2d: images,
+    nn.LayerNorm: samples,
+    nn.GroupNorm: samples,
+}
+
+
+class Residual(torch.nn.Module):
+    def __init__(self, body: Any, shortcut: Any) -> None:
+        super().__init__()
+        self.body = body
+        self.shortcut = shortcut
+
+    def forward(self, x: Any) -> Any:
+        return self.body(x) + self.shortcut(x)
+
+
+class Concat(torch.nn.ModuleList):
+    def forward(self, x: Any) -> Any:
+        return torch.cat([branch(x) for branch in self], 1)
+
+
+def in_turn(layers: list[Any]) -> Any:
+    return torch.nn.Sequential(*layers)
+
+
+class Add(torch.nn.ModuleList):
+    def forward(self, x: Any) -> Any:
+        return sum(branch(x) for branch in self)
+
+
+RENAMED = {"Relu": "ReLU", "LeakyRelu": "LeakyReLU", "Elu": "ELU", "Gelu": "GELU", "Silu": "SiLU"}
+
+
+def torch_module(module: nn.Module, shape: nn.Shape) -> Any:
+    """The same module in PyTorch, which wants to be told the size of its input."""
+    if isinstance(module, nn.Container):
+        children = {name: torch_module(child, inner) for name, child, inner in module.children(shape)}
+        if isinstance(module, nn.Residual):
+            return Residual(children["body"], children.get("shortcut", torch.nn.Identity()))
+        make = {nn.Sequential: in_turn, nn.Concat: Concat, nn.Add: Add}[type(module)]
+        return make(list(children.values()))
+    if isinstance(module, nn.Reshape):
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Unflatten(1, module.shape))
+    inferred = {
+        "in_features": shape[-1],
+        "in_channels": shape[0],
+        "num_features": shape[0],
+        "num_channels": shape[0],
+        "normalized_shape": shape[-1],
+    }
+    options = {
+        name: inferred.get(name) if x is None else x for name, x in vars(module).items() if name != "weight_init"
+    }
+    name = type(module).__name__
+    return getattr(torch.nn, RENAMED.get(name, name))(**options)
+
+
+def check(trained: TrainedModel, folder: Path) -> None:
+    """Write, load with PyTorch's own functions, and compare what comes out."""
+    path = folder / "weights.safetensors"
+    path.write_bytes(torch_weights.encode(trained))
+    network = trained.network
+    theirs = torch_module(network.model, network.input_shape).double().eval()
+    state = safetensors_torch.load_file(path)
+    theirs.load_state_dict(state, strict=True)
+    assert {name: x.shape for name, x in state.items()} == {name: x.shape for name, x in theirs.state_dict().items()}
+    x = np.random.default_rng(0).normal(size=(3, *network.input_shape))
+    y, _ = network.model(trained.params, trained.statistics, array(x), nn.Mode(training=False))
+    with torch.no_grad():
+        expected = theirs(torch.tensor(x)).numpy()
+    np.testing.assert_allclose(y.numpy(), expected, rtol=0, atol=1e-10 * max(1.0, np.abs(expected).max()))
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # PyTorch's, about its speed
+@pytest.mark.parametrize("kind", SHAPES, ids=lambda kind: kind.kind())
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), seed=st.integers(0, 99))
+def test_a_layers_weights_are_pytorchs(tmp_path: Path, kind: type[nn.Module], data: st.DataObject, seed: int) -> None:
+    shape = data.draw(SHAPES[kind])
+    layer = data.draw(fitting(kind, shape))
+    assume(layer is not None)
+    check(with_arrays(nn.Sequential([layer]), shape, seed, precision="float64"), tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), seed=st.integers(0, 99))
+def test_a_networks_weights_are_pytorchs(tmp_path: Path, data: st.DataObject, seed: int) -> None:
+    shape = data.draw(samples)
+    check(with_arrays(data.draw(networks(shape)), shape, seed, precision="float64"), tmp_path)
+
+
+def test_every_layer_with_parameters_is_tried() -> None:
+    assert {nn.Embedding, *SHAPES} == {
+        kind for kind in nn.LAYERS.values() if kind.parameter_shapes is not nn.Module.parameter_shapes
+    }
+
+
+def test_the_file_says_how_its_input_is_normalised(tmp_path: Path) -> None:
+    trained = with_arrays(nn.Sequential([nn.Flatten(), nn.Linear(3)]), (2, 5, 6))
+    (tmp_path / "weights.safetensors").write_bytes(torch_weights.encode(trained))
+    with safe_open(tmp_path / "weights.safetensors", framework="numpy") as file:
+        about = json.loads(file.metadata()["adtrain"])
+    assert list(about) == ["version", "config", "classes", "scale", "mean", "std"]
+    batch = np.random.default_rng(0).integers(0, 256, (3, 2, 5, 6), dtype=np.uint8)
+    mean, std = (np.array(about[name]).reshape(-1, 1, 1) for name in ("mean", "std"))
+    np.testing.assert_allclose(
+        (batch / about["scale"] - mean) / std, trained.network.inputs(array(batch)).numpy(), rtol=1e-4
+    )
+
+
+def test_the_same_run_gives_the_same_bytes() -> None:
+    model = nn.Sequential([nn.Linear(3), nn.BatchNorm1d()])
+    assert torch_weights.encode(with_arrays(model, (5,))) == torch_weights.encode(with_arrays(model, (5,)))
