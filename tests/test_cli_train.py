@@ -17,7 +17,7 @@ from training_runs import write_config
 
 from adtrain import config, training
 from adtrain.cli import main
-from adtrain.cli.report import MAX_ROWS, report
+from adtrain.cli.train_report import MAX_ROWS, report
 from adtrain.training import read_metrics
 
 SCRIPT = "from adtrain.cli.main import main; main()"

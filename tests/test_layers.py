@@ -36,7 +36,8 @@ MAY_IMPORT = {
     "measure": TRAINING_LEVEL | {"cases", "cache", "documents"},
     "graph": TRAINING_LEVEL | {"training"},
     "export": TRAINING_LEVEL | {"training"},
-    "cli": TRAINING_LEVEL | {"cases", "training", "measure", "graph", "export", "backends"},
+    "report": TRAINING_LEVEL | {"training"},
+    "cli": TRAINING_LEVEL | {"cases", "training", "measure", "graph", "export", "report", "backends"},
 }
 # Third-party packages that only one part may import: the part, as a path within the package.
 ONLY_IN = {
@@ -48,6 +49,8 @@ ONLY_IN = {
     "onnx": "export",
     "onnxruntime": "export",
     "pydantic": "config",
+    "matplotlib": "report",
+    "tensorboard": "training",
 }
 
 

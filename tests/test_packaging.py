@@ -23,6 +23,7 @@ CHECKOUT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Distribution -> the name it is imported by, where they differ.
 IMPORT_NAMES = {"pyyaml": "yaml", "pillow": "PIL", "cuda-bindings": "cuda"}
+OPTIONAL = {"pycuda", "cuda", "torch", "matplotlib", "tensorboard", "onnx", "onnxruntime", "PIL"}
 
 
 def import_names(requirements: list[str]) -> set[str]:
@@ -52,13 +53,18 @@ def modules_after(statement: str) -> set[str]:
 def test_what_is_imported_is_what_is_declared() -> None:
     extras = PROJECT["optional-dependencies"]
     base = import_names(PROJECT["dependencies"])
-    optional = import_names(extras["gpu"] + extras["report"] + extras["export"])
+    optional = import_names([name for extra in ("gpu", "report", "tensorboard", "export") for name in extras[extra]])
     assert third_party_imports() - optional == base
 
 
 def test_importing_the_package_loads_no_optional_library() -> None:
     loaded = {name.split(".")[0] for name in modules_after("import adtrain")}
-    assert not loaded & {"pycuda", "cuda", "torch", "matplotlib", "PIL", "click", "tqdm", "pydantic", "yaml", "onnx"}
+    assert not loaded & (OPTIONAL | {"click", "tqdm", "pydantic", "yaml"})
+
+
+@pytest.mark.parametrize("command", ["train", "report", "compare", "export", "data"])
+def test_a_command_loads_no_optional_library_before_it_is_asked_for(command: str) -> None:
+    assert not {name.split(".")[0] for name in modules_after(f"import adtrain.cli.{command}")} & OPTIONAL
 
 
 def test_help_loads_no_commands_module() -> None:

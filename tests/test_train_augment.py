@@ -33,9 +33,9 @@ def first_step(experiment: Experiment, count: int = 16) -> tuple[TrainState, Any
 
 def by_hand(experiment: Experiment, count: int = 16) -> Batch:
     """The batch of that step, each augmentation called on its own."""
-    examples, network = training.on_device(experiment.train, "cpu"), experiment.network
-    pixels = ad.array(examples.images.numpy()[:count].astype(network.dtype))
-    batch = Batch(pixels, ad.array(examples.labels.numpy()[:count]), network.unit)
+    train, network = experiment.train, experiment.network
+    pixels = ad.array(train.images[:count].astype(network.dtype))
+    batch = Batch(pixels, ad.array(train.labels[:count]), network.unit)
     for change in config.build.augmentations(experiment.config):
         batch = change(batch, ops.rng_state(experiment.config.training.seed, 0))
     return batch

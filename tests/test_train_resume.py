@@ -19,25 +19,31 @@ SETTINGS = ("data.validation=0.2", "schedule=cosine", "training.epochs=4")
 SAME = ("config.yaml", "model.safetensors", "last.safetensors", "best.safetensors")
 
 
-def train(experiment: Experiment, folder: RunFolder, start: Start | None = None, asked: int | None = None) -> bool:
+def train(
+    experiment: Experiment,
+    folder: RunFolder,
+    start: Start | None = None,
+    asked: int | None = None,
+    device: str = "cpu",
+) -> bool:
     """Train; whether the run is over. It is stopped when it asks for the time number `asked`, from 0."""
     if start is not None:
         folder.reopen(experiment, start)
     times = itertools.count()
     recorder = Recorder(folder, experiment)
     try:
-        result = training.run(experiment, "cpu", [recorder], start, lambda: next(times) == asked)
+        result = training.run(experiment, device, [recorder], start, lambda: next(times) == asked)
     except training.Interrupted:
         return False
     recorder.finished(result)
     return True
 
 
-def go_on(folder: Path, experiment: Experiment, asked: int | None = None) -> bool:
+def go_on(folder: Path, experiment: Experiment, asked: int | None = None, device: str = "cpu") -> bool:
     """Resume the run of `experiment`, whose step is staged already."""
     resumed = training.resume(folder)
     assert (resumed.notes, resumed.experiment.config) == ([], experiment.config)
-    return train(experiment, resumed.folder, resumed.start, asked)
+    return train(experiment, resumed.folder, resumed.start, asked, device)
 
 
 def check_same(one: Path, other: Path) -> None:

@@ -22,6 +22,8 @@ COMMANDS = {
     "train": "Train the network that a config describes.",
     "eval": "Measure loss and accuracy of a trained run on the test set.",
     "predict": "Classify images with a trained run.",
+    "report": "Make a page, and pictures, of a run.",
+    "compare": "Tabulate how runs and their configs differ.",
     "export": "Write a trained run as ONNX, or as weights for PyTorch.",
     "summary": "Show a config's layers, and the FLOPs, bytes and memory of a step.",
     "graph": "Draw a config's network, or its training step's equations.",

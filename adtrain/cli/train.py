@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -23,10 +23,13 @@ from adtrain.cli.options import (
     set_option,
 )
 from adtrain.cli.progress import display
-from adtrain.cli.report import report
+from adtrain.cli.repeat import repeat
 from adtrain.cli.stop_signals import stop_signals
 from adtrain.cli.table import terminal_width
+from adtrain.cli.train_report import report
+from adtrain.config import Config
 from adtrain.measure import profile
+from adtrain.training import Observer, RunFolder, tensorboard
 from adtrain.training.run_folder import LAST
 
 
@@ -54,6 +57,14 @@ from adtrain.training.run_folder import LAST
     help="Steps whose operations are timed after training; 0 for none.",
 )
 @click.option("--debug-nan", is_flag=True, help="Look for numbers that are not finite after each step; slow.")
+@click.option("--tensorboard", "events", is_flag=True, help="Write event files into RUN/tensorboard as the run goes.")
+@click.option(
+    "--repeat",
+    "repeats",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Train N times, from seed, seed + 1, ..., and tabulate the runs; a folder each, NAME-seed0 or DIR/seed0.",
+)
 @mode_options
 @json_option
 def command(
@@ -69,6 +80,8 @@ def command(
     overrides: tuple[str, ...],
     profile_steps: int,
     debug_nan: bool,
+    events: bool,
+    repeats: int | None,
     mode: str | None,
     as_json: bool,
 ) -> None:
@@ -77,40 +90,64 @@ def command(
     Writes config.yaml, metrics.jsonl, model.safetensors, checkpoints and summary.json into the run's folder. Ctrl-C or
     SIGTERM stops it after the step under way; --resume RUN goes on from there as if nothing had been.
     """
-    started = perf_counter()
-    _check_arguments(config_path, run, override, output_dir)
+    _check_arguments(config_path, run, override, output_dir, repeats)
     set_autotune(device, autotune)
+    if events:
+        tensorboard.check()
     longer = _settings(epochs=epochs, steps=steps)
     settings, how = [*overrides, *_settings(seed=seed)], training.Mode(mode or "fused")
+
+    def finish(
+        experiment: training.Experiment, folder: RunFolder, start: training.Start | None, started: float
+    ) -> dict[str, Any]:
+        """Train to the end, time the operations, and write the summary; what it holds."""
+        with folder.claimed():
+            if start is not None:
+                folder.reopen(experiment, start)
+            result = _train(experiment, folder, device, start, debug_nan, events)
+            return _finish(experiment, folder, device, profile_steps, result, started)
+
+    def train(cfg: Config, path: Path | None, name: str | None = None) -> tuple[RunFolder, dict[str, Any], int]:
+        """A new run in the folder at `path`, or runs/NAME: the folder, the summary, and the number of test images."""
+        started = perf_counter()
+        experiment = training.prepare(cfg, how)
+        folder = RunFolder.create(experiment, path, name)
+        return folder, finish(experiment, folder, None, started), len(experiment.test)
+
     if run is not None:
+        started = perf_counter()
         experiment, folder, start, notes = training.resume(run, settings, longer, override, how)
         training.check_precision(experiment.config, device)
         for note in notes:
             progress(note)
+        summary, test_images = finish(experiment, folder, start, started), len(experiment.test)
     else:
         cfg = config.load(str(config_path), [*settings, *longer])
         training.check_precision(cfg, device)
-        experiment, start = training.prepare(cfg, how), None
-        folder = training.RunFolder.create(experiment, output_dir)
-    with folder.claimed():
-        if start is not None:
-            folder.reopen(experiment, start)
-        result = _train(experiment, folder, device, start, debug_nan)
-        summary = _finish(experiment, folder, device, profile_steps, result, started)
+        if repeats is not None:
+            seeds = range(cfg.training.seed, cfg.training.seed + repeats)
+            configs = [config.load(str(config_path), [*settings, *longer, *_settings(seed=seed)]) for seed in seeds]
+            repeat(configs, output_dir, lambda *given: train(*given)[:2], as_json)
+            return
+        folder, summary, test_images = train(cfg, output_dir)
     if as_json:
         print_json(summary)
         return
-    click.echo("\n".join(report(summary, len(experiment.test), terminal_width())))
+    click.echo("\n".join(report(summary, test_images, terminal_width())))
     click.echo(f"\n{folder.path}: {', '.join(folder.files())}")
 
 
-def _check_arguments(config_path: str | None, run: Path | None, override: bool, output_dir: Path | None) -> None:
+def _check_arguments(
+    config_path: str | None, run: Path | None, override: bool, output_dir: Path | None, repeats: int | None
+) -> None:
     if (config_path is None) == (run is None):
         raise click.UsageError(
             "found neither CONFIG nor --resume RUN" if run is None else "--resume RUN takes no CONFIG"
         )
     if run is not None and output_dir is not None:
         raise click.UsageError("--resume RUN goes on in the run's own folder, and takes no --output-dir")
+    if run is not None and repeats is not None:
+        raise click.UsageError("--resume RUN goes on with one run, and takes no --repeat")
     if run is None and override:
         raise click.UsageError("--override is for --resume RUN only")
 
@@ -121,15 +158,24 @@ def _settings(**given: int | None) -> list[str]:
 
 
 def _train(
-    experiment: training.Experiment, folder: training.RunFolder, device: str, start: training.Start | None, check: bool
+    experiment: training.Experiment,
+    folder: RunFolder,
+    device: str,
+    start: training.Start | None,
+    check: bool,
+    events: bool,
 ) -> training.Result:
     """Train and write; a run that stops before its end says how to go on with it."""
     if check:
         progress("looking for numbers that are not finite after each step, which is slow")
     recorder = training.Recorder(folder, experiment)
-    with closing(display()) as shown, stop_signals() as heard:
+    with ExitStack() as stack:
+        shown, heard = stack.enter_context(closing(display())), stack.enter_context(stop_signals())
+        observers: list[Observer] = [shown, recorder]
+        if events:
+            observers.append(stack.enter_context(closing(tensorboard.EventFiles(folder.path / tensorboard.FOLDER))))
         try:
-            result = training.run(experiment, device, [shown, recorder], start, heard.asked, check)
+            result = training.run(experiment, device, observers, start, heard.asked, check)
         except training.Interrupted as stopped:
             shown.close()
             progress(f"{stopped}; go on with: adtrain train --resume {shlex.quote(str(folder.path))}")
@@ -142,7 +188,7 @@ def _train(
 
 def _finish(
     experiment: training.Experiment,
-    folder: training.RunFolder,
+    folder: RunFolder,
     device: str,
     steps: int,
     result: training.Result,

@@ -52,11 +52,11 @@ def compare(content: bytes, trained: TrainedModel, examples: Split) -> Compariso
         batch = np.ascontiguousarray(examples.images[start : start + BATCH_SIZE])
         expected = [x.numpy() for x in ours(trained.params, trained.statistics, array(batch))]
         found = runtime.run([LOGITS, PROBABILITIES], {IMAGES: batch})
+        if not all(np.isfinite(x).all() for x in (*found, *expected)):
+            raise AdtrainError("the model's outputs are no numbers: its weights have overflowed in training")
         different += int((found[0].argmax(axis=1) != expected[0].argmax(axis=1)).sum())
         gaps = [np.abs(x - y).max() for x, y in zip(found, expected, strict=True)]
         largest = np.maximum(largest, gaps)
-    if not np.isfinite(largest).all():
-        raise AdtrainError("the model's outputs are no numbers: its weights have overflowed in training")
     return Comparison(len(examples), different, *largest.tolist())
 
 

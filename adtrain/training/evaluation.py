@@ -9,8 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from adtrain import nn
-from adtrain.core.array import array
+from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError
+from adtrain.core.staging import stage
+from adtrain.data import Images
+from adtrain.passes import ALL
 from adtrain.training.examples import Examples
 from adtrain.training.network import Network
 from adtrain.training.step import EvaluationStep, no_totals, repeated
@@ -56,18 +59,21 @@ def evaluate(
     return score
 
 
-def probabilities(
-    network: Network, params: nn.Params, statistics: nn.State, images: np.ndarray, device: str
-) -> np.ndarray:
-    """The probability of each class, (N, classes), for images uint8 (N, C, H, W).
+def probabilities(network: Network, params: nn.Params, statistics: nn.State, images: Images, device: str) -> np.ndarray:
+    """The probability of each class, (N, classes), for images (N, C, H, W) as they were read.
 
     Raises AdtrainError where one is no number.
     """
+
+    def of_batch(params: nn.Params, statistics: nn.State, batch: Value) -> Value:
+        return network.probabilities(network.outputs(params, statistics, batch, nn.Mode(training=False))[0])
+
+    # A few images are classified sooner than a Program is compiled for them.
+    step = stage(of_batch, ALL) if len(images) > BATCH_SIZE else of_batch
     rows = [np.zeros((0, 0))]
     for start in range(0, len(images), BATCH_SIZE):
         batch = array(images[start : start + BATCH_SIZE], device=device)
-        outputs, _ = network.outputs(params, statistics, batch, nn.Mode(training=False))
-        rows.append(network.probabilities(outputs).numpy())
+        rows.append(step(params, statistics, batch).numpy())
     found = np.concatenate(rows[1:] or rows)
     if not np.isfinite(found).all():
         raise AdtrainError("the model's probabilities are no numbers: its weights have overflowed in training")

@@ -66,6 +66,15 @@ def encode(experiment: Experiment, state: TrainState) -> bytes:
     return tensor_file.encode(tensors, about(experiment))
 
 
+def config_of(run: Path) -> Config:
+    """The resolved config of the run in a folder. Raises AdtrainError where it is no such folder."""
+    if not run.is_dir():
+        raise AdtrainError(f"{run}: found {'a file' if run.exists() else 'nothing'}, expected the folder of a run")
+    if not (run / "config.yaml").is_file():
+        raise AdtrainError(f"{run}: found no config.yaml, expected the folder of a run of adtrain train")
+    return config.load(run / "config.yaml")
+
+
 def load(run: Path, device: str = "cpu") -> TrainedModel:
     """The trained model in a run's folder, with the run's precision; on the CPU with full float32 products.
 
@@ -73,11 +82,7 @@ def load(run: Path, device: str = "cpu") -> TrainedModel:
         ConfigError: its config.yaml is missing or wrong.
         AdtrainError: its model.safetensors is missing, damaged, or not of the config's model.
     """
-    if not run.is_dir():
-        raise AdtrainError(f"{run}: found {'a file' if run.exists() else 'nothing'}, expected the folder of a run")
-    if not (run / "config.yaml").is_file():
-        raise AdtrainError(f"{run}: found no config.yaml, expected the folder of a run of adtrain train")
-    cfg = config.load(run / "config.yaml")
+    cfg = config_of(run)
     path = run / warm_start.MODEL
     if not path.is_file():
         raise AdtrainError(f"{run}: found no model.safetensors; the run ended before its first epoch did, train again")

@@ -33,15 +33,16 @@ class RunFolder:
         self.path = path
 
     @classmethod
-    def create(cls, experiment: Experiment, path: Path | None = None) -> RunFolder:
+    def create(cls, experiment: Experiment, path: Path | None = None, name: str | None = None) -> RunFolder:
         """A folder that holds the resolved config and no metrics yet: `path`, or runs/NAME, runs/NAME-2, and so on.
 
+        NAME is `name`, or else that of the config.
         Raises AdtrainError where it cannot be written, `path` holds a run already, or `training.init_from` has no
         weights for the experiment.
         """
         if experiment.config.training.init_from is not None:
             experiment.initial_state("cpu")
-        folder = cls(_unused(experiment.config.name) if path is None else _empty(path))
+        folder = cls(_unused(name or experiment.config.name) if path is None else _empty(path))
         metrics = folder.path / METRICS
         try:
             metrics.open("x").close()  # of two runs that begin in one folder, one gets it

@@ -55,7 +55,8 @@ class Device:
             self.device = cuda.Device(ordinal)
         except cuda.Error as error:
             raise DeviceError(f"device gpu: the NVIDIA driver finds no GPU ({error})") from None
-        self.context = self.device.retain_primary_context()
+        with translated():
+            self.context = self.device.retain_primary_context()
         self.context.push()
         atexit.register(self.context.pop)
         self.stream = cuda.Stream(NON_BLOCKING)

@@ -1,0 +1,124 @@
+"""`adtrain compare`: how runs, and their configs, differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from adtrain import report
+from adtrain.cli.options import FilePath, json_option, print_json
+from adtrain.cli.table import Column, render, terminal_width
+from adtrain.config.problems import PathParts, dotted
+from adtrain.report import Record
+
+RUNS = (
+    Column("run", text=True),
+    Column("accuracy"),
+    Column("loss", rank=1),
+    Column("training", rank=2),
+    Column("steps", rank=3),
+    Column("parameters", rank=4),
+    Column("device", rank=5, text=True),
+)
+DIFFERENCES = (Column("differs", text=True), Column("run", text=True), Column("value", text=True))
+
+
+@click.command(short_help="Tabulate how runs and their configs differ.")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=FilePath())
+@json_option
+def command(runs: tuple[Path, ...], as_json: bool) -> None:
+    """Tabulate accuracy and loss on the test images, time of training, steps, parameters and device of the runs in the
+    folders RUN, in the order given, and the values in which their configs differ.
+    """
+    records = [report.read(run) for run in runs]
+    differing = differences([record.config.model_dump(mode="json", exclude_none=True) for record in records])
+    if as_json:
+        print_json({"runs": [_result(record) for record in records], "differences": differing})
+        return
+    width = terminal_width()
+    click.echo("\n".join(render(RUNS, [_cells(record) for record in records], width)))
+    if len(records) == 1:
+        return
+    if not differing:
+        click.echo("\ntheir configs are the same")
+        return
+    rows = [
+        [key if first else "", str(run), _text(value)]
+        for key, values in differing.items()
+        for first, run, value in zip([True, *[False] * len(runs)], runs, values, strict=False)
+    ]
+    click.echo("\n" + "\n".join(render(DIFFERENCES, rows, width)))
+
+
+def differences(values: Sequence[Any], path: PathParts = ()) -> dict[str, list[Any]]:
+    """The dotted keys at which the values, one a config, are not the same; the value of each, None where it has none.
+
+    Mappings are gone into, and lists of one length. A mapping of one key is a choice, such as an optimizer or a layer:
+    another choice is one difference, and not one for each option.
+    """
+    if all(value == values[0] for value in values):
+        return {}
+    parts: Iterable[str | int] = ()
+    if all(isinstance(value, dict) for value in values) and not _other_choice(values):
+        parts = dict.fromkeys(key for value in values for key in value)
+        inner = [[value.get(part) for value in values] for part in parts]
+    elif all(isinstance(value, list) and len(value) == len(values[0]) for value in values):
+        parts = range(len(values[0]))
+        inner = [[value[part] for value in values] for part in parts]
+    else:
+        return {dotted(path): list(values)}
+    found: dict[str, list[Any]] = {}
+    for part, below in zip(parts, inner, strict=True):
+        found |= differences(below, (*path, part))
+    return found
+
+
+def _other_choice(values: Sequence[dict[str, Any]]) -> bool:
+    return all(len(value) == 1 for value in values) and any(value.keys() != values[0].keys() for value in values)
+
+
+def _result(record: Record) -> dict[str, Any]:
+    """The run's row for a program; what an unfinished run has not is None."""
+    found: Mapping[str, Any] = record.summary or {}
+    fields = ("train_seconds", "total_seconds", "parameters", "device", "device_name")
+    return {
+        "run": str(record.path),
+        "finished": record.summary is not None,
+        "test": found.get("test"),
+        "steps": record.steps,
+        **{field: found.get(field) for field in fields},
+    }
+
+
+def _cells(record: Record) -> list[str]:
+    row = _result(record)
+    if not row["finished"]:
+        return [row["run"], "unfinished", "", "", f"{row['steps']:,}", "", ""]
+    return [
+        row["run"],
+        f"{row['test']['accuracy']:.2%}",
+        f"{row['test']['loss']:.4f}",
+        f"{row['train_seconds']:.2f} s",
+        f"{row['steps']:,}",
+        f"{row['parameters']:,}",
+        f"{row['device']}, {row['device_name']}",
+    ]
+
+
+def _text(value: Any, brief: bool = False) -> str:
+    """A value of a config on one line; of a choice in a list, such as a layer, the name only."""
+    match value:
+        case None:
+            return ""
+        case bool():
+            return str(value).lower()
+        case list():
+            return f"[{', '.join(_text(item, brief=True) for item in value)}]"
+        case dict() if brief:
+            return ", ".join(value)
+        case dict():
+            return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
+    return str(value)

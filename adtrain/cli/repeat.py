@@ -1,0 +1,59 @@
+"""`adtrain train --repeat`: one config trained from several seeds, and how much the results vary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, TypeAlias
+
+import click
+
+from adtrain.cli.options import print_json, progress
+from adtrain.cli.table import Column, render, terminal_width
+from adtrain.config import Config
+from adtrain.core.errors import AdtrainError
+from adtrain.training import RunFolder
+
+Train: TypeAlias = Callable[[Config, Path | None, str], tuple[RunFolder, Mapping[str, Any]]]
+"""Trains into the folder at a path, or one of that name in runs/; gives back the folder and the summary."""
+
+COLUMNS = (Column("run", text=True), Column("seed", rank=1), Column("accuracy"), Column("loss"), Column("training"))
+MEASURED = ("accuracy", "loss", "train_seconds")
+
+
+def repeat(configs: Sequence[Config], output_dir: Path | None, train: Train, as_json: bool) -> None:
+    """Train two or more configs that differ in their seeds, and print the runs, their means and sample deviations.
+
+    Where one is interrupted or fails, the runs that are finished are named, and stay.
+    Raises AdtrainError, before anything is trained, where `output_dir` holds one of the runs already.
+    """
+    places: list[tuple[Path | None, str]] = []
+    for cfg in configs:
+        seed = f"seed{cfg.training.seed}"
+        places.append((output_dir and output_dir / seed, f"{cfg.name}-{seed}"))
+        if output_dir is not None and (output_dir / seed).exists():
+            raise AdtrainError(f"{output_dir / seed}: is there already; give another --output-dir, or remove it first")
+    runs: list[dict[str, Any]] = []
+    try:
+        for number, (cfg, place) in enumerate(zip(configs, places, strict=True), 1):
+            progress(f"run {number} of {len(configs)}, seed {cfg.training.seed}")
+            folder, summary = train(cfg, *place)
+            measured = {**summary["test"], "train_seconds": summary["train_seconds"]}
+            runs.append({"run": str(folder.path), "seed": cfg.training.seed, **measured})
+    except BaseException:
+        if runs:
+            progress(f"finished runs are kept: {', '.join(run['run'] for run in runs)}")
+        raise
+    means = {field: mean(run[field] for run in runs) for field in MEASURED}
+    deviations = {field: stdev(run[field] for run in runs) for field in MEASURED}
+    if as_json:
+        print_json({"runs": runs, "mean": means, "deviation": deviations})
+        return
+    rows = [[run["run"], str(run["seed"]), *_cells(run)] for run in runs]
+    rows += [["mean", "", *_cells(means)], ["deviation", "", *_cells(deviations)]]
+    click.echo("\n".join(render(COLUMNS, rows, terminal_width())))
+
+
+def _cells(values: Mapping[str, Any]) -> list[str]:
+    return [f"{values['accuracy']:.2%}", f"{values['loss']:.4f}", f"{values['train_seconds']:.2f} s"]

@@ -1,0 +1,13 @@
+"""What a run's folder shows to a person: a page of HTML, and pictures.
+
+record = report.read(Path("runs/mlp"))
+text = report.page.render(record, report.predict(Path("runs/mlp"), "cpu"))
+"""
+
+from __future__ import annotations
+
+from adtrain.report import page
+from adtrain.report.predictions import Predictions, predict
+from adtrain.report.record import Record, read
+
+__all__ = ["Predictions", "Record", "page", "predict", "read"]

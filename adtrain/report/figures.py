@@ -1,0 +1,144 @@
+"""The pictures of a run as PNG files, by matplotlib, which is imported when the first is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adtrain.core.errors import AdtrainError
+from adtrain.files import unwritable, write_atomic
+from adtrain.report.curves import panels
+from adtrain.report.pixels import shown
+from adtrain.report.predictions import Predictions
+from adtrain.report.record import Record
+
+COLOURS = {"train": "#2766c8", "rate": "#2766c8", "validation": "#d9661a"}
+STYLE: dict[str, Any] = {
+    "font.size": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#5d6878",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e1e5eb",
+    "text.color": "#1d2430",
+    "axes.labelcolor": "#1d2430",
+    "xtick.color": "#5d6878",
+    "ytick.color": "#5d6878",
+    "legend.frameon": False,
+    "text.parse_math": False,  # a dollar sign in a name is one
+}
+DPI = 200
+COLUMNS, MOST_PICTURES = 6, 18
+MOST_COUNTED = 25
+"""Classes of a confusion matrix in whose squares the counts have room."""
+
+
+def check() -> None:
+    """AdtrainError where matplotlib is missing."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise AdtrainError("drawing PNG files needs matplotlib; pip install 'adtrain[report]'") from error
+
+
+def write(record: Record, predictions: Predictions | str, folder: Path) -> list[Path]:
+    """Draw all that there is to draw into the folder, which is made where it is absent; the files' paths.
+
+    Raises AdtrainError where matplotlib is missing, or a file cannot be written.
+    """
+    check()
+    from matplotlib import style
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    drawings: dict[str, Callable[[], Any]] = {}
+    if record.epochs:
+        drawings["learning_curves.png"] = lambda: learning_curves(record)
+    if isinstance(predictions, Predictions):
+        drawings["confusion_matrix.png"] = lambda: confusion_matrix(predictions)
+        if predictions.pictured and predictions.worst(1):
+            drawings["worst_mistakes.png"] = lambda: worst_mistakes(predictions)
+    for name, draw in drawings.items():
+        content = BytesIO()
+        with style.context(["default", STYLE]):
+            draw().savefig(content, format="png", dpi=DPI, bbox_inches="tight", pad_inches=0.15)
+        write_atomic(folder / name, content.getvalue())
+    return [folder / name for name in drawings]
+
+
+def learning_curves(record: Record) -> Any:
+    """Loss, accuracy and learning rate over the epochs, side by side, as a matplotlib Figure."""
+    from matplotlib.figure import Figure
+
+    drawn = panels(record)
+    figure = Figure(figsize=(4.4 * len(drawn), 3.6), layout="constrained")
+    figure.suptitle(record.config.name, fontweight="bold")
+    for axes, panel in zip(figure.subplots(1, len(drawn)), drawn, strict=True):
+        for curve in panel.curves:
+            faint: dict[str, Any] = {"lw": 1, "alpha": 0.35}
+            named: dict[str, Any] = {"lw": 2, "marker": "o" if curve.marked else "", "ms": 5, "clip_on": False}
+            named["label"] = f"{curve.name} {panel.text(curve.values[-1])}"
+            axes.plot(curve.epochs, curve.values, color=COLOURS[curve.part], **(named if curve.name else faint))
+        xs, ys = panel.ticks()
+        axes.set_xticks(xs)
+        axes.set_yticks(ys, [panel.tick(y) for y in ys])
+        axes.set(title=panel.title, xlabel="epoch", xlim=(xs[0], xs[-1]), ylim=(ys[0], ys[-1]))
+        if len(panel.curves) > 1:
+            axes.legend()
+    return figure
+
+
+def confusion_matrix(predictions: Predictions) -> Any:
+    """Labels against predictions, mistakes in orange, as a matplotlib Figure."""
+    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.figure import Figure
+
+    counts, classes = predictions.confusion, predictions.classes
+    mistakes = np.where(np.eye(len(classes), dtype=bool), 0, counts)
+    side = min(max(5.5, 1.5 + 0.55 * len(classes)), 14)
+    figure = Figure(figsize=(side, side), layout="constrained")
+    axes = figure.subplots()
+    axes.imshow(mistakes, cmap=LinearSegmentedColormap.from_list("mistakes", ["#ffffff", "#f08228"]), vmin=0)
+    axes.grid(False)
+    between = np.arange(len(classes) + 1) - 0.5
+    axes.set_xticks(between, minor=True)
+    axes.set_yticks(between, minor=True)
+    axes.grid(which="minor")
+    axes.tick_params(which="both", length=0)
+    axes.spines[:].set_visible(False)
+    accuracy = predictions.correct / len(predictions.labels)
+    axes.set(xlabel="said by the model", ylabel="label", title=f"{accuracy:.2%} of {len(predictions.labels):,} right")
+    if len(classes) <= MOST_COUNTED:
+        names = [name if len(name) <= 14 else f"{name[:13]}…" for name in classes]
+        upright = max(map(len, names)) <= 3
+        axes.set_xticks(range(len(classes)), names, rotation=0 if upright else 45, ha="center" if upright else "right")
+        axes.set_yticks(range(len(classes)), names)
+        for i, j in zip(*np.nonzero(counts), strict=True):
+            right: dict[str, Any] = {"color": COLOURS["train"], "fontweight": "bold"} if i == j else {}
+            axes.text(j, i, str(counts[i, j]), ha="center", va="center", fontsize=10, **right)
+    return figure
+
+
+def worst_mistakes(predictions: Predictions) -> Any:
+    """The images that were taken for another class with the highest probability, as a matplotlib Figure."""
+    from matplotlib.figure import Figure
+
+    mistakes = predictions.worst(MOST_PICTURES)
+    rows = -(-len(mistakes) // COLUMNS)
+    figure = Figure(figsize=(1.75 * COLUMNS, 2.3 * rows), layout="constrained")
+    axes = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
+    for panel in axes:
+        panel.axis("off")
+    pictures = shown(predictions.images[[mistake.image for mistake in mistakes]])
+    for panel, (_, label, prediction, probability), pixels in zip(axes, mistakes, pictures, strict=False):
+        panel.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+        names = predictions.classes[label], predictions.classes[prediction]
+        panel.set_title(f"{names[0]} as {names[1]}\n{probability:.1%}", fontsize=10)
+    return figure

@@ -1,0 +1,80 @@
+"""A run as one HTML file that needs nothing else: styles, charts and images are in it, and it has no scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from html import escape
+from importlib import resources
+from typing import Any
+
+from adtrain import config
+from adtrain.report import sections
+from adtrain.report.predictions import Predictions
+from adtrain.report.record import Record
+
+# The browser itself refuses whatever would leave the file.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+def render(record: Record, predictions: Predictions | str) -> str:
+    """The page of a run; in place of predictions, the reason why there are none."""
+    title = escape(f"{record.config.name}: {record.path}")
+    style = resources.files("adtrain.report").joinpath("page.css").read_text(encoding="utf-8")
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<main>
+{"".join(_body(record, predictions))}</main>
+</body>
+</html>
+"""
+
+
+def missing(record: Record, predictions: Predictions | str) -> list[str]:
+    """What a report has of a finished run with its data and not of this one, a line each."""
+    found = []
+    if record.summary is None:
+        reached = f"{len(record.epochs)} of {record.config.training.epochs} epochs are over"
+        if (stopped := record.stopped) is not None:
+            reached += f", {stopped['reason'].replace('_', ' ')} at step {stopped['step']}"
+        found.append(f"the run is not finished ({reached}): no test result and no times")
+    if isinstance(predictions, str):
+        found.append(f"no predictions: {predictions}")
+    return found
+
+
+def _body(record: Record, predictions: Predictions | str) -> Iterator[str]:
+    cfg = record.config
+    about = [cfg.data.dataset or str(cfg.data.path), cfg.optimizer.kind, f"seed {cfg.training.seed}"]
+    if record.summary is not None:
+        about.append(f"{record.summary['device']}, {record.summary['device_name']}")
+    yield f"<header><h1>{escape(cfg.name)}</h1><p>{escape(' · '.join(about))}</p></header>\n"
+    for line in missing(record, predictions):
+        yield f'<p class="notice">{escape(line[0].upper() + line[1:])}.</p>\n'
+    yield sections.tiles(record)
+    yield sections.section("Learning curves", sections.learning_curves(record))
+    if isinstance(predictions, Predictions):
+        yield sections.section("Confusion matrix", sections.confusion(predictions))
+        yield sections.section("Classes", sections.by_class(predictions))
+        yield sections.section("Worst mistakes", sections.worst_mistakes(predictions))
+    if record.summary is not None:
+        yield sections.section("Where the time went", sections.operations(record.summary))
+    yield sections.section("What was run", _what_was_run(record))
+
+
+def _what_was_run(record: Record) -> str:
+    rows: Mapping[str, Any] = {"folder": record.path}
+    if (summary := record.summary) is not None:
+        versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
+        fields = ("device", "device_name", "precision", "seed", "epochs", "steps", "batch_size", "ended", "model_epoch")
+        rows = {**rows, **{field.replace("_", " "): summary[field] for field in fields}, "versions": versions}
+    pairs = "".join(f"<dt>{name}</dt><dd>{escape(str(value))}</dd>" for name, value in rows.items())
+    return f'<dl class="facts">{pairs}</dl>\n<pre>{escape(config.dump(record.config))}</pre>\n'

@@ -1,0 +1,81 @@
+"""What a trained model makes of each test image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from adtrain import training
+from adtrain.data import Images
+from adtrain.training import model_file
+from adtrain.training.evaluation import probabilities
+
+
+class Mistake(NamedTuple):
+    """A test image that was taken for another class: its number, both classes, and the probability of the wrong one."""
+
+    image: int
+    label: int
+    prediction: int
+    probability: float
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The likeliest class of each image.
+
+    Attributes:
+        images: (N, C, H, W), uint8 or float32.
+        labels: int64 (N,).
+        classes: a name for each class of the labels and predictions.
+        predicted: int64 (N,).
+        probability: (N,), that of the predicted class.
+    """
+
+    images: Images
+    labels: np.ndarray
+    classes: tuple[str, ...]
+    predicted: np.ndarray
+    probability: np.ndarray
+
+    @cached_property
+    def confusion(self) -> np.ndarray:
+        """How many images of each class (row) were taken for each class (column): int64 (classes, classes)."""
+        counts = np.zeros((len(self.classes),) * 2, np.int64)
+        np.add.at(counts, (self.labels, self.predicted), 1)
+        return counts
+
+    @property
+    def correct(self) -> int:
+        return int(np.trace(self.confusion))
+
+    @property
+    def pictured(self) -> bool:
+        """Whether the images are pictures: those of a table have a channel a number, of one pixel."""
+        return self.images.shape[2:] != (1, 1)
+
+    def worst(self, count: int) -> Sequence[Mistake]:
+        """At most `count` mistakes, those made with the highest probability first."""
+        wrong = np.flatnonzero(self.predicted != self.labels)
+        order = wrong[np.argsort(-self.probability[wrong], kind="stable")][:count]
+        return [Mistake(int(i), int(self.labels[i]), int(self.predicted[i]), float(self.probability[i])) for i in order]
+
+
+def predict(run: Path, device: str) -> Predictions:
+    """The predictions of the run's model for the test images of its config.
+
+    Raises AdtrainError where the model or the data are missing, damaged, or do not fit together.
+    """
+    trained = model_file.load(run, device)
+    test = training.prepare(trained.config).test
+    rows = probabilities(trained.network, trained.params, trained.statistics, test.images, device)
+    predicted = rows.argmax(axis=1)
+    # A network may have more outputs than its data had classes, and they may have got more since.
+    used = max(len(trained.classes), int(predicted.max()) + 1, int(test.labels.max()) + 1)
+    classes = (*trained.classes, *map(str, range(len(trained.classes), used)))
+    return Predictions(test.images, test.labels, classes, predicted, rows.max(axis=1))

@@ -1,0 +1,86 @@
+"""What a run's folder says about the run, finished or not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+from adtrain.config import Config
+from adtrain.core.errors import AdtrainError
+from adtrain.training import model_file
+from adtrain.training.run_folder import SUMMARY, read_metrics
+
+# The fields of summary.json that a reader counts on, with the type of each.
+FIELDS: dict[str, type | tuple[type, ...]] = {
+    "device": str,
+    "device_name": str,
+    "precision": str,
+    "seed": int,
+    "parameters": int,
+    "epochs": int,
+    "steps": int,
+    "batch_size": int,
+    "train_seconds": float,
+    "total_seconds": float,
+    "images_per_second": (float, NoneType),
+    "step_ms": (dict, NoneType),
+    "test": dict,
+    "ops": list,
+    "versions": dict,
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run: its config, the lines of its metrics, and its summary, which is None until the run is over."""
+
+    path: Path
+    config: Config
+    metrics: list[dict[str, Any]]
+    summary: dict[str, Any] | None
+
+    @property
+    def intervals(self) -> list[dict[str, Any]]:
+        """A few steps each: `step`, `train`, `learning_rate`."""
+        return [line for line in self.metrics if line["kind"] == "interval"]
+
+    @property
+    def epochs(self) -> list[dict[str, Any]]:
+        """The epochs that are over: `epoch`, `step`, `train`, `validation`."""
+        return [line for line in self.metrics if line["kind"] == "epoch"]
+
+    @property
+    def stopped(self) -> dict[str, Any] | None:
+        """How the run was stopped before its end, if that is the last that was heard of it: `reason`, `step`."""
+        return self.metrics[-1] if self.metrics and self.metrics[-1]["kind"] == "stopped" else None
+
+    @property
+    def steps(self) -> int:
+        """How many steps the metrics tell of."""
+        return max((int(line["step"]) for line in self.metrics), default=0)
+
+
+def read(run: Path) -> Record:
+    """The record of the run in a folder.
+
+    Raises:
+        ConfigError: its config.yaml is wrong.
+        AdtrainError: it is no folder of a run, or its metrics or summary are damaged.
+    """
+    return Record(run, model_file.config_of(run), read_metrics(run), _summary(run / SUMMARY))
+
+
+def _summary(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise AdtrainError(f"{path}: cannot be read ({error})") from None
+    for field, kind in FIELDS.items():
+        if not isinstance(found, dict) or not isinstance(found.get(field), kind):
+            raise AdtrainError(f"{path}: found no {field}, expected a file that adtrain train wrote")
+    return found

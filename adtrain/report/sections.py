@@ -1,0 +1,211 @@
+"""The parts of a run's page, each as HTML."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from adtrain.report.chart import chart
+from adtrain.report.curves import Curve, Panel, panels
+from adtrain.report.pixels import png, shown
+from adtrain.report.predictions import Predictions
+from adtrain.report.record import Record
+
+MOST_CLASSES = 25
+"""Classes of a confusion matrix that is written out."""
+
+CLASS_COLUMNS = {"class": "text", "images": "", "accuracy": "", "mistakes": "", "most often taken for": "text"}
+OPERATION_COLUMNS = {
+    "operation": "text",
+    "layer": "text",
+    "phase": "left minor",
+    "ms": "",
+    "share": "",
+    "GFLOP/s": "minor",
+    "GB/s": "minor",
+}
+"""Titles, and the cells' class: text stands left and may be broken, what is minor is left out on a phone."""
+
+MOST_PICTURES = 24
+MOST_OPERATIONS = 15
+
+
+def section(title: str, content: str) -> str:
+    return f"<section>\n<h2>{title}</h2>\n{content}</section>\n"
+
+
+def tiles(record: Record) -> str:
+    """The results in large print; of an unfinished run, the scores of its last epoch."""
+    found: list[tuple[str, str]] = []
+    if (summary := record.summary) is not None:
+        found += [
+            ("test accuracy", f"{summary['test']['accuracy']:.2%}"),
+            ("test loss", f"{summary['test']['loss']:.4f}"),
+            ("training", f"{summary['train_seconds']:.1f} s"),
+        ]
+        if (speed := summary["images_per_second"]) is not None:
+            found.append(("images/s", f"{speed:,.0f}"))
+        if (step := summary["step_ms"]) is not None:
+            found.append(("step, median", f"{step['median']:.2f} ms"))
+        found.append(("parameters", f"{summary['parameters']:,}"))
+    elif record.epochs:
+        for part in ("train", "validation"):
+            if score := record.epochs[-1].get(part):
+                found.append((f"{part} accuracy", f"{score['accuracy']:.2%}"))
+                found.append((f"{part} loss", f"{score['loss']:.4f}"))
+    cells = "".join(
+        f'<div><dt>{name}</dt><dd id="{name.replace(", ", "-").replace(" ", "-")}">{text}</dd></div>'
+        for name, text in found
+    )
+    return f'<dl class="tiles">{cells}</dl>\n' if found else ""
+
+
+def learning_curves(record: Record) -> str:
+    drawn = "".join(f"<figure>{_legend(panel)}{chart(panel)}</figure>\n" for panel in panels(record))
+    if not drawn:
+        return "<p>No epoch is over yet.</p>\n"
+    note = "Training scores are means over an epoch, while the weights changed; the faint line is of its steps."
+    return f'<div class="curves">\n{drawn}</div>\n<p class="note">{note}</p>\n'
+
+
+def _legend(panel: Panel) -> str:
+    def entry(curve: Curve) -> str:
+        name = "at the end" if curve.name == panel.title else curve.name
+        return f'<span class="key {curve.part}">{name} <b>{panel.text(curve.values[-1])}</b></span>'
+
+    keys = " ".join(entry(curve) for curve in panel.curves if curve.name)
+    return f"<figcaption><strong>{panel.title}</strong>{keys}</figcaption>"
+
+
+def confusion(predictions: Predictions) -> str:
+    counts, classes = predictions.confusion, predictions.classes
+    total = f"{predictions.correct:,} of {len(predictions.labels):,} test images right"
+    if len(classes) > MOST_CLASSES:
+        return f"<p>{total}. The matrix of {len(classes)} classes is too large for a page; --png draws it.</p>\n"
+    most = max(int((counts - np.diag(np.diag(counts))).max()), 1)
+
+    def cell(row: int, column: int) -> str:
+        count = int(counts[row, column])
+        if row == column:
+            return f'<td class="right">{count}</td>'
+        if not count:
+            return "<td></td>"
+        said = escape(f"{count} of {classes[row]} taken for {classes[column]}")
+        return f'<td class="wrong" style="--share:{count / most:.3f}" title="{said}">{count}</td>'
+
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in classes)
+    rows = "".join(
+        f'<tr><th scope="row">{escape(name)}</th>{"".join(cell(i, j) for j in range(len(classes)))}</tr>\n'
+        for i, name in enumerate(classes)
+    )
+    kind = "confusion named" if max(map(len, classes)) > 3 else "confusion"
+    table = f'<table class="{kind}"><thead><tr><td></td>{head}</tr></thead><tbody>\n{rows}</tbody></table>'
+    note = f"{total}. Rows are the labels, columns what the model said; the deeper the orange, the more mistakes."
+    return f'<div class="wide">{table}</div>\n<p class="note">{note}</p>\n'
+
+
+def by_class(predictions: Predictions) -> str:
+    """A row a class, the least accurate first."""
+    counts, classes = predictions.confusion, predictions.classes
+    images = counts.sum(axis=1)
+    wrong = images - np.diag(counts)
+    accuracy = 1 - wrong / np.maximum(images, 1)
+    order = [int(i) for i in np.argsort(accuracy, kind="stable") if images[i]]
+    rows = []
+    for i in order[:MOST_CLASSES]:
+        others = np.where(np.arange(len(classes)) == i, 0, counts[i])
+        mistaken = int(others.argmax())
+        most = f"{classes[mistaken]} ({others[mistaken]})" if wrong[i] else ""
+        share = wrong[i] / max(int(wrong.max()), 1)
+        bar = _bar(share, f"{wrong[i]:,}")
+        rows.append([escape(classes[i]), f"{images[i]:,}", f"{accuracy[i]:.2%}", bar, escape(most)])
+    left_out = len(order) - len(rows)
+    note = f'<p class="note">{left_out} classes of higher accuracy are left out.</p>\n' if left_out else ""
+    return _table(CLASS_COLUMNS, rows) + note
+
+
+def worst_mistakes(predictions: Predictions) -> str:
+    mistakes = predictions.worst(MOST_PICTURES)
+    if not mistakes:
+        return "<p>There are none.</p>\n"
+    if not predictions.pictured:
+        return f"<p>The data are rows of {predictions.images.shape[1]} numbers and have no pictures.</p>\n"
+    figures = []
+    pictures = shown(predictions.images[[mistake.image for mistake in mistakes]])
+    for (image, label, prediction, probability), pixels in zip(mistakes, pictures, strict=True):
+        uri = f"data:image/png;base64,{b64encode(png(pixels)).decode()}"
+        right, wrong = escape(predictions.classes[label]), escape(predictions.classes[prediction])
+        figures.append(
+            f'<figure><img src="{uri}" alt="test image {image}" title="test image {image}">'
+            f"<figcaption><b>{right}</b> taken for <b>{wrong}</b><br>{probability:.1%}</figcaption></figure>\n"
+        )
+    note = "The mistakes made with the highest probability, first to last; a picture's title is its number."
+    return f'<div class="mistakes">\n{"".join(figures)}</div>\n<p class="note">{note}</p>\n'
+
+
+def operations(summary: Mapping[str, Any]) -> str:
+    """The time of the phases of a step, and of its operations."""
+    if not summary["ops"]:
+        return "<p>The operations were not timed (--profile-steps 0).</p>\n"
+    ops = sorted(summary["ops"], key=lambda row: -row["ms"])
+    top, rest = ops[:MOST_OPERATIONS], ops[MOST_OPERATIONS:]
+    phases = {phase: sum(row["ms"] for row in ops if row["phase"] == phase) for phase in _phases(ops)}
+    whole = sum(phases.values()) or 1.0
+    bar = "".join(f'<i class="{phase}" style="--share:{ms / whole:.4f}"></i>' for phase, ms in phases.items())
+    keys = " ".join(
+        f'<span class="key {phase}">{phase} <b>{ms:.3f} ms</b> {ms / whole:.0%}</span>' for phase, ms in phases.items()
+    )
+    rows = [
+        [
+            _breakable(row["op"]),
+            _breakable(row["scope"]),
+            row["phase"],
+            _bar(row["ms"] / (top[0]["ms"] or 1.0), f"{row['ms']:.3f}"),
+            f"{row['share']:.1%}",
+            _rate(row["gflops_per_s"]),
+            _rate(row["gbytes_per_s"]),
+        ]
+        for row in top
+    ]
+    if rest:
+        ms, share = (sum(row[field] for row in rest) for field in ("ms", "share"))
+        bar_of_rest = _bar(ms / (top[0]["ms"] or 1.0), f"{ms:.3f}")
+        rows.append([f"{len(rest)} more", "", "", bar_of_rest, f"{share:.1%}", "", ""])
+    note = f"Operations of one step: {summary['ops_sum_ms']:.3f} ms"
+    note += f", {summary['ops_to_step_ratio']:.1%} of a step without hooks." if summary["ops_to_step_ratio"] else "."
+    table = _table(OPERATION_COLUMNS, rows, "operations")
+    return f'<div class="stack">{bar}</div>\n<p class="keys">{keys}</p>\n{table}<p class="note">{note}</p>\n'
+
+
+def _phases(ops: Iterable[Mapping[str, Any]]) -> Sequence[str]:
+    """Those that occur, in the order in which a step goes through them."""
+    found = {row["phase"] for row in ops}
+    return [phase for phase in ("forward", "backward", "update") if phase in found]
+
+
+def _table(columns: Mapping[str, str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
+    """Columns are titles and the class of their cells; cells are HTML already."""
+    head = "".join(f'<th scope="col" class="{cells}">{title}</th>' for title, cells in columns.items())
+    body = ""
+    for row in rows:
+        tds = (f'<td class="{cells}">{cell}</td>' for cells, cell in zip(columns.values(), row, strict=True))
+        body += f"<tr>{''.join(tds)}</tr>\n"
+    table = f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>'
+    return f'<div class="wide">{table}</div>\n'
+
+
+def _breakable(fused: str) -> str:
+    """Names joined by "+", behind each of which a line may end."""
+    return escape(fused).replace("+", "+<wbr>")
+
+
+def _bar(share: float, text: str) -> str:
+    return f'<span class="bar" style="--share:{share:.3f}">{text}</span>'
+
+
+def _rate(value: float | None) -> str:
+    return f"{value:.1f}" if value else ""

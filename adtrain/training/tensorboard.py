@@ -1,0 +1,51 @@
+"""Event files for TensorBoard, written while a run goes on. Needs the package tensorboard, imported when asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from adtrain.core.errors import AdtrainError
+from adtrain.training.evaluation import Score
+from adtrain.training.progress import Epoch, Interval, Observer
+from adtrain.training.step import TrainState
+
+FOLDER = "tensorboard"
+
+
+def check() -> None:
+    """AdtrainError where tensorboard is missing."""
+    try:
+        import tensorboard.summary  # noqa: F401
+    except ImportError as error:
+        raise AdtrainError("writing event files needs tensorboard; pip install 'adtrain[tensorboard]'") from error
+
+
+class EventFiles(Observer):
+    """Writes scalars by step: loss and accuracy of training and validation, learning rate, images a second."""
+
+    def __init__(self, folder: Path) -> None:
+        """Events go to a new file in `folder`, which is made where it is absent."""
+        check()
+        from tensorboard.summary import Writer
+
+        self.writer = Writer(str(folder))
+
+    def interval_done(self, interval: Interval) -> None:
+        self._scores("train", interval.train, interval.step)
+        self.writer.add_scalar("learning_rate", interval.learning_rate, interval.step)
+        self.writer.add_scalar("images_per_second", interval.images_per_second, interval.step)
+        self.writer.flush()  # so that who watches sees it now
+
+    def epoch_done(self, epoch: Epoch, state: TrainState) -> None:
+        if epoch.validation is not None:
+            self._scores("validation", epoch.validation, epoch.step)
+            self.writer.flush()
+
+    def close(self) -> None:
+        """Write what is left, and end the file."""
+        self.writer.close()
+
+    def _scores(self, part: str, score: Score, step: int) -> None:
+        # One group of charts for the loss and one for the accuracy, in each of which both parts stand together.
+        self.writer.add_scalar(f"loss/{part}", score.loss, step)
+        self.writer.add_scalar(f"accuracy/{part}", score.accuracy, step)

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from report_runs import command, one_line, summary, train
+from training_runs import write_config
+
+from adtrain.cli.compare import differences
+
+leaves = st.none() | st.booleans() | st.integers(0, 3)
+values = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner), max_leaves=8
+)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run in `first`, one of another optimizer in `second`, and an unfinished one in `third`."""
+    folder = tmp_path_factory.mktemp("runs")
+    cfg = write_config(folder)
+    train(cfg, folder / "first")
+    train(cfg, folder / "second", "--set", "optimizer={sgd: {lr: 0.5}}", "--steps", "5")
+    train(cfg, folder / "third", "--seed", "7")
+    (folder / "third" / "summary.json").unlink()
+    return folder
+
+
+@pytest.fixture
+def here(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(runs)
+    return runs
+
+
+def test_runs_stand_in_the_order_given_with_their_results(here: Path) -> None:
+    lines = command("compare", "second", "first").stdout.splitlines()
+    assert lines[0].split() == ["run", "accuracy", "loss", "training", "steps", "parameters", "device"]
+    for line, name in zip(lines[1:3], ("second", "first"), strict=True):
+        found = summary(Path(name))
+        assert line.split()[:3] == [name, f"{found['test']['accuracy']:.2%}", f"{found['test']['loss']:.4f}"]
+        assert f" {found['steps']} " in line
+
+
+def test_configs_differ_by_dotted_keys(here: Path) -> None:
+    found = json.loads(command("compare", "first", "second", "third", "--json").stdout)["differences"]
+    assert list(found) == ["optimizer", "training.seed", "training.steps"]
+    assert found["training.seed"] == [0, 0, 7]
+    assert found["training.steps"] == [None, 5, None]
+    assert [list(value) for value in found["optimizer"]] == [["adam"], ["sgd"], ["adam"]]
+    table = command("compare", "first", "second").stdout.split("\n\n")[1].splitlines()
+    assert table[1].startswith("optimizer       first   adam lr 0.01, ")
+    assert table[2].startswith("                second  sgd lr 0.5, ")
+
+
+def test_an_unfinished_run_is_listed_as_one(here: Path) -> None:
+    third = json.loads(command("compare", "third", "--json").stdout)["runs"][0]
+    assert (third["finished"], third["test"], third["steps"]) == (False, None, 18)
+    assert command("compare", "third").stdout.splitlines()[1].split() == ["third", "unfinished", "18"]
+
+
+def test_one_config_twice_has_no_differences(here: Path) -> None:
+    assert command("compare", "first", "first").stdout.endswith("\n\ntheir configs are the same\n")
+
+
+def test_a_narrow_terminal_is_not_exceeded(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = command("compare", "first", "second", "third").stdout.splitlines()
+    assert max(map(len, lines)) <= 60
+    assert lines[0].split()[:4] == ["run", "accuracy", "loss", "training"]
+
+
+def test_what_is_no_run_is_one_line(here: Path) -> None:
+    assert one_line(command("compare", "first", "data", expect=2)) == (
+        "data: found no config.yaml, expected the folder of a run of adtrain train"
+    )
+    assert "Missing argument 'RUN...'" in one_line(command("compare", expect=2))
+
+
+@given(values, values)
+def test_there_are_differences_where_values_differ(a: Any, b: Any) -> None:
+    found = differences([a, b])
+    assert bool(found) == (a != b)
+    assert all(len(pair) == 2 and pair[0] != pair[1] for pair in found.values())

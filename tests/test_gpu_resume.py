@@ -1,0 +1,32 @@
+"""A run on a GPU that was stopped and resumed is the run that was not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu_parity import gpu
+from test_train_resume import LAYERS, SETTINGS, check_same, go_on, train
+from training_runs import prepare
+
+from adtrain import training
+from adtrain.training import RunFolder, loop
+
+__all__ = ["gpu"]
+
+pytestmark = pytest.mark.gpu
+
+AUGMENT = "data.augment=[crop: 1, flip, noise: 0.1, mixup: 0.5]"
+
+
+def test_a_run_on_a_gpu_goes_on_to_the_same_bytes(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adam, dropout, batch norm, augmentation, a schedule and a validation split; stopped within epochs and between."""
+    monkeypatch.setattr(loop, "REPORT_SECONDS", 0.0)
+    experiment = prepare(tmp_path, *SETTINGS, AUGMENT, layers=LAYERS)
+    assert train(experiment, RunFolder.create(experiment, tmp_path / "straight"), device="gpu")
+    for asked in (2, 5, 6, 13):
+        name = f"stopped-{asked}"
+        assert not train(experiment, RunFolder.create(experiment, tmp_path / name), asked=asked, device="gpu")
+        assert go_on(tmp_path / name, training.prepare(experiment.config), device="gpu")
+        check_same(tmp_path / "straight", tmp_path / name)

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from report_runs import command, one_line, train
+from training_runs import write_config
+
+from adtrain.training import Interval, Score
+from adtrain.training.run_folder import read_metrics
+from adtrain.training.tensorboard import EventFiles
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Tag -> (step, value), read back by TensorBoard's own reader."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="needs it")
+    from tensorboard.util.tensor_util import make_ndarray
+
+    found = accumulator.EventAccumulator(str(folder))
+    found.Reload()
+    return {
+        tag: [(event.step, float(make_ndarray(event.tensor_proto))) for event in found.Tensors(tag)]
+        for tag in found.Tags()["tensors"]
+    }
+
+
+def test_the_events_are_the_metrics(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    options = ("--tensorboard", "--set", "data.validation=0.2", "--set", "schedule=cosine")
+    run = train(write_config(tmp_path), tmp_path / "run", *options)
+    lines = read_metrics(run)
+    intervals, epochs = ([line for line in lines if line["kind"] == kind] for kind in ("interval", "epoch"))
+    expected = {
+        **{f"{name}/train": [(x["step"], x["train"][name]) for x in intervals] for name in ("loss", "accuracy")},
+        **{f"{name}/validation": [(x["step"], x["validation"][name]) for x in epochs] for name in ("loss", "accuracy")},
+        **{name: [(x["step"], x[name]) for x in intervals] for name in ("learning_rate", "images_per_second")},
+    }
+    found = scalars(run / "tensorboard")
+    assert found.keys() == expected.keys()
+    for tag, points in expected.items():
+        assert [step for step, _ in found[tag]] == [step for step, _ in points]
+        assert [value for _, value in found[tag]] == pytest.approx([value for _, value in points])
+
+
+def test_events_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    events = EventFiles(tmp_path)
+    events.interval_done(Interval(1, 100, Score(0.5, 0.75), 0.25, 1000.0))
+    assert scalars(tmp_path) == {
+        "loss/train": [(100, 0.5)],
+        "accuracy/train": [(100, 0.75)],
+        "learning_rate": [(100, 0.25)],
+        "images_per_second": [(100, 1000.0)],
+    }
+    events.close()
+
+
+def test_without_tensorboard_nothing_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    cfg = write_config(tmp_path)
+    arguments = ("train", cfg, "--device", "cpu", "--tensorboard", "--output-dir", tmp_path / "run")
+    assert one_line(command(*arguments, expect=2)) == (
+        "writing event files needs tensorboard; pip install 'adtrain[tensorboard]'"
+    )
+    assert not (tmp_path / "run").exists()
