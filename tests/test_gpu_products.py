@@ -118,9 +118,8 @@ def test_infinity_and_nan_go_where_they_go_in_plain_sums(gpu: Any, precision: st
             np.testing.assert_array_equal(test(found[0, rows]), test(expected[0, rows]))
 
 
-def adversarial() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def adversarial(m: int = 128, n: int = 96, k: int = 1000) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(3)
-    m, n, k = 128, 96, 1000
 
     def normal(*shape: int) -> np.ndarray:
         return rng.standard_normal(shape)

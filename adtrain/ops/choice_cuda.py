@@ -13,6 +13,7 @@ from enum import IntEnum
 from functools import lru_cache
 
 from adtrain.core.chip import Chip
+from adtrain.ops.slabs_cuda import CAPABILITY, SLABS, Slabs
 from adtrain.ops.tiles_cuda import (
     DIRECT,
     ELEMENT_MATRIX_TILES,
@@ -40,6 +41,8 @@ START = 3800
 """Cycles of the launch, until a block has its first stages, and from its last one until the sums are in memory."""
 SECOND_PASS, PART, BYTES_PER_CYCLE = 2500, 100, 4000
 """Cycles until the sum of the parts begins and that each part adds, and what it reads and writes in a cycle."""
+MOVED_PER_CYCLE = 2000
+"""Bytes read and written in a cycle while operands are laid out in slabs."""
 DIRECT_SPEED = {Unit.PIECES: 1.0, Unit.TF32: 1.7, Unit.BFLOAT16: 1.8}
 """Of direct products by other units, as a multiple of the speed in pieces."""
 FULL = 4
@@ -74,20 +77,24 @@ def ranked(
     precision: str = "full",
     gathers: Gathers = Gathers.NOTHING,
     along: tuple[bool, bool] = (False, False),
-) -> Sequence[tuple[Tile | Direct, int]]:
+) -> Sequence[tuple[Tile | Direct | Slabs, int]]:
     """Tiles and numbers of parts of k for ``batch`` products of m x k and k x n matrices, the best by estimate first.
 
     Args:
-        gathers: what of the operands is gathered from images: then there is no `Direct`, and k is whole for pixels.
+        gathers: what of the operands is gathered from images: then there is no `Direct` and no `Slabs`, and k is whole
+            for pixels.
         along: whether the rows of A and the columns of B lie along k in memory.
     """
 
-    def estimate(tile: Tile | Direct, parts: int) -> float:
+    def estimate(tile: Tile | Direct | Slabs, parts: int) -> float:
         blocks = batch * -(-m // tile.m) * -(-n // tile.n) * parts
         rounds = -(-blocks // chip.multiprocessors)
         if isinstance(tile, Direct):
             read = (tile.m * (tile.n // tile.warp_n) + tile.n * (tile.m // tile.warp_m)) * k * itemsize
             return START + rounds * read / (tile.speed * DIRECT_SPEED[tile.unit])
+        if isinstance(tile, Slabs):
+            layout = batch * (m + n) * k * tile.moved / MOVED_PER_CYCLE
+            return tile.launches * START + layout + rounds * k * tile.m * tile.n / (LANES * tile.speed)
         share = tile.speed if rounds > 1 else tile.alone
         stages = -(-math.ceil(k / tile.k) // parts)
         cycles = START + rounds * stages * tile.k * tile.m * tile.n / (LANES * share)
@@ -101,7 +108,7 @@ def ranked(
 
     pixels = gathers is Gathers.PIXELS
     room = SHARED.get(chip.capability, LEAST_SHARED)
-    best: list[tuple[Tile | Direct, int]] = []
+    best: list[tuple[Tile | Direct | Slabs, int]] = []
     for unit in units(itemsize, precision, chip.capability):
         if unit is Unit.FUSED:
             tiles = (WINDOW_TILES if pixels else TILES)[itemsize]
@@ -117,4 +124,7 @@ def ranked(
                 best.append((tile, parts))
         if unit not in (Unit.FUSED, Unit.DOUBLE) and gathers is Gathers.NOTHING:
             best += [(Direct(*tunables, unit=unit), 1) for tunables in DIRECT]
+    on_hopper = (itemsize, chip.capability) == (4, CAPABILITY)
+    if on_hopper and gathers is Gathers.NOTHING and SLABS[precision].suits(m, n, k):
+        best.append((SLABS[precision], 1))
     return sorted(best, key=lambda choice: estimate(*choice))

@@ -10,6 +10,7 @@ from typing import Any
 from adtrain.core.chip import CHIP, Chip
 from adtrain.core.kernel import CudaKernel
 from adtrain.ops.choice_cuda import ranked
+from adtrain.ops.slabs_cuda import SlabProduct, Slabs
 from adtrain.ops.tiles_cuda import Direct, Tile, Unit
 
 MOST = 12
@@ -121,25 +122,33 @@ def _lengths(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> tuple[int,
     return math.prod(a.shape[:-2]), m, b.shape[-2 if transpose_b else -1], k
 
 
+def engines(
+    a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = "full"
+) -> Sequence[Product | SlabProduct]:
+    """The product of arrays of these types in each way that the GPU at hand can compute it, the rule's choice first."""
+    lengths, transposed = _lengths(a, b, transpose_a, transpose_b), (transpose_a, transpose_b)
+    chip = Chip(CHIP.multiprocessors, CHIP.capability)
+    found = ranked(a.dtype.itemsize, *lengths, chip, precision, along=(not transpose_a, transpose_b))
+    return [
+        SlabProduct(lengths, tile, transposed)
+        if isinstance(tile, Slabs)
+        else Product(lengths, a.dtype.itemsize, tile, parts, transposed)
+        for tile, parts in found[:MOST]
+    ]
+
+
 def products(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = "full") -> Sequence[Product]:
-    """The product of arrays of these types by each tile that the GPU at hand can use, the rule's choice first."""
-    found = ranked(
-        a.dtype.itemsize,
-        *_lengths(a, b, transpose_a, transpose_b),
-        Chip(CHIP.multiprocessors, CHIP.capability),
-        precision,
-        along=(not transpose_a, transpose_b),
-    )
-    lengths = _lengths(a, b, transpose_a, transpose_b)
-    return [Product(lengths, a.dtype.itemsize, *choice, (transpose_a, transpose_b)) for choice in found[:MOST]]
+    """Those of `engines` that one kernel computes, which may stand in a kernel with others."""
+    found = engines(a, b, transpose_a, transpose_b, precision)
+    return [product for product in found if isinstance(product, Product)]
 
 
 def GEMM(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = "full") -> Sequence[CudaKernel]:
-    """The candidates: a matrix by a vector has one of its own, before those of `products`."""
+    """The candidates: a matrix by a vector has one of its own, before those of `engines`."""
     exact = precision == "full" or a.dtype.itemsize == 8
     _, m, n, _ = _lengths(a, b, transpose_a, transpose_b)
     vector = [_vector(a, b, transpose_a, transpose_b)] if exact and 1 in (m, n) else []
-    return [*vector, *(product.kernel() for product in products(a, b, transpose_a, transpose_b, precision))]
+    return [*vector, *(product.kernel() for product in engines(a, b, transpose_a, transpose_b, precision))]
 
 
 def _vector(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> CudaKernel:

@@ -11,13 +11,14 @@ WARP, LANES_N = 32, 8
 
 
 class Unit(IntEnum):
-    """What multiplies: fused multiply-adds, or the matrix units with operands in a format (`kernels/cuda/mma.cuh`)."""
+    """What multiplies: fused multiply-adds, or the matrix units with operands in a format (`mma.cuh`, `slabs.cuh`)."""
 
     FUSED = 0
     TF32 = 1
     BFLOAT16 = 2
     PIECES = 3
     DOUBLE = 4
+    HALVES = 5
 
 
 @dataclass(frozen=True)

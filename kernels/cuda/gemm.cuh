@@ -41,15 +41,18 @@ template <bool TURNED_A, bool TURNED_B> struct Factors {
     const T *a, *b;
     int m, n, k;
 
+    __device__ __forceinline__ T left(int row, int i) const {
+        return TURNED_A ? a[(int64_t)i * m + row] : a[(int64_t)row * k + i];
+    }
+    __device__ __forceinline__ T right(int i, int column) const {
+        return TURNED_B ? b[(int64_t)column * k + i] : b[(int64_t)i * n + column];
+    }
+
     // An element of the product by plain multiply-adds over k0 <= k < k1.
     __device__ __forceinline__ T plain(int row, int column, int k0, int k1) const {
         T sum = 0;
         #pragma unroll 1 // seldom needed
-        for (int i = k0; i < k1; i++) {
-            const T left = TURNED_A ? a[(int64_t)i * m + row] : a[(int64_t)row * k + i];
-            const T right = TURNED_B ? b[(int64_t)column * k + i] : b[(int64_t)i * n + column];
-            sum = fma(left, right, sum);
-        }
+        for (int i = k0; i < k1; i++) sum = fma(left(row, i), right(i, column), sum);
         return sum;
     }
 };

@@ -7,7 +7,8 @@
 #pragma once
 #include "fma.cuh"
 
-enum Kind { FUSED, TF32, BFLOAT16, PIECES, DOUBLE }; // a fused multiply-add; and the formats of the operands below
+// A fused multiply-add; the formats of the operands below; and two float16 numbers (slabs.cuh).
+enum Kind { FUSED, TF32, BFLOAT16, PIECES, DOUBLE, HALVES };
 
 // A format: DEPTH numbers of a row, whose k are apart, become two words of the instruction, in each of COUNT pieces
 // whose sum is the operand.

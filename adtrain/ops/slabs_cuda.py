@@ -1,0 +1,159 @@
+"""Large matrix products on Hopper's matrix units, of operands that are laid out in slabs (`kernels/cuda/slabs.cuh`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from adtrain.core.chip import CHIP
+from adtrain.core.kernel import CudaKernel
+from adtrain.ops.tiles_cuda import TILES, Unit
+
+CAPABILITY = (9, 0)
+"""The compute capability whose instructions the kernels consist of."""
+LINES, BYTES = 128, 128 * 128
+"""Of a slab."""
+LAYOUT_THREADS, THREADS = 256, 384
+"""Of a block of `slabs.cu`, and of `gemm_slabs.cu`."""
+PLAIN = TILES[4][0]
+"""The tile of multiply-adds that `gemm_rest.cu` is written for."""
+KNOWN_BYTES, REST_BYTES = 16, 256
+"""Of what is known of a line, or measured in a chunk of it (Line, Measured); and of a tile's list (Rest)."""
+
+
+@dataclass(frozen=True)
+class Slabs:
+    """Tunables of `kernels/cuda/slabs.cuh`, and of `gemm_slabs.cu`.
+
+    Args:
+        unit: TF32, BFLOAT16, or HALVES for float32.
+        pieces: numbers that an operand is cut into (COUNT).
+        depth: k of a slab (DEPTH).
+        across: slabs of op(B) that a tile takes side by side (ACROSS).
+        stages: stages in shared memory.
+        least: the smallest K. Of HALVES: from there on they are as exact as a chain of multiply-adds
+            (`tests/test_gpu_slabs.py`); of others: below it they cannot pay.
+        moved: bytes that are read and written to lay out an element.
+        launches: how many there are.
+        speed: multiply-adds of a multiprocessor, as a share of the float32 units', measured.
+    """
+
+    unit: Unit
+    pieces: int
+    depth: int
+    across: int
+    stages: int
+    least: int
+    moved: int
+    launches: int
+    speed: float
+
+    m = LINES
+
+    @property
+    def n(self) -> int:
+        """Columns of a tile."""
+        return self.across * LINES
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory, with what it takes to align them."""
+        return self.stages * (1 + self.across) * self.pieces * BYTES + 1024
+
+    def suits(self, m: int, n: int, k: int) -> bool:
+        return min(m, n) >= LINES and k >= self.least
+
+
+SLABS: Mapping[str, Slabs] = {
+    "full": Slabs(Unit.HALVES, 2, 64, 1, 3, 768, 12, 4, 4.0),
+    "tf32": Slabs(Unit.TF32, 1, 32, 2, 4, 256, 8, 2, 7.0),
+    "bfloat16": Slabs(Unit.BFLOAT16, 1, 64, 2, 4, 256, 6, 2, 11.5),
+}
+"""By precision."""
+
+
+@dataclass(frozen=True)
+class SlabProduct:
+    """A matrix product in slabs.
+
+    Attributes:
+        lengths: batch, M, N and K.
+        transposed: whether A and B are.
+    """
+
+    lengths: tuple[int, int, int, int]
+    slabs: Slabs
+    transposed: tuple[bool, bool]
+
+    @property
+    def tiles(self) -> int:
+        batch, m, n, _ = self.lengths
+        return batch * -(-m // LINES) * -(-n // self.slabs.n)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of LINES lines in all operands."""
+        batch, m, n, _ = self.lengths
+        return batch * (-(-m // LINES) + -(-n // self.slabs.n) * self.slabs.across)
+
+    @property
+    def depth(self) -> int:
+        """Slabs along k."""
+        return -(-self.lengths[-1] // self.slabs.depth)
+
+    @property
+    def chunks(self) -> int:
+        """Into how many parts k is cut for `slabs.cu` (CHUNKS, CHUNK)."""
+        return min(-(-self.depth // 2), 16)
+
+    @property
+    def scratch(self) -> int:
+        """Bytes of scratch: the slabs, and of HALVES what is known of lines and tiles (`Slabs` in slabs.cuh)."""
+        slabs = self.blocks * self.depth * self.slabs.pieces * BYTES
+        if self.slabs.unit is not Unit.HALVES:
+            return slabs
+        return slabs + self.blocks * LINES * KNOWN_BYTES * (1 + self.chunks) + self.tiles * REST_BYTES
+
+    def kernel(self) -> CudaKernel:
+        """The launches: the operands to slabs, of HALVES once they are measured; products; of HALVES what is left."""
+        _, m, n, k = self.lengths
+        turned = dict(zip(("TRANSPOSE_A", "TRANSPOSE_B"), map(int, self.transposed), strict=True))
+        transpose_a, transpose_b = self.transposed
+        wide = {"WIDE_A": math.gcd(4, m if transpose_a else k), "WIDE_B": math.gcd(4, k if transpose_b else n)}
+        wide_c = {"WIDE_C": math.gcd(2, n)}
+
+        layout = (2 * self.blocks, self.chunks)
+        fill = self._step("slabs.cu", "fill_slabs", layout, LAYOUT_THREADS, {**turned, **wide})
+        stages = {"TILE_STAGES": self.slabs.stages}
+        blocks = min(self.tiles, CHIP.multiprocessors)
+        multiply = self._step("gemm_slabs.cu", "gemm_slabs", blocks, THREADS, {**stages, **wide_c}, self.slabs.shared)
+        if self.slabs.unit is Unit.HALVES:
+            macros = {**turned, **wide, **wide_c}
+            rest = self._step("gemm_rest.cu", "gemm_rest", self.tiles, PLAIN.threads, macros, PLAIN.shared(4))
+            fill = replace(fill, then=replace(multiply, then=rest))
+            first = self._step("slabs.cu", "measure_lines", layout, LAYOUT_THREADS, {**turned, **wide}, then=fill)
+        else:
+            first = replace(fill, then=multiply)
+        return replace(first, scratch=lambda *_, **__: self.scratch)
+
+    def _step(
+        self,
+        file: str,
+        name: str,
+        blocks: int | tuple[int, int],
+        threads: int,
+        macros: Mapping[str, int],
+        shared: int = 0,
+        then: CudaKernel | None = None,
+    ) -> CudaKernel:
+        return CudaKernel(
+            file,
+            name,
+            lambda *_, **__: self.lengths,
+            blocks=lambda *_, **__: blocks,
+            threads=lambda *_, **__: threads,
+            shared=lambda *_, **__: shared,
+            definitions=lambda *_, **__: {"UNIT": int(self.slabs.unit), **macros},
+            then=then,
+        )

@@ -1,0 +1,224 @@
+// Lays the operands of gemm_slabs.cu out in slabs, see slabs.cuh: a block takes 64 lines of a chunk of k.
+#ifndef UNIT
+#define UNIT 5
+#define TRANSPOSE_A 0
+#define TRANSPOSE_B 0
+#define WIDE_A 1 // elements that may be read at once
+#define WIDE_B 1
+#endif
+#include "epilogue.cuh"
+#include "slabs.cuh"
+
+constexpr int THREADS = 256, ROW = HALF + 1;
+constexpr int FEW = 16; // products, see known()
+constexpr int BLOCKS = WIDE_A * WIDE_B == 16 ? 4 : 3; // that a multiprocessor must have registers for
+typedef float Panel[DEPTH][ROW]; // HALF lines of a slab
+
+// The lines that a block takes, the half-th 64 of all.
+struct Source {
+    const T *x;    // the first element of the matrix
+    bool of_a;
+    int length, first; // lines of the matrix, and the first of these
+    int64_t block;     // of lines
+    int begin, end;    // slabs
+
+    __device__ Source(const T *a, const T *b, const Slabs &slabs, int half, int chunk) {
+        block = half / 2;
+        of_a = block < slabs.left;
+        const int64_t own = of_a ? block : block - slabs.left, each = of_a ? slabs.rows : slabs.columns;
+        x = of_a ? a + own / each * slabs.m * slabs.k : b + own / each * slabs.k * slabs.n;
+        length = of_a ? slabs.m : slabs.n;
+        first = own % each * LINES + half % 2 * HALF;
+        begin = slabs.depth * chunk / slabs.chunks;
+        end = slabs.depth * (chunk + 1) / slabs.chunks;
+    }
+
+    // Starts to read a slab's elements; what follows need not wait for them.
+    __device__ __forceinline__ void start(int slab, int k) {
+        if (of_a)
+            read<!TRANSPOSE_A, WIDE_A>(slab * DEPTH, k);
+        else
+            read<TRANSPOSE_B, WIDE_B>(slab * DEPTH, k);
+    }
+
+    // Puts them into shared memory, where all threads of the block find them.
+    __device__ __forceinline__ void finish(Panel &panel) const {
+        __syncthreads();
+        if (of_a)
+            put<!TRANSPOSE_A, WIDE_A>(panel);
+        else
+            put<TRANSPOSE_B, WIDE_B>(panel);
+        __syncthreads();
+    }
+
+  private:
+    T found[HALF * DEPTH / THREADS];
+
+    // Where the i-th vector of this thread lies. ALONG: the matrix lies as [line][k], else as [k][line].
+    template <bool ALONG, int WIDE> struct Place {
+        static constexpr int ACROSS = (ALONG ? DEPTH : HALF) / WIDE, COUNT = HALF * DEPTH / WIDE / THREADS;
+        int line, depth;
+        __device__ __forceinline__ explicit Place(int i) {
+            const int down = (i * THREADS + threadIdx.x) / ACROSS, right = threadIdx.x % ACROSS * WIDE;
+            line = ALONG ? down : right;
+            depth = ALONG ? right : down;
+        }
+    };
+
+    template <bool ALONG, int WIDE> __device__ __forceinline__ void read(int k0, int k) {
+        #pragma unroll
+        for (int i = 0; i < Place<ALONG, WIDE>::COUNT; i++) {
+            const Place<ALONG, WIDE> at(i);
+            const int64_t line = first + at.line, depth = k0 + at.depth;
+            Vector<T, WIDE> v = {};
+            if (line < length && depth < k) v = load<T, WIDE>(x + (ALONG ? line * k + depth : depth * length + line));
+            #pragma unroll
+            for (int h = 0; h < WIDE; h++) found[i * WIDE + h] = v.lane[h];
+        }
+    }
+
+    template <bool ALONG, int WIDE> __device__ __forceinline__ void put(Panel &panel) const {
+        #pragma unroll
+        for (int i = 0; i < Place<ALONG, WIDE>::COUNT; i++) {
+            const Place<ALONG, WIDE> at(i);
+            #pragma unroll
+            for (int h = 0; h < WIDE; h++)
+                panel[at.depth + (ALONG ? h : 0)][at.line + (ALONG ? 0 : h)] = found[i * WIDE + h];
+        }
+    }
+};
+
+// HALVES, first: what scales and limits follow from.
+KERNEL __launch_bounds__(THREADS, BLOCKS) measure_lines(const T *a, const T *b, const Epilogue epilogue, int64_t batch,
+    int64_t m, int64_t n, int64_t k, char *scratch) {
+    wait_for_inputs();
+    const Slabs slabs(batch, m, n, k, scratch);
+    const int half = blockIdx.x, chunk = blockIdx.y;
+    Source source(a, b, slabs, half, chunk);
+    source.start(source.begin, k);
+    __shared__ Panel panel;
+    __shared__ Measured found[THREADS];
+    constexpr int TEAMS = THREADS / HALF; // threads that share a line
+    const int line = threadIdx.x % HALF, team = threadIdx.x / HALF;
+    Measured own = {0, INFINITY, 0};
+    for (int slab = source.begin; slab < source.end; slab++) {
+        source.finish(panel);
+        if (slab + 1 < source.end) source.start(slab + 1, k);
+        #pragma unroll
+        for (int i = team * DEPTH / TEAMS; i < (team + 1) * DEPTH / TEAMS; i++) {
+            const float x = fabsf(panel[i][line]);
+            own.squares += (double)x * x;
+            own.sum += x;
+            if (x > 0) own.least = fminf(own.least, x);
+        }
+    }
+    found[threadIdx.x] = own;
+    __syncthreads();
+    if (team > 0) return;
+    for (int i = 1; i < TEAMS; i++) {
+        own.squares += found[i * HALF + line].squares;
+        own.least = fminf(own.least, found[i * HALF + line].least);
+        own.sum += found[i * HALF + line].sum;
+    }
+    slabs.measured[(chunk * slabs.blocks * 2 + half) * HALF + line] = own;
+}
+
+// 2^exponent
+__device__ __forceinline__ float power(int exponent) { return __int_as_float(exponent + 127 << 23); }
+
+// A line whose chunks are measured.
+//
+// Its largest element is at most sqrt(k) times the root of the mean square, which is scaled to 2^target, or up to twice
+// that. Level: 5.5 times the root of the products' mean square if the other line's is 2^target, else down to half.
+// Floor: 2^22 times what the sum loses if all elements of this line are 2^-36 off.
+//
+// Share: (sum |x|)^2 / sum x^2 elements of one size would have this sum and these squares; of two lines with p k and q k
+// of them about p q k meet. A product is 2^-23.8 off (root of the mean square: 2^-24 of each operand, and low x low),
+// the sum of n sqrt(n) times that; a chain rounds n sums, of 2^-25.3 each, which is more from 16 products on.
+__device__ __forceinline__ Line known(const Slabs &slabs, int64_t at) {
+    Measured all = {0, INFINITY, 0};
+    #pragma unroll 8 // reads that are under way at once
+    for (int i = 0; i < slabs.chunks; i++) {
+        const Measured &part = slabs.measured[i * slabs.blocks * LINES + at];
+        all.squares += part.squares;
+        all.least = fminf(all.least, part.least);
+        all.sum += part.sum;
+    }
+    int target = 14;
+    for (int64_t i = 1; i < slabs.k; i *= 4) target--;
+    const double mean = sqrt(all.squares / slabs.k);
+    if (mean == 0) return {1, 0, 0, INFINITY};
+    const int exponent = mean < INFINITY ? target - ilogb(mean) : 1 << 30; // not of NaN
+    if (abs(exponent) > 63) return {1, INFINITY, 0, INFINITY};
+    const float up = power(exponent);
+    const float floor = all.least * up < 0x1p-12f ? slabs.k * power(target - 13) : 0;
+    const float level = 5.5f * (float)mean * up * power(target);
+    const double share = all.sum * (double)all.sum / all.squares / sqrt((double)FEW * slabs.k);
+    return {power(-exponent), floor, level, (float)share};
+}
+
+// Two numbers rounded to float16.
+__device__ __forceinline__ uint32_t halves(float low, float high) {
+    uint32_t both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+
+// Neighbouring k of a line in the format of the matrix units: a word of each piece.
+typedef Vector<uint32_t, 4> Word;
+constexpr int IN_WORD = UNIT == TF32 ? 4 : 8;
+
+__device__ __forceinline__ void cut(Word (&words)[COUNT], const float (&x)[IN_WORD]) {
+    #pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if constexpr (UNIT == TF32) {
+            words[0].lane[i] = Format<TF32>::rounded(x[i]);
+        } else if constexpr (UNIT == BFLOAT16) {
+            words[0].lane[i] = Format<BFLOAT16>::packed(x[2 * i], x[2 * i + 1]);
+        } else {
+            float of_low, of_high;
+            const uint32_t high = halves(x[2 * i], x[2 * i + 1]);
+            asm("{\n.reg .f16 low, high;\nmov.b32 {low, high}, %2;\ncvt.f32.f16 %0, low;\ncvt.f32.f16 %1, high;\n}"
+                : "=f"(of_low), "=f"(of_high) : "r"(high));
+            words[0].lane[i] = high;
+            words[COUNT - 1].lane[i] = halves((x[2 * i] - of_low) / LOW, (x[2 * i + 1] - of_high) / LOW);
+        }
+    }
+}
+
+// Begins with what was measured last, much of which is in the second cache still; ends with what is multiplied first.
+KERNEL __launch_bounds__(THREADS, BLOCKS) fill_slabs(const T *a, const T *b, const Epilogue epilogue, int64_t batch,
+    int64_t m, int64_t n, int64_t k, char *scratch) {
+    wait_for_inputs();
+    const Slabs slabs(batch, m, n, k, scratch);
+    const int half = gridDim.x - 1 - blockIdx.x, chunk = gridDim.y - 1 - blockIdx.y;
+    Source source(a, b, slabs, half, chunk);
+    source.start(source.begin, k);
+    __shared__ Panel panel;
+    __shared__ float scales[HALF];
+    if (UNIT == HALVES && threadIdx.x < HALF) {
+        const int64_t at = (int64_t)half * HALF + threadIdx.x;
+        const Line line = known(slabs, at);
+        scales[threadIdx.x] = 1 / line.down;
+        if (chunk == 0) slabs.lines[at] = line;
+    }
+    for (int slab = source.begin; slab < source.end; slab++) {
+        source.finish(panel);
+        if (slab + 1 < source.end) source.start(slab + 1, k);
+        char *to = slabs.slab(source.block, slab) + half % 2 * (SLAB / 2);
+        #pragma unroll
+        for (int i = 0; i < HALF * 8 / THREADS; i++) {
+            const int line = (i * THREADS + threadIdx.x) / 8, word = threadIdx.x % 8;
+            float x[IN_WORD];
+            #pragma unroll
+            for (int h = 0; h < IN_WORD; h++) {
+                x[h] = panel[word * IN_WORD + h][line];
+                if (UNIT == HALVES) x[h] *= scales[line];
+            }
+            Word words[COUNT];
+            cut(words, x);
+            #pragma unroll
+            for (int p = 0; p < COUNT; p++) *(Word *)(to + p * SLAB + exchanged(line, word)) = words[p];
+        }
+    }
+}

@@ -1,0 +1,72 @@
+// The operands of gemm_slabs.cu, in scratch, as its copies and products want them: slabs of 128 lines (rows of op(A),
+// columns of op(B)) by 128 bytes of k, in the format of the matrix units, words exchanged (`exchanged`), zeros where
+// the matrix has ended. A slab is one piece of memory, so nothing has to describe it to the copy engine.
+//
+// HALVES: float32 as two float16 numbers, high + low / 2^11, three products of which make up one of float32. Each line
+// is scaled by a power of two so that the root of its mean square is 2^target to 2^(target + 1), which leaves its
+// largest element below 2^15. Of elements from 2^-12 on the two hold all bits but at times the last; of smaller ones they
+// are up to 2^-36 off. Lines of numbers beside 2^-55 to 2^70 are left to gemm_rest.cu.
+#pragma once
+#include "wgmma.cuh"
+
+constexpr int LINES = 128, SLAB = LINES * 128; // SLAB: bytes
+constexpr int HALF = LINES / 2;                // lines that a block of slabs.cu takes
+constexpr int CHUNKS = 16, CHUNK = 2;          // slabs.cu cuts k into CHUNKS parts, or into parts of CHUNK slabs
+constexpr int COUNT = UNIT == HALVES ? 2 : 1;  // pieces of an operand
+constexpr int DEPTH = UNIT == TF32 ? 32 : 64;  // k of a slab
+constexpr int ACROSS = UNIT == HALVES ? 1 : 2; // slabs of op(B) that a tile takes side by side
+constexpr float LOW = 0x1p-11f;                // the unit of low
+
+// Of a line. A sum of its products with any other line, both scaled, is not to be trusted where it is below the sum of
+// their floors, as it may show what small elements have lost; where it has stayed below the level of its row; or where
+// the product of their shares is below 1, as few products make it.
+struct alignas(16) Line {
+    float down; // 1 / scale
+    float floor, level, share;
+};
+
+// What a chunk of k tells of a line.
+struct alignas(16) Measured {
+    double squares;
+    float least, sum; // of magnitudes; the least that is not 0
+};
+
+constexpr int LISTED = 126;
+
+// Of a tile of the result, the elements that gemm_rest.cu computes; all of them where there are more than LISTED.
+struct alignas(16) Rest {
+    int count;
+    uint16_t places[LISTED]; // row * 128 + column in the tile
+};
+
+// Where all that lies, for `batch` products of m x k and k x n. Slabs are counted by line, then by k.
+struct Slabs {
+    int64_t batch, m, n, k;
+    int rows, columns;   // blocks of LINES lines of a matrix
+    int64_t left, blocks; // such blocks of all matrices A, of A and B
+    int depth, chunks;    // slabs along k, and the parts of them
+    int64_t tiles;        // of the results
+    Rest *rests;
+    Line *lines;
+    Measured *measured;
+    char *slabs;
+
+    __device__ Slabs(int64_t batch, int64_t m, int64_t n, int64_t k, char *scratch) : batch(batch), m(m), n(n), k(k) {
+        rows = (m + LINES - 1) / LINES;
+        columns = (n + ACROSS * LINES - 1) / (ACROSS * LINES) * ACROSS;
+        left = batch * rows;
+        blocks = left + batch * columns;
+        depth = (k + DEPTH - 1) / DEPTH;
+        chunks = min((depth + CHUNK - 1) / CHUNK, CHUNKS);
+        tiles = left * (columns / ACROSS);
+        rests = (Rest *)scratch;
+        lines = (Line *)(rests + tiles);
+        measured = (Measured *)(lines + blocks * LINES);
+        slabs = UNIT == HALVES ? (char *)(measured + chunks * blocks * LINES) : scratch;
+    }
+
+    // The pieces of a block of lines, one after another.
+    __device__ __forceinline__ char *slab(int64_t block, int at) const {
+        return slabs + (block * depth + at) * (COUNT * SLAB);
+    }
+};

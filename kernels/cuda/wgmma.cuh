@@ -1,0 +1,130 @@
+// Hopper's own way to multiply, which compiles for sm_90a alone: four warps, a warpgroup, start a product of operands in
+// shared memory, and go on; a copy engine brings the operands, and barriers in shared memory say what has arrived.
+// PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate" and "mbarrier".
+#pragma once
+#include "mma.cuh"
+
+constexpr int WARPGROUP = 4 * WARP;
+
+// Counts what arrives in shared memory; the phases that it goes through have alternating parity, the first one 0.
+struct Barrier {
+    uint64_t state;
+
+    __device__ __forceinline__ unsigned address() const { return (unsigned)__cvta_generic_to_shared(&state); }
+
+    __device__ __forceinline__ void init(int arrivals) {
+        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address()), "r"(arrivals));
+    }
+    __device__ __forceinline__ void arrive() {
+        asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(address()) : "memory");
+    }
+    // Arrives, and lets the phase last until so many bytes have been copied too.
+    __device__ __forceinline__ void expect(int bytes) {
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes) : "memory");
+    }
+    // Waits for the end of a phase of this parity.
+    __device__ __forceinline__ void wait(int parity) {
+        asm volatile("{\n"
+                     ".reg .pred done;\n"
+                     "again:\n"
+                     "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+                     "@!done bra again;\n"
+                     "}" ::"r"(address()), "r"(parity) : "memory");
+    }
+};
+
+// Starts to copy so many neighbouring bytes into shared memory.
+template <int BYTES> __device__ __forceinline__ void copy_bulk(char *to, const char *from, Barrier &arrived) {
+    constexpr int EACH = 8192; // one copy of all is up to 6% slower
+    #pragma unroll
+    for (int i = 0; i < BYTES; i += EACH)
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+            ::"r"((unsigned)__cvta_generic_to_shared(to + i)), "l"(from + i), "n"(EACH), "r"(arrived.address())
+            : "memory");
+}
+
+// Registers of a thread of a warpgroup, for roles that need few or many: a multiple of 8.
+template <int COUNT> __device__ __forceinline__ void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT> __device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// Waits until `threads` threads of the block are here.
+__device__ __forceinline__ void meet(int threads) { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
+
+// What a warpgroup has started: begin() before products that use registers, end() after those of a group, finished()
+// waits for all but the last GROUPS groups, and until then nobody may touch their sums.
+struct Started {
+    static __device__ __forceinline__ void begin() {
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    }
+    static __device__ __forceinline__ void end() {
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    }
+    template <int GROUPS> static __device__ __forceinline__ void finished() {
+        asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(GROUPS) : "memory");
+    }
+};
+
+// Keeps the compiler from reading sums before they are there: it cannot see what a wait has to do with them.
+template <int SUMS> __device__ __forceinline__ void arrived(float (&sums)[SUMS]) {
+    #pragma unroll
+    for (int i = 0; i < SUMS; i++) asm volatile("" : "+f"(sums[i])::"memory");
+}
+
+// Of the sums of 64 rows that a thread of a warpgroup holds: row and column of sum i.
+__device__ __forceinline__ int sum_row(int i) {
+    return threadIdx.x % WARPGROUP / WARP * 16 + i / 2 % 2 * 8 + threadIdx.x % WARP / 4;
+}
+__device__ __forceinline__ int sum_column(int i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; }
+
+// Lines of 128 bytes of k in shared memory, eight in 1024 aligned bytes, whose 16-byte words are exchanged: word w of
+// line l lies at w ^ l % 8, which spreads the reads of a column over all banks.
+__device__ __forceinline__ int exchanged(int line, int word) { return line * 128 + (word ^ line % 8) * 16; }
+
+// The same as wgmma is told: where, 1024 bytes from eight lines to the next, words exchanged. 32 bytes of k further on
+// are the descriptor plus NEXT_K.
+constexpr int NEXT_K = 2;
+__device__ __forceinline__ uint64_t described(const void *lines) {
+    return (uint64_t)((unsigned)__cvta_generic_to_shared(lines) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+
+#define SUMS_64 \
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25," \
+    "%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49," \
+    "%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define SUMS_64_MORE \
+    "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87," \
+    "%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108," \
+    "%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define EIGHT(i)                                                                                         \
+    "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), "+f"(sums[i + 5]), \
+        "+f"(sums[i + 6]), "+f"(sums[i + 7])
+#define THIRTY_TWO(i) EIGHT(i), EIGHT(i + 8), EIGHT(i + 16), EIGHT(i + 24)
+#define WGMMA(FORM, SUMS, LEFT, RIGHT, ADD, TURNED, ...)                                       \
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n"                          \
+                 "wgmma.mma_async.sync.aligned." FORM " {" SUMS "}, " LEFT ", " RIGHT ", add, 1, 1" TURNED ";\n}" \
+                 : __VA_ARGS__ : "l"(a), "l"(b), "r"((int)add))
+
+// Starts sums = (add ? sums : 0) + A B of 64 lines of A, 128 of B, and 32 bytes of k.
+template <Kind KIND> __device__ __forceinline__ void start(float (&sums)[64], uint64_t a, uint64_t b, bool add) {
+    static_assert(KIND == HALVES, "others take 256 lines of B");
+    WGMMA("m64n128k16.f32.f16.f16", SUMS_64, "%64", "%65", "%66", ", 0, 0", THIRTY_TWO(0), THIRTY_TWO(32));
+}
+
+// The same of 256 lines of B.
+template <Kind KIND> __device__ __forceinline__ void start(float (&sums)[128], uint64_t a, uint64_t b, bool add) {
+    if (KIND == TF32)
+        WGMMA("m64n256k8.f32.tf32.tf32", SUMS_64 "," SUMS_64_MORE, "%128", "%129", "%130", "", THIRTY_TWO(0),
+            THIRTY_TWO(32), THIRTY_TWO(64), THIRTY_TWO(96));
+    else
+        WGMMA("m64n256k16.f32.bf16.bf16", SUMS_64 "," SUMS_64_MORE, "%128", "%129", "%130", ", 0, 0", THIRTY_TWO(0),
+            THIRTY_TWO(32), THIRTY_TWO(64), THIRTY_TWO(96));
+}
+#undef WGMMA
+#undef THIRTY_TWO
+#undef EIGHT
+#undef SUMS_64_MORE
+#undef SUMS_64

@@ -1,0 +1,162 @@
+"""Products in slabs (`kernels/cuda/slabs.cuh`) and a chain of multiply-adds in NumPy, and inputs to compare them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+DEPTH, WATCHED, LEVEL, FEW = 64, 16, 5.5, 16
+"""As in `slabs.cuh`, `gemm_slabs.cu` and `slabs.cu`."""
+BITS = 25
+"""That matrix units keep of the terms of a sum, counted from the largest one."""
+NOISE = 1.05
+"""What the larger of two errors of one size may be of the other."""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """What `slabs.cu` knows of the rows of a matrix, each an array of a column."""
+
+    up: np.ndarray
+    floor: np.ndarray
+    level: np.ndarray
+    share: np.ndarray
+
+
+def known(x: np.ndarray) -> Lines:
+    """Of the rows of ``x``."""
+    k = x.shape[1]
+    target = 14 - next(i for i in range(16) if 4**i >= k)
+    sizes = abs(x.astype(float))
+    mean = np.sqrt((sizes**2).mean(1, keepdims=True))
+    zero = mean == 0
+    count = sizes.sum(1, keepdims=True) ** 2 / np.where(zero, 1, k * mean**2)
+    share = np.where(zero, np.inf, count / np.sqrt(FEW * k))
+    exponent = target - np.floor(np.log2(np.where(zero, 2.0**target, mean)))
+    held = abs(exponent) <= 63
+    up = 2.0 ** np.where(held, exponent, 0)
+    least = np.where(sizes > 0, sizes, np.inf).min(1, keepdims=True)
+    floor = np.where(held, np.where(least * up < 2**-12, k * 2.0 ** (target - 13), 0), np.inf)
+    return Lines(up, floor, LEVEL * mean * up * 2.0**target, share)
+
+
+def pieces(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    high = x.astype(np.float16).astype(float)
+    return high, ((x - high) * 2**11).astype(np.float16).astype(float)
+
+
+def added(sums: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """What matrix units make of sums + A B^T, 16 of k at once: bits below those of the largest term are cut off."""
+    for i in range(0, a.shape[1], 16):
+        terms = np.concatenate([sums[..., None], a[:, None, i : i + 16] * b[None, :, i : i + 16]], axis=-1)
+        unit = np.ldexp(1.0, np.frexp(abs(terms).max(-1, keepdims=True))[1] - BITS)
+        total = np.trunc(terms / unit).sum(-1) * unit[..., 0]
+        cut = np.ldexp(1.0, np.frexp(total)[1] - 24)
+        sums = np.trunc(total / cut) * cut
+    return sums
+
+
+def chain(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """A B by fused multiply-adds, float32."""
+    sums = np.zeros((len(a), b.shape[1]), np.float32)
+    for i in range(a.shape[1]):
+        sums = (sums + np.multiply.outer(a[:, i].astype(float), b[i].astype(float))).astype(np.float32)
+    return sums
+
+
+@np.errstate(over="ignore", invalid="ignore")  # of numbers that are left to multiply-adds
+def in_slabs(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A B by two float16 numbers for each element, and which elements are left to multiply-adds."""
+    rows, columns = known(a), known(b.T)
+    a_pieces, b_pieces = (pieces(x * lines.up) for x, lines in ((a.astype(float), rows), (b.T.astype(float), columns)))
+    (a_high, a_low), (b_high, b_low) = a_pieces, b_pieces
+    main = np.zeros((len(a), b.shape[1]), np.float32)
+    beside = np.zeros(main.shape)
+    small = np.ones(main.shape, bool)
+    for step, i in enumerate(range(0, a.shape[1], DEPTH)):
+        k = slice(i, i + DEPTH)
+        main += added(np.zeros(main.shape), a_high[:, k], b_high[:, k]).astype(np.float32)
+        beside = added(beside, a_high[:, k], b_low[:, k])
+        beside = added(beside, a_low[:, k], b_high[:, k])
+        if step < WATCHED:
+            small &= abs(main) < rows.level
+    sums = (main + beside * 2.0**-11).astype(np.float32)
+    again = small & (sums != 0)
+    again |= ~(abs(sums) >= rows.floor + columns.floor.T)
+    again |= ~(rows.share * columns.share.T >= 1)
+    return (sums / rows.up / columns.up.T).astype(np.float32), again
+
+
+def usual(m: int, n: int, k: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Inputs of the kinds that nets have."""
+    rng = np.random.default_rng(7)
+    a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
+    some = rng.uniform(size=(m, k))
+    return {
+        "normal": (a, b),
+        "uniform": (rng.uniform(-1, 1, (m, k)), rng.uniform(-1, 1, (k, n))),
+        "rectified": (np.maximum(a, 0), b),
+        "rectified, by gradients of rectified": (np.maximum(a, 0), b * (rng.uniform(size=(k, n)) < 0.5)),
+        "pixels, a fifth not zero": (rng.uniform(size=(m, k)) * (some < 0.19), b),
+        "thin digits": (rng.uniform(0.1, 1, (m, k)) * (some < 0.075), b),
+    }
+
+
+def hard(m: int, n: int, k: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Inputs that two float16 numbers cannot hold, or just so, or whose sums a chain hardly rounds."""
+    rng = np.random.default_rng(5)
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape)
+
+    def pairs(off: float) -> tuple[np.ndarray, np.ndarray]:
+        a, b = normal(m, k), normal(k, n)
+        a[:, 1::2] = -a[:, ::2] * (1 + off * normal(m, k // 2))
+        b[1::2] = b[::2]
+        return a, b
+
+    def sparse(share: float, *shape: int) -> np.ndarray:
+        return normal(*shape) * (rng.uniform(size=shape) < share)
+
+    def late(times: float) -> np.ndarray:
+        a = normal(m, k)
+        a[:, -5] *= times
+        return a
+
+    def hardly_meeting(products: int) -> tuple[np.ndarray, np.ndarray]:
+        a, b = normal(m, k), normal(k, n)
+        a[:, k // 2 + products // 2 :] = 0
+        b[: k // 2 - products // 2] = 0
+        return a, b
+
+    columns, some = np.exp(8 * normal(1, k)), rng.uniform(size=(m, k)) < 0.1
+    growing = 1e4 ** np.linspace(0, 1, k)
+    return {
+        "cancelling to 0.03": pairs(0.03),
+        "cancelling to 0.1": pairs(0.1),
+        "cancelling to 0.3": pairs(0.3),
+        "large columns by small rows": (normal(m, k) * columns, normal(k, n) / columns.T),
+        "denormal numbers": (normal(m, k) * 1e-40, normal(k, n) * 1e36),
+        "denormal among normal numbers": (normal(m, k) * np.where(some, 1e-39, 1), normal(k, n) * 1e30),
+        "many zeros": (normal(m, k) * some, normal(k, n)),
+        "rectified, with rows of zeros": (np.maximum(normal(m, k), 0) * (np.arange(m)[:, None] > 60), normal(k, n)),
+        "gradients of a trained net": (
+            np.maximum(normal(m, k), 0),
+            normal(k, n) * np.exp(-8 * np.abs(normal(k, 1))),
+        ),
+        **{f"one of {1 / share:g} not zero": (sparse(share, m, k), normal(k, n)) for share in (0.01, 0.02, 0.05)},
+        **{f"one of {1 / share:g} of both": (sparse(share, m, k), sparse(share, k, n)) for share in (0.02, 0.1, 0.2)},
+        **{f"a late one {times} times as large": (late(times), normal(k, n)) for times in (30, 100, 200, 1000)},
+        **{f"rows by columns that meet in {products}": hardly_meeting(products) for products in (32, 64)},
+        "growing": (normal(m, k) * growing, normal(k, n)),
+        "both growing": (normal(m, k) * growing, normal(k, n) * growing[:, None]),
+    }
+
+
+def errors(found: np.ndarray, a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
+    """Of A B: the largest of an element, as a share of the sum of its products' magnitudes; and the norm's share."""
+    exact, sizes = a.astype(float) @ b.astype(float), abs(a).astype(float) @ abs(b).astype(float)
+    off = abs(found - exact)
+    share = float(np.divide(off, sizes, where=sizes > 0, out=off.copy()).max())
+    return share, float(np.linalg.norm(off) / np.linalg.norm(exact))

@@ -1,0 +1,141 @@
+"""Products in slabs as far as they need no GPU: their launches, and that their kernels compile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slabs_emulated import FEW, LEVEL, NOISE, WATCHED, chain, errors, hard, in_slabs, known, usual
+from test_gpu_products import adversarial
+
+from adtrain.assets import asset_path
+from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda.compiler import CudaCompilerError, Source, architecture, file_source
+from adtrain.core.array import ArrayType
+from adtrain.core.chip import CHIP, Chip
+from adtrain.core.kernel import CudaKernel
+from adtrain.ops.choice_cuda import Gathers, ranked
+from adtrain.ops.matmul_cuda import engines
+from adtrain.ops.slabs_cuda import CAPABILITY, LINES, PLAIN, SLABS, SlabProduct, Slabs
+
+H200 = Chip(132, CAPABILITY)
+PRECISIONS = tuple(SLABS)
+M, N, K = 128, 64, SLABS["full"].least
+
+lengths = st.tuples(st.integers(1, 4), *[st.integers(1, 20000)] * 3)
+
+
+def launches(product: SlabProduct) -> Iterator[CudaKernel]:
+    kernel: CudaKernel | None = product.kernel()
+    while kernel is not None:
+        yield kernel
+        kernel = kernel.then
+
+
+def rule(m: int, n: int, k: int, precision: str = "full", chip: Chip = H200) -> list[bool]:
+    """Which of the choices, the best first, are in slabs."""
+    return [isinstance(tile, Slabs) for tile, _ in ranked(4, 1, m, n, k, chip, precision)]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_large_products_are_computed_in_slabs_and_small_ones_are_not(precision: str) -> None:
+    assert rule(4096, 4096, 4096, precision)[0]
+    assert rule(4095, 4097, 4091, precision)[0]
+    assert not any(rule(128, 512, 128, precision))
+    assert not rule(128, 128, 9216, precision)[0]
+
+
+def test_only_hopper_has_them_only_of_float32_and_not_of_images() -> None:
+    assert not any(rule(4096, 4096, 4096, chip=Chip(132, (10, 0))))
+    assert not any(isinstance(tile, Slabs) for tile, _ in ranked(8, 1, 4096, 4096, 4096, H200))
+    gathered = ranked(4, 1, 4096, 4096, 4096, H200, gathers=Gathers.PIXELS)
+    assert not any(isinstance(tile, Slabs) for tile, _ in gathered)
+
+
+def test_short_sums_stay_with_multiply_adds_that_are_as_exact() -> None:
+    assert not any(rule(8192, 8192, SLABS["full"].least - 1))
+
+
+@pytest.mark.parametrize("slabs", SLABS.values())
+def test_the_stages_fit_beside_what_a_block_has_of_its_own(slabs: Slabs) -> None:
+    assert slabs.shared <= (227 << 10) - 1024
+
+
+def test_what_is_left_is_computed_by_the_plain_tile_whose_threads_are_launched() -> None:
+    text = (asset_path("kernels") / "cuda" / "gemm_rest.cu").read_text()
+    assert PLAIN.m == PLAIN.n == LINES
+    unit = f"Fma<{PLAIN.warp_m}, {PLAIN.warp_n}>"
+    assert f"Tile<LINES, LINES, {PLAIN.k}, {PLAIN.slices}, {PLAIN.stages}, {unit}> Plain;" in text
+
+
+@pytest.mark.parametrize("case", [*adversarial(M, N, K), *hard(M, N, K)])
+def test_two_float16_numbers_and_what_they_leave_are_as_exact_as_one_chain(case: str) -> None:
+    a, b = (x.astype(np.float32) for x in {**adversarial(M, N, K), **hard(M, N, K)}[case])
+    plain, (halves, left) = chain(a, b), in_slabs(a, b)
+    taken, expected = errors(np.where(left, plain, halves), a, b), errors(plain, a, b)
+    assert taken[0] <= NOISE * expected[0]
+    assert taken[1] <= NOISE * expected[1]
+
+
+@pytest.mark.parametrize("case", usual(M, N, K))
+def test_of_usual_products_next_to_nothing_is_left_to_multiply_adds(case: str) -> None:
+    a, b = (x.astype(np.float32) for x in usual(M, N, K)[case])
+    assert (known(a).share * known(b.T).share.T > 1).all()
+    assert in_slabs(a, b)[1].mean() < 5e-4
+
+
+def test_the_limits_are_those_of_the_kernels() -> None:
+    text = "".join((asset_path("kernels") / "cuda" / name).read_text() for name in ("slabs.cu", "gemm_slabs.cu"))
+    for line in (f"FEW = {FEW};", f"WATCHED = {WATCHED};", f"level = {LEVEL}f * (float)mean"):
+        assert line in text
+
+
+@given(lengths, st.sampled_from(PRECISIONS))
+def test_the_launches_cover_operands_and_result(lengths: tuple[int, int, int, int], precision: str) -> None:
+    batch, m, n, k = lengths
+    product = SlabProduct(lengths, SLABS[precision], (False, True))
+    first, *others = launches(product)
+    assert [kernel.file for kernel in (first, *others)].count("slabs.cu") == (2 if precision == "full" else 1)
+    assert product.blocks * 128 >= batch * (m + n)
+    assert product.tiles * product.slabs.m * product.slabs.n >= batch * m * n
+    assert 1 <= product.chunks <= product.depth
+    halves, chunks = first.blocks()  # type: ignore[misc]
+    assert (halves, chunks) == (2 * product.blocks, product.chunks)
+    assert first.scratch() >= batch * (m + n) * k * 4 // (2 if precision == "bfloat16" else 1)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_gpus_without_the_kernels_compute_such_products_otherwise(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = ArrayType((4096, 4096), np.dtype("float32"))
+    assert isinstance(engines(matrix, matrix, False, False, precision)[0], SlabProduct)
+    monkeypatch.setattr(CHIP, "capability", (8, 0))
+    found = engines(matrix, matrix, False, False, precision)
+    assert found
+    assert not any(isinstance(product, SlabProduct) for product in found)
+
+
+def sources() -> list[Source]:
+    found: dict[Source, None] = {}
+    for slabs in SLABS.values():
+        for size, transposed in ((1024, (False, False)), (1023, (True, True)), (1022, (False, True))):
+            for kernel in launches(SlabProduct((2, size, size, size), slabs, transposed)):
+                macros = tuple(sorted(kernel.definitions().items()))
+                found[file_source(kernel.file, (np.dtype("float32"),), macros)] = None
+    return list(found)
+
+
+def test_the_kernels_compile_and_neither_spill_registers_nor_wait_for_each_product() -> None:
+    try:
+        compiler.version()
+    except CudaCompilerError as error:
+        pytest.skip(str(error))
+    for source in sources():
+        log = compiler.compile_source(source, architecture(CAPABILITY)).log.splitlines()
+        wrong = [line for line in log if "spill" in line and " 0 bytes spill stores" not in line]
+        wrong += [line for line in log if "serializ" in line or "setmaxnreg" in line]
+        assert wrong == [], source.name

@@ -1,0 +1,115 @@
+"""The GPU: products in slabs are right for all shapes, and as exact as plain float32 whatever the numbers are."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import pytest
+from gpu_parity import gpu, poisoned
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from slabs_emulated import NOISE, errors, hard
+from test_gpu_products import adversarial, computed, distance, exact, operands, rounded
+
+from adtrain import ops
+from adtrain.core.array import array
+from adtrain.core.kernel import CudaKernel
+from adtrain.core.staging import stage
+from adtrain.ops.matmul import matmul_p
+from adtrain.ops.matmul_cuda import Product
+from adtrain.ops.slabs_cuda import CAPABILITY, SLABS, SlabProduct
+from adtrain.ops.tiles_cuda import TILES
+from adtrain.passes import ALL
+
+__all__ = ["gpu", "poisoned"]
+
+pytestmark = pytest.mark.gpu
+
+TOLERANCE = {"full": 3e-7, "tf32": 1e-5, "bfloat16": 1e-5}
+"""Of the norm of the difference over the norm, operands rounded beforehand: K up to 1500."""
+M, N, K = 256, 192, SLABS["full"].least
+
+
+@pytest.fixture(autouse=True)
+def hopper(gpu: Any) -> None:
+    if gpu.device.device.compute_capability() != CAPABILITY:
+        pytest.skip("there are slabs on GPUs of compute capability 9.0 alone")
+
+
+Lengths: TypeAlias = "tuple[int, int, int, int]"
+"""Batch, M, N and K."""
+
+
+def in_slabs(shape: Lengths, precision: str = "full", ta: bool = False, tb: bool = False) -> CudaKernel:
+    return SlabProduct(shape, SLABS[precision], (ta, tb)).kernel()
+
+
+def plain(shape: Lengths) -> CudaKernel:
+    """One chain of multiply-adds for each element."""
+    return Product(shape, 4, TILES[4][0], 1, (False, False)).kernel()
+
+
+def multiplied(gpu: Any, kernel: CudaKernel, a: np.ndarray, b: np.ndarray, ta: bool = False, tb: bool = False) -> Any:
+    return computed(gpu, matmul_p, kernel, [a, b], transpose_a=ta, transpose_b=tb)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.tuples(st.integers(1, 3), st.integers(1, 400), st.integers(1, 600), st.integers(1, 1500)),
+    st.sampled_from(list(SLABS)),
+    st.booleans(),
+    st.booleans(),
+)
+def test_products_of_all_shapes_are_right(gpu: Any, shape: Lengths, precision: str, ta: bool, tb: bool) -> None:
+    a, b = operands(shape, ta, tb, "float32")
+    found = multiplied(gpu, in_slabs(shape, precision, ta, tb), a, b, ta, tb)
+    assert distance(found, exact(rounded(a, precision), rounded(b, precision), ta, tb)) < TOLERANCE[precision]
+
+
+def test_a_block_goes_from_tile_to_tile(gpu: Any) -> None:
+    shape = (3, 1030, 1500, 140)
+    a, b = operands(shape, False, False, "float32")
+    assert distance(multiplied(gpu, in_slabs(shape), a, b), exact(a, b, False, False)) < TOLERANCE["full"]
+
+
+@pytest.mark.parametrize("case", [*adversarial(M, N, K), *hard(M, N, K)])
+def test_products_in_slabs_are_as_exact_as_one_chain_of_multiply_adds(gpu: Any, case: str) -> None:
+    a, b = (x.astype(np.float32) for x in {**adversarial(M, N, K), **hard(M, N, K)}[case])
+    slabs, chain = (
+        errors(multiplied(gpu, kernel((1, M, N, K)), a[None], b[None])[0], a, b) for kernel in (in_slabs, plain)
+    )
+    assert slabs[0] <= NOISE * chain[0]
+    assert slabs[1] <= NOISE * chain[1]
+
+
+def test_infinity_and_nan_go_where_they_go_in_plain_sums(gpu: Any) -> None:
+    a, b = operands((1, M, N, K), False, False, "float32")
+    a[0, 0, 0], a[0, 1, 7], a[0, 130, 9], b[0, 5, 3] = np.inf, np.nan, -np.inf, np.inf
+    a[0, 4] = 0
+    with np.errstate(all="ignore"):
+        expected = np.matmul(a, b)
+    for precision in SLABS:
+        found = multiplied(gpu, in_slabs((1, M, N, K), precision), a, b)
+        for test in (np.isnan, np.isposinf, np.isneginf):
+            np.testing.assert_array_equal(test(found), test(expected))
+
+
+def test_results_that_float32_cannot_hold_are_infinite(gpu: Any) -> None:
+    a, b = np.full((1, M, K), 1e25, np.float32), np.full((1, K, N), 1e15, np.float32)
+    assert np.isposinf(multiplied(gpu, in_slabs((1, M, N, K)), a, b)).all()
+
+
+@pytest.mark.parametrize("off", [1.0, 1e-4])
+def test_a_fused_product_is_done_to_each_element_once(gpu: Any, monkeypatch: pytest.MonkeyPatch, off: float) -> None:
+    """Of the first tiles one is computed again as a whole, another by its list; where products cancel, all are."""
+    rng = np.random.default_rng(0)
+    weight, a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((M, N), (M, K), (K, N)))
+    a[:, 1::2] = -a[:, ::2] * (1 + off * rng.standard_normal((M, K // 2)))
+    b[1::2] = b[::2]
+    a[3, 7] = np.inf
+    monkeypatch.setitem(cast(Any, matmul_p.implementations), "cuda", in_slabs((1, M, N, K)))
+    update = stage(lambda weight, a, b: weight - 0.5 * ops.matmul(a, b), ALL, donate=(0,))
+    found = update(*(array(x, device="gpu") for x in (weight, a, b))).numpy()
+    expected = weight - 0.5 * exact(a, b, False, False)
+    np.testing.assert_allclose(found, expected, atol=2e-5 * np.sqrt(K))
