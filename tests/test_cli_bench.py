@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import training_runs
@@ -9,86 +12,128 @@ from click.testing import CliRunner, Result
 
 from adtrain.cli import bench_report
 from adtrain.cli.main import cli
-from adtrain.measure import bench_config, timing
+from adtrain.measure import bench_ops, bench_step, roofline, timing
+from adtrain.measure.bench_sizes import BENCHES
 
-LAYERS = ["input", "0.linear", "1.relu", "2.linear", "loss", "", "optimizer", "accuracy", "log"]
+LAYERS = ["input", "0.linear", "1.relu", "2.linear", "loss", "optimizer", "accuracy", "log"]
+TIME = {"median_ms", "low_ms", "high_ms", "p20_ms", "p80_ms", "samples", "repeats", "outliers", "noisy"}
 
 
 @pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As few runs as the protocol allows."""
+def hasty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As few runs as the protocol allows, and a roofline of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(roofline.COPY_BYTES, "cpu", 1 << 16)
+    monkeypatch.setitem(roofline.MATRIX, "cpu", 16)
     monkeypatch.setattr(timing, "MIN_SAMPLE_MS", 0.0)
+    monkeypatch.setattr(bench_ops, "MIN_SAMPLE_MS", 0.0)
     monkeypatch.setattr(timing, "MAX_SAMPLES", timing.MIN_SAMPLES)
-    monkeypatch.setattr(bench_config, "BUDGET_SECONDS", 0.0)
 
 
-def bench(*arguments: str, columns: int = 120) -> Result:
+def bench(*arguments: str, columns: int = 180) -> Result:
     return CliRunner(env={"COLUMNS": str(columns)}).invoke(cli, ["bench", *arguments, "--device", "cpu"])
 
 
-def table(result: Result) -> list[str]:
-    """The heading and rows between the first two empty lines."""
+def tables(result: Result) -> list[list[str]]:
+    """Headings and rows of the tables, which stand between empty lines."""
     assert result.exit_code == 0, result.output
-    return result.stdout.split("\n\n")[1].splitlines()
+    return [part.splitlines() for part in result.stdout.split("\n\n")[1:-1]]
 
 
-def test_operations_are_timed_forward_and_backward_and_the_protocol_is_told() -> None:
-    result = bench("--op", "cross_entropy", "--op", "argmax")
-    heading, *rows = table(result)
-    assert heading.split() == ["operation", "size", "phase", "ms", "p20", "p80", "GFLOP/s", "GB/s"]
-    assert [row.split()[0] for row in rows] == ["argmax"] * 2 + ["cross_entropy"] * 4
-    assert [row for row in rows if "backward" in row and "argmax" in row] == []
-    assert "numpy" in result.stdout.splitlines()[1]
-    assert "threads" in result.stdout.splitlines()[0]
-    assert "median, p20 and p80 of" in result.stdout
-    assert result.stderr == "bench: timing 4 sizes\n"
+def test_operations_are_timed_forward_and_for_each_gradient_and_the_protocol_is_told() -> None:
+    result = bench("--op", "mul", "--op", "argmax", "--sizes", "8,16")
+    ((heading, *rows),) = tables(result)
+    assert heading.split() == [
+        "operation", "size", "phase", "ms", "95%", "interval", "p20-p80", "GFLOP/s", "GB/s", "of", "peak", "kernel",
+        "launch",
+    ]  # fmt: skip
+    found = [re.split(r"  +", row)[:3] for row in rows]
+    assert found == [
+        *(["mul", f"{n} {n}", phase] for n in (8, 16) for phase in ("forward", "backward a", "backward b")),
+        *([f"argmax axis {axis}", f"{n}x{n}", "forward"] for axis in (0, 1) for n in (8, 16)),
+    ]
+    said = " ".join(result.stdout.split())
+    assert "clock of operations: read by the compiled program; of steps: the host's" in said
+    assert re.search(r"a run of nothing takes \d+ ns", said)
+    assert re.search(r"\d+ of 90 samples lie over 1.5 interquartile ranges beyond the quartiles; they count", said)
+    assert "bench: timing 6 operations and sizes in float32, forward and backward\n" in result.stderr
 
 
 @pytest.mark.parametrize("columns", [60, 120])
-@pytest.mark.parametrize(("arguments", "last"), [(("--op", "cross_entropy"), "p80"), (("CONFIG",), "GB/s")])
-def test_tables_fit_the_terminal(tmp_path: Path, columns: int, arguments: tuple[str, ...], last: str) -> None:
+@pytest.mark.parametrize("arguments", [("--op", "cross_entropy"), ("CONFIG", "--batch-sizes", "8,16")])
+def test_everything_fits_the_terminal(tmp_path: Path, columns: int, arguments: tuple[str, ...]) -> None:
     given = [str(training_runs.write_config(tmp_path)) if a == "CONFIG" else a for a in arguments]
-    lines = table(bench(*given, columns=columns))
-    assert max(map(len, lines)) <= columns
-    assert "ms" in lines[0]
-    assert (last in lines[0]) == (columns == 120)
+    result = bench(*given, columns=columns)
+    assert all("ms" in heading for heading, *_ in tables(result))
+    assert max(map(len, result.stdout.splitlines())) <= columns
 
 
-def test_a_config_is_timed_by_layer_and_end_to_end(tmp_path: Path) -> None:
-    result = bench(str(training_runs.write_config(tmp_path)), "--no-fuse")
-    heading, *rows = table(result)
-    assert heading.split()[:3] == ["layer", "forward", "ms"]
-    assert [row.split()[0] for row in rows] == [layer or "(no" for layer in LAYERS] + ["sum"]
-    assert "on 16 images: " in result.stdout
-    assert "images/s" in result.stdout
-    assert "of the step timed without hooks" in result.stdout
+def test_a_config_is_timed_by_layer_in_each_mode_and_by_batch_size(tmp_path: Path) -> None:
+    result = bench(str(training_runs.write_config(tmp_path)), "--batch-sizes", "8,32")
+    layers, operations, steps, batches = tables(result)
+    assert [row.split()[0] for row in layers] == ["layer", *LAYERS, "sum"]
+    assert operations[0].startswith("fused operation")
+    assert [row.split()[0] for row in steps] == ["step", "eager", "staged", "fused", "memory"]
+    assert re.fullmatch(r"memory of the fused step: [\d.]+ MiB planned, [\d.]+ MiB held", steps[-1])
+    assert [row.split()[0] for row in batches] == ["batch", "8", "32"]
 
 
-def test_json_on_stdout_is_all_there_is(tmp_path: Path) -> None:
-    found = json.loads(bench(str(training_runs.write_config(tmp_path)), "--no-fuse", "--json", "-").stdout)
-    assert [row["layer"] for row in found["layers"]] == LAYERS
-    assert found["mode"] == "staged"
-    assert found["images_per_second"] == pytest.approx(16 / found["step_ms"]["median"] * 1e3)
-    assert found["ops_to_step_ratio"] == pytest.approx(found["ops_sum_ms"] / found["step_ms"]["median"])
-    assert found["ops_sum_ms"] == pytest.approx(sum(row["ms"] for row in found["ops"]))
-    assert {row["phase"] for row in found["ops"]} == {"forward", "backward", "update"}
-    assert found["protocol"]["versions"].keys() == {"adtrain", "python", "numpy"}
+def test_json_on_stdout_is_all_there_is_and_every_time_has_an_interval(tmp_path: Path) -> None:
+    config = str(training_runs.write_config(tmp_path))
+    for arguments, kind in ((("--op", "nll_loss"), "ops"), ((config, "--batch-sizes", "8"), "config")):
+        found = json.loads(bench(*arguments, "--json", "-").stdout)
+        assert found["kind"] == kind
+        assert found["protocol"]["versions"].keys() == {"adtrain", "python", "numpy"}
+        assert found["protocol"]["roofline"]["gbytes_per_s"] > 0
+        records = list(bench_report.timings(found))
+        assert all(record.keys() == TIME for record in records)
+        assert all(record["low_ms"] <= record["median_ms"] <= record["high_ms"] for record in records)
+    assert [row["layer"] for row in found["modes"]["staged"]["layers"]] == LAYERS
 
 
-@pytest.mark.compiled
-def test_a_fused_step_is_timed_by_what_was_fused(tmp_path: Path) -> None:
-    found = json.loads(bench(str(training_runs.write_config(tmp_path)), "--json", "-").stdout)
-    assert "0.linear+1.relu" in [row["layer"] for row in found["layers"]]
-    assert found["mode"] == "fused"
-    assert "matmul+add+relu" in {row["op"] for row in found["ops"]}
-
-
-def test_json_goes_to_a_file_beside_the_table(tmp_path: Path) -> None:
-    path = tmp_path / "bench.json"
-    rows = table(bench("--op", "nll_loss", "--json", str(path)))[1:]
-    found = json.loads(path.read_text())
+def test_json_goes_to_a_file_beside_the_table_and_is_compared(tmp_path: Path) -> None:
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    ((_, *rows),) = tables(bench("--op", "nll_loss", "--sizes", "8", "--json", str(before)))
+    found = json.loads(before.read_text())
     assert len(found["ops"]) == len(rows) == 4
-    assert found["protocol"]["samples"] == [timing.MIN_SAMPLES, timing.MAX_SAMPLES]
+    for field in ("median_ms", "low_ms", "high_ms"):
+        found["ops"][0]["time"][field] *= 1000
+    found["protocol"]["commit"] = "later"
+    after.write_text(json.dumps(found))
+    narrow, result = (bench("--compare", str(before), str(after), columns=n) for n in (60, 140))
+    assert result.exit_code == 0
+    assert max(map(len, narrow.stdout.replace(str(tmp_path), "").splitlines())) <= 60
+    assert re.search(
+        r"slower +before ms +after ms +change\nops nll_loss 10 classes 8x10 8 forward float32 .* \+\d+\.\d%\n",
+        result.stdout,
+    )
+    assert "later after" in result.stdout
+    assert "1 slower and 0 faster" in result.stdout
+    moved = json.loads(bench("--compare", str(after), str(before), "--json", "-").stdout)
+    assert [(move["name"], move["change"] < 0) for move in moved["faster"]] == [
+        ("ops nll_loss 10 classes 8x10 8 forward float32", True)
+    ]
+
+
+def test_a_trace_is_written_for_each_mode(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    assert bench(str(training_runs.write_config(tmp_path)), "--trace", str(path)).exit_code == 0
+    found = json.loads(path.read_text())
+    processes = {e["pid"]: e["args"]["name"] for e in found["traceEvents"] if e["name"] == "process_name"}
+    assert processes == {1: "eager step", 2: "staged step", 3: "fused step"}
+    assert found["otherData"]["device"] == "cpu"
+
+
+def test_types_that_an_operation_does_not_take_are_left_out_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = [each for each in BENCHES if each.op in ("add", "matmul", "relu", "exp")]
+    monkeypatch.setattr("adtrain.cli.bench.BENCHES", few)
+    result = bench("--dtype", "int32", "--sizes", "4")
+    ((_, *rows),) = tables(result)
+    assert {row.split()[0] for row in rows} == {"add"}
+    assert "bench: 3 operations do not take int32 and are left out: exp, relu, matmul" in result.stderr
+    named = bench("--dtype", "int32", "--op", "matmul")
+    assert (named.exit_code, named.stdout) == (2, "")
+    assert "adtrain: error: matmul: " in named.stderr
 
 
 @pytest.mark.parametrize(
@@ -96,13 +141,21 @@ def test_json_goes_to_a_file_beside_the_table(tmp_path: Path) -> None:
     [
         (("--op", "cnv2d"), "--op cnv2d: no such operation; did you mean conv2d? (known: abs, "),
         (("--op", "relu", "--op", "zzzz"), "--op zzzz: no such operation; known: abs, "),
-        (("mlp", "--op", "relu"), "--op picks operations of the standard sizes"),
+        (("mlp", "--op", "relu"), "--op: it is about operations, give no CONFIG"),
+        (("mlp", "--sizes", "4"), "--sizes: it is about operations, give no CONFIG"),
+        (("--batch-sizes", "4"), "--batch-sizes: it is about the step of a CONFIG, give one"),
+        (("--sizes", "4,x"), "Invalid value for '--sizes': found '4,x', expected whole numbers above 0 with commas"),
+        (("--sizes", "0"), "Invalid value for '--sizes': found '0', expected whole numbers above 0 with commas"),
         (("--json", "."), "--json .: is a folder, expected a file"),
         (("--json", "absent/x.json"), "--json absent/x.json: absent is no folder that can be written to"),
+        (("mlp", "--trace", "absent/x.json"), "--trace absent/x.json: absent is no folder that can be written to"),
         (("nosuch",), "nosuch  no such file, nor a packaged config"),
+        (("smoke", "--batch-sizes", "70000"), "--batch-sizes 70000: there are 60,000 images to train on"),
         (("--op", "matmul", "--candidates"), "--candidates: only a GPU has kernels to choose from"),
-        (("mlp", "--candidates"), "--candidates is for operations at their standard sizes"),
+        (("mlp", "--candidates"), "--candidates: it is about operations, give no CONFIG"),
         (("--op", "matmul", "--autotune", "full"), "--autotune full: only a GPU has kernels to choose from"),
+        (("mlp", "--compare", "a.json", "b.json"), "CONFIG: with --compare nothing is timed"),
+        (("--compare", "absent.json", "b.json"), "absent.json: cannot be read: No such file or directory"),
     ],
 )
 def test_bad_usage_is_one_line_before_anything_is_measured(arguments: tuple[str, ...], message: str) -> None:
@@ -112,7 +165,44 @@ def test_bad_usage_is_one_line_before_anything_is_measured(arguments: tuple[str,
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("module", [bench_ops, bench_step])
+def test_an_interrupt_leaves_no_file_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
+    def interrupted(*args: Any, **given: Any) -> Callable[..., Any]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "alternate", interrupted)
+    given = ["--op", "relu"] if module is bench_ops else [str(training_runs.write_config(tmp_path))]
+    before = set(tmp_path.iterdir())
+    result = bench(*given, "--json", str(tmp_path / "out.json"))
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert "adtrain: interrupted" in result.stderr
+    assert set(tmp_path.iterdir()) - before == {tmp_path / "cache"} - before
+
+
 def test_a_noisy_machine_is_told_of() -> None:
-    assert bench_report.noise({"noisy": 0.05}) == []
-    (_, line) = bench_report.noise({"noisy": 0.25})
-    assert line.startswith("noisy machine: p80 is over 1.3 times p20 in 25% of the measurements")
+    quiet = {**dict.fromkeys(TIME, 1.0), "samples": 9, "outliers": [], "noisy": False}
+    idle, busy = {"load": 0.5, "cores": 2}, {"load": 1.5, "cores": 2}
+    assert len(bench_report.noise({"protocol": idle, "ops": [quiet]})) == 2
+    lines = " ".join(
+        bench_report.noise({"protocol": busy, "ops": [quiet, {**quiet, "noisy": True, "outliers": [1.0]}]})
+    )
+    assert "busy machine: a load of 1.5 on 2 cores before anything was timed" in lines
+    assert "1 of 18 samples lie" in lines
+    assert "noisy machine: 1 of 2 times, marked ~, have an interval wider than 5% of the median" in lines
+    assert bench_report.time_cell({**quiet, "noisy": True}) == "~1.000"
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (1e-9, "0.000000"),
+        (0.0012345, "0.001234"),
+        (0.12345, "0.1235"),
+        (12.345, "12.35"),
+        (12345.0, "12345"),
+        (-2.0, "-2.000"),
+        (0.0, "0"),
+    ],
+)
+def test_milliseconds_have_four_digits(ms: float, text: str) -> None:
+    assert bench_report.milliseconds(ms) == text

@@ -33,11 +33,12 @@ MAY_IMPORT = {
     "data": CONFIG_LEVEL | {"cache"},
     "passes": {"core"},
     "training": TRAINING_LEVEL,
-    "measure": TRAINING_LEVEL | {"cases", "cache", "documents"},
+    "measure": TRAINING_LEVEL | {"training", "cases", "cache", "documents", "backends"},
+    "peers": TRAINING_LEVEL | {"training", "cases", "measure", "backends"},
     "graph": TRAINING_LEVEL | {"training"},
     "export": TRAINING_LEVEL | {"training"},
     "report": TRAINING_LEVEL | {"training"},
-    "cli": TRAINING_LEVEL | {"cases", "training", "measure", "graph", "export", "report", "backends"},
+    "cli": TRAINING_LEVEL | {"cases", "training", "measure", "peers", "graph", "export", "report", "backends"},
 }
 # Third-party packages that only one part may import: the part, as a path within the package.
 ONLY_IN = {
@@ -51,7 +52,11 @@ ONLY_IN = {
     "pydantic": "config",
     "matplotlib": "report",
     "tensorboard": "training",
+    "torch": "peers",
+    "jax": "peers",
 }
+# Those that are imported where they are needed only, never with the module.
+ONLY_IN_FUNCTIONS = ("torch", "jax")
 
 
 def imported_modules(source: str, package: str) -> set[str]:
@@ -116,6 +121,13 @@ def test_a_library_that_belongs_to_one_part_is_imported_there_only() -> None:
         if (home := ONLY_IN.get(module.split(".")[0])) and not path.startswith(f"{home}/")
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_peers_are_imported_by_the_functions_that_need_them() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        at_once = ast.parse(path.read_text(encoding="utf-8")).body
+        source = "\n".join(ast.unparse(node) for node in at_once if isinstance(node, (ast.Import, ast.ImportFrom)))
+        assert {name.split(".")[0] for name in imported_modules(source, "adtrain")}.isdisjoint(ONLY_IN_FUNCTIONS), path
 
 
 @pytest.mark.parametrize(

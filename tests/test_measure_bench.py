@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,42 +11,45 @@ import pytest
 from adtrain import ops
 from adtrain.cases import CASES, integers, normal
 from adtrain.core.array import ArrayType, Value
+from adtrain.core.errors import DTypeError
 from adtrain.core.hooks import Call, Hook, hook
-from adtrain.core.primitive import Primitive
+from adtrain.core.primitive import Cost, Primitive
 from adtrain.core.trace import Tracer, base_trace
 from adtrain.measure import bench_ops, timing
 from adtrain.measure.bench_ops import BenchRow
 from adtrain.measure.bench_sizes import BENCHES, VIEWS, Bench
-from adtrain.measure.profile import profile_steps
+from adtrain.measure.roofline import Roofline
 
 FIELDS = [
-    "op", "size", "phase", "dtype", "ms", "p20_ms", "p80_ms", "samples", "repeats", "flops", "bytes", "gflops_per_s",
-    "gbytes_per_s",
+    "op", "variant", "n", "size", "phase", "dtype", "time", "flops", "bytes", "gflops_per_s", "gbytes_per_s",
+    "of_roofline", "kernels",
 ]  # fmt: skip
 CREATE = {"arange", "full", "ones", "ones_like", "zeros", "zeros_like", "rng_state", "matmul_precision"}
+PEAK = Roofline(1e-3, {"float32": 1e-3})
+PRODUCT = Bench("matmul", "", {"cpu": (5,)}, lambda n: (normal(n, 6), normal(6, 7)), ops.matmul)
 
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """As few runs as the protocol allows."""
-    monkeypatch.setattr(timing, "MIN_SAMPLE_MS", 0.0)
-    monkeypatch.setattr(timing, "MIN_SAMPLES", 1)
-    monkeypatch.setattr(timing, "MAX_SAMPLES", 1)
+    monkeypatch.setattr(bench_ops, "MIN_SAMPLE_MS", 0.0)
+    monkeypatch.setattr(timing, "MAX_SAMPLES", timing.MIN_SAMPLES)
     monkeypatch.setattr(timing, "WARMUP_RUNS", 0)
 
 
-def rows_of(bench: Bench) -> list[BenchRow]:
-    (rows,) = bench_ops.bench([bench])
-    return rows
+def one_of(op: str, *shapes: tuple[int, ...], f: Any = None) -> Bench:
+    return Bench(op, "", {"cpu": (1,)}, lambda n: tuple(normal(*shape) for shape in shapes), f or getattr(ops, op))
 
 
-def test_every_public_operation_has_a_size() -> None:
+def test_every_public_operation_has_sizes() -> None:
     assert set(ops.__all__) - {each.op for each in BENCHES} - set(VIEWS) - CREATE == set()
     assert {each.op for each in BENCHES} <= set(ops.__all__)
 
 
-def test_names_are_unique() -> None:
-    assert len({(each.op, each.size) for each in BENCHES}) == len(BENCHES)
+def test_names_are_unique_and_ladders_rise() -> None:
+    assert len({(each.op, each.variant) for each in BENCHES}) == len(BENCHES)
+    ladders = [each.ladder[device] for each in BENCHES for device in ("cpu", "gpu")]
+    assert all(3 <= len(ladder) <= 5 and list(ladder) == sorted(set(ladder)) for ladder in ladders)
 
 
 def test_exactly_the_operations_with_a_derivative_have_a_backward() -> None:
@@ -89,67 +93,107 @@ class Constant:
         return np.broadcast_to(np.int64(low), size)
 
 
-@pytest.mark.parametrize("each", BENCHES, ids=[f"{each.op}, {each.size}" for each in BENCHES])
-def test_every_size_fits_its_operation(each: Bench) -> None:
+@pytest.mark.parametrize("n", [1, 3, 8])
+@pytest.mark.parametrize("each", BENCHES, ids=[f"{each.op} {each.variant}" for each in BENCHES])
+def test_every_size_fits_its_operation_and_moves_something(each: Bench, n: int) -> None:
     costs = Costs()
-    drawn = [make(Constant()) for make in each.inputs]  # type: ignore[arg-type]
+    drawn = [make(Constant()) for make in each.inputs(n)]  # type: ignore[arg-type]
+    names = list(inspect.signature(each.f).parameters)
     with base_trace(costs):
-        works = bench_ops.works(each, [Shapes(costs, ArrayType(x.shape, x.dtype)) for x in drawn])
-        assert list(works) == ["forward", "backward"][: 1 + each.differentiable]
+        inputs = [Shapes(costs, ArrayType(x.shape, x.dtype)) for x in drawn]
+        floats = [name for name, x in zip(names, inputs, strict=False) if x.dtype.kind == "f" and each.differentiable]
+        forward, *_ = (found := bench_ops.phases(each, inputs)).values()
+        assert list(found) == ["forward", *(f"backward {name}" for name in floats)]
         costs.bytes = 0
-        for work in works.values():
-            work()
+        forward[0](*forward[1])
     assert costs.bytes > 0
 
 
-def test_a_row_a_phase_with_the_fields_that_json_gives() -> None:
-    rows = rows_of(Bench("matmul", "small", ops.matmul, (normal(5, 6), normal(6, 7))))
-    records = [bench_ops.record(row) for row in rows]
-    assert [(record["op"], record["size"], record["phase"]) for record in records] == [
-        ("matmul", "small", "forward"),
-        ("matmul", "small", "backward"),
-    ]
+def test_a_row_for_forward_and_for_each_gradient_with_the_fields_that_json_gives() -> None:
+    rows = bench_ops.rows(PRODUCT, 5)
+    records = [row.record(PEAK) for row in rows]
+    assert [(record["size"], record["phase"]) for record in records] == [
+        ("5x6 6x7", "forward"), ("5x6 6x7", "backward a"), ("5x6 6x7", "backward b"),
+    ]  # fmt: skip
     assert all(list(record) == FIELDS for record in records)
-    assert [record["flops"] for record in records] == [2 * 5 * 6 * 7, 2 * 2 * 5 * 6 * 7]
+    assert [record["flops"] for record in records] == [2 * 5 * 6 * 7] * 3
     assert records[0]["bytes"] == 4 * (5 * 6 + 6 * 7 + 5 * 7)
-    assert records[0]["gflops_per_s"] == pytest.approx(records[0]["flops"] / records[0]["ms"] / 1e6)
+    ms = records[0]["time"]["median_ms"]
+    assert records[0]["gflops_per_s"] == pytest.approx(records[0]["flops"] / ms / 1e6)
+    assert records[0]["of_roofline"] == pytest.approx(max(420, 428) / 1e6 / 1e-3 / ms)
+    assert records[0]["kernels"] == [{"name": "NumPy", "launch": {}}]
     assert json.loads(json.dumps(records, allow_nan=False)) == records
 
 
-def test_inputs_are_float32_and_always_the_same() -> None:
-    each = Bench("take", "small", ops.take, (normal(5, 6), integers(5, 3)))
-    first, second = bench_ops.sample(each), bench_ops.sample(each)
-    assert [x.dtype for x in first] == [np.float32, np.int64]
+@pytest.mark.compiled
+def test_what_is_compiled_names_its_kernel_and_threads() -> None:
+    names = [[kernel.name for kernel in row.kernels] for row in bench_ops.rows(PRODUCT, 5, "float64")]
+    assert names == [["gemm_float64"]] * 3
+    (row, *_) = bench_ops.rows(one_of("gelu", (7,)), 1)
+    assert [kernel.name for kernel in row.kernels] == ["loops"]
+    assert row.kernels[0].launch.keys() == {"threads"}
+
+
+def test_a_gradient_that_is_its_cotangent_has_no_row() -> None:
+    assert [row.phase for row in bench_ops.rows(one_of("add", (4,), (4,)), 1)] == ["forward"]
+
+
+def test_inputs_are_always_the_same_and_of_the_type_asked_for() -> None:
+    each = Bench("take", "", {"cpu": (5,)}, lambda n: (normal(n, 6), integers(5, 3)), ops.take)
+    first, second = (bench_ops.sample(each, 5, "float64") for _ in range(2))
+    assert [x.dtype for x in first] == [np.float64, np.int64]
     assert all((a.numpy() == b.numpy()).all() for a, b in zip(first, second, strict=True))
+    whole = bench_ops.sample(each, 500, "uint8")[0].numpy()
+    assert whole.dtype == np.uint8
+    assert 4 < whole.max() <= 9
 
 
-def test_the_backward_is_the_pullback_alone_and_reaches_every_floating_point_input() -> None:
-    each = Bench("where", "small", lambda c, a, b: ops.where(ops.equal(c, 1), a * b, b), (
-        integers(2, 9), normal(9), normal(9)))  # fmt: skip
-    works = bench_ops.works(each, bench_ops.sample(each))
-    assert [x.shape for x in works["backward"]()] == [(9,), (9,)]
-    ran: list[tuple[str, str]] = []
+def test_integers_have_a_forward_alone_where_the_operation_takes_them() -> None:
+    assert [(row.phase, row.dtype) for row in bench_ops.rows(one_of("mul", (4,), (4,)), 1, "uint8")] == [
+        ("forward", "uint8")
+    ]
+    with pytest.raises(DTypeError, match="matmul"):
+        bench_ops.rows(PRODUCT, 5, "int32")
+
+
+def test_a_backward_computes_one_gradient_from_what_the_forward_has_left() -> None:
+    each = one_of("where", (9,), (9,), f=lambda a, b: ops.where(ops.less(a, b), a * b, b))
+    ran: list[str] = []
 
     class Recorder(Hook):
         def before(self, call: Call) -> None:
-            ran.append((call.primitive.name, call.phase))
+            ran.append(call.primitive.name)
 
+    inputs = bench_ops.sample(each, 1)
+    found = bench_ops.phases(each, inputs)
     with hook(Recorder()):
-        works["backward"]()
-    assert ("equal", "forward") not in ran
-    assert ("mul", "backward") in ran
+        for name, i in (("backward a", 0), ("backward b", 1)):
+            f, (ct,) = found[name]
+            a, b, cotangent = inputs[0].numpy(), inputs[1].numpy(), ct.numpy()
+            expected = [np.where(a < b, b, 0), np.where(a < b, a, 1)][i] * cotangent
+            np.testing.assert_allclose(f(ct).numpy(), expected, rtol=1e-6)
+    assert "less" not in ran
+    assert "mul" in ran
 
 
-def test_costs_are_the_same_as_in_a_profile() -> None:
-    each = Bench("softmax", "small", ops.softmax, (normal(4, 9),))
-    forward, backward = rows_of(each)
-    for row, work in ((forward, "forward"), (backward, "backward")):
-        run = bench_ops.works(each, bench_ops.sample(each))[work]
-        profile = profile_steps(lambda times, run=run: [run() for _ in range(times)], 1)  # type: ignore[misc]
-        assert sum(found["flops"] for found in profile.rows) == row.cost.flops
-        assert sum(found["bytes"] for found in profile.rows) == row.cost.bytes
+def test_the_clock_is_the_program_s_own() -> None:
+    """Time that passes between two runs is not counted, and that of the operation is."""
+    (row, *_) = bench_ops.rows(one_of("exp", (1 << 16,)), 1)
+    assert 0 < row.timing.median_ms < 1e3
+    x = ops.ones((3,))
+    clock = bench_ops.DeviceClock()
+    work = bench_ops.OnDevice(bench_ops.program(ops.exp, [x]), [x], clock)
+    assert clock.now() == 0
+    work.run()
+    assert (first := clock.now()) > 0
+    assert clock.now() == first
 
 
 def test_numbers_that_are_not_finite_are_not_timed() -> None:
-    with pytest.raises(ValueError, match="bench: log negative gives numbers that are not finite"):
-        rows_of(Bench("log", "negative", lambda x: ops.log(ops.abs(x) * -1.0), (normal(4),)))
+    with pytest.raises(ValueError, match="bench: log 4 gives numbers that are not finite"):
+        bench_ops.rows(one_of("log", (4,), f=lambda x: ops.log(ops.abs(x) * -1.0)), 1)
+
+
+def test_rows_of_no_time_have_no_share() -> None:
+    row = BenchRow("neg", "", 1, "1", "forward", "float32", timing.Timing([0.0] * 9), Cost(1, 8), [])
+    assert row.record(PEAK)["of_roofline"] is None

@@ -15,7 +15,6 @@ import adtrain as ad
 from adtrain import training
 from adtrain.backends.cpu import CpuBackend
 from adtrain.core.scope import phase, scope
-from adtrain.measure.bench_config import MIN_STEPS, bench_step, layer_times
 from adtrain.measure.profile import OpRow, OpsProfile, profile_steps
 
 MLP = "[linear: 16, relu, linear: 8, relu, linear: 3]"
@@ -113,7 +112,7 @@ def test_times_are_medians_per_step_and_the_ratio_is_their_part_of_the_step(monk
 
     profile = profile_steps(step, 3, warmup=1, clock=machine.clock)
     assert profile.step_ms == pytest.approx(10)
-    assert (profile.step.p80_ms > 1000, profile.step.samples) == (True, 3)
+    assert (profile.step.p80_ms > 1000, len(profile.step.ms)) == (True, 3)
     assert profile.ratio == pytest.approx(0.5)
     first, second = profile.rows
     assert (first["op"], first["scope"], first["phase"], first["calls"]) == ("exp", "a", "forward", 2)
@@ -158,26 +157,8 @@ def test_no_hook_is_left_and_no_residual_is_held(monkeypatch: pytest.MonkeyPatch
             ad.grad(lambda v: ad.ops.sum(ad.ops.exp(v)))(x)
 
     profile = profile_steps(step, 4, warmup=3)
-    assert profile.step.samples == 4
+    assert len(profile.step.ms) == 4
     assert ran["steps"] > ran["calls"] > 3 + 2 * 4
     before = [row["calls"] for row in profile.rows]
     step(1)
     assert [row["calls"] for row in profile.rows] == before
-
-
-def test_layers_sum_their_operations_by_phase(mlp: OpsProfile) -> None:
-    layers = layer_times(mlp.rows)
-    assert [row["layer"] for row in layers][:3] == ["input", "0.linear", "1.relu"]
-    for field, phase_name in (("forward_ms", "forward"), ("backward_ms", "backward"), ("update_ms", "update")):
-        whole = sum(row["ms"] for row in rows_of(mlp, phase=phase_name))
-        assert sum(dict(row)[field] for row in layers) == pytest.approx(whole)  # type: ignore[misc]
-    assert sum(row["share"] for row in layers) == pytest.approx(1)
-    assert sum(row["flops"] for row in layers) == sum(row["flops"] for row in mlp.rows)
-
-
-def test_a_slow_step_is_timed_the_least_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, {"exp": 3.0})
-    found = bench_step(lambda times: ad.ops.exp(1.0), images=12, clock=machine.clock)
-    assert found.profile.step.samples == MIN_STEPS
-    assert found.images_per_second == pytest.approx(4)
-    assert found.profile.ratio == pytest.approx(1)

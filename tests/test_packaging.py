@@ -53,7 +53,9 @@ def modules_after(statement: str) -> set[str]:
 def test_what_is_imported_is_what_is_declared() -> None:
     extras = PROJECT["optional-dependencies"]
     base = import_names(PROJECT["dependencies"])
-    optional = import_names([name for extra in ("gpu", "report", "tensorboard", "export") for name in extras[extra]])
+    optional = import_names(
+        [name for extra in ("gpu", "report", "tensorboard", "export", "peers") for name in extras[extra]]
+    )
     assert third_party_imports() - optional == base
 
 

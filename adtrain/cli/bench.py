@@ -1,154 +1,136 @@
-"""`adtrain bench`: the times of operations at standard sizes, or of a config's own training step."""
+"""`adtrain bench`: the times of operations over sizes, or of a config's own training step; and what moved since."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timezone
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from tqdm import tqdm
 
-from adtrain import __version__, config, training
-from adtrain.cli import bench_candidates, bench_report
-from adtrain.cli.devices import describe_cpu
+from adtrain.cli import bench_against, bench_analysis, bench_candidates, bench_compare, bench_step, bench_sweep
+from adtrain.cli.bench_against import against_option
+from adtrain.cli.bench_analysis import devices_option
 from adtrain.cli.op_option import op_option, select_ops
-from adtrain.cli.options import autotune_option, device_option, mode_options, print_json, progress, set_autotune
-from adtrain.cli.table import terminal_width
-from adtrain.core.backend import backend
+from adtrain.cli.options import autotune_option, print_json, set_autotune, set_option
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
-from adtrain.measure import bench_config, bench_ops, roofline, timing
-from adtrain.measure.bench_ops import BenchRow
-from adtrain.measure.bench_sizes import BENCHES, Bench
+from adtrain.measure.bench_ops import DTYPES
+from adtrain.measure.bench_sizes import BENCHES
 
 STDOUT = "-"
 
 
+class Numbers(click.ParamType):
+    """Whole numbers above 0 with commas between them, received as a tuple."""
+
+    name = "N,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        words = value.split(",") if isinstance(value, str) else [str(x) for x in value]
+        if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
+            self.fail(f"found {value!r}, expected whole numbers above 0 with commas between them", param, ctx)
+        return tuple(dict.fromkeys(int(word) for word in words))
+
+
 @click.command(short_help="Time the operations, or a config's own layers.")
-@click.argument("config_path", metavar="[CONFIG]", required=False)
-@device_option
+@click.argument("configs", metavar="[CONFIG]...", nargs=-1)
+@set_option
+@devices_option
+@against_option
 @autotune_option
 @op_option
+@click.option("--sizes", type=Numbers(), help="Sizes of the operations in place of the standard ones.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="Of the operations' elements.  [default: float32]")
 @click.option(
     "--candidates",
     is_flag=True,
     help="Show what each kernel that a GPU has for the operations reaches, and which one is taken.",
 )
-@mode_options
+@click.option("--batch-sizes", type=Numbers(), help="Time the step of CONFIG on batches of these sizes as well.")
+@click.option("--trace", "trace_file", metavar="FILE", help="Write one step of CONFIG for Perfetto, in each mode.")
 @click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON; - for stdout, without the table.")
+@click.option("--compare", nargs=2, metavar="A B", help="Time nothing; show what moved between two JSON results.")
 def command(
-    config_path: str | None,
-    device: str,
+    configs: tuple[str, ...],
+    overrides: tuple[str, ...],
+    devices: tuple[str, ...],
+    against: tuple[str, ...],
     autotune: str,
     names: tuple[str, ...],
+    sizes: tuple[int, ...] | None,
+    dtype: str | None,
     candidates: bool,
-    mode: str | None,
+    batch_sizes: tuple[int, ...] | None,
+    trace_file: str | None,
     json_file: str | None,
+    compare: tuple[str, str] | None,
 ) -> None:
-    """Time each operation forward and backward at standard sizes, or the training step that CONFIG describes: its
-    layers forward, backward and update, and end to end.
+    """Time each operation, forward and each gradient by itself, over sizes; or the training step that CONFIG describes:
+    its layers, and end to end eagerly, with a kernel an operation, and fused, in turn. With --against the same in other
+    systems; with --device cpu,gpu the CPU, the GPU and a naive loop. These two take several CONFIGs.
 
-    Every time is a median after a warm-up; the JSON holds the 20th and 80th percentiles as well. GFLOP/s and GB/s
-    count what an operation computes, and the bytes it must read and write; "of peak" is the least time that the device
-    needs for either, as measured by `adtrain devices --measure`, as a share of the time it took.
+    Every time is a median after a warm-up, with its 95% confidence interval; "~" marks one whose interval is wider than
+    5% of it. GFLOP/s and GB/s count what an operation computes, and the bytes it must read and write; "of peak" is the
+    least time that the device needs for either, by what it was measured to reach, as a share of the time it took.
     """
-    if config_path is not None and names:
-        raise click.UsageError("--op picks operations of the standard sizes; with a CONFIG all of its layers are timed")
-    if config_path is None and mode is not None:
-        raise click.UsageError("--eager and --no-fuse are for the step of a CONFIG; operations are timed one by one")
-    if candidates and config_path is not None:
-        raise click.UsageError("--candidates is for operations at their standard sizes; give no CONFIG")
+    device, config_path = devices[-1], configs[0] if configs else None
+    of_operations = {"--op": names, "--sizes": sizes, "--dtype": dtype, "--candidates": candidates}
+    of_config = {"--batch-sizes": batch_sizes, "--trace": trace_file, "--set": overrides}
+    if against or len(devices) > 1:
+        alone = {**of_operations, **of_config, "--compare": compare, "--op": None, "--set": None}
+        _refuse([name for name, value in alone.items() if value], "it goes neither with --against nor with two devices")
+        if against and len(devices) > 1:
+            raise click.UsageError("--against compares on one device: --device cpu or --device gpu")
+    elif len(configs) > 1:
+        raise click.UsageError("several CONFIGs are for --against and --device cpu,gpu; give one")
+    if compare:
+        given = [name for name, value in {**of_operations, **of_config, "CONFIG": config_path}.items() if value]
+        _refuse(given, "with --compare nothing is timed")
+    elif config_path is None:
+        _refuse([name for name, value in of_config.items() if value], "it is about the step of a CONFIG, give one")
+    else:
+        _refuse([name for name, value in of_operations.items() if value], "it is about operations, give no CONFIG")
     if candidates and device == "cpu":
         raise click.UsageError("--candidates: only a GPU has kernels to choose from, and this runs on the CPU")
     set_autotune(device, autotune)
-    if json_file not in (None, STDOUT):
-        _check_writable(Path(json_file))
-    protocol = describe_protocol(device)
-    if candidates:
-        result: dict[str, Any] = {
-            "protocol": protocol,
-            "candidates": bench_candidates.measured(select_ops(BENCHES, names)),
-        }
-        lines = bench_candidates.report(result, terminal_width())
+    for option, file in {"--json": None if json_file == STDOUT else json_file, "--trace": trace_file}.items():
+        if file is not None:
+            _check_writable(option, Path(file))
+    if against:
+        result, lines = bench_against.run(configs, overrides, names, device, against, autotune)
+    elif len(devices) > 1:
+        result, lines = bench_analysis.run(configs, overrides, names, devices)
+    elif compare:
+        result, lines = bench_compare.run(compare)
+    elif candidates:
+        result, lines = bench_candidates.run(select_ops(BENCHES, names), sizes)
     elif config_path is None:
-        rows = _bench_ops(select_ops(BENCHES, names), device)
-        result = {"protocol": protocol, "noisy": noisy_share(rows), "ops": [bench_ops.record(row) for row in rows]}
-        lines = bench_report.of_ops(result, terminal_width())
+        benches = select_ops(BENCHES, names)
+        result, lines = bench_sweep.run(benches, sizes, dtype or "float32", device, strict=bool(names))
     else:
-        result = {"protocol": protocol, **_bench_config(config_path, device, training.Mode(mode or "fused"))}
-        lines = bench_report.of_config(result, terminal_width())
+        result, lines = bench_step.run(config_path, overrides, device, batch_sizes or (), trace_file)
     if json_file == STDOUT:
         print_json(result)
-        return
-    click.echo("\n".join(lines))
-    if json_file is not None:
-        write_atomic(json_file, json.dumps(result, indent=2, allow_nan=False).encode() + b"\n")
+    else:
+        click.echo("\n".join(lines))
+        if json_file is not None:
+            write_atomic(json_file, json.dumps(result, indent=2, allow_nan=False).encode() + b"\n")
+    if against and bench_against.is_different(result):
+        raise SystemExit(1)
 
 
-def _bench_ops(benches: Sequence[Bench], device: str) -> list[BenchRow]:
-    progress(f"bench: timing {len(benches)} sizes")
-    shown: Iterable[list[BenchRow]] = tqdm(
-        bench_ops.bench(benches, device), total=len(benches), desc="bench", unit=" sizes", disable=None
-    )
-    return [row for rows in shown for row in rows]
+def _refuse(given: Sequence[str], why: str) -> None:
+    """UsageError for options that do not go together with the others."""
+    if given:
+        raise click.UsageError(f"{given[0]}: {why}")
 
 
-def _bench_config(path: str, device: str, mode: training.Mode) -> dict[str, Any]:
-    cfg = config.load(path)
-    training.check_precision(cfg, device)
-    experiment = training.prepare(cfg, mode)
-    images = experiment.full_batch
-    progress(f"bench: timing steps of {experiment.config.name}, a few seconds")
-    run_steps = training.continuation(experiment, experiment.initial_state(device), device)
-    step = bench_config.bench_step(run_steps, images, device=device)
-    whole = step.profile.step
-    return {
-        "config": experiment.config.name,
-        "precision": experiment.config.training.precision,
-        "batch_size": images,
-        "mode": mode.value,
-        "images_per_second": step.images_per_second,
-        "step_ms": {"median": whole.median_ms, "p20": whole.p20_ms, "p80": whole.p80_ms, "samples": whole.samples},
-        "noisy": float(whole.noisy),
-        "ops_sum_ms": step.profile.ops_sum_ms,
-        "ops_to_step_ratio": step.profile.ratio,
-        "layers": step.layers,
-        "ops": step.profile.rows,
-    }
-
-
-def describe_protocol(device: str) -> Mapping[str, Any]:
-    """What the numbers were measured with, and how."""
-    cpu = describe_cpu()
-    peak = roofline.known(device)
-    return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "device": device,
-        "device_name": backend(device).device_name(),
-        "cores": cpu["usable_cores"],
-        "compiler": backend(device).compiler_name(),
-        "blas": cpu["blas"],
-        "blas_threads": cpu["blas_threads"],
-        "versions": {"adtrain": __version__, "python": cpu["python"], "numpy": cpu["numpy"]},
-        "min_sample_ms": timing.MIN_SAMPLE_MS,
-        "samples": [timing.MIN_SAMPLES, timing.MAX_SAMPLES],
-        "overhead_ms": timing.overhead_ms(),
-        "roofline": peak and peak._asdict(),
-    }
-
-
-def noisy_share(rows: Sequence[BenchRow]) -> float:
-    """The part of the measurements whose percentiles lie far apart."""
-    return sum(row.timing.noisy for row in rows) / len(rows)
-
-
-def _check_writable(path: Path) -> None:
+def _check_writable(option: str, path: Path) -> None:
     """AdtrainError before anything is measured where the file cannot be written after."""
     if path.is_dir():
-        raise AdtrainError(f"--json {path}: is a folder, expected a file")
+        raise AdtrainError(f"{option} {path}: is a folder, expected a file")
     if not os.access(path.absolute().parent, os.W_OK):
-        raise AdtrainError(f"--json {path}: {path.parent} is no folder that can be written to")
+        raise AdtrainError(f"{option} {path}: {path.parent} is no folder that can be written to")

@@ -11,14 +11,14 @@ from adtrain.backends.cuda.autotune import Mode, contests, winner
 from adtrain.backends.cuda.contest import described, distinct
 from adtrain.cli import bench_report
 from adtrain.cli.options import progress
-from adtrain.cli.table import Column, render
-from adtrain.core.array import ArrayType
+from adtrain.cli.table import Column, render, terminal_width
 from adtrain.core.backend import backend
-from adtrain.core.hooks import Call, Hook, hook
-from adtrain.core.program import Equation, Variable
-from adtrain.measure.bench_ops import sample, works
+from adtrain.core.program import Equation
+from adtrain.core.staging import stage
+from adtrain.measure.bench_ops import phases, sample
 from adtrain.measure.bench_sizes import Bench
 from adtrain.measure.profile import rate
+from adtrain.measure.protocol import protocol
 
 COLUMNS = (
     Column("kernel", text=True),
@@ -30,31 +30,29 @@ COLUMNS = (
 )
 
 
-class _Equations(Hook):
-    """What runs, as equations."""
-
-    def __init__(self) -> None:
-        self.found: list[Equation] = []
-
-    def before(self, call: Call) -> None:
-        inputs = tuple(Variable(ArrayType(x.shape, x.dtype), call.device) for x in call.args)
-        outputs = tuple(Variable(t, call.device) for t in call.outputs)
-        self.found.append(Equation(call.primitive, inputs, call.params, outputs))
+def run(benches: Sequence[Bench], sizes: Sequence[int] | None) -> tuple[dict[str, Any], list[str]]:
+    """The result, and the lines that show it."""
+    found = measured(benches, sizes)
+    result = {"kind": "candidates", "protocol": protocol("gpu"), "candidates": found}
+    return result, report(result, terminal_width())
 
 
-def measured(benches: Sequence[Bench]) -> list[dict[str, Any]]:
+def measured(benches: Sequence[Bench], sizes: Sequence[int] | None = None) -> list[dict[str, Any]]:
     """For each distinct problem of the benches its candidates, the fastest one first.
+
+    Args:
+        sizes: by default the standard ones.
 
     Raises:
         UsageError: there is no choice for any of them.
     """
     tuner = cast(Any, backend("gpu")).tuner
-    seen = _Equations()
+    equations: list[Equation] = []
     for each in benches:
-        with hook(seen):
-            for work in works(each, sample(each, "gpu")).values():
-                work()
-    problems = list(contests(seen.found))
+        for n in sizes or each.ladder["gpu"]:
+            for f, args in phases(each, sample(each, n, device="gpu")).values():
+                equations += stage(f).program(*args).equations
+    problems = list(contests(equations))
     if not problems:
         raise click.UsageError("--candidates: there is one kernel for each of these operations")
     progress(f"bench: measuring the candidates of {len(problems)} problems")

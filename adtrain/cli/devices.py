@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import platform
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
 from adtrain.cli.options import json_option, print_json, progress
 from adtrain.core.backend import backend
 from adtrain.core.errors import DeviceError
 from adtrain.measure import roofline
+from adtrain.measure.machine import describe_cpu
 
 
 @click.command(short_help="Show the devices that training can run on.")
@@ -104,46 +100,3 @@ def peak_rows(peak: roofline.Roofline | None) -> list[tuple[str, str]]:
         return []
     products = ", ".join(f"{name} {rate:,.0f}" for name, rate in peak.gflops_per_s.items())
     return [("measured", f"copy {peak.gbytes_per_s:,.0f} GB/s; matrix products {products} GFLOP/s")]
-
-
-def describe_cpu() -> dict[str, Any]:
-    """Name, cores, memory and libraries of the CPU; None for what the operating system does not tell."""
-    return {
-        "name": backend("cpu").device_name(),
-        "cores": os.cpu_count(),
-        "usable_cores": roofline.usable_cores(),
-        "memory_bytes": memory_bytes(),
-        "compiler": backend("cpu").compiler_name(),
-        "blas": blas_name(),
-        "blas_threads": blas_threads(),
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }
-
-
-def memory_bytes() -> int | None:
-    """Physical memory, None where `sysconf` does not know it."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return None
-
-
-def blas_name() -> str:
-    """The linear algebra library that this NumPy was built with, with its version."""
-    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    return f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip()
-
-
-def blas_threads() -> int | None:
-    """How many threads NumPy's OpenBLAS uses, asked of the loaded library; None for another BLAS or system."""
-    try:
-        maps = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return None
-    libraries = {line.split(maxsplit=5)[5] for line in maps if "openblas" in line.lower()}
-    for library in sorted(libraries):
-        for name in ("scipy_openblas_get_num_threads64_", "openblas_get_num_threads64_", "openblas_get_num_threads"):
-            if hasattr(loaded := ctypes.CDLL(library), name):
-                return int(getattr(loaded, name)())
-    return None

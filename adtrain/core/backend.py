@@ -23,14 +23,24 @@ class Memory(NamedTuple):
     scratch: int  # for the equations' own use, of all threads
 
 
+class KernelRun(NamedTuple):
+    """A function that runs for an equation, and its shape: threads, or on a GPU grid, block and dynamic shared memory
+    (bytes); nothing where NumPy runs."""
+
+    name: str
+    launch: Mapping[str, Any]
+
+
 class Executable(Protocol):
     """A Program made ready to run again and again.
 
     Attributes:
+        kernels: what computes each equation, in the order of the launches; nothing for one that is a view.
         repeats: the Program `carries`, and its results lie where the donated inputs lay, so that it can run again at
             once on the same buffers.
     """
 
+    kernels: Sequence[Sequence[KernelRun]]
     repeats: bool
 
     def run(self, buffers: list[Any], timed: bool = False, times: int = 1) -> tuple[Sequence[Any], Sequence[float]]:

@@ -119,6 +119,11 @@ class CudaKernel:
     each: bool = False
     checked: bool = False
 
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of its launches, in their order."""
+        return [self.name, *(self.then.names if self.then is not None else ())]
+
     def label(self, *args: Any, **params: Any) -> str:
         """What tells this kernel from the other candidates for the same arguments: words, of which those that are equal
         in all of them can be left out.
@@ -137,4 +142,4 @@ class CudaKernel:
             if value:
                 words.append(f"{name}={','.join(map(str, value)) if isinstance(value, Sequence) else value}")
         after = ["then", self.then.label(*args, **params)] if self.then is not None else []
-        return " ".join([self.name, self.file, *words, *after])
+        return " ".join(["+".join(self.names), self.file, *words, *after])

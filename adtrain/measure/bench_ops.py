@@ -1,139 +1,149 @@
-"""How fast each operation is, forward and backward, at the sizes of `bench_sizes`."""
+"""How fast each operation is, forward and each gradient by itself, over sizes and element types."""
 
 from __future__ import annotations
 
+import inspect
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypedDict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from adtrain.core.array import Array, Value, array
 from adtrain.core.autodiff import vjp
-from adtrain.core.backend import backend
-from adtrain.core.hooks import Call, Hook, hook
+from adtrain.core.backend import Executable, KernelRun, backend
+from adtrain.core.costs import costs
 from adtrain.core.primitive import Cost
+from adtrain.core.program import Program
+from adtrain.core.staging import stage
 from adtrain.measure.bench_sizes import Bench
 from adtrain.measure.profile import rate
-from adtrain.measure.timing import Timing, measure
+from adtrain.measure.roofline import Roofline
+from adtrain.measure.timing import Timing, alternate, in_a_row
+from adtrain.passes import fuse, merge_common_subexpressions, remove_dead_code, simplify_reshapes
+
+PASSES = (simplify_reshapes, merge_common_subexpressions, remove_dead_code, fuse)
+"""Those of a training step, but for `fold_constants`: what a gradient keeps from the forward run is a constant here."""
+
+DTYPES = ("float32", "float64", "uint8", "int32", "int64")
+
+MIN_SAMPLE_MS = 0.02
+"""The device's own clock needs no long samples: it does not see the host between two runs."""
 
 
 class BenchRow(NamedTuple):
-    """One operation at one size in one phase. Cost is the sum over the primitives that run."""
+    """One operation at one size in one phase, as a Program of its own; the cost is that of its fused equations."""
 
     op: str
+    variant: str
+    n: int
     size: str
     phase: str
     dtype: str
     timing: Timing
     cost: Cost
+    kernels: Sequence[KernelRun]
 
-    @property
-    def gflops_per_s(self) -> float | None:
-        return rate(self.cost.flops, self.timing.median_ms)
-
-    @property
-    def gbytes_per_s(self) -> float | None:
-        return rate(self.cost.bytes, self.timing.median_ms)
-
-
-class BenchRecord(TypedDict):
-    """A `BenchRow` for programs: times in ms, flops and bytes of one run."""
-
-    op: str
-    size: str
-    phase: str
-    dtype: str
-    ms: float
-    p20_ms: float
-    p80_ms: float
-    samples: int
-    repeats: int
-    flops: int
-    bytes: int
-    gflops_per_s: float | None
-    gbytes_per_s: float | None
+    def record(self, peak: Roofline) -> dict[str, Any]:
+        """For programs: FLOPs and bytes of one run, and the share of the device's roofline."""
+        ms = self.timing.median_ms
+        return {
+            **{name: getattr(self, name) for name in ("op", "variant", "n", "size", "phase", "dtype")},
+            "time": self.timing.record(),
+            "flops": self.cost.flops,
+            "bytes": self.cost.bytes,
+            "gflops_per_s": rate(self.cost.flops, ms),
+            "gbytes_per_s": rate(self.cost.bytes, ms),
+            "of_roofline": peak.share(*self.cost, ms, self.dtype) if ms > 0 else None,
+            "kernels": [kernel._asdict() for kernel in self.kernels],
+        }
 
 
-def bench(benches: Iterable[Bench], device: str = "cpu") -> Iterator[list[BenchRow]]:
-    """For each bench its rows, forward and, where there is a derivative, backward; in float32.
+def rows(each: Bench, n: int, dtype: str = "float32", device: str = "cpu") -> list[BenchRow]:
+    """A row for each phase at the size `n`; they are timed in turn.
 
-    Forward is a call of the operation outside of any differentiation; backward is a call of its pullback, with respect
-    to all floating-point inputs, on residuals kept from an earlier forward run.
-
-    Raises ValueError where a result is not finite, so that no such numbers are timed.
+    Raises:
+        DTypeError: the operation does not take elements of this type.
+        ValueError: a result is not finite; no such numbers are timed.
     """
-    for each in benches:
-        yield _rows(each, device)
+    inputs = sample(each, n, dtype, device)
+    size = " ".join("x".join(map(str, x.shape)) for x in inputs)
+    clock = DeviceClock()
+    works = {phase: OnDevice(program(f, args), args, clock) for phase, (f, args) in phases(each, inputs).items()}
+    works = {phase: work for phase, work in works.items() if work.kernels}  # else it is the cotangent itself
+    for work in works.values():
+        if not all(np.isfinite(x).all() for x in work.results() if x.dtype.kind == "f"):
+            raise ValueError(f"bench: {each.op} {size} gives numbers that are not finite")
+    turns = {phase: in_a_row(work.run) for phase, work in works.items()}
+    timings = alternate(turns, clock=clock.now, min_sample_ms=MIN_SAMPLE_MS)
+    return [
+        BenchRow(each.op, each.variant, n, size, phase, dtype, timings[phase], cost(work.program), work.kernels)
+        for phase, work in works.items()
+    ]
 
 
-def record(row: BenchRow) -> BenchRecord:
-    timing = row.timing
-    return {
-        "op": row.op,
-        "size": row.size,
-        "phase": row.phase,
-        "dtype": row.dtype,
-        "ms": timing.median_ms,
-        "p20_ms": timing.p20_ms,
-        "p80_ms": timing.p80_ms,
-        "samples": timing.samples,
-        "repeats": timing.repeats,
-        "flops": row.cost.flops,
-        "bytes": row.cost.bytes,
-        "gflops_per_s": row.gflops_per_s,
-        "gbytes_per_s": row.gbytes_per_s,
-    }
+def program(f: Callable[..., Any], args: Sequence[Any]) -> Program:
+    """The function as it runs in a training step: fused, but nothing computed beforehand."""
+    return stage(f, PASSES).program(*args)
 
 
-def _rows(each: Bench, device: str) -> list[BenchRow]:
-    finish = backend(device).synchronize
-    rows = []
-    for phase, work in works(each, sample(each, device)).items():
-        cost = _cost(each, work)
-        rows.append(BenchRow(each.op, each.size, phase, "float32", measure(work, finish), cost))
-    return rows
+def cost(program: Program) -> Cost:
+    """Of all equations."""
+    return Cost(*map(sum, zip(*costs(program.equations), strict=True)))
 
 
-def sample(each: Bench, device: str = "cpu") -> list[Array]:
-    """The inputs, floating-point ones as float32: always the same ones."""
-    rng = np.random.default_rng(zlib.crc32(f"{each.op}/{each.size}".encode()))
-    drawn = [make(rng) for make in each.inputs]
-    return [array(x.astype(np.float32) if x.dtype.kind == "f" else x, device=device) for x in drawn]
+def sample(each: Bench, n: int, dtype: str = "float32", device: str = "cpu") -> list[Array]:
+    """The inputs, always the same ones: the floating-point ones as `dtype`; where those are integers, from 0 to 9."""
+    rng = np.random.default_rng(zlib.crc32(f"{each.op}/{each.variant}/{n}".encode()))
+    drawn = [make(rng) for make in each.inputs(n)]
+    if np.dtype(dtype).kind != "f":
+        drawn = [np.minimum(np.abs(x) * 4, 9) if x.dtype.kind == "f" else x for x in drawn]
+    return [array(x.astype(dtype) if x.dtype.kind == "f" else x, device=device) for x in drawn]
 
 
-def works(each: Bench, inputs: Sequence[Value]) -> dict[str, Callable[[], Any]]:
-    """What is timed, by phase. The pullback's residuals and cotangent are computed here."""
+def phases(each: Bench, inputs: Sequence[Value]) -> dict[str, tuple[Callable[..., Value], Sequence[Value]]]:
+    """What is timed, each as a function and its arguments: forward, and for each floating-point input its gradient from
+    a random cotangent. What a gradient needs of the forward run is computed here."""
 
-    def forward(*floats: Value) -> Any:
-        given = iter(floats)
-        out = each.f(*(next(given, x) if x.dtype.kind == "f" else x for x in inputs))
+    def forward(*args: Value) -> Any:
+        out = each.f(*args)
         return out[0] if isinstance(out, tuple) else out
 
-    found: dict[str, Callable[[], Any]] = {"forward": forward}
-    if each.differentiable:
-        out, pullback = vjp(forward, *(x for x in inputs if x.dtype.kind == "f"))
-        numbers = np.random.default_rng(0).normal(size=out.shape).astype(np.float32)
-        ct = array(numbers, device=out.device)
-        found["backward"] = lambda: pullback(ct)
+    found: dict[str, tuple[Callable[..., Value], Sequence[Value]]] = {"forward": (forward, inputs)}
+    names = list(inspect.signature(each.f).parameters)
+    for i, x in enumerate(inputs):
+        if each.differentiable and x.dtype.kind == "f":
+            out, pullback = vjp(lambda x, i=i: forward(*inputs[:i], x, *inputs[i + 1 :]), x)
+            numbers = np.random.default_rng(i).standard_normal(out.shape, out.dtype.type)
+            gradient = lambda ct, pullback=pullback: pullback(ct)[0]  # noqa: E731
+            found[f"backward {names[i]}"] = gradient, [array(numbers, device=out.device)]
     return found
 
 
-class _CostCounter(Hook):
+class DeviceClock:
+    """A clock that goes only while the device computes: as the compiled Program reads it, or CUDA events."""
+
     def __init__(self) -> None:
-        self.flops = self.bytes = 0
+        self.seconds = 0.0
 
-    def before(self, call: Call) -> None:
-        cost = call.primitive.cost(call.args, call.params)
-        self.flops += cost.flops
-        self.bytes += cost.bytes
+    def now(self) -> float:
+        return self.seconds
 
 
-def _cost(each: Bench, work: Callable[[], Any]) -> Cost:
-    counter = _CostCounter()
-    with hook(counter):
-        out = work()
-    for x in out if isinstance(out, tuple) else (out,):
-        if x.dtype.kind == "f" and not np.isfinite(x.numpy()).all():
-            raise ValueError(f"bench: {each.op} {each.size} gives numbers that are not finite")
-    return Cost(counter.flops, counter.bytes)
+class OnDevice:
+    """A Program and its arguments, whose runs a clock counts."""
+
+    def __init__(self, program: Program, args: Sequence[Any], clock: DeviceClock) -> None:
+        device = program.outputs[0].device
+        self.program, self.args, self.clock = program, args, clock
+        self.executable: Executable = backend(device).compile(program)
+        self.kernels = [kernel for kernels in self.executable.kernels for kernel in kernels]
+        self.fetch = backend(device).to_numpy
+
+    def run(self) -> Sequence[Any]:
+        results, seconds = self.executable.run([x.buffer for x in self.args], timed=True)
+        self.clock.seconds += sum(seconds)
+        return results
+
+    def results(self) -> list[np.ndarray]:
+        return [self.fetch(buffer) for buffer in self.run()]

@@ -1,8 +1,8 @@
-"""The standard sizes of operations that `adtrain bench` times."""
+"""The operations that `adtrain bench` times, each over a ladder of sizes that one number makes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,23 +11,37 @@ import numpy as np
 from adtrain import ops
 from adtrain.cases import Sampler, between, integers, normal
 
+Ladder = Mapping[str, Sequence[int]]
+"""Device to sizes, from where what a launch costs shows to where memory or arithmetic is all there is."""
+
+Inputs = Callable[[int], tuple[Sampler, ...]]
+"""From a size to makers of the inputs."""
+
+ELEMENTS: Ladder = {"cpu": (2**10, 2**14, 2**18, 2**22), "gpu": (2**12, 2**16, 2**20, 2**24)}
+SIDE: Ladder = {"cpu": (64, 256, 1024), "gpu": (64, 256, 1024, 4096)}
+"""Of a square matrix."""
+ROWS: Ladder = {"cpu": (32, 256, 2048), "gpu": (32, 256, 2048, 16384)}
+IMAGES: Ladder = {"cpu": (8, 32, 128), "gpu": (8, 32, 128, 512)}
+
 
 @dataclass(frozen=True)
 class Bench:
-    """One operation at one size.
+    """One operation, of any size.
 
     Attributes:
         op: the public function, as users call it.
-        size: lengths of the inputs and what else matters; ``op`` and ``size`` together are unique.
-        f: the operation as a function of the inputs.
-        inputs: makers of the inputs; floating-point ones are differentiated.
+        variant: what else matters, such as the axis; ``op`` and ``variant`` together are unique.
+        ladder: the sizes to take where none are asked for.
+        inputs: of a size; floating-point ones are differentiated, each by itself.
+        f: the operation as a function of the inputs, which it names.
         differentiable: whether there is a backward to time.
     """
 
     op: str
-    size: str
+    variant: str
+    ladder: Ladder
+    inputs: Inputs
     f: Callable[..., Any]
-    inputs: tuple[Sampler, ...]
     differentiable: bool = True
 
 
@@ -36,8 +50,21 @@ BENCHES: list[Bench] = []
 VIEWS = ("reshape", "squeeze", "expand_dims", "broadcast_to", "stop_gradient", "getitem", "slice")
 """Operations that have no row of their own: they make a view and move nothing, or are `slice` by another name."""
 
-ELEMENTS = (2**12, 2**20)
-"""For elementwise operations: 16 KiB an array, where what a call costs shows, and 4 MiB; for some 16 MiB as well."""
+
+def bench(
+    op: str,
+    ladder: Ladder,
+    inputs: Inputs,
+    f: Callable[..., Any] | None = None,
+    variant: str = "",
+    differentiable: bool = True,
+) -> None:
+    BENCHES.append(Bench(op, variant, ladder, inputs, f or getattr(ops, op), differentiable))
+
+
+def batch(shape: tuple[int, ...], *weights: tuple[int, ...]) -> Inputs:
+    """An array of n times a shape, and weights of theirs."""
+    return lambda n: (normal(n, *shape), *(normal(*w) for w in weights))
 
 
 def _counter(rng: np.random.Generator) -> np.ndarray:
@@ -45,80 +72,62 @@ def _counter(rng: np.random.Generator) -> np.ndarray:
     return np.zeros(4, np.uint32)
 
 
-def bench(
-    op: str, size: str, *inputs: Sampler, f: Callable[..., Any] | None = None, differentiable: bool = True
-) -> None:
-    BENCHES.append(Bench(op, size, f or getattr(ops, op), inputs, differentiable))
-
-
 # Elementwise.
-_POSITIVE = {"log", "log1p", "sqrt", "rsqrt", "reciprocal"}
-_NO_DERIVATIVE = {"sign", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal"}
-_UNARY = (
-    "neg", "abs", "sign", "square", "reciprocal", "sqrt", "rsqrt", "exp", "expm1", "log", "log1p", "sin", "cos",
-    "tanh", "erf", "sigmoid", "softplus", "relu", "leaky_relu", "elu", "silu", "gelu",
-)  # fmt: skip
-_BINARY = (
-    "add", "sub", "mul", "maximum", "minimum", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal"
-)  # fmt: skip
-
-
-def _elementwise(n: int, names: Iterable[str]) -> None:
-    for op in names:
-        inputs = [between(0.5, 2, n) if op in _POSITIVE else normal(n)]
-        if op in _BINARY:
-            inputs.append(normal(n))
-        bench(op, f"2^{n.bit_length() - 1}", *inputs, differentiable=op not in _NO_DERIVATIVE)
-
-
-for _n in ELEMENTS:
-    _elementwise(_n, (*_UNARY, *_BINARY))
-    _size = f"2^{_n.bit_length() - 1}"
-    bench("div", _size, normal(_n), between(0.5, 2, _n))
-    bench("power", f"{_size}, cube", normal(_n), f=lambda x: ops.power(x, 3))
-    bench("power", f"{_size}, array", between(0.5, 2, _n), normal(_n))
-    bench("clip", _size, normal(_n), f=lambda x: ops.clip(x, -1, 1))
-    bench("where", _size, integers(2, _n), normal(_n), normal(_n), f=lambda c, a, b: ops.where(ops.equal(c, 1), a, b))
-    bench("astype", f"{_size}, float64", normal(_n), f=lambda x: ops.astype(x, "float64"), differentiable=False)
-    bench("dropout", _size, normal(_n), _counter, f=lambda x, rng: ops.dropout(x, 0.5, rng))
-    bench("random_uniform", _size, _counter, f=lambda rng, n=_n: ops.random_uniform(rng, (n,)), differentiable=False)
-_elementwise(2**22, ("add", "mul", "relu", "exp"))
-bench("add", "1024x1024 + 1024", normal(1024, 1024), normal(1024))
+for _op in (
+    "neg", "abs", "square", "exp", "expm1", "sin", "cos", "tanh", "erf", "sigmoid", "softplus", "relu", "leaky_relu",
+    "elu", "silu", "gelu",
+):  # fmt: skip
+    bench(_op, ELEMENTS, lambda n: (normal(n),))
+for _op in ("log", "log1p", "sqrt", "rsqrt", "reciprocal"):
+    bench(_op, ELEMENTS, lambda n: (between(0.5, 2, n),))
+for _op in ("add", "sub", "mul", "maximum", "minimum"):
+    bench(_op, ELEMENTS, lambda n: (normal(n), normal(n)))
+for _op in ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"):
+    bench(_op, ELEMENTS, lambda n: (normal(n), normal(n)), differentiable=False)
+bench("sign", ELEMENTS, lambda n: (normal(n),), differentiable=False)
+bench("div", ELEMENTS, lambda n: (normal(n), between(0.5, 2, n)))
+bench("power", ELEMENTS, lambda n: (normal(n),), lambda x: ops.power(x, 3), "cube")
+bench("power", ELEMENTS, lambda n: (between(0.5, 2, n), normal(n)), variant="array")
+bench("clip", ELEMENTS, lambda n: (normal(n),), lambda x: ops.clip(x, -1, 1))
+bench("where", ELEMENTS, lambda n: (integers(2, n), normal(n), normal(n)),
+      lambda c, a, b: ops.where(ops.equal(c, 1), a, b))  # fmt: skip
+bench("astype", ELEMENTS, lambda n: (normal(n),), lambda x: ops.astype(x, "int64"), "int64", differentiable=False)
+bench("dropout", ELEMENTS, lambda n: (normal(n), _counter), lambda x, rng: ops.dropout(x, 0.5, rng))
+bench("random_uniform", ELEMENTS, lambda n: (between(0, 1, n), _counter),
+      lambda like, rng: ops.random_uniform(rng, like.shape, dtype=like.dtype), differentiable=False)  # fmt: skip
 
 # Reductions.
 for _op in ("sum", "mean", "max", "min", "var", "logsumexp"):
     for _axis in (None, 0, 1):
-        bench(_op, f"1024x1024, axis {_axis}", normal(1024, 1024), f=lambda x, op=_op, i=_axis: getattr(ops, op)(x, i))
+        bench(_op, SIDE, lambda n: (normal(n, n),), lambda x, op=_op, i=_axis: getattr(ops, op)(x, i), f"axis {_axis}")
 for _axis in (0, 1):
-    bench("cumsum", f"1024x1024, axis {_axis}", normal(1024, 1024), f=lambda x, i=_axis: ops.cumsum(x, i))
-    bench("argmax", f"1024x1024, axis {_axis}", normal(1024, 1024), f=lambda x, i=_axis: ops.argmax(x, i),
+    bench("cumsum", SIDE, lambda n: (normal(n, n),), lambda x, i=_axis: ops.cumsum(x, i), f"axis {_axis}")
+    bench("argmax", SIDE, lambda n: (normal(n, n),), lambda x, i=_axis: ops.argmax(x, i), f"axis {_axis}",
           differentiable=False)  # fmt: skip
-bench("sum_to", "32x64x26x26 to 64x1x1", normal(32, 64, 26, 26), f=lambda x: ops.sum_to(x, (64, 1, 1)))
+bench("sum_to", IMAGES, batch((64, 26, 26)), lambda x: ops.sum_to(x, (64, 1, 1)), "channels")
 
 # Moving elements.
-bench("transpose", "1024x1024", normal(1024, 1024))
-bench("transpose", "32x64x26x26 to NHWC", normal(32, 64, 26, 26), f=lambda x: ops.transpose(x, (0, 2, 3, 1)))
-bench("concatenate", "2 of 512x1024, axis 0", normal(512, 1024), normal(512, 1024), f=lambda *xs: ops.concatenate(xs))
-bench("concatenate", "2 of 1024x512, axis 1", normal(1024, 512), normal(1024, 512),
-      f=lambda *xs: ops.concatenate(xs, 1))  # fmt: skip
-bench("stack", "2 of 512x1024, axis 1", normal(512, 1024), normal(512, 1024), f=lambda *xs: ops.stack(xs, 1))
-bench("pad", "32x64x26x26, by 1", normal(32, 64, 26, 26), f=lambda x: ops.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1))))
-bench("flip", "1024x1024, axis 1", normal(1024, 1024), f=lambda x: ops.flip(x, 1))
-bench("take", "1024 of 1024x1024, axis 1", normal(1024, 1024), integers(1024, 1024), f=lambda x, i: ops.take(x, i, 1))
-bench("take_along_axis", "1024x1024, 1 a row", normal(1024, 1024), integers(1024, 1024, 1),
-      f=lambda x, i: ops.take_along_axis(x, i, 1))  # fmt: skip
-bench("one_hot", "1024 of 1000", integers(1000, 1024), f=lambda i: ops.one_hot(i, 1000), differentiable=False)
-bench("embedding", "32x64 of 10000x128", integers(10000, 32, 64), normal(10000, 128))
+bench("transpose", SIDE, lambda n: (normal(n, n),))
+bench("transpose", IMAGES, batch((64, 26, 26)), lambda x: ops.transpose(x, (0, 2, 3, 1)), "to NHWC")
+for _axis in (0, 1):
+    bench("concatenate", SIDE, lambda n: (normal(n, n), normal(n, n)),
+          lambda a, b, i=_axis: ops.concatenate((a, b), i), f"axis {_axis}")  # fmt: skip
+bench("stack", SIDE, lambda n: (normal(n, n), normal(n, n)), lambda a, b: ops.stack((a, b), 1), "axis 1")
+bench("pad", IMAGES, batch((64, 26, 26)), lambda x: ops.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1))), "by 1")
+bench("flip", SIDE, lambda n: (normal(n, n),), lambda x: ops.flip(x, 1), "axis 1")
+bench("take", SIDE, lambda n: (normal(n, n), integers(n, n)), lambda x, i: ops.take(x, i, 1), "axis 1")
+bench("take_along_axis", SIDE, lambda n: (normal(n, n), integers(n, n, 1)), lambda x, i: ops.take_along_axis(x, i, 1),
+      "1 a row")  # fmt: skip
+bench("one_hot", ROWS, lambda n: (integers(1000, n),), lambda i: ops.one_hot(i, 1000), "1000", differentiable=False)
+bench("embedding", ROWS, lambda n: (integers(10000, n), normal(10000, 128)))
 
-# Matrix products: squares, then the layers of mlp.yaml at batch 128.
-for _n in (64, 128, 256, 512, 1024):
-    bench("matmul", f"{_n}x{_n}x{_n}", normal(_n, _n), normal(_n, _n))
-bench("matmul", "32 of 64x64x64", normal(32, 64, 64), normal(32, 64, 64))
-for _out, _in in ((512, 784), (256, 512), (10, 256)):
-    bench("matmul", f"128x{_in} @ {_out}x{_in}.T", normal(128, _in), normal(_out, _in),
-          f=lambda x, w: ops.matmul(x, w, transpose_b=True))  # fmt: skip
+# Matrix products: squares, many small ones, and the first layer of mlp.yaml.
+bench("matmul", SIDE, lambda n: (normal(n, n), normal(n, n)))
+bench("matmul", IMAGES, lambda n: (normal(n, 64, 64), normal(n, 64, 64)), variant="batch")
+bench("matmul", ROWS, batch((784,), (512, 784)),
+      lambda x, w: ops.matmul(x, w, transpose_b=True), "b transposed")  # fmt: skip
 
-# Convolution and pooling: layers of lenet5.yaml, cnn.yaml and resnet.yaml at batch 32. "3x3/2" is a window of stride 2.
+# Convolution and pooling: layers of lenet5.yaml, cnn.yaml and resnet.yaml. "3x3/2" is a window of stride 2.
 for _image, _out, _kernel, _stride, _padding in (
     ((1, 28, 28), 6, 5, 1, 2),
     ((6, 14, 14), 16, 5, 1, 0),
@@ -128,17 +137,17 @@ for _image, _out, _kernel, _stride, _padding in (
     ((16, 14, 14), 32, 3, 2, 1),
     ((16, 14, 14), 32, 1, 2, 0),
 ):
-    bench("conv2d", f"32x{'x'.join(map(str, _image))} to {_out}, {_kernel}x{_kernel}/{_stride}", normal(32, *_image),
-          normal(_out, _image[0], _kernel, _kernel),
-          f=lambda x, w, s=_stride, p=_padding: ops.conv2d(x, w, stride=s, padding=p))  # fmt: skip
-bench("conv_transpose2d", "32x32x14x14 to 16, 4x4/2", normal(32, 32, 14, 14), normal(32, 16, 4, 4),
-      f=lambda x, w: ops.conv_transpose2d(x, w, stride=2, padding=1))  # fmt: skip
+    bench("conv2d", IMAGES, batch(_image, (_out, _image[0], _kernel, _kernel)),
+          lambda x, w, s=_stride, p=_padding: ops.conv2d(x, w, stride=s, padding=p),
+          f"{'x'.join(map(str, _image))} to {_out}, {_kernel}x{_kernel}/{_stride}")  # fmt: skip
+bench("conv_transpose2d", IMAGES, batch((32, 14, 14), (32, 16, 4, 4)),
+      lambda x, w: ops.conv_transpose2d(x, w, stride=2, padding=1), "4x4/2")  # fmt: skip
 for _shape in ((6, 28, 28), (16, 10, 10), (64, 24, 24)):
-    _size = f"32x{'x'.join(map(str, _shape))}, 2x2/2"
-    bench("max_pool2d", _size, normal(32, *_shape), f=lambda x: ops.max_pool2d(x, 2))
-    bench("avg_pool2d", _size, normal(32, *_shape), f=lambda x: ops.avg_pool2d(x, 2))
-bench("max_pool2d", "32x64x24x24, 3x3/2", normal(32, 64, 24, 24), f=lambda x: ops.max_pool2d(x, 3, 2))
-bench("adaptive_avg_pool2d", "32x32x7x7 to 1", normal(32, 32, 7, 7), f=lambda x: ops.adaptive_avg_pool2d(x, 1))
+    for _op in ("max_pool2d", "avg_pool2d"):
+        bench(_op, IMAGES, batch(_shape), lambda x, op=_op: getattr(ops, op)(x, 2),
+              f"{'x'.join(map(str, _shape))}, 2x2/2")  # fmt: skip
+bench("max_pool2d", IMAGES, batch((64, 24, 24)), lambda x: ops.max_pool2d(x, 3, 2), "64x24x24, 3x3/2")
+bench("adaptive_avg_pool2d", IMAGES, batch((32, 7, 7)), lambda x: ops.adaptive_avg_pool2d(x, 1), "to 1")
 
 
 # Normalisation, softmax, losses.
@@ -150,18 +159,22 @@ def _batch_norm(training: bool) -> Callable[..., Any]:
     return f
 
 
-bench("batch_norm", "32x16x14x14, training", normal(32, 16, 14, 14), normal(16), normal(16), f=_batch_norm(True))
-bench("batch_norm", "32x64x26x26, training", normal(32, 64, 26, 26), normal(64), normal(64), f=_batch_norm(True))
-bench("batch_norm", "32x64x26x26, inference", normal(32, 64, 26, 26), normal(64), normal(64), f=_batch_norm(False))
-bench("layer_norm", "1024x512", normal(1024, 512), normal(512), normal(512),
-      f=lambda x, w, b: ops.layer_norm(x, 512, w, b))  # fmt: skip
-bench("group_norm", "32x64x26x26, 8 groups", normal(32, 64, 26, 26), normal(64), normal(64),
-      f=lambda x, w, b: ops.group_norm(x, 8, w, b))  # fmt: skip
-for _n, _classes in ((128, 10), (1024, 1000)):
-    _size = f"{_n}x{_classes}"
-    bench("softmax", _size, normal(_n, _classes))
-    bench("log_softmax", _size, normal(_n, _classes))
-    bench("cross_entropy", _size, normal(_n, _classes), integers(_classes, _n))
-    bench("nll_loss", _size, normal(_n, _classes), integers(_classes, _n))
+def _labelled(classes: int) -> Inputs:
+    return lambda n: (normal(n, classes), integers(classes, n))
+
+
+for _c, _h in ((16, 14), (64, 26)):
+    bench("batch_norm", IMAGES, batch((_c, _h, _h), (_c,), (_c,)), _batch_norm(True),
+          f"{_c}x{_h}x{_h}, training")  # fmt: skip
+_FEATURES = batch((64, 26, 26), (64,), (64,))
+bench("batch_norm", IMAGES, _FEATURES, _batch_norm(False), "64x26x26, inference")
+bench("group_norm", IMAGES, _FEATURES, lambda x, weight, bias: ops.group_norm(x, 8, weight, bias), "8 groups")
+bench("layer_norm", ROWS, batch((512,), (512,), (512,)),
+      lambda x, weight, bias: ops.layer_norm(x, 512, weight, bias))  # fmt: skip
+for _classes in (10, 1000):
+    for _op in ("softmax", "log_softmax"):
+        bench(_op, ROWS, batch((_classes,)), variant=f"{_classes} classes")
+    for _op in ("cross_entropy", "nll_loss"):
+        bench(_op, ROWS, _labelled(_classes), variant=f"{_classes} classes")
 for _op in ("mse_loss", "l1_loss", "huber_loss", "binary_cross_entropy_with_logits"):
-    bench(_op, "1024x1000", normal(1024, 1000), between(0, 1, 1024, 1000))
+    bench(_op, ROWS, lambda n: (normal(n, 1000), between(0, 1, n, 1000)))

@@ -143,7 +143,10 @@ def profile_steps(
     work = timers[0].work
     ms = {key: median(timer.seconds[key] for timer in timers) * 1e3 for key in work}
     total = sum(ms.values())
-    return OpsProfile([_row(key, work[key], ms[key], total) for key in work], timing.summarize(whole, repeats))
+    return OpsProfile(
+        [_row(key, work[key], ms[key], total) for key in work],
+        Timing([seconds * 1e3 / repeats for seconds in whole], repeats),
+    )
 
 
 def _repeats(run_steps: Callable[[int], object], finish: Callable[[], object], clock: Clock) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,6 +17,7 @@ from adtrain.core.array import array
 from adtrain.core.backend import backend
 from adtrain.core.staging import stage
 from adtrain.core.trace import bind
+from adtrain.measure.machine import usable_cores
 from adtrain.measure.profile import rate
 from adtrain.measure.timing import measure
 from adtrain.ops.matmul import matmul_p
@@ -65,11 +65,6 @@ def measured(device: str) -> Roofline:
     found = Roofline(copied, flops)
     documents.store(KIND, _key(device), found._asdict())
     return found
-
-
-def usable_cores() -> int | None:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _copy(device: str) -> Callable[[], object]:

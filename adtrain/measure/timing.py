@@ -1,70 +1,169 @@
-"""The protocol of every benchmark: warm-up, samples long enough for the clock, the median with its 20th and 80th
-percentile."""
+"""The protocol of every benchmark: warm-up, samples long enough for the clock, and the median with its interval."""
 
 from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from time import perf_counter
-from typing import TypeAlias
+from time import perf_counter, sleep
+from typing import TypeAlias, TypedDict
 
 import numpy as np
+
+from adtrain.measure import statistics
 
 Clock: TypeAlias = Callable[[], float]
 """Seconds since some moment."""
 
+Work: TypeAlias = Callable[[int], object]
+"""What is timed: it does the same so many times in a row."""
+
 WARMUP_RUNS = 2
 MIN_SAMPLE_MS = 2.0
-MIN_SAMPLES, MAX_SAMPLES = 5, 25
+MIN_SAMPLES, MAX_SAMPLES = 9, 31
 BUDGET_MS = 60.0
 """How long the samples of one measurement should take together, where the least number of them allows it."""
 
-NOISY_SPREAD = 1.3
-"""p80 / p20 from which a measurement says more about the machine's other work than about ours."""
+MOST_REPEATS = 10**5
+"""Runs in a row from which on there are no more, however little the clock sees of them."""
+
+NOISY = 0.05
+"""Width of the interval, as a part of the median, from which on a time says more about the machine's other work."""
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Milliseconds of one run: percentiles over `samples`, each of which is the mean over `repeats` runs in a row."""
+class TimingRecord(TypedDict):
+    """A `Timing` for programs."""
 
     median_ms: float
+    low_ms: float
+    high_ms: float
     p20_ms: float
     p80_ms: float
     samples: int
     repeats: int
+    outliers: list[float]
+    noisy: bool
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one run: samples in the order taken, each the mean over `repeats` runs in a row."""
+
+    ms: Sequence[float]
+    repeats: int = 1
+
+    @property
+    def median_ms(self) -> float:
+        return self._percentile(50)
+
+    @property
+    def p20_ms(self) -> float:
+        return self._percentile(20)
+
+    @property
+    def p80_ms(self) -> float:
+        return self._percentile(80)
+
+    @property
+    def interval_ms(self) -> tuple[float, float]:
+        """The 95% confidence interval of the median. Raises ValueError for fewer than 6 samples."""
+        return statistics.median_interval(self.ms)
 
     @property
     def noisy(self) -> bool:
-        return self.p80_ms > NOISY_SPREAD * self.p20_ms
+        """Whether the interval is too wide to claim much."""
+        low, high = self.interval_ms
+        return high - low > NOISY * self.median_ms
 
+    def record(self) -> TimingRecord:
+        """Outliers are shown, and stay in the median. Raises ValueError for fewer than 6 samples."""
+        low, high = self.interval_ms
+        return {
+            "median_ms": self.median_ms,
+            "low_ms": low,
+            "high_ms": high,
+            "p20_ms": self.p20_ms,
+            "p80_ms": self.p80_ms,
+            "samples": len(self.ms),
+            "repeats": self.repeats,
+            "outliers": list(statistics.outliers(self.ms)),
+            "noisy": self.noisy,
+        }
 
-def summarize(seconds: Sequence[float], repeats: int = 1) -> Timing:
-    """The timing of samples, each the time of `repeats` runs."""
-    p20, median, p80 = (np.percentile(seconds, [20, 50, 80]) * (1e3 / repeats)).tolist()
-    return Timing(median, p20, p80, len(seconds), repeats)
+    def _percentile(self, percent: float) -> float:
+        return float(np.percentile(self.ms, percent))
 
 
 def measure(work: Callable[[], object], finish: Callable[[], object] = int, clock: Clock = perf_counter) -> Timing:
-    """Time `work`, which is run as often in a row as a sample of MIN_SAMPLE_MS takes.
+    """`alternate` for one work alone, which is run once a call."""
+    return alternate({"": in_a_row(work)}, finish, clock)[""]
 
-    The time includes freeing what `work` returns, and the loop around it (see `overhead_ms`), which is not subtracted.
-    The garbage collector is off meanwhile.
+
+def in_a_row(work: Callable[[], object]) -> Work:
+    """What is run once a call, as work for `alternate`."""
+
+    def repeated(times: int) -> None:
+        for _ in range(times):
+            work()
+
+    return repeated
+
+
+def alternate(
+    works: Mapping[str, Work],
+    finish: Callable[[], object] = int,
+    clock: Clock = perf_counter,
+    budget_ms: float | None = None,
+    min_sample_ms: float | None = None,
+    pause_s: float = 0.0,
+    sampled: Callable[[str], object] = str,
+) -> dict[str, Timing]:
+    """Time works against one another: rounds of one sample of each, so that a machine that becomes slower does so for
+    all of them. Each round begins with another work, so that none is always the first, and each sample follows a run
+    that is not counted, which finds the caches full of the other work's data.
+
+    A sample is of as many runs in a row as `min_sample_ms` takes. The time includes freeing what the work makes, and
+    the loop around it (see `overhead_ms`), which is not subtracted. The garbage collector is off meanwhile.
 
     Args:
         finish: called once at the end of each sample; waits for a device that works on its own.
+        budget_ms: how long the samples should take, by default BUDGET_MS for each work; there are at least MIN_SAMPLES
+            of each all the same, and at most MAX_SAMPLES.
+        min_sample_ms: by default MIN_SAMPLE_MS, enough for a clock that the host reads.
+        pause_s: between two works; threads of the one before may go on spinning for a while.
+        sampled: called with the work's name after each sample that counts.
     """
+    least_ms = MIN_SAMPLE_MS if min_sample_ms is None else min_sample_ms
+    names = list(works)
     with _no_garbage_collection():
-        for _ in range(WARMUP_RUNS):
-            work()
-        repeats = 1
-        while (elapsed := _sample(work, finish, repeats, clock)) * 1e3 < MIN_SAMPLE_MS:
-            short = MIN_SAMPLE_MS / (elapsed * 1e3) if elapsed > 0 else math.inf
-            repeats *= math.ceil(min(max(1.1 * short, 2), 10))
-        count = int(min(max(BUDGET_MS / (elapsed * 1e3), MIN_SAMPLES), MAX_SAMPLES))
-        return summarize([_sample(work, finish, repeats, clock) for _ in range(count)], repeats)
+        repeats, round_ms = {}, 0.0
+        for name in names:
+            for _ in range(WARMUP_RUNS):
+                works[name](1)
+            finish()
+            repeats[name], elapsed = _repeats(works[name], finish, clock, least_ms)
+            round_ms += elapsed * 1e3
+        budget = BUDGET_MS * len(names) if budget_ms is None else budget_ms
+        rounds = int(min(max(budget / round_ms, MIN_SAMPLES), MAX_SAMPLES)) if round_ms > 0 else MAX_SAMPLES
+        ms: dict[str, list[float]] = {name: [] for name in names}
+        for first in range(rounds):
+            for i in range(len(names)):
+                name = names[(first + i) % len(names)]
+                if len(names) > 1:
+                    sleep(pause_s)
+                    works[name](1)
+                    finish()
+                elapsed = _sample(works[name], finish, repeats[name], clock)
+                ms[name].append(elapsed * 1e3 / repeats[name])
+                sampled(name)
+    return {name: Timing(found, repeats[name]) for name, found in ms.items()}
+
+
+def ratio(one: Timing, other: Timing) -> Timing:
+    """How many times longer `one` takes than `other`, round by round; both from one `alternate`. It has no unit."""
+    return Timing([a / b for a, b in zip(one.ms, other.ms, strict=True)])
 
 
 def overhead_ms(clock: Clock = perf_counter) -> float:
@@ -72,10 +171,18 @@ def overhead_ms(clock: Clock = perf_counter) -> float:
     return measure(lambda: None, clock=clock).median_ms
 
 
-def _sample(work: Callable[[], object], finish: Callable[[], object], repeats: int, clock: Clock) -> float:
+def _repeats(work: Work, finish: Callable[[], object], clock: Clock, least_ms: float) -> tuple[int, float]:
+    """How many runs a sample takes, and its seconds."""
+    repeats = 1
+    while (elapsed := _sample(work, finish, repeats, clock)) * 1e3 < least_ms and repeats < MOST_REPEATS:
+        short = least_ms / (elapsed * 1e3) if elapsed > 0 else math.inf
+        repeats *= math.ceil(min(max(1.1 * short, 2), 10))
+    return repeats, elapsed
+
+
+def _sample(work: Work, finish: Callable[[], object], repeats: int, clock: Clock) -> float:
     start = clock()
-    for _ in range(repeats):
-        work()
+    work(repeats)
     finish()
     return clock() - start
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from adtrain.backends.cpu import compiler
 from adtrain.backends.cpu.codegen import generate, workspace
-from adtrain.core.backend import Memory
+from adtrain.core.backend import KernelRun, Memory
 from adtrain.core.errors import ShapeError
 from adtrain.core.program import Equation, Program
 from adtrain.passes.plan_memory import nbytes, plan_memory
@@ -36,6 +36,9 @@ class CompiledProgram:
         self.call = library.run
 
         threads = library.threads()
+        self.kernels: Sequence[Sequence[KernelRun]] = [
+            [KernelRun(name, {"threads": threads}) for name in names] for names in generated.kernels
+        ]
         self.arena = _pages(self.plan.arena_bytes)
         self.scratch = _pages(generated.scratch * threads)
         self.seconds = np.empty(len(program.equations))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import ArrayType
-from adtrain.core.backend import Memory
+from adtrain.core.backend import KernelRun, Memory
 from adtrain.core.fused import FUSED
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.plan_memory import nbytes
@@ -23,6 +23,9 @@ class NumpyProgram:
     repeats = False
 
     def __init__(self, program: Program) -> None:
+        self.kernels: Sequence[Sequence[KernelRun]] = [
+            [] if e.primitive.view else [KernelRun("NumPy", {})] for e in program.equations
+        ]
         slots = {v: i for i, v in enumerate(program.names)}
         self.steps = [
             (

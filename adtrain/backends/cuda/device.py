@@ -234,6 +234,7 @@ class Launch:
 
     def __init__(self, device: Device, task: Task) -> None:
         kernel = device.kernel(task.source, task.name)
+        self.task = task
         self.stream = device.stream
         self.operands = task.operands
         self.scratch, self.checked = task.scratch, task.checked

@@ -12,6 +12,7 @@ from adtrain.backends.cuda.device import Device, Launch
 from adtrain.backends.cuda.graph import Graphs, Marks, recording
 from adtrain.backends.cuda.tasks import scratch, tasks
 from adtrain.core.array import ArrayType
+from adtrain.core.backend import KernelRun
 from adtrain.core.errors import DeviceError
 from adtrain.core.fused import label
 from adtrain.core.kernel import CudaKernel
@@ -35,6 +36,7 @@ class Runnable:
         self.launches = [Launch(device, task) for task in tasks(equation, kernel)]
         self.scratch = scratch(equation, kernel)
         self.checked = any(launch.checked for launch in self.launches)
+        self.kernels = [_kernel_run(launch) for launch in self.launches if not launch.empty]
 
     def __call__(self, addresses: list[int], memory: int, flag: int) -> None:
         for launch in self.launches:
@@ -67,11 +69,14 @@ class CudaProgram:
             else:
                 slots[v] = starts[where] + at
         self.steps = []
+        kernels = []
         for e, at in zip(program.equations, plan.workspaces, strict=True):
             work, name = Runnable(self.device, e), _label(e)
             flag = backend.flags.reserve(name) if work.checked else 0
             record = partial(work.record, memory=base + at, flag=flag)
+            kernels.append(work.kernels)
             self.steps.append((name, record, [slots[v] for v in (*e.inputs, *e.outputs)]))
+        self.kernels: Sequence[Sequence[KernelRun]] = kernels
 
         places = [plan.places[v] for v in program.outputs]
         overwritten = set(plan.in_place.values())
@@ -155,6 +160,13 @@ class CudaProgram:
         copied = self.backend.empty(ArrayType(buffer.shape, buffer.dtype))
         self.device.copy(buffer.address, copied.address, _nbytes(buffer))
         return copied
+
+
+def _kernel_run(launch: Launch) -> KernelRun:
+    source, (grid, block, shared) = launch.task.source, launch.shape
+    tunables = [option.removeprefix("-D") for option in source.options if option.startswith("-D")]
+    name = " ".join([launch.task.name, source.name, *tunables])
+    return KernelRun(name, {"grid": list(grid), "block": list(block), "shared_bytes": shared})
 
 
 def _nbytes(buffer: Buffer) -> int:

@@ -28,11 +28,12 @@ def emit_product(writer: Writer, equation: Equation, place: Callable[[Variable],
     target = place(c) if c in equation.outputs else "NULL"
     (kernel,) = kernels(product)
     types = [v.type for v in product.inputs]
-    writer.sources.add(source := Source(kernel.file, kernel.dtypes(*types, **product.params)))
+    source = Source(kernel.file, kernel.dtypes(*types, **product.params))
+    name = writer.name(kernel, product, types)
+    writer.called[name] = None
     writer.scratch = max(writer.scratch, kernel.scratch(*types, **product.params))
     t = c_type(source.dtypes[0])
     struct = _declare_epilogue(writer, t, source.suffix)
-    name = kernel.name + source.suffix
     numbers = [str(int(x)) for x in kernel.numbers(*types, **product.params)]
     arguments = ["const Team *", f"const {t} *", f"const {t} *", f"{t} *", *("int64_t" for _ in numbers)]
     writer.prototypes[f"void {name}({', '.join(arguments)}, const {struct} *);"] = None

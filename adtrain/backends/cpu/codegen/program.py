@@ -65,12 +65,14 @@ class Generated(NamedTuple):
         sources: the kernels that it calls.
         scratch: bytes that each thread needs.
         checked: the equations that can meet an index out of range; the entry returns the number of the first, from 1.
+        kernels: what each equation calls, "loops" where all of its C is its own; nothing for a view.
     """
 
     text: str
     sources: frozenset[Source]
     scratch: int
     checked: list[Equation]
+    kernels: list[tuple[str, ...]]
 
 
 def supported(equation: Equation) -> bool:
@@ -106,7 +108,11 @@ def generate(program: Program, plan: MemoryPlan) -> Generated:
     """The source of ``program``, all of whose equations are `supported`, with its values where ``plan`` puts them."""
     writer = Writer()
     emit = _Equations(writer, program, plan)
-    names = [emit.function(i, e) for i, e in enumerate(program.equations)]
+    names, called = [], []
+    for i, e in enumerate(program.equations):
+        writer.called.clear()
+        names.append(emit.function(i, e))
+        called.append(tuple(writer.called) or ("loops",) * (names[-1] is not None))
     calls = []
     for i, (name, barrier) in enumerate(zip(names, barriers(program, plan), strict=True)):
         if barrier:
@@ -135,7 +141,7 @@ def generate(program: Program, plan: MemoryPlan) -> Generated:
         "}",
     ]
     return Generated(
-        "\n".join([HEAD, writer.text(), "", *entry, ""]), frozenset(writer.sources), scratch, writer.checked
+        "\n".join([HEAD, writer.text(), "", *entry, ""]), frozenset(writer.sources), scratch, writer.checked, called
     )
 
 

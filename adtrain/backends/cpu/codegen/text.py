@@ -21,6 +21,7 @@ class Writer:
         sources: the kernels' files, each for certain element types.
         scratch: bytes that each thread needs for its own use.
         checked: the equations that can meet an index out of range, in the order of their numbers from 1.
+        called: the kernels that have been called since it was cleared, each once.
     """
 
     def __init__(self) -> None:
@@ -29,6 +30,7 @@ class Writer:
         self.sources: set[Source] = set()
         self.scratch = 0
         self.checked: list[Equation] = []
+        self.called: dict[str, None] = {}
 
     def function(self, kind: str, parameters: str, body: Sequence[str]) -> str:
         """The name of a function of this text, which is written once however often it is asked for."""
@@ -55,6 +57,7 @@ class Writer:
             memory: addresses of scratch and of what was prepared, as far as the kernel takes them.
         """
         params, name = equation.params, self.name(kernel, equation, types)
+        self.called[name] = None
         returns = "int" if kernel.checked else "void"
         declared = [pointer(v, const=True) for v in equation.inputs] + [pointer(v) for v in equation.outputs]
         team = [("const Team *", "team")] if kernel.team else []

@@ -1,0 +1,89 @@
+"""What measured numbers were measured with, so that they can be judged, and measured again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import adtrain
+from adtrain.core.backend import backend
+from adtrain.measure import roofline, statistics, timing
+from adtrain.measure.machine import describe_cpu
+from adtrain.measure.roofline import Roofline
+
+PACKAGE = Path(adtrain.__file__).parent
+
+
+def protocol(device: str, peak: Roofline | None = None) -> dict[str, Any]:
+    """Where, when and how; None for what cannot be found out. `load` is the processes that wanted a core in the last
+    minute, before anything is timed.
+
+    Args:
+        peak: the device's roofline, by default the known one.
+    """
+    cpu, peak = describe_cpu(), peak or roofline.known(device)
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "commit": commit(),
+        "device": device,
+        "device_name": backend(device).device_name(),
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "compiler": backend(device).compiler_name(),
+        "cores": cpu["usable_cores"],
+        "threads": os.environ.get("OMP_NUM_THREADS") or cpu["usable_cores"],
+        "blas": cpu["blas"],
+        "blas_threads": cpu["blas_threads"],
+        **_clocks(device),
+        "versions": {"adtrain": adtrain.__version__, "python": cpu["python"], "numpy": cpu["numpy"]},
+        "clock": {
+            "operations": "the device's own: CUDA events" if device == "gpu" else "read by the compiled program",
+            "steps": "the host's, until the device has finished",
+        },
+        "confidence": statistics.CONFIDENCE,
+        "samples": [timing.MIN_SAMPLES, timing.MAX_SAMPLES],
+        "min_sample_ms": timing.MIN_SAMPLE_MS,
+        "overhead_ms": timing.overhead_ms(),
+        "roofline": peak and peak._asdict(),
+    }
+
+
+BUSY = 0.5
+"""Load of each core, by other work, above which threads wait for one another."""
+
+
+def busy(conditions: Mapping[str, Any]) -> str | None:
+    """A warning where a protocol says that the machine had other work to do."""
+    load, cores = conditions.get("load"), conditions.get("cores")
+    if not load or not cores or load <= BUSY * cores:
+        return None
+    return f"busy machine: a load of {load:.1f} on {cores} cores before anything was timed"
+
+
+def commit() -> str | None:
+    """What `git describe` says of the repository that adtrain is run from; or $GIT_COMMIT, where there is no
+    repository."""
+    if given := os.environ.get("GIT_COMMIT"):
+        return given
+    if not (PACKAGE.parent / ".git").exists():
+        return None
+    command = ["git", "-C", str(PACKAGE.parent), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _clocks(device: str) -> dict[str, Any]:
+    """The GPU's driver and its highest clocks in MHz."""
+    if device == "cpu":
+        return {"driver": None, "clock_mhz": None, "memory_clock_mhz": None}
+    gpu: Any = backend(device)
+    about = gpu.properties()
+    first = about["devices"][0]
+    return {"driver": about["driver"], "clock_mhz": first["clock_mhz"], "memory_clock_mhz": first["memory_clock_mhz"]}

@@ -1,0 +1,182 @@
+"""The operations that are compared one by one: what of, at which sizes, with which options."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from adtrain.cases import Sampler, integers, normal
+from adtrain.core.precision import FULL, PRECISIONS
+
+REPEATS = 10
+"""Runs of an operation in one call, wherever a call can hold several."""
+
+CHECKED_ITEMS = 4
+"""Items (rows, images) of a result that are compared with float64, where items do not depend on one another."""
+
+T = TypeVar("T")
+
+
+class OpWork(NamedTuple):
+    """A side's operation.
+
+    Attributes:
+        run: makes so many calls, each of REPEATS runs, and waits until they are done; returns a number of the result.
+        results: the results of one run as arrays: the output; or, for a cotangent, the gradients of the float inputs.
+    """
+
+    run: Callable[[int], float]
+    results: Callable[..., list[np.ndarray]]
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """An operation of `adtrain.ops` at one size. Each peer has a function of the same name and options.
+
+    Attributes:
+        inputs: makers of the inputs; floating-point ones are float32, and differentiated.
+        output: the shape of the output.
+        options: keyword arguments.
+        by_item: positions of inputs of which item n (of axis 0) decides item n of the output alone; none where an item
+            of the output depends on several.
+        precision: the `ops.matmul_precision` that it is computed in.
+        differentiable: whether its gradient is compared; not where a peer's is a view that moves nothing.
+    """
+
+    op: str
+    size: str
+    inputs: tuple[Sampler, ...]
+    output: tuple[int, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    by_item: tuple[int, ...] = ()
+    precision: str = FULL
+    differentiable: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"{self.op} {self.size}"
+
+    @property
+    def phases(self) -> Sequence[str]:
+        return ("forward", "backward") if self.differentiable else ("forward",)
+
+    def of(self, functions: Any) -> Callable[..., Any]:
+        """The operation with its options, from a module or a mapping of functions by name."""
+        f = functions[self.op] if isinstance(functions, Mapping) else getattr(functions, self.op)
+        return lambda *args: f(*args, **self.options)
+
+    def arrays(self) -> list[np.ndarray]:
+        """The inputs: always the same ones."""
+        rng = np.random.default_rng(zlib.crc32(self.name.encode()))
+        drawn = [make(rng) for make in self.inputs]
+        return [x.astype(np.float32) if x.dtype.kind == "f" else x for x in drawn]
+
+    def cotangent(self) -> np.ndarray:
+        """Of the output, float32."""
+        return np.random.default_rng(0).standard_normal(self.output, np.float32)
+
+    def floats(self, args: Sequence[T]) -> list[T]:
+        """Those of the inputs that are differentiated."""
+        return [x for x, make in zip(args, self.inputs, strict=True) if _is_float(make)]
+
+    def with_indices(self, args: Sequence[T], floats: Sequence[T]) -> list[T]:
+        """The inputs, with others in place of those that are differentiated."""
+        given = iter(floats)
+        return [next(given) if _is_float(make) else x for x, make in zip(args, self.inputs, strict=True)]
+
+
+class _Scalar:
+    """A random generator in name, of which a sampler's kind of number can be seen."""
+
+    def normal(self, size: tuple[int, ...]) -> np.ndarray:
+        return np.zeros(0)
+
+    def integers(self, low: int, high: int, size: tuple[int, ...]) -> np.ndarray:
+        return np.zeros(0, np.int64)
+
+
+def _is_float(make: Sampler) -> bool:
+    return make(_Scalar()).dtype.kind == "f"  # type: ignore[arg-type]
+
+
+UNARY = ("exp", "relu", "gelu", "tanh")
+LAYERS = {
+    "cpu": [((32, 1, 28, 28), 32, 3, 0), ((32, 32, 26, 26), 64, 3, 0), ((32, 16, 14, 14), 32, 3, 1)],
+    "gpu": [((256, 32, 26, 26), 64, 3, 0), ((256, 64, 56, 56), 64, 3, 1), ((64, 256, 28, 28), 256, 3, 1)],
+}
+"""Convolutions: images, output channels, kernel, padding."""
+
+
+def cases(device: str) -> list[OpCase]:
+    """The operations at sizes that suit a device: those of a step on a CPU, those that fill a GPU."""
+    if device == "cpu":
+        return [*_products((256, 1024)), *_convolutions(device), *_elementwise(20), *_rows(1024, 1000), *_pools(32, 24)]
+    squares = (1024, 2048, 4096, 4095, 8192)
+    by_precision = [(*_products(squares, p), *_convolutions(device, p)) for p in PRECISIONS]
+    return [*chain.from_iterable(by_precision), *_elementwise(26), *_rows(8192, 4096), *_pools(256, 56)]
+
+
+def _products(squares: Sequence[int], precision: str = FULL) -> Iterator[OpCase]:
+    """Of square matrices, and those of the layers of mlp.yaml."""
+    for n in squares:
+        inputs = normal(n, n), normal(n, n)
+        yield OpCase("matmul", _named(str(n), precision), inputs, (n, n), by_item=(0,), precision=precision)
+    for out, inside in ((512, 784), (256, 512), (10, 256)):
+        size = _named(f"128x{inside} @ {out}x{inside}.T", precision)
+        inputs, transposed = (normal(128, inside), normal(out, inside)), {"transpose_b": True}
+        yield OpCase("matmul", size, inputs, (128, out), transposed, (0,), precision)
+
+
+def _convolutions(device: str, precision: str = FULL) -> Iterator[OpCase]:
+    for images, out, kernel, padding in LAYERS[device]:
+        count, channels, height, width = images
+        grown = 2 * padding - kernel + 1
+        inputs = normal(*images), normal(out, channels, kernel, kernel)
+        size = _named(f"{_by(images)} to {out}, {kernel}x{kernel}", precision)
+        output = (count, out, height + grown, width + grown)
+        yield OpCase("conv2d", size, inputs, output, {"padding": padding}, (0,), precision)
+
+
+def _elementwise(power: int) -> Iterator[OpCase]:
+    n, size = 2**power, f"2^{power}"
+    for op in UNARY:
+        yield OpCase(op, size, (normal(n),), (n,))
+    yield OpCase("add", size, (normal(n), normal(n)), (n,), differentiable=False)
+    yield OpCase("mul", size, (normal(n), normal(n)), (n,))
+
+
+def _rows(rows: int, columns: int) -> Iterator[OpCase]:
+    """Reductions and movements of a square matrix; what is done to rows of another one."""
+    square, size = (normal(rows, rows),), f"{rows}x{rows}"
+    reduced: dict[int | None, tuple[int, ...]] = {None: (), 0: (rows,), 1: (rows,)}
+    for axis, out in reduced.items():
+        yield OpCase("sum", f"{size} axis {axis}", square, out, {"axis": axis}, differentiable=False)
+        yield OpCase("max", f"{size} axis {axis}", square, out, {"axis": axis})
+    yield OpCase("cumsum", f"{size} axis 1", square, (rows, rows), {"axis": 1})
+    yield OpCase("transpose", size, square, (rows, rows), differentiable=False)
+
+    matrix, shape, size = normal(rows, columns), (rows, columns), f"{rows}x{columns}"
+    for op in ("softmax", "log_softmax"):
+        yield OpCase(op, size, (matrix,), shape, by_item=(0,))
+    yield OpCase("layer_norm", size, (matrix,), shape, {"normalized_shape": columns}, (0,))
+    yield OpCase("cross_entropy", size, (matrix, integers(columns, rows)), ())
+    yield OpCase("embedding", f"{rows} of {size}", (integers(rows, rows), matrix), shape, by_item=(0,))
+
+
+def _pools(count: int, length: int) -> Iterator[OpCase]:
+    images, pooled = (count, 64, length, length), (count, 64, length // 2, length // 2)
+    for op in ("max_pool2d", "avg_pool2d"):
+        yield OpCase(op, f"{_by(images)} 2x2", (normal(*images),), pooled, {"kernel_size": 2}, (0,))
+
+
+def _named(size: str, precision: str) -> str:
+    return size if precision == FULL else f"{size} {precision}"
+
+
+def _by(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# The workloads that adtrain is compared on, one JSON each: benchmarks/peers.sh FOLDER [cpu|gpu] [PEER,...]
+# "OPERATIONS" is a file as well, of the operations one by one.
+set -euo pipefail
+
+folder=${1:?where the JSON files go} device=${2:-cpu} peers=${3:-torch,jax,numpy}
+sgd='optimizer={sgd: {lr: 0.1, momentum: 0.9}}'
+adam='optimizer={adam: {lr: 0.001}}'
+hidden='{linear: 4096}, relu'
+wide=(mlp --set "model.layers=[$hidden, $hidden, $hidden, {linear: 10}]" --set data.batch_size=7500
+    --set 'optimizer={sgd: {lr: 0.01, momentum: 0.9}}')
+mkdir -p "$folder"
+
+against() {
+    printf '\n== %s: %s\n' "$1" "${*:2}"
+    adtrain bench --device "$device" --against "$peers" --json "$folder/$1.json" "${@:2}"
+}
+
+against mlp-128-sgd mlp --set "$sgd"
+against mlp-128-adam mlp
+against mlp-small-64-sgd mlp-small
+against mlp-small-64-adam mlp-small --set "$adam"
+against lenet5-128-adam lenet5 --set "$adam"
+against cnn-128-adam cnn --set "$adam"
+against resnet-128-adam resnet
+if [ "$device" = gpu ]; then
+    against mlp-1024-adam mlp --set data.batch_size=1024
+    against cnn-1024-adam cnn --set "$adam" --set data.batch_size=1024
+    against cnn-1024-adam-tf32 cnn --set "$adam" --set data.batch_size=1024 --set training.precision=tf32
+    against wide-mlp-7500-sgd "${wide[@]}"
+    against wide-mlp-7500-sgd-tf32 "${wide[@]}" --set training.precision=tf32
+fi
+against operations

@@ -1,0 +1,54 @@
+"""`adtrain bench` on a GPU: device times, launches, and what the host is busy with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import training_runs
+from gpu_parity import gpu
+
+from adtrain.measure import bench_ops, timing
+from adtrain.measure.bench_sizes import BENCHES
+from adtrain.measure.bench_step import bench_modes, record
+from adtrain.measure.held import held_bytes
+from adtrain.measure.protocol import protocol
+from adtrain.measure.roofline import Roofline
+
+__all__ = ["gpu"]
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
+
+PEAK = Roofline(1.0, {"float32": 1.0})
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As few runs as the protocol allows."""
+    monkeypatch.setattr(timing, "MAX_SAMPLES", timing.MIN_SAMPLES)
+
+
+@pytest.mark.parametrize("op", ["matmul", "gelu", "sum", "softmax"])
+def test_an_operation_names_its_kernels_and_the_shapes_of_their_launches(op: str) -> None:
+    each = next(each for each in BENCHES if each.op == op)
+    for row in bench_ops.rows(each, 512, device="gpu"):
+        assert row.kernels
+        for kernel in row.kernels:
+            assert kernel.launch.keys() == {"grid", "block", "shared_bytes"}
+            assert ".cu" in kernel.name
+
+
+def test_every_fused_operation_of_a_step_names_its_kernels(tmp_path: Path) -> None:
+    modes = bench_modes(training_runs.prepare(tmp_path), "gpu")
+    assert list(modes) == ["eager", "staged", "fused"]
+    assert all(row["kernels"] for row in record(modes["fused"], PEAK, "float32")["ops"])
+
+
+def test_memory_and_clocks_are_told(tmp_path: Path) -> None:
+    held: Any = held_bytes(training_runs.prepare(tmp_path), "gpu")
+    assert held > 0
+    about = protocol("gpu")
+    assert about["clock_mhz"] > 0
+    assert about["memory_clock_mhz"] > 0
+    assert "events" in about["clock"]["operations"]
