@@ -1,19 +1,61 @@
-"""A finished run of the small data set, and its page in a real browser, for the tests of reports."""
+"""A finished run of the small data set, and pages in a real browser, for the tests of reports."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from adtrain.cli import main
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+class Elements(HTMLParser):
+    """A page's text by the id it stands in and by the cells of each row, its headings, and every address in it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.by_id: dict[str, str] = {}
+        self.rows: list[list[str]] = []
+        self.headings: list[str] = []
+        self.addresses: list[str] = []
+        self.tags: set[str] = set()
+        self.inside: tuple[str, str] = "", ""
+        self.in_cell = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        self.tags.add(tag)
+        self.inside = tag, found.get("id", "")
+        if tag == "tr":
+            self.rows.append([])
+        elif tag == "td":
+            self.rows[-1].append("")
+            self.in_cell = True
+        self.addresses += [found[name] for name in ("src", "href", "srcset", "data", "action") if name in found]
+
+    def handle_endtag(self, tag: str) -> None:
+        self.in_cell = self.in_cell and tag != "td"
+
+    def handle_data(self, data: str) -> None:
+        if self.in_cell:
+            self.rows[-1][-1] += data
+        tag, name = self.inside
+        if name:
+            self.by_id[name] = self.by_id.get(name, "") + data
+        if tag == "h2":
+            self.headings.append(data.strip())
+        self.inside = "", ""
 
 
 def command(*arguments: str | Path, expect: int = 0) -> Result:
@@ -51,3 +93,26 @@ def in_browser(page: Path, *arguments: str, width: int = 1280, height: int = 160
     done = subprocess.run([browser, *quiet, *arguments, *where], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def assert_drawn(page: Path, folder: Path, width: int, scheme: str) -> None:
+    """The page, copied into the folder, is drawn in "light" or "dark": not empty, and not full."""
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
+    picture = folder / "page.png"
+    setting = f"--blink-settings=preferredColorScheme={['dark', 'light'].index(scheme)}"
+    in_browser(Path(shutil.copy(page, folder)), f"--screenshot={picture}", setting, width=width, height=1600)
+    with image.open(picture) as drawn:
+        assert (drawn.format, drawn.size) == ("PNG", (width, 1600))
+        pixels = np.asarray(drawn.convert("L")).astype(int)
+    corner = pixels[2, 2]
+    assert corner > 200 if scheme == "light" else corner < 60
+    assert 0.005 < (abs(pixels - corner) > 80).mean() < 0.5  # letters and lines, on a page that is mostly empty
+
+
+def assert_needs_no_network(text: str) -> None:
+    """The page has no scripts, and no address that is not its own data."""
+    found = Elements(text)
+    assert all(address.startswith("data:image/png;base64,") for address in found.addresses)
+    assert not found.tags & {"script", "link", "iframe", "object", "embed", "base"}
+    assert not re.search(r"url\(|@import|https?:", text)
+    assert "default-src 'none'" in text

@@ -1,17 +1,15 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 import pytest
 from idx_files import write_idx
-from report_runs import command, in_browser, one_line, summary, train
+from report_runs import Elements, assert_drawn, assert_needs_no_network, command, in_browser, one_line, summary, train
 from training_runs import write_config
 
 from adtrain import report
@@ -36,33 +34,6 @@ def run(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made / "run", tmp_path / "run"))
 
 
-class Elements(HTMLParser):
-    """A page's text by the id it stands in, its headings, and every address in it."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.by_id: dict[str, str] = {}
-        self.headings: list[str] = []
-        self.addresses: list[str] = []
-        self.tags: set[str] = set()
-        self.inside: tuple[str, str] = "", ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = {name: value or "" for name, value in attrs}
-        self.tags.add(tag)
-        self.inside = tag, found.get("id", "")
-        self.addresses += [found[name] for name in ("src", "href", "srcset", "data", "action") if name in found]
-
-    def handle_data(self, data: str) -> None:
-        tag, name = self.inside
-        if name:
-            self.by_id[name] = self.by_id.get(name, "") + data
-        if tag == "h2":
-            self.headings.append(data.strip())
-        self.inside = "", ""
-
-
 def test_a_browser_shows_the_figures_of_the_summary(made: Path, tmp_path: Path) -> None:
     page = Path(shutil.copy(made / "run.html", tmp_path))
     shown, found = Elements(in_browser(page, "--dump-dom")).by_id, summary(made / "run")
@@ -79,26 +50,13 @@ def test_a_browser_shows_the_figures_of_the_summary(made: Path, tmp_path: Path) 
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 def test_a_browser_draws_the_page_in_light_and_dark(made: Path, tmp_path: Path, width: int, scheme: str) -> None:
-    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
-    page, picture = Path(shutil.copy(made / "run.html", tmp_path)), tmp_path / "page.png"
-    setting = f"--blink-settings=preferredColorScheme={['dark', 'light'].index(scheme)}"
-    in_browser(page, f"--screenshot={picture}", setting, width=width, height=1600)
-    with image.open(picture) as drawn:
-        assert (drawn.format, drawn.size) == ("PNG", (width, 1600))
-        pixels = np.asarray(drawn.convert("L")).astype(int)
-    corner = pixels[2, 2]
-    assert corner > 200 if scheme == "light" else corner < 60
-    assert 0.02 < (abs(pixels - corner) > 80).mean() < 0.5  # letters and lines, on a page that is mostly empty
+    assert_drawn(made / "run.html", tmp_path, width, scheme)
 
 
 def test_nothing_is_asked_of_a_network(made: Path) -> None:
     text = (made / "run.html").read_text()
-    found = Elements(text)
-    assert found.addresses
-    assert all(address.startswith("data:image/png;base64,") for address in found.addresses)
-    assert not found.tags & {"script", "link", "iframe", "object", "embed", "base"}
-    assert not re.search(r"url\(|@import|https?:", text)
-    assert "default-src 'none'" in text
+    assert Elements(text).addresses
+    assert_needs_no_network(text)
 
 
 def test_the_page_goes_into_the_run_where_no_file_is_given(run: Path) -> None:

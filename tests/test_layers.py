@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "peers": TRAINING_LEVEL | {"training", "cases", "measure", "backends"},
     "graph": TRAINING_LEVEL | {"training"},
     "export": TRAINING_LEVEL | {"training"},
-    "report": TRAINING_LEVEL | {"training"},
+    "report": TRAINING_LEVEL | {"training", "measure"},
     "cli": TRAINING_LEVEL | {"cases", "training", "measure", "peers", "graph", "export", "report", "backends"},
 }
 # Third-party packages that only one part may import: the part, as a path within the package.

@@ -28,6 +28,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """As few runs as the protocol allows."""
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setattr(timing, "MIN_SAMPLE_MS", 0.0)
+    monkeypatch.setattr(analysis_steps, "SAMPLE_MS", 0.0)
     monkeypatch.setattr(timing, "MAX_SAMPLES", timing.MIN_SAMPLES)
     monkeypatch.setattr(analysis_steps, "LAYER_STEPS", 2)
     monkeypatch.setattr(analysis_steps, "BATCHES", (8, 32, 128))

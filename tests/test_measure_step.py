@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import training_runs
 
-from adtrain.measure import timing
+from adtrain.measure import bench_step, timing
 from adtrain.measure.bench_step import PHASES, ModeBench, bench_batches, bench_modes, record
 from adtrain.measure.held import held_bytes
 from adtrain.measure.roofline import Roofline
@@ -19,6 +19,7 @@ LAYERS = ["input", "0.linear", "1.relu", "2.linear", "loss", "optimizer", "accur
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """As few runs as the protocol allows."""
     monkeypatch.setattr(timing, "MIN_SAMPLE_MS", 0.0)
+    monkeypatch.setattr(bench_step, "SAMPLE_MS", 0.0)
     monkeypatch.setattr(timing, "MAX_SAMPLES", timing.MIN_SAMPLES)
 
 

@@ -14,9 +14,10 @@ from training_runs import images_of, write_config, write_data
 from adtrain import report
 from adtrain.report import figures, sections
 from adtrain.report.chart import chart
-from adtrain.report.curves import panels, ticks
+from adtrain.report.curves import panels
 from adtrain.report.pixels import png, shown
 from adtrain.report.predictions import Predictions
+from adtrain.report.ticks import ticks
 from adtrain.training import model_file
 from adtrain.training.evaluation import BATCH_SIZE, probabilities
 

@@ -19,6 +19,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
 from adtrain.measure.bench_ops import DTYPES
 from adtrain.measure.bench_sizes import BENCHES
+from adtrain.report.bench import page
 
 STDOUT = "-"
 
@@ -52,6 +53,9 @@ class Numbers(click.ParamType):
 @click.option("--batch-sizes", type=Numbers(), help="Time the step of CONFIG on batches of these sizes as well.")
 @click.option("--trace", "trace_file", metavar="FILE", help="Write one step of CONFIG for Perfetto, in each mode.")
 @click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON; - for stdout, without the table.")
+@click.option(
+    "--html", "html_file", metavar="FILE", help="Write the result as a page with plots that needs no network."
+)
 @click.option("--compare", nargs=2, metavar="A B", help="Time nothing; show what moved between two JSON results.")
 def command(
     configs: tuple[str, ...],
@@ -66,6 +70,7 @@ def command(
     batch_sizes: tuple[int, ...] | None,
     trace_file: str | None,
     json_file: str | None,
+    html_file: str | None,
     compare: tuple[str, str] | None,
 ) -> None:
     """Time each operation, forward and each gradient by itself, over sizes; or the training step that CONFIG describes:
@@ -96,7 +101,8 @@ def command(
     if candidates and device == "cpu":
         raise click.UsageError("--candidates: only a GPU has kernels to choose from, and this runs on the CPU")
     set_autotune(device, autotune)
-    for option, file in {"--json": None if json_file == STDOUT else json_file, "--trace": trace_file}.items():
+    files = {"--json": None if json_file == STDOUT else json_file, "--html": html_file, "--trace": trace_file}
+    for option, file in files.items():
         if file is not None:
             _check_writable(option, Path(file))
     if against:
@@ -118,6 +124,8 @@ def command(
         click.echo("\n".join(lines))
         if json_file is not None:
             write_atomic(json_file, json.dumps(result, indent=2, allow_nan=False).encode() + b"\n")
+    if html_file is not None:
+        write_atomic(html_file, page.render(result).encode())
     if against and bench_against.is_different(result):
         raise SystemExit(1)
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from adtrain.cli.options import progress
 from adtrain.cli.table import Column, terminal_width
 from adtrain.measure import roofline
-from adtrain.measure.protocol import busy
+from adtrain.measure.records import launch, milliseconds, remarks
 from adtrain.measure.roofline import Roofline
-from adtrain.measure.timing import NOISY
 
 INTERVAL = Column("95% interval", rank=7)
 RATES = (Column("GFLOP/s", rank=4), Column("GB/s", rank=5), Column("of peak", rank=3))
@@ -23,7 +21,7 @@ def known_roofline(device: str) -> Roofline:
     """The device's roofline; where nobody has measured it, it is measured now."""
     found = roofline.known(device)
     if found is None:
-        progress(f"bench: measuring what the {device} reaches at best, a few seconds; it is kept")
+        progress(f"bench: measuring what the {device} reaches at best, a few seconds")
         found = roofline.measured(device)
     return found
 
@@ -58,31 +56,8 @@ def wrapped(lines: Sequence[str]) -> list[str]:
 
 
 def noise(result: Mapping[str, Any]) -> list[str]:
-    """What the samples say of the machine: outliers, and a warning where it is too noisy."""
-    records = list(timings(result))
-    samples, beyond = sum(x["samples"] for x in records), sum(len(x["outliers"]) for x in records)
-    lines = [f"{beyond:,} of {samples:,} samples lie over 1.5 interquartile ranges beyond the quartiles; they count"]
-    if noisy := sum(x["noisy"] for x in records):
-        lines.append(
-            f"noisy machine: {noisy} of {len(records)} times, marked ~, have an interval wider than {NOISY:.0%} of the "
-            "median; end other work and repeat"
-        )
-    if warning := busy(result["protocol"]):
-        lines.append(warning)
-    return ["", *wrapped(lines)]
-
-
-def timings(node: Any) -> Iterator[Mapping[str, Any]]:
-    """The records of all times in a result."""
-    if isinstance(node, Mapping):
-        if "median_ms" in node:
-            yield node
-        else:
-            for value in node.values():
-                yield from timings(value)
-    elif isinstance(node, list):
-        for each in node:
-            yield from timings(each)
+    """What the samples say of the machine, below an empty line."""
+    return ["", *wrapped(remarks(result))]
 
 
 def time_cell(record: Mapping[str, Any] | None) -> str:
@@ -93,12 +68,6 @@ def time_cell(record: Mapping[str, Any] | None) -> str:
 def range_cell(record: Mapping[str, Any], low: str = "low", high: str = "high") -> str:
     """ "0.2062-0.2066": by default the confidence interval of the median."""
     return f"{milliseconds(record[f'{low}_ms'])}-{milliseconds(record[f'{high}_ms'])}"
-
-
-def milliseconds(ms: float) -> str:
-    """Four digits, down to nanoseconds."""
-    decimals = 3 - math.floor(math.log10(abs(ms))) if ms else 0
-    return f"{ms:.{min(max(decimals, 0), 6)}f}"
 
 
 def rate_cells(row: Mapping[str, Any]) -> list[str]:
@@ -115,11 +84,3 @@ def kernel_cells(kernels: Sequence[Mapping[str, Any]]) -> list[str]:
     names = dict.fromkeys(kernel["name"] for kernel in kernels)
     shapes = dict.fromkeys(launch(kernel["launch"]) for kernel in kernels)
     return [" + ".join(names), " + ".join(shapes)]
-
-
-def launch(shape: Mapping[str, Any]) -> str:
-    """ "132x1x1 of 256x1x1, 34816 B" for blocks of threads and their shared memory, or "2 threads"."""
-    if "grid" not in shape:
-        return f"{shape['threads']} threads" if shape else ""
-    grid, block = ("x".join(map(str, shape[name])) for name in ("grid", "block"))
-    return f"{grid} of {block}" + (f", {shape['shared_bytes']} B" if shape["shared_bytes"] else "")

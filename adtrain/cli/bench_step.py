@@ -16,7 +16,6 @@ from adtrain.cli.bench_report import (
     RATES,
     kernel_cells,
     known_roofline,
-    milliseconds,
     noise,
     protocol,
     range_cell,
@@ -30,6 +29,7 @@ from adtrain.files import write_atomic
 from adtrain.measure import protocol as about
 from adtrain.measure.bench_step import PHASES, ModeBench, bench_batches, bench_modes, record
 from adtrain.measure.held import held_bytes
+from adtrain.measure.records import milliseconds
 from adtrain.measure.step_trace import trace_step
 from adtrain.training import Experiment, Mode
 from adtrain.training.memory import planned_peak

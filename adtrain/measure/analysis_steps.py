@@ -16,6 +16,7 @@ from adtrain.core.hooks import Hook, hook
 from adtrain.core.program import Program
 from adtrain.data import Split
 from adtrain.measure.analysis_ops import TRANSFERS, Contestant, called, compared, crossovers
+from adtrain.measure.bench_step import SAMPLE_MS
 from adtrain.measure.timing import Work, alternate
 from adtrain.training.step import empty_log, repeated
 
@@ -48,7 +49,7 @@ def step(
     for label, device in contestants[1:]:
         works[label + TRANSFERS] = _with_transfers(experiment, device)
     about = {"config": experiment.config.name, "overrides": list(overrides), "batch_size": experiment.full_batch}
-    return {**about, **compared(alternate(works), contestants[0].label)}
+    return {**about, **compared(alternate(works, min_sample_ms=SAMPLE_MS), contestants[0].label)}
 
 
 def over_batches(name: str, overrides: Sequence[str], contestants: Sequence[Contestant]) -> dict[str, Any]:
@@ -88,7 +89,8 @@ def _over(
     rows = []
     for size, overrides in changes:
         experiment = training.prepare(config.load(name, overrides))
-        rows.append({what: size, **compared(alternate(_works(experiment, contestants)), contestants[0].label)})
+        found = alternate(_works(experiment, contestants), min_sample_ms=SAMPLE_MS)
+        rows.append({what: size, **compared(found, contestants[0].label)})
     return {"over": what, "rows": rows, "crossover": crossovers(rows, what)}
 
 

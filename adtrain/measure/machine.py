@@ -6,11 +6,18 @@ import ctypes
 import os
 import platform
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import numpy as np
 
 from adtrain.core.backend import backend
+
+WINDOW_S = 0.25
+"""How long other work is watched: the counters have steps of 10 ms."""
+
+BUSY = 0.2
+"""Share of the cores above which other work makes threads wait for one another."""
 
 
 def describe_cpu() -> dict[str, Any]:
@@ -31,6 +38,32 @@ def describe_cpu() -> dict[str, Any]:
 def usable_cores() -> int | None:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def busy_cores() -> float | None:
+    """How many cores other processes, or other guests of the machine, keep busy while this one sleeps WINDOW_S; None
+    where there is no /proc/stat."""
+    before = _core_seconds()
+    sleep(WINDOW_S)
+    after = _core_seconds()
+    if before is None or after is None:
+        return None
+    spent, idle = (b - a for a, b in zip(before, after, strict=True))
+    return (1 - idle / spent) * (os.cpu_count() or 1) if spent > 0 else None
+
+
+def is_busy(load: float | None, cores: int | None) -> bool:
+    """Whether so many busy cores, as far as they are known, are too many to measure anything."""
+    return load is not None and cores is not None and load > BUSY * cores
+
+
+def _core_seconds() -> tuple[int, int] | None:
+    """The time of all cores since the start, and how much of it they had nothing to do, in ticks: see proc(5)."""
+    try:
+        fields = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    return sum(fields), fields[3] + fields[4]
 
 
 def memory_bytes() -> int | None:

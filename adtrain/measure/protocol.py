@@ -13,15 +13,15 @@ from typing import Any
 import adtrain
 from adtrain.core.backend import backend
 from adtrain.measure import roofline, statistics, timing
-from adtrain.measure.machine import describe_cpu
+from adtrain.measure.machine import busy_cores, describe_cpu, is_busy
 from adtrain.measure.roofline import Roofline
 
 PACKAGE = Path(adtrain.__file__).parent
 
 
 def protocol(device: str, peak: Roofline | None = None) -> dict[str, Any]:
-    """Where, when and how; None for what cannot be found out. `load` is the processes that wanted a core in the last
-    minute, before anything is timed.
+    """Where, when and how; None for what cannot be found out. `load` is how many cores
+    other work takes before anything is timed.
 
     Args:
         peak: the device's roofline, by default the known one.
@@ -33,7 +33,7 @@ def protocol(device: str, peak: Roofline | None = None) -> dict[str, Any]:
         "commit": commit(),
         "device": device,
         "device_name": backend(device).device_name(),
-        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "load": busy_cores(),
         "compiler": backend(device).compiler_name(),
         "cores": cpu["usable_cores"],
         "threads": os.environ.get("OMP_NUM_THREADS") or cpu["usable_cores"],
@@ -53,16 +53,12 @@ def protocol(device: str, peak: Roofline | None = None) -> dict[str, Any]:
     }
 
 
-BUSY = 0.5
-"""Load of each core, by other work, above which threads wait for one another."""
-
-
 def busy(conditions: Mapping[str, Any]) -> str | None:
     """A warning where a protocol says that the machine had other work to do."""
     load, cores = conditions.get("load"), conditions.get("cores")
-    if not load or not cores or load <= BUSY * cores:
+    if not is_busy(load, cores):
         return None
-    return f"busy machine: a load of {load:.1f} on {cores} cores before anything was timed"
+    return f"busy machine: other work took {load:.1f} of {cores} cores before anything was timed"
 
 
 def commit() -> str | None:

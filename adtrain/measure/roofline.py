@@ -17,7 +17,7 @@ from adtrain.core.array import array
 from adtrain.core.backend import backend
 from adtrain.core.staging import stage
 from adtrain.core.trace import bind
-from adtrain.measure.machine import usable_cores
+from adtrain.measure.machine import busy_cores, is_busy, usable_cores
 from adtrain.measure.profile import rate
 from adtrain.measure.timing import measure
 from adtrain.ops.matmul import matmul_p
@@ -54,7 +54,8 @@ def known(device: str) -> Roofline | None:
 
 
 def measured(device: str) -> Roofline:
-    """The roofline measured now, in a few seconds, and kept."""
+    """The roofline measured now, in a few seconds; kept unless the machine is busy with other work."""
+    busy = is_busy(busy_cores(), usable_cores())
     copy_ms = measure(_copy(device), backend(device).synchronize).median_ms
     copied = rate(2 * COPY_BYTES[device], copy_ms) or 0.0
     n = MATRIX[device]
@@ -63,7 +64,8 @@ def measured(device: str) -> Roofline:
         ms = measure(work, backend(device).synchronize).median_ms
         flops[name] = max(flops.get(name, 0.0), rate(2 * n**3, ms) or 0.0)
     found = Roofline(copied, flops)
-    documents.store(KIND, _key(device), found._asdict())
+    if not busy:
+        documents.store(KIND, _key(device), found._asdict())
     return found
 
 

@@ -121,8 +121,8 @@ def alternate(
     sampled: Callable[[str], object] = str,
 ) -> dict[str, Timing]:
     """Time works against one another: rounds of one sample of each, so that a machine that becomes slower does so for
-    all of them. Each round begins with another work, so that none is always the first, and each sample follows a run
-    that is not counted, which finds the caches full of the other work's data.
+    all of them. Each round begins with another work, so that none is always the first, and each sample follows
+    runs that are not counted, a quarter as many: they find the caches full of the other work's data.
 
     A sample is of as many runs in a row as `min_sample_ms` takes. The time includes freeing what the work makes, and
     the loop around it (see `overhead_ms`), which is not subtracted. The garbage collector is off meanwhile.
@@ -153,7 +153,7 @@ def alternate(
                 name = names[(first + i) % len(names)]
                 if len(names) > 1:
                     sleep(pause_s)
-                    works[name](1)
+                    works[name](-(-repeats[name] // 4))
                     finish()
                 elapsed = _sample(works[name], finish, repeats[name], clock)
                 ms[name].append(elapsed * 1e3 / repeats[name])

@@ -69,7 +69,7 @@ class Worker:
     def time(self, calls: int) -> dict[str, Any]:
         assert self.call is not None, "it is not ready for anything"
         if self.seconds < LONG:
-            self.call(1)  # caches, clocks and threads have been elsewhere
+            self.call(-(-calls // 4))  # caches, clocks and threads have been elsewhere
         gc.disable()
         start = perf_counter()
         self.call(calls)

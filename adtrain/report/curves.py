@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import ceil, floor, log10
 from typing import NamedTuple
 
 from adtrain.report.record import Record
+from adtrain.report.ticks import ticks
 
 SCORES = ("train", "validation")
 MOST_POINTS, MOST_MARKERS = 1000, 60
@@ -71,19 +71,3 @@ def panels(record: Record) -> list[Panel]:
         Panel("accuracy", scores("accuracy"), lambda x: f"{x:.2%}"),
         Panel("learning rate", [Curve("learning rate", "rate", at, rates)], lambda x: f"{x:.3g}"),
     ]
-
-
-def ticks(low: float, high: float, whole: bool = False) -> Sequence[float]:
-    """A handful of round numbers at equal distances, the first and last of which enclose `low` and `high`.
-
-    There are at least two, which are integers with `whole`.
-    """
-    if high - low <= 1e-6 * max(abs(low), abs(high)):
-        low, high = min(low, 0.0), max(high, 0.0) or 1.0
-    rough = (high - low) / 5
-    power = 10.0 ** floor(log10(rough))
-    step = next(size * power for size in (1, 2, 5, 10) if size * power >= rough * 0.999)
-    if whole:
-        step = max(1.0, step)
-    first, last = floor(round(low / step, 6)), ceil(round(high / step, 6))
-    return [float(f"{i * step:.9g}") for i in range(first, last + 1)]

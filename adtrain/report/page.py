@@ -4,38 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from html import escape
-from importlib import resources
 from typing import Any
 
 from adtrain import config
-from adtrain.report import sections
+from adtrain.report import parts, sections
 from adtrain.report.predictions import Predictions
 from adtrain.report.record import Record
-
-# The browser itself refuses whatever would leave the file.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def render(record: Record, predictions: Predictions | str) -> str:
     """The page of a run; in place of predictions, the reason why there are none."""
-    title = escape(f"{record.config.name}: {record.path}")
-    style = resources.files("adtrain.report").joinpath("page.css").read_text(encoding="utf-8")
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<main>
-{"".join(_body(record, predictions))}</main>
-</body>
-</html>
-"""
+    return parts.document(f"{record.config.name}: {record.path}", "".join(_body(record, predictions)))
 
 
 def missing(record: Record, predictions: Predictions | str) -> list[str]:
@@ -60,14 +39,14 @@ def _body(record: Record, predictions: Predictions | str) -> Iterator[str]:
     for line in missing(record, predictions):
         yield f'<p class="notice">{escape(line[0].upper() + line[1:])}.</p>\n'
     yield sections.tiles(record)
-    yield sections.section("Learning curves", sections.learning_curves(record))
+    yield parts.section("Learning curves", sections.learning_curves(record))
     if isinstance(predictions, Predictions):
-        yield sections.section("Confusion matrix", sections.confusion(predictions))
-        yield sections.section("Classes", sections.by_class(predictions))
-        yield sections.section("Worst mistakes", sections.worst_mistakes(predictions))
+        yield parts.section("Confusion matrix", sections.confusion(predictions))
+        yield parts.section("Classes", sections.by_class(predictions))
+        yield parts.section("Worst mistakes", sections.worst_mistakes(predictions))
     if record.summary is not None:
-        yield sections.section("Where the time went", sections.operations(record.summary))
-    yield sections.section("What was run", _what_was_run(record))
+        yield parts.section("Where the time went", sections.operations(record.summary))
+    yield parts.section("What was run", _what_was_run(record))
 
 
 def _what_was_run(record: Record) -> str:
@@ -76,5 +55,4 @@ def _what_was_run(record: Record) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
         fields = ("device", "device_name", "precision", "seed", "epochs", "steps", "batch_size", "ended", "model_epoch")
         rows = {**rows, **{field.replace("_", " "): summary[field] for field in fields}, "versions": versions}
-    pairs = "".join(f"<dt>{name}</dt><dd>{escape(str(value))}</dd>" for name, value in rows.items())
-    return f'<dl class="facts">{pairs}</dl>\n<pre>{escape(config.dump(record.config))}</pre>\n'
+    return f"{parts.facts(rows)}<pre>{escape(config.dump(record.config))}</pre>\n"

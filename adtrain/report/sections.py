@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from adtrain.report import parts
 from adtrain.report.chart import chart
 from adtrain.report.curves import Curve, Panel, panels
+from adtrain.report.parts import bar, breakable, table
 from adtrain.report.pixels import png, shown
 from adtrain.report.predictions import Predictions
 from adtrain.report.record import Record
@@ -34,10 +36,6 @@ MOST_PICTURES = 24
 MOST_OPERATIONS = 15
 
 
-def section(title: str, content: str) -> str:
-    return f"<section>\n<h2>{title}</h2>\n{content}</section>\n"
-
-
 def tiles(record: Record) -> str:
     """The results in large print; of an unfinished run, the scores of its last epoch."""
     found: list[tuple[str, str]] = []
@@ -57,11 +55,7 @@ def tiles(record: Record) -> str:
             if score := record.epochs[-1].get(part):
                 found.append((f"{part} accuracy", f"{score['accuracy']:.2%}"))
                 found.append((f"{part} loss", f"{score['loss']:.4f}"))
-    cells = "".join(
-        f'<div><dt>{name}</dt><dd id="{name.replace(", ", "-").replace(" ", "-")}">{text}</dd></div>'
-        for name, text in found
-    )
-    return f'<dl class="tiles">{cells}</dl>\n' if found else ""
+    return parts.tiles(found)
 
 
 def learning_curves(record: Record) -> str:
@@ -103,9 +97,9 @@ def confusion(predictions: Predictions) -> str:
         for i, name in enumerate(classes)
     )
     kind = "confusion named" if max(map(len, classes)) > 3 else "confusion"
-    table = f'<table class="{kind}"><thead><tr><td></td>{head}</tr></thead><tbody>\n{rows}</tbody></table>'
+    matrix = f'<table class="{kind}"><thead><tr><td></td>{head}</tr></thead><tbody>\n{rows}</tbody></table>'
     note = f"{total}. Rows are the labels, columns what the model said; the deeper the orange, the more mistakes."
-    return f'<div class="wide">{table}</div>\n<p class="note">{note}</p>\n'
+    return f'<div class="wide">{matrix}</div>\n<p class="note">{note}</p>\n'
 
 
 def by_class(predictions: Predictions) -> str:
@@ -121,11 +115,11 @@ def by_class(predictions: Predictions) -> str:
         mistaken = int(others.argmax())
         most = f"{classes[mistaken]} ({others[mistaken]})" if wrong[i] else ""
         share = wrong[i] / max(int(wrong.max()), 1)
-        bar = _bar(share, f"{wrong[i]:,}")
-        rows.append([escape(classes[i]), f"{images[i]:,}", f"{accuracy[i]:.2%}", bar, escape(most)])
+        mistakes = bar(share, f"{wrong[i]:,}")
+        rows.append([escape(classes[i]), f"{images[i]:,}", f"{accuracy[i]:.2%}", mistakes, escape(most)])
     left_out = len(order) - len(rows)
     note = f'<p class="note">{left_out} classes of higher accuracy are left out.</p>\n' if left_out else ""
-    return _table(CLASS_COLUMNS, rows) + note
+    return table(CLASS_COLUMNS, rows) + note
 
 
 def worst_mistakes(predictions: Predictions) -> str:
@@ -155,16 +149,16 @@ def operations(summary: Mapping[str, Any]) -> str:
     top, rest = ops[:MOST_OPERATIONS], ops[MOST_OPERATIONS:]
     phases = {phase: sum(row["ms"] for row in ops if row["phase"] == phase) for phase in _phases(ops)}
     whole = sum(phases.values()) or 1.0
-    bar = "".join(f'<i class="{phase}" style="--share:{ms / whole:.4f}"></i>' for phase, ms in phases.items())
+    strip = "".join(f'<i class="{phase}" style="--share:{ms / whole:.4f}"></i>' for phase, ms in phases.items())
     keys = " ".join(
         f'<span class="key {phase}">{phase} <b>{ms:.3f} ms</b> {ms / whole:.0%}</span>' for phase, ms in phases.items()
     )
     rows = [
         [
-            _breakable(row["op"]),
-            _breakable(row["scope"]),
+            breakable(row["op"]),
+            breakable(row["scope"]),
             row["phase"],
-            _bar(row["ms"] / (top[0]["ms"] or 1.0), f"{row['ms']:.3f}"),
+            bar(row["ms"] / (top[0]["ms"] or 1.0), f"{row['ms']:.3f}"),
             f"{row['share']:.1%}",
             _rate(row["gflops_per_s"]),
             _rate(row["gbytes_per_s"]),
@@ -173,38 +167,18 @@ def operations(summary: Mapping[str, Any]) -> str:
     ]
     if rest:
         ms, share = (sum(row[field] for row in rest) for field in ("ms", "share"))
-        bar_of_rest = _bar(ms / (top[0]["ms"] or 1.0), f"{ms:.3f}")
+        bar_of_rest = bar(ms / (top[0]["ms"] or 1.0), f"{ms:.3f}")
         rows.append([f"{len(rest)} more", "", "", bar_of_rest, f"{share:.1%}", "", ""])
     note = f"Operations of one step: {summary['ops_sum_ms']:.3f} ms"
     note += f", {summary['ops_to_step_ratio']:.1%} of a step without hooks." if summary["ops_to_step_ratio"] else "."
-    table = _table(OPERATION_COLUMNS, rows, "operations")
-    return f'<div class="stack">{bar}</div>\n<p class="keys">{keys}</p>\n{table}<p class="note">{note}</p>\n'
+    listed = table(OPERATION_COLUMNS, rows, "operations")
+    return f'<div class="stack">{strip}</div>\n<p class="keys">{keys}</p>\n{listed}<p class="note">{note}</p>\n'
 
 
 def _phases(ops: Iterable[Mapping[str, Any]]) -> Sequence[str]:
     """Those that occur, in the order in which a step goes through them."""
     found = {row["phase"] for row in ops}
     return [phase for phase in ("forward", "backward", "update") if phase in found]
-
-
-def _table(columns: Mapping[str, str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    """Columns are titles and the class of their cells; cells are HTML already."""
-    head = "".join(f'<th scope="col" class="{cells}">{title}</th>' for title, cells in columns.items())
-    body = ""
-    for row in rows:
-        tds = (f'<td class="{cells}">{cell}</td>' for cells, cell in zip(columns.values(), row, strict=True))
-        body += f"<tr>{''.join(tds)}</tr>\n"
-    table = f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>'
-    return f'<div class="wide">{table}</div>\n'
-
-
-def _breakable(fused: str) -> str:
-    """Names joined by "+", behind each of which a line may end."""
-    return escape(fused).replace("+", "+<wbr>")
-
-
-def _bar(share: float, text: str) -> str:
-    return f'<span class="bar" style="--share:{share:.3f}">{text}</span>'
 
 
 def _rate(value: float | None) -> str:

@@ -1,0 +1,87 @@
+"""What pages are put together of, as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from importlib import resources
+from typing import Any
+
+# The browser itself refuses whatever would leave the file.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+def document(title: str, body: str, *styles: str) -> str:
+    """A page that needs nothing else.
+
+    Args:
+        title: text.
+        styles: names of files of this package.
+    """
+    files = resources.files("adtrain.report")
+    style = "".join(files.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", *styles))
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<main>
+{body}</main>
+</body>
+</html>
+"""
+
+
+def section(title: str, content: str) -> str:
+    return f"<section>\n<h2>{title}</h2>\n{content}</section>\n"
+
+
+def tiles(found: Iterable[tuple[str, str]]) -> str:
+    """Names and values in large print."""
+    cells = "".join(
+        f'<div><dt>{escape(name)}</dt><dd id="{escape(name.replace(", ", "-").replace(" ", "-"))}">{text}</dd></div>'
+        for name, text in found
+    )
+    return f'<dl class="tiles">{cells}</dl>\n' if cells else ""
+
+
+def facts(found: Mapping[str, Any]) -> str:
+    """Names and values, a line each."""
+    pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in found.items())
+    return f'<dl class="facts">{pairs}</dl>\n'
+
+
+def note(text: str) -> str:
+    return f'<p class="note">{text}</p>\n'
+
+
+def key(kind: str, text: str) -> str:
+    """An entry of a legend; `kind` is the class that has the colour."""
+    return f'<span class="key {kind}">{text}</span>'
+
+
+def table(columns: Mapping[str, str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
+    """Columns are titles and the class of their cells; cells are HTML already."""
+    head = "".join(f'<th scope="col" class="{cells}">{title}</th>' for title, cells in columns.items())
+    body = ""
+    for row in rows:
+        tds = (f'<td class="{cells}">{cell}</td>' for cells, cell in zip(columns.values(), row, strict=True))
+        body += f"<tr>{''.join(tds)}</tr>\n"
+    table = f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>'
+    return f'<div class="wide">{table}</div>\n'
+
+
+def breakable(fused: str) -> str:
+    """Names joined by "+", behind each of which a line may end."""
+    return escape(fused).replace("+", "+<wbr>")
+
+
+def bar(share: float, text: str, kind: str = "") -> str:
+    """A number with a bar behind it; `kind` is the class that has the colour."""
+    return f'<span class="bar {kind}" style="--share:{share:.3f}">{text}</span>'

@@ -1,0 +1,80 @@
+"""Axes and what is drawn between them, as SVG whose colours are the page's, so that they follow its light and dark.
+
+The classes for styles are `axis` (text), `grid`, `curve`, `marker` and `band`, each with the class that is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+from math import log
+from typing import NamedTuple
+
+Point = tuple[float, float]
+LEFT, RIGHT, TOP, BOTTOM = 50, 18, 10, 38
+
+
+class Axis(NamedTuple):
+    """What is along a side: it ends at the first and at the last of the ticks, which `text` writes."""
+
+    title: str
+    ticks: Sequence[float]
+    text: Callable[[float], str] = "{:g}".format
+    logarithmic: bool = False
+
+    def share(self, value: float) -> float:
+        """How far along the value lies: 0 at the first tick, 1 at the last."""
+        low, high = self.ticks[0], self.ticks[-1]
+        if self.logarithmic:
+            return log(value / low) / log(high / low)
+        return (value - low) / (high - low)
+
+
+class Plot:
+    """A drawing of `width` x `height` units, which takes the width it is given."""
+
+    def __init__(self, said: str, x: Axis, y: Axis, width: int = 360, height: int = 220) -> None:
+        self.x, self.y, self.width, self.height = x, y, width, height
+        self.parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(said)}">']
+        top = TOP + (14 if y.title else 0)
+        self.box = LEFT, top, width - LEFT - RIGHT, height - top - BOTTOM
+        for tick in y.ticks:
+            down = self.at(x.ticks[0], tick)[1]
+            self.parts.append(f'<path class="grid" d="M{LEFT} {down:.1f}H{width - RIGHT}"/>')
+            self._label(LEFT - 6, down + 3.5, y.text(tick), "end")
+        for tick in x.ticks:
+            self._label(self.at(tick, y.ticks[0])[0], height - BOTTOM + 16, x.text(tick))
+        self._label((LEFT + width - RIGHT) / 2, height - 5, x.title)
+        if y.title:
+            self._label(4, 12, y.title, "start")
+
+    def at(self, x: float, y: float) -> Point:
+        """Where a point of these numbers is drawn."""
+        left, top, width, height = self.box
+        return left + self.x.share(x) * width, top + (1 - self.y.share(y)) * height
+
+    def line(self, points: Iterable[Point], kind: str) -> None:
+        drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in (self.at(*point) for point in points))
+        self.parts.append(f'<polyline class="{kind}" points="{drawn}"/>')
+
+    def band(self, low: Sequence[Point], high: Sequence[Point], kind: str) -> None:
+        """The area between two lines."""
+        drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in (self.at(*point) for point in [*low, *reversed(high)]))
+        self.parts.append(f'<polygon class="band {kind}" points="{drawn}"/>')
+
+    def marker(self, x: float, y: float, kind: str, said: str, radius: float = 3) -> None:
+        """A point, which says what it is when it is pointed at."""
+        left, top = self.at(x, y)
+        where = f'cx="{left:.1f}" cy="{top:.1f}" r="{radius:g}"'
+        self.parts.append(f'<circle class="marker {kind}" {where}><title>{escape(said)}</title></circle>')
+
+    def text(self, at: Point, text: str, kind: str, anchor: str = "start") -> None:
+        """Text at units of the drawing."""
+        place = f'x="{at[0]:.1f}" y="{at[1]:.1f}" text-anchor="{anchor}"'
+        self.parts.append(f'<text class="{kind}" {place}>{escape(text)}</text>')
+
+    def svg(self) -> str:
+        return "".join([*self.parts, "</svg>"])
+
+    def _label(self, x: float, y: float, text: str, anchor: str = "middle") -> None:
+        self.text((x, y), text, "axis", anchor)

@@ -1,0 +1,119 @@
+"""The README's tables of speed are those that benchmarks/tables.py makes of the committed results."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+spec = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks" / "tables.py")
+assert spec is not None
+assert spec.loader is not None
+tables = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tables)
+BEGIN, END = tables.MARKERS
+
+
+def compared(ours_ms: float = 0.0314, **medians: float) -> dict[str, Any]:
+    """A row as `adtrain bench --against` writes it, as far as tables read it."""
+    sides = ["adtrain", *medians]
+    return {
+        "times": {side: {"median_ms": ours_ms} for side in sides},
+        "ratios": {side: {"median": x, "low": x * 0.95, "high": x * 1.05} for side, x in medians.items()},
+        "peak_mib": {side: 100.0 * i for i, side in enumerate(sides, 1)},
+        "different": [],
+    }
+
+
+def step(config: str, precision: str = "float32", **medians: float) -> dict[str, Any]:
+    return {"config": config, "batch_size": 64, "precision": precision, **compared(**medians)}
+
+
+def result(device: str = "cpu", commit: str | None = "abc", **rows: list[dict[str, Any]]) -> dict[str, Any]:
+    gpu = device == "gpu"
+    about = {
+        "device": device,
+        "device_name": "H200" if gpu else "EPYC",
+        "driver": "580" if gpu else None,
+        "threads": 2,
+        "commit": commit,
+        "versions": {"adtrain": "0.1.0", "torch": "2.11" if gpu else "2.13"},
+    }
+    return {"kind": "against", "protocol": about, **rows}
+
+
+def test_the_tables_of_the_readme_are_those_of_the_committed_results() -> None:
+    text = tables.README.read_text()
+    assert tables.with_tables(text, tables.read(tables.RESULTS)) == text, "run python benchmarks/tables.py"
+
+
+def test_a_cpu_has_ratios_and_memory_but_no_times() -> None:
+    several = [step("mlp", torch=2.0), step("cnn", "float64", jax=20.0)]
+    several[0]["different"] = ["jax"]
+    several[1]["ratios"]["torch"] = {"median": 300.0, "low": 100.0, "high": 1000.0}
+    several[1]["peak_mib"]["torch"] = 2000.0
+    found = {"cpu/cpu-mlp-64-sgd": result(steps=[step("mlp", torch=1.0)]), "many": result(steps=several, commit="def")}
+    assert tables.tables(found) == (
+        "\nEPYC, 2 threads; adtrain 0.1.0, torch 2.13; commit abc, commit def. A peer's number is its time over "
+        "adtrain's, with the 95% interval; above 1 adtrain is faster; MiB are the most memory that the process "
+        "needed.\n"
+        "\n| step | adtrain | torch | jax |\n"
+        "| --- | --: | --: | --: |\n"
+        "| `mlp-64-sgd` | 100 MiB | 1.00 (0.95 to 1.05), 200 MiB |  |\n"
+        "| `mlp`, batch 64 | 100 MiB | 2.00 (1.90 to 2.10), 200 MiB | computes something else |\n"
+        "| `cnn`, batch 64, float64 | 100 MiB | 300 (100 to 1,000), 2,000 MiB | 20.0 (19.0 to 21.0), 200 MiB |\n"
+    )
+
+
+def test_a_gpu_has_times_and_ratios_and_comes_after_the_cpu() -> None:
+    rows = [step("mlp", torch=4.0), step("cnn", torch=1.0)]
+    rows[1]["times"]["adtrain"]["median_ms"] = 20.4536
+    text = tables.tables({"gpu-steps": result("gpu", None, steps=rows), "mlp": result(steps=[step("mlp", torch=2.0)])})
+    cpu, gpu = text.split("H200")
+    assert "EPYC" in cpu
+    assert gpu == (
+        ", driver 580; adtrain 0.1.0, torch 2.11. A peer's number is its time over adtrain's, with the 95% interval; "
+        "above 1 adtrain is faster; adtrain's is the time of a step.\n"
+        "\n| step | adtrain | torch |\n"
+        "| --- | --: | --: |\n"
+        "| `mlp`, batch 64 | 31.4 µs | 4.00 (3.80 to 4.20) |\n"
+        "| `cnn`, batch 64 | 20,454 µs | 1.00 (0.95 to 1.05) |\n"
+    )
+
+
+def test_operations_are_counted_by_which_side_of_one_their_intervals_lie_on() -> None:
+    rows = [compared(torch=x, numpy=2.0) for x in (0.5, 0.9, 1.0, 3.0, 4.0, 5.0)]
+    rows[0]["ratios"].pop("numpy")
+    text = tables.tables({"operations": result(operations=rows)})
+    assert "against torch: of 6 adtrain is faster in 3, slower in 2, and the interval holds 1 in 1.\n" in text
+    assert "against numpy: of 5 adtrain is faster in 5, slower in 0, and the interval holds 1 in 0.\n" in text
+    assert "|" not in text
+
+
+def test_only_what_stands_between_the_markers_changes() -> None:
+    text = f"# Fast\n{BEGIN}\nold\n{END}\nend | of\n"
+    found = {"mlp": result(steps=[step("mlp", torch=2.0)])}
+    once = tables.with_tables(text, found)
+    assert once.startswith(f"# Fast\n{BEGIN}\n\nEPYC")
+    assert once.endswith(f"|\n{END}\nend | of\n")
+    assert "old" not in once
+    assert tables.with_tables(once, found) == once
+    assert tables.with_tables(once, {}) == f"# Fast\n{BEGIN}\n{END}\nend | of\n"
+
+
+@pytest.mark.parametrize("text", ["none", f"{BEGIN}", f"{END}", f"{BEGIN}{BEGIN}{END}"])
+def test_a_text_without_the_markers_takes_no_tables(text: str) -> None:
+    with pytest.raises(ValueError, match="expected one <!-- performance: begin -->"):
+        tables.with_tables(text, {"mlp": result(steps=[step("mlp")])})
+
+
+def test_results_of_other_kinds_are_passed_over(tmp_path: Path) -> None:
+    steps, operations = result(steps=[step("mlp")]), result("gpu", operations=[compared(torch=2.0)])
+    (tmp_path / "gpu").mkdir()
+    for name, found in {"a": steps, "gpu/b": operations, "c": {"kind": "ops"}, "d": {"rows": []}}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(found))
+    assert tables.read(tmp_path) == {"a": steps, "gpu/b": operations}
