@@ -18,6 +18,9 @@ from adtrain.measure.roofline import Roofline
 
 PACKAGE = Path(adtrain.__file__).parent
 
+THREADING = ("OMP_", "GOMP_", "OPENBLAS_", "MKL_")
+"""What the names of environment variables that decide about threads begin with."""
+
 
 def protocol(device: str, peak: Roofline | None = None) -> dict[str, Any]:
     """Where, when and how; None for what cannot be found out. `load` is how many cores
@@ -37,6 +40,7 @@ def protocol(device: str, peak: Roofline | None = None) -> dict[str, Any]:
         "compiler": backend(device).compiler_name(),
         "cores": cpu["usable_cores"],
         "threads": os.environ.get("OMP_NUM_THREADS") or cpu["usable_cores"],
+        "environment": {name: x for name, x in sorted(os.environ.items()) if name.startswith(THREADING)},
         "blas": cpu["blas"],
         "blas_threads": cpu["blas_threads"],
         **_clocks(device),
