@@ -1,9 +1,10 @@
-"""Writes the README's tables of speed from the results in benchmarks/results: python benchmarks/tables.py
+"""Writes the tables of speed from the results in benchmarks/results: python benchmarks/tables.py
 
-Results are files that `adtrain bench --against` wrote (see peers.sh), in any number and in folders or not; other files
-are passed over. Between MARKERS stands a table for each device, with a row for each training step, named after its file
-where it is alone in it and else after its config; and below, how operations compare. Of a CPU only ratios and memory
-are told: its own times say little, for what else it does changes them.
+The README's have ratios, those of docs/performance.md intervals and memory as well. Results are files that `adtrain
+bench --against` wrote (see peers.sh), in any number and in folders or not; other files are passed over. Between
+MARKERS stands a table for each device, with a row for each training step, named after its file where it is alone in
+it and else after its config; and below, how operations compare. Of a CPU no times are told: they say little, for what
+else it does changes them.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-README, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results"
+RESULTS = ROOT / "benchmarks" / "results"
+WHOLE = {ROOT / "README.md": False, ROOT / "docs" / "performance.md": True}
+"""The texts with tables, and whether these tell intervals and memory."""
 MARKERS = "<!-- performance: begin -->", "<!-- performance: end -->"
 OURS = "adtrain"
-LEGEND = "A peer's number is its time over adtrain's, with the 95% interval; above 1 adtrain is faster"
+LEGEND = "A peer's number is its time over adtrain's: above 1 adtrain is faster"
 
 Result = Mapping[str, Any]
 Results = Mapping[str, Result]
@@ -25,7 +28,8 @@ Results = Mapping[str, Result]
 
 
 def main() -> None:
-    README.write_text(with_tables(README.read_text(), read(RESULTS)))
+    for path, whole in WHOLE.items():
+        path.write_text(with_tables(path.read_text(), read(RESULTS), whole))
 
 
 def read(folder: Path) -> Results:
@@ -37,8 +41,8 @@ def read(folder: Path) -> Results:
     return {name: result for name, result in found.items() if result.get("kind") == "against"}
 
 
-def with_tables(text: str, results: Results) -> str:
-    """The text, in which the tables stand between the markers.
+def with_tables(text: str, results: Results, whole: bool) -> str:
+    """The text, in which the tables stand between the markers, with intervals and memory if `whole`.
 
     Raises:
         ValueError: there are results and no markers.
@@ -47,31 +51,36 @@ def with_tables(text: str, results: Results) -> str:
     if not results and begin not in text:
         return text
     if text.count(begin) != 1 or text.count(end) != 1:
-        raise ValueError(f"README.md: expected one {begin} and one {end}")
+        raise ValueError(f"expected one {begin} and one {end}")
     before, rest = text.split(begin)
-    return f"{before}{begin}\n{tables(results)}{end}{rest.split(end)[1]}"
+    return f"{before}{begin}\n{tables(results, whole)}{end}{rest.split(end)[1]}"
 
 
-def tables(results: Results) -> str:
+def tables(results: Results, whole: bool) -> str:
     """What stands between the markers: CPUs, then GPUs."""
     by_device: dict[tuple[str, str], dict[str, Result]] = {}
     for name, result in results.items():
         about = result["protocol"]
         by_device.setdefault((about["device"], about["device_name"]), {})[name] = result
-    return "".join(f"\n{part}" for device in sorted(by_device) for part in _device(by_device[device]))
+    return "".join(f"\n{part}" for device in sorted(by_device) for part in _device(by_device[device], whole))
 
 
-def _device(results: Results) -> Iterator[str]:
+def _device(results: Results, whole: bool) -> Iterator[str]:
     """Paragraphs: what was measured how, the table, and a sentence on operations for each peer."""
     steps = [(_called(name, row, result), row) for name, result in results.items() for row in result.get("steps", ())]
     on_gpu = any(result["protocol"]["device"] == "gpu" for result in results.values())
-    ours = "adtrain's is the time of a step" if on_gpu else "MiB are the most memory that the process needed"
-    yield f"{conditions([result['protocol'] for result in results.values()])}. {LEGEND}; {ours}.\n"
+    legend = [LEGEND]
+    if whole:
+        legend += ["in brackets the 95% interval", "MiB are the most host memory that the process needed"]
+    if on_gpu:
+        legend.append("adtrain's is the time of a step")
+    yield f"{conditions([result['protocol'] for result in results.values()])}. {'; '.join(legend)}.\n"
     if steps:
         peers = list(dict.fromkeys(side for _, row in steps for side in row["times"] if side != OURS))
-        lines = [[called, _ours(row, on_gpu), *(_ratio(row, peer, on_gpu) for peer in peers)] for called, row in steps]
-        ruler = ["---", *["--:"] * (len(peers) + 1)]
-        yield "".join(f"| {' | '.join(cells)} |\n" for cells in [["step", OURS, *peers], ruler, *lines])
+        sides = [OURS, *peers] if whole or on_gpu else peers
+        lines = [[called, *(_cell(row, side, whole, on_gpu) for side in sides)] for called, row in steps]
+        ruler = ["---", *["--:"] * len(sides)]
+        yield "".join(f"| {' | '.join(cells)} |\n" for cells in [["step", *sides], ruler, *lines])
     if operations := [row for result in results.values() for row in result.get("operations", ())]:
         yield "".join(_operations(operations))
 
@@ -96,21 +105,22 @@ def _called(name: str, row: Mapping[str, Any], result: Result) -> str:
     return f"`{row['config']}`, batch {row['batch_size']}{precision}"
 
 
-def _ours(row: Mapping[str, Any], on_gpu: bool) -> str:
-    """adtrain's time; of a CPU, its memory."""
-    if not on_gpu:
-        return f"{row['peak_mib'][OURS]:,.0f} MiB"
-    micros = row["times"][OURS]["median_ms"] * 1e3
-    return f"{micros:,.0f} µs" if micros >= 100 else f"{micros:.3g} µs"
-
-
-def _ratio(row: Mapping[str, Any], peer: str, on_gpu: bool) -> str:
-    if peer in row["different"]:
+def _cell(row: Mapping[str, Any], side: str, whole: bool, on_gpu: bool) -> str:
+    """adtrain's time on a GPU; a peer's ratio, with its interval if `whole`; then memory."""
+    if side in row["different"]:
         return "computes something else"
-    if peer not in row["ratios"]:
+    if side not in row["times"]:
         return ""
-    median, low, high = (_digits(row["ratios"][peer][end]) for end in ("median", "low", "high"))
-    return f"{median} ({low} to {high})" + ("" if on_gpu else f", {row['peak_mib'][peer]:,.0f} MiB")
+    parts = []
+    if side != OURS:
+        median, low, high = (_digits(row["ratios"][side][end]) for end in ("median", "low", "high"))
+        parts.append(f"{median} ({low} to {high})" if whole else median)
+    elif on_gpu:
+        micros = row["times"][OURS]["median_ms"] * 1e3
+        parts.append(f"{micros:,.0f} µs" if micros >= 100 else f"{micros:.3g} µs")
+    if whole:
+        parts.append(f"{row['peak_mib'][side]:,.0f} MiB")
+    return ", ".join(parts)
 
 
 def _digits(ratio: float) -> str:

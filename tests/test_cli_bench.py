@@ -29,6 +29,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(bench_ops, "MIN_SAMPLE_MS", 0.0)
     monkeypatch.setattr(timing, "MAX_SAMPLES", timing.MIN_SAMPLES)
     monkeypatch.setattr(bench_step, "SAMPLE_MS", 0.0)
+    monkeypatch.setitem(bench_step.PAUSE_S, "cpu", 0.0)
     monkeypatch.setattr(machine, "WINDOW_S", 0.0)
     monkeypatch.setattr(roofline, "busy_cores", lambda: 0.0)
 

@@ -23,6 +23,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, without_gpu: None) ->
     monkeypatch.setattr(timing, "MAX_SAMPLES", timing.MIN_SAMPLES)
     monkeypatch.setattr(bench_step, "BUDGET_MS", 0.0)
     monkeypatch.setattr(bench_step, "SAMPLE_MS", 0.0)
+    monkeypatch.setitem(bench_step.PAUSE_S, "cpu", 0.0)
     monkeypatch.setattr(roofline, "busy_cores", lambda: 0.0)
 
 

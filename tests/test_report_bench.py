@@ -20,7 +20,7 @@ from report_runs import Elements, assert_drawn, assert_needs_no_network, command
 
 from adtrain.backends.cpu.naive import LABEL as NAIVE
 from adtrain.cli import bench_analysis
-from adtrain.measure import analysis_ops, analysis_steps, bench_ops, protocol, roofline, timing
+from adtrain.measure import analysis_ops, analysis_steps, bench_ops, bench_step, machine, protocol, roofline, timing
 from adtrain.measure.analysis_ops import SIZED_OPS, Contestant
 from adtrain.measure.records import milliseconds, remarks, timings
 from adtrain.measure.timing import Timing
@@ -52,6 +52,11 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setattr(timing, "MIN_SAMPLE_MS", 0.0)
         patch.setattr(bench_ops, "MIN_SAMPLE_MS", 0.0)
         patch.setattr(timing, "MAX_SAMPLES", timing.MIN_SAMPLES)
+        patch.setattr(bench_step, "SAMPLE_MS", 0.0)
+        patch.setattr(analysis_steps, "SAMPLE_MS", 0.0)
+        patch.setitem(bench_step.PAUSE_S, "cpu", 0.0)
+        patch.setattr(machine, "WINDOW_S", 0.0)
+        patch.setattr(roofline, "busy_cores", lambda: 0.0)
         patch.setattr(analysis_steps, "LAYER_STEPS", 2)
         patch.setattr(analysis_steps, "BATCHES", (8, 32))
         for pace in ("STEPS", "OPERATIONS"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ def protocol(device: str, peak: Roofline | None = None) -> dict[str, Any]:
     cpu, peak = describe_cpu(), peak or roofline.known(device)
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "commit": commit(),
         "device": device,
         "device_name": backend(device).device_name(),
