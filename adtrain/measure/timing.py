@@ -21,6 +21,9 @@ Work: TypeAlias = Callable[[int], object]
 """What is timed: it does the same so many times in a row."""
 
 WARMUP_RUNS = 2
+LONG_S = 0.5
+"""What takes so long needs no runs before it to warm up."""
+
 MIN_SAMPLE_MS = 2.0
 MIN_SAMPLES, MAX_SAMPLES = 9, 31
 BUDGET_MS = 60.0
@@ -138,13 +141,13 @@ def alternate(
     least_ms = MIN_SAMPLE_MS if min_sample_ms is None else min_sample_ms
     names = list(works)
     with _no_garbage_collection():
-        repeats, round_ms = {}, 0.0
+        repeats, seconds = {}, {}
         for name in names:
             for _ in range(WARMUP_RUNS):
-                works[name](1)
-            finish()
-            repeats[name], elapsed = _repeats(works[name], finish, clock, least_ms)
-            round_ms += elapsed * 1e3
+                if _sample(works[name], finish, 1, clock) >= LONG_S:
+                    break
+            repeats[name], seconds[name] = _repeats(works[name], finish, clock, least_ms)
+        round_ms = sum(seconds.values()) * 1e3
         budget = BUDGET_MS * len(names) if budget_ms is None else budget_ms
         rounds = int(min(max(budget / round_ms, MIN_SAMPLES), MAX_SAMPLES)) if round_ms > 0 else MAX_SAMPLES
         ms: dict[str, list[float]] = {name: [] for name in names}
@@ -153,8 +156,8 @@ def alternate(
                 name = names[(first + i) % len(names)]
                 if len(names) > 1:
                     sleep(pause_s)
-                    works[name](-(-repeats[name] // 4))
-                    finish()
+                    if seconds[name] < LONG_S:
+                        _sample(works[name], finish, -(-repeats[name] // 4), clock)
                 elapsed = _sample(works[name], finish, repeats[name], clock)
                 ms[name].append(elapsed * 1e3 / repeats[name])
                 sampled(name)

@@ -26,15 +26,13 @@ from typing import Any, cast
 from adtrain import config, training
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
+from adtrain.measure.timing import LONG_S
 from adtrain.peers import operations, steps
 from adtrain.peers.catalogue import OURS
 from adtrain.peers.sides import SideSkips
 
 PEAK_UNIT = 2**20 if sys.platform == "darwin" else 2**10
 """What ru_maxrss counts in, to MiB: bytes on macOS, else KiB."""
-
-LONG = 0.5
-"""Seconds of a call from which on it needs no other one before it to warm up."""
 
 PR_SET_PDEATHSIG = 1
 """Of Linux's prctl: the signal that a process gets when its parent is no more."""
@@ -68,7 +66,7 @@ class Worker:
 
     def time(self, calls: int) -> dict[str, Any]:
         assert self.call is not None, "it is not ready for anything"
-        if self.seconds < LONG:
+        if self.seconds < LONG_S:
             self.call(-(-calls // 4))  # caches, clocks and threads have been elsewhere
         gc.disable()
         start = perf_counter()

@@ -62,7 +62,8 @@ def _name(row: Mapping[str, Any]) -> str:
 def _table(rows: Iterable[Mapping[str, Any]], minor: str) -> str:
     """`minor` is the column that a phone has no room for."""
     found = [
-        [escape(_name(row)), row["size"], row["phase"], cells.time(row["time"]), cells.interval(row["time"]),
+        [escape(_name(row)).replace("_", "_<wbr>"), row["size"], row["phase"],
+         cells.time(row["time"]), cells.interval(row["time"]),
          cells.rate(row["gflops_per_s"]), cells.rate(row["gbytes_per_s"]),
          parts.bar(min(row["of_roofline"] or 0.0, 1.0), cells.share(row["of_roofline"]))]
         for row in rows
