@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -142,7 +143,11 @@ def test_an_interrupt_ends_the_sides_and_writes_nothing(tmp_path: Path) -> None:
     arguments = ["bench", path, "--device", "cpu", "--against", "numpy", "--json", str(file)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-c", main, *arguments], stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        [sys.executable, "-c", main, *arguments],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # what runs in the background ignores it
     )
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while len(pids := children.read_text().split()) < 2:

@@ -43,10 +43,10 @@ BOTH = [Contestant("cpu", "cpu"), Contestant("gpu", "cpu")]
 
 
 @pytest.fixture(scope="module")
-def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def hasty() -> Iterator[None]:
     """As few and as short samples as the protocol allows, and a roofline of its own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(roofline, "KIND", "roofline of pages")
         patch.setitem(roofline.COPY_BYTES, "cpu", 1 << 16)
         patch.setitem(roofline.MATRIX, "cpu", 16)
         patch.setattr(timing, "MIN_SAMPLE_MS", 0.0)
@@ -124,8 +124,10 @@ def test_a_page_needs_no_network(made: Path, name: str) -> None:
     assert_needs_no_network((made / f"{name}.html").read_text())
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
+@pytest.mark.parametrize(
+    ("name", "width", "scheme"),
+    [*((name, 1280, "light") for name in KINDS), ("config", 400, "dark"), ("analysis", 400, "dark")],
+)
 def test_a_browser_draws_each_page_in_light_and_dark(
     made: Path, tmp_path: Path, name: str, width: int, scheme: str
 ) -> None:
