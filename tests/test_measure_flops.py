@@ -14,7 +14,7 @@ from adtrain.cases import normal
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.measure import bench_ops
-from adtrain.measure.bench_sizes import Bench
+from adtrain.measure.bench_sizes import BENCHES, Bench
 
 CONVOLUTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "plain": ((2, 3, 8, 8), (4, 3, 3, 3), {}),
@@ -118,3 +118,11 @@ def pytorch_counts(op: str, a: tuple[int, ...], b: tuple[int, ...], options: Map
     with FlopCounterMode(display=False) as backward:
         out.sum().backward()
     return forward.get_total_flops(), backward.get_total_flops()
+
+
+def test_a_gradient_that_repeats_one_number_is_written_as_a_whole() -> None:
+    (each,) = (bench for bench in BENCHES if (bench.op, bench.variant) == ("mean", "axis None"))
+    phases = bench_ops.phases(each, bench_ops.sample(each, 16))
+    division = 1 + 1 + 1
+    assert bench_ops.cost(bench_ops.program(*phases["forward"])).bytes == 4 * (16 * 16 + 1 + division)
+    assert bench_ops.cost(bench_ops.program(*phases["backward x"])).bytes == 4 * (division + 16 * 16)

@@ -88,8 +88,11 @@ def program(f: Callable[..., Any], args: Sequence[Any]) -> Program:
 
 
 def cost(program: Program) -> Cost:
-    """Of all equations."""
-    return Cost(*map(sum, zip(*costs(program.equations), strict=True)))
+    """Of all equations, and of writing what is handed out repeated: `costs` has a repetition read where it is used."""
+    flops, moved = map(sum, zip(*costs(program.equations), strict=True))
+    views = [(v, e.inputs) for e in program.equations if e.primitive.view for v in e.outputs]
+    repeated = [v for v, shown in views if v in program.outputs and v.size > sum(x.size for x in shown)]
+    return Cost(flops, moved + sum(v.size * v.type.dtype.itemsize for v in repeated))
 
 
 def sample(each: Bench, n: int, dtype: str = "float32", device: str = "cpu") -> list[Array]:
