@@ -14,6 +14,7 @@ from adtrain.core import backend
 from adtrain.core.array import array
 from adtrain.core.autodiff import vjp
 from adtrain.core.staging import stage
+from adtrain.measure.bench_ops import PASSES
 from adtrain.peers import comparison, op_cases, operations, ours
 from adtrain.peers.numpy_operations import BACKWARD, FORWARD
 from adtrain.peers.op_cases import OpCase, OpWork
@@ -118,6 +119,6 @@ def test_many_runs_are_launches_on_a_gpu(case: OpCase, monkeypatch: pytest.Monke
         _, pullback = vjp(lambda *floats: case.of(ops)(*case.with_indices(args, floats)), *case.floats(args))
         works["backward"] = pullback, [array(case.cotangent(), device="gpu")]
     for f, given in works.values():
-        program = stage(f, ours.PASSES).program(*given)
+        program = stage(f, PASSES).program(*given)
         equations = ours.many(program, 3).program(*given).equations
         assert sum(len(tasks(e)) for e in equations) >= 3 * sum(len(tasks(e)) for e in program.equations)

@@ -27,7 +27,7 @@ from adtrain.cli.options import progress
 from adtrain.cli.table import Column, render, terminal_width
 from adtrain.files import write_atomic
 from adtrain.measure import protocol as about
-from adtrain.measure.bench_step import PHASES, ModeBench, bench_batches, bench_modes, record
+from adtrain.measure.bench_step import PHASES, SAMPLE_MS, ModeBench, bench_batches, bench_modes, record
 from adtrain.measure.held import held_bytes
 from adtrain.measure.records import milliseconds
 from adtrain.measure.step_trace import trace_step
@@ -78,7 +78,7 @@ def run(
     # Before anything else has taken memory.
     memory = {"planned_bytes": planned_peak(experiment, device), "held_bytes": held_bytes(experiment, device)}
     peak, precision = known_roofline(device), experiment.config.training.precision
-    conditions = about.protocol(device, peak)
+    conditions = about.protocol(device, peak, SAMPLE_MS)
     progress(f"bench: timing steps of {experiment.config.name} in each mode, some seconds")
     modes = bench_modes(experiment, device)
     result = {

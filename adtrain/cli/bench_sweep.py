@@ -51,7 +51,7 @@ def run(
         AdtrainError: no operation takes it.
     """
     peak = known_roofline(device)
-    result: dict[str, Any] = {"kind": "ops", "protocol": about.protocol(device, peak)}
+    result: dict[str, Any] = {"kind": "ops", "protocol": about.protocol(device, peak, bench_ops.MIN_SAMPLE_MS)}
     problems = [(each, n) for each in benches for n in sizes or each.ladder[device]]
     progress(f"bench: timing {len(problems)} operations and sizes in {dtype}, forward and backward")
     rows, refused = list[BenchRow](), dict[str, str]()

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypedDict
 from adtrain.core.backend import backend
 from adtrain.core.fused import label
 from adtrain.core.hooks import Call, Hook, hook
+from adtrain.core.primitive import Cost
 from adtrain.core.program import Program
 from adtrain.measure import timing
 from adtrain.measure.timing import Clock, Timing
@@ -82,9 +83,7 @@ class OpTimer(Hook):
 
     def before(self, call: Call) -> None:
         self.key = (call.primitive.name, call.scope, call.phase)
-        cost = call.primitive.cost(call.args, call.params)
-        so_far = self.work.get(self.key, Work())
-        self.work[self.key] = Work(so_far.calls + 1, so_far.flops + cost.flops, so_far.bytes + cost.bytes)
+        self._count(self.key, call.primitive.cost(call.args, call.params))
         self.started = self.clock()
 
     def after(self, call: Call) -> None:
@@ -94,10 +93,12 @@ class OpTimer(Hook):
     def program(self, program: Program, seconds: Sequence[float]) -> None:
         for equation, elapsed in zip(program.equations, seconds, strict=True):
             key = (label(equation), equation.scope, equation.phase)
-            cost = equation.primitive.cost([v.type for v in equation.inputs], equation.params)
-            so_far = self.work.get(key, Work())
-            self.work[key] = Work(so_far.calls + 1, so_far.flops + cost.flops, so_far.bytes + cost.bytes)
+            self._count(key, equation.primitive.cost([v.type for v in equation.inputs], equation.params))
             self.seconds[key] += elapsed
+
+    def _count(self, key: Key, cost: Cost) -> None:
+        so_far = self.work.get(key, Work())
+        self.work[key] = Work(so_far.calls + 1, so_far.flops + cost.flops, so_far.bytes + cost.bytes)
 
 
 MOST_IN_A_ROW = 100

@@ -23,12 +23,13 @@ THREADING = ("OMP_", "GOMP_", "OPENBLAS_", "MKL_")
 """What the names of environment variables that decide about threads begin with."""
 
 
-def protocol(device: str, peak: Roofline | None = None) -> dict[str, Any]:
-    """Where, when and how; None for what cannot be found out. `load` is how many cores
-    other work takes before anything is timed.
+def protocol(device: str, peak: Roofline | None = None, min_sample_ms: float = timing.MIN_SAMPLE_MS) -> dict[str, Any]:
+    """Where, when and how; None for what cannot be found out. `load` is how many cores other work takes before anything
+    is timed.
 
     Args:
         peak: the device's roofline, by default the known one.
+        min_sample_ms: the least that a sample takes.
     """
     cpu, peak = describe_cpu(), peak or roofline.known(device)
     return {
@@ -52,7 +53,7 @@ def protocol(device: str, peak: Roofline | None = None) -> dict[str, Any]:
         },
         "confidence": statistics.CONFIDENCE,
         "samples": [timing.MIN_SAMPLES, timing.MAX_SAMPLES],
-        "min_sample_ms": timing.MIN_SAMPLE_MS,
+        "min_sample_ms": min_sample_ms,
         "overhead_ms": timing.overhead_ms(),
         "roofline": peak and peak._asdict(),
     }
@@ -67,8 +68,7 @@ def busy(conditions: Mapping[str, Any]) -> str | None:
 
 
 def commit() -> str | None:
-    """What `git describe` says of the repository that adtrain is run from; or $GIT_COMMIT, where there is no
-    repository."""
+    """$GIT_COMMIT, or else what `git describe` says of the repository that adtrain is run from."""
     if given := os.environ.get("GIT_COMMIT"):
         return given
     if not (PACKAGE.parent / ".git").exists():

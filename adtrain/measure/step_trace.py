@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from adtrain.core.array import ArrayType
 from adtrain.core.backend import backend
 from adtrain.core.costs import costs
 from adtrain.core.fused import label
@@ -43,7 +42,7 @@ class _Recorder(Hook):
     def after(self, call: Call) -> None:
         backend(call.device).synchronize()
         ended = self.now()
-        cost = call.primitive.cost([ArrayType(x.shape, x.dtype) for x in call.args], call.params)
+        cost = call.primitive.cost(call.args, call.params)
         self.add((call.primitive.name, call.scope, call.phase), self.began, ended - self.began, *cost)
 
     def program(self, program: Program, seconds: Sequence[float]) -> None:

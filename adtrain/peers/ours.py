@@ -15,13 +15,10 @@ from adtrain.core.autodiff import vjp
 from adtrain.core.fused import FUSED
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Staged, stage
-from adtrain.passes import fuse, merge_common_subexpressions, remove_dead_code, simplify_reshapes
+from adtrain.measure.bench_ops import PASSES
 from adtrain.peers.op_cases import REPEATS, OpCase, OpWork
 from adtrain.peers.steps import CHUNK, Job, Runner
 from adtrain.training.step import empty_log, repeated
-
-PASSES = (simplify_reshapes, merge_common_subexpressions, remove_dead_code, fuse)
-"""Those of a step, but for the folding of constants: what a gradient keeps of the forward run is a constant here."""
 
 
 def runner(job: Job) -> Runner:
