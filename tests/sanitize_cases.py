@@ -24,7 +24,7 @@ from test_cpu_programs import values_and_gradients
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import Source
-from adtrain.backends.cuda.tasks import tasks
+from adtrain.backends.cuda.tasks import Task, tasks
 from adtrain.cases import CASES, Case
 from adtrain.core.backend import backend
 from adtrain.core.staging import stage
@@ -45,7 +45,8 @@ def sources(case: Case) -> set[Source]:
         for passes in FORMS:
             program = stage(as_program(case), passes).program(*(x.to("gpu") for x in case.sample(dtype)))
             for equation in program.equations:
-                found |= {task.source for task in tasks(equation) if not task.size.empty}
+                launches = (task for task in tasks(equation) if isinstance(task, Task))
+                found |= {task.source for task in launches if not task.size.empty}
     return found
 
 

@@ -19,6 +19,7 @@ MADE_BY_PASSES = {
     "conv2d_input_grad_pooled",
     "conv2d_weight_grad_pooled",
     "block",
+    "convolution",
     "gather",
     "items",
     "loops",

@@ -12,7 +12,7 @@ from adtrain import cache
 from adtrain.backends.cuda import compiler, contest, tasks, tuning_cache
 from adtrain.backends.cuda.autotune import Contest, Mode, Tuner, contests
 from adtrain.backends.cuda.compiler import Source
-from adtrain.backends.cuda.tasks import FASTEST, candidates, chosen
+from adtrain.backends.cuda.tasks import MEASURED, Candidate, candidates, chosen
 from adtrain.core.array import ArrayType
 from adtrain.core.errors import DeviceError, OutOfMemory
 from adtrain.core.fused import fuse, product_p
@@ -52,12 +52,13 @@ class Gpu:
     def finish(self) -> None:
         pass
 
-    def results(self, kernel: CudaKernel) -> Sequence[np.ndarray]:
+    def results(self, kernel: Candidate) -> Sequence[np.ndarray]:
         if kernel is REFUSED:
             raise DeviceError("too many registers")
         return [np.full(5, WRONG if kernel is BROKEN else RIGHT)]
 
-    def microseconds(self, kernel: CudaKernel) -> float:
+    def microseconds(self, kernel: Candidate) -> float:
+        assert isinstance(kernel, CudaKernel)
         self.timed.append(kernel.name)
         return TIMES[kernel.name]
 
@@ -67,9 +68,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Nothing has been measured, and there is no compiler."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(compiler, "version", lambda: "13.0")
-    FASTEST.clear()
+    MEASURED.clear()
     yield
-    FASTEST.clear()
+    MEASURED.clear()
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def tuner(mode: Mode = Mode.FULL) -> tuple[Tuner, Gpu]:
 
 def tune(equation: Equation, mode: Mode) -> Gpu:
     """As a process of its own would."""
-    FASTEST.clear()
+    MEASURED.clear()
     made, gpu = tuner(mode)
     made.tune([equation])
     return gpu
@@ -200,7 +201,7 @@ def test_progress_is_told_when_it_takes_long(equation: Equation) -> None:
         made.report = said.append
         made.tune([equation])
         assert said[-1:] == expected
-        FASTEST.clear()
+        MEASURED.clear()
         (path,) = cache.open_cache("tuning").folder.iterdir()
         path.unlink()
 

@@ -30,14 +30,14 @@ SEVERAL = ("sum", "max", "softmax", "argmax", "matmul", "conv2d", "take", "trans
 def fresh(gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Nothing has been measured, and everything is from here on."""
     from adtrain.backends.cuda.autotune import Mode
-    from adtrain.backends.cuda.tasks import FASTEST
+    from adtrain.backends.cuda.tasks import MEASURED
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(gpu.tuner, "mode", Mode.FULL)
     monkeypatch.setattr(gpu, "known", {})
-    FASTEST.clear()
+    MEASURED.clear()
     yield
-    FASTEST.clear()
+    MEASURED.clear()
 
 
 def test_no_candidate_is_wrong(caplog: pytest.LogCaptureFixture) -> None:
@@ -50,12 +50,12 @@ def test_no_candidate_is_wrong(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_what_is_chosen_runs_alone_and_in_programs(gpu: Any) -> None:
-    from adtrain.backends.cuda.tasks import FASTEST
+    from adtrain.backends.cuda.tasks import MEASURED
 
     x = np.random.default_rng(0).standard_normal((300, 70)).astype(np.float32)
     given = array(x, device="gpu")
     alone = ops.softmax(ops.sum(given, 0), 0).numpy()
-    assert FASTEST
+    assert MEASURED
     (recorded,) = stage(lambda x: (ops.softmax(ops.sum(x, 0), 0),))(given)
     np.testing.assert_array_equal(recorded.numpy(), alone)
     summed = x.astype(float).sum(0)
@@ -66,13 +66,13 @@ def test_what_is_chosen_runs_alone_and_in_programs(gpu: Any) -> None:
 def test_a_wrong_candidate_is_named_and_not_used(
     gpu: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from adtrain.backends.cuda.tasks import FASTEST, problem
+    from adtrain.backends.cuda.tasks import MEASURED, problem
 
     right, largest = (sum_p.implementations["cuda"], reduction(1, lambda x, axes: (x.dtype, x.dtype)))
     monkeypatch.setitem(sum_p.implementations, "cuda", (*right, *largest))
     x, out = (Variable(ArrayType(shape, np.dtype("float32")), "gpu") for shape in ((64, 100), (64,)))
     equation = Equation(sum_p, (x,), {"axes": (1,)}, (out,))
     gpu.tuner.tune([equation])
-    assert "OPERATION=0" in FASTEST[problem(equation)]
+    assert all("OPERATION=0" in name for name in MEASURED[problem(equation)])
     assert caplog.messages
     assert all("OPERATION=1" in line and line.endswith("its result is wrong") for line in caplog.messages)

@@ -56,13 +56,14 @@ def test_fused_steps_do_not_depend_on_how_many_are_recorded_together(gpu: Any, t
             assert x.tobytes() == y.tobytes()
 
 
-def test_results_that_lie_elsewhere_are_carried_into_the_arguments(gpu: Any) -> None:
+@pytest.mark.parametrize("times", [1, 3, 10, 21])
+def test_results_that_lie_elsewhere_are_carried_into_the_arguments(gpu: Any, times: int) -> None:
     def step(x: Value, y: Value) -> tuple[Value, Value]:
-        return y + x.sum(), x * 2.0  # of one type, so that each result lies in the other's place
+        return y + x.sum(), x * 2  # of one type, so that each result lies in the other's place
 
-    expected: Any = [ad.array(np.arange(5.0)), ad.array(np.ones(5))]
-    found = stage(step, SIMPLIFY, donate=(0, 1)).repeat(3, *(x.to("gpu") for x in expected))
-    for _ in range(3):
+    expected: Any = [ad.array(np.arange(5)), ad.array(np.ones(5, np.int64))]
+    found = stage(step, SIMPLIFY, donate=(0, 1)).repeat(times, *(x.to("gpu") for x in expected))
+    for _ in range(times):
         expected = step(*expected)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
@@ -79,7 +80,7 @@ def test_arguments_may_lie_elsewhere_each_time(gpu: Any) -> None:
 def test_what_cannot_be_recorded_is_an_error_that_names_the_operation(
     gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from adtrain.backends.cuda.device import Launch
+    from adtrain.backends.cuda.launch import Launch
 
     record = Launch.record
 
@@ -93,6 +94,32 @@ def test_what_cannot_be_recorded_is_an_error_that_names_the_operation(
         with pytest.raises(DeviceError, match=r"^softmax cannot be recorded in a CUDA graph: "):
             f(ad.array(np.ones((4, 8)), device="gpu"))
     np.testing.assert_allclose(f(ad.array(np.ones((4, 8)), device="gpu")).numpy(), 1 / 8)
+
+
+def test_launches_that_start_early_cannot_crowd_on_few_multiprocessors(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cuda.bindings import driver
+
+    from adtrain.backends.cuda.errors import checked
+    from adtrain.backends.cuda.launch import Launch
+
+    if not gpu.device.overlaps:
+        pytest.skip("launches of this GPU do not start early")
+    early = []
+    record = Launch.record
+
+    def noting(launch: Launch, *args: Any) -> None:
+        if not launch.empty and launch.early is not None:
+            early.append((launch.queried, launch.early))
+        record(launch, *args)
+
+    monkeypatch.setattr(Launch, "record", noting)
+    after_steps(prepare(tmp_path, layers=LAYERS), (1,))
+    assert early
+    for function, ((blocks, _, _), (threads, _, _), shared) in early:
+        at_once = checked(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, shared))
+        assert blocks == 1 or blocks > (at_once - 1) * gpu.device.multiprocessors
 
 
 def test_the_times_of_equations_add_up_to_less_than_a_run_takes(gpu: Any, tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ MAY_IMPORT = {
 ONLY_IN = {
     "pycuda": "backends/cuda",
     "cuda": "backends/cuda",
+    "nvmath": "backends/cuda/vendor",
+    "cudnn": "backends/cuda/vendor",
     "click": "cli",
     "tqdm": "cli",
     "PIL": "data",

@@ -22,8 +22,15 @@ else:
 CHECKOUT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Distribution -> the name it is imported by, where they differ.
-IMPORT_NAMES = {"pyyaml": "yaml", "pillow": "PIL", "cuda-bindings": "cuda"}
-OPTIONAL = {"pycuda", "cuda", "torch", "matplotlib", "tensorboard", "onnx", "onnxruntime", "PIL"}
+IMPORT_NAMES = {
+    "pyyaml": "yaml",
+    "pillow": "PIL",
+    "cuda-bindings": "cuda",
+    "nvmath-python": "nvmath",
+    "nvidia-cudnn-frontend": "cudnn",
+}
+EXTRAS = ("gpu", "vendor", "report", "tensorboard", "export", "peers")
+OPTIONAL = {"pycuda", "cuda", "nvmath", "cudnn", "torch", "matplotlib", "tensorboard", "onnx", "onnxruntime", "PIL"}
 
 
 def import_names(requirements: list[str]) -> set[str]:
@@ -53,9 +60,7 @@ def modules_after(statement: str) -> set[str]:
 def test_what_is_imported_is_what_is_declared() -> None:
     extras = PROJECT["optional-dependencies"]
     base = import_names(PROJECT["dependencies"])
-    optional = import_names(
-        [name for extra in ("gpu", "report", "tensorboard", "export", "peers") for name in extras[extra]]
-    )
+    optional = import_names([name for extra in EXTRAS for name in extras[extra]])
     assert third_party_imports() - optional == base
 
 

@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import click
 
-from adtrain.backends.cuda.autotune import Mode, contests, winner
+from adtrain.backends.cuda.autotune import Mode, contests
 from adtrain.backends.cuda.contest import described, distinct
+from adtrain.backends.cuda.tasks import fastest
 from adtrain.cli import bench_report
 from adtrain.cli.options import progress
 from adtrain.cli.table import Column, render, terminal_width
@@ -60,7 +61,7 @@ def measured(benches: Sequence[Bench], sizes: Sequence[int] | None = None) -> li
     for contest, times in tuner.times(problems, measure=True):
         equation, rule = contest.equation, contest.labels[0]
         cost = equation.primitive.cost([v.type for v in equation.inputs], equation.params)
-        taken = rule if tuner.mode is Mode.OFF else winner(contest, times)
+        taken = rule if tuner.mode is Mode.OFF else fastest(contest.labels, times)
         found = [
             {
                 "kernel": name,

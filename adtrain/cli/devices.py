@@ -85,12 +85,14 @@ def gpu_rows(gpu: Mapping[str, Any]) -> list[tuple[str, str]]:
             ("  clocks", f"{each['clock_mhz']:.0f} MHz, memory {each['memory_clock_mhz']:.0f} MHz"),
         ]
     versions = {"runtime": gpu["runtime"], "toolkit": gpu["toolkit"], **gpu["libraries"]}
+    candidates = [("candidates", f"also {', '.join(gpu['candidates'])}, where faster")] if gpu["candidates"] else []
     return [
         *rows,
         ("driver", f"{gpu['driver'] or 'unknown version'}, CUDA {gpu['driver_cuda']}"),
         ("pycuda", f"{gpu['pycuda']}, built for CUDA {gpu['pycuda_cuda']}"),
         ("nvrtc", gpu["nvrtc"]),
         ("libraries", ", ".join(f"{name} {version or 'not found'}" for name, version in versions.items())),
+        *candidates,
     ]
 
 

@@ -49,6 +49,9 @@ loops_p: Primitive = _fused("loops")
 product_p: Primitive = _fused("product")
 """A matrix product, and loops that run on each block of it while it is in cache."""
 
+convolution_p: Primitive = _fused("convolution")
+"""A convolution, or its gradient by the images, and loops that run on its elements before they are written."""
+
 items_p: Primitive = _fused("items")
 """Equations of which each needs, for item n of its outputs, item n of its inputs alone (an item is an index of axis 0);
 one thread takes an item through all of them. Sums over the items may be among the outputs."""
@@ -66,7 +69,10 @@ each thread block of a GPU takes its own rows through all of them."""
 together_p: Primitive = _fused("together")
 """Equations that do not depend on one another, of any shapes: loops; on a GPU also products, gathers and blocks."""
 
-FUSED = frozenset((loops_p, product_p, items_p, gather_p, block_p, rows_p, together_p))
+PRODUCTS = (product_p, convolution_p)
+"""Whose first equation is a product, with kernels that do what the others do to each element."""
+
+FUSED = frozenset((loops_p, *PRODUCTS, items_p, gather_p, block_p, rows_p, together_p))
 
 
 def fuse(primitive: Primitive, equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:

@@ -28,9 +28,10 @@ SAMPLES, LAUNCHES = 9, 20
 def launch_shapes() -> dict[str, Any]:
     """Microseconds of adding two arrays of ELEMENTS at each shape, by the device's events; "rule" marks the shape that
     the library picks."""
-    from adtrain.backends.cuda.device import Launch, Shape
+    from adtrain.backends.cuda.device import Shape
     from adtrain.backends.cuda.graph import Graphs
-    from adtrain.backends.cuda.tasks import tasks
+    from adtrain.backends.cuda.launch import Launch
+    from adtrain.backends.cuda.tasks import Task, tasks
 
     gpu: Any = backend("gpu")
     device = gpu.device
@@ -38,6 +39,7 @@ def launch_shapes() -> dict[str, Any]:
     args = [array(rng.standard_normal(ELEMENTS, np.float32), device="gpu") for _ in range(2)]
     (equation,) = stage(ops.add).program(*args).equations
     (task,) = tasks(equation)
+    assert isinstance(task, Task)
     out = gpu.empty(equation.outputs[0].type)
     addresses = [*(x.buffer.address for x in args), out.address]
     launch = Launch(device, task)
@@ -49,7 +51,7 @@ def launch_shapes() -> dict[str, Any]:
         if threads <= most
     }
     graphs, ms = Graphs(device.stream), {shape: list[float]() for shape in (rule, *grid)}
-    launch.overlaps = False  # with the launch before, which is of the same kernel: each is timed alone
+    launch.early = None  # with the launch before, which is of the same kernel: each is timed alone
 
     def microseconds(shape: Shape) -> float:
         launch.shape = shape
@@ -86,14 +88,15 @@ def launch_shapes() -> dict[str, Any]:
 
 def candidates() -> dict[str, Any]:
     """Microseconds of each candidate for a matrix product, the fastest first, with the one that is taken."""
-    from adtrain.backends.cuda.autotune import contests, winner
+    from adtrain.backends.cuda.autotune import contests
     from adtrain.backends.cuda.contest import distinct
+    from adtrain.backends.cuda.tasks import fastest
 
     tuner = cast(Any, backend("gpu")).tuner
     args = [array(np.zeros((PRODUCT, PRODUCT), np.float32), device="gpu")] * 2
     problems = list(contests(stage(ops.matmul).program(*args).equations))
     ((contest, times),) = tuner.times(problems, measure=True)
-    taken, ordered = winner(contest, times), sorted(times, key=times.__getitem__)
+    taken, ordered = fastest(contest.labels, times), sorted(times, key=times.__getitem__)
     rows = [
         {
             "kernel": name,

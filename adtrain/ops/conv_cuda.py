@@ -1,4 +1,5 @@
-"""The CUDA kernels for convolutions: products with matrices gathered from the images, see `kernels/cuda/conv.cuh`."""
+"""The CUDA kernels for convolutions: products with matrices gathered from the images (`kernels/cuda/conv.cuh`), and on
+Hopper products of the images' positions (`kernels/cuda/planes.cuh`)."""
 
 from __future__ import annotations
 
@@ -11,11 +12,16 @@ import numpy as np
 
 from adtrain.core.chip import CHIP, Chip
 from adtrain.core.kernel import CudaKernel
-from adtrain.ops.choice_cuda import Gathers, ranked
+from adtrain.ops.choice_cuda import LANES, Gathers, ranked
+from adtrain.ops.planes_cuda import PlaneConvolution, PlaneWeightGrad, Positions
 from adtrain.ops.tiles_cuda import Tile
 
 MOST = 6
-"""Candidates for one convolution."""
+"""Candidates for one convolution that gather matrices."""
+PLAIN_SPEED = 0.6
+"""Multiply-adds of these on a multiprocessor at best, as a share of the float32 units', measured."""
+HOPELESS = 2.0
+"""A kernel that should take so many times their time is no candidate."""
 
 
 class Convolution(NamedTuple):
@@ -34,6 +40,17 @@ class Convolution(NamedTuple):
     def definitions(self) -> dict[str, int]:
         values = (*self.w[2:], *self.window.stride, *self.window.padding, *self.window.dilation)
         return dict(zip(("KH", "KW", "SH", "SW", "PH", "PW", "DH", "DW"), values, strict=True))
+
+    def products(self) -> int:
+        """Multiply-adds."""
+        return math.prod(self.y) * math.prod(self.w[1:])
+
+    def positions(self, precision: str) -> Positions | None:
+        """It as a convolution of positions, where it can be one."""
+        rows, columns = self.w[2:]
+        found = Positions(self.x, self.y, (rows, columns), self.window.padding, self.window.dilation)
+        single, whole = self.dtype.itemsize == 4 and precision == "full", self.window.groups == 1
+        return found if single and whole and tuple(self.window.stride) == (1, 1) else None
 
 
 class Product(NamedTuple):
@@ -86,13 +103,27 @@ def _kernel(file: str, name: str, conv: Convolution, product: Product, tile: Til
     )
 
 
+def _candidates(
+    gathered: Sequence[CudaKernel], planes: PlaneConvolution | PlaneWeightGrad | None, conv: Convolution
+) -> Sequence[CudaKernel]:
+    """Kernels that gather matrices, and the one of positions at its place by the estimate of the time."""
+    if planes is None or not planes.suits():
+        return gathered
+    cycles = conv.products() / (LANES * PLAIN_SPEED * CHIP.multiprocessors)
+    if planes.cycles > HOPELESS * cycles:
+        return gathered
+    return [planes.kernel(), *gathered] if planes.cycles < cycles else [*gathered, planes.kernel()]
+
+
 def forward(x: Any, w: Any, window: Any, precision: str = "full") -> Sequence[CudaKernel]:
     """The candidates for a convolution."""
     rows, columns = (window.output_length(i, x.shape[i + 2], w.shape[i + 2]) for i in (0, 1))
     conv = Convolution(x.shape, w.shape, (x.shape[0], w.shape[0], rows, columns), window, x.dtype)
     area = rows * columns
     product = Product((w.shape[0] // window.groups, x.shape[0] * area, math.prod(w.shape[1:])), area, Gathers.PIXELS)
-    return [_kernel("conv.cu", "conv2d", conv, product, *tile) for tile in product.tiles(conv, precision)]
+    gathered = [_kernel("conv.cu", "conv2d", conv, product, *tile) for tile in product.tiles(conv, precision)]
+    positions = conv.positions(precision)
+    return _candidates(gathered, PlaneConvolution(positions, False) if positions else None, conv)
 
 
 def input_grad(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str = "full") -> Sequence[CudaKernel]:
@@ -104,7 +135,9 @@ def input_grad(g: Any, w: Any, window: Any, size: tuple[int, int], precision: st
     # Neighbouring pixels of one of several phases are not neighbours in the image.
     product = Product(lengths, math.prod(size) if sh * sw == 1 else 1, Gathers.PIXELS, sh * sw)
     tiles = product.tiles(conv, precision)
-    return [_kernel("conv_input_grad.cu", "conv2d_input_grad", conv, product, *tile) for tile in tiles]
+    gathered = [_kernel("conv_input_grad.cu", "conv2d_input_grad", conv, product, *tile) for tile in tiles]
+    positions = conv.positions(precision)
+    return _candidates(gathered, PlaneConvolution(positions.turned(), True) if positions else None, conv)
 
 
 def weight_grad(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str = "full") -> Sequence[CudaKernel]:
@@ -115,4 +148,6 @@ def weight_grad(x: Any, g: Any, window: Any, size: tuple[int, int], precision: s
     lengths = conv.w[0] // groups, elements, math.prod(g.shape) // max(g.shape[1], 1)
     product = Product(lengths, elements, Gathers.ELEMENTS)
     tiles = product.tiles(conv, precision)
-    return [_kernel("conv_weight_grad.cu", "conv2d_weight_grad", conv, product, *tile) for tile in tiles]
+    gathered = [_kernel("conv_weight_grad.cu", "conv2d_weight_grad", conv, product, *tile) for tile in tiles]
+    positions = conv.positions(precision)
+    return _candidates(gathered, PlaneWeightGrad(positions) if positions else None, conv)

@@ -5,6 +5,7 @@ from adtrain.passes.common_subexpressions import merge_common_subexpressions
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.fold_constants import fold_constants
 from adtrain.passes.fuse_blocks import fuse_blocks
+from adtrain.passes.fuse_convolutions import fuse_convolutions
 from adtrain.passes.fuse_elementwise import fuse_elementwise
 from adtrain.passes.fuse_gathers import fuse_gathers
 from adtrain.passes.fuse_items import fuse_items
@@ -43,6 +44,7 @@ FUSE_GPU = (
     remove_dead_code,
     fuse_rows,
     fuse_products,
+    fuse_convolutions,
     fuse_gathers,
     fuse_blocks,
     side_by_side,
@@ -70,6 +72,7 @@ __all__ = [
     "fold_constants",
     "fuse",
     "fuse_blocks",
+    "fuse_convolutions",
     "fuse_elementwise",
     "fuse_gathers",
     "fuse_items",

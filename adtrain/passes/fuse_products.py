@@ -6,9 +6,11 @@ from the gradient: none of these products is written to memory and read again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from adtrain.core.fused import fuse, loops_p, product_p
+from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.groups import Groups
@@ -16,6 +18,11 @@ from adtrain.passes.groups import Groups
 
 def fuse_products(program: Program) -> Program:
     """One `product` equation for a matrix product and the elementwise equation that reads it."""
+    return with_readers(program, product_p, lambda p, e: _is_product(p))
+
+
+def with_readers(program: Program, primitive: Primitive, alike: Callable[[Equation, Equation], bool]) -> Program:
+    """One equation for a product and an elementwise equation that reads it and is ``alike`` enough."""
     groups = Groups(program)
     for i, e in enumerate(program.equations):
         if e.primitive is not loops_p and not elementwise(e):
@@ -24,10 +31,10 @@ def fuse_products(program: Program) -> Program:
             p = groups.producer.get(v)
             if p is None or len(groups.members[groups.of[p]]) > 1 or len(groups.members[groups.of[i]]) > 1:
                 continue
-            if _is_product(program.equations[p]) and reads_whole(e, v) and groups.can_merge(p, i):
+            if alike(program.equations[p], e) and reads_whole(e, v) and groups.can_merge(p, i):
                 groups.merge(p, i)
     # at the product's place, so that a gradient and what it was computed from are not kept for a later update
-    return groups.rewritten(partial(fuse, product_p), anchor=min)
+    return groups.rewritten(partial(fuse, primitive), anchor=min)
 
 
 def _is_product(equation: Equation) -> bool:

@@ -4,6 +4,7 @@
 // that are turned against one another by whole warps, so that small ones run side by side. Lengths and places are
 // compile-time constants: they come as functions whose text the generator knows.
 #pragma once
+#include "async.cuh"
 #include "group.cuh"
 
 extern __shared__ __align__(16) unsigned char shared_bytes[];
@@ -58,9 +59,60 @@ __device__ __forceinline__ void reduce_slices(int t, A *partial, Read read)
     }
 }
 
-struct Line {
-    int start, step; // of its elements, in the array
-};
+// y = a b, where b lies as [column][k]: LANES neighbouring threads share a sum, and read their parts of both factors, up to
+// eight vectors of each, before they multiply any.
+template <typename A, int THREADS, int ROWS, int COLUMNS, int K, int LANES, int WIDE>
+__device__ __forceinline__ void long_products(int t, const A *a, const A *b, A *y)
+{
+    constexpr int OUTPUTS = ROWS * COLUMNS, VECTORS = (K / WIDE + LANES - 1) / LANES, AHEAD = VECTORS < 8 ? VECTORS : 8;
+    for (int first = 0; first < OUTPUTS; first += THREADS / LANES) {
+        const int o = first + t / LANES, from = o < OUTPUTS ? o : OUTPUTS - 1;
+        if (first + t / WARP * WARP / LANES >= OUTPUTS)
+            continue; // a whole warp without an output
+        const A *left = a + from / COLUMNS * K, *right = b + from % COLUMNS * K;
+        A sum = 0;
+#pragma unroll 1
+        for (int begin = 0; begin < VECTORS; begin += AHEAD) {
+            Vector<A, WIDE> l[AHEAD] = {}, r[AHEAD] = {};
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                const int k = ((begin + i) * LANES + t % LANES) * WIDE;
+                if (k < K)
+                    l[i] = load<A, WIDE>(left + k), r[i] = load<A, WIDE>(right + k);
+            }
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++)
+#pragma unroll
+                for (int h = 0; h < WIDE; h++)
+                    sum = fma(l[i].lane[h], r[i].lane[h], sum);
+        }
+        sum = over_lanes<Sum, LANES>(sum);
+        if (t % LANES == 0 && o < OUTPUTS)
+            y[o] = sum;
+    }
+}
+
+// y = a b of short sums: a thread keeps a column of b, whose elements are STEP_K and STEP apart, and takes rows of a to it.
+template <typename A, int THREADS, int ROWS, int COLUMNS, int K, int STEP_K, int STEP>
+__device__ __forceinline__ void short_products(int t, const A *a, const A *b, A *y)
+{
+    constexpr int TEAMS = THREADS < 2 * COLUMNS ? 1 : THREADS / COLUMNS < ROWS ? THREADS / COLUMNS : ROWS;
+    for (int i = t; i < TEAMS * COLUMNS; i += THREADS) {
+        const int column = i % COLUMNS;
+        A mine[K];
+#pragma unroll
+        for (int k = 0; k < K; k++)
+            mine[k] = b[k * STEP_K + column * STEP];
+#pragma unroll 4
+        for (int row = i / COLUMNS; row < ROWS; row += TEAMS) {
+            A sum = 0;
+#pragma unroll
+            for (int k = 0; k < K; k++)
+                sum = fma(a[row * K + k], mine[k], sum);
+            y[row * COLUMNS + column] = sum;
+        }
+    }
+}
 
 // Lines of LENGTH elements, each shared by LANES neighbouring threads.
 template <int THREADS, int LINES, int LANES, typename Each> __device__ __forceinline__ void lines(int t, Each each)

@@ -3,7 +3,7 @@
 // For each group a matrix product: rows are its filters, columns the pixels of all outputs, k the elements of a window.
 #include "conv.cuh"
 
-KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d(const T *x, const T *w, T *y, CONV_NUMBERS) {
+KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d(const T *x, const T *w, const Epilogue epilogue, CONV_NUMBERS) {
     wait_for_inputs();
     CONV
     const int tiles_m = (group_filters + BM - 1) / BM, group = blockIdx.y;
@@ -26,7 +26,7 @@ KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d(const T *x, const T *w, T *
     }
     tile.multiply(weights, windows, (taps + BK - 1) / BK);
     if (tile.slice > 0) return;
-    write_tile(tile, m0, n0, group_filters, pixels, area, [&](int pixel) {
-        return y + ((int64_t)(pixel / area) * filters + group * group_filters) * area + pixel % area;
+    write_tile(tile, epilogue, m0, n0, group_filters, pixels, [&](int pixel) {
+        return Target{pixel / area, group * group_filters, filters, pixel % area, area};
     });
 }

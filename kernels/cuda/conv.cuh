@@ -24,6 +24,7 @@
 #define SPLIT 0
 #define WIDE_C 1
 #endif
+#include "epilogue.cuh"
 #include "mma.cuh"
 
 typedef Tile<TILE_M, TILE_N, TILE_K, TILE_SLICES, TILE_STAGES, Multiplier<WARP_M, WARP_N, UNIT>::Unit> Tunables;
@@ -85,22 +86,34 @@ struct WindowLoader {
     }
 };
 
-// Writes the sums of a tile, WIDE_C neighbouring columns at once: row r of a column is at start(column) + r * step.
-template <class Start> __device__ __forceinline__ void write_tile(
-    const Tunables &tile, int m0, int n0, int m, int n, int64_t step, Start start) {
+// Where a column's elements belong: in an image of `channels` channels, of which row 0 is `channel`, at a place of `area`.
+struct Target {
+    int image, channel, channels, place;
+    int64_t area;
+};
+
+// Hands the sums of a tile to `out`, WIDE_C neighbouring columns at once, which lie at the Target of the first one. What
+// `out` reads beside a column is asked for before the first element of it is written.
+template <class Out, class Find> __device__ __forceinline__ void write_tile(
+    const Tunables &tile, const Out &out, int m0, int n0, int m, int n, Find find) {
     #pragma unroll
     for (int j = 0; j < Tunables::TN; j += WIDE_C) {
         const int column = n0 + tile.column(j);
         if (column >= n) continue;
-        T *const out = start(column);
+        const Target at = find(column);
+        const auto channel = [&](int i) { return at.channel + m0 + tile.row(i); };
+        const auto index = [&](int i) { return ((int64_t)at.image * at.channels + channel(i)) * at.area + at.place; };
+        typename Out::template Beside<WIDE_C> beside[Tunables::TM];
+        #pragma unroll
+        for (int i = 0; i < Tunables::TM; i++)
+            if (m0 + tile.row(i) < m)
+                beside[i] = out.template read<WIDE_C>(at.image, channel(i), at.place, index(i));
         #pragma unroll
         for (int i = 0; i < Tunables::TM; i++) {
-            const int row = m0 + tile.row(i);
-            if (row >= m) continue;
-            Vector<T, WIDE_C> v;
+            T value[WIDE_C];
             #pragma unroll
-            for (int h = 0; h < WIDE_C; h++) v.lane[h] = tile.sums[i][j + h];
-            *(Vector<T, WIDE_C> *)(out + row * step) = v;
+            for (int h = 0; h < WIDE_C; h++) value[h] = tile.sums[i][j + h];
+            if (m0 + tile.row(i) < m) out.write(beside[i], index(i), value);
         }
     }
 }

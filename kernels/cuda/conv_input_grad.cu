@@ -36,7 +36,7 @@ struct TapLoader {
     }
 };
 
-KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d_input_grad(const T *g, const T *w, T *x, CONV_NUMBERS) {
+KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d_input_grad(const T *g, const T *w, const Epilogue epilogue, CONV_NUMBERS) {
     wait_for_inputs();
     CONV
     const int tiles_m = (group_channels + BM - 1) / BM, group = blockIdx.y;
@@ -72,8 +72,8 @@ KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d_input_grad(const T *g, cons
     }
     tile.multiply(weights, windows, (taps + BK - 1) / BK);
     if (tile.slice > 0) return;
-    write_tile(tile, m0, n0, group_channels, pixels, height * width, [&](int pixel) {
+    write_tile(tile, epilogue, m0, n0, group_channels, pixels, [&](int pixel) {
         const int at = pixel % area, row = at / phase_columns * SH + phase_y, column = at % phase_columns * SW + phase_x;
-        return x + ((int64_t)(pixel / area) * channels + group * group_channels) * height * width + row * width + column;
+        return Target{pixel / area, group * group_channels, channels, row * width + column, (int64_t)height * width};
     });
 }

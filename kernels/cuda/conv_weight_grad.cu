@@ -93,6 +93,6 @@ KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d_weight_grad(const T *x, con
 #else
     T *out = w;
 #endif
-    write_tile(tile, m0, n0, group_filters, elements, elements,
-        [&](int element) { return out + (int64_t)group * group_filters * elements + element; });
+    write_tile(tile, Store{out}, m0, n0, group_filters, elements,
+        [&](int element) { return Target{0, group * group_filters, 0, element, elements}; });
 }

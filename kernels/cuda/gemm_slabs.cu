@@ -32,7 +32,7 @@ struct Stages {
             full[i].init(1);
             empty[i].init(CONSUMERS / WARP);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        show_barriers();
     }
 };
 

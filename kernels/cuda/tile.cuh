@@ -12,40 +12,11 @@
 // Both panels lie in shared memory as [k][m] and [k][n]. How they get there is the loaders' business: a loader has
 // load(T *panel), which starts the copies of its next BK rows and writes zeros wherever the matrix has ended.
 #pragma once
-#include "common.cuh"
+#include "async.cuh"
 
 constexpr int VECTOR = 16 / sizeof(T); // elements of the widest load
 
 extern __shared__ __align__(16) unsigned char shared_bytes[];
-
-// Copies `BYTES` (4, 8 or 16) into shared memory, or fills them with zeros unless `take`; done after a wait.
-template <int BYTES> __device__ __forceinline__ void copy_async(T *to, const T *from, bool take) {
-#if __CUDA_ARCH__ >= 800
-    const unsigned target = (unsigned)__cvta_generic_to_shared(to);
-    const int bytes = take ? BYTES : 0; // the rest is filled with zeros
-    if (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(from), "r"(bytes));
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target), "l"(from), "n"(BYTES), "r"(bytes));
-#else // compute capability 7.5: through registers
-    typedef Vector<T, BYTES / sizeof(T)> Bytes;
-    *(Bytes *)to = take ? *(const Bytes *)from : Bytes{};
-#endif
-}
-
-// Ends a group of copies. A stage that loads nothing ends an empty group: the count of groups tells which have landed.
-__device__ __forceinline__ void end_group() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;");
-#endif
-}
-
-// Waits until all but the last GROUPS groups of this thread's copies have landed.
-template <int GROUPS> __device__ __forceinline__ void wait_groups() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS));
-#endif
-}
 
 // The loaders of a block of THREADS threads for panels [k][column] of BK rows of WIDTH columns, or [column][k] if ALONG;
 // their lines are ROW elements apart.

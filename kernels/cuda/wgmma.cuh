@@ -33,13 +33,18 @@ struct Barrier {
     }
 };
 
+// What has been made of barriers and written to shared memory as usual, the engines see after this and a barrier.
+__device__ __forceinline__ void show_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void show_to_matrix_units() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // Starts to copy so many neighbouring bytes into shared memory.
 template <int BYTES> __device__ __forceinline__ void copy_bulk(char *to, const char *from, Barrier &arrived) {
     constexpr int EACH = 8192; // one copy of all is up to 6% slower
     #pragma unroll
     for (int i = 0; i < BYTES; i += EACH)
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-            ::"r"((unsigned)__cvta_generic_to_shared(to + i)), "l"(from + i), "n"(EACH), "r"(arrived.address())
+            ::"r"((unsigned)__cvta_generic_to_shared(to + i)), "l"(from + i), "r"(min(EACH, BYTES - i)),
+            "r"(arrived.address())
             : "memory");
 }
 
@@ -51,8 +56,10 @@ template <int COUNT> __device__ __forceinline__ void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-// Waits until `threads` threads of the block are here.
-__device__ __forceinline__ void meet(int threads) { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
+// Waits until `threads` threads of the block are here, of those that meet in this place: 1 to 15.
+__device__ __forceinline__ void meet(int threads, int place = 1) {
+    asm volatile("bar.sync %1, %0;" ::"r"(threads), "r"(place) : "memory");
+}
 
 // What a warpgroup has started: begin() before products that use registers, end() after those of a group, finished()
 // waits for all but the last GROUPS groups, and until then nobody may touch their sums.
@@ -91,10 +98,20 @@ __device__ __forceinline__ uint64_t described(const void *lines) {
     return (uint64_t)((unsigned)__cvta_generic_to_shared(lines) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 
-#define SUMS_64 \
+// The other forms in which operands may lie, by the units of the matrix that they consist of, each of eight lines by
+// eight k or more, and the bytes from a unit to the next in two directions: see `planes.cuh`. They may begin at any
+// word.
+enum Exchange { NOT_EXCHANGED = 0, WITHIN_64_BYTES = 2 };
+__device__ __forceinline__ uint64_t described(const void *from, int next, int then, Exchange exchange) {
+    return (uint64_t)((unsigned)__cvta_generic_to_shared(from) >> 4) | (uint64_t)(next >> 4) << 16 |
+           (uint64_t)(then >> 4) << 32 | (uint64_t)exchange << 62;
+}
+
+#define SUMS_48 \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25," \
-    "%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49," \
-    "%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+    "%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define SUMS_64 \
+    SUMS_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define SUMS_64_MORE \
     "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87," \
     "%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108," \
@@ -110,8 +127,10 @@ __device__ __forceinline__ uint64_t described(const void *lines) {
 
 // Starts sums = (add ? sums : 0) + A B of 64 lines of A, 128 of B, and 32 bytes of k.
 template <Kind KIND> __device__ __forceinline__ void start(float (&sums)[64], uint64_t a, uint64_t b, bool add) {
-    static_assert(KIND == HALVES, "others take 256 lines of B");
-    WGMMA("m64n128k16.f32.f16.f16", SUMS_64, "%64", "%65", "%66", ", 0, 0", THIRTY_TWO(0), THIRTY_TWO(32));
+    if (KIND == HALVES)
+        WGMMA("m64n128k16.f32.f16.f16", SUMS_64, "%64", "%65", "%66", ", 0, 0", THIRTY_TWO(0), THIRTY_TWO(32));
+    else
+        WGMMA("m64n128k16.f32.bf16.bf16", SUMS_64, "%64", "%65", "%66", ", 0, 0", THIRTY_TWO(0), THIRTY_TWO(32));
 }
 
 // The same of 256 lines of B.
@@ -123,8 +142,14 @@ template <Kind KIND> __device__ __forceinline__ void start(float (&sums)[128], u
         WGMMA("m64n256k16.f32.bf16.bf16", SUMS_64 "," SUMS_64_MORE, "%128", "%129", "%130", ", 0, 0", THIRTY_TWO(0),
             THIRTY_TWO(32), THIRTY_TWO(64), THIRTY_TWO(96));
 }
+
+// The same of bfloat16, 96 lines of B, and of both operands the lines are neighbours in a word, not the k.
+__device__ __forceinline__ void start_turned(float (&sums)[48], uint64_t a, uint64_t b, bool add) {
+    WGMMA("m64n96k16.f32.bf16.bf16", SUMS_48, "%48", "%49", "%50", ", 1, 1", THIRTY_TWO(0), EIGHT(32), EIGHT(40));
+}
 #undef WGMMA
 #undef THIRTY_TWO
 #undef EIGHT
 #undef SUMS_64_MORE
 #undef SUMS_64
+#undef SUMS_48

@@ -6,7 +6,6 @@ Nothing here needs a GPU: what compiles, runs and times candidates is a `Laborat
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from time import monotonic
@@ -15,18 +14,14 @@ from typing import NamedTuple, Protocol
 from adtrain.backends.cuda import tuning_cache
 from adtrain.backends.cuda.compiler import Source, fingerprint
 from adtrain.backends.cuda.contest import Trial, compete, described
-from adtrain.backends.cuda.tasks import FASTEST, candidates, label, problem, tasks
+from adtrain.backends.cuda.tasks import MEASURED, Candidate, Task, candidates, fastest, label, problem, tasks
 from adtrain.cache import digest
 from adtrain.core.errors import OutOfMemory
 from adtrain.core.fused import FUSED
-from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation
 
 PATIENCE = 1.0
 """Seconds without a word while candidates are measured."""
-
-MARGIN = 1.03
-"""How many times the fastest one's time the first candidate may take and still be the one to take."""
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +58,7 @@ class Contest(NamedTuple):
     """An equation that stands for a problem, and its candidates: two or more."""
 
     equation: Equation
-    kernels: Sequence[CudaKernel]
+    kernels: Sequence[Candidate]
 
     @property
     def labels(self) -> list[str]:
@@ -71,11 +66,12 @@ class Contest(NamedTuple):
 
     @property
     def sources(self) -> list[Source]:
-        return [task.source for kernel in self.kernels for task in tasks(self.equation, kernel)]
+        launches = (task for kernel in self.kernels for task in tasks(self.equation, kernel))
+        return [task.source for task in launches if isinstance(task, Task)]
 
 
 class Tuner:
-    """Keeps `tasks.FASTEST`, from which all that runs on the GPU takes its choice.
+    """Keeps `tasks.MEASURED`, from which all that runs on the GPU takes its choice.
 
     Attributes:
         mode: where choices come from, for problems that are met from now on.
@@ -92,9 +88,9 @@ class Tuner:
         """Choose for all problems among the equations, before anything that computes them is made."""
         if self.mode is Mode.OFF:
             return
-        new = [contest for contest in contests(equations) if problem(contest.equation) not in FASTEST]
+        new = [contest for contest in contests(equations) if problem(contest.equation) not in MEASURED]
         for contest, times in self.times(new, self.mode is Mode.FULL):
-            FASTEST[problem(contest.equation)] = winner(contest, times)
+            MEASURED[problem(contest.equation)] = times
 
     def times(self, contests: Iterable[Contest], measure: bool) -> Iterator[tuple[Contest, Mapping[str, float]]]:
         """The microseconds of a launch of each right candidate by label, as far as they are known; where they are not
@@ -136,7 +132,7 @@ class Tuner:
                 _log.warning("adtrain: %s: its candidates are not measured (%s)", what, error)
                 continue
             if times:
-                tuning_cache.store(self.key(contest), _text(contest.equation), times, winner(contest, times))
+                tuning_cache.store(self.key(contest), _text(contest.equation), times, fastest(contest.labels, times))
                 yield contest, times
         self.laboratory.finish()
 
@@ -161,12 +157,6 @@ def singles(equations: Iterable[Equation]) -> Iterator[Equation]:
             yield from singles(equation.params["body"].equations)
         else:
             yield equation
-
-
-def winner(contest: Contest, times: Mapping[str, float]) -> str:
-    """The label of the fastest candidate, or of the first one where that is as fast within MARGIN."""
-    first, best = contest.labels[0], min(times, key=times.__getitem__)
-    return first if times.get(first, math.inf) <= MARGIN * times[best] else best
 
 
 def _text(equation: Equation) -> str:

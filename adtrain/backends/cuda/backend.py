@@ -16,6 +16,7 @@ from adtrain.backends.cuda.laboratory import Laboratory
 from adtrain.backends.cuda.program import CudaProgram, Runnable
 from adtrain.backends.cuda.properties import identity, properties
 from adtrain.backends.cuda.tasks import scratch
+from adtrain.backends.cuda.vendor import LIBRARIES, installed
 from adtrain.core.array import ArrayType
 from adtrain.core.backend import Memory
 from adtrain.core.chip import CHIP
@@ -50,6 +51,7 @@ class CudaBackend:
         self.flags = Flags()
         self.tuner = Tuner(Laboratory(self.device, self.identity()))
         CHIP.multiprocessors, CHIP.capability = self.device.multiprocessors, self.device.device.compute_capability()
+        LIBRARIES[:] = installed()
         self.known: dict[Any, Runnable] = {}
 
     def run(

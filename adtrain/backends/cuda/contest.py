@@ -13,9 +13,9 @@ from typing import Protocol
 
 import numpy as np
 
-from adtrain.backends.cuda.tasks import label
+from adtrain.backends.cuda.tasks import Candidate, label
+from adtrain.backends.cuda.vendor import NotOffered
 from adtrain.core.errors import AdtrainError, DeviceFault
-from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation
 
 ROUNDS = 5
@@ -31,33 +31,36 @@ _log = logging.getLogger(__name__)
 class Trial(Protocol):
     """The candidates for one equation, run on the same random arguments."""
 
-    def results(self, kernel: CudaKernel) -> Sequence[np.ndarray]:
+    def results(self, kernel: Candidate) -> Sequence[np.ndarray]:
         """The elements of the outputs, which are NaN (and -1) before the kernel runs.
 
         Raises:
+            NotOffered: there is no such candidate.
             DeviceFault: it has failed in the middle of its work; the device is of no use any more.
             AdtrainError: it does not compile or cannot be launched.
         """
         ...
 
-    def microseconds(self, kernel: CudaKernel) -> float:
+    def microseconds(self, kernel: Candidate) -> float:
         """A launch, as the mean over many in a row."""
         ...
 
 
-def compete(equation: Equation, kernels: Sequence[CudaKernel], trial: Trial) -> Mapping[str, float]:
+def compete(equation: Equation, kernels: Sequence[Candidate], trial: Trial) -> Mapping[str, float]:
     """The microseconds of a launch, by label, of all that compute what the first one computes.
 
     A candidate that does not is left out, with a warning that names it.
     """
     expected = None
-    right: dict[str, CudaKernel] = {}
+    right: dict[str, Candidate] = {}
     labels = [label(kernel, equation) for kernel in kernels]
     for kernel, name, short in zip(kernels, labels, distinct(labels), strict=True):
         try:
             found = trial.results(kernel)
         except DeviceFault:
             raise
+        except NotOffered:
+            continue
         except AdtrainError as error:
             _log.warning("adtrain: %s: not used for %s (%s)", short, described(equation), error)
             continue

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
-import struct
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -20,15 +18,12 @@ from pycuda.tools import DeviceMemoryPool, PageLockedMemoryPool
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.errors import checked, out_of_memory, translated
-from adtrain.backends.cuda.tasks import Size, Task
+from adtrain.backends.cuda.tasks import Size
 from adtrain.core.errors import DeviceError
 
 WARP = 32
 NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING: the stream does not wait for the default one, which other libraries may use."""
-
-ARGUMENTS_END, ARGUMENTS_AT, ARGUMENTS_SIZE = 0, 1, 2
-"""CU_LAUNCH_PARAM_END, _BUFFER_POINTER and _BUFFER_SIZE: a kernel's arguments as they lie in memory."""
 
 DEFAULT_SHARED = 48 << 10
 """Bytes of dynamic shared memory that a kernel gets without asking."""
@@ -69,6 +64,7 @@ class Device:
         self.overlaps = capability >= (9, 0)
         attribute = cuda.device_attribute
         self.multiprocessors: int = self.device.get_attribute(attribute.MULTIPROCESSOR_COUNT)
+        self.shared: int = self.device.get_attribute(attribute.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)
         self.kernels: dict[tuple[Source, str], Kernel] = {}
         self.sources: dict[Source, _Loaded] = {}
 
@@ -210,91 +206,38 @@ class Kernel:
         return Shape((blocks, 1, 1), (threads, 1, 1), 0)
 
     def _blocks(self, size: Size) -> Shape:
-        if size.shared > self.shared:
-            attribute = cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
-            self.function.set_attribute(attribute, size.shared)
-            checked(
-                driver.cuFuncSetAttribute(
-                    self.queried,
-                    driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                    size.shared,
-                )
-            )
-            self.shared = size.shared
+        self._allow(size.shared)
         wanted = self._best_threads(size.shared) if size.threads is None else _warps(size.threads)
         return Shape(size.blocks, (min(wanted, self.most_threads), 1, 1), size.shared)
+
+    def spread(self, shape: Shape) -> Shape | None:
+        """The launch in a form that may start early, or None.
+
+        Blocks that come while the kernel before is ending fill those multiprocessors that are done with it, one after
+        the other; where several fit on each, and they are too few for all, the others then have nothing to do. Blocks
+        that are no more than there are multiprocessors ask for so much shared memory that no two fit.
+        """
+        processors, blocks, at_once = self.device.multiprocessors, prod(shape.grid), self.at_once(shape)
+        if blocks == 1 or blocks > (at_once - 1) * processors:
+            return shape
+        if blocks > processors:
+            return None
+        alone = self.device.shared // 2
+        self._allow(alone)
+        return shape._replace(shared=alone)
+
+    def _allow(self, shared: int) -> None:
+        """Let blocks have so many bytes of shared memory."""
+        if shared <= self.shared:
+            return
+        self.function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
+        most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        checked(driver.cuFuncSetAttribute(self.queried, most, shared))
+        self.shared = shared
 
     def _best_threads(self, shared: int) -> int:
         _, threads = checked(driver.cuOccupancyMaxPotentialBlockSize(self.queried, None, shared, 0))
         return int(threads)
-
-
-class Launch:
-    """A task on a device, which only lacks its addresses."""
-
-    def __init__(self, device: Device, task: Task) -> None:
-        kernel = device.kernel(task.source, task.name)
-        self.task = task
-        self.stream = device.stream
-        self.operands = task.operands
-        self.scratch, self.checked = task.scratch, task.checked
-        self.numbers = task.numbers
-        self.empty = task.size.empty
-        if self.empty:
-            return
-        self.shape = kernel.shape(task.size)
-        self.function, self.queried = kernel.function, kernel.queried
-        numbers = "".join("d" if isinstance(x, float) else "q" for x in task.numbers)
-        self.format = "P" * len(task.operands) + numbers + "P" * (task.scratch + task.checked)
-        self.overlaps = device.overlaps and spreads(prod(self.shape.grid), kernel.at_once(self.shape), device)
-
-    def __call__(self, addresses: list[int], scratch: int, flag: int) -> None:
-        """Put the launch on the stream; ``addresses`` are those of the equation's inputs and outputs."""
-        if self.empty:
-            return
-        function = self.function
-        function.arg_format = self.format
-        function.texrefs = ()
-        grid, block, shared = self.shape
-        arguments = self._arguments(addresses, scratch, flag)
-        with translated():
-            function.prepared_async_call(grid, block, self.stream, *arguments, shared_size=shared)
-
-    def record(self, addresses: list[int], scratch: int, flag: int) -> None:
-        """Put the launch into the recording of the stream, so that its blocks start while the kernel before it ends.
-
-        PyCUDA has no launch attributes.
-        """
-        if self.empty:
-            return
-        packed = ctypes.create_string_buffer(struct.pack(self.format, *self._arguments(addresses, scratch, flag)))
-        size = ctypes.c_size_t(struct.calcsize(self.format))
-        extra = (ctypes.c_void_p * 5)(
-            ARGUMENTS_AT, ctypes.addressof(packed), ARGUMENTS_SIZE, ctypes.addressof(size), ARGUMENTS_END
-        )
-        config = driver.CUlaunchConfig()
-        (config.gridDimX, config.gridDimY, config.gridDimZ), block, config.sharedMemBytes = self.shape
-        config.blockDimX, config.blockDimY, config.blockDimZ = block
-        config.hStream = driver.CUstream(self.stream.handle)
-        if self.overlaps:
-            overlap = driver.CUlaunchAttribute()
-            overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            overlap.value.programmaticStreamSerializationAllowed = 1
-            config.attrs, config.numAttrs = [overlap], 1
-        checked(driver.cuLaunchKernelEx(config, self.queried, 0, ctypes.addressof(extra)))
-
-    def _arguments(self, addresses: list[int], scratch: int, flag: int) -> list[int | float]:
-        last = [scratch] * self.scratch + [flag] * self.checked
-        return [*(addresses[i] for i in self.operands), *self.numbers, *last]
-
-
-def spreads(blocks: int, at_once: int, device: Device) -> bool:
-    """Whether a launch that starts early still gets all multiprocessors.
-
-    Blocks that come while the kernel before is ending fill those that are done with it, one after the other; where
-    several fit on each, and they are too few for all, the others then have nothing to do.
-    """
-    return blocks == 1 or at_once == 1 or blocks >= at_once * device.multiprocessors
 
 
 def _warps(threads: int) -> int:

@@ -20,9 +20,9 @@ from adtrain.backends.cuda.device import Device
 from adtrain.backends.cuda.errors import translated
 from adtrain.backends.cuda.graph import Graphs
 from adtrain.backends.cuda.program import Runnable
+from adtrain.backends.cuda.tasks import Candidate
 from adtrain.core.array import ArrayType
 from adtrain.core.errors import DeviceError
-from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation
 
 PERIOD = 1048573
@@ -68,9 +68,9 @@ class GpuTrial:
         self.outputs = [device.allocate(v.size * v.type.dtype.itemsize) for v in equation.outputs]
         self.addresses = [int(memory) for memory in (*self.inputs, *self.outputs)]
         self.flag = self._uploaded(np.zeros(1, np.int32))
-        self.prepared: dict[CudaKernel, Prepared] = {}
+        self.prepared: dict[Candidate, Prepared] = {}
 
-    def results(self, kernel: CudaKernel) -> Sequence[np.ndarray]:
+    def results(self, kernel: Candidate) -> Sequence[np.ndarray]:
         work = Prepared(self, kernel)
         for memory, v in zip(self.outputs, self.equation.outputs, strict=True):
             self._poison(memory, v.size * v.type.dtype.itemsize)
@@ -86,7 +86,7 @@ class GpuTrial:
         self.prepared[kernel] = work
         return found
 
-    def microseconds(self, kernel: CudaKernel) -> float:
+    def microseconds(self, kernel: Candidate) -> float:
         return self.prepared[kernel].microseconds()
 
     def _uploaded(self, elements: np.ndarray) -> Any:
@@ -103,7 +103,7 @@ class GpuTrial:
 class Prepared:
     """A candidate on a trial's arguments."""
 
-    def __init__(self, trial: GpuTrial, kernel: CudaKernel) -> None:
+    def __init__(self, trial: GpuTrial, kernel: Candidate) -> None:
         self.device, self.graphs = trial.device, trial.graphs
         self.runnable = Runnable(trial.device, trial.equation, kernel)
         self.memory = trial.device.allocate(self.runnable.scratch)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 VENDOR = ("cublas", "cublasLt", "cudnn")
-"""Those that a kernel can be compared with; nothing here uses them."""
+"""Those that kernels are compared with; the last two are candidates where their Python packages are installed."""
 
 
 def vendor() -> dict[str, str | None]:
     """The version of each of VENDOR, None where it is not found."""
-    return {name: _property_version(name) for name in VENDOR}
+    return {name: version(name) for name in VENDOR}
 
 
 def runtime() -> str | None:
@@ -44,7 +44,8 @@ def cuda_version(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-def _property_version(name: str) -> str | None:
+def version(name: str) -> str | None:
+    """The version of one of VENDOR, None where it is not found."""
     library = _loaded(name)
     if library is None:
         return None

@@ -8,14 +8,15 @@ from math import prod
 from sys import getrefcount
 from typing import TYPE_CHECKING, Any
 
-from adtrain.backends.cuda.device import Device, Launch
+from adtrain.backends.cuda.device import Device
 from adtrain.backends.cuda.graph import Graphs, Marks, recording
-from adtrain.backends.cuda.tasks import scratch, tasks
+from adtrain.backends.cuda.launch import Launch
+from adtrain.backends.cuda.tasks import Candidate, scratch, tasks
+from adtrain.backends.cuda.vendor import LibraryCall
 from adtrain.core.array import ArrayType
 from adtrain.core.backend import KernelRun
 from adtrain.core.errors import DeviceError
 from adtrain.core.fused import label
-from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation, Program
 from adtrain.passes.plan_memory import Place, plan_memory
 
@@ -26,17 +27,40 @@ STEPS_AT_ONCE = 10
 """Runs in a row that one graph holds: between them, too, a kernel's launch overlaps the end of the one before."""
 
 
+class LibraryLaunch:
+    """A library's call on a device's stream; see `Launch`.
+
+    Raises DeviceError (when made): the library has no such call, or cannot be loaded.
+    """
+
+    checked = empty = False
+
+    def __init__(self, device: Device, call: LibraryCall) -> None:
+        call.prepare()
+        self.call, self.stream = call, device.stream.handle
+        self.ran = KernelRun(call.label, {})
+
+    def __call__(self, addresses: list[int], scratch: int, flag: int) -> None:
+        """Put the call's work on the stream, or into its recording."""
+        self.call.enqueue(addresses, scratch, self.stream)
+
+    record = __call__
+
+
 class Runnable:
     """An equation's launches on a device, by the chosen candidate or a certain one.
 
     Raises DeviceError (when made): there is no kernel for it.
     """
 
-    def __init__(self, device: Device, equation: Equation, kernel: CudaKernel | None = None) -> None:
-        self.launches = [Launch(device, task) for task in tasks(equation, kernel)]
+    def __init__(self, device: Device, equation: Equation, kernel: Candidate | None = None) -> None:
+        self.launches = [
+            LibraryLaunch(device, task) if isinstance(task, LibraryCall) else Launch(device, task)
+            for task in tasks(equation, kernel)
+        ]
         self.scratch = scratch(equation, kernel)
         self.checked = any(launch.checked for launch in self.launches)
-        self.kernels = [_kernel_run(launch) for launch in self.launches if not launch.empty]
+        self.kernels = [launch.ran for launch in self.launches if not launch.empty]
 
     def __call__(self, addresses: list[int], memory: int, flag: int) -> None:
         for launch in self.launches:
@@ -89,11 +113,12 @@ class CudaProgram:
         self.repeats = program.carries and all(
             where == "output" or (where, at) == ("input", i) for (where, at), i in zip(places, donated, strict=True)
         )
-        self.fed: list[tuple[Buffer, int]] = []  # results that move into a donated input, and which
+        self.fed: list[tuple[int, int, int]] = []  # of results that are next values: input, result by number, and bytes
         if self.repeats:
-            pairs = zip(places, donated, strict=True)
-            self.fed = [(self.lasting[at], i) for (where, at), i in pairs if where == "output"]
-            self.overwritten.update(i for _, i in self.fed)
+            for (where, at), i in zip(places, donated, strict=True):
+                if where == "output":
+                    self.fed.append((i, starts["output"] + at, _nbytes(self.lasting[at])))
+            self.overwritten.update(i for i, _, _ in self.fed)
             places = [Place("input", i) for i in donated]
         self.results = [(where, at, v.type.shape) for (where, at), v in zip(places, program.outputs, strict=True)]
         self.graphs = Graphs(self.device.stream)
@@ -125,10 +150,13 @@ class CudaProgram:
     def _record(self, times: int, after_each: Callable[[], None] | None = None) -> None:
         """Put so many runs into the recording of the stream.
 
+        A result that is the next value of an input is read where it lies: the two change places from run to run, and
+        only an odd number of runs ends with a copy.
+
         Raises:
             DeviceError: an equation, which it names, cannot be recorded.
         """
-        addresses = self.addresses
+        addresses = list(self.addresses)
         for _ in range(times):
             for name, record, operands in self.steps:
                 try:
@@ -139,8 +167,11 @@ class CudaProgram:
                     raise DeviceError(f"{name} cannot be recorded in a CUDA graph: it waits for the device")
                 if after_each is not None:
                     after_each()
-            for buffer, i in self.fed:
-                self.device.copy(buffer.address, addresses[i], _nbytes(buffer))
+            for taken, made, _ in self.fed:
+                addresses[taken], addresses[made] = addresses[made], addresses[taken]
+        if times % 2:
+            for taken, made, size in self.fed:
+                self.device.copy(addresses[taken], addresses[made], size)
 
     def _timed(self, key: tuple[int, ...]) -> Sequence[float]:
         """Run once; the time of each equation by the device's clock."""
@@ -160,13 +191,6 @@ class CudaProgram:
         copied = self.backend.empty(ArrayType(buffer.shape, buffer.dtype))
         self.device.copy(buffer.address, copied.address, _nbytes(buffer))
         return copied
-
-
-def _kernel_run(launch: Launch) -> KernelRun:
-    source, (grid, block, shared) = launch.task.source, launch.shape
-    tunables = [option.removeprefix("-D") for option in source.options if option.startswith("-D")]
-    name = " ".join([launch.task.name, source.name, *tunables])
-    return KernelRun(name, {"grid": list(grid), "block": list(block), "shared_bytes": shared})
 
 
 def _nbytes(buffer: Buffer) -> int:

@@ -12,12 +12,14 @@ import pycuda.driver as cuda
 
 from adtrain.backends.cuda import compiler, libraries
 from adtrain.backends.cuda.device import Device
+from adtrain.backends.cuda.vendor import LIBRARIES
 
 
 def properties(device: Device) -> dict[str, Any]:
     """Sizes in bytes, clocks in MHz, versions as text and None where something is missing.
 
     ``devices`` are all GPUs of the machine, of which ``device`` is the first; the rest is what they share.
+    ``candidates`` names the libraries that compute operations where they are faster.
     """
     found = [_describe(cuda.Device(ordinal)) for ordinal in range(cuda.Device.count())]
     found[0]["free_bytes"], _ = cuda.mem_get_info()
@@ -31,6 +33,7 @@ def properties(device: Device) -> dict[str, Any]:
         "pycuda_cuda": ".".join(map(str, cuda.get_version()[:2])),
         "nvrtc": compiler.version(),
         "libraries": libraries.vendor(),
+        "candidates": [library.name for library in LIBRARIES],
     }
 
 

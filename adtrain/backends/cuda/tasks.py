@@ -5,7 +5,8 @@ Nothing here needs a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,8 +18,9 @@ from adtrain.backends.cuda.codegen.rows import THREADS as ROW_THREADS
 from adtrain.backends.cuda.codegen.rows import rows
 from adtrain.backends.cuda.codegen.together import together
 from adtrain.backends.cuda.compiler import Source, file_source
+from adtrain.backends.cuda.vendor import LibraryCall, calls
 from adtrain.core.errors import DeviceError
-from adtrain.core.fused import block_p, gather_p, loops_p, product_p, rows_p, together_p
+from adtrain.core.fused import PRODUCTS, block_p, gather_p, loops_p, rows_p, together_p
 from adtrain.core.kernel import CudaKernel, no_bytes
 from adtrain.core.program import Equation, Variable
 from adtrain.ops.matmul_cuda import Product, products
@@ -27,8 +29,14 @@ from adtrain.passes.fuse_elementwise import elementwise
 Problem: TypeAlias = "tuple[Any, ...]"
 """What candidates are measured for: a primitive, the types of its arguments, and its parameters."""
 
-FASTEST: dict[Problem, str] = {}
-"""The label of the candidate to take, by problem: what measurement has found. Others are computed by the first one."""
+Candidate: TypeAlias = "CudaKernel | LibraryCall"
+"""One of several ways to compute an equation."""
+
+MEASURED: dict[Problem, Mapping[str, float]] = {}
+"""The microseconds of a launch of each candidate by label, by problem. Other problems are computed by the first one."""
+
+MARGIN = 1.03
+"""How many times the fastest one's time the first candidate may take and still be the one to take."""
 
 SHORT = 256
 """Length of sums of products, at most, that take less time than an epilogue which reads matrices."""
@@ -66,8 +74,8 @@ class Task:
     checked: bool = False
 
 
-def tasks(equation: Equation, kernel: CudaKernel | None = None) -> list[Task]:
-    """The launches that compute an equation, in order. A reshape has none.
+def tasks(equation: Equation, kernel: Candidate | None = None) -> list[Task | LibraryCall]:
+    """The launches that compute an equation, in order, or the call that does. A reshape has none.
 
     Args:
         kernel: the candidate to take, by default the chosen one.
@@ -90,9 +98,11 @@ def tasks(equation: Equation, kernel: CudaKernel | None = None) -> list[Task]:
         size = Size(0, (generated.blocks, 1, 1), generated.threads, generated.shared)
         checked, with_scratch = generated.checked, bool(generated.scratch)
         return [Task(generated.source, generated.name, operands, (), size, with_scratch, checked)]
-    if equation.primitive is product_p:
-        return _product(equation, kernel or chosen(equation))
     kernel = kernel or chosen(equation)
+    if isinstance(kernel, LibraryCall):
+        return [kernel]
+    if equation.primitive in PRODUCTS:
+        return _product(equation, kernel)
     types = [v.type for v in equation.inputs]
     everything = tuple(range(len(equation.inputs) + len(equation.outputs)))
     if not kernel.each:
@@ -101,15 +111,18 @@ def tasks(equation: Equation, kernel: CudaKernel | None = None) -> list[Task]:
     return [task for i in range(out) for task in _chain(kernel, [i, *types], equation.params, (i, out))]
 
 
-def scratch(equation: Equation, kernel: CudaKernel | None = None) -> int:
-    """Bytes of device memory that the equation's kernels need beside its inputs and outputs; see `tasks`."""
+def scratch(equation: Equation, kernel: Candidate | None = None) -> int:
+    """Bytes of device memory that what computes the equation needs beside its inputs and outputs; see `tasks`."""
     if equation.primitive in (loops_p, gather_p) or elementwise(equation) or equation.primitive.name == "reshape":
         return 0
     generated = _generated(equation)
     if generated is not None:
         return generated.scratch
+    kernel = kernel or chosen(equation)
+    if isinstance(kernel, LibraryCall):
+        return kernel.scratch
     computed = computing(equation)
-    step: CudaKernel | None = kernel or chosen(equation)
+    step: CudaKernel | None = kernel
     types, most = [v.type for v in computed.inputs], 0
     while step is not None:
         most = max(most, 0 if step.each else step.scratch(*types, **computed.params))
@@ -118,16 +131,21 @@ def scratch(equation: Equation, kernel: CudaKernel | None = None) -> int:
 
 
 def computing(equation: Equation) -> Equation:
-    """The equation whose kernels compute it: the matrix product in a `product` equation, else `equation` itself."""
-    return matmul_of(equation) if equation.primitive is product_p else equation
+    """The equation whose kernels compute it: the product in a `product` or `convolution`, else `equation` itself."""
+    return matmul_of(equation) if equation.primitive in PRODUCTS else equation
 
 
-def candidates(equation: Equation) -> list[CudaKernel]:
-    """The kernels that are right for the equation, the one to take where nothing has been measured first.
+def candidates(equation: Equation) -> list[Candidate]:
+    """What is right for the equation: kernels, the one to take where nothing has been measured first; then libraries.
 
-    Of a product with what is done to its elements they are those of the product.
+    Of a product with what is done to its elements they are the kernels of the product.
     """
-    equation = computing(equation)
+    if equation.primitive in PRODUCTS:
+        return [*_kernels(computing(equation))]
+    return [*_kernels(equation), *calls(equation)]
+
+
+def _kernels(equation: Equation) -> list[CudaKernel]:
     types = [v.type for v in equation.inputs]
     named = equation.primitive.implementations.get("cuda", ())
     if not isinstance(named, (tuple, CudaKernel)):
@@ -136,7 +154,7 @@ def candidates(equation: Equation) -> list[CudaKernel]:
     return [k for k in kernels if k.applies(*([0] if k.each else []), *types, **equation.params)]
 
 
-def chosen(equation: Equation) -> CudaKernel:
+def chosen(equation: Equation) -> Candidate:
     """The candidate that the equation runs with: the fastest one if that is known, else the first.
 
     Raises:
@@ -148,10 +166,18 @@ def chosen(equation: Equation) -> CudaKernel:
         raise DeviceError(
             f"{equation.primitive.name} of {types or 'nothing'} has no kernel for the GPU; use --device cpu"
         )
-    fastest = FASTEST.get(problem(equation))
-    if fastest is None:
+    times = MEASURED.get(problem(equation))
+    if times is None:
         return found[0]
-    return next((k for k in found if label(k, equation) == fastest), found[0])
+    labels = [label(k, equation) for k in found]
+    return found[labels.index(fastest(labels, times))]
+
+
+def fastest(labels: Sequence[str], times: Mapping[str, float]) -> str:
+    """The label of the fastest candidate, or the first one where that is as fast within MARGIN, or none was timed."""
+    taken = [times.get(name, math.inf) for name in labels]
+    best = min(taken)
+    return labels[0 if taken[0] <= MARGIN * best else taken.index(best)]
 
 
 def problem(equation: Equation) -> Problem:
@@ -160,8 +186,10 @@ def problem(equation: Equation) -> Problem:
     return equation.primitive, tuple(v.type for v in equation.inputs), tuple(equation.params.items())
 
 
-def label(kernel: CudaKernel, equation: Equation) -> str:
-    """`CudaKernel.label` for the equation that ``kernel`` is a candidate of."""
+def label(kernel: Candidate, equation: Equation) -> str:
+    """The candidate's `label`, of the equation that it is a candidate of."""
+    if isinstance(kernel, LibraryCall):
+        return kernel.label
     equation = computing(equation)
     return kernel.label(*([0] if kernel.each else []), *(v.type for v in equation.inputs), **equation.params)
 
@@ -196,8 +224,8 @@ def _whole(equation: Equation) -> list[Product]:
     return [replace(product, parts=1) for product in ordered]
 
 
-def _product(equation: Equation, kernel: CudaKernel) -> list[Task]:
-    """The launches of a matrix product by ``kernel`` with its epilogue."""
+def _product(equation: Equation, kernel: CudaKernel) -> list[Task | LibraryCall]:
+    """The launches of a product by ``kernel`` with its epilogue."""
     matmul, after, places = computing(equation), epilogue(equation), _places(equation)
     operands = tuple(places[v] for v in (*matmul.inputs, *after.inputs, *after.outputs))
     found = _chain(kernel, [v.type for v in matmul.inputs], matmul.params, operands)

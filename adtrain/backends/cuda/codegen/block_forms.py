@@ -18,6 +18,8 @@ from adtrain.passes.fuse_blocks import BY_INDEX
 from adtrain.passes.fuse_elementwise import elementwise
 
 WARP = 32
+SHORTEST = 32
+"""Length of a product's sums, at most, that a thread computes by itself."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,13 @@ class Step:
     Attributes:
         threads: how many of the first threads have work in them.
         partial: bytes, at `partial`, that this step fills for the next one.
+        waits: whether its results are there afterwards; else they have to be waited for before the next barrier.
     """
 
     lines: Sequence[str]
     threads: int
     partial: int = 0
+    waits: bool = True
 
 
 Names = Mapping[Variable, str]
@@ -208,18 +212,23 @@ def _slice(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
 
 
 def _matmul(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
-    """A few rows by a small matrix: lanes share a long sum, a short one is a thread's own."""
+    """A few rows by a small matrix: a short sum is a thread's own, lanes share a long one."""
     (a, b), (y,) = equation.inputs, equation.outputs
-    k, n = a.type.shape[1], y.type.shape[1]
-    t, left = c_type(y.type.dtype), f"{names[a]}[o / {n} * {k} + r]"
-    right = f"{names[b]}[o % {n} * {k} + r]" if equation.params["transpose_b"] else f"{names[b]}[r * {n} + o % {n}]"
+    turned = equation.params["transpose_b"]
+    (m, n), k = y.type.shape, a.type.shape[1]
+    t, pointers = c_type(y.type.dtype), ", ".join(names[v] for v in (a, b, y))
+    if k <= SHORTEST:
+        steps = f"1, {k}" if turned else f"{n}, 1"
+        line = f"in_block::short_products<{t}, THREADS, {m}, {n}, {k}, {steps}>(t, {pointers});"
+        return [Step([line], min(y.size, threads))]
     lanes = lanes_for(k, y.size, threads)
-    if lanes == 1:
-        terms = ["#pragma unroll 8", f"for (int r = 0; r < {k}; r++)", f"    sum = fma({left}, {right}, sum);"]
-        return [loop(y.size, ["const int o = i;", f"{t} sum = 0;", *terms, f"{names[y]}[i] = sum;"])]
+    if turned:
+        wide = math.gcd(16 // y.type.dtype.itemsize, k)
+        line = f"in_block::long_products<{t}, THREADS, {m}, {n}, {k}, {lanes}, {wide}>(t, {pointers});"
+        return [Step([line], min(y.size * lanes, threads))]
     lines = [
         f"in_block::reduce_lanes<Sum, {t}, THREADS, {y.size}, {k}, {lanes}>(t,",
-        f"    [&](int o, int r) {{ return {left} * {right}; }},",
+        f"    [&](int o, int r) {{ return {names[a]}[o / {n} * {k} + r] * {names[b]}[r * {n} + o % {n}]; }},",
         f"    [&](int o, {t} value) {{ {names[y]}[o] = value; }});",
     ]
     return [Step(lines, min(y.size * lanes, threads))]

@@ -9,7 +9,7 @@ from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import divided, indented
 from adtrain.codegen.elementwise import statements, strides
 from adtrain.codegen.expressions import c_type, pointer
-from adtrain.core.fused import body_of
+from adtrain.core.fused import body_of, convolution_p
 from adtrain.core.program import Equation, Program, Variable
 
 
@@ -22,12 +22,15 @@ class Epilogue(NamedTuple):
 
 
 def matmul_of(equation: Equation) -> Equation:
-    """The matrix product in a `product` equation, or the one that `equation` is itself."""
+    """The product in a `product` or `convolution` equation, or the one that `equation` is itself."""
     return body_of(equation).equations[0]
 
 
 def epilogue(equation: Equation, name: str = "Epilogue") -> Epilogue:
-    """The epilogue of a `product` equation, or of a `matmul`, which stores."""
+    """The epilogue of a `product` or `convolution` equation, or of a `matmul`, which stores.
+
+    To that of a convolution its images (N, C, H, W) are N matrices of C rows.
+    """
     body = flat(body_of(equation))
     product, *others = body.equations
     (c,) = product.outputs
@@ -36,7 +39,7 @@ def epilogue(equation: Equation, name: str = "Epilogue") -> Epilogue:
     program = Program((*inputs, c), {}, tuple(others), body.outputs)
     fields = [f"{pointer(v, const=True)}x{i};" for i, v in enumerate(inputs)]
     fields += [f"{pointer(v)}y{i};" for i, v in enumerate(body.outputs)]
-    beside, reads, writes = _halves(program, c)
+    beside, reads, writes = _halves(program, c, equation.primitive is convolution_p)
     text = [
         f"struct {name} {{",
         *indented(fields),
@@ -61,15 +64,17 @@ def epilogue(equation: Equation, name: str = "Epilogue") -> Epilogue:
     return Epilogue("\n".join(text), inputs, body.outputs)
 
 
-def _halves(program: Program, c: Variable) -> tuple[list[str], list[str], list[str]]:
+def _halves(program: Program, c: Variable, images: bool) -> tuple[list[str], list[str], list[str]]:
     """What is read beside the product: members that hold it, statements that read it, and those that use it."""
     beside, reads = [], ["Beside<WIDE> beside;"]
     values = {c: "value[k]"}
-    *batch, _, _ = c.type.shape
+    batch = c.type.shape[: 1 if images else -2]
     for i, v in enumerate(program.inputs):
         if v is c:
             continue
         *items, down, across = strides(v.type.shape, c.type.shape)
+        if images:
+            items, down, across = items[:1], items[1], down or across
         kind = c_type(v.type.dtype)
         whole = v.type.shape == c.type.shape
         terms = [divided("item", batch, items)] if any(items) else []

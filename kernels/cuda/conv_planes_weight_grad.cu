@@ -1,0 +1,185 @@
+// The gradient of a convolution with stride 1 and a kernel of 3 x 3 by its weights, on Hopper's matrix units. Read
+// planes.cuh first.
+//
+// A block takes FILTERS filters, CHANNELS channels, all elements of the window, and a part of the positions, which are k.
+// Four warps gather POSITIONS positions of the gradients, four those of the images under their windows, and cut them in
+// pieces; three warpgroups multiply, each a row of the window. An element of such a row is a position further on: of the
+// images, which lie as lines of a position's channels, so many lines beginning one after another are one operand.
+//
+// As in conv_planes.cu, but for registers: the largest products and the others have the same ones in turn, over 64
+// positions.
+#include "planes.cuh"
+
+constexpr int FILTERS = 64, GATHERERS = WARPGROUP, CONSUMERS = KH * WARPGROUP;
+constexpr int THREADS = 2 * GATHERERS + CONSUMERS, SUMMING = 256; // SUMMING: of a block of sum_parts
+constexpr int AT_A_TIME = 64, STEP = 16; // positions that are added up by the matrix units, and by one instruction
+static_assert(KH == 3 && KW == 3 && CHANNELS == 32, "what the registers are made for");
+
+// Lines of 64 bytes, a position's channels, whose words are exchanged.
+struct OfImages {
+    static constexpr int LINES = (POSITIONS + REACH + 7) / 8 * 8, PLANES = CHANNELS / GROUP_OF;
+    static constexpr int LINE = CHANNELS * 2, PIECE = LINES * LINE, SIZE = PIECE_COUNT * PIECE; // bytes
+    static __device__ __forceinline__ int offset(int piece, int plane, int line) {
+        return piece * PIECE + line * LINE + (plane ^ line / 2 % 4) * WORD;
+    }
+};
+typedef Planes<POSITIONS, FILTERS / GROUP_OF> OfGradients;
+constexpr int STAGE = (OfImages::SIZE + OfGradients::SIZE + 1023) / 1024 * 1024, STAGES = 2;
+constexpr int SUMS = KW * CHANNELS / 2;
+typedef Images<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
+
+struct Stages {
+    Barrier full[STAGES], empty[STAGES];
+
+    __device__ void init() {
+        for (int i = 0; i < STAGES; i++) {
+            full[i].init(2 * GATHERERS / WARP);
+            empty[i].init(CONSUMERS / WARP);
+        }
+        show_barriers();
+    }
+};
+
+// What a block takes: filters and channels from the first ones on, and the positions from begin to end.
+struct Part {
+    int filter, channel, begin, end;
+
+    __device__ Part(int batch, int splits) {
+        constexpr int across = (IN_CHANNELS + CHANNELS - 1) / CHANNELS;
+        filter = blockIdx.x / across * FILTERS;
+        channel = blockIdx.x % across * CHANNELS;
+        const int64_t steps = parts(batch * IMAGE, POSITIONS);
+        begin = steps * blockIdx.y / splits * POSITIONS;
+        end = steps * (blockIdx.y + 1) / splits * POSITIONS;
+    }
+};
+
+// Brings the images' part of all stages, which begin `before` positions before those of the gradients.
+template <class Layout, class Source> __device__ __forceinline__ void gather(const Part &part, const Source &images,
+    int before, int channel, Stages &stages, char *shared, T *passing) {
+    Round<STAGES> turn;
+    for (int position = part.begin; position < part.end; position += POSITIONS, turn.next()) {
+        images.template gather<Layout, GATHERERS>(shared + turn.stage * STAGE, passing, threadIdx.x % GATHERERS,
+            position - before, channel, stages.empty[turn.stage], turn.parity ^ 1);
+        show_to_matrix_units();
+        say(stages.full[turn.stage]);
+    }
+}
+
+// The sums of a row of the window.
+__device__ __forceinline__ void multiply(
+    float (&main)[SUMS], const Part &part, int row, Stages &stages, const char *shared) {
+    #pragma unroll
+    for (int i = 0; i < SUMS; i++) main[i] = 0;
+    Round<STAGES> turn;
+    for (int position = part.begin; position < part.end; position += POSITIONS, turn.next()) {
+        stages.full[turn.stage].wait(turn.parity);
+        const char *stage = shared + turn.stage * STAGE;
+        #pragma unroll 1
+        for (int at = 0; at < POSITIONS; at += AT_A_TIME) {
+            const uint64_t a = described(
+                stage + OfImages::SIZE + at * WORD, UNIT_BYTES, OfGradients::PLANE, NOT_EXCHANGED);
+            const uint64_t b = described(stage + (at + shift(row, 0)) * OfImages::LINE, DW * OfImages::LINE,
+                8 * OfImages::LINE, WITHIN_64_BYTES);
+            float sums[SUMS];
+            const auto products = [&](Pair pieces, bool add) {
+                #pragma unroll
+                for (int k = 0; k < AT_A_TIME; k += STEP)
+                    start_turned(sums, a + (pieces.a * OfGradients::PIECE + k * WORD) / WORD,
+                        b + (pieces.b * OfImages::PIECE + k * OfImages::LINE) / WORD, add || k > 0);
+            };
+            const auto add = [&] {
+                Started::end();
+                Started::finished<0>();
+                arrived(sums);
+                #pragma unroll
+                for (int i = 0; i < SUMS; i++) main[i] += sums[i];
+            };
+            Started::begin();
+            #pragma unroll
+            for (int i = 0; i < BESIDE; i++) products(beside(i), i > 0);
+            add();
+            Started::begin();
+            products({0, 0}, false);
+            add();
+        }
+        say(stages.empty[turn.stage]);
+    }
+}
+
+// An element by plain multiply-adds.
+__device__ __noinline__ T plain(
+    const Part &part, const Inputs &images, const Gradients &gradients, int filter, int channel, int shift) {
+    T sum = 0;
+    for (int position = part.begin; position < part.end; position++) {
+        const int left = gradients.at(position), right = images.at(position - BEFORE + shift);
+        if (left < 0) continue;
+        const T x = right < 0 ? 0 : images.x[right + channel * Inputs::AREA];
+        sum = fma(gradients.x[left + filter * Gradients::AREA], x, sum);
+    }
+    return sum;
+}
+
+// out: (O, C, KH, KW) for each of the parts, one after another. Pieces make NaN of infinities: what is not finite is
+// computed again.
+KERNEL __launch_bounds__(THREADS, 1) conv_planes_weight_grad(const T *x, const T *g, T *w, int64_t batch, int64_t splits
+#if SPLIT
+    , char *scratch
+#endif
+) {
+    wait_for_inputs();
+#if SPLIT
+    w = (T *)scratch;
+#endif
+    const Inputs images = {x, (int)batch};
+    const Gradients gradients = {g, (int)batch};
+    const Part part(batch, splits);
+    char *shared = (char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024);
+    T *passing = (T *)(shared + STAGES * STAGE);
+    __shared__ Stages stages;
+    if (threadIdx.x == 0) stages.init();
+    __syncthreads();
+    if (threadIdx.x < 2 * GATHERERS) {
+        give_registers<48>();
+        if (threadIdx.x < GATHERERS)
+            gather<OfImages>(part, images, BEFORE, part.channel, stages, shared, passing);
+        else
+            gather<OfGradients>(part, gradients, 0, part.filter, stages, shared + OfImages::SIZE,
+                passing + AHEAD * GROUP_OF * GATHERERS);
+    } else {
+        take_registers<128>();
+        const int row = threadIdx.x / WARPGROUP - 2;
+        float sums[SUMS];
+        multiply(sums, part, row, stages, shared);
+        #pragma unroll
+        for (int i = 0; i < SUMS; i++) {
+            const int filter = part.filter + sum_row(i), column = sum_column(i) / CHANNELS;
+            const int channel = part.channel + sum_column(i) % CHANNELS;
+            if (filter >= OUT_CHANNELS || channel >= IN_CHANNELS) continue;
+            if (!finite(sums[i])) sums[i] = plain(part, images, gradients, filter, channel, shift(row, column));
+            const int at = (filter * IN_CHANNELS + channel) * TAPS + row * KW + column;
+            w[blockIdx.y * (int64_t)(OUT_CHANNELS * IN_CHANNELS * TAPS) + at] = sums[i];
+        }
+    }
+}
+
+// The sum of the parts, of which there are many of few elements: a warp of a block adds some of them, in their order.
+KERNEL __launch_bounds__(SUMMING) sum_parts(const T *x, const T *g, T *w, int64_t size, int64_t splits, char *scratch) {
+    wait_for_inputs();
+    constexpr int WARPS = SUMMING / WARP;
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const int64_t element = (int64_t)blockIdx.x * WARP + lane;
+    __shared__ T sums[WARPS][WARP];
+    T sum = 0;
+    if (element < size) {
+        #pragma unroll 8 // reads that are under way at once
+        for (int i = splits * warp / WARPS; i < splits * (warp + 1) / WARPS; i++)
+            sum += ((const T *)scratch)[i * size + element];
+    }
+    sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || element >= size) return;
+    #pragma unroll
+    for (int i = 1; i < WARPS; i++) sum += sums[i][lane];
+    w[element] = sum;
+}

@@ -1,0 +1,167 @@
+// The operands of convolutions on Hopper's matrix units, in shared memory: float32 as three bfloat16 numbers whose sum
+// it is (Format<PIECES>), so that nothing has to be measured or scaled first.
+//
+// Positions: of all images one after another, row by row, PITCH apart, images IMAGE apart. They are so far apart that what
+// a window reads beyond the end of a row or an image are the zeros that lie between it and the next one. So of all
+// outputs an element of the window is as many positions away, and one copy of the images' positions serves all elements
+// of the window: products read it from a place that is so much further on. Outputs between images are computed for
+// nothing.
+//
+// A plane: of a piece of 8 channels the positions, 16 bytes each. Units of the matrix are 8 positions by 8 channels, 128
+// bytes anywhere in a plane, in which k may be the channels as well as the positions.
+#pragma once
+#ifndef KH
+#define KH 3
+#define KW 3
+#define PH 1
+#define PW 1
+#define DH 1
+#define DW 1
+#define IN_CHANNELS 64
+#define IN_ROWS 56
+#define IN_COLUMNS 56
+#define OUT_CHANNELS 64
+#define OUT_ROWS 56
+#define OUT_COLUMNS 56
+#define PITCH 58
+#define IMAGE (58 * 57)
+#define CHANNELS 32
+#define WIDE_C 2
+#define TURNED 0
+#define TILE_STAGES 4
+#define POSITIONS 128
+#define SPLIT 1
+#endif
+#include "epilogue.cuh"
+#include "wgmma.cuh"
+
+constexpr int PIECE_COUNT = 3, TAPS = KH * KW;
+constexpr int GROUP_OF = 8, WORD = 16, UNIT_BYTES = 8 * WORD; // channels of a plane, and bytes of a position in it
+constexpr int BEFORE = PH * PITCH + PW;                      // positions that a window reaches back
+constexpr int REACH = (KH - 1) * DH * PITCH + (KW - 1) * DW; // from its first to its last element
+__device__ constexpr int shift(int tap_y, int tap_x) { return tap_y * DH * PITCH + tap_x * DW; }
+
+// A product of pieces of both operands. Six of them make up one of float32, but for what is below 2^-24 of it: the
+// first of both, and these, the smallest first.
+struct Pair { int a, b; };
+constexpr int BESIDE = 5;
+__device__ constexpr Pair beside(int i) {
+    constexpr Pair pairs[BESIDE] = {{0, 2}, {2, 0}, {1, 1}, {0, 1}, {1, 0}};
+    return pairs[i];
+}
+
+typedef Vector<uint32_t, 4> Word;
+
+// Eight neighbours along the channels, in pieces.
+__device__ __forceinline__ void cut(Word (&words)[PIECE_COUNT], const float (&x)[GROUP_OF]) {
+    #pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float four[4] = {x[4 * h], x[4 * h + 1], x[4 * h + 2], x[4 * h + 3]};
+        uint32_t found[PIECE_COUNT][2];
+        Format<PIECES>::convert(four, found);
+        #pragma unroll
+        for (int p = 0; p < PIECE_COUNT; p++) {
+            words[p].lane[2 * h] = found[p][0];
+            words[p].lane[2 * h + 1] = found[p][1];
+        }
+    }
+}
+
+__device__ __forceinline__ int parts(int length, int part) { return (length + part - 1) / part; }
+
+__device__ __forceinline__ bool finite(T x) { return fabs(x) < (T)INFINITY; }
+
+constexpr int AHEAD = 4; // words that a thread has under way
+
+// Images (N, C, H, W).
+template <int C, int H, int W> struct Images {
+    static constexpr int AREA = H * W;
+    const T *x;
+    int count;
+
+    // Where the element of channel 0 at a position lies; -1 where the images have none.
+    __device__ __forceinline__ int at(int position) const {
+        const int image = position / IMAGE, y = position % IMAGE / PITCH, column = position % PITCH;
+        const bool inside = position >= 0 && image < count && y < H && column < W;
+        return inside ? image * (C * AREA) + y * W + column : -1;
+    }
+
+    // Layout::LINES positions from `first` on, of the channels from `channel` on, to shared memory once `free` is in the
+    // phase of this parity. Of the calling threads each has slots of its own in `passing`, which what it reads passes
+    // through, so that much is under way at once.
+    template <class Layout, int THREADS> __device__ __forceinline__ void gather(
+        char *to, T *passing, int thread, int first, int channel, Barrier &free, int parity) const {
+        constexpr int COUNT = (Layout::LINES + THREADS - 1) / THREADS * Layout::PLANES;
+        passing += thread;
+        int place = -1; // of the position that is read next
+        #pragma unroll 1
+        for (int i = 1 - AHEAD; i < COUNT; i++) {
+            const int next = i + AHEAD - 1, plane = next % Layout::PLANES;
+            if (next < COUNT) {
+                if (plane == 0) place = at(first + thread + next / Layout::PLANES * THREADS);
+                const int own = channel + plane * GROUP_OF, left = place < 0 ? 0 : C - own;
+                const T *from = x + (place + own * AREA);
+                T *slot = passing + next % AHEAD * (GROUP_OF * THREADS);
+                #pragma unroll
+                for (int j = 0; j < GROUP_OF; j++)
+                    copy_async<sizeof(T)>(slot + j * THREADS, from + j * AREA, left > (C % GROUP_OF == 0 ? 0 : j));
+            }
+            end_group();
+            if (i < 0) continue;
+            if (i == 0) free.wait(parity);
+            wait_groups<AHEAD - 1>();
+            float found[GROUP_OF];
+            #pragma unroll
+            for (int j = 0; j < GROUP_OF; j++) // after the wait, as the compiler cannot see what they have to do with it
+                found[j] = *(volatile T *)(passing + (i % AHEAD * GROUP_OF + j) * THREADS);
+            const int line = thread + i / Layout::PLANES * THREADS;
+            if (line >= Layout::LINES) continue;
+            Word words[PIECE_COUNT];
+            cut(words, found);
+            #pragma unroll
+            for (int p = 0; p < PIECE_COUNT; p++)
+                *(Word *)(to + Layout::offset(p, i % Layout::PLANES, line)) = words[p];
+        }
+    }
+};
+typedef Images<IN_CHANNELS, IN_ROWS, IN_COLUMNS> Inputs;
+
+// An output's position.
+struct Output {
+    int image, y, x;
+
+    __device__ explicit Output(int position)
+        : image(position / IMAGE), y(position % IMAGE / PITCH), x(position % PITCH) {}
+
+    __device__ __forceinline__ void advance(int positions) {
+        x += positions;
+        while (x >= PITCH) {
+            x -= PITCH;
+            if (++y == IMAGE / PITCH) y = 0, image++;
+        }
+    }
+    __device__ __forceinline__ bool inside(int batch) const { return image < batch && y < OUT_ROWS && x < OUT_COLUMNS; }
+};
+
+// Where the words of LINES positions lie, 8 PLANES channels of each of COUNT pieces: in planes.
+template <int LINES_, int PLANES_, int COUNT = PIECE_COUNT> struct Planes {
+    static constexpr int LINES = LINES_, PLANES = PLANES_;
+    static constexpr int PLANE = LINES * WORD, PIECE = PLANES * PLANE, SIZE = COUNT * PIECE; // bytes
+    static __device__ __forceinline__ int offset(int piece, int plane, int line) {
+        return piece * PIECE + plane * PLANE + line * WORD;
+    }
+};
+
+// Goes round `COUNT` stages.
+template <int COUNT> struct Round {
+    int stage = 0, parity = 0;
+    __device__ __forceinline__ void next() {
+        if (++stage == COUNT) stage = 0, parity ^= 1;
+    }
+};
+
+// A warp has come so far.
+__device__ __forceinline__ void say(Barrier &barrier) {
+    __syncwarp();
+    if (threadIdx.x % WARP == 0) barrier.arrive();
+}

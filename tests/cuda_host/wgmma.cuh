@@ -1,0 +1,85 @@
+// What kernels/cuda/wgmma.cuh has that planes.cuh needs, on the CPU: see host.h.
+#pragma once
+#include "mma.cuh"
+
+constexpr int WARPGROUP = 4 * WARP;
+
+struct Barrier {
+    int arrivals, missing, bytes, phase;
+
+    void init(int count) { arrivals = missing = count, bytes = phase = 0; }
+    void arrive() { missing--, turn(); }
+    void expect(int count) { bytes += count, arrive(); }
+    void copied(int count) { bytes -= count, turn(); }
+    void wait(int parity) { while (phase % 2 == parity) leave(); }
+
+  private:
+    void turn() { if (missing == 0 && bytes == 0) missing = arrivals, phase++; }
+};
+static void show_barriers() {}
+static void show_to_matrix_units() {}
+
+template <int BYTES> void copy_bulk(char *to, const char *from, Barrier &arrived) {
+    memcpy(to, from, BYTES);
+    arrived.copied(BYTES);
+}
+template <int COUNT> void give_registers() {}
+template <int COUNT> void take_registers() {}
+static void meet(int threads, int place = 1) { of_places[place].wait(threads); }
+
+struct Started {
+    static void begin() { __syncwarp(); }
+    static void end() {}
+    template <int GROUPS> static void finished() { __syncwarp(); }
+};
+template <int SUMS> void arrived(float (&)[SUMS]) {}
+
+static int sum_row(int i) { return threadIdx.x % WARPGROUP / WARP * 16 + i / 2 % 2 * 8 + threadIdx.x % WARP / 4; }
+static int sum_column(int i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; }
+
+enum Exchange { NOT_EXCHANGED = 0, WITHIN_64_BYTES = 2 };
+static uint64_t described(const void *from, int next, int then, Exchange exchange) {
+    const uint64_t at = (const unsigned char *)from - shared_bytes;
+    return at >> 4 | (uint64_t)(next >> 4) << 16 | (uint64_t)(then >> 4) << 32 | (uint64_t)exchange << 62;
+}
+
+// An operand as a descriptor says, PTX ISA, "Strides": of lines and k.
+struct Operand {
+    int start, next, then;
+    bool exchanged;
+
+    explicit Operand(uint64_t word)
+        : start((word & 0x3fff) << 4), next((word >> 16 & 0x3fff) << 4), then((word >> 32 & 0x3fff) << 4),
+          exchanged(word >> 62 == WITHIN_64_BYTES) {}
+
+    static float element(int at) {
+        uint16_t bits;
+        memcpy(&bits, shared_bytes + at, 2);
+        return __uint_as_float((uint32_t)bits << 16);
+    }
+    // The k of a line are neighbours.
+    float along(int line, int k) const {
+        return element(start + line / 8 * then + line % 8 * 16 + k / 8 * next + k % 8 * 2);
+    }
+    // The lines of a k are.
+    float turned(int line, int k) const {
+        if (!exchanged) return element(start + line / 8 * then + line % 8 * 2 + k / 8 * next + k % 8 * 16);
+        const int at = start + line / 32 * next + line % 32 * 2 + k / 8 * then + k % 8 * 64;
+        return element(at ^ (at >> 7 & 3) << 4);
+    }
+};
+
+template <Kind KIND> void start(float (&sums)[64], uint64_t a, uint64_t b, bool add) {
+    const Operand left(a), right(b);
+    for (int i = 0; i < 64; i++) {
+        if (!add) sums[i] = 0;
+        for (int k = 0; k < 16; k++) sums[i] += left.along(sum_row(i), k) * right.along(sum_column(i), k);
+    }
+}
+static void start_turned(float (&sums)[48], uint64_t a, uint64_t b, bool add) {
+    const Operand left(a), right(b);
+    for (int i = 0; i < 48; i++) {
+        if (!add) sums[i] = 0;
+        for (int k = 0; k < 16; k++) sums[i] += left.turned(sum_row(i), k) * right.turned(sum_column(i), k);
+    }
+}

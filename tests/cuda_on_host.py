@@ -1,0 +1,101 @@
+"""CUDA kernels run on the CPU, thread by thread, by a C++ compiler: what they compute, though not whether they race."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adtrain.assets import asset_path
+from adtrain.backends.cuda.tasks import Task, scratch, tasks
+from adtrain.core.kernel import CudaKernel
+from adtrain.core.program import Equation
+
+HERE = Path(__file__).parent / "cuda_host"
+SHARED = "extern __shared__ __align__(16) unsigned char shared_bytes[];"
+PACKED = "Word word = 0;"
+"""In `tile.cuh` and `mma.cuh`: what `host.h` has instead."""
+NUMBERS_OF_CONV = 8
+"""Parameters that CONV_NUMBERS of `conv.cuh` stands for."""
+
+
+class Host:
+    """Compiles and runs kernels; ``folder`` takes the sources."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        compiler = shutil.which("g++") or shutil.which("c++")
+        if compiler is None:
+            pytest.skip("there is no C++ compiler")
+        self.compiler = compiler
+        for source in (asset_path("kernels") / "cuda").glob("*.cu*"):
+            (folder / source.name).write_text(self._patched(source.name, source.read_text()))
+        for source in HERE.iterdir():
+            shutil.copy(source, folder)
+
+    @staticmethod
+    def _patched(name: str, text: str) -> str:
+        if name == "mma.cuh":
+            assert text.count(PACKED) == 1
+            return text.replace(PACKED, "Word word = rounded_pair(low, high);")
+        return text.replace(SHARED, "") if name == "tile.cuh" else text
+
+    def computed(self, equation: Equation, kernel: CudaKernel, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The outputs of the equation by this candidate, in memory that was NaN before."""
+        outputs = [np.full(v.type.shape, np.nan, v.type.dtype) for v in equation.outputs]
+        memory = np.full(max(scratch(equation, kernel), 1), 0xFF, np.uint8)
+        for task in tasks(equation, kernel):
+            assert isinstance(task, Task)
+            self._run(task, [*arrays, *outputs], memory)
+        return outputs
+
+    def _run(self, task: Task, operands: Sequence[np.ndarray], memory: np.ndarray) -> None:
+        library = ctypes.CDLL(str(self._library(task)))
+        pointers = (ctypes.c_void_p * len(task.operands))(*(operands[i].ctypes.data for i in task.operands))
+        numbers = (ctypes.c_int64 * len(task.numbers))(*(int(n) for n in task.numbers))
+        grid, threads = (task.size.blocks, task.size.threads) if task.size.threads else ((4, 1, 1), 128)
+        library.go(*grid, threads, pointers, numbers, ctypes.c_void_p(memory.ctypes.data))
+
+    def _library(self, task: Task) -> Path:
+        macros = [option for option in task.source.options if option.startswith("-D")]
+        text = "\n".join(['#include "host.h"', task.source.text, self._entry(task)])
+        name = hashlib.sha256(repr((text, macros)).encode()).hexdigest()[:16]
+        library = self.folder / f"{name}.so"
+        if not library.exists():
+            source = self.folder / f"{name}.cpp"
+            source.write_text(text)
+            flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-w", "-shared", "-fPIC"]
+            command = [self.compiler, *flags, *macros, str(source), "-o", str(library)]
+            made = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert made.returncode == 0, made.stderr[:2000]
+        return library
+
+    @staticmethod
+    def _entry(task: Task) -> str:
+        """A function that runs the kernel with arguments from arrays."""
+        found = re.search(rf"KERNEL[^{{;]*?\b{task.name}\(([^{{]*?)\)\s*\{{", task.source.text)
+        assert found is not None, task.name
+        parameters = [p.strip() for p in re.sub(r"#\w.*", "", found.group(1)).split(",") if p.strip()]
+        args, pointers, numbers = [], 0, 0
+        for parameter in parameters:
+            if "Epilogue" in parameter:
+                args.append(f"*(Epilogue *)(pointers + {pointers})")
+            elif "scratch" in parameter:
+                args += ["scratch"] * task.scratch
+            elif "*" in parameter:
+                args.append(f"(T *)pointers[{pointers}]")
+                pointers += 1
+            else:
+                count = NUMBERS_OF_CONV if parameter == "CONV_NUMBERS" else 1
+                args += [f"numbers[{i}]" for i in range(numbers, numbers + count)]
+                numbers += count
+        given = "int x, int y, int z, int threads, void **pointers, int64_t *numbers, char *scratch"
+        body = f"run({{(unsigned)x, (unsigned)y, (unsigned)z}}, threads, [=] {{ {task.name}({', '.join(args)}); }});"
+        return f'extern "C" void go({given}) {{ {body} }}\n'

@@ -1,0 +1,166 @@
+"""Convolutions by positions as far as they need no GPU: where things lie, how exact they are, and that they compile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from planes_emulated import BESIDE, DEPTH, by_positions, cases, in_pieces
+from slabs_emulated import NOISE, chain, errors
+
+from adtrain.assets import asset_path
+from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda.compiler import CudaCompilerError, Source, architecture, file_source
+from adtrain.core.array import ArrayType
+from adtrain.core.chip import CHIP
+from adtrain.core.kernel import CudaKernel
+from adtrain.ops import conv_cuda
+from adtrain.ops.conv import Window
+from adtrain.ops.conv_reference import conv2d_reference, input_grad_reference
+from adtrain.ops.planes_cuda import CHANNELS, PlaneConvolution, PlaneWeightGrad, Positions
+
+M, N, K = 24, 20, 288
+ROUNDINGS = 6 * 2.0**-24
+"""An error that is no more than six roundings of the sum of the magnitudes is as good as none."""
+DECADES = 1.25
+"""Of numbers spread over thirty decades, as much larger may the norm of the error be: README.md of the kernels."""
+HOPPER_SHARED = 227 << 10
+
+pairs = st.tuples(st.integers(0, 2), st.integers(0, 2))
+
+
+@st.composite
+def convolutions(draw: Any) -> Positions:
+    kernel, dilation = (draw(st.tuples(st.integers(1, 4), st.integers(1, 4))) for _ in range(2))
+    padding = draw(pairs)
+    reach = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]
+    assume(all(p <= r for p, r in zip(padding, reach, strict=True)))
+    size = [draw(st.integers(max(1, r + 1 - 2 * p), r + 9)) for r, p in zip(reach, padding, strict=True)]
+    out = [n + 2 * p - r for n, p, r in zip(size, padding, reach, strict=True)]
+    count, channels, filters = (draw(st.integers(1, 3)) for _ in range(3))
+    return Positions((count, channels, *size), (count, filters, *out), kernel, padding, dilation)
+
+
+def of(x: tuple[int, ...], w: tuple[int, ...], window: Window, dtype: str = "float32") -> list[list[CudaKernel]]:
+    """The candidates for a convolution and both of its gradients."""
+    out = [window.output_length(i, x[i + 2], w[i + 2]) for i in (0, 1)]
+    image, weight, y = (ArrayType(tuple(s), np.dtype(dtype)) for s in (x, w, (x[0], w[0], *out)))
+    return [
+        list(conv_cuda.forward(image, weight, window)),
+        list(conv_cuda.input_grad(y, weight, window, (x[2], x[3]))),
+        list(conv_cuda.weight_grad(image, y, window, (w[2], w[3]))),
+    ]
+
+
+def by_planes(kernels: Sequence[CudaKernel]) -> list[bool]:
+    return ["planes" in kernel.file for kernel in kernels]
+
+
+def window(stride: int = 1, padding: int = 0, groups: int = 1) -> Window:
+    return Window((stride, stride), (padding, padding), (1, 1), groups)
+
+
+@given(convolutions())
+def test_what_a_window_reads_beyond_an_image_are_zeros(positions: Positions) -> None:
+    rng = np.random.default_rng(0)
+    filters = positions.outputs[1]
+    x, w = rng.standard_normal(positions.images), rng.standard_normal((filters, positions.images[1], *positions.kernel))
+    geometry = Window((1, 1), positions.padding, positions.dilation, 1)
+    np.testing.assert_allclose(by_positions(x, w, positions), conv2d_reference(x, w, geometry, "full"), atol=1e-12)
+    g = rng.standard_normal(positions.outputs)
+    turned = by_positions(g, w.transpose(1, 0, 2, 3)[:, :, ::-1, ::-1], positions.turned())
+    rows, columns = positions.images[2:]
+    expected = input_grad_reference(g, w, geometry, (rows, columns), "full")
+    np.testing.assert_allclose(turned, expected, atol=1e-12)
+
+
+@given(convolutions(), st.integers(1, 300), st.integers(1, 300))
+def test_the_launches_fit_and_cover_all_positions(positions: Positions, channels: int, filters: int) -> None:
+    count, _, *size = positions.images
+    _, _, *out = positions.outputs
+    wide = Positions((count, channels, *size), (count, filters, *out), *(
+        positions.kernel, positions.padding, positions.dilation
+    ))  # fmt: skip
+    for convolution in (PlaneConvolution(wide, False), PlaneConvolution(wide.turned(), True)):
+        assert convolution.suits()
+        assert convolution.shared + 1024 <= HOPPER_SHARED
+        assert convolution.products >= convolution.positions.images[1] * wide.kernel[0] * wide.kernel[1]
+    grad = PlaneWeightGrad(wide)
+    if grad.suits():
+        assert 1 <= grad.splits <= -(-wide.count // grad.step)
+        assert grad.kernel().shared() + 1024 <= HOPPER_SHARED
+
+
+@pytest.mark.parametrize(
+    ("image", "weight", "padding"),
+    [
+        ((1024, 32, 26, 26), (64, 32, 3, 3), 0),
+        ((128, 32, 26, 26), (64, 32, 3, 3), 0),
+        ((256, 64, 56, 56), (64, 64, 3, 3), 1),
+        ((64, 256, 28, 28), (256, 256, 3, 3), 1),
+    ],
+)
+def test_convolutions_of_many_channels_are_computed_by_positions(
+    image: tuple[int, ...], weight: tuple[int, ...], padding: int
+) -> None:
+    assert all(by_planes(kernels)[0] for kernels in of(image, weight, window(padding=padding)))
+
+
+def test_few_channels_strides_groups_and_float64_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = (256, 64, 56, 56), (64, 64, 3, 3)
+    assert not any(by_planes(of((128, 1, 28, 28), (32, 1, 3, 3), window())[0]))
+    others = [*of(*large, window(stride=2)), *of(*large, window(), "float64")]
+    others += of((256, 64, 56, 56), (64, 32, 3, 3), window(groups=2))
+    monkeypatch.setattr(CHIP, "capability", (10, 0))
+    others += of(*large, window(padding=1))
+    assert not any(any(by_planes(kernels)) for kernels in others)
+    assert all(others)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("case", cases(M, N, K))
+def test_pieces_are_as_exact_as_one_chain_of_multiply_adds(case: str, stacked: bool) -> None:
+    a, b = cases(M, N, K)[case]
+    taken, expected = errors(in_pieces(a, b, stacked), a, b), errors(chain(a, b), a, b)
+    assert taken[0] <= max(NOISE * expected[0], ROUNDINGS)
+    assert taken[1] <= max((DECADES if "decades" in case else NOISE) * expected[1], ROUNDINGS)
+
+
+def test_the_products_are_those_of_the_kernels() -> None:
+    text = (asset_path("kernels") / "cuda" / "planes.cuh").read_text()
+    assert CHANNELS[0] == DEPTH
+    assert "{" + ", ".join(f"{{{a}, {b}}}" for a, b in BESIDE) + "}" in text
+
+
+def launches(kernel: CudaKernel) -> Iterator[CudaKernel]:
+    while True:
+        yield kernel
+        if kernel.then is None:
+            return
+        kernel = kernel.then
+
+
+def test_the_kernels_compile_and_neither_spill_registers_nor_wait_for_each_product() -> None:
+    try:
+        compiler.version()
+    except CudaCompilerError as error:
+        pytest.skip(str(error))
+    sources: dict[Source, None] = {}
+    for images, filters, padding in (((128, 32, 26, 26), 64, 0), ((8, 40, 15, 13), 33, 1), ((2, 64, 99, 99), 20, 2)):
+        size = [n + 2 * padding - 2 for n in images[2:]]
+        positions = Positions(images, (images[0], filters, *size), (3, 3), (padding, padding), (1, 1))
+        made = [PlaneConvolution(positions, False), PlaneConvolution(positions.turned(), True)]
+        for kernel in [*(c.kernel() for c in made), PlaneWeightGrad(positions).kernel()]:
+            for step in launches(kernel):
+                macros = tuple(sorted(step.definitions().items()))
+                sources[file_source(step.file, (np.dtype("float32"),), macros)] = None
+    for source in sources:
+        log = compiler.compile_source(source, architecture((9, 0))).log.splitlines()
+        wrong = [line for line in log if "spill" in line and " 0 bytes spill stores" not in line]
+        wrong += [line for line in log if "serializ" in line or "setmaxnreg" in line]
+        wrong += [line for line in log if "stack frame" in line and " 0 bytes stack frame" not in line]
+        assert wrong == [], source.name

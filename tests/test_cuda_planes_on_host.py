@@ -1,0 +1,142 @@
+"""Convolutions by positions, and what is fused with convolutions: the kernels, on the CPU, against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_on_host import Host
+from program_samples import ON_GPU
+
+from adtrain import ops
+from adtrain.backends.cuda.tasks import candidates
+from adtrain.core.array import ArrayType, array
+from adtrain.core.chip import CHIP
+from adtrain.core.fused import convolution_p
+from adtrain.core.kernel import CudaKernel
+from adtrain.core.primitive import Primitive
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import stage
+from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
+from adtrain.ops.planes_cuda import PlaneConvolution, PlaneWeightGrad, Positions
+
+TOLERANCE = 5e-7
+"""Of the norm of the difference over the norm."""
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    return Host(tmp_path_factory.mktemp("host"))
+
+
+@pytest.fixture(autouse=True)
+def few_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that blocks go from tile to tile."""
+    monkeypatch.setattr(CHIP, "multiprocessors", 2)
+
+
+def drawn(*shapes: tuple[int, ...]) -> list[np.ndarray]:
+    rng = np.random.default_rng(1)
+    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+def equation(primitive: Primitive, arrays: list[np.ndarray], params: dict[str, Any]) -> Equation:
+    inputs = tuple(Variable(ArrayType(x.shape, x.dtype), "gpu") for x in arrays)
+    out = primitive.shape(*(v.type for v in inputs), **params)
+    assert isinstance(out, ArrayType)
+    return Equation(primitive, inputs, params, (Variable(out, "gpu"),))
+
+
+def agree(found: np.ndarray, expected: np.ndarray) -> bool:
+    for test in (np.isnan, np.isposinf, np.isneginf):
+        np.testing.assert_array_equal(test(found), test(expected))
+    held = np.isfinite(expected)
+    return bool(np.linalg.norm(found[held] - expected[held]) <= TOLERANCE * np.linalg.norm(expected[held]))
+
+
+def directions(
+    positions: Positions, x: np.ndarray, w: np.ndarray, g: np.ndarray
+) -> Iterator[tuple[Equation, Any, Any]]:
+    """The convolution and its gradients: the equation, its arguments, and the kernel by positions."""
+    window = {"window": Window((1, 1), positions.padding, positions.dilation, 1), "precision": "full"}
+    sized = {**window, "size": positions.images[2:]}
+    yield equation(conv2d_p, [x, w], window), (x, w), PlaneConvolution(positions, False)
+    yield equation(input_grad_p, [g, w], sized), (g, w), PlaneConvolution(positions.turned(), True)
+    if PlaneWeightGrad(positions).suits():
+        sized = {**window, "size": positions.kernel}
+        yield equation(weight_grad_p, [x, g], sized), (x, g), PlaneWeightGrad(positions)
+
+
+def check(host: Host, positions: Positions, x: np.ndarray, w: np.ndarray, g: np.ndarray) -> None:
+    for e, arrays, planes in directions(positions, x, w, g):
+        with np.errstate(invalid="ignore"):
+            expected = e.primitive.implementations["cpu"](*(v.astype(float) for v in arrays), **e.params)
+        assert agree(host.computed(e, planes.kernel(), arrays)[0], expected), e.primitive.name
+
+
+@pytest.mark.parametrize(
+    ("image", "filters", "kernel", "padding", "dilation"),
+    [
+        ((2, 20, 9, 8), 33, (3, 3), (1, 1), (1, 1)),
+        ((3, 40, 8, 7), 70, (3, 3), (0, 2), (1, 1)),
+        ((1, 9, 12, 21), 5, (3, 2), (2, 0), (2, 1)),
+    ],
+)
+def test_convolutions_by_positions_are_right(
+    host: Host,
+    image: tuple[int, ...],
+    filters: int,
+    kernel: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+) -> None:
+    size = [n + 2 * p - (k - 1) * d for n, p, k, d in zip(image[2:], padding, kernel, dilation, strict=True)]
+    positions = Positions(image, (image[0], filters, *size), kernel, padding, dilation)
+    check(host, positions, *drawn(image, (filters, image[1], *kernel), positions.outputs))
+
+
+def test_infinity_and_nan_go_where_they_go_in_plain_sums(host: Host) -> None:
+    positions = Positions((2, 20, 6, 7), (2, 40, 6, 7), (3, 3), (1, 1), (1, 1))
+    x, w, g = drawn(positions.images, (40, 20, 3, 3), positions.outputs)
+    x[0, 1, 2, 3], x[1, 19, 5, 6], g[1, 3, 4, 5], g[0, 39, 0, 3] = np.inf, -np.inf, np.nan, np.inf
+    check(host, positions, x, w, g)
+
+
+def layer(x: Any, w: Any, bias: Any, keep: Any) -> Any:
+    y = ops.relu(ops.conv2d(x, w, bias, padding=1))
+    return y, ops.where(ops.less(0, x), ops.conv_transpose2d(y, w, padding=1) * keep, 0)
+
+
+def strided(x: Any, w: Any, bias: Any, keep: Any) -> Any:
+    y = ops.relu(ops.conv2d(x, w, bias, stride=2, padding=1))
+    up = ops.conv_transpose2d(y, w, stride=2, padding=1, output_padding=1)
+    return y, ops.where(ops.less(0, x), up * keep, 0)
+
+
+def staged(f: Any, *arrays: np.ndarray) -> Program:
+    return stage(f, ON_GPU).program(*(array(x) for x in arrays))
+
+
+def every_kernel(e: Equation) -> list[CudaKernel]:
+    """Candidates with different tiles, and the one by positions."""
+    found = [k for k in candidates(e) if isinstance(k, CudaKernel)]
+    return [*found[:2], *{k.file: k for k in found}.values()]
+
+
+@pytest.mark.parametrize(
+    ("f", "image", "filters"), [(layer, (2, 20, 7, 6), 33), (layer, (3, 16, 4, 1), 3), (strided, (2, 3, 6, 8), 5)]
+)
+def test_what_is_done_to_a_convolution_is_done_to_each_element_once(
+    host: Host, f: Any, image: tuple[int, ...], filters: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("adtrain.ops.conv_cuda.HOPELESS", np.inf)
+    program = staged(f, *drawn(image, (filters, image[1], 3, 3), (filters,), (image[0], 1, 1, 1)))
+    fused = [e for e in program.equations if e.primitive is convolution_p]
+    assert len(fused) == 2
+    for e in fused:
+        arrays = drawn(*(v.type.shape for v in e.inputs))
+        (expected,) = [e.primitive.implementations["cpu"](*arrays, **e.params)]
+        for kernel in every_kernel(e):
+            assert agree(host.computed(e, kernel, arrays)[0], expected), kernel.definitions()

@@ -1,0 +1,147 @@
+"""Calls of cuBLASLt and cuDNN, by emulations that compute on the host's memory what they are asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from vendor_emulated import Lt, cublas, cudnn, package
+from vendor_equations import PRODUCT, WINDOWS, convolutions, matmul
+
+from adtrain.backends.cuda.vendor import Library, LibraryCall, NotOffered
+from adtrain.backends.cuda.vendor.call import CHOICES, WORKSPACE_ALIGNMENT
+from adtrain.core.errors import DeviceError
+from adtrain.core.program import Equation
+from adtrain.ops.conv import Window
+from adtrain.passes.arena import ALIGNMENT
+
+STREAM = 77
+
+
+def computed(library: Library, equation: Equation, choice: int, *arrays: np.ndarray) -> np.ndarray:
+    """What a library's plan leaves where the result lies."""
+    out = np.full(equation.outputs[0].type.shape, np.nan, arrays[0].dtype)
+    addresses = [x.ctypes.data for x in (*arrays, out)]
+    LibraryCall(library, equation, choice).enqueue(addresses, WORKSPACE_ALIGNMENT, STREAM)
+    return out
+
+
+@given(
+    batch=st.lists(st.integers(1, 3), max_size=2).map(tuple),
+    m=st.integers(1, 6), n=st.integers(1, 6), k=st.integers(1, 6),
+    ta=st.booleans(), tb=st.booleans(), dtype=st.sampled_from(["float32", "float64"]),
+)  # fmt: skip
+def test_a_row_major_product_is_a_column_major_one(
+    batch: tuple[int, ...], m: int, n: int, k: int, ta: bool, tb: bool, dtype: str
+) -> None:
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((*batch, k, m) if ta else (*batch, m, k)).astype(dtype)
+    b = rng.standard_normal((*batch, n, k) if tb else (*batch, k, n)).astype(dtype)
+    expected = (a.swapaxes(-1, -2) if ta else a) @ (b.swapaxes(-1, -2) if tb else b)
+    found = computed(cublas(Lt()), matmul(a.shape, b.shape, ta, tb, dtype=dtype), 0, a, b)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "compute"),
+    [
+        ("float32", "full", "COMPUTE_32F"),
+        ("float32", "tf32", "COMPUTE_32F_FAST_TF32"),
+        ("float32", "bfloat16", "COMPUTE_32F_FAST_16BF"),
+        ("float64", "full", "COMPUTE_64F"),
+    ],
+)
+def test_cublas_computes_as_precisely_as_asked(dtype: str, precision: str, compute: str) -> None:
+    lt = Lt()
+    a, b = np.ones((2, 3), dtype), np.ones((3, 2), dtype)
+    computed(cublas(lt), matmul(a.shape, b.shape, dtype=dtype, precision=precision), 0, a, b)
+    ((about, _, stream),) = lt.computed
+    assert about["compute"].name == compute
+    assert stream == STREAM
+
+
+def test_cublas_is_asked_once_for_each_problem_and_told_its_limits() -> None:
+    lt = Lt()
+    library = cublas(lt)
+    for choice in range(CHOICES):
+        for _ in range(2):
+            assert library.plan(PRODUCT, choice).workspace == 1000 * choice
+    assert lt.questions == 1
+    operands = 4 * (64 * 48 + 48 * 32 + 64 * 32)
+    assert lt.limits == {"MAX_WORKSPACE_BYTES": (32 << 20) + operands} | {
+        f"MIN_ALIGNMENT_{operand}_BYTES": ALIGNMENT for operand in "ABCD"
+    }
+    library.plan(matmul((64, 48), (48, 32), precision="tf32"), 0)
+    assert lt.questions == 2
+
+
+@pytest.mark.parametrize(
+    ("states", "refusal", "ways"), [([0], None, 1), ([0, 7, 0], None, 2), ([], "CUBLAS_STATUS_NOT_SUPPORTED", 0)]
+)
+def test_what_cublas_does_not_offer_is_no_candidate(states: list[int], refusal: str | None, ways: int) -> None:
+    lt = Lt()
+    lt.states, lt.refusal = states, refusal
+    library = cublas(lt)
+    for choice in range(ways):
+        library.plan(PRODUCT, choice)
+    with pytest.raises(NotOffered, match=f"cublasLt 13.1.0 has {ways} ways"):
+        library.plan(PRODUCT, ways)
+
+
+def test_a_librarys_error_is_one_line_of_ours() -> None:
+    lt = Lt()
+    lt.refusal = "CUBLAS_STATUS_NOT_INITIALIZED (1): no\ncontext"
+    with pytest.raises(DeviceError) as caught:
+        cublas(lt).plan(PRODUCT, 0)
+    assert str(caught.value) == "device gpu: cublasLt 13.1.0: CUBLAS_STATUS_NOT_INITIALIZED (1): no"
+
+
+@pytest.mark.parametrize(("image", "weight", "window"), WINDOWS)
+def test_cudnn_is_asked_for_the_convolution(image: tuple[int, ...], weight: tuple[int, ...], window: Window) -> None:
+    front_end = package([((), 0)])
+    library = cudnn(front_end)
+    rng = np.random.default_rng(0)
+    for equation in convolutions(image, weight, window):
+        arrays = [rng.standard_normal(v.type.shape).astype(np.float32) for v in equation.inputs]
+        expected = equation.primitive.implementations["cpu"](*arrays, **equation.params)
+        np.testing.assert_array_equal(computed(library, equation, 0, *arrays), expected)
+    assert front_end.streams == [STREAM] * 3
+
+
+@pytest.mark.parametrize(("precision", "first"), [("full", 4), ("tf32", 2)])
+def test_cudnn_takes_no_engine_that_rounds_more_than_asked_or_differs_from_run_to_run(
+    precision: str, first: int
+) -> None:
+    plans: list[tuple[tuple[str, ...], int]] = [
+        (("NONDETERMINISTIC",), 0), (("TENSOR_CORE", "DOWN_CONVERT_INPUTS"), 0), (("TENSOR_CORE",), 0),
+        (("WINOGRAD",), 0), ((), 0),
+    ]  # fmt: skip
+    front_end = package(plans)
+    equation, *_ = convolutions(*WINDOWS[1], precision)
+    x, w = (np.ones(v.type.shape, np.float32) for v in equation.inputs)
+    computed(cudnn(front_end), equation, 0, x, w)
+    assert [index for index, _ in front_end.executed] == [first]
+
+
+def test_cudnns_plans_fit_into_the_workspace_and_end_somewhere() -> None:
+    library = cudnn(package([((), 1 << 40), ((), 512)]))
+    equation, *_ = convolutions(*WINDOWS[1])
+    assert library.plan(equation, 0).workspace == 512
+    with pytest.raises(NotOffered, match=r"cudnn 9\.19\.0 has 1 ways"):
+        library.plan(equation, 1)
+    with pytest.raises(NotOffered):
+        cudnn(package([], unsupported=True)).plan(equation, 0)
+
+
+@pytest.mark.parametrize("scratch_at", [4096, 4096 + ALIGNMENT, 4096 + 3 * ALIGNMENT])
+def test_a_workspace_is_aligned_and_inside_the_scratch(scratch_at: int) -> None:
+    lt = Lt()
+    a, b = np.ones((64, 48), np.float32), np.ones((48, 32), np.float32)
+    out = np.zeros((64, 32), np.float32)
+    call = LibraryCall(cublas(lt), PRODUCT, 2)
+    call.enqueue([x.ctypes.data for x in (a, b, out)], scratch_at, STREAM)
+    ((_, workspace, _),) = lt.computed
+    assert workspace % WORKSPACE_ALIGNMENT == 0
+    assert scratch_at <= workspace
+    assert workspace + 2000 <= scratch_at + call.scratch

@@ -1,0 +1,137 @@
+"""The GPU: convolutions by positions are right for all shapes, and as exact as plain float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu_parity import gpu, poisoned
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from planes_emulated import cases
+from slabs_emulated import NOISE, chain, errors
+from test_cuda_planes import DECADES, ROUNDINGS, convolutions
+from test_gpu_products import computed, distance
+
+from adtrain import ops
+from adtrain.core.array import array
+from adtrain.core.staging import stage
+from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
+from adtrain.ops.planes_cuda import CAPABILITY, PlaneConvolution, PlaneWeightGrad, Positions
+from adtrain.passes import ALL
+
+__all__ = ["gpu", "poisoned"]
+
+pytestmark = pytest.mark.gpu
+
+TOLERANCE = 3e-7
+"""Of the norm of the difference over the norm."""
+M, N, K = 48, 80, 288
+
+
+@pytest.fixture(autouse=True)
+def hopper(gpu: Any) -> None:
+    if gpu.device.device.compute_capability() != CAPABILITY:
+        pytest.skip("positions are for GPUs of compute capability 9.0 alone")
+
+
+def window(positions: Positions) -> Window:
+    return Window((1, 1), positions.padding, positions.dilation, 1)
+
+
+def forward(gpu: Any, positions: Positions, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    return computed(gpu, conv2d_p, PlaneConvolution(positions, False).kernel(), [x, w], window=window(positions))
+
+
+def input_grad(gpu: Any, positions: Positions, g: np.ndarray, w: np.ndarray) -> np.ndarray:
+    kernel, params = PlaneConvolution(positions.turned(), True).kernel(), {"size": positions.images[2:]}
+    return computed(gpu, input_grad_p, kernel, [g, w], window=window(positions), **params)
+
+
+def weight_grad(gpu: Any, positions: Positions, x: np.ndarray, g: np.ndarray) -> np.ndarray:
+    kernel, params = PlaneWeightGrad(positions).kernel(), {"size": positions.kernel}
+    return computed(gpu, weight_grad_p, kernel, [x, g], window=window(positions), **params)
+
+
+def drawn(positions: Positions) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images, weights, and gradients of the outputs."""
+    rng = np.random.default_rng(positions.count)
+    weights = (positions.outputs[1], positions.images[1], *positions.kernel)
+    x, w, g = (rng.standard_normal(shape, np.float32) for shape in (positions.images, weights, positions.outputs))
+    return x, w, g
+
+
+def same(found: np.ndarray, expected: np.ndarray) -> bool:
+    """Whether what is not finite is where it is expected, and all else right."""
+    for test in (np.isnan, np.isposinf, np.isneginf):
+        np.testing.assert_array_equal(test(found), test(expected))
+    held = np.isfinite(expected)
+    return distance(found[held], expected[held]) < TOLERANCE
+
+
+def check(gpu: Any, positions: Positions, x: np.ndarray, w: np.ndarray, g: np.ndarray) -> None:
+    wide = [v.astype(float) for v in (x, w, g)]
+    params: dict[str, Any] = {"window": window(positions), "precision": "full"}
+    with np.errstate(invalid="ignore"):
+        y = conv2d_p.implementations["cpu"](*wide[:2], **params)
+        dx = input_grad_p.implementations["cpu"](wide[2], wide[1], size=positions.images[2:], **params)
+        dw = weight_grad_p.implementations["cpu"](wide[0], wide[2], size=positions.kernel, **params)
+    assert same(forward(gpu, positions, x, w), y)
+    assert same(input_grad(gpu, positions, g, w), dx)
+    if PlaneWeightGrad(positions).suits():
+        assert same(weight_grad(gpu, positions, x, g), dw)
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(convolutions(), st.integers(1, 80), st.integers(1, 140))
+def test_convolutions_of_all_shapes_are_right(gpu: Any, small: Positions, channels: int, filters: int) -> None:
+    (count, _, *size), (_, _, *out) = small.images, small.outputs
+    shapes = (count, channels, *size), (count, filters, *out)
+    positions = Positions(*shapes, small.kernel, small.padding, small.dilation)
+    check(gpu, positions, *drawn(positions))
+
+
+@pytest.mark.parametrize(
+    ("image", "filters", "padding"),
+    [((140, 32, 26, 26), 64, 0), ((9, 70, 31, 45), 33, 1), ((2, 16, 5, 190), 130, 1), ((300, 64, 7, 7), 20, 2)],
+)
+def test_large_convolutions_are_right(gpu: Any, image: tuple[int, ...], filters: int, padding: int) -> None:
+    size = [n + 2 * padding - 2 for n in image[2:]]
+    positions = Positions(image, (image[0], filters, *size), (3, 3), (padding, padding), (1, 1))
+    check(gpu, positions, *drawn(positions))
+
+
+def test_infinity_and_nan_go_where_they_go_in_plain_sums(gpu: Any) -> None:
+    positions = Positions((3, 40, 12, 13), (3, 70, 12, 13), (3, 3), (1, 1), (1, 1))
+    x, w, g = drawn(positions)
+    x[0, 1, 2, 3], x[1, 2, 0, 0], x[2, 39, 11, 12] = np.inf, np.nan, -np.inf
+    g[1, 3, 4, 5], g[2, 69, 0, 12] = np.inf, np.nan
+    check(gpu, positions, x, w, g)
+
+
+@pytest.mark.parametrize("filters", [M, M // 2])
+@pytest.mark.parametrize("case", cases(M, N, K))
+def test_pieces_are_as_exact_as_one_chain_of_multiply_adds(gpu: Any, case: str, filters: int) -> None:
+    """With filters whose pieces lie apart, and stacked."""
+    a, b = cases(filters, N, K)[case]
+    positions = Positions((1, K, 1, N), (1, filters, 1, N), (1, 1), (0, 0), (1, 1))
+    found = forward(gpu, positions, b.reshape(1, K, 1, N), a.reshape(filters, K, 1, 1)).reshape(filters, N)
+    taken, expected = errors(found, a, b), errors(chain(a, b), a, b)
+    assert taken[0] <= max(NOISE * expected[0], ROUNDINGS)
+    assert taken[1] <= max((DECADES if "decades" in case else NOISE) * expected[1], ROUNDINGS)
+
+
+def test_what_is_done_to_a_convolution_is_done_to_each_element_once(gpu: Any) -> None:
+    """In one launch with it: bias and activation, and the mask on the gradient by the images."""
+    positions = Positions((40, 32, 26, 26), (40, 64, 24, 24), (3, 3), (0, 0), (1, 1))
+    x, w, _ = drawn(positions)
+    bias = np.linspace(-1, 1, 64, dtype=np.float32)
+
+    def layer(x: Any, w: Any, bias: Any) -> Any:
+        y = ops.relu(ops.conv2d(x, w, bias))
+        return y, ops.where(ops.less(0, x), ops.conv_transpose2d(y, w), 0)
+
+    found = [v.numpy() for v in stage(layer, ALL)(*(array(v, device="gpu") for v in (x, w, bias)))]
+    expected = [v.numpy() for v in layer(*(array(v.astype(float)) for v in (x, w, bias)))]
+    assert all(distance(*both) < TOLERANCE for both in zip(found, expected, strict=True))
