@@ -102,11 +102,16 @@ def test_cudnn_is_asked_for_the_convolution(image: tuple[int, ...], weight: tupl
     front_end = package([((), 0)])
     library = cudnn(front_end)
     rng = np.random.default_rng(0)
-    for equation in convolutions(image, weight, window):
+    for equation in convolutions(image, weight, window, "tf32"):
         arrays = [rng.standard_normal(v.type.shape).astype(np.float32) for v in equation.inputs]
-        expected = equation.primitive.implementations["cpu"](*arrays, **equation.params)
+        expected = equation.primitive.implementations["cpu"](*arrays, **{**equation.params, "precision": "full"})
         np.testing.assert_array_equal(computed(library, equation, 0, *arrays), expected)
     assert front_end.streams == [STREAM] * 3
+
+
+def test_cudnn_is_not_asked_for_weight_gradients_in_float32() -> None:
+    library = cudnn(package([((), 0)]))
+    assert [library.problem(equation) is None for equation in convolutions(*WINDOWS[1])] == [False, False, True]
 
 
 @pytest.mark.parametrize(("precision", "first"), [("full", 4), ("tf32", 2)])

@@ -17,6 +17,7 @@ from test_gpu_products import CONVOLUTIONS, FLAGS, SHAPES, distance, exact, oper
 from adtrain import ops
 from adtrain.backends.cuda.tasks import MEASURED, candidates, label, problem
 from adtrain.backends.cuda.vendor import LIBRARIES, LibraryCall, NotOffered, calls
+from adtrain.backends.cuda.vendor.cudnn import LESS_EXACT
 from adtrain.core.array import Array, ArrayType, array
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Variable
@@ -127,8 +128,8 @@ def test_convolutions_and_gradients_by_cudnn_are_right(
             *(v.astype(float) for v in arrays), window=window, **size, precision="full"
         )
         equation = equation_of(primitive, arrays, window=window, **size, precision=precision)
-        tolerance = TOLERANCE[precision]
-        assert check(gpu, equation, arrays, expected, tolerance), primitive.name
+        found = check(gpu, equation, arrays, expected, TOLERANCE[precision])
+        assert bool(found) == (precision != "full" or primitive.name not in LESS_EXACT), primitive.name
 
 
 def as_measured(equation: Equation, library: str) -> None:
