@@ -3,7 +3,8 @@
 The README's have ratios, those of docs/performance.md intervals and memory as well. Results are files that `adtrain
 bench --against` wrote (see peers.sh), in any number and in folders or not; other files are passed over. Between
 MARKERS stands a table for each device, with a row for each training step, named after its file where it is alone in
-it and else after its config; and below, how operations compare. Of a CPU no times are told: they say little, for what
+it and else after its config; below it one for products and convolutions, where texts tell all; and how many operations
+are faster than a peer's. Of a CPU no times are told: they say little, for what
 else it does changes them.
 """
 
@@ -81,7 +82,10 @@ def _device(results: Results, whole: bool) -> Iterator[str]:
         lines = [[called, *(_cell(row, side, whole, on_gpu) for side in sides)] for called, row in steps]
         ruler = ["---", *["--:"] * len(sides)]
         yield "".join(f"| {' | '.join(cells)} |\n" for cells in [["step", *sides], ruler, *lines])
-    if operations := [row for result in results.values() for row in result.get("operations", ())]:
+    operations = [row for result in results.values() for row in result.get("operations", ())]
+    if whole and on_gpu and (products := [row for row in operations if row.get("flops")]):
+        yield "".join(_products(products))
+    if operations:
         yield "".join(_operations(operations))
 
 
@@ -113,8 +117,8 @@ def _cell(row: Mapping[str, Any], side: str, whole: bool, on_gpu: bool) -> str:
         return ""
     parts = []
     if side != OURS:
-        median, low, high = (_digits(row["ratios"][side][end]) for end in ("median", "low", "high"))
-        parts.append(f"{median} ({low} to {high})" if whole else median)
+        ratio = row["ratios"][side]
+        parts.append(_interval(ratio) if whole else _digits(ratio["median"]))
     elif on_gpu:
         micros = row["times"][OURS]["median_ms"] * 1e3
         parts.append(f"{micros:,.0f} µs" if micros >= 100 else f"{micros:.3g} µs")
@@ -123,8 +127,25 @@ def _cell(row: Mapping[str, Any], side: str, whole: bool, on_gpu: bool) -> str:
     return ", ".join(parts)
 
 
+def _interval(ratio: Mapping[str, float]) -> str:
+    median, low, high = (_digits(ratio[end]) for end in ("median", "low", "high"))
+    return f"{median} ({low} to {high})"
+
+
 def _digits(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}" if ratio < 100 else f"{ratio:,.0f}"
+
+
+def _products(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Products and convolutions: speed, peers' times over adtrain's, and each side's error to float64."""
+    peers = list(dict.fromkeys(side for row in rows for side in row["times"] if side != OURS))
+    head = ["operation", "phase", "adtrain, TFLOP/s", *peers, "errors"]
+    yield f"| {' | '.join(head)} |\n| --- | --- |{' --: |' * (len(head) - 2)}\n"
+    for row in rows:
+        tflops = row["flops"] / row["times"][OURS]["median_ms"] * 1e-9
+        ratios = [_interval(row["ratios"][peer]) if peer in row["ratios"] else "" for peer in peers]
+        errors = ", ".join(f"{row['off'][side]:.1e}" for side in row["off"])
+        yield f"| {row['op']} {row['size']} | {row['phase']} | {tflops:.3g} | {' | '.join([*ratios, errors])} |\n"
 
 
 def _operations(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -112,6 +112,17 @@ def test_operations_are_counted_by_which_side_of_one_their_intervals_lie_on() ->
     assert "|" not in text
 
 
+def test_products_are_told_with_their_speed_and_errors_where_texts_tell_all() -> None:
+    row = {**compared(torch=4.0), "op": "matmul", "size": "4096", "phase": "forward", "flops": 2 * 4096**3}
+    row["times"] = {"adtrain": {"median_ms": 0.5}, "torch": {"median_ms": 2.0}}
+    row["off"] = {"adtrain": 2.04e-7, "torch": 1.1e-6}
+    found = {"gpu-operations": result("gpu", operations=[row, compared(torch=2.0)])}
+    text = tables.tables(found, whole=True)
+    low, high = (f"{row['ratios']['torch'][end]:.2f}" for end in ("low", "high"))
+    assert f"| matmul 4096 | forward | 275 | 4.00 ({low} to {high}) | 2.0e-07, 1.1e-06 |\n" in text
+    assert "|" not in tables.tables(found, whole=False)
+
+
 def test_only_what_stands_between_the_markers_changes() -> None:
     text = f"# Fast\n{BEGIN}\nold\n{END}\nend | of\n"
     found = {"mlp": result(steps=[step("mlp", torch=2.0)])}

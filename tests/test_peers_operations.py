@@ -72,6 +72,14 @@ def test_many_runs_in_one_compiled_program_leave_the_result_of_one(case: OpCase)
         assert found.run(1) == found.results()[0].flat[0]
 
 
+def test_flops_of_products_are_those_counted_by_hand() -> None:
+    product, transposed, convolution, other = SMALL[:4]
+    assert product.flops("forward") == transposed.flops("forward") == 2 * 7 * 6 * 5
+    assert convolution.flops("forward") == 2 * (5 * 4 * 8 * 7) * (3 * 3 * 3)
+    assert convolution.flops("backward") == 2 * 2 * (5 * 4 * 8 * 7) * (3 * 3 * 3)
+    assert other.flops("forward") is None
+
+
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_every_case_of_the_table_is_tested_here_and_says_its_shape(device: str) -> None:
     cases = op_cases.cases(device)

@@ -104,6 +104,7 @@ def _operations(cases: Sequence[OpCase], device: str, choice: Choice, autotune: 
             for phase in case.phases:
                 found = comparison.compare_operation(sides, case, phase)
                 what = {"op": case.op, "size": case.size, "phase": phase, "precision": case.precision}
+                what["flops"] = case.flops(phase)
                 tolerance = comparison.OPERATION_TOLERANCE[case.precision]
                 rows.append({**what, "tolerance": tolerance, **_record(found, choice)})
     return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,6 +66,14 @@ class OpCase:
     def phases(self) -> Sequence[str]:
         return ("forward", "backward") if self.differentiable else ("forward",)
 
+    def flops(self, phase: str) -> int | None:
+        """Two for each multiply-add of a product or convolution, or of its two gradients; None of other operations."""
+        if self.op not in ("matmul", "conv2d"):
+            return None
+        image, weight = (make(_Nothing()).shape for make in self.inputs)
+        inside = image[-1] if self.op == "matmul" else math.prod(weight[1:])
+        return 2 * math.prod(self.output) * inside * (2 if phase == "backward" else 1)
+
     def of(self, functions: Any) -> Callable[..., Any]:
         """The operation with its options, from a module or a mapping of functions by name."""
         f = functions[self.op] if isinstance(functions, Mapping) else getattr(functions, self.op)
@@ -90,18 +99,18 @@ class OpCase:
         return [next(given) if _is_float(make) else x for x, make in zip(args, self.inputs, strict=True)]
 
 
-class _Scalar:
-    """A random generator in name, of which a sampler's kind of number can be seen."""
+class _Nothing:
+    """A random generator in name, of which a sampler's shape and kind of number can be seen, at no memory."""
 
     def normal(self, size: tuple[int, ...]) -> np.ndarray:
-        return np.zeros(0)
+        return np.broadcast_to(np.float64(0), size)
 
     def integers(self, low: int, high: int, size: tuple[int, ...]) -> np.ndarray:
-        return np.zeros(0, np.int64)
+        return np.broadcast_to(np.int64(0), size)
 
 
 def _is_float(make: Sampler) -> bool:
-    return make(_Scalar()).dtype.kind == "f"  # type: ignore[arg-type]
+    return make(_Nothing()).dtype.kind == "f"  # type: ignore[arg-type]
 
 
 UNARY = ("exp", "relu", "gelu", "tanh")
