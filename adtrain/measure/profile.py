@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple, TypedDict
@@ -128,7 +127,7 @@ def profile_steps(
     for _ in range(warmup):
         run_steps(1)
         finish()
-    repeats = _repeats(run_steps, finish, clock)
+    repeats, _ = timing.sample_length(run_steps, finish, clock, timing.MIN_SAMPLE_MS, MOST_IN_A_ROW)
     whole: list[float] = []
     timers: list[OpTimer] = []
     for _ in range(steps):
@@ -148,19 +147,6 @@ def profile_steps(
         [_row(key, work[key], ms[key], total) for key in work],
         Timing([seconds * 1e3 / repeats for seconds in whole], repeats),
     )
-
-
-def _repeats(run_steps: Callable[[int], object], finish: Callable[[], object], clock: Clock) -> int:
-    """How many steps in a row a sample takes."""
-    repeats = 1
-    while True:
-        start = clock()
-        run_steps(repeats)
-        finish()
-        ms = (clock() - start) * 1e3
-        if ms <= 0 or ms >= timing.MIN_SAMPLE_MS or repeats == MOST_IN_A_ROW:
-            return repeats
-        repeats = min(ceil(1.1 * repeats * timing.MIN_SAMPLE_MS / ms), MOST_IN_A_ROW)
 
 
 def rate(amount: float, ms: float) -> float | None:

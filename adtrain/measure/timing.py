@@ -146,7 +146,7 @@ def alternate(
             for _ in range(WARMUP_RUNS):
                 if _sample(works[name], finish, 1, clock) >= LONG_S:
                     break
-            repeats[name], seconds[name] = _repeats(works[name], finish, clock, least_ms)
+            repeats[name], seconds[name] = sample_length(works[name], finish, clock, least_ms)
         round_ms = sum(seconds.values()) * 1e3
         budget = BUDGET_MS * len(names) if budget_ms is None else budget_ms
         rounds = int(min(max(budget / round_ms, MIN_SAMPLES), MAX_SAMPLES)) if round_ms > 0 else MAX_SAMPLES
@@ -174,12 +174,14 @@ def overhead_ms(clock: Clock = perf_counter) -> float:
     return measure(lambda: None, clock=clock).median_ms
 
 
-def _repeats(work: Work, finish: Callable[[], object], clock: Clock, least_ms: float) -> tuple[int, float]:
-    """How many runs a sample takes, and its seconds."""
+def sample_length(
+    work: Work, finish: Callable[[], object], clock: Clock, least_ms: float, most: int = MOST_REPEATS
+) -> tuple[int, float]:
+    """How many runs a sample of so many milliseconds takes, and its seconds."""
     repeats = 1
-    while (elapsed := _sample(work, finish, repeats, clock)) * 1e3 < least_ms and repeats < MOST_REPEATS:
+    while (elapsed := _sample(work, finish, repeats, clock)) * 1e3 < least_ms and repeats < most:
         short = least_ms / (elapsed * 1e3) if elapsed > 0 else math.inf
-        repeats *= math.ceil(min(max(1.1 * short, 2), 10))
+        repeats = min(repeats * math.ceil(min(max(1.1 * short, 2), 10)), most)
     return repeats, elapsed
 
 
