@@ -103,10 +103,10 @@ def _operations(cases: Sequence[OpCase], device: str, choice: Choice, autotune: 
             progress(f"bench: {case.name} ({i} of {len(cases)})")
             for phase in case.phases:
                 found = comparison.compare_operation(sides, case, phase)
-                what = {"op": case.op, "size": case.size, "phase": phase, "precision": case.precision}
-                what["flops"] = case.flops(phase)
+                what = {"op": case.op, "size": case.size, "phase": phase, "flops": case.flops(phase)}
                 tolerance = comparison.OPERATION_TOLERANCE[case.precision]
-                rows.append({**what, "tolerance": tolerance, **_record(found, choice)})
+                how = {"precision": case.precision, "tolerance": tolerance}
+                rows.append({**what, **how, **_record(found, choice)})
     return rows
 
 

@@ -70,7 +70,7 @@ class OpCase:
         """Two for each multiply-add of a product or convolution, or of its two gradients; None of other operations."""
         if self.op not in ("matmul", "conv2d"):
             return None
-        image, weight = (make(_Nothing()).shape for make in self.inputs)
+        image, weight = (_shaped(make).shape for make in self.inputs)
         inside = image[-1] if self.op == "matmul" else math.prod(weight[1:])
         return 2 * math.prod(self.output) * inside * (2 if phase == "backward" else 1)
 
@@ -109,8 +109,12 @@ class _Nothing:
         return np.broadcast_to(np.int64(0), size)
 
 
+def _shaped(make: Sampler) -> np.ndarray:
+    return make(_Nothing())  # type: ignore[arg-type]
+
+
 def _is_float(make: Sampler) -> bool:
-    return make(_Nothing()).dtype.kind == "f"  # type: ignore[arg-type]
+    return _shaped(make).dtype.kind == "f"
 
 
 UNARY = ("exp", "relu", "gelu", "tanh")
