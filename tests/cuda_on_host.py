@@ -22,8 +22,8 @@ HERE = Path(__file__).parent / "cuda_host"
 SHARED = "extern __shared__ __align__(16) unsigned char shared_bytes[];"
 PACKED = "Word word = 0;"
 """In `tile.cuh` and `mma.cuh`: what `host.h` has instead."""
-NUMBERS_OF_CONV = 8
-"""Parameters that CONV_NUMBERS of `conv.cuh` stands for."""
+NUMBERS = {"CONV_NUMBERS": 8, "POOL_NUMBERS": 5}
+"""Parameters that a macro of `conv.cuh` or `pool.cu` stands for."""
 
 
 class Host:
@@ -82,7 +82,10 @@ class Host:
         """A function that runs the kernel with arguments from arrays."""
         found = re.search(rf"KERNEL[^{{;]*?\b{task.name}\(([^{{]*?)\)\s*\{{", task.source.text)
         assert found is not None, task.name
-        parameters = [p.strip() for p in re.sub(r"#\w.*", "", found.group(1)).split(",") if p.strip()]
+        absent = "|".join(name for name in re.findall(r"-D(\w+)=0", " ".join(task.source.options)))
+        present = re.sub(rf"#if ({absent})\n.*?#endif", "", found.group(1), flags=re.DOTALL)
+        text = re.sub(r"#\w.*", "", present)
+        parameters = [p.strip() for p in text.split(",") if p.strip()]
         args, pointers, numbers = [], 0, 0
         for parameter in parameters:
             if "Epilogue" in parameter:
@@ -90,10 +93,11 @@ class Host:
             elif "scratch" in parameter:
                 args += ["scratch"] * task.scratch
             elif "*" in parameter:
-                args.append(f"(T *)pointers[{pointers}]")
+                kind = parameter.rpartition("*")[0].removeprefix("const ")
+                args.append(f"({kind}*)pointers[{pointers}]")
                 pointers += 1
             else:
-                count = NUMBERS_OF_CONV if parameter == "CONV_NUMBERS" else 1
+                count = NUMBERS.get(parameter, 1)
                 args += [f"numbers[{i}]" for i in range(numbers, numbers + count)]
                 numbers += count
         given = "int x, int y, int z, int threads, void **pointers, int64_t *numbers, char *scratch"

@@ -2,6 +2,7 @@
 
 import sys
 
+import adtrain.ops.bias_sums
 import adtrain.ops.conv_pooled  # noqa: F401  primitives that passes look up
 from adtrain.core.array import bind_operators
 from adtrain.core.precision import matmul_precision

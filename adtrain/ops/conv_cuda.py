@@ -1,18 +1,19 @@
-"""The CUDA kernels for convolutions: products with matrices gathered from the images (`kernels/cuda/conv.cuh`), and on
-Hopper products of the images' positions (`kernels/cuda/planes.cuh`)."""
+"""The CUDA kernels for convolutions: products with matrices gathered from the images (`kernels/cuda/conv.cuh`), of few
+channels sums in registers (`few.cuh`), and on Hopper products of the images' positions (`planes.cuh`)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from adtrain.core.chip import CHIP, Chip
 from adtrain.core.kernel import CudaKernel
-from adtrain.ops.choice_cuda import LANES, Gathers, ranked
+from adtrain.ops.choice_cuda import LANES, SECOND_PASS, START, Gathers, ranked
+from adtrain.ops.few_cuda import Few, FewConvolution, FewWeightGrad
 from adtrain.ops.planes_cuda import PlaneConvolution, PlaneWeightGrad, Positions
 from adtrain.ops.tiles_cuda import Tile
 
@@ -20,8 +21,21 @@ MOST = 6
 """Candidates for one convolution that gather matrices."""
 PLAIN_SPEED = 0.6
 """Multiply-adds of these on a multiprocessor at best, as a share of the float32 units', measured."""
+STEP, FIRST_K = 16, 32
+"""The fewest rows and columns that are multiplied; the length of sums that take as long as all else of a tile."""
+LARGEST, GATHERED = 128, 1.6
+"""Rows and columns of a tile, at most; elements that a multiprocessor gathers in a cycle, measured."""
 HOPELESS = 2.0
 """A kernel that should take so many times their time is no candidate."""
+
+
+class Engine(Protocol):
+    """Another way to compute a convolution: a kernel, and an estimate of its time."""
+
+    @property
+    def cycles(self) -> float: ...
+
+    def kernel(self) -> CudaKernel: ...
 
 
 class Convolution(NamedTuple):
@@ -41,16 +55,25 @@ class Convolution(NamedTuple):
         values = (*self.w[2:], *self.window.stride, *self.window.padding, *self.window.dilation)
         return dict(zip(("KH", "KW", "SH", "SW", "PH", "PW", "DH", "DW"), values, strict=True))
 
-    def products(self) -> int:
-        """Multiply-adds."""
-        return math.prod(self.y) * math.prod(self.w[1:])
+    def exact(self, precision: str) -> bool:
+        """Whether it is of float32 numbers that stay as they are."""
+        return self.dtype.itemsize == 4 and precision == "full"
+
+    def dense(self) -> bool:
+        """Whether neighbouring outputs have neighbouring windows."""
+        return tuple(self.window.stride) == (1, 1)
 
     def positions(self, precision: str) -> Positions | None:
         """It as a convolution of positions, where it can be one."""
         rows, columns = self.w[2:]
         found = Positions(self.x, self.y, (rows, columns), self.window.padding, self.window.dilation)
-        single, whole = self.dtype.itemsize == 4 and precision == "full", self.window.groups == 1
-        return found if single and whole and tuple(self.window.stride) == (1, 1) else None
+        return found if self.exact(precision) and self.window.groups == 1 and self.dense() else None
+
+    def few(self) -> Few:
+        """It as a convolution of few channels."""
+        rows, columns = self.w[2:]
+        stride, padding, dilation, groups = self.window
+        return Few(self.x, self.y, (rows, columns), stride, padding, dilation, groups)
 
 
 class Product(NamedTuple):
@@ -74,6 +97,18 @@ class Product(NamedTuple):
         chip = Chip(CHIP.multiprocessors, CHIP.capability)
         found = ranked(conv.dtype.itemsize, batch, *self.lengths, chip, precision, self.gathers)
         return [(tile, parts) for tile, parts in found[:MOST] if isinstance(tile, Tile)]
+
+    def cycles(self, groups: int) -> float:
+        """An estimate of the time that the best tiles take, which are of whole steps of rows, columns and k."""
+        *sides, k = self.lengths
+        m, n = (-(-length // STEP) * STEP for length in sides)
+        products = m * n * (k + FIRST_K) / (LANES * PLAIN_SPEED)
+        gathered = n * -(-m // LARGEST) * k / GATHERED
+        start = START
+        if self.gathers is Gathers.ELEMENTS:
+            gathered += m * -(-n // LARGEST) * k / GATHERED
+            start += SECOND_PASS  # k is long, and cut into parts
+        return start + groups * self.phases * max(products, gathered) / CHIP.multiprocessors
 
 
 def _kernel(file: str, name: str, conv: Convolution, product: Product, tile: Tile, parts: int) -> CudaKernel:
@@ -104,15 +139,13 @@ def _kernel(file: str, name: str, conv: Convolution, product: Product, tile: Til
 
 
 def _candidates(
-    gathered: Sequence[CudaKernel], planes: PlaneConvolution | PlaneWeightGrad | None, conv: Convolution
+    gathered: Sequence[CudaKernel], product: Product, others: Sequence[Engine], conv: Convolution
 ) -> Sequence[CudaKernel]:
-    """Kernels that gather matrices, and the one of positions at its place by the estimate of the time."""
-    if planes is None or not planes.suits():
-        return gathered
-    cycles = conv.products() / (LANES * PLAIN_SPEED * CHIP.multiprocessors)
-    if planes.cycles > HOPELESS * cycles:
-        return gathered
-    return [planes.kernel(), *gathered] if planes.cycles < cycles else [*gathered, planes.kernel()]
+    """Kernels that gather matrices, and others at their places by the estimate of the time."""
+    cycles = product.cycles(conv.window.groups)
+    possible = sorted((e for e in others if e.cycles <= HOPELESS * cycles), key=lambda e: e.cycles)
+    faster = [e.kernel() for e in possible if e.cycles < cycles]
+    return [*faster, *gathered, *(e.kernel() for e in possible[len(faster) :])]
 
 
 def forward(x: Any, w: Any, window: Any, precision: str = "full") -> Sequence[CudaKernel]:
@@ -122,8 +155,12 @@ def forward(x: Any, w: Any, window: Any, precision: str = "full") -> Sequence[Cu
     area = rows * columns
     product = Product((w.shape[0] // window.groups, x.shape[0] * area, math.prod(w.shape[1:])), area, Gathers.PIXELS)
     gathered = [_kernel("conv.cu", "conv2d", conv, product, *tile) for tile in product.tiles(conv, precision)]
-    positions = conv.positions(precision)
-    return _candidates(gathered, PlaneConvolution(positions, False) if positions else None, conv)
+    others: list[Engine] = []
+    if (positions := conv.positions(precision)) and (planes := PlaneConvolution(positions, False)).suits():
+        others.append(planes)
+    if conv.exact(precision) and (few := FewConvolution(conv.few(), False)).suits():
+        others.append(few)
+    return _candidates(gathered, product, others, conv)
 
 
 def input_grad(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str = "full") -> Sequence[CudaKernel]:
@@ -136,8 +173,12 @@ def input_grad(g: Any, w: Any, window: Any, size: tuple[int, int], precision: st
     product = Product(lengths, math.prod(size) if sh * sw == 1 else 1, Gathers.PIXELS, sh * sw)
     tiles = product.tiles(conv, precision)
     gathered = [_kernel("conv_input_grad.cu", "conv2d_input_grad", conv, product, *tile) for tile in tiles]
-    positions = conv.positions(precision)
-    return _candidates(gathered, PlaneConvolution(positions.turned(), True) if positions else None, conv)
+    others: list[Engine] = []
+    if (positions := conv.positions(precision)) and (planes := PlaneConvolution(positions.turned(), True)).suits():
+        others.append(planes)
+    if conv.exact(precision) and conv.dense() and (few := FewConvolution(conv.few().turned(), True)).suits():
+        others.append(few)
+    return _candidates(gathered, product, others, conv)
 
 
 def weight_grad(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str = "full") -> Sequence[CudaKernel]:
@@ -149,5 +190,19 @@ def weight_grad(x: Any, g: Any, window: Any, size: tuple[int, int], precision: s
     product = Product(lengths, elements, Gathers.ELEMENTS)
     tiles = product.tiles(conv, precision)
     gathered = [_kernel("conv_weight_grad.cu", "conv2d_weight_grad", conv, product, *tile) for tile in tiles]
-    positions = conv.positions(precision)
-    return _candidates(gathered, PlaneWeightGrad(positions) if positions else None, conv)
+    others: list[Engine] = []
+    if (positions := conv.positions(precision)) and (planes := PlaneWeightGrad(positions)).suits():
+        others.append(planes)
+    if conv.exact(precision) and (few := FewWeightGrad(conv.few())).suits():
+        others.append(few)
+    return _candidates(gathered, product, others, conv)
+
+
+def weight_grad_sum(
+    x: Any, g: Any, window: Any, size: tuple[int, int], precision: str = "full"
+) -> Sequence[CudaKernel]:
+    """The kernel for the gradients by weights and bias, where the best one by the weights can do that, too."""
+    conv = Convolution(x.shape, (g.shape[1], x.shape[1] // window.groups, *size), g.shape, window, x.dtype)
+    alone = weight_grad(x, g, window, size, precision)
+    few = FewWeightGrad(conv.few(), bias=True)
+    return [few.kernel()] if alone[0].file == few.kernel().file else []

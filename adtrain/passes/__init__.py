@@ -1,6 +1,7 @@
 """Passes: functions from a Program to a better Program that computes the same. One file each."""
 
 from adtrain.core.program import Program
+from adtrain.passes.bias_gradients import join_bias_gradients
 from adtrain.passes.common_subexpressions import merge_common_subexpressions
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.fold_constants import fold_constants
@@ -37,7 +38,9 @@ FUSE_CPU = (
 
 FUSE_GPU = (
     sink_masks,
+    join_bias_gradients,
     keep_sums_pooled,
+    join_bias_gradients,
     remove_dead_code,
     fuse_elementwise,
     loops_on_products,
@@ -78,6 +81,7 @@ __all__ = [
     "fuse_items",
     "fuse_products",
     "fuse_rows",
+    "join_bias_gradients",
     "keep_gradients_pooled",
     "keep_sums_pooled",
     "loops_on_products",

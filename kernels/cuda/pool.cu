@@ -14,7 +14,7 @@
 #define PH 0
 #define PW 0
 #endif
-#include "common.cuh"
+#include "group.cuh"
 
 #define POOL_NUMBERS int64_t planes, int64_t height_, int64_t width_, int64_t rows_, int64_t columns_
 #define POOL const int height = height_, width = width_, rows = rows_, columns = columns_;
@@ -71,7 +71,8 @@ __device__ __forceinline__ void windows(const T *plane, const Corner &corner, in
 KERNEL max_pool2d(const T *__restrict__ x, T *__restrict__ y, int32_t *__restrict__ where, POOL_NUMBERS) {
     wait_for_inputs();
     POOL
-    for (int64_t i = grid_index(); i < planes * rows * columns / AT_ONCE; i += grid_size()) {
+    // From the end: what the kernel before this one has written last is still in cache.
+    for (int64_t i = planes * rows * columns / AT_ONCE - 1 - grid_index(); i >= 0; i -= grid_size()) {
         const Corner corner(i, rows, columns);
         Vector<T, AT_ONCE> best = {};
         Vector<int32_t, AT_ONCE> position = {}; // the first that is equal to the maximum; of a NaN the last of the window
@@ -136,19 +137,23 @@ constexpr int CELL_Y = SMALL ? SH : 1, CELL_X = !SMALL ? 1 : WIDE % SW == 0 ? WI
 // The number of the last window that begins at or before a place in the padded image; rounded down below 0, too.
 __device__ constexpr int last_window(int place, int stride) { return (place + stride * 64) / stride - 64; }
 
-// Fills the image with sums of share(window)(position): the window's number, and the element's position in it.
-template <class Share>
-__device__ __forceinline__ void gather(
-    T *__restrict__ x, int64_t planes, int height, int width, int rows, int columns, Share share) {
-    const int cells_y = (height + CELL_Y - 1) / CELL_Y, cells_x = (width + CELL_X - 1) / CELL_X;
-    const bool aligned = width % CELL_X == 0;
-    for (int64_t i = grid_index(); i < planes * cells_y * cells_x; i += grid_size()) {
-        const Place place(i, cells_y * cells_x);
-        const int top = place.at / cells_x * CELL_Y, left = place.at % cells_x * CELL_X;
+// The cells of a plane.
+struct Cells {
+    int height, width, rows, columns, across, count; // of a plane
+    __device__ __forceinline__ Cells(int height, int width, int rows, int columns)
+        : height(height), width(width), rows(rows), columns(columns), across((width + CELL_X - 1) / CELL_X),
+          count((height + CELL_Y - 1) / CELL_Y * across) {}
+
+    // Fills a cell with sums of share(window, first)(position): the window's number, whether it is this cell where it is
+    // met for the first time, and the element's position in it.
+    template <class Share>
+    __device__ __forceinline__ void fill(T *__restrict__ x, int64_t plane, int cell, Share share) const {
+        const bool aligned = width % CELL_X == 0;
+        const int top = cell / across * CELL_Y, left = cell % across * CELL_X;
         // The windows and positions of a cell at 0, 0, moved by whole strides. Where a cell is one element, strides apart
         // from nothing, its place in the stride is not known to the compiler.
         const int phase_y = SMALL ? 0 : top % SH, phase_x = SMALL ? 0 : left % SW;
-        const int64_t first = (place.plane * rows + top / SH) * columns + left / SW;
+        const int64_t first = (plane * rows + top / SH) * columns + left / SW;
         constexpr int FIRST_Y = last_window(PH - KH, SH) + 1, LAST_Y = last_window(PH + (SMALL ? CELL_Y : SH) - 1, SH);
         constexpr int FIRST_X = last_window(PW - KW, SW) + 1, LAST_X = last_window(PW + (SMALL ? CELL_X : SW) - 1, SW);
         T totals[CELL_Y][CELL_X] = {};
@@ -157,7 +162,8 @@ __device__ __forceinline__ void gather(
             #pragma unroll
             for (int u = FIRST_X; u <= LAST_X; u++) {
                 if ((unsigned)(top / SH + v) >= rows || (unsigned)(left / SW + u) >= columns) continue;
-                const auto from = share(first + v * columns + u);
+                const bool met = v == 0 && u >= 0 && u < (CELL_X + SW - 1) / SW;
+                const auto from = share(first + v * columns + u, met);
                 #pragma unroll
                 for (int a = 0; a < CELL_Y; a++) {
                     #pragma unroll
@@ -169,7 +175,7 @@ __device__ __forceinline__ void gather(
                 }
             }
         }
-        T *to = x + (place.plane * height + top) * width + left;
+        T *to = x + (plane * height + top) * width + left;
         #pragma unroll
         for (int a = 0; a < CELL_Y; a++) {
             if (top + a >= height) continue;
@@ -183,24 +189,73 @@ __device__ __forceinline__ void gather(
                 if (left + b < width) to[(int64_t)a * width + b] = totals[a][b];
         }
     }
+};
+
+// Fills all cells of all images.
+template <class Share>
+__device__ __forceinline__ void gather(
+    T *__restrict__ x, int64_t planes, int height, int width, int rows, int columns, Share share) {
+    const Cells cells(height, width, rows, columns);
+    for (int64_t i = grid_index(); i < planes * cells.count; i += grid_size()) {
+        const Place place(i, cells.count);
+        cells.fill(x, place.plane, place.at, share);
+    }
 }
 
 KERNEL max_pool2d_put(const T *__restrict__ ct, const int32_t *__restrict__ where, T *x, POOL_NUMBERS) {
     wait_for_inputs();
     POOL
     gather(x, planes, height, width, rows, columns,
-        [&](int64_t window) {
+        [&](int64_t window, bool) {
             const T value = ct[window];
             const int chosen = where[window];
             return [=](int position) { return chosen == position ? value : (T)0; };
         });
 }
 
+constexpr int SUMMING = 256; // threads of a block
+
+// The same, and the sum of ct over each channel: a block has a part of the images of a channel, blockIdx.x. Windows are
+// met in the image, not beyond it: there is no padding.
+KERNEL __launch_bounds__(SUMMING) max_pool2d_put_sum(const T *__restrict__ ct, const int32_t *__restrict__ where, T *x,
+    T *sums, POOL_NUMBERS, int64_t channels, int64_t parts, char *scratch) {
+    wait_for_inputs();
+    POOL
+    const Cells cells(height, width, rows, columns);
+    const int64_t count = planes / channels * cells.count; // of the channel
+    const int64_t begin = count * blockIdx.y / parts, end = count * (blockIdx.y + 1) / parts;
+    T total = 0;
+    for (int64_t i = begin + threadIdx.x; i < end; i += SUMMING) {
+        const Place place(i, cells.count);
+        cells.fill(x, place.plane * channels + blockIdx.x, place.at, [&](int64_t window, bool first) {
+            const T value = ct[window];
+            const int chosen = where[window];
+            if (first) total += value;
+            return [=](int position) { return chosen == position ? value : (T)0; };
+        });
+    }
+    total = over_block<Sum>(total);
+    if (threadIdx.x == 0) ((T *)scratch)[blockIdx.x * parts + blockIdx.y] = total;
+}
+
+// The sums of the parts: a warp for each channel.
+KERNEL max_pool2d_put_sum_parts(
+    const T *, const int32_t *, T *, T *sums, int64_t channels, int64_t parts, char *scratch) {
+    wait_for_inputs();
+    for (int64_t i = grid_index() / WARP; i < channels; i += grid_size() / WARP) {
+        T total = 0;
+        for (int64_t part = threadIdx.x % WARP; part < parts; part += WARP)
+            total += ((const T *)scratch)[i * parts + part];
+        total = over_lanes<Sum, WARP>(total);
+        if (threadIdx.x % WARP == 0) sums[i] = total;
+    }
+}
+
 KERNEL avg_pool2d_put(const T *__restrict__ ct, T *x, POOL_NUMBERS) {
     wait_for_inputs();
     POOL
     gather(x, planes, height, width, rows, columns,
-        [&](int64_t window) {
+        [&](int64_t window, bool) {
             const T value = ct[window] / (T)(KH * KW);
             return [=](int) { return value; };
         });

@@ -71,6 +71,17 @@ static Meeting of_block, of_warps[32], of_places[16];
 static void __syncthreads() { of_block.wait(blockDim.x); }
 static void __syncwarp() { of_warps[threadIdx.x / 32].wait(32); }
 
+// All lanes of the warp must come here.
+template <class T> static T __shfl_xor_sync(unsigned, T value, int mask)
+{
+    static T shown[1024];
+    shown[threadIdx.x] = value;
+    __syncwarp();
+    value = shown[threadIdx.x ^ mask];
+    __syncwarp();
+    return value;
+}
+
 // Runs the blocks one after another; shared memory is NaN before each.
 template <class Kernel> static void run(Dim grid, int threads, Kernel kernel)
 {

@@ -1,0 +1,85 @@
+"""Convolutions of few channels: how work is divided, and when their kernels are taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from adtrain.core.array import ArrayType
+from adtrain.ops import conv_cuda
+from adtrain.ops.conv import Window
+from adtrain.ops.few_cuda import SUMS, WEIGHT_GRAD_SUMS, WEIGHT_GRAD_THREADS, Few, FewConvolution, FewWeightGrad
+
+STATIC_SHARED = 48 << 10
+"""Bytes of shared memory that a kernel can have without asking for it."""
+STAGES = 3
+"""Of `conv_few_weight_grad.cu`."""
+
+
+@st.composite
+def convolutions(draw: Any) -> Few:
+    groups, channels, filters = draw(st.integers(1, 4)), draw(st.integers(1, 20)), draw(st.integers(1, 70))
+    kernel = draw(st.tuples(st.integers(1, 7), st.integers(1, 7)))
+    rows, columns = draw(st.integers(1, 60)), draw(st.integers(1, 60))
+    images = draw(st.integers(1, 2000))
+    outputs = images, groups * filters, rows, columns
+    return Few((images, groups * channels, rows, columns), outputs, kernel, (1, 1), (3, 3), (1, 1), groups)
+
+
+@given(convolutions())
+def test_threads_of_a_convolution_share_its_filters_and_hold_their_weights(few: Few) -> None:
+    engine = FewConvolution(few, False)
+    assume(engine.suits())
+    assert engine.filters * (engine.shares - 1) < few.filters <= engine.filters * engine.shares
+    assert engine.filters * engine.wide <= SUMS
+    assert few.channels * few.taps * -(-engine.filters // 4) * 4 * 4 <= STATIC_SHARED
+    assert few.outputs[3] % engine.wide == 0
+
+
+@given(convolutions(), st.booleans())
+def test_warps_of_a_weight_gradient_share_its_outputs(few: Few, bias: bool) -> None:
+    engine = FewWeightGrad(few, bias)
+    assume(engine.suits())
+    wide = engine.kernel().definitions()["WIDE_C"]
+    assert engine.filters * (few.taps + bias) <= WEIGHT_GRAD_SUMS
+    assert 1 <= engine.parts <= -(-few.count // 32)
+    assert STAGES * engine.filters * WEIGHT_GRAD_THREADS * 4 * wide <= STATIC_SHARED
+
+
+def first_files(
+    image: tuple[int, ...], weight: tuple[int, ...], window: Window, precision: str = "full", dtype: str = "float32"
+) -> list[str]:
+    """The files of the kernels that the rule takes for a convolution and its gradients."""
+    size = (window.output_length(0, image[2], weight[2]), window.output_length(1, image[3], weight[3]))
+    x, w, g = (ArrayType(shape, np.dtype(dtype)) for shape in (image, weight, (image[0], weight[0], *size)))
+    found = (
+        conv_cuda.forward(x, w, window, precision),
+        conv_cuda.input_grad(g, w, window, (image[2], image[3]), precision),
+        conv_cuda.weight_grad(x, g, window, (weight[2], weight[3]), precision),
+    )
+    return [kernels[0].file for kernels in found]
+
+
+PLAIN = Window((1, 1), (0, 0), (1, 1), 1)
+FEW = ["conv_few.cu", "conv_few.cu", "conv_few_weight_grad.cu"]
+
+
+def test_few_channels_have_kernels_of_their_own() -> None:
+    assert first_files((1024, 1, 28, 28), (32, 1, 3, 3), PLAIN) == FEW
+    assert first_files((128, 6, 14, 14), (16, 6, 5, 5), PLAIN) == FEW
+    assert first_files((64, 64, 56, 56), (64, 1, 3, 3), Window((1, 1), (1, 1), (1, 1), 64)) == FEW
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("tf32", "float32"), ("bfloat16", "float32"), ("full", "float64")])
+def test_other_numbers_are_gathered(precision: str, dtype: str) -> None:
+    found = first_files((1024, 1, 28, 28), (32, 1, 3, 3), PLAIN, precision, dtype)
+    assert found == ["conv.cu", "conv_input_grad.cu", "conv_weight_grad.cu"]
+
+
+def test_many_channels_are_left_to_others() -> None:
+    assert not {*FEW} & {*first_files((256, 64, 56, 56), (64, 64, 3, 3), PLAIN)}
+    assert not {*FEW} & {*first_files((1024, 32, 26, 26), (64, 32, 3, 3), PLAIN)}

@@ -1,0 +1,106 @@
+"""Convolutions of few channels: the kernels, on the CPU, against the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_on_host import Host
+from program_samples import ON_GPU
+
+from adtrain import ops
+from adtrain.core.array import ArrayType, array
+from adtrain.core.chip import CHIP
+from adtrain.core.kernel import CudaKernel
+from adtrain.core.primitive import Primitive
+from adtrain.core.program import Equation, Variable
+from adtrain.core.staging import stage
+from adtrain.ops.bias_sums import conv2d_weight_grad_sum_p
+from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
+from adtrain.ops.few_cuda import Few, FewConvolution, FewWeightGrad
+
+TOLERANCE = 5e-7
+"""Of the norm of the difference over the norm."""
+
+SHAPES = (
+    ((3, 1, 9, 8), (11, 1, 3, 3), Window((1, 1), (0, 0), (1, 1), 1)),
+    ((2, 3, 8, 7), (5, 3, 5, 5), Window((1, 1), (2, 2), (1, 1), 1)),
+    ((2, 3, 13, 12), (9, 3, 7, 7), Window((2, 2), (3, 3), (1, 1), 1)),
+    ((2, 6, 9, 11), (8, 3, 3, 2), Window((2, 1), (1, 0), (1, 2), 2)),
+    ((2, 5, 6, 6), (5, 1, 3, 3), Window((1, 1), (1, 1), (1, 1), 5)),
+    ((2, 4, 5, 4), (3, 4, 1, 1), Window((1, 1), (1, 1), (1, 1), 1)),
+)
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    return Host(tmp_path_factory.mktemp("host"))
+
+
+@pytest.fixture(autouse=True)
+def few_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that threads go on from output to output."""
+    monkeypatch.setattr(CHIP, "multiprocessors", 1)
+
+
+def drawn(*shapes: tuple[int, ...]) -> list[np.ndarray]:
+    rng = np.random.default_rng(1)
+    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+def check(host: Host, primitive: Primitive, kernel: CudaKernel, arrays: list[np.ndarray], **params: Any) -> None:
+    inputs = tuple(Variable(ArrayType(x.shape, x.dtype), "gpu") for x in arrays)
+    types = primitive.output_types([v.type for v in inputs], params)
+    e = Equation(primitive, inputs, params, tuple(Variable(t, "gpu") for t in types))
+    with np.errstate(invalid="ignore"):
+        expected = primitive.implementations["cpu"](*(x.astype(float) for x in arrays), **params)
+    for found, exact in zip(host.computed(e, kernel, arrays), expected if len(types) > 1 else (expected,), strict=True):
+        for test in (np.isnan, np.isposinf, np.isneginf):
+            np.testing.assert_array_equal(test(found), test(exact))
+        held = np.isfinite(exact)
+        assert np.linalg.norm(found[held] - exact[held]) <= TOLERANCE * np.linalg.norm(exact[held])
+
+
+def check_all(host: Host, x: np.ndarray, w: np.ndarray, g: np.ndarray, window: Window) -> None:
+    few = Few(x.shape, g.shape, w.shape[2:], *window)
+    params = {"window": window, "precision": "full"}
+    check(host, conv2d_p, FewConvolution(few, False).kernel(), [x, w], **params)
+    if window.stride == (1, 1):
+        check(host, input_grad_p, FewConvolution(few.turned(), True).kernel(), [g, w], size=x.shape[2:], **params)
+    size = w.shape[2:]
+    check(host, weight_grad_p, FewWeightGrad(few).kernel(), [x, g], size=size, **params)
+    check(host, conv2d_weight_grad_sum_p, FewWeightGrad(few, bias=True).kernel(), [x, g], size=size, **params)
+
+
+def outputs(image: tuple[int, ...], weight: tuple[int, ...], window: Window) -> tuple[int, ...]:
+    return (image[0], weight[0], *(window.output_length(i, image[i + 2], weight[i + 2]) for i in (0, 1)))
+
+
+@pytest.mark.parametrize(("image", "weight", "window"), SHAPES)
+def test_convolutions_of_few_channels_are_right(
+    host: Host, image: tuple[int, ...], weight: tuple[int, ...], window: Window
+) -> None:
+    x, w, g = drawn(image, weight, outputs(image, weight, window))
+    check_all(host, x, w, g, window)
+
+
+def test_infinity_and_nan_go_where_they_go_in_plain_sums(host: Host) -> None:
+    window = Window((1, 1), (1, 1), (1, 1), 1)
+    x, w, g = drawn((2, 2, 6, 7), (3, 2, 3, 3), (2, 3, 6, 7))
+    x[0, 1, 2, 3], x[1, 1, 5, 6], g[1, 2, 4, 5], g[0, 0, 0, 3] = np.inf, -np.inf, np.nan, np.inf
+    check_all(host, x, w, g, window)
+
+
+def test_what_is_done_to_a_convolution_is_done_to_each_element_once(host: Host) -> None:
+    def layer(x: Any, w: Any, bias: Any, keep: Any) -> Any:
+        return ops.relu(ops.conv2d(x, w, bias, padding=1) * keep)
+
+    arrays = drawn((3, 2, 7, 6), (5, 2, 3, 3), (5,), (3, 1, 1, 1))
+    program = stage(layer, ON_GPU).program(*(array(x) for x in arrays))
+    (e,) = [e for e in program.equations if e.primitive.name == "convolution"]
+    given = drawn(*(v.type.shape for v in e.inputs))
+    few = Few(arrays[0].shape, (3, 5, 7, 6), (3, 3), (1, 1), (1, 1), (1, 1))
+    (found,) = host.computed(e, FewConvolution(few, False).kernel(), given)
+    expected = e.primitive.implementations["cpu"](*given, **e.params)
+    assert np.linalg.norm(found - expected) <= TOLERANCE * np.linalg.norm(expected)

@@ -1,0 +1,59 @@
+"""The GPU: convolutions of few channels are right, twice the same, and as exact as plain float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu_parity import gpu, poisoned
+from test_cuda_few_on_host import SHAPES, outputs
+from test_gpu_bias_sums import both
+from test_gpu_products import computed, distance
+
+from adtrain.ops.bias_sums import OF_BIAS, conv2d_weight_grad_sum_p
+from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
+from adtrain.ops.few_cuda import Few, FewConvolution, FewWeightGrad
+
+__all__ = ["gpu", "poisoned"]
+
+pytestmark = pytest.mark.gpu
+
+TOLERANCE = 6e-7
+"""Of the norm of the difference over the norm."""
+
+PLAIN = Window((1, 1), (0, 0), (1, 1), 1)
+LARGE = (
+    ((64, 1, 28, 28), (32, 1, 3, 3), PLAIN),
+    ((128, 6, 14, 14), (16, 6, 5, 5), PLAIN),
+    ((9, 16, 31, 33), (50, 16, 3, 3), Window((1, 1), (1, 1), (1, 1), 1)),
+    ((5, 3, 61, 58), (64, 3, 7, 7), Window((2, 2), (3, 3), (1, 1), 1)),
+    ((8, 64, 20, 20), (64, 1, 3, 3), Window((1, 1), (1, 1), (1, 1), 64)),
+)
+
+
+@pytest.mark.parametrize(("image", "weight", "window"), [*SHAPES, *LARGE])
+def test_convolutions_of_few_channels_are_right(
+    gpu: Any, image: tuple[int, ...], weight: tuple[int, ...], window: Window
+) -> None:
+    rng = np.random.default_rng(0)
+    shapes = image, weight, outputs(image, weight, window)
+    x, w, g = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+    few = Few(x.shape, g.shape, w.shape[2:], *window)
+    params: dict[str, Any] = {"window": window, "precision": "full"}
+    exact = [v.astype(float) for v in (x, w, g)]
+
+    found = computed(gpu, conv2d_p, FewConvolution(few, False).kernel(), [x, w], **params)
+    assert distance(found, conv2d_p.implementations["cpu"](*exact[:2], **params)) < TOLERANCE
+    if window.stride == (1, 1):
+        sized = {**params, "size": image[2:]}
+        found = computed(gpu, input_grad_p, FewConvolution(few.turned(), True).kernel(), [g, w], **sized)
+        assert distance(found, input_grad_p.implementations["cpu"](*exact[:0:-1], **sized)) < TOLERANCE
+    sized = {**params, "size": weight[2:]}
+    expected = weight_grad_p.implementations["cpu"](*exact[::2], **sized)
+    found = computed(gpu, weight_grad_p, FewWeightGrad(few).kernel(), [x, g], **sized)
+    assert distance(found, expected) < TOLERANCE
+    kernel = FewWeightGrad(few, bias=True).kernel()
+    of_weights, of_bias = both(gpu, conv2d_weight_grad_sum_p, kernel, [x, g], **sized)
+    assert distance(of_weights, expected) < TOLERANCE
+    assert distance(of_bias, exact[2].sum(OF_BIAS)) < TOLERANCE
