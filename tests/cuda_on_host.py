@@ -21,7 +21,8 @@ from adtrain.core.program import Equation
 HERE = Path(__file__).parent / "cuda_host"
 SHARED = "extern __shared__ __align__(16) unsigned char shared_bytes[];"
 PACKED = "Word word = 0;"
-"""In `tile.cuh` and `mma.cuh`: what `host.h` has instead."""
+PRODUCT = "__trap(); // no candidate of such a device"
+"""In `tile.cuh` and `block.cuh`, and in `mma.cuh`: what `host.h` has instead."""
 NUMBERS = {"CONV_NUMBERS": 8, "POOL_NUMBERS": 5}
 """Parameters that a macro of `conv.cuh` or `pool.cu` stands for."""
 
@@ -43,13 +44,18 @@ class Host:
     @staticmethod
     def _patched(name: str, text: str) -> str:
         if name == "mma.cuh":
-            assert text.count(PACKED) == 1
+            assert text.count(PACKED) == text.count(PRODUCT) == 1
+            text = text.replace(PRODUCT, "multiply_bfloat16(c0, c1, c2, c3, {a0, a1, a2, a3, b0, b1});")
             return text.replace(PACKED, "Word word = rounded_pair(low, high);")
-        return text.replace(SHARED, "") if name == "tile.cuh" else text
+        return text.replace(SHARED, "") if name in ("tile.cuh", "block.cuh") else text
 
-    def computed(self, equation: Equation, kernel: CudaKernel, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The outputs of the equation by this candidate, in memory that was NaN before."""
-        outputs = [np.full(v.type.shape, np.nan, v.type.dtype) for v in equation.outputs]
+    def computed(self, equation: Equation, kernel: CudaKernel | None, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The outputs of the equation by this candidate, or as a Program runs it, in memory that was NaN before."""
+        sizes = [v.size * v.type.dtype.itemsize for v in equation.outputs]
+        outputs = [
+            np.full(size, 0xFF, np.uint8).view(v.type.dtype).reshape(v.type.shape)
+            for size, v in zip(sizes, equation.outputs, strict=True)
+        ]
         memory = np.full(max(scratch(equation, kernel), 1), 0xFF, np.uint8)
         for task in tasks(equation, kernel):
             assert isinstance(task, Task)
@@ -92,9 +98,10 @@ class Host:
                 args.append(f"*(Epilogue *)(pointers + {pointers})")
             elif "scratch" in parameter:
                 args += ["scratch"] * task.scratch
+            elif parameter.endswith("bad"):
+                args.append("&bad")
             elif "*" in parameter:
-                kind = parameter.rpartition("*")[0].removeprefix("const ")
-                args.append(f"({kind}*)pointers[{pointers}]")
+                args.append(f"({parameter.rpartition('*')[0]} *)pointers[{pointers}]")
                 pointers += 1
             else:
                 count = NUMBERS.get(parameter, 1)
@@ -102,4 +109,4 @@ class Host:
                 numbers += count
         given = "int x, int y, int z, int threads, void **pointers, int64_t *numbers, char *scratch"
         body = f"run({{(unsigned)x, (unsigned)y, (unsigned)z}}, threads, [=] {{ {task.name}({', '.join(args)}); }});"
-        return f'extern "C" void go({given}) {{ {body} }}\n'
+        return f'static int bad;\nextern "C" void go({given}) {{ {body} }}\n'

@@ -58,3 +58,17 @@ def test_nothing_is_copied_where_shared_memory_is_full() -> None:
 def test_a_sum_without_late_inputs_waits_for_no_copies() -> None:
     program = stage(lambda x: ops.softmax(ops.sum(x, axis=0), 0), ON_GPU).program(np.ones((9, 30)))
     assert "wait_groups<0>();" not in lines_of(program)
+
+
+def test_a_result_that_is_read_again_is_handed_on_in_shared_memory() -> None:
+    def f(x: Any) -> Any:
+        total = ops.sum(x, axis=0)
+        return total, ops.softmax(total, 0), ops.softmax(ops.reshape(total, (5, 6)), 1)
+
+    lines = lines_of(stage(f, ON_GPU).program(np.ones((9, 30))))
+    assert any(line.startswith("double *const h0 = (double *)(shared_bytes") for line in lines)
+    read, stored = lines.index("const double b0 = h0[i];"), lines.index("y0[i] = b0;")
+    assert next(i for i, line in enumerate(lines) if "h0[o] = value" in line) < read < stored
+    readers = [line for line in lines if "softmax" in line]
+    assert len(readers) == 2
+    assert all("(t, h0, " in line for line in readers)  # a reshape's memory is its argument's

@@ -77,6 +77,12 @@ def test_direct_tiles_fit_without_asking_for_shared_memory(tunables: Any) -> Non
     tile = Direct(*tunables)
     assert tile.threads <= 512
     assert tile.shared(4) <= 48 << 10
+    assert tile.shared(4, copied=True) <= LEAST_SHARED
+
+
+def test_a_direct_tile_has_no_more_units_under_way_than_a_warp_has() -> None:
+    tile = Direct(32, 32, 32, 32, 8, 2, 17)
+    assert [tile.suited(k).ahead for k in (0, 128, 129, 4096)] == [1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("tile", PIXELS)

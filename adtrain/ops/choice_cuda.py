@@ -123,7 +123,7 @@ def ranked(
                 _, parts = min((estimate(tile, parts), parts) for parts in PARTS if useful(tile, parts))
                 best.append((tile, parts))
         if unit not in (Unit.FUSED, Unit.DOUBLE) and gathers is Gathers.NOTHING:
-            best += [(Direct(*tunables, unit=unit), 1) for tunables in DIRECT]
+            best += [(Direct(*tunables, unit=unit).suited(k), 1) for tunables in DIRECT]
     on_hopper = (itemsize, chip.capability) == (4, CAPABILITY)
     if on_hopper and gathers is Gathers.NOTHING and SLABS[precision].suits(m, n, k):
         best.append((SLABS[precision], 1))

@@ -72,7 +72,10 @@ class Product:
     @property
     def shared(self) -> int:
         """Bytes of shared memory."""
-        return self.tile.shared(self.itemsize)
+        if isinstance(self.tile, Tile):
+            return self.tile.shared(self.itemsize)
+        copied = self.transposed == (True, False) and self.wide[:2] == (4, 4)  # as `direct.cuh` decides
+        return self.tile.shared(self.itemsize, copied)
 
     @property
     def blocks(self) -> tuple[int, int]:

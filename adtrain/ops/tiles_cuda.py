@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 WARP, LANES_N = 32, 8
+UNIT_K = 16
+"""k of a unit of `direct.cuh`."""
 
 
 class Unit(IntEnum):
@@ -122,9 +124,17 @@ class Direct:
         unit = f"Mma<{self.warp_m}, {self.warp_n}, Kind({int(self.unit)})>"
         return f"Direct<{self.m}, {self.n}, {self.slices}, {self.ahead}, {unit}>"
 
-    def shared(self, itemsize: int) -> int:
-        """Bytes of shared memory: the sums of all slices."""
-        return self.slices * self.m * (self.n + 16 // itemsize) * itemsize
+    def shared(self, itemsize: int, copied: bool = False) -> int:
+        """Bytes of shared memory: the sums of all slices, and before them one or two units of operands for each warp,
+        if warps copy them there."""
+        sums = self.slices * self.m * (self.n + 16 // itemsize) * itemsize
+        lines = self.warp_m + self.warp_n + 2 * 16 // itemsize
+        units = self.threads // WARP * min(self.ahead, 2)
+        return max(sums, units * UNIT_K * lines * itemsize) if copied else sums
+
+    def suited(self, k: int) -> Direct:
+        """The same for sums of k products, of which a warp may have fewer units than it could have under way."""
+        return replace(self, ahead=max(1, min(self.ahead, -(-k // (UNIT_K * self.slices)))))
 
     def definitions(self) -> dict[str, int]:
         return {

@@ -58,20 +58,22 @@ def _own_reshapes(program: Program) -> tuple[Program, set[Variable]]:
                 copies[v] = Variable(v.type, v.device)
                 equations.append(replace(view, outputs=(copies[v],)))
         own.update(copies.values())
-        equations.append(reading(e, copies) if copies else e)
+        equations.append(renamed(e, copies) if copies else e)
         needed.update(equations[-1].inputs)
     kept = tuple(e for e in equations if e.primitive.name != "reshape" or not needed.isdisjoint(e.outputs))
     return replace(program, equations=kept), own
 
 
-def reading(equation: Equation, names: dict[Variable, Variable]) -> Equation:
-    """`equation` with other variables among its inputs; a body names them as the equation does."""
+def renamed(equation: Equation, names: dict[Variable, Variable]) -> Equation:
+    """`equation` with other variables in place of some; a body names its inputs and outputs as the equation does."""
     params = dict(equation.params)
     if equation.primitive in FUSED:
         body: Program = params["body"]
-        inputs = tuple(names.get(v, v) for v in body.inputs)
-        params["body"] = replace(body, inputs=inputs, equations=tuple(reading(e, names) for e in body.equations))
-    return replace(equation, inputs=tuple(names.get(v, v) for v in equation.inputs), params=params)
+        inputs, outputs = (tuple(names.get(v, v) for v in those) for those in (body.inputs, body.outputs))
+        equations = tuple(renamed(e, names) for e in body.equations)
+        params["body"] = replace(body, inputs=inputs, outputs=outputs, equations=equations)
+    inputs, outputs = (tuple(names.get(v, v) for v in those) for those in (equation.inputs, equation.outputs))
+    return replace(equation, inputs=inputs, outputs=outputs, params=params)
 
 
 def is_small(equation: Equation) -> bool:

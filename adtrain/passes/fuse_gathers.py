@@ -11,7 +11,7 @@ from functools import partial
 
 from adtrain.core.fused import fuse, gather_p, loops_p
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.fuse_blocks import is_small, reading
+from adtrain.passes.fuse_blocks import is_small, renamed
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.fuse_products import reads_whole
 from adtrain.passes.groups import Groups
@@ -55,7 +55,7 @@ def _own_rows(program: Program) -> Program:
             v: Variable(v.type, v.device) for v in dict.fromkeys(e.inputs) if v in rows and e.outputs[0] not in rows
         }
         equations += [replace(rows[v], outputs=(copy,), phase=e.phase) for v, copy in copies.items()]
-        equations.append(reading(e, copies) if copies else e)
+        equations.append(renamed(e, copies) if copies else e)
         needed.update(equations[-1].inputs)
     return replace(program, equations=tuple(e for e in equations if e.outputs[0] not in rows or e.outputs[0] in needed))
 

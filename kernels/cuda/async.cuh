@@ -2,12 +2,14 @@
 #pragma once
 #include "common.cuh"
 
-// Copies `BYTES` (4, 8 or 16) into shared memory, or fills them with zeros unless `take`; done after a wait.
-template <int BYTES, typename E> __device__ __forceinline__ void copy_async(E *to, const E *from, bool take) {
+// Copies `BYTES` (4, 8 or 16) into shared memory, or fills them with zeros unless `take`; done after a wait. CACHED:
+// through the first cache where 16 bytes else pass it by, for what the multiprocessor's other blocks read too.
+template <int BYTES, bool CACHED = false, typename E>
+__device__ __forceinline__ void copy_async(E *to, const E *from, bool take) {
 #if __CUDA_ARCH__ >= 800
     const unsigned target = (unsigned)__cvta_generic_to_shared(to);
     const int bytes = take ? BYTES : 0; // the rest is filled with zeros
-    if (BYTES == 16)
+    if (BYTES == 16 && !CACHED)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(from), "r"(bytes));
     else
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target), "l"(from), "n"(BYTES), "r"(bytes));

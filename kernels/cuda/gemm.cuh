@@ -16,7 +16,7 @@ struct TileAt {
         item = block / (rows * columns);
         const int tile = block % (rows * columns);
         const int group = tile / (GROUP * columns), within = tile % (GROUP * columns);
-        const int height = min(GROUP, rows - group * GROUP);
+        const int height = rows % GROUP == 0 ? GROUP : min(GROUP, rows - group * GROUP);
         down = group * GROUP + within % height;
         across = within / height;
     }

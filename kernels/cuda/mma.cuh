@@ -212,6 +212,12 @@ struct Mma {
 
     // Adds the product of STEP k.
     static __device__ __forceinline__ void multiply_step(T (&sums)[TM][TN], const Operands &operands) {
+        multiply_step(sums, sums, operands);
+    }
+
+    // The same; the smaller ones of an operand's pieces are added to `rest`, if that is not `sums`.
+    static __device__ __forceinline__ void multiply_step(
+        T (&sums)[TM][TN], T (&rest)[TM][TN], const Operands &operands) {
         const auto &a = operands.a;
         const auto &b = operands.b;
         #pragma unroll
@@ -219,30 +225,37 @@ struct Mma {
             #pragma unroll
             for (int j = 0; j < COLUMNS; j++) {
                 const int first = j / CHUNK_N * (2 * CHUNK_N) + j % CHUNK_N, next = first + CHUNK_N;
-                T(&up)[TN] = sums[i], (&down)[TN] = sums[i + 1];
                 const auto add = [&](T(&c)[4], int p, int q) {
                     multiply_add<KIND>(c[0], c[1], c[2], c[3], a[p][0][i], a[p][0][i + 1], a[p][1][i], a[p][1][i + 1],
                         b[q][0][j], b[q][1][j]);
                 };
+                const auto get = [&](const T(&of)[TM][TN], T(&c)[4]) {
+                    c[0] = of[i][first], c[1] = of[i][next], c[2] = of[i + 1][first], c[3] = of[i + 1][next];
+                };
+                const auto put = [&](T(&of)[TM][TN], const T(&c)[4]) {
+                    of[i][first] = c[0], of[i][next] = c[1], of[i + 1][first] = c[2], of[i + 1][next] = c[3];
+                };
+                T c[4];
+                get(sums, c);
                 if (Of::COUNT == 1) {
-                    T c[4] = {up[first], up[next], down[first], down[next]};
                     add(c, 0, 0);
-                    up[first] = c[0], up[next] = c[1], down[first] = c[2], down[next] = c[3];
                 } else {
                     // The matrix units cut bits off where they add. The largest products, which are exact, meet no
                     // others there, and the sum of all so far is not theirs to add to.
+                    const bool apart = &sums != &rest;
                     T small[4] = {}, large[4] = {};
+                    if (apart) get(rest, small);
                     #pragma unroll
                     for (int size = Of::COUNT - 1; size > 0; size--) { // smaller products are left out
                         #pragma unroll
                         for (int p = 0; p <= size; p++) add(small, p, size - p);
                     }
                     add(large, 0, 0);
-                    up[first] += large[0] + small[0];
-                    up[next] += large[1] + small[1];
-                    down[first] += large[2] + small[2];
-                    down[next] += large[3] + small[3];
+                    if (apart) put(rest, small);
+                    #pragma unroll
+                    for (int h = 0; h < 4; h++) c[h] += apart ? large[h] : large[h] + small[h];
                 }
+                put(sums, c);
             }
         }
     }

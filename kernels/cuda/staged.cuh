@@ -18,14 +18,25 @@ template <int BM, int BN, int WIDE, int THREADS, class Epilogue> struct Share {
     __device__ __forceinline__ int right(int i) const { return (i * THREADS + threadIdx.x) % LINE * WIDE; }
     __device__ __forceinline__ int row(int i) const { return at.down * BM + down(i); }
     __device__ __forceinline__ int column(int i) const { return at.across * BN + right(i); }
-    __device__ __forceinline__ int64_t index(int i) const { return (at.item * m + row(i)) * n + column(i); }
+    __device__ __forceinline__ int64_t index(int i) const { return index(row(i), column(i)); }
     __device__ __forceinline__ bool inside(int i) const { return down(i) < BM && row(i) < m && column(i) < n; }
 
+    // Of a vector outside, what lies beside another one: a branch here would keep back all reads behind it.
     __device__ __forceinline__ void read(const Epilogue &end) {
         #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            if (inside(i)) beside[i] = end.template read<WIDE>(at.item, row(i), column(i), index(i));
+            const int down = min(at.down * BM + min(this->down(i), BM - 1), m - 1), across = min(column(i), n - WIDE);
+            beside[i] = end.template read<WIDE>(at.item, down, across, index(down, across));
         }
+    }
+
+  private:
+    __device__ __forceinline__ int64_t index(int row, int column) const {
+        int64_t place = (at.item * m + row) * n + column;
+#if __CUDA_ARCH__
+        asm("" : "+l"(place)); // where the compiler sees through it, it writes the elements of a vector one by one
+#endif
+        return place;
     }
 };
 

@@ -71,15 +71,37 @@ static Meeting of_block, of_warps[32], of_places[16];
 static void __syncthreads() { of_block.wait(blockDim.x); }
 static void __syncwarp() { of_warps[threadIdx.x / 32].wait(32); }
 
-// All lanes of the warp must come here.
-template <class T> static T __shfl_xor_sync(unsigned, T value, int mask)
+// What the lanes of each warp show one another, of up to six words.
+static uint32_t shown[32][32][6];
+
+template <class V> static V __shfl_xor_sync(unsigned, V value, int mask)
 {
-    static T shown[1024];
-    shown[threadIdx.x] = value;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    memcpy(shown[warp][lane], &value, sizeof(V));
     __syncwarp();
-    value = shown[threadIdx.x ^ mask];
+    memcpy(&value, shown[warp][lane ^ mask], sizeof(V));
     __syncwarp();
     return value;
+}
+
+// mma.sync.m16n8k16 of bfloat16, sums rounded once.
+static void multiply_bfloat16(float &c0, float &c1, float &c2, float &c3, const uint32_t (&words)[6])
+{
+    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+    memcpy(shown[warp][threadIdx.x % 32], words, sizeof(words));
+    __syncwarp();
+    const auto number = [&](int lane, int word, int half) {
+        return (double)__uint_as_float(shown[warp][lane][word] << 16 * (1 - half) & 0xffff0000);
+    };
+    float *const sums[4] = {&c0, &c1, &c2, &c3};
+    for (int i = 0; i < 4; i++) {
+        double sum = *sums[i];
+        for (int k = 0; k < 16; k++)
+            sum += number(g * 4 + k / 2 % 4, k / 8 * 2 + i / 2, k % 2)
+                * number((2 * c + i % 2) * 4 + k / 2 % 4, 4 + k / 8, k % 2);
+        *sums[i] = (float)sum;
+    }
+    __syncwarp();
 }
 
 // Runs the blocks one after another; shared memory is NaN before each.

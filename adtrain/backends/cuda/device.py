@@ -214,17 +214,18 @@ class Kernel:
         """The launch in a form that may start early, or None.
 
         Blocks that come while the kernel before is ending fill those multiprocessors that are done with it, one after
-        the other; where several fit on each, and they are too few for all, the others then have nothing to do. Blocks
-        that are no more than there are multiprocessors ask for so much shared memory that no two fit.
+        the other; where more fit on each than its share, the others then have nothing to do. Blocks of which one or two
+        are a share ask for so much shared memory that no more fit.
         """
         processors, blocks, at_once = self.device.multiprocessors, prod(shape.grid), self.at_once(shape)
-        if blocks == 1 or blocks > (at_once - 1) * processors:
+        share = -(-blocks // processors)
+        if blocks == 1 or share >= at_once:
             return shape
-        if blocks > processors:
+        if share > 2:
             return None
-        alone = self.device.shared // 2
-        self._allow(alone)
-        return shape._replace(shared=alone)
+        shared = self.device.shared // (share + 1)
+        self._allow(shared)
+        return shape._replace(shared=shared)
 
     def _allow(self, shared: int) -> None:
         """Let blocks have so many bytes of shared memory."""

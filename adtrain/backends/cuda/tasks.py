@@ -229,14 +229,16 @@ def _product(equation: Equation, kernel: CudaKernel) -> list[Task | LibraryCall]
     matmul, after, places = computing(equation), epilogue(equation), _places(equation)
     operands = tuple(places[v] for v in (*matmul.inputs, *after.inputs, *after.outputs))
     found = _chain(kernel, [v.type for v in matmul.inputs], matmul.params, operands)
-    return [replace(task, source=_with_epilogue(task.source, after)) for task in found]
+    return [replace(task, source=_with_epilogue(task, after)) for task in found]
 
 
-def _with_epilogue(source: Source, after: Epilogue) -> Source:
-    """A product's source with the epilogue in front of the file's own text."""
-    types, line, rest = source.text.partition("#line")
-    text = f'{types}#include "common.cuh"\n#define EPILOGUE\n{after.text}\n{line}{rest}'
-    return source._replace(text=text, options=(*source.options, *OPTIONS))
+def _with_epilogue(task: Task, after: Epilogue) -> Source:
+    """A product's source with the epilogue in front of the file's own text, and, of a small product, its lengths."""
+    types, line, rest = task.source.text.partition("#line")
+    small = task.name == "gemm_direct"
+    lengths = f"#define LENGTHS {', '.join(map(str, task.numbers[1:]))}\n" if small else ""
+    text = f'{types}{lengths}#include "common.cuh"\n#define EPILOGUE\n{after.text}\n{line}{rest}'
+    return task.source._replace(text=text, options=(*task.source.options, *OPTIONS))
 
 
 def _chain(kernel: CudaKernel, args: Sequence[Any], params: Any, operands: tuple[int, ...]) -> Iterator[Task]:

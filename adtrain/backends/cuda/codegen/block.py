@@ -17,7 +17,7 @@ from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.ops.kernels import contiguous
 from adtrain.passes.arena import Arena
-from adtrain.passes.fuse_blocks import reading
+from adtrain.passes.fuse_blocks import renamed
 from adtrain.passes.plan_memory import nbytes
 
 WARP = 32
@@ -63,6 +63,7 @@ def block(equation: Equation, threads: int) -> Part:
 
 def part_of(body: Program, names: dict[Variable, str], threads: int) -> Part:
     """What a thread block does for the equations of a body, with these pointers to its values."""
+    body, names = _with_results(body, names, threads)
     own, timed, known = _with_copies(body, names, threads)
     places, shared, scratch = _memory(own, timed)
     if not all(places[t.equation.outputs[0]][0] == "shared_bytes" for t in timed if t.on_its_way):
@@ -78,6 +79,24 @@ def part_of(body: Program, names: dict[Variable, str], threads: int) -> Part:
     return Part(lines, body.inputs, body.outputs, ("block.cuh",), shared=shared, scratch=scratch, checked=checked)
 
 
+def _with_results(body: Program, names: dict[Variable, str], threads: int) -> tuple[Program, dict[Variable, str]]:
+    """The body and the pointers, where small results that are read again are handed on in shared memory, and stored
+    from there: device memory is further away."""
+    read = {v for e in body.equations if e.primitive.name != "reshape" for v in e.inputs}
+    made = {v for e in body.equations if e.primitive.name != "reshape" for v in e.outputs}
+    handed = {v: Variable(v.type, v.device) for v in body.outputs if v in read & made and v.size <= threads}
+    equations = []
+    for e in body.equations:
+        equations.append(renamed(e, handed))
+        for v in (v for v in e.outputs if v in handed):
+            equations.append(Equation(PRIMITIVES["broadcast_to"], (handed[v],), {"shape": v.type.shape}, (v,)))
+    names = names | {w: f"h{i}" for i, w in enumerate(handed.values())}
+    for e in equations:
+        if e.primitive.name == "reshape":
+            names[e.outputs[0]] = names[e.inputs[0]]
+    return replace(body, equations=tuple(equations)), names
+
+
 def _with_copies(
     body: Program, names: dict[Variable, str], threads: int
 ) -> tuple[Program, list[_Timed], dict[Variable, str]]:
@@ -90,7 +109,7 @@ def _with_copies(
     late = [v for v in body.inputs if first.get(v, 0) > 0 and _can_copy(v, v.size, threads)]
     copies = {v: Variable(v.type, v.device) for v in late}
     names = names | {w: f"e{i}" for i, w in enumerate(copies.values())}
-    equations = tuple(reading(e, copies) for e in body.equations)
+    equations = tuple(renamed(e, copies) for e in body.equations)
     own = replace(body, inputs=(*body.inputs, *copies.values()), equations=equations)
     timed = []
     for found in _timed(own, names, threads):

@@ -60,11 +60,12 @@ class Kernel:
     checked: bool
 
 
-def kernel(name: str, parts: Sequence[Part], threads: int, element: str = "") -> Kernel:
+def kernel(name: str, parts: Sequence[Part], threads: int, element: str = "", resident: int = 1) -> Kernel:
     """A kernel of parts that share a launch, each with blocks of its own, dealt in this order.
 
     Args:
         element: the C type that the headers of products are compiled for.
+        resident: how many blocks a multiprocessor must have registers for.
     """
     written = {v for part in parts for v in part.outputs}
     operands = list(dict.fromkeys(v for part in parts for v in (*part.inputs, *part.outputs)))
@@ -79,7 +80,7 @@ def kernel(name: str, parts: Sequence[Part], threads: int, element: str = "") ->
         f"constexpr int THREADS = {threads};",
         *(part.definitions for part in parts if part.definitions),
         "",
-        f"KERNEL __launch_bounds__(THREADS, 1) {name}({', '.join(parameters)})",
+        f"KERNEL __launch_bounds__(THREADS, {resident}) {name}({', '.join(parameters)})",
         "{",
         "    wait_for_inputs();",
         *(f"    {line}" for line in _dealt(parts, names)),

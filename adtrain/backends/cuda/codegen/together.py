@@ -21,6 +21,10 @@ from adtrain.passes.fuse_elementwise import elementwise
 THREADS = 256
 """Of a block where no member is a product, whose tile would say."""
 
+FEW, RESIDENT = 2, 3
+"""Blocks of small products for each multiprocessor, of which two run at once by themselves; three do where there are
+more than so many."""
+
 Choice: TypeAlias = "Callable[[Equation], Sequence[Product]]"
 """The engines for a matrix product whose k stays whole, the best first."""
 
@@ -38,7 +42,9 @@ def together(members: Sequence[Equation], choose: Choice) -> Kernel:
         *(loops(e).part(threads) for e in members if _is_loops(e)),
     ]
     element = c_type(next(iter(products)).inputs[0].type.dtype) if products else ""
-    return kernel("together", parts, threads, element)
+    crowded = sum(part.blocks for part in parts) > FEW * CHIP.multiprocessors
+    small = bool(products) and all(product.direct for product in products.values())
+    return kernel("together", parts, threads, element, RESIDENT if small and crowded else 1)
 
 
 def _alike(choices: Mapping[Equation, Sequence[Product]]) -> dict[Equation, Product]:

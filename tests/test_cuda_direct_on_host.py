@@ -1,0 +1,122 @@
+"""Products of small matrices on the matrix units, and what is fused with them: on the CPU, against NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_on_host import Host
+from program_samples import ON_GPU
+
+from adtrain import ops
+from adtrain.backends.cuda.tasks import Task, tasks
+from adtrain.core.array import ArrayType
+from adtrain.core.fused import product_p
+from adtrain.core.program import Equation, Variable
+from adtrain.core.staging import stage
+from adtrain.ops.matmul import matmul_p
+from adtrain.ops.matmul_cuda import Product
+from adtrain.ops.tiles_cuda import DIRECT, Direct
+
+TOLERANCE = 3e-7
+"""Of the norm of the difference over the norm."""
+TILES = tuple(Direct(*tunables) for tunables in DIRECT)
+TRANSPOSED = tuple(product((False, True), repeat=2))
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    return Host(tmp_path_factory.mktemp("host"))
+
+
+def drawn(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def operands(batch: int, m: int, n: int, k: int, ta: bool, tb: bool) -> list[np.ndarray]:
+    return [drawn(batch, *((k, m) if ta else (m, k))), drawn(batch, *((n, k) if tb else (k, n)))]
+
+
+def matmul(arrays: Sequence[np.ndarray], ta: bool, tb: bool) -> Equation:
+    a, b = (Variable(ArrayType(x.shape, x.dtype), "gpu") for x in arrays)
+    params = {"transpose_a": ta, "transpose_b": tb, "precision": "full"}
+    out = matmul_p.shape(a.type, b.type, **params)
+    assert isinstance(out, ArrayType)
+    return Equation(matmul_p, (a, b), params, (Variable(out, "gpu"),))
+
+
+def reference(arrays: Sequence[np.ndarray], ta: bool, tb: bool) -> np.ndarray:
+    a, b = (x.astype(np.float64) for x in arrays)
+    return np.asarray((a.swapaxes(-1, -2) if ta else a) @ (b.swapaxes(-1, -2) if tb else b))
+
+
+def close(found: np.ndarray, expected: np.ndarray) -> bool:
+    return bool(np.linalg.norm(found - expected) <= TOLERANCE * np.linalg.norm(expected))
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(("ta", "tb"), TRANSPOSED)
+@pytest.mark.parametrize("shape", [(2, 36, 44, 148), (1, 33, 19, 37)])
+def test_every_tile_multiplies_whatever_the_lengths(
+    host: Host, shape: tuple[int, int, int, int], ta: bool, tb: bool, tile: Direct
+) -> None:
+    arrays = operands(*shape, ta, tb)
+    engine = Product(shape, 4, tile.suited(shape[3]), 1, (ta, tb))
+    (found,) = host.computed(matmul(arrays, ta, tb), engine.kernel(), arrays)
+    assert close(found, reference(arrays, ta, tb))
+
+
+def test_empty_sums_are_zero(host: Host) -> None:
+    arrays = operands(1, 16, 16, 0, True, False)
+    engine = Product((1, 16, 16, 0), 4, TILES[0].suited(0), 1, (True, False))
+    assert not host.computed(matmul(arrays, True, False), engine.kernel(), arrays)[0].any()
+
+
+def test_infinity_and_nan_go_where_they_go_in_plain_sums(host: Host) -> None:
+    arrays = operands(1, 32, 32, 64, True, False)
+    arrays[0][0, 3, 5], arrays[1][0, 60, 7] = np.inf, np.nan
+    expected = reference(arrays, True, False)
+    (found,) = host.computed(
+        matmul(arrays, True, False), Product((1, 32, 32, 64), 4, TILES[-1], 1, (True, False)).kernel(), arrays
+    )
+    for test in (np.isnan, np.isposinf, np.isneginf):
+        np.testing.assert_array_equal(test(found), test(expected))
+    held = np.isfinite(expected)
+    assert close(found[held], expected[held])
+
+
+def update(shape: tuple[int, int, int], ta: bool, tb: bool) -> tuple[Equation, list[np.ndarray], list[np.ndarray]]:
+    """A `product` equation with matrices and a row beside the product, its arguments, and its results."""
+    m, n, k = shape
+    a, b = (x[0] for x in operands(1, m, n, k, ta, tb))
+    momentum, bias = drawn(m, n), drawn(n)
+
+    def step(a: Any, b: Any, momentum: Any, bias: Any) -> Any:
+        moved = momentum * 0.5 + ops.matmul(a, b, transpose_a=ta, transpose_b=tb)
+        return moved, ops.relu(moved + bias)
+
+    given = (a, b, momentum, bias)
+    program = stage(step, ON_GPU).program(*given)
+    (equation,) = [e for e in program.equations if e.primitive is product_p]
+    known = dict(zip(program.inputs, given, strict=True)) | {v: x.numpy() for v, x in program.constants.items()}
+    moved = momentum * 0.5 + reference((a, b), ta, tb)
+    results = dict(zip(program.outputs, (moved, np.maximum(moved + bias, 0)), strict=True))
+    return equation, [known[v] for v in equation.inputs], [results[v] for v in equation.outputs]
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(("ta", "tb"), TRANSPOSED)
+@pytest.mark.parametrize("shape", [(32, 64, 128), (36, 44, 52)])
+def test_known_lengths_and_an_epilogue_change_nothing(
+    host: Host, shape: tuple[int, int, int], ta: bool, tb: bool, tile: Direct
+) -> None:
+    equation, arrays, expected = update(shape, ta, tb)
+    kernel = Product((1, *shape), 4, tile.suited(shape[2]), 1, (ta, tb)).kernel()
+    (task,) = tasks(equation, kernel)
+    assert isinstance(task, Task)
+    assert f"#define LENGTHS {', '.join(map(str, shape))}\n" in task.source.text
+    found = host.computed(equation, kernel, arrays)
+    assert all(close(x, y) for x, y in zip(found, expected, strict=True))

@@ -1,0 +1,53 @@
+"""A training step's generated kernels, on the CPU, launch by launch against NumPy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cuda_on_host import Host
+from program_samples import ON_GPU
+
+from adtrain import config, training
+from adtrain.backends.cuda.tasks import tasks
+from adtrain.core.array import array
+from adtrain.core.fused import FUSED, body_of
+from adtrain.core.program import Equation, Variable
+
+CONFIG = Path(__file__).parent.parent / "configs" / "mlp.yaml"
+SMALL = ("model.layers=[{linear: 96}, relu, {linear: 64}, relu, {linear: 10}]", "data.batch_size=32")
+OPTIMIZERS = ("{sgd: {lr: 0.1, momentum: 0.9}}", "{adam: {lr: 0.001}}")
+TOLERANCE = 1e-6
+"""Of the norm of the difference over the norm."""
+
+
+def drawn(v: Variable, rng: np.random.Generator) -> np.ndarray:
+    """Elements for an input of a step; none is negative, as averages of squares are not, and labels are below 10."""
+    if v.type.dtype.kind == "f":
+        return np.asarray(rng.uniform(0, 0.1, v.type.shape), v.type.dtype)
+    return np.asarray(rng.integers(0, 10, v.type.shape), v.type.dtype)
+
+
+def computed(equation: Equation, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    if equation.primitive in FUSED:
+        return [v.numpy() for v in body_of(equation).evaluate(*(array(x) for x in arrays))]
+    found = equation.primitive.implementations["cpu"](*arrays, **equation.params)
+    return list(found) if isinstance(found, (list, tuple)) else [found]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_launch_of_a_step_computes_what_its_equations_say(optimizer: str, tmp_path: Path) -> None:
+    experiment = training.outline(config.load(CONFIG, [*SMALL, f"optimizer={optimizer}"]))
+    program = experiment.step_program(passes=ON_GPU)
+    host, rng = Host(tmp_path), np.random.default_rng(0)
+    known = {v: x.numpy() for v, x in program.constants.items()} | {v: drawn(v, rng) for v in program.inputs}
+    for e in program.equations:
+        arrays = [known[v] for v in e.inputs]
+        expected = computed(e, arrays)
+        known |= {v: np.asarray(x).reshape(v.type.shape) for v, x in zip(e.outputs, expected, strict=True)}
+        if not tasks(e):
+            continue
+        for v, found in zip(e.outputs, host.computed(e, None, arrays), strict=True):
+            error = np.linalg.norm(np.subtract(found, known[v], dtype=np.float64))
+            assert error <= TOLERANCE * np.linalg.norm(known[v].astype(np.float64)), f"{e.primitive.name} {v.type}"
