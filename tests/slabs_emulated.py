@@ -6,8 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-DEPTH, WATCHED, LEVEL, FEW = 64, 16, 5.5, 16
-"""As in `slabs.cuh`, `gemm_slabs.cu` and `slabs.cu`."""
+from adtrain.ops.rounding import rounded
+
+LINES, DEPTH, LISTED, FEW_TILES = 128, 64, 126, 512
+"""As in `slabs.cuh`."""
+WATCHED, LEVEL, FEW, THIN, ROUNDED = 16, 5.5, 16, 32, 8
+"""As in `slabs_sums.cuh` and `slabs.cu`."""
+BESIDE = ((0, 2), (2, 0), (1, 1), (0, 1), (1, 0))
+"""Products of pieces that are summed beside those of the first ones, as in `slabs_sums.cuh`."""
 BITS = 25
 """That matrix units keep of the terms of a sum, counted from the largest one."""
 NOISE = 1.05
@@ -22,6 +28,7 @@ class Lines:
     floor: np.ndarray
     level: np.ndarray
     share: np.ndarray
+    late: np.ndarray
 
 
 def known(x: np.ndarray) -> Lines:
@@ -38,10 +45,39 @@ def known(x: np.ndarray) -> Lines:
     up = 2.0 ** np.where(held, exponent, 0)
     least = np.where(sizes > 0, sizes, np.inf).min(1, keepdims=True)
     floor = np.where(held, np.where(least * up < 2**-12, k * 2.0 ** (target - 13), 0), np.inf)
-    return Lines(up, floor, LEVEL * mean * up * 2.0**target, share)
+    before, after = np.zeros((len(x), 1)), np.zeros((len(x), 1))
+    depth = -(-k // DEPTH)
+    chunks = min(-(-depth // 2), 16)
+    for i in range(chunks):
+        part = sizes[:, depth * i // chunks * DEPTH : depth * (i + 1) // chunks * DEPTH]
+        after += (part > 0).sum(1, keepdims=True) * before
+        before += (part**2).sum(1, keepdims=True)
+    single = sizes.sum(1, keepdims=True) ** 2 < 2 * before
+    late = (single | (after < ROUNDED * before)) & ((sizes > 0).sum(1, keepdims=True) * THIN > k) | ~held
+    return Lines(up, floor, LEVEL * mean * up * 2.0**target, share, late)
 
 
-def pieces(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def many_left(rows: Lines, columns: Lines) -> bool:
+    """Whether what is known of the lines speaks for pieces (`know_lines`, Slabs::in_pieces)."""
+    down, across = -(-len(rows.up) // LINES), -(-len(columns.up) // LINES)
+    asked = max(down, across)
+    votes = 0
+    for i in range(asked):
+        left = rows.share[i % down * LINES :][:LINES]
+        right = columns.share[i % across * LINES :][:LINES]
+        votes += int((left * right.T < 1).sum() > LISTED)
+    return votes > 0 and (down * across <= FEW_TILES or 4 * votes > asked)
+
+
+def pieces(x: np.ndarray) -> list[np.ndarray]:
+    found, rest = [], x.astype(np.float32)
+    for _ in range(3):
+        found.append(rounded(rest, "bfloat16"))
+        rest = rest - found[-1]
+    return [piece.astype(float) for piece in found]
+
+
+def halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     high = x.astype(np.float16).astype(float)
     return high, ((x - high) * 2**11).astype(np.float16).astype(float)
 
@@ -67,10 +103,26 @@ def chain(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 @np.errstate(over="ignore", invalid="ignore")  # of numbers that are left to multiply-adds
 def in_slabs(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A B by two float16 numbers for each element, and which elements are left to multiply-adds."""
+    """A B in halves or in pieces, and which elements are left to multiply-adds."""
     rows, columns = known(a), known(b.T)
-    a_pieces, b_pieces = (pieces(x * lines.up) for x, lines in ((a.astype(float), rows), (b.T.astype(float), columns)))
-    (a_high, a_low), (b_high, b_low) = a_pieces, b_pieces
+    a, b = a * rows.up, b * columns.up.T
+    sums, left = (_in_pieces if many_left(rows, columns) else _in_halves)(a, b, rows, columns)
+    return (sums / rows.up / columns.up.T).astype(np.float32), left
+
+
+def _in_pieces(a: np.ndarray, b: np.ndarray, rows: Lines, columns: Lines) -> tuple[np.ndarray, np.ndarray]:
+    left, right = pieces(a), pieces(b.T)
+    main, beside = np.zeros((len(a), b.shape[1]), np.float32), np.zeros((len(a), b.shape[1]))
+    for i in range(0, a.shape[1], DEPTH):
+        k = slice(i, i + DEPTH)
+        main += added(np.zeros(main.shape), left[0][:, k], right[0][:, k]).astype(np.float32)
+        for p, q in BESIDE:
+            beside = added(beside, left[p][:, k], right[q][:, k])
+    return (main + beside).astype(np.float32), rows.late | columns.late.T
+
+
+def _in_halves(a: np.ndarray, b: np.ndarray, rows: Lines, columns: Lines) -> tuple[np.ndarray, np.ndarray]:
+    (a_high, a_low), (b_high, b_low) = halves(a), halves(b.T)
     main = np.zeros((len(a), b.shape[1]), np.float32)
     beside = np.zeros(main.shape)
     small = np.ones(main.shape, bool)
@@ -85,7 +137,7 @@ def in_slabs(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     again = small & (sums != 0)
     again |= ~(abs(sums) >= rows.floor + columns.floor.T)
     again |= ~(rows.share * columns.share.T >= 1)
-    return (sums / rows.up / columns.up.T).astype(np.float32), again
+    return sums, again
 
 
 def usual(m: int, n: int, k: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:

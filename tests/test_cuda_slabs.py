@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import slabs_emulated
 from hypothesis import given
 from hypothesis import strategies as st
-from slabs_emulated import FEW, LEVEL, NOISE, WATCHED, chain, errors, hard, in_slabs, known, usual
+from slabs_emulated import BESIDE, LEVEL, NOISE, chain, errors, hard, in_slabs, known, many_left, usual
 from test_gpu_products import adversarial
 
 from adtrain.assets import asset_path
@@ -72,7 +74,7 @@ def test_what_is_left_is_computed_by_the_plain_tile_whose_threads_are_launched()
 
 
 @pytest.mark.parametrize("case", [*adversarial(M, N, K), *hard(M, N, K)])
-def test_two_float16_numbers_and_what_they_leave_are_as_exact_as_one_chain(case: str) -> None:
+def test_products_in_slabs_with_what_they_leave_are_as_exact_as_one_chain(case: str) -> None:
     a, b = (x.astype(np.float32) for x in {**adversarial(M, N, K), **hard(M, N, K)}[case])
     plain, (halves, left) = chain(a, b), in_slabs(a, b)
     taken, expected = errors(np.where(left, plain, halves), a, b), errors(plain, a, b)
@@ -80,17 +82,27 @@ def test_two_float16_numbers_and_what_they_leave_are_as_exact_as_one_chain(case:
     assert taken[1] <= NOISE * expected[1]
 
 
+@pytest.mark.parametrize("case", ["one of 50 of both", "one of 100 not zero", "thirty decades"])
+def test_sparse_lines_are_cut_in_pieces(case: str) -> None:
+    a, b = (x.astype(np.float32) for x in {**adversarial(M, N, K), **hard(M, N, K)}[case])
+    assert many_left(known(a), known(b.T))
+    assert in_slabs(a, b)[1].mean() < 0.05
+
+
 @pytest.mark.parametrize("case", usual(M, N, K))
 def test_of_usual_products_next_to_nothing_is_left_to_multiply_adds(case: str) -> None:
     a, b = (x.astype(np.float32) for x in usual(M, N, K)[case])
-    assert (known(a).share * known(b.T).share.T > 1).all()
+    assert not many_left(known(a), known(b.T))
     assert in_slabs(a, b)[1].mean() < 5e-4
 
 
 def test_the_limits_are_those_of_the_kernels() -> None:
-    text = "".join((asset_path("kernels") / "cuda" / name).read_text() for name in ("slabs.cu", "gemm_slabs.cu"))
-    for line in (f"FEW = {FEW};", f"WATCHED = {WATCHED};", f"level = {LEVEL}f * (float)mean"):
-        assert line in text
+    names = ("slabs.cu", "slabs.cuh", "slabs_sums.cuh")
+    text = "".join((asset_path("kernels") / "cuda" / name).read_text() for name in names)
+    for name in ("DEPTH", "LISTED", "FEW_TILES", "WATCHED", "FEW", "THIN", "ROUNDED"):
+        assert re.search(rf"constexpr int[^;]*\b{name} = [^;]*\b{getattr(slabs_emulated, name)}\b[^;]*;", text), name
+    assert f"level = {LEVEL}f * (float)mean" in text
+    assert f"pairs[BESIDE] = {BESIDE};".replace("(", "{").replace(")", "}") in text
 
 
 @given(lengths, st.sampled_from(PRECISIONS))
@@ -98,13 +110,13 @@ def test_the_launches_cover_operands_and_result(lengths: tuple[int, int, int, in
     batch, m, n, k = lengths
     product = SlabProduct(lengths, SLABS[precision], (False, True))
     first, *others = launches(product)
-    assert [kernel.file for kernel in (first, *others)].count("slabs.cu") == (2 if precision == "full" else 1)
+    assert [kernel.file for kernel in (first, *others)].count("slabs.cu") == (3 if precision == "full" else 1)
     assert product.blocks * 128 >= batch * (m + n)
     assert product.tiles * product.slabs.m * product.slabs.n >= batch * m * n
     assert 1 <= product.chunks <= product.depth
     halves, chunks = first.blocks()  # type: ignore[misc]
     assert (halves, chunks) == (2 * product.blocks, product.chunks)
-    assert first.scratch() >= batch * (m + n) * k * 4 // (2 if precision == "bfloat16" else 1)
+    assert first.scratch() >= batch * (m + n) * k * product.slabs.pieces * (4 if precision == "tf32" else 2)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -45,6 +45,8 @@ MOVED_PER_CYCLE = 2000
 """Bytes read and written in a cycle while operands are laid out in slabs."""
 DIRECT_SPEED = {Unit.PIECES: 1.0, Unit.TF32: 1.7, Unit.BFLOAT16: 1.8}
 """Of direct products by other units, as a multiple of the speed in pieces."""
+AT_ONCE, LATER = 8, 1000
+"""Blocks of direct products that a multiprocessor holds at once, and cycles of each later one beside its reads."""
 FULL = 4
 """Blocks for each multiprocessor from which on cutting k gains nothing."""
 PIECES_K = 256
@@ -91,7 +93,8 @@ def ranked(
         rounds = -(-blocks // chip.multiprocessors)
         if isinstance(tile, Direct):
             read = (tile.m * (tile.n // tile.warp_n) + tile.n * (tile.m // tile.warp_m)) * k * itemsize
-            return START + rounds * read / (tile.speed * DIRECT_SPEED[tile.unit])
+            later = max(0, rounds - AT_ONCE) * LATER
+            return START + rounds * read / (tile.speed * DIRECT_SPEED[tile.unit]) + later
         if isinstance(tile, Slabs):
             layout = batch * (m + n) * k * tile.moved / MOVED_PER_CYCLE
             return tile.launches * START + layout + rounds * k * tile.m * tile.n / (LANES * tile.speed)

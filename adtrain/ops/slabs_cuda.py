@@ -18,8 +18,8 @@ LAYOUT_THREADS, THREADS = 256, 384
 """Of a block of `slabs.cu`, and of `gemm_slabs.cu`."""
 PLAIN = TILES[4][0]
 """The tile of multiply-adds that `gemm_rest.cu` is written for."""
-KNOWN_BYTES, REST_BYTES = 16, 256
-"""Of what is known of a line, or measured in a chunk of it (Line, Measured); and of a tile's list (Rest)."""
+KNOWN_BYTES, REST_BYTES, VOTES_BYTES = 32, 256, 128
+"""Of what is known of a line, or measured in a chunk of it (Line, Measured); of a tile's list (Rest); and Votes."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class Slabs:
 
     Args:
         unit: TF32, BFLOAT16, or HALVES for float32.
-        pieces: numbers that an operand is cut into (COUNT).
+        pieces: numbers that one of an operand becomes, at most (MOST).
+        staged: of these, as many as TILE_STAGES stages have room for.
         depth: k of a slab (DEPTH).
         across: slabs of op(B) that a tile takes side by side (ACROSS).
         stages: stages in shared memory.
@@ -41,6 +42,7 @@ class Slabs:
 
     unit: Unit
     pieces: int
+    staged: int
     depth: int
     across: int
     stages: int
@@ -59,16 +61,16 @@ class Slabs:
     @property
     def shared(self) -> int:
         """Bytes of shared memory, with what it takes to align them."""
-        return self.stages * (1 + self.across) * self.pieces * BYTES + 1024
+        return self.stages * (1 + self.across) * self.staged * BYTES + 1024
 
     def suits(self, m: int, n: int, k: int) -> bool:
         return min(m, n) >= LINES and k >= self.least
 
 
 SLABS: Mapping[str, Slabs] = {
-    "full": Slabs(Unit.HALVES, 2, 64, 1, 3, 768, 12, 4, 4.0),
-    "tf32": Slabs(Unit.TF32, 1, 32, 2, 4, 256, 8, 2, 7.0),
-    "bfloat16": Slabs(Unit.BFLOAT16, 1, 64, 2, 4, 256, 6, 2, 11.5),
+    "full": Slabs(Unit.HALVES, 3, 2, 64, 1, 3, 768, 12, 5, 4.0),
+    "tf32": Slabs(Unit.TF32, 1, 1, 32, 2, 4, 256, 8, 2, 7.0),
+    "bfloat16": Slabs(Unit.BFLOAT16, 1, 1, 64, 2, 4, 256, 6, 2, 11.5),
 }
 """By precision."""
 
@@ -113,10 +115,17 @@ class SlabProduct:
         slabs = self.blocks * self.depth * self.slabs.pieces * BYTES
         if self.slabs.unit is not Unit.HALVES:
             return slabs
-        return slabs + self.blocks * LINES * KNOWN_BYTES * (1 + self.chunks) + self.tiles * REST_BYTES
+        lines = self.blocks * LINES * KNOWN_BYTES * (1 + self.chunks)
+        return slabs + lines + self.tiles * REST_BYTES + VOTES_BYTES
+
+    @property
+    def asked(self) -> int:
+        """Tiles that `know_lines` asks (Slabs::asked, of all matrices)."""
+        batch, m, n, _ = self.lengths
+        return batch * -(-max(m, n) // LINES)
 
     def kernel(self) -> CudaKernel:
-        """The launches: the operands to slabs, of HALVES once they are measured; products; of HALVES what is left."""
+        """The launches: the operands to slabs, of HALVES once they are known; products; of HALVES what is left."""
         _, m, n, k = self.lengths
         turned = dict(zip(("TRANSPOSE_A", "TRANSPOSE_B"), map(int, self.transposed), strict=True))
         transpose_a, transpose_b = self.transposed
@@ -132,7 +141,8 @@ class SlabProduct:
             macros = {**turned, **wide, **wide_c}
             rest = self._step("gemm_rest.cu", "gemm_rest", self.tiles, PLAIN.threads, macros, PLAIN.shared(4))
             fill = replace(fill, then=replace(multiply, then=rest))
-            first = self._step("slabs.cu", "measure_lines", layout, LAYOUT_THREADS, {**turned, **wide}, then=fill)
+            know = self._step("slabs.cu", "know_lines", self.asked, LAYOUT_THREADS, {**turned, **wide}, then=fill)
+            first = self._step("slabs.cu", "measure_lines", layout, LAYOUT_THREADS, {**turned, **wide}, then=know)
         else:
             first = replace(fill, then=multiply)
         return replace(first, scratch=lambda *_, **__: self.scratch)

@@ -10,7 +10,8 @@
 #include "slabs.cuh"
 
 constexpr int THREADS = 256, ROW = HALF + 1;
-constexpr int FEW = 16; // products, see known()
+constexpr int FEW = 16;               // products, see known()
+constexpr int THIN = 32, ROUNDED = 8; // see known()
 constexpr int BLOCKS = WIDE_A * WIDE_B == 16 ? 4 : 3; // that a multiprocessor must have registers for
 typedef float Panel[DEPTH][ROW]; // HALF lines of a slab
 
@@ -100,7 +101,8 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) measure_lines(const T *a, const T *b, 
     __shared__ Measured found[THREADS];
     constexpr int TEAMS = THREADS / HALF; // threads that share a line
     const int line = threadIdx.x % HALF, team = threadIdx.x / HALF;
-    Measured own = {0, INFINITY, 0};
+    if (blockIdx.x + blockIdx.y + threadIdx.x == 0) slabs.votes->count = 0;
+    Measured own = {0, INFINITY, 0, 0};
     for (int slab = source.begin; slab < source.end; slab++) {
         source.finish(panel);
         if (slab + 1 < source.end) source.start(slab + 1, k);
@@ -110,6 +112,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) measure_lines(const T *a, const T *b, 
             own.squares += (double)x * x;
             own.sum += x;
             if (x > 0) own.least = fminf(own.least, x);
+            own.count += x != 0;
         }
     }
     found[threadIdx.x] = own;
@@ -119,6 +122,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) measure_lines(const T *a, const T *b, 
         own.squares += found[i * HALF + line].squares;
         own.least = fminf(own.least, found[i * HALF + line].least);
         own.sum += found[i * HALF + line].sum;
+        own.count += found[i * HALF + line].count;
     }
     slabs.measured[(chunk * slabs.blocks * 2 + half) * HALF + line] = own;
 }
@@ -135,26 +139,61 @@ __device__ __forceinline__ float power(int exponent) { return __int_as_float(exp
 // Share: (sum |x|)^2 / sum x^2 elements of one size would have this sum and these squares; of two lines with p k and q k
 // of them about p q k meet. A product is 2^-23.8 off (root of the mean square: 2^-24 of each operand, and low x low),
 // the sum of n sqrt(n) times that; a chain rounds n sums, of 2^-25.3 each, which is more from 16 products on.
+//
+// Late: of an element with many others next to all of the sum comes at its end, or from one product. There a chain has few
+// more roundings to make, while the matrix units cut bits off all that they add at once. Counted are the roundings behind
+// the chunk of each element, as many as there are elements that are not 0, by the share of the squares that the sum has by
+// then; and elements of one size as above.
 __device__ __forceinline__ Line known(const Slabs &slabs, int64_t at) {
-    Measured all = {0, INFINITY, 0};
+    Measured all = {0, INFINITY, 0, 0};
+    double rounded = 0;
     #pragma unroll 8 // reads that are under way at once
     for (int i = 0; i < slabs.chunks; i++) {
         const Measured &part = slabs.measured[i * slabs.blocks * LINES + at];
+        rounded += part.count * all.squares;
         all.squares += part.squares;
         all.least = fminf(all.least, part.least);
         all.sum += part.sum;
+        all.count += part.count;
     }
     int target = 14;
     for (int64_t i = 1; i < slabs.k; i *= 4) target--;
     const double mean = sqrt(all.squares / slabs.k);
-    if (mean == 0) return {1, 0, 0, INFINITY};
+    if (mean == 0) return {1, 0, 0, INFINITY, false};
     const int exponent = mean < INFINITY ? target - ilogb(mean) : 1 << 30; // not of NaN
-    if (abs(exponent) > 63) return {1, INFINITY, 0, INFINITY};
+    if (abs(exponent) > 63) return {1, INFINITY, 0, INFINITY, true};
     const float up = power(exponent);
     const float floor = all.least * up < 0x1p-12f ? slabs.k * power(target - 13) : 0;
     const float level = 5.5f * (float)mean * up * power(target);
     const double share = all.sum * (double)all.sum / all.squares / sqrt((double)FEW * slabs.k);
-    return {power(-exponent), floor, level, (float)share};
+    const bool single = all.sum * (double)all.sum < 2 * all.squares, at_end = rounded < ROUNDED * all.squares;
+    const bool late = (single || at_end) && (int64_t)all.count * THIN > slabs.k;
+    return {power(-exponent), floor, level, (float)share, late};
+}
+
+// HALVES, then: what is known of all lines, a block for each tile that is asked. A tile asks for pieces where more of its
+// elements are made by few products than its list holds.
+KERNEL __launch_bounds__(THREADS) know_lines(const T *a, const T *b, const Epilogue epilogue, int64_t batch,
+    int64_t m, int64_t n, int64_t k, char *scratch) {
+    wait_for_inputs();
+    const Slabs slabs(batch, m, n, k, scratch);
+    const int item = blockIdx.x / slabs.asked, i = blockIdx.x % slabs.asked;
+    const int64_t block = threadIdx.x < LINES ? (int64_t)item * slabs.rows + i % slabs.rows
+                                              : slabs.left + (int64_t)item * slabs.columns + i % slabs.columns;
+    const int64_t at = block * LINES + threadIdx.x % LINES;
+    __shared__ float shares[2 * LINES];
+    __shared__ int few;
+    if (threadIdx.x == 0) few = 0;
+    const Line line = known(slabs, at);
+    if (i < (threadIdx.x < LINES ? slabs.rows : slabs.columns)) slabs.lines[at] = line;
+    shares[threadIdx.x] = line.share;
+    __syncthreads();
+    const int half = threadIdx.x / LINES * (LINES / 2);
+    int own = 0;
+    for (int j = half; j < half + LINES / 2; j++) own += !(shares[threadIdx.x % LINES] * shares[LINES + j] >= 1);
+    if (own > 0) atomicAdd(&few, own);
+    __syncthreads();
+    if (threadIdx.x == 0 && few > LISTED) atomicAdd(&slabs.votes->count, 1);
 }
 
 // Two numbers rounded to float16.
@@ -164,17 +203,22 @@ __device__ __forceinline__ uint32_t halves(float low, float high) {
     return both;
 }
 
-// Neighbouring k of a line in the format of the matrix units: a word of each piece.
+// Neighbouring k of a line in the format of the matrix units: a word of each of COUNT numbers.
 typedef Vector<uint32_t, 4> Word;
 constexpr int IN_WORD = UNIT == TF32 ? 4 : 8;
 
-__device__ __forceinline__ void cut(Word (&words)[COUNT], const float (&x)[IN_WORD]) {
+template <int COUNT> __device__ __forceinline__ void cut(Word (&words)[COUNT], const float (&x)[IN_WORD]) {
     #pragma unroll
     for (int i = 0; i < 4; i++) {
         if constexpr (UNIT == TF32) {
             words[0].lane[i] = Format<TF32>::rounded(x[i]);
         } else if constexpr (UNIT == BFLOAT16) {
             words[0].lane[i] = Format<BFLOAT16>::packed(x[2 * i], x[2 * i + 1]);
+        } else if constexpr (COUNT == 3) {
+            uint32_t pieces[COUNT][2]; // of the first two
+            Format<PIECES>::convert({x[2 * i], x[2 * i + 1], 0, 0}, pieces);
+            #pragma unroll
+            for (int p = 0; p < COUNT; p++) words[p].lane[i] = pieces[p][0];
         } else {
             float of_low, of_high;
             const uint32_t high = halves(x[2 * i], x[2 * i + 1]);
@@ -183,6 +227,26 @@ __device__ __forceinline__ void cut(Word (&words)[COUNT], const float (&x)[IN_WO
             words[0].lane[i] = high;
             words[COUNT - 1].lane[i] = halves((x[2 * i] - of_low) / LOW, (x[2 * i + 1] - of_high) / LOW);
         }
+    }
+}
+
+// Writes what of a slab is in shared memory, scaled.
+template <int COUNT> __device__ __forceinline__ void write(
+    const Slabs &slabs, const Source &source, int half, int slab, const Panel &panel, const float (&scales)[HALF]) {
+    char *to = slabs.slab(source.block, slab, COUNT) + half % 2 * (SLAB / 2);
+    #pragma unroll
+    for (int i = 0; i < HALF * 8 / THREADS; i++) {
+        const int line = (i * THREADS + threadIdx.x) / 8, word = threadIdx.x % 8;
+        float x[IN_WORD];
+        #pragma unroll
+        for (int h = 0; h < IN_WORD; h++) {
+            x[h] = panel[word * IN_WORD + h][line];
+            if (UNIT == HALVES) x[h] *= scales[line];
+        }
+        Word words[COUNT];
+        cut(words, x);
+        #pragma unroll
+        for (int p = 0; p < COUNT; p++) *(Word *)(to + p * SLAB + exchanged(line, word)) = words[p];
     }
 }
 
@@ -196,29 +260,14 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) fill_slabs(const T *a, const T *b, con
     source.start(source.begin, k);
     __shared__ Panel panel;
     __shared__ float scales[HALF];
-    if (UNIT == HALVES && threadIdx.x < HALF) {
-        const int64_t at = (int64_t)half * HALF + threadIdx.x;
-        const Line line = known(slabs, at);
-        scales[threadIdx.x] = 1 / line.down;
-        if (chunk == 0) slabs.lines[at] = line;
-    }
+    if (UNIT == HALVES && threadIdx.x < HALF) scales[threadIdx.x] = 1 / slabs.lines[half * HALF + threadIdx.x].down;
+    const bool in_pieces = UNIT == HALVES && slabs.in_pieces();
     for (int slab = source.begin; slab < source.end; slab++) {
         source.finish(panel);
         if (slab + 1 < source.end) source.start(slab + 1, k);
-        char *to = slabs.slab(source.block, slab) + half % 2 * (SLAB / 2);
-        #pragma unroll
-        for (int i = 0; i < HALF * 8 / THREADS; i++) {
-            const int line = (i * THREADS + threadIdx.x) / 8, word = threadIdx.x % 8;
-            float x[IN_WORD];
-            #pragma unroll
-            for (int h = 0; h < IN_WORD; h++) {
-                x[h] = panel[word * IN_WORD + h][line];
-                if (UNIT == HALVES) x[h] *= scales[line];
-            }
-            Word words[COUNT];
-            cut(words, x);
-            #pragma unroll
-            for (int p = 0; p < COUNT; p++) *(Word *)(to + p * SLAB + exchanged(line, word)) = words[p];
-        }
+        if (in_pieces)
+            write<MOST>(slabs, source, half, slab, panel, scales);
+        else
+            write<UNIT == HALVES ? 2 : 1>(slabs, source, half, slab, panel, scales);
     }
 }

@@ -6,29 +6,35 @@
 // is scaled by a power of two so that the root of its mean square is 2^target to 2^(target + 1), which leaves its
 // largest element below 2^15. Of elements from 2^-12 on the two hold all bits but at times the last; of smaller ones they
 // are up to 2^-36 off. Lines of numbers beside 2^-55 to 2^70 are left to gemm_rest.cu.
+//
+// Where that would leave much of the product, by what is known of its lines, the scaled numbers are cut in pieces
+// instead (Format<PIECES>): three bfloat16 numbers that hold all their bits, six products of which make up one of
+// float32. It takes twice as long as halves, a third of the time of multiply-adds.
 #pragma once
 #include "wgmma.cuh"
 
 constexpr int LINES = 128, SLAB = LINES * 128; // SLAB: bytes
 constexpr int HALF = LINES / 2;                // lines that a block of slabs.cu takes
 constexpr int CHUNKS = 16, CHUNK = 2;          // slabs.cu cuts k into CHUNKS parts, or into parts of CHUNK slabs
-constexpr int COUNT = UNIT == HALVES ? 2 : 1;  // pieces of an operand
+constexpr int MOST = UNIT == HALVES ? 3 : 1;   // numbers that one of an operand becomes, at most
 constexpr int DEPTH = UNIT == TF32 ? 32 : 64;  // k of a slab
 constexpr int ACROSS = UNIT == HALVES ? 1 : 2; // slabs of op(B) that a tile takes side by side
 constexpr float LOW = 0x1p-11f;                // the unit of low
 
 // Of a line. A sum of its products with any other line, both scaled, is not to be trusted where it is below the sum of
 // their floors, as it may show what small elements have lost; where it has stayed below the level of its row; or where
-// the product of their shares is below 1, as few products make it.
+// the product of their shares is below 1, as few products make it. late: nor are its sums of pieces.
 struct alignas(16) Line {
     float down; // 1 / scale
     float floor, level, share;
+    int late;
 };
 
 // What a chunk of k tells of a line.
 struct alignas(16) Measured {
     double squares;
     float least, sum; // of magnitudes; the least that is not 0
+    int count;        // that are not 0
 };
 
 constexpr int LISTED = 126;
@@ -39,6 +45,13 @@ struct alignas(16) Rest {
     uint16_t places[LISTED]; // row * 128 + column in the tile
 };
 
+// Of HALVES: of the tiles that know_lines asks, those that have more than LISTED elements of few products.
+struct alignas(128) Votes { // slabs are best copied from whole lines of the cache
+    int count;
+};
+
+constexpr int FEW_TILES = 512; // so few that one of them by multiply-adds takes longer than all of them in pieces
+
 // Where all that lies, for `batch` products of m x k and k x n. Slabs are counted by line, then by k.
 struct Slabs {
     int64_t batch, m, n, k;
@@ -46,6 +59,8 @@ struct Slabs {
     int64_t left, blocks; // such blocks of all matrices A, of A and B
     int depth, chunks;    // slabs along k, and the parts of them
     int64_t tiles;        // of the results
+    int asked;            // of these by know_lines, of each matrix: all rows and columns of tiles are among them
+    Votes *votes;
     Rest *rests;
     Line *lines;
     Measured *measured;
@@ -59,14 +74,21 @@ struct Slabs {
         depth = (k + DEPTH - 1) / DEPTH;
         chunks = min((depth + CHUNK - 1) / CHUNK, CHUNKS);
         tiles = left * (columns / ACROSS);
-        rests = (Rest *)scratch;
+        asked = max(rows, columns);
+        votes = (Votes *)scratch;
+        rests = (Rest *)(votes + 1);
         lines = (Line *)(rests + tiles);
         measured = (Measured *)(lines + blocks * LINES);
         slabs = UNIT == HALVES ? (char *)(measured + chunks * blocks * LINES) : scratch;
     }
 
-    // The pieces of a block of lines, one after another.
-    __device__ __forceinline__ char *slab(int64_t block, int at) const {
-        return slabs + (block * depth + at) * (COUNT * SLAB);
+    // HALVES: whether what know_lines has found speaks for pieces.
+    __device__ __forceinline__ bool in_pieces() const {
+        return votes->count > 0 && (tiles <= FEW_TILES || 4 * votes->count > batch * asked);
+    }
+
+    // The `count` slabs that a block of lines becomes, one after another.
+    __device__ __forceinline__ char *slab(int64_t block, int at, int count) const {
+        return slabs + (block * depth + at) * (count * SLAB);
     }
 };

@@ -1,0 +1,79 @@
+// A tile of a product from slabs, in a block of gemm_slabs.cu: a warpgroup of which brings the operands, in stages, and two
+// multiply, each half of the rows.
+#pragma once
+#include "gemm.cuh"
+#include "slabs.cuh"
+
+constexpr int SUMS = ACROSS * 64; // that a thread has of a tile
+constexpr int CONSUMERS = 2 * WARPGROUP, THREADS = WARPGROUP + CONSUMERS;
+
+// The half of the rows that a thread's warpgroup has.
+__device__ __forceinline__ int half_of_rows() { return threadIdx.x / WARPGROUP - 1; }
+
+// What says which stages have arrived and which are free.
+struct Stages {
+    Barrier full[TILE_STAGES], empty[TILE_STAGES];
+
+    __device__ void init() {
+        for (int i = 0; i < TILE_STAGES; i++) {
+            full[i].init(1);
+            empty[i].init(CONSUMERS / WARP);
+        }
+        show_barriers();
+    }
+    // A warp has read a stage.
+    __device__ __forceinline__ void release(int stage) {
+        if (threadIdx.x % WARP == 0) empty[stage].arrive();
+    }
+};
+
+// Goes round as many of them.
+template <int STAGES> struct Turn {
+    int stage = 0, parity = 0;
+    __device__ __forceinline__ void next() {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+};
+
+// Where a stage lies: the COUNT numbers of a slab of op(A), then those of ACROSS slabs of op(B).
+template <int COUNT> struct Stage {
+    static constexpr int OF_A = COUNT * SLAB, SIZE = (1 + ACROSS) * OF_A;
+    const char *at;
+
+    __device__ __forceinline__ Stage(const char *shared, int stage) : at(shared + stage * SIZE) {}
+
+    // Of number p: the half of the rows that this warpgroup multiplies, and the columns.
+    __device__ __forceinline__ uint64_t a(int p = 0) const {
+        return described(at + p * SLAB + half_of_rows() * (SLAB / 2));
+    }
+    __device__ __forceinline__ uint64_t b(int p = 0) const { return described(at + OF_A + p * SLAB); }
+};
+
+// The elements of a tile that a thread of a warpgroup holds.
+struct Place {
+    TileAt at;
+    int m, n, row0, column0;
+
+    __device__ Place(int tile, const Slabs &slabs)
+        : at(tile, slabs.rows, slabs.columns / ACROSS), m(slabs.m), n(slabs.n) {
+        row0 = at.down * LINES + half_of_rows() * 64;
+        column0 = at.across * (ACROSS * LINES);
+    }
+    __device__ __forceinline__ int row(int i) const { return row0 + sum_row(i); }
+    __device__ __forceinline__ int column(int i) const { return column0 + sum_column(i); }
+    __device__ __forceinline__ bool inside(int i) const { return row(i) < m && column(i) < n; }
+
+    // Hands WIDE of the sums, from i on, to the epilogue; or all of them.
+    template <int WIDE> __device__ __forceinline__ void give(
+        const Epilogue &out, const float (&sums)[SUMS], int i) const {
+        if (!inside(i)) return;
+        T value[WIDE];
+        #pragma unroll
+        for (int h = 0; h < WIDE; h++) value[h] = sums[i + h];
+        out(at.item, row(i), column(i), (at.item * m + row(i)) * n + column(i), value);
+    }
+    __device__ __forceinline__ void give(const Epilogue &out, const float (&sums)[SUMS]) const {
+        #pragma unroll
+        for (int i = 0; i < SUMS; i += WIDE_C) give<WIDE_C>(out, sums, i);
+    }
+};
