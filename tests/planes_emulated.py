@@ -1,9 +1,11 @@
-"""Products of three bfloat16 pieces as in `kernels/cuda/conv_planes.cu`, and convolution by positions, in NumPy."""
+"""Products of three bfloat16 pieces as in `kernels/cuda/conv_planes.cu`, of halves where these hold the operands as in
+`conv_halves.cu`, and convolution by positions, in NumPy."""
 
 from __future__ import annotations
 
 import numpy as np
 from slabs_emulated import added, hard, usual
+from slabs_emulated import pieces as halves
 from test_gpu_products import adversarial
 
 from adtrain.ops.planes_cuda import Positions
@@ -15,6 +17,8 @@ BESIDE = ((0, 2), (2, 0), (1, 1), (0, 1), (1, 0))
 """As in `planes.cuh`."""
 STACKED = (((0, 0), (0, 2), (2, 0), (0, 1)), ((1, 0), (1, 2), (1, 1)))
 """As in `conv_planes.cu`, of the first and the second half of the rows: the products of single stages, then others."""
+TOP, EXPONENTS, FEW, LEAST = 14, (-16, 89), 8, 8
+"""As in `conv_halves.cu`."""
 
 
 def cases(m: int, n: int, k: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -51,6 +55,41 @@ def _summed(a: np.ndarray, b: np.ndarray, large: tuple[int, int], *others: tuple
         for p, q in others:
             beside = added(beside, left[p][:, k], right[q][:, k])
     return (main + beside.astype(np.float32)).astype(np.float32)
+
+
+def known(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of operands, the rows of ``x``: scales, 0 where left to pieces; shares; and squares of scaled elements."""
+    sizes = abs(x.astype(float))
+    most = sizes.max(1)
+    least = np.where(sizes > 0, sizes, np.inf).min(1)
+    exponent = TOP - np.floor(np.log2(np.where(most > 0, most, 2.0**TOP)))
+    up = 2.0**exponent
+    held = (exponent >= EXPONENTS[0]) & (exponent <= EXPONENTS[1]) & (least * up >= 2.0**-14)
+    squares = (sizes**2).sum(1)
+    share = np.divide(sizes.sum(1) ** 2, squares, where=squares > 0, out=np.full(len(x), np.inf))
+    return np.where(held, up, 0), np.where(held, share, 0), squares * up**2
+
+
+def in_halves(a: np.ndarray, b: np.ndarray, stacked: bool = False) -> tuple[np.ndarray, bool]:
+    """A B of filters by the positions of one image, and whether halves were right for it."""
+    (up, share, squares), (image_up, image_share, image_squares) = known(a), known(b.reshape(1, -1))
+    if not (share.min() * image_share[0] / b.size >= FEW):
+        return in_pieces(a, b, stacked), False
+    left, right = halves(a * up[:, None]), halves(b.T * image_up)
+    sums = np.zeros((len(a), b.shape[1]), np.float32)
+    for i in range(0, a.shape[1], DEPTH):
+        k = slice(i, i + DEPTH)
+        beside = added(np.zeros(sums.shape), left[0][:, k], right[1][:, k])
+        if stacked:
+            other = added(np.zeros(sums.shape), left[1][:, k], right[0][:, k])
+            beside = beside + other + added(np.zeros(sums.shape), left[1][:, k], right[1][:, k]) * 2.0**-11
+        else:
+            beside = added(beside, left[1][:, k], right[0][:, k])
+        sums += (beside * 2.0**-11).astype(np.float32)
+        sums += added(np.zeros(sums.shape), left[0][:, k], right[0][:, k]).astype(np.float32)
+    if (sums.astype(float) ** 2).sum() < squares.sum() * image_squares[0] / len(b) / LEAST:
+        return in_pieces(a, b, stacked), False
+    return (sums / up[:, None] / image_up).astype(np.float32), True
 
 
 def by_positions(x: np.ndarray, w: np.ndarray, positions: Positions) -> np.ndarray:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from planes_emulated import BESIDE, DEPTH, by_positions, cases, in_pieces
+from planes_emulated import BESIDE, DEPTH, FEW, LEAST, TOP, by_positions, cases, in_halves, in_pieces
 from slabs_emulated import NOISE, chain, errors
 
 from adtrain.assets import asset_path
@@ -21,7 +23,8 @@ from adtrain.core.kernel import CudaKernel
 from adtrain.ops import conv_cuda
 from adtrain.ops.conv import Window
 from adtrain.ops.conv_reference import conv2d_reference, input_grad_reference
-from adtrain.ops.planes_cuda import CHANNELS, PlaneConvolution, PlaneWeightGrad, Positions
+from adtrain.ops.planes_cuda import CHANNELS, PlaneConvolution, Positions
+from adtrain.ops.planes_weight_grad_cuda import PlaneWeightGrad
 
 M, N, K = 24, 20, 288
 ROUNDINGS = 6 * 2.0**-24
@@ -60,6 +63,11 @@ def by_planes(kernels: Sequence[CudaKernel]) -> list[bool]:
     return ["planes" in kernel.file for kernel in kernels]
 
 
+def measured_first(kernels: Sequence[CudaKernel]) -> bool:
+    """Whether the last one is in halves."""
+    return kernels[-1].names == ["measure_halves", "conv_halves", "conv_planes"]
+
+
 def window(stride: int = 1, padding: int = 0, groups: int = 1) -> Window:
     return Window((stride, stride), (padding, padding), (1, 1), groups)
 
@@ -85,9 +93,10 @@ def test_the_launches_fit_and_cover_all_positions(positions: Positions, channels
     wide = Positions((count, channels, *size), (count, filters, *out), *(
         positions.kernel, positions.padding, positions.dilation
     ))  # fmt: skip
-    for convolution in (PlaneConvolution(wide, False), PlaneConvolution(wide.turned(), True)):
+    for turned, halves in itertools.product((False, True), repeat=2):
+        convolution = PlaneConvolution(wide.turned() if turned else wide, turned, halves)
         assert convolution.suits()
-        assert convolution.shared + 1024 <= HOPPER_SHARED
+        assert all(step.shared() + 1024 <= HOPPER_SHARED for step in launches(convolution.kernel()))
         assert convolution.products >= convolution.positions.images[1] * wide.kernel[0] * wide.kernel[1]
     grad = PlaneWeightGrad(wide)
     if grad.suits():
@@ -107,7 +116,9 @@ def test_the_launches_fit_and_cover_all_positions(positions: Positions, channels
 def test_convolutions_of_many_channels_are_computed_by_positions(
     image: tuple[int, ...], weight: tuple[int, ...], padding: int
 ) -> None:
-    assert all(by_planes(kernels)[0] for kernels in of(image, weight, window(padding=padding)))
+    found = of(image, weight, window(padding=padding))
+    assert all(by_planes(kernels)[0] for kernels in found)
+    assert [measured_first(kernels) for kernels in found] == [True, True, False]
 
 
 def test_few_channels_strides_groups_and_float64_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +139,26 @@ def test_pieces_are_as_exact_as_one_chain_of_multiply_adds(case: str, stacked: b
     taken, expected = errors(in_pieces(a, b, stacked), a, b), errors(chain(a, b), a, b)
     assert taken[0] <= max(NOISE * expected[0], ROUNDINGS)
     assert taken[1] <= max((DECADES if "decades" in case else NOISE) * expected[1], ROUNDINGS)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("case", cases(M, N, K))
+def test_halves_or_what_they_leave_to_pieces_are_as_exact_too(case: str, stacked: bool) -> None:
+    a, b = cases(M, N, K)[case]
+    taken, expected = errors(in_halves(a, b, stacked)[0], a, b), errors(chain(a, b), a, b)
+    assert taken[0] <= max(NOISE * expected[0], ROUNDINGS)
+    assert taken[1] <= max((DECADES if "decades" in case else NOISE) * expected[1], ROUNDINGS)
+
+
+@pytest.mark.parametrize("case", ["normal", "uniform", "rectified", "rectified, by gradients of rectified", "positive"])
+def test_halves_are_right_for_what_nets_have(case: str) -> None:
+    assert in_halves(*cases(M, N, K)[case])[1]
+
+
+def test_the_limits_are_those_of_the_kernels() -> None:
+    texts = [(asset_path("kernels") / "cuda" / name).read_text() for name in ("halves.cuh", "measure_halves.cu")]
+    assert f"FEW = {FEW}, LEAST = {LEAST};" in texts[0]
+    assert f"TOP = {TOP};" in texts[1]
 
 
 def test_the_products_are_those_of_the_kernels() -> None:
@@ -154,6 +185,7 @@ def test_the_kernels_compile_and_neither_spill_registers_nor_wait_for_each_produ
         size = [n + 2 * padding - 2 for n in images[2:]]
         positions = Positions(images, (images[0], filters, *size), (3, 3), (padding, padding), (1, 1))
         made = [PlaneConvolution(positions, False), PlaneConvolution(positions.turned(), True)]
+        made += [replace(convolution, halves=True) for convolution in made]
         for kernel in [*(c.kernel() for c in made), PlaneWeightGrad(positions).kernel()]:
             for step in launches(kernel):
                 macros = tuple(sorted(step.definitions().items()))

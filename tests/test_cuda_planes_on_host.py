@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,8 @@ from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
-from adtrain.ops.planes_cuda import PlaneConvolution, PlaneWeightGrad, Positions
+from adtrain.ops.planes_cuda import PlaneConvolution, Positions
+from adtrain.ops.planes_weight_grad_cuda import PlaneWeightGrad
 
 TOLERANCE = 5e-7
 """Of the norm of the difference over the norm."""
@@ -62,8 +63,9 @@ def directions(
     """The convolution and its gradients: the equation, its arguments, and the kernel by positions."""
     window = {"window": Window((1, 1), positions.padding, positions.dilation, 1), "precision": "full"}
     sized = {**window, "size": positions.images[2:]}
-    yield equation(conv2d_p, [x, w], window), (x, w), PlaneConvolution(positions, False)
-    yield equation(input_grad_p, [g, w], sized), (g, w), PlaneConvolution(positions.turned(), True)
+    for halves in (False, True):
+        yield equation(conv2d_p, [x, w], window), (x, w), PlaneConvolution(positions, False, halves)
+        yield equation(input_grad_p, [g, w], sized), (g, w), PlaneConvolution(positions.turned(), True, halves)
     if PlaneWeightGrad(positions).suits():
         sized = {**window, "size": positions.kernel}
         yield equation(weight_grad_p, [x, g], sized), (x, g), PlaneWeightGrad(positions)
@@ -102,6 +104,36 @@ def test_infinity_and_nan_go_where_they_go_in_plain_sums(host: Host) -> None:
     x, w, g = drawn(positions.images, (40, 20, 3, 3), positions.outputs)
     x[0, 1, 2, 3], x[1, 19, 5, 6], g[1, 3, 4, 5], g[0, 39, 0, 3] = np.inf, -np.inf, np.nan, np.inf
     check(host, positions, x, w, g)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda x: x.__setitem__((2, 1, 3), 1e-30),
+        lambda x: x.__setitem__((0, 0, 0), np.inf),
+        lambda x: x.__imul__(1e-35),
+        lambda x: x.__imul__(np.arange(x.size).reshape(x.shape) % 50 == 0),
+        lambda x: x.__setitem__(slice(1, None, 2), x[::2]),
+    ],
+    ids=["small among large numbers", "infinity", "denormal numbers", "few numbers", "products that cancel"],
+)
+def test_images_that_halves_do_not_hold_are_computed_in_pieces(host: Host, spoil: Callable[[np.ndarray], Any]) -> None:
+    """The second of three images, which are so large that each has a tile of its own; the third one is zero."""
+    positions = Positions((3, 8, 18, 18), (3, 5, 18, 18), (3, 3), (1, 1), (1, 1))
+    x, w = drawn(positions.images, (5, 8, 3, 3))
+    w[:, 1::2] = -w[:, ::2]
+    x[2] = 0
+    spoil(x[1])
+    params = {"window": Window((1, 1), (1, 1), (1, 1), 1), "precision": "full"}
+    e = equation(conv2d_p, [x, w], params)
+    halves, pieces = (
+        host.computed(e, PlaneConvolution(positions, False, h).kernel(), [x, w])[0] for h in (True, False)
+    )
+    np.testing.assert_array_equal(halves[1, :, 9], pieces[1, :, 9])
+    np.testing.assert_array_equal(halves[2], pieces[2])
+    assert not np.array_equal(halves[0, :, 5], pieces[0, :, 5])
+    with np.errstate(invalid="ignore"):
+        assert agree(halves, conv2d_p.implementations["cpu"](x.astype(float), w.astype(float), **params))
 
 
 def layer(x: Any, w: Any, bias: Any, keep: Any) -> Any:

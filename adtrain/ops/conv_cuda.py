@@ -14,7 +14,8 @@ from adtrain.core.chip import CHIP, Chip
 from adtrain.core.kernel import CudaKernel
 from adtrain.ops.choice_cuda import LANES, SECOND_PASS, START, Gathers, ranked
 from adtrain.ops.few_cuda import Few, FewConvolution, FewWeightGrad
-from adtrain.ops.planes_cuda import PlaneConvolution, PlaneWeightGrad, Positions
+from adtrain.ops.planes_cuda import PlaneConvolution, Positions
+from adtrain.ops.planes_weight_grad_cuda import PlaneWeightGrad
 from adtrain.ops.tiles_cuda import Tile
 
 MOST = 6
@@ -141,11 +142,15 @@ def _kernel(file: str, name: str, conv: Convolution, product: Product, tile: Til
 def _candidates(
     gathered: Sequence[CudaKernel], product: Product, others: Sequence[Engine], conv: Convolution
 ) -> Sequence[CudaKernel]:
-    """Kernels that gather matrices, and others at their places by the estimate of the time."""
+    """Kernels that gather matrices, and others at their places by the estimate of the time.
+
+    Halves stand last, for the tuner to find out: there is no estimate of their time.
+    """
     cycles = product.cycles(conv.window.groups)
     possible = sorted((e for e in others if e.cycles <= HOPELESS * cycles), key=lambda e: e.cycles)
     faster = [e.kernel() for e in possible if e.cycles < cycles]
-    return [*faster, *gathered, *(e.kernel() for e in possible[len(faster) :])]
+    halves = [replace(e, halves=True).kernel() for e in possible if isinstance(e, PlaneConvolution)]
+    return [*faster, *gathered, *(e.kernel() for e in possible[len(faster) :]), *halves]
 
 
 def forward(x: Any, w: Any, window: Any, precision: str = "full") -> Sequence[CudaKernel]:

@@ -1,4 +1,5 @@
-"""Convolutions with stride 1 on Hopper's matrix units, float32 in three pieces (`kernels/cuda/planes.cuh`)."""
+"""Convolutions with stride 1 on Hopper's matrix units, float32 in three pieces, or in halves where two hold it
+(`kernels/cuda/planes.cuh`)."""
 
 from __future__ import annotations
 
@@ -7,36 +8,41 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from adtrain.core.chip import CHIP
-from adtrain.core.kernel import CudaKernel, no_bytes
+from adtrain.core.kernel import CudaKernel
 
 CAPABILITY = (9, 0)
 """The compute capability whose instructions the kernels consist of."""
-PIECES, GROUP, WORD = 3, 8, 16
-"""Pieces of a float32; channels of a plane, and the bytes of a position in it."""
-FILTERS, TILE = 64, 256
-"""Filters of a tile, and positions of one of `conv_planes.cu`, which stacks the pieces of half as many filters."""
-THREADS, SUMMING = (384, 640), 256
-"""Of a block of `conv_planes.cu`, and of `conv_planes_weight_grad.cu`; of the sum of its parts."""
+PIECES, HALVES, GROUP, WORD = 3, 2, 8, 16
+"""Numbers that a float32 is cut into; channels of a plane, and the bytes of a position in it."""
+FILTERS, TILE, HALVES_TILE, MARKED = 64, 256, 288, 96
+"""Filters of a tile, and positions of one of `conv_planes.cu`, which stacks the pieces of half as many filters;
+positions of one of `conv_halves.cu`, and how many of them are left to pieces together."""
+THREADS, HALVES_THREADS, MEASURING = 384, 640, (256, 1024)
+"""Of a block of `conv_planes.cu`; of `conv_halves.cu`; of `measure_halves.cu`, where images are many or few."""
+FEW_IMAGES = 4
+"""Images for each multiprocessor, below which they are few."""
+KNOWN = 16
+"""Bytes of what `measure_halves.cu` finds of an image or a filter."""
 IMAGE_STAGES, LEAST_STAGES, MOST_STAGES = 2, 3, 8
 """Stages of images in shared memory, and least and most of weights."""
-CHANNELS, WEIGHT_GRAD_CHANNELS = (32, 16), 32
-"""How many may be in a stage of `conv_planes.cu`, the faster choice first; how many a block of the other takes."""
-WEIGHT_GRAD_POSITIONS = (128, 64)
-"""How many may be in a stage of `conv_planes_weight_grad.cu`, the faster choice first."""
+CHANNELS = 32, 16
+"""How many may be in a stage, the faster choice first."""
 SHARED = 226 << 10
 """Bytes of shared memory that a block can have, beside what it has of its own."""
 PASSING = 4 * GROUP * 4
 """Bytes that each gathering thread has of it for what it reads."""
-GATHERERS = 96, 256
-"""These threads, of both kernels."""
+GATHERERS = 96, 224
+"""These threads, of `conv_planes.cu` and of `conv_halves.cu`."""
+MOST_BLOCKS = 128
+"""Tiles of the same positions, so that what is known of their filters fits."""
 MOST_ELEMENTS = 1 << 31
 """Of an array, so that 32 bits count them."""
-CYCLE, WEIGHT_GRAD_CYCLE = 1900, 1400
-"""Multiply-adds of bfloat16 that a multiprocessor does in a cycle in each kernel, measured."""
+CYCLE = 1900
+"""Multiply-adds of bfloat16 that a multiprocessor does in a cycle, measured."""
 GATHERED = 1.2
 """Elements of images that it brings into a stage in a cycle, measured."""
-START, TILE_END, SECOND_PASS = 6000, 3500, 4000
-"""Cycles of the launches, and until a block has its first stages; of a tile's end; of the sum of the parts."""
+START, TILE_END = 6000, 3500
+"""Cycles of the launches, and until a block has its first stages; of a tile's end."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +108,12 @@ class PlaneConvolution:
 
     Attributes:
         turned: whether the weights are (C, O, KH, KW), and their elements in reverse order.
+        halves: whether operands are halves where these hold them (`conv_halves.cu`), not always pieces.
     """
 
     positions: Positions
     turned: bool
+    halves: bool = False
 
     @property
     def _stacked(self) -> bool:
@@ -121,41 +129,49 @@ class PlaneConvolution:
         """Tiles of the same positions."""
         return -(-self.positions.outputs[1] // self._filters)
 
-    @property
-    def _weight_pieces(self) -> int:
-        return 2 if self._stacked else PIECES
+    @staticmethod
+    def _tile(parts: int) -> int:
+        """Positions of a tile."""
+        return TILE if parts == PIECES else HALVES_TILE
 
-    def _weight_bytes(self, channels: int) -> int:
+    def _weights(self, parts: int) -> int:
+        """Planes of FILTERS rows that weights of so many parts take."""
+        return parts - 1 if self._stacked else parts
+
+    def _weight_bytes(self, channels: int, parts: int) -> int:
         """Of a stage of weights."""
-        return self._weight_pieces * channels * FILTERS * 2
+        return self._weights(parts) * channels * FILTERS * 2
 
-    def _other_bytes(self, channels: int) -> int:
+    def _other_bytes(self, channels: int, parts: int) -> int:
         """Of all else in shared memory, with what it takes to align it."""
-        images = PIECES * channels // GROUP * (TILE + self.positions.reach) * WORD
-        exchanged = TILE * FILTERS * 2 if self._stacked else 0
-        return IMAGE_STAGES * images + PASSING * GATHERERS[0] + exchanged + 128
+        tile = self._tile(parts)
+        images = parts * channels // GROUP * (tile + self.positions.reach) * WORD
+        passing = PASSING * GATHERERS[parts == HALVES]
+        exchanged = tile * FILTERS * 2 if self._stacked else 0
+        return IMAGE_STAGES * images + passing + exchanged + 128
 
-    def _stages(self, channels: int) -> int:
-        return min((SHARED - self._other_bytes(channels)) // self._weight_bytes(channels), MOST_STAGES)
+    def _stages(self, channels: int, parts: int) -> int:
+        room = SHARED - self._other_bytes(channels, parts)
+        return min(room // self._weight_bytes(channels, parts), MOST_STAGES)
 
     @property
     def channels(self) -> int:
         """Channels of a stage; 0 where not even the fewest fit."""
-        return next((count for count in CHANNELS if self._stages(count) >= LEAST_STAGES), 0)
+        return next((count for count in CHANNELS if self._stages(count, PIECES) >= LEAST_STAGES), 0)
 
-    @property
-    def stages(self) -> int:
-        """Stages of weights."""
-        return self._stages(self.channels)
-
-    @property
-    def shared(self) -> int:
+    def shared(self, parts: int = PIECES) -> int:
         """Bytes of shared memory."""
-        return self._other_bytes(self.channels) + self.stages * self._weight_bytes(self.channels)
+        stages = self._stages(self.channels, parts)
+        return self._other_bytes(self.channels, parts) + stages * self._weight_bytes(self.channels, parts)
+
+    def tiles(self, parts: int) -> int:
+        return -(-self.positions.count // self._tile(parts)) * self._blocks
 
     @property
-    def tiles(self) -> int:
-        return -(-self.positions.count // TILE) * self._blocks
+    def _measuring(self) -> int:
+        """Threads of a block that measures."""
+        many, few = MEASURING
+        return many if self.positions.images[0] >= FEW_IMAGES * CHIP.multiprocessors else few
 
     @property
     def products(self) -> int:
@@ -165,13 +181,18 @@ class PlaneConvolution:
 
     @property
     def scratch(self) -> int:
-        """Bytes: the weights in pieces."""
-        return self._blocks * FILTERS * self.products * self._weight_pieces * 2
+        """Bytes: the weights in pieces, and where there are halves, `Made` of conv_planes.cuh."""
+        weights = self._blocks * FILTERS * self.products * 2
+        pieces = self._weights(PIECES) * weights
+        if not self.halves:
+            return pieces
+        known = (self._blocks * self._filters + self.positions.images[0]) * KNOWN
+        return pieces + self._weights(HALVES) * weights + known + self.tiles(HALVES) * (HALVES_TILE // MARKED) * 4
 
     @property
     def cycles(self) -> float:
-        """An estimate of the time."""
-        rounds, channels = -(-self.tiles // CHIP.multiprocessors), self.channels
+        """An estimate of the time in pieces."""
+        rounds, channels = -(-self.tiles(PIECES) // CHIP.multiprocessors), self.channels
         pairs = 4 if self._stacked else 6
         products = math.prod(self.positions.kernel) * channels * TILE * FILTERS * pairs / CYCLE
         stage = max(products, (TILE + self.positions.reach) * channels / GATHERED)
@@ -179,108 +200,52 @@ class PlaneConvolution:
 
     def suits(self) -> bool:
         """Whether the kernels are right for it, on the GPU at hand."""
-        return self.positions.suits() and self.channels > 0
+        return self.positions.suits() and self.channels > 0 and self._blocks <= MOST_BLOCKS
 
     def kernel(self) -> CudaKernel:
-        """The launches: weights to pieces, then the products."""
+        """The launches: weights to pieces, then the products; or halves and what they hold, then the rest in pieces."""
+        words = self._blocks * self._filters * self.products // GROUP
+        if not self.halves:
+            cut = self._step("conv_planes.cu", "cut_weights", {"TILE_STAGES": self._stages(self.channels, PIECES)})
+            cut = replace(cut, blocks=None, elements=lambda *_, **__: words, threads=None)
+            return replace(cut, then=self._multiply(PIECES))
+        rest = self._multiply(PIECES, {"REST": 1})
+        multiply = replace(self._multiply(HALVES), then=rest)
+        operands = self._blocks * self._filters + self.positions.images[0]
+        macros = {"TILE_STAGES": self._stages(self.channels, HALVES), "MEASURING": self._measuring}
+        return self._step("measure_halves.cu", "measure_halves", macros, operands, self._measuring, then=multiply)
+
+    def _multiply(self, parts: int, rest: Mapping[str, int] | None = None) -> CudaKernel:
+        name, threads = ("conv_halves", HALVES_THREADS) if parts == HALVES else ("conv_planes", THREADS)
+        macros = {"TILE_STAGES": self._stages(self.channels, parts), **(rest or {})}
+        blocks = min(self.tiles(parts), CHIP.multiprocessors)
+        return self._step(f"{name}.cu", name, macros, blocks, threads, self.shared(parts))
+
+    def _step(
+        self,
+        file: str,
+        name: str,
+        macros: Mapping[str, int],
+        blocks: int = 0,
+        threads: int = 0,
+        shared: int = 0,
+        then: CudaKernel | None = None,
+    ) -> CudaKernel:
         definitions = {
             **self.positions.definitions,
             "CHANNELS": self.channels,
             "WIDE_C": math.gcd(2, self.positions.outputs[3]),
             "TURNED": int(self.turned),
-            "TILE_STAGES": self.stages,
+            **macros,
         }
-        words = self._blocks * self._filters * self.products // GROUP
-        multiply = CudaKernel(
-            "conv_planes.cu",
-            "conv_planes",
+        return CudaKernel(
+            file,
+            name,
             lambda *_, **__: self.positions.images[:1],
-            blocks=lambda *_, **__: min(self.tiles, CHIP.multiprocessors),
-            threads=lambda *_, **__: THREADS[0],
-            shared=lambda *_, **__: self.shared,
+            blocks=lambda *_, **__: blocks,
+            threads=lambda *_, **__: threads,
+            shared=lambda *_, **__: shared,
             definitions=lambda *_, **__: definitions,
             scratch=lambda *_, **__: self.scratch,
+            then=then,
         )
-        cut = replace(
-            multiply, name="cut_weights", blocks=None, elements=lambda *_, **__: words, threads=None, shared=no_bytes
-        )
-        return replace(cut, then=multiply)
-
-
-@dataclass(frozen=True)
-class PlaneWeightGrad:
-    """The gradient of a convolution by its weights."""
-
-    positions: Positions
-
-    def _shared(self, count: int) -> int:
-        lines = -(-(count + self.positions.reach) // 8) * 8
-        stage = PIECES * 2 * (lines * WEIGHT_GRAD_CHANNELS + count * FILTERS)
-        return 2 * -(-stage // 1024) * 1024 + PASSING * GATHERERS[1] + 1024
-
-    @property
-    def step(self) -> int:
-        """Positions of a stage; 0 where not even the fewest fit."""
-        return next((count for count in WEIGHT_GRAD_POSITIONS if self._shared(count) <= SHARED), 0)
-
-    @property
-    def blocks(self) -> int:
-        """Blocks that take the same positions."""
-        return -(-self.positions.outputs[1] // FILTERS) * -(-self.positions.images[1] // WEIGHT_GRAD_CHANNELS)
-
-    @property
-    def size(self) -> int:
-        """Of the gradient."""
-        return self.positions.outputs[1] * self.positions.images[1] * math.prod(self.positions.kernel)
-
-    def _cycles(self, splits: int) -> float:
-        steps = -(-self.positions.count // self.step)
-        rounds = -(-self.blocks * splits // CHIP.multiprocessors)
-        products = FILTERS * WEIGHT_GRAD_CHANNELS * math.prod(self.positions.kernel) * self.step * 6 / WEIGHT_GRAD_CYCLE
-        return START + rounds * (TILE_END + -(-steps // splits) * products) + (SECOND_PASS if splits > 1 else 0)
-
-    @property
-    def splits(self) -> int:
-        """Into how many parts the positions are cut."""
-        steps = -(-self.positions.count // self.step)
-        return min(range(1, min(steps, 2 * CHIP.multiprocessors) + 1), key=self._cycles)
-
-    @property
-    def cycles(self) -> float:
-        """An estimate of the time."""
-        return self._cycles(self.splits)
-
-    def suits(self) -> bool:
-        """Whether the kernels are right for it, on the GPU at hand."""
-        return self.positions.suits() and self.positions.kernel == (3, 3) and self.step > 0
-
-    def kernel(self) -> CudaKernel:
-        """The launches: the products of each part, and their sum."""
-        splits = self.splits
-        definitions = {
-            **self.positions.definitions,
-            "CHANNELS": WEIGHT_GRAD_CHANNELS,
-            "POSITIONS": self.step,
-            "SPLIT": int(splits > 1),
-        }
-        whole = CudaKernel(
-            "conv_planes_weight_grad.cu",
-            "conv_planes_weight_grad",
-            lambda *_, **__: (self.positions.images[0], splits),
-            blocks=lambda *_, **__: (self.blocks, splits),
-            threads=lambda *_, **__: THREADS[1],
-            shared=lambda *_, **__: self._shared(self.step),
-            definitions=lambda *_, **__: definitions,
-        )
-        if splits == 1:
-            return whole
-        split = replace(whole, scratch=lambda *_, **__: splits * self.size * 4)
-        add = replace(
-            split,
-            name="sum_parts",
-            numbers=lambda *_, **__: (self.size, splits),
-            blocks=lambda *_, **__: -(-self.size // 32),
-            threads=lambda *_, **__: SUMMING,
-            shared=no_bytes,
-        )
-        return replace(split, then=add)

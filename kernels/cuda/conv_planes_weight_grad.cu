@@ -25,7 +25,7 @@ struct OfImages {
 };
 typedef Planes<POSITIONS, FILTERS / GROUP_OF> OfGradients;
 constexpr int STAGE = (OfImages::SIZE + OfGradients::SIZE + 1023) / 1024 * 1024, STAGES = 2;
-constexpr int SUMS = KW * CHANNELS / 2;
+constexpr int SUMS = KW * CHANNELS / 2, AHEAD = 4; // AHEAD: words that a thread has under way
 typedef Images<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
 
 struct Stages {
@@ -59,8 +59,8 @@ template <class Layout, class Source> __device__ __forceinline__ void gather(con
     int before, int channel, Stages &stages, char *shared, T *passing) {
     Round<STAGES> turn;
     for (int position = part.begin; position < part.end; position += POSITIONS, turn.next()) {
-        images.template gather<Layout, GATHERERS>(shared + turn.stage * STAGE, passing, threadIdx.x % GATHERERS,
-            position - before, channel, stages.empty[turn.stage], turn.parity ^ 1);
+        images.template gather<Layout, GATHERERS, AHEAD>(PutPieces<Layout>{shared + turn.stage * STAGE}, passing,
+            threadIdx.x % GATHERERS, position - before, channel, stages.empty[turn.stage], turn.parity ^ 1);
         show_to_matrix_units();
         say(stages.full[turn.stage]);
     }
@@ -134,7 +134,7 @@ KERNEL __launch_bounds__(THREADS, 1) conv_planes_weight_grad(const T *x, const T
     const Inputs images = {x, (int)batch};
     const Gradients gradients = {g, (int)batch};
     const Part part(batch, splits);
-    char *shared = (char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024);
+    char *shared = aligned_shared<1024>();
     T *passing = (T *)(shared + STAGES * STAGE);
     __shared__ Stages stages;
     if (threadIdx.x == 0) stages.init();

@@ -1,5 +1,5 @@
 // The operands of convolutions on Hopper's matrix units, in shared memory: float32 as three bfloat16 numbers whose sum
-// it is (Format<PIECES>), so that nothing has to be measured or scaled first.
+// it is (Format<PIECES>), so that nothing has to be measured or scaled first; or as two float16 numbers, see halves.cuh.
 //
 // Positions: of all images one after another, row by row, PITCH apart, images IMAGE apart. They are so far apart that what
 // a window reads beyond the end of a row or an image are the zeros that lie between it and the next one. So of all
@@ -71,7 +71,22 @@ __device__ __forceinline__ int parts(int length, int part) { return (length + pa
 
 __device__ __forceinline__ bool finite(T x) { return fabs(x) < (T)INFINITY; }
 
-constexpr int AHEAD = 4; // words that a thread has under way
+// The first place in shared memory that is aligned to so many bytes; of a pointer into it, so that the compiler knows.
+template <int BYTES> __device__ __forceinline__ char *aligned_shared() {
+    return (char *)shared_bytes + (BYTES - (unsigned)__cvta_generic_to_shared(shared_bytes) % BYTES) % BYTES;
+}
+
+// Puts words in pieces to their places in a stage.
+template <class Layout> struct PutPieces {
+    char *to;
+
+    __device__ __forceinline__ void operator()(int plane, int line, const float (&found)[GROUP_OF]) const {
+        Word words[PIECE_COUNT];
+        cut(words, found);
+        #pragma unroll
+        for (int p = 0; p < PIECE_COUNT; p++) *(Word *)(to + Layout::offset(p, plane, line)) = words[p];
+    }
+};
 
 // Images (N, C, H, W).
 template <int C, int H, int W> struct Images {
@@ -86,11 +101,11 @@ template <int C, int H, int W> struct Images {
         return inside ? image * (C * AREA) + y * W + column : -1;
     }
 
-    // Layout::LINES positions from `first` on, of the channels from `channel` on, to shared memory once `free` is in the
-    // phase of this parity. Of the calling threads each has slots of its own in `passing`, which what it reads passes
-    // through, so that much is under way at once.
-    template <class Layout, int THREADS> __device__ __forceinline__ void gather(
-        char *to, T *passing, int thread, int first, int channel, Barrier &free, int parity) const {
+    // Hands Layout::LINES positions from `first` on, of the channels from `channel` on, to `put` (plane, line, elements)
+    // once `free` is in the phase of this parity. Of the calling threads each has slots of its own in `passing`, which
+    // what it reads passes through, so that AHEAD words are under way at once.
+    template <class Layout, int THREADS, int AHEAD, class Put> __device__ __forceinline__ void gather(
+        Put &&put, T *passing, int thread, int first, int channel, Barrier &free, int parity) const {
         constexpr int COUNT = (Layout::LINES + THREADS - 1) / THREADS * Layout::PLANES;
         passing += thread;
         int place = -1; // of the position that is read next
@@ -98,7 +113,8 @@ template <int C, int H, int W> struct Images {
         for (int i = 1 - AHEAD; i < COUNT; i++) {
             const int next = i + AHEAD - 1, plane = next % Layout::PLANES;
             if (next < COUNT) {
-                if (plane == 0) place = at(first + thread + next / Layout::PLANES * THREADS);
+                const int line = thread + next / Layout::PLANES * THREADS;
+                if (plane == 0) place = line < Layout::LINES ? at(first + line) : -1;
                 const int own = channel + plane * GROUP_OF, left = place < 0 ? 0 : C - own;
                 const T *from = x + (place + own * AREA);
                 T *slot = passing + next % AHEAD * (GROUP_OF * THREADS);
@@ -115,12 +131,7 @@ template <int C, int H, int W> struct Images {
             for (int j = 0; j < GROUP_OF; j++) // after the wait, as the compiler cannot see what they have to do with it
                 found[j] = *(volatile T *)(passing + (i % AHEAD * GROUP_OF + j) * THREADS);
             const int line = thread + i / Layout::PLANES * THREADS;
-            if (line >= Layout::LINES) continue;
-            Word words[PIECE_COUNT];
-            cut(words, found);
-            #pragma unroll
-            for (int p = 0; p < PIECE_COUNT; p++)
-                *(Word *)(to + Layout::offset(p, i % Layout::PLANES, line)) = words[p];
+            if (line < Layout::LINES) put(i % Layout::PLANES, line, found);
         }
     }
 };

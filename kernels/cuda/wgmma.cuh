@@ -48,6 +48,17 @@ template <int BYTES> __device__ __forceinline__ void copy_bulk(char *to, const c
             : "memory");
 }
 
+// Two numbers rounded to float16 in a word, and a word's two as float32.
+__device__ __forceinline__ uint32_t rounded_halves(float low, float high) {
+    uint32_t word;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+}
+__device__ __forceinline__ void as_floats(uint32_t word, float &low, float &high) {
+    asm("{\n.reg .f16 low, high;\nmov.b32 {low, high}, %2;\ncvt.f32.f16 %0, low;\ncvt.f32.f16 %1, high;\n}"
+        : "=f"(low), "=f"(high) : "r"(word));
+}
+
 // Registers of a thread of a warpgroup, for roles that need few or many: a multiple of 8.
 template <int COUNT> __device__ __forceinline__ void give_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
@@ -131,6 +142,12 @@ template <Kind KIND> __device__ __forceinline__ void start(float (&sums)[64], ui
         WGMMA("m64n128k16.f32.f16.f16", SUMS_64, "%64", "%65", "%66", ", 0, 0", THIRTY_TWO(0), THIRTY_TWO(32));
     else
         WGMMA("m64n128k16.f32.bf16.bf16", SUMS_64, "%64", "%65", "%66", ", 0, 0", THIRTY_TWO(0), THIRTY_TWO(32));
+}
+
+// The same of 96 lines of B.
+template <Kind KIND> __device__ __forceinline__ void start(float (&sums)[48], uint64_t a, uint64_t b, bool add) {
+    static_assert(KIND == HALVES, "what is needed");
+    WGMMA("m64n96k16.f32.f16.f16", SUMS_48, "%48", "%49", "%50", ", 0, 0", THIRTY_TWO(0), EIGHT(32), EIGHT(40));
 }
 
 // The same of 256 lines of B.

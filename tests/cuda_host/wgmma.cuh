@@ -23,6 +23,17 @@ template <int BYTES> void copy_bulk(char *to, const char *from, Barrier &arrived
     memcpy(to, from, BYTES);
     arrived.copied(BYTES);
 }
+static uint32_t rounded_halves(float low, float high) {
+    const _Float16 both[2] = {(_Float16)low, (_Float16)high};
+    uint32_t word;
+    memcpy(&word, both, 4);
+    return word;
+}
+static void as_floats(uint32_t word, float &low, float &high) {
+    _Float16 both[2];
+    memcpy(both, &word, 4);
+    low = both[0], high = both[1];
+}
 template <int COUNT> void give_registers() {}
 template <int COUNT> void take_registers() {}
 static void meet(int threads, int place = 1) { of_places[place].wait(threads); }
@@ -52,14 +63,16 @@ struct Operand {
         : start((word & 0x3fff) << 4), next((word >> 16 & 0x3fff) << 4), then((word >> 32 & 0x3fff) << 4),
           exchanged(word >> 62 == WITHIN_64_BYTES) {}
 
-    static float element(int at) {
+    template <Kind KIND = BFLOAT16> static float element(int at) {
         uint16_t bits;
         memcpy(&bits, shared_bytes + at, 2);
-        return __uint_as_float((uint32_t)bits << 16);
+        float low, high;
+        as_floats(bits, low, high);
+        return KIND == HALVES ? low : __uint_as_float((uint32_t)bits << 16);
     }
     // The k of a line are neighbours.
-    float along(int line, int k) const {
-        return element(start + line / 8 * then + line % 8 * 16 + k / 8 * next + k % 8 * 2);
+    template <Kind KIND> float along(int line, int k) const {
+        return element<KIND>(start + line / 8 * then + line % 8 * 16 + k / 8 * next + k % 8 * 2);
     }
     // The lines of a k are.
     float turned(int line, int k) const {
@@ -69,11 +82,11 @@ struct Operand {
     }
 };
 
-template <Kind KIND> void start(float (&sums)[64], uint64_t a, uint64_t b, bool add) {
+template <Kind KIND, int SUMS> void start(float (&sums)[SUMS], uint64_t a, uint64_t b, bool add) {
     const Operand left(a), right(b);
-    for (int i = 0; i < 64; i++) {
+    for (int i = 0; i < SUMS; i++) {
         if (!add) sums[i] = 0;
-        for (int k = 0; k < 16; k++) sums[i] += left.along(sum_row(i), k) * right.along(sum_column(i), k);
+        for (int k = 0; k < 16; k++) sums[i] += left.along<KIND>(sum_row(i), k) * right.along<KIND>(sum_column(i), k);
     }
 }
 static void start_turned(float (&sums)[48], uint64_t a, uint64_t b, bool add) {

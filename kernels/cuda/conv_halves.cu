@@ -1,0 +1,211 @@
+// The convolutions of conv_planes.cu with operands in halves, three products instead of six, as far as measure_halves.cu
+// finds that these hold them. Read halves.cuh first.
+//
+// high x high, products that are exact, is summed by the matrix units over an element of the window, high x low and
+// low x high over the same before it, as what they lose is not to be of the size of the largest.
+#include "halves.cuh"
+
+constexpr int AHEAD = 4; // words that a thread which gathers has under way
+typedef Planes<TILE + REACH, PLANES, 2> OfImages;
+
+struct AllStages : Stages {
+    float squares[IMAGE_STAGES][TEAMS][GATHERERS / WARP]; // of what a warp has gathered for a warpgroup, scaled
+    float shares[BLOCKS];                                 // of a tile's filters, the least
+    float signs[2][TEAMS][WARPGROUP / WARP];              // see Sums::many
+    Barrier begun[TEAMS];                                 // see Sums::multiply
+
+    __device__ void find_shares(const Made &made) {
+        for (int i = threadIdx.x / WARP; i < BLOCKS; i += THREADS / WARP) {
+            float share = INFINITY;
+            for (int j = threadIdx.x % WARP; j < FILTERS; j += WARP)
+                share = fminf(share, made.filters[i * FILTERS + j].share);
+            share = over_lanes<Min, WARP>(share);
+            if (threadIdx.x % WARP == 0) shares[i] = share;
+        }
+    }
+
+    // Whether what a tile is made of is held.
+    __device__ __forceinline__ bool hold(const Made &made, int batch, int tile, int position) const {
+        const int end = min((position - BEFORE + TILE + REACH - 1) / IMAGE, batch - 1);
+        float share = INFINITY;
+        for (int image = max(position - BEFORE, 0) / IMAGE; image <= end; image++)
+            share = fminf(share, made.images[image].share);
+        return share * shares[tile % BLOCKS] >= FEW;
+    }
+};
+
+// Puts words in halves to their places in a stage, and adds their squares to those of the teams that they are for.
+struct PutHalves {
+    const Known *known;
+    int batch, first; // position
+    char *to;
+    float up, squares[TEAMS];
+
+    __device__ __forceinline__ void operator()(int plane, int line, const float (&found)[GROUP_OF]) {
+        const int image = (first + line) / IMAGE;
+        if (plane == 0) up = first + line >= 0 && image < batch ? known[image].up : 0;
+        Word words[2];
+        const float own = halve(words, found, up);
+        #pragma unroll
+        for (int p = 0; p < 2; p++) *(Word *)(to + OfImages::offset(p, plane, line)) = words[p];
+        #pragma unroll
+        for (int i = 0; i < TEAMS; i++)
+            if (line >= i * COLUMNS && line < (i + 1) * COLUMNS + REACH) squares[i] += own;
+    }
+};
+
+// Of a warp of those that gather: a tile's positions.
+__device__ __forceinline__ void gather_tile(const Inputs &images, const Known *known, int position, AllStages &stages,
+    Round<IMAGE_STAGES> &turn, char *shared, T *passing) {
+    const int thread = threadIdx.x - WARP, first = position - BEFORE;
+    for (int chunk = 0; chunk < CHUNKS; chunk++, turn.next()) {
+        PutHalves put = {known, images.count, first, shared + turn.stage * OfImages::SIZE};
+        images.gather<OfImages, GATHERERS, AHEAD>(
+            put, passing, thread, first, chunk * CHANNELS, stages.images_read[turn.stage], turn.parity ^ 1);
+        show_to_matrix_units();
+        #pragma unroll
+        for (int i = 0; i < TEAMS; i++) {
+            const float squares = over_lanes<Sum, WARP>(put.squares[i]);
+            if (thread % WARP == 0) stages.squares[turn.stage][i][thread / WARP] = squares;
+        }
+        say(stages.images[turn.stage]);
+    }
+}
+
+// So few that neither the stages of weights nor those of images are too few for all teams.
+__device__ constexpr int apart() {
+    const int even = TAPS * CHUNKS / TEAMS, most = (TILE_STAGES - 1) / (TEAMS - 1);
+    const int found = even < most ? even : most;
+    return found < 1 ? 1 : found < TAPS ? found : TAPS;
+}
+constexpr int APART = apart();
+
+struct Sums {
+    float main[SUMS], squares; // of what was gathered
+
+    // Of a tile. images, weights: their stages in shared memory, the images' from this warpgroup's columns on. Where the
+    // block begins, each team waits until the one before it is APART elements of the window ahead: so they end their
+    // tiles one after another, while the others multiply.
+    __device__ __forceinline__ void multiply(AllStages &stages, const char *images, const char *weights, int team,
+        bool begins, Round<IMAGE_STAGES> &image, Round<TILE_STAGES> &weight) {
+        // STACKED the lower rows are low.
+        const bool low = STACKED && threadIdx.x % WARPGROUP >= WARPGROUP / 2;
+        const float first = low ? LOW : 1, second = low ? LOW * LOW : LOW;
+        if (begins && team > 0) stages.begun[team].wait(0);
+        squares = 0;
+        #pragma unroll
+        for (int i = 0; i < SUMS; i++) main[i] = 0;
+        for (int chunk = 0; chunk < CHUNKS; chunk++, image.next()) {
+            stages.images[image.stage].wait(image.parity);
+            #pragma unroll
+            for (int i = 0; i < GATHERERS / WARP; i++) squares += stages.squares[image.stage][team][i];
+            #pragma unroll 1
+            for (int tap = 0; tap < TAPS; tap++, weight.next()) {
+                stages.weights[weight.stage].wait(weight.parity);
+                const char *left = weights + weight.stage * OfWeights::SIZE;
+                const char *right = images + image.stage * OfImages::SIZE + shift(tap / KW, tap % KW) * WORD;
+                const uint64_t a = described(left, OfWeights::PLANE, UNIT_BYTES, NOT_EXCHANGED);
+                const uint64_t b = described(right, OfImages::PLANE, UNIT_BYTES, NOT_EXCHANGED);
+                float sums[SUMS];
+                const auto products = [&](Pair parts, bool more) {
+                    #pragma unroll
+                    for (int k = 0; k < PLANES; k += 2)
+                        start<HALVES>(sums, a + OfWeights::offset(parts.a, k, 0) / WORD,
+                            b + OfImages::offset(parts.b, k, 0) / WORD, more || k > 0);
+                };
+                const auto add = [&](float scale) {
+                    Started::end();
+                    Started::finished<0>();
+                    arrived(sums);
+                    #pragma unroll
+                    for (int i = 0; i < SUMS; i++) main[i] = fma(sums[i], scale, main[i]);
+                };
+                Started::begin();
+                products({0, 1}, false);
+                if (!STACKED) products({1, 0}, true);
+                add(second);
+                Started::begin();
+                products({0, 0}, false);
+                add(first);
+                say(stages.weights_read[weight.stage]);
+                if (begins && team + 1 < TEAMS && chunk * TAPS + tap == APART - 1) say(stages.begun[team + 1]);
+            }
+            say(stages.images_read[image.stage]);
+        }
+    }
+
+    // Whether the sums that a warpgroup writes are not small beside their products. filters: of a thread's rows, the sum
+    // of the squares of their elements.
+    __device__ __forceinline__ bool many(
+        const float (&own)[OWN], float filters, AllStages &stages, int team, int parity) const {
+        float sign = -filters / IN_CHANNELS * squares * (OWN / 2.0f / (COLUMNS + REACH) / LEAST);
+        #pragma unroll
+        for (int i = 0; i < OWN; i++) sign = fma(own[i], own[i], sign);
+        sign = over_lanes<Sum, WARP>(sign);
+        float (&signs)[WARPGROUP / WARP] = stages.signs[parity][team];
+        if (threadIdx.x % WARP == 0) signs[threadIdx.x % WARPGROUP / WARP] = sign;
+        meet(WARPGROUP, threadIdx.x / WARPGROUP);
+        return signs[0] + signs[1] + signs[2] + signs[3] >= 0;
+    }
+};
+
+// See `write`.
+struct Given {
+    const Known *images;
+    float rows[2];
+
+    __device__ __forceinline__ bool takes(int) const { return true; }
+    __device__ __forceinline__ float scale(int image) const { return images[image].down; }
+};
+
+KERNEL __launch_bounds__(THREADS, 1) conv_halves(
+    const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
+    wait_for_inputs();
+    const Inputs images = {x, (int)batch};
+    const Tiles tiles(batch);
+    const Made made(scratch, batch);
+    char *of_images = aligned_shared<128>();
+    char *of_weights = of_images + IMAGE_STAGES * OfImages::SIZE;
+    T *passing = (T *)(of_weights + TILE_STAGES * OfWeights::SIZE);
+    T *exchanged = passing + AHEAD * GROUP_OF * GATHERERS;
+    __shared__ AllStages stages;
+    if (threadIdx.x == 0) {
+        for (Barrier &begun : stages.begun) begun.init(WARPGROUP / WARP);
+        stages.init();
+    }
+    stages.find_shares(made);
+    __syncthreads();
+    const auto held = [&](int tile) { return stages.hold(made, batch, tile, tiles.position(tile)); };
+    Round<IMAGE_STAGES> image;
+    Round<TILE_STAGES> weight;
+    if (threadIdx.x < BRINGING) {
+        give_registers<48>();
+        if (threadIdx.x == 0) {
+            for (int tile = blockIdx.x; tile < tiles.count; tile += gridDim.x)
+                if (held(tile)) stages.bring<OfWeights>(tile, weight, of_weights, made.halves);
+        } else if (threadIdx.x >= WARP) {
+            for (int tile = blockIdx.x; tile < tiles.count; tile += gridDim.x)
+                if (held(tile)) gather_tile(images, made.images, tiles.position(tile), stages, image, of_images, passing);
+        }
+    } else {
+        take_registers<128>();
+        const int team = (threadIdx.x - BRINGING) / WARPGROUP;
+        bool begins = true;
+        for (int tile = blockIdx.x, parity = 0; tile < tiles.count; tile += gridDim.x, parity ^= 1) {
+            const int filter = tiles.filter(tile), position = tiles.position(tile) + team * COLUMNS;
+            const bool hold = held(tile), first = threadIdx.x % WARPGROUP == 0;
+            if (first) made.left(position, filter) = !hold;
+            if (!hold) continue;
+            Sums sums;
+            sums.multiply(stages, of_images + team * COLUMNS * WORD, of_weights, team, begins, image, weight);
+            begins = false;
+            float own[OWN];
+            give(sums.main, own, exchanged + team * EXCHANGED);
+            const Known rows[2] = {made.filters[filter + own_row(0)], made.filters[filter + own_row(2)]};
+            if (sums.many(own, rows[0].squares + rows[1].squares, stages, team, parity))
+                write(own, epilogue, batch, filter, position, Given{made.images, {rows[0].down, rows[1].down}});
+            else if (first)
+                made.left(position, filter) = true;
+        }
+    }
+}

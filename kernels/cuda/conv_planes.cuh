@@ -1,0 +1,191 @@
+// What the kernels of convolutions by positions share: their tiles, weights, stages, and how sums are written. Read
+// planes.cuh first.
+//
+// Rows are FILTERS filters, columns TILE positions, k CHANNELS channels of an element of the window at a time. Of
+// BRINGING threads a warp has the copies of weights, which are cut beforehand, on their way; the others gather the
+// images' positions and cut them; TEAMS warpgroups multiply, each COLUMNS of the columns.
+#pragma once
+#include "planes.cuh"
+
+constexpr int TILE = TEAMS * COLUMNS, LEFT = 64;      // LEFT: rows of the matrix units
+constexpr bool STACKED = OUT_CHANNELS <= LEFT / 2; // then half of the rows are the same filters' second parts
+constexpr int FILTERS = STACKED ? LEFT / 2 : LEFT;
+constexpr int CONSUMERS = TEAMS * WARPGROUP, THREADS = BRINGING + CONSUMERS, GATHERERS = BRINGING - WARP;
+constexpr int IMAGE_STAGES = 2, PLANES = CHANNELS / GROUP_OF;
+constexpr int CHUNKS = (IN_CHANNELS + CHANNELS - 1) / CHANNELS, BLOCKS = (OUT_CHANNELS + FILTERS - 1) / FILTERS;
+constexpr int SUMS = COLUMNS / 2, OWN = SUMS * FILTERS / LEFT; // of a thread; that it writes
+constexpr int EXCHANGED = STACKED ? OWN * WARPGROUP : 0;         // of a warpgroup, with `give`
+typedef Planes<LEFT, PLANES, STACKED ? 2 : 3> PieceWeights;
+typedef Planes<LEFT, PLANES, STACKED ? 1 : 2> HalfWeights;
+
+// Weights (O, C, KH, KW); TURNED (C, O, KH, KW) with their elements in reverse order.
+struct Weights {
+    const T *w;
+
+    __device__ __forceinline__ T at(int filter, int channel, int tap) const {
+        return TURNED ? w[(channel * OUT_CHANNELS + filter) * TAPS + TAPS - 1 - tap]
+                      : w[(filter * IN_CHANNELS + channel) * TAPS + tap];
+    }
+    // Of neighbouring channels, from one on; 0 where there are none.
+    __device__ __forceinline__ void read(float (&found)[GROUP_OF], int filter, int channel, int tap) const {
+        #pragma unroll
+        for (int j = 0; j < GROUP_OF; j++)
+            found[j] = filter < OUT_CHANNELS && channel + j < IN_CHANNELS ? at(filter, channel + j, tap) : 0;
+    }
+};
+
+// A word of a filter's weights, in the order in which stages want them: for each FILTERS filters and CHANNELS channels
+// the elements of the window, of each its pieces, of each its planes.
+struct WeightWord {
+    int block, chunk, tap, plane, line;
+
+    __device__ WeightWord(int filter, int i)
+        : block(filter / FILTERS), chunk(i / (PLANES * TAPS)), tap(i / PLANES % TAPS), plane(i % PLANES),
+          line(filter % FILTERS) {}
+    __device__ __forceinline__ int channel() const { return chunk * CHANNELS + plane * GROUP_OF; }
+    __device__ __forceinline__ int64_t stage() const { return ((int64_t)block * CHUNKS + chunk) * TAPS + tap; }
+};
+constexpr int WEIGHT_WORDS = CHUNKS * TAPS * PLANES; // of a filter
+
+// Puts a word in pieces to its place.
+__device__ __forceinline__ void put_pieces(char *pieces, const WeightWord &at, const float (&found)[GROUP_OF]) {
+    Word words[PIECE_COUNT];
+    cut(words, found);
+    char *to = pieces + at.stage() * PieceWeights::SIZE;
+    #pragma unroll
+    for (int p = 0; p < PIECE_COUNT + STACKED; p++) {
+        const int piece = STACKED ? p / 2 : p, row = STACKED ? at.line + p % 2 * FILTERS : at.line;
+        *(Word *)(to + PieceWeights::offset(piece, at.plane, row)) = p < PIECE_COUNT ? words[p] : Word{};
+    }
+}
+
+// The tiles of a block: those of the same positions, which read the same images, at the same time.
+struct Tiles {
+    int count;
+
+    __device__ explicit Tiles(int batch) : count(parts(batch * IMAGE, TILE) * BLOCKS) {}
+    __device__ __forceinline__ int filter(int tile) const { return tile % BLOCKS * FILTERS; }
+    __device__ __forceinline__ int position(int tile) const { return tile / BLOCKS * TILE; }
+};
+
+// What is known of an image, or of a filter, in halves: see halves.cuh.
+struct alignas(16) Known {
+    float up, down; // its scale, a power of two, and one over that
+    float share;    // of its elements; of a filter how many; 0 where it is left to pieces
+    float squares;  // of a filter's scaled elements, their sum
+};
+
+constexpr int MARKED = 96; // positions that are left to pieces together
+
+// Where what is made on the way lies in scratch.
+struct Made {
+    char *pieces, *halves; // the weights
+    Known *images, *filters;
+    int *marks; // of MARKED positions and FILTERS filters, whether they are left to pieces
+
+    __device__ Made(char *scratch, int batch) : pieces(scratch) {
+        constexpr int64_t STAGES = (int64_t)BLOCKS * CHUNKS * TAPS;
+        halves = pieces + STAGES * PieceWeights::SIZE;
+        filters = (Known *)(halves + STAGES * HalfWeights::SIZE);
+        images = filters + BLOCKS * FILTERS;
+        marks = (int *)(images + batch);
+    }
+    __device__ __forceinline__ int &left(int position, int filter) const {
+        return marks[position / MARKED * BLOCKS + filter / FILTERS];
+    }
+};
+
+struct Stages {
+    Barrier images[IMAGE_STAGES], images_read[IMAGE_STAGES], weights[TILE_STAGES], weights_read[TILE_STAGES];
+
+    __device__ void init() {
+        for (int i = 0; i < IMAGE_STAGES; i++) {
+            images[i].init(GATHERERS / WARP);
+            images_read[i].init(CONSUMERS / WARP);
+        }
+        for (int i = 0; i < TILE_STAGES; i++) {
+            weights[i].init(1);
+            weights_read[i].init(CONSUMERS / WARP);
+        }
+        show_barriers();
+    }
+
+    // Of one thread: starts the copies of a tile's weights.
+    template <class OfWeights> __device__ __forceinline__ void bring(
+        int tile, Round<TILE_STAGES> &turn, char *shared, const char *all) {
+        const char *from = all + (int64_t)(tile % BLOCKS) * CHUNKS * TAPS * OfWeights::SIZE;
+        for (int i = 0; i < CHUNKS * TAPS; i++, turn.next()) {
+            weights_read[turn.stage].wait(turn.parity ^ 1);
+            Barrier &full = weights[turn.stage];
+            full.expect(OfWeights::SIZE);
+            copy_bulk<OfWeights::SIZE>(shared + turn.stage * OfWeights::SIZE, from + (int64_t)i * OfWeights::SIZE, full);
+        }
+    }
+};
+
+// Of the sums that a thread writes: filter and column of sum i.
+__device__ __forceinline__ int own_row(int i) { return sum_row(i) % FILTERS; }
+__device__ __forceinline__ int own_column(int i) { return sum_row(i) / FILTERS * (COLUMNS / 2) + sum_column(i); }
+
+// Those sums. STACKED two threads have sums of a filter, and each adds up half of them; what they give to each other
+// passes through what the warpgroup has `exchanged`.
+__device__ __forceinline__ void give(const float (&sums)[SUMS], float (&own)[OWN], T *exchanged) {
+    const int thread = threadIdx.x % WARPGROUP, place = threadIdx.x / WARPGROUP;
+    const bool lower = thread < WARPGROUP / 2;
+    #pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        const float first = sums[i], second = sums[SUMS - OWN + i];
+        own[i] = lower ? first : second;
+        if (STACKED) exchanged[i * WARPGROUP + thread] = lower ? second : first;
+    }
+    if (!STACKED) return;
+    meet(WARPGROUP, place);
+    #pragma unroll
+    for (int i = 0; i < OWN; i++) own[i] += exchanged[i * WARPGROUP + (thread ^ WARPGROUP / 2)];
+    meet(WARPGROUP, place);
+}
+
+// Hands the sums of FILTERS filters from `filter` on and COLUMNS positions from `position` on to the epilogue, which is
+// asked for what it reads beside several of them before the first one is written. how: which positions it takes, and what
+// their sums are multiplied by, of an image and of a sum's row.
+template <class How> __device__ __forceinline__ void write(
+    const float (&sums)[OWN], const Epilogue &out, int batch, int filter, int position, const How &how) {
+    constexpr int EACH = 4, AT_ONCE = OWN % 16 == 0 ? 4 : 3; // EACH: sums of two neighbouring positions and two rows
+    const auto row = [&](int i) { return filter + own_row(i); };
+    const auto index = [&](int image, int place, int r) {
+        return (image * OUT_CHANNELS + row(2 * r)) * (OUT_ROWS * OUT_COLUMNS) + place;
+    };
+    #pragma unroll
+    for (int h = 0; h < 2; h += WIDE_C) {
+        Output at(position + own_column(h));
+        #pragma unroll
+        for (int first = h; first < OWN; first += AT_ONCE * EACH) {
+            int image[AT_ONCE], place[AT_ONCE];
+            float scale[AT_ONCE];
+            Epilogue::Beside<WIDE_C> beside[AT_ONCE][2];
+            #pragma unroll
+            for (int i = 0; i < AT_ONCE; i++, at.advance(8)) { // 8: own_column(EACH) - own_column(0)
+                image[i] = at.image;
+                const bool taken = at.inside(batch) && how.takes(position + own_column(first + i * EACH));
+                place[i] = taken ? at.y * OUT_COLUMNS + at.x : -1;
+                scale[i] = taken ? how.scale(at.image) : 0;
+                #pragma unroll
+                for (int r = 0; r < 2; r++)
+                    if (place[i] >= 0 && row(2 * r) < OUT_CHANNELS)
+                        beside[i][r] = out.read<WIDE_C>(image[i], row(2 * r), place[i], index(image[i], place[i], r));
+            }
+            #pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                #pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    if (place[i] < 0 || row(2 * r) >= OUT_CHANNELS) continue;
+                    T value[WIDE_C];
+                    #pragma unroll
+                    for (int k = 0; k < WIDE_C; k++)
+                        value[k] = sums[first + i * EACH + 2 * r + k] * how.rows[r] * scale[i];
+                    out.write(beside[i][r], index(image[i], place[i], r), value);
+                }
+            }
+        }
+    }
+}
