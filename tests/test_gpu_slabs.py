@@ -54,14 +54,13 @@ def multiplied(gpu: Any, kernel: CudaKernel, a: np.ndarray, b: np.ndarray, ta: b
     return computed(gpu, matmul_p, kernel, [a, b], transpose_a=ta, transpose_b=tb)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.tuples(st.integers(1, 3), st.integers(1, 400), st.integers(1, 600), st.integers(1, 1500)),
-    st.sampled_from(list(SLABS)),
-    st.booleans(),
-    st.booleans(),
-)
+@pytest.mark.parametrize("ta", [False, True])
+@pytest.mark.parametrize("tb", [False, True])
+@pytest.mark.parametrize("precision", SLABS)
+@settings(max_examples=42, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(shape=st.tuples(st.integers(1, 3), st.integers(1, 400), st.integers(1, 600), st.integers(1, 1500)))
 def test_products_of_all_shapes_are_right(gpu: Any, shape: Lengths, precision: str, ta: bool, tb: bool) -> None:
+    """504 in all."""
     a, b = operands(shape, ta, tb, "float32")
     found = multiplied(gpu, in_slabs(shape, precision, ta, tb), a, b, ta, tb)
     assert distance(found, exact(rounded(a, precision), rounded(b, precision), ta, tb)) < TOLERANCE[precision]
