@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 import numpy as np
-from slabs_emulated import added, hard, usual
-from slabs_emulated import pieces as halves
+from slabs_emulated import added, halves, hard, pieces, usual
 from test_gpu_products import adversarial
 
 from adtrain.ops.planes_cuda import Positions
-from adtrain.ops.rounding import rounded
 
 DEPTH = 32
 """Channels of a stage, whose largest products the matrix units add up."""
@@ -26,14 +24,6 @@ def cases(m: int, n: int, k: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     found = {**usual(m, n, k), **adversarial(m, n, k), **hard(m, n, k)}
     del found["denormal numbers"], found["rectified, with rows of zeros"]
     return {name: (a.astype(np.float32), b.astype(np.float32)) for name, (a, b) in found.items()}
-
-
-def pieces(x: np.ndarray) -> list[np.ndarray]:
-    found, rest = [], x.astype(np.float32)
-    for _ in range(3):
-        found.append(rounded(rest, "bfloat16"))
-        rest = rest - found[-1]
-    return [piece.astype(float) for piece in found]
 
 
 def in_pieces(a: np.ndarray, b: np.ndarray, stacked: bool = False) -> np.ndarray:
