@@ -196,13 +196,6 @@ KERNEL __launch_bounds__(THREADS) know_lines(const T *a, const T *b, const Epilo
     if (threadIdx.x == 0 && few > LISTED) atomicAdd(&slabs.votes->count, 1);
 }
 
-// Two numbers rounded to float16.
-__device__ __forceinline__ uint32_t halves(float low, float high) {
-    uint32_t both;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-
 // Neighbouring k of a line in the format of the matrix units: a word of each of COUNT numbers.
 typedef Vector<uint32_t, 4> Word;
 constexpr int IN_WORD = UNIT == TF32 ? 4 : 8;
@@ -221,11 +214,9 @@ template <int COUNT> __device__ __forceinline__ void cut(Word (&words)[COUNT], c
             for (int p = 0; p < COUNT; p++) words[p].lane[i] = pieces[p][0];
         } else {
             float of_low, of_high;
-            const uint32_t high = halves(x[2 * i], x[2 * i + 1]);
-            asm("{\n.reg .f16 low, high;\nmov.b32 {low, high}, %2;\ncvt.f32.f16 %0, low;\ncvt.f32.f16 %1, high;\n}"
-                : "=f"(of_low), "=f"(of_high) : "r"(high));
-            words[0].lane[i] = high;
-            words[COUNT - 1].lane[i] = halves((x[2 * i] - of_low) / LOW, (x[2 * i + 1] - of_high) / LOW);
+            words[0].lane[i] = rounded_halves(x[2 * i], x[2 * i + 1]);
+            as_floats(words[0].lane[i], of_low, of_high);
+            words[COUNT - 1].lane[i] = rounded_halves((x[2 * i] - of_low) / LOW, (x[2 * i + 1] - of_high) / LOW);
         }
     }
 }

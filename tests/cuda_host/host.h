@@ -26,6 +26,8 @@ static uint32_t __float_as_uint(float x) { uint32_t bits; memcpy(&bits, &x, 4); 
 static float __int_as_float(int bits) { return __uint_as_float(bits); }
 static float __fsub_rn(float a, float b) { return a - b; }
 static uintptr_t __cvta_generic_to_shared(const void *at) { return (const unsigned char *)at - shared_bytes; }
+static int atomicAdd(int *at, int x) { const int before = *at; *at += x; return before; }
+static int __popcll(uint64_t bits) { return __builtin_popcountll(bits); }
 static void __trap() { __builtin_abort(); }
 
 // Two numbers rounded to bfloat16, to nearest even.
@@ -71,15 +73,6 @@ struct Meeting {
 static Meeting of_block, of_warps[32], of_places[16];
 static void __syncthreads() { of_block.wait(blockDim.x); }
 static void __syncwarp() { of_warps[threadIdx.x / 32].wait(32); }
-static float __shfl_xor_sync(unsigned, float value, int mask)
-{
-    static float given[1024];
-    given[threadIdx.x] = value;
-    __syncwarp();
-    value = given[threadIdx.x ^ mask];
-    __syncwarp();
-    return value;
-}
 
 // What the lanes of each warp show one another, of up to six words.
 static uint32_t shown[32][32][6];

@@ -1,4 +1,4 @@
-// What kernels/cuda/wgmma.cuh has that planes.cuh needs, on the CPU: see host.h.
+// What kernels/cuda/wgmma.cuh has, on the CPU: see host.h.
 #pragma once
 #include "mma.cuh"
 
@@ -48,6 +48,13 @@ template <int SUMS> void arrived(float (&)[SUMS]) {}
 static int sum_row(int i) { return threadIdx.x % WARPGROUP / WARP * 16 + i / 2 % 2 * 8 + threadIdx.x % WARP / 4; }
 static int sum_column(int i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; }
 
+static int exchanged(int line, int word) { return line * 128 + (word ^ line % 8) * 16; }
+constexpr int NEXT_K = 2;
+constexpr uint64_t WITHIN_128_BYTES = 1;
+static uint64_t described(const void *lines) {
+    return ((const unsigned char *)lines - shared_bytes) >> 4 | (uint64_t)64 << 32 | WITHIN_128_BYTES << 62;
+}
+
 enum Exchange { NOT_EXCHANGED = 0, WITHIN_64_BYTES = 2 };
 static uint64_t described(const void *from, int next, int then, Exchange exchange) {
     const uint64_t at = (const unsigned char *)from - shared_bytes;
@@ -57,13 +64,18 @@ static uint64_t described(const void *from, int next, int then, Exchange exchang
 // An operand as a descriptor says, PTX ISA, "Strides": of lines and k.
 struct Operand {
     int start, next, then;
-    bool exchanged;
+    uint64_t exchange;
 
     explicit Operand(uint64_t word)
         : start((word & 0x3fff) << 4), next((word >> 16 & 0x3fff) << 4), then((word >> 32 & 0x3fff) << 4),
-          exchanged(word >> 62 == WITHIN_64_BYTES) {}
+          exchange(word >> 62) {}
 
     template <Kind KIND = BFLOAT16> static float element(int at) {
+        if (KIND == TF32) {
+            float x;
+            memcpy(&x, shared_bytes + at, 4);
+            return x;
+        }
         uint16_t bits;
         memcpy(&bits, shared_bytes + at, 2);
         float low, high;
@@ -72,11 +84,13 @@ struct Operand {
     }
     // The k of a line are neighbours.
     template <Kind KIND> float along(int line, int k) const {
+        const int at = start + line * 128 + k * (KIND == TF32 ? 4 : 2);
+        if (exchange == WITHIN_128_BYTES) return element<KIND>(at ^ (at >> 7 & 7) << 4);
         return element<KIND>(start + line / 8 * then + line % 8 * 16 + k / 8 * next + k % 8 * 2);
     }
     // The lines of a k are.
     float turned(int line, int k) const {
-        if (!exchanged) return element(start + line / 8 * then + line % 8 * 2 + k / 8 * next + k % 8 * 16);
+        if (exchange != WITHIN_64_BYTES) return element(start + line / 8 * then + line % 8 * 2 + k / 8 * next + k % 8 * 16);
         const int at = start + line / 32 * next + line % 32 * 2 + k / 8 * then + k % 8 * 64;
         return element(at ^ (at >> 7 & 3) << 4);
     }
@@ -86,7 +100,8 @@ template <Kind KIND, int SUMS> void start(float (&sums)[SUMS], uint64_t a, uint6
     const Operand left(a), right(b);
     for (int i = 0; i < SUMS; i++) {
         if (!add) sums[i] = 0;
-        for (int k = 0; k < 16; k++) sums[i] += left.along<KIND>(sum_row(i), k) * right.along<KIND>(sum_column(i), k);
+        for (int k = 0; k < (KIND == TF32 ? 8 : 16); k++)
+            sums[i] += left.along<KIND>(sum_row(i), k) * right.along<KIND>(sum_column(i), k);
     }
 }
 static void start_turned(float (&sums)[48], uint64_t a, uint64_t b, bool add) {
