@@ -3,9 +3,9 @@
 The README's have ratios, those of docs/performance.md intervals and memory as well. Results are files that `adtrain
 bench --against` wrote (see peers.sh), in any number and in folders or not; other files are passed over. Between
 MARKERS stands a table for each device, with a row for each training step, named after its file where it is alone in
-it and else after its config; below it one for products and convolutions, where texts tell all; and how many operations
-are faster than a peer's. Of a CPU no times are told: they say little, for what
-else it does changes them.
+it and else after its config, and with its commit where there are several; below it one for products and convolutions,
+where texts tell all; and how many operations are faster than a peer's. Of a CPU no times are told: they say little,
+for what else it does changes them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,12 @@ def tables(results: Results, whole: bool) -> str:
 
 def _device(results: Results, whole: bool) -> Iterator[str]:
     """Paragraphs: what was measured how, the table, and a sentence on operations for each peer."""
-    steps = [(_called(name, row, result), row) for name, result in results.items() for row in result.get("steps", ())]
+    commits = {result["protocol"]["commit"] for result in results.values()}
+    steps = [
+        (_called(name, row, result) + (f", {result['protocol']['commit']}" if len(commits) > 1 else ""), row)
+        for name, result in results.items()
+        for row in result.get("steps", ())
+    ]
     on_gpu = any(result["protocol"]["device"] == "gpu" for result in results.values())
     legend = [LEGEND]
     if whole:
@@ -77,7 +82,8 @@ def _device(results: Results, whole: bool) -> Iterator[str]:
         legend.append("adtrain's is the time of a step")
     yield f"{conditions([result['protocol'] for result in results.values()])}. {'; '.join(legend)}.\n"
     if steps:
-        peers = list(dict.fromkeys(side for _, row in steps for side in row["times"] if side != OURS))
+        fullest_first = sorted((row for _, row in steps), key=lambda row: -len(row["times"]))
+        peers = list(dict.fromkeys(side for row in fullest_first for side in row["times"] if side != OURS))
         sides = [OURS, *peers] if whole or on_gpu else peers
         lines = [[called, *(_cell(row, side, whole, on_gpu) for side in sides)] for called, row in steps]
         ruler = ["---", *["--:"] * len(sides)]

@@ -73,9 +73,9 @@ def test_a_cpu_has_ratios_and_memory_but_no_times() -> None:
         "process needed.\n"
         "\n| step | adtrain | torch | jax |\n"
         "| --- | --: | --: | --: |\n"
-        "| `mlp-64-sgd` | 100 MiB | 1.00 (0.95 to 1.05), 200 MiB |  |\n"
-        "| `mlp`, batch 64 | 100 MiB | 2.00 (1.90 to 2.10), 200 MiB | computes something else |\n"
-        "| `cnn`, batch 64, float64 | 100 MiB | 300 (100 to 1,000), 2,000 MiB | 20.0 (19.0 to 21.0), 200 MiB |\n"
+        "| `mlp-64-sgd`, abc | 100 MiB | 1.00 (0.95 to 1.05), 200 MiB |  |\n"
+        "| `mlp`, batch 64, def | 100 MiB | 2.00 (1.90 to 2.10), 200 MiB | computes something else |\n"
+        "| `cnn`, batch 64, float64, def | 100 MiB | 300 (100 to 1,000), 2,000 MiB | 20.0 (19.0 to 21.0), 200 MiB |\n"
     )
     assert tables.tables({"many": result(steps=several())}, whole=False) == (
         "\nEPYC, 2 threads; adtrain 0.1.0, torch 2.13; commit abc. A peer's number is its time over adtrain's: above 1 "
@@ -101,6 +101,16 @@ def test_a_gpu_has_times_and_ratios_and_comes_after_the_cpu() -> None:
         "| `mlp`, batch 64 | 31.4 µs | 4.00 |\n"
         "| `cnn`, batch 64 | 20,454 µs | 1.00 |\n"
     )
+
+
+def test_rows_of_several_commits_tell_theirs_and_have_a_cell_for_each_peer_in_its_place() -> None:
+    found = {
+        "cnn": result(steps=[step("cnn", graph=2.0)]),
+        "mlp": result(commit="def", steps=[step("mlp", eager=4.0, graph=3.0)]),
+    }
+    text = tables.tables(found, whole=False)
+    assert "| step | eager | graph |\n" in text
+    assert "| `cnn`, abc |  | 2.00 |\n| `mlp`, def | 4.00 | 3.00 |\n" in text
 
 
 def test_operations_are_counted_by_which_side_of_one_their_intervals_lie_on() -> None:
