@@ -110,3 +110,8 @@ class Host:
         given = "int x, int y, int z, int threads, void **pointers, int64_t *numbers, char *scratch"
         body = f"run({{(unsigned)x, (unsigned)y, (unsigned)z}}, threads, [=] {{ {task.name}({', '.join(args)}); }});"
         return f'static int bad;\nextern "C" void go({given}) {{ {body} }}\n'
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    return Host(tmp_path_factory.mktemp("host"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_on_host import Host
+from cuda_on_host import Host, host
 from program_samples import ON_GPU
 
 from adtrain import ops
@@ -21,15 +21,12 @@ from adtrain.ops.matmul import matmul_p
 from adtrain.ops.matmul_cuda import Product
 from adtrain.ops.tiles_cuda import DIRECT, Direct
 
+__all__ = ["host"]
+
 TOLERANCE = 3e-7
 """Of the norm of the difference over the norm."""
 TILES = tuple(Direct(*tunables) for tunables in DIRECT)
 TRANSPOSED = tuple(product((False, True), repeat=2))
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    return Host(tmp_path_factory.mktemp("host"))
 
 
 def drawn(*shape: int) -> np.ndarray:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_on_host import Host
+from cuda_on_host import Host, host
 from program_samples import ON_GPU
 
 from adtrain import ops
@@ -20,6 +20,8 @@ from adtrain.ops.bias_sums import conv2d_weight_grad_sum_p
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
 from adtrain.ops.few_cuda import Few, FewConvolution, FewWeightGrad
 
+__all__ = ["host"]
+
 TOLERANCE = 5e-7
 """Of the norm of the difference over the norm."""
 
@@ -31,11 +33,6 @@ SHAPES = (
     ((2, 5, 6, 6), (5, 1, 3, 3), Window((1, 1), (1, 1), (1, 1), 5)),
     ((2, 4, 5, 4), (3, 4, 1, 1), Window((1, 1), (1, 1), (1, 1), 1)),
 )
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    return Host(tmp_path_factory.mktemp("host"))
 
 
 @pytest.fixture(autouse=True)

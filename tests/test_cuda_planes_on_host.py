@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_on_host import Host
+from cuda_on_host import Host, host
 from program_samples import ON_GPU
 
 from adtrain import ops
@@ -23,13 +23,10 @@ from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
 from adtrain.ops.planes_cuda import PlaneConvolution, Positions
 from adtrain.ops.planes_weight_grad_cuda import PlaneWeightGrad
 
+__all__ = ["host"]
+
 TOLERANCE = 5e-7
 """Of the norm of the difference over the norm."""
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    return Host(tmp_path_factory.mktemp("host"))
 
 
 @pytest.fixture(autouse=True)

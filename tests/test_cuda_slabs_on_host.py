@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 import pytest
-from cuda_on_host import Host
+from cuda_on_host import Host, host
 
 from adtrain.core.array import ArrayType
 from adtrain.core.chip import CHIP
@@ -16,16 +16,13 @@ from adtrain.ops.matmul import matmul_p
 from adtrain.ops.rounding import rounded
 from adtrain.ops.slabs_cuda import SLABS, SlabProduct
 
+__all__ = ["host"]
+
 TOLERANCE = 5e-7
 """Of the norm of the difference over the norm, operands rounded beforehand."""
 FLAGS = tuple(product((False, True), repeat=2))
 Lengths: TypeAlias = "tuple[int, int, int, int]"
 """Batch, M, N and K."""
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    return Host(tmp_path_factory.mktemp("host"))
 
 
 @pytest.fixture(autouse=True)
