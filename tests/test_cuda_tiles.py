@@ -101,6 +101,12 @@ def test_few_columns_get_a_small_tile() -> None:
     assert tile.m * tile.n <= 512
 
 
+def test_an_a100_multiplies_large_matrices_in_pieces_and_other_gpus_do_not() -> None:
+    gpus = (8, 0), (8, 6), (8, 9), (9, 0)
+    first = {gpu: ranked(4, 1, 4096, 4096, 4096, Chip(108, gpu))[0][0].unit for gpu in gpus}
+    assert first == {(8, 0): Unit.PIECES, (8, 6): Unit.FUSED, (8, 9): Unit.FUSED, (9, 0): Unit.HALVES}
+
+
 def test_older_gpus_multiply_without_matrix_units_and_refuse_their_precisions() -> None:
     assert units(4, "full", (7, 5)) == units(8, "full", (7, 5)) == (Unit.FUSED,)
     assert units(4, "tf32", (7, 5)) == units(4, "bfloat16", (7, 5)) == ()

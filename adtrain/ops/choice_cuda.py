@@ -37,6 +37,8 @@ class Gathers(IntEnum):
 
 LANES = 128
 """float32 multiply-adds of a multiprocessor in a cycle."""
+A100, A100_LANES = (8, 0), 64
+"""The compute capability whose multiprocessors do half as many, and as many products of matrices as others."""
 START = 3800
 """Cycles of the launch, until a block has its first stages, and from its last one until the sums are in memory."""
 SECOND_PASS, PART, BYTES_PER_CYCLE = 2500, 100, 4000
@@ -50,7 +52,7 @@ AT_ONCE, LATER = 8, 1000
 FULL = 4
 """Blocks for each multiprocessor from which on cutting k gains nothing."""
 PIECES_K = 256
-"""The largest K of panels in pieces: beyond it float32 sums in several slices are as exact."""
+"""The largest K of panels in pieces, but on an A100: beyond it float32 sums in several slices are as exact and fast."""
 PARTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
 SHARED = {(7, 5): 64 << 10, (8, 0): 163 << 10, (8, 7): 163 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10}
 """Bytes of shared memory that a block can have, by compute capability."""
@@ -100,7 +102,8 @@ def ranked(
             return tile.launches * START + layout + rounds * k * tile.m * tile.n / (LANES * tile.speed)
         share = tile.speed if rounds > 1 else tile.alone
         stages = -(-math.ceil(k / tile.k) // parts)
-        cycles = START + rounds * stages * tile.k * tile.m * tile.n / (LANES * share)
+        lanes = A100_LANES if chip.capability == A100 and tile.unit is Unit.FUSED and itemsize == 4 else LANES
+        cycles = START + rounds * stages * tile.k * tile.m * tile.n / (lanes * share)
         if parts > 1:
             cycles += SECOND_PASS + PART * parts + (2 * parts + 1) * batch * m * n * itemsize / BYTES_PER_CYCLE
         return cycles
@@ -117,7 +120,7 @@ def ranked(
             tiles = (WINDOW_TILES if pixels else TILES)[itemsize]
         elif gathers is not Gathers.NOTHING:
             tiles = (WINDOW_MATRIX_TILES if pixels else ELEMENT_MATRIX_TILES).get(unit, ())
-        elif unit is Unit.PIECES and k > PIECES_K:
+        elif unit is Unit.PIECES and k > PIECES_K and chip.capability != A100:
             tiles = ()
         else:
             tiles = [replace(tile, along=along) for tile in MATRIX_TILES[unit]]
