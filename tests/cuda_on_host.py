@@ -7,13 +7,15 @@ import hashlib
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from adtrain.assets import asset_path
+from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.tasks import Task, scratch, tasks
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation
@@ -57,28 +59,37 @@ class Host:
             for size, v in zip(sizes, equation.outputs, strict=True)
         ]
         memory = np.full(max(scratch(equation, kernel), 1), 0xFF, np.uint8)
-        for task in tasks(equation, kernel):
-            assert isinstance(task, Task)
-            self._run(task, [*arrays, *outputs], memory)
+        launches = [task for task in tasks(equation, kernel) if isinstance(task, Task)]
+        libraries = self._libraries(launches)
+        for task in launches:
+            self._run(task, libraries[task.source], [*arrays, *outputs], memory)
         return outputs
 
-    def _run(self, task: Task, operands: Sequence[np.ndarray], memory: np.ndarray) -> None:
-        library = ctypes.CDLL(str(self._library(task)))
+    def _run(self, task: Task, library: ctypes.CDLL, operands: Sequence[np.ndarray], memory: np.ndarray) -> None:
         pointers = (ctypes.c_void_p * len(task.operands))(*(operands[i].ctypes.data for i in task.operands))
         numbers = (ctypes.c_int64 * len(task.numbers))(*(int(n) for n in task.numbers))
         grid, threads = (task.size.blocks, task.size.threads) if task.size.threads else ((4, 1, 1), 128)
-        library.go(*grid, threads, pointers, numbers, ctypes.c_void_p(memory.ctypes.data))
+        library[f"go_{task.name}"](*grid, threads, pointers, numbers, ctypes.c_void_p(memory.ctypes.data))
 
-    def _library(self, task: Task) -> Path:
-        macros = [option for option in task.source.options if option.startswith("-D")]
-        text = "\n".join(['#include "host.h"', task.source.text, self._entry(task)])
+    def _libraries(self, launches: Sequence[Task]) -> Mapping[Source, ctypes.CDLL]:
+        """One of each source, with all of its kernels that are launched; compiled on two cores."""
+        kernels: dict[Source, dict[str, Task]] = {}
+        for task in launches:
+            kernels.setdefault(task.source, {})[task.name] = task
+        with ThreadPoolExecutor(2) as pool:
+            paths = pool.map(self._library, kernels, kernels.values())
+            return {source: ctypes.CDLL(str(path)) for source, path in zip(kernels, paths, strict=True)}
+
+    def _library(self, source: Source, kernels: Mapping[str, Task]) -> Path:
+        macros = [option for option in source.options if option.startswith("-D")]
+        text = "\n".join(['#include "host.h"', source.text, "static int bad;", *map(self._entry, kernels.values())])
         name = hashlib.sha256(repr((text, macros)).encode()).hexdigest()[:16]
         library = self.folder / f"{name}.so"
         if not library.exists():
-            source = self.folder / f"{name}.cpp"
-            source.write_text(text)
+            path = self.folder / f"{name}.cpp"
+            path.write_text(text)
             flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-w", "-shared", "-fPIC"]
-            command = [self.compiler, *flags, *macros, str(source), "-o", str(library)]
+            command = [self.compiler, *flags, *macros, str(path), "-o", str(library)]
             made = subprocess.run(command, capture_output=True, text=True, check=False)
             assert made.returncode == 0, made.stderr[:2000]
         return library
@@ -109,7 +120,7 @@ class Host:
                 numbers += count
         given = "int x, int y, int z, int threads, void **pointers, int64_t *numbers, char *scratch"
         body = f"run({{(unsigned)x, (unsigned)y, (unsigned)z}}, threads, [=] {{ {task.name}({', '.join(args)}); }});"
-        return f'static int bad;\nextern "C" void go({given}) {{ {body} }}\n'
+        return f'extern "C" void go_{task.name}({given}) {{ {body} }}\n'
 
 
 @pytest.fixture(scope="module")

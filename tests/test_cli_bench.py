@@ -183,7 +183,8 @@ def test_an_interrupt_leaves_no_file_and_says_so(tmp_path: Path, monkeypatch: py
     assert set(tmp_path.iterdir()) - before == {tmp_path / "cache"} - before
 
 
-def test_a_noisy_machine_is_told_of() -> None:
+def test_a_noisy_machine_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     quiet = {**dict.fromkeys(TIME, 1.0), "samples": 9, "outliers": [], "noisy": False}
     idle, busy = {"load": 0.3, "cores": 2}, {"load": 1.5, "cores": 2}
     assert len(bench_report.noise({"protocol": idle, "ops": [quiet]})) == 2

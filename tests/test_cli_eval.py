@@ -76,7 +76,8 @@ def test_eval_without_its_data_is_one_line(tmp_path: Path) -> None:
     assert line.startswith(f"{tmp_path}/data: found no file t10k-labels")
 
 
-def test_predict_classifies_an_idx_file(here: Path, tmp_path: Path) -> None:
+def test_predict_classifies_an_idx_file(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     labels = np.array([2, 0, 1, 1])
     path = write_idx(tmp_path / "images.gz", images_of(labels, seed=9))
     rows = json.loads(run("predict", "run", str(path), "--json").stdout)
@@ -89,7 +90,8 @@ def test_predict_classifies_an_idx_file(here: Path, tmp_path: Path) -> None:
     assert lines[1].split() == [f"{path}[0]", "2", f"{rows[0]['probability']:.2%}"]
 
 
-def test_predict_classifies_image_files(here: Path, tmp_path: Path) -> None:
+def test_predict_classifies_image_files(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     image = pytest.importorskip("PIL.Image", reason="needs Pillow")
     paths = []
     for label, mode in ((1, "L"), (2, "RGB")):

@@ -96,18 +96,23 @@ struct Operand {
     }
 };
 
-template <Kind KIND, int SUMS> void start(float (&sums)[SUMS], uint64_t a, uint64_t b, bool add) {
-    const Operand left(a), right(b);
-    for (int i = 0; i < SUMS; i++) {
-        if (!add) sums[i] = 0;
-        for (int k = 0; k < (KIND == TF32 ? 8 : 16); k++)
-            sums[i] += left.along<KIND>(sum_row(i), k) * right.along<KIND>(sum_column(i), k);
+// sums = (add ? sums : 0) + products of `depth` k, whose elements left(row, k) and right(column, k) tell.
+template <int SUMS, class Left, class Right> void multiply(
+    float (&sums)[SUMS], bool add, int depth, const Left &left, const Right &right) {
+    for (int i = 0; i < SUMS && !add; i++) sums[i] = 0;
+    for (int k = 0; k < depth; k++) {
+        const float rows[2] = {left(sum_row(0), k), left(sum_row(2), k)};
+        for (int i = 0; i < SUMS; i += 4) {
+            const float columns[2] = {right(sum_column(i), k), right(sum_column(i + 1), k)};
+            for (int j = 0; j < 4; j++) sums[i + j] += rows[j / 2] * columns[j % 2];
+        }
     }
 }
+template <Kind KIND, int SUMS> void start(float (&sums)[SUMS], uint64_t a, uint64_t b, bool add) {
+    const auto along = [](const Operand &x) { return [=](int line, int k) { return x.along<KIND>(line, k); }; };
+    multiply(sums, add, KIND == TF32 ? 8 : 16, along(Operand(a)), along(Operand(b)));
+}
 static void start_turned(float (&sums)[48], uint64_t a, uint64_t b, bool add) {
-    const Operand left(a), right(b);
-    for (int i = 0; i < 48; i++) {
-        if (!add) sums[i] = 0;
-        for (int k = 0; k < 16; k++) sums[i] += left.turned(sum_row(i), k) * right.turned(sum_column(i), k);
-    }
+    const auto turned = [](const Operand &x) { return [=](int line, int k) { return x.turned(line, k); }; };
+    multiply(sums, add, 16, turned(Operand(a)), turned(Operand(b)));
 }
