@@ -68,7 +68,7 @@ def tables(results: Results, whole: bool) -> str:
 
 def _device(results: Results, whole: bool) -> Iterator[str]:
     """Paragraphs: what was measured how, the table, and a sentence on operations for each peer."""
-    commits = {result["protocol"]["commit"] for result in results.values()}
+    commits = {result["protocol"]["commit"] for result in results.values() if "steps" in result}
     steps = [
         (_called(name, row, result) + (f", {result['protocol']['commit']}" if len(commits) > 1 else ""), row)
         for name, result in results.items()
