@@ -5,26 +5,19 @@ They occur only in optimised Programs, where a pass puts each in the place of tw
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from adtrain.core.array import ArrayType
-from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import Primitive
-from adtrain.ops import conv_cuda
+from adtrain.ops import conv_cuda, pool_cuda
 from adtrain.ops.broadcasting import sum_p
 from adtrain.ops.conv import weight_grad_p
-from adtrain.ops.pool import CELL, Windows, max_pool2d_put_p
+from adtrain.ops.pool import Windows, max_pool2d_put_p
 
 OF_BIAS = (0, 2, 3)
 """The axes that a bias is added along."""
-SUMMING, WARP = 256, 32
-"""Threads of a block that sums, as in `kernels/cuda/pool.cu`, and of a warp."""
-CELLS, MANY_BLOCKS = 4, 2048
-"""Cells of the image that a thread should have, at least, and blocks that there should be, if possible."""
 
 
 def _summed(x: Any) -> Any:
@@ -52,36 +45,6 @@ def _put_types(ct: Any, where: Any, windows: Windows, shape: tuple[int, ...]) ->
     return ArrayType(shape, ct.dtype), ArrayType(shape[1:2], ct.dtype)
 
 
-def _put_kernels(ct: Any, where: Any, windows: Windows, shape: tuple[int, ...]) -> tuple[CudaKernel, ...]:
-    """The kernel, where all windows lie in the image and a thread has cells of it."""
-    if windows.padding != (0, 0) or math.prod(windows.stride) > CELL or ct.size == 0:
-        return ()
-    (images, channels, *image), (rows, columns) = shape, windows.stride
-    wide = 16 // ct.dtype.itemsize
-    cells = images * -(-image[0] // rows) * -(-image[1] // (columns if wide % columns else wide))
-    parts = min(-(-cells // (SUMMING * CELLS)), -(-MANY_BLOCKS // channels))
-    values = (*windows.kernel, *windows.stride, *windows.padding)
-    definitions = dict(zip(("KH", "KW", "SH", "SW", "PH", "PW"), values, strict=True))
-    put = CudaKernel(
-        "pool.cu",
-        "max_pool2d_put_sum",
-        lambda *_, **__: (images * channels, *image, *ct.shape[2:], channels, parts),
-        blocks=lambda *_, **__: (channels, parts),
-        threads=lambda *_, **__: SUMMING,
-        definitions=lambda *_, **__: definitions,
-        scratch=lambda *_, **__: channels * parts * ct.dtype.itemsize,
-    )
-    add = replace(
-        put,
-        name="max_pool2d_put_sum_parts",
-        numbers=lambda *_, **__: (channels, parts),
-        blocks=None,
-        threads=None,
-        elements=lambda *_, **__: channels * WARP,
-    )
-    return (replace(put, then=add),)
-
-
 def _put_reference(ct: np.ndarray, where: np.ndarray, **params: Any) -> tuple[np.ndarray, np.ndarray]:
     return max_pool2d_put_p.implementations["cpu"](ct, where, **params), _summed(ct)
 
@@ -89,7 +52,7 @@ def _put_reference(ct: np.ndarray, where: np.ndarray, **params: Any) -> tuple[np
 max_pool2d_put_sum_p = Primitive(
     "max_pool2d_put_sum",
     _put_types,
-    {"cpu": _put_reference, "cuda": _put_kernels},
+    {"cpu": _put_reference, "cuda": pool_cuda.put_sum},
     flops=lambda ct, where, **params: 2 * ct.size,
 )
 """(ct, where; windows, shape): max_pool2d_put(ct, where, ...), and the sum of ct for each channel."""

@@ -209,5 +209,5 @@ def weight_grad_sum(
     """The kernel for the gradients by weights and bias, where the best one by the weights can do that, too."""
     conv = Convolution(x.shape, (g.shape[1], x.shape[1] // window.groups, *size), g.shape, window, x.dtype)
     alone = weight_grad(x, g, window, size, precision)
-    few = FewWeightGrad(conv.few(), bias=True)
-    return [few.kernel()] if alone[0].file == few.kernel().file else []
+    both = FewWeightGrad(conv.few(), bias=True).kernel()
+    return [both] if alone[0].file == both.file else []

@@ -20,7 +20,7 @@ MOST_FILTERS, WEIGHT_GRAD_FILTERS = 32, 8
 """That a thread has sums of, at most."""
 WEIGHTS = 40 << 10
 """Bytes of shared memory for the weights of a block."""
-WARPS, WEIGHT_GRAD_WARPS, SCHEDULERS = 16, 16, 4
+WARPS, SCHEDULERS = 16, 4
 """That keep a multiprocessor busy; of one, each with a warp at a time."""
 MOST_BLOCKS = 1 << 16
 """Of a launch along its second axis."""
@@ -196,7 +196,7 @@ class FewWeightGrad:
             return -(-self._steps // max(warps * CHIP.multiprocessors // self._units, 1))
 
         few_sums = self.filters * self.few.taps <= WEIGHT_GRAD_SUMS // 3  # so a thread has few registers
-        warps = WEIGHT_GRAD_WARPS * (2 if few_sums else 1)
+        warps = WARPS * (2 if few_sums else 1)
         return -(-self._steps // steps(warps if steps(warps) >= LEAST_STEPS else warps // 2))
 
     @property
@@ -204,7 +204,7 @@ class FewWeightGrad:
         """An estimate of the time: of additions, reads and what is around them, and of memory."""
         few, filters, wide = self.few, self.filters, self._wide
         read = 2 * few.kernel[0] * (few.kernel[1] + wide - 1)
-        step = max((filters * ((few.taps + 1) * wide + 3) + read + 40) / 4, wide * (2 * filters + read / 2))
+        step = max((filters * ((few.taps + 1) * wide + 3) + read + 40) / SCHEDULERS, wide * (2 * filters + read / 2))
         steps = -(-self._units * self.parts // CHIP.multiprocessors) * -(-self._steps // self.parts)
         return START + SECOND_PASS + max(steps * step, few.bytes / BYTES_PER_CYCLE)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,21 +10,17 @@ import numpy as np
 
 from adtrain.core.array import ArrayType, Shape, Value, array
 from adtrain.core.errors import ShapeError
-from adtrain.core.kernel import CKernel, CudaKernel
+from adtrain.core.kernel import CKernel
 from adtrain.core.precision import FULL, matmul_precision
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
+from adtrain.ops import pool_cuda
 from adtrain.ops.common import ArrayLike, as_value, pair, require_float
 from adtrain.ops.matmul import matmul
 from adtrain.ops.reduce import mean
 
 IntPair = int | Sequence[int]
 Pair = tuple[int, int]
-
-CELL = 16
-"""Elements of a stride, or of a window, up to which a thread of `kernels/cuda/pool.cu` has several."""
-VECTOR = 16
-"""Bytes that it writes at once."""
 
 
 class Windows(NamedTuple):
@@ -133,36 +128,6 @@ def _numbers(x_shape: Sequence[int], y_shape: Sequence[int], windows: Windows) -
     return (*x_shape[1:], *y_shape[2:], *windows.kernel, *windows.stride, *windows.padding)
 
 
-def _cuda(name: str, shapes: Callable[..., tuple[Sequence[int], Sequence[int]]], gathers: bool = False) -> CudaKernel:
-    """A kernel of `kernels/cuda/pool.cu`: ``shapes`` of the image and the pooled one from the arguments, a thread for
-    each element of the pooled one or, if it ``gathers``, for each cell of the image."""
-
-    def at_once(*args: Any, windows: Windows, **params: Any) -> int:
-        """Neighbouring outputs of a thread: AT_ONCE of `kernels/cuda/pool.cu`."""
-        columns = shapes(*args, windows=windows, **params)[1][3]
-        return 1 if math.prod(windows.kernel) > CELL else math.gcd(columns, 2)
-
-    def definitions(*args: Any, windows: Windows, **params: Any) -> dict[str, int]:
-        values = (*windows.kernel, *windows.stride, *windows.padding)
-        found = dict(zip(("KH", "KW", "SH", "SW", "PH", "PW"), values, strict=True))
-        return found if gathers else {**found, "AT_ONCE": at_once(*args, windows=windows, **params)}
-
-    def numbers(*args: Any, **params: Any) -> tuple[int, ...]:
-        x, y = shapes(*args, **params)
-        return (x[0] * x[1], *x[2:], *y[2:])
-
-    def elements(*args: Any, windows: Windows, **params: Any) -> int:
-        x, y = shapes(*args, windows=windows, **params)
-        if not gathers:
-            return math.prod(y) // at_once(*args, windows=windows, **params)
-        rows, columns = windows.stride
-        wide = VECTOR // args[0].dtype.itemsize
-        cell = rows * (columns if wide % columns else wide) if rows * columns <= CELL else 1
-        return -(-math.prod(x) // cell)
-
-    return CudaKernel("pool.cu", name, numbers, elements=elements, definitions=definitions)
-
-
 def _pooled_shapes(x: Any, windows: Windows) -> tuple[Sequence[int], Sequence[int]]:
     return x.shape, windows.output_shape("pooling", x.shape)
 
@@ -177,7 +142,7 @@ max_pool2d_p: Primitive = Primitive(
     {
         "cpu": _max_reference,
         "c": _kernel("max_pool2d", _pooled_numbers),
-        "cuda": _cuda("max_pool2d", _pooled_shapes),
+        "cuda": pool_cuda.kernel("max_pool2d", _pooled_shapes),
     },
     [_max_vjp],
     lambda x, windows: _max_shape(x, windows)[0].size * windows.kernel[0] * windows.kernel[1],
@@ -188,7 +153,7 @@ max_pool2d_put_p: Primitive = Primitive(
     {
         "cpu": _put_reference,
         "c": _kernel("max_pool2d_put", lambda ct, where, windows, shape: _numbers(shape, ct.shape, windows)),
-        "cuda": _cuda("max_pool2d_put", lambda ct, where, windows, shape: (shape, ct.shape), gathers=True),
+        "cuda": pool_cuda.kernel("max_pool2d_put", lambda ct, where, windows, shape: (shape, ct.shape), gathers=True),
     },
     [lambda out, ct, where, windows, shape: lambda u: bind(max_pool2d_pick_p, u, where, windows=windows)],
     lambda ct, where, windows, shape: ct.size,
@@ -199,7 +164,7 @@ max_pool2d_pick_p: Primitive = Primitive(
     {
         "cpu": _pick_reference,
         "c": _kernel("max_pool2d_pick", lambda x, where, windows: _numbers(x.shape, where.shape, windows)),
-        "cuda": _cuda("max_pool2d_pick", lambda x, where, windows: (x.shape, where.shape)),
+        "cuda": pool_cuda.kernel("max_pool2d_pick", lambda x, where, windows: (x.shape, where.shape)),
     },
     [lambda out, x, where, windows: partial(_put, where=where, windows=windows, shape=x.shape)],
     lambda x, where, windows: where.size,
@@ -235,7 +200,7 @@ avg_pool2d_p: Primitive = Primitive(
     {
         "cpu": _avg_reference,
         "c": _kernel("avg_pool2d", _pooled_numbers),
-        "cuda": _cuda("avg_pool2d", _pooled_shapes),
+        "cuda": pool_cuda.kernel("avg_pool2d", _pooled_shapes),
     },
     [lambda out, x, windows: partial(bind, avg_pool2d_put_p, windows=windows, shape=x.shape)],
     lambda x, windows: _avg_shape(x, windows).size * windows.kernel[0] * windows.kernel[1],
@@ -246,7 +211,7 @@ avg_pool2d_put_p: Primitive = Primitive(
     {
         "cpu": _avg_put_reference,
         "c": _kernel("avg_pool2d_put", lambda ct, windows, shape: _numbers(shape, ct.shape, windows)),
-        "cuda": _cuda("avg_pool2d_put", lambda ct, windows, shape: (shape, ct.shape), gathers=True),
+        "cuda": pool_cuda.kernel("avg_pool2d_put", lambda ct, windows, shape: (shape, ct.shape), gathers=True),
     },
     [lambda out, ct, windows, shape: lambda u: bind(avg_pool2d_p, u, windows=windows)],
     lambda ct, windows, shape: ct.size * windows.kernel[0] * windows.kernel[1],
