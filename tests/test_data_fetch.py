@@ -120,7 +120,7 @@ def test_a_download_that_broke_off_goes_on_from_there(entry: Entry, server: Serv
 
 def test_a_file_that_is_another_is_thrown_away(entry: Entry, server: Server) -> None:
     good = dict(server.files)
-    server.files["t10k-labels-idx1-ubyte.gz"] = gzip.compress(idx_bytes(np.array([0, 0], np.uint8)))
+    server.files["t10k-labels-idx1-ubyte.gz"] = gzip.compress(idx_bytes(np.array([0, 0], np.uint8)), mtime=0)
     with pytest.raises(DataError, match=r"found t10k-labels-idx1-ubyte with SHA-256 \w+, expected \w+; "):
         fetch.fetch(entry)
     assert list(entry.folder.parent.iterdir()) == []
@@ -172,7 +172,7 @@ def test_an_archive_of_emnist_is_turned_upright(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "gzip.zip", "w") as archive:
         for name, array in ARRAYS.items():
             member = f"gzip/emnist-balanced-{name.replace('t10k', 'test')}.gz"
-            archive.writestr(member, gzip.compress(idx_bytes(array)))
+            archive.writestr(member, gzip.compress(idx_bytes(array), mtime=0))
         archive.writestr("../escaped", b"x")
     found = dict(unpack.EMNIST.arrays(tmp_path))
     np.testing.assert_array_equal(found["train-images-idx3-ubyte"][1], ARRAYS["train-images-idx3-ubyte"][1].T)
