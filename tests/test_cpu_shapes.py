@@ -132,7 +132,7 @@ def softmaxes(draw: Draw) -> Iterator[tuple[str, Function]]:
 
 
 def reductions(draw: Draw) -> Iterator[tuple[str, Function]]:
-    for n in LENGTHS:
+    for n in (*LENGTHS, 300):
         for shape in [(n,), (n, 9), (10, n), (2, n, 5)]:
             for axes in {(0,), (len(shape) - 1,), tuple(range(len(shape))), tuple({0, len(shape) - 1})}:
 
@@ -187,6 +187,35 @@ def elementwise(draw: Draw) -> Iterator[tuple[str, Function]]:
     parts = [draw(2, 1, 3), draw(2, 0, 3), draw(2, 7, 3)]
     yield "concatenate", (lambda *xs: ops.concatenate(xs, 1), parts)
     yield "transpose", (lambda x: (ops.transpose(x), ops.flip(x, 1), x[1::2, :-1]), [draw(9, 33)])
+
+
+def copies(draw: Draw) -> Iterator[tuple[str, Function]]:
+    """Transposes by vectors: lines shorter than one, lines that vectors and cache lines do not divide, all types."""
+    for n, m in product((1, 3, 8, 17, 65), (1, 7, 16, 33)):
+
+        def f(*xs: Any) -> Any:
+            return [ops.transpose(x) for x in xs]
+
+        kinds = [(draw(n, m) * 100).astype(kind) for kind in (draw.dtype, "int32", "int64", "uint8", bool)]
+        yield f"{n}x{m}", (f, kinds)
+        axes = [(0, 2, 1), (2, 0, 1), (2, 1, 0)]
+        yield f"9x{n}x{m}", (lambda x, axes=axes: [ops.transpose(x, a) for a in axes], [draw(9, n, m)])
+    yield "backwards", (lambda x: ops.transpose(ops.flip(x, 0))[:, 1::2], [draw(33, 18)])
+
+
+def masks(draw: Draw) -> Iterator[tuple[str, Function]]:
+    """Arrays of bool, read and written by loops, whole and by item."""
+    for n in LENGTHS:
+        shape = (9, n)
+        marked = draw(*shape) > 0
+
+        def f(mask: Any, x: Any) -> Any:
+            numbers = ops.astype(mask, x.dtype)
+            chosen = ops.where(mask, x, 2.0 * x)
+            return numbers, chosen, ops.sum(numbers, 0), ops.sum(numbers, 1), ops.equal(mask, mask[:1]), x + numbers
+
+        yield f"{shape}", (f, [marked, draw(*shape)])
+        yield f"largest of {shape}", (with_gradients(lambda x: ops.max(x, 0)), [draw(*shape)])
 
 
 def specials(draw: Draw) -> Iterator[tuple[str, Function]]:
@@ -252,19 +281,9 @@ def pooled(draw: Draw) -> Iterator[tuple[str, Function]]:
 
 
 FAMILIES = [
-    products,
-    epilogues,
-    convolutions,
-    winograd_convolutions,
-    pools,
-    softmaxes,
-    reductions,
-    groups,
-    elementwise,
-    specials,
-    integers,
-    pooled,
-]
+    products, epilogues, convolutions, winograd_convolutions, pools, softmaxes, reductions, groups, elementwise, copies,
+    masks, specials, integers, pooled,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("family", FAMILIES)

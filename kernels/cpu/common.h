@@ -43,6 +43,17 @@ typedef struct {
 #define VECTOR_REGISTERS 16
 #endif
 
+#define CACHE_LINE 64 /* bytes; some processors have longer ones */
+
+/* A function whose constant parameters make a loop nest of its own, unrolled with its sums in registers, where UNROLL
+   stands before its loops of constant length. */
+#define SPECIALISED static inline __attribute__((always_inline))
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 32")
+#endif
+
 static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 

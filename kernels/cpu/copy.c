@@ -2,12 +2,13 @@
    (i0, ..., i7) goes from x[source + sum of i_k * from_k] to y[target + sum of i_k * to_k]. Of the eight axes the last
    two make a plane; the caller orders them so that x and y are contiguous along one of these if they are at all. */
 
-#include "common.h"
+#include "vectors.h"
 
 enum {
     AXES = 8,
     TILE_ROWS = 8,
-    TILE_COLUMNS = 16
+    TILE_COLUMNS = 16,
+    LINE = CACHE_LINE / sizeof(T)
 };
 
 typedef struct {
@@ -28,19 +29,30 @@ static inline void copy_tiles(const T *x, T *y, int64_t rows, int64_t columns, i
                     y[r * to_row + c * to_column] = x[r * from_row + c * from_column];
 }
 
+/* Whether lines of x are columns of y. */
+static bool turned(const Copy *copy) { return copy->from[AXES - 2] == 1 && copy->to[AXES - 1] == 1; }
+
 static void copy_plane(const T *x, T *y, int64_t rows, int64_t columns, const Copy *copy) {
     const int64_t from_row = copy->from[AXES - 2], from_column = copy->from[AXES - 1];
     const int64_t to_row = copy->to[AXES - 2], to_column = copy->to[AXES - 1];
     if (from_column == 1 && to_column == 1)
         for (int64_t r = 0; r < rows; r++) memcpy(y + r * to_row, x + r * from_row, columns * sizeof(T));
-    else if (from_row == 1 && to_column == 1)
+    else if (turned(copy))
+#if SIZE
+        transpose(x, columns, rows, from_column, y, to_row, columns);
+#else
         copy_tiles(x, y, rows, columns, 1, from_column, to_row, 1);
+#endif
     else
         copy_tiles(x, y, rows, columns, from_row, from_column, to_row, to_column);
 }
 
-/* Units of work: TILE_ROWS rows of a plane. */
-static int64_t units_across(const Copy *copy) { return (copy->length[AXES - 2] + TILE_ROWS - 1) / TILE_ROWS; }
+/* Units of work: some rows of a plane. Turned, they are a cache line of each line of x, which then is read once. */
+static int64_t unit_rows(const Copy *copy) { return turned(copy) ? LINE : TILE_ROWS; }
+
+static int64_t units_across(const Copy *copy) {
+    return (copy->length[AXES - 2] + unit_rows(copy) - 1) / unit_rows(copy);
+}
 
 static int64_t count_units(const Copy *copy) {
     int64_t planes = copy->length[AXES - 1] > 0;
@@ -49,15 +61,15 @@ static int64_t count_units(const Copy *copy) {
 }
 
 static void copy_units(const T *x, T *y, const Copy *copy, int64_t begin, int64_t end) {
-    const int64_t across = units_across(copy), rows = copy->length[AXES - 2];
+    const int64_t across = units_across(copy), rows = copy->length[AXES - 2], most = unit_rows(copy);
     for (int64_t unit = begin; unit < end; unit++) {
-        const int64_t row = unit % across * TILE_ROWS;
+        const int64_t row = unit % across * most;
         int64_t plane = unit / across, from = row * copy->from[AXES - 2], to = row * copy->to[AXES - 2];
         for (int k = AXES - 3; k >= 0; plane /= copy->length[k], k--) {
             from += plane % copy->length[k] * copy->from[k];
             to += plane % copy->length[k] * copy->to[k];
         }
-        copy_plane(x + from, y + to, min_i64(TILE_ROWS, rows - row), copy->length[AXES - 1], copy);
+        copy_plane(x + from, y + to, min_i64(most, rows - row), copy->length[AXES - 1], copy);
     }
 }
 

@@ -2,18 +2,22 @@
 
 #include "common.h"
 
-enum { COLUMNS = 64 };
+enum {
+    COLUMNS = 64,
+    LINES = 4
+};
 
-static void cumsum_line(const T *x, U *y, int64_t length, bool reverse) {
-    U sum = 0;
+/* At most LINES lines at once: while a sum of one waits for the sum before it, sums of the others are formed. */
+SPECIALISED void cumsum_lines(const T *x, U *y, int64_t length, bool reverse, const int lines) {
+    U sum[LINES] = {0};
     for (int64_t i = 0; i < length; i++) {
         const int64_t at = reverse ? length - 1 - i : i;
-        y[at] = sum += (U)x[at];
+        for (int k = 0; k < lines; k++) y[k * length + at] = sum[k] += (U)x[k * length + at];
     }
 }
 
 /* Neighbouring columns at once, each row being the one before it plus the elements. */
-static void cumsum_columns(const T *x, U *y, int64_t length, int64_t inner, int64_t columns, int64_t reverse) {
+static void cumsum_columns(const T *x, U *y, int64_t length, int64_t inner, int64_t columns, bool reverse) {
     const int64_t step = reverse ? -inner : inner, start = reverse ? (length - 1) * inner : 0;
     if (length == 0)
         return;
@@ -29,26 +33,42 @@ static void cumsum_columns(const T *x, U *y, int64_t length, int64_t inner, int6
     }
 }
 
-static int64_t count_units(int64_t outer, int64_t inner) { return outer * ((inner + COLUMNS - 1) / COLUMNS); }
+/* Units of work: LINES lines, or COLUMNS columns. */
+static int64_t count_units(int64_t outer, int64_t inner) {
+    return inner == 1 ? (outer + LINES - 1) / LINES : outer * ((inner + COLUMNS - 1) / COLUMNS);
+}
 
-static void cumsum_units(const T *x, U *y, int64_t length, int64_t inner, int64_t reverse, int64_t begin, int64_t end) {
-    const int64_t across = (inner + COLUMNS - 1) / COLUMNS;
-    for (int64_t unit = begin; unit < end; unit++) {
-        const int64_t first = unit % across * COLUMNS, offset = unit / across * length * inner + first;
+static void lines_unit(const T *x, U *y, int64_t outer, int64_t length, bool reverse, int64_t unit) {
+    const int64_t first = unit * LINES, last = min_i64(first + LINES, outer);
+    if (last - first == LINES)
+        cumsum_lines(x + first * length, y + first * length, length, reverse, LINES);
+    else
+        for (int64_t line = first; line < last; line++)
+            cumsum_lines(x + line * length, y + line * length, length, reverse, 1);
+}
+
+static void columns_unit(const T *x, U *y, int64_t length, int64_t inner, bool reverse, int64_t unit) {
+    const int64_t across = (inner + COLUMNS - 1) / COLUMNS, first = unit % across * COLUMNS;
+    const int64_t offset = unit / across * length * inner + first;
+    cumsum_columns(x + offset, y + offset, length, inner, min_i64(COLUMNS, inner - first), reverse);
+}
+
+static void cumsum_units(const T *x, U *y, int64_t outer, int64_t length, int64_t inner, bool reverse, int64_t begin,
+                         int64_t end) {
+    for (int64_t unit = begin; unit < end; unit++)
         if (inner == 1)
-            cumsum_line(x + offset, y + offset, length, reverse);
+            lines_unit(x, y, outer, length, reverse, unit);
         else
-            cumsum_columns(x + offset, y + offset, length, inner, min_i64(COLUMNS, inner - first), reverse);
-    }
+            columns_unit(x, y, length, inner, reverse, unit);
 }
 
 void FN(cumsum)(const T *x, U *y, int64_t outer, int64_t length, int64_t inner, int64_t reverse) {
-    cumsum_units(x, y, length, inner, reverse, 0, count_units(outer, inner));
+    cumsum_units(x, y, outer, length, inner, reverse, 0, count_units(outer, inner));
 }
 
 void FN(cumsum_team)(const Team *team, const T *x, U *y, int64_t outer, int64_t length, int64_t inner,
                      int64_t reverse) {
     int64_t begin, end;
     my_share(team, count_units(outer, inner), &begin, &end);
-    cumsum_units(x, y, length, inner, reverse, begin, end);
+    cumsum_units(x, y, outer, length, inner, reverse, begin, end);
 }

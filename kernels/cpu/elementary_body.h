@@ -16,25 +16,29 @@ static inline REAL OF(from_bits)(BITS bits) {
    lowest bits; shifted to where exponents stand, it is all that remains. */
 static inline REAL OF(power_of_two)(REAL n) { return OF(from_bits)(OF(bits)(n + (ROUND + BIAS)) << MANTISSA); }
 
-/* e^x = 2^n e^r. 2^n is multiplied by halves: alone it may be too large or too small for a number. */
+/* e^x = 2^n e^r. 2^n is multiplied by halves: alone it may be too large or too small for a number. The ends are chosen
+   last: of two limits set to x beforehand gcc 12 makes several cases, and blends all that is computed of them. */
 static inline REAL OF(exp)(REAL x) {
-    x = x < EXP_LOW ? EXP_LOW : x;
-    x = x > EXP_HIGH ? EXP_HIGH : x;
     const REAL n = (x * LOG2_E + ROUND) - ROUND, half = (n * (REAL)0.5 + ROUND) - ROUND;
     const REAL r = (x - n * LN2_HIGH) - n * LN2_LOW;
     const REAL y = 1 + (r + r * r * OF(exp_tail)(r));
-    return y * OF(power_of_two)(half) * OF(power_of_two)(n - half);
+    const REAL power = y * OF(power_of_two)(half) * OF(power_of_two)(n - half);
+    const REAL low = x < EXP_LOW ? 0 : power;
+    return x > EXP_HIGH ? INFINITY : low;
 }
 
-/* e^x - 1 = 2^n (e^r - 1) + (2^n - 1), computed as twice its half because 2^n may be too large. */
-static inline REAL OF(expm1)(REAL x) {
-    const REAL given = x;
-    x = x < EXPM1_LOW ? EXPM1_LOW : x;
-    x = x > EXP_HIGH ? EXP_HIGH : x;
+/* (e^x - 1) / 2 for x from EXPM1_LOW to EXP_HIGH: 2^(n - 1) (e^r - 1) + (2^(n - 1) - 1 / 2). 2^n may be too large. */
+static inline REAL OF(half_expm1)(REAL x) {
     const REAL n = (x * LOG2_E + ROUND) - ROUND;
     const REAL r = (x - n * LN2_HIGH) - n * LN2_LOW;
     const REAL y = r + r * r * OF(exp_tail)(r), scale = OF(power_of_two)(n - 1);
-    return given == 0 ? given : 2 * (scale * y + (scale - (REAL)0.5)); /* -0 stays -0 */
+    return scale * y + (scale - (REAL)0.5);
+}
+
+static inline REAL OF(expm1)(REAL x) {
+    const REAL y = x == 0 ? x : 2 * OF(half_expm1)(x); /* -0 stays -0 */
+    const REAL low = x < EXPM1_LOW ? -1 : y;
+    return x > EXP_HIGH ? INFINITY : low;
 }
 
 /* log of x = 2^n (1 + f), with 1 + f from sqrt(1/2) to sqrt(2), plus `rest`, which is small: with s = f / (2 + f)
@@ -67,10 +71,10 @@ static inline REAL OF(log1p)(REAL x) {
     return x == 0 ? x : OF(log_ends)(u, OF(log_parts)(u, lost / u));
 }
 
-/* tanh |x| = m / (m + 2) with m = e^(2 |x|) - 1. */
+/* tanh |x| = h / (h + 1) with h = (e^(2 |x|) - 1) / 2. */
 static inline REAL OF(tanh)(REAL x) {
-    const REAL y = ABSOLUTE(x), m = OF(expm1)(2 * (y > TANH_HIGH ? TANH_HIGH : y));
-    return COPY_SIGN(m / (m + 2), x);
+    const REAL y = ABSOLUTE(x), h = OF(half_expm1)(2 * (y > TANH_HIGH ? TANH_HIGH : y));
+    return COPY_SIGN(h / (h + 1), x);
 }
 
 #undef OF

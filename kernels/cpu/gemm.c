@@ -51,10 +51,8 @@ typedef T loose_vec __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(T))
 typedef T loose_four __attribute__((vector_size(4 * sizeof(T)), aligned(sizeof(T)), may_alias));
 
 #if defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-#define UNROLL _Pragma("GCC unroll 16")
 typedef __typeof__(__builtin_choose_expr(sizeof(T) == 4, (int32_t)0, (int64_t)0)) index_of_four
     __attribute__((vector_size(4 * sizeof(T))));
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (index_of_four){__VA_ARGS__})

@@ -101,7 +101,10 @@ int FN(take_along_axis_team)(const Team *team, const T *x, const U *indices, T *
 static int scatter_along_columns(const T *x, const U *indices, T *y, int64_t length, int64_t inner, int64_t count,
                                  int64_t first, int64_t last) {
     int wrong = 0;
-    for (int64_t i = 0; i < length; i++) memset(y + i * inner + first, 0, (last - first) * sizeof(T));
+    if (last - first == inner) /* the rows follow one another */
+        memset(y, 0, length * inner * sizeof(T));
+    else
+        for (int64_t i = 0; i < length; i++) memset(y + i * inner + first, 0, (last - first) * sizeof(T));
     for (int64_t i = 0; i < count; i++)
         for (int64_t j = first; j < last; j++) {
             const U index = indices[i * inner + j];

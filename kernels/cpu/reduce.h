@@ -20,6 +20,7 @@ enum {
     BLOCK = 64 * LANES, /* elements of a line that make one partial result */
     BLOCK_ROWS = 64,    /* and elements of a column */
     COLUMNS = 256,
+    ROWS_AHEAD = 4,  /* how many rows before its own an element of a column is asked for */
     FEW = 64,        /* with at most so many outputs, the elements are divided among the threads instead of them, */
     PARTS = 64,      /* into this many parts, */
     MANY = 64 * 1024 /* where there are at least this many elements */
@@ -29,15 +30,21 @@ typedef struct {
     int64_t a, b, c, d, e, f;
 } Lengths;
 
+/* Asks for n elements of a row: the processor itself does not look beyond the end of a page. */
+static inline void fetch(const T *x, int64_t n) {
+    for (int64_t i = 0; i < n; i += CACHE_LINE / sizeof(T)) __builtin_prefetch(x + i);
+}
+
 /* At most BLOCK elements; `lanes` is a constant, a power of two. */
 static inline TOTAL fold_block(const T *x, int64_t n, const int64_t lanes) {
     PART lane[LANES];
-    for (int64_t k = 0; k < lanes; k++) lane[k] = START;
-    int64_t i = 0;
+    const bool filled = n >= lanes; /* by the first elements, which takes less than by START */
+    for (int64_t k = 0; k < lanes; k++) lane[k] = filled ? FOLD(START, x[k]) : START;
+    int64_t i = filled ? lanes : 0;
     for (; i + lanes <= n; i += lanes)
         for (int64_t k = 0; k < lanes; k++) lane[k] = FOLD(lane[k], x[i + k]);
     for (int64_t k = 0; i < n; i++, k++) lane[k] = FOLD(lane[k], x[i]);
-    for (int64_t half = lanes / 2; half > 0; half /= 2)
+    UNROLL for (int64_t half = lanes / 2; half > 0; half /= 2)
         for (int64_t k = 0; k < half; k++) lane[k] = FOLD(lane[k], lane[k + half]);
     return lane[0];
 }
@@ -58,6 +65,8 @@ static void fold_columns(const T *x, Lengths n, int64_t columns, TOTAL *total) {
     for (int64_t b = 0; b < n.b; b++)
         for (int64_t d = 0; d < n.d; d++) {
             const T *row = x + (b * n.c * n.d + d) * n.e;
+            if (d + ROWS_AHEAD < n.d)
+                fetch(row + ROWS_AHEAD * n.e, columns);
 #pragma omp simd
             for (int64_t j = 0; j < columns; j++) part[j] = FOLD(part[j], row[j]);
             if (++rows % BLOCK_ROWS == 0)

@@ -70,7 +70,10 @@ class _Nest:
             base = " + ".join([f"x{i}", *outer])
             if inner:
                 values[v] = f"p{i}[j]" if inner == 1 else f"p{i}[j * {inner}]"
-                at_row.append(f"{pointer(v, const=True)}p{i} = {base};")
+                if v.type.dtype.kind == "b":  # of bool gcc 12 makes no vectors, but of its bytes, which are 0 and 1
+                    at_row.append(f"const uint8_t *p{i} = (const uint8_t *)({base});")
+                else:
+                    at_row.append(f"{pointer(v, const=True)}p{i} = {base};")
             else:
                 values[v] = f"a{i}"
                 (at_row if outer else before).append(f"const {c_type(v.type.dtype)} a{i} = *({base});")
