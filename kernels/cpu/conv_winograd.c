@@ -78,16 +78,7 @@ SPECIALISED void split_columns(const T *x, const Layer *l, int64_t rows, int64_t
         for (int64_t t = 0; t < pitch; t += LANES) {
             Vector of[MOST_SIZE];
             UNROLL for (int i = 0; i < size; i++) of[i] = load(line + size * t + i * LANES);
-            /* Interleaving halves shifts the bits of a number's place by one; log2(LANES) of them bring the places
-               within groups of `size` to the front. */
-            UNROLL for (int length = LANES; length > 1; length /= 2) {
-                Vector mixed[MOST_SIZE];
-                UNROLL for (int i = 0; i < size / 2; i++) {
-                    mixed[2 * i] = INTERLEAVE_FIRST(of[i], of[i + size / 2]);
-                    mixed[2 * i + 1] = INTERLEAVE_SECOND(of[i], of[i + size / 2]);
-                }
-                UNROLL for (int i = 0; i < size; i++) of[i] = mixed[i];
-            }
+            shuffle(of, size);
             UNROLL for (int b = 0; b < size; b++) store(to + b * pitch + t, of[b]);
         }
     }

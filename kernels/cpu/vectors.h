@@ -47,16 +47,19 @@ typedef Bits Lanes __attribute__((vector_size(VECTOR_BYTES)));
 #define INTERLEAVE_SECOND(a, b) SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
 #endif
 
-/* Transposes LANES vectors: interleaving the halves of the rows is half a step of a perfect shuffle, and log2(LANES)
-   of them exchange the bits of the row with those of the column. */
-SPECIALISED void transpose_vectors(Vector *rows) {
+enum { MOST_ROWS = LANES > 4 ? LANES : 4 };
+
+/* Interleaves the halves of `count` vectors, a constant up to MOST_ROWS, log2(LANES) times. Each time, a perfect shuffle,
+   shifts the bits of a number's place by one: of LANES vectors all together are a transpose; of fewer they bring the
+   places within groups of `count` to the front. */
+SPECIALISED void shuffle(Vector *rows, const int count) {
     UNROLL for (int length = LANES; length > 1; length /= 2) {
-        Vector mixed[LANES];
-        UNROLL for (int i = 0; i < LANES / 2; i++) {
-            mixed[2 * i] = INTERLEAVE_FIRST(rows[i], rows[i + LANES / 2]);
-            mixed[2 * i + 1] = INTERLEAVE_SECOND(rows[i], rows[i + LANES / 2]);
+        Vector mixed[MOST_ROWS];
+        UNROLL for (int i = 0; i < count / 2; i++) {
+            mixed[2 * i] = INTERLEAVE_FIRST(rows[i], rows[i + count / 2]);
+            mixed[2 * i + 1] = INTERLEAVE_SECOND(rows[i], rows[i + count / 2]);
         }
-        UNROLL for (int i = 0; i < LANES; i++) rows[i] = mixed[i];
+        UNROLL for (int i = 0; i < count; i++) rows[i] = mixed[i];
     }
 }
 
@@ -76,7 +79,7 @@ static inline void transpose(const T *x, int64_t rows, int64_t columns, int64_t 
             Vector square[LANES];
             UNROLL for (int r = 0; r < LANES; r++)
                 square[r] = i + r < rows ? load(x + (i + r) * x_pitch + j) : (Vector){0};
-            transpose_vectors(square);
+            shuffle(square, LANES);
             UNROLL for (int r = 0; r < LANES; r++) store(y + (j + r) * y_pitch + i, square[r]);
         }
     }

@@ -70,10 +70,9 @@ class _Nest:
             base = " + ".join([f"x{i}", *outer])
             if inner:
                 values[v] = f"p{i}[j]" if inner == 1 else f"p{i}[j * {inner}]"
-                if v.type.dtype.kind == "b":  # of bool gcc 12 makes no vectors, but of its bytes, which are 0 and 1
-                    at_row.append(f"const uint8_t *p{i} = (const uint8_t *)({base});")
-                else:
-                    at_row.append(f"{pointer(v, const=True)}p{i} = {base};")
+                # of bool gcc 12 makes no vectors, but of its bytes, which are 0 and 1
+                kind = "const uint8_t *" if v.type.dtype.kind == "b" else pointer(v, const=True)
+                at_row.append(f"{kind}p{i} = ({kind})({base});")
             else:
                 values[v] = f"a{i}"
                 (at_row if outer else before).append(f"const {c_type(v.type.dtype)} a{i} = *({base});")
