@@ -60,12 +60,12 @@ def of(x: tuple[int, ...], w: tuple[int, ...], window: Window, dtype: str = "flo
 
 
 def by_planes(kernels: Sequence[CudaKernel]) -> list[bool]:
-    return ["planes" in kernel.file for kernel in kernels]
+    return ["planes" in kernel.file or in_halves_first(kernel) for kernel in kernels]
 
 
-def measured_first(kernels: Sequence[CudaKernel]) -> bool:
-    """Whether the last one is in halves."""
-    return kernels[-1].names == ["measure_halves", "conv_halves", "conv_planes"]
+def in_halves_first(kernel: CudaKernel) -> bool:
+    """Whether it multiplies halves, and pieces where these do not hold the operands."""
+    return kernel.names == ["measure_halves", "conv_halves", "conv_planes"]
 
 
 def window(stride: int = 1, padding: int = 0, groups: int = 1) -> Window:
@@ -105,20 +105,22 @@ def test_the_launches_fit_and_cover_all_positions(positions: Positions, channels
 
 
 @pytest.mark.parametrize(
-    ("image", "weight", "padding"),
+    ("image", "weight", "padding", "halves"),
     [
-        ((1024, 32, 26, 26), (64, 32, 3, 3), 0),
-        ((128, 32, 26, 26), (64, 32, 3, 3), 0),
-        ((256, 64, 56, 56), (64, 64, 3, 3), 1),
-        ((64, 256, 28, 28), (256, 256, 3, 3), 1),
+        ((1024, 32, 26, 26), (64, 32, 3, 3), 0, [True, False]),
+        ((128, 32, 26, 26), (64, 32, 3, 3), 0, [False, False]),
+        ((256, 64, 56, 56), (64, 64, 3, 3), 1, [True, True]),
+        ((64, 256, 28, 28), (256, 256, 3, 3), 1, [True, True]),
     ],
 )
 def test_convolutions_of_many_channels_are_computed_by_positions(
-    image: tuple[int, ...], weight: tuple[int, ...], padding: int
+    image: tuple[int, ...], weight: tuple[int, ...], padding: int, halves: list[bool]
 ) -> None:
+    """Forward and by the images in what was measured to be faster; by the weights always in pieces."""
     found = of(image, weight, window(padding=padding))
     assert all(by_planes(kernels)[0] for kernels in found)
-    assert [measured_first(kernels) for kernels in found] == [True, True, False]
+    assert [in_halves_first(kernels[0]) for kernels in found] == [*halves, False]
+    assert [any(map(in_halves_first, kernels)) for kernels in found] == [True, True, False]
 
 
 def test_few_channels_strides_groups_and_float64_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,15 +142,11 @@ def _kernel(file: str, name: str, conv: Convolution, product: Product, tile: Til
 def _candidates(
     gathered: Sequence[CudaKernel], product: Product, others: Sequence[Engine], conv: Convolution
 ) -> Sequence[CudaKernel]:
-    """Kernels that gather matrices, and others at their places by the estimate of the time.
-
-    Halves stand last, for the tuner to find out: there is no estimate of their time.
-    """
+    """Kernels that gather matrices, and others at their places by the estimate of the time."""
     cycles = product.cycles(conv.window.groups)
     possible = sorted((e for e in others if e.cycles <= HOPELESS * cycles), key=lambda e: e.cycles)
     faster = [e.kernel() for e in possible if e.cycles < cycles]
-    halves = [replace(e, halves=True).kernel() for e in possible if isinstance(e, PlaneConvolution)]
-    return [*faster, *gathered, *(e.kernel() for e in possible[len(faster) :]), *halves]
+    return [*faster, *gathered, *(e.kernel() for e in possible[len(faster) :])]
 
 
 def forward(x: Any, w: Any, window: Any, precision: str = "full") -> Sequence[CudaKernel]:
@@ -162,7 +158,7 @@ def forward(x: Any, w: Any, window: Any, precision: str = "full") -> Sequence[Cu
     gathered = [_kernel("conv.cu", "conv2d", conv, product, *tile) for tile in product.tiles(conv, precision)]
     others: list[Engine] = []
     if (positions := conv.positions(precision)) and (planes := PlaneConvolution(positions, False)).suits():
-        others.append(planes)
+        others += [planes, replace(planes, halves=True)]
     if conv.exact(precision) and (few := FewConvolution(conv.few(), False)).suits():
         others.append(few)
     return _candidates(gathered, product, others, conv)
@@ -180,7 +176,7 @@ def input_grad(g: Any, w: Any, window: Any, size: tuple[int, int], precision: st
     gathered = [_kernel("conv_input_grad.cu", "conv2d_input_grad", conv, product, *tile) for tile in tiles]
     others: list[Engine] = []
     if (positions := conv.positions(precision)) and (planes := PlaneConvolution(positions.turned(), True)).suits():
-        others.append(planes)
+        others += [planes, replace(planes, halves=True)]
     if conv.exact(precision) and conv.dense() and (few := FewConvolution(conv.few().turned(), True)).suits():
         others.append(few)
     return _candidates(gathered, product, others, conv)

@@ -39,8 +39,10 @@ MOST_ELEMENTS = 1 << 31
 """Of an array, so that 32 bits count them."""
 CYCLE = 1900
 """Multiply-adds of bfloat16 that a multiprocessor does in a cycle, measured."""
-GATHERED = 1.2
-"""Elements of images that it brings into a stage in a cycle, measured."""
+GATHERED = 1.2, 0.9
+"""Elements of images that it brings into a stage in a cycle, of pieces and of halves, measured."""
+MEASURED, REST = 2100, 4000
+"""Bytes of images that are measured in a cycle; cycles of the launch for what is left to pieces, of nothing."""
 START, TILE_END = 6000, 3500
 """Cycles of the launches, and until a block has its first stages; of a tile's end."""
 
@@ -191,12 +193,14 @@ class PlaneConvolution:
 
     @property
     def cycles(self) -> float:
-        """An estimate of the time in pieces."""
-        rounds, channels = -(-self.tiles(PIECES) // CHIP.multiprocessors), self.channels
-        pairs = 4 if self._stacked else 6
-        products = math.prod(self.positions.kernel) * channels * TILE * FILTERS * pairs / CYCLE
-        stage = max(products, (TILE + self.positions.reach) * channels / GATHERED)
-        return START + rounds * (TILE_END + -(-self.positions.images[1] // channels) * stage)
+        """An estimate of the time."""
+        parts, channels = HALVES if self.halves else PIECES, self.channels
+        rounds, tile = -(-self.tiles(parts) // CHIP.multiprocessors), self._tile(parts)
+        pairs = (2 if self._stacked else 3) if self.halves else (4 if self._stacked else 6)
+        products = math.prod(self.positions.kernel) * channels * tile * FILTERS * pairs / CYCLE
+        stage = max(products, (tile + self.positions.reach) * channels / GATHERED[self.halves])
+        measured = REST + math.prod(self.positions.images) * 4 / MEASURED if self.halves else 0
+        return START + measured + rounds * (TILE_END + -(-self.positions.images[1] // channels) * stage)
 
     def suits(self) -> bool:
         """Whether the kernels are right for it, on the GPU at hand."""
