@@ -21,11 +21,13 @@ from adtrain.core.chip import CHIP, Chip
 from adtrain.core.kernel import CudaKernel
 from adtrain.ops.choice_cuda import Gathers, ranked
 from adtrain.ops.matmul_cuda import engines
-from adtrain.ops.slabs_cuda import CAPABILITY, LINES, PLAIN, SLABS, SlabProduct, Slabs
+from adtrain.ops.slabs_cuda import CAPABILITY, LINES, SLABS, SlabProduct, Slabs
+from adtrain.ops.tiles_cuda import Unit
 
 H200 = Chip(132, CAPABILITY)
 PRECISIONS = tuple(SLABS)
-M, N, K = 128, 64, SLABS["full"].least
+EACH = tuple(slabs for several in SLABS.values() for slabs in several)
+M, N, K = 128, 64, SLABS["full"][0].least
 
 lengths = st.tuples(st.integers(1, 4), *[st.integers(1, 20000)] * 3)
 
@@ -58,19 +60,21 @@ def test_only_hopper_has_them_only_of_float32_and_not_of_images() -> None:
 
 
 def test_short_sums_stay_with_multiply_adds_that_are_as_exact() -> None:
-    assert not any(rule(8192, 8192, SLABS["full"].least - 1))
+    assert not any(rule(8192, 8192, SLABS["full"][0].least - 1))
 
 
-@pytest.mark.parametrize("slabs", SLABS.values())
+@pytest.mark.parametrize("slabs", EACH)
 def test_the_stages_fit_beside_what_a_block_has_of_its_own(slabs: Slabs) -> None:
     assert slabs.shared <= (227 << 10) - 1024
 
 
 def test_what_is_left_is_computed_by_the_plain_tile_whose_threads_are_launched() -> None:
     text = (asset_path("kernels") / "cuda" / "gemm_rest.cu").read_text()
-    assert PLAIN.m == PLAIN.n == LINES
-    unit = f"Fma<{PLAIN.warp_m}, {PLAIN.warp_n}>"
-    assert f"Tile<LINES, LINES, {PLAIN.k}, {PLAIN.slices}, {PLAIN.stages}, {unit}> Plain;" in text
+    for slabs in SLABS["full"]:
+        plain = slabs.rest
+        assert (plain.m, plain.n, plain.warp_n) == (LINES, slabs.n, slabs.n // 2)
+        unit = f"Fma<{plain.warp_m}, TILE_N / 2>"
+        assert f"Tile<LINES, TILE_N, {plain.k}, {plain.slices}, {plain.stages}, {unit}> Plain;" in text
 
 
 @pytest.mark.parametrize("case", [*adversarial(M, N, K), *hard(M, N, K)])
@@ -105,18 +109,18 @@ def test_the_limits_are_those_of_the_kernels() -> None:
     assert f"pairs[BESIDE] = {BESIDE};".replace("(", "{").replace(")", "}") in text
 
 
-@given(lengths, st.sampled_from(PRECISIONS))
-def test_the_launches_cover_operands_and_result(lengths: tuple[int, int, int, int], precision: str) -> None:
+@given(lengths, st.sampled_from(EACH))
+def test_the_launches_cover_operands_and_result(lengths: tuple[int, int, int, int], slabs: Slabs) -> None:
     batch, m, n, k = lengths
-    product = SlabProduct(lengths, SLABS[precision], (False, True))
+    product = SlabProduct(lengths, slabs, (False, True))
     first, *others = launches(product)
-    assert [kernel.file for kernel in (first, *others)].count("slabs.cu") == (3 if precision == "full" else 1)
+    assert [kernel.file for kernel in (first, *others)].count("slabs.cu") == (3 if slabs.unit is Unit.HALVES else 1)
     assert product.blocks * 128 >= batch * (m + n)
     assert product.tiles * product.slabs.m * product.slabs.n >= batch * m * n
     assert 1 <= product.chunks <= product.depth
     halves, chunks = first.blocks()  # type: ignore[misc]
     assert (halves, chunks) == (2 * product.blocks, product.chunks)
-    assert first.scratch() >= batch * (m + n) * k * product.slabs.pieces * (4 if precision == "tf32" else 2)
+    assert first.scratch() >= batch * (m + n) * k * product.slabs.pieces * (4 if slabs.unit is Unit.TF32 else 2)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -133,7 +137,7 @@ def test_gpus_without_the_kernels_compute_such_products_otherwise(
 
 def sources() -> list[Source]:
     found: dict[Source, None] = {}
-    for slabs in SLABS.values():
+    for slabs in EACH:
         for size, transposed in ((1024, (False, False)), (1023, (True, True)), (1022, (False, True))):
             for kernel in launches(SlabProduct((2, size, size, size), slabs, transposed)):
                 macros = tuple(sorted(kernel.definitions().items()))

@@ -14,12 +14,13 @@ from adtrain.core.chip import CHIP
 from adtrain.core.program import Equation, Variable
 from adtrain.ops.matmul import matmul_p
 from adtrain.ops.rounding import rounded
-from adtrain.ops.slabs_cuda import SLABS, SlabProduct
+from adtrain.ops.slabs_cuda import SLABS, SlabProduct, Slabs
 
 __all__ = ["host"]
 
 TOLERANCE = 5e-7
 """Of the norm of the difference over the norm, operands rounded beforehand."""
+EACH = tuple((precision, slabs) for precision, several in SLABS.items() for slabs in several)
 FLAGS = tuple(product((False, True), repeat=2))
 Lengths: TypeAlias = "tuple[int, int, int, int]"
 """Batch, M, N and K."""
@@ -39,14 +40,14 @@ def drawn(lengths: Lengths, ta: bool, tb: bool) -> tuple[np.ndarray, np.ndarray]
     return a, b
 
 
-def check(host: Host, precision: str, ta: bool, tb: bool, *arrays: np.ndarray) -> None:
+def check(host: Host, precision: str, slabs: Slabs, ta: bool, tb: bool, *arrays: np.ndarray) -> None:
     a, b = (x.swapaxes(1, 2) if turned else x for x, turned in zip(arrays, (ta, tb), strict=True))
     inputs = tuple(Variable(ArrayType(x.shape, x.dtype), "gpu") for x in arrays)
     batch, m, k = a.shape
     n = b.shape[2]
     out = Variable(ArrayType((batch, m, n), a.dtype), "gpu")
     params = {"transpose_a": ta, "transpose_b": tb, "precision": precision}
-    kernel = SlabProduct((batch, m, n, k), SLABS[precision], (ta, tb)).kernel()
+    kernel = SlabProduct((batch, m, n, k), slabs, (ta, tb)).kernel()
     found = host.computed(Equation(matmul_p, inputs, params, (out,)), kernel, arrays)[0]
     with np.errstate(invalid="ignore"):
         expected = rounded(a, precision).astype(float) @ rounded(b, precision).astype(float)
@@ -57,22 +58,24 @@ def check(host: Host, precision: str, ta: bool, tb: bool, *arrays: np.ndarray) -
 
 
 @pytest.mark.parametrize(("ta", "tb"), FLAGS)
-@pytest.mark.parametrize("precision", SLABS)
-def test_products_are_right(host: Host, precision: str, ta: bool, tb: bool) -> None:
-    check(host, precision, ta, tb, *drawn((2, 140, 132, 100), ta, tb))
+@pytest.mark.parametrize(("precision", "slabs"), EACH)
+def test_products_are_right(host: Host, precision: str, slabs: Slabs, ta: bool, tb: bool) -> None:
+    check(host, precision, slabs, ta, tb, *drawn((2, 140, 132, 100), ta, tb))
 
 
-def test_sparse_products_are_right(host: Host) -> None:
+@pytest.mark.parametrize("slabs", SLABS["full"])
+def test_sparse_products_are_right(host: Host, slabs: Slabs) -> None:
     """In pieces: few products make an element."""
     a, b = drawn((1, 130, 140, 200), True, False)
-    check(host, "full", True, False, a * (np.arange(a.size).reshape(a.shape) % 7 == 0).astype(np.float32), b)
+    check(host, "full", slabs, True, False, a * (np.arange(a.size).reshape(a.shape) % 7 == 0).astype(np.float32), b)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_infinity_and_nan_go_where_they_go_in_plain_sums(host: Host, sparse: bool) -> None:
+@pytest.mark.parametrize("slabs", SLABS["full"])
+def test_infinity_and_nan_go_where_they_go_in_plain_sums(host: Host, slabs: Slabs, sparse: bool) -> None:
     a, b = drawn((1, 130, 140, 68), False, True)
     if sparse:
         a[:, :, 5:] = 0
     a[0, 1, 4], a[0, 129, 3], a[0, 64, 2], b[0, 139, 3] = np.nan, -np.inf, np.inf, np.inf
     a[0, 4] = 0
-    check(host, "full", False, True, a, b)
+    check(host, "full", slabs, False, True, a, b)

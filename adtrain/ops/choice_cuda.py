@@ -131,6 +131,6 @@ def ranked(
         if unit not in (Unit.FUSED, Unit.DOUBLE) and gathers is Gathers.NOTHING:
             best += [(Direct(*tunables, unit=unit).suited(k), 1) for tunables in DIRECT]
     on_hopper = (itemsize, chip.capability) == (4, CAPABILITY)
-    if on_hopper and gathers is Gathers.NOTHING and SLABS[precision].suits(m, n, k):
-        best.append((SLABS[precision], 1))
+    if on_hopper and gathers is Gathers.NOTHING:
+        best += [(slabs, 1) for slabs in SLABS[precision] if slabs.suits(m, n, k)]
     return sorted(best, key=lambda choice: estimate(*choice))

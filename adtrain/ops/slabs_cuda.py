@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from adtrain.core.chip import CHIP
 from adtrain.core.kernel import CudaKernel
-from adtrain.ops.tiles_cuda import TILES, Unit
+from adtrain.ops.tiles_cuda import TILES, Tile, Unit
 
 CAPABILITY = (9, 0)
 """The compute capability whose instructions the kernels consist of."""
@@ -16,8 +16,6 @@ LINES, BYTES = 128, 128 * 128
 """Of a slab."""
 LAYOUT_THREADS, THREADS = 256, 384
 """Of a block of `slabs.cu`, and of `gemm_slabs.cu`."""
-PLAIN = TILES[4][0]
-"""The tile of multiply-adds that `gemm_rest.cu` is written for."""
 KNOWN_BYTES, REST_BYTES, VOTES_BYTES = 32, 256, 128
 """Of what is known of a line, or measured in a chunk of it (Line, Measured); of a tile's list (Rest); and Votes."""
 
@@ -31,7 +29,7 @@ class Slabs:
         pieces: numbers that one of an operand becomes, at most (MOST).
         staged: of these, as many as TILE_STAGES stages have room for.
         depth: k of a slab (DEPTH).
-        across: slabs of op(B) that a tile takes side by side (ACROSS).
+        n: columns of a tile (TILE_N).
         stages: stages in shared memory.
         least: the smallest K. Of HALVES: from there on they are as exact as a chain of multiply-adds
             (`tests/test_gpu_slabs.py`); of others: below it they cannot pay.
@@ -44,7 +42,7 @@ class Slabs:
     pieces: int
     staged: int
     depth: int
-    across: int
+    n: int
     stages: int
     least: int
     moved: int
@@ -54,25 +52,41 @@ class Slabs:
     m = LINES
 
     @property
-    def n(self) -> int:
-        """Columns of a tile."""
-        return self.across * LINES
+    def across(self) -> int:
+        """Slabs of op(B) that a tile takes side by side (ACROSS)."""
+        return max(self.n // LINES, 1)
 
     @property
     def shared(self) -> int:
         """Bytes of shared memory, with what it takes to align them."""
-        return self.stages * (1 + self.across) * self.staged * BYTES + 1024
+        return self.stages * (self.m + self.n) * self.staged * (BYTES // LINES) + 1024
+
+    @property
+    def rest(self) -> Tile:
+        """The tile of multiply-adds that `gemm_rest.cu` has for what is left."""
+        return replace(TILES[4][0], n=self.n, warp_n=self.n // 2)
 
     def suits(self, m: int, n: int, k: int) -> bool:
         return min(m, n) >= LINES and k >= self.least
 
 
-SLABS: Mapping[str, Slabs] = {
-    "full": Slabs(Unit.HALVES, 3, 2, 64, 1, 3, 768, 12, 5, 4.0),
-    "tf32": Slabs(Unit.TF32, 1, 1, 32, 2, 4, 256, 8, 2, 7.0),
-    "bfloat16": Slabs(Unit.BFLOAT16, 1, 1, 64, 2, 4, 256, 6, 2, 11.5),
+SLABS: Mapping[str, Sequence[Slabs]] = {
+    "full": (
+        Slabs(Unit.HALVES, 3, 2, 64, 128, 3, 768, 12, 5, 4.0),
+        Slabs(Unit.HALVES, 3, 2, 64, 64, 4, 768, 12, 5, 3.0),
+    ),
+    "tf32": (
+        Slabs(Unit.TF32, 1, 1, 32, 256, 4, 256, 8, 2, 7.0),
+        Slabs(Unit.TF32, 1, 1, 32, 128, 6, 256, 8, 2, 5.5),
+        Slabs(Unit.TF32, 1, 1, 32, 64, 8, 256, 8, 2, 4.0),
+    ),
+    "bfloat16": (
+        Slabs(Unit.BFLOAT16, 1, 1, 64, 256, 4, 256, 6, 2, 11.5),
+        Slabs(Unit.BFLOAT16, 1, 1, 64, 128, 6, 256, 6, 2, 9.0),
+        Slabs(Unit.BFLOAT16, 1, 1, 64, 64, 8, 256, 6, 2, 6.5),
+    ),
 }
-"""By precision."""
+"""By precision; tiles of fewer columns spread products that have few tiles over all multiprocessors."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +111,8 @@ class SlabProduct:
     def blocks(self) -> int:
         """Blocks of LINES lines in all operands."""
         batch, m, n, _ = self.lengths
-        return batch * (-(-m // LINES) + -(-n // self.slabs.n) * self.slabs.across)
+        across = self.slabs.across
+        return batch * (-(-m // LINES) + -(-n // (across * LINES)) * across)
 
     @property
     def depth(self) -> int:
@@ -138,8 +153,8 @@ class SlabProduct:
         blocks = min(self.tiles, CHIP.multiprocessors)
         multiply = self._step("gemm_slabs.cu", "gemm_slabs", blocks, THREADS, {**stages, **wide_c}, self.slabs.shared)
         if self.slabs.unit is Unit.HALVES:
-            macros = {**turned, **wide, **wide_c}
-            rest = self._step("gemm_rest.cu", "gemm_rest", self.tiles, PLAIN.threads, macros, PLAIN.shared(4))
+            macros, plain = {**turned, **wide, **wide_c}, self.slabs.rest
+            rest = self._step("gemm_rest.cu", "gemm_rest", self.tiles, plain.threads, macros, plain.shared(4))
             fill = replace(fill, then=replace(multiply, then=rest))
             know = self._step("slabs.cu", "know_lines", self.asked, LAYOUT_THREADS, {**turned, **wide}, then=fill)
             first = self._step("slabs.cu", "measure_lines", layout, LAYOUT_THREADS, {**turned, **wide}, then=know)
@@ -164,6 +179,6 @@ class SlabProduct:
             blocks=lambda *_, **__: blocks,
             threads=lambda *_, **__: threads,
             shared=lambda *_, **__: shared,
-            definitions=lambda *_, **__: {"UNIT": int(self.slabs.unit), **macros},
+            definitions=lambda *_, **__: {"UNIT": int(self.slabs.unit), "TILE_N": self.slabs.n, **macros},
             then=then,
         )

@@ -2,6 +2,7 @@
 // list, each by a warp. A block a tile; most have nothing to do.
 #ifndef UNIT
 #define UNIT 5
+#define TILE_N 128
 #define TRANSPOSE_A 0
 #define TRANSPOSE_B 0
 #define WIDE_A 1
@@ -11,7 +12,7 @@
 #include "gemm.cuh"
 #include "slabs.cuh"
 
-typedef Tile<LINES, LINES, 8, 1, 4, Fma<64, 64>> Plain;
+typedef Tile<LINES, TILE_N, 8, 1, 4, Fma<64, TILE_N / 2>> Plain;
 
 KERNEL __launch_bounds__(Plain::THREADS, 2) gemm_rest(const T *a, const T *b, const Epilogue epilogue, int64_t batch,
     int64_t m, int64_t n, int64_t k, char *scratch) {
@@ -24,12 +25,12 @@ KERNEL __launch_bounds__(Plain::THREADS, 2) gemm_rest(const T *a, const T *b, co
             a, b, epilogue, m, n, k, 1, blockIdx.x, 0);
         return;
     }
-    const TileAt at(blockIdx.x, slabs.rows, slabs.columns);
+    const TileAt at(blockIdx.x, slabs.rows, slabs.across);
     const Factors<TRANSPOSE_A, TRANSPOSE_B> factors = {
         a + at.item * m * k, b + at.item * k * n, (int)m, (int)n, (int)k};
     const int lane = threadIdx.x % WARP;
     for (int i = threadIdx.x / WARP; i < count; i += Plain::THREADS / WARP) {
-        const int row = at.down * LINES + rest.places[i] / LINES, column = at.across * LINES + rest.places[i] % LINES;
+        const int row = at.down * LINES + rest.places[i] / LINES, column = at.across * TILE_N + rest.places[i] % LINES;
         T sum[1] = {0};
         #pragma unroll 16 // reads that are under way at once
         for (int h = lane; h < k; h += WARP) sum[0] = fma(factors.left(row, h), factors.right(h, column), sum[0]);

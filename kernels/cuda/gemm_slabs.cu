@@ -4,6 +4,7 @@
 // warpgroups multiply, each half of the rows.
 #ifndef UNIT
 #define UNIT 5
+#define TILE_N 128
 #define TILE_STAGES 3
 #define WIDE_C 1 // elements that may be written at once
 #endif
@@ -12,12 +13,15 @@
 // Of one thread: starts the copies for all tiles of this block.
 template <int COUNT, int STAGES> __device__ __forceinline__ void bring(
     const Slabs &slabs, Stages &stages, char *shared) {
-    constexpr int OF_A = Stage<COUNT>::OF_A, SIZE = Stage<COUNT>::SIZE;
+    constexpr int OF_A = Stage<COUNT>::OF_A, OF_B = Stage<COUNT>::OF_B, SIZE = Stage<COUNT>::SIZE;
+    constexpr int COPIES = TAKEN < LINES ? COUNT : 1; // of a slab of op(B): of halves of slabs, one for each number
     Turn<STAGES> turn;
     for (int tile = blockIdx.x; tile < slabs.tiles; tile += gridDim.x) {
-        const TileAt at(tile, slabs.rows, slabs.columns / ACROSS);
+        const TileAt at(tile, slabs.rows, slabs.across);
+        const int column = at.across * TILE_N;
         const char *a = slabs.slab(at.item * slabs.rows + at.down, 0, COUNT);
-        const char *b = slabs.slab(slabs.left + at.item * slabs.columns + at.across * ACROSS, 0, COUNT);
+        const char *b = slabs.slab(slabs.left + at.item * slabs.columns + column / LINES, 0, COUNT);
+        b += column % LINES * (SLAB / LINES);
         for (int i = 0; i < slabs.depth; i++, turn.next()) {
             stages.empty[turn.stage].wait(turn.parity ^ 1);
             char *to = shared + turn.stage * SIZE;
@@ -25,8 +29,12 @@ template <int COUNT, int STAGES> __device__ __forceinline__ void bring(
             full.expect(SIZE);
             copy_bulk<OF_A>(to, a + i * OF_A, full);
             #pragma unroll
-            for (int j = 0; j < ACROSS; j++)
-                copy_bulk<OF_A>(to + (1 + j) * OF_A, b + (j * (int64_t)slabs.depth + i) * OF_A, full);
+            for (int j = 0; j < ACROSS; j++) {
+                const char *from = b + (j * (int64_t)slabs.depth + i) * OF_A;
+                #pragma unroll
+                for (int p = 0; p < COPIES; p++)
+                    copy_bulk<OF_B / COPIES>(to + OF_A + j * OF_B + p * (OF_B / COPIES), from + p * SLAB, full);
+            }
         }
     }
 }
@@ -61,7 +69,7 @@ template <class Form> __device__ __forceinline__ void compute_scaled(
         #pragma unroll
         for (int i = 0; i < SUMS; i++) {
             if (again >> i & 1)
-                rest.places[mine++] = place.row(i) % LINES * LINES + place.column(i) % LINES;
+                rest.places[mine++] = place.row(i) % LINES * LINES + place.column(i) % TILE_N;
             else
                 place.give<1>(out, sums.main, i);
         }

@@ -1,6 +1,7 @@
 // Lays the operands of gemm_slabs.cu out in slabs, see slabs.cuh: a block takes 64 lines of a chunk of k.
 #ifndef UNIT
 #define UNIT 5
+#define TILE_N 128
 #define TRANSPOSE_A 0
 #define TRANSPOSE_B 0
 #define WIDE_A 1 // elements that may be read at once

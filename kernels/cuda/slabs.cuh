@@ -18,7 +18,8 @@ constexpr int HALF = LINES / 2;                // lines that a block of slabs.cu
 constexpr int CHUNKS = 16, CHUNK = 2;          // slabs.cu cuts k into CHUNKS parts, or into parts of CHUNK slabs
 constexpr int MOST = UNIT == HALVES ? 3 : 1;   // numbers that one of an operand becomes, at most
 constexpr int DEPTH = UNIT == TF32 ? 32 : 64;  // k of a slab
-constexpr int ACROSS = UNIT == HALVES ? 1 : 2; // slabs of op(B) that a tile takes side by side
+constexpr int ACROSS = TILE_N > LINES ? TILE_N / LINES : 1; // slabs of op(B) that a tile of TILE_N columns takes side
+constexpr int TAKEN = TILE_N / ACROSS;                      // by side, and the lines of each
 constexpr float LOW = 0x1p-11f;                // the unit of low
 
 // Of a line. A sum of its products with any other line, both scaled, is not to be trusted where it is below the sum of
@@ -50,7 +51,7 @@ struct alignas(128) Votes { // slabs are best copied from whole lines of the cac
     int count;
 };
 
-constexpr int FEW_TILES = 512; // so few that one of them by multiply-adds takes longer than all of them in pieces
+constexpr int FEW_TILES = 512; // of LINES by LINES, so few that one of them by multiply-adds takes longer than all of them in pieces
 
 // Where all that lies, for `batch` products of m x k and k x n. Slabs are counted by line, then by k.
 struct Slabs {
@@ -58,6 +59,7 @@ struct Slabs {
     int rows, columns;   // blocks of LINES lines of a matrix
     int64_t left, blocks; // such blocks of all matrices A, of A and B
     int depth, chunks;    // slabs along k, and the parts of them
+    int across;           // tiles in a row of them
     int64_t tiles;        // of the results
     int asked;            // of these by know_lines, of each matrix: all rows and columns of tiles are among them
     Votes *votes;
@@ -73,7 +75,8 @@ struct Slabs {
         blocks = left + batch * columns;
         depth = (k + DEPTH - 1) / DEPTH;
         chunks = min((depth + CHUNK - 1) / CHUNK, CHUNKS);
-        tiles = left * (columns / ACROSS);
+        across = (n + TILE_N - 1) / TILE_N;
+        tiles = left * across;
         asked = max(rows, columns);
         votes = (Votes *)scratch;
         rests = (Rest *)(votes + 1);
@@ -84,7 +87,7 @@ struct Slabs {
 
     // HALVES: whether what know_lines has found speaks for pieces.
     __device__ __forceinline__ bool in_pieces() const {
-        return votes->count > 0 && (tiles <= FEW_TILES || 4 * votes->count > batch * asked);
+        return votes->count > 0 && (left * columns <= FEW_TILES || 4 * votes->count > batch * asked);
     }
 
     // The `count` slabs that a block of lines becomes, one after another.

@@ -48,7 +48,8 @@ template <class Form> struct Sums {
         float high[SUMS];
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = 0;
-        small[0] = small[1] = WATCHES ? ~0u : 0;
+        #pragma unroll
+        for (uint32_t &word : small) word = WATCHES ? ~0u : 0;
         int last = 0;
         for (int i = 0; i < depth; i++) {
             stages.full[turn.stage].wait(turn.parity);
@@ -106,11 +107,16 @@ template <class Form> struct Sums {
             }
             if (!exact) again[i / 32] |= bit;
         }
-        if (again[0] | again[1]) { // seldom; beyond the ends of the matrix, too, there may be some
+        if (bits()) { // seldom; beyond the ends of the matrix, too, there may be some
             #pragma unroll
             for (int i = 0; i < SUMS; i++)
                 if (!place.inside(i)) again[i / 32] &= ~(1u << i % 32);
         }
-        return (uint64_t)again[1] << 32 | again[0];
+        return bits();
+    }
+
+  private:
+    __device__ __forceinline__ uint64_t bits() const {
+        return SUMS > 32 ? (uint64_t)small[SUMS / 32 - 1] << 32 | small[0] : small[0];
     }
 };

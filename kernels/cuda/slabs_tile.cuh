@@ -4,7 +4,7 @@
 #include "gemm.cuh"
 #include "slabs.cuh"
 
-constexpr int SUMS = ACROSS * 64; // that a thread has of a tile
+constexpr int SUMS = TILE_N / 2; // that a thread has of a tile
 constexpr int CONSUMERS = 2 * WARPGROUP, THREADS = WARPGROUP + CONSUMERS;
 
 // The half of the rows that a thread's warpgroup has.
@@ -35,9 +35,9 @@ template <int STAGES> struct Turn {
     }
 };
 
-// Where a stage lies: the COUNT numbers of a slab of op(A), then those of ACROSS slabs of op(B).
+// Where a stage lies: the COUNT numbers of a slab of op(A), then those of TAKEN lines of ACROSS slabs of op(B).
 template <int COUNT> struct Stage {
-    static constexpr int OF_A = COUNT * SLAB, SIZE = (1 + ACROSS) * OF_A;
+    static constexpr int OF_A = COUNT * SLAB, OF_B = OF_A / LINES * TAKEN, SIZE = OF_A + ACROSS * OF_B;
     const char *at;
 
     __device__ __forceinline__ Stage(const char *shared, int stage) : at(shared + stage * SIZE) {}
@@ -46,7 +46,7 @@ template <int COUNT> struct Stage {
     __device__ __forceinline__ uint64_t a(int p = 0) const {
         return described(at + p * SLAB + half_of_rows() * (SLAB / 2));
     }
-    __device__ __forceinline__ uint64_t b(int p = 0) const { return described(at + OF_A + p * SLAB); }
+    __device__ __forceinline__ uint64_t b(int p = 0) const { return described(at + OF_A + p * (OF_B / COUNT)); }
 };
 
 // The elements of a tile that a thread of a warpgroup holds.
@@ -55,9 +55,9 @@ struct Place {
     int m, n, row0, column0;
 
     __device__ Place(int tile, const Slabs &slabs)
-        : at(tile, slabs.rows, slabs.columns / ACROSS), m(slabs.m), n(slabs.n) {
+        : at(tile, slabs.rows, slabs.across), m(slabs.m), n(slabs.n) {
         row0 = at.down * LINES + half_of_rows() * 64;
-        column0 = at.across * (ACROSS * LINES);
+        column0 = at.across * TILE_N;
     }
     __device__ __forceinline__ int row(int i) const { return row0 + sum_row(i); }
     __device__ __forceinline__ int column(int i) const { return column0 + sum_column(i); }

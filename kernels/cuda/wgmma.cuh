@@ -118,9 +118,11 @@ __device__ __forceinline__ uint64_t described(const void *from, int next, int th
            (uint64_t)(then >> 4) << 32 | (uint64_t)exchange << 62;
 }
 
-#define SUMS_48 \
+#define SUMS_32 \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25," \
-    "%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+    "%26,%27,%28,%29,%30,%31"
+#define SUMS_48 \
+    SUMS_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define SUMS_64 \
     SUMS_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define SUMS_64_MORE \
@@ -136,10 +138,22 @@ __device__ __forceinline__ uint64_t described(const void *from, int next, int th
                  "wgmma.mma_async.sync.aligned." FORM " {" SUMS "}, " LEFT ", " RIGHT ", add, 1, 1" TURNED ";\n}" \
                  : __VA_ARGS__ : "l"(a), "l"(b), "r"((int)add))
 
-// Starts sums = (add ? sums : 0) + A B of 64 lines of A, 128 of B, and 32 bytes of k.
+// Starts sums = (add ? sums : 0) + A B of 64 lines of A, 64 of B, and 32 bytes of k.
+template <Kind KIND> __device__ __forceinline__ void start(float (&sums)[32], uint64_t a, uint64_t b, bool add) {
+    if (KIND == HALVES)
+        WGMMA("m64n64k16.f32.f16.f16", SUMS_32, "%32", "%33", "%34", ", 0, 0", THIRTY_TWO(0));
+    else if (KIND == TF32)
+        WGMMA("m64n64k8.f32.tf32.tf32", SUMS_32, "%32", "%33", "%34", "", THIRTY_TWO(0));
+    else
+        WGMMA("m64n64k16.f32.bf16.bf16", SUMS_32, "%32", "%33", "%34", ", 0, 0", THIRTY_TWO(0));
+}
+
+// The same of 128 lines of B.
 template <Kind KIND> __device__ __forceinline__ void start(float (&sums)[64], uint64_t a, uint64_t b, bool add) {
     if (KIND == HALVES)
         WGMMA("m64n128k16.f32.f16.f16", SUMS_64, "%64", "%65", "%66", ", 0, 0", THIRTY_TWO(0), THIRTY_TWO(32));
+    else if (KIND == TF32)
+        WGMMA("m64n128k8.f32.tf32.tf32", SUMS_64, "%64", "%65", "%66", "", THIRTY_TWO(0), THIRTY_TWO(32));
     else
         WGMMA("m64n128k16.f32.bf16.bf16", SUMS_64, "%64", "%65", "%66", ", 0, 0", THIRTY_TWO(0), THIRTY_TWO(32));
 }
@@ -170,3 +184,4 @@ __device__ __forceinline__ void start_turned(float (&sums)[48], uint64_t a, uint
 #undef SUMS_64_MORE
 #undef SUMS_64
 #undef SUMS_48
+#undef SUMS_32
