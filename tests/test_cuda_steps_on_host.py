@@ -14,6 +14,7 @@ from adtrain.backends.cuda.tasks import tasks
 from adtrain.core.array import array
 from adtrain.core.fused import FUSED, body_of
 from adtrain.core.program import Equation, Variable
+from adtrain.passes.in_a_row import in_a_row
 
 CONFIG = Path(__file__).parent.parent / "configs" / "mlp.yaml"
 SMALL = ("model.layers=[{linear: 96}, relu, {linear: 64}, relu, {linear: 10}]", "data.batch_size=32")
@@ -38,11 +39,14 @@ def computed(equation: Equation, arrays: list[np.ndarray]) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_launch_of_a_step_computes_what_its_equations_say(optimizer: str, tmp_path: Path) -> None:
+    """Also those of a step that gathers the next one's batch."""
     experiment = training.outline(config.load(CONFIG, [*SMALL, f"optimizer={optimizer}"]))
     program = experiment.step_program(passes=ON_GPU)
     host, rng = Host(tmp_path), np.random.default_rng(0)
     known = {v: x.numpy() for v, x in program.constants.items()} | {v: drawn(v, rng) for v in program.inputs}
-    for e in program.equations:
+    again = in_a_row(program).again
+    assert again is not None
+    for e in dict.fromkeys((*program.equations, *again.equations)):
         arrays = [known[v] for v in e.inputs]
         expected = computed(e, arrays)
         known |= {v: np.asarray(x).reshape(v.type.shape) for v, x in zip(e.outputs, expected, strict=True)}

@@ -76,13 +76,15 @@ def _most() -> int:
 
 def _levels(program: Program) -> list[int]:
     """For each equation the number of launches in front of it: on the longest way to it, or, for what takes one thread
-    block, as many more as those which need it allow, where most work is done."""
+    block, as many more as those which need it allow, where most work is done. What nobody needs comes last."""
     equations = program.equations
     after: dict[Variable, int] = {}
     levels = []
     for e in equations:
         levels.append(max((after.get(v, 0) for v in e.inputs), default=0))
         after |= dict.fromkeys(e.outputs, levels[-1] + _launches(e))
+    read, end = {v for e in equations for v in e.inputs}, max(levels, default=0)
+    levels = [end if read.isdisjoint(e.outputs) else level for e, level in zip(equations, levels, strict=True)]
     work: Counter[int] = Counter()
     for e, level in zip(equations, levels, strict=True):
         if (_blocks(e) or _most()) < _most():
@@ -90,7 +92,7 @@ def _levels(program: Program) -> list[int]:
     needed: dict[Variable, int] = {}  # the level of the first who needs it
     for i in range(len(equations) - 1, -1, -1):
         e = equations[i]
-        by = min((needed[v] for v in e.outputs if v in needed), default=levels[i]) - _launches(e)
+        by = min((needed[v] for v in e.outputs if v in needed), default=end) - _launches(e)
         if not _launches(e):
             levels[i] = by
         elif _blocks(e) == 1 and by > levels[i]:

@@ -13,16 +13,15 @@ from adtrain.backends.cuda.autotune import Tuner
 from adtrain.backends.cuda.device import Device
 from adtrain.backends.cuda.flags import Flags
 from adtrain.backends.cuda.laboratory import Laboratory
+from adtrain.backends.cuda.layout import Layout
 from adtrain.backends.cuda.program import CudaProgram, Runnable
 from adtrain.backends.cuda.properties import identity, properties
-from adtrain.backends.cuda.tasks import scratch
 from adtrain.backends.cuda.vendor import LIBRARIES, installed
 from adtrain.core.array import ArrayType
 from adtrain.core.backend import Memory
 from adtrain.core.chip import CHIP
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.plan_memory import nbytes, plan_memory
 
 
 class Buffer:
@@ -92,10 +91,9 @@ class CudaBackend:
 
     def memory(self, program: Program) -> Memory:
         self.tuner.tune(program.equations)
-        plan = plan_memory(program, scratch)
-        fresh = {v for v in program.outputs if plan.places[v].where == "output"}
-        beside = sum(map(nbytes, (*program.constants, *fresh, *fresh)))  # fresh results are computed, then handed out
-        return Memory(plan.arena_bytes + beside, plan.separate_bytes + beside, 0)
+        layout = Layout(program)
+        beside = layout.beside_bytes
+        return Memory(layout.arena_bytes + beside, layout.separate_bytes + beside, 0)
 
     def available(self) -> int:
         return self.device.available()

@@ -6,6 +6,10 @@ Nothing here needs a GPU.
 from __future__ import annotations
 
 import functools
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,6 +74,17 @@ def cubin(source: Source, target: str) -> bytes:
     compiled = compile_source(source, target).cubin
     cache.store(key, ".cubin", compiled)
     return compiled
+
+
+def side_by_side(sources: Iterable[Source], target: str) -> Iterator[None]:
+    """`cubin` of each source, on all cores; a step for each. What NVRTC refuses is said where it is asked for."""
+
+    def work(source: Source) -> None:
+        with suppress(CudaCompilerError):
+            cubin(source, target)
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        yield from threads.map(work, sources)
 
 
 def fingerprint(source: Source, target: str) -> str:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from math import prod
 from typing import Any
 
@@ -14,7 +11,7 @@ import numpy as np
 import pycuda.driver as cuda
 
 from adtrain.backends.cuda import compiler
-from adtrain.backends.cuda.compiler import CudaCompilerError, Source
+from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.contest import described
 from adtrain.backends.cuda.device import Device
 from adtrain.backends.cuda.errors import translated
@@ -42,12 +39,7 @@ class Laboratory:
         self.graphs = Graphs(device.stream)
 
     def compile(self, sources: Sequence[Source]) -> Iterator[None]:
-        def work(source: Source) -> None:
-            with suppress(CudaCompilerError):  # the trial says so
-                compiler.cubin(source, self.architecture)
-
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
-            yield from threads.map(work, sources)
+        return compiler.side_by_side(sources, self.architecture)
 
     def trial(self, equation: Equation) -> GpuTrial:
         return GpuTrial(self.device, self.graphs, equation)

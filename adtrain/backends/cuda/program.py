@@ -8,17 +8,18 @@ from math import prod
 from sys import getrefcount
 from typing import TYPE_CHECKING, Any
 
+from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.device import Device
 from adtrain.backends.cuda.graph import Graphs, Marks, recording
 from adtrain.backends.cuda.launch import Launch
-from adtrain.backends.cuda.tasks import Candidate, scratch, tasks
+from adtrain.backends.cuda.layout import Layout
+from adtrain.backends.cuda.tasks import Candidate, Task, scratch, tasks
 from adtrain.backends.cuda.vendor import LibraryCall
 from adtrain.core.array import ArrayType
 from adtrain.core.backend import KernelRun
 from adtrain.core.errors import DeviceError
 from adtrain.core.fused import label
 from adtrain.core.program import Equation, Program
-from adtrain.passes.plan_memory import Place, plan_memory
 
 if TYPE_CHECKING:
     from adtrain.backends.cuda.backend import Buffer, CudaBackend
@@ -73,61 +74,42 @@ class Runnable:
 
 
 class CudaProgram:
-    """A Program with its arena and its launches."""
+    """A Program with its memory and its launches."""
 
     def __init__(self, backend: CudaBackend, program: Program) -> None:
         self.backend, self.device = backend, backend.device
-        plan = plan_memory(program, scratch)
-        self.arena = self.device.reserve(plan.arena_bytes)
-        base = int(self.arena)
+        self.layout = layout = Layout(program)
+        self.arena = self.device.reserve(layout.arena_bytes)
+        self.base = int(self.arena)
         self.constants = [x.buffer for x in program.constants.values()]
-        starts = {"input": 0, "constant": len(program.inputs), "output": len(program.inputs) + len(self.constants)}
+        self.fetched = [backend.empty(v.type) for v in layout.inputs[len(program.inputs) :]]
+        self.fresh = {at: backend.empty(layout.outputs[at].type) for at in layout.fresh}
+        outputs = [self.fresh[at].address if at in self.fresh else 0 for at in range(len(layout.outputs))]
+        # By number; those of the Program's inputs are filled in before each run.
+        self.addresses = [0] * len(program.inputs)
+        self.addresses += [buffer.address for buffer in (*self.fetched, *self.constants)]
+        self.addresses += [*outputs, *(self.base + byte for byte in layout.arena)]
 
-        # The addresses of all variables by number; those of inputs are filled in before each run.
-        self.addresses = [0] * starts["constant"] + [b.address for b in self.constants] + [0] * len(program.outputs)
-        slots: dict[Any, int] = {}
-        for v, (where, at) in plan.places.items():
-            if where == "arena":
-                slots[v] = len(self.addresses)
-                self.addresses.append(base + at)
-            else:
-                slots[v] = starts[where] + at
-        self.steps = []
-        kernels = []
-        for e, at in zip(program.equations, plan.workspaces, strict=True):
-            work, name = Runnable(self.device, e), _label(e)
-            flag = backend.flags.reserve(name) if work.checked else 0
-            record = partial(work.record, memory=base + at, flag=flag)
-            kernels.append(work.kernels)
-            self.steps.append((name, record, [slots[v] for v in (*e.inputs, *e.outputs)]))
-        self.kernels: Sequence[Sequence[KernelRun]] = kernels
-
-        places = [plan.places[v] for v in program.outputs]
-        overwritten = set(plan.in_place.values())
-        self.overwritten = {i for i, v in enumerate(program.inputs) if v in overwritten}
-        # Results that lie in no input are computed in memory that stays, for recordings.
-        self.lasting = {at: backend.empty(program.outputs[at].type) for where, at in places if where == "output"}
-        for at, buffer in self.lasting.items():
-            self.addresses[starts["output"] + at] = buffer.address
-        donated = [i for i, v in enumerate(program.inputs) if v in program.donated]
-        self.repeats = program.carries and all(
-            where == "output" or (where, at) == ("input", i) for (where, at), i in zip(places, donated, strict=True)
-        )
-        self.fed: list[tuple[int, int, int]] = []  # of results that are next values: input, result by number, and bytes
-        if self.repeats:
-            for (where, at), i in zip(places, donated, strict=True):
-                if where == "output":
-                    self.fed.append((i, starts["output"] + at, _nbytes(self.lasting[at])))
-            self.overwritten.update(i for i, _, _ in self.fed)
-            places = [Place("input", i) for i in donated]
-        self.results = [(where, at, v.type.shape) for (where, at), v in zip(places, program.outputs, strict=True)]
+        equations = dict.fromkeys(step.equation for steps, _ in layout.runs(2) for step in steps)
+        found = [task.source for e in equations for task in tasks(e) if isinstance(task, Task)]
+        for _ in compiler.side_by_side(dict.fromkeys(found), self.device.architecture):
+            pass
+        self.works: dict[Equation, Runnable] = {}
+        self.flagged: dict[Equation, int] = {}
+        for e in equations:
+            work = self.works[e] = Runnable(self.device, e)
+            self.flagged[e] = backend.flags.reserve(_label(e)) if work.checked else 0
+        self.equations = program.equations
+        self.kernels: Sequence[Sequence[KernelRun]] = [self.works[e].kernels for e in program.equations]
+        self.repeats = layout.repeats
+        self.results = [(*place, v.type.shape) for place, v in zip(layout.results, program.outputs, strict=True)]
         self.graphs = Graphs(self.device.stream)
         self.marks: Marks | None = None
 
     def run(
         self, buffers: list[Buffer], timed: bool = False, times: int = 1
     ) -> tuple[Sequence[Buffer], Sequence[float]]:
-        for i in self.overwritten:
+        for i in self.layout.overwritten:
             # Held by the list and by getrefcount; its memory by it and by getrefcount. Whoever else holds it must not
             # see it change.
             if getrefcount(buffers[i]) > 2 or getrefcount(buffers[i].memory) > 2:
@@ -143,40 +125,38 @@ class CudaProgram:
             for at_once, runs in ((STEPS_AT_ONCE, many), (1, single)):
                 for _ in range(runs):
                     self.graphs.run((key, at_once), partial(self._record, at_once))
-        fresh = {} if self.repeats else {at: self._copy(buffer) for at, buffer in self.lasting.items()}
+        fresh = {at: self._copy(self.fresh[at]) for where, at, _ in self.results if where == "output"}
         sources: dict[str, Any] = {"input": buffers, "constant": self.constants, "output": fresh}
         return [_shaped(sources[where][at], shape) for where, at, shape in self.results], seconds
 
     def _record(self, times: int, after_each: Callable[[], None] | None = None) -> None:
         """Put so many runs into the recording of the stream.
 
-        A result that is the next value of an input is read where it lies: the two change places from run to run, and
-        only an odd number of runs ends with a copy.
-
         Raises:
             DeviceError: an equation, which it names, cannot be recorded.
         """
         addresses = list(self.addresses)
-        for _ in range(times):
-            for name, record, operands in self.steps:
+        for steps, swaps in self.layout.runs(times):
+            for equation, operands, byte in steps:
+                work, name = self.works[equation], _label(equation)
                 try:
-                    record([addresses[i] for i in operands])
+                    work.record([addresses[i] for i in operands], self.base + byte, self.flagged[equation])
                 except DeviceError as error:
                     raise DeviceError(f"{name} cannot be recorded in a CUDA graph: {error}") from None
                 if not recording(self.device.stream):
                     raise DeviceError(f"{name} cannot be recorded in a CUDA graph: it waits for the device")
                 if after_each is not None:
                     after_each()
-            for taken, made, _ in self.fed:
+            for taken, made, _ in swaps:
                 addresses[taken], addresses[made] = addresses[made], addresses[taken]
         if times % 2:
-            for taken, made, size in self.fed:
+            for taken, made, size in self.layout.back:
                 self.device.copy(addresses[taken], addresses[made], size)
 
     def _timed(self, key: tuple[int, ...]) -> Sequence[float]:
         """Run once; the time of each equation by the device's clock."""
         if self.marks is None:
-            self.marks = Marks(self.device.stream, len(self.steps))
+            self.marks = Marks(self.device.stream, len(self.equations))
         marks = self.marks
 
         def record() -> None:
@@ -185,7 +165,9 @@ class CudaProgram:
 
         self.graphs.run((key, "timed"), record)
         self.device.synchronize()
-        return marks.seconds()
+        order = [step.equation for steps, _ in self.layout.runs(1) for step in steps]
+        seconds = dict(zip(order, marks.seconds(), strict=True))
+        return [seconds[e] for e in self.equations]
 
     def _copy(self, buffer: Buffer) -> Buffer:
         copied = self.backend.empty(ArrayType(buffer.shape, buffer.dtype))

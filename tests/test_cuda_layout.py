@@ -1,0 +1,174 @@
+"""Runs in a row on a GPU: what they compute in the memory laid out for them, in NumPy, launch by launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+from program_samples import BATCH, for_gpu, training
+
+import adtrain as ad
+from adtrain import ops
+from adtrain.backends.cuda.layout import Layout
+from adtrain.core import tree
+from adtrain.core.array import Array, array
+from adtrain.core.chip import CHIP
+from adtrain.core.fused import body_of, members
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import stage
+from adtrain.passes.in_a_row import in_a_row
+
+BATCHES, IMAGES = 8, 30
+NETWORKS = ("linear", "convolutions")
+ALIGNED = 256
+
+
+@pytest.fixture(autouse=True)
+def h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose multiprocessors decide what shares a launch."""
+    monkeypatch.setattr(CHIP, "multiprocessors", 132)
+
+
+def data() -> tuple[Array, ...]:
+    """Images, labels, and the rows of each batch."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 255, (IMAGES, 1, 12, 12)).astype(np.uint8)
+    return array(images), array(rng.integers(0, 3, IMAGES)), array(rng.integers(0, IMAGES, (BATCHES, BATCH)))
+
+
+def linear(state: Any, x: Any, labels: Any) -> Any:
+    """A step of one linear layer: its last launch, the update, reads the batch."""
+
+    def loss(weight: Any) -> Any:
+        return ops.cross_entropy(ops.matmul(ops.reshape(x, (BATCH, -1)), weight), labels)
+
+    gradient = ad.grad(loss)(state["weight"])
+    return {"step": state["step"] + 1, "weight": state["weight"] - 0.1 * gradient}
+
+
+def step_on_data(network: str, ahead: bool = True) -> tuple[Program, list[np.ndarray]]:
+    """A training step on the next batch of a data set, for a GPU, and its arguments.
+
+    Args:
+        network: "linear", or "convolutions", whose last launch does not read the batch.
+        ahead: whether the batch can be told before the step has ended; else the new weights decide.
+    """
+    state: Any
+    if network == "linear":
+        weight = np.random.default_rng(0).normal(size=(144, 3)).astype(np.float32)
+        state, of = {"step": array(np.asarray(0)), "weight": array(weight)}, lambda state: state
+        step = linear
+    else:
+        train, state = training("sgd")
+        of = lambda state: {"step": state[1]["step"], "weight": state[0]["0"]["weight"]}  # noqa: E731
+        step = lambda state, x, labels: train(state, x, labels, None)[0]  # noqa: E731
+
+    def on_data(state: Any, images: Any, labels: Any, order: Any) -> Any:
+        at = of(state)["step"]
+        if not ahead:
+            at = at + ops.astype(ops.sum(of(state)["weight"]) * 0, "int64")
+        rows = ops.take(order, at, 0)
+        x = ops.astype(ops.take(images, rows, 0), "float32") * 0.01
+        return step(state, x, ops.take(labels, rows, 0))
+
+    args = (state, *data())
+    program = stage(on_data, donate=(0,)).program(*args)
+    return for_gpu(program), [x.numpy() for x in tree.flatten(args)[0]]
+
+
+class Memory:
+    """Bytes with addresses, as a device has them; NaN where nothing was written."""
+
+    def __init__(self) -> None:
+        self.bytes = np.full(1 << 22, 0xFF, np.uint8)
+        self.end = 0
+
+    def allocate(self, size: int) -> int:
+        at, self.end = self.end, self.end + -(-max(size, 1) // ALIGNED) * ALIGNED
+        assert self.end <= len(self.bytes)
+        return at
+
+    def at(self, address: int, v: Variable) -> np.ndarray:
+        size = prod(v.type.shape) * v.type.dtype.itemsize
+        return self.bytes[address : address + size].view(v.type.dtype).reshape(v.type.shape)
+
+
+def computed(equation: Equation, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    given = dict(zip(equation.inputs, arrays, strict=True))
+    body = body_of(equation)
+    return [x.numpy() for x in body.evaluate(*(array(given[v]) for v in body.inputs))]
+
+
+def run(program: Program, args: Sequence[np.ndarray], times: int) -> list[np.ndarray]:
+    """The results of so many runs, as `CudaProgram` makes them."""
+    layout, memory = Layout(program), Memory()
+
+    def allocated(variables: Sequence[Variable]) -> list[int]:
+        return [memory.allocate(v.size * v.type.dtype.itemsize) for v in variables]
+
+    addresses = [*allocated(layout.inputs), *allocated(layout.constants), *allocated(layout.outputs)]
+    for v, address, x in zip(program.inputs, addresses, args, strict=False):
+        memory.at(address, v)[...] = x
+    for v, address in zip(layout.constants, addresses[len(layout.inputs) :], strict=False):
+        memory.at(address, v)[...] = program.constants[v].numpy()
+    base = memory.allocate(layout.arena_bytes)
+    addresses += [base + byte for byte in layout.arena]
+    inputs = addresses[: len(program.inputs)]
+    for steps, swaps in layout.runs(times):
+        for equation, operands, _ in steps:
+            where = [addresses[i] for i in operands]
+            read = len(equation.inputs)
+            arrays = [memory.at(a, v).copy() for a, v in zip(where, equation.inputs, strict=False)]
+            for a, v, x in zip(where[read:], equation.outputs, computed(equation, arrays), strict=True):
+                if equation.primitive.name != "reshape":
+                    memory.at(a, v)[...] = x
+        for taken, made, _ in swaps:
+            addresses[taken], addresses[made] = addresses[made], addresses[taken]
+    if times % 2:
+        for taken, made, size in layout.back:
+            memory.bytes[addresses[made] :][:size] = memory.bytes[addresses[taken] :][:size]
+    assert all(place.where == "input" for place in layout.results)
+    return [memory.at(inputs[at], v) for (_, at), v in zip(layout.results, program.outputs, strict=True)]
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, BATCHES])
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_runs_in_a_row_compute_what_one_after_the_other_does(network: str, ahead: bool, times: int) -> None:
+    """Up to the last batch of the order: none is read behind it."""
+    program, args = step_on_data(network, ahead)
+    expected = list(args)
+    for _ in range(times):
+        expected[: len(program.outputs)] = [x.numpy() for x in program.evaluate(*map(array, expected))]
+    for found, x in zip(run(program, args, times), expected, strict=False):
+        np.testing.assert_allclose(found, x, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_batch_is_gathered_beside_other_work_of_the_step_before(network: str) -> None:
+    program, _ = step_on_data(network)
+    row = in_a_row(program)
+    assert row.again is not None
+    assert len(row.again.equations) == len(row.last.equations) < len(program.equations)
+    first, *others = (members(row.begin[0]), *map(members, row.last.equations))
+    assert "take" in first
+    assert not any("take" in other for other in others)
+    assert "take" in members(row.again.equations[-1])
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_batch_that_the_step_before_decides_about_is_gathered_after_it(network: str) -> None:
+    program, _ = step_on_data(network, ahead=False)
+    row = in_a_row(program)
+    assert row.again is None
+    assert row.last is program
+
+
+def test_memory_for_what_is_fetched_ahead_is_counted() -> None:
+    program, _ = step_on_data("linear")
+    layout = Layout(program)
+    fetched = layout.inputs[len(program.inputs) :]
+    assert layout.beside_bytes >= 2 * max(v.size * v.type.dtype.itemsize for v in fetched)
