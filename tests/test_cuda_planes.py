@@ -65,7 +65,7 @@ def by_planes(kernels: Sequence[CudaKernel]) -> list[bool]:
 
 def in_halves_first(kernel: CudaKernel) -> bool:
     """Whether it multiplies halves, and pieces where these do not hold the operands."""
-    return kernel.names == ["measure_halves", "conv_halves", "conv_planes"]
+    return kernel.names == ["measure_halves", "lay_halves", "conv_halves", "conv_planes"]
 
 
 def window(stride: int = 1, padding: int = 0, groups: int = 1) -> Window:
@@ -95,7 +95,9 @@ def test_the_launches_fit_and_cover_all_positions(positions: Positions, channels
     ))  # fmt: skip
     for turned, halves in itertools.product((False, True), repeat=2):
         convolution = PlaneConvolution(wide.turned() if turned else wide, turned, halves)
-        assert convolution.suits()
+        if not convolution.suits():
+            assert halves  # whose stages take 32 channels
+            continue
         assert all(step.shared() + 1024 <= HOPPER_SHARED for step in launches(convolution.kernel()))
         assert convolution.products >= convolution.positions.images[1] * wide.kernel[0] * wide.kernel[1]
     grad = PlaneWeightGrad(wide)
@@ -187,7 +189,7 @@ def test_the_kernels_compile_and_neither_spill_registers_nor_wait_for_each_produ
         size = [n + 2 * padding - 2 for n in images[2:]]
         positions = Positions(images, (images[0], filters, *size), (3, 3), (padding, padding), (1, 1))
         made = [PlaneConvolution(positions, False), PlaneConvolution(positions.turned(), True)]
-        made += [replace(convolution, halves=True) for convolution in made]
+        made += [halves for convolution in made if (halves := replace(convolution, halves=True)).suits()]
         for kernel in [*(c.kernel() for c in made), PlaneWeightGrad(positions).kernel()]:
             for step in launches(kernel):
                 macros = tuple(sorted(step.definitions().items()))

@@ -157,11 +157,17 @@ def forward(x: Any, w: Any, window: Any, precision: str = "full") -> Sequence[Cu
     product = Product((w.shape[0] // window.groups, x.shape[0] * area, math.prod(w.shape[1:])), area, Gathers.PIXELS)
     gathered = [_kernel("conv.cu", "conv2d", conv, product, *tile) for tile in product.tiles(conv, precision)]
     others: list[Engine] = []
-    if (positions := conv.positions(precision)) and (planes := PlaneConvolution(positions, False)).suits():
-        others += [planes, replace(planes, halves=True)]
+    if positions := conv.positions(precision):
+        others += _by_positions(positions, False)
     if conv.exact(precision) and (few := FewConvolution(conv.few(), False)).suits():
         others.append(few)
     return _candidates(gathered, product, others, conv)
+
+
+def _by_positions(positions: Positions, turned: bool) -> list[PlaneConvolution]:
+    """In pieces, and in halves."""
+    found = [PlaneConvolution(positions, turned, halves) for halves in (False, True)]
+    return [planes for planes in found if planes.suits()]
 
 
 def input_grad(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str = "full") -> Sequence[CudaKernel]:
@@ -175,8 +181,8 @@ def input_grad(g: Any, w: Any, window: Any, size: tuple[int, int], precision: st
     tiles = product.tiles(conv, precision)
     gathered = [_kernel("conv_input_grad.cu", "conv2d_input_grad", conv, product, *tile) for tile in tiles]
     others: list[Engine] = []
-    if (positions := conv.positions(precision)) and (planes := PlaneConvolution(positions.turned(), True)).suits():
-        others += [planes, replace(planes, halves=True)]
+    if positions := conv.positions(precision):
+        others += _by_positions(positions.turned(), True)
     if conv.exact(precision) and conv.dense() and (few := FewConvolution(conv.few().turned(), True)).suits():
         others.append(few)
     return _candidates(gathered, product, others, conv)

@@ -17,7 +17,7 @@ PIECES, HALVES, GROUP, WORD = 3, 2, 8, 16
 FILTERS, TILE, HALVES_TILE, MARKED = 64, 256, 288, 96
 """Filters of a tile, and positions of one of `conv_planes.cu`, which stacks the pieces of half as many filters;
 positions of one of `conv_halves.cu`, and how many of them are left to pieces together."""
-THREADS, HALVES_THREADS, MEASURING = 384, 640, (256, 1024)
+THREADS, HALVES_THREADS, MEASURING = 384, 512, (256, 1024)
 """Of a block of `conv_planes.cu`; of `conv_halves.cu`; of `measure_halves.cu`, where images are many or few."""
 FEW_IMAGES = 4
 """Images for each multiprocessor, below which they are few."""
@@ -31,18 +31,21 @@ SHARED = 226 << 10
 """Bytes of shared memory that a block can have, beside what it has of its own."""
 PASSING = 4 * GROUP * 4
 """Bytes that each gathering thread has of it for what it reads."""
-GATHERERS = 96, 224
-"""These threads, of `conv_planes.cu` and of `conv_halves.cu`."""
+GATHERERS = 96
+"""These threads."""
+LINE, LAID, LAYING = 64, 64, 256
+"""Bytes of a line of `halves.cuh`; lines and threads of a block of `lay_halves.cu`."""
 MOST_BLOCKS = 128
 """Tiles of the same positions, so that what is known of their filters fits."""
 MOST_ELEMENTS = 1 << 31
 """Of an array, so that 32 bits count them."""
 CYCLE = 1900
 """Multiply-adds of bfloat16 that a multiprocessor does in a cycle, measured."""
-GATHERED = 1.2, 0.9
-"""Elements of images that it brings into a stage in a cycle, of pieces and of halves, measured."""
-MEASURED, REST = 2100, 4000
-"""Bytes of images that are measured in a cycle; cycles of the launch for what is left to pieces, of nothing."""
+GATHERED = 1.2
+"""Elements of images that it gathers in a cycle, measured."""
+MEASURED, MOVED, REST = 2100, 2000, 4000
+"""Bytes of images that are measured in a cycle, and that are read and written to lay them out; cycles of a launch that
+has nothing to do."""
 START, TILE_END = 6000, 3500
 """Cycles of the launches, and until a block has its first stages; of a tile's end."""
 
@@ -77,6 +80,11 @@ class Positions:
     @property
     def count(self) -> int:
         return self.images[0] * self.image
+
+    @property
+    def before(self) -> int:
+        """Positions that a window reaches back."""
+        return self.padding[0] * self.pitch + self.padding[1]
 
     @property
     def reach(self) -> int:
@@ -147,10 +155,23 @@ class PlaneConvolution:
     def _other_bytes(self, channels: int, parts: int) -> int:
         """Of all else in shared memory, with what it takes to align it."""
         tile = self._tile(parts)
-        images = parts * channels // GROUP * (tile + self.positions.reach) * WORD
-        passing = PASSING * GATHERERS[parts == HALVES]
         exchanged = tile * FILTERS * 2 if self._stacked else 0
-        return IMAGE_STAGES * images + passing + exchanged + 128
+        if parts == HALVES:
+            return IMAGE_STAGES * HALVES * self._lines * LINE + exchanged + 512
+        images = parts * channels // GROUP * (tile + self.positions.reach) * WORD
+        return IMAGE_STAGES * images + PASSING * GATHERERS + exchanged + 128
+
+    @property
+    def _lines(self) -> int:
+        """Of a stage of images in halves: whole groups of eight, which words are exchanged in."""
+        skipped = -self.positions.before % 8
+        return -(-(skipped + HALVES_TILE + self.positions.reach) // 8) * 8
+
+    @property
+    def _laid(self) -> int:
+        """Lines of a chunk of channels of all images, with the zeros before and behind them."""
+        tiles = -(-self.positions.count // HALVES_TILE)
+        return -(-((tiles - 1) * HALVES_TILE + self._lines) // LAID) * LAID
 
     def _stages(self, channels: int, parts: int) -> int:
         room = SHARED - self._other_bytes(channels, parts)
@@ -176,10 +197,14 @@ class PlaneConvolution:
         return many if self.positions.images[0] >= FEW_IMAGES * CHIP.multiprocessors else few
 
     @property
+    def _chunks(self) -> int:
+        """Of channels."""
+        return -(-self.positions.images[1] // self.channels)
+
+    @property
     def products(self) -> int:
         """Length of the sums, channels beyond the last one included."""
-        chunks = -(-self.positions.images[1] // self.channels)
-        return math.prod(self.positions.kernel) * chunks * self.channels
+        return math.prod(self.positions.kernel) * self._chunks * self.channels
 
     @property
     def scratch(self) -> int:
@@ -189,7 +214,9 @@ class PlaneConvolution:
         if not self.halves:
             return pieces
         known = (self._blocks * self._filters + self.positions.images[0]) * KNOWN
-        return pieces + self._weights(HALVES) * weights + known + self.tiles(HALVES) * (HALVES_TILE // MARKED) * 4
+        marks = self.tiles(HALVES) * (HALVES_TILE // MARKED) * 4
+        laid = self._chunks * self._laid * (HALVES * LINE + 4)
+        return pieces + self._weights(HALVES) * weights + known + marks + 1024 + laid
 
     @property
     def cycles(self) -> float:
@@ -198,16 +225,19 @@ class PlaneConvolution:
         rounds, tile = -(-self.tiles(parts) // CHIP.multiprocessors), self._tile(parts)
         pairs = (2 if self._stacked else 3) if self.halves else (4 if self._stacked else 6)
         products = math.prod(self.positions.kernel) * channels * tile * FILTERS * pairs / CYCLE
-        stage = max(products, (tile + self.positions.reach) * channels / GATHERED[self.halves])
-        measured = REST + math.prod(self.positions.images) * 4 / MEASURED if self.halves else 0
-        return START + measured + rounds * (TILE_END + -(-self.positions.images[1] // channels) * stage)
+        gathered = 0 if self.halves else (tile + self.positions.reach) * channels / GATHERED
+        laid = 4 * math.prod(self.positions.images) / MEASURED + self._chunks * self._laid * 4 * LINE / MOVED
+        before = 2 * REST + laid if self.halves else 0
+        return START + before + rounds * (TILE_END + self._chunks * max(products, gathered))
 
     def suits(self) -> bool:
         """Whether the kernels are right for it, on the GPU at hand."""
-        return self.positions.suits() and self.channels > 0 and self._blocks <= MOST_BLOCKS
+        room = not self.halves or (self.channels * 2 == LINE and self._stages(self.channels, HALVES) >= LEAST_STAGES)
+        return self.positions.suits() and self.channels > 0 and self._blocks <= MOST_BLOCKS and room
 
     def kernel(self) -> CudaKernel:
-        """The launches: weights to pieces, then the products; or halves and what they hold, then the rest in pieces."""
+        """The launches: weights to pieces, then the products; or what halves hold, the images in halves, the products,
+        and the rest in pieces."""
         words = self._blocks * self._filters * self.products // GROUP
         if not self.halves:
             cut = self._step("conv_planes.cu", "cut_weights", {"TILE_STAGES": self._stages(self.channels, PIECES)})
@@ -215,9 +245,12 @@ class PlaneConvolution:
             return replace(cut, then=self._multiply(PIECES))
         rest = self._multiply(PIECES, {"REST": 1})
         multiply = replace(self._multiply(HALVES), then=rest)
+        grid = self._laid // LAID, self._chunks
+        stages = {"TILE_STAGES": self._stages(self.channels, HALVES)}
+        lay = self._step("lay_halves.cu", "lay_halves", stages, grid, LAYING, then=multiply)
         operands = self._blocks * self._filters + self.positions.images[0]
-        macros = {"TILE_STAGES": self._stages(self.channels, HALVES), "MEASURING": self._measuring}
-        return self._step("measure_halves.cu", "measure_halves", macros, operands, self._measuring, then=multiply)
+        macros = {**stages, "MEASURING": self._measuring}
+        return self._step("measure_halves.cu", "measure_halves", macros, operands, self._measuring, then=lay)
 
     def _multiply(self, parts: int, rest: Mapping[str, int] | None = None) -> CudaKernel:
         name, threads = ("conv_halves", HALVES_THREADS) if parts == HALVES else ("conv_planes", THREADS)
@@ -230,7 +263,7 @@ class PlaneConvolution:
         file: str,
         name: str,
         macros: Mapping[str, int],
-        blocks: int = 0,
+        blocks: int | tuple[int, int] = 0,
         threads: int = 0,
         shared: int = 0,
         then: CudaKernel | None = None,

@@ -1,18 +1,16 @@
 // The convolutions of conv_planes.cu with operands in halves, three products instead of six, as far as measure_halves.cu
-// finds that these hold them. Read halves.cuh first.
+// finds that these hold them. The images are laid out beforehand (lay_halves.cu), so that nothing is gathered here: one
+// warp has the copies of weights on their way, one those of images. Read halves.cuh first.
 //
 // high x high, products that are exact, is summed by the matrix units over an element of the window, high x low and
 // low x high over the same before it, as what they lose is not to be of the size of the largest.
 #include "halves.cuh"
 
-constexpr int AHEAD = 4; // words that a thread which gathers has under way
-typedef Planes<TILE + REACH, PLANES, 2> OfImages;
-
 struct AllStages : Stages {
-    float squares[IMAGE_STAGES][TEAMS][GATHERERS / WARP]; // of what a warp has gathered for a warpgroup, scaled
-    float shares[BLOCKS];                                 // of a tile's filters, the least
-    float signs[2][TEAMS][WARPGROUP / WARP];              // see Sums::many
-    Barrier begun[TEAMS];                                 // see Sums::multiply
+    float squares[IMAGE_STAGES][TEAMS];      // of the lines that a warpgroup multiplies
+    float shares[BLOCKS];                    // of a tile's filters, the least
+    float signs[2][TEAMS][WARPGROUP / WARP]; // see Sums::many
+    Barrier begun[TEAMS];                    // see Sums::multiply
 
     __device__ void find_shares(const Made &made) {
         for (int i = threadIdx.x / WARP; i < BLOCKS; i += THREADS / WARP) {
@@ -34,41 +32,30 @@ struct AllStages : Stages {
     }
 };
 
-// Puts words in halves to their places in a stage, and adds their squares to those of the teams that they are for.
-struct PutHalves {
-    const Known *known;
-    int batch, first; // position
-    char *to;
-    float up, squares[TEAMS];
-
-    __device__ __forceinline__ void operator()(int plane, int line, const float (&found)[GROUP_OF]) {
-        const int image = (first + line) / IMAGE;
-        if (plane == 0) up = first + line >= 0 && image < batch ? known[image].up : 0;
-        Word words[2];
-        const float own = halve(words, found, up);
-        #pragma unroll
-        for (int p = 0; p < 2; p++) *(Word *)(to + OfImages::offset(p, plane, line)) = words[p];
-        #pragma unroll
-        for (int i = 0; i < TEAMS; i++)
-            if (line >= i * COLUMNS && line < (i + 1) * COLUMNS + REACH) squares[i] += own;
-    }
-};
-
-// Of a warp of those that gather: a tile's positions.
-__device__ __forceinline__ void gather_tile(const Inputs &images, const Known *known, int position, AllStages &stages,
-    Round<IMAGE_STAGES> &turn, char *shared, T *passing) {
-    const int thread = threadIdx.x - WARP, first = position - BEFORE;
+// Of a warp for each team: the squares of its lines; the first one starts the copies for all.
+__device__ __forceinline__ void bring_images(
+    const Lines &lines, int position, AllStages &stages, Round<IMAGE_STAGES> &turn, char *shared) {
+    static_assert(GATHERERS == TEAMS * WARP, "as many as the stages wait for");
+    const int team = threadIdx.x / WARP - 1, lane = threadIdx.x % WARP;
     for (int chunk = 0; chunk < CHUNKS; chunk++, turn.next()) {
-        PutHalves put = {known, images.count, first, shared + turn.stage * OfImages::SIZE};
-        images.gather<OfImages, GATHERERS, AHEAD>(
-            put, passing, thread, first, chunk * CHANNELS, stages.images_read[turn.stage], turn.parity ^ 1);
-        show_to_matrix_units();
-        #pragma unroll
-        for (int i = 0; i < TEAMS; i++) {
-            const float squares = over_lanes<Sum, WARP>(put.squares[i]);
-            if (thread % WARP == 0) stages.squares[turn.stage][i][thread / WARP] = squares;
+        const float *of_lines = lines.squares + chunk * lines.count + position + SKIPPED + team * COLUMNS;
+        float squares = 0;
+        for (int i = lane; i < COLUMNS + REACH; i += WARP) squares += of_lines[i];
+        squares = over_lanes<Sum, WARP>(squares);
+        stages.images_read[turn.stage].wait(turn.parity ^ 1);
+        if (lane > 0) continue;
+        Barrier &full = stages.images[turn.stage];
+        stages.squares[turn.stage][team] = squares;
+        if (team > 0) {
+            full.arrive();
+            continue;
         }
-        say(stages.images[turn.stage]);
+        full.expect(OfImages::SIZE);
+        #pragma unroll
+        for (int i = 0; i < 2; i++) {
+            char *to = shared + turn.stage * OfImages::SIZE + i * OfImages::NUMBER;
+            copy_bulk<OfImages::NUMBER>(to, lines.at(i, chunk, position), full);
+        }
     }
 }
 
@@ -81,7 +68,7 @@ __device__ constexpr int apart() {
 constexpr int APART = apart();
 
 struct Sums {
-    float main[SUMS], squares; // of what was gathered
+    float main[SUMS], squares; // of the lines
 
     // Of a tile. images, weights: their stages in shared memory, the images' from this warpgroup's columns on. Where the
     // block begins, each team waits until the one before it is APART elements of the window ahead: so they end their
@@ -97,21 +84,20 @@ struct Sums {
         for (int i = 0; i < SUMS; i++) main[i] = 0;
         for (int chunk = 0; chunk < CHUNKS; chunk++, image.next()) {
             stages.images[image.stage].wait(image.parity);
-            #pragma unroll
-            for (int i = 0; i < GATHERERS / WARP; i++) squares += stages.squares[image.stage][team][i];
+            squares += stages.squares[image.stage][team];
             #pragma unroll 1
             for (int tap = 0; tap < TAPS; tap++, weight.next()) {
                 stages.weights[weight.stage].wait(weight.parity);
                 const char *left = weights + weight.stage * OfWeights::SIZE;
-                const char *right = images + image.stage * OfImages::SIZE + shift(tap / KW, tap % KW) * WORD;
+                const char *right = images + image.stage * OfImages::SIZE + shift(tap / KW, tap % KW) * LINE;
                 const uint64_t a = described(left, OfWeights::PLANE, UNIT_BYTES, NOT_EXCHANGED);
-                const uint64_t b = described(right, OfImages::PLANE, UNIT_BYTES, NOT_EXCHANGED);
+                const uint64_t b = described(right, WORD, 8 * LINE, WITHIN_64_BYTES);
                 float sums[SUMS];
                 const auto products = [&](Pair parts, bool more) {
                     #pragma unroll
                     for (int k = 0; k < PLANES; k += 2)
                         start<HALVES>(sums, a + OfWeights::offset(parts.a, k, 0) / WORD,
-                            b + OfImages::offset(parts.b, k, 0) / WORD, more || k > 0);
+                            b + (parts.b * OfImages::NUMBER) / WORD + k, more || k > 0);
                 };
                 const auto add = [&](float scale) {
                     Started::end();
@@ -161,13 +147,12 @@ struct Given {
 KERNEL __launch_bounds__(THREADS, 1) conv_halves(
     const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
-    const Inputs images = {x, (int)batch};
     const Tiles tiles(batch);
     const Made made(scratch, batch);
-    char *of_images = aligned_shared<128>();
+    const Lines lines(made, batch);
+    char *of_images = aligned_shared<512>();
     char *of_weights = of_images + IMAGE_STAGES * OfImages::SIZE;
-    T *passing = (T *)(of_weights + TILE_STAGES * OfWeights::SIZE);
-    T *exchanged = passing + AHEAD * GROUP_OF * GATHERERS;
+    T *exchanged = (T *)(of_weights + TILE_STAGES * OfWeights::SIZE);
     __shared__ AllStages stages;
     if (threadIdx.x == 0) {
         for (Barrier &begun : stages.begun) begun.init(WARPGROUP / WARP);
@@ -179,16 +164,16 @@ KERNEL __launch_bounds__(THREADS, 1) conv_halves(
     Round<IMAGE_STAGES> image;
     Round<TILE_STAGES> weight;
     if (threadIdx.x < BRINGING) {
-        give_registers<48>();
+        give_registers<40>();
         if (threadIdx.x == 0) {
             for (int tile = blockIdx.x; tile < tiles.count; tile += gridDim.x)
                 if (held(tile)) stages.bring<OfWeights>(tile, weight, of_weights, made.halves);
         } else if (threadIdx.x >= WARP) {
             for (int tile = blockIdx.x; tile < tiles.count; tile += gridDim.x)
-                if (held(tile)) gather_tile(images, made.images, tiles.position(tile), stages, image, of_images, passing);
+                if (held(tile)) bring_images(lines, tiles.position(tile), stages, image, of_images);
         }
     } else {
-        take_registers<128>();
+        take_registers<152>();
         const int team = (threadIdx.x - BRINGING) / WARPGROUP;
         bool begins = true;
         for (int tile = blockIdx.x, parity = 0; tile < tiles.count; tile += gridDim.x, parity ^= 1) {
@@ -197,7 +182,7 @@ KERNEL __launch_bounds__(THREADS, 1) conv_halves(
             if (first) made.left(position, filter) = !hold;
             if (!hold) continue;
             Sums sums;
-            sums.multiply(stages, of_images + team * COLUMNS * WORD, of_weights, team, begins, image, weight);
+            sums.multiply(stages, of_images + (SKIPPED + team * COLUMNS) * LINE, of_weights, team, begins, image, weight);
             begins = false;
             float own[OWN];
             give(sums.main, own, exchanged + team * EXCHANGED);

@@ -86,6 +86,10 @@ struct Operand {
     template <Kind KIND> float along(int line, int k) const {
         const int at = start + line * 128 + k * (KIND == TF32 ? 4 : 2);
         if (exchange == WITHIN_128_BYTES) return element<KIND>(at ^ (at >> 7 & 7) << 4);
+        if (exchange == WITHIN_64_BYTES) {
+            const int in_64 = start + line % 8 * 64 + line / 8 * then + k * 2;
+            return element<KIND>(in_64 ^ (in_64 >> 7 & 3) << 4);
+        }
         return element<KIND>(start + line / 8 * then + line % 8 * 16 + k / 8 * next + k % 8 * 2);
     }
     // The lines of a k are.
