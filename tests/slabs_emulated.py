@@ -10,7 +10,7 @@ from adtrain.ops.rounding import rounded
 
 LINES, DEPTH, LISTED, FEW_TILES = 128, 64, 126, 512
 """As in `slabs.cuh`."""
-WATCHED, LEVEL, FEW, THIN, ROUNDED = 16, 5.5, 16, 32, 8
+WATCHED, LEVEL, FEW, THIN, ROUNDED, SINGLE = 16, 5.5, 16, 32, 8, 6
 """As in `slabs_sums.cuh` and `slabs.cu`."""
 BESIDE = ((0, 2), (2, 0), (1, 1), (0, 1), (1, 0))
 """Products of pieces that are summed beside those of the first ones, as in `slabs_sums.cuh`."""
@@ -18,6 +18,8 @@ BITS = 25
 """That matrix units keep of the terms of a sum, counted from the largest one."""
 NOISE = 1.05
 """What the larger of two errors of one size may be of the other."""
+ROUNDINGS = 6 * 2.0**-24
+"""An error that is no more than six roundings of the sum of the magnitudes is as good as none."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,9 @@ def known(x: np.ndarray) -> Lines:
         part = sizes[:, depth * i // chunks * DEPTH : depth * (i + 1) // chunks * DEPTH]
         after += (part > 0).sum(1, keepdims=True) * before
         before += (part**2).sum(1, keepdims=True)
-    single = sizes.sum(1, keepdims=True) ** 2 < 2 * before
-    late = (single | (after < ROUNDED * before)) & ((sizes > 0).sum(1, keepdims=True) * THIN > k) | ~held
+    single = sizes.sum(1, keepdims=True) ** 2 < (2 if chunks > 1 else SINGLE) * before
+    at_end = (after < ROUNDED * before) & (chunks > 1)
+    late = (single | at_end) & ((sizes > 0).sum(1, keepdims=True) * THIN > k) | ~held
     return Lines(up, floor, LEVEL * mean * up * 2.0**target, share, late)
 
 
@@ -102,11 +105,11 @@ def chain(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 @np.errstate(over="ignore", invalid="ignore")  # of numbers that are left to multiply-adds
-def in_slabs(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def in_slabs(a: np.ndarray, b: np.ndarray, pieces_only: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """A B in halves or in pieces, and which elements are left to multiply-adds."""
     rows, columns = known(a), known(b.T)
     a, b = a * rows.up, b * columns.up.T
-    sums, left = (_in_pieces if many_left(rows, columns) else _in_halves)(a, b, rows, columns)
+    sums, left = (_in_pieces if pieces_only or many_left(rows, columns) else _in_halves)(a, b, rows, columns)
     return (sums / rows.up / columns.up.T).astype(np.float32), left
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from planes_emulated import BESIDE, DEPTH, FEW, LEAST, TOP, by_positions, cases, in_halves, in_pieces
-from slabs_emulated import NOISE, chain, errors
+from slabs_emulated import NOISE, ROUNDINGS, chain, errors
 
 from adtrain.assets import asset_path
 from adtrain.backends.cuda import compiler
@@ -27,8 +27,6 @@ from adtrain.ops.planes_cuda import CHANNELS, PlaneConvolution, Positions
 from adtrain.ops.planes_weight_grad_cuda import PlaneWeightGrad
 
 M, N, K = 24, 20, 288
-ROUNDINGS = 6 * 2.0**-24
-"""An error that is no more than six roundings of the sum of the magnitudes is as good as none."""
 DECADES = 1.25
 """Of numbers spread over thirty decades, as much larger may the norm of the error be: README.md of the kernels."""
 HOPPER_SHARED = 227 << 10

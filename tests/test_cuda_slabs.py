@@ -10,7 +10,7 @@ import pytest
 import slabs_emulated
 from hypothesis import given
 from hypothesis import strategies as st
-from slabs_emulated import BESIDE, LEVEL, NOISE, chain, errors, hard, in_slabs, known, many_left, usual
+from slabs_emulated import BESIDE, LEVEL, NOISE, ROUNDINGS, chain, errors, hard, in_slabs, known, many_left, usual
 from test_gpu_products import adversarial
 
 from adtrain.assets import asset_path
@@ -27,7 +27,7 @@ from adtrain.ops.tiles_cuda import Unit
 H200 = Chip(132, CAPABILITY)
 PRECISIONS = tuple(SLABS)
 EACH = tuple(slabs for several in SLABS.values() for slabs in several)
-M, N, K = 128, 64, SLABS["full"][0].least
+M, N, K = 128, 64, SLABS["full"][0].sums.start
 
 lengths = st.tuples(st.integers(1, 4), *[st.integers(1, 20000)] * 3)
 
@@ -48,7 +48,7 @@ def rule(m: int, n: int, k: int, precision: str = "full", chip: Chip = H200) -> 
 def test_large_products_are_computed_in_slabs_and_small_ones_are_not(precision: str) -> None:
     assert rule(4096, 4096, 4096, precision)[0]
     assert rule(4095, 4097, 4091, precision)[0]
-    assert not any(rule(128, 512, 128, precision))
+    assert not rule(128, 512, 128, precision)[0]
     assert not rule(128, 128, 9216, precision)[0]
 
 
@@ -59,8 +59,11 @@ def test_only_hopper_has_them_only_of_float32_and_not_of_images() -> None:
     assert not any(isinstance(tile, Slabs) for tile, _ in gathered)
 
 
-def test_short_sums_stay_with_multiply_adds_that_are_as_exact() -> None:
-    assert not any(rule(8192, 8192, SLABS["full"][0].least - 1))
+def test_short_sums_are_cut_in_pieces_and_the_shortest_left_to_multiply_adds_that_are_as_exact() -> None:
+    found = [tile for tile, _ in ranked(4, 1, 8192, 8192, K - 1, H200) if isinstance(tile, Slabs)]
+    assert found
+    assert all(slabs.in_pieces for slabs in found)
+    assert not any(rule(8192, 8192, 127))
 
 
 @pytest.mark.parametrize("slabs", EACH)
@@ -86,6 +89,16 @@ def test_products_in_slabs_with_what_they_leave_are_as_exact_as_one_chain(case: 
     assert taken[1] <= NOISE * expected[1]
 
 
+@pytest.mark.parametrize("k", [128, 256, 512])
+@pytest.mark.parametrize("case", [*adversarial(M, N, 128), *hard(M, N, 128)])
+def test_short_sums_of_pieces_are_as_exact_too(case: str, k: int) -> None:
+    a, b = (x.astype(np.float32) for x in {**adversarial(M, N, k), **hard(M, N, k)}[case])
+    plain, (found, left) = chain(a, b), in_slabs(a, b, pieces_only=True)
+    taken, expected = errors(np.where(left, plain, found), a, b), errors(plain, a, b)
+    assert taken[0] <= max(NOISE * expected[0], ROUNDINGS)
+    assert taken[1] <= max(NOISE * expected[1], ROUNDINGS)
+
+
 @pytest.mark.parametrize("case", ["one of 50 of both", "one of 100 not zero", "thirty decades"])
 def test_sparse_lines_are_cut_in_pieces(case: str) -> None:
     a, b = (x.astype(np.float32) for x in {**adversarial(M, N, K), **hard(M, N, K)}[case])
@@ -103,7 +116,7 @@ def test_of_usual_products_next_to_nothing_is_left_to_multiply_adds(case: str) -
 def test_the_limits_are_those_of_the_kernels() -> None:
     names = ("slabs.cu", "slabs.cuh", "slabs_sums.cuh")
     text = "".join((asset_path("kernels") / "cuda" / name).read_text() for name in names)
-    for name in ("DEPTH", "LISTED", "FEW_TILES", "WATCHED", "FEW", "THIN", "ROUNDED"):
+    for name in ("DEPTH", "LISTED", "FEW_TILES", "WATCHED", "FEW", "THIN", "ROUNDED", "SINGLE"):
         assert re.search(rf"constexpr int[^;]*\b{name} = [^;]*\b{getattr(slabs_emulated, name)}\b[^;]*;", text), name
     assert f"level = {LEVEL}f * (float)mean" in text
     assert f"pairs[BESIDE] = {BESIDE};".replace("(", "{").replace(")", "}") in text

@@ -10,8 +10,8 @@ from gpu_parity import gpu, poisoned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planes_emulated import cases
-from slabs_emulated import NOISE, chain, errors
-from test_cuda_planes import DECADES, ROUNDINGS, convolutions
+from slabs_emulated import NOISE, ROUNDINGS, chain, errors
+from test_cuda_planes import DECADES, convolutions
 from test_gpu_products import computed, distance
 
 from adtrain import ops

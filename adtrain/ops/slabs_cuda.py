@@ -16,6 +16,7 @@ LINES, BYTES = 128, 128 * 128
 """Of a slab."""
 LAYOUT_THREADS, THREADS = 256, 384
 """Of a block of `slabs.cu`, and of `gemm_slabs.cu`."""
+MOST_K = 1 << 31
 KNOWN_BYTES, REST_BYTES, VOTES_BYTES = 32, 256, 128
 """Of what is known of a line, or measured in a chunk of it (Line, Measured); of a tile's list (Rest); and Votes."""
 
@@ -27,11 +28,12 @@ class Slabs:
     Args:
         unit: TF32, BFLOAT16, or HALVES for float32.
         pieces: numbers that one of an operand becomes, at most (MOST).
-        staged: of these, as many as TILE_STAGES stages have room for.
+        staged: of these, as many as TILE_STAGES stages have room for; if as many as `pieces`, it always becomes these
+            (PIECES_ONLY).
         depth: k of a slab (DEPTH).
         n: columns of a tile (TILE_N).
         stages: stages in shared memory.
-        least: the smallest K. Of HALVES: from there on they are as exact as a chain of multiply-adds
+        sums: lengths K of sums. Of HALVES: from the first one on they are as exact as a chain of multiply-adds
             (`tests/test_gpu_slabs.py`); of others: below it they cannot pay.
         moved: bytes that are read and written to lay out an element.
         launches: how many there are.
@@ -44,7 +46,7 @@ class Slabs:
     depth: int
     n: int
     stages: int
-    least: int
+    sums: range
     moved: int
     launches: int
     speed: float
@@ -67,23 +69,31 @@ class Slabs:
         return replace(TILES[4][0], n=self.n, warp_n=self.n // 2)
 
     def suits(self, m: int, n: int, k: int) -> bool:
-        return min(m, n) >= LINES and k >= self.least
+        return min(m, n) >= LINES and k in self.sums
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether float32 becomes three pieces, not two halves, whatever the numbers are."""
+        return self.unit is Unit.HALVES and self.staged == self.pieces
 
 
+SHORT, LONG, ANY = range(128, 768), range(768, MOST_K), range(256, MOST_K)
 SLABS: Mapping[str, Sequence[Slabs]] = {
     "full": (
-        Slabs(Unit.HALVES, 3, 2, 64, 128, 3, 768, 12, 5, 4.0),
-        Slabs(Unit.HALVES, 3, 2, 64, 64, 4, 768, 12, 5, 3.0),
+        Slabs(Unit.HALVES, 3, 2, 64, 128, 3, LONG, 12, 5, 4.0),
+        Slabs(Unit.HALVES, 3, 2, 64, 64, 4, LONG, 12, 5, 3.0),
+        Slabs(Unit.HALVES, 3, 3, 64, 128, 2, SHORT, 14, 5, 2.0),
+        Slabs(Unit.HALVES, 3, 3, 64, 64, 3, SHORT, 14, 5, 1.6),
     ),
     "tf32": (
-        Slabs(Unit.TF32, 1, 1, 32, 256, 4, 256, 8, 2, 7.0),
-        Slabs(Unit.TF32, 1, 1, 32, 128, 6, 256, 8, 2, 5.5),
-        Slabs(Unit.TF32, 1, 1, 32, 64, 8, 256, 8, 2, 4.0),
+        Slabs(Unit.TF32, 1, 1, 32, 256, 4, ANY, 8, 2, 7.0),
+        Slabs(Unit.TF32, 1, 1, 32, 128, 6, ANY, 8, 2, 5.5),
+        Slabs(Unit.TF32, 1, 1, 32, 64, 8, ANY, 8, 2, 4.0),
     ),
     "bfloat16": (
-        Slabs(Unit.BFLOAT16, 1, 1, 64, 256, 4, 256, 6, 2, 11.5),
-        Slabs(Unit.BFLOAT16, 1, 1, 64, 128, 6, 256, 6, 2, 9.0),
-        Slabs(Unit.BFLOAT16, 1, 1, 64, 64, 8, 256, 6, 2, 6.5),
+        Slabs(Unit.BFLOAT16, 1, 1, 64, 256, 4, ANY, 6, 2, 11.5),
+        Slabs(Unit.BFLOAT16, 1, 1, 64, 128, 6, ANY, 6, 2, 9.0),
+        Slabs(Unit.BFLOAT16, 1, 1, 64, 64, 8, ANY, 6, 2, 6.5),
     ),
 }
 """By precision; tiles of fewer columns spread products that have few tiles over all multiprocessors."""
@@ -179,6 +189,11 @@ class SlabProduct:
             blocks=lambda *_, **__: blocks,
             threads=lambda *_, **__: threads,
             shared=lambda *_, **__: shared,
-            definitions=lambda *_, **__: {"UNIT": int(self.slabs.unit), "TILE_N": self.slabs.n, **macros},
+            definitions=lambda *_, **__: {
+                "UNIT": int(self.slabs.unit),
+                "TILE_N": self.slabs.n,
+                "PIECES_ONLY": int(self.slabs.in_pieces),
+                **macros,
+            },
             then=then,
         )

@@ -2,6 +2,7 @@
 #ifndef UNIT
 #define UNIT 5
 #define TILE_N 128
+#define PIECES_ONLY 0
 #define TRANSPOSE_A 0
 #define TRANSPOSE_B 0
 #define WIDE_A 1 // elements that may be read at once
@@ -12,7 +13,7 @@
 
 constexpr int THREADS = 256, ROW = HALF + 1;
 constexpr int FEW = 16;               // products, see known()
-constexpr int THIN = 32, ROUNDED = 8; // see known()
+constexpr int THIN = 32, ROUNDED = 8, SINGLE = 6; // see known()
 constexpr int BLOCKS = WIDE_A * WIDE_B == 16 ? 4 : 3; // that a multiprocessor must have registers for
 typedef float Panel[DEPTH][ROW]; // HALF lines of a slab
 
@@ -144,7 +145,7 @@ __device__ __forceinline__ float power(int exponent) { return __int_as_float(exp
 // Late: of an element with many others next to all of the sum comes at its end, or from one product. There a chain has few
 // more roundings to make, while the matrix units cut bits off all that they add at once. Counted are the roundings behind
 // the chunk of each element, as many as there are elements that are not 0, by the share of the squares that the sum has by
-// then; and elements of one size as above.
+// then; and elements of one size as above, more of them where all 128 are in a single chunk.
 __device__ __forceinline__ Line known(const Slabs &slabs, int64_t at) {
     Measured all = {0, INFINITY, 0, 0};
     double rounded = 0;
@@ -167,7 +168,8 @@ __device__ __forceinline__ Line known(const Slabs &slabs, int64_t at) {
     const float floor = all.least * up < 0x1p-12f ? slabs.k * power(target - 13) : 0;
     const float level = 5.5f * (float)mean * up * power(target);
     const double share = all.sum * (double)all.sum / all.squares / sqrt((double)FEW * slabs.k);
-    const bool single = all.sum * (double)all.sum < 2 * all.squares, at_end = rounded < ROUNDED * all.squares;
+    const bool apart = slabs.chunks > 1, at_end = apart && rounded < ROUNDED * all.squares;
+    const bool single = all.sum * (double)all.sum < (apart ? 2 : SINGLE) * all.squares;
     const bool late = (single || at_end) && (int64_t)all.count * THIN > slabs.k;
     return {power(-exponent), floor, level, (float)share, late};
 }
@@ -187,6 +189,7 @@ KERNEL __launch_bounds__(THREADS) know_lines(const T *a, const T *b, const Epilo
     if (threadIdx.x == 0) few = 0;
     const Line line = known(slabs, at);
     if (i < (threadIdx.x < LINES ? slabs.rows : slabs.columns)) slabs.lines[at] = line;
+    if (PIECES_ONLY) return;
     shares[threadIdx.x] = line.share;
     __syncthreads();
     const int half = threadIdx.x / LINES * (LINES / 2);
