@@ -23,6 +23,7 @@ from adtrain.core.kernel import CudaKernel
 from adtrain.ops import conv_cuda
 from adtrain.ops.conv import Window
 from adtrain.ops.conv_reference import conv2d_reference, input_grad_reference
+from adtrain.ops.halves_weight_grad_cuda import HalvesWeightGrad
 from adtrain.ops.planes_cuda import CHANNELS, PlaneConvolution, Positions
 from adtrain.ops.planes_weight_grad_cuda import PlaneWeightGrad
 
@@ -63,7 +64,7 @@ def by_planes(kernels: Sequence[CudaKernel]) -> list[bool]:
 
 def in_halves_first(kernel: CudaKernel) -> bool:
     """Whether it multiplies halves, and pieces where these do not hold the operands."""
-    return kernel.names == ["measure_halves", "lay_halves", "conv_halves", "conv_planes"]
+    return kernel.names[:1] in (["measure_halves"], ["measure_operands"])
 
 
 def window(stride: int = 1, padding: int = 0, groups: int = 1) -> Window:
@@ -98,29 +99,31 @@ def test_the_launches_fit_and_cover_all_positions(positions: Positions, channels
             continue
         assert all(step.shared() + 1024 <= HOPPER_SHARED for step in launches(convolution.kernel()))
         assert convolution.products >= convolution.positions.images[1] * wide.kernel[0] * wide.kernel[1]
-    grad = PlaneWeightGrad(wide)
+    grad, in_halves = PlaneWeightGrad(wide), HalvesWeightGrad(wide)
     if grad.suits():
         assert 1 <= grad.splits <= -(-wide.count // grad.step)
         assert grad.kernel().shared() + 1024 <= HOPPER_SHARED
+    if in_halves.suits():
+        assert all(step.shared() + 1024 <= HOPPER_SHARED for step in launches(in_halves.kernel()))
 
 
 @pytest.mark.parametrize(
     ("image", "weight", "padding", "halves"),
     [
-        ((1024, 32, 26, 26), (64, 32, 3, 3), 0, [True, False]),
-        ((128, 32, 26, 26), (64, 32, 3, 3), 0, [False, False]),
-        ((256, 64, 56, 56), (64, 64, 3, 3), 1, [True, True]),
-        ((64, 256, 28, 28), (256, 256, 3, 3), 1, [True, True]),
+        ((1024, 32, 26, 26), (64, 32, 3, 3), 0, [True, False, False]),
+        ((128, 32, 26, 26), (64, 32, 3, 3), 0, [False, False, False]),
+        ((256, 64, 56, 56), (64, 64, 3, 3), 1, [True, True, False]),
+        ((64, 256, 28, 28), (256, 256, 3, 3), 1, [True, True, True]),
     ],
 )
 def test_convolutions_of_many_channels_are_computed_by_positions(
     image: tuple[int, ...], weight: tuple[int, ...], padding: int, halves: list[bool]
 ) -> None:
-    """Forward and by the images in what was measured to be faster; by the weights always in pieces."""
+    """Forward, by the images, by the weights: in halves where that should be faster."""
     found = of(image, weight, window(padding=padding))
     assert all(by_planes(kernels)[0] for kernels in found)
-    assert [in_halves_first(kernels[0]) for kernels in found] == [*halves, False]
-    assert [any(map(in_halves_first, kernels)) for kernels in found] == [True, True, False]
+    assert [in_halves_first(kernels[0]) for kernels in found] == halves
+    assert [any(map(in_halves_first, kernels)) for kernels in found] == [True, True, True]
 
 
 def test_few_channels_strides_groups_and_float64_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,9 +161,9 @@ def test_halves_are_right_for_what_nets_have(case: str) -> None:
 
 
 def test_the_limits_are_those_of_the_kernels() -> None:
-    texts = [(asset_path("kernels") / "cuda" / name).read_text() for name in ("halves.cuh", "measure_halves.cu")]
-    assert f"FEW = {FEW}, LEAST = {LEAST};" in texts[0]
-    assert f"TOP = {TOP};" in texts[1]
+    text = (asset_path("kernels") / "cuda" / "scaled.cuh").read_text()
+    assert f"FEW = {FEW}, LEAST = {LEAST};" in text
+    assert f"TOP = {TOP};" in text
 
 
 def test_the_products_are_those_of_the_kernels() -> None:
@@ -186,9 +189,10 @@ def test_the_kernels_compile_and_neither_spill_registers_nor_wait_for_each_produ
     for images, filters, padding in (((128, 32, 26, 26), 64, 0), ((8, 40, 15, 13), 33, 1), ((2, 64, 99, 99), 20, 2)):
         size = [n + 2 * padding - 2 for n in images[2:]]
         positions = Positions(images, (images[0], filters, *size), (3, 3), (padding, padding), (1, 1))
-        made = [PlaneConvolution(positions, False), PlaneConvolution(positions.turned(), True)]
+        made: list[Any] = [PlaneConvolution(positions, False), PlaneConvolution(positions.turned(), True)]
         made += [halves for convolution in made if (halves := replace(convolution, halves=True)).suits()]
-        for kernel in [*(c.kernel() for c in made), PlaneWeightGrad(positions).kernel()]:
+        made += [grad for grad in (PlaneWeightGrad(positions), HalvesWeightGrad(positions)) if grad.suits()]
+        for kernel in [c.kernel() for c in made]:
             for step in launches(kernel):
                 macros = tuple(sorted(step.definitions().items()))
                 sources[file_source(step.file, (np.dtype("float32"),), macros)] = None

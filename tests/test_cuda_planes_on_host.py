@@ -20,6 +20,7 @@ from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
+from adtrain.ops.halves_weight_grad_cuda import HalvesWeightGrad
 from adtrain.ops.planes_cuda import PlaneConvolution, Positions
 from adtrain.ops.planes_weight_grad_cuda import PlaneWeightGrad
 
@@ -63,9 +64,10 @@ def directions(
     for halves in (False, True):
         yield equation(conv2d_p, [x, w], window), (x, w), PlaneConvolution(positions, False, halves)
         yield equation(input_grad_p, [g, w], sized), (g, w), PlaneConvolution(positions.turned(), True, halves)
-    if PlaneWeightGrad(positions).suits():
-        sized = {**window, "size": positions.kernel}
-        yield equation(weight_grad_p, [x, g], sized), (x, g), PlaneWeightGrad(positions)
+    sized = {**window, "size": positions.kernel}
+    for planes in (PlaneWeightGrad(positions), HalvesWeightGrad(positions)):
+        if planes.suits():
+            yield equation(weight_grad_p, [x, g], sized), (x, g), planes
 
 
 def check(host: Host, positions: Positions, x: np.ndarray, w: np.ndarray, g: np.ndarray) -> None:

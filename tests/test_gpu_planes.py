@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from adtrain import ops
 from adtrain.core.array import array
 from adtrain.core.staging import stage
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
+from adtrain.ops.halves_weight_grad_cuda import HalvesWeightGrad
 from adtrain.ops.planes_cuda import CAPABILITY, PlaneConvolution, Positions
 from adtrain.ops.planes_weight_grad_cuda import PlaneWeightGrad
 from adtrain.passes import ALL
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.gpu
 TOLERANCE = 3e-7
 """Of the norm of the difference over the norm."""
 M, N, K = 48, 80, 288
+WeightGrad: TypeAlias = "PlaneWeightGrad | HalvesWeightGrad"
 
 
 @pytest.fixture(autouse=True)
@@ -51,9 +53,9 @@ def input_grad(gpu: Any, positions: Positions, g: np.ndarray, w: np.ndarray, hal
     return computed(gpu, input_grad_p, kernel, [g, w], window=window(positions), **params)
 
 
-def weight_grad(gpu: Any, positions: Positions, x: np.ndarray, g: np.ndarray) -> np.ndarray:
-    kernel, params = PlaneWeightGrad(positions).kernel(), {"size": positions.kernel}
-    return computed(gpu, weight_grad_p, kernel, [x, g], window=window(positions), **params)
+def weight_grad(gpu: Any, grad: WeightGrad, positions: Positions, x: np.ndarray, g: np.ndarray) -> np.ndarray:
+    params = {"size": positions.kernel}
+    return computed(gpu, weight_grad_p, grad.kernel(), [x, g], window=window(positions), **params)
 
 
 def drawn(positions: Positions) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -84,8 +86,9 @@ def check(gpu: Any, positions: Positions, x: np.ndarray, w: np.ndarray, g: np.nd
             assert same(forward(gpu, positions, x, w, halves), y)
         if PlaneConvolution(positions.turned(), True, halves).suits():
             assert same(input_grad(gpu, positions, g, w, halves), dx)
-    if PlaneWeightGrad(positions).suits():
-        assert same(weight_grad(gpu, positions, x, g), dw)
+    for grad in (PlaneWeightGrad(positions), HalvesWeightGrad(positions)):
+        if grad.suits():
+            assert same(weight_grad(gpu, grad, positions, x, g), dw)
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])

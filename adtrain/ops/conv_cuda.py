@@ -14,6 +14,7 @@ from adtrain.core.chip import CHIP, Chip
 from adtrain.core.kernel import CudaKernel
 from adtrain.ops.choice_cuda import LANES, SECOND_PASS, START, Gathers, ranked
 from adtrain.ops.few_cuda import Few, FewConvolution, FewWeightGrad
+from adtrain.ops.halves_weight_grad_cuda import HalvesWeightGrad
 from adtrain.ops.planes_cuda import PlaneConvolution, Positions
 from adtrain.ops.planes_weight_grad_cuda import PlaneWeightGrad
 from adtrain.ops.tiles_cuda import Tile
@@ -198,8 +199,8 @@ def weight_grad(x: Any, g: Any, window: Any, size: tuple[int, int], precision: s
     tiles = product.tiles(conv, precision)
     gathered = [_kernel("conv_weight_grad.cu", "conv2d_weight_grad", conv, product, *tile) for tile in tiles]
     others: list[Engine] = []
-    if (positions := conv.positions(precision)) and (planes := PlaneWeightGrad(positions)).suits():
-        others.append(planes)
+    if positions := conv.positions(precision):
+        others += [e for e in (PlaneWeightGrad(positions), HalvesWeightGrad(positions)) if e.suits()]
     if conv.exact(precision) and (few := FewWeightGrad(conv.few())).suits():
         others.append(few)
     return _candidates(gathered, product, others, conv)

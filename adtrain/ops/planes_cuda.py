@@ -18,7 +18,7 @@ FILTERS, TILE, HALVES_TILE, MARKED = 64, 256, 288, 96
 """Filters of a tile, and positions of one of `conv_planes.cu`, which stacks the pieces of half as many filters;
 positions of one of `conv_halves.cu`, and how many of them are left to pieces together."""
 THREADS, HALVES_THREADS, MEASURING = 384, 512, (256, 1024)
-"""Of a block of `conv_planes.cu`; of `conv_halves.cu`; of `measure_halves.cu`, where images are many or few."""
+"""Of a block of `conv_planes.cu`; of `conv_halves.cu`; where images are measured, many or few."""
 FEW_IMAGES = 4
 """Images for each multiprocessor, below which they are few."""
 KNOWN = 16
@@ -34,7 +34,7 @@ PASSING = 4 * GROUP * 4
 GATHERERS = 96
 """These threads."""
 LINE, LAID, LAYING = 64, 64, 256
-"""Bytes of a line of `halves.cuh`; lines and threads of a block of `lay_halves.cu`."""
+"""Bytes of a line of `scaled.cuh`; lines and threads of a block that lays images out."""
 MOST_BLOCKS = 128
 """Tiles of the same positions, so that what is known of their filters fits."""
 MOST_ELEMENTS = 1 << 31
@@ -110,6 +110,12 @@ class Positions:
         """Whether positions are right for it, on the GPU at hand."""
         sizes = (*map(math.prod, (self.images, self.outputs)), self.count + self.reach + TILE)
         return CHIP.capability == CAPABILITY and min(self.padding) >= 0 and 0 < min(sizes) <= max(sizes) < MOST_ELEMENTS
+
+
+def measuring(images: int) -> int:
+    """Threads of a block that measures one of so many images."""
+    many, few = MEASURING
+    return many if images >= FEW_IMAGES * CHIP.multiprocessors else few
 
 
 @dataclass(frozen=True)
@@ -191,12 +197,6 @@ class PlaneConvolution:
         return -(-self.positions.count // self._tile(parts)) * self._blocks
 
     @property
-    def _measuring(self) -> int:
-        """Threads of a block that measures."""
-        many, few = MEASURING
-        return many if self.positions.images[0] >= FEW_IMAGES * CHIP.multiprocessors else few
-
-    @property
     def _chunks(self) -> int:
         """Of channels."""
         return -(-self.positions.images[1] // self.channels)
@@ -249,8 +249,9 @@ class PlaneConvolution:
         stages = {"TILE_STAGES": self._stages(self.channels, HALVES)}
         lay = self._step("lay_halves.cu", "lay_halves", stages, grid, LAYING, then=multiply)
         operands = self._blocks * self._filters + self.positions.images[0]
-        macros = {**stages, "MEASURING": self._measuring}
-        return self._step("measure_halves.cu", "measure_halves", macros, operands, self._measuring, then=lay)
+        threads = measuring(self.positions.images[0])
+        macros = {**stages, "MEASURING": threads}
+        return self._step("measure_halves.cu", "measure_halves", macros, operands, threads, then=lay)
 
     def _multiply(self, parts: int, rest: Mapping[str, int] | None = None) -> CudaKernel:
         name, threads = ("conv_halves", HALVES_THREADS) if parts == HALVES else ("conv_planes", THREADS)

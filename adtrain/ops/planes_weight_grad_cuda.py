@@ -69,12 +69,20 @@ class PlaneWeightGrad:
 
     def kernel(self) -> CudaKernel:
         """The launches: the products of each part, and their sum."""
-        splits = self.splits
+        return self.in_parts(self.splits)
+
+    def in_parts(self, splits: int, rest: bool = False) -> CudaKernel:
+        """The same of so many parts.
+
+        Args:
+            rest: parts are images, and the launches are behind those of `conv_halves_weight_grad.cu`.
+        """
         definitions = {
             **self.positions.definitions,
             "CHANNELS": CHANNELS,
             "POSITIONS": self.step,
-            "SPLIT": int(splits > 1),
+            "SPLIT": int(splits > 1 or rest),
+            **({"REST": 1} if rest else {}),
         }
         whole = CudaKernel(
             "conv_planes_weight_grad.cu",
@@ -85,7 +93,7 @@ class PlaneWeightGrad:
             shared=lambda *_, **__: self._shared(self.step),
             definitions=lambda *_, **__: definitions,
         )
-        if splits == 1:
+        if splits == 1 and not rest:
             return whole
         split = replace(whole, scratch=lambda *_, **__: splits * self.size * 4)
         add = replace(

@@ -149,7 +149,7 @@ KERNEL __launch_bounds__(THREADS, 1) conv_halves(
     wait_for_inputs();
     const Tiles tiles(batch);
     const Made made(scratch, batch);
-    const Lines lines(made, batch);
+    const Lines lines = lines_of(made, batch);
     char *of_images = aligned_shared<512>();
     char *of_weights = of_images + IMAGE_STAGES * OfImages::SIZE;
     T *exchanged = (T *)(of_weights + TILE_STAGES * OfWeights::SIZE);

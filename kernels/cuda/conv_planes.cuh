@@ -5,7 +5,7 @@
 // BRINGING threads a warp has the copies of weights, which are cut beforehand, on their way; the others gather the
 // images' positions and cut them; TEAMS warpgroups multiply, each COLUMNS of the columns.
 #pragma once
-#include "planes.cuh"
+#include "scaled.cuh"
 
 constexpr int TILE = TEAMS * COLUMNS, LEFT = 64;      // LEFT: rows of the matrix units
 constexpr bool STACKED = OUT_CHANNELS <= LEFT / 2; // then half of the rows are the same filters' second parts
@@ -66,13 +66,6 @@ struct Tiles {
     __device__ explicit Tiles(int batch) : count(parts(batch * IMAGE, TILE) * BLOCKS) {}
     __device__ __forceinline__ int filter(int tile) const { return tile % BLOCKS * FILTERS; }
     __device__ __forceinline__ int position(int tile) const { return tile / BLOCKS * TILE; }
-};
-
-// What is known of an image, or of a filter, in halves: see halves.cuh.
-struct alignas(16) Known {
-    float up, down; // its scale, a power of two, and one over that
-    float share;    // of its elements; of a filter how many; 0 where it is left to pieces
-    float squares;  // of a filter's scaled elements, their sum
 };
 
 constexpr int MARKED = 96; // positions that are left to pieces together

@@ -8,6 +8,11 @@
 //
 // As in conv_planes.cu, but for registers: the largest products and the others have the same ones in turn, over 64
 // positions.
+//
+// REST: of each part, which are images then, only what conv_halves_weight_grad.cu has left.
+#ifndef REST
+#define REST 0
+#endif
 #include "planes.cuh"
 
 constexpr int FILTERS = 64, GATHERERS = WARPGROUP, CONSUMERS = KH * WARPGROUP;
@@ -48,9 +53,10 @@ struct Part {
         constexpr int across = (IN_CHANNELS + CHANNELS - 1) / CHANNELS;
         filter = blockIdx.x / across * FILTERS;
         channel = blockIdx.x % across * CHANNELS;
-        const int64_t steps = parts(batch * IMAGE, POSITIONS);
-        begin = steps * blockIdx.y / splits * POSITIONS;
-        end = steps * (blockIdx.y + 1) / splits * POSITIONS;
+        constexpr int EACH = REST ? IMAGE : POSITIONS;
+        const int64_t steps = REST ? batch : parts(batch * IMAGE, POSITIONS);
+        begin = steps * blockIdx.y / splits * EACH;
+        end = steps * (blockIdx.y + 1) / splits * EACH;
     }
 };
 
@@ -85,7 +91,7 @@ __device__ __forceinline__ void multiply(
             const auto products = [&](Pair pieces, bool add) {
                 #pragma unroll
                 for (int k = 0; k < AT_A_TIME; k += STEP)
-                    start_turned(sums, a + (pieces.a * OfGradients::PIECE + k * WORD) / WORD,
+                    start_turned<BFLOAT16>(sums, a + (pieces.a * OfGradients::PIECE + k * WORD) / WORD,
                         b + (pieces.b * OfImages::PIECE + k * OfImages::LINE) / WORD, add || k > 0);
             };
             const auto add = [&] {
@@ -132,8 +138,12 @@ KERNEL __launch_bounds__(THREADS, 1) conv_planes_weight_grad(const T *x, const T
     w = (T *)scratch;
 #endif
     const Inputs images = {x, (int)batch};
-    const Gradients gradients = {g, (int)batch};
     const Part part(batch, splits);
+    const Gradients gradients = {g, REST ? part.end / IMAGE : (int)batch};
+#if REST
+    const int *left = (const int *)(w + splits * (OUT_CHANNELS * IN_CHANNELS * TAPS)) + (blockIdx.y * gridDim.x + blockIdx.x) * KH;
+    if (!(left[0] | left[1] | left[2])) return;
+#endif
     char *shared = aligned_shared<1024>();
     T *passing = (T *)(shared + STAGES * STAGE);
     __shared__ Stages stages;

@@ -67,7 +67,7 @@ __device__ __forceinline__ void cut(Word (&words)[PIECE_COUNT], const float (&x)
     }
 }
 
-__device__ __forceinline__ int parts(int length, int part) { return (length + part - 1) / part; }
+__device__ constexpr int parts(int length, int part) { return (length + part - 1) / part; }
 
 __device__ __forceinline__ bool finite(T x) { return fabs(x) < (T)INFINITY; }
 

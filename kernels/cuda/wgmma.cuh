@@ -174,9 +174,12 @@ template <Kind KIND> __device__ __forceinline__ void start(float (&sums)[128], u
             THIRTY_TWO(32), THIRTY_TWO(64), THIRTY_TWO(96));
 }
 
-// The same of bfloat16, 96 lines of B, and of both operands the lines are neighbours in a word, not the k.
-__device__ __forceinline__ void start_turned(float (&sums)[48], uint64_t a, uint64_t b, bool add) {
-    WGMMA("m64n96k16.f32.bf16.bf16", SUMS_48, "%48", "%49", "%50", ", 1, 1", THIRTY_TWO(0), EIGHT(32), EIGHT(40));
+// The same of 96 lines of B, and of both operands the lines are neighbours in a word, not the k.
+template <Kind KIND> __device__ __forceinline__ void start_turned(float (&sums)[48], uint64_t a, uint64_t b, bool add) {
+    if (KIND == HALVES)
+        WGMMA("m64n96k16.f32.f16.f16", SUMS_48, "%48", "%49", "%50", ", 1, 1", THIRTY_TWO(0), EIGHT(32), EIGHT(40));
+    else
+        WGMMA("m64n96k16.f32.bf16.bf16", SUMS_48, "%48", "%49", "%50", ", 1, 1", THIRTY_TWO(0), EIGHT(32), EIGHT(40));
 }
 #undef WGMMA
 #undef THIRTY_TWO

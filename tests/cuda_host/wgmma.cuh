@@ -93,10 +93,11 @@ struct Operand {
         return element<KIND>(start + line / 8 * then + line % 8 * 16 + k / 8 * next + k % 8 * 2);
     }
     // The lines of a k are.
-    float turned(int line, int k) const {
-        if (exchange != WITHIN_64_BYTES) return element(start + line / 8 * then + line % 8 * 2 + k / 8 * next + k % 8 * 16);
+    template <Kind KIND> float turned(int line, int k) const {
+        if (exchange != WITHIN_64_BYTES)
+            return element<KIND>(start + line / 8 * then + line % 8 * 2 + k / 8 * next + k % 8 * 16);
         const int at = start + line / 32 * next + line % 32 * 2 + k / 8 * then + k % 8 * 64;
-        return element(at ^ (at >> 7 & 3) << 4);
+        return element<KIND>(at ^ (at >> 7 & 3) << 4);
     }
 };
 
@@ -116,7 +117,7 @@ template <Kind KIND, int SUMS> void start(float (&sums)[SUMS], uint64_t a, uint6
     const auto along = [](const Operand &x) { return [=](int line, int k) { return x.along<KIND>(line, k); }; };
     multiply(sums, add, KIND == TF32 ? 8 : 16, along(Operand(a)), along(Operand(b)));
 }
-static void start_turned(float (&sums)[48], uint64_t a, uint64_t b, bool add) {
-    const auto turned = [](const Operand &x) { return [=](int line, int k) { return x.turned(line, k); }; };
+template <Kind KIND> void start_turned(float (&sums)[48], uint64_t a, uint64_t b, bool add) {
+    const auto turned = [](const Operand &x) { return [=](int line, int k) { return x.turned<KIND>(line, k); }; };
     multiply(sums, add, 16, turned(Operand(a)), turned(Operand(b)));
 }

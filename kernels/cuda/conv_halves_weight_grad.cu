@@ -1,0 +1,243 @@
+// The gradients of conv_planes_weight_grad.cu with operands in halves, three products instead of six, as far as these hold
+// them: of images and of the outputs' gradients, both measured and laid out beforehand. Read scaled.cuh first.
+//
+// A block takes FILTERS filters, CHANNELS channels, all elements of the window, and a part of the images. One thread has
+// the copies of lines on their way; three warpgroups multiply, each a row of the window, whose elements are a line further
+// on each. An image's sums over GROUP positions have one scale. Left to pieces are parts
+// - with images of which one is not held, or few products make a sum;
+// - whose sums are small beside the products.
+#ifndef MEASURING
+#define MEASURING 256 // threads of a block that measures
+#define HALVES_STAGES 3
+#endif
+#include "scaled.cuh"
+
+constexpr int FILTERS = 64, BRINGING = WARPGROUP, CONSUMERS = KH * WARPGROUP, THREADS = BRINGING + CONSUMERS;
+constexpr int STEP = 16, GROUP = 4 * STEP, STAGE_GROUPS = 2; // positions of an instruction; that are added up at once
+static_assert(KH == 3 && KW == 3 && CHANNELS == OF_LINE, "what the registers are made for");
+
+// An image's positions from its first output to its last: in groups, of which the last one may be short.
+constexpr int STEPS = parts((OUT_ROWS - 1) * PITCH + OUT_COLUMNS, STEP), GROUPS = parts(STEPS, 4);
+constexpr int LAST = STEPS - 4 * (GROUPS - 1), PASSES = parts(GROUPS, STAGE_GROUPS);
+static_assert(STEPS * STEP <= IMAGE, "the next image begins behind them");
+
+constexpr int FRONT = (BEFORE + 7) / 8 * 8, SKIPPED = FRONT - BEFORE; // lines before position 0 of the images
+constexpr int SIZE = OUT_CHANNELS * IN_CHANNELS * TAPS, SUMS = KW * CHANNELS / 2;
+typedef Images<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
+
+// A stage: of both numbers the images' lines; of both numbers the gradients', of 32 filters and of 32 more. Each begins at
+// a multiple of eight lines, as words are exchanged, so up to seven of them are not needed.
+struct Stage {
+    static constexpr int POSITIONS = STAGE_GROUPS * GROUP;
+    static constexpr int OF_IMAGES = (7 + POSITIONS + REACH + 7) / 8 * 8 * LINE, OF_GRADIENTS = (POSITIONS + 8) * LINE;
+    static constexpr int GRADIENTS = 2 * OF_IMAGES, SIZE = GRADIENTS + 4 * OF_GRADIENTS; // bytes
+};
+
+struct Scratch {
+    float *sums;  // of each part
+    int *left;    // of each part, block and row of the window, whether it is left to pieces
+    Known *images, *gradients;
+    Lines of_images, of_gradients;
+
+    static __device__ __forceinline__ char *aligned(void *at) { return (char *)(((uintptr_t)at + 1023) / 1024 * 1024); }
+    __device__ Scratch(char *scratch, int batch, int splits, int blocks)
+        : sums((float *)scratch), left((int *)(sums + (int64_t)splits * SIZE)),
+          images((Known *)(((uintptr_t)(left + splits * blocks * KH) + 15) / 16 * 16)), gradients(images + batch),
+          of_images(aligned(gradients + batch), lines(batch), parts(IN_CHANNELS, OF_LINE), FRONT),
+          of_gradients(aligned(of_images.end()), lines(batch), parts(OUT_CHANNELS, FILTERS) * 2, 0) {}
+
+  private:
+    static __device__ __forceinline__ int lines(int batch) {
+        return parts((batch - 1) * IMAGE + PASSES * Stage::POSITIONS + Stage::OF_IMAGES / LINE, LAID) * LAID;
+    }
+};
+constexpr int BLOCKS = parts(OUT_CHANNELS, FILTERS) * parts(IN_CHANNELS, CHANNELS);
+
+// A block an image, then a block an image's gradients.
+KERNEL __launch_bounds__(MEASURING) measure_operands(
+    const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
+    wait_for_inputs();
+    const Scratch made(scratch, batch, splits, BLOCKS);
+    constexpr int OF_IMAGE = IN_CHANNELS * Inputs::AREA, OF_GRADIENT = OUT_CHANNELS * Gradients::AREA;
+    const int64_t image = blockIdx.x % batch;
+    if (blockIdx.x < batch)
+        measure_image<OF_IMAGE, MEASURING>(made.images[image], x + image * OF_IMAGE);
+    else
+        measure_image<OF_GRADIENT, MEASURING>(made.gradients[image], g + image * OF_GRADIENT);
+}
+
+// As in lay_halves.cu.
+KERNEL __launch_bounds__(LAYING) lay_operands(
+    const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
+    wait_for_inputs();
+    const Scratch made(scratch, batch, splits, BLOCKS);
+    const int from = (gridDim.x - 1 - blockIdx.x) * LAID, chunk = blockIdx.y - made.of_images.chunks;
+    if (chunk < 0)
+        lay(Inputs{x, (int)batch}, made.images, made.of_images, from, blockIdx.y);
+    else
+        lay(Gradients{g, (int)batch}, made.gradients, made.of_gradients, from, chunk);
+}
+
+// What a block takes.
+struct Part {
+    int filter, channel, begin, end; // images
+
+    __device__ Part(int batch, int splits) {
+        constexpr int across = parts(IN_CHANNELS, CHANNELS);
+        filter = blockIdx.x / across * FILTERS;
+        channel = blockIdx.x % across * CHANNELS;
+        begin = (int64_t)batch * blockIdx.y / splits;
+        end = (int64_t)batch * (blockIdx.y + 1) / splits;
+    }
+    // Whether its images are held, in all threads.
+    __device__ __forceinline__ bool held(const Scratch &made) const {
+        __shared__ bool left;
+        left = false;
+        __syncthreads();
+        for (int i = begin + threadIdx.x; i < end; i += THREADS)
+            if (!(made.images[i].share * made.gradients[i].share * Gradients::AREA >= FEW)) left = true;
+        __syncthreads();
+        return !left;
+    }
+};
+
+struct Stages {
+    Barrier full[HALVES_STAGES], empty[HALVES_STAGES];
+
+    __device__ void init() {
+        for (int i = 0; i < HALVES_STAGES; i++) {
+            full[i].init(1);
+            empty[i].init(CONSUMERS / WARP);
+        }
+        show_barriers();
+    }
+};
+
+// The first lines of a stage, and how many of them are not needed.
+struct Begin {
+    int line, skipped;
+    __device__ explicit Begin(int needed) : line(needed / 8 * 8), skipped(needed % 8) {}
+};
+
+// Of one thread.
+__device__ __forceinline__ void bring(const Scratch &made, const Part &part, Stages &stages, char *shared) {
+    Round<HALVES_STAGES> turn;
+    for (int image = part.begin; image < part.end; image++) {
+        for (int pass = 0; pass < PASSES; pass++, turn.next()) {
+            const int position = image * IMAGE + pass * Stage::POSITIONS;
+            const Begin of_images(position + SKIPPED), of_gradients(position);
+            char *stage = shared + turn.stage * Stage::SIZE;
+            stages.empty[turn.stage].wait(turn.parity ^ 1);
+            Barrier &full = stages.full[turn.stage];
+            full.expect(Stage::SIZE);
+            #pragma unroll
+            for (int i = 0; i < 2; i++) {
+                copy_bulk<Stage::OF_IMAGES>(stage + i * Stage::OF_IMAGES,
+                    made.of_images.at(i, part.channel / OF_LINE, of_images.line), full);
+                #pragma unroll
+                for (int j = 0; j < 2; j++)
+                    copy_bulk<Stage::OF_GRADIENTS>(stage + Stage::GRADIENTS + (2 * i + j) * Stage::OF_GRADIENTS,
+                        made.of_gradients.at(i, part.filter / OF_LINE + j, of_gradients.line), full);
+            }
+        }
+    }
+}
+
+// Adds the products of COUNT steps, scaled back.
+template <int COUNT> __device__ __forceinline__ void multiply(float (&main)[SUMS], uint64_t a, uint64_t b, float scale) {
+    float sums[SUMS];
+    const auto products = [&](Pair parts, bool add) {
+        #pragma unroll
+        for (int k = 0; k < COUNT; k++)
+            start_turned<HALVES>(sums, a + (parts.a * 2 * Stage::OF_GRADIENTS + k * STEP * LINE) / WORD,
+                b + (parts.b * Stage::OF_IMAGES + k * STEP * LINE) / WORD, add || k > 0);
+    };
+    const auto add = [&](float scale) {
+        Started::end();
+        Started::finished<0>();
+        arrived(sums);
+        #pragma unroll
+        for (int i = 0; i < SUMS; i++) main[i] = fma(sums[i], scale, main[i]);
+    };
+    Started::begin();
+    products({0, 1}, false);
+    products({1, 0}, true);
+    add(scale * LOW);
+    Started::begin();
+    products({0, 0}, false);
+    add(scale);
+}
+
+// The sums of a row of the window. The result: of the squares of products, how many a sum has on average.
+__device__ __forceinline__ float multiply(float (&main)[SUMS], const Scratch &made, const Part &part, int row,
+    Stages &stages, const char *shared) {
+    float squares = 0;
+    #pragma unroll
+    for (int i = 0; i < SUMS; i++) main[i] = 0;
+    Round<HALVES_STAGES> turn;
+    for (int image = part.begin; image < part.end; image++) {
+        const Known x = made.images[image], g = made.gradients[image];
+        const float scale = x.down * g.down;
+        squares += x.squares / (IN_CHANNELS * Inputs::AREA) * (g.squares / OUT_CHANNELS) * scale * scale;
+        for (int pass = 0; pass < PASSES; pass++, turn.next()) {
+            const int position = image * IMAGE + pass * Stage::POSITIONS;
+            const int of_images = Begin(position + SKIPPED).skipped, of_gradients = Begin(position).skipped;
+            stages.full[turn.stage].wait(turn.parity);
+            const char *stage = shared + turn.stage * Stage::SIZE;
+            const uint64_t a = described(stage + Stage::GRADIENTS + of_gradients * LINE, Stage::OF_GRADIENTS, 8 * LINE,
+                WITHIN_64_BYTES);
+            const uint64_t b = described(stage + (of_images + shift(row, 0)) * LINE, DW * LINE, 8 * LINE, WITHIN_64_BYTES);
+            #pragma unroll 1
+            for (int i = 0; i < STAGE_GROUPS; i++) {
+                const int group = pass * STAGE_GROUPS + i, further = i * GROUP * LINE / WORD;
+                if (group < GROUPS - 1)
+                    multiply<4>(main, a + further, b + further, scale);
+                else if (group == GROUPS - 1)
+                    multiply<LAST>(main, a + further, b + further, scale);
+            }
+            say(stages.empty[turn.stage]);
+        }
+    }
+    return squares;
+}
+
+// out: (O, C, KH, KW) for each of the parts, one after another.
+KERNEL __launch_bounds__(THREADS, 1) conv_halves_weight_grad(
+    const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
+    wait_for_inputs();
+    const Scratch made(scratch, batch, splits, BLOCKS);
+    const Part part(batch, splits);
+    int *left = made.left + (blockIdx.y * BLOCKS + blockIdx.x) * KH;
+    char *shared = aligned_shared<1024>();
+    __shared__ Stages stages;
+    __shared__ float signs[CONSUMERS / WARP];
+    if (threadIdx.x == 0) stages.init();
+    if (!part.held(made)) {
+        if (threadIdx.x < KH) left[threadIdx.x] = true;
+        return;
+    }
+    if (threadIdx.x < BRINGING) {
+        give_registers<40>();
+        if (threadIdx.x == 0) bring(made, part, stages, shared);
+        return;
+    }
+    take_registers<152>();
+    const int row = threadIdx.x / WARPGROUP - 1;
+    float sums[SUMS];
+    const float squares = multiply(sums, made, part, row, stages, shared);
+    float sign = 0; // of the sums' squares less those of the products, over LEAST
+    #pragma unroll
+    for (int i = 0; i < SUMS; i++) {
+        const int filter = part.filter + sum_row(i), column = sum_column(i) / CHANNELS;
+        const int channel = part.channel + sum_column(i) % CHANNELS;
+        if (filter >= OUT_CHANNELS || channel >= IN_CHANNELS) continue;
+        sign += sums[i] * sums[i] - squares / LEAST;
+        const int at = (filter * IN_CHANNELS + channel) * TAPS + row * KW + column;
+        made.sums[blockIdx.y * (int64_t)SIZE + at] = sums[i];
+    }
+    sign = over_lanes<Sum, WARP>(sign);
+    float *of_row = signs + row * (WARPGROUP / WARP);
+    if (threadIdx.x % WARP == 0) of_row[threadIdx.x % WARPGROUP / WARP] = sign;
+    meet(WARPGROUP, 1 + row);
+    if (threadIdx.x % WARPGROUP == 0) left[row] = !(of_row[0] + of_row[1] + of_row[2] + of_row[3] >= 0);
+}

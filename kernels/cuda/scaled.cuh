@@ -1,0 +1,150 @@
+// Halves: a float32, scaled by a power of two, as two float16 numbers, high + low / 2^11, three products of which make up
+// one of float32. Each image and each filter has a scale of its own, which its largest element takes to 2^14 or up to
+// twice that.
+//
+// An operand is held where all its elements are zero or normal numbers of float16: then each of them keeps at least 22
+// bits, and no product is more than 2^-20.4 off, in the root of the mean square 2^-23.8.
+#pragma once
+#include "group.cuh"
+#include "planes.cuh"
+
+constexpr float LOW = 0x1p-11f;     // the unit of low
+constexpr float FEW = 8, LEAST = 8; // products, see Known::share; of squares of products to one of their sums'
+
+// What is known of an image, or of a filter.
+struct alignas(16) Known {
+    float up, down; // its scale, a power of two, and one over that
+    float share;    // of its elements; of a filter how many; 0 where it is not held
+    float squares;  // of its scaled elements, their sum
+};
+
+constexpr int TOP = 14;                     // the largest element is scaled to 2^TOP
+constexpr int LEAST_UP = -16, MOST_UP = 89; // exponents of a scale
+
+// What a thread, and then all of a block, have seen of an operand.
+struct Measured {
+    float most = 0, least = INFINITY, sum = 0, squares = 0; // of magnitudes; the least that is not 0; times UNIT^2
+    static constexpr float UNIT = 0x1p20f;                  // so that squares of what can be held are normal numbers
+
+    __device__ __forceinline__ void see(float x) {
+        const float size = fabsf(x), scaled = x * UNIT;
+        most = Max::of(most, size);
+        least = fminf(least, size > 0 ? size : INFINITY);
+        sum += size;
+        squares = fma(scaled, scaled, squares);
+    }
+
+    __device__ __forceinline__ void join(float most, float least, float sum, float squares) {
+        this->most = Max::of(this->most, most);
+        this->least = fminf(this->least, least);
+        this->sum += sum;
+        this->squares += squares;
+    }
+
+    // Of an operand of so many elements, in all threads. Share: (sum |x|)^2 / sum x^2 elements of one size would have
+    // these sums.
+    template <int THREADS> __device__ __forceinline__ Known known(float count) {
+        __shared__ Vector<float, 4> of_warp[THREADS / WARP];
+        #pragma unroll
+        for (int mask = WARP / 2; mask > 0; mask /= 2)
+            join(exchanged(most, mask), exchanged(least, mask), exchanged(sum, mask), exchanged(squares, mask));
+        if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = {most, least, sum, squares};
+        __syncthreads();
+        *this = Measured();
+        for (int i = 0; i < THREADS / WARP; i++) {
+            const Vector<float, 4> &found = of_warp[i];
+            join(found.lane[0], found.lane[1], found.lane[2], found.lane[3]);
+        }
+        if (most == 0) return {1, 1, INFINITY, 0};
+        const int exponent = most < INFINITY ? TOP - ilogbf(most) : MOST_UP + 1; // not of NaN
+        if (exponent < LEAST_UP || exponent > MOST_UP) return {0, 0, 0, 0};
+        const float up = __int_as_float(exponent + 127 << 23), down = __int_as_float(127 - exponent << 23);
+        if (least * up < 0x1p-14f) return {0, 0, 0, 0};
+        const float unit = up / UNIT;
+        return {up, down, sum * UNIT * (sum * UNIT / squares) / count, squares * unit * unit};
+    }
+};
+
+// An image of so many elements, by a block.
+template <int COUNT, int THREADS> __device__ __forceinline__ void measure_image(Known &known, const T *x) {
+    constexpr int WIDE = COUNT % 4 == 0 ? 4 : COUNT % 2 == 0 ? 2 : 1;
+    constexpr int AT_ONCE = 4; // reads that are under way
+    Measured seen;
+    for (int first = threadIdx.x; first < COUNT / WIDE; first += AT_ONCE * THREADS) {
+        Vector<T, WIDE> found[AT_ONCE];
+        #pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int at = first + i * THREADS;
+            found[i] = at < COUNT / WIDE ? load<T, WIDE>(x + at * WIDE) : Vector<T, WIDE>{};
+        }
+        #pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            #pragma unroll
+            for (int j = 0; j < WIDE; j++) seen.see(found[i].lane[j]);
+        }
+    }
+    const Known found = seen.known<THREADS>(COUNT);
+    if (threadIdx.x == 0) known = found;
+}
+
+// Eight neighbours along the channels, scaled. The sum of their squares.
+__device__ __forceinline__ float halve(Word (&words)[2], const float (&x)[GROUP_OF], float up) {
+    float squares = 0;
+    #pragma unroll
+    for (int i = 0; i < GROUP_OF / 2; i++) {
+        const float even = x[2 * i] * up, odd = x[2 * i + 1] * up;
+        squares = fma(even, even, fma(odd, odd, squares));
+        float of_even, of_odd;
+        words[0].lane[i] = rounded_halves(even, odd);
+        as_floats(words[0].lane[i], of_even, of_odd);
+        words[1].lane[i] = rounded_halves((even - of_even) / LOW, (odd - of_odd) / LOW);
+    }
+    return squares;
+}
+
+// Images in halves as the copy engine brings them: a line has 32 channels of a position, 64 bytes whose words are exchanged;
+// for each of both numbers and each chunk of channels lie those of all positions, one after another. Position 0 stands
+// behind `front` lines; what no image has is zero.
+constexpr int LINE = 64, WORDS = LINE / WORD, OF_LINE = 32;
+constexpr int LAID = 64, LAYING = LAID * WORDS; // lines that a block lays out, and its threads: each a word
+__device__ __forceinline__ int exchanged_word(int line, int word) { return word ^ line / 2 % WORDS; }
+
+struct Lines {
+    int count, chunks, front; // count: a multiple of LAID, of each number and chunk
+    char *first;
+    float *squares; // of a line's scaled elements, their sum
+
+    // memory: aligned to 1024 bytes
+    __device__ Lines(char *memory, int count, int chunks, int front)
+        : count(count), chunks(chunks), front(front), first(memory), squares((float *)at(2, 0, 0)) {}
+    __device__ __forceinline__ char *at(int number, int chunk, int line) const {
+        return first + ((int64_t)(number * chunks + chunk) * count + line) * LINE;
+    }
+    __device__ __forceinline__ char *end() const { return (char *)(squares + (int64_t)chunks * count); }
+};
+
+// By a block, LAID lines from `from` on. What is not held becomes zero.
+template <int C, int H, int W> __device__ __forceinline__ void lay(
+    const Images<C, H, W> &images, const Known *known, const Lines &lines, int from, int chunk) {
+    __shared__ Word words[2][LAID * WORDS];
+    __shared__ float squares[WORDS][LAID];
+    const int line = threadIdx.x % LAID, word = threadIdx.x / LAID, channel = chunk * OF_LINE + word * GROUP_OF;
+    const int position = from + line - lines.front, place = images.at(position);
+    const float up = place >= 0 ? known[position / IMAGE].up : 0;
+    float found[GROUP_OF];
+    #pragma unroll
+    for (int j = 0; j < GROUP_OF; j++)
+        found[j] = up != 0 && channel + j < C ? images.x[place + (channel + j) * Images<C, H, W>::AREA] : 0;
+    Word halves[2];
+    squares[word][line] = halve(halves, found, up);
+    #pragma unroll
+    for (int i = 0; i < 2; i++) words[i][line * WORDS + exchanged_word(line, word)] = halves[i];
+    __syncthreads();
+    #pragma unroll
+    for (int i = 0; i < 2; i++) ((Word *)lines.at(i, chunk, from))[threadIdx.x] = words[i][threadIdx.x];
+    if (word > 0) return;
+    float sum = 0;
+    #pragma unroll
+    for (int i = 0; i < WORDS; i++) sum += squares[i][line];
+    lines.squares[(int64_t)chunk * lines.count + from + line] = sum;
+}
