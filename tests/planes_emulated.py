@@ -7,7 +7,7 @@ import numpy as np
 from slabs_emulated import added, halves, hard, pieces, usual
 from test_gpu_products import adversarial
 
-from adtrain.ops.planes_cuda import Positions
+from adtrain.ops.positions import Positions
 
 DEPTH = 32
 """Channels of a stage, whose largest products the matrix units add up."""

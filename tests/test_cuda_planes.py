@@ -24,8 +24,9 @@ from adtrain.ops import conv_cuda
 from adtrain.ops.conv import Window
 from adtrain.ops.conv_reference import conv2d_reference, input_grad_reference
 from adtrain.ops.halves_weight_grad_cuda import HalvesWeightGrad
-from adtrain.ops.planes_cuda import CHANNELS, PlaneConvolution, Positions
+from adtrain.ops.planes_cuda import CHANNELS, PlaneConvolution
 from adtrain.ops.planes_weight_grad_cuda import PlaneWeightGrad
+from adtrain.ops.positions import Positions
 
 M, N, K = 24, 20, 288
 DECADES = 1.25

@@ -19,8 +19,9 @@ from adtrain.core.array import array
 from adtrain.core.staging import stage
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
 from adtrain.ops.halves_weight_grad_cuda import HalvesWeightGrad
-from adtrain.ops.planes_cuda import CAPABILITY, PlaneConvolution, Positions
+from adtrain.ops.planes_cuda import PlaneConvolution
 from adtrain.ops.planes_weight_grad_cuda import PlaneWeightGrad
+from adtrain.ops.positions import CAPABILITY, Positions
 from adtrain.passes import ALL
 
 __all__ = ["gpu", "poisoned"]

@@ -15,8 +15,9 @@ from adtrain.core.kernel import CudaKernel
 from adtrain.ops.choice_cuda import LANES, SECOND_PASS, START, Gathers, ranked
 from adtrain.ops.few_cuda import Few, FewConvolution, FewWeightGrad
 from adtrain.ops.halves_weight_grad_cuda import HalvesWeightGrad
-from adtrain.ops.planes_cuda import PlaneConvolution, Positions
+from adtrain.ops.planes_cuda import PlaneConvolution
 from adtrain.ops.planes_weight_grad_cuda import PlaneWeightGrad
+from adtrain.ops.positions import Positions
 from adtrain.ops.tiles_cuda import Tile
 
 MOST = 6

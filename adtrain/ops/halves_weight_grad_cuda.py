@@ -9,23 +9,10 @@ from dataclasses import dataclass
 
 from adtrain.core.chip import CHIP
 from adtrain.core.kernel import CudaKernel
-from adtrain.ops.planes_cuda import (
-    FILTERS,
-    HALVES,
-    KNOWN,
-    LAID,
-    LAYING,
-    LINE,
-    MEASURED,
-    MOVED,
-    REST,
-    SHARED,
-    START,
-    TILE_END,
-    Positions,
-    measuring,
-)
+from adtrain.ops.laid_cuda import ALIGNED, LAYING, LINE, NUMBERS, Laid
+from adtrain.ops.planes_cuda import FILTERS, REST, SHARED, START, TILE_END
 from adtrain.ops.planes_weight_grad_cuda import CHANNELS, SECOND_PASS, PlaneWeightGrad
+from adtrain.ops.positions import Positions
 
 THREADS, STEP, STAGE = 512, 16, 128
 """Of a block; positions of an instruction, and of a stage."""
@@ -37,9 +24,14 @@ CYCLE = 1500
 
 @dataclass(frozen=True)
 class HalvesWeightGrad:
-    """The gradient of a convolution by its weights."""
+    """The gradient of a convolution by its weights.
+
+    Attributes:
+        apart: whether images and gradients in halves are arguments, behind those themselves.
+    """
 
     positions: Positions
+    apart: bool = False
 
     @property
     def _image_lines(self) -> int:
@@ -48,7 +40,7 @@ class HalvesWeightGrad:
 
     @property
     def _stage_bytes(self) -> int:
-        return LINE * (HALVES * self._image_lines + 2 * HALVES * (STAGE + 8))
+        return LINE * (NUMBERS * self._image_lines + 2 * NUMBERS * (STAGE + 8))
 
     @property
     def _stages(self) -> int:
@@ -71,55 +63,53 @@ class HalvesWeightGrad:
         return max(1, min(CHIP.multiprocessors // self._blocks, self.positions.images[0]))
 
     @property
-    def _chunks(self) -> tuple[int, int]:
-        """Of 32 channels; of as many filters, an even number."""
-        return -(-self.positions.images[1] // CHANNELS), -(-self.positions.outputs[1] // FILTERS) * 2
-
-    @property
-    def _lines(self) -> int:
-        """Of a chunk."""
-        passes = -(-self._steps * STEP // STAGE)
-        count = (self.positions.images[0] - 1) * self.positions.image + passes * STAGE + self._image_lines
-        return -(-count // LAID) * LAID
+    def _laid(self) -> tuple[Laid, Laid]:
+        """Images and gradients."""
+        return Laid(self.positions), Laid(self.positions.turned())
 
     @property
     def scratch(self) -> int:
-        """Bytes: `Scratch` of the kernels."""
+        """Bytes: of `Scratch` and, unless they are `apart`, `Operands` of the kernels."""
         parts = self._splits * (PlaneWeightGrad(self.positions).size * 4 + self._blocks * self.positions.kernel[0] * 4)
-        laid = sum(self._chunks) * self._lines * (HALVES * LINE + 4)
-        return parts + 2 * self.positions.images[0] * KNOWN + 16 + 2 * 1024 + laid
+        return parts + (0 if self.apart else sum(ALIGNED + laid.bytes for laid in self._laid))
 
     @property
     def cycles(self) -> float:
         """An estimate of the time."""
-        images, outputs = self.positions.images, self.positions.outputs
-        moved = 4 * (math.prod(images) + math.prod(outputs))
-        laid = sum(self._chunks) * self._lines * 4 * LINE
         products = FILTERS * CHANNELS * math.prod(self.positions.kernel) * self._steps * STEP * 3 / CYCLE
         rounds = -(-self._blocks * self._splits // CHIP.multiprocessors)
-        multiplied = rounds * (TILE_END + -(-images[0] // self._splits) * products)
-        return START + 3 * REST + moved / MEASURED + laid / MOVED + multiplied + SECOND_PASS
+        multiplied = rounds * (TILE_END + -(-self.positions.images[0] // self._splits) * products)
+        before = REST if self.apart else 3 * REST + sum(laid.cycles for laid in self._laid)
+        return START + before + multiplied + SECOND_PASS
 
     def suits(self) -> bool:
         """Whether the kernels are right for it, on the GPU at hand."""
         room = self._stages >= STAGES[0] and self._steps * STEP <= self.positions.image
-        return PlaneWeightGrad(self.positions).suits() and room and self._lines < 1 << 31
+        return PlaneWeightGrad(self.positions).suits() and self.positions.turned().suits() and room
 
     def kernel(self) -> CudaKernel:
         """The launches: what halves hold, the operands in halves, their products, the rest in pieces, and the sum."""
-        images, grid = self.positions.images[0], (self._lines // LAID, sum(self._chunks))
-        rest = PlaneWeightGrad(self.positions).in_parts(self._splits, rest=True)
+        images, gradients = self._laid
+        rest = PlaneWeightGrad(self.positions).in_parts(self._splits, rest=True, apart=self.apart)
         shared = self._stages * self._stage_bytes + 1024
         multiply = self._step("conv_halves_weight_grad", (self._blocks, self._splits), THREADS, rest, shared)
+        if self.apart:
+            return multiply
+        grid = max(images.grid[0], gradients.grid[0]), images.chunks + gradients.chunks
         lay = self._step("lay_operands", grid, LAYING, multiply)
-        return self._step("measure_operands", 2 * images, measuring(images), lay)
+        return self._step("measure_operands", 2 * self.positions.images[0], images.measuring, lay)
 
     def _step(
         self, name: str, blocks: int | tuple[int, int], threads: int, then: CudaKernel, shared: int = 0
     ) -> CudaKernel:
         images = self.positions.images[0]
-        own = {"CHANNELS": CHANNELS, "HALVES_STAGES": self._stages, "MEASURING": measuring(images)}
-        definitions: Mapping[str, int] = {**self.positions.definitions, **own}
+        definitions: Mapping[str, int] = {
+            **self.positions.definitions,
+            "CHANNELS": CHANNELS,
+            "HALVES_STAGES": self._stages,
+            "MEASURING": Laid(self.positions).measuring,
+            "LAID_APART": int(self.apart),
+        }
         return CudaKernel(
             "conv_halves_weight_grad.cu",
             name,

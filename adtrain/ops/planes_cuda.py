@@ -9,20 +9,16 @@ from dataclasses import dataclass, replace
 
 from adtrain.core.chip import CHIP
 from adtrain.core.kernel import CudaKernel
+from adtrain.ops.laid_cuda import ALIGNED, KNOWN, LAYING, LINE, Laid
+from adtrain.ops.positions import Positions
 
-CAPABILITY = (9, 0)
-"""The compute capability whose instructions the kernels consist of."""
 PIECES, HALVES, GROUP, WORD = 3, 2, 8, 16
 """Numbers that a float32 is cut into; channels of a plane, and the bytes of a position in it."""
 FILTERS, TILE, HALVES_TILE, MARKED = 64, 256, 288, 96
 """Filters of a tile, and positions of one of `conv_planes.cu`, which stacks the pieces of half as many filters;
 positions of one of `conv_halves.cu`, and how many of them are left to pieces together."""
-THREADS, HALVES_THREADS, MEASURING = 384, 512, (256, 1024)
-"""Of a block of `conv_planes.cu`; of `conv_halves.cu`; where images are measured, many or few."""
-FEW_IMAGES = 4
-"""Images for each multiprocessor, below which they are few."""
-KNOWN = 16
-"""Bytes of what `measure_halves.cu` finds of an image or a filter."""
+THREADS, HALVES_THREADS = 384, 512
+"""Of a block of `conv_planes.cu`; of `conv_halves.cu`."""
 IMAGE_STAGES, LEAST_STAGES, MOST_STAGES = 2, 3, 8
 """Stages of images in shared memory, and least and most of weights."""
 CHANNELS = 32, 16
@@ -33,89 +29,16 @@ PASSING = 4 * GROUP * 4
 """Bytes that each gathering thread has of it for what it reads."""
 GATHERERS = 96
 """These threads."""
-LINE, LAID, LAYING = 64, 64, 256
-"""Bytes of a line of `scaled.cuh`; lines and threads of a block that lays images out."""
 MOST_BLOCKS = 128
 """Tiles of the same positions, so that what is known of their filters fits."""
-MOST_ELEMENTS = 1 << 31
-"""Of an array, so that 32 bits count them."""
 CYCLE = 1900
 """Multiply-adds of bfloat16 that a multiprocessor does in a cycle, measured."""
 GATHERED = 1.2
 """Elements of images that it gathers in a cycle, measured."""
-MEASURED, MOVED, REST = 2100, 2000, 4000
-"""Bytes of images that are measured in a cycle, and that are read and written to lay them out; cycles of a launch that
-has nothing to do."""
+REST = 4000
+"""Cycles of a launch that has nothing to do."""
 START, TILE_END = 6000, 3500
 """Cycles of the launches, and until a block has its first stages; of a tile's end."""
-
-
-@dataclass(frozen=True)
-class Positions:
-    """A convolution with stride 1 and without groups.
-
-    Attributes:
-        images: (N, C, H, W) of what windows are taken of.
-        outputs: (N, O, OH, OW).
-        kernel, padding, dilation: of the window, rows and columns.
-    """
-
-    images: tuple[int, ...]
-    outputs: tuple[int, ...]
-    kernel: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
-
-    @property
-    def pitch(self) -> int:
-        """Positions from a row to the next: even, so that two neighbours in memory are one access."""
-        columns = max(self.images[3] + self.padding[1], self.outputs[3])
-        return columns + columns % 2
-
-    @property
-    def image(self) -> int:
-        """Positions from an image to the next."""
-        return self.pitch * max(self.images[2] + self.padding[0], self.outputs[2])
-
-    @property
-    def count(self) -> int:
-        return self.images[0] * self.image
-
-    @property
-    def before(self) -> int:
-        """Positions that a window reaches back."""
-        return self.padding[0] * self.pitch + self.padding[1]
-
-    @property
-    def reach(self) -> int:
-        """Positions from the first to the last element of a window."""
-        (rows, columns), (down, right) = self.kernel, self.dilation
-        return (rows - 1) * down * self.pitch + (columns - 1) * right
-
-    @property
-    def definitions(self) -> Mapping[str, int]:
-        pairs = (("KH", "KW"), self.kernel), (("PH", "PW"), self.padding), (("DH", "DW"), self.dilation)
-        macros = {name: value for names, values in pairs for name, value in zip(names, values, strict=True)}
-        names = ("IN_CHANNELS", "IN_ROWS", "IN_COLUMNS", "OUT_CHANNELS", "OUT_ROWS", "OUT_COLUMNS", "PITCH", "IMAGE")
-        lengths = (*self.images[1:], *self.outputs[1:], self.pitch, self.image)
-        return {**macros, **dict(zip(names, lengths, strict=True))}
-
-    def turned(self) -> Positions:
-        """The convolution of the outputs' gradients that is the gradient by the images."""
-        reach = [(length - 1) * step for length, step in zip(self.kernel, self.dilation, strict=True)]
-        padding = reach[0] - self.padding[0], reach[1] - self.padding[1]
-        return replace(self, images=self.outputs, outputs=self.images, padding=padding)
-
-    def suits(self) -> bool:
-        """Whether positions are right for it, on the GPU at hand."""
-        sizes = (*map(math.prod, (self.images, self.outputs)), self.count + self.reach + TILE)
-        return CHIP.capability == CAPABILITY and min(self.padding) >= 0 and 0 < min(sizes) <= max(sizes) < MOST_ELEMENTS
-
-
-def measuring(images: int) -> int:
-    """Threads of a block that measures one of so many images."""
-    many, few = MEASURING
-    return many if images >= FEW_IMAGES * CHIP.multiprocessors else few
 
 
 @dataclass(frozen=True)
@@ -125,11 +48,13 @@ class PlaneConvolution:
     Attributes:
         turned: whether the weights are (C, O, KH, KW), and their elements in reverse order.
         halves: whether operands are halves where these hold them (`conv_halves.cu`), not always pieces.
+        apart: whether the images in halves are an argument, behind the images.
     """
 
     positions: Positions
     turned: bool
     halves: bool = False
+    apart: bool = False
 
     @property
     def _stacked(self) -> bool:
@@ -173,12 +98,6 @@ class PlaneConvolution:
         skipped = -self.positions.before % 8
         return -(-(skipped + HALVES_TILE + self.positions.reach) // 8) * 8
 
-    @property
-    def _laid(self) -> int:
-        """Lines of a chunk of channels of all images, with the zeros before and behind them."""
-        tiles = -(-self.positions.count // HALVES_TILE)
-        return -(-((tiles - 1) * HALVES_TILE + self._lines) // LAID) * LAID
-
     def _stages(self, channels: int, parts: int) -> int:
         room = SHARED - self._other_bytes(channels, parts)
         return min(room // self._weight_bytes(channels, parts), MOST_STAGES)
@@ -213,10 +132,10 @@ class PlaneConvolution:
         pieces = self._weights(PIECES) * weights
         if not self.halves:
             return pieces
-        known = (self._blocks * self._filters + self.positions.images[0]) * KNOWN
+        known = self._blocks * self._filters * KNOWN
         marks = self.tiles(HALVES) * (HALVES_TILE // MARKED) * 4
-        laid = self._chunks * self._laid * (HALVES * LINE + 4)
-        return pieces + self._weights(HALVES) * weights + known + marks + 1024 + laid
+        laid = 0 if self.apart else ALIGNED + Laid(self.positions).bytes
+        return pieces + self._weights(HALVES) * weights + known + marks + laid
 
     @property
     def cycles(self) -> float:
@@ -226,8 +145,9 @@ class PlaneConvolution:
         pairs = (2 if self._stacked else 3) if self.halves else (4 if self._stacked else 6)
         products = math.prod(self.positions.kernel) * channels * tile * FILTERS * pairs / CYCLE
         gathered = 0 if self.halves else (tile + self.positions.reach) * channels / GATHERED
-        laid = 4 * math.prod(self.positions.images) / MEASURED + self._chunks * self._laid * 4 * LINE / MOVED
-        before = 2 * REST + laid if self.halves else 0
+        before = 0.0
+        if self.halves:
+            before = REST if self.apart else 2 * REST + Laid(self.positions).cycles
         return START + before + rounds * (TILE_END + self._chunks * max(products, gathered))
 
     def suits(self) -> bool:
@@ -245,13 +165,13 @@ class PlaneConvolution:
             return replace(cut, then=self._multiply(PIECES))
         rest = self._multiply(PIECES, {"REST": 1})
         multiply = replace(self._multiply(HALVES), then=rest)
-        grid = self._laid // LAID, self._chunks
         stages = {"TILE_STAGES": self._stages(self.channels, HALVES)}
-        lay = self._step("lay_halves.cu", "lay_halves", stages, grid, LAYING, then=multiply)
-        operands = self._blocks * self._filters + self.positions.images[0]
-        threads = measuring(self.positions.images[0])
-        macros = {**stages, "MEASURING": threads}
-        return self._step("measure_halves.cu", "measure_halves", macros, operands, threads, then=lay)
+        filters, laid, then = self._blocks * self._filters, Laid(self.positions), multiply
+        if not self.apart:
+            then = self._step("lay_halves.cu", "lay_halves", stages, laid.grid, LAYING, then=multiply)
+        operands = filters + (0 if self.apart else self.positions.images[0])
+        macros = {**stages, "MEASURING": laid.measuring}
+        return self._step("measure_halves.cu", "measure_halves", macros, operands, laid.measuring, then=then)
 
     def _multiply(self, parts: int, rest: Mapping[str, int] | None = None) -> CudaKernel:
         name, threads = ("conv_halves", HALVES_THREADS) if parts == HALVES else ("conv_planes", THREADS)
@@ -274,6 +194,7 @@ class PlaneConvolution:
             "CHANNELS": self.channels,
             "WIDE_C": math.gcd(2, self.positions.outputs[3]),
             "TURNED": int(self.turned),
+            "LAID_APART": int(self.apart),
             **macros,
         }
         return CudaKernel(

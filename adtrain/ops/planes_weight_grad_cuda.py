@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from adtrain.core.chip import CHIP
 from adtrain.core.kernel import CudaKernel, no_bytes
-from adtrain.ops.planes_cuda import FILTERS, PASSING, PIECES, SHARED, START, TILE_END, Positions
+from adtrain.ops.planes_cuda import FILTERS, PASSING, PIECES, SHARED, START, TILE_END
+from adtrain.ops.positions import Positions
 
 THREADS, GATHERERS, SUMMING = 640, 256, 256
 """Of a block, and those that gather; of the sum of the parts."""
@@ -71,18 +72,20 @@ class PlaneWeightGrad:
         """The launches: the products of each part, and their sum."""
         return self.in_parts(self.splits)
 
-    def in_parts(self, splits: int, rest: bool = False) -> CudaKernel:
+    def in_parts(self, splits: int, rest: bool = False, apart: bool = False) -> CudaKernel:
         """The same of so many parts.
 
         Args:
             rest: parts are images, and the launches are behind those of `conv_halves_weight_grad.cu`.
+            apart: see `HalvesWeightGrad`.
         """
         definitions = {
             **self.positions.definitions,
             "CHANNELS": CHANNELS,
             "POSITIONS": self.step,
             "SPLIT": int(splits > 1 or rest),
-            **({"REST": 1} if rest else {}),
+            "REST": int(rest),
+            "LAID_APART": int(apart),
         }
         whole = CudaKernel(
             "conv_planes_weight_grad.cu",

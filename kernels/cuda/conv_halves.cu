@@ -23,22 +23,22 @@ struct AllStages : Stages {
     }
 
     // Whether what a tile is made of is held.
-    __device__ __forceinline__ bool hold(const Made &made, int batch, int tile, int position) const {
+    __device__ __forceinline__ bool hold(const Laid &laid, int batch, int tile, int position) const {
         const int end = min((position - BEFORE + TILE + REACH - 1) / IMAGE, batch - 1);
         float share = INFINITY;
         for (int image = max(position - BEFORE, 0) / IMAGE; image <= end; image++)
-            share = fminf(share, made.images[image].share);
+            share = fminf(share, laid.known[image].share);
         return share * shares[tile % BLOCKS] >= FEW;
     }
 };
 
 // Of a warp for each team: the squares of its lines; the first one starts the copies for all.
 __device__ __forceinline__ void bring_images(
-    const Lines &lines, int position, AllStages &stages, Round<IMAGE_STAGES> &turn, char *shared) {
+    const Laid &laid, int position, AllStages &stages, Round<IMAGE_STAGES> &turn, char *shared) {
     static_assert(GATHERERS == TEAMS * WARP, "as many as the stages wait for");
     const int team = threadIdx.x / WARP - 1, lane = threadIdx.x % WARP;
     for (int chunk = 0; chunk < CHUNKS; chunk++, turn.next()) {
-        const float *of_lines = lines.squares + chunk * lines.count + position + SKIPPED + team * COLUMNS;
+        const float *of_lines = laid.squares + (int64_t)chunk * laid.count + position + SKIPPED + team * COLUMNS;
         float squares = 0;
         for (int i = lane; i < COLUMNS + REACH; i += WARP) squares += of_lines[i];
         squares = over_lanes<Sum, WARP>(squares);
@@ -54,7 +54,7 @@ __device__ __forceinline__ void bring_images(
         #pragma unroll
         for (int i = 0; i < 2; i++) {
             char *to = shared + turn.stage * OfImages::SIZE + i * OfImages::NUMBER;
-            copy_bulk<OfImages::NUMBER>(to, lines.at(i, chunk, position), full);
+            copy_bulk<OfImages::NUMBER>(to, laid.at(i, chunk, position), full);
         }
     }
 }
@@ -144,12 +144,18 @@ struct Given {
     __device__ __forceinline__ float scale(int image) const { return images[image].down; }
 };
 
-KERNEL __launch_bounds__(THREADS, 1) conv_halves(
-    const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
+KERNEL __launch_bounds__(THREADS, 1) conv_halves(const T *x,
+#if LAID_APART
+    char *apart,
+#endif
+    const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
+#if !LAID_APART
+    char *const apart = nullptr;
+#endif
     wait_for_inputs();
     const Tiles tiles(batch);
-    const Made made(scratch, batch);
-    const Lines lines = lines_of(made, batch);
+    const Made made(scratch);
+    const Laid laid = laid_images(made, batch, apart);
     char *of_images = aligned_shared<512>();
     char *of_weights = of_images + IMAGE_STAGES * OfImages::SIZE;
     T *exchanged = (T *)(of_weights + TILE_STAGES * OfWeights::SIZE);
@@ -160,7 +166,7 @@ KERNEL __launch_bounds__(THREADS, 1) conv_halves(
     }
     stages.find_shares(made);
     __syncthreads();
-    const auto held = [&](int tile) { return stages.hold(made, batch, tile, tiles.position(tile)); };
+    const auto held = [&](int tile) { return stages.hold(laid, batch, tile, tiles.position(tile)); };
     Round<IMAGE_STAGES> image;
     Round<TILE_STAGES> weight;
     if (threadIdx.x < BRINGING) {
@@ -170,7 +176,7 @@ KERNEL __launch_bounds__(THREADS, 1) conv_halves(
                 if (held(tile)) stages.bring<OfWeights>(tile, weight, of_weights, made.halves);
         } else if (threadIdx.x >= WARP) {
             for (int tile = blockIdx.x; tile < tiles.count; tile += gridDim.x)
-                if (held(tile)) bring_images(lines, tiles.position(tile), stages, image, of_images);
+                if (held(tile)) bring_images(laid, tiles.position(tile), stages, image, of_images);
         }
     } else {
         take_registers<152>();
@@ -188,7 +194,7 @@ KERNEL __launch_bounds__(THREADS, 1) conv_halves(
             give(sums.main, own, exchanged + team * EXCHANGED);
             const Known rows[2] = {made.filters[filter + own_row(0)], made.filters[filter + own_row(2)]};
             if (sums.many(own, rows[0].squares + rows[1].squares, stages, team, parity))
-                write(own, epilogue, batch, filter, position, Given{made.images, {rows[0].down, rows[1].down}});
+                write(own, epilogue, batch, filter, position, Given{laid.known, {rows[0].down, rows[1].down}});
             else if (first)
                 made.left(position, filter) = true;
         }

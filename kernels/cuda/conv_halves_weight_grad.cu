@@ -21,7 +21,8 @@ constexpr int STEPS = parts((OUT_ROWS - 1) * PITCH + OUT_COLUMNS, STEP), GROUPS 
 constexpr int LAST = STEPS - 4 * (GROUPS - 1), PASSES = parts(GROUPS, STAGE_GROUPS);
 static_assert(STEPS * STEP <= IMAGE, "the next image begins behind them");
 
-constexpr int FRONT = (BEFORE + 7) / 8 * 8, SKIPPED = FRONT - BEFORE; // lines before position 0 of the images
+// Lines before position 0 of the gradients: those of the convolution that is the gradient by the images.
+constexpr int AFTER = REACH - BEFORE, FRONT_OF_GRADIENTS = (AFTER + 7) / 8 * 8, SKIPPED = FRONT - BEFORE;
 constexpr int SIZE = OUT_CHANNELS * IN_CHANNELS * TAPS, SUMS = KW * CHANNELS / 2;
 typedef Images<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
 
@@ -34,22 +35,23 @@ struct Stage {
 };
 
 struct Scratch {
-    float *sums;  // of each part
-    int *left;    // of each part, block and row of the window, whether it is left to pieces
-    Known *images, *gradients;
-    Lines of_images, of_gradients;
+    float *sums; // of each part
+    int *left;   // of each part, block and row of the window, whether it is left to pieces
+    char *end;
 
-    static __device__ __forceinline__ char *aligned(void *at) { return (char *)(((uintptr_t)at + 1023) / 1024 * 1024); }
-    __device__ Scratch(char *scratch, int batch, int splits, int blocks)
-        : sums((float *)scratch), left((int *)(sums + (int64_t)splits * SIZE)),
-          images((Known *)(((uintptr_t)(left + splits * blocks * KH) + 15) / 16 * 16)), gradients(images + batch),
-          of_images(aligned(gradients + batch), lines(batch), parts(IN_CHANNELS, OF_LINE), FRONT),
-          of_gradients(aligned(of_images.end()), lines(batch), parts(OUT_CHANNELS, FILTERS) * 2, 0) {}
+    __device__ Scratch(char *scratch, int splits, int blocks)
+        : sums((float *)scratch), left((int *)(sums + (int64_t)splits * SIZE)), end((char *)(left + splits * blocks * KH)) {}
+};
 
-  private:
-    static __device__ __forceinline__ int lines(int batch) {
-        return parts((batch - 1) * IMAGE + PASSES * Stage::POSITIONS + Stage::OF_IMAGES / LINE, LAID) * LAID;
-    }
+// Images and gradients in halves, where LAID_APART is given; else in scratch.
+struct Operands {
+    Laid images, gradients;
+
+    __device__ Operands(char *images, char *gradients, int batch)
+        : images(images, batch, IN_CHANNELS, FRONT), gradients(gradients, batch, OUT_CHANNELS, FRONT_OF_GRADIENTS) {}
+    __device__ Operands(const Scratch &scratch, int batch)
+        : images(aligned_to_lines(scratch.end), batch, IN_CHANNELS, FRONT),
+          gradients(aligned_to_lines(images.end()), batch, OUT_CHANNELS, FRONT_OF_GRADIENTS) {}
 };
 constexpr int BLOCKS = parts(OUT_CHANNELS, FILTERS) * parts(IN_CHANNELS, CHANNELS);
 
@@ -57,25 +59,24 @@ constexpr int BLOCKS = parts(OUT_CHANNELS, FILTERS) * parts(IN_CHANNELS, CHANNEL
 KERNEL __launch_bounds__(MEASURING) measure_operands(
     const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
     wait_for_inputs();
-    const Scratch made(scratch, batch, splits, BLOCKS);
-    constexpr int OF_IMAGE = IN_CHANNELS * Inputs::AREA, OF_GRADIENT = OUT_CHANNELS * Gradients::AREA;
+    const Operands laid(Scratch(scratch, splits, BLOCKS), batch);
     const int64_t image = blockIdx.x % batch;
     if (blockIdx.x < batch)
-        measure_image<OF_IMAGE, MEASURING>(made.images[image], x + image * OF_IMAGE);
+        measure_image<Inputs::SIZE, MEASURING>(laid.images.known[image], x + image * Inputs::SIZE);
     else
-        measure_image<OF_GRADIENT, MEASURING>(made.gradients[image], g + image * OF_GRADIENT);
+        measure_image<Gradients::SIZE, MEASURING>(laid.gradients.known[image], g + image * Gradients::SIZE);
 }
 
-// As in lay_halves.cu.
+// As in lay_halves.cu; both have as many lines.
 KERNEL __launch_bounds__(LAYING) lay_operands(
     const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
     wait_for_inputs();
-    const Scratch made(scratch, batch, splits, BLOCKS);
-    const int from = (gridDim.x - 1 - blockIdx.x) * LAID, chunk = blockIdx.y - made.of_images.chunks;
-    if (chunk < 0)
-        lay(Inputs{x, (int)batch}, made.images, made.of_images, from, blockIdx.y);
-    else
-        lay(Gradients{g, (int)batch}, made.gradients, made.of_gradients, from, chunk);
+    const Operands laid(Scratch(scratch, splits, BLOCKS), batch);
+    const int from = (gridDim.x - 1 - blockIdx.x) * LAID, chunk = blockIdx.y - laid.images.chunks;
+    if (chunk < 0 && from < laid.images.count)
+        lay(Inputs{x, (int)batch}, laid.images, from, blockIdx.y);
+    else if (chunk >= 0 && from < laid.gradients.count)
+        lay(Gradients{g, (int)batch}, laid.gradients, from, chunk);
 }
 
 // What a block takes.
@@ -90,12 +91,12 @@ struct Part {
         end = (int64_t)batch * (blockIdx.y + 1) / splits;
     }
     // Whether its images are held, in all threads.
-    __device__ __forceinline__ bool held(const Scratch &made) const {
+    __device__ __forceinline__ bool held(const Operands &laid) const {
         __shared__ bool left;
         left = false;
         __syncthreads();
         for (int i = begin + threadIdx.x; i < end; i += THREADS)
-            if (!(made.images[i].share * made.gradients[i].share * Gradients::AREA >= FEW)) left = true;
+            if (!(laid.images.known[i].share * laid.gradients.known[i].share * Gradients::AREA >= FEW)) left = true;
         __syncthreads();
         return !left;
     }
@@ -120,12 +121,12 @@ struct Begin {
 };
 
 // Of one thread.
-__device__ __forceinline__ void bring(const Scratch &made, const Part &part, Stages &stages, char *shared) {
+__device__ __forceinline__ void bring(const Operands &laid, const Part &part, Stages &stages, char *shared) {
     Round<HALVES_STAGES> turn;
     for (int image = part.begin; image < part.end; image++) {
         for (int pass = 0; pass < PASSES; pass++, turn.next()) {
             const int position = image * IMAGE + pass * Stage::POSITIONS;
-            const Begin of_images(position + SKIPPED), of_gradients(position);
+            const Begin of_images(position + SKIPPED), of_gradients(position + FRONT_OF_GRADIENTS);
             char *stage = shared + turn.stage * Stage::SIZE;
             stages.empty[turn.stage].wait(turn.parity ^ 1);
             Barrier &full = stages.full[turn.stage];
@@ -133,11 +134,11 @@ __device__ __forceinline__ void bring(const Scratch &made, const Part &part, Sta
             #pragma unroll
             for (int i = 0; i < 2; i++) {
                 copy_bulk<Stage::OF_IMAGES>(stage + i * Stage::OF_IMAGES,
-                    made.of_images.at(i, part.channel / OF_LINE, of_images.line), full);
+                    laid.images.at(i, part.channel / OF_LINE, of_images.line), full);
                 #pragma unroll
                 for (int j = 0; j < 2; j++)
                     copy_bulk<Stage::OF_GRADIENTS>(stage + Stage::GRADIENTS + (2 * i + j) * Stage::OF_GRADIENTS,
-                        made.of_gradients.at(i, part.filter / OF_LINE + j, of_gradients.line), full);
+                        laid.gradients.at(i, min(part.filter / OF_LINE + j, laid.gradients.chunks - 1), of_gradients.line), full);
             }
         }
     }
@@ -169,19 +170,20 @@ template <int COUNT> __device__ __forceinline__ void multiply(float (&main)[SUMS
 }
 
 // The sums of a row of the window. The result: of the squares of products, how many a sum has on average.
-__device__ __forceinline__ float multiply(float (&main)[SUMS], const Scratch &made, const Part &part, int row,
+__device__ __forceinline__ float multiply(float (&main)[SUMS], const Operands &laid, const Part &part, int row,
     Stages &stages, const char *shared) {
     float squares = 0;
     #pragma unroll
     for (int i = 0; i < SUMS; i++) main[i] = 0;
     Round<HALVES_STAGES> turn;
     for (int image = part.begin; image < part.end; image++) {
-        const Known x = made.images[image], g = made.gradients[image];
+        const Known x = laid.images.known[image], g = laid.gradients.known[image];
         const float scale = x.down * g.down;
-        squares += x.squares / (IN_CHANNELS * Inputs::AREA) * (g.squares / OUT_CHANNELS) * scale * scale;
+        squares += x.squares / Inputs::SIZE * (g.squares / OUT_CHANNELS) * scale * scale;
         for (int pass = 0; pass < PASSES; pass++, turn.next()) {
             const int position = image * IMAGE + pass * Stage::POSITIONS;
-            const int of_images = Begin(position + SKIPPED).skipped, of_gradients = Begin(position).skipped;
+            const int of_images = Begin(position + SKIPPED).skipped;
+            const int of_gradients = Begin(position + FRONT_OF_GRADIENTS).skipped;
             stages.full[turn.stage].wait(turn.parity);
             const char *stage = shared + turn.stage * Stage::SIZE;
             const uint64_t a = described(stage + Stage::GRADIENTS + of_gradients * LINE, Stage::OF_GRADIENTS, 8 * LINE,
@@ -202,29 +204,37 @@ __device__ __forceinline__ float multiply(float (&main)[SUMS], const Scratch &ma
 }
 
 // out: (O, C, KH, KW) for each of the parts, one after another.
-KERNEL __launch_bounds__(THREADS, 1) conv_halves_weight_grad(
-    const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
+KERNEL __launch_bounds__(THREADS, 1) conv_halves_weight_grad(const T *x, const T *g,
+#if LAID_APART
+    char *images, char *gradients,
+#endif
+    T *w, int64_t batch, int64_t splits, char *scratch) {
     wait_for_inputs();
-    const Scratch made(scratch, batch, splits, BLOCKS);
+    const Scratch made(scratch, splits, BLOCKS);
+#if LAID_APART
+    const Operands laid(images, gradients, batch);
+#else
+    const Operands laid(made, batch);
+#endif
     const Part part(batch, splits);
     int *left = made.left + (blockIdx.y * BLOCKS + blockIdx.x) * KH;
     char *shared = aligned_shared<1024>();
     __shared__ Stages stages;
     __shared__ float signs[CONSUMERS / WARP];
     if (threadIdx.x == 0) stages.init();
-    if (!part.held(made)) {
+    if (!part.held(laid)) {
         if (threadIdx.x < KH) left[threadIdx.x] = true;
         return;
     }
     if (threadIdx.x < BRINGING) {
         give_registers<40>();
-        if (threadIdx.x == 0) bring(made, part, stages, shared);
+        if (threadIdx.x == 0) bring(laid, part, stages, shared);
         return;
     }
     take_registers<152>();
     const int row = threadIdx.x / WARPGROUP - 1;
     float sums[SUMS];
-    const float squares = multiply(sums, made, part, row, stages, shared);
+    const float squares = multiply(sums, laid, part, row, stages, shared);
     float sign = 0; // of the sums' squares less those of the products, over LEAST
     #pragma unroll
     for (int i = 0; i < SUMS; i++) {

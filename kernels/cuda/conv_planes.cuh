@@ -73,15 +73,14 @@ constexpr int MARKED = 96; // positions that are left to pieces together
 // Where what is made on the way lies in scratch.
 struct Made {
     char *pieces, *halves; // the weights
-    Known *images, *filters;
+    Known *filters;
     int *marks; // of MARKED positions and FILTERS filters, whether they are left to pieces
 
-    __device__ Made(char *scratch, int batch) : pieces(scratch) {
+    __device__ explicit Made(char *scratch) : pieces(scratch) {
         constexpr int64_t STAGES = (int64_t)BLOCKS * CHUNKS * TAPS;
         halves = pieces + STAGES * PieceWeights::SIZE;
         filters = (Known *)(halves + STAGES * HalfWeights::SIZE);
-        images = filters + BLOCKS * FILTERS;
-        marks = (int *)(images + batch);
+        marks = (int *)(filters + BLOCKS * FILTERS);
     }
     __device__ __forceinline__ int &left(int position, int filter) const {
         return marks[position / MARKED * BLOCKS + filter / FILTERS];

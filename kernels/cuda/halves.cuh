@@ -10,7 +10,7 @@ constexpr int TEAMS = 3, COLUMNS = 96, BRINGING = 128;
 
 typedef HalfWeights OfWeights;
 
-constexpr int FRONT = (BEFORE + 7) / 8 * 8, SKIPPED = FRONT - BEFORE; // lines before position 0; of a tile's, not needed
+constexpr int SKIPPED = FRONT - BEFORE; // of a tile's lines, not needed
 static_assert(CHANNELS == OF_LINE && TILE % 8 == 0, "a stage has whole lines, whose words are exchanged alike");
 
 // Lines in shared memory.
@@ -18,10 +18,8 @@ struct OfImages {
     static constexpr int LINES = (SKIPPED + TILE + REACH + 7) / 8 * 8, NUMBER = LINES * LINE, SIZE = 2 * NUMBER; // bytes
 };
 
-// In scratch, behind what is made on the way.
-__device__ __forceinline__ Lines lines_of(const Made &made, int batch) {
-    const int tiles = parts(batch * IMAGE, TILE);
-    const uintptr_t end = (uintptr_t)(made.marks + tiles * TILE / MARKED * BLOCKS);
-    const int count = parts((tiles - 1) * TILE + OfImages::LINES, LAID) * LAID;
-    return Lines((char *)((end + 1023) / 1024 * 1024), count, CHUNKS, FRONT);
+// The images, where LAID_APART is given; else in scratch, behind what is made on the way.
+__device__ __forceinline__ Laid laid_images(const Made &made, int batch, char *apart = nullptr) {
+    char *behind = aligned_to_lines(made.marks + parts(batch * IMAGE, TILE) * (TILE / MARKED) * BLOCKS);
+    return Laid(apart == nullptr ? behind : apart, batch, IN_CHANNELS, FRONT);
 }

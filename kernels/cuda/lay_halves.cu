@@ -1,11 +1,10 @@
-// Lays images out in lines for conv_halves.cu. Read halves.cuh first.
+// Lays images out for conv_halves.cu. Read halves.cuh first.
 #include "halves.cuh"
 
 // What was measured last comes first, as much of it is in the second cache; what is multiplied first comes last.
 KERNEL __launch_bounds__(LAYING) lay_halves(
     const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
-    const Made made(scratch, batch);
-    const Lines lines = lines_of(made, batch);
-    lay(Inputs{x, (int)batch}, made.images, lines, (gridDim.x - 1 - blockIdx.x) * LAID, blockIdx.y);
+    const Laid laid = laid_images(Made(scratch), batch);
+    lay(Inputs{x, (int)batch}, laid, (gridDim.x - 1 - blockIdx.x) * LAID, blockIdx.y);
 }

@@ -28,14 +28,17 @@ __device__ __forceinline__ void prepare_filter(const Made &made, const Weights &
     }
 }
 
-// A block a filter, then a block an image.
-KERNEL __launch_bounds__(MEASURING) measure_halves(
-    const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
+// A block a filter, then, unless they are LAID_APART, a block an image.
+KERNEL __launch_bounds__(MEASURING) measure_halves(const T *x,
+#if LAID_APART
+    char *apart,
+#endif
+    const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
-    const Made made(scratch, batch);
+    const Made made(scratch);
     const int image = blockIdx.x - BLOCKS * FILTERS;
     if (image < 0)
         prepare_filter(made, {w}, blockIdx.x);
     else
-        measure_image<IN_CHANNELS * Inputs::AREA, MEASURING>(made.images[image], x + (int64_t)image * (IN_CHANNELS * Inputs::AREA));
+        measure_image<Inputs::SIZE, MEASURING>(laid_images(made, batch).known[image], x + (int64_t)image * Inputs::SIZE);
 }

@@ -31,6 +31,7 @@
 #define TILE_STAGES 4
 #define POSITIONS 128
 #define SPLIT 1
+#define LAID_APART 0
 #endif
 #include "epilogue.cuh"
 #include "wgmma.cuh"
@@ -90,7 +91,7 @@ template <class Layout> struct PutPieces {
 
 // Images (N, C, H, W).
 template <int C, int H, int W> struct Images {
-    static constexpr int AREA = H * W;
+    static constexpr int AREA = H * W, SIZE = C * AREA;
     const T *x;
     int count;
 

@@ -102,35 +102,41 @@ __device__ __forceinline__ float halve(Word (&words)[2], const float (&x)[GROUP_
     return squares;
 }
 
-// Images in halves as the copy engine brings them: a line has 32 channels of a position, 64 bytes whose words are exchanged;
-// for each of both numbers and each chunk of channels lie those of all positions, one after another. Position 0 stands
-// behind `front` lines; what no image has is zero.
+// Lines: a position's OF_LINE channels of one of both numbers, 64 bytes whose words are exchanged.
 constexpr int LINE = 64, WORDS = LINE / WORD, OF_LINE = 32;
 constexpr int LAID = 64, LAYING = LAID * WORDS; // lines that a block lays out, and its threads: each a word
+constexpr int FRONT = (BEFORE + 7) / 8 * 8;     // lines before position 0, so that windows begin behind the first line
+constexpr int BEYOND = 320 + REACH;             // lines behind the last image that a stage may take
 __device__ __forceinline__ int exchanged_word(int line, int word) { return word ^ line / 2 % WORDS; }
 
-struct Lines {
-    int count, chunks, front; // count: a multiple of LAID, of each number and chunk
-    char *first;
+__device__ __forceinline__ char *aligned_to_lines(const void *at) { return (char *)(((uintptr_t)at + 1023) / 1024 * 1024); }
+
+// Images in halves as the copy engine brings them, and what is known of each. For each number and each chunk of channels
+// lie the lines of all positions one after another, position 0 behind `front`; what no image has is zero.
+struct Laid {
+    Known *known;
+    int count, chunks, front; // count: lines of a number and a chunk, a multiple of LAID
+    char *lines;
     float *squares; // of a line's scaled elements, their sum
 
-    // memory: aligned to 1024 bytes
-    __device__ Lines(char *memory, int count, int chunks, int front)
-        : count(count), chunks(chunks), front(front), first(memory), squares((float *)at(2, 0, 0)) {}
+    __device__ Laid(char *memory, int batch, int channels, int front)
+        : known((Known *)memory), count(parts(batch * IMAGE + front + BEYOND, LAID) * LAID),
+          chunks(parts(channels, OF_LINE)), front(front), lines(aligned_to_lines(known + batch)),
+          squares((float *)at(2, 0, 0)) {}
     __device__ __forceinline__ char *at(int number, int chunk, int line) const {
-        return first + ((int64_t)(number * chunks + chunk) * count + line) * LINE;
+        return lines + ((int64_t)(number * chunks + chunk) * count + line) * LINE;
     }
     __device__ __forceinline__ char *end() const { return (char *)(squares + (int64_t)chunks * count); }
 };
 
 // By a block, LAID lines from `from` on. What is not held becomes zero.
 template <int C, int H, int W> __device__ __forceinline__ void lay(
-    const Images<C, H, W> &images, const Known *known, const Lines &lines, int from, int chunk) {
+    const Images<C, H, W> &images, const Laid &laid, int from, int chunk) {
     __shared__ Word words[2][LAID * WORDS];
     __shared__ float squares[WORDS][LAID];
     const int line = threadIdx.x % LAID, word = threadIdx.x / LAID, channel = chunk * OF_LINE + word * GROUP_OF;
-    const int position = from + line - lines.front, place = images.at(position);
-    const float up = place >= 0 ? known[position / IMAGE].up : 0;
+    const int position = from + line - laid.front, place = images.at(position);
+    const float up = place >= 0 ? laid.known[position / IMAGE].up : 0;
     float found[GROUP_OF];
     #pragma unroll
     for (int j = 0; j < GROUP_OF; j++)
@@ -141,10 +147,10 @@ template <int C, int H, int W> __device__ __forceinline__ void lay(
     for (int i = 0; i < 2; i++) words[i][line * WORDS + exchanged_word(line, word)] = halves[i];
     __syncthreads();
     #pragma unroll
-    for (int i = 0; i < 2; i++) ((Word *)lines.at(i, chunk, from))[threadIdx.x] = words[i][threadIdx.x];
+    for (int i = 0; i < 2; i++) ((Word *)laid.at(i, chunk, from))[threadIdx.x] = words[i][threadIdx.x];
     if (word > 0) return;
     float sum = 0;
     #pragma unroll
     for (int i = 0; i < WORDS; i++) sum += squares[i][line];
-    lines.squares[(int64_t)chunk * lines.count + from + line] = sum;
+    laid.squares[(int64_t)chunk * laid.count + from + line] = sum;
 }

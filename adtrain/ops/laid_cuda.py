@@ -1,0 +1,79 @@
+"""Images in halves, as convolutions on Hopper's matrix units are brought them (`Laid` in `kernels/cuda/scaled.cuh`)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from adtrain.core.chip import CHIP
+from adtrain.core.kernel import CudaKernel
+from adtrain.ops.positions import Positions
+
+NUMBERS, KNOWN = 2, 16
+"""That a float32 becomes; bytes of what is known of an image or a filter."""
+LINE, OF_LINE, LAID, LAYING = 64, 32, 64, 256
+"""Bytes and channels of a line; lines and threads of a block that lays images out."""
+BEYOND, ALIGNED = 320, 1024
+"""Lines behind the last image, beside those that a window reaches; bytes that lines are aligned to."""
+MEASURING, FEW_IMAGES = (256, 1024), 4
+"""Threads of a block that measures an image, where they are many or few: fewer than so many for each multiprocessor."""
+MEASURED, MOVED = 2100, 2000
+"""Bytes of images that are measured in a cycle, and that are read and written to lay them out."""
+
+
+@dataclass(frozen=True)
+class Laid:
+    """The images of a convolution."""
+
+    positions: Positions
+
+    @property
+    def count(self) -> int:
+        """Lines of a number and a chunk of channels."""
+        front = -(-self.positions.before // 8) * 8
+        return -(-(self.positions.count + front + BEYOND + self.positions.reach) // LAID) * LAID
+
+    @property
+    def chunks(self) -> int:
+        """Of channels."""
+        return -(-self.positions.images[1] // OF_LINE)
+
+    @property
+    def bytes(self) -> int:
+        """With what it takes to align them."""
+        return self.positions.images[0] * KNOWN + ALIGNED + self.chunks * self.count * (NUMBERS * LINE + 4)
+
+    @property
+    def measuring(self) -> int:
+        """Threads of a block that measures."""
+        many, few = MEASURING
+        return many if self.positions.images[0] >= FEW_IMAGES * CHIP.multiprocessors else few
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Blocks that lay out."""
+        return self.count // LAID, self.chunks
+
+    @property
+    def cycles(self) -> float:
+        """An estimate of the time that measuring and laying out take, but for the launches."""
+        return 4 * math.prod(self.positions.images) / MEASURED + self.chunks * self.count * 4 * LINE / MOVED
+
+    def kernel(self) -> CudaKernel:
+        """The launches, of images alone."""
+        lay = self._step("lay_images", self.grid, LAYING)
+        return self._step("measure_images", self.positions.images[0], self.measuring, lay)
+
+    def _step(
+        self, name: str, blocks: int | tuple[int, int], threads: int, then: CudaKernel | None = None
+    ) -> CudaKernel:
+        definitions = {**self.positions.definitions, "MEASURING": self.measuring}
+        return CudaKernel(
+            "in_halves.cu",
+            name,
+            lambda *_, **__: self.positions.images[:1],
+            blocks=lambda *_, **__: blocks,
+            threads=lambda *_, **__: threads,
+            definitions=lambda *_, **__: definitions,
+            then=then,
+        )

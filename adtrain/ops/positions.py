@@ -1,0 +1,78 @@
+"""Convolutions with stride 1 as products of positions (`kernels/cuda/planes.cuh`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from adtrain.core.chip import CHIP
+
+CAPABILITY = (9, 0)
+"""The compute capability whose instructions the kernels consist of."""
+MOST_ELEMENTS = 1 << 31
+"""Of an array, so that 32 bits count them."""
+TILE = 256
+"""Positions, at most, that a tile has behind the last one."""
+
+
+@dataclass(frozen=True)
+class Positions:
+    """A convolution with stride 1 and without groups.
+
+    Attributes:
+        images: (N, C, H, W) of what windows are taken of.
+        outputs: (N, O, OH, OW).
+        kernel, padding, dilation: of the window, rows and columns.
+    """
+
+    images: tuple[int, ...]
+    outputs: tuple[int, ...]
+    kernel: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+    @property
+    def pitch(self) -> int:
+        """Positions from a row to the next: even, so that two neighbours in memory are one access."""
+        columns = max(self.images[3] + self.padding[1], self.outputs[3])
+        return columns + columns % 2
+
+    @property
+    def image(self) -> int:
+        """Positions from an image to the next."""
+        return self.pitch * max(self.images[2] + self.padding[0], self.outputs[2])
+
+    @property
+    def count(self) -> int:
+        return self.images[0] * self.image
+
+    @property
+    def before(self) -> int:
+        """Positions that a window reaches back."""
+        return self.padding[0] * self.pitch + self.padding[1]
+
+    @property
+    def reach(self) -> int:
+        """Positions from the first to the last element of a window."""
+        (rows, columns), (down, right) = self.kernel, self.dilation
+        return (rows - 1) * down * self.pitch + (columns - 1) * right
+
+    @property
+    def definitions(self) -> Mapping[str, int]:
+        pairs = (("KH", "KW"), self.kernel), (("PH", "PW"), self.padding), (("DH", "DW"), self.dilation)
+        macros = {name: value for names, values in pairs for name, value in zip(names, values, strict=True)}
+        names = ("IN_CHANNELS", "IN_ROWS", "IN_COLUMNS", "OUT_CHANNELS", "OUT_ROWS", "OUT_COLUMNS", "PITCH", "IMAGE")
+        lengths = (*self.images[1:], *self.outputs[1:], self.pitch, self.image)
+        return {**macros, **dict(zip(names, lengths, strict=True))}
+
+    def turned(self) -> Positions:
+        """The convolution of the outputs' gradients that is the gradient by the images."""
+        reach = [(length - 1) * step for length, step in zip(self.kernel, self.dilation, strict=True)]
+        padding = reach[0] - self.padding[0], reach[1] - self.padding[1]
+        return replace(self, images=self.outputs, outputs=self.images, padding=padding)
+
+    def suits(self) -> bool:
+        """Whether positions are right for it, on the GPU at hand."""
+        sizes = (*map(math.prod, (self.images, self.outputs)), self.count + self.reach + TILE)
+        return CHIP.capability == CAPABILITY and min(self.padding) >= 0 and 0 < min(sizes) <= max(sizes) < MOST_ELEMENTS
