@@ -166,6 +166,11 @@ def forward(x: Any, w: Any, window: Any, precision: str = "full") -> Sequence[Cu
     return _candidates(gathered, product, others, conv)
 
 
+def by_positions(kernel: CudaKernel) -> bool:
+    """Whether it is one of those on Hopper's matrix units."""
+    return any(name in kernel.file for name in ("planes", "halves"))
+
+
 def _by_positions(positions: Positions, turned: bool) -> list[PlaneConvolution]:
     """In pieces, and in halves."""
     found = [PlaneConvolution(positions, turned, halves) for halves in (False, True)]

@@ -149,10 +149,10 @@ KERNEL __launch_bounds__(THREADS, 1) conv_halves(const T *x,
     char *apart,
 #endif
     const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
+    wait_for_inputs();
 #if !LAID_APART
     char *const apart = nullptr;
 #endif
-    wait_for_inputs();
     const Tiles tiles(batch);
     const Made made(scratch);
     const Laid laid = laid_images(made, batch, apart);
