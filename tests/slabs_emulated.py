@@ -54,7 +54,7 @@ def known(x: np.ndarray) -> Lines:
         part = sizes[:, depth * i // chunks * DEPTH : depth * (i + 1) // chunks * DEPTH]
         after += (part > 0).sum(1, keepdims=True) * before
         before += (part**2).sum(1, keepdims=True)
-    single = sizes.sum(1, keepdims=True) ** 2 < (2 if chunks > 1 else SINGLE) * before
+    single = sizes.sum(1, keepdims=True) ** 2 < (2 if chunks > 2 else SINGLE * chunks) * before
     at_end = (after < ROUNDED * before) & (chunks > 1)
     late = (single | at_end) & ((sizes > 0).sum(1, keepdims=True) * THIN > k) | ~held
     return Lines(up, floor, LEVEL * mean * up * 2.0**target, share, late)

@@ -51,6 +51,29 @@ def test_a_large_convolution_and_its_gradients_share_operands_and_compute_the_sa
         np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-4, atol=1e-2)
 
 
+@pytest.mark.parametrize("kernel", [3, 5])
+def test_convolutions_of_the_same_images_do_not_share_with_one_another(kernel: int) -> None:
+    """Nor is another's layout taken, of a kernel of another size."""
+    rng = np.random.default_rng(0)
+    x, a = (rng.standard_normal(shape).astype(np.float32) for shape in ((200, 64, 8, 14), (64, 64, 3, 3)))
+    b = rng.standard_normal((64, 64, kernel, kernel)).astype(np.float32)
+
+    def loss(x: Any, a: Any, b: Any) -> Any:
+        first, second = ops.conv2d(x, a, padding=1), ops.conv2d(x, b, padding=1)
+        return ops.sum(ops.square(first)) + ops.sum(ops.square(second))
+
+    program = for_gpu(stage(ad.grad(loss, (0, 1, 2))).program(*map(array, (x, a, b))))
+    shared = 0
+    for e in program.equations:
+        inside = e.params["body"].equations[0] if e.primitive is convolution_p else e
+        if inside.primitive.name in LAID[:2]:
+            laid = next(q for q in program.equations if inside.inputs[1] in q.outputs)
+            assert laid.params["size"] == inside.inputs[2].type.shape[2:]
+            assert laid.inputs[0] is inside.inputs[0]
+            shared += 1
+    assert shared >= 2
+
+
 def test_small_ones_and_those_of_other_gpus_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "in_halves" not in names(for_gpu(gradients(2, 8)[0]))
     program, _ = gradients(200, 64)

@@ -77,7 +77,7 @@ class Slabs:
         return self.unit is Unit.HALVES and self.staged == self.pieces
 
 
-SHORT, LONG, ANY = range(128, 768), range(768, MOST_K), range(256, MOST_K)
+SHORT, LONG, ANY = range(128, 257), range(768, MOST_K), range(256, MOST_K)
 SLABS: Mapping[str, Sequence[Slabs]] = {
     "full": (
         Slabs(Unit.HALVES, 3, 2, 64, 128, 3, LONG, 12, 5, 4.0),

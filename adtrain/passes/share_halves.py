@@ -20,8 +20,8 @@ def share_halves(program: Program) -> Program:
         if grad.primitive.name != "conv2d_weight_grad":
             continue
         x, g = grad.inputs
-        forward = next((e for e in program.equations if _reads(e, "conv2d", x, grad)), None)
-        back = next((e for e in program.equations if _reads(e, "conv2d_input_grad", g, grad)), None)
+        forward = next((e for e in equations if _reads(e, "conv2d", x, grad)), None)
+        back = next((e for e in equations if _reads(e, "conv2d_input_grad", g, grad)), None)
         if forward is None or back is None:
             continue
         laid = [_in_halves(v, to, grad) for v, to in ((x, g), (g, x))]
@@ -48,7 +48,9 @@ def _convolution(equation: Equation) -> Equation:
 
 def _reads(equation: Equation, name: str, v: Variable, grad: Equation) -> bool:
     e = _convolution(equation)
-    return e.primitive.name == name and e.inputs[0] is v and e.params["window"] == grad.params["window"]
+    if e.primitive.name != name or e.inputs[0] is not v or e.params["window"] != grad.params["window"]:
+        return False
+    return e.inputs[1].type.shape == grad.outputs[0].type.shape
 
 
 def _in_halves(v: Variable, to: Variable, grad: Equation) -> Equation:

@@ -182,11 +182,12 @@ KERNEL __launch_bounds__(THREADS, 1) conv_halves(const T *x,
         take_registers<152>();
         const int team = (threadIdx.x - BRINGING) / WARPGROUP;
         bool begins = true;
-        for (int tile = blockIdx.x, parity = 0; tile < tiles.count; tile += gridDim.x, parity ^= 1) {
+        for (int tile = blockIdx.x, parity = 0; tile < tiles.count; tile += gridDim.x) {
             const int filter = tiles.filter(tile), position = tiles.position(tile) + team * COLUMNS;
             const bool hold = held(tile), first = threadIdx.x % WARPGROUP == 0;
             if (first) made.left(position, filter) = !hold;
             if (!hold) continue;
+            parity ^= 1;
             Sums sums;
             sums.multiply(stages, of_images + (SKIPPED + team * COLUMNS) * LINE, of_weights, team, begins, image, weight);
             begins = false;

@@ -28,7 +28,7 @@ template <int COUNT, int STAGES> __device__ __forceinline__ void bring(
             char *to = shared + turn.stage * SIZE;
             Barrier &full = stages.full[turn.stage];
             full.expect(SIZE);
-            copy_bulk<OF_A>(to, a + i * OF_A, full);
+            copy_bulk<OF_A>(to, a + (int64_t)i * OF_A, full);
             #pragma unroll
             for (int j = 0; j < ACROSS; j++) {
                 const char *from = b + (j * (int64_t)slabs.depth + i) * OF_A;

@@ -145,7 +145,7 @@ __device__ __forceinline__ float power(int exponent) { return __int_as_float(exp
 // Late: of an element with many others next to all of the sum comes at its end, or from one product. There a chain has few
 // more roundings to make, while the matrix units cut bits off all that they add at once. Counted are the roundings behind
 // the chunk of each element, as many as there are elements that are not 0, by the share of the squares that the sum has by
-// then; and elements of one size as above, more of them where all 128 are in a single chunk.
+// then; and elements of one size as above, more of them where all are in one chunk of 128, or in two.
 __device__ __forceinline__ Line known(const Slabs &slabs, int64_t at) {
     Measured all = {0, INFINITY, 0, 0};
     double rounded = 0;
@@ -168,8 +168,9 @@ __device__ __forceinline__ Line known(const Slabs &slabs, int64_t at) {
     const float floor = all.least * up < 0x1p-12f ? slabs.k * power(target - 13) : 0;
     const float level = 5.5f * (float)mean * up * power(target);
     const double share = all.sum * (double)all.sum / all.squares / sqrt((double)FEW * slabs.k);
-    const bool apart = slabs.chunks > 1, at_end = apart && rounded < ROUNDED * all.squares;
-    const bool single = all.sum * (double)all.sum < (apart ? 2 : SINGLE) * all.squares;
+    const bool at_end = slabs.chunks > 1 && rounded < ROUNDED * all.squares;
+    const int few = slabs.chunks > 2 ? 2 : SINGLE * slabs.chunks;
+    const bool single = all.sum * (double)all.sum < few * all.squares;
     const bool late = (single || at_end) && (int64_t)all.count * THIN > slabs.k;
     return {power(-exponent), floor, level, (float)share, late};
 }

@@ -69,8 +69,13 @@ class Layout:
         donated = [i for i, v in enumerate(program.inputs) if v in program.donated]
         self.results = [last.places[v] for v in program.outputs]
         self.overwritten = {i for i, v in enumerate(program.inputs) if v in set(last.in_place.values())}
-        self.repeats = program.carries and all(
-            place.where == "output" or place == ("input", i) for place, i in zip(self.results, donated, strict=True)
+        apart = len(set(self.results)) == len(self.results)
+        self.repeats = (
+            program.carries
+            and apart
+            and all(
+                place.where == "output" or place == ("input", i) for place, i in zip(self.results, donated, strict=True)
+            )
         )
         places = again.places if again else last.places
         self.fresh = sorted({places[v].at for v in self.outputs if places[v].where == "output"})
