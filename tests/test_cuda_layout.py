@@ -49,7 +49,7 @@ def linear(state: Any, x: Any, labels: Any) -> Any:
     return {"step": state["step"] + 1, "weight": state["weight"] - 0.1 * gradient}
 
 
-def step_on_data(network: str, ahead: bool = True) -> tuple[Program, list[np.ndarray]]:
+def step_on_data(network: str, ahead: bool = True, fused: bool = True) -> tuple[Program, list[np.ndarray]]:
     """A training step on the next batch of a data set, for a GPU, and its arguments.
 
     Args:
@@ -76,7 +76,7 @@ def step_on_data(network: str, ahead: bool = True) -> tuple[Program, list[np.nda
 
     args = (state, *data())
     program = stage(on_data, donate=(0,)).program(*args)
-    return for_gpu(program), [x.numpy() for x in tree.flatten(args)[0]]
+    return for_gpu(program) if fused else program, [x.numpy() for x in tree.flatten(args)[0]]
 
 
 class Memory:
@@ -165,6 +165,11 @@ def test_a_batch_that_the_step_before_decides_about_is_gathered_after_it(network
     row = in_a_row(program)
     assert row.again is None
     assert row.last is program
+
+
+def test_kernels_of_a_program_that_is_not_fused_are_those_of_its_equations() -> None:
+    program, _ = step_on_data("linear", fused=False)
+    assert in_a_row(program).again is None
 
 
 def test_memory_for_what_is_fetched_ahead_is_counted() -> None:

@@ -21,7 +21,6 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
 from adtrain.ops.halves_weight_grad_cuda import HalvesWeightGrad
-from adtrain.ops.laid_out import conv2d_laid_p, in_halves_p, input_grad_laid_p, weight_grad_laid_p
 from adtrain.ops.planes_cuda import PlaneConvolution
 from adtrain.ops.planes_weight_grad_cuda import PlaneWeightGrad
 from adtrain.ops.positions import Positions
@@ -98,33 +97,6 @@ def test_convolutions_by_positions_are_right(
     size = [n + 2 * p - (k - 1) * d for n, p, k, d in zip(image[2:], padding, kernel, dilation, strict=True)]
     positions = Positions(image, (image[0], filters, *size), kernel, padding, dilation)
     check(host, positions, *drawn(image, (filters, image[1], *kernel), positions.outputs))
-
-
-@pytest.mark.parametrize("spoilt", [False, True])
-def test_convolutions_share_what_is_laid_out_once(host: Host, spoilt: bool) -> None:
-    """Spoilt, one of the images is left to pieces in both that read them."""
-    positions = Positions((2, 34, 10, 14), (2, 33, 10, 14), (3, 3), (1, 1), (1, 1))
-    x, w, g = drawn(positions.images, (33, 34, 3, 3), positions.outputs)
-    if spoilt:
-        x[1, 3, 4, 5], x[1, 0, 0, 0] = np.inf, 1e-30
-    window = Window((1, 1), positions.padding, positions.dilation, 1)
-    sized, precise = {"window": window, "size": (3, 3)}, {"window": window, "precision": "full"}
-
-    def laid(x: np.ndarray, y: np.ndarray, turned: bool) -> np.ndarray:
-        params = {**sized, "y": y.shape, "turned": turned}
-        return host.computed(equation(in_halves_p, [x], params), None, [x])[0]
-
-    a, b = laid(x, g, False), laid(g, x, True)
-    grad = HalvesWeightGrad(positions, apart=True).kernel()
-    for e, kernel, plain, arrays in (
-        (equation(conv2d_laid_p, [x, a, w], precise), None, conv2d_p, [x, a, w]),
-        (equation(input_grad_laid_p, [g, b, w], {**precise, "size": (10, 14)}), None, input_grad_p, [g, b, w]),
-        (equation(weight_grad_laid_p, [x, g, a, b], {**precise, **sized}), grad, weight_grad_p, [x, g, a, b]),
-    ):
-        floats = [v.astype(float) for v in arrays if v.dtype == np.float32]
-        with np.errstate(invalid="ignore"):
-            expected = plain.implementations["cpu"](*floats, **e.params)
-        assert agree(host.computed(e, kernel, arrays)[0], expected), e.primitive.name
 
 
 def test_infinity_and_nan_go_where_they_go_in_plain_sums(host: Host) -> None:

@@ -3,8 +3,7 @@
 import sys
 
 import adtrain.ops.bias_sums
-import adtrain.ops.conv_pooled
-import adtrain.ops.laid_out  # noqa: F401  primitives that passes look up
+import adtrain.ops.conv_pooled  # noqa: F401  primitives that passes look up
 from adtrain.core.array import bind_operators
 from adtrain.core.precision import matmul_precision
 from adtrain.ops.activation import elu, gelu, leaky_relu, relu, sigmoid, silu, softplus

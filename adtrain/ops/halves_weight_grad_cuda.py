@@ -19,19 +19,14 @@ THREADS, STEP, STAGE = 512, 16, 128
 STAGES = 2, 4
 """How many stages there are in shared memory, at least and at most."""
 CYCLE = 1500
-"""Multiply-adds of float16 that a multiprocessor does in a cycle."""
+"""Multiply-adds of float16 that a multiprocessor does in a cycle, measured."""
 
 
 @dataclass(frozen=True)
 class HalvesWeightGrad:
-    """The gradient of a convolution by its weights.
-
-    Attributes:
-        apart: whether images and gradients in halves are arguments, behind those themselves.
-    """
+    """The gradient of a convolution by its weights."""
 
     positions: Positions
-    apart: bool = False
 
     @property
     def _image_lines(self) -> int:
@@ -69,9 +64,9 @@ class HalvesWeightGrad:
 
     @property
     def scratch(self) -> int:
-        """Bytes: of `Scratch` and, unless they are `apart`, `Operands` of the kernels."""
+        """Bytes: of `Scratch` and `Operands` of the kernels."""
         parts = self._splits * (PlaneWeightGrad(self.positions).size * 4 + self._blocks * self.positions.kernel[0] * 4)
-        return parts + (0 if self.apart else sum(ALIGNED + laid.bytes for laid in self._laid))
+        return parts + sum(ALIGNED + laid.bytes for laid in self._laid)
 
     @property
     def cycles(self) -> float:
@@ -79,7 +74,7 @@ class HalvesWeightGrad:
         products = FILTERS * CHANNELS * math.prod(self.positions.kernel) * self._steps * STEP * 3 / CYCLE
         rounds = -(-self._blocks * self._splits // CHIP.multiprocessors)
         multiplied = rounds * (TILE_END + -(-self.positions.images[0] // self._splits) * products)
-        before = REST if self.apart else 3 * REST + sum(laid.cycles for laid in self._laid)
+        before = 3 * REST + sum(laid.cycles for laid in self._laid)
         return START + before + multiplied + SECOND_PASS
 
     def suits(self) -> bool:
@@ -90,11 +85,9 @@ class HalvesWeightGrad:
     def kernel(self) -> CudaKernel:
         """The launches: what halves hold, the operands in halves, their products, the rest in pieces, and the sum."""
         images, gradients = self._laid
-        rest = PlaneWeightGrad(self.positions).in_parts(self._splits, rest=True, apart=self.apart)
+        rest = PlaneWeightGrad(self.positions).in_parts(self._splits, rest=True)
         shared = self._stages * self._stage_bytes + 1024
         multiply = self._step("conv_halves_weight_grad", (self._blocks, self._splits), THREADS, rest, shared)
-        if self.apart:
-            return multiply
         grid = max(images.grid[0], gradients.grid[0]), images.chunks + gradients.chunks
         lay = self._step("lay_operands", grid, LAYING, multiply)
         return self._step("measure_operands", 2 * self.positions.images[0], images.measuring, lay)
@@ -108,7 +101,6 @@ class HalvesWeightGrad:
             "CHANNELS": CHANNELS,
             "HALVES_STAGES": self._stages,
             "MEASURING": Laid(self.positions).measuring,
-            "LAID_APART": int(self.apart),
         }
         return CudaKernel(
             "conv_halves_weight_grad.cu",

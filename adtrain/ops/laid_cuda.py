@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 from adtrain.core.chip import CHIP
-from adtrain.core.kernel import CudaKernel
 from adtrain.ops.positions import Positions
 
 NUMBERS, KNOWN = 2, 16
@@ -17,8 +16,9 @@ BEYOND, ALIGNED = 320, 1024
 """Lines behind the last image, beside those that a window reaches; bytes that lines are aligned to."""
 MEASURING, FEW_IMAGES = (256, 1024), 4
 """Threads of a block that measures an image, where they are many or few: fewer than so many for each multiprocessor."""
-MEASURED, MOVED = 2100, 2000
-"""Bytes of images that are measured in a cycle, and that are read and written to lay them out."""
+MEASURED, MOVED = 2200, 2250
+"""Bytes of images that are measured in a cycle where there is one for each multiprocessor, and that are read and written
+to lay them out; measured."""
 
 
 @dataclass(frozen=True)
@@ -57,23 +57,5 @@ class Laid:
     @property
     def cycles(self) -> float:
         """An estimate of the time that measuring and laying out take, but for the launches."""
-        return 4 * math.prod(self.positions.images) / MEASURED + self.chunks * self.count * 4 * LINE / MOVED
-
-    def kernel(self) -> CudaKernel:
-        """The launches, of images alone."""
-        lay = self._step("lay_images", self.grid, LAYING)
-        return self._step("measure_images", self.positions.images[0], self.measuring, lay)
-
-    def _step(
-        self, name: str, blocks: int | tuple[int, int], threads: int, then: CudaKernel | None = None
-    ) -> CudaKernel:
-        definitions = {**self.positions.definitions, "MEASURING": self.measuring}
-        return CudaKernel(
-            "in_halves.cu",
-            name,
-            lambda *_, **__: self.positions.images[:1],
-            blocks=lambda *_, **__: blocks,
-            threads=lambda *_, **__: threads,
-            definitions=lambda *_, **__: definitions,
-            then=then,
-        )
+        busy = min(self.positions.images[0] / CHIP.multiprocessors, 1)
+        return 4 * math.prod(self.positions.images) / (busy * MEASURED) + self.chunks * self.count * 4 * LINE / MOVED

@@ -31,13 +31,13 @@ GATHERERS = 96
 """These threads."""
 MOST_BLOCKS = 128
 """Tiles of the same positions, so that what is known of their filters fits."""
-CYCLE = 1900
-"""Multiply-adds of bfloat16 that a multiprocessor does in a cycle, measured."""
+CYCLE, HALVES_CYCLE = 1900, 1400
+"""Multiply-adds of bfloat16, and of float16, that a multiprocessor does in a cycle in these kernels, measured."""
 GATHERED = 1.2
 """Elements of images that it gathers in a cycle, measured."""
 REST = 4000
 """Cycles of a launch that has nothing to do."""
-START, TILE_END = 6000, 3500
+START, TILE_END, HALVES_END = 6000, 3500, 5500
 """Cycles of the launches, and until a block has its first stages; of a tile's end."""
 
 
@@ -48,13 +48,11 @@ class PlaneConvolution:
     Attributes:
         turned: whether the weights are (C, O, KH, KW), and their elements in reverse order.
         halves: whether operands are halves where these hold them (`conv_halves.cu`), not always pieces.
-        apart: whether the images in halves are an argument, behind the images.
     """
 
     positions: Positions
     turned: bool
     halves: bool = False
-    apart: bool = False
 
     @property
     def _stacked(self) -> bool:
@@ -134,8 +132,7 @@ class PlaneConvolution:
             return pieces
         known = self._blocks * self._filters * KNOWN
         marks = self.tiles(HALVES) * (HALVES_TILE // MARKED) * 4
-        laid = 0 if self.apart else ALIGNED + Laid(self.positions).bytes
-        return pieces + self._weights(HALVES) * weights + known + marks + laid
+        return pieces + self._weights(HALVES) * weights + known + marks + ALIGNED + Laid(self.positions).bytes
 
     @property
     def cycles(self) -> float:
@@ -143,12 +140,11 @@ class PlaneConvolution:
         parts, channels = HALVES if self.halves else PIECES, self.channels
         rounds, tile = -(-self.tiles(parts) // CHIP.multiprocessors), self._tile(parts)
         pairs = (2 if self._stacked else 3) if self.halves else (4 if self._stacked else 6)
-        products = math.prod(self.positions.kernel) * channels * tile * FILTERS * pairs / CYCLE
+        cycle, end = (HALVES_CYCLE, HALVES_END) if self.halves else (CYCLE, TILE_END)
+        products = math.prod(self.positions.kernel) * channels * tile * FILTERS * pairs / cycle
         gathered = 0 if self.halves else (tile + self.positions.reach) * channels / GATHERED
-        before = 0.0
-        if self.halves:
-            before = REST if self.apart else 2 * REST + Laid(self.positions).cycles
-        return START + before + rounds * (TILE_END + self._chunks * max(products, gathered))
+        before = 2 * REST + Laid(self.positions).cycles if self.halves else 0
+        return START + before + rounds * (end + self._chunks * max(products, gathered))
 
     def suits(self) -> bool:
         """Whether the kernels are right for it, on the GPU at hand."""
@@ -166,12 +162,11 @@ class PlaneConvolution:
         rest = self._multiply(PIECES, {"REST": 1})
         multiply = replace(self._multiply(HALVES), then=rest)
         stages = {"TILE_STAGES": self._stages(self.channels, HALVES)}
-        filters, laid, then = self._blocks * self._filters, Laid(self.positions), multiply
-        if not self.apart:
-            then = self._step("lay_halves.cu", "lay_halves", stages, laid.grid, LAYING, then=multiply)
-        operands = filters + (0 if self.apart else self.positions.images[0])
+        laid = Laid(self.positions)
+        lay = self._step("lay_halves.cu", "lay_halves", stages, laid.grid, LAYING, then=multiply)
+        operands = self._blocks * self._filters + self.positions.images[0]
         macros = {**stages, "MEASURING": laid.measuring}
-        return self._step("measure_halves.cu", "measure_halves", macros, operands, laid.measuring, then=then)
+        return self._step("measure_halves.cu", "measure_halves", macros, operands, laid.measuring, then=lay)
 
     def _multiply(self, parts: int, rest: Mapping[str, int] | None = None) -> CudaKernel:
         name, threads = ("conv_halves", HALVES_THREADS) if parts == HALVES else ("conv_planes", THREADS)
@@ -194,7 +189,6 @@ class PlaneConvolution:
             "CHANNELS": self.channels,
             "WIDE_C": math.gcd(2, self.positions.outputs[3]),
             "TURNED": int(self.turned),
-            "LAID_APART": int(self.apart),
             **macros,
         }
         return CudaKernel(

@@ -72,12 +72,11 @@ class PlaneWeightGrad:
         """The launches: the products of each part, and their sum."""
         return self.in_parts(self.splits)
 
-    def in_parts(self, splits: int, rest: bool = False, apart: bool = False) -> CudaKernel:
+    def in_parts(self, splits: int, rest: bool = False) -> CudaKernel:
         """The same of so many parts.
 
         Args:
             rest: parts are images, and the launches are behind those of `conv_halves_weight_grad.cu`.
-            apart: see `HalvesWeightGrad`.
         """
         definitions = {
             **self.positions.definitions,
@@ -85,7 +84,6 @@ class PlaneWeightGrad:
             "POSITIONS": self.step,
             "SPLIT": int(splits > 1 or rest),
             "REST": int(rest),
-            "LAID_APART": int(apart),
         }
         whole = CudaKernel(
             "conv_planes_weight_grad.cu",

@@ -81,7 +81,7 @@ SHORT, LONG, ANY = range(128, 257), range(768, MOST_K), range(256, MOST_K)
 SLABS: Mapping[str, Sequence[Slabs]] = {
     "full": (
         Slabs(Unit.HALVES, 3, 2, 64, 128, 3, LONG, 12, 5, 4.0),
-        Slabs(Unit.HALVES, 3, 2, 64, 64, 4, LONG, 12, 5, 3.0),
+        Slabs(Unit.HALVES, 3, 2, 64, 64, 4, LONG, 12, 5, 3.2),
         Slabs(Unit.HALVES, 3, 3, 64, 128, 2, SHORT, 14, 5, 2.0),
         Slabs(Unit.HALVES, 3, 3, 64, 64, 3, SHORT, 14, 5, 1.6),
     ),

@@ -17,7 +17,6 @@ from adtrain.passes.merge_updates import merge_updates
 from adtrain.passes.plan_memory import MemoryPlan, plan_memory
 from adtrain.passes.pooled_gradients import keep_gradients_pooled, keep_sums_pooled, sink_masks
 from adtrain.passes.readers_first import readers_first
-from adtrain.passes.share_halves import share_halves
 from adtrain.passes.side_by_side import side_by_side
 from adtrain.passes.simplify_reshapes import simplify_reshapes
 
@@ -49,7 +48,6 @@ FUSE_GPU = (
     fuse_rows,
     fuse_products,
     fuse_convolutions,
-    share_halves,
     fuse_gathers,
     fuse_blocks,
     side_by_side,
@@ -92,7 +90,6 @@ __all__ = [
     "plan_memory",
     "readers_first",
     "remove_dead_code",
-    "share_halves",
     "side_by_side",
     "simplify_reshapes",
     "sink_masks",

@@ -41,10 +41,11 @@ def in_a_row(program: Program) -> InARow:
     """Cut a fused Program so that each run begins what the next one begins with, if that saves a launch.
 
     What it needs must be there when a run has begun: inputs, of which the next values are results of equations of
-    inputs, such as a counter's.
+    inputs, such as a counter's. A Program in which no equations share a launch stays whole: it is not fused, and its
+    kernels are those of its equations.
     """
     whole = InARow((), None, program)
-    if not program.carries:
+    if not program.carries or not any(e.primitive is together_p for e in program.equations):
         return whole
     following = dict(zip((v for v in program.inputs if v in program.donated), program.outputs, strict=True))
     given = {*program.inputs, *program.constants}

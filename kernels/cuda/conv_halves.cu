@@ -144,18 +144,11 @@ struct Given {
     __device__ __forceinline__ float scale(int image) const { return images[image].down; }
 };
 
-KERNEL __launch_bounds__(THREADS, 1) conv_halves(const T *x,
-#if LAID_APART
-    char *apart,
-#endif
-    const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
+KERNEL __launch_bounds__(THREADS, 1) conv_halves(const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
-#if !LAID_APART
-    char *const apart = nullptr;
-#endif
     const Tiles tiles(batch);
     const Made made(scratch);
-    const Laid laid = laid_images(made, batch, apart);
+    const Laid laid = laid_images(made, batch);
     char *of_images = aligned_shared<512>();
     char *of_weights = of_images + IMAGE_STAGES * OfImages::SIZE;
     T *exchanged = (T *)(of_weights + TILE_STAGES * OfWeights::SIZE);

@@ -43,12 +43,10 @@ struct Scratch {
         : sums((float *)scratch), left((int *)(sums + (int64_t)splits * SIZE)), end((char *)(left + splits * blocks * KH)) {}
 };
 
-// Images and gradients in halves, where LAID_APART is given; else in scratch.
+// Images and gradients in halves, in scratch.
 struct Operands {
     Laid images, gradients;
 
-    __device__ Operands(char *images, char *gradients, int batch)
-        : images(images, batch, IN_CHANNELS, FRONT), gradients(gradients, batch, OUT_CHANNELS, FRONT_OF_GRADIENTS) {}
     __device__ Operands(const Scratch &scratch, int batch)
         : images(aligned_to_lines(scratch.end), batch, IN_CHANNELS, FRONT),
           gradients(aligned_to_lines(images.end()), batch, OUT_CHANNELS, FRONT_OF_GRADIENTS) {}
@@ -204,18 +202,10 @@ __device__ __forceinline__ float multiply(float (&main)[SUMS], const Operands &l
 }
 
 // out: (O, C, KH, KW) for each of the parts, one after another.
-KERNEL __launch_bounds__(THREADS, 1) conv_halves_weight_grad(const T *x, const T *g,
-#if LAID_APART
-    char *images, char *gradients,
-#endif
-    T *w, int64_t batch, int64_t splits, char *scratch) {
+KERNEL __launch_bounds__(THREADS, 1) conv_halves_weight_grad(const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
     wait_for_inputs();
     const Scratch made(scratch, splits, BLOCKS);
-#if LAID_APART
-    const Operands laid(images, gradients, batch);
-#else
     const Operands laid(made, batch);
-#endif
     const Part part(batch, splits);
     int *left = made.left + (blockIdx.y * BLOCKS + blockIdx.x) * KH;
     char *shared = aligned_shared<1024>();

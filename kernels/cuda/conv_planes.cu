@@ -171,11 +171,7 @@ struct Given {
     __device__ __forceinline__ float scale(int) const { return 1; }
 };
 
-KERNEL __launch_bounds__(THREADS, 1) conv_planes(const T *x,
-#if LAID_APART
-    char *laid,
-#endif
-    const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
+KERNEL __launch_bounds__(THREADS, 1) conv_planes(const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
     const Inputs images = {x, (int)batch};
     const Tiles tiles(batch);

@@ -128,11 +128,7 @@ __device__ __noinline__ T plain(
 
 // out: (O, C, KH, KW) for each of the parts, one after another. Pieces make NaN of infinities: what is not finite is
 // computed again.
-KERNEL __launch_bounds__(THREADS, 1) conv_planes_weight_grad(const T *x, const T *g,
-#if LAID_APART
-    char *laid_x, char *laid_g,
-#endif
-    T *w, int64_t batch, int64_t splits
+KERNEL __launch_bounds__(THREADS, 1) conv_planes_weight_grad(const T *x, const T *g, T *w, int64_t batch, int64_t splits
 #if SPLIT
     , char *scratch
 #endif
@@ -178,11 +174,7 @@ KERNEL __launch_bounds__(THREADS, 1) conv_planes_weight_grad(const T *x, const T
 }
 
 // The sum of the parts, of which there are many of few elements: a warp of a block adds some of them, in their order.
-KERNEL __launch_bounds__(SUMMING) sum_parts(const T *x, const T *g,
-#if LAID_APART
-    char *laid_x, char *laid_g,
-#endif
-    T *w, int64_t size, int64_t splits, char *scratch) {
+KERNEL __launch_bounds__(SUMMING) sum_parts(const T *x, const T *g, T *w, int64_t size, int64_t splits, char *scratch) {
     wait_for_inputs();
     constexpr int WARPS = SUMMING / WARP;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;

@@ -72,7 +72,7 @@ template <class Form> __device__ __forceinline__ void compute_scaled(
             if (again >> i & 1)
                 rest.places[mine++] = place.row(i) % LINES * LINES + place.column(i) % TILE_N;
             else
-                place.give<1>(out, sums.main, i);
+                place.give(out, sums.main, i);
         }
     }
 }

@@ -18,8 +18,8 @@ struct OfImages {
     static constexpr int LINES = (SKIPPED + TILE + REACH + 7) / 8 * 8, NUMBER = LINES * LINE, SIZE = 2 * NUMBER; // bytes
 };
 
-// The images, where LAID_APART is given; else in scratch, behind what is made on the way.
-__device__ __forceinline__ Laid laid_images(const Made &made, int batch, char *apart = nullptr) {
+// The images, in scratch behind what is made on the way.
+__device__ __forceinline__ Laid laid_images(const Made &made, int batch) {
     char *behind = aligned_to_lines(made.marks + parts(batch * IMAGE, TILE) * (TILE / MARKED) * BLOCKS);
-    return Laid(apart == nullptr ? behind : apart, batch, IN_CHANNELS, FRONT);
+    return Laid(behind, batch, IN_CHANNELS, FRONT);
 }

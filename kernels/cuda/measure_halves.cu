@@ -28,12 +28,8 @@ __device__ __forceinline__ void prepare_filter(const Made &made, const Weights &
     }
 }
 
-// A block a filter, then, unless they are LAID_APART, a block an image.
-KERNEL __launch_bounds__(MEASURING) measure_halves(const T *x,
-#if LAID_APART
-    char *apart,
-#endif
-    const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
+// A block a filter, then a block an image.
+KERNEL __launch_bounds__(MEASURING) measure_halves(const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
     const Made made(scratch);
     const int image = blockIdx.x - BLOCKS * FILTERS;

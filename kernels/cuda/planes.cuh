@@ -31,7 +31,6 @@
 #define TILE_STAGES 4
 #define POSITIONS 128
 #define SPLIT 1
-#define LAID_APART 0
 #endif
 #include "epilogue.cuh"
 #include "wgmma.cuh"

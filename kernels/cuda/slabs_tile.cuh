@@ -63,17 +63,33 @@ struct Place {
     __device__ __forceinline__ int column(int i) const { return column0 + sum_column(i); }
     __device__ __forceinline__ bool inside(int i) const { return row(i) < m && column(i) < n; }
 
-    // Hands WIDE of the sums, from i on, to the epilogue; or all of them.
-    template <int WIDE> __device__ __forceinline__ void give(
-        const Epilogue &out, const float (&sums)[SUMS], int i) const {
-        if (!inside(i)) return;
-        T value[WIDE];
-        #pragma unroll
-        for (int h = 0; h < WIDE; h++) value[h] = sums[i + h];
-        out(at.item, row(i), column(i), (at.item * m + row(i)) * n + column(i), value);
+    __device__ __forceinline__ int64_t index(int row, int column) const { return (at.item * m + row) * n + column; }
+
+    // Hands sum i to the epilogue.
+    __device__ __forceinline__ void give(const Epilogue &out, const float (&sums)[SUMS], int i) const {
+        const T value[] = {sums[i]};
+        if (inside(i)) out(at.item, row(i), column(i), index(row(i), column(i)), value);
     }
+    // All of them. What it reads beside several of them is on its way before the first one is written; outside it is
+    // what lies beside others, as a branch would keep back the reads behind it.
     __device__ __forceinline__ void give(const Epilogue &out, const float (&sums)[SUMS]) const {
+        constexpr int AT_ONCE = 16 * WIDE_C;
         #pragma unroll
-        for (int i = 0; i < SUMS; i += WIDE_C) give<WIDE_C>(out, sums, i);
+        for (int first = 0; first < SUMS; first += AT_ONCE) {
+            Epilogue::Beside<WIDE_C> beside[AT_ONCE / WIDE_C];
+            #pragma unroll
+            for (int j = 0; j < AT_ONCE; j += WIDE_C) {
+                const int down = min(row(first + j), m - 1), across = min(column(first + j), n - WIDE_C);
+                beside[j / WIDE_C] = out.read<WIDE_C>(at.item, down, across, index(down, across));
+            }
+            #pragma unroll
+            for (int j = 0; j < AT_ONCE; j += WIDE_C) {
+                const int i = first + j;
+                T value[WIDE_C];
+                #pragma unroll
+                for (int h = 0; h < WIDE_C; h++) value[h] = sums[i + h];
+                if (inside(i)) out.write(beside[j / WIDE_C], index(row(i), column(i)), value);
+            }
+        }
     }
 };
