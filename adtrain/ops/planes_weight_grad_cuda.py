@@ -100,7 +100,6 @@ class PlaneWeightGrad:
         add = replace(
             split,
             name="sum_parts",
-            numbers=lambda *_, **__: (self.size, splits),
             blocks=lambda *_, **__: -(-self.size // 32),
             threads=lambda *_, **__: SUMMING,
             shared=no_bytes,

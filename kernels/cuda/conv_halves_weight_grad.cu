@@ -201,7 +201,7 @@ __device__ __forceinline__ float multiply(float (&main)[SUMS], const Operands &l
     return squares;
 }
 
-// out: (O, C, KH, KW) for each of the parts, one after another.
+// To scratch: each of the parts.
 KERNEL __launch_bounds__(THREADS, 1) conv_halves_weight_grad(const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
     wait_for_inputs();
     const Scratch made(scratch, splits, BLOCKS);
@@ -232,8 +232,7 @@ KERNEL __launch_bounds__(THREADS, 1) conv_halves_weight_grad(const T *x, const T
         const int channel = part.channel + sum_column(i) % CHANNELS;
         if (filter >= OUT_CHANNELS || channel >= IN_CHANNELS) continue;
         sign += sums[i] * sums[i] - squares / LEAST;
-        const int at = (filter * IN_CHANNELS + channel) * TAPS + row * KW + column;
-        made.sums[blockIdx.y * (int64_t)SIZE + at] = sums[i];
+        made.sums[blockIdx.y * (int64_t)SIZE + place_in_part(filter, channel, row * KW + column)] = sums[i];
     }
     sign = over_lanes<Sum, WARP>(sign);
     float *of_row = signs + row * (WARPGROUP / WARP);

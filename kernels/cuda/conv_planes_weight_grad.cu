@@ -17,6 +17,7 @@
 
 constexpr int FILTERS = 64, GATHERERS = WARPGROUP, CONSUMERS = KH * WARPGROUP;
 constexpr int THREADS = 2 * GATHERERS + CONSUMERS, SUMMING = 256; // SUMMING: of a block of sum_parts
+constexpr int SIZE = OUT_CHANNELS * IN_CHANNELS * TAPS;
 constexpr int AT_A_TIME = 64, STEP = 16; // positions that are added up by the matrix units, and by one instruction
 static_assert(KH == 3 && KW == 3 && CHANNELS == 32, "what the registers are made for");
 
@@ -126,7 +127,7 @@ __device__ __noinline__ T plain(
     return sum;
 }
 
-// out: (O, C, KH, KW) for each of the parts, one after another. Pieces make NaN of infinities: what is not finite is
+// To w or, where there are several, to scratch each of the parts. Pieces make NaN of infinities: what is not finite is
 // computed again.
 KERNEL __launch_bounds__(THREADS, 1) conv_planes_weight_grad(const T *x, const T *g, T *w, int64_t batch, int64_t splits
 #if SPLIT
@@ -141,7 +142,7 @@ KERNEL __launch_bounds__(THREADS, 1) conv_planes_weight_grad(const T *x, const T
     const Part part(batch, splits);
     const Gradients gradients = {g, REST ? part.end / IMAGE : (int)batch};
 #if REST
-    const int *left = (const int *)(w + splits * (OUT_CHANNELS * IN_CHANNELS * TAPS)) + (blockIdx.y * gridDim.x + blockIdx.x) * KH;
+    const int *left = (const int *)(w + splits * SIZE) + (blockIdx.y * gridDim.x + blockIdx.x) * KH;
     if (!(left[0] | left[1] | left[2])) return;
 #endif
     char *shared = aligned_shared<1024>();
@@ -167,29 +168,30 @@ KERNEL __launch_bounds__(THREADS, 1) conv_planes_weight_grad(const T *x, const T
             const int channel = part.channel + sum_column(i) % CHANNELS;
             if (filter >= OUT_CHANNELS || channel >= IN_CHANNELS) continue;
             if (!finite(sums[i])) sums[i] = plain(part, images, gradients, filter, channel, shift(row, column));
-            const int at = (filter * IN_CHANNELS + channel) * TAPS + row * KW + column;
-            w[blockIdx.y * (int64_t)(OUT_CHANNELS * IN_CHANNELS * TAPS) + at] = sums[i];
+            const int tap = row * KW + column, place = place_in_part(filter, channel, tap);
+            w[blockIdx.y * (int64_t)SIZE + (SPLIT ? place : (filter * IN_CHANNELS + channel) * TAPS + tap)] = sums[i];
         }
     }
 }
 
-// The sum of the parts, of which there are many of few elements: a warp of a block adds some of them, in their order.
-KERNEL __launch_bounds__(SUMMING) sum_parts(const T *x, const T *g, T *w, int64_t size, int64_t splits, char *scratch) {
+// w: (O, C, KH, KW), the sum of the parts, of which there are many of few elements: a warp of a block adds some of them,
+// in their order.
+KERNEL __launch_bounds__(SUMMING) sum_parts(const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
     wait_for_inputs();
     constexpr int WARPS = SUMMING / WARP;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const int64_t element = (int64_t)blockIdx.x * WARP + lane;
+    const int element = blockIdx.x * WARP + lane;
     __shared__ T sums[WARPS][WARP];
     T sum = 0;
-    if (element < size) {
+    if (element < SIZE) {
         #pragma unroll 8 // reads that are under way at once
         for (int i = splits * warp / WARPS; i < splits * (warp + 1) / WARPS; i++)
-            sum += ((const T *)scratch)[i * size + element];
+            sum += ((const T *)scratch)[(int64_t)i * SIZE + element];
     }
     sums[warp][lane] = sum;
     __syncthreads();
-    if (warp > 0 || element >= size) return;
+    if (warp > 0 || element >= SIZE) return;
     #pragma unroll
     for (int i = 1; i < WARPS; i++) sum += sums[i][lane];
-    w[element] = sum;
+    w[element % (OUT_CHANNELS * IN_CHANNELS) * TAPS + element / (OUT_CHANNELS * IN_CHANNELS)] = sum;
 }

@@ -69,6 +69,12 @@ __device__ __forceinline__ void cut(Word (&words)[PIECE_COUNT], const float (&x)
 
 __device__ constexpr int parts(int length, int part) { return (length + part - 1) / part; }
 
+// Where an element of a gradient by the weights lies in a part of it, to be summed: neighbouring lanes have neighbouring
+// channels of some filters.
+__device__ __forceinline__ int place_in_part(int filter, int channel, int tap) {
+    return (tap * OUT_CHANNELS + filter) * IN_CHANNELS + channel;
+}
+
 __device__ __forceinline__ bool finite(T x) { return fabs(x) < (T)INFINITY; }
 
 // The first place in shared memory that is aligned to so many bytes; of a pointer into it, so that the compiler knows.
