@@ -10,7 +10,7 @@ from adtrain.ops.rounding import rounded
 
 LINES, DEPTH, LISTED, FEW_TILES = 128, 64, 126, 512
 """As in `slabs.cuh`."""
-WATCHED, LEVEL, FEW, THIN, ROUNDED, SINGLE = 16, 5.5, 16, 32, 8, 6
+WATCHED, LEVEL, FEW, THIN, ROUNDED, SINGLE, SELDOM = 16, 5.5, 16, 32, 8, 6, 8
 """As in `slabs_sums.cuh` and `slabs.cu`."""
 BESIDE = ((0, 2), (2, 0), (1, 1), (0, 1), (1, 0))
 """Products of pieces that are summed beside those of the first ones, as in `slabs_sums.cuh`."""
@@ -24,13 +24,18 @@ ROUNDINGS = 6 * 2.0**-24
 
 @dataclass(frozen=True)
 class Lines:
-    """What `slabs.cu` knows of the rows of a matrix, each an array of a column."""
+    """What `slabs.cu` knows of the rows of a matrix, each an array of a column.
+
+    Attributes:
+        share: alike in all of a block of LINES rows.
+    """
 
     up: np.ndarray
     floor: np.ndarray
     level: np.ndarray
     share: np.ndarray
     late: np.ndarray
+    seldom: np.ndarray
 
 
 def known(x: np.ndarray) -> Lines:
@@ -41,9 +46,16 @@ def known(x: np.ndarray) -> Lines:
     mean = np.sqrt((sizes**2).mean(1, keepdims=True))
     zero = mean == 0
     count = sizes.sum(1, keepdims=True) ** 2 / np.where(zero, 1, k * mean**2)
-    share = np.where(zero, np.inf, count / np.sqrt(FEW * k))
     exponent = target - np.floor(np.log2(np.where(zero, 2.0**target, mean)))
     held = abs(exponent) <= 63
+    squares = np.where(held & ~zero, mean**2, 0)
+    share = np.full((len(x), 1), np.inf)
+    for i in range(0, len(x), LINES):
+        block = slice(i, i + LINES)
+        if (weight := squares[block].sum()) > 0:
+            share[block] = np.where(squares[block] > 0, count[block] * squares[block], 0).sum() / weight
+    seldom = count < share / SELDOM
+    share /= np.sqrt(FEW * k)
     up = 2.0 ** np.where(held, exponent, 0)
     least = np.where(sizes > 0, sizes, np.inf).min(1, keepdims=True)
     floor = np.where(held, np.where(least * up < 2**-12, k * 2.0 ** (target - 13), 0), np.inf)
@@ -57,18 +69,15 @@ def known(x: np.ndarray) -> Lines:
     single = sizes.sum(1, keepdims=True) ** 2 < (2 if chunks > 2 else SINGLE * chunks) * before
     at_end = (after < ROUNDED * before) & (chunks > 1)
     late = (single | at_end) & ((sizes > 0).sum(1, keepdims=True) * THIN > k) | ~held
-    return Lines(up, floor, LEVEL * mean * up * 2.0**target, share, late)
+    return Lines(up, floor, LEVEL * mean * up * 2.0**target, share, late, seldom)
 
 
 def many_left(rows: Lines, columns: Lines) -> bool:
     """Whether what is known of the lines speaks for pieces (`know_lines`, Slabs::in_pieces)."""
     down, across = -(-len(rows.up) // LINES), -(-len(columns.up) // LINES)
     asked = max(down, across)
-    votes = 0
-    for i in range(asked):
-        left = rows.share[i % down * LINES :][:LINES]
-        right = columns.share[i % across * LINES :][:LINES]
-        votes += int((left * right.T < 1).sum() > LISTED)
+    shares = ((rows.share[i % down * LINES, 0], columns.share[i % across * LINES, 0]) for i in range(asked))
+    votes = sum(int(left * right < 1) for left, right in shares)
     return votes > 0 and (down * across <= FEW_TILES or 4 * votes > asked)
 
 
@@ -137,7 +146,7 @@ def _in_halves(a: np.ndarray, b: np.ndarray, rows: Lines, columns: Lines) -> tup
         if step < WATCHED:
             small &= abs(main) < rows.level
     sums = (main + beside * 2.0**-11).astype(np.float32)
-    again = small & (sums != 0)
+    again = small & (sums != 0) & ~rows.seldom & ~columns.seldom.T
     again |= ~(abs(sums) >= rows.floor + columns.floor.T)
     again |= ~(rows.share * columns.share.T >= 1)
     return sums, again
@@ -154,6 +163,10 @@ def usual(m: int, n: int, k: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         "rectified": (np.maximum(a, 0), b),
         "rectified, by gradients of rectified": (np.maximum(a, 0), b * (rng.uniform(size=(k, n)) < 0.5)),
         "pixels, a fifth not zero": (rng.uniform(size=(m, k)) * (some < 0.19), b),
+        "some units seldom active": (
+            np.maximum(a, 0) * (rng.uniform(size=(m, k)) < np.where(np.arange(m)[:, None] % 16 == 0, 0.01, 1)),
+            b * (rng.uniform(size=(k, n)) < 0.5),
+        ),
         "thin digits": (rng.uniform(0.1, 1, (m, k)) * (some < 0.075), b),
     }
 
@@ -173,6 +186,12 @@ def hard(m: int, n: int, k: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
     def sparse(share: float, *shape: int) -> np.ndarray:
         return normal(*shape) * (rng.uniform(size=shape) < share)
+
+    def some_sparse(share: float, times: float, cancel: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Of sixteen rows one is sparse and so many times as large."""
+        (a, b), (x, _) = (normal(m, k), normal(k, n)), pairs(0.01)
+        sparser = np.repeat(rng.uniform(size=(m, k // 2)) < share, 2, axis=1) * (x if cancel else a) * times
+        return np.where(np.arange(m)[:, None] % 16 == 0, sparser, a), np.repeat(b[::2], 2, axis=0) if cancel else b
 
     def late(times: float) -> np.ndarray:
         a = normal(m, k)
@@ -202,6 +221,8 @@ def hard(m: int, n: int, k: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         ),
         **{f"one of {1 / share:g} not zero": (sparse(share, m, k), normal(k, n)) for share in (0.01, 0.02, 0.05)},
         **{f"one of {1 / share:g} of both": (sparse(share, m, k), sparse(share, k, n)) for share in (0.02, 0.1, 0.2)},
+        **{f"some rows sparse, {times} times as large": some_sparse(0.01, times, False) for times in (0.01, 1, 100)},
+        **{f"some rows sparse, {times} times, cancelling": some_sparse(0.02, times, True) for times in (1, 100)},
         **{f"a late one {times} times as large": (late(times), normal(k, n)) for times in (30, 100, 200, 1000)},
         **{f"rows by columns that meet in {products}": hardly_meeting(products) for products in (32, 64)},
         "growing": (normal(m, k) * growing, normal(k, n)),

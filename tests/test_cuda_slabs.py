@@ -86,7 +86,7 @@ def test_products_in_slabs_with_what_they_leave_are_as_exact_as_one_chain(case: 
     a, b = (x.astype(np.float32) for x in {**adversarial(M, N, K), **hard(M, N, K)}[case])
     plain, (halves, left) = chain(a, b), in_slabs(a, b)
     taken, expected = errors(np.where(left, plain, halves), a, b), errors(plain, a, b)
-    assert taken[0] <= NOISE * expected[0]
+    assert taken[0] <= max(NOISE * expected[0], ROUNDINGS)
     assert taken[1] <= NOISE * expected[1]
 
 
@@ -117,7 +117,7 @@ def test_of_usual_products_next_to_nothing_is_left_to_multiply_adds(case: str) -
 def test_the_limits_are_those_of_the_kernels() -> None:
     names = ("slabs.cu", "slabs.cuh", "slabs_sums.cuh")
     text = "".join((asset_path("kernels") / "cuda" / name).read_text() for name in names)
-    for name in ("DEPTH", "LISTED", "FEW_TILES", "WATCHED", "FEW", "THIN", "ROUNDED", "SINGLE"):
+    for name in ("DEPTH", "LISTED", "FEW_TILES", "WATCHED", "FEW", "THIN", "ROUNDED", "SINGLE", "SELDOM"):
         assert re.search(rf"constexpr int[^;]*\b{name} = [^;]*\b{getattr(slabs_emulated, name)}\b[^;]*;", text), name
     assert f"level = {LEVEL}f * (float)mean" in text
     assert f"pairs[BESIDE] = {BESIDE};".replace("(", "{").replace(")", "}") in text

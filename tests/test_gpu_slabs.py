@@ -85,7 +85,7 @@ def test_products_in_slabs_are_as_exact_as_one_chain_of_multiply_adds(gpu: Any, 
     slabs, chain = (
         errors(multiplied(gpu, kernel((1, M, N, K)), a[None], b[None])[0], a, b) for kernel in (in_slabs, plain)
     )
-    assert slabs[0] <= NOISE * chain[0]
+    assert slabs[0] <= max(NOISE * chain[0], ROUNDINGS)
     assert slabs[1] <= NOISE * chain[1]
 
 

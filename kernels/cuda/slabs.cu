@@ -9,11 +9,13 @@
 #define WIDE_B 1
 #endif
 #include "epilogue.cuh"
+#include "group.cuh"
 #include "slabs.cuh"
 
 constexpr int THREADS = 256, ROW = HALF + 1;
 constexpr int FEW = 16;               // products, see known()
 constexpr int THIN = 32, ROUNDED = 8, SINGLE = 6; // see known()
+constexpr int SELDOM = 8;             // of a line's share to that of all, see know_lines
 constexpr int BLOCKS = WIDE_A * WIDE_B == 16 ? 4 : 3; // that a multiprocessor must have registers for
 typedef float Panel[DEPTH][ROW]; // HALF lines of a slab
 
@@ -140,13 +142,14 @@ __device__ __forceinline__ float power(int exponent) { return __int_as_float(exp
 //
 // Share: (sum |x|)^2 / sum x^2 elements of one size would have this sum and these squares; of two lines with p k and q k
 // of them about p q k meet. A product is 2^-23.8 off (root of the mean square: 2^-24 of each operand, and low x low),
-// the sum of n sqrt(n) times that; a chain rounds n sums, of 2^-25.3 each, which is more from 16 products on.
+// the sum of n sqrt(n) times that; a chain rounds n sums, of 2^-25.3 each, which is more from 16 products on. Here p is
+// that of this line, see `know_lines`.
 //
 // Late: of an element with many others next to all of the sum comes at its end, or from one product. There a chain has few
 // more roundings to make, while the matrix units cut bits off all that they add at once. Counted are the roundings behind
 // the chunk of each element, as many as there are elements that are not 0, by the share of the squares that the sum has by
 // then; and elements of one size as above, more of them where all are in one chunk of 128, or in two.
-__device__ __forceinline__ Line known(const Slabs &slabs, int64_t at) {
+__device__ __forceinline__ Line known(const Slabs &slabs, int64_t at, double &squares) {
     Measured all = {0, INFINITY, 0, 0};
     double rounded = 0;
     #pragma unroll 8 // reads that are under way at once
@@ -158,12 +161,14 @@ __device__ __forceinline__ Line known(const Slabs &slabs, int64_t at) {
         all.sum += part.sum;
         all.count += part.count;
     }
+    squares = 0; // of a line that is left, or has none
     int target = 14;
     for (int64_t i = 1; i < slabs.k; i *= 4) target--;
     const double mean = sqrt(all.squares / slabs.k);
-    if (mean == 0) return {1, 0, 0, INFINITY, false};
+    if (mean == 0) return {1, 0, 0, INFINITY, false, false};
     const int exponent = mean < INFINITY ? target - ilogb(mean) : 1 << 30; // not of NaN
-    if (abs(exponent) > 63) return {1, INFINITY, 0, INFINITY, true};
+    if (abs(exponent) > 63) return {1, INFINITY, 0, INFINITY, true, false};
+    squares = all.squares;
     const float up = power(exponent);
     const float floor = all.least * up < 0x1p-12f ? slabs.k * power(target - 13) : 0;
     const float level = 5.5f * (float)mean * up * power(target);
@@ -172,11 +177,27 @@ __device__ __forceinline__ Line known(const Slabs &slabs, int64_t at) {
     const int few = slabs.chunks > 2 ? 2 : SINGLE * slabs.chunks;
     const bool single = all.sum * (double)all.sum < few * all.squares;
     const bool late = (single || at_end) && (int64_t)all.count * THIN > slabs.k;
-    return {power(-exponent), floor, level, (float)share, late};
+    return {power(-exponent), floor, level, (float)share, late, false};
 }
 
-// HALVES, then: what is known of all lines, a block for each tile that is asked. A tile asks for pieces where more of its
-// elements are made by few products than its list holds.
+// A team of LINES threads, each with a line: the share of all its lines. Errors and sums of squares of a tile are those of
+// its lines, multiplied: with shares that count by squares, a tile's error in halves is that of a chain, or smaller, from
+// 16 products on, though sums of some of its lines are made by fewer. Of these, which have a SELDOM-th of that share or
+// less and so a SELDOM-th of what a chain loses, running sums are not watched.
+__device__ __forceinline__ float share_of_all(float share, double squares) {
+    __shared__ double found[2][2 * LINES / WARP]; // the squares, and shares of squares, of each warp
+    const int warp = threadIdx.x / WARP, first = threadIdx.x / LINES * (LINES / WARP);
+    const double of_all = over_lanes<Sum, WARP>(squares);
+    const double counted = over_lanes<Sum, WARP>(squares > 0 ? share * squares : 0);
+    if (threadIdx.x % WARP == 0) found[0][warp] = of_all, found[1][warp] = counted;
+    __syncthreads();
+    double all[2] = {};
+    for (int i = first; i < first + LINES / WARP; i++) all[0] += found[0][i], all[1] += found[1][i];
+    return all[0] > 0 ? all[1] / all[0] : INFINITY;
+}
+
+// HALVES, then: what is known of all lines, a block for each tile that is asked. A tile asks for pieces where it is made by
+// few products.
 KERNEL __launch_bounds__(THREADS) know_lines(const T *a, const T *b, const Epilogue epilogue, int64_t batch,
     int64_t m, int64_t n, int64_t k, char *scratch) {
     wait_for_inputs();
@@ -185,20 +206,17 @@ KERNEL __launch_bounds__(THREADS) know_lines(const T *a, const T *b, const Epilo
     const int64_t block = threadIdx.x < LINES ? (int64_t)item * slabs.rows + i % slabs.rows
                                               : slabs.left + (int64_t)item * slabs.columns + i % slabs.columns;
     const int64_t at = block * LINES + threadIdx.x % LINES;
-    __shared__ float shares[2 * LINES];
-    __shared__ int few;
-    if (threadIdx.x == 0) few = 0;
-    const Line line = known(slabs, at);
+    __shared__ float shares[2];
+    double squares;
+    Line line = known(slabs, at, squares);
+    const float share = share_of_all(line.share, squares);
+    line.seldom = line.share < share / SELDOM;
+    line.share = share;
     if (i < (threadIdx.x < LINES ? slabs.rows : slabs.columns)) slabs.lines[at] = line;
     if (PIECES_ONLY) return;
-    shares[threadIdx.x] = line.share;
+    if (threadIdx.x % LINES == 0) shares[threadIdx.x / LINES] = line.share;
     __syncthreads();
-    const int half = threadIdx.x / LINES * (LINES / 2);
-    int own = 0;
-    for (int j = half; j < half + LINES / 2; j++) own += !(shares[threadIdx.x % LINES] * shares[LINES + j] >= 1);
-    if (own > 0) atomicAdd(&few, own);
-    __syncthreads();
-    if (threadIdx.x == 0 && few > LISTED) atomicAdd(&slabs.votes->count, 1);
+    if (threadIdx.x == 0 && !(shares[0] * shares[1] >= 1)) atomicAdd(&slabs.votes->count, 1);
 }
 
 // Neighbouring k of a line in the format of the matrix units: a word of each of COUNT numbers.

@@ -24,11 +24,12 @@ constexpr float LOW = 0x1p-11f;                // the unit of low
 
 // Of a line. A sum of its products with any other line, both scaled, is not to be trusted where it is below the sum of
 // their floors, as it may show what small elements have lost; where it has stayed below the level of its row; or where
-// the product of their shares is below 1, as few products make it. late: nor are its sums of pieces.
+// the product of the shares, which all lines of a block have alike, is below 1: few products make it. late: nor are its
+// sums of pieces. seldom: its products come so seldom, beside those of others, that a running sum tells nothing.
 struct alignas(16) Line {
     float down; // 1 / scale
     float floor, level, share;
-    int late;
+    int late, seldom;
 };
 
 // What a chunk of k tells of a line.
@@ -46,7 +47,7 @@ struct alignas(16) Rest {
     uint16_t places[LISTED]; // row * 128 + column in the tile
 };
 
-// Of HALVES: of the tiles that know_lines asks, those that have more than LISTED elements of few products.
+// Of HALVES: of the tiles that know_lines asks, those that few products make.
 struct alignas(128) Votes { // slabs are best copied from whole lines of the cache
     int count;
 };

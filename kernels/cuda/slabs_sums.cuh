@@ -6,8 +6,8 @@
 //
 // Left are elements that are not finite; of pieces, those of lines that are `late`; and of halves
 // - those in which may show what small elements have lost (Line::floor);
-// - those that few products make, of sparse lines or with one huge element (Line::share): then a chain has little to
-//   round;
+// - those of tiles that few products make, of sparse lines or with huge elements (Line::share): then a chain has little
+//   to round;
 // - those whose running sum has stayed small over the first k (Line::level): where neighbours cancel, a chain of
 //   multiply-adds has next to nothing to round, while here the last bits of the operands are missing.
 #pragma once
@@ -92,6 +92,7 @@ template <class Form> struct Sums {
     // Scales the sums back. A bit for each that is left.
     __device__ __forceinline__ uint64_t finish(const Place &place, const Line (&rows)[2], const Line *columns) {
         auto &again = small;
+        const bool many = rows[0].share * columns[0].share >= 1;
         #pragma unroll
         for (int i = 0; i < SUMS; i++) {
             const Line &row = rows[i / 2 % 2], &column = columns[sum_column(i)];
@@ -100,8 +101,8 @@ template <class Form> struct Sums {
             main[i] = sum * row.down * column.down;
             bool exact = fabsf(main[i]) < INFINITY;
             if (WATCHES) {
-                if (sum == 0) again[i / 32] &= ~bit;
-                exact &= fabsf(sum) >= row.floor + column.floor && row.share * column.share >= 1;
+                if (sum == 0 || row.seldom || column.seldom) again[i / 32] &= ~bit;
+                exact &= many && fabsf(sum) >= row.floor + column.floor;
             } else {
                 exact &= !(row.late | column.late);
             }
