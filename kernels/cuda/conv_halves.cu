@@ -10,7 +10,6 @@ struct AllStages : Stages {
     float squares[IMAGE_STAGES][TEAMS];      // of the lines that a warpgroup multiplies
     float shares[BLOCKS];                    // of a tile's filters, the least
     float signs[2][TEAMS][WARPGROUP / WARP]; // see Sums::many
-    Barrier begun[TEAMS];                    // see Sums::multiply
 
     __device__ void find_shares(const Made &made) {
         for (int i = threadIdx.x / WARP; i < BLOCKS; i += THREADS / WARP) {
@@ -59,26 +58,17 @@ __device__ __forceinline__ void bring_images(
     }
 }
 
-// So few that neither the stages of weights nor those of images are too few for all teams.
-__device__ constexpr int apart() {
-    const int even = TAPS * CHUNKS / TEAMS, most = (TILE_STAGES - 1) / (TEAMS - 1);
-    const int found = even < most ? even : most;
-    return found < 1 ? 1 : found < TAPS ? found : TAPS;
-}
-constexpr int APART = apart();
-
 struct Sums {
     float main[SUMS], squares; // of the lines
 
-    // Of a tile. images, weights: their stages in shared memory, the images' from this warpgroup's columns on. Where the
-    // block begins, each team waits until the one before it is APART elements of the window ahead: so they end their
-    // tiles one after another, while the others multiply.
+    // Of a tile. images, weights: their stages in shared memory, the images' from this warpgroup's columns on. begins:
+    // the first one of the block.
     __device__ __forceinline__ void multiply(AllStages &stages, const char *images, const char *weights, int team,
         bool begins, Round<IMAGE_STAGES> &image, Round<TILE_STAGES> &weight) {
         // STACKED the lower rows are low.
         const bool low = STACKED && threadIdx.x % WARPGROUP >= WARPGROUP / 2;
         const float first = low ? LOW : 1, second = low ? LOW * LOW : LOW;
-        if (begins && team > 0) stages.begun[team].wait(0);
+        if (begins) stages.begin(team);
         squares = 0;
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = 0;
@@ -114,7 +104,7 @@ struct Sums {
                 products({0, 0}, false);
                 add(first);
                 say(stages.weights_read[weight.stage]);
-                if (begins && team + 1 < TEAMS && chunk * TAPS + tap == APART - 1) say(stages.begun[team + 1]);
+                if (begins) stages.tell_next(team, chunk * TAPS + tap);
             }
             say(stages.images_read[image.stage]);
         }
@@ -153,10 +143,7 @@ KERNEL __launch_bounds__(THREADS, 1) conv_halves(const T *x, const T *w, const E
     char *of_weights = of_images + IMAGE_STAGES * OfImages::SIZE;
     T *exchanged = (T *)(of_weights + TILE_STAGES * OfWeights::SIZE);
     __shared__ AllStages stages;
-    if (threadIdx.x == 0) {
-        for (Barrier &begun : stages.begun) begun.init(WARPGROUP / WARP);
-        stages.init();
-    }
+    if (threadIdx.x == 0) stages.init();
     stages.find_shares(made);
     __syncthreads();
     const auto held = [&](int tile) { return stages.hold(laid, batch, tile, tiles.position(tile)); };
@@ -173,7 +160,7 @@ KERNEL __launch_bounds__(THREADS, 1) conv_halves(const T *x, const T *w, const E
         }
     } else {
         take_registers<152>();
-        const int team = (threadIdx.x - BRINGING) / WARPGROUP;
+        const int team = own_team();
         bool begins = true;
         for (int tile = blockIdx.x, parity = 0; tile < tiles.count; tile += gridDim.x) {
             const int filter = tiles.filter(tile), position = tiles.position(tile) + team * COLUMNS;

@@ -50,9 +50,10 @@ __device__ __forceinline__ void gather_tile(const Inputs &images, int position, 
 struct Sums {
     float main[SUMS], beside[SUMS];
 
-    // Of a tile. images, weights: their stages in shared memory, the images' from this warpgroup's columns on.
-    __device__ __forceinline__ void multiply(Stages &stages, const char *images, const char *weights,
-        Round<IMAGE_STAGES> &image, Round<TILE_STAGES> &weight) {
+    // As in conv_halves.cu.
+    __device__ __forceinline__ void multiply(Stages &stages, const char *images, const char *weights, int team,
+        bool begins, Round<IMAGE_STAGES> &image, Round<TILE_STAGES> &weight) {
+        if (begins) stages.begin(team);
         float high[SUMS];
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = 0;
@@ -77,6 +78,7 @@ struct Sums {
                 Started::finished<1>();
                 if (chunk + tap > 0) say(stages.weights_read[last_weight]);
                 if (chunk > 0 && tap == 0) say(stages.images_read[last_image]);
+                if (begins) stages.tell_next(team, chunk * TAPS + tap);
                 #pragma unroll
                 for (int i = 0; i < SUMMED; i++) products(beside, pair_of(i), chunk + tap + i > 0);
                 Started::end();
@@ -198,11 +200,12 @@ KERNEL __launch_bounds__(THREADS, 1) conv_planes(const T *x, const T *w, const E
         }
     } else {
         take_registers<224>();
-        const int team = (threadIdx.x - BRINGING) / WARPGROUP;
+        const int team = own_team();
         for (int tile = taken.first(); tile < tiles.count; tile = taken.after(tile)) {
             const int filter = tiles.filter(tile), position = tiles.position(tile) + team * COLUMNS;
             Sums sums;
-            sums.multiply(stages, of_images + team * COLUMNS * WORD, of_weights, image, weight);
+            const bool begins = !REST && tile == blockIdx.x;
+            sums.multiply(stages, of_images + team * COLUMNS * WORD, of_weights, team, begins, image, weight);
             float own[OWN];
             give(sums.main, own, exchanged + team * EXCHANGED);
             repair(own, x, w, batch, filter, position);

@@ -87,10 +87,25 @@ struct Made {
     }
 };
 
+// Elements of the window that a team is ahead of the next one: so few that neither the stages of weights nor those of
+// images are too few for all teams.
+__device__ constexpr int apart() {
+    const int even = TAPS * CHUNKS / TEAMS, most = (TILE_STAGES - 1) / (TEAMS - 1);
+    const int found = even < most ? even : most;
+    return found < 1 ? 1 : found < TAPS ? found : TAPS;
+}
+constexpr int APART = apart();
+
+// A consumer's team: of a whole warp, which the compiler is to know, as it has products wait for one another where threads
+// may part.
+__device__ __forceinline__ int own_team() { return __shfl_sync(~0u, (threadIdx.x - BRINGING) / WARPGROUP, 0); }
+
 struct Stages {
     Barrier images[IMAGE_STAGES], images_read[IMAGE_STAGES], weights[TILE_STAGES], weights_read[TILE_STAGES];
+    Barrier begun[TEAMS];
 
     __device__ void init() {
+        for (Barrier &team : begun) team.init(WARPGROUP / WARP);
         for (int i = 0; i < IMAGE_STAGES; i++) {
             images[i].init(GATHERERS / WARP);
             images_read[i].init(CONSUMERS / WARP);
@@ -100,6 +115,15 @@ struct Stages {
             weights_read[i].init(CONSUMERS / WARP);
         }
         show_barriers();
+    }
+
+    // In a block's first tile each team waits until the one before it is APART elements of the window ahead: so they end
+    // their tiles one after another, while the others multiply.
+    __device__ __forceinline__ void begin(int team) {
+        if (team > 0) begun[team].wait(0);
+    }
+    __device__ __forceinline__ void tell_next(int team, int element) {
+        if (team + 1 < TEAMS && element == APART - 1) say(begun[team + 1]);
     }
 
     // Of one thread: starts the copies of a tile's weights.

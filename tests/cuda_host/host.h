@@ -77,14 +77,18 @@ static void __syncwarp() { of_warps[threadIdx.x / 32].wait(32); }
 // What the lanes of each warp show one another, of up to six words.
 static uint32_t shown[32][32][6];
 
-template <class V> static V __shfl_xor_sync(unsigned, V value, int mask)
+template <class V> static V __shfl_sync(unsigned, V value, int from)
 {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    memcpy(shown[warp][lane], &value, sizeof(V));
+    const int warp = threadIdx.x / 32;
+    memcpy(shown[warp][threadIdx.x % 32], &value, sizeof(V));
     __syncwarp();
-    memcpy(&value, shown[warp][lane ^ mask], sizeof(V));
+    memcpy(&value, shown[warp][from], sizeof(V));
     __syncwarp();
     return value;
+}
+template <class V> static V __shfl_xor_sync(unsigned all, V value, int mask)
+{
+    return __shfl_sync(all, value, threadIdx.x % 32 ^ mask);
 }
 
 // mma.sync.m16n8k16 of bfloat16, sums rounded once.
