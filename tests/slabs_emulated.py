@@ -10,7 +10,7 @@ from adtrain.ops.rounding import rounded
 
 LINES, DEPTH, LISTED, FEW_TILES = 128, 64, 126, 512
 """As in `slabs.cuh`."""
-WATCHED, LEVEL, FEW, THIN, ROUNDED, SINGLE, SELDOM = 16, 5.5, 16, 32, 8, 6, 8
+WATCHED, LEVEL, FEW, THIN, ROUNDED, SINGLE, SELDOM = 16, 5.5, 24, 32, 8, 6, 2
 """As in `slabs_sums.cuh` and `slabs.cu`."""
 BESIDE = ((0, 2), (2, 0), (1, 1), (0, 1), (1, 0))
 """Products of pieces that are summed beside those of the first ones, as in `slabs_sums.cuh`."""
@@ -20,6 +20,9 @@ NOISE = 1.05
 """What the larger of two errors of one size may be of the other."""
 ROUNDINGS = 6 * 2.0**-24
 """An error that is no more than six roundings of the sum of the magnitudes is as good as none."""
+OF_HALVES = 2.0**-21
+"""How far a product of halves may be off: 2^-23 by each operand, 2^-22 by low x low. So may be sums of few products, of
+sparse lines among others, where the whole is as exact as a chain."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def known(x: np.ndarray) -> Lines:
         if (weight := squares[block].sum()) > 0:
             share[block] = np.where(squares[block] > 0, count[block] * squares[block], 0).sum() / weight
     seldom = count < share / SELDOM
-    share /= np.sqrt(FEW * k)
+    share *= np.sqrt(min(k, WATCHED * DEPTH) / k / FEW / k)
     up = 2.0 ** np.where(held, exponent, 0)
     least = np.where(sizes > 0, sizes, np.inf).min(1, keepdims=True)
     floor = np.where(held, np.where(least * up < 2**-12, k * 2.0 ** (target - 13), 0), np.inf)

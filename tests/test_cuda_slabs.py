@@ -10,7 +10,20 @@ import pytest
 import slabs_emulated
 from hypothesis import given
 from hypothesis import strategies as st
-from slabs_emulated import BESIDE, LEVEL, NOISE, ROUNDINGS, chain, errors, hard, in_slabs, known, many_left, usual
+from slabs_emulated import (
+    BESIDE,
+    LEVEL,
+    NOISE,
+    OF_HALVES,
+    ROUNDINGS,
+    chain,
+    errors,
+    hard,
+    in_slabs,
+    known,
+    many_left,
+    usual,
+)
 from test_gpu_products import adversarial
 
 from adtrain.assets import asset_path
@@ -86,7 +99,7 @@ def test_products_in_slabs_with_what_they_leave_are_as_exact_as_one_chain(case: 
     a, b = (x.astype(np.float32) for x in {**adversarial(M, N, K), **hard(M, N, K)}[case])
     plain, (halves, left) = chain(a, b), in_slabs(a, b)
     taken, expected = errors(np.where(left, plain, halves), a, b), errors(plain, a, b)
-    assert taken[0] <= max(NOISE * expected[0], ROUNDINGS)
+    assert taken[0] <= max(NOISE * expected[0], OF_HALVES)
     assert taken[1] <= NOISE * expected[1]
 
 

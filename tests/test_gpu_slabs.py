@@ -9,7 +9,7 @@ import pytest
 from gpu_parity import gpu, poisoned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from slabs_emulated import NOISE, ROUNDINGS, errors, hard
+from slabs_emulated import NOISE, OF_HALVES, ROUNDINGS, errors, hard
 from test_gpu_products import adversarial, computed, distance, exact, operands, rounded
 
 from adtrain import ops
@@ -85,7 +85,7 @@ def test_products_in_slabs_are_as_exact_as_one_chain_of_multiply_adds(gpu: Any, 
     slabs, chain = (
         errors(multiplied(gpu, kernel((1, M, N, K)), a[None], b[None])[0], a, b) for kernel in (in_slabs, plain)
     )
-    assert slabs[0] <= max(NOISE * chain[0], ROUNDINGS)
+    assert slabs[0] <= max(NOISE * chain[0], OF_HALVES)
     assert slabs[1] <= NOISE * chain[1]
 
 

@@ -13,9 +13,9 @@
 #include "slabs.cuh"
 
 constexpr int THREADS = 256, ROW = HALF + 1;
-constexpr int FEW = 16;               // products, see known()
+constexpr int FEW = 24;               // products, see known()
 constexpr int THIN = 32, ROUNDED = 8, SINGLE = 6; // see known()
-constexpr int SELDOM = 8;             // of a line's share to that of all, see know_lines
+constexpr int SELDOM = 2;             // of the share of all to that of a line, see share_of_all()
 constexpr int BLOCKS = WIDE_A * WIDE_B == 16 ? 4 : 3; // that a multiprocessor must have registers for
 typedef float Panel[DEPTH][ROW]; // HALF lines of a slab
 
@@ -142,8 +142,9 @@ __device__ __forceinline__ float power(int exponent) { return __int_as_float(exp
 //
 // Share: (sum |x|)^2 / sum x^2 elements of one size would have this sum and these squares; of two lines with p k and q k
 // of them about p q k meet. A product is 2^-23.8 off (root of the mean square: 2^-24 of each operand, and low x low),
-// the sum of n sqrt(n) times that; a chain rounds n sums, of 2^-25.3 each, which is more from 16 products on. Here p is
-// that of this line, see `know_lines`.
+// the sum of n sqrt(n) times that; a chain rounds n sums, of 2^-25.3 each, which is more from 16 products on. FEW are
+// asked for where running sums are watched, as these tell something of products alone. Here p is that of this line, see
+// `know_lines`.
 //
 // Late: of an element with many others next to all of the sum comes at its end, or from one product. There a chain has few
 // more roundings to make, while the matrix units cut bits off all that they add at once. Counted are the roundings behind
@@ -172,7 +173,8 @@ __device__ __forceinline__ Line known(const Slabs &slabs, int64_t at, double &sq
     const float up = power(exponent);
     const float floor = all.least * up < 0x1p-12f ? slabs.k * power(target - 13) : 0;
     const float level = 5.5f * (float)mean * up * power(target);
-    const double share = all.sum * (double)all.sum / all.squares / sqrt((double)FEW * slabs.k);
+    const double watched = min(slabs.k, (int64_t)WATCHED * DEPTH) / (double)slabs.k;
+    const double share = all.sum * (double)all.sum / all.squares * sqrt(watched / FEW / slabs.k);
     const bool at_end = slabs.chunks > 1 && rounded < ROUNDED * all.squares;
     const int few = slabs.chunks > 2 ? 2 : SINGLE * slabs.chunks;
     const bool single = all.sum * (double)all.sum < few * all.squares;
@@ -182,8 +184,8 @@ __device__ __forceinline__ Line known(const Slabs &slabs, int64_t at, double &sq
 
 // A team of LINES threads, each with a line: the share of all its lines. Errors and sums of squares of a tile are those of
 // its lines, multiplied: with shares that count by squares, a tile's error in halves is that of a chain, or smaller, from
-// 16 products on, though sums of some of its lines are made by fewer. Of these, which have a SELDOM-th of that share or
-// less and so a SELDOM-th of what a chain loses, running sums are not watched.
+// 16 products on, though sums of some of its lines are made by fewer. Of lines with less than a SELDOM-th of that share
+// running sums are not watched: few products say little, and little of what a chain loses is lost there.
 __device__ __forceinline__ float share_of_all(float share, double squares) {
     __shared__ double found[2][2 * LINES / WARP]; // the squares, and shares of squares, of each warp
     const int warp = threadIdx.x / WARP, first = threadIdx.x / LINES * (LINES / WARP);

@@ -21,6 +21,7 @@ constexpr int DEPTH = UNIT == TF32 ? 32 : 64;  // k of a slab
 constexpr int ACROSS = TILE_N > LINES ? TILE_N / LINES : 1; // slabs of op(B) that a tile of TILE_N columns takes side
 constexpr int TAKEN = TILE_N / ACROSS;                      // by side, and the lines of each
 constexpr float LOW = 0x1p-11f;                // the unit of low
+constexpr int WATCHED = 16;                    // slabs over which running sums are watched
 
 // Of a line. A sum of its products with any other line, both scaled, is not to be trusted where it is below the sum of
 // their floors, as it may show what small elements have lost; where it has stayed below the level of its row; or where

@@ -8,12 +8,10 @@
 // - those in which may show what small elements have lost (Line::floor);
 // - those of tiles that few products make, of sparse lines or with huge elements (Line::share): then a chain has little
 //   to round;
-// - those whose running sum has stayed small over the first k (Line::level): where neighbours cancel, a chain of
+// - those whose running sum has stayed small over the first WATCHED slabs (Line::level): where neighbours cancel, a chain of
 //   multiply-adds has next to nothing to round, while here the last bits of the operands are missing.
 #pragma once
 #include "slabs_tile.cuh"
-
-constexpr int WATCHED = 16; // slabs of k over which running sums are watched
 
 // A product of a number of one operand by one of the other.
 struct Pair { int a, b; };
@@ -101,7 +99,7 @@ template <class Form> struct Sums {
             main[i] = sum * row.down * column.down;
             bool exact = fabsf(main[i]) < INFINITY;
             if (WATCHES) {
-                if (sum == 0 || row.seldom || column.seldom) again[i / 32] &= ~bit;
+                if ((sum == 0) | row.seldom | column.seldom) again[i / 32] &= ~bit;
                 exact &= many && fabsf(sum) >= row.floor + column.floor;
             } else {
                 exact &= !(row.late | column.late);
