@@ -17,7 +17,7 @@ BEYOND, ALIGNED = 320, 1024
 MEASURING, FEW_IMAGES = (256, 1024), 4
 """Threads of a block that measures an image, where they are many or few: fewer than so many for each multiprocessor."""
 MEASURED, MOVED = 2200, 2250
-"""Bytes that are measured in a cycle where each multiprocessor has an image; that are read and written to lay images out."""
+"""Bytes in a cycle: measured, where each multiprocessor has an image; and read and written to lay images out."""
 
 
 @dataclass(frozen=True)
