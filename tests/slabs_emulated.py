@@ -8,7 +8,7 @@ import numpy as np
 
 from adtrain.ops.rounding import rounded
 
-LINES, DEPTH, LISTED, FEW_TILES = 128, 64, 126, 512
+LINES, DEPTH, LISTED, FEW_TILES, MANY_VOTES = 128, 64, 126, 512, 16
 """As in `slabs.cuh`."""
 WATCHED, LEVEL, FEW, THIN, ROUNDED, SINGLE, SELDOM = 16, 5.5, 24, 32, 8, 6, 2
 """As in `slabs_sums.cuh` and `slabs.cu`."""
@@ -81,7 +81,7 @@ def many_left(rows: Lines, columns: Lines) -> bool:
     asked = max(down, across)
     shares = ((rows.share[i % down * LINES, 0], columns.share[i % across * LINES, 0]) for i in range(asked))
     votes = sum(int(left * right < 1) for left, right in shares)
-    return votes > 0 and (down * across <= FEW_TILES or 4 * votes > asked)
+    return votes > 0 and (down * across <= FEW_TILES or MANY_VOTES * votes > asked)
 
 
 def pieces(x: np.ndarray) -> list[np.ndarray]:

@@ -53,6 +53,7 @@ struct alignas(128) Votes { // slabs are best copied from whole lines of the cac
     int count;
 };
 
+constexpr int MANY_VOTES = 16; // one of so many
 constexpr int FEW_TILES = 512; // of LINES by LINES, so few that one of them by multiply-adds takes longer than all of them in pieces
 
 // Where all that lies, for `batch` products of m x k and k x n. Slabs are counted by line, then by k.
@@ -87,10 +88,11 @@ struct Slabs {
         slabs = UNIT == HALVES ? (char *)(measured + chunks * blocks * LINES) : scratch;
     }
 
-    // HALVES: whether what know_lines has found speaks for pieces.
+    // HALVES: whether what know_lines has found speaks for pieces: a tile by multiply-adds takes seven times as long as in
+    // halves, in pieces twice.
     __device__ __forceinline__ bool in_pieces() const {
         if (PIECES_ONLY) return true;
-        return votes->count > 0 && (left * columns <= FEW_TILES || 4 * votes->count > batch * asked);
+        return votes->count > 0 && (left * columns <= FEW_TILES || MANY_VOTES * votes->count > batch * asked);
     }
 
     // The `count` slabs that a block of lines becomes, one after another.
