@@ -16,7 +16,7 @@ BESIDE = ((0, 2), (2, 0), (1, 1), (0, 1), (1, 0))
 STACKED = (((0, 0), (0, 2), (2, 0), (0, 1)), ((1, 0), (1, 2), (1, 1)))
 """As in `conv_planes.cu`, of the first and the second half of the rows: the products of single stages, then others."""
 TOP, EXPONENTS, FEW, LEAST = 14, (-16, 89), 8, 8
-"""As in `conv_halves.cu`."""
+"""As in `scaled.cuh`."""
 
 
 def cases(m: int, n: int, k: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:

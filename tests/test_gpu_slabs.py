@@ -64,7 +64,7 @@ def multiplied(gpu: Any, kernel: CudaKernel, a: np.ndarray, b: np.ndarray, ta: b
 def test_products_of_all_shapes_are_right(
     gpu: Any, shape: Lengths, precision: str, slabs: Slabs, ta: bool, tb: bool
 ) -> None:
-    """512 in all."""
+    """640 in all."""
     a, b = operands(shape, ta, tb, "float32")
     found = multiplied(gpu, in_slabs(shape, slabs, ta, tb), a, b, ta, tb)
     a, b = rounded(a, precision).astype(float), rounded(b, precision).astype(float)

@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass
 
 from adtrain.core.chip import CHIP
-from adtrain.ops.positions import Positions
+from adtrain.ops.positions import BEYOND, Positions
 
 NUMBERS, KNOWN = 2, 16
 """That a float32 becomes; bytes of what is known of an image or a filter."""
 LINE, OF_LINE, LAID, LAYING = 64, 32, 64, 256
 """Bytes and channels of a line; lines and threads of a block that lays images out."""
-BEYOND, ALIGNED = 320, 1024
-"""Lines behind the last image, beside those that a window reaches; bytes that lines are aligned to."""
+ALIGNED = 1024
+"""Bytes that lines are aligned to."""
 MEASURING, FEW_IMAGES = (256, 1024), 4
 """Threads of a block that measures an image, where they are many or few: fewer than so many for each multiprocessor."""
 MEASURED, MOVED = 2200, 2250

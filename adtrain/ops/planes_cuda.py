@@ -125,7 +125,7 @@ class PlaneConvolution:
 
     @property
     def scratch(self) -> int:
-        """Bytes: the weights in pieces, and where there are halves, `Made` of conv_planes.cuh."""
+        """Bytes: the weights in pieces, and of halves `Made` of conv_planes.cuh and `Laid` of scaled.cuh."""
         weights = self._blocks * FILTERS * self.products * 2
         pieces = self._weights(PIECES) * weights
         if not self.halves:

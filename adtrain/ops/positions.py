@@ -12,8 +12,8 @@ CAPABILITY = (9, 0)
 """The compute capability whose instructions the kernels consist of."""
 MOST_ELEMENTS = 1 << 31
 """Of an array, so that 32 bits count them."""
-TILE = 256
-"""Positions, at most, that a tile has behind the last one."""
+BEYOND = 320
+"""Positions, at most, that a tile has behind the last one, with those in front of the first."""
 
 
 @dataclass(frozen=True)
@@ -74,5 +74,5 @@ class Positions:
 
     def suits(self) -> bool:
         """Whether positions are right for it, on the GPU at hand."""
-        sizes = (*map(math.prod, (self.images, self.outputs)), self.count + self.reach + TILE)
+        sizes = (*map(math.prod, (self.images, self.outputs)), self.count + self.reach + BEYOND)
         return CHIP.capability == CAPABILITY and min(self.padding) >= 0 and 0 < min(sizes) <= max(sizes) < MOST_ELEMENTS

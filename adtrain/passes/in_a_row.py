@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from adtrain.core.fused import together_p
+from adtrain.core.fused import gather_p, loops_p, together_p
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_blocks import renamed
+from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.readers_first import readers_first
 from adtrain.passes.side_by_side import side_by_side
 
@@ -42,7 +43,8 @@ def in_a_row(program: Program) -> InARow:
 
     What it needs must be there when a run has begun: inputs, of which the next values are results of equations of
     inputs, such as a counter's. A Program in which no equations share a launch stays whole: it is not fused, and its
-    kernels are those of its equations.
+    kernels are those of its equations. So does one whose products would share launches with others than now, as that
+    decides how they are computed: all runs leave the same bits.
     """
     whole = InARow((), None, program)
     if not program.carries or not any(e.primitive is together_p for e in program.equations):
@@ -56,6 +58,8 @@ def in_a_row(program: Program) -> InARow:
         return early and e.primitive.name != "reshape" and set(program.outputs).isdisjoint(e.outputs)
 
     begin = [e for e in program.equations if can_begin(e)]
+    if not begin:
+        return whole
     rest = [e for e in program.equations if e not in begin]
     fetched = tuple(v for e in begin for v in e.outputs)
     inputs = (*program.inputs, *fetched)
@@ -68,7 +72,8 @@ def in_a_row(program: Program) -> InARow:
         program.donated | set(fetched),
     )
     again = readers_first(side_by_side(again))
-    if _launches(again) >= _launches(program):
+    new = frozenset(ahead.values())
+    if _launches(again) >= _launches(program) or _in_company(again.equations, new) != _in_company(rest, new):
         return whole
     return InARow(begin, again, replace(program, inputs=inputs, equations=tuple(rest)))
 
@@ -76,6 +81,17 @@ def in_a_row(program: Program) -> InARow:
 def _apart(equations: Sequence[Equation]) -> list[Equation]:
     """The equations with those that share a launch each by itself."""
     return [m for e in equations for m in (e.params["body"].equations if e.primitive is together_p else (e,))]
+
+
+def _in_company(equations: Sequence[Equation], but: frozenset[Variable]) -> set[tuple[bool, frozenset[Variable]]]:
+    """Of each launch whether several equations share it, and results of theirs, but those of loops and those given."""
+    launches = ((e, frozenset(v for m in _apart([e]) if not _loops(m) for v in m.outputs) - but) for e in equations)
+    return {(e.primitive is together_p, made) for e, made in launches if made}
+
+
+def _loops(equation: Equation) -> bool:
+    """Whether what it computes is the same whatever shares its launch."""
+    return equation.primitive.name == "reshape" or equation.primitive in (loops_p, gather_p) or elementwise(equation)
 
 
 def _launches(program: Program) -> int:

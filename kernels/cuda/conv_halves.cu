@@ -1,6 +1,6 @@
 // The convolutions of conv_planes.cu with operands in halves, three products instead of six, as far as measure_halves.cu
 // finds that these hold them. The images are laid out beforehand (lay_halves.cu), so that nothing is gathered here: one
-// warp has the copies of weights on their way, one those of images. Read halves.cuh first.
+// warp has the copies of weights on their way, one those of images, and with two more adds squares up. Read halves.cuh first.
 //
 // high x high, products that are exact, is summed by the matrix units over an element of the window, high x low and
 // low x high over the same before it, as what they lose is not to be of the size of the largest.
@@ -114,6 +114,8 @@ struct Sums {
     // of the squares of their elements.
     __device__ __forceinline__ bool many(
         const float (&own)[OWN], float filters, AllStages &stages, int team, int parity) const {
+        // Less what products give, over LEAST: OWN / 2 sums of each of two rows, whose weights' mean square for a channel is
+        // filters / IN_CHANNELS, by lines' of squares / (COLUMNS + REACH).
         float sign = -filters / IN_CHANNELS * squares * (OWN / 2.0f / (COLUMNS + REACH) / LEAST);
         #pragma unroll
         for (int i = 0; i < OWN; i++) sign = fma(own[i], own[i], sign);
@@ -134,7 +136,8 @@ struct Given {
     __device__ __forceinline__ float scale(int image) const { return images[image].down; }
 };
 
-KERNEL __launch_bounds__(THREADS, 1) conv_halves(const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
+KERNEL __launch_bounds__(THREADS, 1) conv_halves(
+    const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
     const Tiles tiles(batch);
     const Made made(scratch);

@@ -4,7 +4,8 @@
 // A block takes FILTERS filters, CHANNELS channels, all elements of the window, and a part of the images. One thread has
 // the copies of lines on their way; three warpgroups multiply, each a row of the window, whose elements are a line further
 // on each. An image's sums over GROUP positions have one scale. Left to pieces are parts
-// - with images of which one is not held, or few products make a sum;
+// - with images of which one is not held, or few products make a sum, or so small that squares of sums would not be
+//   normal numbers;
 // - whose sums are small beside the products.
 #ifndef MEASURING
 #define MEASURING 256 // threads of a block that measures
@@ -24,6 +25,7 @@ static_assert(STEPS * STEP <= IMAGE, "the next image begins behind them");
 // Lines before position 0 of the gradients: those of the convolution that is the gradient by the images.
 constexpr int AFTER = REACH - BEFORE, FRONT_OF_GRADIENTS = (AFTER + 7) / 8 * 8, SKIPPED = FRONT - BEFORE;
 constexpr int SIZE = OUT_CHANNELS * IN_CHANNELS * TAPS, SUMS = KW * CHANNELS / 2;
+constexpr float SMALLEST = 0x1p-80f; // of an image's scales, multiplied
 typedef Images<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
 
 // A stage: of both numbers the images' lines; of both numbers the gradients', of 32 filters and of 32 more. Each begins at
@@ -65,7 +67,7 @@ KERNEL __launch_bounds__(MEASURING) measure_operands(
         measure_image<Gradients::SIZE, MEASURING>(laid.gradients.known[image], g + image * Gradients::SIZE);
 }
 
-// As in lay_halves.cu; both have as many lines.
+// As in lay_halves.cu; one of both may have fewer lines.
 KERNEL __launch_bounds__(LAYING) lay_operands(
     const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
     wait_for_inputs();
@@ -93,8 +95,10 @@ struct Part {
         __shared__ bool left;
         left = false;
         __syncthreads();
-        for (int i = begin + threadIdx.x; i < end; i += THREADS)
-            if (!(laid.images.known[i].share * laid.gradients.known[i].share * Gradients::AREA >= FEW)) left = true;
+        for (int i = begin + threadIdx.x; i < end; i += THREADS) {
+            const Known &x = laid.images.known[i], &g = laid.gradients.known[i];
+            if (!(x.share * g.share * Gradients::AREA >= FEW) || x.down * g.down < SMALLEST) left = true;
+        }
         __syncthreads();
         return !left;
     }
@@ -202,7 +206,8 @@ __device__ __forceinline__ float multiply(float (&main)[SUMS], const Operands &l
 }
 
 // To scratch: each of the parts.
-KERNEL __launch_bounds__(THREADS, 1) conv_halves_weight_grad(const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
+KERNEL __launch_bounds__(THREADS, 1) conv_halves_weight_grad(
+    const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
     wait_for_inputs();
     const Scratch made(scratch, splits, BLOCKS);
     const Operands laid(made, batch);

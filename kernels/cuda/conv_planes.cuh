@@ -2,8 +2,9 @@
 // planes.cuh first.
 //
 // Rows are FILTERS filters, columns TILE positions, k CHANNELS channels of an element of the window at a time. Of
-// BRINGING threads a warp has the copies of weights, which are cut beforehand, on their way; the others gather the
-// images' positions and cut them; TEAMS warpgroups multiply, each COLUMNS of the columns.
+// BRINGING threads a warp has the copies of weights, which are cut beforehand, on their way; the others bring the
+// images' positions (conv_planes.cu gathers and cuts them, conv_halves.cu has them copied); TEAMS warpgroups multiply, each
+// COLUMNS of the columns.
 #pragma once
 #include "scaled.cuh"
 
@@ -96,8 +97,8 @@ __device__ constexpr int apart() {
 }
 constexpr int APART = apart();
 
-// A consumer's team: of a whole warp, which the compiler is to know, as it has products wait for one another where threads
-// may part.
+// A consumer's team, by a shuffle, so that the compiler knows it to be a whole warp's: where threads may part it has products
+// wait for one another.
 __device__ __forceinline__ int own_team() { return __shfl_sync(~0u, (threadIdx.x - BRINGING) / WARPGROUP, 0); }
 
 struct Stages {

@@ -127,7 +127,7 @@ __device__ __noinline__ T plain(
     return sum;
 }
 
-// To w or, where there are several, to scratch each of the parts. Pieces make NaN of infinities: what is not finite is
+// To w or, SPLIT, to scratch each of the parts. Pieces make NaN of infinities: what is not finite is
 // computed again.
 KERNEL __launch_bounds__(THREADS, 1) conv_planes_weight_grad(const T *x, const T *g, T *w, int64_t batch, int64_t splits
 #if SPLIT

@@ -1,5 +1,5 @@
 // The operands of convolutions on Hopper's matrix units, in shared memory: float32 as three bfloat16 numbers whose sum
-// it is (Format<PIECES>), so that nothing has to be measured or scaled first; or as two float16 numbers, see halves.cuh.
+// it is (Format<PIECES>), so that nothing has to be measured or scaled first; or as two float16 numbers, see scaled.cuh.
 //
 // Positions: of all images one after another, row by row, PITCH apart, images IMAGE apart. They are so far apart that what
 // a window reads beyond the end of a row or an image are the zeros that lie between it and the next one. So of all

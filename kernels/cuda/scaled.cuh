@@ -9,12 +9,15 @@
 #include "planes.cuh"
 
 constexpr float LOW = 0x1p-11f;     // the unit of low
-constexpr float FEW = 8, LEAST = 8; // products, see Known::share; of squares of products to one of their sums'
+// Products that a sum must have on average, see Known::share. The mean square of sums must be a LEAST-th of the sum of the
+// mean squares of their products.
+constexpr float FEW = 8, LEAST = 8;
 
 // What is known of an image, or of a filter.
 struct alignas(16) Known {
     float up, down; // its scale, a power of two, and one over that
-    float share;    // of its elements; of a filter how many; 0 where it is not held
+    float share;    // elements of one size that would count as its own do: of an image as a part of all, of a filter how
+                    // many; 0 where it is not held
     float squares;  // of its scaled elements, their sum
 };
 
@@ -23,8 +26,9 @@ constexpr int LEAST_UP = -16, MOST_UP = 89; // exponents of a scale
 
 // What a thread, and then all of a block, have seen of an operand.
 struct Measured {
-    float most = 0, least = INFINITY, sum = 0, squares = 0; // of magnitudes; the least that is not 0; times UNIT^2
-    static constexpr float UNIT = 0x1p20f;                  // so that squares of what can be held are normal numbers
+    float most = 0, least = INFINITY, sum = 0; // of magnitudes the largest, the least that is not 0, the sum
+    float squares = 0;                         // their sum, times UNIT^2
+    static constexpr float UNIT = 0x1p20f;     // so that squares of what can be held are normal numbers
 
     __device__ __forceinline__ void see(float x) {
         const float size = fabsf(x), scaled = x * UNIT;

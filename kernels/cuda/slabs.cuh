@@ -53,7 +53,7 @@ struct alignas(128) Votes { // slabs are best copied from whole lines of the cac
     int count;
 };
 
-constexpr int MANY_VOTES = 16; // one of so many
+constexpr int MANY_VOTES = 16; // one of so many, as some that do not ask have more elements than their lists hold
 constexpr int FEW_TILES = 512; // of LINES by LINES, so few that one of them by multiply-adds takes longer than all of them in pieces
 
 // Where all that lies, for `batch` products of m x k and k x n. Slabs are counted by line, then by k.
@@ -64,7 +64,7 @@ struct Slabs {
     int depth, chunks;    // slabs along k, and the parts of them
     int across;           // tiles in a row of them
     int64_t tiles;        // of the results
-    int asked;            // of these by know_lines, of each matrix: all rows and columns of tiles are among them
+    int asked;            // pairs of blocks of LINES that know_lines asks, of each matrix: all blocks are among them
     Votes *votes;
     Rest *rests;
     Line *lines;

@@ -70,8 +70,8 @@ struct Place {
         const T value[] = {sums[i]};
         if (inside(i)) out(at.item, row(i), column(i), index(row(i), column(i)), value);
     }
-    // All of them. What it reads beside several of them is on its way before the first one is written; outside it is
-    // what lies beside others, as a branch would keep back the reads behind it.
+    // All of them. What it reads beside several of them is on its way before the first one is written; outside the
+    // matrix the nearest element's, as a branch would keep back the reads behind it.
     __device__ __forceinline__ void give(const Epilogue &out, const float (&sums)[SUMS]) const {
         constexpr int AT_ONCE = 16 * WIDE_C;
         #pragma unroll
