@@ -100,8 +100,8 @@ def test_convolutions_by_positions_are_right(
 
 
 def test_gradients_by_the_weights_of_numbers_whose_squares_are_none_are_right(host: Host) -> None:
-    positions = Positions((2, 34, 10, 14), (2, 33, 10, 14), (3, 3), (1, 1), (1, 1))
-    x, _, g = drawn(positions.images, (33, 34, 3, 3), positions.outputs)
+    positions = Positions((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1), (1, 1))
+    x, _, g = drawn(positions.images, (33, 20, 3, 3), positions.outputs)
     x, g = x * np.float32(1e-18), g * np.float32(3e-19)
     params = {"window": Window((1, 1), (1, 1), (1, 1), 1), "size": (3, 3), "precision": "full"}
     e, kernel = equation(weight_grad_p, [x, g], params), HalvesWeightGrad(positions).kernel()
@@ -110,9 +110,9 @@ def test_gradients_by_the_weights_of_numbers_whose_squares_are_none_are_right(ho
 
 
 def test_infinity_and_nan_go_where_they_go_in_plain_sums(host: Host) -> None:
-    positions = Positions((2, 20, 6, 7), (2, 40, 6, 7), (3, 3), (1, 1), (1, 1))
-    x, w, g = drawn(positions.images, (40, 20, 3, 3), positions.outputs)
-    x[0, 1, 2, 3], x[1, 19, 5, 6], g[1, 3, 4, 5], g[0, 39, 0, 3] = np.inf, -np.inf, np.nan, np.inf
+    positions = Positions((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1), (1, 1))
+    x, w, g = drawn(positions.images, (33, 20, 3, 3), positions.outputs)
+    x[0, 1, 2, 3], x[1, 19, 5, 6], g[1, 3, 4, 5], g[0, 32, 0, 3] = np.inf, -np.inf, np.nan, np.inf
     check(host, positions, x, w, g)
 
 
