@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from adtrain.core.fused import fuse, loops_p
+from adtrain.core.fused import fuse, gather_p, loops_p
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.groups import Groups
 
@@ -16,6 +16,11 @@ SPREADING = ("broadcast_to", "full")
 def elementwise(equation: Equation) -> bool:
     """Whether an equation is a C expression of the elements of its arguments."""
     return equation.primitive.expression is not None or equation.primitive.name in SPREADING
+
+
+def is_loops(equation: Equation) -> bool:
+    """Whether a GPU computes it by loops, whose results are the same whatever shares their launch."""
+    return equation.primitive in (loops_p, gather_p) or elementwise(equation)
 
 
 def fuse_elementwise(program: Program) -> Program:

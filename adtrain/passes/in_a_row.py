@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from adtrain.core.fused import gather_p, loops_p, together_p
+from adtrain.core.fused import together_p
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_blocks import renamed
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_elementwise import is_loops
 from adtrain.passes.readers_first import readers_first
 from adtrain.passes.side_by_side import side_by_side
 
@@ -22,7 +22,8 @@ class InARow:
     """A Program cut for several runs in a row: `begin` once, `again` for each run but the last one, and `last`.
 
     Attributes:
-        begin: the equations that a run begins with; their results are `fetched`.
+        begin: the equations that a run begins with; their results are inputs of `again` and `last`, behind the
+            Program's own.
         again: the others in a run that another one follows, and what that one begins with as further outputs; None if
             nothing is fetched.
         last: the others.
@@ -31,11 +32,6 @@ class InARow:
     begin: Sequence[Equation]
     again: Program | None
     last: Program
-
-    @property
-    def fetched(self) -> tuple[Variable, ...]:
-        """Inputs of `again` and `last`, behind the Program's own."""
-        return tuple(v for e in self.begin for v in e.outputs)
 
 
 def in_a_row(program: Program) -> InARow:
@@ -85,13 +81,8 @@ def _apart(equations: Sequence[Equation]) -> list[Equation]:
 
 def _in_company(equations: Sequence[Equation], but: frozenset[Variable]) -> set[tuple[bool, frozenset[Variable]]]:
     """Of each launch whether several equations share it, and results of theirs, but those of loops and those given."""
-    launches = ((e, frozenset(v for m in _apart([e]) if not _loops(m) for v in m.outputs) - but) for e in equations)
+    launches = ((e, frozenset(v for m in _apart([e]) if not is_loops(m) for v in m.outputs) - but) for e in equations)
     return {(e.primitive is together_p, made) for e, made in launches if made}
-
-
-def _loops(equation: Equation) -> bool:
-    """Whether what it computes is the same whatever shares its launch."""
-    return equation.primitive.name == "reshape" or equation.primitive in (loops_p, gather_p) or elementwise(equation)
 
 
 def _launches(program: Program) -> int:

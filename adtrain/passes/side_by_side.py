@@ -13,10 +13,10 @@ from functools import partial
 from math import prod
 
 from adtrain.core.chip import CHIP
-from adtrain.core.fused import block_p, fuse, gather_p, loops_p, product_p, together_p
+from adtrain.core.fused import block_p, fuse, product_p, together_p
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_blocks import is_small
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_elementwise import is_loops
 from adtrain.passes.groups import Groups
 
 WAVES = 3
@@ -115,7 +115,7 @@ def _blocks(equation: Equation) -> int | None:
     e = equation
     if not all(v.size for v in (*e.inputs, *e.outputs)):
         return None
-    if e.primitive in (loops_p, gather_p) or elementwise(e):
+    if is_loops(e):
         return -(-e.outputs[0].size // ELEMENTS)
     if _is_product(e):
         matmul = e.params["body"].equations[0] if e.primitive is product_p else e

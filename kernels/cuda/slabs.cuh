@@ -88,8 +88,8 @@ struct Slabs {
         slabs = UNIT == HALVES ? (char *)(measured + chunks * blocks * LINES) : scratch;
     }
 
-    // HALVES: whether what know_lines has found speaks for pieces: a tile by multiply-adds takes seven times as long as in
-    // halves, in pieces twice.
+    // HALVES: whether what know_lines has found speaks for pieces: a tile takes twice as long in pieces as in halves,
+    // several times as long by multiply-adds.
     __device__ __forceinline__ bool in_pieces() const {
         if (PIECES_ONLY) return true;
         return votes->count > 0 && (left * columns <= FEW_TILES || MANY_VOTES * votes->count > batch * asked);

@@ -20,11 +20,11 @@ from adtrain.backends.cuda.codegen.together import together
 from adtrain.backends.cuda.compiler import Source, file_source
 from adtrain.backends.cuda.vendor import LibraryCall, calls
 from adtrain.core.errors import DeviceError
-from adtrain.core.fused import PRODUCTS, block_p, gather_p, loops_p, rows_p, together_p
+from adtrain.core.fused import PRODUCTS, block_p, rows_p, together_p
 from adtrain.core.kernel import CudaKernel, no_bytes
 from adtrain.core.program import Equation, Variable
 from adtrain.ops.matmul_cuda import Product, products
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_elementwise import is_loops
 
 Problem: TypeAlias = "tuple[Any, ...]"
 """What candidates are measured for: a primitive, the types of its arguments, and its parameters."""
@@ -85,7 +85,7 @@ def tasks(equation: Equation, kernel: Candidate | None = None) -> list[Task | Li
     """
     if equation.primitive.name == "reshape":
         return []
-    if equation.primitive in (loops_p, gather_p) or elementwise(equation):
+    if is_loops(equation):
         made = loops(equation)
         places = _places(equation)
         operands = tuple(places[v] for v in (*made.inputs, *made.outputs))
@@ -113,7 +113,7 @@ def tasks(equation: Equation, kernel: Candidate | None = None) -> list[Task | Li
 
 def scratch(equation: Equation, kernel: Candidate | None = None) -> int:
     """Bytes of device memory that what computes the equation needs beside its inputs and outputs; see `tasks`."""
-    if equation.primitive in (loops_p, gather_p) or elementwise(equation) or equation.primitive.name == "reshape":
+    if is_loops(equation) or equation.primitive.name == "reshape":
         return 0
     generated = _generated(equation)
     if generated is not None:

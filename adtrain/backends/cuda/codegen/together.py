@@ -12,11 +12,11 @@ from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
 from adtrain.codegen.expressions import c_type
 from adtrain.core.chip import CHIP
-from adtrain.core.fused import gather_p, loops_p, product_p
+from adtrain.core.fused import product_p
 from adtrain.core.program import Equation
 from adtrain.ops.choice_cuda import LEAST_SHARED, SHARED
 from adtrain.ops.matmul_cuda import Product
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_elementwise import is_loops
 
 THREADS = 256
 """Of a block where no member is a product, whose tile would say."""
@@ -34,12 +34,12 @@ def together(members: Sequence[Equation], choose: Choice) -> Kernel:
     products = _alike({e: choose(e) for e in members if _is_product(e)})
     threads = max((product.threads for product in products.values()), default=THREADS)
     parts = [
-        *(block(e, threads) for e in members if e not in products and not _is_loops(e)),
+        *(block(e, threads) for e in members if e not in products and not is_loops(e)),
         *(
             _product(e, products[e], f"Epilogue{i}", threads)
             for i, e in enumerate(sorted(products, key=_depth, reverse=True))
         ),
-        *(loops(e).part(threads) for e in members if _is_loops(e)),
+        *(loops(e).part(threads) for e in members if is_loops(e)),
     ]
     element = c_type(next(iter(products)).inputs[0].type.dtype) if products else ""
     crowded = sum(part.blocks for part in parts) > FEW * CHIP.multiprocessors
@@ -59,10 +59,6 @@ def _alike(choices: Mapping[Equation, Sequence[Product]]) -> dict[Equation, Prod
 
 def _is_product(equation: Equation) -> bool:
     return equation.primitive is product_p or equation.primitive.name == "matmul"
-
-
-def _is_loops(equation: Equation) -> bool:
-    return equation.primitive in (loops_p, gather_p) or elementwise(equation)
 
 
 def _depth(equation: Equation) -> int:
