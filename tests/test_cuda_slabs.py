@@ -77,7 +77,7 @@ def test_short_sums_are_cut_in_pieces_and_others_left_to_multiply_adds_that_are_
     assert found
     assert all(slabs.in_pieces for slabs in found)
     assert not any(rule(8192, 8192, 127))
-    assert not any(rule(8192, 8192, K - 1))
+    assert not any(rule(8192, 8192, 300))
 
 
 @pytest.mark.parametrize("slabs", EACH)
@@ -103,7 +103,7 @@ def test_products_in_slabs_with_what_they_leave_are_as_exact_as_one_chain(case: 
     assert taken[1] <= NOISE * expected[1]
 
 
-@pytest.mark.parametrize("k", [128, 192, 256])
+@pytest.mark.parametrize("k", [128, 192, 256, 352, 512, 704])
 @pytest.mark.parametrize("case", [*adversarial(64, 96, 128), *hard(64, 96, 128)])
 def test_short_sums_of_pieces_are_as_exact_too(case: str, k: int) -> None:
     a, b = (x.astype(np.float32) for x in {**adversarial(64, 96, k), **hard(64, 96, k)}[case])

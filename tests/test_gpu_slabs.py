@@ -89,7 +89,7 @@ def test_products_in_slabs_are_as_exact_as_one_chain_of_multiply_adds(gpu: Any, 
     assert slabs[1] <= NOISE * chain[1]
 
 
-@pytest.mark.parametrize("k", [128, 192, 256])
+@pytest.mark.parametrize("k", [128, 192, 256, 352, 512, 704])
 @pytest.mark.parametrize("case", [*adversarial(M, N, 128), *hard(M, N, 128)])
 def test_short_sums_of_pieces_are_as_exact_too(gpu: Any, case: str, k: int) -> None:
     a, b = (x.astype(np.float32) for x in {**adversarial(M, N, k), **hard(M, N, k)}[case])

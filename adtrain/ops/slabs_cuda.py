@@ -77,13 +77,15 @@ class Slabs:
         return self.unit is Unit.HALVES and self.staged == self.pieces
 
 
-SHORT, LONG, ANY = range(128, 257), range(768, MOST_K), range(256, MOST_K)
+SHORT, MIDDLE, LONG, ANY = range(128, 257), range(352, 768), range(768, MOST_K), range(256, MOST_K)
 SLABS: Mapping[str, Sequence[Slabs]] = {
     "full": (
         Slabs(Unit.HALVES, 3, 2, 64, 128, 3, LONG, 12, 5, 4.0),
         Slabs(Unit.HALVES, 3, 2, 64, 64, 4, LONG, 12, 5, 3.2),
         Slabs(Unit.HALVES, 3, 3, 64, 128, 2, SHORT, 14, 5, 2.0),
         Slabs(Unit.HALVES, 3, 3, 64, 64, 3, SHORT, 14, 5, 1.6),
+        Slabs(Unit.HALVES, 3, 3, 64, 128, 2, MIDDLE, 14, 5, 2.0),
+        Slabs(Unit.HALVES, 3, 3, 64, 64, 3, MIDDLE, 14, 5, 1.6),
     ),
     "tf32": (
         Slabs(Unit.TF32, 1, 1, 32, 256, 4, ANY, 8, 2, 7.0),
