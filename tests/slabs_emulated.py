@@ -20,6 +20,8 @@ NOISE = 1.05
 """What the larger of two errors of one size may be of the other."""
 ROUNDINGS = 6 * 2.0**-24
 """An error that is no more than six roundings of the sum of the magnitudes is as good as none."""
+OF_UNITS, TWO_ROUNDINGS = 17 * 2.0**-25, 2 * 2.0**-24
+"""What matrix units may cut off 17 terms; and by the norm, an error that is as good as none."""
 OF_HALVES = 2.0**-21
 """How far a product of halves may be off: 2^-23 by each operand, 2^-22 by low x low. So may be sums of few products, of
 sparse lines among others, where the whole is as exact as a chain."""

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import IntEnum
 from functools import lru_cache
+from typing import TypeAlias
 
 from adtrain.core.chip import Chip
+from adtrain.ops.pieces_cuda import Cut, cuts
 from adtrain.ops.slabs_cuda import CAPABILITY, SLABS, Slabs
 from adtrain.ops.tiles_cuda import (
     DIRECT,
@@ -25,6 +27,10 @@ from adtrain.ops.tiles_cuda import (
     Tile,
     Unit,
 )
+
+
+Engine: TypeAlias = "Tile | Direct | Slabs | Cut"
+"""The tunables of one."""
 
 
 class Gathers(IntEnum):
@@ -81,22 +87,24 @@ def ranked(
     precision: str = "full",
     gathers: Gathers = Gathers.NOTHING,
     along: tuple[bool, bool] = (False, False),
-) -> Sequence[tuple[Tile | Direct | Slabs, int]]:
+) -> Sequence[tuple[Engine, int]]:
     """Tiles and numbers of parts of k for ``batch`` products of m x k and k x n matrices, the best by estimate first.
 
     Args:
-        gathers: what of the operands is gathered from images: then there is no `Direct` and no `Slabs`, and k is whole
-            for pixels.
+        gathers: what of the operands is gathered from images: then there is no `Direct`, no `Slabs` and no `Cut`, and k
+            is whole for pixels.
         along: whether the rows of A and the columns of B lie along k in memory.
     """
 
-    def estimate(tile: Tile | Direct | Slabs, parts: int) -> float:
+    def estimate(tile: Engine, parts: int) -> float:
         blocks = batch * -(-m // tile.m) * -(-n // tile.n) * parts
         rounds = -(-blocks // chip.multiprocessors)
         if isinstance(tile, Direct):
             read = (tile.m * (tile.n // tile.warp_n) + tile.n * (tile.m // tile.warp_m)) * k * itemsize
             later = max(0, rounds - AT_ONCE) * LATER
             return START + rounds * read / (tile.speed * DIRECT_SPEED[tile.unit]) + later
+        if isinstance(tile, Cut):
+            return tile.cycles(batch, m, n, k, parts)
         if isinstance(tile, Slabs):
             layout = batch * (m + n) * k * tile.moved / MOVED_PER_CYCLE
             return tile.launches * START + layout + rounds * k * tile.m * tile.n / (LANES * tile.speed)
@@ -114,7 +122,7 @@ def ranked(
 
     pixels = gathers is Gathers.PIXELS
     room = SHARED.get(chip.capability, LEAST_SHARED)
-    best: list[tuple[Tile | Direct | Slabs, int]] = []
+    best: list[tuple[Engine, int]] = []
     for unit in units(itemsize, precision, chip.capability):
         if unit is Unit.FUSED:
             tiles = (WINDOW_TILES if pixels else TILES)[itemsize]
@@ -133,4 +141,5 @@ def ranked(
     on_hopper = (itemsize, chip.capability) == (4, CAPABILITY)
     if on_hopper and gathers is Gathers.NOTHING:
         best += [(slabs, 1) for slabs in SLABS[precision] if slabs.suits(m, n, k)]
+        best += cuts(batch, m, n, k) if precision == "full" else ()
     return sorted(best, key=lambda choice: estimate(*choice))

@@ -9,7 +9,8 @@ from typing import Any
 
 from adtrain.core.chip import CHIP, Chip
 from adtrain.core.kernel import CudaKernel
-from adtrain.ops.choice_cuda import ranked
+from adtrain.ops.choice_cuda import Engine, ranked
+from adtrain.ops.pieces_cuda import Cut, PieceProduct
 from adtrain.ops.slabs_cuda import SlabProduct, Slabs
 from adtrain.ops.tiles_cuda import Direct, Tile, Unit
 
@@ -127,17 +128,20 @@ def _lengths(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> tuple[int,
 
 def engines(
     a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = "full"
-) -> Sequence[Product | SlabProduct]:
+) -> Sequence[Product | SlabProduct | PieceProduct]:
     """The product of arrays of these types in each way that the GPU at hand can compute it, the rule's choice first."""
     lengths, transposed = _lengths(a, b, transpose_a, transpose_b), (transpose_a, transpose_b)
     chip = Chip(CHIP.multiprocessors, CHIP.capability)
     found = ranked(a.dtype.itemsize, *lengths, chip, precision, along=(not transpose_a, transpose_b))
-    return [
-        SlabProduct(lengths, tile, transposed)
-        if isinstance(tile, Slabs)
-        else Product(lengths, a.dtype.itemsize, tile, parts, transposed)
-        for tile, parts in found[:MOST]
-    ]
+
+    def engine(tile: Engine, parts: int) -> Product | SlabProduct | PieceProduct:
+        if isinstance(tile, Slabs):
+            return SlabProduct(lengths, tile, transposed)
+        if isinstance(tile, Cut):
+            return PieceProduct(lengths, tile, parts, transposed)
+        return Product(lengths, a.dtype.itemsize, tile, parts, transposed)
+
+    return [engine(*choice) for choice in found[:MOST]]
 
 
 def products(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = "full") -> Sequence[Product]:

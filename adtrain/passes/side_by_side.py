@@ -29,6 +29,8 @@ ELEMENTS = 4096
 """Elements of a result that a block computes elsewhere: 256 threads, 4 vectors each."""
 LONGEST = 1024
 """Length of a product's sums. Longer ones may have to be cut among blocks, which takes a second launch."""
+LARGEST = 1 << 28
+"""Operations of a product, which with more of them fills the device by itself, and may be computed in ways of its own."""
 POINTERS = 480
 """Arguments of a kernel, at most: 4 KiB hold 512 of them."""
 
@@ -121,5 +123,6 @@ def _blocks(equation: Equation) -> int | None:
         matmul = e.params["body"].equations[0] if e.primitive is product_p else e
         (*batch, m, n), a = matmul.outputs[0].type.shape, matmul.inputs[0].type.shape
         k = a[-2 if matmul.params["transpose_a"] else -1]
-        return prod(batch) * -(-m // TILE) * -(-n // TILE) if k <= LONGEST else None
+        few = k <= LONGEST and 2 * prod(batch) * m * n * k <= LARGEST
+        return prod(batch) * -(-m // TILE) * -(-n // TILE) if few else None
     return 1 if e.primitive is block_p or is_small(e) else None

@@ -45,7 +45,7 @@ template <class Form> __device__ __forceinline__ void compute_scaled(
     const Slabs &slabs, Stages &stages, const char *shared, const Epilogue &out, int (&counts)[3]) {
     Turn<Form::STAGES> turn;
     for (int tile = blockIdx.x, turns = 0; tile < slabs.tiles; tile += gridDim.x, turns++) {
-        const Place place(tile, slabs);
+        const Place place = place_of(tile, slabs);
         const Line *left = slabs.lines + place.at.item * slabs.rows * LINES;
         const Line *right = slabs.lines + (slabs.left + place.at.item * slabs.columns) * LINES + place.column0;
         Sums<Form> sums;
@@ -99,7 +99,7 @@ __device__ __forceinline__ void compute_rounded(
         Started::finished<0>();
         stages.release(last);
         arrived(sums);
-        Place(tile, slabs).give(out, sums);
+        place_of(tile, slabs).give(out, sums);
     }
 }
 

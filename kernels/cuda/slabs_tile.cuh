@@ -1,7 +1,7 @@
 // A tile of a product from slabs, in a block of gemm_slabs.cu: a warpgroup of which brings the operands, in stages, and two
 // multiply, each half of the rows.
 #pragma once
-#include "gemm.cuh"
+#include "place.cuh"
 #include "slabs.cuh"
 
 constexpr int SUMS = TILE_N / 2; // that a thread has of a tile
@@ -49,47 +49,8 @@ template <int COUNT> struct Stage {
     __device__ __forceinline__ uint64_t b(int p = 0) const { return described(at + OF_A + p * (OF_B / COUNT)); }
 };
 
-// The elements of a tile that a thread of a warpgroup holds.
-struct Place {
-    TileAt at;
-    int m, n, row0, column0;
-
-    __device__ Place(int tile, const Slabs &slabs)
-        : at(tile, slabs.rows, slabs.across), m(slabs.m), n(slabs.n) {
-        row0 = at.down * LINES + half_of_rows() * 64;
-        column0 = at.across * TILE_N;
-    }
-    __device__ __forceinline__ int row(int i) const { return row0 + sum_row(i); }
-    __device__ __forceinline__ int column(int i) const { return column0 + sum_column(i); }
-    __device__ __forceinline__ bool inside(int i) const { return row(i) < m && column(i) < n; }
-
-    __device__ __forceinline__ int64_t index(int row, int column) const { return (at.item * m + row) * n + column; }
-
-    // Hands sum i to the epilogue.
-    __device__ __forceinline__ void give(const Epilogue &out, const float (&sums)[SUMS], int i) const {
-        const T value[] = {sums[i]};
-        if (inside(i)) out(at.item, row(i), column(i), index(row(i), column(i)), value);
-    }
-    // All of them. What it reads beside several of them is on its way before the first one is written; outside the
-    // matrix the nearest element's, as a branch would keep back the reads behind it.
-    __device__ __forceinline__ void give(const Epilogue &out, const float (&sums)[SUMS]) const {
-        constexpr int AT_ONCE = 16 * WIDE_C;
-        #pragma unroll
-        for (int first = 0; first < SUMS; first += AT_ONCE) {
-            Epilogue::Beside<WIDE_C> beside[AT_ONCE / WIDE_C];
-            #pragma unroll
-            for (int j = 0; j < AT_ONCE; j += WIDE_C) {
-                const int down = min(row(first + j), m - 1), across = min(column(first + j), n - WIDE_C);
-                beside[j / WIDE_C] = out.read<WIDE_C>(at.item, down, across, index(down, across));
-            }
-            #pragma unroll
-            for (int j = 0; j < AT_ONCE; j += WIDE_C) {
-                const int i = first + j;
-                T value[WIDE_C];
-                #pragma unroll
-                for (int h = 0; h < WIDE_C; h++) value[h] = sums[i + h];
-                if (inside(i)) out.write(beside[j / WIDE_C], index(row(i), column(i)), value);
-            }
-        }
-    }
-};
+// What of a tile a thread of a warpgroup holds.
+__device__ __forceinline__ Place place_of(int tile, const Slabs &slabs) {
+    const TileAt at(tile, slabs.rows, slabs.across);
+    return {at, (int)slabs.m, (int)slabs.n, at.down * LINES + half_of_rows() * 64, at.across * TILE_N};
+}

@@ -121,10 +121,14 @@ __device__ __forceinline__ uint64_t described(const void *from, int next, int th
 #define SUMS_32 \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25," \
     "%26,%27,%28,%29,%30,%31"
-#define SUMS_48 \
-    SUMS_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
-#define SUMS_64 \
-    SUMS_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define SUMS_36 SUMS_32 ",%32,%33,%34,%35"
+#define SUMS_40 SUMS_36 ",%36,%37,%38,%39"
+#define SUMS_44 SUMS_40 ",%40,%41,%42,%43"
+#define SUMS_48 SUMS_44 ",%44,%45,%46,%47"
+#define SUMS_52 SUMS_48 ",%48,%49,%50,%51"
+#define SUMS_56 SUMS_52 ",%52,%53,%54,%55"
+#define SUMS_60 SUMS_56 ",%56,%57,%58,%59"
+#define SUMS_64 SUMS_60 ",%60,%61,%62,%63"
 #define SUMS_64_MORE \
     "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87," \
     "%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108," \
@@ -132,6 +136,7 @@ __device__ __forceinline__ uint64_t described(const void *from, int next, int th
 #define EIGHT(i)                                                                                         \
     "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), "+f"(sums[i + 5]), \
         "+f"(sums[i + 6]), "+f"(sums[i + 7])
+#define FOUR(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
 #define THIRTY_TWO(i) EIGHT(i), EIGHT(i + 8), EIGHT(i + 16), EIGHT(i + 24)
 #define WGMMA(FORM, SUMS, LEFT, RIGHT, ADD, TURNED, ...)                                       \
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n"                          \
@@ -181,10 +186,39 @@ template <Kind KIND> __device__ __forceinline__ void start_turned(float (&sums)[
     else
         WGMMA("m64n96k16.f32.bf16.bf16", SUMS_48, "%48", "%49", "%50", ", 1, 1", THIRTY_TWO(0), EIGHT(32), EIGHT(40));
 }
+// The same of bfloat16 numbers and as many lines of B as there are sums for; of a TURNED operand the lines are neighbours
+// in a word, not the k.
+#define OF_SUMS(COUNT, FORM, LEFT, RIGHT, ADD, OF_A, OF_B, ...)                                             \
+    if constexpr (SUMS == COUNT)                                                                            \
+        asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n"                                  \
+                     "wgmma.mma_async.sync.aligned." FORM ".f32.bf16.bf16 {" SUMS_##COUNT "}, " LEFT ", "   \
+                     RIGHT ", add, 1, 1, " OF_A ", " OF_B ";\n}"                                            \
+                     : __VA_ARGS__ : "l"(a), "l"(b), "r"((int)add), "n"((int)TURNED_A), "n"((int)TURNED_B))
+template <bool TURNED_A, bool TURNED_B, int SUMS>
+__device__ __forceinline__ void start_pieces(float (&sums)[SUMS], uint64_t a, uint64_t b, bool add) {
+    static_assert(SUMS % 4 == 0 && SUMS >= 32 && SUMS <= 64, "a multiple of 8 lines");
+    OF_SUMS(32, "m64n64k16", "%32", "%33", "%34", "%35", "%36", THIRTY_TWO(0));
+    OF_SUMS(36, "m64n72k16", "%36", "%37", "%38", "%39", "%40", THIRTY_TWO(0), FOUR(32));
+    OF_SUMS(40, "m64n80k16", "%40", "%41", "%42", "%43", "%44", THIRTY_TWO(0), EIGHT(32));
+    OF_SUMS(44, "m64n88k16", "%44", "%45", "%46", "%47", "%48", THIRTY_TWO(0), EIGHT(32), FOUR(40));
+    OF_SUMS(48, "m64n96k16", "%48", "%49", "%50", "%51", "%52", THIRTY_TWO(0), EIGHT(32), EIGHT(40));
+    OF_SUMS(52, "m64n104k16", "%52", "%53", "%54", "%55", "%56", THIRTY_TWO(0), EIGHT(32), EIGHT(40), FOUR(48));
+    OF_SUMS(56, "m64n112k16", "%56", "%57", "%58", "%59", "%60", THIRTY_TWO(0), EIGHT(32), EIGHT(40), EIGHT(48));
+    OF_SUMS(60, "m64n120k16", "%60", "%61", "%62", "%63", "%64", THIRTY_TWO(0), EIGHT(32), EIGHT(40), EIGHT(48), FOUR(56));
+    OF_SUMS(64, "m64n128k16", "%64", "%65", "%66", "%67", "%68", THIRTY_TWO(0), THIRTY_TWO(32));
+}
+#undef OF_SUMS
 #undef WGMMA
 #undef THIRTY_TWO
 #undef EIGHT
+#undef FOUR
 #undef SUMS_64_MORE
 #undef SUMS_64
+#undef SUMS_60
+#undef SUMS_56
+#undef SUMS_52
 #undef SUMS_48
+#undef SUMS_44
+#undef SUMS_40
+#undef SUMS_36
 #undef SUMS_32

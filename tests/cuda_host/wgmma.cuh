@@ -121,3 +121,10 @@ template <Kind KIND> void start_turned(float (&sums)[48], uint64_t a, uint64_t b
     const auto turned = [](const Operand &x) { return [=](int line, int k) { return x.turned<KIND>(line, k); }; };
     multiply(sums, add, 16, turned(Operand(a)), turned(Operand(b)));
 }
+template <bool TURNED_A, bool TURNED_B, int SUMS> void start_pieces(float (&sums)[SUMS], uint64_t a, uint64_t b, bool add) {
+    const Operand left(a), right(b);
+    const auto of = [](const Operand &x, bool turned) {
+        return [=](int line, int k) { return turned ? x.turned<BFLOAT16>(line, k) : x.along<BFLOAT16>(line, k); };
+    };
+    multiply(sums, add, 16, of(left, TURNED_A), of(right, TURNED_B));
+}
