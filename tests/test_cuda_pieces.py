@@ -23,6 +23,7 @@ from adtrain.ops.slabs_cuda import CAPABILITY
 
 H200 = Chip(132, CAPABILITY)
 M, N = 48, 40
+FLAGS = ((False, False), (False, True), (True, False), (True, True))
 
 lengths = st.tuples(st.integers(1, 4), *[st.integers(1, 20000)] * 3)
 
@@ -41,7 +42,7 @@ def test_products_of_few_tiles_cut_their_sums_in_parts() -> None:
 def test_each_part_has_stages_and_shared_memory_holds_them(lengths: tuple[int, int, int, int]) -> None:
     for cut, parts in cuts(*lengths):
         assert 1 <= parts <= -(-lengths[-1] // DEPTH)
-        for transposed in product((False, True), repeat=2):
+        for transposed in FLAGS:
             found = PieceProduct(lengths, cut, parts, transposed)
             assert found.shared <= (227 << 10) - 1024
             assert found.tiles * ROWS * cut.n >= lengths[0] * lengths[1] * lengths[2]
@@ -83,8 +84,7 @@ def test_the_kernel_compiles_and_neither_spills_registers_nor_waits_for_each_pro
         compiler.version()
     except CudaCompilerError as error:
         pytest.skip(str(error))
-    flags = list(product((False, True), repeat=2))
-    ways = [(size, width, flags[i % 4]) for i, (size, width) in enumerate(product((1021, 1022, 1024), WIDTHS))]
+    ways = [(size, width, FLAGS[i % 4]) for i, (size, width) in enumerate(product((1021, 1022, 1024), WIDTHS))]
     for size, width, transposed in [*ways, *((1024, 128, each) for each in flags)]:
         kernel = PieceProduct((2, size, size, size), Cut(width), 1 + size % 2, transposed).kernel()
         source = file_source(kernel.file, (np.dtype("float32"),), tuple(sorted(kernel.definitions().items())))

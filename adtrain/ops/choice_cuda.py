@@ -28,7 +28,6 @@ from adtrain.ops.tiles_cuda import (
     Unit,
 )
 
-
 Engine: TypeAlias = "Tile | Direct | Slabs | Cut"
 """The tunables of one."""
 

@@ -51,7 +51,8 @@ class Cut:
         words = sum(-(-lines * DEPTH // GROUP // WARP) * WARP for lines in (ROWS, self.n))
         brought = words * GROUP / BROUGHT * (1 if self.n in EVEN else UNEVEN)
         rounds = -(-batch * -(-m // ROWS) * -(-n // self.n) * parts // CHIP.multiprocessors)
-        whole = START + rounds * (TILE_END + -(-(-(-k // DEPTH)) // parts) * max(multiplied, brought))
+        stages = -(-k // DEPTH)
+        whole = START + rounds * (TILE_END + -(-stages // parts) * max(multiplied, brought))
         if parts == 1:
             return whole
         return whole + SECOND_PASS + 2 * parts * batch * m * n * 4 / BYTES_PER_CYCLE

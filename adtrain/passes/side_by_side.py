@@ -30,7 +30,7 @@ ELEMENTS = 4096
 LONGEST = 1024
 """Length of a product's sums. Longer ones may have to be cut among blocks, which takes a second launch."""
 LARGEST = 1 << 28
-"""Operations of a product, which with more of them fills the device by itself, and may be computed in ways of its own."""
+"""Operations of a product, which with more of them fills the device by itself, and has ways of its own."""
 POINTERS = 480
 """Arguments of a kernel, at most: 4 KiB hold 512 of them."""
 
