@@ -85,7 +85,7 @@ def test_the_kernel_compiles_and_neither_spills_registers_nor_waits_for_each_pro
     except CudaCompilerError as error:
         pytest.skip(str(error))
     ways = [(size, width, FLAGS[i % 4]) for i, (size, width) in enumerate(product((1021, 1022, 1024), WIDTHS))]
-    for size, width, transposed in [*ways, *((1024, 128, each) for each in flags)]:
+    for size, width, transposed in [*ways, *((1024, 128, each) for each in FLAGS)]:
         kernel = PieceProduct((2, size, size, size), Cut(width), 1 + size % 2, transposed).kernel()
         source = file_source(kernel.file, (np.dtype("float32"),), tuple(sorted(kernel.definitions().items())))
         log = compiler.compile_source(source, architecture(CAPABILITY)).log.splitlines()
