@@ -24,6 +24,7 @@ from adtrain.ops import conv_cuda
 from adtrain.ops.conv import Window
 from adtrain.ops.conv_reference import conv2d_reference, input_grad_reference
 from adtrain.ops.halves_weight_grad_cuda import HalvesWeightGrad
+from adtrain.ops.laid_cuda import MEASURING, MOST_PARTS, PART
 from adtrain.ops.planes_cuda import CHANNELS, PlaneConvolution
 from adtrain.ops.planes_weight_grad_cuda import PlaneWeightGrad
 from adtrain.ops.positions import Positions
@@ -165,6 +166,8 @@ def test_the_limits_are_those_of_the_kernels() -> None:
     text = (asset_path("kernels") / "cuda" / "scaled.cuh").read_text()
     assert f"FEW = {FEW}, LEAST = {LEAST};" in text
     assert f"TOP = {TOP};" in text
+    assert f"MEASURING = {MEASURING};" in text
+    assert f"PART = 1 << {PART.bit_length() - 1}, MOST_PARTS = {MOST_PARTS};" in text
 
 
 def test_the_products_are_those_of_the_kernels() -> None:

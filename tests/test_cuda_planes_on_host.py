@@ -21,6 +21,7 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
 from adtrain.ops.halves_weight_grad_cuda import HalvesWeightGrad
+from adtrain.ops.laid_cuda import Laid
 from adtrain.ops.planes_cuda import PlaneConvolution
 from adtrain.ops.planes_weight_grad_cuda import PlaneWeightGrad
 from adtrain.ops.positions import Positions
@@ -84,6 +85,7 @@ def check(host: Host, positions: Positions, x: np.ndarray, w: np.ndarray, g: np.
         ((2, 20, 9, 8), 33, (3, 3), (1, 1), (1, 1)),
         ((2, 34, 8, 7), 65, (3, 3), (0, 2), (1, 1)),
         ((1, 9, 12, 21), 5, (3, 2), (2, 0), (2, 1)),
+        ((2, 66, 16, 17), 9, (3, 3), (1, 1), (1, 1)),  # whose images two blocks measure
     ],
 )
 def test_convolutions_by_positions_are_right(
@@ -144,6 +146,21 @@ def test_images_that_halves_do_not_hold_are_computed_in_pieces(host: Host, spoil
     assert not np.array_equal(halves[0, :, 5], pieces[0, :, 5])
     with np.errstate(invalid="ignore"):
         assert agree(halves, conv2d_p.implementations["cpu"](x.astype(float), w.astype(float), **params))
+
+
+@pytest.mark.parametrize("where", [(0, 0, 0), (65, 15, 16)])
+def test_all_parts_of_an_image_must_be_held(host: Host, where: tuple[int, int, int]) -> None:
+    """Of images that two blocks measure."""
+    positions = Positions((3, 66, 16, 17), (3, 5, 16, 17), (3, 3), (1, 1), (1, 1))
+    assert Laid(positions).parts == 2
+    x, w = drawn(positions.images, (5, 66, 3, 3))
+    x[2][where] = 1e-30
+    e = equation(conv2d_p, [x, w], {"window": Window((1, 1), (1, 1), (1, 1), 1), "precision": "full"})
+    halves, pieces = (
+        host.computed(e, PlaneConvolution(positions, False, h).kernel(), [x, w])[0] for h in (True, False)
+    )
+    np.testing.assert_array_equal(halves[2, :, -1], pieces[2, :, -1])
+    assert not np.array_equal(halves[0, :, 0], pieces[0, :, 0])
 
 
 def layer(x: Any, w: Any, bias: Any, keep: Any) -> Any:

@@ -141,7 +141,9 @@ def test_the_launches_cover_operands_and_result(lengths: tuple[int, int, int, in
     batch, m, n, k = lengths
     product = SlabProduct(lengths, slabs, (False, True))
     first, *others = launches(product)
-    assert [kernel.file for kernel in (first, *others)].count("slabs.cu") == (3 if slabs.unit is Unit.HALVES else 1)
+    assert [kernel.file for kernel in (first, *others)].count("slabs.cu") == (
+        1 if slabs.unit is not Unit.HALVES else 2 if slabs.in_pieces else 3
+    )
     assert product.blocks * 128 >= batch * (m + n)
     assert product.tiles * product.slabs.m * product.slabs.n >= batch * m * n
     assert 1 <= product.chunks <= product.depth

@@ -6,7 +6,10 @@ import re
 
 from adtrain.assets import asset_path
 
-KERNEL = re.compile(r"^KERNEL\b.*?\)\s*\{\s*(?P<first>[^;{]*;)", re.MULTILINE | re.DOTALL)
+KERNEL = re.compile(r"^KERNEL\b[^{;]*\b(?P<name>\w+)\([^{;()]*\)\s*\{\s*(?P<first>[^;{]*;)", re.MULTILINE)
+LATER = {"lay_halves", "lay_operands", "conv_halves", "fill_slabs", "gemm_slabs"}
+"""They follow others of their own, the first of which waits for all that is before them. Before they wait they read
+what these have read, or the last but one has written."""
 
 
 def test_the_first_statement_of_every_kernel_waits_for_what_it_reads() -> None:
@@ -14,8 +17,8 @@ def test_the_first_statement_of_every_kernel_waits_for_what_it_reads() -> None:
     first: dict[str, str] = {}
     for path in sorted((asset_path("kernels") / "cuda").glob("*.cu")):
         text = re.sub(r"//.*", "", path.read_text())
-        found = [match["first"] for match in KERNEL.finditer(text)]
+        found = {match["name"]: match["first"] for match in KERNEL.finditer(text)}
         assert len(found) == len(re.findall(r"^KERNEL\b", text, re.MULTILINE)), path.name
-        first.update((f"{path.name} {i}", statement) for i, statement in enumerate(found))
+        first.update(found)
     assert len(first) > 20
-    assert set(first.values()) == {"wait_for_inputs();"}, {k: v for k, v in first.items() if v != "wait_for_inputs();"}
+    assert {name for name, statement in first.items() if statement != "wait_for_inputs();"} == LATER

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from adtrain.core.chip import CHIP
 from adtrain.core.kernel import CudaKernel
-from adtrain.ops.laid_cuda import ALIGNED, LAYING, LINE, NUMBERS, Laid
+from adtrain.ops.laid_cuda import ALIGNED, LAYING, LINE, MEASURING, NUMBERS, Laid
 from adtrain.ops.planes_cuda import FILTERS, REST, SHARED, START, TILE_END
 from adtrain.ops.planes_weight_grad_cuda import CHANNELS, SECOND_PASS, PlaneWeightGrad
 from adtrain.ops.positions import Positions
@@ -88,9 +88,10 @@ class HalvesWeightGrad:
         rest = PlaneWeightGrad(self.positions).in_parts(self._splits, rest=True)
         shared = self._stages * self._stage_bytes + 1024
         multiply = self._step("conv_halves_weight_grad", (self._blocks, self._splits), THREADS, rest, shared)
-        grid = max(images.grid[0], gradients.grid[0]), images.chunks + gradients.chunks
-        lay = self._step("lay_operands", grid, LAYING, multiply)
-        return self._step("measure_operands", 2 * self.positions.images[0], images.measuring, lay)
+        groups = max(images.groups, gradients.groups) * (images.chunks + gradients.chunks)
+        lay = self._step("lay_operands", groups, LAYING, multiply)
+        parts = self.positions.images[0] * (images.parts + gradients.parts)
+        return self._step("measure_operands", parts, MEASURING, lay)
 
     def _step(
         self, name: str, blocks: int | tuple[int, int], threads: int, then: CudaKernel, shared: int = 0
@@ -100,7 +101,6 @@ class HalvesWeightGrad:
             **self.positions.definitions,
             "CHANNELS": CHANNELS,
             "HALVES_STAGES": self._stages,
-            "MEASURING": Laid(self.positions).measuring,
         }
         return CudaKernel(
             "conv_halves_weight_grad.cu",

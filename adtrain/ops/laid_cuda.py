@@ -14,10 +14,11 @@ LINE, OF_LINE, LAID, LAYING = 64, 32, 64, 256
 """Bytes and channels of a line; lines and threads of a block that lays images out."""
 ALIGNED = 1024
 """Bytes that lines are aligned to."""
-MEASURING, FEW_IMAGES = (256, 1024), 4
-"""Threads of a block that measures an image, where they are many or few: fewer than so many for each multiprocessor."""
+MEASURING, PART, MOST_PARTS = 256, 1 << 14, 8
+"""Threads of a block that measures a filter, or a part of an image; elements of a part, or more where there would be
+more parts of an image than so many."""
 MEASURED, MOVED = 2200, 2250
-"""Bytes in a cycle: measured, where each multiprocessor has an image; and read and written to lay images out."""
+"""Bytes in a cycle: measured, where each multiprocessor has two parts; and read and written to lay images out."""
 
 
 @dataclass(frozen=True)
@@ -40,21 +41,21 @@ class Laid:
     @property
     def bytes(self) -> int:
         """With what it takes to align them."""
-        return self.positions.images[0] * KNOWN + ALIGNED + self.chunks * self.count * (NUMBERS * LINE + 4)
+        known = self.positions.images[0] * (1 + MOST_PARTS) * KNOWN
+        return known + ALIGNED + self.chunks * self.count * (NUMBERS * LINE + 4)
 
     @property
-    def measuring(self) -> int:
-        """Threads of a block that measures."""
-        many, few = MEASURING
-        return many if self.positions.images[0] >= FEW_IMAGES * CHIP.multiprocessors else few
+    def parts(self) -> int:
+        """Of an image, each of which a block measures (PARTS)."""
+        return min(-(-math.prod(self.positions.images[1:]) // PART), MOST_PARTS)
 
     @property
-    def grid(self) -> tuple[int, int]:
-        """Blocks that lay out."""
-        return self.count // LAID, self.chunks
+    def groups(self) -> int:
+        """Of lines; a block lays out a group of a chunk."""
+        return self.count // LAID
 
     @property
     def cycles(self) -> float:
         """An estimate of the time that measuring and laying out take, but for the launches."""
-        busy = min(self.positions.images[0] / CHIP.multiprocessors, 1)
+        busy = min(self.positions.images[0] * self.parts / (2 * CHIP.multiprocessors), 1)
         return 4 * math.prod(self.positions.images) / (busy * MEASURED) + self.chunks * self.count * 4 * LINE / MOVED

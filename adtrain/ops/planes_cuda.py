@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from adtrain.core.chip import CHIP
 from adtrain.core.kernel import CudaKernel
-from adtrain.ops.laid_cuda import ALIGNED, KNOWN, LAYING, LINE, Laid
+from adtrain.ops.laid_cuda import ALIGNED, KNOWN, LAYING, LINE, MEASURING, Laid
 from adtrain.ops.positions import Positions
 
 PIECES, HALVES, GROUP, WORD = 3, 2, 8, 16
@@ -163,10 +163,9 @@ class PlaneConvolution:
         multiply = replace(self._multiply(HALVES), then=rest)
         stages = {"TILE_STAGES": self._stages(self.channels, HALVES)}
         laid = Laid(self.positions)
-        lay = self._step("lay_halves.cu", "lay_halves", stages, laid.grid, LAYING, then=multiply)
-        operands = self._blocks * self._filters + self.positions.images[0]
-        macros = {**stages, "MEASURING": laid.measuring}
-        return self._step("measure_halves.cu", "measure_halves", macros, operands, laid.measuring, then=lay)
+        lay = self._step("lay_halves.cu", "lay_halves", stages, laid.groups * laid.chunks, LAYING, then=multiply)
+        operands = self._blocks * self._filters + self.positions.images[0] * laid.parts
+        return self._step("measure_halves.cu", "measure_halves", stages, operands, MEASURING, then=lay)
 
     def _multiply(self, parts: int, rest: Mapping[str, int] | None = None) -> CudaKernel:
         name, threads = ("conv_halves", HALVES_THREADS) if parts == HALVES else ("conv_planes", THREADS)

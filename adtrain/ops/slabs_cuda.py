@@ -82,10 +82,10 @@ SLABS: Mapping[str, Sequence[Slabs]] = {
     "full": (
         Slabs(Unit.HALVES, 3, 2, 64, 128, 3, LONG, 12, 5, 4.0),
         Slabs(Unit.HALVES, 3, 2, 64, 64, 4, LONG, 12, 5, 3.2),
-        Slabs(Unit.HALVES, 3, 3, 64, 128, 2, SHORT, 14, 5, 2.0),
-        Slabs(Unit.HALVES, 3, 3, 64, 64, 3, SHORT, 14, 5, 1.6),
-        Slabs(Unit.HALVES, 3, 3, 64, 128, 2, MIDDLE, 14, 5, 2.0),
-        Slabs(Unit.HALVES, 3, 3, 64, 64, 3, MIDDLE, 14, 5, 1.6),
+        Slabs(Unit.HALVES, 3, 3, 64, 128, 2, SHORT, 14, 4, 2.0),
+        Slabs(Unit.HALVES, 3, 3, 64, 64, 3, SHORT, 14, 4, 1.6),
+        Slabs(Unit.HALVES, 3, 3, 64, 128, 2, MIDDLE, 14, 4, 2.0),
+        Slabs(Unit.HALVES, 3, 3, 64, 64, 3, MIDDLE, 14, 4, 1.6),
     ),
     "tf32": (
         Slabs(Unit.TF32, 1, 1, 32, 256, 4, ANY, 8, 2, 7.0),
@@ -168,8 +168,9 @@ class SlabProduct:
             macros, plain = {**turned, **wide, **wide_c}, self.slabs.rest
             rest = self._step("gemm_rest.cu", "gemm_rest", self.tiles, plain.threads, macros, plain.shared(4))
             fill = replace(fill, then=replace(multiply, then=rest))
-            know = self._step("slabs.cu", "know_lines", self.asked, LAYOUT_THREADS, {**turned, **wide}, then=fill)
-            first = self._step("slabs.cu", "measure_lines", layout, LAYOUT_THREADS, {**turned, **wide}, then=know)
+            if not self.slabs.in_pieces:
+                fill = self._step("slabs.cu", "know_lines", self.asked, LAYOUT_THREADS, {**turned, **wide}, then=fill)
+            first = self._step("slabs.cu", "measure_lines", layout, LAYOUT_THREADS, {**turned, **wide}, then=fill)
         else:
             first = replace(fill, then=multiply)
         return replace(first, scratch=lambda *_, **__: self.scratch)

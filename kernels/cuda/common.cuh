@@ -30,7 +30,8 @@ __device__ __forceinline__ int64_t grid_size() { return (int64_t)gridDim.x * blo
 
 // The first statement of every kernel: what the kernels before it have written can be read from here on, and the next
 // kernel may be started, to wait at its own. So a kernel's launch overlaps the end of the one before it (programmatic
-// dependent launch, CUDA C++ Programming Guide).
+// dependent launch, CUDA C++ Programming Guide). As that one's blocks have all come past here by then, all kernels before
+// it have ended: one that follows others of its own may read what these have before it waits for the last of them.
 __device__ __forceinline__ void wait_for_inputs()
 {
 #if __CUDA_ARCH__ >= 900

@@ -138,7 +138,6 @@ struct Given {
 
 KERNEL __launch_bounds__(THREADS, 1) conv_halves(
     const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
-    wait_for_inputs();
     const Tiles tiles(batch);
     const Made made(scratch);
     const Laid laid = laid_images(made, batch);
@@ -147,7 +146,8 @@ KERNEL __launch_bounds__(THREADS, 1) conv_halves(
     T *exchanged = (T *)(of_weights + TILE_STAGES * OfWeights::SIZE);
     __shared__ AllStages stages;
     if (threadIdx.x == 0) stages.init();
-    stages.find_shares(made);
+    stages.find_shares(made); // what measures filters has ended, see wait_for_inputs
+    wait_for_inputs();
     __syncthreads();
     const auto held = [&](int tile) { return stages.hold(laid, batch, tile, tiles.position(tile)); };
     Round<IMAGE_STAGES> image;

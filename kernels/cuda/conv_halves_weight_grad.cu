@@ -7,8 +7,7 @@
 // - with images of which one is not held, or few products make a sum, or so small that squares of sums would not be
 //   normal numbers;
 // - whose sums are small beside the products.
-#ifndef MEASURING
-#define MEASURING 256 // threads of a block that measures
+#ifndef HALVES_STAGES
 #define HALVES_STAGES 3
 #endif
 #include "scaled.cuh"
@@ -55,26 +54,27 @@ struct Operands {
 };
 constexpr int BLOCKS = parts(OUT_CHANNELS, FILTERS) * parts(IN_CHANNELS, CHANNELS);
 
-// A block an image, then a block an image's gradients.
+// A block a part of an image, or of its gradients.
 KERNEL __launch_bounds__(MEASURING) measure_operands(
     const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
     wait_for_inputs();
     const Operands laid(Scratch(scratch, splits, BLOCKS), batch);
-    const int64_t image = blockIdx.x % batch;
-    if (blockIdx.x < batch)
-        measure_image<Inputs::SIZE, MEASURING>(laid.images.known[image], x + image * Inputs::SIZE);
+    constexpr int ALL = PARTS<Inputs> + PARTS<Gradients>;
+    const int image = blockIdx.x / ALL, part = blockIdx.x % ALL;
+    if (part < PARTS<Inputs>)
+        laid.images.measure(Inputs{x, (int)batch}, image, part);
     else
-        measure_image<Gradients::SIZE, MEASURING>(laid.gradients.known[image], g + image * Gradients::SIZE);
+        laid.gradients.measure(Gradients{g, (int)batch}, image, part - PARTS<Inputs>);
 }
 
 // As in lay_halves.cu; one of both may have fewer lines.
 KERNEL __launch_bounds__(LAYING) lay_operands(
     const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
-    wait_for_inputs();
     const Operands laid(Scratch(scratch, splits, BLOCKS), batch);
-    const int from = (gridDim.x - 1 - blockIdx.x) * LAID, chunk = blockIdx.y - laid.images.chunks;
+    const int at = gridDim.x - 1 - blockIdx.x, all = laid.images.chunks + laid.gradients.chunks;
+    const int from = at / all * LAID, chunk = at % all - laid.images.chunks;
     if (chunk < 0 && from < laid.images.count)
-        lay(Inputs{x, (int)batch}, laid.images, from, blockIdx.y);
+        lay(Inputs{x, (int)batch}, laid.images, from, at % all);
     else if (chunk >= 0 && from < laid.gradients.count)
         lay(Gradients{g, (int)batch}, laid.gradients, from, chunk);
 }

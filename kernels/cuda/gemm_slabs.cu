@@ -105,7 +105,6 @@ __device__ __forceinline__ void compute_rounded(
 
 KERNEL __launch_bounds__(THREADS, 1) gemm_slabs(const T *a, const T *b, const Epilogue epilogue, int64_t batch,
     int64_t m, int64_t n, int64_t k, char *scratch) {
-    wait_for_inputs();
     const Slabs slabs(batch, m, n, k, scratch);
     char *shared = (char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024);
     __shared__ Stages stages;
@@ -114,8 +113,9 @@ KERNEL __launch_bounds__(THREADS, 1) gemm_slabs(const T *a, const T *b, const Ep
         stages.init();
         counts[0] = counts[1] = counts[2] = 0;
     }
+    const bool in_pieces = UNIT == HALVES && slabs.in_pieces(); // know_lines has ended, see wait_for_inputs
+    wait_for_inputs();
     __syncthreads();
-    const bool in_pieces = UNIT == HALVES && slabs.in_pieces();
     if (threadIdx.x < WARPGROUP) {
         give_registers<24>();
         if (threadIdx.x > 0) return;

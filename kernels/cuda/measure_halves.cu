@@ -1,18 +1,19 @@
 // What conv_halves.cu has to know of images and filters, and the filters in halves and in pieces. Read halves.cuh first.
-#ifndef MEASURING
-#define MEASURING 256 // threads of a block
-#endif
 #include "halves.cuh"
 
 // A filter: its scale, and its weights to scratch, in halves and in pieces.
 __device__ __forceinline__ void prepare_filter(const Made &made, const Weights &weights, int filter) {
     Measured seen;
-    for (int i = threadIdx.x; i < WEIGHT_WORDS * GROUP_OF; i += MEASURING) {
-        const WeightWord at(filter, i / GROUP_OF);
-        const int channel = at.channel() + i % GROUP_OF;
-        seen.see(filter < OUT_CHANNELS && channel < IN_CHANNELS ? weights.at(filter, channel, at.tap) : 0);
+    #pragma unroll 2
+    for (int i = 0; i < WEIGHT_WORDS; i += MEASURING) {
+        const WeightWord at(filter, i + threadIdx.x); // behind the last one all are 0
+        float found[GROUP_OF];
+        weights.read(found, filter, at.channel(), at.tap);
+        #pragma unroll
+        for (float x : found) seen.see(x);
     }
-    const Known known = seen.known<MEASURING>(1);
+    seen.join_block();
+    const Known known = seen.known(1);
     if (threadIdx.x == 0) made.filters[filter] = known;
     for (int i = threadIdx.x; i < WEIGHT_WORDS; i += MEASURING) {
         const WeightWord at(filter, i);
@@ -28,13 +29,14 @@ __device__ __forceinline__ void prepare_filter(const Made &made, const Weights &
     }
 }
 
-// A block a filter, then a block an image.
-KERNEL __launch_bounds__(MEASURING) measure_halves(const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
+// A block a filter, then a block a part of an image.
+KERNEL __launch_bounds__(MEASURING) measure_halves(
+    const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
     const Made made(scratch);
-    const int image = blockIdx.x - BLOCKS * FILTERS;
-    if (image < 0)
+    const int at = blockIdx.x - BLOCKS * FILTERS;
+    if (at < 0)
         prepare_filter(made, {w}, blockIdx.x);
     else
-        measure_image<Inputs::SIZE, MEASURING>(laid_images(made, batch).known[image], x + (int64_t)image * Inputs::SIZE);
+        laid_images(made, batch).measure(Inputs{x, (int)batch}, at / PARTS<Inputs>, at % PARTS<Inputs>);
 }

@@ -24,8 +24,11 @@ struct alignas(16) Known {
 constexpr int TOP = 14;                     // the largest element is scaled to 2^TOP
 constexpr int LEAST_UP = -16, MOST_UP = 89; // exponents of a scale
 
-// What a thread, and then all of a block, have seen of an operand.
-struct Measured {
+constexpr int MEASURING = 256;                // threads of a block that measures a filter, or a part of an image
+constexpr int PART = 1 << 14, MOST_PARTS = 8; // elements of such a part, or more where there would be more of them
+
+// What a thread, a block, and then all blocks have seen of an operand.
+struct alignas(16) Measured {
     float most = 0, least = INFINITY, sum = 0; // of magnitudes the largest, the least that is not 0, the sum
     float squares = 0;                         // their sum, times UNIT^2
     static constexpr float UNIT = 0x1p20f;     // so that squares of what can be held are normal numbers
@@ -38,48 +41,63 @@ struct Measured {
         squares = fma(scaled, scaled, squares);
     }
 
-    __device__ __forceinline__ void join(float most, float least, float sum, float squares) {
-        this->most = Max::of(this->most, most);
-        this->least = fminf(this->least, least);
-        this->sum += sum;
-        this->squares += squares;
+    __device__ __forceinline__ void join(const Measured &other) {
+        most = Max::of(most, other.most);
+        least = fminf(least, other.least);
+        sum += other.sum;
+        squares += other.squares;
     }
 
-    // Of an operand of so many elements, in all threads. Share: (sum |x|)^2 / sum x^2 elements of one size would have
-    // these sums.
-    template <int THREADS> __device__ __forceinline__ Known known(float count) {
-        __shared__ Vector<float, 4> of_warp[THREADS / WARP];
+    // What all threads of a block have seen, in all of them.
+    __device__ __forceinline__ void join_block() {
+        __shared__ Vector<float, 4> of_warp[MEASURING / WARP];
         #pragma unroll
         for (int mask = WARP / 2; mask > 0; mask /= 2)
-            join(exchanged(most, mask), exchanged(least, mask), exchanged(sum, mask), exchanged(squares, mask));
+            join({exchanged(most, mask), exchanged(least, mask), exchanged(sum, mask), exchanged(squares, mask)});
         if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = {most, least, sum, squares};
         __syncthreads();
         *this = Measured();
-        for (int i = 0; i < THREADS / WARP; i++) {
+        for (int i = 0; i < MEASURING / WARP; i++) {
             const Vector<float, 4> &found = of_warp[i];
-            join(found.lane[0], found.lane[1], found.lane[2], found.lane[3]);
+            join({found.lane[0], found.lane[1], found.lane[2], found.lane[3]});
         }
+    }
+
+    // Known::up.
+    __device__ __forceinline__ float up() const {
+        if (most == 0) return 1;
+        const int exponent = TOP + 127 - (int)(__float_as_uint(most) >> 23); // less than LEAST_UP where it is not finite
+        if (exponent < LEAST_UP || exponent > MOST_UP) return 0;
+        const float up = __int_as_float(exponent + 127 << 23);
+        return least * up < 0x1p-14f ? 0 : up;
+    }
+
+    // Of an operand of so many elements. Share: (sum |x|)^2 / sum x^2 elements of one size would have these sums.
+    __device__ __forceinline__ Known known(float count) const {
+        const float up = this->up(), unit = up / UNIT;
         if (most == 0) return {1, 1, INFINITY, 0};
-        const int exponent = most < INFINITY ? TOP - ilogbf(most) : MOST_UP + 1; // not of NaN
-        if (exponent < LEAST_UP || exponent > MOST_UP) return {0, 0, 0, 0};
-        const float up = __int_as_float(exponent + 127 << 23), down = __int_as_float(127 - exponent << 23);
-        if (least * up < 0x1p-14f) return {0, 0, 0, 0};
-        const float unit = up / UNIT;
-        return {up, down, sum * UNIT * (sum * UNIT / squares) / count, squares * unit * unit};
+        if (up == 0) return {0, 0, 0, 0};
+        return {up, 1 / up, sum * UNIT * (sum * UNIT / squares) / count, squares * unit * unit};
     }
 };
 
-// An image of so many elements, by a block.
-template <int COUNT, int THREADS> __device__ __forceinline__ void measure_image(Known &known, const T *x) {
-    constexpr int WIDE = COUNT % 4 == 0 ? 4 : COUNT % 2 == 0 ? 2 : 1;
+// Into how many parts images are cut, each of which a block measures.
+template <class Array>
+constexpr int PARTS = parts(Array::SIZE, PART) < MOST_PARTS ? parts(Array::SIZE, PART) : MOST_PARTS;
+
+// Such a part of an image, by a block.
+template <class Array> __device__ __forceinline__ void measure_part(Measured &result, const T *image, int part) {
+    constexpr int COUNT = Array::SIZE, WIDE = COUNT % 4 == 0 ? 4 : COUNT % 2 == 0 ? 2 : 1;
+    constexpr int64_t VECTORS = COUNT / WIDE;
     constexpr int AT_ONCE = 4; // reads that are under way
+    const int end = VECTORS * (part + 1) / PARTS<Array>;
     Measured seen;
-    for (int first = threadIdx.x; first < COUNT / WIDE; first += AT_ONCE * THREADS) {
+    for (int first = VECTORS * part / PARTS<Array> + threadIdx.x; first < end; first += AT_ONCE * MEASURING) {
         Vector<T, WIDE> found[AT_ONCE];
         #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
-            const int at = first + i * THREADS;
-            found[i] = at < COUNT / WIDE ? load<T, WIDE>(x + at * WIDE) : Vector<T, WIDE>{};
+            const int at = first + i * MEASURING;
+            found[i] = at < end ? load<T, WIDE>(image + at * WIDE) : Vector<T, WIDE>{};
         }
         #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
@@ -87,8 +105,8 @@ template <int COUNT, int THREADS> __device__ __forceinline__ void measure_image(
             for (int j = 0; j < WIDE; j++) seen.see(found[i].lane[j]);
         }
     }
-    const Known found = seen.known<THREADS>(COUNT);
-    if (threadIdx.x == 0) known = found;
+    seen.join_block();
+    if (threadIdx.x == 0) result = seen;
 }
 
 // Eight neighbours along the channels, scaled. The sum of their squares.
@@ -119,32 +137,58 @@ __device__ __forceinline__ char *aligned_to_lines(const void *at) { return (char
 // lie the lines of all positions one after another, position 0 behind `front`; what no image has is zero.
 struct Laid {
     Known *known;
+    Measured *measured; // of the parts of an image, with room for MOST_PARTS
     int count, chunks, front; // count: lines of a number and a chunk, a multiple of LAID
     char *lines;
     float *squares; // of a line's scaled elements, their sum
 
     __device__ Laid(char *memory, int batch, int channels, int front)
-        : known((Known *)memory), count(parts(batch * IMAGE + front + BEYOND, LAID) * LAID),
-          chunks(parts(channels, OF_LINE)), front(front), lines(aligned_to_lines(known + batch)),
-          squares((float *)at(2, 0, 0)) {}
+        : known((Known *)memory), measured((Measured *)(known + batch)),
+          count(parts(batch * IMAGE + front + BEYOND, LAID) * LAID), chunks(parts(channels, OF_LINE)), front(front),
+          lines(aligned_to_lines(measured + (int64_t)batch * MOST_PARTS)), squares((float *)at(2, 0, 0)) {}
     __device__ __forceinline__ char *at(int number, int chunk, int line) const {
         return lines + ((int64_t)(number * chunks + chunk) * count + line) * LINE;
+    }
+    // A part of an image, by a block.
+    template <class Array> __device__ __forceinline__ void measure(const Array &images, int64_t image, int part) const {
+        measure_part<Array>(measured[image * MOST_PARTS + part], images.x + image * Array::SIZE, part);
+    }
+    // What every STEP-th part of it tells, in their order.
+    template <class Array, int STEP = 1> __device__ __forceinline__ Measured seen(int image, int first = 0) const {
+        const Measured *own = measured + (int64_t)image * MOST_PARTS + first;
+        Measured all;
+        #pragma unroll
+        for (int i = 0; i < PARTS<Array>; i += STEP)
+            if (PARTS<Array> % STEP == 0 || first + i < PARTS<Array>) all.join(own[i]);
+        return all;
     }
     __device__ __forceinline__ char *end() const { return (char *)(squares + (int64_t)chunks * count); }
 };
 
-// By a block, LAID lines from `from` on. What is not held becomes zero.
-template <int C, int H, int W> __device__ __forceinline__ void lay(
-    const Images<C, H, W> &images, const Laid &laid, int from, int chunk) {
+// By a block, LAID lines of a chunk from `from` on, with what is known of the images that begin there; what is not held
+// becomes zero. The images are read before what has measured them, the launch before, has ended (wait_for_inputs).
+template <class Array> __device__ __forceinline__ void lay(const Array &images, const Laid &laid, int from, int chunk) {
     __shared__ Word words[2][LAID * WORDS];
     __shared__ float squares[WORDS][LAID];
+    __shared__ Vector<float, 2> sizes[WORDS][LAID]; // of the line's image, each word some of the parts
     const int line = threadIdx.x % LAID, word = threadIdx.x / LAID, channel = chunk * OF_LINE + word * GROUP_OF;
-    const int position = from + line - laid.front, place = images.at(position);
-    const float up = place >= 0 ? laid.known[position / IMAGE].up : 0;
+    const int position = from + line - laid.front, place = images.at(position), image = position / IMAGE;
     float found[GROUP_OF];
     #pragma unroll
-    for (int j = 0; j < GROUP_OF; j++)
-        found[j] = up != 0 && channel + j < C ? images.x[place + (channel + j) * Images<C, H, W>::AREA] : 0;
+    for (int j = 0; j < GROUP_OF; j++) {
+        const int further = (channel + j) * Array::AREA;
+        found[j] = place >= 0 && further < Array::SIZE ? images.x[place + further] : 0;
+    }
+    wait_for_inputs();
+    const Measured some = place >= 0 ? laid.seen<Array, WORDS>(image, word) : Measured();
+    sizes[word][line] = {some.most, some.least};
+    __syncthreads();
+    Measured all;
+    #pragma unroll
+    for (int i = 0; i < WORDS; i++) all.join({sizes[i][line].lane[0], sizes[i][line].lane[1], 0, 0});
+    const float up = place >= 0 ? all.up() : 0;
+    #pragma unroll
+    for (int j = 0; j < GROUP_OF; j++) found[j] = up != 0 ? found[j] : 0; // infinity, too
     Word halves[2];
     squares[word][line] = halve(halves, found, up);
     #pragma unroll
@@ -153,6 +197,8 @@ template <int C, int H, int W> __device__ __forceinline__ void lay(
     #pragma unroll
     for (int i = 0; i < 2; i++) ((Word *)laid.at(i, chunk, from))[threadIdx.x] = words[i][threadIdx.x];
     if (word > 0) return;
+    if (chunk == 0 && place >= 0 && position % IMAGE == 0)
+        laid.known[image] = laid.seen<Array>(image).known(Array::SIZE);
     float sum = 0;
     #pragma unroll
     for (int i = 0; i < WORDS; i++) sum += squares[i][line];

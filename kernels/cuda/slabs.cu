@@ -151,16 +151,24 @@ __device__ __forceinline__ float power(int exponent) { return __int_as_float(exp
 // the chunk of each element, as many as there are elements that are not 0, by the share of the squares that the sum has by
 // then; and elements of one size as above, more of them where all are in one chunk of 128, or in two.
 __device__ __forceinline__ Line known(const Slabs &slabs, int64_t at, double &squares) {
+    constexpr int AT_ONCE = PIECES_ONLY ? 2 : CHUNKS; // reads that are under way
     Measured all = {0, INFINITY, 0, 0};
     double rounded = 0;
-    #pragma unroll 8 // reads that are under way at once
-    for (int i = 0; i < slabs.chunks; i++) {
-        const Measured &part = slabs.measured[i * slabs.blocks * LINES + at];
-        rounded += part.count * all.squares;
-        all.squares += part.squares;
-        all.least = fminf(all.least, part.least);
-        all.sum += part.sum;
-        all.count += part.count;
+    for (int first = 0; first < slabs.chunks; first += AT_ONCE) {
+        Measured parts[AT_ONCE];
+        #pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            parts[i] = {0, INFINITY, 0, 0};
+            if (first + i < slabs.chunks) parts[i] = slabs.measured[(first + i) * slabs.blocks * LINES + at];
+        }
+        #pragma unroll
+        for (const Measured &part : parts) {
+            rounded += part.count * all.squares;
+            all.squares += part.squares;
+            all.least = fminf(all.least, part.least);
+            all.sum += part.sum;
+            all.count += part.count;
+        }
     }
     squares = 0; // of a line that is left, or has none
     int target = 14;
@@ -198,8 +206,8 @@ __device__ __forceinline__ float share_of_all(float share, double squares) {
     return all[0] > 0 ? all[1] / all[0] : INFINITY;
 }
 
-// HALVES, then: what is known of all lines, a block for each tile that is asked. A tile asks for pieces where it is made by
-// few products.
+// HALVES, then, unless PIECES_ONLY: what is known of all lines, a block for each tile that is asked. A tile asks for pieces
+// where it is made by few products.
 KERNEL __launch_bounds__(THREADS) know_lines(const T *a, const T *b, const Epilogue epilogue, int64_t batch,
     int64_t m, int64_t n, int64_t k, char *scratch) {
     wait_for_inputs();
@@ -215,7 +223,6 @@ KERNEL __launch_bounds__(THREADS) know_lines(const T *a, const T *b, const Epilo
     line.seldom = line.share < share / SELDOM;
     line.share = share;
     if (i < (threadIdx.x < LINES ? slabs.rows : slabs.columns)) slabs.lines[at] = line;
-    if (PIECES_ONLY) return;
     if (threadIdx.x % LINES == 0) shares[threadIdx.x / LINES] = line.share;
     __syncthreads();
     if (threadIdx.x == 0 && !(shares[0] * shares[1] >= 1)) atomicAdd(&slabs.votes->count, 1);
@@ -266,17 +273,29 @@ template <int COUNT> __device__ __forceinline__ void write(
     }
 }
 
-// Begins with what was measured last, much of which is in the second cache still; ends with what is multiplied first.
+// Begins with what was measured last, much of which is in the second cache still; ends with what is multiplied first. HALVES:
+// the matrices are read before the launch before, which has waited for them, has ended (wait_for_inputs).
 KERNEL __launch_bounds__(THREADS, BLOCKS) fill_slabs(const T *a, const T *b, const Epilogue epilogue, int64_t batch,
     int64_t m, int64_t n, int64_t k, char *scratch) {
-    wait_for_inputs();
+    if (UNIT != HALVES) wait_for_inputs();
     const Slabs slabs(batch, m, n, k, scratch);
     const int half = gridDim.x - 1 - blockIdx.x, chunk = gridDim.y - 1 - blockIdx.y;
     Source source(a, b, slabs, half, chunk);
     source.start(source.begin, k);
+    if (UNIT == HALVES) wait_for_inputs();
     __shared__ Panel panel;
     __shared__ float scales[HALF];
-    if (UNIT == HALVES && threadIdx.x < HALF) scales[threadIdx.x] = 1 / slabs.lines[half * HALF + threadIdx.x].down;
+    if (UNIT == HALVES && threadIdx.x < HALF) {
+        Line &line = slabs.lines[half * HALF + threadIdx.x];
+        if (PIECES_ONLY) {
+            double squares;
+            const Line own = known(slabs, half * HALF + threadIdx.x, squares);
+            scales[threadIdx.x] = 1 / own.down;
+            if (chunk == 0) line = own;
+        } else {
+            scales[threadIdx.x] = 1 / line.down;
+        }
+    }
     const bool in_pieces = UNIT == HALVES && slabs.in_pieces();
     for (int slab = source.begin; slab < source.end; slab++) {
         source.finish(panel);
