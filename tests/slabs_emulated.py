@@ -119,11 +119,11 @@ def chain(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 @np.errstate(over="ignore", invalid="ignore")  # of numbers that are left to multiply-adds
-def in_slabs(a: np.ndarray, b: np.ndarray, pieces_only: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def in_slabs(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """A B in halves or in pieces, and which elements are left to multiply-adds."""
     rows, columns = known(a), known(b.T)
     a, b = a * rows.up, b * columns.up.T
-    sums, left = (_in_pieces if pieces_only or many_left(rows, columns) else _in_halves)(a, b, rows, columns)
+    sums, left = (_in_pieces if many_left(rows, columns) else _in_halves)(a, b, rows, columns)
     return (sums / rows.up / columns.up.T).astype(np.float32), left
 
 

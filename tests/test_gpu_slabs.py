@@ -9,7 +9,7 @@ import pytest
 from gpu_parity import gpu, poisoned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from slabs_emulated import NOISE, OF_HALVES, ROUNDINGS, errors, hard
+from slabs_emulated import NOISE, OF_HALVES, errors, hard
 from test_gpu_products import adversarial, computed, distance, exact, operands, rounded
 
 from adtrain import ops
@@ -30,7 +30,7 @@ TOLERANCE = {"full": 5e-7, "tf32": 1e-5, "bfloat16": 1e-5}
 """Of the norm of the difference over that of sums of so many such products that do not cancel, operands rounded
 beforehand: K up to 1500, where a chain of multiply-adds is 8e-7 off, and results down to a single element."""
 EACH = tuple((precision, slabs) for precision, several in SLABS.items() for slabs in several)
-M, N, K = 256, 192, SLABS["full"][0].sums.start
+M, N, K = 256, 192, SLABS["full"][0].least
 
 
 @pytest.fixture(autouse=True)
@@ -87,18 +87,6 @@ def test_products_in_slabs_are_as_exact_as_one_chain_of_multiply_adds(gpu: Any, 
     )
     assert slabs[0] <= max(NOISE * chain[0], OF_HALVES)
     assert slabs[1] <= NOISE * chain[1]
-
-
-@pytest.mark.parametrize("k", [128, 192, 256, 352, 512, 704])
-@pytest.mark.parametrize("case", [*adversarial(M, N, 128), *hard(M, N, 128)])
-def test_short_sums_of_pieces_are_as_exact_too(gpu: Any, case: str, k: int) -> None:
-    a, b = (x.astype(np.float32) for x in {**adversarial(M, N, k), **hard(M, N, k)}[case])
-    slabs, chain = (
-        errors(multiplied(gpu, kernel, a[None], b[None])[0], a, b)
-        for kernel in (in_slabs((1, M, N, k), SLABS["full"][2]), plain((1, M, N, k)))
-    )
-    assert slabs[0] <= max(NOISE * chain[0], ROUNDINGS)
-    assert slabs[1] <= max(NOISE * chain[1], ROUNDINGS)
 
 
 def test_infinity_and_nan_go_where_they_go_in_plain_sums(gpu: Any) -> None:

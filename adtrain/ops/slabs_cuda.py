@@ -28,13 +28,12 @@ class Slabs:
     Args:
         unit: TF32, BFLOAT16, or HALVES for float32.
         pieces: numbers that one of an operand becomes, at most (MOST).
-        staged: of these, as many as TILE_STAGES stages have room for; if as many as `pieces`, it always becomes these
-            (PIECES_ONLY).
+        staged: of these, as many as TILE_STAGES stages have room for.
         depth: k of a slab (DEPTH).
         n: columns of a tile (TILE_N).
         stages: stages in shared memory.
-        sums: lengths K of sums. Of HALVES: from the first one on they are as exact as a chain of multiply-adds
-            (`tests/test_gpu_slabs.py`); of others: below it they cannot pay.
+        least: K from which on sums of HALVES are as exact as a chain of multiply-adds (`tests/test_gpu_slabs.py`), and
+            others may pay.
         moved: bytes that are read and written to lay out an element.
         launches: how many there are.
         speed: multiply-adds of a multiprocessor, as a share of the float32 units', measured.
@@ -46,7 +45,7 @@ class Slabs:
     depth: int
     n: int
     stages: int
-    sums: range
+    least: int
     moved: int
     launches: int
     speed: float
@@ -69,33 +68,23 @@ class Slabs:
         return replace(TILES[4][0], n=self.n, warp_n=self.n // 2)
 
     def suits(self, m: int, n: int, k: int) -> bool:
-        return min(m, n) >= LINES and k in self.sums
-
-    @property
-    def in_pieces(self) -> bool:
-        """Whether float32 becomes three pieces, not two halves, whatever the numbers are."""
-        return self.unit is Unit.HALVES and self.staged == self.pieces
+        return min(m, n) >= LINES and self.least <= k < MOST_K
 
 
-SHORT, MIDDLE, LONG, ANY = range(128, 257), range(352, 768), range(768, MOST_K), range(256, MOST_K)
 SLABS: Mapping[str, Sequence[Slabs]] = {
     "full": (
-        Slabs(Unit.HALVES, 3, 2, 64, 128, 3, LONG, 12, 5, 4.0),
-        Slabs(Unit.HALVES, 3, 2, 64, 64, 4, LONG, 12, 5, 3.2),
-        Slabs(Unit.HALVES, 3, 3, 64, 128, 2, SHORT, 14, 4, 2.0),
-        Slabs(Unit.HALVES, 3, 3, 64, 64, 3, SHORT, 14, 4, 1.6),
-        Slabs(Unit.HALVES, 3, 3, 64, 128, 2, MIDDLE, 14, 4, 2.0),
-        Slabs(Unit.HALVES, 3, 3, 64, 64, 3, MIDDLE, 14, 4, 1.6),
+        Slabs(Unit.HALVES, 3, 2, 64, 128, 3, 768, 12, 5, 4.0),
+        Slabs(Unit.HALVES, 3, 2, 64, 64, 4, 768, 12, 5, 3.2),
     ),
     "tf32": (
-        Slabs(Unit.TF32, 1, 1, 32, 256, 4, ANY, 8, 2, 7.0),
-        Slabs(Unit.TF32, 1, 1, 32, 128, 6, ANY, 8, 2, 5.5),
-        Slabs(Unit.TF32, 1, 1, 32, 64, 8, ANY, 8, 2, 4.0),
+        Slabs(Unit.TF32, 1, 1, 32, 256, 4, 256, 8, 2, 7.0),
+        Slabs(Unit.TF32, 1, 1, 32, 128, 6, 256, 8, 2, 5.5),
+        Slabs(Unit.TF32, 1, 1, 32, 64, 8, 256, 8, 2, 4.0),
     ),
     "bfloat16": (
-        Slabs(Unit.BFLOAT16, 1, 1, 64, 256, 4, ANY, 6, 2, 11.5),
-        Slabs(Unit.BFLOAT16, 1, 1, 64, 128, 6, ANY, 6, 2, 9.0),
-        Slabs(Unit.BFLOAT16, 1, 1, 64, 64, 8, ANY, 6, 2, 6.5),
+        Slabs(Unit.BFLOAT16, 1, 1, 64, 256, 4, 256, 6, 2, 11.5),
+        Slabs(Unit.BFLOAT16, 1, 1, 64, 128, 6, 256, 6, 2, 9.0),
+        Slabs(Unit.BFLOAT16, 1, 1, 64, 64, 8, 256, 6, 2, 6.5),
     ),
 }
 """By precision; tiles of fewer columns spread products that have few tiles over all multiprocessors."""
@@ -168,9 +157,8 @@ class SlabProduct:
             macros, plain = {**turned, **wide, **wide_c}, self.slabs.rest
             rest = self._step("gemm_rest.cu", "gemm_rest", self.tiles, plain.threads, macros, plain.shared(4))
             fill = replace(fill, then=replace(multiply, then=rest))
-            if not self.slabs.in_pieces:
-                fill = self._step("slabs.cu", "know_lines", self.asked, LAYOUT_THREADS, {**turned, **wide}, then=fill)
-            first = self._step("slabs.cu", "measure_lines", layout, LAYOUT_THREADS, {**turned, **wide}, then=fill)
+            know = self._step("slabs.cu", "know_lines", self.asked, LAYOUT_THREADS, {**turned, **wide}, then=fill)
+            first = self._step("slabs.cu", "measure_lines", layout, LAYOUT_THREADS, {**turned, **wide}, then=know)
         else:
             first = replace(fill, then=multiply)
         return replace(first, scratch=lambda *_, **__: self.scratch)
@@ -195,7 +183,6 @@ class SlabProduct:
             definitions=lambda *_, **__: {
                 "UNIT": int(self.slabs.unit),
                 "TILE_N": self.slabs.n,
-                "PIECES_ONLY": int(self.slabs.in_pieces),
                 **macros,
             },
             then=then,

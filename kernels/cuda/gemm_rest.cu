@@ -3,7 +3,6 @@
 #ifndef UNIT
 #define UNIT 5
 #define TILE_N 128
-#define PIECES_ONLY 0
 #define TRANSPOSE_A 0
 #define TRANSPOSE_B 0
 #define WIDE_A 1

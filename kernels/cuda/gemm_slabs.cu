@@ -5,7 +5,6 @@
 #ifndef UNIT
 #define UNIT 5
 #define TILE_N 128
-#define PIECES_ONLY 0
 #define TILE_STAGES 3
 #define WIDE_C 1 // elements that may be written at once
 #endif

@@ -2,7 +2,6 @@
 #ifndef UNIT
 #define UNIT 5
 #define TILE_N 128
-#define PIECES_ONLY 0
 #define TRANSPOSE_A 0
 #define TRANSPOSE_B 0
 #define WIDE_A 1 // elements that may be read at once
@@ -151,24 +150,21 @@ __device__ __forceinline__ float power(int exponent) { return __int_as_float(exp
 // the chunk of each element, as many as there are elements that are not 0, by the share of the squares that the sum has by
 // then; and elements of one size as above, more of them where all are in one chunk of 128, or in two.
 __device__ __forceinline__ Line known(const Slabs &slabs, int64_t at, double &squares) {
-    constexpr int AT_ONCE = PIECES_ONLY ? 2 : CHUNKS; // reads that are under way
     Measured all = {0, INFINITY, 0, 0};
     double rounded = 0;
-    for (int first = 0; first < slabs.chunks; first += AT_ONCE) {
-        Measured parts[AT_ONCE];
-        #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            parts[i] = {0, INFINITY, 0, 0};
-            if (first + i < slabs.chunks) parts[i] = slabs.measured[(first + i) * slabs.blocks * LINES + at];
-        }
-        #pragma unroll
-        for (const Measured &part : parts) {
-            rounded += part.count * all.squares;
-            all.squares += part.squares;
-            all.least = fminf(all.least, part.least);
-            all.sum += part.sum;
-            all.count += part.count;
-        }
+    Measured parts[CHUNKS]; // whose reads are under way at once
+    #pragma unroll
+    for (int i = 0; i < CHUNKS; i++) {
+        parts[i] = {0, INFINITY, 0, 0};
+        if (i < slabs.chunks) parts[i] = slabs.measured[i * slabs.blocks * LINES + at];
+    }
+    #pragma unroll
+    for (const Measured &part : parts) {
+        rounded += part.count * all.squares;
+        all.squares += part.squares;
+        all.least = fminf(all.least, part.least);
+        all.sum += part.sum;
+        all.count += part.count;
     }
     squares = 0; // of a line that is left, or has none
     int target = 14;
@@ -206,8 +202,8 @@ __device__ __forceinline__ float share_of_all(float share, double squares) {
     return all[0] > 0 ? all[1] / all[0] : INFINITY;
 }
 
-// HALVES, then, unless PIECES_ONLY: what is known of all lines, a block for each tile that is asked. A tile asks for pieces
-// where it is made by few products.
+// HALVES, then: what is known of all lines, a block for each tile that is asked. A tile asks for pieces where it is made by
+// few products.
 KERNEL __launch_bounds__(THREADS) know_lines(const T *a, const T *b, const Epilogue epilogue, int64_t batch,
     int64_t m, int64_t n, int64_t k, char *scratch) {
     wait_for_inputs();
@@ -285,17 +281,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) fill_slabs(const T *a, const T *b, con
     if (UNIT == HALVES) wait_for_inputs();
     __shared__ Panel panel;
     __shared__ float scales[HALF];
-    if (UNIT == HALVES && threadIdx.x < HALF) {
-        Line &line = slabs.lines[half * HALF + threadIdx.x];
-        if (PIECES_ONLY) {
-            double squares;
-            const Line own = known(slabs, half * HALF + threadIdx.x, squares);
-            scales[threadIdx.x] = 1 / own.down;
-            if (chunk == 0) line = own;
-        } else {
-            scales[threadIdx.x] = 1 / line.down;
-        }
-    }
+    if (UNIT == HALVES && threadIdx.x < HALF) scales[threadIdx.x] = 1 / slabs.lines[half * HALF + threadIdx.x].down;
     const bool in_pieces = UNIT == HALVES && slabs.in_pieces();
     for (int slab = source.begin; slab < source.end; slab++) {
         source.finish(panel);

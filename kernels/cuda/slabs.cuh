@@ -7,9 +7,9 @@
 // largest element below 2^15. Of elements from 2^-12 on the two hold all bits but at times the last; of smaller ones they
 // are up to 2^-36 off. Lines of numbers beside 2^-55 to 2^70 are left to gemm_rest.cu.
 //
-// Where that would leave much of the product, by what is known of its lines, or where k is short (PIECES_ONLY), the scaled
-// numbers are cut in pieces instead (Format<PIECES>): three bfloat16 numbers that hold all their bits, six products of
-// which make up one of float32. It takes twice as long as halves, a third of the time of multiply-adds.
+// Where that would leave much of the product, by what is known of its lines, the scaled numbers are cut in pieces instead
+// (Format<PIECES>): three bfloat16 numbers that hold all their bits, six products of which make up one of float32. It takes
+// twice as long as halves, a third of the time of multiply-adds.
 #pragma once
 #include "wgmma.cuh"
 
@@ -91,7 +91,6 @@ struct Slabs {
     // HALVES: whether what know_lines has found speaks for pieces: a tile takes twice as long in pieces as in halves,
     // several times as long by multiply-adds.
     __device__ __forceinline__ bool in_pieces() const {
-        if (PIECES_ONLY) return true;
         return votes->count > 0 && (left * columns <= FEW_TILES || MANY_VOTES * votes->count > batch * asked);
     }
 

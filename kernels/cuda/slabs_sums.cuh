@@ -26,7 +26,7 @@ struct Halves {
 
 // Three bfloat16 numbers each; left out is what is below 2^-24 of a product. The smallest first.
 struct Pieces {
-    static constexpr int COUNT = 3, STAGES = PIECES_ONLY ? TILE_STAGES : TILE_STAGES * 2 / 3, BESIDE = 5;
+    static constexpr int COUNT = 3, STAGES = TILE_STAGES * 2 / 3, BESIDE = 5;
     static constexpr Kind FORMAT = BFLOAT16;
     static constexpr float UNIT_BESIDE = 1;
     __device__ static constexpr Pair beside(int i) {
