@@ -29,7 +29,7 @@ ELEMENTS = 4096
 """Elements of a result that a block computes elsewhere: 256 threads, 4 vectors each."""
 LONGEST = 1024
 """Length of a product's sums. Longer ones may have to be cut among blocks, which takes a second launch."""
-LARGEST = 1 << 28
+LARGEST = 1 << 29
 """Operations of a product, which with more of them fills the device by itself, and has ways of its own."""
 POINTERS = 480
 """Arguments of a kernel, at most: 4 KiB hold 512 of them."""
