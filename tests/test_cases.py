@@ -25,6 +25,7 @@ MADE_BY_PASSES = {
     "gather",
     "items",
     "loops",
+    "pooled",
     "product",
     "rows",
     "together",

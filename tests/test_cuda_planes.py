@@ -33,6 +33,8 @@ M, N, K = 24, 20, 288
 DECADES = 1.25
 """Of numbers spread over thirty decades, as much larger may the norm of the error be: README.md of the kernels."""
 HOPPER_SHARED = 227 << 10
+WIDTHS = (64, 72, 104, 112)
+"""Some of those that a warpgroup's positions may have."""
 
 pairs = st.tuples(st.integers(0, 2), st.integers(0, 2))
 
@@ -95,8 +97,8 @@ def test_the_launches_fit_and_cover_all_positions(positions: Positions, channels
         positions.kernel, positions.padding, positions.dilation
     ))  # fmt: skip
     for turned, halves in itertools.product((False, True), repeat=2):
-        convolution = PlaneConvolution(wide.turned() if turned else wide, turned, halves)
-        if not convolution.suits():
+        convolution = PlaneConvolution(wide.turned() if turned else wide, turned, halves).fitted()
+        if convolution is None:
             assert halves  # whose stages take 32 channels
             continue
         assert all(step.shared() + 1024 <= HOPPER_SHARED for step in launches(convolution.kernel()))
@@ -195,6 +197,10 @@ def test_the_kernels_compile_and_neither_spill_registers_nor_wait_for_each_produ
         positions = Positions(images, (images[0], filters, *size), (3, 3), (padding, padding), (1, 1))
         made: list[Any] = [PlaneConvolution(positions, False), PlaneConvolution(positions.turned(), True)]
         made += [halves for convolution in made if (halves := replace(convolution, halves=True)).suits()]
+        if padding == 0:
+            narrow = [tiles for convolution in made[:2] for tiles in convolution.choices() if tiles.columns in WIDTHS]
+            made += [tiles for tiles in narrow if not tiles.of_image]
+        made += [pooled for pooled in (PlaneConvolution(positions, False, pooled=True).fitted(),) if pooled]
         made += [grad for grad in (PlaneWeightGrad(positions), HalvesWeightGrad(positions)) if grad.suits()]
         for kernel in [c.kernel() for c in made]:
             for step in launches(kernel):

@@ -101,6 +101,17 @@ def test_convolutions_by_positions_are_right(
     check(host, positions, *drawn(image, (filters, image[1], *kernel), positions.outputs))
 
 
+@pytest.mark.parametrize("filters", [40, 20])
+def test_tiles_of_all_widths_give_the_same(host: Host, filters: int) -> None:
+    positions = Positions((2, 8, 9, 13), (2, filters, 7, 11), (3, 3), (0, 0), (1, 1))
+    x, w = drawn(positions.images, (filters, 8, 3, 3))
+    e = equation(conv2d_p, [x, w], {"window": Window((1, 1), (0, 0), (1, 1), 1), "precision": "full"})
+    tiles = [t for t in PlaneConvolution(positions, False).choices() if t.columns in (64, 80, 104, 112, 128)]
+    found = [host.computed(e, t.kernel(), [x, w])[0] for t in tiles]
+    assert agree(found[0], e.primitive.implementations["cpu"](x.astype(float), w.astype(float), **e.params))
+    assert len({y.tobytes() for y in found}) == 1
+
+
 def test_gradients_by_the_weights_of_numbers_whose_squares_are_none_are_right(host: Host) -> None:
     positions = Positions((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1), (1, 1))
     x, _, g = drawn(positions.images, (33, 20, 3, 3), positions.outputs)

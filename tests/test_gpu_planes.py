@@ -11,11 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planes_emulated import cases
 from slabs_emulated import NOISE, ROUNDINGS, chain, errors
-from test_cuda_planes import DECADES, convolutions
+from test_cuda_planes import DECADES, WIDTHS, convolutions
 from test_gpu_products import computed, distance
 
 from adtrain import ops
 from adtrain.core.array import array
+from adtrain.core.kernel import CudaKernel
 from adtrain.core.staging import stage
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
 from adtrain.ops.halves_weight_grad_cuda import HalvesWeightGrad
@@ -44,14 +45,20 @@ def window(positions: Positions) -> Window:
     return Window((1, 1), positions.padding, positions.dilation, 1)
 
 
+def fitted(positions: Positions, turned: bool, halves: bool) -> CudaKernel:
+    """With the tiles of the rule."""
+    found = PlaneConvolution(positions, turned, halves).fitted()
+    assert found is not None
+    return found.kernel()
+
+
 def forward(gpu: Any, positions: Positions, x: np.ndarray, w: np.ndarray, halves: bool) -> np.ndarray:
-    kernel = PlaneConvolution(positions, False, halves).kernel()
-    return computed(gpu, conv2d_p, kernel, [x, w], window=window(positions))
+    return computed(gpu, conv2d_p, fitted(positions, False, halves), [x, w], window=window(positions))
 
 
 def input_grad(gpu: Any, positions: Positions, g: np.ndarray, w: np.ndarray, halves: bool) -> np.ndarray:
-    kernel, params = PlaneConvolution(positions.turned(), True, halves).kernel(), {"size": positions.images[2:]}
-    return computed(gpu, input_grad_p, kernel, [g, w], window=window(positions), **params)
+    kernel, size = fitted(positions.turned(), True, halves), positions.images[2:]
+    return computed(gpu, input_grad_p, kernel, [g, w], window=window(positions), size=size)
 
 
 def weight_grad(gpu: Any, grad: WeightGrad, positions: Positions, x: np.ndarray, g: np.ndarray) -> np.ndarray:
@@ -109,6 +116,20 @@ def test_large_convolutions_are_right(gpu: Any, image: tuple[int, ...], filters:
     size = [n + 2 * padding - 2 for n in image[2:]]
     positions = Positions(image, (image[0], filters, *size), (3, 3), (padding, padding), (1, 1))
     check(gpu, positions, *drawn(positions))
+
+
+@pytest.mark.parametrize("filters", [40, 20])
+def test_tiles_of_all_widths_give_the_same(gpu: Any, filters: int) -> None:
+    """With filters whose parts lie apart, and stacked."""
+    positions = Positions((30, 24, 19, 21), (30, filters, 19, 21), (3, 3), (1, 1), (1, 1))
+    x, w, _ = drawn(positions)
+    tiles = [t for t in PlaneConvolution(positions, False).choices() if t.columns in WIDTHS]
+    found = [computed(gpu, conv2d_p, t.kernel(), [x, w], window=window(positions)) for t in tiles]
+    assert len({y.tobytes() for y in found}) == 1
+    assert (
+        distance(found[0], conv2d_p.implementations["cpu"](x.astype(float), w.astype(float), window(positions), "full"))
+        < TOLERANCE
+    )
 
 
 def test_infinity_and_nan_go_where_they_go_in_plain_sums(gpu: Any) -> None:

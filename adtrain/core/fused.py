@@ -52,6 +52,9 @@ product_p: Primitive = _fused("product")
 convolution_p: Primitive = _fused("convolution")
 """A convolution, or its gradient by the images, and loops that run on its elements before they are written."""
 
+pooled_p: Primitive = _fused("pooled")
+"""A convolution, loops that run on its elements, and the max pooling of the result, which alone is written."""
+
 items_p: Primitive = _fused("items")
 """Equations of which each needs, for item n of its outputs, item n of its inputs alone (an item is an index of axis 0);
 one thread takes an item through all of them. Sums over the items may be among the outputs."""
@@ -69,8 +72,8 @@ each thread block of a GPU takes its own rows through all of them."""
 together_p: Primitive = _fused("together")
 """Equations that do not depend on one another, of any shapes: loops; on a GPU also products, gathers and blocks."""
 
-PRODUCTS = (product_p, convolution_p)
-"""Whose first equation is a product, with kernels that do what the others do to each element."""
+PRODUCTS = (product_p, convolution_p, pooled_p)
+"""Whose first equation is a product, with kernels that do what the others do to its elements."""
 
 FUSED = frozenset((loops_p, *PRODUCTS, items_p, gather_p, block_p, rows_p, together_p))
 

@@ -36,7 +36,8 @@ class Primitive:
         shape: shape rule ``(*arguments, **params) -> ArrayType``, or a tuple of them for several outputs. It sees
             only shapes and dtypes, and raises ShapeError or DTypeError.
         implementations: backend name to plain data or a function that the backend knows how to run; the reference,
-            ``"cpu"``, is a function of NumPy arrays.
+            ``"cpu"``, is a function of NumPy arrays. ``"cuda_pooled"``: kernels that hand the output to a max pooling
+            instead of writing it, by a function that takes the parameters of both.
         vjp: one rule an argument (None: no derivative), or a function from argument position to rule for a
             primitive with any number of arguments. Rules call only public ops: the closure rule.
         flops: floating-point operations, from the same arguments as ``shape``; by default one for each element of

@@ -92,7 +92,12 @@ def _flops(g_shape: Sequence[int], w_shape: Sequence[int]) -> int:
 conv2d_p: Primitive = Primitive(
     "conv2d",
     _conv_shape,
-    {"cpu": conv2d_reference, "c": (FORWARD_WINOGRAD, FORWARD), "cuda": conv_cuda.forward},
+    {
+        "cpu": conv2d_reference,
+        "c": (FORWARD_WINOGRAD, FORWARD),
+        "cuda": conv_cuda.forward,
+        "cuda_pooled": conv_cuda.forward_pooled,
+    },
     [
         lambda out, x, w, window, precision: partial(
             _input_grad, w=w, window=window, size=x.shape[2:], precision=precision

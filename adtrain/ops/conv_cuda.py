@@ -28,6 +28,10 @@ STEP, FIRST_K = 16, 32
 """The fewest rows and columns that are multiplied; the length of sums that take as long as all else of a tile."""
 LARGEST, GATHERED = 128, 1.6
 """Rows and columns of a tile, at most; elements that a multiprocessor gathers in a cycle, measured."""
+WINDOWS = (2, 2), (2, 2), (0, 0)
+"""Window, stride and padding of a max pooling that a convolution can hand its elements to."""
+POOLING, POOLED = 4000, 400
+"""Cycles of the launch of such a pooling alone; elements that it reads in a cycle."""
 HOPELESS = 2.0
 """A kernel that should take so many times their time is no candidate."""
 
@@ -151,11 +155,15 @@ def _candidates(
     return [*faster, *gathered, *(e.kernel() for e in possible[len(faster) :])]
 
 
+def _forward(x: Any, w: Any, window: Any) -> Convolution:
+    rows, columns = (window.output_length(i, x.shape[i + 2], w.shape[i + 2]) for i in (0, 1))
+    return Convolution(x.shape, w.shape, (x.shape[0], w.shape[0], rows, columns), window, x.dtype)
+
+
 def forward(x: Any, w: Any, window: Any, precision: str = "full") -> Sequence[CudaKernel]:
     """The candidates for a convolution."""
-    rows, columns = (window.output_length(i, x.shape[i + 2], w.shape[i + 2]) for i in (0, 1))
-    conv = Convolution(x.shape, w.shape, (x.shape[0], w.shape[0], rows, columns), window, x.dtype)
-    area = rows * columns
+    conv = _forward(x, w, window)
+    area = math.prod(conv.y[2:])
     product = Product((w.shape[0] // window.groups, x.shape[0] * area, math.prod(w.shape[1:])), area, Gathers.PIXELS)
     gathered = [_kernel("conv.cu", "conv2d", conv, product, *tile) for tile in product.tiles(conv, precision)]
     others: list[Engine] = []
@@ -166,6 +174,18 @@ def forward(x: Any, w: Any, window: Any, precision: str = "full") -> Sequence[Cu
     return _candidates(gathered, product, others, conv)
 
 
+def forward_pooled(x: Any, w: Any, window: Any, precision: str, windows: Any) -> Sequence[CudaKernel]:
+    """The kernel for a convolution with a max pooling of what its elements become, where that should be faster than one
+    after the other: of windows of 2 x 2, where the convolution is computed in pieces anyway."""
+    conv, alone = _forward(x, w, window), forward(x, w, window, precision)
+    positions = conv.positions(precision)
+    if positions is None or windows != WINDOWS or not alone or alone[0].file != "conv_planes.cu":
+        return []
+    plain, pooled = (PlaneConvolution(positions, False, pooled=pooled).fitted() for pooled in (False, True))
+    apart = POOLING + math.prod(conv.y) / POOLED + (plain.cycles if plain else 0)
+    return [pooled.kernel()] if pooled and pooled.cycles <= apart else []
+
+
 def by_positions(kernel: CudaKernel) -> bool:
     """Whether it is one of those on Hopper's matrix units."""
     return any(name in kernel.file for name in ("planes", "halves"))
@@ -173,8 +193,8 @@ def by_positions(kernel: CudaKernel) -> bool:
 
 def _by_positions(positions: Positions, turned: bool) -> list[PlaneConvolution]:
     """In pieces, and in halves."""
-    found = [PlaneConvolution(positions, turned, halves) for halves in (False, True)]
-    return [planes for planes in found if planes.suits()]
+    found = [PlaneConvolution(positions, turned, halves).fitted() for halves in (False, True)]
+    return [planes for planes in found if planes is not None]
 
 
 def input_grad(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str = "full") -> Sequence[CudaKernel]:

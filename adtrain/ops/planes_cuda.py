@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from adtrain.core.chip import CHIP
@@ -14,9 +14,13 @@ from adtrain.ops.positions import Positions
 
 PIECES, HALVES, GROUP, WORD = 3, 2, 8, 16
 """Numbers that a float32 is cut into; channels of a plane, and the bytes of a position in it."""
-FILTERS, TILE, HALVES_TILE, MARKED = 64, 256, 288, 96
-"""Filters of a tile, and positions of one of `conv_planes.cu`, which stacks the pieces of half as many filters;
-positions of one of `conv_halves.cu`, and how many of them are left to pieces together."""
+FILTERS, TEAMS, COLUMNS = 64, 2, 128
+"""Filters of a tile of `conv_planes.cu`, which stacks the pieces of half as many; its warpgroups, and how many
+positions each has, at most."""
+HALVES_TILE, MARKED = 288, 96
+"""Positions of a tile of `conv_halves.cu`, and how many of them are left to pieces together."""
+LEAST_COLUMNS, STEP = 64, 8
+"""The fewest positions of a warpgroup; what they are a multiple of."""
 THREADS, HALVES_THREADS = 384, 512
 """Of a block of `conv_planes.cu`; of `conv_halves.cu`."""
 IMAGE_STAGES, LEAST_STAGES, MOST_STAGES = 2, 3, 8
@@ -31,14 +35,17 @@ GATHERERS = 96
 """These threads."""
 MOST_BLOCKS = 128
 """Tiles of the same positions, so that what is known of their filters fits."""
-CYCLE, HALVES_CYCLE = 1900, 1400
-"""Multiply-adds of bfloat16, and of float16, that a multiprocessor does in a cycle in these kernels, measured."""
+PRODUCT, COLUMN, DEPTH = 14.4, 0.451, 16
+"""Cycles of a product of 64 rows and so many k in `conv_planes.cu`, and of each of its columns, measured."""
+HALVES_CYCLE = 1400
+"""Multiply-adds of float16 that a multiprocessor does in a cycle in `conv_halves.cu`, measured."""
 GATHERED = 1.2
 """Elements of images that it gathers in a cycle, measured."""
 REST = 4000
 """Cycles of a launch that has nothing to do."""
-START, TILE_END, HALVES_END = 6000, 3500, 5500
-"""Cycles of the launches, and until a block has its first stages; of a tile's end."""
+START, END, TILE_END, HALVES_END = 6000, 10, 3500, 5500
+"""Cycles of the launches, and until a block has its first stages; of a tile's end, for each position in pieces; in
+gradients by the weights; in halves."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +55,18 @@ class PlaneConvolution:
     Attributes:
         turned: whether the weights are (C, O, KH, KW), and their elements in reverse order.
         halves: whether operands are halves where these hold them (`conv_halves.cu`), not always pieces.
+        pooled: whether what is written are the maxima of windows of 2 x 2.
+        columns: positions of a warpgroup of `conv_planes.cu`.
+        of_image: the tiles that each image has, `positions` being spread so that images are as far apart; 0 where tiles
+            run on from one image to the next.
     """
 
     positions: Positions
     turned: bool
     halves: bool = False
+    pooled: bool = False
+    columns: int = COLUMNS
+    of_image: int = 0
 
     @property
     def _stacked(self) -> bool:
@@ -68,10 +82,49 @@ class PlaneConvolution:
         """Tiles of the same positions."""
         return -(-self.positions.outputs[1] // self._filters)
 
-    @staticmethod
-    def _tile(parts: int) -> int:
+    def fitted(self) -> PlaneConvolution | None:
+        """It with the tiles that should be the fastest, if any suit."""
+        return min((c for c in self.choices() if c.suits()), key=lambda c: c.cycles, default=None)
+
+    def choices(self) -> Iterator[PlaneConvolution]:
+        """It with all tiles that it may have."""
+        return iter([self]) if self.halves else self._windows() if self.pooled else self._tiles()
+
+    @property
+    def _shares(self) -> int:
+        """Of a warpgroup's positions, each for threads of their own."""
+        return 2 if self._stacked else 1
+
+    def _widths(self) -> Iterator[int]:
+        """Positions that a warpgroup may have, the most first."""
+        step = STEP * self._shares
+        return (n for n in range(COLUMNS, LEAST_COLUMNS - 1, -STEP) if n % step == 0)
+
+    def _tiles(self) -> Iterator[PlaneConvolution]:
+        """Those that run on, and those that begin with each image."""
+        for columns in self._widths():
+            yield replace(self, columns=columns)
+            yield self._by_image(columns, self.positions.outputs[2])
+
+    def _windows(self) -> Iterator[PlaneConvolution]:
+        """Those in which a thread's positions are whole pairs of rows, as long as that takes."""
+        for columns in self._widths():
+            own, least = columns // self._shares, self.positions.pitch
+            for pitch in (own // rows for rows in range(2, own // least + 1, 2) if own % rows == 0):
+                if pitch % 2 == 0:
+                    spread = replace(self.positions, spread=(pitch, 0))
+                    yield replace(self, positions=spread)._by_image(columns, self.positions.outputs[2] // 2 * 2)
+
+    def _by_image(self, columns: int, rows: int) -> PlaneConvolution:
+        """With tiles that begin with each image and cover so many rows."""
+        positions, tile = self.positions, TEAMS * columns
+        count = -(-((rows - 1) * positions.pitch + positions.outputs[3]) // tile)
+        spread = replace(positions, spread=(positions.pitch, count * tile))
+        return replace(self, positions=spread, columns=columns, of_image=count)
+
+    def _tile(self, parts: int) -> int:
         """Positions of a tile."""
-        return TILE if parts == PIECES else HALVES_TILE
+        return TEAMS * self.columns if parts == PIECES else HALVES_TILE
 
     def _weights(self, parts: int) -> int:
         """Planes of FILTERS rows that weights of so many parts take."""
@@ -111,6 +164,8 @@ class PlaneConvolution:
         return self._other_bytes(self.channels, parts) + stages * self._weight_bytes(self.channels, parts)
 
     def tiles(self, parts: int) -> int:
+        if self.of_image:
+            return self.positions.images[0] * self.of_image * self._blocks
         return -(-self.positions.count // self._tile(parts)) * self._blocks
 
     @property
@@ -137,14 +192,16 @@ class PlaneConvolution:
     @property
     def cycles(self) -> float:
         """An estimate of the time."""
-        parts, channels = HALVES if self.halves else PIECES, self.channels
+        parts = HALVES if self.halves else PIECES
         rounds, tile = -(-self.tiles(parts) // CHIP.multiprocessors), self._tile(parts)
-        pairs = (2 if self._stacked else 3) if self.halves else (4 if self._stacked else 6)
-        cycle, end = (HALVES_CYCLE, HALVES_END) if self.halves else (CYCLE, TILE_END)
-        products = math.prod(self.positions.kernel) * channels * tile * FILTERS * pairs / cycle
-        gathered = 0 if self.halves else (tile + self.positions.reach) * channels / GATHERED
-        before = 2 * REST + Laid(self.positions).cycles if self.halves else 0
-        return START + before + rounds * (end + self._chunks * max(products, gathered))
+        length = math.prod(self.positions.kernel) * self.channels
+        if self.halves:
+            products = length * tile * FILTERS * (2 if self._stacked else 3) / HALVES_CYCLE
+            before = START + 2 * REST + Laid(self.positions).cycles
+            return before + rounds * (HALVES_END + self._chunks * products)
+        products = length / DEPTH * (4 if self._stacked else 6) * TEAMS * (PRODUCT + COLUMN * self.columns)
+        gathered = (tile + self.positions.reach) * self.channels / GATHERED
+        return START + rounds * (END * tile + self._chunks * max(products, gathered))
 
     def suits(self) -> bool:
         """Whether the kernels are right for it, on the GPU at hand."""
@@ -156,20 +213,26 @@ class PlaneConvolution:
         and the rest in pieces."""
         words = self._blocks * self._filters * self.products // GROUP
         if not self.halves:
-            cut = self._step("conv_planes.cu", "cut_weights", {"TILE_STAGES": self._stages(self.channels, PIECES)})
+            cut = self._step("conv_planes.cu", "cut_weights", self._macros(PIECES))
             cut = replace(cut, blocks=None, elements=lambda *_, **__: words, threads=None)
             return replace(cut, then=self._multiply(PIECES))
         rest = self._multiply(PIECES, {"REST": 1})
         multiply = replace(self._multiply(HALVES), then=rest)
-        stages = {"TILE_STAGES": self._stages(self.channels, HALVES)}
+        stages = self._macros(HALVES)
         laid = Laid(self.positions)
         lay = self._step("lay_halves.cu", "lay_halves", stages, laid.groups * laid.chunks, LAYING, then=multiply)
         operands = self._blocks * self._filters + self.positions.images[0] * laid.parts
         return self._step("measure_halves.cu", "measure_halves", stages, operands, MEASURING, then=lay)
 
+    def _macros(self, parts: int) -> Mapping[str, int]:
+        """Tunables."""
+        stages = {"TILE_STAGES": self._stages(self.channels, parts)}
+        tiles = {"TEAM_COLUMNS": self.columns, "OF_IMAGE": self.of_image, "POOLED": int(self.pooled)}
+        return stages if parts == HALVES else {**stages, **tiles}
+
     def _multiply(self, parts: int, rest: Mapping[str, int] | None = None) -> CudaKernel:
         name, threads = ("conv_halves", HALVES_THREADS) if parts == HALVES else ("conv_planes", THREADS)
-        macros = {"TILE_STAGES": self._stages(self.channels, parts), **(rest or {})}
+        macros = {**self._macros(parts), **(rest or {})}
         blocks = min(self.tiles(parts), CHIP.multiprocessors)
         return self._step(f"{name}.cu", name, macros, blocks, threads, self.shared(parts))
 

@@ -24,6 +24,7 @@ class Positions:
         images: (N, C, H, W) of what windows are taken of.
         outputs: (N, O, OH, OW).
         kernel, padding, dilation: of the window, rows and columns.
+        spread: positions, at least, from a row to the next, and from an image to the next.
     """
 
     images: tuple[int, ...]
@@ -31,17 +32,19 @@ class Positions:
     kernel: tuple[int, int]
     padding: tuple[int, int]
     dilation: tuple[int, int]
+    spread: tuple[int, int] = (0, 0)
 
     @property
     def pitch(self) -> int:
         """Positions from a row to the next: even, so that two neighbours in memory are one access."""
-        columns = max(self.images[3] + self.padding[1], self.outputs[3])
+        columns = max(self.images[3] + self.padding[1], self.outputs[3], self.spread[0])
         return columns + columns % 2
 
     @property
     def image(self) -> int:
         """Positions from an image to the next."""
-        return self.pitch * max(self.images[2] + self.padding[0], self.outputs[2])
+        rows = max(self.images[2] + self.padding[0], self.outputs[2])
+        return self.pitch * max(rows, -(-self.spread[1] // self.pitch))
 
     @property
     def count(self) -> int:

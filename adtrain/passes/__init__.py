@@ -10,6 +10,7 @@ from adtrain.passes.fuse_convolutions import fuse_convolutions
 from adtrain.passes.fuse_elementwise import fuse_elementwise
 from adtrain.passes.fuse_gathers import fuse_gathers
 from adtrain.passes.fuse_items import fuse_items
+from adtrain.passes.fuse_pooling import fuse_pooling
 from adtrain.passes.fuse_products import fuse_products
 from adtrain.passes.fuse_rows import fuse_rows
 from adtrain.passes.loops_on_products import loops_on_products
@@ -48,6 +49,7 @@ FUSE_GPU = (
     fuse_rows,
     fuse_products,
     fuse_convolutions,
+    fuse_pooling,
     fuse_gathers,
     fuse_blocks,
     side_by_side,
@@ -79,6 +81,7 @@ __all__ = [
     "fuse_elementwise",
     "fuse_gathers",
     "fuse_items",
+    "fuse_pooling",
     "fuse_products",
     "fuse_rows",
     "join_bias_gradients",

@@ -152,7 +152,7 @@ template <int COUNT> __device__ __forceinline__ void multiply(float (&main)[SUMS
     const auto products = [&](Pair parts, bool add) {
         #pragma unroll
         for (int k = 0; k < COUNT; k++)
-            start_turned<HALVES>(sums, a + (parts.a * 2 * Stage::OF_GRADIENTS + k * STEP * LINE) / WORD,
+            start_turned(sums, a + (parts.a * 2 * Stage::OF_GRADIENTS + k * STEP * LINE) / WORD,
                 b + (parts.b * Stage::OF_IMAGES + k * STEP * LINE) / WORD, add || k > 0);
     };
     const auto add = [&](float scale) {

@@ -8,10 +8,17 @@
 //
 // Of 32 filters or fewer the pieces are STACKED: half of the rows are the first ones, the others the second ones of the
 // same filters, or the third ones and zeros. Four products of these hold the six, and in the end rows are added.
+//
+// POOLED: the epilogue is handed the windows of a max pooling, see `write_windows`.
 #ifndef REST
 #define REST 0
 #endif
-constexpr int TEAMS = 2, COLUMNS = 128, BRINGING = 128;
+#ifndef TEAM_COLUMNS
+#define TEAM_COLUMNS 128
+#define OF_IMAGE 0
+#define POOLED 0
+#endif
+constexpr int TEAMS = 2, COLUMNS = TEAM_COLUMNS, BRINGING = 128;
 #include "conv_planes.cuh"
 
 constexpr int SUMMED = STACKED ? 3 : BESIDE, AHEAD = 4; // AHEAD: words that a thread has under way
@@ -69,7 +76,7 @@ struct Sums {
                 const auto products = [&](float (&sums)[SUMS], Pair pieces, bool add) {
                     #pragma unroll
                     for (int k = 0; k < PLANES; k += 2)
-                        start<BFLOAT16>(sums, a + OfWeights::offset(pieces.a, k, 0) / WORD,
+                        start_pieces<false, false>(sums, a + OfWeights::offset(pieces.a, k, 0) / WORD,
                             b + OfImages::offset(pieces.b, k, 0) / WORD, add || k > 0);
                 };
                 Started::begin();
@@ -209,7 +216,10 @@ KERNEL __launch_bounds__(THREADS, 1) conv_planes(const T *x, const T *w, const E
             float own[OWN];
             give(sums.main, own, exchanged + team * EXCHANGED);
             repair(own, x, w, batch, filter, position);
-            write(own, epilogue, batch, filter, position, Given{made, filter});
+            if (POOLED)
+                write_windows(own, epilogue, filter, position);
+            else
+                write(own, epilogue, batch, filter, position, Given{made, filter});
         }
     }
 }

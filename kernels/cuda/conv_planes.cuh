@@ -5,8 +5,14 @@
 // BRINGING threads a warp has the copies of weights, which are cut beforehand, on their way; the others bring the
 // images' positions (conv_planes.cu gathers and cuts them, conv_halves.cu has them copied); TEAMS warpgroups multiply, each
 // COLUMNS of the columns.
+//
+// Tiles run on from image to image, or, where there are OF_IMAGE, so many begin with each image, and what lies behind its
+// last output is not computed, but for the rest of a tile. IMAGE is then no less than their positions.
 #pragma once
 #include "scaled.cuh"
+#ifndef OF_IMAGE
+#define OF_IMAGE 0
+#endif
 
 constexpr int TILE = TEAMS * COLUMNS, LEFT = 64;      // LEFT: rows of the matrix units
 constexpr bool STACKED = OUT_CHANNELS <= LEFT / 2; // then half of the rows are the same filters' second parts
@@ -16,6 +22,7 @@ constexpr int IMAGE_STAGES = 2, PLANES = CHANNELS / GROUP_OF;
 constexpr int CHUNKS = (IN_CHANNELS + CHANNELS - 1) / CHANNELS, BLOCKS = (OUT_CHANNELS + FILTERS - 1) / FILTERS;
 constexpr int SUMS = COLUMNS / 2, OWN = SUMS * FILTERS / LEFT; // of a thread; that it writes
 constexpr int EXCHANGED = STACKED ? OWN * WARPGROUP : 0;         // of a warpgroup, with `give`
+constexpr int IN_A_ROW = OF_IMAGE > 0 ? OF_IMAGE : 1 << 30;      // tiles that follow one another
 typedef Planes<LEFT, PLANES, STACKED ? 2 : 3> PieceWeights;
 typedef Planes<LEFT, PLANES, STACKED ? 1 : 2> HalfWeights;
 
@@ -64,9 +71,13 @@ __device__ __forceinline__ void put_pieces(char *pieces, const WeightWord &at, c
 struct Tiles {
     int count;
 
-    __device__ explicit Tiles(int batch) : count(parts(batch * IMAGE, TILE) * BLOCKS) {}
+    __device__ explicit Tiles(int batch)
+        : count((OF_IMAGE > 0 ? batch * OF_IMAGE : parts(batch * IMAGE, TILE)) * BLOCKS) {}
     __device__ __forceinline__ int filter(int tile) const { return tile % BLOCKS * FILTERS; }
-    __device__ __forceinline__ int position(int tile) const { return tile / BLOCKS * TILE; }
+    __device__ __forceinline__ int position(int tile) const {
+        const int i = tile / BLOCKS;
+        return i / IN_A_ROW * IMAGE + i % IN_A_ROW * TILE;
+    }
 };
 
 constexpr int MARKED = 96; // positions that are left to pieces together
@@ -167,7 +178,7 @@ __device__ __forceinline__ void give(const float (&sums)[SUMS], float (&own)[OWN
 // their sums are multiplied by, of an image and of a sum's row.
 template <class How> __device__ __forceinline__ void write(
     const float (&sums)[OWN], const Epilogue &out, int batch, int filter, int position, const How &how) {
-    constexpr int EACH = 4, AT_ONCE = OWN % 16 == 0 ? 4 : 3; // EACH: sums of two neighbouring positions and two rows
+    constexpr int EACH = 4, AT_ONCE = 4; // EACH: sums of two neighbouring positions and two rows
     const auto row = [&](int i) { return filter + own_row(i); };
     const auto index = [&](int image, int place, int r) {
         return (image * OUT_CHANNELS + row(2 * r)) * (OUT_ROWS * OUT_COLUMNS) + place;
@@ -180,8 +191,9 @@ template <class How> __device__ __forceinline__ void write(
             int image[AT_ONCE], place[AT_ONCE];
             float scale[AT_ONCE];
             Epilogue::Beside<WIDE_C> beside[AT_ONCE][2];
+            // 8: own_column(EACH) - own_column(0)
             #pragma unroll
-            for (int i = 0; i < AT_ONCE; i++, at.advance(8)) { // 8: own_column(EACH) - own_column(0)
+            for (int i = 0; i < AT_ONCE && first + i * EACH < OWN; i++, at.advance(8)) {
                 image[i] = at.image;
                 const bool taken = at.inside(batch) && how.takes(position + own_column(first + i * EACH));
                 place[i] = taken ? at.y * OUT_COLUMNS + at.x : -1;
@@ -192,7 +204,7 @@ template <class How> __device__ __forceinline__ void write(
                         beside[i][r] = out.read<WIDE_C>(image[i], row(2 * r), place[i], index(image[i], place[i], r));
             }
             #pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
+            for (int i = 0; i < AT_ONCE && first + i * EACH < OWN; i++) {
                 #pragma unroll
                 for (int r = 0; r < 2; r++) {
                     if (place[i] < 0 || row(2 * r) >= OUT_CHANNELS) continue;
@@ -203,6 +215,39 @@ template <class How> __device__ __forceinline__ void write(
                     out.write(beside[i][r], index(image[i], place[i], r), value);
                 }
             }
+        }
+    }
+}
+
+// Hands the same sums to the epilogue by windows of two rows and columns, of which a thread's positions are whole pairs of
+// rows: of one row a window's two columns are neighbours in a thread, and those of the row below PAIRS pairs of columns
+// further on, so NEXT lanes of four, and a group of eight columns later in the lanes that this leads round.
+__device__ __forceinline__ void write_windows(
+    const float (&sums)[OWN], const Epilogue &out, int filter, int position) {
+    constexpr int PAIRS = PITCH / 2, NEXT = PAIRS % 4, GROUPS = OWN / 4, ROWS = OUT_ROWS / 2, COLS = OUT_COLUMNS / 2;
+    const Output first(position + own_column(0) - sum_column(0));
+    const int lane = threadIdx.x % WARP, mine = lane % 4;
+    #pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int row = filter + own_row(2 * r);
+        const bool real = row < OUT_CHANNELS;
+        Epilogue::Beside<4> beside;
+        if (real) beside = out.read<4>(first.image, row, 0, 0);
+        const auto sum = [&](int group, int column) { return sums[min(group, GROUPS - 1) * 4 + 2 * r + column]; };
+        #pragma unroll
+        for (int group = 0; group < GROUPS; group++) {
+            if (group * 4 / PAIRS % 2 == 1 && (group * 4 + 3) / PAIRS % 2 == 1) continue; // rows below alone
+            T window[4];
+            #pragma unroll
+            for (int column = 0; column < 2; column++) {
+                const int below = group + PAIRS / 4;
+                window[column] = sum(group, column);
+                const T given = mine < NEXT ? sum(below + 1, column) : sum(below, column);
+                window[2 + column] = __shfl_sync(~0u, given, lane - mine + (mine + NEXT) % 4);
+            }
+            const int pair = group * 4 + mine, y = first.y / 2 + pair / PITCH, x = pair % PITCH;
+            if (real && y < ROWS && x < COLS)
+                out.write<4>(beside, ((first.image * OUT_CHANNELS + row) * ROWS + y) * COLS + x, window);
         }
     }
 }

@@ -92,7 +92,7 @@ __device__ __forceinline__ void multiply(
             const auto products = [&](Pair pieces, bool add) {
                 #pragma unroll
                 for (int k = 0; k < AT_A_TIME; k += STEP)
-                    start_turned<BFLOAT16>(sums, a + (pieces.a * OfGradients::PIECE + k * WORD) / WORD,
+                    start_pieces<true, true>(sums, a + (pieces.a * OfGradients::PIECE + k * WORD) / WORD,
                         b + (pieces.b * OfImages::PIECE + k * OfImages::LINE) / WORD, add || k > 0);
             };
             const auto add = [&] {

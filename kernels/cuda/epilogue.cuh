@@ -4,7 +4,8 @@
 // pointers only, further inputs before outputs, so that in a kernel's parameters it looks like that many pointers.
 //
 // It is called for elements (item, row, column) to (item, row, column + WIDE - 1); index: of the first one in C, the
-// batch counted. `read` and `write` are the call's two halves: what `read` returns does not depend on the product.
+// batch counted. `read` and `write` are the call's two halves: what `read` returns does not depend on the product. One
+// that pools is called for the elements of a window, row by row, and index is that of its maximum.
 #pragma once
 #include "common.cuh"
 

@@ -15,6 +15,7 @@
 #define PW 0
 #endif
 #include "group.cuh"
+#include "maximum.cuh"
 
 #define POOL_NUMBERS int64_t planes, int64_t height_, int64_t width_, int64_t rows_, int64_t columns_
 #define POOL const int height = height_, width = width_, rows = rows_, columns = columns_;
@@ -74,22 +75,17 @@ KERNEL max_pool2d(const T *__restrict__ x, T *__restrict__ y, int32_t *__restric
     // From the end: what the kernel before this one has written last is still in cache.
     for (int64_t i = planes * rows * columns / AT_ONCE - 1 - grid_index(); i >= 0; i -= grid_size()) {
         const Corner corner(i, rows, columns);
-        Vector<T, AT_ONCE> best = {};
-        Vector<int32_t, AT_ONCE> position = {}; // the first that is equal to the maximum; of a NaN the last of the window
-        bool nan[AT_ONCE] = {};
-        windows(x + corner.plane * height * width, corner, height, width, -(T)INFINITY, [&](int k, int tap, T value) {
-            nan[k] = nan[k] || value != value;
-            if (tap == 0 || value > best.lane[k]) {
-                best.lane[k] = value;
-                position.lane[k] = tap;
-            }
-        });
+        Maximum largest[AT_ONCE];
+        windows(x + corner.plane * height * width, corner, height, width, -(T)INFINITY,
+            [&](int k, int tap, T value) { largest[k].take(tap, value); });
+        Vector<T, AT_ONCE> best;
+        Vector<int32_t, AT_ONCE> position;
         #pragma unroll
-        for (int k = 0; k < AT_ONCE; k++)
-            if (nan[k]) {
-                best.lane[k] = (T)NAN;
-                position.lane[k] = KH * KW - 1;
-            }
+        for (int k = 0; k < AT_ONCE; k++) {
+            largest[k].end(KH * KW - 1);
+            best.lane[k] = largest[k].value;
+            position.lane[k] = largest[k].at;
+        }
         store(y, i * AT_ONCE, best);
         store(where, i * AT_ONCE, position);
     }

@@ -133,10 +133,8 @@ __device__ __forceinline__ uint64_t described(const void *from, int next, int th
     "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87," \
     "%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108," \
     "%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-#define EIGHT(i)                                                                                         \
-    "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), "+f"(sums[i + 5]), \
-        "+f"(sums[i + 6]), "+f"(sums[i + 7])
 #define FOUR(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
+#define EIGHT(i) FOUR(i), FOUR(i + 4)
 #define THIRTY_TWO(i) EIGHT(i), EIGHT(i + 8), EIGHT(i + 16), EIGHT(i + 24)
 #define WGMMA(FORM, SUMS, LEFT, RIGHT, ADD, TURNED, ...)                                       \
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n"                          \
@@ -179,15 +177,13 @@ template <Kind KIND> __device__ __forceinline__ void start(float (&sums)[128], u
             THIRTY_TWO(32), THIRTY_TWO(64), THIRTY_TWO(96));
 }
 
-// The same of 96 lines of B, and of both operands the lines are neighbours in a word, not the k.
-template <Kind KIND> __device__ __forceinline__ void start_turned(float (&sums)[48], uint64_t a, uint64_t b, bool add) {
-    if (KIND == HALVES)
-        WGMMA("m64n96k16.f32.f16.f16", SUMS_48, "%48", "%49", "%50", ", 1, 1", THIRTY_TWO(0), EIGHT(32), EIGHT(40));
-    else
-        WGMMA("m64n96k16.f32.bf16.bf16", SUMS_48, "%48", "%49", "%50", ", 1, 1", THIRTY_TWO(0), EIGHT(32), EIGHT(40));
+// The same of 96 lines of B, float16 numbers, and of both operands the lines are neighbours in a word, not the k.
+__device__ __forceinline__ void start_turned(float (&sums)[48], uint64_t a, uint64_t b, bool add) {
+    WGMMA("m64n96k16.f32.f16.f16", SUMS_48, "%48", "%49", "%50", ", 1, 1", THIRTY_TWO(0), EIGHT(32), EIGHT(40));
 }
-// The same of bfloat16 numbers and as many lines of B as there are sums for; of a TURNED operand the lines are neighbours
-// in a word, not the k.
+
+// The same of bfloat16 numbers and 64 to 128 lines of B, as many as there are sums for; of a TURNED operand the lines are
+// neighbours in a word, not the k.
 #define OF_SUMS(COUNT, FORM, LEFT, RIGHT, ADD, OF_A, OF_B, ...)                                             \
     if constexpr (SUMS == COUNT)                                                                            \
         asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n"                                  \

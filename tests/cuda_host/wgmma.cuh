@@ -117,8 +117,8 @@ template <Kind KIND, int SUMS> void start(float (&sums)[SUMS], uint64_t a, uint6
     const auto along = [](const Operand &x) { return [=](int line, int k) { return x.along<KIND>(line, k); }; };
     multiply(sums, add, KIND == TF32 ? 8 : 16, along(Operand(a)), along(Operand(b)));
 }
-template <Kind KIND> void start_turned(float (&sums)[48], uint64_t a, uint64_t b, bool add) {
-    const auto turned = [](const Operand &x) { return [=](int line, int k) { return x.turned<KIND>(line, k); }; };
+static void start_turned(float (&sums)[48], uint64_t a, uint64_t b, bool add) {
+    const auto turned = [](const Operand &x) { return [=](int line, int k) { return x.turned<HALVES>(line, k); }; };
     multiply(sums, add, 16, turned(Operand(a)), turned(Operand(b)));
 }
 template <bool TURNED_A, bool TURNED_B, int SUMS> void start_pieces(float (&sums)[SUMS], uint64_t a, uint64_t b, bool add) {

@@ -17,7 +17,7 @@ from adtrain.backends.cuda.contest import Trial, compete, described
 from adtrain.backends.cuda.tasks import MEASURED, Candidate, Task, candidates, fastest, label, problem, tasks
 from adtrain.cache import digest
 from adtrain.core.errors import OutOfMemory
-from adtrain.core.fused import FUSED
+from adtrain.core.fused import FUSED, pooled_p
 from adtrain.core.program import Equation
 
 PATIENCE = 1.0
@@ -151,9 +151,9 @@ def contests(equations: Iterable[Equation]) -> Iterator[Contest]:
 
 
 def singles(equations: Iterable[Equation]) -> Iterator[Equation]:
-    """The equations, with the members of fused ones in their place."""
+    """The equations, with the members of fused ones in their place, but of those that have a kernel of their own."""
     for equation in equations:
-        if equation.primitive in FUSED:
+        if equation.primitive in FUSED - {pooled_p}:
             yield from singles(equation.params["body"].equations)
         else:
             yield equation

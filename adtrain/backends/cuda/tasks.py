@@ -20,7 +20,7 @@ from adtrain.backends.cuda.codegen.together import together
 from adtrain.backends.cuda.compiler import Source, file_source
 from adtrain.backends.cuda.vendor import LibraryCall, calls
 from adtrain.core.errors import DeviceError
-from adtrain.core.fused import PRODUCTS, block_p, rows_p, together_p
+from adtrain.core.fused import PRODUCTS, block_p, pooled_p, rows_p, together_p
 from adtrain.core.kernel import CudaKernel, no_bytes
 from adtrain.core.program import Equation, Variable
 from adtrain.ops.matmul_cuda import Product, products
@@ -131,15 +131,19 @@ def scratch(equation: Equation, kernel: Candidate | None = None) -> int:
 
 
 def computing(equation: Equation) -> Equation:
-    """The equation whose kernels compute it: the product in a `product` or `convolution`, else `equation` itself."""
+    """The equation whose kernels compute it: the product in one of PRODUCTS, else `equation` itself."""
     return matmul_of(equation) if equation.primitive in PRODUCTS else equation
 
 
 def candidates(equation: Equation) -> list[Candidate]:
     """What is right for the equation: kernels, the one to take where nothing has been measured first; then libraries.
 
-    Of a product with what is done to its elements they are the kernels of the product.
+    Of a product with what is done to its elements they are the kernels of the product, or those that can pool it.
     """
+    if equation.primitive is pooled_p:
+        product, pool = computing(equation), equation.params["body"].equations[-1]
+        named = product.primitive.implementations["cuda_pooled"]
+        return [*named(*(v.type for v in product.inputs), **product.params, **pool.params)]
     if equation.primitive in PRODUCTS:
         return [*_kernels(computing(equation))]
     return [*_kernels(equation), *calls(equation)]

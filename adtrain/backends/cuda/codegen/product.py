@@ -9,8 +9,18 @@ from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import divided, indented
 from adtrain.codegen.elementwise import statements, strides
 from adtrain.codegen.expressions import c_type, pointer
-from adtrain.core.fused import body_of, convolution_p
+from adtrain.core.fused import body_of, convolution_p, pooled_p
 from adtrain.core.program import Equation, Program, Variable
+
+MAXIMUM = (
+    "Maximum largest;",
+    "#pragma unroll",
+    "for (int k = 0; k < WIDE; k++) largest.take(k, r0.lane[k]);",
+    "largest.end(WIDE - 1);",
+    "y0[index] = largest.value;",
+    "y1[index] = largest.at;",
+)
+"""What becomes of a window."""
 
 
 class Epilogue(NamedTuple):
@@ -22,25 +32,30 @@ class Epilogue(NamedTuple):
 
 
 def matmul_of(equation: Equation) -> Equation:
-    """The product in a `product` or `convolution` equation, or the one that `equation` is itself."""
+    """The product in a `product`, `convolution` or `pooled` equation, or the one that `equation` is itself."""
     return body_of(equation).equations[0]
 
 
 def epilogue(equation: Equation, name: str = "Epilogue") -> Epilogue:
-    """The epilogue of a `product` or `convolution` equation, or of a `matmul`, which stores.
+    """The epilogue of a `product`, `convolution` or `pooled` equation, or of a `matmul`, which stores.
 
-    To that of a convolution its images (N, C, H, W) are N matrices of C rows.
+    To that of a convolution its images (N, C, H, W) are N matrices of C rows. That of a `pooled` one is called for the
+    elements of a window, and `index` is of its maximum.
     """
     body = flat(body_of(equation))
     product, *others = body.equations
     (c,) = product.outputs
+    pooled = equation.primitive is pooled_p
+    results = others.pop().inputs if pooled else body.outputs
     made = {v for e in others for v in e.outputs}
     inputs = tuple(dict.fromkeys(v for e in others for v in e.inputs if v not in made and v is not c))
-    program = Program((*inputs, c), {}, tuple(others), body.outputs)
+    program = Program((*inputs, c), {}, tuple(others), results)
     fields = [f"{pointer(v, const=True)}x{i};" for i, v in enumerate(inputs)]
     fields += [f"{pointer(v)}y{i};" for i, v in enumerate(body.outputs)]
-    beside, reads, writes = _halves(program, c, equation.primitive is convolution_p)
+    beside, reads, values = _halves(program, c, pooled or equation.primitive is convolution_p)
+    writes = [*values, *(MAXIMUM if pooled else (f"store(y{i}, index, r{i});" for i in range(len(results))))]
     text = [
+        *(['#include "maximum.cuh"'] if pooled else []),
         f"struct {name} {{",
         *indented(fields),
         "    template <int WIDE> struct Beside {",
@@ -65,7 +80,8 @@ def epilogue(equation: Equation, name: str = "Epilogue") -> Epilogue:
 
 
 def _halves(program: Program, c: Variable, images: bool) -> tuple[list[str], list[str], list[str]]:
-    """What is read beside the product: members that hold it, statements that read it, and those that use it."""
+    """What is read beside the product: members that hold it, statements that read it, and those that use it for the
+    elements of the outputs, ``r0.lane[k]`` and so on."""
     beside, reads = [], ["Beside<WIDE> beside;"]
     values = {c: "value[k]"}
     batch = c.type.shape[: 1 if images else -2]
@@ -93,6 +109,5 @@ def _halves(program: Program, c: Variable, images: bool) -> tuple[list[str], lis
         "for (int k = 0; k < WIDE; k++) {",
         *indented(statements(program, values, [f"r{i}.lane[k]" for i in range(len(outputs))])),
         "}",
-        *(f"store(y{i}, index, r{i});" for i in range(len(outputs))),
     ]
     return beside, [*reads, "return beside;"], writes
