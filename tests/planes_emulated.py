@@ -12,7 +12,7 @@ from adtrain.ops.positions import Positions
 DEPTH = 32
 """Channels of a stage, whose largest products the matrix units add up."""
 BESIDE = ((0, 2), (2, 0), (1, 1), (0, 1), (1, 0))
-"""As in `planes.cuh`."""
+"""As in `pieces.cuh`."""
 STACKED = (((0, 0), (0, 2), (2, 0), (0, 1)), ((1, 0), (1, 2), (1, 1)))
 """As in `conv_planes.cu`, of the first and the second half of the rows: the products of single stages, then others."""
 TOP, EXPONENTS, FEW, LEAST = 14, (-16, 89), 8, 8

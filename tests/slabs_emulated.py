@@ -13,7 +13,7 @@ LINES, DEPTH, LISTED, FEW_TILES, MANY_VOTES = 128, 64, 126, 512, 16
 WATCHED, LEVEL, FEW, THIN, ROUNDED, SINGLE, SELDOM = 16, 5.5, 24, 32, 8, 6, 2
 """As in `slabs_sums.cuh` and `slabs.cu`."""
 BESIDE = ((0, 2), (2, 0), (1, 1), (0, 1), (1, 0))
-"""Products of pieces that are summed beside those of the first ones, as in `slabs_sums.cuh`."""
+"""Products of pieces that are summed beside those of the first ones, as in `pieces.cuh`."""
 BITS = 25
 """That matrix units keep of the terms of a sum, counted from the largest one."""
 NOISE = 1.05

@@ -15,7 +15,7 @@ template <int COUNT, int STAGES> __device__ __forceinline__ void bring(
     const Slabs &slabs, Stages &stages, char *shared) {
     constexpr int OF_A = Stage<COUNT>::OF_A, OF_B = Stage<COUNT>::OF_B, SIZE = Stage<COUNT>::SIZE;
     constexpr int COPIES = TAKEN < LINES ? COUNT : 1; // of a slab of op(B): of halves of slabs, one for each number
-    Turn<STAGES> turn;
+    Round<STAGES> turn;
     for (int tile = blockIdx.x; tile < slabs.tiles; tile += gridDim.x) {
         const TileAt at(tile, slabs.rows, slabs.across);
         const int column = at.across * TILE_N;
@@ -42,7 +42,7 @@ template <int COUNT, int STAGES> __device__ __forceinline__ void bring(
 // counts: of the elements that are left of three tiles in turn, 0 at first.
 template <class Form> __device__ __forceinline__ void compute_scaled(
     const Slabs &slabs, Stages &stages, const char *shared, const Epilogue &out, int (&counts)[3]) {
-    Turn<Form::STAGES> turn;
+    Round<Form::STAGES> turn;
     for (int tile = blockIdx.x, turns = 0; tile < slabs.tiles; tile += gridDim.x, turns++) {
         const Place place = place_of(tile, slabs);
         const Line *left = slabs.lines + place.at.item * slabs.rows * LINES;
@@ -78,7 +78,7 @@ template <class Form> __device__ __forceinline__ void compute_scaled(
 
 __device__ __forceinline__ void compute_rounded(
     const Slabs &slabs, Stages &stages, const char *shared, const Epilogue &out) {
-    Turn<TILE_STAGES> turn;
+    Round<TILE_STAGES> turn;
     for (int tile = blockIdx.x; tile < slabs.tiles; tile += gridDim.x) {
         float sums[SUMS];
         int last = 0;

@@ -13,9 +13,6 @@
 #pragma once
 #include "slabs_tile.cuh"
 
-// A product of a number of one operand by one of the other.
-struct Pair { int a, b; };
-
 // Two float16 numbers each; low x high counts 2^-11.
 struct Halves {
     static constexpr int COUNT = 2, STAGES = TILE_STAGES, BESIDE = 2;
@@ -24,15 +21,12 @@ struct Halves {
     __device__ static constexpr Pair beside(int i) { return i == 0 ? Pair{0, 1} : Pair{1, 0}; }
 };
 
-// Three bfloat16 numbers each; left out is what is below 2^-24 of a product. The smallest first.
+// Three bfloat16 numbers each.
 struct Pieces {
-    static constexpr int COUNT = 3, STAGES = TILE_STAGES * 2 / 3, BESIDE = 5;
+    static constexpr int COUNT = PIECE_COUNT, STAGES = TILE_STAGES * 2 / 3, BESIDE = ::BESIDE;
     static constexpr Kind FORMAT = BFLOAT16;
     static constexpr float UNIT_BESIDE = 1;
-    __device__ static constexpr Pair beside(int i) {
-        constexpr Pair pairs[BESIDE] = {{0, 2}, {2, 0}, {1, 1}, {0, 1}, {1, 0}};
-        return pairs[i];
-    }
+    __device__ static constexpr Pair beside(int i) { return ::beside(i); }
 };
 
 // small: a bit for each sum of halves that has stayed below its row's level while it was watched.
@@ -41,7 +35,7 @@ template <class Form> struct Sums {
     float main[SUMS], beside[SUMS];
     uint32_t small[SUMS / 32];
 
-    __device__ __forceinline__ void multiply(Stages &stages, Turn<Form::STAGES> &turn, const char *shared, int depth,
+    __device__ __forceinline__ void multiply(Stages &stages, Round<Form::STAGES> &turn, const char *shared, int depth,
         const float (&level)[2]) {
         float high[SUMS];
         #pragma unroll

@@ -1,6 +1,7 @@
 // A tile of a product from slabs, in a block of gemm_slabs.cu: a warpgroup of which brings the operands, in stages, and two
 // multiply, each half of the rows.
 #pragma once
+#include "pieces.cuh"
 #include "place.cuh"
 #include "slabs.cuh"
 
@@ -24,14 +25,6 @@ struct Stages {
     // A warp has read a stage.
     __device__ __forceinline__ void release(int stage) {
         if (threadIdx.x % WARP == 0) empty[stage].arrive();
-    }
-};
-
-// Goes round as many of them.
-template <int STAGES> struct Turn {
-    int stage = 0, parity = 0;
-    __device__ __forceinline__ void next() {
-        if (++stage == STAGES) stage = 0, parity ^= 1;
     }
 };
 
