@@ -17,7 +17,7 @@ THREADS, BRINGING = 512, 256
 """Of a block; those that bring operands."""
 LEAST = 64
 """Rows, columns and length of sums from which on tiles are filled."""
-MOST_ELEMENTS = 1 << 31 - 1
+MOST_ELEMENTS = 1 << 30
 """Of a matrix, at most, so that 32 bits count them, beyond its end as well."""
 WIDTHS = (64, 72, 80, 88, 96, 128)
 """Columns that a tile may have (TILE_N): between the last ones more of them take no longer."""
@@ -29,6 +29,7 @@ SPEED, BROUGHT = 1850, 3.7
 EVEN, UNEVEN = (64, 128), 1.15
 """Columns whose words are dealt out evenly, and how many times as long those of others take."""
 WARP = 32
+"""Words of a stage are dealt out by so many."""
 SECOND_PASS, BYTES_PER_CYCLE = 3500, 3000
 """Cycles of the launch that adds up parts, and what is written and read in one of them."""
 

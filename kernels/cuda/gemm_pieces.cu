@@ -76,7 +76,7 @@ template <int LINES, bool ALONG, int WIDE> struct Side {
         }
     }
 
-    // Of piece p, the lines from `line` on and k from `k` of the stage on, as wgmma is told.
+    // The first piece of lines from `line` of the stage on, as wgmma is told; and how much further on other pieces and k lie.
     static __device__ __forceinline__ uint64_t described(const char *stage, int line) {
         return ALONG ? ::described(stage + line * WORD, PLANE, UNIT_BYTES, NOT_EXCHANGED)
                      : ::described(stage + line / GROUP_OF * PLANE, UNIT_BYTES, PLANE, NOT_EXCHANGED);
