@@ -21,10 +21,10 @@ TOLERANCE = 5e-7
 FLAGS = tuple(product((False, True), repeat=2))
 
 
-@pytest.fixture(autouse=True, params=[2, 132])
-def multiprocessors(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """So few that blocks go from tile to tile, or so many that each has one."""
-    monkeypatch.setattr(CHIP, "multiprocessors", request.param)
+@pytest.fixture(autouse=True)
+def few_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that blocks go from tile to tile."""
+    monkeypatch.setattr(CHIP, "multiprocessors", 2)
 
 
 def drawn(batch: int, m: int, n: int, k: int, ta: bool, tb: bool) -> list[np.ndarray]:
@@ -49,18 +49,22 @@ def check(host: Host, arrays: list[np.ndarray], ta: bool, tb: bool, columns: int
     assert np.linalg.norm(found[held] - expected[held]) <= TOLERANCE * np.linalg.norm(expected[held])
 
 
-@pytest.mark.parametrize(("ta", "tb"), FLAGS)
-@pytest.mark.parametrize(("columns", "parts"), [(64, 1), (72, 3), (128, 1), (104, 2)])
-def test_products_are_right(host: Host, columns: int, parts: int, ta: bool, tb: bool) -> None:
+@pytest.mark.parametrize("multiprocessors", [2, 132])
+@pytest.mark.parametrize(
+    ("columns", "parts", "ta", "tb"),
+    [(64, 1, False, False), (72, 3, False, True), (128, 1, True, False), (96, 2, True, True)],
+)
+def test_products_are_right_whether_blocks_have_one_tile_or_several(
+    host: Host, multiprocessors: int, columns: int, parts: int, ta: bool, tb: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of two matrices, whose tiles have ends in all directions."""
+    monkeypatch.setattr(CHIP, "multiprocessors", multiprocessors)
     check(host, drawn(2, 140, 148, 76 if parts == 1 else 180, ta, tb), ta, tb, columns, parts)
 
 
 @pytest.mark.parametrize(("ta", "tb"), FLAGS)
 @pytest.mark.parametrize(("m", "n", "k"), [(67, 69, 65), (130, 66, 70)])
-def test_products_of_lines_that_begin_anywhere_are_right(
-    host: Host, m: int, n: int, k: int, ta: bool, tb: bool
-) -> None:
+def test_lines_may_begin_anywhere(host: Host, m: int, n: int, k: int, ta: bool, tb: bool) -> None:
     check(host, drawn(1, m, n, k, ta, tb), ta, tb, 64, 1)
 
 

@@ -173,7 +173,7 @@ def test_the_limits_are_those_of_the_kernels() -> None:
 
 
 def test_the_products_are_those_of_the_kernels() -> None:
-    text = (asset_path("kernels") / "cuda" / "planes.cuh").read_text()
+    text = (asset_path("kernels") / "cuda" / "pieces.cuh").read_text()
     assert CHANNELS[0] == DEPTH
     assert "{" + ", ".join(f"{{{a}, {b}}}" for a, b in BESIDE) + "}" in text
 
