@@ -106,7 +106,7 @@ def test_tiles_of_all_widths_give_the_same(host: Host, filters: int) -> None:
     positions = Positions((2, 8, 9, 13), (2, filters, 7, 11), (3, 3), (0, 0), (1, 1))
     x, w = drawn(positions.images, (filters, 8, 3, 3))
     e = equation(conv2d_p, [x, w], {"window": Window((1, 1), (0, 0), (1, 1), 1), "precision": "full"})
-    tiles = [t for t in PlaneConvolution(positions, False).choices() if t.columns in (64, 80, 104, 112, 128)]
+    tiles = [t for t in PlaneConvolution(positions, False).choices() if t.columns in (64, 104, 128)]
     found = [host.computed(e, t.kernel(), [x, w])[0] for t in tiles]
     assert agree(found[0], e.primitive.implementations["cpu"](x.astype(float), w.astype(float), **e.params))
     assert len({y.tobytes() for y in found}) == 1
