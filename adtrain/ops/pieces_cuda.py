@@ -46,12 +46,16 @@ class Cut:
 
     m = ROWS
 
+    def tiles(self, batch: int, m: int, n: int) -> int:
+        """Of the results."""
+        return batch * -(-m // ROWS) * -(-n // self.n)
+
     def cycles(self, batch: int, m: int, n: int, k: int, parts: int) -> float:
         """An estimate of the time of ``batch`` products of m x k and k x n matrices, k cut into parts."""
         multiplied = ROWS * self.n * DEPTH * 6 / SPEED
         words = sum(-(-lines * DEPTH // GROUP // WARP) * WARP for lines in (ROWS, self.n))
         brought = words * GROUP / BROUGHT * (1 if self.n in EVEN else UNEVEN)
-        rounds = -(-batch * -(-m // ROWS) * -(-n // self.n) * parts // CHIP.multiprocessors)
+        rounds = -(-self.tiles(batch, m, n) * parts // CHIP.multiprocessors)
         stages = -(-k // DEPTH)
         whole = START + rounds * (TILE_END + -(-stages // parts) * max(multiplied, brought))
         if parts == 1:
@@ -91,8 +95,7 @@ class PieceProduct:
 
     @property
     def tiles(self) -> int:
-        batch, m, n, _ = self.lengths
-        return batch * -(-m // ROWS) * -(-n // self.cut.n)
+        return self.cut.tiles(*self.lengths[:3])
 
     @property
     def wide(self) -> Mapping[str, int]:

@@ -11,7 +11,7 @@
 #define WIDE_A 1 // elements that may be read at once
 #define WIDE_B 1
 #define WIDE_C 1 // and written, by a thread that has sums
-#define WIDE_TILE 1 // and by one that has any
+#define WIDE_TILE 1 // and, ONCE, by any thread
 #define SPLIT 0
 #define ONCE 0 // a block has one part of a tile
 #endif
