@@ -103,10 +103,12 @@ def test_the_launches_fit_and_cover_all_positions(positions: Positions, channels
             continue
         assert all(step.shared() + 1024 <= HOPPER_SHARED for step in launches(convolution.kernel()))
         assert convolution.products >= convolution.positions.images[1] * wide.kernel[0] * wide.kernel[1]
-    grad, in_halves = PlaneWeightGrad(wide), HalvesWeightGrad(wide)
-    if grad.suits():
-        assert 1 <= grad.splits <= -(-wide.count // grad.step)
-        assert grad.kernel().shared() + 1024 <= HOPPER_SHARED
+    for grad in PlaneWeightGrad(wide).choices():
+        if grad.suits():
+            assert 1 <= grad.splits <= grad.steps
+            assert grad.steps * grad.step >= count * ((out[0] - 1) * wide.pitch + out[1])
+            assert grad.kernel().shared() + 1024 <= HOPPER_SHARED
+    in_halves = HalvesWeightGrad(wide)
     if in_halves.suits():
         assert all(step.shared() + 1024 <= HOPPER_SHARED for step in launches(in_halves.kernel()))
 
@@ -201,7 +203,8 @@ def test_the_kernels_compile_and_neither_spill_registers_nor_wait_for_each_produ
             narrow = [tiles for convolution in made[:2] for tiles in convolution.choices() if tiles.columns in WIDTHS]
             made += [tiles for tiles in narrow if not tiles.of_image]
         made += [pooled for pooled in (PlaneConvolution(positions, False, pooled=True).fitted(),) if pooled]
-        made += [grad for grad in (PlaneWeightGrad(positions), HalvesWeightGrad(positions)) if grad.suits()]
+        made += [grad for grad in PlaneWeightGrad(positions).choices() if grad.suits()]
+        made += [grad for grad in (HalvesWeightGrad(positions),) if grad.suits()]
         for kernel in [c.kernel() for c in made]:
             for step in launches(kernel):
                 macros = tuple(sorted(step.definitions().items()))

@@ -94,7 +94,7 @@ def check(gpu: Any, positions: Positions, x: np.ndarray, w: np.ndarray, g: np.nd
             assert same(forward(gpu, positions, x, w, halves), y)
         if PlaneConvolution(positions.turned(), True, halves).suits():
             assert same(input_grad(gpu, positions, g, w, halves), dx)
-    for grad in (PlaneWeightGrad(positions), HalvesWeightGrad(positions)):
+    for grad in (*PlaneWeightGrad(positions).choices(), HalvesWeightGrad(positions)):
         if grad.suits():
             assert same(weight_grad(gpu, grad, positions, x, g), dw)
 

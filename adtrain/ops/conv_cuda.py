@@ -226,7 +226,8 @@ def weight_grad(x: Any, g: Any, window: Any, size: tuple[int, int], precision: s
     gathered = [_kernel("conv_weight_grad.cu", "conv2d_weight_grad", conv, product, *tile) for tile in tiles]
     others: list[Engine] = []
     if positions := conv.positions(precision):
-        others += [e for e in (PlaneWeightGrad(positions), HalvesWeightGrad(positions)) if e.suits()]
+        by_positions = (PlaneWeightGrad(positions).fitted(), HalvesWeightGrad(positions))
+        others += [e for e in by_positions if e is not None and e.suits()]
     if conv.exact(precision) and (few := FewWeightGrad(conv.few())).suits():
         others.append(few)
     return _candidates(gathered, product, others, conv)

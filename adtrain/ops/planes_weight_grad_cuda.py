@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from adtrain.core.chip import CHIP
@@ -23,9 +24,15 @@ SECOND_PASS = 4000
 
 @dataclass(frozen=True)
 class PlaneWeightGrad:
-    """The gradient of a convolution by its weights."""
+    """The gradient of a convolution by its weights.
+
+    Attributes:
+        of_image: the stages that each image has, `positions` being spread so that images are as far apart; 0 where
+            stages run on from image to image.
+    """
 
     positions: Positions
+    of_image: int = 0
 
     def _shared(self, count: int) -> int:
         lines = -(-(count + self.positions.reach) // 8) * 8
@@ -47,17 +54,33 @@ class PlaneWeightGrad:
         """Of the gradient."""
         return self.positions.outputs[1] * self.positions.images[1] * math.prod(self.positions.kernel)
 
+    @property
+    def steps(self) -> int:
+        """Stages of all images."""
+        return self.of_image * self.positions.images[0] or -(-self.positions.count // self.step)
+
+    def fitted(self) -> PlaneWeightGrad | None:
+        """It with the stages that should be the fastest, if any suit."""
+        return min((g for g in self.choices() if g.suits()), key=lambda g: g.cycles, default=None)
+
+    def choices(self) -> Iterator[PlaneWeightGrad]:
+        """It with stages that run on, and with those that begin with each image."""
+        yield self
+        if self.step:
+            _, _, rows, columns = self.positions.outputs
+            count = -(-((rows - 1) * self.positions.pitch + columns) // self.step)
+            spread = replace(self.positions, spread=(self.positions.pitch, count * self.step))
+            yield replace(self, positions=spread, of_image=count)
+
     def _cycles(self, splits: int) -> float:
-        steps = -(-self.positions.count // self.step)
         rounds = -(-self.blocks * splits // CHIP.multiprocessors)
         products = FILTERS * CHANNELS * math.prod(self.positions.kernel) * self.step * 6 / CYCLE
-        return START + rounds * (TILE_END + -(-steps // splits) * products) + (SECOND_PASS if splits > 1 else 0)
+        return START + rounds * (TILE_END + -(-self.steps // splits) * products) + (SECOND_PASS if splits > 1 else 0)
 
     @property
     def splits(self) -> int:
         """Into how many parts the positions are cut."""
-        steps = -(-self.positions.count // self.step)
-        return min(range(1, min(steps, 2 * CHIP.multiprocessors) + 1), key=self._cycles)
+        return min(range(1, min(self.steps, 2 * CHIP.multiprocessors) + 1), key=self._cycles)
 
     @property
     def cycles(self) -> float:
@@ -82,6 +105,7 @@ class PlaneWeightGrad:
             **self.positions.definitions,
             "CHANNELS": CHANNELS,
             "POSITIONS": self.step,
+            "OF_IMAGE": self.of_image,
             "SPLIT": int(splits > 1 or rest),
             "REST": int(rest),
         }

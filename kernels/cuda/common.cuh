@@ -40,6 +40,18 @@ __device__ __forceinline__ void wait_for_inputs()
 #endif
 }
 
+// Asks the second cache for elements that are read later, on Hopper and later.
+template <typename E> __device__ __forceinline__ void ask_for(const E *from, int count)
+{
+#if __CUDA_ARCH__ >= 900
+    const uintptr_t begin = (uintptr_t)from / 16 * 16, end = ((uintptr_t)(from + count) + 15) / 16 * 16;
+    if (count <= 4)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");
+    else
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(begin), "r"((unsigned)(end - begin)) : "memory");
+#endif
+}
+
 // Several elements that one instruction reads or writes.
 template <typename E, int N> struct __align__(sizeof(E) * N) Vector {
     E lane[N];

@@ -156,7 +156,10 @@ KERNEL __launch_bounds__(THREADS, 1) conv_halves(
         give_registers<40>();
         if (threadIdx.x == 0) {
             for (int tile = blockIdx.x; tile < tiles.count; tile += gridDim.x)
-                if (held(tile)) stages.bring<OfWeights>(tile, weight, of_weights, made.halves);
+                if (held(tile)) {
+                    ask(epilogue, batch, tiles.filter(tile), tiles.position(tile));
+                    stages.bring<OfWeights>(tile, weight, of_weights, made.halves);
+                }
         } else if (threadIdx.x >= WARP) {
             for (int tile = blockIdx.x; tile < tiles.count; tile += gridDim.x)
                 if (held(tile)) bring_images(laid, tiles.position(tile), stages, image, of_images);

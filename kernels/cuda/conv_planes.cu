@@ -199,8 +199,10 @@ KERNEL __launch_bounds__(THREADS, 1) conv_planes(const T *x, const T *w, const E
     if (threadIdx.x < BRINGING) {
         give_registers<56>();
         if (threadIdx.x == 0) {
-            for (int tile = taken.first(); tile < tiles.count; tile = taken.after(tile))
+            for (int tile = taken.first(); tile < tiles.count; tile = taken.after(tile)) {
+                if (!POOLED && !REST) ask(epilogue, batch, tiles.filter(tile), tiles.position(tile));
                 stages.bring<OfWeights>(tile, weight, of_weights, made.pieces);
+            }
         } else if (threadIdx.x >= WARP) {
             for (int tile = taken.first(); tile < tiles.count; tile = taken.after(tile))
                 gather_tile(images, tiles.position(tile), stages, image, of_images, passing);

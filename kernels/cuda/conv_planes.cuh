@@ -173,6 +173,19 @@ __device__ __forceinline__ void give(const float (&sums)[SUMS], float (&own)[OWN
     meet(WARPGROUP, place);
 }
 
+// By one thread: asks for what the epilogue reads beside the outputs of a tile, those of an image and a filter being
+// neighbours.
+__device__ __forceinline__ void ask(const Epilogue &out, int batch, int filter, int position) {
+    const auto place = [](int at) { return at / PITCH * OUT_COLUMNS + min(at % PITCH, OUT_COLUMNS); };
+    for (int image = position / IMAGE; image < batch && image * IMAGE < position + TILE; image++) {
+        const int from = place(max(position - image * IMAGE, 0));
+        const int count = place(min(position - image * IMAGE + TILE, OUT_ROWS * PITCH)) - from;
+        #pragma unroll 1
+        for (int row = filter; row < min(filter + FILTERS, OUT_CHANNELS) && count > 0; row++)
+            out.ask((image * OUT_CHANNELS + row) * (OUT_ROWS * OUT_COLUMNS) + from, count);
+    }
+}
+
 // Hands the sums of FILTERS filters from `filter` on and COLUMNS positions from `position` on to the epilogue, which is
 // asked for what it reads beside several of them before the first one is written. how: which positions it takes, and what
 // their sums are multiplied by, of an image and of a sum's row.

@@ -9,9 +9,15 @@
 // As in conv_planes.cu, but for registers: the largest products and the others have the same ones in turn, over 64
 // positions.
 //
+// Stages run on from image to image, or, where there are OF_IMAGE, so many begin with each image, and the rest of what lies
+// between images is left out. IMAGE is then no less than their positions.
+//
 // REST: of each part, which are images then, only what conv_halves_weight_grad.cu has left.
 #ifndef REST
 #define REST 0
+#endif
+#ifndef OF_IMAGE
+#define OF_IMAGE 0
 #endif
 #include "planes.cuh"
 
@@ -46,18 +52,25 @@ struct Stages {
     }
 };
 
-// What a block takes: filters and channels from the first ones on, and the positions from begin to end.
+// What a block takes: filters and channels from the first ones on, and stages from begin to end, of images below `images`.
+// REST the part's first image is `first`.
 struct Part {
-    int filter, channel, begin, end;
+    int filter, channel, first = 0, begin, end, images;
 
-    __device__ Part(int batch, int splits) {
+    __device__ Part(int batch, int splits) : images(batch) {
         constexpr int across = (IN_CHANNELS + CHANNELS - 1) / CHANNELS;
         filter = blockIdx.x / across * FILTERS;
         channel = blockIdx.x % across * CHANNELS;
-        constexpr int EACH = REST ? IMAGE : POSITIONS;
-        const int64_t steps = REST ? batch : parts(batch * IMAGE, POSITIONS);
-        begin = steps * blockIdx.y / splits * EACH;
-        end = steps * (blockIdx.y + 1) / splits * EACH;
+        const int64_t all = REST ? batch : OF_IMAGE > 0 ? batch * OF_IMAGE : parts(batch * IMAGE, POSITIONS);
+        begin = all * blockIdx.y / splits;
+        end = all * (blockIdx.y + 1) / splits;
+        if (!REST) return;
+        first = begin, images = end;
+        begin = 0, end = parts((images - first) * IMAGE, POSITIONS);
+    }
+    __device__ __forceinline__ int position(int stage) const {
+        constexpr int IN_A_ROW = OF_IMAGE > 0 ? OF_IMAGE : 1 << 30;
+        return (first + stage / IN_A_ROW) * IMAGE + stage % IN_A_ROW * POSITIONS;
     }
 };
 
@@ -65,9 +78,9 @@ struct Part {
 template <class Layout, class Source> __device__ __forceinline__ void gather(const Part &part, const Source &images,
     int before, int channel, Stages &stages, char *shared, T *passing) {
     Round<STAGES> turn;
-    for (int position = part.begin; position < part.end; position += POSITIONS, turn.next()) {
+    for (int i = part.begin; i < part.end; i++, turn.next()) {
         images.template gather<Layout, GATHERERS, AHEAD>(PutPieces<Layout>{shared + turn.stage * STAGE}, passing,
-            threadIdx.x % GATHERERS, position - before, channel, stages.empty[turn.stage], turn.parity ^ 1);
+            threadIdx.x % GATHERERS, part.position(i) - before, channel, stages.empty[turn.stage], turn.parity ^ 1);
         show_to_matrix_units();
         say(stages.full[turn.stage]);
     }
@@ -79,7 +92,7 @@ __device__ __forceinline__ void multiply(
     #pragma unroll
     for (int i = 0; i < SUMS; i++) main[i] = 0;
     Round<STAGES> turn;
-    for (int position = part.begin; position < part.end; position += POSITIONS, turn.next()) {
+    for (int i = part.begin; i < part.end; i++, turn.next()) {
         stages.full[turn.stage].wait(turn.parity);
         const char *stage = shared + turn.stage * STAGE;
         #pragma unroll 1
@@ -118,7 +131,8 @@ __device__ __forceinline__ void multiply(
 __device__ __noinline__ T plain(
     const Part &part, const Inputs &images, const Gradients &gradients, int filter, int channel, int shift) {
     T sum = 0;
-    for (int position = part.begin; position < part.end; position++) {
+    for (int i = part.begin * POSITIONS; i < part.end * POSITIONS; i++) {
+        const int position = part.position(i / POSITIONS) + i % POSITIONS;
         const int left = gradients.at(position), right = images.at(position - BEFORE + shift);
         if (left < 0) continue;
         const T x = right < 0 ? 0 : images.x[right + channel * Inputs::AREA];
@@ -140,7 +154,7 @@ KERNEL __launch_bounds__(THREADS, 1) conv_planes_weight_grad(const T *x, const T
 #endif
     const Inputs images = {x, (int)batch};
     const Part part(batch, splits);
-    const Gradients gradients = {g, REST ? part.end / IMAGE : (int)batch};
+    const Gradients gradients = {g, part.images};
 #if REST
     const int *left = (const int *)(w + splits * SIZE) + (blockIdx.y * gridDim.x + blockIdx.x) * KH;
     if (!(left[0] | left[1] | left[2])) return;

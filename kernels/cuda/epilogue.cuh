@@ -4,8 +4,8 @@
 // pointers only, further inputs before outputs, so that in a kernel's parameters it looks like that many pointers.
 //
 // It is called for elements (item, row, column) to (item, row, column + WIDE - 1); index: of the first one in C, the
-// batch counted. `read` and `write` are the call's two halves: what `read` returns does not depend on the product. One
-// that pools is called for the elements of a window, row by row, and index is that of its maximum.
+// batch counted. `read` and `write` are the call's two halves: what `read` returns does not depend on the product. `ask`
+// asks for what `read` will want beside so many neighbours in memory, of all that C has as many of. One that pools is called for the elements of a window, row by row, and index is that of its maximum.
 #pragma once
 #include "common.cuh"
 
@@ -15,6 +15,8 @@ struct Store {
 
     template <int WIDE> struct Beside {};
     template <int WIDE> __device__ __forceinline__ Beside<WIDE> read(int64_t, int, int, int64_t) const { return {}; }
+
+    __device__ __forceinline__ void ask(int64_t, int) const {}
 
     template <int WIDE> __device__ __forceinline__ void write(
         const Beside<WIDE> &, int64_t index, const T (&value)[WIDE]) const {

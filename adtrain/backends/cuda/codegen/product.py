@@ -52,6 +52,7 @@ def epilogue(equation: Equation, name: str = "Epilogue") -> Epilogue:
     program = Program((*inputs, c), {}, tuple(others), results)
     fields = [f"{pointer(v, const=True)}x{i};" for i, v in enumerate(inputs)]
     fields += [f"{pointer(v)}y{i};" for i, v in enumerate(body.outputs)]
+    asked = [f"ask_for(x{i} + index, count);" for i, v in enumerate(inputs) if v.type.shape == c.type.shape]
     beside, reads, values = _halves(program, c, pooled or equation.primitive is convolution_p)
     writes = [*values, *(MAXIMUM if pooled else (f"store(y{i}, index, r{i});" for i in range(len(results))))]
     text = [
@@ -65,6 +66,10 @@ def epilogue(equation: Equation, name: str = "Epilogue") -> Epilogue:
         "        int64_t item, int row, int column, int64_t index) const {",
         "        (void)item, (void)row, (void)column, (void)index;",
         *indented(indented(reads)),
+        "    }",
+        "    __device__ __forceinline__ void ask(int64_t index, int count) const {",
+        "        (void)index, (void)count;",
+        *indented(indented(asked)),
         "    }",
         "    template <int WIDE> __device__ __forceinline__ void write(",
         "        const Beside<WIDE> &beside, int64_t index, const T (&value)[WIDE]) const {",
