@@ -204,7 +204,8 @@ def test_the_kernels_compile_and_neither_spill_registers_nor_wait_for_each_produ
             made += [tiles for tiles in narrow if not tiles.of_image]
         made += [pooled for pooled in (PlaneConvolution(positions, False, pooled=True).fitted(),) if pooled]
         made += [grad for grad in PlaneWeightGrad(positions).choices() if grad.suits()]
-        made += [grad for grad in (HalvesWeightGrad(positions),) if grad.suits()]
+        if (in_halves := HalvesWeightGrad(positions)).suits():
+            made.append(in_halves)
         for kernel in [c.kernel() for c in made]:
             for step in launches(kernel):
                 macros = tuple(sorted(step.definitions().items()))

@@ -67,7 +67,8 @@ def directions(
         yield equation(conv2d_p, [x, w], window), (x, w), PlaneConvolution(positions, False, halves)
         yield equation(input_grad_p, [g, w], sized), (g, w), PlaneConvolution(positions.turned(), True, halves)
     sized = {**window, "size": positions.kernel}
-    for planes in (*PlaneWeightGrad(positions).choices(), HalvesWeightGrad(positions)):
+    grads: list[PlaneWeightGrad | HalvesWeightGrad] = [*PlaneWeightGrad(positions).choices()]
+    for planes in [*grads, HalvesWeightGrad(positions)]:
         if planes.suits():
             yield equation(weight_grad_p, [x, g], sized), (x, g), planes
 

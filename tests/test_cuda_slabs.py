@@ -121,18 +121,22 @@ def test_the_limits_are_those_of_the_kernels() -> None:
     assert f"pairs[BESIDE] = {BESIDE};".replace("(", "{").replace(")", "}") in text
 
 
-@given(lengths, st.sampled_from(EACH))
-def test_the_launches_cover_operands_and_result(lengths: tuple[int, int, int, int], slabs: Slabs) -> None:
+@given(lengths, st.sampled_from(EACH), st.booleans())
+def test_the_launches_cover_operands_and_result(lengths: tuple[int, int, int, int], slabs: Slabs, turned: bool) -> None:
     batch, m, n, k = lengths
-    product = SlabProduct(lengths, slabs, (False, True))
+    product = SlabProduct(lengths, slabs, (turned, True))
     first, *others = launches(product)
-    assert [kernel.file for kernel in (first, *others)].count("slabs.cu") == (3 if slabs.unit is Unit.HALVES else 1)
+    laid = [0 if direct else lines for lines, direct in zip((m, n), product.direct, strict=True)]
+    steps = 3 if slabs.unit is Unit.HALVES else 1 if any(laid) else 0
+    assert [kernel.file for kernel in (first, *others)].count("slabs.cu") == steps
     assert product.blocks * 128 >= batch * (m + n)
+    assert product.laid * 128 >= batch * sum(laid)
     assert product.tiles * product.slabs.m * product.slabs.n >= batch * m * n
     assert 1 <= product.chunks <= product.depth
-    halves, chunks = first.blocks()  # type: ignore[misc]
-    assert (halves, chunks) == (2 * product.blocks, product.chunks)
-    assert first.scratch() >= batch * (m + n) * k * product.slabs.pieces * (4 if slabs.unit is Unit.TF32 else 2)
+    if steps:
+        assert first.blocks is not None
+        assert first.blocks() == (2 * product.laid, product.chunks)
+    assert first.scratch() >= batch * sum(laid) * k * product.slabs.pieces * (4 if slabs.unit is Unit.TF32 else 2)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -94,7 +94,8 @@ def check(gpu: Any, positions: Positions, x: np.ndarray, w: np.ndarray, g: np.nd
             assert same(forward(gpu, positions, x, w, halves), y)
         if PlaneConvolution(positions.turned(), True, halves).suits():
             assert same(input_grad(gpu, positions, g, w, halves), dx)
-    for grad in (*PlaneWeightGrad(positions).choices(), HalvesWeightGrad(positions)):
+    grads: list[WeightGrad] = [*PlaneWeightGrad(positions).choices(), HalvesWeightGrad(positions)]
+    for grad in grads:
         if grad.suits():
             assert same(weight_grad(gpu, grad, positions, x, g), dw)
 

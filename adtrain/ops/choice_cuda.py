@@ -105,8 +105,9 @@ def ranked(
         if isinstance(tile, Cut):
             return tile.cycles(batch, m, n, k, parts)
         if isinstance(tile, Slabs):
-            layout = batch * (m + n) * k * tile.moved / MOVED_PER_CYCLE
-            return tile.launches * START + layout + rounds * k * tile.m * tile.n / (LANES * tile.speed)
+            laid = sum(lines for lines, direct in zip((m, n), tile.direct(k, along), strict=True) if not direct)
+            layout = batch * laid * k * tile.moved / MOVED_PER_CYCLE
+            return (tile.launches if laid else 1) * START + layout + rounds * k * tile.m * tile.n / (LANES * tile.speed)
         share = tile.speed if rounds > 1 else tile.alone
         stages = -(-math.ceil(k / tile.k) // parts)
         lanes = A100_LANES if chip.capability == A100 and tile.unit is Unit.FUSED and itemsize == 4 else LANES

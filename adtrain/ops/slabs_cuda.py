@@ -17,8 +17,8 @@ LINES, BYTES = 128, 128 * 128
 LAYOUT_THREADS, THREADS = 256, 384
 """Of a block of `slabs.cu`, and of `gemm_slabs.cu`."""
 MOST_K = 1 << 31
-KNOWN_BYTES, REST_BYTES, VOTES_BYTES = 32, 256, 128
-"""Of what is known of a line, or measured in a chunk of it (Line, Measured); of a tile's list (Rest); and Votes."""
+KNOWN_BYTES, REST_BYTES, VOTES_BYTES, MAPS_BYTES = 32, 256, 128, 256
+"""Of what is known of a line, or measured in a chunk of it (Line, Measured); of a tile's list (Rest); Votes and Maps."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Slabs:
         stages: stages in shared memory.
         least: K from which on sums of HALVES are as exact as a chain of multiply-adds (`tests/test_gpu_slabs.py`), and
             others may pay.
-        moved: bytes that are read and written to lay out an element.
+        moved: bytes that are read and written to lay out an element, where that is done.
         launches: how many there are.
         speed: multiply-adds of a multiprocessor, as a share of the float32 units', measured.
     """
@@ -66,6 +66,11 @@ class Slabs:
     def rest(self) -> Tile:
         """The tile of multiply-adds that `gemm_rest.cu` has for what is left."""
         return replace(TILES[4][0], n=self.n, warp_n=self.n // 2)
+
+    def direct(self, k: int, along: tuple[bool, bool]) -> tuple[bool, bool]:
+        """Whether A and B are brought as they lie and not laid out: ``along`` k, in rows that begin at whole words."""
+        whole = self.unit is Unit.TF32 and k % 4 == 0
+        return whole and along[0], whole and along[1]
 
     def suits(self, m: int, n: int, k: int) -> bool:
         return min(m, n) >= LINES and self.least <= k < MOST_K
@@ -116,6 +121,20 @@ class SlabProduct:
         return batch * (-(-m // LINES) + -(-n // (across * LINES)) * across)
 
     @property
+    def direct(self) -> tuple[bool, bool]:
+        """Whether A and B are not laid out."""
+        transpose_a, transpose_b = self.transposed
+        return self.slabs.direct(self.lengths[-1], (not transpose_a, transpose_b))
+
+    @property
+    def laid(self) -> int:
+        """Blocks of LINES lines that are laid out."""
+        batch, m, _, _ = self.lengths
+        left = batch * -(-m // LINES)
+        direct_a, direct_b = self.direct
+        return (0 if direct_a else left) + (0 if direct_b else self.blocks - left)
+
+    @property
     def depth(self) -> int:
         """Slabs along k."""
         return -(-self.lengths[-1] // self.slabs.depth)
@@ -128,9 +147,9 @@ class SlabProduct:
     @property
     def scratch(self) -> int:
         """Bytes of scratch: the slabs, and of HALVES what is known of lines and tiles (`Slabs` in slabs.cuh)."""
-        slabs = self.blocks * self.depth * self.slabs.pieces * BYTES
+        slabs = self.laid * self.depth * self.slabs.pieces * BYTES
         if self.slabs.unit is not Unit.HALVES:
-            return slabs
+            return slabs + CHIP.multiprocessors * MAPS_BYTES
         lines = self.blocks * LINES * KNOWN_BYTES * (1 + self.chunks)
         return slabs + lines + self.tiles * REST_BYTES + VOTES_BYTES
 
@@ -141,16 +160,17 @@ class SlabProduct:
         return batch * -(-max(m, n) // LINES)
 
     def kernel(self) -> CudaKernel:
-        """The launches: the operands to slabs, of HALVES once they are known; products; of HALVES what is left."""
+        """The launches: operands to slabs, of HALVES once they are known; products; of HALVES what is left."""
         _, m, n, k = self.lengths
         turned = dict(zip(("TRANSPOSE_A", "TRANSPOSE_B"), map(int, self.transposed), strict=True))
+        direct = dict(zip(("DIRECT_A", "DIRECT_B"), map(int, self.direct), strict=True))
         transpose_a, transpose_b = self.transposed
         wide = {"WIDE_A": math.gcd(4, m if transpose_a else k), "WIDE_B": math.gcd(4, k if transpose_b else n)}
         wide_c = {"WIDE_C": math.gcd(2, n)}
 
-        layout = (2 * self.blocks, self.chunks)
-        fill = self._step("slabs.cu", "fill_slabs", layout, LAYOUT_THREADS, {**turned, **wide})
-        stages = {"TILE_STAGES": self.slabs.stages}
+        layout = (2 * self.laid, self.chunks)
+        fill = self._step("slabs.cu", "fill_slabs", layout, LAYOUT_THREADS, {**turned, **wide, **direct})
+        stages = {"TILE_STAGES": self.slabs.stages, **direct}
         blocks = min(self.tiles, CHIP.multiprocessors)
         multiply = self._step("gemm_slabs.cu", "gemm_slabs", blocks, THREADS, {**stages, **wide_c}, self.slabs.shared)
         if self.slabs.unit is Unit.HALVES:
@@ -160,7 +180,7 @@ class SlabProduct:
             know = self._step("slabs.cu", "know_lines", self.asked, LAYOUT_THREADS, {**turned, **wide}, then=fill)
             first = self._step("slabs.cu", "measure_lines", layout, LAYOUT_THREADS, {**turned, **wide}, then=know)
         else:
-            first = replace(fill, then=multiply)
+            first = replace(fill, then=multiply) if self.laid else multiply
         return replace(first, scratch=lambda *_, **__: self.scratch)
 
     def _step(

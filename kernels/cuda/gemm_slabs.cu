@@ -12,7 +12,7 @@
 
 // Of one thread: starts the copies for all tiles of this block.
 template <int COUNT, int STAGES> __device__ __forceinline__ void bring(
-    const Slabs &slabs, Stages &stages, char *shared) {
+    const Slabs &slabs, Stages &stages, char *shared, const Maps &maps) {
     constexpr int OF_A = Stage<COUNT>::OF_A, OF_B = Stage<COUNT>::OF_B, SIZE = Stage<COUNT>::SIZE;
     constexpr int COPIES = TAKEN < LINES ? COUNT : 1; // of a slab of op(B): of halves of slabs, one for each number
     Round<STAGES> turn;
@@ -27,9 +27,13 @@ template <int COUNT, int STAGES> __device__ __forceinline__ void bring(
             char *to = shared + turn.stage * SIZE;
             Barrier &full = stages.full[turn.stage];
             full.expect(SIZE);
-            copy_bulk<OF_A>(to, a + (int64_t)i * OF_A, full);
+            if (DIRECT_A)
+                maps.a.copy(to, i * DEPTH, at.down * LINES, at.item, full);
+            else
+                copy_bulk<OF_A>(to, a + (int64_t)i * OF_A, full);
+            if (DIRECT_B) maps.b.copy(to + OF_A, i * DEPTH, column, at.item, full);
             #pragma unroll
-            for (int j = 0; j < ACROSS; j++) {
+            for (int j = 0; j < ACROSS && !DIRECT_B; j++) {
                 const char *from = b + (j * (int64_t)slabs.depth + i) * OF_A;
                 #pragma unroll
                 for (int p = 0; p < COPIES; p++)
@@ -118,12 +122,15 @@ KERNEL __launch_bounds__(THREADS, 1) gemm_slabs(const T *a, const T *b, const Ep
     if (threadIdx.x < WARPGROUP) {
         give_registers<24>();
         if (threadIdx.x > 0) return;
+        Maps &maps = slabs.maps[blockIdx.x];
+        if (DIRECT_A) maps.a.describe(a, k, m, batch, LINES);
+        if (DIRECT_B) maps.b.describe(b, k, n, batch, TILE_N);
         if constexpr (UNIT != HALVES)
-            bring<1, TILE_STAGES>(slabs, stages, shared);
+            bring<1, TILE_STAGES>(slabs, stages, shared, maps);
         else if (in_pieces)
-            bring<Pieces::COUNT, Pieces::STAGES>(slabs, stages, shared);
+            bring<Pieces::COUNT, Pieces::STAGES>(slabs, stages, shared, maps);
         else
-            bring<Halves::COUNT, Halves::STAGES>(slabs, stages, shared);
+            bring<Halves::COUNT, Halves::STAGES>(slabs, stages, shared, maps);
     } else {
         take_registers<240>();
         if constexpr (UNIT != HALVES)

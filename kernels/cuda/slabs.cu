@@ -275,7 +275,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) fill_slabs(const T *a, const T *b, con
     int64_t m, int64_t n, int64_t k, char *scratch) {
     if (UNIT != HALVES) wait_for_inputs();
     const Slabs slabs(batch, m, n, k, scratch);
-    const int half = gridDim.x - 1 - blockIdx.x, chunk = gridDim.y - 1 - blockIdx.y;
+    const int half = gridDim.x - 1 - blockIdx.x + 2 * slabs.first(), chunk = gridDim.y - 1 - blockIdx.y;
     Source source(a, b, slabs, half, chunk);
     source.start(source.begin, k);
     if (UNIT == HALVES) wait_for_inputs();

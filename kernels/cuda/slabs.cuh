@@ -11,6 +11,10 @@
 // (Format<PIECES>): three bfloat16 numbers that hold all their bits, six products of which make up one of float32. It takes
 // twice as long as halves, a third of the time of multiply-adds.
 #pragma once
+#ifndef DIRECT_A
+#define DIRECT_A 0 // TF32: the operand is brought as it lies
+#define DIRECT_B 0
+#endif
 #include "wgmma.cuh"
 
 constexpr int LINES = 128, SLAB = LINES * 128; // SLAB: bytes
@@ -22,6 +26,11 @@ constexpr int ACROSS = TILE_N > LINES ? TILE_N / LINES : 1; // slabs of op(B) th
 constexpr int TAKEN = TILE_N / ACROSS;                      // by side, and the lines of each
 constexpr float LOW = 0x1p-11f;                // the unit of low
 constexpr int WATCHED = 16;                    // slabs over which running sums are watched
+
+// Of a block: operands that are brought as they lie, along k, by which the copy engine finds them.
+struct alignas(128) Maps {
+    TensorMap a, b;
+};
 
 // Of a line. A sum of its products with any other line, both scaled, is not to be trusted where it is below the sum of
 // their floors, as it may show what small elements have lost; where it has stayed below the level of its row; or where
@@ -70,6 +79,7 @@ struct Slabs {
     Line *lines;
     Measured *measured;
     char *slabs;
+    Maps *maps; // of each block of gemm_slabs.cu
 
     __device__ Slabs(int64_t batch, int64_t m, int64_t n, int64_t k, char *scratch) : batch(batch), m(m), n(n), k(k) {
         rows = (m + LINES - 1) / LINES;
@@ -86,6 +96,7 @@ struct Slabs {
         lines = (Line *)(rests + tiles);
         measured = (Measured *)(lines + blocks * LINES);
         slabs = UNIT == HALVES ? (char *)(measured + chunks * blocks * LINES) : scratch;
+        maps = (Maps *)slab(DIRECT_B ? left : blocks, 0, 1);
     }
 
     // HALVES: whether what know_lines has found speaks for pieces: a tile takes twice as long in pieces as in halves,
@@ -94,8 +105,11 @@ struct Slabs {
         return votes->count > 0 && (left * columns <= FEW_TILES || MANY_VOTES * votes->count > batch * asked);
     }
 
+    // The first block of lines that is laid out.
+    __device__ __forceinline__ int64_t first() const { return DIRECT_A ? left : 0; }
+
     // The `count` slabs that a block of lines becomes, one after another.
     __device__ __forceinline__ char *slab(int64_t block, int at, int count) const {
-        return slabs + (block * depth + at) * (count * SLAB);
+        return slabs + ((block - first()) * depth + at) * (count * SLAB);
     }
 };

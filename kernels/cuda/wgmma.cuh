@@ -48,6 +48,49 @@ template <int BYTES> __device__ __forceinline__ void copy_bulk(char *to, const c
             : "memory");
 }
 
+// Matrices of float32 in memory, one behind the other, as the copy engine knows them, with the box that a copy brings: rows
+// by 32 columns, 128 bytes whose words are exchanged. It rounds them to tf32 on the way. Rows begin at multiples of 16
+// bytes. PTX ISA, "Tensors" and "tensormap.replace".
+struct alignas(128) TensorMap {
+    uint64_t words[16];
+
+    // By one thread, which may copy from here on.
+    __device__ void describe(const float *x, int columns, int rows, int matrices, int rows_of_box) {
+        #pragma unroll
+        for (uint64_t &word : words) word = 0;
+#define SET(FIELD, TYPE, ...) \
+    asm volatile("tensormap.replace.tile." FIELD ".global.b1024." TYPE ";" ::"l"(this), __VA_ARGS__ : "memory")
+        SET("global_address", "b64 [%0], %1", "l"(x));
+        SET("rank", "b32 [%0], %1", "n"(2)); // less one
+        SET("box_dim", "b32 [%0], 0, %1", "n"(32));
+        SET("box_dim", "b32 [%0], 1, %1", "r"(rows_of_box));
+        SET("box_dim", "b32 [%0], 2, %1", "n"(1));
+        SET("global_dim", "b32 [%0], 0, %1", "r"(columns));
+        SET("global_dim", "b32 [%0], 1, %1", "r"(rows));
+        SET("global_dim", "b32 [%0], 2, %1", "r"(matrices));
+        SET("global_stride", "b64 [%0], 0, %1", "l"((int64_t)columns * 4));
+        SET("global_stride", "b64 [%0], 1, %1", "l"((int64_t)columns * rows * 4));
+        SET("element_stride", "b32 [%0], 0, %1", "n"(1));
+        SET("element_stride", "b32 [%0], 1, %1", "n"(1));
+        SET("element_stride", "b32 [%0], 2, %1", "n"(1));
+        SET("elemtype", "b32 [%0], %1", "n"(11));         // tf32
+        SET("interleave_layout", "b32 [%0], %1", "n"(0)); // none
+        SET("swizzle_mode", "b32 [%0], %1", "n"(3));      // 128 bytes
+        SET("fill_mode", "b32 [%0], %1", "n"(0));         // zeros where the matrix has ended
+#undef SET
+        asm volatile("fence.proxy.tensormap::generic.release.gpu;\n"
+                     "fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(this) : "memory");
+    }
+    // Starts to copy the box that begins there.
+    __device__ __forceinline__ void copy(char *to, int column, int row, int matrix, Barrier &arrived) const {
+        asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                     "[%0], [%1, {%2, %3, %4}], [%5];"
+            ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(this), "r"(column), "r"(row), "r"(matrix),
+            "r"(arrived.address())
+            : "memory");
+    }
+};
+
 // Two numbers rounded to float16 in a word, and a word's two as float32.
 __device__ __forceinline__ uint32_t rounded_halves(float low, float high) {
     uint32_t word;

@@ -23,6 +23,25 @@ template <int BYTES> void copy_bulk(char *to, const char *from, Barrier &arrived
     memcpy(to, from, BYTES);
     arrived.copied(BYTES);
 }
+struct alignas(128) TensorMap {
+    const float *x;
+    int columns, rows, matrices, rows_of_box;
+
+    void describe(const float *x, int columns, int rows, int matrices, int rows_of_box) {
+        *this = {x, columns, rows, matrices, rows_of_box};
+    }
+    void copy(char *to, int column, int row, int matrix, Barrier &arrived) const {
+        for (int i = 0; i < rows_of_box * 32; i++) {
+            const int down = row + i / 32, right = column + i % 32;
+            const bool there = down < rows && right < columns && matrix < matrices;
+            const float value = there ? x[((int64_t)matrix * rows + down) * columns + right] : 0;
+            const uint32_t rounded = Format<TF32>::rounded(value);
+            memcpy(to + ((i * 4) ^ i / 32 % 8 * 16), &rounded, 4);
+        }
+        arrived.copied(rows_of_box * 128);
+    }
+};
+
 static uint32_t rounded_halves(float low, float high) {
     const _Float16 both[2] = {(_Float16)low, (_Float16)high};
     uint32_t word;
