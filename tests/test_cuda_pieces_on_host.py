@@ -68,6 +68,11 @@ def test_lines_may_begin_anywhere(host: Host, m: int, n: int, k: int, ta: bool, 
     check(host, drawn(1, m, n, k, ta, tb), ta, tb, 64, 1)
 
 
+@pytest.mark.parametrize("parts", [16, 21])
+def test_elements_of_many_parts_are_shared_by_threads(host: Host, parts: int) -> None:
+    check(host, drawn(1, 66, 70, 680, True, False), True, False, 64, parts)
+
+
 @pytest.mark.parametrize("parts", [1, 2])
 def test_infinity_and_nan_go_where_they_go_in_plain_sums(host: Host, parts: int) -> None:
     a, b = drawn(1, 130, 140, 68, False, True)

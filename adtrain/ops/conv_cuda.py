@@ -18,6 +18,7 @@ from adtrain.ops.halves_weight_grad_cuda import HalvesWeightGrad
 from adtrain.ops.planes_cuda import PlaneConvolution
 from adtrain.ops.planes_weight_grad_cuda import PlaneWeightGrad
 from adtrain.ops.positions import Positions
+from adtrain.ops.splits_cuda import sum_splits
 from adtrain.ops.tiles_cuda import Tile
 
 MOST = 6
@@ -137,11 +138,10 @@ def _kernel(file: str, name: str, conv: Convolution, product: Product, tile: Til
     if parts == 1:
         return whole
     size = math.prod(conv.w)
-    sums = (size, conv.w[0], size // conv.w[0], parts)
     return replace(
         whole,
         scratch=lambda *_, **__: parts * size * conv.dtype.itemsize,
-        then=CudaKernel("sum_splits.cu", "sum_splits", lambda *_, **__: sums, elements=lambda *_, **__: size),
+        then=sum_splits(size, conv.w[0], size // conv.w[0], parts),
     )
 
 

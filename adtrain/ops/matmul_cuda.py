@@ -12,6 +12,7 @@ from adtrain.core.kernel import CudaKernel
 from adtrain.ops.choice_cuda import Engine, ranked
 from adtrain.ops.pieces_cuda import Cut, PieceProduct
 from adtrain.ops.slabs_cuda import SlabProduct, Slabs
+from adtrain.ops.splits_cuda import sum_splits
 from adtrain.ops.tiles_cuda import Direct, Tile, Unit
 
 MOST = 12
@@ -92,12 +93,6 @@ class Product:
         split = {} if self.direct else {"SPLIT": int(self.parts > 1)}
         return {**self.tile.definitions(), **flags, **wide, **split}
 
-    @property
-    def sums(self) -> tuple[int, ...]:
-        """The numbers of `sum_splits.cu`."""
-        batch, m, n, _ = self.lengths
-        return batch * m * n, m, n, self.parts
-
     def kernel(self) -> CudaKernel:
         """The launch of the product alone."""
         whole = CudaKernel(
@@ -111,12 +106,12 @@ class Product:
         )
         if self.parts == 1:
             return whole
+        batch, m, n, _ = self.lengths
+        size = batch * m * n
         return replace(
             whole,
-            scratch=lambda *_, **__: self.parts * self.sums[0] * self.itemsize,
-            then=CudaKernel(
-                "sum_splits.cu", "sum_splits", lambda *_, **__: self.sums, elements=lambda *_, **__: self.sums[0]
-            ),
+            scratch=lambda *_, **__: self.parts * size * self.itemsize,
+            then=sum_splits(size, m, n, self.parts),
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from adtrain.core.chip import CHIP
 from adtrain.core.kernel import CudaKernel, no_bytes
+from adtrain.ops.splits_cuda import sum_splits
 
 PIECES, GROUP, WORD = 3, 8, 16
 """Numbers that a float32 becomes; neighbours of a word, and its bytes."""
@@ -131,9 +132,6 @@ class PieceProduct:
             "SPLIT": int(self.parts > 1),
             "ONCE": int(self.tiles * self.parts <= CHIP.multiprocessors),
         }
-        sums = CudaKernel(
-            "sum_splits.cu", "sum_splits", lambda *_, **__: (size, m, n, self.parts), elements=lambda *_, **__: size
-        )
         return CudaKernel(
             "gemm_pieces.cu",
             "gemm_pieces",
@@ -143,5 +141,5 @@ class PieceProduct:
             shared=lambda *_, **__: self.shared,
             definitions=lambda *_, **__: definitions,
             scratch=(lambda *_, **__: self.parts * size * 4) if self.parts > 1 else no_bytes,
-            then=sums if self.parts > 1 else None,
+            then=sum_splits(size, m, n, self.parts) if self.parts > 1 else None,
         )

@@ -18,7 +18,7 @@ LAYOUT_THREADS, THREADS = 256, 384
 """Of a block of `slabs.cu`, and of `gemm_slabs.cu`."""
 MOST_K = 1 << 31
 KNOWN_BYTES, REST_BYTES, VOTES_BYTES, MAPS_BYTES = 32, 256, 128, 256
-"""Of what is known of a line, or measured in a chunk of it (Line, Measured); of a tile's list (Rest); Votes and Maps."""
+"""Of what is known of a line, or measured in a chunk of it (Line, Measured); of a tile's list (Rest); Votes; Maps."""
 
 
 @dataclass(frozen=True)
