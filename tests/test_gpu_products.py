@@ -15,7 +15,7 @@ from adtrain.core.primitive import Primitive
 from adtrain.ops import conv_cuda
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
 from adtrain.ops.matmul import matmul_p
-from adtrain.ops.matmul_cuda import GEMM, products
+from adtrain.ops.matmul_cuda import GEMM, Product, products
 from adtrain.ops.tiles_cuda import TILES, Direct, Unit
 
 __all__ = ["gpu", "poisoned"]
@@ -147,12 +147,16 @@ def adversarial(m: int = 128, n: int = 96, k: int = 1000) -> dict[str, tuple[np.
 def test_pieces_are_no_less_accurate_than_one_chain_of_multiply_adds(gpu: Any, case: str) -> None:
     a, b = (x.astype(np.float32)[None] for x in adversarial()[case])
     expected, sizes = exact(a, b, False, False), exact(abs(a), abs(b), False, False)
-    errors: dict[bool, list[float]] = {False: [], True: []}
-    for p in products(*types(a, b), False, False):
-        if p.tile.unit is Unit.PIECES or p.tile == TILES[4][0]:
-            found = computed(gpu, matmul_p, p.kernel(), [a, b], transpose_a=False, transpose_b=False)
-            errors[isinstance(p.tile, Direct)].append(float((abs(found - expected) / sizes).max()))
-    assert max(errors[True]) <= min(errors[False])
+
+    def error(engine: Product) -> float:
+        found = computed(gpu, matmul_p, engine.kernel(), [a, b], transpose_a=False, transpose_b=False)
+        return float((abs(found - expected) / sizes).max())
+
+    found = products(*types(a, b), False, False)
+    pieces = [p for p in found if isinstance(p.tile, Direct) and p.tile.unit is Unit.PIECES]
+    assert pieces
+    chain = Product(pieces[0].lengths, 4, TILES[4][0], 1, (False, False))
+    assert max(map(error, pieces)) <= error(chain)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
