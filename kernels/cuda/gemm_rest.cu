@@ -1,5 +1,6 @@
 // The elements of a product that gemm_slabs.cu has left: a tile of them by the engine of plain float32, or those of its
-// list, each by a warp. A block a tile; most have nothing to do.
+// list, one after another, each by all threads of the block: it is the reads of the first one that everything waits for. A
+// block a tile; most have nothing to do.
 #ifndef UNIT
 #define UNIT 5
 #define TILE_N 128
@@ -10,9 +11,36 @@
 #define WIDE_C 1
 #endif
 #include "gemm.cuh"
+#include "group.cuh"
 #include "slabs.cuh"
 
 typedef Tile<LINES, TILE_N, 8, 1, 4, Fma<64, TILE_N / 2>> Plain;
+constexpr int AT_ONCE = 32; // elements of each operand that a thread reads at once
+
+// By a block, known to its thread 0: the sum of the products of a row and a column.
+template <class Factors> __device__ __forceinline__ T dot(const Factors &factors, int row, int column) {
+    __shared__ T sums[Plain::THREADS / WARP];
+    T sum = 0;
+    for (int first = threadIdx.x; first < factors.k; first += AT_ONCE * Plain::THREADS) {
+        T left[AT_ONCE], right[AT_ONCE];
+        #pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int h = first + i * Plain::THREADS;
+            left[i] = h < factors.k ? factors.left(row, h) : 0;
+            right[i] = h < factors.k ? factors.right(h, column) : 0;
+        }
+        #pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) sum = fma(left[i], right[i], sum);
+    }
+    sum = over_lanes<Sum, WARP>(sum);
+    __syncthreads(); // the sums before have been read
+    if (threadIdx.x % WARP == 0) sums[threadIdx.x / WARP] = sum;
+    __syncthreads();
+    T all = sums[0];
+    #pragma unroll
+    for (int i = 1; i < Plain::THREADS / WARP; i++) all += sums[i];
+    return all;
+}
 
 KERNEL __launch_bounds__(Plain::THREADS, 2) gemm_rest(const T *a, const T *b, const Epilogue epilogue, int64_t batch,
     int64_t m, int64_t n, int64_t k, char *scratch) {
@@ -28,14 +56,9 @@ KERNEL __launch_bounds__(Plain::THREADS, 2) gemm_rest(const T *a, const T *b, co
     const TileAt at(blockIdx.x, slabs.rows, slabs.across);
     const Factors<TRANSPOSE_A, TRANSPOSE_B> factors = {
         a + at.item * m * k, b + at.item * k * n, (int)m, (int)n, (int)k};
-    const int lane = threadIdx.x % WARP;
-    for (int i = threadIdx.x / WARP; i < count; i += Plain::THREADS / WARP) {
+    for (int i = 0; i < count; i++) {
         const int row = at.down * LINES + rest.places[i] / LINES, column = at.across * TILE_N + rest.places[i] % LINES;
-        T sum[1] = {0};
-        #pragma unroll 16 // reads that are under way at once
-        for (int h = lane; h < k; h += WARP) sum[0] = fma(factors.left(row, h), factors.right(h, column), sum[0]);
-        #pragma unroll
-        for (int step = WARP / 2; step > 0; step /= 2) sum[0] += __shfl_xor_sync(FULL_MASK, sum[0], step);
-        if (lane == 0) epilogue(at.item, row, column, (at.item * m + row) * n + column, sum);
+        const T sum[1] = {dot(factors, row, column)};
+        if (threadIdx.x == 0) epilogue(at.item, row, column, (at.item * m + row) * n + column, sum);
     }
 }
