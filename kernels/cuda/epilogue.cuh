@@ -5,7 +5,8 @@
 //
 // It is called for elements (item, row, column) to (item, row, column + WIDE - 1); index: of the first one in C, the
 // batch counted. `read` and `write` are the call's two halves: what `read` returns does not depend on the product. `ask`
-// asks for what `read` will want beside so many neighbours in memory, of all that C has as many of. One that pools is called for the elements of a window, row by row, and index is that of its maximum.
+// asks the second cache for what `read` will want beside `count` neighbours in memory, of arrays of C's shape. One that
+// pools is called for the elements of a window, row by row, and index is that of its maximum.
 #pragma once
 #include "common.cuh"
 

@@ -2,6 +2,9 @@
 // columns of op(B)) by 128 bytes of k, in the format of the matrix units, words exchanged (`exchanged`), zeros where
 // the matrix has ended. A slab is one piece of memory, so nothing has to describe it to the copy engine.
 //
+// TF32: operands that lie along k, in rows of whole words, are not laid out (DIRECT_A, DIRECT_B): the copy engine makes the
+// same format of the matrix itself.
+//
 // HALVES: float32 as two float16 numbers, high + low / 2^11, three products of which make up one of float32. Each line
 // is scaled by a power of two so that the root of its mean square is 2^target to 2^(target + 1), which leaves its
 // largest element below 2^15. Of elements from 2^-12 on the two hold all bits but at times the last; of smaller ones they
@@ -12,7 +15,7 @@
 // twice as long as halves, a third of the time of multiply-adds.
 #pragma once
 #ifndef DIRECT_A
-#define DIRECT_A 0 // TF32: the operand is brought as it lies
+#define DIRECT_A 0
 #define DIRECT_B 0
 #endif
 #include "wgmma.cuh"
@@ -27,7 +30,7 @@ constexpr int TAKEN = TILE_N / ACROSS;                      // by side, and the 
 constexpr float LOW = 0x1p-11f;                // the unit of low
 constexpr int WATCHED = 16;                    // slabs over which running sums are watched
 
-// Of a block: operands that are brought as they lie, along k, by which the copy engine finds them.
+// Of a block of gemm_slabs.cu: how the copy engine finds operands that are brought as they lie.
 struct alignas(128) Maps {
     TensorMap a, b;
 };
@@ -79,7 +82,7 @@ struct Slabs {
     Line *lines;
     Measured *measured;
     char *slabs;
-    Maps *maps; // of each block of gemm_slabs.cu
+    Maps *maps;
 
     __device__ Slabs(int64_t batch, int64_t m, int64_t n, int64_t k, char *scratch) : batch(batch), m(m), n(n), k(k) {
         rows = (m + LINES - 1) / LINES;
