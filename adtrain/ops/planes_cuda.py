@@ -117,10 +117,8 @@ class PlaneConvolution:
 
     def _by_image(self, columns: int, rows: int) -> PlaneConvolution:
         """With tiles that begin with each image and cover so many rows."""
-        positions, tile = self.positions, TEAMS * columns
-        count = -(-((rows - 1) * positions.pitch + positions.outputs[3]) // tile)
-        spread = replace(positions, spread=(positions.pitch, count * tile))
-        return replace(self, positions=spread, columns=columns, of_image=count)
+        positions, count = self.positions.by_image(TEAMS * columns, rows)
+        return replace(self, positions=positions, columns=columns, of_image=count)
 
     def _tile(self, parts: int) -> int:
         """Positions of a tile."""

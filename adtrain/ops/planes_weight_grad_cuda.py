@@ -67,10 +67,8 @@ class PlaneWeightGrad:
         """It with stages that run on, and with those that begin with each image."""
         yield self
         if self.step:
-            _, _, rows, columns = self.positions.outputs
-            count = -(-((rows - 1) * self.positions.pitch + columns) // self.step)
-            spread = replace(self.positions, spread=(self.positions.pitch, count * self.step))
-            yield replace(self, positions=spread, of_image=count)
+            positions, count = self.positions.by_image(self.step, self.positions.outputs[2])
+            yield replace(self, positions=positions, of_image=count)
 
     def _cycles(self, splits: int) -> float:
         rounds = -(-self.blocks * splits // CHIP.multiprocessors)

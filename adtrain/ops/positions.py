@@ -75,6 +75,11 @@ class Positions:
         padding = reach[0] - self.padding[0], reach[1] - self.padding[1]
         return replace(self, images=self.outputs, outputs=self.images, padding=padding)
 
+    def by_image(self, tile: int, rows: int) -> tuple[Positions, int]:
+        """Spread so that tiles of so many positions begin with each image; how many cover so many rows of outputs."""
+        count = -(-((rows - 1) * self.pitch + self.outputs[3]) // tile)
+        return replace(self, spread=(self.pitch, count * tile)), count
+
     def suits(self) -> bool:
         """Whether positions are right for it, on the GPU at hand."""
         sizes = (*map(math.prod, (self.images, self.outputs)), self.count + self.reach + BEYOND)

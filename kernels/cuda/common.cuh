@@ -40,7 +40,7 @@ __device__ __forceinline__ void wait_for_inputs()
 #endif
 }
 
-// Asks the second cache for elements that are read later, where it can be asked for more than a sector at once.
+// Asks the second cache for elements that are read later: on Hopper and later GPUs, a few by their sector.
 template <typename E> __device__ __forceinline__ void ask_for(const E *from, int count)
 {
 #if __CUDA_ARCH__ >= 900
