@@ -47,6 +47,21 @@ def _summed(a: np.ndarray, b: np.ndarray, large: tuple[int, int], *others: tuple
     return (main + beside.astype(np.float32)).astype(np.float32)
 
 
+def in_sparse_pieces(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """A B as in `conv_pooled_input_grad.cu`, A being the gradient: what is not summed over stages has sums of its own
+    for neighbouring pieces of B."""
+    left, right = pieces(a), pieces(b.T)
+    main = np.zeros((len(a), b.shape[1]), np.float32)
+    others = [np.zeros(main.shape), np.zeros(main.shape)]
+    for i in range(0, a.shape[1], DEPTH):
+        k = slice(i, i + DEPTH)
+        for p in (0, 2):
+            main += added(np.zeros(main.shape), left[p][:, k], right[0][:, k]).astype(np.float32)
+        for p, first in ((0, 1), (1, 0)):
+            others = [added(sums, left[p][:, k], right[first + q][:, k]) for q, sums in enumerate(others)]
+    return (main + (others[0].astype(np.float32) + others[1].astype(np.float32))).astype(np.float32)
+
+
 def known(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of operands, the rows of ``x``: scales, 0 where left to pieces; shares; and squares of scaled elements."""
     sizes = abs(x.astype(float))

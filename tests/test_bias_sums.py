@@ -14,6 +14,7 @@ from program_samples import ON_GPU, names
 import adtrain as ad
 from adtrain import ops
 from adtrain.core.array import ArrayType, array
+from adtrain.core.chip import CHIP
 from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import stage
 from adtrain.ops import bias_sums
@@ -58,7 +59,7 @@ def gradients(padding: int, x: Any, w: Any, b: Any, v: Any, c: Any) -> Any:
     return ad.grad(loss, (0, 1, 2, 3))(w, b, v, c)
 
 
-SHAPES = ((256, 1, 14, 14), (32, 1, 3, 3), (32,), (64, 32, 3, 3), (64,))
+SHAPES = ((256, 1, 28, 28), (32, 1, 3, 3), (32,), (64, 32, 3, 3), (64,))
 
 
 @pytest.mark.parametrize("padding", [0, 1])
@@ -67,9 +68,16 @@ def test_sums_are_taken_by_who_reads_the_same(padding: int) -> None:
     args = [array(rng.standard_normal(shape).astype(np.float32)) for shape in SHAPES]
     found = names(stage(partial(gradients, padding), ON_GPU).program(*args))
     assert found.count("conv2d_weight_grad_sum") == 1  # of one channel
-    assert found.count("conv2d_weight_grad") == 1
-    assert found.count("max_pool2d_put_sum") == (padding == 0)
-    assert found.count("sum") == (padding > 0)
+    assert found.count("conv2d_weight_grad_pooled_sum") == (padding == 0)
+    assert found.count("conv2d_weight_grad") == found.count("sum") == (padding > 0)
+
+
+def test_the_sum_of_a_gradient_that_is_spread_is_taken_while_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CHIP, "capability", (10, 0))  # without kernels for what is pooled
+    args = [array(np.ones(shape, np.float32)) for shape in SHAPES]
+    found = names(stage(partial(gradients, 0), ON_GPU).program(*args))
+    assert found.count("max_pool2d_put_sum") == 1
+    assert "sum" not in found
 
 
 def test_a_sum_of_other_axes_stays_alone() -> None:

@@ -18,6 +18,7 @@ ids = [f"{case.op}, {case.name}" for case in CASES]
 MADE_BY_PASSES = {
     "conv2d_input_grad_pooled",
     "conv2d_weight_grad_pooled",
+    "conv2d_weight_grad_pooled_sum",
     "conv2d_weight_grad_sum",
     "max_pool2d_put_sum",
     "block",

@@ -14,6 +14,7 @@ from adtrain.core.primitive import Primitive
 from adtrain.ops import conv_cuda, pool_cuda
 from adtrain.ops.broadcasting import sum_p
 from adtrain.ops.conv import weight_grad_p
+from adtrain.ops.conv_pooled import conv2d_weight_grad_pooled_p
 from adtrain.ops.pool import Windows, max_pool2d_put_p
 
 OF_BIAS = (0, 2, 3)
@@ -39,6 +40,27 @@ conv2d_weight_grad_sum_p = Primitive(
     flops=lambda x, g, **params: weight_grad_p.cost([x, g], params).flops + g.size,
 )
 """(x, g; window, size, precision): conv2d_weight_grad(x, g, ...), and the sum of g for each channel."""
+
+
+def _pooled_types(x: Any, g: Any, where: Any, **params: Any) -> tuple[ArrayType, ArrayType]:
+    (w,) = conv2d_weight_grad_pooled_p.output_types((x, g, where), params)
+    return w, ArrayType(g.shape[1:2], g.dtype)
+
+
+conv2d_weight_grad_pooled_sum_p = Primitive(
+    "conv2d_weight_grad_pooled_sum",
+    _pooled_types,
+    {
+        "cpu": lambda x, g, where, **params: (
+            conv2d_weight_grad_pooled_p.implementations["cpu"](x, g, where, **params),
+            _summed(g),
+        ),
+        "cuda": conv_cuda.weight_grad_pooled_sum,
+    },
+    flops=lambda x, g, where, **params: conv2d_weight_grad_pooled_p.cost([x, g, where], params).flops + g.size,
+)
+"""(x, g, where; window, windows, shape, size, precision): conv2d_weight_grad_pooled(x, g, where, ...), and the sum of g
+for each channel."""
 
 
 def _put_types(ct: Any, where: Any, windows: Windows, shape: tuple[int, ...]) -> tuple[ArrayType, ArrayType]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from adtrain.core.array import ArrayType
 from adtrain.core.chip import CHIP, Chip
 from adtrain.core.kernel import CudaKernel
 from adtrain.ops.choice_cuda import LANES, SECOND_PASS, START, Gathers, ranked
@@ -17,6 +18,7 @@ from adtrain.ops.few_cuda import Few, FewConvolution, FewWeightGrad
 from adtrain.ops.halves_weight_grad_cuda import HalvesWeightGrad
 from adtrain.ops.planes_cuda import PlaneConvolution
 from adtrain.ops.planes_weight_grad_cuda import PlaneWeightGrad
+from adtrain.ops.pooled_cuda import PooledInputGrad
 from adtrain.ops.positions import Positions
 from adtrain.ops.splits_cuda import sum_splits
 from adtrain.ops.tiles_cuda import Tile
@@ -186,9 +188,55 @@ def forward_pooled(x: Any, w: Any, window: Any, precision: str, windows: Any) ->
     return [pooled.kernel()] if pooled and pooled.cycles <= apart else []
 
 
+def input_grad_pooled(
+    g: Any, where: Any, w: Any, window: Any, windows: Any, shape: Any, size: tuple[int, int], precision: str
+) -> Sequence[CudaKernel]:
+    """The kernel for the gradient by the images behind a max pooling of windows of 2 x 2, where that should be faster
+    than the one that is computed in pieces otherwise."""
+    conv = Convolution((g.shape[0], w.shape[1], *size), w.shape, shape, window, g.dtype)
+    positions = conv.positions(precision)
+    if positions is None or windows != WINDOWS:
+        return []
+    alone = input_grad(ArrayType(shape, g.dtype), w, window, size, precision)
+    plain, pooled = PlaneConvolution(positions.turned(), True).fitted(), PooledInputGrad(positions.turned())
+    if not alone or alone[0].file != "conv_planes.cu" or plain is None or not pooled.suits():
+        return []
+    return [pooled.kernel()] if pooled.cycles <= plain.cycles else []
+
+
+def weight_grad_pooled(
+    x: Any, g: Any, where: Any, window: Any, windows: Any, shape: Any, size: tuple[int, int], precision: str
+) -> Sequence[CudaKernel]:
+    """The same for the gradient by the weights."""
+    pooled = _weight_grad_pooled(x, g, window, windows, shape, size, precision)
+    return [pooled.kernel()] if pooled else []
+
+
+def weight_grad_pooled_sum(
+    x: Any, g: Any, where: Any, window: Any, windows: Any, shape: Any, size: tuple[int, int], precision: str
+) -> Sequence[CudaKernel]:
+    """The same for the gradients by weights and bias."""
+    pooled = _weight_grad_pooled(x, g, window, windows, shape, size, precision)
+    return [replace(pooled, bias=True).kernel()] if pooled else []
+
+
+def _weight_grad_pooled(
+    x: Any, g: Any, window: Any, windows: Any, shape: Any, size: tuple[int, int], precision: str
+) -> PlaneWeightGrad | None:
+    conv = Convolution(x.shape, (shape[1], x.shape[1], *size), shape, window, x.dtype)
+    positions = conv.positions(precision)
+    if positions is None or windows != WINDOWS:
+        return None
+    alone = weight_grad(x, ArrayType(shape, g.dtype), window, size, precision)
+    plain, pooled = (PlaneWeightGrad(positions, pooled=p).fitted() for p in (False, True))
+    if not alone or alone[0].file != "conv_planes_weight_grad.cu" or plain is None or pooled is None:
+        return None
+    return pooled if pooled.cycles <= plain.cycles else None
+
+
 def by_positions(kernel: CudaKernel) -> bool:
     """Whether it is one of those on Hopper's matrix units."""
-    return any(name in kernel.file for name in ("planes", "halves"))
+    return any(name in kernel.file for name in ("planes", "halves", "pooled"))
 
 
 def _by_positions(positions: Positions, turned: bool) -> list[PlaneConvolution]:

@@ -1,5 +1,5 @@
 """Gradients of convolutions with stride 1 by their weights on Hopper's matrix units, float32 in three pieces
-(`kernels/cuda/conv_planes_weight_grad.cu`)."""
+(`kernels/cuda/planes_weight_grad.cuh`)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from dataclasses import dataclass, replace
 from adtrain.core.chip import CHIP
 from adtrain.core.kernel import CudaKernel, no_bytes
 from adtrain.ops.planes_cuda import FILTERS, PASSING, PIECES, SHARED, START, TILE_END
+from adtrain.ops.pooled_cuda import of_whole_windows
 from adtrain.ops.positions import Positions
 
 THREADS, GATHERERS, SUMMING = 640, 256, 256
 """Of a block, and those that gather; of the sum of the parts."""
 CHANNELS, POSITIONS = 32, (128, 64)
 """Channels that a block takes; how many positions may be in a stage, the faster choice first."""
-CYCLE = 1400
-"""Multiply-adds of bfloat16 that a multiprocessor does in a cycle, measured."""
+CYCLE, POOLED_CYCLE = 1400, 1600
+"""Multiply-adds of bfloat16 that a multiprocessor does in a cycle, measured; of a pooled gradient, zeros counted."""
+ONES = 512
+"""Bytes of shared memory that the gradient by a bias takes."""
 SECOND_PASS = 4000
 """Cycles of the sum of the parts."""
 
@@ -29,20 +32,30 @@ class PlaneWeightGrad:
     Attributes:
         of_image: the stages that each image has, `positions` being spread so that images are as far apart; 0 where
             stages run on from image to image.
+        pooled: whether the gradient of the outputs is that behind a max pooling of windows of 2 x 2.
+        bias: whether the gradient by the convolution's bias is computed, too, of a pooled one.
     """
 
     positions: Positions
     of_image: int = 0
+    pooled: bool = False
+    bias: bool = False
+
+    def _lines(self, count: int) -> int:
+        """Of the images of a stage."""
+        return -(-(count + self.positions.reach) // 8) * 8
 
     def _shared(self, count: int) -> int:
-        lines = -(-(count + self.positions.reach) // 8) * 8
-        stage = PIECES * 2 * (lines * CHANNELS + count * FILTERS)
-        return 2 * -(-stage // 1024) * 1024 + PASSING * GATHERERS + 1024
+        numbers = FILTERS * (count // 2 if self.pooled else count)
+        bits = numbers // 8 if self.pooled else 0
+        stage = PIECES * 2 * (self._lines(count) * CHANNELS + numbers) + bits
+        return 2 * -(-stage // 1024) * 1024 + PASSING * GATHERERS + 1024 + (ONES if self.bias else 0)
 
     @property
     def step(self) -> int:
         """Positions of a stage; 0 where not even the fewest fit."""
-        return next((count for count in POSITIONS if self._shared(count) <= SHARED), 0)
+        most = GATHERERS if self.pooled else math.inf  # a line for each thread
+        return next((n for n in POSITIONS if self._shared(n) <= SHARED and self._lines(n) <= most), 0)
 
     @property
     def blocks(self) -> int:
@@ -65,14 +78,20 @@ class PlaneWeightGrad:
 
     def choices(self) -> Iterator[PlaneWeightGrad]:
         """It with stages that run on, and with those that begin with each image."""
-        yield self
+        _, _, rows, columns = self.positions.outputs
+        run_on = replace(self, positions=self._whole(self.positions, columns // 2))
+        yield run_on
         if self.step:
-            positions, count = self.positions.by_image(self.step, self.positions.outputs[2])
-            yield replace(self, positions=positions, of_image=count)
+            positions, count = run_on.positions.by_image(self.step, rows // 2 * 2 if self.pooled else rows)
+            yield replace(self, positions=self._whole(positions), of_image=count)
+
+    def _whole(self, positions: Positions, lines: int = 0) -> Positions:
+        return of_whole_windows(positions, lines) if self.pooled else positions
 
     def _cycles(self, splits: int) -> float:
         rounds = -(-self.blocks * splits // CHIP.multiprocessors)
-        products = FILTERS * CHANNELS * math.prod(self.positions.kernel) * self.step * 6 / CYCLE
+        cycle = POOLED_CYCLE if self.pooled else CYCLE
+        products = FILTERS * CHANNELS * math.prod(self.positions.kernel) * self.step * 6 / cycle
         return START + rounds * (TILE_END + -(-self.steps // splits) * products) + (SECOND_PASS if splits > 1 else 0)
 
     @property
@@ -87,7 +106,8 @@ class PlaneWeightGrad:
 
     def suits(self) -> bool:
         """Whether the kernels are right for it, on the GPU at hand."""
-        return self.positions.suits() and self.positions.kernel == (3, 3) and self.step > 0
+        plain = not self.pooled or self.positions.dilation == (1, 1)
+        return self.positions.suits() and self.positions.kernel == (3, 3) and plain and self.step > 0
 
     def kernel(self) -> CudaKernel:
         """The launches: the products of each part, and their sum."""
@@ -99,30 +119,34 @@ class PlaneWeightGrad:
         Args:
             rest: parts are images, and the launches are behind those of `conv_halves_weight_grad.cu`.
         """
+        in_scratch = splits > 1 or rest or self.bias
         definitions = {
             **self.positions.definitions,
             "CHANNELS": CHANNELS,
             "POSITIONS": self.step,
             "OF_IMAGE": self.of_image,
-            "SPLIT": int(splits > 1 or rest),
+            "SPLIT": int(in_scratch),
             "REST": int(rest),
+            "BIAS": int(self.bias),
         }
+        filters = self.positions.outputs[1] if self.bias else 0
+        name = "conv_pooled_weight_grad" if self.pooled else "conv_planes_weight_grad"
         whole = CudaKernel(
-            "conv_planes_weight_grad.cu",
-            "conv_planes_weight_grad",
+            f"{name}.cu",
+            name,
             lambda *_, **__: (self.positions.images[0], splits),
             blocks=lambda *_, **__: (self.blocks, splits),
             threads=lambda *_, **__: THREADS,
             shared=lambda *_, **__: self._shared(self.step),
             definitions=lambda *_, **__: definitions,
         )
-        if splits == 1 and not rest:
+        if not in_scratch:
             return whole
-        split = replace(whole, scratch=lambda *_, **__: splits * self.size * 4)
+        split = replace(whole, scratch=lambda *_, **__: splits * (self.size + PIECES * filters) * 4)
         add = replace(
             split,
             name="sum_parts",
-            blocks=lambda *_, **__: -(-self.size // 32),
+            blocks=lambda *_, **__: -(-(self.size + filters) // 32),
             threads=lambda *_, **__: SUMMING,
             shared=no_bytes,
         )

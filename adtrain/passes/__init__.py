@@ -16,7 +16,12 @@ from adtrain.passes.fuse_rows import fuse_rows
 from adtrain.passes.loops_on_products import loops_on_products
 from adtrain.passes.merge_updates import merge_updates
 from adtrain.passes.plan_memory import MemoryPlan, plan_memory
-from adtrain.passes.pooled_gradients import keep_gradients_pooled, keep_sums_pooled, sink_masks
+from adtrain.passes.pooled_gradients import (
+    keep_gradients_pooled,
+    keep_sums_pooled,
+    leave_out_spread_gradients,
+    sink_masks,
+)
 from adtrain.passes.readers_first import readers_first
 from adtrain.passes.side_by_side import side_by_side
 from adtrain.passes.simplify_reshapes import simplify_reshapes
@@ -41,6 +46,8 @@ FUSE_GPU = (
     sink_masks,
     join_bias_gradients,
     keep_sums_pooled,
+    leave_out_spread_gradients,
+    remove_dead_code,
     join_bias_gradients,
     remove_dead_code,
     fuse_elementwise,
@@ -87,6 +94,7 @@ __all__ = [
     "join_bias_gradients",
     "keep_gradients_pooled",
     "keep_sums_pooled",
+    "leave_out_spread_gradients",
     "loops_on_products",
     "merge_common_subexpressions",
     "merge_updates",

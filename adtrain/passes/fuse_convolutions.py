@@ -17,7 +17,7 @@ def fuse_convolutions(program: Program) -> Program:
 
 
 def _is_convolution(equation: Equation) -> bool:
-    return equation.primitive.name in ("conv2d", "conv2d_input_grad")
+    return equation.primitive.name in ("conv2d", "conv2d_input_grad", "conv2d_input_grad_pooled")
 
 
 def _by_channels(equation: Equation) -> bool:

@@ -10,6 +10,7 @@ way back, the mask of a relu and the gradients of a convolution, can work on the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from adtrain.core.array import ArrayType
@@ -72,7 +73,16 @@ def keep_sums_pooled(program: Program) -> Program:
 def keep_gradients_pooled(program: Program) -> Program:
     """Gradients of convolutions taken of the pooled gradient, on a device that has kernels for them: the CPU."""
     put = _puts(program)
-    return replace(program, equations=tuple(_of_pooled(e, put) for e in program.equations))
+    return replace(program, equations=tuple(_of_pooled(e, put, _on_cpu) for e in program.equations))
+
+
+def leave_out_spread_gradients(program: Program) -> Program:
+    """The same on a GPU, where nothing else reads the spread gradient, so that it need not be written."""
+    put = _puts(program)
+    pooled = {e: _of_pooled(e, put, _on_gpu) for e in program.equations}
+    needed = {*program.outputs, *(v for e in program.equations if pooled[e] is e for v in e.inputs)}
+    equations = (e if needed.intersection(e.inputs).intersection(put) else pooled[e] for e in program.equations)
+    return replace(program, equations=tuple(equations))
 
 
 def _puts(program: Program) -> dict[Variable, Equation]:
@@ -83,7 +93,7 @@ def _sums_images(e: Equation) -> bool:
     return e.primitive.name == "sum" and {2, 3} <= set(e.params["axes"])
 
 
-def _of_pooled(e: Equation, put: dict[Variable, Equation]) -> Equation:
+def _of_pooled(e: Equation, put: dict[Variable, Equation], has_kernel: Callable[[Equation], bool]) -> Equation:
     at = GRADIENT.get(e.primitive.name)
     source = None if at is None else put.get(e.inputs[at])
     pooled = PRIMITIVES.get(f"{e.primitive.name}_pooled")
@@ -91,4 +101,12 @@ def _of_pooled(e: Equation, put: dict[Variable, Equation]) -> Equation:
         return e
     inputs = (*e.inputs[:at], *source.inputs, *e.inputs[at + 1 :])
     found = replace(e, primitive=pooled, inputs=inputs, params={**e.params, **source.params})
-    return found if item_kernel(found) else e
+    return found if has_kernel(found) else e
+
+
+def _on_cpu(e: Equation) -> bool:
+    return item_kernel(e) is not None
+
+
+def _on_gpu(e: Equation) -> bool:
+    return bool(e.primitive.implementations["cuda"](*(v.type for v in e.inputs), **e.params))

@@ -10,6 +10,7 @@
 // last output is not computed, but for the rest of a tile. IMAGE is then no less than their positions.
 #pragma once
 #include "scaled.cuh"
+#include "tile_stages.cuh"
 #ifndef OF_IMAGE
 #define OF_IMAGE 0
 #endif
@@ -25,22 +26,6 @@ constexpr int EXCHANGED = STACKED ? OWN * WARPGROUP : 0;         // of a warpgro
 constexpr int IN_A_ROW = OF_IMAGE > 0 ? OF_IMAGE : 1 << 30;      // tiles that follow one another
 typedef Planes<LEFT, PLANES, STACKED ? 2 : 3> PieceWeights;
 typedef Planes<LEFT, PLANES, STACKED ? 1 : 2> HalfWeights;
-
-// Weights (O, C, KH, KW); TURNED (C, O, KH, KW) with their elements in reverse order.
-struct Weights {
-    const T *w;
-
-    __device__ __forceinline__ T at(int filter, int channel, int tap) const {
-        return TURNED ? w[(channel * OUT_CHANNELS + filter) * TAPS + TAPS - 1 - tap]
-                      : w[(filter * IN_CHANNELS + channel) * TAPS + tap];
-    }
-    // Of neighbouring channels, from one on; 0 where there are none.
-    __device__ __forceinline__ void read(float (&found)[GROUP_OF], int filter, int channel, int tap) const {
-        #pragma unroll
-        for (int j = 0; j < GROUP_OF; j++)
-            found[j] = filter < OUT_CHANNELS && channel + j < IN_CHANNELS ? at(filter, channel + j, tap) : 0;
-    }
-};
 
 // A word of a filter's weights, in the order in which stages want them: for each FILTERS filters and CHANNELS channels
 // the elements of the window, of each its pieces, of each its planes.
@@ -112,21 +97,12 @@ constexpr int APART = apart();
 // wait for one another.
 __device__ __forceinline__ int own_team() { return __shfl_sync(~0u, (threadIdx.x - BRINGING) / WARPGROUP, 0); }
 
-struct Stages {
-    Barrier images[IMAGE_STAGES], images_read[IMAGE_STAGES], weights[TILE_STAGES], weights_read[TILE_STAGES];
+struct Stages : TileStages<IMAGE_STAGES, TILE_STAGES, GATHERERS, CONSUMERS> {
     Barrier begun[TEAMS];
 
     __device__ void init() {
         for (Barrier &team : begun) team.init(WARPGROUP / WARP);
-        for (int i = 0; i < IMAGE_STAGES; i++) {
-            images[i].init(GATHERERS / WARP);
-            images_read[i].init(CONSUMERS / WARP);
-        }
-        for (int i = 0; i < TILE_STAGES; i++) {
-            weights[i].init(1);
-            weights_read[i].init(CONSUMERS / WARP);
-        }
-        show_barriers();
+        TileStages::init();
     }
 
     // In a block's first tile each team waits until the one before it is APART elements of the window ahead: so they end
@@ -141,13 +117,9 @@ struct Stages {
     // Of one thread: starts the copies of a tile's weights.
     template <class OfWeights> __device__ __forceinline__ void bring(
         int tile, Round<TILE_STAGES> &turn, char *shared, const char *all) {
-        const char *from = all + (int64_t)(tile % BLOCKS) * CHUNKS * TAPS * OfWeights::SIZE;
-        for (int i = 0; i < CHUNKS * TAPS; i++, turn.next()) {
-            weights_read[turn.stage].wait(turn.parity ^ 1);
-            Barrier &full = weights[turn.stage];
-            full.expect(OfWeights::SIZE);
-            copy_bulk<OfWeights::SIZE>(shared + turn.stage * OfWeights::SIZE, from + (int64_t)i * OfWeights::SIZE, full);
-        }
+        constexpr int COUNT = CHUNKS * TAPS;
+        TileStages::bring<OfWeights::SIZE, COUNT>(
+            turn, shared, all + (int64_t)(tile % BLOCKS) * COUNT * OfWeights::SIZE);
     }
 };
 

@@ -80,6 +80,31 @@ template <int C, int H, int W> struct Images {
         return inside ? image * (C * AREA) + y * W + column : -1;
     }
 
+    // Starts to copy what a thread's line has, Layout::LINES from `first` on, of the channels from `channel` on, to slots of its
+    // own in `passing`; and hands it on (plane, line, elements).
+    template <class Layout, int THREADS> __device__ __forceinline__ void start(
+        T *passing, int thread, int first, int channel) const {
+        static_assert(Layout::LINES <= THREADS, "a line for each thread");
+        const int place = thread < Layout::LINES ? at(first + thread) : -1;
+        #pragma unroll
+        for (int i = 0; i < Layout::PLANES * GROUP_OF; i++)
+            copy_async<sizeof(T)>(passing + i * THREADS + thread, x + (place + (channel + i) * AREA),
+                place >= 0 && channel + i < C);
+        end_group();
+    }
+    template <class Layout, int THREADS, class Put> static __device__ __forceinline__ void finish(
+        Put &&put, T *passing, int thread) {
+        wait_groups<0>();
+        #pragma unroll
+        for (int plane = 0; plane < Layout::PLANES; plane++) {
+            float found[GROUP_OF];
+            #pragma unroll
+            for (int j = 0; j < GROUP_OF; j++) // as in `gather`
+                found[j] = *(volatile T *)(passing + (plane * GROUP_OF + j) * THREADS + thread);
+            if (thread < Layout::LINES) put(plane, thread, found);
+        }
+    }
+
     // Hands Layout::LINES positions from `first` on, of the channels from `channel` on, to `put` (plane, line, elements)
     // once `free` is in the phase of this parity. Of the calling threads each has slots of its own in `passing`, which
     // what it reads passes through, so that AHEAD words are under way at once.

@@ -161,6 +161,7 @@ __device__ __forceinline__ uint64_t described(const void *from, int next, int th
            (uint64_t)(then >> 4) << 32 | (uint64_t)exchange << 62;
 }
 
+#define SUMS_4 "%0,%1,%2,%3"
 #define SUMS_32 \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25," \
     "%26,%27,%28,%29,%30,%31"
@@ -247,6 +248,27 @@ __device__ __forceinline__ void start_pieces(float (&sums)[SUMS], uint64_t a, ui
     OF_SUMS(64, "m64n128k16", "%64", "%65", "%66", "%67", "%68", THIRTY_TWO(0), THIRTY_TWO(32));
 }
 #undef OF_SUMS
+
+// The same of 32 k and a sparse A: of four neighbouring k at most two are not zero, and A has places for two. `which` of the
+// four they are it tells by two bits each: of four lanes that share two rows of sums the first has those of the first 16 k of
+// both, the second those of the others. Until the products have ended it must not change. PTX ISA, "Sparse wgmma".
+#define OF_SUMS(COUNT, FORM, LEFT, RIGHT, WHICH, ADD, OF_A, OF_B, ...)                                          \
+    if constexpr (SUMS == COUNT)                                                                                \
+        asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n"                                      \
+                     "wgmma.mma_async.sp.sync.aligned." FORM ".f32.bf16.bf16 {" SUMS_##COUNT "}, " LEFT ", "    \
+                     RIGHT ", " WHICH ", 0, add, 1, 1, " OF_A ", " OF_B ";\n}"                                 \
+                     : __VA_ARGS__                                                                              \
+                     : "l"(a), "l"(b), "r"(which), "r"((int)add), "n"((int)TURNED_A), "n"((int)TURNED_B))
+template <bool TURNED_A, bool TURNED_B, int SUMS>
+__device__ __forceinline__ void start_sparse(
+    float (&sums)[SUMS], uint64_t a, uint64_t b, uint32_t which, bool add) {
+    static_assert(SUMS == 4 || SUMS == 32 || SUMS == 48 || SUMS == 64, "what is needed");
+    OF_SUMS(4, "m64n8k32", "%4", "%5", "%6", "%7", "%8", "%9", FOUR(0));
+    OF_SUMS(32, "m64n64k32", "%32", "%33", "%34", "%35", "%36", "%37", THIRTY_TWO(0));
+    OF_SUMS(48, "m64n96k32", "%48", "%49", "%50", "%51", "%52", "%53", THIRTY_TWO(0), EIGHT(32), EIGHT(40));
+    OF_SUMS(64, "m64n128k32", "%64", "%65", "%66", "%67", "%68", "%69", THIRTY_TWO(0), THIRTY_TWO(32));
+}
+#undef OF_SUMS
 #undef WGMMA
 #undef THIRTY_TWO
 #undef EIGHT
@@ -261,3 +283,4 @@ __device__ __forceinline__ void start_pieces(float (&sums)[SUMS], uint64_t a, ui
 #undef SUMS_40
 #undef SUMS_36
 #undef SUMS_32
+#undef SUMS_4

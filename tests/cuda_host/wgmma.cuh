@@ -147,3 +147,22 @@ template <bool TURNED_A, bool TURNED_B, int SUMS> void start_pieces(float (&sums
     };
     multiply(sums, add, 16, of(left, TURNED_A), of(right, TURNED_B));
 }
+// Of four k the two of A that `which` says; lanes 0 and 1 of four hold those of the first and the last 16 k of two rows.
+template <bool TURNED_A, bool TURNED_B, int SUMS> void start_sparse(
+    float (&sums)[SUMS], uint64_t a, uint64_t b, uint32_t which, bool add) {
+    const Operand left(a), right(b);
+    const auto at = [](const Operand &x, bool turned, int line, int k) {
+        return turned ? x.turned<BFLOAT16>(line, k) : x.along<BFLOAT16>(line, k);
+    };
+    const int lane = threadIdx.x % WARP / 4 * 4;
+    const uint32_t first = __shfl_sync(FULL_MASK, which, lane), last = __shfl_sync(FULL_MASK, which, lane + 1);
+    multiply(sums, add, 32,
+        [&](int row, int k) {
+            const uint32_t codes = (k < 16 ? first : last) >> row % 16 / 8 * 16, code = codes >> k % 16 / 4 * 4;
+            const int low = code & 3, high = code >> 2 & 3;
+            return k % 4 == low    ? at(left, TURNED_A, row, k / 4 * 2)
+                   : k % 4 == high ? at(left, TURNED_A, row, k / 4 * 2 + 1)
+                                   : 0;
+        },
+        [&](int column, int k) { return at(right, TURNED_B, column, k); });
+}

@@ -1,0 +1,198 @@
+"""Gradients of convolutions behind a max pooling on Hopper as far as they need no GPU: what they compute, which
+Programs have them, how exact they are, and that they compile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_on_host import Host, host
+from hypothesis import given
+from hypothesis import strategies as st
+from planes_emulated import cases, in_sparse_pieces
+from pooled_samples import WINDOWS, Work, by_images, by_weights, drawn, expected, positions_of
+from program_samples import ON_GPU, everywhere, names
+from slabs_emulated import NOISE, ROUNDINGS, chain, errors
+from test_cuda_planes import DECADES, HOPPER_SHARED, K, M, N, launches
+
+import adtrain as ad
+from adtrain import ops
+from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda.compiler import CudaCompilerError, Source, architecture, file_source
+from adtrain.core.array import ArrayType, array
+from adtrain.core.chip import CHIP
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import stage
+from adtrain.ops import conv_cuda
+from adtrain.ops.conv import Window
+
+__all__ = ["host"]
+
+TOLERANCE = 3e-7
+"""Of the norm of the difference over the norm."""
+
+
+def computed(host: Host, work: Work) -> list[np.ndarray]:
+    primitive, arrays, known, kernel = work
+    inputs = tuple(Variable(ArrayType(v.shape, v.dtype), "gpu") for v in arrays)
+    types = primitive.output_types([v.type for v in inputs], known)
+    e = Equation(primitive, inputs, known, tuple(Variable(t, "gpu") for t in types))
+    return host.computed(e, kernel, arrays)
+
+
+def check(host: Host, work: Work) -> None:
+    """What is not finite is where it is expected, and all else right."""
+    for found, right in zip(computed(host, work), expected(*work[:3]), strict=True):
+        for test in (np.isnan, np.isposinf, np.isneginf):
+            np.testing.assert_array_equal(test(found), test(right))
+        held = np.isfinite(right)
+        assert np.linalg.norm(found[held] - right[held]) <= TOLERANCE * np.linalg.norm(right[held]), work[0].name
+
+
+@pytest.mark.parametrize(
+    ("image", "filters", "kernel", "padding"),
+    [
+        ((2, 5, 9, 8), 33, (3, 3), (0, 0)),  # two stages of filters, the last column of outputs in no window
+        ((2, 34, 8, 7), 9, (3, 3), (1, 1)),  # two tiles of channels, outputs that do not begin with a pair
+        ((1, 4, 12, 11), 70, (5, 3), (2, 0)),
+        ((3, 3, 6, 9), 8, (2, 2), (0, 0)),
+        ((2, 3, 9, 13), 8, (3, 5), (1, 2)),
+        ((2, 3, 9, 13), 8, (1, 4), (0, 1)),
+        ((9, 3, 8, 8), 16, (1, 1), (0, 0)),
+    ],
+)
+def test_gradients_by_the_images_are_right(
+    host: Host,
+    image: tuple[int, ...],
+    filters: int,
+    kernel: tuple[int, int],
+    padding: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CHIP, "multiprocessors", 2)
+    positions = positions_of(image, filters, kernel, padding)
+    _, w, g, where = drawn(positions)
+    work = by_images(positions, w, g, where)
+    assert work is not None
+    check(host, work)
+
+
+@pytest.mark.parametrize(
+    ("image", "filters", "padding"),
+    [((2, 5, 9, 8), 33, (0, 0)), ((2, 34, 8, 7), 9, (1, 1)), ((1, 4, 12, 11), 70, (2, 0)), ((3, 8, 9, 40), 8, (1, 2))],
+)
+def test_gradients_by_weights_and_bias_are_right(
+    host: Host, image: tuple[int, ...], filters: int, padding: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CHIP, "multiprocessors", 2)
+    positions = positions_of(image, filters, (3, 3), padding)
+    x, _, g, where = drawn(positions)
+    found = by_weights(positions, x, g, where)
+    assert len(found) == 4
+    for work in found:
+        check(host, work)
+
+
+def test_infinity_and_nan_reach_what_the_numbers_reach_that_they_are(host: Host) -> None:
+    """Not what they would be multiplied by the zeros of the spread gradient with."""
+    positions = positions_of((2, 8, 10, 10), 16, (3, 3), (1, 1))
+    x, w, g, where = drawn(positions)
+    g[0, 3, 1, 2], g[1, 15, 4, 4], g[1, 2, 0, 0] = np.inf, np.nan, -np.inf
+    for work in (by_images(positions, w, g, where), *by_weights(positions, x, g, where)):
+        assert work is not None
+        check(host, work)
+
+
+@pytest.mark.parametrize("case", cases(M, N, K))
+def test_they_are_as_exact_as_one_chain_of_multiply_adds(case: str) -> None:
+    """The gradient by the images; that by the weights has the sums of other gradients in pieces."""
+    a, b = cases(M, N, K)[case]
+    taken, right = errors(in_sparse_pieces(a, b), a, b), errors(chain(a, b), a, b)
+    assert taken[0] <= max(NOISE * right[0], ROUNDINGS)
+    assert taken[1] <= max((DECADES if "decades" in case else NOISE) * right[1], ROUNDINGS)
+
+
+@given(
+    st.tuples(st.integers(1, 5), st.integers(1, 80), st.integers(6, 70), st.integers(6, 70)),
+    st.integers(1, 140),
+    st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    st.tuples(st.integers(0, 2), st.integers(0, 2)),
+)
+def test_the_launches_fit(
+    image: tuple[int, ...], filters: int, kernel: tuple[int, int], padding: tuple[int, int]
+) -> None:
+    positions = positions_of(image, filters, kernel, (min(padding[0], kernel[0] - 1), min(padding[1], kernel[1] - 1)))
+    arrays = drawn(positions)
+    found = [work for work in (by_images(positions, *arrays[1:]),) if work]
+    if kernel == (3, 3):
+        found += by_weights(positions, arrays[0], *arrays[2:])
+    for *_, made in found:
+        assert all(step.shared() + 1024 <= HOPPER_SHARED for step in launches(made))
+
+
+def test_the_rule_takes_them_where_few_channels_meet_many_filters() -> None:
+    def found(x: tuple[int, ...], filters: int, padding: int) -> list[bool]:
+        positions = positions_of(x, filters, (3, 3), (padding, padding))
+        window = Window((1, 1), (padding, padding), (1, 1), 1)
+        count, _, rows, columns = positions.outputs
+        g = ArrayType((count, filters, rows // 2, columns // 2), np.dtype(np.float32))
+        where, known = ArrayType(g.shape, np.dtype(np.int32)), (window, WINDOWS, positions.outputs)
+        w, images = (ArrayType(shape, g.dtype) for shape in ((filters, x[1], 3, 3), x))
+        return [
+            bool(conv_cuda.input_grad_pooled(g, where, w, *known, (x[2], x[3]), "full")),
+            bool(conv_cuda.weight_grad_pooled(images, g, where, *known, (3, 3), "full")),
+        ]
+
+    assert found((128, 32, 26, 26), 64, 0) == found((1024, 32, 26, 26), 64, 0) == [True, True]
+    assert found((128, 32, 32, 32), 64, 1) == [True, True]
+    assert found((64, 64, 56, 56), 64, 1) == [False, True]
+    assert found((128, 1, 28, 28), 32, 0) == [False, False]
+
+
+SHAPES = ((256, 32, 26, 26), (64, 32, 3, 3), (64,))
+
+
+def program(f: Any) -> Program:
+    return stage(f, ON_GPU).program(*(array(np.ones(shape, np.float32)) for shape in SHAPES))
+
+
+def loss(x: Any, w: Any, b: Any) -> Any:
+    return ops.sum(ops.square(ops.max_pool2d(ops.relu(ops.conv2d(x, w, b)), 2)))
+
+
+def test_a_program_for_hopper_spreads_no_gradient() -> None:
+    made = program(ad.grad(loss, (0, 1, 2)))
+    found = [e.primitive.name for e in everywhere(made)]
+    assert {"conv2d_input_grad_pooled", "conv2d_weight_grad_pooled_sum"} <= set(found)
+    assert not {"max_pool2d_put", "sum", "conv2d_input_grad", "conv2d_weight_grad"} & set(names(made))
+
+
+def test_where_something_else_reads_the_spread_gradient_all_do() -> None:
+    def f(x: Any, w: Any, b: Any) -> Any:
+        _, back = ad.vjp(lambda y: ops.sum(ops.square(ops.max_pool2d(y, 2))), ops.conv2d(x, w, b))
+        (spread,) = back(array(np.float32(1)))
+        return ops.conv_transpose2d(spread, w), ops.exp(spread)
+
+    assert not any("grad_pooled" in e.primitive.name for e in everywhere(program(f)))
+
+
+def test_the_kernels_compile_and_neither_spill_registers_nor_wait_for_each_product() -> None:
+    try:
+        compiler.version()
+    except CudaCompilerError as error:
+        pytest.skip(str(error))
+    sources: dict[Source, None] = {}
+    for image, filters, padding in (((128, 32, 26, 26), 64, 0), ((8, 40, 15, 13), 33, 1), ((2, 30, 56, 56), 20, 1)):
+        positions = positions_of(image, filters, (3, 3), (padding, padding))
+        x, w, g, where = drawn(positions)
+        found = [by_images(positions, w, g, where), *by_weights(positions, x, g, where)]
+        for step in (step for work in found if work for step in launches(work[3])):
+            macros = tuple(sorted(step.definitions().items()))
+            sources[file_source(step.file, (np.dtype("float32"),), macros)] = None
+    for source in sources:
+        log = compiler.compile_source(source, architecture((9, 0))).log.splitlines()
+        wrong = [line for line in log if "spill" in line and " 0 bytes spill stores" not in line]
+        wrong += [line for line in log if "serializ" in line or "setmaxnreg" in line]
+        wrong += [line for line in log if "stack frame" in line and " 0 bytes stack frame" not in line]
+        assert wrong == [], (source.name, source.options)
