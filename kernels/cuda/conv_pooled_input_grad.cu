@@ -9,10 +9,6 @@
 // Operands are in pieces. The largest products are summed by the matrix units over one such matrix, as in conv_planes.cu;
 // so are those of the gradient's last pieces, for want of registers. All others have sums of their own for each piece of the
 // weights, side by side: one product is of two neighbouring pieces.
-#ifndef WIDE_C
-#define WIDE_C 2
-#define TURNED 1
-#endif
 #include "pooled.cuh"
 #include "tile_stages.cuh"
 

@@ -24,7 +24,7 @@
 #define OUT_ROWS 56
 #define OUT_COLUMNS 56
 #define PITCH 58
-#define IMAGE (58 * 57)
+#define IMAGE (58 * 58)
 #define CHANNELS 32
 #define WIDE_C 2
 #define TURNED 0
