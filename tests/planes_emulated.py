@@ -55,10 +55,11 @@ def in_sparse_pieces(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     others = [np.zeros(main.shape), np.zeros(main.shape)]
     for i in range(0, a.shape[1], DEPTH):
         k = slice(i, i + DEPTH)
-        for p in (0, 2):
-            main += added(np.zeros(main.shape), left[p][:, k], right[0][:, k]).astype(np.float32)
+        main += added(np.zeros(main.shape), left[0][:, k], right[0][:, k]).astype(np.float32)
         for p, first in ((0, 1), (1, 0)):
             others = [added(sums, left[p][:, k], right[first + q][:, k]) for q, sums in enumerate(others)]
+        last = added(np.zeros(main.shape), left[2][:, k], right[0][:, k])
+        others[1] = (others[1].astype(np.float32) + last.astype(np.float32)).astype(float)
     return (main + (others[0].astype(np.float32) + others[1].astype(np.float32))).astype(np.float32)
 
 

@@ -6,9 +6,10 @@
 // position c of line j - (PW + ODD) / 2 + e, element 2 e + c - side of a row of the window. So for each row and each e, from 0
 // to KW / 2, weights are a matrix of 2 k a filter by 2 columns a channel, 0 where there is no such element.
 //
-// Operands are in pieces. The largest products are summed by the matrix units over one such matrix, as in conv_planes.cu;
-// so are those of the gradient's last pieces, for want of registers. All others have sums of their own for each piece of the
-// weights, side by side: one product is of two neighbouring pieces.
+// Operands are in pieces. The largest products are summed by the matrix units over one such matrix, as in conv_planes.cu.
+// Two sums of the others lie side by side, as one product is of two neighbouring pieces of the weights: of first by second
+// pieces, and of all smaller ones. Those of the gradient's third pieces, which have no such neighbour, are summed where the
+// largest ones were, and added to the smaller ones.
 #include "pooled.cuh"
 #include "tile_stages.cuh"
 
@@ -87,11 +88,6 @@ struct Sums {
         float large[SUMS], others[2 * SUMS];
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = 0;
-        const auto add_large = [&] {
-            arrived(large);
-            #pragma unroll
-            for (int i = 0; i < SUMS; i++) main[i] += large[i];
-        };
         for (int chunk = 0; chunk < CHUNKS; chunk++, gradient.next()) {
             stages.images[gradient.stage].wait(gradient.parity);
             const char *stage = gradients + gradient.stage * GRADIENT_STAGE;
@@ -115,17 +111,21 @@ struct Sums {
                 start_products(others, a, b, which, {1, 0}, true);
                 Started::end();
                 Started::finished<1>();
-                add_large();
+                arrived(large);
+                #pragma unroll
+                for (int j = 0; j < SUMS; j++) main[j] += large[j];
                 Started::begin();
                 start_products(large, a, b, which, {2, 0}, false);
                 Started::end();
                 Started::finished<0>(); // before `which` changes
-                add_large();
+                arrived(large);
+                arrived(others);
+                #pragma unroll
+                for (int j = 0; j < SUMS; j++) others[SUMS + j] += large[j];
                 say(stages.weights_read[weight.stage]);
             }
             say(stages.images_read[gradient.stage]);
         }
-        arrived(others);
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] += others[i] + others[SUMS + i];
     }
