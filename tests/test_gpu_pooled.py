@@ -16,7 +16,7 @@ from program_samples import everywhere
 from slabs_emulated import NOISE, ROUNDINGS, chain, errors
 from test_cuda_planes import DECADES, K, M, N
 from test_gpu_bias_sums import both
-from test_gpu_planes import hopper, same
+from test_gpu_planes import TOLERANCE, hopper, same
 from test_gpu_products import distance
 
 import adtrain as ad
@@ -28,9 +28,6 @@ from adtrain.passes import ALL
 __all__ = ["gpu", "hopper", "poisoned"]
 
 pytestmark = pytest.mark.gpu
-
-TOLERANCE = 3e-7
-"""Of the norm of the difference over the norm."""
 
 
 def computed(gpu: Any, work: Work) -> list[np.ndarray]:

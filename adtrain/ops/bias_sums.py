@@ -5,6 +5,7 @@ They occur only in optimised Programs, where a pass puts each in the place of tw
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,7 @@ conv2d_weight_grad_pooled_sum_p = Primitive(
             conv2d_weight_grad_pooled_p.implementations["cpu"](x, g, where, **params),
             _summed(g),
         ),
-        "cuda": conv_cuda.weight_grad_pooled_sum,
+        "cuda": partial(conv_cuda.weight_grad_pooled, bias=True),
     },
     flops=lambda x, g, where, **params: conv2d_weight_grad_pooled_p.cost([x, g, where], params).flops + g.size,
 )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -46,6 +46,9 @@ class Engine(Protocol):
     def cycles(self) -> float: ...
 
     def kernel(self) -> CudaKernel: ...
+
+
+AnEngine = TypeVar("AnEngine", bound=Engine)
 
 
 class Convolution(NamedTuple):
@@ -197,39 +200,37 @@ def input_grad_pooled(
     positions = conv.positions(precision)
     if positions is None or windows != WINDOWS:
         return []
-    alone = input_grad(ArrayType(shape, g.dtype), w, window, size, precision)
-    plain, pooled = PlaneConvolution(positions.turned(), True).fitted(), PooledInputGrad(positions.turned())
-    if not alone or alone[0].file != "conv_planes.cu" or plain is None or not pooled.suits():
-        return []
-    return [pooled.kernel()] if pooled.cycles <= plain.cycles else []
+    turned = positions.turned()
+    alone, pooled = input_grad(ArrayType(shape, g.dtype), w, window, size, precision), PooledInputGrad(turned)
+    faster = _faster(alone, PlaneConvolution(turned, True).fitted(), pooled if pooled.suits() else None)
+    return [faster.kernel()] if faster else []
 
 
 def weight_grad_pooled(
-    x: Any, g: Any, where: Any, window: Any, windows: Any, shape: Any, size: tuple[int, int], precision: str
+    x: Any,
+    g: Any,
+    where: Any,
+    window: Any,
+    windows: Any,
+    shape: Any,
+    size: tuple[int, int],
+    precision: str,
+    bias: bool = False,
 ) -> Sequence[CudaKernel]:
-    """The same for the gradient by the weights."""
-    pooled = _weight_grad_pooled(x, g, window, windows, shape, size, precision)
-    return [pooled.kernel()] if pooled else []
-
-
-def weight_grad_pooled_sum(
-    x: Any, g: Any, where: Any, window: Any, windows: Any, shape: Any, size: tuple[int, int], precision: str
-) -> Sequence[CudaKernel]:
-    """The same for the gradients by weights and bias."""
-    pooled = _weight_grad_pooled(x, g, window, windows, shape, size, precision)
-    return [replace(pooled, bias=True).kernel()] if pooled else []
-
-
-def _weight_grad_pooled(
-    x: Any, g: Any, window: Any, windows: Any, shape: Any, size: tuple[int, int], precision: str
-) -> PlaneWeightGrad | None:
+    """The same for the gradient by the weights, or by weights and bias."""
     conv = Convolution(x.shape, (shape[1], x.shape[1], *size), shape, window, x.dtype)
     positions = conv.positions(precision)
     if positions is None or windows != WINDOWS:
-        return None
+        return []
     alone = weight_grad(x, ArrayType(shape, g.dtype), window, size, precision)
     plain, pooled = (PlaneWeightGrad(positions, pooled=p).fitted() for p in (False, True))
-    if not alone or alone[0].file != "conv_planes_weight_grad.cu" or plain is None or pooled is None:
+    faster = _faster(alone, plain, pooled)
+    return [replace(faster, bias=bias).kernel()] if faster else []
+
+
+def _faster(alone: Sequence[CudaKernel], plain: Engine | None, pooled: AnEngine | None) -> AnEngine | None:
+    """What takes a pooled gradient, if it should be no slower than `plain` for a spread one, where that is taken."""
+    if plain is None or pooled is None or not alone or alone[0].file != plain.kernel().file:
         return None
     return pooled if pooled.cycles <= plain.cycles else None
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from adtrain.core.chip import CHIP
 from adtrain.core.kernel import CudaKernel, no_bytes
 from adtrain.ops.planes_cuda import FILTERS, PASSING, PIECES, SHARED, START, TILE_END
-from adtrain.ops.pooled_cuda import of_whole_windows
 from adtrain.ops.positions import Positions
 
 THREADS, GATHERERS, SUMMING = 640, 256, 256
@@ -85,8 +84,8 @@ class PlaneWeightGrad:
             positions, count = run_on.positions.by_image(self.step, rows // 2 * 2 if self.pooled else rows)
             yield replace(self, positions=self._whole(positions), of_image=count)
 
-    def _whole(self, positions: Positions, lines: int = 0) -> Positions:
-        return of_whole_windows(positions, lines) if self.pooled else positions
+    def _whole(self, positions: Positions, pairs: int = 0) -> Positions:
+        return positions.of_whole_windows(pairs) if self.pooled else positions
 
     def _cycles(self, splits: int) -> float:
         rounds = -(-self.blocks * splits // CHIP.multiprocessors)

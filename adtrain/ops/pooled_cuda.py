@@ -21,14 +21,6 @@ PRODUCTS, SINGLE = 1420, 1600
 """Cycles of a tile's products with the weights of a stage, measured; where outputs are written one by one."""
 
 
-def of_whole_windows(positions: Positions, lines: int = 0) -> Positions:
-    """With so many lines, half as many as positions, from a row to the next at least, and an even number of rows from
-    an image to the next."""
-    wide = replace(positions, spread=(max(2 * lines, positions.spread[0]), positions.spread[1]))
-    rows = wide.image // wide.pitch
-    return replace(wide, spread=(wide.pitch, (rows + rows % 2) * wide.pitch))
-
-
 @dataclass(frozen=True)
 class PooledInputGrad:
     """The gradient by the images.
@@ -45,7 +37,7 @@ class PooledInputGrad:
         padding, columns = self.turned.padding[1], self.turned.images[3]
         odd = padding % 2
         back, last = (padding + odd) // 2, (self.turned.outputs[3] - 1 + odd) // 2
-        return of_whole_windows(self.turned, max(columns // 2 + back, last + 1 + self.turned.kernel[1] // 2 - back))
+        return self.turned.of_whole_windows(max(columns // 2 + back, last + 1 + self.turned.kernel[1] // 2 - back))
 
     @property
     def _matrices(self) -> int:

@@ -80,6 +80,12 @@ class Positions:
         count = -(-((rows - 1) * self.pitch + self.outputs[3]) // tile)
         return replace(self, spread=(self.pitch, count * tile)), count
 
+    def of_whole_windows(self, pairs: int = 0) -> Positions:
+        """Spread so that rows are so many pairs of positions apart at least, and images an even number of rows."""
+        wide = replace(self, spread=(max(2 * pairs, self.spread[0]), self.spread[1]))
+        rows = wide.image // wide.pitch
+        return replace(wide, spread=(wide.pitch, (rows + rows % 2) * wide.pitch))
+
     def suits(self) -> bool:
         """Whether positions are right for it, on the GPU at hand."""
         sizes = (*map(math.prod, (self.images, self.outputs)), self.count + self.reach + BEYOND)
