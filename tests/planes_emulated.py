@@ -82,17 +82,18 @@ def in_halves(a: np.ndarray, b: np.ndarray, stacked: bool = False) -> tuple[np.n
     if not (share.min() * image_share[0] / b.size >= FEW):
         return in_pieces(a, b, stacked), False
     left, right = halves(a * up[:, None]), halves(b.T * image_up)
-    sums = np.zeros((len(a), b.shape[1]), np.float32)
+    shape = len(a), b.shape[1]
+    (sums, lower), (beside, lowest) = np.zeros((2, *shape), np.float32), np.zeros((2, *shape))
     for i in range(0, a.shape[1], DEPTH):
         k = slice(i, i + DEPTH)
-        beside = added(np.zeros(sums.shape), left[0][:, k], right[1][:, k])
+        sums += added(np.zeros(shape), left[0][:, k], right[0][:, k]).astype(np.float32)
+        beside = added(beside, left[0][:, k], right[1][:, k])
         if stacked:
-            other = added(np.zeros(sums.shape), left[1][:, k], right[0][:, k])
-            beside = beside + other + added(np.zeros(sums.shape), left[1][:, k], right[1][:, k]) * 2.0**-11
+            lower += (added(np.zeros(shape), left[1][:, k], right[0][:, k]) * 2.0**-11).astype(np.float32)
+            lowest = added(lowest, left[1][:, k], right[1][:, k])
         else:
             beside = added(beside, left[1][:, k], right[0][:, k])
-        sums += (beside * 2.0**-11).astype(np.float32)
-        sums += added(np.zeros(sums.shape), left[0][:, k], right[0][:, k]).astype(np.float32)
+    sums = (sums + beside * 2.0**-11).astype(np.float32) + (lower + lowest * 2.0**-22).astype(np.float32)
     if (sums.astype(float) ** 2).sum() < squares.sum() * image_squares[0] / len(b) / LEAST:
         return in_pieces(a, b, stacked), False
     return (sums / up[:, None] / image_up).astype(np.float32), True

@@ -10,7 +10,7 @@ from adtrain.ops.rounding import rounded
 
 LINES, DEPTH, LISTED, FEW_TILES, MANY_VOTES = 128, 64, 126, 512, 16
 """As in `slabs.cuh`."""
-WATCHED, LEVEL, FEW, THIN, ROUNDED, SINGLE, SELDOM = 16, 5.5, 24, 32, 8, 6, 2
+WATCHED, TELLING, LEVEL, FEW, THIN, ROUNDED, SINGLE, SELDOM = 32, 16, 5.5, 24, 32, 8, 6, 2
 """As in `slabs_sums.cuh` and `slabs.cu`."""
 BESIDE = ((0, 2), (2, 0), (1, 1), (0, 1), (1, 0))
 """Products of pieces that are summed beside those of the first ones, as in `pieces.cuh`."""
@@ -60,10 +60,10 @@ def known(x: np.ndarray) -> Lines:
         if (weight := squares[block].sum()) > 0:
             share[block] = np.where(squares[block] > 0, count[block] * squares[block], 0).sum() / weight
     seldom = count < share / SELDOM
-    share *= np.sqrt(min(k, WATCHED * DEPTH) / k / FEW / k)
+    share *= np.sqrt(min(k, TELLING * DEPTH) / k / FEW / k)
     up = 2.0 ** np.where(held, exponent, 0)
-    least = np.where(sizes > 0, sizes, np.inf).min(1, keepdims=True)
-    floor = np.where(held, np.where(least * up < 2**-12, k * 2.0 ** (target - 13), 0), np.inf)
+    lossy = ((sizes > 0) & (sizes * up < 2**-12)).sum(1, keepdims=True)
+    floor = np.where(held, lossy * 2.0 ** (target - 11), np.inf)
     before, after = np.zeros((len(x), 1)), np.zeros((len(x), 1))
     depth = -(-k // DEPTH)
     chunks = min(-(-depth // 2), 16)

@@ -21,7 +21,6 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
 from adtrain.ops.halves_weight_grad_cuda import HalvesWeightGrad
-from adtrain.ops.laid_cuda import Laid
 from adtrain.ops.planes_cuda import PlaneConvolution
 from adtrain.ops.planes_weight_grad_cuda import PlaneWeightGrad
 from adtrain.ops.positions import Positions
@@ -162,9 +161,8 @@ def test_images_that_halves_do_not_hold_are_computed_in_pieces(host: Host, spoil
 
 @pytest.mark.parametrize("where", [(0, 0, 0), (65, 15, 16)])
 def test_all_parts_of_an_image_must_be_held(host: Host, where: tuple[int, int, int]) -> None:
-    """Of images that two blocks measure."""
+    """Of images that are measured in three parts."""
     positions = Positions((3, 66, 16, 17), (3, 5, 16, 17), (3, 3), (1, 1), (1, 1))
-    assert Laid(positions).parts == 2
     x, w = drawn(positions.images, (5, 66, 3, 3))
     x[2][where] = 1e-30
     e = equation(conv2d_p, [x, w], {"window": Window((1, 1), (1, 1), (1, 1), 1), "precision": "full"})

@@ -115,7 +115,8 @@ def test_of_usual_products_next_to_nothing_is_left_to_multiply_adds(case: str) -
 def test_the_limits_are_those_of_the_kernels() -> None:
     names = ("slabs.cu", "slabs.cuh", "slabs_sums.cuh", "pieces.cuh")
     text = "".join((asset_path("kernels") / "cuda" / name).read_text() for name in names)
-    for name in ("DEPTH", "LISTED", "FEW_TILES", "MANY_VOTES", "WATCHED", "FEW", "THIN", "ROUNDED", "SINGLE", "SELDOM"):
+    limits = ("LISTED", "FEW_TILES", "MANY_VOTES", "WATCHED", "TELLING", "FEW", "THIN", "ROUNDED", "SINGLE", "SELDOM")
+    for name in ("DEPTH", *limits):
         assert re.search(rf"constexpr int[^;]*\b{name} = [^;]*\b{getattr(slabs_emulated, name)}\b[^;]*;", text), name
     assert f"level = {LEVEL}f * (float)mean" in text
     assert f"pairs[BESIDE] = {BESIDE};".replace("(", "{").replace(")", "}") in text

@@ -7,7 +7,7 @@ import re
 from adtrain.assets import asset_path
 
 KERNEL = re.compile(r"^KERNEL\b[^{;]*\b(?P<name>\w+)\([^{;()]*\)\s*\{\s*(?P<first>[^;{]*;)", re.MULTILINE)
-LATER = {"lay_halves", "lay_operands", "conv_halves", "fill_slabs", "gemm_slabs"}
+LATER = {"fill_slabs", "gemm_slabs"}
 """They follow others of their own, the first of which waits for all that is before them. Before they wait they read
 what these have read, or the last but one has written."""
 

@@ -181,28 +181,28 @@ def forward(x: Any, w: Any, window: Any, precision: str = "full") -> Sequence[Cu
 
 def forward_pooled(x: Any, w: Any, window: Any, precision: str, windows: Any) -> Sequence[CudaKernel]:
     """The kernel for a convolution with a max pooling of what its elements become, where that should be faster than one
-    after the other: of windows of 2 x 2, where the convolution is computed in pieces anyway."""
+    after the other: of windows of 2 x 2, where the convolution is computed by positions anyway."""
     conv, alone = _forward(x, w, window), forward(x, w, window, precision)
     positions = conv.positions(precision)
-    if positions is None or windows != WINDOWS or not alone or alone[0].file != "conv_planes.cu":
+    if positions is None or windows != WINDOWS:
         return []
-    plain, pooled = (PlaneConvolution(positions, False, pooled=pooled).fitted() for pooled in (False, True))
-    apart = POOLING + math.prod(conv.y) / POOLED + (plain.cycles if plain else 0)
-    return [pooled.kernel()] if pooled and pooled.cycles <= apart else []
+    pooled = PlaneConvolution(positions, False, pooled=True).fitted()
+    faster = _faster(alone, _by_positions(positions, False), pooled, POOLING + math.prod(conv.y) / POOLED)
+    return [faster.kernel()] if faster else []
 
 
 def input_grad_pooled(
     g: Any, where: Any, w: Any, window: Any, windows: Any, shape: Any, size: tuple[int, int], precision: str
 ) -> Sequence[CudaKernel]:
     """The kernel for the gradient by the images behind a max pooling of windows of 2 x 2, where that should be faster
-    than the one that is computed in pieces otherwise."""
+    than the one that is computed by positions otherwise."""
     conv = Convolution((g.shape[0], w.shape[1], *size), w.shape, shape, window, g.dtype)
     positions = conv.positions(precision)
     if positions is None or windows != WINDOWS:
         return []
     turned = positions.turned()
     alone, pooled = input_grad(ArrayType(shape, g.dtype), w, window, size, precision), PooledInputGrad(turned)
-    faster = _faster(alone, PlaneConvolution(turned, True).fitted(), pooled if pooled.suits() else None)
+    faster = _faster(alone, _by_positions(turned, True), pooled if pooled.suits() else None)
     return [faster.kernel()] if faster else []
 
 
@@ -223,16 +223,17 @@ def weight_grad_pooled(
     if positions is None or windows != WINDOWS:
         return []
     alone = weight_grad(x, ArrayType(shape, g.dtype), window, size, precision)
-    plain, pooled = (PlaneWeightGrad(positions, pooled=p).fitted() for p in (False, True))
-    faster = _faster(alone, plain, pooled)
+    faster = _faster(alone, _weight_grads(positions), PlaneWeightGrad(positions, pooled=True).fitted())
     return [replace(faster, bias=bias).kernel()] if faster else []
 
 
-def _faster(alone: Sequence[CudaKernel], plain: Engine | None, pooled: AnEngine | None) -> AnEngine | None:
-    """What takes a pooled gradient, if it should be no slower than `plain` for a spread one, where that is taken."""
-    if plain is None or pooled is None or not alone or alone[0].file != plain.kernel().file:
-        return None
-    return pooled if pooled.cycles <= plain.cycles else None
+def _faster(
+    alone: Sequence[CudaKernel], engines: Sequence[Engine], pooled: AnEngine | None, apart: float = 0
+) -> AnEngine | None:
+    """What has to do with a pooling, if it should be no slower than the one of ``engines`` that is taken ``alone``, and
+    the cycles of what that leaves ``apart``."""
+    taken = (engine for engine in engines if alone and engine.kernel().file == alone[0].file)
+    return pooled if pooled and pooled.cycles <= next((engine.cycles + apart for engine in taken), -1) else None
 
 
 def by_positions(kernel: CudaKernel) -> bool:
@@ -244,6 +245,12 @@ def _by_positions(positions: Positions, turned: bool) -> list[PlaneConvolution]:
     """In pieces, and in halves."""
     found = [PlaneConvolution(positions, turned, halves).fitted() for halves in (False, True)]
     return [planes for planes in found if planes is not None]
+
+
+def _weight_grads(positions: Positions) -> list[PlaneWeightGrad | HalvesWeightGrad]:
+    """In pieces, and in halves."""
+    pieces, halves = PlaneWeightGrad(positions).fitted(), HalvesWeightGrad(positions)
+    return [*([pieces] if pieces else []), *([halves] if halves.suits() else [])]
 
 
 def input_grad(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str = "full") -> Sequence[CudaKernel]:
@@ -275,8 +282,7 @@ def weight_grad(x: Any, g: Any, window: Any, size: tuple[int, int], precision: s
     gathered = [_kernel("conv_weight_grad.cu", "conv2d_weight_grad", conv, product, *tile) for tile in tiles]
     others: list[Engine] = []
     if positions := conv.positions(precision):
-        by_positions = (PlaneWeightGrad(positions).fitted(), HalvesWeightGrad(positions))
-        others += [e for e in by_positions if e is not None and e.suits()]
+        others += _weight_grads(positions)
     if conv.exact(precision) and (few := FewWeightGrad(conv.few())).suits():
         others.append(few)
     return _candidates(gathered, product, others, conv)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from adtrain.core.chip import CHIP
 from adtrain.core.kernel import CudaKernel
-from adtrain.ops.laid_cuda import ALIGNED, LAYING, LINE, MEASURING, NUMBERS, Laid
+from adtrain.ops.laid_cuda import ALIGNED, LAYING, LAYING_BLOCKS, LINE, NUMBERS, Laid
 from adtrain.ops.planes_cuda import FILTERS, REST, SHARED, START, TILE_END
 from adtrain.ops.planes_weight_grad_cuda import CHANNELS, SECOND_PASS, PlaneWeightGrad
 from adtrain.ops.positions import Positions
@@ -83,15 +83,12 @@ class HalvesWeightGrad:
         return PlaneWeightGrad(self.positions).suits() and self.positions.turned().suits() and room
 
     def kernel(self) -> CudaKernel:
-        """The launches: what halves hold, the operands in halves, their products, the rest in pieces, and the sum."""
-        images, gradients = self._laid
+        """The launches: the operands in halves, what these hold of the products, the rest in pieces, and the sum."""
         rest = PlaneWeightGrad(self.positions).in_parts(self._splits, rest=True)
         shared = self._stages * self._stage_bytes + 1024
         multiply = self._step("conv_halves_weight_grad", (self._blocks, self._splits), THREADS, rest, shared)
-        groups = max(images.groups, gradients.groups) * (images.chunks + gradients.chunks)
-        lay = self._step("lay_operands", groups, LAYING, multiply)
-        parts = self.positions.images[0] * (images.parts + gradients.parts)
-        return self._step("measure_operands", parts, MEASURING, lay)
+        prepare = self._step("prepare_operands", LAYING_BLOCKS * CHIP.multiprocessors, LAYING, multiply)
+        return self._step("begin_operands", CHIP.multiprocessors, LAYING, prepare)
 
     def _step(
         self, name: str, blocks: int | tuple[int, int], threads: int, then: CudaKernel, shared: int = 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from adtrain.core.chip import CHIP
 from adtrain.core.kernel import CudaKernel
-from adtrain.ops.laid_cuda import ALIGNED, KNOWN, LAYING, LINE, MEASURING, Laid
+from adtrain.ops.laid_cuda import ALIGNED, KNOWN, LAYING, LAYING_BLOCKS, LINE, Laid
 from adtrain.ops.positions import Positions
 
 PIECES, HALVES, GROUP, WORD = 3, 2, 8, 16
@@ -17,12 +17,12 @@ PIECES, HALVES, GROUP, WORD = 3, 2, 8, 16
 FILTERS, TEAMS, COLUMNS = 64, 2, 128
 """Filters of a tile of `conv_planes.cu`, which stacks the pieces of half as many; its warpgroups, and how many
 positions each has, at most."""
-HALVES_TILE, MARKED = 288, 96
+HALVES_TILE, MARKED = 288, 144
 """Positions of a tile of `conv_halves.cu`, and how many of them are left to pieces together."""
 LEAST_COLUMNS, STEP = 64, 8
 """The fewest positions of a warpgroup; what they are a multiple of."""
-THREADS, HALVES_THREADS = 384, 512
-"""Of a block of `conv_planes.cu`; of `conv_halves.cu`."""
+THREADS = 384
+"""Of a block of `conv_planes.cu`, or of `conv_halves.cu`."""
 IMAGE_STAGES, LEAST_STAGES, MOST_STAGES = 2, 3, 8
 """Stages of images in shared memory, and least and most of weights."""
 CHANNELS = 32, 16
@@ -37,13 +37,13 @@ MOST_BLOCKS = 128
 """Tiles of the same positions, so that what is known of their filters fits."""
 PRODUCT, COLUMN, DEPTH = 14.4, 0.451, 16
 """Cycles of a product of 64 rows and so many k in `conv_planes.cu`, and of each of its columns, measured."""
-HALVES_CYCLE = 1400
+HALVES_CYCLE = 1980
 """Multiply-adds of float16 that a multiprocessor does in a cycle in `conv_halves.cu`, measured."""
 GATHERED = 1.2
 """Elements of images that it gathers in a cycle, measured."""
 REST = 4000
 """Cycles of a launch that has nothing to do."""
-START, END, TILE_END, HALVES_END = 6000, 10, 3500, 5500
+START, END, TILE_END, HALVES_END = 6000, 10, 3500, 8700
 """Cycles of the launches, and until a block has its first stages; of a tile's end, for each position in pieces; in
 gradients by the weights; in halves."""
 
@@ -195,7 +195,7 @@ class PlaneConvolution:
         length = math.prod(self.positions.kernel) * self.channels
         if self.halves:
             products = length * tile * FILTERS * (2 if self._stacked else 3) / HALVES_CYCLE
-            before = START + 2 * REST + Laid(self.positions).cycles
+            before = START + 3 * REST + Laid(self.positions).cycles
             return before + rounds * (HALVES_END + self._chunks * products)
         products = length / DEPTH * (4 if self._stacked else 6) * TEAMS * (PRODUCT + COLUMN * self.columns)
         gathered = (tile + self.positions.reach) * self.channels / GATHERED
@@ -217,10 +217,9 @@ class PlaneConvolution:
         rest = self._multiply(PIECES, {"REST": 1})
         multiply = replace(self._multiply(HALVES), then=rest)
         stages = self._macros(HALVES)
-        laid = Laid(self.positions)
-        lay = self._step("lay_halves.cu", "lay_halves", stages, laid.groups * laid.chunks, LAYING, then=multiply)
-        operands = self._blocks * self._filters + self.positions.images[0] * laid.parts
-        return self._step("measure_halves.cu", "measure_halves", stages, operands, MEASURING, then=lay)
+        blocks = LAYING_BLOCKS * CHIP.multiprocessors
+        prepare = self._step("prepare_halves.cu", "prepare_halves", stages, blocks, LAYING, then=multiply)
+        return self._step("prepare_halves.cu", "begin_halves", stages, CHIP.multiprocessors, LAYING, then=prepare)
 
     def _macros(self, parts: int) -> Mapping[str, int]:
         """Tunables."""
@@ -229,10 +228,10 @@ class PlaneConvolution:
         return stages if parts == HALVES else {**stages, **tiles}
 
     def _multiply(self, parts: int, rest: Mapping[str, int] | None = None) -> CudaKernel:
-        name, threads = ("conv_halves", HALVES_THREADS) if parts == HALVES else ("conv_planes", THREADS)
+        name = "conv_halves" if parts == HALVES else "conv_planes"
         macros = {**self._macros(parts), **(rest or {})}
         blocks = min(self.tiles(parts), CHIP.multiprocessors)
-        return self._step(f"{name}.cu", name, macros, blocks, threads, self.shared(parts))
+        return self._step(f"{name}.cu", name, macros, blocks, THREADS, self.shared(parts))
 
     def _step(
         self,

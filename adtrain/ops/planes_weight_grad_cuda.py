@@ -22,6 +22,8 @@ ONES = 512
 """Bytes of shared memory that the gradient by a bias takes."""
 SECOND_PASS = 4000
 """Cycles of the sum of the parts."""
+SHARES, EACH = (8, 4, 2, 1), 4
+"""Threads that may sum the parts of an element, the most first; and the parts that each of several must have."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ class PlaneWeightGrad:
             rest: parts are images, and the launches are behind those of `conv_halves_weight_grad.cu`.
         """
         in_scratch = splits > 1 or rest or self.bias
+        shares = next(count for count in SHARES if splits >= EACH * count or count == 1)
         definitions = {
             **self.positions.definitions,
             "CHANNELS": CHANNELS,
@@ -127,6 +130,7 @@ class PlaneWeightGrad:
             "SPLIT": int(in_scratch),
             "REST": int(rest),
             "BIAS": int(self.bias),
+            "SHARES": shares,
         }
         filters = self.positions.outputs[1] if self.bias else 0
         name = "conv_pooled_weight_grad" if self.pooled else "conv_planes_weight_grad"
@@ -145,7 +149,7 @@ class PlaneWeightGrad:
         add = replace(
             split,
             name="sum_parts",
-            blocks=lambda *_, **__: -(-(self.size + filters) // 32),
+            blocks=lambda *_, **__: -(-(self.size + filters) * shares // SUMMING),
             threads=lambda *_, **__: SUMMING,
             shared=no_bytes,
         )

@@ -1,9 +1,9 @@
-// The convolutions of conv_planes.cu with operands in halves, three products instead of six, as far as measure_halves.cu
-// finds that these hold them. The images are laid out beforehand (lay_halves.cu), so that nothing is gathered here: one
-// warp has the copies of weights on their way, one those of images, and with two more adds squares up. Read halves.cuh first.
+// The convolutions of conv_planes.cu with operands in halves, three products instead of six, as far as these hold them. Both
+// are prepared beforehand (prepare_halves.cu), so that nothing is measured or gathered here: one warp has the copies of weights
+// on their way, one those of images, and with another adds squares up. Read halves.cuh first.
 //
-// high x high, products that are exact, is summed by the matrix units over an element of the window, high x low and
-// low x high over the same before it, as what they lose is not to be of the size of the largest.
+// high x high, products that are exact, is summed by the matrix units over an element of the window, and by float32 additions
+// from there on. high x low and low x high have sums of their own, as what these lose is not to be of the size of the largest.
 #include "halves.cuh"
 
 struct AllStages : Stages {
@@ -34,7 +34,6 @@ struct AllStages : Stages {
 // Of a warp for each team: the squares of its lines; the first one starts the copies for all.
 __device__ __forceinline__ void bring_images(
     const Laid &laid, int position, AllStages &stages, Round<IMAGE_STAGES> &turn, char *shared) {
-    static_assert(GATHERERS == TEAMS * WARP, "as many as the stages wait for");
     const int team = threadIdx.x / WARP - 1, lane = threadIdx.x % WARP;
     for (int chunk = 0; chunk < CHUNKS; chunk++, turn.next()) {
         const float *of_lines = laid.squares + (int64_t)chunk * laid.count + position + SKIPPED + team * COLUMNS;
@@ -65,49 +64,52 @@ struct Sums {
     // the first one of the block.
     __device__ __forceinline__ void multiply(AllStages &stages, const char *images, const char *weights, int team,
         bool begins, Round<IMAGE_STAGES> &image, Round<TILE_STAGES> &weight) {
-        // STACKED the lower rows are low.
-        const bool low = STACKED && threadIdx.x % WARPGROUP >= WARPGROUP / 2;
-        const float first = low ? LOW : 1, second = low ? LOW * LOW : LOW;
-        if (begins) stages.begin(team);
+        float beside[SUMS];
         squares = 0;
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = 0;
-        for (int chunk = 0; chunk < CHUNKS; chunk++, image.next()) {
+        if (begins) stages.begin(team);
+        int last = 0; // stages of which products may still read
+        for (int chunk = 0, element = 0; chunk < CHUNKS; chunk++, image.next()) {
             stages.images[image.stage].wait(image.parity);
             squares += stages.squares[image.stage][team];
             #pragma unroll 1
-            for (int tap = 0; tap < TAPS; tap++, weight.next()) {
+            for (int tap = 0; tap < TAPS; tap++, element++, weight.next()) {
                 stages.weights[weight.stage].wait(weight.parity);
                 const char *left = weights + weight.stage * OfWeights::SIZE;
                 const char *right = images + image.stage * OfImages::SIZE + shift(tap / KW, tap % KW) * LINE;
                 const uint64_t a = described(left, OfWeights::PLANE, UNIT_BYTES, NOT_EXCHANGED);
                 const uint64_t b = described(right, WORD, 8 * LINE, WITHIN_64_BYTES);
-                float sums[SUMS];
-                const auto products = [&](Pair parts, bool more) {
+                const auto products = [&](float (&sums)[SUMS], Pair parts, bool more) {
                     #pragma unroll
                     for (int k = 0; k < PLANES; k += 2)
                         start<HALVES>(sums, a + OfWeights::offset(parts.a, k, 0) / WORD,
                             b + (parts.b * OfImages::NUMBER) / WORD + k, more || k > 0);
                 };
-                const auto add = [&](float scale) {
-                    Started::end();
-                    Started::finished<0>();
-                    arrived(sums);
-                    #pragma unroll
-                    for (int i = 0; i < SUMS; i++) main[i] = fma(sums[i], scale, main[i]);
-                };
+                float high[SUMS];
                 Started::begin();
-                products({0, 1}, false);
-                if (!STACKED) products({1, 0}, true);
-                add(second);
-                Started::begin();
-                products({0, 0}, false);
-                add(first);
-                say(stages.weights_read[weight.stage]);
-                if (begins) stages.tell_next(team, chunk * TAPS + tap);
+                products(high, {0, 0}, false);
+                Started::end();
+                Started::finished<1>();
+                if (element > 0) say(stages.weights_read[last]);
+                if (chunk > 0 && tap == 0) say(stages.images_read[(image.stage + 1) % IMAGE_STAGES]);
+                products(beside, {0, 1}, element > 0);
+                if (!STACKED) products(beside, {1, 0}, true);
+                Started::end();
+                Started::finished<1>();
+                arrived(high);
+                #pragma unroll
+                for (int i = 0; i < SUMS; i++) main[i] = fma(high[i], unit(), main[i]);
+                last = weight.stage;
+                if (begins) stages.tell_next(team, element);
             }
-            say(stages.images_read[image.stage]);
         }
+        Started::finished<0>();
+        arrived(beside);
+        say(stages.weights_read[last]);
+        say(stages.images_read[(image.stage + 1) % IMAGE_STAGES]);
+        #pragma unroll
+        for (int i = 0; i < SUMS; i++) main[i] = fma(beside[i], LOW * unit(), main[i]);
     }
 
     // Whether the sums that a warpgroup writes are not small beside their products. filters: of a thread's rows, the sum
@@ -125,6 +127,12 @@ struct Sums {
         meet(WARPGROUP, threadIdx.x / WARPGROUP);
         return signs[0] + signs[1] + signs[2] + signs[3] >= 0;
     }
+
+  private:
+    // Of a thread's rows: STACKED the lower ones are low.
+    static __device__ __forceinline__ float unit() {
+        return STACKED && threadIdx.x % WARPGROUP >= WARPGROUP / 2 ? LOW : 1;
+    }
 };
 
 // See `write`.
@@ -138,6 +146,7 @@ struct Given {
 
 KERNEL __launch_bounds__(THREADS, 1) conv_halves(
     const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
+    wait_for_inputs();
     const Tiles tiles(batch);
     const Made made(scratch);
     const Laid laid = laid_images(made, batch);
@@ -146,8 +155,7 @@ KERNEL __launch_bounds__(THREADS, 1) conv_halves(
     T *exchanged = (T *)(of_weights + TILE_STAGES * OfWeights::SIZE);
     __shared__ AllStages stages;
     if (threadIdx.x == 0) stages.init();
-    stages.find_shares(made); // what measures filters has ended, see wait_for_inputs
-    wait_for_inputs();
+    stages.find_shares(made);
     __syncthreads();
     const auto held = [&](int tile) { return stages.hold(laid, batch, tile, tiles.position(tile)); };
     Round<IMAGE_STAGES> image;
@@ -160,12 +168,12 @@ KERNEL __launch_bounds__(THREADS, 1) conv_halves(
                     ask(epilogue, batch, tiles.filter(tile), tiles.position(tile));
                     stages.bring<OfWeights>(tile, weight, of_weights, made.halves);
                 }
-        } else if (threadIdx.x >= WARP) {
+        } else if (threadIdx.x >= WARP && threadIdx.x < WARP + GATHERERS) {
             for (int tile = blockIdx.x; tile < tiles.count; tile += gridDim.x)
                 if (held(tile)) bring_images(laid, tiles.position(tile), stages, image, of_images);
         }
     } else {
-        take_registers<152>();
+        take_registers<232>();
         const int team = own_team();
         bool begins = true;
         for (int tile = blockIdx.x, parity = 0; tile < tiles.count; tile += gridDim.x) {

@@ -1,5 +1,5 @@
 // The gradients of conv_planes_weight_grad.cu with operands in halves, three products instead of six, as far as these hold
-// them: of images and of the outputs' gradients, both measured and laid out beforehand. Read scaled.cuh first.
+// them: of images and of the outputs' gradients, both measured and laid out beforehand. Read laid.cuh first.
 //
 // A block takes FILTERS filters, CHANNELS channels, all elements of the window, and a part of the images. One thread has
 // the copies of lines on their way; three warpgroups multiply, each a row of the window, whose elements are a line further
@@ -10,7 +10,7 @@
 #ifndef HALVES_STAGES
 #define HALVES_STAGES 3
 #endif
-#include "scaled.cuh"
+#include "laid.cuh"
 
 constexpr int FILTERS = 64, BRINGING = WARPGROUP, CONSUMERS = KH * WARPGROUP, THREADS = BRINGING + CONSUMERS;
 constexpr int STEP = 16, GROUP = 4 * STEP, STAGE_GROUPS = 2; // positions of an instruction; that are added up at once
@@ -54,29 +54,28 @@ struct Operands {
 };
 constexpr int BLOCKS = parts(OUT_CHANNELS, FILTERS) * parts(IN_CHANNELS, CHANNELS);
 
-// A block a part of an image, or of its gradients.
-KERNEL __launch_bounds__(MEASURING) measure_operands(
-    const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
+// First.
+KERNEL begin_operands(const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
     wait_for_inputs();
     const Operands laid(Scratch(scratch, splits, BLOCKS), batch);
-    constexpr int ALL = PARTS<Inputs> + PARTS<Gradients>;
-    const int image = blockIdx.x / ALL, part = blockIdx.x % ALL;
-    if (part < PARTS<Inputs>)
-        laid.images.measure(Inputs{x, (int)batch}, image, part);
-    else
-        laid.gradients.measure(Gradients{g, (int)batch}, image, part - PARTS<Inputs>);
+    laid.images.begin();
+    laid.gradients.begin();
 }
 
-// As in lay_halves.cu; one of both may have fewer lines.
-KERNEL __launch_bounds__(LAYING) lay_operands(
+// Then, parts of images and gradients, and lines of these.
+KERNEL __launch_bounds__(LAYING, LAYING_BLOCKS) prepare_operands(
     const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
-    const Operands laid(Scratch(scratch, splits, BLOCKS), batch);
-    const int at = gridDim.x - 1 - blockIdx.x, all = laid.images.chunks + laid.gradients.chunks;
-    const int from = at / all * LAID, chunk = at % all - laid.images.chunks;
-    if (chunk < 0 && from < laid.images.count)
-        lay(Inputs{x, (int)batch}, laid.images, from, at % all);
-    else if (chunk >= 0 && from < laid.gradients.count)
-        lay(Gradients{g, (int)batch}, laid.gradients, from, chunk);
+    wait_for_inputs();
+    const Operands both(Scratch(scratch, splits, BLOCKS), batch);
+    const Laid laid[] = {both.images, both.gradients};
+    const Order<2> order(laid, {PARTS<Inputs>, PARTS<Gradients>}, Inputs::SIZE + Gradients::SIZE);
+    take_in_order(both.images.taken, order.count(), [&](int i) {
+        const auto piece = order[i];
+        if (piece.place.operand == 0)
+            both.images.prepare(Inputs{x, (int)batch}, piece);
+        else
+            both.gradients.prepare(Gradients{g, (int)batch}, piece);
+    });
 }
 
 // What a block takes.

@@ -18,7 +18,7 @@
 #define OF_IMAGE 0
 #define POOLED 0
 #endif
-constexpr int TEAMS = 2, COLUMNS = TEAM_COLUMNS, BRINGING = 128;
+constexpr int TEAMS = 2, COLUMNS = TEAM_COLUMNS, BRINGING = 128, GATHERERS = 96;
 #include "conv_planes.cuh"
 
 constexpr int SUMMED = STACKED ? 3 : BESIDE, AHEAD = 4; // AHEAD: words that a thread has under way
@@ -31,7 +31,7 @@ __device__ constexpr Pair pair_of(int i) {
     return STACKED ? pairs[i] : beside(i);
 }
 
-// Weights to scratch, where measure_halves.cu has not put them.
+// Weights to scratch, where prepare_halves.cu has not put them.
 KERNEL cut_weights(const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
     const Weights weights = {w};

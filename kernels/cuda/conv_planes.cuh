@@ -2,7 +2,7 @@
 // planes.cuh first.
 //
 // Rows are FILTERS filters, columns TILE positions, k CHANNELS channels of an element of the window at a time. Of
-// BRINGING threads a warp has the copies of weights, which are cut beforehand, on their way; the others bring the
+// BRINGING threads a warp has the copies of weights, which are cut beforehand, on their way; GATHERERS bring the
 // images' positions (conv_planes.cu gathers and cuts them, conv_halves.cu has them copied); TEAMS warpgroups multiply, each
 // COLUMNS of the columns.
 //
@@ -18,7 +18,7 @@
 constexpr int TILE = TEAMS * COLUMNS, LEFT = 64;      // LEFT: rows of the matrix units
 constexpr bool STACKED = OUT_CHANNELS <= LEFT / 2; // then half of the rows are the same filters' second parts
 constexpr int FILTERS = STACKED ? LEFT / 2 : LEFT;
-constexpr int CONSUMERS = TEAMS * WARPGROUP, THREADS = BRINGING + CONSUMERS, GATHERERS = BRINGING - WARP;
+constexpr int CONSUMERS = TEAMS * WARPGROUP, THREADS = BRINGING + CONSUMERS;
 constexpr int IMAGE_STAGES = 2, PLANES = CHANNELS / GROUP_OF;
 constexpr int CHUNKS = (IN_CHANNELS + CHANNELS - 1) / CHANNELS, BLOCKS = (OUT_CHANNELS + FILTERS - 1) / FILTERS;
 constexpr int SUMS = COLUMNS / 2, OWN = SUMS * FILTERS / LEFT; // of a thread; that it writes
@@ -32,6 +32,8 @@ typedef Planes<LEFT, PLANES, STACKED ? 1 : 2> HalfWeights;
 struct WeightWord {
     int block, chunk, tap, plane, line;
 
+    __device__ WeightWord(int block, int chunk, int tap, int plane, int line)
+        : block(block), chunk(chunk), tap(tap), plane(plane), line(line) {}
     __device__ WeightWord(int filter, int i)
         : block(filter / FILTERS), chunk(i / (PLANES * TAPS)), tap(i / PLANES % TAPS), plane(i % PLANES),
           line(filter % FILTERS) {}
@@ -65,7 +67,7 @@ struct Tiles {
     }
 };
 
-constexpr int MARKED = 96; // positions that are left to pieces together
+constexpr int MARKED = 144; // positions that are left to pieces together
 
 // Where what is made on the way lies in scratch.
 struct Made {

@@ -5,8 +5,9 @@
 // - MARKED positions whose sums are small beside the products, by the root of the mean squares: where products cancel,
 //   the bits show that are missing.
 #pragma once
-constexpr int TEAMS = 3, COLUMNS = 96, BRINGING = 128;
+constexpr int TEAMS = 2, COLUMNS = 144, BRINGING = 128, GATHERERS = TEAMS * 32; // a warp for each team
 #include "conv_planes.cuh"
+#include "laid.cuh"
 
 typedef HalfWeights OfWeights;
 

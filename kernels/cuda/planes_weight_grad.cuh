@@ -19,6 +19,7 @@
 #endif
 #ifndef BIAS
 #define BIAS 0
+#define SHARES 8
 #endif
 #include "planes.cuh"
 
@@ -86,26 +87,26 @@ template <class Plain> __device__ __forceinline__ void write(
     }
 }
 
-// w: (O, C, KH, KW), and bias, the sums of the parts, of which there are many of few elements: a warp of a block adds some
-// of them, in their order.
+// w: (O, C, KH, KW), and bias, the sums of the parts: of an element SHARES threads of a block add some of them each, in their
+// order.
 __device__ __forceinline__ void add_parts(T *w, T *bias, int64_t splits, const T *scratch) {
-    constexpr int WARPS = SUMMING / WARP;
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const int element = blockIdx.x * WARP + lane;
-    __shared__ T sums[WARPS][WARP];
+    constexpr int ELEMENTS = SUMMING / SHARES; // of a block
+    const int own = threadIdx.x % ELEMENTS, share = threadIdx.x / ELEMENTS;
+    const int element = blockIdx.x * ELEMENTS + own;
+    __shared__ T sums[SHARES][ELEMENTS];
     T sum = 0;
     if (element < SIZE + BIAS * OUT_CHANNELS) {
         #pragma unroll 8 // reads that are under way at once
-        for (int i = splits * warp / WARPS; i < splits * (warp + 1) / WARPS; i++) {
+        for (int i = splits * share / SHARES; i < splits * (share + 1) / SHARES; i++) {
             const T *part = scratch + (int64_t)i * PART + element;
             sum += element < SIZE ? part[0] : part[0] + part[OUT_CHANNELS] + part[2 * OUT_CHANNELS];
         }
     }
-    sums[warp][lane] = sum;
+    sums[share][own] = sum;
     __syncthreads();
-    if (warp > 0) return;
+    if (share > 0) return;
     #pragma unroll
-    for (int i = 1; i < WARPS; i++) sum += sums[i][lane];
+    for (int i = 1; i < SHARES; i++) sum += sums[i][own];
     if (element < SIZE)
         w[element % (OUT_CHANNELS * IN_CHANNELS) * TAPS + element / (OUT_CHANNELS * IN_CHANNELS)] = sum;
     else if (element < SIZE + BIAS * OUT_CHANNELS)

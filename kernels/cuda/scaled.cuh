@@ -24,8 +24,7 @@ struct alignas(16) Known {
 constexpr int TOP = 14;                     // the largest element is scaled to 2^TOP
 constexpr int LEAST_UP = -16, MOST_UP = 89; // exponents of a scale
 
-constexpr int MEASURING = 256;                // threads of a block that measures a filter, or a part of an image
-constexpr int PART = 1 << 14, MOST_PARTS = 8; // elements of such a part, or more where there would be more of them
+constexpr int MEASURING = 256; // threads of a block that measures a filter, or a part of an image
 
 // What a thread, a block, and then all blocks have seen of an operand.
 struct alignas(16) Measured {
@@ -48,12 +47,15 @@ struct alignas(16) Measured {
         squares += other.squares;
     }
 
-    // What all threads of a block have seen, in all of them.
-    __device__ __forceinline__ void join_block() {
-        __shared__ Vector<float, 4> of_warp[MEASURING / WARP];
+    // What all threads of a warp have seen, in all of them; and of a block.
+    __device__ __forceinline__ void join_warp() {
         #pragma unroll
         for (int mask = WARP / 2; mask > 0; mask /= 2)
             join({exchanged(most, mask), exchanged(least, mask), exchanged(sum, mask), exchanged(squares, mask)});
+    }
+    __device__ __forceinline__ void join_block() {
+        __shared__ Vector<float, 4> of_warp[MEASURING / WARP];
+        join_warp();
         if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = {most, least, sum, squares};
         __syncthreads();
         *this = Measured();
@@ -81,34 +83,6 @@ struct alignas(16) Measured {
     }
 };
 
-// Into how many parts images are cut, each of which a block measures.
-template <class Array>
-constexpr int PARTS = parts(Array::SIZE, PART) < MOST_PARTS ? parts(Array::SIZE, PART) : MOST_PARTS;
-
-// Such a part of an image, by a block.
-template <class Array> __device__ __forceinline__ void measure_part(Measured &result, const T *image, int part) {
-    constexpr int COUNT = Array::SIZE, WIDE = COUNT % 4 == 0 ? 4 : COUNT % 2 == 0 ? 2 : 1;
-    constexpr int64_t VECTORS = COUNT / WIDE;
-    constexpr int AT_ONCE = 4; // reads that are under way
-    const int end = VECTORS * (part + 1) / PARTS<Array>;
-    Measured seen;
-    for (int first = VECTORS * part / PARTS<Array> + threadIdx.x; first < end; first += AT_ONCE * MEASURING) {
-        Vector<T, WIDE> found[AT_ONCE];
-        #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const int at = first + i * MEASURING;
-            found[i] = at < end ? load<T, WIDE>(image + at * WIDE) : Vector<T, WIDE>{};
-        }
-        #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            #pragma unroll
-            for (int j = 0; j < WIDE; j++) seen.see(found[i].lane[j]);
-        }
-    }
-    seen.join_block();
-    if (threadIdx.x == 0) result = seen;
-}
-
 // Eight neighbours along the channels, scaled. The sum of their squares.
 __device__ __forceinline__ float halve(Word (&words)[2], const float (&x)[GROUP_OF], float up) {
     float squares = 0;
@@ -122,85 +96,4 @@ __device__ __forceinline__ float halve(Word (&words)[2], const float (&x)[GROUP_
         words[1].lane[i] = rounded_halves((even - of_even) / LOW, (odd - of_odd) / LOW);
     }
     return squares;
-}
-
-// Lines: a position's OF_LINE channels of one of both numbers, 64 bytes whose words are exchanged.
-constexpr int LINE = 64, WORDS = LINE / WORD, OF_LINE = 32;
-constexpr int LAID = 64, LAYING = LAID * WORDS; // lines that a block lays out, and its threads: each a word
-constexpr int FRONT = (BEFORE + 7) / 8 * 8;     // lines before position 0, so that windows begin behind the first line
-constexpr int BEYOND = 320 + REACH;             // lines behind the last image that a stage may take
-__device__ __forceinline__ int exchanged_word(int line, int word) { return word ^ line / 2 % WORDS; }
-
-__device__ __forceinline__ char *aligned_to_lines(const void *at) { return (char *)(((uintptr_t)at + 1023) / 1024 * 1024); }
-
-// Images in halves as the copy engine brings them, and what is known of each. For each number and each chunk of channels
-// lie the lines of all positions one after another, position 0 behind `front`; what no image has is zero.
-struct Laid {
-    Known *known;
-    Measured *measured; // of the parts of an image, with room for MOST_PARTS
-    int count, chunks, front; // count: lines of a number and a chunk, a multiple of LAID
-    char *lines;
-    float *squares; // of a line's scaled elements, their sum
-
-    __device__ Laid(char *memory, int batch, int channels, int front)
-        : known((Known *)memory), measured((Measured *)(known + batch)),
-          count(parts(batch * IMAGE + front + BEYOND, LAID) * LAID), chunks(parts(channels, OF_LINE)), front(front),
-          lines(aligned_to_lines(measured + (int64_t)batch * MOST_PARTS)), squares((float *)at(2, 0, 0)) {}
-    __device__ __forceinline__ char *at(int number, int chunk, int line) const {
-        return lines + ((int64_t)(number * chunks + chunk) * count + line) * LINE;
-    }
-    // A part of an image, by a block.
-    template <class Array> __device__ __forceinline__ void measure(const Array &images, int64_t image, int part) const {
-        measure_part<Array>(measured[image * MOST_PARTS + part], images.x + image * Array::SIZE, part);
-    }
-    // What every STEP-th part of it tells, in their order.
-    template <class Array, int STEP = 1> __device__ __forceinline__ Measured seen(int image, int first = 0) const {
-        const Measured *own = measured + (int64_t)image * MOST_PARTS + first;
-        Measured all;
-        #pragma unroll
-        for (int i = 0; i < PARTS<Array>; i += STEP)
-            if (PARTS<Array> % STEP == 0 || first + i < PARTS<Array>) all.join(own[i]);
-        return all;
-    }
-    __device__ __forceinline__ char *end() const { return (char *)(squares + (int64_t)chunks * count); }
-};
-
-// By a block, LAID lines of a chunk from `from` on, with what is known of the images that begin there; what is not held
-// becomes zero. The images are read before what has measured them, the launch before, has ended (wait_for_inputs).
-template <class Array> __device__ __forceinline__ void lay(const Array &images, const Laid &laid, int from, int chunk) {
-    __shared__ Word words[2][LAID * WORDS];
-    __shared__ float squares[WORDS][LAID];
-    __shared__ Vector<float, 2> sizes[WORDS][LAID]; // of the line's image, each word some of the parts
-    const int line = threadIdx.x % LAID, word = threadIdx.x / LAID, channel = chunk * OF_LINE + word * GROUP_OF;
-    const int position = from + line - laid.front, place = images.at(position), image = position / IMAGE;
-    float found[GROUP_OF];
-    #pragma unroll
-    for (int j = 0; j < GROUP_OF; j++) {
-        const int further = (channel + j) * Array::AREA;
-        found[j] = place >= 0 && further < Array::SIZE ? images.x[place + further] : 0;
-    }
-    wait_for_inputs();
-    const Measured some = place >= 0 ? laid.seen<Array, WORDS>(image, word) : Measured();
-    sizes[word][line] = {some.most, some.least};
-    __syncthreads();
-    Measured all;
-    #pragma unroll
-    for (int i = 0; i < WORDS; i++) all.join({sizes[i][line].lane[0], sizes[i][line].lane[1], 0, 0});
-    const float up = place >= 0 ? all.up() : 0;
-    #pragma unroll
-    for (int j = 0; j < GROUP_OF; j++) found[j] = up != 0 ? found[j] : 0; // infinity, too
-    Word halves[2];
-    squares[word][line] = halve(halves, found, up);
-    #pragma unroll
-    for (int i = 0; i < 2; i++) words[i][line * WORDS + exchanged_word(line, word)] = halves[i];
-    __syncthreads();
-    #pragma unroll
-    for (int i = 0; i < 2; i++) ((Word *)laid.at(i, chunk, from))[threadIdx.x] = words[i][threadIdx.x];
-    if (word > 0) return;
-    if (chunk == 0 && place >= 0 && position % IMAGE == 0)
-        laid.known[image] = laid.seen<Array>(image).known(Array::SIZE);
-    float sum = 0;
-    #pragma unroll
-    for (int i = 0; i < WORDS; i++) sum += squares[i][line];
-    laid.squares[(int64_t)chunk * laid.count + from + line] = sum;
 }

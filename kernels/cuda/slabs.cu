@@ -16,6 +16,7 @@ constexpr int FEW = 24;               // products, see known()
 constexpr int THIN = 32, ROUNDED = 8, SINGLE = 6; // see known()
 constexpr int SELDOM = 2;             // of the share of all to that of a line, see share_of_all()
 constexpr int BLOCKS = WIDE_A * WIDE_B == 16 ? 4 : 3; // that a multiprocessor must have registers for
+constexpr float LEAST = 0x1p-12f;     // below it a scaled element loses bits, up to 2^-36
 typedef float Panel[DEPTH][ROW]; // HALF lines of a slab
 
 // The lines that a block takes, the half-th 64 of all.
@@ -133,16 +134,22 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) measure_lines(const T *a, const T *b, 
 // 2^exponent
 __device__ __forceinline__ float power(int exponent) { return __int_as_float(exponent + 127 << 23); }
 
+// Of lines of k elements, see known().
+__device__ __forceinline__ int target_of(int64_t k) {
+    int target = 14;
+    for (int64_t i = 1; i < k; i *= 4) target--;
+    return target;
+}
+
 // A line whose chunks are measured.
 //
 // Its largest element is at most sqrt(k) times the root of the mean square, which is scaled to 2^target, or up to twice
 // that. Level: 5.5 times the root of the products' mean square if the other line's is 2^target, else down to half.
-// Floor: 2^22 times what the sum loses if all elements of this line are 2^-36 off.
 //
 // Share: (sum |x|)^2 / sum x^2 elements of one size would have this sum and these squares; of two lines with p k and q k
 // of them about p q k meet. A product is 2^-23.8 off (root of the mean square: 2^-24 of each operand, and low x low),
 // the sum of n sqrt(n) times that; a chain rounds n sums, of 2^-25.3 each, which is more from 16 products on. FEW are
-// asked for where running sums are watched, as these tell something of products alone. Here p is that of this line, see
+// asked for in the TELLING slabs, as running sums tell something of products alone. Here p is that of this line, see
 // `know_lines`.
 //
 // Late: of an element with many others next to all of the sum comes at its end, or from one product. There a chain has few
@@ -167,23 +174,21 @@ __device__ __forceinline__ Line known(const Slabs &slabs, int64_t at, double &sq
         all.count += part.count;
     }
     squares = 0; // of a line that is left, or has none
-    int target = 14;
-    for (int64_t i = 1; i < slabs.k; i *= 4) target--;
+    const int target = target_of(slabs.k);
     const double mean = sqrt(all.squares / slabs.k);
-    if (mean == 0) return {1, 0, 0, INFINITY, false, false};
+    if (mean == 0) return {1, 0, 0, INFINITY, false, false, false};
     const int exponent = mean < INFINITY ? target - ilogb(mean) : 1 << 30; // not of NaN
-    if (abs(exponent) > 63) return {1, INFINITY, 0, INFINITY, true, false};
+    if (abs(exponent) > 63) return {1, INFINITY, 0, INFINITY, true, false, false};
     squares = all.squares;
     const float up = power(exponent);
-    const float floor = all.least * up < 0x1p-12f ? slabs.k * power(target - 13) : 0;
     const float level = 5.5f * (float)mean * up * power(target);
-    const double watched = min(slabs.k, (int64_t)WATCHED * DEPTH) / (double)slabs.k;
-    const double share = all.sum * (double)all.sum / all.squares * sqrt(watched / FEW / slabs.k);
+    const double telling = min(slabs.k, (int64_t)TELLING * DEPTH) / (double)slabs.k;
+    const double share = all.sum * (double)all.sum / all.squares * sqrt(telling / FEW / slabs.k);
     const bool at_end = slabs.chunks > 1 && rounded < ROUNDED * all.squares;
     const int few = slabs.chunks > 2 ? 2 : SINGLE * slabs.chunks;
     const bool single = all.sum * (double)all.sum < few * all.squares;
     const bool late = (single || at_end) && (int64_t)all.count * THIN > slabs.k;
-    return {power(-exponent), floor, level, (float)share, late, false};
+    return {power(-exponent), 0, level, (float)share, late, false, all.least * up < LEAST};
 }
 
 // A team of LINES threads, each with a line: the share of all its lines. Errors and sums of squares of a tile are those of
@@ -249,9 +254,24 @@ template <int COUNT> __device__ __forceinline__ void cut(Word (&words)[COUNT], c
     }
 }
 
+// Of the lines of a block.
+struct Scale {
+    float up;
+    bool lossy;
+};
+
+// Adds to the floor of a line 2^22 times what its sums lose by elements of these, if what they meet is four times the root of
+// the mean square. A sum of powers of two, whose order changes nothing.
+__device__ __forceinline__ void raise_floor(const Slabs &slabs, int64_t line, const float (&x)[IN_WORD]) {
+    int count = 0;
+    #pragma unroll
+    for (float each : x) count += each != 0 && fabsf(each) < LEAST;
+    if (count > 0) atomicAdd(&slabs.lines[line].floor, count * power(22 - 36 + 2 + 1 + target_of(slabs.k)));
+}
+
 // Writes what of a slab is in shared memory, scaled.
 template <int COUNT> __device__ __forceinline__ void write(
-    const Slabs &slabs, const Source &source, int half, int slab, const Panel &panel, const float (&scales)[HALF]) {
+    const Slabs &slabs, const Source &source, int half, int slab, const Panel &panel, const Scale (&scales)[HALF]) {
     char *to = slabs.slab(source.block, slab, COUNT) + half % 2 * (SLAB / 2);
     #pragma unroll
     for (int i = 0; i < HALF * 8 / THREADS; i++) {
@@ -260,8 +280,9 @@ template <int COUNT> __device__ __forceinline__ void write(
         #pragma unroll
         for (int h = 0; h < IN_WORD; h++) {
             x[h] = panel[word * IN_WORD + h][line];
-            if (UNIT == HALVES) x[h] *= scales[line];
+            if (UNIT == HALVES) x[h] *= scales[line].up;
         }
+        if (UNIT == HALVES && COUNT == 2 && scales[line].lossy) raise_floor(slabs, half * HALF + line, x);
         Word words[COUNT];
         cut(words, x);
         #pragma unroll
@@ -280,8 +301,11 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) fill_slabs(const T *a, const T *b, con
     source.start(source.begin, k);
     if (UNIT == HALVES) wait_for_inputs();
     __shared__ Panel panel;
-    __shared__ float scales[HALF];
-    if (UNIT == HALVES && threadIdx.x < HALF) scales[threadIdx.x] = 1 / slabs.lines[half * HALF + threadIdx.x].down;
+    __shared__ Scale scales[HALF];
+    if (UNIT == HALVES && threadIdx.x < HALF) {
+        const Line &line = slabs.lines[half * HALF + threadIdx.x];
+        scales[threadIdx.x] = {1 / line.down, line.lossy != 0};
+    }
     const bool in_pieces = UNIT == HALVES && slabs.in_pieces();
     for (int slab = source.begin; slab < source.end; slab++) {
         source.finish(panel);

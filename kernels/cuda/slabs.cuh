@@ -28,7 +28,8 @@ constexpr int DEPTH = UNIT == TF32 ? 32 : 64;  // k of a slab
 constexpr int ACROSS = TILE_N > LINES ? TILE_N / LINES : 1; // slabs of op(B) that a tile of TILE_N columns takes side
 constexpr int TAKEN = TILE_N / ACROSS;                      // by side, and the lines of each
 constexpr float LOW = 0x1p-11f;                // the unit of low
-constexpr int WATCHED = 16;                    // slabs over which running sums are watched
+constexpr int WATCHED = 32;                    // slabs over which running sums are watched, at most
+constexpr int TELLING = 16;                    // of these, the first ones, which must have enough products
 
 // Of a block of gemm_slabs.cu: how the copy engine finds operands that are brought as they lie.
 struct alignas(128) Maps {
@@ -38,11 +39,12 @@ struct alignas(128) Maps {
 // Of a line. A sum of its products with any other line, both scaled, is not to be trusted where it is below the sum of
 // their floors, as it may show what small elements have lost; where it has stayed below the level of its row; or where
 // the product of the shares, which all lines of a block have alike, is below 1: few products make it. late: nor are its
-// sums of pieces. seldom: its products come so seldom, beside those of others, that a running sum tells nothing.
+// sums of pieces. seldom: its products come so seldom, beside those of others, that a running sum tells nothing. lossy: it
+// has elements so small that their last bits are lost, of each of which fill_slabs adds to the floor what that may cost.
 struct alignas(16) Line {
     float down; // 1 / scale
     float floor, level, share;
-    int late, seldom;
+    int late, seldom, lossy;
 };
 
 // What a chunk of k tells of a line.

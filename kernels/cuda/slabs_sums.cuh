@@ -67,7 +67,7 @@ template <class Form> struct Sums {
             arrived(high);
             #pragma unroll
             for (int j = 0; j < SUMS; j++) main[j] += high[j];
-            if (WATCHES && i < WATCHED) {
+            if (WATCHES && i < WATCHED && __any_sync(~0u, bits() != 0)) { // of usual sums none is left after a dozen slabs
                 #pragma unroll
                 for (int j = 0; j < SUMS; j++) {
                     if (fabsf(main[j]) >= level[j / 2 % 2]) small[j / 32] &= ~(1u << j % 32);

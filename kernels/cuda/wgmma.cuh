@@ -173,6 +173,7 @@ __device__ __forceinline__ uint64_t described(const void *from, int next, int th
 #define SUMS_56 SUMS_52 ",%52,%53,%54,%55"
 #define SUMS_60 SUMS_56 ",%56,%57,%58,%59"
 #define SUMS_64 SUMS_60 ",%60,%61,%62,%63"
+#define SUMS_72 SUMS_64 ",%64,%65,%66,%67,%68,%69,%70,%71"
 #define SUMS_64_MORE \
     "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87," \
     "%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108," \
@@ -205,10 +206,10 @@ template <Kind KIND> __device__ __forceinline__ void start(float (&sums)[64], ui
         WGMMA("m64n128k16.f32.bf16.bf16", SUMS_64, "%64", "%65", "%66", ", 0, 0", THIRTY_TWO(0), THIRTY_TWO(32));
 }
 
-// The same of 96 lines of B.
-template <Kind KIND> __device__ __forceinline__ void start(float (&sums)[48], uint64_t a, uint64_t b, bool add) {
+// The same of 144 lines of B.
+template <Kind KIND> __device__ __forceinline__ void start(float (&sums)[72], uint64_t a, uint64_t b, bool add) {
     static_assert(KIND == HALVES, "what is needed");
-    WGMMA("m64n96k16.f32.f16.f16", SUMS_48, "%48", "%49", "%50", ", 0, 0", THIRTY_TWO(0), EIGHT(32), EIGHT(40));
+    WGMMA("m64n144k16.f32.f16.f16", SUMS_72, "%72", "%73", "%74", ", 0, 0", THIRTY_TWO(0), THIRTY_TWO(32), EIGHT(64));
 }
 
 // The same of 256 lines of B.
@@ -274,6 +275,7 @@ __device__ __forceinline__ void start_sparse(
 #undef EIGHT
 #undef FOUR
 #undef SUMS_64_MORE
+#undef SUMS_72
 #undef SUMS_64
 #undef SUMS_60
 #undef SUMS_56

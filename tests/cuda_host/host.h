@@ -27,7 +27,8 @@ static uint32_t __float_as_uint(float x) { uint32_t bits; memcpy(&bits, &x, 4); 
 static float __int_as_float(int bits) { return __uint_as_float(bits); }
 static float __fsub_rn(float a, float b) { return a - b; }
 static uintptr_t __cvta_generic_to_shared(const void *at) { return (const unsigned char *)at - shared_bytes; }
-static int atomicAdd(int *at, int x) { const int before = *at; *at += x; return before; }
+template <class T> static T atomicAdd(T *at, T x) { const T before = *at; *at += x; return before; }
+static void __nanosleep(unsigned) {}
 static int __popcll(uint64_t bits) { return __builtin_popcountll(bits); }
 static void __trap() { __builtin_abort(); }
 
@@ -106,6 +107,24 @@ template <class V> static V __shfl_sync(unsigned, V value, int from)
 template <class V> static V __shfl_xor_sync(unsigned all, V value, int mask)
 {
     return __shfl_sync(all, value, threadIdx.x % 32 ^ mask);
+}
+
+static bool __any_sync(unsigned, bool own)
+{
+    bool any = false;
+    for (int lane = 0; lane < 32; lane++) any |= __shfl_sync(~0u, own, lane);
+    return any;
+}
+static int __syncthreads_or(int own)
+{
+    static int any;
+    __syncthreads();
+    any |= own;
+    __syncthreads();
+    const int found = any;
+    __syncthreads();
+    any = 0;
+    return found;
 }
 
 // mma.sync.m16n8k16 of bfloat16, sums rounded once.
