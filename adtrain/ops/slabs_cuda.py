@@ -16,8 +16,6 @@ LINES, BYTES = 128, 128 * 128
 """Of a slab."""
 LAYOUT_THREADS, THREADS = 256, 384
 """Of a block of `slabs.cu`, and of `gemm_slabs.cu`."""
-REST_BLOCKS = 2
-"""Blocks of `gemm_rest.cu` that fit on a multiprocessor."""
 MOST_K = 1 << 31
 KNOWN_BYTES, REST_BYTES, VOTES_BYTES, MAPS_BYTES = 32, 256, 128, 256
 """Of what is known of a line, or measured in a chunk of it (Line, Measured); of a tile's list (Rest); Votes; Maps."""
@@ -177,8 +175,7 @@ class SlabProduct:
         multiply = self._step("gemm_slabs.cu", "gemm_slabs", blocks, THREADS, {**stages, **wide_c}, self.slabs.shared)
         if self.slabs.unit is Unit.HALVES:
             macros, plain = {**turned, **wide, **wide_c}, self.slabs.rest
-            at_once = min(self.tiles, REST_BLOCKS * CHIP.multiprocessors)
-            rest = self._step("gemm_rest.cu", "gemm_rest", at_once, plain.threads, macros, plain.shared(4))
+            rest = self._step("gemm_rest.cu", "gemm_rest", self.tiles, plain.threads, macros, plain.shared(4))
             fill = replace(fill, then=replace(multiply, then=rest))
             know = self._step("slabs.cu", "know_lines", self.asked, LAYOUT_THREADS, {**turned, **wide}, then=fill)
             first = self._step("slabs.cu", "measure_lines", layout, LAYOUT_THREADS, {**turned, **wide}, then=know)

@@ -1,6 +1,6 @@
 // The elements of a product that gemm_slabs.cu has left: a tile of them by the engine of plain float32, or those of its
-// list, one after another, each by all threads of the block: it is the reads of the first one that everything waits for.
-// Most tiles have nothing left, so a block looks at the lists of all its tiles at once.
+// list, one after another, each by all threads of the block: it is the reads of the first one that everything waits for. A
+// block a tile; most have nothing to do.
 #ifndef UNIT
 #define UNIT 5
 #define TILE_N 128
@@ -42,41 +42,23 @@ template <class Factors> __device__ __forceinline__ T dot(const Factors &factors
     return all;
 }
 
-// By a block.
-__device__ __forceinline__ void compute_listed(
-    const T *a, const T *b, const Epilogue &epilogue, const Slabs &slabs, int tile, int count) {
-    const int m = slabs.m, n = slabs.n, k = slabs.k;
-    const TileAt at(tile, slabs.rows, slabs.across);
-    const Factors<TRANSPOSE_A, TRANSPOSE_B> factors = {a + at.item * slabs.m * k, b + at.item * slabs.k * n, m, n, k};
-    for (int i = 0; i < count; i++) {
-        const int place = slabs.rests[tile].places[i];
-        const int row = at.down * LINES + place / LINES, column = at.across * TILE_N + place % LINES;
-        const T sum[1] = {dot(factors, row, column)};
-        if (threadIdx.x == 0) epilogue(at.item, row, column, (at.item * slabs.m + row) * n + column, sum);
-    }
-}
-
 KERNEL __launch_bounds__(Plain::THREADS, 2) gemm_rest(const T *a, const T *b, const Epilogue epilogue, int64_t batch,
     int64_t m, int64_t n, int64_t k, char *scratch) {
     wait_for_inputs();
     const Slabs slabs(batch, m, n, k, scratch);
-    __shared__ int counts[Plain::THREADS]; // of the tiles of this block, whose lists are looked at together
-    for (int64_t first = blockIdx.x; first < slabs.tiles; first += (int64_t)gridDim.x * Plain::THREADS) {
-        const int64_t own = first + (int64_t)threadIdx.x * gridDim.x;
-        const int found = own < slabs.tiles ? slabs.rests[own].count : 0;
-        counts[threadIdx.x] = found;
-        if (!__syncthreads_or(found > 0)) continue;
-        #pragma unroll 1
-        for (int i = 0; i < Plain::THREADS; i++) {
-            const int count = counts[i], tile = first + (int64_t)i * gridDim.x;
-            if (count > LISTED) {
-                gemm_block<Plain, TRANSPOSE_A, TRANSPOSE_B, TRANSPOSE_A ? WIDE_A : 1, TRANSPOSE_B ? 1 : WIDE_B, WIDE_C>(
-                    a, b, epilogue, m, n, k, 1, tile, 0);
-                __syncthreads(); // its panels have been read
-            } else if (count > 0) {
-                compute_listed(a, b, epilogue, slabs, tile, count);
-            }
-        }
-        __syncthreads(); // the counts have been read
+    const Rest &rest = slabs.rests[blockIdx.x];
+    const int count = rest.count;
+    if (count > LISTED) {
+        gemm_block<Plain, TRANSPOSE_A, TRANSPOSE_B, TRANSPOSE_A ? WIDE_A : 1, TRANSPOSE_B ? 1 : WIDE_B, WIDE_C>(
+            a, b, epilogue, m, n, k, 1, blockIdx.x, 0);
+        return;
+    }
+    const TileAt at(blockIdx.x, slabs.rows, slabs.across);
+    const Factors<TRANSPOSE_A, TRANSPOSE_B> factors = {
+        a + at.item * m * k, b + at.item * k * n, (int)m, (int)n, (int)k};
+    for (int i = 0; i < count; i++) {
+        const int row = at.down * LINES + rest.places[i] / LINES, column = at.across * TILE_N + rest.places[i] % LINES;
+        const T sum[1] = {dot(factors, row, column)};
+        if (threadIdx.x == 0) epilogue(at.item, row, column, (at.item * m + row) * n + column, sum);
     }
 }

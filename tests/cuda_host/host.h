@@ -115,17 +115,6 @@ static bool __any_sync(unsigned, bool own)
     for (int lane = 0; lane < 32; lane++) any |= __shfl_sync(~0u, own, lane);
     return any;
 }
-static int __syncthreads_or(int own)
-{
-    static int any;
-    __syncthreads();
-    any |= own;
-    __syncthreads();
-    const int found = any;
-    __syncthreads();
-    any = 0;
-    return found;
-}
 
 // mma.sync.m16n8k16 of bfloat16, sums rounded once.
 static void multiply_bfloat16(float &c0, float &c1, float &c2, float &c3, const uint32_t (&words)[6])
