@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ def check(host: Host, positions: Positions, x: np.ndarray, w: np.ndarray, g: np.
         ((2, 20, 9, 8), 33, (3, 3), (1, 1), (1, 1)),
         ((2, 34, 8, 7), 65, (3, 3), (0, 2), (1, 1)),
         ((1, 9, 12, 21), 5, (3, 2), (2, 0), (2, 1)),
-        ((2, 66, 16, 17), 9, (3, 3), (1, 1), (1, 1)),  # whose images two blocks measure
+        ((2, 66, 16, 17), 9, (3, 3), (1, 1), (1, 1)),  # whose images are measured in three parts
     ],
 )
 def test_convolutions_by_positions_are_right(
@@ -110,6 +111,21 @@ def test_tiles_of_all_widths_give_the_same(host: Host, filters: int) -> None:
     found = [host.computed(e, t.kernel(), [x, w])[0] for t in tiles]
     assert agree(found[0], e.primitive.implementations["cpu"](x.astype(float), w.astype(float), **e.params))
     assert len({y.tobytes() for y in found}) == 1
+
+
+def test_what_is_laid_out_has_been_measured_in_front_of_it(tmp_path: Path) -> None:
+    """Else the kernel would wait for ever."""
+    host = Host(tmp_path)
+    source = tmp_path / "laid.cuh"
+    text = source.read_text()
+    assert text.count("AHEAD = 1 << 21;") == 1
+    source.write_text(text.replace("AHEAD = 1 << 21;", "AHEAD = 1;"))
+    positions = Positions((21, 35, 7, 8), (21, 3, 7, 8), (3, 3), (1, 1), (1, 1))
+    x, w, g = drawn(positions.images, (3, 35, 3, 3), positions.outputs)
+    for e, arrays, planes in directions(positions, x, w, g):
+        if planes.kernel().file in ("prepare_halves.cu", "conv_halves_weight_grad.cu"):
+            expected = e.primitive.implementations["cpu"](*(v.astype(float) for v in arrays), **e.params)
+            assert agree(host.computed(e, planes.kernel(), arrays)[0], expected), e.primitive.name
 
 
 def test_gradients_by_the_weights_of_numbers_whose_squares_are_none_are_right(host: Host) -> None:
