@@ -16,6 +16,7 @@ BESIDE = ((0, 2), (2, 0), (1, 1), (0, 1), (1, 0))
 STACKED = (((0, 0), (0, 2), (2, 0), (0, 1)), ((1, 0), (1, 2), (1, 1)))
 """As in `conv_planes.cu`, of the first and the second half of the rows: the products of single stages, then others."""
 TOP, EXPONENTS, FEW, LEAST = 14, (-16, 89), 8, 8
+NORMAL, TINY, MOST_SMALL, FOR_SMALL = 2.0**-14, 2.0**-24, 16, 16
 """As in `scaled.cuh`."""
 
 
@@ -63,14 +64,15 @@ def in_sparse_pieces(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return (main + (others[0].astype(np.float32) + others[1].astype(np.float32))).astype(np.float32)
 
 
-def known(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of operands, the rows of ``x``: scales, 0 where left to pieces; shares; and squares of scaled elements."""
+def known(x: np.ndarray, smallest: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of operands, the rows of ``x``: scales, 0 where left to pieces, as those are with elements that are smaller when
+    scaled; shares; and squares of scaled elements."""
     sizes = abs(x.astype(float))
     most = sizes.max(1)
     least = np.where(sizes > 0, sizes, np.inf).min(1)
     exponent = TOP - np.floor(np.log2(np.where(most > 0, most, 2.0**TOP)))
     up = 2.0**exponent
-    held = (exponent >= EXPONENTS[0]) & (exponent <= EXPONENTS[1]) & (least * up >= 2.0**-14)
+    held = (exponent >= EXPONENTS[0]) & (exponent <= EXPONENTS[1]) & (least * up >= smallest)
     squares = (sizes**2).sum(1)
     share = np.divide(sizes.sum(1) ** 2, squares, where=squares > 0, out=np.full(len(x), np.inf))
     return np.where(held, up, 0), np.where(held, share, 0), squares * up**2
@@ -78,8 +80,9 @@ def known(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def in_halves(a: np.ndarray, b: np.ndarray, stacked: bool = False) -> tuple[np.ndarray, bool]:
     """A B of filters by the positions of one image, and whether halves were right for it."""
-    (up, share, squares), (image_up, image_share, image_squares) = known(a), known(b.reshape(1, -1))
-    if not (share.min() * image_share[0] / b.size >= FEW):
+    (up, share, squares), (image_up, image_share, image_squares) = known(a, NORMAL), known(b.reshape(1, -1), TINY)
+    small = np.count_nonzero((b != 0) & (abs(b) * image_up < NORMAL))
+    if not (share.min() * image_share[0] / b.size >= FEW) or small > MOST_SMALL:
         return in_pieces(a, b, stacked), False
     left, right = halves(a * up[:, None]), halves(b.T * image_up)
     shape = len(a), b.shape[1]
@@ -95,6 +98,8 @@ def in_halves(a: np.ndarray, b: np.ndarray, stacked: bool = False) -> tuple[np.n
             beside = added(beside, left[1][:, k], right[0][:, k])
     sums = (sums + beside * 2.0**-11).astype(np.float32) + (lower + lowest * 2.0**-22).astype(np.float32)
     if (sums.astype(float) ** 2).sum() < squares.sum() * image_squares[0] / len(b) / LEAST:
+        return in_pieces(a, b, stacked), False
+    if np.any((sums != 0) & (abs(sums) < small * FOR_SMALL)):
         return in_pieces(a, b, stacked), False
     return (sums / up[:, None] / image_up).astype(np.float32), True
 

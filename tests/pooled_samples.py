@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from adtrain.core.kernel import CudaKernel
+from adtrain.core.precision import FULL
 from adtrain.core.primitive import Primitive
 from adtrain.ops.bias_sums import conv2d_weight_grad_pooled_sum_p
 from adtrain.ops.conv import Window
@@ -16,15 +17,18 @@ from adtrain.ops.planes_weight_grad_cuda import PlaneWeightGrad
 from adtrain.ops.pool import Windows
 from adtrain.ops.pooled_cuda import PooledInputGrad
 from adtrain.ops.positions import Positions
+from adtrain.ops.rounding import rounded
 
 WINDOWS = Windows((2, 2), (2, 2), (0, 0))
 Work: TypeAlias = "tuple[Primitive, list[np.ndarray], dict[str, Any], CudaKernel]"
 """A gradient, its arguments, and a kernel for it."""
 
 
-def positions_of(image: tuple[int, ...], filters: int, kernel: tuple[int, int], padding: tuple[int, int]) -> Positions:
+def positions_of(
+    image: tuple[int, ...], filters: int, kernel: tuple[int, int], padding: tuple[int, int], precision: str = FULL
+) -> Positions:
     size = [n + 2 * p - k + 1 for n, p, k in zip(image[2:], padding, kernel, strict=True)]
-    return Positions(image, (image[0], filters, *size), kernel, padding, (1, 1))
+    return Positions(image, (image[0], filters, *size), kernel, padding, (1, 1), precision)
 
 
 def drawn(positions: Positions, seed: int = 0) -> tuple[np.ndarray, ...]:
@@ -38,8 +42,13 @@ def drawn(positions: Positions, seed: int = 0) -> tuple[np.ndarray, ...]:
 
 
 def params(positions: Positions, size: tuple[int, ...]) -> dict[str, Any]:
-    window = Window((1, 1), positions.padding, positions.dilation, 1)
-    return {"window": window, "windows": WINDOWS, "shape": positions.outputs, "size": size, "precision": "full"}
+    return {
+        "window": Window((1, 1), positions.padding, positions.dilation, 1),
+        "windows": WINDOWS,
+        "shape": positions.outputs,
+        "size": size,
+        "precision": positions.precision,
+    }
 
 
 def by_images(positions: Positions, w: np.ndarray, g: np.ndarray, where: np.ndarray) -> Work | None:
@@ -50,17 +59,17 @@ def by_images(positions: Positions, w: np.ndarray, g: np.ndarray, where: np.ndar
 
 
 def by_weights(positions: Positions, x: np.ndarray, g: np.ndarray, where: np.ndarray) -> list[Work]:
-    """The gradients by weights, and by weights and bias, with all stages that suit."""
+    """The gradients by weights, and by weights and bias where numbers are not rounded, with all stages that suit."""
     arrays, known = [x, g, where], params(positions, positions.kernel)
     suiting = [grad for grad in PlaneWeightGrad(positions, pooled=True).choices() if grad.suits()]
     alone: list[Work] = [(conv2d_weight_grad_pooled_p, arrays, known, grad.kernel()) for grad in suiting]
-    both = [replace(grad, bias=True).kernel() for grad in suiting]
+    both = [replace(grad, bias=True).kernel() for grad in suiting if positions.precision == FULL]
     return [*alone, *((conv2d_weight_grad_pooled_sum_p, arrays, known, kernel) for kernel in both)]
 
 
 def expected(primitive: Primitive, arrays: list[np.ndarray], known: dict[str, Any]) -> list[np.ndarray]:
-    """In float64."""
-    wide = [v.astype(float) if v.dtype.kind == "f" else v for v in arrays]
+    """In float64, of rounded numbers."""
+    wide = [rounded(v, known["precision"]).astype(float) if v.dtype.kind == "f" else v for v in arrays]
     with np.errstate(invalid="ignore"):
-        found = primitive.implementations["cpu"](*wide, **known)
+        found = primitive.implementations["cpu"](*wide, **{**known, "precision": FULL})
     return list(found) if isinstance(found, tuple) else [found]

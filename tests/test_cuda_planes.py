@@ -11,7 +11,21 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from planes_emulated import BESIDE, DEPTH, FEW, LEAST, TOP, by_positions, cases, in_halves, in_pieces
+from planes_emulated import (
+    BESIDE,
+    DEPTH,
+    FEW,
+    FOR_SMALL,
+    LEAST,
+    MOST_SMALL,
+    NORMAL,
+    TINY,
+    TOP,
+    by_positions,
+    cases,
+    in_halves,
+    in_pieces,
+)
 from slabs_emulated import NOISE, ROUNDINGS, chain, errors
 
 from adtrain.assets import asset_path
@@ -51,14 +65,16 @@ def convolutions(draw: Any) -> Positions:
     return Positions((count, channels, *size), (count, filters, *out), kernel, padding, dilation)
 
 
-def of(x: tuple[int, ...], w: tuple[int, ...], window: Window, dtype: str = "float32") -> list[list[CudaKernel]]:
+def of(
+    x: tuple[int, ...], w: tuple[int, ...], window: Window, dtype: str = "float32", precision: str = "full"
+) -> list[list[CudaKernel]]:
     """The candidates for a convolution and both of its gradients."""
     out = [window.output_length(i, x[i + 2], w[i + 2]) for i in (0, 1)]
     image, weight, y = (ArrayType(tuple(s), np.dtype(dtype)) for s in (x, w, (x[0], w[0], *out)))
     return [
-        list(conv_cuda.forward(image, weight, window)),
-        list(conv_cuda.input_grad(y, weight, window, (x[2], x[3]))),
-        list(conv_cuda.weight_grad(image, y, window, (w[2], w[3]))),
+        list(conv_cuda.forward(image, weight, window, precision)),
+        list(conv_cuda.input_grad(y, weight, window, (x[2], x[3]), precision)),
+        list(conv_cuda.weight_grad(image, y, window, (w[2], w[3]), precision)),
     ]
 
 
@@ -114,19 +130,21 @@ def test_the_launches_fit_and_cover_all_positions(positions: Positions, channels
 
 
 @pytest.mark.parametrize(
-    ("image", "weight", "padding", "halves"),
+    ("image", "weight", "padding", "precision", "halves"),
     [
-        ((1024, 32, 26, 26), (64, 32, 3, 3), 0, [False, False, False]),
-        ((128, 32, 26, 26), (64, 32, 3, 3), 0, [False, False, False]),
-        ((256, 64, 56, 56), (64, 64, 3, 3), 1, [True, True, True]),
-        ((64, 256, 28, 28), (256, 256, 3, 3), 1, [True, True, True]),
+        ((1024, 32, 26, 26), (64, 32, 3, 3), 0, "full", [False, False, False]),
+        ((128, 32, 26, 26), (64, 32, 3, 3), 0, "full", [False, False, False]),
+        ((256, 64, 56, 56), (64, 64, 3, 3), 1, "full", [True, True, True]),
+        ((64, 256, 28, 28), (256, 256, 3, 3), 1, "full", [True, True, True]),
+        ((256, 64, 56, 56), (64, 64, 3, 3), 1, "tf32", [True, True, True]),
+        ((64, 256, 28, 28), (256, 256, 3, 3), 1, "bfloat16", [True, True, True]),
     ],
 )
 def test_convolutions_of_many_channels_are_computed_by_positions(
-    image: tuple[int, ...], weight: tuple[int, ...], padding: int, halves: list[bool]
+    image: tuple[int, ...], weight: tuple[int, ...], padding: int, precision: str, halves: list[bool]
 ) -> None:
     """Forward, by the images, by the weights: in halves where that should be faster."""
-    found = of(image, weight, window(padding=padding))
+    found = of(image, weight, window(padding=padding), precision=precision)
     assert all(by_planes(kernels)[0] for kernels in found)
     assert [in_halves_first(kernels[0]) for kernels in found] == halves
     assert [any(map(in_halves_first, kernels)) for kernels in found] == [True, True, True]
@@ -168,8 +186,14 @@ def test_halves_are_right_for_what_nets_have(case: str) -> None:
 
 def test_the_limits_are_those_of_the_kernels() -> None:
     text = (asset_path("kernels") / "cuda" / "scaled.cuh").read_text()
-    assert f"FEW = {FEW}, LEAST = {LEAST};" in text
+    assert f"FEW = NUMBERS == 2 ? {FEW} : " in text
+    assert f"LEAST = {LEAST};" in text
     assert f"TOP = {TOP};" in text
+    assert f"MOST_SMALL = {MOST_SMALL};" in text
+    assert f"FOR_SMALL = NUMBERS == 2 ? {FOR_SMALL} : " in text
+    assert {f"{name} = 0x1p{np.log2(value):.0f}f;" for name, value in (("NORMAL", NORMAL), ("TINY", TINY))} <= {
+        line.removeprefix("constexpr float ").partition("//")[0].strip() for line in text.splitlines()
+    }
     text = (asset_path("kernels") / "cuda" / "laid.cuh").read_text()
     assert f"MOST_PARTS = {MOST_PARTS};" in text
     assert f"LAYING_BLOCKS = {LAYING_BLOCKS};" in text
@@ -214,12 +238,13 @@ def test_the_kernels_compile_and_neither_spill_registers_nor_wait_for_each_produ
         positions = Positions(images, (images[0], filters, *size), (3, 3), (padding, padding), (1, 1))
         plain = [PlaneConvolution(positions, False), PlaneConvolution(positions.turned(), True)]
         made += plain
-        made += [halves for convolution in plain if (halves := replace(convolution, halves=True)).suits()]
+        coarse = replace(positions, precision="tf32")
+        once = [PlaneConvolution(coarse, False), PlaneConvolution(coarse.turned(), True)]
+        made += [halves for c in (*plain, *once) if (halves := replace(c, halves=True)).suits()]
         if padding == 0:
             narrow = [tiles for convolution in plain for tiles in convolution.choices() if tiles.columns in WIDTHS]
             made += [tiles for tiles in narrow if not tiles.of_image]
         made += [pooled for pooled in (PlaneConvolution(positions, False, pooled=True).fitted(),) if pooled]
-        made += [grad for grad in PlaneWeightGrad(positions).choices() if grad.suits()]
-        if (in_halves := HalvesWeightGrad(positions)).suits():
-            made.append(in_halves)
+        made += [pieces for pieces in PlaneWeightGrad(positions).choices() if pieces.suits()]
+        made += [grad for p in (positions, coarse) if (grad := HalvesWeightGrad(p)).suits()]
     check_compiled(c.kernel() for c in made)

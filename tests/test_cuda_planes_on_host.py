@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from adtrain.core.array import ArrayType, array
 from adtrain.core.chip import CHIP
 from adtrain.core.fused import convolution_p
 from adtrain.core.kernel import CudaKernel
+from adtrain.core.precision import PRECISIONS
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
@@ -25,6 +27,7 @@ from adtrain.ops.halves_weight_grad_cuda import HalvesWeightGrad
 from adtrain.ops.planes_cuda import PlaneConvolution
 from adtrain.ops.planes_weight_grad_cuda import PlaneWeightGrad
 from adtrain.ops.positions import Positions
+from adtrain.ops.rounding import rounded
 
 __all__ = ["host"]
 
@@ -61,7 +64,7 @@ def directions(
     positions: Positions, x: np.ndarray, w: np.ndarray, g: np.ndarray
 ) -> Iterator[tuple[Equation, Any, Any]]:
     """The convolution and its gradients: the equation, its arguments, and the kernel by positions."""
-    window = {"window": Window((1, 1), positions.padding, positions.dilation, 1), "precision": "full"}
+    window = {"window": Window((1, 1), positions.padding, positions.dilation, 1), "precision": positions.precision}
     sized = {**window, "size": positions.images[2:]}
     for halves in (False, True):
         yield equation(conv2d_p, [x, w], window), (x, w), PlaneConvolution(positions, False, halves)
@@ -75,11 +78,13 @@ def directions(
 
 def check(host: Host, positions: Positions, x: np.ndarray, w: np.ndarray, g: np.ndarray) -> None:
     for e, arrays, planes in directions(positions, x, w, g):
+        wide = [rounded(v, positions.precision).astype(float) for v in arrays]
         with np.errstate(invalid="ignore"):
-            expected = e.primitive.implementations["cpu"](*(v.astype(float) for v in arrays), **e.params)
+            expected = e.primitive.implementations["cpu"](*wide, **{**e.params, "precision": "full"})
         assert agree(host.computed(e, planes.kernel(), arrays)[0], expected), e.primitive.name
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
     ("image", "filters", "kernel", "padding", "dilation"),
     [
@@ -95,9 +100,10 @@ def test_convolutions_by_positions_are_right(
     kernel: tuple[int, int],
     padding: tuple[int, int],
     dilation: tuple[int, int],
+    precision: str,
 ) -> None:
     size = [n + 2 * p - (k - 1) * d for n, p, k, d in zip(image[2:], padding, kernel, dilation, strict=True)]
-    positions = Positions(image, (image[0], filters, *size), kernel, padding, dilation)
+    positions = Positions(image, (image[0], filters, *size), kernel, padding, dilation, precision)
     check(host, positions, *drawn(image, (filters, image[1], *kernel), positions.outputs))
 
 
@@ -137,8 +143,9 @@ def test_gradients_by_the_weights_of_numbers_whose_squares_are_none_are_right(ho
     assert agree(host.computed(e, kernel, [x, g])[0], expected)
 
 
-def test_infinity_and_nan_go_where_they_go_in_plain_sums(host: Host) -> None:
-    positions = Positions((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1), (1, 1))
+@pytest.mark.parametrize("precision", ["full", "bfloat16"])
+def test_infinity_and_nan_go_where_they_go_in_plain_sums(host: Host, precision: str) -> None:
+    positions = Positions((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1), (1, 1), precision)
     x, w, g = drawn(positions.images, (33, 20, 3, 3), positions.outputs)
     x[0, 1, 2, 3], x[1, 19, 5, 6], g[1, 3, 4, 5], g[0, 32, 0, 3] = np.inf, -np.inf, np.nan, np.inf
     check(host, positions, x, w, g)
@@ -172,6 +179,37 @@ def test_images_that_halves_do_not_hold_are_computed_in_pieces(host: Host, spoil
     assert not np.array_equal(halves[0, :, 5], pieces[0, :, 5])
     with np.errstate(invalid="ignore"):
         assert agree(halves, conv2d_p.implementations["cpu"](x.astype(float), w.astype(float), **params))
+
+
+def test_a_few_small_elements_of_an_image_are_held(host: Host) -> None:
+    positions = Positions((2, 8, 18, 18), (2, 5, 18, 18), (3, 3), (1, 1), (1, 1))
+    x, w, g = drawn(positions.images, (5, 8, 3, 3), positions.outputs)
+    x[0, 2, 1, 3] = x[1, 7, 8, 9] = g[1, 2, 3, 4] = 1e-9
+    computed = {planes: host.computed(e, planes.kernel(), a)[0] for e, a, planes in directions(positions, x, w, g)}
+    for planes, found in computed.items():
+        if isinstance(planes, PlaneConvolution) and planes.halves:
+            assert not np.array_equal(found[:, :, 5], computed[replace(planes, halves=False)][:, :, 5])
+        elif isinstance(planes, HalvesWeightGrad):
+            pieces = next(y for p, y in computed.items() if isinstance(p, PlaneWeightGrad))
+            assert np.mean(found != pieces) > 0.1
+    check(host, positions, x, w, g)
+
+
+@pytest.mark.parametrize("precision", ["full", "tf32"])
+def test_sums_of_small_elements_alone_lose_no_bits(host: Host, precision: str) -> None:
+    """Such an element that has neighbours neither in its channel nor in others, in an image of normal numbers."""
+    positions = Positions((2, 8, 18, 18), (2, 8, 18, 18), (3, 3), (1, 1), (1, 1), precision)
+    x, w, g = drawn(positions.images, (8, 8, 3, 3), positions.outputs)
+    for images in (x, g):
+        images[0, :, 10:] = images[:, 3] = 0
+        images[0, 3, 14, 4] = 2.0123e-11
+    for e, arrays, planes in directions(positions, x, w, g):
+        wide = [rounded(v, precision).astype(float) for v in arrays]
+        expected = e.primitive.implementations["cpu"](*wide, **{**e.params, "precision": "full"})
+        small = (expected != 0) & (abs(expected) < 1e-8)
+        assert small.any()
+        tolerance = 1e-6 if precision == "full" else 2**-10
+        np.testing.assert_allclose(host.computed(e, planes.kernel(), arrays)[0][small], expected[small], tolerance)
 
 
 @pytest.mark.parametrize("where", [(0, 0, 0), (65, 15, 16)])

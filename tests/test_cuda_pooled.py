@@ -87,6 +87,15 @@ def test_gradients_by_weights_and_bias_are_right(
         check(host, work)
 
 
+@pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
+def test_gradients_of_rounded_numbers_are_right(host: Host, precision: str) -> None:
+    positions = positions_of((2, 5, 9, 8), 33, (3, 3), (0, 0), precision)
+    x, w, g, where = drawn(positions)
+    for work in (by_images(positions, w, g, where), *by_weights(positions, x, g, where)):
+        assert work is not None
+        check(host, work)
+
+
 def test_infinity_and_nan_reach_what_the_numbers_reach_that_they_are(host: Host) -> None:
     positions = positions_of((2, 8, 10, 10), 16, (3, 3), (1, 1))
     x, w, g, where = drawn(positions)

@@ -22,6 +22,7 @@ from test_gpu_products import distance
 import adtrain as ad
 from adtrain import ops
 from adtrain.core.array import array
+from adtrain.core.precision import PRECISIONS
 from adtrain.core.staging import stage
 from adtrain.passes import ALL
 
@@ -49,13 +50,14 @@ def check(gpu: Any, *found: Work | None) -> None:
     st.integers(1, 140),
     st.tuples(st.integers(1, 5), st.integers(1, 5)),
     st.tuples(st.integers(0, 4), st.integers(0, 4)),
+    st.sampled_from(PRECISIONS),
 )
 def test_gradients_by_the_images_of_all_shapes_are_right(
-    gpu: Any, image: tuple[int, ...], filters: int, kernel: tuple[int, int], padding: tuple[int, int]
+    gpu: Any, image: tuple[int, ...], filters: int, kernel: tuple[int, int], padding: tuple[int, int], precision: str
 ) -> None:
     padding = min(padding[0], kernel[0] - 1), min(padding[1], kernel[1] - 1)
     assume(all(n + 2 * p - k >= 1 for n, p, k in zip(image[2:], padding, kernel, strict=True)))
-    positions = positions_of(image, filters, kernel, padding)
+    positions = positions_of(image, filters, kernel, padding, precision)
     _, w, g, where = drawn(positions)
     check(gpu, by_images(positions, w, g, where))
 
@@ -65,11 +67,12 @@ def test_gradients_by_the_images_of_all_shapes_are_right(
     st.tuples(st.integers(1, 3), st.integers(1, 70), st.integers(4, 30), st.integers(4, 50)),
     st.integers(1, 140),
     st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    st.sampled_from(PRECISIONS),
 )
 def test_gradients_by_weights_and_bias_of_all_shapes_are_right(
-    gpu: Any, image: tuple[int, ...], filters: int, padding: tuple[int, int]
+    gpu: Any, image: tuple[int, ...], filters: int, padding: tuple[int, int], precision: str
 ) -> None:
-    positions = positions_of(image, filters, (3, 3), padding)
+    positions = positions_of(image, filters, (3, 3), padding, precision)
     x, _, g, where = drawn(positions)
     check(gpu, *by_weights(positions, x, g, where))
 

@@ -23,6 +23,7 @@ PRODUCTS: list[tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]] = [
     (ops.matmul, (3, 40, 24), (3, 24, 17)),
     (lambda x, w: ops.conv2d(x, w, padding=1), (4, 3, 9, 11), (8, 3, 3, 3)),
     (lambda x, w: ops.conv2d(x, w), (8, 32, 14, 14), (64, 32, 3, 3)),
+    (lambda x, w: ops.conv2d(x, w, padding=1), (40, 96, 28, 28), (96, 96, 3, 3)),
     (lambda x, w: ops.conv2d(x, w, stride=2, padding=2, groups=2), (3, 8, 12, 10), (6, 4, 5, 5)),
 ]  # fmt: skip
 

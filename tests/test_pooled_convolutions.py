@@ -19,6 +19,7 @@ from adtrain.core.array import ArrayType, array
 from adtrain.core.chip import CHIP
 from adtrain.core.fused import label, pooled_p
 from adtrain.core.kernel import CudaKernel
+from adtrain.core.precision import PRECISIONS
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import stage
 from adtrain.core.trace import bind
@@ -222,6 +223,8 @@ def test_tiles_cover_each_output_once(count: int, filters: int, rows: int, colum
 def test_the_rule_knows_what_can_be_pooled() -> None:
     x, w = (ArrayType(shape, np.dtype("float32")) for shape in LARGE[:2])
     window = Window((1, 1), (0, 0), (1, 1), 1)
-    (kernel,) = conv_cuda.forward_pooled(x, w, window, "full", PAIRS)
-    assert kernel.file == conv_cuda.forward(x, w, window)[0].file
-    assert conv_cuda.forward_pooled(x, w, window, "tf32", PAIRS) == []
+    for precision in PRECISIONS:
+        (kernel,) = conv_cuda.forward_pooled(x, w, window, precision, PAIRS)
+        assert kernel.file == conv_cuda.forward(x, w, window, precision)[0].file
+    x, w = (ArrayType(each.shape, np.dtype("float64")) for each in (x, w))
+    assert conv_cuda.forward_pooled(x, w, window, "full", PAIRS) == []

@@ -13,6 +13,7 @@ import numpy as np
 from adtrain.core.array import ArrayType
 from adtrain.core.chip import CHIP, Chip
 from adtrain.core.kernel import CudaKernel
+from adtrain.core.precision import FULL
 from adtrain.ops.choice_cuda import LANES, SECOND_PASS, START, Gathers, ranked
 from adtrain.ops.few_cuda import Few, FewConvolution, FewWeightGrad
 from adtrain.ops.halves_weight_grad_cuda import HalvesWeightGrad
@@ -25,8 +26,9 @@ from adtrain.ops.tiles_cuda import Tile
 
 MOST = 6
 """Candidates for one convolution that gather matrices."""
-PLAIN_SPEED = 0.6
-"""Multiply-adds of these on a multiprocessor at best, as a share of the float32 units', measured."""
+PLAIN_SPEED, ROUNDED_SPEED = 0.6, 1.1
+"""Multiply-adds of these on a multiprocessor at best, as a share of the float32 units', measured; of rounded operands,
+on the matrix units."""
 STEP, FIRST_K = 16, 32
 """The fewest rows and columns that are multiplied; the length of sums that take as long as all else of a tile."""
 LARGEST, GATHERED = 128, 1.6
@@ -70,7 +72,7 @@ class Convolution(NamedTuple):
 
     def exact(self, precision: str) -> bool:
         """Whether it is of float32 numbers that stay as they are."""
-        return self.dtype.itemsize == 4 and precision == "full"
+        return self.dtype.itemsize == 4 and precision == FULL
 
     def dense(self) -> bool:
         """Whether neighbouring outputs have neighbouring windows."""
@@ -79,8 +81,8 @@ class Convolution(NamedTuple):
     def positions(self, precision: str) -> Positions | None:
         """It as a convolution of positions, where it can be one."""
         rows, columns = self.w[2:]
-        found = Positions(self.x, self.y, (rows, columns), self.window.padding, self.window.dilation)
-        return found if self.exact(precision) and self.window.groups == 1 and self.dense() else None
+        found = Positions(self.x, self.y, (rows, columns), self.window.padding, self.window.dilation, precision)
+        return found if self.dtype.itemsize == 4 and self.window.groups == 1 and self.dense() else None
 
     def few(self) -> Few:
         """It as a convolution of few channels."""
@@ -111,11 +113,11 @@ class Product(NamedTuple):
         found = ranked(conv.dtype.itemsize, batch, *self.lengths, chip, precision, self.gathers)
         return [(tile, parts) for tile, parts in found[:MOST] if isinstance(tile, Tile)]
 
-    def cycles(self, groups: int) -> float:
+    def cycles(self, groups: int, precision: str) -> float:
         """An estimate of the time that the best tiles take, which are of whole steps of rows, columns and k."""
         *sides, k = self.lengths
         m, n = (-(-length // STEP) * STEP for length in sides)
-        products = m * n * (k + FIRST_K) / (LANES * PLAIN_SPEED)
+        products = m * n * (k + FIRST_K) / (LANES * (PLAIN_SPEED if precision == FULL else ROUNDED_SPEED))
         gathered = n * -(-m // LARGEST) * k / GATHERED
         start = START
         if self.gathers is Gathers.ELEMENTS:
@@ -151,10 +153,10 @@ def _kernel(file: str, name: str, conv: Convolution, product: Product, tile: Til
 
 
 def _candidates(
-    gathered: Sequence[CudaKernel], product: Product, others: Sequence[Engine], conv: Convolution
+    gathered: Sequence[CudaKernel], product: Product, others: Sequence[Engine], conv: Convolution, precision: str
 ) -> Sequence[CudaKernel]:
     """Kernels that gather matrices, and others at their places by the estimate of the time."""
-    cycles = product.cycles(conv.window.groups)
+    cycles = product.cycles(conv.window.groups, precision)
     possible = sorted((e for e in others if e.cycles <= HOPELESS * cycles), key=lambda e: e.cycles)
     faster = [e.kernel() for e in possible if e.cycles < cycles]
     return [*faster, *gathered, *(e.kernel() for e in possible[len(faster) :])]
@@ -176,7 +178,7 @@ def forward(x: Any, w: Any, window: Any, precision: str = "full") -> Sequence[Cu
         others += _by_positions(positions, False)
     if conv.exact(precision) and (few := FewConvolution(conv.few(), False)).suits():
         others.append(few)
-    return _candidates(gathered, product, others, conv)
+    return _candidates(gathered, product, others, conv, precision)
 
 
 def forward_pooled(x: Any, w: Any, window: Any, precision: str, windows: Any) -> Sequence[CudaKernel]:
@@ -220,7 +222,8 @@ def weight_grad_pooled(
     """The same for the gradient by the weights, or by weights and bias."""
     conv = Convolution(x.shape, (shape[1], x.shape[1], *size), shape, window, x.dtype)
     positions = conv.positions(precision)
-    if positions is None or windows != WINDOWS:
+    whole = precision == FULL or not bias  # a bias' gradient is of what is not rounded
+    if positions is None or windows != WINDOWS or not whole:
         return []
     alone = weight_grad(x, ArrayType(shape, g.dtype), window, size, precision)
     faster = _faster(alone, _weight_grads(positions), PlaneWeightGrad(positions, pooled=True).fitted())
@@ -268,7 +271,7 @@ def input_grad(g: Any, w: Any, window: Any, size: tuple[int, int], precision: st
         others += _by_positions(positions.turned(), True)
     if conv.exact(precision) and conv.dense() and (few := FewConvolution(conv.few().turned(), True)).suits():
         others.append(few)
-    return _candidates(gathered, product, others, conv)
+    return _candidates(gathered, product, others, conv, precision)
 
 
 def weight_grad(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str = "full") -> Sequence[CudaKernel]:
@@ -285,7 +288,7 @@ def weight_grad(x: Any, g: Any, window: Any, size: tuple[int, int], precision: s
         others += _weight_grads(positions)
     if conv.exact(precision) and (few := FewWeightGrad(conv.few())).suits():
         others.append(few)
-    return _candidates(gathered, product, others, conv)
+    return _candidates(gathered, product, others, conv, precision)
 
 
 def weight_grad_sum(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from adtrain.core.chip import CHIP
 from adtrain.core.kernel import CudaKernel
-from adtrain.ops.laid_cuda import ALIGNED, LAYING, LAYING_BLOCKS, LINE, NUMBERS, Laid
+from adtrain.ops.laid_cuda import ALIGNED, LAYING, LAYING_BLOCKS, LINE, Laid
 from adtrain.ops.planes_cuda import FILTERS, REST, SHARED, START, TILE_END
 from adtrain.ops.planes_weight_grad_cuda import CHANNELS, SECOND_PASS, PlaneWeightGrad
 from adtrain.ops.positions import Positions
@@ -35,7 +35,7 @@ class HalvesWeightGrad:
 
     @property
     def _stage_bytes(self) -> int:
-        return LINE * (NUMBERS * self._image_lines + 2 * NUMBERS * (STAGE + 8))
+        return LINE * self.positions.numbers * (self._image_lines + 2 * (STAGE + 8))
 
     @property
     def _stages(self) -> int:
@@ -71,7 +71,8 @@ class HalvesWeightGrad:
     @property
     def cycles(self) -> float:
         """An estimate of the time."""
-        products = FILTERS * CHANNELS * math.prod(self.positions.kernel) * self._steps * STEP * 3 / CYCLE
+        each = 3 if self.positions.numbers == 2 else 1
+        products = FILTERS * CHANNELS * math.prod(self.positions.kernel) * self._steps * STEP * each / CYCLE
         rounds = -(-self._blocks * self._splits // CHIP.multiprocessors)
         multiplied = rounds * (TILE_END + -(-self.positions.images[0] // self._splits) * products)
         before = 3 * REST + sum(laid.cycles for laid in self._laid)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from adtrain.ops.positions import BEYOND, Positions
 
-NUMBERS, KNOWN = 2, 16
-"""That a float32 becomes; bytes of what is known of an image or a filter."""
+KNOWN = 16
+"""Bytes of what is known of an image or a filter."""
 LINE, OF_LINE, LAID = 64, 32, 64
 """Bytes and channels of a line; lines that a block lays out at a time."""
 LAYING, LAYING_BLOCKS = 256, 6
@@ -41,10 +41,11 @@ class Laid:
     @property
     def bytes(self) -> int:
         """With what it takes to align them."""
-        known = self.positions.images[0] * (1 + MOST_PARTS) * KNOWN + 4
-        return known + ALIGNED + self.chunks * self.count * (NUMBERS * LINE + 4)
+        known = self.positions.images[0] * ((1 + MOST_PARTS) * KNOWN + 4) + 4
+        return known + ALIGNED + self.chunks * self.count * (self.positions.numbers * LINE + 4)
 
     @property
     def cycles(self) -> float:
         """An estimate of the time that this takes, but for the launches."""
-        return (4 * math.prod(self.positions.images) + self.chunks * self.count * NUMBERS * LINE) / MOVED
+        written = self.chunks * self.count * self.positions.numbers * LINE
+        return (4 * math.prod(self.positions.images) + written) / MOVED

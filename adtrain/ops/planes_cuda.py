@@ -54,7 +54,8 @@ class PlaneConvolution:
 
     Attributes:
         turned: whether the weights are (C, O, KH, KW), and their elements in reverse order.
-        halves: whether operands are halves where these hold them (`conv_halves.cu`), not always pieces.
+        halves: whether operands are halves, or rounded ones the first half, where these hold them (`conv_halves.cu`),
+            not always pieces.
         pooled: whether what is written are the maxima of windows of 2 x 2.
         columns: positions of a warpgroup of `conv_planes.cu`.
         of_image: the tiles that each image has, `positions` being spread so that images are as far apart; 0 where tiles
@@ -126,7 +127,9 @@ class PlaneConvolution:
 
     def _weights(self, parts: int) -> int:
         """Planes of FILTERS rows that weights of so many parts take."""
-        return parts - 1 if self._stacked else parts
+        if self._stacked:
+            return parts - 1
+        return self.positions.numbers if parts == HALVES else parts
 
     def _weight_bytes(self, channels: int, parts: int) -> int:
         """Of a stage of weights."""
@@ -137,7 +140,7 @@ class PlaneConvolution:
         tile = self._tile(parts)
         exchanged = tile * FILTERS * 2 if self._stacked else 0
         if parts == HALVES:
-            return IMAGE_STAGES * HALVES * self._lines * LINE + exchanged + 512
+            return IMAGE_STAGES * self.positions.numbers * self._lines * LINE + exchanged + 512
         images = parts * channels // GROUP * (tile + self.positions.reach) * WORD
         return IMAGE_STAGES * images + PASSING * GATHERERS + exchanged + 128
 
@@ -194,7 +197,8 @@ class PlaneConvolution:
         rounds, tile = -(-self.tiles(parts) // CHIP.multiprocessors), self._tile(parts)
         length = math.prod(self.positions.kernel) * self.channels
         if self.halves:
-            products = length * tile * FILTERS * (2 if self._stacked else 3) / HALVES_CYCLE
+            each = 1 if self.positions.numbers == 1 else 2 if self._stacked else 3
+            products = length * tile * FILTERS * each / HALVES_CYCLE
             before = START + 3 * REST + Laid(self.positions).cycles
             return before + rounds * (HALVES_END + self._chunks * products)
         products = length / DEPTH * (4 if self._stacked else 6) * TEAMS * (PRODUCT + COLUMN * self.columns)

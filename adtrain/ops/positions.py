@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from adtrain.core.chip import CHIP
+from adtrain.core.precision import FULL
+from adtrain.ops.rounding import DROPPED_BITS
 
 CAPABILITY = (9, 0)
 """The compute capability whose instructions the kernels consist of."""
@@ -24,6 +26,7 @@ class Positions:
         images: (N, C, H, W) of what windows are taken of.
         outputs: (N, O, OH, OW).
         kernel, padding, dilation: of the window, rows and columns.
+        precision: what its operands are rounded to.
         spread: positions, at least, from a row to the next, and from an image to the next.
     """
 
@@ -32,6 +35,7 @@ class Positions:
     kernel: tuple[int, int]
     padding: tuple[int, int]
     dilation: tuple[int, int]
+    precision: str = FULL
     spread: tuple[int, int] = (0, 0)
 
     @property
@@ -62,12 +66,18 @@ class Positions:
         return (rows - 1) * down * self.pitch + (columns - 1) * right
 
     @property
+    def numbers(self) -> int:
+        """Of float16 that hold one of the precision, scaled (`kernels/cuda/scaled.cuh`)."""
+        return 2 if self.precision == FULL else 1
+
+    @property
     def definitions(self) -> Mapping[str, int]:
         pairs = (("KH", "KW"), self.kernel), (("PH", "PW"), self.padding), (("DH", "DW"), self.dilation)
         macros = {name: value for names, values in pairs for name, value in zip(names, values, strict=True)}
         names = ("IN_CHANNELS", "IN_ROWS", "IN_COLUMNS", "OUT_CHANNELS", "OUT_ROWS", "OUT_COLUMNS", "PITCH", "IMAGE")
         lengths = (*self.images[1:], *self.outputs[1:], self.pitch, self.image)
-        return {**macros, **dict(zip(names, lengths, strict=True))}
+        mantissa = 23 - DROPPED_BITS.get(self.precision, 0)
+        return {**macros, **dict(zip(names, lengths, strict=True)), "MANTISSA": mantissa}
 
     def turned(self) -> Positions:
         """The convolution of the outputs' gradients that is the gradient by the images."""

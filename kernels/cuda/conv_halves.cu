@@ -1,4 +1,5 @@
-// The convolutions of conv_planes.cu with operands in halves, three products instead of six, as far as these hold them. Both
+// The convolutions of conv_planes.cu with operands in halves, three products instead of six, as far as these hold them; or,
+// where operands are rounded, one product. Both
 // are prepared beforehand (prepare_halves.cu), so that nothing is measured or gathered here: one warp has the copies of weights
 // on their way, one those of images, and with another adds squares up. Read halves.cuh first.
 //
@@ -9,7 +10,7 @@
 struct AllStages : Stages {
     float squares[IMAGE_STAGES][TEAMS];      // of the lines that a warpgroup multiplies
     float shares[BLOCKS];                    // of a tile's filters, the least
-    float signs[2][TEAMS][WARPGROUP / WARP]; // see Sums::many
+    float signs[2][TEAMS][WARPGROUP / WARP]; // see Sums::right
 
     __device__ void find_shares(const Made &made) {
         for (int i = threadIdx.x / WARP; i < BLOCKS; i += THREADS / WARP) {
@@ -21,13 +22,16 @@ struct AllStages : Stages {
         }
     }
 
-    // Whether what a tile is made of is held.
-    __device__ __forceinline__ bool hold(const Laid &laid, int batch, int tile, int position) const {
+    // Of what a tile is made of, how many elements of an image are small; NOT_HELD where halves do not hold it.
+    __device__ __forceinline__ int small(const Laid &laid, int batch, int tile, int position) const {
         const int end = min((position - BEFORE + TILE + REACH - 1) / IMAGE, batch - 1);
         float share = INFINITY;
-        for (int image = max(position - BEFORE, 0) / IMAGE; image <= end; image++)
+        int most = 0;
+        for (int image = max(position - BEFORE, 0) / IMAGE; image <= end; image++) {
             share = fminf(share, laid.known[image].share);
-        return share * shares[tile % BLOCKS] >= FEW;
+            most = max(most, laid.small[image]);
+        }
+        return share * shares[tile % BLOCKS] >= FEW && most <= MOST_SMALL ? most : NOT_HELD;
     }
 };
 
@@ -38,8 +42,8 @@ __device__ __forceinline__ void bring_images(
     for (int chunk = 0; chunk < CHUNKS; chunk++, turn.next()) {
         const float *of_lines = laid.squares + (int64_t)chunk * laid.count + position + SKIPPED + team * COLUMNS;
         float squares = 0;
-        for (int i = lane; i < COLUMNS + REACH; i += WARP) squares += of_lines[i];
-        squares = over_lanes<Sum, WARP>(squares);
+        for (int i = lane; NUMBERS == 2 && i < COLUMNS + REACH; i += WARP) squares += of_lines[i];
+        if (NUMBERS == 2) squares = over_lanes<Sum, WARP>(squares);
         stages.images_read[turn.stage].wait(turn.parity ^ 1);
         if (lane > 0) continue;
         Barrier &full = stages.images[turn.stage];
@@ -50,7 +54,7 @@ __device__ __forceinline__ void bring_images(
         }
         full.expect(OfImages::SIZE);
         #pragma unroll
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < NUMBERS; i++) {
             char *to = shared + turn.stage * OfImages::SIZE + i * OfImages::NUMBER;
             copy_bulk<OfImages::NUMBER>(to, laid.at(i, chunk, position), full);
         }
@@ -88,11 +92,14 @@ struct Sums {
                 };
                 float high[SUMS];
                 Started::begin();
-                products(high, {0, 0}, false);
+                products(NUMBERS == 1 ? main : high, {0, 0}, NUMBERS == 1 && element > 0);
                 Started::end();
                 Started::finished<1>();
                 if (element > 0) say(stages.weights_read[last]);
                 if (chunk > 0 && tap == 0) say(stages.images_read[(image.stage + 1) % IMAGE_STAGES]);
+                last = weight.stage;
+                if (begins) stages.tell_next(team, element);
+                if (NUMBERS == 1) continue;
                 products(beside, {0, 1}, element > 0);
                 if (!STACKED) products(beside, {1, 0}, true);
                 Started::end();
@@ -100,27 +107,30 @@ struct Sums {
                 arrived(high);
                 #pragma unroll
                 for (int i = 0; i < SUMS; i++) main[i] = fma(high[i], unit(), main[i]);
-                last = weight.stage;
-                if (begins) stages.tell_next(team, element);
             }
         }
         Started::finished<0>();
-        arrived(beside);
+        arrived(NUMBERS == 1 ? main : beside);
         say(stages.weights_read[last]);
         say(stages.images_read[(image.stage + 1) % IMAGE_STAGES]);
         #pragma unroll
-        for (int i = 0; i < SUMS; i++) main[i] = fma(beside[i], LOW * unit(), main[i]);
+        for (int i = 0; i < SUMS && NUMBERS == 2; i++) main[i] = fma(beside[i], LOW * unit(), main[i]);
     }
 
-    // Whether the sums that a warpgroup writes are not small beside their products. filters: of a thread's rows, the sum
-    // of the squares of their elements.
-    __device__ __forceinline__ bool many(
-        const float (&own)[OWN], float filters, AllStages &stages, int team, int parity) const {
-        // Less what products give, over LEAST: OWN / 2 sums of each of two rows, whose weights' mean square for a channel is
-        // filters / IN_CHANNELS, by lines' of squares / (COLUMNS + REACH).
-        float sign = -filters / IN_CHANNELS * squares * (OWN / 2.0f / (COLUMNS + REACH) / LEAST);
-        #pragma unroll
-        for (int i = 0; i < OWN; i++) sign = fma(own[i], own[i], sign);
+    // Whether the sums that a warpgroup writes are not small beside their products, nor beside what small elements lose.
+    // filters: of a thread's rows, the sum of the squares of their elements. small: elements of an image, at most.
+    __device__ __forceinline__ bool right(
+        const float (&own)[OWN], float filters, int small, AllStages &stages, int team, int parity) const {
+        if (NUMBERS == 1 && small == 0) return true;
+        float sign = 0;
+        if (NUMBERS == 2) {
+            // Less what products give, over LEAST: OWN / 2 sums of each of two rows, whose weights' mean square for a channel
+            // is filters / IN_CHANNELS, by lines' of squares / (COLUMNS + REACH).
+            sign = -filters / IN_CHANNELS * squares * (OWN / 2.0f / (COLUMNS + REACH) / LEAST);
+            #pragma unroll
+            for (int i = 0; i < OWN; i++) sign = fma(own[i], own[i], sign);
+        }
+        if (any_below(own, small * FOR_SMALL)) sign = -INFINITY;
         sign = over_lanes<Sum, WARP>(sign);
         float (&signs)[WARPGROUP / WARP] = stages.signs[parity][team];
         if (threadIdx.x % WARP == 0) signs[threadIdx.x % WARPGROUP / WARP] = sign;
@@ -157,20 +167,20 @@ KERNEL __launch_bounds__(THREADS, 1) conv_halves(
     if (threadIdx.x == 0) stages.init();
     stages.find_shares(made);
     __syncthreads();
-    const auto held = [&](int tile) { return stages.hold(laid, batch, tile, tiles.position(tile)); };
+    const auto small = [&](int tile) { return stages.small(laid, batch, tile, tiles.position(tile)); };
     Round<IMAGE_STAGES> image;
     Round<TILE_STAGES> weight;
     if (threadIdx.x < BRINGING) {
         give_registers<40>();
         if (threadIdx.x == 0) {
             for (int tile = blockIdx.x; tile < tiles.count; tile += gridDim.x)
-                if (held(tile)) {
+                if (small(tile) != NOT_HELD) {
                     ask(epilogue, batch, tiles.filter(tile), tiles.position(tile));
                     stages.bring<OfWeights>(tile, weight, of_weights, made.halves);
                 }
         } else if (threadIdx.x >= WARP && threadIdx.x < WARP + GATHERERS) {
             for (int tile = blockIdx.x; tile < tiles.count; tile += gridDim.x)
-                if (held(tile)) bring_images(laid, tiles.position(tile), stages, image, of_images);
+                if (small(tile) != NOT_HELD) bring_images(laid, tiles.position(tile), stages, image, of_images);
         }
     } else {
         take_registers<232>();
@@ -178,9 +188,10 @@ KERNEL __launch_bounds__(THREADS, 1) conv_halves(
         bool begins = true;
         for (int tile = blockIdx.x, parity = 0; tile < tiles.count; tile += gridDim.x) {
             const int filter = tiles.filter(tile), position = tiles.position(tile) + team * COLUMNS;
-            const bool hold = held(tile), first = threadIdx.x % WARPGROUP == 0;
-            if (first) made.left(position, filter) = !hold;
-            if (!hold) continue;
+            const int smalls = small(tile);
+            const bool first = threadIdx.x % WARPGROUP == 0;
+            if (first) made.left(position, filter) = smalls == NOT_HELD;
+            if (smalls == NOT_HELD) continue;
             parity ^= 1;
             Sums sums;
             sums.multiply(stages, of_images + (SKIPPED + team * COLUMNS) * LINE, of_weights, team, begins, image, weight);
@@ -188,7 +199,7 @@ KERNEL __launch_bounds__(THREADS, 1) conv_halves(
             float own[OWN];
             give(sums.main, own, exchanged + team * EXCHANGED);
             const Known rows[2] = {made.filters[filter + own_row(0)], made.filters[filter + own_row(2)]};
-            if (sums.many(own, rows[0].squares + rows[1].squares, stages, team, parity))
+            if (sums.right(own, rows[0].squares + rows[1].squares, smalls, stages, team, parity))
                 write(own, epilogue, batch, filter, position, Given{laid.known, {rows[0].down, rows[1].down}});
             else if (first)
                 made.left(position, filter) = true;

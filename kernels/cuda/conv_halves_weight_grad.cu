@@ -1,12 +1,15 @@
 // The gradients of conv_planes_weight_grad.cu with operands in halves, three products instead of six, as far as these hold
-// them: of images and of the outputs' gradients, both measured and laid out beforehand. Read laid.cuh first.
+// them, or, where they are rounded, one product: of images and of the outputs' gradients, both measured and laid out
+// beforehand. Read laid.cuh first.
 //
 // A block takes FILTERS filters, CHANNELS channels, all elements of the window, and a part of the images. One thread has
 // the copies of lines on their way; three warpgroups multiply, each a row of the window, whose elements are a line further
 // on each. An image's sums over GROUP positions have one scale. Left to pieces are parts
 // - with images of which one is not held, or few products make a sum, or so small that squares of sums would not be
 //   normal numbers;
-// - whose sums are small beside the products.
+// - whose sums are small beside the products;
+// - with a sum that is small beside what small elements have lost.
+// Of rounded operands it is images that are not held, and the last of these.
 #ifndef HALVES_STAGES
 #define HALVES_STAGES 3
 #endif
@@ -32,7 +35,7 @@ typedef Images<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
 struct Stage {
     static constexpr int POSITIONS = STAGE_GROUPS * GROUP;
     static constexpr int OF_IMAGES = (7 + POSITIONS + REACH + 7) / 8 * 8 * LINE, OF_GRADIENTS = (POSITIONS + 8) * LINE;
-    static constexpr int GRADIENTS = 2 * OF_IMAGES, SIZE = GRADIENTS + 4 * OF_GRADIENTS; // bytes
+    static constexpr int GRADIENTS = NUMBERS * OF_IMAGES, SIZE = GRADIENTS + 2 * NUMBERS * OF_GRADIENTS; // bytes
 };
 
 struct Scratch {
@@ -97,6 +100,7 @@ struct Part {
         for (int i = begin + threadIdx.x; i < end; i += THREADS) {
             const Known &x = laid.images.known[i], &g = laid.gradients.known[i];
             if (!(x.share * g.share * Gradients::AREA >= FEW) || x.down * g.down < SMALLEST) left = true;
+            if (max(laid.images.small[i], laid.gradients.small[i]) > MOST_SMALL) left = true;
         }
         __syncthreads();
         return !left;
@@ -133,7 +137,7 @@ __device__ __forceinline__ void bring(const Operands &laid, const Part &part, St
             Barrier &full = stages.full[turn.stage];
             full.expect(Stage::SIZE);
             #pragma unroll
-            for (int i = 0; i < 2; i++) {
+            for (int i = 0; i < NUMBERS; i++) {
                 copy_bulk<Stage::OF_IMAGES>(stage + i * Stage::OF_IMAGES,
                     laid.images.at(i, part.channel / OF_LINE, of_images.line), full);
                 #pragma unroll
@@ -161,26 +165,34 @@ template <int COUNT> __device__ __forceinline__ void multiply(float (&main)[SUMS
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = fma(sums[i], scale, main[i]);
     };
-    Started::begin();
-    products({0, 1}, false);
-    products({1, 0}, true);
-    add(scale * LOW);
+    if (NUMBERS == 2) {
+        Started::begin();
+        products({0, 1}, false);
+        products({1, 0}, true);
+        add(scale * LOW);
+    }
     Started::begin();
     products({0, 0}, false);
     add(scale);
 }
 
-// The sums of a row of the window. The result: of the squares of products, how many a sum has on average.
-__device__ __forceinline__ float multiply(float (&main)[SUMS], const Operands &laid, const Part &part, int row,
+// What a part's sums are seen beside: the squares of products that one has on average; and what it must be, see FOR_SMALL.
+struct Beside {
+    float squares = 0, least = 0;
+};
+
+// The sums of a row of the window.
+__device__ __forceinline__ Beside multiply(float (&main)[SUMS], const Operands &laid, const Part &part, int row,
     Stages &stages, const char *shared) {
-    float squares = 0;
+    Beside beside;
     #pragma unroll
     for (int i = 0; i < SUMS; i++) main[i] = 0;
     Round<HALVES_STAGES> turn;
     for (int image = part.begin; image < part.end; image++) {
         const Known x = laid.images.known[image], g = laid.gradients.known[image];
         const float scale = x.down * g.down;
-        squares += x.squares / Inputs::SIZE * (g.squares / OUT_CHANNELS) * scale * scale;
+        beside.squares += x.squares / Inputs::SIZE * (g.squares / OUT_CHANNELS) * scale * scale;
+        beside.least += (laid.images.small[image] + laid.gradients.small[image]) * FOR_SMALL * scale;
         for (int pass = 0; pass < PASSES; pass++, turn.next()) {
             const int position = image * IMAGE + pass * Stage::POSITIONS;
             const int of_images = Begin(position + SKIPPED).skipped;
@@ -201,7 +213,7 @@ __device__ __forceinline__ float multiply(float (&main)[SUMS], const Operands &l
             say(stages.empty[turn.stage]);
         }
     }
-    return squares;
+    return beside;
 }
 
 // To scratch: each of the parts.
@@ -228,14 +240,14 @@ KERNEL __launch_bounds__(THREADS, 1) conv_halves_weight_grad(
     take_registers<152>();
     const int row = threadIdx.x / WARPGROUP - 1;
     float sums[SUMS];
-    const float squares = multiply(sums, laid, part, row, stages, shared);
-    float sign = 0; // of the sums' squares less those of the products, over LEAST
+    const Beside beside = multiply(sums, laid, part, row, stages, shared);
+    float sign = any_below(sums, beside.least) ? -INFINITY : 0; // of the sums' squares less those of the products, over LEAST
     #pragma unroll
     for (int i = 0; i < SUMS; i++) {
         const int filter = part.filter + sum_row(i), column = sum_column(i) / CHANNELS;
         const int channel = part.channel + sum_column(i) % CHANNELS;
         if (filter >= OUT_CHANNELS || channel >= IN_CHANNELS) continue;
-        sign += sums[i] * sums[i] - squares / LEAST;
+        if (NUMBERS == 2) sign += sums[i] * sums[i] - beside.squares / LEAST;
         made.sums[blockIdx.y * (int64_t)SIZE + place_in_part(filter, channel, row * KW + column)] = sums[i];
     }
     sign = over_lanes<Sum, WARP>(sign);

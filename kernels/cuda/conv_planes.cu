@@ -116,7 +116,7 @@ __device__ __noinline__ T plain(const T *x, const T *w, int filter, int position
             const int down = at.y + tap / KW * DH - PH, right = at.x + tap % KW * DW - PW;
             const bool inside = (unsigned)down < IN_ROWS && (unsigned)right < IN_COLUMNS;
             const int from = (at.image * IN_CHANNELS + channel) * Inputs::AREA + down * IN_COLUMNS + right;
-            sum = fma(inside ? x[from] : 0, weights.at(filter, channel, tap), sum);
+            sum = fma(inside ? rounded(x[from]) : 0, rounded(weights.at(filter, channel, tap)), sum);
         }
     }
     return sum;

@@ -72,8 +72,8 @@ __device__ __noinline__ T plain(
         const int position = part.position(i / POSITIONS) + i % POSITIONS;
         const int left = gradients.at(position), right = images.at(position - BEFORE + shift(tap / KW, tap % KW));
         if (left < 0) continue;
-        const T x = right < 0 ? 0 : images.x[right + channel * Inputs::AREA];
-        sum = fma(gradients.x[left + filter * Gradients::AREA], x, sum);
+        const T x = right < 0 ? 0 : rounded(images.x[right + channel * Inputs::AREA]);
+        sum = fma(rounded(gradients.x[left + filter * Gradients::AREA]), x, sum);
     }
     return sum;
 }

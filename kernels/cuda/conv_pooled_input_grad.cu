@@ -152,7 +152,7 @@ __device__ __noinline__ T plain(const Gradients &gradients, const T *w, const Ou
     for (int filter = 0; filter < IN_CHANNELS; filter++) {
         for (int tap = 0; tap < TAPS; tap++) {
             const int from = gradients.at(out.image, filter, out.y + tap / KW - PH, out.x + side + tap % KW - PW);
-            if (from >= 0) sum = fma(gradients.g[from], weights.at(channel, filter, tap), sum);
+            if (from >= 0) sum = fma(rounded(gradients.g[from]), rounded(weights.at(channel, filter, tap)), sum);
         }
     }
     return sum;

@@ -108,7 +108,8 @@ __device__ __noinline__ T plain(
         const Output at(position);
         const int left = gradients.at(at.image, filter, at.y, at.x);
         const int right = images.at(position - BEFORE + shift(tap / KW, tap % KW));
-        if (left >= 0) sum = fma(gradients.g[left], right < 0 ? 0 : images.x[right + channel * Inputs::AREA], sum);
+        const T x = right < 0 ? 0 : rounded(images.x[right + channel * Inputs::AREA]);
+        if (left >= 0) sum = fma(rounded(gradients.g[left]), x, sum);
     }
     return sum;
 }

@@ -3,7 +3,9 @@
 // - images, and the filters with them, that are not held, infinity and NaN among their elements;
 // - sums of few products, or of few large ones (Known::share), of which a chain of multiply-adds rounds next to nothing;
 // - MARKED positions whose sums are small beside the products, by the root of the mean squares: where products cancel,
-//   the bits show that are missing.
+//   the bits show that are missing;
+// - such with a sum that is small beside what small elements of an image have lost.
+// Of rounded operands only the last of these reasons is left, and what is not held.
 #pragma once
 constexpr int TEAMS = 2, COLUMNS = 144, BRINGING = 128, GATHERERS = TEAMS * 32; // a warp for each team
 #include "conv_planes.cuh"
@@ -16,7 +18,8 @@ static_assert(CHANNELS == OF_LINE && TILE % 8 == 0, "a stage has whole lines, wh
 
 // Lines in shared memory.
 struct OfImages {
-    static constexpr int LINES = (SKIPPED + TILE + REACH + 7) / 8 * 8, NUMBER = LINES * LINE, SIZE = 2 * NUMBER; // bytes
+    static constexpr int LINES = (SKIPPED + TILE + REACH + 7) / 8 * 8;
+    static constexpr int NUMBER = LINES * LINE, SIZE = NUMBERS * NUMBER; // bytes
 };
 
 // The images, in scratch behind what is made on the way.

@@ -59,15 +59,17 @@ struct Told {
 struct Laid {
     Known *known;
     Told *told; // of the parts of an image, with room for MOST_PARTS
+    int *small; // how many elements of an image are
     int *taken; // of pieces of work
     int batch, count, chunks, front; // count: lines of a number and a chunk, a multiple of LAID
     char *lines;
-    float *squares; // of a line's scaled elements, their sum
+    float *squares; // of a line's scaled elements, their sum, where there are two numbers
 
     __device__ Laid(char *memory, int batch, int channels, int front)
-        : known((Known *)memory), told((Told *)(known + batch)), taken((int *)(told + (int64_t)batch * MOST_PARTS)), batch(batch),
-          count(parts(batch * IMAGE + front + BEYOND, LAID) * LAID), chunks(parts(channels, OF_LINE)), front(front),
-          lines(aligned_to_lines(taken + 1)), squares((float *)at(2, 0, 0)) {}
+        : known((Known *)memory), told((Told *)(known + batch)), small((int *)(told + (int64_t)batch * MOST_PARTS)),
+          taken(small + batch), batch(batch), count(parts(batch * IMAGE + front + BEYOND, LAID) * LAID),
+          chunks(parts(channels, OF_LINE)), front(front), lines(aligned_to_lines(taken + 1)),
+          squares((float *)at(NUMBERS, 0, 0)) {}
     __device__ __forceinline__ char *at(int number, int chunk, int line) const {
         return lines + ((int64_t)(number * chunks + chunk) * count + line) * LINE;
     }
@@ -76,7 +78,7 @@ struct Laid {
     // By all threads of the launch before the one that measures.
     __device__ __forceinline__ void begin() const {
         for (int64_t i = grid_index(); i < (int64_t)batch * MOST_PARTS; i += grid_size()) told[i] = {0, 0};
-        if (grid_index() == 0) *taken = 0;
+        for (int i = grid_index(); i <= batch; i += grid_size()) *(i < batch ? small + i : taken) = 0;
     }
 
     // By a block.
@@ -106,9 +108,12 @@ struct Laid {
 
     // LAID lines of a chunk; what is not held becomes zero.
     template <class Array> __device__ __forceinline__ void lay(const Array &images, int piece) const {
-        __shared__ Word words[2][LAID * WORDS];
+        __shared__ Word words[NUMBERS][LAID * WORDS];
         __shared__ float of_words[WORDS][LAID];
-        __shared__ float ups[LAID]; // of the images that lie there
+        __shared__ struct {
+            float up;
+            bool small; // whether it has small elements
+        } scales[LAID]; // of the images that lie there
         const int from = piece / chunks * LAID, chunk = piece % chunks;
         const int line = threadIdx.x % LAID, word = threadIdx.x / LAID, channel = chunk * OF_LINE + word * GROUP_OF;
         const int position = from + line - front, place = images.at(position);
@@ -123,25 +128,35 @@ struct Laid {
             const bool begins = chunk == 0 && image * IMAGE >= from - front;
             const Measured seen = heard<Array>(image, begins);
             if (threadIdx.x % WARP > 0) continue;
-            ups[image - first] = seen.up();
-            if (begins) known[image] = seen.known(Array::SIZE);
+            const float up = seen.up(TINY);
+            scales[image - first] = {up, seen.least * up < NORMAL};
+            if (begins) known[image] = seen.known(TINY, Array::SIZE);
         }
         __syncthreads();
-        const float up = place >= 0 ? ups[position / IMAGE - first] : 0;
+        const int image = position / IMAGE;
+        const float up = place >= 0 ? scales[image - first].up : 0;
         #pragma unroll
         for (int j = 0; j < GROUP_OF; j++) x[j] = up != 0 ? x[j] : 0; // infinity, too
-        Word halves[2];
+        if (up != 0 && scales[image - first].small) count_small(image, x, up);
+        Word halves[NUMBERS];
         of_words[word][line] = halve(halves, x, up);
         #pragma unroll
-        for (int i = 0; i < 2; i++) words[i][line * WORDS + exchanged_word(line, word)] = halves[i];
+        for (int i = 0; i < NUMBERS; i++) words[i][line * WORDS + exchanged_word(line, word)] = halves[i];
         __syncthreads();
         #pragma unroll
-        for (int i = 0; i < 2; i++) ((Word *)at(i, chunk, from))[threadIdx.x] = words[i][threadIdx.x];
-        if (word > 0) return;
+        for (int i = 0; i < NUMBERS; i++) ((Word *)at(i, chunk, from))[threadIdx.x] = words[i][threadIdx.x];
+        if (NUMBERS == 1 || word > 0) return;
         float sum = 0;
         #pragma unroll
         for (int i = 0; i < WORDS; i++) sum += of_words[i][line];
         squares[(int64_t)chunk * count + from + line] = sum;
+    }
+
+    __device__ __forceinline__ void count_small(int image, const float (&x)[GROUP_OF], float up) const {
+        int count = 0;
+        #pragma unroll
+        for (float each : x) count += each != 0 && fabsf(each) * up < NORMAL;
+        if (count > 0) atomicAdd(&small[image], count);
     }
 
     template <class Array> static __device__ __forceinline__ Measured measured_part(const T *image, int part) {

@@ -17,11 +17,22 @@ __device__ constexpr Pair beside(int i) {
 
 typedef Vector<uint32_t, 4> Word;
 
-// Eight neighbours in pieces.
+// Bits of mantissa that operands are rounded to, to nearest, ties to even; 23: they stay as they are.
+#ifndef MANTISSA
+#define MANTISSA 23
+#endif
+__device__ __forceinline__ float rounded(float x) {
+    constexpr int DROPPED = 23 - MANTISSA;
+    if constexpr (DROPPED == 0) return x;
+    const uint32_t bits = __float_as_uint(x), half = (1u << DROPPED) / 2, odd = bits >> DROPPED & 1;
+    return x == x ? __uint_as_float((bits + (half - 1) + odd) >> DROPPED << DROPPED) : x;
+}
+
+// Eight neighbours, rounded, in pieces.
 __device__ __forceinline__ void cut(Word (&words)[PIECE_COUNT], const float (&x)[GROUP_OF]) {
     #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const float four[4] = {x[4 * h], x[4 * h + 1], x[4 * h + 2], x[4 * h + 3]};
+        const float four[4] = {rounded(x[4 * h]), rounded(x[4 * h + 1]), rounded(x[4 * h + 2]), rounded(x[4 * h + 3])};
         uint32_t found[PIECE_COUNT][2];
         Format<PIECES>::convert(four, found);
         #pragma unroll

@@ -2,8 +2,6 @@
 // Read halves.cuh first.
 #include "halves.cuh"
 
-constexpr float NOT_HELD = -1; // a scale that is known, and not 0
-
 // A filter's scale, by a block.
 __device__ __forceinline__ void measure_filter(const Made &made, const Weights &weights, int filter) {
     constexpr int COUNT = IN_CHANNELS * TAPS, AT_ONCE = 4;
@@ -20,8 +18,8 @@ __device__ __forceinline__ void measure_filter(const Made &made, const Weights &
     }
     seen.join_block();
     if (threadIdx.x > 0) return;
-    Known known = seen.known(1);
-    if (known.up == 0) known.up = NOT_HELD;
+    Known known = seen.known(NORMAL, 1);
+    if (known.up == 0) known.up = NOT_HELD; // which is known, and not 0
     made.filters[filter] = known;
 }
 
@@ -40,12 +38,13 @@ __device__ __forceinline__ void cut_filters(const Made &made, const Weights &wei
             put_pieces(made.pieces, at, found);
             continue;
         }
-        Word words[2];
+        Word words[NUMBERS];
         halve(words, found, heard(&made.filters[filter].up));
         char *to = made.halves + at.stage() * OfWeights::SIZE;
         #pragma unroll
-        for (int p = 0; p < 2; p++)
-            *(Word *)(to + OfWeights::offset(STACKED ? 0 : p, plane, at.line + (STACKED ? p * FILTERS : 0))) = words[p];
+        for (int p = 0; p < (STACKED ? 2 : NUMBERS); p++)
+            *(Word *)(to + OfWeights::offset(STACKED ? 0 : p, plane, at.line + (STACKED ? p * FILTERS : 0))) =
+                p < NUMBERS ? words[p] : Word{};
     }
 }
 

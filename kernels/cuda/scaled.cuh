@@ -1,17 +1,19 @@
 // Halves: a float32, scaled by a power of two, as two float16 numbers, high + low / 2^11, three products of which make up
 // one of float32. Each image and each filter has a scale of its own, which its largest element takes to 2^14 or up to
-// twice that.
+// twice that. Of operands that are rounded to 10 bits of mantissa or fewer high is all there is, and one product (NUMBERS).
 //
-// An operand is held where all its elements are zero or normal numbers of float16: then each of them keeps at least 22
-// bits, and no product is more than 2^-20.4 off, in the root of the mean square 2^-23.8.
+// A normal number of float16 keeps at least 22 bits, or all of a rounded one, and no product of such is more than 2^-20.4
+// off, in the root of the mean square 2^-23.8. Filters are held where all elements are zero or such numbers; images may
+// have MOST_SMALL smaller ones, where no sum is below what these may have cost (`Laid::small`).
 #pragma once
 #include "group.cuh"
 #include "planes.cuh"
 
-constexpr float LOW = 0x1p-11f;     // the unit of low
+constexpr int NUMBERS = MANTISSA > 10 ? 2 : 1;
+constexpr float LOW = 0x1p-11f; // the unit of low
 // Products that a sum must have on average, see Known::share. The mean square of sums must be a LEAST-th of the sum of the
-// mean squares of their products.
-constexpr float FEW = 8, LEAST = 8;
+// mean squares of their products. Rounded operands lose no bits that would show in few products, or where these cancel.
+constexpr float FEW = NUMBERS == 2 ? 8 : 0x1p-64f, LEAST = 8;
 
 // What is known of an image, or of a filter.
 struct alignas(16) Known {
@@ -23,6 +25,25 @@ struct alignas(16) Known {
 
 constexpr int TOP = 14;                     // the largest element is scaled to 2^TOP
 constexpr int LEAST_UP = -16, MOST_UP = 89; // exponents of a scale
+constexpr float NORMAL = 0x1p-14f;          // the least normal number of float16
+constexpr float TINY = 0x1p-24f;            // the least number of all, of what `high` is not 0
+constexpr int MOST_SMALL = 16;              // elements of an image between these two
+constexpr int NOT_HELD = -1;
+
+// What a sum of scaled products must be, where it is not 0, for each small element that it may have. Two numbers hold such an
+// element up to 2^-36, and as much is low x low: 2^-35 times 2^15, the largest scaled number, is 2^-24 of the sum then. One
+// number holds it up to 2^-25, which is 2^-11 of the sum.
+constexpr float FOR_SMALL = NUMBERS == 2 ? 16 : 2;
+
+// Whether one is below that, and not 0.
+template <int COUNT> __device__ __forceinline__ bool any_below(const float (&sums)[COUNT], float least) {
+    bool found = false;
+    if (least > 0) {
+        #pragma unroll
+        for (float sum : sums) found |= sum != 0 && fabsf(sum) < least;
+    }
+    return found;
+}
 
 constexpr int MEASURING = 256; // threads of a block that measures a filter, or a part of an image
 
@@ -65,18 +86,18 @@ struct alignas(16) Measured {
         }
     }
 
-    // Known::up.
-    __device__ __forceinline__ float up() const {
+    // Known::up, of an operand whose elements are no smaller than `smallest`, scaled.
+    __device__ __forceinline__ float up(float smallest) const {
         if (most == 0) return 1;
         const int exponent = TOP + 127 - (int)(__float_as_uint(most) >> 23); // less than LEAST_UP where it is not finite
         if (exponent < LEAST_UP || exponent > MOST_UP) return 0;
         const float up = __int_as_float(exponent + 127 << 23);
-        return least * up < 0x1p-14f ? 0 : up;
+        return least * up < smallest ? 0 : up;
     }
 
     // Of an operand of so many elements. Share: (sum |x|)^2 / sum x^2 elements of one size would have these sums.
-    __device__ __forceinline__ Known known(float count) const {
-        const float up = this->up(), unit = up / UNIT;
+    __device__ __forceinline__ Known known(float smallest, float count) const {
+        const float up = this->up(smallest), unit = up / UNIT;
         if (most == 0) return {1, 1, INFINITY, 0};
         if (up == 0) return {0, 0, 0, 0};
         return {up, 1 / up, sum * UNIT * (sum * UNIT / squares) / count, squares * unit * unit};
@@ -84,16 +105,18 @@ struct alignas(16) Measured {
 };
 
 // Eight neighbours along the channels, scaled. The sum of their squares.
-__device__ __forceinline__ float halve(Word (&words)[2], const float (&x)[GROUP_OF], float up) {
+__device__ __forceinline__ float halve(Word (&words)[NUMBERS], const float (&x)[GROUP_OF], float up) {
     float squares = 0;
     #pragma unroll
     for (int i = 0; i < GROUP_OF / 2; i++) {
-        const float even = x[2 * i] * up, odd = x[2 * i + 1] * up;
+        const float even = rounded(x[2 * i]) * up, odd = rounded(x[2 * i + 1]) * up;
         squares = fma(even, even, fma(odd, odd, squares));
-        float of_even, of_odd;
         words[0].lane[i] = rounded_halves(even, odd);
-        as_floats(words[0].lane[i], of_even, of_odd);
-        words[1].lane[i] = rounded_halves((even - of_even) / LOW, (odd - of_odd) / LOW);
+        if constexpr (NUMBERS == 2) {
+            float of_even, of_odd;
+            as_floats(words[0].lane[i], of_even, of_odd);
+            words[1].lane[i] = rounded_halves((even - of_even) / LOW, (odd - of_odd) / LOW);
+        }
     }
     return squares;
 }
