@@ -16,9 +16,10 @@ from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import stage
-from adtrain.ops.bias_sums import conv2d_weight_grad_sum_p
+from adtrain.ops.bias_sums import OF_BIAS, conv2d_weight_grad_sum_p
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
 from adtrain.ops.few_cuda import Few, FewConvolution, FewWeightGrad
+from adtrain.ops.rounding import rounded
 
 __all__ = ["host"]
 
@@ -50,8 +51,12 @@ def check(host: Host, primitive: Primitive, kernel: CudaKernel, arrays: list[np.
     inputs = tuple(Variable(ArrayType(x.shape, x.dtype), "gpu") for x in arrays)
     types = primitive.output_types([v.type for v in inputs], params)
     e = Equation(primitive, inputs, params, tuple(Variable(t, "gpu") for t in types))
+    wide = [rounded(x, params["precision"]).astype(float) for x in arrays]
+    params = {**params, "precision": "full"}
     with np.errstate(invalid="ignore"):
-        expected = primitive.implementations["cpu"](*(x.astype(float) for x in arrays), **params)
+        expected = primitive.implementations["cpu"](*wide, **params)
+    if primitive is conv2d_weight_grad_sum_p:  # the sum is no product, so nothing is rounded
+        expected = expected[0], arrays[1].astype(float).sum(OF_BIAS)
     for found, exact in zip(host.computed(e, kernel, arrays), expected if len(types) > 1 else (expected,), strict=True):
         for test in (np.isnan, np.isposinf, np.isneginf):
             np.testing.assert_array_equal(test(found), test(exact))
@@ -59,9 +64,9 @@ def check(host: Host, primitive: Primitive, kernel: CudaKernel, arrays: list[np.
         assert np.linalg.norm(found[held] - exact[held]) <= TOLERANCE * np.linalg.norm(exact[held])
 
 
-def check_all(host: Host, x: np.ndarray, w: np.ndarray, g: np.ndarray, window: Window) -> None:
-    few = Few(x.shape, g.shape, w.shape[2:], *window)
-    params = {"window": window, "precision": "full"}
+def check_all(host: Host, x: np.ndarray, w: np.ndarray, g: np.ndarray, window: Window, precision: str = "full") -> None:
+    few = Few(x.shape, g.shape, w.shape[2:], *window, precision)
+    params = {"window": window, "precision": precision}
     check(host, conv2d_p, FewConvolution(few, False).kernel(), [x, w], **params)
     if window.stride == (1, 1):
         check(host, input_grad_p, FewConvolution(few.turned(), True).kernel(), [g, w], size=x.shape[2:], **params)
@@ -80,6 +85,13 @@ def test_convolutions_of_few_channels_are_right(
 ) -> None:
     x, w, g = drawn(image, weight, outputs(image, weight, window))
     check_all(host, x, w, g, window)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
+def test_operands_are_rounded_but_not_the_sum_for_the_bias(host: Host, precision: str) -> None:
+    image, weight, window = SHAPES[1]
+    x, w, g = drawn(image, weight, outputs(image, weight, window))
+    check_all(host, x, w, g, window, precision)
 
 
 def test_infinity_and_nan_go_where_they_go_in_plain_sums(host: Host) -> None:

@@ -70,9 +70,9 @@ class Convolution(NamedTuple):
         values = (*self.w[2:], *self.window.stride, *self.window.padding, *self.window.dilation)
         return dict(zip(("KH", "KW", "SH", "SW", "PH", "PW", "DH", "DW"), values, strict=True))
 
-    def exact(self, precision: str) -> bool:
-        """Whether it is of float32 numbers that stay as they are."""
-        return self.dtype.itemsize == 4 and precision == FULL
+    def single(self) -> bool:
+        """Whether it is of float32 numbers."""
+        return self.dtype.itemsize == 4
 
     def dense(self) -> bool:
         """Whether neighbouring outputs have neighbouring windows."""
@@ -82,13 +82,13 @@ class Convolution(NamedTuple):
         """It as a convolution of positions, where it can be one."""
         rows, columns = self.w[2:]
         found = Positions(self.x, self.y, (rows, columns), self.window.padding, self.window.dilation, precision)
-        return found if self.dtype.itemsize == 4 and self.window.groups == 1 and self.dense() else None
+        return found if self.single() and self.window.groups == 1 and self.dense() else None
 
-    def few(self) -> Few:
+    def few(self, precision: str) -> Few:
         """It as a convolution of few channels."""
         rows, columns = self.w[2:]
         stride, padding, dilation, groups = self.window
-        return Few(self.x, self.y, (rows, columns), stride, padding, dilation, groups)
+        return Few(self.x, self.y, (rows, columns), stride, padding, dilation, groups, precision)
 
 
 class Product(NamedTuple):
@@ -176,7 +176,7 @@ def forward(x: Any, w: Any, window: Any, precision: str = "full") -> Sequence[Cu
     others: list[Engine] = []
     if positions := conv.positions(precision):
         others += _by_positions(positions, False)
-    if conv.exact(precision) and (few := FewConvolution(conv.few(), False)).suits():
+    if conv.single() and (few := FewConvolution(conv.few(precision), False)).suits():
         others.append(few)
     return _candidates(gathered, product, others, conv, precision)
 
@@ -269,7 +269,7 @@ def input_grad(g: Any, w: Any, window: Any, size: tuple[int, int], precision: st
     others: list[Engine] = []
     if positions := conv.positions(precision):
         others += _by_positions(positions.turned(), True)
-    if conv.exact(precision) and conv.dense() and (few := FewConvolution(conv.few().turned(), True)).suits():
+    if conv.single() and conv.dense() and (few := FewConvolution(conv.few(precision).turned(), True)).suits():
         others.append(few)
     return _candidates(gathered, product, others, conv, precision)
 
@@ -286,7 +286,7 @@ def weight_grad(x: Any, g: Any, window: Any, size: tuple[int, int], precision: s
     others: list[Engine] = []
     if positions := conv.positions(precision):
         others += _weight_grads(positions)
-    if conv.exact(precision) and (few := FewWeightGrad(conv.few())).suits():
+    if conv.single() and (few := FewWeightGrad(conv.few(precision))).suits():
         others.append(few)
     return _candidates(gathered, product, others, conv, precision)
 
@@ -297,5 +297,5 @@ def weight_grad_sum(
     """The kernel for the gradients by weights and bias, where the best one by the weights can do that, too."""
     conv = Convolution(x.shape, (g.shape[1], x.shape[1] // window.groups, *size), g.shape, window, x.dtype)
     alone = weight_grad(x, g, window, size, precision)
-    both = FewWeightGrad(conv.few(), bias=True).kernel()
+    both = FewWeightGrad(conv.few(precision), bias=True).kernel()
     return [both] if alone[0].file == both.file else []

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 from adtrain.core.chip import CHIP
 from adtrain.core.kernel import CudaKernel
+from adtrain.core.precision import FULL
+from adtrain.ops.rounding import mantissa
 
 WARP = 32
 THREADS, WEIGHT_GRAD_THREADS = 128, 256
@@ -45,6 +47,7 @@ class Few:
         outputs: (N, O, OH, OW).
         kernel, stride, padding, dilation: of the window, rows and columns.
         groups: of channels.
+        precision: what operands are rounded to.
     """
 
     images: tuple[int, ...]
@@ -54,6 +57,7 @@ class Few:
     padding: tuple[int, int]
     dilation: tuple[int, int]
     groups: int = 1
+    precision: str = FULL
 
     @property
     def channels(self) -> int:
@@ -85,7 +89,7 @@ class Few:
         window = zip(names, (*self.kernel, *self.stride, *self.padding, *self.dilation), strict=True)
         lengths = ("IN_CHANNELS", "IN_ROWS", "IN_COLUMNS", "OUT_CHANNELS", "OUT_ROWS", "OUT_COLUMNS")
         sizes = zip(lengths, (*self.images[1:], *self.outputs[1:]), strict=True)
-        return {**dict(window), **dict(sizes), "CONV_GROUPS": self.groups}
+        return {**dict(window), **dict(sizes), "CONV_GROUPS": self.groups, "MANTISSA": mantissa(self.precision)}
 
     def turned(self) -> Few:
         """The convolution of the outputs' gradients that is the gradient by the images; of stride 1."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from adtrain.core.chip import CHIP
 from adtrain.core.precision import FULL
-from adtrain.ops.rounding import DROPPED_BITS
+from adtrain.ops.rounding import mantissa
 
 CAPABILITY = (9, 0)
 """The compute capability whose instructions the kernels consist of."""
@@ -76,8 +76,7 @@ class Positions:
         macros = {name: value for names, values in pairs for name, value in zip(names, values, strict=True)}
         names = ("IN_CHANNELS", "IN_ROWS", "IN_COLUMNS", "OUT_CHANNELS", "OUT_ROWS", "OUT_COLUMNS", "PITCH", "IMAGE")
         lengths = (*self.images[1:], *self.outputs[1:], self.pitch, self.image)
-        mantissa = 23 - DROPPED_BITS.get(self.precision, 0)
-        return {**macros, **dict(zip(names, lengths, strict=True)), "MANTISSA": mantissa}
+        return {**macros, **dict(zip(names, lengths, strict=True)), "MANTISSA": mantissa(self.precision)}
 
     def turned(self) -> Positions:
         """The convolution of the outputs' gradients that is the gradient by the images."""

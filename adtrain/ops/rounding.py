@@ -10,6 +10,11 @@ DROPPED_BITS = {"tf32": 13, "bfloat16": 16}
 """Bits of the mantissa that a float32 number loses."""
 
 
+def mantissa(precision: str) -> int:
+    """Its bits that are left."""
+    return 23 - DROPPED_BITS.get(precision, 0)
+
+
 def rounded(x: np.ndarray, precision: str) -> np.ndarray:
     """float32 ``x`` rounded to nearest, ties to even, as float32; itself for "full".
 

@@ -10,7 +10,7 @@ constexpr int THREADS = 128, ELEMENTS = GROUP_CHANNELS * TAPS;
 constexpr int AT_ONCE = FILTERS == 1 ? 1 : FILTERS % 4 == 1 || FILTERS % 4 == 2 ? 2 : 4;
 constexpr int LINE = (FILTERS + AT_ONCE - 1) / AT_ONCE * AT_ONCE;
 
-// The weights of a share of a group's filters: [channel][tap][filter].
+// The weights of a share of a group's filters, rounded: [channel][tap][filter].
 __device__ __forceinline__ void bring_weights(T (&to)[ELEMENTS][LINE], const T *w, int group, int first) {
     #pragma unroll 4 // reads that are under way at once
     for (int i = threadIdx.x; i < ELEMENTS * FILTERS; i += THREADS) {
@@ -18,7 +18,7 @@ __device__ __forceinline__ void bring_weights(T (&to)[ELEMENTS][LINE], const T *
         const int row = first + filter;
         const int from = TURNED ? ((group * GROUP_CHANNELS + channel) * GROUP_FILTERS + row) * TAPS + TAPS - 1 - tap
                                 : (group * GROUP_FILTERS + row) * ELEMENTS + element;
-        to[element][filter] = row < GROUP_FILTERS ? w[from] : (T)0;
+        to[element][filter] = row < GROUP_FILTERS ? rounded(w[from]) : (T)0;
     }
     __syncthreads();
 }

@@ -82,7 +82,7 @@ KERNEL __launch_bounds__(THREADS, 2) conv_few_weight_grad(const T *__restrict__ 
                     #pragma unroll
                     for (int k = 0; k < WIDE_C; k++) {
                         T &sum = sums[f * (TAPS + BIAS) + tap_y * KW + tap_x];
-                        sum += values[k * SW + tap_x * DW] * gradient[f].lane[k];
+                        sum += values[k * SW + tap_x * DW] * rounded(gradient[f].lane[k]);
                     }
         }
         if (BIAS)

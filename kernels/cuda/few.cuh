@@ -25,6 +25,7 @@
 #define BIAS 1
 #endif
 #include "epilogue.cuh"
+#include "rounded.cuh"
 
 constexpr int TAPS = KH * KW, AREA = OUT_ROWS * OUT_COLUMNS, IN_AREA = IN_ROWS * IN_COLUMNS;
 constexpr int GROUP_CHANNELS = IN_CHANNELS / CONV_GROUPS, GROUP_FILTERS = OUT_CHANNELS / CONV_GROUPS;
@@ -42,12 +43,12 @@ struct Corner {
         : y(place / OUT_COLUMNS * SH - PH), x(place % OUT_COLUMNS * SW - PW) {}
     __device__ __forceinline__ int at() const { return y * IN_COLUMNS + x; }
 
-    // A row of the window and its neighbours', which begin at `window`; zeros outside of the image or unless `real`.
+    // A row of the window and its neighbours', which begin at `window`, rounded; zeros outside of the image or unless `real`.
     __device__ __forceinline__ void row(int tap_y, const T *window, bool real, T (&values)[SPAN]) const {
         const bool inside = real && (!BEYOND_Y || (unsigned)(y + tap_y * DH) < IN_ROWS);
         const T *from = window + tap_y * DH * IN_COLUMNS;
         #pragma unroll
         for (int i = 0; i < SPAN; i++)
-            values[i] = inside && (!BEYOND_X || (unsigned)(x + i) < IN_COLUMNS) ? from[i] : (T)0;
+            values[i] = inside && (!BEYOND_X || (unsigned)(x + i) < IN_COLUMNS) ? rounded(from[i]) : (T)0;
     }
 };

@@ -1,6 +1,7 @@
 // float32 as three bfloat16 numbers whose sum it is (Format<PIECES>), for Hopper's matrix units: words of eight
 // neighbours, which of their products make up one of float32, and how stages in shared memory are gone round.
 #pragma once
+#include "rounded.cuh"
 #include "wgmma.cuh"
 
 constexpr int PIECE_COUNT = 3;
@@ -16,17 +17,6 @@ __device__ constexpr Pair beside(int i) {
 }
 
 typedef Vector<uint32_t, 4> Word;
-
-// Bits of mantissa that operands are rounded to, to nearest, ties to even; 23: they stay as they are.
-#ifndef MANTISSA
-#define MANTISSA 23
-#endif
-__device__ __forceinline__ float rounded(float x) {
-    constexpr int DROPPED = 23 - MANTISSA;
-    if constexpr (DROPPED == 0) return x;
-    const uint32_t bits = __float_as_uint(x), half = (1u << DROPPED) / 2, odd = bits >> DROPPED & 1;
-    return x == x ? __uint_as_float((bits + (half - 1) + odd) >> DROPPED << DROPPED) : x;
-}
 
 // Eight neighbours, rounded, in pieces.
 __device__ __forceinline__ void cut(Word (&words)[PIECE_COUNT], const float (&x)[GROUP_OF]) {
