@@ -18,8 +18,8 @@ THREADS, STEP, STAGE = 512, 16, 128
 """Of a block; positions of an instruction, and of a stage."""
 STAGES = 2, 4
 """How many stages there are in shared memory, at least and at most."""
-CYCLE = 1500
-"""Multiply-adds of float16 that a multiprocessor does in a cycle, measured."""
+CYCLE = {2: 1500, 1: 1150}
+"""Multiply-adds of float16 that a multiprocessor does in a cycle, of so many numbers an operand, measured."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class HalvesWeightGrad:
     @property
     def cycles(self) -> float:
         """An estimate of the time."""
-        each = 3 if self.positions.numbers == 2 else 1
-        products = FILTERS * CHANNELS * math.prod(self.positions.kernel) * self._steps * STEP * each / CYCLE
+        each = (3 if self.positions.numbers == 2 else 1) / CYCLE[self.positions.numbers]
+        products = FILTERS * CHANNELS * math.prod(self.positions.kernel) * self._steps * STEP * each
         rounds = -(-self._blocks * self._splits // CHIP.multiprocessors)
         multiplied = rounds * (TILE_END + -(-self.positions.images[0] // self._splits) * products)
         before = 3 * REST + sum(laid.cycles for laid in self._laid)

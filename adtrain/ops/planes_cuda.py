@@ -35,10 +35,13 @@ GATHERERS = 96
 """These threads."""
 MOST_BLOCKS = 128
 """Tiles of the same positions, so that what is known of their filters fits."""
+PRODUCTS, STACKED = {3: 6, 2: 5.25, 1: 4.5}, {3: 4, 2: 3.6, 1: 3.2}
+"""Of numbers in three pieces, and of stacked ones; of fewer pieces how many such would take their time, measured."""
 PRODUCT, COLUMN, DEPTH = 14.4, 0.451, 16
 """Cycles of a product of 64 rows and so many k in `conv_planes.cu`, and of each of its columns, measured."""
-HALVES_CYCLE = 1980
-"""Multiply-adds of float16 that a multiprocessor does in a cycle in `conv_halves.cu`, measured."""
+HALVES_CYCLE = {2: 1980, 1: 1600}
+"""Multiply-adds of float16 that a multiprocessor does in a cycle in `conv_halves.cu`, of so many numbers an operand,
+measured."""
 GATHERED = 1.2
 """Elements of images that it gathers in a cycle, measured."""
 REST = 4000
@@ -197,11 +200,13 @@ class PlaneConvolution:
         rounds, tile = -(-self.tiles(parts) // CHIP.multiprocessors), self._tile(parts)
         length = math.prod(self.positions.kernel) * self.channels
         if self.halves:
-            each = 1 if self.positions.numbers == 1 else 2 if self._stacked else 3
-            products = length * tile * FILTERS * each / HALVES_CYCLE
+            numbers = self.positions.numbers
+            multiplied = 1 if numbers == 1 else 2 if self._stacked else 3
+            products = length * tile * FILTERS * multiplied / HALVES_CYCLE[numbers]
             before = START + 3 * REST + Laid(self.positions).cycles
             return before + rounds * (HALVES_END + self._chunks * products)
-        products = length / DEPTH * (4 if self._stacked else 6) * TEAMS * (PRODUCT + COLUMN * self.columns)
+        each = (STACKED if self._stacked else PRODUCTS)[self.positions.pieces]
+        products = length / DEPTH * each * TEAMS * (PRODUCT + COLUMN * self.columns)
         gathered = (tile + self.positions.reach) * self.channels / GATHERED
         return START + rounds * (END * tile + self._chunks * max(products, gathered))
 

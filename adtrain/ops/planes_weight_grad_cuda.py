@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from adtrain.core.chip import CHIP
 from adtrain.core.kernel import CudaKernel, no_bytes
-from adtrain.ops.planes_cuda import FILTERS, PASSING, PIECES, SHARED, START, TILE_END
+from adtrain.ops.planes_cuda import FILTERS, PASSING, PIECES, PRODUCTS, SHARED, START, TILE_END
 from adtrain.ops.positions import Positions
 
 THREADS, GATHERERS, SUMMING = 640, 256, 256
@@ -92,7 +92,8 @@ class PlaneWeightGrad:
     def _cycles(self, splits: int) -> float:
         rounds = -(-self.blocks * splits // CHIP.multiprocessors)
         cycle = POOLED_CYCLE if self.pooled else CYCLE
-        products = FILTERS * CHANNELS * math.prod(self.positions.kernel) * self.step * 6 / cycle
+        each = PRODUCTS[self.positions.pieces]
+        products = FILTERS * CHANNELS * math.prod(self.positions.kernel) * self.step * each / cycle
         return START + rounds * (TILE_END + -(-self.steps // splits) * products) + (SECOND_PASS if splits > 1 else 0)
 
     @property

@@ -71,6 +71,11 @@ class Positions:
         return 2 if self.precision == FULL else 1
 
     @property
+    def pieces(self) -> int:
+        """The same of bfloat16, as they are (`kernels/cuda/pieces.cuh`)."""
+        return -(-(mantissa(self.precision) + 1) // 8)
+
+    @property
     def definitions(self) -> Mapping[str, int]:
         pairs = (("KH", "KW"), self.kernel), (("PH", "PW"), self.padding), (("DH", "DW"), self.dilation)
         macros = {name: value for names, values in pairs for name, value in zip(names, values, strict=True)}

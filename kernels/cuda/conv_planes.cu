@@ -21,14 +21,15 @@
 constexpr int TEAMS = 2, COLUMNS = TEAM_COLUMNS, BRINGING = 128, GATHERERS = 96;
 #include "conv_planes.cuh"
 
-constexpr int SUMMED = STACKED ? 3 : BESIDE, AHEAD = 4; // AHEAD: words that a thread has under way
+constexpr int SUMMED = STACKED ? (USED == 3 ? 3 : USED - 1) : BESIDE;
+constexpr int AHEAD = 4; // words that a thread has under way
 typedef Planes<TILE + REACH, PLANES> OfImages;
 typedef PieceWeights OfWeights;
 
 // The products beside the largest ones.
 __device__ constexpr Pair pair_of(int i) {
     constexpr Pair pairs[] = {{0, 2}, {1, 0}, {0, 1}};
-    return STACKED ? pairs[i] : beside(i);
+    return STACKED ? pairs[3 - SUMMED + i] : beside(i);
 }
 
 // Weights to scratch, where prepare_halves.cu has not put them.
@@ -102,7 +103,7 @@ struct Sums {
         say(stages.weights_read[last_weight]);
         say(stages.images_read[last_image]);
         #pragma unroll
-        for (int i = 0; i < SUMS; i++) main[i] += beside[i];
+        for (int i = 0; i < SUMS && SUMMED > 0; i++) main[i] += beside[i];
     }
 };
 

@@ -52,10 +52,12 @@ __device__ __forceinline__ void multiply(
                 #pragma unroll
                 for (int i = 0; i < SUMS; i++) main[i] += sums[i];
             };
-            Started::begin();
-            #pragma unroll
-            for (int i = 0; i < BESIDE; i++) products(beside(i), i > 0);
-            add();
+            if (BESIDE > 0) {
+                Started::begin();
+                #pragma unroll
+                for (int i = 0; i < BESIDE; i++) products(beside(i), i > 0);
+                add();
+            }
             Started::begin();
             products({0, 0}, false);
             add();

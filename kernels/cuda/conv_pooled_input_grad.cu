@@ -62,7 +62,7 @@ struct Put {
     __device__ __forceinline__ void operator()(
         int plane, int line, const Word (&words)[PIECE_COUNT], uint32_t which) const {
         #pragma unroll
-        for (int p = 0; p < PIECE_COUNT; p++) *(Word *)(to + OfGradients::offset(p, plane, line)) = words[p];
+        for (int p = 0; p < USED; p++) *(Word *)(to + OfGradients::offset(p, plane, line)) = words[p];
         // Two channels are four k of which wgmma takes two: two bits each, 0 or 1 of the first one, 2 or 3 of the second.
         uint32_t code = (which | which << 4) & 0x0f0f;
         code = (code | code << 2) & 0x3333;
@@ -107,27 +107,31 @@ struct Sums {
                 Started::begin();
                 start_products(large, a, b, which, {0, 0}, false);
                 Started::end();
-                start_products(others, a, b, which, {0, 1}, chunk + i > 0);
-                start_products(others, a, b, which, {1, 0}, true);
+                if (USED > 1) {
+                    start_products(others, a, b, which, {0, 1}, chunk + i > 0);
+                    start_products(others, a, b, which, {1, 0}, true);
+                }
                 Started::end();
                 Started::finished<1>();
                 arrived(large);
                 #pragma unroll
                 for (int j = 0; j < SUMS; j++) main[j] += large[j];
-                Started::begin();
-                start_products(large, a, b, which, {2, 0}, false);
-                Started::end();
+                if (USED == 3) {
+                    Started::begin();
+                    start_products(large, a, b, which, {2, 0}, false);
+                    Started::end();
+                }
                 Started::finished<0>(); // before `which` changes
                 arrived(large);
                 arrived(others);
                 #pragma unroll
-                for (int j = 0; j < SUMS; j++) others[SUMS + j] += large[j];
+                for (int j = 0; j < SUMS && USED == 3; j++) others[SUMS + j] += large[j];
                 say(stages.weights_read[weight.stage]);
             }
             say(stages.images_read[gradient.stage]);
         }
         #pragma unroll
-        for (int i = 0; i < SUMS; i++) main[i] += others[i] + others[SUMS + i];
+        for (int i = 0; i < SUMS && USED > 1; i++) main[i] += others[i] + others[SUMS + i];
     }
 };
 

@@ -31,7 +31,7 @@ struct Put {
     __device__ __forceinline__ void operator()(
         int plane, int line, const Word (&words)[PIECE_COUNT], uint32_t which) const {
         #pragma unroll
-        for (int p = 0; p < PIECE_COUNT; p++)
+        for (int p = 0; p < USED; p++)
             *(Word *)(stage + OfImages::SIZE + OfGradients::offset(p, plane, line)) = words[p];
         stage[BITS + plane * OfGradients::LINES + line] = which;
     }
@@ -78,10 +78,12 @@ __device__ __forceinline__ void multiply(Sums &all, int row, const char *shared,
         #pragma unroll
         for (int i = 0; i < SUMS; i++) all.main[i] += sums[i];
     };
-    Started::begin();
-    #pragma unroll
-    for (int i = 0; i < BESIDE; i++) products(beside(i), i > 0);
-    add();
+    if (BESIDE > 0) {
+        Started::begin();
+        #pragma unroll
+        for (int i = 0; i < BESIDE; i++) products(beside(i), i > 0);
+        add();
+    }
     Started::begin();
     products({0, 0}, false);
 #if BIAS

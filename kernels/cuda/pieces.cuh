@@ -8,12 +8,12 @@ constexpr int PIECE_COUNT = 3;
 constexpr int GROUP_OF = 8, WORD = 16, UNIT_BYTES = 8 * WORD; // numbers of a word, its bytes, those of a unit's eight words
 
 // A product of pieces of both operands. Six of them make up one of float32, but for what is below 2^-24 of it: the
-// first of both, and these, the smallest first.
+// first of both, and these, the smallest first. Of rounded operands fewer pieces are USED, as the others are 0.
 struct Pair { int a, b; };
-constexpr int BESIDE = 5;
+constexpr int USED = MANTISSA > 15 ? 3 : MANTISSA > 7 ? 2 : 1, BESIDE = USED == 3 ? 5 : USED == 2 ? 3 : 0;
 __device__ constexpr Pair beside(int i) {
-    constexpr Pair pairs[BESIDE] = {{0, 2}, {2, 0}, {1, 1}, {0, 1}, {1, 0}};
-    return pairs[i];
+    constexpr Pair pairs[] = {{0, 2}, {2, 0}, {1, 1}, {0, 1}, {1, 0}};
+    return pairs[5 - BESIDE + i];
 }
 
 typedef Vector<uint32_t, 4> Word;

@@ -63,7 +63,7 @@ template <class Layout> struct PutPieces {
         Word words[PIECE_COUNT];
         cut(words, found);
         #pragma unroll
-        for (int p = 0; p < PIECE_COUNT; p++) *(Word *)(to + Layout::offset(p, plane, line)) = words[p];
+        for (int p = 0; p < USED; p++) *(Word *)(to + Layout::offset(p, plane, line)) = words[p];
     }
 };
 
