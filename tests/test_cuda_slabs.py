@@ -119,7 +119,7 @@ def test_the_limits_are_those_of_the_kernels() -> None:
     for name in ("DEPTH", *limits):
         assert re.search(rf"constexpr int[^;]*\b{name} = [^;]*\b{getattr(slabs_emulated, name)}\b[^;]*;", text), name
     assert f"level = {LEVEL}f * (float)mean" in text
-    assert f"pairs[BESIDE] = {BESIDE};".replace("(", "{").replace(")", "}") in text
+    assert f"pairs[] = {BESIDE};".replace("(", "{").replace(")", "}") in text
 
 
 @given(lengths, st.sampled_from(EACH), st.booleans())

@@ -120,8 +120,9 @@ struct Sums {
     // Whether the sums that a warpgroup writes are not small beside their products, nor beside what small elements lose.
     // filters: of a thread's rows, the sum of the squares of their elements. small: elements of an image, at most.
     __device__ __forceinline__ bool right(
-        const float (&own)[OWN], float filters, int small, AllStages &stages, int team, int parity) const {
+        const float (&own)[OWN], float filters, int small, AllStages &stages, int team, int &parity) const {
         if (NUMBERS == 1 && small == 0) return true;
+        parity ^= 1; // only where warps meet: so who writes has seen all of them here since the signs were read
         float sign = 0;
         if (NUMBERS == 2) {
             // Less what products give, over LEAST: OWN / 2 sums of each of two rows, whose weights' mean square for a channel
@@ -167,20 +168,20 @@ KERNEL __launch_bounds__(THREADS, 1) conv_halves(
     if (threadIdx.x == 0) stages.init();
     stages.find_shares(made);
     __syncthreads();
-    const auto small = [&](int tile) { return stages.small(laid, batch, tile, tiles.position(tile)); };
+    const auto small_in = [&](int tile) { return stages.small(laid, batch, tile, tiles.position(tile)); };
     Round<IMAGE_STAGES> image;
     Round<TILE_STAGES> weight;
     if (threadIdx.x < BRINGING) {
         give_registers<40>();
         if (threadIdx.x == 0) {
             for (int tile = blockIdx.x; tile < tiles.count; tile += gridDim.x)
-                if (small(tile) != NOT_HELD) {
+                if (small_in(tile) != NOT_HELD) {
                     ask(epilogue, batch, tiles.filter(tile), tiles.position(tile));
                     stages.bring<OfWeights>(tile, weight, of_weights, made.halves);
                 }
         } else if (threadIdx.x >= WARP && threadIdx.x < WARP + GATHERERS) {
             for (int tile = blockIdx.x; tile < tiles.count; tile += gridDim.x)
-                if (small(tile) != NOT_HELD) bring_images(laid, tiles.position(tile), stages, image, of_images);
+                if (small_in(tile) != NOT_HELD) bring_images(laid, tiles.position(tile), stages, image, of_images);
         }
     } else {
         take_registers<232>();
@@ -188,18 +189,17 @@ KERNEL __launch_bounds__(THREADS, 1) conv_halves(
         bool begins = true;
         for (int tile = blockIdx.x, parity = 0; tile < tiles.count; tile += gridDim.x) {
             const int filter = tiles.filter(tile), position = tiles.position(tile) + team * COLUMNS;
-            const int smalls = small(tile);
+            const int small = small_in(tile);
             const bool first = threadIdx.x % WARPGROUP == 0;
-            if (first) made.left(position, filter) = smalls == NOT_HELD;
-            if (smalls == NOT_HELD) continue;
-            parity ^= 1;
+            if (first) made.left(position, filter) = small == NOT_HELD;
+            if (small == NOT_HELD) continue;
             Sums sums;
             sums.multiply(stages, of_images + (SKIPPED + team * COLUMNS) * LINE, of_weights, team, begins, image, weight);
             begins = false;
             float own[OWN];
             give(sums.main, own, exchanged + team * EXCHANGED);
             const Known rows[2] = {made.filters[filter + own_row(0)], made.filters[filter + own_row(2)]};
-            if (sums.right(own, rows[0].squares + rows[1].squares, smalls, stages, team, parity))
+            if (sums.right(own, rows[0].squares + rows[1].squares, small, stages, team, parity))
                 write(own, epilogue, batch, filter, position, Given{laid.known, {rows[0].down, rows[1].down}});
             else if (first)
                 made.left(position, filter) = true;
