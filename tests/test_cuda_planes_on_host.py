@@ -182,9 +182,9 @@ def test_images_that_halves_do_not_hold_are_computed_in_pieces(host: Host, spoil
 
 
 def test_a_few_small_elements_of_an_image_are_held(host: Host) -> None:
-    positions = Positions((2, 8, 18, 18), (2, 5, 18, 18), (3, 3), (1, 1), (1, 1))
-    x, w, g = drawn(positions.images, (5, 8, 3, 3), positions.outputs)
-    x[0, 2, 1, 3] = x[1, 7, 8, 9] = g[1, 2, 3, 4] = 1e-9
+    positions = Positions((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1), (1, 1))
+    x, w, g = drawn(positions.images, (33, 20, 3, 3), positions.outputs)
+    x[0, 2, 1, 3] = x[1, 7, 8, 7] = g[1, 2, 3, 4] = 1e-9
     computed: dict[Any, np.ndarray] = {}
     for e, arrays, planes in directions(positions, x, w, g):
         found = computed[planes] = host.computed(e, planes.kernel(), arrays)[0]
@@ -199,11 +199,11 @@ def test_a_few_small_elements_of_an_image_are_held(host: Host) -> None:
 @pytest.mark.parametrize("precision", ["full", "tf32"])
 def test_sums_of_small_elements_alone_lose_no_bits(host: Host, precision: str) -> None:
     """Such an element that has neighbours neither in its channel nor in others, in an image of normal numbers."""
-    positions = Positions((2, 8, 18, 18), (2, 5, 18, 18), (3, 3), (1, 1), (1, 1), precision)
-    x, w, g = drawn(positions.images, (5, 8, 3, 3), positions.outputs)
+    positions = Positions((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1), (1, 1), precision)
+    x, w, g = drawn(positions.images, (33, 20, 3, 3), positions.outputs)
     for images in (x, g):
-        images[0, :, 10:] = images[:, 3] = 0
-        images[0, 3, 14, 4] = 2.0123e-11
+        images[0, :, 5:] = images[:, 3] = 0
+        images[0, 3, 7, 4] = 2.0123e-11
     for e, arrays, planes in directions(positions, x, w, g):
         wide = [rounded(v, precision).astype(float) for v in arrays]
         expected = e.primitive.implementations["cpu"](*wide, **{**e.params, "precision": "full"})
