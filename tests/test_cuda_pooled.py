@@ -24,7 +24,7 @@ from adtrain.core.chip import CHIP
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
-from adtrain.ops import conv_cuda
+from adtrain.ops import conv_pooled_cuda
 from adtrain.ops.conv import Window
 
 __all__ = ["host"]
@@ -141,8 +141,8 @@ def test_the_rule_takes_them_where_few_channels_meet_many_filters() -> None:
         where, known = ArrayType(g.shape, np.dtype(np.int32)), (window, WINDOWS, positions.outputs)
         w, images = (ArrayType(shape, g.dtype) for shape in ((filters, x[1], 3, 3), x))
         return [
-            bool(conv_cuda.input_grad_pooled(g, where, w, *known, (x[2], x[3]), "full")),
-            bool(conv_cuda.weight_grad_pooled(images, g, where, *known, (3, 3), "full")),
+            bool(conv_pooled_cuda.input_grad_pooled(g, where, w, *known, (x[2], x[3]), "full")),
+            bool(conv_pooled_cuda.weight_grad_pooled(images, g, where, *known, (3, 3), "full")),
         ]
 
     assert found((128, 32, 26, 26), 64, 0) == found((1024, 32, 26, 26), 64, 0) == [True, True]

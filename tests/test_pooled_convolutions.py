@@ -23,7 +23,7 @@ from adtrain.core.precision import PRECISIONS
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import stage
 from adtrain.core.trace import bind
-from adtrain.ops import conv_cuda
+from adtrain.ops import conv_cuda, conv_pooled_cuda
 from adtrain.ops.conv import Window, conv2d_p
 from adtrain.ops.planes_cuda import TEAMS, PlaneConvolution
 from adtrain.ops.pool import Windows, max_pool2d_p
@@ -224,7 +224,7 @@ def test_the_rule_knows_what_can_be_pooled() -> None:
     x, w = (ArrayType(shape, np.dtype("float32")) for shape in LARGE[:2])
     window = Window((1, 1), (0, 0), (1, 1), 1)
     for precision in PRECISIONS:
-        (kernel,) = conv_cuda.forward_pooled(x, w, window, precision, PAIRS)
+        (kernel,) = conv_pooled_cuda.forward_pooled(x, w, window, precision, PAIRS)
         assert kernel.file == conv_cuda.forward(x, w, window, precision)[0].file
     x, w = (ArrayType(each.shape, np.dtype("float64")) for each in (x, w))
-    assert conv_cuda.forward_pooled(x, w, window, "full", PAIRS) == []
+    assert conv_pooled_cuda.forward_pooled(x, w, window, "full", PAIRS) == []

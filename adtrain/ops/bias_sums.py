@@ -12,7 +12,7 @@ import numpy as np
 
 from adtrain.core.array import ArrayType
 from adtrain.core.primitive import Primitive
-from adtrain.ops import conv_cuda, pool_cuda
+from adtrain.ops import conv_cuda, conv_pooled_cuda, pool_cuda
 from adtrain.ops.broadcasting import sum_p
 from adtrain.ops.conv import weight_grad_p
 from adtrain.ops.conv_pooled import conv2d_weight_grad_pooled_p
@@ -56,7 +56,7 @@ conv2d_weight_grad_pooled_sum_p = Primitive(
             conv2d_weight_grad_pooled_p.implementations["cpu"](x, g, where, **params),
             _summed(g),
         ),
-        "cuda": partial(conv_cuda.weight_grad_pooled, bias=True),
+        "cuda": partial(conv_pooled_cuda.weight_grad_pooled, bias=True),
     },
     flops=lambda x, g, where, **params: conv2d_weight_grad_pooled_p.cost([x, g, where], params).flops + g.size,
 )

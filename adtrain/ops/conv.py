@@ -16,7 +16,7 @@ from adtrain.core.errors import ShapeError
 from adtrain.core.precision import FULL, precision_of
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
-from adtrain.ops import conv_cuda
+from adtrain.ops import conv_cuda, conv_pooled_cuda
 from adtrain.ops.broadcasting import promote, reshape
 from adtrain.ops.common import ArrayLike, as_value, pair, require_float
 from adtrain.ops.conv_kernels import FORWARD, FORWARD_WINOGRAD, INPUT_GRAD, INPUT_GRAD_WINOGRAD, WEIGHT_GRAD
@@ -96,7 +96,7 @@ conv2d_p: Primitive = Primitive(
         "cpu": conv2d_reference,
         "c": (FORWARD_WINOGRAD, FORWARD),
         "cuda": conv_cuda.forward,
-        "cuda_pooled": conv_cuda.forward_pooled,
+        "cuda_pooled": conv_pooled_cuda.forward_pooled,
     },
     [
         lambda out, x, w, window, precision: partial(

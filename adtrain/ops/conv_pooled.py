@@ -15,7 +15,7 @@ from typing import Any
 from adtrain.core.array import ArrayType
 from adtrain.core.kernel import CKernel
 from adtrain.core.primitive import Primitive
-from adtrain.ops import conv_cuda
+from adtrain.ops import conv_pooled_cuda
 from adtrain.ops.conv import input_grad_p, weight_grad_p
 from adtrain.ops.conv_kernels import (
     pooled_input_grad_prepared,
@@ -92,7 +92,7 @@ conv2d_input_grad_pooled_p = Primitive(
             scratch=pooled_input_grad_scratch,
             prepared=pooled_input_grad_prepared,
         ),
-        "cuda": conv_cuda.input_grad_pooled,
+        "cuda": conv_pooled_cuda.input_grad_pooled,
     },
     flops=lambda g, where, w, **_: 2 * g.size * w.shape[1] * w.shape[2] * w.shape[3],
 )
@@ -116,7 +116,7 @@ conv2d_weight_grad_pooled_p = Primitive(
             sums=True,
             scratch=pooled_weight_grad_scratch,
         ),
-        "cuda": conv_cuda.weight_grad_pooled,
+        "cuda": conv_pooled_cuda.weight_grad_pooled,
     },
     flops=lambda x, g, where, window, windows, shape, size, precision: 2 * g.size * x.shape[1] * size[0] * size[1],
 )

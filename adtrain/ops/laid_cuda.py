@@ -1,4 +1,4 @@
-"""Images in halves, as convolutions on Hopper's matrix units are brought them (`Laid` in `kernels/cuda/scaled.cuh`)."""
+"""Images in halves, as convolutions on Hopper's matrix units are brought them (`kernels/cuda/laid.cuh`)."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class PlaneConvolution:
 
     @property
     def scratch(self) -> int:
-        """Bytes: the weights in pieces, and of halves `Made` of conv_planes.cuh and `Laid` of scaled.cuh."""
+        """Bytes: the weights in pieces, and of halves `Made` of conv_planes.cuh and `Laid` of laid.cuh."""
         weights = self._blocks * FILTERS * self.products * 2
         pieces = self._weights(PIECES) * weights
         if not self.halves:

@@ -1,7 +1,7 @@
 // The convolutions of conv_planes.cu with operands in halves, three products instead of six, as far as these hold them; or,
-// where operands are rounded, one product. Both
-// are prepared beforehand (prepare_halves.cu), so that nothing is measured or gathered here: one warp has the copies of weights
-// on their way, one those of images, and with another adds squares up. Read halves.cuh first.
+// where operands are rounded, one product. Both operands are prepared beforehand (prepare_halves.cu), so that nothing is
+// measured or gathered here: one warp has the copies of weights on their way, one those of images, and with another adds
+// squares up. Read halves.cuh first.
 //
 // high x high, products that are exact, is summed by the matrix units over an element of the window, and by float32 additions
 // from there on. high x low and low x high have sums of their own, as what these lose is not to be of the size of the largest.
@@ -40,10 +40,12 @@ __device__ __forceinline__ void bring_images(
     const Laid &laid, int position, AllStages &stages, Round<IMAGE_STAGES> &turn, char *shared) {
     const int team = threadIdx.x / WARP - 1, lane = threadIdx.x % WARP;
     for (int chunk = 0; chunk < CHUNKS; chunk++, turn.next()) {
-        const float *of_lines = laid.squares + (int64_t)chunk * laid.count + position + SKIPPED + team * COLUMNS;
         float squares = 0;
-        for (int i = lane; NUMBERS == 2 && i < COLUMNS + REACH; i += WARP) squares += of_lines[i];
-        if (NUMBERS == 2) squares = over_lanes<Sum, WARP>(squares);
+        if (NUMBERS == 2) {
+            const float *of_lines = laid.squares + (int64_t)chunk * laid.count + position + SKIPPED + team * COLUMNS;
+            for (int i = lane; i < COLUMNS + REACH; i += WARP) squares += of_lines[i];
+            squares = over_lanes<Sum, WARP>(squares);
+        }
         stages.images_read[turn.stage].wait(turn.parity ^ 1);
         if (lane > 0) continue;
         Barrier &full = stages.images[turn.stage];
@@ -113,8 +115,9 @@ struct Sums {
         arrived(NUMBERS == 1 ? main : beside);
         say(stages.weights_read[last]);
         say(stages.images_read[(image.stage + 1) % IMAGE_STAGES]);
+        if (NUMBERS == 1) return;
         #pragma unroll
-        for (int i = 0; i < SUMS && NUMBERS == 2; i++) main[i] = fma(beside[i], LOW * unit(), main[i]);
+        for (int i = 0; i < SUMS; i++) main[i] = fma(beside[i], LOW * unit(), main[i]);
     }
 
     // Whether the sums that a warpgroup writes are not small beside their products, nor beside what small elements lose.

@@ -102,8 +102,9 @@ struct Sums {
         arrived(beside);
         say(stages.weights_read[last_weight]);
         say(stages.images_read[last_image]);
+        if (SUMMED == 0) return;
         #pragma unroll
-        for (int i = 0; i < SUMS && SUMMED > 0; i++) main[i] += beside[i];
+        for (int i = 0; i < SUMS; i++) main[i] += beside[i];
     }
 };
 

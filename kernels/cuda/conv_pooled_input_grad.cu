@@ -124,14 +124,16 @@ struct Sums {
                 Started::finished<0>(); // before `which` changes
                 arrived(large);
                 arrived(others);
-                #pragma unroll
-                for (int j = 0; j < SUMS && USED == 3; j++) others[SUMS + j] += large[j];
+                if (USED == 3)
+                    #pragma unroll
+                    for (int j = 0; j < SUMS; j++) others[SUMS + j] += large[j];
                 say(stages.weights_read[weight.stage]);
             }
             say(stages.images_read[gradient.stage]);
         }
+        if (USED == 1) return;
         #pragma unroll
-        for (int i = 0; i < SUMS && USED > 1; i++) main[i] += others[i] + others[SUMS + i];
+        for (int i = 0; i < SUMS; i++) main[i] += others[i] + others[SUMS + i];
     }
 };
 
