@@ -8,15 +8,16 @@
 from adtrain import nn, ops, optim
 from adtrain.backends.cpu import CpuBackend
 from adtrain.backends.cuda import load as load_cuda
-from adtrain.core.array import Array, ArrayType, Value, array
+from adtrain.core.array import Array, Value, array
 from adtrain.core.autodiff import grad, hessian, hvp, jacobian, jvp, value_and_grad, vjp
-from adtrain.core.backend import register_backend
 from adtrain.core.custom import custom_vjp
+from adtrain.core.devices import register_device
 from adtrain.core.errors import AdtrainError, DeviceError, DTypeError, OptionError, ShapeError, TraceError
 from adtrain.core.staging import stage
+from adtrain.core.types import ArrayType
 
-register_backend("cpu", CpuBackend)
-register_backend("gpu", load_cuda)
+register_device("cpu", CpuBackend)
+register_device("gpu", load_cuda)
 
 __version__ = "0.1.0"
 __all__ = [

@@ -12,11 +12,12 @@ import torch.nn.functional as F
 
 from adtrain import ops
 from adtrain.backends.cuda.backend import Buffer, CudaBackend
-from adtrain.backends.cuda.program import Runnable
-from adtrain.core.array import Array, ArrayType, Value
+from adtrain.backends.cuda.runtime.program import Runnable
+from adtrain.core.array import Array, Value
 from adtrain.core.backend import backend
 from adtrain.core.staging import stage
 from adtrain.core.trace import bind
+from adtrain.core.types import ArrayType
 from adtrain.ops.index import scatter_add_p, scatter_along_axis_p, take_p
 from adtrain.ops.norm import standardize_p
 from adtrain.ops.pool import Windows, avg_pool2d_put_p, max_pool2d_p, max_pool2d_pick_p, max_pool2d_put_p

@@ -12,7 +12,7 @@ from adtrain.backends.cpu import CpuBackend
 from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.backends.cpu.toolchain import NAMES
 from adtrain.backends.cuda.vendor import call
-from adtrain.core import backend
+from adtrain.core import devices
 from adtrain.core.chip import CHIP, Chip
 
 # The same examples on every run, and none judged by its time: machines differ.
@@ -57,7 +57,7 @@ def rule_for_an_h200(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 @pytest.fixture
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the libraries for GPUs were not installed."""
-    monkeypatch.delitem(backend._backends, "gpu", raising=False)
+    monkeypatch.delitem(devices._loaded, "gpu", raising=False)
     for module in [name for name in sys.modules if name.split(".")[0] == "cuda"]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "cuda", None)

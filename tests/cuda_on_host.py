@@ -16,7 +16,7 @@ import pytest
 
 from adtrain.assets import asset_path
 from adtrain.backends.cuda.compiler import Source
-from adtrain.backends.cuda.tasks import Task, scratch, tasks
+from adtrain.backends.cuda.lower import Task, scratch, tasks
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation
 
@@ -24,9 +24,9 @@ HERE = Path(__file__).parent / "cuda_host"
 SHARED = "extern __shared__ __align__(16) unsigned char shared_bytes[];"
 PACKED = "Word word = 0;"
 PRODUCT = "__trap(); // no candidate of such a device"
-"""In `tile.cuh` and `block.cuh`, and in `mma.cuh`: what `host.h` has instead."""
+"""In `gemm/tile.cuh` and `common/block_ops.cuh`, and in `gemm/mma.cuh`: what `host.h` has instead."""
 NUMBERS = {"CONV_NUMBERS": 8, "POOL_NUMBERS": 5}
-"""Parameters that a macro of `conv.cuh` or `pool.cu` stands for."""
+"""Parameters that a macro of `conv/implicit_gemm.cuh` or `pool/pool.cu` stands for."""
 
 
 class Host:
@@ -38,18 +38,20 @@ class Host:
         if compiler is None:
             pytest.skip("there is no C++ compiler")
         self.compiler = compiler
-        for source in (asset_path("kernels") / "cuda").glob("*.cu*"):
-            (folder / source.name).write_text(self._patched(source.name, source.read_text()))
-        for source in HERE.iterdir():
-            shutil.copy(source, folder)
+        root = asset_path("kernels") / "cuda"
+        for source in root.rglob("*.cu*"):
+            name = source.relative_to(root).as_posix()
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(self._patched(name, source.read_text()))
+        shutil.copytree(HERE, folder, dirs_exist_ok=True)
 
     @staticmethod
     def _patched(name: str, text: str) -> str:
-        if name == "mma.cuh":
+        if name == "gemm/mma.cuh":
             assert text.count(PACKED) == text.count(PRODUCT) == 1
             text = text.replace(PRODUCT, "multiply_bfloat16(c0, c1, c2, c3, {a0, a1, a2, a3, b0, b1});")
             return text.replace(PACKED, "Word word = rounded_pair(low, high);")
-        return text.replace(SHARED, "") if name in ("tile.cuh", "block.cuh") else text
+        return text.replace(SHARED, "") if name in ("gemm/tile.cuh", "common/block_ops.cuh") else text
 
     def computed(self, equation: Equation, kernel: CudaKernel | None, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The outputs of the equation by this candidate, or as a Program runs it, in memory that was NaN before."""
@@ -88,7 +90,16 @@ class Host:
         if not library.exists():
             path = self.folder / f"{name}.cpp"
             path.write_text(text)
-            flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-w", "-shared", "-fPIC"]
+            flags = [
+                f"-I{self.folder}",
+                "-std=c++17",
+                "-O1",
+                "-ffp-contract=off",
+                "-U_FORTIFY_SOURCE",
+                "-w",
+                "-shared",
+                "-fPIC",
+            ]
             command = [self.compiler, *flags, *macros, str(path), "-o", str(library)]
             made = subprocess.run(command, capture_output=True, text=True, check=False)
             assert made.returncode == 0, made.stderr[:2000]

@@ -1,5 +1,5 @@
-"""Products of three bfloat16 pieces as in `kernels/cuda/conv_planes.cu`, of halves where these hold the operands as in
-`conv_halves.cu`, and convolution by positions, in NumPy."""
+"""Products of three bfloat16 pieces as in `conv/shifted_bf16x3.cu`, of halves where these hold the operands as in
+`conv/shifted_fp16x2.cu`, and convolution by positions, in NumPy."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import numpy as np
 from slabs_emulated import added, halves, hard, pieces, usual
 from test_gpu_products import adversarial
 
-from adtrain.ops.positions import Positions
+from adtrain.lowering.cuda.conv.padded_index import Positions
 
 DEPTH = 32
 """Channels of a stage, whose largest products the matrix units add up."""
 BESIDE = ((0, 2), (2, 0), (1, 1), (0, 1), (1, 0))
-"""As in `pieces.cuh`."""
+"""As in `sm90/bf16x3.cuh`."""
 STACKED = (((0, 0), (0, 2), (2, 0), (0, 1)), ((1, 0), (1, 2), (1, 1)))
-"""As in `conv_planes.cu`, of the first and the second half of the rows: the products of single stages, then others."""
+"""As in `shifted_bf16x3.cu`, of the first and second half of the rows: products of single stages, then others."""
 TOP, EXPONENTS, FEW, LEAST = 14, (-16, 89), 8, 8
 NORMAL, TINY, MOST_SMALL, FOR_SMALL = 2.0**-14, 2.0**-24, 16, 16
-"""As in `scaled.cuh`."""
+"""As in `conv/fp16x2.cuh`."""
 
 
 def cases(m: int, n: int, k: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -49,7 +49,7 @@ def _summed(a: np.ndarray, b: np.ndarray, large: tuple[int, int], *others: tuple
 
 
 def in_sparse_pieces(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """A B as in `conv_pooled_input_grad.cu`, A being the gradient: what is not summed over stages has sums of its own
+    """A B as in `sparse_pool_input_grad.cu`, A being the gradient: what is not summed over stages has sums of its own
     for neighbouring pieces of B."""
     left, right = pieces(a), pieces(b.T)
     main = np.zeros((len(a), b.shape[1]), np.float32)

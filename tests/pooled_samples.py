@@ -10,13 +10,13 @@ import numpy as np
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Primitive
+from adtrain.lowering.cuda.conv.padded_index import Positions
+from adtrain.lowering.cuda.conv.shifted_weight_grad import PlaneWeightGrad
+from adtrain.lowering.cuda.conv.sparse_pool import PooledInputGrad
 from adtrain.ops.bias_sums import conv2d_weight_grad_pooled_sum_p
 from adtrain.ops.conv import Window
 from adtrain.ops.conv_pooled import conv2d_input_grad_pooled_p, conv2d_weight_grad_pooled_p
-from adtrain.ops.planes_weight_grad_cuda import PlaneWeightGrad
 from adtrain.ops.pool import Windows
-from adtrain.ops.pooled_cuda import PooledInputGrad
-from adtrain.ops.positions import Positions
 from adtrain.ops.rounding import rounded
 
 WINDOWS = Windows((2, 2), (2, 2), (0, 0))

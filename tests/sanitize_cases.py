@@ -24,7 +24,7 @@ from test_cpu_programs import values_and_gradients
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import Source
-from adtrain.backends.cuda.tasks import Task, tasks
+from adtrain.backends.cuda.lower import Task, tasks
 from adtrain.cases import CASES, Case
 from adtrain.core.backend import backend
 from adtrain.core.staging import stage

@@ -1,4 +1,4 @@
-"""Products in slabs (`kernels/cuda/slabs.cuh`) and a chain of multiply-adds in NumPy, and inputs to compare them."""
+"""Products in slabs (`gemm/packed.cuh`) and a chain of multiply-adds in NumPy, and inputs to compare them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from adtrain.ops.rounding import rounded
 
 LINES, DEPTH, LISTED, FEW_TILES, MANY_VOTES = 128, 64, 126, 512, 16
-"""As in `slabs.cuh`."""
+"""As in `gemm/packed.cuh`."""
 WATCHED, TELLING, LEVEL, FEW, THIN, ROUNDED, SINGLE, SELDOM = 32, 16, 5.5, 24, 32, 8, 6, 2
-"""As in `slabs_sums.cuh` and `slabs.cu`."""
+"""As in `gemm/packed_accumulate.cuh` and `gemm/pack.cu`."""
 BESIDE = ((0, 2), (2, 0), (1, 1), (0, 1), (1, 0))
-"""Products of pieces that are summed beside those of the first ones, as in `pieces.cuh`."""
+"""Products of pieces that are summed beside those of the first ones, as in `sm90/bf16x3.cuh`."""
 BITS = 25
 """That matrix units keep of the terms of a sum, counted from the largest one."""
 NOISE = 1.05
@@ -29,7 +29,7 @@ sparse lines among others, where the whole is as exact as a chain."""
 
 @dataclass(frozen=True)
 class Lines:
-    """What `slabs.cu` knows of the rows of a matrix, each an array of a column.
+    """What `gemm/pack.cu` knows of the rows of a matrix, each an array of a column.
 
     Attributes:
         share: alike in all of a block of LINES rows.

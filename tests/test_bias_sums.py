@@ -13,10 +13,11 @@ from program_samples import ON_GPU, names
 
 import adtrain as ad
 from adtrain import ops
-from adtrain.core.array import ArrayType, array
+from adtrain.core.array import array
 from adtrain.core.chip import CHIP
 from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import stage
+from adtrain.core.types import ArrayType
 from adtrain.ops import bias_sums
 from adtrain.ops.bias_sums import max_pool2d_put_sum_p
 from adtrain.ops.pool import Windows, max_pool2d_put_p

@@ -14,8 +14,8 @@ from compiled_parity import TOLERANCE, Function, check_all
 import adtrain as ad
 from adtrain import ops
 from adtrain.backends.cpu.codegen import loops
+from adtrain.lowering.cpu.conv import FORWARD_WINOGRAD
 from adtrain.ops.conv import Window
-from adtrain.ops.conv_kernels import FORWARD_WINOGRAD
 
 pytestmark = [pytest.mark.compiled, pytest.mark.parametrize("dtype", ["float32", "float64"])]
 

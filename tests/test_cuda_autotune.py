@@ -9,15 +9,18 @@ import numpy as np
 import pytest
 
 from adtrain import cache
-from adtrain.backends.cuda import compiler, contest, tasks, tuning_cache
-from adtrain.backends.cuda.autotune import Contest, Mode, Tuner, contests
+from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda import lower as tasks
 from adtrain.backends.cuda.compiler import Source
-from adtrain.backends.cuda.tasks import MEASURED, Candidate, candidates, chosen
-from adtrain.core.array import ArrayType
+from adtrain.backends.cuda.lower import MEASURED, Candidate, candidates, chosen
+from adtrain.backends.cuda.tuner import cache as tuning_cache
+from adtrain.backends.cuda.tuner import race as contest
+from adtrain.backends.cuda.tuner.autotune import Contest, Mode, Tuner, contests
 from adtrain.core.errors import DeviceError, OutOfMemory
 from adtrain.core.fused import fuse, product_p
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation, Variable
+from adtrain.core.types import ArrayType
 from adtrain.ops.elementwise import exp_p
 from adtrain.ops.matmul import matmul_p
 from adtrain.ops.reduce import argmax_p
@@ -27,7 +30,7 @@ RIGHT, WRONG = 1.0, 2.0
 
 def kernel(name: str, **tunables: int) -> CudaKernel:
     return CudaKernel(
-        "random.cu", name, lambda x, axis: (7,), elements=lambda x, axis: 99, definitions=lambda x, axis: tunables
+        "index/random.cu", name, lambda x, axis: (7,), elements=lambda x, axis: 99, definitions=lambda x, axis: tunables
     )
 
 
@@ -247,6 +250,6 @@ def test_the_tolerance_admits_other_orders_of_a_sum_and_no_missing_term() -> Non
 
 
 def test_candidates_are_told_apart_by_what_they_do_not_share() -> None:
-    labels = ["gemm gemm.cu BM=64 BN=32 blocks=8", "gemm gemm.cu BM=64 BN=16 blocks=16"]
+    labels = ["gemm gemm/gemm.cu BM=64 BN=32 blocks=8", "gemm gemm/gemm.cu BM=64 BN=16 blocks=16"]
     assert contest.distinct(labels) == ["gemm BN=32 blocks=8", "gemm BN=16 blocks=16"]
     assert contest.distinct(labels[:1]) == labels[:1]

@@ -14,7 +14,7 @@ from test_cpu_programs import values_and_gradients
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import ARCHITECTURES, CudaCompilerError, Source
-from adtrain.backends.cuda.tasks import Task, tasks
+from adtrain.backends.cuda.lower import Task, tasks
 from adtrain.cases import CASES
 from adtrain.core.fused import members
 from adtrain.core.program import Program

@@ -12,14 +12,14 @@ from cuda_on_host import Host, host
 from program_samples import ON_GPU
 
 from adtrain import ops
-from adtrain.backends.cuda.tasks import Task, tasks
-from adtrain.core.array import ArrayType
+from adtrain.backends.cuda.lower import Task, tasks
 from adtrain.core.fused import product_p
 from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import stage
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.gemm.matmul import Product
+from adtrain.lowering.cuda.gemm.tiles import DIRECT, Direct
 from adtrain.ops.matmul import matmul_p
-from adtrain.ops.matmul_cuda import Product
-from adtrain.ops.tiles_cuda import DIRECT, Direct
 
 __all__ = ["host"]
 

@@ -9,16 +9,23 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from adtrain.core.array import ArrayType
 from adtrain.core.precision import PRECISIONS
-from adtrain.ops import conv_cuda
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.conv import conv as conv_cuda
+from adtrain.lowering.cuda.conv.direct import (
+    SUMS,
+    WEIGHT_GRAD_SUMS,
+    WEIGHT_GRAD_THREADS,
+    Few,
+    FewConvolution,
+    FewWeightGrad,
+)
 from adtrain.ops.conv import Window
-from adtrain.ops.few_cuda import SUMS, WEIGHT_GRAD_SUMS, WEIGHT_GRAD_THREADS, Few, FewConvolution, FewWeightGrad
 
 STATIC_SHARED = 48 << 10
 """Bytes of shared memory that a kernel can have without asking for it."""
 STAGES = 3
-"""Of `conv_few_weight_grad.cu`."""
+"""Of `conv/direct_weight_grad.cu`."""
 
 
 @st.composite
@@ -66,7 +73,7 @@ def first_files(
 
 
 PLAIN = Window((1, 1), (0, 0), (1, 1), 1)
-FEW = ["conv_few.cu", "conv_few.cu", "conv_few_weight_grad.cu"]
+FEW = ["conv/direct.cu", "conv/direct.cu", "conv/direct_weight_grad.cu"]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -78,7 +85,7 @@ def test_few_channels_have_kernels_of_their_own(precision: str) -> None:
 
 def test_float64_is_gathered() -> None:
     found = first_files((1024, 1, 28, 28), (32, 1, 3, 3), PLAIN, dtype="float64")
-    assert found == ["conv.cu", "conv_input_grad.cu", "conv_weight_grad.cu"]
+    assert found == ["conv/implicit_gemm.cu", "conv/implicit_gemm_input_grad.cu", "conv/implicit_gemm_weight_grad.cu"]
 
 
 def test_many_channels_are_left_to_others() -> None:

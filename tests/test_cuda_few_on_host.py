@@ -10,15 +10,16 @@ from cuda_on_host import Host, host
 from program_samples import ON_GPU
 
 from adtrain import ops
-from adtrain.core.array import ArrayType, array
+from adtrain.core.array import array
 from adtrain.core.chip import CHIP
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import stage
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.conv.direct import Few, FewConvolution, FewWeightGrad
 from adtrain.ops.bias_sums import OF_BIAS, conv2d_weight_grad_sum_p
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
-from adtrain.ops.few_cuda import Few, FewConvolution, FewWeightGrad
 from adtrain.ops.rounding import rounded
 
 __all__ = ["host"]

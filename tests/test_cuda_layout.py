@@ -12,13 +12,13 @@ from program_samples import BATCH, ON_GPU, for_gpu, training
 
 import adtrain as ad
 from adtrain import config, ops
-from adtrain.backends.cuda.layout import Layout
+from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.core import tree
 from adtrain.core.array import Array, array
 from adtrain.core.chip import CHIP
 from adtrain.core.fused import body_of, members, together_p
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.staging import stage
+from adtrain.core.staging import evaluate, stage
 from adtrain.passes.in_a_row import in_a_row
 from adtrain.training.preparation import outline
 
@@ -102,7 +102,7 @@ class Memory:
 def computed(equation: Equation, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     given = dict(zip(equation.inputs, arrays, strict=True))
     body = body_of(equation)
-    return [x.numpy() for x in body.evaluate(*(array(given[v]) for v in body.inputs))]
+    return [x.numpy() for x in evaluate(body, [array(given[v]) for v in body.inputs])]
 
 
 def run(program: Program, args: Sequence[np.ndarray], times: int) -> list[np.ndarray]:
@@ -145,7 +145,7 @@ def test_runs_in_a_row_compute_what_one_after_the_other_does(network: str, ahead
     program, args = step_on_data(network, ahead)
     expected = list(args)
     for _ in range(times):
-        expected[: len(program.outputs)] = [x.numpy() for x in program.evaluate(*map(array, expected))]
+        expected[: len(program.outputs)] = [x.numpy() for x in evaluate(program, [*map(array, expected)])]
     for found, x in zip(run(program, args, times), expected, strict=False):
         np.testing.assert_allclose(found, x, rtol=1e-5, atol=1e-6)
 

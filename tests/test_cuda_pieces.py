@@ -14,12 +14,12 @@ from slabs_emulated import NOISE, OF_UNITS, TWO_ROUNDINGS, chain, errors
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError, architecture, file_source
-from adtrain.core.array import ArrayType
 from adtrain.core.chip import CHIP, Chip
-from adtrain.ops.choice_cuda import Gathers, ranked
-from adtrain.ops.matmul_cuda import engines
-from adtrain.ops.pieces_cuda import DEPTH, ROWS, WIDTHS, Cut, PieceProduct, cuts
-from adtrain.ops.slabs_cuda import CAPABILITY
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.gemm.bf16x3 import DEPTH, ROWS, WIDTHS, Cut, PieceProduct, cuts
+from adtrain.lowering.cuda.gemm.cost_model import Gathers, ranked
+from adtrain.lowering.cuda.gemm.matmul import engines
+from adtrain.lowering.cuda.gemm.packed import CAPABILITY
 
 H200 = Chip(132, CAPABILITY)
 M, N = 48, 40

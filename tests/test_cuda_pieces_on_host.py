@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from cuda_on_host import Host, host
 
-from adtrain.core.array import ArrayType
 from adtrain.core.chip import CHIP
 from adtrain.core.program import Equation, Variable
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.gemm.bf16x3 import Cut, PieceProduct
 from adtrain.ops.matmul import matmul_p
-from adtrain.ops.pieces_cuda import Cut, PieceProduct
 
 __all__ = ["host"]
 

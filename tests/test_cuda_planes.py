@@ -31,17 +31,17 @@ from slabs_emulated import NOISE, ROUNDINGS, chain, errors
 from adtrain.assets import asset_path
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError, Source, architecture, file_source
-from adtrain.core.array import ArrayType
 from adtrain.core.chip import CHIP
 from adtrain.core.kernel import CudaKernel
-from adtrain.ops import conv_cuda
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.conv import conv as conv_cuda
+from adtrain.lowering.cuda.conv.fp16x2_weight_grad import HalvesWeightGrad
+from adtrain.lowering.cuda.conv.packed_images import LAYING_BLOCKS, MOST_PARTS
+from adtrain.lowering.cuda.conv.padded_index import Positions
+from adtrain.lowering.cuda.conv.shifted import CHANNELS, PlaneConvolution
+from adtrain.lowering.cuda.conv.shifted_weight_grad import PlaneWeightGrad
 from adtrain.ops.conv import Window
 from adtrain.ops.conv_reference import conv2d_reference, input_grad_reference
-from adtrain.ops.halves_weight_grad_cuda import HalvesWeightGrad
-from adtrain.ops.laid_cuda import LAYING_BLOCKS, MOST_PARTS
-from adtrain.ops.planes_cuda import CHANNELS, PlaneConvolution
-from adtrain.ops.planes_weight_grad_cuda import PlaneWeightGrad
-from adtrain.ops.positions import Positions
 
 M, N, K = 24, 20, 288
 DECADES = 1.25
@@ -185,7 +185,7 @@ def test_halves_are_right_for_what_nets_have(case: str) -> None:
 
 
 def test_the_limits_are_those_of_the_kernels() -> None:
-    text = (asset_path("kernels") / "cuda" / "scaled.cuh").read_text()
+    text = (asset_path("kernels") / "cuda" / "conv/fp16x2.cuh").read_text()
     assert f"FEW = NUMBERS == 2 ? {FEW} : " in text
     assert f"LEAST = {LEAST};" in text
     assert f"TOP = {TOP};" in text
@@ -193,13 +193,13 @@ def test_the_limits_are_those_of_the_kernels() -> None:
     assert f"FOR_SMALL = NUMBERS == 2 ? {FOR_SMALL} : " in text
     assert f"constexpr float NORMAL = 0x1p{np.log2(NORMAL):.0f}f;" in text
     assert f"constexpr float TINY = 0x1p{np.log2(TINY):.0f}f;" in text
-    text = (asset_path("kernels") / "cuda" / "laid.cuh").read_text()
+    text = (asset_path("kernels") / "cuda" / "conv/packed_images.cuh").read_text()
     assert f"MOST_PARTS = {MOST_PARTS};" in text
     assert f"LAYING_BLOCKS = {LAYING_BLOCKS};" in text
 
 
 def test_the_products_are_those_of_the_kernels() -> None:
-    text = (asset_path("kernels") / "cuda" / "pieces.cuh").read_text()
+    text = (asset_path("kernels") / "cuda" / "sm90/bf16x3.cuh").read_text()
     assert CHANNELS[0] == DEPTH
     assert "{" + ", ".join(f"{{{a}, {b}}}" for a, b in BESIDE) + "}" in text
 

@@ -13,19 +13,20 @@ from cuda_on_host import Host, host
 from program_samples import ON_GPU
 
 from adtrain import ops
-from adtrain.backends.cuda.tasks import candidates
-from adtrain.core.array import ArrayType, array
+from adtrain.backends.cuda.lower import candidates
+from adtrain.core.array import array
 from adtrain.core.chip import CHIP
 from adtrain.core.fused import convolution_p
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.conv.fp16x2_weight_grad import HalvesWeightGrad
+from adtrain.lowering.cuda.conv.padded_index import Positions
+from adtrain.lowering.cuda.conv.shifted import PlaneConvolution
+from adtrain.lowering.cuda.conv.shifted_weight_grad import PlaneWeightGrad
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
-from adtrain.ops.halves_weight_grad_cuda import HalvesWeightGrad
-from adtrain.ops.planes_cuda import PlaneConvolution
-from adtrain.ops.planes_weight_grad_cuda import PlaneWeightGrad
-from adtrain.ops.positions import Positions
 from adtrain.ops.rounding import rounded
 
 __all__ = ["host"]
@@ -121,14 +122,14 @@ def test_tiles_of_all_widths_give_the_same(host: Host, filters: int) -> None:
 def test_what_is_laid_out_has_been_measured_in_front_of_it(tmp_path: Path) -> None:
     """Else the kernel would wait for ever."""
     host = Host(tmp_path)
-    source = tmp_path / "laid.cuh"
+    source = tmp_path / "conv/packed_images.cuh"
     text = source.read_text()
     assert text.count("AHEAD = 1 << 21;") == 1
     source.write_text(text.replace("AHEAD = 1 << 21;", "AHEAD = 1;"))
     positions = Positions((21, 35, 7, 8), (21, 3, 7, 8), (3, 3), (1, 1), (1, 1))
     x, w, g = drawn(positions.images, (3, 35, 3, 3), positions.outputs)
     for e, arrays, planes in directions(positions, x, w, g):
-        if planes.kernel().file in ("prepare_halves.cu", "conv_halves_weight_grad.cu"):
+        if planes.kernel().file in ("conv/pack_images.cu", "conv/shifted_weight_grad_fp16x2.cu"):
             expected = e.primitive.implementations["cpu"](*(v.astype(float) for v in arrays), **e.params)
             assert agree(host.computed(e, planes.kernel(), arrays)[0], expected), e.primitive.name
 
@@ -254,7 +255,7 @@ def every_kernel(e: Equation) -> list[CudaKernel]:
 def test_what_is_done_to_a_convolution_is_done_to_each_element_once(
     host: Host, f: Any, image: tuple[int, ...], filters: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("adtrain.ops.conv_cuda.HOPELESS", np.inf)
+    monkeypatch.setattr("adtrain.lowering.cuda.conv.conv.HOPELESS", np.inf)
     program = staged(f, *drawn(image, (filters, image[1], 3, 3), (filters,), (image[0], 1, 1, 1)))
     fused = [e for e in program.equations if e.primitive is convolution_p]
     assert len(fused) == 2

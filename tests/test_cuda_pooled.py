@@ -19,12 +19,13 @@ from test_gpu_planes import same
 
 import adtrain as ad
 from adtrain import ops
-from adtrain.core.array import ArrayType, array
+from adtrain.core.array import array
 from adtrain.core.chip import CHIP
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
-from adtrain.ops import conv_pooled_cuda
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.conv import pooled as conv_pooled_cuda
 from adtrain.ops.conv import Window
 
 __all__ = ["host"]

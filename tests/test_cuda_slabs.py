@@ -28,13 +28,13 @@ from test_gpu_products import adversarial
 from adtrain.assets import asset_path
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError, Source, architecture, file_source
-from adtrain.core.array import ArrayType
 from adtrain.core.chip import CHIP, Chip
 from adtrain.core.kernel import CudaKernel
-from adtrain.ops.choice_cuda import Gathers, ranked
-from adtrain.ops.matmul_cuda import engines
-from adtrain.ops.slabs_cuda import CAPABILITY, LINES, SLABS, SlabProduct, Slabs
-from adtrain.ops.tiles_cuda import Unit
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.gemm.cost_model import Gathers, ranked
+from adtrain.lowering.cuda.gemm.matmul import engines
+from adtrain.lowering.cuda.gemm.packed import CAPABILITY, LINES, SLABS, SlabProduct, Slabs
+from adtrain.lowering.cuda.gemm.tiles import Unit
 
 H200 = Chip(132, CAPABILITY)
 PRECISIONS = tuple(SLABS)
@@ -81,7 +81,7 @@ def test_the_stages_fit_beside_what_a_block_has_of_its_own(slabs: Slabs) -> None
 
 
 def test_what_is_left_is_computed_by_the_plain_tile_whose_threads_are_launched() -> None:
-    text = (asset_path("kernels") / "cuda" / "gemm_rest.cu").read_text()
+    text = (asset_path("kernels") / "cuda" / "gemm/fp32_fallback.cu").read_text()
     for slabs in SLABS["full"]:
         plain = slabs.rest
         assert (plain.m, plain.n, plain.warp_n) == (LINES, slabs.n, slabs.n // 2)
@@ -113,7 +113,7 @@ def test_of_usual_products_next_to_nothing_is_left_to_multiply_adds(case: str) -
 
 
 def test_the_limits_are_those_of_the_kernels() -> None:
-    names = ("slabs.cu", "slabs.cuh", "slabs_sums.cuh", "pieces.cuh")
+    names = ("gemm/pack.cu", "gemm/packed.cuh", "gemm/packed_accumulate.cuh", "sm90/bf16x3.cuh")
     text = "".join((asset_path("kernels") / "cuda" / name).read_text() for name in names)
     limits = ("LISTED", "FEW_TILES", "MANY_VOTES", "WATCHED", "TELLING", "FEW", "THIN", "ROUNDED", "SINGLE", "SELDOM")
     for name in ("DEPTH", *limits):
@@ -129,7 +129,7 @@ def test_the_launches_cover_operands_and_result(lengths: tuple[int, int, int, in
     first, *others = launches(product)
     laid = [0 if direct else lines for lines, direct in zip((m, n), product.direct, strict=True)]
     steps = 3 if slabs.unit is Unit.HALVES else 1 if any(laid) else 0
-    assert [kernel.file for kernel in (first, *others)].count("slabs.cu") == steps
+    assert [kernel.file for kernel in (first, *others)].count("gemm/pack.cu") == steps
     assert product.blocks * 128 >= batch * (m + n)
     assert product.laid * 128 >= batch * sum(laid)
     assert product.tiles * product.slabs.m * product.slabs.n >= batch * m * n

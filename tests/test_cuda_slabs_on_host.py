@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from cuda_on_host import Host, host
 
-from adtrain.core.array import ArrayType
 from adtrain.core.chip import CHIP
 from adtrain.core.program import Equation, Variable
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.gemm.packed import SLABS, SlabProduct, Slabs
 from adtrain.ops.matmul import matmul_p
 from adtrain.ops.rounding import rounded
-from adtrain.ops.slabs_cuda import SLABS, SlabProduct, Slabs
 
 __all__ = ["host"]
 

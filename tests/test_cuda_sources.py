@@ -15,7 +15,7 @@ what these have read, or the last but one has written."""
 def test_the_first_statement_of_every_kernel_waits_for_what_it_reads() -> None:
     """A launch overlaps the end of the one before it, so whatever is read earlier may not have been written yet."""
     first: dict[str, str] = {}
-    for path in sorted((asset_path("kernels") / "cuda").glob("*.cu")):
+    for path in sorted((asset_path("kernels") / "cuda").rglob("*.cu")):
         text = re.sub(r"//.*", "", path.read_text())
         found = {match["name"]: match["first"] for match in KERNEL.finditer(text)}
         assert len(found) == len(re.findall(r"^KERNEL\b", text, re.MULTILINE)), path.name

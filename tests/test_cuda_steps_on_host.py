@@ -10,10 +10,11 @@ from cuda_on_host import Host
 from program_samples import ON_GPU
 
 from adtrain import config, training
-from adtrain.backends.cuda.tasks import tasks
+from adtrain.backends.cuda.lower import tasks
 from adtrain.core.array import array
 from adtrain.core.fused import FUSED, body_of
 from adtrain.core.program import Equation, Variable
+from adtrain.core.staging import evaluate
 from adtrain.passes.in_a_row import in_a_row
 
 CONFIG = Path(__file__).parent.parent / "configs" / "mlp.yaml"
@@ -32,7 +33,7 @@ def drawn(v: Variable, rng: np.random.Generator) -> np.ndarray:
 
 def computed(equation: Equation, arrays: list[np.ndarray]) -> list[np.ndarray]:
     if equation.primitive in FUSED:
-        return [v.numpy() for v in body_of(equation).evaluate(*(array(x) for x in arrays))]
+        return [v.numpy() for v in evaluate(body_of(equation), [array(x) for x in arrays])]
     found = equation.primitive.implementations["cpu"](*arrays, **equation.params)
     return list(found) if isinstance(found, (list, tuple)) else [found]
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adtrain.core.array import ArrayType
 from adtrain.core.chip import CHIP, Chip
-from adtrain.ops.choice_cuda import LEAST_SHARED, Gathers, ranked, units
-from adtrain.ops.matmul_cuda import GEMM, MOST, products
-from adtrain.ops.pieces_cuda import Cut
-from adtrain.ops.tiles_cuda import (
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.gemm.bf16x3 import Cut
+from adtrain.lowering.cuda.gemm.cost_model import LEAST_SHARED, Gathers, ranked, units
+from adtrain.lowering.cuda.gemm.matmul import GEMM, MOST, products
+from adtrain.lowering.cuda.gemm.tiles import (
     DIRECT,
     ELEMENT_MATRIX_TILES,
     MATRIX_TILES,

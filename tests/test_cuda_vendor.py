@@ -13,9 +13,11 @@ from test_cuda_autotune import Gpu
 from vendor_emulated import Lt, cublas, cudnn, package
 from vendor_equations import PRODUCT, WINDOWS, convolutions, equation_of, matmul
 
-from adtrain.backends.cuda import compiler, libraries, tasks, vendor
-from adtrain.backends.cuda.autotune import Mode, Tuner
-from adtrain.backends.cuda.tasks import MEASURED, Candidate, candidates, chosen, label, scratch
+from adtrain.backends.cuda import compiler, vendor
+from adtrain.backends.cuda import lower as tasks
+from adtrain.backends.cuda.lower import MEASURED, Candidate, candidates, chosen, label, scratch
+from adtrain.backends.cuda.runtime import libraries
+from adtrain.backends.cuda.tuner.autotune import Mode, Tuner
 from adtrain.backends.cuda.vendor import LibraryCall, NotOffered, call, calls, installed
 from adtrain.backends.cuda.vendor.call import CHOICES, WORKSPACE_ALIGNMENT, Plan
 from adtrain.cli.devices import gpu_rows

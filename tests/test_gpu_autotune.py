@@ -12,12 +12,13 @@ from gpu_parity import gpu
 
 from adtrain import ops
 from adtrain.cli.bench_candidates import measured
-from adtrain.core.array import ArrayType, array
+from adtrain.core.array import array
 from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import stage
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.reduce import reduction
 from adtrain.measure.bench_sizes import BENCHES
 from adtrain.ops.broadcasting import sum_p
-from adtrain.ops.reductions_cuda import reduction
 
 __all__ = ["gpu"]
 
@@ -29,8 +30,8 @@ SEVERAL = ("sum", "max", "softmax", "argmax", "matmul", "conv2d", "take", "trans
 @pytest.fixture(autouse=True)
 def fresh(gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Nothing has been measured, and everything is from here on."""
-    from adtrain.backends.cuda.autotune import Mode
-    from adtrain.backends.cuda.tasks import MEASURED
+    from adtrain.backends.cuda.lower import MEASURED
+    from adtrain.backends.cuda.tuner.autotune import Mode
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(gpu.tuner, "mode", Mode.FULL)
@@ -50,7 +51,7 @@ def test_no_candidate_is_wrong(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_what_is_chosen_runs_alone_and_in_programs(gpu: Any) -> None:
-    from adtrain.backends.cuda.tasks import MEASURED
+    from adtrain.backends.cuda.lower import MEASURED
 
     x = np.random.default_rng(0).standard_normal((300, 70)).astype(np.float32)
     given = array(x, device="gpu")
@@ -66,7 +67,7 @@ def test_what_is_chosen_runs_alone_and_in_programs(gpu: Any) -> None:
 def test_a_wrong_candidate_is_named_and_not_used(
     gpu: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from adtrain.backends.cuda.tasks import MEASURED, problem
+    from adtrain.backends.cuda.lower import MEASURED, problem
 
     right, largest = (sum_p.implementations["cuda"], reduction(1, lambda x, axes: (x.dtype, x.dtype)))
     monkeypatch.setitem(sum_p.implementations, "cuda", (*right, *largest))

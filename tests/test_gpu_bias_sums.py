@@ -10,9 +10,9 @@ from gpu_parity import gpu, poisoned
 from test_bias_sums import POOLINGS, put_arguments
 from test_gpu_products import distance
 
-from adtrain.core.array import ArrayType
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import Primitive
+from adtrain.core.types import ArrayType
 from adtrain.ops.bias_sums import max_pool2d_put_sum_p
 from adtrain.ops.pool import Windows
 

@@ -11,9 +11,9 @@ from test_cuda_few_on_host import SHAPES, outputs
 from test_gpu_bias_sums import both
 from test_gpu_products import computed, distance, rounded
 
+from adtrain.lowering.cuda.conv.direct import Few, FewConvolution, FewWeightGrad
 from adtrain.ops.bias_sums import OF_BIAS, conv2d_weight_grad_sum_p
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
-from adtrain.ops.few_cuda import Few, FewConvolution, FewWeightGrad
 
 __all__ = ["gpu", "poisoned"]
 

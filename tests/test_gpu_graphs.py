@@ -80,7 +80,7 @@ def test_arguments_may_lie_elsewhere_each_time(gpu: Any) -> None:
 def test_what_cannot_be_recorded_is_an_error_that_names_the_operation(
     gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from adtrain.backends.cuda.launch import Launch
+    from adtrain.backends.cuda.runtime.launch import Launch
 
     record = Launch.record
 
@@ -101,8 +101,8 @@ def test_launches_that_start_early_cannot_crowd_on_few_multiprocessors(
 ) -> None:
     from cuda.bindings import driver
 
-    from adtrain.backends.cuda.errors import checked
-    from adtrain.backends.cuda.launch import Launch
+    from adtrain.backends.cuda.runtime.errors import checked
+    from adtrain.backends.cuda.runtime.launch import Launch
 
     if not gpu.device.overlaps:
         pytest.skip("launches of this GPU do not start early")

@@ -13,11 +13,11 @@ from planes_emulated import cases
 from slabs_emulated import NOISE, OF_UNITS, TWO_ROUNDINGS, errors
 from test_gpu_products import computed, distance, exact, operands
 
+from adtrain.lowering.cuda.gemm.bf16x3 import WIDTHS, Cut, PieceProduct
+from adtrain.lowering.cuda.gemm.matmul import Product
+from adtrain.lowering.cuda.gemm.packed import CAPABILITY
+from adtrain.lowering.cuda.gemm.tiles import TILES
 from adtrain.ops.matmul import matmul_p
-from adtrain.ops.matmul_cuda import Product
-from adtrain.ops.pieces_cuda import WIDTHS, Cut, PieceProduct
-from adtrain.ops.slabs_cuda import CAPABILITY
-from adtrain.ops.tiles_cuda import TILES
 
 __all__ = ["gpu", "poisoned"]
 

@@ -19,11 +19,11 @@ from adtrain.core.array import array
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.precision import PRECISIONS
 from adtrain.core.staging import stage
+from adtrain.lowering.cuda.conv.fp16x2_weight_grad import HalvesWeightGrad
+from adtrain.lowering.cuda.conv.padded_index import CAPABILITY, Positions
+from adtrain.lowering.cuda.conv.shifted import PlaneConvolution
+from adtrain.lowering.cuda.conv.shifted_weight_grad import PlaneWeightGrad
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
-from adtrain.ops.halves_weight_grad_cuda import HalvesWeightGrad
-from adtrain.ops.planes_cuda import PlaneConvolution
-from adtrain.ops.planes_weight_grad_cuda import PlaneWeightGrad
-from adtrain.ops.positions import CAPABILITY, Positions
 from adtrain.passes import ALL
 
 __all__ = ["gpu", "poisoned"]

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from gpu_parity import gpu, poisoned
 
-from adtrain.core.array import ArrayType
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import Primitive
-from adtrain.ops import conv_cuda
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.conv import conv as conv_cuda
+from adtrain.lowering.cuda.gemm.matmul import GEMM, Product, products
+from adtrain.lowering.cuda.gemm.tiles import TILES, Direct, Unit
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
 from adtrain.ops.matmul import matmul_p
-from adtrain.ops.matmul_cuda import GEMM, Product, products
-from adtrain.ops.tiles_cuda import TILES, Direct, Unit
 
 __all__ = ["gpu", "poisoned"]
 

@@ -16,10 +16,10 @@ from adtrain import ops
 from adtrain.core.array import array
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.staging import stage
+from adtrain.lowering.cuda.gemm.matmul import Product
+from adtrain.lowering.cuda.gemm.packed import CAPABILITY, SLABS, SlabProduct, Slabs
+from adtrain.lowering.cuda.gemm.tiles import TILES
 from adtrain.ops.matmul import matmul_p
-from adtrain.ops.matmul_cuda import Product
-from adtrain.ops.slabs_cuda import CAPABILITY, SLABS, SlabProduct, Slabs
-from adtrain.ops.tiles_cuda import TILES
 from adtrain.passes import ALL
 
 __all__ = ["gpu", "poisoned"]

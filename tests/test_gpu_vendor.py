@@ -15,13 +15,14 @@ from gpu_parity import gpu, poisoned
 from test_gpu_products import CONVOLUTIONS, FLAGS, SHAPES, distance, exact, operands
 
 from adtrain import ops
-from adtrain.backends.cuda.tasks import MEASURED, candidates, label, problem
+from adtrain.backends.cuda.lower import MEASURED, candidates, label, problem
 from adtrain.backends.cuda.vendor import LIBRARIES, LibraryCall, NotOffered, calls
 from adtrain.backends.cuda.vendor.cudnn import LESS_EXACT
-from adtrain.core.array import Array, ArrayType, array
+from adtrain.core.array import Array, array
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import stage
+from adtrain.core.types import ArrayType
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
 from adtrain.ops.matmul import matmul_p
 
@@ -57,8 +58,8 @@ def equation_of(primitive: Primitive, arrays: Sequence[np.ndarray], **params: An
 
 def computed(gpu: Any, call: LibraryCall, arrays: Sequence[np.ndarray]) -> np.ndarray:
     """What the call gives started alone, which is what its recording gives, twice."""
-    from adtrain.backends.cuda.graph import Graphs
-    from adtrain.backends.cuda.program import Runnable
+    from adtrain.backends.cuda.runtime.graph import Graphs
+    from adtrain.backends.cuda.runtime.program import Runnable
 
     work = Runnable(gpu.device, call.equation, call)
     inputs = [gpu.from_numpy(x) for x in arrays]

@@ -10,11 +10,12 @@ import pytest
 
 from adtrain import ops
 from adtrain.cases import CASES, integers, normal
-from adtrain.core.array import ArrayType, Value
+from adtrain.core.array import Value
 from adtrain.core.errors import DTypeError
 from adtrain.core.hooks import Call, Hook, hook
 from adtrain.core.primitive import Cost, Primitive
 from adtrain.core.trace import Tracer, base_trace
+from adtrain.core.types import ArrayType
 from adtrain.measure import bench_ops, timing
 from adtrain.measure.bench_ops import BenchRow
 from adtrain.measure.bench_sizes import BENCHES, VIEWS, Bench

@@ -8,9 +8,9 @@ import pytest
 
 from adtrain import ops
 from adtrain.backends.cpu import CpuBackend
-from adtrain.backends.cuda.tasks import tasks
+from adtrain.backends.cuda.lower import tasks
 from adtrain.cases import integers, normal
-from adtrain.core import backend
+from adtrain.core import devices
 from adtrain.core.array import array
 from adtrain.core.autodiff import vjp
 from adtrain.core.staging import stage
@@ -120,7 +120,7 @@ def test_inputs_are_always_the_same_and_indices_are_not_differentiated() -> None
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
 def test_many_runs_are_launches_on_a_gpu(case: OpCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bodies of fused equations are over the variables of their own Program, or no kernel could be made."""
-    monkeypatch.setitem(backend._backends, "gpu", CpuBackend())
+    monkeypatch.setitem(devices._loaded, "gpu", CpuBackend())
     args = [array(x, device="gpu") for x in case.arrays()]
     works = {"forward": (case.of(ops), args)}
     if case.differentiable:

@@ -15,7 +15,7 @@ from program_samples import ON_GPU, names
 
 import adtrain as ad
 from adtrain import config, ops
-from adtrain.core.array import ArrayType, array
+from adtrain.core.array import array
 from adtrain.core.chip import CHIP
 from adtrain.core.fused import label, pooled_p
 from adtrain.core.kernel import CudaKernel
@@ -23,11 +23,13 @@ from adtrain.core.precision import PRECISIONS
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import stage
 from adtrain.core.trace import bind
-from adtrain.ops import conv_cuda, conv_pooled_cuda
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.conv import conv as conv_cuda
+from adtrain.lowering.cuda.conv import pooled as conv_pooled_cuda
+from adtrain.lowering.cuda.conv.padded_index import Positions
+from adtrain.lowering.cuda.conv.shifted import TEAMS, PlaneConvolution
 from adtrain.ops.conv import Window, conv2d_p
-from adtrain.ops.planes_cuda import TEAMS, PlaneConvolution
 from adtrain.ops.pool import Windows, max_pool2d_p
-from adtrain.ops.positions import Positions
 from adtrain.training.preparation import outline
 
 __all__ = ["host"]

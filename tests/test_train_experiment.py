@@ -10,7 +10,7 @@ from training_runs import load, prepare, write_data
 from adtrain import config, training
 from adtrain.config import ConfigError
 from adtrain.core import tree
-from adtrain.core.array import ArrayType
+from adtrain.core.types import ArrayType
 from adtrain.data import Rows, Split
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.array import ArrayType
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Variable
+from adtrain.core.types import ArrayType
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
 from adtrain.ops.matmul import matmul_p
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from adtrain import ops
 from adtrain.core import options
-from adtrain.core.array import Shape, Value
+from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
+from adtrain.core.types import Shape
 
 
 class Mixed(NamedTuple):

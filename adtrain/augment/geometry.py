@@ -12,8 +12,9 @@ from adtrain import ops
 from adtrain.augment.augmentation import Augmentation, Batch
 from adtrain.augment.sampling import bilinear, grid, pixels_at
 from adtrain.core import options
-from adtrain.core.array import Shape, Value
+from adtrain.core.array import Value
 from adtrain.core.errors import OptionError, ShapeError
+from adtrain.core.types import Shape
 
 
 @dataclass(frozen=True)

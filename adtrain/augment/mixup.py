@@ -10,8 +10,9 @@ import numpy as np
 
 from adtrain import ops
 from adtrain.augment.augmentation import Augmentation, Batch, Mixed
-from adtrain.core.array import Shape, Value, array
+from adtrain.core.array import Value, array
 from adtrain.core.errors import OptionError, ShapeError
+from adtrain.core.types import Shape
 
 CELLS = 1024
 """Parts of equal probability in the table of a distribution: no probability is wrong by more than one of them."""

@@ -11,8 +11,9 @@ from adtrain.augment.augmentation import Augmentation, Batch
 from adtrain.augment.normal import normal
 from adtrain.augment.sampling import grid
 from adtrain.core import options
-from adtrain.core.array import Shape, Value
+from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
+from adtrain.core.types import Shape
 
 
 @dataclass(frozen=True)

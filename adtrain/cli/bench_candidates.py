@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import click
 
-from adtrain.backends.cuda.autotune import Mode, contests
-from adtrain.backends.cuda.contest import described, distinct
-from adtrain.backends.cuda.tasks import fastest
+from adtrain.backends.cuda.lower import fastest
+from adtrain.backends.cuda.tuner.autotune import Mode, contests
+from adtrain.backends.cuda.tuner.race import described, distinct
 from adtrain.cli import bench_report
 from adtrain.cli.options import progress
 from adtrain.cli.table import Column, render, terminal_width

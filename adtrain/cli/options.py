@@ -77,7 +77,7 @@ def set_autotune(device: str, autotune: str) -> None:
         UsageError: they are to be measured on the CPU, which has one of each.
     """
     if device == "gpu":
-        from adtrain.backends.cuda.autotune import Mode
+        from adtrain.backends.cuda.tuner.autotune import Mode
 
         tuner = cast(Any, backend(device)).tuner
         tuner.mode = Mode(autotune)

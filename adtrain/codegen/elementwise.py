@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from adtrain.codegen.expressions import c_type, element, literal
-from adtrain.core.array import Shape
 from adtrain.core.program import Program, Variable
+from adtrain.core.types import Shape
 
 
 @dataclass(frozen=True)

@@ -5,50 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from adtrain.core.backend import backend
+from adtrain.core.devices import find_device
 from adtrain.core.errors import DTypeError, ShapeError, TraceError
-
-Shape: TypeAlias = tuple[int, ...]
-DTYPES = frozenset(map(np.dtype, ("float32", "float64", "int32", "int64", "uint8", "uint32", "bool")))
-
-
-def dtype_of(name: str, dtype: Any) -> np.dtype:
-    """``dtype`` as a NumPy dtype.
-
-    Raises:
-        DTypeError: adtrain does not compute with it.
-    """
-    try:
-        found = np.dtype(dtype)
-    except TypeError:
-        found = None
-    if found not in DTYPES:
-        known = ", ".join(sorted(map(str, DTYPES)))
-        raise DTypeError(f"{name}: found elements of type {dtype if found is None else found}, expected one of {known}")
-    return found
-
-
-class ArrayType(NamedTuple):
-    """What is known of an array before it exists; shape rules map these to one another."""
-
-    shape: Shape
-    dtype: np.dtype
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-    def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)}"
+from adtrain.core.types import ArrayType, Shape, dtype_of
 
 
 class Value:
@@ -246,10 +209,10 @@ class Array(Value):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def numpy(self) -> np.ndarray:
-        return backend(self.device).to_numpy(self.buffer)
+        return find_device(self.device).to_numpy(self.buffer)
 
     def fetch(self) -> Callable[[], np.ndarray]:
-        return backend(self.device).fetch(self.buffer)
+        return find_device(self.device).fetch(self.buffer)
 
     def to(self, device: str) -> Array:
         """The same elements on ``device``: this array itself when it is there already."""
@@ -289,4 +252,4 @@ def array(x: Any, dtype: Any = None, device: str | None = None) -> Array:
     dtype_of("array", elements.dtype)
     device = device or "cpu"
     elements.flags.writeable = False
-    return Array(backend(device).from_numpy(elements), elements.shape, elements.dtype, device)
+    return Array(find_device(device).from_numpy(elements), elements.shape, elements.dtype, device)

@@ -1,18 +1,14 @@
-"""The backend protocol: what a device must do to run primitives, and the table of devices."""
+"""Backend: what a device must do to run primitives and Programs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
-import numpy as np
-
-from adtrain.core.errors import DeviceError
-
-if TYPE_CHECKING:
-    from adtrain.core.array import ArrayType
-    from adtrain.core.primitive import Primitive
-    from adtrain.core.program import Program
+from adtrain.core.devices import Transfers, find_device
+from adtrain.core.primitive import Primitive
+from adtrain.core.program import Program
+from adtrain.core.types import ArrayType
 
 
 class Memory(NamedTuple):
@@ -52,8 +48,8 @@ class Executable(Protocol):
         ...
 
 
-class Backend(Protocol):
-    """One device. Buffers are its own objects; nobody else looks into them."""
+class Backend(Transfers, Protocol):
+    """One device."""
 
     name: str
 
@@ -79,19 +75,6 @@ class Backend(Protocol):
         """Bytes that the device has given this process so far, for all arrays and Programs; None if unknown."""
         ...
 
-    def from_numpy(self, elements: np.ndarray) -> Any:
-        """A buffer with the elements of a C-contiguous host array that nobody will write to."""
-        ...
-
-    def to_numpy(self, buffer: Any) -> np.ndarray:
-        """The elements as a read-only, C-contiguous host array."""
-        ...
-
-    def fetch(self, buffer: Any) -> Callable[[], np.ndarray]:
-        """`to_numpy` in two parts: the elements are on their way, behind what has been asked for so far and before
-        what is asked for next; the function that is returned waits for them."""
-        ...
-
     def synchronize(self) -> None:
         """Wait until everything asked for has been computed."""
         ...
@@ -109,26 +92,10 @@ class Backend(Protocol):
         ...
 
 
-_loaders: dict[str, Callable[[], Backend]] = {}
-_backends: dict[str, Backend] = {}
-
-
-def register_backend(device: str, loader: Callable[[], Backend]) -> None:
-    """Name a device and the function that makes its backend when it is first asked for."""
-    _loaders[device] = loader
-
-
 def backend(device: str) -> Backend:
     """The backend of ``device``.
 
     Raises:
         DeviceError: there is no such device here.
     """
-    found = _backends.get(device)
-    if found is None:
-        if device not in _loaders:
-            raise DeviceError(
-                f"device {device!r} is not available; this version runs on: {', '.join(sorted(_loaders))}"
-            )
-        found = _backends[device] = _loaders[device]()
-    return found
+    return cast(Backend, find_device(device))

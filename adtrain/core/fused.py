@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from adtrain.core.array import ArrayType
 from adtrain.core.costs import reads
 from adtrain.core.primitive import PRIMITIVES, Primitive
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.types import ArrayType
 
 
 def _shape(*args: Any, body: Program) -> tuple[ArrayType, ...]:

@@ -6,12 +6,12 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from adtrain.core.array import Array, ArrayType
-    from adtrain.core.primitive import Primitive
-    from adtrain.core.program import Program
+from adtrain.core.array import Array
+from adtrain.core.primitive import Primitive
+from adtrain.core.program import Program
+from adtrain.core.types import ArrayType
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ class CudaKernel:
         """What tells this kernel from the other candidates for the same arguments: words, of which those that are equal
         in all of them can be left out.
 
-        "gemm_tiled gemm.cu BM=64 BN=64 numbers=1,128,512,784,4 blocks=128,4 threads=256 shared=34816"
+        "gemm_tiled gemm/gemm.cu BM=64 BN=64 numbers=1,128,512,784,4 blocks=128,4 threads=256 shared=34816"
         """
         work = {
             "numbers": self.numbers(*args, **params),

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from adtrain.core.array import ArrayType, Value
+from adtrain.core.array import Value
+from adtrain.core.types import ArrayType
 
 Pullback: TypeAlias = Callable[[Any], Value]
 """Cotangent of the output to the cotangent of one argument. For several outputs it takes a tuple of cotangents, None

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from adtrain.core.array import Array, ArrayType, Value
+from adtrain.core.array import Array
 from adtrain.core.primitive import Primitive
-from adtrain.core.scope import at
-from adtrain.core.trace import bind
+from adtrain.core.types import ArrayType
 
 
 class Variable:
@@ -100,18 +99,6 @@ class Program:
                 if isinstance(body, Program):
                     yield from (f"    {line}" for line in body.lines())
         yield f"return {', '.join(self.names[v] for v in self.outputs)}"
-
-    def evaluate(self, *args: Value) -> list[Value]:
-        """Run the equations one by one through `bind`, so that they can be traced again or differentiated."""
-        known: dict[Variable, Value] = dict(self.constants)
-        known.update(zip(self.inputs, args, strict=True))
-        for e, dead in zip(self.equations, self.last_uses(), strict=True):
-            with at(e.scope, e.phase):
-                found = bind(e.primitive, *(known[v] for v in e.inputs), **e.params)
-            known.update(zip(e.outputs, (found,) if isinstance(found, Value) else found, strict=True))
-            for v in dead:
-                del known[v]
-        return [known[v] for v in self.outputs]
 
     def last_uses(self) -> Sequence[tuple[Variable, ...]]:
         """For each equation the variables that nobody needs after it; constants and outputs are always needed."""

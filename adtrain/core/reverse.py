@@ -10,11 +10,12 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from adtrain.core.array import ArrayType, Value
+from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, Pullback
 from adtrain.core.scope import at, current_scope
 from adtrain.core.trace import Trace, Tracer, bind
+from adtrain.core.types import ArrayType
 
 _clock = itertools.count()
 

@@ -13,16 +13,17 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from adtrain.core import tree
-from adtrain.core.array import Array, ArrayType, Value, array
+from adtrain.core.array import Array, Value, array
 from adtrain.core.backend import Executable, backend
 from adtrain.core.errors import DTypeError, TraceError
 from adtrain.core.hooks import active_hooks
 from adtrain.core.precision import current_precision
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.scope import current_phase, current_scope
+from adtrain.core.scope import at, current_phase, current_scope
 from adtrain.core.side_effects import refuse_assignments_outside, refuse_kept
-from adtrain.core.trace import Tracer, base_trace
+from adtrain.core.trace import Tracer, base_trace, bind
+from adtrain.core.types import ArrayType
 
 Pass: TypeAlias = Callable[[Program], Program]
 """Program to a better Program that computes the same."""
@@ -123,6 +124,19 @@ class _Compiled:
             if x.__class__ is not Array or (x.shape, x.dtype, x.device) != kind:
                 return None
         return leaves
+
+
+def evaluate(program: Program, args: Sequence[Value]) -> list[Value]:
+    """Run the equations one by one through `bind`, so that they can be traced or differentiated again."""
+    known: dict[Variable, Value] = dict(program.constants)
+    known.update(zip(program.inputs, args, strict=True))
+    for e, dead in zip(program.equations, program.last_uses(), strict=True):
+        with at(e.scope, e.phase):
+            found = bind(e.primitive, *(known[v] for v in e.inputs), **e.params)
+        known.update(zip(e.outputs, (found,) if isinstance(found, Value) else found, strict=True))
+        for v in dead:
+            del known[v]
+    return [known[v] for v in program.outputs]
 
 
 class Staged:
@@ -249,9 +263,9 @@ _NOT_CARRIED = "a function that is repeated returns new values for its donated a
 def _evaluated(compiled: _Compiled, values: list[Value], times: int) -> list[Value]:
     """What the function makes of traced values."""
     for _ in range(times - 1):
-        for i, x in zip(compiled.donated, compiled.traced.evaluate(*values), strict=True):
+        for i, x in zip(compiled.donated, evaluate(compiled.traced, values), strict=True):
             values[i] = x
-    return compiled.traced.evaluate(*values)
+    return evaluate(compiled.traced, values)
 
 
 def _kind(x: Any) -> Any:

@@ -28,10 +28,10 @@ SAMPLES, LAUNCHES = 9, 20
 def launch_shapes() -> dict[str, Any]:
     """Microseconds of adding two arrays of ELEMENTS at each shape, by the device's events; "rule" marks the shape that
     the library picks."""
-    from adtrain.backends.cuda.device import Shape
-    from adtrain.backends.cuda.graph import Graphs
-    from adtrain.backends.cuda.launch import Launch
-    from adtrain.backends.cuda.tasks import Task, tasks
+    from adtrain.backends.cuda.lower import Task, tasks
+    from adtrain.backends.cuda.runtime.device import Shape
+    from adtrain.backends.cuda.runtime.graph import Graphs
+    from adtrain.backends.cuda.runtime.launch import Launch
 
     gpu: Any = backend("gpu")
     device = gpu.device
@@ -88,9 +88,9 @@ def launch_shapes() -> dict[str, Any]:
 
 def candidates() -> dict[str, Any]:
     """Microseconds of each candidate for a matrix product, the fastest first, with the one that is taken."""
-    from adtrain.backends.cuda.autotune import contests
-    from adtrain.backends.cuda.contest import distinct
-    from adtrain.backends.cuda.tasks import fastest
+    from adtrain.backends.cuda.lower import fastest
+    from adtrain.backends.cuda.tuner.autotune import contests
+    from adtrain.backends.cuda.tuner.race import distinct
 
     tuner = cast(Any, backend("gpu")).tuner
     args = [array(np.zeros((PRODUCT, PRODUCT), np.float32), device="gpu")] * 2

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.array import ArrayType
 from adtrain.core.primitive import Primitive
-from adtrain.ops import conv_cuda, conv_pooled_cuda, pool_cuda
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda import pool as pool_cuda
+from adtrain.lowering.cuda.conv import conv as conv_cuda
+from adtrain.lowering.cuda.conv import pooled as conv_pooled_cuda
 from adtrain.ops.broadcasting import sum_p
 from adtrain.ops.conv import weight_grad_p
 from adtrain.ops.conv_pooled import conv2d_weight_grad_pooled_p

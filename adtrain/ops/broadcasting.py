@@ -14,14 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.array import ArrayType, Shape, Value, array
+from adtrain.core.array import Value, array
 from adtrain.core.errors import ShapeError
 from adtrain.core.kernel import CKernel
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
-from adtrain.ops import reductions_cuda
+from adtrain.core.types import ArrayType, Shape
+from adtrain.lowering.cpu.shapes import REDUCTION_SCRATCH, both_forms, kept, reduction
+from adtrain.lowering.cuda import reduce as reductions_cuda
 from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes
-from adtrain.ops.kernels import REDUCTION_SCRATCH, both_forms, kept, reduction
 
 astype_p: Primitive = Primitive(
     "astype",

@@ -7,9 +7,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from adtrain.core.array import ArrayType, Shape, Value, array
+from adtrain.core.array import Value, array
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.primitive import Primitive, VjpRule
+from adtrain.core.types import ArrayType, Shape
 
 ArrayLike: TypeAlias = Any
 """A Value, a NumPy array, nested lists, or a Python number."""

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.array import ArrayType, Value
+from adtrain.core.array import Value
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
+from adtrain.core.types import ArrayType
 from adtrain.ops.broadcasting import broadcast, broadcast_to, floating, promote
 from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes, elementwise, elementwise_type
 

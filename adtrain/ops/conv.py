@@ -11,15 +11,17 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from adtrain.core.array import ArrayType, Value
+from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.precision import FULL, precision_of
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
-from adtrain.ops import conv_cuda, conv_pooled_cuda
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cpu.conv import FORWARD, FORWARD_WINOGRAD, INPUT_GRAD, INPUT_GRAD_WINOGRAD, WEIGHT_GRAD
+from adtrain.lowering.cuda.conv import conv as conv_cuda
+from adtrain.lowering.cuda.conv import pooled as conv_pooled_cuda
 from adtrain.ops.broadcasting import promote, reshape
 from adtrain.ops.common import ArrayLike, as_value, pair, require_float
-from adtrain.ops.conv_kernels import FORWARD, FORWARD_WINOGRAD, INPUT_GRAD, INPUT_GRAD_WINOGRAD, WEIGHT_GRAD
 from adtrain.ops.conv_reference import conv2d_reference, input_grad_reference, weight_grad_reference
 from adtrain.ops.elementwise import add
 

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from adtrain.core.array import ArrayType
 from adtrain.core.kernel import CKernel
 from adtrain.core.primitive import Primitive
-from adtrain.ops import conv_pooled_cuda
-from adtrain.ops.conv import input_grad_p, weight_grad_p
-from adtrain.ops.conv_kernels import (
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cpu.conv import (
     pooled_input_grad_prepared,
     pooled_input_grad_scratch,
     pooled_numbers,
     pooled_weight_grad_scratch,
 )
+from adtrain.lowering.cuda.conv import pooled as conv_pooled_cuda
+from adtrain.ops.conv import input_grad_p, weight_grad_p
 from adtrain.ops.pool import max_pool2d_put_p
 
 Pair = tuple[int, int]

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.array import Array, ArrayType, Shape, Value, array, dtype_of
+from adtrain.core.array import Array, Value, array
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
+from adtrain.core.types import ArrayType, Shape, dtype_of
 
 
 def _full_shape(shape: Shape, value: float, dtype: np.dtype, device: str) -> ArrayType:

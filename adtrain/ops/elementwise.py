@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.array import Value, dtype_of
+from adtrain.core.array import Value
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
+from adtrain.core.types import dtype_of
 from adtrain.ops.broadcasting import astype_p, broadcast, floating
 from adtrain.ops.common import ArrayLike, as_value, elementwise
 from adtrain.ops.erf import erf_reference

@@ -8,15 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.array import ArrayType, Value, dtype_of
+from adtrain.core.array import Value
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.kernel import CKernel
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
-from adtrain.ops import kernels_cuda, scatter_cuda
+from adtrain.core.types import ArrayType, dtype_of
+from adtrain.lowering.cpu.shapes import around, both_forms
+from adtrain.lowering.cuda import rows as kernels_cuda
+from adtrain.lowering.cuda import scatter as scatter_cuda
 from adtrain.ops.common import ArrayLike, as_value, normalize_axis
 from adtrain.ops.compare import less, where
-from adtrain.ops.kernels import around, both_forms
 
 
 def _require_integers(name: str, indices: Any) -> None:

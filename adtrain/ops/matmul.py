@@ -7,16 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.array import ArrayType, Value
+from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.kernel import CKernel
 from adtrain.core.precision import FULL, precision_of
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cpu.shapes import in_full
+from adtrain.lowering.cuda.gemm.matmul import GEMM
 from adtrain.ops.broadcasting import broadcast_to, promote, reshape
 from adtrain.ops.common import ArrayLike, broadcast_shapes, require_float
-from adtrain.ops.kernels import in_full
-from adtrain.ops.matmul_cuda import GEMM
 from adtrain.ops.rounding import rounded
 
 

@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.array import ArrayType, Value
+from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
-from adtrain.ops import kernels_cuda
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cpu.shapes import alternating, both_forms, kept
+from adtrain.lowering.cuda import rows as kernels_cuda
 from adtrain.ops.broadcasting import keep_axes, reshape
 from adtrain.ops.common import ArrayLike, as_value, require_float
 from adtrain.ops.elementwise import rsqrt
-from adtrain.ops.kernels import alternating, both_forms, kept
 from adtrain.ops.reduce import mean
 
 

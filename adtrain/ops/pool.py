@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adtrain.core.array import ArrayType, Shape, Value, array
+from adtrain.core.array import Value, array
 from adtrain.core.errors import ShapeError
 from adtrain.core.kernel import CKernel
 from adtrain.core.precision import FULL, matmul_precision
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
-from adtrain.ops import pool_cuda
+from adtrain.core.types import ArrayType, Shape
+from adtrain.lowering.cuda import pool as pool_cuda
 from adtrain.ops.common import ArrayLike, as_value, pair, require_float
 from adtrain.ops.matmul import matmul
 from adtrain.ops.reduce import mean

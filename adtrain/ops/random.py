@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.array import Array, ArrayType, Shape, Value, array, dtype_of
+from adtrain.core.array import Array, Value, array
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.kernel import CKernel
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
-from adtrain.ops import kernels_cuda
+from adtrain.core.types import ArrayType, Shape, dtype_of
+from adtrain.lowering.cuda import rows as kernels_cuda
 from adtrain.ops.common import ArrayLike, as_value
 from adtrain.ops.compare import less, where
 

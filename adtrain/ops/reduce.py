@@ -8,17 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.array import ArrayType, Value
+from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.kernel import first_dtype
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
-from adtrain.ops import kernels_cuda, reductions_cuda
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cpu.shapes import REDUCTION_SCRATCH, around, beside, both_forms, kept, reduction
+from adtrain.lowering.cuda import reduce as reductions_cuda
+from adtrain.lowering.cuda import rows as kernels_cuda
 from adtrain.ops.broadcasting import floating, keep_axes, reshape, spread, sum_p, summed
 from adtrain.ops.common import ArrayLike, Axis, as_value, normalize_axes, normalize_axis, require_float
 from adtrain.ops.compare import equal
 from adtrain.ops.elementwise import exp
-from adtrain.ops.kernels import REDUCTION_SCRATCH, around, beside, both_forms, kept, reduction
 
 
 def _dropped(name: str, floating_only: bool = False) -> Callable[..., ArrayType]:

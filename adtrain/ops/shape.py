@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.array import ArrayType, Value
+from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.kernel import CKernel
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
-from adtrain.ops import copies_cuda
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cpu.shapes import both_forms, contiguous, copy_numbers, kept
+from adtrain.lowering.cuda import copy as copies_cuda
+from adtrain.lowering.cuda.copy import Layout
 from adtrain.ops.broadcasting import promote, reshape
 from adtrain.ops.common import ArrayLike, Axis, as_value, normalize_axes, normalize_axis
-from adtrain.ops.copies_cuda import Layout
-from adtrain.ops.kernels import both_forms, contiguous, copy_numbers, kept
 
 Ints = tuple[int, ...]
 _range: type[builtins.slice] = builtins.slice  # the builtin, before this module's function takes its name

@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.array import ArrayType, Value
+from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
-from adtrain.ops import kernels_cuda
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cpu.shapes import around, beside, both_forms
+from adtrain.lowering.cuda import rows as kernels_cuda
 from adtrain.ops.common import ArrayLike, as_value, normalize_axis, require_float
 from adtrain.ops.elementwise import exp
-from adtrain.ops.kernels import around, beside, both_forms
 from adtrain.ops.reduce import sum
 
 

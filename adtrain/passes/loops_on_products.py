@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from adtrain.core.array import ArrayType, Shape
 from adtrain.core.fused import loops_p
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.types import ArrayType, Shape
 
 
 def loops_on_products(program: Program) -> Program:

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from adtrain.core.array import ArrayType
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.types import ArrayType
 from adtrain.passes.items import item_kernel
 
 GRADIENT = {"conv2d_input_grad": 0, "conv2d_weight_grad": 1}

@@ -14,7 +14,7 @@ from adtrain.core.array import Value, array
 from adtrain.core.autodiff import vjp
 from adtrain.core.fused import FUSED
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.staging import Staged, stage
+from adtrain.core.staging import Staged, evaluate, stage
 from adtrain.measure.bench_ops import PASSES
 from adtrain.peers.op_cases import REPEATS, OpCase, OpWork
 from adtrain.peers.steps import CHUNK, Job, Runner
@@ -71,7 +71,7 @@ def many(program: Program, times: int) -> Staged:
     """The Program so many times in a row as one function, which returns the first element of each result."""
 
     def repeat(*args: Value) -> Sequence[Value]:
-        found = [program.evaluate(*args) for _ in range(times)][-1]
+        found = [evaluate(program, args) for _ in range(times)][-1]
         return [x[(slice(0, 1),) * x.ndim] for x in found]
 
     return stage(repeat, [with_own_bodies])

@@ -97,7 +97,7 @@ def main(name: str, device: str, threads: str, autotune: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no answer
     if (name, device) == (OURS, "gpu"):
-        from adtrain.backends.cuda.autotune import Mode
+        from adtrain.backends.cuda.tuner.autotune import Mode
 
         cast(Any, backend(device)).tuner.mode = Mode(autotune)
     worker = Worker(name, device)

@@ -14,9 +14,10 @@ from adtrain import config, optim
 from adtrain.augment import Augmentation
 from adtrain.config import Config
 from adtrain.core import tree
-from adtrain.core.array import Array, Shape, Value, array
+from adtrain.core.array import Array, Value, array
 from adtrain.core.program import Program
 from adtrain.core.staging import Pass, stage
+from adtrain.core.types import Shape
 from adtrain.data import DataSet, Split
 from adtrain.passes import ALL, SIMPLIFY
 from adtrain.training import warm_start

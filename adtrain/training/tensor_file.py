@@ -12,8 +12,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors import numpy as safetensors_numpy
 
 from adtrain.core import tree
-from adtrain.core.array import ArrayType
 from adtrain.core.errors import AdtrainError
+from adtrain.core.types import ArrayType
 
 METADATA_KEY = "adtrain"
 MAX_NAMED = 4

@@ -7,8 +7,9 @@ from typing import Any
 
 from adtrain import nn
 from adtrain.core import tree
-from adtrain.core.array import ArrayType, array
+from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError
+from adtrain.core.types import ArrayType
 from adtrain.training import tensor_file
 from adtrain.training.tensor_file import OPTIMIZER, TensorFile
 

@@ -16,11 +16,11 @@ from adtrain.backends.cpu.codegen import supported
 from adtrain.backends.cpu.compiled_program import CompiledProgram
 from adtrain.backends.cpu.compiler import CompilerError
 from adtrain.backends.cpu.numpy_program import NumpyProgram, as_declared
-from adtrain.core.array import ArrayType
 from adtrain.core.backend import Executable, Memory
 from adtrain.core.fused import FUSED, body_of
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program
+from adtrain.core.types import ArrayType
 
 
 class CpuBackend:

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.array import ArrayType
 from adtrain.core.backend import KernelRun, Memory
 from adtrain.core.fused import FUSED
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.types import ArrayType
 from adtrain.passes.plan_memory import nbytes
 
 

@@ -9,19 +9,19 @@ import numpy as np
 import pycuda
 
 from adtrain.backends.cuda import compiler
-from adtrain.backends.cuda.autotune import Tuner
-from adtrain.backends.cuda.device import Device
-from adtrain.backends.cuda.flags import Flags
-from adtrain.backends.cuda.laboratory import Laboratory
-from adtrain.backends.cuda.layout import Layout
-from adtrain.backends.cuda.program import CudaProgram, Runnable
-from adtrain.backends.cuda.properties import identity, properties
+from adtrain.backends.cuda.runtime.device import Device
+from adtrain.backends.cuda.runtime.flags import Flags
+from adtrain.backends.cuda.runtime.layout import Layout
+from adtrain.backends.cuda.runtime.program import CudaProgram, Runnable
+from adtrain.backends.cuda.runtime.properties import identity, properties
+from adtrain.backends.cuda.tuner.autotune import Tuner
+from adtrain.backends.cuda.tuner.bench import Laboratory
 from adtrain.backends.cuda.vendor import LIBRARIES, installed
-from adtrain.core.array import ArrayType
 from adtrain.core.backend import Memory
 from adtrain.core.chip import CHIP
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.types import ArrayType
 
 
 class Buffer:

@@ -132,8 +132,9 @@ def version() -> str:
 
 @functools.cache
 def _headers() -> tuple[tuple[str, str], ...]:
-    """Name and text of each header in `kernels/cuda`."""
-    return tuple((path.name, path.read_text()) for path in sorted((asset_path("kernels") / "cuda").glob("*.cuh")))
+    """Name ("gemm/tile.cuh") and text of each header in `kernels/cuda`."""
+    root = asset_path("kernels") / "cuda"
+    return tuple((path.relative_to(root).as_posix(), path.read_text()) for path in sorted(root.rglob("*.cuh")))
 
 
 @functools.cache

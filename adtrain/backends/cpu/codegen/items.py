@@ -13,10 +13,10 @@ from typing import Any
 from adtrain.backends.cpu.codegen.loops import item_loops
 from adtrain.backends.cpu.codegen.text import Writer
 from adtrain.codegen.expressions import pointer
-from adtrain.core.array import ArrayType
 from adtrain.core.fused import body_of, loops_p
 from adtrain.core.kernel import CKernel
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.types import ArrayType
 from adtrain.passes.arena import Arena, aligned
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.items import ByItem, by_item, item_kernel

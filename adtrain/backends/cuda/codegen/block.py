@@ -15,7 +15,7 @@ from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import body_of
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.ops.kernels import contiguous
+from adtrain.lowering.cpu.shapes import contiguous
 from adtrain.passes.arena import Arena
 from adtrain.passes.fuse_blocks import renamed
 from adtrain.passes.plan_memory import nbytes
@@ -76,7 +76,9 @@ def part_of(body: Program, names: dict[Variable, str], threads: int) -> Part:
             lines.append(f"{c} *const {known[v]} = ({c} *)({memory} + {at});")
     lines += _statements(timed, places, threads)
     checked = any(map(is_checked, body.equations))
-    return Part(lines, body.inputs, body.outputs, ("block.cuh",), shared=shared, scratch=scratch, checked=checked)
+    return Part(
+        lines, body.inputs, body.outputs, ("common/block_ops.cuh",), shared=shared, scratch=scratch, checked=checked
+    )
 
 
 def _with_results(body: Program, names: dict[Variable, str], threads: int) -> tuple[Program, dict[Variable, str]]:

@@ -10,10 +10,10 @@ from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import divided, indented
 from adtrain.codegen.elementwise import axes_of, statements
 from adtrain.codegen.expressions import c_type
-from adtrain.core.array import Shape
 from adtrain.core.fused import body_of, loops_p
 from adtrain.core.program import Equation, Variable
-from adtrain.ops.kernels import around, contiguous
+from adtrain.core.types import Shape
+from adtrain.lowering.cpu.shapes import around, contiguous
 from adtrain.passes.fuse_blocks import BY_INDEX
 from adtrain.passes.fuse_elementwise import elementwise
 

@@ -49,7 +49,7 @@ class Loops:
         outputs = [f"{pointer(v)}y{i}" for i, v in enumerate(self.outputs)]
         parameters = [*inputs, *outputs, "int64_t n", *(["int *bad"] if self.checked else [])]
         lines = [
-            '#include "common.cuh"',
+            '#include "common/common.cuh"',
             "",
             f"KERNEL loops({', '.join(parameters)})",
             "{",

@@ -34,7 +34,7 @@ class Part:
     lines: Sequence[str]
     inputs: Sequence[Variable]
     outputs: Sequence[Variable]
-    headers: Sequence[str] = ("common.cuh",)
+    headers: Sequence[str] = ("common/common.cuh",)
     definitions: str = ""
     blocks: int = 1
     shared: int = 0

@@ -24,7 +24,7 @@ MAXIMUM = (
 
 
 class Epilogue(NamedTuple):
-    """A struct in CUDA C++ that holds pointers to `inputs`, then to `outputs`; see `kernels/cuda/epilogue.cuh`."""
+    """A struct in CUDA C++ that holds pointers to `inputs`, then to `outputs`; see `common/epilogue.cuh`."""
 
     text: str
     inputs: Sequence[Variable]
@@ -56,7 +56,7 @@ def epilogue(equation: Equation, name: str = "Epilogue") -> Epilogue:
     beside, reads, values = _halves(program, c, pooled or equation.primitive is convolution_p)
     writes = [*values, *(MAXIMUM if pooled else (f"store(y{i}, index, r{i});" for i in range(len(results))))]
     text = [
-        *(['#include "maximum.cuh"'] if pooled else []),
+        *(['#include "pool/window_max.cuh"'] if pooled else []),
         f"struct {name} {{",
         *indented(fields),
         "    template <int WIDE> struct Beside {",

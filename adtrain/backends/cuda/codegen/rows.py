@@ -7,10 +7,10 @@ from dataclasses import replace
 from adtrain.backends.cuda.codegen.block import names_of, part_of
 from adtrain.backends.cuda.codegen.part import Part, indented
 from adtrain.codegen.expressions import c_type
-from adtrain.core.array import ArrayType
 from adtrain.core.chip import CHIP
 from adtrain.core.fused import FUSED, body_of
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.types import ArrayType
 from adtrain.passes.fuse_rows import shared_inputs
 
 THREADS = 256

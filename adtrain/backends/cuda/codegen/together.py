@@ -14,8 +14,8 @@ from adtrain.codegen.expressions import c_type
 from adtrain.core.chip import CHIP
 from adtrain.core.fused import product_p
 from adtrain.core.program import Equation
-from adtrain.ops.choice_cuda import LEAST_SHARED, SHARED
-from adtrain.ops.matmul_cuda import Product
+from adtrain.lowering.cuda.gemm.cost_model import LEAST_SHARED, SHARED
+from adtrain.lowering.cuda.gemm.matmul import Product
 from adtrain.passes.fuse_elementwise import is_loops
 
 THREADS = 256
@@ -95,7 +95,7 @@ def _product(equation: Equation, product: Product, name: str, threads: int) -> P
         lines,
         (a, b, *after.inputs),
         after.outputs,
-        ("common.cuh", product.header, "staged.cuh"),
+        ("common/common.cuh", product.header, "gemm/staged_epilogue.cuh"),
         definitions=after.text,
         blocks=product.blocks[0],
         shared=shared,
@@ -103,5 +103,5 @@ def _product(equation: Equation, product: Product, name: str, threads: int) -> P
 
 
 def staging_bytes(rows: int, columns: int, itemsize: int) -> int:
-    """Bytes of a `Staged` tile (`kernels/cuda/staged.cuh`)."""
+    """Bytes of a `Staged` tile (`kernels/cuda/gemm/staged_epilogue.cuh`)."""
     return rows * (columns * itemsize + 16)

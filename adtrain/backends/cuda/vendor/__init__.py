@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.util import find_spec
 
-from adtrain.backends.cuda import libraries
+from adtrain.backends.cuda.runtime import libraries
 from adtrain.backends.cuda.vendor.call import LIBRARIES, Library, LibraryCall, NotOffered, calls
 from adtrain.backends.cuda.vendor.cublas import Cublas
 from adtrain.backends.cuda.vendor.cudnn import Cudnn

@@ -1,0 +1,245 @@
+"""The GPU of this process: context, stream, memory pool, and kernels with the launch shapes that suit it."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import pycuda.driver as cuda
+from cuda.bindings import driver
+from pycuda.tools import DeviceMemoryPool, PageLockedMemoryPool
+
+from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda.compiler import Source
+from adtrain.backends.cuda.lower import Size
+from adtrain.backends.cuda.runtime.errors import checked, out_of_memory, translated
+from adtrain.core.errors import DeviceError
+
+WARP = 32
+NON_BLOCKING = 1
+"""CU_STREAM_NON_BLOCKING: the stream does not wait for the default one, which other libraries may use."""
+
+DEFAULT_SHARED = 48 << 10
+"""Bytes of dynamic shared memory that a kernel gets without asking."""
+
+
+class Shape(NamedTuple):
+    """Of a launch."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int
+
+
+class Device:
+    """One GPU with its primary context, which other libraries of the process share, and one stream.
+
+    Raises:
+        DeviceError: the driver is missing, or finds no GPU.
+    """
+
+    def __init__(self, ordinal: int = 0) -> None:
+        try:
+            cuda.init()
+            self.device = cuda.Device(ordinal)
+        except cuda.Error as error:
+            raise DeviceError(f"device gpu: the NVIDIA driver finds no GPU ({error})") from None
+        with translated():
+            self.context = self.device.retain_primary_context()
+        self.context.push()
+        atexit.register(self.context.pop)
+        self.stream = cuda.Stream(NON_BLOCKING)
+        self.pool = DeviceMemoryPool()
+        self.reserved = 0
+        self.host_pool = PageLockedMemoryPool()
+        self.uploads: deque[tuple[Any, Any]] = deque()  # page-locked memory, and when it has been read
+        capability = self.device.compute_capability()
+        self.architecture = compiler.architecture(capability)
+        self.overlaps = capability >= (9, 0)
+        attribute = cuda.device_attribute
+        self.multiprocessors: int = self.device.get_attribute(attribute.MULTIPROCESSOR_COUNT)
+        self.shared: int = self.device.get_attribute(attribute.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)
+        self.kernels: dict[tuple[Source, str], Kernel] = {}
+        self.sources: dict[Source, _Loaded] = {}
+
+    def kernel(self, source: Source, name: str) -> Kernel:
+        """A kernel of a source, compiled and loaded when it is first asked for."""
+        found = self.kernels.get((source, name))
+        if found is None:
+            if source not in self.sources:
+                self.sources[source] = _Loaded(compiler.cubin(source, self.architecture))
+            found = self.kernels[source, name] = Kernel(self, self.sources[source], name)
+        return found
+
+    def allocate(self, size: int) -> Any:
+        """So many bytes, whose address is `int()` of it, until nobody holds it any more.
+
+        Raises:
+            OutOfMemory: there is not enough memory.
+        """
+        with translated():
+            try:
+                return self.pool.allocate(max(size, 1))
+            except cuda.MemoryError:
+                raise out_of_memory(size) from None
+
+    def reserve(self, size: int) -> Any:
+        """`allocate` for what is large and stays: exactly so many bytes, which the pool would round up.
+
+        Raises:
+            OutOfMemory: there is not enough memory.
+        """
+        with translated():
+            try:
+                memory = cuda.mem_alloc(max(size, 1))
+            except cuda.MemoryError:
+                raise out_of_memory(size) from None
+        self.reserved += size
+        weakref.finalize(memory, self._given_back, size)
+        return memory
+
+    def _given_back(self, size: int) -> None:
+        self.reserved -= size
+
+    def held(self) -> int:
+        """Bytes that this process has taken from the device and keeps: the most that it has needed so far."""
+        return int(self.pool.managed_bytes) + self.reserved
+
+    def available(self) -> int:
+        """Bytes that are free or this process's own."""
+        free, _ = cuda.mem_get_info()
+        return int(free) + self.held()
+
+    def upload(self, elements: np.ndarray, address: int) -> None:
+        """Copy to the device, by way of memory from which it reads while the host goes on."""
+        if not elements.nbytes:
+            return
+        while self.uploads and self.uploads[0][1].query():
+            self.uploads.popleft()
+        staged = self.host_pool.allocate((elements.nbytes,), np.uint8)
+        staged[:] = elements.reshape(-1).view(np.uint8)
+        with translated():
+            cuda.memcpy_htod_async(address, staged, self.stream)
+        self.uploads.append((staged, self.event()))
+
+    def download(self, address: int, shape: tuple[int, ...], dtype: np.dtype) -> Callable[[], np.ndarray]:
+        """Copy from the device, behind what is on the stream; the function that is returned waits for the elements."""
+        if 0 in shape:
+            return partial(np.empty, shape, dtype)
+        with translated():
+            staged = self.host_pool.allocate(shape, dtype)
+            cuda.memcpy_dtoh_async(staged, address, self.stream)
+            arrived = self.event()
+
+        def wait() -> np.ndarray:
+            with translated():
+                arrived.synchronize()
+            return staged.copy()
+
+        return wait
+
+    def copy(self, source: int, target: int, size: int) -> None:
+        if size:
+            with translated():
+                cuda.memcpy_dtod_async(target, source, size, self.stream)
+
+    def synchronize(self) -> None:
+        """Wait until everything on the stream is done."""
+        with translated():
+            self.stream.synchronize()
+
+    def event(self) -> Any:
+        """The moment at which the stream gets here."""
+        event = cuda.Event()
+        event.record(self.stream)
+        return event
+
+
+class _Loaded:
+    """A cubin as two modules: PyCUDA's, which launches, and the driver API's, which answers about occupancy.
+
+    PyCUDA does not give out the handles of its functions.
+    """
+
+    def __init__(self, cubin: bytes) -> None:
+        self.module = cuda.module_from_buffer(cubin)
+        self.queried = checked(driver.cuModuleLoadData(cubin))
+
+
+class Kernel:
+    """A loaded kernel."""
+
+    def __init__(self, device: Device, loaded: _Loaded, name: str) -> None:
+        self.device = device
+        self.name = name
+        self.function = loaded.module.get_function(name)
+        self.queried = checked(driver.cuModuleGetFunction(loaded.queried, name.encode()))
+        self.most_threads: int = self.function.get_attribute(cuda.function_attribute.MAX_THREADS_PER_BLOCK)
+        self.shared = DEFAULT_SHARED
+        self.shapes: dict[Size, Shape] = {}
+
+    def shape(self, size: Size) -> Shape:
+        """The launch that suits so much work on this device."""
+        found = self.shapes.get(size)
+        if found is None:
+            found = self.shapes[size] = self._strided(size) if size.elements else self._blocks(size)
+        return found
+
+    def at_once(self, shape: Shape) -> int:
+        """Blocks that one multiprocessor runs at once."""
+        threads = prod(shape.block)
+        return int(checked(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.queried, threads, shape.shared)))
+
+    def _strided(self, size: Size) -> Shape:
+        """Blocks of the size that keeps most threads on a multiprocessor, smaller where the elements would not reach
+        all multiprocessors; and no more blocks than run at once, as a thread goes on to further elements."""
+        processors = self.device.multiprocessors
+        threads = min(self._best_threads(0), _warps(-(-size.elements // processors)))
+        at_once = self.at_once(Shape((1, 1, 1), (threads, 1, 1), 0))
+        blocks = min(-(-size.elements // threads), at_once * processors)
+        return Shape((blocks, 1, 1), (threads, 1, 1), 0)
+
+    def _blocks(self, size: Size) -> Shape:
+        self._allow(size.shared)
+        wanted = self._best_threads(size.shared) if size.threads is None else _warps(size.threads)
+        return Shape(size.blocks, (min(wanted, self.most_threads), 1, 1), size.shared)
+
+    def spread(self, shape: Shape) -> Shape | None:
+        """The launch in a form that may start early, or None.
+
+        Blocks that come while the kernel before is ending fill those multiprocessors that are done with it, one after
+        the other; where more fit on each than its share, the others then have nothing to do. Blocks of which one or two
+        are a share ask for so much shared memory that no more fit.
+        """
+        processors, blocks, at_once = self.device.multiprocessors, prod(shape.grid), self.at_once(shape)
+        share = -(-blocks // processors)
+        if blocks == 1 or share >= at_once:
+            return shape
+        if share > 2:
+            return None
+        shared = self.device.shared // (share + 1)
+        self._allow(shared)
+        return shape._replace(shared=shared)
+
+    def _allow(self, shared: int) -> None:
+        """Let blocks have so many bytes of shared memory."""
+        if shared <= self.shared:
+            return
+        self.function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
+        most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        checked(driver.cuFuncSetAttribute(self.queried, most, shared))
+        self.shared = shared
+
+    def _best_threads(self, shared: int) -> int:
+        _, threads = checked(driver.cuOccupancyMaxPotentialBlockSize(self.queried, None, shared, 0))
+        return int(threads)
+
+
+def _warps(threads: int) -> int:
+    return max(-(-threads // WARP), 1) * WARP

@@ -1,0 +1,188 @@
+"""Programs on the GPU: their kernels recorded as one CUDA graph, in memory laid out beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import prod
+from sys import getrefcount
+from typing import TYPE_CHECKING, Any
+
+from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda.lower import Candidate, Task, scratch, tasks
+from adtrain.backends.cuda.runtime.device import Device
+from adtrain.backends.cuda.runtime.graph import Graphs, Marks, recording
+from adtrain.backends.cuda.runtime.launch import Launch
+from adtrain.backends.cuda.runtime.layout import Layout
+from adtrain.backends.cuda.vendor import LibraryCall
+from adtrain.core.backend import KernelRun
+from adtrain.core.errors import DeviceError
+from adtrain.core.fused import label
+from adtrain.core.program import Equation, Program
+from adtrain.core.types import ArrayType
+
+if TYPE_CHECKING:
+    from adtrain.backends.cuda.backend import Buffer, CudaBackend
+
+STEPS_AT_ONCE = 10
+"""Runs in a row that one graph holds: between them, too, a kernel's launch overlaps the end of the one before."""
+
+
+class LibraryLaunch:
+    """A library's call on a device's stream; see `Launch`.
+
+    Raises DeviceError (when made): the library has no such call, or cannot be loaded.
+    """
+
+    checked = empty = False
+
+    def __init__(self, device: Device, call: LibraryCall) -> None:
+        call.prepare()
+        self.call, self.stream = call, device.stream.handle
+        self.ran = KernelRun(call.label, {})
+
+    def __call__(self, addresses: list[int], scratch: int, flag: int) -> None:
+        """Put the call's work on the stream, or into its recording."""
+        self.call.enqueue(addresses, scratch, self.stream)
+
+    record = __call__
+
+
+class Runnable:
+    """An equation's launches on a device, by the chosen candidate or a certain one.
+
+    Raises DeviceError (when made): there is no kernel for it.
+    """
+
+    def __init__(self, device: Device, equation: Equation, kernel: Candidate | None = None) -> None:
+        self.launches = [
+            LibraryLaunch(device, task) if isinstance(task, LibraryCall) else Launch(device, task)
+            for task in tasks(equation, kernel)
+        ]
+        self.scratch = scratch(equation, kernel)
+        self.checked = any(launch.checked for launch in self.launches)
+        self.kernels = [launch.ran for launch in self.launches if not launch.empty]
+
+    def __call__(self, addresses: list[int], memory: int, flag: int) -> None:
+        for launch in self.launches:
+            launch(addresses, memory, flag)
+
+    def record(self, addresses: list[int], memory: int, flag: int) -> None:
+        """Put the launches into the recording of the stream."""
+        for launch in self.launches:
+            launch.record(addresses, memory, flag)
+
+
+class CudaProgram:
+    """A Program with its memory and its launches."""
+
+    def __init__(self, backend: CudaBackend, program: Program) -> None:
+        self.backend, self.device = backend, backend.device
+        self.layout = layout = Layout(program)
+        self.arena = self.device.reserve(layout.arena_bytes)
+        self.base = int(self.arena)
+        self.constants = [x.buffer for x in program.constants.values()]
+        self.fetched = [backend.empty(v.type) for v in layout.inputs[len(program.inputs) :]]
+        self.fresh = {at: backend.empty(layout.outputs[at].type) for at in layout.fresh}
+        outputs = [self.fresh[at].address if at in self.fresh else 0 for at in range(len(layout.outputs))]
+        # By number; those of the Program's inputs are filled in before each run.
+        self.addresses = [0] * len(program.inputs)
+        self.addresses += [buffer.address for buffer in (*self.fetched, *self.constants)]
+        self.addresses += [*outputs, *(self.base + byte for byte in layout.arena)]
+
+        equations = dict.fromkeys(step.equation for steps, _ in layout.runs(2) for step in steps)
+        found = [task.source for e in equations for task in tasks(e) if isinstance(task, Task)]
+        for _ in compiler.side_by_side(dict.fromkeys(found), self.device.architecture):
+            pass
+        self.works: dict[Equation, Runnable] = {}
+        self.flagged: dict[Equation, int] = {}
+        for e in equations:
+            work = self.works[e] = Runnable(self.device, e)
+            self.flagged[e] = backend.flags.reserve(_label(e)) if work.checked else 0
+        self.equations = program.equations
+        self.kernels: Sequence[Sequence[KernelRun]] = [self.works[e].kernels for e in program.equations]
+        self.repeats = layout.repeats
+        self.results = [(*place, v.type.shape) for place, v in zip(layout.results, program.outputs, strict=True)]
+        self.graphs = Graphs(self.device.stream)
+        self.marks: Marks | None = None
+
+    def run(
+        self, buffers: list[Buffer], timed: bool = False, times: int = 1
+    ) -> tuple[Sequence[Buffer], Sequence[float]]:
+        for i in self.layout.overwritten:
+            # Held by the list and by getrefcount; its memory by it and by getrefcount. Whoever else holds it must not
+            # see it change.
+            if getrefcount(buffers[i]) > 2 or getrefcount(buffers[i].memory) > 2:
+                buffers[i] = self._copy(buffers[i])
+        for i, buffer in enumerate(buffers):
+            self.addresses[i] = buffer.address
+        key = tuple(self.addresses[: len(buffers)])
+        seconds: Sequence[float] = ()
+        if timed:
+            seconds = self._timed(key)
+        else:
+            many, single = divmod(times, STEPS_AT_ONCE)
+            for at_once, runs in ((STEPS_AT_ONCE, many), (1, single)):
+                for _ in range(runs):
+                    self.graphs.run((key, at_once), partial(self._record, at_once))
+        fresh = {at: self._copy(self.fresh[at]) for where, at, _ in self.results if where == "output"}
+        sources: dict[str, Any] = {"input": buffers, "constant": self.constants, "output": fresh}
+        return [_shaped(sources[where][at], shape) for where, at, shape in self.results], seconds
+
+    def _record(self, times: int, after_each: Callable[[], None] | None = None) -> None:
+        """Put so many runs into the recording of the stream.
+
+        Raises:
+            DeviceError: an equation, which it names, cannot be recorded.
+        """
+        addresses = list(self.addresses)
+        for steps, swaps in self.layout.runs(times):
+            for equation, operands, byte in steps:
+                work, name = self.works[equation], _label(equation)
+                try:
+                    work.record([addresses[i] for i in operands], self.base + byte, self.flagged[equation])
+                except DeviceError as error:
+                    raise DeviceError(f"{name} cannot be recorded in a CUDA graph: {error}") from None
+                if not recording(self.device.stream):
+                    raise DeviceError(f"{name} cannot be recorded in a CUDA graph: it waits for the device")
+                if after_each is not None:
+                    after_each()
+            for taken, made, _ in swaps:
+                addresses[taken], addresses[made] = addresses[made], addresses[taken]
+        if times % 2:
+            for taken, made, size in self.layout.back:
+                self.device.copy(addresses[taken], addresses[made], size)
+
+    def _timed(self, key: tuple[int, ...]) -> Sequence[float]:
+        """Run once; the time of each equation by the device's clock."""
+        if self.marks is None:
+            self.marks = Marks(self.device.stream, len(self.equations))
+        marks = self.marks
+
+        def record() -> None:
+            marks.begin()
+            self._record(1, marks.record)
+
+        self.graphs.run((key, "timed"), record)
+        self.device.synchronize()
+        order = [step.equation for steps, _ in self.layout.runs(1) for step in steps]
+        seconds = dict(zip(order, marks.seconds(), strict=True))
+        return [seconds[e] for e in self.equations]
+
+    def _copy(self, buffer: Buffer) -> Buffer:
+        copied = self.backend.empty(ArrayType(buffer.shape, buffer.dtype))
+        self.device.copy(buffer.address, copied.address, _nbytes(buffer))
+        return copied
+
+
+def _nbytes(buffer: Buffer) -> int:
+    return prod(buffer.shape) * buffer.dtype.itemsize
+
+
+def _shaped(buffer: Buffer, shape: tuple[int, ...]) -> Buffer:
+    return buffer if buffer.shape == shape else type(buffer)(buffer.memory, shape, buffer.dtype)
+
+
+def _label(equation: Equation) -> str:
+    name = label(equation)
+    return f"{name} (in {equation.scope})" if equation.scope else name

@@ -1,0 +1,1 @@
+"""Measures candidate kernels and keeps the fastest."""

@@ -1,0 +1,1 @@
+"""The C functions that compute each primitive on the CPU."""

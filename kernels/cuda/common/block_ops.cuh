@@ -1,0 +1,192 @@
+// Small equations that one thread block computes, one after the other: what a generated `block` is made of.
+//
+// Each takes `t`, the thread's number among THREADS; equations that do not wait for one another may be given numbers
+// that are turned against one another by whole warps, so that small ones run side by side. Lengths and places are
+// compile-time constants: they come as functions whose text the generator knows.
+#pragma once
+#include "common/cp_async.cuh"
+#include "common/collectives.cuh"
+
+extern __shared__ __align__(16) unsigned char shared_bytes[];
+
+namespace in_block {
+
+// Outputs o of elements r = 0 ... COUNT - 1, which LANES neighbouring threads share: read(o, r) to write(o, value).
+// All threads of a warp come here together.
+template <typename Op, typename A, int THREADS, int OUTPUTS, int COUNT, int LANES, typename Read, typename Write>
+__device__ __forceinline__ void reduce_lanes(int t, Read read, Write write)
+{
+    static_assert(LANES <= WARP && LANES <= COUNT, "every lane begins with an element of its own");
+    constexpr int AT_ONCE = THREADS / LANES;
+    for (int first = 0; first < OUTPUTS; first += AT_ONCE) {
+        const int o = first + t / LANES, lane = t % LANES;
+        if (first + t / WARP * WARP / LANES >= OUTPUTS)
+            continue; // a whole warp without an output
+        const int from = o < OUTPUTS ? o : OUTPUTS - 1;
+        A value = read(from, lane);
+#pragma unroll 4
+        for (int r = lane + LANES; r < COUNT; r += LANES)
+            value = Op::of(value, read(from, r));
+        value = over_lanes<Op, LANES>(value);
+        if (lane == 0 && o < OUTPUTS)
+            write(o, value);
+    }
+}
+
+// The same for few outputs of many elements, or where neighbouring outputs lie side by side: SLICES groups of threads
+// each reduce every SLICES-th element of WIDE neighbouring outputs to partial[slice * OUTPUTS + o].
+template <typename Op, typename A, int THREADS, int OUTPUTS, int COUNT, int SLICES, int WIDE, typename Read>
+__device__ __forceinline__ void reduce_slices(int t, A *partial, Read read)
+{
+    static_assert(SLICES <= COUNT, "every slice begins with an element of its own");
+    for (int i = t; i < OUTPUTS / WIDE * SLICES; i += THREADS) {
+        const int o = i % (OUTPUTS / WIDE) * WIDE, slice = i / (OUTPUTS / WIDE);
+        A value[WIDE];
+        const auto first = read(o, slice);
+#pragma unroll
+        for (int k = 0; k < WIDE; k++)
+            value[k] = first.lane[k];
+#pragma unroll 8
+        for (int r = slice + SLICES; r < COUNT; r += SLICES) {
+            const auto next = read(o, r);
+#pragma unroll
+            for (int k = 0; k < WIDE; k++)
+                value[k] = Op::of(value[k], (A)next.lane[k]);
+        }
+#pragma unroll
+        for (int k = 0; k < WIDE; k++)
+            partial[slice * OUTPUTS + o + k] = value[k];
+    }
+}
+
+// y = a b, where b lies as [column][k]: LANES neighbouring threads share a sum, and read their parts of both factors, up to
+// eight vectors of each, before they multiply any.
+template <typename A, int THREADS, int ROWS, int COLUMNS, int K, int LANES, int WIDE>
+__device__ __forceinline__ void long_products(int t, const A *a, const A *b, A *y)
+{
+    constexpr int OUTPUTS = ROWS * COLUMNS, VECTORS = (K / WIDE + LANES - 1) / LANES, AHEAD = VECTORS < 8 ? VECTORS : 8;
+    for (int first = 0; first < OUTPUTS; first += THREADS / LANES) {
+        const int o = first + t / LANES, from = o < OUTPUTS ? o : OUTPUTS - 1;
+        if (first + t / WARP * WARP / LANES >= OUTPUTS)
+            continue; // a whole warp without an output
+        const A *left = a + from / COLUMNS * K, *right = b + from % COLUMNS * K;
+        A sum = 0;
+#pragma unroll 1
+        for (int begin = 0; begin < VECTORS; begin += AHEAD) {
+            Vector<A, WIDE> l[AHEAD] = {}, r[AHEAD] = {};
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                const int k = ((begin + i) * LANES + t % LANES) * WIDE;
+                if (k < K)
+                    l[i] = load<A, WIDE>(left + k), r[i] = load<A, WIDE>(right + k);
+            }
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++)
+#pragma unroll
+                for (int h = 0; h < WIDE; h++)
+                    sum = fma(l[i].lane[h], r[i].lane[h], sum);
+        }
+        sum = over_lanes<Sum, LANES>(sum);
+        if (t % LANES == 0 && o < OUTPUTS)
+            y[o] = sum;
+    }
+}
+
+// y = a b of short sums: a thread keeps a column of b, whose elements are STEP_K and STEP apart, and takes rows of a to it.
+template <typename A, int THREADS, int ROWS, int COLUMNS, int K, int STEP_K, int STEP>
+__device__ __forceinline__ void short_products(int t, const A *a, const A *b, A *y)
+{
+    constexpr int TEAMS = THREADS < 2 * COLUMNS ? 1 : THREADS / COLUMNS < ROWS ? THREADS / COLUMNS : ROWS;
+    for (int i = t; i < TEAMS * COLUMNS; i += THREADS) {
+        const int column = i % COLUMNS;
+        A mine[K];
+#pragma unroll
+        for (int k = 0; k < K; k++)
+            mine[k] = b[k * STEP_K + column * STEP];
+#pragma unroll 4
+        for (int row = i / COLUMNS; row < ROWS; row += TEAMS) {
+            A sum = 0;
+#pragma unroll
+            for (int k = 0; k < K; k++)
+                sum = fma(a[row * K + k], mine[k], sum);
+            y[row * COLUMNS + column] = sum;
+        }
+    }
+}
+
+// Lines of LENGTH elements, each shared by LANES neighbouring threads.
+template <int THREADS, int LINES, int LANES, typename Each> __device__ __forceinline__ void lines(int t, Each each)
+{
+    for (int first = 0; first < LINES; first += THREADS / LANES) {
+        if (first + t / WARP * WARP / LANES >= LINES)
+            continue; // a whole warp without a line
+        const int line = first + t / LANES;
+        each(line < LINES ? line : LINES - 1, t % LANES, line < LINES);
+    }
+}
+
+// softmax or its logarithm along lines of LENGTH elements that are INNER apart.
+template <bool LOGARITHM, int THREADS, int LINES, int LENGTH, int INNER, int LANES, typename A>
+__device__ __forceinline__ void softmax(int t, const A *x, A *y)
+{
+    constexpr int ITEMS = (LENGTH + LANES - 1) / LANES;
+    lines<THREADS, LINES, LANES>(t, [&](int line, int lane, bool live) {
+        const int start = line / INNER * (LENGTH * INNER) + line % INNER;
+        A mine[ITEMS], top = (A)-INFINITY, total = 0;
+#pragma unroll
+        for (int k = 0; k < ITEMS; k++) {
+            const int j = lane + k * LANES;
+            mine[k] = j < LENGTH ? x[start + j * INNER] : (A)-INFINITY;
+            top = Max::of(top, mine[k]);
+        }
+        top = over_lanes<Max, LANES>(top);
+#pragma unroll
+        for (int k = 0; k < ITEMS; k++) {
+            mine[k] = LOGARITHM ? mine[k] - top : (A)exp(mine[k] - top);
+            if (lane + k * LANES < LENGTH)
+                total += LOGARITHM ? (A)exp(mine[k]) : mine[k];
+        }
+        total = over_lanes<Sum, LANES>(total);
+        const A shift = LOGARITHM ? (A)log(total) : 1 / total;
+#pragma unroll
+        for (int k = 0; k < ITEMS; k++)
+            if (live && lane + k * LANES < LENGTH)
+                y[start + (lane + k * LANES) * INNER] = LOGARITHM ? mine[k] - shift : mine[k] * shift;
+    });
+}
+
+// The position of the first largest element of each line; NaN counts as larger than everything, as NumPy has it.
+template <int THREADS, int LINES, int LENGTH, int INNER, int LANES, typename A>
+__device__ __forceinline__ void argmax(int t, const A *x, int64_t *y)
+{
+    lines<THREADS, LINES, LANES>(t, [&](int line, int lane, bool live) {
+        const int start = line / INNER * (LENGTH * INNER) + line % INNER;
+        A best = x[start + lane * INNER];
+        int at = lane;
+        const auto take = [&](A value, int place) {
+            const bool larger = value > best || (value != value && best == best);
+            const bool equal = value == best || (value != value && best != best);
+            if (larger || (equal && place < at))
+                best = value, at = place;
+        };
+        for (int j = lane + LANES; j < LENGTH; j += LANES)
+            take(x[start + j * INNER], j);
+#pragma unroll
+        for (int mask = LANES / 2; mask > 0; mask /= 2) {
+            const A value = exchanged(best, mask);
+            take(value, exchanged(at, mask));
+        }
+        if (live && lane == 0)
+            y[line] = at;
+    });
+}
+
+template <typename I> __device__ __forceinline__ bool valid(I index, int length, int *bad)
+{
+    const bool found = (int64_t)index >= 0 && (int64_t)index < length;
+    if (!found)
+        *bad = 1;
+    return found;
+}
+
+} // namespace in_block

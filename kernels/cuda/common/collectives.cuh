@@ -1,0 +1,120 @@
+// Threads that work together: some lanes of a warp, a warp, a block. The order in which values are combined is fixed, so
+// the same input gives the same bits.
+#pragma once
+#include "common/common.cuh"
+
+template <typename A> constexpr bool is_floating = false;
+template <> constexpr bool is_floating<float> = true;
+template <> constexpr bool is_floating<double> = true;
+
+template <typename A, typename B> constexpr bool is_same = false;
+template <typename A> constexpr bool is_same<A, A> = true;
+
+// No number of the type is smaller.
+template <typename A> __device__ __forceinline__ A lowest()
+{
+    if constexpr (is_floating<A>)
+        return -(A)INFINITY;
+    else
+        return (A)-1 < (A)0 ? (A)((uint64_t)1 << (8 * sizeof(A) - 1)) : (A)0;
+}
+
+template <typename A> __device__ __forceinline__ A highest()
+{
+    if constexpr (is_floating<A>)
+        return (A)INFINITY;
+    else
+        return (A)-1 < (A)0 ? (A)~((uint64_t)1 << (8 * sizeof(A) - 1)) : (A)-1;
+}
+
+struct Sum {
+    template <typename A> static __device__ __forceinline__ A of(A a, A b) { return a + b; }
+    template <typename A> static __device__ __forceinline__ A identity() { return (A)0; }
+};
+
+// NaN is the result wherever it is an argument, as NumPy has it.
+struct Max {
+    template <typename A> static __device__ __forceinline__ A of(A a, A b)
+    {
+#if __CUDA_ARCH__ >= 800
+        if constexpr (is_same<A, float>) { // one instruction instead of three
+            float c;
+            asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+            return c;
+        }
+#endif
+        return a >= b || a != a ? a : b;
+    }
+    template <typename A> static __device__ __forceinline__ A identity() { return lowest<A>(); }
+};
+
+struct Min {
+    template <typename A> static __device__ __forceinline__ A of(A a, A b) { return a <= b || a != a ? a : b; }
+    template <typename A> static __device__ __forceinline__ A identity() { return highest<A>(); }
+};
+
+// The value of the lane whose number differs from ours in the bits of `mask`.
+template <typename A> __device__ __forceinline__ A exchanged(A value, int mask)
+{
+    if constexpr (sizeof(A) < 4)
+        return (A)__shfl_xor_sync(FULL_MASK, (int)value, mask);
+    else
+        return __shfl_xor_sync(FULL_MASK, value, mask);
+}
+
+// Over COUNT neighbouring lanes (a power of two), in each of them. All lanes of the warp must come here.
+template <typename Op, int COUNT, typename A> __device__ __forceinline__ A over_lanes(A value)
+{
+#pragma unroll
+    for (int mask = COUNT / 2; mask > 0; mask /= 2)
+        value = Op::of(value, exchanged(value, mask));
+    return value;
+}
+
+// Over all threads of the block, in each of them. May be called again at once: it ends and begins with a barrier.
+template <typename Op, typename A> __device__ __forceinline__ A over_block(A value)
+{
+    __shared__ A of_warp[WARP];
+    const int warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
+    value = over_lanes<Op, WARP>(value);
+    __syncthreads();
+    if (lane == 0)
+        of_warp[threadIdx.x / WARP] = value;
+    __syncthreads();
+    A total = of_warp[0];
+    for (int i = 1; i < warps; i++)
+        total = Op::of(total, of_warp[i]);
+    return total;
+}
+
+// Over the threads that share a row: COUNT neighbouring lanes, or all COUNT threads of the block.
+template <typename Op, int COUNT, typename A> __device__ __forceinline__ A over_team(A value)
+{
+    if constexpr (COUNT <= WARP)
+        return over_lanes<Op, COUNT>(value);
+    else
+        return over_block<Op>(value);
+}
+
+// ELEMENTS neighbouring elements, or the first `count` where there are fewer, by all COUNT threads of a block: 16 bytes a
+// thread, with all loads under way at once. Between device memory and shared memory, in either direction.
+template <int COUNT, int ELEMENTS, typename E>
+__device__ __forceinline__ void copy_by_block(const E *from, E *to, int64_t count)
+{
+    constexpr int WIDE = 16 / sizeof(E), WHOLE = ELEMENTS / WIDE, MINE = (WHOLE + COUNT - 1) / COUNT;
+    static_assert(ELEMENTS % WIDE == 0, "whole vectors");
+    if (count < ELEMENTS) {
+        for (int i = threadIdx.x; i < count; i += COUNT)
+            to[i] = from[i];
+        return;
+    }
+    Vector<E, WIDE> held[MINE];
+#pragma unroll
+    for (int k = 0; k < MINE; k++)
+        if (threadIdx.x + k * COUNT < WHOLE)
+            held[k] = load<E, WIDE>(from + (threadIdx.x + k * COUNT) * WIDE);
+#pragma unroll
+    for (int k = 0; k < MINE; k++)
+        if (threadIdx.x + k * COUNT < WHOLE)
+            store(to, (threadIdx.x + k * COUNT) * WIDE, held[k]);
+}

@@ -1,0 +1,119 @@
+// Convolution as a matrix product whose panels are gathered from the image while they are loaded ("implicit GEMM"):
+// the matrix of windows, KH * KW times the image, exists in shared memory only, BK rows of it at a time.
+//
+// The geometry is compiled in: kernel KH x KW, stride SH x SW, padding PH x PW, dilation DH x DW.
+#pragma once
+#ifndef KH
+#define KH 3
+#define KW 3
+#define SH 1
+#define SW 1
+#define PH 1
+#define PW 1
+#define DH 1
+#define DW 1
+#define TILE_M 128
+#define TILE_N 128
+#define TILE_K 8
+#define WARP_M 64
+#define WARP_N 64
+#define TILE_SLICES 1
+#define TILE_STAGES 4
+#define MIN_BLOCKS 2
+#define UNIT 0
+#define SPLIT 0
+#define WIDE_C 1
+#endif
+#include "common/epilogue.cuh"
+#include "gemm/mma.cuh"
+
+typedef Tile<TILE_M, TILE_N, TILE_K, TILE_SLICES, TILE_STAGES, Multiplier<WARP_M, WARP_N, UNIT>::Unit> Tunables;
+typedef Tunables::PanelsA PanelsA;
+typedef Tunables::PanelsB PanelsB;
+constexpr int BM = TILE_M, BN = TILE_N, BK = TILE_K, THREADS = Tunables::THREADS;
+
+#define CONV_NUMBERS                                                                                                   \
+    int64_t batch_, int64_t channels_, int64_t height_, int64_t width_, int64_t filters_, int64_t rows_,               \
+        int64_t columns_, int64_t groups_
+// Lengths: images `batch` x `channels` x `height` x `width`, outputs `batch` x `filters` x `rows` x `columns`.
+#define CONV                                                                                                           \
+    const int batch = batch_, channels = channels_, height = height_, width = width_, filters = filters_,              \
+              rows = rows_, columns = columns_, groups = groups_, group_channels = channels / groups,                  \
+              group_filters = filters / groups;
+
+constexpr int NOWHERE = -(1 << 30); // a coordinate outside of every image, whatever tap is added to it
+
+// Loads panels [k][pixel] of windows: k counts channels, in them rows of taps, in them taps. A thread keeps to its
+// pixels (BN must be a multiple of THREADS), and all threads are at the same k, so that what follows from k is
+// computed once a warp and not once a thread.
+struct WindowLoader {
+    static constexpr int OWN = BN / THREADS;
+    const T *corner[OWN > 0 ? OWN : 1]; // of the pixel's window, in channel 0: the element of tap (0, 0)
+    int y[OWN > 0 ? OWN : 1], x[OWN > 0 ? OWN : 1]; // of the corner
+    int channels, height, width; // of the image that is read
+    int taps_y, taps_x, step_y, step_x; // how many taps, and how far apart in the image
+    int channel = 0, tap_y = 0, tap_x = 0; // of the next k
+
+    __device__ WindowLoader(int channels, int height, int width, int taps_y, int taps_x, int step_y, int step_x)
+        : channels(channels), height(height), width(width), taps_y(taps_y), taps_x(taps_x), step_y(step_y),
+          step_x(step_x) {}
+
+    __device__ __forceinline__ void place(int i, const T *image, int at_y, int at_x) {
+        y[i] = at_y;
+        x[i] = at_x;
+        corner[i] = image + (int64_t)at_y * width + at_x;
+    }
+
+    __device__ __forceinline__ void load(T *panel) {
+        #pragma unroll
+        for (int row = 0; row < BK; row++) {
+            const int dy = tap_y * step_y, dx = tap_x * step_x;
+            const int64_t offset = (int64_t)channel * (height * width) + dy * width + dx;
+            #pragma unroll
+            for (int i = 0; i < OWN; i++) {
+                const bool inside = (unsigned)(y[i] + dy) < height && (unsigned)(x[i] + dx) < width;
+                copy_async<sizeof(T)>(panel + row * PanelsB::ROW + threadIdx.x + i * THREADS, corner[i] + offset,
+                    inside && channel < channels);
+            }
+            if (++tap_x == taps_x) {
+                tap_x = 0;
+                if (++tap_y == taps_y) {
+                    tap_y = 0;
+                    channel++;
+                }
+            }
+        }
+    }
+};
+
+// Where a column's elements belong: in an image of `channels` channels, of which row 0 is `channel`, at a place of `area`.
+struct Target {
+    int image, channel, channels, place;
+    int64_t area;
+};
+
+// Hands the sums of a tile to `out`, WIDE_C neighbouring columns at once, which lie at the Target of the first one. What
+// `out` reads beside a column is asked for before the first element of it is written.
+template <class Out, class Find> __device__ __forceinline__ void write_tile(
+    const Tunables &tile, const Out &out, int m0, int n0, int m, int n, Find find) {
+    #pragma unroll
+    for (int j = 0; j < Tunables::TN; j += WIDE_C) {
+        const int column = n0 + tile.column(j);
+        if (column >= n) continue;
+        const Target at = find(column);
+        const auto channel = [&](int i) { return at.channel + m0 + tile.row(i); };
+        const auto index = [&](int i) { return ((int64_t)at.image * at.channels + channel(i)) * at.area + at.place; };
+        typename Out::template Beside<WIDE_C> beside[Tunables::TM];
+        #pragma unroll
+        for (int i = 0; i < Tunables::TM; i++)
+            if (m0 + tile.row(i) < m)
+                beside[i] = out.template read<WIDE_C>(at.image, channel(i), at.place, index(i));
+        #pragma unroll
+        for (int i = 0; i < Tunables::TM; i++) {
+            T value[WIDE_C];
+            #pragma unroll
+            for (int h = 0; h < WIDE_C; h++) value[h] = tile.sums[i][j + h];
+            if (m0 + tile.row(i) < m) out.write(beside[i], index(i), value);
+        }
+    }
+}

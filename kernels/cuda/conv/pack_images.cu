@@ -1,0 +1,74 @@
+// What conv/shifted_fp16x2.cu multiplies: the filters in halves, and in pieces, and the images in halves, with what is known of both.
+// Read conv/shifted_fp16x2.cuh first.
+#include "conv/shifted_fp16x2.cuh"
+
+// A filter's scale, by a block.
+__device__ __forceinline__ void measure_filter(const Made &made, const Weights &weights, int filter) {
+    constexpr int COUNT = IN_CHANNELS * TAPS, AT_ONCE = 4;
+    Measured seen;
+    for (int first = threadIdx.x; first < COUNT; first += AT_ONCE * MEASURING) {
+        float found[AT_ONCE];
+        #pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            const int i = first + j * MEASURING;
+            found[j] = i < COUNT && filter < OUT_CHANNELS ? weights.at(filter, i / TAPS, i % TAPS) : 0;
+        }
+        #pragma unroll
+        for (float x : found) seen.see(x);
+    }
+    seen.join_block();
+    if (threadIdx.x > 0) return;
+    Known known = seen.known(NORMAL, 1);
+    if (known.up == 0) known.up = NOT_HELD; // which is known, and not 0
+    made.filters[filter] = known;
+}
+
+// The weights of FILTERS filters and the channels of a plane to scratch, in halves or in pieces, by a block.
+constexpr int CUTS = 2 * BLOCKS * CHUNKS * PLANES;
+__device__ __forceinline__ void cut_filters(const Made &made, const Weights &weights, int piece) {
+    const bool in_halves = piece % 2;
+    const int plane = piece / 2 % PLANES, chunk = piece / (2 * PLANES) % CHUNKS, block = piece / (2 * PLANES * CHUNKS);
+    #pragma unroll 1
+    for (int i = threadIdx.x; i < FILTERS * TAPS; i += LAYING) {
+        const WeightWord at(block, chunk, i / FILTERS, plane, i % FILTERS);
+        const int filter = block * FILTERS + at.line;
+        float found[GROUP_OF];
+        weights.read(found, filter, at.channel(), at.tap);
+        if (!in_halves) {
+            put_pieces(made.pieces, at, found);
+            continue;
+        }
+        Word words[NUMBERS];
+        halve(words, found, heard(&made.filters[filter].up));
+        char *to = made.halves + at.stage() * OfWeights::SIZE;
+        #pragma unroll
+        for (int p = 0; p < (STACKED ? 2 : NUMBERS); p++)
+            *(Word *)(to + OfWeights::offset(STACKED ? 0 : p, plane, at.line + (STACKED ? p * FILTERS : 0))) =
+                p < NUMBERS ? words[p] : Word{};
+    }
+}
+
+// First.
+KERNEL begin_halves(const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
+    wait_for_inputs();
+    const Made made(scratch);
+    for (int i = grid_index(); i < BLOCKS * FILTERS; i += grid_size()) made.filters[i].up = 0;
+    laid_images(made, batch).begin();
+}
+
+// Then: filters and images are measured, filters cut, images laid out as they are measured.
+KERNEL __launch_bounds__(LAYING, LAYING_BLOCKS) prepare_halves(
+    const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
+    wait_for_inputs();
+    constexpr int OF_FILTERS = BLOCKS * FILTERS;
+    const Made made(scratch);
+    const Laid laid[] = {laid_images(made, batch)};
+    const Order<1> order(laid, {PARTS<Inputs>}, Inputs::SIZE);
+    const int first = order.before();
+    take_in_order(laid[0].taken, OF_FILTERS + CUTS + order.count(), [&](int i) {
+        if (i < OF_FILTERS) return measure_filter(made, {w}, i);
+        i -= OF_FILTERS;
+        if (i >= first && i < first + CUTS) return cut_filters(made, {w}, i - first);
+        laid[0].prepare(Inputs{x, (int)batch}, order[i < first ? i : i - CUTS]);
+    });
+}

@@ -1,0 +1,168 @@
+// The operands of convolutions on Hopper's matrix units, in shared memory: float32 as three bfloat16 numbers whose sum
+// it is (Format<PIECES>), so that nothing has to be measured or scaled first; or as two float16 numbers, see conv/fp16x2.cuh.
+//
+// Positions: of all images one after another, row by row, PITCH apart, images IMAGE apart. They are so far apart that what
+// a window reads beyond the end of a row or an image are the zeros that lie between it and the next one. So of all
+// outputs an element of the window is as many positions away, and one copy of the images' positions serves all elements
+// of the window: products read it from a place that is so much further on. Outputs between images are computed for
+// nothing.
+//
+// A plane: of a piece of 8 channels the positions, 16 bytes each. Units of the matrix are 8 positions by 8 channels, 128
+// bytes anywhere in a plane, in which k may be the channels as well as the positions.
+#pragma once
+#ifndef KH
+#define KH 3
+#define KW 3
+#define PH 1
+#define PW 1
+#define DH 1
+#define DW 1
+#define IN_CHANNELS 64
+#define IN_ROWS 56
+#define IN_COLUMNS 56
+#define OUT_CHANNELS 64
+#define OUT_ROWS 56
+#define OUT_COLUMNS 56
+#define PITCH 58
+#define IMAGE (58 * 58)
+#define CHANNELS 32
+#define WIDE_C 2
+#define TURNED 0
+#define TILE_STAGES 4
+#define POSITIONS 128
+#define SPLIT 1
+#endif
+#include "common/epilogue.cuh"
+#include "sm90/bf16x3.cuh"
+
+constexpr int TAPS = KH * KW;
+constexpr int BEFORE = PH * PITCH + PW;                      // positions that a window reaches back
+constexpr int REACH = (KH - 1) * DH * PITCH + (KW - 1) * DW; // from its first to its last element
+__device__ constexpr int shift(int tap_y, int tap_x) { return tap_y * DH * PITCH + tap_x * DW; }
+
+__device__ constexpr int parts(int length, int part) { return (length + part - 1) / part; }
+
+// Where an element of a gradient by the weights lies in a part of it, to be summed: neighbouring lanes have neighbouring
+// channels of some filters.
+__device__ __forceinline__ int place_in_part(int filter, int channel, int tap) {
+    return (tap * OUT_CHANNELS + filter) * IN_CHANNELS + channel;
+}
+
+__device__ __forceinline__ bool finite(T x) { return fabs(x) < (T)INFINITY; }
+
+// The first place in shared memory that is aligned to so many bytes; of a pointer into it, so that the compiler knows.
+template <int BYTES> __device__ __forceinline__ char *aligned_shared() {
+    return (char *)shared_bytes + (BYTES - (unsigned)__cvta_generic_to_shared(shared_bytes) % BYTES) % BYTES;
+}
+
+// Puts words in pieces to their places in a stage.
+template <class Layout> struct PutPieces {
+    char *to;
+
+    __device__ __forceinline__ void operator()(int plane, int line, const float (&found)[GROUP_OF]) const {
+        Word words[PIECE_COUNT];
+        cut(words, found);
+        #pragma unroll
+        for (int p = 0; p < USED; p++) *(Word *)(to + Layout::offset(p, plane, line)) = words[p];
+    }
+};
+
+// Images (N, C, H, W).
+template <int C, int H, int W> struct Images {
+    static constexpr int AREA = H * W, SIZE = C * AREA;
+    const T *x;
+    int count;
+
+    // Where the element of channel 0 at a position lies; -1 where the images have none.
+    __device__ __forceinline__ int at(int position) const {
+        const int image = position / IMAGE, y = position % IMAGE / PITCH, column = position % PITCH;
+        const bool inside = position >= 0 && image < count && y < H && column < W;
+        return inside ? image * (C * AREA) + y * W + column : -1;
+    }
+
+    // Starts to copy what a thread's line has, Layout::LINES from `first` on, of the channels from `channel` on, to slots of its
+    // own in `passing`; and hands it on (plane, line, elements).
+    template <class Layout, int THREADS> __device__ __forceinline__ void start(
+        T *passing, int thread, int first, int channel) const {
+        static_assert(Layout::LINES <= THREADS, "a line for each thread");
+        const int place = thread < Layout::LINES ? at(first + thread) : -1;
+        #pragma unroll
+        for (int i = 0; i < Layout::PLANES * GROUP_OF; i++)
+            copy_async<sizeof(T)>(passing + i * THREADS + thread, x + (place + (channel + i) * AREA),
+                place >= 0 && channel + i < C);
+        end_group();
+    }
+    template <class Layout, int THREADS, class Put> static __device__ __forceinline__ void finish(
+        Put &&put, T *passing, int thread) {
+        wait_groups<0>();
+        #pragma unroll
+        for (int plane = 0; plane < Layout::PLANES; plane++) {
+            float found[GROUP_OF];
+            #pragma unroll
+            for (int j = 0; j < GROUP_OF; j++) // as in `gather`
+                found[j] = *(volatile T *)(passing + (plane * GROUP_OF + j) * THREADS + thread);
+            if (thread < Layout::LINES) put(plane, thread, found);
+        }
+    }
+
+    // Hands Layout::LINES positions from `first` on, of the channels from `channel` on, to `put` (plane, line, elements)
+    // once `free` is in the phase of this parity. Of the calling threads each has slots of its own in `passing`, which
+    // what it reads passes through, so that AHEAD words are under way at once.
+    template <class Layout, int THREADS, int AHEAD, class Put> __device__ __forceinline__ void gather(
+        Put &&put, T *passing, int thread, int first, int channel, Barrier &free, int parity) const {
+        constexpr int COUNT = (Layout::LINES + THREADS - 1) / THREADS * Layout::PLANES;
+        passing += thread;
+        int place = -1; // of the position that is read next
+        #pragma unroll 1
+        for (int i = 1 - AHEAD; i < COUNT; i++) {
+            const int next = i + AHEAD - 1, plane = next % Layout::PLANES;
+            if (next < COUNT) {
+                const int line = thread + next / Layout::PLANES * THREADS;
+                if (plane == 0) place = line < Layout::LINES ? at(first + line) : -1;
+                const int own = channel + plane * GROUP_OF, left = place < 0 ? 0 : C - own;
+                const T *from = x + (place + own * AREA);
+                T *slot = passing + next % AHEAD * (GROUP_OF * THREADS);
+                #pragma unroll
+                for (int j = 0; j < GROUP_OF; j++)
+                    copy_async<sizeof(T)>(slot + j * THREADS, from + j * AREA, left > (C % GROUP_OF == 0 ? 0 : j));
+            }
+            end_group();
+            if (i < 0) continue;
+            if (i == 0) free.wait(parity);
+            wait_groups<AHEAD - 1>();
+            float found[GROUP_OF];
+            #pragma unroll
+            for (int j = 0; j < GROUP_OF; j++) // after the wait, as the compiler cannot see what they have to do with it
+                found[j] = *(volatile T *)(passing + (i % AHEAD * GROUP_OF + j) * THREADS);
+            const int line = thread + i / Layout::PLANES * THREADS;
+            if (line < Layout::LINES) put(i % Layout::PLANES, line, found);
+        }
+    }
+};
+typedef Images<IN_CHANNELS, IN_ROWS, IN_COLUMNS> Inputs;
+
+// An output's position.
+struct Output {
+    int image, y, x;
+
+    __device__ explicit Output(int position)
+        : image(position / IMAGE), y(position % IMAGE / PITCH), x(position % PITCH) {}
+
+    __device__ __forceinline__ void advance(int positions) {
+        x += positions;
+        while (x >= PITCH) {
+            x -= PITCH;
+            if (++y == IMAGE / PITCH) y = 0, image++;
+        }
+    }
+    __device__ __forceinline__ bool inside(int batch) const { return image < batch && y < OUT_ROWS && x < OUT_COLUMNS; }
+};
+
+// Where the words of LINES positions lie, 8 PLANES channels of each of COUNT pieces: in planes.
+template <int LINES_, int PLANES_, int COUNT = PIECE_COUNT> struct Planes {
+    static constexpr int LINES = LINES_, PLANES = PLANES_;
+    static constexpr int PLANE = LINES * WORD, PIECE = PLANES * PLANE, SIZE = COUNT * PIECE; // bytes
+    static __device__ __forceinline__ int offset(int piece, int plane, int line) {
+        return piece * PIECE + plane * PLANE + line * WORD;
+    }
+};

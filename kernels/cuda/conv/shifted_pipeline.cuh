@@ -1,0 +1,47 @@
+// What kernels share that take convolutions tile by tile: the weights, and stages in shared memory. Some warps bring a tile's
+// images, of which all elements of the window are read, the copy engine weights, and others multiply.
+#pragma once
+#include "conv/shifted.cuh"
+
+// Weights (O, C, KH, KW); TURNED (C, O, KH, KW) with their elements in reverse order.
+struct Weights {
+    const T *w;
+
+    __device__ __forceinline__ T at(int filter, int channel, int tap) const {
+        return TURNED ? w[(channel * OUT_CHANNELS + filter) * TAPS + TAPS - 1 - tap]
+                      : w[(filter * IN_CHANNELS + channel) * TAPS + tap];
+    }
+    // Of neighbouring channels, from one on; 0 where there are none.
+    __device__ __forceinline__ void read(float (&found)[GROUP_OF], int filter, int channel, int tap) const {
+        #pragma unroll
+        for (int j = 0; j < GROUP_OF; j++)
+            found[j] = filter < OUT_CHANNELS && channel + j < IN_CHANNELS ? at(filter, channel + j, tap) : 0;
+    }
+};
+
+template <int IMAGES, int WEIGHTS, int BRINGING_IMAGES, int MULTIPLYING> struct TileStages {
+    Barrier images[IMAGES], images_read[IMAGES], weights[WEIGHTS], weights_read[WEIGHTS];
+
+    __device__ void init() {
+        for (int i = 0; i < IMAGES; i++) {
+            images[i].init(BRINGING_IMAGES / WARP);
+            images_read[i].init(MULTIPLYING / WARP);
+        }
+        for (int i = 0; i < WEIGHTS; i++) {
+            weights[i].init(1);
+            weights_read[i].init(MULTIPLYING / WARP);
+        }
+        show_barriers();
+    }
+
+    // Of one thread: starts the copies of COUNT stages of so many bytes that lie one behind the other.
+    template <int BYTES, int COUNT> __device__ __forceinline__ void bring(
+        Round<WEIGHTS> &turn, char *shared, const char *from) {
+        for (int i = 0; i < COUNT; i++, turn.next()) {
+            weights_read[turn.stage].wait(turn.parity ^ 1);
+            Barrier &full = weights[turn.stage];
+            full.expect(BYTES);
+            copy_bulk<BYTES>(shared + turn.stage * BYTES, from + (int64_t)i * BYTES, full);
+        }
+    }
+};

@@ -1,0 +1,240 @@
+// What the kernels of convolutions by positions share: their tiles, weights, stages, and how sums are written. Read
+// conv/shifted.cuh first.
+//
+// Rows are FILTERS filters, columns TILE positions, k CHANNELS channels of an element of the window at a time. Of
+// BRINGING threads a warp has the copies of weights, which are cut beforehand, on their way; GATHERERS bring the
+// images' positions (conv/shifted_bf16x3.cu gathers and cuts them, conv/shifted_fp16x2.cu has them copied); TEAMS warpgroups multiply, each
+// COLUMNS of the columns.
+//
+// Tiles run on from image to image, or, where there are OF_IMAGE, so many begin with each image, and what lies behind its
+// last output is not computed, but for the rest of a tile. IMAGE is then no less than their positions.
+#pragma once
+#include "conv/fp16x2.cuh"
+#include "conv/shifted_pipeline.cuh"
+#ifndef OF_IMAGE
+#define OF_IMAGE 0
+#endif
+
+constexpr int TILE = TEAMS * COLUMNS, LEFT = 64;      // LEFT: rows of the matrix units
+constexpr bool STACKED = OUT_CHANNELS <= LEFT / 2; // then half of the rows are the same filters' second parts
+constexpr int FILTERS = STACKED ? LEFT / 2 : LEFT;
+constexpr int CONSUMERS = TEAMS * WARPGROUP, THREADS = BRINGING + CONSUMERS;
+constexpr int IMAGE_STAGES = 2, PLANES = CHANNELS / GROUP_OF;
+constexpr int CHUNKS = (IN_CHANNELS + CHANNELS - 1) / CHANNELS, BLOCKS = (OUT_CHANNELS + FILTERS - 1) / FILTERS;
+constexpr int SUMS = COLUMNS / 2, OWN = SUMS * FILTERS / LEFT; // of a thread; that it writes
+constexpr int EXCHANGED = STACKED ? OWN * WARPGROUP : 0;         // of a warpgroup, with `give`
+constexpr int IN_A_ROW = OF_IMAGE > 0 ? OF_IMAGE : 1 << 30;      // tiles that follow one another
+typedef Planes<LEFT, PLANES, STACKED ? 2 : 3> PieceWeights;
+typedef Planes<LEFT, PLANES, STACKED ? 1 : NUMBERS> HalfWeights;
+
+// A word of a filter's weights, in the order in which stages want them: for each FILTERS filters and CHANNELS channels
+// the elements of the window, of each its pieces, of each its planes.
+struct WeightWord {
+    int block, chunk, tap, plane, line;
+
+    __device__ WeightWord(int block, int chunk, int tap, int plane, int line)
+        : block(block), chunk(chunk), tap(tap), plane(plane), line(line) {}
+    __device__ WeightWord(int filter, int i)
+        : block(filter / FILTERS), chunk(i / (PLANES * TAPS)), tap(i / PLANES % TAPS), plane(i % PLANES),
+          line(filter % FILTERS) {}
+    __device__ __forceinline__ int channel() const { return chunk * CHANNELS + plane * GROUP_OF; }
+    __device__ __forceinline__ int64_t stage() const { return ((int64_t)block * CHUNKS + chunk) * TAPS + tap; }
+};
+constexpr int WEIGHT_WORDS = CHUNKS * TAPS * PLANES; // of a filter
+
+// Puts a word in pieces to its place.
+__device__ __forceinline__ void put_pieces(char *pieces, const WeightWord &at, const float (&found)[GROUP_OF]) {
+    Word words[PIECE_COUNT];
+    cut(words, found);
+    char *to = pieces + at.stage() * PieceWeights::SIZE;
+    #pragma unroll
+    for (int p = 0; p < PIECE_COUNT + STACKED; p++) {
+        const int piece = STACKED ? p / 2 : p, row = STACKED ? at.line + p % 2 * FILTERS : at.line;
+        *(Word *)(to + PieceWeights::offset(piece, at.plane, row)) = p < PIECE_COUNT ? words[p] : Word{};
+    }
+}
+
+// The tiles of a block: those of the same positions, which read the same images, at the same time.
+struct Tiles {
+    int count;
+
+    __device__ explicit Tiles(int batch)
+        : count((OF_IMAGE > 0 ? batch * OF_IMAGE : parts(batch * IMAGE, TILE)) * BLOCKS) {}
+    __device__ __forceinline__ int filter(int tile) const { return tile % BLOCKS * FILTERS; }
+    __device__ __forceinline__ int position(int tile) const {
+        const int i = tile / BLOCKS;
+        return i / IN_A_ROW * IMAGE + i % IN_A_ROW * TILE;
+    }
+};
+
+constexpr int MARKED = 144; // positions that are left to pieces together
+
+// Where what is made on the way lies in scratch.
+struct Made {
+    char *pieces, *halves; // the weights
+    Known *filters;
+    int *marks; // of MARKED positions and FILTERS filters, whether they are left to pieces
+
+    __device__ explicit Made(char *scratch) : pieces(scratch) {
+        constexpr int64_t STAGES = (int64_t)BLOCKS * CHUNKS * TAPS;
+        halves = pieces + STAGES * PieceWeights::SIZE;
+        filters = (Known *)(halves + STAGES * HalfWeights::SIZE);
+        marks = (int *)(filters + BLOCKS * FILTERS);
+    }
+    __device__ __forceinline__ int &left(int position, int filter) const {
+        return marks[position / MARKED * BLOCKS + filter / FILTERS];
+    }
+};
+
+// Elements of the window that a team is ahead of the next one: so few that neither the stages of weights nor those of
+// images are too few for all teams.
+__device__ constexpr int apart() {
+    const int even = TAPS * CHUNKS / TEAMS, most = (TILE_STAGES - 1) / (TEAMS - 1);
+    const int found = even < most ? even : most;
+    return found < 1 ? 1 : found < TAPS ? found : TAPS;
+}
+constexpr int APART = apart();
+
+// A consumer's team, by a shuffle, so that the compiler knows it to be a whole warp's: where threads may part it has products
+// wait for one another.
+__device__ __forceinline__ int own_team() { return __shfl_sync(~0u, (threadIdx.x - BRINGING) / WARPGROUP, 0); }
+
+struct Stages : TileStages<IMAGE_STAGES, TILE_STAGES, GATHERERS, CONSUMERS> {
+    Barrier begun[TEAMS];
+
+    __device__ void init() {
+        for (Barrier &team : begun) team.init(WARPGROUP / WARP);
+        TileStages::init();
+    }
+
+    // In a block's first tile each team waits until the one before it is APART elements of the window ahead: so they end
+    // their tiles one after another, while the others multiply.
+    __device__ __forceinline__ void begin(int team) {
+        if (team > 0) begun[team].wait(0);
+    }
+    __device__ __forceinline__ void tell_next(int team, int element) {
+        if (team + 1 < TEAMS && element == APART - 1) say(begun[team + 1]);
+    }
+
+    // Of one thread: starts the copies of a tile's weights.
+    template <class OfWeights> __device__ __forceinline__ void bring(
+        int tile, Round<TILE_STAGES> &turn, char *shared, const char *all) {
+        constexpr int COUNT = CHUNKS * TAPS;
+        TileStages::bring<OfWeights::SIZE, COUNT>(
+            turn, shared, all + (int64_t)(tile % BLOCKS) * COUNT * OfWeights::SIZE);
+    }
+};
+
+// Of the sums that a thread writes: filter and column of sum i.
+__device__ __forceinline__ int own_row(int i) { return sum_row(i) % FILTERS; }
+__device__ __forceinline__ int own_column(int i) { return sum_row(i) / FILTERS * (COLUMNS / 2) + sum_column(i); }
+
+// Those sums. STACKED two threads have sums of a filter, and each adds up half of them; what they give to each other
+// passes through what the warpgroup has `exchanged`.
+__device__ __forceinline__ void give(const float (&sums)[SUMS], float (&own)[OWN], T *exchanged) {
+    const int thread = threadIdx.x % WARPGROUP, place = threadIdx.x / WARPGROUP;
+    const bool lower = thread < WARPGROUP / 2;
+    #pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        const float first = sums[i], second = sums[SUMS - OWN + i];
+        own[i] = lower ? first : second;
+        if (STACKED) exchanged[i * WARPGROUP + thread] = lower ? second : first;
+    }
+    if (!STACKED) return;
+    meet(WARPGROUP, place);
+    #pragma unroll
+    for (int i = 0; i < OWN; i++) own[i] += exchanged[i * WARPGROUP + (thread ^ WARPGROUP / 2)];
+    meet(WARPGROUP, place);
+}
+
+// By one thread: asks for what the epilogue reads beside the outputs of a tile, those of an image and a filter being
+// neighbours.
+__device__ __forceinline__ void ask(const Epilogue &out, int batch, int filter, int position) {
+    const auto place = [](int at) { return at / PITCH * OUT_COLUMNS + min(at % PITCH, OUT_COLUMNS); };
+    for (int image = position / IMAGE; image < batch && image * IMAGE < position + TILE; image++) {
+        const int from = place(max(position - image * IMAGE, 0));
+        const int count = place(min(position - image * IMAGE + TILE, OUT_ROWS * PITCH)) - from;
+        #pragma unroll 1
+        for (int row = filter; row < min(filter + FILTERS, OUT_CHANNELS) && count > 0; row++)
+            out.ask((image * OUT_CHANNELS + row) * (OUT_ROWS * OUT_COLUMNS) + from, count);
+    }
+}
+
+// Hands the sums of FILTERS filters from `filter` on and COLUMNS positions from `position` on to the epilogue, which is
+// asked for what it reads beside several of them before the first one is written. how: which positions it takes, and what
+// their sums are multiplied by, of an image and of a sum's row.
+template <class How> __device__ __forceinline__ void write(
+    const float (&sums)[OWN], const Epilogue &out, int batch, int filter, int position, const How &how) {
+    constexpr int EACH = 4, AT_ONCE = 4; // EACH: sums of two neighbouring positions and two rows
+    const auto row = [&](int i) { return filter + own_row(i); };
+    const auto index = [&](int image, int place, int r) {
+        return (image * OUT_CHANNELS + row(2 * r)) * (OUT_ROWS * OUT_COLUMNS) + place;
+    };
+    #pragma unroll
+    for (int h = 0; h < 2; h += WIDE_C) {
+        Output at(position + own_column(h));
+        #pragma unroll
+        for (int first = h; first < OWN; first += AT_ONCE * EACH) {
+            int image[AT_ONCE], place[AT_ONCE];
+            float scale[AT_ONCE];
+            Epilogue::Beside<WIDE_C> beside[AT_ONCE][2];
+            // 8: own_column(EACH) - own_column(0)
+            #pragma unroll
+            for (int i = 0; i < AT_ONCE && first + i * EACH < OWN; i++, at.advance(8)) {
+                image[i] = at.image;
+                const bool taken = at.inside(batch) && how.takes(position + own_column(first + i * EACH));
+                place[i] = taken ? at.y * OUT_COLUMNS + at.x : -1;
+                scale[i] = taken ? how.scale(at.image) : 0;
+                #pragma unroll
+                for (int r = 0; r < 2; r++)
+                    if (place[i] >= 0 && row(2 * r) < OUT_CHANNELS)
+                        beside[i][r] = out.read<WIDE_C>(image[i], row(2 * r), place[i], index(image[i], place[i], r));
+            }
+            #pragma unroll
+            for (int i = 0; i < AT_ONCE && first + i * EACH < OWN; i++) {
+                #pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    if (place[i] < 0 || row(2 * r) >= OUT_CHANNELS) continue;
+                    T value[WIDE_C];
+                    #pragma unroll
+                    for (int k = 0; k < WIDE_C; k++)
+                        value[k] = sums[first + i * EACH + 2 * r + k] * how.rows[r] * scale[i];
+                    out.write(beside[i][r], index(image[i], place[i], r), value);
+                }
+            }
+        }
+    }
+}
+
+// Hands the same sums to the epilogue by windows of two rows and columns, of which a thread's positions are whole pairs of
+// rows: of one row a window's two columns are neighbours in a thread, and those of the row below PAIRS pairs of columns
+// further on, so NEXT lanes of four, and a group of eight columns later in the lanes that this leads round.
+__device__ __forceinline__ void write_windows(
+    const float (&sums)[OWN], const Epilogue &out, int filter, int position) {
+    constexpr int PAIRS = PITCH / 2, NEXT = PAIRS % 4, GROUPS = OWN / 4, ROWS = OUT_ROWS / 2, COLS = OUT_COLUMNS / 2;
+    const Output first(position + own_column(0) - sum_column(0));
+    const int lane = threadIdx.x % WARP, mine = lane % 4;
+    #pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int row = filter + own_row(2 * r);
+        const bool real = row < OUT_CHANNELS;
+        Epilogue::Beside<4> beside;
+        if (real) beside = out.read<4>(first.image, row, 0, 0);
+        const auto sum = [&](int group, int column) { return sums[min(group, GROUPS - 1) * 4 + 2 * r + column]; };
+        #pragma unroll
+        for (int group = 0; group < GROUPS; group++) {
+            if (group * 4 / PAIRS % 2 == 1 && (group * 4 + 3) / PAIRS % 2 == 1) continue; // rows below alone
+            T window[4];
+            #pragma unroll
+            for (int column = 0; column < 2; column++) {
+                const int below = group + PAIRS / 4;
+                window[column] = sum(group, column);
+                const T given = mine < NEXT ? sum(below + 1, column) : sum(below, column);
+                window[2 + column] = __shfl_sync(~0u, given, lane - mine + (mine + NEXT) % 4);
+            }
+            const int pair = group * 4 + mine, y = first.y / 2 + pair / PITCH, x = pair % PITCH;
+            if (real && y < ROWS && x < COLS)
+                out.write<4>(beside, ((first.image * OUT_CHANNELS + row) * ROWS + y) * COLS + x, window);
+        }
+    }
+}

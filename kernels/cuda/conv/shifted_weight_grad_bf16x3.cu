@@ -1,0 +1,124 @@
+// The gradient of a convolution with stride 1 and a kernel of 3 x 3 by its weights, on Hopper's matrix units. Read
+// conv/shifted_weight_grad.cuh first.
+//
+// Four warps gather the gradients, four the images. As in conv/shifted_bf16x3.cu, but for registers: the largest products and the
+// others have the same ones in turn, over 64 positions.
+#include "conv/shifted_weight_grad.cuh"
+
+constexpr int GATHERERS = BRINGING / 2, AHEAD = 4; // AHEAD: words that a thread has under way
+constexpr int AT_A_TIME = 64, STEP = 16;           // positions that are added up by the matrix units, and by one instruction
+typedef Planes<POSITIONS, FILTERS / GROUP_OF> OfGradients;
+typedef Images<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
+constexpr int STAGE = (OfImages::SIZE + OfGradients::SIZE + 1023) / 1024 * 1024;
+
+// Brings the images' part of all stages, which begin `before` positions before those of the gradients.
+template <class Layout, class Source> __device__ __forceinline__ void gather(const Part &part, const Source &images,
+    int before, int channel, Stages &stages, char *shared, T *passing) {
+    Round<STAGES> turn;
+    for (int i = part.begin; i < part.end; i++, turn.next()) {
+        images.template gather<Layout, GATHERERS, AHEAD>(PutPieces<Layout>{shared + turn.stage * STAGE}, passing,
+            threadIdx.x % GATHERERS, part.position(i) - before, channel, stages.empty[turn.stage], turn.parity ^ 1);
+        show_to_matrix_units();
+        say(stages.full[turn.stage]);
+    }
+}
+
+// The sums of a row of the window.
+__device__ __forceinline__ void multiply(
+    float (&main)[SUMS], const Part &part, int row, Stages &stages, const char *shared) {
+    #pragma unroll
+    for (int i = 0; i < SUMS; i++) main[i] = 0;
+    Round<STAGES> turn;
+    for (int i = part.begin; i < part.end; i++, turn.next()) {
+        stages.full[turn.stage].wait(turn.parity);
+        const char *stage = shared + turn.stage * STAGE;
+        #pragma unroll 1
+        for (int at = 0; at < POSITIONS; at += AT_A_TIME) {
+            const uint64_t a = described(
+                stage + OfImages::SIZE + at * WORD, UNIT_BYTES, OfGradients::PLANE, NOT_EXCHANGED);
+            const uint64_t b = described(stage + (at + shift(row, 0)) * OfImages::LINE, DW * OfImages::LINE,
+                8 * OfImages::LINE, WITHIN_64_BYTES);
+            float sums[SUMS];
+            const auto products = [&](Pair pieces, bool add) {
+                #pragma unroll
+                for (int k = 0; k < AT_A_TIME; k += STEP)
+                    start_pieces<true, true>(sums, a + (pieces.a * OfGradients::PIECE + k * WORD) / WORD,
+                        b + (pieces.b * OfImages::PIECE + k * OfImages::LINE) / WORD, add || k > 0);
+            };
+            const auto add = [&] {
+                Started::end();
+                Started::finished<0>();
+                arrived(sums);
+                #pragma unroll
+                for (int i = 0; i < SUMS; i++) main[i] += sums[i];
+            };
+            if (BESIDE > 0) {
+                Started::begin();
+                #pragma unroll
+                for (int i = 0; i < BESIDE; i++) products(beside(i), i > 0);
+                add();
+            }
+            Started::begin();
+            products({0, 0}, false);
+            add();
+        }
+        say(stages.empty[turn.stage]);
+    }
+}
+
+// An element by plain multiply-adds.
+__device__ __noinline__ T plain(
+    const Part &part, const Inputs &images, const Gradients &gradients, int filter, int channel, int tap) {
+    T sum = 0;
+    for (int i = part.begin * POSITIONS; i < part.end * POSITIONS; i++) {
+        const int position = part.position(i / POSITIONS) + i % POSITIONS;
+        const int left = gradients.at(position), right = images.at(position - BEFORE + shift(tap / KW, tap % KW));
+        if (left < 0) continue;
+        const T x = right < 0 ? 0 : rounded(images.x[right + channel * Inputs::AREA]);
+        sum = fma(rounded(gradients.x[left + filter * Gradients::AREA]), x, sum);
+    }
+    return sum;
+}
+
+KERNEL __launch_bounds__(THREADS, 1) conv_planes_weight_grad(const T *x, const T *g, T *w, int64_t batch, int64_t splits
+#if SPLIT
+    , char *scratch
+#endif
+) {
+    wait_for_inputs();
+#if SPLIT
+    w = (T *)scratch;
+#endif
+    const Inputs images = {x, (int)batch};
+    const Part part(batch, splits);
+    const Gradients gradients = {g, part.images};
+#if REST
+    const int *left = (const int *)(w + splits * SIZE) + (blockIdx.y * gridDim.x + blockIdx.x) * KH;
+    if (!(left[0] | left[1] | left[2])) return;
+#endif
+    char *shared = aligned_shared<1024>();
+    T *passing = (T *)(shared + STAGES * STAGE);
+    __shared__ Stages stages;
+    if (threadIdx.x == 0) stages.init();
+    __syncthreads();
+    if (threadIdx.x < BRINGING) {
+        give_registers<48>();
+        if (threadIdx.x < GATHERERS)
+            gather<OfImages>(part, images, BEFORE, part.channel, stages, shared, passing);
+        else
+            gather<OfGradients>(part, gradients, 0, part.filter, stages, shared + OfImages::SIZE,
+                passing + AHEAD * GROUP_OF * GATHERERS);
+    } else {
+        take_registers<128>();
+        const int row = threadIdx.x / WARPGROUP - 2;
+        float sums[SUMS];
+        multiply(sums, part, row, stages, shared);
+        write(sums, part, row, w,
+            [&](int filter, int channel, int tap) { return plain(part, images, gradients, filter, channel, tap); });
+    }
+}
+
+KERNEL __launch_bounds__(SUMMING) sum_parts(const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
+    wait_for_inputs();
+    add_parts(w, nullptr, splits, (const T *)scratch);
+}

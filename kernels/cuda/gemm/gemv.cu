@@ -1,0 +1,74 @@
+// A matrix by a vector, C = op(A) op(B) with M = 1 or N = 1: each element of the matrix is read once, and nothing else
+// takes time. The matrix is `length` x k, its rows along k, or k x length if COLUMNS.
+#ifndef COLUMNS
+#define COLUMNS 0
+#define MATRIX_B 0 // whether the matrix is B
+#define WIDE_A 1   // elements of the matrix that may be read at once
+#endif
+#include "common/epilogue.cuh"
+
+constexpr int THREADS = COLUMNS ? 1024 : 256, WARPS = THREADS / WARP;
+
+// The dot product of a row and the vector, by one warp.
+__device__ __forceinline__ T dot(const T *row, const T *vector, int k) {
+    T sums[WIDE_A] = {};
+    const int lane = threadIdx.x % WARP;
+    #pragma unroll 4 // reads that are under way at once
+    for (int i = lane * WIDE_A; i < k; i += WARP * WIDE_A) {
+        const Vector<T, WIDE_A> x = load<T, WIDE_A>(row + i), y = load<T, WIDE_A>(vector + i);
+        #pragma unroll
+        for (int h = 0; h < WIDE_A; h++) sums[h] = fma(x.lane[h], y.lane[h], sums[h]);
+    }
+    T sum = 0;
+    #pragma unroll
+    for (int h = 0; h < WIDE_A; h++) sum += sums[h];
+    #pragma unroll
+    for (int step = WARP / 2; step > 0; step /= 2) sum += __shfl_xor_sync(FULL_MASK, sum, step);
+    return sum;
+}
+
+KERNEL __launch_bounds__(THREADS) gemv(
+    const T *a, const T *b, const Epilogue epilogue, int64_t batch, int64_t length, int64_t k) {
+    wait_for_inputs();
+    const int64_t item = blockIdx.y;
+    const T *matrix = (MATRIX_B ? b : a) + item * length * k, *vector = (MATRIX_B ? a : b) + item * k;
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const auto put = [&](int64_t i, T value) {
+        const T values[1] = {value};
+        epilogue(item, MATRIX_B ? 0 : i, MATRIX_B ? i : 0, item * length + i, values);
+    };
+#if COLUMNS
+    // A block takes LANES * WIDE_A columns; its LANES threads of a row and its rows of threads take turns, and meet in
+    // shared memory.
+    constexpr int LANES = 8, ROWS = THREADS / LANES, WIDTH = LANES * WIDE_A;
+    __shared__ T shared[ROWS][WIDTH];
+    const int own = threadIdx.x / LANES, at = threadIdx.x % LANES * WIDE_A;
+    const int64_t first = (int64_t)blockIdx.x * WIDTH;
+    T sums[WIDE_A] = {};
+    if (first + at < length) {
+        #pragma unroll 4 // reads that are under way at once
+        for (int i = own; i < k; i += ROWS) {
+            const Vector<T, WIDE_A> x = load<T, WIDE_A>(matrix + i * length + first + at);
+            const T y = vector[i];
+            #pragma unroll
+            for (int h = 0; h < WIDE_A; h++) sums[h] = fma(x.lane[h], y, sums[h]);
+        }
+    }
+    #pragma unroll
+    for (int h = 0; h < WIDE_A; h++) shared[own][at + h] = sums[h];
+    __syncthreads();
+    for (int i = warp; i < WIDTH; i += WARPS) { // a warp adds the sums of a column
+        T sum = 0;
+        #pragma unroll
+        for (int j = lane; j < ROWS; j += WARP) sum += shared[j][i];
+        #pragma unroll
+        for (int step = WARP / 2; step > 0; step /= 2) sum += __shfl_xor_sync(FULL_MASK, sum, step);
+        if (lane == 0 && first + i < length) put(first + i, sum);
+    }
+#else
+    const int64_t i = (int64_t)blockIdx.x * WARPS + warp;
+    if (i >= length) return;
+    const T sum = dot(matrix + i * k, vector, k);
+    if (lane == 0) put(i, sum);
+#endif
+}

@@ -1,0 +1,258 @@
+// Pooling of planes (channels of all images): height x width to rows x columns windows. Max pooling also says where in
+// its window each maximum is, counted row by row; put and pick move numbers to and from the places it chose.
+//
+// Where windows overlap, put and avg_pool2d_put do not scatter: an element of the image gathers from the windows it lies
+// in, in a fixed order, so that the sums are the same in every run.
+//
+// The geometry is compiled in, so that the loops over a window have no ends to compute: window KH x KW, stride SH x SW,
+// padding PH x PW.
+#ifndef KH
+#define KH 2
+#define KW 2
+#define SH 2
+#define SW 2
+#define PH 0
+#define PW 0
+#endif
+#include "common/collectives.cuh"
+#include "pool/window_max.cuh"
+
+#define POOL_NUMBERS int64_t planes, int64_t height_, int64_t width_, int64_t rows_, int64_t columns_
+#define POOL const int height = height_, width = width_, rows = rows_, columns = columns_;
+
+// Which plane of so many elements number i lies in, and where. A 64-bit division takes longer than all the rest.
+struct Place {
+    int64_t plane;
+    int at;
+    __device__ Place(int64_t i, int area) {
+        plane = i <= 0xffffffffu ? (unsigned)i / (unsigned)area : i / area;
+        at = i - plane * area;
+    }
+};
+
+// A thread makes AT_ONCE neighbouring outputs of a row, and reads a row of their windows, SPAN elements, at a time.
+#ifndef AT_ONCE
+#define AT_ONCE 1
+#endif
+constexpr int SPAN = (AT_ONCE - 1) * SW + KW;
+
+// The outputs number i * AT_ONCE on: their plane, and the corner of their first window there.
+struct Corner {
+    int64_t plane;
+    int y, x;
+    __device__ Corner(int64_t i, int rows, int columns) {
+        const Place place(i, rows * (columns / AT_ONCE));
+        plane = place.plane;
+        y = place.at / (columns / AT_ONCE) * SH - PH;
+        x = place.at % (columns / AT_ONCE) * AT_ONCE * SW - PW;
+    }
+};
+
+__device__ __forceinline__ bool inside(int y, int x, int height, int width) {
+    return (PH == 0 || (unsigned)y < height) && (PW == 0 || (unsigned)x < width);
+}
+
+// Goes through the windows of AT_ONCE outputs, row by row: take(output, tap, value), `outside` where there is padding.
+template <class Take>
+__device__ __forceinline__ void windows(const T *plane, const Corner &corner, int height, int width, T outside, Take take) {
+    #pragma unroll
+    for (int row = 0; row < KH; row++) {
+        const T *line = plane + (int64_t)(corner.y + row) * width + corner.x;
+        T values[SPAN];
+        #pragma unroll
+        for (int i = 0; i < SPAN; i++)
+            values[i] = inside(corner.y + row, corner.x + i, height, width) ? line[i] : outside;
+        #pragma unroll
+        for (int k = 0; k < AT_ONCE; k++)
+            #pragma unroll
+            for (int column = 0; column < KW; column++) take(k, row * KW + column, values[k * SW + column]);
+    }
+}
+
+KERNEL max_pool2d(const T *__restrict__ x, T *__restrict__ y, int32_t *__restrict__ where, POOL_NUMBERS) {
+    wait_for_inputs();
+    POOL
+    // From the end: what the kernel before this one has written last is still in cache.
+    for (int64_t i = planes * rows * columns / AT_ONCE - 1 - grid_index(); i >= 0; i -= grid_size()) {
+        const Corner corner(i, rows, columns);
+        Maximum largest[AT_ONCE];
+        windows(x + corner.plane * height * width, corner, height, width, -(T)INFINITY,
+            [&](int k, int tap, T value) { largest[k].take(tap, value); });
+        Vector<T, AT_ONCE> best;
+        Vector<int32_t, AT_ONCE> position;
+        #pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            largest[k].end(KH * KW - 1);
+            best.lane[k] = largest[k].value;
+            position.lane[k] = largest[k].at;
+        }
+        store(y, i * AT_ONCE, best);
+        store(where, i * AT_ONCE, position);
+    }
+}
+
+KERNEL max_pool2d_pick(const T *__restrict__ x, const int32_t *__restrict__ where, T *__restrict__ y, POOL_NUMBERS) {
+    wait_for_inputs();
+    POOL
+    for (int64_t i = grid_index(); i < planes * rows * columns / AT_ONCE; i += grid_size()) {
+        const Corner corner(i, rows, columns);
+        const Vector<int32_t, AT_ONCE> position = load<int32_t, AT_ONCE>(where + i * AT_ONCE);
+        Vector<T, AT_ONCE> picked;
+        #pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            const int row = corner.y + position.lane[k] / KW, column = corner.x + k * SW + position.lane[k] % KW;
+            const bool real = inside(row, column, height, width); // a window of -infinity may choose the padding
+            picked.lane[k] = real ? x[corner.plane * height * width + row * width + column] : (T)0;
+        }
+        store(y, i * AT_ONCE, picked);
+    }
+}
+
+KERNEL avg_pool2d(const T *__restrict__ x, T *__restrict__ y, POOL_NUMBERS) {
+    wait_for_inputs();
+    POOL
+    for (int64_t i = grid_index(); i < planes * rows * columns / AT_ONCE; i += grid_size()) {
+        const Corner corner(i, rows, columns);
+        Vector<T, AT_ONCE> total = {};
+        windows(x + corner.plane * height * width, corner, height, width, (T)0,
+            [&](int k, int, T value) { total.lane[k] += value; });
+        #pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) total.lane[k] /= (T)(KH * KW);
+        store(y, i * AT_ONCE, total);
+    }
+}
+
+// put and avg_pool2d_put: a thread makes a cell of the image, CELL_Y x CELL_X elements that begin at a multiple of the
+// stride, so that which windows lie over each of them, and where in them it is, is known to the compiler. A cell is
+// WIDE elements wide where that is a multiple of the stride, unless the stride is so long that single elements are
+// enough work for all threads.
+constexpr bool SMALL = SH * SW <= 16;
+constexpr int WIDE = 16 / sizeof(T);
+constexpr int CELL_Y = SMALL ? SH : 1, CELL_X = !SMALL ? 1 : WIDE % SW == 0 ? WIDE : SW;
+
+// The number of the last window that begins at or before a place in the padded image; rounded down below 0, too.
+__device__ constexpr int last_window(int place, int stride) { return (place + stride * 64) / stride - 64; }
+
+// The cells of a plane.
+struct Cells {
+    int height, width, rows, columns, across, count; // of a plane
+    __device__ __forceinline__ Cells(int height, int width, int rows, int columns)
+        : height(height), width(width), rows(rows), columns(columns), across((width + CELL_X - 1) / CELL_X),
+          count((height + CELL_Y - 1) / CELL_Y * across) {}
+
+    // Fills a cell with sums of share(window, first)(position): the window's number, whether it is this cell where it is
+    // met for the first time, and the element's position in it.
+    template <class Share>
+    __device__ __forceinline__ void fill(T *__restrict__ x, int64_t plane, int cell, Share share) const {
+        const bool aligned = width % CELL_X == 0;
+        const int top = cell / across * CELL_Y, left = cell % across * CELL_X;
+        // The windows and positions of a cell at 0, 0, moved by whole strides. Where a cell is one element, strides apart
+        // from nothing, its place in the stride is not known to the compiler.
+        const int phase_y = SMALL ? 0 : top % SH, phase_x = SMALL ? 0 : left % SW;
+        const int64_t first = (plane * rows + top / SH) * columns + left / SW;
+        constexpr int FIRST_Y = last_window(PH - KH, SH) + 1, LAST_Y = last_window(PH + (SMALL ? CELL_Y : SH) - 1, SH);
+        constexpr int FIRST_X = last_window(PW - KW, SW) + 1, LAST_X = last_window(PW + (SMALL ? CELL_X : SW) - 1, SW);
+        T totals[CELL_Y][CELL_X] = {};
+        #pragma unroll
+        for (int v = FIRST_Y; v <= LAST_Y; v++) {
+            #pragma unroll
+            for (int u = FIRST_X; u <= LAST_X; u++) {
+                if ((unsigned)(top / SH + v) >= rows || (unsigned)(left / SW + u) >= columns) continue;
+                const bool met = v == 0 && u >= 0 && u < (CELL_X + SW - 1) / SW;
+                const auto from = share(first + v * columns + u, met);
+                #pragma unroll
+                for (int a = 0; a < CELL_Y; a++) {
+                    #pragma unroll
+                    for (int b = 0; b < CELL_X; b++) {
+                        const int tap_y = phase_y + a + PH - v * SH, tap_x = phase_x + b + PW - u * SW;
+                        if ((unsigned)tap_y < KH && (unsigned)tap_x < KW)
+                            totals[a][b] += from(tap_y * KW + tap_x);
+                    }
+                }
+            }
+        }
+        T *to = x + (plane * height + top) * width + left;
+        #pragma unroll
+        for (int a = 0; a < CELL_Y; a++) {
+            if (top + a >= height) continue;
+            if constexpr (CELL_X == WIDE)
+                if (aligned) {
+                    store(to, (int64_t)a * width, *reinterpret_cast<Vector<T, WIDE> *>(totals[a]));
+                    continue;
+                }
+            #pragma unroll
+            for (int b = 0; b < CELL_X; b++)
+                if (left + b < width) to[(int64_t)a * width + b] = totals[a][b];
+        }
+    }
+};
+
+// Fills all cells of all images.
+template <class Share>
+__device__ __forceinline__ void gather(
+    T *__restrict__ x, int64_t planes, int height, int width, int rows, int columns, Share share) {
+    const Cells cells(height, width, rows, columns);
+    for (int64_t i = grid_index(); i < planes * cells.count; i += grid_size()) {
+        const Place place(i, cells.count);
+        cells.fill(x, place.plane, place.at, share);
+    }
+}
+
+KERNEL max_pool2d_put(const T *__restrict__ ct, const int32_t *__restrict__ where, T *x, POOL_NUMBERS) {
+    wait_for_inputs();
+    POOL
+    gather(x, planes, height, width, rows, columns,
+        [&](int64_t window, bool) {
+            const T value = ct[window];
+            const int chosen = where[window];
+            return [=](int position) { return chosen == position ? value : (T)0; };
+        });
+}
+
+constexpr int SUMMING = 256; // threads of a block
+
+// The same, and the sum of ct over each channel: a block has a part of the images of a channel, blockIdx.x. Windows are
+// met in the image, not beyond it: there is no padding.
+KERNEL __launch_bounds__(SUMMING) max_pool2d_put_sum(const T *__restrict__ ct, const int32_t *__restrict__ where, T *x,
+    T *sums, POOL_NUMBERS, int64_t channels, int64_t parts, char *scratch) {
+    wait_for_inputs();
+    POOL
+    const Cells cells(height, width, rows, columns);
+    const int64_t count = planes / channels * cells.count; // of the channel
+    const int64_t begin = count * blockIdx.y / parts, end = count * (blockIdx.y + 1) / parts;
+    T total = 0;
+    for (int64_t i = begin + threadIdx.x; i < end; i += SUMMING) {
+        const Place place(i, cells.count);
+        cells.fill(x, place.plane * channels + blockIdx.x, place.at, [&](int64_t window, bool first) {
+            const T value = ct[window];
+            const int chosen = where[window];
+            if (first) total += value;
+            return [=](int position) { return chosen == position ? value : (T)0; };
+        });
+    }
+    total = over_block<Sum>(total);
+    if (threadIdx.x == 0) ((T *)scratch)[blockIdx.x * parts + blockIdx.y] = total;
+}
+
+// The sums of the parts: a warp for each channel.
+KERNEL max_pool2d_put_sum_parts(
+    const T *, const int32_t *, T *, T *sums, int64_t channels, int64_t parts, char *scratch) {
+    wait_for_inputs();
+    for (int64_t i = grid_index() / WARP; i < channels; i += grid_size() / WARP) {
+        T total = 0;
+        for (int64_t part = threadIdx.x % WARP; part < parts; part += WARP)
+            total += ((const T *)scratch)[i * parts + part];
+        total = over_lanes<Sum, WARP>(total);
+        if (threadIdx.x % WARP == 0) sums[i] = total;
+    }
+}
+
+KERNEL avg_pool2d_put(const T *__restrict__ ct, T *x, POOL_NUMBERS) {
+    wait_for_inputs();
+    POOL
+    gather(x, planes, height, width, rows, columns,
+        [&](int64_t window, bool) {
+            const T value = ct[window] / (T)(KH * KW);
+            return [=](int) { return value; };
+        });
+}

@@ -1,0 +1,193 @@
+// What a reduction knows of the elements that it has seen, for each OPERATION: 0 sum, 1 max, 2 min, 3 position of the
+// first maximum, 4 logarithm of the sum of exponentials. take() adds elements number r, r + step, ...;
+// Merge::of joins two states; result() is what comes out. T: the elements; U: the results.
+#pragma once
+#ifndef OPERATION
+#define OPERATION 0
+#endif
+#include "common/collectives.cuh"
+
+#if OPERATION <= 2
+
+#if OPERATION == 0
+typedef Sum Op;
+#elif OPERATION == 1
+typedef Max Op;
+#else
+typedef Min Op;
+#endif
+
+struct State {
+    U value;
+
+    static __device__ __forceinline__ State empty() { return {Op::identity<U>()}; }
+    template <int W> __device__ __forceinline__ void take(const T (&v)[W], int64_t, int64_t = 1)
+    {
+        if constexpr (sizeof(T) == 1 && W % 4 == 0 && OPERATION == 0) { // four bytes at a time, added up in 32 bits
+            constexpr bool SIGNED = (T)-1 < (T)0;
+            int sum = 0;
+#pragma unroll
+            for (int k = 0; k < W; k += 4) {
+                uint32_t four;
+                memcpy(&four, &v[k], 4);
+                sum = SIGNED ? __dp4a((int)four, 0x01010101, sum) : (int)__dp4a(four, 0x01010101u, (uint32_t)sum);
+            }
+            value += sum;
+        } else {
+#pragma unroll
+            for (int k = 0; k < W; k++)
+                value = Op::of(value, (U)v[k]);
+        }
+    }
+    __device__ __forceinline__ U result() const { return value; }
+};
+
+static __device__ __forceinline__ State exchanged(const State &s, int mask) { return {exchanged(s.value, mask)}; }
+
+struct Merge {
+    static __device__ __forceinline__ State of(const State &a, const State &b) { return {Op::of(a.value, b.value)}; }
+};
+
+#elif OPERATION == 3
+
+// NaN counts as larger than everything, as NumPy has it.
+struct State {
+    T value;
+    int64_t at;
+
+    // At first; what is no larger than the lowest value is not taken, and if nothing is, the first element is the result.
+    static constexpr int64_t NONE = ~0ull >> 1;
+
+    static __device__ __forceinline__ State empty() { return {lowest<T>(), NONE}; }
+    template <int W> __device__ __forceinline__ void take(const T (&v)[W], int64_t r, int64_t step = 1)
+    {
+        T top = v[0];
+#pragma unroll
+        for (int k = 1; k < W; k++)
+            top = Max::of(top, v[k]);
+        if (top <= value || value != value)
+            return; // positions come in order, so an equal one is not better
+        int first = W - 1;
+#pragma unroll
+        for (int k = W - 2; k >= 0; k--)
+            if (v[k] == top || v[k] != v[k])
+                first = k;
+        value = top;
+        at = r + first * step;
+    }
+    __device__ __forceinline__ void join(const State &other)
+    {
+        const bool larger = !(other.value <= value) && value == value;
+        const bool equal = other.value == value || (other.value != other.value && value != value);
+        if (larger || (equal && other.at < at))
+            *this = other;
+    }
+    __device__ __forceinline__ int64_t result() const { return at == NONE ? 0 : at; }
+};
+
+static __device__ __forceinline__ State exchanged(const State &s, int mask)
+{
+    return {exchanged(s.value, mask), exchanged(s.at, mask)};
+}
+
+struct Merge {
+    static __device__ __forceinline__ State of(State a, const State &b)
+    {
+        a.join(b);
+        return a;
+    }
+};
+
+#else
+
+// sum exp(x) is total * exp(top); where top is not finite, it is the result and total counts for nothing.
+struct State {
+    T top, total;
+
+    static __device__ __forceinline__ State empty() { return {lowest<T>(), 0}; }
+    // What exponents are taken relative to: not infinity, which is no difference to anything.
+    static __device__ __forceinline__ T origin(T top) { return isfinite(top) ? top : (T)0; }
+    template <int W> __device__ __forceinline__ void take(const T (&v)[W], int64_t, int64_t = 1)
+    {
+        T largest = v[0];
+#pragma unroll
+        for (int k = 1; k < W; k++)
+            largest = Max::of(largest, v[k]);
+        const T above = Max::of(top, largest), from = origin(above);
+        total *= exp(top - from);
+        top = above;
+#pragma unroll
+        for (int k = 0; k < W; k++)
+            total += exp(v[k] - from);
+    }
+    __device__ __forceinline__ T result() const { return isfinite(top) ? log(total) + top : top; }
+};
+
+static __device__ __forceinline__ State exchanged(const State &s, int mask)
+{
+    return {exchanged(s.top, mask), exchanged(s.total, mask)};
+}
+
+struct Merge {
+    static __device__ __forceinline__ State of(const State &a, const State &b)
+    {
+        const T top = Max::of(a.top, b.top), from = State::origin(top);
+        return {top, a.total * exp(a.top - from) + b.total * exp(b.top - from)};
+    }
+};
+
+#endif
+
+// The state of COUNT neighbouring lanes together, in each of them.
+template <int COUNT> static __device__ __forceinline__ State joined(const State &s)
+{
+#if OPERATION == 4 // one exp instead of two for each exchange
+    const T top = over_lanes<Max, COUNT>(s.top);
+    return {top, over_lanes<Sum, COUNT>(s.total * exp(s.top - State::origin(top)))};
+#else
+    return over_lanes<Merge, COUNT>(s);
+#endif
+}
+
+// A vector as words where it is made of them: bytes that came one by one would be put together again by take().
+template <int N> static __device__ __forceinline__ Vector<T, N> load_words(const T *from)
+{
+    if constexpr (sizeof(T) == 1 && N % 4 == 0) {
+        const Vector<uint32_t, N / 4> words = load<uint32_t, N / 4>(reinterpret_cast<const uint32_t *>(from));
+        Vector<T, N> v;
+        memcpy(&v, &words, N);
+        return v;
+    } else
+        return load<T, N>(from);
+}
+
+// Neighbouring elements, the first of them number r, by `threads` threads, at least a warp, of which we are number
+// `me`: 16 bytes at a time, four loads under way, into two states. What lies before and after the whole vectors, fewer
+// than two vectors' elements, is one for each of the first threads.
+static __device__ __forceinline__ void contiguous(const T *x, int64_t count, int64_t r, int me, int threads, State &a,
+                                                  State &b)
+{
+    constexpr int WIDE = 16 / sizeof(T), AT_ONCE = 4;
+    const int64_t head = min(count, (int64_t)((16 - (uintptr_t)x % 16) % 16 / sizeof(T)));
+    const int64_t vectors = (count - head) / WIDE, tail = head + vectors * WIDE;
+    const int64_t edge = me < head ? me : tail + me - head;
+    const T *body = x + head;
+    Vector<T, 1> single;
+    if (edge < count)
+        single = load<T, 1>(x + edge);
+    for (int64_t i = me; i < vectors; i += AT_ONCE * threads) {
+        Vector<T, WIDE> v[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) // past the end the last one again: no branches between the loads
+            v[k] = load_words<WIDE>(body + min(i + k * threads, vectors - 1) * WIDE);
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++)
+            if (i + k * threads < vectors)
+                (k % 2 ? b : a).take(v[k].lane, r + head + (i + k * threads) * WIDE);
+    }
+    if (edge < count) {
+        State rest = State::empty();
+        rest.take(single.lane, r + edge);
+        b = Merge::of(b, rest);
+    }
+}

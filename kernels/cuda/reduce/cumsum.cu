@@ -1,0 +1,179 @@
+// Running sums along an axis, from its end with `reverse`. Where there are few lines they are cut into parts: first the
+// sums of all parts (cumsum_parts, cumsum_column_parts), then each part with the sum of those before it to start from.
+#include "common/collectives.cuh"
+
+#define THREADS 256
+// Neighbouring elements of a thread; elements of a block.
+#define ITEMS 8
+#define STEP (THREADS * ITEMS)
+
+// Where number k in the order of summation lies in a line.
+struct Line {
+    int64_t length;
+    bool reverse;
+
+    __device__ __forceinline__ int64_t operator()(int64_t k) const { return reverse ? length - 1 - k : k; }
+};
+
+// The sum of the threads' values before ours; `all` becomes the sum of all of them.
+static __device__ __forceinline__ U before_us(U value, U &all)
+{
+    __shared__ U of_warp[THREADS / WARP];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    U sum = value;
+#pragma unroll
+    for (int distance = 1; distance < WARP; distance *= 2) {
+        const U before = __shfl_up_sync(FULL_MASK, sum, distance);
+        if (lane >= distance)
+            sum += before;
+    }
+    const U within = __shfl_up_sync(FULL_MASK, sum, 1);
+    __syncthreads();
+    if (lane == WARP - 1)
+        of_warp[warp] = sum;
+    __syncthreads();
+    U earlier = 0;
+    all = 0;
+#pragma unroll
+    for (int w = 0; w < THREADS / WARP; w++) {
+        if (w < warp)
+            earlier += of_warp[w];
+        all += of_warp[w];
+    }
+    return lane > 0 ? earlier + within : earlier;
+}
+
+// The sum of the parts of our line before ours, in their order.
+static __device__ __forceinline__ U before_part(const U *sums, int64_t part)
+{
+    U sum = 0;
+#pragma unroll 16
+    for (int64_t p = 0; p < part; p++)
+        sum += sums[p];
+    return sum;
+}
+
+// A block for each part of a line of neighbouring elements. They come and go through shared memory, so that neighbouring
+// threads read and write neighbouring elements, and each has ITEMS neighbouring ones to add up.
+template <bool WRITE>
+static __device__ __forceinline__ U by_block(const T *x, U *y, Line line, int64_t begin, int64_t end, U carry)
+{
+    __shared__ U tile[STEP + STEP / WARP];
+    auto slot = [](int i) { return i + i / WARP; }; // so that a warp's threads meet different banks
+    for (int64_t start = begin; start < end; start += STEP) {
+        T held[ITEMS];
+#pragma unroll
+        for (int k = 0; k < ITEMS; k++) {
+            const int64_t at = start + threadIdx.x + k * THREADS;
+            held[k] = at < end ? x[line(at)] : (T)0;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < ITEMS; k++)
+            tile[slot(threadIdx.x + k * THREADS)] = (U)held[k];
+        __syncthreads();
+        U mine[ITEMS], sum = 0, all;
+#pragma unroll
+        for (int k = 0; k < ITEMS; k++) {
+            sum += tile[slot(threadIdx.x * ITEMS + k)];
+            mine[k] = sum;
+        }
+        const U earlier = carry + before_us(sum, all);
+        carry += all;
+        if constexpr (WRITE) {
+#pragma unroll
+            for (int k = 0; k < ITEMS; k++)
+                tile[slot(threadIdx.x * ITEMS + k)] = earlier + mine[k];
+            __syncthreads();
+#pragma unroll
+            for (int k = 0; k < ITEMS; k++) {
+                const int64_t at = start + threadIdx.x + k * THREADS;
+                if (at < end)
+                    y[line(at)] = tile[slot(threadIdx.x + k * THREADS)];
+            }
+        }
+    }
+    return carry;
+}
+
+#define NUMBERS int64_t outer, int64_t length, int64_t inner, int64_t reverse, int64_t parts, int64_t chunk, char *scratch
+
+KERNEL __launch_bounds__(THREADS) cumsum_sums(const T *x, U *, NUMBERS)
+{
+    wait_for_inputs();
+    const int64_t line = blockIdx.x / parts, begin = blockIdx.x % parts * chunk;
+    const U sum = by_block<false>(x + line * length, (U *)0, Line{length, reverse != 0}, begin, min(begin + chunk, length), 0);
+    if (threadIdx.x == 0)
+        ((U *)scratch)[blockIdx.x] = sum;
+}
+
+KERNEL __launch_bounds__(THREADS) cumsum_block(const T *x, U *y, NUMBERS)
+{
+    wait_for_inputs();
+    const int64_t line = blockIdx.x / parts, part = blockIdx.x % parts, begin = part * chunk;
+    const U carry = before_part((const U *)scratch + line * parts, part);
+    by_block<true>(x + line * length, y + line * length, Line{length, reverse != 0}, begin, min(begin + chunk, length), carry);
+}
+
+// A thread for each part of a column, whose elements are `inner` apart: neighbouring threads take neighbouring columns.
+template <bool WRITE>
+static __device__ __forceinline__ U by_thread(const T *__restrict__ x, U *__restrict__ y, Line line, int64_t inner,
+                                              int64_t begin, int64_t end, U total)
+{
+    // The next elements are under way while these are added up.
+    const int64_t step = line.reverse ? -inner : inner;
+    auto read = [&](T(&held)[ITEMS], int64_t k) {
+#pragma unroll
+        for (int i = 0; i < ITEMS; i++)
+            held[i] = k + i < end ? x[line(k) * inner + i * step] : (T)0;
+    };
+    T next[ITEMS];
+    read(next, begin);
+    for (int64_t k = begin; k < end; k += ITEMS) {
+        T held[ITEMS];
+#pragma unroll
+        for (int i = 0; i < ITEMS; i++)
+            held[i] = next[i];
+        read(next, k + ITEMS);
+#pragma unroll
+        for (int i = 0; i < ITEMS; i++) {
+            total += (U)held[i];
+            if (WRITE && k + i < end)
+                y[line(k) * inner + i * step] = total;
+        }
+    }
+    return total;
+}
+
+// Where thread t of outer * parts * inner begins.
+struct Part {
+    int64_t start, begin, end, sums, part;
+
+    __device__ __forceinline__ Part(int64_t t, int64_t length, int64_t inner, int64_t parts, int64_t chunk)
+    {
+        const int64_t column = t % inner, o = t / inner / parts;
+        part = t / inner % parts;
+        start = o * length * inner + column, begin = part * chunk, end = min(begin + chunk, length);
+        sums = (o * inner + column) * parts;
+    }
+};
+
+KERNEL cumsum_column_sums(const T *x, U *, NUMBERS)
+{
+    wait_for_inputs();
+    for (int64_t t = grid_index(); t < outer * parts * inner; t += grid_size()) {
+        const Part at(t, length, inner, parts, chunk);
+        ((U *)scratch)[at.sums + at.part] =
+            by_thread<false>(x + at.start, (U *)0, Line{length, reverse != 0}, inner, at.begin, at.end, 0);
+    }
+}
+
+KERNEL cumsum_columns(const T *x, U *y, NUMBERS)
+{
+    wait_for_inputs();
+    for (int64_t t = grid_index(); t < outer * parts * inner; t += grid_size()) {
+        const Part at(t, length, inner, parts, chunk);
+        const U carry = before_part((const U *)scratch + at.sums, at.part);
+        by_thread<true>(x + at.start, y + at.start, Line{length, reverse != 0}, inner, at.begin, at.end, carry);
+    }
+}

@@ -1,0 +1,203 @@
+// standardize: mean 0 and variance 1 over the reduced ones of four lengths in turns, k0 r0 k1 r1.
+//
+// A row is read once where it fits in the registers of its threads (standardize_team). Otherwise there are three passes:
+// the moments of parts, those of the whole, and the result.
+#include "common/divisor.cuh"
+#include "common/collectives.cuh"
+
+#ifndef TEAM
+#define TEAM 32
+#endif
+#ifndef ITEMS
+#define ITEMS 1
+#endif
+#ifndef WIDTH
+#define WIDTH 1
+#endif
+#define THREADS 256
+
+// Of a set of numbers: how many, their mean, and the sum of squared distances from it.
+struct Moments {
+    T count, mean, squares;
+};
+
+static __device__ __forceinline__ Moments exchanged(const Moments &m, int mask)
+{
+    return {exchanged(m.count, mask), exchanged(m.mean, mask), exchanged(m.squares, mask)};
+}
+
+// Of two sets (T. Chan, G. Golub, R. LeVeque, 1983).
+struct Both {
+    static __device__ __forceinline__ Moments of(const Moments &a, const Moments &b)
+    {
+        const T count = a.count + b.count, share = count > 0 ? b.count / count : (T)0, apart = b.mean - a.mean;
+        return {count, a.mean + apart * share, a.squares + b.squares + apart * apart * a.count * share};
+    }
+};
+
+// Rows of up to TEAM * ITEMS * WIDTH elements, a multiple of WIDTH: each of TEAM threads keeps ITEMS vectors.
+constexpr int UNIT = TEAM > WARP ? TEAM : WARP;
+
+KERNEL __launch_bounds__(TEAM > WARP ? TEAM : 512)
+standardize_team(const T *x, T *y, T *means, T *variances, int64_t rows, int64_t length, double eps)
+{
+    wait_for_inputs();
+    const int64_t stride = grid_size() / TEAM;
+    const int me = threadIdx.x % TEAM * WIDTH;
+    int64_t row = grid_index() / TEAM;
+    for (int64_t first = grid_index() / UNIT * (UNIT / TEAM); first < rows; first += stride, row += stride) {
+        const int64_t start = row * length;
+        Vector<T, WIDTH> mine[ITEMS];
+        T sum = 0, squares = 0;
+#pragma unroll
+        for (int k = 0; k < ITEMS; k++)
+            if (me + k * TEAM * WIDTH < length && row < rows)
+                mine[k] = load<T, WIDTH>(x + start + me + k * TEAM * WIDTH);
+            else
+                mine[k] = {};
+#pragma unroll
+        for (int k = 0; k < ITEMS; k++)
+#pragma unroll
+            for (int i = 0; i < WIDTH; i++)
+                sum += mine[k].lane[i];
+        const T mean = over_team<Sum, TEAM>(sum) / (T)length;
+#pragma unroll
+        for (int k = 0; k < ITEMS; k++)
+#pragma unroll
+            for (int i = 0; i < WIDTH; i++) {
+                mine[k].lane[i] -= mean;
+                squares += me + k * TEAM * WIDTH < length ? mine[k].lane[i] * mine[k].lane[i] : (T)0;
+            }
+        const T variance = over_team<Sum, TEAM>(squares) / (T)length;
+        const T inverse = 1 / sqrt(variance + (T)eps);
+#pragma unroll
+        for (int k = 0; k < ITEMS; k++) {
+#pragma unroll
+            for (int i = 0; i < WIDTH; i++)
+                mine[k].lane[i] *= inverse;
+            if (me + k * TEAM * WIDTH < length && row < rows)
+                store(y, start + me + k * TEAM * WIDTH, mine[k]);
+        }
+        if (me == 0 && row < rows) {
+            means[row] = mean;
+            variances[row] = variance;
+        }
+    }
+}
+
+// Vectors number first, first + step, ... < count of W elements, from x + i * distance on: a few at a time, their mean
+// before their distances from it, so that nothing is lost by cancellation.
+template <int W>
+static __device__ __forceinline__ Moments of_run(const T *x, int64_t first, int64_t count, int64_t step, int64_t distance,
+                                                 Moments found)
+{
+    constexpr int AT_ONCE = 64 / sizeof(T) / W > 8 ? 8 : 64 / sizeof(T) / W;
+    for (int64_t r = first; r < count; r += AT_ONCE * step) {
+        Vector<T, W> v[AT_ONCE];
+        T sum = 0, squares = 0;
+        int real = 0;
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++)
+            if (r + k * step < count)
+                v[k] = load<T, W>(x + (r + k * step) * distance), real = k + 1;
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++)
+#pragma unroll
+            for (int i = 0; i < W; i++)
+                sum += k < real ? v[k].lane[i] : (T)0;
+        const T mean = sum / (T)(real * W);
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++)
+#pragma unroll
+            for (int i = 0; i < W; i++)
+                squares += k < real ? (v[k].lane[i] - mean) * (v[k].lane[i] - mean) : (T)0;
+        found = Both::of(found, {(T)(real * W), mean, squares});
+    }
+    return found;
+}
+
+// The moments of parts to scratch[o * parts + part]. A block has `across` neighbouring outputs of one of the k0: one, of
+// which its warps or, of few, all its threads read runs of r1 elements by vectors; or WARP, and a thread reads elements
+// k1 apart.
+KERNEL __launch_bounds__(THREADS, 2)
+standardize_parts(const T *x, T *, T *, T *, int64_t k0, int64_t r0, int64_t k1, int64_t r1, int64_t across, int64_t parts,
+                  int64_t chunk, char *scratch)
+{
+    wait_for_inputs();
+    __shared__ Moments of_warp[THREADS / WARP][WARP];
+    const int64_t tiles = (k1 + across - 1) / across, tile = blockIdx.x / parts, part = blockIdx.x % parts;
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const int64_t outer = tile / tiles, begin = part * chunk, end = min(begin + chunk, r0);
+    Moments found = {0, 0, 0};
+    if (across == 1) {
+        const int64_t column = tile % tiles;
+        const int team = chunk < THREADS / WARP ? THREADS : WARP; // of a run
+        for (int64_t i = begin + threadIdx.x / team; i < end; i += THREADS / team)
+            found = of_run<WIDTH>(x + ((outer * r0 + i) * k1 + column) * r1, threadIdx.x % team, r1 / WIDTH, team, WIDTH,
+                                  found);
+        found = over_block<Both>(found);
+        if (threadIdx.x == 0)
+            ((Moments *)scratch)[blockIdx.x] = found;
+        return;
+    }
+    const int64_t column = tile % tiles * WARP + lane;
+    if (column < k1 && begin < end)
+        found = of_run<1>(x + (outer * r0 + begin) * k1 + column, warp, end - begin, THREADS / WARP, k1, found);
+    of_warp[warp][lane] = found;
+    __syncthreads();
+    if (warp == 0 && column < k1) {
+        for (int w = 1; w < THREADS / WARP; w++)
+            found = Both::of(found, of_warp[w][lane]);
+        ((Moments *)scratch)[(outer * k1 + column) * parts + part] = found;
+    }
+}
+
+// The moments of each output from those of its parts, by a warp.
+KERNEL standardize_combine(const T *, T *, T *means, T *variances, int64_t outputs, int64_t parts, char *scratch)
+{
+    wait_for_inputs();
+    for (int64_t o = grid_index() / WARP; o < outputs; o += grid_size() / WARP) {
+        Moments found = {0, 0, 0};
+        for (int64_t p = threadIdx.x % WARP; p < parts; p += WARP)
+            found = Both::of(found, ((const Moments *)scratch)[o * parts + p]);
+        found = over_lanes<Both, WARP>(found);
+        if (threadIdx.x % WARP == 0) {
+            means[o] = found.mean;
+            variances[o] = found.squares / found.count;
+        }
+    }
+}
+
+// The result, WIDTH neighbouring elements at a time; they are of one output where r1 > 1, otherwise of as many.
+template <typename I>
+static __device__ __forceinline__ void applied(const T *x, T *y, const T *means, const T *variances, int64_t count,
+                                               int64_t r0, int64_t k1, int64_t r1, T eps)
+{
+    const Divisor<I> by_r1(r1 > 1 ? r1 / WIDTH : 1), by_k1(r1 > 1 ? k1 : k1 / WIDTH), by_r0(r0);
+    for (int64_t g = grid_index(); g < count / WIDTH; g += grid_size()) {
+        I rest = (I)g, column = by_r1(rest);
+        rest = column;
+        I row = by_k1(rest); // rest: the column
+        column = rest;
+        rest = row;
+        const int64_t output = by_r0(rest) * k1 + (int64_t)column * (r1 > 1 ? 1 : WIDTH);
+        Vector<T, WIDTH> v = load<T, WIDTH>(x + g * WIDTH);
+#pragma unroll
+        for (int k = 0; k < WIDTH; k++) {
+            const int64_t o = output + (r1 > 1 ? 0 : k);
+            v.lane[k] = (v.lane[k] - means[o]) * (1 / sqrt(variances[o] + eps));
+        }
+        store(y, g * WIDTH, v);
+    }
+}
+
+KERNEL standardize_apply(const T *x, T *y, T *means, T *variances, int64_t k0, int64_t r0, int64_t k1, int64_t r1,
+                         double eps, char *)
+{
+    wait_for_inputs();
+    const int64_t count = k0 * r0 * k1 * r1;
+    if (count < (int64_t)1 << 31)
+        applied<uint32_t>(x, y, means, variances, count, r0, k1, r1, (T)eps);
+    else
+        applied<int64_t>(x, y, means, variances, count, r0, k1, r1, (T)eps);
+}

@@ -1,0 +1,161 @@
+// softmax and log_softmax of rows.
+//
+// A row is read once where it fits in the registers of its threads (softmax_rows, softmax_team); of a longer one what
+// fits in shared memory is kept there, and the rest is read again (softmax_long).
+#include "reduce/softmax.cuh"
+
+#ifndef TEAM
+#define TEAM 32
+#endif
+#ifndef ITEMS
+#define ITEMS 1
+#endif
+#ifndef WIDTH
+#define WIDTH 1
+#endif
+#define THREADS 256
+// Vectors that a thread of a long row reads before it uses any.
+#define UNDER_WAY (16 / (int)sizeof(T))
+
+// Rows of up to TEAM * ITEMS * WIDTH elements, a multiple of WIDTH: each of TEAM threads keeps ITEMS vectors. A team is
+// lanes of a warp, or the block; what a warp's lanes do by themselves is done for several rows at once.
+constexpr int ROWS = TEAM > WARP || ITEMS >= 4 ? 1 : 4 / ITEMS, UNIT = TEAM > WARP ? TEAM : WARP;
+
+// Whether lanes past the end of a row go through the steps with elements that add nothing, so that there are no branches
+// between the exps. Of float64, whose exp is long, side by side they take registers that more blocks need.
+constexpr bool UNIFORM = sizeof(T) == 4;
+
+KERNEL __launch_bounds__(TEAM > WARP ? TEAM : 512) softmax_team(const T *x, T *y, int64_t rows, int64_t length)
+{
+    wait_for_inputs();
+    const int64_t stride = grid_size() / TEAM;
+    const int me = threadIdx.x % TEAM * WIDTH;
+    int64_t row = grid_index() / TEAM;
+    for (int64_t first = grid_index() / UNIT * (UNIT / TEAM); first < rows; first += ROWS * stride) {
+        Vector<T, WIDTH> mine[ROWS][ITEMS];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+#pragma unroll
+            for (int k = 0; k < ITEMS; k++)
+                if (me + k * TEAM * WIDTH < length && row + r * stride < rows)
+                    mine[r][k] = load<T, WIDTH>(x + (row + r * stride) * length + me + k * TEAM * WIDTH);
+                else
+#pragma unroll
+                    for (int i = 0; i < WIDTH; i++)
+                        mine[r][k].lane[i] = -(T)INFINITY;
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            T top = -(T)INFINITY, sum = 0;
+#pragma unroll
+            for (int k = 0; k < ITEMS; k++)
+#pragma unroll
+                for (int i = 0; i < WIDTH; i++)
+                    if (UNIFORM || me + k * TEAM * WIDTH < length)
+                        top = Max::of(top, mine[r][k].lane[i]);
+            top = over_team<Max, TEAM>(top);
+#pragma unroll
+            for (int k = 0; k < ITEMS; k++)
+#pragma unroll
+                for (int i = 0; i < WIDTH; i++)
+                    if (UNIFORM || me + k * TEAM * WIDTH < length) {
+                        mine[r][k].lane[i] = kept(mine[r][k].lane[i], top);
+                        sum += term(mine[r][k].lane[i]);
+                    }
+            const Total total(over_team<Sum, TEAM>(sum));
+#pragma unroll
+            for (int k = 0; k < ITEMS; k++) {
+#pragma unroll
+                for (int i = 0; i < WIDTH; i++)
+                    mine[r][k].lane[i] = total.result(mine[r][k].lane[i]);
+                if (me + k * TEAM * WIDTH < length && row + r * stride < rows)
+                    store(y, (row + r * stride) * length + me + k * TEAM * WIDTH, mine[r][k]);
+            }
+        }
+        row += ROWS * stride;
+    }
+}
+
+// A thread for each row of LENGTH elements that are no whole vectors: they go through shared memory on both ways.
+KERNEL __launch_bounds__(THREADS, 1) softmax_rows(const T *x, T *y, int64_t rows)
+{
+    wait_for_inputs();
+    __shared__ __align__(16) T held[THREADS * LENGTH];
+    const int64_t first = (int64_t)blockIdx.x * THREADS, left = rows - first;
+    copy_by_block<THREADS, THREADS * LENGTH>(x + first * LENGTH, held, left * LENGTH);
+    __syncthreads();
+    if (threadIdx.x < left)
+        by_thread(held + threadIdx.x * LENGTH, held + threadIdx.x * LENGTH, 1);
+    __syncthreads();
+    copy_by_block<THREADS, THREADS * LENGTH>(held, y + first * LENGTH, left * LENGTH);
+}
+
+// A block for each row. The first `cached` bytes of its aligned part are kept in shared memory.
+KERNEL __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2) softmax_long(const T *x, T *y, int64_t, int64_t length, int64_t cached)
+{
+    wait_for_inputs();
+    constexpr int WIDE = 16 / sizeof(T);
+    extern __shared__ __align__(16) char memory[];
+    T *row = (T *)memory;
+    const T *from = x + blockIdx.x * length;
+    T *to = y + blockIdx.x * length;
+    const int64_t head = min(length, (int64_t)((16 - (uintptr_t)from % 16) % 16 / sizeof(T)));
+    const int64_t vectors = (length - head) / WIDE, tail = head + vectors * WIDE;
+    const int64_t in_memory = min(vectors, cached / 16);
+    State state = State::empty();
+    for (int64_t i = threadIdx.x; i < vectors; i += UNDER_WAY * blockDim.x) {
+        T all[UNDER_WAY * WIDE];
+#pragma unroll
+        for (int k = 0; k < UNDER_WAY; k++) {
+            Vector<T, WIDE> v;
+#pragma unroll
+            for (int j = 0; j < WIDE; j++)
+                v.lane[j] = -(T)INFINITY;
+            if (i + k * blockDim.x < vectors)
+                v = load<T, WIDE>(from + head + (i + k * blockDim.x) * WIDE);
+#pragma unroll
+            for (int j = 0; j < WIDE; j++)
+                all[k * WIDE + j] = v.lane[j];
+        }
+#pragma unroll
+        for (int k = 0; k < UNDER_WAY; k++) {
+            Vector<T, WIDE> v;
+#pragma unroll
+            for (int j = 0; j < WIDE; j++)
+                v.lane[j] = all[k * WIDE + j];
+            if (i + k * blockDim.x < in_memory)
+                store(row, (i + k * blockDim.x) * WIDE, v);
+        }
+        state.take(all, 0);
+    }
+    for (int64_t i = threadIdx.x; i < head; i += blockDim.x)
+        state.take(load<T, 1>(from + i).lane, 0);
+    for (int64_t i = tail + threadIdx.x; i < length; i += blockDim.x)
+        state.take(load<T, 1>(from + i).lane, 0);
+    state = over_block<Merge>(state);
+    const T top = state.top;
+    const Total total(state.total);
+    // Vectors first, first - blockDim.x, ... >= end, from device or from shared memory.
+    auto write = [&](const T *source, int64_t first, int64_t end) {
+        for (int64_t i = first; i >= end; i -= UNDER_WAY * blockDim.x) {
+            Vector<T, WIDE> v[UNDER_WAY];
+#pragma unroll
+            for (int k = 0; k < UNDER_WAY; k++)
+                if (i - k * (int)blockDim.x >= end)
+                    v[k] = load<T, WIDE>(source + (i - k * (int)blockDim.x) * WIDE);
+#pragma unroll
+            for (int k = 0; k < UNDER_WAY; k++) {
+#pragma unroll
+                for (int j = 0; j < WIDE; j++)
+                    v[k].lane[j] = total.result(kept(v[k].lane[j], top));
+                if (i - k * (int)blockDim.x >= end)
+                    store(to + head, (i - k * (int)blockDim.x) * WIDE, v[k]);
+            }
+        }
+    };
+    write(from + head, vectors - 1 - threadIdx.x, in_memory); // the end first: it is what was read last
+    write(row, in_memory - 1 - threadIdx.x, 0);
+    for (int64_t i = threadIdx.x; i < head; i += blockDim.x)
+        to[i] = total.result(kept(from[i], top));
+    for (int64_t i = tail + threadIdx.x; i < length; i += blockDim.x)
+        to[i] = total.result(kept(from[i], top));
+}
