@@ -11,7 +11,6 @@ from hypothesis import settings
 from adtrain.backends.cpu import CpuBackend
 from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.backends.cpu.toolchain import NAMES
-from adtrain.backends.cuda.vendor import call
 from adtrain.core import devices
 from adtrain.core.chip import CHIP, Chip
 
@@ -47,11 +46,10 @@ def on_numpy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture(autouse=True)
 def rule_for_an_h200(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are chosen for an H200, and of no library, whatever this machine has; but for tests that run them."""
+    """Kernels are chosen for an H200, and whatever this machine has; but for tests that run them."""
     if request.node.get_closest_marker("gpu") is None:
         for name, value in vars(Chip()).items():
             monkeypatch.setattr(CHIP, name, value)
-        monkeypatch.setattr(call, "LIBRARIES", [])
 
 
 @pytest.fixture

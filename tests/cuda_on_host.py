@@ -16,9 +16,10 @@ import pytest
 
 from adtrain.assets import asset_path
 from adtrain.backends.cuda.compiler import Source
-from adtrain.backends.cuda.lower import Task, scratch, tasks
+from adtrain.backends.cuda.lower import LaunchPlan, Lowering
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation
+from adtrain.core.target import H200, Target
 
 HERE = Path(__file__).parent / "cuda_host"
 SHARED = "extern __shared__ __align__(16) unsigned char shared_bytes[];"
@@ -30,10 +31,11 @@ NUMBERS = {"CONV_NUMBERS": 8, "POOL_NUMBERS": 5}
 
 
 class Host:
-    """Compiles and runs kernels; ``folder`` takes the sources."""
+    """Compiles and runs the kernels that are chosen for a target; ``folder`` takes the sources."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, target: Target = H200) -> None:
         self.folder = folder
+        self.lowering = Lowering(target)
         compiler = shutil.which("g++") or shutil.which("c++")
         if compiler is None:
             pytest.skip("there is no C++ compiler")
@@ -60,29 +62,29 @@ class Host:
             np.full(size, 0xFF, np.uint8).view(v.type.dtype).reshape(v.type.shape)
             for size, v in zip(sizes, equation.outputs, strict=True)
         ]
-        memory = np.full(max(scratch(equation, kernel), 1), 0xFF, np.uint8)
-        launches = [task for task in tasks(equation, kernel) if isinstance(task, Task)]
+        memory = np.full(max(self.lowering.scratch(equation, kernel), 1), 0xFF, np.uint8)
+        launches = [task for task in self.lowering.launches(equation, kernel) if isinstance(task, LaunchPlan)]
         libraries = self._libraries(launches)
         for task in launches:
             self._run(task, libraries[task.source], [*arrays, *outputs], memory)
         return outputs
 
-    def _run(self, task: Task, library: ctypes.CDLL, operands: Sequence[np.ndarray], memory: np.ndarray) -> None:
+    def _run(self, task: LaunchPlan, library: ctypes.CDLL, operands: Sequence[np.ndarray], memory: np.ndarray) -> None:
         pointers = (ctypes.c_void_p * len(task.operands))(*(operands[i].ctypes.data for i in task.operands))
         numbers = (ctypes.c_int64 * len(task.numbers))(*(int(n) for n in task.numbers))
         grid, threads = (task.size.blocks, task.size.threads) if task.size.threads else ((4, 1, 1), 128)
         library[f"go_{task.name}"](*grid, threads, pointers, numbers, ctypes.c_void_p(memory.ctypes.data))
 
-    def _libraries(self, launches: Sequence[Task]) -> Mapping[Source, ctypes.CDLL]:
+    def _libraries(self, launches: Sequence[LaunchPlan]) -> Mapping[Source, ctypes.CDLL]:
         """One of each source, with all of its kernels that are launched; compiled on two cores."""
-        kernels: dict[Source, dict[str, Task]] = {}
+        kernels: dict[Source, dict[str, LaunchPlan]] = {}
         for task in launches:
             kernels.setdefault(task.source, {})[task.name] = task
         with ThreadPoolExecutor(2) as pool:
             paths = pool.map(self._library, kernels, kernels.values())
             return {source: ctypes.CDLL(str(path)) for source, path in zip(kernels, paths, strict=True)}
 
-    def _library(self, source: Source, kernels: Mapping[str, Task]) -> Path:
+    def _library(self, source: Source, kernels: Mapping[str, LaunchPlan]) -> Path:
         macros = [option for option in source.options if option.startswith("-D")]
         text = "\n".join(['#include "host.h"', source.text, "static int bad;", *map(self._entry, kernels.values())])
         name = hashlib.sha256(repr((text, macros)).encode()).hexdigest()[:16]
@@ -106,7 +108,7 @@ class Host:
         return library
 
     @staticmethod
-    def _entry(task: Task) -> str:
+    def _entry(task: LaunchPlan) -> str:
         """A function that runs the kernel with arguments from arrays."""
         found = re.search(rf"KERNEL[^{{;]*?\b{task.name}\(([^{{]*?)\)\s*\{{", task.source.text)
         assert found is not None, task.name

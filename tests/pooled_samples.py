@@ -71,5 +71,5 @@ def expected(primitive: Primitive, arrays: list[np.ndarray], known: dict[str, An
     """In float64, of rounded numbers."""
     wide = [rounded(v, known["precision"]).astype(float) if v.dtype.kind == "f" else v for v in arrays]
     with np.errstate(invalid="ignore"):
-        found = primitive.implementations["cpu"](*wide, **{**known, "precision": FULL})
+        found = primitive.reference(*wide, **{**known, "precision": FULL})
     return list(found) if isinstance(found, tuple) else [found]

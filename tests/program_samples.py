@@ -11,9 +11,11 @@ import adtrain as ad
 from adtrain import nn, ops, optim, passes
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import stage
+from adtrain.core.target import H200, Target
 
 ALL = (*passes.SIMPLIFY, *passes.FUSE_CPU)
-ON_GPU = (*passes.SIMPLIFY, *passes.FUSE_GPU)
+ON_GPU = (*passes.SIMPLIFY, *passes.gpu_fusions(H200))
+"""All passes for a GPU, an H200."""
 OPTIMIZERS: dict[str, optim.Optimizer] = {"sgd": optim.SGD(lr=0.1, momentum=0.9), "adam": optim.Adam(lr=0.001)}
 BATCH = 9
 
@@ -101,8 +103,8 @@ def update_arguments(length: int, dtype: str) -> list[np.ndarray]:
     return [rng.normal(size=s).astype(dtype) for s in ((length, 96), (length, 200), (96, 200), (96, 96))]
 
 
-def for_gpu(program: Program) -> Program:
-    """With all passes for a GPU."""
-    for improve in ON_GPU:
+def for_gpu(program: Program, target: Target = H200) -> Program:
+    """``program`` after all passes for a GPU."""
+    for improve in (*passes.SIMPLIFY, *passes.gpu_fusions(target)):
         program = improve(program)
     return program

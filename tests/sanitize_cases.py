@@ -24,7 +24,7 @@ from test_cpu_programs import values_and_gradients
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import Source
-from adtrain.backends.cuda.lower import Task, tasks
+from adtrain.backends.cuda.lower import LaunchPlan
 from adtrain.cases import CASES, Case
 from adtrain.core.backend import backend
 from adtrain.core.staging import stage
@@ -40,12 +40,12 @@ def as_program(case: Case) -> Any:
 
 def sources(case: Case) -> set[Source]:
     """What the case needs."""
-    found = set()
+    found, lowering = set(), backend("gpu").lowering  # type: ignore[attr-defined]
     for dtype in DTYPES:
         for passes in FORMS:
             program = stage(as_program(case), passes).program(*(x.to("gpu") for x in case.sample(dtype)))
             for equation in program.equations:
-                launches = (task for task in tasks(equation) if isinstance(task, Task))
+                launches = (task for task in lowering.launches(equation) if isinstance(task, LaunchPlan))
                 found |= {task.source for task in launches if not task.size.empty}
     return found
 

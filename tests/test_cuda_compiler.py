@@ -14,11 +14,12 @@ from test_cpu_programs import values_and_gradients
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import ARCHITECTURES, CudaCompilerError, Source
-from adtrain.backends.cuda.lower import Task, tasks
+from adtrain.backends.cuda.lower import LaunchPlan, Lowering
 from adtrain.cases import CASES
 from adtrain.core.fused import members
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
+from adtrain.core.target import H200
 
 FEW = 2
 """Combinations of tunables that each file and element type is compiled with."""
@@ -43,7 +44,7 @@ def samples_of(program: Program) -> Iterator[Sample]:
     for equation in program.equations:
         dtype = equation.outputs[0].type.dtype.name
         contents = frozenset((equation.primitive.name, member, dtype) for member in members(equation))
-        launches = (task for task in tasks(equation) if isinstance(task, Task))
+        launches = (task for task in Lowering(H200).launches(equation) if isinstance(task, LaunchPlan))
         yield from (Sample(task.source, contents) for task in launches if not task.size.empty)
 
 

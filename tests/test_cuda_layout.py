@@ -12,25 +12,20 @@ from program_samples import BATCH, ON_GPU, for_gpu, training
 
 import adtrain as ad
 from adtrain import config, ops
+from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.core import tree
 from adtrain.core.array import Array, array
-from adtrain.core.chip import CHIP
 from adtrain.core.fused import body_of, members, together_p
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import evaluate, stage
+from adtrain.core.target import H200
 from adtrain.passes.in_a_row import in_a_row
 from adtrain.training.preparation import outline
 
 BATCHES, IMAGES = 8, 30
 NETWORKS = ("linear", "convolutions")
 ALIGNED = 256
-
-
-@pytest.fixture(autouse=True)
-def h200(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose multiprocessors decide what shares a launch."""
-    monkeypatch.setattr(CHIP, "multiprocessors", 132)
 
 
 def data() -> tuple[Array, ...]:
@@ -107,7 +102,7 @@ def computed(equation: Equation, arrays: Sequence[np.ndarray]) -> list[np.ndarra
 
 def run(program: Program, args: Sequence[np.ndarray], times: int) -> list[np.ndarray]:
     """The results of so many runs, as `CudaProgram` makes them."""
-    layout, memory = Layout(program), Memory()
+    layout, memory = Layout(program, Lowering(H200)), Memory()
 
     def allocated(variables: Sequence[Variable]) -> list[int]:
         return [memory.allocate(v.size * v.type.dtype.itemsize) for v in variables]
@@ -152,7 +147,7 @@ def test_runs_in_a_row_compute_what_one_after_the_other_does(network: str, ahead
 
 def test_a_batch_is_gathered_beside_other_work_of_the_step_before() -> None:
     program, _ = step_on_data("linear")
-    row = in_a_row(program)
+    row = in_a_row(program, H200)
     assert row.again is not None
     assert len(row.again.equations) == len(row.last.equations) < len(program.equations)
     first, *others = (members(row.begin[0]), *map(members, row.last.equations))
@@ -164,14 +159,14 @@ def test_a_batch_is_gathered_beside_other_work_of_the_step_before() -> None:
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_batch_that_the_step_before_decides_about_is_gathered_after_it(network: str) -> None:
     program, _ = step_on_data(network, ahead=False)
-    row = in_a_row(program)
+    row = in_a_row(program, H200)
     assert row.again is None
     assert row.last is program
 
 
 @pytest.mark.parametrize("name", ["mlp", "mlp-small", "lenet5", "cnn"])
 def test_products_share_launches_with_the_same_others_in_all_runs(name: str) -> None:
-    row = in_a_row(outline(config.load(name, [])).step_program(passes=ON_GPU))
+    row = in_a_row(outline(config.load(name, [])).step_program(passes=ON_GPU), H200)
     assert row.again is not None
     assert products(row.again) == products(row.last)
 
@@ -179,7 +174,7 @@ def test_products_share_launches_with_the_same_others_in_all_runs(name: str) -> 
 def test_a_product_alone_in_its_launch_stays_so_in_all_runs() -> None:
     """The counter that the gather waits for would have to join one."""
     program, _ = step_on_data("convolutions")
-    assert in_a_row(program).again is None
+    assert in_a_row(program, H200).again is None
 
 
 def products(program: Program) -> set[frozenset[Variable]]:
@@ -193,11 +188,11 @@ def products(program: Program) -> set[frozenset[Variable]]:
 
 def test_kernels_of_a_program_that_is_not_fused_are_those_of_its_equations() -> None:
     program, _ = step_on_data("linear", fused=False)
-    assert in_a_row(program).again is None
+    assert in_a_row(program, H200).again is None
 
 
 def test_memory_for_what_is_fetched_ahead_is_counted() -> None:
     program, _ = step_on_data("linear")
-    layout = Layout(program)
+    layout = Layout(program, Lowering(H200))
     fetched = layout.inputs[len(program.inputs) :]
     assert layout.beside_bytes >= 2 * max(v.size * v.type.dtype.itemsize for v in fetched)

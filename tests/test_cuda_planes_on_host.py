@@ -80,7 +80,7 @@ def check(host: Host, positions: Positions, x: np.ndarray, w: np.ndarray, g: np.
     for e, arrays, planes in directions(positions, x, w, g):
         wide = [rounded(v, positions.precision).astype(float) for v in arrays]
         with np.errstate(invalid="ignore"):
-            expected = e.primitive.implementations["cpu"](*wide, **{**e.params, "precision": "full"})
+            expected = e.primitive.reference(*wide, **{**e.params, "precision": "full"})
         assert agree(host.computed(e, planes.kernel(), arrays)[0], expected), e.primitive.name
 
 
@@ -115,7 +115,7 @@ def test_tiles_of_all_widths_give_the_same(host: Host, filters: int) -> None:
     e = equation(conv2d_p, [x, w], {"window": Window((1, 1), (0, 0), (1, 1), 1), "precision": "full"})
     tiles = [t for t in PlaneConvolution(positions, False).choices() if t.columns in (64, 104, 128)]
     found = [host.computed(e, t.kernel(), [x, w])[0] for t in tiles]
-    assert agree(found[0], e.primitive.implementations["cpu"](x.astype(float), w.astype(float), **e.params))
+    assert agree(found[0], e.primitive.reference(x.astype(float), w.astype(float), **e.params))
     assert len({y.tobytes() for y in found}) == 1
 
 
@@ -130,7 +130,7 @@ def test_what_is_laid_out_has_been_measured_in_front_of_it(tmp_path: Path) -> No
     x, w, g = drawn(positions.images, (3, 35, 3, 3), positions.outputs)
     for e, arrays, planes in directions(positions, x, w, g):
         if planes.kernel().file in ("conv/pack_images.cu", "conv/shifted_weight_grad_fp16x2.cu"):
-            expected = e.primitive.implementations["cpu"](*(v.astype(float) for v in arrays), **e.params)
+            expected = e.primitive.reference(*(v.astype(float) for v in arrays), **e.params)
             assert agree(host.computed(e, planes.kernel(), arrays)[0], expected), e.primitive.name
 
 
@@ -140,7 +140,7 @@ def test_gradients_by_the_weights_of_numbers_whose_squares_are_none_are_right(ho
     x, g = x * np.float32(1e-18), g * np.float32(3e-19)
     params = {"window": Window((1, 1), (1, 1), (1, 1), 1), "size": (3, 3), "precision": "full"}
     e, kernel = equation(weight_grad_p, [x, g], params), HalvesWeightGrad(positions).kernel()
-    expected = weight_grad_p.implementations["cpu"](x.astype(float), g.astype(float), **params)
+    expected = weight_grad_p.reference(x.astype(float), g.astype(float), **params)
     assert agree(host.computed(e, kernel, [x, g])[0], expected)
 
 
@@ -179,7 +179,7 @@ def test_images_that_halves_do_not_hold_are_computed_in_pieces(host: Host, spoil
     np.testing.assert_array_equal(halves[2], pieces[2])
     assert not np.array_equal(halves[0, :, 5], pieces[0, :, 5])
     with np.errstate(invalid="ignore"):
-        assert agree(halves, conv2d_p.implementations["cpu"](x.astype(float), w.astype(float), **params))
+        assert agree(halves, conv2d_p.reference(x.astype(float), w.astype(float), **params))
 
 
 def test_a_few_small_elements_of_an_image_are_held(host: Host) -> None:
@@ -189,7 +189,7 @@ def test_a_few_small_elements_of_an_image_are_held(host: Host) -> None:
     computed: dict[Any, np.ndarray] = {}
     for e, arrays, planes in directions(positions, x, w, g):
         found = computed[planes] = host.computed(e, planes.kernel(), arrays)[0]
-        assert agree(found, e.primitive.implementations["cpu"](*(v.astype(float) for v in arrays), **e.params))
+        assert agree(found, e.primitive.reference(*(v.astype(float) for v in arrays), **e.params))
         if isinstance(planes, PlaneConvolution) and planes.halves:
             assert not np.array_equal(found[:, :, 5], computed[replace(planes, halves=False)][:, :, 5])
         elif isinstance(planes, HalvesWeightGrad):
@@ -207,7 +207,7 @@ def test_sums_of_small_elements_alone_lose_no_bits(host: Host, precision: str) -
         images[0, 3, 7, 4] = 2.0123e-11
     for e, arrays, planes in directions(positions, x, w, g):
         wide = [rounded(v, precision).astype(float) for v in arrays]
-        expected = e.primitive.implementations["cpu"](*wide, **{**e.params, "precision": "full"})
+        expected = e.primitive.reference(*wide, **{**e.params, "precision": "full"})
         small = (expected != 0) & (abs(expected) < 1e-8)
         assert small.any()
         tolerance = 1e-6 if precision == "full" else 2**-10
@@ -261,6 +261,6 @@ def test_what_is_done_to_a_convolution_is_done_to_each_element_once(
     assert len(fused) == 2
     for e in fused:
         arrays = drawn(*(v.type.shape for v in e.inputs))
-        (expected,) = [e.primitive.implementations["cpu"](*arrays, **e.params)]
+        (expected,) = [e.primitive.reference(*arrays, **e.params)]
         for kernel in every_kernel(e):
             assert agree(host.computed(e, kernel, arrays)[0], expected), kernel.definitions()

@@ -45,13 +45,13 @@ def test_convolutions_of_few_channels_are_right(
     exact = [rounded(v, precision).astype(float) for v in (x, w, g)]
 
     found = computed(gpu, conv2d_p, FewConvolution(few, False).kernel(), [x, w], **params)
-    assert distance(found, conv2d_p.implementations["cpu"](*exact[:2], **params)) < TOLERANCE
+    assert distance(found, conv2d_p.reference(*exact[:2], **params)) < TOLERANCE
     if window.stride == (1, 1):
         sized = {**params, "size": image[2:]}
         found = computed(gpu, input_grad_p, FewConvolution(few.turned(), True).kernel(), [g, w], **sized)
-        assert distance(found, input_grad_p.implementations["cpu"](*exact[:0:-1], **sized)) < TOLERANCE
+        assert distance(found, input_grad_p.reference(*exact[:0:-1], **sized)) < TOLERANCE
     sized = {**params, "size": weight[2:]}
-    expected = weight_grad_p.implementations["cpu"](*exact[::2], **sized)
+    expected = weight_grad_p.reference(*exact[::2], **sized)
     found = computed(gpu, weight_grad_p, FewWeightGrad(few).kernel(), [x, g], **sized)
     assert distance(found, expected) < TOLERANCE
     kernel = FewWeightGrad(few, bias=True).kernel()

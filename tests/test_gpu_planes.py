@@ -91,9 +91,9 @@ def check(gpu: Any, positions: Positions, x: np.ndarray, w: np.ndarray, g: np.nd
     tolerance = TOLERANCE if positions.precision == "full" else ROUNDED
     params: dict[str, Any] = {"window": window(positions), "precision": "full"}
     with np.errstate(invalid="ignore"):
-        y = conv2d_p.implementations["cpu"](*wide[:2], **params)
-        dx = input_grad_p.implementations["cpu"](wide[2], wide[1], size=positions.images[2:], **params)
-        dw = weight_grad_p.implementations["cpu"](wide[0], wide[2], size=positions.kernel, **params)
+        y = conv2d_p.reference(*wide[:2], **params)
+        dx = input_grad_p.reference(wide[2], wide[1], size=positions.images[2:], **params)
+        dw = weight_grad_p.reference(wide[0], wide[2], size=positions.kernel, **params)
     for halves in (False, True):
         if PlaneConvolution(positions, False, halves).suits():
             assert same(forward(gpu, positions, x, w, halves), y, tolerance)
@@ -138,8 +138,7 @@ def test_tiles_of_all_widths_give_the_same(gpu: Any, filters: int) -> None:
     found = [computed(gpu, conv2d_p, t.kernel(), [x, w], window=window(positions)) for t in tiles]
     assert len({y.tobytes() for y in found}) == 1
     assert (
-        distance(found[0], conv2d_p.implementations["cpu"](x.astype(float), w.astype(float), window(positions), "full"))
-        < TOLERANCE
+        distance(found[0], conv2d_p.reference(x.astype(float), w.astype(float), window(positions), "full")) < TOLERANCE
     )
 
 

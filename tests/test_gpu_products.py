@@ -174,7 +174,7 @@ def test_every_candidate_for_a_convolution_is_right(
         (weight_grad_p, conv_cuda.weight_grad, (x, g), {"window": window, "size": weight[2:]}),
     )
     for primitive, candidates, arrays, params in cases:
-        reference = primitive.implementations["cpu"]
+        reference = primitive.reference
         expected = reference(*(rounded(v, precision).astype(float) for v in arrays), **{**params, "precision": "full"})
         for kernel in candidates(*types(*arrays), **params, precision=precision):
             found = computed(gpu, primitive, kernel, list(arrays), **params)

@@ -125,9 +125,7 @@ def test_convolutions_and_gradients_by_cudnn_are_right(
         (weight_grad_p, (x, g), {"size": weight[2:]}),
     ]
     for primitive, arrays, size in cases:
-        expected = primitive.implementations["cpu"](
-            *(v.astype(float) for v in arrays), window=window, **size, precision="full"
-        )
+        expected = primitive.reference(*(v.astype(float) for v in arrays), window=window, **size, precision="full")
         equation = equation_of(primitive, arrays, window=window, **size, precision=precision)
         found = check(gpu, equation, arrays, expected, TOLERANCE[precision])
         assert bool(found) == (precision != "full" or primitive.name not in LESS_EXACT), primitive.name

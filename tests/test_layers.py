@@ -18,8 +18,9 @@ TRAINING_LEVEL = CONFIG_LEVEL | {"config", "data", "passes", "adtrain"}
 MAY_IMPORT = {
     "core": set[str](),
     "codegen": {"core"},
-    "backends": {"core", "ops", "codegen", "assets", "cache", "files", "passes", "documents"},
-    "ops": {"core"},
+    "lowering": {"core"},
+    "backends": {"core", "lowering", "codegen", "assets", "cache", "files", "passes", "documents"},
+    "ops": {"core", "lowering"},
     "assets": {"core"},
     "cache": {"files"},
     "documents": {"cache"},

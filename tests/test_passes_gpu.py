@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from program_samples import ON_GPU, bodies, everywhere, names
+from program_samples import ON_GPU, bodies, everywhere, for_gpu, names
 
 import adtrain as ad
 from adtrain import config, ops, passes
 from adtrain.backends.cuda.codegen.block_forms import FORMS
-from adtrain.core.chip import CHIP
 from adtrain.core.fused import FUSED, label
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
+from adtrain.core.target import H200, Target
 from adtrain.passes.fuse_blocks import FORMS as SMALL
 from adtrain.passes.side_by_side import LONGEST, POINTERS, WAVES
 from adtrain.training.preparation import outline
@@ -97,10 +97,10 @@ def test_a_device_has_the_passes_for_it() -> None:
 
     program = stage(lambda x: ops.softmax(ops.softmax(x, 1) * x, 1)).program(np.ones((9, 3)))
     assert names(passes.fuse(program)) == ["items"]
-    assert names(passes.fuse(moved(program, "gpu"))) == ["block"]
+    assert names(for_gpu(moved(program, "gpu"))) == ["block"]
     batched = stage(lambda x: ops.relu(ops.matmul(x, x))).program(np.ones((5, 64, 64)))
     assert names(passes.fuse(batched)) == ["matmul", "relu"]
-    assert names(passes.fuse(moved(batched, "gpu"))) == ["product"]
+    assert names(for_gpu(moved(batched, "gpu"))) == ["product"]
 
 
 def test_a_thread_block_has_a_form_for_each_primitive_that_may_join_one() -> None:
@@ -192,13 +192,13 @@ def test_rows_stay_an_equation_where_a_loop_alone_cannot_read_them(kept: bool) -
     assert "gather" not in names(program)
 
 
-def gradients(k: int, count: int = 2) -> Program:
+def gradients(k: int, count: int = 2, target: Target = H200) -> Program:
     """Independent products of k x 64 matrices, whose results are updates."""
 
     def f(*xs: Any) -> list[Any]:
         return [ops.matmul(x, x, transpose_a=True) * 0.1 + 1.0 for x in xs]
 
-    return stage(f, ON_GPU).program(*[np.ones((k, 64), np.float32) for _ in range(count)])
+    return for_gpu(stage(f).program(*[np.ones((k, 64), np.float32) for _ in range(count)]), target)
 
 
 def test_products_that_nobody_needs_share_a_launch_unless_their_sums_are_long() -> None:
@@ -206,9 +206,9 @@ def test_products_that_nobody_needs_share_a_launch_unless_their_sums_are_long() 
     assert names(gradients(LONGEST + 1)) == ["product", "product"]
 
 
-def test_a_launch_takes_no_more_than_a_few_waves_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CHIP, "multiprocessors", 1)
-    assert bodies(gradients(8, 5), "together") == [["product"] * WAVES, ["product"] * 2]
+def test_a_launch_takes_no_more_than_a_few_waves_of_blocks() -> None:
+    small = H200._replace(multiprocessors=1)
+    assert bodies(gradients(8, 5, small), "together") == [["product"] * WAVES, ["product"] * 2]
 
 
 def test_products_of_two_types_have_launches_of_their_own() -> None:

@@ -8,12 +8,13 @@ import pytest
 
 from adtrain import ops
 from adtrain.backends.cpu import CpuBackend
-from adtrain.backends.cuda.lower import tasks
+from adtrain.backends.cuda.lower import Lowering
 from adtrain.cases import integers, normal
 from adtrain.core import devices
 from adtrain.core.array import array
 from adtrain.core.autodiff import vjp
 from adtrain.core.staging import stage
+from adtrain.core.target import H200
 from adtrain.measure.bench_ops import PASSES
 from adtrain.peers import comparison, op_cases, operations, ours
 from adtrain.peers.numpy_operations import BACKWARD, FORWARD
@@ -122,6 +123,7 @@ def test_many_runs_are_launches_on_a_gpu(case: OpCase, monkeypatch: pytest.Monke
     """Bodies of fused equations are over the variables of their own Program, or no kernel could be made."""
     monkeypatch.setitem(devices._loaded, "gpu", CpuBackend())
     args = [array(x, device="gpu") for x in case.arrays()]
+    lowering = Lowering(H200)
     works = {"forward": (case.of(ops), args)}
     if case.differentiable:
         _, pullback = vjp(lambda *floats: case.of(ops)(*case.with_indices(args, floats)), *case.floats(args))
@@ -129,4 +131,6 @@ def test_many_runs_are_launches_on_a_gpu(case: OpCase, monkeypatch: pytest.Monke
     for f, given in works.values():
         program = stage(f, PASSES).program(*given)
         equations = ours.many(program, 3).program(*given).equations
-        assert sum(len(tasks(e)) for e in equations) >= 3 * sum(len(tasks(e)) for e in program.equations)
+        assert sum(len(lowering.launches(e)) for e in equations) >= 3 * sum(
+            len(lowering.launches(e)) for e in program.equations
+        )

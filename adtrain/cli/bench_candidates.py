@@ -53,7 +53,7 @@ def measured(benches: Sequence[Bench], sizes: Sequence[int] | None = None) -> li
         for n in sizes or each.ladder["gpu"]:
             for f, args in phases(each, sample(each, n, device="gpu")).values():
                 equations += stage(f).program(*args).equations
-    problems = list(contests(equations))
+    problems = list(contests(tuner.lowering, equations))
     if not problems:
         raise click.UsageError("--candidates: there is one kernel for each of these operations")
     progress(f"bench: measuring the candidates of {len(problems)} problems")

@@ -59,6 +59,10 @@ class Backend(Transfers, Protocol):
         """Compute ``primitive`` on ``buffers``; one buffer for each of ``outputs``."""
         ...
 
+    def fuse(self, program: Program) -> Program:
+        """``program`` after the passes that make one kernel of several equations on this device."""
+        ...
+
     def compile(self, program: Program) -> Executable:
         """``program`` made ready to run."""
         ...

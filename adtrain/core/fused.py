@@ -22,7 +22,7 @@ def _shape(*args: Any, body: Program) -> tuple[ArrayType, ...]:
 def _reference(*buffers: Any, body: Program) -> Any:
     known = dict(zip(body.inputs, buffers, strict=True))
     for e in body.equations:
-        found = e.primitive.implementations["cpu"](*(known[v] for v in e.inputs), **e.params)
+        found = e.primitive.reference(*(known[v] for v in e.inputs), **e.params)
         known.update(zip(e.outputs, (found,) if len(e.outputs) == 1 else found, strict=True))
     results = tuple(known[v] for v in body.outputs)
     return results[0] if len(results) == 1 else results
@@ -40,7 +40,7 @@ def _reads(*args: Any, body: Program) -> Sequence[int]:
 
 
 def _fused(name: str) -> Primitive:
-    return Primitive(name, _shape, {"cpu": _reference}, flops=_flops, reads=_reads)
+    return Primitive(name, _shape, _reference, flops=_flops, reads=_reads)
 
 
 loops_p: Primitive = _fused("loops")

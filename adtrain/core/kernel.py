@@ -1,12 +1,14 @@
-"""CKernel and CudaKernel: how an operation names its compiled functions, as plain data that a backend reads."""
+"""CKernel and CudaKernel: descriptions of compiled kernels, which rules in `lowering` return and backends run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from adtrain.core.target import Target
 
 
 def first_dtype(*args: Any, **params: Any) -> tuple[np.dtype, ...]:
@@ -73,8 +75,72 @@ class CKernel:
     checked: bool = False
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
+class CudaLaunch:
+    """One launch of a kernel: ``name(operands..., numbers...[, char *scratch][, int *bad])``.
+
+    Args:
+        file: the source, relative to `kernels/cuda`, or an absolute path. It is compiled once for each combination of
+            ``dtypes`` and ``definitions``.
+        name: the ``extern "C" __global__`` function.
+        numbers: integers (int64_t) and floats (double) passed by value.
+        dtypes: the element types that the source is compiled for, as T and U.
+        elements: how many elements there are to compute. The kernel is a grid-stride loop, and the grid size follows
+            from the occupancy. Give either ``elements`` or ``blocks``; where it is 0 nothing is launched.
+        blocks: the grid, one number or up to three (x, y, z).
+        threads: threads of a block, with ``blocks``. A kernel with __launch_bounds__ gets exactly this; another one may
+            get fewer, a multiple of 32. None: what gives the best occupancy.
+        shared: bytes of dynamic shared memory.
+        definitions: macros that the source is compiled with, such as tile sizes.
+        operands: which of the equation's inputs and outputs, numbered in this order, the pointers are. None: all.
+        checked: the kernel stores 1 in ``*bad`` where an index is out of range.
+    """
+
+    file: str
+    name: str
+    numbers: tuple[int | float, ...] = ()
+    dtypes: tuple[np.dtype, ...] = ()
+    elements: int | None = None
+    blocks: int | tuple[int, ...] | None = None
+    threads: int | None = None
+    shared: int = 0
+    definitions: Mapping[str, int] = field(default_factory=dict)
+    operands: tuple[int, ...] | None = None
+    checked: bool = False
+
+    def label(self) -> str:
+        """File, definitions and launch size: "gemm/gemm.cu TILE_M=64 numbers=1,128,512,784,4 threads=256"."""
+        work = {name: getattr(self, name) for name in ("numbers", "elements", "blocks", "threads", "shared")}
+        words = [f"{name}={value}" for name, value in sorted(self.definitions.items())]
+        for name, value in work.items():
+            if value:
+                words.append(f"{name}={','.join(map(str, value)) if isinstance(value, Sequence) else value}")
+        return " ".join([self.file, *words])
+
+
+@dataclass(frozen=True)
 class CudaKernel:
+    """One way to compute an equation on a GPU: its launches, in order.
+
+    A rule returns such candidates; see `registry.register`.
+
+    Args:
+        scratch: bytes of device memory that the launches share, not cleared; each gets a pointer to it. None: they take
+            no such pointer.
+    """
+
+    launches: tuple[CudaLaunch, ...]
+    scratch: int | None = None
+
+    @property
+    def label(self) -> str:
+        """What tells this candidate from others for the same equation: kernel names, then each launch."""
+        names = "+".join(dict.fromkeys(launch.name for launch in self.launches))
+        return " then ".join([f"{names} {self.launches[0].label()}", *(x.label() for x in self.launches[1:])])
+
+
+@dataclass(frozen=True, eq=False)
+class LegacyKernel:
     """A kernel in `kernels/cuda`: ``name(inputs..., outputs..., numbers...[, char *scratch][, int *bad])``.
 
     All but ``file`` and ``name`` are functions of the arguments (anything with a shape and a dtype) and the parameters.
@@ -115,31 +181,52 @@ class CudaKernel:
     definitions: Callable[..., Mapping[str, int]] = no_definitions
     scratch: Callable[..., int] = no_bytes
     applies: Callable[..., bool] = always
-    then: CudaKernel | None = None
+    then: LegacyKernel | None = None
     each: bool = False
     checked: bool = False
 
-    @property
-    def names(self) -> Sequence[str]:
-        """The names of its launches, in their order."""
-        return [self.name, *(self.then.names if self.then is not None else ())]
+    def launches(self, args: Sequence[Any], params: Mapping[str, Any], operands: tuple[int, ...] | None) -> Any:
+        step: LegacyKernel | None = self
+        while step is not None:
+            yield CudaLaunch(
+                step.file,
+                step.name,
+                tuple(step.numbers(*args, **params)),
+                tuple(step.dtypes(*args, **params)),
+                elements=None if step.elements is None else step.elements(*args, **params),
+                blocks=None if step.blocks is None else step.blocks(*args, **params),
+                threads=None if step.threads is None else step.threads(*args, **params),
+                shared=step.shared(*args, **params),
+                definitions=step.definitions(*args, **params),
+                operands=operands,
+                checked=step.checked,
+            )
+            step = step.then
 
-    def label(self, *args: Any, **params: Any) -> str:
-        """What tells this kernel from the other candidates for the same arguments: words, of which those that are equal
-        in all of them can be left out.
+    def spec(self, *args: Any, **params: Any) -> CudaKernel:
+        scratch, step = None, self
+        if self.scratch is not no_bytes:
+            scratch, step = 0, self
+            while step is not None:
+                scratch = max(scratch, step.scratch(*args, **params))
+                step = step.then
+        if not self.each:
+            return CudaKernel(tuple(self.launches(args, params, None)), scratch)
+        out = len(args)
+        return CudaKernel(tuple(x for i in range(out) for x in self.launches([i, *args], params, (i, out))), scratch)
 
-        "gemm_tiled gemm/gemm.cu BM=64 BN=64 numbers=1,128,512,784,4 blocks=128,4 threads=256 shared=34816"
-        """
-        work = {
-            "numbers": self.numbers(*args, **params),
-            "elements": self.elements and self.elements(*args, **params),
-            "blocks": self.blocks and self.blocks(*args, **params),
-            "threads": self.threads and self.threads(*args, **params),
-            "shared": self.shared(*args, **params),
-        }
-        words = [f"{name}={value}" for name, value in sorted(self.definitions(*args, **params).items())]
-        for name, value in work.items():
-            if value:
-                words.append(f"{name}={','.join(map(str, value)) if isinstance(value, Sequence) else value}")
-        after = ["then", self.then.label(*args, **params)] if self.then is not None else []
-        return " ".join(["+".join(self.names), self.file, *words, *after])
+
+def legacy(named: Any) -> Callable[..., Sequence[CudaKernel]]:
+    def rule(target: Target, *args: Any, **params: Any) -> Sequence[CudaKernel]:
+        from adtrain.core.chip import CHIP
+
+        before = CHIP.multiprocessors, CHIP.capability
+        CHIP.multiprocessors, CHIP.capability = target.multiprocessors, target.capability
+        try:
+            found = named if isinstance(named, (tuple, LegacyKernel)) else named(*args, **params)
+            kernels = (found,) if isinstance(found, LegacyKernel) else found
+            return [k.spec(*args, **params) for k in kernels if k.applies(*([0] if k.each else []), *args, **params)]
+        finally:
+            CHIP.multiprocessors, CHIP.capability = before
+
+    return rule

@@ -16,6 +16,13 @@ from adtrain.core.errors import OptionError
 
 FULL = "full"
 PRECISIONS = (FULL, "tf32", "bfloat16")
+DROPPED_BITS = {"tf32": 13, "bfloat16": 16}
+"""Mantissa bits of float32 that operands lose, by precision."""
+
+
+def mantissa(precision: str) -> int:
+    """Mantissa bits that operands keep."""
+    return 23 - DROPPED_BITS.get(precision, 0)
 
 
 class _Chosen(threading.local):

@@ -1,4 +1,4 @@
-"""Primitive: the unit of work. A name, a shape rule, a derivative, a cost, and an implementation per backend."""
+"""Primitive: the unit of work. A name, a shape rule, a NumPy reference, a derivative, a cost."""
 
 from __future__ import annotations
 
@@ -36,9 +36,8 @@ class Primitive:
         name: unique; what timings and Programs show.
         shape: shape rule ``(*arguments, **params) -> ArrayType``, or a tuple of them for several outputs. It sees
             only shapes and dtypes, and raises ShapeError or DTypeError.
-        implementations: backend name to plain data or a function that the backend knows how to run; the reference,
-            ``"cpu"``, is a function of NumPy arrays. ``"cuda_pooled"``: kernels that hand the output to a max pooling
-            instead of writing it, by a function that takes the parameters of both.
+        reference: the same on NumPy arrays; what eager CPU code runs and every kernel is tested against. Kernels are
+            registered by name, see `core/registry.py`.
         vjp: one rule an argument (None: no derivative), or a function from argument position to rule for a
             primitive with any number of arguments. Rules call only public ops: the closure rule.
         flops: floating-point operations, from the same arguments as ``shape``; by default one for each element of
@@ -53,7 +52,7 @@ class Primitive:
 
     name: str
     shape: Callable[..., Any]
-    implementations: Mapping[str, Any]
+    reference: Callable[..., Any]
     vjp: Sequence[VjpRule | None] | Callable[[int], VjpRule] = ()
     flops: Callable[..., int] | None = None
     reads: Callable[..., Sequence[int]] | None = None

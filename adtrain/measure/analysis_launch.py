@@ -28,7 +28,7 @@ SAMPLES, LAUNCHES = 9, 20
 def launch_shapes() -> dict[str, Any]:
     """Microseconds of adding two arrays of ELEMENTS at each shape, by the device's events; "rule" marks the shape that
     the library picks."""
-    from adtrain.backends.cuda.lower import Task, tasks
+    from adtrain.backends.cuda.lower import LaunchPlan
     from adtrain.backends.cuda.runtime.device import Shape
     from adtrain.backends.cuda.runtime.graph import Graphs
     from adtrain.backends.cuda.runtime.launch import Launch
@@ -38,8 +38,8 @@ def launch_shapes() -> dict[str, Any]:
     rng = np.random.default_rng(0)
     args = [array(rng.standard_normal(ELEMENTS, np.float32), device="gpu") for _ in range(2)]
     (equation,) = stage(ops.add).program(*args).equations
-    (task,) = tasks(equation)
-    assert isinstance(task, Task)
+    (task,) = gpu.lowering.launches(equation)
+    assert isinstance(task, LaunchPlan)
     out = gpu.empty(equation.outputs[0].type)
     addresses = [*(x.buffer.address for x in args), out.address]
     launch = Launch(device, task)
@@ -94,7 +94,7 @@ def candidates() -> dict[str, Any]:
 
     tuner = cast(Any, backend("gpu")).tuner
     args = [array(np.zeros((PRODUCT, PRODUCT), np.float32), device="gpu")] * 2
-    problems = list(contests(stage(ops.matmul).program(*args).equations))
+    problems = list(contests(tuner.lowering, stage(ops.matmul).program(*args).equations))
     ((contest, times),) = tuner.times(problems, measure=True)
     taken, ordered = fastest(contest.labels, times), sorted(times, key=times.__getitem__)
     rows = [

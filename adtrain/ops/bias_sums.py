@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from adtrain.core.kernel import legacy
 from adtrain.core.primitive import Primitive
+from adtrain.core.registry import register
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda import pool as pool_cuda
 from adtrain.lowering.cuda.conv import conv as conv_cuda
@@ -25,7 +27,7 @@ OF_BIAS = (0, 2, 3)
 
 
 def _summed(x: Any) -> Any:
-    return sum_p.implementations["cpu"](x, axes=OF_BIAS)
+    return sum_p.reference(x, axes=OF_BIAS)
 
 
 def _weight_types(x: Any, g: Any, **params: Any) -> tuple[ArrayType, ArrayType]:
@@ -36,12 +38,10 @@ def _weight_types(x: Any, g: Any, **params: Any) -> tuple[ArrayType, ArrayType]:
 conv2d_weight_grad_sum_p = Primitive(
     "conv2d_weight_grad_sum",
     _weight_types,
-    {
-        "cpu": lambda x, g, **params: (weight_grad_p.implementations["cpu"](x, g, **params), _summed(g)),
-        "cuda": conv_cuda.weight_grad_sum,
-    },
+    lambda x, g, **params: (weight_grad_p.reference(x, g, **params), _summed(g)),
     flops=lambda x, g, **params: weight_grad_p.cost([x, g], params).flops + g.size,
 )
+register("conv2d_weight_grad_sum", "cuda", legacy(conv_cuda.weight_grad_sum))
 """(x, g; window, size, precision): conv2d_weight_grad(x, g, ...), and the sum of g for each channel."""
 
 
@@ -53,15 +53,13 @@ def _pooled_types(x: Any, g: Any, where: Any, **params: Any) -> tuple[ArrayType,
 conv2d_weight_grad_pooled_sum_p = Primitive(
     "conv2d_weight_grad_pooled_sum",
     _pooled_types,
-    {
-        "cpu": lambda x, g, where, **params: (
-            conv2d_weight_grad_pooled_p.implementations["cpu"](x, g, where, **params),
-            _summed(g),
-        ),
-        "cuda": partial(conv_pooled_cuda.weight_grad_pooled, bias=True),
-    },
+    lambda x, g, where, **params: (
+        conv2d_weight_grad_pooled_p.reference(x, g, where, **params),
+        _summed(g),
+    ),
     flops=lambda x, g, where, **params: conv2d_weight_grad_pooled_p.cost([x, g, where], params).flops + g.size,
 )
+register("conv2d_weight_grad_pooled_sum", "cuda", legacy(partial(conv_pooled_cuda.weight_grad_pooled, bias=True)))
 """(x, g, where; window, windows, shape, size, precision): conv2d_weight_grad_pooled(x, g, where, ...), and the sum of g
 for each channel."""
 
@@ -71,13 +69,14 @@ def _put_types(ct: Any, where: Any, windows: Windows, shape: tuple[int, ...]) ->
 
 
 def _put_reference(ct: np.ndarray, where: np.ndarray, **params: Any) -> tuple[np.ndarray, np.ndarray]:
-    return max_pool2d_put_p.implementations["cpu"](ct, where, **params), _summed(ct)
+    return max_pool2d_put_p.reference(ct, where, **params), _summed(ct)
 
 
 max_pool2d_put_sum_p = Primitive(
     "max_pool2d_put_sum",
     _put_types,
-    {"cpu": _put_reference, "cuda": pool_cuda.put_sum},
+    _put_reference,
     flops=lambda ct, where, **params: 2 * ct.size,
 )
+register("max_pool2d_put_sum", "cuda", legacy(pool_cuda.put_sum))
 """(ct, where; windows, shape): max_pool2d_put(ct, where, ...), and the sum of ct for each channel."""

@@ -16,8 +16,9 @@ import numpy as np
 
 from adtrain.core.array import Value, array
 from adtrain.core.errors import ShapeError
-from adtrain.core.kernel import CKernel
+from adtrain.core.kernel import CKernel, legacy
 from adtrain.core.primitive import Primitive, no_flops
+from adtrain.core.registry import register
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape
 from adtrain.lowering.cpu.shapes import REDUCTION_SCRATCH, both_forms, kept, reduction
@@ -27,7 +28,7 @@ from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes
 astype_p: Primitive = Primitive(
     "astype",
     lambda x, dtype: ArrayType(x.shape, dtype),
-    {"cpu": lambda x, dtype: x.astype(dtype)},
+    lambda x, dtype: x.astype(dtype),
     [lambda out, x, dtype: partial(bind, astype_p, dtype=x.dtype)],
     no_flops,
     expression="(U)a",
@@ -43,7 +44,7 @@ def _reshape_shape(x: Any, shape: Shape) -> ArrayType:
 reshape_p: Primitive = Primitive(
     "reshape",
     _reshape_shape,
-    {"cpu": lambda x, shape: np.reshape(x, shape)},
+    lambda x, shape: np.reshape(x, shape),
     [lambda out, x, shape: partial(bind, reshape_p, shape=x.shape)],
     no_flops,
     view=True,
@@ -76,14 +77,12 @@ _SUM_KERNELS = (
 sum_p: Primitive = Primitive(
     "sum",
     _sum_shape,
-    {
-        "cpu": lambda x, axes: np.sum(x, axis=axes, dtype=summed(x.dtype)),
-        "c": _SUM_KERNELS,
-        "cuda": reductions_cuda.reduction(reductions_cuda.SUM, _sum_dtypes),
-    },
+    lambda x, axes: np.sum(x, axis=axes, dtype=summed(x.dtype)),
     [lambda out, x, axes: partial(spread, shape=x.shape, axes=axes)],
     lambda x, axes: x.size,
 )
+register("sum", "cpu", _SUM_KERNELS)
+register("sum", "cuda", legacy(reductions_cuda.reduction(reductions_cuda.SUM, _sum_dtypes)))
 
 
 def _broadcast_to_shape(x: Any, shape: Shape) -> ArrayType:
@@ -101,7 +100,7 @@ def _broadcast_to_reference(x: np.ndarray, shape: Shape) -> np.ndarray:
 broadcast_to_p: Primitive = Primitive(
     "broadcast_to",
     _broadcast_to_shape,
-    {"cpu": _broadcast_to_reference},
+    _broadcast_to_reference,
     [lambda out, x, shape: partial(sum_to, shape=x.shape)],
     no_flops,
     view=True,

@@ -104,4 +104,4 @@ def elementwise(
             raise DTypeError(f"{name}: found bool, expected numbers; use astype")
         return common if dtype is None else ArrayType(common.shape, dtype)
 
-    return Primitive(name, shape, {"cpu": cpu}, vjp, expression=expression)
+    return Primitive(name, shape, cpu, vjp, expression=expression)

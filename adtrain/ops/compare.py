@@ -59,7 +59,7 @@ def _where_shape(condition: Any, a: Any, b: Any) -> ArrayType:
 where_p: Primitive = Primitive(
     "where",
     _where_shape,
-    {"cpu": np.where},
+    np.where,
     [
         None,
         lambda out, condition, a, b: lambda ct: where(condition, ct, 0.0),

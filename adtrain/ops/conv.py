@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
+from adtrain.core.kernel import legacy
 from adtrain.core.precision import FULL, precision_of
 from adtrain.core.primitive import Primitive
+from adtrain.core.registry import register
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cpu.conv import FORWARD, FORWARD_WINOGRAD, INPUT_GRAD, INPUT_GRAD_WINOGRAD, WEIGHT_GRAD
@@ -94,12 +96,7 @@ def _flops(g_shape: Sequence[int], w_shape: Sequence[int]) -> int:
 conv2d_p: Primitive = Primitive(
     "conv2d",
     _conv_shape,
-    {
-        "cpu": conv2d_reference,
-        "c": (FORWARD_WINOGRAD, FORWARD),
-        "cuda": conv_cuda.forward,
-        "cuda_pooled": conv_pooled_cuda.forward_pooled,
-    },
+    conv2d_reference,
     [
         lambda out, x, w, window, precision: partial(
             _input_grad, w=w, window=window, size=x.shape[2:], precision=precision
@@ -110,10 +107,13 @@ conv2d_p: Primitive = Primitive(
     ],
     lambda x, w, window, precision: _flops(_conv_shape(x, w, window).shape, w.shape),
 )
+register("conv2d", "cpu", (FORWARD_WINOGRAD, FORWARD))
+register("conv2d", "cuda", legacy(conv_cuda.forward))
+register("conv2d+max_pool2d", "cuda", legacy(conv_pooled_cuda.forward_pooled))
 input_grad_p: Primitive = Primitive(
     "conv2d_input_grad",
     _input_grad_shape,
-    {"cpu": input_grad_reference, "c": (INPUT_GRAD_WINOGRAD, INPUT_GRAD), "cuda": conv_cuda.input_grad},
+    input_grad_reference,
     [
         lambda out, g, w, window, size, precision: lambda u: _forward(u, w, window, precision),
         lambda out, g, w, window, size, precision: partial(
@@ -122,14 +122,12 @@ input_grad_p: Primitive = Primitive(
     ],
     lambda g, w, window, size, precision: _flops(g.shape, w.shape),
 )
+register("conv2d_input_grad", "cpu", (INPUT_GRAD_WINOGRAD, INPUT_GRAD))
+register("conv2d_input_grad", "cuda", legacy(conv_cuda.input_grad))
 weight_grad_p: Primitive = Primitive(
     "conv2d_weight_grad",
     _weight_grad_shape,
-    {
-        "cpu": weight_grad_reference,
-        "c": WEIGHT_GRAD,
-        "cuda": conv_cuda.weight_grad,
-    },
+    weight_grad_reference,
     [
         lambda out, x, g, window, size, precision: partial(
             _input_grad, g, window=window, size=x.shape[2:], precision=precision
@@ -138,6 +136,8 @@ weight_grad_p: Primitive = Primitive(
     ],
     lambda x, g, window, size, precision: _flops(g.shape, _weight_grad_shape(x, g, window, size).shape),
 )
+register("conv2d_weight_grad", "cpu", WEIGHT_GRAD)
+register("conv2d_weight_grad", "cuda", legacy(conv_cuda.weight_grad))
 
 
 def _forward(x: Value, w: Value, window: Window, precision: str) -> Value:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from adtrain.core.kernel import CKernel
+from adtrain.core.kernel import CKernel, legacy
 from adtrain.core.primitive import Primitive
+from adtrain.core.registry import register
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cpu.conv import (
     pooled_input_grad_prepared,
@@ -38,7 +39,7 @@ def _put_type(g: Any, where: Any, windows: Any, shape: tuple[int, ...]) -> Array
 
 
 def _put(g: Any, where: Any, windows: Any, shape: tuple[int, ...]) -> Any:
-    return max_pool2d_put_p.implementations["cpu"](g, where, windows, shape)
+    return max_pool2d_put_p.reference(g, where, windows, shape)
 
 
 def _input_grad_shape(
@@ -56,13 +57,13 @@ def _weight_grad_shape(
 def _input_grad_reference(
     g: Any, where: Any, w: Any, window: Any, windows: Any, shape: tuple[int, ...], size: Pair, precision: str
 ) -> Any:
-    return input_grad_p.implementations["cpu"](_put(g, where, windows, shape), w, window, size, precision)
+    return input_grad_p.reference(_put(g, where, windows, shape), w, window, size, precision)
 
 
 def _weight_grad_reference(
     x: Any, g: Any, where: Any, window: Any, windows: Any, shape: tuple[int, ...], size: Pair, precision: str
 ) -> Any:
-    return weight_grad_p.implementations["cpu"](x, _put(g, where, windows, shape), window, size, precision)
+    return weight_grad_p.reference(x, _put(g, where, windows, shape), window, size, precision)
 
 
 def _handled(window: Any, windows: Any, g: Any, shape: tuple[int, ...], run: int) -> bool:
@@ -78,47 +79,51 @@ def _handled(window: Any, windows: Any, g: Any, shape: tuple[int, ...], run: int
 conv2d_input_grad_pooled_p = Primitive(
     "conv2d_input_grad_pooled",
     _input_grad_shape,
-    {
-        "cpu": _input_grad_reference,
-        "c": CKernel(
-            "conv_pooled.c",
-            "conv2d_input_grad_pooled",
-            lambda g, where, w, window, windows, shape, size, precision: pooled_numbers(
-                (1, w.shape[1], *size), w.shape, shape, g.shape, window, windows, g.dtype.itemsize, precision
-            ),
-            items=lambda g, where, w, window, windows, shape, size, precision: (
-                (True, True, False) if _handled(window, windows, g, shape, w.shape[1] * w.shape[3]) else None
-            ),
-            scratch=pooled_input_grad_scratch,
-            prepared=pooled_input_grad_prepared,
-        ),
-        "cuda": conv_pooled_cuda.input_grad_pooled,
-    },
+    _input_grad_reference,
     flops=lambda g, where, w, **_: 2 * g.size * w.shape[1] * w.shape[2] * w.shape[3],
 )
+register(
+    "conv2d_input_grad_pooled",
+    "cpu",
+    CKernel(
+        "conv_pooled.c",
+        "conv2d_input_grad_pooled",
+        lambda g, where, w, window, windows, shape, size, precision: pooled_numbers(
+            (1, w.shape[1], *size), w.shape, shape, g.shape, window, windows, g.dtype.itemsize, precision
+        ),
+        items=lambda g, where, w, window, windows, shape, size, precision: (
+            (True, True, False) if _handled(window, windows, g, shape, w.shape[1] * w.shape[3]) else None
+        ),
+        scratch=pooled_input_grad_scratch,
+        prepared=pooled_input_grad_prepared,
+    ),
+)
+register("conv2d_input_grad_pooled", "cuda", legacy(conv_pooled_cuda.input_grad_pooled))
 """(g, where, w; window, windows, shape, size, precision):
 conv2d_input_grad(max_pool2d_put(g, where, windows, shape), w, ...)."""
 
 conv2d_weight_grad_pooled_p = Primitive(
     "conv2d_weight_grad_pooled",
     _weight_grad_shape,
-    {
-        "cpu": _weight_grad_reference,
-        "c": CKernel(
-            "conv_pooled.c",
-            "conv2d_weight_grad_pooled",
-            lambda x, g, where, window, windows, shape, size, precision: pooled_numbers(
-                x.shape, (shape[1], x.shape[1], *size), shape, g.shape, window, windows, g.dtype.itemsize, precision
-            ),
-            items=lambda x, g, where, window, windows, shape, size, precision: (
-                (True, True, True) if _handled(window, windows, g, shape, x.shape[1] * size[1]) else None
-            ),
-            sums=True,
-            scratch=pooled_weight_grad_scratch,
-        ),
-        "cuda": conv_pooled_cuda.weight_grad_pooled,
-    },
+    _weight_grad_reference,
     flops=lambda x, g, where, window, windows, shape, size, precision: 2 * g.size * x.shape[1] * size[0] * size[1],
 )
+register(
+    "conv2d_weight_grad_pooled",
+    "cpu",
+    CKernel(
+        "conv_pooled.c",
+        "conv2d_weight_grad_pooled",
+        lambda x, g, where, window, windows, shape, size, precision: pooled_numbers(
+            x.shape, (shape[1], x.shape[1], *size), shape, g.shape, window, windows, g.dtype.itemsize, precision
+        ),
+        items=lambda x, g, where, window, windows, shape, size, precision: (
+            (True, True, True) if _handled(window, windows, g, shape, x.shape[1] * size[1]) else None
+        ),
+        sums=True,
+        scratch=pooled_weight_grad_scratch,
+    ),
+)
+register("conv2d_weight_grad_pooled", "cuda", legacy(conv_pooled_cuda.weight_grad_pooled))
 """(x, g, where; window, windows, shape, size, precision):
 conv2d_weight_grad(x, max_pool2d_put(g, where, windows, shape), ...)."""

@@ -10,8 +10,9 @@ import numpy as np
 
 from adtrain.core.array import Value
 from adtrain.core.errors import DTypeError, ShapeError
-from adtrain.core.kernel import CKernel
+from adtrain.core.kernel import CKernel, legacy
 from adtrain.core.primitive import Primitive, no_flops
+from adtrain.core.registry import register
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, dtype_of
 from adtrain.lowering.cpu.shapes import around, both_forms
@@ -89,26 +90,22 @@ def _scatter_add_numbers(ct: Any, indices: Any, axis: int, length: int) -> tuple
 take_p: Primitive = Primitive(
     "take",
     _take_shape,
-    {
-        "cpu": lambda x, indices, axis: np.take(x, _in_range("take", indices, x.shape[axis]), axis),
-        "c": _kernels("take", _take_numbers, _take_items),
-        "cuda": kernels_cuda.indexing("take", _take_numbers, along=3, rows=True),
-    },
+    lambda x, indices, axis: np.take(x, _in_range("take", indices, x.shape[axis]), axis),
     [lambda out, x, indices, axis: partial(_scatter_add, indices=indices, axis=axis, length=x.shape[axis])],
     no_flops,
     reads=_gathered,
 )
+register("take", "cpu", _kernels("take", _take_numbers, _take_items))
+register("take", "cuda", legacy(kernels_cuda.indexing("take", _take_numbers, along=3, rows=True)))
 scatter_add_p: Primitive = Primitive(
     "scatter_add",
     _scatter_add_shape,
-    {
-        "cpu": _scatter_add_reference,
-        "c": _kernels("scatter_add", _scatter_add_numbers, _scatter_add_items),
-        "cuda": scatter_cuda.scatter_add(_scatter_add_numbers),
-    },
+    _scatter_add_reference,
     [lambda out, ct, indices, axis, length: lambda u: bind(take_p, u, indices, axis=axis)],
     lambda ct, indices, axis, length: ct.size,
 )
+register("scatter_add", "cpu", _kernels("scatter_add", _scatter_add_numbers, _scatter_add_items))
+register("scatter_add", "cuda", legacy(scatter_cuda.scatter_add(_scatter_add_numbers)))
 
 
 def _along_shape(x: Any, indices: Any, axis: int) -> ArrayType:
@@ -135,37 +132,49 @@ def _along_numbers(indices: Any, length: int, axis: int) -> tuple[int, ...]:
 take_along_axis_p: Primitive = Primitive(
     "take_along_axis",
     _along_shape,
-    {
-        "cpu": lambda x, indices, axis: np.take_along_axis(
-            x, _in_range("take_along_axis", indices, x.shape[axis]), axis
-        ),
-        "c": _kernels(
-            "take_along_axis",
-            lambda x, indices, axis: _along_numbers(indices, x.shape[axis], axis),
-            lambda x, indices, axis: (True, True) if axis else None,
-        ),
-        "cuda": kernels_cuda.indexing(
-            "take_along_axis", lambda x, indices, axis: _along_numbers(indices, x.shape[axis], axis), along=3
-        ),
-    },
+    lambda x, indices, axis: np.take_along_axis(x, _in_range("take_along_axis", indices, x.shape[axis]), axis),
     [lambda out, x, indices, axis: partial(_scatter_along_axis, indices=indices, axis=axis, length=x.shape[axis])],
     no_flops,
     reads=lambda x, indices, axis: (indices.size, indices.size),
 )
+register(
+    "take_along_axis",
+    "cpu",
+    _kernels(
+        "take_along_axis",
+        lambda x, indices, axis: _along_numbers(indices, x.shape[axis], axis),
+        lambda x, indices, axis: (True, True) if axis else None,
+    ),
+)
+register(
+    "take_along_axis",
+    "cuda",
+    legacy(
+        kernels_cuda.indexing(
+            "take_along_axis", lambda x, indices, axis: _along_numbers(indices, x.shape[axis], axis), along=3
+        )
+    ),
+)
 scatter_along_axis_p: Primitive = Primitive(
     "scatter_along_axis",
     lambda ct, indices, axis, length: ArrayType((*ct.shape[:axis], length, *ct.shape[axis + 1 :]), ct.dtype),
-    {
-        "cpu": _scatter_along_reference,
-        "c": _kernels(
-            "scatter_along_axis",
-            lambda ct, indices, axis, length: _along_numbers(indices, length, axis),
-            lambda ct, indices, axis, length: (True, True) if axis else None,
-        ),
-        "cuda": kernels_cuda.scatter_along(lambda ct, indices, axis, length: _along_numbers(indices, length, axis)),
-    },
+    _scatter_along_reference,
     [lambda out, ct, indices, axis, length: lambda u: bind(take_along_axis_p, u, indices, axis=axis)],
     lambda ct, indices, axis, length: ct.size,
+)
+register(
+    "scatter_along_axis",
+    "cpu",
+    _kernels(
+        "scatter_along_axis",
+        lambda ct, indices, axis, length: _along_numbers(indices, length, axis),
+        lambda ct, indices, axis, length: (True, True) if axis else None,
+    ),
+)
+register(
+    "scatter_along_axis",
+    "cuda",
+    legacy(kernels_cuda.scatter_along(lambda ct, indices, axis, length: _along_numbers(indices, length, axis))),
 )
 
 
@@ -197,9 +206,11 @@ _ONE_HOT_KERNELS = both_forms(
 one_hot_p: Primitive = Primitive(
     "one_hot",
     _one_hot_shape,
-    {"cpu": _one_hot_reference, "c": _ONE_HOT_KERNELS, "cuda": kernels_cuda.ONE_HOT},
+    _one_hot_reference,
     flops=no_flops,
 )
+register("one_hot", "cpu", _ONE_HOT_KERNELS)
+register("one_hot", "cuda", legacy(kernels_cuda.ONE_HOT))
 
 
 def take(x: ArrayLike, indices: ArrayLike, axis: int = 0) -> Value:

@@ -9,9 +9,10 @@ import numpy as np
 
 from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
-from adtrain.core.kernel import CKernel
+from adtrain.core.kernel import CKernel, legacy
 from adtrain.core.precision import FULL, precision_of
 from adtrain.core.primitive import Primitive
+from adtrain.core.registry import register
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cpu.shapes import in_full
@@ -73,10 +74,12 @@ _GEMM = CKernel("gemm.c", "gemm", _numbers, team=True, scratch=lambda *args, **p
 matmul_p: Primitive = Primitive(
     "matmul",
     _shape,
-    {"cpu": _reference, "c": _GEMM, "cuda": GEMM},
+    _reference,
     [_vjp_a, _vjp_b],
     _flops,
 )
+register("matmul", "cpu", _GEMM)
+register("matmul", "cuda", legacy(GEMM))
 
 
 def matmul(a: ArrayLike, b: ArrayLike, transpose_a: bool = False, transpose_b: bool = False) -> Value:

@@ -10,7 +10,9 @@ import numpy as np
 
 from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
+from adtrain.core.kernel import legacy
 from adtrain.core.primitive import Primitive
+from adtrain.core.registry import register
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cpu.shapes import alternating, both_forms, kept
@@ -66,14 +68,12 @@ def _numbers(x: Any, axes: tuple[int, ...], eps: float) -> tuple[int | float, ..
 standardize_p: Primitive = Primitive(
     "standardize",
     _standardize_shape,
-    {
-        "cpu": _standardize_reference,
-        "c": both_forms("norm.c", "standardize", _numbers, kept),
-        "cuda": kernels_cuda.standardize(),
-    },
+    _standardize_reference,
     [_standardize_vjp],
     lambda x, axes, eps: 6 * x.size,
 )
+register("standardize", "cpu", both_forms("norm.c", "standardize", _numbers, kept))
+register("standardize", "cuda", legacy(kernels_cuda.standardize()))
 
 
 def _affine(y: Value, weight: ArrayLike | None, bias: ArrayLike | None, shape: Sequence[int]) -> Value:

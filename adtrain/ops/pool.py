@@ -10,9 +10,10 @@ import numpy as np
 
 from adtrain.core.array import Value, array
 from adtrain.core.errors import ShapeError
-from adtrain.core.kernel import CKernel
+from adtrain.core.kernel import CKernel, legacy
 from adtrain.core.precision import FULL, matmul_precision
 from adtrain.core.primitive import Primitive
+from adtrain.core.registry import register
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape
 from adtrain.lowering.cuda import pool as pool_cuda
@@ -140,35 +141,45 @@ def _pooled_numbers(x: Any, windows: Windows) -> tuple[int, ...]:
 max_pool2d_p: Primitive = Primitive(
     "max_pool2d",
     _max_shape,
-    {
-        "cpu": _max_reference,
-        "c": _kernel("max_pool2d", _pooled_numbers),
-        "cuda": pool_cuda.kernel("max_pool2d", _pooled_shapes),
-    },
+    _max_reference,
     [_max_vjp],
     lambda x, windows: _max_shape(x, windows)[0].size * windows.kernel[0] * windows.kernel[1],
 )
+register("max_pool2d", "cpu", _kernel("max_pool2d", _pooled_numbers))
+register("max_pool2d", "cuda", legacy(pool_cuda.kernel("max_pool2d", _pooled_shapes)))
 max_pool2d_put_p: Primitive = Primitive(
     "max_pool2d_put",
     lambda ct, where, windows, shape: ArrayType(shape, ct.dtype),
-    {
-        "cpu": _put_reference,
-        "c": _kernel("max_pool2d_put", lambda ct, where, windows, shape: _numbers(shape, ct.shape, windows)),
-        "cuda": pool_cuda.kernel("max_pool2d_put", lambda ct, where, windows, shape: (shape, ct.shape), gathers=True),
-    },
+    _put_reference,
     [lambda out, ct, where, windows, shape: lambda u: bind(max_pool2d_pick_p, u, where, windows=windows)],
     lambda ct, where, windows, shape: ct.size,
+)
+register(
+    "max_pool2d_put",
+    "cpu",
+    _kernel("max_pool2d_put", lambda ct, where, windows, shape: _numbers(shape, ct.shape, windows)),
+)
+register(
+    "max_pool2d_put",
+    "cuda",
+    legacy(pool_cuda.kernel("max_pool2d_put", lambda ct, where, windows, shape: (shape, ct.shape), gathers=True)),
 )
 max_pool2d_pick_p: Primitive = Primitive(
     "max_pool2d_pick",
     lambda x, where, windows: ArrayType(where.shape, x.dtype),
-    {
-        "cpu": _pick_reference,
-        "c": _kernel("max_pool2d_pick", lambda x, where, windows: _numbers(x.shape, where.shape, windows)),
-        "cuda": pool_cuda.kernel("max_pool2d_pick", lambda x, where, windows: (x.shape, where.shape)),
-    },
+    _pick_reference,
     [lambda out, x, where, windows: partial(_put, where=where, windows=windows, shape=x.shape)],
     lambda x, where, windows: where.size,
+)
+register(
+    "max_pool2d_pick",
+    "cpu",
+    _kernel("max_pool2d_pick", lambda x, where, windows: _numbers(x.shape, where.shape, windows)),
+)
+register(
+    "max_pool2d_pick",
+    "cuda",
+    legacy(pool_cuda.kernel("max_pool2d_pick", lambda x, where, windows: (x.shape, where.shape))),
 )
 
 
@@ -198,24 +209,26 @@ def _avg_put_reference(ct: np.ndarray, windows: Windows, shape: Sequence[int]) -
 avg_pool2d_p: Primitive = Primitive(
     "avg_pool2d",
     _avg_shape,
-    {
-        "cpu": _avg_reference,
-        "c": _kernel("avg_pool2d", _pooled_numbers),
-        "cuda": pool_cuda.kernel("avg_pool2d", _pooled_shapes),
-    },
+    _avg_reference,
     [lambda out, x, windows: partial(bind, avg_pool2d_put_p, windows=windows, shape=x.shape)],
     lambda x, windows: _avg_shape(x, windows).size * windows.kernel[0] * windows.kernel[1],
 )
+register("avg_pool2d", "cpu", _kernel("avg_pool2d", _pooled_numbers))
+register("avg_pool2d", "cuda", legacy(pool_cuda.kernel("avg_pool2d", _pooled_shapes)))
 avg_pool2d_put_p: Primitive = Primitive(
     "avg_pool2d_put",
     lambda ct, windows, shape: ArrayType(shape, ct.dtype),
-    {
-        "cpu": _avg_put_reference,
-        "c": _kernel("avg_pool2d_put", lambda ct, windows, shape: _numbers(shape, ct.shape, windows)),
-        "cuda": pool_cuda.kernel("avg_pool2d_put", lambda ct, windows, shape: (shape, ct.shape), gathers=True),
-    },
+    _avg_put_reference,
     [lambda out, ct, windows, shape: lambda u: bind(avg_pool2d_p, u, windows=windows)],
     lambda ct, windows, shape: ct.size * windows.kernel[0] * windows.kernel[1],
+)
+register(
+    "avg_pool2d_put", "cpu", _kernel("avg_pool2d_put", lambda ct, windows, shape: _numbers(shape, ct.shape, windows))
+)
+register(
+    "avg_pool2d_put",
+    "cuda",
+    legacy(pool_cuda.kernel("avg_pool2d_put", lambda ct, windows, shape: (shape, ct.shape), gathers=True)),
 )
 
 

@@ -14,8 +14,9 @@ import numpy as np
 
 from adtrain.core.array import Array, Value, array
 from adtrain.core.errors import DTypeError, ShapeError
-from adtrain.core.kernel import CKernel
+from adtrain.core.kernel import CKernel, legacy
 from adtrain.core.primitive import Primitive, no_flops
+from adtrain.core.registry import register
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape, dtype_of
 from adtrain.lowering.cuda import rows as kernels_cuda
@@ -69,9 +70,11 @@ _UNIFORM_KERNEL = CKernel(
 random_uniform_p: Primitive = Primitive(
     "random_uniform",
     _uniform_shape,
-    {"cpu": _uniform_reference, "c": _UNIFORM_KERNEL, "cuda": kernels_cuda.RANDOM_UNIFORM},
+    _uniform_reference,
     flops=no_flops,
 )
+register("random_uniform", "cpu", _UNIFORM_KERNEL)
+register("random_uniform", "cuda", legacy(kernels_cuda.RANDOM_UNIFORM))
 
 
 def rng_state(seed: int, step: int = 0) -> Array:

@@ -10,8 +10,9 @@ import numpy as np
 
 from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
-from adtrain.core.kernel import first_dtype
+from adtrain.core.kernel import first_dtype, legacy
 from adtrain.core.primitive import Primitive
+from adtrain.core.registry import register
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cpu.shapes import REDUCTION_SCRATCH, around, beside, both_forms, kept, reduction
@@ -55,13 +56,10 @@ def _logsumexp_reference(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
 
 
 def _extreme(name: str, cpu: Callable[..., Any], operation: int) -> Primitive:
-    kernels = both_forms(f"{name}.c", name, reduction, kept, scratch=lambda x, axes: REDUCTION_SCRATCH)
-    implementations = {
-        "cpu": lambda x, axes: cpu(x, axis=axes),
-        "c": kernels,
-        "cuda": reductions_cuda.reduction(operation, first_dtype),
-    }
-    return Primitive(name, _dropped(name), implementations, [_extreme_vjp], lambda x, axes: x.size)
+    register(name, "cpu", both_forms(f"{name}.c", name, reduction, kept, scratch=lambda x, axes: REDUCTION_SCRATCH))
+    register(name, "cuda", legacy(reductions_cuda.reduction(operation, first_dtype)))
+    reference = lambda x, axes: cpu(x, axis=axes)  # noqa: E731
+    return Primitive(name, _dropped(name), reference, [_extreme_vjp], lambda x, axes: x.size)
 
 
 max_p: Primitive = _extreme("max", np.max, reductions_cuda.MAX)
@@ -69,14 +67,12 @@ min_p: Primitive = _extreme("min", np.min, reductions_cuda.MIN)
 logsumexp_p: Primitive = Primitive(
     "logsumexp",
     _dropped("logsumexp", floating_only=True),
-    {
-        "cpu": _logsumexp_reference,
-        "c": both_forms("softmax.c", "logsumexp", reduction, kept),
-        "cuda": reductions_cuda.reduction(reductions_cuda.LOGSUMEXP, first_dtype),
-    },
+    _logsumexp_reference,
     [lambda out, x, axes: lambda ct: spread(ct, x.shape, axes) * exp(x - spread(out, x.shape, axes))],
     lambda x, axes: 4 * x.size,
 )
+register("logsumexp", "cpu", both_forms("softmax.c", "logsumexp", reduction, kept))
+register("logsumexp", "cuda", legacy(reductions_cuda.reduction(reductions_cuda.LOGSUMEXP, first_dtype)))
 
 
 def _argmax_shape(x: Any, axis: int) -> ArrayType:
@@ -88,12 +84,12 @@ def _argmax_shape(x: Any, axis: int) -> ArrayType:
 argmax_p: Primitive = Primitive(
     "argmax",
     _argmax_shape,
-    {
-        "cpu": lambda x, axis: np.argmax(x, axis=axis),
-        "c": both_forms("argmax.c", "argmax", lambda x, axis: around(x.shape, axis), beside),
-        "cuda": reductions_cuda.reduction(reductions_cuda.ARGMAX, lambda x, axis: (np.dtype(np.int64),)),
-    },
+    lambda x, axis: np.argmax(x, axis=axis),
     flops=lambda x, axis: x.size,
+)
+register("argmax", "cpu", both_forms("argmax.c", "argmax", lambda x, axis: around(x.shape, axis), beside))
+register(
+    "argmax", "cuda", legacy(reductions_cuda.reduction(reductions_cuda.ARGMAX, lambda x, axis: (np.dtype(np.int64),)))
 )
 
 
@@ -118,9 +114,11 @@ _CUMSUM_KERNELS = both_forms(
 cumsum_p: Primitive = Primitive(
     "cumsum",
     lambda x, axis, reverse: ArrayType(x.shape, summed(x.dtype)),
-    {"cpu": _cumsum_reference, "c": _CUMSUM_KERNELS, "cuda": kernels_cuda.cumsum(_cumsum_dtypes)},
+    _cumsum_reference,
     [lambda out, x, axis, reverse: lambda ct: bind(cumsum_p, ct, axis=axis, reverse=not reverse)],
 )
+register("cumsum", "cpu", _CUMSUM_KERNELS)
+register("cumsum", "cuda", legacy(kernels_cuda.cumsum(_cumsum_dtypes)))
 
 
 def _reduce(name: str, primitive: Primitive, x: ArrayLike, axis: Axis, keepdims: bool) -> Value:

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from adtrain.core.precision import FULL
-
-DROPPED_BITS = {"tf32": 13, "bfloat16": 16}
-"""Bits of the mantissa that a float32 number loses."""
-
-
-def mantissa(precision: str) -> int:
-    """Its bits that are left."""
-    return 23 - DROPPED_BITS.get(precision, 0)
+from adtrain.core.precision import DROPPED_BITS, FULL
 
 
 def rounded(x: np.ndarray, precision: str) -> np.ndarray:

@@ -10,8 +10,9 @@ import numpy as np
 
 from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
-from adtrain.core.kernel import CKernel
+from adtrain.core.kernel import CKernel, legacy
 from adtrain.core.primitive import Primitive, no_flops
+from adtrain.core.registry import register
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cpu.shapes import both_forms, contiguous, copy_numbers, kept
@@ -42,27 +43,25 @@ def _numbers(layout: Callable[..., Layout]) -> Callable[..., Ints]:
 transpose_p: Primitive = Primitive(
     "transpose",
     lambda x, axes: ArrayType(tuple(x.shape[i] for i in axes), x.dtype),
-    {
-        "cpu": lambda x, axes: np.transpose(x, axes),
-        "c": both_forms(
-            "copy.c", "copy", _numbers(_transpose_layout), lambda x, axes: (True,) if axes[:1] == (0,) else None
-        ),
-        "cuda": copies_cuda.copies(_transpose_layout),
-    },
+    lambda x, axes: np.transpose(x, axes),
     [lambda out, x, axes: lambda ct: bind(transpose_p, ct, axes=tuple(sorted(range(len(axes)), key=axes.__getitem__)))],
     no_flops,
 )
+register(
+    "transpose",
+    "cpu",
+    both_forms("copy.c", "copy", _numbers(_transpose_layout), lambda x, axes: (True,) if axes[:1] == (0,) else None),
+)
+register("transpose", "cuda", legacy(copies_cuda.copies(_transpose_layout)))
 flip_p: Primitive = Primitive(
     "flip",
     lambda x, axes: ArrayType(x.shape, x.dtype),
-    {
-        "cpu": lambda x, axes: np.flip(x, axes),
-        "c": both_forms("copy.c", "copy", _numbers(_flip_layout), kept),
-        "cuda": copies_cuda.copies(_flip_layout),
-    },
+    lambda x, axes: np.flip(x, axes),
     [lambda out, x, axes: lambda ct: bind(flip_p, ct, axes=axes)],
     no_flops,
 )
+register("flip", "cpu", both_forms("copy.c", "copy", _numbers(_flip_layout), kept))
+register("flip", "cuda", legacy(copies_cuda.copies(_flip_layout)))
 
 
 def _concatenate_shape(*xs: Any, axis: int) -> ArrayType:
@@ -97,14 +96,12 @@ def _concatenate_layout(position: int, *xs: Any, axis: int) -> Layout:
 concatenate_p: Primitive = Primitive(
     "concatenate",
     _concatenate_shape,
-    {
-        "cpu": lambda *xs, axis: np.concatenate(xs, axis),
-        "c": CKernel("copy.c", "copy_team", _numbers(_concatenate_layout), team=True, each=True),
-        "cuda": copies_cuda.copies(_concatenate_layout, each=True),
-    },
+    lambda *xs, axis: np.concatenate(xs, axis),
     _concatenate_rule,
     no_flops,
 )
+register("concatenate", "cpu", CKernel("copy.c", "copy_team", _numbers(_concatenate_layout), team=True, each=True))
+register("concatenate", "cuda", legacy(copies_cuda.copies(_concatenate_layout, each=True)))
 
 
 def _slice_shape(x: Any, starts: Ints, stops: Ints, steps: Ints) -> ArrayType:
@@ -137,15 +134,13 @@ def _slice_layout(x: Any, starts: Ints, stops: Ints, steps: Ints) -> Layout:
 slice_p: Primitive = Primitive(
     "slice",
     _slice_shape,
-    {
-        "cpu": lambda x, starts, stops, steps: x[tuple(map(_range, starts, stops, steps))],
-        "c": both_forms("copy.c", "copy", _numbers(_slice_layout), _slice_items),
-        "cuda": copies_cuda.copies(_slice_layout),
-    },
+    lambda x, starts, stops, steps: x[tuple(map(_range, starts, stops, steps))],
     [_slice_vjp],
     no_flops,
     reads=lambda x, starts, stops, steps: (_slice_shape(x, starts, stops, steps).size,),
 )
+register("slice", "cpu", both_forms("copy.c", "copy", _numbers(_slice_layout), _slice_items))
+register("slice", "cuda", legacy(copies_cuda.copies(_slice_layout)))
 
 
 def _pad_shape(x: Any, low: Ints, high: Ints, gaps: Ints, value: float) -> ArrayType:
@@ -188,14 +183,12 @@ def _pad_numbers(x: Any, low: Ints, high: Ints, gaps: Ints, value: float) -> tup
 pad_p: Primitive = Primitive(
     "pad",
     _pad_shape,
-    {
-        "cpu": _pad_reference,
-        "c": both_forms("copy.c", "pad", _pad_numbers, _pad_items),
-        "cuda": copies_cuda.padding(_pad_shape),
-    },
+    _pad_reference,
     [_pad_vjp],
     no_flops,
 )
+register("pad", "cpu", both_forms("copy.c", "pad", _pad_numbers, _pad_items))
+register("pad", "cuda", legacy(copies_cuda.padding(_pad_shape)))
 
 
 def transpose(x: ArrayLike, axes: Sequence[int] | None = None) -> Value:

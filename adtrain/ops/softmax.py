@@ -8,7 +8,9 @@ import numpy as np
 
 from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
+from adtrain.core.kernel import legacy
 from adtrain.core.primitive import Primitive
+from adtrain.core.registry import register
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cpu.shapes import around, beside, both_forms
@@ -46,25 +48,21 @@ def _flops(x: Any, axis: int) -> int:
 softmax_p: Primitive = Primitive(
     "softmax",
     _shape,
-    {
-        "cpu": _softmax_reference,
-        "c": both_forms("softmax.c", "softmax", _numbers(False), beside),
-        "cuda": kernels_cuda.softmax(logarithm=False),
-    },
+    _softmax_reference,
     [lambda out, x, axis: lambda ct: out * (ct - sum(ct * out, axis, keepdims=True))],
     _flops,
 )
+register("softmax", "cpu", both_forms("softmax.c", "softmax", _numbers(False), beside))
+register("softmax", "cuda", legacy(kernels_cuda.softmax(logarithm=False)))
 log_softmax_p: Primitive = Primitive(
     "log_softmax",
     _shape,
-    {
-        "cpu": _log_softmax_reference,
-        "c": both_forms("softmax.c", "softmax", _numbers(True), beside),
-        "cuda": kernels_cuda.softmax(logarithm=True),
-    },
+    _log_softmax_reference,
     [lambda out, x, axis: lambda ct: ct - exp(out) * sum(ct, axis, keepdims=True)],
     _flops,
 )
+register("log_softmax", "cpu", both_forms("softmax.c", "softmax", _numbers(True), beside))
+register("log_softmax", "cuda", legacy(kernels_cuda.softmax(logarithm=True)))
 
 
 def softmax(x: ArrayLike, axis: int = -1) -> Value:

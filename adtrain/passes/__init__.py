@@ -1,6 +1,12 @@
 """Passes: functions from a Program to a better Program that computes the same. One file each."""
 
+from collections.abc import Sequence
+from functools import partial
+
+from adtrain.core.backend import backend
 from adtrain.core.program import Program
+from adtrain.core.staging import Pass
+from adtrain.core.target import Target
 from adtrain.passes.bias_gradients import join_bias_gradients
 from adtrain.passes.common_subexpressions import merge_common_subexpressions
 from adtrain.passes.dead_code import remove_dead_code
@@ -42,35 +48,36 @@ FUSE_CPU = (
 )
 """The passes that make one function of several equations."""
 
-FUSE_GPU = (
-    sink_masks,
-    join_bias_gradients,
-    keep_sums_pooled,
-    leave_out_spread_gradients,
-    remove_dead_code,
-    join_bias_gradients,
-    remove_dead_code,
-    fuse_elementwise,
-    loops_on_products,
-    remove_dead_code,
-    fuse_rows,
-    fuse_products,
-    fuse_convolutions,
-    fuse_pooling,
-    fuse_gathers,
-    fuse_blocks,
-    side_by_side,
-    readers_first,
-)
-"""The passes that make one launch of several equations."""
+
+def gpu_fusions(target: Target) -> Sequence[Pass]:
+    """The passes that make one kernel launch of several equations, for a GPU."""
+    return (
+        sink_masks,
+        partial(join_bias_gradients, target=target),
+        keep_sums_pooled,
+        partial(leave_out_spread_gradients, target=target),
+        remove_dead_code,
+        partial(join_bias_gradients, target=target),
+        remove_dead_code,
+        fuse_elementwise,
+        loops_on_products,
+        remove_dead_code,
+        fuse_rows,
+        fuse_products,
+        fuse_convolutions,
+        partial(fuse_pooling, target=target),
+        fuse_gathers,
+        fuse_blocks,
+        partial(side_by_side, target=target),
+        readers_first,
+    )
 
 
 def fuse(program: Program) -> Program:
     """The fusing passes of the device that the Program runs on."""
     variables = (*program.inputs, *program.constants, *program.outputs)
-    for improve in FUSE_CPU if all(v.device == "cpu" for v in variables) else FUSE_GPU:
-        program = improve(program)
-    return program
+    device = next((v.device for v in variables if v.device != "cpu"), "cpu")
+    return backend(device).fuse(program)
 
 
 ALL = (*SIMPLIFY, fuse)
@@ -78,7 +85,6 @@ ALL = (*SIMPLIFY, fuse)
 __all__ = [
     "ALL",
     "FUSE_CPU",
-    "FUSE_GPU",
     "SIMPLIFY",
     "MemoryPlan",
     "fold_constants",
@@ -91,6 +97,7 @@ __all__ = [
     "fuse_pooling",
     "fuse_products",
     "fuse_rows",
+    "gpu_fusions",
     "join_bias_gradients",
     "keep_gradients_pooled",
     "keep_sums_pooled",

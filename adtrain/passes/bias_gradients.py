@@ -12,6 +12,8 @@ from dataclasses import replace
 
 from adtrain.core.primitive import PRIMITIVES, Primitive
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.registry import cuda_kernels
+from adtrain.core.target import Target
 from adtrain.passes.groups import Groups
 
 READS = {"conv2d_weight_grad": 1, "conv2d_weight_grad_pooled": 1, "max_pool2d_put": 0}
@@ -20,13 +22,13 @@ OF_BIAS = (0, 2, 3)
 """The axes that a bias is added along."""
 
 
-def join_bias_gradients(program: Program) -> Program:
+def join_bias_gradients(program: Program, target: Target) -> Program:
     """One equation for a gradient and the sum of what it reads, on a device that has a kernel for both: the GPU."""
     groups = Groups(program)
     sums = {e.inputs[0]: i for i, e in enumerate(program.equations) if _sums_channels(e)}
     for i, e in enumerate(program.equations):
         read = e.inputs[READS[e.primitive.name]] if e.primitive.name in READS else None
-        if read not in sums or not _has_kernel(e) or not groups.can_merge(groups.of[sums[read]], groups.of[i]):
+        if read not in sums or not _has_kernel(e, target) or not groups.can_merge(groups.of[sums[read]], groups.of[i]):
             continue
         groups.merge(groups.of[sums.pop(read)], groups.of[i])
     return groups.rewritten(_joined)
@@ -40,9 +42,10 @@ def _with_sum(e: Equation) -> Primitive | None:
     return PRIMITIVES.get(f"{e.primitive.name}_sum")
 
 
-def _has_kernel(e: Equation) -> bool:
+def _has_kernel(e: Equation, target: Target) -> bool:
     joined = _with_sum(e)
-    return joined is not None and bool(joined.implementations["cuda"](*(v.type for v in e.inputs), **e.params))
+    types = (v.type for v in e.inputs)
+    return joined is not None and bool(cuda_kernels(joined.name, target, *types, **e.params))
 
 
 def _joined(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from adtrain.core.fused import together_p
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.target import Target
 from adtrain.passes.fuse_blocks import renamed
 from adtrain.passes.fuse_elementwise import is_loops
 from adtrain.passes.readers_first import readers_first
@@ -34,7 +35,7 @@ class InARow:
     last: Program
 
 
-def in_a_row(program: Program) -> InARow:
+def in_a_row(program: Program, target: Target) -> InARow:
     """Cut a fused Program so that each run begins what the next one begins with, if that saves a launch.
 
     What it needs must be there when a run has begun: inputs, of which the next values are results of equations of
@@ -67,7 +68,7 @@ def in_a_row(program: Program) -> InARow:
         (*program.outputs, *ahead.values()),
         program.donated | set(fetched),
     )
-    again = readers_first(side_by_side(again))
+    again = readers_first(side_by_side(again, target))
     new = frozenset(ahead.values())
     if _launches(again) >= _launches(program) or _in_company(again.equations, new) != _in_company(rest, new):
         return whole

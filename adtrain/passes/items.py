@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from adtrain.core.fused import loops_p
 from adtrain.core.kernel import CKernel
 from adtrain.core.program import Equation
+from adtrain.core.registry import c_kernels
 from adtrain.passes.fuse_elementwise import elementwise
 
 
@@ -46,8 +47,7 @@ def by_item(equation: Equation) -> ByItem | None:
 
 def kernels(equation: Equation) -> tuple[CKernel, ...]:
     """The candidates among the C functions of `equation`'s primitive."""
-    found = equation.primitive.implementations.get("c", ())
-    return found if isinstance(found, tuple) else (found,)
+    return c_kernels(equation.primitive.name)
 
 
 def item_kernel(equation: Equation) -> CKernel | None:

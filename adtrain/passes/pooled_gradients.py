@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.registry import cuda_kernels
+from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
 from adtrain.passes.items import item_kernel
 
@@ -76,10 +79,10 @@ def keep_gradients_pooled(program: Program) -> Program:
     return replace(program, equations=tuple(_of_pooled(e, put, _on_cpu) for e in program.equations))
 
 
-def leave_out_spread_gradients(program: Program) -> Program:
+def leave_out_spread_gradients(program: Program, target: Target) -> Program:
     """The same on a GPU, where nothing else reads the spread gradient, so that it need not be written."""
     put = _puts(program)
-    pooled = {e: _of_pooled(e, put, _on_gpu) for e in program.equations}
+    pooled = {e: _of_pooled(e, put, partial(_on_gpu, target=target)) for e in program.equations}
     needed = {*program.outputs, *(v for e in program.equations if pooled[e] is e for v in e.inputs)}
     equations = (e if needed.intersection(e.inputs).intersection(put) else pooled[e] for e in program.equations)
     return replace(program, equations=tuple(equations))
@@ -108,5 +111,5 @@ def _on_cpu(e: Equation) -> bool:
     return item_kernel(e) is not None
 
 
-def _on_gpu(e: Equation) -> bool:
-    return bool(e.primitive.implementations["cuda"](*(v.type for v in e.inputs), **e.params))
+def _on_gpu(e: Equation, target: Target) -> bool:
+    return bool(cuda_kernels(e.primitive.name, target, *(v.type for v in e.inputs), **e.params))

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from functools import partial
 from math import prod
 
-from adtrain.core.chip import CHIP
 from adtrain.core.fused import block_p, fuse, product_p, together_p
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.target import Target
 from adtrain.passes.fuse_blocks import is_small
 from adtrain.passes.fuse_elementwise import is_loops
 from adtrain.passes.groups import Groups
@@ -35,22 +35,23 @@ POINTERS = 480
 """Arguments of a kernel, at most: 4 KiB hold 512 of them."""
 
 
-def side_by_side(program: Program) -> Program:
+def side_by_side(program: Program, target: Target) -> Program:
     """One `together` equation for each group of independent equations."""
+    most = WAVES * target.multiprocessors
     groups = Groups(program)
     needed = {v for e in program.equations for v in e.inputs}
     last = [i for i, e in enumerate(program.equations) if needed.isdisjoint(e.outputs)]
-    _merge(groups, last)
+    _merge(groups, last, most)
     by_level: dict[int, list[int]] = {}
-    for i, level in enumerate(_levels(program)):
+    for i, level in enumerate(_levels(program, most)):
         if i not in last:
             by_level.setdefault(level, []).append(i)
     for members in by_level.values():
-        _merge(groups, members)
+        _merge(groups, members, most)
     return groups.rewritten(partial(fuse, together_p))
 
 
-def _merge(groups: Groups, independent: Iterable[int]) -> None:
+def _merge(groups: Groups, independent: Iterable[int], most: int) -> None:
     """Merge equations that do not depend on one another, in their order, as far as they fit."""
     first: int | None = None
     blocks = 0
@@ -63,7 +64,7 @@ def _merge(groups: Groups, independent: Iterable[int]) -> None:
             continue
         kind = {v.type.dtype.name for v in e.inputs[:1] if _is_product(e)}
         mine = {*e.inputs, *e.outputs}
-        few = blocks + own <= _most() and len(pointers | mine) <= POINTERS
+        few = blocks + own <= most and len(pointers | mine) <= POINTERS
         if first is not None and few and len(kinds | kind) <= 1 and groups.can_merge(groups.of[first], i):
             groups.merge(groups.of[first], i)
             blocks, pointers, kinds = blocks + own, pointers | mine, kinds | kind
@@ -71,12 +72,7 @@ def _merge(groups: Groups, independent: Iterable[int]) -> None:
             first, blocks, pointers, kinds = i, own, mine, kind
 
 
-def _most() -> int:
-    """Blocks that share a launch."""
-    return WAVES * CHIP.multiprocessors
-
-
-def _levels(program: Program) -> list[int]:
+def _levels(program: Program, most: int) -> list[int]:
     """For each equation the number of launches in front of it: on the longest way to it, or, for what takes one thread
     block, as many more as those which need it allow, where most work is done. What nobody needs comes last."""
     equations = program.equations
@@ -89,7 +85,7 @@ def _levels(program: Program) -> list[int]:
     levels = [end if read.isdisjoint(e.outputs) else level for e, level in zip(equations, levels, strict=True)]
     work: Counter[int] = Counter()
     for e, level in zip(equations, levels, strict=True):
-        if (_blocks(e) or _most()) < _most():
+        if (_blocks(e) or most) < most:
             work[level] += e.primitive.cost([v.type for v in e.inputs], e.params).flops
     needed: dict[Variable, int] = {}  # the level of the first who needs it
     for i in range(len(equations) - 1, -1, -1):

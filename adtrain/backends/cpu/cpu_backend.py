@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from adtrain import passes
 from adtrain.backends.cpu import compiled_program, compiler, numpy_program
 from adtrain.backends.cpu.codegen import supported
 from adtrain.backends.cpu.compiled_program import CompiledProgram
@@ -39,10 +40,15 @@ class CpuBackend:
         outputs: Sequence[ArrayType],
     ) -> Sequence[np.ndarray]:
         with np.errstate(all="ignore"):
-            found = primitive.implementations["cpu"](*buffers, **params)
+            found = primitive.reference(*buffers, **params)
         if len(outputs) == 1:
             found = (found,)
         return [as_declared(primitive.name, x, output) for x, output in zip(found, outputs, strict=True)]
+
+    def fuse(self, program: Program) -> Program:
+        for fusion in passes.FUSE_CPU:
+            program = fusion(program)
+        return program
 
     def compile(self, program: Program) -> Executable:
         if lacking := _without_kernel(program):

@@ -30,7 +30,7 @@ class NumpyProgram:
         self.steps = [
             (
                 e.primitive.name,
-                e.primitive.implementations["cpu"],
+                e.primitive.reference,
                 tuple(slots[v] for v in e.inputs),
                 dict(e.params),
                 tuple((slots[v], v.type) for v in e.outputs),

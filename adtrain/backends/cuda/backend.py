@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pycuda
 
+from adtrain import passes
 from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.device import Device
 from adtrain.backends.cuda.runtime.flags import Flags
 from adtrain.backends.cuda.runtime.layout import Layout
@@ -16,9 +18,8 @@ from adtrain.backends.cuda.runtime.program import CudaProgram, Runnable
 from adtrain.backends.cuda.runtime.properties import identity, properties
 from adtrain.backends.cuda.tuner.autotune import Tuner
 from adtrain.backends.cuda.tuner.bench import Laboratory
-from adtrain.backends.cuda.vendor import LIBRARIES, installed
+from adtrain.backends.cuda.vendor import installed
 from adtrain.core.backend import Memory
-from adtrain.core.chip import CHIP
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
@@ -48,9 +49,8 @@ class CudaBackend:
     def __init__(self) -> None:
         self.device = Device()
         self.flags = Flags()
-        self.tuner = Tuner(Laboratory(self.device, self.identity()))
-        CHIP.multiprocessors, CHIP.capability = self.device.multiprocessors, self.device.device.compute_capability()
-        LIBRARIES[:] = installed()
+        self.lowering = Lowering(self.device.target, installed())
+        self.tuner = Tuner(self.lowering, Laboratory(self.device, self.lowering, self.identity()))
         self.known: dict[Any, Runnable] = {}
 
     def run(
@@ -82,8 +82,13 @@ class CudaBackend:
             results = tuple(Variable(t, self.name) for t in outputs)
             equation = Equation(primitive, inputs, params, results)
             self.tuner.tune([equation])
-            found = self.known[key] = Runnable(self.device, equation)
+            found = self.known[key] = Runnable(self.device, self.lowering, equation)
         return found
+
+    def fuse(self, program: Program) -> Program:
+        for fusion in passes.gpu_fusions(self.lowering.target):
+            program = fusion(program)
+        return program
 
     def compile(self, program: Program) -> CudaProgram:
         self.tuner.tune(program.equations)
@@ -91,7 +96,7 @@ class CudaBackend:
 
     def memory(self, program: Program) -> Memory:
         self.tuner.tune(program.equations)
-        layout = Layout(program)
+        layout = Layout(program, self.lowering)
         beside = layout.beside_bytes
         return Memory(layout.arena_bytes + beside, layout.separate_bytes + beside, 0)
 
@@ -139,7 +144,7 @@ class CudaBackend:
 
     def properties(self) -> dict[str, Any]:
         """The device in numbers; see `properties.properties`."""
-        return properties(self.device)
+        return properties(self.device, self.lowering.libraries)
 
     def identity(self) -> str:
         return identity(self.device)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from adtrain.core.kernel import CudaKernel
+from adtrain.core.kernel import LegacyKernel
 
 TILED = 8
 """The shortest axes whose exchange is worth going through tiles."""
@@ -23,7 +23,7 @@ Layout = tuple[Sequence[int], Sequence[int], Sequence[int], int, int]
 """Lengths in the target's order, distances in source and target, and where both start."""
 
 
-def copies(layout: Callable[..., Layout], each: bool = False) -> tuple[CudaKernel, ...]:
+def copies(layout: Callable[..., Layout], each: bool = False) -> tuple[LegacyKernel, ...]:
     """The candidates of a copy; ``layout`` is a function of the primitive's arguments."""
 
     def axes(*args: Any, **params: Any) -> list[tuple[int, int, int]]:
@@ -63,7 +63,7 @@ def copies(layout: Callable[..., Layout], each: bool = False) -> tuple[CudaKerne
         return {"AXES": len(found), "WIDTH": width, "REVERSED": backwards}
 
     return (
-        CudaKernel(
+        LegacyKernel(
             "index/copy.cu",
             "copy_tiles",
             lambda *args, **params: numbers(tiled(*args, **params) or [], *args, **params),
@@ -74,7 +74,7 @@ def copies(layout: Callable[..., Layout], each: bool = False) -> tuple[CudaKerne
             applies=lambda *args, **params: tiled(*args, **params) is not None and len(axes(*args, **params)) <= AXES,
             each=each,
         ),
-        CudaKernel(
+        LegacyKernel(
             "index/copy.cu",
             "copy",
             lambda *args, **params: numbers(axes(*args, **params), *args, **params),
@@ -101,7 +101,7 @@ def _merged(lengths: Sequence[int], source: Sequence[int], target: Sequence[int]
     return found
 
 
-def padding(shape: Callable[..., Any]) -> CudaKernel:
+def padding(shape: Callable[..., Any]) -> LegacyKernel:
     """The kernel of a pad; ``shape`` is its rule for the type of the result."""
 
     def axes(x: Any, **params: Any) -> list[tuple[int, int, int, int]]:
@@ -119,7 +119,7 @@ def padding(shape: Callable[..., Any]) -> CudaKernel:
             width = math.gcd(VECTOR // x.dtype.itemsize, *found[-1][:3])
         return {"AXES": max(len(found), 1), "WIDTH": width}
 
-    return CudaKernel(
+    return LegacyKernel(
         "index/copy.cu",
         "pad",
         numbers,

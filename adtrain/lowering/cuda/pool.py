@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from adtrain.core.kernel import CudaKernel
+from adtrain.core.kernel import LegacyKernel
 
 CELL = 16
 """Elements of a stride, or of a window, up to which a thread has several."""
@@ -19,7 +19,9 @@ CELLS, MANY_BLOCKS = 4, 2048
 """Cells of the image that a thread which sums should have, at least, and blocks that there should be, if possible."""
 
 
-def kernel(name: str, shapes: Callable[..., tuple[Sequence[int], Sequence[int]]], gathers: bool = False) -> CudaKernel:
+def kernel(
+    name: str, shapes: Callable[..., tuple[Sequence[int], Sequence[int]]], gathers: bool = False
+) -> LegacyKernel:
     """A kernel: ``shapes`` of the image and the pooled one from the arguments, a thread for each element of the pooled
     one or, if it ``gathers``, for each cell of the image."""
 
@@ -43,17 +45,17 @@ def kernel(name: str, shapes: Callable[..., tuple[Sequence[int], Sequence[int]]]
         few = math.prod(windows.stride) <= CELL
         return -(-math.prod(x) // (math.prod(_cell(windows, args[0].dtype.itemsize)) if few else 1))
 
-    return CudaKernel("pool/pool.cu", name, numbers, elements=elements, definitions=definitions)
+    return LegacyKernel("pool/pool.cu", name, numbers, elements=elements, definitions=definitions)
 
 
-def put_sum(ct: Any, where: Any, windows: Any, shape: tuple[int, ...]) -> tuple[CudaKernel, ...]:
+def put_sum(ct: Any, where: Any, windows: Any, shape: tuple[int, ...]) -> tuple[LegacyKernel, ...]:
     """The kernel for max_pool2d_put with the sums of ct, where all windows lie in the image and a thread has cells."""
     if windows.padding != (0, 0) or math.prod(windows.stride) > CELL or ct.size == 0:
         return ()
     images, channels, *image = shape
     rows, columns = (-(-n // cell) for n, cell in zip(image, _cell(windows, ct.dtype.itemsize), strict=True))
     parts = min(-(-images * rows * columns // (SUMMING * CELLS)), -(-MANY_BLOCKS // channels))
-    put = CudaKernel(
+    put = LegacyKernel(
         "pool/pool.cu",
         "max_pool2d_put_sum",
         lambda *_, **__: (images * channels, *image, *ct.shape[2:], channels, parts),

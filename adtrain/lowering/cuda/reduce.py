@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from adtrain.core.kernel import CudaKernel
+from adtrain.core.kernel import LegacyKernel
 from adtrain.lowering.cpu.shapes import alternating
 
 WARP = 32
@@ -53,7 +53,7 @@ def short_row(x: Any, length: int) -> bool:
     return length * x.dtype.itemsize < ROW and vector(length, x.dtype.itemsize) * x.dtype.itemsize < VECTOR
 
 
-def reduction(operation: int, dtypes: Callable[..., Any]) -> tuple[CudaKernel, ...]:
+def reduction(operation: int, dtypes: Callable[..., Any]) -> tuple[LegacyKernel, ...]:
     """The candidates of an operation of an array and ``axes``, or an ``axis``; ``dtypes`` ends in the result's."""
 
     def lengths(x: Any, **axes: Any) -> tuple[int, ...]:
@@ -128,8 +128,8 @@ def reduction(operation: int, dtypes: Callable[..., Any]) -> tuple[CudaKernel, .
     def macros(*args: Any, **params: Any) -> dict[str, int]:
         return {"OPERATION": operation}
 
-    whole = CudaKernel("reduce/reduce.cu", "", lengths, types, definitions=macros, threads=lambda x, **axes: THREADS)
-    combine = CudaKernel(
+    whole = LegacyKernel("reduce/reduce.cu", "", lengths, types, definitions=macros, threads=lambda x, **axes: THREADS)
+    combine = LegacyKernel(
         "reduce/reduce.cu",
         "combine",
         lambda x, **axes: (outputs(x, **axes), parts(x, **axes)[0]),

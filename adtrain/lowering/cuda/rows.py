@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from adtrain.core.kernel import CudaKernel
+from adtrain.core.kernel import LegacyKernel
 from adtrain.lowering.cpu.shapes import alternating, around
 from adtrain.lowering.cuda.reduce import FEW, LEAST_ROW, MANY_BLOCKS, ROW, WARP, power_of_two, short_row, vector
 
@@ -35,7 +35,7 @@ def _held(length: int, itemsize: int) -> dict[str, int]:
     return {"TEAM": team, "ITEMS": -(-vectors // team) if size <= HELD_ROW else 0, "WIDTH": width}
 
 
-def _teams(kernel: CudaKernel, rows: Callable[..., tuple[int, int]]) -> tuple[CudaKernel, CudaKernel]:
+def _teams(kernel: LegacyKernel, rows: Callable[..., tuple[int, int]]) -> tuple[LegacyKernel, LegacyKernel]:
     """A kernel of rows held in registers, by lanes of warps and by blocks; ``rows``: how many, and their length, or
     length 0 where there are no rows."""
 
@@ -61,7 +61,7 @@ def _teams(kernel: CudaKernel, rows: Callable[..., tuple[int, int]]) -> tuple[Cu
     )
 
 
-def softmax(logarithm: bool) -> tuple[CudaKernel, ...]:
+def softmax(logarithm: bool) -> tuple[LegacyKernel, ...]:
     """The candidates of softmax or its logarithm."""
 
     def macros(x: Any, axis: int) -> dict[str, int]:
@@ -80,7 +80,7 @@ def softmax(logarithm: bool) -> tuple[CudaKernel, ...]:
     def short(x: Any, axis: int) -> bool:
         return neighbours(x, axis) and around(x.shape, axis)[0] >= FEW and short_row(x, x.shape[axis])
 
-    general = CudaKernel("reduce/softmax.cu", "", lambda x, axis: around(x.shape, axis), definitions=macros)
+    general = LegacyKernel("reduce/softmax.cu", "", lambda x, axis: around(x.shape, axis), definitions=macros)
     return (
         replace(
             general,
@@ -124,7 +124,7 @@ def softmax(logarithm: bool) -> tuple[CudaKernel, ...]:
     )
 
 
-def standardize() -> tuple[CudaKernel, ...]:
+def standardize() -> tuple[LegacyKernel, ...]:
     """The candidates of standardize: rows, or anything in three passes."""
 
     def lengths(x: Any, axes: Any) -> tuple[int, ...]:
@@ -156,20 +156,20 @@ def standardize() -> tuple[CudaKernel, ...]:
     def outputs(x: Any, axes: Any) -> int:
         return math.prod(lengths(x, axes)[::2])
 
-    apply = CudaKernel(
+    apply = LegacyKernel(
         "reduce/norm.cu",
         "standardize_apply",
         lambda x, axes, eps: (*lengths(x, axes), float(eps)),
         elements=lambda x, axes, eps: x.size // width(x, axes),
         definitions=lambda x, axes, eps: {"WIDTH": width(x, axes)},
     )
-    combine = CudaKernel(
+    combine = LegacyKernel(
         "reduce/norm.cu",
         "standardize_combine",
         lambda x, axes, eps: (outputs(x, axes), parts(x, axes)[0]),
         elements=lambda x, axes, eps: outputs(x, axes) * WARP,
     )
-    moments = CudaKernel(
+    moments = LegacyKernel(
         "reduce/norm.cu",
         "standardize_parts",
         lambda x, axes, eps: (*lengths(x, axes), across(x, axes), *parts(x, axes)),
@@ -179,11 +179,11 @@ def standardize() -> tuple[CudaKernel, ...]:
         scratch=lambda x, axes, eps: outputs(x, axes) * parts(x, axes)[0] * 3 * x.dtype.itemsize,
         then=combine,
     )
-    team = CudaKernel("reduce/norm.cu", "standardize_team", lambda x, axes, eps: (*rows(x, axes, eps), float(eps)))
+    team = LegacyKernel("reduce/norm.cu", "standardize_team", lambda x, axes, eps: (*rows(x, axes, eps), float(eps)))
     return *_teams(team, rows), replace(moments, then=replace(combine, then=apply))
 
 
-def cumsum(dtypes: Callable[..., Any]) -> tuple[CudaKernel, ...]:
+def cumsum(dtypes: Callable[..., Any]) -> tuple[LegacyKernel, ...]:
     """The candidates of a running sum: lines or columns, whole or, where there are few, in parts."""
 
     def lines(x: Any, axis: int, reverse: bool) -> int:
@@ -212,8 +212,8 @@ def cumsum(dtypes: Callable[..., Any]) -> tuple[CudaKernel, ...]:
     def scratch(x: Any, **params: Any) -> int:
         return work(x, **params) * dtypes(x, **params)[-1].itemsize if parts(x, **params)[0] > 1 else 0
 
-    def pair(sums: str, name: str, **launch: Any) -> tuple[CudaKernel, CudaKernel]:
-        whole = CudaKernel("reduce/cumsum.cu", name, numbers, dtypes, scratch=scratch, **launch)
+    def pair(sums: str, name: str, **launch: Any) -> tuple[LegacyKernel, LegacyKernel]:
+        whole = LegacyKernel("reduce/cumsum.cu", name, numbers, dtypes, scratch=scratch, **launch)
         return replace(whole, name=sums, then=whole, applies=lambda x, **params: parts(x, **params)[0] > 1), whole
 
     in_blocks = pair("cumsum_sums", "cumsum_block", blocks=work, threads=lambda x, **params: BLOCK)
@@ -224,7 +224,7 @@ def cumsum(dtypes: Callable[..., Any]) -> tuple[CudaKernel, ...]:
     return *both, *pair("cumsum_column_sums", "cumsum_columns", elements=work)
 
 
-def indexing(name: str, numbers: Callable[..., tuple[int, ...]], along: int, rows: bool = False) -> CudaKernel:
+def indexing(name: str, numbers: Callable[..., tuple[int, ...]], along: int, rows: bool = False) -> LegacyKernel:
     """A kernel of an array and indices; ``along`` is the number, among its own, of the lengths beside outer and inner
     that make up its result; with ``rows`` it moves vectors of inner elements."""
 
@@ -235,7 +235,7 @@ def indexing(name: str, numbers: Callable[..., tuple[int, ...]], along: int, row
         found = numbers(*args, **params)
         return found[0] * found[2] * found[along] // width(*args, **params)
 
-    return CudaKernel(
+    return LegacyKernel(
         "index/index.cu",
         name,
         numbers,
@@ -246,7 +246,7 @@ def indexing(name: str, numbers: Callable[..., tuple[int, ...]], along: int, row
     )
 
 
-def scatter_along(numbers: Callable[..., tuple[int, ...]]) -> tuple[CudaKernel, CudaKernel]:
+def scatter_along(numbers: Callable[..., tuple[int, ...]]) -> tuple[LegacyKernel, LegacyKernel]:
     """The candidates of a scatter along an axis; ``numbers``: outer, length, inner and positions along the axis."""
 
     def width(ct: Any, indices: Any, **params: Any) -> int:
@@ -265,7 +265,7 @@ def scatter_along(numbers: Callable[..., tuple[int, ...]]) -> tuple[CudaKernel, 
     return one, replace(whole, name="clear_along_axis", then=added)
 
 
-ONE_HOT = CudaKernel(
+ONE_HOT = LegacyKernel(
     "index/index.cu",
     "one_hot",
     lambda indices, num_classes, dtype: (math.prod(indices.shape), num_classes),
@@ -273,7 +273,7 @@ ONE_HOT = CudaKernel(
     elements=lambda indices, num_classes, dtype: math.prod(indices.shape) * num_classes,
     checked=True,
 )
-RANDOM_UNIFORM = CudaKernel(
+RANDOM_UNIFORM = LegacyKernel(
     "index/random.cu",
     "random_uniform",
     lambda rng, shape, stream, dtype: (math.prod(shape), stream),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
-from adtrain.core.kernel import CudaKernel
+from adtrain.core.kernel import LegacyKernel
 from adtrain.lowering.cuda.reduce import vector
 from adtrain.lowering.cuda.rows import BLOCK, indexing
 
@@ -22,7 +22,7 @@ OFFSETS = 1024
 """Threads of the block that adds the counts up."""
 
 
-def scatter_add(numbers: Callable[..., tuple[int, ...]]) -> tuple[CudaKernel, ...]:
+def scatter_add(numbers: Callable[..., tuple[int, ...]]) -> tuple[LegacyKernel, ...]:
     """The candidates; ``numbers``: outer, length, inner and how many positions there are."""
 
     def lengths(*args: Any, **params: Any) -> tuple[int, ...]:
@@ -53,13 +53,13 @@ def scatter_add(numbers: Callable[..., tuple[int, ...]]) -> tuple[CudaKernel, ..
         sorts = 4 * (4 * (count + -count % 4) + VALUES * blocks(ct, indices, **params))
         return sorts + outer * pieces(ct, indices, **params) * 2 * inner * int(ct.dtype.itemsize)
 
-    def chain(sorts: int) -> CudaKernel:
+    def chain(sorts: int) -> LegacyKernel:
         """All kernels of so many sorts."""
 
-        def step(name: str, done: int, **fields: Any) -> CudaKernel:
+        def step(name: str, done: int, **fields: Any) -> LegacyKernel:
             macros = lambda *args, **params: {"PASS": done, "WIDTH": width(*args, **params)}  # noqa: E731
             types = lambda ct, indices, **params: (ct.dtype, indices.dtype)  # noqa: E731
-            return CudaKernel("index/scatter.cu", name, lengths, types, definitions=macros, checked=True, **fields)
+            return LegacyKernel("index/scatter.cu", name, lengths, types, definitions=macros, checked=True, **fields)
 
         threads = lambda *args, **params: BLOCK  # noqa: E731
         elements = lambda *args, **params: math.prod(numbers(*args, **params)[:3]) // width(*args, **params)  # noqa: E731

@@ -13,7 +13,6 @@ from adtrain.backends.cuda.codegen.part import OPTIONS, Part, divided, indented
 from adtrain.backends.cuda.compiler import Source
 from adtrain.codegen.elementwise import Axis, axes_of, statements
 from adtrain.codegen.expressions import c_type, pointer
-from adtrain.core.chip import CHIP
 from adtrain.core.fused import body_of
 from adtrain.core.program import Equation, Program, Variable
 
@@ -61,8 +60,8 @@ class Loops:
         ]
         return Source("loops.cu", "\n".join(lines), OPTIONS)
 
-    def part(self, threads: int) -> Part:
-        blocks = min(-(-self.vectors // threads), PART_BLOCKS * CHIP.multiprocessors)
+    def part(self, threads: int, multiprocessors: int) -> Part:
+        blocks = min(-(-self.vectors // threads), PART_BLOCKS * multiprocessors)
         numbers = f"first = block * THREADS + threadIdx.x, step = {blocks} * THREADS, n = {self.elements}"
         kind = "int" if self.elements < 2**30 else "int64_t"
         lines = [f"const {kind} {numbers};", *self.lines]

@@ -7,9 +7,9 @@ from dataclasses import replace
 from adtrain.backends.cuda.codegen.block import names_of, part_of
 from adtrain.backends.cuda.codegen.part import Part, indented
 from adtrain.codegen.expressions import c_type
-from adtrain.core.chip import CHIP
 from adtrain.core.fused import FUSED, body_of
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
 from adtrain.passes.fuse_rows import shared_inputs
 
@@ -18,12 +18,12 @@ BLOCKS = 2
 """Thread blocks for each multiprocessor, at most, where the number of rows can be divided so."""
 
 
-def rows(equation: Equation) -> Part:
+def rows(equation: Equation, target: Target) -> Part:
     """What each thread block does for a `rows` equation."""
     body = body_of(equation)
     whole = shared_inputs(body)
     count = body.outputs[0].type.shape[0]
-    own = _sliced(body, {v: v for v in whole}, count, rows_each(count))
+    own = _sliced(body, {v: v for v in whole}, count, rows_each(count, target))
     names = names_of(own)
     lines = []
     for kind, variables in (("x", own.inputs), ("y", own.outputs)):
@@ -38,14 +38,14 @@ def rows(equation: Equation) -> Part:
         lines += [*indented(part.lines), "}"]
     else:
         lines += part.lines
-    blocks = count // rows_each(count)
+    blocks = count // rows_each(count, target)
     scratch = part.scratch * blocks
     return replace(part, lines=lines, inputs=body.inputs, outputs=body.outputs, blocks=blocks, scratch=scratch)
 
 
-def rows_each(count: int) -> int:
+def rows_each(count: int, target: Target) -> int:
     """The rows of a thread block: the fewest that make few blocks, or one where no small number divides them."""
-    most = BLOCKS * CHIP.multiprocessors
+    most = BLOCKS * target.multiprocessors
     least = next(n for n in range(1, count + 1) if count % n == 0 and count // n <= most)
     return least if least <= 1 + 2 * count // most else 1
 

@@ -11,10 +11,9 @@ from adtrain.backends.cuda.codegen.loops import loops
 from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
 from adtrain.codegen.expressions import c_type
-from adtrain.core.chip import CHIP
 from adtrain.core.fused import product_p
 from adtrain.core.program import Equation
-from adtrain.lowering.cuda.gemm.cost_model import LEAST_SHARED, SHARED
+from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.matmul import Product
 from adtrain.passes.fuse_elementwise import is_loops
 
@@ -29,20 +28,20 @@ Choice: TypeAlias = "Callable[[Equation], Sequence[Product]]"
 """The engines for a matrix product whose k stays whole, the best first."""
 
 
-def together(members: Sequence[Equation], choose: Choice) -> Kernel:
+def together(members: Sequence[Equation], choose: Choice, target: Target) -> Kernel:
     """One kernel for members that do not depend on one another. The blocks of members that take longest come first."""
     products = _alike({e: choose(e) for e in members if _is_product(e)})
     threads = max((product.threads for product in products.values()), default=THREADS)
     parts = [
         *(block(e, threads) for e in members if e not in products and not is_loops(e)),
         *(
-            _product(e, products[e], f"Epilogue{i}", threads)
+            _product(e, products[e], f"Epilogue{i}", threads, target)
             for i, e in enumerate(sorted(products, key=_depth, reverse=True))
         ),
-        *(loops(e).part(threads) for e in members if is_loops(e)),
+        *(loops(e).part(threads, target.multiprocessors) for e in members if is_loops(e)),
     ]
     element = c_type(next(iter(products)).inputs[0].type.dtype) if products else ""
-    crowded = sum(part.blocks for part in parts) > FEW * CHIP.multiprocessors
+    crowded = sum(part.blocks for part in parts) > FEW * target.multiprocessors
     small = bool(products) and all(product.direct for product in products.values())
     return kernel("together", parts, threads, element, RESIDENT if small and crowded else 1)
 
@@ -67,7 +66,7 @@ def _depth(equation: Equation) -> int:
     return matmul.inputs[0].type.shape[-2 if matmul.params["transpose_a"] else -1]
 
 
-def _product(equation: Equation, product: Product, name: str, threads: int) -> Part:
+def _product(equation: Equation, product: Product, name: str, threads: int, target: Target) -> Part:
     a, b = matmul_of(equation).inputs
     after = epilogue(equation, name)
     pointers = [f"x{i + 2}" for i in range(len(after.inputs))] + [f"y{i}" for i in range(len(after.outputs))]
@@ -75,7 +74,7 @@ def _product(equation: Equation, product: Product, name: str, threads: int) -> P
     lengths, end = f"{m}, {n}, {k}", f"const {name} end = {{{', '.join(pointers)}}};"
     rows, columns = product.tile.m, product.tile.n
     shared = product.shared + staging_bytes(rows, columns, product.itemsize)
-    fits = product.threads == threads and shared <= SHARED.get(CHIP.capability, LEAST_SHARED)
+    fits = product.threads == threads and shared <= target.shared
     if product.direct or not after.inputs or not fits:
         shared = product.shared
         lines = [

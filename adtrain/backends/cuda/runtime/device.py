@@ -17,9 +17,10 @@ from pycuda.tools import DeviceMemoryPool, PageLockedMemoryPool
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import Source
-from adtrain.backends.cuda.lower import Size
+from adtrain.backends.cuda.lower import WorkSize
 from adtrain.backends.cuda.runtime.errors import checked, out_of_memory, translated
 from adtrain.core.errors import DeviceError
+from adtrain.core.target import Target
 
 WARP = 32
 NON_BLOCKING = 1
@@ -65,8 +66,14 @@ class Device:
         attribute = cuda.device_attribute
         self.multiprocessors: int = self.device.get_attribute(attribute.MULTIPROCESSOR_COUNT)
         self.shared: int = self.device.get_attribute(attribute.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)
+        self.target = Target(capability, self.multiprocessors, self._shared_per_block())
         self.kernels: dict[tuple[Source, str], Kernel] = {}
         self.sources: dict[Source, _Loaded] = {}
+
+    def _shared_per_block(self) -> int:
+        """Most bytes of shared memory of a block (opt-in)."""
+        attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        return int(checked(driver.cuDeviceGetAttribute(attribute, int(self.device.handle))))
 
     def kernel(self, source: Source, name: str) -> Kernel:
         """A kernel of a source, compiled and loaded when it is first asked for."""
@@ -182,9 +189,9 @@ class Kernel:
         self.queried = checked(driver.cuModuleGetFunction(loaded.queried, name.encode()))
         self.most_threads: int = self.function.get_attribute(cuda.function_attribute.MAX_THREADS_PER_BLOCK)
         self.shared = DEFAULT_SHARED
-        self.shapes: dict[Size, Shape] = {}
+        self.shapes: dict[WorkSize, Shape] = {}
 
-    def shape(self, size: Size) -> Shape:
+    def shape(self, size: WorkSize) -> Shape:
         """The launch that suits so much work on this device."""
         found = self.shapes.get(size)
         if found is None:
@@ -196,7 +203,7 @@ class Kernel:
         threads = prod(shape.block)
         return int(checked(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.queried, threads, shape.shared)))
 
-    def _strided(self, size: Size) -> Shape:
+    def _strided(self, size: WorkSize) -> Shape:
         """Blocks of the size that keeps most threads on a multiprocessor, smaller where the elements would not reach
         all multiprocessors; and no more blocks than run at once, as a thread goes on to further elements."""
         processors = self.device.multiprocessors
@@ -205,7 +212,7 @@ class Kernel:
         blocks = min(-(-size.elements // threads), at_once * processors)
         return Shape((blocks, 1, 1), (threads, 1, 1), 0)
 
-    def _blocks(self, size: Size) -> Shape:
+    def _blocks(self, size: WorkSize) -> Shape:
         self._allow(size.shared)
         wanted = self._best_threads(size.shared) if size.threads is None else _warps(size.threads)
         return Shape(size.blocks, (min(wanted, self.most_threads), 1, 1), size.shared)

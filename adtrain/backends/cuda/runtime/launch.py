@@ -7,7 +7,7 @@ import struct
 
 from cuda.bindings import driver
 
-from adtrain.backends.cuda.lower import Task
+from adtrain.backends.cuda.lower import LaunchPlan
 from adtrain.backends.cuda.runtime.device import Device
 from adtrain.backends.cuda.runtime.errors import checked, translated
 from adtrain.core.backend import KernelRun
@@ -19,7 +19,7 @@ ARGUMENTS_END, ARGUMENTS_AT, ARGUMENTS_SIZE = 0, 1, 2
 class Launch:
     """A task on a device, which only lacks its addresses."""
 
-    def __init__(self, device: Device, task: Task) -> None:
+    def __init__(self, device: Device, task: LaunchPlan) -> None:
         kernel = device.kernel(task.source, task.name)
         self.task = task
         self.stream = device.stream

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from adtrain.backends.cuda.lower import scratch
+from adtrain.backends.cuda.lower import Lowering
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.in_a_row import InARow, in_a_row
 from adtrain.passes.plan_memory import MemoryPlan, Place, nbytes, plan_memory
@@ -48,8 +48,8 @@ class Layout:
         back: the swaps that an odd number of runs has to undo, so that the results lie there.
     """
 
-    def __init__(self, program: Program) -> None:
-        row, last, again = _planned(program)
+    def __init__(self, program: Program, lowering: Lowering) -> None:
+        row, last, again = _planned(program, lowering)
         self.inputs = row.last.inputs
         self.constants = tuple(program.constants)
         self.outputs = row.last.outputs if row.again is None else row.again.outputs
@@ -63,7 +63,9 @@ class Layout:
         self._again: Sequence[Step] = ()
         if row.again is not None and again is not None:
             self._again = self._steps(row.again.equations, again.places, again.workspaces)
-        self.arena_bytes = max(last.arena_bytes, again.arena_bytes if again else 0, *map(scratch, row.begin), 0)
+        self.arena_bytes = max(
+            last.arena_bytes, again.arena_bytes if again else 0, *map(lowering.scratch, row.begin), 0
+        )
         self.separate_bytes = last.separate_bytes
 
         donated = [i for i, v in enumerate(program.inputs) if v in program.donated]
@@ -121,14 +123,14 @@ class Layout:
         ]
 
 
-def _planned(program: Program) -> tuple[InARow, MemoryPlan, MemoryPlan | None]:
+def _planned(program: Program, lowering: Lowering) -> tuple[InARow, MemoryPlan, MemoryPlan | None]:
     """The Program for runs in a row, as far as both kinds of runs leave results in the same places."""
-    row = in_a_row(program)
-    last = plan_memory(row.last, scratch)
+    row = in_a_row(program, lowering.target)
+    last = plan_memory(row.last, lowering.scratch)
     if row.again is None:
         return row, last, None
-    again = plan_memory(row.again, scratch)
+    again = plan_memory(row.again, lowering.scratch)
     if any(last.places[v] != again.places[v] for v in program.outputs):
         row = InARow((), None, program)
-        return row, plan_memory(program, scratch), None
+        return row, plan_memory(program, lowering.scratch), None
     return row, last, again

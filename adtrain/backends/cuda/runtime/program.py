@@ -9,7 +9,7 @@ from sys import getrefcount
 from typing import TYPE_CHECKING, Any
 
 from adtrain.backends.cuda import compiler
-from adtrain.backends.cuda.lower import Candidate, Task, scratch, tasks
+from adtrain.backends.cuda.lower import Candidate, LaunchPlan, Lowering
 from adtrain.backends.cuda.runtime.device import Device
 from adtrain.backends.cuda.runtime.graph import Graphs, Marks, recording
 from adtrain.backends.cuda.runtime.launch import Launch
@@ -54,12 +54,12 @@ class Runnable:
     Raises DeviceError (when made): there is no kernel for it.
     """
 
-    def __init__(self, device: Device, equation: Equation, kernel: Candidate | None = None) -> None:
+    def __init__(self, device: Device, lowering: Lowering, equation: Equation, kernel: Candidate | None = None) -> None:
         self.launches = [
             LibraryLaunch(device, task) if isinstance(task, LibraryCall) else Launch(device, task)
-            for task in tasks(equation, kernel)
+            for task in lowering.launches(equation, kernel)
         ]
-        self.scratch = scratch(equation, kernel)
+        self.scratch = lowering.scratch(equation, kernel)
         self.checked = any(launch.checked for launch in self.launches)
         self.kernels = [launch.ran for launch in self.launches if not launch.empty]
 
@@ -78,7 +78,7 @@ class CudaProgram:
 
     def __init__(self, backend: CudaBackend, program: Program) -> None:
         self.backend, self.device = backend, backend.device
-        self.layout = layout = Layout(program)
+        self.layout = layout = Layout(program, backend.lowering)
         self.arena = self.device.reserve(layout.arena_bytes)
         self.base = int(self.arena)
         self.constants = [x.buffer for x in program.constants.values()]
@@ -91,13 +91,15 @@ class CudaProgram:
         self.addresses += [*outputs, *(self.base + byte for byte in layout.arena)]
 
         equations = dict.fromkeys(step.equation for steps, _ in layout.runs(2) for step in steps)
-        found = [task.source for e in equations for task in tasks(e) if isinstance(task, Task)]
+        found = [
+            task.source for e in equations for task in backend.lowering.launches(e) if isinstance(task, LaunchPlan)
+        ]
         for _ in compiler.side_by_side(dict.fromkeys(found), self.device.architecture):
             pass
         self.works: dict[Equation, Runnable] = {}
         self.flagged: dict[Equation, int] = {}
         for e in equations:
-            work = self.works[e] = Runnable(self.device, e)
+            work = self.works[e] = Runnable(self.device, backend.lowering, e)
             self.flagged[e] = backend.flags.reserve(_label(e)) if work.checked else 0
         self.equations = program.equations
         self.kernels: Sequence[Sequence[KernelRun]] = [self.works[e].kernels for e in program.equations]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from typing import Any
 
 import pycuda
@@ -13,10 +14,10 @@ import pycuda.driver as cuda
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.runtime import libraries
 from adtrain.backends.cuda.runtime.device import Device
-from adtrain.backends.cuda.vendor import LIBRARIES
+from adtrain.backends.cuda.vendor import Library
 
 
-def properties(device: Device) -> dict[str, Any]:
+def properties(device: Device, candidates: Sequence[Library]) -> dict[str, Any]:
     """Sizes in bytes, clocks in MHz, versions as text and None where something is missing.
 
     ``devices`` are all GPUs of the machine, of which ``device`` is the first; the rest is what they share.
@@ -34,7 +35,7 @@ def properties(device: Device) -> dict[str, Any]:
         "pycuda_cuda": ".".join(map(str, cuda.get_version()[:2])),
         "nvrtc": compiler.version(),
         "libraries": libraries.vendor(),
-        "candidates": [library.name for library in LIBRARIES],
+        "candidates": [library.name for library in candidates],
     }
 
 

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import NamedTuple, Protocol
 
 from adtrain.backends.cuda.compiler import Source, fingerprint
-from adtrain.backends.cuda.lower import MEASURED, Candidate, Task, candidates, fastest, label, problem, tasks
+from adtrain.backends.cuda.lower import Candidate, LaunchPlan, Lowering, fastest, problem
 from adtrain.backends.cuda.tuner import cache as tuning_cache
 from adtrain.backends.cuda.tuner.race import Trial, compete, described
 from adtrain.cache import digest
@@ -59,26 +59,28 @@ class Contest(NamedTuple):
 
     equation: Equation
     kernels: Sequence[Candidate]
+    lowering: Lowering
 
     @property
     def labels(self) -> list[str]:
-        return [label(kernel, self.equation) for kernel in self.kernels]
+        return [kernel.label for kernel in self.kernels]
 
     @property
     def sources(self) -> list[Source]:
-        launches = (task for kernel in self.kernels for task in tasks(self.equation, kernel))
-        return [task.source for task in launches if isinstance(task, Task)]
+        launches = (task for kernel in self.kernels for task in self.lowering.launches(self.equation, kernel))
+        return [task.source for task in launches if isinstance(task, LaunchPlan)]
 
 
 class Tuner:
-    """Keeps `tasks.MEASURED`, from which all that runs on the GPU takes its choice.
+    """Fills `Lowering.measured`.
 
     Attributes:
         mode: where choices come from, for problems that are met from now on.
         report: called with a line for the person waiting.
     """
 
-    def __init__(self, laboratory: Laboratory, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, lowering: Lowering, laboratory: Laboratory, clock: Callable[[], float] = monotonic) -> None:
+        self.lowering = lowering
         self.laboratory = laboratory
         self.clock = clock
         self.mode = Mode.CACHED
@@ -88,9 +90,13 @@ class Tuner:
         """Choose for all problems among the equations, before anything that computes them is made."""
         if self.mode is Mode.OFF:
             return
-        new = [contest for contest in contests(equations) if problem(contest.equation) not in MEASURED]
+        new = [
+            contest
+            for contest in contests(self.lowering, equations)
+            if problem(contest.equation) not in self.lowering.measured
+        ]
         for contest, times in self.times(new, self.mode is Mode.FULL):
-            MEASURED[problem(contest.equation)] = times
+            self.lowering.measured[problem(contest.equation)] = times
 
     def times(self, contests: Iterable[Contest], measure: bool) -> Iterator[tuple[Contest, Mapping[str, float]]]:
         """The microseconds of a launch of each right candidate by label, as far as they are known; where they are not
@@ -137,17 +143,17 @@ class Tuner:
         self.laboratory.finish()
 
 
-def contests(equations: Iterable[Equation]) -> Iterator[Contest]:
+def contests(lowering: Lowering, equations: Iterable[Equation]) -> Iterator[Contest]:
     """The problems that have several candidates, each once, among the equations and the members of fused ones."""
     seen = set()
     for equation in singles(equations):
-        kernels = candidates(equation)
+        kernels = lowering.candidates(equation)
         if len(kernels) < 2 or not all(v.size for v in (*equation.inputs, *equation.outputs)):
             continue
         key = problem(equation)
         if key not in seen:
             seen.add(key)
-            yield Contest(equation, kernels)
+            yield Contest(equation, kernels, lowering)
 
 
 def singles(equations: Iterable[Equation]) -> Iterator[Equation]:

@@ -12,7 +12,7 @@ import pycuda.driver as cuda
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import Source
-from adtrain.backends.cuda.lower import Candidate
+from adtrain.backends.cuda.lower import Candidate, Lowering
 from adtrain.backends.cuda.runtime.device import Device
 from adtrain.backends.cuda.runtime.errors import translated
 from adtrain.backends.cuda.runtime.graph import Graphs
@@ -32,8 +32,8 @@ LAUNCHES, SAMPLE_US = 50, 2000.0
 class Laboratory:
     """The device as the tuner needs it; see `autotune.Laboratory`."""
 
-    def __init__(self, device: Device, name: str) -> None:
-        self.device = device
+    def __init__(self, device: Device, lowering: Lowering, name: str) -> None:
+        self.device, self.lowering = device, lowering
         self.name = name
         self.architecture = device.architecture
         self.graphs = Graphs(device.stream)
@@ -42,7 +42,7 @@ class Laboratory:
         return compiler.side_by_side(sources, self.architecture)
 
     def trial(self, equation: Equation) -> GpuTrial:
-        return GpuTrial(self.device, self.graphs, equation)
+        return GpuTrial(self.device, self.lowering, self.graphs, equation)
 
     def finish(self) -> None:
         self.device.pool.free_held()
@@ -52,8 +52,8 @@ class Laboratory:
 class GpuTrial:
     """Random arguments of an equation on the device, and memory for its results; see `contest.Trial`."""
 
-    def __init__(self, device: Device, graphs: Graphs, equation: Equation) -> None:
-        self.device, self.graphs = device, graphs
+    def __init__(self, device: Device, lowering: Lowering, graphs: Graphs, equation: Equation) -> None:
+        self.device, self.lowering, self.graphs = device, lowering, graphs
         self.equation = equation
         rng = np.random.default_rng(zlib.crc32(described(equation).encode()))
         self.inputs = [self._uploaded(drawn(rng, v.type, index_limit(equation))) for v in equation.inputs]
@@ -97,7 +97,7 @@ class Prepared:
 
     def __init__(self, trial: GpuTrial, kernel: Candidate) -> None:
         self.device, self.graphs = trial.device, trial.graphs
-        self.runnable = Runnable(trial.device, trial.equation, kernel)
+        self.runnable = Runnable(trial.device, trial.lowering, trial.equation, kernel)
         self.memory = trial.device.allocate(self.runnable.scratch)
         self.arguments = trial.addresses, int(self.memory), int(trial.flag)
         self.key = object()

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from adtrain.backends.cuda.lower import Candidate, label
+from adtrain.backends.cuda.lower import Candidate
 from adtrain.backends.cuda.vendor import NotOffered
 from adtrain.core.errors import AdtrainError, DeviceFault
 from adtrain.core.program import Equation
@@ -53,7 +53,7 @@ def compete(equation: Equation, kernels: Sequence[Candidate], trial: Trial) -> M
     """
     expected = None
     right: dict[str, Candidate] = {}
-    labels = [label(kernel, equation) for kernel in kernels]
+    labels = [kernel.label for kernel in kernels]
     for kernel, name, short in zip(kernels, labels, distinct(labels), strict=True):
         try:
             found = trial.results(kernel)

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 from adtrain.backends.cuda.runtime import libraries
-from adtrain.backends.cuda.vendor.call import LIBRARIES, Library, LibraryCall, NotOffered, calls
+from adtrain.backends.cuda.vendor.call import Library, LibraryCall, NotOffered, calls
 from adtrain.backends.cuda.vendor.cublas import Cublas
 from adtrain.backends.cuda.vendor.cudnn import Cudnn
 
-__all__ = ["LIBRARIES", "Library", "LibraryCall", "NotOffered", "calls", "installed"]
+__all__ = ["Library", "LibraryCall", "NotOffered", "calls", "installed"]
 
 BINDINGS: dict[str, tuple[str, Callable[[str], Library]]] = {"cublasLt": ("nvmath", Cublas), "cudnn": ("cudnn", Cudnn)}
 """By library: the package that calls it, and what stands for it here."""

@@ -59,10 +59,6 @@ class Library(Protocol):
         ...
 
 
-LIBRARIES: list[Library] = []
-"""Those whose calls are candidates: none, unless the backend of a GPU has found some and put them here."""
-
-
 @dataclass(frozen=True, eq=False)
 class LibraryCall:
     """A candidate for an equation, beside `CudaKernel`."""
@@ -101,11 +97,11 @@ class LibraryCall:
             self.library.plan(self.equation, self.choice).enqueue(addresses, workspace, stream)
 
 
-def calls(equation: Equation) -> list[LibraryCall]:
+def calls(equation: Equation, libraries: Sequence[Library]) -> list[LibraryCall]:
     """The candidates that libraries have for an equation."""
     if not all(v.size for v in (*equation.inputs, *equation.outputs)):
         return []
-    able = [library for library in LIBRARIES if library.problem(equation) is not None]
+    able = [library for library in libraries if library.problem(equation) is not None]
     return [LibraryCall(library, equation, choice) for library in able for choice in range(CHOICES)]
 
 

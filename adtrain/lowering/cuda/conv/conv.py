@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from adtrain.core.chip import CHIP, Chip
-from adtrain.core.kernel import CudaKernel
+from adtrain.core.kernel import LegacyKernel
 from adtrain.core.precision import FULL
 from adtrain.lowering.cuda.conv.direct import Few, FewConvolution, FewWeightGrad
 from adtrain.lowering.cuda.conv.fp16x2_weight_grad import HalvesWeightGrad
@@ -41,7 +41,7 @@ class Engine(Protocol):
     @property
     def cycles(self) -> float: ...
 
-    def kernel(self) -> CudaKernel: ...
+    def kernel(self) -> LegacyKernel: ...
 
 
 class Convolution(NamedTuple):
@@ -115,14 +115,14 @@ class Product(NamedTuple):
         return start + conv.window.groups * self.phases * max(products, gathered) / CHIP.multiprocessors
 
 
-def _kernel(file: str, name: str, conv: Convolution, product: Product, tile: Tile, parts: int) -> CudaKernel:
+def _kernel(file: str, name: str, conv: Convolution, product: Product, tile: Tile, parts: int) -> LegacyKernel:
     m, n, _ = product.lengths
     count, groups = -(-m // tile.m) * -(-n // tile.n), conv.window.groups
     wide = tile.columns_at_once(conv.dtype.itemsize, product.neighbours)
     definitions = {**conv.definitions(), **tile.definitions(), "SPLIT": int(parts > 1), "WIDE_C": wide}
     pixels = product.gathers is Gathers.PIXELS
     numbers = conv.numbers() if pixels else (*conv.numbers(), parts)
-    whole = CudaKernel(
+    whole = LegacyKernel(
         file,
         name,
         lambda *_, **__: numbers,
@@ -142,8 +142,8 @@ def _kernel(file: str, name: str, conv: Convolution, product: Product, tile: Til
 
 
 def _candidates(
-    gathered: Sequence[CudaKernel], product: Product, others: Sequence[Engine], conv: Convolution
-) -> Sequence[CudaKernel]:
+    gathered: Sequence[LegacyKernel], product: Product, others: Sequence[Engine], conv: Convolution
+) -> Sequence[LegacyKernel]:
     """Kernels that gather matrices, and others at their places by the estimate of the time."""
     cycles = product.cycles(conv)
     possible = sorted((e for e in others if e.cycles <= HOPELESS * cycles), key=lambda e: e.cycles)
@@ -157,7 +157,7 @@ def convolution(x: Any, w: Any, window: Any, precision: str) -> Convolution:
     return Convolution(x.shape, w.shape, (x.shape[0], w.shape[0], rows, columns), window, x.dtype, precision)
 
 
-def forward(x: Any, w: Any, window: Any, precision: str = FULL) -> Sequence[CudaKernel]:
+def forward(x: Any, w: Any, window: Any, precision: str = FULL) -> Sequence[LegacyKernel]:
     """The candidates for a convolution."""
     conv = convolution(x, w, window, precision)
     area = math.prod(conv.y[2:])
@@ -183,7 +183,7 @@ def weight_grads(positions: Positions) -> list[PlaneWeightGrad | HalvesWeightGra
     return [*([pieces] if pieces else []), *([halves] if halves.suits() else [])]
 
 
-def input_grad(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str = FULL) -> Sequence[CudaKernel]:
+def input_grad(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str = FULL) -> Sequence[LegacyKernel]:
     """The candidates for the gradient by the images: a product for each phase of pixels, a stride apart."""
     groups, (sh, sw) = window.groups, window.stride
     conv = Convolution((g.shape[0], w.shape[1] * groups, *size), w.shape, g.shape, window, g.dtype, precision)
@@ -203,7 +203,7 @@ def input_grad(g: Any, w: Any, window: Any, size: tuple[int, int], precision: st
     return _candidates(gathered, product, others, conv)
 
 
-def weight_grad(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str = FULL) -> Sequence[CudaKernel]:
+def weight_grad(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str = FULL) -> Sequence[LegacyKernel]:
     """The candidates for the gradient by the weights; its long K is cut into parts."""
     groups = window.groups
     conv = Convolution(x.shape, (g.shape[1], x.shape[1] // groups, *size), g.shape, window, x.dtype, precision)
@@ -222,7 +222,9 @@ def weight_grad(x: Any, g: Any, window: Any, size: tuple[int, int], precision: s
     return _candidates(gathered, product, others, conv)
 
 
-def weight_grad_sum(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str = FULL) -> Sequence[CudaKernel]:
+def weight_grad_sum(
+    x: Any, g: Any, window: Any, size: tuple[int, int], precision: str = FULL
+) -> Sequence[LegacyKernel]:
     """The kernel for the gradients by weights and bias, where the best one by the weights can do that, too."""
     conv = Convolution(x.shape, (g.shape[1], x.shape[1] // window.groups, *size), g.shape, window, x.dtype, precision)
     alone, few = weight_grad(x, g, window, size, precision), conv.few()

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from adtrain.core.chip import CHIP
-from adtrain.core.kernel import CudaKernel
-from adtrain.core.precision import FULL
-from adtrain.ops.rounding import mantissa
+from adtrain.core.kernel import LegacyKernel
+from adtrain.core.precision import FULL, mantissa
 
 WARP = 32
 THREADS, WEIGHT_GRAD_THREADS = 128, 256
@@ -145,7 +144,7 @@ class FewConvolution:
         products = few.channels * few.taps
         return few.suits() and products <= SUM and products * 16 <= WEIGHTS and few.outputs[1] < MOST_BLOCKS
 
-    def kernel(self) -> CudaKernel:
+    def kernel(self) -> LegacyKernel:
         wide, shares = self.wide, self.shares
         definitions = {**self.few.definitions, "FILTERS": self.filters, "WIDE_C": wide, "TURNED": int(self.turned)}
         steps = -(-self.few.count // (THREADS * wide))
@@ -153,7 +152,7 @@ class FewConvolution:
         warps = WARPS * (4 if few_sums else 1)
         most = max(warps * WARP // THREADS * CHIP.multiprocessors // (shares * self.few.groups), 1)
         blocks = -(-steps // -(-steps // most))
-        return CudaKernel(
+        return LegacyKernel(
             "conv/direct.cu",
             "conv_few",
             lambda *_, **__: self.few.images[:1],
@@ -216,12 +215,12 @@ class FewWeightGrad:
         """Whether the kernels are right for it."""
         return self.few.suits() and self.few.taps <= TAPS[1] and self.few.channels <= CHANNELS
 
-    def kernel(self) -> CudaKernel:
+    def kernel(self) -> LegacyKernel:
         """The launches: the sums of each part, and their sum."""
         parts, batch = self.parts, self.few.images[0]
         outputs = self.few.outputs[1] * (self.few.channels * self.few.taps + self.bias)
         definitions = {**self.few.definitions, "FILTERS": self.filters, "WIDE_C": self._wide, "BIAS": int(self.bias)}
-        sums = CudaKernel(
+        sums = LegacyKernel(
             "conv/direct_weight_grad.cu",
             "conv_few_weight_grad",
             lambda *_, **__: (batch, parts),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from adtrain.core.chip import CHIP
-from adtrain.core.kernel import CudaKernel
+from adtrain.core.kernel import LegacyKernel
 from adtrain.lowering.cuda.conv.packed_images import ALIGNED, LAYING, LAYING_BLOCKS, LINE, Laid
 from adtrain.lowering.cuda.conv.padded_index import Positions
 from adtrain.lowering.cuda.conv.shifted import FILTERS, REST, SHARED, START, TILE_END
@@ -83,7 +83,7 @@ class HalvesWeightGrad:
         room = self._stages >= STAGES[0] and self._steps * STEP <= self.positions.image
         return PlaneWeightGrad(self.positions).suits() and self.positions.turned().suits() and room
 
-    def kernel(self) -> CudaKernel:
+    def kernel(self) -> LegacyKernel:
         """The launches: the operands in halves, what these hold of the products, the rest in pieces, and the sum."""
         rest = PlaneWeightGrad(self.positions).in_parts(self._splits, rest=True)
         shared = self._stages * self._stage_bytes + 1024
@@ -92,15 +92,15 @@ class HalvesWeightGrad:
         return self._step("begin_operands", CHIP.multiprocessors, LAYING, prepare)
 
     def _step(
-        self, name: str, blocks: int | tuple[int, int], threads: int, then: CudaKernel, shared: int = 0
-    ) -> CudaKernel:
+        self, name: str, blocks: int | tuple[int, int], threads: int, then: LegacyKernel, shared: int = 0
+    ) -> LegacyKernel:
         images = self.positions.images[0]
         definitions: Mapping[str, int] = {
             **self.positions.definitions,
             "CHANNELS": CHANNELS,
             "HALVES_STAGES": self._stages,
         }
-        return CudaKernel(
+        return LegacyKernel(
             "conv/shifted_weight_grad_fp16x2.cu",
             name,
             lambda *_, **__: (images, self._splits),

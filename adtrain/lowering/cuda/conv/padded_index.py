@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from adtrain.core.chip import CHIP
-from adtrain.core.precision import FULL
-from adtrain.ops.rounding import mantissa
+from adtrain.core.precision import FULL, mantissa
 
 CAPABILITY = (9, 0)
 """The compute capability whose instructions the kernels consist of."""

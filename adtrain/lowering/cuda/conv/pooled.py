@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from adtrain.core.kernel import CudaKernel
+from adtrain.core.kernel import LegacyKernel
 from adtrain.core.precision import FULL
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.conv.conv import (
@@ -33,7 +33,7 @@ POOLING, POOLED = 4000, 400
 AnEngine = TypeVar("AnEngine", bound=Engine)
 
 
-def forward_pooled(x: Any, w: Any, window: Any, precision: str, windows: Any) -> Sequence[CudaKernel]:
+def forward_pooled(x: Any, w: Any, window: Any, precision: str, windows: Any) -> Sequence[LegacyKernel]:
     """The kernel for a convolution with a max pooling of what its elements become, where that should be faster than one
     after the other: of windows of 2 x 2, where the convolution is computed by positions anyway."""
     conv = convolution(x, w, window, precision)
@@ -48,7 +48,7 @@ def forward_pooled(x: Any, w: Any, window: Any, precision: str, windows: Any) ->
 
 def input_grad_pooled(
     g: Any, where: Any, w: Any, window: Any, windows: Any, shape: Any, size: tuple[int, int], precision: str
-) -> Sequence[CudaKernel]:
+) -> Sequence[LegacyKernel]:
     """The kernel for the gradient by the images behind a max pooling of windows of 2 x 2, where that should be faster
     than the one that is computed by positions otherwise."""
     positions = Convolution((g.shape[0], w.shape[1], *size), w.shape, shape, window, g.dtype, precision).positions()
@@ -70,7 +70,7 @@ def weight_grad_pooled(
     size: tuple[int, int],
     precision: str,
     bias: bool = False,
-) -> Sequence[CudaKernel]:
+) -> Sequence[LegacyKernel]:
     """The same for the gradient by the weights, or by weights and bias."""
     positions = Convolution(x.shape, (shape[1], x.shape[1], *size), shape, window, x.dtype, precision).positions()
     whole = precision == FULL or not bias  # a bias' gradient is of what is not rounded
@@ -82,7 +82,7 @@ def weight_grad_pooled(
 
 
 def _faster(
-    alone: Sequence[CudaKernel], engines: Sequence[Engine], pooled: AnEngine | None, apart: float = 0
+    alone: Sequence[LegacyKernel], engines: Sequence[Engine], pooled: AnEngine | None, apart: float = 0
 ) -> AnEngine | None:
     """What has to do with a pooling, if it should be no slower than the one of ``engines`` that is taken ``alone``, and
     the cycles of what that leaves ``apart``."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from adtrain.core.chip import CHIP
-from adtrain.core.kernel import CudaKernel
+from adtrain.core.kernel import LegacyKernel
 from adtrain.lowering.cuda.conv.packed_images import ALIGNED, KNOWN, LAYING, LAYING_BLOCKS, LINE, Laid
 from adtrain.lowering.cuda.conv.padded_index import Positions
 
@@ -215,7 +215,7 @@ class PlaneConvolution:
         room = not self.halves or (self.channels * 2 == LINE and self._stages(self.channels, HALVES) >= LEAST_STAGES)
         return self.positions.suits() and self.channels > 0 and self._blocks <= MOST_BLOCKS and room
 
-    def kernel(self) -> CudaKernel:
+    def kernel(self) -> LegacyKernel:
         """The launches: weights to pieces, then the products; or what halves hold, the images in halves, the products,
         and the rest in pieces."""
         words = self._blocks * self._filters * self.products // GROUP
@@ -236,7 +236,7 @@ class PlaneConvolution:
         tiles = {"TEAM_COLUMNS": self.columns, "OF_IMAGE": self.of_image, "POOLED": int(self.pooled)}
         return stages if parts == HALVES else {**stages, **tiles}
 
-    def _multiply(self, parts: int, rest: Mapping[str, int] | None = None) -> CudaKernel:
+    def _multiply(self, parts: int, rest: Mapping[str, int] | None = None) -> LegacyKernel:
         name = "conv_halves" if parts == HALVES else "conv_planes"
         macros = {**self._macros(parts), **(rest or {})}
         blocks = min(self.tiles(parts), CHIP.multiprocessors)
@@ -250,8 +250,8 @@ class PlaneConvolution:
         blocks: int | tuple[int, int] = 0,
         threads: int = 0,
         shared: int = 0,
-        then: CudaKernel | None = None,
-    ) -> CudaKernel:
+        then: LegacyKernel | None = None,
+    ) -> LegacyKernel:
         definitions = {
             **self.positions.definitions,
             "CHANNELS": self.channels,
@@ -259,7 +259,7 @@ class PlaneConvolution:
             "TURNED": int(self.turned),
             **macros,
         }
-        return CudaKernel(
+        return LegacyKernel(
             file,
             name,
             lambda *_, **__: self.positions.images[:1],

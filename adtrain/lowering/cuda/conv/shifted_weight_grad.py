@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from adtrain.core.chip import CHIP
-from adtrain.core.kernel import CudaKernel, no_bytes
+from adtrain.core.kernel import LegacyKernel, no_bytes
 from adtrain.lowering.cuda.conv.padded_index import Positions
 from adtrain.lowering.cuda.conv.shifted import FILTERS, PASSING, PIECES, PRODUCTS, SHARED, START, TILE_END
 
@@ -111,11 +111,11 @@ class PlaneWeightGrad:
         plain = not self.pooled or self.positions.dilation == (1, 1)
         return self.positions.suits() and self.positions.kernel == (3, 3) and plain and self.step > 0
 
-    def kernel(self) -> CudaKernel:
+    def kernel(self) -> LegacyKernel:
         """The launches: the products of each part, and their sum."""
         return self.in_parts(self.splits)
 
-    def in_parts(self, splits: int, rest: bool = False) -> CudaKernel:
+    def in_parts(self, splits: int, rest: bool = False) -> LegacyKernel:
         """The same of so many parts.
 
         Args:
@@ -135,7 +135,7 @@ class PlaneWeightGrad:
         }
         filters = self.positions.outputs[1] if self.bias else 0
         name = "conv_pooled_weight_grad" if self.pooled else "conv_planes_weight_grad"
-        whole = CudaKernel(
+        whole = LegacyKernel(
             f"{name}.cu",
             name,
             lambda *_, **__: (self.positions.images[0], splits),

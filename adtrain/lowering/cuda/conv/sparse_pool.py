@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, replace
 
 from adtrain.core.chip import CHIP
-from adtrain.core.kernel import CudaKernel, no_bytes
+from adtrain.core.kernel import LegacyKernel, no_bytes
 from adtrain.lowering.cuda.conv.padded_index import Positions
 from adtrain.lowering.cuda.conv.shifted import GROUP, IMAGE_STAGES, MOST_STAGES, PIECES, SHARED, START, WORD
 
@@ -93,7 +93,7 @@ class PooledInputGrad:
         """Whether the kernels are right for it, on the GPU at hand."""
         return self.positions.suits() and self.turned.dilation == (1, 1) and self._stages >= LEAST_STAGES
 
-    def kernel(self) -> CudaKernel:
+    def kernel(self) -> LegacyKernel:
         """The launches: weights to pieces, then the products."""
         words = self._blocks * self._chunks * self._matrices * self._words
         weights = PIECES * self._words * WORD
@@ -104,7 +104,7 @@ class PooledInputGrad:
             "WIDE_C": self._wide,
             "TURNED": 1,
         }
-        multiply = CudaKernel(
+        multiply = LegacyKernel(
             "conv/sparse_pool_input_grad.cu",
             "conv_pooled_input_grad",
             lambda *_, **__: self.turned.images[:1],

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from adtrain.core.chip import CHIP
-from adtrain.core.kernel import CudaKernel, no_bytes
+from adtrain.core.kernel import LegacyKernel, no_bytes
 from adtrain.lowering.cuda.gemm.split_k import sum_splits
 
 PIECES, GROUP, WORD = 3, 8, 16
@@ -121,7 +121,7 @@ class PieceProduct:
             slots += 2 * words * GROUP * 4
         return stages + max(slots, ROWS * (self.cut.n + 4) * 4)
 
-    def kernel(self) -> CudaKernel:
+    def kernel(self) -> LegacyKernel:
         """The launch, and the one that adds up the parts."""
         batch, m, n, _ = self.lengths
         size = batch * m * n
@@ -132,7 +132,7 @@ class PieceProduct:
             "SPLIT": int(self.parts > 1),
             "ONCE": int(self.tiles * self.parts <= CHIP.multiprocessors),
         }
-        return CudaKernel(
+        return LegacyKernel(
             "gemm/gemm_bf16x3.cu",
             "gemm_pieces",
             lambda *_, **__: (*self.lengths, self.parts),

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from adtrain.core.chip import CHIP, Chip
-from adtrain.core.kernel import CudaKernel
+from adtrain.core.kernel import LegacyKernel
+from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.bf16x3 import Cut, PieceProduct
 from adtrain.lowering.cuda.gemm.cost_model import Engine, ranked
 from adtrain.lowering.cuda.gemm.packed import SlabProduct, Slabs
@@ -93,9 +94,9 @@ class Product:
         split = {} if self.direct else {"SPLIT": int(self.parts > 1)}
         return {**self.tile.definitions(), **flags, **wide, **split}
 
-    def kernel(self) -> CudaKernel:
+    def kernel(self) -> LegacyKernel:
         """The launch of the product alone."""
-        whole = CudaKernel(
+        whole = LegacyKernel(
             "gemm/small_gemm.cu" if self.direct else "gemm/gemm.cu",
             "gemm_direct" if self.direct else "gemm_tiled",
             lambda *_, **__: self.lengths if self.direct else (*self.lengths, self.parts),
@@ -139,13 +140,16 @@ def engines(
     return [engine(*choice) for choice in found[:MOST]]
 
 
-def products(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = "full") -> Sequence[Product]:
+def products(
+    target: Target, a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = "full"
+) -> Sequence[Product]:
     """Those of `engines` that one kernel computes, which may stand in a kernel with others."""
+    CHIP.multiprocessors, CHIP.capability = target.multiprocessors, target.capability
     found = engines(a, b, transpose_a, transpose_b, precision)
     return [product for product in found if isinstance(product, Product)]
 
 
-def GEMM(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = "full") -> Sequence[CudaKernel]:
+def GEMM(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = "full") -> Sequence[LegacyKernel]:
     """The candidates: a matrix by a vector has one of its own, before those of `engines`."""
     exact = precision == "full" or a.dtype.itemsize == 8
     _, m, n, _ = _lengths(a, b, transpose_a, transpose_b)
@@ -153,7 +157,7 @@ def GEMM(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = 
     return [*vector, *(product.kernel() for product in engines(a, b, transpose_a, transpose_b, precision))]
 
 
-def _vector(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> CudaKernel:
+def _vector(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> LegacyKernel:
     batch, m, n, k = _lengths(a, b, transpose_a, transpose_b)
     matrix_b = n != 1
     length = n if matrix_b else m
@@ -161,7 +165,7 @@ def _vector(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> CudaKernel:
     wide = math.gcd(16 // a.dtype.itemsize, length if columns else k)
     threads = VECTOR_THREADS[columns]
     each = 8 * wide if columns else threads // 32  # elements of the result that a block computes
-    return CudaKernel(
+    return LegacyKernel(
         "gemm/gemv.cu",
         "gemv",
         lambda *_, **__: (batch, length, k),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from adtrain.core.chip import CHIP
-from adtrain.core.kernel import CudaKernel
+from adtrain.core.kernel import LegacyKernel
 from adtrain.lowering.cuda.gemm.tiles import TILES, Tile, Unit
 
 CAPABILITY = (9, 0)
@@ -159,7 +159,7 @@ class SlabProduct:
         batch, m, n, _ = self.lengths
         return batch * -(-max(m, n) // LINES)
 
-    def kernel(self) -> CudaKernel:
+    def kernel(self) -> LegacyKernel:
         """The launches: operands to slabs, of HALVES once they are known; products; of HALVES what is left."""
         _, m, n, k = self.lengths
         turned = dict(zip(("TRANSPOSE_A", "TRANSPOSE_B"), map(int, self.transposed), strict=True))
@@ -193,9 +193,9 @@ class SlabProduct:
         threads: int,
         macros: Mapping[str, int],
         shared: int = 0,
-        then: CudaKernel | None = None,
-    ) -> CudaKernel:
-        return CudaKernel(
+        then: LegacyKernel | None = None,
+    ) -> LegacyKernel:
+        return LegacyKernel(
             file,
             name,
             lambda *_, **__: self.lengths,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adtrain.core.kernel import CudaKernel
+from adtrain.core.kernel import LegacyKernel
 
 THREADS = 256
 """Of a block."""
@@ -10,10 +10,10 @@ TEAMS, FEW, MANY = 8, 1 << 16, 16
 """Threads that share an element of at most FEW, with MANY parts or more."""
 
 
-def sum_splits(size: int, m: int, n: int, parts: int) -> CudaKernel:
+def sum_splits(size: int, m: int, n: int, parts: int) -> LegacyKernel:
     """The sum of ``parts`` of ``size`` elements, those of matrices of m x n."""
     teams = TEAMS if size <= FEW and parts >= MANY else 1
-    return CudaKernel(
+    return LegacyKernel(
         "gemm/split_k_sum.cu",
         "sum_splits",
         lambda *_, **__: (size, m, n, parts),
