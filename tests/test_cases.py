@@ -21,15 +21,15 @@ MADE_BY_PASSES = {
     "conv2d_weight_grad_pooled_sum",
     "conv2d_weight_grad_sum",
     "max_pool2d_put_sum",
-    "block",
+    "one_block",
     "convolution",
     "gather",
-    "items",
+    "batchwise",
     "loops",
-    "pooled",
+    "conv_pool",
     "product",
-    "rows",
-    "together",
+    "row_fused",
+    "horizontal",
 }  # of which the tests of passes and of Programs take care
 EXEMPT = {"arange", "ones", "ones_like", "zeros", "zeros_like", "full", "matmul_precision", "rng_state"}
 

@@ -17,9 +17,9 @@ from adtrain.measure.timing import (
     WARMUP_RUNS,
     Timing,
     alternate,
-    in_a_row,
     measure,
     overhead_ms,
+    prefetch_batch,
     ratio,
 )
 
@@ -72,7 +72,7 @@ def test_short_work_is_repeated_until_a_sample_is_long_enough_for_the_clock() ->
     found = measure(machine.work, clock=machine.clock)
     assert found.repeats * 1e-6 * 1e3 >= MIN_SAMPLE_MS
     assert found.repeats * 1e-6 * 1e3 < 10 * MIN_SAMPLE_MS
-    work = {"": in_a_row(machine.work)}
+    work = {"": prefetch_batch(machine.work)}
     assert alternate(work, clock=machine.clock, min_sample_ms=1e-3)[""].repeats < 10
 
 

@@ -19,7 +19,7 @@ from adtrain.core.staging import stage
 from adtrain.measure.bench_sizes import Bench
 from adtrain.measure.profile import rate
 from adtrain.measure.roofline import Roofline
-from adtrain.measure.timing import Timing, alternate, in_a_row
+from adtrain.measure.timing import Timing, alternate, prefetch_batch
 from adtrain.passes import fuse, merge_common_subexpressions, remove_dead_code, simplify_reshapes
 
 PASSES = (simplify_reshapes, merge_common_subexpressions, remove_dead_code, fuse)
@@ -74,7 +74,7 @@ def rows(each: Bench, n: int, dtype: str = "float32", device: str = "cpu") -> li
     for work in works.values():
         if not all(np.isfinite(x).all() for x in work.results() if x.dtype.kind == "f"):
             raise ValueError(f"bench: {each.op} {size} gives numbers that are not finite")
-    turns = {phase: in_a_row(work.run) for phase, work in works.items()}
+    turns = {phase: prefetch_batch(work.run) for phase, work in works.items()}
     timings = alternate(turns, clock=clock.now, min_sample_ms=MIN_SAMPLE_MS)
     return [
         BenchRow(each.op, each.variant, n, size, phase, dtype, timings[phase], cost(work.program), work.kernels)

@@ -101,10 +101,10 @@ class Timing:
 
 def measure(work: Callable[[], object], finish: Callable[[], object] = int, clock: Clock = perf_counter) -> Timing:
     """`alternate` for one work alone, which is run once a call."""
-    return alternate({"": in_a_row(work)}, finish, clock)[""]
+    return alternate({"": prefetch_batch(work)}, finish, clock)[""]
 
 
-def in_a_row(work: Callable[[], object]) -> Work:
+def prefetch_batch(work: Callable[[], object]) -> Work:
     """What is run once a call, as work for `alternate`."""
 
     def repeated(times: int) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from adtrain.core.kernel import legacy
 from adtrain.core.primitive import Primitive
 from adtrain.core.registry import register
+from adtrain.core.rewrites import WITH_BIAS_GRADIENT
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda import pool as pool_cuda
 from adtrain.lowering.cuda.conv import conv as conv_cuda
@@ -80,3 +81,7 @@ max_pool2d_put_sum_p = Primitive(
 )
 register("max_pool2d_put_sum", "cuda", legacy(pool_cuda.put_sum))
 """(ct, where; windows, shape): max_pool2d_put(ct, where, ...), and the sum of ct for each channel."""
+
+WITH_BIAS_GRADIENT[weight_grad_p] = (1, conv2d_weight_grad_sum_p)
+WITH_BIAS_GRADIENT[conv2d_weight_grad_pooled_p] = (1, conv2d_weight_grad_pooled_sum_p)
+WITH_BIAS_GRADIENT[max_pool2d_put_p] = (0, max_pool2d_put_sum_p)

@@ -17,7 +17,7 @@ import numpy as np
 from adtrain.core.array import Value, array
 from adtrain.core.errors import ShapeError
 from adtrain.core.kernel import CKernel, legacy
-from adtrain.core.primitive import Primitive, no_flops
+from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.registry import register
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape
@@ -48,6 +48,7 @@ reshape_p: Primitive = Primitive(
     [lambda out, x, shape: partial(bind, reshape_p, shape=x.shape)],
     no_flops,
     view=True,
+    traits=(Trait.RESHAPE,),
 )
 
 
@@ -80,6 +81,10 @@ sum_p: Primitive = Primitive(
     lambda x, axes: np.sum(x, axis=axes, dtype=summed(x.dtype)),
     [lambda out, x, axes: partial(spread, shape=x.shape, axes=axes)],
     lambda x, axes: x.size,
+    traits=(
+        Trait.REDUCTION,
+        Trait.ALONG_AXIS,
+    ),
 )
 register("sum", "cpu", _SUM_KERNELS)
 register("sum", "cuda", legacy(reductions_cuda.reduction(reductions_cuda.SUM, _sum_dtypes)))
@@ -104,6 +109,7 @@ broadcast_to_p: Primitive = Primitive(
     [lambda out, x, shape: partial(sum_to, shape=x.shape)],
     no_flops,
     view=True,
+    traits=(Trait.BROADCAST,),
 )
 
 

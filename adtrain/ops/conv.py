@@ -15,7 +15,7 @@ from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.kernel import legacy
 from adtrain.core.precision import FULL, precision_of
-from adtrain.core.primitive import Primitive
+from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.registry import register
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
@@ -106,6 +106,7 @@ conv2d_p: Primitive = Primitive(
         ),
     ],
     lambda x, w, window, precision: _flops(_conv_shape(x, w, window).shape, w.shape),
+    traits=(Trait.CONVOLUTION,),
 )
 register("conv2d", "cpu", (FORWARD_WINOGRAD, FORWARD))
 register("conv2d", "cuda", legacy(conv_cuda.forward))
@@ -121,6 +122,7 @@ input_grad_p: Primitive = Primitive(
         ),
     ],
     lambda g, w, window, size, precision: _flops(g.shape, w.shape),
+    traits=(Trait.CONVOLUTION,),
 )
 register("conv2d_input_grad", "cpu", (INPUT_GRAD_WINOGRAD, INPUT_GRAD))
 register("conv2d_input_grad", "cuda", legacy(conv_cuda.input_grad))

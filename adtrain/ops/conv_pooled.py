@@ -13,8 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 from adtrain.core.kernel import CKernel, legacy
-from adtrain.core.primitive import Primitive
+from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.registry import register
+from adtrain.core.rewrites import POOLED_GRADIENT
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cpu.conv import (
     pooled_input_grad_prepared,
@@ -81,6 +82,7 @@ conv2d_input_grad_pooled_p = Primitive(
     _input_grad_shape,
     _input_grad_reference,
     flops=lambda g, where, w, **_: 2 * g.size * w.shape[1] * w.shape[2] * w.shape[3],
+    traits=(Trait.CONVOLUTION,),
 )
 register(
     "conv2d_input_grad_pooled",
@@ -127,3 +129,6 @@ register(
 register("conv2d_weight_grad_pooled", "cuda", legacy(conv_pooled_cuda.weight_grad_pooled))
 """(x, g, where; window, windows, shape, size, precision):
 conv2d_weight_grad(x, max_pool2d_put(g, where, windows, shape), ...)."""
+
+POOLED_GRADIENT[input_grad_p] = (0, conv2d_input_grad_pooled_p)
+POOLED_GRADIENT[weight_grad_p] = (1, conv2d_weight_grad_pooled_p)

@@ -11,7 +11,7 @@ import numpy as np
 from adtrain.core.array import Value
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.kernel import CKernel, legacy
-from adtrain.core.primitive import Primitive, no_flops
+from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.registry import register
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, dtype_of
@@ -94,6 +94,7 @@ take_p: Primitive = Primitive(
     [lambda out, x, indices, axis: partial(_scatter_add, indices=indices, axis=axis, length=x.shape[axis])],
     no_flops,
     reads=_gathered,
+    traits=(Trait.GATHER,),
 )
 register("take", "cpu", _kernels("take", _take_numbers, _take_items))
 register("take", "cuda", legacy(kernels_cuda.indexing("take", _take_numbers, along=3, rows=True)))
@@ -136,6 +137,7 @@ take_along_axis_p: Primitive = Primitive(
     [lambda out, x, indices, axis: partial(_scatter_along_axis, indices=indices, axis=axis, length=x.shape[axis])],
     no_flops,
     reads=lambda x, indices, axis: (indices.size, indices.size),
+    traits=(Trait.ALONG_AXIS,),
 )
 register(
     "take_along_axis",
@@ -161,6 +163,7 @@ scatter_along_axis_p: Primitive = Primitive(
     _scatter_along_reference,
     [lambda out, ct, indices, axis, length: lambda u: bind(take_along_axis_p, u, indices, axis=axis)],
     lambda ct, indices, axis, length: ct.size,
+    traits=(Trait.ALONG_AXIS,),
 )
 register(
     "scatter_along_axis",

@@ -11,7 +11,7 @@ from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.kernel import CKernel, legacy
 from adtrain.core.precision import FULL, precision_of
-from adtrain.core.primitive import Primitive
+from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.registry import register
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
@@ -77,6 +77,7 @@ matmul_p: Primitive = Primitive(
     _reference,
     [_vjp_a, _vjp_b],
     _flops,
+    traits=(Trait.MATMUL,),
 )
 register("matmul", "cpu", _GEMM)
 register("matmul", "cuda", legacy(GEMM))

@@ -12,7 +12,7 @@ from adtrain.core.array import Value, array
 from adtrain.core.errors import ShapeError
 from adtrain.core.kernel import CKernel, legacy
 from adtrain.core.precision import FULL, matmul_precision
-from adtrain.core.primitive import Primitive
+from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.registry import register
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape
@@ -144,6 +144,7 @@ max_pool2d_p: Primitive = Primitive(
     _max_reference,
     [_max_vjp],
     lambda x, windows: _max_shape(x, windows)[0].size * windows.kernel[0] * windows.kernel[1],
+    traits=(Trait.MAX_POOL,),
 )
 register("max_pool2d", "cpu", _kernel("max_pool2d", _pooled_numbers))
 register("max_pool2d", "cuda", legacy(pool_cuda.kernel("max_pool2d", _pooled_shapes)))
@@ -153,6 +154,7 @@ max_pool2d_put_p: Primitive = Primitive(
     _put_reference,
     [lambda out, ct, where, windows, shape: lambda u: bind(max_pool2d_pick_p, u, where, windows=windows)],
     lambda ct, where, windows, shape: ct.size,
+    traits=(Trait.MAX_POOL_GRAD,),
 )
 register(
     "max_pool2d_put",

@@ -11,7 +11,7 @@ import numpy as np
 from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.kernel import first_dtype, legacy
-from adtrain.core.primitive import Primitive
+from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.registry import register
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
@@ -59,7 +59,17 @@ def _extreme(name: str, cpu: Callable[..., Any], operation: int) -> Primitive:
     register(name, "cpu", both_forms(f"{name}.c", name, reduction, kept, scratch=lambda x, axes: REDUCTION_SCRATCH))
     register(name, "cuda", legacy(reductions_cuda.reduction(operation, first_dtype)))
     reference = lambda x, axes: cpu(x, axis=axes)  # noqa: E731
-    return Primitive(name, _dropped(name), reference, [_extreme_vjp], lambda x, axes: x.size)
+    return Primitive(
+        name,
+        _dropped(name),
+        reference,
+        [_extreme_vjp],
+        lambda x, axes: x.size,
+        traits=(
+            Trait.REDUCTION,
+            Trait.ALONG_AXIS,
+        ),
+    )
 
 
 max_p: Primitive = _extreme("max", np.max, reductions_cuda.MAX)
@@ -86,6 +96,7 @@ argmax_p: Primitive = Primitive(
     _argmax_shape,
     lambda x, axis: np.argmax(x, axis=axis),
     flops=lambda x, axis: x.size,
+    traits=(Trait.ALONG_AXIS,),
 )
 register("argmax", "cpu", both_forms("argmax.c", "argmax", lambda x, axis: around(x.shape, axis), beside))
 register(

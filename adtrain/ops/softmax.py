@@ -9,7 +9,7 @@ import numpy as np
 from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.kernel import legacy
-from adtrain.core.primitive import Primitive
+from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.registry import register
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
@@ -51,6 +51,7 @@ softmax_p: Primitive = Primitive(
     _softmax_reference,
     [lambda out, x, axis: lambda ct: out * (ct - sum(ct * out, axis, keepdims=True))],
     _flops,
+    traits=(Trait.ALONG_AXIS,),
 )
 register("softmax", "cpu", both_forms("softmax.c", "softmax", _numbers(False), beside))
 register("softmax", "cuda", legacy(kernels_cuda.softmax(logarithm=False)))
@@ -60,6 +61,7 @@ log_softmax_p: Primitive = Primitive(
     _log_softmax_reference,
     [lambda out, x, axis: lambda ct: ct - exp(out) * sum(ct, axis, keepdims=True)],
     _flops,
+    traits=(Trait.ALONG_AXIS,),
 )
 register("log_softmax", "cpu", both_forms("softmax.c", "softmax", _numbers(True), beside))
 register("log_softmax", "cuda", legacy(kernels_cuda.softmax(logarithm=True)))

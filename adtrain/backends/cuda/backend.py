@@ -97,8 +97,8 @@ class CudaBackend:
     def memory(self, program: Program) -> Memory:
         self.tuner.tune(program.equations)
         layout = Layout(program, self.lowering)
-        beside = layout.beside_bytes
-        return Memory(layout.arena_bytes + beside, layout.separate_bytes + beside, 0)
+        extra = layout.extra_bytes
+        return Memory(layout.arena_bytes + extra, layout.separate_bytes + extra, 0)
 
     def available(self) -> int:
         return self.device.available()

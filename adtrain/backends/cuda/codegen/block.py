@@ -12,12 +12,11 @@ from typing import NamedTuple, TypeAlias
 from adtrain.backends.cuda.codegen.block_forms import Step, form_of, is_checked
 from adtrain.backends.cuda.codegen.part import Part, aligned, divided, indented
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import body_of
-from adtrain.core.primitive import PRIMITIVES
+from adtrain.core.fused import body_of, renamed
+from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.lowering.cpu.shapes import contiguous
 from adtrain.passes.arena import Arena
-from adtrain.passes.fuse_blocks import renamed
 from adtrain.passes.plan_memory import nbytes
 
 WARP = 32
@@ -84,8 +83,8 @@ def part_of(body: Program, names: dict[Variable, str], threads: int) -> Part:
 def _with_results(body: Program, names: dict[Variable, str], threads: int) -> tuple[Program, dict[Variable, str]]:
     """The body and the pointers, where small results that are read again are handed on in shared memory, and stored
     from there: device memory is further away."""
-    read = {v for e in body.equations if e.primitive.name != "reshape" for v in e.inputs}
-    made = {v for e in body.equations if e.primitive.name != "reshape" for v in e.outputs}
+    read = {v for e in body.equations if not e.has(Trait.RESHAPE) for v in e.inputs}
+    made = {v for e in body.equations if not e.has(Trait.RESHAPE) for v in e.outputs}
     handed = {v: Variable(v.type, v.device) for v in body.outputs if v in read & made and v.size <= threads}
     equations = []
     for e in body.equations:
@@ -94,7 +93,7 @@ def _with_results(body: Program, names: dict[Variable, str], threads: int) -> tu
             equations.append(Equation(PRIMITIVES["broadcast_to"], (handed[v],), {"shape": v.type.shape}, (v,)))
     names = names | {w: f"h{i}" for i, w in enumerate(handed.values())}
     for e in equations:
-        if e.primitive.name == "reshape":
+        if e.has(Trait.RESHAPE):
             names[e.outputs[0]] = names[e.inputs[0]]
     return replace(body, equations=tuple(equations)), names
 
@@ -106,7 +105,7 @@ def _with_copies(
     shared memory: so they arrive while the first equations run."""
     first: dict[Variable, int] = {}
     for e, begin, _ in _timed(body, names, threads):
-        if e.primitive.name != "reshape":
+        if not e.has(Trait.RESHAPE):
             first |= {v: min(begin, first.get(v, begin)) for v in e.inputs}
     late = [v for v in body.inputs if first.get(v, 0) > 0 and _can_copy(v, v.size, threads)]
     copies = {v: Variable(v.type, v.device) for v in late}
@@ -148,7 +147,7 @@ def names_of(body: Program) -> dict[Variable, str]:
     names = {v: f"x{i}" for i, v in enumerate(body.inputs)} | {v: f"y{i}" for i, v in enumerate(body.outputs)}
     for e in body.equations:
         for v in e.outputs:
-            if e.primitive.name == "reshape":
+            if e.has(Trait.RESHAPE):
                 names[v] = names[e.inputs[0]]
             else:
                 names.setdefault(v, f"s{len(names)}")
@@ -161,7 +160,7 @@ def _timed(body: Program, names: dict[Variable, str], threads: int) -> list[_Tim
     found = []
     for e in body.equations:
         begin = max((ready[v] for v in e.inputs), default=0)
-        steps = () if e.primitive.name == "reshape" else form_of(e)(e, names, threads)
+        steps = () if e.has(Trait.RESHAPE) else form_of(e)(e, names, threads)
         found.append(_Timed(e, begin, steps))
         ready |= dict.fromkeys(e.outputs, found[-1].end)
     return found
@@ -178,7 +177,7 @@ def _memory(body: Program, timed: Sequence[_Timed]) -> tuple[Places, int, int]:
         end = begin + len(steps) - 1
         until |= {root.get(v, v): max(until.get(root.get(v, v), 0), end) for v in e.inputs}
         wanted += [(i, step.partial, begin + k, begin + k + 1) for k, step in enumerate(steps) if step.partial]
-        if e.primitive.name == "reshape":
+        if e.has(Trait.RESHAPE):
             root[e.outputs[0]] = root.get(e.inputs[0], e.inputs[0])
         else:
             made |= {v: end for v in e.outputs if v not in body.outputs}

@@ -11,11 +11,12 @@ from adtrain.backends.cuda.codegen.part import divided, indented
 from adtrain.codegen.elementwise import axes_of, statements
 from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import body_of, loops_p
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable
 from adtrain.core.types import Shape
 from adtrain.lowering.cpu.shapes import around, contiguous
-from adtrain.passes.fuse_blocks import BY_INDEX
 from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_one_block import BY_INDEX
 
 WARP = 32
 SHORTEST = 32
@@ -256,7 +257,7 @@ def form_of(equation: Equation) -> Form:
     """How one thread block computes it."""
     if equation.primitive is loops_p or elementwise(equation):
         return _elementwise
-    return _matmul if equation.primitive.name == "matmul" else FORMS[equation.primitive.name]
+    return _matmul if equation.has(Trait.MATMUL) else FORMS[equation.primitive.name]
 
 
 def is_checked(equation: Equation) -> bool:

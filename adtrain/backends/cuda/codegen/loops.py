@@ -14,6 +14,7 @@ from adtrain.backends.cuda.compiler import Source
 from adtrain.codegen.elementwise import Axis, axes_of, statements
 from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.fused import body_of
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 
 WIDEST = 16
@@ -81,7 +82,7 @@ def flat(body: Program) -> Program:
 
 def of_body(body: Program) -> Loops:
     """The statements of elementwise equations, of `take` of rows that they read, and of a row with their indices."""
-    takes = {e.outputs[0]: e for e in body.equations if e.primitive.name == "take"}
+    takes = {e.outputs[0]: e for e in body.equations if e.has(Trait.GATHER)}
     inner = tuple(e for e in body.equations if e.outputs[0] not in takes)
     made = {v for e in inner for v in e.outputs}
     read = tuple(dict.fromkeys(v for e in inner for v in e.inputs if v not in made))

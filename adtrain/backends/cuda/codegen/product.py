@@ -9,7 +9,7 @@ from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import divided, indented
 from adtrain.codegen.elementwise import statements, strides
 from adtrain.codegen.expressions import c_type, pointer
-from adtrain.core.fused import body_of, convolution_p, pooled_p
+from adtrain.core.fused import body_of, conv_pool_p, convolution_p
 from adtrain.core.program import Equation, Program, Variable
 
 MAXIMUM = (
@@ -45,7 +45,7 @@ def epilogue(equation: Equation, name: str = "Epilogue") -> Epilogue:
     body = flat(body_of(equation))
     product, *others = body.equations
     (c,) = product.outputs
-    pooled = equation.primitive is pooled_p
+    pooled = equation.primitive is conv_pool_p
     results = others.pop().inputs if pooled else body.outputs
     made = {v for e in others for v in e.outputs}
     inputs = tuple(dict.fromkeys(v for e in others for v in e.inputs if v not in made and v is not c))

@@ -12,6 +12,7 @@ from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
 from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import product_p
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.matmul import Product
@@ -57,7 +58,7 @@ def _alike(choices: Mapping[Equation, Sequence[Product]]) -> dict[Equation, Prod
 
 
 def _is_product(equation: Equation) -> bool:
-    return equation.primitive is product_p or equation.primitive.name == "matmul"
+    return equation.primitive is product_p or equation.has(Trait.MATMUL)
 
 
 def _depth(equation: Equation) -> int:

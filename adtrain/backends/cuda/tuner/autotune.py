@@ -17,7 +17,7 @@ from adtrain.backends.cuda.tuner import cache as tuning_cache
 from adtrain.backends.cuda.tuner.race import Trial, compete, described
 from adtrain.cache import digest
 from adtrain.core.errors import OutOfMemory
-from adtrain.core.fused import FUSED, pooled_p
+from adtrain.core.fused import FUSED, conv_pool_p
 from adtrain.core.program import Equation
 
 PATIENCE = 1.0
@@ -159,7 +159,7 @@ def contests(lowering: Lowering, equations: Iterable[Equation]) -> Iterator[Cont
 def singles(equations: Iterable[Equation]) -> Iterator[Equation]:
     """The equations, with the members of fused ones in their place, but of those that have a kernel of their own."""
     for equation in equations:
-        if equation.primitive in FUSED - {pooled_p}:
+        if equation.primitive in FUSED - {conv_pool_p}:
             yield from singles(equation.params["body"].equations)
         else:
             yield equation

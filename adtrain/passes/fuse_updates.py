@@ -1,16 +1,16 @@
-"""Update fusion: the optimizer's update of many parameters as one equation."""
+"""Update fusion on the CPU: the optimizer's updates of many small parameters as one equation."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from adtrain.core.fused import fuse, loops_p, together_p
+from adtrain.core.fused import fuse, horizontal_p, loops_p
 from adtrain.core.program import Equation, Program
 from adtrain.passes.groups import Groups
 
 
-def merge_updates(program: Program) -> Program:
-    """One `together` equation for loops of the update that do not depend on one another, whatever their shapes."""
+def fuse_updates(program: Program) -> Program:
+    """One `horizontal` equation for the independent elementwise equations of the update, whatever their shapes."""
     groups = Groups(program)
     first: int | None = None
     for i, e in enumerate(program.equations):
@@ -20,7 +20,7 @@ def merge_updates(program: Program) -> Program:
             first = i
         elif groups.can_merge(groups.of[first], i) and not _depend(groups, groups.of[first], i):
             groups.merge(groups.of[first], i)
-    return groups.rewritten(partial(fuse, together_p))
+    return groups.rewritten(partial(fuse, horizontal_p))
 
 
 def _is_update(equation: Equation) -> bool:
