@@ -22,6 +22,7 @@ from adtrain.passes.fuse_elementwise import is_loops
 NO_KERNEL = (DeviceError, IndexError)
 """Raised where an equation has no kernel on the target: IndexError for products in a launch with others."""
 
+NOT_COMPILED = compiler.CudaCompilerError
 Source = compiler.Source
 
 
@@ -128,10 +129,27 @@ def machine_code(source: Source, capability: tuple[int, int]) -> bytes:
     return compiler.cubin(source, compiler.architecture(capability))
 
 
+def headers() -> Sequence[tuple[str, str]]:
+    """Name and text of each header that sources may include."""
+    return compiler._headers()
+
+
+def compiled_with(headers: Sequence[tuple[str, str]], source: Source, capability: tuple[int, int]) -> bytes:
+    """The cubin of a source with other headers than the package's; not cached.
+
+    Raises:
+        CudaCompilerError: NVRTC refuses it.
+    """
+    own = compiler._headers
+    try:
+        compiler._headers = lambda: tuple(headers)  # type: ignore[assignment]
+        return compiler.compile_source(source, compiler.architecture(capability)).cubin
+    finally:
+        compiler._headers = own
+
+
 def _candidate(equation: Equation, kernel: tasks.Candidate) -> Candidate:
-    return Candidate(
-        tasks.label(kernel, equation), tasks.scratch(equation, kernel), list(_launches(equation, kernel))
-    )
+    return Candidate(tasks.label(kernel, equation), tasks.scratch(equation, kernel), list(_launches(equation, kernel)))
 
 
 def _launches(equation: Equation, kernel: tasks.Candidate | None) -> Iterator[Launch]:

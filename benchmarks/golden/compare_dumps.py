@@ -7,8 +7,8 @@ of Programs, and to source text. Comments, #line and white space in sources are 
 identifiers only, lines for the rename map are suggested.
 
 Equations are compared by Program, capability and place. Families: program (which ones there are), text (of the
-Program), memory, error, equation (how many), candidates (how many), chosen, label, scratch, launches (how many), kernel,
-file, definitions, options, operands, numbers, work, flags, generated (source text), kernel files.
+Program), memory, error, equation (how many), candidates (how many), chosen, label, scratch, launches (how many),
+kernel, file, definitions, options, operands, numbers, work, flags, generated (source text), kernel files.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Renames:
 
 
 def tokens(text: str) -> list[str]:
-    """The tokens of C++ text without comments and #line; a line each preprocessor directive begins and ends with \\n."""
+    """The tokens of C++ text without comments and #line. Preprocessor directives stand between \\n."""
     text = COMMENT.sub(lambda match: match[0] if match[0].startswith('"') else " ", text)
     found: list[str] = []
     for line in text.replace("\\\n", " ").splitlines():

@@ -213,8 +213,8 @@ def copies(draw: random.Random) -> Program:
 
 
 RANDOM: dict[Callable[[random.Random], Program], int] = {
-    matmul: 90, large_matmul: 30, conv2d: 90, plain_conv2d: 40, softmax: 30, reduction: 40, argmax: 10, norm: 30, cumsum: 15, take: 20,
-    take_along_axis: 15, pooling: 20, copies: 25,
+    matmul: 90, large_matmul: 30, conv2d: 90, plain_conv2d: 40, softmax: 30, reduction: 40, argmax: 10, norm: 30,
+    cumsum: 15, take: 20, take_along_axis: 15, pooling: 20, copies: 25,
 }  # fmt: skip
 
 
