@@ -11,12 +11,15 @@ from typing import Any
 
 from adtrain import passes
 from adtrain.assets import asset_path
-from adtrain.backends.cuda import compiler, tasks
-from adtrain.backends.cuda.layout import Layout
-from adtrain.core.chip import CHIP
+from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda.lower import Candidate as Kernel
+from adtrain.backends.cuda.lower import LaunchPlan, Lowering
+from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.core.errors import DeviceError
-from adtrain.core.fused import block_p, rows_p, together_p
+from adtrain.core.fused import horizontal_p, one_block_p, row_fused_p
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program
+from adtrain.core.target import H200, Target
 from adtrain.passes.fuse_elementwise import is_loops
 
 NO_KERNEL = (DeviceError, IndexError)
@@ -62,31 +65,38 @@ class Candidate:
     launches: Sequence[Launch]
 
 
+SHARED = {(7, 5): 64 << 10, (8, 0): 163 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10}
+"""Bytes of shared memory of a block, by compute capability; 99 KiB for others (CUDA C++ Programming Guide)."""
+
+lowering = Lowering(H200)
+
+
 def set_target(capability: tuple[int, int], multiprocessors: int) -> None:
     """Choose the GPU that everything below is for."""
-    CHIP.capability, CHIP.multiprocessors = capability, multiprocessors
+    global lowering
+    lowering = Lowering(Target(capability, multiprocessors, SHARED.get(capability, 99 << 10)))
     compiler.file_source.cache_clear()
 
 
 def fused(program: Program) -> Program:
     """The Program after all passes for a GPU."""
-    for improve in (*passes.SIMPLIFY, *passes.FUSE_GPU):
+    for improve in (*passes.SIMPLIFY, *passes.gpu_fusions(lowering.target)):
         program = improve(program)
     return program
 
 
 def equations(program: Program) -> list[Equation]:
     """The distinct equations of repeated runs, in order."""
-    return list(dict.fromkeys(step.equation for steps, _ in Layout(program).runs(2) for step in steps))
+    return list(dict.fromkeys(step.equation for steps, _ in Layout(program, lowering).runs(2) for step in steps))
 
 
 def memory(program: Program) -> Mapping[str, Any]:
     """Where the Program's arrays and scratch lie."""
-    layout = Layout(program)
+    layout = Layout(program, lowering)
     return {
         "arena_bytes": layout.arena_bytes,
         "separate_bytes": layout.separate_bytes,
-        "beside_bytes": layout.beside_bytes,
+        "extra_bytes": layout.extra_bytes,
         "repeats": layout.repeats,
         "overwritten": sorted(layout.overwritten),
         "results": [[place.where, place.at] for place in layout.results],
@@ -100,10 +110,10 @@ def memory(program: Program) -> Mapping[str, Any]:
 
 def candidates(equation: Equation) -> list[Candidate]:
     """All ways to compute the equation, in order; one without a label where there is no choice."""
-    no_choice = is_loops(equation) or equation.primitive in (block_p, rows_p, together_p)
-    if no_choice or equation.primitive.name == "reshape":
-        return [Candidate("", tasks.scratch(equation), list(_launches(equation, None)))]
-    return [_candidate(equation, kernel) for kernel in tasks.candidates(equation)]
+    no_choice = is_loops(equation) or equation.primitive in (one_block_p, row_fused_p, horizontal_p)
+    if no_choice or equation.has(Trait.RESHAPE):
+        return [Candidate("", lowering.scratch(equation), list(_launches(equation, None)))]
+    return [_candidate(equation, kernel) for kernel in lowering.candidates(equation)]
 
 
 def chosen(equation: Equation) -> Candidate:
@@ -115,7 +125,7 @@ def chosen(equation: Equation) -> Candidate:
     found = candidates(equation)
     if found and not found[0].label:
         return found[0]
-    return _candidate(equation, tasks.chosen(equation))
+    return _candidate(equation, lowering.chosen(equation))
 
 
 def kernel_files() -> dict[str, str]:
@@ -148,13 +158,13 @@ def compiled_with(headers: Sequence[tuple[str, str]], source: Source, capability
         compiler._headers = own
 
 
-def _candidate(equation: Equation, kernel: tasks.Candidate) -> Candidate:
-    return Candidate(tasks.label(kernel, equation), tasks.scratch(equation, kernel), list(_launches(equation, kernel)))
+def _candidate(equation: Equation, kernel: Kernel) -> Candidate:
+    return Candidate(kernel.label, lowering.scratch(equation, kernel), list(_launches(equation, kernel)))
 
 
-def _launches(equation: Equation, kernel: tasks.Candidate | None) -> Iterator[Launch]:
-    for task in tasks.tasks(equation, kernel):
-        assert isinstance(task, tasks.Task)
+def _launches(equation: Equation, kernel: Kernel | None) -> Iterator[Launch]:
+    for task in lowering.launches(equation, kernel):
+        assert isinstance(task, LaunchPlan)
         source = task.source
         generated, _, own = source.text.partition(f'#line 1 "{source.name}"\n')
         macros = [option[2:].partition("=") for option in source.options if option.startswith("-D")]

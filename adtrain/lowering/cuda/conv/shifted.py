@@ -240,7 +240,8 @@ class PlaneConvolution:
         name = "conv_halves" if parts == HALVES else "conv_planes"
         macros = {**self._macros(parts), **(rest or {})}
         blocks = min(self.tiles(parts), CHIP.multiprocessors)
-        return self._step(f"{name}.cu", name, macros, blocks, THREADS, self.shared(parts))
+        file = "conv/shifted_fp16x2.cu" if parts == HALVES else "conv/shifted_bf16x3.cu"
+        return self._step(file, name, macros, blocks, THREADS, self.shared(parts))
 
     def _step(
         self,

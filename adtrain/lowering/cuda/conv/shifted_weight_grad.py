@@ -136,7 +136,7 @@ class PlaneWeightGrad:
         filters = self.positions.outputs[1] if self.bias else 0
         name = "conv_pooled_weight_grad" if self.pooled else "conv_planes_weight_grad"
         whole = LegacyKernel(
-            f"{name}.cu",
+            "conv/sparse_pool_weight_grad.cu" if self.pooled else "conv/shifted_weight_grad_bf16x3.cu",
             name,
             lambda *_, **__: (self.positions.images[0], splits),
             blocks=lambda *_, **__: (self.blocks, splits),
