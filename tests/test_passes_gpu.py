@@ -10,7 +10,7 @@ from program_samples import ON_GPU, bodies, everywhere, for_gpu, names
 
 import adtrain as ad
 from adtrain import config, ops, passes
-from adtrain.backends.cuda.codegen.block_forms import FORMS
+from adtrain.backends.cuda.codegen.one_block_forms import FORMS
 from adtrain.core.fused import FUSED, label
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage

@@ -89,12 +89,12 @@ def launch_shapes() -> dict[str, Any]:
 def candidates() -> dict[str, Any]:
     """Microseconds of each candidate for a matrix product, the fastest first, with the one that is taken."""
     from adtrain.backends.cuda.lower import fastest
-    from adtrain.backends.cuda.tuner.autotune import contests
-    from adtrain.backends.cuda.tuner.race import distinct
+    from adtrain.backends.cuda.tuner.autotune import tuning_problems
+    from adtrain.backends.cuda.tuner.measure import distinct
 
     tuner = cast(Any, backend("gpu")).tuner
     args = [array(np.zeros((PRODUCT, PRODUCT), np.float32), device="gpu")] * 2
-    problems = list(contests(tuner.lowering, stage(ops.matmul).program(*args).equations))
+    problems = list(tuning_problems(tuner.lowering, stage(ops.matmul).program(*args).equations))
     ((contest, times),) = tuner.times(problems, measure=True)
     taken, ordered = fastest(contest.labels, times), sorted(times, key=times.__getitem__)
     rows = [

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
-from adtrain.backends.cuda.codegen.block import block, threads_for
+from adtrain.backends.cuda.codegen.horizontal import horizontal
 from adtrain.backends.cuda.codegen.loops import loops
+from adtrain.backends.cuda.codegen.one_block import one_block, threads_for
 from adtrain.backends.cuda.codegen.part import OPTIONS, Kernel, kernel
 from adtrain.backends.cuda.codegen.product import Epilogue, epilogue, matmul_of
-from adtrain.backends.cuda.codegen.rows import THREADS as ROW_THREADS
-from adtrain.backends.cuda.codegen.rows import rows
-from adtrain.backends.cuda.codegen.together import together
+from adtrain.backends.cuda.codegen.row_fused import THREADS as ROW_THREADS
+from adtrain.backends.cuda.codegen.row_fused import row_fused
 from adtrain.backends.cuda.compiler import Source, file_source
 from adtrain.backends.cuda.vendor import Library, LibraryCall, calls
 from adtrain.core.errors import DeviceError
@@ -164,11 +164,11 @@ class Lowering:
         """The generated kernel of an equation, if it has one."""
         if equation.primitive is one_block_p:
             threads = threads_for(equation)
-            return kernel("block", [block(equation, threads)], threads)
+            return kernel("one_block", [one_block(equation, threads)], threads)
         if equation.primitive is row_fused_p:
-            return kernel("rows", [rows(equation, self.target)], ROW_THREADS)
+            return kernel("row_fused", [row_fused(equation, self.target)], ROW_THREADS)
         if equation.primitive is horizontal_p:
-            return together(equation.params["body"].equations, self._inline_products, self.target)
+            return horizontal(equation.params["body"].equations, self._inline_products, self.target)
         return None
 
     def _inline_products(self, equation: Equation) -> list[Product]:

@@ -94,7 +94,7 @@ class CudaProgram:
         found = [
             task.source for e in equations for task in backend.lowering.launches(e) if isinstance(task, LaunchPlan)
         ]
-        for _ in compiler.side_by_side(dict.fromkeys(found), self.device.architecture):
+        for _ in compiler.compile_all(dict.fromkeys(found), self.device.architecture):
             pass
         self.works: dict[Equation, Runnable] = {}
         self.flagged: dict[Equation, int] = {}

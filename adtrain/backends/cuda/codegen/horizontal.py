@@ -1,4 +1,4 @@
-"""Launches of independent equations side by side, each with thread blocks of its own."""
+"""Horizontal fusion: independent equations in one kernel, each with thread blocks of its own."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from math import gcd, prod
 from typing import TypeAlias
 
-from adtrain.backends.cuda.codegen.block import block
 from adtrain.backends.cuda.codegen.loops import loops
+from adtrain.backends.cuda.codegen.one_block import one_block
 from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
 from adtrain.codegen.expressions import c_type
@@ -19,22 +19,22 @@ from adtrain.lowering.cuda.gemm.matmul import Product
 from adtrain.passes.fuse_elementwise import is_loops
 
 THREADS = 256
-"""Of a block where no member is a product, whose tile would say."""
+"""Threads of a block where no member is a product. A product's tile sets the number otherwise."""
 
-FEW, RESIDENT = 2, 3
-"""Blocks of small products for each multiprocessor, of which two run at once by themselves; three do where there are
-more than so many."""
+UNCROWDED, RESIDENT = 2, 3
+"""Up to UNCROWDED blocks of small GEMMs for each multiprocessor, no occupancy is asked for; with more blocks, registers
+are limited so that RESIDENT of them run at once."""
 
 Choice: TypeAlias = "Callable[[Equation], Sequence[Product]]"
-"""The engines for a matrix product whose k stays whole, the best first."""
+"""The GEMM functions for a matrix product without split-K, the best first."""
 
 
-def together(members: Sequence[Equation], choose: Choice, target: Target) -> Kernel:
-    """One kernel for members that do not depend on one another. The blocks of members that take longest come first."""
-    products = _alike({e: choose(e) for e in members if _is_product(e)})
+def horizontal(members: Sequence[Equation], choose: Choice, target: Target) -> Kernel:
+    """One kernel for independent members. The blocks of the members that take longest come first."""
+    products = _same_threads({e: choose(e) for e in members if _is_product(e)})
     threads = max((product.threads for product in products.values()), default=THREADS)
     parts = [
-        *(block(e, threads) for e in members if e not in products and not is_loops(e)),
+        *(one_block(e, threads) for e in members if e not in products and not is_loops(e)),
         *(
             _product(e, products[e], f"Epilogue{i}", threads, target)
             for i, e in enumerate(sorted(products, key=_depth, reverse=True))
@@ -42,18 +42,18 @@ def together(members: Sequence[Equation], choose: Choice, target: Target) -> Ker
         *(loops(e).part(threads, target.multiprocessors) for e in members if is_loops(e)),
     ]
     element = c_type(next(iter(products)).inputs[0].type.dtype) if products else ""
-    crowded = sum(part.blocks for part in parts) > FEW * target.multiprocessors
+    crowded = sum(part.blocks for part in parts) > UNCROWDED * target.multiprocessors
     small = bool(products) and all(product.direct for product in products.values())
-    return kernel("together", parts, threads, element, RESIDENT if small and crowded else 1)
+    return kernel("horizontal", parts, threads, element, RESIDENT if small and crowded else 1)
 
 
-def _alike(choices: Mapping[Equation, Sequence[Product]]) -> dict[Equation, Product]:
-    """An engine for each product: the best ones that have as many threads as the one for the largest product."""
+def _same_threads(choices: Mapping[Equation, Sequence[Product]]) -> dict[Equation, Product]:
+    """A GEMM function for each product: the best one with as many threads as that of the largest product."""
     if not choices:
         return {}
     largest = max(choices, key=lambda e: prod(choices[e][0].lengths))
-    everywhere = set.intersection(*({p.threads for p in found} for found in choices.values()))
-    threads = next((p.threads for p in choices[largest] if p.threads in everywhere), 0)
+    common = set.intersection(*({p.threads for p in found} for found in choices.values()))
+    threads = next((p.threads for p in choices[largest] if p.threads in common), 0)
     return {e: next((p for p in found if p.threads == threads), found[0]) for e, found in choices.items()}
 
 
@@ -62,7 +62,7 @@ def _is_product(equation: Equation) -> bool:
 
 
 def _depth(equation: Equation) -> int:
-    """The length of the sums in a product."""
+    """The length K of a product."""
     matmul = matmul_of(equation)
     return matmul.inputs[0].type.shape[-2 if matmul.params["transpose_a"] else -1]
 
@@ -83,7 +83,7 @@ def _product(equation: Equation, product: Product, name: str, threads: int, targ
             f"if (threadIdx.x < {product.threads})",
             f"    {product.call}(x0, x1, end, {lengths}, 1, block, 0);",
         ]
-    else:  # an engine's threads have many elements each; what the epilogue reads is read by all threads side by side
+    else:  # the tile goes through shared memory, so that all threads read the epilogue's inputs in vectors
         wide = gcd(16 // product.itemsize, n)
         lines = [
             end,

@@ -1,10 +1,10 @@
-"""Rows: a small Program whose rows are dealt to thread blocks, each of which takes its own through all equations."""
+"""Row-fused kernels: each thread block takes its own rows through all equations of a body."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from adtrain.backends.cuda.codegen.block import names_of, part_of
+from adtrain.backends.cuda.codegen.one_block import names_of, part_of
 from adtrain.backends.cuda.codegen.part import Part, indented
 from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import FUSED, body_of
@@ -15,15 +15,15 @@ from adtrain.passes.fuse_rows import shared_inputs
 
 THREADS = 256
 BLOCKS = 2
-"""Thread blocks for each multiprocessor, at most, where the number of rows can be divided so."""
+"""Most thread blocks for each multiprocessor, where the number of rows divides evenly."""
 
 
-def rows(equation: Equation, target: Target) -> Part:
-    """What each thread block does for a `rows` equation."""
+def row_fused(equation: Equation, target: Target) -> Part:
+    """The part for a `row_fused` equation."""
     body = body_of(equation)
     whole = shared_inputs(body)
     count = body.outputs[0].type.shape[0]
-    own = _sliced(body, {v: v for v in whole}, count, rows_each(count, target))
+    own = _sliced(body, {v: v for v in whole}, count, rows_per_block(count, target))
     names = names_of(own)
     lines = []
     for kind, variables in (("x", own.inputs), ("y", own.outputs)):
@@ -38,20 +38,23 @@ def rows(equation: Equation, target: Target) -> Part:
         lines += [*indented(part.lines), "}"]
     else:
         lines += part.lines
-    blocks = count // rows_each(count, target)
+    blocks = count // rows_per_block(count, target)
     scratch = part.scratch * blocks
     return replace(part, lines=lines, inputs=body.inputs, outputs=body.outputs, blocks=blocks, scratch=scratch)
 
 
-def rows_each(count: int, target: Target) -> int:
-    """The rows of a thread block: the fewest that make few blocks, or one where no small number divides them."""
+def rows_per_block(count: int, target: Target) -> int:
+    """Rows of a thread block: the least divisor of `count` that gives at most BLOCKS blocks for each multiprocessor.
+
+    1 where that divisor would be more than twice what BLOCKS needs.
+    """
     most = BLOCKS * target.multiprocessors
     least = next(n for n in range(1, count + 1) if count % n == 0 and count // n <= most)
     return least if least <= 1 + 2 * count // most else 1
 
 
 def _sliced(body: Program, known: dict[Variable, Variable], count: int, each: int) -> Program:
-    """The body for so many of its rows; `known` are its variables that have been sliced already, or stay whole."""
+    """The body for `each` of its `count` rows; `known` maps variables that are sliced already, or stay whole."""
 
     def sliced(v: Variable) -> Variable:
         if v not in known:

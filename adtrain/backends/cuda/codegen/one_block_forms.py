@@ -1,4 +1,4 @@
-"""The forms in which one thread block computes an equation: for each primitive, statements over all of its threads."""
+"""How one thread block computes an equation: for each primitive, statements over all threads."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.fuse_one_block import BY_INDEX
 
 WARP = 32
-SHORTEST = 32
-"""Length of a product's sums, at most, that a thread computes by itself."""
+MAX_SERIAL_K = 32
+"""Length K of a product up to which one thread computes an element alone."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Step:
     """Statements between two barriers; they may use `t`, the thread's number.
 
     Attributes:
-        threads: how many of the first threads have work in them.
-        partial: bytes, at `partial`, that this step fills for the next one.
-        waits: whether its results are there afterwards; else they have to be waited for before the next barrier.
+        threads: how many threads have work.
+        partial: bytes, at `partial`, that this step writes for the next one.
+        waits: False for asynchronous copies, which are complete after the next barrier.
     """
 
     lines: Sequence[str]
@@ -41,7 +41,7 @@ class Step:
 
 Names = Mapping[Variable, str]
 Form = Callable[[Equation, Names, int], Sequence[Step]]
-"""(equation, pointers of its variables, threads of the block) to what is done one after the other."""
+"""``form(equation, pointers of its variables, threads of the block)`` returns its steps."""
 
 
 def loop(count: int, lines: Sequence[str]) -> Step:
@@ -62,16 +62,16 @@ def _elementwise(equation: Equation, names: Names, threads: int) -> Sequence[Ste
     return [loop(math.prod(body.outputs[0].type.shape), lines)]
 
 
-def lanes_for(count: int, lines: int, threads: int) -> int:
-    """The lanes that share a line of `count` elements: a power of two, as many as find work."""
+def lanes_for(count: int, rows: int, threads: int) -> int:
+    """The lanes that share a row of `count` elements: a power of two, no more than have work."""
     most = min(1 << (count.bit_length() - 1), WARP)
-    while most > 1 and lines * most > threads:
+    while most > 1 and rows * most > threads:
         most //= 2
     return most
 
 
 def _axes(shape: Shape, axes: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    """Lengths and steps of some axes of a contiguous array."""
+    """Lengths and strides of some axes of a contiguous array."""
     steps = contiguous(shape)
     return [shape[i] for i in axes], [steps[i] for i in axes]
 
@@ -80,10 +80,10 @@ def _reduction(op: str) -> Form:
     def form(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
         (x,), (y,) = equation.inputs, equation.outputs
         shape, axes = x.type.shape, equation.params["axes"]
-        kept = [i for i in range(len(shape)) if i not in axes]
+        output_axes = [i for i in range(len(shape)) if i not in axes]
         outputs, count = y.size, x.size // y.size
         a, e = c_type(y.type.dtype), c_type(x.type.dtype)
-        start, place = divided("o", *_axes(shape, kept)), divided("r", *_axes(shape, axes))
+        start, place = divided("o", *_axes(shape, output_axes)), divided("r", *_axes(shape, axes))
         source, target = names[x], names[y]
         last = max((i for i, n in enumerate(shape) if n > 1), default=0)
         if (last in axes and outputs * WARP >= threads) or count == 1:
@@ -213,17 +213,17 @@ def _slice(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
 
 
 def _matmul(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
-    """A few rows by a small matrix: a short sum is a thread's own, lanes share a long one."""
+    """A few rows by a small matrix: one thread for a short sum, several lanes for a long one."""
     (a, b), (y,) = equation.inputs, equation.outputs
-    turned = equation.params["transpose_b"]
+    transposed = equation.params["transpose_b"]
     (m, n), k = y.type.shape, a.type.shape[1]
     t, pointers = c_type(y.type.dtype), ", ".join(names[v] for v in (a, b, y))
-    if k <= SHORTEST:
-        steps = f"1, {k}" if turned else f"{n}, 1"
+    if k <= MAX_SERIAL_K:
+        steps = f"1, {k}" if transposed else f"{n}, 1"
         line = f"in_block::short_products<{t}, THREADS, {m}, {n}, {k}, {steps}>(t, {pointers});"
         return [Step([line], min(y.size, threads))]
     lanes = lanes_for(k, y.size, threads)
-    if turned:
+    if transposed:
         wide = math.gcd(16 // y.type.dtype.itemsize, k)
         line = f"in_block::long_products<{t}, THREADS, {m}, {n}, {k}, {lanes}, {wide}>(t, {pointers});"
         return [Step([line], min(y.size * lanes, threads))]
@@ -250,16 +250,16 @@ FORMS: Mapping[str, Form] = {
     "transpose": _transpose,
     "slice": _slice,
 }
-"""By primitive. Elementwise equations have one too, and a reshape needs none."""
+"""By primitive name. Elementwise equations and products have forms of their own; a reshape needs none."""
 
 
 def form_of(equation: Equation) -> Form:
-    """How one thread block computes it."""
+    """How one thread block computes an equation."""
     if equation.primitive is loops_p or elementwise(equation):
         return _elementwise
     return _matmul if equation.has(Trait.MATMUL) else FORMS[equation.primitive.name]
 
 
 def is_checked(equation: Equation) -> bool:
-    """Whether it looks at indices, which may be out of range."""
+    """Whether it reads indices, which may be out of range."""
     return equation.primitive.name in BY_INDEX

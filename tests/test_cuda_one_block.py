@@ -8,7 +8,7 @@ import numpy as np
 from program_samples import ON_GPU
 
 from adtrain import ops
-from adtrain.backends.cuda.codegen.block import SHARED, block
+from adtrain.backends.cuda.codegen.one_block import SHARED, one_block
 from adtrain.core.fused import one_block_p
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
@@ -19,7 +19,7 @@ THREADS = 256
 def lines_of(program: Program) -> list[str]:
     """The statements of its only block."""
     (equation,) = [e for e in program.equations if e.primitive is one_block_p]
-    return [line.strip() for line in block(equation, THREADS).lines]
+    return [line.strip() for line in one_block(equation, THREADS).lines]
 
 
 def update(length: int) -> Program:

@@ -1,4 +1,4 @@
-"""Candidates run and timed on the GPU, for the tuner."""
+"""Runs and times candidates on the GPU."""
 
 from __future__ import annotations
 
@@ -17,20 +17,24 @@ from adtrain.backends.cuda.runtime.device import Device
 from adtrain.backends.cuda.runtime.errors import translated
 from adtrain.backends.cuda.runtime.graph import Graphs
 from adtrain.backends.cuda.runtime.program import Runnable
-from adtrain.backends.cuda.tuner.race import described
+from adtrain.backends.cuda.tuner.measure import described
+from adtrain.backends.cuda.tuner.reference import expected
 from adtrain.core.errors import DeviceError
 from adtrain.core.program import Equation
 from adtrain.core.types import ArrayType
 
 PERIOD = 1048573
-"""Random elements drawn for one argument; a longer one repeats them. A prime, so that no two rows are equal."""
+"""Random elements drawn for one argument; a larger argument repeats them. A prime, so that rows differ."""
 
-LAUNCHES, SAMPLE_US = 50, 2000.0
-"""Launches of a sample, and its length from which there are fewer."""
+MAX_LAUNCHES, SAMPLE_US = 50, 2000.0
+"""A sample is MAX_LAUNCHES launches, or as many as take this many microseconds."""
+
+GRADIENT_SCALE, GRADIENT_SPREAD, GRADIENT_ZEROS = 1e-4, 2.0, 0.5
+"""Gradient-like elements: scale, standard deviation of the logarithm of the magnitude, and share of zeros (a relu)."""
 
 
-class Laboratory:
-    """The device as the tuner needs it; see `autotune.Laboratory`."""
+class GpuBench:
+    """The device, as the tuner needs it; see `autotune.Bench`."""
 
     def __init__(self, device: Device, lowering: Lowering, name: str) -> None:
         self.device, self.lowering = device, lowering
@@ -39,10 +43,10 @@ class Laboratory:
         self.graphs = Graphs(device.stream)
 
     def compile(self, sources: Sequence[Source]) -> Iterator[None]:
-        return compiler.side_by_side(sources, self.architecture)
+        return compiler.compile_all(sources, self.architecture)
 
-    def trial(self, equation: Equation) -> GpuTrial:
-        return GpuTrial(self.device, self.lowering, self.graphs, equation)
+    def trials(self, equation: Equation) -> Sequence[GpuTrial]:
+        return [GpuTrial(self, equation, gradients) for gradients in (False, True)]
 
     def finish(self) -> None:
         self.device.pool.free_held()
@@ -50,17 +54,22 @@ class Laboratory:
 
 
 class GpuTrial:
-    """Random arguments of an equation on the device, and memory for its results; see `contest.Trial`."""
+    """Random arguments of an equation on the device, and memory for its results; see `measure.Trial`."""
 
-    def __init__(self, device: Device, lowering: Lowering, graphs: Graphs, equation: Equation) -> None:
-        self.device, self.lowering, self.graphs = device, lowering, graphs
-        self.equation = equation
-        rng = np.random.default_rng(zlib.crc32(described(equation).encode()))
-        self.inputs = [self._uploaded(drawn(rng, v.type, index_limit(equation))) for v in equation.inputs]
-        self.outputs = [device.allocate(v.size * v.type.dtype.itemsize) for v in equation.outputs]
-        self.addresses = [int(memory) for memory in (*self.inputs, *self.outputs)]
+    def __init__(self, bench: GpuBench, equation: Equation, gradients: bool) -> None:
+        self.bench, self.device, self.equation = bench, bench.device, equation
+        rng = np.random.default_rng(zlib.crc32(described(equation).encode()) + gradients)
+        self.arrays = [drawn(rng, v.type, index_limit(equation), gradients) for v in equation.inputs]
+        self.parts: Sequence[Any] = ()
+        inputs = [self._uploaded(x) for x in self.arrays]
+        self.outputs = [self.device.allocate(v.size * v.type.dtype.itemsize) for v in equation.outputs]
+        self.memory = (*inputs, *self.outputs)
         self.flag = self._uploaded(np.zeros(1, np.int32))
-        self.prepared: dict[Candidate, Prepared] = {}
+        self.prepared: dict[str, Prepared] = {}
+
+    def expected(self) -> Sequence[np.ndarray]:
+        results, self.parts = expected(self.equation, self.arrays)
+        return results
 
     def results(self, kernel: Candidate) -> Sequence[np.ndarray]:
         work = Prepared(self, kernel)
@@ -75,11 +84,11 @@ class GpuTrial:
         found = [download() for download in downloads]
         if work.runnable.checked and self.device.download(int(self.flag), (1,), np.dtype(np.int32))().any():
             raise DeviceError("an index is out of range")
-        self.prepared[kernel] = work
-        return found
+        self.prepared[kernel.label] = work
+        return [x[part] for x, part in zip(found, self.parts, strict=True)]
 
     def microseconds(self, kernel: Candidate) -> float:
-        return self.prepared[kernel].microseconds()
+        return self.prepared[kernel.label].microseconds()
 
     def _uploaded(self, elements: np.ndarray) -> Any:
         memory = self.device.allocate(elements.nbytes)
@@ -96,10 +105,10 @@ class Prepared:
     """A candidate on a trial's arguments."""
 
     def __init__(self, trial: GpuTrial, kernel: Candidate) -> None:
-        self.device, self.graphs = trial.device, trial.graphs
-        self.runnable = Runnable(trial.device, trial.lowering, trial.equation, kernel)
+        self.device, self.graphs = trial.device, trial.bench.graphs
+        self.runnable = Runnable(trial.device, trial.bench.lowering, trial.equation, kernel)
         self.memory = trial.device.allocate(self.runnable.scratch)
-        self.arguments = trial.addresses, int(self.memory), int(trial.flag)
+        self.arguments = [int(memory) for memory in trial.memory], int(self.memory), int(trial.flag)
         self.key = object()
         self.count = 0
 
@@ -107,12 +116,12 @@ class Prepared:
         self.runnable(*self.arguments)
 
     def microseconds(self) -> float:
-        """Of one launch, in a row of many that stand in one graph: what starting each one costs the host is hidden."""
+        """One launch, among many in one CUDA graph, which hides the host's time for a launch."""
         if not self.count:
             before = self.device.event()
             self.launch()
-            self.count = max(1, min(LAUNCHES, int(SAMPLE_US / max(self._since(before), 1.0))))
-        self.graphs.run(self.key, self._record)  # while it runs, what is timed gets to the device
+            self.count = max(1, min(MAX_LAUNCHES, int(SAMPLE_US / max(self._since(before), 1.0))))
+        self.graphs.run(self.key, self._record)  # warm-up, during which the timed graph is submitted
         before = self.device.event()
         self.graphs.run(self.key, self._record)
         return self._since(before) / self.count
@@ -122,25 +131,29 @@ class Prepared:
             self.runnable.record(*self.arguments)
 
     def _since(self, before: Any) -> float:
-        """Microseconds from an event until the stream gets here."""
+        """Microseconds from an event to the end of the stream's work."""
         after = self.device.event()
         with translated():
             after.synchronize()
             return float(after.time_since(before)) * 1e3
 
 
-def drawn(rng: np.random.Generator, type_: ArrayType, limit: int) -> np.ndarray:
-    """Random elements: normal, or integers from 0 to below ``limit``."""
+def drawn(rng: np.random.Generator, type_: ArrayType, limit: int, gradients: bool) -> np.ndarray:
+    """Random elements: floats are normal, or like gradients; integers are from 0 to below ``limit``."""
     count = min(type_.size, PERIOD)
-    if type_.dtype.kind == "f":
-        elements = rng.standard_normal(count, type_.dtype)
-    else:
+    if type_.dtype.kind != "f":
         elements = rng.integers(0, 2 if type_.dtype.kind == "b" else limit, count).astype(type_.dtype)
+    elif gradients:
+        magnitude = GRADIENT_SCALE * np.exp(GRADIENT_SPREAD * rng.standard_normal(count))
+        live = rng.random(count) >= GRADIENT_ZEROS
+        elements = (magnitude * live * rng.choice((-1.0, 1.0), count)).astype(type_.dtype)
+    else:
+        elements = rng.standard_normal(count, type_.dtype)
     return np.resize(elements, type_.shape)
 
 
 def index_limit(equation: Equation) -> int:
-    """What integers among the arguments must be below, if they are indices."""
+    """The exclusive upper bound of integer arguments: the length that they index, or 256."""
     params = equation.params
     for name in ("length", "num_classes"):
         if name in params:
