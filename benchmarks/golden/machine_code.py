@@ -16,8 +16,9 @@ again to go on. Written are
 Launches are compared by Program and place, so the Programs have to be lowered alike: compare_dumps.py shows that.
 
 NVRTC leaves the bytes of a kernel as they are when identifiers, comments and #line change, with one exception:
-functions that are not inlined are compiled in the order of their mangled names, and instructions are chosen by what came
-before. Where digests differ, `compare` therefore compiles the source of BEFORE again, with its headers, in the new names.
+functions that are not inlined are compiled in the order of their mangled names, and instructions are chosen by what
+came before. Where digests differ, `compare` therefore compiles the source of BEFORE again in the new names, with its
+headers.
 """
 
 from __future__ import annotations
