@@ -19,8 +19,8 @@ CONFIGS = ("cnn", "lenet5", "lenet5-augmented", "mlp", "mlp-small", "resnet", "s
 BATCH, CAPABILITY, MULTIPROCESSORS = 128, (9, 0), 132
 LENGTHS = {
     "AXES", "CHANNELS", "COLUMNS", "CONV_GROUPS", "DH", "DW", "FILTERS", "IMAGE", "IN_CHANNELS", "IN_COLUMNS",
-    "IN_ROWS", "KH", "KW", "LENGTH", "OF_IMAGE", "OUT_CHANNELS", "OUT_COLUMNS", "OUT_ROWS", "PH", "PITCH", "POSITIONS", "PW",
-    "SH", "SW",
+    "IN_ROWS", "KH", "KW", "LENGTH", "OF_IMAGE", "OUT_CHANNELS", "OUT_COLUMNS", "OUT_ROWS", "PH", "PITCH", "POSITIONS",
+    "PW", "SH", "SW",
 }  # fmt: skip
 """Macros that are lengths of the problem. All others are listed: they say how the work is divided."""
 

@@ -1,7 +1,7 @@
 """Digests of the machine code of the kernels that an H200 runs, to prove that renames and moves leave it as it is.
 
     python benchmarks/golden/machine_code.py dump OUT [--minutes 12]
-    python benchmarks/golden/machine_code.py compare BEFORE AFTER [--renames FILE]
+    python benchmarks/golden/machine_code.py compare BEFORE AFTER [--renames FILE] [--partial]
 
 Compiled for sm_90a: what the steps of the packaged configs launch at batch 128 and 1024, the case table, and the
 random operations of samples.py; for sm_80: two sources of each kernel file. Each source is compiled once by NVRTC and
@@ -13,11 +13,13 @@ again to go on. Written are
                    shared memory, without symbols
     headers.jsonl  the headers
 
+`compare` exits with 1 if anything differs, is missing, or was not compiled on either side; --partial allows the last.
 Launches are compared by Program and place, so the Programs have to be lowered alike: compare_dumps.py shows that.
 
 NVRTC leaves the bytes of a kernel as they are when identifiers, comments and #line change, with one exception:
-functions that are not inlined are compiled in the order of their mangled names, and instructions are chosen by what came
-before. Where digests differ, `compare` therefore compiles the source of BEFORE again, with its headers, in the new names.
+functions that are not inlined are compiled in the order of their mangled names, and instructions are chosen by what
+came before. Where digests differ, `compare` therefore compiles the source of BEFORE again in the new names, with its
+headers.
 """
 
 from __future__ import annotations
@@ -166,7 +168,7 @@ def dump(out: Path, minutes: float) -> None:
     print(f"{len(digests) - left} sources compiled, {left} left out by lack of time")
 
 
-def compare(before: Path, after: Path, renames: Renames, show: int) -> bool:
+def compare(before: Path, after: Path, renames: Renames, show: int, partial: bool) -> bool:
     """Whether all kernels are the same; says which ones are not."""
     old_uses, new_uses = ({r["place"]: r for r in read(folder / "uses.jsonl")} for folder in (before, after))
     old, new = ({r["id"]: r for r in read(folder / "sources.jsonl")} for folder in (before, after))
@@ -207,7 +209,7 @@ def compare(before: Path, after: Path, renames: Renames, show: int) -> bool:
         f"{len(missing)} launches missing",
         sep=", ",
     )
-    return not different and not missing
+    return not different and not missing and (partial or not counts["not compiled"])
 
 
 def _renamed(kernels: Mapping[str, str], renames: Renames, file: str) -> dict[str, str]:
@@ -244,11 +246,12 @@ def main() -> None:
     comparing.add_argument("after", type=Path)
     comparing.add_argument("--renames", type=Path)
     comparing.add_argument("--show", type=int, default=3, help="differences shown of each file")
+    comparing.add_argument("--partial", action="store_true", help="allow sources that were not compiled")
     given = parser.parse_args()
     if given.command == "dump":
         dump(given.out, given.minutes)
     else:
-        sys.exit(not compare(given.before, given.after, Renames(given.renames), given.show))
+        sys.exit(not compare(given.before, given.after, Renames(given.renames), given.show, given.partial))
 
 
 if __name__ == "__main__":
