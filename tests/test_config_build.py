@@ -54,7 +54,7 @@ def test_packaged_configs_end_in_ten_classes(name: str) -> None:
         (["flatten", "conv2d: {out_channels: 3, kernel_size: 1}"],
          "7:7  model.layers[1] conv2d: expected an input of shape (channels, height, width), found (36,)"),
         (["flatten", "residual: [linear: 35]"],
-         "7:7  model.layers[1] residual: the body gives (35,), its input is (36,): give a shortcut that projects"),
+         "7:7  model.layers[1] residual: the body gives (35,), its input is (36,): add a shortcut that gives (35,)"),
         (["residual: [relu, {residual: {body: [relu], shortcut: [max_pool2d: 7]}}]"],
          "6:61  model.layers[0].residual.body[1].residual.shortcut[0] max_pool2d: "
          "kernel 7x7 is larger than the padded input 6x6"),
