@@ -112,5 +112,5 @@ def test_empty_and_nested_class_folders_are_refused(folder: Path) -> None:
     with pytest.raises(DataError, match="eel: found an empty folder, expected the images of class 'eel'"):
         image_folder.read(folder, Options())
     (folder / "eel" / "sub").mkdir()
-    with pytest.raises(DataError, match="eel/sub: found no file, expected an image of class 'eel'"):
+    with pytest.raises(DataError, match="eel/sub: found no regular file, expected an image of class 'eel'"):
         image_folder.read(folder, Options())

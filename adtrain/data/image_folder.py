@@ -59,7 +59,7 @@ def _classes(part: Path, folder: Path) -> dict[str, list[Path]]:
             for file in files:
                 _require_within(file, folder)
                 if not file.is_file():
-                    raise DataError(f"{file.path}: found no file, expected an image of class {entry.name!r}")
+                    raise DataError(f"{file.path}: found no regular file, expected an image of class {entry.name!r}")
             if not files:
                 raise DataError(f"{entry.path}: found an empty folder, expected the images of class {entry.name!r}")
             classes[entry.name] = [Path(file.path) for file in files]
