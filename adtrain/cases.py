@@ -125,13 +125,7 @@ case("clip", "both", lambda x: ops.clip(x, -0.5, 1.0), apart(3, 7, kinks=(-0.5, 
 case("clip", "min", lambda x: ops.clip(x, min=0.25), apart(9, kinks=(0.25,)), order=3)
 case("astype", "to integers", lambda x: ops.astype(x, "int64"), normal(4), order=0)
 case("sign", "odd", ops.sign, normal(3, 5), order=0)
-case(
-    "stop_gradient",
-    "of an input and of the result",
-    lambda x: ops.stop_gradient(ops.square(ops.stop_gradient(x))),
-    normal(3),
-    order=0,
-)
+case("stop_gradient", "beside", lambda x: ops.stop_gradient(ops.square(ops.stop_gradient(x))), normal(3), order=0)
 case("power", "cube", lambda x: ops.power(x, 3), normal(3, 5), order=3)
 case("power", "zero", lambda x: ops.power(x, 0), normal(5), order=3)
 case("power", "fraction", lambda x: ops.power(x, -1.5), between(0.3, 3, 5), order=3)
@@ -288,8 +282,8 @@ case(
 
 
 def _sin_times_y_forward(x: Value, y: Value) -> tuple[Value, Any]:
-    sin = ops.sin(x)
-    return sin * y, (ops.cos(x), y, sin)
+    cos = ops.cos(x)
+    return ops.sin(x) * y, (cos, y, ops.sin(x))
 
 
 def _sin_times_y_backward(residuals: Any, ct: Value) -> tuple[Value, Value]:
