@@ -101,7 +101,7 @@ def command(
         experiment: training.Experiment, folder: RunFolder, start: training.Start | None, started: float
     ) -> dict[str, Any]:
         """Train to the end, time the operations, and write the summary; what it holds."""
-        with folder.claimed():
+        with folder.locked():
             if start is not None:
                 folder.reopen(experiment, start)
             result = _train(experiment, folder, device, start, debug_nan, events)
