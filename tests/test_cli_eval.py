@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from idx_files import write_idx
 from npz_files import write_npz
+from report_runs import one_line
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from training_runs import images_of, write_config, write_data
@@ -38,13 +39,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(trained)
     return trained
-
-
-def one_line(result: Result) -> str:
-    (line,) = result.stderr.splitlines()
-    assert result.stdout == ""
-    assert line.startswith("adtrain: error: ")
-    return line.removeprefix("adtrain: error: ")
 
 
 @pytest.mark.compiled  # as the run was

@@ -8,31 +8,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+import report_runs
+from click.testing import Result
+from report_runs import command, one_line
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from training_runs import write_config
 
-from adtrain.cli import main
 from adtrain.export import onnx_check
 
 
 def run(*arguments: str, expect: int = 0) -> Result:
-    result = CliRunner().invoke(main.cli, ["export", *arguments])
-    assert result.exit_code == expect, result.output
-    return result
+    return command("export", *arguments, expect=expect)
 
 
 def train(folder: Path, *options: str) -> None:
     """Train a run into `folder`; its data are in the parent folder."""
-    command = ["train", str(write_config(folder.parent)), "--output-dir", str(folder), "--profile-steps", "0"]
-    assert CliRunner().invoke(main.cli, [*command, "--device", "cpu", *options]).exit_code == 0
-
-
-def one_line(result: Result) -> str:
-    (line,) = result.stderr.splitlines()
-    assert result.stdout == ""
-    return line.removeprefix("adtrain: error: ")
+    report_runs.train(write_config(folder.parent), folder, *options)
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +146,9 @@ def test_an_unknown_extension_is_a_one_line_error(here: Path, name: str) -> None
 def test_writing_into_the_runs_folder_is_refused(here: Path) -> None:
     before = (here / "run" / "model.safetensors").read_bytes()
     for path in ("run/model.safetensors", f"{here}/run/../run/new.safetensors"):
-        assert one_line(run("run", path, expect=2)).startswith(f"{path}: the run keeps its own .safetensors files")
+        assert one_line(run("run", path, expect=2)).startswith(
+            f"{path}: the run's folder holds its own .safetensors files"
+        )
     assert (here / "run" / "model.safetensors").read_bytes() == before
 
 

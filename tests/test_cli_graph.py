@@ -10,10 +10,10 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from report_runs import command
 
 from adtrain import config, graph
-from adtrain.cli import main
 from adtrain.core.program import Program
 
 LAYERS = """\
@@ -45,9 +45,7 @@ needs_graphviz = pytest.mark.skipif(shutil.which("dot") is None, reason="needs G
 
 
 def run(*arguments: str, expect: int = 0) -> Result:
-    result = CliRunner().invoke(main.cli, ["graph", *arguments])
-    assert result.exit_code == expect, result.stderr
-    return result
+    return command("graph", *arguments, expect=expect)
 
 
 @pytest.fixture
@@ -245,7 +243,7 @@ def test_an_unknown_pass_is_refused_with_a_list_of_passes(path: str, tmp_path: P
 
 
 def test_after_is_refused_without_program(path: str, tmp_path: Path) -> None:
-    assert "--after goes with --program" in run(path, "-o", "x.dot", "--after", "trace", expect=2).stderr
+    assert "--after needs --program" in run(path, "-o", "x.dot", "--after", "trace", expect=2).stderr
 
 
 @pytest.mark.parametrize("name", ["net.png", "net", "dot"])

@@ -25,7 +25,7 @@ SCRIPT = "from adtrain.cli.main import main; main()"
 
 @pytest.fixture
 def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A config's path, from a folder of its own."""
+    """The path of a config, in the current folder of the test."""
     monkeypatch.chdir(tmp_path)
     return write_config(tmp_path)
 
@@ -42,7 +42,7 @@ def summary_of(result: Result) -> dict[str, Any]:
 
 
 def started(cfg: Path, *arguments: str, before: str = "") -> subprocess.Popen[str]:
-    """A process that trains, once its first epoch is over."""
+    """Start a process that trains, and wait until its first epoch is over."""
     command = [sys.executable, "-c", before + SCRIPT, "train", str(cfg), "--device", "cpu", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = monotonic() + 60
@@ -214,10 +214,10 @@ def test_a_loss_that_is_not_finite_ends_the_command(cfg: Path) -> None:
     assert result.stderr == (
         "adtrain: error: the loss is nan at step 2 (epoch 1), first the result of matmul in 2.linear; "
         "training stopped: lower the optimizer's lr, or set training.clip_norm; "
-        "kept the state before that step: runs/tiny/last.safetensors\n"
+        "the state before that step is in runs/tiny/last.safetensors\n"
     )
-    kept = sorted(path.name for path in Path("runs/tiny").iterdir())
-    assert kept == ["config.yaml", "last.safetensors", "metrics.jsonl"]
+    names = sorted(path.name for path in Path("runs/tiny").iterdir())
+    assert names == ["config.yaml", "last.safetensors", "metrics.jsonl"]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -227,9 +227,9 @@ def test_a_signal_ends_the_run_after_a_step_and_prints_how_to_resume(cfg: Path, 
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (code, "")
     *lines, last = err.splitlines()
-    heard = "adtrain: stopping after the steps under way; once more to leave at once"
-    assert lines.count(heard) == 1  # the steps under way may end an epoch
-    assert {line.split()[0] for line in lines if line != heard} == {"epoch"}
+    note = "adtrain: stopping after the current steps; a second signal ends at once"
+    assert lines.count(note) == 1  # the current steps may end an epoch
+    assert {line.split()[0] for line in lines if line != note} == {"epoch"}
     assert re.fullmatch(r"stopped at step \d+ \(epoch \d+\); go on with: adtrain train --resume runs/tiny", last)
     assert sorted(path.name for path in Path("runs/tiny").iterdir()) == sorted(FILES[:-1])
     step, epoch = map(int, re.findall(r"\d+", last)[:2])
@@ -247,7 +247,7 @@ def test_a_signal_ends_the_run_after_a_step_and_prints_how_to_resume(cfg: Path, 
         (["tiny.yaml", "--resume", "x"], "--resume RUN takes no CONFIG"),
         (
             ["--resume", "x", "--output-dir", "y"],
-            "--resume RUN goes on in the run's own folder, and takes no --output-dir",
+            "--resume RUN continues in the run's own folder, and takes no --output-dir",
         ),
         (["tiny.yaml", "--override"], "--override is for --resume RUN only"),
         (["--resume", "x"], "x: found nothing, expected a run's folder or a checkpoint"),
@@ -283,7 +283,7 @@ def test_resuming_a_run_killed_before_its_summary_writes_the_summary(cfg: Path) 
 
 def test_debug_nan_does_not_change_the_result(cfg: Path) -> None:
     result = train(cfg, "--debug-nan", "--profile-steps", "0")
-    assert result.stderr.startswith("looking for numbers that are not finite after each step, which is slow\n")
+    assert result.stderr.startswith("checking for NaN and infinity after each step, which is slow\n")
     train(cfg, "--profile-steps", "0", "--output-dir", "plain")
     assert Path("runs/tiny/model.safetensors").read_bytes() == Path("plain/model.safetensors").read_bytes()
 
@@ -304,7 +304,9 @@ def test_a_second_signal_ends_the_process_at_once_with_an_intact_checkpoint(cfg:
 def test_a_terminal_shows_progress_bars(cfg: Path) -> None:
     pty, fcntl, termios = (pytest.importorskip(name) for name in ("pty", "fcntl", "termios"))
     leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("4H", 24, 60, 0, 0))  # rows, columns, and pixels of no use
+    fcntl.ioctl(
+        follower, termios.TIOCSWINSZ, struct.pack("4H", 24, 60, 0, 0)
+    )  # rows, columns, and two unused sizes in pixels
     command = [sys.executable, "-c", SCRIPT, "train", str(cfg), "--device", "cpu", "--profile-steps", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=follower) as process:
         os.close(follower)
@@ -312,7 +314,7 @@ def test_a_terminal_shows_progress_bars(cfg: Path) -> None:
         try:
             while chunk := os.read(leader, 4096):
                 shown += chunk
-        except OSError:  # Linux's way to say that the other end is closed
+        except OSError:  # Linux reports a closed other end as an error
             pass
         os.close(leader)
     assert process.returncode == 0

@@ -206,7 +206,7 @@ def test_a_run_trained_on_a_gpu_is_evaluated_on_the_cpu_in_float32(tmp_path: Pat
     (folder / "config.yaml").write_text(config.dump(rounded_run))
     result = run("eval", str(folder), "--json")
     assert json.loads(result.stdout)["test"] == expected
-    assert result.stderr == "trained in tf32, computing in float32, as the cpu has no other products\n"
+    assert result.stderr == "trained in tf32, evaluated in float32: the cpu has no tf32\n"
 
 
 @ROUNDED

@@ -97,7 +97,7 @@ def clip_probabilities(outputs: Value) -> Value:
 def _probabilities(loss: str) -> Callable[[Value], Value]:
     """The function from outputs to class probabilities for a model trained with `loss`."""
     if loss in CLASSIFICATION:
-        return ops.softmax  # also for outputs that are log-probabilities: it is exp of them
+        return ops.softmax  # also right for log-probabilities, whose softmax equals their exp
     return ops.sigmoid if loss == "binary_cross_entropy_with_logits" else clip_probabilities
 
 

@@ -77,13 +77,15 @@ def resume(
 
 def _changes(file: CheckpointFile, experiment: Experiment) -> list[str]:
     """The differences to the config and data of the checkpoint, such as `training.epochs: 5 -> 8`."""
-    before, now = (_flat(cfg.model_dump(mode="json", exclude_none=True)) for cfg in (file.config(), experiment.config))
-    before |= {f"the data's {name}": value for name, value in file.data.items()}
-    now |= {f"the data's {name}": value for name, value in checkpoint.data_metadata(experiment).items()}
+    stored, current = (
+        _flat(cfg.model_dump(mode="json", exclude_none=True)) for cfg in (file.config(), experiment.config)
+    )
+    stored |= {f"the data's {name}": value for name, value in file.data.items()}
+    current |= {f"the data's {name}": value for name, value in checkpoint.data_metadata(experiment).items()}
     return [
-        f"{key}: {_text(before, key)} -> {_text(now, key)}"
-        for key in dict.fromkeys([*before, *now])
-        if before.get(key) != now.get(key)
+        f"{key}: {_text(stored, key)} -> {_text(current, key)}"
+        for key in dict.fromkeys([*stored, *current])
+        if stored.get(key) != current.get(key)
     ]
 
 

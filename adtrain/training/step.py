@@ -184,7 +184,7 @@ def batch_indices(position: Value, order: Value) -> Value:
 def gather_batch(images: Value, labels: Value, indices: Value) -> tuple[Value, Value]:
     """The batch at `indices` int64 (batch,): images (batch, C, H, W) and labels (batch,)."""
     with scope("input"):
-        # `ops.take` would spend operations on negative indices; `ops.embedding` gathers rows without.
+        # `ops.take` also handles negative indices, which costs operations; `ops.embedding` does not.
         return ops.embedding(indices, images), ops.embedding(indices, labels)
 
 
