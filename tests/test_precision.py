@@ -15,9 +15,10 @@ from training_runs import write_config
 import adtrain as ad
 from adtrain import config, ops, training
 from adtrain.cli import main
+from adtrain.core.precision import DROPPED_BITS
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
-from adtrain.ops.rounding import DROPPED_BITS, rounded
+from adtrain.ops.rounding import rounded
 from adtrain.passes import ALL
 
 ROUNDED = pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
