@@ -11,15 +11,14 @@ from typing import Any
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def document(title: str, body: str, *styles: str) -> str:
+def document(title: str, body: str, style: str = "") -> str:
     """A page that needs nothing else.
 
     Args:
         title: text.
-        styles: names of files of this package.
+        style: CSS, after that of every page.
     """
-    files = resources.files("adtrain.report")
-    style = "".join(files.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", *styles))
+    style = resources.files("adtrain.report").joinpath("page.css").read_text(encoding="utf-8") + style
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
