@@ -12,7 +12,7 @@ from adtrain import ops
 from adtrain.cases import CASES, Case
 from adtrain.core.hooks import Call, Hook, hook
 from adtrain.core.primitive import PRIMITIVES
-from adtrain.measure.gradcheck import check_cases
+from adtrain.gradcheck import check_cases
 
 ids = [f"{case.op}, {case.name}" for case in CASES]
 MADE_BY_PASSES = {

@@ -26,7 +26,5 @@ def test_links_and_files_named_in_documents_exist() -> None:
         text = document.read_text()
         links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if not link.startswith("http")]
         assert [link for link in links if not (document.parent / link).exists()] == []
-        files = re.findall(
-            r"`((?:core|ops|nn|optim|config|data|training|measure|cli|tests|examples)/[\w/]+\.py)`", text
-        )
+        files = re.findall(r"`((?:core|ops|nn|optim|config|data|training|bench|cli|tests|examples)/[\w/]+\.py)`", text)
         assert [f for f in files if not ((ROOT / f).exists() or (ROOT / "adtrain" / f).exists())] == []

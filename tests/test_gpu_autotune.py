@@ -11,13 +11,13 @@ import pytest
 from gpu_parity import gpu
 
 from adtrain import ops
+from adtrain.bench.ops.table import BENCHES
 from adtrain.cli.bench_candidates import measured
 from adtrain.core.array import array
 from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.reduce import reduction
-from adtrain.measure.bench_sizes import BENCHES
 from adtrain.ops.broadcasting import sum_p
 
 __all__ = ["gpu"]

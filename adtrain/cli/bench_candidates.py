@@ -10,16 +10,16 @@ import click
 from adtrain.backends.cuda.lower import fastest
 from adtrain.backends.cuda.tuner.autotune import Mode, tuning_problems
 from adtrain.backends.cuda.tuner.measure import described, distinct
+from adtrain.bench.ops.sweep import phases, sample
+from adtrain.bench.ops.table import Bench
+from adtrain.bench.steps.profile import rate
+from adtrain.bench.timing.protocol import protocol
 from adtrain.cli import bench_report
 from adtrain.cli.options import progress
 from adtrain.cli.table import Column, render, terminal_width
 from adtrain.core.backend import backend
 from adtrain.core.program import Equation
 from adtrain.core.staging import stage
-from adtrain.measure.bench_ops import phases, sample
-from adtrain.measure.bench_sizes import Bench
-from adtrain.measure.profile import rate
-from adtrain.measure.protocol import protocol
 
 COLUMNS = (
     Column("kernel", text=True),

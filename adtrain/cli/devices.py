@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
+from adtrain.bench.timing import roofline
+from adtrain.bench.timing.machine import describe_cpu
 from adtrain.cli.options import json_option, print_json, progress
 from adtrain.core.backend import backend
 from adtrain.core.errors import DeviceError
-from adtrain.measure import roofline
-from adtrain.measure.machine import describe_cpu
 
 
 @click.command(short_help="Show the devices that training can run on.")

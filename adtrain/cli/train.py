@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from adtrain import config, training
+from adtrain.bench.steps import profile
 from adtrain.cli.options import (
     FilePath,
     autotune_option,
@@ -28,7 +29,6 @@ from adtrain.cli.stop_signals import stop_signals
 from adtrain.cli.table import terminal_width
 from adtrain.cli.train_report import report
 from adtrain.config import Config
-from adtrain.measure import profile
 from adtrain.training import Observer, RunFolder, tensorboard
 from adtrain.training.run_folder import LAST
 

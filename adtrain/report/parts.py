@@ -11,16 +11,15 @@ from typing import Any
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def document(title: str, body: str, *styles: str) -> str:
+def document(title: str, body: str, style: str = "") -> str:
     """A self-contained page.
 
     Args:
         title: plain text.
         body: HTML.
-        styles: names of CSS files of this package, added after page.css.
+        style: CSS, added after page.css.
     """
-    files = resources.files("adtrain.report")
-    style = "".join(files.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", *styles))
+    style = resources.files("adtrain.report").joinpath("page.css").read_text(encoding="utf-8") + style
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
