@@ -6,7 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from adtrain.core.kernel import LegacyKernel
+from adtrain.core.kernel import LegacyKernel, legacy
+from adtrain.core.registry import register
+from adtrain.lowering import layouts
+from adtrain.lowering.layouts import Layout
+from adtrain.lowering.shapes import output_type
 
 TILED = 8
 """The shortest axes whose exchange is worth going through tiles."""
@@ -18,9 +22,6 @@ THREADS = 256
 """Threads of a block that copies a tile; index/copy.cu is written for as many."""
 VECTOR = 16
 """Bytes that a thread moves at once."""
-
-Layout = tuple[Sequence[int], Sequence[int], Sequence[int], int, int]
-"""Lengths in the target's order, distances in source and target, and where both start."""
 
 
 def copies(layout: Callable[..., Layout], each: bool = False) -> tuple[LegacyKernel, ...]:
@@ -143,3 +144,9 @@ def _frames(
         else:
             found.append((m, n, start, gap + 1 if n > 1 else 1))
     return found
+
+
+for name, layout in (("transpose", layouts.transpose), ("flip", layouts.flip), ("slice", layouts.slice)):
+    register(name, "cuda", legacy(copies(layout)))
+register("concatenate", "cuda", legacy(copies(layouts.concatenate, each=True)))
+register("pad", "cuda", legacy(padding(lambda x, **params: output_type("pad", x, **params))))

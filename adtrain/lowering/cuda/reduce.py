@@ -10,8 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from adtrain.core.kernel import LegacyKernel
-from adtrain.lowering.cpu.shapes import alternating
+import numpy as np
+
+from adtrain.core.kernel import LegacyKernel, first_dtype, legacy
+from adtrain.core.registry import register
+from adtrain.lowering.shapes import alternating, output_type
 
 WARP = 32
 FEW, MORE = 1024, 8192
@@ -189,3 +192,10 @@ def reduction(operation: int, dtypes: Callable[..., Any]) -> tuple[LegacyKernel,
             applies=lambda x, **axes: not rows(x, **axes),
         ),
     )
+
+
+register("sum", "cuda", legacy(reduction(SUM, lambda x, axes: (output_type("sum", x, axes=axes).dtype,))))
+register("max", "cuda", legacy(reduction(MAX, first_dtype)))
+register("min", "cuda", legacy(reduction(MIN, first_dtype)))
+register("argmax", "cuda", legacy(reduction(ARGMAX, lambda x, axis: (np.dtype(np.int64),))))
+register("logsumexp", "cuda", legacy(reduction(LOGSUMEXP, first_dtype)))

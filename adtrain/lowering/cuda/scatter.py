@@ -8,10 +8,14 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
-from adtrain.core.kernel import LegacyKernel
+from adtrain.core.kernel import LegacyKernel, legacy
+from adtrain.core.registry import register
+from adtrain.lowering import indexing as lengths_of
+from adtrain.lowering.cuda.indexing import indexing
 from adtrain.lowering.cuda.reduce import vector
-from adtrain.lowering.cuda.rows import BLOCK, indexing
 
+BLOCK = 256
+"""Threads of a block of a sort."""
 MANY, MUCH = 256, 1 << 27
 """Positions, and comparisons of positions with elements, from which on sorting pays."""
 DIGITS, VALUES, PIECE = 8, 256, 32
@@ -83,3 +87,6 @@ def scatter_add(numbers: Callable[..., tuple[int, ...]]) -> tuple[LegacyKernel, 
 
     sorted_ = [replace(chain(sorts), applies=many(sorts)) for sorts in range(1, 5)]
     return *sorted_, indexing("scatter_add", numbers, along=1)
+
+
+register("scatter_add", "cuda", legacy(scatter_add(lengths_of.scatter_add)))
