@@ -3,68 +3,52 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from adtrain.core.kernel import LegacyKernel, legacy
+import numpy as np
+
+from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.registry import register
-from adtrain.lowering import indexing as lengths
-from adtrain.lowering.cuda.reduce import vector
+from adtrain.core.target import Target
+from adtrain.lowering import indexing
+from adtrain.lowering.cuda.reduce import vector_width
 
 
-def indexing(name: str, numbers: Callable[..., tuple[int, ...]], along: int, rows: bool = False) -> LegacyKernel:
-    """A kernel of an array and indices; ``along`` is the number, among its own, of the lengths beside outer and inner
-    that make up its result; with ``rows`` it moves vectors of inner elements."""
-
-    def width(*args: Any, **params: Any) -> int:
-        return vector(numbers(*args, **params)[2], args[0].dtype.itemsize) if rows else 1
-
-    def elements(*args: Any, **params: Any) -> int:
-        found = numbers(*args, **params)
-        return found[0] * found[2] * found[along] // width(*args, **params)
-
-    return LegacyKernel(
-        "index/index.cu",
-        name,
-        numbers,
-        lambda x, indices, **params: (x.dtype, indices.dtype),
-        elements=elements,
-        definitions=lambda *args, **params: {"WIDTH": width(*args, **params)},
-        checked=True,
-    )
+def launch(name: str, numbers: indexing.Lengths, x: Any, indices: Any, elements: int, width: int = 1) -> CudaLaunch:
+    """A kernel of an array and indices, with ``elements`` vectors of ``width`` to compute."""
+    dtypes, macros = (x.dtype, indices.dtype), {"WIDTH": width}
+    return CudaLaunch("index/index.cu", name, numbers, dtypes, elements, definitions=macros, checked=True)
 
 
-def scatter_along(numbers: Callable[..., tuple[int, ...]]) -> tuple[LegacyKernel, LegacyKernel]:
-    """The candidates of a scatter along an axis; ``numbers``: outer, length, inner and positions along the axis."""
-
-    def width(ct: Any, indices: Any, **params: Any) -> int:
-        _, length, inner, _ = numbers(ct, indices, **params)
-        return vector(inner if inner > 1 else length, ct.dtype.itemsize)
-
-    def vectors(*args: Any, **params: Any) -> int:
-        return math.prod(numbers(*args, **params)[:3]) // width(*args, **params)
-
-    def lines(*args: Any, **params: Any) -> int:
-        return math.prod(numbers(*args, **params)[:3:2])
-
-    added = replace(indexing("scatter_along_axis", numbers, along=1), elements=lines)
-    whole = replace(added, elements=vectors, definitions=lambda *args, **params: {"WIDTH": width(*args, **params)})
-    one = replace(whole, name="scatter_one", applies=lambda *args, **params: numbers(*args, **params)[3] == 1)
-    return one, replace(whole, name="clear_along_axis", then=added)
+def take(target: Target, x: Any, indices: Any, axis: int) -> list[CudaKernel]:
+    numbers = outer, _, inner, count = indexing.take(x, indices, axis)
+    width = vector_width(inner, x.dtype.itemsize)
+    return [CudaKernel((launch("take", numbers, x, indices, outer * inner * count // width, width),))]
 
 
-ONE_HOT = LegacyKernel(
-    "index/index.cu",
-    "one_hot",
-    lambda indices, num_classes, dtype: (math.prod(indices.shape), num_classes),
-    lambda indices, num_classes, dtype: (dtype, indices.dtype),
-    elements=lambda indices, num_classes, dtype: math.prod(indices.shape) * num_classes,
-    checked=True,
-)
+def take_along_axis(target: Target, x: Any, indices: Any, axis: int) -> list[CudaKernel]:
+    numbers = outer, _, inner, count = indexing.take_along_axis(x, indices, axis)
+    return [CudaKernel((launch("take_along_axis", numbers, x, indices, outer * inner * count),))]
 
 
-register("take", "cuda", legacy(indexing("take", lengths.take, along=3, rows=True)))
-register("take_along_axis", "cuda", legacy(indexing("take_along_axis", lengths.take_along_axis, along=3)))
-register("scatter_along_axis", "cuda", legacy(scatter_along(lengths.scatter_along_axis)))
-register("one_hot", "cuda", legacy(ONE_HOT))
+def scatter_along_axis(target: Target, ct: Any, indices: Any, axis: int, length: int) -> list[CudaKernel]:
+    """The candidates: one pass, where there is one index per row; or zeros, then a thread per row that adds."""
+    numbers = outer, _, inner, count = indexing.scatter_along_axis(ct, indices, axis, length)
+    width = vector_width(inner if inner > 1 else length, ct.dtype.itemsize)
+    clear = launch("clear_along_axis", numbers, ct, indices, outer * length * inner // width, width)
+    add = launch("scatter_along_axis", numbers, ct, indices, outer * inner)
+    one_pass = CudaKernel((replace(clear, name="scatter_one"),))
+    return [*([one_pass] if count == 1 else []), CudaKernel((clear, add))]
+
+
+def one_hot(target: Target, indices: Any, num_classes: int, dtype: np.dtype) -> list[CudaKernel]:
+    count = math.prod(indices.shape)
+    numbers, dtypes = (count, num_classes), (dtype, indices.dtype)
+    return [CudaKernel((CudaLaunch("index/index.cu", "one_hot", numbers, dtypes, count * num_classes, checked=True),))]
+
+
+register("take", "cuda", take)
+register("take_along_axis", "cuda", take_along_axis)
+register("scatter_along_axis", "cuda", scatter_along_axis)
+register("one_hot", "cuda", one_hot)

@@ -3,76 +3,47 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
-from adtrain.core.kernel import LegacyKernel, legacy
+from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.registry import register
-from adtrain.lowering.cuda.reduce import LEAST_ROW, MANY_BLOCKS, WARP, vector
-from adtrain.lowering.cuda.rows import teams
+from adtrain.core.target import Target
+from adtrain.lowering.cuda.reduce import MIN_BLOCKS, MIN_ROW_PART, WARP, vector_width
+from adtrain.lowering.cuda.rows import held_rows
 from adtrain.lowering.shapes import alternating
 
 BLOCK = 256
-"""Threads of a block."""
+"""Threads per block."""
 
 
-def standardize() -> tuple[LegacyKernel, ...]:
-    """The candidates of standardize: rows, or anything in three passes."""
+def standardize(target: Target, x: Any, axes: tuple[int, ...], eps: float) -> list[CudaKernel]:
+    """The candidates: rows in registers, or three passes: moments of parts, moments, and the elements."""
+    lengths = k0, r0, k1, r1 = alternating(x.shape, axes, 4)
+    outputs = k0 * k1
+    across = WARP if r1 == 1 else 1  # neighbouring outputs of a block
+    tiles = k0 * -(-k1 // across)
+    wanted = min(-(-MIN_BLOCKS // max(tiles, 1)), r0 * r1 * across // MIN_ROW_PART, r0)
+    runs = -(-r0 // max(wanted, 1))  # of r1 elements, per part
+    parts = -(-r0 // runs)
+    width = {"WIDTH": vector_width(r1 if r1 > 1 else k1, x.dtype.itemsize)}
 
-    def lengths(x: Any, axes: Any) -> tuple[int, ...]:
-        return alternating(x.shape, axes, 4)
+    def launch(name: str, numbers: tuple[int | float, ...], **work: Any) -> CudaLaunch:
+        return CudaLaunch("reduce/norm.cu", name, numbers, (x.dtype,), **work)
 
-    def rows(x: Any, axes: Any, eps: float) -> tuple[int, int]:
-        k0, r0, k1, r1 = lengths(x, axes)
-        return k0 * k1, r1 if r0 == 1 else 0
-
-    def across(x: Any, axes: Any) -> int:
-        """Neighbouring outputs of a block."""
-        return WARP if lengths(x, axes)[3] == 1 else 1
-
-    def tiles(x: Any, axes: Any) -> int:
-        k0, _, k1, _ = lengths(x, axes)
-        return k0 * -(-k1 // across(x, axes))
-
-    def parts(x: Any, axes: Any) -> tuple[int, int]:
-        """How many, and the runs of r1 in each."""
-        _, r0, _, r1 = lengths(x, axes)
-        wanted = min(-(-MANY_BLOCKS // max(tiles(x, axes), 1)), r0 * r1 * across(x, axes) // LEAST_ROW, r0)
-        chunk = -(-r0 // max(wanted, 1))
-        return -(-r0 // chunk), chunk
-
-    def width(x: Any, axes: Any) -> int:
-        _, _, k1, r1 = lengths(x, axes)
-        return vector(r1 if r1 > 1 else k1, x.dtype.itemsize)
-
-    def outputs(x: Any, axes: Any) -> int:
-        return math.prod(lengths(x, axes)[::2])
-
-    apply = LegacyKernel(
-        "reduce/norm.cu",
-        "standardize_apply",
-        lambda x, axes, eps: (*lengths(x, axes), float(eps)),
-        elements=lambda x, axes, eps: x.size // width(x, axes),
-        definitions=lambda x, axes, eps: {"WIDTH": width(x, axes)},
-    )
-    combine = LegacyKernel(
-        "reduce/norm.cu",
-        "standardize_combine",
-        lambda x, axes, eps: (outputs(x, axes), parts(x, axes)[0]),
-        elements=lambda x, axes, eps: outputs(x, axes) * WARP,
-    )
-    moments = LegacyKernel(
-        "reduce/norm.cu",
+    moments_of_parts = launch(
         "standardize_parts",
-        lambda x, axes, eps: (*lengths(x, axes), across(x, axes), *parts(x, axes)),
-        blocks=lambda x, axes, eps: tiles(x, axes) * parts(x, axes)[0],
-        threads=lambda x, axes, eps: BLOCK,
-        definitions=lambda x, axes, eps: {"WIDTH": width(x, axes)},
-        scratch=lambda x, axes, eps: outputs(x, axes) * parts(x, axes)[0] * 3 * x.dtype.itemsize,
-        then=combine,
+        (*lengths, across, parts, runs),
+        definitions=width,
+        blocks=tiles * parts,
+        threads=BLOCK,
     )
-    team = LegacyKernel("reduce/norm.cu", "standardize_team", lambda x, axes, eps: (*rows(x, axes, eps), float(eps)))
-    return *teams(team, rows), replace(moments, then=replace(combine, then=apply))
+    moments = launch("standardize_combine", (outputs, parts), elements=outputs * WARP)
+    apply = launch(
+        "standardize_apply", (*lengths, float(eps)), definitions=width, elements=math.prod(lengths) // width["WIDTH"]
+    )
+    passes = CudaKernel((moments_of_parts, moments, apply), outputs * parts * 3 * x.dtype.itemsize)
+    row = r1 if r0 == 1 else 0
+    return [*held_rows(launch("standardize_team", (outputs, row, float(eps))), outputs, row), passes]
 
 
-register("standardize", "cuda", legacy(standardize()))
+register("standardize", "cuda", standardize)

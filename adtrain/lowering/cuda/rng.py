@@ -1,19 +1,20 @@
-"""Random numbers: `index/random.cu`."""
+"""Random numbers: `index/random.cu`. A thread computes the four numbers of one Philox block."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from adtrain.core.kernel import LegacyKernel, legacy
+import numpy as np
+
+from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.registry import register
-
-RANDOM_UNIFORM = LegacyKernel(
-    "index/random.cu",
-    "random_uniform",
-    lambda rng, shape, stream, dtype: (math.prod(shape), stream),
-    lambda rng, shape, stream, dtype: (dtype,),
-    elements=lambda rng, shape, stream, dtype: -(-math.prod(shape) // 4),
-)
+from adtrain.core.target import Target
 
 
-register("random_uniform", "cuda", legacy(RANDOM_UNIFORM))
+def random_uniform(target: Target, rng: Any, shape: tuple[int, ...], stream: int, dtype: np.dtype) -> list[CudaKernel]:
+    count = math.prod(shape)
+    return [CudaKernel((CudaLaunch("index/random.cu", "random_uniform", (count, stream), (dtype,), -(-count // 4)),))]
+
+
+register("random_uniform", "cuda", random_uniform)

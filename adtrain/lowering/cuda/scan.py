@@ -2,60 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from adtrain.core.kernel import LegacyKernel, legacy
+from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.registry import register
-from adtrain.lowering.cuda.reduce import LEAST_ROW, MANY_BLOCKS, WARP
+from adtrain.core.target import Target
+from adtrain.lowering.cuda.reduce import MIN_BLOCKS, MIN_ROW_PART, WARP
 from adtrain.lowering.shapes import output_type, split_at
 
 BLOCK = 256
-"""Threads of a block."""
-MANY_LINES, LEAST_LINE = 1 << 18, 64
-"""Threads that keep the largest GPU busy with columns of running sums; the least elements of a thread's part."""
+"""Threads per block."""
+MANY_COLUMNS, MIN_COLUMN_PART = 1 << 18, 64
+"""Threads, one per column, that keep the largest GPU busy, and elements in a thread's part, at least."""
 
 
-def cumsum(dtypes: Callable[..., Any]) -> tuple[LegacyKernel, ...]:
-    """The candidates of a running sum: lines or columns, whole or, where there are few, in parts."""
+def cumsum(target: Target, x: Any, axis: int, reverse: bool) -> list[CudaKernel]:
+    """The candidates: a block per row, or a thread per row or column.
 
-    def lines(x: Any, axis: int, reverse: bool) -> int:
-        outer, _, inner = split_at(x.shape, axis)
-        return outer * inner
+    Where they are few, each is split into parts, and a first launch computes the sums of the parts.
+    """
+    outer, length, inner = split_at(x.shape, axis)
+    dtypes = (x.dtype, output_type("cumsum", x, axis=axis, reverse=reverse).dtype)
+    rows = inner == 1 and length > WARP  # contiguous, and long enough for a block
+    wanted, least = (MIN_BLOCKS, MIN_ROW_PART) if rows else (MANY_COLUMNS, MIN_COLUMN_PART)
+    parts = max(1, min(-(-wanted // max(outer * inner, 1)), length // least))
+    part = max(-(-length // parts), 1)
+    parts = -(-length // part)
+    count = outer * inner * parts
 
-    def neighbours(x: Any, axis: int, reverse: bool) -> bool:
-        """Whether lines are of neighbouring elements, and long enough to be shared."""
-        _, length, inner = split_at(x.shape, axis)
-        return inner == 1 and length > WARP
+    def kernel(sums: str, name: str, **work: int) -> CudaKernel:
+        first = CudaLaunch("reduce/cumsum.cu", sums, (outer, length, inner, reverse, parts, part), dtypes, **work)
+        last = replace(first, name=name)
+        return CudaKernel((first, last), count * dtypes[1].itemsize) if parts > 1 else CudaKernel((last,), 0)
 
-    def parts(x: Any, axis: int, reverse: bool) -> tuple[int, int]:
-        """How many, and the elements in each."""
-        length, found = x.shape[axis], lines(x, axis, reverse)
-        wanted, least = (MANY_BLOCKS, LEAST_ROW) if neighbours(x, axis, reverse) else (MANY_LINES, LEAST_LINE)
-        count = max(1, min(-(-wanted // max(found, 1)), length // least))
-        chunk = max(-(-length // count), 1)
-        return -(-length // chunk), chunk
-
-    def numbers(x: Any, **params: Any) -> tuple[int, ...]:
-        return *split_at(x.shape, params["axis"]), params["reverse"], *parts(x, **params)
-
-    def work(x: Any, **params: Any) -> int:
-        return lines(x, **params) * parts(x, **params)[0]
-
-    def scratch(x: Any, **params: Any) -> int:
-        return work(x, **params) * dtypes(x, **params)[-1].itemsize if parts(x, **params)[0] > 1 else 0
-
-    def pair(sums: str, name: str, **launch: Any) -> tuple[LegacyKernel, LegacyKernel]:
-        whole = LegacyKernel("reduce/cumsum.cu", name, numbers, dtypes, scratch=scratch, **launch)
-        return replace(whole, name=sums, then=whole, applies=lambda x, **params: parts(x, **params)[0] > 1), whole
-
-    in_blocks = pair("cumsum_sums", "cumsum_block", blocks=work, threads=lambda x, **params: BLOCK)
-    both = [
-        replace(k, applies=lambda x, k=k, **params: neighbours(x, **params) and k.applies(x, **params))
-        for k in in_blocks
-    ]
-    return *both, *pair("cumsum_column_sums", "cumsum_columns", elements=work)
+    columns = kernel("cumsum_column_sums", "cumsum_columns", elements=count)
+    return [kernel("cumsum_sums", "cumsum_block", blocks=count, threads=BLOCK), columns] if rows else [columns]
 
 
-register("cumsum", "cuda", legacy(cumsum(lambda x, **params: (x.dtype, output_type("cumsum", x, **params).dtype))))
+register("cumsum", "cuda", cumsum)

@@ -2,82 +2,46 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
 from typing import Any
 
-from adtrain.core.kernel import LegacyKernel, legacy
+from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.registry import register
-from adtrain.lowering.cuda.reduce import FEW, ROW, WARP, short_row, vector
-from adtrain.lowering.cuda.rows import HELD_ROW, MOST_TEAM, teams
+from adtrain.core.target import Target
+from adtrain.lowering.cuda.reduce import MIN_SHORT_ROWS, SHORT_ROW, WARP, thread_per_row, vector_width
+from adtrain.lowering.cuda.rows import MAX_HELD_ROW, MAX_TEAM, held_rows
 from adtrain.lowering.shapes import split_at
 
 BLOCK = 256
-"""Threads of a block."""
+"""Threads per block."""
 
 
-def softmax(logarithm: bool) -> tuple[LegacyKernel, ...]:
-    """The candidates of softmax or its logarithm."""
+def softmax(logarithm: bool, target: Target, x: Any, axis: int) -> list[CudaKernel]:
+    """The candidates for softmax, or for its logarithm."""
+    outer, length, inner = split_at(x.shape, axis)
+    macros = {"LOGARITHM": int(logarithm)}
+    with_length = {**macros, "LENGTH": length}
 
-    def macros(x: Any, axis: int) -> dict[str, int]:
-        return {"LOGARITHM": int(logarithm)}
+    def launch(name: str, numbers: tuple[int, ...], definitions: dict[str, int] = macros, **work: Any) -> CudaLaunch:
+        file = "reduce/softmax_columns.cu" if name.endswith("columns") else "reduce/softmax.cu"
+        return CudaLaunch(file, name, numbers, (x.dtype,), definitions=definitions, **work)
 
-    def with_length(x: Any, axis: int) -> dict[str, int]:
-        return {**macros(x, axis), "LENGTH": x.shape[axis]}
-
-    def neighbours(x: Any, axis: int) -> bool:
-        return split_at(x.shape, axis)[2] == 1
-
-    def rows(x: Any, axis: int) -> tuple[int, int]:
-        outer, length, inner = split_at(x.shape, axis)
-        return outer, length if inner == 1 else 0
-
-    def short(x: Any, axis: int) -> bool:
-        return neighbours(x, axis) and split_at(x.shape, axis)[0] >= FEW and short_row(x, x.shape[axis])
-
-    general = LegacyKernel("reduce/softmax.cu", "", lambda x, axis: split_at(x.shape, axis), definitions=macros)
-    return (
-        replace(
-            general,
-            name="softmax_rows",
-            numbers=lambda x, axis: split_at(x.shape, axis)[:1],
-            blocks=lambda x, axis: -(-split_at(x.shape, axis)[0] // BLOCK),
-            threads=lambda x, axis: BLOCK,
-            definitions=with_length,
-            applies=short,
-        ),
-        *teams(replace(general, name="softmax_team", numbers=rows), rows),
-        replace(
-            general,
-            name="softmax_long",
-            numbers=lambda x, axis: (*rows(x, axis), HELD_ROW),
-            blocks=lambda x, axis: split_at(x.shape, axis)[0],
-            threads=lambda x, axis: MOST_TEAM,
-            shared=lambda x, axis: HELD_ROW,
-            applies=neighbours,
-        ),
-        replace(
-            general,
-            file="reduce/softmax_columns.cu",
-            name="softmax_columns",
-            numbers=lambda x, axis: split_at(x.shape, axis)[::2],
-            elements=lambda x, axis: math.prod(split_at(x.shape, axis)[::2]),
-            definitions=with_length,
-            applies=lambda x, axis: x.shape[axis] * x.dtype.itemsize <= ROW,
-        ),
-        replace(
-            general,
-            file="reduce/softmax_columns.cu",
-            name="softmax_long_columns",
-            blocks=lambda x, axis: -(-math.prod(split_at(x.shape, axis)[::2]) // WARP),
-            threads=lambda x, axis: 2 * BLOCK,
-            definitions=lambda x, axis: {
-                **macros(x, axis),
-                "WIDTH": vector(split_at(x.shape, axis)[2], x.dtype.itemsize),
-            },
-        ),
-    )
+    found: list[CudaKernel] = []
+    if inner == 1:
+        if outer >= MIN_SHORT_ROWS and thread_per_row(length, x.dtype.itemsize):
+            blocks = -(-outer // BLOCK)
+            found.append(CudaKernel((launch("softmax_rows", (outer,), with_length, blocks=blocks, threads=BLOCK),)))
+        found += held_rows(launch("softmax_team", (outer, length)), outer, length)
+        static = 2 * WARP * x.dtype.itemsize  # of softmax_long: the maximum and the sum of each warp
+        cached = min(MAX_HELD_ROW, target.shared - static)
+        long = launch("softmax_long", (outer, length, cached), blocks=outer, threads=MAX_TEAM, shared=cached)
+        found.append(CudaKernel((long,)))
+    if length * x.dtype.itemsize <= SHORT_ROW:
+        found.append(CudaKernel((launch("softmax_columns", (outer, inner), with_length, elements=outer * inner),)))
+    wide = {**macros, "WIDTH": vector_width(inner, x.dtype.itemsize)}
+    blocks = -(-outer * inner // WARP)
+    long = launch("softmax_long_columns", (outer, length, inner), wide, blocks=blocks, threads=2 * BLOCK)
+    return [*found, CudaKernel((long,))]
 
 
-register("softmax", "cuda", legacy(softmax(logarithm=False)))
-register("log_softmax", "cuda", legacy(softmax(logarithm=True)))
+register("softmax", "cuda", lambda target, x, axis: softmax(False, target, x, axis))
+register("log_softmax", "cuda", lambda target, x, axis: softmax(True, target, x, axis))
