@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "codegen": {"core"},
     "lowering": {"core"},
     "backends": {"core", "lowering", "codegen", "assets", "cache", "files", "passes", "documents"},
-    "ops": {"core", "lowering"},
+    "ops": {"core"},
     "assets": {"core"},
     "cache": {"files"},
     "documents": {"cache"},

@@ -19,7 +19,6 @@ from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.registry import register
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cpu.conv import FORWARD, FORWARD_WINOGRAD, INPUT_GRAD, INPUT_GRAD_WINOGRAD, WEIGHT_GRAD
 from adtrain.lowering.cuda.conv import conv as conv_cuda
 from adtrain.lowering.cuda.conv import pooled as conv_pooled_cuda
 from adtrain.ops.broadcasting import promote, reshape
@@ -108,7 +107,6 @@ conv2d_p: Primitive = Primitive(
     lambda x, w, window, precision: _flops(_conv_shape(x, w, window).shape, w.shape),
     traits=(Trait.CONVOLUTION,),
 )
-register("conv2d", "cpu", (FORWARD_WINOGRAD, FORWARD))
 register("conv2d", "cuda", legacy(conv_cuda.forward))
 register("conv2d+max_pool2d", "cuda", legacy(conv_pooled_cuda.forward_pooled))
 input_grad_p: Primitive = Primitive(
@@ -124,7 +122,6 @@ input_grad_p: Primitive = Primitive(
     lambda g, w, window, size, precision: _flops(g.shape, w.shape),
     traits=(Trait.CONVOLUTION,),
 )
-register("conv2d_input_grad", "cpu", (INPUT_GRAD_WINOGRAD, INPUT_GRAD))
 register("conv2d_input_grad", "cuda", legacy(conv_cuda.input_grad))
 weight_grad_p: Primitive = Primitive(
     "conv2d_weight_grad",
@@ -138,7 +135,6 @@ weight_grad_p: Primitive = Primitive(
     ],
     lambda x, g, window, size, precision: _flops(g.shape, _weight_grad_shape(x, g, window, size).shape),
 )
-register("conv2d_weight_grad", "cpu", WEIGHT_GRAD)
 register("conv2d_weight_grad", "cuda", legacy(conv_cuda.weight_grad))
 
 

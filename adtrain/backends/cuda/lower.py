@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
+import adtrain.lowering.cuda  # noqa: F401  registers the kernels
 from adtrain.backends.cuda.codegen.horizontal import horizontal
 from adtrain.backends.cuda.codegen.loops import loops
 from adtrain.backends.cuda.codegen.one_block import one_block, threads_for

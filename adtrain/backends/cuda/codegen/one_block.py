@@ -15,7 +15,7 @@ from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import body_of, renamed
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.lowering.cpu.shapes import contiguous
+from adtrain.lowering.shapes import contiguous_strides
 from adtrain.passes.arena import Arena
 from adtrain.passes.plan_memory import nbytes
 
@@ -134,7 +134,7 @@ def _can_copy(v: Variable, size: int, threads: int) -> bool:
 def _copied(v: Variable, to: Variable, names: dict[Variable, str]) -> _Scheduled:
     """The asynchronous copy of an input to shared memory, broadcast to the shape of `to`."""
     axes = range(len(to.type.shape) - len(v.type.shape), len(to.type.shape))
-    steps = [step if n > 1 else 0 for step, n in zip(contiguous(v.type.shape), v.type.shape, strict=True)]
+    steps = [step if n > 1 else 0 for step, n in zip(contiguous_strides(v.type.shape), v.type.shape, strict=True)]
     place = divided("threadIdx.x", to.type.shape, [0] * axes.start + steps)
     copy = f"copy_async<{v.type.dtype.itemsize}>({names[to]} + threadIdx.x, {names[v]} + {place}, true);"
     equation = Equation(PRIMITIVES["broadcast_to"], (v,), {"shape": to.type.shape}, (to,))

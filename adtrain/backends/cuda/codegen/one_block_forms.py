@@ -14,7 +14,7 @@ from adtrain.core.fused import body_of, loops_p
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable
 from adtrain.core.types import Shape
-from adtrain.lowering.cpu.shapes import around, contiguous
+from adtrain.lowering.shapes import contiguous_strides, split_at
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.fuse_one_block import BY_INDEX
 
@@ -72,7 +72,7 @@ def lanes_for(count: int, rows: int, threads: int) -> int:
 
 def _axes(shape: Shape, axes: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
     """Lengths and strides of some axes of a contiguous array."""
-    steps = contiguous(shape)
+    steps = contiguous_strides(shape)
     return [shape[i] for i in axes], [steps[i] for i in axes]
 
 
@@ -119,7 +119,7 @@ def _reduction(op: str) -> Form:
 def _softmax(logarithm: str) -> Form:
     def form(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
         (x,), (y,) = equation.inputs, equation.outputs
-        outer, length, inner = around(x.type.shape, equation.params["axis"])
+        outer, length, inner = split_at(x.type.shape, equation.params["axis"])
         lanes = lanes_for(length, outer * inner, threads)
         numbers = f"{outer * inner}, {length}, {inner}, {lanes}"
         line = f"in_block::softmax<{logarithm}, THREADS, {numbers}>(t, {names[x]}, {names[y]});"
@@ -130,7 +130,7 @@ def _softmax(logarithm: str) -> Form:
 
 def _argmax(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     (x,), (y,) = equation.inputs, equation.outputs
-    outer, length, inner = around(x.type.shape, equation.params["axis"])
+    outer, length, inner = split_at(x.type.shape, equation.params["axis"])
     lanes = lanes_for(length, outer * inner, threads)
     numbers = f"{outer * inner}, {length}, {inner}, {lanes}"
     line = f"in_block::argmax<THREADS, {numbers}>(t, {names[x]}, {names[y]});"
@@ -139,7 +139,7 @@ def _argmax(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
 
 def _take(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     (x, indices), (y,) = equation.inputs, equation.outputs
-    _, length, inner = around(x.type.shape, equation.params["axis"])
+    _, length, inner = split_at(x.type.shape, equation.params["axis"])
     at = f"i / {inner} % {indices.size}" if y.size != indices.size else "i"
     row = f"(i / {inner * indices.size} * {length}LL + index) * {inner} + i % {inner}"
     return [_read_by_index(x, y, names, f"{names[indices]}[{at}]", length, row)]
@@ -148,7 +148,7 @@ def _take(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
 def _take_along_axis(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     (x, indices), (y,) = equation.inputs, equation.outputs
     axis = equation.params["axis"]
-    _, length, inner = around(x.type.shape, axis)
+    _, length, inner = split_at(x.type.shape, axis)
     row = f"(i / {inner * indices.type.shape[axis]} * {length}LL + index) * {inner} + i % {inner}"
     return [_read_by_index(x, y, names, f"{names[indices]}[i]", length, row)]
 
@@ -161,7 +161,7 @@ def _read_by_index(x: Variable, y: Variable, names: Names, index: str, length: i
 def _scatter_along_axis(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     (ct, indices), (y,) = equation.inputs, equation.outputs
     axis, length = equation.params["axis"], equation.params["length"]
-    _, count, inner = around(ct.type.shape, axis)
+    _, count, inner = split_at(ct.type.shape, axis)
     lines = [
         f"const int l = i / {inner} % {length}, start = i / {length * inner} * {count * inner} + i % {inner};",
         f"{c_type(y.type.dtype)} sum = 0;",
@@ -185,7 +185,7 @@ def _one_hot(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
 
 def _concatenate(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     (y,) = equation.outputs
-    _, _, row = around(y.type.shape, equation.params["axis"])
+    _, _, row = split_at(y.type.shape, equation.params["axis"])
     whole, start, most = row * y.type.shape[equation.params["axis"]], 0, 0
     lines: list[str] = []
     for x in equation.inputs:
@@ -199,14 +199,14 @@ def _concatenate(equation: Equation, names: Names, threads: int) -> Sequence[Ste
 
 def _transpose(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     (x,), (y,) = equation.inputs, equation.outputs
-    steps = contiguous(x.type.shape)
+    steps = contiguous_strides(x.type.shape)
     place = divided("i", y.type.shape, [steps[axis] for axis in equation.params["axes"]])
     return [loop(y.size, [f"{names[y]}[i] = {names[x]}[{place}];"])]
 
 
 def _slice(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     (x,), (y,) = equation.inputs, equation.outputs
-    steps = contiguous(x.type.shape)
+    steps = contiguous_strides(x.type.shape)
     start = sum(a * s for a, s in zip(equation.params["starts"], steps, strict=True))
     place = divided("i", y.type.shape, [a * s for a, s in zip(equation.params["steps"], steps, strict=True)])
     return [loop(y.size, [f"{names[y]}[i] = {names[x]}[{start} + {place}];"])]
