@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from adtrain.core.kernel import CKernel, legacy
+from adtrain.core.kernel import CKernel
 from adtrain.core.primitive import Primitive
 from adtrain.core.registry import register
 from adtrain.core.types import ArrayType
@@ -22,7 +22,6 @@ from adtrain.lowering.cpu.conv import (
     pooled_numbers,
     pooled_weight_grad_scratch,
 )
-from adtrain.lowering.cuda.conv import pooled as conv_pooled_cuda
 from adtrain.ops.conv import input_grad_p, weight_grad_p
 from adtrain.ops.pool import max_pool2d_put_p
 
@@ -98,7 +97,6 @@ register(
         prepared=pooled_input_grad_prepared,
     ),
 )
-register("conv2d_input_grad_pooled", "cuda", legacy(conv_pooled_cuda.input_grad_pooled))
 """(g, where, w; window, windows, shape, size, precision):
 conv2d_input_grad(max_pool2d_put(g, where, windows, shape), w, ...)."""
 
@@ -124,6 +122,5 @@ register(
         scratch=pooled_weight_grad_scratch,
     ),
 )
-register("conv2d_weight_grad_pooled", "cuda", legacy(conv_pooled_cuda.weight_grad_pooled))
 """(x, g, where; window, windows, shape, size, precision):
 conv2d_weight_grad(x, max_pool2d_put(g, where, windows, shape), ...)."""

@@ -10,13 +10,12 @@ import numpy as np
 
 from adtrain.core.array import Value, array
 from adtrain.core.errors import ShapeError
-from adtrain.core.kernel import CKernel, legacy
+from adtrain.core.kernel import CKernel
 from adtrain.core.precision import FULL, matmul_precision
 from adtrain.core.primitive import Primitive
 from adtrain.core.registry import register
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape
-from adtrain.lowering.cuda import pool as pool_cuda
 from adtrain.ops.common import ArrayLike, as_value, pair, require_float
 from adtrain.ops.matmul import matmul
 from adtrain.ops.reduce import mean
@@ -130,10 +129,6 @@ def _numbers(x_shape: Sequence[int], y_shape: Sequence[int], windows: Windows) -
     return (*x_shape[1:], *y_shape[2:], *windows.kernel, *windows.stride, *windows.padding)
 
 
-def _pooled_shapes(x: Any, windows: Windows) -> tuple[Sequence[int], Sequence[int]]:
-    return x.shape, windows.output_shape("pooling", x.shape)
-
-
 def _pooled_numbers(x: Any, windows: Windows) -> tuple[int, ...]:
     return _numbers(x.shape, windows.output_shape("pooling", x.shape), windows)
 
@@ -146,7 +141,6 @@ max_pool2d_p: Primitive = Primitive(
     lambda x, windows: _max_shape(x, windows)[0].size * windows.kernel[0] * windows.kernel[1],
 )
 register("max_pool2d", "cpu", _kernel("max_pool2d", _pooled_numbers))
-register("max_pool2d", "cuda", legacy(pool_cuda.kernel("max_pool2d", _pooled_shapes)))
 max_pool2d_put_p: Primitive = Primitive(
     "max_pool2d_put",
     lambda ct, where, windows, shape: ArrayType(shape, ct.dtype),
@@ -159,11 +153,6 @@ register(
     "cpu",
     _kernel("max_pool2d_put", lambda ct, where, windows, shape: _numbers(shape, ct.shape, windows)),
 )
-register(
-    "max_pool2d_put",
-    "cuda",
-    legacy(pool_cuda.kernel("max_pool2d_put", lambda ct, where, windows, shape: (shape, ct.shape), gathers=True)),
-)
 max_pool2d_pick_p: Primitive = Primitive(
     "max_pool2d_pick",
     lambda x, where, windows: ArrayType(where.shape, x.dtype),
@@ -175,11 +164,6 @@ register(
     "max_pool2d_pick",
     "cpu",
     _kernel("max_pool2d_pick", lambda x, where, windows: _numbers(x.shape, where.shape, windows)),
-)
-register(
-    "max_pool2d_pick",
-    "cuda",
-    legacy(pool_cuda.kernel("max_pool2d_pick", lambda x, where, windows: (x.shape, where.shape))),
 )
 
 
@@ -214,7 +198,6 @@ avg_pool2d_p: Primitive = Primitive(
     lambda x, windows: _avg_shape(x, windows).size * windows.kernel[0] * windows.kernel[1],
 )
 register("avg_pool2d", "cpu", _kernel("avg_pool2d", _pooled_numbers))
-register("avg_pool2d", "cuda", legacy(pool_cuda.kernel("avg_pool2d", _pooled_shapes)))
 avg_pool2d_put_p: Primitive = Primitive(
     "avg_pool2d_put",
     lambda ct, windows, shape: ArrayType(shape, ct.dtype),
@@ -224,11 +207,6 @@ avg_pool2d_put_p: Primitive = Primitive(
 )
 register(
     "avg_pool2d_put", "cpu", _kernel("avg_pool2d_put", lambda ct, windows, shape: _numbers(shape, ct.shape, windows))
-)
-register(
-    "avg_pool2d_put",
-    "cuda",
-    legacy(pool_cuda.kernel("avg_pool2d_put", lambda ct, windows, shape: (shape, ct.shape), gathers=True)),
 )
 
 
