@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planes_emulated import cases, in_pieces
+from shifted_conv_emulated import cases, in_pieces
 from slabs_emulated import NOISE, OF_UNITS, TWO_ROUNDINGS, chain, errors
 
 from adtrain.backends.cuda import compiler

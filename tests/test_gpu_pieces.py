@@ -9,7 +9,7 @@ import pytest
 from gpu_parity import gpu, poisoned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from planes_emulated import cases
+from shifted_conv_emulated import cases
 from slabs_emulated import NOISE, OF_UNITS, TWO_ROUNDINGS, errors
 from test_gpu_products import computed, distance, exact, operands
 

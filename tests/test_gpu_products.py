@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu_kernels import run_twice
 from gpu_parity import gpu, poisoned
 
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import Primitive
+from adtrain.core.registry import cuda_kernels
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cuda.conv import conv as conv_cuda
 from adtrain.lowering.cuda.gemm.matmul import GEMM, Product, products
 from adtrain.lowering.cuda.gemm.tiles import TILES, Direct, Unit
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
@@ -168,14 +169,15 @@ def test_every_candidate_for_a_convolution_is_right(
     x, w = (rng.standard_normal(shape).astype(np.float32) for shape in (image, weight))
     size = tuple(window.output_length(i, image[i + 2], weight[i + 2]) for i in (0, 1))
     g = rng.standard_normal((image[0], weight[0], *size)).astype(np.float32)
-    cases: tuple[tuple[Primitive, Any, tuple[np.ndarray, np.ndarray], dict[str, Any]], ...] = (
-        (conv2d_p, conv_cuda.forward, (x, w), {"window": window}),
-        (input_grad_p, conv_cuda.input_grad, (g, w), {"window": window, "size": image[2:]}),
-        (weight_grad_p, conv_cuda.weight_grad, (x, g), {"window": window, "size": weight[2:]}),
+    cases: tuple[tuple[Primitive, tuple[np.ndarray, np.ndarray], dict[str, Any]], ...] = (
+        (conv2d_p, (x, w), {"window": window}),
+        (input_grad_p, (g, w), {"window": window, "size": image[2:]}),
+        (weight_grad_p, (x, g), {"window": window, "size": weight[2:]}),
     )
-    for primitive, candidates, arrays, params in cases:
+    for primitive, arrays, params in cases:
         reference = primitive.reference
         expected = reference(*(rounded(v, precision).astype(float) for v in arrays), **{**params, "precision": "full"})
-        for kernel in candidates(*types(*arrays), **params, precision=precision):
-            found = computed(gpu, primitive, kernel, list(arrays), **params)
-            assert distance(found, expected) < TOLERANCE["float32"], (kernel.name, kernel.definitions())
+        target = gpu.lowering.target
+        for kernel in cuda_kernels(primitive.name, target, *types(*arrays), **params, precision=precision):
+            (found,) = run_twice(gpu, primitive, kernel, list(arrays), **params)
+            assert distance(found, expected) < TOLERANCE["float32"], kernel.label

@@ -12,12 +12,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from adtrain.core.kernel import legacy
 from adtrain.core.primitive import Primitive, Trait
-from adtrain.core.registry import register
 from adtrain.core.rewrites import POOLED_GRADIENT
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cuda.conv import pooled as conv_pooled_cuda
 from adtrain.ops.conv import input_grad_p, weight_grad_p
 from adtrain.ops.pool import max_pool2d_put_p
 
@@ -65,7 +62,6 @@ conv2d_input_grad_pooled_p = Primitive(
     flops=lambda g, where, w, **_: 2 * g.size * w.shape[1] * w.shape[2] * w.shape[3],
     traits=(Trait.CONVOLUTION,),
 )
-register("conv2d_input_grad_pooled", "cuda", legacy(conv_pooled_cuda.input_grad_pooled))
 """(g, where, w; window, windows, shape, size, precision):
 conv2d_input_grad(max_pool2d_put(g, where, windows, shape), w, ...)."""
 
@@ -75,7 +71,6 @@ conv2d_weight_grad_pooled_p = Primitive(
     _weight_grad_reference,
     flops=lambda x, g, where, window, windows, shape, size, precision: 2 * g.size * x.shape[1] * size[0] * size[1],
 )
-register("conv2d_weight_grad_pooled", "cuda", legacy(conv_pooled_cuda.weight_grad_pooled))
 """(x, g, where; window, windows, shape, size, precision):
 conv2d_weight_grad(x, max_pool2d_put(g, where, windows, shape), ...)."""
 

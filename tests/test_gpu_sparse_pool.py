@@ -1,5 +1,5 @@
-"""The GPU: gradients of convolutions behind a max pooling are right for all shapes, as exact as plain float32, and the
-same twice."""
+"""The GPU: gradients of convolutions behind a max pooling are right for all shapes, as exact as float32 sums, and the
+same in each run."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu_kernels import run_twice
 from gpu_parity import gpu, poisoned
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from planes_emulated import cases
-from pooled_samples import Work, by_images, by_weights, drawn, expected, positions_of
 from program_samples import everywhere
+from shifted_conv_emulated import cases
 from slabs_emulated import NOISE, ROUNDINGS, chain, errors
-from test_cuda_planes import DECADES, K, M, N
-from test_gpu_bias_sums import both
-from test_gpu_planes import TOLERANCE, hopper, same
+from sparse_pool_samples import Work, by_images, by_weights, conv_problem, drawn, expected
+from test_cuda_shifted_conv import DECADES, K, M, N
 from test_gpu_products import distance
+from test_gpu_shifted_conv import TOLERANCE, hopper, same
 
 import adtrain as ad
 from adtrain import ops
@@ -32,9 +32,8 @@ pytestmark = pytest.mark.gpu
 
 
 def computed(gpu: Any, work: Work) -> list[np.ndarray]:
-    """The results, computed twice."""
     primitive, arrays, known, kernel = work
-    return both(gpu, primitive, kernel, arrays, **known)
+    return run_twice(gpu, primitive, kernel, arrays, **known)
 
 
 def check(gpu: Any, *found: Work | None) -> None:
@@ -57,9 +56,9 @@ def test_gradients_by_the_images_of_all_shapes_are_right(
 ) -> None:
     padding = min(padding[0], kernel[0] - 1), min(padding[1], kernel[1] - 1)
     assume(all(n + 2 * p - k >= 1 for n, p, k in zip(image[2:], padding, kernel, strict=True)))
-    positions = positions_of(image, filters, kernel, padding, precision)
-    _, w, g, where = drawn(positions)
-    check(gpu, by_images(positions, w, g, where))
+    problem = conv_problem(image, filters, kernel, padding, precision)
+    _, w, g, where = drawn(problem)
+    check(gpu, by_images(problem, w, g, where))
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -72,9 +71,9 @@ def test_gradients_by_the_images_of_all_shapes_are_right(
 def test_gradients_by_weights_and_bias_of_all_shapes_are_right(
     gpu: Any, image: tuple[int, ...], filters: int, padding: tuple[int, int], precision: str
 ) -> None:
-    positions = positions_of(image, filters, (3, 3), padding, precision)
-    x, _, g, where = drawn(positions)
-    check(gpu, *by_weights(positions, x, g, where))
+    problem = conv_problem(image, filters, (3, 3), padding, precision)
+    x, _, g, where = drawn(problem)
+    check(gpu, *by_weights(problem, x, g, where))
 
 
 @pytest.mark.parametrize(
@@ -82,25 +81,25 @@ def test_gradients_by_weights_and_bias_of_all_shapes_are_right(
     [((140, 32, 26, 26), 64, 0), ((9, 70, 31, 45), 33, 1), ((2, 16, 5, 90), 130, 1), ((300, 64, 7, 7), 20, 2)],
 )
 def test_large_ones_are_right(gpu: Any, image: tuple[int, ...], filters: int, padding: int) -> None:
-    positions = positions_of(image, filters, (3, 3), (padding, padding))
-    x, w, g, where = drawn(positions)
-    check(gpu, by_images(positions, w, g, where), *by_weights(positions, x, g, where))
+    problem = conv_problem(image, filters, (3, 3), (padding, padding))
+    x, w, g, where = drawn(problem)
+    check(gpu, by_images(problem, w, g, where), *by_weights(problem, x, g, where))
 
 
-def test_infinity_and_nan_reach_what_the_numbers_reach_that_they_are(gpu: Any) -> None:
-    positions = positions_of((3, 40, 12, 14), 70, (3, 3), (1, 1))
-    x, w, g, where = drawn(positions)
+def test_infinity_and_nan_propagate(gpu: Any) -> None:
+    problem = conv_problem((3, 40, 12, 14), 70, (3, 3), (1, 1))
+    x, w, g, where = drawn(problem)
     g[0, 3, 1, 2], g[1, 69, 4, 4], g[2, 2, 0, 0] = np.inf, np.nan, -np.inf
-    check(gpu, by_images(positions, w, g, where), *by_weights(positions, x, g, where))
+    check(gpu, by_images(problem, w, g, where), *by_weights(problem, x, g, where))
 
 
 @pytest.mark.parametrize("case", cases(M, N, K))
-def test_they_are_as_exact_as_one_chain_of_multiply_adds(gpu: Any, case: str) -> None:
+def test_they_are_as_exact_as_sequential_fma_sums(gpu: Any, case: str) -> None:
     """Of windows whose first positions are the largest, and a kernel of one element."""
     a, b = cases(M, N, K)[case]
-    positions = positions_of((1, N, 2, 2 * M), K, (1, 1), (0, 0))
+    problem = conv_problem((1, N, 2, 2 * M), K, (1, 1), (0, 0))
     g, where = a.T.reshape(1, K, 1, M).copy(), np.zeros((1, K, 1, M), np.int32)
-    work = by_images(positions, b.reshape(K, N, 1, 1), g, where)
+    work = by_images(problem, b.reshape(K, N, 1, 1), g, where)
     assert work is not None
     (spread,) = computed(gpu, work)
     assert not spread[0, :, 1].any()
@@ -113,8 +112,8 @@ def test_they_are_as_exact_as_one_chain_of_multiply_adds(gpu: Any, case: str) ->
 
 def test_a_program_takes_them_and_computes_the_same(gpu: Any) -> None:
     """With the mask in front of the convolution, in one launch with its gradient."""
-    positions = positions_of((130, 32, 26, 26), 64, (3, 3), (0, 0))
-    x, w, _, _ = drawn(positions)
+    problem = conv_problem((130, 32, 26, 26), 64, (3, 3), (0, 0))
+    x, w, _, _ = drawn(problem)
     bias = np.linspace(-1, 1, 64, dtype=np.float32)
 
     def f(x: Any, w: Any, bias: Any) -> Any:

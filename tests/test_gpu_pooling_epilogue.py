@@ -1,4 +1,4 @@
-"""The GPU: convolutions that hand their elements to a max pooling give what the two launches give, bit for bit."""
+"""The GPU: a convolution with a pooling epilogue gives the bytes of the convolution and the pooling apart."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu_kernels import run_twice
 from gpu_parity import gpu, poisoned
 from program_samples import everywhere, names
-from test_gpu_products import computed
-from test_pooled_convolutions import LAYERS, PAIRS, Layer, arguments, in_pieces, pooled_layer, pooling, rectified
+from test_pooling_epilogue import LAYERS, PAIRS, Layer, alone, arguments, pooled_layer, pooling, rectified
 
 import adtrain as ad
 from adtrain import ops, passes
@@ -19,6 +19,7 @@ from adtrain.core.trace import bind
 from adtrain.lowering.cuda.conv.padded_index import CAPABILITY
 from adtrain.ops.conv import conv2d_p
 from adtrain.ops.pool import max_pool2d_p
+from adtrain.passes.fuse_pooling import fuse_pooling
 
 __all__ = ["gpu", "poisoned", "pooling"]
 
@@ -36,7 +37,7 @@ MORE: tuple[Layer, ...] = (
 @pytest.fixture(autouse=True)
 def hopper(gpu: Any) -> None:
     if gpu.device.device.compute_capability() != CAPABILITY:
-        pytest.skip("positions are for GPUs of compute capability 9.0 alone")
+        pytest.skip("shifted implicit GEMM needs compute capability 9.0")
 
 
 @pytest.mark.parametrize("layer", [*LAYERS, *MORE])
@@ -49,7 +50,8 @@ def test_maxima_and_positions_are_those_of_the_two_launches(gpu: Any, pooling: N
     on_gpu = [array(v, device="gpu") for v in (x, w, bias)]
     (convolution,) = [e for e in everywhere(program.program(*on_gpu)) if e.primitive is conv2d_p]
     params = {"window": convolution.params["window"]}
-    y = array(rectified(computed(gpu, conv2d_p, in_pieces(convolution), [x, w], **params), bias), device="gpu")
+    (y,) = run_twice(gpu, conv2d_p, alone(convolution, gpu.lowering.target), [x, w], **params)
+    y = array(rectified(y, bias), device="gpu")
     expected = [v.numpy() for v in bind(max_pool2d_p, y, windows=PAIRS)]
     for _ in range(3):
         found = [v.numpy() for v in program(*on_gpu)]
@@ -68,7 +70,8 @@ def test_gradients_are_those_of_the_two_launches(gpu: Any) -> None:
     x, w, bias = arguments(((140, 32, 26, 26), 64, 0))
     v = np.random.default_rng(2).standard_normal((140, 64, 12, 12)).astype(np.float32)
     args = [array(a, device="gpu") for a in (np.nan_to_num(x, posinf=1), w, bias, v)]
-    apart = (*passes.SIMPLIFY, *(improve for improve in passes.FUSE_GPU if improve is not passes.fuse_pooling))
+    fusions = passes.gpu_fusions(gpu.lowering.target)
+    apart = (*passes.SIMPLIFY, *(f for f in fusions if getattr(f, "func", f) is not fuse_pooling))
     together = [stage(gradients, improve) for improve in (passes.ALL, apart)]
     assert ["pooled" in names(f.program(*args)) for f in together] == [True, False]
     (value, found), (expected_value, expected) = (f(*args) for f in together)

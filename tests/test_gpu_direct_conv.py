@@ -1,4 +1,4 @@
-"""The GPU: convolutions of few channels are right, twice the same, and as exact as plain float32."""
+"""The GPU: direct convolutions are right, the same in each run, and as exact as float32 sums."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu_kernels import run_twice
 from gpu_parity import gpu, poisoned
-from test_cuda_few_on_host import SHAPES, outputs
-from test_gpu_bias_sums import both
-from test_gpu_products import computed, distance, rounded
+from test_cuda_direct_conv_on_host import SHAPES, outputs
+from test_gpu_products import distance, rounded
 
-from adtrain.lowering.cuda.conv.direct import Few, FewConvolution, FewWeightGrad
+from adtrain.lowering.cuda.conv.direct import DirectConv, DirectWeightGrad
+from adtrain.lowering.cuda.conv.problem import ConvProblem
 from adtrain.ops.bias_sums import OF_BIAS, conv2d_weight_grad_sum_p
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
 
@@ -34,27 +35,29 @@ LARGE = (
 
 @pytest.mark.parametrize("precision", ["full", "bfloat16"])
 @pytest.mark.parametrize(("image", "weight", "window"), [*SHAPES, *LARGE])
-def test_convolutions_of_few_channels_are_right(
+def test_direct_convolutions_are_right(
     gpu: Any, image: tuple[int, ...], weight: tuple[int, ...], window: Window, precision: str
 ) -> None:
     rng = np.random.default_rng(0)
     shapes = image, weight, outputs(image, weight, window)
     x, w, g = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
-    few = Few(x.shape, g.shape, w.shape[2:], *window, precision)
+    problem = ConvProblem(x.shape, g.shape, (weight[2], weight[3]), *window, precision=precision)
+    target = gpu.lowering.target
     params: dict[str, Any] = {"window": window, "precision": "full"}
     exact = [rounded(v, precision).astype(float) for v in (x, w, g)]
 
-    found = computed(gpu, conv2d_p, FewConvolution(few, False).kernel(), [x, w], **params)
+    (found,) = run_twice(gpu, conv2d_p, DirectConv(problem, target, False).kernels()[0], [x, w], **params)
     assert distance(found, conv2d_p.reference(*exact[:2], **params)) < TOLERANCE
     if window.stride == (1, 1):
         sized = {**params, "size": image[2:]}
-        found = computed(gpu, input_grad_p, FewConvolution(few.turned(), True).kernel(), [g, w], **sized)
+        (kernel,) = DirectConv(problem.transposed(), target, True).kernels()
+        (found,) = run_twice(gpu, input_grad_p, kernel, [g, w], **sized)
         assert distance(found, input_grad_p.reference(*exact[:0:-1], **sized)) < TOLERANCE
     sized = {**params, "size": weight[2:]}
     expected = weight_grad_p.reference(*exact[::2], **sized)
-    found = computed(gpu, weight_grad_p, FewWeightGrad(few).kernel(), [x, g], **sized)
+    (found,) = run_twice(gpu, weight_grad_p, DirectWeightGrad(problem, target).kernels()[0], [x, g], **sized)
     assert distance(found, expected) < TOLERANCE
-    kernel = FewWeightGrad(few, bias=True).kernel()
-    of_weights, of_bias = both(gpu, conv2d_weight_grad_sum_p, kernel, [x, g], **sized)
+    (kernel,) = DirectWeightGrad(problem, target, bias=True).kernels()
+    of_weights, of_bias = run_twice(gpu, conv2d_weight_grad_sum_p, kernel, [x, g], **sized)
     assert distance(of_weights, expected) < TOLERANCE
     assert distance(of_bias, g.astype(float).sum(OF_BIAS)) < TOLERANCE

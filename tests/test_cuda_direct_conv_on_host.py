@@ -1,4 +1,4 @@
-"""Convolutions of few channels: the kernels, on the CPU, against the reference."""
+"""Direct convolutions: the kernels on the CPU, against the reference."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_on_host import Host, host
+from cuda_on_host import Host
 from program_samples import ON_GPU
 
 from adtrain import ops
 from adtrain.core.array import array
-from adtrain.core.chip import CHIP
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import stage
+from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cuda.conv.direct import Few, FewConvolution, FewWeightGrad
+from adtrain.lowering.cuda.conv.direct import DirectConv, DirectWeightGrad
+from adtrain.lowering.cuda.conv.problem import ConvProblem
 from adtrain.ops.bias_sums import OF_BIAS, conv2d_weight_grad_sum_p
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
 from adtrain.ops.rounding import rounded
-
-__all__ = ["host"]
 
 TOLERANCE = 5e-7
 """Of the norm of the difference over the norm."""
@@ -37,10 +36,13 @@ SHAPES = (
 )
 
 
-@pytest.fixture(autouse=True)
-def few_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that threads go on from output to output."""
-    monkeypatch.setattr(CHIP, "multiprocessors", 1)
+TARGET = H200._replace(multiprocessors=1)
+"""With one multiprocessor a thread computes several outputs."""
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    return Host(tmp_path_factory.mktemp("host"), TARGET)
 
 
 def drawn(*shapes: tuple[int, ...]) -> list[np.ndarray]:
@@ -66,14 +68,16 @@ def check(host: Host, primitive: Primitive, kernel: CudaKernel, arrays: list[np.
 
 
 def check_all(host: Host, x: np.ndarray, w: np.ndarray, g: np.ndarray, window: Window, precision: str = "full") -> None:
-    few = Few(x.shape, g.shape, w.shape[2:], *window, precision)
+    size = w.shape[2], w.shape[3]
+    problem = ConvProblem(x.shape, g.shape, size, *window, precision=precision)
     params = {"window": window, "precision": precision}
-    check(host, conv2d_p, FewConvolution(few, False).kernel(), [x, w], **params)
+    check(host, conv2d_p, DirectConv(problem, TARGET, False).kernels()[0], [x, w], **params)
     if window.stride == (1, 1):
-        check(host, input_grad_p, FewConvolution(few.turned(), True).kernel(), [g, w], size=x.shape[2:], **params)
-    size = w.shape[2:]
-    check(host, weight_grad_p, FewWeightGrad(few).kernel(), [x, g], size=size, **params)
-    check(host, conv2d_weight_grad_sum_p, FewWeightGrad(few, bias=True).kernel(), [x, g], size=size, **params)
+        (kernel,) = DirectConv(problem.transposed(), TARGET, True).kernels()
+        check(host, input_grad_p, kernel, [g, w], size=x.shape[2:], **params)
+    check(host, weight_grad_p, DirectWeightGrad(problem, TARGET).kernels()[0], [x, g], size=size, **params)
+    (kernel,) = DirectWeightGrad(problem, TARGET, bias=True).kernels()
+    check(host, conv2d_weight_grad_sum_p, kernel, [x, g], size=size, **params)
 
 
 def outputs(image: tuple[int, ...], weight: tuple[int, ...], window: Window) -> tuple[int, ...]:
@@ -81,7 +85,7 @@ def outputs(image: tuple[int, ...], weight: tuple[int, ...], window: Window) -> 
 
 
 @pytest.mark.parametrize(("image", "weight", "window"), SHAPES)
-def test_convolutions_of_few_channels_are_right(
+def test_direct_convolutions_are_right(
     host: Host, image: tuple[int, ...], weight: tuple[int, ...], window: Window
 ) -> None:
     x, w, g = drawn(image, weight, outputs(image, weight, window))
@@ -95,14 +99,14 @@ def test_operands_are_rounded_but_not_the_sum_for_the_bias(host: Host, precision
     check_all(host, x, w, g, window, precision)
 
 
-def test_infinity_and_nan_go_where_they_go_in_plain_sums(host: Host) -> None:
+def test_infinity_and_nan_propagate_as_in_float32_sums(host: Host) -> None:
     window = Window((1, 1), (1, 1), (1, 1), 1)
     x, w, g = drawn((2, 2, 6, 7), (3, 2, 3, 3), (2, 3, 6, 7))
     x[0, 1, 2, 3], x[1, 1, 5, 6], g[1, 2, 4, 5], g[0, 0, 0, 3] = np.inf, -np.inf, np.nan, np.inf
     check_all(host, x, w, g, window)
 
 
-def test_what_is_done_to_a_convolution_is_done_to_each_element_once(host: Host) -> None:
+def test_epilogue_is_applied_once_to_each_element(host: Host) -> None:
     def layer(x: Any, w: Any, bias: Any, keep: Any) -> Any:
         return ops.relu(ops.conv2d(x, w, bias, padding=1) * keep)
 
@@ -110,7 +114,7 @@ def test_what_is_done_to_a_convolution_is_done_to_each_element_once(host: Host) 
     program = stage(layer, ON_GPU).program(*(array(x) for x in arrays))
     (e,) = [e for e in program.equations if e.primitive.name == "convolution"]
     given = drawn(*(v.type.shape for v in e.inputs))
-    few = Few(arrays[0].shape, (3, 5, 7, 6), (3, 3), (1, 1), (1, 1), (1, 1))
-    (found,) = host.computed(e, FewConvolution(few, False).kernel(), given)
+    problem = ConvProblem(arrays[0].shape, (3, 5, 7, 6), (3, 3), (1, 1), (1, 1), (1, 1))
+    (found,) = host.computed(e, DirectConv(problem, TARGET, False).kernels()[0], given)
     expected = e.primitive.reference(*given, **e.params)
     assert np.linalg.norm(found - expected) <= TOLERANCE * np.linalg.norm(expected)

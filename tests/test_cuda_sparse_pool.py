@@ -1,5 +1,5 @@
-"""Gradients of convolutions behind a max pooling on Hopper as far as they need no GPU: what they compute, which
-Programs have them, how exact they are, and that they compile."""
+"""Gradients of convolutions behind a max pooling on Hopper, without a GPU: what the kernels compute, which Programs
+have them, their arithmetic in NumPy, and compilation."""
 
 from __future__ import annotations
 
@@ -7,28 +7,34 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_on_host import Host, host
+from cuda_on_host import Host
 from hypothesis import given
 from hypothesis import strategies as st
-from planes_emulated import cases, in_sparse_pieces
-from pooled_samples import WINDOWS, Work, by_images, by_weights, drawn, expected, positions_of
 from program_samples import ON_GPU, everywhere, names
+from shifted_conv_emulated import cases, in_sparse_pieces
 from slabs_emulated import NOISE, ROUNDINGS, chain, errors
-from test_cuda_planes import DECADES, HOPPER_SHARED, K, M, N, check_compiled, launches
-from test_gpu_planes import same
+from sparse_pool_samples import WINDOWS, Work, by_images, by_weights, conv_problem, drawn, expected
+from test_cuda_shifted_conv import DECADES, K, M, N, check_compiled
+from test_gpu_shifted_conv import same
 
 import adtrain as ad
 from adtrain import ops
 from adtrain.core.array import array
-from adtrain.core.chip import CHIP
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import stage
+from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cuda.conv import pooled as conv_pooled_cuda
 from adtrain.ops.conv import Window
 
-__all__ = ["host"]
+FEW = H200._replace(multiprocessors=2)
+"""A block takes several tiles."""
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    return Host(tmp_path_factory.mktemp("host"))
 
 
 def computed(host: Host, work: Work) -> list[np.ndarray]:
@@ -62,12 +68,10 @@ def test_gradients_by_the_images_are_right(
     filters: int,
     kernel: tuple[int, int],
     padding: tuple[int, int],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(CHIP, "multiprocessors", 2)
-    positions = positions_of(image, filters, kernel, padding)
-    _, w, g, where = drawn(positions)
-    work = by_images(positions, w, g, where)
+    problem = conv_problem(image, filters, kernel, padding)
+    _, w, g, where = drawn(problem)
+    work = by_images(problem, w, g, where, FEW)
     assert work is not None
     check(host, work)
 
@@ -77,12 +81,11 @@ def test_gradients_by_the_images_are_right(
     [((2, 5, 9, 8), 33, (0, 0)), ((2, 34, 8, 7), 9, (1, 1)), ((1, 4, 12, 11), 70, (2, 0)), ((3, 8, 9, 40), 8, (1, 2))],
 )
 def test_gradients_by_weights_and_bias_are_right(
-    host: Host, image: tuple[int, ...], filters: int, padding: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    host: Host, image: tuple[int, ...], filters: int, padding: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr(CHIP, "multiprocessors", 2)
-    positions = positions_of(image, filters, (3, 3), padding)
-    x, _, g, where = drawn(positions)
-    found = by_weights(positions, x, g, where)
+    problem = conv_problem(image, filters, (3, 3), padding)
+    x, _, g, where = drawn(problem)
+    found = by_weights(problem, x, g, where, FEW)
     assert len(found) == 4
     for work in found:
         check(host, work)
@@ -90,25 +93,25 @@ def test_gradients_by_weights_and_bias_are_right(
 
 @pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
 def test_gradients_of_rounded_numbers_are_right(host: Host, precision: str) -> None:
-    positions = positions_of((2, 5, 9, 8), 33, (3, 3), (0, 0), precision)
-    x, w, g, where = drawn(positions)
-    for work in (by_images(positions, w, g, where), *by_weights(positions, x, g, where)):
+    problem = conv_problem((2, 5, 9, 8), 33, (3, 3), (0, 0), precision)
+    x, w, g, where = drawn(problem)
+    for work in (by_images(problem, w, g, where), *by_weights(problem, x, g, where)):
         assert work is not None
         check(host, work)
 
 
-def test_infinity_and_nan_reach_what_the_numbers_reach_that_they_are(host: Host) -> None:
-    positions = positions_of((2, 8, 10, 10), 16, (3, 3), (1, 1))
-    x, w, g, where = drawn(positions)
+def test_infinity_and_nan_propagate(host: Host) -> None:
+    problem = conv_problem((2, 8, 10, 10), 16, (3, 3), (1, 1))
+    x, w, g, where = drawn(problem)
     g[0, 3, 1, 2], g[1, 15, 4, 4], g[1, 2, 0, 0] = np.inf, np.nan, -np.inf
-    for work in (by_images(positions, w, g, where), *by_weights(positions, x, g, where)):
+    for work in (by_images(problem, w, g, where), *by_weights(problem, x, g, where)):
         assert work is not None
         check(host, work)
 
 
 @pytest.mark.parametrize("case", cases(M, N, K))
-def test_they_are_as_exact_as_one_chain_of_multiply_adds(case: str) -> None:
-    """The gradient by the images; that by the weights has the sums of other gradients in pieces."""
+def test_they_are_as_exact_as_sequential_fma_sums(case: str) -> None:
+    """The gradient by the images; the gradient by the weights sums as the dense one does."""
     a, b = cases(M, N, K)[case]
     taken, right = errors(in_sparse_pieces(a, b), a, b), errors(chain(a, b), a, b)
     assert taken[0] <= max(NOISE * right[0], ROUNDINGS)
@@ -124,26 +127,27 @@ def test_they_are_as_exact_as_one_chain_of_multiply_adds(case: str) -> None:
 def test_the_launches_fit(
     image: tuple[int, ...], filters: int, kernel: tuple[int, int], padding: tuple[int, int]
 ) -> None:
-    positions = positions_of(image, filters, kernel, (min(padding[0], kernel[0] - 1), min(padding[1], kernel[1] - 1)))
-    arrays = drawn(positions)
-    found = [work for work in (by_images(positions, *arrays[1:]),) if work]
+    problem = conv_problem(image, filters, kernel, (min(padding[0], kernel[0] - 1), min(padding[1], kernel[1] - 1)))
+    arrays = drawn(problem)
+    found = [work for work in (by_images(problem, *arrays[1:]),) if work]
     if kernel == (3, 3):
-        found += by_weights(positions, arrays[0], *arrays[2:])
+        found += by_weights(problem, arrays[0], *arrays[2:])
     for *_, made in found:
-        assert all(step.shared() + 1024 <= HOPPER_SHARED for step in launches(made))
+        assert all(launch.shared + 1024 <= H200.shared for launch in made.launches)
 
 
 def test_the_rule_takes_them_where_few_channels_meet_many_filters() -> None:
     def found(x: tuple[int, ...], filters: int, padding: int) -> list[bool]:
-        positions = positions_of(x, filters, (3, 3), (padding, padding))
+        problem = conv_problem(x, filters, (3, 3), (padding, padding))
         window = Window((1, 1), (padding, padding), (1, 1), 1)
-        count, _, rows, columns = positions.outputs
+        count, _, rows, columns = problem.outputs
         g = ArrayType((count, filters, rows // 2, columns // 2), np.dtype(np.float32))
-        where, known = ArrayType(g.shape, np.dtype(np.int32)), (window, WINDOWS, positions.outputs)
+        where = ArrayType(g.shape, np.dtype(np.int32))
+        known: dict[str, Any] = {"window": window, "windows": WINDOWS, "shape": problem.outputs, "precision": "full"}
         w, images = (ArrayType(shape, g.dtype) for shape in ((filters, x[1], 3, 3), x))
         return [
-            bool(conv_pooled_cuda.input_grad_pooled(g, where, w, *known, (x[2], x[3]), "full")),
-            bool(conv_pooled_cuda.weight_grad_pooled(images, g, where, *known, (3, 3), "full")),
+            bool(cuda_kernels("conv2d_input_grad_pooled", H200, g, where, w, size=(x[2], x[3]), **known)),
+            bool(cuda_kernels("conv2d_weight_grad_pooled", H200, images, g, where, size=(3, 3), **known)),
         ]
 
     assert found((128, 32, 26, 26), 64, 0) == found((1024, 32, 26, 26), 64, 0) == [True, True]
@@ -182,8 +186,8 @@ def test_where_something_else_reads_the_spread_gradient_all_do() -> None:
 def test_the_kernels_compile_and_neither_spill_registers_nor_wait_for_each_product() -> None:
     made: list[CudaKernel] = []
     for image, filters, padding in (((128, 32, 26, 26), 64, 0), ((8, 40, 15, 13), 33, 1), ((2, 30, 56, 56), 20, 1)):
-        positions = positions_of(image, filters, (3, 3), (padding, padding))
-        x, w, g, where = drawn(positions)
-        found = [by_images(positions, w, g, where), *by_weights(positions, x, g, where)]
+        problem = conv_problem(image, filters, (3, 3), (padding, padding))
+        x, w, g, where = drawn(problem)
+        found = [by_images(problem, w, g, where), *by_weights(problem, x, g, where)]
         made += [work[3] for work in found if work]
     check_compiled(made)

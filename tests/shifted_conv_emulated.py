@@ -7,7 +7,9 @@ import numpy as np
 from slabs_emulated import added, halves, hard, pieces, usual
 from test_gpu_products import adversarial
 
-from adtrain.lowering.cuda.conv.padded_index import Positions
+from adtrain.core.precision import FULL
+from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
+from adtrain.lowering.cuda.conv.problem import ConvProblem
 
 DEPTH = 32
 """Channels of a stage, whose largest products the matrix units add up."""
@@ -104,18 +106,31 @@ def in_halves(a: np.ndarray, b: np.ndarray, stacked: bool = False) -> tuple[np.n
     return (sums / up[:, None] / image_up).astype(np.float32), True
 
 
-def by_positions(x: np.ndarray, w: np.ndarray, positions: Positions) -> np.ndarray:
-    """The convolution of images with weights, as products of the images' positions."""
-    (count, channels, rows, columns), pitch, image = x.shape, positions.pitch, positions.image
-    before = positions.padding[0] * pitch + positions.padding[1]
-    lines = np.zeros((channels, before + count * image + positions.reach))
+def stride_one(
+    images: tuple[int, ...],
+    outputs: tuple[int, ...],
+    kernel: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int] = (1, 1),
+    precision: str = FULL,
+) -> ConvProblem:
+    """A float32 convolution with stride 1 and one group."""
+    return ConvProblem(images, outputs, kernel, (1, 1), padding, dilation, precision=precision)
+
+
+def by_flat_index(x: np.ndarray, w: np.ndarray, problem: ConvProblem) -> np.ndarray:
+    """The convolution of images with weights as products in the padded flat index."""
+    index = PaddedIndex(problem)
+    (count, channels, rows, columns), pitch, image = x.shape, index.pitch, index.image_pitch
+    before = index.before
+    lines = np.zeros((channels, before + count * image + index.reach))
     placed = np.zeros((channels, count, image // pitch, pitch))
     placed[..., :rows, :columns] = x.transpose(1, 0, 2, 3)
     lines[:, before : before + count * image] = placed.reshape(channels, -1)
     found = np.zeros((len(w), count * image))
     for i in range(w.shape[2]):
         for j in range(w.shape[3]):
-            shift = i * positions.dilation[0] * pitch + j * positions.dilation[1]
+            shift = i * problem.dilation[0] * pitch + j * problem.dilation[1]
             found += w[:, :, i, j] @ lines[:, shift : shift + count * image]
-    _, _, out_rows, out_columns = positions.outputs
+    _, _, out_rows, out_columns = problem.outputs
     return found.reshape(len(w), count, -1, pitch)[:, :, :out_rows, :out_columns].transpose(1, 0, 2, 3)
