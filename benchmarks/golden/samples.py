@@ -16,7 +16,7 @@ from adtrain.core.array import Value
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
 from adtrain.training.preparation import outline
-from adtrain.training.step import evaluation_step, no_totals
+from adtrain.training.step import evaluation_step, zero_totals
 
 CONFIGS = ("cnn", "lenet5", "lenet5-augmented", "mlp", "mlp-small", "resnet", "smoke")
 BATCHES = (128, 1024)
@@ -52,9 +52,9 @@ def step(name: str, batch: int, precision: str = "float32") -> Program:
 
 def evaluation(name: str) -> Program:
     experiment = outline(config.load(name, ["data.batch_size=128"]))
-    state, images = experiment.drawn_state("cpu"), experiment.train.images
+    state, images = experiment.random_initial_state("cpu"), experiment.train.images
     order = Placeholder((8, 128), "int64")
-    arguments = no_totals("cpu"), state.params, state.statistics, images, experiment.train.labels, order
+    arguments = zero_totals("cpu"), state.params, state.statistics, images, experiment.train.labels, order
     typed = tree.map(lambda x: Placeholder(x.shape, x.dtype), arguments)
     return stage(evaluation_step(experiment.network), (), donate=(0,)).program(*typed)
 
