@@ -42,9 +42,7 @@ __device__ __forceinline__ void cut_filters(const Made &made, const Weights &wei
         halve(words, found, heard(&made.filters[filter].up));
         char *to = made.halves + at.stage() * OfWeights::SIZE;
         #pragma unroll
-        for (int p = 0; p < (STACKED ? 2 : NUMBERS); p++)
-            *(Word *)(to + OfWeights::offset(STACKED ? 0 : p, plane, at.line + (STACKED ? p * FILTERS : 0))) =
-                p < NUMBERS ? words[p] : Word{};
+        for (int p = 0; p < NUMBERS; p++) *(Word *)(to + OfWeights::offset(p, plane, at.line)) = words[p];
     }
 }
 
