@@ -4,7 +4,6 @@ reference."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -129,21 +128,6 @@ def test_tiles_of_all_widths_give_the_same(host: Host, filters: int) -> None:
     found = [run(host, e, t, [x, w]) for t in choices if t.columns in (64, 104, 128)]
     assert agree(found[0], e.primitive.reference(x.astype(float), w.astype(float), **e.params))
     assert len({y.tobytes() for y in found}) == 1
-
-
-def test_what_is_laid_out_has_been_measured_in_front_of_it(tmp_path: Path) -> None:
-    """Else the kernel would wait for ever."""
-    host = Host(tmp_path, TARGET)
-    source = tmp_path / "conv/packed_images.cuh"
-    text = source.read_text()
-    assert text.count("AHEAD = 1 << 21;") == 1
-    source.write_text(text.replace("AHEAD = 1 << 21;", "AHEAD = 1;"))
-    problem = stride_one((21, 35, 7, 8), (21, 33, 7, 8), (3, 3), (1, 1))
-    x, w, g = drawn(problem.images, (33, 35, 3, 3), problem.outputs)
-    for e, arrays, algorithm in directions(problem, x, w, g):
-        if isinstance(algorithm, (Fp16x2Conv, Fp16x2WeightGrad)):
-            expected = e.primitive.reference(*(v.astype(float) for v in arrays), **e.params)
-            assert agree(run(host, e, algorithm, arrays), expected), e.primitive.name
 
 
 def test_weight_gradient_with_underflowing_squares(host: Host) -> None:

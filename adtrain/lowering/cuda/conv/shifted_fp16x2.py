@@ -59,14 +59,14 @@ class PackedImages:
     @property
     def bytes(self) -> int:
         """With alignment."""
-        statistics = self.index.problem.images[0] * ((1 + MAX_PARTS) * STATISTICS_BYTES + 4) + 4
+        statistics = self.index.problem.images[0] * ((1 + MAX_PARTS) * STATISTICS_BYTES + 4)
         return statistics + ALIGNMENT + self.chunks * self.rows * (self.index.fp16_parts * ROW_BYTES + 4)
 
     @property
     def cycles(self) -> float:
-        """An estimate of the time to measure and pack them, without the launches."""
+        """An estimate of the time to read them twice and write them packed, without the launches."""
         written = self.chunks * self.rows * self.index.fp16_parts * ROW_BYTES
-        return (4 * math.prod(self.index.problem.images) + written) / PACKED_BYTES_PER_CYCLE
+        return (2 * 4 * math.prod(self.index.problem.images) + written) / PACKED_BYTES_PER_CYCLE
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ class Fp16x2Conv:
         multiprocessors = self.target.multiprocessors
         shared = self._fixed_bytes + self._weight_stages * self._weight_stage_bytes
         launches = (
-            self._launch("conv/pack_images.cu", "begin_halves", multiprocessors, PACK_THREADS),
-            self._launch("conv/pack_images.cu", "prepare_halves", PACK_BLOCKS * multiprocessors, PACK_THREADS),
+            self._launch("conv/pack_images.cu", "measure_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
+            self._launch("conv/pack_images.cu", "pack_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
             self._launch("conv/shifted_fp16x2.cu", "conv_halves", min(self._tiles, multiprocessors), 384, shared),
             self._fallback.multiply(fallback=True),
         )
