@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from adtrain.core.primitive import Primitive
 from adtrain.core.types import ArrayType
 from adtrain.ops.broadcasting import sum_p
 from adtrain.ops.conv import weight_grad_p
 from adtrain.ops.conv_pooled import conv2d_weight_grad_pooled_p
-from adtrain.ops.pool import Windows, max_pool2d_put_p
 
 OF_BIAS = (0, 2, 3)
 """The axes that a bias is added along."""
@@ -54,20 +51,3 @@ conv2d_weight_grad_pooled_sum_p = Primitive(
 )
 """(x, g, where; window, windows, shape, size, precision): conv2d_weight_grad_pooled(x, g, where, ...), and the sum of g
 for each channel."""
-
-
-def _put_types(ct: Any, where: Any, windows: Windows, shape: tuple[int, ...]) -> tuple[ArrayType, ArrayType]:
-    return ArrayType(shape, ct.dtype), ArrayType(shape[1:2], ct.dtype)
-
-
-def _put_reference(ct: np.ndarray, where: np.ndarray, **params: Any) -> tuple[np.ndarray, np.ndarray]:
-    return max_pool2d_put_p.reference(ct, where, **params), _summed(ct)
-
-
-max_pool2d_put_sum_p = Primitive(
-    "max_pool2d_put_sum",
-    _put_types,
-    _put_reference,
-    flops=lambda ct, where, **params: 2 * ct.size,
-)
-"""(ct, where; windows, shape): max_pool2d_put(ct, where, ...), and the sum of ct for each channel."""

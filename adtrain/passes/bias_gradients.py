@@ -1,8 +1,7 @@
 """The gradient of a convolution's bias, taken while another gradient reads the same numbers.
 
 conv2d_weight_grad(x, g) and sum(g)               ->    conv2d_weight_grad_sum(x, g)
-conv2d_weight_grad_pooled(x, g, at) and sum(g)    ->    conv2d_weight_grad_pooled_sum(x, g, at)
-max_pool2d_put(g, at) and sum(g)                  ->    max_pool2d_put_sum(g, at)         over all but the channels
+conv2d_weight_grad_pooled(x, g, at) and sum(g)    ->    conv2d_weight_grad_pooled_sum(x, g, at)    over all but channels
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from adtrain.core.registry import cuda_kernels
 from adtrain.core.target import Target
 from adtrain.passes.groups import Groups
 
-READS = {"conv2d_weight_grad": 1, "conv2d_weight_grad_pooled": 1, "max_pool2d_put": 0}
+READS = {"conv2d_weight_grad": 1, "conv2d_weight_grad_pooled": 1}
 """Which argument of each is the gradient that may be summed, too."""
 OF_BIAS = (0, 2, 3)
 """The axes that a bias is added along."""
