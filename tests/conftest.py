@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 from hypothesis import settings
@@ -11,6 +12,8 @@ from hypothesis import settings
 from adtrain.backends.cpu import CpuBackend
 from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.backends.cpu.toolchain import NAMES
+from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda.compiler import CudaCompilerError
 from adtrain.backends.cuda.vendor import call
 from adtrain.core import backend
 from adtrain.core.chip import CHIP, Chip
@@ -18,6 +21,22 @@ from adtrain.core.chip import CHIP, Chip
 # The same examples on every run, and none judged by its time: machines differ.
 settings.register_profile("adtrain", derandomize=True, deadline=None)
 settings.load_profile("adtrain")
+
+
+NEEDS = {"needs_torch": ("torch",), "needs_onnx": ("onnx", "onnxruntime"), "needs_jax": ("jax",)}
+"""The modules without which tests with a marker are skipped."""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs something that is not installed."""
+    for marker in item.iter_markers():
+        if missing := [name for name in NEEDS.get(marker.name, ()) if find_spec(name) is None]:
+            pytest.skip(f"{missing[0]} is not installed")
+        if marker.name == "needs_nvrtc":
+            try:
+                compiler.version()
+            except CudaCompilerError as error:
+                pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session", autouse=True)

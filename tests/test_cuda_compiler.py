@@ -20,16 +20,10 @@ from adtrain.core.fused import members
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
 
+pytestmark = pytest.mark.needs_nvrtc
+
 FEW = 2
 """Combinations of tunables that each file and element type is compiled with."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def nvrtc() -> None:
-    try:
-        compiler.version()
-    except CudaCompilerError as error:
-        pytest.skip(str(error))
 
 
 class Sample(NamedTuple):

@@ -178,6 +178,7 @@ def test_where_something_else_reads_the_spread_gradient_all_do() -> None:
     assert not any("grad_pooled" in e.primitive.name for e in everywhere(program(f)))
 
 
+@pytest.mark.needs_nvrtc
 def test_the_kernels_compile_and_neither_spill_registers_nor_wait_for_each_product() -> None:
     made: list[CudaKernel] = []
     for image, filters, padding in (((128, 32, 26, 26), 64, 0), ((8, 40, 15, 13), 33, 1), ((2, 30, 56, 56), 20, 1)):
