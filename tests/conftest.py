@@ -23,8 +23,18 @@ settings.register_profile("adtrain", derandomize=True, deadline=None)
 settings.load_profile("adtrain")
 
 
+MOST_WORKERS = 4
 NEEDS = {"needs_torch": ("torch",), "needs_onnx": ("onnx", "onnxruntime"), "needs_jax": ("jax",)}
 """The modules without which tests with a marker are skipped."""
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """A worker for each core when whole folders run; none for single files, or for what -k or --lf selects."""
+    narrowed = any(config.getoption(name, False) for name in ("keyword", "lf", "stepwise", "collectonly"))
+    if narrowed or not all(os.path.isdir(argument) for argument in config.args):
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_WORKERS) if cores > 1 else 0
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
