@@ -8,12 +8,12 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 from training_runs import write_config
+from waiting import PATIENCE, wait_until
 
 from adtrain import config, training
 from adtrain.cli import main
@@ -45,11 +45,7 @@ def started(cfg: Path, *arguments: str, before: str = "") -> subprocess.Popen[st
     """A process that trains, once its first epoch is over."""
     command = [sys.executable, "-c", before + SCRIPT, "train", str(cfg), "--device", "cpu", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = monotonic() + 60
-    while not Path("runs/tiny/best.safetensors").exists():
-        assert monotonic() < deadline
-        assert process.poll() is None
-        sleep(0.02)
+    wait_until(Path("runs/tiny/best.safetensors").exists, process)
     return process
 
 
@@ -224,7 +220,7 @@ def test_a_loss_that_is_not_finite_ends_the_command(cfg: Path) -> None:
 def test_a_signal_ends_the_run_after_a_step_and_says_how_to_go_on(cfg: Path, number: int, code: int) -> None:
     process = started(cfg, "--epochs", "1000000")
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (code, "")
     *lines, last = err.splitlines()
     heard = "adtrain: stopping after the steps under way; once more to leave at once"
@@ -291,14 +287,14 @@ def test_every_step_can_be_checked(cfg: Path) -> None:
 
 
 def test_a_second_signal_ends_the_process_at_once_and_the_checkpoint_is_whole(cfg: Path) -> None:
-    slow = "from time import sleep; from adtrain.training import Recorder; Recorder.stopped = lambda *_: sleep(60); "
+    slow = "from time import sleep; from adtrain.training import Recorder; Recorder.stopped = lambda *_: sleep(1e6); "
     process = started(cfg, "--epochs", "1000000", before=slow)
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
     while "stopping after" not in process.stderr.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert training.resume(Path("runs/tiny")).start.checkpoint.progress.step > 0
 
