@@ -1,10 +1,15 @@
 from __future__ import annotations
 
 import os
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # other workers have the other cores; read when NumPy is first imported
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import shutil
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -49,11 +54,22 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
                 pytest.skip(str(error))
 
 
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run, the same one in all workers."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Compiled code goes to a folder of this run, in child processes too."""
+def own_cache(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Iterator[None]:
+    """Caches are folders of this run, in child processes too. All workers share the one of compiled C."""
+    home, shared = tmp_path_factory.mktemp("cache"), run_folder / "compiled-c"
+    shared.mkdir(mode=0o700, exist_ok=True)
+    (home / "adtrain").mkdir(mode=0o700)
+    (home / "adtrain" / "cpu").symlink_to(shared)
     before = os.environ.get("XDG_CACHE_HOME")
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["XDG_CACHE_HOME"] = str(home)
     yield
     if before is None:
         del os.environ["XDG_CACHE_HOME"]

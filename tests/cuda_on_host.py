@@ -30,10 +30,11 @@ NUMBERS = {"CONV_NUMBERS": 8, "POOL_NUMBERS": 5}
 
 
 class Host:
-    """Compiles and runs kernels; ``folder`` takes the sources."""
+    """Compiles and runs kernels. ``folder`` takes the sources, ``libraries`` what they become, for later tests too."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, libraries: Path) -> None:
+        self.folder, self.libraries = folder, libraries
+        libraries.mkdir(exist_ok=True)
         compiler = shutil.which("g++") or shutil.which("c++")
         if compiler is None:
             pytest.skip("there is no C++ compiler")
@@ -83,15 +84,17 @@ class Host:
     def _library(self, source: Source, kernels: Mapping[str, Task]) -> Path:
         macros = [option for option in source.options if option.startswith("-D")]
         text = "\n".join(['#include "host.h"', source.text, "static int bad;", *map(self._entry, kernels.values())])
-        name = hashlib.sha256(repr((text, macros)).encode()).hexdigest()[:16]
-        library = self.folder / f"{name}.so"
+        headers = [path.read_text() for path in sorted(self.folder.glob("*.*h"))]
+        name = hashlib.sha256(repr((text, macros, headers)).encode()).hexdigest()[:16]
+        library = self.libraries / f"{name}.so"
         if not library.exists():
             path = self.folder / f"{name}.cpp"
             path.write_text(text)
             flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-w", "-shared", "-fPIC"]
-            command = [self.compiler, *flags, *macros, str(path), "-o", str(library)]
+            command = [self.compiler, *flags, *macros, str(path), "-o", str(path.with_suffix(".so"))]
             made = subprocess.run(command, capture_output=True, text=True, check=False)
             assert made.returncode == 0, made.stderr[:2000]
+            path.with_suffix(".so").replace(library)  # another worker sees all of it or nothing
         return library
 
     @staticmethod
@@ -123,6 +126,12 @@ class Host:
         return f'extern "C" void go_{task.name}({given}) {{ {body} }}\n'
 
 
+@pytest.fixture
+def new_host(tmp_path: Path, run_folder: Path) -> Host:
+    """With sources that the test may change."""
+    return Host(tmp_path, run_folder / "host-libraries")
+
+
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    return Host(tmp_path_factory.mktemp("host"))
+def host(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Host:
+    return Host(tmp_path_factory.mktemp("host"), run_folder / "host-libraries")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cuda_on_host import Host
+from cuda_on_host import Host, host
 from program_samples import ON_GPU, names
 
 import adtrain as ad
@@ -21,6 +20,8 @@ from adtrain.ops import bias_sums
 from adtrain.ops.bias_sums import max_pool2d_put_sum_p
 from adtrain.ops.pool import Windows, max_pool2d_put_p
 from adtrain.passes import bias_gradients
+
+__all__ = ["host"]
 
 POOLINGS = (
     ((5, 3, 6, 8), Windows((2, 2), (2, 2), (0, 0))),
@@ -40,13 +41,13 @@ def put_arguments(shape: tuple[int, ...], windows: Windows, dtype: str = "float3
 
 
 @pytest.mark.parametrize(("shape", "windows"), POOLINGS)
-def test_what_is_put_is_summed(tmp_path: Path, shape: tuple[int, ...], windows: Windows) -> None:
+def test_what_is_put_is_summed(host: Host, shape: tuple[int, ...], windows: Windows) -> None:
     arrays, params = put_arguments(shape, windows), {"windows": windows, "shape": shape}
     inputs = tuple(Variable(ArrayType(x.shape, x.dtype), "gpu") for x in arrays)
     types = max_pool2d_put_sum_p.output_types([v.type for v in inputs], params)
     e = Equation(max_pool2d_put_sum_p, inputs, params, tuple(Variable(t, "gpu") for t in types))
     (kernel,) = max_pool2d_put_sum_p.implementations["cuda"](*(v.type for v in inputs), **params)
-    spread, sums = Host(tmp_path).computed(e, kernel, arrays)
+    spread, sums = host.computed(e, kernel, arrays)
     np.testing.assert_allclose(spread, max_pool2d_put_p.implementations["cpu"](*arrays, **params), rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(sums, arrays[0].sum((0, 2, 3)), rtol=1e-5)
 

@@ -17,7 +17,10 @@ from adtrain.backends.cpu.codegen import loops
 from adtrain.ops.conv import Window
 from adtrain.ops.conv_kernels import FORWARD_WINOGRAD
 
-pytestmark = [pytest.mark.compiled, pytest.mark.parametrize("dtype", ["float32", "float64"])]
+pytestmark = [
+    pytest.mark.compiled,
+    pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.exhaustive)]),
+]
 
 
 class Draw:

@@ -22,6 +22,8 @@ from adtrain.core.staging import stage
 
 pytestmark = pytest.mark.needs_nvrtc
 
+FOR_ALL_RUNS = ("90a",)
+"""The architectures that plain pytest compiles for, of ARCHITECTURES; each takes a minute."""
 FEW = 2
 """Combinations of tunables that each file and element type is compiled with."""
 
@@ -76,7 +78,10 @@ def sources() -> list[Source]:
     return [source for kind in kinds.values() for source in islice(kind, FEW)]
 
 
-@pytest.mark.parametrize("target", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "target",
+    [pytest.param(x, marks=() if x in FOR_ALL_RUNS else pytest.mark.exhaustive) for x in ARCHITECTURES],
+)
 def test_every_kernel_compiles_and_spills_no_registers(target: str) -> None:
     def report(source: Source) -> list[str]:
         log = compiler.compile_source(source, target).log.splitlines()

@@ -63,7 +63,9 @@ def test_a_side_computes_what_float64_does(side: str, case: OpCase, phase: str) 
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [pytest.param(x, id=x.name, marks=pytest.mark.exhaustive if i % 3 else ()) for i, x in enumerate(SMALL)]
+)
 def test_many_runs_in_one_compiled_program_leave_the_result_of_one(case: OpCase) -> None:
     for phase in case.phases:
         found = work("adtrain", case, phase)
