@@ -47,6 +47,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in item.iter_markers():
         if missing := [name for name in NEEDS.get(marker.name, ()) if find_spec(name) is None]:
             pytest.skip(f"{missing[0]} is not installed")
+        if marker.name == "compiled" and not any(map(shutil.which, NAMES)):
+            pytest.skip("there is no C compiler")
         if marker.name == "needs_nvrtc":
             try:
                 compiler.version()
@@ -83,10 +85,7 @@ def on_numpy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
     Tests of compiled Programs are marked so.
     """
-    if request.node.get_closest_marker("compiled") is not None:
-        if not any(map(shutil.which, NAMES)):
-            pytest.skip("there is no C compiler")
-    else:
+    if request.node.get_closest_marker("compiled") is None:
         monkeypatch.setattr(CpuBackend, "compile", lambda self, program: NumpyProgram(program))
 
 

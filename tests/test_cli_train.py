@@ -225,7 +225,8 @@ def test_a_signal_ends_the_run_after_a_step_and_says_how_to_go_on(cfg: Path, num
     *lines, last = err.splitlines()
     heard = "adtrain: stopping after the steps under way; once more to leave at once"
     assert lines.count(heard) == 1  # the steps under way may end an epoch
-    assert {line.split()[0] for line in lines if line != heard} == {"epoch"}
+    expected = (heard, "no C compiler")  # the second one where there is none
+    assert {line.split()[0] for line in lines if not any(x in line for x in expected)} == {"epoch"}
     assert re.fullmatch(r"stopped at step \d+ \(epoch \d+\); go on with: adtrain train --resume runs/tiny", last)
     assert sorted(path.name for path in Path("runs/tiny").iterdir()) == sorted(FILES[:-1])
     step, epoch = map(int, re.findall(r"\d+", last)[:2])
