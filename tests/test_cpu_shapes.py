@@ -18,7 +18,10 @@ from adtrain.core.kernel import value_for
 from adtrain.lowering.cpu.conv import FORWARD_WINOGRAD
 from adtrain.ops.conv import Window
 
-pytestmark = [pytest.mark.compiled, pytest.mark.parametrize("dtype", ["float32", "float64"])]
+pytestmark = [
+    pytest.mark.compiled,
+    pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.exhaustive)]),
+]
 
 
 class Draw:

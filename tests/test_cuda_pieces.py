@@ -13,7 +13,7 @@ from shifted_conv_emulated import cases, in_pieces
 from slabs_emulated import NOISE, OF_UNITS, TWO_ROUNDINGS, chain, errors
 
 from adtrain.backends.cuda import compiler
-from adtrain.backends.cuda.compiler import CudaCompilerError, architecture, file_source
+from adtrain.backends.cuda.compiler import architecture, file_source
 from adtrain.core.chip import CHIP, Chip
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm.bf16x3 import DEPTH, ROWS, WIDTHS, Cut, PieceProduct, cuts
@@ -79,11 +79,8 @@ def test_gpus_without_the_kernel_compute_such_products_otherwise(monkeypatch: py
     assert not any(isinstance(found, PieceProduct) for found in engines(a, b, False, True))
 
 
+@pytest.mark.needs_nvrtc
 def test_the_kernel_compiles_and_neither_spills_registers_nor_waits_for_each_product() -> None:
-    try:
-        compiler.version()
-    except CudaCompilerError as error:
-        pytest.skip(str(error))
     ways = [(size, width, FLAGS[i % 4]) for i, (size, width) in enumerate(product((1021, 1022, 1024), WIDTHS))]
     for size, width, transposed in [*ways, *((1024, 128, each) for each in FLAGS)]:
         kernel = PieceProduct((2, size, size, size), Cut(width), 1 + size % 2, transposed).kernel()

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import pytest
 from cuda_on_host import Host, host
+from sweeps import spread
 
 from adtrain.core.chip import CHIP
 from adtrain.core.program import Equation, Variable
@@ -57,10 +58,9 @@ def check(host: Host, precision: str, slabs: Slabs, ta: bool, tb: bool, *arrays:
     assert np.linalg.norm(found[held] - expected[held]) <= TOLERANCE * np.linalg.norm(expected[held])
 
 
-@pytest.mark.parametrize(("ta", "tb"), FLAGS)
-@pytest.mark.parametrize(("precision", "slabs"), EACH)
-def test_products_are_right(host: Host, precision: str, slabs: Slabs, ta: bool, tb: bool) -> None:
-    check(host, precision, slabs, ta, tb, *drawn((2, 140, 132, 100), ta, tb))
+@pytest.mark.parametrize(("each", "transposed"), spread(EACH, FLAGS))
+def test_products_are_right(host: Host, each: tuple[str, Slabs], transposed: tuple[bool, bool]) -> None:
+    check(host, *each, *transposed, *drawn((2, 140, 132, 100), *transposed))
 
 
 @pytest.mark.parametrize("slabs", SLABS["full"])
