@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -88,23 +88,14 @@ def launch_shapes() -> dict[str, Any]:
 def candidates() -> dict[str, Any]:
     """Microseconds of each candidate for a matrix product, the fastest first, as JSON holds them. "taken" marks the
     tuner's choice, "rule" the choice without measurements."""
-    from adtrain.backends.cuda.lower import fastest
-    from adtrain.backends.cuda.tuner.autotune import tuning_problems
     from adtrain.backends.cuda.tuner.measure import distinct
+    from adtrain.bench.ops.candidates import of_equations
 
-    tuner = cast(Any, backend("gpu")).tuner
     args = [array(np.zeros((PRODUCT, PRODUCT), np.float32), device="gpu")] * 2
-    problems = list(tuning_problems(tuner.lowering, stage(ops.matmul).program(*args).equations))
-    ((problem, times),) = tuner.times(problems, measure=True)
-    taken, ordered = fastest(problem.labels, times), sorted(times, key=times.__getitem__)
+    (problem,) = of_equations(stage(ops.matmul).program(*args).equations)
+    labels = [each["kernel"] for each in problem["candidates"]]
     rows = [
-        {
-            "kernel": name,
-            "label": label,
-            "us": times[label],
-            "taken": label == taken,
-            "rule": label == problem.labels[0],
-        }
-        for label, name in zip(ordered, distinct(ordered), strict=True)
+        {"kernel": name, "label": label, "us": each["us"], "taken": each["chosen"], "rule": each["rule"]}
+        for name, label, each in zip(distinct(labels), labels, problem["candidates"], strict=True)
     ]
     return {"problem": f"matmul {PRODUCT}x{PRODUCT}x{PRODUCT}, float32", "rows": rows}

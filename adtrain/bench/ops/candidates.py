@@ -36,12 +36,17 @@ def measured(
     Raises:
         AdtrainError: every problem has a single kernel.
     """
-    tuner = cast(Any, backend("gpu")).tuner
     equations: list[Equation] = []
     for each in benches:
         for n in sizes or each.ladder["gpu"]:
             for f, args in phases(each, sample(each, n, device="gpu")).values():
                 equations += stage(f).program(*args).equations
+    return of_equations(equations, progress)
+
+
+def of_equations(equations: Sequence[Equation], progress: Callable[[str], object] = str) -> list[dict[str, Any]]:
+    """As `measured`, for equations. "chosen" marks the tuner's choice, "rule" the choice without measurements."""
+    tuner = cast(Any, backend("gpu")).tuner
     problems = list(tuning_problems(tuner.lowering, equations))
     if not problems:
         raise AdtrainError("--candidates: there is one kernel for each of these operations")

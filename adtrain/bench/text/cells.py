@@ -32,7 +32,7 @@ def protocol(result: Mapping[str, Any], width: int) -> list[str]:
     lines.append(
         f"medians of {low} to {high} samples, with their {about['confidence']:.0%} confidence intervals; "
         f"clock of operations: {about['clock']['operations']}; of steps: {about['clock']['steps']}; "
-        f"a run of nothing takes {about['overhead_ms'] * 1e6:.0f} ns"
+        f"an empty run takes {about['overhead_ms'] * 1e6:.0f} ns"
     )
     return wrapped(lines, width)
 
