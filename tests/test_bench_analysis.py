@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from adtrain.bench.analysis.ops import SIZED_OPS, LabelledDevice, compared, cros
 from adtrain.bench.analysis.result import config_row
 from adtrain.bench.peers.numpy_steps import naive_step
 from adtrain.bench.text.analysis import tables
+from adtrain.bench.timing import sampling
 from adtrain.bench.timing.sampling import Timing
 
 pytestmark = pytest.mark.compiled
@@ -30,6 +32,7 @@ LABELS = ["cpu", "gpu", "gpu+copies"]
 def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     bench_samples.shorten(monkeypatch)
     monkeypatch.setattr(analysis_steps, "BATCHES", (8, 32, 128))
+    monkeypatch.setattr(sampling, "NOISY", math.inf)  # the marks of noisy times would widen the tables
 
 
 def lines(found: dict[str, Any], width: int = 60) -> list[str]:
