@@ -17,7 +17,7 @@ from adtrain.backends.cuda import compiler, vendor
 from adtrain.backends.cuda.lower import Candidate, Lowering, problem
 from adtrain.backends.cuda.runtime import libraries
 from adtrain.backends.cuda.tuner.autotune import Mode, Tuner
-from adtrain.backends.cuda.vendor import LibraryCall, NotOffered, calls, installed
+from adtrain.backends.cuda.vendor import Library, LibraryCall, NotOffered, calls, installed
 from adtrain.backends.cuda.vendor.call import CHOICES, WORKSPACE_ALIGNMENT, Plan
 from adtrain.cli.devices import gpu_rows
 from adtrain.core.fused import fuse, product_p
@@ -55,7 +55,7 @@ def labels(lowering: Lowering, equation: Equation) -> list[str]:
 
 
 def test_libraries_are_candidates_only_for_what_they_compute_as_precisely_as_asked() -> None:
-    both = [cublas(Lt()), cudnn(package([]))]
+    both: list[Library] = [cublas(Lt()), cudnn(package([]))]
     for precision, dtype in (("bfloat16", "float32"), ("full", "float64")):
         assert not any(calls(equation, both) for equation in convolutions(*WINDOWS[0], precision, dtype))
     assert [call.library.name for call in calls(PRODUCT, both)] == ["cublasLt 13.1.0"] * CHOICES
