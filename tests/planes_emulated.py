@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
-from slabs_emulated import added, halves, hard, pieces, usual
+from packed_gemm_emulated import added, halves, hard, pieces, usual
 from test_gpu_products import adversarial
 
 from adtrain.lowering.cuda.conv.padded_index import Positions

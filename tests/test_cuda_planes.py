@@ -26,7 +26,7 @@ from planes_emulated import (
     in_halves,
     in_pieces,
 )
-from slabs_emulated import NOISE, ROUNDINGS, chain, errors
+from packed_gemm_emulated import NOISE, ROUNDINGS, chain, errors
 
 from adtrain.assets import asset_path
 from adtrain.backends.cuda import compiler

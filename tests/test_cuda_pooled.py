@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planes_emulated import cases, in_sparse_pieces
 from pooled_samples import WINDOWS, Work, by_images, by_weights, drawn, expected, positions_of
 from program_samples import ON_GPU, everywhere, names
-from slabs_emulated import NOISE, ROUNDINGS, chain, errors
+from packed_gemm_emulated import NOISE, ROUNDINGS, chain, errors
 from test_cuda_planes import DECADES, HOPPER_SHARED, K, M, N, check_compiled, launches
 from test_gpu_planes import same
 

@@ -10,7 +10,7 @@ from gpu_parity import gpu, poisoned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planes_emulated import cases
-from slabs_emulated import NOISE, ROUNDINGS, chain, errors
+from packed_gemm_emulated import NOISE, ROUNDINGS, chain, errors
 from test_cuda_planes import DECADES, WIDTHS, convolutions
 from test_gpu_products import computed, distance, rounded
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planes_emulated import cases
 from pooled_samples import Work, by_images, by_weights, drawn, expected, positions_of
 from program_samples import everywhere
-from slabs_emulated import NOISE, ROUNDINGS, chain, errors
+from packed_gemm_emulated import NOISE, ROUNDINGS, chain, errors
 from test_cuda_planes import DECADES, K, M, N
 from test_gpu_bias_sums import both
 from test_gpu_planes import TOLERANCE, hopper, same

@@ -11,6 +11,7 @@ class Chip:
 
     multiprocessors: int = 132
     capability: tuple[int, int] = (9, 0)
+    shared: int = 227 << 10
 
 
 CHIP = Chip()

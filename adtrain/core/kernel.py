@@ -220,13 +220,13 @@ def legacy(named: Any) -> Callable[..., Sequence[CudaKernel]]:
     def rule(target: Target, *args: Any, **params: Any) -> Sequence[CudaKernel]:
         from adtrain.core.chip import CHIP
 
-        before = CHIP.multiprocessors, CHIP.capability
-        CHIP.multiprocessors, CHIP.capability = target.multiprocessors, target.capability
+        before = CHIP.multiprocessors, CHIP.capability, CHIP.shared
+        CHIP.capability, CHIP.multiprocessors, CHIP.shared = target
         try:
             found = named if isinstance(named, (tuple, LegacyKernel)) else named(*args, **params)
             kernels = (found,) if isinstance(found, LegacyKernel) else found
             return [k.spec(*args, **params) for k in kernels if k.applies(*([0] if k.each else []), *args, **params)]
         finally:
-            CHIP.multiprocessors, CHIP.capability = before
+            CHIP.multiprocessors, CHIP.capability, CHIP.shared = before
 
     return rule

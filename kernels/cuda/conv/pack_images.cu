@@ -32,19 +32,19 @@ __device__ __forceinline__ void cut_filters(const Made &made, const Weights &wei
     for (int i = threadIdx.x; i < FILTERS * TAPS; i += LAYING) {
         const WeightWord at(block, chunk, i / FILTERS, plane, i % FILTERS);
         const int filter = block * FILTERS + at.line;
-        float found[GROUP_OF];
+        float found[CHUNK_ELEMENTS];
         weights.read(found, filter, at.channel(), at.tap);
         if (!in_halves) {
             put_pieces(made.pieces, at, found);
             continue;
         }
-        Word words[NUMBERS];
-        halve(words, found, heard(&made.filters[filter].up));
+        Chunk words[NUMBERS];
+        halve(words, found, wait_for_flag(&made.filters[filter].up));
         char *to = made.halves + at.stage() * OfWeights::SIZE;
         #pragma unroll
         for (int p = 0; p < (STACKED ? 2 : NUMBERS); p++)
-            *(Word *)(to + OfWeights::offset(STACKED ? 0 : p, plane, at.line + (STACKED ? p * FILTERS : 0))) =
-                p < NUMBERS ? words[p] : Word{};
+            *(Chunk *)(to + OfWeights::offset(STACKED ? 0 : p, plane, at.line + (STACKED ? p * FILTERS : 0))) =
+                p < NUMBERS ? words[p] : Chunk{};
     }
 }
 
@@ -65,7 +65,7 @@ KERNEL __launch_bounds__(LAYING, LAYING_BLOCKS) prepare_halves(
     const Laid laid[] = {laid_images(made, batch)};
     const Order<1> order(laid, {PARTS<Inputs>}, Inputs::SIZE);
     const int first = order.before();
-    take_in_order(laid[0].taken, OF_FILTERS + CUTS + order.count(), [&](int i) {
+    for_each_in_order(laid[0].taken, OF_FILTERS + CUTS + order.count(), [&](int i) {
         if (i < OF_FILTERS) return measure_filter(made, {w}, i);
         i -= OF_FILTERS;
         if (i >= first && i < first + CUTS) return cut_filters(made, {w}, i - first);

@@ -5,7 +5,7 @@
 #include "conv/fp16x2.cuh"
 
 // Lines: a position's OF_LINE channels of one of both numbers, 64 bytes whose words are exchanged.
-constexpr int LINE = 64, WORDS = LINE / WORD, OF_LINE = 32;
+constexpr int LINE = 64, WORDS = LINE / CHUNK_BYTES, OF_LINE = 32;
 constexpr int LAID = 64, LAYING = LAID * WORDS; // lines that a block lays out at a time, and its threads: each a word
 constexpr int LAYING_BLOCKS = 6;                // that a multiprocessor must have registers for
 constexpr int FRONT = (BEFORE + 7) / 8 * 8;     // lines before position 0, so that windows begin behind the first line
@@ -37,12 +37,12 @@ struct Told {
     uint64_t sizes, sums;
 
     __device__ __forceinline__ void tell(const Measured &seen) {
-        ::tell(&sizes, both(seen.most, seen.least));
-        ::tell(&sums, both(-seen.sum, seen.squares)); // at least the sign is not 0
+        set_flag(&sizes, both(seen.most, seen.least));
+        set_flag(&sums, both(-seen.sum, seen.squares)); // at least the sign is not 0
     }
     // Waits for them: sizes alone, or all.
     __device__ __forceinline__ Measured heard(bool all) const {
-        const uint64_t first = ::heard(&sizes), second = all ? ::heard(&sums) : 0;
+        const uint64_t first = wait_for_flag(&sizes), second = all ? wait_for_flag(&sums) : 0;
         return {low(first), high(first), all ? -low(second) : 0, high(second)};
     }
 
@@ -108,18 +108,18 @@ struct Laid {
 
     // LAID lines of a chunk; what is not held becomes zero.
     template <class Array> __device__ __forceinline__ void lay(const Array &images, int piece) const {
-        __shared__ Word words[NUMBERS][LAID * WORDS];
+        __shared__ Chunk words[NUMBERS][LAID * WORDS];
         __shared__ float of_words[WORDS][LAID];
         __shared__ struct {
             float up;
             bool small; // whether it has small elements
         } scales[LAID]; // of the images that lie there
         const int from = piece / chunks * LAID, chunk = piece % chunks;
-        const int line = threadIdx.x % LAID, word = threadIdx.x / LAID, channel = chunk * OF_LINE + word * GROUP_OF;
+        const int line = threadIdx.x % LAID, word = threadIdx.x / LAID, channel = chunk * OF_LINE + word * CHUNK_ELEMENTS;
         const int position = from + line - front, place = images.at(position);
-        float x[GROUP_OF];
+        float x[CHUNK_ELEMENTS];
         #pragma unroll
-        for (int j = 0; j < GROUP_OF; j++) {
+        for (int j = 0; j < CHUNK_ELEMENTS; j++) {
             const int further = (channel + j) * Array::AREA;
             x[j] = place >= 0 && further < Array::SIZE ? images.x[place + further] : 0;
         }
@@ -136,15 +136,15 @@ struct Laid {
         const int image = position / IMAGE;
         const float up = place >= 0 ? scales[image - first].up : 0;
         #pragma unroll
-        for (int j = 0; j < GROUP_OF; j++) x[j] = up != 0 ? x[j] : 0; // infinity, too
+        for (int j = 0; j < CHUNK_ELEMENTS; j++) x[j] = up != 0 ? x[j] : 0; // infinity, too
         if (up != 0 && scales[image - first].small) count_small(image, x, up);
-        Word halves[NUMBERS];
+        Chunk halves[NUMBERS];
         of_words[word][line] = halve(halves, x, up);
         #pragma unroll
         for (int i = 0; i < NUMBERS; i++) words[i][line * WORDS + exchanged_word(line, word)] = halves[i];
         __syncthreads();
         #pragma unroll
-        for (int i = 0; i < NUMBERS; i++) ((Word *)at(i, chunk, from))[threadIdx.x] = words[i][threadIdx.x];
+        for (int i = 0; i < NUMBERS; i++) ((Chunk *)at(i, chunk, from))[threadIdx.x] = words[i][threadIdx.x];
         if (NUMBERS == 1 || word > 0) return;
         float sum = 0;
         #pragma unroll
@@ -152,7 +152,7 @@ struct Laid {
         squares[(int64_t)chunk * count + from + line] = sum;
     }
 
-    __device__ __forceinline__ void count_small(int image, const float (&x)[GROUP_OF], float up) const {
+    __device__ __forceinline__ void count_small(int image, const float (&x)[CHUNK_ELEMENTS], float up) const {
         int count = 0;
         #pragma unroll
         for (float each : x) count += each != 0 && fabsf(each) * up < NORMAL;

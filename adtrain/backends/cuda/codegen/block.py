@@ -138,7 +138,7 @@ def _copied(v: Variable, to: Variable, names: dict[Variable, str]) -> _Timed:
     axes = range(len(to.type.shape) - len(v.type.shape), len(to.type.shape))
     steps = [step if n > 1 else 0 for step, n in zip(contiguous(v.type.shape), v.type.shape, strict=True)]
     place = divided("threadIdx.x", to.type.shape, [0] * axes.start + steps)
-    copy = f"copy_async<{v.type.dtype.itemsize}>({names[to]} + threadIdx.x, {names[v]} + {place}, true);"
+    copy = f"cp_async<{v.type.dtype.itemsize}>({names[to]} + threadIdx.x, {names[v]} + {place}, true);"
     equation = Equation(PRIMITIVES["broadcast_to"], (v,), {"shape": to.type.shape}, (to,))
     return _Timed(equation, 0, [Step([f"if (threadIdx.x < {to.size})", f"    {copy}"], 0, waits=False)])
 
@@ -198,7 +198,7 @@ def _memory(body: Program, timed: Sequence[_Timed]) -> tuple[Places, int, int]:
 def _statements(timed: Sequence[_Timed], places: Places, threads: int) -> Iterator[str]:
     for time in range(max(t.end for t in timed)):
         if time == 1 and any(t.on_its_way for t in timed):
-            yield from ("end_group();", "wait_groups<0>();")
+            yield from ("cp_async_commit_group();", "cp_async_wait_group<0>();")
         if time:
             yield "__syncthreads();"
         taken = 0

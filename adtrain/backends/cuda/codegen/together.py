@@ -14,7 +14,7 @@ from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import product_p
 from adtrain.core.program import Equation
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.gemm.matmul import Product
+from adtrain.lowering.cuda.gemm.matmul import BlockGemm
 from adtrain.passes.fuse_elementwise import is_loops
 
 THREADS = 256
@@ -24,7 +24,7 @@ FEW, RESIDENT = 2, 3
 """Blocks of small products for each multiprocessor, of which two run at once by themselves; three do where there are
 more than so many."""
 
-Choice: TypeAlias = "Callable[[Equation], Sequence[Product]]"
+Choice: TypeAlias = "Callable[[Equation], Sequence[BlockGemm]]"
 """The engines for a matrix product whose k stays whole, the best first."""
 
 
@@ -42,11 +42,11 @@ def together(members: Sequence[Equation], choose: Choice, target: Target) -> Ker
     ]
     element = c_type(next(iter(products)).inputs[0].type.dtype) if products else ""
     crowded = sum(part.blocks for part in parts) > FEW * target.multiprocessors
-    small = bool(products) and all(product.direct for product in products.values())
+    small = bool(products) and all(product.small for product in products.values())
     return kernel("together", parts, threads, element, RESIDENT if small and crowded else 1)
 
 
-def _alike(choices: Mapping[Equation, Sequence[Product]]) -> dict[Equation, Product]:
+def _alike(choices: Mapping[Equation, Sequence[BlockGemm]]) -> dict[Equation, BlockGemm]:
     """An engine for each product: the best ones that have as many threads as the one for the largest product."""
     if not choices:
         return {}
@@ -66,7 +66,7 @@ def _depth(equation: Equation) -> int:
     return matmul.inputs[0].type.shape[-2 if matmul.params["transpose_a"] else -1]
 
 
-def _product(equation: Equation, product: Product, name: str, threads: int, target: Target) -> Part:
+def _product(equation: Equation, product: BlockGemm, name: str, threads: int, target: Target) -> Part:
     a, b = matmul_of(equation).inputs
     after = epilogue(equation, name)
     pointers = [f"x{i + 2}" for i in range(len(after.inputs))] + [f"y{i}" for i in range(len(after.outputs))]
@@ -75,7 +75,7 @@ def _product(equation: Equation, product: Product, name: str, threads: int, targ
     rows, columns = product.tile.m, product.tile.n
     shared = product.shared + staging_bytes(rows, columns, product.itemsize)
     fits = product.threads == threads and shared <= target.shared
-    if product.direct or not after.inputs or not fits:
+    if product.small or not after.inputs or not fits:
         shared = product.shared
         lines = [
             end,
@@ -86,7 +86,7 @@ def _product(equation: Equation, product: Product, name: str, threads: int, targ
         wide = gcd(16 // product.itemsize, n)
         lines = [
             end,
-            f"const Staged<{rows}, {columns}> tile = {{(T *)(shared_bytes + {product.shared})}};",
+            f"const StagedTile<{rows}, {columns}> tile = {{(T *)(shared_bytes + {product.shared})}};",
             f"{product.call}(x0, x1, tile, {lengths}, 1, block, 0);",
             f"tile.finish<{wide}, THREADS>(end, {m}, {n}, block);",
         ]
@@ -102,5 +102,5 @@ def _product(equation: Equation, product: Product, name: str, threads: int, targ
 
 
 def staging_bytes(rows: int, columns: int, itemsize: int) -> int:
-    """Bytes of a `Staged` tile (`kernels/cuda/gemm/staged_epilogue.cuh`)."""
+    """Bytes of a `StagedTile` (`kernels/cuda/gemm/staged_epilogue.cuh`)."""
     return rows * (columns * itemsize + 16)

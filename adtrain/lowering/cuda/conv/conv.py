@@ -10,16 +10,17 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from adtrain.core.chip import CHIP, Chip
+from adtrain.core.chip import CHIP
 from adtrain.core.kernel import LegacyKernel
 from adtrain.core.precision import FULL
+from adtrain.core.target import Target
 from adtrain.lowering.cuda.conv.direct import Few, FewConvolution, FewWeightGrad
 from adtrain.lowering.cuda.conv.fp16x2_weight_grad import HalvesWeightGrad
 from adtrain.lowering.cuda.conv.padded_index import Positions
 from adtrain.lowering.cuda.conv.shifted import PlaneConvolution
 from adtrain.lowering.cuda.conv.shifted_weight_grad import PlaneWeightGrad
-from adtrain.lowering.cuda.gemm.cost_model import LANES, SECOND_PASS, START, Gathers, ranked
-from adtrain.lowering.cuda.gemm.split_k import sum_splits
+from adtrain.lowering.cuda.gemm.cost_model import FMA_LANES, TILED, Gathers, ranked
+from adtrain.lowering.cuda.gemm.split_k import split_k_sum
 from adtrain.lowering.cuda.gemm.tiles import Tile
 
 MOST = 6
@@ -98,27 +99,27 @@ class Product(NamedTuple):
     def tiles(self, conv: Convolution) -> Sequence[tuple[Tile, int]]:
         """The tiles for it and the parts of K, the rule's choice first."""
         batch = conv.window.groups * self.phases
-        chip = Chip(CHIP.multiprocessors, CHIP.capability)
-        found = ranked(conv.dtype.itemsize, batch, *self.lengths, chip, conv.precision, self.gathers)
+        target = Target(CHIP.capability, CHIP.multiprocessors, CHIP.shared)
+        found = ranked(conv.dtype.itemsize, batch, *self.lengths, target, conv.precision, self.gathers)
         return [(tile, parts) for tile, parts in found[:MOST] if isinstance(tile, Tile)]
 
     def cycles(self, conv: Convolution) -> float:
         """An estimate of the time that the best tiles take, which are of whole steps of rows, columns and k."""
         *sides, k = self.lengths
         m, n = (-(-length // STEP) * STEP for length in sides)
-        products = m * n * (k + FIRST_K) / (LANES * (PLAIN_SPEED if conv.precision == FULL else ROUNDED_SPEED))
+        products = m * n * (k + FIRST_K) / (FMA_LANES * (PLAIN_SPEED if conv.precision == FULL else ROUNDED_SPEED))
         gathered = n * -(-m // LARGEST) * k / GATHERED
-        start = START
+        start = TILED.start
         if self.gathers is Gathers.ELEMENTS:
             gathered += m * -(-n // LARGEST) * k / GATHERED
-            start += SECOND_PASS  # k is long, and cut into parts
+            start += TILED.second_pass  # k is long, and cut into parts
         return start + conv.window.groups * self.phases * max(products, gathered) / CHIP.multiprocessors
 
 
 def _kernel(file: str, name: str, conv: Convolution, product: Product, tile: Tile, parts: int) -> LegacyKernel:
     m, n, _ = product.lengths
     count, groups = -(-m // tile.m) * -(-n // tile.n), conv.window.groups
-    wide = tile.columns_at_once(conv.dtype.itemsize, product.neighbours)
+    wide = tile.store_width(conv.dtype.itemsize, product.neighbours)
     definitions = {**conv.definitions(), **tile.definitions(), "SPLIT": int(parts > 1), "WIDE_C": wide}
     pixels = product.gathers is Gathers.PIXELS
     numbers = conv.numbers() if pixels else (*conv.numbers(), parts)
@@ -134,10 +135,18 @@ def _kernel(file: str, name: str, conv: Convolution, product: Product, tile: Til
     if parts == 1:
         return whole
     size = math.prod(conv.w)
+    add = split_k_sum(conv.dtype, 1, conv.w[0], size // conv.w[0], parts)
     return replace(
         whole,
         scratch=lambda *_, **__: parts * size * conv.dtype.itemsize,
-        then=sum_splits(size, conv.w[0], size // conv.w[0], parts),
+        then=LegacyKernel(
+            add.file,
+            add.name,
+            lambda *_, **__: add.numbers,
+            blocks=lambda *_, **__: add.blocks,
+            threads=lambda *_, **__: add.threads,
+            definitions=lambda *_, **__: add.definitions,
+        ),
     )
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import slabs_emulated
+import packed_gemm_emulated
 from hypothesis import given
 from hypothesis import strategies as st
-from slabs_emulated import (
+from packed_gemm_emulated import (
     BESIDE,
     LEVEL,
     NOISE,
@@ -117,7 +117,7 @@ def test_the_limits_are_those_of_the_kernels() -> None:
     text = "".join((asset_path("kernels") / "cuda" / name).read_text() for name in names)
     limits = ("LISTED", "FEW_TILES", "MANY_VOTES", "WATCHED", "TELLING", "FEW", "THIN", "ROUNDED", "SINGLE", "SELDOM")
     for name in ("DEPTH", *limits):
-        assert re.search(rf"constexpr int[^;]*\b{name} = [^;]*\b{getattr(slabs_emulated, name)}\b[^;]*;", text), name
+        assert re.search(rf"constexpr int[^;]*\b{name} = [^;]*\b{getattr(packed_gemm_emulated, name)}\b[^;]*;", text), name
     assert f"level = {LEVEL}f * (float)mean" in text
     assert f"pairs[] = {BESIDE};".replace("(", "{").replace(")", "}") in text
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from planes_emulated import cases, in_pieces
-from slabs_emulated import NOISE, OF_UNITS, TWO_ROUNDINGS, chain, errors
+from packed_gemm_emulated import NOISE, OF_UNITS, TWO_ROUNDINGS, chain, errors
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError, architecture, file_source

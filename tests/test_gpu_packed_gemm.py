@@ -9,7 +9,7 @@ import pytest
 from gpu_parity import gpu, poisoned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from slabs_emulated import NOISE, OF_HALVES, errors, hard
+from packed_gemm_emulated import NOISE, OF_HALVES, errors, hard
 from test_gpu_products import adversarial, computed, distance, exact, operands, rounded
 
 from adtrain import ops

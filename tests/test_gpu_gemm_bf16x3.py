@@ -10,7 +10,7 @@ from gpu_parity import gpu, poisoned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planes_emulated import cases
-from slabs_emulated import NOISE, OF_UNITS, TWO_ROUNDINGS, errors
+from packed_gemm_emulated import NOISE, OF_UNITS, TWO_ROUNDINGS, errors
 from test_gpu_products import computed, distance, exact, operands
 
 from adtrain.lowering.cuda.gemm.bf16x3 import WIDTHS, Cut, PieceProduct
