@@ -9,19 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_on_host import Host
-from program_samples import ON_GPU, names
+from program_samples import ON_GPU, for_gpu, names
 
 import adtrain as ad
 from adtrain import ops
 from adtrain.core.array import array
-from adtrain.core.chip import CHIP
 from adtrain.core.program import Equation, Variable
+from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import stage
+from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
 from adtrain.ops import bias_sums
 from adtrain.ops.bias_sums import max_pool2d_put_sum_p
 from adtrain.ops.pool import Windows, max_pool2d_put_p
-from adtrain.passes import bias_gradients
+from adtrain.passes.fuse_bias_gradients import BIAS_AXES
 
 POOLINGS = (
     ((5, 3, 6, 8), Windows((2, 2), (2, 2), (0, 0))),
@@ -46,7 +47,7 @@ def test_what_is_put_is_summed(tmp_path: Path, shape: tuple[int, ...], windows: 
     inputs = tuple(Variable(ArrayType(x.shape, x.dtype), "gpu") for x in arrays)
     types = max_pool2d_put_sum_p.output_types([v.type for v in inputs], params)
     e = Equation(max_pool2d_put_sum_p, inputs, params, tuple(Variable(t, "gpu") for t in types))
-    (kernel,) = max_pool2d_put_sum_p.implementations["cuda"](*(v.type for v in inputs), **params)
+    (kernel,) = cuda_kernels("max_pool2d_put_sum", H200, *(v.type for v in inputs), **params)
     spread, sums = Host(tmp_path).computed(e, kernel, arrays)
     np.testing.assert_allclose(spread, max_pool2d_put_p.reference(*arrays, **params), rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(sums, arrays[0].sum((0, 2, 3)), rtol=1e-5)
@@ -73,10 +74,10 @@ def test_sums_are_taken_by_who_reads_the_same(padding: int) -> None:
     assert found.count("conv2d_weight_grad") == found.count("sum") == (padding > 0)
 
 
-def test_the_sum_of_a_gradient_that_is_spread_is_taken_while_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CHIP, "capability", (10, 0))  # without kernels for what is pooled
+def test_the_sum_of_a_gradient_that_is_spread_is_taken_while_it_is() -> None:
     args = [array(np.ones(shape, np.float32)) for shape in SHAPES]
-    found = names(stage(partial(gradients, 0), ON_GPU).program(*args))
+    target = H200._replace(capability=(10, 0))  # without kernels for pooled gradients
+    found = names(for_gpu(stage(partial(gradients, 0)).program(*args), target))
     assert found.count("max_pool2d_put_sum") == 1
     assert "sum" not in found
 
@@ -90,4 +91,4 @@ def test_a_sum_of_other_axes_stays_alone() -> None:
 
 
 def test_the_pass_names_the_axes_of_a_bias_as_the_operations_do() -> None:
-    assert bias_gradients.OF_BIAS == bias_sums.OF_BIAS
+    assert BIAS_AXES == bias_sums.OF_BIAS

@@ -145,7 +145,7 @@ def reductions(draw: Draw) -> Iterator[tuple[str, Function]]:
 
 
 def groups(draw: Draw) -> Iterator[tuple[str, Function]]:
-    """What fuse_items makes one equation of, with sums over the items; some of fewer items than it takes."""
+    """What fuse_batchwise makes one equation of, with sums over the items; some of fewer items than it takes."""
     for n, classes in product((1, 7, 8, 9, 17, 40), (1, 3, 10)):
         labels = np.arange(n) % classes
 

@@ -1,26 +1,26 @@
-"""Products in slabs as far as they need no GPU: their launches, and that their kernels compile."""
+"""Matrix products of packed operands, without a GPU: when they are chosen, their launches, accuracy, and compilation."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
-import pytest
 import packed_gemm_emulated
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from packed_gemm_emulated import (
-    BESIDE,
     LEVEL,
+    LOW_ORDER_PAIRS,
     NOISE,
-    OF_HALVES,
-    chain,
+    OF_FP16X2,
     errors,
     hard,
-    in_slabs,
-    known,
-    many_left,
+    packed_gemm,
+    row_stats,
+    sequential_fma,
+    uses_bf16x3,
     usual,
 )
 from test_gpu_products import adversarial
@@ -28,147 +28,152 @@ from test_gpu_products import adversarial
 from adtrain.assets import asset_path
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError, Source, architecture, file_source
-from adtrain.core.chip import CHIP, Chip
-from adtrain.core.kernel import CudaKernel
+from adtrain.core.target import H200, Target
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm.cost_model import Gathers, ranked
-from adtrain.lowering.cuda.gemm.matmul import engines
-from adtrain.lowering.cuda.gemm.packed import CAPABILITY, LINES, SLABS, SlabProduct, Slabs
-from adtrain.lowering.cuda.gemm.tiles import Unit
+from adtrain.lowering.cuda.gemm.matmul import gemms
+from adtrain.lowering.cuda.gemm.packed import CAPABILITY, PACKED_ROWS, PACKED_TILES, STRUCT_BYTES, PackedGemm, PackedTile
+from adtrain.lowering.cuda.gemm.tiles import MmaKind
 
-H200 = Chip(132, CAPABILITY)
-PRECISIONS = tuple(SLABS)
-EACH = tuple(slabs for several in SLABS.values() for slabs in several)
-M, N, K = 128, 64, SLABS["full"][0].least
+A100 = Target((8, 0), 108, 163 << 10)
+B200 = Target((10, 0), 148, 227 << 10)
+PRECISIONS = tuple(PACKED_TILES)
+TILES = tuple(tile for several in PACKED_TILES.values() for tile in several)
+M, N, K = 128, 64, PACKED_TILES["full"][0].min_k
 
 lengths = st.tuples(st.integers(1, 4), *[st.integers(1, 20000)] * 3)
 
 
-def launches(product: SlabProduct) -> Iterator[CudaKernel]:
-    kernel: CudaKernel | None = product.kernel()
-    while kernel is not None:
-        yield kernel
-        kernel = kernel.then
-
-
-def rule(m: int, n: int, k: int, precision: str = "full", chip: Chip = H200) -> list[bool]:
-    """Which of the choices, the best first, are in slabs."""
-    return [isinstance(tile, Slabs) for tile, _ in ranked(4, 1, m, n, k, chip, precision)]
+def chosen(m: int, n: int, k: int, precision: str = "full", target: Target = H200) -> list[bool]:
+    """Which of the choices, the best first, are packed products."""
+    return [isinstance(tile, PackedTile) for tile, _ in ranked(4, 1, m, n, k, target, precision)]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_large_products_are_computed_in_slabs_and_small_ones_are_not(precision: str) -> None:
-    assert rule(4096, 4096, 4096, precision)[0]
-    assert rule(4095, 4097, 4091, precision)[0]
-    assert not rule(128, 512, 128, precision)[0]
-    assert not rule(128, 128, 9216, precision)[0]
+def test_operands_of_large_products_are_packed_and_those_of_small_ones_are_not(precision: str) -> None:
+    assert chosen(4096, 4096, 4096, precision)[0]
+    assert chosen(4095, 4097, 4091, precision)[0]
+    assert not chosen(128, 512, 128, precision)[0]
+    assert not chosen(128, 128, 9216, precision)[0]
 
 
-def test_only_hopper_has_them_only_of_float32_and_not_of_images() -> None:
-    assert not any(rule(4096, 4096, 4096, chip=Chip(132, (10, 0))))
-    assert not any(isinstance(tile, Slabs) for tile, _ in ranked(8, 1, 4096, 4096, 4096, H200))
+def test_packed_products_are_for_float32_matrices_on_hopper() -> None:
+    assert not any(chosen(4096, 4096, 4096, target=B200))
+    assert not any(isinstance(tile, PackedTile) for tile, _ in ranked(8, 1, 4096, 4096, 4096, H200))
     gathered = ranked(4, 1, 4096, 4096, 4096, H200, gathers=Gathers.PIXELS)
-    assert not any(isinstance(tile, Slabs) for tile, _ in gathered)
+    assert not any(isinstance(tile, PackedTile) for tile, _ in gathered)
 
 
-def test_short_sums_are_left_to_what_is_as_exact() -> None:
-    assert not any(rule(8192, 8192, K - 1))
+def test_a_short_k_is_not_computed_in_fp16x2() -> None:
+    assert not any(chosen(8192, 8192, K - 1))
 
 
-@pytest.mark.parametrize("slabs", EACH)
-def test_the_stages_fit_beside_what_a_block_has_of_its_own(slabs: Slabs) -> None:
-    assert slabs.shared <= (227 << 10) - 1024
+@pytest.mark.parametrize("tile", TILES)
+def test_the_pipeline_and_static_shared_memory_fit_a_block(tile: PackedTile) -> None:
+    assert tile.shared <= (227 << 10) - 1024
 
 
-def test_what_is_left_is_computed_by_the_plain_tile_whose_threads_are_launched() -> None:
+def test_the_fallback_launches_as_many_threads_as_its_tile_has() -> None:
     text = (asset_path("kernels") / "cuda" / "gemm/fp32_fallback.cu").read_text()
-    for slabs in SLABS["full"]:
-        plain = slabs.rest
-        assert (plain.m, plain.n, plain.warp_n) == (LINES, slabs.n, slabs.n // 2)
-        unit = f"Fma<{plain.warp_m}, TILE_N / 2>"
-        assert f"Tile<LINES, TILE_N, {plain.k}, {plain.slices}, {plain.stages}, {unit}> Plain;" in text
+    for packed in PACKED_TILES["full"]:
+        tile = packed.fallback_tile
+        assert (tile.m, tile.n, tile.warp_n) == (PACKED_ROWS, packed.n, packed.n // 2)
+        mma = f"Fma<{tile.warp_m}, TILE_N / 2>"
+        assert f"Tile<PACKED_ROWS, TILE_N, {tile.k}, {tile.slices}, {tile.stages}, {mma}> FmaTile;" in text
 
 
 @pytest.mark.parametrize("case", [*adversarial(M, N, K), *hard(M, N, K)])
-def test_products_in_slabs_with_what_they_leave_are_as_exact_as_one_chain(case: str) -> None:
+def test_packed_products_with_their_fallback_are_as_exact_as_sequential_fma(case: str) -> None:
     a, b = (x.astype(np.float32) for x in {**adversarial(M, N, K), **hard(M, N, K)}[case])
-    plain, (halves, left) = chain(a, b), in_slabs(a, b)
-    taken, expected = errors(np.where(left, plain, halves), a, b), errors(plain, a, b)
-    assert taken[0] <= max(NOISE * expected[0], OF_HALVES)
+    plain, (packed, fallback) = sequential_fma(a, b), packed_gemm(a, b)
+    taken, expected = errors(np.where(fallback, plain, packed), a, b), errors(plain, a, b)
+    assert taken[0] <= max(NOISE * expected[0], OF_FP16X2)
     assert taken[1] <= NOISE * expected[1]
 
 
 @pytest.mark.parametrize("case", ["one of 50 of both", "one of 100 not zero", "thirty decades"])
-def test_sparse_lines_are_cut_in_pieces(case: str) -> None:
+def test_products_of_sparse_rows_are_computed_in_bf16x3(case: str) -> None:
     a, b = (x.astype(np.float32) for x in {**adversarial(M, N, K), **hard(M, N, K)}[case])
-    assert many_left(known(a), known(b.T))
-    assert in_slabs(a, b)[1].mean() < 0.05
+    assert uses_bf16x3(row_stats(a), row_stats(b.T))
+    assert packed_gemm(a, b)[1].mean() < 0.05
 
 
 @pytest.mark.parametrize("case", usual(M, N, K))
-def test_of_usual_products_next_to_nothing_is_left_to_multiply_adds(case: str) -> None:
+def test_usual_products_need_next_to_no_fallback(case: str) -> None:
     a, b = (x.astype(np.float32) for x in usual(M, N, K)[case])
-    assert not many_left(known(a), known(b.T))
-    assert in_slabs(a, b)[1].mean() < 5e-4
+    assert not uses_bf16x3(row_stats(a), row_stats(b.T))
+    assert packed_gemm(a, b)[1].mean() < 5e-4
 
 
-def test_the_limits_are_those_of_the_kernels() -> None:
+def test_the_emulation_has_the_constants_of_the_kernels() -> None:
     names = ("gemm/pack.cu", "gemm/packed.cuh", "gemm/packed_accumulate.cuh", "sm90/bf16x3.cuh")
     text = "".join((asset_path("kernels") / "cuda" / name).read_text() for name in names)
-    limits = ("LISTED", "FEW_TILES", "MANY_VOTES", "WATCHED", "TELLING", "FEW", "THIN", "ROUNDED", "SINGLE", "SELDOM")
-    for name in ("DEPTH", *limits):
-        assert re.search(rf"constexpr int[^;]*\b{name} = [^;]*\b{getattr(packed_gemm_emulated, name)}\b[^;]*;", text), name
+    of_packed = ("PACKED_ROWS", "PACKED_K", "FALLBACK_CAPACITY", "FEW_TILES", "VOTES_SHARE", "CHECKED_TILES")
+    of_pack = ("STATISTICS_TILES", "MIN_PRODUCTS", "SPARSE", "MIN_ROUNDINGS", "SINGLE_ELEMENTS", "SKIP_RATIO")
+    for name in (*of_packed, *of_pack):
+        value = getattr(packed_gemm_emulated, name)
+        assert re.search(rf"constexpr int[^;]*\b{name} = [^;]*\b{value}\b[^;]*;", text), name
     assert f"level = {LEVEL}f * (float)mean" in text
-    assert f"pairs[] = {BESIDE};".replace("(", "{").replace(")", "}") in text
+    assert f"pairs[] = {LOW_ORDER_PAIRS};".replace("(", "{").replace(")", "}") in text
 
 
-@given(lengths, st.sampled_from(EACH), st.booleans())
-def test_the_launches_cover_operands_and_result(lengths: tuple[int, int, int, int], slabs: Slabs, turned: bool) -> None:
+@given(lengths, st.sampled_from(TILES), st.booleans())
+def test_the_launches_cover_operands_and_result(
+    lengths: tuple[int, int, int, int], tile: PackedTile, transpose_a: bool
+) -> None:
     batch, m, n, k = lengths
-    product = SlabProduct(lengths, slabs, (turned, True))
-    first, *others = launches(product)
-    laid = [0 if direct else lines for lines, direct in zip((m, n), product.direct, strict=True)]
-    steps = 3 if slabs.unit is Unit.HALVES else 1 if any(laid) else 0
-    assert [kernel.file for kernel in (first, *others)].count("gemm/pack.cu") == steps
-    assert product.blocks * 128 >= batch * (m + n)
-    assert product.laid * 128 >= batch * sum(laid)
-    assert product.tiles * product.slabs.m * product.slabs.n >= batch * m * n
-    assert 1 <= product.chunks <= product.depth
+    product = PackedGemm(H200, lengths, tile, (transpose_a, True))
+    kernel = product.kernel()
+    rows = [0 if direct else length for length, direct in zip((m, n), product.direct, strict=True)]
+    steps = 3 if tile.kind is MmaKind.FP16X2 else 1 if any(rows) else 0
+    assert [launch.file for launch in kernel.launches].count("gemm/pack.cu") == steps
+    assert product.row_blocks * 128 >= batch * (m + n)
+    assert product.packed_row_blocks * 128 >= batch * sum(rows)
+    assert product.tiles * tile.m * tile.n >= batch * m * n
+    assert 1 <= product.chunks <= product.k_tiles
     if steps:
-        assert first.blocks is not None
-        assert first.blocks() == (2 * product.laid, product.chunks)
-    assert first.scratch() >= batch * sum(laid) * k * product.slabs.pieces * (4 if slabs.unit is Unit.TF32 else 2)
+        assert kernel.launches[0].blocks == (2 * product.packed_row_blocks, product.chunks)
+    assert kernel.scratch is not None
+    assert kernel.scratch >= batch * sum(rows) * k * tile.terms * (4 if tile.kind is MmaKind.TF32 else 2)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_gpus_without_the_kernels_compute_such_products_otherwise(
-    precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_gpus_have_other_kernels_for_large_products(precision: str) -> None:
     matrix = ArrayType((4096, 4096), np.dtype("float32"))
-    assert isinstance(engines(matrix, matrix, False, False, precision)[0], SlabProduct)
-    monkeypatch.setattr(CHIP, "capability", (8, 0))
-    found = engines(matrix, matrix, False, False, precision)
+    assert isinstance(gemms(H200, matrix, matrix, False, False, precision)[0], PackedGemm)
+    found = gemms(A100, matrix, matrix, False, False, precision)
     assert found
-    assert not any(isinstance(product, SlabProduct) for product in found)
+    assert not any(isinstance(product, PackedGemm) for product in found)
 
 
 def sources() -> list[Source]:
     found: dict[Source, None] = {}
-    for slabs in EACH:
+    for tile in TILES:
         for size, transposed in ((1024, (False, False)), (1023, (True, True)), (1022, (False, True))):
-            for kernel in launches(SlabProduct((2, size, size, size), slabs, transposed)):
-                macros = tuple(sorted(kernel.definitions().items()))
-                found[file_source(kernel.file, (np.dtype("float32"),), macros)] = None
+            for launch in PackedGemm(H200, (2, size, size, size), tile, transposed).kernel().launches:
+                found[file_source(launch.file, launch.dtypes, tuple(sorted(launch.definitions.items())))] = None
     return list(found)
 
 
-def test_the_kernels_compile_and_neither_spill_registers_nor_wait_for_each_product() -> None:
+@pytest.fixture
+def nvrtc() -> None:
     try:
         compiler.version()
     except CudaCompilerError as error:
         pytest.skip(str(error))
+
+
+def test_the_kernels_compile_without_spills_or_serialized_wgmma(nvrtc: None) -> None:
     for source in sources():
         log = compiler.compile_source(source, architecture(CAPABILITY)).log.splitlines()
         wrong = [line for line in log if "spill" in line and " 0 bytes spill stores" not in line]
         wrong += [line for line in log if "serializ" in line or "setmaxnreg" in line]
         assert wrong == [], source.name
+
+
+@pytest.mark.parametrize("name", [*STRUCT_BYTES, "SHARED_BYTES"])
+def test_a_wrong_number_of_bytes_does_not_compile(nvrtc: None, name: str) -> None:
+    gemm = PackedGemm(H200, (1, 1024, 1024, 1024), TILES[0], (False, False)).kernel().launches[3]
+    macros: dict[str, Any] = {**gemm.definitions, name: gemm.definitions[name] - 16}
+    with pytest.raises(CudaCompilerError, match="static assertion"):
+        compiler.compile_source(file_source(gemm.file, gemm.dtypes, tuple(macros.items())), architecture(CAPABILITY))

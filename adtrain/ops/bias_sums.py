@@ -5,18 +5,13 @@ They occur only in optimised Programs, where a pass puts each in the place of tw
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from adtrain.core.kernel import legacy
 from adtrain.core.primitive import Primitive
-from adtrain.core.registry import register
+from adtrain.core.rewrites import WITH_BIAS_GRADIENT
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cuda import pool as pool_cuda
-from adtrain.lowering.cuda.conv import conv as conv_cuda
-from adtrain.lowering.cuda.conv import pooled as conv_pooled_cuda
 from adtrain.ops.broadcasting import sum_p
 from adtrain.ops.conv import weight_grad_p
 from adtrain.ops.conv_pooled import conv2d_weight_grad_pooled_p
@@ -41,7 +36,6 @@ conv2d_weight_grad_sum_p = Primitive(
     lambda x, g, **params: (weight_grad_p.reference(x, g, **params), _summed(g)),
     flops=lambda x, g, **params: weight_grad_p.cost([x, g], params).flops + g.size,
 )
-register("conv2d_weight_grad_sum", "cuda", legacy(conv_cuda.weight_grad_sum))
 """(x, g; window, size, precision): conv2d_weight_grad(x, g, ...), and the sum of g for each channel."""
 
 
@@ -59,7 +53,6 @@ conv2d_weight_grad_pooled_sum_p = Primitive(
     ),
     flops=lambda x, g, where, **params: conv2d_weight_grad_pooled_p.cost([x, g, where], params).flops + g.size,
 )
-register("conv2d_weight_grad_pooled_sum", "cuda", legacy(partial(conv_pooled_cuda.weight_grad_pooled, bias=True)))
 """(x, g, where; window, windows, shape, size, precision): conv2d_weight_grad_pooled(x, g, where, ...), and the sum of g
 for each channel."""
 
@@ -78,5 +71,8 @@ max_pool2d_put_sum_p = Primitive(
     _put_reference,
     flops=lambda ct, where, **params: 2 * ct.size,
 )
-register("max_pool2d_put_sum", "cuda", legacy(pool_cuda.put_sum))
 """(ct, where; windows, shape): max_pool2d_put(ct, where, ...), and the sum of ct for each channel."""
+
+WITH_BIAS_GRADIENT[weight_grad_p] = (1, conv2d_weight_grad_sum_p)
+WITH_BIAS_GRADIENT[conv2d_weight_grad_pooled_p] = (1, conv2d_weight_grad_pooled_sum_p)
+WITH_BIAS_GRADIENT[max_pool2d_put_p] = (0, max_pool2d_put_sum_p)

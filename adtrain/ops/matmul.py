@@ -10,7 +10,7 @@ import numpy as np
 from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.precision import FULL, precision_of
-from adtrain.core.primitive import Primitive
+from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.ops.broadcasting import broadcast_to, promote, reshape
@@ -64,6 +64,7 @@ matmul_p: Primitive = Primitive(
     _reference,
     [_vjp_a, _vjp_b],
     _flops,
+    traits=(Trait.MATMUL,),
 )
 
 

@@ -1,87 +1,105 @@
-"""The CUDA kernels for pooling (`kernels/cuda/pool/pool.cu`)."""
+"""The rules for pooling (`kernels/cuda/pool/pool.cu`)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from adtrain.core.kernel import LegacyKernel
+import numpy as np
 
-CELL = 16
-"""Elements of a stride, or of a window, up to which a thread has several."""
-VECTOR = 16
-"""Bytes that it writes at once."""
-SUMMING, WARP = 256, 32
-"""Threads of a block that sums, and of a warp."""
-CELLS, MANY_BLOCKS = 4, 2048
-"""Cells of the image that a thread which sums should have, at least, and blocks that there should be, if possible."""
+from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.registry import register
+from adtrain.core.target import Target
 
-
-def kernel(
-    name: str, shapes: Callable[..., tuple[Sequence[int], Sequence[int]]], gathers: bool = False
-) -> LegacyKernel:
-    """A kernel: ``shapes`` of the image and the pooled one from the arguments, a thread for each element of the pooled
-    one or, if it ``gathers``, for each cell of the image."""
-
-    def at_once(*args: Any, windows: Any, **params: Any) -> int:
-        """Neighbouring outputs of a thread: AT_ONCE of `pool/pool.cu`."""
-        columns = shapes(*args, windows=windows, **params)[1][3]
-        return 1 if math.prod(windows.kernel) > CELL else math.gcd(columns, 2)
-
-    def definitions(*args: Any, windows: Any, **params: Any) -> dict[str, int]:
-        found = _macros(windows)
-        return found if gathers else {**found, "AT_ONCE": at_once(*args, windows=windows, **params)}
-
-    def numbers(*args: Any, **params: Any) -> tuple[int, ...]:
-        x, y = shapes(*args, **params)
-        return (x[0] * x[1], *x[2:], *y[2:])
-
-    def elements(*args: Any, windows: Any, **params: Any) -> int:
-        x, y = shapes(*args, windows=windows, **params)
-        if not gathers:
-            return math.prod(y) // at_once(*args, windows=windows, **params)
-        few = math.prod(windows.stride) <= CELL
-        return -(-math.prod(x) // (math.prod(_cell(windows, args[0].dtype.itemsize)) if few else 1))
-
-    return LegacyKernel("pool/pool.cu", name, numbers, elements=elements, definitions=definitions)
+FILE = "pool/pool.cu"
+MAX_CELL = 16
+"""Elements of a stride, or of a window, up to which a thread takes several."""
+VECTOR_BYTES = 16
+"""What a thread writes at once."""
+SUM_THREADS, WARP = 256, 32
+"""Threads of a block that sums; of a warp."""
+MIN_CELLS, SUM_BLOCKS = 4, 2048
+"""Cells of the image of a thread that sums, at least; blocks that there should be, if possible."""
 
 
-def put_sum(ct: Any, where: Any, windows: Any, shape: tuple[int, ...]) -> tuple[LegacyKernel, ...]:
-    """The kernel for max_pool2d_put with the sums of ct, where all windows lie in the image and a thread has cells."""
-    if windows.padding != (0, 0) or math.prod(windows.stride) > CELL or ct.size == 0:
-        return ()
+def _reads_windows(name: str, x: Sequence[int], y: Sequence[int], windows: Any, dtype: np.dtype) -> list[CudaKernel]:
+    """A kernel with a thread for one or two neighbouring outputs. x, y: shapes of the image and the pooled one."""
+    at_once = 1 if math.prod(windows.kernel) > MAX_CELL else math.gcd(y[3], 2)
+    macros = {**_macros(windows), "AT_ONCE": at_once}
+    return _kernel(name, x, y, dtype, math.prod(y) // at_once, macros)
+
+
+def _writes_cells(name: str, x: Sequence[int], y: Sequence[int], windows: Any, dtype: np.dtype) -> list[CudaKernel]:
+    """A kernel with a thread for each cell of the image."""
+    cell = math.prod(_cell(windows, dtype.itemsize)) if math.prod(windows.stride) <= MAX_CELL else 1
+    return _kernel(name, x, y, dtype, -(-math.prod(x) // cell), _macros(windows))
+
+
+def _kernel(
+    name: str, x: Sequence[int], y: Sequence[int], dtype: np.dtype, elements: int, macros: Mapping[str, int]
+) -> list[CudaKernel]:
+    lengths = (x[0] * x[1], *x[2:], *y[2:])  # POOL_NUMBERS
+    return [CudaKernel((CudaLaunch(FILE, name, lengths, (dtype,), elements=elements, definitions=macros),))]
+
+
+def max_pool2d(target: Target, x: Any, windows: Any) -> list[CudaKernel]:
+    return _reads_windows("max_pool2d", x.shape, windows.output_shape("pooling", x.shape), windows, x.dtype)
+
+
+def max_pool2d_pick(target: Target, x: Any, where: Any, windows: Any) -> list[CudaKernel]:
+    return _reads_windows("max_pool2d_pick", x.shape, where.shape, windows, x.dtype)
+
+
+def max_pool2d_put(target: Target, ct: Any, where: Any, windows: Any, shape: Sequence[int]) -> list[CudaKernel]:
+    return _writes_cells("max_pool2d_put", shape, ct.shape, windows, ct.dtype)
+
+
+def avg_pool2d(target: Target, x: Any, windows: Any) -> list[CudaKernel]:
+    return _reads_windows("avg_pool2d", x.shape, windows.output_shape("pooling", x.shape), windows, x.dtype)
+
+
+def avg_pool2d_put(target: Target, ct: Any, windows: Any, shape: Sequence[int]) -> list[CudaKernel]:
+    return _writes_cells("avg_pool2d_put", shape, ct.shape, windows, ct.dtype)
+
+
+def max_pool2d_put_sum(target: Target, ct: Any, where: Any, windows: Any, shape: Sequence[int]) -> list[CudaKernel]:
+    """max_pool2d_put with the sums of ct, where all windows lie in the image and a thread has whole cells."""
+    if windows.padding != (0, 0) or math.prod(windows.stride) > MAX_CELL or ct.size == 0:
+        return []
     images, channels, *image = shape
     rows, columns = (-(-n // cell) for n, cell in zip(image, _cell(windows, ct.dtype.itemsize), strict=True))
-    parts = min(-(-images * rows * columns // (SUMMING * CELLS)), -(-MANY_BLOCKS // channels))
-    put = LegacyKernel(
-        "pool/pool.cu",
+    parts = min(-(-images * rows * columns // (SUM_THREADS * MIN_CELLS)), -(-SUM_BLOCKS // channels))
+    types, macros = (ct.dtype,), _macros(windows)
+    put = CudaLaunch(
+        FILE,
         "max_pool2d_put_sum",
-        lambda *_, **__: (images * channels, *image, *ct.shape[2:], channels, parts),
-        blocks=lambda *_, **__: (channels, parts),
-        threads=lambda *_, **__: SUMMING,
-        definitions=lambda *_, **__: _macros(windows),
-        scratch=lambda *_, **__: channels * parts * ct.dtype.itemsize,
+        (images * channels, *image, *ct.shape[2:], channels, parts),
+        types,
+        blocks=(channels, parts),
+        threads=SUM_THREADS,
+        definitions=macros,
     )
-    add = replace(
-        put,
-        name="max_pool2d_put_sum_parts",
-        numbers=lambda *_, **__: (channels, parts),
-        blocks=None,
-        threads=None,
-        elements=lambda *_, **__: channels * WARP,
-    )
-    return (replace(put, then=add),)
+    name, lengths = "max_pool2d_put_sum_parts", (channels, parts)
+    add = CudaLaunch(FILE, name, lengths, types, elements=channels * WARP, definitions=macros)
+    return [CudaKernel((put, add), channels * parts * ct.dtype.itemsize)]
 
 
 def _cell(windows: Any, itemsize: int) -> tuple[int, int]:
-    """Rows and columns of the image that a thread gathers."""
+    """Rows and columns of the image that a thread writes."""
     rows, columns = windows.stride
-    wide = VECTOR // itemsize
+    wide = VECTOR_BYTES // itemsize
     return rows, columns if wide % columns else wide
 
 
 def _macros(windows: Any) -> dict[str, int]:
     values = (*windows.kernel, *windows.stride, *windows.padding)
     return dict(zip(("KH", "KW", "SH", "SW", "PH", "PW"), values, strict=True))
+
+
+register("max_pool2d", "cuda", max_pool2d)
+register("max_pool2d_pick", "cuda", max_pool2d_pick)
+register("max_pool2d_put", "cuda", max_pool2d_put)
+register("avg_pool2d", "cuda", avg_pool2d)
+register("avg_pool2d_put", "cuda", avg_pool2d_put)
+register("max_pool2d_put_sum", "cuda", max_pool2d_put_sum)

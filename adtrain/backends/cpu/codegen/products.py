@@ -10,7 +10,7 @@ from adtrain.codegen.elementwise import statements, strides
 from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.fused import body_of, product_p
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.items import kernels
+from adtrain.passes.batchwise import kernels
 
 MOST_AHEAD = 8
 """As in kernels/cpu/gemm.h."""

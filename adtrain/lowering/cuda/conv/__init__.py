@@ -1,1 +1,15 @@
-"""Convolutions on the GPU."""
+"""Registers the CUDA kernels for convolutions."""
+
+from functools import partial
+
+from adtrain.core.registry import register
+from adtrain.lowering.cuda.conv import pooling, rules
+
+register("conv2d", "cuda", rules.conv2d)
+register("conv2d_input_grad", "cuda", rules.conv2d_input_grad)
+register("conv2d_weight_grad", "cuda", rules.conv2d_weight_grad)
+register("conv2d_weight_grad_sum", "cuda", rules.conv2d_weight_grad_sum)
+register("conv2d+max_pool2d", "cuda", pooling.conv2d_max_pool2d)
+register("conv2d_input_grad_pooled", "cuda", pooling.conv2d_input_grad_pooled)
+register("conv2d_weight_grad_pooled", "cuda", pooling.conv2d_weight_grad_pooled)
+register("conv2d_weight_grad_pooled_sum", "cuda", partial(pooling.conv2d_weight_grad_pooled, bias=True))

@@ -1,113 +1,115 @@
-"""Gradients of convolutions with stride 1 by their weights on Hopper's matrix units, in halves where they hold float32
+"""Gradients of stride-1 convolutions by 3 x 3 weights on Hopper, operands as fp16x2
 (`kernels/cuda/conv/shifted_weight_grad_fp16x2.cu`)."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from adtrain.core.chip import CHIP
-from adtrain.core.kernel import LegacyKernel
-from adtrain.lowering.cuda.conv.packed_images import ALIGNED, LAYING, LAYING_BLOCKS, LINE, Laid
-from adtrain.lowering.cuda.conv.padded_index import Positions
-from adtrain.lowering.cuda.conv.shifted import FILTERS, REST, SHARED, START, TILE_END
-from adtrain.lowering.cuda.conv.shifted_weight_grad import CHANNELS, SECOND_PASS, PlaneWeightGrad
+from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.target import Target
+from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
+from adtrain.lowering.cuda.conv.shifted import FILTERS, START, STATIC_SHARED
+from adtrain.lowering.cuda.conv.shifted_fp16x2 import (
+    ALIGNMENT,
+    LAUNCH_CYCLES,
+    PACK_BLOCKS,
+    PACK_THREADS,
+    ROW_BYTES,
+    PackedImages,
+)
+from adtrain.lowering.cuda.conv.shifted_weight_grad import (
+    CHANNELS,
+    EPILOGUE_CYCLES,
+    SECOND_PASS,
+    ShiftedWeightGrad,
+)
 
+FILE = "conv/shifted_weight_grad_fp16x2.cu"
 THREADS, STEP, STAGE = 512, 16, 128
-"""Of a block; positions of an instruction, and of a stage."""
-STAGES = 2, 4
-"""How many stages there are in shared memory, at least and at most."""
-CYCLE = {2: 1500, 1: 1150}
-"""Multiply-adds of float16 that a multiprocessor does in a cycle, of so many numbers an operand, measured."""
+"""Of a block; positions of one wgmma, and of a stage."""
+MIN_STAGES, MAX_STAGES = 2, 4
+MULTIPLY_ADDS = {2: 1500, 1: 1150}
+"""Of a multiprocessor in a cycle, by the number of float16 parts of an operand, measured."""
 
 
 @dataclass(frozen=True)
-class HalvesWeightGrad:
-    """The gradient of a convolution by its weights."""
+class Fp16x2WeightGrad:
+    """The gradient by the weights in fp16x2, which falls back to bf16x3 for what fp16x2 does not hold."""
 
-    positions: Positions
+    index: PaddedIndex
+    target: Target
 
     @property
-    def _image_lines(self) -> int:
-        """Of a stage."""
-        return (7 + STAGE + self.positions.reach + 7) // 8 * 8
+    def _fallback(self) -> ShiftedWeightGrad:
+        return ShiftedWeightGrad(self.index, self.target)
+
+    @property
+    def _gradient_index(self) -> PaddedIndex:
+        return PaddedIndex(self.index.problem.transposed())
 
     @property
     def _stage_bytes(self) -> int:
-        return LINE * self.positions.numbers * (self._image_lines + 2 * (STAGE + 8))
+        image_rows = (7 + STAGE + self.index.reach + 7) // 8 * 8
+        return ROW_BYTES * self.index.fp16_parts * (image_rows + 2 * (STAGE + 8))
 
     @property
     def _stages(self) -> int:
-        return min((SHARED - 1024) // self._stage_bytes, STAGES[1])
+        return min((self.target.shared - STATIC_SHARED - 1024) // self._stage_bytes, MAX_STAGES)
 
     @property
     def _steps(self) -> int:
-        """Of an image, from its first output to its last."""
-        _, _, rows, columns = self.positions.outputs
-        return -(-((rows - 1) * self.positions.pitch + columns) // STEP)
-
-    @property
-    def _blocks(self) -> int:
-        """That take the same images."""
-        return -(-self.positions.outputs[1] // FILTERS) * -(-self.positions.images[1] // CHANNELS)
+        """Steps from an image's first output to its last."""
+        _, _, rows, columns = self.index.problem.outputs
+        return -(-((rows - 1) * self.index.pitch + columns) // STEP)
 
     @property
     def _splits(self) -> int:
-        """Into how many parts the images are cut."""
-        return max(1, min(CHIP.multiprocessors // self._blocks, self.positions.images[0]))
+        """Parts of the images, which different blocks sum."""
+        return max(1, min(self.target.multiprocessors // self._fallback.blocks, self.index.problem.images[0]))
 
     @property
-    def _laid(self) -> tuple[Laid, Laid]:
+    def _packed(self) -> tuple[PackedImages, PackedImages]:
         """Images and gradients."""
-        return Laid(self.positions), Laid(self.positions.turned())
+        return PackedImages(self.index), PackedImages(self._gradient_index)
 
     @property
-    def scratch(self) -> int:
+    def _scratch(self) -> int:
         """Bytes: of `Scratch` and `Operands` of the kernels."""
-        parts = self._splits * (PlaneWeightGrad(self.positions).size * 4 + self._blocks * self.positions.kernel[0] * 4)
-        return parts + sum(ALIGNED + laid.bytes for laid in self._laid)
+        problem = self.index.problem
+        split = problem.weights * 4 + self._fallback.blocks * problem.kernel[0] * 4
+        return self._splits * split + sum(ALIGNMENT + packed.bytes for packed in self._packed)
 
     @property
     def cycles(self) -> float:
         """An estimate of the time."""
-        each = (3 if self.positions.numbers == 2 else 1) / CYCLE[self.positions.numbers]
-        products = FILTERS * CHANNELS * math.prod(self.positions.kernel) * self._steps * STEP * each
-        rounds = -(-self._blocks * self._splits // CHIP.multiprocessors)
-        multiplied = rounds * (TILE_END + -(-self.positions.images[0] // self._splits) * products)
-        before = 3 * REST + sum(laid.cycles for laid in self._laid)
+        problem, parts = self.index.problem, self.index.fp16_parts
+        count = (3 if parts == 2 else 1) / MULTIPLY_ADDS[parts]
+        products = FILTERS * CHANNELS * problem.taps * self._steps * STEP * count
+        waves = -(-self._fallback.blocks * self._splits // self.target.multiprocessors)
+        multiplied = waves * (EPILOGUE_CYCLES + -(-problem.images[0] // self._splits) * products)
+        before = 3 * LAUNCH_CYCLES + sum(packed.cycles for packed in self._packed)
         return START + before + multiplied + SECOND_PASS
 
-    def suits(self) -> bool:
-        """Whether the kernels are right for it, on the GPU at hand."""
-        room = self._stages >= STAGES[0] and self._steps * STEP <= self.positions.image
-        return PlaneWeightGrad(self.positions).suits() and self.positions.turned().suits() and room
+    def supported(self) -> bool:
+        fits = self._stages >= MIN_STAGES and self._steps * STEP <= self.index.image_pitch
+        return fits and self._fallback.supported() and self._gradient_index.supported(self.target)
 
-    def kernel(self) -> LegacyKernel:
-        """The launches: the operands in halves, what these hold of the products, the rest in pieces, and the sum."""
-        rest = PlaneWeightGrad(self.positions).in_parts(self._splits, rest=True)
+    def kernels(self) -> Sequence[CudaKernel]:
+        """Statistics and packing of the operands, the products in fp16x2, the others in bf16x3, and the sum."""
+        fallback = self._fallback.split_into(self._splits, fallback=True)
+        multiprocessors = self.target.multiprocessors
         shared = self._stages * self._stage_bytes + 1024
-        multiply = self._step("conv_halves_weight_grad", (self._blocks, self._splits), THREADS, rest, shared)
-        prepare = self._step("prepare_operands", LAYING_BLOCKS * CHIP.multiprocessors, LAYING, multiply)
-        return self._step("begin_operands", CHIP.multiprocessors, LAYING, prepare)
-
-    def _step(
-        self, name: str, blocks: int | tuple[int, int], threads: int, then: LegacyKernel, shared: int = 0
-    ) -> LegacyKernel:
-        images = self.positions.images[0]
-        definitions: Mapping[str, int] = {
-            **self.positions.definitions,
-            "CHANNELS": CHANNELS,
-            "HALVES_STAGES": self._stages,
-        }
-        return LegacyKernel(
-            "conv/shifted_weight_grad_fp16x2.cu",
-            name,
-            lambda *_, **__: (images, self._splits),
-            blocks=lambda *_, **__: blocks,
-            threads=lambda *_, **__: threads,
-            shared=lambda *_, **__: shared,
-            definitions=lambda *_, **__: definitions,
-            scratch=lambda *_, **__: self.scratch,
-            then=then,
+        launches = (
+            self._launch("begin_operands", multiprocessors, PACK_THREADS),
+            self._launch("prepare_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
+            self._launch("conv_halves_weight_grad", (self._fallback.blocks, self._splits), THREADS, shared),
+            *fallback.launches,
         )
+        return [CudaKernel(launches, max(self._scratch, fallback.scratch or 0))]
+
+    def _launch(self, name: str, blocks: int | tuple[int, int], threads: int, shared: int = 0) -> CudaLaunch:
+        problem = self.index.problem
+        numbers, types = (problem.images[0], self._splits), (problem.dtype,)
+        macros = {**self.index.macros(), "CHANNELS": CHANNELS, "HALVES_STAGES": self._stages}
+        return CudaLaunch(FILE, name, numbers, types, blocks=blocks, threads=threads, shared=shared, definitions=macros)

@@ -1,4 +1,4 @@
-"""Convolutions with stride 1 as products of positions (`kernels/cuda/conv/shifted.cuh`)."""
+"""The padded flat index of stride-1 convolutions (`kernels/cuda/conv/shifted.cuh`)."""
 
 from __future__ import annotations
 
@@ -6,100 +6,99 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from adtrain.core.chip import CHIP
 from adtrain.core.precision import FULL, mantissa
+from adtrain.core.target import Target
+from adtrain.lowering.cuda.conv.problem import ConvProblem
 
 CAPABILITY = (9, 0)
-"""The compute capability whose instructions the kernels consist of."""
-MOST_ELEMENTS = 1 << 31
-"""Of an array, so that 32 bits count them."""
-BEYOND = 320
-"""Positions, at most, that a tile has behind the last one, with those in front of the first."""
+"""The compute capability whose instructions (wgmma) the kernels need."""
+MAX_ELEMENTS = 1 << 31
+"""Of an array, so that 32-bit offsets suffice."""
+MAX_OVERRUN = 320
+"""Positions that a tile may read before the first and after the last one, at most."""
 
 
 @dataclass(frozen=True)
-class Positions:
-    """A convolution with stride 1 and without groups.
+class PaddedIndex:
+    """The positions of a problem's images in one flat index.
+
+    Rows lie `pitch` positions apart and images `image_pitch`, zeros between them, so that each element of the window is
+    a constant offset.
 
     Attributes:
-        images: (N, C, H, W) of what windows are taken of.
-        outputs: (N, O, OH, OW).
-        kernel, padding, dilation: of the window, rows and columns.
-        precision: what its operands are rounded to.
-        spread: positions, at least, from a row to the next, and from an image to the next.
+        min_pitch, min_image_pitch: the least distance of rows, and of images.
     """
 
-    images: tuple[int, ...]
-    outputs: tuple[int, ...]
-    kernel: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
-    precision: str = FULL
-    spread: tuple[int, int] = (0, 0)
+    problem: ConvProblem
+    min_pitch: int = 0
+    min_image_pitch: int = 0
 
     @property
     def pitch(self) -> int:
-        """Positions from a row to the next: even, so that two neighbours in memory are one access."""
-        columns = max(self.images[3] + self.padding[1], self.outputs[3], self.spread[0])
-        return columns + columns % 2
+        """Even, so that two neighbouring outputs are one aligned access."""
+        _, _, _, columns = self.problem.images
+        pitch = max(columns + self.problem.padding[1], self.problem.outputs[3], self.min_pitch)
+        return pitch + pitch % 2
 
     @property
-    def image(self) -> int:
-        """Positions from an image to the next."""
-        rows = max(self.images[2] + self.padding[0], self.outputs[2])
-        return self.pitch * max(rows, -(-self.spread[1] // self.pitch))
+    def image_pitch(self) -> int:
+        """A multiple of `pitch`."""
+        rows = max(self.problem.images[2] + self.problem.padding[0], self.problem.outputs[2])
+        return self.pitch * max(rows, -(-self.min_image_pitch // self.pitch))
 
     @property
     def count(self) -> int:
-        return self.images[0] * self.image
+        """Positions of all images."""
+        return self.problem.images[0] * self.image_pitch
 
     @property
     def before(self) -> int:
-        """Positions that a window reaches back."""
-        return self.padding[0] * self.pitch + self.padding[1]
+        """Positions from a window's first element to its output."""
+        return self.problem.padding[0] * self.pitch + self.problem.padding[1]
 
     @property
     def reach(self) -> int:
-        """Positions from the first to the last element of a window."""
-        (rows, columns), (down, right) = self.kernel, self.dilation
+        """Positions from a window's first to its last element."""
+        (rows, columns), (down, right) = self.problem.kernel, self.problem.dilation
         return (rows - 1) * down * self.pitch + (columns - 1) * right
 
     @property
-    def numbers(self) -> int:
-        """Of float16 that hold one of the precision, scaled (`kernels/cuda/conv/fp16x2.cuh`)."""
-        return 2 if self.precision == FULL else 1
+    def fp16_parts(self) -> int:
+        """float16 numbers that hold one operand: two, or one where operands are rounded."""
+        return 2 if self.problem.precision == FULL else 1
 
     @property
-    def pieces(self) -> int:
-        """The same of bfloat16, as they are (`kernels/cuda/sm90/bf16x3.cuh`)."""
-        return -(-(mantissa(self.precision) + 1) // 8)
+    def bf16_parts(self) -> int:
+        """bfloat16 numbers that hold one operand: three, or fewer where operands are rounded."""
+        return -(-(mantissa(self.problem.precision) + 1) // 8)
 
-    @property
-    def definitions(self) -> Mapping[str, int]:
-        pairs = (("KH", "KW"), self.kernel), (("PH", "PW"), self.padding), (("DH", "DW"), self.dilation)
-        macros = {name: value for names, values in pairs for name, value in zip(names, values, strict=True)}
-        names = ("IN_CHANNELS", "IN_ROWS", "IN_COLUMNS", "OUT_CHANNELS", "OUT_ROWS", "OUT_COLUMNS", "PITCH", "IMAGE")
-        lengths = (*self.images[1:], *self.outputs[1:], self.pitch, self.image)
-        return {**macros, **dict(zip(names, lengths, strict=True)), "MANTISSA": mantissa(self.precision)}
+    def macros(self) -> Mapping[str, int]:
+        strides = ("SH", "SW")  # always 1
+        window = {name: value for name, value in self.problem.window_macros().items() if name not in strides}
+        index = {"PITCH": self.pitch, "IMAGE": self.image_pitch}
+        return {**window, **self.problem.shape_macros(), **index, **self.problem.mantissa_macro()}
 
-    def turned(self) -> Positions:
-        """The convolution of the outputs' gradients that is the gradient by the images."""
-        reach = [(length - 1) * step for length, step in zip(self.kernel, self.dilation, strict=True)]
-        padding = reach[0] - self.padding[0], reach[1] - self.padding[1]
-        return replace(self, images=self.outputs, outputs=self.images, padding=padding)
+    def tiled_by_image(self, tile: int, rows: int) -> tuple[PaddedIndex, int]:
+        """The index whose images begin with a tile of ``tile`` positions each, and the tiles of an image.
 
-    def by_image(self, tile: int, rows: int) -> tuple[Positions, int]:
-        """Spread so that tiles of so many positions begin with each image; how many cover so many rows of outputs."""
-        count = -(-((rows - 1) * self.pitch + self.outputs[3]) // tile)
-        return replace(self, spread=(self.pitch, count * tile)), count
+        Args:
+            rows: output rows that the tiles cover.
+        """
+        tiles = -(-((rows - 1) * self.pitch + self.problem.outputs[3]) // tile)
+        return replace(self, min_pitch=self.pitch, min_image_pitch=tiles * tile), tiles
 
-    def of_whole_windows(self, pairs: int = 0) -> Positions:
-        """Spread so that rows are so many pairs of positions apart at least, and images an even number of rows."""
-        wide = replace(self, spread=(max(2 * pairs, self.spread[0]), self.spread[1]))
-        rows = wide.image // wide.pitch
-        return replace(wide, spread=(wide.pitch, (rows + rows % 2) * wide.pitch))
+    def with_even_rows(self, min_pairs: int = 0) -> PaddedIndex:
+        """The index whose rows have at least ``min_pairs`` pairs of positions and images an even number of rows."""
+        wide = replace(self, min_pitch=max(2 * min_pairs, self.min_pitch))
+        rows = wide.image_pitch // wide.pitch
+        return replace(wide, min_pitch=wide.pitch, min_image_pitch=(rows + rows % 2) * wide.pitch)
 
-    def suits(self) -> bool:
-        """Whether positions are right for it, on the GPU at hand."""
-        sizes = (*map(math.prod, (self.images, self.outputs)), self.count + self.reach + BEYOND)
-        return CHIP.capability == CAPABILITY and min(self.padding) >= 0 and 0 < min(sizes) <= max(sizes) < MOST_ELEMENTS
+    def supported(self, target: Target) -> bool:
+        """Whether the kernels that use the index run this problem."""
+        problem = self.problem
+        if target.capability != CAPABILITY or problem.dtype.itemsize != 4:
+            return False
+        if problem.groups > 1 or not problem.unit_stride or min(problem.padding) < 0:
+            return False
+        sizes = math.prod(problem.images), math.prod(problem.outputs), self.count + self.reach + MAX_OVERRUN
+        return 0 < min(sizes) <= max(sizes) < MAX_ELEMENTS

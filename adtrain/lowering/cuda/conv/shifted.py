@@ -1,272 +1,214 @@
-"""Convolutions with stride 1 on Hopper's matrix units, float32 in three pieces, or in halves where two hold it
-(`kernels/cuda/conv/shifted.cuh`)."""
+"""Stride-1 convolutions by shifted implicit GEMM on Hopper, operands as bf16x3 (`kernels/cuda/conv/shifted.cuh`)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from adtrain.core.chip import CHIP
-from adtrain.core.kernel import LegacyKernel
-from adtrain.lowering.cuda.conv.packed_images import ALIGNED, KNOWN, LAYING, LAYING_BLOCKS, LINE, Laid
-from adtrain.lowering.cuda.conv.padded_index import Positions
+from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.target import Target
+from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
 
-PIECES, HALVES, GROUP, WORD = 3, 2, 8, 16
-"""Numbers that a float32 is cut into; channels of a plane, and the bytes of a position in it."""
-FILTERS, TEAMS, COLUMNS = 64, 2, 128
-"""Filters of a tile of `conv/shifted_bf16x3.cu`, which stacks the pieces of half as many; its warpgroups, and how many
-positions each has, at most."""
-HALVES_TILE, MARKED = 288, 144
-"""Positions of a tile of `conv/shifted_fp16x2.cu`, and how many of them are left to pieces together."""
-LEAST_COLUMNS, STEP = 64, 8
-"""The fewest positions of a warpgroup; what they are a multiple of."""
+FILE = "conv/shifted_bf16x3.cu"
+BF16_PARTS, WORD_CHANNELS, WORD_BYTES = 3, 8, 16
+"""bfloat16 numbers of a float32; channels of a word, the unit of a swizzle, and its bytes."""
+FILTERS, CONSUMERS, MAX_COLUMNS, MIN_COLUMNS, COLUMN_STEP = 64, 2, 128, 64, 8
+"""Rows of a tile; warpgroups that multiply; positions of each at most, at least, and their granularity."""
 THREADS = 384
-"""Of a block of `conv/shifted_bf16x3.cu`, or of `conv/shifted_fp16x2.cu`."""
-IMAGE_STAGES, LEAST_STAGES, MOST_STAGES = 2, 3, 8
-"""Stages of images in shared memory, and least and most of weights."""
-CHANNELS = 32, 16
-"""How many may be in a stage, the faster choice first."""
-SHARED = 226 << 10
-"""Bytes of shared memory that a block can have, beside what it has of its own."""
-PASSING = 4 * GROUP * 4
-"""Bytes that each gathering thread has of it for what it reads."""
-GATHERERS = 96
-"""These threads."""
-MOST_BLOCKS = 128
-"""Tiles of the same positions, so that what is known of their filters fits."""
-PRODUCTS, STACKED = {3: 6, 2: 5.25, 1: 4.5}, {3: 4, 2: 3.6, 1: 3.2}
-"""Of numbers in three pieces, and of stacked ones; of fewer pieces how many such would take their time, measured."""
-PRODUCT, COLUMN, DEPTH = 14.4, 0.451, 16
-"""Cycles of a product of 64 rows and so many k in `conv/shifted_bf16x3.cu`, and of each of its columns, measured."""
-HALVES_CYCLE = {2: 1980, 1: 1600}
-"""Multiply-adds of float16 that a multiprocessor does in a cycle in `shifted_fp16x2.cu`, of so many numbers an operand,
-measured."""
+IMAGE_STAGES, MIN_WEIGHT_STAGES, MAX_WEIGHT_STAGES = 2, 3, 8
+"""Stages in shared memory: of images, and of weights."""
+STAGE_CHANNELS = 32, 16
+"""Channels of a stage, the faster choice first."""
+STATIC_SHARED = 1 << 10
+"""Shared memory of a block that is not dynamic, and what the system reserves."""
+LOADERS, LOADER_BYTES = 96, 4 * WORD_CHANNELS * 4
+"""Threads that load images; shared memory through which each of them has loads in flight."""
+MAX_FILTER_BLOCKS = 128
+"""Tiles of the same positions, so that the statistics of their filters fit into shared memory."""
+PRODUCTS, STACKED_PRODUCTS = {3: 6, 2: 5.25, 1: 4.5}, {3: 4, 2: 3.6, 1: 3.2}
+"""Products of bf16x3 operands; for fewer parts the number of such products that takes their time, measured."""
+PRODUCT_CYCLES, COLUMN_CYCLES, PRODUCT_K = 14.4, 0.451, 16
+"""Cycles of one wgmma of PRODUCT_K, and of each of its columns, measured."""
 GATHERED = 1.2
-"""Elements of images that it gathers in a cycle, measured."""
-REST = 4000
-"""Cycles of a launch that has nothing to do."""
-START, END, TILE_END, HALVES_END = 6000, 10, 3500, 8700
-"""Cycles of the launches, and until a block has its first stages; of a tile's end, for each position in pieces; in
-gradients by the weights; in halves."""
+"""Elements of images that a multiprocessor gathers in a cycle, measured."""
+START, EPILOGUE_CYCLES = 6000, 10
+"""Cycles of the launches until a block has its first stages; of the epilogue, for each position of a tile."""
 
 
 @dataclass(frozen=True)
-class PlaneConvolution:
-    """A convolution, or its gradient by the images, which is one of the outputs' gradients, too.
+class ShiftedConv:
+    """A convolution, or its gradient by the images as a convolution of the outputs' gradient.
 
     Attributes:
-        turned: whether the weights are (C, O, KH, KW), and their elements in reverse order.
-        halves: whether operands are halves, or rounded ones the first half (`shifted_fp16x2.cu`),
-            not always pieces.
-        pooled: whether what is written are the maxima of windows of 2 x 2.
-        columns: positions of a warpgroup of `conv/shifted_bf16x3.cu`.
-        of_image: the tiles that each image has, `positions` being spread so that images are as far apart; 0 where tiles
-            run on from one image to the next.
+        flipped: whether the weights are (C, O, KH, KW) with their elements in reverse order.
+        pooled: whether the epilogue pools windows of 2 x 2.
+        columns: positions of a warpgroup.
+        image_tiles: tiles of one image, where `index` starts each image with a tile; 0 where tiles run on from image
+            to image.
     """
 
-    positions: Positions
-    turned: bool
-    halves: bool = False
+    index: PaddedIndex
+    target: Target
+    flipped: bool
     pooled: bool = False
-    columns: int = COLUMNS
-    of_image: int = 0
+    columns: int = MAX_COLUMNS
+    image_tiles: int = 0
 
     @property
-    def _stacked(self) -> bool:
-        return self.positions.outputs[1] <= FILTERS // 2
+    def stacked(self) -> bool:
+        """Whether a tile stacks two parts of each of its filters, which are half as many."""
+        return self.index.problem.outputs[1] <= FILTERS // 2
 
     @property
     def _filters(self) -> int:
-        """Of a tile."""
-        return FILTERS // 2 if self._stacked else FILTERS
+        """Filters of a tile."""
+        return FILTERS // 2 if self.stacked else FILTERS
 
     @property
-    def _blocks(self) -> int:
+    def filter_blocks(self) -> int:
         """Tiles of the same positions."""
-        return -(-self.positions.outputs[1] // self._filters)
+        return -(-self.index.problem.outputs[1] // self._filters)
 
-    def fitted(self) -> PlaneConvolution | None:
-        """It with the tiles that should be the fastest, if any suit."""
-        return min((c for c in self.choices() if c.suits()), key=lambda c: c.cycles, default=None)
+    def best(self) -> ShiftedConv | None:
+        """The fastest supported choice of tiles by estimate."""
+        return min((c for c in self.choices() if c.supported()), key=lambda c: c.cycles, default=None)
 
-    def choices(self) -> Iterator[PlaneConvolution]:
-        """It with all tiles that it may have."""
-        return iter([self]) if self.halves else self._windows() if self.pooled else self._tiles()
+    def choices(self) -> Iterator[ShiftedConv]:
+        """It with every choice of tiles."""
+        return self._pool_tiles() if self.pooled else self._tiles()
 
     @property
-    def _shares(self) -> int:
-        """Of a warpgroup's positions, each for threads of their own."""
-        return 2 if self._stacked else 1
+    def _column_shares(self) -> int:
+        """Threads that divide a warpgroup's columns among themselves."""
+        return 2 if self.stacked else 1
 
     def _widths(self) -> Iterator[int]:
-        """Positions that a warpgroup may have, the most first."""
-        step = STEP * self._shares
-        return (n for n in range(COLUMNS, LEAST_COLUMNS - 1, -STEP) if n % step == 0)
+        """Choices of `columns`, the largest first."""
+        step = COLUMN_STEP * self._column_shares
+        return (n for n in range(MAX_COLUMNS, MIN_COLUMNS - 1, -COLUMN_STEP) if n % step == 0)
 
-    def _tiles(self) -> Iterator[PlaneConvolution]:
-        """Those that run on, and those that begin with each image."""
+    def _tiles(self) -> Iterator[ShiftedConv]:
         for columns in self._widths():
             yield replace(self, columns=columns)
-            yield self._by_image(columns, self.positions.outputs[2])
+            yield self._tiled_by_image(columns, self.index.problem.outputs[2])
 
-    def _windows(self) -> Iterator[PlaneConvolution]:
-        """Those in which a thread's positions are whole pairs of rows, as long as that takes."""
+    def _pool_tiles(self) -> Iterator[ShiftedConv]:
+        """Choices in which each thread has whole pairs of rows."""
         for columns in self._widths():
-            own, least = columns // self._shares, self.positions.pitch
+            own, least = columns // self._column_shares, self.index.pitch
             for pitch in (own // rows for rows in range(2, own // least + 1, 2) if own % rows == 0):
                 if pitch % 2 == 0:
-                    spread = replace(self.positions, spread=(pitch, 0))
-                    yield replace(self, positions=spread)._by_image(columns, self.positions.outputs[2] // 2 * 2)
+                    wide = replace(self, index=replace(self.index, min_pitch=pitch, min_image_pitch=0))
+                    yield wide._tiled_by_image(columns, self.index.problem.outputs[2] // 2 * 2)
 
-    def _by_image(self, columns: int, rows: int) -> PlaneConvolution:
-        """With tiles that begin with each image and cover so many rows."""
-        positions, count = self.positions.by_image(TEAMS * columns, rows)
-        return replace(self, positions=positions, columns=columns, of_image=count)
-
-    def _tile(self, parts: int) -> int:
-        """Positions of a tile."""
-        return TEAMS * self.columns if parts == PIECES else HALVES_TILE
-
-    def _weights(self, parts: int) -> int:
-        """Planes of FILTERS rows that weights of so many parts take."""
-        if self._stacked:
-            return parts - 1
-        return self.positions.numbers if parts == HALVES else parts
-
-    def _weight_bytes(self, channels: int, parts: int) -> int:
-        """Of a stage of weights."""
-        return self._weights(parts) * channels * FILTERS * 2
-
-    def _other_bytes(self, channels: int, parts: int) -> int:
-        """Of all else in shared memory, with what it takes to align it."""
-        tile = self._tile(parts)
-        exchanged = tile * FILTERS * 2 if self._stacked else 0
-        if parts == HALVES:
-            return IMAGE_STAGES * self.positions.numbers * self._lines * LINE + exchanged + 512
-        images = parts * channels // GROUP * (tile + self.positions.reach) * WORD
-        return IMAGE_STAGES * images + PASSING * GATHERERS + exchanged + 128
+    def _tiled_by_image(self, columns: int, rows: int) -> ShiftedConv:
+        index, tiles = self.index.tiled_by_image(CONSUMERS * columns, rows)
+        return replace(self, index=index, columns=columns, image_tiles=tiles)
 
     @property
-    def _lines(self) -> int:
-        """Of a stage of images in halves: whole groups of eight, which words are exchanged in."""
-        skipped = -self.positions.before % 8
-        return -(-(skipped + HALVES_TILE + self.positions.reach) // 8) * 8
+    def tile(self) -> int:
+        """Positions of a tile."""
+        return CONSUMERS * self.columns
 
-    def _stages(self, channels: int, parts: int) -> int:
-        room = SHARED - self._other_bytes(channels, parts)
-        return min(room // self._weight_bytes(channels, parts), MOST_STAGES)
+    @property
+    def weight_parts(self) -> int:
+        """Blocks of FILTERS rows that a stage of weights has."""
+        return BF16_PARTS - 1 if self.stacked else BF16_PARTS
+
+    def _weight_stage_bytes(self, channels: int) -> int:
+        return self.weight_parts * channels * FILTERS * 2
+
+    def _fixed_bytes(self, channels: int) -> int:
+        """Dynamic shared memory beside the stages of weights, with its alignment."""
+        exchange = self.tile * FILTERS * 2 if self.stacked else 0
+        images = BF16_PARTS * channels // WORD_CHANNELS * (self.tile + self.index.reach) * WORD_BYTES
+        return IMAGE_STAGES * images + LOADER_BYTES * LOADERS + exchange + 128
+
+    def _weight_stages(self, channels: int) -> int:
+        free = self.target.shared - STATIC_SHARED - self._fixed_bytes(channels)
+        return min(free // self._weight_stage_bytes(channels), MAX_WEIGHT_STAGES)
 
     @property
     def channels(self) -> int:
-        """Channels of a stage; 0 where not even the fewest fit."""
-        return next((count for count in CHANNELS if self._stages(count, PIECES) >= LEAST_STAGES), 0)
-
-    def shared(self, parts: int = PIECES) -> int:
-        """Bytes of shared memory."""
-        stages = self._stages(self.channels, parts)
-        return self._other_bytes(self.channels, parts) + stages * self._weight_bytes(self.channels, parts)
-
-    def tiles(self, parts: int) -> int:
-        if self.of_image:
-            return self.positions.images[0] * self.of_image * self._blocks
-        return -(-self.positions.count // self._tile(parts)) * self._blocks
+        """Channels of a stage; 0 where not even the fewest fit into shared memory."""
+        return next((n for n in STAGE_CHANNELS if self._weight_stages(n) >= MIN_WEIGHT_STAGES), 0)
 
     @property
-    def _chunks(self) -> int:
-        """Of channels."""
-        return -(-self.positions.images[1] // self.channels)
+    def shared(self) -> int:
+        """Bytes of dynamic shared memory."""
+        channels = self.channels
+        return self._fixed_bytes(channels) + self._weight_stages(channels) * self._weight_stage_bytes(channels)
+
+    @property
+    def tiles(self) -> int:
+        per_block = self.index.problem.images[0] * self.image_tiles or -(-self.index.count // self.tile)
+        return per_block * self.filter_blocks
+
+    @property
+    def channel_chunks(self) -> int:
+        """Stages of all channels."""
+        return -(-self.index.problem.images[1] // self.channels)
 
     @property
     def products(self) -> int:
-        """Length of the sums, channels beyond the last one included."""
-        return math.prod(self.positions.kernel) * self._chunks * self.channels
+        """K of the sums, padded channels included."""
+        return self.index.problem.taps * self.channel_chunks * self.channels
 
     @property
-    def scratch(self) -> int:
-        """Bytes: the weights in pieces, and of halves `Made` (shifted_tiles.cuh) and `Laid` (packed_images.cuh)."""
-        weights = self._blocks * FILTERS * self.products * 2
-        pieces = self._weights(PIECES) * weights
-        if not self.halves:
-            return pieces
-        known = self._blocks * self._filters * KNOWN
-        marks = self.tiles(HALVES) * (HALVES_TILE // MARKED) * 4
-        return pieces + self._weights(HALVES) * weights + known + marks + ALIGNED + Laid(self.positions).bytes
+    def weight_bytes(self) -> int:
+        """Scratch for one part of all weights."""
+        return self.filter_blocks * FILTERS * self.products * 2
 
     @property
     def cycles(self) -> float:
         """An estimate of the time."""
-        parts = HALVES if self.halves else PIECES
-        rounds, tile = -(-self.tiles(parts) // CHIP.multiprocessors), self._tile(parts)
-        length = math.prod(self.positions.kernel) * self.channels
-        if self.halves:
-            numbers = self.positions.numbers
-            multiplied = 1 if numbers == 1 else 2 if self._stacked else 3
-            products = length * tile * FILTERS * multiplied / HALVES_CYCLE[numbers]
-            before = START + 3 * REST + Laid(self.positions).cycles
-            return before + rounds * (HALVES_END + self._chunks * products)
-        each = (STACKED if self._stacked else PRODUCTS)[self.positions.pieces]
-        products = length / DEPTH * each * TEAMS * (PRODUCT + COLUMN * self.columns)
-        gathered = (tile + self.positions.reach) * self.channels / GATHERED
-        return START + rounds * (END * tile + self._chunks * max(products, gathered))
+        waves = -(-self.tiles // self.target.multiprocessors)
+        k = self.index.problem.taps * self.channels
+        products = (STACKED_PRODUCTS if self.stacked else PRODUCTS)[self.index.bf16_parts]
+        multiplied = k / PRODUCT_K * products * CONSUMERS * (PRODUCT_CYCLES + COLUMN_CYCLES * self.columns)
+        gathered = (self.tile + self.index.reach) * self.channels / GATHERED
+        return START + waves * (EPILOGUE_CYCLES * self.tile + self.channel_chunks * max(multiplied, gathered))
 
-    def suits(self) -> bool:
-        """Whether the kernels are right for it, on the GPU at hand."""
-        room = not self.halves or (self.channels * 2 == LINE and self._stages(self.channels, HALVES) >= LEAST_STAGES)
-        return self.positions.suits() and self.channels > 0 and self._blocks <= MOST_BLOCKS and room
+    def supported(self) -> bool:
+        fits = self.channels > 0 and self.filter_blocks <= MAX_FILTER_BLOCKS
+        return fits and self.index.supported(self.target)
 
-    def kernel(self) -> LegacyKernel:
-        """The launches: weights to pieces, then the products; or what halves hold, the images in halves, the products,
-        and the rest in pieces."""
-        words = self._blocks * self._filters * self.products // GROUP
-        if not self.halves:
-            cut = self._step("conv/shifted_bf16x3.cu", "cut_weights", self._macros(PIECES))
-            cut = replace(cut, blocks=None, elements=lambda *_, **__: words, threads=None)
-            return replace(cut, then=self._multiply(PIECES))
-        rest = self._multiply(PIECES, {"REST": 1})
-        multiply = replace(self._multiply(HALVES), then=rest)
-        stages = self._macros(HALVES)
-        blocks = LAYING_BLOCKS * CHIP.multiprocessors
-        prepare = self._step("conv/pack_images.cu", "prepare_halves", stages, blocks, LAYING, then=multiply)
-        return self._step("conv/pack_images.cu", "begin_halves", stages, CHIP.multiprocessors, LAYING, then=prepare)
-
-    def _macros(self, parts: int) -> Mapping[str, int]:
-        """Tunables."""
-        stages = {"TILE_STAGES": self._stages(self.channels, parts)}
-        tiles = {"TEAM_COLUMNS": self.columns, "OF_IMAGE": self.of_image, "POOLED": int(self.pooled)}
-        return stages if parts == HALVES else {**stages, **tiles}
-
-    def _multiply(self, parts: int, rest: Mapping[str, int] | None = None) -> LegacyKernel:
-        name = "conv_halves" if parts == HALVES else "conv_planes"
-        macros = {**self._macros(parts), **(rest or {})}
-        blocks = min(self.tiles(parts), CHIP.multiprocessors)
-        return self._step(f"{name}.cu", name, macros, blocks, THREADS, self.shared(parts))
-
-    def _step(
-        self,
-        file: str,
-        name: str,
-        macros: Mapping[str, int],
-        blocks: int | tuple[int, int] = 0,
-        threads: int = 0,
-        shared: int = 0,
-        then: LegacyKernel | None = None,
-    ) -> LegacyKernel:
-        definitions = {
-            **self.positions.definitions,
-            "CHANNELS": self.channels,
-            "WIDE_C": math.gcd(2, self.positions.outputs[3]),
-            "TURNED": int(self.turned),
-            **macros,
-        }
-        return LegacyKernel(
-            file,
-            name,
-            lambda *_, **__: self.positions.images[:1],
-            blocks=lambda *_, **__: blocks,
-            threads=lambda *_, **__: threads,
-            shared=lambda *_, **__: shared,
-            definitions=lambda *_, **__: definitions,
-            scratch=lambda *_, **__: self.scratch,
-            then=then,
+    def kernels(self) -> Sequence[CudaKernel]:
+        """The weights split into bf16x3, then the products."""
+        words = self.filter_blocks * self._filters * self.products // WORD_CHANNELS
+        multiply = self.multiply()
+        split = CudaLaunch(
+            FILE, "cut_weights", multiply.numbers, multiply.dtypes, elements=words, definitions=multiply.definitions
         )
+        return [CudaKernel((split, multiply), self.weight_parts * self.weight_bytes)]
+
+    def multiply(self, fallback: bool = False) -> CudaLaunch:
+        """The products; as ``fallback`` of those that the launch before did not compute."""
+        macros = {
+            **self.macros(),
+            "TILE_STAGES": self._weight_stages(self.channels),
+            "TEAM_COLUMNS": self.columns,
+            "OF_IMAGE": self.image_tiles,
+            "POOLED": int(self.pooled),
+            **({"REST": 1} if fallback else {}),
+        }
+        return CudaLaunch(
+            FILE,
+            "conv_planes",
+            self.index.problem.images[:1],
+            (self.index.problem.dtype,),
+            blocks=min(self.tiles, self.target.multiprocessors),
+            threads=THREADS,
+            shared=self.shared,
+            definitions=macros,
+        )
+
+    def macros(self) -> Mapping[str, int]:
+        """The macros that the kernels of a convolution have in common."""
+        return {
+            **self.index.macros(),
+            "CHANNELS": self.channels,
+            "WIDE_C": math.gcd(2, self.index.problem.outputs[3]),
+            "TURNED": int(self.flipped),
+        }

@@ -11,7 +11,6 @@ import numpy as np
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.precision import FULL
-from adtrain.core.registry import register
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.bf16x3 import Bf16x3Gemm, Bf16x3Tile
 from adtrain.lowering.cuda.gemm.cost_model import AnyTile, ranked
@@ -152,9 +151,6 @@ def candidates(
     _, m, n, _ = _lengths(a, b, transpose_a, transpose_b)
     vector = [_gemv(a, b, transpose_a, transpose_b)] if full and 1 in (m, n) else []
     return [*vector, *(gemm.kernel() for gemm in gemms(target, a, b, transpose_a, transpose_b, precision))]
-
-
-register("matmul", "cuda", candidates)
 
 
 def _lengths(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> tuple[int, int, int, int]:

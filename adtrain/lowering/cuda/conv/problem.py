@@ -1,0 +1,92 @@
+"""ConvProblem: the shapes and parameters of a convolution that every CUDA kernel for convolutions is chosen by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from adtrain.core.kernel import CudaKernel
+from adtrain.core.precision import FULL, mantissa
+
+FLOAT32 = np.dtype(np.float32)
+
+
+@dataclass(frozen=True)
+class ConvProblem:
+    """A convolution y = x * w, or its gradient with respect to x or w, which has the same shapes.
+
+    Attributes:
+        images: shape of x, (N, C, H, W).
+        outputs: shape of y, (N, O, OH, OW). The weights are (O, C / groups, KH, KW).
+        kernel, stride, padding, dilation: (rows, columns) of the window.
+        dtype: of all arrays.
+        precision: what the operands are rounded to: "full", "tf32" or "bfloat16".
+    """
+
+    images: tuple[int, ...]
+    outputs: tuple[int, ...]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int = 1
+    dtype: np.dtype = FLOAT32
+    precision: str = FULL
+
+    @property
+    def group_channels(self) -> int:
+        return self.images[1] // self.groups
+
+    @property
+    def group_filters(self) -> int:
+        return self.outputs[1] // self.groups
+
+    @property
+    def taps(self) -> int:
+        """Elements of the window, KH * KW."""
+        return math.prod(self.kernel)
+
+    @property
+    def pixels(self) -> int:
+        """Outputs of one filter, N * OH * OW."""
+        return self.outputs[0] * math.prod(self.outputs[2:])
+
+    @property
+    def weights(self) -> int:
+        """Elements of the weights."""
+        return self.outputs[1] * self.group_channels * self.taps
+
+    @property
+    def unit_stride(self) -> bool:
+        return tuple(self.stride) == (1, 1)
+
+    def transposed(self) -> ConvProblem:
+        """The stride-1 convolution of the outputs' gradient with flipped weights that is the gradient by the images."""
+        reach = [(length - 1) * step for length, step in zip(self.kernel, self.dilation, strict=True)]
+        padding = reach[0] - self.padding[0], reach[1] - self.padding[1]
+        return replace(self, images=self.outputs, outputs=self.images, padding=padding)
+
+    def window_macros(self) -> Mapping[str, int]:
+        names = ("KH", "KW", "SH", "SW", "PH", "PW", "DH", "DW")
+        values = (*self.kernel, *self.stride, *self.padding, *self.dilation)
+        return dict(zip(names, values, strict=True))
+
+    def shape_macros(self) -> Mapping[str, int]:
+        names = ("IN_CHANNELS", "IN_ROWS", "IN_COLUMNS", "OUT_CHANNELS", "OUT_ROWS", "OUT_COLUMNS")
+        return dict(zip(names, (*self.images[1:], *self.outputs[1:]), strict=True))
+
+    def mantissa_macro(self) -> Mapping[str, int]:
+        return {"MANTISSA": mantissa(self.precision)}
+
+
+class Algorithm(Protocol):
+    """One way to compute a convolution: its kernels, the one to prefer first, and an estimate of its time."""
+
+    @property
+    def cycles(self) -> float: ...
+
+    def kernels(self) -> Sequence[CudaKernel]: ...

@@ -1,0 +1,136 @@
+"""Gradients of stride-1 convolutions by their images on Hopper, the pooled gradient as a 2:4 sparse operand
+(`kernels/cuda/conv/sparse_pool.cuh`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.target import Target
+from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
+from adtrain.lowering.cuda.conv.shifted import (
+    BF16_PARTS,
+    IMAGE_STAGES,
+    MAX_WEIGHT_STAGES,
+    MIN_WEIGHT_STAGES,
+    START,
+    STATIC_SHARED,
+    WORD_BYTES,
+    WORD_CHANNELS,
+)
+
+FILE = "conv/sparse_pool_input_grad.cu"
+ROWS, OUT_CHANNELS, CHANNELS = 128, 32, 32
+"""Pairs of positions and channels of the images of a tile; filters of a stage."""
+THREADS, SELECTOR_BYTES = 512, 2
+"""Of a block; bytes that select the positions of WORD_CHANNELS filters of a pair."""
+PRODUCT_CYCLES, NARROW_PRODUCT_CYCLES = 1420, 1600
+"""Cycles of a tile's products with the weights of a stage, measured; where outputs are written one by one."""
+PARTS_SHARE = {3: 1.0, 2: 0.86, 1: 0.57}
+"""The share of these cycles that operands of so many bfloat16 parts take, measured."""
+
+
+@dataclass(frozen=True)
+class SparsePoolInputGrad:
+    """The gradient by the images.
+
+    Attributes:
+        index: of the convolution of the outputs' gradient with flipped weights.
+    """
+
+    index: PaddedIndex
+    target: Target
+
+    @property
+    def _pair_index(self) -> PaddedIndex:
+        """`index` with the zeros that windows read beyond a row's pairs of positions."""
+        padding, columns = self.index.problem.padding[1], self.index.problem.images[3]
+        odd = padding % 2
+        back, last = (padding + odd) // 2, (self.index.problem.outputs[3] - 1 + odd) // 2
+        kernel_columns = self.index.problem.kernel[1]
+        return self.index.with_even_rows(max(columns // 2 + back, last + 1 + kernel_columns // 2 - back))
+
+    @property
+    def _matrices(self) -> int:
+        """Matrices of weights of a chunk of filters: for each row of the window and each pair that it meets."""
+        rows, columns = self.index.problem.kernel
+        return rows * (columns // 2 + 1)
+
+    @property
+    def _wide(self) -> int:
+        """Neighbouring outputs that are written at once."""
+        return 1 if self.index.problem.padding[1] % 2 else math.gcd(2, self.index.problem.outputs[3])
+
+    @property
+    def _chunks(self) -> int:
+        """Chunks of filters."""
+        return -(-self.index.problem.images[1] // CHANNELS)
+
+    @property
+    def _blocks(self) -> int:
+        """Tiles of the same positions."""
+        return -(-self.index.problem.outputs[1] // OUT_CHANNELS)
+
+    @property
+    def _stage_words(self) -> int:
+        """Words of one bfloat16 part of a stage of weights."""
+        return 2 * CHANNELS // WORD_CHANNELS * 2 * OUT_CHANNELS
+
+    @property
+    def _weight_stage_bytes(self) -> int:
+        return BF16_PARTS * self._stage_words * WORD_BYTES
+
+    @property
+    def _fixed_bytes(self) -> int:
+        """Dynamic shared memory beside the stages of weights, with its alignment."""
+        rows, columns = self.index.problem.kernel
+        pairs = -(-(ROWS + (rows - 1) * self._pair_index.pitch // 2 + columns // 2) // 8) * 8
+        words = IMAGE_STAGES * pairs * CHANNELS // WORD_CHANNELS
+        return 128 + words * (BF16_PARTS * WORD_BYTES + SELECTOR_BYTES)
+
+    @property
+    def _weight_stages(self) -> int:
+        free = self.target.shared - STATIC_SHARED - self._fixed_bytes
+        return min(free // self._weight_stage_bytes, MAX_WEIGHT_STAGES)
+
+    @property
+    def _tiles(self) -> int:
+        return -(-self._pair_index.count // 2 // ROWS) * self._blocks
+
+    @property
+    def cycles(self) -> float:
+        """An estimate of the time."""
+        waves = -(-self._tiles // self.target.multiprocessors)
+        products = PRODUCT_CYCLES if self._wide == 2 else NARROW_PRODUCT_CYCLES
+        return START + waves * self._chunks * self._matrices * (products * PARTS_SHARE[self.index.bf16_parts])
+
+    def supported(self) -> bool:
+        fits = self.index.problem.dilation == (1, 1) and self._weight_stages >= MIN_WEIGHT_STAGES
+        return fits and self._pair_index.supported(self.target)
+
+    def kernels(self) -> Sequence[CudaKernel]:
+        """The weights split into bf16x3, then the products."""
+        problem = self.index.problem
+        words = self._blocks * self._chunks * self._matrices * self._stage_words
+        macros = {
+            **self._pair_index.macros(),
+            "CHANNELS": CHANNELS,
+            "TILE_STAGES": self._weight_stages,
+            "WIDE_C": self._wide,
+            "TURNED": 1,
+        }
+        numbers, types = problem.images[:1], (problem.dtype,)
+        split = CudaLaunch(FILE, "cut_weights", numbers, types, elements=words, definitions=macros)
+        multiply = CudaLaunch(
+            FILE,
+            "conv_pooled_input_grad",
+            numbers,
+            types,
+            blocks=min(self._tiles, self.target.multiprocessors),
+            threads=THREADS,
+            shared=self._fixed_bytes + self._weight_stages * self._weight_stage_bytes,
+            definitions=macros,
+        )
+        return [CudaKernel((split, multiply), words * BF16_PARTS * WORD_BYTES)]

@@ -1,0 +1,120 @@
+"""Direct convolutions: the kernels on the CPU, against the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_on_host import Host
+from program_samples import ON_GPU
+
+from adtrain import ops
+from adtrain.core.array import array
+from adtrain.core.kernel import CudaKernel
+from adtrain.core.primitive import Primitive
+from adtrain.core.program import Equation, Variable
+from adtrain.core.staging import stage
+from adtrain.core.target import H200
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.conv.direct import DirectConv, DirectWeightGrad
+from adtrain.lowering.cuda.conv.problem import ConvProblem
+from adtrain.ops.bias_sums import OF_BIAS, conv2d_weight_grad_sum_p
+from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
+from adtrain.ops.rounding import rounded
+
+TOLERANCE = 5e-7
+"""Of the norm of the difference over the norm."""
+
+SHAPES = (
+    ((3, 1, 9, 8), (11, 1, 3, 3), Window((1, 1), (0, 0), (1, 1), 1)),
+    ((2, 3, 8, 7), (5, 3, 5, 5), Window((1, 1), (2, 2), (1, 1), 1)),
+    ((2, 3, 13, 12), (9, 3, 7, 7), Window((2, 2), (3, 3), (1, 1), 1)),
+    ((2, 6, 9, 11), (8, 3, 3, 2), Window((2, 1), (1, 0), (1, 2), 2)),
+    ((2, 5, 6, 6), (5, 1, 3, 3), Window((1, 1), (1, 1), (1, 1), 5)),
+    ((2, 4, 5, 4), (3, 4, 1, 1), Window((1, 1), (1, 1), (1, 1), 1)),
+)
+
+
+TARGET = H200._replace(multiprocessors=1)
+"""With one multiprocessor a thread computes several outputs."""
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    return Host(tmp_path_factory.mktemp("host"), TARGET)
+
+
+def drawn(*shapes: tuple[int, ...]) -> list[np.ndarray]:
+    rng = np.random.default_rng(1)
+    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+def check(host: Host, primitive: Primitive, kernel: CudaKernel, arrays: list[np.ndarray], **params: Any) -> None:
+    inputs = tuple(Variable(ArrayType(x.shape, x.dtype), "gpu") for x in arrays)
+    types = primitive.output_types([v.type for v in inputs], params)
+    e = Equation(primitive, inputs, params, tuple(Variable(t, "gpu") for t in types))
+    wide = [rounded(x, params["precision"]).astype(float) for x in arrays]
+    params = {**params, "precision": "full"}
+    with np.errstate(invalid="ignore"):
+        expected = primitive.reference(*wide, **params)
+    if primitive is conv2d_weight_grad_sum_p:  # the sum is no product, so nothing is rounded
+        expected = expected[0], arrays[1].astype(float).sum(OF_BIAS)
+    for found, exact in zip(host.computed(e, kernel, arrays), expected if len(types) > 1 else (expected,), strict=True):
+        for test in (np.isnan, np.isposinf, np.isneginf):
+            np.testing.assert_array_equal(test(found), test(exact))
+        held = np.isfinite(exact)
+        assert np.linalg.norm(found[held] - exact[held]) <= TOLERANCE * np.linalg.norm(exact[held])
+
+
+def check_all(host: Host, x: np.ndarray, w: np.ndarray, g: np.ndarray, window: Window, precision: str = "full") -> None:
+    size = w.shape[2], w.shape[3]
+    problem = ConvProblem(x.shape, g.shape, size, *window, precision=precision)
+    params = {"window": window, "precision": precision}
+    check(host, conv2d_p, DirectConv(problem, TARGET, False).kernels()[0], [x, w], **params)
+    if window.stride == (1, 1):
+        (kernel,) = DirectConv(problem.transposed(), TARGET, True).kernels()
+        check(host, input_grad_p, kernel, [g, w], size=x.shape[2:], **params)
+    check(host, weight_grad_p, DirectWeightGrad(problem, TARGET).kernels()[0], [x, g], size=size, **params)
+    (kernel,) = DirectWeightGrad(problem, TARGET, bias=True).kernels()
+    check(host, conv2d_weight_grad_sum_p, kernel, [x, g], size=size, **params)
+
+
+def outputs(image: tuple[int, ...], weight: tuple[int, ...], window: Window) -> tuple[int, ...]:
+    return (image[0], weight[0], *(window.output_length(i, image[i + 2], weight[i + 2]) for i in (0, 1)))
+
+
+@pytest.mark.parametrize(("image", "weight", "window"), SHAPES)
+def test_direct_convolutions_are_right(
+    host: Host, image: tuple[int, ...], weight: tuple[int, ...], window: Window
+) -> None:
+    x, w, g = drawn(image, weight, outputs(image, weight, window))
+    check_all(host, x, w, g, window)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
+def test_operands_are_rounded_but_not_the_sum_for_the_bias(host: Host, precision: str) -> None:
+    image, weight, window = SHAPES[1]
+    x, w, g = drawn(image, weight, outputs(image, weight, window))
+    check_all(host, x, w, g, window, precision)
+
+
+def test_infinity_and_nan_propagate_as_in_float32_sums(host: Host) -> None:
+    window = Window((1, 1), (1, 1), (1, 1), 1)
+    x, w, g = drawn((2, 2, 6, 7), (3, 2, 3, 3), (2, 3, 6, 7))
+    x[0, 1, 2, 3], x[1, 1, 5, 6], g[1, 2, 4, 5], g[0, 0, 0, 3] = np.inf, -np.inf, np.nan, np.inf
+    check_all(host, x, w, g, window)
+
+
+def test_epilogue_is_applied_once_to_each_element(host: Host) -> None:
+    def layer(x: Any, w: Any, bias: Any, keep: Any) -> Any:
+        return ops.relu(ops.conv2d(x, w, bias, padding=1) * keep)
+
+    arrays = drawn((3, 2, 7, 6), (5, 2, 3, 3), (5,), (3, 1, 1, 1))
+    program = stage(layer, ON_GPU).program(*(array(x) for x in arrays))
+    (e,) = [e for e in program.equations if e.primitive.name == "convolution"]
+    given = drawn(*(v.type.shape for v in e.inputs))
+    problem = ConvProblem(arrays[0].shape, (3, 5, 7, 6), (3, 3), (1, 1), (1, 1), (1, 1))
+    (found,) = host.computed(e, DirectConv(problem, TARGET, False).kernels()[0], given)
+    expected = e.primitive.reference(*given, **e.params)
+    assert np.linalg.norm(found - expected) <= TOLERANCE * np.linalg.norm(expected)

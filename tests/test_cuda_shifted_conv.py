@@ -1,0 +1,248 @@
+"""Shifted implicit GEMM convolutions without a GPU: the index, the rules, the arithmetic in NumPy, and compilation."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from shifted_conv_emulated import (
+    BESIDE,
+    DEPTH,
+    FEW,
+    FOR_SMALL,
+    LEAST,
+    MOST_SMALL,
+    NORMAL,
+    TINY,
+    TOP,
+    by_flat_index,
+    cases,
+    in_halves,
+    in_pieces,
+    stride_one,
+)
+from packed_gemm_emulated import NOISE, ROUNDINGS, sequential_fma, errors
+
+from adtrain.assets import asset_path
+from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda.compiler import CudaCompilerError, Source, architecture, file_source
+from adtrain.core.kernel import CudaKernel
+from adtrain.core.registry import cuda_kernels
+from adtrain.core.target import H200, Target
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.conv.fp16x2_weight_grad import Fp16x2WeightGrad
+from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
+from adtrain.lowering.cuda.conv.problem import ConvProblem
+from adtrain.lowering.cuda.conv.shifted import STAGE_CHANNELS, ShiftedConv
+from adtrain.lowering.cuda.conv.shifted_fp16x2 import MAX_PARTS, PACK_BLOCKS, Fp16x2Conv
+from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
+from adtrain.ops.conv import Window
+from adtrain.ops.conv_reference import conv2d_reference, input_grad_reference
+
+M, N, K = 24, 20, 288
+DECADES = 1.25
+"""Of numbers spread over thirty decades, as much larger may the norm of the error be: README.md of the kernels."""
+WIDTHS = (64, 72, 104, 112)
+"""Some choices for the positions of a warpgroup."""
+
+pairs = st.tuples(st.integers(0, 2), st.integers(0, 2))
+
+
+@st.composite
+def convolutions(draw: Any) -> ConvProblem:
+    kernel, dilation = (draw(st.tuples(st.integers(1, 4), st.integers(1, 4))) for _ in range(2))
+    padding = draw(pairs)
+    reach = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]
+    assume(all(p <= r for p, r in zip(padding, reach, strict=True)))
+    size = [draw(st.integers(max(1, r + 1 - 2 * p), r + 9)) for r, p in zip(reach, padding, strict=True)]
+    out = [n + 2 * p - r for n, p, r in zip(size, padding, reach, strict=True)]
+    count, channels, filters = (draw(st.integers(1, 3)) for _ in range(3))
+    return stride_one((count, channels, *size), (count, filters, *out), kernel, padding, dilation)
+
+
+def of(
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    window: Window,
+    dtype: str = "float32",
+    precision: str = "full",
+    target: Target = H200,
+) -> list[Sequence[CudaKernel]]:
+    """The candidates for a convolution and both of its gradients."""
+    out = [window.output_length(i, x[i + 2], w[i + 2]) for i in (0, 1)]
+    image, weight, y = (ArrayType(tuple(s), np.dtype(dtype)) for s in (x, w, (x[0], w[0], *out)))
+    params: dict[str, Any] = {"window": window, "precision": precision}
+    return [
+        cuda_kernels("conv2d", target, image, weight, **params),
+        cuda_kernels("conv2d_input_grad", target, y, weight, size=(x[2], x[3]), **params),
+        cuda_kernels("conv2d_weight_grad", target, image, y, size=(w[2], w[3]), **params),
+    ]
+
+
+def shifted(kernels: Sequence[CudaKernel]) -> list[bool]:
+    return [any("shifted" in launch.file for launch in kernel.launches) for kernel in kernels]
+
+
+def fp16x2(kernel: CudaKernel) -> bool:
+    """Whether it multiplies fp16x2 operands, and bf16x3 ones where these do not hold the values."""
+    return any("fp16x2" in launch.file for launch in kernel.launches)
+
+
+def window(stride: int = 1, padding: int = 0, groups: int = 1) -> Window:
+    return Window((stride, stride), (padding, padding), (1, 1), groups)
+
+
+@given(convolutions())
+def test_windows_read_zeros_beyond_an_image(problem: ConvProblem) -> None:
+    rng = np.random.default_rng(0)
+    filters = problem.outputs[1]
+    x, w = rng.standard_normal(problem.images), rng.standard_normal((filters, problem.images[1], *problem.kernel))
+    geometry = Window((1, 1), problem.padding, problem.dilation, 1)
+    np.testing.assert_allclose(by_flat_index(x, w, problem), conv2d_reference(x, w, geometry, "full"), atol=1e-12)
+    g = rng.standard_normal(problem.outputs)
+    found = by_flat_index(g, w.transpose(1, 0, 2, 3)[:, :, ::-1, ::-1], problem.transposed())
+    rows, columns = problem.images[2:]
+    expected = input_grad_reference(g, w, geometry, (rows, columns), "full")
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+@given(convolutions(), st.integers(1, 300), st.integers(1, 300))
+def test_the_launches_fit_and_cover_all_positions(problem: ConvProblem, channels: int, filters: int) -> None:
+    count, _, *size = problem.images
+    _, _, *out = problem.outputs
+    wide = replace(problem, images=(count, channels, *size), outputs=(count, filters, *out))
+    index = PaddedIndex(wide)
+    made: list[CudaKernel] = []
+    for flipped, view in ((False, index), (True, PaddedIndex(wide.transposed()))):
+        found = ShiftedConv(view, H200, flipped).best()
+        assert found is not None
+        assert found.products >= found.index.problem.images[1] * wide.taps
+        made += found.kernels()
+        split = Fp16x2Conv(view, H200, flipped)
+        made += split.kernels() if split.supported() else []
+    for grad in ShiftedWeightGrad(index, H200).choices():
+        if grad.supported():
+            assert 1 <= grad.splits <= grad.stages
+            assert grad.stages * grad.stage >= count * ((out[0] - 1) * index.pitch + out[1])
+            made += grad.kernels()
+    split_grad = Fp16x2WeightGrad(index, H200)
+    made += split_grad.kernels() if split_grad.supported() else []
+    assert all(launch.shared + 1024 <= H200.shared for kernel in made for launch in kernel.launches)
+
+
+@pytest.mark.parametrize(
+    ("image", "weight", "padding", "precision", "halves"),
+    [
+        ((1024, 32, 26, 26), (64, 32, 3, 3), 0, "full", [False, False, False]),
+        ((128, 32, 26, 26), (64, 32, 3, 3), 0, "full", [False, False, False]),
+        ((256, 64, 56, 56), (64, 64, 3, 3), 1, "full", [True, True, True]),
+        ((64, 256, 28, 28), (256, 256, 3, 3), 1, "full", [True, True, True]),
+        ((256, 64, 56, 56), (64, 64, 3, 3), 1, "tf32", [True, True, True]),
+        ((64, 256, 28, 28), (256, 256, 3, 3), 1, "bfloat16", [True, True, True]),
+    ],
+)
+def test_convolutions_of_many_channels_are_shifted_gemms(
+    image: tuple[int, ...], weight: tuple[int, ...], padding: int, precision: str, halves: list[bool]
+) -> None:
+    """Forward, by the images, by the weights: in fp16x2 where that should be faster."""
+    found = of(image, weight, window(padding=padding), precision=precision)
+    assert all(shifted(kernels)[0] for kernels in found)
+    assert [fp16x2(kernels[0]) for kernels in found] == halves
+    assert [any(map(fp16x2, kernels)) for kernels in found] == [True, True, True]
+
+
+def test_few_channels_strides_groups_and_float64_are_not() -> None:
+    large = (256, 64, 56, 56), (64, 64, 3, 3)
+    assert not any(shifted(of((128, 1, 28, 28), (32, 1, 3, 3), window())[0]))
+    others = [*of(*large, window(stride=2)), *of(*large, window(), "float64")]
+    others += of((256, 64, 56, 56), (64, 32, 3, 3), window(groups=2))
+    others += of(*large, window(padding=1), target=H200._replace(capability=(10, 0)))
+    assert not any(any(shifted(kernels)) for kernels in others)
+    assert all(others)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("case", cases(M, N, K))
+def test_pieces_are_as_exact_as_one_chain_of_multiply_adds(case: str, stacked: bool) -> None:
+    a, b = cases(M, N, K)[case]
+    taken, expected = errors(in_pieces(a, b, stacked), a, b), errors(sequential_fma(a, b), a, b)
+    assert taken[0] <= max(NOISE * expected[0], ROUNDINGS)
+    assert taken[1] <= max((DECADES if "decades" in case else NOISE) * expected[1], ROUNDINGS)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("case", cases(M, N, K))
+def test_halves_or_what_they_leave_to_pieces_are_as_exact_too(case: str, stacked: bool) -> None:
+    a, b = cases(M, N, K)[case]
+    taken, expected = errors(in_halves(a, b, stacked)[0], a, b), errors(sequential_fma(a, b), a, b)
+    assert taken[0] <= max(NOISE * expected[0], ROUNDINGS)
+    assert taken[1] <= max((DECADES if "decades" in case else NOISE) * expected[1], ROUNDINGS)
+
+
+@pytest.mark.parametrize("case", ["normal", "uniform", "rectified", "rectified, by gradients of rectified", "positive"])
+def test_halves_are_right_for_what_nets_have(case: str) -> None:
+    assert in_halves(*cases(M, N, K)[case])[1]
+
+
+def test_the_limits_are_those_of_the_kernels() -> None:
+    text = (asset_path("kernels") / "cuda" / "conv/fp16x2.cuh").read_text()
+    assert f"FEW = NUMBERS == 2 ? {FEW} : " in text
+    assert f"LEAST = {LEAST};" in text
+    assert f"TOP = {TOP};" in text
+    assert f"MOST_SMALL = {MOST_SMALL};" in text
+    assert f"FOR_SMALL = NUMBERS == 2 ? {FOR_SMALL} : " in text
+    assert f"constexpr float NORMAL = 0x1p{np.log2(NORMAL):.0f}f;" in text
+    assert f"constexpr float TINY = 0x1p{np.log2(TINY):.0f}f;" in text
+    text = (asset_path("kernels") / "cuda" / "conv/packed_images.cuh").read_text()
+    assert f"MOST_PARTS = {MAX_PARTS};" in text
+    assert f"LAYING_BLOCKS = {PACK_BLOCKS};" in text
+
+
+def test_the_products_are_those_of_the_kernels() -> None:
+    text = (asset_path("kernels") / "cuda" / "sm90/bf16x3.cuh").read_text()
+    assert STAGE_CHANNELS[0] == DEPTH
+    assert "{" + ", ".join(f"{{{a}, {b}}}" for a, b in BESIDE) + "}" in text
+
+
+def check_compiled(kernels: Iterable[CudaKernel]) -> None:
+    """They compile for Hopper, spill no registers, and no product waits for the one before."""
+    try:
+        compiler.version()
+    except CudaCompilerError as error:
+        pytest.skip(str(error))
+    sources: dict[Source, None] = {}
+    for launch in itertools.chain.from_iterable(kernel.launches for kernel in kernels):
+        macros = tuple(sorted(launch.definitions.items()))
+        sources[file_source(launch.file, (np.dtype("float32"),), macros)] = None
+    for source in sources:
+        log = compiler.compile_source(source, architecture((9, 0))).log.splitlines()
+        wrong = [line for line in log if "spill" in line and " 0 bytes spill stores" not in line]
+        wrong += [line for line in log if "serializ" in line or "setmaxnreg" in line]
+        wrong += [line for line in log if "stack frame" in line and " 0 bytes stack frame" not in line]
+        assert wrong == [], (source.name, source.options)
+
+
+def test_the_kernels_compile_and_neither_spill_registers_nor_wait_for_each_product() -> None:
+    made: list[Any] = []
+    for images, filters, padding in (((128, 32, 26, 26), 64, 0), ((8, 40, 15, 13), 33, 1), ((2, 64, 99, 99), 20, 2)):
+        size = [n + 2 * padding - 2 for n in images[2:]]
+        problem = stride_one(images, (images[0], filters, *size), (3, 3), (padding, padding))
+        coarse = replace(problem, precision="tf32")
+        index = PaddedIndex(problem)
+        plain = [ShiftedConv(index, H200, False), ShiftedConv(PaddedIndex(problem.transposed()), H200, True)]
+        made += plain
+        for p in (problem, coarse):
+            split = [Fp16x2Conv(PaddedIndex(p), H200, False), Fp16x2Conv(PaddedIndex(p.transposed()), H200, True)]
+            made += [c for c in (*split, Fp16x2WeightGrad(PaddedIndex(p), H200)) if c.supported()]
+        if padding == 0:
+            narrow = [tiles for convolution in plain for tiles in convolution.choices() if tiles.columns in WIDTHS]
+            made += [tiles for tiles in narrow if not tiles.image_tiles]
+        made += [pooled for pooled in (ShiftedConv(index, H200, False, pooled=True).best(),) if pooled]
+        made += [grad for grad in ShiftedWeightGrad(index, H200).choices() if grad.supported()]
+    check_compiled(kernel for algorithm in made for kernel in algorithm.kernels())

@@ -1,0 +1,274 @@
+"""Shifted implicit GEMM convolutions, and what is fused with convolutions: the kernels on the CPU, against the
+reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_on_host import Host
+from program_samples import ON_GPU
+from shifted_conv_emulated import stride_one
+
+from adtrain import ops
+from adtrain.core.array import array
+from adtrain.core.fused import convolution_p
+from adtrain.core.kernel import CudaKernel
+from adtrain.core.primitive import Primitive
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import stage
+from adtrain.core.target import H200
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.conv.fp16x2_weight_grad import Fp16x2WeightGrad
+from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
+from adtrain.lowering.cuda.conv.problem import Algorithm, ConvProblem
+from adtrain.lowering.cuda.conv.shifted import ShiftedConv
+from adtrain.lowering.cuda.conv.shifted_fp16x2 import Fp16x2Conv
+from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
+from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
+from adtrain.ops.rounding import rounded
+
+TOLERANCE = 5e-7
+"""Of the norm of the difference over the norm."""
+
+
+TARGET = H200._replace(multiprocessors=2)
+"""With few multiprocessors a block takes several tiles."""
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    return Host(tmp_path_factory.mktemp("host"), TARGET)
+
+
+def drawn(*shapes: tuple[int, ...]) -> list[np.ndarray]:
+    rng = np.random.default_rng(1)
+    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+def equation(primitive: Primitive, arrays: list[np.ndarray], params: dict[str, Any]) -> Equation:
+    inputs = tuple(Variable(ArrayType(x.shape, x.dtype), "gpu") for x in arrays)
+    out = primitive.shape(*(v.type for v in inputs), **params)
+    assert isinstance(out, ArrayType)
+    return Equation(primitive, inputs, params, (Variable(out, "gpu"),))
+
+
+def agree(found: np.ndarray, expected: np.ndarray) -> bool:
+    for test in (np.isnan, np.isposinf, np.isneginf):
+        np.testing.assert_array_equal(test(found), test(expected))
+    held = np.isfinite(expected)
+    return bool(np.linalg.norm(found[held] - expected[held]) <= TOLERANCE * np.linalg.norm(expected[held]))
+
+
+def directions(
+    problem: ConvProblem, x: np.ndarray, w: np.ndarray, g: np.ndarray
+) -> Iterator[tuple[Equation, Any, Algorithm]]:
+    """The convolution and its gradients: the equation, its arguments, and each shifted implicit GEMM."""
+    window = {"window": Window((1, 1), problem.padding, problem.dilation, 1), "precision": problem.precision}
+    sized = {**window, "size": problem.images[2:]}
+    index, transposed = PaddedIndex(problem), PaddedIndex(problem.transposed())
+    for kind in (ShiftedConv, Fp16x2Conv):
+        yield equation(conv2d_p, [x, w], window), (x, w), kind(index, TARGET, False)
+        yield equation(input_grad_p, [g, w], sized), (g, w), kind(transposed, TARGET, True)
+    sized = {**window, "size": problem.kernel}
+    grads: list[ShiftedWeightGrad | Fp16x2WeightGrad] = [*ShiftedWeightGrad(index, TARGET).choices()]
+    for grad in [*grads, Fp16x2WeightGrad(index, TARGET)]:
+        if grad.supported():
+            yield equation(weight_grad_p, [x, g], sized), (x, g), grad
+
+
+def run(host: Host, e: Equation, algorithm: Algorithm, arrays: Any) -> np.ndarray:
+    (kernel,) = algorithm.kernels()
+    return host.computed(e, kernel, arrays)[0]
+
+
+def check(host: Host, problem: ConvProblem, x: np.ndarray, w: np.ndarray, g: np.ndarray) -> None:
+    for e, arrays, algorithm in directions(problem, x, w, g):
+        wide = [rounded(v, problem.precision).astype(float) for v in arrays]
+        with np.errstate(invalid="ignore"):
+            expected = e.primitive.reference(*wide, **{**e.params, "precision": "full"})
+        assert agree(run(host, e, algorithm, arrays), expected), e.primitive.name
+
+
+@pytest.mark.parametrize(
+    ("image", "filters", "kernel", "padding", "dilation", "precision"),
+    [
+        ((2, 20, 9, 8), 33, (3, 3), (1, 1), (1, 1), "full"),
+        ((2, 20, 9, 8), 33, (3, 3), (1, 1), (1, 1), "tf32"),
+        ((2, 66, 8, 7), 65, (3, 3), (0, 2), (1, 1), "full"),
+        ((1, 9, 12, 21), 5, (3, 2), (2, 0), (2, 1), "full"),
+        ((1, 9, 12, 21), 5, (3, 2), (2, 0), (2, 1), "bfloat16"),
+    ],
+)
+def test_shifted_convolutions_are_right(
+    host: Host,
+    image: tuple[int, ...],
+    filters: int,
+    kernel: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    precision: str,
+) -> None:
+    size = [n + 2 * p - (k - 1) * d for n, p, k, d in zip(image[2:], padding, kernel, dilation, strict=True)]
+    problem = stride_one(image, (image[0], filters, *size), kernel, padding, dilation, precision)
+    check(host, problem, *drawn(image, (filters, image[1], *kernel), problem.outputs))
+
+
+@pytest.mark.parametrize("filters", [40, 20])
+def test_tiles_of_all_widths_give_the_same(host: Host, filters: int) -> None:
+    problem = stride_one((2, 8, 9, 13), (2, filters, 7, 11), (3, 3), (0, 0))
+    x, w = drawn(problem.images, (filters, 8, 3, 3))
+    e = equation(conv2d_p, [x, w], {"window": Window((1, 1), (0, 0), (1, 1), 1), "precision": "full"})
+    choices = ShiftedConv(PaddedIndex(problem), TARGET, False).choices()
+    found = [run(host, e, t, [x, w]) for t in choices if t.columns in (64, 104, 128)]
+    assert agree(found[0], e.primitive.reference(x.astype(float), w.astype(float), **e.params))
+    assert len({y.tobytes() for y in found}) == 1
+
+
+def test_what_is_laid_out_has_been_measured_in_front_of_it(tmp_path: Path) -> None:
+    """Else the kernel would wait for ever."""
+    host = Host(tmp_path, TARGET)
+    source = tmp_path / "conv/packed_images.cuh"
+    text = source.read_text()
+    assert text.count("AHEAD = 1 << 21;") == 1
+    source.write_text(text.replace("AHEAD = 1 << 21;", "AHEAD = 1;"))
+    problem = stride_one((21, 35, 7, 8), (21, 3, 7, 8), (3, 3), (1, 1))
+    x, w, g = drawn(problem.images, (3, 35, 3, 3), problem.outputs)
+    for e, arrays, algorithm in directions(problem, x, w, g):
+        if isinstance(algorithm, (Fp16x2Conv, Fp16x2WeightGrad)):
+            expected = e.primitive.reference(*(v.astype(float) for v in arrays), **e.params)
+            assert agree(run(host, e, algorithm, arrays), expected), e.primitive.name
+
+
+def test_weight_gradient_with_underflowing_squares(host: Host) -> None:
+    problem = stride_one((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1))
+    x, _, g = drawn(problem.images, (33, 20, 3, 3), problem.outputs)
+    x, g = x * np.float32(1e-18), g * np.float32(3e-19)
+    params = {"window": Window((1, 1), (1, 1), (1, 1), 1), "size": (3, 3), "precision": "full"}
+    e, grad = equation(weight_grad_p, [x, g], params), Fp16x2WeightGrad(PaddedIndex(problem), TARGET)
+    expected = weight_grad_p.reference(x.astype(float), g.astype(float), **params)
+    assert agree(run(host, e, grad, [x, g]), expected)
+
+
+@pytest.mark.parametrize("precision", ["full", "tf32"])
+def test_infinity_and_nan_propagate_as_in_float32_sums(host: Host, precision: str) -> None:
+    problem = stride_one((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1), (1, 1), precision)
+    x, w, g = drawn(problem.images, (33, 20, 3, 3), problem.outputs)
+    x[0, 1, 2, 3], x[1, 19, 5, 6], g[1, 3, 4, 5], g[0, 32, 0, 3] = np.inf, -np.inf, np.nan, np.inf
+    check(host, problem, x, w, g)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda x: x.__setitem__((2, 1, 3), 1e-30),
+        lambda x: x.__setitem__((0, 0, 0), np.inf),
+        lambda x: x.__imul__(1e-35),
+        lambda x: x.__imul__(np.arange(x.size).reshape(x.shape) % 50 == 0),
+        lambda x: x.__setitem__(slice(1, None, 2), x[::2]),
+    ],
+    ids=["small among large numbers", "infinity", "denormal numbers", "few numbers", "products that cancel"],
+)
+def test_images_that_fp16x2_does_not_hold_fall_back_to_bf16x3(host: Host, spoil: Callable[[np.ndarray], Any]) -> None:
+    """The second of three images, which are so large that each has a tile of its own; the third one is zero."""
+    problem = stride_one((3, 8, 18, 18), (3, 5, 18, 18), (3, 3), (1, 1))
+    x, w = drawn(problem.images, (5, 8, 3, 3))
+    w[:, 1::2] = -w[:, ::2]
+    x[2] = 0
+    spoil(x[1])
+    params = {"window": Window((1, 1), (1, 1), (1, 1), 1), "precision": "full"}
+    e = equation(conv2d_p, [x, w], params)
+    index = PaddedIndex(problem)
+    halves, pieces = (run(host, e, kind(index, TARGET, False), [x, w]) for kind in (Fp16x2Conv, ShiftedConv))
+    np.testing.assert_array_equal(halves[1, :, 9], pieces[1, :, 9])
+    np.testing.assert_array_equal(halves[2], pieces[2])
+    assert not np.array_equal(halves[0, :, 5], pieces[0, :, 5])
+    with np.errstate(invalid="ignore"):
+        assert agree(halves, conv2d_p.reference(x.astype(float), w.astype(float), **params))
+
+
+def test_a_few_small_elements_of_an_image_are_held(host: Host) -> None:
+    problem = stride_one((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1))
+    x, w, g = drawn(problem.images, (33, 20, 3, 3), problem.outputs)
+    x[0, 2, 1, 3] = x[1, 7, 8, 7] = g[1, 2, 3, 4] = 1e-9
+    computed: dict[Any, np.ndarray] = {}
+    for e, arrays, algorithm in directions(problem, x, w, g):
+        found = computed[algorithm] = run(host, e, algorithm, arrays)
+        assert agree(found, e.primitive.reference(*(v.astype(float) for v in arrays), **e.params))
+        if isinstance(algorithm, Fp16x2Conv):
+            bf16x3 = computed[ShiftedConv(algorithm.index, TARGET, algorithm.flipped)]
+            assert not np.array_equal(found[:, :, 5], bf16x3[:, :, 5])
+        elif isinstance(algorithm, Fp16x2WeightGrad):
+            bf16x3 = next(y for p, y in computed.items() if isinstance(p, ShiftedWeightGrad))
+            assert np.mean(found != bf16x3) > 0.1
+
+
+@pytest.mark.parametrize("precision", ["full", "tf32"])
+def test_sums_of_small_elements_alone_keep_their_bits(host: Host, precision: str) -> None:
+    """Such an element that has neighbours neither in its channel nor in others, in an image of normal numbers."""
+    problem = stride_one((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1), (1, 1), precision)
+    x, w, g = drawn(problem.images, (33, 20, 3, 3), problem.outputs)
+    for images in (x, g):
+        images[0, :, 5:] = images[:, 3] = 0
+        images[0, 3, 7, 4] = 2.0123e-11
+    for e, arrays, algorithm in directions(problem, x, w, g):
+        wide = [rounded(v, precision).astype(float) for v in arrays]
+        expected = e.primitive.reference(*wide, **{**e.params, "precision": "full"})
+        small = (expected != 0) & (abs(expected) < 1e-8)
+        assert small.any()
+        tolerance = 1e-6 if precision == "full" else 2**-10
+        np.testing.assert_allclose(run(host, e, algorithm, arrays)[small], expected[small], tolerance)
+
+
+@pytest.mark.parametrize("where", [(0, 0, 0), (65, 15, 16)])
+def test_all_parts_of_an_image_must_be_held(host: Host, where: tuple[int, int, int]) -> None:
+    """Of images that are measured in three parts."""
+    problem = stride_one((3, 66, 16, 17), (3, 5, 16, 17), (3, 3), (1, 1))
+    x, w = drawn(problem.images, (5, 66, 3, 3))
+    x[2][where] = 1e-30
+    e = equation(conv2d_p, [x, w], {"window": Window((1, 1), (1, 1), (1, 1), 1), "precision": "full"})
+    index = PaddedIndex(problem)
+    halves, pieces = (run(host, e, kind(index, TARGET, False), [x, w]) for kind in (Fp16x2Conv, ShiftedConv))
+    np.testing.assert_array_equal(halves[2, :, -1], pieces[2, :, -1])
+    assert not np.array_equal(halves[0, :, 0], pieces[0, :, 0])
+
+
+def layer(x: Any, w: Any, bias: Any, keep: Any) -> Any:
+    y = ops.relu(ops.conv2d(x, w, bias, padding=1))
+    return y, ops.where(ops.less(0, x), ops.conv_transpose2d(y, w, padding=1) * keep, 0)
+
+
+def strided(x: Any, w: Any, bias: Any, keep: Any) -> Any:
+    y = ops.relu(ops.conv2d(x, w, bias, stride=2, padding=1))
+    up = ops.conv_transpose2d(y, w, stride=2, padding=1, output_padding=1)
+    return y, ops.where(ops.less(0, x), up * keep, 0)
+
+
+def staged(f: Any, *arrays: np.ndarray) -> Program:
+    return stage(f, ON_GPU).program(*(array(x) for x in arrays))
+
+
+def every_kernel(host: Host, e: Equation) -> list[CudaKernel]:
+    """Candidates with different tiles, and one of each file."""
+    found = [k for k in host.lowering.candidates(e) if isinstance(k, CudaKernel)]
+    return [*found[:2], *{k.launches[0].file: k for k in found}.values()]
+
+
+@pytest.mark.parametrize(
+    ("f", "image", "filters"), [(layer, (2, 20, 7, 6), 33), (layer, (3, 16, 4, 1), 3), (strided, (2, 3, 6, 8), 5)]
+)
+def test_epilogue_is_applied_once_to_each_element(
+    host: Host, f: Any, image: tuple[int, ...], filters: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("adtrain.lowering.cuda.conv.rules.MAX_SLOWDOWN", np.inf)
+    program = staged(f, *drawn(image, (filters, image[1], 3, 3), (filters,), (image[0], 1, 1, 1)))
+    fused = [e for e in program.equations if e.primitive is convolution_p]
+    assert len(fused) == 2
+    for e in fused:
+        arrays = drawn(*(v.type.shape for v in e.inputs))
+        (expected,) = [e.primitive.reference(*arrays, **e.params)]
+        for kernel in every_kernel(host, e):
+            assert agree(host.computed(e, kernel, arrays)[0], expected), kernel.label

@@ -1,0 +1,79 @@
+"""The GPU: a convolution with a pooling epilogue gives the bytes of the convolution and the pooling apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu_kernels import run_twice
+from gpu_parity import gpu, poisoned
+from program_samples import everywhere, names
+from test_pooling_epilogue import LAYERS, PAIRS, Layer, alone, arguments, pooled_layer, pooling, rectified
+
+import adtrain as ad
+from adtrain import ops, passes
+from adtrain.core.array import array
+from adtrain.core.staging import stage
+from adtrain.core.trace import bind
+from adtrain.lowering.cuda.conv.padded_index import CAPABILITY
+from adtrain.ops.conv import conv2d_p
+from adtrain.ops.pool import max_pool2d_p
+from adtrain.passes.fuse_pooling import fuse_pooling
+
+__all__ = ["gpu", "poisoned", "pooling"]
+
+pytestmark = pytest.mark.gpu
+
+MORE: tuple[Layer, ...] = (
+    ((140, 32, 26, 26), 64, 0),
+    ((40, 64, 32, 32), 130, 1),
+    ((33, 40, 57, 49), 70, 1),
+    ((200, 17, 13, 24), 32, 1),
+    ((70, 33, 31, 29), 24, 0),
+)
+
+
+@pytest.fixture(autouse=True)
+def hopper(gpu: Any) -> None:
+    if gpu.device.device.compute_capability() != CAPABILITY:
+        pytest.skip("shifted implicit GEMM needs compute capability 9.0")
+
+
+@pytest.mark.parametrize("layer", [*LAYERS, *MORE])
+def test_maxima_and_positions_are_those_of_the_two_launches(gpu: Any, pooling: None, layer: Layer) -> None:
+    def f(x: Any, w: Any, bias: Any) -> Any:
+        return pooled_layer(x, w, bias, layer[2])
+
+    x, w, bias = arguments(layer)
+    program = stage(f, passes.ALL)
+    on_gpu = [array(v, device="gpu") for v in (x, w, bias)]
+    (convolution,) = [e for e in everywhere(program.program(*on_gpu)) if e.primitive is conv2d_p]
+    params = {"window": convolution.params["window"]}
+    (y,) = run_twice(gpu, conv2d_p, alone(convolution, gpu.lowering.target), [x, w], **params)
+    y = array(rectified(y, bias), device="gpu")
+    expected = [v.numpy() for v in bind(max_pool2d_p, y, windows=PAIRS)]
+    for _ in range(3):
+        found = [v.numpy() for v in program(*on_gpu)]
+        assert [v.tobytes() for v in found] == [v.tobytes() for v in expected]
+    assert np.isnan(expected[0]).any()
+    assert set(np.unique(expected[1])) == {0, 1, 2, 3}
+
+
+def test_gradients_are_those_of_the_two_launches(gpu: Any) -> None:
+    def gradients(x: Any, w: Any, bias: Any, v: Any) -> Any:
+        def loss(x: Any, w: Any, bias: Any) -> Any:
+            return ops.sum(ops.max_pool2d(ops.relu(ops.conv2d(x, w, bias)), 2) * v)
+
+        return ad.value_and_grad(loss, (0, 1, 2))(x, w, bias)
+
+    x, w, bias = arguments(((140, 32, 26, 26), 64, 0))
+    v = np.random.default_rng(2).standard_normal((140, 64, 12, 12)).astype(np.float32)
+    args = [array(a, device="gpu") for a in (np.nan_to_num(x, posinf=1), w, bias, v)]
+    fusions = passes.gpu_fusions(gpu.lowering.target)
+    apart = (*passes.SIMPLIFY, *(f for f in fusions if getattr(f, "func", f) is not fuse_pooling))
+    together = [stage(gradients, improve) for improve in (passes.ALL, apart)]
+    assert ["pooled" in names(f.program(*args)) for f in together] == [True, False]
+    (value, found), (expected_value, expected) = (f(*args) for f in together)
+    assert value.numpy().tobytes() == expected_value.numpy().tobytes()
+    assert [g.numpy().tobytes() for g in found] == [g.numpy().tobytes() for g in expected]
