@@ -232,7 +232,10 @@ def hard(m: int, n: int, k: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         **{f"one of {1 / share:g} of both": (sparse(share, m, k), sparse(share, k, n)) for share in (0.02, 0.1, 0.2)},
         **{f"some rows sparse, {times} times as large": some_sparse(0.01, times, False) for times in (0.01, 1, 100)},
         **{f"some rows sparse, {times} times, cancelling": some_sparse(0.02, times, True) for times in (1, 100)},
-        **{f"an element near the end {times} times as large": (large_near_the_end(times), normal(k, n)) for times in (30, 100, 200, 1000)},
+        **{
+            f"an element near the end {times} times as large": (large_near_the_end(times), normal(k, n))
+            for times in (30, 100, 200, 1000)
+        },
         **{f"rows and columns that overlap in {products}": barely_overlapping(products) for products in (32, 64)},
         "growing": (normal(m, k) * growing, normal(k, n)),
         "both growing": (normal(m, k) * growing, normal(k, n) * growing[:, None]),

@@ -80,29 +80,25 @@ def known(x: np.ndarray, smallest: float) -> tuple[np.ndarray, np.ndarray, np.nd
     return np.where(held, up, 0), np.where(held, share, 0), squares * up**2
 
 
-def in_halves(a: np.ndarray, b: np.ndarray, stacked: bool = False) -> tuple[np.ndarray, bool]:
+def in_halves(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, bool]:
     """A B of filters by the positions of one image, and whether halves were right for it."""
     (up, share, squares), (image_up, image_share, image_squares) = known(a, NORMAL), known(b.reshape(1, -1), TINY)
     small = np.count_nonzero((b != 0) & (abs(b) * image_up < NORMAL))
     if not (share.min() * image_share[0] / b.size >= FEW) or small > MOST_SMALL:
-        return in_pieces(a, b, stacked), False
+        return in_pieces(a, b), False
     left, right = split_fp16x2(a * up[:, None]), split_fp16x2(b.T * image_up)
     shape = len(a), b.shape[1]
-    (sums, lower), (beside, lowest) = np.zeros((2, *shape), np.float32), np.zeros((2, *shape))
+    sums, beside = np.zeros(shape, np.float32), np.zeros(shape)
     for i in range(0, a.shape[1], DEPTH):
         k = slice(i, i + DEPTH)
         sums += tensor_core_sum(np.zeros(shape), left[0][:, k], right[0][:, k]).astype(np.float32)
         beside = tensor_core_sum(beside, left[0][:, k], right[1][:, k])
-        if stacked:
-            lower += (tensor_core_sum(np.zeros(shape), left[1][:, k], right[0][:, k]) * 2.0**-11).astype(np.float32)
-            lowest = tensor_core_sum(lowest, left[1][:, k], right[1][:, k])
-        else:
-            beside = tensor_core_sum(beside, left[1][:, k], right[0][:, k])
-    sums = (sums + beside * 2.0**-11).astype(np.float32) + (lower + lowest * 2.0**-22).astype(np.float32)
+        beside = tensor_core_sum(beside, left[1][:, k], right[0][:, k])
+    sums = (sums + beside * 2.0**-11).astype(np.float32)
     if (sums.astype(float) ** 2).sum() < squares.sum() * image_squares[0] / len(b) / LEAST:
-        return in_pieces(a, b, stacked), False
+        return in_pieces(a, b), False
     if np.any((sums != 0) & (abs(sums) < small * FOR_SMALL)):
-        return in_pieces(a, b, stacked), False
+        return in_pieces(a, b), False
     return (sums / up[:, None] / image_up).astype(np.float32), True
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
 import training_runs
+from peer_marks import marked
 
 from adtrain import nn, optim
 from adtrain.bench.peers import numpy_network, numpy_steps, steps
 from adtrain.bench.peers.sides import SideSkips
 from adtrain.bench.peers.steps import Job
 
-FORMS = ("torch-eager", "jax-scan", "numpy")
+FORMS = marked("torch-eager", "jax-scan", "numpy")
 
 IMAGES = "[{conv2d: {out_channels: 4, kernel_size: 3}}"
 LAYERS = {
@@ -69,8 +69,6 @@ def job(folder: Path, layers: str = PLAIN, *overrides: str) -> Job:
 
 def losses(name: str, given: Job) -> list[float]:
     """Of all steps of three calls."""
-    if not importlib.util.find_spec(package := name.partition("-")[0]):
-        pytest.skip(f"{package} is not installed")
     runner = steps.runner(name, given)
     return [x for _ in range(3) for x in runner.losses()]
 
@@ -108,7 +106,7 @@ def test_losses_are_the_same(tmp_path: Path, name: str, loss: str) -> None:
     check(name, job(tmp_path, PLAIN, f"loss={loss}"), loss)
 
 
-@pytest.mark.parametrize("name", ["torch-eager", "jax-scan"])
+@pytest.mark.parametrize("name", marked("torch-eager", "jax-scan"))
 def test_log_probabilities_are_taken_as_they_are(tmp_path: Path, name: str) -> None:
     check(name, job(tmp_path, "[{linear: 3}, log_softmax]", "loss=nll"), "nll")
 
@@ -119,6 +117,7 @@ def test_clipping_is_the_same(tmp_path: Path, name: str, clip: str) -> None:
     check(name, job(tmp_path, PLAIN, f"training.{clip}", "optimizer={sgd: 0.5}"), clip)
 
 
+@pytest.mark.needs_jax
 def test_a_call_a_step_is_the_same_as_a_scan(tmp_path: Path) -> None:
     given = job(tmp_path)
     np.testing.assert_allclose(losses("jax-jit", given), losses("jax-scan", given), rtol=1e-12)

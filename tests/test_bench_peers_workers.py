@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import training_runs
+from waiting import wait_until
 
 from adtrain.bench.peers import catalogue
 from adtrain.bench.peers.catalogue import chosen
@@ -31,15 +31,6 @@ def state(pid: int) -> str:
         return ""
 
 
-def comes_to(pid: int, states: str | tuple[str, ...]) -> bool:
-    """Whether the process is in one of the states, now or within seconds."""
-    for _ in range(500):
-        if state(pid) in states:
-            return True
-        time.sleep(0.01)
-    return False
-
-
 def test_a_side_gets_ready_and_is_timed(side: Side, tmp_path: Path) -> None:
     path = str(training_runs.write_config(tmp_path))
     answer = side.ask("step", config_name=path, overrides=[])
@@ -52,7 +43,7 @@ def test_a_side_is_stopped_but_while_it_is_asked(side: Side, tmp_path: Path) -> 
     path = str(training_runs.write_config(tmp_path))
     for _ in range(2):
         side.ask("step", config_name=path, overrides=[])
-        assert comes_to(side.process.pid, "T")
+        wait_until(lambda: state(side.process.pid) == "T")
 
 
 def test_what_it_cannot_do_is_told_and_it_goes_on(side: Side, tmp_path: Path) -> None:
@@ -112,9 +103,9 @@ def test_a_stopped_side_ends_with_its_parent(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT, path], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        assert comes_to(pid, "T")
+        wait_until(lambda: state(pid) == "T")
         parent.kill()
-    assert comes_to(pid, ("Z", ""))
+    wait_until(lambda: state(pid) in ("Z", ""))
 
 
 def test_a_package_stands_for_all_its_forms(monkeypatch: pytest.MonkeyPatch) -> None:

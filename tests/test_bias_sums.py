@@ -1,56 +1,20 @@
-"""Gradients joined with the gradient of a bias: which equations are, and what the kernel of a pooling computes."""
+"""Gradients joined with the gradient of a bias: which equations are."""
 
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cuda_on_host import Host
-from program_samples import ON_GPU, for_gpu, names
+from program_samples import ON_GPU, names
 
 import adtrain as ad
 from adtrain import ops
 from adtrain.core.array import array
-from adtrain.core.program import Equation, Variable
-from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import stage
-from adtrain.core.target import H200
-from adtrain.core.types import ArrayType
 from adtrain.ops import bias_sums
-from adtrain.ops.bias_sums import max_pool2d_put_sum_p
-from adtrain.ops.pool import Windows, max_pool2d_put_p
 from adtrain.passes.fuse_bias_gradients import BIAS_AXES
-
-POOLINGS = (
-    ((5, 3, 6, 8), Windows((2, 2), (2, 2), (0, 0))),
-    ((2, 3, 7, 9), Windows((2, 2), (2, 2), (0, 0))),
-    ((2, 2, 7, 9), Windows((3, 3), (2, 2), (0, 0))),
-    ((3, 2, 5, 6), Windows((2, 3), (1, 1), (0, 0))),
-    ((2, 3, 9, 11), Windows((2, 2), (3, 3), (0, 0))),
-)
-
-
-def put_arguments(shape: tuple[int, ...], windows: Windows, dtype: str = "float32") -> list[np.ndarray]:
-    """A pooled gradient and positions."""
-    rng = np.random.default_rng(0)
-    pooled = windows.output_shape("", shape)
-    where = rng.integers(0, windows.kernel[0] * windows.kernel[1], pooled).astype(np.int32)
-    return [rng.standard_normal(pooled).astype(dtype), where]
-
-
-@pytest.mark.parametrize(("shape", "windows"), POOLINGS)
-def test_what_is_put_is_summed(tmp_path: Path, shape: tuple[int, ...], windows: Windows) -> None:
-    arrays, params = put_arguments(shape, windows), {"windows": windows, "shape": shape}
-    inputs = tuple(Variable(ArrayType(x.shape, x.dtype), "gpu") for x in arrays)
-    types = max_pool2d_put_sum_p.output_types([v.type for v in inputs], params)
-    e = Equation(max_pool2d_put_sum_p, inputs, params, tuple(Variable(t, "gpu") for t in types))
-    (kernel,) = cuda_kernels("max_pool2d_put_sum", H200, *(v.type for v in inputs), **params)
-    spread, sums = Host(tmp_path).computed(e, kernel, arrays)
-    np.testing.assert_allclose(spread, max_pool2d_put_p.reference(*arrays, **params), rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(sums, arrays[0].sum((0, 2, 3)), rtol=1e-5)
 
 
 def gradients(padding: int, x: Any, w: Any, b: Any, v: Any, c: Any) -> Any:
@@ -72,14 +36,6 @@ def test_sums_are_taken_by_who_reads_the_same(padding: int) -> None:
     assert found.count("conv2d_weight_grad_sum") == 1  # of one channel
     assert found.count("conv2d_weight_grad_pooled_sum") == (padding == 0)
     assert found.count("conv2d_weight_grad") == found.count("sum") == (padding > 0)
-
-
-def test_the_sum_of_a_gradient_that_is_spread_is_taken_while_it_is() -> None:
-    args = [array(np.ones(shape, np.float32)) for shape in SHAPES]
-    target = H200._replace(capability=(10, 0))  # without kernels for pooled gradients
-    found = names(for_gpu(stage(partial(gradients, 0)).program(*args), target))
-    assert found.count("max_pool2d_put_sum") == 1
-    assert "sum" not in found
 
 
 def test_a_sum_of_other_axes_stays_alone() -> None:

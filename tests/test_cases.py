@@ -20,7 +20,6 @@ MADE_BY_PASSES = {
     "conv2d_weight_grad_pooled",
     "conv2d_weight_grad_pooled_sum",
     "conv2d_weight_grad_sum",
-    "max_pool2d_put_sum",
     "one_block",
     "convolution",
     "gather",

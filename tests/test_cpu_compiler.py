@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
+from waiting import PATIENCE, wait_until
 
 from adtrain import assets, cache
 from adtrain.backends.cpu import compiler
@@ -86,12 +87,6 @@ class Workshop:
         return subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
-
-    def wait_for(self, name: str) -> None:
-        deadline = time.monotonic() + 30
-        while not (self.folder / name).exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
 
 
 @pytest.fixture
@@ -348,9 +343,11 @@ def test_two_processes_at_once_both_succeed(workshop: Workshop) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_build_leaves_nothing_that_is_taken_for_whole(number: int, workshop: Workshop) -> None:
-    workshop.set_compiler(before=f'case "$*" in *"-c program.c"*) touch {workshop.folder}/started; sleep 30 ;; esac')
+    # Without another process: dash may lose a signal that comes while it starts one.
+    pause = f": > {workshop.folder}/started; exec sleep {PATIENCE:.0f}"
+    workshop.set_compiler(before=f'case "$*" in *"-c program.c"*) {pause} ;; esac')
     process = workshop.start()
-    workshop.wait_for("started")
+    wait_until((workshop.folder / "started").exists, process)
     os.killpg(process.pid, number)
     process.communicate()
     assert not list(workshop.cache.glob("*.so")) + list(workshop.cache.glob("*.o"))

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from program_samples import ALL, OPTIMIZERS, arguments, batch, training, training_program
 from random_programs import graphs, step_of
+from waiting import PATIENCE
 
 import adtrain as ad
 from adtrain import ops
@@ -233,7 +234,7 @@ assert os.waitpid(child, 0)[1] == 0 and product(x).item() == 8e6
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     with subprocess.Popen([sys.executable, "-c", code], env=environment, start_new_session=True) as process:
         try:
-            assert process.wait(60) == 0
+            assert process.wait(PATIENCE) == 0
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -21,16 +21,12 @@ from adtrain.core.program import Program
 from adtrain.core.staging import stage
 from adtrain.core.target import H200
 
+pytestmark = pytest.mark.needs_nvrtc
+
+FOR_ALL_RUNS = ("90a",)
+"""The architectures that plain pytest compiles for, of ARCHITECTURES; each takes a minute."""
 FEW = 2
 """Combinations of tunables that each file and element type is compiled with."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def nvrtc() -> None:
-    try:
-        compiler.version()
-    except CudaCompilerError as error:
-        pytest.skip(str(error))
 
 
 class Sample(NamedTuple):
@@ -83,7 +79,10 @@ def sources() -> list[Source]:
     return [source for kind in kinds.values() for source in islice(kind, FEW)]
 
 
-@pytest.mark.parametrize("target", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "target",
+    [pytest.param(x, marks=() if x in FOR_ALL_RUNS else pytest.mark.exhaustive) for x in ARCHITECTURES],
+)
 def test_every_kernel_compiles_and_spills_no_registers(target: str) -> None:
     def report(source: Source) -> list[str]:
         log = compiler.compile_source(source, target).log.splitlines()

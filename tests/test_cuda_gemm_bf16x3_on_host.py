@@ -27,7 +27,9 @@ def drawn(batch: int, m: int, n: int, k: int, ta: bool, tb: bool) -> list[np.nda
     return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
 
 
-def check(host: Host, arrays: list[np.ndarray], ta: bool, tb: bool, columns: int, splits: int, multiprocessors: int = 2) -> None:
+def check(
+    host: Host, arrays: list[np.ndarray], ta: bool, tb: bool, columns: int, splits: int, multiprocessors: int = 2
+) -> None:
     a, b = (x.swapaxes(1, 2) if transposed else x for x, transposed in zip(arrays, (ta, tb), strict=True))
     (batch, m, k), n = a.shape, b.shape[2]
     inputs = tuple(Variable(ArrayType(x.shape, x.dtype), "gpu") for x in arrays)

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import pytest
 from cuda_on_host import Host
+from sweeps import spread
 
 from adtrain.core.program import Equation, Variable
 from adtrain.core.target import H200
@@ -56,10 +57,9 @@ def check(host: Host, precision: str, tile: PackedTile, ta: bool, tb: bool, *arr
     assert np.linalg.norm(found[held] - expected[held]) <= TOLERANCE * np.linalg.norm(expected[held])
 
 
-@pytest.mark.parametrize(("ta", "tb"), FLAGS)
-@pytest.mark.parametrize(("precision", "tile"), TILES)
-def test_products_are_right(host: Host, precision: str, tile: PackedTile, ta: bool, tb: bool) -> None:
-    check(host, precision, tile, ta, tb, *drawn((2, 140, 132, 100), ta, tb))
+@pytest.mark.parametrize(("choice", "transposed"), spread(TILES, FLAGS))
+def test_products_are_right(host: Host, choice: tuple[str, PackedTile], transposed: tuple[bool, bool]) -> None:
+    check(host, *choice, *transposed, *drawn((2, 140, 132, 100), *transposed))
 
 
 @pytest.mark.parametrize("tile", PACKED_TILES["full"])

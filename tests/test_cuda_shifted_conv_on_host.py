@@ -40,8 +40,8 @@ TARGET = H200._replace(multiprocessors=2)
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    return Host(tmp_path_factory.mktemp("host"), TARGET)
+def host(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Host:
+    return Host(tmp_path_factory.mktemp("host"), run_folder / "host-libraries", TARGET)
 
 
 def drawn(*shapes: tuple[int, ...]) -> list[np.ndarray]:
@@ -71,8 +71,11 @@ def directions(
     sized = {**window, "size": problem.images[2:]}
     index, transposed = PaddedIndex(problem), PaddedIndex(problem.transposed())
     for kind in (ShiftedConv, Fp16x2Conv):
-        yield equation(conv2d_p, [x, w], window), (x, w), kind(index, TARGET, False)
-        yield equation(input_grad_p, [g, w], sized), (g, w), kind(transposed, TARGET, True)
+        forward, backward = kind(index, TARGET, False), kind(transposed, TARGET, True)
+        if forward.supported():
+            yield equation(conv2d_p, [x, w], window), (x, w), forward
+        if backward.supported():
+            yield equation(input_grad_p, [g, w], sized), (g, w), backward
     sized = {**window, "size": problem.kernel}
     grads: list[ShiftedWeightGrad | Fp16x2WeightGrad] = [*ShiftedWeightGrad(index, TARGET).choices()]
     for grad in [*grads, Fp16x2WeightGrad(index, TARGET)]:
@@ -128,21 +131,6 @@ def test_tiles_of_all_widths_give_the_same(host: Host, filters: int) -> None:
     assert len({y.tobytes() for y in found}) == 1
 
 
-def test_what_is_laid_out_has_been_measured_in_front_of_it(tmp_path: Path) -> None:
-    """Else the kernel would wait for ever."""
-    host = Host(tmp_path, TARGET)
-    source = tmp_path / "conv/packed_images.cuh"
-    text = source.read_text()
-    assert text.count("AHEAD = 1 << 21;") == 1
-    source.write_text(text.replace("AHEAD = 1 << 21;", "AHEAD = 1;"))
-    problem = stride_one((21, 35, 7, 8), (21, 3, 7, 8), (3, 3), (1, 1))
-    x, w, g = drawn(problem.images, (3, 35, 3, 3), problem.outputs)
-    for e, arrays, algorithm in directions(problem, x, w, g):
-        if isinstance(algorithm, (Fp16x2Conv, Fp16x2WeightGrad)):
-            expected = e.primitive.reference(*(v.astype(float) for v in arrays), **e.params)
-            assert agree(run(host, e, algorithm, arrays), expected), e.primitive.name
-
-
 def test_weight_gradient_with_underflowing_squares(host: Host) -> None:
     problem = stride_one((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1))
     x, _, g = drawn(problem.images, (33, 20, 3, 3), problem.outputs)
@@ -174,8 +162,8 @@ def test_infinity_and_nan_propagate_as_in_float32_sums(host: Host, precision: st
 )
 def test_images_that_fp16x2_does_not_hold_fall_back_to_bf16x3(host: Host, spoil: Callable[[np.ndarray], Any]) -> None:
     """The second of three images, which are so large that each has a tile of its own; the third one is zero."""
-    problem = stride_one((3, 8, 18, 18), (3, 5, 18, 18), (3, 3), (1, 1))
-    x, w = drawn(problem.images, (5, 8, 3, 3))
+    problem = stride_one((3, 8, 18, 18), (3, 33, 18, 18), (3, 3), (1, 1))
+    x, w = drawn(problem.images, (33, 8, 3, 3))
     w[:, 1::2] = -w[:, ::2]
     x[2] = 0
     spoil(x[1])
@@ -226,8 +214,8 @@ def test_sums_of_small_elements_alone_keep_their_bits(host: Host, precision: str
 @pytest.mark.parametrize("where", [(0, 0, 0), (65, 15, 16)])
 def test_all_parts_of_an_image_must_be_held(host: Host, where: tuple[int, int, int]) -> None:
     """Of images that are measured in three parts."""
-    problem = stride_one((3, 66, 16, 17), (3, 5, 16, 17), (3, 3), (1, 1))
-    x, w = drawn(problem.images, (5, 66, 3, 3))
+    problem = stride_one((3, 66, 16, 17), (3, 33, 16, 17), (3, 3), (1, 1))
+    x, w = drawn(problem.images, (33, 66, 3, 3))
     x[2][where] = 1e-30
     e = equation(conv2d_p, [x, w], {"window": Window((1, 1), (1, 1), (1, 1), 1), "precision": "full"})
     index = PaddedIndex(problem)

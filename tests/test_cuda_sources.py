@@ -7,7 +7,7 @@ import re
 from adtrain.assets import asset_path
 
 KERNEL = re.compile(r"^KERNEL\b[^{;]*\b(?P<name>\w+)\([^{;()]*\)\s*\{\s*(?P<first>[^;{]*;)", re.MULTILINE)
-LATER = {"pack_operands", "packed_gemm"}
+LATER = {"pack_matrices", "packed_gemm"}
 """Later launches of one candidate. What they read before they wait was written two launches earlier, or is an input that
 the first launch has waited for."""
 

@@ -9,8 +9,8 @@ import pytest
 from gpu_parity import gpu, poisoned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from shifted_conv_emulated import cases
 from packed_gemm_emulated import NOISE, OF_TENSOR_CORES, TWO_ROUNDINGS, errors
+from shifted_conv_emulated import cases
 from test_gpu_products import computed, distance, exact, operands
 
 from adtrain.lowering.cuda.gemm.bf16x3 import Bf16x3Gemm, Bf16x3Tile
@@ -53,7 +53,9 @@ def multiplied(
     shape=st.tuples(st.integers(1, 3), st.integers(1, 400), st.integers(1, 600), st.integers(1, 1500)),
     splits=st.integers(1, 6),
 )
-def test_products_of_all_shapes_are_right(gpu: Any, shape: Lengths, width: int, splits: int, ta: bool, tb: bool) -> None:
+def test_products_of_all_shapes_are_right(
+    gpu: Any, shape: Lengths, width: int, splits: int, ta: bool, tb: bool
+) -> None:
     """540 in all."""
     a, b = operands(shape, ta, tb, "float32")
     found = multiplied(gpu, shape, a, b, width, min(splits, -(-shape[-1] // 32)), ta, tb)

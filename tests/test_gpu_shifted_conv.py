@@ -10,8 +10,8 @@ from gpu_kernels import run_twice
 from gpu_parity import gpu, poisoned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from packed_gemm_emulated import NOISE, ROUNDINGS, errors, sequential_fma
 from shifted_conv_emulated import cases, stride_one
-from packed_gemm_emulated import NOISE, ROUNDINGS, sequential_fma, errors
 from test_cuda_shifted_conv import DECADES, WIDTHS, convolutions
 from test_gpu_products import distance, rounded
 
@@ -149,8 +149,7 @@ def test_infinity_and_nan_propagate_as_in_float32_sums(gpu: Any) -> None:
     check(gpu, problem, x, w, g)
 
 
-@pytest.mark.parametrize("kind", [ShiftedConv, Fp16x2Conv])
-@pytest.mark.parametrize("filters", [M, M // 2])
+@pytest.mark.parametrize(("kind", "filters"), [(ShiftedConv, M), (ShiftedConv, M // 2), (Fp16x2Conv, M)])
 @pytest.mark.parametrize("case", cases(M, N, K))
 def test_they_are_as_exact_as_sequential_fma_sums(
     gpu: Any, case: str, filters: int, kind: type[ShiftedConv | Fp16x2Conv]

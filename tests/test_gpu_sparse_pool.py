@@ -11,9 +11,9 @@ from gpu_kernels import run_twice
 from gpu_parity import gpu, poisoned
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from packed_gemm_emulated import NOISE, ROUNDINGS, errors, sequential_fma
 from program_samples import everywhere
 from shifted_conv_emulated import cases
-from packed_gemm_emulated import NOISE, ROUNDINGS, sequential_fma, errors
 from sparse_pool_samples import Work, by_images, by_weights, conv_problem, drawn, expected
 from test_cuda_shifted_conv import DECADES, K, M, N
 from test_gpu_products import distance

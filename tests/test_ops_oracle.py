@@ -14,6 +14,7 @@ import adtrain as ad
 from adtrain import ops
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.needs_torch
 F = torch.nn.functional
 
 pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))

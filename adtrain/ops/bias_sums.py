@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from adtrain.core.primitive import Primitive
 from adtrain.core.rewrites import WITH_BIAS_GRADIENT
 from adtrain.core.types import ArrayType
 from adtrain.ops.broadcasting import sum_p
 from adtrain.ops.conv import weight_grad_p
 from adtrain.ops.conv_pooled import conv2d_weight_grad_pooled_p
-from adtrain.ops.pool import Windows, max_pool2d_put_p
 
 OF_BIAS = (0, 2, 3)
 """The axes that a bias is added along."""
@@ -56,23 +53,5 @@ conv2d_weight_grad_pooled_sum_p = Primitive(
 """(x, g, where; window, windows, shape, size, precision): conv2d_weight_grad_pooled(x, g, where, ...), and the sum of g
 for each channel."""
 
-
-def _put_types(ct: Any, where: Any, windows: Windows, shape: tuple[int, ...]) -> tuple[ArrayType, ArrayType]:
-    return ArrayType(shape, ct.dtype), ArrayType(shape[1:2], ct.dtype)
-
-
-def _put_reference(ct: np.ndarray, where: np.ndarray, **params: Any) -> tuple[np.ndarray, np.ndarray]:
-    return max_pool2d_put_p.reference(ct, where, **params), _summed(ct)
-
-
-max_pool2d_put_sum_p = Primitive(
-    "max_pool2d_put_sum",
-    _put_types,
-    _put_reference,
-    flops=lambda ct, where, **params: 2 * ct.size,
-)
-"""(ct, where; windows, shape): max_pool2d_put(ct, where, ...), and the sum of ct for each channel."""
-
 WITH_BIAS_GRADIENT[weight_grad_p] = (1, conv2d_weight_grad_sum_p)
 WITH_BIAS_GRADIENT[conv2d_weight_grad_pooled_p] = (1, conv2d_weight_grad_pooled_sum_p)
-WITH_BIAS_GRADIENT[max_pool2d_put_p] = (0, max_pool2d_put_sum_p)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from adtrain.core.fused import loops_p
-from adtrain.core.kernel import CKernel
+from adtrain.core.kernel import CKernel, value_for
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation
 from adtrain.core.registry import c_kernels
@@ -33,7 +33,7 @@ def batchwise(equation: Equation) -> Batchwise | None:
     kernel = item_kernel(equation)
     if found is not None or kernel is None:
         return found
-    flags = kernel.items(*(v.type for v in equation.inputs), **equation.params)
+    flags = value_for(kernel.items, *(v.type for v in equation.inputs), **equation.params)
     assert flags is not None
     lengths = {v.type.shape[0] for v, flag in zip(equation.inputs, flags, strict=True) if flag}
     if not kernel.sums:
@@ -58,7 +58,8 @@ def kernels(equation: Equation) -> tuple[CKernel, ...]:
 def item_kernel(equation: Equation) -> CKernel | None:
     """The C function that computes one item of `equation`."""
     types = [v.type for v in equation.inputs]
-    return next((k for k in kernels(equation) if not k.team and k.items(*types, **equation.params) is not None), None)
+    functions = [k for k in kernels(equation) if not k.team]
+    return next((k for k in functions if value_for(k.items, *types, **equation.params) is not None), None)
 
 
 def _without_kernel(equation: Equation) -> Batchwise | None:

@@ -1,8 +1,7 @@
 """The gradient of a convolution's bias, summed by the kernel that reads the same gradient anyway.
 
 conv2d_weight_grad(x, g) and sum(g)               ->    conv2d_weight_grad_sum(x, g)
-conv2d_weight_grad_pooled(x, g, at) and sum(g)    ->    conv2d_weight_grad_pooled_sum(x, g, at)
-max_pool2d_put(g, at) and sum(g)                  ->    max_pool2d_put_sum(g, at)         over all axes but channels
+conv2d_weight_grad_pooled(x, g, at) and sum(g)    ->    conv2d_weight_grad_pooled_sum(x, g, at)    over all but channels
 """
 
 from __future__ import annotations

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import adtrain as ad
 from adtrain import config, ops
-from adtrain.cases import CASES
+from adtrain.cases import CASES, Case
 from adtrain.core import tree
 from adtrain.core.array import Value
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
 from adtrain.training.preparation import outline
-from adtrain.training.step import evaluation_step, no_totals
+from adtrain.training.step import evaluation_step, zero_totals
 
 CONFIGS = ("cnn", "lenet5", "lenet5-augmented", "mlp", "mlp-small", "resnet", "smoke")
 BATCHES = (128, 1024)
@@ -40,9 +41,9 @@ def steps() -> Iterator[tuple[str, Callable[[], Program]]]:
     for batch in BATCHES:
         for name in CONFIGS:
             for precision in ("float32", *(("tf32", "bfloat16") if name in ROUNDED else ())):
-                yield f"{name}, batch {batch}, {precision}", lambda n=name, b=batch, p=precision: step(n, b, p)
+                yield f"{name}, batch {batch}, {precision}", partial(step, name, batch, precision)
     for name in CONFIGS:
-        yield f"{name}, evaluation", lambda n=name: evaluation(n)
+        yield f"{name}, evaluation", partial(evaluation, name)
 
 
 def step(name: str, batch: int, precision: str = "float32") -> Program:
@@ -52,9 +53,9 @@ def step(name: str, batch: int, precision: str = "float32") -> Program:
 
 def evaluation(name: str) -> Program:
     experiment = outline(config.load(name, ["data.batch_size=128"]))
-    state, images = experiment.drawn_state("cpu"), experiment.train.images
+    state, images = experiment.random_initial_state("cpu"), experiment.train.images
     order = Placeholder((8, 128), "int64")
-    arguments = no_totals("cpu"), state.params, state.statistics, images, experiment.train.labels, order
+    arguments = zero_totals("cpu"), state.params, state.statistics, images, experiment.train.labels, order
     typed = tree.map(lambda x: Placeholder(x.shape, x.dtype), arguments)
     return stage(evaluation_step(experiment.network), (), donate=(0,)).program(*typed)
 
@@ -63,10 +64,11 @@ def cases() -> Iterator[tuple[str, Callable[[], Program]]]:
     """Name and traced Program of each case with its gradients."""
     for case in CASES:
         for dtype in ("float32", "float64"):
-            yield (
-                f"{case.op}, {case.name}, {dtype}",
-                lambda c=case, t=dtype: traced(c.f, c.sample(t), differentiate=c.order > 0),
-            )
+            yield f"{case.op}, {case.name}, {dtype}", partial(traced_case, case, dtype)
+
+
+def traced_case(case: Case, dtype: str) -> Program:
+    return traced(case.f, case.sample(dtype), differentiate=case.order > 0)
 
 
 def traced(f: Callable[..., Any], inputs: Sequence[Value], differentiate: bool = True) -> Program:
@@ -90,9 +92,9 @@ def random_operations() -> Iterator[tuple[str, Callable[[], Program]]]:
     """Name and traced Program of single operations of random shapes with their gradients."""
     for kind, count in RANDOM.items():
         for i in range(count):
-            yield f"{kind.__name__} {i}", lambda k=kind, i=i: k(random.Random(f"{k.__name__} {i}"))
+            yield f"{kind.__name__} {i}", partial(kind, random.Random(f"{kind.__name__} {i}"))
     for name, (f, inputs) in LARGE.items():
-        yield name, lambda f=f, xs=inputs: traced(f, xs)
+        yield name, partial(traced, f, inputs)
 
 
 def matmul(draw: random.Random) -> Program:
@@ -117,7 +119,9 @@ def large_matmul(draw: random.Random) -> Program:
 def conv2d(draw: random.Random) -> Program:
     images, channels, outputs = _length(draw, 512), _length(draw, 256), _length(draw, 256)
     kernel = draw.choice([(1, 1), (3, 3), (3, 3), (3, 3), (5, 5), (2, 2), (7, 7), (3, 2)])
-    stride, padding = draw.choice([1, 1, 1, 2, (1, 2), 3]), draw.choice([0, 0, 1, 1, 2, (0, 1)])
+    strides: list[Any] = [1, 1, 1, 2, (1, 2), 3]
+    paddings: list[Any] = [0, 0, 1, 1, 2, (0, 1)]
+    stride, padding = draw.choice(strides), draw.choice(paddings)
     dilation = draw.choice([1, 1, 1, 1, 2])
     groups = draw.choice([1, 1, 1, 1, 2, 4])
     if draw.random() < 0.1:  # depthwise
@@ -191,7 +195,8 @@ def take_along_axis(draw: random.Random) -> Program:
 
 
 def pooling(draw: random.Random) -> Program:
-    kernel = draw.choice([2, 2, 3, (3, 2)])
+    kernels: list[Any] = [2, 2, 3, (3, 2)]
+    kernel = draw.choice(kernels)
     stride, padding = draw.choice([None, None, 1, 2]), draw.choice([0, 0, 1])
     f = draw.choice([ops.max_pool2d, ops.avg_pool2d])
     shape = _length(draw, 512), _length(draw, 128), *(max(3, _length(draw, 64)) for _ in range(2))

@@ -147,10 +147,7 @@ class Lowering:
         """
         found = self.candidates(equation)
         if not found:
-            types = ", ".join(str(v.type) for v in equation.inputs)
-            raise DeviceError(
-                f"{equation.primitive.name} of {types or 'nothing'} has no kernel for the GPU; use --device cpu"
-            )
+            raise _no_kernel(equation)
         times = self.measured.get(problem(equation))
         if times is None:
             return found[0]
@@ -180,9 +177,16 @@ class Lowering:
         matmul = computing(equation)
         a, b = matmul.inputs
         found = block_gemms(self.target, a.type, b.type, **matmul.params)
+        if not found:
+            raise _no_kernel(matmul)
         short = found[0].lengths[-1] <= SHORT
         ordered = sorted(found, key=lambda gemm: (short and not gemm.small, gemm.splits > 1))
         return [replace(gemm, splits=1) for gemm in ordered]
+
+
+def _no_kernel(equation: Equation) -> DeviceError:
+    types = ", ".join(str(v.type) for v in equation.inputs)
+    return DeviceError(f"{equation.primitive.name} of {types or 'nothing'} has no kernel for the GPU; use --device cpu")
 
 
 def computing(equation: Equation) -> Equation:

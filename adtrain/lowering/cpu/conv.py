@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from adtrain.core.kernel import CKernel
@@ -30,6 +29,10 @@ def aligned_bytes(*parts: int) -> int:
 def _output(x: Any, w: Any, window: Any) -> tuple[int, int, int, int]:
     rows, columns = (window.output_length(i, x.shape[i + 2], w.shape[i + 2]) for i in (0, 1))
     return (1, w.shape[0], rows, columns)
+
+
+def _forward_numbers(x: Any, w: Any, window: Any, precision: str) -> tuple[int, ...]:
+    return numbers(x.shape, w.shape, _output(x, w, window), window, precision)
 
 
 def _forward_scratch(x: Any, w: Any, window: Any, precision: str) -> int:
@@ -79,15 +82,11 @@ def _weight_grad_numbers(x: Any, g: Any, window: Any, size: tuple[int, int], pre
     return numbers(x.shape, (g.shape[1], x.shape[1], *size), g.shape, window, precision)
 
 
-def _each_image(*local: bool) -> Callable[..., tuple[bool, ...]]:
-    return lambda *args, **params: local
-
-
 FORWARD = CKernel(
     "conv.c",
     "conv2d",
-    lambda x, w, window, precision: numbers(x.shape, w.shape, _output(x, w, window), window, precision),
-    items=_each_image(True, False),
+    _forward_numbers,
+    items=(True, False),
     scratch=_forward_scratch,
     prepared=_forward_prepared,
 )
@@ -95,7 +94,7 @@ INPUT_GRAD = CKernel(
     "conv.c",
     "conv2d_input_grad",
     _input_grad_numbers,
-    items=_each_image(True, False),
+    items=(True, False),
     scratch=_input_grad_scratch,
     prepared=_input_grad_prepared,
 )
@@ -103,7 +102,7 @@ WEIGHT_GRAD = CKernel(
     "conv_weight_grad.c",
     "conv2d_weight_grad",
     _weight_grad_numbers,
-    items=_each_image(True, True),
+    items=(True, True),
     sums=True,
     scratch=_weight_grad_scratch,
 )
@@ -143,7 +142,7 @@ def _winograd_weights(w: Any, size: tuple[int, int]) -> int:
 FORWARD_WINOGRAD = CKernel(
     "conv_winograd.c",
     "conv2d_winograd",
-    lambda x, w, window, precision: (*FORWARD.numbers(x, w, window, precision), _tile(_output(x, w, window)[2:])),
+    lambda x, w, window, precision: (*_forward_numbers(x, w, window, precision), _tile(_output(x, w, window)[2:])),
     items=lambda x, w, window, precision: _winograd(w, window, _output(x, w, window)[2:]),
     scratch=lambda x, w, window, precision: _winograd_scratch(w.shape[1], _output(x, w, window)[2:], x.dtype.itemsize),
     prepared=lambda x, w, window, precision: _winograd_weights(w, _output(x, w, window)[2:]),

@@ -20,10 +20,6 @@ def lengths(x: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
     return alternating(x.shape, axes, 6)
 
 
-def _scratch(x: Any, axes: tuple[int, ...]) -> int:
-    return TEAM_SCRATCH
-
-
 def _sum_dtypes(x: Any, axes: tuple[int, ...]) -> tuple[np.dtype, ...]:
     return x.dtype, output_type("sum", x, axes=axes).dtype
 
@@ -44,12 +40,12 @@ register(
     "sum",
     "cpu",
     (
-        *item_and_team("sum.c", "sum", lengths, items_outside_axes, _sum_dtypes, _scratch),
+        *item_and_team("sum.c", "sum", lengths, items_outside_axes, _sum_dtypes, TEAM_SCRATCH),
         CKernel("sum.c", "sum_into", lengths, _sum_dtypes, _summed_items, sums=True),
     ),
 )
-register("max", "cpu", item_and_team("max.c", "max", lengths, items_outside_axes, scratch=_scratch))
-register("min", "cpu", item_and_team("min.c", "min", lengths, items_outside_axes, scratch=_scratch))
+register("max", "cpu", item_and_team("max.c", "max", lengths, items_outside_axes, scratch=TEAM_SCRATCH))
+register("min", "cpu", item_and_team("min.c", "min", lengths, items_outside_axes, scratch=TEAM_SCRATCH))
 register(
     "argmax", "cpu", item_and_team("argmax.c", "argmax", lambda x, axis: split_at(x.shape, axis), items_outside_axis)
 )

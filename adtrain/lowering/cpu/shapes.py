@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.kernel import CKernel, first_dtype, no_bytes
+from adtrain.core.kernel import CKernel
 from adtrain.core.precision import FULL
 
 
@@ -16,8 +16,8 @@ def item_and_team(
     name: str,
     numbers: Callable[..., Sequence[int | float]],
     items: Callable[..., tuple[bool, ...] | None],
-    dtypes: Callable[..., tuple[np.dtype, ...]] = first_dtype,
-    scratch: Callable[..., int] = no_bytes,
+    dtypes: Callable[..., tuple[np.dtype, ...]] | None = None,
+    scratch: int = 0,
     checked: bool = False,
 ) -> tuple[CKernel, CKernel]:
     """The function ``name`` for one item, and ``name_team``, which all threads call. ``scratch`` is for the latter."""

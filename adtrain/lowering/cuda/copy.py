@@ -50,7 +50,7 @@ def copies(layout: Layout, dtype: np.dtype, operands: tuple[int, ...] | None = N
     if len(axes) > MAX_AXES:
         return []
 
-    def kernel(name: str, axes: list[Axis], definitions: dict[str, int], **work: int) -> CudaKernel:
+    def kernel(name: str, axes: list[Axis], definitions: dict[str, int], **work: Any) -> CudaKernel:
         padded = [Axis(1, 0, 0)] * (MAX_AXES - len(axes)) + axes
         numbers = (*(axis[k] for k in range(3) for axis in padded), layout.source_offset, layout.target_offset)
         file = "index/copy.cu"

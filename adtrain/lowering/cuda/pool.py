@@ -17,10 +17,6 @@ MAX_CELL = 16
 """Elements of a stride, or of a window, up to which a thread takes several."""
 VECTOR_BYTES = 16
 """What a thread writes at once."""
-SUM_THREADS, WARP = 256, 32
-"""Threads of a block that sums; of a warp."""
-MIN_CELLS, SUM_BLOCKS = 4, 2048
-"""Cells of the image of a thread that sums, at least; blocks that there should be, if possible."""
 
 
 def _reads_windows(name: str, x: Sequence[int], y: Sequence[int], windows: Any, dtype: np.dtype) -> list[CudaKernel]:
@@ -63,28 +59,6 @@ def avg_pool2d_put(target: Target, ct: Any, windows: Any, shape: Sequence[int]) 
     return _writes_cells("avg_pool2d_put", shape, ct.shape, windows, ct.dtype)
 
 
-def max_pool2d_put_sum(target: Target, ct: Any, where: Any, windows: Any, shape: Sequence[int]) -> list[CudaKernel]:
-    """max_pool2d_put with the sums of ct, where all windows lie in the image and a thread has whole cells."""
-    if windows.padding != (0, 0) or math.prod(windows.stride) > MAX_CELL or ct.size == 0:
-        return []
-    images, channels, *image = shape
-    rows, columns = (-(-n // cell) for n, cell in zip(image, _cell(windows, ct.dtype.itemsize), strict=True))
-    parts = min(-(-images * rows * columns // (SUM_THREADS * MIN_CELLS)), -(-SUM_BLOCKS // channels))
-    types, macros = (ct.dtype,), _macros(windows)
-    put = CudaLaunch(
-        FILE,
-        "max_pool2d_put_sum",
-        (images * channels, *image, *ct.shape[2:], channels, parts),
-        types,
-        blocks=(channels, parts),
-        threads=SUM_THREADS,
-        definitions=macros,
-    )
-    name, lengths = "max_pool2d_put_sum_parts", (channels, parts)
-    add = CudaLaunch(FILE, name, lengths, types, elements=channels * WARP, definitions=macros)
-    return [CudaKernel((put, add), channels * parts * ct.dtype.itemsize)]
-
-
 def _cell(windows: Any, itemsize: int) -> tuple[int, int]:
     """Rows and columns of the image that a thread writes."""
     rows, columns = windows.stride
@@ -102,4 +76,3 @@ register("max_pool2d_pick", "cuda", max_pool2d_pick)
 register("max_pool2d_put", "cuda", max_pool2d_put)
 register("avg_pool2d", "cuda", avg_pool2d)
 register("avg_pool2d_put", "cuda", avg_pool2d_put)
-register("max_pool2d_put_sum", "cuda", max_pool2d_put_sum)

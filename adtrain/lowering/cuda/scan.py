@@ -31,7 +31,7 @@ def cumsum(target: Target, x: Any, axis: int, reverse: bool) -> list[CudaKernel]
     parts = -(-length // part)
     count = outer * inner * parts
 
-    def kernel(sums: str, name: str, **work: int) -> CudaKernel:
+    def kernel(sums: str, name: str, **work: Any) -> CudaKernel:
         first = CudaLaunch("reduce/cumsum.cu", sums, (outer, length, inner, reverse, parts, part), dtypes, **work)
         last = replace(first, name=name)
         return CudaKernel((first, last), count * dtypes[1].itemsize) if parts > 1 else CudaKernel((last,), 0)

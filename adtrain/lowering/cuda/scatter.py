@@ -43,7 +43,7 @@ def _sorted(numbers: indexing.Lengths, ct: Any, indices: Any, sorts: int) -> Cud
     pieces = -(-count // PIECE)
     sums = outer * pieces * (inner // width)
 
-    def step(name: str, sort: int, **work: int) -> CudaLaunch:
+    def step(name: str, sort: int, **work: Any) -> CudaLaunch:
         given, macros = (*numbers, blocks, -(-count // blocks)), {"PASS": sort, "WIDTH": width}
         dtypes = (ct.dtype, indices.dtype)
         return CudaLaunch("index/scatter.cu", name, given, dtypes, definitions=macros, checked=True, **work)

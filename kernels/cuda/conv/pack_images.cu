@@ -18,9 +18,7 @@ __device__ __forceinline__ void measure_filter(const Made &made, const Weights &
     }
     seen.join_block();
     if (threadIdx.x > 0) return;
-    Known known = seen.known(NORMAL, 1);
-    if (known.up == 0) known.up = NOT_HELD; // which is known, and not 0
-    made.filters[filter] = known;
+    made.filters[filter] = seen.known(NORMAL, 1);
 }
 
 // The weights of FILTERS filters and the channels of a plane to scratch, in halves or in pieces, by a block.
@@ -39,36 +37,30 @@ __device__ __forceinline__ void cut_filters(const Made &made, const Weights &wei
             continue;
         }
         Chunk words[NUMBERS];
-        halve(words, found, wait_for_flag(&made.filters[filter].up));
+        halve(words, found, made.filters[filter].up);
         char *to = made.halves + at.stage() * OfWeights::SIZE;
         #pragma unroll
-        for (int p = 0; p < (STACKED ? 2 : NUMBERS); p++)
-            *(Chunk *)(to + OfWeights::offset(STACKED ? 0 : p, plane, at.line + (STACKED ? p * FILTERS : 0))) =
-                p < NUMBERS ? words[p] : Chunk{};
+        for (int p = 0; p < NUMBERS; p++) *(Chunk *)(to + OfWeights::offset(p, plane, at.line)) = words[p];
     }
 }
 
-// First.
-KERNEL begin_halves(const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
-    wait_for_inputs();
-    const Made made(scratch);
-    for (int i = grid_index(); i < BLOCKS * FILTERS; i += grid_size()) made.filters[i].up = 0;
-    laid_images(made, batch).begin();
-}
-
-// Then: filters and images are measured, filters cut, images laid out as they are measured.
-KERNEL __launch_bounds__(LAYING, LAYING_BLOCKS) prepare_halves(
+// First: statistics of filters and images.
+KERNEL __launch_bounds__(LAYING, LAYING_BLOCKS) measure_operands(
     const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
-    constexpr int OF_FILTERS = BLOCKS * FILTERS;
     const Made made(scratch);
-    const Laid laid[] = {laid_images(made, batch)};
-    const Order<1> order(laid, {PARTS<Inputs>}, Inputs::SIZE);
-    const int first = order.before();
-    for_each_in_order(laid[0].taken, OF_FILTERS + CUTS + order.count(), [&](int i) {
-        if (i < OF_FILTERS) return measure_filter(made, {w}, i);
-        i -= OF_FILTERS;
-        if (i >= first && i < first + CUTS) return cut_filters(made, {w}, i - first);
-        laid[0].prepare(Inputs{x, (int)batch}, order[i < first ? i : i - CUTS]);
-    });
+    for (int filter = blockIdx.x; filter < BLOCKS * FILTERS; filter += gridDim.x) {
+        measure_filter(made, {w}, filter);
+        __syncthreads();
+    }
+    laid_images(made, batch).measure(Inputs{x, (int)batch});
+}
+
+// Then: both packed, the filters as bf16x3 too.
+KERNEL __launch_bounds__(LAYING, LAYING_BLOCKS) pack_operands(
+    const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
+    wait_for_inputs();
+    const Made made(scratch);
+    for (int i = blockIdx.x; i < CUTS; i += gridDim.x) cut_filters(made, {w}, i);
+    laid_images(made, batch).lay(Inputs{x, (int)batch});
 }

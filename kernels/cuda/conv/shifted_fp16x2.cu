@@ -103,12 +103,12 @@ struct Sums {
                 if (begins) stages.tell_next(team, element);
                 if (NUMBERS == 1) continue;
                 products(beside, {0, 1}, element > 0);
-                if (!STACKED) products(beside, {1, 0}, true);
+                products(beside, {1, 0}, true);
                 wgmma_commit_group();
                 wgmma_wait_group<1>();
                 wgmma_fence_operand(high);
                 #pragma unroll
-                for (int i = 0; i < SUMS; i++) main[i] = fma(high[i], unit(), main[i]);
+                for (int i = 0; i < SUMS; i++) main[i] += high[i];
             }
         }
         wgmma_wait_group<0>();
@@ -117,13 +117,13 @@ struct Sums {
         arrive_per_warp(stages.images_read[(image.stage + 1) % IMAGE_STAGES]);
         if (NUMBERS == 1) return;
         #pragma unroll
-        for (int i = 0; i < SUMS; i++) main[i] = fma(beside[i], LOW * unit(), main[i]);
+        for (int i = 0; i < SUMS; i++) main[i] = fma(beside[i], LOW, main[i]);
     }
 
     // Whether the sums that a warpgroup writes are not small beside their products, nor beside what small elements lose.
     // filters: of a thread's rows, the sum of the squares of their elements. small: elements of an image, at most.
     __device__ __forceinline__ bool right(
-        const float (&own)[OWN], float filters, int small, AllStages &stages, int team, int &parity) const {
+        float filters, int small, AllStages &stages, int team, int &parity) const {
         if (NUMBERS == 1 && small == 0) return true;
         parity ^= 1; // only where warps meet: so who writes has seen all of them here since the signs were read
         float sign = 0;
@@ -132,20 +132,14 @@ struct Sums {
             // is filters / IN_CHANNELS, by lines' of squares / (COLUMNS + REACH).
             sign = -filters / IN_CHANNELS * squares * (OWN / 2.0f / (COLUMNS + REACH) / LEAST);
             #pragma unroll
-            for (int i = 0; i < OWN; i++) sign = fma(own[i], own[i], sign);
+            for (int i = 0; i < OWN; i++) sign = fma(main[i], main[i], sign);
         }
-        if (any_below(own, small * FOR_SMALL)) sign = -INFINITY;
+        if (any_below(main, small * FOR_SMALL)) sign = -INFINITY;
         sign = over_lanes<Sum, WARP>(sign);
         float (&signs)[WARPGROUP / WARP] = stages.signs[parity][team];
         if (threadIdx.x % WARP == 0) signs[threadIdx.x % WARPGROUP / WARP] = sign;
         named_barrier_sync(WARPGROUP, threadIdx.x / WARPGROUP);
         return signs[0] + signs[1] + signs[2] + signs[3] >= 0;
-    }
-
-  private:
-    // Of a thread's rows: STACKED the lower ones are low.
-    static __device__ __forceinline__ float unit() {
-        return STACKED && threadIdx.x % WARPGROUP >= WARPGROUP / 2 ? LOW : 1;
     }
 };
 
@@ -166,7 +160,6 @@ KERNEL __launch_bounds__(THREADS, 1) conv_halves(
     const Laid laid = laid_images(made, batch);
     char *of_images = aligned_shared<512>();
     char *of_weights = of_images + IMAGE_STAGES * OfImages::SIZE;
-    T *exchanged = (T *)(of_weights + TILE_STAGES * OfWeights::SIZE);
     __shared__ AllStages stages;
     if (threadIdx.x == 0) stages.init();
     stages.find_shares(made);
@@ -199,11 +192,9 @@ KERNEL __launch_bounds__(THREADS, 1) conv_halves(
             Sums sums;
             sums.multiply(stages, of_images + (SKIPPED + team * COLUMNS) * LINE, of_weights, team, begins, image, weight);
             begins = false;
-            float own[OWN];
-            give(sums.main, own, exchanged + team * EXCHANGED);
             const Known rows[2] = {made.filters[filter + own_row(0)], made.filters[filter + own_row(2)]};
-            if (sums.right(own, rows[0].squares + rows[1].squares, small, stages, team, parity))
-                write(own, epilogue, batch, filter, position, Given{laid.known, {rows[0].down, rows[1].down}});
+            if (sums.right(rows[0].squares + rows[1].squares, small, stages, team, parity))
+                write(sums.main, epilogue, batch, filter, position, Given{laid.known, {rows[0].down, rows[1].down}});
             else if (first)
                 made.left(position, filter) = true;
         }

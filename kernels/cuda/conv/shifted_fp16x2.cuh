@@ -14,6 +14,7 @@ constexpr int TEAMS = 2, COLUMNS = 144, BRINGING = 128, GATHERERS = TEAMS * 32; 
 typedef HalfWeights OfWeights;
 
 constexpr int SKIPPED = FRONT - BEFORE; // of a tile's lines, not needed
+static_assert(!STACKED, "at least 33 filters");
 static_assert(CHANNELS == OF_LINE && TILE % 8 == 0, "a stage has whole lines, whose words are exchanged alike");
 
 // Lines in shared memory.

@@ -25,7 +25,7 @@ constexpr int SUMS = COLUMNS / 2, OWN = SUMS * FILTERS / LEFT; // of a thread; t
 constexpr int EXCHANGED = STACKED ? OWN * WARPGROUP : 0;         // of a warpgroup, with `give`
 constexpr int IN_A_ROW = OF_IMAGE > 0 ? OF_IMAGE : 1 << 30;      // tiles that follow one another
 typedef Planes<LEFT, PLANES, STACKED ? 2 : 3> PieceWeights;
-typedef Planes<LEFT, PLANES, STACKED ? 1 : NUMBERS> HalfWeights;
+typedef Planes<LEFT, PLANES, NUMBERS> HalfWeights;
 
 // A word of a filter's weights, in the order in which stages want them: for each FILTERS filters and CHANNELS channels
 // the elements of the window, of each its pieces, of each its planes.

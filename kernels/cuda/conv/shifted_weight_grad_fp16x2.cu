@@ -57,28 +57,22 @@ struct Operands {
 };
 constexpr int BLOCKS = parts(OUT_CHANNELS, FILTERS) * parts(IN_CHANNELS, CHANNELS);
 
-// First.
-KERNEL begin_operands(const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
-    wait_for_inputs();
-    const Operands laid(Scratch(scratch, splits, BLOCKS), batch);
-    laid.images.begin();
-    laid.gradients.begin();
-}
-
-// Then, parts of images and gradients, and lines of these.
-KERNEL __launch_bounds__(LAYING, LAYING_BLOCKS) prepare_operands(
+// First: statistics of images and gradients.
+KERNEL __launch_bounds__(LAYING, LAYING_BLOCKS) measure_operands(
     const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
     wait_for_inputs();
-    const Operands both(Scratch(scratch, splits, BLOCKS), batch);
-    const Laid laid[] = {both.images, both.gradients};
-    const Order<2> order(laid, {PARTS<Inputs>, PARTS<Gradients>}, Inputs::SIZE + Gradients::SIZE);
-    for_each_in_order(both.images.taken, order.count(), [&](int i) {
-        const auto piece = order[i];
-        if (piece.place.operand == 0)
-            both.images.prepare(Inputs{x, (int)batch}, piece);
-        else
-            both.gradients.prepare(Gradients{g, (int)batch}, piece);
-    });
+    const Operands laid(Scratch(scratch, splits, BLOCKS), batch);
+    laid.images.measure(Inputs{x, (int)batch});
+    laid.gradients.measure(Gradients{g, (int)batch});
+}
+
+// Then: both packed.
+KERNEL __launch_bounds__(LAYING, LAYING_BLOCKS) pack_operands(
+    const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
+    wait_for_inputs();
+    const Operands laid(Scratch(scratch, splits, BLOCKS), batch);
+    laid.gradients.lay(Gradients{g, (int)batch});
+    laid.images.lay(Inputs{x, (int)batch});
 }
 
 // What a block takes.

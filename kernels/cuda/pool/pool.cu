@@ -14,7 +14,7 @@
 #define PH 0
 #define PW 0
 #endif
-#include "common/collectives.cuh"
+#include "common/common.cuh"
 #include "pool/window_max.cuh"
 
 #define POOL_NUMBERS int64_t planes, int64_t height_, int64_t width_, int64_t rows_, int64_t columns_
@@ -140,8 +140,7 @@ struct Cells {
         : height(height), width(width), rows(rows), columns(columns), across((width + CELL_X - 1) / CELL_X),
           count((height + CELL_Y - 1) / CELL_Y * across) {}
 
-    // Fills a cell with sums of share(window, first)(position): the window's number, whether it is this cell where it is
-    // met for the first time, and the element's position in it.
+    // Fills a cell with sums of share(window)(position): the window's number and the element's position in it.
     template <class Share>
     __device__ __forceinline__ void fill(T *__restrict__ x, int64_t plane, int cell, Share share) const {
         const bool aligned = width % CELL_X == 0;
@@ -158,8 +157,7 @@ struct Cells {
             #pragma unroll
             for (int u = FIRST_X; u <= LAST_X; u++) {
                 if ((unsigned)(top / SH + v) >= rows || (unsigned)(left / SW + u) >= columns) continue;
-                const bool met = v == 0 && u >= 0 && u < (CELL_X + SW - 1) / SW;
-                const auto from = share(first + v * columns + u, met);
+                const auto from = share(first + v * columns + u);
                 #pragma unroll
                 for (int a = 0; a < CELL_Y; a++) {
                     #pragma unroll
@@ -202,56 +200,18 @@ KERNEL max_pool2d_put(const T *__restrict__ ct, const int32_t *__restrict__ wher
     wait_for_inputs();
     POOL
     gather(x, planes, height, width, rows, columns,
-        [&](int64_t window, bool) {
+        [&](int64_t window) {
             const T value = ct[window];
             const int chosen = where[window];
             return [=](int position) { return chosen == position ? value : (T)0; };
         });
-}
-
-constexpr int SUMMING = 256; // threads of a block
-
-// The same, and the sum of ct over each channel: a block has a part of the images of a channel, blockIdx.x. Windows are
-// met in the image, not beyond it: there is no padding.
-KERNEL __launch_bounds__(SUMMING) max_pool2d_put_sum(const T *__restrict__ ct, const int32_t *__restrict__ where, T *x,
-    T *sums, POOL_NUMBERS, int64_t channels, int64_t parts, char *scratch) {
-    wait_for_inputs();
-    POOL
-    const Cells cells(height, width, rows, columns);
-    const int64_t count = planes / channels * cells.count; // of the channel
-    const int64_t begin = count * blockIdx.y / parts, end = count * (blockIdx.y + 1) / parts;
-    T total = 0;
-    for (int64_t i = begin + threadIdx.x; i < end; i += SUMMING) {
-        const Place place(i, cells.count);
-        cells.fill(x, place.plane * channels + blockIdx.x, place.at, [&](int64_t window, bool first) {
-            const T value = ct[window];
-            const int chosen = where[window];
-            if (first) total += value;
-            return [=](int position) { return chosen == position ? value : (T)0; };
-        });
-    }
-    total = over_block<Sum>(total);
-    if (threadIdx.x == 0) ((T *)scratch)[blockIdx.x * parts + blockIdx.y] = total;
-}
-
-// The sums of the parts: a warp for each channel.
-KERNEL max_pool2d_put_sum_parts(
-    const T *, const int32_t *, T *, T *sums, int64_t channels, int64_t parts, char *scratch) {
-    wait_for_inputs();
-    for (int64_t i = grid_index() / WARP; i < channels; i += grid_size() / WARP) {
-        T total = 0;
-        for (int64_t part = threadIdx.x % WARP; part < parts; part += WARP)
-            total += ((const T *)scratch)[i * parts + part];
-        total = over_lanes<Sum, WARP>(total);
-        if (threadIdx.x % WARP == 0) sums[i] = total;
-    }
 }
 
 KERNEL avg_pool2d_put(const T *__restrict__ ct, T *x, POOL_NUMBERS) {
     wait_for_inputs();
     POOL
     gather(x, planes, height, width, rows, columns,
-        [&](int64_t window, bool) {
+        [&](int64_t window) {
             const T value = ct[window] / (T)(KH * KW);
             return [=](int) { return value; };
         });

@@ -14,7 +14,7 @@ from adtrain.backends.cpu.codegen.loops import item_loops
 from adtrain.backends.cpu.codegen.text import Writer
 from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import body_of, loops_p
-from adtrain.core.kernel import CKernel
+from adtrain.core.kernel import CKernel, value_for
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
@@ -124,13 +124,13 @@ def _kernel(equation: Equation) -> CKernel:
 def _scratch(equation: Equation) -> int:
     if _is_loops(equation) or equation.has(Trait.RESHAPE):
         return 0
-    return _kernel(equation).scratch(*item_types(equation), **equation.params)
+    return int(value_for(_kernel(equation).scratch, *item_types(equation), **equation.params))
 
 
 def _prepared(equation: Equation) -> int:
     if _is_loops(equation) or equation.has(Trait.RESHAPE):
         return 0
-    return _kernel(equation).prepared(*item_types(equation), **equation.params)
+    return int(value_for(_kernel(equation).prepared, *item_types(equation), **equation.params))
 
 
 def item_types(equation: Equation) -> list[Any]:

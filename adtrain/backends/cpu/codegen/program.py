@@ -17,6 +17,7 @@ from adtrain.backends.cpu.codegen.text import Writer
 from adtrain.backends.cpu.compiler import Source
 from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import FUSED, batchwise_p, body_of, horizontal_p, loops_p, product_p
+from adtrain.core.kernel import value_for
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.batchwise import batchwise, kernels
@@ -85,7 +86,7 @@ def supported(equation: Equation) -> bool:
     types = [v.type for v in equation.inputs]
     try:
         for kernel in kernels(equation):
-            kernel.numbers(*([0] if kernel.each else []), *types, **equation.params)
+            value_for(kernel.numbers, *([0] if kernel.each else []), *types, **equation.params)
     except NotImplementedError:
         return False
     return bool(kernels(equation))
@@ -189,7 +190,7 @@ class _Equations:
         candidates = kernels(equation)
         kernel = next((k for k in candidates if k.team), candidates[0])
         types = [v.type for v in equation.inputs]
-        need = kernel.scratch(*types, **equation.params)
+        need = value_for(kernel.scratch, *types, **equation.params)
         self.writer.scratch = max(self.writer.scratch, need)
         memory = ["team->scratch"] if need and not kernel.team else []
         pointers = [self.place(v) for v in (*equation.inputs, *equation.outputs)]

@@ -101,8 +101,8 @@ class Fp16x2WeightGrad:
         multiprocessors = self.target.multiprocessors
         shared = self._stages * self._stage_bytes + 1024
         launches = (
-            self._launch("begin_operands", multiprocessors, PACK_THREADS),
-            self._launch("prepare_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
+            self._launch("measure_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
+            self._launch("pack_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
             self._launch("conv_halves_weight_grad", (self._fallback.blocks, self._splits), THREADS, shared),
             *fallback.launches,
         )

@@ -59,14 +59,14 @@ class PackedImages:
     @property
     def bytes(self) -> int:
         """With alignment."""
-        statistics = self.index.problem.images[0] * ((1 + MAX_PARTS) * STATISTICS_BYTES + 4) + 4
+        statistics = self.index.problem.images[0] * ((1 + MAX_PARTS) * STATISTICS_BYTES + 4)
         return statistics + ALIGNMENT + self.chunks * self.rows * (self.index.fp16_parts * ROW_BYTES + 4)
 
     @property
     def cycles(self) -> float:
-        """An estimate of the time to measure and pack them, without the launches."""
+        """An estimate of the time to read them twice and write them packed, without the launches."""
         written = self.chunks * self.rows * self.index.fp16_parts * ROW_BYTES
-        return (4 * math.prod(self.index.problem.images) + written) / PACKED_BYTES_PER_CYCLE
+        return (2 * 4 * math.prod(self.index.problem.images) + written) / PACKED_BYTES_PER_CYCLE
 
 
 @dataclass(frozen=True)
@@ -86,21 +86,15 @@ class Fp16x2Conv:
         return ShiftedConv(self.index, self.target, self.flipped)
 
     @property
-    def _weight_parts(self) -> int:
-        """Blocks of FILTERS rows that a stage of weights has."""
-        return 1 if self._fallback.stacked else self.index.fp16_parts
-
-    @property
     def _weight_stage_bytes(self) -> int:
-        return self._weight_parts * ROW_CHANNELS * FILTERS * 2
+        return self.index.fp16_parts * ROW_CHANNELS * FILTERS * 2
 
     @property
     def _fixed_bytes(self) -> int:
         """Dynamic shared memory beside the stages of weights, with its alignment."""
         skipped = -self.index.before % 8
         rows = -(-(skipped + TILE + self.index.reach) // 8) * 8
-        exchange = TILE * FILTERS * 2 if self._fallback.stacked else 0
-        return IMAGE_STAGES * self.index.fp16_parts * rows * ROW_BYTES + exchange + 512
+        return IMAGE_STAGES * self.index.fp16_parts * rows * ROW_BYTES + 512
 
     @property
     def _weight_stages(self) -> int:
@@ -115,8 +109,8 @@ class Fp16x2Conv:
     def _scratch(self) -> int:
         """Bytes: of `Made` (shifted_tiles.cuh) and `Laid` (packed_images.cuh)."""
         blocks = self._fallback.filter_blocks
-        weights = (self._fallback.weight_parts + self._weight_parts) * self._fallback.weight_bytes
-        statistics = blocks * (FILTERS // 2 if self._fallback.stacked else FILTERS) * STATISTICS_BYTES
+        weights = (self._fallback.weight_parts + self.index.fp16_parts) * self._fallback.weight_bytes
+        statistics = blocks * FILTERS * STATISTICS_BYTES
         marks = self._tiles * (TILE // MARKED) * 4
         return weights + statistics + marks + ALIGNMENT + PackedImages(self.index).bytes
 
@@ -124,7 +118,7 @@ class Fp16x2Conv:
     def cycles(self) -> float:
         """An estimate of the time."""
         waves, parts = -(-self._tiles // self.target.multiprocessors), self.index.fp16_parts
-        multiplied = 1 if parts == 1 else 2 if self._fallback.stacked else 3
+        multiplied = 1 if parts == 1 else 3
         k = self.index.problem.taps * ROW_CHANNELS
         products = k * TILE * FILTERS * multiplied / MULTIPLY_ADDS[parts]
         before = START + 3 * LAUNCH_CYCLES + PackedImages(self.index).cycles
@@ -133,15 +127,15 @@ class Fp16x2Conv:
     def supported(self) -> bool:
         fallback = self._fallback
         fits = fallback.channels == ROW_CHANNELS and self._weight_stages >= MIN_WEIGHT_STAGES
-        return fits and fallback.supported()
+        return fits and not fallback.stacked and fallback.supported()
 
     def kernels(self) -> Sequence[CudaKernel]:
         """Statistics and packing of the operands, the products in fp16x2, and the others in bf16x3."""
         multiprocessors = self.target.multiprocessors
         shared = self._fixed_bytes + self._weight_stages * self._weight_stage_bytes
         launches = (
-            self._launch("conv/pack_images.cu", "begin_halves", multiprocessors, PACK_THREADS),
-            self._launch("conv/pack_images.cu", "prepare_halves", PACK_BLOCKS * multiprocessors, PACK_THREADS),
+            self._launch("conv/pack_images.cu", "measure_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
+            self._launch("conv/pack_images.cu", "pack_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
             self._launch("conv/shifted_fp16x2.cu", "conv_halves", min(self._tiles, multiprocessors), 384, shared),
             self._fallback.multiply(fallback=True),
         )
