@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "cache": {"files"},
     "documents": {"cache"},
     "files": {"core"},
+    "table": set[str](),
     "nn": NN_LEVEL,
     "augment": NN_LEVEL,
     "optim": NN_LEVEL,
@@ -38,8 +39,9 @@ MAY_IMPORT = {
     "graph": TRAINING_LEVEL | {"training"},
     "export": TRAINING_LEVEL | {"training"},
     "report": TRAINING_LEVEL | {"training"},
-    "bench": TRAINING_LEVEL | {"training", "cases", "cache", "documents", "report", "backends"},
-    "cli": TRAINING_LEVEL | {"cases", "training", "gradcheck", "bench", "graph", "export", "report", "backends"},
+    "bench": TRAINING_LEVEL | {"training", "cases", "cache", "documents", "report", "table", "backends"},
+    "cli": TRAINING_LEVEL
+    | {"cases", "training", "gradcheck", "bench", "graph", "export", "report", "table", "backends"},
 }
 # Third-party packages that only one part may import: the part, as a path within the package.
 ONLY_IN = {

@@ -205,7 +205,7 @@ class _SumsOverItems:
         for v, at in self.at.items():
             x = pointer(v, const=True)
             lines += [
-                f"my_lines(team, {v.size}, &begin, &end);",
+                f"my_cache_lines(team, {v.size}, &begin, &end);",
                 "for (int64_t i = begin; i < end; i++) {",
                 f"    {x}x = ({x})({self.workspace} + {at}) + i;",
                 f"    {pointer(v)}y = {place(v)} + i;",

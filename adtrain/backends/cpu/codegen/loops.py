@@ -35,7 +35,7 @@ def team_loops(writer: Writer, body: Program) -> str:
     if rows >= FEW_ROWS:
         divided = [share, f"my_share(team, {rows}, &begin, &end);", *nest.lines("begin", "end", "0", str(inner))]
     else:
-        divided = [share, f"my_lines(team, {inner}, &begin, &end);", *nest.lines("0", str(rows), "begin", "end")]
+        divided = [share, f"my_cache_lines(team, {inner}, &begin, &end);", *nest.lines("0", str(rows), "begin", "end")]
     return writer.function("loops", parameters, divided)
 
 
