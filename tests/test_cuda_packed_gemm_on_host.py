@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 import pytest
-from cuda_on_host import Host
+from cuda_on_host import Host, host
 from sweeps import spread
 
 from adtrain.core.program import Equation, Variable
@@ -17,6 +17,8 @@ from adtrain.lowering.cuda.gemm.packed import PACKED_TILES, PackedGemm, PackedTi
 from adtrain.ops.matmul import matmul_p
 from adtrain.ops.rounding import rounded
 
+__all__ = ["host"]
+
 TOLERANCE = 5e-7
 """Of the norm of the difference over the norm, operands rounded beforehand."""
 TILES = tuple((precision, tile) for precision, several in PACKED_TILES.items() for tile in several)
@@ -25,11 +27,6 @@ Lengths: TypeAlias = "tuple[int, int, int, int]"
 """Batch, M, N and K."""
 TARGET = H200._replace(multiprocessors=2)
 """With few multiprocessors a block computes several tiles."""
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    return Host(tmp_path_factory.mktemp("host"), TARGET)
 
 
 def drawn(lengths: Lengths, ta: bool, tb: bool) -> tuple[np.ndarray, np.ndarray]:

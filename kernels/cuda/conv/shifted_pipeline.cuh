@@ -2,6 +2,7 @@
 // images, of which all elements of the window are read, the copy engine weights, and others multiply.
 #pragma once
 #include "conv/shifted.cuh"
+#include "sm90/tma.cuh"
 
 // Weights (O, C, KH, KW); TURNED (C, O, KH, KW) with their elements in reverse order.
 struct Weights {

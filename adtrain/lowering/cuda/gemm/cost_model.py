@@ -91,7 +91,7 @@ MAX_BF16X3_K = 256
 
 
 def mma_kinds(itemsize: int, precision: str, capability: tuple[int, int]) -> tuple[MmaKind, ...]:
-    """The kinds for elements of ``itemsize`` bytes and a precision ("full", "tf32", "bfloat16"); () if there is none."""
+    """The kinds for elements of ``itemsize`` bytes and a precision ("full", "tf32", "bfloat16"); may be empty."""
     tensor_cores = capability >= (8, 0)
     if itemsize == 8:
         return (MmaKind.FMA, MmaKind.FP64) if tensor_cores else (MmaKind.FMA,)
