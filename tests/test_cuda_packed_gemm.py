@@ -1,4 +1,4 @@
-"""Matrix products of packed operands, without a GPU: when they are chosen, their launches, accuracy, and compilation."""
+"""Matrix products of packed operands, without a GPU: choice, launches, accuracy, and compilation."""
 
 from __future__ import annotations
 

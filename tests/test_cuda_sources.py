@@ -8,8 +8,8 @@ from adtrain.assets import asset_path
 
 KERNEL = re.compile(r"^KERNEL\b[^{;]*\b(?P<name>\w+)\([^{;()]*\)\s*\{\s*(?P<first>[^;{]*;)", re.MULTILINE)
 LATER = {"pack_matrices", "packed_gemm"}
-"""Later launches of one candidate. What they read before they wait was written two launches earlier, or is an input that
-the first launch has waited for."""
+"""Later launches of one candidate. What they read before they wait was written two launches earlier, or is an input
+that the first launch has waited for."""
 
 
 def test_the_first_statement_of_every_kernel_waits_for_what_it_reads() -> None:

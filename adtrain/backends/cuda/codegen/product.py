@@ -103,9 +103,7 @@ def _halves(program: Program, c: Variable, images: bool) -> tuple[list[str], lis
         terms += ["column"] if across else []
         index = "index" if whole else " + ".join(terms) or "0"
         aux.append(f"Vector<{kind}, WIDE> b{i};" if across else f"{kind} b{i};")
-        reads.append(
-            f"aux.b{i} = load<{kind}, WIDE>(x{i} + {index});" if across else f"aux.b{i} = x{i}[{index}];"
-        )
+        reads.append(f"aux.b{i} = load<{kind}, WIDE>(x{i} + {index});" if across else f"aux.b{i} = x{i}[{index}];")
         values[v] = f"aux.b{i}.lane[k]" if across else f"aux.b{i}"
     outputs = program.outputs
     writes = [
