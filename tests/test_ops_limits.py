@@ -156,7 +156,7 @@ MESSAGES = [
     (lambda: ops.reshape(np.ones(6), (4, -1)),
      r"reshape: 6 elements of shape \(6,\) do not fit into shape \(4, -1\)"),
     (lambda: ops.reshape(np.ones(6), (5,)), r"reshape: 6 elements of shape \(6,\) do not fit into shape \(5,\)"),
-    (lambda: ops.transpose(np.ones((2, 3)), (0, 0)), r"transpose: axes \(0, 0\) are no permutation of the 2 axes"),
+    (lambda: ops.transpose(np.ones((2, 3)), (0, 0)), r"transpose: axes \(0, 0\) are not a permutation of the 2 axes"),
     (lambda: ops.sum(np.ones((2, 3)), 2), "sum: axis 2 is out of range for an array of 2 dimensions"),
     (lambda: ops.sum(np.ones((2, 3)), (0, -2)), r"sum: axis \(0, -2\) names an axis twice"),
     (lambda: ops.mean(np.ones((0, 3)), 0), r"mean: shape \(0, 3\) has no elements along axes \(0,\)"),

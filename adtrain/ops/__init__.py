@@ -1,4 +1,4 @@
-"""All operations. One file a family: public function, shape rule, NumPy reference, vjp rules, cost."""
+"""All operations. One file per family: public function, shape rule, NumPy reference, vjp rules, cost. No kernels."""
 
 import sys
 
