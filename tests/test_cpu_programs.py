@@ -68,7 +68,7 @@ def results(which: str, dtype: str) -> dict[str, Both | Exception]:
     ],
 )
 @pytest.mark.parametrize("name", [f"{case.op}, {case.name}" for case in IN_FULL])
-def test_a_case_compiled_is_the_case_eager(name: str, which: str, dtype: str) -> None:
+def test_compiled_cases_equal_eager_ones(name: str, which: str, dtype: str) -> None:
     found = results(which, dtype)[name]
     if isinstance(found, Exception):
         raise found

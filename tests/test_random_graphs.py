@@ -40,7 +40,7 @@ assert {kind: len(each) for kind, each in THEIRS.items()} == {kind: len(each) fo
 
 @settings(max_examples=300)
 @given(graphs())
-def test_values_and_gradients_of_random_graphs_are_those_of_pytorch(graph: Any) -> None:
+def test_values_and_gradients_of_random_graphs_equal_pytorch(graph: Any) -> None:
     shapes, program = graph
     inputs = [x.numpy() for x in inputs_of(shapes)]
 

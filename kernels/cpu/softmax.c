@@ -1,7 +1,7 @@
 /* softmax, its logarithm, and the logarithm of sums of exponentials, all shifted by the maximum: e^x never overflows.
 
    softmax works on x[outer][length][inner] along `length`: along contiguous rows where inner is 1, otherwise down
-   COLUMNS neighbouring columns at once. Both become vector instructions. The maximum may miss a NaN, the sum does not. */
+   COLUMNS neighbouring columns at once. Both are vectorised. The maximum may miss a NaN, the sum does not. */
 
 #include "common.h"
 #include "elementary.h"
