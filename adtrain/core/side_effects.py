@@ -89,8 +89,8 @@ def refuse_leaks(traced: Sequence[tuple[weakref.ref[Any], str]]) -> None:
     for value, origin in traced:
         if value() is not None:
             raise TraceError(
-                f"{origin} is stored outside the staged function; it is a traced value without elements, and later calls "
-                "do not replace it; return it instead"
+                f"{origin} is stored outside the staged function; it is a traced value, which has no elements, and later "
+                "calls do not replace it; return it instead"
             )
 
 
