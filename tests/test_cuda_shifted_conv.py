@@ -32,6 +32,7 @@ from slabs_emulated import NOISE, ROUNDINGS, chain, errors
 from adtrain.assets import asset_path
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError, Source, architecture, file_source
+from adtrain.core.errors import DeviceError
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.target import H200, Target
@@ -40,7 +41,7 @@ from adtrain.lowering.cuda.conv.fp16x2_weight_grad import Fp16x2WeightGrad
 from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
 from adtrain.lowering.cuda.conv.problem import ConvProblem
 from adtrain.lowering.cuda.conv.shifted import STAGE_CHANNELS, ShiftedConv
-from adtrain.lowering.cuda.conv.shifted_fp16x2 import MAX_PARTS, PACK_BLOCKS, Fp16x2Conv
+from adtrain.lowering.cuda.conv.shifted_fp16x2 import Fp16x2Conv
 from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
 from adtrain.ops.conv import Window
 from adtrain.ops.conv_reference import conv2d_reference, input_grad_reference
@@ -133,7 +134,9 @@ def test_the_launches_fit_and_cover_all_positions(problem: ConvProblem, channels
             made += grad.kernels()
     split_grad = Fp16x2WeightGrad(index, H200)
     made += split_grad.kernels() if split_grad.supported() else []
-    assert all(launch.shared + 1024 <= H200.shared for kernel in made for launch in kernel.launches)
+    launches = [launch for kernel in made for launch in kernel.launches]
+    assert all(launch.shared + 1024 <= H200.shared for launch in launches)
+    assert all(launch.definitions["SHARED_BYTES"] == launch.shared for launch in launches if launch.shared)
 
 
 @pytest.mark.parametrize(
@@ -168,6 +171,23 @@ def test_few_channels_strides_groups_and_float64_are_not() -> None:
     assert all(others)
 
 
+@pytest.mark.parametrize("target", [H200, Target((8, 0), 108, 163 << 10)])
+@pytest.mark.parametrize(
+    ("x", "w", "stride", "groups"),
+    [
+        ((1 << 15, 1, 256, 256), (1, 1, 1, 1), 1, 1),  # 2^31 pixels
+        ((1, 1 << 16, 4, 4), (1 << 16, 1, 1, 1), 1, 1 << 16),  # more groups than a grid has blocks
+    ],
+)
+def test_convolutions_that_32_bits_cannot_count_are_refused(
+    x: tuple[int, ...], w: tuple[int, ...], stride: int, groups: int, target: Target
+) -> None:
+    with pytest.raises(DeviceError, match=f"{x[0]}x{x[1]}x{x[2]}x{x[3]}.*too large"):
+        of(x, w, window(stride, groups=groups), target=target)
+    with pytest.raises(DeviceError, match="too large"):
+        of(x, w, window(stride, groups=groups), "float64", target=target)
+
+
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("case", cases(M, N, K))
 def test_pieces_are_as_exact_as_one_chain_of_multiply_adds(case: str, stacked: bool) -> None:
@@ -199,9 +219,6 @@ def test_the_limits_are_those_of_the_kernels() -> None:
     assert f"FOR_SMALL = NUMBERS == 2 ? {FOR_SMALL} : " in text
     assert f"constexpr float NORMAL = 0x1p{np.log2(NORMAL):.0f}f;" in text
     assert f"constexpr float TINY = 0x1p{np.log2(TINY):.0f}f;" in text
-    text = (asset_path("kernels") / "cuda" / "conv/packed_images.cuh").read_text()
-    assert f"MOST_PARTS = {MAX_PARTS};" in text
-    assert f"LAYING_BLOCKS = {PACK_BLOCKS};" in text
 
 
 def test_the_products_are_those_of_the_kernels() -> None:

@@ -4,6 +4,7 @@ reference."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,17 @@ def test_tiles_of_all_widths_give_the_same(host: Host, filters: int) -> None:
     found = [run(host, e, t, [x, w]) for t in choices if t.columns in (64, 104, 128)]
     assert agree(found[0], e.primitive.reference(x.astype(float), w.astype(float), **e.params))
     assert len({y.tobytes() for y in found}) == 1
+
+
+def test_too_little_shared_memory_is_a_compile_error(host: Host) -> None:
+    problem = stride_one((1, 8, 9, 13), (1, 40, 7, 11), (3, 3), (0, 0))
+    x, w = drawn(problem.images, (40, 8, 3, 3))
+    e = equation(conv2d_p, [x, w], {"window": Window((1, 1), (0, 0), (1, 1), 1), "precision": "full"})
+    (kernel,) = ShiftedConv(PaddedIndex(problem), TARGET, False).kernels()
+    multiply = kernel.launches[1]
+    macros = {**multiply.definitions, "SHARED_BYTES": multiply.shared - 1}
+    with pytest.raises(AssertionError, match="dynamic shared memory"):
+        host.computed(e, replace(kernel, launches=(replace(multiply, definitions=macros),)), [x, w])
 
 
 def test_weight_gradient_with_underflowing_squares(host: Host) -> None:

@@ -9,6 +9,9 @@
 #include "common/collectives.cuh"
 #include "conv/shifted.cuh"
 
+#ifndef STATISTICS_BYTES
+#define STATISTICS_BYTES 16
+#endif
 constexpr int NUMBERS = MANTISSA > 10 ? 2 : 1;
 constexpr float LOW = 0x1p-11f; // the unit of low
 // Products that a sum must have on average, see Known::share. The mean square of sums must be a LEAST-th of the sum of the
@@ -22,6 +25,8 @@ struct alignas(16) Known {
                     // many; 0 where it is not held
     float squares;  // of its scaled elements, their sum
 };
+
+static_assert(sizeof(Known) == STATISTICS_BYTES, "as the rule counts scratch");
 
 constexpr int TOP = 14;                     // the largest element is scaled to 2^TOP
 constexpr int LEAST_UP = -16, MOST_UP = 89; // exponents of a scale
@@ -103,6 +108,8 @@ struct alignas(16) Measured {
         return {up, 1 / up, sum * UNIT * (sum * UNIT / squares) / count, squares * unit * unit};
     }
 };
+
+static_assert(sizeof(Measured) == STATISTICS_BYTES, "as the rule counts scratch");
 
 // Eight neighbours along the channels, scaled. The sum of their squares.
 __device__ __forceinline__ float halve(Word (&words)[NUMBERS], const float (&x)[GROUP_OF], float up) {

@@ -1,15 +1,22 @@
 // Images in fp16x2, packed for bulk copies. A first launch measures parts of images, a second one packs them. Read
 // conv/fp16x2.cuh first.
 #pragma once
+#ifndef ROW_BYTES
+#define ROW_BYTES 64
+#define BLOCK_ROWS 64
+#define PACK_BLOCKS 6
+#define MAX_PARTS 32
+#define MAX_OVERRUN 320
+#endif
 #include "conv/fp16x2.cuh"
 
 // A packed row: OF_LINE channels of a position, of one part, 64 bytes whose words are swizzled.
-constexpr int LINE = 64, WORDS = LINE / WORD, OF_LINE = 32;
-constexpr int LAID = 64, LAYING = LAID * WORDS; // rows that a block packs at a time, and its threads: one a word
-constexpr int LAYING_BLOCKS = 6;                // blocks of a multiprocessor that there must be registers for
+constexpr int LINE = ROW_BYTES, WORDS = LINE / WORD, OF_LINE = LINE / 2;
+constexpr int LAID = BLOCK_ROWS, LAYING = LAID * WORDS; // rows that a block packs at a time, and its threads: one a word
+constexpr int LAYING_BLOCKS = PACK_BLOCKS;              // blocks of a multiprocessor that there must be registers for
 constexpr int FRONT = (BEFORE + 7) / 8 * 8;     // rows before position 0, so that the first windows are inside
-constexpr int BEYOND = 320 + REACH;             // rows behind the last image that a stage may read
-constexpr int PART = 1 << 13, MOST_PARTS = 32;  // elements of a part of an image, which a block measures; parts, at most
+constexpr int BEYOND = MAX_OVERRUN + REACH;             // rows behind the last image that a stage may read
+constexpr int PART = 1 << 13, MOST_PARTS = MAX_PARTS;  // elements of a part of an image, which a block measures; parts, at most
 static_assert(LAYING == MEASURING && MOST_PARTS <= WARP, "one block size; a warp joins the parts of an image");
 
 __device__ __forceinline__ int exchanged_word(int line, int word) { return word ^ line / 2 % WORDS; }

@@ -31,6 +31,7 @@
 #define TILE_STAGES 4
 #define POSITIONS 128
 #define SPLIT 1
+#define SHARED_BYTES (226 << 10)
 #endif
 #include "common/epilogue.cuh"
 #include "sm90/bf16x3.cuh"

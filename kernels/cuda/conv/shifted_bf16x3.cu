@@ -26,6 +26,13 @@ constexpr int AHEAD = 4; // words that a thread has under way
 typedef Planes<TILE + REACH, PLANES> OfImages;
 typedef PieceWeights OfWeights;
 
+// What the launch asks for, and the scratch of the weights, as the rule computes them.
+static_assert(SHARED_BYTES >= 128 + IMAGE_STAGES * OfImages::SIZE + TILE_STAGES * OfWeights::SIZE +
+                  (AHEAD * GROUP_OF * GATHERERS + TEAMS * EXCHANGED) * (int)sizeof(T), "dynamic shared memory");
+#ifdef WEIGHT_BYTES
+static_assert(WEIGHT_BYTES >= (int64_t)BLOCKS * CHUNKS * TAPS * OfWeights::SIZE, "scratch");
+#endif
+
 // The products beside the largest ones.
 __device__ constexpr Pair pair_of(int i) {
     constexpr Pair pairs[] = {{0, 2}, {1, 0}, {0, 1}};

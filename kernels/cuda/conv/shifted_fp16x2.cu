@@ -7,6 +7,8 @@
 // from there on. high x low and low x high have sums of their own, as what these lose is not to be of the size of the largest.
 #include "conv/shifted_fp16x2.cuh"
 
+static_assert(SHARED_BYTES >= 512 + IMAGE_STAGES * OfImages::SIZE + TILE_STAGES * OfWeights::SIZE, "dynamic shared memory");
+
 struct AllStages : Stages {
     float squares[IMAGE_STAGES][TEAMS];      // of the lines that a warpgroup multiplies
     float shares[BLOCKS];                    // of a tile's filters, the least

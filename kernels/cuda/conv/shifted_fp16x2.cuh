@@ -23,6 +23,11 @@ struct OfImages {
     static constexpr int NUMBER = LINES * LINE, SIZE = NUMBERS * NUMBER; // bytes
 };
 
+#ifdef WEIGHT_BYTES
+static_assert(WEIGHT_BYTES >= (int64_t)BLOCKS * CHUNKS * TAPS * PieceWeights::SIZE, "scratch");
+static_assert(FP16_WEIGHT_BYTES >= (int64_t)BLOCKS * CHUNKS * TAPS * HalfWeights::SIZE, "scratch");
+#endif
+
 // The images, in scratch behind what is made on the way.
 __device__ __forceinline__ Laid laid_images(const Made &made, int batch) {
     char *behind = aligned_to_lines(made.marks + parts(batch * IMAGE, TILE) * (TILE / MARKED) * BLOCKS);

@@ -10,6 +10,7 @@ constexpr int AT_A_TIME = 64, STEP = 16;           // positions that are added u
 typedef Planes<POSITIONS, FILTERS / GROUP_OF> OfGradients;
 typedef Images<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
 constexpr int STAGE = (OfImages::SIZE + OfGradients::SIZE + 1023) / 1024 * 1024;
+static_assert(SHARED_BYTES >= 1024 + STAGES * STAGE + 2 * AHEAD * GROUP_OF * GATHERERS * (int)sizeof(T), "dynamic shared memory");
 
 // Brings the images' part of all stages, which begin `before` positions before those of the gradients.
 template <class Layout, class Source> __device__ __forceinline__ void gather(const Part &part, const Source &images,

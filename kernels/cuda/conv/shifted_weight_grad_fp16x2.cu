@@ -38,6 +38,8 @@ struct Stage {
     static constexpr int GRADIENTS = NUMBERS * OF_IMAGES, SIZE = GRADIENTS + 2 * NUMBERS * OF_GRADIENTS; // bytes
 };
 
+static_assert(SHARED_BYTES >= 1024 + HALVES_STAGES * Stage::SIZE, "dynamic shared memory");
+
 struct Scratch {
     float *sums; // of each part
     int *left;   // of each part, block and row of the window, whether it is left to pieces

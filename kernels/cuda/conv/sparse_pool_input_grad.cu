@@ -30,6 +30,10 @@ typedef TileStages<GRADIENT_STAGES, TILE_STAGES, GATHERERS, CONSUMERS> Stages;
 // A stage of the gradient: its pieces, then for each plane and line what wgmma is told of its positions.
 constexpr int GRADIENT_STAGE = OfGradients::SIZE + PLANES * OfGradients::LINES * 2; // bytes
 static_assert(GRADIENT_STAGE % WORD == 0, "stages begin at words");
+static_assert(SHARED_BYTES >= 128 + GRADIENT_STAGES * GRADIENT_STAGE + TILE_STAGES * OfWeights::SIZE, "dynamic shared memory");
+#ifdef WEIGHT_BYTES
+static_assert(WEIGHT_BYTES >= (int64_t)BLOCKS * CHUNKS * MATRICES * OfWeights::SIZE, "scratch");
+#endif
 
 // Weights to scratch, in the order in which stages want them.
 KERNEL cut_weights(const T *g, const int32_t *where, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {

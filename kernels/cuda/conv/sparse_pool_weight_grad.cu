@@ -23,6 +23,7 @@ constexpr int STAGE = (BITS + OfGradients::PLANES * OfGradients::LINES + 1023) /
 
 // What is read of images passes behind the stages; behind that are STEP k of eight columns of ones.
 constexpr int ONES = STAGES * STAGE + BRINGING * CHANNELS * (int)sizeof(T);
+static_assert(SHARED_BYTES >= 1024 + ONES + BIAS * STEP * WORD, "dynamic shared memory");
 
 // Puts what Gathering finds to its place in a stage.
 struct Put {

@@ -13,6 +13,10 @@ from adtrain.core.kernel import CudaKernel
 from adtrain.core.precision import FULL, mantissa
 
 FLOAT32 = np.dtype(np.float32)
+MAX_PIXELS = (1 << 31) - 1024
+"""Pixels of one channel in all images, at most, so that 32 bits count them with a tile beyond the last one."""
+MAX_GRID = 65535
+"""Blocks of a grid along y and z, at most."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,11 @@ class ConvProblem:
     @property
     def unit_stride(self) -> bool:
         return tuple(self.stride) == (1, 1)
+
+    def within_limits(self) -> bool:
+        """Whether implicit GEMM can count its pixels and launch its grids."""
+        pixels = self.images[0] * max(math.prod(self.images[2:]), math.prod(self.outputs[2:]))
+        return pixels <= MAX_PIXELS and max(self.groups, math.prod(self.stride)) <= MAX_GRID
 
     def transposed(self) -> ConvProblem:
         """The stride-1 convolution of the outputs' gradient with flipped weights that is the gradient by the images."""

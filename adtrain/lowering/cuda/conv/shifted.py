@@ -191,6 +191,8 @@ class ShiftedConv:
             "TEAM_COLUMNS": self.columns,
             "OF_IMAGE": self.image_tiles,
             "POOLED": int(self.pooled),
+            "SHARED_BYTES": self.shared,
+            "WEIGHT_BYTES": self.weight_parts * self.weight_bytes,
             **({"REST": 1} if fallback else {}),
         }
         return CudaLaunch(

@@ -140,6 +140,7 @@ class ShiftedWeightGrad:
             "REST": int(fallback),
             "BIAS": int(self.bias),
             "SHARES": shares,
+            "SHARED_BYTES": self._shared(self.stage),
         }
         filters = problem.outputs[1] if self.bias else 0
         dense = "conv/shifted_weight_grad_bf16x3.cu", "conv_planes_weight_grad"
