@@ -1,6 +1,6 @@
-"""Where the folders that travel with the package are: `kernels/`, `configs/` and `datasets/`.
+"""The paths of the package's data folders: `kernels/`, `configs/` and `datasets/`.
 
-In an installed wheel they lie in `adtrain/_assets/`; in a checkout they stand at the repository's top.
+An installed wheel has them in `adtrain/_assets/`, a checkout in the root of the repository.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Folder = Literal["kernels", "configs", "datasets"]
 
 
 def asset_path(folder: Folder) -> Path:
-    """The absolute path of one of the folders; AdtrainError when the installation lacks it."""
+    """The absolute path of one of the folders. Raises AdtrainError if the installation lacks it."""
     candidates = [PACKAGE / "_assets" / folder, PACKAGE.parent / folder]
     for candidate in candidates:
         if candidate.is_dir():

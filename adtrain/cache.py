@@ -1,5 +1,4 @@
-"""The user's folder of compiled code and of what was measured: nobody else may write to it, and only files known to be
-whole come out of it."""
+"""The user's cache of compiled code and measurements: a private folder of files with checksums."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from pathlib import Path
 from adtrain.files import write_atomic
 
 UNUSED_SECONDS = 30 * 86400
-# No build lasts this long: what is older was left behind by a process that was killed.
+# No build takes this long; an older build folder was left by a killed process.
 BUILD_SECONDS = 86400
 BUILD_PREFIX = "build-"
 
@@ -26,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 def digest(*parts: str) -> str:
-    """A key for these texts, in this order."""
+    """A key for these texts in this order: 40 hexadecimal digits."""
     return _hexadecimal("\0".join(parts).encode())
 
 
@@ -36,48 +35,49 @@ def _hexadecimal(content: bytes) -> str:
 
 @dataclass(frozen=True)
 class Cache:
-    """Files by key, in one folder that only this user can write to.
+    """Files by key, in a folder to which only this user can write.
 
-    A file's name holds its key and a digest of its content. So a file that is not what was once stored is known before
-    it is loaded, a rename publishes the content together with its digest, and processes that store at once cannot
-    spoil each other's files: there are no locks.
+    A file's name contains its key and a digest of its content. A damaged file is therefore detected before it is
+    loaded. A rename publishes content and digest together, so processes can store at the same time without locks.
+
+    `lasting` is False for the folder of one process, which is deleted at exit.
     """
 
     folder: Path
     lasting: bool = True
 
     def find(self, key: str, suffix: str) -> Path | None:
-        """The whole file stored under the key. A damaged one is removed, with a warning, and counts as absent."""
+        """The file stored under the key, or None. A damaged file is deleted with a warning."""
         for path in self.folder.glob(f"{key}.*{suffix}"):
             try:
                 if path.name == _name(key, path.read_bytes(), suffix):
-                    os.utime(path)  # `prune` goes by the time of last use
+                    os.utime(path)  # `prune` reads the time of last use
                     return path
                 path.unlink()
-            except FileNotFoundError:  # another process was faster
+            except FileNotFoundError:  # deleted by another process
                 continue
             _log.warning("adtrain: %s: damaged, will be made again", path)
         return None
 
     def store(self, key: str, suffix: str, content: bytes) -> Path:
-        """Put the content under the key. Raises AdtrainError where that fails, on a full disk for example."""
+        """Store the content under the key. Raises AdtrainError if it cannot be written."""
         path = self.folder / _name(key, content, suffix)
         write_atomic(path, content)
         return path
 
     def building_site(self) -> tempfile.TemporaryDirectory[str]:
-        """A folder for the files of one build, which goes when its `with` block ends, in whatever way."""
+        """A temporary folder for the files of one build, as a context manager."""
         return tempfile.TemporaryDirectory(prefix=BUILD_PREFIX, dir=self.folder)
 
     def prune(self) -> None:
-        """Remove what nobody has used for UNUSED_SECONDS, and what killed builds have left behind."""
+        """Delete files that were not used for UNUSED_SECONDS, and the build folders of killed processes."""
         now = time.time()
         for path in self.folder.iterdir():
             limit = BUILD_SECONDS if path.name.startswith(BUILD_PREFIX) else UNUSED_SECONDS
             try:
                 if path.stat().st_mtime < now - limit:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
-            except OSError:  # removed by another process at the same time
+            except OSError:  # deleted by another process
                 continue
 
 
@@ -88,7 +88,7 @@ def _name(key: str, content: bytes, suffix: str) -> str:
 def open_cache(kind: str) -> Cache:
     """The user's cache for files of one kind ("cpu", "cuda", "tuning").
 
-    Where that cannot be used it is one for this process only, with a warning that says why.
+    If it cannot be used, a cache for this process only, with a warning that says why.
     """
     try:
         home = cache_home()
@@ -102,12 +102,12 @@ def open_cache(kind: str) -> Cache:
 
 
 def cache_home() -> Path:
-    """Where this user's programs keep what can be made again. RuntimeError for a user without a home."""
+    """The folder of the user's caches. Raises RuntimeError for a user without a home folder."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches"
     # The XDG specification says to ignore relative paths.
-    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return named if named.is_absolute() else Path.home() / ".cache"
+    folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return folder if folder.is_absolute() else Path.home() / ".cache"
 
 
 def _require_private(folder: Path) -> None:
@@ -122,7 +122,7 @@ def _require_private(folder: Path) -> None:
 
 
 def reason(error: OSError | RuntimeError) -> str:
-    """The error without its number: what it is about, and what is wrong with it."""
+    """The message of the error, with the file name and without the errno."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error)
@@ -130,7 +130,7 @@ def reason(error: OSError | RuntimeError) -> str:
 
 @functools.cache
 def _process_folder(cause: str) -> Path:
-    """A folder that goes when the process ends."""
+    """A folder that is deleted when the process ends; warns that nothing is cached, because of `cause`."""
     _log.warning("adtrain: compiled code is not kept for the next run (%s)", cause)
     folder = tempfile.mkdtemp(prefix="adtrain-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""The case table: for every operation, inputs on which it must be right.
+"""The case table: test inputs for every operation.
 
-A case feeds gradcheck, the parity of backends, and the tests of shapes, transposes and staging. Inputs keep away from
-kinks (relu at 0, ties of max) by their domain, so that no tolerance needs to make room for them.
+Gradcheck, the comparison of backends, and the tests of shapes, transposes and staging run over it. The inputs keep a
+distance from kinks (relu at 0, ties of max), so tolerances need no allowance for them.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Case:
     """One operation on one kind of input.
 
     Attributes:
-        op: the public function, as users call it.
-        name: what is particular here; ``op`` and ``name`` together are unique.
+        op: the name of the public function.
+        name: the variant; ``op`` and ``name`` together are unique.
         f: the operation as a function of the inputs; returns a value or a tuple of values.
-        inputs: makers of the inputs. Floating-point inputs (float64) are differentiated, integers are not.
-        linear: positions of inputs in each of which ``f`` is linear.
-        order: up to which order the derivative is checked; 0 where there is none.
-        precision: the `ops.matmul_precision` that ``f`` computes in.
+        inputs: samplers of the inputs. Floating-point inputs (float64) are differentiated, integers are not.
+        linear: positions of the inputs in which ``f`` is linear, each on its own.
+        order: the highest order of derivative that is checked; 0 for none.
+        precision: the `ops.matmul_precision` of ``f``.
     """
 
     op: str
@@ -44,7 +44,7 @@ class Case:
     precision: str = FULL
 
     def sample(self, dtype: str = "float64") -> list[Array]:
-        """The inputs: always the same ones."""
+        """The inputs, the same in every call."""
         rng = np.random.default_rng(zlib.crc32(f"{self.op}/{self.name}".encode()))
         drawn = [make(rng) for make in self.inputs]
         return [array(x.astype(dtype) if x.dtype.kind == "f" else x) for x in drawn]
@@ -59,7 +59,7 @@ def between(low: float, high: float, *shape: int) -> Sampler:
 
 
 def apart(*shape: int, kinks: tuple[float, ...] = (0.0,)) -> Sampler:
-    """Numbers at least 0.1 away from the kinks."""
+    """Uniform numbers in [-2, 2], moved to a distance of at least 0.1 from the kinks."""
 
     def make(rng: np.random.Generator) -> np.ndarray:
         x = rng.uniform(-2, 2, size=shape)
@@ -71,7 +71,7 @@ def apart(*shape: int, kinks: tuple[float, ...] = (0.0,)) -> Sampler:
 
 
 def distinct(*shape: int) -> Sampler:
-    """Numbers no two of which are closer than 0.05, in random order."""
+    """Numbers with pairwise distances of at least 0.05, in random order."""
 
     def make(rng: np.random.Generator) -> np.ndarray:
         count = int(np.prod(shape))
@@ -85,12 +85,12 @@ def integers(high: int, *shape: int) -> Sampler:
 
 
 def rng_state(rng: np.random.Generator) -> np.ndarray:
-    """A sampler of random state."""
+    """A sampler that returns a fixed random state."""
     return ops.rng_state(seed=7, step=3).numpy()
 
 
 def short(*shape: int) -> Sampler:
-    """Numbers of three bits, which rounded products take as they are."""
+    """Multiples of 1/8 in [-7/8, 7/8]: they have three bits, so rounding to tf32 or bfloat16 does not change them."""
     return lambda rng: rng.integers(-7, 8, size=shape) / 8
 
 
@@ -281,15 +281,16 @@ case(
 )
 
 
-def _tilted_forward(x: Value, y: Value) -> tuple[Value, Any]:
-    slope = ops.cos(x)
-    return ops.sin(x) * y, (slope, y, ops.sin(x))
+def _sin_times_y_forward(x: Value, y: Value) -> tuple[Value, Any]:
+    cos = ops.cos(x)
+    return ops.sin(x) * y, (cos, y, ops.sin(x))
 
 
-def _tilted_backward(residuals: Any, ct: Value) -> tuple[Value, Value]:
-    slope, y, height = residuals
-    return ct * slope * y, ct * height
+def _sin_times_y_backward(residuals: Any, ct: Value) -> tuple[Value, Value]:
+    cos, y, sin = residuals
+    return ct * cos * y, ct * sin
 
 
-case("custom_vjp", "two arguments", custom_vjp(_tilted_forward, _tilted_backward), normal(3, 4), normal(3, 4), order=3)
+case("custom_vjp", "two arguments", custom_vjp(_sin_times_y_forward, _sin_times_y_backward), normal(3, 4), normal(3, 4),
+     order=3)  # fmt: skip
 case("create", "full", lambda: ops.full((2, 3), 1.5, "float64"), order=0)

@@ -1,4 +1,4 @@
-"""What was measured, kept in the user's cache as JSON."""
+"""Measurements as JSON documents in the user's cache."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _log = logging.getLogger(__name__)
 
 
 def find(kind: str, key: str, read: Callable[[Any], T]) -> T | None:
-    """What ``read`` makes of the document stored under the key; None where there is none.
+    """``read`` of the document stored under the key; None if there is none.
 
-    One that cannot be read, or that ``read`` raises ValueError for, counts as absent, with a warning that names it.
+    Also None, with a warning, if the file cannot be read or ``read`` raises ValueError.
     """
     cache = open_cache(kind)
     path: Path = cache.folder
@@ -36,7 +36,7 @@ def find(kind: str, key: str, read: Callable[[Any], T]) -> T | None:
 
 
 def store(kind: str, key: str, document: object) -> None:
-    """Put the document under the key, in place of what was there. Raises AdtrainError where that fails."""
+    """Store the document under the key; it replaces an older one. Raises AdtrainError if it cannot be written."""
     cache = open_cache(kind)
     path = cache.store(key, SUFFIX, json.dumps(document, indent=2, allow_nan=False).encode())
     for other in cache.folder.glob(f"{key}.*{SUFFIX}"):

@@ -1,4 +1,4 @@
-"""Writing files so that a reader, or a crash, meets the old content or the new and never a part."""
+"""Atomic file writes: readers see the old or the new content, never a part of it, even after a crash."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}")
 
 
 def write_atomic(path: str | Path, content: bytes) -> None:
-    """Put `content` into the file at `path`, which is replaced as a whole.
+    """Replace the file at `path` with `content`, atomically. After the return the content survives a power failure.
 
-    Raises AdtrainError, naming the file and the cause, where that cannot be done; the old file is then untouched. When
-    it returns the new content outlives a loss of power.
+    Raises AdtrainError that names the file and the cause if it cannot be written; the old file is then unchanged.
     """
     path = Path(path)
-    # Named before it is there, so that an interrupt at any point leaves nothing behind.
+    # The name is chosen before the file is created, so that an interrupt at any point leaves no file.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         try:
@@ -37,14 +36,14 @@ def write_atomic(path: str | Path, content: bytes) -> None:
 
 
 def remove_temporaries(path: Path) -> None:
-    """Remove what `write_atomic` left beside the file at `path` when its process was killed."""
+    """Delete the temporary files that killed `write_atomic` calls for `path` left in its folder."""
     for temporary in path.parent.glob(f".{path.name}.*"):
         if TEMPORARY.fullmatch(temporary.name):
             temporary.unlink(missing_ok=True)
 
 
 def _sync_folder(path: Path) -> None:
-    """Make sure of the names in a folder; where a system cannot open folders it sees to that by itself."""
+    """Flush the folder's entries to disk, so that a rename survives; not needed on systems without O_DIRECTORY."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -55,5 +54,5 @@ def _sync_folder(path: Path) -> None:
 
 
 def unwritable(path: Path, error: OSError) -> AdtrainError:
-    """The one-line error for a file or folder that the system does not let us write."""
+    """A one-line error for a file or folder that cannot be written."""
     return AdtrainError(f"{path}: cannot be written ({error.strerror or error})")

@@ -1,6 +1,6 @@
-"""An operation with a derivative of one's own: the length of a vector, whose usual derivative at 0 is 0 / 0.
+"""A custom derivative: the length of a vector. Automatic differentiation gives 0 / 0 for its gradient at 0.
 
-The rule x / max(|x|, tiny) gives 0 there, and being written with public ops it can be differentiated again.
+The rule x / max(|x|, tiny) gives 0 there. It is written with public ops, so it can be differentiated again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The squared norm of a weighted point cloud under a Gaussian kernel, with its gradients by points and weights.
+"""The squared norm of a weighted point cloud under a Gaussian kernel, and its gradients by points and weights.
 
     E(x, b) = Σᵢⱼ exp(-|xᵢ - xⱼ|² / (2 s²)) bᵢ bⱼ
 

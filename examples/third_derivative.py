@@ -1,4 +1,4 @@
-"""grad of grad of grad: the first three derivatives of tanh, beside their closed forms."""
+"""grad of grad of grad: the first three derivatives of tanh, with the closed form of the third."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A config that every option of the language can be put into."""
+"""Config texts for tests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ optimizer: {adam: {lr: 0.001, weight_decay: 0.0}}
 schedule: {cosine: {warmup_epochs: 1}}
 training: {epochs: 3, seed: 0}
 """
-"""Every section, in long forms."""
+"""A config with every section; layers and options are in the long form."""
 
 SMALL = """\
 name: small
@@ -49,19 +49,19 @@ training: {epochs: 1}
 
 
 def small(*layers: str) -> str:
-    """A config of the given layers, the first of which stands in line 6."""
+    """A config with the given layers; the first is on line 6."""
     return SMALL.replace("LAYERS", "\n".join(f"    - {layer}" for layer in layers))
 
 
 def load(folder: Path, text: str | bytes, *overrides: str) -> config.Config:
-    """The config of a file `c.yaml` of that text, loaded."""
+    """Write the text to `c.yaml` in the folder and load it."""
     path = folder / "c.yaml"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return config.load(path, overrides)
 
 
 def problems(folder: Path, text: str | bytes, *overrides: str) -> list[str]:
-    """The lines of the ConfigError that loading the text ends in, without the folder's path."""
+    """The lines of the ConfigError that loading the text raises, without the folder's path."""
     with pytest.raises(config.ConfigError) as caught:
         load(folder, text, *overrides)
     return str(caught.value).replace(f"{folder}/", "").splitlines()

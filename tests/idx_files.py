@@ -1,4 +1,4 @@
-"""IDX files for tests, written here from the format's description and not by the code under test."""
+"""IDX files for tests, written from the format's description and not by the code under test."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ CODES = {"uint8": 0x08, "int8": 0x09, "int16": 0x0B, "int32": 0x0C, "float32": 0
 
 
 def idx_bytes(array: np.ndarray) -> bytes:
-    """The array as an IDX file's bytes."""
+    """The content of an IDX file with the array."""
     header = bytes([0, 0, CODES[array.dtype.name], array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
     return header + array.astype(array.dtype.newbyteorder(">")).tobytes()
 
 
 def write_idx(path: Path, array: np.ndarray) -> Path:
-    """Write it, compressed when the name ends in .gz."""
+    """Write the array as an IDX file, compressed if the name ends in .gz."""
     content = idx_bytes(array)
     path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
     return path
 
 
 def write_folder(folder: Path, train: int = 30, test: int = 10, classes: int = 3, separator: str = "-") -> Path:
-    """A folder of MNIST's four files with 4 x 5 random images; labels run through the classes in turn."""
+    """A folder with MNIST's four files: random images of 4 x 5 pixels, labels 0, 1, ..., classes - 1, 0, ..."""
     rng = np.random.default_rng(0)
     folder.mkdir(parents=True, exist_ok=True)
     for part, count in (("train", train), ("t10k", test)):

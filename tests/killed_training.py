@@ -1,4 +1,4 @@
-"""A training in a process of its own, for the tests that kill it; imports no more than it needs."""
+"""A training in a separate process, for the tests that kill it. Imports only what it needs, to start quickly."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from pathlib import Path
 from adtrain import config, training
 from adtrain.training import Recorder, RunFolder
 
-EAGER = training.Mode.EAGER  # which begins at once, where a staged step is traced and compiled first
+EAGER = training.Mode.EAGER  # starts at once, because nothing is traced and compiled
 
 
-def train(folder: str, said: Connection) -> None:
-    """Go on with the run in `folder` in this process, from its config if it has no checkpoint yet."""
-    run = Path(folder)
+def train(path: str, ready: Connection) -> None:
+    """Train the run in the folder `path` to its end, from its last checkpoint or else from its config.
+
+    Sends "ready" just before it writes into the folder.
+    """
+    run = Path(path)
     start = None
     if (run / "last.safetensors").exists():
-        experiment, kept, start, _ = training.resume(run, mode=EAGER)
+        experiment, folder, start, _ = training.resume(run, mode=EAGER)
     else:
-        experiment, kept = training.prepare(config.load(run / "config.yaml"), EAGER), RunFolder(run)
-    said.send("ready")
+        experiment, folder = training.prepare(config.load(run / "config.yaml"), EAGER), RunFolder(run)
+    ready.send("ready")
     if start is not None:
-        kept.reopen(experiment, start)
-    recorder = Recorder(kept, experiment)
+        folder.reopen(experiment, start)
+    recorder = Recorder(folder, experiment)
     recorder.finished(training.run(experiment, "cpu", [recorder], start))

@@ -10,7 +10,7 @@ import numpy as np
 
 
 def npz_bytes(arrays: Mapping[str, np.ndarray], compressed: bool = False) -> bytes:
-    """The arrays as numpy writes them."""
+    """The content of an NPZ file with the arrays, as numpy writes it."""
     content, save = io.BytesIO(), np.savez_compressed if compressed else np.savez
     save(content, allow_pickle=True, **arrays)
     return content.getvalue()
@@ -22,6 +22,6 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray], compressed: bool = F
 
 
 def parts(images: np.ndarray, test: int = 2) -> dict[str, np.ndarray]:
-    """The images as a training part with labels 0, 1, 0, ..., and the first few of them as a test part."""
+    """The images as the training part, with labels 0, 1, 0, ..., and the first `test` of them as the test part."""
     labels = np.arange(len(images)) % 2
     return {"x_train": images, "y_train": labels, "x_test": images[:test], "y_test": labels[:test]}

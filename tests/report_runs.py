@@ -1,4 +1,4 @@
-"""A finished run of the small data set, and pages in a real browser, for the tests of reports."""
+"""Helpers for the tests of reports: runs on the small data set, and pages in a real browser."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 class Elements(HTMLParser):
-    """A page's text by the id it stands in and by the cells of each row, its headings, and every address in it."""
+    """The contents of a page: text by element id, cells by row, headings, tags, and all addresses."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -59,22 +59,23 @@ class Elements(HTMLParser):
 
 
 def command(*arguments: str | Path, expect: int = 0) -> Result:
-    """Run `adtrain` with the arguments; its exit code is checked."""
+    """Run `adtrain` with the arguments and check its exit code."""
     result = CliRunner().invoke(main.cli, [*map(str, arguments)])
     assert result.exit_code == expect, result.stderr
     return result
 
 
 def train(cfg: Path, folder: Path, *options: str) -> Path:
-    """A run in `folder`, by NumPy, for nothing here needs a compiler; the folder."""
+    """Train into `folder` in eager mode, which needs no compiler; returns the folder."""
     command("train", cfg, "--device", "cpu", "--eager", "--output-dir", folder, "--profile-steps", "0", *options)
     return folder
 
 
 def one_line(result: Result) -> str:
-    """The only line of an error, without its beginning."""
+    """The single line of an error message, without its prefix."""
     (line,) = result.stderr.splitlines()
     assert result.stdout == ""
+    assert line.startswith("adtrain: error: ")
     return line.removeprefix("adtrain: error: ")
 
 
@@ -84,7 +85,7 @@ def summary(run: Path) -> dict[str, Any]:
 
 
 def in_browser(page: Path, *arguments: str, width: int = 1280, height: int = 1600) -> str:
-    """What headless Chromium prints of the page; skips the test where there is none."""
+    """The output of headless Chromium for the page. Skips the test where no browser is installed."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         pytest.skip(f"found no browser ({', '.join(BROWSERS)})")
@@ -96,7 +97,7 @@ def in_browser(page: Path, *arguments: str, width: int = 1280, height: int = 160
 
 
 def assert_drawn(page: Path, folder: Path, width: int, scheme: str) -> None:
-    """The page, copied into the folder, is drawn in "light" or "dark": not empty, and not full."""
+    """The page is drawn in the colour scheme "light" or "dark", neither empty nor full. `folder` is for files."""
     image = pytest.importorskip("PIL.Image", reason="needs Pillow")
     picture = folder / "page.png"
     setting = f"--blink-settings=preferredColorScheme={['dark', 'light'].index(scheme)}"
@@ -106,11 +107,11 @@ def assert_drawn(page: Path, folder: Path, width: int, scheme: str) -> None:
         pixels = np.asarray(drawn.convert("L")).astype(int)
     corner = pixels[2, 2]
     assert corner > 200 if scheme == "light" else corner < 60
-    assert 0.005 < (abs(pixels - corner) > 80).mean() < 0.5  # letters and lines, on a page that is mostly empty
+    assert 0.005 < (abs(pixels - corner) > 80).mean() < 0.5  # text and lines on a mostly empty page
 
 
 def assert_needs_no_network(text: str) -> None:
-    """The page has no scripts, and no address that is not its own data."""
+    """The page has no scripts and no addresses other than data URLs."""
     found = Elements(text)
     assert all(address.startswith("data:image/png;base64,") for address in found.addresses)
     assert not found.tags & {"script", "link", "iframe", "object", "embed", "base"}

@@ -1,4 +1,4 @@
-"""Augmentations against plain loops over the numbers that they draw."""
+"""Augmentations equal plain loops over the random numbers that they draw."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import adtrain as ad
 from adtrain import ops
 from adtrain.augment import AUGMENTATIONS, Affine, Augmentation, Batch, Crop, Cutout, Flip, Mixup, Noise
-from adtrain.augment.geometry import Motion, moved
+from adtrain.augment.geometry import Motion, affine_transform
 from adtrain.augment.mixup import larger_shares
 from adtrain.augment.normal import normal
 from adtrain.core.array import Value
@@ -30,7 +30,7 @@ shapes = st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(2, 9), st.i
 
 
 def images_of(shape: Sequence[int], dtype: str = "float64") -> np.ndarray:
-    """Positive numbers, none of them twice."""
+    """Distinct positive numbers."""
     return np.random.default_rng(0).permutation(np.arange(1, np.prod(shape) + 1)).reshape(shape).astype(dtype)
 
 
@@ -38,37 +38,35 @@ def batch_of(images: np.ndarray) -> Batch:
     return Batch(ad.array(images), ad.array(np.arange(len(images))), np.resize(UNIT, (images.shape[1], 1, 1)))
 
 
-def changed(change: Augmentation, images: np.ndarray, rng: Value = RNG) -> np.ndarray:
+def augmented(change: Augmentation, images: np.ndarray, rng: Value = RNG) -> np.ndarray:
     return change(batch_of(images), rng).images.numpy()
 
 
 def pixel(image: np.ndarray, row: int, column: int) -> np.ndarray:
-    """Of an image (C, H, W), for all channels; black outside."""
+    """All channels of one pixel of an image (C, H, W); 0 outside."""
     inside = 0 <= row < image.shape[1] and 0 <= column < image.shape[2]
     return image[:, row, column] if inside else np.zeros(len(image))
 
 
 @given(shapes, st.integers(0, 4), st.integers(0, 10))
-def test_a_crop_is_a_window_of_the_padded_image(shape: tuple[int, ...], padding: int, step: int) -> None:
+def test_crop_is_a_window_of_the_padded_image(shape: tuple[int, ...], padding: int, step: int) -> None:
     images, rng, crop = images_of(shape), ops.rng_state(1, step), Crop(padding)
     padded = np.pad(images, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
     corners = [c.numpy().ravel() for c in crop.corners(rng, ad.array(images))]
-    found = changed(crop, images, rng)
+    found = augmented(crop, images, rng)
     for n, (row, column) in enumerate(zip(*corners, strict=True)):
         assert 0 <= min(row, column) <= max(row, column) <= 2 * padding
         np.testing.assert_array_equal(found[n], padded[n, :, row : row + shape[2], column : column + shape[3]])
 
 
 @given(shapes, st.floats(0, 1), st.integers(0, 10))
-def test_a_flip_exchanges_left_and_right_of_the_chosen_images(
-    shape: tuple[int, ...], probability: float, step: int
-) -> None:
+def test_flip_mirrors_the_chosen_images(shape: tuple[int, ...], probability: float, step: int) -> None:
     images, rng, flip = images_of(shape), ops.rng_state(1, step), Flip(probability)
     chosen = flip.chosen(rng, ad.array(images)).numpy().reshape(-1, 1, 1, 1)
-    np.testing.assert_array_equal(changed(flip, images, rng), np.where(chosen, images[..., ::-1], images))
+    np.testing.assert_array_equal(augmented(flip, images, rng), np.where(chosen, images[..., ::-1], images))
 
 
-def test_every_crop_and_both_sides_are_drawn_as_often() -> None:
+def test_crop_positions_are_uniform_and_flips_have_their_probability() -> None:
     images = ad.array(np.zeros((9000, 1, 2, 2)))
     row, column = (c.numpy().ravel() for c in Crop(1).corners(RNG, images))
     counts = np.bincount(row * 3 + column, minlength=9)
@@ -81,7 +79,7 @@ def motion_of(*numbers: float | np.ndarray, count: int = 1) -> Motion:
 
 
 @given(shapes, st.floats(0, 360), st.floats(0, 0.99), st.floats(0.01, 0.99), st.integers(0, 10))
-def test_an_affine_change_asks_each_pixel_where_it_comes_from(
+def test_affine_interpolates_each_pixel_at_its_source_position(
     shape: tuple[int, ...], rotation: float, shift: float, scale: float, step: int
 ) -> None:
     images, rng, affine = images_of(shape), ops.rng_state(1, step), Affine(rotation, shift, scale)
@@ -100,14 +98,14 @@ def test_an_affine_change_asks_each_pixel_where_it_comes_from(
                 for c in (floor(column), floor(column) + 1):
                     weight = max(0, 1 - abs(row - r)) * max(0, 1 - abs(column - c))
                     expected[n, :, i, j] += weight * pixel(images[n], r, c)
-    np.testing.assert_allclose(changed(affine, images, rng), expected, rtol=0, atol=1e-9 * images.max())
+    np.testing.assert_allclose(augmented(affine, images, rng), expected, rtol=0, atol=1e-9 * images.max())
 
 
 @given(shapes, st.integers(-10, 10), st.integers(-10, 10))
-def test_moving_by_whole_pixels_changes_no_bit_of_them(shape: tuple[int, ...], down: int, right: int) -> None:
+def test_shifts_by_whole_pixels_are_exact(shape: tuple[int, ...], down: int, right: int) -> None:
     images = images_of(shape, "float32")
     motion = motion_of(0.0, 1.0, down, right, count=shape[0])
-    found = moved(ad.array(images), Motion(*(m.astype(np.float32) for m in motion))).numpy()
+    found = affine_transform(ad.array(images), Motion(*(m.astype(np.float32) for m in motion))).numpy()
     expected = np.zeros_like(images)
     for i, j in np.ndindex(shape[2:]):
         for n in range(shape[0]):
@@ -115,9 +113,9 @@ def test_moving_by_whole_pixels_changes_no_bit_of_them(shape: tuple[int, ...], d
     np.testing.assert_array_equal(found, expected)
 
 
-def test_a_quarter_turn_is_against_the_clock() -> None:
+def test_a_positive_angle_rotates_counter_clockwise() -> None:
     images = images_of((1, 2, 5, 5))
-    found = moved(ad.array(images), motion_of(np.pi / 2, 1.0, 0.0, 0.0)).numpy()
+    found = affine_transform(ad.array(images), motion_of(np.pi / 2, 1.0, 0.0, 0.0)).numpy()
     np.testing.assert_allclose(found, np.rot90(images, axes=(2, 3)), atol=1e-9)
 
 
@@ -125,18 +123,18 @@ def test_a_quarter_turn_is_against_the_clock() -> None:
     "change", [Crop(0), Flip(0.0), Noise(0.0), Affine(rotation=1e-300)], ids=lambda change: change.kind()
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_change_of_size_zero_changes_no_bit(change: Augmentation, dtype: str) -> None:
+def test_an_augmentation_of_strength_zero_is_the_identity(change: Augmentation, dtype: str) -> None:
     images = images_of((4, 2, 5, 6), dtype)
-    np.testing.assert_array_equal(changed(change, images), images)
+    np.testing.assert_array_equal(augmented(change, images), images)
 
 
-def test_two_flips_are_none() -> None:
+def test_flipping_twice_is_the_identity() -> None:
     images = images_of((4, 2, 5, 6))
-    np.testing.assert_array_equal(changed(Flip(1.0), changed(Flip(1.0), images)), images)
+    np.testing.assert_array_equal(augmented(Flip(1.0), augmented(Flip(1.0), images)), images)
 
 
 @given(st.integers(0, 2**24 - 1))
-def test_a_normal_number_has_its_probability(number: int) -> None:
+def test_normal_equals_the_quantile_function(number: int) -> None:
     uniform = number * 2.0**-24
     expected = NormalDist().inv_cdf(uniform + 2.0**-25)
     for dtype, tolerance in (("float64", 2e-7), ("float32", 2e-6)):
@@ -144,7 +142,7 @@ def test_a_normal_number_has_its_probability(number: int) -> None:
         assert found == pytest.approx(expected, rel=tolerance)
 
 
-def test_noise_counts_in_units_of_each_channel() -> None:
+def test_noise_is_in_units_of_each_channel() -> None:
     images = np.zeros((3, 2, 40, 50), np.float32)
     noise = Noise(0.25)(batch_of(images), RNG).images.numpy()
     drawn = normal(Noise().uniform(RNG, "normal", images.shape, ad.array(images))).numpy()
@@ -155,7 +153,7 @@ def test_noise_counts_in_units_of_each_channel() -> None:
 
 
 @given(shapes, st.integers(1, 9), st.integers(0, 10))
-def test_a_cutout_is_a_black_square_around_a_pixel(shape: tuple[int, ...], size: int, step: int) -> None:
+def test_cutout_is_a_black_square_around_a_pixel(shape: tuple[int, ...], size: int, step: int) -> None:
     images, rng, cutout = images_of(shape), ops.rng_state(1, step), Cutout(size)
     middles = [m.numpy().ravel() for m in cutout.middles(rng, ad.array(images))]
     expected = images.copy()
@@ -164,11 +162,11 @@ def test_a_cutout_is_a_black_square_around_a_pixel(shape: tuple[int, ...], size:
         assert 0 <= ceil(column) < shape[3]
         (top, left) = (ceil(middle) - size // 2 for middle in (row, column))
         expected[n, :, max(top, 0) : max(top + size, 0), max(left, 0) : max(left + size, 0)] = 0
-    np.testing.assert_array_equal(changed(cutout, images, rng), expected)
+    np.testing.assert_array_equal(augmented(cutout, images, rng), expected)
 
 
 @given(shapes, st.floats(0.01, 10), st.integers(0, 10))
-def test_mixup_mixes_each_image_with_the_next(shape: tuple[int, ...], alpha: float, step: int) -> None:
+def test_mixup_mixes_each_image_and_label_with_the_next(shape: tuple[int, ...], alpha: float, step: int) -> None:
     images, rng, mixup = images_of(shape), ops.rng_state(1, step), Mixup(alpha)
     found = mixup(batch_of(images), rng)
     assert found.mixed is not None
@@ -185,41 +183,41 @@ def test_mixup_mixes_each_image_with_the_next(shape: tuple[int, ...], alpha: flo
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.2, 1.0, 4.0, 300.0])
-def test_the_share_has_the_distribution_beta(alpha: float) -> None:
+def test_mixup_shares_follow_the_beta_distribution(alpha: float) -> None:
     count = 20_000
     table = larger_shares(alpha)
     drawn = np.interp(np.random.default_rng(0).random(count) * (len(table) - 1), np.arange(len(table)), table)
-    wanted = np.random.default_rng(1).beta(alpha, alpha, count)
-    samples = np.sort(drawn), np.sort(np.maximum(wanted, 1 - wanted))
-    places = np.concatenate(samples)
-    below = [np.searchsorted(sample, places, side="right") / count for sample in samples]
-    assert np.abs(below[0] - below[1]).max() < 1.95 * (2 / count) ** 0.5  # Kolmogorov and Smirnov, 99.9%
+    beta = np.random.default_rng(1).beta(alpha, alpha, count)
+    samples = np.sort(drawn), np.sort(np.maximum(beta, 1 - beta))
+    points = np.concatenate(samples)
+    cdfs = [np.searchsorted(sample, points, side="right") / count for sample in samples]
+    assert np.abs(cdfs[0] - cdfs[1]).max() < 1.95 * (2 / count) ** 0.5  # Kolmogorov-Smirnov test at 99.9%
 
     fine = np.interp(np.linspace(0, len(table) - 1, 1 << 20), np.arange(len(table)), table)
     assert 4 * ((fine - 0.5) ** 2).mean() == pytest.approx(1 / (2 * alpha + 1), rel=2e-3)  # the variance of b
 
 
 @pytest.mark.parametrize("change", EVERY, ids=lambda change: change.kind())
-def test_what_is_drawn_depends_on_seed_and_step_alone(change: Augmentation) -> None:
+def test_random_numbers_depend_on_seed_and_step_only(change: Augmentation) -> None:
     images = images_of((16, 2, 8, 7), "float32")
 
     def drawn(seed: int, step: int) -> bytes:
-        return changed(change, images, ops.rng_state(seed, step)).tobytes()
+        return augmented(change, images, ops.rng_state(seed, step)).tobytes()
 
     assert drawn(1, 2) == drawn(1, 2)
     assert len({drawn(1, 2), drawn(1, 3), drawn(2, 2)}) == 3
 
 
-def together(batch: Batch, rng: Value) -> tuple[Value, ...]:
+def augmented_by_every(batch: Batch, rng: Value) -> tuple[Value, ...]:
     for change in EVERY:
         batch = change(batch, rng)
     assert batch.mixed is not None
     return batch.images, batch.labels, *batch.mixed
 
 
-def test_staged_augmentations_have_the_bits_of_eager_ones() -> None:
+def test_staged_augmentations_equal_eager_ones_bit_for_bit() -> None:
     def f(images: Value, labels: Value, rng: Value) -> tuple[Value, ...]:
-        return together(Batch(images, labels, UNIT), rng)
+        return augmented_by_every(Batch(images, labels, UNIT), rng)
 
     images, labels, *_ = batch_of(images_of((9, 2, 8, 7), "float32"))
     staged = stage(f, ALL)

@@ -1,4 +1,4 @@
-"""The case table: complete, and right at every order by differences and by transposition."""
+"""The case table is complete, and its derivatives agree with finite differences and transposes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from adtrain import ops
 from adtrain.cases import CASES, Case
 from adtrain.core.hooks import Call, Hook, hook
 from adtrain.core.primitive import PRIMITIVES
-from adtrain.measure.gradcheck import check_cases
+from adtrain.gradcheck import check_cases
 
 ids = [f"{case.op}, {case.name}" for case in CASES]
 MADE_BY_PASSES = {
@@ -20,21 +20,21 @@ MADE_BY_PASSES = {
     "conv2d_weight_grad_pooled",
     "conv2d_weight_grad_pooled_sum",
     "conv2d_weight_grad_sum",
-    "block",
+    "one_block",
     "convolution",
     "gather",
-    "items",
+    "batchwise",
     "loops",
-    "pooled",
+    "conv_pool",
     "product",
-    "rows",
-    "together",
-}  # of which the tests of passes and of Programs take care
+    "row_fused",
+    "horizontal",
+}  # the tests of passes and Programs cover these
 EXEMPT = {"arange", "ones", "ones_like", "zeros", "zeros_like", "full", "matmul_precision", "rng_state"}
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_derivatives_agree_with_differences(case: Case) -> None:
+def test_derivatives_agree_with_finite_differences(case: Case) -> None:
     rows = list(check_cases([case], orders=(1, 2, 3)))
     assert len(rows) == case.order
     assert [row for row in rows if not row.passed] == []
@@ -44,15 +44,15 @@ def test_derivatives_agree_with_differences(case: Case) -> None:
     "case", [c for c in CASES if c.linear], ids=[i for i, c in zip(ids, CASES, strict=True) if c.linear]
 )
 def test_the_pullback_of_a_linear_map_is_its_transpose(case: Case) -> None:
-    drawn = case.sample()
+    inputs = case.sample()
     rng = np.random.default_rng(5)
     for position in case.linear:
 
         def apply(x: Any, position: Any = position) -> Any:
-            return case.f(*drawn[:position], x, *drawn[position + 1 :])
+            return case.f(*inputs[:position], x, *inputs[position + 1 :])
 
-        x = ad.array(rng.normal(size=drawn[position].shape))
-        _, pullback = ad.vjp(apply, drawn[position])  # at another point: the derivative is the same everywhere
+        x = ad.array(rng.normal(size=inputs[position].shape))
+        _, pullback = ad.vjp(apply, inputs[position])  # not at x: the derivative is the same everywhere
         image = apply(x).numpy()
         y = rng.normal(size=image.shape)
         left, right = np.vdot(image, y), np.vdot(x.numpy(), pullback(y)[0].numpy())
@@ -60,7 +60,7 @@ def test_the_pullback_of_a_linear_map_is_its_transpose(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_float32_computes_the_same_in_float32(case: Case) -> None:
+def test_float32_results_are_float32_and_close_to_float64(case: Case) -> None:
     exact, single = (case.f(*case.sample(dtype)) for dtype in ("float64", "float32"))
     for a, b in zip(*(out if isinstance(out, tuple) else (out,) for out in (exact, single)), strict=True):
         np.testing.assert_allclose(b.numpy(), a.numpy(), rtol=2e-5, atol=2e-5)
@@ -71,15 +71,15 @@ def test_float32_computes_the_same_in_float32(case: Case) -> None:
 @pytest.mark.parametrize(
     "case", [c for c in CASES if c.order], ids=[i for i, c in zip(ids, CASES, strict=True) if c.order]
 )
-def test_float32_gradients_are_float32_and_the_same(case: Case) -> None:
+def test_float32_gradients_are_float32_and_close_to_float64(case: Case) -> None:
     found = []
     for dtype in ("float64", "float32"):
         args = case.sample(dtype)
         floats = [i for i, x in enumerate(args) if x.dtype.kind == "f"]
 
         def f(*values: Any, args: Any = args, floats: Any = floats) -> Any:
-            given = dict(zip(floats, values, strict=True))
-            out = case.f(*(given.get(i, x) for i, x in enumerate(args)))
+            replaced = dict(zip(floats, values, strict=True))
+            out = case.f(*(replaced.get(i, x) for i, x in enumerate(args)))
             return out[0] if isinstance(out, tuple) else out
 
         out, pullback = ad.vjp(f, *(args[i] for i in floats))
@@ -110,7 +110,7 @@ KNOWN_COSTS = [
 
 
 @pytest.mark.parametrize(("run", "flops", "moved"), KNOWN_COSTS)
-def test_costs_are_those_counted_by_hand(run: Any, flops: int, moved: int) -> None:
+def test_costs_equal_hand_counts(run: Any, flops: int, moved: int) -> None:
     calls: list[Call] = []
 
     class Recorder(Hook):
@@ -155,7 +155,7 @@ def test_every_primitive_runs_in_some_case() -> None:
         ("sin", lambda out, x: lambda ct: ct.sum()),  # a wrong shape
     ],
 )
-def test_a_broken_rule_is_caught(op: Any, rule: Any) -> None:
+def test_gradcheck_detects_a_wrong_derivative(op: Any, rule: Any) -> None:
     primitive = PRIMITIVES[op]
     right = primitive.vjp
     object.__setattr__(primitive, "vjp", [rule])

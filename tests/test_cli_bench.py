@@ -10,10 +10,12 @@ import pytest
 import training_runs
 from click.testing import CliRunner, Result
 
+from adtrain.bench.ops import sweep
+from adtrain.bench.ops.table import BENCHES
+from adtrain.bench.steps import modes
+from adtrain.bench.timing import machine, records, roofline, sampling
 from adtrain.cli import bench_report
 from adtrain.cli.main import cli
-from adtrain.measure import bench_ops, bench_step, machine, records, roofline, timing
-from adtrain.measure.bench_sizes import BENCHES
 
 LAYERS = ["input", "0.linear", "1.relu", "2.linear", "loss", "optimizer", "accuracy", "log"]
 TIME = {"median_ms", "low_ms", "high_ms", "p20_ms", "p80_ms", "samples", "repeats", "outliers", "noisy"}
@@ -25,11 +27,11 @@ def hasty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(roofline.COPY_BYTES, "cpu", 1 << 16)
     monkeypatch.setitem(roofline.MATRIX, "cpu", 16)
-    monkeypatch.setattr(timing, "MIN_SAMPLE_MS", 0.0)
-    monkeypatch.setattr(bench_ops, "MIN_SAMPLE_MS", 0.0)
-    monkeypatch.setattr(timing, "MAX_SAMPLES", timing.MIN_SAMPLES)
-    monkeypatch.setattr(bench_step, "SAMPLE_MS", 0.0)
-    monkeypatch.setitem(bench_step.PAUSE_S, "cpu", 0.0)
+    monkeypatch.setattr(sampling, "MIN_SAMPLE_MS", 0.0)
+    monkeypatch.setattr(sweep, "MIN_SAMPLE_MS", 0.0)
+    monkeypatch.setattr(sampling, "MAX_SAMPLES", sampling.MIN_SAMPLES)
+    monkeypatch.setattr(modes, "SAMPLE_MS", 0.0)
+    monkeypatch.setitem(modes.PAUSE_S, "cpu", 0.0)
     monkeypatch.setattr(machine, "WINDOW_S", 0.0)
     monkeypatch.setattr(roofline, "busy_cores", lambda: 0.0)
 
@@ -169,13 +171,13 @@ def test_bad_usage_is_one_line_before_anything_is_measured(arguments: tuple[str,
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("module", [bench_ops, bench_step])
+@pytest.mark.parametrize("module", [sweep, modes])
 def test_an_interrupt_leaves_no_file_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
     def interrupted(*args: Any, **given: Any) -> Callable[..., Any]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "alternate", interrupted)
-    given = ["--op", "relu"] if module is bench_ops else [str(training_runs.write_config(tmp_path))]
+    given = ["--op", "relu"] if module is sweep else [str(training_runs.write_config(tmp_path))]
     before = set(tmp_path.iterdir())
     result = bench(*given, "--json", str(tmp_path / "out.json"))
     assert (result.exit_code, result.stdout) == (130, "")

@@ -13,9 +13,9 @@ import pytest
 import training_runs
 from click.testing import CliRunner, Result
 
+from adtrain.bench.peers import catalogue, comparison
+from adtrain.bench.timing import roofline
 from adtrain.cli.main import cli
-from adtrain.measure import roofline
-from adtrain.peers import catalogue, comparison
 
 LAYERS = "[{conv2d: {out_channels: 4, kernel_size: 3}}, relu, flatten, {linear: 3}]"
 

@@ -19,7 +19,7 @@ def run(*arguments: str) -> Result:
 
 @pytest.fixture
 def small_mnist(monkeypatch: pytest.MonkeyPatch) -> catalogue.Entry:
-    """MNIST by its two small files, so that a test need not hash the large ones."""
+    """MNIST with only its two small files, so that the tests do not hash the large ones."""
     entry = catalogue.CATALOGUE["mnist"]
     small = replace(entry, sha256={name: digest for name, digest in entry.sha256.items() if "labels" in name})
     monkeypatch.setitem(catalogue.CATALOGUE, "mnist", small)
@@ -30,10 +30,10 @@ def test_list_names_every_data_set() -> None:
     shown, rows = run("data", "list"), json.loads(run("data", "list", "--json").stdout)
     assert [row["name"] for row in rows] == list(catalogue.CATALOGUE)
     assert all(row["name"] in shown.stdout and Path(row["folder"]).is_dir() == row["here"] for row in rows)
-    assert "to be fetched: adtrain data fetch kmnist\n" in shown.stdout
+    assert "not here; fetch it: adtrain data fetch kmnist\n" in shown.stdout
 
 
-def test_verify_passes_on_the_files_that_travel(small_mnist: catalogue.Entry) -> None:
+def test_verify_passes_on_the_packaged_files(small_mnist: catalogue.Entry) -> None:
     result = run("data", "verify")
     assert result.exit_code == 0
     assert result.stdout.count(": ok\n") == 2
@@ -59,7 +59,7 @@ def test_verify_of_an_unknown_data_set_is_a_usage_error() -> None:
     assert result.stderr.startswith("adtrain: error: unknown data set 'minst'; known: mnist")
 
 
-def test_devices_shows_the_cpu_and_says_why_no_gpu(without_gpu: None) -> None:
+def test_devices_shows_the_cpu_and_why_there_is_no_gpu(without_gpu: None) -> None:
     shown, found = run("devices"), json.loads(run("devices", "--json").stdout)
     assert found["gpu"] is None
     assert "pip install adtrain[gpu]" in found["gpu_reason"]
@@ -109,7 +109,7 @@ def test_inspect_counts_classes_and_columns(table: Path) -> None:
         (["label=species", "channels=1"], "data.channels: found with a CSV file, expected it with a folder of images"),
     ],
 )
-def test_inspect_names_the_option_that_is_wrong(table: Path, settings: list[str], message: str) -> None:
+def test_inspect_names_the_invalid_option(table: Path, settings: list[str], message: str) -> None:
     result = run("data", "inspect", str(table), *(part for setting in settings for part in ("--set", setting)))
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"adtrain: error: {message}")
@@ -130,7 +130,7 @@ def test_a_contact_sheet_shows_the_first_images_of_each_class(tmp_path: Path) ->
     assert run("data", "inspect", str(tmp_path / "none"), "--contact-sheet", "x.png").exit_code == 2
 
 
-def test_a_table_has_no_contact_sheet(table: Path, tmp_path: Path) -> None:
+def test_a_contact_sheet_of_a_table_is_refused(table: Path, tmp_path: Path) -> None:
     pytest.importorskip("PIL")
     sheet = tmp_path / "sheet.png"
     result = run("data", "inspect", str(table), "--set", "label=species", "--contact-sheet", str(sheet))

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from idx_files import write_idx
 from npz_files import write_npz
+from report_runs import one_line
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from training_runs import images_of, write_config, write_data
@@ -40,15 +41,8 @@ def here(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return trained
 
 
-def one_line(result: Result) -> str:
-    (line,) = result.stderr.splitlines()
-    assert result.stdout == ""
-    assert line.startswith("adtrain: error: ")
-    return line.removeprefix("adtrain: error: ")
-
-
 @pytest.mark.compiled  # as the run was
-def test_eval_finds_the_score_of_the_summary(here: Path) -> None:
+def test_eval_reproduces_the_score_in_the_summary(here: Path) -> None:
     found = json.loads(run("eval", "run", "--json").stdout)
     assert list(found) == ["run", "device", "images", "test", "seconds", "images_per_second"]
     assert found["test"] == json.loads((here / "run" / "summary.json").read_text())["test"]
@@ -57,18 +51,18 @@ def test_eval_finds_the_score_of_the_summary(here: Path) -> None:
     assert text[0] == f"test    loss {found['test']['loss']:.4f}, accuracy {found['test']['accuracy']:.2%} of 30 images"
 
 
-def test_eval_of_what_is_no_run_is_one_line(here: Path) -> None:
+def test_eval_of_a_path_without_a_run_is_a_one_line_error(here: Path) -> None:
     assert one_line(run("eval", "none", expect=2)) == "none: found nothing, expected the folder of a run"
     assert one_line(run("eval", "data", expect=2)) == (
         "data: found no config.yaml, expected the folder of a run of adtrain train"
     )
 
 
-def test_eval_measures_no_kernels_on_the_cpu(here: Path) -> None:
+def test_eval_refuses_full_autotuning_on_the_cpu(here: Path) -> None:
     assert one_line(run("eval", "run", "--autotune", "full", expect=2)).startswith("--autotune full: only a GPU has")
 
 
-def test_eval_without_its_data_is_one_line(tmp_path: Path) -> None:
+def test_eval_without_the_data_is_a_one_line_error(tmp_path: Path) -> None:
     cfg = write_config(tmp_path)
     train(cfg, tmp_path / "run", "--steps", "1")
     (tmp_path / "data" / "t10k-labels-idx1-ubyte").unlink()
@@ -114,7 +108,7 @@ def test_predict_resizes_an_image_and_says_so(here: Path, tmp_path: Path) -> Non
     assert result.stderr == f"{path}: resized from 54 x 72 to 6 x 6 pixels\n"
 
 
-def test_predict_of_a_model_that_has_overflowed_is_one_line(here: Path, tmp_path: Path) -> None:
+def test_predict_with_an_overflowed_model_is_a_one_line_error(here: Path, tmp_path: Path) -> None:
     shutil.copytree("run", tmp_path / "run")
     path = tmp_path / "run" / "model.safetensors"
     with safe_open(path, framework="numpy") as file:
@@ -122,7 +116,7 @@ def test_predict_of_a_model_that_has_overflowed_is_one_line(here: Path, tmp_path
     save_file({name: x * np.float32(1e38) for name, x in load_file(path).items()}, path, metadata)
     for option in ((), ("--json",)):
         line = one_line(run("predict", str(tmp_path / "run"), "data/t10k-images-idx3-ubyte", *option, expect=2))
-        assert line == "the model's probabilities are no numbers: its weights have overflowed in training"
+        assert line == "the model's probabilities are NaN or infinite: its weights overflowed in training"
 
 
 def test_an_empty_path_is_refused(here: Path) -> None:
@@ -130,7 +124,7 @@ def test_an_empty_path_is_refused(here: Path) -> None:
         assert "found an empty path" in one_line(run(*arguments, expect=2))
 
 
-def test_predict_needs_no_data(tmp_path: Path) -> None:
+def test_predict_does_not_need_the_training_data(tmp_path: Path) -> None:
     cfg = write_config(tmp_path)
     train(cfg, tmp_path / "run", "--steps", "1")
     for path in (tmp_path / "data").iterdir():
@@ -139,7 +133,7 @@ def test_predict_needs_no_data(tmp_path: Path) -> None:
     assert len(json.loads(run("predict", str(tmp_path / "run"), str(images), "--json").stdout)) == 1
 
 
-def test_predict_refuses_what_is_no_image_and_prints_nothing(here: Path, tmp_path: Path) -> None:
+def test_predict_refuses_invalid_images_and_prints_nothing(here: Path, tmp_path: Path) -> None:
     good = write_idx(tmp_path / "good", images_of(np.array([0]), seed=1))
     wide = write_idx(tmp_path / "wide", np.zeros((2, 6, 7), np.uint8))
     labels = here / "data" / "t10k-labels-idx1-ubyte"
@@ -155,7 +149,7 @@ def test_predict_refuses_what_is_no_image_and_prints_nothing(here: Path, tmp_pat
 
 
 @pytest.mark.parametrize("loss", ["mse", "binary_cross_entropy_with_logits"])
-def test_probabilities_are_within_bounds_for_every_loss(tmp_path: Path, loss: str) -> None:
+def test_probabilities_are_between_0_and_1_for_regression_losses(tmp_path: Path, loss: str) -> None:
     cfg = write_config(tmp_path)
     train(cfg, tmp_path / "run", "--set", f"loss={loss}")
     rows = json.loads(
@@ -165,7 +159,7 @@ def test_probabilities_are_within_bounds_for_every_loss(tmp_path: Path, loss: st
     assert all(0 <= row["probability"] <= 1 for row in rows)
 
 
-def test_a_model_of_another_data_set_is_refused(here: Path, tmp_path: Path) -> None:
+def test_eval_on_data_with_more_classes_than_outputs_is_refused(here: Path, tmp_path: Path) -> None:
     cfg = write_config(tmp_path)
     train(cfg, tmp_path / "run", "--steps", "1")
     write_data(tmp_path / "data", classes=5)
@@ -175,7 +169,7 @@ def test_a_model_of_another_data_set_is_refused(here: Path, tmp_path: Path) -> N
     )
 
 
-def test_a_run_on_numbers_takes_numbers_and_no_pixels(tmp_path: Path) -> None:
+def test_a_model_trained_on_float32_refuses_uint8_images(tmp_path: Path) -> None:
     cfg = write_config(tmp_path)
     images = np.linspace(-1, 1, 12 * 36, dtype=np.float32).reshape(12, 6, 6)
     file = write_npz(tmp_path / "x.npz", {"images": images, "labels": np.arange(12) % 3})

@@ -8,31 +8,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+import report_runs
+from click.testing import Result
+from report_runs import command, one_line
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from training_runs import write_config
 
-from adtrain.cli import main
 from adtrain.export import onnx_check
 
 
 def run(*arguments: str, expect: int = 0) -> Result:
-    result = CliRunner().invoke(main.cli, ["export", *arguments])
-    assert result.exit_code == expect, result.output
-    return result
+    return command("export", *arguments, expect=expect)
 
 
 def train(folder: Path, *options: str) -> None:
-    """A finished run in `folder`, its data beside it."""
-    command = ["train", str(write_config(folder.parent)), "--output-dir", str(folder), "--profile-steps", "0"]
-    assert CliRunner().invoke(main.cli, [*command, "--device", "cpu", *options]).exit_code == 0
-
-
-def one_line(result: Result) -> str:
-    (line,) = result.stderr.splitlines()
-    assert result.stdout == ""
-    return line.removeprefix("adtrain: error: ")
+    """Train a run into `folder`; its data are in the parent folder."""
+    report_runs.train(write_config(folder.parent), folder, *options)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +37,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with a run and its data of the test's own."""
+    """The current folder, with a copy of the run."""
     shutil.copytree(trained / "run", tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -80,7 +72,7 @@ def test_the_report_fits_60_columns(here: Path) -> None:
 
 
 @pytest.mark.usefixtures("onnxruntime")
-def test_another_class_is_exit_code_1(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_different_prediction_is_exit_code_1(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_check, "compare", lambda *_: onnx_check.Comparison(30, 2, 0.5, 0.25))
     result = run("run", "model.onnx", expect=1)
     assert "30 test images: 2 of another class" in result.stdout
@@ -96,13 +88,13 @@ def test_a_run_that_overflowed_is_refused_and_nothing_is_written(here: Path) -> 
     save_file(arrays, path, metadata)
     result = run("run", "model.onnx", expect=2)
     assert result.stderr.endswith(
-        "error: the model's outputs are no numbers: its weights have overflowed in training\n"
+        "error: the model's outputs are NaN or infinite: its weights overflowed in training\n"
     )
     assert not (here / "model.onnx").exists()
 
 
 @pytest.mark.usefixtures("onnxruntime")
-def test_a_run_in_float64_is_written_in_float32_and_says_so(here: Path) -> None:
+def test_a_float64_run_is_written_in_float32_with_a_note(here: Path) -> None:
     train(here / "run64", "--set", "training.precision=float64")
     result = run("run64", "model.onnx", "--json")
     assert result.stderr.startswith("trained in float64, written in float32\n")
@@ -128,14 +120,14 @@ def test_without_its_data_nothing_is_compared(here: Path) -> None:
     assert found["check"]["skipped"].startswith(f"{here}/gone: found nothing")
 
 
-def test_without_onnx_is_one_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_onnx_package_the_error_is_one_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
     line = one_line(run("run", "model.onnx", expect=2))
     assert line == "writing ONNX needs the package onnx: pip install 'adtrain[export]'"
     assert [path.name for path in here.iterdir()] == ["run"]
 
 
-def test_safetensors_holds_the_runs_arrays(here: Path) -> None:
+def test_safetensors_contains_the_runs_arrays(here: Path) -> None:
     found = json.loads(run("run", "weights.safetensors", "--json").stdout)
     assert list(found) == ["run", "file", "bytes", "parameters", "format", "input", "scale", "mean", "std", "tensors"]
     assert (found["input"], found["parameters"]) == ({"dtype": "float32", "shape": [36]}, 37 * 16 + 17 * 3)
@@ -146,28 +138,30 @@ def test_safetensors_holds_the_runs_arrays(here: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model", "model.pt", "model.ONNX"])
-def test_another_extension_is_one_line_that_lists_both(here: Path, name: str) -> None:
+def test_an_unknown_extension_is_a_one_line_error(here: Path, name: str) -> None:
     line = one_line(run("run", name, expect=2))
     assert line == f"{name}: unknown extension {Path(name).suffix!r}, expected .onnx or .safetensors"
 
 
-def test_the_runs_own_weights_are_not_written_over(here: Path) -> None:
+def test_writing_into_the_runs_folder_is_refused(here: Path) -> None:
     before = (here / "run" / "model.safetensors").read_bytes()
     for path in ("run/model.safetensors", f"{here}/run/../run/new.safetensors"):
-        assert one_line(run("run", path, expect=2)).startswith(f"{path}: the run keeps its own .safetensors files")
+        assert one_line(run("run", path, expect=2)).startswith(
+            f"{path}: the run's folder holds its own .safetensors files"
+        )
     assert (here / "run" / "model.safetensors").read_bytes() == before
 
 
-def test_a_file_that_is_there_is_replaced(here: Path) -> None:
+def test_an_existing_file_is_replaced(here: Path) -> None:
     (here / "weights.safetensors").write_text("old")
     run("run", "weights.safetensors")
     assert load_file(here / "weights.safetensors")
 
 
-def test_a_folder_that_is_not_there_is_one_line(here: Path) -> None:
+def test_a_missing_folder_is_a_one_line_error(here: Path) -> None:
     line = one_line(run("run", "none/weights.safetensors", expect=2))
     assert line == "none/weights.safetensors: cannot be written (No such file or directory)"
 
 
-def test_what_is_no_run_is_one_line(here: Path) -> None:
+def test_a_path_without_a_run_is_a_one_line_error(here: Path) -> None:
     assert one_line(run("none", "model.onnx", expect=2)) == "none: found nothing, expected the folder of a run"

@@ -10,10 +10,10 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from report_runs import command
 
 from adtrain import config, graph
-from adtrain.cli import main
 from adtrain.core.program import Program
 
 LAYERS = """\
@@ -45,9 +45,7 @@ needs_graphviz = pytest.mark.skipif(shutil.which("dot") is None, reason="needs G
 
 
 def run(*arguments: str, expect: int = 0) -> Result:
-    result = CliRunner().invoke(main.cli, ["graph", *arguments])
-    assert result.exit_code == expect, result.stderr
-    return result
+    return command("graph", *arguments, expect=expect)
 
 
 @pytest.fixture
@@ -57,14 +55,14 @@ def path(tmp_path: Path) -> str:
 
 
 def written(path: str, *options: str, name: str = "net.dot") -> str:
-    """What the command writes for the config into a file of that name beside it."""
+    """The text that the command writes for the config, into the file `name` next to it."""
     output = Path(path).parent / name
     run(path, "-o", str(output), *options)
     return output.read_text()
 
 
 class Picture:
-    """A DOT text taken apart."""
+    """A parsed DOT text."""
 
     def __init__(self, text: str) -> None:
         self.nodes: dict[str, str] = dict(re.findall(r"^ *(n\d+) \[label=(.*)\]$", text, re.MULTILINE))
@@ -75,7 +73,7 @@ class Picture:
         return self.nodes[node].split('"')[1].replace("\\n", " ")
 
     def named(self, start: str) -> str:
-        """The one node whose label starts like that."""
+        """The only node whose label begins with `start`."""
         (found,) = [node for node, rest in self.nodes.items() if rest.startswith(f'"{start}')]
         return found
 
@@ -89,7 +87,7 @@ class Picture:
         return found
 
 
-def test_a_node_a_layer_with_kind_shape_and_parameters(path: str) -> None:
+def test_each_layer_is_a_node_with_kind_shape_and_parameters(path: str) -> None:
     picture = Picture(written(path))
     assert sorted(picture.label(node) for node in picture.nodes) == sorted(
         [
@@ -111,7 +109,7 @@ def test_a_node_a_layer_with_kind_shape_and_parameters(path: str) -> None:
     )
 
 
-def test_arrows_carry_shapes_and_containers_are_frames(path: str) -> None:
+def test_arrows_have_shapes_and_containers_are_frames(path: str) -> None:
     text = written(path)
     picture = Picture(text)
     arrows = {(picture.label(a).split()[0], picture.label(b).split()[0], shape) for a, b, shape in picture.arrows()}
@@ -128,14 +126,14 @@ def test_arrows_carry_shapes_and_containers_are_frames(path: str) -> None:
     assert 'label="net: 4,630 parameters, float32"' in text
 
 
-def test_layers_as_text(path: str) -> None:
+def test_a_network_as_text_is_a_table_of_layers(path: str) -> None:
     lines = [line.split() for line in written(path, name="net.txt").splitlines()]
     assert lines[0] == ["layer", "kind", "output", "parameters"]
     assert ["2.body.0", "conv2d", "6x6x6", "222"] in lines
     assert lines[-2:] == [["loss", "cross_entropy"], ["total", "4,630"]]
 
 
-def test_overrides_count(path: str) -> None:
+def test_overrides_change_the_picture(path: str) -> None:
     assert "6 linear\\n7\\n" in written(path, "--set", "model.layers.6.linear.out_features=7")
 
 
@@ -149,7 +147,7 @@ def test_a_program_as_text(path: str) -> None:
     assert len(program_of(path, "trace").equations) > len(program_of(path, "remove_dead_code").equations)
 
 
-def test_every_equation_of_a_layer_is_a_node_in_its_frame_and_every_variable_a_name(path: str) -> None:
+def test_every_equation_is_a_node_in_its_layers_frame(path: str) -> None:
     program = program_of(path, "trace")
     text = written(path, "--program", "--after", "trace")
     picture = Picture(text)
@@ -163,7 +161,7 @@ def test_every_equation_of_a_layer_is_a_node_in_its_frame_and_every_variable_a_n
                 assert f"{program.names[v]}: {v.type}" in text
 
 
-def test_arrows_are_what_the_equations_read(path: str) -> None:
+def test_arrows_match_the_inputs_of_the_equations(path: str) -> None:
     program = program_of(path, "trace")
     picture = Picture(written(path, "--program", "--after", "trace"))
     reads = {(program.names[v], program.names[e.outputs[0]]) for e in program.equations for v in e.inputs}
@@ -178,7 +176,7 @@ def test_arrows_are_what_the_equations_read(path: str) -> None:
     assert drawn > 100
 
 
-def test_what_forward_keeps_for_backward_is_thick_and_nothing_else(path: str) -> None:
+def test_only_arrows_of_values_saved_for_backward_are_thick(path: str) -> None:
     program = program_of(path, "trace")
     phases = {program.names[v]: e.phase for e in program.equations for v in e.outputs}
     picture = Picture(written(path, "--program", "--after", "trace"))
@@ -188,11 +186,11 @@ def test_what_forward_keeps_for_backward_is_thick_and_nothing_else(path: str) ->
             picture.label(node).split(" = ")[0].split(", ")[0] for node in (tail, head) if " = " in picture.nodes[node]
         ]
         if len(ends) == 2 and "invis" not in rest and "arrowhead" not in rest:
-            kept = [phases[end] for end in ends] == ["forward", "backward"]
-            assert ("penwidth" in rest) == kept
-            seen.add(kept)
+            saved = [phases[end] for end in ends] == ["forward", "backward"]
+            assert ("penwidth" in rest) == saved
+            seen.add(saved)
     assert seen == {True, False}
-    assert re.search(r"<B>v\d+: [^<]* kept from ", "".join(picture.nodes.values()))
+    assert re.search(r"<B>v\d+: [^<]* saved by ", "".join(picture.nodes.values()))
 
 
 def test_phases_differ_in_more_than_colour(path: str) -> None:
@@ -204,7 +202,7 @@ def test_phases_differ_in_more_than_colour(path: str) -> None:
 
 
 @pytest.mark.parametrize("after", ["trace", "remove_dead_code", None])
-def test_graphviz_is_never_told_of_a_cycle(path: str, after: str | None) -> None:
+def test_the_graph_has_no_cycle(path: str, after: str | None) -> None:
     picture = Picture(written(path, "--program", *(["--after", after] if after else [])))
     order = graphlib.TopologicalSorter[str]()
     for tail, head, _ in picture.edges:
@@ -215,12 +213,12 @@ def test_graphviz_is_never_told_of_a_cycle(path: str, after: str | None) -> None
 def test_an_optimizer_with_many_equations_is_one_node(path: str) -> None:
     picture = Picture(written(path, "--program", "--after", "trace"))
     count = sum(e.scope == "optimizer" for e in program_of(path, "trace").equations)
-    assert count > graph.program.CROWD
+    assert count > graph.program.LEAST_GROUPED
     picture.named(f"{count} equations\\n")
 
 
 @pytest.mark.parametrize("options", [[], ["--program"]])
-def test_the_same_config_gives_the_same_text_in_every_process(path: str, options: list[str]) -> None:
+def test_the_text_does_not_depend_on_the_hash_seed(path: str, options: list[str]) -> None:
     text = written(path, *options)
     other = Path(path).parent / "other.dot"
     command = [
@@ -237,35 +235,37 @@ def test_the_same_config_gives_the_same_text_in_every_process(path: str, options
     assert other.read_text() == text
 
 
-def test_a_pass_that_is_none_gets_a_list(path: str, tmp_path: Path) -> None:
+def test_an_unknown_pass_is_refused_with_a_list_of_passes(path: str, tmp_path: Path) -> None:
     result = run(path, "-o", str(tmp_path / "x.dot"), "--program", "--after", "remove_ded_code", expect=2)
     (line,) = result.stderr.splitlines()
     assert "unknown pass 'remove_ded_code'; did you mean remove_dead_code? (passes: trace, fold_constants, " in line
     assert not (tmp_path / "x.dot").exists()
 
 
-def test_after_goes_with_program(path: str, tmp_path: Path) -> None:
-    assert "--after goes with --program" in run(path, "-o", "x.dot", "--after", "trace", expect=2).stderr
+def test_after_is_refused_without_program(path: str, tmp_path: Path) -> None:
+    assert "--after needs --program" in run(path, "-o", "x.dot", "--after", "trace", expect=2).stderr
 
 
 @pytest.mark.parametrize("name", ["net.png", "net", "dot"])
-def test_an_unknown_extension_is_one_line(path: str, name: str) -> None:
+def test_an_unknown_extension_is_a_one_line_error(path: str, name: str) -> None:
     (line,) = run(path, "-o", name, expect=2).stderr.splitlines()
     assert line.startswith(f"adtrain: error: {name}: unknown extension ")
     assert line.endswith("expected .svg, .dot or .txt")
 
 
-def test_a_file_that_cannot_be_written_is_one_line(path: str, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_a_one_line_error(path: str, tmp_path: Path) -> None:
     (line,) = run(path, "-o", str(tmp_path / "absent" / "net.dot"), expect=2).stderr.splitlines()
     assert line == f"adtrain: error: {tmp_path}/absent/net.dot: cannot be written (No such file or directory)"
 
 
-def test_a_layer_that_does_not_fit_is_one_line(path: str, tmp_path: Path) -> None:
+def test_a_layer_that_does_not_fit_is_a_one_line_error(path: str, tmp_path: Path) -> None:
     result = run(path, "-o", str(tmp_path / "x.dot"), "--set", "model.layers.0.conv2d.kernel_size=9", expect=2)
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_without_graphviz_the_old_picture_stays(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_graphviz_an_existing_svg_is_unchanged(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old = tmp_path / "net.svg"
     old.write_text("old")
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
@@ -275,7 +275,7 @@ def test_without_graphviz_the_old_picture_stays(path: str, tmp_path: Path, monke
     assert old.read_text() == "old"
 
 
-def test_graphviz_that_fails_is_one_line(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_graphviz_is_a_one_line_error(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "dot"
     program.write_text("#!/bin/sh\necho 'Error: no room\nand more' >&2\nexit 1\n")
     program.chmod(0o755)
@@ -286,7 +286,7 @@ def test_graphviz_that_fails_is_one_line(path: str, tmp_path: Path, monkeypatch:
 
 @needs_graphviz
 @pytest.mark.parametrize("options", [[], ["--program"]])
-def test_fifty_layers_as_svg(path: str, options: list[str]) -> None:
+def test_graphviz_draws_fifty_layers(path: str, options: list[str]) -> None:
     Path(path).write_text(LAYERS.replace("    - residual:\n        body", f"{BLOCK * 12}    - residual:\n        body"))
     root = ElementTree.fromstring(written(path, *options, name="net.svg"))
     texts = {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
@@ -294,7 +294,7 @@ def test_fifty_layers_as_svg(path: str, options: list[str]) -> None:
 
 
 @needs_graphviz
-def test_signs_of_the_language_in_a_text_are_only_text() -> None:
+def test_special_characters_of_dot_are_escaped() -> None:
     text = 'a "b" \\N <c> & d \\'
     dot = graph.dot.Dot(text)
     dot.node(text, text)

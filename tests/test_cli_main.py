@@ -20,7 +20,7 @@ def run(*arguments: str) -> Result:
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
-    """A command `fail` that raises the exception put in this list."""
+    """Defines a command `fail`, which raises the first exception in the returned list."""
     errors: list[BaseException] = []
 
     @click.command()
@@ -33,7 +33,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
 
 
 @pytest.mark.parametrize("name", main.COMMANDS)
-def test_a_commands_help_is_the_line_in_the_groups_help(name: str) -> None:
+def test_a_commands_short_help_equals_its_line_in_the_main_help(name: str) -> None:
     command = importlib.import_module(f"adtrain.cli.{name}").command
     assert command.get_short_help_str(limit=200).rstrip(".") == main.COMMANDS[name].rstrip(".")
     assert main.COMMANDS[name] in run("--help").stdout
@@ -88,7 +88,7 @@ def test_a_commands_own_exit_code_is_kept(failing: list[BaseException]) -> None:
     assert run("fail").exit_code == 1
 
 
-def test_an_unknown_command_gets_the_nearest_one() -> None:
+def test_an_unknown_command_is_refused_with_the_nearest_name() -> None:
     result = run("trian")
     assert result.exit_code == 2
     assert "adtrain: error: unknown command 'trian'; did you mean train? (commands: train, eval, " in result.stderr
@@ -101,7 +101,7 @@ def test_no_command_shows_the_help_and_is_an_error() -> None:
     assert "Commands:" in result.stderr
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
+def test_a_closed_pipe_prints_no_error() -> None:
     script = "from adtrain.cli.main import main; main()"
     command = [sys.executable, "-c", script, "data", "list"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -113,7 +113,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 
 
 @pytest.mark.parametrize("closed", [1, 2])
-def test_a_stream_that_the_caller_closed_is_no_error(closed: int) -> None:
+def test_a_closed_output_stream_is_no_internal_error(closed: int) -> None:
     script = "from adtrain.cli.main import main; main()"
     code = f"import os, sys; os.close({closed}); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     for arguments, status in ((["gradcheck", "--op", "add"], 0), (["trian"], 2)):
@@ -123,7 +123,7 @@ def test_a_stream_that_the_caller_closed_is_no_error(closed: int) -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_the_gpu_is_refused_where_there_is_none_and_auto_is_the_cpu(without_gpu: None) -> None:
+def test_without_a_gpu_auto_is_the_cpu_and_gpu_is_refused(without_gpu: None) -> None:
     @click.command()
     @device_option
     def command(device: str) -> None:
@@ -136,6 +136,6 @@ def test_the_gpu_is_refused_where_there_is_none_and_auto_is_the_cpu(without_gpu:
     assert (result.stdout, result.stderr) == ("cpu\n", "")
 
 
-def test_json_never_holds_nan() -> None:
+def test_nan_in_json_output_is_an_error() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         print_json({"loss": float("nan")})

@@ -23,7 +23,7 @@ def repeat(cfg: Path, *options: str | Path, expect: int = 0) -> Any:
     return command("train", cfg, *arguments, *options, expect=expect)
 
 
-def test_runs_have_means_and_sample_deviations(cfg: Path) -> None:
+def test_mean_and_sample_deviation_of_the_runs(cfg: Path) -> None:
     found = json.loads(repeat(cfg, "--repeat", "3", "--seed", "4", "--json").stdout)
     names = [f"runs/tiny-seed{seed}" for seed in (4, 5, 6)]
     assert [run["run"] for run in found["runs"]] == names
@@ -37,7 +37,7 @@ def test_runs_have_means_and_sample_deviations(cfg: Path) -> None:
         assert found["deviation"][field] == pytest.approx(np.std(values, ddof=1))
 
 
-def test_the_table_has_a_row_a_run(cfg: Path) -> None:
+def test_the_table_has_a_row_per_run(cfg: Path) -> None:
     result = repeat(cfg, "--repeat", "2", "--output-dir", "both")
     lines = result.stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["run", "both/seed0", "both/seed1", "mean", "deviation"]
@@ -45,14 +45,14 @@ def test_the_table_has_a_row_a_run(cfg: Path) -> None:
     assert result.stderr.startswith("run 1 of 2, seed 0\n")
 
 
-def test_a_run_among_several_is_the_run_of_its_seed(cfg: Path) -> None:
+def test_a_repeated_run_equals_a_single_run_with_its_seed(cfg: Path) -> None:
     repeat(cfg, "--repeat", "2", "--output-dir", "both")
     train(cfg, Path("alone"), "--epochs", "1", "--seed", "1")
     for name in ("config.yaml", "model.safetensors"):
         assert Path("alone", name).read_bytes() == Path("both/seed1", name).read_bytes()
 
 
-def test_a_second_repetition_gets_folders_of_its_own(cfg: Path) -> None:
+def test_a_second_call_gets_new_folders(cfg: Path) -> None:
     repeat(cfg, "--repeat", "2")
     repeat(cfg, "--repeat", "2")
     assert {path.name for path in Path("runs").iterdir()} == {
@@ -64,16 +64,16 @@ def test_a_second_repetition_gets_folders_of_its_own(cfg: Path) -> None:
     ("error", "code", "last"),
     [(KeyboardInterrupt(), 130, "adtrain: interrupted"), (MemoryError(), 2, "adtrain: error: not enough memory")],
 )
-def test_what_is_finished_is_kept(
+def test_finished_runs_are_kept_when_a_later_one_fails(
     cfg: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, last: str
 ) -> None:
-    honest, started = training.run, []
+    original, started = training.run, []
 
     def run(*arguments: Any) -> Any:
         started.append(arguments)
         if len(started) == 3:
             raise error
-        return honest(*arguments)
+        return original(*arguments)
 
     monkeypatch.setattr(training, "run", run)
     result = repeat(cfg, "--repeat", "4", expect=code)
@@ -92,16 +92,16 @@ def test_what_is_finished_is_kept(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--output-dir", "both"], "both/seed1: is there already; give another --output-dir, or remove it first"),
+        (["--output-dir", "both"], "both/seed1: already exists; give another --output-dir, or remove it first"),
         (["--seed", str(2**64 - 1)], "training.seed: found 18446744073709551616"),
     ],
 )
-def test_what_cannot_be_finished_is_not_begun(cfg: Path, options: list[str], message: str) -> None:
+def test_nothing_is_trained_if_one_of_the_runs_is_impossible(cfg: Path, options: list[str], message: str) -> None:
     Path("both/seed1").mkdir(parents=True)
     assert message in one_line(repeat(cfg, "--repeat", "3", *options, expect=2))
     assert not Path("runs").exists()
     assert not Path("both/seed0").exists()
 
 
-def test_one_repetition_is_none(cfg: Path) -> None:
+def test_repeat_1_is_refused(cfg: Path) -> None:
     assert "Invalid value for '--repeat'" in one_line(repeat(cfg, "--repeat", "1", expect=2))

@@ -18,7 +18,7 @@ from adtrain.core.errors import OutOfMemory
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the data and a run in `run` that makes mistakes and has timed its operations."""
+    """A folder with the data, a run in `run` with mistakes and timed operations, and its page in `run.html`."""
     folder = tmp_path_factory.mktemp("made")
     cfg = write_config(folder)
     slow = ("--set", "optimizer.adam.lr=0.0002")
@@ -30,11 +30,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(made: Path, tmp_path: Path) -> Path:
-    """A copy of the run, to be damaged."""
+    """A copy of the run that a test can modify."""
     return Path(shutil.copytree(made / "run", tmp_path / "run"))
 
 
-def test_a_browser_shows_the_figures_of_the_summary(made: Path, tmp_path: Path) -> None:
+def test_a_browser_shows_the_numbers_of_the_summary(made: Path, tmp_path: Path) -> None:
     page = Path(shutil.copy(made / "run.html", tmp_path))
     shown, found = Elements(in_browser(page, "--dump-dom")).by_id, summary(made / "run")
     assert shown == {
@@ -53,13 +53,13 @@ def test_a_browser_draws_the_page_in_light_and_dark(made: Path, tmp_path: Path, 
     assert_drawn(made / "run.html", tmp_path, width, scheme)
 
 
-def test_nothing_is_asked_of_a_network(made: Path) -> None:
+def test_the_page_needs_no_network(made: Path) -> None:
     text = (made / "run.html").read_text()
     assert Elements(text).addresses
     assert_needs_no_network(text)
 
 
-def test_the_page_goes_into_the_run_where_no_file_is_given(run: Path) -> None:
+def test_the_page_is_written_into_the_run_by_default(run: Path) -> None:
     result = command("report", run, "--device", "cpu")
     assert result.stdout == f"{run}/report.html\n"
     assert result.stderr == ""
@@ -68,10 +68,10 @@ def test_the_page_goes_into_the_run_where_no_file_is_given(run: Path) -> None:
     ]  # fmt: skip
 
 
-def test_an_unfinished_run_is_reported_as_far_as_it_went(run: Path) -> None:
+def test_an_unfinished_run_has_a_report(run: Path) -> None:
     (run / "summary.json").unlink()
     result = command("report", run, "--device", "cpu")
-    line = "the run is not finished (2 of 2 epochs are over): no test result and no times"
+    line = "the run is not finished (2 of 2 epochs are complete): no test result and no times"
     assert result.stderr == f"{run}: {line}\n"
     text = (run / "report.html").read_text()
     assert line[1:] in text
@@ -81,15 +81,15 @@ def test_an_unfinished_run_is_reported_as_far_as_it_went(run: Path) -> None:
     assert list(found.by_id) == ["train-accuracy", "train-loss", "validation-accuracy", "validation-loss"]
 
 
-def test_a_stopped_run_says_why(run: Path) -> None:
+def test_the_report_of_a_stopped_run_names_the_reason(run: Path) -> None:
     (run / "summary.json").unlink()
     with (run / "metrics.jsonl").open("a") as metrics:
         metrics.write('{"kind": "stopped", "reason": "not_finite", "epoch": 3, "step": 11}\n')
-    line = "the run is not finished (2 of 2 epochs are over, not finite at step 11): no test result and no times"
+    line = "the run is not finished (2 of 2 epochs are complete, not finite at step 11): no test result and no times"
     assert command("report", run, "--device", "cpu").stderr == f"{run}: {line}\n"
 
 
-def test_times_that_nobody_took_are_left_out(run: Path) -> None:
+def test_missing_times_are_left_out(run: Path) -> None:
     found = {**summary(run), "images_per_second": None, "step_ms": None}
     (run / "summary.json").write_text(json.dumps(found))
     command("report", run, "--device", "cpu")
@@ -98,19 +98,19 @@ def test_times_that_nobody_took_are_left_out(run: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_run_before_its_first_epoch_is_reported(run: Path) -> None:
+def test_a_run_before_its_first_epoch_has_a_report(run: Path) -> None:
     for name in ("summary.json", "model.safetensors"):
         (run / name).unlink()
     (run / "metrics.jsonl").write_text("")
     lines = command("report", run, "--device", "cpu").stderr.splitlines()
-    assert lines[0].endswith("(0 of 2 epochs are over): no test result and no times")
+    assert lines[0].endswith("(0 of 2 epochs are complete): no test result and no times")
     assert lines[1].startswith(f"{run}: no predictions: {run}: found no model.safetensors")
     text = (run / "report.html").read_text()
-    assert "No epoch is over yet." in text
+    assert "No epoch is complete." in text
     assert Elements(text).headings == ["Learning curves", "What was run"]
 
 
-def test_a_run_whose_data_are_gone_keeps_its_curves(tmp_path: Path) -> None:
+def test_a_run_without_its_data_has_a_report_without_predictions(tmp_path: Path) -> None:
     run = train(write_config(tmp_path), tmp_path / "run", "--epochs", "1")
     shutil.rmtree(tmp_path / "data")
     (line,) = command("report", run, "--device", "cpu").stderr.splitlines()
@@ -120,7 +120,7 @@ def test_a_run_whose_data_are_gone_keeps_its_curves(tmp_path: Path) -> None:
     assert "The operations were not timed (--profile-steps 0)." in text
 
 
-def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
+def test_names_are_escaped(tmp_path: Path) -> None:
     (folder := tmp_path / "a<b>&c").mkdir()
     run = train(write_config(folder), folder / "run", "--steps", "1")
     command("report", run, "--device", "cpu", "-o", tmp_path / "run.html")
@@ -139,7 +139,7 @@ def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
         ("config.yaml", "name: x", "/config.yaml"),
     ],
 )
-def test_a_damaged_run_is_one_line_and_no_page(run: Path, name: str, content: str, message: str) -> None:
+def test_a_damaged_run_is_a_one_line_error_and_no_page(run: Path, name: str, content: str, message: str) -> None:
     (run / name).write_text(content)
     result = command("report", run, "--device", "cpu", expect=2)
     assert result.stdout == ""
@@ -147,9 +147,7 @@ def test_a_damaged_run_is_one_line_and_no_page(run: Path, name: str, content: st
     assert not (run / "report.html").exists()
 
 
-def test_a_device_that_fails_is_no_reason_for_a_page_without_predictions(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_error_is_reported_and_writes_no_page(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(run: Path, device: str) -> NoReturn:
         raise OutOfMemory("the device is full")
 
@@ -158,7 +156,7 @@ def test_a_device_that_fails_is_no_reason_for_a_page_without_predictions(
     assert not (run / "report.html").exists()
 
 
-def test_what_is_no_run_is_one_line(tmp_path: Path) -> None:
+def test_a_path_without_a_run_is_a_one_line_error(tmp_path: Path) -> None:
     assert one_line(command("report", tmp_path / "none", expect=2)) == (
         f"{tmp_path}/none: found nothing, expected the folder of a run"
     )
@@ -167,13 +165,13 @@ def test_what_is_no_run_is_one_line(tmp_path: Path) -> None:
     )
 
 
-def test_a_page_that_cannot_be_written_is_one_line(run: Path, tmp_path: Path) -> None:
+def test_a_page_that_cannot_be_written_is_a_one_line_error(run: Path, tmp_path: Path) -> None:
     assert one_line(command("report", run, "--device", "cpu", "-o", tmp_path / "none" / "x.html", expect=2)) == (
         f"{tmp_path}/none/x.html: cannot be written (No such file or directory)"
     )
 
 
-def test_pictures_are_drawn(run: Path, tmp_path: Path) -> None:
+def test_png_files_are_drawn(run: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib")
     image = pytest.importorskip("PIL.Image", reason="needs Pillow")
     result = command("report", run, "--device", "cpu", "--png", tmp_path / "png")
@@ -186,7 +184,7 @@ def test_pictures_are_drawn(run: Path, tmp_path: Path) -> None:
         assert pixels.std() > 5
 
 
-def test_without_matplotlib_pictures_are_one_line_and_the_page_is_made(
+def test_without_matplotlib_png_is_refused_but_the_page_is_written(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -199,7 +197,7 @@ def test_without_matplotlib_pictures_are_one_line_and_the_page_is_made(
     assert (run / "report.html").exists()
 
 
-def test_data_without_a_picture_have_none(tmp_path: Path) -> None:
+def test_data_that_are_not_images_have_no_pictures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib")
     cfg = write_config(tmp_path)
     for part, count in (("train", 90), ("t10k", 30)):

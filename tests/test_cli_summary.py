@@ -5,9 +5,9 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from report_runs import command
 
-from adtrain.cli import main
 from adtrain.cli.summary import short
 
 LAYERS = """\
@@ -29,9 +29,7 @@ training: {epochs: 1}
 
 
 def summary(*arguments: str, expect: int = 0) -> Result:
-    result = CliRunner().invoke(main.cli, ["summary", *arguments])
-    assert result.exit_code == expect, result.stderr
-    return result
+    return command("summary", *arguments, expect=expect)
 
 
 @pytest.fixture
@@ -54,7 +52,7 @@ def test_layers_shapes_parameters_and_costs(path: str) -> None:
         ("4", "linear", [10], 1450),
     ]
     assert {"input", "loss", "accuracy"} <= rows.keys()
-    # adding what goes around: an operation for each number, which reads two and writes one
+    # the sum with the shortcut: one FLOP per element, which reads two numbers and writes one
     assert rows["2"]["forward"] == {"equations": 1, "flops": 8 * 144, "bytes": 8 * 144 * 3 * 4}
     for phase in ("forward", "backward"):
         for field in ("flops", "bytes"):
@@ -79,12 +77,12 @@ def test_the_tables_fit_the_terminal(path: str, width: int, monkeypatch: pytest.
         assert [table[-1].split()[0] for table in tables] == ["total", "fused", "peak"]
 
 
-def test_the_data_of_a_folder_are_not_read_and_said_to_be_one_batch(path: str) -> None:
+def test_data_at_a_path_are_counted_as_one_batch(path: str) -> None:
     assert "data set (one batch)" in summary(path).stdout
     assert "\ndata set  " in summary("smoke").stdout
 
 
-def test_a_layer_that_does_not_fit_is_one_line(path: str) -> None:
+def test_a_layer_that_does_not_fit_is_a_one_line_error(path: str) -> None:
     result = summary(path, "--set", "model.layers.0.conv2d.kernel_size=9", expect=2)
     (line,) = result.stderr.splitlines()
     assert line.startswith("adtrain: error: ")
@@ -103,5 +101,5 @@ def test_sizes_have_three_digits(number: float, text: str) -> None:
     assert short(number, "B") == text
 
 
-def test_a_number_without_a_unit_ends_in_its_prefix() -> None:
+def test_a_number_without_a_unit_ends_with_its_prefix() -> None:
     assert [short(12), short(3_214_000)] == ["12", "3.21 M"]

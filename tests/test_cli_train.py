@@ -25,7 +25,7 @@ SCRIPT = "from adtrain.cli.main import main; main()"
 
 @pytest.fixture
 def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A config's path, from a folder of its own."""
+    """The path of a config, in the current folder of the test."""
     monkeypatch.chdir(tmp_path)
     return write_config(tmp_path)
 
@@ -42,7 +42,7 @@ def summary_of(result: Result) -> dict[str, Any]:
 
 
 def started(cfg: Path, *arguments: str, before: str = "") -> subprocess.Popen[str]:
-    """A process that trains, once its first epoch is over."""
+    """Start a process that trains, and wait until its first epoch is over."""
     command = [sys.executable, "-c", before + SCRIPT, "train", str(cfg), "--device", "cpu", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = monotonic() + 60
@@ -105,7 +105,7 @@ def check(value: Any, expected: Any) -> None:
 FILES = ["config.yaml", "metrics.jsonl", "model.safetensors", "last.safetensors", "best.safetensors", "summary.json"]
 
 
-def test_a_run_leaves_its_files_and_a_report(cfg: Path) -> None:
+def test_a_run_writes_its_files_and_prints_a_report(cfg: Path) -> None:
     result = train(cfg)
     assert sorted(path.name for path in Path("runs/tiny").iterdir()) == sorted(FILES)
     lines = result.stdout.splitlines()
@@ -132,21 +132,21 @@ def test_the_summary_has_the_promised_fields(cfg: Path) -> None:
     assert found["images_per_second"] == pytest.approx(3 * 72 / found["train_seconds"])
 
 
-def test_nothing_is_profiled_where_nobody_asks(cfg: Path) -> None:
+def test_zero_profile_steps_disable_profiling(cfg: Path) -> None:
     found = summary_of(train(cfg, "--json", "--profile-steps", "0"))
     assert [found[field] for field in ("ops", "ops_sum_ms", "ops_to_step_ratio")] == [[], None, None]
     assert found["validation"] is None
     assert "operations" not in train(cfg, "--profile-steps", "0").stdout
 
 
-def test_profiling_does_not_touch_the_result(cfg: Path) -> None:
+def test_profiling_does_not_change_the_result(cfg: Path) -> None:
     train(cfg, "--output-dir", "with")
     train(cfg, "--output-dir", "without", "--profile-steps", "0")
     for name in ("config.yaml", "model.safetensors"):
         assert (Path("with") / name).read_bytes() == (Path("without") / name).read_bytes()
 
 
-def test_options_override_the_config_and_the_sets(cfg: Path) -> None:
+def test_options_override_the_config_and_set(cfg: Path) -> None:
     found = summary_of(
         train(cfg, "--json", "--epochs", "2", "--steps", "9", "--seed", "5", "--set", "training.epochs=7",
               "--set", "data.batch_size=9", "--profile-steps", "0")
@@ -171,7 +171,7 @@ def test_the_resolved_config_trains_again_to_the_same_model_from_any_folder(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--output-dir", "taken"], "taken: holds a run already (config.yaml); give another --output-dir, or remove"),
+        (["--output-dir", "taken"], "taken: already holds a run (config.yaml); give another --output-dir, or remove"),
         (["--output-dir", "tiny.yaml"], "tiny.yaml: found a file, expected a folder or nothing"),
         (["--output-dir", "tiny.yaml/x"], "tiny.yaml/x: cannot be written (Not a directory)"),
         (
@@ -186,7 +186,7 @@ def test_the_resolved_config_trains_again_to_the_same_model_from_any_folder(
         (["--profile-steps", "-1"], "Invalid value for '--profile-steps'"),
     ],
 )
-def test_bad_input_is_one_line_and_writes_nothing(cfg: Path, arguments: list[str], message: str) -> None:
+def test_bad_input_is_a_one_line_error_and_writes_nothing(cfg: Path, arguments: list[str], message: str) -> None:
     Path("taken").mkdir()
     Path("taken/config.yaml").write_text("mine")
     before = sorted(Path().rglob("*"))
@@ -200,7 +200,7 @@ def test_bad_input_is_one_line_and_writes_nothing(cfg: Path, arguments: list[str
 
 
 @pytest.mark.parametrize("name", ["missing.yaml", "empty.yaml", "list.yaml", "broken.yaml", "tab.yaml"])
-def test_a_config_that_is_none_is_refused(cfg: Path, name: str) -> None:
+def test_an_invalid_config_file_is_refused(cfg: Path, name: str) -> None:
     contents = {"empty.yaml": "", "list.yaml": "- 1", "broken.yaml": "a: [", "tab.yaml": "a:\n\tb: 1"}
     if name in contents:
         Path(name).write_text(contents[name])
@@ -214,22 +214,22 @@ def test_a_loss_that_is_not_finite_ends_the_command(cfg: Path) -> None:
     assert result.stderr == (
         "adtrain: error: the loss is nan at step 2 (epoch 1), first the result of matmul in 2.linear; "
         "training stopped: lower the optimizer's lr, or set training.clip_norm; "
-        "kept the state before that step: runs/tiny/last.safetensors\n"
+        "the state before that step is in runs/tiny/last.safetensors\n"
     )
-    kept = sorted(path.name for path in Path("runs/tiny").iterdir())
-    assert kept == ["config.yaml", "last.safetensors", "metrics.jsonl"]
+    names = sorted(path.name for path in Path("runs/tiny").iterdir())
+    assert names == ["config.yaml", "last.safetensors", "metrics.jsonl"]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_run_after_a_step_and_says_how_to_go_on(cfg: Path, number: int, code: int) -> None:
+def test_a_signal_ends_the_run_after_a_step_and_prints_how_to_resume(cfg: Path, number: int, code: int) -> None:
     process = started(cfg, "--epochs", "1000000")
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (code, "")
     *lines, last = err.splitlines()
-    heard = "adtrain: stopping after the steps under way; once more to leave at once"
-    assert lines.count(heard) == 1  # the steps under way may end an epoch
-    assert {line.split()[0] for line in lines if line != heard} == {"epoch"}
+    note = "adtrain: stopping after the current steps; a second signal ends at once"
+    assert lines.count(note) == 1  # the current steps may end an epoch
+    assert {line.split()[0] for line in lines if line != note} == {"epoch"}
     assert re.fullmatch(r"stopped at step \d+ \(epoch \d+\); go on with: adtrain train --resume runs/tiny", last)
     assert sorted(path.name for path in Path("runs/tiny").iterdir()) == sorted(FILES[:-1])
     step, epoch = map(int, re.findall(r"\d+", last)[:2])
@@ -247,20 +247,18 @@ def test_a_signal_ends_the_run_after_a_step_and_says_how_to_go_on(cfg: Path, num
         (["tiny.yaml", "--resume", "x"], "--resume RUN takes no CONFIG"),
         (
             ["--resume", "x", "--output-dir", "y"],
-            "--resume RUN goes on in the run's own folder, and takes no --output-dir",
+            "--resume RUN continues in the run's own folder, and takes no --output-dir",
         ),
         (["tiny.yaml", "--override"], "--override is for --resume RUN only"),
         (["--resume", "x"], "x: found nothing, expected a run's folder or a checkpoint"),
     ],
 )
-def test_arguments_of_a_resumption_that_make_no_sense_are_one_line(
-    cfg: Path, arguments: list[str], message: str
-) -> None:
+def test_invalid_arguments_of_a_resumption_are_a_one_line_error(cfg: Path, arguments: list[str], message: str) -> None:
     (line,) = train(*arguments, expect=2).stderr.splitlines()
     assert line.startswith(f"adtrain: error: {message}")
 
 
-def test_a_finished_run_is_done_and_goes_on_for_more_epochs(cfg: Path) -> None:
+def test_a_finished_run_resumes_only_for_more_epochs(cfg: Path) -> None:
     train(cfg, "--profile-steps", "0")
     result = train("--resume", "runs/tiny", expect=2)
     assert result.stderr == "adtrain: error: runs/tiny is finished: 3 epochs; ask for more with --epochs N\n"
@@ -270,7 +268,7 @@ def test_a_finished_run_is_done_and_goes_on_for_more_epochs(cfg: Path) -> None:
     assert config.load("runs/tiny/config.yaml").training.epochs == 4
 
 
-def test_a_run_that_was_killed_before_its_summary_is_brought_to_its_end(cfg: Path) -> None:
+def test_resuming_a_run_killed_before_its_summary_writes_the_summary(cfg: Path) -> None:
     train(cfg, "--profile-steps", "0")
     summary = Path("runs/tiny/summary.json")
     before = json.loads(summary.read_text())
@@ -283,14 +281,14 @@ def test_a_run_that_was_killed_before_its_summary_is_brought_to_its_end(cfg: Pat
     assert (after["step_ms"], after["images_per_second"]) == (None, None)
 
 
-def test_every_step_can_be_checked(cfg: Path) -> None:
+def test_debug_nan_does_not_change_the_result(cfg: Path) -> None:
     result = train(cfg, "--debug-nan", "--profile-steps", "0")
-    assert result.stderr.startswith("looking for numbers that are not finite after each step, which is slow\n")
+    assert result.stderr.startswith("checking for NaN and infinity after each step, which is slow\n")
     train(cfg, "--profile-steps", "0", "--output-dir", "plain")
     assert Path("runs/tiny/model.safetensors").read_bytes() == Path("plain/model.safetensors").read_bytes()
 
 
-def test_a_second_signal_ends_the_process_at_once_and_the_checkpoint_is_whole(cfg: Path) -> None:
+def test_a_second_signal_ends_the_process_at_once_with_an_intact_checkpoint(cfg: Path) -> None:
     slow = "from time import sleep; from adtrain.training import Recorder; Recorder.stopped = lambda *_: sleep(60); "
     process = started(cfg, "--epochs", "1000000", before=slow)
     process.send_signal(signal.SIGINT)
@@ -303,10 +301,12 @@ def test_a_second_signal_ends_the_process_at_once_and_the_checkpoint_is_whole(cf
     assert training.resume(Path("runs/tiny")).start.checkpoint.progress.step > 0
 
 
-def test_a_terminal_gets_bars(cfg: Path) -> None:
+def test_a_terminal_shows_progress_bars(cfg: Path) -> None:
     pty, fcntl, termios = (pytest.importorskip(name) for name in ("pty", "fcntl", "termios"))
     leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("4H", 24, 60, 0, 0))  # rows, columns, and pixels of no use
+    fcntl.ioctl(
+        follower, termios.TIOCSWINSZ, struct.pack("4H", 24, 60, 0, 0)
+    )  # rows, columns, and two unused sizes in pixels
     command = [sys.executable, "-c", SCRIPT, "train", str(cfg), "--device", "cpu", "--profile-steps", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=follower) as process:
         os.close(follower)
@@ -314,7 +314,7 @@ def test_a_terminal_gets_bars(cfg: Path) -> None:
         try:
             while chunk := os.read(leader, 4096):
                 shown += chunk
-        except OSError:  # Linux's way to say that the other end is closed
+        except OSError:  # Linux reports a closed other end as an error
             pass
         os.close(leader)
     assert process.returncode == 0
@@ -340,7 +340,7 @@ def _summary(rows: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_the_report_is_sorted_by_time_and_sums_up_the_rest() -> None:
+def test_the_report_sorts_operations_by_time_and_summarises_the_rest() -> None:
     lines = report(_summary(MAX_ROWS + 5), 10_000, 120)
     table = lines[lines.index("operations of one step, by time") + 1 :]
     assert table[1].startswith(f"operation_{MAX_ROWS + 4}_of_a_long_name")
@@ -361,7 +361,7 @@ def test_the_report_fits_the_terminal(width: int, headings: str) -> None:
     assert max(map(len, lines)) <= width
 
 
-def test_kernels_are_not_measured_where_there_is_one_of_each(cfg: Path) -> None:
+def test_full_autotuning_is_refused_on_the_cpu(cfg: Path) -> None:
     result = train(cfg, "--autotune", "full", expect=2)
     assert result.stderr.startswith("adtrain: error: --autotune full: only a GPU has kernels to choose from")
     assert not Path("runs").exists()

@@ -11,7 +11,7 @@ import adtrain as ad
 from adtrain import config, nn, optim
 
 
-def test_a_config_becomes_the_model_it_describes(tmp_path: Path) -> None:
+def test_config_builds_the_model_it_describes(tmp_path: Path) -> None:
     model = config.build.model(load(tmp_path, FULL))
     assert model == nn.Sequential([
         nn.Conv2d(32, 3), nn.Relu(), nn.Conv2d(64, 3, padding=1), nn.BatchNorm2d(), nn.Relu(),
@@ -21,22 +21,22 @@ def test_a_config_becomes_the_model_it_describes(tmp_path: Path) -> None:
     assert model.output_shape((1, 28, 28)) == (10,)
 
 
-def test_branches_and_shortcuts_become_containers(tmp_path: Path) -> None:
+def test_branches_and_shortcuts_build_containers(tmp_path: Path) -> None:
     layers = "concat: [[relu], [tanh]]", "residual: {body: [linear: 3], shortcut: [linear: 3]}", "add: [[relu], [silu]]"
     model = config.build.model(load(tmp_path, small("flatten", *layers)))
 
-    def alone(module: nn.Module) -> nn.Sequential:
+    def sequential(module: nn.Module) -> nn.Sequential:
         return nn.Sequential([module])
 
     assert model.layers[1:] == (
-        nn.Concat([alone(nn.Relu()), alone(nn.Tanh())]),
-        nn.Residual(alone(nn.Linear(3)), alone(nn.Linear(3))),
-        nn.Add([alone(nn.Relu()), alone(nn.Silu())]),
+        nn.Concat([sequential(nn.Relu()), sequential(nn.Tanh())]),
+        nn.Residual(sequential(nn.Linear(3)), sequential(nn.Linear(3))),
+        nn.Add([sequential(nn.Relu()), sequential(nn.Silu())]),
     )
 
 
 @pytest.mark.parametrize("name", config.packaged())
-def test_packaged_configs_end_in_ten_classes(name: str) -> None:
+def test_packaged_configs_have_ten_outputs(name: str) -> None:
     cfg = config.load(name)
     assert config.build.model(cfg).output_shape(cfg.model.input) == (10,)
 
@@ -54,7 +54,7 @@ def test_packaged_configs_end_in_ten_classes(name: str) -> None:
         (["flatten", "conv2d: {out_channels: 3, kernel_size: 1}"],
          "7:7  model.layers[1] conv2d: expected an input of shape (channels, height, width), found (36,)"),
         (["flatten", "residual: [linear: 35]"],
-         "7:7  model.layers[1] residual: the body gives (35,), its input is (36,): give a shortcut that projects"),
+         "7:7  model.layers[1] residual: the body gives (35,), its input is (36,): add a shortcut that gives (35,)"),
         (["residual: [relu, {residual: {body: [relu], shortcut: [max_pool2d: 7]}}]"],
          "6:61  model.layers[0].residual.body[1].residual.shortcut[0] max_pool2d: "
          "kernel 7x7 is larger than the padded input 6x6"),
@@ -64,11 +64,13 @@ def test_packaged_configs_end_in_ten_classes(name: str) -> None:
          "7:7  model.layers[1] add: the branches must agree, branch 0 gives (2,), branch 1 (3,)"),
         (["conv2d: {out_channels: 3, kernel_size: 3, padding: same, stride: 2}"],
          "6:7  model.layers[0] conv2d: padding 'same' needs stride 1, found stride 2"),
-        (["linear: 10"], "6:7  model.layers[0] linear: output (1, 6, 10) does not fit the loss cross_entropy, "
-         "of (classes,): add flatten and linear"),
+        (["linear: 10"], "6:7  model.layers[0] linear: found output (1, 6, 10), expected (classes,) for the loss "
+         "cross_entropy: add flatten and linear"),
     ],
 )  # fmt: skip
-def test_a_layer_that_does_not_fit_is_named_with_both_numbers(tmp_path: Path, layers: list[str], message: str) -> None:
+def test_the_error_of_a_layer_that_does_not_fit_names_found_and_expected_sizes(
+    tmp_path: Path, layers: list[str], message: str
+) -> None:
     assert problems(tmp_path, small(*layers)) == [f"c.yaml:{message}"]
 
 
@@ -90,14 +92,14 @@ def test_shapes_are_checked_without_allocating(tmp_path: Path) -> None:
     assert config.build.model(cfg).output_shape((1, 6, 6)) == (10,)
 
 
-def test_a_loss_has_its_options(tmp_path: Path) -> None:
+def test_loss_is_built_with_its_options(tmp_path: Path) -> None:
     logits, targets = np.array([[2.0, 0.0]]), np.array([0])
     loss = config.build.loss(load(tmp_path, FULL))
     log_p = logits - np.log(np.exp(logits).sum())
     assert loss(ad.array(logits), ad.array(targets)).item() == pytest.approx(-(0.95 * log_p[0, 0] + 0.05 * log_p[0, 1]))
 
 
-def test_an_optimizer_has_its_options(tmp_path: Path) -> None:
+def test_optimizer_is_built_with_its_options(tmp_path: Path) -> None:
     text = small("flatten", "linear: 10")
     assert config.build.optimizer(load(tmp_path, text)) == optim.Adam()
     sgd = load(tmp_path, text, "optimizer={sgd: {lr: 0.1, momentum: 0.9, nesterov: true}}")
@@ -119,7 +121,7 @@ def test_an_optimizer_has_its_options(tmp_path: Path) -> None:
         ("one_cycle: {div_factor: 10}", {0: 0.1, 11: 1, 39: 1e-5}),
     ],
 )
-def test_a_schedule_counts_in_epochs(tmp_path: Path, schedule: str, factors: dict[int, float]) -> None:
+def test_schedule_options_in_epochs_become_steps(tmp_path: Path, schedule: str, factors: dict[int, float]) -> None:
     cfg = load(tmp_path, small("flatten", "linear: 10"), f"schedule={schedule}")
     built = config.build.schedule(cfg, steps_per_epoch=10, total_steps=40)
     for step, factor in factors.items():

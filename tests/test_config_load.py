@@ -25,7 +25,7 @@ TRAINING = (
 )
 
 
-def test_long_forms_are_read(tmp_path: Path) -> None:
+def test_options_in_long_form_are_read(tmp_path: Path) -> None:
     cfg = load(tmp_path, FULL)
     assert (cfg.name, cfg.data.dataset, cfg.data.batch_size) == ("mnist-cnn", "mnist", 128)
     assert cfg.model.input == (1, 28, 28)
@@ -50,12 +50,12 @@ def test_long_forms_are_read(tmp_path: Path) -> None:
         ("concat: [[relu], [tanh]]", "concat: {branches: [[relu: null], [tanh]]}"),
     ],
 )
-def test_a_short_form_means_its_long_form(tmp_path: Path, short: str, long: str) -> None:
+def test_a_short_form_equals_its_long_form(tmp_path: Path, short: str, long: str) -> None:
     layers = ("flatten", "linear: 10")
     assert load(tmp_path, small(short, *layers)) == load(tmp_path, small(long, *layers))
 
 
-def test_the_defaults_are_written_down_nowhere_else(tmp_path: Path) -> None:
+def test_missing_keys_have_their_defaults(tmp_path: Path) -> None:
     cfg = load(tmp_path, NETWORK)
     assert cfg.schedule.kind == "constant"
     assert (cfg.data.validation, cfg.data.normalize) == (0.0, True)
@@ -121,7 +121,9 @@ def test_the_defaults_are_written_down_nowhere_else(tmp_path: Path) -> None:
          "expected a list of numbers above 0 and below 2^31"),
     ],
 )  # fmt: skip
-def test_a_wrong_value_is_named_with_its_place(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_the_error_of_a_wrong_value_names_its_position_and_key(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
     assert NETWORK.count(old) == 1
     assert problems(tmp_path, NETWORK.replace(old, new)) == [f"c.yaml:{message}"]
 
@@ -139,7 +141,7 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_long_list_of_problems_is_cut(tmp_path: Path) -> None:
+def test_a_message_lists_at_most_30_problems(tmp_path: Path) -> None:
     found = problems(tmp_path, small(*["rellu"] * 100))
     assert len(found) == 31
     assert found[-1] == "... and 70 more problems"
@@ -165,11 +167,11 @@ def test_a_long_list_of_problems_is_cut(tmp_path: Path) -> None:
     ],
 )
 def test_overrides_set_values_by_dotted_key(tmp_path: Path, overrides: list[str], path: str, value: object) -> None:
-    here: object = load(tmp_path, NETWORK, *overrides)
+    found: object = load(tmp_path, NETWORK, *overrides)
     for part in path.split("."):
-        here = here[int(part)] if isinstance(here, list) else getattr(here, part)
-    assert here == value
-    assert type(here) is type(value)
+        found = found[int(part)] if isinstance(found, list) else getattr(found, part)
+    assert found == value
+    assert type(found) is type(value)
 
 
 @pytest.mark.parametrize(
@@ -192,11 +194,11 @@ def test_overrides_set_values_by_dotted_key(tmp_path: Path, overrides: list[str]
         ("optimizer=sgd", "--set optimizer  optimizer.sgd.lr: missing, expected a finite number above 0"),
     ],
 )  # fmt: skip
-def test_a_wrong_override_is_named(tmp_path: Path, override: str, message: str) -> None:
+def test_the_error_of_a_wrong_override_names_it(tmp_path: Path, override: str, message: str) -> None:
     assert problems(tmp_path, NETWORK, override) == [message]
 
 
-def test_an_override_changes_one_of_two_aliases(tmp_path: Path) -> None:
+def test_an_override_changes_only_one_of_two_aliases(tmp_path: Path) -> None:
     text = small("flatten", "&wide {linear: 10}", "*wide")
     layers = load(tmp_path, text, "model.layers.1.linear.out_features=20").model.layers
     assert [layer.options()["out_features"] for layer in layers[1:]] == [20, 10]
@@ -210,18 +212,18 @@ def test_a_dumped_config_loads_to_an_equal_one(tmp_path: Path) -> None:
         assert config.dump(load(tmp_path, dumped)) == dumped
 
 
-def test_configs_that_say_different_things_differ(tmp_path: Path) -> None:
+def test_configs_with_different_values_are_not_equal(tmp_path: Path) -> None:
     assert load(tmp_path, NETWORK) != load(tmp_path, NETWORK, "model.layers.1.linear.out_features=11")
 
 
-def test_packaged_configs_load_by_name_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packaged_configs_load_by_name_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert ", ".join(config.packaged()) == PACKAGED
     for name in config.packaged():
         assert config.load(name).name == name
 
 
-def test_a_file_wins_over_a_packaged_config_and_a_folder_does_not(
+def test_a_file_but_not_a_folder_has_precedence_over_a_packaged_config(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -242,7 +244,7 @@ def test_a_file_wins_over_a_packaged_config_and_a_folder_does_not(
         (".", ".  found a folder, expected a YAML file"),
     ],
 )  # fmt: skip
-def test_a_config_that_is_not_there_is_named_with_the_packaged_ones(
+def test_the_error_of_a_missing_config_lists_the_packaged_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -259,7 +261,7 @@ def test_a_file_of_50_mb_is_refused_without_being_read(tmp_path: Path) -> None:
         config.load(path)
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_an_unreadable_file_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(*args: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -267,7 +269,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest
     assert problems(tmp_path, NETWORK) == ["c.yaml  cannot be read: Permission denied"]
 
 
-PIECES = [
+FRAGMENTS = [
     *("relu", "[", "]", "{", "}", ":", "- ", "\n", " ", "\t", "null", "true", "-1", "0", "1e99", ".nan", "'", '"'),
     *("&a", "*a"),
     *("!!int", "residual:", "concat:", "linear", "|", ">", "%", "#", "?", "~", "<<:", "embedding", "same", "reshape:"),
@@ -276,13 +278,13 @@ PIECES = [
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_a_mangled_config_loads_or_ends_in_a_config_error(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+def test_a_mangled_config_loads_or_raises_config_error(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     choose = random.Random(seed)
     text = FULL
     for _ in range(choose.randint(1, 6)):
-        at, other = sorted(choose.choices(range(len(text)), k=2))
-        piece = choose.choice([choose.choice(PIECES), "", text[other : other + choose.randint(1, 40)]])
-        text = text[:at] + piece + text[at + choose.choice([0, 0, 1, 8]) :]
+        position, other = sorted(choose.choices(range(len(text)), k=2))
+        inserted = choose.choice([choose.choice(FRAGMENTS), "", text[other : other + choose.randint(1, 40)]])
+        text = text[:position] + inserted + text[position + choose.choice([0, 0, 1, 8]) :]
     path = tmp_path_factory.getbasetemp() / "mangled.yaml"
     path.write_text(text, encoding="utf-8")
     try:
@@ -297,7 +299,7 @@ def test_a_mangled_config_loads_or_ends_in_a_config_error(tmp_path_factory: pyte
         config.build.model(cfg)
 
 
-def test_importing_config_imports_nothing_heavy() -> None:
+def test_importing_config_imports_no_optional_packages() -> None:
     heavy = ("torch", "scipy", "matplotlib", "PIL")
     code = f"import adtrain.config, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -25,7 +25,7 @@ def validator() -> Any:
     return jsonschema.Draft202012Validator(SCHEMA)
 
 
-def test_the_schema_file_is_current() -> None:
+def test_the_schema_file_is_up_to_date() -> None:
     printed = subprocess.run(
         [sys.executable, "-m", "adtrain.config.schema"], capture_output=True, text=True, check=True
     ).stdout
@@ -33,15 +33,15 @@ def test_the_schema_file_is_current() -> None:
     assert json.loads(printed) == SCHEMA, "run: python -m adtrain.config.schema > configs/schema.json"
 
 
-def test_the_schema_knows_every_name_and_every_option() -> None:
+def test_the_schema_has_every_kind_and_option() -> None:
     for kind, spec in specs.BY_KIND.items():
         definition = SCHEMA["$defs"][spec.__name__]
-        written = next(form for form in definition.get("anyOf", [definition]) if "properties" in form)
-        by_name = written["properties"][kind]["anyOf"][0]
-        assert set(by_name.get("properties", {})) == set(spec.model_fields)
+        long_form = next(form for form in definition.get("anyOf", [definition]) if "properties" in form)
+        options = long_form["properties"][kind]["anyOf"][0]
+        assert set(options.get("properties", {})) == set(spec.model_fields)
 
 
-def test_a_default_is_a_value_the_option_takes() -> None:
+def test_defaults_are_valid_values_of_their_options() -> None:
     examples = {"body": ["relu"], "branches": [["relu"]], "milestones": [1], "shape": [1]}
     for kind, spec in specs.BY_KIND.items():
         fields = spec.model_fields.items()
@@ -50,7 +50,7 @@ def test_a_default_is_a_value_the_option_takes() -> None:
         assert spec.model_validate({kind: required | defaults}) == spec.model_validate({kind: required})
 
 
-def test_no_name_stands_for_two_things() -> None:
+def test_names_are_unique_across_families() -> None:
     assert len(specs.BY_KIND) == sum(len(family) for family in specs.FAMILIES.values())
 
 

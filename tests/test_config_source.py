@@ -32,12 +32,12 @@ def refusal(content: bytes) -> str:
         (b"a: \xff\n", "c.yaml:1:4  found the byte 0xff, expected UTF-8 text"),
         (b"a: 1\nb: \x07\n", "c.yaml:2:4  found the control character U+0007, expected text"),
         (b'a: "\\ud800"\n', "c.yaml:1:4  found half of a surrogate pair, expected text"),
-        (b'a: "\\UFFFFFFFF"\n', "c.yaml  not valid YAML: an escape or a version beyond all bounds"),
+        (b'a: "\\UFFFFFFFF"\n', "c.yaml  not valid YAML: an escape or a version number is out of range"),
         (b"a: !!python/name:x y\n", "c.yaml:1:4  found the tag !!python/name:x on 'y', expected plain YAML"),
         (b"a: !point {x: 1}\n", "c.yaml:1:4  found the tag !point, expected plain YAML"),
         (b"a: !!int three\n", "c.yaml:1:4  found the tag !!int on 'three', expected plain YAML"),
         (b"a: *b\n", "c.yaml:1:4  found the alias *b, which has no anchor before it"),
-        (b"a: &b [*b]\n", "c.yaml:1:8  found the alias *b, which stands inside its own anchor"),
+        (b"a: &b [*b]\n", "c.yaml:1:8  found the alias *b, which is inside its own anchor"),
         (b"a: " + b"9" * 5000, "c.yaml:1:4  found a number of 5,000 characters, expected at most 100"),
         (b"[" * 100_000, "c.yaml:1:65  found more than 64 levels, expected fewer"),
         (b"a: [" + b"1," * 30_000 + b"]", "c.yaml:1:39999  found more than 20,000 values, expected fewer"),
@@ -45,11 +45,11 @@ def refusal(content: bytes) -> str:
     ],
     ids=lambda value: repr(value[:40]) if isinstance(value, bytes) else "",
 )  # fmt: skip
-def test_what_is_no_config_is_refused_in_one_line(content: bytes, message: str) -> None:
+def test_the_error_of_invalid_yaml_is_one_line_with_its_position(content: bytes, message: str) -> None:
     assert refusal(content) == message
 
 
-def test_duplicate_keys_are_found_with_both_lines_and_do_not_end_the_reading() -> None:
+def test_duplicate_keys_are_reported_with_both_positions_and_parsing_goes_on() -> None:
     node, problems = source.read(b"a: 1\nb:\n  c: 2\n  c: 3\na: 4\n1: 5\n", "c.yaml")
     assert [str(problem) for problem in problems] == [
         "c.yaml:4:3  found the key c twice, first at c.yaml:3:3; expected it once",
@@ -59,7 +59,7 @@ def test_duplicate_keys_are_found_with_both_lines_and_do_not_end_the_reading() -
     assert node.plain() == {"a": 1, "b": {"c": 2}}
 
 
-def test_an_anchor_bomb_is_refused_before_it_grows() -> None:
+def test_exponentially_growing_aliases_are_refused_in_little_memory() -> None:
     lines = ["a0: &a0 [1, 1]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 40)]
     tracemalloc.start()
     try:
@@ -71,7 +71,7 @@ def test_an_anchor_bomb_is_refused_before_it_grows() -> None:
     assert peak < 10_000_000
 
 
-def test_aliases_that_nest_deeply_are_refused() -> None:
+def test_deeply_nested_aliases_are_refused() -> None:
     lines = ["a0: &a0 [1]"] + [f"a{i}: &a{i} [*a{i - 1}]" for i in range(1, 100)]
     assert refusal("\n".join(lines).encode()) == "c.yaml:65:6  found more than 64 levels, expected fewer"
 
@@ -86,7 +86,7 @@ def test_aliases_that_nest_deeply_are_refused() -> None:
         ("'1'", "1"), ('"true"', "true"), ("!!str 5", "5"), ("!!float 3", 3), ("nan", "nan"), ("=", "="),
     ],
 )  # fmt: skip
-def test_scalars_are_those_of_yaml_1_2(text: str, value: object) -> None:
+def test_scalars_have_the_types_of_yaml_1_2(text: str, value: object) -> None:
     plain = source.read(f"a: {text}\n".encode(), "c.yaml")[0].plain()
     assert isinstance(plain, dict)
     assert plain["a"] == value
@@ -97,11 +97,11 @@ def test_a_byte_order_mark_and_windows_line_ends_are_read() -> None:
     assert source.read(b"\xef\xbb\xbfa: 1\r\nb: [2]\r\n", "c.yaml")[0].plain() == {"a": 1, "b": [2]}
 
 
-def test_an_alias_stands_for_its_value() -> None:
+def test_an_alias_has_the_value_of_its_anchor() -> None:
     assert source.read(b"a: &x [1, {b: 2}]\nc: *x\n", "c.yaml")[0].plain() == {"a": [1, {"b": 2}], "c": [1, {"b": 2}]}
 
 
-def test_every_value_is_found_where_it_was_written() -> None:
+def test_values_have_their_line_and_column() -> None:
     root = source.read(b"a:\n  - b: 1\n  - linear: 128\n", "c.yaml")[0]
     node, where = root.find(("a", 0, "b"))
     assert (node.where, where) == ("c.yaml:2:8", "c.yaml:2:5")

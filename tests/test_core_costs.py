@@ -11,7 +11,7 @@ import pytest
 from adtrain import ops
 from adtrain.core.array import Value, array
 from adtrain.core.costs import costs
-from adtrain.core.fused import fuse, items_p, loops_p
+from adtrain.core.fused import batchwise_p, fuse, loops_p
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
 
@@ -61,5 +61,5 @@ def test_a_fused_equation_has_its_members_flops_and_moves_what_goes_in_and_out()
 
     whole = program(f, TABLE, INDICES, array(np.zeros(6, np.float32)))
     loops = fuse(loops_p, whole.equations[1:], whole.outputs)
-    items = fuse(items_p, [whole.equations[0], loops], whole.outputs)
+    items = fuse(batchwise_p, [whole.equations[0], loops], whole.outputs)
     assert list(costs([items])) == [(3 * 24, 4 * (24 + 6 + 24) + 8 * 4)]

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from adtrain import ops
 from adtrain.backends.cpu import naive
+from adtrain.bench.analysis.ops import SIZED_OPS, SizedOp
 from adtrain.core.array import array
 from adtrain.core.autodiff import vjp
-from adtrain.measure.analysis_ops import SIZED_OPS, SizedOp
 
 pytestmark = pytest.mark.compiled
 SIZES = st.integers(1, 5)

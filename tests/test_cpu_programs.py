@@ -50,7 +50,7 @@ def results(which: str, dtype: str) -> dict[str, Both | Exception]:
     with pytest.MonkeyPatch.context() as patch:
         # Their arrays are small: let threads divide them all the same.
         patch.setattr(loops, "FEW_ELEMENTS", 0)
-        patch.setattr(sys.modules["adtrain.passes.fuse_items"], "FEWEST_ITEMS", 1)
+        patch.setattr(sys.modules["adtrain.passes.fuse_batchwise"], "MIN_ITEMS", 1)
         return both(functions, PASSES[which])
 
 

@@ -43,7 +43,7 @@ def test_random_programs_compiled_compute_what_they_compute_eagerly(
     monkeypatch: pytest.MonkeyPatch, dtype: str, tolerance: float, drawn: list[Any]
 ) -> None:
     monkeypatch.setattr(loops, "FEW_ELEMENTS", 4)
-    monkeypatch.setattr(sys.modules["adtrain.passes.fuse_items"], "FEWEST_ITEMS", 1)
+    monkeypatch.setattr(sys.modules["adtrain.passes.fuse_batchwise"], "MIN_ITEMS", 1)
     functions: Any = {
         str(i): (step_of(graph), [x.numpy().astype(dtype) for x in graphs.inputs_of(graph[0])])
         for i, graph in enumerate(drawn)

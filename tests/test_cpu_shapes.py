@@ -14,6 +14,7 @@ from compiled_parity import TOLERANCE, Function, check_all
 import adtrain as ad
 from adtrain import ops
 from adtrain.backends.cpu.codegen import loops
+from adtrain.core.kernel import value_for
 from adtrain.lowering.cpu.conv import FORWARD_WINOGRAD
 from adtrain.ops.conv import Window
 
@@ -84,7 +85,7 @@ def winograd_convolutions(draw: Draw) -> Iterator[tuple[str, Function]]:
     for n, c, o, h, w, padding in WINOGRAD:
         args = [draw(n, c, h, w), draw(o, c, 3, 3)]
         window = Window((1, 1), (padding, padding), (1, 1), 1)
-        assert FORWARD_WINOGRAD.items(*args, window=window, precision="full") is not None
+        assert value_for(FORWARD_WINOGRAD.items, *args, window=window, precision="full") is not None
         yield f"{n}x{c}x{h}x{w} to {o}", (with_gradients(partial(ops.conv2d, padding=padding)), args)
 
 
@@ -145,7 +146,7 @@ def reductions(draw: Draw) -> Iterator[tuple[str, Function]]:
 
 
 def groups(draw: Draw) -> Iterator[tuple[str, Function]]:
-    """What fuse_items makes one equation of, with sums over the items; some of fewer items than it takes."""
+    """What fuse_batchwise makes one equation of, with sums over the items; some of fewer items than it takes."""
     for n, classes in product((1, 7, 8, 9, 17, 40), (1, 3, 10)):
         labels = np.arange(n) % classes
 

@@ -16,11 +16,11 @@ from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.core import tree
 from adtrain.core.array import Array, array
-from adtrain.core.fused import body_of, members, together_p
+from adtrain.core.fused import body_of, horizontal_p, members
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import evaluate, stage
 from adtrain.core.target import H200
-from adtrain.passes.in_a_row import in_a_row
+from adtrain.passes.batch_prefetch import prefetch_batch
 from adtrain.training.preparation import outline
 
 BATCHES, IMAGES = 8, 30
@@ -126,7 +126,7 @@ def run(program: Program, args: Sequence[np.ndarray], times: int) -> list[np.nda
         for taken, made, _ in swaps:
             addresses[taken], addresses[made] = addresses[made], addresses[taken]
     if times % 2:
-        for taken, made, size in layout.back:
+        for taken, made, size in layout.final_swaps:
             memory.bytes[addresses[made] :][:size] = memory.bytes[addresses[taken] :][:size]
     assert all(place.where == "input" for place in layout.results)
     return [memory.at(inputs[at], v) for (_, at), v in zip(layout.results, program.outputs, strict=True)]
@@ -135,8 +135,8 @@ def run(program: Program, args: Sequence[np.ndarray], times: int) -> list[np.nda
 @pytest.mark.parametrize("times", [1, 2, 3, BATCHES])
 @pytest.mark.parametrize("ahead", [True, False])
 @pytest.mark.parametrize("network", NETWORKS)
-def test_runs_in_a_row_compute_what_one_after_the_other_does(network: str, ahead: bool, times: int) -> None:
-    """Up to the last batch of the order: none is read behind it."""
+def test_repeated_runs_compute_the_same_as_single_runs(network: str, ahead: bool, times: int) -> None:
+    """Up to the last batch of the order; nothing is read after it."""
     program, args = step_on_data(network, ahead)
     expected = list(args)
     for _ in range(times):
@@ -145,54 +145,54 @@ def test_runs_in_a_row_compute_what_one_after_the_other_does(network: str, ahead
         np.testing.assert_allclose(found, x, rtol=1e-5, atol=1e-6)
 
 
-def test_a_batch_is_gathered_beside_other_work_of_the_step_before() -> None:
+def test_the_next_batch_is_gathered_in_a_launch_of_the_step_before() -> None:
     program, _ = step_on_data("linear")
-    row = in_a_row(program, H200)
-    assert row.again is not None
-    assert len(row.again.equations) == len(row.last.equations) < len(program.equations)
-    first, *others = (members(row.begin[0]), *map(members, row.last.equations))
+    runs = prefetch_batch(program, H200)
+    assert runs.steady is not None
+    assert len(runs.steady.equations) == len(runs.epilogue.equations) < len(program.equations)
+    first, *others = (members(runs.prologue[0]), *map(members, runs.epilogue.equations))
     assert "take" in first
     assert not any("take" in other for other in others)
-    assert "take" in members(row.again.equations[-1])
+    assert "take" in members(runs.steady.equations[-1])
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_a_batch_that_the_step_before_decides_about_is_gathered_after_it(network: str) -> None:
+def test_a_batch_that_depends_on_the_new_weights_is_not_prefetched(network: str) -> None:
     program, _ = step_on_data(network, ahead=False)
-    row = in_a_row(program, H200)
-    assert row.again is None
-    assert row.last is program
+    runs = prefetch_batch(program, H200)
+    assert runs.steady is None
+    assert runs.epilogue is program
 
 
 @pytest.mark.parametrize("name", ["mlp", "mlp-small", "lenet5", "cnn"])
-def test_products_share_launches_with_the_same_others_in_all_runs(name: str) -> None:
-    row = in_a_row(outline(config.load(name, [])).step_program(passes=ON_GPU), H200)
-    assert row.again is not None
-    assert products(row.again) == products(row.last)
+def test_products_share_the_same_launches_in_all_runs(name: str) -> None:
+    runs = prefetch_batch(outline(config.load(name, [])).step_program(passes=ON_GPU), H200)
+    assert runs.steady is not None
+    assert products(runs.steady) == products(runs.epilogue)
 
 
-def test_a_product_alone_in_its_launch_stays_so_in_all_runs() -> None:
-    """The counter that the gather waits for would have to join one."""
+def test_nothing_is_prefetched_where_a_product_would_share_another_launch() -> None:
+    """The counter that the gather needs would have to join the product's launch."""
     program, _ = step_on_data("convolutions")
-    assert in_a_row(program, H200).again is None
+    assert prefetch_batch(program, H200).steady is None
 
 
 def products(program: Program) -> set[frozenset[Variable]]:
-    """Of each launch with products what they compute."""
+    """The results of the products, for each launch."""
     found = set()
     for e in program.equations:
-        sharing = e.params["body"].equations if e.primitive is together_p else (e,)
+        sharing = e.params["body"].equations if e.primitive is horizontal_p else (e,)
         found.add(frozenset(v for m in sharing if "matmul" in members(m) for v in m.outputs))
     return found
 
 
-def test_kernels_of_a_program_that_is_not_fused_are_those_of_its_equations() -> None:
+def test_a_program_without_fusion_is_not_prefetched() -> None:
     program, _ = step_on_data("linear", fused=False)
-    assert in_a_row(program, H200).again is None
+    assert prefetch_batch(program, H200).steady is None
 
 
-def test_memory_for_what_is_fetched_ahead_is_counted() -> None:
+def test_memory_of_prefetched_batches_is_counted() -> None:
     program, _ = step_on_data("linear")
     layout = Layout(program, Lowering(H200))
     fetched = layout.inputs[len(program.inputs) :]
-    assert layout.beside_bytes >= 2 * max(v.size * v.type.dtype.itemsize for v in fetched)
+    assert layout.extra_bytes >= 2 * max(v.size * v.type.dtype.itemsize for v in fetched)

@@ -15,7 +15,7 @@ from adtrain.core.fused import FUSED, body_of
 from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import evaluate
 from adtrain.core.target import H200
-from adtrain.passes.in_a_row import in_a_row
+from adtrain.passes.batch_prefetch import prefetch_batch
 
 CONFIG = Path(__file__).parent.parent / "configs" / "mlp.yaml"
 SMALL = ("model.layers=[{linear: 96}, relu, {linear: 64}, relu, {linear: 10}]", "data.batch_size=32")
@@ -45,9 +45,9 @@ def test_every_launch_of_a_step_computes_what_its_equations_say(optimizer: str, 
     program = experiment.step_program(passes=ON_GPU)
     host, rng = Host(tmp_path), np.random.default_rng(0)
     known = {v: x.numpy() for v, x in program.constants.items()} | {v: drawn(v, rng) for v in program.inputs}
-    again = in_a_row(program, H200).again
-    assert again is not None
-    for e in dict.fromkeys((*program.equations, *again.equations)):
+    steady = prefetch_batch(program, H200).steady
+    assert steady is not None
+    for e in dict.fromkeys((*program.equations, *steady.equations)):
         arrays = [known[v] for v in e.inputs]
         expected = computed(e, arrays)
         known |= {v: np.asarray(x).reshape(v.type.shape) for v, x in zip(e.outputs, expected, strict=True)}

@@ -9,27 +9,27 @@ from adtrain import data
 
 
 def numbered(labels: np.ndarray) -> data.Split:
-    """Images whose pixels tell their place."""
+    """A split of one-pixel images that hold their own index."""
     images = np.arange(len(labels), dtype=np.uint8).reshape(-1, 1, 1, 1)
     return data.Split(images, labels.astype(np.int64))
 
 
 @given(st.integers(0, 300), st.integers(1, 70), st.integers(0, 2**63), st.integers(0, 50))
-def test_an_epochs_batches_are_a_permutation(count: int, batch_size: int, seed: int, epoch: int) -> None:
+def test_the_batches_of_an_epoch_are_a_permutation(count: int, batch_size: int, seed: int, epoch: int) -> None:
     found = list(data.batches(count, batch_size, seed, epoch))
     assert all(len(batch) == batch_size for batch in found[:-1])
     assert all(batch.dtype == np.int64 for batch in found)
     assert sorted(np.concatenate([np.empty(0, np.int64), *found])) == list(range(count))
 
 
-def test_the_order_depends_on_seed_and_epoch_alone() -> None:
+def test_the_order_depends_on_seed_and_epoch_only() -> None:
     orders = {key: np.concatenate(list(data.batches(100, 7, *key))) for key in [(0, 0), (0, 1), (1, 0), (2**32, 0)]}
     for key, order in orders.items():
         np.testing.assert_array_equal(order, np.concatenate(list(data.batches(100, 100, *key))))
     assert len({tuple(order) for order in orders.values()}) == len(orders)
 
 
-def test_a_batch_size_below_one_is_refused_at_once() -> None:
+def test_a_batch_size_below_one_is_refused_before_iterating() -> None:
     with pytest.raises(data.DataError, match="batch size: found 0, expected at least 1"):
         data.batches(10, 0, seed=0, epoch=0)
 
@@ -39,7 +39,7 @@ def test_a_batch_size_below_one_is_refused_at_once() -> None:
     st.floats(0.01, 0.99),
     st.integers(0, 2**32),
 )
-def test_a_validation_split_takes_every_class_in_its_share(labels: np.ndarray, fraction: float, seed: int) -> None:
+def test_a_validation_split_is_stratified_by_class(labels: np.ndarray, fraction: float, seed: int) -> None:
     total = round(fraction * len(labels))
     if not 0 < total < len(labels):
         with pytest.raises(data.DataError, match="expected at least 1 of each"):
@@ -48,11 +48,11 @@ def test_a_validation_split_takes_every_class_in_its_share(labels: np.ndarray, f
     train, validation = data.split_validation(numbered(labels), fraction, seed)
     assert validation is not None
     assert len(validation) == total
-    kept, held_out = (np.asarray(part.images, int).ravel() for part in (train, validation))
-    assert sorted([*kept, *held_out]) == list(range(len(labels)))
-    for part, places in ((train, kept), (validation, held_out)):
-        np.testing.assert_array_equal(part.labels, labels[places])
-        assert np.all(np.diff(places) > 0)
+    trained, held_out = (np.asarray(part.images, int).ravel() for part in (train, validation))
+    assert sorted([*trained, *held_out]) == list(range(len(labels)))
+    for part, indices in ((train, trained), (validation, held_out)):
+        np.testing.assert_array_equal(part.labels, labels[indices])
+        assert np.all(np.diff(indices) > 0)
     share = np.bincount(validation.labels, minlength=5) - fraction * np.bincount(labels, minlength=5)
     assert np.all(np.abs(share) < 1)
 
@@ -64,7 +64,7 @@ def test_a_split_depends_on_its_seed() -> None:
     assert not np.array_equal(first, other)
 
 
-def test_no_validation_leaves_the_split_as_it_is() -> None:
+def test_a_validation_fraction_of_zero_returns_the_split_itself() -> None:
     split = numbered(np.arange(5))
     assert data.split_validation(split, 0.0, seed=0) == (split, None)
 

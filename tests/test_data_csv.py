@@ -28,7 +28,7 @@ def read(folder: Path, text: str, **options: object) -> Part:
 
 
 @given(st.integers(1, 5).flatmap(lambda n: st.lists(st.lists(numbers, min_size=n, max_size=n), min_size=1, max_size=8)))
-def test_numbers_come_back_as_they_were_written(folder: Path, rows: list[list[float]]) -> None:
+def test_numbers_are_read_exactly(folder: Path, rows: list[list[float]]) -> None:
     text = "".join(f"{i}," + ",".join(map(repr, row)) + "\n" for i, row in enumerate(rows))
     for header in ("", "label," + ",".join(f"f{i}" for i in range(len(rows[0]))) + "\r\n"):
         found = read(folder, header + text, label=0)
@@ -38,7 +38,7 @@ def test_numbers_come_back_as_they_were_written(folder: Path, rows: list[list[fl
 
 
 @given(st.integers(1020, 1030))
-def test_rows_are_read_in_chunks_without_a_seam(folder: Path, count: int) -> None:
+def test_all_rows_are_read_around_the_chunk_size(folder: Path, count: int) -> None:
     found = read(folder, "".join(f"{i},{i}\n" for i in range(count)), label=-1)
     np.testing.assert_array_equal(found.images.ravel(), np.arange(count))
     np.testing.assert_array_equal(found.labels, np.arange(count))
@@ -53,7 +53,7 @@ def test_text_labels_become_classes_in_sorted_order(tmp_path: Path) -> None:
     assert found.train.images.dtype == np.float32
 
 
-def test_rows_of_pixels_are_bytes_and_other_rows_are_not(tmp_path: Path) -> None:
+def test_rows_with_a_shape_are_uint8_if_all_values_are_pixels(tmp_path: Path) -> None:
     text = "label,a,b\n0,255,0\n1,7,3\n"
     assert read(tmp_path, text, shape=(1, 1, 2)).images.dtype == np.uint8
     assert read(tmp_path, text).images.dtype == np.float32
@@ -84,22 +84,20 @@ def test_rows_of_pixels_are_bytes_and_other_rows_are_not(tmp_path: Path) -> None
         (IRIS.replace("3.2", "1e39"), {"label": -1}, r"x.csv:4: found '1e39' in column 1 \(width\)"),
         (IRIS.replace("3.2", "1,2"), {"label": -1}, "x.csv:4: found 4 values, expected 3 as in the first line"),
         (IRIS.replace(",setosa", ", "), {"label": -1}, r"x.csv:2: found no value in column 2 \(species\)"),
-        (IRIS.replace("7", '"7'), {"label": -1}, r"x.csv:\d: no line of a CSV file"),
-        ("a;b;label\n1;2;3\n", {}, "x.csv: found 1 columns, expected at least 2, with commas between them"),
+        (IRIS.replace("7", '"7'), {"label": -1}, r"x.csv:\d: found invalid CSV"),
+        ("a;b;label\n1;2;3\n", {}, "x.csv: found 1 columns, expected at least 2, separated by commas"),
         ("", {}, "x.csv: found 0 columns"),
         ("a,label\n", {}, "x.csv: found no rows"),
         ("a,label\n1,2\n", {"shape": (1, 2, 2)}, r"data.shape: found \[1, 2, 2\], but .* has images of shape \[1\]"),
     ],
 )
-def test_mistakes_are_named_with_line_and_column(
-    tmp_path: Path, text: str, options: dict[str, object], message: str
-) -> None:
+def test_errors_name_line_and_column(tmp_path: Path, text: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(DataError, match=message) as caught:
         read(tmp_path, text, **options)
     assert "\n" not in str(caught.value)
 
 
-def test_columns_in_another_order_are_found(tmp_path: Path) -> None:
+def test_a_test_file_with_columns_in_another_order_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,y,label\n1,2,0\n")
     (tmp_path / "b.csv").write_text("y,x,label\n1,2,0\n")
     with pytest.raises(DataError, match=r"b.csv: found column y, expected x as in .*a.csv"):
@@ -111,7 +109,7 @@ def test_columns_in_another_order_are_found(tmp_path: Path) -> None:
     st.sampled_from([None, 0, -1, "label"]),
     st.sampled_from([None, True, False]),
 )
-def test_arbitrary_text_is_a_table_or_a_data_error(
+def test_arbitrary_bytes_are_read_as_a_table_or_raise_data_error(
     folder: Path, pieces: list[bytes], label: str | int | None, header: bool | None
 ) -> None:
     path = folder / "arbitrary.csv"

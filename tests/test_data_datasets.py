@@ -18,7 +18,7 @@ def mnist() -> data.DataSet:
     return data.load("mnist")
 
 
-def test_mnist_is_the_original(mnist: data.DataSet) -> None:
+def test_packaged_mnist_has_the_original_checksums_and_class_counts(mnist: data.DataSet) -> None:
     assert all(check.passed for check in catalogue.verify(data.CATALOGUE["mnist"]))
     train = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     test = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
@@ -26,7 +26,7 @@ def test_mnist_is_the_original(mnist: data.DataSet) -> None:
     assert np.bincount(mnist.test.labels).tolist() == test
 
 
-def test_the_catalogue_describes_mnist_as_it_is(mnist: data.DataSet) -> None:
+def test_the_catalogue_entry_of_mnist_matches_its_files(mnist: data.DataSet) -> None:
     entry = data.CATALOGUE["mnist"]
     assert mnist.train.images.shape == (entry.train_images, *entry.shape)
     assert mnist.test.images.shape == (entry.test_images, *entry.shape)
@@ -36,7 +36,7 @@ def test_the_catalogue_describes_mnist_as_it_is(mnist: data.DataSet) -> None:
 
 
 @pytest.mark.parametrize("separator", ["-", "."])
-def test_a_folder_of_idx_files_is_a_data_set(tmp_path: Path, separator: str) -> None:
+def test_a_folder_of_idx_files_is_loaded(tmp_path: Path, separator: str) -> None:
     found = data.load(path=write_folder(tmp_path / "shapes", separator=separator))
     assert found.name == "shapes"
     assert found.train.images.shape == (30, 1, 4, 5)
@@ -46,14 +46,14 @@ def test_a_folder_of_idx_files_is_a_data_set(tmp_path: Path, separator: str) -> 
     np.testing.assert_allclose((found.mean, found.std), ([pixels.mean()], [pixels.std()]), rtol=1e-12)
 
 
-def test_statistics_are_per_channel_and_a_constant_channel_can_be_divided_by() -> None:
+def test_statistics_are_per_channel_and_a_constant_channel_has_deviation_one() -> None:
     images = np.stack([np.full((7, 2, 2), 255), np.arange(28).reshape(7, 2, 2)], axis=1).astype(np.uint8)
     mean, std = channel_statistics(images)
     np.testing.assert_allclose(mean, [1.0, (np.arange(28) / 255).mean()])
     np.testing.assert_allclose(std, [1.0, (np.arange(28) / 255).std()])
 
 
-def test_files_may_be_compressed(tmp_path: Path) -> None:
+def test_compressed_idx_files_are_loaded(tmp_path: Path) -> None:
     plain = data.load(path=write_folder(tmp_path))
     labels = tmp_path / "train-labels-idx1-ubyte"
     write_idx(tmp_path / "train-labels-idx1-ubyte.gz", plain.train.labels.astype(np.uint8))
@@ -72,7 +72,9 @@ def test_files_may_be_compressed(tmp_path: Path) -> None:
         ("t10k-images-idx3-ubyte", np.zeros((10, 0, 5), np.uint8), "found no pixels"),
     ],
 )
-def test_files_that_do_not_fit_are_named(tmp_path: Path, name: str, array: np.ndarray | None, message: str) -> None:
+def test_the_error_of_files_that_do_not_match_names_the_file(
+    tmp_path: Path, name: str, array: np.ndarray | None, message: str
+) -> None:
     path = write_folder(tmp_path) / name
     if array is None:
         path.unlink()
@@ -84,7 +86,9 @@ def test_files_that_do_not_fit_are_named(tmp_path: Path, name: str, array: np.nd
     assert "\n" not in str(caught.value)
 
 
-def test_a_label_outside_the_catalogues_classes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_label_outside_the_classes_of_the_catalogue_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_folder(tmp_path / "mnist", classes=11)
     monkeypatch.setattr(catalogue, "asset_path", lambda folder: tmp_path)
     with pytest.raises(data.DataError, match="train-labels-idx1-ubyte: found label 10, expected 0 to 9"):
@@ -100,13 +104,13 @@ def test_a_wrong_name_or_path_is_refused(tmp_path: Path) -> None:
     file.touch()
     with pytest.raises(data.DataError, match=r"found a file ending in '', expected an .npz or .csv file, or a folder"):
         data.load(path=file)
-    with pytest.raises(data.DataError, match="either a data set's name or a path"):
+    with pytest.raises(data.DataError, match="either the name of a data set or a path"):
         data.load()
-    with pytest.raises(data.DataError, match="either a data set's name or a path"):
+    with pytest.raises(data.DataError, match="either the name of a data set or a path"):
         data.load("mnist", tmp_path)
 
 
-def test_verification_names_the_changed_and_the_missing_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verification_reports_changed_and_missing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = data.CATALOGUE["mnist"]
     small = replace(entry, sha256={name: entry.sha256[name] for name in sorted(entry.sha256) if "labels" in name})
     (tmp_path / "mnist").mkdir()

@@ -28,7 +28,7 @@ ARRAYS = {
 
 @dataclass
 class Server:
-    """Files over HTTP. `cut` ends that many answers in the middle; `ranges` is what was asked for."""
+    """Files over HTTP. `cut` is the number of responses to truncate; `ranges` are the Range headers received."""
 
     files: dict[str, bytes]
     cut: int = 0
@@ -44,13 +44,13 @@ def server() -> Iterator[Server]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            content, wanted = state.files.get(self.path[1:]), self.headers.get("Range")
-            state.ranges.append(wanted)
+            content, requested = state.files.get(self.path[1:]), self.headers.get("Range")
+            state.ranges.append(requested)
             if content is None:
                 self.send_error(404)
                 return
-            start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and state.resumes else 0
-            if wanted and start >= len(content):
+            start = int(requested.removeprefix("bytes=").rstrip("-")) if requested and state.resumes else 0
+            if requested and start >= len(content):
                 self.send_error(416)
                 return
             self.send_response(206 if start else 200)
@@ -75,9 +75,9 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server) -> Entry:
-    """A small data set of the catalogue whose files lie on the server."""
+    """A small data set of the catalogue with its files on the server."""
     monkeypatch.setattr(catalogue, "cache_home", lambda: tmp_path)
-    made = Entry(
+    small = Entry(
         name="small",
         title="",
         licence="",
@@ -88,12 +88,12 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server) -> En
         sha256={name: hashlib.sha256(idx_bytes(array)).hexdigest() for name, array in ARRAYS.items()},
         source=unpack.mnist_like(server.url),
     )
-    monkeypatch.setitem(catalogue.CATALOGUE, "small", made)
-    return made
+    monkeypatch.setitem(catalogue.CATALOGUE, "small", small)
+    return small
 
 
 def test_a_data_set_is_fetched_once_and_can_be_loaded(entry: Entry, server: Server) -> None:
-    with pytest.raises(DataError, match=r"^the data set small is not on this machine yet: adtrain data fetch small$"):
+    with pytest.raises(DataError, match=r"^the data set small is not on this machine; run adtrain data fetch small$"):
         data.load("small")
     seen: list[tuple[str, int, int | None]] = []
     folder = fetch.fetch(entry, report=lambda *chunk: seen.append(chunk))
@@ -108,7 +108,7 @@ def test_a_data_set_is_fetched_once_and_can_be_loaded(entry: Entry, server: Serv
 
 
 @pytest.mark.parametrize("resumes", [True, False])
-def test_a_download_that_broke_off_goes_on_from_there(entry: Entry, server: Server, resumes: bool) -> None:
+def test_an_interrupted_download_is_resumed(entry: Entry, server: Server, resumes: bool) -> None:
     server.cut, server.resumes = 1, resumes
     with pytest.raises(DataError, match=r"train-images-idx3-ubyte.gz: the connection ended after 10 of \d+ bytes; "):
         fetch.fetch(entry)
@@ -118,7 +118,7 @@ def test_a_download_that_broke_off_goes_on_from_there(entry: Entry, server: Serv
     assert all(check.passed for check in catalogue.verify(entry))
 
 
-def test_a_file_that_is_another_is_thrown_away(entry: Entry, server: Server) -> None:
+def test_a_file_with_a_wrong_checksum_is_deleted(entry: Entry, server: Server) -> None:
     good = dict(server.files)
     server.files["t10k-labels-idx1-ubyte.gz"] = gzip.compress(idx_bytes(np.array([0, 0], np.uint8)), mtime=0)
     with pytest.raises(DataError, match=r"found t10k-labels-idx1-ubyte with SHA-256 \w+, expected \w+; "):
@@ -129,7 +129,7 @@ def test_a_file_that_is_another_is_thrown_away(entry: Entry, server: Server) -> 
     assert entry.is_here
 
 
-def test_a_published_md5_is_held_against_the_file(
+def test_a_published_md5_is_compared_with_the_file(
     entry: Entry, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     md5 = [hashlib.md5(content).hexdigest() for content in server.files.values()]
@@ -141,16 +141,16 @@ def test_a_published_md5_is_held_against_the_file(
     fetch.fetch(plain)
     assert all(check.passed for check in catalogue.verify(plain))
     (plain.folder / catalogue.SUMS).unlink()
-    with pytest.raises(DataError, match=r"SHA256SUMS: cannot be read .*; adtrain data fetch small"):
+    with pytest.raises(DataError, match=r"SHA256SUMS: cannot be read .*; run adtrain data fetch small"):
         catalogue.verify(plain)
     fetch.fetch(plain)
     assert all(check.passed for check in catalogue.verify(plain))
     wrong = replace(plain, name="wrong", source=unpack.mnist_like(server.url, ["0" * 32, *md5[1:]]))
-    with pytest.raises(DataError, match=rf"found a file with MD5 {md5[0]}, expected 0{{32}}; it is thrown away"):
+    with pytest.raises(DataError, match=rf"found a file with MD5 {md5[0]}, expected 0{{32}}; deleted it"):
         fetch.fetch(wrong)
 
 
-def test_the_command_says_what_it_does_and_what_is_missing(entry: Entry, server: Server, tmp_path: Path) -> None:
+def test_the_fetch_command_reports_progress_and_errors(entry: Entry, server: Server, tmp_path: Path) -> None:
     nowhere = CliRunner().invoke(cli, ["data", "fetch", "small", "--mirror", "http://127.0.0.1:9/x"])
     assert nowhere.exit_code == 2
     assert nowhere.stderr.startswith(
@@ -166,7 +166,7 @@ def test_the_command_says_what_it_does_and_what_is_missing(entry: Entry, server:
     assert not server.ranges
 
 
-def test_an_archive_of_emnist_is_turned_upright(tmp_path: Path) -> None:
+def test_emnist_images_are_transposed(tmp_path: Path) -> None:
     import zipfile
 
     with zipfile.ZipFile(tmp_path / "gzip.zip", "w") as archive:
@@ -180,7 +180,7 @@ def test_an_archive_of_emnist_is_turned_upright(tmp_path: Path) -> None:
     assert not (tmp_path.parent / "escaped").exists()
 
 
-def test_an_archive_of_cifar10_is_read_record_by_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cifar10_archive_is_read_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import io
     import tarfile
 

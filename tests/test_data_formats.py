@@ -30,17 +30,17 @@ def csv(tmp_path: Path) -> Path:
         ({"test_path": "none.csv"}, "none.csv: found nothing, expected an .npz or .csv file"),
     ],
 )
-def test_an_option_that_does_not_suit_the_files_is_refused(csv: Path, options: dict[str, object], message: str) -> None:
+def test_an_option_that_does_not_fit_the_files_is_refused(csv: Path, options: dict[str, object], message: str) -> None:
     with pytest.raises(DataError, match=message):
         data.load(path=csv, options=Options(**options))  # type: ignore[arg-type]
 
 
-def test_options_are_for_files_only() -> None:
+def test_options_are_refused_with_a_data_set_of_the_catalogue() -> None:
     with pytest.raises(DataOptionError, match=r"data.label: found with the data set mnist, expected it with a path"):
         data.load("mnist", options=Options(label=1))
 
 
-def test_a_second_file_is_the_test_part(csv: Path) -> None:
+def test_test_path_is_the_test_part_and_must_have_the_same_format(csv: Path) -> None:
     second = csv.with_name("second.csv")
     second.write_text("a,label\n1,0\n")
     found = data.load(path=csv, options=Options(test_path=str(second)))
@@ -54,14 +54,14 @@ def test_a_second_file_is_the_test_part(csv: Path) -> None:
         data.load(path=npz, options=Options(test=0.5))
 
 
-def test_the_held_out_part_has_each_class_in_its_share_and_is_always_the_same(csv: Path) -> None:
+def test_the_held_out_part_is_stratified_and_always_the_same(csv: Path) -> None:
     first, again = (data.load(path=csv, options=Options(test=0.4)) for _ in range(2))
     assert np.bincount(first.test.labels).tolist() == [2, 2]
     np.testing.assert_array_equal(first.test.images, again.test.images)
     assert not set(np.asarray(first.test.images).ravel()) & set(np.asarray(first.train.images).ravel())
 
 
-def test_parts_of_two_types_become_numbers_of_one(tmp_path: Path) -> None:
+def test_parts_with_different_dtypes_become_float32(tmp_path: Path) -> None:
     arrays = parts(np.arange(8, dtype=np.int64).reshape(4, 2))
     arrays["x_test"] = arrays["x_test"] + 300
     found = data.load(path=write_npz(tmp_path / "x.npz", arrays))
@@ -69,7 +69,7 @@ def test_parts_of_two_types_become_numbers_of_one(tmp_path: Path) -> None:
     assert np.asarray(found.test.images).ravel().tolist() == [300, 301, 302, 303]
 
 
-def test_idx_files_of_colour_images_and_without_a_test_part(tmp_path: Path) -> None:
+def test_idx_files_may_have_colour_images_and_no_test_part(tmp_path: Path) -> None:
     images = np.arange(90, dtype=np.uint8).reshape(5, 3, 2, 3)
     write_idx(tmp_path / "train-images-idx4-ubyte", images)
     write_idx(tmp_path / "train-labels-idx1-ubyte", np.array([3, 1, 3, 1, 1], np.uint8))

@@ -30,7 +30,7 @@ def test_reading_gives_back_what_was_written(folder: Path, array: np.ndarray, co
     assert found.dtype.isnative
 
 
-def test_compression_is_told_by_content_and_not_by_name(tmp_path: Path) -> None:
+def test_compression_is_detected_by_content_and_not_by_name(tmp_path: Path) -> None:
     array = np.arange(6, dtype=np.uint8).reshape(2, 3)
     (tmp_path / "plain.gz").write_bytes(idx_bytes(array))
     (tmp_path / "compressed").write_bytes(gzip.compress(idx_bytes(array), mtime=0))
@@ -50,7 +50,7 @@ def test_every_proper_prefix_of_a_file_is_refused(
 
 
 @given(content=st.binary(max_size=40), compressed=st.booleans())
-def test_arbitrary_bytes_give_an_array_or_a_data_error(folder: Path, content: bytes, compressed: bool) -> None:
+def test_arbitrary_bytes_are_read_or_raise_data_error(folder: Path, content: bytes, compressed: bool) -> None:
     path = folder / "arbitrary"
     path.write_bytes(gzip.compress(content, mtime=0) if compressed else content)
     try:
@@ -83,14 +83,14 @@ def test_arbitrary_bytes_give_an_array_or_a_data_error(folder: Path, content: by
         ),
     ],
 )
-def test_the_message_names_file_found_and_expected(tmp_path: Path, content: bytes, message: str) -> None:
+def test_errors_name_the_file_and_what_was_found_and_expected(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "images"
     path.write_bytes(content)
     with pytest.raises(DataError, match=f"^{path}: {message}"):
         idx.read(path)
 
 
-def test_a_gz_file_that_is_no_gzip_is_said_to_be_none(tmp_path: Path) -> None:
+def test_the_error_of_a_gz_file_without_gzip_content_says_so(tmp_path: Path) -> None:
     path = tmp_path / "images.gz"
     path.write_bytes(b"<html>not found</html>")
     with pytest.raises(DataError, match="neither gzip nor IDX, found magic number 0x3c68746d"):

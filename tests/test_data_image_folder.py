@@ -13,7 +13,7 @@ Image = pytest.importorskip("PIL.Image")
 
 
 def save(path: Path, value: int = 0, size: tuple[int, int] = (3, 4), colour: bool = False) -> Path:
-    """An image of one value, (height, width); in colour the green is another."""
+    """Write an image of one value; `size` is (height, width). In colour, green is 255 - value."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.full((*size, 3) if colour else size, value, np.uint8)
     if colour:
@@ -24,7 +24,7 @@ def save(path: Path, value: int = 0, size: tuple[int, int] = (3, 4), colour: boo
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three cats and a dog."""
+    """Two classes: three images in cat/, one in dog/."""
     for i in range(3):
         save(tmp_path / "cat" / f"{i}.png", i)
     save(tmp_path / "dog" / "a.png", 9)
@@ -44,7 +44,7 @@ def test_classes_are_the_subfolders_in_sorted_order(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("test", ["test", "val"])
-def test_parts_are_folders_of_classes(folder: Path, tmp_path: Path, test: str) -> None:
+def test_train_and_test_folders_are_the_parts(folder: Path, tmp_path: Path, test: str) -> None:
     root = tmp_path / "both"
     for part in ("train", test):
         for name in ("cat", "dog"):
@@ -61,7 +61,7 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     assert image_folder.read(tmp_path, Options()).classes == ("bus", "train")
 
 
-def test_one_image_in_colour_makes_all_so_unless_told(folder: Path) -> None:
+def test_one_colour_image_makes_all_images_colour_by_default(folder: Path) -> None:
     save(folder / "dog" / "b.png", 9, colour=True)
     found = image_folder.read(folder, Options()).train.images
     assert found.shape == (5, 3, 3, 4)
@@ -69,9 +69,9 @@ def test_one_image_in_colour_makes_all_so_unless_told(folder: Path) -> None:
     assert image_folder.read(folder, Options(channels=1)).train.images.shape == (5, 1, 3, 4)
 
 
-def test_images_of_several_sizes_need_one(folder: Path) -> None:
+def test_images_of_different_sizes_need_image_size(folder: Path) -> None:
     save(folder / "dog" / "b.png", 9, size=(8, 8))
-    with pytest.raises(DataOptionError, match=r"data.image_size: missing, expected .*b.png is 8 x 8, .*0.png 3 x 4"):
+    with pytest.raises(DataOptionError, match=r"data.image_size: missing, expected .*b.png is 8 x 8, .*0.png is 3 x 4"):
         image_folder.read(folder, Options())
     found = image_folder.read(folder, Options(image_size=(5, 6))).train.images
     assert found.shape == (5, 1, 5, 6)
@@ -79,7 +79,7 @@ def test_images_of_several_sizes_need_one(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["no image", "cut short"])
-def test_a_broken_image_is_named_and_left_out_only_on_demand(
+def test_a_broken_image_is_an_error_unless_skip_broken_is_set(
     folder: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (3, 4, 3), dtype=np.uint8)
@@ -107,10 +107,10 @@ def test_links_may_not_lead_out_of_the_folder(folder: Path, tmp_path_factory: py
         link.unlink()
 
 
-def test_what_is_no_class_of_images_is_named(folder: Path) -> None:
+def test_empty_and_nested_class_folders_are_refused(folder: Path) -> None:
     (folder / "eel").mkdir()
     with pytest.raises(DataError, match="eel: found an empty folder, expected the images of class 'eel'"):
         image_folder.read(folder, Options())
     (folder / "eel" / "sub").mkdir()
-    with pytest.raises(DataError, match="eel/sub: is no file, expected an image of class 'eel'"):
+    with pytest.raises(DataError, match="eel/sub: found no regular file, expected an image of class 'eel'"):
         image_folder.read(folder, Options())

@@ -18,19 +18,19 @@ def save(path: Path, pixels: np.ndarray) -> Path:
     return path
 
 
-def test_a_grey_png_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_a_grey_png_is_read_exactly(tmp_path: Path) -> None:
     pixels = RNG.integers(0, 256, (4, 5), dtype=np.uint8)
     np.testing.assert_array_equal(read_image(save(tmp_path / "grey.png", pixels), 1), pixels[np.newaxis])
 
 
-def test_a_colour_png_comes_back_with_its_channels_first(tmp_path: Path) -> None:
+def test_a_colour_png_is_read_exactly_with_channels_first(tmp_path: Path) -> None:
     pixels = RNG.integers(0, 256, (4, 5, 3), dtype=np.uint8)
     found = read_image(save(tmp_path / "colour.png", pixels), 3)
     np.testing.assert_array_equal(found, pixels.transpose(2, 0, 1))
     assert found.flags.c_contiguous
 
 
-def test_grey_and_colour_are_turned_into_what_the_network_takes(tmp_path: Path) -> None:
+def test_images_are_converted_to_the_requested_channels(tmp_path: Path) -> None:
     grey = RNG.integers(0, 256, (4, 5), dtype=np.uint8)
     np.testing.assert_array_equal(read_image(save(tmp_path / "grey.png", grey), 3), np.stack([grey] * 3))
     white = np.full((4, 5, 3), 255, np.uint8)
@@ -54,7 +54,9 @@ def test_an_opaque_alpha_channel_is_dropped_and_transparency_refused(tmp_path: P
         ("cut.png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "found neither a PNG nor a JPEG image|cannot be read"),
     ],
 )
-def test_what_is_no_image_is_named(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+def test_the_error_of_a_file_that_is_no_image_names_it(
+    tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=f"^{tmp_path / name}: {message}"):
@@ -68,7 +70,7 @@ def test_a_truncated_image_is_refused(tmp_path: Path) -> None:
         read_image(path, 1)
 
 
-def test_an_image_is_resized_by_the_means_of_what_a_new_pixel_covers() -> None:
+def test_resizing_averages_the_pixels_that_a_new_pixel_covers() -> None:
     image = RNG.integers(0, 256, (3, 2, 4), dtype=np.uint8)
     np.testing.assert_array_equal(resized(image, 2, 4), image)
     flat = np.full((1, 60, 90), 77, np.uint8)
@@ -86,12 +88,12 @@ def test_pixels_of_16_bits_are_refused(tmp_path: Path) -> None:
         read_image(path, 1)
 
 
-def test_a_network_of_other_channels_is_told_to_use_idx(tmp_path: Path) -> None:
+def test_other_numbers_of_channels_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="an image file has 1 or 3 channels, the network takes 2"):
         read_image(tmp_path / "any.png", 2)
 
 
-def test_without_pillow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_pillow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(DataError, match=r"pip install 'adtrain\[report\]'"):
         read_image(tmp_path / "any.png", 1)

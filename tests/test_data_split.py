@@ -13,7 +13,7 @@ indices = hnp.arrays(np.int64, st.integers(1, 9), elements=st.integers(0, 4))
 
 
 @given(first=indices, data=st.data())
-def test_rows_of_rows_are_the_rows_of_the_array(first: np.ndarray, data: st.DataObject) -> None:
+def test_taking_rows_twice_equals_indexing_twice(first: np.ndarray, data: st.DataObject) -> None:
     images, labels = np.arange(30).reshape(5, 1, 2, 3), np.arange(5)
     second = data.draw(hnp.arrays(np.int64, 4, elements=st.integers(0, len(first) - 1)))
     taken = Split(images, labels).take(first).take(second)
@@ -39,7 +39,7 @@ def test_rows_of_rows_are_the_rows_of_the_array(first: np.ndarray, data: st.Data
     ),
     st.integers(1, 100),
 )
-def test_statistics_by_chunks_are_those_of_the_whole(images: np.ndarray, chunk: int) -> None:
+def test_statistics_in_chunks_equal_those_of_the_whole(images: np.ndarray, chunk: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(statistics, "CHUNK_BYTES", chunk)
         mean, std = channel_statistics(images)
@@ -50,7 +50,7 @@ def test_statistics_by_chunks_are_those_of_the_whole(images: np.ndarray, chunk: 
     np.testing.assert_allclose(std, np.where(constant, 1.0, expected), rtol=1e-6)
 
 
-def test_a_number_that_is_not_finite_is_named_with_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_non_finite_number_names_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     images = np.zeros((5, 2, 1, 1), np.float32)
     images[3, 1] = np.nan
     monkeypatch.setattr(statistics, "CHUNK_BYTES", 16)

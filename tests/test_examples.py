@@ -1,4 +1,4 @@
-"""Every example runs as a user runs it, is short, and prints what it promises."""
+"""Every example runs as a script, is short, and prints the right results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What onnxruntime makes of an exported network is what the network makes of the same images."""
+"""onnxruntime computes the same outputs with an exported network as the network itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError
 from adtrain.data import Split
 from adtrain.export import onnx_check, onnx_graph, onnx_model
-from adtrain.export.onnx_graph import Graph, Place, ValueType
+from adtrain.export.onnx_graph import Graph, LayerWriter, ValueType
 from adtrain.export.onnx_layers import TRANSLATIONS, translate
 from adtrain.training import TrainedModel
 
@@ -44,7 +44,7 @@ def some_images(trained: TrainedModel, count: int, seed: int = 0) -> np.ndarray:
 
 
 def check(trained: TrainedModel, seed: int = 0, count: int = 3, tolerance: float = 16 * EPS) -> None:
-    """Compare outputs and probabilities; `tolerance` is a part of the largest output."""
+    """Compare outputs and probabilities; `tolerance` is relative to the largest output."""
     batch = some_images(trained, count, seed)
     outputs, _ = trained.network.outputs(trained.params, trained.statistics, array(batch), nn.Mode(training=False))
     logits, probabilities = run(onnx_model.encode(trained), {"images": batch})
@@ -53,11 +53,11 @@ def check(trained: TrainedModel, seed: int = 0, count: int = 3, tolerance: float
     np.testing.assert_allclose(probabilities, trained.network.probabilities(array(logits)), rtol=16 * EPS, atol=EPS)
 
 
-def test_every_kind_of_module_has_a_translation() -> None:
+def test_every_module_class_has_a_translation() -> None:
     assert set(TRANSLATIONS) == {*nn.LAYERS.values(), nn.Sequential, nn.Residual, nn.Concat, nn.Add}
 
 
-def test_every_layer_but_embedding_is_drawn_at_random() -> None:
+def test_random_networks_cover_every_layer_except_embedding() -> None:
     assert {*LAYERS, nn.Embedding} == set(nn.LAYERS.values())
 
 
@@ -75,24 +75,24 @@ def test_a_layer_of_any_options_is_exported(kind: type[nn.Module], data: st.Data
 @given(data=st.data(), seed=st.integers(0, 99))
 def test_a_network_of_any_layers_is_exported(data: st.DataObject, seed: int) -> None:
     shape = data.draw(samples)
-    # Normalisation of nearly equal numbers makes rounding errors larger.
+    # Normalising nearly equal numbers amplifies rounding errors.
     check(with_arrays(data.draw(networks(shape)), shape, seed), seed, tolerance=1e-4)
 
 
 def test_an_embedding_is_exported() -> None:
     weight = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
     graph, indices = Graph({"weight": weight}), np.array([[1, 0, 6], [6, 6, 2]])
-    graph.add("y", "Identity", translate(Place(graph), nn.Embedding(7, 4), "x", (3,)))
+    graph.add("y", "Identity", translate(LayerWriter(graph), nn.Embedding(7, 4), "x", (3,)))
     content = graph.encode({"x": ValueType("int64", (3,))}, {"y": ValueType("float32", (3, 4))}, {})
     np.testing.assert_array_equal(run(content, {"x": indices})[0], weight[indices])
 
 
 @pytest.mark.parametrize("loss", sorted(nn.LOSSES))
-def test_probabilities_are_those_of_the_loss(loss: str) -> None:
+def test_probabilities_match_the_loss(loss: str) -> None:
     check(with_arrays(SMALL, (5,), loss=loss), count=50)
 
 
-def test_data_that_are_numbers_go_in_as_they_are() -> None:
+def test_float32_data_are_not_rescaled() -> None:
     trained = with_arrays(SMALL, (5,), scale=1)
     check(trained, count=50)
     assert onnx_check.session(onnx_model.encode(trained)).get_inputs()[0].type == "tensor(float)"
@@ -114,7 +114,7 @@ def test_a_network_of_any_precision_is_exported_in_float32(precision: str, toler
     assert {x.data_type for x in stored if x.name != "input/shape"} == {onnx.TensorProto.FLOAT}
 
 
-def test_the_file_says_what_it_takes_gives_and_comes_from() -> None:
+def test_the_file_declares_inputs_outputs_and_metadata() -> None:
     trained = with_arrays(nn.Sequential([nn.Conv2d(4, 3), nn.Flatten(), nn.Linear(3)]), (2, 5, 6))
     session = onnx_check.session(onnx_model.encode(trained))
     assert [(x.name, x.type, x.shape) for x in session.get_inputs()] == [("images", "tensor(uint8)", ["N", 2, 5, 6])]
@@ -129,7 +129,7 @@ def test_the_file_says_what_it_takes_gives_and_comes_from() -> None:
     assert about.custom_metadata_map["adtrain_version"] == adtrain.__version__
 
 
-def test_arrays_have_the_names_of_the_run() -> None:
+def test_arrays_have_the_same_names_as_in_the_run() -> None:
     trained = with_arrays(nn.Sequential([nn.Linear(4), nn.Residual(nn.Sequential([nn.BatchNorm1d()]))]), (5,))
     names = {x.name for x in onnx.load_from_string(onnx_model.encode(trained)).graph.initializer}
     assert {*tree.paths(trained.params), *tree.paths(trained.statistics)} <= names
@@ -139,13 +139,13 @@ def test_the_same_network_gives_the_same_bytes() -> None:
     assert onnx_model.encode(with_arrays(SMALL, (5,))) == onnx_model.encode(with_arrays(SMALL, (5,)))
 
 
-def test_what_a_file_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_larger_than_an_onnx_file_can_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_graph, "MAX_BYTES", 100)
     with pytest.raises(AdtrainError, match=r"the weights are \d+ bytes, an ONNX file holds at most 100"):
         onnx_model.encode(with_arrays(SMALL, (5,)))
 
 
-def test_a_comparison_counts_the_images_of_another_class() -> None:
+def test_a_comparison_counts_images_with_different_predictions() -> None:
     trained = with_arrays(nn.Sequential([nn.Linear(2)]), (4,))
     examples = Split(some_images(trained, 300), np.zeros(300, np.int64))
     same = onnx_check.compare(onnx_model.encode(trained), trained, examples)

@@ -1,4 +1,4 @@
-"""Exported weights, loaded into the same network built of PyTorch's modules, give the same outputs."""
+"""PyTorch computes the same outputs with the exported weights in the same network."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Concat(torch.nn.ModuleList):
         return torch.cat([branch(x) for branch in self], 1)
 
 
-def in_turn(layers: list[Any]) -> Any:
+def sequential(layers: list[Any]) -> Any:
     return torch.nn.Sequential(*layers)
 
 
@@ -60,12 +60,12 @@ RENAMED = {"Relu": "ReLU", "LeakyRelu": "LeakyReLU", "Elu": "ELU", "Gelu": "GELU
 
 
 def torch_module(module: nn.Module, shape: nn.Shape) -> Any:
-    """The same module in PyTorch, which wants to be told the size of its input."""
+    """The same module in PyTorch, with the size of the input filled in."""
     if isinstance(module, nn.Container):
         children = {name: torch_module(child, inner) for name, child, inner in module.children(shape)}
         if isinstance(module, nn.Residual):
             return Residual(children["body"], children.get("shortcut", torch.nn.Identity()))
-        make = {nn.Sequential: in_turn, nn.Concat: Concat, nn.Add: Add}[type(module)]
+        make = {nn.Sequential: sequential, nn.Concat: Concat, nn.Add: Add}[type(module)]
         return make(list(children.values()))
     if isinstance(module, nn.Reshape):
         return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Unflatten(1, module.shape))
@@ -84,7 +84,7 @@ def torch_module(module: nn.Module, shape: nn.Shape) -> Any:
 
 
 def check(trained: TrainedModel, folder: Path) -> None:
-    """Write, load with PyTorch's own functions, and compare what comes out."""
+    """Write the weights, load them with PyTorch, and compare the outputs of both networks."""
     path = folder / "weights.safetensors"
     path.write_bytes(torch_weights.encode(trained))
     network = trained.network
@@ -99,11 +99,13 @@ def check(trained: TrainedModel, folder: Path) -> None:
     np.testing.assert_allclose(y.numpy(), expected, rtol=0, atol=1e-10 * max(1.0, np.abs(expected).max()))
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # PyTorch's, about its speed
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # PyTorch warns about speed
 @pytest.mark.parametrize("kind", SHAPES, ids=lambda kind: kind.kind())
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), seed=st.integers(0, 99))
-def test_a_layers_weights_are_pytorchs(tmp_path: Path, kind: type[nn.Module], data: st.DataObject, seed: int) -> None:
+def test_pytorch_agrees_with_a_layers_exported_weights(
+    tmp_path: Path, kind: type[nn.Module], data: st.DataObject, seed: int
+) -> None:
     shape = data.draw(SHAPES[kind])
     layer = data.draw(fitting(kind, shape))
     assume(layer is not None)
@@ -113,18 +115,18 @@ def test_a_layers_weights_are_pytorchs(tmp_path: Path, kind: type[nn.Module], da
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), seed=st.integers(0, 99))
-def test_a_networks_weights_are_pytorchs(tmp_path: Path, data: st.DataObject, seed: int) -> None:
+def test_pytorch_agrees_with_a_networks_exported_weights(tmp_path: Path, data: st.DataObject, seed: int) -> None:
     shape = data.draw(samples)
     check(with_arrays(data.draw(networks(shape)), shape, seed, precision="float64"), tmp_path)
 
 
-def test_every_layer_with_parameters_is_tried() -> None:
+def test_every_layer_with_parameters_is_tested() -> None:
     assert {nn.Embedding, *SHAPES} == {
         kind for kind in nn.LAYERS.values() if kind.parameter_shapes is not nn.Module.parameter_shapes
     }
 
 
-def test_the_file_says_how_its_input_is_normalised(tmp_path: Path) -> None:
+def test_the_metadata_describe_the_normalisation(tmp_path: Path) -> None:
     trained = with_arrays(nn.Sequential([nn.Flatten(), nn.Linear(3)]), (2, 5, 6))
     (tmp_path / "weights.safetensors").write_bytes(torch_weights.encode(trained))
     with safe_open(tmp_path / "weights.safetensors", framework="numpy") as file:

@@ -11,13 +11,15 @@ import pytest
 from gpu_parity import gpu
 
 from adtrain import ops
+from adtrain.bench.ops.table import BENCHES
 from adtrain.cli.bench_candidates import measured
+from adtrain.core import registry
 from adtrain.core.array import array
 from adtrain.core.program import Equation, Variable
+from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cuda.reduce import reduction
-from adtrain.measure.bench_sizes import BENCHES
+from adtrain.lowering.cuda.reduce import MAX, reduction
 from adtrain.ops.broadcasting import sum_p
 
 __all__ = ["gpu"]
@@ -30,15 +32,14 @@ SEVERAL = ("sum", "max", "softmax", "argmax", "matmul", "conv2d", "take", "trans
 @pytest.fixture(autouse=True)
 def fresh(gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Nothing has been measured, and everything is from here on."""
-    from adtrain.backends.cuda.lower import MEASURED
     from adtrain.backends.cuda.tuner.autotune import Mode
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(gpu.tuner, "mode", Mode.FULL)
     monkeypatch.setattr(gpu, "known", {})
-    MEASURED.clear()
+    gpu.lowering.measured.clear()
     yield
-    MEASURED.clear()
+    gpu.lowering.measured.clear()
 
 
 def test_no_candidate_is_wrong(caplog: pytest.LogCaptureFixture) -> None:
@@ -51,12 +52,11 @@ def test_no_candidate_is_wrong(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_what_is_chosen_runs_alone_and_in_programs(gpu: Any) -> None:
-    from adtrain.backends.cuda.lower import MEASURED
 
     x = np.random.default_rng(0).standard_normal((300, 70)).astype(np.float32)
     given = array(x, device="gpu")
     alone = ops.softmax(ops.sum(given, 0), 0).numpy()
-    assert MEASURED
+    assert gpu.lowering.measured
     (recorded,) = stage(lambda x: (ops.softmax(ops.sum(x, 0), 0),))(given)
     np.testing.assert_array_equal(recorded.numpy(), alone)
     summed = x.astype(float).sum(0)
@@ -67,13 +67,14 @@ def test_what_is_chosen_runs_alone_and_in_programs(gpu: Any) -> None:
 def test_a_wrong_candidate_is_named_and_not_used(
     gpu: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from adtrain.backends.cuda.lower import MEASURED, problem
+    from adtrain.backends.cuda.lower import problem
 
-    right, largest = (sum_p.implementations["cuda"], reduction(1, lambda x, axes: (x.dtype, x.dtype)))
-    monkeypatch.setitem(sum_p.implementations, "cuda", (*right, *largest))
     x, out = (Variable(ArrayType(shape, np.dtype("float32")), "gpu") for shape in ((64, 100), (64,)))
+    right = cuda_kernels("sum", gpu.lowering.target, x.type, axes=(1,))
+    largest = reduction(MAX, x.type, (1,), x.type.dtype)
+    monkeypatch.setitem(registry._CUDA_RULES, "sum", lambda *_, **__: [*right, *largest])
     equation = Equation(sum_p, (x,), {"axes": (1,)}, (out,))
     gpu.tuner.tune([equation])
-    assert all("OPERATION=0" in name for name in MEASURED[problem(equation)])
+    assert all("OPERATION=0" in name for name in gpu.lowering.measured[problem(equation)])
     assert caplog.messages
     assert all("OPERATION=1" in line and line.endswith("its result is wrong") for line in caplog.messages)

@@ -9,12 +9,13 @@ import pytest
 import training_runs
 from gpu_parity import gpu
 
-from adtrain.measure import bench_ops, timing
-from adtrain.measure.bench_sizes import BENCHES
-from adtrain.measure.bench_step import bench_modes, record
-from adtrain.measure.held import held_bytes
-from adtrain.measure.protocol import protocol
-from adtrain.measure.roofline import Roofline
+from adtrain.bench.ops import sweep
+from adtrain.bench.ops.table import BENCHES
+from adtrain.bench.steps.memory import held_bytes
+from adtrain.bench.steps.modes import bench_modes, record
+from adtrain.bench.timing import sampling
+from adtrain.bench.timing.protocol import protocol
+from adtrain.bench.timing.roofline import Roofline
 
 __all__ = ["gpu"]
 
@@ -26,13 +27,13 @@ PEAK = Roofline(1.0, {"float32": 1.0})
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """As few runs as the protocol allows."""
-    monkeypatch.setattr(timing, "MAX_SAMPLES", timing.MIN_SAMPLES)
+    monkeypatch.setattr(sampling, "MAX_SAMPLES", sampling.MIN_SAMPLES)
 
 
 @pytest.mark.parametrize("op", ["matmul", "gelu", "sum", "softmax"])
 def test_an_operation_names_its_kernels_and_the_shapes_of_their_launches(op: str) -> None:
     each = next(each for each in BENCHES if each.op == op)
-    for row in bench_ops.rows(each, 512, device="gpu"):
+    for row in sweep.rows(each, 512, device="gpu"):
         assert row.kernels
         for kernel in row.kernels:
             assert kernel.launch.keys() == {"grid", "block", "shared_bytes"}

@@ -123,7 +123,7 @@ def test_launches_that_start_early_cannot_crowd_on_few_multiprocessors(
 
 
 def test_the_times_of_equations_add_up_to_less_than_a_run_takes(gpu: Any, tmp_path: Path) -> None:
-    from adtrain.measure.profile import profile_steps
+    from adtrain.bench.steps.profile import profile_steps
 
     experiment = prepare(tmp_path, layers="[linear: 512, relu, linear: 3]")
     profile = profile_steps(training.continuation(experiment, experiment.initial_state("gpu"), "gpu"), 5, device="gpu")

@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "codegen": {"core"},
     "lowering": {"core"},
     "backends": {"core", "lowering", "codegen", "assets", "cache", "files", "passes", "documents"},
-    "ops": {"core", "lowering"},
+    "ops": {"core"},
     "assets": {"core"},
     "cache": {"files"},
     "documents": {"cache"},
@@ -34,12 +34,12 @@ MAY_IMPORT = {
     "data": CONFIG_LEVEL | {"cache"},
     "passes": {"core"},
     "training": TRAINING_LEVEL,
-    "measure": TRAINING_LEVEL | {"training", "cases", "cache", "documents", "backends"},
-    "peers": TRAINING_LEVEL | {"training", "cases", "measure", "backends"},
+    "gradcheck": NN_LEVEL | {"nn", "cases", "config"},
     "graph": TRAINING_LEVEL | {"training"},
     "export": TRAINING_LEVEL | {"training"},
-    "report": TRAINING_LEVEL | {"training", "measure"},
-    "cli": TRAINING_LEVEL | {"cases", "training", "measure", "peers", "graph", "export", "report", "backends"},
+    "report": TRAINING_LEVEL | {"training"},
+    "bench": TRAINING_LEVEL | {"training", "cases", "cache", "documents", "report", "backends"},
+    "cli": TRAINING_LEVEL | {"cases", "training", "gradcheck", "bench", "graph", "export", "report", "backends"},
 }
 # Third-party packages that only one part may import: the part, as a path within the package.
 ONLY_IN = {
@@ -55,8 +55,8 @@ ONLY_IN = {
     "pydantic": "config",
     "matplotlib": "report",
     "tensorboard": "training",
-    "torch": "peers",
-    "jax": "peers",
+    "torch": "bench/peers",
+    "jax": "bench/peers",
 }
 # Those that are imported where they are needed only, never with the module.
 ONLY_IN_FUNCTIONS = ("torch", "jax")

@@ -1,4 +1,4 @@
-"""Containers: names, scopes, streams, state, and the sums and concatenations they stand for."""
+"""Containers: names, scopes, random streams, state, sums and concatenations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def init(model: nn.Module, shape: nn.Shape, seed: int = 0) -> tuple[nn.Params, n
     return model.init(shape, np.random.default_rng(seed), FLOAT32)
 
 
-def test_paths_name_children_and_leave_out_those_without_arrays() -> None:
+def test_trees_have_paths_for_children_with_arrays_only() -> None:
     params, state = init(MODEL, (5,))
     assert tree.paths(params) == [
         "0.body.0.weight", "0.body.0.bias", "0.body.1.weight", "0.body.1.bias", "0.shortcut.weight",
@@ -37,7 +37,7 @@ def test_paths_name_children_and_leave_out_those_without_arrays() -> None:
     assert list(MODEL.parameter_shapes((5,))) == tree.paths(params)
 
 
-def test_describe_has_a_row_for_each_layer_in_the_order_they_run() -> None:
+def test_describe_has_one_row_per_layer_in_execution_order() -> None:
     assert nn.describe(MODEL, (5,)) == [
         ("0.body.0", "linear", (6,), 36),
         ("0.body.1", "batch_norm1d", (6,), 12),
@@ -74,7 +74,7 @@ def test_operations_run_in_the_scope_of_their_layer() -> None:
     ]  # fmt: skip
 
 
-def test_a_residual_adds_its_input_or_its_shortcut() -> None:
+def test_residual_adds_its_input_or_its_shortcut() -> None:
     x = ad.array([[1.0, -2.0]])
     mode = nn.Mode(training=False)
     y, _ = nn.Residual(nn.Relu())({}, {}, x, mode)
@@ -84,13 +84,13 @@ def test_a_residual_adds_its_input_or_its_shortcut() -> None:
 
 
 @pytest.mark.parametrize(("join", "expected"), [(nn.Concat, [[1.0, 0.0, 1.0, -1.0]]), (nn.Add, [[2.0, -1.0]])])
-def test_branches_are_joined(join: Any, expected: list[list[float]]) -> None:
+def test_concat_and_add_join_the_outputs_of_their_branches(join: Any, expected: list[list[float]]) -> None:
     model = join([nn.Relu(), nn.LeakyRelu(0.5)])
     y, _ = model({}, {}, ad.array([[1.0, -2.0]]), nn.Mode(training=False))
     np.testing.assert_array_equal(y, expected)
 
 
-def test_the_new_state_has_the_structure_of_the_old_and_leaves_the_old_alone() -> None:
+def test_training_returns_new_state_and_does_not_change_the_old_one() -> None:
     params, state = init(MODEL, (5,))
     before = [x.numpy().copy() for x in tree.leaves(state)]
     x = ad.array(np.random.default_rng(1).normal(size=(8, 5)).astype(np.float32))
@@ -99,12 +99,12 @@ def test_the_new_state_has_the_structure_of_the_old_and_leaves_the_old_alone() -
     for old, x_before, x_new in zip(tree.leaves(state), before, tree.leaves(new), strict=True):
         np.testing.assert_array_equal(old, x_before)
         assert (x_new.numpy() != x_before).any()
-    _, kept = MODEL(params, new, x, nn.Mode(training=False))
-    for a, b in zip(tree.leaves(new), tree.leaves(kept), strict=True):
+    _, evaluated = MODEL(params, new, x, nn.Mode(training=False))
+    for a, b in zip(tree.leaves(new), tree.leaves(evaluated), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-def test_each_dropout_draws_its_own_mask_and_the_same_one_again() -> None:
+def test_each_dropout_layer_has_its_own_reproducible_mask() -> None:
     model = nn.Concat([nn.Dropout(0.5), nn.Sequential([nn.Dropout(0.5)])])
     x = ad.array(np.ones((4, 100), np.float32))
 
@@ -121,7 +121,7 @@ def test_each_dropout_draws_its_own_mask_and_the_same_one_again() -> None:
     np.testing.assert_array_equal(y, np.ones((4, 200)))
 
 
-def test_one_seed_gives_one_network_in_both_precisions() -> None:
+def test_a_seed_gives_the_same_network_in_float32_and_float64() -> None:
     single = tree.leaves(init(MODEL, (5,))[0])
     double = tree.leaves(MODEL.init((5,), np.random.default_rng(0), np.dtype(np.float64))[0])
     other = tree.leaves(init(MODEL, (5,), seed=1)[0])
@@ -130,7 +130,7 @@ def test_one_seed_gives_one_network_in_both_precisions() -> None:
     assert (single[0].numpy() != other[0].numpy()).any()
 
 
-def test_a_container_is_a_value_and_takes_a_list() -> None:
+def test_containers_compare_and_hash_by_value_and_accept_lists() -> None:
     assert nn.Sequential([nn.Relu(), nn.Linear(2)]) == nn.Sequential((nn.Relu(), nn.Linear(2)))
     assert hash(nn.Sequential([nn.Relu()])) == hash(nn.Sequential([nn.Relu()]))
     y, _ = nn.Sequential([])({}, {}, ad.array([[1.0]]), nn.Mode(training=False))

@@ -1,4 +1,4 @@
-"""A layer that makes no sense, or does not fit its input, says which option, what was found and what was expected."""
+"""Errors of invalid options and of inputs that do not fit: the layer and option, what was found and expected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import adtrain as ad
 from adtrain import nn
 from adtrain.core.errors import AdtrainError, OptionError, ShapeError
 
-unchecked: Any = nn  # many of the calls below are wrong in their types
+unchecked: Any = nn  # without types, because many of the calls below have arguments of the wrong type
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ unchecked: Any = nn  # many of the calls below are wrong in their types
         (
             nn.ConvTranspose2d(4, 2, padding=2),
             (3, 2, 3),
-            "conv_transpose2d: padding 2x2 leaves nothing of the output: -1x0 for the input 2x3",
+            "conv_transpose2d: padding 2x2 makes the output empty: -1x0 for the input 2x3",
         ),
         (nn.MaxPool2d(3), (4, 2, 9), "max_pool2d: kernel 3x3 is larger than the padded input 2x9"),
         (nn.AvgPool2d(2), (4,), "avg_pool2d: expected an input of shape (channels, height, width), found (4,)"),
@@ -57,12 +57,12 @@ unchecked: Any = nn  # many of the calls below are wrong in their types
         (nn.LayerNorm(5), (3, 4), "layer_norm: normalized_shape (5,) is not the end of the input's shape (3, 4)"),
         (nn.GroupNorm(2), (3,), "group_norm: the input's 3 channels are not a multiple of num_groups 2: (3,)"),
         (nn.GroupNorm(2, 4), (6,), "group_norm: num_channels is 4, the input has 6 channels: (6,)"),
-        (nn.Softmax(2), (3,), "softmax: dim is 2, the input has 2 axes with the batch's: (3,)"),
+        (nn.Softmax(2), (3,), "softmax: dim is 2, the input has 2 axes with the batch axis: (3,)"),
         (nn.Reshape((2, 3)), (7,), "reshape: shape (2, 3) has 6 elements, the input 7: (7,)"),
         (
             nn.Residual(nn.Linear(3)),
             (4,),
-            "residual: the body gives (3,), its input is (4,): give a shortcut that projects",
+            "residual: the body gives (3,), its input is (4,): add a shortcut that gives (3,)",
         ),
         (
             nn.Residual(nn.Linear(3), nn.Linear(5)),
@@ -87,12 +87,12 @@ unchecked: Any = nn  # many of the calls below are wrong in their types
         (
             nn.Sequential([nn.Residual(nn.Linear(3))]),
             (4,),
-            "layer 0: residual: the body gives (3,), its input is (4,): give a shortcut that projects",
+            "layer 0: residual: the body gives (3,), its input is (4,): add a shortcut that gives (3,)",
         ),
     ],
     ids=lambda x: x.kind() if isinstance(x, nn.Module) else "",
 )
-def test_an_input_that_does_not_fit(layer: nn.Module, shape: nn.Shape, message: str) -> None:
+def test_the_error_of_an_input_shape_that_does_not_fit(layer: nn.Module, shape: nn.Shape, message: str) -> None:
     with pytest.raises(ShapeError) as found:
         layer.output_shape(shape)
     assert str(found.value) == message
@@ -101,7 +101,7 @@ def test_an_input_that_does_not_fit(layer: nn.Module, shape: nn.Shape, message: 
     assert str(found_by_init.value) == message
 
 
-def test_an_error_inside_containers_carries_the_path_and_the_reason() -> None:
+def test_an_error_inside_containers_has_the_path_and_the_reason() -> None:
     model = nn.Sequential([nn.Relu(), nn.Concat([nn.Relu(), nn.Sequential([nn.Linear(3, in_features=5)])])])
     with pytest.raises(nn.LayerError) as caught:
         nn.describe(model, (4,))
@@ -161,23 +161,26 @@ def test_an_error_inside_containers_carries_the_path_and_the_reason() -> None:
         (lambda: unchecked.Dropout(float("nan")), "dropout: p is nan, expected a finite number, at least 0, below 1"),
         (lambda: unchecked.LeakyRelu(float("inf")), "leaky_relu: negative_slope is inf, expected a finite number"),
         (lambda: unchecked.Gelu("erf"), "gelu: approximate is 'erf', expected one of none, tanh"),
-        (lambda: unchecked.Softmax(0), "softmax: dim is 0, expected an axis other than 0, the batch's"),
-        (lambda: unchecked.Reshape((-1, -1)), "reshape: shape is (-1, -1), expected integers, at least 1, or -1 once"),
+        (lambda: unchecked.Softmax(0), "softmax: dim is 0, expected an axis other than the batch axis 0"),
+        (
+            lambda: unchecked.Reshape((-1, -1)),
+            "reshape: shape is (-1, -1), expected positive integers, of which one may be -1",
+        ),
         (lambda: unchecked.Sequential([unchecked.Relu]), "sequential: layers holds "),
         (lambda: unchecked.Concat([]), "concat: branches is empty, expected at least one module"),
         (lambda: unchecked.Add([1]), "add: branches holds 1, expected a module"),
         (lambda: unchecked.Residual([unchecked.Relu()]), "residual: body holds [Relu()], expected a module"),
     ],
 )
-def test_an_option_that_makes_no_sense(make: Callable[[], nn.Module], message: str) -> None:
+def test_the_error_of_an_invalid_option(make: Callable[[], nn.Module], message: str) -> None:
     with pytest.raises(OptionError) as caught:
         make()
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 
-def test_dropout_in_training_needs_random_numbers() -> None:
+def test_dropout_in_training_needs_a_random_state() -> None:
     with pytest.raises(
-        AdtrainError, match=r"^dropout: training needs random numbers: Mode\(training=True, rng=\.\.\.\)$"
+        AdtrainError, match=r"^dropout: found no rng in training, expected Mode\(training=True, rng=\.\.\.\)$"
     ):
         nn.Dropout()({}, {}, ad.array([1.0]), nn.Mode(training=True))

@@ -1,4 +1,4 @@
-"""Initialisers have the moments, bounds and orthogonality of their papers."""
+"""Initialisers have the moments, bounds and orthogonality that their papers state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def draw(name: str, shape: nn.Shape) -> np.ndarray:
 
 def expected_std(name: str, shape: nn.Shape) -> float:
     fan_in, fan_out = FANS[shape]
-    # Of N(0, 1) cut at ±2: 1 - 2 * 2 φ(2) / (Φ(2) - Φ(-2))
+    # The variance of N(0, 1) truncated at ±2 is 1 - 2 * 2 φ(2) / (Φ(2) - Φ(-2)).
     truncated = sqrt(1 - 4 * np.exp(-2) / sqrt(2 * np.pi) / 0.954499736)
     return {
         "kaiming": sqrt(2 / fan_in), "xavier": sqrt(2 / (fan_in + fan_out)), "trunc": 0.02 * truncated, "normal": 1.0,
@@ -31,7 +31,7 @@ def expected_std(name: str, shape: nn.Shape) -> float:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", sorted(set(nn.INITIALIZERS) - {"orthogonal"}))
-def test_mean_and_standard_deviation(name: str, shape: nn.Shape) -> None:
+def test_mean_and_standard_deviation_are_as_expected(name: str, shape: nn.Shape) -> None:
     weight = draw(name, shape)
     std = expected_std(name, shape)
     assert weight.shape == shape
@@ -41,41 +41,41 @@ def test_mean_and_standard_deviation(name: str, shape: nn.Shape) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ["kaiming_uniform", "xavier_uniform"])
-def test_uniform_ones_fill_their_interval(name: str, shape: nn.Shape) -> None:
+def test_uniform_initialisers_fill_their_interval(name: str, shape: nn.Shape) -> None:
     bound = sqrt(3) * expected_std(name, shape)
     assert 0.999 * bound < np.abs(draw(name, shape)).max() <= bound
 
 
-def test_trunc_normal_is_cut_at_two_standard_deviations() -> None:
+def test_trunc_normal_is_truncated_at_two_standard_deviations() -> None:
     assert 0.0399 < np.abs(draw("trunc_normal", (300, 200))).max() <= 0.04
 
 
 @pytest.mark.parametrize("shape", [(20, 30), (30, 20), (8, 3, 2, 2), (50, 2, 3, 3), (1, 1)])
-def test_orthogonal_rows_or_columns(shape: nn.Shape) -> None:
+def test_orthogonal_has_orthonormal_rows_or_columns(shape: nn.Shape) -> None:
     matrix = draw("orthogonal", shape).reshape(shape[0], -1)
     gram = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
     np.testing.assert_allclose(gram, np.eye(len(gram)), atol=1e-12)
 
 
-def test_orthogonal_is_uniform_over_signs() -> None:
+def test_orthogonal_has_both_signs_equally_often() -> None:
     rng = np.random.default_rng(0)
     corners = [nn.INITIALIZERS["orthogonal"]((2, 2), rng)[0, 0] for _ in range(1000)]
     assert abs(np.mean(np.sign(corners))) < 0.1
 
 
-def test_the_type_names_every_initialiser() -> None:
+def test_the_type_weight_init_lists_every_initialiser() -> None:
     assert get_args(WeightInit) == tuple(nn.INITIALIZERS)
 
 
 @pytest.mark.parametrize("name", sorted(nn.INITIALIZERS))
-def test_a_layer_uses_the_initialiser_it_names_and_a_bias_of_zero(name: WeightInit) -> None:
+def test_a_layer_draws_weights_by_its_weight_init_and_starts_biases_at_zero(name: WeightInit) -> None:
     dtype = np.dtype(np.float64)
     params, _ = nn.Conv2d(6, 3, weight_init=name).init((4, 5, 5), np.random.default_rng(3), dtype)
     np.testing.assert_array_equal(params["weight"], draw(name, (6, 4, 3, 3)))
     np.testing.assert_array_equal(params["bias"], np.zeros(6))
 
 
-def test_signals_keep_their_size_through_a_deep_relu_network() -> None:
+def test_default_weights_preserve_signal_variance_through_20_relu_layers() -> None:
     layers = [layer for _ in range(20) for layer in (nn.Linear(256), nn.Relu())]
     model = nn.Sequential(layers)
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Layers with PyTorch's weights give PyTorch's outputs and gradients, and their arrays have PyTorch's names."""
+"""Layers with PyTorch's weights have PyTorch's outputs, gradients and parameter names."""
 
 from __future__ import annotations
 
@@ -102,10 +102,10 @@ def check(ours: nn.Module, theirs: Any, shape: nn.Shape, training: bool) -> None
         np.testing.assert_allclose(new[name], theirs.state_dict()[name].numpy(), rtol=1e-12, err_msg=name)
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # PyTorch's, about its speed
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # PyTorch warns about its speed
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize(("ours", "theirs", "shape"), LAYERS, ids=lambda x: repr(x) if isinstance(x, nn.Module) else "")
-def test_a_layer_equals_pytorchs(ours: nn.Module, theirs: Any, shape: nn.Shape, training: bool) -> None:
+def test_layer_equals_pytorch(ours: nn.Module, theirs: Any, shape: nn.Shape, training: bool) -> None:
     check(ours, theirs().double(), shape, training)
 
 
@@ -113,7 +113,7 @@ def test_every_layer_is_compared_with_pytorch() -> None:
     assert {ours.kind() for ours, _, _ in LAYERS} | {"embedding"} == set(nn.LAYERS)
 
 
-def test_embedding_equals_pytorchs() -> None:
+def test_embedding_equals_pytorch() -> None:
     indices = np.array([[1, 0, 6], [6, 6, 2]])
     ours, theirs = nn.Embedding(7, 4), torch.nn.Embedding(7, 4).double()
     assert ours.output_shape((3,)) == (3, 4)
@@ -131,7 +131,7 @@ def test_embedding_equals_pytorchs() -> None:
     np.testing.assert_allclose(grads["weight"], theirs.weight.grad.numpy(), rtol=1e-12)
 
 
-def test_a_sequential_has_the_names_shapes_and_order_of_pytorchs() -> None:
+def test_sequential_has_pytorchs_names_shapes_and_order() -> None:
     ours = nn.Sequential(
         [nn.Conv2d(4, 3), nn.BatchNorm2d(), nn.Relu(), nn.Sequential([nn.Flatten(), nn.Linear(5, bias=False)])]
     )
@@ -149,7 +149,7 @@ def test_a_sequential_has_the_names_shapes_and_order_of_pytorchs() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(nn.LOSSES))
-def test_a_loss_equals_pytorchs(name: str) -> None:
+def test_loss_equals_pytorch(name: str) -> None:
     rng = np.random.default_rng(0)
     outputs = rng.normal(size=(6, 5))
     classes, floats = rng.integers(0, 5, 6), rng.uniform(size=(6, 5))

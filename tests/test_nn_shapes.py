@@ -1,4 +1,4 @@
-"""output_shape, which a config is checked by before anything is allocated, is the shape that the call gives."""
+"""A layer's output_shape, by which configs are checked without allocating, is the shape of its output."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ pads = st.one_of(st.integers(0, 2), st.tuples(st.integers(0, 2), st.integers(0, 
 
 
 def agrees(layer: nn.Module, shape: nn.Shape) -> bool:
-    """Whether the layer takes inputs of `shape`; if so its call, parameters and output_shape agree, and if not, the
-    call refuses too."""
+    """Whether output_shape accepts `shape`; if it does, check that the layer's output and parameters agree with it."""
     try:
         expected = layer.output_shape(shape)
     except ShapeError:
@@ -40,7 +39,7 @@ def agrees(layer: nn.Module, shape: nn.Shape) -> bool:
     groups=st.integers(1, 3), channels=st.tuples(small, small), size=st.tuples(st.integers(1, 9), st.integers(1, 9)),
     kernel=pairs, stride=pairs, padding=pads, dilation=pairs, bias=st.booleans(),
 )  # fmt: skip
-def test_conv2d(
+def test_conv2d_agrees_with_its_output_shape(
     groups: int, channels: tuple[int, int], size: tuple[int, int],
     kernel: Any, stride: Any, padding: Any, dilation: Any, bias: bool,
 ) -> None:  # fmt: skip
@@ -65,7 +64,7 @@ def test_conv2d_with_same_padding_keeps_height_and_width(
     groups=st.integers(1, 3), channels=st.tuples(small, small), size=st.tuples(small, small),
     kernel=pairs, stride=pairs, padding=pads, output_padding=pads, dilation=pairs,
 )  # fmt: skip
-def test_conv_transpose2d(
+def test_conv_transpose2d_agrees_with_its_output_shape(
     groups: int, channels: tuple[int, int], size: tuple[int, int],
     kernel: Any, stride: Any, padding: Any, output_padding: Any, dilation: Any,
 ) -> None:  # fmt: skip
@@ -86,7 +85,9 @@ def test_conv_transpose2d(
     kind=st.sampled_from([nn.MaxPool2d, nn.AvgPool2d]), size=st.tuples(st.integers(1, 9), st.integers(1, 9)),
     kernel=pairs, stride=st.one_of(st.none(), pairs), padding=pads,
 )  # fmt: skip
-def test_pools(kind: type, size: tuple[int, int], kernel: Any, stride: Any, padding: Any) -> None:
+def test_pooling_agrees_with_its_output_shape(
+    kind: type, size: tuple[int, int], kernel: Any, stride: Any, padding: Any
+) -> None:
     try:
         layer = kind(kernel, stride, padding)
     except OptionError:
@@ -97,7 +98,7 @@ def test_pools(kind: type, size: tuple[int, int], kernel: Any, stride: Any, padd
 
 
 @given(size=st.tuples(small, small), output=pairs)
-def test_adaptive_avg_pool2d(size: tuple[int, int], output: Any) -> None:
+def test_adaptive_avg_pool2d_agrees_with_its_output_shape(size: tuple[int, int], output: Any) -> None:
     assert agrees(nn.AdaptiveAvgPool2d(output), (2, *size))
 
 
@@ -109,7 +110,7 @@ def test_adaptive_avg_pool2d(size: tuple[int, int], output: Any) -> None:
     ]),
     shape=st.lists(small, min_size=1, max_size=4).map(tuple),
 )  # fmt: skip
-def test_layers_for_any_number_of_axes(layer: nn.Module, shape: nn.Shape) -> None:
+def test_layers_for_any_number_of_axes_agree_with_their_output_shape(layer: nn.Module, shape: nn.Shape) -> None:
     if isinstance(layer, nn.Container):
         y, _ = layer({}, {}, ad.array(np.ones((2, *shape))), nn.Mode(training=True))
         assert y.shape == (2, *layer.output_shape(shape))
@@ -118,7 +119,7 @@ def test_layers_for_any_number_of_axes(layer: nn.Module, shape: nn.Shape) -> Non
 
 
 @given(shape=st.lists(small, min_size=1, max_size=3).map(tuple))
-def test_batch_norm(shape: nn.Shape) -> None:
+def test_batch_norm_agrees_with_its_output_shape(shape: nn.Shape) -> None:
     layer = nn.BatchNorm2d() if len(shape) == 3 else nn.BatchNorm1d()
     assert agrees(layer, shape)
 
@@ -133,7 +134,7 @@ def test_reshape_infers_one_axis(shape: nn.Shape, count: int) -> None:
 
 
 @pytest.mark.parametrize("layer", [nn.Flatten(), nn.Reshape((-1, 2)), nn.Linear(3), nn.Relu()], ids=lambda x: x.kind())
-def test_an_empty_batch_keeps_its_shape(layer: nn.Module) -> None:
+def test_an_empty_batch_gives_an_empty_output_of_the_right_shape(layer: nn.Module) -> None:
     shape = (3, 4)
     params, state = layer.init(shape, np.random.default_rng(0), np.dtype(np.float32))
     y, _ = layer(params, state, ad.array(np.ones((0, *shape), np.float32)), nn.Mode(training=False))
@@ -141,7 +142,7 @@ def test_an_empty_batch_keeps_its_shape(layer: nn.Module) -> None:
 
 
 @given(sizes=st.lists(small, min_size=1, max_size=4))
-def test_parameters_of_a_description_are_those_allocated(sizes: list[int]) -> None:
+def test_described_parameter_counts_equal_the_allocated_ones(sizes: list[int]) -> None:
     model = nn.Sequential([nn.Sequential([nn.Linear(n), nn.LayerNorm()]) for n in sizes])
     params, _ = model.init((3,), np.random.default_rng(0), np.dtype(np.float32))
     rows = nn.describe(model, (3,))

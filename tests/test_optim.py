@@ -1,4 +1,4 @@
-"""Optimizers give PyTorch's parameters over 20 steps in float64, are pure, and minimise in float32."""
+"""Optimizers equal PyTorch's over 20 steps in float64, are pure functions, and minimise in float32."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def as_arrays(params: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_twenty_steps_are_pytorchs(name: str) -> None:
+def test_twenty_steps_equal_pytorch(name: str) -> None:
     torch = pytest.importorskip("torch")
     ours, class_name, options = OPTIMIZERS[name]
     theirs = [torch.nn.Parameter(torch.tensor(x)) for x in tree.leaves(start())]
@@ -70,7 +70,7 @@ def test_twenty_steps_are_pytorchs(name: str) -> None:
 
 @each_optimizer
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_an_update_is_pure_and_keeps_types_and_structure(optimizer: optim.Optimizer, dtype: type) -> None:
+def test_update_is_pure_and_keeps_shapes_dtypes_and_structure(optimizer: optim.Optimizer, dtype: type) -> None:
     params = as_arrays(start(dtype))
     state = optimizer.init(params)
     before = [x.numpy().copy() for x in tree.leaves((params, state))]
@@ -78,23 +78,23 @@ def test_an_update_is_pure_and_keeps_types_and_structure(optimizer: optim.Optimi
     new = optimizer.update(params, state, params, lr)
     again = optimizer.update(params, state, params, lr)
     assert tree.paths(new) == tree.paths((params, state))
-    for old, was, first, second in zip(
+    for old, copy, first, second in zip(
         tree.leaves((params, state)), before, tree.leaves(new), tree.leaves(again), strict=True
     ):
-        np.testing.assert_array_equal(old, was)
+        np.testing.assert_array_equal(old, copy)
         np.testing.assert_array_equal(first, second)
         assert (first.shape, first.dtype) == (old.shape, old.dtype)
     assert state["step"].dtype == np.int64
 
 
 @each_optimizer
-def test_a_bowl_is_descended_in_float32(optimizer: optim.Optimizer) -> None:
+def test_a_quadratic_loss_falls_in_float32(optimizer: optim.Optimizer) -> None:
     params = as_arrays(start(np.float32))
 
-    def bowl(params: Any) -> ad.Value:
+    def loss(params: Any) -> ad.Value:
         return ops.square(params["a"]["weight"] - 1.0).sum() + ops.square(params["b"]).sum()
 
-    value_and_grad = ad.value_and_grad(bowl)
+    value_and_grad = ad.value_and_grad(loss)
     state = optimizer.init(params)
     first, _ = value_and_grad(params)
     for _ in range(60):
@@ -104,7 +104,7 @@ def test_a_bowl_is_descended_in_float32(optimizer: optim.Optimizer) -> None:
     assert last.item() < 0.7 * first.item()
 
 
-def test_the_first_step_of_adam_in_float32_is_the_learning_rate() -> None:
+def test_adams_first_step_in_float32_has_the_size_of_the_learning_rate() -> None:
     params = {"w": ad.array(np.zeros(3, np.float32))}
     optimizer = optim.Adam(0.125, eps=0.0)
     grads = {"w": ad.array(np.array([1e-12, -3.0, 1e6], np.float32))}
@@ -124,13 +124,13 @@ def test_the_first_step_of_adam_in_float32_is_the_learning_rate() -> None:
         (lambda: optim.RMSprop(eps=float("inf")), "rmsprop: eps is inf, expected a finite number, at least 0"),
     ],
 )
-def test_an_option_that_makes_no_sense(make: Callable[[], optim.Optimizer], message: str) -> None:
+def test_the_error_of_an_invalid_option(make: Callable[[], optim.Optimizer], message: str) -> None:
     with pytest.raises(OptionError) as caught:
         make()
     assert str(caught.value) == message
 
 
-def test_optimizers_by_name() -> None:
+def test_optimizers_are_registered_under_their_kind() -> None:
     assert {name: cls.kind() for name, cls in optim.OPTIMIZERS.items()} == {
         name: name for name in ("sgd", "adam", "adamw", "rmsprop")
     }

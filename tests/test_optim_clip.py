@@ -1,4 +1,4 @@
-"""Clipping bounds the gradients as PyTorch does and leaves small ones alone."""
+"""Clipping equals PyTorch's and leaves small gradients unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def gradients(scale: float, dtype: type = np.float64) -> Any:
 
 
 @given(scale=st.floats(1e-3, 1e3), max_norm=st.floats(1e-2, 1e2))
-def test_by_norm_is_pytorchs(scale: float, max_norm: float) -> None:
+def test_clip_by_norm_equals_pytorch(scale: float, max_norm: float) -> None:
     torch = pytest.importorskip("torch")
     grads = gradients(scale)
     theirs = [torch.nn.Parameter(torch.zeros(x.shape, dtype=torch.float64)) for x in tree.leaves(grads)]
@@ -34,7 +34,7 @@ def test_by_norm_is_pytorchs(scale: float, max_norm: float) -> None:
         np.testing.assert_allclose(mine, parameter.grad.numpy(), rtol=1e-12)
 
 
-def test_by_norm_leaves_small_and_zero_gradients_alone() -> None:
+def test_clip_by_norm_leaves_small_and_zero_gradients_unchanged() -> None:
     for scale in (0.0, 1e-3):
         grads = gradients(scale)
         clipped, _ = optim.clip_by_norm(grads, 1.0)
@@ -42,27 +42,27 @@ def test_by_norm_leaves_small_and_zero_gradients_alone() -> None:
             np.testing.assert_array_equal(a, b)
 
 
-def test_by_norm_keeps_float32() -> None:
+def test_clip_by_norm_keeps_float32() -> None:
     clipped, norm = optim.clip_by_norm(gradients(10.0, np.float32), 1.0)
     assert {x.dtype for x in (*tree.leaves(clipped), norm)} == {np.dtype(np.float32)}
     assert np.sqrt(sum(np.square(x.numpy()).sum() for x in tree.leaves(clipped))) == pytest.approx(1.0, rel=1e-5)
 
 
 @given(scale=st.floats(1e-3, 1e3), limit=st.floats(1e-2, 1e2))
-def test_by_value_is_numpys_clip(scale: float, limit: float) -> None:
+def test_clip_by_value_equals_numpys_clip(scale: float, limit: float) -> None:
     grads = gradients(scale)
     for a, b in zip(tree.leaves(optim.clip_by_value(grads, limit)), tree.leaves(grads), strict=True):
         np.testing.assert_array_equal(a, np.clip(b.numpy(), -limit, limit))
 
 
 @pytest.mark.parametrize("bound", [0.0, -1.0, float("nan")])
-def test_a_bound_that_makes_no_sense(bound: float) -> None:
+def test_a_bound_that_is_not_above_0_is_an_error(bound: float) -> None:
     with pytest.raises(OptionError, match=rf"^clip_by_norm: max_norm is {bound}, expected a number above 0$"):
         optim.clip_by_norm(gradients(1.0), bound)
     with pytest.raises(OptionError, match=rf"^clip_by_value: limit is {bound}, expected a number above 0$"):
         optim.clip_by_value(gradients(1.0), bound)
 
 
-def test_no_gradients_at_all_is_an_error() -> None:
-    with pytest.raises(OptionError, match=r"^clip_by_norm: there are no gradients$"):
+def test_clipping_no_gradients_is_an_error() -> None:
+    with pytest.raises(OptionError, match=r"^clip_by_norm: found no gradients, expected at least one$"):
         optim.clip_by_norm({}, 1.0)

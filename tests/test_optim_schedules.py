@@ -1,7 +1,7 @@
-"""Schedules equal PyTorch's where both define the same, hold their last value, and are float64 whatever the step.
+"""Schedules equal PyTorch's, keep their last value, and are float64 for every type of step.
 
-Where they differ: PyTorch's cosine turns up again after T_max and ours stays; OneCycleLR refuses steps past its end and
-ours stays; and ours leaves momentum alone.
+Differences: after the end PyTorch's cosine rises again and OneCycleLR raises, while ours keep their last value; ours
+do not change momentum.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def warm_up_in_torch(schedulers: Any, optimizer: Any) -> Any:
     return schedulers.SequentialLR(optimizer, [rise, schedulers.CosineAnnealingLR(optimizer, 15)], milestones=[5])
 
 
-@pytest.mark.filterwarnings("ignore:The epoch parameter in")  # PyTorch's SequentialLR about itself
+@pytest.mark.filterwarnings("ignore:The epoch parameter in")  # raised inside PyTorch's SequentialLR
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
@@ -63,7 +63,7 @@ def warm_up_in_torch(schedulers: Any, optimizer: Any) -> Any:
     ],
     ids=lambda x: repr(x) if isinstance(x, Schedule) else "",
 )
-def test_twenty_steps_are_pytorchs(ours: Schedule, theirs: Callable[[Any, Any], Any]) -> None:
+def test_twenty_steps_equal_pytorch(ours: Schedule, theirs: Callable[[Any, Any], Any]) -> None:
     torch = pytest.importorskip("torch")
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     scheduler = theirs(torch.optim.lr_scheduler, optimizer)
@@ -91,19 +91,19 @@ def test_the_last_value_is_kept_after_the_end(schedule: Schedule, last: float) -
 
 @pytest.mark.parametrize("total_steps", [1, 2, 3])
 @pytest.mark.parametrize("pct_start", [0.0, 0.3, 0.9])
-def test_the_shortest_one_cycles_are_finite_and_end_low(total_steps: int, pct_start: float) -> None:
+def test_one_cycle_of_up_to_three_steps_is_finite_and_ends_low(total_steps: int, pct_start: float) -> None:
     found = factors(OneCycle(total_steps, pct_start), total_steps + 2)
     assert np.isfinite(found).all()
     assert found[-1] == pytest.approx(1 / 25e4)
 
 
-def test_a_warm_up_rises_linearly_to_the_start_of_what_follows() -> None:
+def test_warm_up_rises_linearly_to_the_first_factor_of_the_next_schedule() -> None:
     np.testing.assert_allclose(factors(WarmUp(4, Constant()), 6), [0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
     np.testing.assert_allclose(factors(WarmUp(0, Exponential(0.5)), 3), [1.0, 0.5, 0.25])
     assert factors(WarmUp(3, Exponential(0.5)), 6)[3:] == [1.0, 0.5, 0.25]
 
 
-def test_a_step_far_along_is_exact() -> None:
+def test_step_schedule_is_exact_at_large_steps_and_at_boundaries() -> None:
     assert Step(7, 1.0 - 1e-9)(ad.array(7 * 10**9)).item() == pytest.approx((1.0 - 1e-9) ** 10**9, rel=1e-12)
     periods = [Step(49, 0.5)(ad.array(49 * k + d)).item() for k in range(1, 30) for d in (-1, 0)]
     assert periods == [0.5 ** (k + d) for k in range(1, 30) for d in (-1, 0)]
@@ -111,7 +111,7 @@ def test_a_step_far_along_is_exact() -> None:
 
 @pytest.mark.parametrize("schedule", ALL, ids=repr)
 def test_a_traced_step_has_the_same_factor(schedule: Schedule) -> None:
-    """No schedule reads the number of the step, which a tracer refuses to give."""
+    """Reading the number out of a traced step would raise."""
     factor, _ = ad.vjp(schedule, ad.array(3.0, "float64"))
     assert factor.item() == schedule(ad.array(3)).item()
 
@@ -129,7 +129,7 @@ def test_a_traced_step_has_the_same_factor(schedule: Schedule) -> None:
         (lambda: WarmUp(-1, Constant()), "warm_up: steps is -1, expected an integer, at least 0"),
     ],
 )
-def test_an_option_that_makes_no_sense(make: Callable[[], Schedule], message: str) -> None:
+def test_the_error_of_an_invalid_option(make: Callable[[], Schedule], message: str) -> None:
     with pytest.raises(OptionError) as caught:
         make()
     assert str(caught.value) == message

@@ -21,7 +21,7 @@ else:
 
 CHECKOUT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-# Distribution -> the name it is imported by, where they differ.
+# Import names of distributions, where they differ.
 IMPORT_NAMES = {
     "pyyaml": "yaml",
     "pillow": "PIL",
@@ -46,18 +46,18 @@ def third_party_imports() -> set[str]:
                 found |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
                 found.add(node.module.split(".")[0])
-    # pydantic's own core has no life of its own: each pydantic pins the one it needs.
+    # Each release of pydantic pins the pydantic_core that it needs.
     return found - set(sys.stdlib_module_names) - {"adtrain", "pydantic_core"}
 
 
 def modules_after(statement: str) -> set[str]:
-    """Top-level modules that a fresh interpreter holds after the statement."""
+    """The modules that a fresh interpreter has loaded after the statement."""
     code = f"{statement}\nimport sys; print(*sorted(sys.modules), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stderr.split())
 
 
-def test_what_is_imported_is_what_is_declared() -> None:
+def test_imports_match_the_declared_dependencies() -> None:
     extras = PROJECT["optional-dependencies"]
     base = import_names(PROJECT["dependencies"])
     optional = import_names([name for extra in EXTRAS for name in extras[extra]])
@@ -70,17 +70,17 @@ def test_importing_the_package_loads_no_optional_library() -> None:
 
 
 @pytest.mark.parametrize("command", ["train", "report", "compare", "export", "data"])
-def test_a_command_loads_no_optional_library_before_it_is_asked_for(command: str) -> None:
+def test_importing_a_command_loads_no_optional_library(command: str) -> None:
     assert not {name.split(".")[0] for name in modules_after(f"import adtrain.cli.{command}")} & OPTIONAL
 
 
-def test_help_loads_no_commands_module() -> None:
+def test_help_imports_no_commands_module() -> None:
     loaded = modules_after("from adtrain.cli.main import cli\ntry: cli(['--help'])\nexcept SystemExit: pass")
     assert {name for name in loaded if name.startswith("adtrain.cli.")} == {"adtrain.cli.main"}
-    assert not loaded & {"pydantic", "yaml", "tqdm", "adtrain.config", "adtrain.training", "adtrain.measure"}
+    assert not loaded & {"pydantic", "yaml", "tqdm", "adtrain.config", "adtrain.training", "adtrain.bench"}
 
 
-def test_the_installed_version_is_the_packages() -> None:
+def test_the_installed_version_equals_the_packages_version() -> None:
     try:
         installed = importlib.metadata.version("adtrain")
     except importlib.metadata.PackageNotFoundError:
@@ -89,14 +89,14 @@ def test_the_installed_version_is_the_packages() -> None:
 
 
 @pytest.mark.parametrize("folder", get_args(assets.Folder))
-def test_the_folders_that_travel_are_whole(folder: assets.Folder) -> None:
+def test_packaged_folders_are_complete(folder: assets.Folder) -> None:
     def files(root: Path) -> set[str]:
         return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
 
     assert files(assets.asset_path(folder)) == files(CHECKOUT / folder) != set()
 
 
-def test_assets_inside_the_package_come_before_those_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_assets_inside_the_package_take_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assets, "PACKAGE", tmp_path / "adtrain")
     with pytest.raises(AdtrainError, match="the folder configs/ is missing"):
         assets.asset_path("configs")

@@ -10,13 +10,13 @@ from program_samples import ON_GPU, bodies, everywhere, for_gpu, names
 
 import adtrain as ad
 from adtrain import config, ops, passes
-from adtrain.backends.cuda.codegen.block_forms import FORMS
+from adtrain.backends.cuda.codegen.one_block_forms import FORMS
 from adtrain.core.fused import FUSED, label
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.core.target import H200, Target
-from adtrain.passes.fuse_blocks import FORMS as SMALL
-from adtrain.passes.side_by_side import LONGEST, POINTERS, WAVES
+from adtrain.passes.fuse_horizontally import MAX_K, MAX_POINTERS, WAVES
+from adtrain.passes.fuse_one_block import FORMS as SMALL
 from adtrain.training.preparation import outline
 
 SGD = "optimizer={sgd: {lr: 0.1, momentum: 0.9}}"
@@ -41,13 +41,13 @@ def test_a_step_of_three_dense_layers_is_six_launches(overrides: tuple[str, ...]
     gather, first, second, head, back, last = launches(program)
     assert gather.primitive.name == "gather"
     assert "product" in members_of(first)
-    assert members_of(first).count("block") >= 1  # the labels, and the schedule
+    assert members_of(first).count("one_block") >= 1  # the labels, and the schedule
     assert label(second) == "matmul+add+relu"
-    assert head.primitive.name == "rows"
+    assert head.primitive.name == "row_fused"
     assert members_of(head).count("matmul") == 2  # of the logits, and of the gradient of what they are made of
     assert label(back) == "matmul+less+where"
     assert members_of(last).count("product") == 3
-    assert {"product", "block"} <= set(members_of(last))
+    assert {"product", "one_block"} <= set(members_of(last))
     updated = [v for v in program.outputs if v.type.shape and v.size > 1]
     assert set(updated) <= passes.plan_memory(program).in_place.keys()
 
@@ -56,7 +56,7 @@ def test_a_step_of_three_dense_layers_is_six_launches(overrides: tuple[str, ...]
 def test_steps_of_convolutional_networks_are_few_launches(name: str, most: int) -> None:
     program = step(name)
     assert len(launches(program)) <= most
-    assert [e.primitive.name for e in launches(program)].count("rows") == 1
+    assert [e.primitive.name for e in launches(program)].count("row_fused") == 1
 
 
 def test_bias_activation_and_mask_of_a_convolution_are_done_to_it_before_it_is_written() -> None:
@@ -96,8 +96,8 @@ def test_a_device_has_the_passes_for_it() -> None:
         return Program(inputs, {}, tuple(equations), outputs)
 
     program = stage(lambda x: ops.softmax(ops.softmax(x, 1) * x, 1)).program(np.ones((9, 3)))
-    assert names(passes.fuse(program)) == ["items"]
-    assert names(for_gpu(moved(program, "gpu"))) == ["block"]
+    assert names(passes.fuse(program)) == ["batchwise"]
+    assert names(for_gpu(moved(program, "gpu"))) == ["one_block"]
     batched = stage(lambda x: ops.relu(ops.matmul(x, x))).program(np.ones((5, 64, 64)))
     assert names(passes.fuse(batched)) == ["matmul", "relu"]
     assert names(for_gpu(moved(batched, "gpu"))) == ["product"]
@@ -119,13 +119,13 @@ def loss_between_products(rows: int, features: int) -> Program:
 
 def test_small_equations_between_wide_products_are_one_block() -> None:
     first, *others = launches(loss_between_products(64, 1000))
-    assert first.primitive.name == "together"  # what depends on the labels alone, beside the first product
-    assert sorted(e.primitive.name for e in others) == ["block", "matmul"]
+    assert first.primitive.name == "horizontal"  # what depends on the labels alone, beside the first product
+    assert sorted(e.primitive.name for e in others) == ["matmul", "one_block"]
 
 
 def test_narrow_products_and_what_lies_between_them_go_row_by_row() -> None:
     for rows in (64, 7499, 7500):
-        (body,) = bodies(loss_between_products(rows, 32), "rows")
+        (body,) = bodies(loss_between_products(rows, 32), "row_fused")
         assert body.count("matmul") == 2
         assert {"log_softmax", "take_along_axis"} <= set(body)
 
@@ -136,14 +136,14 @@ def test_what_is_needed_whole_is_not_made_row_by_row() -> None:
         return y, ops.matmul(y, ops.softmax(y, 1), transpose_b=True)
 
     program = stage(f, ON_GPU).program(np.ones((64, 16)), np.ones((16, 10)))
-    assert [body.count("matmul") for body in bodies(program, "rows")] == [1]
+    assert [body.count("matmul") for body in bodies(program, "row_fused")] == [1]
 
 
 def test_a_large_equation_stays_outside_of_blocks() -> None:
     def f(x: Any) -> Any:
         return ops.softmax(ops.softmax(x, 1), 0)
 
-    assert names(stage(f, ON_GPU).program(np.ones((100, 50)))) == ["block"]
+    assert names(stage(f, ON_GPU).program(np.ones((100, 50)))) == ["one_block"]
     assert names(stage(f, ON_GPU).program(np.ones((1000, 500)))) == ["softmax", "softmax"]
 
 
@@ -154,7 +154,7 @@ def test_a_block_hands_on_what_others_need_also_through_a_reshape() -> None:
 
     given = np.arange(30.0).reshape(5, 6), np.ones((30, 4))
     program = stage(f, ON_GPU).program(*given)
-    assert bodies(program, "block") == [["softmax", "reshape", "mul"]]
+    assert bodies(program, "one_block") == [["softmax", "reshape", "mul"]]
     for x, y in zip(stage(f, ON_GPU)(*given), f(*given), strict=True):
         np.testing.assert_array_equal(x.numpy(), y.numpy())
 
@@ -202,13 +202,13 @@ def gradients(k: int, count: int = 2, target: Target = H200) -> Program:
 
 
 def test_products_that_nobody_needs_share_a_launch_unless_their_sums_are_long() -> None:
-    assert bodies(gradients(LONGEST), "together") == [["product", "product"]]
-    assert names(gradients(LONGEST + 1)) == ["product", "product"]
+    assert bodies(gradients(MAX_K), "horizontal") == [["product", "product"]]
+    assert names(gradients(MAX_K + 1)) == ["product", "product"]
 
 
 def test_a_launch_takes_no_more_than_a_few_waves_of_blocks() -> None:
     small = H200._replace(multiprocessors=1)
-    assert bodies(gradients(8, 5, small), "together") == [["product"] * WAVES, ["product"] * 2]
+    assert bodies(gradients(8, 5, small), "horizontal") == [["product"] * WAVES, ["product"] * 2]
 
 
 def test_products_of_two_types_have_launches_of_their_own() -> None:
@@ -224,4 +224,4 @@ def test_a_launch_has_no_more_arguments_than_it_can_take() -> None:
 
     program = stage(f, ON_GPU).program([np.ones((4, 5)) for _ in range(600)])
     assert len(program.equations) == 3
-    assert all(len(e.inputs) + len(e.outputs) <= POINTERS for e in program.equations)
+    assert all(len(e.inputs) + len(e.outputs) <= MAX_POINTERS for e in program.equations)

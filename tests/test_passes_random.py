@@ -17,26 +17,31 @@ from hypothesis import strategies as st
 from program_samples import ALL, ON_GPU, OPTIMIZERS, arguments, everywhere, training_program
 from random_programs import graphs, program_of
 
-from adtrain import passes
 from adtrain.backends.cpu.numpy_program import NumpyProgram
-from adtrain.core.fused import fuse, together_p
+from adtrain.core.fused import fuse, horizontal_p
 from adtrain.core.program import Program
 from adtrain.passes.groups import Groups
 
 quickly = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
-# A second merge_updates merges what depended on the first group; a second sink_masks goes through a second pooling; to
-# a second side_by_side a group is one equation, which may stand beside more of them.
-REPEATED = (passes.merge_updates, passes.sink_masks, passes.side_by_side)
-EVERY = tuple(dict.fromkeys((*ALL, *ON_GPU)))
-IDEMPOTENT = [p for p in EVERY if p not in REPEATED]
+# A second fuse_updates merges what depended on the first group. A second fuse_maxpool_gradients moves a mask through a
+# second pooling. To a second fuse_horizontally a group is one equation, which may join others.
+REPEATED = ("fuse_updates", "fuse_maxpool_gradients", "fuse_horizontally")
+
+
+def name_of(improve: Any) -> str:
+    """The name of a pass, also of one with arguments."""
+    return getattr(improve, "func", improve).__name__
+
+
+IDEMPOTENT = [p for p in (*ALL, *ON_GPU) if name_of(p) not in REPEATED]
 DEVICES = pytest.mark.parametrize("improve_all", [ALL, ON_GPU], ids=["cpu", "gpu"])
 
 
 @pytest.fixture(autouse=True)
 def items_of_small_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random graphs have at most four items."""
-    monkeypatch.setattr(sys.modules["adtrain.passes.fuse_items"], "FEWEST_ITEMS", 1)
+    monkeypatch.setattr(sys.modules["adtrain.passes.fuse_batchwise"], "MIN_ITEMS", 1)
 
 
 def stages(program: Program, improve_all: Sequence[Any]) -> Iterator[tuple[Any, Program, Program]]:
@@ -71,13 +76,13 @@ def assert_consistent(program: Program, like: Program) -> None:
 @given(graphs.graphs())
 def test_random_programs_compute_the_same_bits_before_and_after_each_pass(graph: Any) -> None:
     program = program_of(graph)
-    alone = [(improve, program, improve(program)) for improve in EVERY]
+    alone = [(improve, program, improve(program)) for improve in (*ALL, *ON_GPU)]
     for improve, before, after in [*stages(program, ALL), *stages(program, ON_GPU), *alone]:
         try:
             assert_consistent(after, before)
             assert_same_bits(before, after)
         except AssertionError as error:
-            raise AssertionError(f"{improve.__name__}: {error}\n{before}\n{after}") from error
+            raise AssertionError(f"{name_of(improve)}: {error}\n{before}\n{after}") from error
 
 
 @DEVICES
@@ -85,7 +90,7 @@ def test_random_programs_compute_the_same_bits_before_and_after_each_pass(graph:
 def test_training_steps_compute_the_same_before_and_after_each_pass(optimizer: str, improve_all: Any) -> None:
     for improve, before, after in stages(training_program(optimizer), improve_all):
         assert_consistent(after, before)
-        if improve not in (passes.keep_gradients_pooled, passes.keep_sums_pooled):
+        if name_of(improve) != "fuse_maxpool_gradients":
             assert_same_bits(before, after)
         buffers = arguments(before)
         for a, b in zip(NumpyProgram(before).run(buffers)[0], NumpyProgram(after).run(buffers)[0], strict=True):
@@ -98,19 +103,19 @@ def test_a_second_run_of_a_pass_changes_nothing(graph: Any) -> None:
     program = program_of(graph)
     for improve in IDEMPOTENT:
         once = improve(program)
-        assert str(improve(once)) == str(once), improve.__name__
+        assert str(improve(once)) == str(once), name_of(improve)
     for improve_all in (ALL, ON_GPU):
         for improve, _, improved in stages(program, improve_all):
             if improve in IDEMPOTENT:
-                assert str(improve(improved)) == str(improved), improve.__name__
+                assert str(improve(improved)) == str(improved), name_of(improve)
 
 
 @DEVICES
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_second_run_of_a_pass_changes_nothing_in_a_training_step(optimizer: str, improve_all: Any) -> None:
     for improve, _, once in stages(training_program(optimizer), improve_all):
-        if improve is not passes.side_by_side:
-            assert str(improve(once)) == str(once), improve.__name__
+        if name_of(improve) != "fuse_horizontally":
+            assert str(improve(once)) == str(once), name_of(improve)
 
 
 def is_acyclic(groups: Groups, merged: set[int]) -> bool:
@@ -138,6 +143,6 @@ def test_groups_merge_wherever_that_makes_no_cycle_and_nowhere_else(graph: Any, 
         if groups.can_merge(a, b):
             groups.merge(a, b)
             assert sorted(i for members in groups.members.values() for i in members) == list(range(len(groups.of)))
-    fused = groups.rewritten(lambda equations, needed: fuse(together_p, equations, needed))
+    fused = groups.rewritten(lambda equations, needed: fuse(horizontal_p, equations, needed))
     assert len(fused.equations) == len(groups.members)
     assert_same_bits(program, fused)

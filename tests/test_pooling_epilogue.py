@@ -18,7 +18,7 @@ import adtrain as ad
 from adtrain import config, ops
 from adtrain.core import registry
 from adtrain.core.array import array
-from adtrain.core.fused import label, pooled_p
+from adtrain.core.fused import conv_pool_p, label
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.precision import PRECISIONS
 from adtrain.core.program import Equation, Program
@@ -100,7 +100,7 @@ def fused(layer: Layer, arrays: Sequence[np.ndarray]) -> Equation:
     def f(x: Any, w: Any, bias: Any) -> Any:
         return pooled_layer(x, w, bias, layer[2])
 
-    (e,) = [e for e in stage(f, ON_GPU).program(*map(array, arrays)).equations if e.primitive is pooled_p]
+    (e,) = [e for e in stage(f, ON_GPU).program(*map(array, arrays)).equations if e.primitive is conv_pool_p]
     return e
 
 
@@ -139,13 +139,13 @@ def program_of(f: Any, *shapes: tuple[int, ...]) -> Program:
 
 
 def pooled(program: Program) -> bool:
-    return "pooled" in names(program)
+    return "conv_pool" in names(program)
 
 
 @pytest.mark.parametrize("batch", [128, 1024])
 def test_a_layer_of_a_step_is_one_launch_with_its_pooling(batch: int) -> None:
     step = outline(config.load("cnn", [f"data.batch_size={batch}"])).step_program(passes=ON_GPU)
-    (e,) = [e for e in step.equations if e.primitive is pooled_p]
+    (e,) = [e for e in step.equations if e.primitive is conv_pool_p]
     assert label(e) == "conv2d+add+relu+max_pool2d"
     assert "max_pool2d" not in names(step)
     assert not any(v.type.shape == (batch, 64, 24, 24) for v in (*e.inputs, *e.outputs))

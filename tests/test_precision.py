@@ -1,4 +1,4 @@
-"""Rounded products: which numbers they multiply, which equations are rounded, and where a config may ask for them."""
+"""Rounded products: the rounding itself, which equations are rounded, and which devices accept such a config."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from training_runs import write_config
 import adtrain as ad
 from adtrain import config, ops, training
 from adtrain.cli import main
+from adtrain.core.precision import DROPPED_BITS
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
-from adtrain.ops.rounding import DROPPED_BITS, rounded
+from adtrain.ops.rounding import rounded
 from adtrain.passes import ALL
 
 ROUNDED = pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
@@ -30,14 +31,14 @@ def bits(x: np.ndarray) -> np.ndarray:
 
 
 def nearest(x: np.ndarray, dropped: int) -> np.ndarray:
-    """The nearer one of the two neighbours in the format, by their distances in float64; the even one of equals."""
+    """Round to the nearest number of the format by comparing distances in float64; ties go to the even number."""
     low = bits(x) & ~np.uint32((1 << dropped) - 1)
     high = low + np.uint32(1 << dropped)
 
     def size(pattern: np.ndarray) -> np.ndarray:
         with np.errstate(invalid="ignore"):
             found = np.abs(pattern.view(np.float32).astype(np.float64))
-        return np.where(np.isinf(found), 2.0**128, found)  # what would come next
+        return np.where(np.isinf(found), 2.0**128, found)  # the next number after the largest finite one
 
     below, above = np.abs(x.astype(np.float64)) - size(low), size(high) - np.abs(x.astype(np.float64))
     even = (low >> np.uint32(dropped)) % 2 == 0
@@ -47,17 +48,17 @@ def nearest(x: np.ndarray, dropped: int) -> np.ndarray:
 @ROUNDED
 def test_rounding_is_to_the_nearest_number_and_to_even_at_ties(precision: str) -> None:
     dropped = DROPPED_BITS[precision]
-    kept = RNG.integers(0, 1 << (32 - dropped), 20_000, dtype=np.uint32) << np.uint32(dropped)
+    high_bits = RNG.integers(0, 1 << (32 - dropped), 20_000, dtype=np.uint32) << np.uint32(dropped)
     half = 1 << (dropped - 1)
     ends = [0, 1, half - 1, half, half + 1, (1 << dropped) - 1]
-    patterns = np.concatenate([kept + np.uint32(end) for end in ends] + [RNG.integers(0, 2**32, 50_000, np.uint32)])
-    x = patterns.view(np.float32)
+    patterns = [high_bits + np.uint32(end) for end in ends] + [RNG.integers(0, 2**32, 50_000, np.uint32)]
+    x = np.concatenate(patterns).view(np.float32)
     x = x[np.isfinite(x)]
     np.testing.assert_array_equal(bits(rounded(x, precision)), bits(nearest(x, dropped)))
 
 
 @ROUNDED
-def test_rounding_keeps_what_is_no_finite_number_and_signs(precision: str) -> None:
+def test_rounding_keeps_nan_infinity_and_signs(precision: str) -> None:
     nans = np.array([0x7FC00000, 0xFFC00001, 0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF], np.uint32).view(np.float32)
     np.testing.assert_array_equal(bits(rounded(nans, precision)), bits(nans))
     ends = np.array([np.inf, -np.inf, 0.0, -0.0], np.float32)
@@ -83,7 +84,7 @@ def test_products_and_their_derivatives_multiply_rounded_operands(precision: str
     with ops.matmul_precision(precision):
         out, pullback = ad.vjp(ops.matmul, a, b)
     exact_a, exact_b, exact_ct = (rounded(x, precision).astype(np.float64) for x in (a, b, ct))
-    da, db = pullback(ct)  # outside of the block
+    da, db = pullback(ct)  # outside the block, but as precise as the forward product
     for found, expected in (
         (out, exact_a @ exact_b), (da, exact_ct @ exact_b.T), (db, exact_a.T @ exact_ct)
     ):  # fmt: skip
@@ -139,7 +140,7 @@ def test_derivatives_of_every_order_inherit_the_precision(precision: str, name: 
     assert precisions(forward) == {precision}
 
 
-def test_blocks_nest_and_end_and_float64_stays_full() -> None:
+def test_precision_blocks_nest_and_float64_is_not_rounded() -> None:
     single, double = np.ones((2, 2), np.float32), np.ones((2, 2))
 
     def several(x: Any, y: Any) -> Any:
@@ -155,7 +156,7 @@ def test_blocks_nest_and_end_and_float64_stays_full() -> None:
         ops.matmul_precision("half").__enter__()
 
 
-def test_a_staged_function_is_traced_anew_in_another_precision() -> None:
+def test_a_staged_function_is_retraced_for_another_precision() -> None:
     x = RNG.normal(size=(8, 8)).astype(np.float32)
     product = stage(lambda x: ops.matmul(x, x), ALL)
     full = product(x).numpy()
@@ -171,7 +172,7 @@ def run(*arguments: str) -> Any:
 
 @ROUNDED
 @pytest.mark.parametrize("command", ["train", "bench"])
-def test_the_cpu_refuses_before_anything_is_trained_or_written(tmp_path: Path, precision: str, command: str) -> None:
+def test_the_cpu_refuses_rounded_products_before_training(tmp_path: Path, precision: str, command: str) -> None:
     path = tmp_path / "rounded.yaml"
     path.write_text(config.dump(config.load(write_config(tmp_path), [f"training.precision={precision}"])))
     before = sorted(tmp_path.rglob("*"))
@@ -189,7 +190,7 @@ def test_the_cpu_refuses_before_anything_is_trained_or_written(tmp_path: Path, p
 
 
 @ROUNDED
-def test_the_step_and_the_evaluation_are_of_the_configs_precision(tmp_path: Path, precision: str) -> None:
+def test_the_step_uses_the_configs_precision(tmp_path: Path, precision: str) -> None:
     experiment = training.prepare(config.load(write_config(tmp_path), [f"training.precision={precision}"]))
     assert precisions(experiment.step_program(passes=())) == {precision}
     assert experiment.network.dtype == np.float32
@@ -206,7 +207,7 @@ def test_a_run_trained_on_a_gpu_is_evaluated_on_the_cpu_in_float32(tmp_path: Pat
     (folder / "config.yaml").write_text(config.dump(rounded_run))
     result = run("eval", str(folder), "--json")
     assert json.loads(result.stdout)["test"] == expected
-    assert result.stderr == "trained in tf32, computing in float32, as the cpu has no other products\n"
+    assert result.stderr == "trained in tf32, evaluated in float32: the cpu has no tf32\n"
 
 
 @ROUNDED

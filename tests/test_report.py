@@ -56,7 +56,7 @@ def test_ticks_of_epochs_are_whole(epochs: int) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=40))
-def test_the_confusion_counts_every_image_once(pairs: list[tuple[int, int]]) -> None:
+def test_the_confusion_matrix_counts_every_image_once(pairs: list[tuple[int, int]]) -> None:
     labels, predicted = (np.array(column) for column in zip(*pairs, strict=True))
     found = predictions(labels, predicted, 4)
     for label in range(4):
@@ -78,7 +78,7 @@ def test_a_png_holds_the_pixels(height: int, width: int, channels: int, seed: in
         assert np.array_equal(np.asarray(read).reshape(pixels.shape), pixels)
 
 
-def test_bytes_are_shown_as_they_are() -> None:
+def test_uint8_images_are_shown_unchanged() -> None:
     images = np.arange(24, dtype=np.uint8).reshape(2, 3, 2, 2)
     assert np.array_equal(shown(images), images.transpose(0, 2, 3, 1))
 
@@ -87,24 +87,24 @@ def test_bytes_are_shown_as_they_are() -> None:
     ("values", "grey"),
     [([0.25, 0.5, 1.0], [64, 128, 255]), ([-2.0, 0.0, 2.0], [0, 128, 255]), ([7.0, 7.0, 7.0], [0, 0, 0])],
 )
-def test_real_numbers_are_shown_from_black_to_white(values: list[float], grey: list[int]) -> None:
+def test_float_images_are_scaled_from_black_to_white(values: list[float], grey: list[int]) -> None:
     images = np.array(values, np.float32).reshape(1, 1, 1, 3)
     assert shown(images).ravel().tolist() == grey
 
 
-def test_of_other_channels_the_mean_is_shown() -> None:
+def test_images_with_other_channel_counts_are_shown_as_their_mean() -> None:
     images = np.array([[10], [20], [30], [40]], np.uint8).reshape(1, 4, 1, 1)
     assert shown(images).tolist() == [[[[25]]]]
 
 
-def test_the_predictions_are_those_of_the_run(run: Path) -> None:
+def test_predictions_agree_with_the_summary(run: Path) -> None:
     found = report.predict(run, "cpu")
     assert found.correct / len(found.labels) == pytest.approx(summary(run)["test"]["accuracy"])
     assert found.confusion.sum() == len(found.labels) == 30
     assert (found.probability >= 1 / 3).all()
 
 
-def test_many_images_are_classified_as_a_few_are(run: Path) -> None:
+def test_compiled_and_eager_probabilities_agree(run: Path) -> None:
     trained = model_file.load(run)
     images = images_of(np.arange(BATCH_SIZE + 7) % 3, seed=3)[:, np.newaxis]
     model = trained.network, trained.params, trained.statistics
@@ -112,7 +112,7 @@ def test_many_images_are_classified_as_a_few_are(run: Path) -> None:
     assert np.allclose(probabilities(*model, images, "cpu"), np.concatenate(some), atol=1e-6)
 
 
-def test_data_that_have_got_more_classes_are_counted(tmp_path: Path) -> None:
+def test_classes_added_to_the_data_after_training_are_counted(tmp_path: Path) -> None:
     wide = ("--set", "model.layers=[linear: 5]", "--epochs", "1")
     run = train(write_config(tmp_path), tmp_path / "run", *wide)
     write_data(tmp_path / "data", classes=5)
@@ -132,7 +132,7 @@ def test_the_curves_end_at_the_scores_of_the_last_epoch(run: Path) -> None:
         assert "nan" not in chart(panel)
 
 
-def test_many_classes_are_listed_by_their_accuracy_only() -> None:
+def test_many_classes_have_a_list_instead_of_a_matrix() -> None:
     labels = np.arange(40)
     predicted = np.where(labels < 30, labels, 0)
     found = predictions(labels, predicted, 40)
@@ -140,10 +140,10 @@ def test_many_classes_are_listed_by_their_accuracy_only() -> None:
     text = sections.by_class(found)
     assert text.count("<tr>") == 1 + sections.MOST_CLASSES
     assert text.index('<td class="text">39</td>') < text.index('<td class="text">0</td>')
-    assert "15 classes of higher accuracy are left out" in text
+    assert "15 classes with higher accuracy are left out" in text
 
 
-def test_pictures_take_any_names(run: Path, tmp_path: Path) -> None:
+def test_pictures_accept_any_class_names(run: Path, tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image", reason="needs Pillow")
     pytest.importorskip("matplotlib", reason="needs matplotlib")
     wrong = predictions(np.array([0, 1, 1]), np.array([0, 0, 1]), 2)
@@ -155,8 +155,8 @@ def test_pictures_take_any_names(run: Path, tmp_path: Path) -> None:
             assert drawn.format == "PNG"
 
 
-def test_a_model_without_mistakes_has_none_to_show() -> None:
+def test_a_model_without_mistakes_has_an_empty_section() -> None:
     labels = np.array([0, 1])
     found = predictions(labels, labels, 2)
-    assert sections.worst_mistakes(found) == "<p>There are none.</p>\n"
-    assert "2 of 2 test images right" in sections.confusion(found)
+    assert sections.worst_mistakes(found) == "<p>There are no mistakes.</p>\n"
+    assert "2 of 2 test images are classified correctly" in sections.confusion(found)

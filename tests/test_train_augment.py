@@ -1,4 +1,4 @@
-"""Augmentation in the training step, and in a config."""
+"""Augmentations in the training step and in a config."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ DROPOUT = "[dropout: 0.5, linear: 3]"
 
 
 def first_step(experiment: Experiment, count: int = 16) -> tuple[TrainState, Any]:
-    """The state and the metrics after a step on the first images."""
+    """The state and the metrics after one step on the first `count` images."""
     examples = training.on_device(experiment.train, "cpu")
     state = copied(experiment.initial_state("cpu"))
     return experiment.train_step(state, experiment.seed("cpu"), *examples.batches(np.arange(count)))
 
 
-def by_hand(experiment: Experiment, count: int = 16) -> Batch:
-    """The batch of that step, each augmentation called on its own."""
+def augmented_batch(experiment: Experiment, count: int = 16) -> Batch:
+    """The augmented batch of that step, by calling each augmentation directly."""
     train, network = experiment.train, experiment.network
     pixels = ad.array(train.images[:count].astype(network.dtype))
     batch = Batch(pixels, ad.array(train.labels[:count]), network.unit)
@@ -42,10 +42,10 @@ def by_hand(experiment: Experiment, count: int = 16) -> Batch:
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "nll", "mse", "l1", "huber", "binary_cross_entropy_with_logits"])
-def test_a_step_takes_the_loss_of_the_augmented_batch(tmp_path: Path, loss: str) -> None:
+def test_the_training_loss_is_that_of_the_augmented_batch(tmp_path: Path, loss: str) -> None:
     layers = "[linear: 3, log_softmax]" if loss == "nll" else "[linear: 3]"
     experiment = prepare(tmp_path, *PLAIN, ALL, f"loss={loss}", layers=layers)
-    batch, state = by_hand(experiment), experiment.initial_state("cpu")
+    batch, state = augmented_batch(experiment), experiment.initial_state("cpu")
     assert batch.mixed is not None
     share = float(batch.mixed.share)
     shares = share * np.eye(CLASSES)[batch.labels.numpy()] + (1 - share) * np.eye(CLASSES)[batch.mixed.labels.numpy()]
@@ -66,10 +66,10 @@ def test_a_step_takes_the_loss_of_the_augmented_batch(tmp_path: Path, loss: str)
     assert int(metrics.correct) == (x.argmax(axis=1) == batch.labels.numpy()).sum()
 
 
-def test_label_smoothing_and_mixup_go_together(tmp_path: Path) -> None:
+def test_label_smoothing_and_mixup_combine(tmp_path: Path) -> None:
     smoothed = "loss={cross_entropy: {label_smoothing: 0.2}}"
     experiment = prepare(tmp_path, *PLAIN, "data.augment=[mixup: 0.5]", smoothed, layers="[linear: 3]")
-    batch, state = by_hand(experiment), experiment.initial_state("cpu")
+    batch, state = augmented_batch(experiment), experiment.initial_state("cpu")
     assert batch.mixed is not None
     outputs, _ = experiment.network.outputs(state.params, {}, batch.images, ad.nn.Mode(training=False))
     share = float(batch.mixed.share)
@@ -82,25 +82,25 @@ def weights(state: TrainState) -> bytes:
     return b"".join(x.numpy().tobytes() for x in tree.leaves(state.params))
 
 
-def test_augmentation_leaves_the_draws_of_the_layers_alone(tmp_path: Path) -> None:
+def test_augmentation_does_not_change_the_random_numbers_of_dropout(tmp_path: Path) -> None:
     plain, same = (prepare(tmp_path, f"data.augment=[{a}]", layers=DROPOUT) for a in ("", "crop: 0, flip: 0, noise: 0"))
     assert weights(first_step(plain)[0]) == weights(first_step(same)[0])
 
 
-def test_a_run_draws_anew_each_step_and_the_same_again(tmp_path: Path) -> None:
+def test_random_numbers_differ_between_steps_and_repeat_between_runs(tmp_path: Path) -> None:
     experiment = prepare(tmp_path, "data.augment=[noise: 1]", layers=DROPOUT)
     runs = [weights(training.run(experiment, "cpu").state) for _ in range(2)]
     other = training.run(prepare(tmp_path, "data.augment=[noise: 1]", "training.seed=1", layers=DROPOUT), "cpu")
     assert runs[0] == runs[1] != weights(other.state)
 
-    still = prepare(tmp_path, "data.augment=[noise: 1]", "optimizer={sgd: {lr: 1.0e-30}}", layers="[linear: 3]")
-    examples = training.on_device(still.train, "cpu")
-    state, seed, given = still.initial_state("cpu"), still.seed("cpu"), examples.batches(np.arange(16))
-    state, first = still.train_step(state, seed, *given)
-    assert float(still.train_step(state, seed, *given)[1].loss) != float(first.loss)
+    no_learning = prepare(tmp_path, "data.augment=[noise: 1]", "optimizer={sgd: {lr: 1.0e-30}}", layers="[linear: 3]")
+    examples = training.on_device(no_learning.train, "cpu")
+    state, seed, batch = no_learning.initial_state("cpu"), no_learning.seed("cpu"), examples.batches(np.arange(16))
+    state, first = no_learning.train_step(state, seed, *batch)
+    assert float(no_learning.train_step(state, seed, *batch)[1].loss) != float(first.loss)
 
 
-def test_augmented_steps_have_the_same_bits_eager_staged_and_fused(tmp_path: Path) -> None:
+def test_augmented_steps_are_bit_identical_eager_staged_and_fused(tmp_path: Path) -> None:
     convolution = "conv2d: {out_channels: 4, kernel_size: 3}, batch_norm2d, relu, max_pool2d: 2"
     layers = f"[{convolution}, flatten, dropout: 0.5, linear: 3]"
     experiment = prepare(tmp_path, "model.input=[1, 6, 6]", ALL, layers=layers)
@@ -116,15 +116,15 @@ def test_augmented_steps_have_the_same_bits_eager_staged_and_fused(tmp_path: Pat
             np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
-def drawn_by(program: Program) -> list[str]:
+def scopes_of_random_numbers(program: Program) -> list[str]:
     return [e.scope for e in program.equations if e.primitive.name == "random_uniform"]
 
 
-def test_an_evaluation_draws_nothing_and_a_step_says_what_draws(tmp_path: Path) -> None:
+def test_evaluation_is_not_augmented_and_training_draws_in_the_scope_augment(tmp_path: Path) -> None:
     experiment = replace(prepare(tmp_path, ALL, "data.validation=0.2"), mode=Mode.STAGED)
-    drawn = drawn_by(experiment.step_program())
-    assert len(drawn) == 2 + 1 + 4 + 1 + 2 + 1
-    assert set(drawn) == {"augment"}
+    scopes = scopes_of_random_numbers(experiment.step_program())
+    assert len(scopes) == 2 + 1 + 4 + 1 + 2 + 1
+    assert set(scopes) == {"augment"}
     plain = replace(experiment, augmentations=())
     state = experiment.initial_state("cpu")
     assert experiment.validation is not None
@@ -135,7 +135,7 @@ def test_an_evaluation_draws_nothing_and_a_step_says_what_draws(tmp_path: Path) 
     assert scores[0] == scores[1]
 
 
-def test_the_costs_of_augmentation_are_a_row_of_their_own(tmp_path: Path) -> None:
+def test_step_costs_have_a_row_for_augmentation(tmp_path: Path) -> None:
     rows = {row.name: row for row in training.step_costs(prepare(tmp_path, ALL)).layers}
     assert set(list(rows)[:3]) == {"input", "random", "augment"}
     assert rows["augment"].forward.flops > 0
@@ -148,7 +148,7 @@ def test_the_costs_of_augmentation_are_a_row_of_their_own(tmp_path: Path) -> Non
         ("[crp]", "data.augment[0]: unknown augmentation 'crp'; did you mean crop? "
          "(known: crop, flip, affine, noise, cutout, mixup)"),
         ("flip", "data.augment: found 'flip', expected a list"),
-        ("[flip, crop: 1, flip: 0.2]", "data.augment[2] flip: found it twice, expected each augmentation once"),
+        ("[flip, crop: 1, flip: 0.2]", "data.augment[2] flip: found twice, expected each augmentation once"),
         ("[affine]", "data.augment[0] affine: found nothing to do, expected rotation, shift or scale above 0"),
         ("[crop: {pading: 3}]", "data.augment[0].crop.pading: unknown key; did you mean padding? (known: padding)"),
         ("[crop: -1]", "data.augment[0].crop.padding: found -1, expected an integer in [0, 2^31)"),
@@ -159,7 +159,7 @@ def test_the_costs_of_augmentation_are_a_row_of_their_own(tmp_path: Path) -> Non
         ("[mixup: 0]", "data.augment[0].mixup.alpha: found 0, expected a finite number above 0"),
     ],
 )  # fmt: skip
-def test_a_wrong_augmentation_is_named_with_its_place(tmp_path: Path, augment: str, message: str) -> None:
+def test_the_error_of_a_wrong_augmentation_names_its_key(tmp_path: Path, augment: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         load(tmp_path, f"data.augment={augment}")
     assert str(error.value).split("  ")[1:] == [message]
@@ -169,7 +169,7 @@ def test_a_wrong_augmentation_is_named_with_its_place(tmp_path: Path, augment: s
     ("overrides", "message"),
     [
         (["data.augment=[flip, crop: 6]"],
-         "data.augment[1]: crop: padding 6 can leave nothing of an image of 6x6, expected less"),
+         "data.augment[1]: crop: padding is 6, expected less than the sides of an image, 6x6"),
         (["data.augment=[cutout: 7]"], "data.augment[0]: cutout: size 7 is larger than an image of 6x6"),
         (["data.augment=[mixup]", "data.batch_size=1"],
          "data.augment[0]: mixup: found batches of 1 image, expected at least 2"),
@@ -184,13 +184,13 @@ def test_an_augmentation_that_does_not_fit_the_images_is_refused(
 
 
 @pytest.mark.parametrize("augment", ["crop: 0", "flip", "affine: 3", "cutout: 1"])
-def test_rows_of_numbers_have_no_neighbours(augment: str) -> None:
+def test_geometric_augmentations_refuse_tabular_rows(augment: str) -> None:
     (change,) = config.build.augmentations(config.load("smoke", [f"data.augment=[{augment}]"]))
     with pytest.raises(ad.ShapeError, match=rf"{change.kind()}: found rows of 4 numbers, expected images \[C, H, W\]"):
         change.check((16, 4, 1, 1))
 
 
 @pytest.mark.parametrize("augment", ["noise", "mixup"])
-def test_rows_of_numbers_may_be_noisy_and_mixed(augment: str) -> None:
+def test_noise_and_mixup_take_tabular_rows(augment: str) -> None:
     (change,) = config.build.augmentations(config.load("smoke", [f"data.augment=[{augment}]"]))
     change.check((16, 4, 1, 1))

@@ -1,4 +1,4 @@
-"""Checkpoint files: what is damaged, foreign or hostile is refused in one line, and nothing is lost in writing."""
+"""Checkpoint files: damaged, foreign and hostile files are refused in one line; a failed write loses nothing."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from adtrain.training import Recorder, RunFolder, checkpoint
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a training that has taken no step: checkpoints are there all the same."""
+    """The folder of a run with a checkpoint of the initial state."""
     folder = tmp_path_factory.mktemp("checkpoint")
     experiment = prepare(folder, layers="[linear: 2, batch_norm1d, linear: 3]")
     state = experiment.initial_state("cpu")
-    kept = training.Checkpoint(checkpoint.fetch(state)(), training.Progress(training.Best(experiment.best_by)))
-    Recorder(RunFolder.create(experiment, folder / "run"), experiment).checkpoint(kept, best=False)
+    initial = training.Checkpoint(checkpoint.fetch(state)(), training.Progress(training.Best(experiment.best_by)))
+    Recorder(RunFolder.create(experiment, folder / "run"), experiment).checkpoint(initial, best=False)
     return folder / "run"
 
 
@@ -40,14 +40,14 @@ def experiment(run: Path) -> training.Experiment:
 
 
 def parts(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Any]]:
-    """Arrays, metadata of adtrain's, and the header of a file."""
+    """The arrays, the adtrain metadata and the header of a file."""
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     return safetensors_numpy.load(content), json.loads(header["__metadata__"]["adtrain"]), header
 
 
 def refusal(run: Path, folder: Path, content: bytes) -> str:
-    """The one line that a run with this checkpoint is refused by."""
+    """The one-line error for a run with this checkpoint."""
     shutil.copytree(run, folder / "copy")
     path = folder / "copy" / "last.safetensors"
     path.write_bytes(content)
@@ -64,19 +64,19 @@ UNFIT = "does not fit the config's network and optimizer: "
 CHANGES: list[tuple[Any, str]] = [
     (
         lambda t, a: a.update(format=2, version="9.9"),
-        "has checkpoint format 2, written by adtrain '9.9'; this one reads",
+        "has checkpoint format 2, written by adtrain '9.9'; this version reads",
     ),
-    (lambda t, a: a.update(kind="model"), "is no checkpoint; expected a run's last.safetensors or best.safetensors"),
-    (lambda t, a: a.update(config=7), "is damaged: it does not say what it was trained with"),
-    (lambda t, a: a.update(progress=[1]), "is damaged: it does not say how far the run had come"),
-    (lambda t, a: a["progress"].update(more=1), "is damaged: it does not say how far the run had come"),
-    (lambda t, a: a["progress"].update(step=float("nan")), "is damaged: its counters are none that a run can have"),
-    (lambda t, a: a["progress"].update(loss=float("nan")), "is damaged: its counters are none that a run can have"),
-    (lambda t, a: a["progress"].update(epoch=-1), "is damaged: its counters are none that a run can have"),
-    (lambda t, a: a["progress"].update(step=10**30), "is damaged: its counters are none that a run can have"),
-    (lambda t, a: a["progress"].update(train=["x", []]), "is damaged: its counters are none that a run can have"),
-    (lambda t, a: a["progress"].update(best={"by": "luck", "waited": "x"}), "is damaged: its counters are none"),
-    (lambda t, a: a["progress"].update(epoch=3), "is damaged: its counters of steps and epochs disagree"),
+    (lambda t, a: a.update(kind="model"), "is not a checkpoint; expected a run's last.safetensors or best.safetensors"),
+    (lambda t, a: a.update(config=7), "is damaged: its metadata lack the config"),
+    (lambda t, a: a.update(progress=[1]), "is damaged: its progress is malformed"),
+    (lambda t, a: a["progress"].update(more=1), "is damaged: its progress is malformed"),
+    (lambda t, a: a["progress"].update(step=float("nan")), "is damaged: its counters are impossible"),
+    (lambda t, a: a["progress"].update(loss=float("nan")), "is damaged: its counters are impossible"),
+    (lambda t, a: a["progress"].update(epoch=-1), "is damaged: its counters are impossible"),
+    (lambda t, a: a["progress"].update(step=10**30), "is damaged: its counters are impossible"),
+    (lambda t, a: a["progress"].update(train=["x", []]), "is damaged: its counters are impossible"),
+    (lambda t, a: a["progress"].update(best={"by": "luck", "waited": "x"}), "is damaged: its counters are impossible"),
+    (lambda t, a: a["progress"].update(epoch=3), "is damaged: its numbers of steps and epochs disagree"),
     (
         lambda t, a: t.update({"optimizer.step": np.array(4)}),
         "is damaged: its optimizer is at step 4, its progress at 0",
@@ -106,14 +106,14 @@ CHANGES: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("change", "message"), CHANGES, ids=range(len(CHANGES)))
-def test_what_a_run_cannot_have_written_is_refused(run: Path, tmp_path: Path, change: Any, message: str) -> None:
+def test_inconsistent_content_is_refused(run: Path, tmp_path: Path, change: Any, message: str) -> None:
     tensors, about, _ = parts((run / "last.safetensors").read_bytes())
     change(tensors, about)
     content = safetensors_numpy.save(tensors, {"adtrain": json.dumps(about)})
     assert refusal(run, tmp_path, content).startswith(message)
 
 
-def test_a_config_in_it_that_is_none_is_refused(run: Path, tmp_path: Path) -> None:
+def test_an_invalid_config_in_the_checkpoint_is_refused(run: Path, tmp_path: Path) -> None:
     tensors, about, _ = parts((run / "last.safetensors").read_bytes())
     about["config"] = "a: ["
     path = tmp_path / "last.safetensors"
@@ -127,7 +127,7 @@ def test_a_truncated_file_is_refused(run: Path, tmp_path: Path, length: int) -> 
     assert refusal(run, tmp_path, (run / "last.safetensors").read_bytes()[:length]).startswith("cannot be read (")
 
 
-def test_a_size_beyond_the_file_is_refused_before_memory_is_taken(run: Path, tmp_path: Path) -> None:
+def test_a_size_beyond_the_file_is_refused_before_allocation(run: Path, tmp_path: Path) -> None:
     content = (run / "last.safetensors").read_bytes()
     _, _, header = parts(content)
     for name, shape in (("0.weight", [1 << 50, 36]), ("0.weight", [1 << 40, 1 << 40])):
@@ -140,10 +140,10 @@ def test_a_size_beyond_the_file_is_refused_before_memory_is_taken(run: Path, tmp
 
 @settings(max_examples=300)
 @given(data=st.data())
-def test_a_file_with_other_bytes_loads_or_is_refused(
+def test_a_randomly_corrupted_file_loads_or_is_refused(
     run: Path, experiment: training.Experiment, data: st.DataObject
 ) -> None:
-    """Most of the changed bytes are in the header, where they say something."""
+    """Most of the changed bytes are in the header, where they have an effect."""
     content = bytearray((run / "last.safetensors").read_bytes())
     header = 8 + int.from_bytes(content[:8], "little")
     places = st.one_of(st.integers(0, header), st.integers(0, len(content) - 1))
@@ -152,22 +152,22 @@ def test_a_file_with_other_bytes_loads_or_is_refused(
     path = run.parent / "mutated.safetensors"
     path.write_bytes(content[: data.draw(st.one_of(st.just(len(content)), st.integers(0, len(content))))])
     with suppress(AdtrainError):
-        origin = checkpoint.read(path)
-        origin.config()
-        origin.load(experiment)
+        file = checkpoint.read(path)
+        file.config()
+        file.load(experiment)
 
 
-def test_what_is_no_run_is_one_line(tmp_path: Path) -> None:
+def test_resuming_a_path_without_a_run_is_a_one_line_error(tmp_path: Path) -> None:
     with pytest.raises(AdtrainError) as error:
         training.resume(tmp_path)
     assert str(error.value) == (
-        f"{tmp_path}: found no last.safetensors to go on from; the run ended before its first checkpoint, or is none"
+        f"{tmp_path}: found no last.safetensors, expected the folder of a run that has written a checkpoint"
     )
     with pytest.raises(AdtrainError, match=r"/nothing: found nothing, expected a run's folder or a checkpoint$"):
         training.resume(tmp_path / "nothing")
 
 
-def test_a_full_disk_leaves_the_checkpoint_that_was_there(run: Path, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_old_checkpoint(run: Path, tmp_path: Path) -> None:
     resource = pytest.importorskip("resource", reason="needs a limit on the size of files")
     shutil.copytree(run, tmp_path / "run")
     experiment, folder, start, _ = training.resume(tmp_path / "run")
@@ -186,10 +186,10 @@ def test_a_full_disk_leaves_the_checkpoint_that_was_there(run: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("broken", ["replace", "fsync", "open"])
-def test_a_folder_that_takes_no_more_leaves_the_checkpoint_that_was_there(
+def test_a_read_only_folder_leaves_the_old_checkpoint(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
-    """A read-only folder refuses to make the new file, or to give it its name."""
+    """Writing fails when the new file is created, flushed or renamed."""
     shutil.copytree(run, tmp_path / "run")
     experiment, folder, start, _ = training.resume(tmp_path / "run")
     before = {path.name: path.read_bytes() for path in folder.path.iterdir()}

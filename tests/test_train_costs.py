@@ -1,4 +1,4 @@
-"""The costs of a step, from its Program: FLOPs against counts by hand, the planned memory against what is measured."""
+"""The costs of a step from its Program: FLOPs against counts by hand, planned memory against measured memory."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def rows_of(costs: StepCosts) -> dict[str, LayerCost]:
     return {row.name: row for row in costs.layers}
 
 
-def test_flops_of_convolutions_and_linear_layers_are_those_counted_by_hand(costs: StepCosts) -> None:
-    """A multiply-add is two operations, and the bias one; backward makes two products, in the first layer one."""
+def test_flops_of_convolutions_and_linear_layers_equal_a_count_by_hand(costs: StepCosts) -> None:
+    """A multiply-add counts as two FLOPs, a bias as one. Backward needs two products, in the first layer one."""
     rows = rows_of(costs)
     first = BATCH * 2 * (4 * 4 * 4) * 9  # 4 channels of 4x4, windows 3x3 of 1 channel
     grouped = BATCH * 2 * (6 * 2 * 2) * 9 * 2  # 6 channels of 2x2, windows 3x3 of 2 of the 4 channels
@@ -43,23 +43,23 @@ def test_flops_of_convolutions_and_linear_layers_are_those_counted_by_hand(costs
     assert rows["0"].forward.flops == first + BATCH * 64
     assert rows["1"].forward.flops == grouped + BATCH * 24
     assert rows["3"].forward.flops == linear + BATCH * 10
-    # the bias' gradient is a sum over its outputs
+    # the bias's gradient is a sum over the output gradient
     assert rows["0"].backward.flops == first + BATCH * 64
     assert rows["1"].backward.flops == 2 * grouped + BATCH * 24
     assert rows["3"].backward.flops == 2 * linear + BATCH * 10
 
 
-def test_bytes_of_a_linear_layer_are_those_counted_by_hand(costs: StepCosts) -> None:
+def test_bytes_of_a_linear_layer_equal_a_count_by_hand(costs: StepCosts) -> None:
     x, w, b, y = BATCH * 24, 24 * 10, 10, BATCH * 10
     assert rows_of(costs)["3"].forward.bytes == 4 * ((x + w + y) + (y + b + y))
     assert rows_of(costs)["3"].backward.bytes == 4 * ((y + w + x) + (x + y + w) + (y + b))
 
 
-def test_the_parts_of_a_step_that_are_no_layers_have_rows(costs: StepCosts) -> None:
+def test_parts_of_a_step_that_are_not_layers_have_rows(costs: StepCosts) -> None:
     assert [row.name for row in costs.layers] == ["input", "0", "1", "2", "3", "4", "loss", "accuracy", "log"]
     rows = rows_of(costs)
     assert (rows["loss"].kind, rows["2"].kind, rows["2"].output_shape) == ("cross_entropy", "flatten", (24,))
-    # what the step gathers is a batch, whatever the size of the data set
+    # the step gathers a batch, so the size of the data set does not matter
     assert rows["input"].forward.bytes < BATCH * (4 * 36 * 8 + 3 * 8)
 
 
@@ -75,12 +75,12 @@ def test_layers_add_up_to_the_step_and_fusion_saves_bytes(name: str) -> None:
     assert costs.fused.bytes < costs.unfused.bytes / 2
 
 
-def test_the_data_set_of_an_outline_is_the_whole_one() -> None:
+def test_the_memory_of_an_outline_includes_the_whole_data_set() -> None:
     cfg = config.load("smoke", ["data.validation=0.1"])
     assert training.step_costs(training.outline(cfg)).memory.data == 70_000 * (28 * 28 + 8)
 
 
-def test_the_plan_takes_less_than_separate_values_and_fusion_less_still() -> None:
+def test_planning_and_fusion_each_reduce_the_peak() -> None:
     memory = training.step_costs(training.outline(config.load("resnet"))).memory
     assert memory.resident < memory.peak < memory.separate_peak < memory.unfused_peak
 
@@ -93,13 +93,13 @@ def traced() -> Iterator[None]:
 
 
 def array_bytes() -> int:
-    """The memory of all NumPy arrays that live now."""
+    """The memory of all live NumPy arrays."""
     arrays = tracemalloc.take_snapshot().filter_traces([tracemalloc.DomainFilter(True, tracemalloc_domain)])
     return sum(trace.size for trace in arrays.traces)
 
 
 def measured_peak(experiment: training.Experiment) -> int:
-    """The most bytes that arrays take while steps are taken."""
+    """The peak memory of NumPy arrays while steps run."""
     take_steps = training.continuation(experiment, experiment.initial_state("cpu"))
     take_steps(1)
     between = array_bytes()
@@ -111,7 +111,7 @@ def measured_peak(experiment: training.Experiment) -> int:
 
 @pytest.mark.compiled
 @pytest.mark.usefixtures("traced")
-def test_the_planned_peak_is_the_measured_one_within_five_percent(tmp_path: Path) -> None:
+def test_the_planned_peak_is_within_five_percent_of_the_measured_peak(tmp_path: Path) -> None:
     experiment = prepare(tmp_path, "model.input=[1, 6, 6]", "data.batch_size=90", layers=LARGE)
     memory = training.step_costs(experiment).memory
     assert memory.values + memory.scratch > 0.25 * memory.peak

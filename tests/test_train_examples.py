@@ -20,16 +20,16 @@ ROWS = 5
 
 
 def numbered(count: int) -> Split:
-    """Images whose only pixel is their number, and labels that are too; not in the order of their memory."""
-    places = np.random.default_rng(0).permutation(count)
-    return Split(places.astype(np.float32).reshape(-1, 1, 1, 1), places).take(np.argsort(places))
+    """Image i has the single pixel i and the label i; the order in memory is shuffled."""
+    shuffled = np.random.default_rng(0).permutation(count)
+    return Split(shuffled.astype(np.float32).reshape(-1, 1, 1, 1), shuffled).take(np.argsort(shuffled))
 
 
 sizes = st.lists(st.integers(1, 7), min_size=1, max_size=30)
 
 
 @given(sizes=sizes, chunk=st.integers(1, 200), kind=st.sampled_from([Resident, Streamed]))
-def test_pieces_are_the_batches_in_their_order(
+def test_groups_contain_the_batches_in_order(
     sizes: list[int], chunk: int, kind: Callable[[Split, str], Examples]
 ) -> None:
     rng = np.random.default_rng(1)
@@ -37,33 +37,33 @@ def test_pieces_are_the_batches_in_their_order(
     found, row = [], 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(examples, "CHUNK_BYTES", chunk)
-        for piece in kind(numbered(50), "cpu").pieces(iter(batches), ROWS):
-            assert piece.position == row % ROWS
-            images, labels, order = (x.numpy() for x in piece.given)
-            assert order.shape == (ROWS, piece.size)
-            for indices in order[piece.position : piece.position + piece.steps]:
+        for group in kind(numbered(50), "cpu").groups(iter(batches), ROWS):
+            assert group.position == row % ROWS
+            images, labels, order = (x.numpy() for x in group.inputs)
+            assert order.shape == (ROWS, group.size)
+            for indices in order[group.position : group.position + group.steps]:
                 np.testing.assert_array_equal(images[indices].ravel(), labels[indices])
                 found.append(labels[indices])
-            row += piece.steps
+            row += group.steps
     assert [batch.tolist() for batch in found] == [batch.tolist() for batch in batches]
 
 
 @pytest.mark.parametrize("kind", [Resident, Streamed])
-def test_there_may_be_no_end_of_batches(kind: Callable[[Split, str], Examples]) -> None:
+def test_batches_may_be_endless(kind: Callable[[Split, str], Examples]) -> None:
     batches = (np.full(3, i % 50) for i in count())
-    pieces = list(islice(kind(numbered(50), "cpu").pieces(batches, ROWS), 4))
-    assert [piece.steps for piece in pieces] == [ROWS] * 4
+    groups = list(islice(kind(numbered(50), "cpu").groups(batches, ROWS), 4))
+    assert [group.steps for group in groups] == [ROWS] * 4
 
 
-def test_all_chunks_of_a_stream_have_one_shape_for_a_size() -> None:
-    """A Program is made for shapes."""
+def test_chunks_for_one_batch_size_have_one_shape() -> None:
+    """A Program is compiled for each shape."""
     batches = [np.zeros(size, np.int64) for size in [4] * 13 + [2]]
-    pieces = Streamed(numbered(9), "cpu").pieces(batches, ROWS)
-    assert {(piece.size, piece.given[0].shape) for piece in pieces} == {(4, (20, 1, 1, 1)), (2, (10, 1, 1, 1))}
+    groups = Streamed(numbered(9), "cpu").groups(batches, ROWS)
+    assert {(group.size, group.inputs[0].shape) for group in groups} == {(4, (20, 1, 1, 1)), (2, (10, 1, 1, 1))}
 
 
 @pytest.mark.parametrize("chunk", [1, 36 * 16 * 2, 1 << 20])
-def test_a_stream_trains_to_the_bytes_of_a_split_that_lies_there(
+def test_streamed_training_equals_resident_training_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
     def train() -> tuple[list[np.ndarray], object]:
@@ -79,14 +79,14 @@ def test_a_stream_trains_to_the_bytes_of_a_split_that_lies_there(
         np.testing.assert_array_equal(a, b)
 
 
-def test_what_cannot_be_used_as_it_lies_is_streamed_where_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_split_that_needs_a_copy_is_streamed_if_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     images = np.zeros((4, 3, 2, 2), np.uint8)
-    turned = Split(images.transpose(0, 2, 3, 1), np.arange(4))
-    assert isinstance(training.on_device(turned, "cpu"), Resident)
-    monkeypatch.setattr(examples, "_room", lambda device: images.nbytes - 1)
+    strided = Split(images.transpose(0, 2, 3, 1), np.arange(4))
+    assert isinstance(training.on_device(strided, "cpu"), Resident)
+    monkeypatch.setattr(examples, "_copy_limit", lambda device: images.nbytes - 1)
     assert isinstance(training.on_device(Split(images, np.arange(4)), "cpu"), Resident)
-    streamed = training.on_device(turned, "cpu")
+    streamed = training.on_device(strided, "cpu")
     assert isinstance(streamed, Streamed)
-    assert examples.held_bytes(turned, "cpu") == 2 * examples.CHUNK_BYTES + turned.labels.nbytes
+    assert examples.held_bytes(strided, "cpu") == 2 * examples.CHUNK_BYTES + strided.labels.nbytes
     found = streamed.batches(np.array([[2, 1], [0, 3]]))
     np.testing.assert_array_equal(found[1].numpy()[found[2].numpy()], [[2, 1], [0, 3]])

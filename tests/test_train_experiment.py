@@ -27,9 +27,9 @@ from adtrain.data import Rows, Split
         (
             ["loss=mse", "model.input=[1, 6, 6]"],
             "[conv2d: 3]",
-            "model.layers[0]: found the output [3, 4, 4], expected [3], one a class",
+            "model.layers[0]: found the output [3, 4, 4], expected [3], one per class",
         ),
-        ([], "[relu]", "model.layers: found no parameters, expected a layer that has some to train"),
+        ([], "[relu]", "model.layers: found no parameters, expected at least one layer with parameters"),
         (
             ["data={dataset: mnits, batch_size: 1}"],
             "[linear: 3]",
@@ -40,7 +40,7 @@ from adtrain.data import Rows, Split
             ["data.batch_size=89"],
             "[batch_norm1d, linear: 3]",
             "data.batch_size: found 89, which leaves 1 of 90 images for the last batch, expected another size: "
-            "layer 0 (batch_norm1d) needs 2 images a batch",
+            "layer 0 (batch_norm1d) needs 2 images per batch",
         ),
     ],
 )
@@ -55,11 +55,11 @@ def test_a_model_that_does_not_fit_the_data_is_refused(
     assert "\n" not in found
 
 
-def test_more_outputs_than_classes_are_no_mistake(tmp_path: Path) -> None:
+def test_more_outputs_than_classes_are_allowed(tmp_path: Path) -> None:
     assert training.run(prepare(tmp_path, "training.steps=1", layers="[linear: 5]")).steps == 1
 
 
-def test_labels_beyond_the_outputs_are_found_before_training(tmp_path: Path) -> None:
+def test_more_classes_than_outputs_are_refused_before_training(tmp_path: Path) -> None:
     cfg = load(tmp_path)
     write_data(tmp_path / "data", classes=12)
     with pytest.raises(ConfigError) as error:
@@ -76,7 +76,7 @@ def test_the_data_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Monk
     assert training.prepare(cfg).config.data.path == str(tmp_path / "data")
 
 
-def test_numbers_are_of_the_configs_precision(tmp_path: Path) -> None:
+def test_arrays_have_the_dtype_of_the_configs_precision(tmp_path: Path) -> None:
     single, double = (prepare(tmp_path, f"training.precision={name}") for name in ("float32", "float64"))
     for a, b in zip(
         tree.leaves(single.initial_state("cpu").params), tree.leaves(double.initial_state("cpu").params), strict=True
@@ -89,7 +89,7 @@ def test_numbers_are_of_the_configs_precision(tmp_path: Path) -> None:
     assert {x.dtype for x in tree.leaves(state.params)} == {np.dtype(np.float64)}
 
 
-def test_epochs_count_a_last_one_that_is_cut_short(tmp_path: Path) -> None:
+def test_an_epoch_cut_short_by_steps_is_counted(tmp_path: Path) -> None:
     for steps, epochs in ((1, 1), (6, 1), (7, 2), (1000, 3)):
         assert prepare(tmp_path, f"training.steps={steps}").epochs == epochs
 
@@ -97,7 +97,7 @@ def test_epochs_count_a_last_one_that_is_cut_short(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "optimizer", ["adam: {lr: 0.1}", "sgd: {lr: 0.1, momentum: 0.9}", "rmsprop: {lr: 0.1, momentum: 0.9}"]
 )
-def test_no_two_arrays_of_a_state_or_its_copy_share_memory(tmp_path: Path, optimizer: str) -> None:
+def test_arrays_of_a_state_and_its_copy_share_no_memory(tmp_path: Path, optimizer: str) -> None:
     layers = "[batch_norm1d, linear: 4, linear: 4, linear: 3]"
     state = prepare(tmp_path, f"optimizer={{{optimizer}}}", layers=layers).initial_state("cpu")
     buffers = [x.buffer for x in tree.leaves((state, training.copied(state)))]
@@ -105,13 +105,13 @@ def test_no_two_arrays_of_a_state_or_its_copy_share_memory(tmp_path: Path, optim
     assert not any(np.shares_memory(a, b) for a, b in combinations(buffers, 2))
 
 
-def test_a_split_lies_on_the_cpu_without_a_copy(tmp_path: Path) -> None:
+def test_a_split_on_the_cpu_is_not_copied(tmp_path: Path) -> None:
     indices = np.array([[5, 0], [71, 9]])
     whole, part = prepare(tmp_path).train, prepare(tmp_path, "data.validation=0.2").train
     assert isinstance(whole.images, np.ndarray)
     assert isinstance(part.images, Rows)
-    turned = Split(whole.images.transpose(0, 1, 3, 2)[::-1], whole.labels[::-1])
-    for split, memory in ((whole, whole.images), (part, part.images.base), (turned, None)):
+    strided = Split(whole.images.transpose(0, 1, 3, 2)[::-1], whole.labels[::-1])
+    for split, memory in ((whole, whole.images), (part, part.images.base), (strided, None)):
         images, labels, order = (x.numpy() for x in training.on_device(split, "cpu").batches(indices))
         assert images.flags.c_contiguous
         assert memory is None or np.shares_memory(images, memory)
@@ -119,21 +119,21 @@ def test_a_split_lies_on_the_cpu_without_a_copy(tmp_path: Path) -> None:
         np.testing.assert_array_equal(labels[order], split.labels[indices])
 
 
-def test_images_for_validation_are_held_once(tmp_path: Path) -> None:
+def test_validation_images_are_not_in_the_training_split(tmp_path: Path) -> None:
     experiment = prepare(tmp_path, "data.validation=0.2")
     assert experiment.validation is not None
     assert len(experiment.data.train) + len(experiment.validation) == 90
 
 
 @pytest.mark.parametrize("name", ["smoke", "lenet5"])
-def test_the_outline_of_a_packaged_config_has_the_program_of_the_whole(name: str) -> None:
+def test_an_outline_of_a_packaged_config_has_the_same_program_as_the_experiment(name: str) -> None:
     cfg = config.load(name, ["data.validation=0.1"])
     program = training.outline(cfg).step_program()
     assert str(program) == str(training.prepare(cfg).step_program())
     assert program.inputs[-3].type == ArrayType((54_000, 1, 28, 28), np.dtype("uint8"))
 
 
-def test_the_outline_of_a_config_reads_no_data(tmp_path: Path) -> None:
+def test_an_outline_reads_no_data(tmp_path: Path) -> None:
     cfg = load(tmp_path, "data.path=nowhere")
     program = training.outline(cfg).step_program()
     types = [str(v.type) for v in (*program.inputs[-3:], program.outputs[0])]

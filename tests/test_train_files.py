@@ -31,20 +31,20 @@ def train_into(folder: Path, experiment: Experiment) -> training.Result:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """The folder of a finished training with running statistics."""
+    """The folder of a finished run whose model has running statistics."""
     folder = tmp_path / "run"
     train_into(folder, prepare(tmp_path, "model.input=[1, 6, 6]", "training.epochs=1", layers=CONVOLUTIONAL))
     return folder
 
 
-def test_the_model_file_names_its_tensors_as_pytorch_does(run: Path) -> None:
+def test_tensors_in_the_model_file_have_pytorch_names(run: Path) -> None:
     tensors = safetensors_numpy.load_file(run / "model.safetensors")
     assert sorted(tensors) == [
         "0.bias", "0.weight", "1.bias", "1.running_mean", "1.running_var", "1.weight", "3.bias", "3.weight"
     ]  # fmt: skip
 
 
-def test_a_loaded_model_is_the_one_that_was_saved(run: Path, tmp_path: Path) -> None:
+def test_a_loaded_model_equals_the_saved_one(run: Path, tmp_path: Path) -> None:
     experiment = training.prepare(config.load(run / "config.yaml"))
     result = training.run(experiment)
     trained = model_file.load(run)
@@ -95,19 +95,19 @@ def test_a_run_goes_to_a_new_folder_each_time(tmp_path: Path, monkeypatch: pytes
     assert [str(RunFolder.create(experiment).path) for _ in range(3)] == ["runs/tiny", "runs/tiny-2", "runs/tiny-3"]
 
 
-def test_a_folder_that_holds_a_run_is_refused_and_kept(run: Path, tmp_path: Path) -> None:
+def test_a_folder_that_holds_a_run_is_refused_and_unchanged(run: Path, tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in run.iterdir()}
     with pytest.raises(AdtrainError) as error:
         RunFolder.create(prepare(tmp_path), run)
     assert str(error.value) == (
-        f"{run}: holds a run already (config.yaml, metrics.jsonl, model.safetensors, last.safetensors, "
+        f"{run}: already holds a run (config.yaml, metrics.jsonl, model.safetensors, last.safetensors, "
         "best.safetensors); "
         "give another --output-dir, or remove that run first"
     )
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
 
 
-def test_a_folder_that_cannot_be_written_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_is_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = prepare(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep me")
@@ -125,17 +125,17 @@ def test_a_folder_that_cannot_be_written_is_left_as_it_was(tmp_path: Path, monke
     assert not (tmp_path / "new").exists()
 
 
-def test_of_two_runs_that_begin_in_one_folder_one_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_of_two_runs_started_in_one_folder_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = prepare(tmp_path)
     first = RunFolder.create(experiment, tmp_path / "run")
     before = {path.name: path.read_bytes() for path in first.path.iterdir()}
-    monkeypatch.setattr(RunFolder, "files", lambda folder: [])  # as the second finds it just before the first writes
+    monkeypatch.setattr(RunFolder, "files", lambda folder: [])  # the second run checks before the first has written
     with pytest.raises(AdtrainError, match=r"metrics\.jsonl: cannot be written \(File exists\)"):
         RunFolder.create(experiment, tmp_path / "run")
     assert {path.name: path.read_bytes() for path in first.path.iterdir()} == before
 
 
-def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_partial_metrics_line(tmp_path: Path) -> None:
     resource = pytest.importorskip("resource", reason="needs a limit on the size of files")
     folder = RunFolder.create(prepare(tmp_path), tmp_path / "run")
     folder.append_metrics("interval", {"step": 1})
@@ -153,7 +153,7 @@ def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path) -> None:
     assert metrics.read_bytes() == before
 
 
-def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
+def test_other_files_in_the_folder_are_unchanged(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "notes.txt").write_text("keep me")
@@ -161,7 +161,7 @@ def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "metrics.jsonl", "notes.txt"]
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_created_is_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = prepare(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(AdtrainError, match=r"/file: found a file, expected a folder or nothing$"):
@@ -235,9 +235,7 @@ def test_metadata_that_do_not_fit_the_model_are_refused(run: Path, change: dict[
     path.write_bytes(safetensors_numpy.save(tensors, {"adtrain": json.dumps({**about, **change})}))
     with pytest.raises(AdtrainError) as error:
         model_file.load(run)
-    assert str(error.value) == (
-        f"{path}: its metadata are not those that adtrain train writes for the model of config.yaml"
-    )
+    assert str(error.value) == f"{path}: found metadata that do not fit the model of config.yaml, train again"
 
 
 @pytest.mark.parametrize(
@@ -245,13 +243,13 @@ def test_metadata_that_do_not_fit_the_model_are_refused(run: Path, change: dict[
     [
         (b"", "cannot be read ("),
         (b"not a model at all", "cannot be read ("),
-        (safetensors_numpy.save({"a": np.zeros(2)}), "has no metadata of adtrain"),
-        (safetensors_numpy.save({"a": np.zeros(2)}, {"adtrain": "{"}), "has no metadata of adtrain"),
-        (safetensors_numpy.save({"a": np.zeros(2)}, {"adtrain": "{}"}), "its metadata are not those that"),
-        (safetensors_numpy.save({"a": np.zeros(2)}, {"adtrain": "[1]"}), "has no metadata of adtrain"),
+        (safetensors_numpy.save({"a": np.zeros(2)}), "found no adtrain metadata"),
+        (safetensors_numpy.save({"a": np.zeros(2)}, {"adtrain": "{"}), "found no adtrain metadata"),
+        (safetensors_numpy.save({"a": np.zeros(2)}, {"adtrain": "{}"}), "found metadata that do not fit"),
+        (safetensors_numpy.save({"a": np.zeros(2)}, {"adtrain": "[1]"}), "found no adtrain metadata"),
     ],
 )
-def test_a_damaged_model_file_is_one_line(run: Path, content: bytes, message: str) -> None:
+def test_a_damaged_model_file_is_a_one_line_error(run: Path, content: bytes, message: str) -> None:
     path = run / "model.safetensors"
     path.write_bytes(content)
     with pytest.raises(AdtrainError) as error:
@@ -260,14 +258,14 @@ def test_a_damaged_model_file_is_one_line(run: Path, content: bytes, message: st
     assert "\n" not in str(error.value)
 
 
-def test_a_truncated_model_file_is_one_line(run: Path) -> None:
+def test_a_truncated_model_file_is_a_one_line_error(run: Path) -> None:
     path = run / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(AdtrainError, match=r"model.safetensors: cannot be read \("):
         model_file.load(run)
 
 
-def test_what_is_no_run_is_one_line(run: Path, tmp_path: Path) -> None:
+def test_loading_a_path_without_a_run_is_a_one_line_error(run: Path, tmp_path: Path) -> None:
     for path, message in (
         (tmp_path / "none", "found nothing, expected the folder of a run"),
         (tmp_path / "tiny.yaml", "found a file, expected the folder of a run"),
@@ -277,11 +275,11 @@ def test_what_is_no_run_is_one_line(run: Path, tmp_path: Path) -> None:
             model_file.load(path)
         assert str(error.value) == f"{path}: {message}"
     (run / "model.safetensors").unlink()
-    with pytest.raises(AdtrainError, match=r"found no model\.safetensors; the run ended before its first epoch did"):
+    with pytest.raises(AdtrainError, match=r"found no model\.safetensors; the run ended during its first epoch"):
         model_file.load(run)
 
 
-def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_replaced_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     write_atomic(path, b"old")
 
@@ -299,7 +297,7 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch
     assert path.read_bytes() == b"new"
 
 
-def test_a_written_file_has_the_permissions_of_the_users_mask(tmp_path: Path) -> None:
+def test_written_files_respect_the_umask(tmp_path: Path) -> None:
     mask = os.umask(0o027)
     try:
         write_atomic(tmp_path / "file", b"")
@@ -308,7 +306,7 @@ def test_a_written_file_has_the_permissions_of_the_users_mask(tmp_path: Path) ->
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
 
 
-def test_an_initial_state_is_saved_like_a_trained_one(tmp_path: Path) -> None:
+def test_encoding_an_initial_state_is_deterministic(tmp_path: Path) -> None:
     experiment = prepare(tmp_path)
     state: TrainState = experiment.initial_state("cpu")
     assert model_file.encode(experiment, state) == model_file.encode(experiment, state)

@@ -12,8 +12,8 @@ from adtrain.core.errors import AdtrainError
 from adtrain.training import Epoch, Interval, Observer, TrainState, trainer
 
 
-class Diary(Observer):
-    """Writes down everything it is told."""
+class Events(Observer):
+    """Collects all events of a run."""
 
     def __init__(self) -> None:
         self.started: list[tuple[int, int, int]] = []
@@ -45,7 +45,7 @@ def test_the_model_learns(tmp_path: Path) -> None:
     assert result.train.loss < 0.1
 
 
-def test_one_seed_gives_one_run_and_another_seed_another(tmp_path: Path) -> None:
+def test_results_depend_on_the_seed_only(tmp_path: Path) -> None:
     first, second = (training.run(prepare(tmp_path, layers="[dropout: 0.2, linear: 3]")) for _ in range(2))
     other = training.run(prepare(tmp_path, "training.seed=1", layers="[dropout: 0.2, linear: 3]"))
     for a, b, c in zip(weights(first.state), weights(second.state), weights(other.state), strict=True):
@@ -54,52 +54,52 @@ def test_one_seed_gives_one_run_and_another_seed_another(tmp_path: Path) -> None
     assert (first.train, first.test) == (second.train, second.test)
 
 
-def test_an_epoch_shows_every_image_once_the_last_batch_being_short(tmp_path: Path) -> None:
-    diary = Diary()
-    result = training.run(prepare(tmp_path), observers=[diary])
-    assert diary.started == [(1, 3, 90), (2, 3, 90), (3, 3, 90)]
-    assert (sum(diary.images), diary.images.count(10)) == (270, 3)
+def test_an_epoch_uses_every_image_once(tmp_path: Path) -> None:
+    events = Events()
+    result = training.run(prepare(tmp_path), observers=[events])
+    assert events.started == [(1, 3, 90), (2, 3, 90), (3, 3, 90)]
+    assert (sum(events.images), events.images.count(10)) == (270, 3)
     assert (result.epochs, result.steps, result.images, len(result.step_seconds)) == (3, 18, 270, 18)
     assert int(result.state.step) == 18
-    assert [epoch.step for epoch in diary.epochs] == [6, 12, 18]
+    assert [epoch.step for epoch in events.epochs] == [6, 12, 18]
 
 
-def test_steps_cut_training_short(tmp_path: Path) -> None:
-    diary = Diary()
-    result = training.run(prepare(tmp_path, "training.steps=8"), observers=[diary])
+def test_the_option_steps_limits_training(tmp_path: Path) -> None:
+    events = Events()
+    result = training.run(prepare(tmp_path, "training.steps=8"), observers=[events])
     assert (result.epochs, result.steps, result.images) == (2, 8, 90 + 32)
-    assert diary.started == [(1, 2, 90), (2, 2, 32)]
-    assert result.train == diary.epochs[-1].train
+    assert events.started == [(1, 2, 90), (2, 2, 32)]
+    assert result.train == events.epochs[-1].train
 
 
-def test_metrics_are_means_over_the_images_of_their_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_are_means_over_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "LOG_ROWS", 4)
-    diary = Diary()
-    training.run(prepare(tmp_path, "training.epochs=1", "schedule={cosine: {}}"), observers=[diary])
-    assert [interval.step for interval in diary.intervals] == [4, 6]
-    (first, second), (epoch,) = diary.intervals, diary.epochs
+    events = Events()
+    training.run(prepare(tmp_path, "training.epochs=1", "schedule={cosine: {}}"), observers=[events])
+    assert [interval.step for interval in events.intervals] == [4, 6]
+    (first, second), (epoch,) = events.intervals, events.epochs
     np.testing.assert_allclose(epoch.train.loss, (first.train.loss * 64 + second.train.loss * 26) / 90, rtol=1e-12)
     np.testing.assert_allclose(epoch.train.accuracy, (first.train.accuracy * 64 + second.train.accuracy * 26) / 90)
     assert first.learning_rate > second.learning_rate > 0
 
 
-def test_validation_images_are_kept_apart_and_scored_each_epoch(tmp_path: Path) -> None:
-    diary = Diary()
+def test_validation_images_are_excluded_from_training_and_scored_each_epoch(tmp_path: Path) -> None:
+    events = Events()
     experiment = prepare(tmp_path, "data.validation=0.2")
-    result = training.run(experiment, observers=[diary])
+    result = training.run(experiment, observers=[events])
     assert experiment.validation is not None
     assert (len(experiment.train), len(experiment.validation)) == (72, 18)
-    assert diary.started[0] == (1, 3, 72)
-    assert [epoch.validation for epoch in diary.epochs][-1] == result.validation is not None
+    assert events.started[0] == (1, 3, 72)
+    assert [epoch.validation for epoch in events.epochs][-1] == result.validation is not None
 
 
-def test_a_last_update_that_overflows_is_found_by_the_evaluation(tmp_path: Path) -> None:
+def test_an_overflow_in_the_last_update_is_detected_by_the_evaluation(tmp_path: Path) -> None:
     experiment = prepare(tmp_path, "optimizer={sgd: {lr: 1.0e+30}}", "training.steps=1")
     with pytest.raises(AdtrainError, match=r"^the loss on the test images is nan: the model's numbers "):
         training.run(experiment)
 
 
-def test_a_continuation_takes_full_batches_and_leaves_the_result_alone(tmp_path: Path) -> None:
+def test_a_continuation_uses_full_batches_and_does_not_modify_the_result(tmp_path: Path) -> None:
     experiment = prepare(tmp_path)
     result = training.run(experiment)
     before = [x.copy() for x in weights(result.state)]

@@ -1,4 +1,4 @@
-"""A run that was stopped and resumed is the run that was not."""
+"""A run that was stopped and resumed equals an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def train(
     asked: int | None = None,
     device: str = "cpu",
 ) -> bool:
-    """Train; whether the run is over. It is stopped when it asks for the time number `asked`, from 0."""
+    """Train, and return whether the run finished. `stop` returns True at its call number `asked`, from 0."""
     if start is not None:
         folder.reopen(experiment, start)
     times = itertools.count()
@@ -40,7 +40,7 @@ def train(
 
 
 def go_on(folder: Path, experiment: Experiment, asked: int | None = None, device: str = "cpu") -> bool:
-    """Resume the run of `experiment`, whose step is staged already."""
+    """Resume the run with the staged step of `experiment`, so that nothing is compiled again."""
     resumed = training.resume(folder)
     assert (resumed.notes, resumed.experiment.config) == ([], experiment.config)
     return train(experiment, resumed.folder, resumed.start, asked, device)
@@ -53,21 +53,21 @@ def check_same(one: Path, other: Path) -> None:
 
 
 def scores(run: Path) -> list[tuple[object, ...]]:
-    """What the epochs and the test came to, without the times."""
+    """The scores of the epochs and of the test, without times."""
     lines = [x for x in training.read_metrics(run) if x["kind"] in ("epoch", "test")]
     return [tuple(x.get(name) for name in ("kind", "epoch", "step", "train", "validation", "test")) for x in lines]
 
 
 @pytest.fixture
 def straight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
-    """An experiment, trained in one go into the folder `straight`; each step asks whether to stop."""
+    """An experiment, trained without interruption into the folder `straight`. `stop` is called after each step."""
     monkeypatch.setattr(loop, "REPORT_SECONDS", 0.0)
     experiment = prepare(tmp_path, *SETTINGS, layers=LAYERS)
     assert train(experiment, RunFolder.create(experiment, tmp_path / "straight"))
     return experiment
 
 
-def test_a_run_stopped_anywhere_and_resumed_has_the_same_bytes(straight: Experiment, tmp_path: Path) -> None:
+def test_a_run_stopped_at_any_point_and_resumed_has_the_same_bytes(straight: Experiment, tmp_path: Path) -> None:
     """Stopped after each step in turn, and within each evaluation."""
     for asked in itertools.count():
         run = RunFolder.create(straight, tmp_path / f"at-{asked}")
@@ -75,7 +75,7 @@ def test_a_run_stopped_anywhere_and_resumed_has_the_same_bytes(straight: Experim
             break
         assert go_on(run.path, straight)
         check_same(run.path, tmp_path / "straight")
-    assert asked == 4 * (5 + 1) + 1  # the steps and the validation of each epoch, and the test
+    assert asked == 4 * (5 + 1) + 1  # 5 steps and the validation in each of 4 epochs, and the test
 
 
 def test_a_run_stopped_after_every_step_has_the_same_bytes(straight: Experiment, tmp_path: Path) -> None:
@@ -84,13 +84,13 @@ def test_a_run_stopped_after_every_step_has_the_same_bytes(straight: Experiment,
     over = train(straight, run, asked=0)
     while not over:
         stops += 1
-        over = go_on(run.path, straight, asked=0 if stops % 2 else 1)  # an epoch's end is more than one question away
+        over = go_on(run.path, straight, asked=0 if stops % 2 else 1)  # 1 gets past the end of an epoch
     assert stops > 15
     check_same(run.path, tmp_path / "straight")
 
 
 @pytest.mark.compiled
-def test_a_compiled_run_goes_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_run_resumes_with_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "REPORT_SECONDS", 0.0)
     experiment = prepare(tmp_path, *SETTINGS, layers=LAYERS)
     for name, asked in (("straight", None), ("stopped", 8)):
@@ -99,8 +99,8 @@ def test_a_compiled_run_goes_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     check_same(tmp_path / "straight", tmp_path / "stopped")
 
 
-def test_any_checkpoint_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From each of those that a run writes on its way, alone in a folder."""
+def test_any_checkpoint_alone_is_enough_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resume from each checkpoint that a run writes, alone in a folder."""
     experiment = prepare(
         tmp_path, *SETTINGS, "training.checkpoint_every=3", "training.best_by=train_loss", layers=LAYERS
     )
@@ -114,7 +114,7 @@ def test_any_checkpoint_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with monkeypatch.context() as patch:
         patch.setattr(Recorder, "checkpoint", keep)
         assert train(experiment, RunFolder.create(experiment, tmp_path / "straight"))
-    assert len(contents) == 4 + 5  # the epochs' ends, and steps 3, 6, 9, 12 and 18 of 20; 15 is an end
+    assert len(contents) == 4 + 5  # 4 ends of epochs, and steps 3, 6, 9, 12 and 18; step 15 is an end
     for i, content in enumerate(contents):
         (tmp_path / str(i)).mkdir()
         file = tmp_path / str(i) / "found.safetensors"
@@ -127,7 +127,7 @@ def test_any_checkpoint_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert bool(notes) == lost
 
 
-def test_times_and_pieces_leave_an_epochs_loss_the_same_to_the_last_bit() -> None:
+def test_an_epochs_loss_does_not_depend_on_its_division_into_intervals() -> None:
     rng = np.random.default_rng(0)
     losses, sizes = rng.exponential(size=300).tolist(), rng.integers(1, 200, 300).tolist()
     begun = training.Progress(training.Best("train_loss"))
@@ -137,7 +137,7 @@ def test_times_and_pieces_leave_an_epochs_loss_the_same_to_the_last_bit() -> Non
     assert parts.loss == whole.loss
 
 
-def test_a_finished_run_says_so_and_more_epochs_plan_the_schedule_anew(straight: Experiment, tmp_path: Path) -> None:
+def test_a_finished_run_resumes_with_more_epochs_and_a_new_schedule(straight: Experiment, tmp_path: Path) -> None:
     run = tmp_path / "straight"
     (run / "summary.json").write_text("{}")
     with pytest.raises(AdtrainError) as error:
@@ -149,10 +149,10 @@ def test_a_finished_run_says_so_and_more_epochs_plan_the_schedule_anew(straight:
     assert not (run / "summary.json").exists()
     assert [x["epoch"] for x in training.read_metrics(run) if x["kind"] == "epoch"] == [1, 2, 3, 4, 5, 6]
     rates = [x["learning_rate"] for x in training.read_metrics(run) if x["kind"] == "interval"]
-    assert rates[3] < 0.0001 < rates[4]  # the first plan had come to its end, the second has a third of its way left
+    assert rates[3] < 0.0001 < rates[4]  # the old schedule had ended, the new one has a third left
 
 
-def test_a_run_bounded_by_steps_goes_on_within_its_epoch(tmp_path: Path) -> None:
+def test_a_run_limited_by_steps_resumes_within_its_epoch(tmp_path: Path) -> None:
     cut = prepare(tmp_path, "training.steps=8", "optimizer={sgd: {lr: 0.1}}")
     assert train(cut, RunFolder.create(cut, tmp_path / "cut"))
     experiment, folder, start, _ = training.resume(tmp_path / "cut", longer=["training.steps=18"])
@@ -165,13 +165,13 @@ def test_a_run_bounded_by_steps_goes_on_within_its_epoch(tmp_path: Path) -> None
 
 @pytest.fixture
 def stopped(straight: Experiment, tmp_path: Path) -> Path:
-    """The folder of a run that was stopped at step 8."""
+    """The folder of a run that was stopped at the call 8 of `stop`."""
     run = RunFolder.create(straight, tmp_path / "stopped")
     assert not train(straight, run, asked=8)
     return run.path
 
 
-def test_another_config_is_shown_and_refused_without_override(stopped: Path) -> None:
+def test_a_changed_config_is_listed_and_refused_without_override(stopped: Path) -> None:
     text = (stopped / "config.yaml").read_text()
     (stopped / "config.yaml").write_text(text.replace("lr: 0.01", "lr: 0.5"))
     change = "optimizer.adam.lr: 0.01 -> 0.5"
@@ -179,12 +179,12 @@ def test_another_config_is_shown_and_refused_without_override(stopped: Path) -> 
         training.resume(stopped, ["training.clip_norm=1"])
     assert str(error.value) == (
         f"{stopped}: the run was trained with another config: {change}; training.clip_norm: nothing -> 1.0; "
-        "undo that, or go on all the same with --override"
+        "undo the changes, or accept them with --override"
     )
     experiment, folder, start, notes = training.resume(stopped, changes_allowed=True)
     assert notes == [change]
     assert train(experiment, folder, start, asked=0) is False
-    assert training.resume(stopped).notes == []  # from now on that is the run's config
+    assert training.resume(stopped).notes == []  # the run's config has been replaced
     assert config.load(stopped / "config.yaml").optimizer.options()["lr"] == 0.5
 
 
@@ -193,10 +193,10 @@ def test_another_config_is_shown_and_refused_without_override(stopped: Path) -> 
     [
         ("model.layers.0.linear.out_features=9", "0.weight is float32[8, 36], expected float32[9, 36], 0.bias is "),
         ("optimizer={sgd: {lr: 0.1}}", "does not fit the config's network and optimizer: unexpected optimizer.exp_avg"),
-        ("data.batch_size=8", "an epoch had 5 batches, and has 9 now, so there is no place to go on from"),
+        ("data.batch_size=8", "found 5 batches per epoch, expected 9 as in the config, so the run cannot continue"),
     ],
 )
-def test_another_network_or_another_order_of_images_is_refused_even_so(
+def test_a_changed_network_or_batch_size_is_refused_even_with_override(
     stopped: Path, setting: str, message: str
 ) -> None:
     before = {path.name: path.read_bytes() for path in stopped.iterdir()}
@@ -207,13 +207,13 @@ def test_another_network_or_another_order_of_images_is_refused_even_so(
     assert {path.name: path.read_bytes() for path in stopped.iterdir()} == before
 
 
-def test_other_data_are_a_change(stopped: Path, tmp_path: Path) -> None:
+def test_changed_data_are_refused_without_override(stopped: Path, tmp_path: Path) -> None:
     write_data(tmp_path / "data", train=91)
     with pytest.raises(AdtrainError, match=r"the data's mean: \[0\.\d+\] -> \[0\.\d+\]; the data's std"):
         training.resume(stopped)
 
 
-def test_what_the_killed_process_left_unfinished_is_cleared_away(straight: Experiment, stopped: Path) -> None:
+def test_unfinished_files_of_a_killed_process_are_removed(straight: Experiment, stopped: Path) -> None:
     (stopped / ".last.safetensors.0123456789abcdef").write_bytes(b"half")
     (stopped / ".notes").write_text("mine")
     with (stopped / "metrics.jsonl").open("a") as metrics:
@@ -225,16 +225,16 @@ def test_what_the_killed_process_left_unfinished_is_cleared_away(straight: Exper
     assert training.read_metrics(stopped)[-1]["kind"] == "test"
 
 
-def test_two_processes_do_not_train_into_one_folder(stopped: Path) -> None:
+def test_two_processes_cannot_train_into_one_folder(stopped: Path) -> None:
     pytest.importorskip("fcntl")
-    with RunFolder(stopped).claimed(), pytest.raises(AdtrainError) as error, RunFolder(stopped).claimed():
+    with RunFolder(stopped).locked(), pytest.raises(AdtrainError) as error, RunFolder(stopped).locked():
         pass
     assert str(error.value) == f"{stopped}: another process is training into this folder; wait for it"
-    with RunFolder(stopped).claimed():
+    with RunFolder(stopped).locked():
         pass
 
 
-def test_metrics_of_a_resumed_run_are_those_of_the_steps_that_count(tmp_path: Path) -> None:
+def test_a_resumption_voids_metrics_of_later_steps(tmp_path: Path) -> None:
     lines = [
         '{"kind": "interval", "epoch": 1, "step": 3}',
         '{"kind": "epoch", "epoch": 1, "step": 5}',
@@ -253,7 +253,7 @@ def test_metrics_of_a_resumed_run_are_those_of_the_steps_that_count(tmp_path: Pa
         training.read_metrics(tmp_path)
 
 
-def test_a_warm_start_takes_the_weights_and_nothing_else(straight: Experiment, tmp_path: Path) -> None:
+def test_a_warm_start_loads_only_the_weights(straight: Experiment, tmp_path: Path) -> None:
     run = tmp_path / "straight"
     model = training.model_file.load(run)
     for source in (run, run / "model.safetensors", run / "last.safetensors"):
@@ -266,9 +266,7 @@ def test_a_warm_start_takes_the_weights_and_nothing_else(straight: Experiment, t
             np.testing.assert_array_equal(x.numpy(), y.numpy())
 
 
-def test_a_warm_start_of_another_network_lists_what_does_not_fit_and_may_take_the_rest(
-    straight: Experiment, tmp_path: Path
-) -> None:
+def test_a_warm_start_of_another_network_is_refused_unless_partial(straight: Experiment, tmp_path: Path) -> None:
     run = tmp_path / "straight"
     layers = LAYERS.replace("linear: 3", "linear: 4, linear: 3")
     other = prepare(tmp_path, f"training.init_from={run}", layers=layers)
@@ -280,12 +278,16 @@ def test_a_warm_start_of_another_network_lists_what_does_not_fit_and_may_take_th
     )
     assert not (tmp_path / "other").exists()
     partial = prepare(tmp_path, f"training.init_from={run}", "training.init_partial=true", layers=layers)
-    model, state, drawn = training.model_file.load(run), partial.initial_state("cpu"), partial.drawn_state("cpu")
+    model, state, drawn = (
+        training.model_file.load(run),
+        partial.initial_state("cpu"),
+        partial.random_initial_state("cpu"),
+    )
     np.testing.assert_array_equal(state.params["0"]["weight"].numpy(), model.params["0"]["weight"].numpy())
     np.testing.assert_array_equal(state.params["4"]["weight"].numpy(), drawn.params["4"]["weight"].numpy())
 
 
-def test_a_warm_start_says_where_from_by_a_path_that_holds_anywhere(
+def test_the_path_of_a_warm_start_is_made_absolute(
     straight: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -296,7 +298,7 @@ def test_a_warm_start_says_where_from_by_a_path_that_holds_anywhere(
         missing.initial_state("cpu")
 
 
-def test_marks_and_reading_have_no_influence(
+def test_the_frequency_of_state_copies_and_log_readings_does_not_change_the_result(
     straight: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer, "MARK_SECONDS", 0.0)

@@ -16,7 +16,7 @@ from adtrain.core.array import Value
 from adtrain.core.hooks import Call, Hook, hook
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.training import Experiment, Mode, TrainState, copied, evaluation_step
-from adtrain.training.step import empty_log, no_totals, random_state, repeated
+from adtrain.training.step import empty_log, random_state, repeated, zero_totals
 
 CONVOLUTIONAL = (
     "[conv2d: {out_channels: 4, kernel_size: 3}, batch_norm2d, relu, max_pool2d: 2, flatten, dropout: 0.5, linear: 3]"
@@ -24,7 +24,7 @@ CONVOLUTIONAL = (
 
 
 def batch(count: int = 8) -> tuple[Value, Value, Value]:
-    """A data set of one batch, and the indices of all of it."""
+    """A data set of `count` images, and the indices of all of them."""
     labels = np.arange(count) % CLASSES
     return ad.array(images_of(labels, seed=5)[:, np.newaxis]), ad.array(labels), ad.array(np.arange(count))
 
@@ -43,7 +43,7 @@ def test_pixels_are_normalised_by_channel_and_reshaped(tmp_path: Path) -> None:
     np.testing.assert_allclose(inputs.numpy(), normalized(experiment, images).reshape(8, 36), rtol=1e-12, atol=1e-12)
 
 
-def test_pixels_are_only_scaled_where_the_config_says_so(tmp_path: Path) -> None:
+def test_pixels_are_only_scaled_without_normalisation(tmp_path: Path) -> None:
     experiment = prepare(tmp_path, "data.normalize=false")
     images, *_ = batch()
     expected = images.numpy().reshape(8, 36) / PIXEL_MAX
@@ -77,7 +77,7 @@ def test_a_batch_is_gathered_from_the_data_set_at_its_indices(tmp_path: Path) ->
     steps: list[tuple[Callable[..., Any], Sequence[Any]]] = [
         (replace(experiment, mode=Mode.EAGER).train_step, (state, seed)),
         (replace(experiment, mode=Mode.EAGER).logged_step, (state, empty_log(3, "cpu"), seed)),
-        (evaluation_step(experiment.network), (no_totals("cpu"), state.params, state.statistics)),
+        (evaluation_step(experiment.network), (zero_totals("cpu"), state.params, state.statistics)),
     ]
     for number, (step, inputs) in enumerate(steps):
         order, same = (x if number == 0 else x[None] for x in (indices, picked[2]))
@@ -105,7 +105,7 @@ def test_gradients_are_clipped_before_the_update(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loss", ["mse", "l1", "huber", "binary_cross_entropy_with_logits"])
-def test_losses_of_real_numbers_compare_with_one_at_the_label(tmp_path: Path, loss: str) -> None:
+def test_regression_losses_use_one_hot_targets(tmp_path: Path, loss: str) -> None:
     experiment = prepare(tmp_path, f"loss={loss}", "training.precision=float64")
     outputs = np.random.default_rng(0).normal(size=(8, CLASSES))
     labels = batch()[1]
@@ -116,13 +116,13 @@ def test_losses_of_real_numbers_compare_with_one_at_the_label(tmp_path: Path, lo
 
 
 @pytest.mark.parametrize(("seed", "step"), [(0, 0), (7, 3), (2**63 + 5, 2**32 + 9), (2**32, 2**32 - 1)])
-def test_the_random_state_is_made_of_values(seed: int, step: int) -> None:
+def test_the_random_state_of_traced_values_equals_that_of_python_numbers(seed: int, step: int) -> None:
     words = ad.array(np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32))
     found = random_state(words, ad.array(np.array(step, np.int64)))
     np.testing.assert_array_equal(found.numpy(), ops.rng_state(seed, step).numpy())
 
 
-def test_dropout_draws_anew_each_step(tmp_path: Path) -> None:
+def test_dropout_masks_differ_between_steps(tmp_path: Path) -> None:
     experiment = prepare(tmp_path, "optimizer={sgd: {lr: 1.0e-30}}", layers="[dropout: 0.5, linear: 3]")
     step, state, seed = experiment.train_step, experiment.initial_state("cpu"), experiment.seed("cpu")
     state, first = step(state, seed, *batch())
@@ -137,9 +137,9 @@ def test_evaluation_uses_running_statistics_and_no_dropout(tmp_path: Path) -> No
     state = experiment.initial_state("cpu")
     evaluate = evaluation_step(experiment.network)
     examples = batch(6)[:2]
-    none, all_six = no_totals("cpu"), ad.array(np.arange(6)[None])
-    whole = evaluate(none, state.params, state.statistics, *examples, all_six)
-    parts = none
+    zero, all_six = zero_totals("cpu"), ad.array(np.arange(6)[None])
+    whole = evaluate(zero, state.params, state.statistics, *examples, all_six)
+    parts = zero
     for _ in range(6):
         parts = evaluate(parts, state.params, state.statistics, *examples, ad.array(np.arange(6)[:, None]))
     assert (int(whole.position), int(parts.position)) == (1, 6)
@@ -150,11 +150,11 @@ def test_evaluation_uses_running_statistics_and_no_dropout(tmp_path: Path) -> No
     assert not np.array_equal(
         trained.statistics["1"]["running_mean"].numpy(), state.statistics["1"]["running_mean"].numpy()
     )
-    other = evaluate(none, state.params, trained.statistics, *examples, all_six)
+    other = evaluate(zero, state.params, trained.statistics, *examples, all_six)
     assert float(other.loss) != float(whole.loss)
 
 
-def test_step_and_evaluation_compute_the_same_bits_staged_as_eagerly(tmp_path: Path) -> None:
+def test_staged_and_eager_steps_and_evaluations_are_bit_identical(tmp_path: Path) -> None:
     experiment = prepare(
         tmp_path, "model.input=[1, 6, 6]", "training.clip_norm=1.0", "schedule=cosine", layers=CONVOLUTIONAL
     )
@@ -162,21 +162,21 @@ def test_step_and_evaluation_compute_the_same_bits_staged_as_eagerly(tmp_path: P
     state = experiment.initial_state("cpu")
     images, labels, indices = batch()
     order = ad.array(np.stack([indices.numpy(), indices.numpy()[::-1]]))
-    given, evaluated = (images, labels, order), (state.params, state.statistics)
-    log, none = empty_log(2, "cpu"), no_totals("cpu")
+    inputs, weights = (images, labels, order), (state.params, state.statistics)
+    log, zero = empty_log(2, "cpu"), zero_totals("cpu")
     cases: list[tuple[Any, Any, tuple[Any, ...], tuple[Any, ...]]] = [
-        (experiment.evaluation_step, eager.evaluation_step, (none,), (*evaluated, *given)),
-        (experiment.logged_step, eager.logged_step, (state, log), (experiment.seed("cpu"), *given)),
+        (experiment.evaluation_step, eager.evaluation_step, (zero,), (*weights, *inputs)),
+        (experiment.logged_step, eager.logged_step, (state, log), (experiment.seed("cpu"), *inputs)),
     ]
-    for staged, plain, carried, rest in cases:
-        expected = tree.leaves(repeated(plain, 2, carried, *rest))
-        found = tree.leaves(repeated(staged, 2, carried, *rest))
+    for staged_step, eager_step, carry, rest in cases:
+        expected = tree.leaves(repeated(eager_step, 2, carry, *rest))
+        found = tree.leaves(repeated(staged_step, 2, carry, *rest))
         assert len(found) == len(expected) > 1
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
-class Where(Hook):
+class ScopeHook(Hook):
     def __init__(self) -> None:
         self.seen: dict[tuple[str, str], set[str]] = {}
 
@@ -184,9 +184,9 @@ class Where(Hook):
         self.seen.setdefault((call.scope, call.phase), set()).add(call.primitive.name)
 
 
-def test_every_operation_says_its_layer_and_phase(tmp_path: Path) -> None:
+def test_every_operation_has_the_scope_and_phase_of_its_layer(tmp_path: Path) -> None:
     experiment = replace(prepare(tmp_path), mode=Mode.EAGER)
-    where = Where()
+    where = ScopeHook()
     state = experiment.initial_state("cpu")
     with hook(where):
         experiment.train_step(state, experiment.seed("cpu"), *batch())

@@ -25,7 +25,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def test_the_events_are_the_metrics(tmp_path: Path) -> None:
+def test_events_equal_the_metrics(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs tensorboard")
     options = ("--tensorboard", "--set", "data.validation=0.2", "--set", "schedule=cosine")
     run = train(write_config(tmp_path), tmp_path / "run", *options)
@@ -43,7 +43,7 @@ def test_the_events_are_the_metrics(tmp_path: Path) -> None:
         assert [value for _, value in found[tag]] == pytest.approx([value for _, value in points])
 
 
-def test_events_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
+def test_events_can_be_read_during_the_run(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs tensorboard")
     events = EventFiles(tmp_path)
     events.interval_done(Interval(1, 100, Score(0.5, 0.75), 0.25, 1000.0))
@@ -56,7 +56,7 @@ def test_events_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
     events.close()
 
 
-def test_without_tensorboard_nothing_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tensorboard_the_command_fails_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     cfg = write_config(tmp_path)
     arguments = ("train", cfg, "--device", "cpu", "--tensorboard", "--output-dir", tmp_path / "run")

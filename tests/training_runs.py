@@ -1,4 +1,4 @@
-"""A small learnable data set, and configs that train on it, for the tests of training and its commands."""
+"""A small data set that a network can learn, and configs that train on it, for the tests of training."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ training: {epochs: 3, seed: 0}
 
 
 def images_of(labels: np.ndarray, seed: int) -> np.ndarray:
-    """Noise, with two bright rows that say the class: uint8 (N, 6, 6)."""
+    """Noise with two bright rows whose position is the class: uint8 (N, 6, 6)."""
     rng = np.random.default_rng(seed)
     images = rng.integers(0, 120, (len(labels), *SHAPE[1:]), dtype=np.uint8)
     for row in range(2):
@@ -38,7 +38,7 @@ def images_of(labels: np.ndarray, seed: int) -> np.ndarray:
 
 
 def write_data(folder: Path, train: int = 90, test: int = 30, classes: int = CLASSES) -> Path:
-    """MNIST's four files; labels run through the classes in turn."""
+    """Write the four files of MNIST's format; the labels cycle through the classes."""
     folder.mkdir(parents=True, exist_ok=True)
     for seed, (part, count) in enumerate({"train": train, "t10k": test}.items()):
         labels = np.arange(count) % classes
@@ -48,7 +48,7 @@ def write_data(folder: Path, train: int = 90, test: int = 30, classes: int = CLA
 
 
 def write_config(folder: Path, text: str = TEXT) -> Path:
-    """The config and its data; the config's path."""
+    """Write the config and its data; returns the config's path."""
     data = write_data(folder / "data")
     path = folder / "tiny.yaml"
     path.write_text(text.replace("PATH", str(data)))
@@ -56,7 +56,7 @@ def write_config(folder: Path, text: str = TEXT) -> Path:
 
 
 def load(folder: Path, *overrides: str, layers: str | None = None) -> Config:
-    """The config with overrides; `layers` in YAML's flow style take the place of its layers."""
+    """The config with overrides; `layers`, in YAML's flow style, replace its layers."""
     path = write_config(folder)
     return config.load(path, [*overrides, *([f"model.layers={layers}"] if layers else [])])
 

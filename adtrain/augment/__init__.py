@@ -1,4 +1,4 @@
-"""Augmentation: random changes of a batch, made of operations, so that they are part of the training step.
+"""Data augmentation: random changes of a batch, made of operations, so that they are traced with the training step.
 
 Typical use::
 
@@ -6,8 +6,8 @@ Typical use::
     for change in (augment.Crop(4), augment.Flip(), augment.Mixup(0.2)):
         batch = change(batch, rng)
 
-Random numbers are a function of `rng` (seed and step) and of the augmentation's name: neither its place in the list nor
-what else is in it changes them, and a resumed run draws what the whole run would have drawn.
+Random numbers depend on `rng` (seed and step) and on the augmentation's name only. The order of the augmentations and
+the other ones in the list do not change them. A resumed run draws the same numbers as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,6 @@ from adtrain.augment.noise import Cutout, Noise
 AUGMENTATIONS: dict[str, type[Augmentation]] = {
     change.kind(): change for change in (Crop, Flip, Affine, Noise, Cutout, Mixup)
 }
-"""Every augmentation by its name in a config."""
+"""Augmentations by their name in a config."""
 
 __all__ = ["AUGMENTATIONS", "Affine", "Augmentation", "Batch", "Crop", "Cutout", "Flip", "Mixed", "Mixup", "Noise"]

@@ -1,4 +1,4 @@
-"""Changes of where pixels lie. What comes from outside of an image is 0, black."""
+"""Geometric augmentations. Pixels from outside of an image are 0, black."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from adtrain.core.types import Shape
 
 @dataclass(frozen=True)
 class Crop(Augmentation):
-    """Each image with `padding` black pixels on all sides, cut back to its size at a random place."""
+    """Each image, padded with `padding` black pixels on all sides and cropped to its size at a random position."""
 
     padding: int = 4
 
@@ -30,28 +30,28 @@ class Crop(Augmentation):
         super().check(shape)
         if self.padding >= min(shape[2:]):
             size = "x".join(map(str, shape[2:]))
-            raise ShapeError(f"crop: padding {self.padding} can leave nothing of an image of {size}, expected less")
+            raise ShapeError(f"crop: padding is {self.padding}, expected less than the sides of an image, {size}")
 
     def corners(self, rng: Value, images: Value) -> tuple[Value, Value]:
-        """First row and first column of each cut in the padded image: int32 (N, 1, 1) in [0, 2 padding]."""
+        """The first row and column of each crop in the padded image: int32 (N, 1, 1) in [0, 2 padding]."""
 
-        def first(name: str) -> Value:
-            place = self.uniform(rng, name, (images.shape[0], 1, 1), images) * (2 * self.padding + 1)
-            return ops.astype(place, np.int32)
+        def corner(name: str) -> Value:
+            position = self.uniform(rng, name, (images.shape[0], 1, 1), images) * (2 * self.padding + 1)
+            return ops.astype(position, np.int32)
 
-        return first("row"), first("column")
+        return corner("row"), corner("column")
 
     def __call__(self, batch: Batch, rng: Value) -> Batch:
         row, column = self.corners(rng, batch.images)
         rows, columns = grid(batch.images, np.int32)
-        around = (self.padding, self.padding)
-        padded = ops.pad(batch.images, ((0, 0), (0, 0), around, around))
+        border = (self.padding, self.padding)
+        padded = ops.pad(batch.images, ((0, 0), (0, 0), border, border))
         return batch._replace(images=pixels_at(padded, row + rows, column + columns))
 
 
 @dataclass(frozen=True)
 class Flip(Augmentation):
-    """Left and right exchanged, in each image with this probability."""
+    """Each image flipped left to right with this probability."""
 
     probability: float = 0.5
 
@@ -61,7 +61,7 @@ class Flip(Augmentation):
             raise OptionError(f"flip: probability is {self.probability!r}, expected at most 1")
 
     def chosen(self, rng: Value, images: Value) -> Value:
-        """Which images are flipped: bool (N, 1, 1, 1)."""
+        """True for the images that are flipped: bool (N, 1, 1, 1)."""
         return ops.less(self.uniform(rng, "chosen", (images.shape[0], 1, 1, 1), images), self.probability)
 
     def __call__(self, batch: Batch, rng: Value) -> Batch:
@@ -70,12 +70,12 @@ class Flip(Augmentation):
 
 
 class Motion(NamedTuple):
-    """How images move, each (N, 1, 1).
+    """An affine transform for each image; every field is (N, 1, 1).
 
     Attributes:
-        angle: radians that they turn around their middle, against the clock.
-        factor: how many times as large they become.
-        down, right: pixels that they move after that.
+        angle: counter-clockwise rotation around the centre, in radians.
+        factor: scale factor.
+        down, right: translation in pixels, after rotation and scaling.
     """
 
     angle: Value
@@ -86,10 +86,10 @@ class Motion(NamedTuple):
 
 @dataclass(frozen=True)
 class Affine(Augmentation):
-    """Each image turned, moved and scaled at random, bilinear in between pixels.
+    """Random rotation, translation and scaling of each image, with bilinear interpolation.
 
-    It turns by up to `rotation` degrees, moves by up to the part `shift` of its height and width, and becomes larger or
-    smaller by up to the part `scale`; all are uniform, in both directions.
+    All are uniform: the angle within ± `rotation` degrees, the translation within ± `shift` times height and width, the
+    scale factor within 1 ± `scale`.
     """
 
     rotation: float = 0.0
@@ -104,7 +104,7 @@ class Affine(Augmentation):
             raise OptionError("affine: found nothing to do, expected rotation, shift or scale above 0")
 
     def motion(self, rng: Value, images: Value) -> Motion:
-        """How each of the images moves."""
+        """The random transform of each image."""
         count, _, height, width = images.shape
 
         def symmetric(name: str, bound: float) -> Value:
@@ -118,11 +118,11 @@ class Affine(Augmentation):
         )
 
     def __call__(self, batch: Batch, rng: Value) -> Batch:
-        return batch._replace(images=moved(batch.images, self.motion(rng, batch.images)))
+        return batch._replace(images=affine_transform(batch.images, self.motion(rng, batch.images)))
 
 
-def moved(images: Value, motion: Motion) -> Value:
-    """Images (N, C, H, W) that move as `motion` says; each pixel of the result finds out where it came from."""
+def affine_transform(images: Value, motion: Motion) -> Value:
+    """Images (N, C, H, W), transformed by inverse mapping: each output pixel is read at the position it came from."""
     middle_row, middle_column = ((n - 1) / 2 for n in images.shape[2:])
     rows, columns = grid(images, images.dtype)
     y, x = rows - (motion.down + middle_row), columns - (motion.right + middle_column)

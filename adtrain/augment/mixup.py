@@ -1,4 +1,4 @@
-"""Mixing of images and labels."""
+"""Mixup: weighted means of pairs of images and of their losses."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.types import Shape
 
 CELLS = 1024
-"""Parts of equal probability in the table of a distribution: no probability is wrong by more than one of them."""
+"""Intervals of equal probability in the quantile table; the error of a probability is at most one interval."""
 
 
 @dataclass(frozen=True)
 class Mixup(Augmentation):
-    """Each image mixed with the next one of the batch, and its loss with the loss for the next one's label.
+    """Each image is mixed with the next one of the batch, and its loss with the loss for the next one's label.
 
-    H. Zhang et al., "mixup: beyond empirical risk minimization", ICLR 2018: the shares are b and 1 - b, with one b of
-    the distribution Beta(alpha, alpha) for the batch. An image keeps the larger share: batches are in random order, so
-    mixtures are as frequent as without that rule, and the label that outputs are compared with is its own.
+    H. Zhang et al., "mixup: beyond empirical risk minimization", ICLR 2018: the weights are b and 1 - b, where b is
+    drawn from Beta(alpha, alpha) once for each batch. Here an image's own weight is the larger one, so that accuracy
+    counts its own label. Batches are in random order, so this does not change the distribution of the mixtures.
     """
 
     for_images_only = False
@@ -40,12 +40,12 @@ class Mixup(Augmentation):
             raise ShapeError("mixup: found batches of 1 image, expected at least 2")
 
     def share(self, rng: Value, images: Value) -> Value:
-        """The images' own share, of shape (), in [1/2, 1]."""
+        """The weight of an image's own pixels and label: shape (), in [1/2, 1]."""
         table = array(larger_shares(self.alpha).astype(images.dtype), device=images.device)
-        place = self.uniform(rng, "share", (), images) * CELLS
-        cell = ops.astype(place, np.int64)
+        position = self.uniform(rng, "share", (), images) * CELLS
+        cell = ops.astype(position, np.int64)
         low, high = ops.embedding(cell, table), ops.embedding(cell + 1, table)
-        return low + (high - low) * (place - ops.astype(cell, place.dtype))
+        return low + (high - low) * (position - ops.astype(cell, position.dtype))
 
     def __call__(self, batch: Batch, rng: Value) -> Batch:
         count, share = batch.images.shape[0], self.share(rng, batch.images)
@@ -56,11 +56,14 @@ class Mixup(Augmentation):
 
 @cache
 def larger_shares(alpha: float) -> np.ndarray:
-    """The quantiles of max(b, 1 - b), b of Beta(alpha, alpha), at 0, 1 / CELLS, ..., 1: float64, ascending from 1/2.
+    """Quantiles of max(b, 1 - b) for b ~ Beta(alpha, alpha): float64 (CELLS + 1,), ascending from 1/2.
 
-    The density of the smaller share s = exp(-t) / 2 is proportional to (s (1 - s))^(alpha - 1) ds, so that of t to
-    (s (1 - s))^alpha / (1 - s) dt: smooth, and without weight beyond the last t, for every alpha. The
-    last one is not at 1 but a quarter of a cell before it: a long tail is no straight line.
+    They are at the probabilities 0, 1 / CELLS, ..., 1, except that the last is a quarter of a cell below 1: linear
+    interpolation up to the end of a long tail would be too far off.
+
+    The integral runs over t, where s = exp(-t) / 2 is the smaller weight. The density of s is proportional to
+    (s (1 - s))^(alpha - 1), so that of t is proportional to (s (1 - s))^alpha / (1 - s). It is smooth, and negligible
+    beyond the last t, for every alpha.
     """
     t = np.linspace(0, 40 / alpha + 10 / sqrt(alpha), 1 << 17)
     smaller = np.exp(-t) / 2

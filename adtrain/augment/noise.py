@@ -1,4 +1,4 @@
-"""Changes of what pixels hold: noise, and squares cut out."""
+"""Augmentations of pixel values: Gaussian noise and cutout."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from adtrain.core.types import Shape
 
 @dataclass(frozen=True)
 class Noise(Augmentation):
-    """Gaussian noise on every number, of so many units of the model's input.
+    """Gaussian noise on every number; `deviation` is its standard deviation in units of the model's input.
 
-    With `data.normalize` such a unit is the standard deviation of the channel.
+    With `data.normalize` this unit is the standard deviation of the channel.
     """
 
     for_images_only = False
@@ -37,7 +37,7 @@ class Noise(Augmentation):
 
 @dataclass(frozen=True)
 class Cutout(Augmentation):
-    """One black square in each image, `size` pixels wide, around a random pixel: it may lie partly outside.
+    """One black square of `size` x `size` pixels in each image, around a random pixel; it may lie partly outside.
 
     T. DeVries and G. Taylor, "Improved regularization of convolutional neural networks with cutout", 2017.
     """
@@ -53,11 +53,11 @@ class Cutout(Augmentation):
             raise ShapeError(f"cutout: size {self.size} is larger than an image of {'x'.join(map(str, shape[2:]))}")
 
     def middles(self, rng: Value, images: Value) -> tuple[Value, Value]:
-        """Row and column of the middle of each square, (N, 1, 1): in a pixel or, for an even size, in front of it."""
+        """Row and column of the middle of each square, (N, 1, 1): a pixel's index, less 0.5 if `size` is even."""
 
         def middle(name: str, length: int) -> Value:
-            place = self.uniform(rng, name, (images.shape[0], 1, 1), images) * length
-            return ops.astype(ops.astype(place, np.int32), images.dtype) - (0.5 if self.size % 2 == 0 else 0.0)
+            position = self.uniform(rng, name, (images.shape[0], 1, 1), images) * length
+            return ops.astype(ops.astype(position, np.int32), images.dtype) - (0.5 if self.size % 2 == 0 else 0.0)
 
         return middle("row", images.shape[2]), middle("column", images.shape[3])
 

@@ -1,7 +1,7 @@
-"""Normal numbers from uniform ones, one from one, by the inverse of the distribution function.
+"""Normally distributed numbers from uniform ones, by the inverse of the distribution function.
 
-Logarithm, square root and polynomials run as vector instructions; the cosine of Box and Muller's method does not. With
-that, and its two uniform numbers for one, noise took five times as long on a CPU.
+Logarithm, square root and polynomials compile to vector instructions; the cosine of the Box-Muller method does not.
+Box-Muller also takes two uniform numbers for each normal one. With it, noise took five times as long on a CPU.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from math import sqrt
 from adtrain import ops
 from adtrain.core.array import Value
 
-# M. Giles, "Approximating the erfinv function", GPU Computing Gems Jade Edition, 2011, table 5: erfinv(x) / x as
-# polynomials of w - 2.5 and of sqrt(w) - 3, w = -log((1 - x) (1 + x)); highest power first.
+# M. Giles, "Approximating the erfinv function", GPU Computing Gems Jade Edition, 2011, table 5. With
+# w = -log((1 - x) (1 + x)), erfinv(x) / x is the polynomial NEAR of w - 2.5 for w < SPLIT, and FAR of sqrt(w) - 3
+# otherwise; highest power first.
 SPLIT = 5.0
 NEAR = (
     2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
@@ -27,7 +28,7 @@ FAR = (
 
 
 def normal(uniform: Value) -> Value:
-    """Numbers of mean 0 and deviation 1, at most 5.5, from multiples of 2**-24 in [0, 1).
+    """Numbers of mean 0 and standard deviation 1, within ± 5.5, from uniform multiples of 2**-24 in [0, 1).
 
     Relative errors are at most 2e-7 in float64 and 2e-6 in float32.
     """

@@ -1,6 +1,6 @@
-"""Pixels by their place: each pixel of a new image says where in the old one it comes from.
+"""Image sampling by inverse mapping: each output pixel is read at a given position of the input image.
 
-This is the inverse mapping of M. Jaderberg et al., "Spatial transformer networks", NeurIPS 2015.
+Source: M. Jaderberg et al., "Spatial transformer networks", NeurIPS 2015.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from adtrain.core.array import Value, array
 
 
 def grid(images: Value, dtype: np.typing.DTypeLike) -> tuple[Value, Value]:
-    """The numbers of the rows, (1, H, 1), and of the columns, (1, 1, W), of images (N, C, H, W)."""
+    """Row indices (1, H, 1) and column indices (1, 1, W) of images (N, C, H, W)."""
     rows, columns = (np.arange(n).astype(dtype) for n in images.shape[2:])
     return array(rows.reshape(1, -1, 1), device=images.device), array(columns.reshape(1, 1, -1), device=images.device)
 
@@ -20,7 +20,7 @@ def grid(images: Value, dtype: np.typing.DTypeLike) -> tuple[Value, Value]:
 def pixels_at(images: Value, rows: Value, columns: Value) -> Value:
     """Pixels (N, C, h, w) of images (N, C, H, W) at `rows` and `columns`, integers that broadcast to (N, h, w)."""
     count, channels, height, width = images.shape
-    flat = ops.astype(rows * width + columns, np.uint32)  # unsigned: none of them counts from the end
+    flat = ops.astype(rows * width + columns, np.uint32)  # unsigned, so that no index counts from the end
     size = flat.shape[1] * flat.shape[2]
     index = ops.broadcast_to(ops.reshape(flat, (count, 1, size)), (count, channels, size))
     found = ops.take_along_axis(ops.reshape(images, (count, channels, height * width)), index, axis=2)
@@ -28,23 +28,24 @@ def pixels_at(images: Value, rows: Value, columns: Value) -> Value:
 
 
 def bilinear(images: Value, rows: Value, columns: Value) -> Value:
-    """Images (N, C, H, W) at real `rows` and `columns` (N, H, W), between the four nearest pixels; outside is 0."""
+    """Images (N, C, H, W) at real positions `rows`, `columns` (N, H, W), bilinearly interpolated; outside is 0."""
     height, width = images.shape[2:]
     padded = ops.pad(images, ((0, 0), (0, 0), (1, 2), (1, 2)))
     (y, down), (x, right) = _cell(rows, height), _cell(columns, width)
-    above, below = (_between(pixels_at(padded, at, x), pixels_at(padded, at, x + 1), right) for at in (y, y + 1))
-    return _between(above, below, down)
+    above, below = (_lerp(pixels_at(padded, row, x), pixels_at(padded, row, x + 1), right) for row in (y, y + 1))
+    return _lerp(above, below, down)
 
 
 def _cell(positions: Value, length: int) -> tuple[Value, Value]:
-    """The pixel before each position, in a line with one 0 in front and two behind, and how far behind it that is.
+    """Split positions along an axis of `length` pixels into a pixel index and a fraction.
 
-    The pixels are int32 (N, H, W), the distances (N, 1, H, W), in [0, 1). Positions a pixel or more outside are alike.
+    The index, int32 (N, H, W), counts in the axis padded by one 0 in front and two behind. The fraction is (N, 1, H, W)
+    in [0, 1). Positions more than a pixel outside are clamped.
     """
     inside = ops.clip(positions, -1.0, float(length)) + 1.0
     first = ops.astype(inside, np.int32)
     return first, ops.expand_dims(inside - ops.astype(first, inside.dtype), 1)
 
 
-def _between(a: Value, b: Value, part: Value) -> Value:
-    return a + (b - a) * part
+def _lerp(a: Value, b: Value, fraction: Value) -> Value:
+    return a + (b - a) * fraction

@@ -1,1 +1,1 @@
-"""The command line, one file a command: parse, call, print. Results go to stdout, progress to stderr."""
+"""The command line, one file for each command. Results go to stdout, progress and notes to stderr."""

@@ -10,6 +10,9 @@ from typing import Any
 
 import click
 
+from adtrain.bench import page
+from adtrain.bench.ops.sweep import DTYPES
+from adtrain.bench.ops.table import BENCHES
 from adtrain.cli import bench_against, bench_analysis, bench_candidates, bench_compare, bench_step, bench_sweep
 from adtrain.cli.bench_against import against_option
 from adtrain.cli.bench_analysis import devices_option
@@ -17,9 +20,6 @@ from adtrain.cli.op_option import op_option, select_ops
 from adtrain.cli.options import autotune_option, print_json, set_autotune, set_option
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
-from adtrain.measure.bench_ops import DTYPES
-from adtrain.measure.bench_sizes import BENCHES
-from adtrain.report.bench import page
 
 STDOUT = "-"
 

@@ -10,18 +10,18 @@ from typing import Any
 import click
 
 from adtrain import config, training
+from adtrain.bench.peers import comparison, op_cases
+from adtrain.bench.peers.catalogue import OURS, PEERS, Choice, chosen
+from adtrain.bench.peers.comparison import Found
+from adtrain.bench.peers.op_cases import OpCase
+from adtrain.bench.peers.sides import started
+from adtrain.bench.peers.steps import COMPARED
+from adtrain.bench.timing import protocol as about
+from adtrain.bench.timing.machine import usable_cores
 from adtrain.cli.bench_report import noise, protocol, time_cell, wrapped
 from adtrain.cli.op_option import select_ops
 from adtrain.cli.options import progress
 from adtrain.cli.table import Column, render, terminal_width
-from adtrain.measure import protocol as about
-from adtrain.measure.machine import usable_cores
-from adtrain.peers import comparison, op_cases
-from adtrain.peers.catalogue import OURS, PEERS, Choice, chosen
-from adtrain.peers.comparison import Found
-from adtrain.peers.op_cases import OpCase
-from adtrain.peers.sides import started
-from adtrain.peers.steps import COMPARED
 
 STEPS = (
     Column("side", text=True),

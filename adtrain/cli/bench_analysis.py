@@ -10,16 +10,18 @@ import click
 from adtrain import config, training
 from adtrain.backends.cpu.naive import LABEL as NAIVE
 from adtrain.backends.cpu.naive import OPTIMIZATION
+from adtrain.bench.analysis import launch as analysis_launch
+from adtrain.bench.analysis import ops as analysis_ops
+from adtrain.bench.analysis import steps as analysis_steps
+from adtrain.bench.analysis.ops import SIZED_OPS, TRANSFERS, Contestant, SizedOp
+from adtrain.bench.peers.numpy_steps import naive_step
+from adtrain.bench.peers.sides import SideSkips
+from adtrain.bench.timing import protocol as about
 from adtrain.cli.bench_report import noise, protocol, time_cell, wrapped
 from adtrain.cli.op_option import select_ops
 from adtrain.cli.options import progress, resolve_device
 from adtrain.cli.table import Column, render, terminal_width
 from adtrain.core.backend import backend
-from adtrain.measure import analysis_launch, analysis_ops, analysis_steps
-from adtrain.measure import protocol as about
-from adtrain.measure.analysis_ops import SIZED_OPS, TRANSFERS, Contestant, SizedOp
-from adtrain.peers.numpy_steps import naive_step
-from adtrain.peers.sides import SideSkips
 
 GROWING = "mlp"
 """The packaged config whose layers the networks that grow take the place of."""

@@ -8,18 +8,18 @@ from typing import Any, cast
 import click
 
 from adtrain.backends.cuda.lower import fastest
-from adtrain.backends.cuda.tuner.autotune import Mode, contests
-from adtrain.backends.cuda.tuner.race import described, distinct
+from adtrain.backends.cuda.tuner.autotune import Mode, tuning_problems
+from adtrain.backends.cuda.tuner.measure import described, distinct
+from adtrain.bench.ops.sweep import phases, sample
+from adtrain.bench.ops.table import Bench
+from adtrain.bench.steps.profile import rate
+from adtrain.bench.timing.protocol import protocol
 from adtrain.cli import bench_report
 from adtrain.cli.options import progress
 from adtrain.cli.table import Column, render, terminal_width
 from adtrain.core.backend import backend
 from adtrain.core.program import Equation
 from adtrain.core.staging import stage
-from adtrain.measure.bench_ops import phases, sample
-from adtrain.measure.bench_sizes import Bench
-from adtrain.measure.profile import rate
-from adtrain.measure.protocol import protocol
 
 COLUMNS = (
     Column("kernel", text=True),
@@ -53,7 +53,7 @@ def measured(benches: Sequence[Bench], sizes: Sequence[int] | None = None) -> li
         for n in sizes or each.ladder["gpu"]:
             for f, args in phases(each, sample(each, n, device="gpu")).values():
                 equations += stage(f).program(*args).equations
-    problems = list(contests(tuner.lowering, equations))
+    problems = list(tuning_problems(tuner.lowering, equations))
     if not problems:
         raise click.UsageError("--candidates: there is one kernel for each of these operations")
     progress(f"bench: measuring the candidates of {len(problems)} problems")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from adtrain.bench.compare import LEAST, Comparison, Move, compare, read
+from adtrain.bench.timing.protocol import busy
+from adtrain.bench.timing.records import milliseconds
 from adtrain.cli.bench_report import wrapped
 from adtrain.cli.table import Column, render, terminal_width
-from adtrain.measure.compare import LEAST, Comparison, Move, compare, read
-from adtrain.measure.protocol import busy
-from adtrain.measure.records import milliseconds
 
 COLUMNS = (Column("", text=True), Column("before ms"), Column("after ms"), Column("change"))
 SHOWN = 3

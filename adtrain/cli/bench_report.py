@@ -6,11 +6,11 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from adtrain.bench.timing import roofline
+from adtrain.bench.timing.records import launch, milliseconds, remarks
+from adtrain.bench.timing.roofline import Roofline
 from adtrain.cli.options import progress
 from adtrain.cli.table import Column, terminal_width
-from adtrain.measure import roofline
-from adtrain.measure.records import launch, milliseconds, remarks
-from adtrain.measure.roofline import Roofline
 
 INTERVAL = Column("95% interval", rank=7)
 RATES = (Column("GFLOP/s", rank=4), Column("GB/s", rank=5), Column("of peak", rank=3))

@@ -10,6 +10,11 @@ from typing import Any
 import click
 
 from adtrain import config, training
+from adtrain.bench.steps.memory import held_bytes
+from adtrain.bench.steps.modes import PHASES, SAMPLE_MS, ModeBench, bench_batches, bench_modes, record
+from adtrain.bench.steps.trace import trace_step
+from adtrain.bench.timing import protocol as about
+from adtrain.bench.timing.records import milliseconds
 from adtrain.cli.bench_report import (
     INTERVAL,
     KERNELS,
@@ -26,11 +31,6 @@ from adtrain.cli.bench_report import (
 from adtrain.cli.options import progress
 from adtrain.cli.table import Column, render, terminal_width
 from adtrain.files import write_atomic
-from adtrain.measure import protocol as about
-from adtrain.measure.bench_step import PHASES, SAMPLE_MS, ModeBench, bench_batches, bench_modes, record
-from adtrain.measure.held import held_bytes
-from adtrain.measure.records import milliseconds
-from adtrain.measure.step_trace import trace_step
 from adtrain.training import Experiment, Mode
 from adtrain.training.memory import planned_peak
 

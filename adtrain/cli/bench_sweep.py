@@ -7,6 +7,10 @@ from typing import Any
 
 from tqdm import tqdm
 
+from adtrain.bench.ops import sweep
+from adtrain.bench.ops.sweep import BenchRow
+from adtrain.bench.ops.table import Bench
+from adtrain.bench.timing import protocol as about
 from adtrain.cli.bench_report import (
     INTERVAL,
     KERNELS,
@@ -22,10 +26,6 @@ from adtrain.cli.bench_report import (
 from adtrain.cli.options import progress
 from adtrain.cli.table import Column, render, terminal_width
 from adtrain.core.errors import AdtrainError, DTypeError
-from adtrain.measure import bench_ops
-from adtrain.measure import protocol as about
-from adtrain.measure.bench_ops import BenchRow
-from adtrain.measure.bench_sizes import Bench
 
 COLUMNS = (
     Column("operation", text=True),
@@ -51,7 +51,7 @@ def run(
         AdtrainError: no operation takes it.
     """
     peak = known_roofline(device)
-    result: dict[str, Any] = {"kind": "ops", "protocol": about.protocol(device, peak, bench_ops.MIN_SAMPLE_MS)}
+    result: dict[str, Any] = {"kind": "ops", "protocol": about.protocol(device, peak, sweep.MIN_SAMPLE_MS)}
     problems = [(each, n) for each in benches for n in sizes or each.ladder[device]]
     progress(f"bench: timing {len(problems)} operations and sizes in {dtype}, forward and backward")
     rows, refused = list[BenchRow](), dict[str, str]()
@@ -59,7 +59,7 @@ def run(
         if each.op in refused:
             continue
         try:
-            rows += bench_ops.rows(each, n, dtype, device)
+            rows += sweep.rows(each, n, dtype, device)
         except DTypeError as error:
             refused[each.op] = str(error)
             if strict:

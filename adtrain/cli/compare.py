@@ -1,4 +1,4 @@
-"""`adtrain compare`: how runs, and their configs, differ."""
+"""`adtrain compare`: tables of the results of runs and the differences of their configs."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ DIFFERENCES = (Column("differs", text=True), Column("run", text=True), Column("v
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=FilePath())
 @json_option
 def command(runs: tuple[Path, ...], as_json: bool) -> None:
-    """Tabulate accuracy and loss on the test images, time of training, steps, parameters and device of the runs in the
-    folders RUN, in the order given, and the values in which their configs differ.
+    """Tabulate the test accuracy and loss, training time, steps, parameters and device of the runs in the folders RUN,
+    in the given order, and the differences of their configs.
     """
     records = [report.read(run) for run in runs]
     differing = differences([record.config.model_dump(mode="json", exclude_none=True) for record in records])
@@ -43,7 +43,7 @@ def command(runs: tuple[Path, ...], as_json: bool) -> None:
     if len(records) == 1:
         return
     if not differing:
-        click.echo("\ntheir configs are the same")
+        click.echo("\nthe configs are equal")
         return
     rows = [
         [key if first else "", str(run), _text(value)]
@@ -54,10 +54,10 @@ def command(runs: tuple[Path, ...], as_json: bool) -> None:
 
 
 def differences(values: Sequence[Any], path: PathParts = ()) -> dict[str, list[Any]]:
-    """The dotted keys at which the values, one a config, are not the same; the value of each, None where it has none.
+    """Compare one value per config; maps the dotted keys that differ to all values, None where a key is missing.
 
-    Mappings are gone into, and lists of one length. A mapping of one key is a choice, such as an optimizer or a layer:
-    another choice is one difference, and not one for each option.
+    Mappings, and lists of equal length, are compared recursively. Mappings with a single key are choices, such as an
+    optimizer or a layer: different choices are one difference, not one for each option.
     """
     if all(value == values[0] for value in values):
         return {}
@@ -81,7 +81,7 @@ def _other_choice(values: Sequence[dict[str, Any]]) -> bool:
 
 
 def _result(record: Record) -> dict[str, Any]:
-    """The run's row for a program; what an unfinished run has not is None."""
+    """The run's row in the JSON output; values that an unfinished run lacks are None."""
     found: Mapping[str, Any] = record.summary or {}
     fields = ("train_seconds", "total_seconds", "parameters", "device", "device_name")
     return {
@@ -109,7 +109,7 @@ def _cells(record: Record) -> list[str]:
 
 
 def _text(value: Any, brief: bool = False) -> str:
-    """A value of a config on one line; of a choice in a list, such as a layer, the name only."""
+    """A config value on one line. With `brief`, a choice such as a layer is shortened to its name."""
     match value:
         case None:
             return ""

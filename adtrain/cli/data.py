@@ -1,4 +1,4 @@
-"""`adtrain data`: the data sets of the catalogue, and what is in one's own."""
+"""`adtrain data`: lists, fetches, verifies and inspects data sets."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from adtrain.cli.options import json_option, print_json
 from adtrain.data import catalogue
 
 
-@click.group(short_help="Look at data sets, and fetch and verify them.")
+@click.group(short_help="Inspect, fetch and verify data sets.")
 def command() -> None:
-    """Look at data sets, list those that a config can name, and fetch and verify their files."""
+    """Inspect data sets, list those that a config can name, and fetch and verify their files."""
 
 
 command.add_command(inspect)
@@ -47,14 +47,14 @@ def list_entries(as_json: bool) -> None:
         click.echo(f"{entry.name}  {entry.title}")
         click.echo(f"  {entry.train_images:,} training and {entry.test_images:,} test images of {shape}")
         click.echo(f"  {len(entry.classes)} classes, licence {entry.licence}")
-        click.echo(f"  {entry.folder if entry.is_here else f'to be fetched: adtrain data fetch {entry.name}'}")
+        click.echo(f"  {entry.folder if entry.is_here else f'not here; fetch it: adtrain data fetch {entry.name}'}")
 
 
 @command.command("verify")
 @click.argument("name", required=False)
 @json_option
 def verify(name: str | None, as_json: bool) -> None:
-    """Compare files with their checksums, of data set NAME or of all that are here; exit code 1 on a mismatch."""
+    """Verify the checksums of data set NAME, or of all local data sets; exit code 1 on a mismatch."""
     entries = [catalogue.find(name)] if name else [entry for entry in catalogue.CATALOGUE.values() if entry.is_here]
     checks = [(entry, check) for entry in entries for check in catalogue.verify(entry)]
     passed = all(check.passed for _, check in checks)

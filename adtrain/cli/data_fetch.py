@@ -1,4 +1,4 @@
-"""`adtrain data fetch`: a data set of the catalogue, from the network."""
+"""`adtrain data fetch`: downloads a data set of the catalogue."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from adtrain.data import catalogue
 
 @click.command("fetch")
 @click.argument("name")
-@click.option("--mirror", metavar="URL", help="Take the files from this folder: http, https, or file for a copy.")
+@click.option("--mirror", metavar="URL", help="Download from this folder: an http, https or file URL.")
 def fetch(name: str, mirror: str | None) -> None:
-    """Fetch the data set NAME into the user's cache, and check it; go on where an earlier call was cut off.
+    """Download the data set NAME into the user's cache and verify it; an interrupted download continues.
 
-    `data: {dataset: NAME}` then trains on it. The names are those of `adtrain data list`.
+    Use it in a config by `data: {dataset: NAME}`. `adtrain data list` shows the names.
     """
     from adtrain.data import fetch as fetching
 
-    display = _Display()
+    display = _DownloadProgress()
     try:
-        folder = fetching.fetch(catalogue.find(name), mirror, display.chunk)
+        folder = fetching.fetch(catalogue.find(name), mirror, display.update)
     finally:
         display.close()
     click.echo(folder)
 
 
-class _Display:
-    """A bar a file on a terminal, a line elsewhere."""
+class _DownloadProgress:
+    """Shows each file as a progress bar on a terminal, otherwise as a line."""
 
     def __init__(self) -> None:
         self.name = ""
         self.bar: tqdm[Any] | None = None
 
-    def chunk(self, name: str, done: int, total: int | None) -> None:
-        """So many bytes of the file are here."""
+    def update(self, name: str, done: int, total: int | None) -> None:
+        """Show that `done` of the file's `total` bytes have been downloaded."""
         if name != self.name:
             self.close()
             self.name = name
@@ -50,7 +50,7 @@ class _Display:
             self.bar.update(done - self.bar.n)
 
     def close(self) -> None:
-        """Leave the terminal ready for other output."""
+        """Remove the bar, so that other output can follow."""
         if self.bar is not None:
             self.bar.close()
             self.bar = None

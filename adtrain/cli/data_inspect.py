@@ -1,4 +1,4 @@
-"""`adtrain data inspect`: what is in a data set."""
+"""`adtrain data inspect`: the classes and statistics of a data set."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHANNELS = (Column("channel", text=True), Column("mean"), Column("deviation"), C
 @click.option("--contact-sheet", "sheet", type=FilePath(), metavar="FILE.png", help="Draw some images of each class.")
 @json_option
 def inspect(source: str, overrides: tuple[str, ...], sheet: Path | None, as_json: bool) -> None:
-    """Show how many examples the data at PATH, or the data set NAME, have of each class, and their statistics.
+    """Show the number of examples of each class, and the channels' statistics, of the data at PATH or data set NAME.
 
     `--set` takes the keys of a config's data section: --set label=species, --set test=0.2.
     """
@@ -44,7 +44,7 @@ def inspect(source: str, overrides: tuple[str, ...], sheet: Path | None, as_json
 
 
 def document(found: DataSet) -> dict[str, Any]:
-    """What was found, for a program."""
+    """The result as JSON values."""
     images, (least, greatest) = found.train.images, extremes(found.train)
     train, test = _counts(found, found.train), _counts(found, found.test)
     return {
@@ -67,7 +67,7 @@ def document(found: DataSet) -> dict[str, Any]:
 
 
 def report(found: DataSet, width: int) -> list[str]:
-    """What was found, for a person."""
+    """The result as lines of text."""
     about = document(found)
     shape = " x ".join(map(str, about["shape"]))
     place = ", read from the file as needed" if about["in_file"] else ""
@@ -84,14 +84,14 @@ def report(found: DataSet, width: int) -> list[str]:
     cells = [[row["name"], *(f"{row[key]:.4g}" for key in ("mean", "std", "min", "max"))] for row in about["channels"]]
     lines += ["", *_table(CHANNELS, cells, "channels", width)]
     if found.scale != 1:
-        lines.append(f"mean and deviation are of pixels / {found.scale:.0f}")
+        lines.append(f"mean and deviation are those of pixels / {found.scale:.0f}")
     if found.skipped:
-        lines += ["", f"left out {len(found.skipped)}:", *found.skipped]
+        lines += ["", f"skipped {len(found.skipped)}:", *found.skipped]
     return lines
 
 
 def extremes(split: Split) -> tuple[list[float], list[float]]:
-    """The least and the greatest number of each channel."""
+    """The minimum and the maximum of each channel."""
     least, greatest = [], []
     for chunk in chunks(split.images):
         least.append(chunk.min(axis=(0, 2, 3)))

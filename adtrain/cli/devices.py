@@ -1,4 +1,4 @@
-"""`adtrain devices`: what this machine offers for training, and what it lacks."""
+"""`adtrain devices`: the devices of this machine, and the libraries that training uses."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any
 
 import click
 
+from adtrain.bench.timing import roofline
+from adtrain.bench.timing.machine import describe_cpu
 from adtrain.cli.options import json_option, print_json, progress
 from adtrain.core.backend import backend
 from adtrain.core.errors import DeviceError
-from adtrain.measure import roofline
-from adtrain.measure.machine import describe_cpu
 
 
 @click.command(short_help="Show the devices that training can run on.")
 @click.option(
     "--measure",
     is_flag=True,
-    help="Measure how fast each device copies and multiplies matrices; `adtrain bench` then shows shares of that.",
+    help="Measure each device's copy bandwidth and matrix product rate; `adtrain bench` then compares with them.",
 )
 @json_option
 def command(measure: bool, as_json: bool) -> None:
-    """Show the devices that training can run on, and the libraries that decide its speed."""
+    """Show the devices that training can run on, and the libraries that determine its speed."""
     cpu = describe_cpu()
     gpu, reason = describe_gpu()
     peaks = {device: peak(device, measure) for device in ("cpu", "gpu") if device == "cpu" or gpu is not None}
@@ -40,7 +40,7 @@ def command(measure: bool, as_json: bool) -> None:
 
 
 def peak(device: str, measure: bool) -> roofline.Roofline | None:
-    """The device's roofline: the known one, or one that is measured now."""
+    """The device's roofline: measured if `measure`, otherwise the stored one, None if there is none."""
     if not measure:
         return roofline.known(device)
     progress(f"devices: measuring {device}, a few seconds")
@@ -48,7 +48,7 @@ def peak(device: str, measure: bool) -> roofline.Roofline | None:
 
 
 def describe_gpu() -> tuple[dict[str, Any] | None, str | None]:
-    """The properties of the GPUs, or None and why there are none."""
+    """The properties of the GPUs, or None and the reason why they cannot be used."""
     try:
         found: Any = backend("gpu")
     except DeviceError as error:
@@ -69,7 +69,7 @@ def cpu_rows(cpu: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def gpu_rows(gpu: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The GPUs, of which the first is used, and their software as lines of a table."""
+    """The GPUs and their software as lines of a table. Only the first GPU is used."""
     rows = []
     for ordinal, each in enumerate(gpu["devices"]):
         free = f", {each['free_bytes'] / 2**30:.1f} GiB free" if each["free_bytes"] is not None else ", not used"
@@ -97,7 +97,7 @@ def gpu_rows(gpu: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def peak_rows(peak: roofline.Roofline | None) -> list[tuple[str, str]]:
-    """A line for the roofline, where it is known."""
+    """A line for the roofline; none if it is unknown."""
     if peak is None:
         return []
     products = ", ".join(f"{name} {rate:,.0f}" for name, rate in peak.gflops_per_s.items())

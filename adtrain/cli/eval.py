@@ -1,4 +1,4 @@
-"""`adtrain eval`: a trained run's loss and accuracy on the test images."""
+"""`adtrain eval`: loss and accuracy of a trained run on the test images."""
 
 from __future__ import annotations
 

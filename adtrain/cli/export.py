@@ -24,17 +24,19 @@ from adtrain.training import TrainedModel, model_file
 @click.argument("output", metavar="FILE", type=FilePath())
 @json_option
 def command(run: Path, output: Path, as_json: bool) -> None:
-    """Write the run in the folder RUN to FILE.onnx or FILE.safetensors; a file that is there is replaced.
+    """Write the run in the folder RUN to FILE.onnx or FILE.safetensors. An existing file is replaced.
 
-    FILE.onnx is the whole network in float32, from the data set's images to probabilities. Where onnxruntime is
-    installed, the file is compared with the run on the test images; exit code 1 where it sees another class in one.
-    FILE.safetensors holds the weights by PyTorch's names, for load_state_dict of the same network.
+    FILE.onnx contains the whole network in float32, from the data set's images to probabilities. If onnxruntime is
+    installed, its predictions for the test images are compared with the run's; exit code 1 if a class differs.
+    FILE.safetensors contains the weights with PyTorch's names, for load_state_dict of the same network.
     """
     formats = {".onnx": _onnx, ".safetensors": _safetensors}
     if output.suffix not in formats:
         raise AdtrainError(f"{output}: unknown extension {output.suffix!r}, expected .onnx or .safetensors")
     if output.suffix == ".safetensors" and output.resolve().parent == run.resolve():
-        raise AdtrainError(f"{output}: the run keeps its own .safetensors files there; give a file in another folder")
+        raise AdtrainError(
+            f"{output}: the run's folder holds its own .safetensors files, expected a file in another folder"
+        )
     trained = model_file.load(run)
     content, about = formats[output.suffix](trained)
     write_atomic(output, content)
@@ -49,7 +51,7 @@ def command(run: Path, output: Path, as_json: bool) -> None:
 
 
 def _onnx(trained: TrainedModel) -> tuple[bytes, dict[str, Any]]:
-    """The file's content and what there is to say about it."""
+    """The file's content, and its description for the report."""
     if (precision := trained.config.training.precision) != "float32":
         progress(f"trained in {precision}, written in float32")
     content, signature = onnx_model.encode(trained), onnx_model.signature(trained)
@@ -63,7 +65,7 @@ def _onnx(trained: TrainedModel) -> tuple[bytes, dict[str, Any]]:
 
 
 def _check(content: bytes, trained: TrainedModel) -> dict[str, Any]:
-    """What the comparison found, or, under "skipped", why there was none."""
+    """The result of the comparison by onnxruntime; if there was none, the reason under "skipped"."""
     if (version := onnx_check.runtime_version()) is None:
         return {"skipped": "onnxruntime is not installed"}
     try:
@@ -75,6 +77,7 @@ def _check(content: bytes, trained: TrainedModel) -> dict[str, Any]:
 
 
 def _safetensors(trained: TrainedModel) -> tuple[bytes, dict[str, Any]]:
+    """The file's content, and its description for the report."""
     tensors, network = torch_weights.tensors(trained), trained.network
     about = {
         "format": "safetensors",
@@ -88,7 +91,7 @@ def _safetensors(trained: TrainedModel) -> tuple[bytes, dict[str, Any]]:
 
 
 def report(result: Mapping[str, Any]) -> list[str]:
-    """The same for a person."""
+    """The result as lines of text."""
     lines = [
         f"file    {result['file']}",
         f"        {result['format']}, {short(result['bytes'], 'B')}, {result['parameters']:,} parameters",
@@ -101,7 +104,7 @@ def report(result: Mapping[str, Any]) -> list[str]:
 
 
 def _preparation(result: Mapping[str, Any]) -> list[str]:
-    """What the caller is left to do before PyTorch's network."""
+    """The normalisation that must be applied to the input of PyTorch's network."""
     return [
         f"input   {ValueType(**result['input'])}",
         f"        (data / {result['scale']:g} - mean) / std, channel by channel",

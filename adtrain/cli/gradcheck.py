@@ -9,13 +9,12 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from adtrain import config
+from adtrain import config, gradcheck
 from adtrain.cases import CASES, Case
 from adtrain.cli.op_option import op_option, select_ops
 from adtrain.cli.options import device_option, json_option, print_json
 from adtrain.cli.table import Column, render, terminal_width
-from adtrain.measure import gradcheck
-from adtrain.measure.gradcheck import Row
+from adtrain.gradcheck import Row
 
 ORDERS = (1, 2)
 OUTCOME = (Column("error"), Column("tolerance", rank=2), Column("result", text=True))

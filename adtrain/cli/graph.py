@@ -8,15 +8,16 @@ import click
 
 from adtrain import config, graph, nn
 from adtrain.cli.options import FilePath, progress, set_option
-from adtrain.cli.summary import count, shape_text
+from adtrain.cli.summary import count
 from adtrain.cli.table import Column, render
 from adtrain.config import Config
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
+from adtrain.graph.network import shape_text
 
 FORMATS = (".svg", ".dot", ".txt")
 COLUMNS = (Column("layer", text=True), Column("kind", text=True), Column("output", text=True), Column("parameters"))
-# A file has room for every column.
+# Wide enough for every column, as the table goes to a file.
 WIDTH = 10_000
 
 
@@ -24,17 +25,19 @@ WIDTH = 10_000
 @click.argument("config_path", metavar="CONFIG")
 @click.option("-o", "--output", type=FilePath(), required=True, metavar="FILE", help="FILE.svg, FILE.dot or FILE.txt.")
 @click.option("--program", is_flag=True, help="Draw the equations of the training step instead of the layers.")
-@click.option("--after", metavar="PASS", help="With --program: after which pass; by default the last.")
+@click.option(
+    "--after", metavar="PASS", help="With --program: show the step after this pass; by default after the last."
+)
 @set_option
 def command(config_path: str, output: Path, program: bool, after: str | None, overrides: tuple[str, ...]) -> None:
     """Draw the network that CONFIG describes: its layers with shapes and parameters, or the equations of one step.
 
-    SVG needs Graphviz; DOT and text need nothing. Nothing is trained, and no data are read.
+    SVG needs Graphviz; DOT and text do not. Nothing is trained, and no data are read.
     """
     if output.suffix not in FORMATS:
         raise AdtrainError(f"{output}: unknown extension {output.suffix!r}, expected .svg, .dot or .txt")
     if after is not None and not program:
-        raise click.UsageError("--after goes with --program")
+        raise click.UsageError("--after needs --program")
     cfg = config.load(config_path, overrides)
     if program:
         text = _program(cfg, output.suffix, after)

@@ -1,8 +1,8 @@
-"""The `adtrain` command: finds a subcommand, runs it, and turns its errors into one line and an exit code.
+"""The `adtrain` command: finds and runs a subcommand, and turns its errors into one line and an exit code.
 
-A subcommand's module is imported only when it is called, so that `adtrain --help` waits for no other command's imports.
-Exit codes: 0 done, 1 a check failed, 2 usage, config or data, 70 a defect of adtrain, 130 interrupted,
-141 the reader of a pipe left.
+A subcommand's module is imported only when it is called, so that `adtrain --help` is fast.
+Exit codes: 0 success, 1 a check failed, 2 an error in usage, config or data, 70 a defect of adtrain, 130 interrupted,
+141 broken pipe.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ COMMANDS = {
     "train": "Train the network that a config describes.",
     "eval": "Measure loss and accuracy of a trained run on the test set.",
     "predict": "Classify images with a trained run.",
-    "report": "Make a page, and pictures, of a run.",
+    "report": "Write an HTML report of a run, and PNG files.",
     "compare": "Tabulate how runs and their configs differ.",
     "export": "Write a trained run as ONNX, or as weights for PyTorch.",
     "summary": "Show a config's layers, and the FLOPs, bytes and memory of a step.",
     "graph": "Draw a config's network, or its training step's equations.",
-    "data": "Look at data sets, and fetch and verify them.",
+    "data": "Inspect, fetch and verify data sets.",
     "devices": "Show the devices that training can run on.",
     "gradcheck": "Check every gradient against differences of function values.",
     "bench": "Time the operations, or a config's own layers.",
@@ -72,7 +72,7 @@ class Commands(click.Group):
         self, args: Sequence[str] | None = None, prog_name: str | None = "adtrain", *_: Any, **extra: Any
     ) -> NoReturn:
         arguments = list(sys.argv[1:] if args is None else args)
-        # Looked for before parsing, because parsing itself can fail; after `--` it is an argument like any other.
+        # --debug is found before parsing, because parsing itself can fail. After `--` it is not an option.
         options = arguments[: arguments.index("--")] if "--" in arguments else arguments
         status: Any
         try:
@@ -85,7 +85,7 @@ class Commands(click.Group):
             status = report(error)
             if _device_is_lost(error):
                 sys.stdout.flush()
-                os._exit(status)  # every clean-up by the driver would fail, and say so
+                os._exit(status)  # skips clean-up, which would fail in the driver with further messages
         try:
             sys.stdout.flush()
         except BrokenPipeError:
@@ -94,7 +94,7 @@ class Commands(click.Group):
 
 
 def accept_debug(command: click.Command) -> None:
-    """Give the command, and those below it, the `--debug` option, so that it may stand anywhere on the line."""
+    """Add the `--debug` option to the command and its subcommands, so that it can be anywhere on the command line."""
     if debug_option not in command.params:
         command.params.append(debug_option)
     for subcommand in getattr(command, "commands", {}).values():
@@ -102,14 +102,14 @@ def accept_debug(command: click.Command) -> None:
 
 
 def unknown_command(name: str) -> str:
-    """The message for a command that is none: the nearest one, and all of them."""
+    """The message for an unknown command, with the nearest name and a list of all commands."""
     from adtrain.config.problems import known
 
     return f"unknown command {name!r}; {known(name, COMMANDS, 'commands')}"
 
 
 def report(error: Exception) -> int:
-    """Print the error to stderr, and return the exit code."""
+    """Print the error to stderr as one line, and return the exit code."""
     from adtrain.core.errors import AdtrainError
 
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
@@ -144,13 +144,13 @@ def _device_is_lost(error: Exception) -> bool:
 
 
 def close_stdout() -> int:
-    """The reader of a pipe left (`| head`): nothing to flush when Python ends. Returns the exit code."""
+    """After a broken pipe (`| head`): redirect stdout, so that Python's final flush succeeds. Returns the exit code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return BROKEN_PIPE
 
 
 def open_streams() -> None:
-    """Give Python the streams that the caller closed (`>&-`), for it has None in their place."""
+    """Replace streams that the caller closed (`>&-`), for which Python has None, by the null device."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
@@ -159,7 +159,7 @@ def open_streams() -> None:
 @click.command(cls=Commands, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="adtrain")
 def cli() -> None:
-    """Train the neural network that a YAML file describes, and see where the time went."""
+    """Train the neural network that a YAML file describes, and measure its operations."""
 
 
 cli.params.append(debug_option)

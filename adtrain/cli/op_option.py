@@ -1,4 +1,4 @@
-"""The `--op` option: the rows of a table of operations that the user asks for."""
+"""The `--op` option, which selects rows from a table of operations."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def op_option(function: Function) -> Function:
-    """`--op NAME`, as often as one likes; received as `names`."""
+    """`--op NAME`, repeatable; passed to the command as `names`."""
     return click.option(
         "--op", "names", multiple=True, metavar="NAME", help="Only this operation, as in adtrain.ops; repeatable."
     )(function)
 
 
 def select_ops(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
-    """The rows of the operations `names`, in the table's order; all for none. UsageError for a name that has no row."""
+    """The rows of the operations `names`, in the table's order; all rows if `names` is empty.
+
+    Raises UsageError for a name without a row.
+    """
     ops = {row.op for row in rows}
     for name in names:
         if name not in ops:

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how they print."""
+"""Options and output functions that several commands share."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def progress(text: str) -> None:
-    """A line for the person watching; never part of the result."""
+    """Print a line of progress or a note to stderr."""
     click.echo(text, err=True)
 
 
 def print_json(value: object) -> None:
-    """The result for a program. ValueError on NaN and infinities, which JSON has no words for."""
+    """Print the result as JSON. Raises ValueError for NaN and infinity, which JSON does not have."""
     click.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
 def resolve_device(device: str) -> str:
-    """The device to run on, "cpu" or "gpu"; for "auto" the GPU where there is one, which is said.
+    """The device to run on, "cpu" or "gpu". "auto" is the GPU if there is one, with a note on stderr.
 
     Raises:
-        DeviceError: the GPU is asked for, and it or a library for it is missing.
+        DeviceError: `device` is "gpu", and the GPU or a library for it is missing.
     """
     if device == "cpu":
         return device
@@ -47,7 +47,7 @@ def resolve_device(device: str) -> str:
 
 
 def device_option(function: Function) -> Function:
-    """`--device auto|cpu|gpu`; the command receives the device it resolves to."""
+    """`--device auto|cpu|gpu`; passed to the command after `resolve_device`."""
     return click.option(
         "--device",
         type=click.Choice(["auto", "cpu", "gpu"]),
@@ -59,35 +59,35 @@ def device_option(function: Function) -> Function:
 
 
 def autotune_option(function: Function) -> Function:
-    """`--autotune off|cached|full`, received as `autotune`; see `set_autotune`."""
+    """`--autotune off|cached|full`, passed to the command as `autotune`; see `set_autotune`."""
     return click.option(
         "--autotune",
         type=click.Choice(["off", "cached", "full"]),
         default="cached",
         show_default=True,
-        help="Where a GPU has several kernels for an operation, take the first (off), the one that was measured to be "
-        "fastest if that is known (cached), or measure where it is not known (full).",
+        help="Which of a GPU's kernels for an operation to use: the first (off), the fastest of an earlier "
+        "measurement, otherwise the first (cached), or the fastest, measured if unknown (full).",
     )(function)
 
 
 def set_autotune(device: str, autotune: str) -> None:
-    """Let the device choose its kernels so, from now on.
+    """Set how the device chooses its kernels.
 
     Raises:
-        UsageError: they are to be measured on the CPU, which has one of each.
+        UsageError: `autotune` is "full" on the CPU, which has only one kernel for each operation.
     """
     if device == "gpu":
         from adtrain.backends.cuda.tuner.autotune import Mode
 
         tuner = cast(Any, backend(device)).tuner
         tuner.mode = Mode(autotune)
-        tuner.report = lambda line: tqdm.write(line, file=sys.stderr)  # above a bar that may be running
+        tuner.report = lambda line: tqdm.write(line, file=sys.stderr)  # prints above a progress bar
     elif autotune == "full":
         raise click.UsageError("--autotune full: only a GPU has kernels to choose from, and this runs on the CPU")
 
 
 class FilePath(click.Path):
-    """A path, received as a Path; never an empty text, which an unset shell variable gives, for that is `.` to Path."""
+    """A parameter of type Path. Refuses an empty string, as from an unset shell variable, because Path("") is "."."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -99,19 +99,19 @@ class FilePath(click.Path):
 
 
 def set_option(function: Function) -> Function:
-    """`--set K=V`, as often as one likes; received as `overrides`."""
+    """`--set K=V`, repeatable; passed to the command as `overrides`."""
     return click.option(
         "--set", "overrides", multiple=True, metavar="K=V", help="Override a value by its dotted key; repeatable."
     )(function)
 
 
 def json_option(function: Function) -> Function:
-    """`--json`, received as `as_json`."""
+    """`--json`, passed to the command as `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(function)
 
 
 def mode_options(function: Function) -> Function:
-    """`--eager` and `--no-fuse`; received as `mode`, the value of a `training.Mode`, or None."""
+    """`--eager` and `--no-fuse`; passed to the command as `mode`, the value of a `training.Mode` or None."""
     eager = click.option("--eager", "mode", flag_value="eager", help="Run the step operation by operation.")
-    staged = click.option("--no-fuse", "mode", flag_value="staged", help="Run each operation by a kernel of its own.")
+    staged = click.option("--no-fuse", "mode", flag_value="staged", help="Run each operation as a separate kernel.")
     return eager(staged(function))

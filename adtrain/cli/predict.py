@@ -1,4 +1,4 @@
-"""`adtrain predict`: the classes that a trained run sees in images."""
+"""`adtrain predict`: classifies images with a trained run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from adtrain.training import model_file
 from adtrain.training.evaluation import probabilities
 
 COLUMNS = (Column("image", text=True), Column("class", text=True), Column("probability"))
-IDX_BEGINNINGS = (b"\0\0", idx.GZIP_MAGIC)
+IDX_MAGIC = b"\0\0"
 
 
 @click.command(short_help="Classify images with a trained run.")
@@ -24,10 +24,10 @@ IDX_BEGINNINGS = (b"\0\0", idx.GZIP_MAGIC)
 @device_option
 @json_option
 def command(run: Path, paths: tuple[Path, ...], device: str, as_json: bool) -> None:
-    """Classify images with the run in the folder RUN; print the likeliest class of each and its probability.
+    """Classify images with the run in the folder RUN; print the most probable class of each and its probability.
 
-    An IMAGE is a PNG or JPEG file, turned into grey or RGB and resized as the run needs it, or an IDX file
-    (gzip-compressed or not) of any number of images of the size that the run was trained on.
+    An IMAGE is a PNG or JPEG file, which is converted to grey or RGB and resized as the run requires, or an IDX file
+    (optionally gzip-compressed) with images of the size that the run was trained on.
     """
     trained = model_file.load(run, device)
     note_precision(trained.config, device)
@@ -47,13 +47,13 @@ def command(run: Path, paths: tuple[Path, ...], device: str, as_json: bool) -> N
 
 
 def read(path: Path, trained: model_file.TrainedModel) -> np.ndarray:
-    """The images of a file as the run takes them, (N, C, H, W), with a line on stderr where one is resized.
+    """The images of a file, (N, C, H, W), in the run's shape and dtype. Prints a note if an image is resized.
 
-    Raises DataError where the file holds none, or holds an array of another shape or type.
+    Raises DataError where the file contains no image, or an array of another shape or dtype.
     """
     shape, dtype = trained.image_shape, np.dtype(np.float32 if trained.network.scale == 1 else np.uint8)
     with idx.opened(path) as stream:
-        is_idx = stream.read(2) == IDX_BEGINNINGS[0]
+        is_idx = stream.read(2) == IDX_MAGIC
     if not is_idx and dtype != np.uint8:
         raise DataError(f"{path}: the run was trained on float32 numbers, expected an IDX file of them")
     if not is_idx:

@@ -1,4 +1,4 @@
-"""How a training run shows itself on stderr: bars on a terminal, a line an epoch elsewhere."""
+"""Shows the progress of a training on stderr: bars on a terminal, otherwise a line for each epoch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from adtrain.core.precision import PRECISIONS
 from adtrain.training import Epoch, Interval, Observer, Score, TrainState
 
 
-class Lines(Observer):
-    """A line when an epoch is over."""
+class ProgressLines(Observer):
+    """Prints a line after each epoch."""
 
     epochs = 0
 
@@ -32,11 +32,11 @@ class Lines(Observer):
         progress(text)
 
     def close(self) -> None:
-        """Leave the terminal ready for other output."""
+        """Remove the bar, if there is one, so that other output can follow."""
 
 
-class Bars(Lines):
-    """A bar while an epoch runs, and the line that takes its place."""
+class ProgressBars(ProgressLines):
+    """Shows a bar during an epoch, and replaces it by a line."""
 
     bar: tqdm[Any] | None = None
 
@@ -49,7 +49,7 @@ class Bars(Lines):
             unit_scale=True,
             dynamic_ncols=True,
             leave=False,
-            # Fits 60 columns: loss, accuracy and time left are seen on a narrow terminal too.
+            # Fits into 60 columns, so that a narrow terminal shows loss, accuracy and time left.
             bar_format="{desc}|{bar}| {rate_fmt}, {remaining} left{postfix}",
         )
 
@@ -72,15 +72,15 @@ class Bars(Lines):
             self.bar = None
 
 
-def display() -> Lines:
-    """The way that suits stderr."""
-    return Bars() if sys.stderr.isatty() else Lines()
+def progress_display() -> ProgressLines:
+    """Bars if stderr is a terminal, otherwise lines."""
+    return ProgressBars() if sys.stderr.isatty() else ProgressLines()
 
 
 def note_precision(cfg: Config, device: str) -> None:
-    """Say so where a trained run is evaluated in another precision than it was trained in: see `model_file.load`."""
+    """Print a note if a run is evaluated in another precision than it was trained in: see `model_file.load`."""
     if device == "cpu" and cfg.training.precision in PRECISIONS:
-        progress(f"trained in {cfg.training.precision}, computing in float32, as the cpu has no other products")
+        progress(f"trained in {cfg.training.precision}, evaluated in float32: the cpu has no {cfg.training.precision}")
 
 
 def score_text(score: Score) -> str:

@@ -1,4 +1,4 @@
-"""`adtrain train --repeat`: one config trained from several seeds, and how much the results vary."""
+"""`adtrain train --repeat`: trains one config from several seeds, and tabulates mean and deviation of the results."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from adtrain.core.errors import AdtrainError
 from adtrain.training import RunFolder
 
 Train: TypeAlias = Callable[[Config, Path | None, str], tuple[RunFolder, Mapping[str, Any]]]
-"""Trains into the folder at a path, or one of that name in runs/; gives back the folder and the summary."""
+"""(config, path, name) to (folder, summary): trains into the folder `path`, or runs/NAME if that is None."""
 
 COLUMNS = (Column("run", text=True), Column("seed", rank=1), Column("accuracy"), Column("loss"), Column("training"))
 MEASURED = ("accuracy", "loss", "train_seconds")
 
 
 def repeat(configs: Sequence[Config], output_dir: Path | None, train: Train, as_json: bool) -> None:
-    """Train two or more configs that differ in their seeds, and print the runs, their means and sample deviations.
+    """Train two or more configs that differ in their seeds; print the runs, their mean and sample standard deviation.
 
-    Where one is interrupted or fails, the runs that are finished are named, and stay.
-    Raises AdtrainError, before anything is trained, where `output_dir` holds one of the runs already.
+    If one of them fails or is interrupted, the finished runs are kept and listed.
+    Raises AdtrainError, before anything is trained, where a run's folder in `output_dir` exists.
     """
-    places: list[tuple[Path | None, str]] = []
+    targets: list[tuple[Path | None, str]] = []
     for cfg in configs:
         seed = f"seed{cfg.training.seed}"
-        places.append((output_dir and output_dir / seed, f"{cfg.name}-{seed}"))
+        targets.append((output_dir and output_dir / seed, f"{cfg.name}-{seed}"))
         if output_dir is not None and (output_dir / seed).exists():
-            raise AdtrainError(f"{output_dir / seed}: is there already; give another --output-dir, or remove it first")
+            raise AdtrainError(f"{output_dir / seed}: already exists; give another --output-dir, or remove it first")
     runs: list[dict[str, Any]] = []
     try:
-        for number, (cfg, place) in enumerate(zip(configs, places, strict=True), 1):
+        for number, (cfg, target) in enumerate(zip(configs, targets, strict=True), 1):
             progress(f"run {number} of {len(configs)}, seed {cfg.training.seed}")
-            folder, summary = train(cfg, *place)
+            folder, summary = train(cfg, *target)
             measured = {**summary["test"], "train_seconds": summary["train_seconds"]}
             runs.append({"run": str(folder.path), "seed": cfg.training.seed, **measured})
     except BaseException:

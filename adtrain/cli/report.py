@@ -1,4 +1,4 @@
-"""`adtrain report`: a run as a page of HTML, and as pictures."""
+"""`adtrain report`: writes an HTML page, and PNG files, of a run."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from adtrain.files import write_atomic
 from adtrain.report import Predictions, figures, page
 
 
-@click.command(short_help="Make a page, and pictures, of a run.")
+@click.command(short_help="Write an HTML report of a run, and PNG files.")
 @click.argument("run", type=FilePath())
 @click.option(
-    "-o", "--output", type=FilePath(), metavar="FILE", help="The page to write; report.html in RUN where left out."
+    "-o", "--output", type=FilePath(), metavar="FILE", help="The page to write; by default report.html in RUN."
 )
-@click.option("--png", "pictures", type=FilePath(), metavar="DIR", help="Also draw the pictures, as PNG files in DIR.")
+@click.option(
+    "--png", "pictures", type=FilePath(), metavar="DIR", help="Also write the pictures as PNG files into DIR."
+)
 @device_option
 def command(run: Path, output: Path | None, pictures: Path | None, device: str) -> None:
-    """Make one HTML file of the run in the folder RUN: results, learning curves, mistakes, and where the time went.
+    """Write an HTML file about the run in the folder RUN: results, learning curves, mistakes, and times of operations.
 
-    The file needs no network. What an unfinished run lacks, or one whose data are gone, is said and left out. With
-    --png, learning_curves.png, confusion_matrix.png and worst_mistakes.png are drawn as well, which needs matplotlib
+    The file needs no network. If the run is unfinished or its data are missing, the page lacks some parts and says so.
+    --png also writes learning_curves.png, confusion_matrix.png and worst_mistakes.png, which needs matplotlib
     (pip install 'adtrain[report]').
     """
     if pictures is not None:
@@ -43,7 +45,7 @@ def command(run: Path, output: Path | None, pictures: Path | None, device: str) 
 
 
 def _predictions(run: Path, device: str) -> Predictions | str:
-    """The predictions, or why the run or its data allow none."""
+    """The predictions, or the reason why there are none."""
     try:
         return report.predict(run, device)
     except DeviceError:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a training runs: the first asks it to stop, the second ends the process at once."""
+"""Ctrl-C and SIGTERM during a training: the first signal requests a stop, the second ends the process at once."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-NOTE = b"adtrain: stopping after the steps under way; once more to leave at once\n"
+NOTE = b"adtrain: stopping after the current steps; a second signal ends at once\n"
 
 
 class StopSignals:
-    """Whether one of the signals has come, and which."""
+    """Records whether a signal has arrived, and which one."""
 
     number: int | None = None
 
-    def asked(self) -> bool:
+    def stop_requested(self) -> bool:
         return self.number is not None
 
     @property
     def exit_code(self) -> int:
-        """128 and the signal's number, as a shell says it."""
+        """128 plus the signal's number, the shell's convention."""
         return 128 + (self.number or 0)
 
-    def hear(self, number: int, frame: FrameType | None) -> None:
-        # Nothing is raised: this may run in the middle of anything, a callback that swallows exceptions among them.
-        if self.asked():
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        # It must not raise: the handler can run inside a callback that swallows exceptions.
+        if self.stop_requested():
             self.number = number
-            self.leave()
+            self.exit_now()
         self.number = number
-        os.write(2, b"\n" + NOTE if sys.stderr.isatty() else NOTE)  # below a bar
+        os.write(2, b"\n" + NOTE if sys.stderr.isatty() else NOTE)  # the newline is for a progress bar
 
-    def leave(self) -> None:
-        """End the process without waiting for anything. Every file is whole at any time, so none is lost."""
+    def exit_now(self) -> None:
+        """End the process immediately. This loses no data, because files are replaced atomically."""
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, RuntimeError, ValueError):  # closed, or in the middle of being written to
+            with suppress(OSError, RuntimeError, ValueError):  # the stream is closed, or a write was interrupted
                 stream.flush()
         os._exit(self.exit_code)
 
 
 @contextmanager
 def stop_signals() -> Iterator[StopSignals]:
-    """Hear the signals in place of Python's own handlers, in a block; who trains asks whether one has come."""
-    heard = StopSignals()
-    before = {number: signal.signal(number, heard.hear) for number in SIGNALS}
+    """Replace Python's handlers of the signals during a `with` block by those of a StopSignals."""
+    signals = StopSignals()
+    previous = {number: signal.signal(number, signals.handle) for number in SIGNALS}
     try:
-        yield heard
+        yield signals
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""`adtrain summary`: a config's layers, and what a step of its training costs."""
+"""`adtrain summary`: a config's layers, and the costs of a training step."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from adtrain import config, training
 from adtrain.cli.options import json_option, print_json, set_option
 from adtrain.cli.table import Column, render, terminal_width
 from adtrain.config import Config
+from adtrain.graph.network import shape_text
 from adtrain.training import StepCosts
 from adtrain.training.costs import Total
 
@@ -33,14 +34,14 @@ MEMORY = (Column("memory", text=True), Column("planned"), Column("separate"), Co
 @set_option
 @json_option
 def command(config_path: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Show the layers of the network that CONFIG describes, and what a training step on a full batch costs.
+    """Show the layers of the network that CONFIG describes, and the costs of a training step on a full batch.
 
-    For each layer its output shape and parameters, and its own FLOPs (a multiply-add counts as two) and bytes read and
-    written, forward and backward. Below, the step's equations, each as a kernel of its own and as fused; and the memory
-    of all arrays of the process: as planned, with memory of its own for each value ("separate"), and with that for each
-    value of the step before fusion ("unfused").
+    The first table has the output shape and parameters of each layer, and its FLOPs (a multiply-add counts as two) and
+    bytes read and written, forward and backward. The second has the step's equations, before fusion and fused. The
+    third has the memory of all arrays of the process: as planned, without sharing memory between values ("separate"),
+    and the same before fusion ("unfused").
 
-    All is read off the step's equations: nothing is run, and no data are read.
+    Everything is computed from the step's equations: nothing is run, and no data are read.
     """
     cfg = config.load(config_path, overrides)
     experiment = training.outline(cfg)
@@ -55,7 +56,7 @@ def command(config_path: str, overrides: tuple[str, ...], as_json: bool) -> None
 
 
 def report(cfg: Config, costs: StepCosts, width: int) -> Iterator[str]:
-    """The lines of three tables: of the layers, of the step's equations, and of its memory."""
+    """The lines of three tables: the layers, the step's equations, and the memory."""
     forward, backward, update = (costs.phases[phase] for phase in ("forward", "backward", "update"))
     rows = [
         [row.name, row.kind, shape_text(row.output_shape), count(row.parameters), *work(row.forward, row.backward)]
@@ -99,7 +100,7 @@ def work(forward: Total, backward: Total) -> Sequence[str]:
 
 
 def record(costs: StepCosts) -> dict[str, Any]:
-    """The same for a program: numbers of a step, sizes in bytes."""
+    """The costs as JSON values; sizes are in bytes."""
     layers = [
         {**row._asdict(), "forward": row.forward._asdict(), "backward": row.backward._asdict()} for row in costs.layers
     ]
@@ -115,16 +116,12 @@ def record(costs: StepCosts) -> dict[str, Any]:
     }
 
 
-def shape_text(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))
-
-
 def count(number: int) -> str:
     return f"{number:,}" if number else ""
 
 
 def short(number: float, unit: str = "") -> str:
-    """Three digits, a prefix and the unit: 3.21 MB; nothing for 0."""
+    """The number with three digits, a metric prefix and the unit, such as 3.21 MB; empty for 0."""
     if not number:
         return ""
     for prefix in ("", "k", "M", "G", "T"):

@@ -1,4 +1,4 @@
-"""Tables of text that fit the terminal: what matters less is left out where there is no room for it."""
+"""Text tables that fit the terminal; the least important columns are dropped if there is no room for them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 GAP = "  "
-SHORTEST = 12
+MIN_TEXT = 12
 
 
 class Column(NamedTuple):
-    """A column; where room is scarce the one of the largest `rank` goes first, and those of 0 stay."""
+    """A column. Columns are dropped in the order of decreasing `rank`; those of rank 0 are always kept."""
 
     title: str
     rank: int = 0
@@ -19,19 +19,18 @@ class Column(NamedTuple):
 
 
 def terminal_width() -> int:
-    """Columns of the terminal (or COLUMNS); 100 where there is none."""
+    """The width of the terminal, or the environment variable COLUMNS; 100 if both are unknown."""
     return shutil.get_terminal_size((100, 24)).columns
 
 
 def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """A heading and a line a row: text to the left, numbers to the right, no line wider than `width` where possible.
+    """A heading and a line for each row, at most `width` wide if possible; text is left-aligned, numbers right-aligned.
 
-    Text is shortened down to SHORTEST characters; where that is not enough, columns go.
+    Text is shortened to MIN_TEXT characters if necessary; if that is not enough, columns are dropped.
     """
     kept = list(range(len(columns)))
     widths = [max(map(len, cells)) for cells in zip([column.title for column in columns], *rows, strict=True)]
-
-    shortest = [min(size, SHORTEST) if column.text else size for size, column in zip(widths, columns, strict=True)]
+    shortest = [min(size, MIN_TEXT) if column.text else size for size, column in zip(widths, columns, strict=True)]
 
     def total(sizes: Sequence[int]) -> int:
         return sum(sizes[i] for i in kept) + len(GAP) * (len(kept) - 1)
@@ -51,7 +50,7 @@ def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int)
 
 
 def shorten(text: str, width: int) -> str:
-    """The text with its middle left out where it is longer than `width`."""
+    """The text, with its middle replaced by an ellipsis if it is longer than `width`."""
     if len(text) <= width:
         return text
     tail = (width - 1) // 2

@@ -1,4 +1,4 @@
-"""`adtrain train`: from a config, or a run to go on with, to a run's folder and a report."""
+"""`adtrain train`: trains a config, or resumes a run, writes the run's folder and prints a report."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from adtrain import config, training
+from adtrain.bench.steps import profile
 from adtrain.cli.options import (
     FilePath,
     autotune_option,
@@ -22,31 +23,30 @@ from adtrain.cli.options import (
     set_autotune,
     set_option,
 )
-from adtrain.cli.progress import display
+from adtrain.cli.progress import progress_display
 from adtrain.cli.repeat import repeat
 from adtrain.cli.stop_signals import stop_signals
 from adtrain.cli.table import terminal_width
 from adtrain.cli.train_report import report
 from adtrain.config import Config
-from adtrain.measure import profile
 from adtrain.training import Observer, RunFolder, tensorboard
 from adtrain.training.run_folder import LAST
 
 
 @click.command(short_help="Train the network that a config describes.")
 @click.argument("config_path", metavar="[CONFIG]", required=False)
-@click.option("--resume", "run", type=FilePath(), metavar="RUN", help="Go on with a run: its folder, or a checkpoint.")
-@click.option("--override", is_flag=True, help="Go on with a run although its config has changed.")
+@click.option("--resume", "run", type=FilePath(), metavar="RUN", help="Resume a run: its folder, or a checkpoint.")
+@click.option("--override", is_flag=True, help="Resume a run even if its config has changed.")
 @device_option
 @autotune_option
 @click.option("--epochs", type=click.IntRange(min=1), help="Passes over the data; training.epochs of the config.")
-@click.option("--steps", type=click.IntRange(min=1), help="Stop after so many steps; training.steps of the config.")
+@click.option("--steps", type=click.IntRange(min=1), help="Maximum number of steps; training.steps of the config.")
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of all randomness; training.seed of the config.")
 @click.option(
     "--output-dir",
     type=FilePath(),
     metavar="DIR",
-    help="Where the run's files go; runs/NAME (NAME-2, ...) where left out.",
+    help="The folder for the run's files; by default runs/NAME (NAME-2, ...).",
 )
 @set_option
 @click.option(
@@ -54,16 +54,16 @@ from adtrain.training.run_folder import LAST
     type=click.IntRange(min=0),
     default=10,
     show_default=True,
-    help="Steps whose operations are timed after training; 0 for none.",
+    help="Number of steps to profile after training; 0 for none.",
 )
-@click.option("--debug-nan", is_flag=True, help="Look for numbers that are not finite after each step; slow.")
-@click.option("--tensorboard", "events", is_flag=True, help="Write event files into RUN/tensorboard as the run goes.")
+@click.option("--debug-nan", is_flag=True, help="Check for NaN and infinity after each step; slow.")
+@click.option("--tensorboard", "events", is_flag=True, help="Write event files into RUN/tensorboard during the run.")
 @click.option(
     "--repeat",
     "repeats",
     type=click.IntRange(min=2),
     metavar="N",
-    help="Train N times, from seed, seed + 1, ..., and tabulate the runs; a folder each, NAME-seed0 or DIR/seed0.",
+    help="Train N times, from seed, seed + 1, ..., into runs/NAME-seed0, ... or DIR/seed0, ..., and tabulate the runs.",
 )
 @mode_options
 @json_option
@@ -88,35 +88,35 @@ def command(
     """Train the network that CONFIG describes: a YAML file, or the name of a packaged config such as mlp.
 
     Writes config.yaml, metrics.jsonl, model.safetensors, checkpoints and summary.json into the run's folder. Ctrl-C or
-    SIGTERM stops it after the step under way; --resume RUN goes on from there as if nothing had been.
+    SIGTERM stops it after the current steps; --resume RUN continues with the same result as without the interruption.
     """
     _check_arguments(config_path, run, override, output_dir, repeats)
     set_autotune(device, autotune)
     if events:
         tensorboard.check()
     longer = _settings(epochs=epochs, steps=steps)
-    settings, how = [*overrides, *_settings(seed=seed)], training.Mode(mode or "fused")
+    settings, step_mode = [*overrides, *_settings(seed=seed)], training.Mode(mode or "fused")
 
     def finish(
         experiment: training.Experiment, folder: RunFolder, start: training.Start | None, started: float
     ) -> dict[str, Any]:
-        """Train to the end, time the operations, and write the summary; what it holds."""
-        with folder.claimed():
+        """Train to the end, profile the operations, and write the summary; returns the summary."""
+        with folder.locked():
             if start is not None:
                 folder.reopen(experiment, start)
             result = _train(experiment, folder, device, start, debug_nan, events)
             return _finish(experiment, folder, device, profile_steps, result, started)
 
     def train(cfg: Config, path: Path | None, name: str | None = None) -> tuple[RunFolder, dict[str, Any], int]:
-        """A new run in the folder at `path`, or runs/NAME: the folder, the summary, and the number of test images."""
+        """Train in the new folder `path`, or runs/NAME; returns folder, summary, and the number of test images."""
         started = perf_counter()
-        experiment = training.prepare(cfg, how)
+        experiment = training.prepare(cfg, step_mode)
         folder = RunFolder.create(experiment, path, name)
         return folder, finish(experiment, folder, None, started), len(experiment.test)
 
     if run is not None:
         started = perf_counter()
-        experiment, folder, start, notes = training.resume(run, settings, longer, override, how)
+        experiment, folder, start, notes = training.resume(run, settings, longer, override, step_mode)
         training.check_precision(experiment.config, device)
         for note in notes:
             progress(note)
@@ -127,7 +127,7 @@ def command(
         if repeats is not None:
             seeds = range(cfg.training.seed, cfg.training.seed + repeats)
             configs = [config.load(str(config_path), [*settings, *longer, *_settings(seed=seed)]) for seed in seeds]
-            repeat(configs, output_dir, lambda *given: train(*given)[:2], as_json)
+            repeat(configs, output_dir, lambda *arguments: train(*arguments)[:2], as_json)
             return
         folder, summary, test_images = train(cfg, output_dir)
     if as_json:
@@ -145,16 +145,16 @@ def _check_arguments(
             "found neither CONFIG nor --resume RUN" if run is None else "--resume RUN takes no CONFIG"
         )
     if run is not None and output_dir is not None:
-        raise click.UsageError("--resume RUN goes on in the run's own folder, and takes no --output-dir")
+        raise click.UsageError("--resume RUN continues in the run's own folder, and takes no --output-dir")
     if run is not None and repeats is not None:
-        raise click.UsageError("--resume RUN goes on with one run, and takes no --repeat")
+        raise click.UsageError("--resume RUN continues a single run, and takes no --repeat")
     if run is None and override:
         raise click.UsageError("--override is for --resume RUN only")
 
 
-def _settings(**given: int | None) -> list[str]:
+def _settings(**options: int | None) -> list[str]:
     """Options as overrides of the config's section `training`."""
-    return [f"training.{name}={value}" for name, value in given.items() if value is not None]
+    return [f"training.{name}={value}" for name, value in options.items() if value is not None]
 
 
 def _train(
@@ -165,23 +165,23 @@ def _train(
     check: bool,
     events: bool,
 ) -> training.Result:
-    """Train and write; a run that stops before its end says how to go on with it."""
+    """Train and write the run's files. If the run is stopped, print how to resume it, and exit."""
     if check:
-        progress("looking for numbers that are not finite after each step, which is slow")
+        progress("checking for NaN and infinity after each step, which is slow")
     recorder = training.Recorder(folder, experiment)
     with ExitStack() as stack:
-        shown, heard = stack.enter_context(closing(display())), stack.enter_context(stop_signals())
-        observers: list[Observer] = [shown, recorder]
+        display, signals = stack.enter_context(closing(progress_display())), stack.enter_context(stop_signals())
+        observers: list[Observer] = [display, recorder]
         if events:
             observers.append(stack.enter_context(closing(tensorboard.EventFiles(folder.path / tensorboard.FOLDER))))
         try:
-            result = training.run(experiment, device, observers, start, heard.asked, check)
+            result = training.run(experiment, device, observers, start, signals.stop_requested, check)
         except training.Interrupted as stopped:
-            shown.close()
+            display.close()
             progress(f"{stopped}; go on with: adtrain train --resume {shlex.quote(str(folder.path))}")
-            raise SystemExit(heard.exit_code) from None
+            raise SystemExit(signals.exit_code) from None
         except training.NotFinite as error:
-            raise training.NotFinite(f"{error}; kept the state before that step: {folder.path / LAST}") from None
+            raise training.NotFinite(f"{error}; the state before that step is in {folder.path / LAST}") from None
     recorder.finished(result)
     return result
 
@@ -194,7 +194,7 @@ def _finish(
     result: training.Result,
     started: float,
 ) -> dict[str, Any]:
-    """Profile so many steps, and write the summary; what it holds."""
+    """Profile `steps` steps and write the summary; returns the summary."""
     total_seconds = perf_counter() - started
     ops: dict[str, Any] = {}
     if steps:

@@ -1,4 +1,4 @@
-"""The report that `adtrain train` ends with, as lines of text."""
+"""The report that `adtrain train` prints at its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_ROWS = 15
 
 
 def report(summary: Mapping[str, Any], test_images: int, width: int) -> list[str]:
-    """Scores, times, and the operations of a step by the time they take; `summary` is what summary.json holds."""
+    """The lines of the report: scores, times, and a step's operations, slowest first. `summary` is summary.json's."""
     test, step, best = summary["test"], summary["step_ms"], summary["best"]
     speed = "" if step is None else f" ({summary['images_per_second']:,.0f} images/s)"
     lines = [

@@ -1,4 +1,4 @@
-"""Training jobs as YAML files: read with positions, checked as a whole, built into a model.
+"""Training configs: YAML files that are parsed with line and column, checked as a whole, and built into a model.
 
 cfg = config.load("configs/mlp.yaml", ["training.epochs=3"])
 model = config.build.model(cfg)

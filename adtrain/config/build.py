@@ -1,4 +1,4 @@
-"""Config to model, loss, optimizer, schedule and augmentations; shapes are checked and nothing is allocated."""
+"""Build model, loss, optimizer, schedule and augmentations of a config; shapes are checked, nothing is allocated."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ CLASSIFICATION = ("cross_entropy", "nll")
 
 
 def check(cfg: Config) -> list[Problem]:
-    """What keeps the model, optimizer, schedule or augmentations from being built."""
+    """The problems that prevent the model, optimizer, schedule or augmentations from being built."""
     problems: list[Problem] = []
-    for attempt in (model, optimizer, functools.partial(schedule, steps_per_epoch=1, total_steps=1), augmentations):
+    for builder in (model, optimizer, functools.partial(schedule, steps_per_epoch=1, total_steps=1), augmentations):
         try:
-            attempt(cfg)
+            builder(cfg)
         except ConfigError as error:
             problems += error.problems
     return problems
 
 
 def model(cfg: Config) -> nn.Sequential:
-    """The network, its layers checked one after the other from the shape of the input to that of the loss.
+    """The network. The shape of every layer is checked, from the input to the loss.
 
-    Raises ConfigError that names the layer, its place in the file and both numbers.
+    Raises ConfigError that names the layer, its position in the file, and the found and expected sizes.
     """
     path: PathParts = ("model", "layers")
     built = _sequential(cfg, cfg.model.layers, path)
     try:
         output = built.output_shape(cfg.model.input)
     except nn.LayerError as error:
-        raise _refused(cfg, *_layer_at(cfg.model.layers, path, error.path), error.reason) from None
+        raise _error(cfg, *_layer_at(cfg.model.layers, path, error.path), error.reason) from None
     if cfg.loss.kind in CLASSIFICATION and len(output) != 1:
         last = len(cfg.model.layers) - 1
-        reason = f"output {output} does not fit the loss {cfg.loss.kind}, of (classes,): add flatten and linear"
-        raise _refused(cfg, (*path, last), cfg.model.layers[last].kind, reason)
+        reason = f"found output {output}, expected (classes,) for the loss {cfg.loss.kind}: add flatten and linear"
+        raise _error(cfg, (*path, last), cfg.model.layers[last].kind, reason)
     return built
 
 
 def loss(cfg: Config) -> Callable[[Value, Value], Value]:
-    """The loss of (outputs, targets), a mean over the batch, with the config's options."""
+    """The loss as a function of (outputs, targets), a mean over the batch, with the config's options."""
     return functools.partial(nn.LOSSES[cfg.loss.kind], **cfg.loss.options())
 
 
 def optimizer(cfg: Config) -> optim.Optimizer:
     """The optimizer with the config's options. Raises ConfigError for options that exclude one another."""
-    return _made(cfg, ("optimizer",), cfg.optimizer, optim.OPTIMIZERS[cfg.optimizer.kind], cfg.optimizer.options())
+    return _construct(cfg, ("optimizer",), cfg.optimizer, optim.OPTIMIZERS[cfg.optimizer.kind], cfg.optimizer.options())
 
 
 def schedule(cfg: Config, steps_per_epoch: int, total_steps: int) -> optim.Schedule:
-    """The learning rate's factor at each of `total_steps` steps; what the config counts in epochs becomes steps."""
+    """The learning-rate schedule for `total_steps` steps; counts of epochs in the config become counts of steps."""
 
     def steps(epochs: float) -> int:
         return max(1, round(epochs * steps_per_epoch))
@@ -65,7 +65,7 @@ def schedule(cfg: Config, steps_per_epoch: int, total_steps: int) -> optim.Sched
     warmup_epochs, warmup_steps = options.pop("warmup_epochs"), options.pop("warmup_steps")
     if warmup_epochs and warmup_steps:
         reason = f"found warmup_epochs {warmup_epochs} and warmup_steps {warmup_steps}, expected one of them"
-        raise _refused(cfg, ("schedule",), kind, reason)
+        raise _error(cfg, ("schedule",), kind, reason)
     if warmup_epochs:
         warmup_steps = steps(warmup_epochs)
     match kind:
@@ -77,20 +77,20 @@ def schedule(cfg: Config, steps_per_epoch: int, total_steps: int) -> optim.Sched
             options["gamma"] **= 1 / steps_per_epoch
         case "cosine" | "one_cycle":
             options["total_steps"] = max(1, total_steps - warmup_steps)
-    made = _made(cfg, ("schedule",), cfg.schedule, optim.SCHEDULES[kind], options)
-    return optim.schedules.WarmUp(warmup_steps, made) if warmup_steps else made
+    built = _construct(cfg, ("schedule",), cfg.schedule, optim.SCHEDULES[kind], options)
+    return optim.schedules.WarmUp(warmup_steps, built) if warmup_steps else built
 
 
 def augmentations(cfg: Config) -> tuple[augment.Augmentation, ...]:
-    """The changes of a batch, in order. Raises ConfigError for one written twice, or with options that it refuses."""
-    made: list[augment.Augmentation] = []
+    """The augmentations in order. Raises ConfigError for a duplicate or for invalid options."""
+    built: list[augment.Augmentation] = []
     for i, spec in enumerate(cfg.data.augment or ()):
         path: PathParts = ("data", "augment", i)
-        change = _made(cfg, path, spec, augment.AUGMENTATIONS[spec.kind], spec.options())
-        if any(type(change) is type(other) for other in made):
-            raise _refused(cfg, path, spec.kind, "found it twice, expected each augmentation once")
-        made.append(change)
-    return tuple(made)
+        change = _construct(cfg, path, spec, augment.AUGMENTATIONS[spec.kind], spec.options())
+        if any(type(change) is type(other) for other in built):
+            raise _error(cfg, path, spec.kind, "found twice, expected each augmentation once")
+        built.append(change)
+    return tuple(built)
 
 
 def _sequential(cfg: Config, layers: list[Layer], path: PathParts) -> nn.Sequential:
@@ -115,18 +115,19 @@ def _layer(cfg: Config, spec: Layer, path: PathParts) -> nn.Module:
     if isinstance(spec, (Concat, Add)):
         branches = [_sequential(cfg, branch, (*inside, "branches", i)) for i, branch in enumerate(spec.branches)]
         return nn.Concat(branches) if isinstance(spec, Concat) else nn.Add(branches)
-    return _made(cfg, path, spec, nn.LAYERS[spec.kind], spec.options())
+    return _construct(cfg, path, spec, nn.LAYERS[spec.kind], spec.options())
 
 
-def _made(cfg: Config, path: PathParts, spec: Spec, make: Callable[..., Any], options: dict[str, Any]) -> Any:
+def _construct(cfg: Config, path: PathParts, spec: Spec, cls: Callable[..., Any], options: dict[str, Any]) -> Any:
+    """cls(**options); its errors become a ConfigError with the position of the spec at `path`."""
     try:
-        return make(**options)
+        return cls(**options)
     except (OptionError, ShapeError) as error:
-        raise _refused(cfg, path, spec.kind, str(error)) from None
+        raise _error(cfg, path, spec.kind, str(error)) from None
 
 
 def _layer_at(layers: list[Layer], path: PathParts, names: tuple[str, ...]) -> tuple[PathParts, str]:
-    """Path and kind of the layer that `names`, a module's way through its children, leads to."""
+    """Config path and kind of the layer at `names`, the child names in a LayerError."""
     index, *rest = names
     layer = layers[int(index)]
     path = (*path, int(index))
@@ -138,5 +139,5 @@ def _layer_at(layers: list[Layer], path: PathParts, names: tuple[str, ...]) -> t
     return path, layer.kind
 
 
-def _refused(cfg: Config, path: PathParts, kind: str, reason: str) -> ConfigError:
+def _error(cfg: Config, path: PathParts, kind: str, reason: str) -> ConfigError:
     return ConfigError([Problem(cfg.where(path), f"{dotted(path)} {kind}", reason.removeprefix(f"{kind}: "))])

@@ -1,4 +1,4 @@
-"""Pydantic's findings in the words of the file: where, what was found, what was expected."""
+"""Pydantic's validation errors as config problems: position in the file, what was found, what was expected."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ MODELS: dict[str, type[BaseModel]] = {
     "early_stopping": EarlyStopping,
     **BY_KIND,
 }
-"""The pydantic model below each part of a path that leads to one."""
+"""The pydantic model at each key whose value has one."""
 
 
 def problems(error: ValidationError, root: Node, section: PathParts = ()) -> list[Problem]:
-    """Every finding about the `section` of `root` that was validated as a problem, in the order of the sections."""
+    """The problems of a validation error; `section` is the path from `root` to what was validated."""
     return [_problem(details, root, section) for details in error.errors(include_url=False)]
 
 
 def _problem(details: ErrorDetails, root: Node, section: PathParts) -> Problem:
     path, value = (*section, *details["loc"]), details["input"]
-    node, beginning = root.find(path)
-    where = beginning if isinstance(node.value, (dict, list)) else node.where
+    node, key_where = root.find(path)
+    where = key_where if isinstance(node.value, (dict, list)) else node.where
     match details["type"]:
         case "expected":
             message = f"found {found(node.plain())}, expected {details['msg']}"
         case "missing":
             where = root.find(path[:-1])[1]
-            message = f"missing, expected {_words(_holder(path), str(path[-1]))}"
+            message = f"missing, expected {_expected_words(_parent_model(path), str(path[-1]))}"
         case "extra_forbidden":
-            where = beginning
-            message = f"unknown key; {known(str(path[-1]), _holder(path).model_fields)}"
+            where = key_where
+            message = f"unknown key; {known(str(path[-1]), _parent_model(path).model_fields)}"
         case "union_tag_invalid":
             name, family = details["ctx"]["tag"], _family(path)
             where = root.find((*path, name))[1] if isinstance(node.value, dict) else where
@@ -55,21 +55,22 @@ def _problem(details: ErrorDetails, root: Node, section: PathParts) -> Problem:
         case "too_short":
             message = "found [], expected a list that is not empty"
         case kind:
-            raise AssertionError(f"no words for the finding {kind} at {dotted(path)}")
+            raise AssertionError(f"no message for pydantic's error {kind} at {dotted(path)}")
     return Problem(where, dotted(path), message)
 
 
-def _holder(path: PathParts) -> type[BaseModel]:
-    """The model whose field is the last part of the path."""
-    holder: type[BaseModel] = Config
+def _parent_model(path: PathParts) -> type[BaseModel]:
+    """The model that has the last part of the path as a field."""
+    model: type[BaseModel] = Config
     for part in path[:-1]:
-        holder = MODELS.get(str(part), holder)
-    return holder
+        model = MODELS.get(str(part), model)
+    return model
 
 
-def _words(holder: type[BaseModel], name: str) -> str:
-    info = holder.model_fields[name]
-    words = [piece.words for piece in info.metadata if isinstance(piece, Expected)]
+def _expected_words(model: type[BaseModel], name: str) -> str:
+    """What a field takes, in words."""
+    info = model.model_fields[name]
+    words = [annotation.words for annotation in info.metadata if isinstance(annotation, Expected)]
     if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
         return "a mapping of keys to values"
     return words[0] if words else info.description or "a value"

@@ -1,4 +1,4 @@
-"""Configs from files and to text."""
+"""Load configs from files, and dump them as YAML."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from adtrain.config.problems import ConfigError, Problem, known
 
 
 def load(path_or_name: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
-    """The config in a YAML file, or the packaged one of that name (`mlp`), with `key=value` overrides set over it.
+    """Load a YAML file, or the packaged config of that name (`mlp`), and apply the `key=value` overrides.
 
-    A file of that name wins over a packaged config. What is returned can be built: keys, values and the shape of every
-    layer are right. Raises ConfigError that lists every problem otherwise.
+    A file is preferred to a packaged config of the same name. Keys, values and the shape of every layer are checked.
+    Raises ConfigError that lists every problem.
     """
     path = _find(os.fspath(path_or_name))
     try:
@@ -33,7 +33,7 @@ def load(path_or_name: str | os.PathLike[str], overrides: Sequence[str] = ()) ->
 
 
 def parse(content: bytes, path: Path, overrides: Sequence[str] = ()) -> Config:
-    """The config that a text is, as `load` would read it from the file at `path`. Raises ConfigError as that does."""
+    """The config in the bytes of a YAML file; `path` is used in messages. Raises ConfigError as `load` does."""
     root, problems = source.read(content, str(path))
     root = override(root, overrides)
     try:
@@ -47,12 +47,12 @@ def parse(content: bytes, path: Path, overrides: Sequence[str] = ()) -> Config:
     return cfg
 
 
-def load_data(source_: Mapping[str, str], overrides: Sequence[str] = ()) -> Data:
-    """The data section with `dataset` or `path` as given, and `key=value` overrides of its keys set over it.
+def load_data(values: Mapping[str, str], overrides: Sequence[str] = ()) -> Data:
+    """A data section with the keys `values` (`dataset` or `path`) and with `key=value` overrides of its keys.
 
     Raises ConfigError that lists every problem.
     """
-    text = json.dumps({"data": {**source_, "batch_size": 1}}, ensure_ascii=False)
+    text = json.dumps({"data": {**values, "batch_size": 1}}, ensure_ascii=False)
     root, _ = source.read(text.encode(), "data")
     root = override(root, [f"data.{setting}" for setting in overrides])
     try:
@@ -62,7 +62,7 @@ def load_data(source_: Mapping[str, str], overrides: Sequence[str] = ()) -> Data
 
 
 def dump(cfg: Config) -> str:
-    """The config as YAML with every default written out; `load` of it gives an equal config."""
+    """The config as YAML, with all defaults; loading it gives an equal config."""
     values = cfg.model_dump(mode="json", exclude_none=True)
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120)
 
@@ -85,7 +85,7 @@ def _find(name: str) -> Path:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes strings that would be numbers to `source`, such as 1e3, which is a string to PyYAML."""
+    """Quotes strings that `source` would read as numbers. PyYAML reads some of them, such as 1e3, as strings."""
 
 
 _Dumper.add_implicit_resolver(f"{source.TAG}int", source.INTEGER, list("-+0123456789"))

@@ -1,4 +1,4 @@
-"""What is wrong with a config, in one line a problem: where it stands, what was found, what was expected."""
+"""Problems of a config, one line each: position, what was found, what was expected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_LISTED = 30
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem: `where` is `file:line:col` or `--set key`, `path` the place in the config ("" for the whole)."""
+    """One problem: `where` is `file:line:col` or `--set key`, `path` the key in the config ("" for the whole)."""
 
     where: str
     path: str
@@ -27,7 +27,7 @@ class Problem:
 
 
 class ConfigError(AdtrainError):
-    """A config that cannot be used; `problems` holds every problem found, and the message one line for each."""
+    """An invalid config. `problems` holds all problems; the message has one line for each, up to MAX_LISTED."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
@@ -38,18 +38,18 @@ class ConfigError(AdtrainError):
 
 
 def dotted(path: PathParts) -> str:
-    """The path as it is printed: `model.layers[3].conv2d.padding`."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{word(part)}" for part in path)
+    """The path as text: `model.layers[3].conv2d.padding`."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{key_text(part)}" for part in path)
     return text.removeprefix(".")
 
 
-def word(key: str) -> str:
-    """A key as it is printed: quoted where it is no plain word, so that a message stays on its line."""
+def key_text(key: str) -> str:
+    """The key for a one-line message: shortened and quoted unless it is a plain word."""
     return key if re.fullmatch(r"[\w-]{1,40}", key) else repr(shortened(key))
 
 
 def found(value: object) -> str:
-    """A config value in the words of the file, shortened to some 40 characters."""
+    """A config value as YAML writes it, shortened to about 40 characters, for a message."""
     match value:
         case None:
             return "null"
@@ -59,7 +59,7 @@ def found(value: object) -> str:
             text = ", ".join(found(item) for item in value[:8]) + (", ..." if len(value) > 8 else "")
             return f"[{text}]" if len(text) <= 40 else f"a list of {len(value)}"
         case dict():
-            return f"a mapping with {', '.join(map(word, list(value)[:4]))}" if value else "an empty mapping"
+            return f"a mapping with {', '.join(map(key_text, list(value)[:4]))}" if value else "an empty mapping"
         case str():
             return repr(shortened(value))
         case _:
@@ -71,7 +71,7 @@ def shortened(text: str, limit: int = 40) -> str:
 
 
 def known(name: str, names: Iterable[str], many: str = "known") -> str:
-    """`did you mean relu? (known: ...)`: the closest of `names`, where one is close, and the list of them all."""
+    """A hint for a message, `did you mean relu? (known: ...)`: the closest of `names`, if any, and the list of all."""
     names = list(names)
     listed = f"{many}: {', '.join(names) or 'none'}"
     close = difflib.get_close_matches(name.lower()[:80], names, n=1)

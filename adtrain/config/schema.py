@@ -1,4 +1,4 @@
-"""The JSON Schema of configs, by which editors complete keys and check values.
+"""The JSON Schema of configs, with which editors complete keys and check values.
 
 python -m adtrain.config.schema > configs/schema.json
 """
@@ -11,7 +11,7 @@ from adtrain.config.document import Config
 
 
 def text() -> str:
-    """The schema as it stands in configs/schema.json."""
+    """The content of configs/schema.json."""
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
     return json.dumps(schema, indent=1) + "\n"
 

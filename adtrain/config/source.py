@@ -1,8 +1,8 @@
-"""YAML text to values that remember the line and column they were written at.
+"""Parse YAML text into values that keep their line and column.
 
-Scalars are typed by YAML 1.2's core schema, as editors and JSON Schema do: `1e-3` is a number, `no` and `on` are
-strings. Size, depth and number of values are bounded, and an alias shares the node of its anchor, so that no file costs
-more than its text.
+Scalars have the types of YAML 1.2's core schema, as in editors and JSON Schema: `1e-3` is a number, `no` and `on` are
+strings. Size, depth and number of values are bounded. An alias shares the node of its anchor, so memory is
+proportional to the text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import yaml
 
-from adtrain.config.problems import ConfigError, PathParts, Problem, found, shortened, word
+from adtrain.config.problems import ConfigError, PathParts, Problem, found, key_text, shortened
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 64
@@ -43,7 +43,7 @@ TAGGED: dict[str, tuple[type, ...]] = {
 
 @dataclass(eq=False)
 class Node:
-    """A value and where it was written; `size` and `height` are those of its tree with every alias written out."""
+    """A value and its position. `size` and `height` count the nodes and levels of its tree with aliases expanded."""
 
     where: str
     value: Scalar | list[Node] | dict[str, Node] = None
@@ -52,7 +52,7 @@ class Node:
     height: int = 1
 
     def plain(self) -> object:
-        """The value in plain lists, dicts and scalars."""
+        """The value as plain lists, dicts and scalars."""
         if isinstance(self.value, list):
             return [child.plain() for child in self.value]
         if isinstance(self.value, dict):
@@ -60,9 +60,10 @@ class Node:
         return self.value
 
     def find(self, path: PathParts) -> tuple[Node, str]:
-        """The node at `path`, and where its key or item begins; the one around it where it was not written itself.
+        """The node at `path`, and the position of its key or list item.
 
-        Parts that a short form leaves out (`linear: 128` has no `out_features`) are passed over.
+        Parts that the file does not contain are skipped: `linear: 128` has no `out_features`. So the result may be an
+        enclosing node.
         """
         node, where = self, self.where
         for part in path:
@@ -75,9 +76,9 @@ class Node:
 
 
 def read(content: bytes, name: str) -> tuple[Node, list[Problem]]:
-    """The mapping that the YAML text holds, and the problems that did not end the reading (duplicate keys, ...).
+    """The mapping in a YAML text, and the problems that do not stop the parser: duplicate keys, non-string keys.
 
-    `name` is the file's name in every `where`. Raises ConfigError for anything that is no YAML mapping of bounded size.
+    `name` is the file's name in every `where`. Raises ConfigError unless the text is a YAML mapping of bounded size.
     """
     reader = _Reader(content, name)
     node = reader.document()
@@ -87,7 +88,7 @@ def read(content: bytes, name: str) -> tuple[Node, list[Problem]]:
 
 
 def read_value(text: str, where: str) -> Node:
-    """One value given on the command line, typed as in a file; `where` stands for every place in it."""
+    """A value from the command line, with the types of a file; every node has the position `where`."""
     reader = _Reader(text.encode(errors="surrogateescape"), where, positions=False)
     node = reader.document()
     if reader.problems:
@@ -96,7 +97,7 @@ def read_value(text: str, where: str) -> Node:
 
 
 class _Reader:
-    """PyYAML's events to nodes, by recursion to a bounded depth."""
+    """Builds nodes from PyYAML's events, by recursion to a bounded depth."""
 
     def __init__(self, content: bytes, name: str, positions: bool = True) -> None:
         self.name = name
@@ -141,8 +142,8 @@ class _Reader:
             what = ", ".join(part for part in (error.context, error.problem) if part)
             self.refuse(self.where(mark), f"not valid YAML: {' '.join(what.split())}")
         except (ValueError, OverflowError):
-            # PyYAML lets these out for an escape beyond Unicode ("\UFFFFFFFF") and a %YAML version of 5,000 digits.
-            self.refuse(self.name, "not valid YAML: an escape or a version beyond all bounds")
+            # PyYAML raises these for an escape beyond Unicode ("\UFFFFFFFF") and a %YAML version of 5,000 digits.
+            self.refuse(self.name, "not valid YAML: an escape or a version number is out of range")
 
     def document(self) -> Node:
         next(self.events)
@@ -179,8 +180,8 @@ class _Reader:
     def alias(self, event: Any, where: str) -> Node:
         node = self.anchors.get(event.anchor)
         if node is None:
-            what = "stands inside its own anchor" if event.anchor in self.anchors else "has no anchor before it"
-            self.refuse(where, f"found the alias *{word(event.anchor)}, which {what}")
+            reason = "is inside its own anchor" if event.anchor in self.anchors else "has no anchor before it"
+            self.refuse(where, f"found the alias *{key_text(event.anchor)}, which {reason}")
         return node
 
     def sequence(self, where: str, depth: int) -> Node:
@@ -199,7 +200,9 @@ class _Reader:
             if not isinstance(key.value, str):
                 self.problems.append(Problem(here, "", f"found the key {found(key.plain())}, expected a string"))
             elif key.value in entries:
-                message = f"found the key {word(key.value)} twice, first at {key_where[key.value]}; expected it once"
+                message = (
+                    f"found the key {key_text(key.value)} twice, first at {key_where[key.value]}; expected it once"
+                )
                 self.problems.append(Problem(here, "", message))
             else:
                 entries[key.value], key_where[key.value] = child, here

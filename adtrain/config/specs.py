@@ -1,11 +1,11 @@
-"""Layers, losses, optimizers, schedules and augmentations as a config writes them: a name, with options.
+"""Layers, losses, optimizers, schedules and augmentations in a config: a name and its options.
 
     relu                              the name alone
-    linear: 128                       a value: the first option
+    linear: 128                       the value of the first option
     linear: {out_features: 128}       options by name
 
-Names, options and defaults are read off the classes and functions that do the work, so a layer added to `nn.LAYERS` is
-in the language at once; `values.OPTIONS` bounds what each option takes.
+Names, options and defaults are taken from the signatures of the classes and functions, so a layer in `nn.LAYERS` needs
+no code here. `values.OPTIONS` has the type and bounds of each option.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from adtrain.config.values import OPTIONS, Count, WarmUp
 
 
 class Spec(BaseModel):
-    """One layer, loss, optimizer, schedule or augmentation: its name is `kind`, its options are the fields."""
+    """One layer, loss, optimizer, schedule or augmentation. `kind` is its name; the fields are its options."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
     kind: ClassVar[str]
 
     @classmethod
     def first_option(cls) -> str | None:
-        """The option that a value in place of the options stands for; None where there are no options."""
+        """The option that `kind: value` sets; None if there are no options."""
         return next(iter(cls.model_fields), None)
 
     def options(self) -> dict[str, Any]:
@@ -59,13 +59,13 @@ class Spec(BaseModel):
 
     @model_serializer
     def written(self) -> str | dict[str, Any]:
-        """The spec as a config writes it, every option by name: `{"linear": {"out_features": 128, "bias": True}}`."""
+        """The spec in a config's form, with every option by name: `{"linear": {"out_features": 128, "bias": True}}`."""
         options = {name: _written(value) for name, value in self.options().items() if value is not None}
         return {self.kind: options} if options else self.kind
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """The written forms: the name alone where no option is required, a value, or options by name."""
+        """The allowed forms: options by name, a value if only the first option is required, the name if none is."""
         options = handler.resolve_ref_schema(handler(schema))
         forms = [dict(options)]
         required = options.get("required", [])
@@ -91,22 +91,22 @@ def _written(value: Any) -> Any:
     return [_written(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def derive(kind: str, worker: Callable[..., Any], leave_out: Collection[str] = (), **more: Any) -> type[Spec]:
-    """The spec of the options that `worker`, a class or function, takes, less `leave_out`, and of the fields `more`."""
+def derive(kind: str, function: Callable[..., Any], exclude: Collection[str] = (), **more: Any) -> type[Spec]:
+    """A spec with the parameters of a class or function as options, except `exclude`, and with the fields `more`."""
     fields: dict[str, Any] = {}
-    for name, parameter in inspect.signature(worker).parameters.items():
-        if name not in leave_out:
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name not in exclude:
             values = OPTIONS.get(f"{kind}.{name}", OPTIONS[name])
             default = ... if parameter.default is parameter.empty else parameter.default
             fields[name] = (values | None if default is None else values, default)
-    made = create_model(kind, __base__=Spec, __module__=__name__, **fields, **more)
-    made.kind = kind
-    made.__doc__ = (inspect.getdoc(worker) or kind).splitlines()[0]
-    return made
+    spec = create_model(kind, __base__=Spec, __module__=__name__, **fields, **more)
+    spec.kind = kind
+    spec.__doc__ = (inspect.getdoc(function) or kind).splitlines()[0]
+    return spec
 
 
 class Residual(Spec):
-    """The body's output added to the input, or to the shortcut's output; `residual: [...]` is a body alone."""
+    """The body's output plus the input, or plus the shortcut's output; `residual: [...]` has a body only."""
 
     kind = "residual"
     body: Layers
@@ -114,7 +114,7 @@ class Residual(Spec):
 
 
 class Concat(Spec):
-    """The outputs of branches side by side along the channels: `concat: [[...], [...]]`."""
+    """The outputs of branches, concatenated along the channels: `concat: [[...], [...]]`."""
 
     kind = "concat"
     branches: Branches
@@ -136,13 +136,13 @@ def _name_of(value: Any) -> str | None:
 
 
 def _one_of(specs: dict[str, type[Spec]]) -> Any:
-    """The type of a value written by name, which selects its spec."""
+    """The union of the specs; the name in a config selects one."""
     tagged = tuple(Annotated[spec, Tag(kind)] for kind, spec in specs.items())
     return Annotated[Union[tagged], Discriminator(_name_of)]  # noqa: UP007
 
 
 WARM_UP: dict[str, Any] = {"warmup_epochs": (WarmUp, 0.0), "warmup_steps": (Count, 0)}
-"""Before any schedule: the rate rises linearly for so many epochs or steps, and the schedule starts after."""
+"""Options of every schedule: the rate first rises linearly over this many epochs or steps, then the schedule starts."""
 
 CONTAINERS: tuple[type[Spec], ...] = (Residual, Concat, Add)
 LAYERS: dict[str, type[Spec]] = {
@@ -150,13 +150,13 @@ LAYERS: dict[str, type[Spec]] = {
     **{container.kind: container for container in CONTAINERS},
 }
 LOSSES: dict[str, type[Spec]] = {
-    kind: derive(kind, loss, leave_out=list(inspect.signature(loss).parameters)[:2]) for kind, loss in nn.LOSSES.items()
+    kind: derive(kind, loss, exclude=list(inspect.signature(loss).parameters)[:2]) for kind, loss in nn.LOSSES.items()
 }
 OPTIMIZERS: dict[str, type[Spec]] = {kind: derive(kind, optimizer) for kind, optimizer in optim.OPTIMIZERS.items()}
 SCHEDULES: dict[str, type[Spec]] = {
-    kind: derive(kind, schedule, leave_out=("total_steps",), **WARM_UP) for kind, schedule in optim.SCHEDULES.items()
+    kind: derive(kind, schedule, exclude=("total_steps",), **WARM_UP) for kind, schedule in optim.SCHEDULES.items()
 }
-"""Schedules count in epochs here: step_size and milestones are epochs, gamma is per epoch for exponential."""
+"""In a config schedules count in epochs: step_size and milestones are epochs; gamma of exponential is per epoch."""
 AUGMENTATIONS: dict[str, type[Spec]] = {kind: derive(kind, change) for kind, change in augment.AUGMENTATIONS.items()}
 
 FAMILIES = {

@@ -1,4 +1,4 @@
-"""What an option's value may be: a type, its bounds, and the words for both that a message uses."""
+"""Types of option values: a Python type, its bounds, and their description for error messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from adtrain import nn
 
 
 class Expected:
-    """Annotates a type with the words for what it takes, which replace every message of pydantic's for it."""
+    """Annotates a type with a description of its values, which replaces pydantic's error messages."""
 
     def __init__(self, words: str) -> None:
         self.words = words
@@ -76,7 +76,7 @@ WarmUp = Annotated[_Number, Field(ge=0, lt=2**31), Expected("a number in [0, 2^3
 
 
 def one_of(literal: Any) -> Any:
-    """The Literal type, in words: `one of none, tanh`."""
+    """The Literal type with the description `one of none, tanh`."""
     return Annotated[literal, Expected(f"one of {', '.join(get_args(literal))}")]
 
 
@@ -137,4 +137,4 @@ OPTIONS: dict[str, Any] = {
     "mixup.alpha": Positive,
     "rmsprop.alpha": Fraction,
 }
-"""The values of each option of a layer, loss, optimizer, schedule or augmentation; `kind.name` where a kind differs."""
+"""The type of each option of a layer, loss, optimizer, schedule or augmentation; `kind.name` overrides `name`."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from adtrain.core.costs import reads
@@ -44,44 +45,43 @@ def _fused(name: str) -> Primitive:
 
 
 loops_p: Primitive = _fused("loops")
-"""Elementwise equations over arrays of one shape: one loop nest, nothing between them in memory."""
+"""Elementwise equations over arrays of one shape, as one loop nest."""
 
 product_p: Primitive = _fused("product")
-"""A matrix product, and loops that run on each block of it while it is in cache."""
+"""A matrix product with an elementwise epilogue."""
 
 convolution_p: Primitive = _fused("convolution")
-"""A convolution, or its gradient by the images, and loops that run on its elements before they are written."""
+"""A convolution, or its input gradient, with an elementwise epilogue."""
 
-pooled_p: Primitive = _fused("pooled")
-"""A convolution, loops that run on its elements, and the max pooling of the result, which alone is written."""
+conv_pool_p: Primitive = _fused("conv_pool")
+"""A convolution with an elementwise epilogue and max pooling; only the pooled result is written."""
 
-items_p: Primitive = _fused("items")
-"""Equations of which each needs, for item n of its outputs, item n of its inputs alone (an item is an index of axis 0);
-one thread takes an item through all of them. Sums over the items may be among the outputs."""
+batchwise_p: Primitive = _fused("batchwise")
+"""Equations that work on one item of the batch at a time (an item is an index of axis 0): a CPU thread takes an item
+through all of them. Sums over the items may be among the outputs."""
 
 gather_p: Primitive = _fused("gather")
-"""Rows of tables by index, and loops that run on them where the tables have them."""
+"""Loops that read rows of tables by index."""
 
-block_p: Primitive = _fused("block")
-"""Small equations, one after the other in one thread block of a GPU."""
+one_block_p: Primitive = _fused("one_block")
+"""Small equations that one thread block of a GPU computes one after another (a one-block megakernel)."""
 
-rows_p: Primitive = _fused("rows")
-"""Equations of which each needs, for some rows of its outputs, those rows of its inputs alone (or all of a small one);
-each thread block of a GPU takes its own rows through all of them."""
+row_fused_p: Primitive = _fused("row_fused")
+"""Equations that work row by row: each thread block of a GPU takes its own rows through all of them."""
 
-together_p: Primitive = _fused("together")
-"""Equations that do not depend on one another, of any shapes: loops; on a GPU also products, gathers and blocks."""
+horizontal_p: Primitive = _fused("horizontal")
+"""Independent equations of any shapes in one launch: loops; on a GPU also products, gathers and one-block ones."""
 
-PRODUCTS = (product_p, convolution_p, pooled_p)
-"""Whose first equation is a product, with kernels that do what the others do to its elements."""
+PRODUCTS = (product_p, convolution_p, conv_pool_p)
+"""The first equation of the body is a product or convolution, the others its epilogue."""
 
-FUSED = frozenset((loops_p, *PRODUCTS, items_p, gather_p, block_p, rows_p, together_p))
+FUSED = frozenset((loops_p, *PRODUCTS, batchwise_p, gather_p, one_block_p, row_fused_p, horizontal_p))
 
 
 def fuse(primitive: Primitive, equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
-    """One equation in place of several, which computes those of their outputs that are `needed`.
+    """One equation for several, with the outputs that are `needed`.
 
-    It belongs to the layers of all of them, and to the phase of the one that does the most work.
+    Its scope names the layers of all of them; its phase is that of the one with the most FLOPs.
     """
     made = {v for e in equations for v in e.outputs}
     inputs = tuple(dict.fromkeys(v for e in equations for v in e.inputs if v not in made))
@@ -94,7 +94,7 @@ def fuse(primitive: Primitive, equations: Sequence[Equation], needed: Sequence[V
 
 
 def body_of(equation: Equation) -> Program:
-    """The equations that a fused equation stands for, or the one that `equation` is itself."""
+    """The body of a fused equation; for another one, a Program of that equation."""
     if equation.primitive in FUSED:
         body: Program = equation.params["body"]
         return body
@@ -102,7 +102,7 @@ def body_of(equation: Equation) -> Program:
 
 
 def members(equation: Equation) -> tuple[str, ...]:
-    """The names of the primitives that an equation stands for."""
+    """The names of the primitives that an equation computes."""
     if equation.primitive not in FUSED:
         return (equation.primitive.name,)
     return tuple(name for e in equation.params["body"].equations for name in members(e))
@@ -114,3 +114,15 @@ def label(equation: Equation) -> str:
         return equation.primitive.name
     kinds = dict.fromkeys(name for name in members(equation) if not PRIMITIVES[name].view)
     return "+".join(kinds)
+
+
+def renamed(equation: Equation, names: dict[Variable, Variable]) -> Equation:
+    """`equation` with some variables replaced, in its body as well."""
+    params = dict(equation.params)
+    if equation.primitive in FUSED:
+        body: Program = params["body"]
+        inputs, outputs = (tuple(names.get(v, v) for v in those) for those in (body.inputs, body.outputs))
+        equations = tuple(renamed(e, names) for e in body.equations)
+        params["body"] = replace(body, inputs=inputs, outputs=outputs, equations=equations)
+    inputs, outputs = (tuple(names.get(v, v) for v in those) for those in (equation.inputs, equation.outputs))
+    return replace(equation, inputs=inputs, outputs=outputs, params=params)

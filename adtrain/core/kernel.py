@@ -31,48 +31,57 @@ def always(*args: Any, **params: Any) -> bool:
     return True
 
 
-def not_local(*args: Any, **params: Any) -> None:
-    return None
-
-
 @dataclass(frozen=True, eq=False)
 class CKernel:
-    """A function in `kernels/cpu`: ``name_T([team,] inputs..., outputs..., numbers...[, scratch][, prepared])``.
+    """A C function: ``name_T([team,] inputs..., outputs..., numbers...[, scratch][, prepared])``.
 
-    All but ``file`` and ``name`` are functions of the arguments (anything with a shape and a dtype) and the parameters.
+    A field that depends on the equation is a function of the types of its arguments and of its parameters; see
+    `value_for`.
 
     Args:
-        file: the source, compiled once for each combination of element types it is used with.
-        name: the function, without the suffix made of the dtypes' names: ``softmax`` is called as ``softmax_float32``.
-        numbers: integers (int64_t) and floats (double) that are passed by value: lengths, strides, options.
-        dtypes: the element types that the source is compiled for, as T and U.
-        items: for a function that one thread runs: for each argument True where item n of the output needs item n of
-            it only (item: index of axis 0), False where it needs all of it; None where the output has no such items,
-            and then the function gets the arguments whole. ``numbers`` are asked for arguments with one item.
+        file: the source, relative to `kernels/cpu`, or an absolute path. It is compiled once for each combination of
+            element types, with the headers of `kernels/cpu` to include.
+        name: the function, without the suffix made of the element types: ``softmax`` is called ``softmax_float32``.
+        numbers: integers (int64_t) and floats (double) passed by value: lengths, strides, options.
+        dtypes: the element types that the source is compiled for, as T and U. None: that of the first argument.
+        items: for a function that one thread runs. An item is an index of axis 0 of the output. For each argument: True
+            where item n of the output needs item n of the argument only, False where it needs the whole argument. None
+            where the output has no such items: the function then gets whole arguments. ``numbers`` are computed for
+            arguments of one item.
         sums: the outputs are sums over the items; the function adds the contribution of one item to them.
-        team: all threads call the function at once with the same arguments, and divide the work among themselves; it
+        team: all threads call the function at once with the same arguments, and divide the work among themselves. It
             may return in one thread while others still write.
-        scratch: bytes of memory for the function's own use, for each thread.
-        prepared: for a function on items: bytes that ``name_prepare(shared inputs..., numbers..., char *prepared)``
-            fills once for each thread, before its items, from the arguments that are not by item (weights, packed); the
-            function then gets them as its last argument, after scratch.
-        each: the function is called once for each argument, with it and the output; ``numbers`` gets the argument's
-            position first. For primitives with any number of arguments.
-        checked: the function returns int: 0, or 1 where an index is out of range. The caller then raises
-            ShapeError, which names the operation and its scope.
+        scratch: bytes of memory per thread, for the function's own use.
+        prepared: for a function on items: bytes per thread that ``name_prepare(shared inputs..., numbers..., char
+            *prepared)`` fills once, before the items, from the arguments that are not by item (packed weights, say).
+            The function gets a pointer to them as its last argument.
+        each: the function is called once for each argument, with that argument and the output. ``numbers`` gets the
+            argument's position first. For primitives with any number of arguments.
+        checked: the function returns int: 0, or 1 where an index is out of range. The caller then raises ShapeError,
+            which names the operation and its scope.
     """
 
     file: str
     name: str
-    numbers: Callable[..., Sequence[int | float]] = no_numbers
-    dtypes: Callable[..., tuple[np.dtype, ...]] = first_dtype
-    items: Callable[..., tuple[bool, ...] | None] = not_local
+    numbers: Sequence[int | float] | Callable[..., Sequence[int | float]] = ()
+    dtypes: tuple[np.dtype, ...] | Callable[..., tuple[np.dtype, ...]] | None = None
+    items: tuple[bool, ...] | Callable[..., tuple[bool, ...] | None] | None = None
     sums: bool = False
     team: bool = False
-    scratch: Callable[..., int] = no_bytes
-    prepared: Callable[..., int] = no_bytes
+    scratch: int | Callable[..., int] = 0
+    prepared: int | Callable[..., int] = 0
     each: bool = False
     checked: bool = False
+
+    def element_types(self, *types: Any, **params: Any) -> tuple[np.dtype, ...]:
+        """T, or T and U."""
+        found: tuple[np.dtype, ...] | None = value_for(self.dtypes, *types, **params)
+        return (types[0].dtype,) if found is None else found
+
+
+def value_for(field: Any, *types: Any, **params: Any) -> Any:
+    """The value of a CKernel's field for arguments of these types and parameters."""
+    return field(*types, **params) if callable(field) else field
 
 
 @dataclass(frozen=True)

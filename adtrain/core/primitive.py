@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any, NamedTuple, TypeAlias
 
 from adtrain.core.array import Value
@@ -23,6 +24,29 @@ class Cost(NamedTuple):
 
     flops: int  # floating-point operations, a multiply-add counted as two
     bytes: int  # elements of arguments read once, and results written once
+
+
+class Trait(Enum):
+    """What passes need to know of a primitive beyond its cost, so that they ask for a property and not for a name."""
+
+    RESHAPE = auto()
+    """The output has the argument's elements in the same order; it needs no kernel and no memory."""
+    BROADCAST = auto()
+    """The output repeats its argument, or one number; a reader can read the argument in its place."""
+    MATMUL = auto()
+    """A matrix product; an epilogue can be fused into it."""
+    CONVOLUTION = auto()
+    """A convolution whose output are images; an epilogue can be fused into it."""
+    REDUCTION = auto()
+    """Combines the elements along the parameter ``axes``."""
+    GATHER = auto()
+    """Reads the slices of its first argument that its second one names, along the parameter ``axis``."""
+    ALONG_AXIS = auto()
+    """Works along the parameter ``axis`` or ``axes``, independently of the other axes."""
+    MAX_POOL = auto()
+    """Max pooling; its outputs are the maxima and their positions."""
+    MAX_POOL_GRAD = auto()
+    """Puts a pooled gradient where the maxima were, and zeros elsewhere."""
 
 
 PRIMITIVES: dict[str, Primitive] = {}
@@ -48,6 +72,7 @@ class Primitive:
         expression: for an elementwise primitive, one element of the output as a C expression (and CUDA C++) in the
             variables a, b, c: the elements of the arguments. T is their type (the last one's, where they differ), U
             the output's, {name} a parameter. Where the text depends on the parameters, a function of them.
+        traits: properties that passes ask for.
     """
 
     name: str
@@ -58,6 +83,7 @@ class Primitive:
     reads: Callable[..., Sequence[int]] | None = None
     view: bool = False
     expression: str | Callable[..., str] | None = None
+    traits: tuple[Trait, ...] = ()
     differentiable: bool = field(init=False)
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adtrain.core.array import Array
-from adtrain.core.primitive import Primitive
+from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.types import ArrayType
 
 
@@ -37,6 +37,9 @@ class Equation:
     outputs: tuple[Variable, ...]
     scope: str = ""
     phase: str = "forward"
+
+    def has(self, trait: Trait) -> bool:
+        return trait in self.primitive.traits
 
 
 @dataclass(frozen=True, eq=False)

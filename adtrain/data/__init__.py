@@ -1,4 +1,4 @@
-"""Data sets: read from disk with every mistake named, split, and put in batches."""
+"""Data sets: read and checked, split, and divided into batches."""
 
 from __future__ import annotations
 

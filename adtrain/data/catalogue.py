@@ -1,4 +1,4 @@
-"""The data sets that have names: those that travel with the package, and those that `fetch` brings."""
+"""The catalogue of named data sets: some are part of the package, the others are downloaded by `fetch`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from adtrain.data.errors import DataError
 from adtrain.data.unpack import Source
 
 SUMS = "SHA256SUMS"
-"""The checksums of a fetched data set's files, beside them, as `sha256sum` writes and checks them."""
+"""The file with the checksums of a fetched data set, in the format of `sha256sum`."""
 
 
 @dataclass(frozen=True)
 class Entry:
     """One data set of the catalogue.
 
-    `mean` and `std` are per channel, of the training pixels divided by 255; empty where they are computed each time.
-    `sha256` maps a file's name to the checksum of its bytes before compression, so that recompressing a file does not
-    change it; of a fetched data set without published ones it is empty, and those taken when it came are used.
-    `source` is None where the files travel with the package.
+    `mean` and `std` are those of the training pixels / 255, per channel; empty if they are computed at each load.
+    `sha256` maps file names to checksums of the uncompressed bytes, so that recompressing a file does not change them.
+    It is empty if none are published; the checksums in SUMS, taken at the download, are used then. `source` is None if
+    the files are part of the package.
     """
 
     name: str
@@ -40,19 +40,19 @@ class Entry:
 
     @property
     def folder(self) -> Path:
-        """Where its files are, or will be: the user's cache, for those that are fetched."""
+        """The folder of its files, which may not exist yet; fetched data sets are in the user's cache."""
         home = asset_path("datasets") if self.source is None else cache_home() / "adtrain" / "datasets"
         return home / self.name
 
     @property
     def is_here(self) -> bool:
-        """Whether it can be loaded without fetching it."""
+        """True if it can be loaded without fetching."""
         return self.source is None or self.folder.is_dir()
 
     def require(self) -> None:
-        """DataError that says how to fetch it, unless it is here."""
+        """Raise DataError that says how to fetch it, unless it is here."""
         if not self.is_here:
-            raise DataError(f"the data set {self.name} is not on this machine yet: adtrain data fetch {self.name}")
+            raise DataError(f"the data set {self.name} is not on this machine; run adtrain data fetch {self.name}")
 
 
 CATALOGUE: dict[str, Entry] = {
@@ -140,7 +140,7 @@ CATALOGUE: dict[str, Entry] = {
 
 @dataclass(frozen=True)
 class FileCheck:
-    """The verdict on one file: `found` is its checksum, or why it has none."""
+    """The result for one file: `found` is its checksum, or the reason why it cannot be read."""
 
     path: Path
     expected: str
@@ -152,17 +152,17 @@ class FileCheck:
 
 
 def verify(entry: Entry) -> list[FileCheck]:
-    """One verdict for each file of the data set; a missing or damaged file is a verdict, never an error.
+    """One check for each file of the data set; a missing or damaged file is a failed check, not an error.
 
-    Raises DataError where the data set is still to be fetched, or its checksums cannot be read.
+    Raises DataError if the data set is not fetched yet or its checksums cannot be read.
     """
     entry.require()
-    paths = {entry.folder / name: expected for name, expected in (entry.sha256 or _recorded(entry)).items()}
+    paths = {entry.folder / name: expected for name, expected in (entry.sha256 or _read_sums(entry)).items()}
     return [FileCheck(path, expected, raw_sha256(path)) for path, expected in paths.items()]
 
 
 def raw_sha256(path: Path) -> str:
-    """The hexadecimal SHA-256 of the file's bytes before compression, or why they cannot be read."""
+    """The hexadecimal SHA-256 of the file's uncompressed bytes, or the reason why they cannot be read."""
     digest = hashlib.sha256()
     try:
         with idx.opened(path) as stream:
@@ -174,17 +174,17 @@ def raw_sha256(path: Path) -> str:
 
 
 def find(name: str) -> Entry:
-    """The entry of that name; DataError listing the known ones otherwise."""
+    """The entry of that name. Raises DataError that lists the known names."""
     if name not in CATALOGUE:
         known = ", ".join(CATALOGUE)
         raise DataError(f"unknown data set {name!r}; known: {known} (files of your own: give their path)")
     return CATALOGUE[name]
 
 
-def _recorded(entry: Entry) -> dict[str, str]:
+def _read_sums(entry: Entry) -> dict[str, str]:
     path = entry.folder / SUMS
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read ({error}); adtrain data fetch {entry.name}") from error
+        raise DataError(f"{path}: cannot be read ({error}); run adtrain data fetch {entry.name}") from error
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}

@@ -1,4 +1,4 @@
-"""A picture of a data set: some images of each class. Needs Pillow."""
+"""A contact sheet of a data set: some images of each class. Needs Pillow."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ BACKGROUND, INK = (255, 255, 255), (30, 30, 30)
 
 
 def contact_sheet(data: DataSet) -> bytes:
-    """A PNG file: a row a class, with its name and number of training images, and its first COLUMNS of them.
+    """A PNG file with one row per class: its name, its number of training images, and the first COLUMNS of them.
 
-    The first MOST_CLASSES classes are shown. Numbers of float32 are spread from black to white over what the images
-    shown hold. Raises DataError for what is no image of 1 or 3 channels, and where Pillow is absent.
+    The first MOST_CLASSES classes are shown. For float32 images, black is the minimum and white the maximum of the
+    images shown. Raises DataError if the examples are not images of 1 or 3 channels, or if Pillow is not installed.
     """
     try:
         from PIL import Image, ImageDraw, ImageFont
@@ -31,14 +31,14 @@ def contact_sheet(data: DataSet) -> bytes:
         raise DataError(f"{data.name}: found examples of shape {(channels, height, width)}, expected images to show")
     labels = range(min(len(data.classes), MOST_CLASSES))
     rows = [np.flatnonzero(data.train.labels == label)[:COLUMNS] for label in labels]
-    places = np.concatenate(rows)
-    pixels = dict(zip(places.tolist(), _pixels(data.train.images[places]), strict=True))
+    indices = np.concatenate(rows)
+    pixels = dict(zip(indices.tolist(), _pixels(data.train.images[indices]), strict=True))
     counts = np.bincount(data.train.labels, minlength=len(data.classes))
 
-    size = min(max(SMALLEST / max(height, width), 1), LARGEST / max(height, width)) if height and width else 1
-    shown = max(1, round(width * size)), max(1, round(height * size))
-    resampling = Image.Resampling.NEAREST if size >= 1 else Image.Resampling.BILINEAR
-    step_x, step_y = shown[0] + GAP, max(shown[1], 3 * TEXT_HEIGHT) + GAP
+    scale = min(max(SMALLEST / max(height, width), 1), LARGEST / max(height, width)) if height and width else 1
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    resampling = Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.BILINEAR
+    step_x, step_y = size[0] + GAP, max(size[1], 3 * TEXT_HEIGHT) + GAP
     sheet = Image.new(
         "RGB", (2 * MARGIN + TEXT_WIDTH + COLUMNS * step_x - GAP, 2 * MARGIN + len(rows) * step_y - GAP), BACKGROUND
     )
@@ -47,8 +47,8 @@ def contact_sheet(data: DataSet) -> bytes:
         y = MARGIN + i * step_y
         draw.text((MARGIN, y), _fitted(data.classes[i], lambda text: draw.textlength(text, font)), INK, font)
         draw.text((MARGIN, y + TEXT_HEIGHT + GAP), f"{counts[i]:,}", INK, font)
-        for j, place in enumerate(row.tolist()):
-            image = Image.fromarray(pixels[place]).convert("RGB").resize(shown, resampling)
+        for j, index in enumerate(row.tolist()):
+            image = Image.fromarray(pixels[index]).convert("RGB").resize(size, resampling)
             sheet.paste(image, (MARGIN + TEXT_WIDTH + j * step_x, y))
     content = io.BytesIO()
     sheet.save(content, "PNG")
@@ -56,7 +56,7 @@ def contact_sheet(data: DataSet) -> bytes:
 
 
 def _pixels(images: np.ndarray) -> np.ndarray:
-    """uint8 (N, H, W) or (N, H, W, 3)."""
+    """The images as uint8 (N, H, W) or (N, H, W, 3)."""
     if images.dtype != np.uint8:
         low, high = float(images.min()), float(images.max())
         images = ((images - low) * (255 / ((high - low) or 1))).astype(np.uint8)
@@ -64,7 +64,7 @@ def _pixels(images: np.ndarray) -> np.ndarray:
 
 
 def _fitted(text: str, length: Callable[[str], float]) -> str:
-    """The text, cut where it is wider than its column."""
+    """The text, shortened to the width of its column."""
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
     if length(text) <= TEXT_WIDTH - GAP:
         return text

@@ -1,4 +1,4 @@
-"""Tables of text: a line an example, values between commas, one column the labels."""
+"""CSV tables: one line per example; one column holds the labels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.options import Options
-from adtrain.data.part import Found, Part, as_images
+from adtrain.data.part import Part, Parts, as_images
 
 if TYPE_CHECKING:
     from _csv import Reader
@@ -23,22 +23,23 @@ MAX_LISTED = 12
 INTEGER = re.compile(r"[+-]?\d{1,18}")
 
 
-def read(path: Path, options: Options) -> Found:
-    """The table as one part: a column of labels, all others float32 features (N, F, 1, 1), or `options.shape`.
+def read(path: Path, options: Options) -> Parts:
+    """The table as one part: labels from one column, float32 features (N, F, 1, 1) from all others.
 
-    Rows that `options.shape` makes images of, of integers from 0 to 255 alone, are pixels: uint8. Labels that are all
-    integers are numbers, else they are text. The first line is a header where none of its values is a number. Raises
-    DataError with line and column, and DataOptionError where the labels' column is not said or not there.
+    With `options.shape` the features are images (N, *shape), uint8 if all values are integers from 0 to 255. Labels are
+    integers if all of them are, otherwise strings. By default the first line is a header if none of its values is a
+    number. Raises DataError with line and column, and DataOptionError if the column of the labels is missing or
+    unknown.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
             try:
-                return Found(_table(path, reader, options))
+                return Parts(_table(path, reader, options))
             except csv.Error as error:
-                raise DataError(f"{path}:{reader.line_num}: no line of a CSV file ({error})") from error
+                raise DataError(f"{path}:{reader.line_num}: found invalid CSV ({error}), expected a table") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: found bytes that are not UTF-8 at {error.start}, expected text") from error
+        raise DataError(f"{path}: found an invalid byte at {error.start}, expected UTF-8 text") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
 
@@ -47,11 +48,11 @@ def _table(path: Path, reader: Reader, options: Options) -> Part:
     rows = ((reader.line_num, row) for row in reader if row)
     line, first = next(rows, (0, list[str]()))
     if len(first) < 2:
-        raise DataError(f"{path}: found {len(first)} columns, expected at least 2, with commas between them")
+        raise DataError(f"{path}: found {len(first)} columns, expected at least 2, separated by commas")
     header = options.header if options.header is not None else not any(map(_is_number, first))
     names = first if header else None
     label = _label_column(path, options.label, first, header)
-    found: list[np.ndarray] = []
+    chunks: list[np.ndarray] = []
     labels: list[str] = []
     remaining = rows if header else chain([(line, list(first))], rows)
     while chunk := list(islice(remaining, CHUNK_ROWS)):
@@ -63,18 +64,18 @@ def _table(path: Path, reader: Reader, options: Options) -> Part:
             if not labels[-1]:
                 raise DataError(f"{path}:{line}: found no value in column {_name(label, names)}, expected a label")
             features.append(row)
-        found.append(_numbers(path, [line for line, _ in chunk], features, label, names))
-    if not found:
-        raise DataError(f"{path}: found no rows, expected one an example")
-    numbers = np.concatenate(found)
-    images = as_images(_pixels(numbers) if options.shape else numbers, str(path), options)
-    features_names = tuple(name for i, name in enumerate(names) if i != label) if names else ()
-    return Part(images, _labels(labels), str(path), features_names)
+        chunks.append(_numbers(path, [line for line, _ in chunk], features, label, names))
+    if not chunks:
+        raise DataError(f"{path}: found no rows, expected one per example")
+    numbers = np.concatenate(chunks)
+    images = as_images(_as_pixels(numbers) if options.shape else numbers, str(path), options)
+    feature_names = tuple(name for i, name in enumerate(names) if i != label) if names else ()
+    return Part(images, _labels(labels), str(path), feature_names)
 
 
 def _label_column(path: Path, label: str | int | None, first: Sequence[str], header: bool) -> int:
-    """The number of the labels' column, from 0."""
-    listed = ", ".join(map(_shown, first[:MAX_LISTED])) + (", ..." if len(first) > MAX_LISTED else "")
+    """The index of the labels' column, from 0."""
+    listed = ", ".join(map(_printable, first[:MAX_LISTED])) + (", ..." if len(first) > MAX_LISTED else "")
     columns = f"the columns are {listed}" if header else f"there is no header, the columns are 0 to {len(first) - 1}"
     if label is None:
         if header and "label" in first:
@@ -90,7 +91,7 @@ def _label_column(path: Path, label: str | int | None, first: Sequence[str], hea
 def _numbers(
     path: Path, lines: Sequence[int], rows: list[list[str]], label: int, names: Sequence[str] | None
 ) -> np.ndarray:
-    """The features of a chunk as float32 (rows, features)."""
+    """The features of a chunk of rows as float32 (rows, features). Raises DataError for the first invalid value."""
     try:
         with np.errstate(over="ignore"):
             numbers = np.array(rows, np.float32)
@@ -103,11 +104,11 @@ def _numbers(
             if not _is_finite(text):
                 column = _name(i + (i >= label), names)
                 raise DataError(f"{path}:{line}: found {text[:40]!r} in column {column}, expected a finite number")
-    raise AssertionError(f"{path}: a chunk that is refused and whose values are all numbers")
+    raise AssertionError(f"{path}: NumPy cannot convert a chunk in which every value is a finite number")
 
 
-def _pixels(numbers: np.ndarray) -> np.ndarray:
-    """As uint8 where that changes no value."""
+def _as_pixels(numbers: np.ndarray) -> np.ndarray:
+    """The numbers as uint8 if that changes no value."""
     with np.errstate(invalid="ignore"):
         pixels = numbers.astype(np.uint8)
     return pixels if np.array_equal(pixels, numbers) else numbers
@@ -131,8 +132,8 @@ def _is_finite(text: str) -> bool:
 
 
 def _name(column: int, names: Sequence[str] | None) -> str:
-    return f"{column} ({_shown(names[column])})" if names else str(column)
+    return f"{column} ({_printable(names[column])})" if names else str(column)
 
 
-def _shown(name: str) -> str:
+def _printable(name: str) -> str:
     return name if name.isprintable() and len(name) <= 40 else repr(name[:40])

@@ -1,4 +1,4 @@
-"""Labelled examples: a data set of the catalogue by name, or files by path."""
+"""Load a data set of the catalogue by name, or files by path."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from adtrain.data.batches import split_test
 from adtrain.data.catalogue import Entry
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.options import Options
-from adtrain.data.part import Found, Part
+from adtrain.data.part import Part, Parts
 from adtrain.data.split import Images, Split
 from adtrain.data.statistics import PIXEL_MAX, channel_statistics
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """Both parts of a data set, whose images have one shape and type.
+    """The training and the test part of a data set; their images have the same shape and dtype.
 
-    `mean` and `std` are per channel, of the training images divided by `scale`. `features` are the channels' names
-    where the files have some, `skipped` a line for each image that could not be read and was left out.
+    `mean` and `std` are those of the training images divided by `scale`, per channel. `features` are the names of the
+    channels, if the files have some. `skipped` has one line for each unreadable image that was left out.
     """
 
     name: str
@@ -36,7 +36,7 @@ class DataSet:
 
     @property
     def scale(self) -> float:
-        """What an image's numbers are divided by: 255 for uint8, and 1 for float32."""
+        """The divisor of the images' numbers: 255 for uint8, 1 for float32."""
         return float(PIXEL_MAX) if self.train.images.dtype == np.uint8 else 1.0
 
 
@@ -46,18 +46,18 @@ def load(
     options: Options | None = None,
     need_test: bool = True,
 ) -> DataSet:
-    """The data set of the catalogue with that name, or the files at `path`; exactly one is given.
+    """Load the data set named `dataset`, or the files at `path`; exactly one of the two must be given.
 
-    `formats` has the kinds of files. Classes are the labels that occur, numbers or names in sorted order. Files without
-    a test part have an empty one where none is needed.
+    `formats` lists the file formats. The classes are the labels that occur, numbers or names, in sorted order. With
+    `need_test=False` the test part may be empty.
 
     Raises:
-        DataError: something is missing, damaged or does not fit together; one line that names the file.
-        DataOptionError: an option does not suit the files.
+        DataError: files are missing, damaged or do not fit together; one line that names the file.
+        DataOptionError: an option does not fit the files.
     """
     options = options or Options()
     if (dataset is None) == (path is None):
-        raise DataError("data needs either a data set's name or a path, and not both")
+        raise DataError("expected either the name of a data set or a path, and not both")
     if dataset is not None:
         if options.given:
             raise DataOptionError(options.given[0], f"found with the data set {dataset}, expected it with a path only")
@@ -91,8 +91,8 @@ def _of_catalogue(entry: Entry) -> DataSet:
     return DataSet(entry.name, train, test, entry.classes, mean, std)
 
 
-def _splits(found: Found) -> tuple[tuple[str, ...], Split, Split | None]:
-    """The classes' names, and the parts with labels that are their numbers."""
+def _splits(found: Parts) -> tuple[tuple[str, ...], Split, Split | None]:
+    """The names of the classes, and both parts with class numbers as labels."""
     parts = [part for part in (found.train, found.test) if part is not None]
     for test in parts[1:]:
         _check_alike(found.train, test)
@@ -102,8 +102,8 @@ def _splits(found: Found) -> tuple[tuple[str, ...], Split, Split | None]:
     images: list[Images] = [part.images for part in parts]
     if len({x.dtype for x in images}) > 1:
         images = [np.asarray(x, np.float32) for x in images]
-    train, *test_ = map(Split, images, numbers)
-    return tuple(map(str, values.tolist())), train, test_[0] if test_ else None
+    train, *rest = map(Split, images, numbers)
+    return tuple(map(str, values.tolist())), train, rest[0] if rest else None
 
 
 def _check_alike(train: Part, test: Part) -> None:

@@ -1,4 +1,4 @@
-"""The errors of everything that reads data."""
+"""Errors of reading data."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from adtrain.core.errors import AdtrainError
 
 
 class DataError(AdtrainError):
-    """A data set, file or image that is missing, damaged or of the wrong kind; the message names it."""
+    """A data set, file or image is missing, damaged or of the wrong kind; the message names it."""
 
 
 class DataOptionError(DataError):
-    """An option of `Options` that does not go with what was read; `option` is its name, `reason` what is wrong."""
+    """An option of `Options` does not fit the files; `option` is its name, `reason` says what is wrong."""
 
     def __init__(self, option: str, reason: str) -> None:
         self.option, self.reason = option, reason

@@ -1,4 +1,4 @@
-"""Data sets from the network into the user's cache: resumed where a download broke off, checked, whole or not there."""
+"""Download data sets into the user's cache: resumed, checked, and visible only when complete."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ TIMEOUT_SECONDS = 30
 CHUNK = 1 << 20
 
 Report = Callable[[str, int, int | None], None]
-"""Told of each chunk: the file's name, how many of its bytes are here, and of how many, where the server says it."""
+"""Called after each chunk with the file's name, the bytes received so far, and the file's size, None if unknown."""
 
 
 def fetch(entry: Entry, mirror: str | None = None, report: Report = lambda name, done, total: None) -> Path:
-    """Bring the data set into its folder, and return that; one whose files are intact already is left as it is.
+    """Download the data set into its folder and return the folder; an intact data set is not downloaded again.
 
-    `mirror` is the URL of a folder that holds the files under the names that they have at their source. What came so
-    far is kept for the next call, unless it is wrong.
+    `mirror` is the URL of a folder with the same file names as the source. A partial download is kept and resumed by
+    the next call; a file with a wrong checksum is deleted.
 
     Raises:
-        DataError: a file cannot be had, or is not the one that it should be; names the URL.
+        DataError: a file cannot be downloaded, or its content is wrong; names the URL.
         AdtrainError: the cache cannot be written.
     """
     if entry.source is None or _is_intact(entry):
@@ -41,13 +41,13 @@ def fetch(entry: Entry, mirror: str | None = None, report: Report = lambda name,
     home = entry.folder.parent
     downloads = home / f".{entry.name}.downloads"
     try:
-        home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # `cache` takes one that is private only
+        home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # `cache` requires a private folder
         for folder in (home, downloads):
             folder.mkdir(mode=0o700, exist_ok=True)
         with _locked(downloads):
             for download in entry.source.downloads:
                 url = download.url if mirror is None else f"{mirror.rstrip('/')}/{download.name}"
-                _bring(download, url, downloads, report)
+                _download(download, url, downloads, report)
             _install(entry, downloads)
             shutil.rmtree(downloads)
     except OSError as error:
@@ -63,27 +63,27 @@ def _is_intact(entry: Entry) -> bool:
     return bool(checks) and all(check.passed for check in checks)
 
 
-def _bring(download: Download, url: str, folder: Path, report: Report) -> None:
-    """The file, whole and as it should be, in the folder."""
+def _download(download: Download, url: str, folder: Path, report: Report) -> None:
+    """Put the complete, checked file into the folder, unless it is there."""
     path, part = folder / download.name, folder / f"{download.name}.part"
     if path.exists():
         return
     _resume(url, part, lambda done, total: report(download.name, done, total))
     if download.md5 and (found := _md5(part)) != download.md5:
         part.unlink()
-        raise DataError(f"{url}: found a file with MD5 {found}, expected {download.md5}; it is thrown away")
+        raise DataError(f"{url}: found a file with MD5 {found}, expected {download.md5}; deleted it")
     os.replace(part, path)
 
 
 def _resume(url: str, part: Path, report: Callable[[int, int | None], None]) -> None:
-    """Append to `part` what is missing of the file at `url`; a server that cannot do that sends it from the start."""
+    """Append the missing bytes of the file at `url` to `part`, or start again if the server cannot resume."""
     import http.client
     import urllib.error
     import urllib.request
 
     done = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": "adtrain", **({"Range": f"bytes={done}-"} if done else {})}
-    help_ = "run the command again to go on, or name another server with --mirror (file:///folder for files at hand)"
+    advice = "run the command again to resume, or name another server with --mirror (file:///folder for local files)"
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_SECONDS) as response:
             if response.status != http.client.PARTIAL_CONTENT:
@@ -97,20 +97,20 @@ def _resume(url: str, part: Path, report: Callable[[int, int | None], None]) -> 
                     done += len(chunk)
                     report(done, total)
     except urllib.error.HTTPError as error:
-        if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:  # all of it is here
+        if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:  # `part` is complete
             return
-        raise DataError(f"{url}: cannot be fetched (the server says {error.code} {error.reason}); {help_}") from error
+        raise DataError(f"{url}: cannot be fetched (HTTP {error.code} {error.reason}); {advice}") from error
     except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException, ValueError) as error:
-        raise DataError(f"{url}: cannot be fetched ({getattr(error, 'reason', error)}); {help_}") from error
+        raise DataError(f"{url}: cannot be fetched ({getattr(error, 'reason', error)}); {advice}") from error
     if total is not None and done != total:
-        raise DataError(f"{url}: the connection ended after {done:,} of {total:,} bytes; {help_}")
+        raise DataError(f"{url}: the connection ended after {done:,} of {total:,} bytes; {advice}")
 
 
 def _install(entry: Entry, downloads: Path) -> None:
-    """Make the data set's folder of what was downloaded, which is thrown away where it is something else."""
+    """Unpack the downloads, check them, and move them to the data set's folder. Wrong downloads are deleted."""
     assert entry.source is not None
-    with tempfile.TemporaryDirectory(prefix=f".{entry.name}.", dir=entry.folder.parent) as made:
-        folder, sums = Path(made) / entry.name, []
+    with tempfile.TemporaryDirectory(prefix=f".{entry.name}.", dir=entry.folder.parent) as temporary:
+        folder, sums = Path(temporary) / entry.name, []
         folder.mkdir()
         try:
             for name, array in entry.source.arrays(downloads):
@@ -122,22 +122,20 @@ def _install(entry: Entry, downloads: Path) -> None:
             raise
         (folder / SUMS).write_text("".join(sums), encoding="ascii")
         if entry.folder.exists():
-            os.replace(entry.folder, Path(made) / "damaged")
+            os.replace(entry.folder, Path(temporary) / "damaged")
         os.replace(folder, entry.folder)
 
 
 def _checked(entry: Entry, name: str, array: np.ndarray) -> bytes:
-    """The file's content; DataError unless it is what the catalogue says."""
+    """The content of the IDX file. Raises DataError unless shape, dtype and checksum are those of the catalogue."""
     count = entry.train_images if name.startswith("train") else entry.test_images
     shape = entry.shape if entry.shape[0] > 1 else entry.shape[1:]
     expected = (count, *(shape if "images" in name else ()))
     if array.dtype != np.uint8 or array.shape != expected:
-        raise DataError(f"{entry.name}: found {name} of shape {array.shape}, expected {expected}; it is thrown away")
+        raise DataError(f"{entry.name}: found {name} of shape {array.shape}, expected {expected}; deleted it")
     content = idx.encode(array)
     if entry.sha256 and (found := hashlib.sha256(content).hexdigest()) != entry.sha256[name]:
-        raise DataError(
-            f"{entry.name}: found {name} with SHA-256 {found}, expected {entry.sha256[name]}; it is thrown away"
-        )
+        raise DataError(f"{entry.name}: found {name} with SHA-256 {found}, expected {entry.sha256[name]}; deleted it")
     return content
 
 
@@ -151,7 +149,7 @@ def _md5(path: Path) -> str:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Alone among the processes that fetch this data set. DataError where another one does."""
+    """Hold the folder's lock. Raises DataError if another process is fetching this data set."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -18,11 +18,11 @@ from typing import TypeAlias
 import numpy as np
 
 from adtrain.data.errors import DataError
-from adtrain.data.part import MOST_COMPRESSED, require_memory
+from adtrain.data.part import MAX_DEFLATE_RATIO, require_memory
 
 DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 GZIP_MAGIC = b"\x1f\x8b"
-# No array of this package has more; a larger count means that the file is something else.
+# A larger value means that the file is not an IDX file.
 MAX_DIMENSIONS = 8
 MAX_ELEMENTS = 2**48
 
@@ -30,10 +30,10 @@ Stream: TypeAlias = BufferedReader | gzip.GzipFile
 
 
 def read(path: str | Path) -> np.ndarray:
-    """The array in an IDX file, in the machine's byte order, gzip-compressed or not (told by content, not by name).
+    """The array in an IDX file, in native byte order; gzip compression is detected by content, not by name.
 
-    Single bytes that are not compressed stay in the file: the array is a read-only np.memmap. Raises DataError, naming
-    the file, when it is missing or unreadable, no IDX, shorter or longer than its header says.
+    Uncompressed one-byte elements stay in the file: the array is a read-only np.memmap. Raises DataError that names the
+    file if it is missing, unreadable, not an IDX file, or shorter or longer than its header says.
     """
     path = Path(path)
     with opened(path) as stream:
@@ -41,13 +41,13 @@ def read(path: str | Path) -> np.ndarray:
 
 
 def encode(array: np.ndarray) -> bytes:
-    """An array of uint8 as the content of an IDX file."""
+    """The content of an IDX file with a uint8 array."""
     return bytes([0, 0, 0x08, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[Stream]:
-    """A stream of the file's bytes, decompressed where they are gzip; what goes wrong within is a DataError."""
+    """A stream of the file's bytes, decompressed if they are gzip; I/O errors in the block become DataErrors."""
     try:
         with path.open("rb") as file:
             compressed = file.read(2) == GZIP_MAGIC
@@ -87,7 +87,7 @@ def _parse(stream: Stream, path: Path) -> np.ndarray:
         _check_size(path, size - 4 - 4 * dimensions, expected, shape)
         if dtype.itemsize == 1 and expected:
             return np.memmap(path, dtype, "r", offset=4 + 4 * dimensions, shape=shape)
-    elif expected > MOST_COMPRESSED * size:
+    elif expected > MAX_DEFLATE_RATIO * size:
         raise DataError(f"{path}: truncated, found {size} compressed bytes for {expected} of shape {shape}")
     require_memory(str(path), expected)
     content = _read_at_most(stream, expected + 1)
@@ -102,7 +102,7 @@ def _check_size(path: Path, found: int, expected: int, shape: tuple[int, ...]) -
 
 
 def _read_at_most(stream: Stream, count: int) -> bytearray:
-    """Grows with what is there, so that a header promising terabytes allocates none."""
+    """Up to `count` bytes. The buffer grows with the bytes read, so a false size in the header allocates nothing."""
     content = bytearray()
     while len(content) < count and (chunk := stream.read(min(1 << 20, count - len(content)))):
         content += chunk

@@ -1,4 +1,4 @@
-"""A folder of IDX files, named as MNIST's."""
+"""A folder of IDX files with MNIST's file names."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ import numpy as np
 
 from adtrain.data import idx
 from adtrain.data.errors import DataError
-from adtrain.data.part import Found, Part
+from adtrain.data.part import Part, Parts
 
 IMAGES, LABELS = ("idx3-ubyte", "idx4-ubyte"), ("idx1-ubyte",)
 
 
-def is_one(folder: Path) -> bool:
-    """Whether any file in it is named as one of MNIST's."""
-    return any(_names(folder, part, kind) for part in ("train", "t10k") for kind in ("images", "labels"))
+def is_idx_folder(folder: Path) -> bool:
+    """True if a file in the folder has one of MNIST's names."""
+    return _has_part(folder, "train") or _has_part(folder, "t10k")
 
 
-def read(folder: Path) -> Found:
-    """train-images-idx3-ubyte and train-labels-idx1-ubyte; and t10k-images-..., t10k-labels-... where one of them is.
+def read(folder: Path) -> Parts:
+    """Read train-images-idx3-ubyte and train-labels-idx1-ubyte, and t10k-... as the test part if there is one.
 
-    Files may be gzip-compressed, with .gz after their names, and have a dot in place of the last hyphen but one; images
-    of several channels, (N, C, H, W), are called idx4-ubyte. Raises DataError as `idx.read` does, and for what does not
-    fit together.
+    Files may be compressed (train-images-idx3-ubyte.gz) and have a dot in the name (train-images.idx3-ubyte). Images
+    with several channels, (N, C, H, W), are named idx4-ubyte. Raises DataError as `idx.read` does, and for images and
+    labels that do not match.
     """
-    has_test = any(_names(folder, "t10k", kind) for kind in ("images", "labels"))
-    return Found(_read_part(folder, "train"), _read_part(folder, "t10k") if has_test else None)
+    return Parts(_read_part(folder, "train"), _read_part(folder, "t10k") if _has_part(folder, "t10k") else None)
 
 
 def _read_part(folder: Path, part: str) -> Part:
@@ -42,12 +41,12 @@ def _read_part(folder: Path, part: str) -> Part:
     return Part(shaped, labels.astype(np.int64), str(label_file))
 
 
-def _names(folder: Path, part: str, kind: str) -> list[Path]:
-    return list(folder.glob(f"{part}-{kind}[-.]idx?-ubyte*"))
+def _has_part(folder: Path, part: str) -> bool:
+    return any(any(folder.glob(f"{part}-{kind}[-.]idx?-ubyte*")) for kind in ("images", "labels"))
 
 
 def _find(folder: Path, stem: str, endings: tuple[str, ...]) -> Path:
-    """The file under one of its names; the uncompressed one where both are there."""
+    """The file under one of its possible names; an uncompressed file is preferred."""
     names = [f"{stem}{sep}{ending}{suffix}" for ending in endings for suffix in ("", ".gz") for sep in "-."]
     for name in names:
         if (folder / name).is_file():

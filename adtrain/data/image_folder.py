@@ -1,4 +1,4 @@
-"""Folders of images: PNG and JPEG files, in a subfolder a class."""
+"""Folders of PNG and JPEG images with one subfolder per class."""
 
 from __future__ import annotations
 
@@ -11,38 +11,37 @@ import numpy as np
 from adtrain.data import images
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.options import Options
-from adtrain.data.part import Found, Part, require_memory
+from adtrain.data.part import Part, Parts, require_memory
 
-TESTS = ("test", "val")
-"""The folders that are the test part beside train/, the first there is."""
+TEST_FOLDERS = ("test", "val")
+"""Possible folders of the test part, next to train/; the first that exists is used."""
 
 _log = logging.getLogger(__name__)
 
 
-def read(folder: Path, options: Options) -> Found:
-    """All images as uint8 (N, C, H, W); the classes are the subfolders' names, in sorted order.
+def read(folder: Path, options: Options) -> Parts:
+    """All images as uint8 (N, C, H, W); the classes are the names of the subfolders, in sorted order.
 
-    Where train/ holds folders itself, it is the training part, and test/ or else val/ the test part. Files and folders
-    whose names begin with a dot are passed over, and so are files beside the classes' folders; links may lead anywhere
-    within the folder. Raises DataError that names the file for an image that cannot be read, and DataOptionError where
-    the images have several sizes.
+    If train/ has subfolders, it is the training part, and test/ or else val/ is the test part. Hidden files and folders
+    (.name) are ignored, and so are files next to the folders of the classes. Links must stay within the folder. Raises
+    DataError for an unreadable image, and DataOptionError if the images differ in size and no size is given.
     """
     train = folder / "train"
-    tests = [folder / name for name in TESTS if (folder / name).is_dir()]
+    tests = [folder / name for name in TEST_FOLDERS if (folder / name).is_dir()]
     if not (train.is_dir() and any(entry.is_dir() for entry in _entries(train))):
         train, tests = folder, []
     parts = [_classes(part, folder) for part in (train, *tests[:1])]
     reader = _Reader(options)
     for part in parts:
         for name in part:
-            part[name] = [path for path in part[name] if reader.look_at(path)]
-    found = [reader.part(part, place) for part, place in zip(parts, (train, *tests), strict=False)]
+            part[name] = [path for path in part[name] if reader.read_header(path)]
+    found = [reader.read_part(part, place) for part, place in zip(parts, (train, *tests), strict=False)]
     names = tuple(sorted({name for part in parts for name in part}))
-    return Found(found[0], found[1] if len(found) > 1 else None, tuple(reader.skipped), names)
+    return Parts(found[0], found[1] if len(found) > 1 else None, tuple(reader.skipped), names)
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What is not hidden, in sorted order."""
+    """The files and folders that are not hidden, in sorted order."""
     try:
         with os.scandir(folder) as entries:
             return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
@@ -51,7 +50,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _classes(part: Path, folder: Path) -> dict[str, list[Path]]:
-    """The files of each class of a part of `folder`."""
+    """The files of each class in the folder `part`, which is `folder` or a subfolder of it."""
     classes: dict[str, list[Path]] = {}
     for entry in _entries(part):
         _require_within(entry, folder)
@@ -60,12 +59,12 @@ def _classes(part: Path, folder: Path) -> dict[str, list[Path]]:
             for file in files:
                 _require_within(file, folder)
                 if not file.is_file():
-                    raise DataError(f"{file.path}: is no file, expected an image of class {entry.name!r}")
+                    raise DataError(f"{file.path}: found no regular file, expected an image of class {entry.name!r}")
             if not files:
                 raise DataError(f"{entry.path}: found an empty folder, expected the images of class {entry.name!r}")
             classes[entry.name] = [Path(file.path) for file in files]
     if not classes:
-        raise DataError(f"{part}: found no subfolders, expected one a class")
+        raise DataError(f"{part}: found no subfolders, expected one per class")
     return classes
 
 
@@ -75,15 +74,18 @@ def _require_within(entry: os.DirEntry[str], folder: Path) -> None:
 
 
 class _Reader:
-    """Reads images of one size and kind, which it learns from looking at all of them first."""
+    """Reads images as arrays of one shape, which it finds from all headers first.
+
+    Call `read_header` for every image, then `read_part`.
+    """
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.skipped: list[str] = []
         self.size, self.first, self.colour = options.image_size, Path(), False
 
-    def look_at(self, path: Path) -> bool:
-        """Read the image's header; False where it is left out."""
+    def read_header(self, path: Path) -> bool:
+        """Read the image's size and kind; False if the image is skipped."""
         try:
             channels, *size = images.read_header(path)
         except DataError as error:
@@ -93,12 +95,12 @@ class _Reader:
         if self.size is None:
             self.size, self.first = (size[0], size[1]), path
         elif self.options.image_size is None and self.size != tuple(size):
-            sizes = f"{path} is {size[0]} x {size[1]}, {self.first} {self.size[0]} x {self.size[1]}"
-            raise DataOptionError("image_size", f"missing, expected [height, width], for the images differ: {sizes}")
+            sizes = f"{path} is {size[0]} x {size[1]}, {self.first} is {self.size[0]} x {self.size[1]}"
+            raise DataOptionError("image_size", f"missing, expected [height, width], as the images differ: {sizes}")
         return True
 
-    def part(self, classes: dict[str, list[Path]], place: Path) -> Part:
-        """The images of these files, in their order."""
+    def read_part(self, classes: dict[str, list[Path]], place: Path) -> Part:
+        """The images of these files, in this order."""
         count = sum(map(len, classes.values()))
         if self.size is None or not count:
             raise DataError(f"{place}: found no image that can be read, expected PNG or JPEG files")

@@ -1,4 +1,4 @@
-"""Image files as a network takes them. Needs Pillow, imported when the first image is read."""
+"""Read image files as arrays. Needs Pillow, which is imported when the first image is read."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ GREY_MODES, COLOUR_MODES = {"1", "L", "LA"}, {"P", "PA", "RGB", "RGBA"}
 
 
 def read_image(path: str | Path, channels: int) -> np.ndarray:
-    """The PNG or JPEG file as uint8 (C, H, W): colour is turned into grey, or grey into colour, as `channels` asks.
+    """The PNG or JPEG file as uint8 (C, H, W), converted to grey (`channels` 1) or colour (`channels` 3).
 
-    Raises DataError when the file is missing or no such image, is transparent, and when Pillow is absent.
+    Raises DataError if the file is missing, not such an image or transparent, or if Pillow is not installed.
     """
     if channels not in MODES:
-        raise DataError(f"{path}: an image file has 1 or 3 channels, the network takes {channels}; give an IDX file")
+        raise DataError(f"{path}: an image file has 1 or 3 channels, the network takes {channels}; use an IDX file")
     with _opened(path) as image:
         if image.has_transparency_data and np.asarray(image.convert("RGBA"))[..., 3].min() < 255:
             raise DataError(
@@ -36,14 +36,14 @@ def read_image(path: str | Path, channels: int) -> np.ndarray:
 
 
 def read_header(path: str | Path) -> tuple[int, int, int]:
-    """(1 for grey or 3 for colour, height, width) of the file. Raises as `read_image` does."""
+    """(channels, height, width) of the file, with 1 channel for grey and 3 for colour. Raises as `read_image` does."""
     with _opened(path) as image:
         return 1 if image.mode in GREY_MODES else 3, image.height, image.width
 
 
 @contextmanager
 def _opened(path: str | Path) -> Iterator[Image.Image]:
-    """The image of a kind whose conversion gives the pixels that a person sees: 16-bit values would be clipped."""
+    """The image, if its pixels are 8-bit grey or colour; converting 16-bit values would clip them."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
@@ -65,7 +65,7 @@ def _opened(path: str | Path) -> Iterator[Image.Image]:
 
 
 def resized(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """The image uint8 (C, H, W) at another size, by bilinear interpolation over all pixels that a new one covers."""
+    """The image uint8 (C, H, W) at another size, by Pillow's bilinear filter, which is antialiased."""
     from PIL import Image
 
     bilinear = Image.Resampling.BILINEAR

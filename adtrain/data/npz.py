@@ -1,8 +1,8 @@
-"""NPZ files: an archive (ZIP) of arrays (NPY), as numpy.savez writes them.
+"""NPZ files: a ZIP archive of NPY arrays, as numpy.savez writes them.
 
-Nothing in them is executed (no pickle) or extracted, and nothing is allocated before the archive was found to hold it.
-Sources: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, and the ZIP specification (PKWARE
-APPNOTE), 4.3.7 for local headers.
+Nothing is executed (no pickle) and nothing is extracted. Sizes in headers are compared with the archive's size before
+memory is allocated. Sources: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, and the ZIP
+specification (PKWARE APPNOTE), 4.3.7 for local headers.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import numpy as np
 
 from adtrain.data.errors import DataError
 from adtrain.data.options import Options
-from adtrain.data.part import MOST_COMPRESSED, Found, Part, as_images, as_labels, require_memory
+from adtrain.data.part import MAX_DEFLATE_RATIO, Part, Parts, as_images, as_labels, require_memory
 
 NAMES = (("x_train", "y_train"), ("images", "labels")), (("x_test", "y_test"),)
-"""The members of the training part, by either pair of names, and of the test part."""
+"""Names of the arrays (images, labels) of the training part, with an alternative, and of the test part."""
 
 NPY_MAGIC = b"\x93NUMPY"
 MAX_NPY_HEADER = 10_000
@@ -35,11 +35,11 @@ ELEMENTS = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248]|U\d{1,4})")
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSError, ValueError, struct.error)
 
 
-def read(path: Path, options: Options) -> Found:
-    """x_train, y_train and, if they are there, x_test, y_test; or images, labels: `part.as_images` has their shapes.
+def read(path: Path, options: Options) -> Parts:
+    """Read x_train, y_train and, if present, x_test, y_test; or images, labels. `part.as_images` lists the shapes.
 
-    Members that are not compressed stay in the file, as read-only np.memmaps, and their checksums are not looked at.
-    Raises DataError that names the file and the member.
+    Uncompressed arrays stay in the file, as read-only np.memmaps; their checksums are not verified. Raises DataError
+    that names the file and the array.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -52,8 +52,8 @@ def read(path: Path, options: Options) -> Found:
         names = ", ".join(map(repr, sorted(members)[:10])) or "nothing"
         raise DataError(f"{path}: found {names}, expected x_train and y_train (x_test, y_test), or images and labels")
     if (half := set(members) & {"x_test", "y_test"}) and test is None:
-        raise DataError(f"{path}: found {half.pop()} alone, expected both x_test and y_test or neither")
-    return Found(train, test)
+        raise DataError(f"{path}: found {half.pop()} only, expected both x_test and y_test or neither")
+    return Parts(train, test)
 
 
 def _part(
@@ -63,7 +63,7 @@ def _part(
     names: tuple[tuple[str, str], ...],
     options: Options,
 ) -> Part | None:
-    """The part whose members have one of these pairs of names; None where there is none."""
+    """The part with one of these pairs of names; None if the archive has neither."""
     pair = next((pair for pair in names if set(pair) <= set(members)), None)
     if pair is None:
         return None
@@ -74,15 +74,15 @@ def _part(
 
 
 def _array(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
-    """The member's array: of the file where it is stored as it is, else in memory."""
+    """The member's array: a view of the file if it is not compressed, otherwise in memory."""
     place, stored = f"{path}:{info.filename}", info.compress_type == zipfile.ZIP_STORED
     if not stored and info.compress_type != zipfile.ZIP_DEFLATED:
         raise DataError(f"{place}: found compression {info.compress_type}, expected none or deflate (numpy.savez)")
     if info.flag_bits & ENCRYPTED:
         raise DataError(f"{place}: found an encrypted member, expected a plain one")
-    most = info.compress_size * (1 if stored else MOST_COMPRESSED)
+    most = info.compress_size * (1 if stored else MAX_DEFLATE_RATIO)
     if info.compress_size > path.stat().st_size or info.file_size > most:
-        raise DataError(f"{place}: found a promise of {info.file_size} bytes, the archive holds at most {most}")
+        raise DataError(f"{place}: found a size of {info.file_size} bytes, expected at most {most} in this archive")
     with archive.open(info) as stream:
         dtype, fortran, shape, length = _header(stream, place)
         nbytes = math.prod(shape) * dtype.itemsize
@@ -92,14 +92,14 @@ def _array(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.nd
         if stored and nbytes:
             flat: np.ndarray = np.memmap(path, dtype, "r", _data_offset(path, info) + length, (math.prod(shape),))
         else:
-            require_memory(place, nbytes, "; numpy.savez, without compression, leaves it in the file")
+            require_memory(place, nbytes, "; an uncompressed file (numpy.savez) is not loaded into memory")
             flat = np.frombuffer(stream.read(nbytes), dtype)
-            stream.read(1)  # at its end the member's checksum is compared
+            stream.read(1)  # zipfile compares the checksum at the end of the member
     return flat.reshape(shape, order="F" if fortran else "C")
 
 
 def _header(stream: IO[bytes], place: str) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]:
-    """Element type, whether columns come first, shape, and the header's length, of an NPY member."""
+    """(dtype, whether in Fortran order, shape, length of the header in bytes) of an NPY array."""
     start = stream.read(8)
     size = {1: 2, 2: 4, 3: 4}.get(start[6], 0) if len(start) == 8 and start.startswith(NPY_MAGIC) else 0
     if not size:
@@ -118,7 +118,7 @@ def _header(stream: IO[bytes], place: str) -> tuple[np.dtype[Any], bool, tuple[i
 
 
 def _data_offset(path: Path, info: zipfile.ZipInfo) -> int:
-    """Where the member's bytes begin: behind its local header, whose own fields say how long that is."""
+    """The offset of the member's bytes: after its local header, which contains its own length."""
     with path.open("rb") as file:
         file.seek(info.header_offset)
         name_length, extra_length = struct.unpack("<HH", file.read(LOCAL_HEADER)[26:])

@@ -1,4 +1,4 @@
-"""How files are to be read, where they do not say so themselves."""
+"""Options of reading files."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `data.load`; each format takes some of them, see `formats`.
+    """The options of `data.load`; `formats` says which formats take which of them.
 
     Attributes:
-        test_path: a second file or folder of the same format, which is the test part.
-        test: the fraction of the examples that becomes the test part, where the source has none.
-        label: the column with the labels: its name, or its number, from 0 or, counted from the end, from -1.
-        header: whether the first line names the columns; None to find out.
-        shape: (C, H, W), what flat rows are turned into, and which way four axes are read.
-        image_size: (height, width) that all images are resized to; None where they have one size.
-        channels: 1 for grey or 3 for colour; None for 3 where any image is colour, else 1.
-        skip_broken: leave out images that cannot be read, with a warning that names each.
+        test_path: a second file or folder of the same format, with the test part.
+        test: the fraction of the examples held out as the test part, if the files have none.
+        label: the column of the labels: its name, or its index from 0, or from -1 backwards.
+        header: whether the first line names the columns; None to detect it.
+        shape: (C, H, W) of images stored as flat rows; it also tells (N, C, H, W) from (N, H, W, C).
+        image_size: (height, width) to resize all images to; None if they have the same size.
+        channels: 1 for grey, 3 for colour; None for 3 if any image is in colour, otherwise 1.
+        skip_broken: skip images that cannot be read, with a warning for each.
     """
 
     test_path: str | None = None

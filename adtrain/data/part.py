@@ -1,4 +1,4 @@
-"""What the readers of files have in common: one part of a data set as it was found, and checks of its arrays."""
+"""What all readers return, and conversions and checks of their arrays."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import numpy as np
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.options import Options
 
-# Deflate makes a byte of at most so many.
-MOST_COMPRESSED = 1032
+# The largest compression ratio of deflate.
+MAX_DEFLATE_RATIO = 1032
 
 
 @dataclass(frozen=True)
 class Part:
-    """Examples as a reader found them at `place`: labels (N,) are integers or strings of any values.
+    """Examples as a reader returns them.
 
-    `images` are uint8 or float32 (N, C, H, W), `features` the names of the channels, where the file has some.
+    `images` are uint8 or float32 (N, C, H, W). `labels` (N,) are integers or strings of any value. `place` is the file
+    or folder, for messages. `features` are the names of the channels, if the file has some.
     """
 
     images: np.ndarray
@@ -28,8 +29,8 @@ class Part:
     features: tuple[str, ...] = ()
 
 
-class Found(NamedTuple):
-    """The parts that a source has, the images that were left out, and the classes where it names them."""
+class Parts(NamedTuple):
+    """The parts of a file or folder, messages about skipped images, and the names of the classes, if it has them."""
 
     train: Part
     test: Part | None = None
@@ -38,12 +39,12 @@ class Found(NamedTuple):
 
 
 def as_images(array: np.ndarray, place: str, options: Options) -> np.ndarray:
-    """An array of numbers as images uint8 or float32 (N, C, H, W); without a copy where its type and order allow.
+    """An array of numbers as images, uint8 or float32 (N, C, H, W); not copied if dtype and axis order are right.
 
-    (N, F) becomes (N, *options.shape), or (N, F, 1, 1); (N, H, W) gets a channel. Of four axes the channels are the
-    ones that `options.shape` says, or else the first after N with 1 or 3 elements, or else the last one with 1 or 3.
-    uint8 stays; other integers that fit become it; all else becomes float32. Raises DataError for what is not such an
-    array, and DataOptionError where it does not fit `options.shape`.
+    (N, F) becomes (N, *options.shape), or (N, F, 1, 1) without that option. (N, H, W) becomes (N, 1, H, W). Four axes
+    are (N, C, H, W) or (N, H, W, C) as `options.shape` says; without that option they are (N, H, W, C) if the last
+    axis has 1 or 3 elements and the second has neither. Integers in [0, 255] become uint8, all other numbers float32.
+    Raises DataError for any other array, and DataOptionError if it does not fit `options.shape`.
     """
     if array.dtype.kind not in "buif":
         raise DataError(f"{place}: found elements of type {array.dtype}, expected integers or floats")
@@ -57,7 +58,7 @@ def as_images(array: np.ndarray, place: str, options: Options) -> np.ndarray:
 
 
 def as_labels(array: np.ndarray, count: int, place: str) -> np.ndarray:
-    """Labels (N,) or (N, 1) of integers or strings as (N,), one for each of `count` images; else a DataError."""
+    """Labels (N,) or (N, 1), integers or strings, as (N,). Raises DataError unless there is one for each image."""
     labels = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
     if labels.ndim != 1 or labels.dtype.kind not in "uiU":
         found = f"{array.dtype} of shape {array.shape}"
@@ -70,7 +71,7 @@ def as_labels(array: np.ndarray, count: int, place: str) -> np.ndarray:
 
 
 def require_memory(place: str, nbytes: int, advice: str = "") -> None:
-    """DataError where so many bytes are more than the machine has memory, before they are allocated."""
+    """Raise DataError if `nbytes` is more than the machine's memory; call it before allocating."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if nbytes > memory:
         found = f"{nbytes / 2**30:,.1f} GiB to hold in memory, this machine has {memory / 2**30:,.1f}"
@@ -99,5 +100,5 @@ def _typed(images: np.ndarray) -> np.ndarray:
         return images
     if images.dtype == bool or (images.dtype.kind in "ui" and images.min() >= 0 and images.max() <= 255):
         return images.astype(np.uint8)
-    with np.errstate(over="ignore"):  # an infinity is found, and named, with the statistics
+    with np.errstate(over="ignore"):  # `channel_statistics` refuses infinities
         return images.astype(np.float32)

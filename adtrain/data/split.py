@@ -1,4 +1,4 @@
-"""Labelled examples, in memory or in the file that they came from."""
+"""Labelled examples, in memory or mapped from a file."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Some rows of an array, in an order of their own, without a copy of them: only what is asked for is gathered.
+    """Rows of an array in a given order, without copying it: indexing gathers the requested rows only.
 
-    It is indexed along its first axis, by a number, a slice or an array of numbers; `np.asarray` gathers all rows.
+    The index is an integer, a slice or an integer array for the first axis; `np.asarray` gathers all rows.
     """
 
     base: np.ndarray
@@ -28,7 +28,7 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that all rows would take."""
+        """The bytes of all rows, gathered."""
         return len(self.rows) * self.base[:1].nbytes
 
     def __len__(self) -> int:
@@ -51,8 +51,8 @@ Images: TypeAlias = np.ndarray | Rows
 class Split:
     """One part of a data set: `images` uint8 or float32 (N, C, H, W), `labels` int64 (N,).
 
-    The images are an array, possibly a read-only one of a file's content (np.memmap), or `Rows` of one. Tabular data
-    have a channel a feature: (N, features, 1, 1).
+    The images are an array, possibly a read-only np.memmap, or `Rows` of one. Tabular data have one channel per
+    feature: (N, F, 1, 1).
     """
 
     images: Images
@@ -62,7 +62,7 @@ class Split:
         return len(self.labels)
 
     def take(self, indices: np.ndarray) -> Split:
-        """The examples at these indices, in their order; the images are not copied."""
+        """The examples at these indices, in this order; the images are not copied."""
         images = self.images
         rows = Rows(images.base, images.rows[indices]) if isinstance(images, Rows) else Rows(images, indices)
         return Split(rows, self.labels[indices])

@@ -1,4 +1,4 @@
-"""Mean and standard deviation of each channel, by chunks: images may be larger than memory."""
+"""Mean and standard deviation of each channel, computed in chunks because images may be larger than memory."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from adtrain.data.split import Images
 
 PIXEL_MAX = 255
 CHUNK_BYTES = 16 << 20
-# Deviations below this part of the mean are what rounding to float32 leaves of a constant.
-CONSTANT = 1e-6
+# A standard deviation below this fraction of the mean is rounding error of a constant channel.
+CONSTANT_CHANNEL = 1e-6
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def channel_statistics(images: Images, name: str = "images") -> Statistics:
-    """Mean and standard deviation of (N, C, H, W) per channel: of uint8 / 255, or of float32 as they are.
+    """Per-channel mean and standard deviation of images (N, C, H, W): of uint8 / 255, or of unscaled float32.
 
-    A channel of one value only has standard deviation 1, so that it can be divided by. Raises DataError, with `name`
-    and the image, where a number is not finite.
+    A constant channel has standard deviation 1, so that it can be divided by. Raises DataError, with `name` and the
+    row, if a number is not finite.
     """
     if images.dtype == np.uint8:
         return _of_pixels(images)
@@ -30,14 +30,14 @@ def channel_statistics(images: Images, name: str = "images") -> Statistics:
 
 
 def chunks(images: Images) -> Iterator[np.ndarray]:
-    """The images a few at a time, each chunk (n, C, H, W) of about CHUNK_BYTES."""
+    """The images in chunks (n, C, H, W) of about CHUNK_BYTES."""
     rows = max(1, CHUNK_BYTES * len(images) // max(images.nbytes, 1))
     for start in range(0, len(images), rows):
         yield images[start : start + rows]
 
 
 def _of_pixels(images: Images) -> Statistics:
-    """From exact sums of the values and of their squares."""
+    """By exact integer sums of the values and of their squares."""
     channels = images.shape[1]
     sums, squares, count = [0] * channels, [0] * channels, len(images) * math.prod(images.shape[2:])
     for chunk in chunks(images):
@@ -51,7 +51,7 @@ def _of_pixels(images: Images) -> Statistics:
 
 
 def _of_numbers(images: Images, name: str) -> Statistics:
-    """Chunk by chunk, in float64, by the update of Chan, Golub and LeVeque (1979)."""
+    """In float64, chunk by chunk, by the update of Chan, Golub and LeVeque (1979)."""
     count, done = 0, 0
     mean, squares = np.zeros(images.shape[1]), np.zeros(images.shape[1])
     for chunk in chunks(images):
@@ -65,4 +65,4 @@ def _of_numbers(images: Images, name: str) -> Statistics:
         mean += delta * new / (count + new)
         count, done = count + new, done + len(chunk)
     std = np.sqrt(squares / count)
-    return tuple(mean.tolist()), tuple(np.where(std > CONSTANT * np.abs(mean), std, 1.0).tolist())
+    return tuple(mean.tolist()), tuple(np.where(std > CONSTANT_CHANNEL * np.abs(mean), std, 1.0).tolist())

@@ -1,6 +1,6 @@
-"""Where the data sets that are fetched lie, and how the files there become arrays.
+"""The download locations of data sets, and how the downloaded files are read.
 
-Archives are read member by member, by the names given here; nothing is extracted by a name that an archive gives.
+Archive members are read by the names listed here; nothing is extracted under a name from the archive.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ PARTS = ("train", "t10k")
 MNIST_FILES = tuple(f"{part}-{kind}" for part in PARTS for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"))
 
 Arrays = Iterator[tuple[str, np.ndarray]]
-"""Pairs of the name of an IDX file, as `idx_folder` reads them, and its uint8 content."""
+"""Pairs of an IDX file's name, as `idx_folder` expects it, and its uint8 array."""
 
 
 @dataclass(frozen=True)
 class Download:
-    """A file on a server. `md5` is of the file as it lies there, where that is what is published; else empty."""
+    """A file on a server. `md5` is the published checksum of the file, empty if there is none."""
 
     url: str
     md5: str = ""
@@ -37,7 +37,7 @@ class Download:
 
 @dataclass(frozen=True)
 class Source:
-    """Files on a server, and what makes the data set of them; it raises DataError for files that are others."""
+    """Files on a server, and the function that reads them from a folder; it raises DataError for wrong files."""
 
     downloads: tuple[Download, ...]
     arrays: Callable[[Path], Arrays]
@@ -55,7 +55,7 @@ def _mnist_like(folder: Path) -> Arrays:
 
 
 def _emnist(folder: Path) -> Arrays:
-    """Of the archive with all splits the balanced one. Its images lie on their sides: rows are columns."""
+    """The balanced split from the archive of all splits. Its images are stored transposed."""
     import zipfile
 
     archive, copy = folder / EMNIST.downloads[0].name, folder / "member.gz"
@@ -72,19 +72,19 @@ def _emnist(folder: Path) -> Arrays:
 
 
 def _cifar10(folder: Path) -> Arrays:
-    """Records of a label and 3 x 32 x 32 pixels, in five files for training and one for the test."""
+    """Records of a label and 3 x 32 x 32 pixels, in five training files and one test file."""
     import tarfile
 
     archive = folder / CIFAR10.downloads[0].name
-    found = {}
+    files = {}
     try:
         with tarfile.open(archive, "r:gz") as opened:
             for member in opened:
                 stream = opened.extractfile(member) if member.isreg() and member.size == CIFAR_FILE else None
                 if stream is not None:
-                    found[member.name.rpartition("/")[2]] = np.frombuffer(stream.read(CIFAR_FILE), np.uint8)
+                    files[member.name.rpartition("/")[2]] = np.frombuffer(stream.read(CIFAR_FILE), np.uint8)
         for part, names in zip(PARTS, CIFAR_NAMES, strict=True):
-            records = np.concatenate([found[name] for name in names]).reshape(-1, CIFAR_RECORD)
+            records = np.concatenate([files[name] for name in names]).reshape(-1, CIFAR_RECORD)
             yield f"{part}-images-idx4-ubyte", records[:, 1:].reshape(-1, 3, 32, 32)
             yield f"{part}-labels-idx1-ubyte", records[:, 0]
     except (tarfile.TarError, zlib.error, EOFError, KeyError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""A trained run for other programs: an ONNX file, or weights for PyTorch.
+"""Export of a trained run: an ONNX file, or weights for PyTorch.
 
 trained = model_file.load(run)
 content = export.onnx_model.encode(trained)

@@ -1,4 +1,4 @@
-"""Whether an ONNX file says what the network that it was made of says."""
+"""Compares the outputs of an exported ONNX file with those of the original network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from adtrain.training.evaluation import BATCH_SIZE
 
 
 class Comparison(NamedTuple):
-    """Of `images` the `different` ones have another likeliest class; the largest differences, over all classes."""
+    """`different` of the `images` have another predicted class. The others are the largest absolute differences."""
 
     images: int
     different: int
@@ -27,7 +27,7 @@ class Comparison(NamedTuple):
 
 
 def runtime_version() -> str | None:
-    """The version of onnxruntime; None where it is not installed, so that there is nothing to compare with."""
+    """The version of onnxruntime; None if it is not installed."""
     try:
         import onnxruntime
     except ImportError:
@@ -36,9 +36,9 @@ def runtime_version() -> str | None:
 
 
 def compare(content: bytes, trained: TrainedModel, examples: Split) -> Comparison:
-    """Show the images to onnxruntime, which runs a file of this `content`, and to the network, both on the CPU.
+    """Run the ONNX file `content` by onnxruntime and the network by adtrain, both on the CPU, on all images.
 
-    Raises AdtrainError where an output of either is no finite number.
+    Raises AdtrainError where an output of either is NaN or infinite.
     """
     runtime, network = session(content), trained.network
 
@@ -53,7 +53,7 @@ def compare(content: bytes, trained: TrainedModel, examples: Split) -> Compariso
         expected = [x.numpy() for x in ours(trained.params, trained.statistics, array(batch))]
         found = runtime.run([LOGITS, PROBABILITIES], {IMAGES: batch})
         if not all(np.isfinite(x).all() for x in (*found, *expected)):
-            raise AdtrainError("the model's outputs are no numbers: its weights have overflowed in training")
+            raise AdtrainError("the model's outputs are NaN or infinite: its weights overflowed in training")
         different += int((found[0].argmax(axis=1) != expected[0].argmax(axis=1)).sum())
         gaps = [np.abs(x - y).max() for x, y in zip(found, expected, strict=True)]
         largest = np.maximum(largest, gaps)
@@ -65,5 +65,5 @@ def session(content: bytes) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors alone: it warns of GPUs that it does not find
+    options.log_severity_level = 3  # errors only: missing GPUs would be warnings
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])

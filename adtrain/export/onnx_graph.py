@@ -1,4 +1,4 @@
-"""An ONNX graph under construction. The package `onnx`, which writes it, is imported when one is encoded."""
+"""Builds an ONNX graph. The package `onnx` is only needed, and imported, by `Graph.encode`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import adtrain
 from adtrain.core.errors import AdtrainError
 
 OPSET, IR_VERSION = 17, 8
-"""Of 2022: the first operator set with LayerNormalization, and the file format that goes with it. Whatever reads newer
-ones reads these."""
+"""The first operator set with LayerNormalization (2022), and its file format. Newer runtimes read both."""
 
 MAX_BYTES = 2**31 - 2**24
-"""Of weights: a protocol buffer holds less than 2 GiB, and there must be room for the graph and the metadata."""
+"""The limit for weights. A protocol buffer holds less than 2 GiB, including the graph and the metadata."""
 
 
 class Node(NamedTuple):
@@ -29,7 +28,7 @@ class Node(NamedTuple):
 
 
 class ValueType(NamedTuple):
-    """An input's or output's dtype, and its shape without the batch, whose size is left open."""
+    """An input's or output's dtype, and its shape without the batch axis, which is dynamic."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -40,14 +39,20 @@ class ValueType(NamedTuple):
 
 @dataclass
 class Graph:
-    """Nodes in the order they run, the trained arrays that they may read, and those that they do, all by name."""
+    """An ONNX graph under construction.
+
+    Attributes:
+        weights: the trained arrays that layers can use, by name.
+        nodes: by name, in execution order.
+        arrays: the arrays that the nodes use, by name. They are written to the file.
+    """
 
     weights: Mapping[str, np.ndarray] = field(default_factory=dict)
     nodes: dict[str, Node] = field(default_factory=dict)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
     def add(self, name: str, op: str, *inputs: str, **attributes: Any) -> str:
-        """Add a node; `name` is its output's, or begins it where a node has that name already. Returns the name."""
+        """Add a node and return its name: `name`, or `name` with a number if that is taken. Its output is called so."""
         unique, number = name, 1
         while unique in self.nodes:
             unique, number = f"{name}_{number}", number + 1
@@ -59,7 +64,7 @@ class Graph:
     ) -> bytes:
         """The content of an ONNX file with `about` as its metadata: the same bytes for the same graph.
 
-        Raises AdtrainError where the package onnx is missing, or the arrays are more than a file can hold.
+        Raises AdtrainError where the package onnx is missing, or the arrays exceed the size of a file.
         """
         onnx = _require_onnx()
         if (size := sum(x.nbytes for x in self.arrays.values())) > MAX_BYTES:
@@ -92,35 +97,35 @@ class Graph:
         return content
 
 
-class Place(NamedTuple):
-    """Where in a graph a layer is written. Names begin with the layer's `path`, as those of PyTorch's parameters do."""
+class LayerWriter(NamedTuple):
+    """Adds the nodes and arrays of one layer to a graph. Their names begin with the layer's `path`, as in PyTorch."""
 
     graph: Graph
     path: tuple[str, ...] = ()
 
-    def at(self, name: str) -> Place:
-        """The place of the child `name`."""
-        return Place(self.graph, (*self.path, name))
+    def child(self, name: str) -> LayerWriter:
+        """The writer for the child module `name`."""
+        return LayerWriter(self.graph, (*self.path, name))
 
     def op(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """Add a node; the name of its output."""
+        """Add a node and return the name of its output."""
         return self.graph.add(f"{'.'.join(self.path)}/{op}", op, *inputs, **attributes)
 
     def weight(self, name: str) -> str:
-        """The name of the layer's trained array `name`, there as float32 whatever it was trained in."""
+        """Add the layer's trained array `name`, converted to float32, and return its name in the graph."""
         full_name = ".".join((*self.path, name))
         self.graph.arrays[full_name] = self.graph.weights[full_name].astype(np.float32)
         return full_name
 
     def constant(self, name: str, value: ArrayLike) -> str:
-        """The name of an array that belongs to the layer's definition: integers as int64, others as float32."""
+        """Add a constant array, integers as int64 and others as float32, and return its name in the graph."""
         array, full_name = np.asarray(value), f"{'.'.join(self.path)}/{name}"
         self.graph.arrays[full_name] = array.astype(np.int64 if array.dtype.kind == "i" else np.float32)
         return full_name
 
 
 def _require_onnx() -> Any:
-    """The package onnx. AdtrainError, with the command that installs it, where it is missing."""
+    """Import the package onnx. Raises AdtrainError where it is missing."""
     try:
         import onnx
     except ImportError:

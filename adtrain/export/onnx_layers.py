@@ -1,4 +1,4 @@
-"""Each layer as ONNX nodes that compute what it computes when evaluating: one function a kind, in one table."""
+"""The translation of each layer, in evaluation mode, to ONNX nodes: one function per layer class, in one table."""
 
 from __future__ import annotations
 
@@ -9,54 +9,54 @@ from typing import Any
 import numpy as np
 
 from adtrain import nn
-from adtrain.export.onnx_graph import Place
+from adtrain.export.onnx_graph import LayerWriter
 from adtrain.nn.fields import pair
 from adtrain.ops.pool import averages
 
-Translation = Callable[[Place, Any, str, nn.Shape], str]
-"""(place, layer, name of its input, shape of an input sample) to the name of its output."""
+Translation = Callable[[LayerWriter, Any, str, nn.Shape], str]
+"""(writer, layer, name of the input, shape of an input sample) to the name of the output."""
 
 
-def translate(place: Place, module: nn.Module, x: str, shape: nn.Shape) -> str:
-    """Write a module that reads `x`, (N, *shape), into the graph; the name of its output.
+def translate(writer: LayerWriter, module: nn.Module, x: str, shape: nn.Shape) -> str:
+    """Add a module with the input `x`, (N, *shape), to the graph and return the name of its output.
 
-    float64 is written as float32.
+    Weights are written as float32.
     """
-    return TRANSLATIONS[type(module)](place, module, x, shape)
+    return TRANSLATIONS[type(module)](writer, module, x, shape)
 
 
-def linear(place: Place, layer: nn.Linear, x: str, shape: nn.Shape) -> str:
-    weight, bias = place.weight("weight"), [place.weight("bias")] if layer.bias else []
+def linear(writer: LayerWriter, layer: nn.Linear, x: str, shape: nn.Shape) -> str:
+    weight, bias = writer.weight("weight"), [writer.weight("bias")] if layer.bias else []
     if len(shape) == 1:
-        return place.op("Gemm", x, weight, *bias, transB=1)
-    y = place.op("MatMul", x, place.op("Transpose", weight, perm=[1, 0]))
-    return place.op("Add", y, *bias) if bias else y
+        return writer.op("Gemm", x, weight, *bias, transB=1)
+    y = writer.op("MatMul", x, writer.op("Transpose", weight, perm=[1, 0]))
+    return writer.op("Add", y, *bias) if bias else y
 
 
-def conv2d(place: Place, layer: nn.Conv2d, x: str, shape: nn.Shape) -> str:
+def conv2d(writer: LayerWriter, layer: nn.Conv2d, x: str, shape: nn.Shape) -> str:
     low, extra = layer.paddings()
     high = tuple(p + e for p, e in zip(low, extra, strict=True))
-    return _convolution("Conv", place, layer, x, pads=[*low, *high])
+    return _convolution("Conv", writer, layer, x, pads=[*low, *high])
 
 
-def conv_transpose2d(place: Place, layer: nn.ConvTranspose2d, x: str, shape: nn.Shape) -> str:
+def conv_transpose2d(writer: LayerWriter, layer: nn.ConvTranspose2d, x: str, shape: nn.Shape) -> str:
     pads = pair(layer.padding) * 2
-    return _convolution("ConvTranspose", place, layer, x, pads=pads, output_padding=pair(layer.output_padding))
+    return _convolution("ConvTranspose", writer, layer, x, pads=pads, output_padding=pair(layer.output_padding))
 
 
-def _convolution(op: str, place: Place, layer: nn.Conv2d | nn.ConvTranspose2d, x: str, **more: Any) -> str:
-    arrays = [place.weight(name) for name in ("weight", "bias") if name == "weight" or layer.bias]
+def _convolution(op: str, writer: LayerWriter, layer: nn.Conv2d | nn.ConvTranspose2d, x: str, **more: Any) -> str:
+    arrays = [writer.weight(name) for name in ("weight", "bias") if name == "weight" or layer.bias]
     sizes = {"kernel_shape": layer.kernel_size, "strides": layer.stride, "dilations": layer.dilation}
     pairs = {name: pair(size) for name, size in sizes.items()}
-    return place.op(op, x, *arrays, **pairs, group=layer.groups, **more)
+    return writer.op(op, x, *arrays, **pairs, group=layer.groups, **more)
 
 
-def max_pool2d(place: Place, layer: nn.MaxPool2d, x: str, shape: nn.Shape) -> str:
-    return place.op("MaxPool", x, **_windows(layer))
+def max_pool2d(writer: LayerWriter, layer: nn.MaxPool2d, x: str, shape: nn.Shape) -> str:
+    return writer.op("MaxPool", x, **_windows(layer))
 
 
-def avg_pool2d(place: Place, layer: nn.AvgPool2d, x: str, shape: nn.Shape) -> str:
-    return place.op("AveragePool", x, **_windows(layer), count_include_pad=1)
+def avg_pool2d(writer: LayerWriter, layer: nn.AvgPool2d, x: str, shape: nn.Shape) -> str:
+    return writer.op("AveragePool", x, **_windows(layer), count_include_pad=1)
 
 
 def _windows(layer: nn.MaxPool2d | nn.AvgPool2d) -> dict[str, tuple[int, ...]]:
@@ -65,121 +65,125 @@ def _windows(layer: nn.MaxPool2d | nn.AvgPool2d) -> dict[str, tuple[int, ...]]:
     return {"kernel_shape": kernel, "strides": stride, "pads": pair(layer.padding) * 2}
 
 
-def adaptive_avg_pool2d(place: Place, layer: nn.AdaptiveAvgPool2d, x: str, shape: nn.Shape) -> str:
+def adaptive_avg_pool2d(writer: LayerWriter, layer: nn.AdaptiveAvgPool2d, x: str, shape: nn.Shape) -> str:
     sizes = pair(layer.output_size)
     if sizes == (1, 1):
-        return place.op("GlobalAveragePool", x)
+        return writer.op("GlobalAveragePool", x)
     rows, columns = (averages(n, count) for n, count in zip(shape[1:], sizes, strict=True))
-    means = place.op("MatMul", place.constant("rows", rows), x)
-    return place.op("MatMul", means, place.constant("columns", columns.T))
+    means = writer.op("MatMul", writer.constant("rows", rows), x)
+    return writer.op("MatMul", means, writer.constant("columns", columns.T))
 
 
-def batch_norm(place: Place, layer: nn.BatchNorm1d | nn.BatchNorm2d, x: str, shape: nn.Shape) -> str:
-    scale, shift = _scale_and_shift(place, layer.affine, shape[:1])
-    statistics = place.weight("running_mean"), place.weight("running_var")
-    return place.op("BatchNormalization", x, scale, shift, *statistics, epsilon=layer.eps)
+def batch_norm(writer: LayerWriter, layer: nn.BatchNorm1d | nn.BatchNorm2d, x: str, shape: nn.Shape) -> str:
+    scale, shift = _scale_and_shift(writer, layer.affine, shape[:1])
+    statistics = writer.weight("running_mean"), writer.weight("running_var")
+    return writer.op("BatchNormalization", x, scale, shift, *statistics, epsilon=layer.eps)
 
 
-def layer_norm(place: Place, layer: nn.LayerNorm, x: str, shape: nn.Shape) -> str:
+def layer_norm(writer: LayerWriter, layer: nn.LayerNorm, x: str, shape: nn.Shape) -> str:
     axes = len(layer.normalized_shape) if isinstance(layer.normalized_shape, tuple) else 1
-    scale, shift = _scale_and_shift(place, layer.elementwise_affine, shape[-axes:])
-    return place.op("LayerNormalization", x, scale, shift, axis=-axes, epsilon=layer.eps)
+    scale, shift = _scale_and_shift(writer, layer.elementwise_affine, shape[-axes:])
+    return writer.op("LayerNormalization", x, scale, shift, axis=-axes, epsilon=layer.eps)
 
 
-def group_norm(place: Place, layer: nn.GroupNorm, x: str, shape: nn.Shape) -> str:
-    """Each group as one channel of an instance normalisation; weight and bias are of the channels proper."""
-    grouped = _reshape(place, "groups", x, (layer.num_groups, prod(shape) // layer.num_groups))
-    ones, zeros = place.constant("ones", np.ones(layer.num_groups)), place.constant("zeros", np.zeros(layer.num_groups))
-    y = place.op("InstanceNormalization", grouped, ones, zeros, epsilon=layer.eps)
-    y = _reshape(place, "shape", y, shape)
+def group_norm(writer: LayerWriter, layer: nn.GroupNorm, x: str, shape: nn.Shape) -> str:
+    """Instance normalisation with each group as one channel; weight and bias are applied per channel afterwards."""
+    grouped = _reshape(writer, "groups", x, (layer.num_groups, prod(shape) // layer.num_groups))
+    ones, zeros = (
+        writer.constant("ones", np.ones(layer.num_groups)),
+        writer.constant("zeros", np.zeros(layer.num_groups)),
+    )
+    y = writer.op("InstanceNormalization", grouped, ones, zeros, epsilon=layer.eps)
+    y = _reshape(writer, "shape", y, shape)
     if not layer.affine:
         return y
-    per_channel = place.constant("per_channel", [-1, *[1] * (len(shape) - 1)])
-    scale, shift = (place.op("Reshape", place.weight(name), per_channel) for name in ("weight", "bias"))
-    return place.op("Add", place.op("Mul", y, scale), shift)
+    per_channel = writer.constant("per_channel", [-1, *[1] * (len(shape) - 1)])
+    scale, shift = (writer.op("Reshape", writer.weight(name), per_channel) for name in ("weight", "bias"))
+    return writer.op("Add", writer.op("Mul", y, scale), shift)
 
 
-def _scale_and_shift(place: Place, affine: bool, shape: nn.Shape) -> tuple[str, str]:
-    """A layer's weight and bias, or the ones and zeros in their place, which ONNX does not do without."""
+def _scale_and_shift(writer: LayerWriter, affine: bool, shape: nn.Shape) -> tuple[str, str]:
+    """A layer's weight and bias, or ones and zeros if it has none, because ONNX requires both."""
     if affine:
-        return place.weight("weight"), place.weight("bias")
-    return place.constant("ones", np.ones(shape)), place.constant("zeros", np.zeros(shape))
+        return writer.weight("weight"), writer.weight("bias")
+    return writer.constant("ones", np.ones(shape)), writer.constant("zeros", np.zeros(shape))
 
 
-def embedding(place: Place, layer: nn.Embedding, x: str, shape: nn.Shape) -> str:
-    return place.op("Gather", place.weight("weight"), x, axis=0)
+def embedding(writer: LayerWriter, layer: nn.Embedding, x: str, shape: nn.Shape) -> str:
+    return writer.op("Gather", writer.weight("weight"), x, axis=0)
 
 
-def dropout(place: Place, layer: nn.Dropout, x: str, shape: nn.Shape) -> str:
+def dropout(writer: LayerWriter, layer: nn.Dropout, x: str, shape: nn.Shape) -> str:
     return x
 
 
-def flatten(place: Place, layer: nn.Flatten, x: str, shape: nn.Shape) -> str:
-    return place.op("Flatten", x, axis=1)
+def flatten(writer: LayerWriter, layer: nn.Flatten, x: str, shape: nn.Shape) -> str:
+    return writer.op("Flatten", x, axis=1)
 
 
-def reshape(place: Place, layer: nn.Reshape, x: str, shape: nn.Shape) -> str:
-    return _reshape(place, "shape", x, layer.output_shape(shape))
+def reshape(writer: LayerWriter, layer: nn.Reshape, x: str, shape: nn.Shape) -> str:
+    return _reshape(writer, "shape", x, layer.output_shape(shape))
 
 
-def _reshape(place: Place, name: str, x: str, shape: nn.Shape) -> str:
-    return place.op("Reshape", x, place.constant(name, [0, *shape]))  # 0 keeps the batch's size
+def _reshape(writer: LayerWriter, name: str, x: str, shape: nn.Shape) -> str:
+    return writer.op("Reshape", x, writer.constant(name, [0, *shape]))  # 0 keeps the size of the batch axis
 
 
-def gelu(place: Place, layer: nn.Gelu, x: str, shape: nn.Shape) -> str:
+def gelu(writer: LayerWriter, layer: nn.Gelu, x: str, shape: nn.Shape) -> str:
     """x (1 + f(x)) / 2, where f is erf(x / √2) or a tanh of a cubic."""
-    half, one = place.constant("half", 0.5), place.constant("one", 1.0)
+    half, one = writer.constant("half", 0.5), writer.constant("one", 1.0)
     if layer.approximate == "none":
-        y = place.op("Erf", place.op("Mul", x, place.constant("sqrt_half", sqrt(0.5))))
+        y = writer.op("Erf", writer.op("Mul", x, writer.constant("sqrt_half", sqrt(0.5))))
     else:
-        cube = place.op("Mul", place.op("Mul", place.op("Mul", x, x), x), place.constant("cubic", 0.044715))
-        y = place.op("Mul", place.op("Add", x, cube), place.constant("scale", sqrt(2 / pi)))
-        y = place.op("Tanh", y)
-    return place.op("Mul", place.op("Mul", x, half), place.op("Add", y, one))
+        cube = writer.op("Mul", writer.op("Mul", writer.op("Mul", x, x), x), writer.constant("cubic", 0.044715))
+        y = writer.op("Mul", writer.op("Add", x, cube), writer.constant("scale", sqrt(2 / pi)))
+        y = writer.op("Tanh", y)
+    return writer.op("Mul", writer.op("Mul", x, half), writer.op("Add", y, one))
 
 
-def silu(place: Place, layer: nn.Silu, x: str, shape: nn.Shape) -> str:
-    return place.op("Mul", x, place.op("Sigmoid", x))
+def silu(writer: LayerWriter, layer: nn.Silu, x: str, shape: nn.Shape) -> str:
+    return writer.op("Mul", x, writer.op("Sigmoid", x))
 
 
-def leaky_relu(place: Place, layer: nn.LeakyRelu, x: str, shape: nn.Shape) -> str:
-    return place.op("LeakyRelu", x, alpha=layer.negative_slope)
+def leaky_relu(writer: LayerWriter, layer: nn.LeakyRelu, x: str, shape: nn.Shape) -> str:
+    return writer.op("LeakyRelu", x, alpha=layer.negative_slope)
 
 
-def elu(place: Place, layer: nn.Elu, x: str, shape: nn.Shape) -> str:
-    return place.op("Elu", x, alpha=layer.alpha)
+def elu(writer: LayerWriter, layer: nn.Elu, x: str, shape: nn.Shape) -> str:
+    return writer.op("Elu", x, alpha=layer.alpha)
 
 
-def same(op: str) -> Translation:
-    """A layer that is one operator of ONNX without attributes."""
-    return lambda place, layer, x, shape: place.op(op, x)
+def operator(op: str) -> Translation:
+    """The translation to a single ONNX operator without attributes."""
+    return lambda writer, layer, x, shape: writer.op(op, x)
 
 
-def over_axis(op: str) -> Translation:
-    return lambda place, layer, x, shape: place.op(op, x, axis=layer.dim)
+def operator_over_axis(op: str) -> Translation:
+    """The translation to a single ONNX operator over the axis `dim` of the layer."""
+    return lambda writer, layer, x, shape: writer.op(op, x, axis=layer.dim)
 
 
-def sequential(place: Place, module: nn.Sequential, x: str, shape: nn.Shape) -> str:
+def sequential(writer: LayerWriter, module: nn.Sequential, x: str, shape: nn.Shape) -> str:
     for name, child, inner in module.children(shape):
-        x = translate(place.at(name), child, x, inner)
+        x = translate(writer.child(name), child, x, inner)
     return x
 
 
-def residual(place: Place, module: nn.Residual, x: str, shape: nn.Shape) -> str:
-    body, *shortcut = _children(place, module, x, shape)
-    return place.op("Add", body, *(shortcut or [x]))
+def residual(writer: LayerWriter, module: nn.Residual, x: str, shape: nn.Shape) -> str:
+    body, *shortcut = _children(writer, module, x, shape)
+    return writer.op("Add", body, *(shortcut or [x]))
 
 
-def concat(place: Place, module: nn.Concat, x: str, shape: nn.Shape) -> str:
-    return place.op("Concat", *_children(place, module, x, shape), axis=1)
+def concat(writer: LayerWriter, module: nn.Concat, x: str, shape: nn.Shape) -> str:
+    return writer.op("Concat", *_children(writer, module, x, shape), axis=1)
 
 
-def add(place: Place, module: nn.Add, x: str, shape: nn.Shape) -> str:
-    return place.op("Sum", *_children(place, module, x, shape))
+def add(writer: LayerWriter, module: nn.Add, x: str, shape: nn.Shape) -> str:
+    return writer.op("Sum", *_children(writer, module, x, shape))
 
 
-def _children(place: Place, module: nn.Container, x: str, shape: nn.Shape) -> list[str]:
-    return [translate(place.at(name), child, x, inner) for name, child, inner in module.children(shape)]
+def _children(writer: LayerWriter, module: nn.Container, x: str, shape: nn.Shape) -> list[str]:
+    return [translate(writer.child(name), child, x, inner) for name, child, inner in module.children(shape)]
 
 
 TRANSLATIONS: dict[type[nn.Module], Translation] = {
@@ -197,19 +201,19 @@ TRANSLATIONS: dict[type[nn.Module], Translation] = {
     nn.Dropout: dropout,
     nn.Flatten: flatten,
     nn.Reshape: reshape,
-    nn.Relu: same("Relu"),
+    nn.Relu: operator("Relu"),
     nn.LeakyRelu: leaky_relu,
     nn.Elu: elu,
     nn.Gelu: gelu,
     nn.Silu: silu,
-    nn.Tanh: same("Tanh"),
-    nn.Sigmoid: same("Sigmoid"),
-    nn.Softplus: same("Softplus"),
-    nn.Softmax: over_axis("Softmax"),
-    nn.LogSoftmax: over_axis("LogSoftmax"),
+    nn.Tanh: operator("Tanh"),
+    nn.Sigmoid: operator("Sigmoid"),
+    nn.Softplus: operator("Softplus"),
+    nn.Softmax: operator_over_axis("Softmax"),
+    nn.LogSoftmax: operator_over_axis("LogSoftmax"),
     nn.Sequential: sequential,
     nn.Residual: residual,
     nn.Concat: concat,
     nn.Add: add,
 }
-"""How each kind of module is written; `nn.Add` and its like are in here beside the layers of `nn.LAYERS`."""
+"""The translation of each module class: the layers of `nn.LAYERS` and the containers."""

@@ -1,29 +1,23 @@
-"""A trained network's arrays as PyTorch names and lays them out, for `load_state_dict` of the same torch.nn.Sequential.
+"""A trained network's arrays with PyTorch's names and layouts, for `load_state_dict` of the same torch.nn.Sequential.
 
-A layer is named by its position in the list of layers. Inside `residual` come `body.` and `shortcut.`, inside `concat`
-and `add` the position of the branch; what is in them is a Sequential again: `3.body.0.weight`, `4.1.0.bias`.
+A layer's name is its position in the list of layers. A `residual` adds `body.` or `shortcut.`, a `concat` or `add` the
+position of the branch. Each of these contains a Sequential: `3.body.0.weight`, `4.1.0.bias`.
 """
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
-from safetensors import numpy as safetensors_numpy
 
 import adtrain
 from adtrain import config
-from adtrain.core import tree
-from adtrain.training import TrainedModel
-
-METADATA_KEY = "adtrain"
+from adtrain.training import TrainedModel, tensor_file
 
 
 def encode(trained: TrainedModel) -> bytes:
     """The content of a safetensors file: the same bytes for the same run.
 
-    Its metadata, JSON under one key, hold the classes, the config, and what the network's input is to be divided by
-    first, `scale`, and then normalised by, the mean and standard deviation of each channel.
+    Its metadata, JSON under one key, are the classes, the config, and the input's normalisation: division by `scale`,
+    then `mean` and `std` per channel.
     """
     about = {
         "version": adtrain.__version__,
@@ -33,12 +27,15 @@ def encode(trained: TrainedModel) -> bytes:
         "mean": trained.network.mean,
         "std": trained.network.std,
     }
-    return safetensors_numpy.save(tensors(trained), {METADATA_KEY: json.dumps(about)})
+    return tensor_file.encode(tensors(trained), about)
 
 
 def tensors(trained: TrainedModel) -> dict[str, np.ndarray]:
-    """The arrays in the run's precision, with what PyTorch's state of a batch normalisation has beyond ours: 0 as the
-    number of batches it has seen, which it only reads where momentum is None."""
+    """The arrays in the run's precision, by their PyTorch names.
+
+    Each batch normalisation gets the additional array `num_batches_tracked` of PyTorch. It is 0, because PyTorch only
+    uses it if momentum is None.
+    """
     found = named_arrays(trained)
     for name in list(found):
         layer, _, last = name.rpartition(".")
@@ -49,6 +46,4 @@ def tensors(trained: TrainedModel) -> dict[str, np.ndarray]:
 
 def named_arrays(trained: TrainedModel) -> dict[str, np.ndarray]:
     """Parameters and running statistics by their PyTorch names."""
-    both = trained.params, trained.statistics
-    names = [name for each in both for name in tree.paths(each)]
-    return {name: x.numpy() for name, x in zip(names, tree.leaves(both), strict=True)}
+    return {name: x.numpy() for name, x in tensor_file.named(trained.params, trained.statistics).items()}

@@ -1,4 +1,4 @@
-"""Pictures: a network's layers, or the equations of its training step, in Graphviz's DOT language."""
+"""Pictures of a network's layers, or of the equations of its training step, in Graphviz's DOT language."""
 
 from adtrain.graph.dot import svg
 from adtrain.graph.network import network_dot

@@ -1,4 +1,4 @@
-"""A graph of nodes in nested frames, as text in Graphviz's DOT language, and that text as SVG."""
+"""Writes graphs of nodes in nested frames in Graphviz's DOT language, and converts DOT to SVG."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Html(str):
 
 @dataclass
 class _Frame:
-    """A titled frame around nodes and further frames."""
+    """The contents of a titled frame: DOT lines of its nodes, and inner frames by title."""
 
     nodes: list[str] = field(default_factory=list)
     inner: dict[str, _Frame] = field(default_factory=dict)
 
 
 class Dot:
-    """A directed graph under construction. What is added first is written first: equal graphs are equal text."""
+    """A directed graph under construction. The text has the order of the calls, so it is deterministic."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -34,7 +34,7 @@ class Dot:
         self._count = itertools.count()
 
     def node(self, label: str, *path: str, **attributes: str) -> str:
-        """Add a node inside the frames of these titles, from the outermost inwards, and return its name."""
+        """Add a node inside the nested frames with the titles `path`, outermost first, and return its name."""
         frame = self._root
         for title in path:
             frame = frame.inner.setdefault(title, _Frame())
@@ -43,7 +43,7 @@ class Dot:
         return name
 
     def edge(self, tail: str, head: str, label: str = "", **attributes: str) -> None:
-        """Add an arrow between two nodes, of these names."""
+        """Add an arrow from the node `tail` to the node `head`."""
         self._edges.append(f"{tail} -> {head} [{_list(label=label, **attributes)}]")
 
     def text(self) -> str:
@@ -60,7 +60,7 @@ class Dot:
 
         frames = {"style": "rounded", "color": "gray50", "fontsize": "14", **FONT}
         lines = [
-            # nslimit ends the search for the shortest lines early; all of it takes minutes for a thousand nodes.
+            # nslimit bounds Graphviz's layout optimisation, which takes minutes for a thousand nodes.
             f"graph [{_list(label=self._title, labelloc='t', ranksep='0.3', nslimit='4', **frames)}]",
             f"node [{_list(shape='box', style='filled', fillcolor='white', fontsize='11', height='0.3', **FONT)}]",
             f"edge [{_list(fontsize='9', arrowsize='0.7', **FONT)}]",
@@ -82,7 +82,7 @@ def _quoted(text: str) -> str:
 
 
 def svg(text: str) -> bytes:
-    """The picture of a graph in DOT, laid out by Graphviz. AdtrainError where that is not installed or fails."""
+    """Convert DOT to SVG by Graphviz. Raises AdtrainError where Graphviz is not installed or fails."""
     try:
         done = subprocess.run(["dot", "-Tsvg"], input=text.encode(), capture_output=True)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What the nodes of a Program's picture say."""
+"""The labels of the nodes in a Program's picture."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from adtrain.core.fused import members
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.graph.dot import Html
 
-# The variables beside an equation: their colours are of Okabe and Ito's palette, and each line says its kind in words.
-COLOURS = {"input": "#F0E442", "constant": "gray85", "kept": "white", "elsewhere": "white", "output": "#CC79A7"}
-# A cell names so many variables, and a fused equation so many kinds of its members.
-NAMED = 4
+# Background colours (Okabe and Ito's palette) of the variables listed in a table next to an equation, by kind.
+COLOURS = {"input": "#F0E442", "constant": "gray85", "saved": "white", "distant": "white", "output": "#CC79A7"}
+# The most variables in a cell, and the most kinds of members in the label of a fused equation.
+MOST_NAMES = 4
 
 
 def layer_of(equation: Equation) -> str:
-    """The scope of the layer that an equation belongs to: of a fused one, that of its member with the most work."""
+    """The scope of the layer that an equation belongs to. For a fused equation: the scope of its costliest member."""
     body = equation.params.get("body")
     if not isinstance(body, Program):
         return equation.scope
@@ -25,7 +25,7 @@ def layer_of(equation: Equation) -> str:
 
 
 def equation_label(program: Program, equations: Sequence[Equation]) -> str:
-    """Results and primitive; of a fused equation, and of many, what is in them; and with which other layers."""
+    """The label of a node: results and primitive, the members of fused or grouped equations, and further layers."""
     names = [name for e in equations for name in members(e)]
     if len(equations) == 1:
         (equation,) = equations
@@ -41,23 +41,24 @@ def equation_label(program: Program, equations: Sequence[Equation]) -> str:
 
 
 def variable_text(program: Program, v: Variable) -> str:
-    """Name, type, and the value of a constant that is one number."""
+    """Name and type of a variable, and the value if it is a constant with one element."""
     constant = program.constants.get(v)
     value = f" = {constant.item():.6g}" if constant is not None and constant.size == 1 else ""
     return f"{program.names[v]}: {v.type}{value}"
 
 
-def side_label(texts: Mapping[str, Sequence[str]]) -> Html:
-    """A table with a cell for each kind, and a line for each variable in it."""
+def variable_table(texts: Mapping[str, Sequence[str]]) -> Html:
+    """A table with a cell for each kind of variable (a key of COLOURS) and a line for each variable."""
     rows = []
     for kind, colour in COLOURS.items():
         if lines := [escape(line) for line in _first(texts.get(kind, ()))]:
             text = '<BR ALIGN="LEFT"/>'.join([*lines, ""])
-            bold = f"<B>{text}</B>" if kind == "kept" else text
-            rows.append(f'<TR><TD ALIGN="LEFT" BALIGN="LEFT" BGCOLOR="{colour}">{bold}</TD></TR>')
+            content = f"<B>{text}</B>" if kind == "saved" else text
+            rows.append(f'<TR><TD ALIGN="LEFT" BALIGN="LEFT" BGCOLOR="{colour}">{content}</TD></TR>')
     return Html(f'<TABLE BORDER="0" CELLBORDER="1" CELLSPACING="0" CELLPADDING="2">{"".join(rows)}</TABLE>')
 
 
 def _first(texts: Sequence[str]) -> list[str]:
-    """The first NAMED texts, and how many are left out."""
-    return [*texts[:NAMED], *([f"and {len(texts) - NAMED} more"] if len(texts) > NAMED else [])]
+    """The first MOST_NAMES texts, and a line with the number of the others."""
+    more = len(texts) - MOST_NAMES
+    return [*texts[:MOST_NAMES], *([f"and {more} more"] if more > 0 else [])]

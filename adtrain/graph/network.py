@@ -1,4 +1,4 @@
-"""The picture of a network: a node a layer, a frame a container, with the shapes of what flows between them."""
+"""The picture of a network: a node for each layer, a frame for each container, and arrows labelled with shapes."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from adtrain import config, nn
 from adtrain.config import Config
 from adtrain.graph.dot import Dot
 
-# Of Okabe and Ito's palette, which colour-blind readers can tell apart; a thick border says the same.
+# A colour of Okabe and Ito's palette for colour-blind readers, and a thick border with the same meaning.
 WITH_PARAMETERS = {"fillcolor": "#56B4E9", "penwidth": "2"}
 JOIN = {"shape": "circle", "margin": "0.02"}
 END = {"shape": "ellipse"}
 
 
 def network_dot(cfg: Config) -> str:
-    """The layers that a config describes, from the input to the loss; shapes are those of one image.
+    """The config's layers in DOT, from the input to the loss. Shapes are those of one image.
 
-    Nothing is allocated and no data are read. Raises ConfigError where the layers do not fit together.
+    No array is allocated and no data are read. Raises ConfigError where the layers do not fit together.
     """
     model, shape = config.build.model(cfg), cfg.model.input
     picture = _Picture(f"{cfg.name}: {parameters_text(model, shape)}, {cfg.training.precision}")
@@ -41,7 +41,7 @@ class _Picture:
         self.dot.edge(tail, head, shape_text(self.shapes[tail]))
 
     def add(self, module: nn.Module, shape: nn.Shape, name: str, source: str, *path: str) -> str:
-        """Draw a module, called `name`, that reads from the node `source`; the node that its output comes from."""
+        """Draw the module `name`, whose input is the node `source`, and return the node of its output."""
         if isinstance(module, nn.Sequential):
             for child_name, child, inner in module.children(shape):
                 source = self.add(child, inner, f"{name}.{child_name}".strip("."), source, *path)

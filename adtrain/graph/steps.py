@@ -1,4 +1,4 @@
-"""The Program of a training step as it is after a pass, chosen by name."""
+"""The Program of a training step after a pass that is chosen by name."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from adtrain.core.errors import AdtrainError
 from adtrain.core.program import Program
 
 TRACE = "trace"
-"""The name for: before the first pass."""
+"""The name that selects the Program before the first pass."""
 
 
 def step_program(cfg: Config, after: str | None = None) -> Program:
-    """The step on one batch as a Program, after the pass of that name and all before it; by default after all.
+    """The Program of a step, after the passes up to the one named `after`; after all passes by default.
 
-    A pass that is run twice counts the first time. No data are read.
-    Raises AdtrainError that lists the names for one that is none, and ConfigError for a config that cannot train.
+    If a pass runs twice, its first run is meant. No data are read.
+    Raises AdtrainError, which lists the names, for an unknown pass, and ConfigError for an invalid config.
     """
     experiment = training.outline(cfg)
-    names = [improve.__name__ for improve in experiment.passes]
+    names = [apply.__name__ for apply in experiment.passes]
     if after is None:
         end = len(names)
     elif after == TRACE:

@@ -1,4 +1,4 @@
-"""Layers as immutable descriptions; their arrays live outside, in trees.
+"""Layers are immutable descriptions. Their arrays are kept outside of them, in trees (nested dicts).
 
 Typical use::
 
@@ -44,7 +44,7 @@ LAYERS: dict[str, type[Module]] = {
         Relu, LeakyRelu, Elu, Gelu, Silu, Tanh, Sigmoid, Softplus, Softmax, LogSoftmax,
     )
 }  # fmt: skip
-"""Every layer by its name in a config; the containers stand apart."""
+"""Layers by their name in a config, without the containers."""
 
 LOSSES: dict[str, Callable[..., Value]] = {
     "cross_entropy": ops.cross_entropy,
@@ -54,7 +54,7 @@ LOSSES: dict[str, Callable[..., Value]] = {
     "huber": ops.huber_loss,
     "binary_cross_entropy_with_logits": ops.binary_cross_entropy_with_logits,
 }
-"""Every loss by its name in a config: f(outputs, targets, **options), the mean over the batch."""
+"""Losses by their name in a config: f(outputs, targets, **options) is the mean over the batch."""
 
 __all__ = [
     "INITIALIZERS",

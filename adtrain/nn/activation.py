@@ -1,4 +1,4 @@
-"""Layers without parameters that keep the shape: activations and dropout."""
+"""Activations and dropout: layers without parameters that keep the shape."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Relu(_Activation):
 
 @dataclass(frozen=True)
 class LeakyRelu(_Activation):
-    """x where positive, negative_slope x elsewhere."""
+    """x where x > 0, negative_slope x elsewhere."""
 
     negative_slope: float = 0.01
 
@@ -48,7 +48,7 @@ class LeakyRelu(_Activation):
 
 @dataclass(frozen=True)
 class Elu(_Activation):
-    """x where positive, alpha (exp(x) - 1) elsewhere (Clevert et al. 2016)."""
+    """x where x > 0, alpha (exp(x) - 1) elsewhere (Clevert et al. 2016)."""
 
     alpha: float = 1.0
 
@@ -61,7 +61,7 @@ class Elu(_Activation):
 
 @dataclass(frozen=True)
 class Gelu(_Activation):
-    """x Φ(x) with Φ the normal distribution function, or its tanh approximation (Hendrycks and Gimpel 2016)."""
+    """x Φ(x), where Φ is the normal distribution function, or its tanh approximation (Hendrycks and Gimpel 2016)."""
 
     approximate: Literal["none", "tanh"] = "none"
 
@@ -105,31 +105,35 @@ class Softplus(_Activation):
 
 
 @dataclass(frozen=True)
-class _OverAxis(_Activation):
+class _AlongAxis(_Activation):
+    """An activation along the axis `dim`, which is counted as in PyTorch: axis 0 is the batch."""
+
     dim: int = -1
 
     def __post_init__(self) -> None:
         if not isinstance(self.dim, int) or self.dim == 0:
-            raise OptionError(f"{self.kind()}: dim is {self.dim!r}, expected an axis other than 0, the batch's")
+            raise OptionError(f"{self.kind()}: dim is {self.dim!r}, expected an axis other than the batch axis 0")
 
     def output_shape(self, shape: Shape) -> Shape:
         axes = len(shape) + 1
         if not -axes < self.dim < axes:
-            raise ShapeError(f"{self.kind()}: dim is {self.dim}, the input has {axes} axes with the batch's: {shape}")
+            raise ShapeError(
+                f"{self.kind()}: dim is {self.dim}, the input has {axes} axes with the batch axis: {shape}"
+            )
         return shape
 
 
 @dataclass(frozen=True)
-class Softmax(_OverAxis):
-    """exp(x) / Σ exp(x) along the axis `dim`, counted as in PyTorch: the batch's axis is 0."""
+class Softmax(_AlongAxis):
+    """exp(x) / Σ exp(x) along the axis `dim`; axis 0 is the batch."""
 
     def apply(self, x: Value) -> Value:
         return ops.softmax(x, axis=self.dim)
 
 
 @dataclass(frozen=True)
-class LogSoftmax(_OverAxis):
-    """x - log Σ exp(x) along the axis `dim`, counted as in PyTorch: the batch's axis is 0."""
+class LogSoftmax(_AlongAxis):
+    """x - log Σ exp(x) along the axis `dim`; axis 0 is the batch."""
 
     def apply(self, x: Value) -> Value:
         return ops.log_softmax(x, axis=self.dim)
@@ -137,7 +141,7 @@ class LogSoftmax(_OverAxis):
 
 @dataclass(frozen=True)
 class Dropout(Module):
-    """In training, zero with probability p and 1 / (1 - p) times x otherwise; x when evaluating."""
+    """In training, 0 with probability p and x / (1 - p) otherwise; in evaluation, x."""
 
     p: float = 0.5
 
@@ -151,5 +155,5 @@ class Dropout(Module):
         if not mode.training or self.p == 0:
             return x, state
         if mode.rng is None:
-            raise AdtrainError("dropout: training needs random numbers: Mode(training=True, rng=...)")
+            raise AdtrainError("dropout: found no rng in training, expected Mode(training=True, rng=...)")
         return ops.dropout(x, self.p, mode.rng, stream=mode.stream), state

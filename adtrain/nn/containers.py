@@ -1,4 +1,4 @@
-"""Modules made of modules: one after the other, with a shortcut, or side by side."""
+"""Modules made of modules: sequential, residual and parallel."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from adtrain.nn.module import LayerError, Mode, Module, Params, Shape, State
 
 
 @contextmanager
-def _naming(name: str) -> Iterator[None]:
-    """Shape errors raised inside say that they come from the child `name`."""
+def _prefix_errors(name: str) -> Iterator[None]:
+    """Put the child's name in front of the path of shape errors raised in the block."""
     try:
         yield
     except LayerError as error:
@@ -30,25 +30,25 @@ def _naming(name: str) -> Iterator[None]:
 
 
 class Container(Module):
-    """A module of named children; its trees hold one subtree a child, for the children that have arrays."""
+    """A module of named children. Its trees have one subtree for each child that has arrays."""
 
     @abstractmethod
     def children(self, shape: Shape) -> Iterator[tuple[str, Module, Shape]]:
-        """Each child's name, the child, and the shape of its input for input samples of `shape`."""
+        """Yield (name, child, shape of the child's input) for input samples of `shape`."""
 
     def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
         return {
             f"{name}.{key}": size
-            for name, child, inner in self.children(shape)
-            for key, size in child.parameter_shapes(inner).items()
+            for name, child, child_shape in self.children(shape)
+            for key, size in child.parameter_shapes(child_shape).items()
         }
 
     def init(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
         self.output_shape(shape)
         params: Params = {}
         state: State = {}
-        for name, child, inner in self.children(shape):
-            child_params, child_state = child.init(inner, rng, dtype)
+        for name, child, child_shape in self.children(shape):
+            child_params, child_state = child.init(child_shape, rng, dtype)
             if child_params:
                 params[name] = child_params
             if child_state:
@@ -56,45 +56,45 @@ class Container(Module):
         return params, state
 
 
-def _run(
+def _run_child(
     name: str, scope_name: str, child: Module, params: Params, state: State, x: Value, mode: Mode
 ) -> tuple[Value, State]:
-    """Run a child on its subtrees; its new state comes back under its name, or nothing where it has none."""
+    """The child's output on its subtrees of `params` and `state`, and {name: its new state}, or {} if it has none."""
     with scope(scope_name):
         y, new = child(params.get(name, {}), state.get(name, {}), x, mode.at(name))
     return y, {name: new} if new else {}
 
 
-def _shape_through(name: str, child: Module, shape: Shape) -> Shape:
-    with _naming(name):
+def _child_output_shape(name: str, child: Module, shape: Shape) -> Shape:
+    with _prefix_errors(name):
         return child.output_shape(shape)
 
 
 @dataclass(frozen=True)
 class Sequential(Container):
-    """One layer after the other, named "0", "1", ... as torch.nn.Sequential names them."""
+    """One layer after the other; the children are "0", "1", ... as in torch.nn.Sequential."""
 
     layers: Sequence[Module]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", _modules(self, "layers", self.layers))
+        object.__setattr__(self, "layers", _checked_modules(self, "layers", self.layers))
 
     def children(self, shape: Shape) -> Iterator[tuple[str, Module, Shape]]:
         for i, layer in enumerate(self.layers):
-            after = _shape_through(str(i), layer, shape)
+            output_shape = _child_output_shape(str(i), layer, shape)
             yield str(i), layer, shape
-            shape = after
+            shape = output_shape
 
     def output_shape(self, shape: Shape) -> Shape:
         for i, layer in enumerate(self.layers):
-            shape = _shape_through(str(i), layer, shape)
+            shape = _child_output_shape(str(i), layer, shape)
         return shape
 
     def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         new: State = {}
         for i, layer in enumerate(self.layers):
-            x, changed = _run(str(i), f"{i}.{layer.kind()}", layer, params, state, x, mode)
-            new |= changed
+            x, layer_state = _run_child(str(i), f"{i}.{layer.kind()}", layer, params, state, x, mode)
+            new |= layer_state
         return x, new
 
 
@@ -106,8 +106,8 @@ class Residual(Container):
     shortcut: Module | None = None
 
     def __post_init__(self) -> None:
-        _modules(self, "body", [self.body])
-        _modules(self, "shortcut", [] if self.shortcut is None else [self.shortcut])
+        _checked_modules(self, "body", [self.body])
+        _checked_modules(self, "shortcut", [] if self.shortcut is None else [self.shortcut])
 
     def children(self, shape: Shape) -> Iterator[tuple[str, Module, Shape]]:
         yield "body", self.body, shape
@@ -115,38 +115,38 @@ class Residual(Container):
             yield "shortcut", self.shortcut, shape
 
     def output_shape(self, shape: Shape) -> Shape:
-        body = _shape_through("body", self.body, shape)
+        body = _child_output_shape("body", self.body, shape)
         if self.shortcut is None:
             if body != shape:
                 raise ShapeError(
-                    f"residual: the body gives {body}, its input is {shape}: give a shortcut that projects"
+                    f"residual: the body gives {body}, its input is {shape}: add a shortcut that gives {body}"
                 )
-        elif (shortcut := _shape_through("shortcut", self.shortcut, shape)) != body:
+        elif (shortcut := _child_output_shape("shortcut", self.shortcut, shape)) != body:
             raise ShapeError(f"residual: the body gives {body}, the shortcut {shortcut}")
         return body
 
     def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
-        y, new = _run("body", "body", self.body, params, state, x, mode)
+        y, new = _run_child("body", "body", self.body, params, state, x, mode)
         if self.shortcut is not None:
-            x, changed = _run("shortcut", "shortcut", self.shortcut, params, state, x, mode)
-            new |= changed
+            x, shortcut_state = _run_child("shortcut", "shortcut", self.shortcut, params, state, x, mode)
+            new |= shortcut_state
         return ops.add(y, x), new
 
 
 @dataclass(frozen=True)
 class Branches(Container):
-    """Modules side by side on one input, named "0", "1", ...; subclasses say how their outputs are joined."""
+    """Modules on the same input, named "0", "1", ...; subclasses join their outputs."""
 
     branches: Sequence[Module]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "branches", _modules(self, "branches", self.branches))
+        object.__setattr__(self, "branches", _checked_modules(self, "branches", self.branches))
         if not self.branches:
             raise OptionError(f"{self.kind()}: branches is empty, expected at least one module")
 
     @abstractmethod
     def joined_shape(self, shapes: Sequence[Shape]) -> Shape:
-        """The shape of the joined output; ShapeError where the branches' do not fit together."""
+        """The shape of the joined output. Raises ShapeError if the branches' shapes cannot be joined."""
 
     @abstractmethod
     def join(self, outputs: Sequence[Value]) -> Value: ...
@@ -156,21 +156,21 @@ class Branches(Container):
             yield str(i), branch, shape
 
     def output_shape(self, shape: Shape) -> Shape:
-        return self.joined_shape([_shape_through(str(i), branch, shape) for i, branch in enumerate(self.branches)])
+        return self.joined_shape([_child_output_shape(str(i), branch, shape) for i, branch in enumerate(self.branches)])
 
     def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         outputs: list[Value] = []
         new: State = {}
         for i, branch in enumerate(self.branches):
-            y, changed = _run(str(i), f"{i}.{branch.kind()}", branch, params, state, x, mode)
+            y, branch_state = _run_child(str(i), f"{i}.{branch.kind()}", branch, params, state, x, mode)
             outputs.append(y)
-            new |= changed
+            new |= branch_state
         return self.join(outputs), new
 
 
 @dataclass(frozen=True)
 class Concat(Branches):
-    """The branches' outputs side by side along the first axis of a sample (channels)."""
+    """The branches' outputs, concatenated along the first axis of a sample (channels)."""
 
     def joined_shape(self, shapes: Sequence[Shape]) -> Shape:
         first = shapes[0]
@@ -199,7 +199,7 @@ class Add(Branches):
         return reduce(ops.add, outputs)
 
 
-def _modules(container: Container, name: str, modules: Sequence[Module]) -> tuple[Module, ...]:
+def _checked_modules(container: Container, name: str, modules: Sequence[Module]) -> tuple[Module, ...]:
     for module in modules:
         if not isinstance(module, Module):
             raise OptionError(f"{container.kind()}: {name} holds {module!r}, expected a module")

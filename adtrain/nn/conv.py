@@ -1,4 +1,4 @@
-"""Convolution layers over images, (channels, height, width) a sample."""
+"""Convolution layers; a sample is an image (channels, height, width)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from adtrain import ops
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.nn import fields
-from adtrain.nn.fields import Pair, by, pair
+from adtrain.nn.fields import Pair, pair, size_text
 from adtrain.nn.init import WeightInit, WeightLayer
 from adtrain.nn.module import Mode, Params, Shape, State
 
@@ -20,7 +20,8 @@ IMAGE_AXES = ("channels", "height", "width")
 class Conv2d(WeightLayer):
     """Cross-correlation, as torch.nn.Conv2d; weight (out_channels, in_channels / groups, kernel size).
 
-    `padding="same"` keeps height and width for stride 1; where the total is odd, the odd row and column come last.
+    `padding="same"` keeps height and width and needs stride 1. If the total padding of an axis is odd, the extra row
+    is at the bottom, or the extra column on the right.
     """
 
     out_channels: int
@@ -46,9 +47,10 @@ class Conv2d(WeightLayer):
         low, extra = self.paddings()
         padded = tuple(n + 2 * p + e for n, p, e in zip(shape[1:], low, extra, strict=True))
         if any(k > n for k, n in zip(kernel, padded, strict=True)):
-            dilated = f" (dilated {by(kernel)})" if kernel != pair(self.kernel_size) else ""
+            dilated = f" (dilated {size_text(kernel)})" if kernel != pair(self.kernel_size) else ""
             raise ShapeError(
-                f"conv2d: kernel {by(pair(self.kernel_size))}{dilated} is larger than the padded input {by(padded)}"
+                f"conv2d: kernel {size_text(pair(self.kernel_size))}{dilated} is larger than the padded input "
+                f"{size_text(padded)}"
             )
         sizes = zip(padded, kernel, pair(self.stride), strict=True)
         return (self.out_channels, *((n - k) // s + 1 for n, k, s in sizes))
@@ -75,7 +77,7 @@ class Conv2d(WeightLayer):
         return y, state
 
     def paddings(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Padding of both ends, and what the far ends get beyond it."""
+        """(height, width) padding at both ends, and the extra padding at the bottom and on the right."""
         if self.padding != "same":
             return pair(self.padding), (0, 0)
         high, wide = (k - 1 for k in _dilated(self))
@@ -84,7 +86,7 @@ class Conv2d(WeightLayer):
 
 @dataclass(frozen=True)
 class ConvTranspose2d(WeightLayer):
-    """The transpose of Conv2d, as PyTorch's; weight (in_channels, out_channels / groups, kernel size)."""
+    """The transpose of Conv2d, as torch.nn.ConvTranspose2d; weight (in_channels, out_channels / groups, kernel)."""
 
     out_channels: int
     kernel_size: Pair
@@ -113,8 +115,8 @@ class ConvTranspose2d(WeightLayer):
         output = tuple((n - 1) * s - 2 * p + k + extra for n, s, p, k, extra in sizes)
         if any(n < 1 for n in output):
             raise ShapeError(
-                f"conv_transpose2d: padding {by(pair(self.padding))} leaves nothing of the output: {by(output)} "
-                f"for the input {by(shape[1:])}"
+                f"conv_transpose2d: padding {size_text(pair(self.padding))} makes the output empty: "
+                f"{size_text(output)} for the input {size_text(shape[1:])}"
             )
         return (self.out_channels, *output)
 
@@ -139,7 +141,7 @@ class ConvTranspose2d(WeightLayer):
 
 
 def _dilated(layer: Conv2d | ConvTranspose2d) -> tuple[int, int]:
-    """What the kernel spans once dilated."""
+    """Height and width of the dilated kernel."""
     (kh, kw), (dh, dw) = pair(layer.kernel_size), pair(layer.dilation)
     return dh * (kh - 1) + 1, dw * (kw - 1) + 1
 

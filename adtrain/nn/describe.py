@@ -1,4 +1,4 @@
-"""A model's rows for a summary, from shapes alone: nothing is allocated."""
+"""The rows of a model summary, computed from shapes; nothing is allocated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from adtrain.nn.module import Module, Params, Shape
 
 
 class LayerRow(NamedTuple):
-    """One layer: its dotted name in the model, its kind, the shape of one output sample, its number of parameters."""
+    """One layer: dotted name in the model, kind, shape of one output sample, number of parameters."""
 
     name: str
     kind: str
@@ -21,9 +21,9 @@ class LayerRow(NamedTuple):
 
 
 def describe(model: Module, shape: Shape) -> list[LayerRow]:
-    """A row for each layer in the order they run, containers expanded, for input samples of `shape`.
+    """One row for each layer, in the order they run, for input samples of `shape`; containers are expanded.
 
-    Raises ShapeError where a layer does not fit its input.
+    Raises ShapeError if a layer does not fit its input.
     """
     model.output_shape(shape)
     return list(_rows(model, shape, ""))
@@ -31,8 +31,8 @@ def describe(model: Module, shape: Shape) -> list[LayerRow]:
 
 def _rows(module: Module, shape: Shape, name: str) -> Iterator[LayerRow]:
     if isinstance(module, Container):
-        for child_name, child, inner in module.children(shape):
-            yield from _rows(child, inner, f"{name}.{child_name}" if name else child_name)
+        for child_name, child, child_shape in module.children(shape):
+            yield from _rows(child, child_shape, f"{name}.{child_name}" if name else child_name)
     else:
         parameters = sum(prod(size) for size in module.parameter_shapes(shape).values())
         yield LayerRow(name, module.kind(), module.output_shape(shape), parameters)

@@ -1,4 +1,4 @@
-"""Checks of the layers' options, made when a layer is described."""
+"""Checks of the layers' options and input shapes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Pair = int | tuple[int, int]
 
 
 def pair(value: Pair) -> tuple[int, int]:
-    """`value` for height and width: an integer stands for both."""
+    """(height, width); an integer is used for both."""
     return value if isinstance(value, tuple) else (value, value)
 
 
-def by(size: tuple[int, ...]) -> str:
-    """A size as people write it: "5x5"."""
+def size_text(size: tuple[int, ...]) -> str:
+    """The size as text: "5x5"."""
     return "x".join(map(str, size))
 
 
 def check_integers(layer: Module, least: int, *names: str) -> None:
-    """OptionError unless each named field is an integer of at least `least` (or None, where it was left out)."""
+    """Raise OptionError unless each named field is an integer of at least `least`, or None."""
     for name in names:
         value = getattr(layer, name)
         if value is not None:
@@ -30,7 +30,7 @@ def check_integers(layer: Module, least: int, *names: str) -> None:
 
 
 def check_pairs(layer: Module, least: int, *names: str) -> None:
-    """OptionError unless each named field is an integer of at least `least`, or a pair of them (or None)."""
+    """Raise OptionError unless each named field is an integer of at least `least`, a pair of them, or None."""
     for name in names:
         value = getattr(layer, name)
         sizes = value if isinstance(value, tuple) and len(value) == 2 else (value,)
@@ -41,25 +41,25 @@ def check_pairs(layer: Module, least: int, *names: str) -> None:
 
 
 def check_number(layer: Module, name: str, low: float = -inf, below: float = inf) -> None:
-    """OptionError unless the named field is a finite number in [low, below)."""
+    """Raise OptionError unless the named field is a finite number in [low, below)."""
     options.check_number(layer.kind(), name, getattr(layer, name), low, below)
 
 
 def check_choice(layer: Module, name: str, choices: tuple[str, ...]) -> None:
-    """OptionError unless the named field is one of `choices`."""
+    """Raise OptionError unless the named field is one of `choices`."""
     value = getattr(layer, name)
     if value not in choices:
         raise OptionError(f"{layer.kind()}: {name} is {value!r}, expected one of {', '.join(choices)}")
 
 
 def check_ndim(layer: Module, shape: Shape, axes: tuple[str, ...]) -> None:
-    """ShapeError unless `shape` has exactly the named axes."""
+    """Raise ShapeError unless `shape` has one size for each of the named axes."""
     if len(shape) != len(axes):
         raise ShapeError(f"{layer.kind()}: expected an input of shape ({', '.join(axes)}), found {shape}")
 
 
 def check_inferred(layer: Module, name: str, size: int, unit: str, shape: Shape) -> None:
-    """ShapeError where the optional field `name` was given and is not `size`, the input's number of `unit`."""
+    """Raise ShapeError if the optional field `name` is set and differs from `size`, the input's number of `unit`."""
     value = getattr(layer, name)
     if value is not None and value != size:
         raise ShapeError(f"{layer.kind()}: {name} is {value}, the input has {size} {unit}: {shape}")

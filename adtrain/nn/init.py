@@ -1,4 +1,4 @@
-"""Initialisers of weights, each named after its paper and equal in distribution to torch.nn.init's.
+"""Weight initialisers, with the names and distributions of torch.nn.init.
 
 A weight of shape (out, in, *receptive field) has fan_in = in * field and fan_out = out * field, counted from the shape
 as PyTorch does, for transposed convolutions too.
@@ -63,7 +63,7 @@ def orthogonal(shape: Shape, rng: np.random.Generator) -> Draw:
 
 
 def trunc_normal(shape: Shape, rng: np.random.Generator) -> Draw:
-    """N(0, 0.02²) cut at two standard deviations, drawn again where beyond (Devlin et al. 2018, BERT)."""
+    """N(0, 0.02²); values beyond two standard deviations are drawn again (Devlin et al. 2018, BERT)."""
     z = rng.normal(size=shape)
     while (beyond := np.abs(z) > 2).any():
         z[beyond] = rng.normal(size=int(beyond.sum()))
@@ -71,7 +71,7 @@ def trunc_normal(shape: Shape, rng: np.random.Generator) -> Draw:
 
 
 def normal(shape: Shape, rng: np.random.Generator) -> Draw:
-    """N(0, 1), torch.nn.Embedding's."""
+    """N(0, 1), as torch.nn.Embedding."""
     return rng.normal(size=shape)
 
 
@@ -87,7 +87,7 @@ class WeightLayer(Module):
     weight_init: WeightInit
 
     def check_weight_init(self) -> None:
-        """OptionError unless `weight_init` is known."""
+        """Raise OptionError unless `weight_init` is one of INITIALIZERS."""
         fields.check_choice(self, "weight_init", tuple(INITIALIZERS))
 
     def init(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:

@@ -1,4 +1,4 @@
-"""Layers that are a table or a matrix: linear and embedding."""
+"""Linear and embedding layers."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from adtrain.nn.module import Mode, Module, Params, Shape, State
 
 
 class _NormLayer(Module):
-    """A layer whose "weight" starts at one and whose "bias" at zero."""
+    """A layer with a "weight" that starts at one and a "bias" that starts at zero."""
 
     def init(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
         self.output_shape(shape)
@@ -66,7 +66,7 @@ class _BatchNorm(_NormLayer):
 
 @dataclass(frozen=True)
 class BatchNorm1d(_BatchNorm):
-    """Batch normalisation (Ioffe and Szegedy 2015) of features, (channels,) or (channels, length) a sample."""
+    """Batch normalisation (Ioffe and Szegedy 2015); a sample is (channels,) or (channels, length)."""
 
     def output_shape(self, shape: Shape) -> Shape:
         if len(shape) not in (1, 2):
@@ -78,10 +78,10 @@ class BatchNorm1d(_BatchNorm):
 
 @dataclass(frozen=True)
 class BatchNorm2d(_BatchNorm):
-    """Batch normalisation (Ioffe and Szegedy 2015) of images, (channels, height, width) a sample.
+    """Batch normalisation (Ioffe and Szegedy 2015) of images (channels, height, width).
 
-    Training normalises by the batch's mean and biased variance and moves the running mean and (unbiased) variance by
-    `momentum` towards them; evaluation normalises by the running ones.
+    Training normalises by the batch's mean and biased variance, and moves the running mean and the running variance
+    (unbiased) towards the batch's by the fraction `momentum`. Evaluation normalises by the running statistics.
     """
 
     def output_shape(self, shape: Shape) -> Shape:
@@ -93,7 +93,7 @@ class BatchNorm2d(_BatchNorm):
 class LayerNorm(_NormLayer):
     """Normalisation of each sample over its last axes (Ba et al. 2016).
 
-    `normalized_shape` is their sizes; left out, it is the last axis alone.
+    `normalized_shape` holds the sizes of these axes; by default it is the size of the last axis.
     """
 
     normalized_shape: int | tuple[int, ...] | None = None
@@ -159,5 +159,5 @@ class GroupNorm(_NormLayer):
         return ops.group_norm(x, self.num_groups, *_affine(self.affine, params), eps=self.eps), state
 
 
-def _affine(given: bool, params: Params) -> tuple[Value | None, Value | None]:
-    return (params["weight"], params["bias"]) if given else (None, None)
+def _affine(affine: bool, params: Params) -> tuple[Value | None, Value | None]:
+    return (params["weight"], params["bias"]) if affine else (None, None)

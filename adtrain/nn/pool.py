@@ -1,4 +1,4 @@
-"""Pooling layers over images, (channels, height, width) a sample."""
+"""Pooling layers; a sample is an image (channels, height, width)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from adtrain.core.array import Value
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.nn import fields
 from adtrain.nn.conv import IMAGE_AXES
-from adtrain.nn.fields import Pair, by, pair
+from adtrain.nn.fields import Pair, pair, size_text
 from adtrain.nn.module import Mode, Module, Params, Shape, State
 
 
@@ -33,13 +33,15 @@ class _Pool2d(Module):
         stride = kernel if self.stride is None else pair(self.stride)
         padded = tuple(n + 2 * p for n, p in zip(shape[1:], pair(self.padding), strict=True))
         if any(k > n for k, n in zip(kernel, padded, strict=True)):
-            raise ShapeError(f"{self.kind()}: kernel {by(kernel)} is larger than the padded input {by(padded)}")
+            raise ShapeError(
+                f"{self.kind()}: kernel {size_text(kernel)} is larger than the padded input {size_text(padded)}"
+            )
         return (shape[0], *((n - k) // s + 1 for n, k, s in zip(padded, kernel, stride, strict=True)))
 
 
 @dataclass(frozen=True)
 class MaxPool2d(_Pool2d):
-    """The largest of each window; stride is kernel_size where left out; a last, partial window is dropped."""
+    """The maximum of each window; stride is kernel_size by default; a partial window at the end is dropped."""
 
     def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         return ops.max_pool2d(x, self.kernel_size, stride=self.stride, padding=self.padding), state
@@ -47,7 +49,7 @@ class MaxPool2d(_Pool2d):
 
 @dataclass(frozen=True)
 class AvgPool2d(_Pool2d):
-    """The mean of each window, padding counted; stride is kernel_size where left out; a partial window is dropped."""
+    """The mean of each window, padding included; stride is kernel_size by default; a partial window is dropped."""
 
     def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         return ops.avg_pool2d(x, self.kernel_size, stride=self.stride, padding=self.padding), state
@@ -55,7 +57,7 @@ class AvgPool2d(_Pool2d):
 
 @dataclass(frozen=True)
 class AdaptiveAvgPool2d(Module):
-    """Means over a grid of output_size windows, whatever the input's size, as torch.nn.AdaptiveAvgPool2d."""
+    """Means over a grid of output_size windows for an input of any size, as torch.nn.AdaptiveAvgPool2d."""
 
     output_size: Pair
 

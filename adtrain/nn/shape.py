@@ -1,4 +1,4 @@
-"""Layers that only change the shape."""
+"""Layers that change the shape only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from adtrain.nn.module import Mode, Module, Params, Shape, State
 
 @dataclass(frozen=True)
 class Flatten(Module):
-    """All axes of a sample into one."""
+    """Each sample flattened to one axis."""
 
     def output_shape(self, shape: Shape) -> Shape:
         return (prod(shape),)
@@ -24,14 +24,14 @@ class Flatten(Module):
 
 @dataclass(frozen=True)
 class Reshape(Module):
-    """A sample of another shape, of as many elements; one axis may be -1: what is left."""
+    """Each sample reshaped to `shape`; one axis may be -1 and is inferred."""
 
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        sizes_given = isinstance(self.shape, tuple) and all(type(n) is int and (n > 0 or n == -1) for n in self.shape)
-        if not sizes_given or self.shape.count(-1) > 1:
-            raise OptionError(f"reshape: shape is {self.shape!r}, expected integers, at least 1, or -1 once")
+        are_sizes = isinstance(self.shape, tuple) and all(type(n) is int and (n > 0 or n == -1) for n in self.shape)
+        if not are_sizes or self.shape.count(-1) > 1:
+            raise OptionError(f"reshape: shape is {self.shape!r}, expected positive integers, of which one may be -1")
 
     def output_shape(self, shape: Shape) -> Shape:
         known = prod(n for n in self.shape if n != -1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from adtrain.core.primitive import Primitive
+from adtrain.core.rewrites import WITH_BIAS_GRADIENT
 from adtrain.core.types import ArrayType
 from adtrain.ops.broadcasting import sum_p
 from adtrain.ops.conv import weight_grad_p
@@ -51,3 +52,6 @@ conv2d_weight_grad_pooled_sum_p = Primitive(
 )
 """(x, g, where; window, windows, shape, size, precision): conv2d_weight_grad_pooled(x, g, where, ...), and the sum of g
 for each channel."""
+
+WITH_BIAS_GRADIENT[weight_grad_p] = (1, conv2d_weight_grad_sum_p)
+WITH_BIAS_GRADIENT[conv2d_weight_grad_pooled_p] = (1, conv2d_weight_grad_pooled_sum_p)

@@ -16,13 +16,9 @@ import numpy as np
 
 from adtrain.core.array import Value, array
 from adtrain.core.errors import ShapeError
-from adtrain.core.kernel import CKernel, legacy
-from adtrain.core.primitive import Primitive, no_flops
-from adtrain.core.registry import register
+from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape
-from adtrain.lowering.cpu.shapes import REDUCTION_SCRATCH, both_forms, kept, reduction
-from adtrain.lowering.cuda import reduce as reductions_cuda
 from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes
 
 astype_p: Primitive = Primitive(
@@ -48,6 +44,7 @@ reshape_p: Primitive = Primitive(
     [lambda out, x, shape: partial(bind, reshape_p, shape=x.shape)],
     no_flops,
     view=True,
+    traits=(Trait.RESHAPE,),
 )
 
 
@@ -60,29 +57,17 @@ def _sum_shape(x: Any, axes: tuple[int, ...]) -> ArrayType:
     return ArrayType(tuple(n for i, n in enumerate(x.shape) if i not in axes), summed(x.dtype))
 
 
-def _sum_dtypes(x: Any, axes: tuple[int, ...]) -> tuple[np.dtype, ...]:
-    return x.dtype, summed(x.dtype)
-
-
-def _summed_items(x: Any, axes: tuple[int, ...]) -> tuple[bool, ...] | None:
-    return (True,) if 0 in axes else None
-
-
-_SUM_KERNELS = (
-    *both_forms("sum.c", "sum", reduction, kept, _sum_dtypes, scratch=lambda x, axes: REDUCTION_SCRATCH),
-    CKernel("sum.c", "sum_into", reduction, _sum_dtypes, _summed_items, sums=True),
-)
-
-
 sum_p: Primitive = Primitive(
     "sum",
     _sum_shape,
     lambda x, axes: np.sum(x, axis=axes, dtype=summed(x.dtype)),
     [lambda out, x, axes: partial(spread, shape=x.shape, axes=axes)],
     lambda x, axes: x.size,
+    traits=(
+        Trait.REDUCTION,
+        Trait.ALONG_AXIS,
+    ),
 )
-register("sum", "cpu", _SUM_KERNELS)
-register("sum", "cuda", legacy(reductions_cuda.reduction(reductions_cuda.SUM, _sum_dtypes)))
 
 
 def _broadcast_to_shape(x: Any, shape: Shape) -> ArrayType:
@@ -104,6 +89,7 @@ broadcast_to_p: Primitive = Primitive(
     [lambda out, x, shape: partial(sum_to, shape=x.shape)],
     no_flops,
     view=True,
+    traits=(Trait.BROADCAST,),
 )
 
 

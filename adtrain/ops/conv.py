@@ -14,11 +14,9 @@ from typing import Any, NamedTuple
 from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.precision import FULL, precision_of
-from adtrain.core.primitive import Primitive
-from adtrain.core.registry import register
+from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cpu.conv import FORWARD, FORWARD_WINOGRAD, INPUT_GRAD, INPUT_GRAD_WINOGRAD, WEIGHT_GRAD
 from adtrain.ops.broadcasting import promote, reshape
 from adtrain.ops.common import ArrayLike, as_value, pair, require_float
 from adtrain.ops.conv_reference import conv2d_reference, input_grad_reference, weight_grad_reference
@@ -103,8 +101,8 @@ conv2d_p: Primitive = Primitive(
         ),
     ],
     lambda x, w, window, precision: _flops(_conv_shape(x, w, window).shape, w.shape),
+    traits=(Trait.CONVOLUTION,),
 )
-register("conv2d", "cpu", (FORWARD_WINOGRAD, FORWARD))
 input_grad_p: Primitive = Primitive(
     "conv2d_input_grad",
     _input_grad_shape,
@@ -116,8 +114,8 @@ input_grad_p: Primitive = Primitive(
         ),
     ],
     lambda g, w, window, size, precision: _flops(g.shape, w.shape),
+    traits=(Trait.CONVOLUTION,),
 )
-register("conv2d_input_grad", "cpu", (INPUT_GRAD_WINOGRAD, INPUT_GRAD))
 weight_grad_p: Primitive = Primitive(
     "conv2d_weight_grad",
     _weight_grad_shape,
@@ -130,7 +128,6 @@ weight_grad_p: Primitive = Primitive(
     ],
     lambda x, g, window, size, precision: _flops(g.shape, _weight_grad_shape(x, g, window, size).shape),
 )
-register("conv2d_weight_grad", "cpu", WEIGHT_GRAD)
 
 
 def _forward(x: Value, w: Value, window: Window, precision: str) -> Value:

@@ -12,23 +12,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from adtrain.core.kernel import CKernel
-from adtrain.core.primitive import Primitive
-from adtrain.core.registry import register
+from adtrain.core.primitive import Primitive, Trait
+from adtrain.core.rewrites import POOLED_GRADIENT
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cpu.conv import (
-    pooled_input_grad_prepared,
-    pooled_input_grad_scratch,
-    pooled_numbers,
-    pooled_weight_grad_scratch,
-)
 from adtrain.ops.conv import input_grad_p, weight_grad_p
 from adtrain.ops.pool import max_pool2d_put_p
 
 Pair = tuple[int, int]
-
-SHORTEST_RUN = 16
-"""Bytes."""
 
 
 def _put_type(g: Any, where: Any, windows: Any, shape: tuple[int, ...]) -> ArrayType:
@@ -65,37 +55,12 @@ def _weight_grad_reference(
     return weight_grad_p.reference(x, _put(g, where, windows, shape), window, size, precision)
 
 
-def _handled(window: Any, windows: Any, g: Any, shape: tuple[int, ...], run: int) -> bool:
-    """Whether the C functions are for this convolution and pooling, and faster than the plain ones.
-
-    They take about twice the time for a product and fill vectors badly with kernel rows of few numbers (``run``).
-    """
-    if window.stride != (1, 1) or window.dilation != (1, 1) or window.groups != 1 or windows.padding != (0, 0):
-        return False
-    return run * g.dtype.itemsize >= SHORTEST_RUN and shape[2] * shape[3] >= 2 * g.shape[2] * g.shape[3]
-
-
 conv2d_input_grad_pooled_p = Primitive(
     "conv2d_input_grad_pooled",
     _input_grad_shape,
     _input_grad_reference,
     flops=lambda g, where, w, **_: 2 * g.size * w.shape[1] * w.shape[2] * w.shape[3],
-)
-register(
-    "conv2d_input_grad_pooled",
-    "cpu",
-    CKernel(
-        "conv_pooled.c",
-        "conv2d_input_grad_pooled",
-        lambda g, where, w, window, windows, shape, size, precision: pooled_numbers(
-            (1, w.shape[1], *size), w.shape, shape, g.shape, window, windows, g.dtype.itemsize, precision
-        ),
-        items=lambda g, where, w, window, windows, shape, size, precision: (
-            (True, True, False) if _handled(window, windows, g, shape, w.shape[1] * w.shape[3]) else None
-        ),
-        scratch=pooled_input_grad_scratch,
-        prepared=pooled_input_grad_prepared,
-    ),
+    traits=(Trait.CONVOLUTION,),
 )
 """(g, where, w; window, windows, shape, size, precision):
 conv2d_input_grad(max_pool2d_put(g, where, windows, shape), w, ...)."""
@@ -106,21 +71,8 @@ conv2d_weight_grad_pooled_p = Primitive(
     _weight_grad_reference,
     flops=lambda x, g, where, window, windows, shape, size, precision: 2 * g.size * x.shape[1] * size[0] * size[1],
 )
-register(
-    "conv2d_weight_grad_pooled",
-    "cpu",
-    CKernel(
-        "conv_pooled.c",
-        "conv2d_weight_grad_pooled",
-        lambda x, g, where, window, windows, shape, size, precision: pooled_numbers(
-            x.shape, (shape[1], x.shape[1], *size), shape, g.shape, window, windows, g.dtype.itemsize, precision
-        ),
-        items=lambda x, g, where, window, windows, shape, size, precision: (
-            (True, True, True) if _handled(window, windows, g, shape, x.shape[1] * size[1]) else None
-        ),
-        sums=True,
-        scratch=pooled_weight_grad_scratch,
-    ),
-)
 """(x, g, where; window, windows, shape, size, precision):
 conv2d_weight_grad(x, max_pool2d_put(g, where, windows, shape), ...)."""
+
+POOLED_GRADIENT[input_grad_p] = (0, conv2d_input_grad_pooled_p)
+POOLED_GRADIENT[weight_grad_p] = (1, conv2d_weight_grad_pooled_p)

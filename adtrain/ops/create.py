@@ -8,7 +8,7 @@ import numpy as np
 
 from adtrain.core.array import Array, Value, array
 from adtrain.core.errors import ShapeError
-from adtrain.core.primitive import Primitive, no_flops
+from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape, dtype_of
 
@@ -25,6 +25,7 @@ full_p: Primitive = Primitive(
     lambda shape, value, dtype, device: np.broadcast_to(np.asarray(value, dtype), shape),
     flops=no_flops,
     view=True,
+    traits=(Trait.BROADCAST,),
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any
 
@@ -10,14 +9,9 @@ import numpy as np
 
 from adtrain.core.array import Value
 from adtrain.core.errors import DTypeError, ShapeError
-from adtrain.core.kernel import CKernel, legacy
-from adtrain.core.primitive import Primitive, no_flops
-from adtrain.core.registry import register
+from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, dtype_of
-from adtrain.lowering.cpu.shapes import around, both_forms
-from adtrain.lowering.cuda import rows as kernels_cuda
-from adtrain.lowering.cuda import scatter as scatter_cuda
 from adtrain.ops.common import ArrayLike, as_value, normalize_axis
 from adtrain.ops.compare import less, where
 
@@ -39,13 +33,6 @@ def _in_range(name: str, indices: np.ndarray, length: int) -> np.ndarray:
     return indices
 
 
-def _kernels(name: str, numbers: Any, items: Any) -> tuple[CKernel, CKernel]:
-    """C functions of an array and indices."""
-    return both_forms(
-        "index.c", name, numbers, items, lambda x, indices, **params: (x.dtype, indices.dtype), checked=True
-    )
-
-
 def _take_shape(x: Any, indices: Any, axis: int) -> ArrayType:
     _require_integers("take", indices)
     return ArrayType(x.shape[:axis] + indices.shape + x.shape[axis + 1 :], x.dtype)
@@ -63,28 +50,9 @@ def _scatter_add_reference(ct: np.ndarray, indices: np.ndarray, axis: int, lengt
     return np.moveaxis(out, 0, axis)
 
 
-def _take_items(x: Any, indices: Any, axis: int) -> tuple[bool, ...] | None:
-    if axis == 0:
-        return (False, True) if indices.shape else None
-    return True, False
-
-
 def _gathered(x: Any, indices: Any, axis: int) -> tuple[int, int]:
     """The elements that a gather reads: one of x for each element of its result, and the indices."""
     return x.size // max(x.shape[axis], 1) * indices.size, indices.size
-
-
-def _take_numbers(x: Any, indices: Any, axis: int) -> tuple[int, ...]:
-    return *around(x.shape, axis), math.prod(indices.shape)
-
-
-def _scatter_add_items(ct: Any, indices: Any, axis: int, length: int) -> tuple[bool, ...] | None:
-    return (True, False) if axis else None
-
-
-def _scatter_add_numbers(ct: Any, indices: Any, axis: int, length: int) -> tuple[int, ...]:
-    inner = ct.shape[axis + len(indices.shape) :]
-    return math.prod(ct.shape[:axis]), length, math.prod(inner), math.prod(indices.shape)
 
 
 take_p: Primitive = Primitive(
@@ -94,9 +62,8 @@ take_p: Primitive = Primitive(
     [lambda out, x, indices, axis: partial(_scatter_add, indices=indices, axis=axis, length=x.shape[axis])],
     no_flops,
     reads=_gathered,
+    traits=(Trait.GATHER,),
 )
-register("take", "cpu", _kernels("take", _take_numbers, _take_items))
-register("take", "cuda", legacy(kernels_cuda.indexing("take", _take_numbers, along=3, rows=True)))
 scatter_add_p: Primitive = Primitive(
     "scatter_add",
     _scatter_add_shape,
@@ -104,8 +71,6 @@ scatter_add_p: Primitive = Primitive(
     [lambda out, ct, indices, axis, length: lambda u: bind(take_p, u, indices, axis=axis)],
     lambda ct, indices, axis, length: ct.size,
 )
-register("scatter_add", "cpu", _kernels("scatter_add", _scatter_add_numbers, _scatter_add_items))
-register("scatter_add", "cuda", legacy(scatter_cuda.scatter_add(_scatter_add_numbers)))
 
 
 def _along_shape(x: Any, indices: Any, axis: int) -> ArrayType:
@@ -124,11 +89,6 @@ def _scatter_along_reference(ct: np.ndarray, indices: np.ndarray, axis: int, len
     return out
 
 
-def _along_numbers(indices: Any, length: int, axis: int) -> tuple[int, ...]:
-    outer, count, inner = around(indices.shape, axis)
-    return outer, length, inner, count
-
-
 take_along_axis_p: Primitive = Primitive(
     "take_along_axis",
     _along_shape,
@@ -136,24 +96,7 @@ take_along_axis_p: Primitive = Primitive(
     [lambda out, x, indices, axis: partial(_scatter_along_axis, indices=indices, axis=axis, length=x.shape[axis])],
     no_flops,
     reads=lambda x, indices, axis: (indices.size, indices.size),
-)
-register(
-    "take_along_axis",
-    "cpu",
-    _kernels(
-        "take_along_axis",
-        lambda x, indices, axis: _along_numbers(indices, x.shape[axis], axis),
-        lambda x, indices, axis: (True, True) if axis else None,
-    ),
-)
-register(
-    "take_along_axis",
-    "cuda",
-    legacy(
-        kernels_cuda.indexing(
-            "take_along_axis", lambda x, indices, axis: _along_numbers(indices, x.shape[axis], axis), along=3
-        )
-    ),
+    traits=(Trait.ALONG_AXIS,),
 )
 scatter_along_axis_p: Primitive = Primitive(
     "scatter_along_axis",
@@ -161,20 +104,7 @@ scatter_along_axis_p: Primitive = Primitive(
     _scatter_along_reference,
     [lambda out, ct, indices, axis, length: lambda u: bind(take_along_axis_p, u, indices, axis=axis)],
     lambda ct, indices, axis, length: ct.size,
-)
-register(
-    "scatter_along_axis",
-    "cpu",
-    _kernels(
-        "scatter_along_axis",
-        lambda ct, indices, axis, length: _along_numbers(indices, length, axis),
-        lambda ct, indices, axis, length: (True, True) if axis else None,
-    ),
-)
-register(
-    "scatter_along_axis",
-    "cuda",
-    legacy(kernels_cuda.scatter_along(lambda ct, indices, axis, length: _along_numbers(indices, length, axis))),
+    traits=(Trait.ALONG_AXIS,),
 )
 
 
@@ -195,22 +125,12 @@ def _one_hot_shape(indices: Any, num_classes: int, dtype: np.dtype) -> ArrayType
     return ArrayType((*indices.shape, num_classes), dtype)
 
 
-_ONE_HOT_KERNELS = both_forms(
-    "index.c",
-    "one_hot",
-    lambda indices, num_classes, dtype: (math.prod(indices.shape), num_classes),
-    lambda indices, num_classes, dtype: (True,) if indices.shape else None,
-    lambda indices, num_classes, dtype: (dtype, indices.dtype),
-    checked=True,
-)
 one_hot_p: Primitive = Primitive(
     "one_hot",
     _one_hot_shape,
     _one_hot_reference,
     flops=no_flops,
 )
-register("one_hot", "cpu", _ONE_HOT_KERNELS)
-register("one_hot", "cuda", legacy(kernels_cuda.ONE_HOT))
 
 
 def take(x: ArrayLike, indices: ArrayLike, axis: int = 0) -> Value:

@@ -11,7 +11,7 @@ from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.kernel import CKernel, legacy
 from adtrain.core.precision import FULL, precision_of
-from adtrain.core.primitive import Primitive
+from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.registry import register
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
@@ -69,7 +69,7 @@ def _numbers(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: st
     return math.prod(a.shape[:-2]), m, n, a.shape[-2 if transpose_a else -1], transpose_a, transpose_b
 
 
-_GEMM = CKernel("gemm.c", "gemm", _numbers, team=True, scratch=lambda *args, **params: 1 << 20)
+_GEMM = CKernel("gemm.c", "gemm", _numbers, team=True, scratch=1 << 20)
 
 matmul_p: Primitive = Primitive(
     "matmul",
@@ -77,6 +77,7 @@ matmul_p: Primitive = Primitive(
     _reference,
     [_vjp_a, _vjp_b],
     _flops,
+    traits=(Trait.MATMUL,),
 )
 register("matmul", "cpu", _GEMM)
 register("matmul", "cuda", legacy(GEMM))

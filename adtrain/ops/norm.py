@@ -10,13 +10,9 @@ import numpy as np
 
 from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
-from adtrain.core.kernel import legacy
 from adtrain.core.primitive import Primitive
-from adtrain.core.registry import register
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cpu.shapes import alternating, both_forms, kept
-from adtrain.lowering.cuda import rows as kernels_cuda
 from adtrain.ops.broadcasting import keep_axes, reshape
 from adtrain.ops.common import ArrayLike, as_value, require_float
 from adtrain.ops.elementwise import rsqrt
@@ -61,10 +57,6 @@ def _standardize_vjp(out: Any, x: Value, axes: tuple[int, ...], eps: float) -> A
     return pullback
 
 
-def _numbers(x: Any, axes: tuple[int, ...], eps: float) -> tuple[int | float, ...]:
-    return *alternating(x.shape, axes, 4), float(eps)
-
-
 standardize_p: Primitive = Primitive(
     "standardize",
     _standardize_shape,
@@ -72,8 +64,6 @@ standardize_p: Primitive = Primitive(
     [_standardize_vjp],
     lambda x, axes, eps: 6 * x.size,
 )
-register("standardize", "cpu", both_forms("norm.c", "standardize", _numbers, kept))
-register("standardize", "cuda", legacy(kernels_cuda.standardize()))
 
 
 def _affine(y: Value, weight: ArrayLike | None, bias: ArrayLike | None, shape: Sequence[int]) -> Value:

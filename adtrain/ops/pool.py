@@ -10,10 +10,8 @@ import numpy as np
 
 from adtrain.core.array import Value, array
 from adtrain.core.errors import ShapeError
-from adtrain.core.kernel import CKernel
 from adtrain.core.precision import FULL, matmul_precision
-from adtrain.core.primitive import Primitive
-from adtrain.core.registry import register
+from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape
 from adtrain.ops.common import ArrayLike, as_value, pair, require_float
@@ -120,38 +118,21 @@ def _max_vjp(out: tuple[Value, Value], x: Value, windows: Windows) -> Callable[[
     return lambda cts: _put(cts[0], where, windows, shape)
 
 
-def _kernel(name: str, numbers: Callable[..., tuple[int, ...]]) -> CKernel:
-    return CKernel("pool.c", name, numbers, items=lambda *args, **params: (True,) * len(args))
-
-
-def _numbers(x_shape: Sequence[int], y_shape: Sequence[int], windows: Windows) -> tuple[int, ...]:
-    """POOL_NUMBERS of `kernels/cpu/pool.c`."""
-    return (*x_shape[1:], *y_shape[2:], *windows.kernel, *windows.stride, *windows.padding)
-
-
-def _pooled_numbers(x: Any, windows: Windows) -> tuple[int, ...]:
-    return _numbers(x.shape, windows.output_shape("pooling", x.shape), windows)
-
-
 max_pool2d_p: Primitive = Primitive(
     "max_pool2d",
     _max_shape,
     _max_reference,
     [_max_vjp],
     lambda x, windows: _max_shape(x, windows)[0].size * windows.kernel[0] * windows.kernel[1],
+    traits=(Trait.MAX_POOL,),
 )
-register("max_pool2d", "cpu", _kernel("max_pool2d", _pooled_numbers))
 max_pool2d_put_p: Primitive = Primitive(
     "max_pool2d_put",
     lambda ct, where, windows, shape: ArrayType(shape, ct.dtype),
     _put_reference,
     [lambda out, ct, where, windows, shape: lambda u: bind(max_pool2d_pick_p, u, where, windows=windows)],
     lambda ct, where, windows, shape: ct.size,
-)
-register(
-    "max_pool2d_put",
-    "cpu",
-    _kernel("max_pool2d_put", lambda ct, where, windows, shape: _numbers(shape, ct.shape, windows)),
+    traits=(Trait.MAX_POOL_GRAD,),
 )
 max_pool2d_pick_p: Primitive = Primitive(
     "max_pool2d_pick",
@@ -159,11 +140,6 @@ max_pool2d_pick_p: Primitive = Primitive(
     _pick_reference,
     [lambda out, x, where, windows: partial(_put, where=where, windows=windows, shape=x.shape)],
     lambda x, where, windows: where.size,
-)
-register(
-    "max_pool2d_pick",
-    "cpu",
-    _kernel("max_pool2d_pick", lambda x, where, windows: _numbers(x.shape, where.shape, windows)),
 )
 
 
@@ -197,16 +173,12 @@ avg_pool2d_p: Primitive = Primitive(
     [lambda out, x, windows: partial(bind, avg_pool2d_put_p, windows=windows, shape=x.shape)],
     lambda x, windows: _avg_shape(x, windows).size * windows.kernel[0] * windows.kernel[1],
 )
-register("avg_pool2d", "cpu", _kernel("avg_pool2d", _pooled_numbers))
 avg_pool2d_put_p: Primitive = Primitive(
     "avg_pool2d_put",
     lambda ct, windows, shape: ArrayType(shape, ct.dtype),
     _avg_put_reference,
     [lambda out, ct, windows, shape: lambda u: bind(avg_pool2d_p, u, windows=windows)],
     lambda ct, windows, shape: ct.size * windows.kernel[0] * windows.kernel[1],
-)
-register(
-    "avg_pool2d_put", "cpu", _kernel("avg_pool2d_put", lambda ct, windows, shape: _numbers(shape, ct.shape, windows))
 )
 
 

@@ -6,7 +6,6 @@ numbers in any order, a replay needs no hidden state, and a resumed run goes on 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,12 +13,9 @@ import numpy as np
 
 from adtrain.core.array import Array, Value, array
 from adtrain.core.errors import DTypeError, ShapeError
-from adtrain.core.kernel import CKernel, legacy
 from adtrain.core.primitive import Primitive, no_flops
-from adtrain.core.registry import register
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape, dtype_of
-from adtrain.lowering.cuda import rows as kernels_cuda
 from adtrain.ops.common import ArrayLike, as_value
 from adtrain.ops.compare import less, where
 
@@ -60,21 +56,12 @@ def _uniform_reference(rng: np.ndarray, shape: Shape, stream: int, dtype: np.dty
     return ((words >> np.uint64(8)).astype(dtype) * dtype.type(2.0**-24)).reshape(shape)
 
 
-_UNIFORM_KERNEL = CKernel(
-    "random.c",
-    "random_uniform_team",
-    lambda rng, shape, stream, dtype: (math.prod(shape), stream),
-    lambda rng, shape, stream, dtype: (dtype,),
-    team=True,
-)
 random_uniform_p: Primitive = Primitive(
     "random_uniform",
     _uniform_shape,
     _uniform_reference,
     flops=no_flops,
 )
-register("random_uniform", "cpu", _UNIFORM_KERNEL)
-register("random_uniform", "cuda", legacy(kernels_cuda.RANDOM_UNIFORM))
 
 
 def rng_state(seed: int, step: int = 0) -> Array:

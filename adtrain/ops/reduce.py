@@ -10,14 +10,9 @@ import numpy as np
 
 from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
-from adtrain.core.kernel import first_dtype, legacy
-from adtrain.core.primitive import Primitive
-from adtrain.core.registry import register
+from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cpu.shapes import REDUCTION_SCRATCH, around, beside, both_forms, kept, reduction
-from adtrain.lowering.cuda import reduce as reductions_cuda
-from adtrain.lowering.cuda import rows as kernels_cuda
 from adtrain.ops.broadcasting import floating, keep_axes, reshape, spread, sum_p, summed
 from adtrain.ops.common import ArrayLike, Axis, as_value, normalize_axes, normalize_axis, require_float
 from adtrain.ops.compare import equal
@@ -55,15 +50,23 @@ def _logsumexp_reference(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     return np.squeeze(np.log(np.sum(np.exp(x - top), axis=axes, keepdims=True)) + top, axis=axes)
 
 
-def _extreme(name: str, cpu: Callable[..., Any], operation: int) -> Primitive:
-    register(name, "cpu", both_forms(f"{name}.c", name, reduction, kept, scratch=lambda x, axes: REDUCTION_SCRATCH))
-    register(name, "cuda", legacy(reductions_cuda.reduction(operation, first_dtype)))
+def _extreme(name: str, cpu: Callable[..., Any]) -> Primitive:
     reference = lambda x, axes: cpu(x, axis=axes)  # noqa: E731
-    return Primitive(name, _dropped(name), reference, [_extreme_vjp], lambda x, axes: x.size)
+    return Primitive(
+        name,
+        _dropped(name),
+        reference,
+        [_extreme_vjp],
+        lambda x, axes: x.size,
+        traits=(
+            Trait.REDUCTION,
+            Trait.ALONG_AXIS,
+        ),
+    )
 
 
-max_p: Primitive = _extreme("max", np.max, reductions_cuda.MAX)
-min_p: Primitive = _extreme("min", np.min, reductions_cuda.MIN)
+max_p: Primitive = _extreme("max", np.max)
+min_p: Primitive = _extreme("min", np.min)
 logsumexp_p: Primitive = Primitive(
     "logsumexp",
     _dropped("logsumexp", floating_only=True),
@@ -71,8 +74,6 @@ logsumexp_p: Primitive = Primitive(
     [lambda out, x, axes: lambda ct: spread(ct, x.shape, axes) * exp(x - spread(out, x.shape, axes))],
     lambda x, axes: 4 * x.size,
 )
-register("logsumexp", "cpu", both_forms("softmax.c", "logsumexp", reduction, kept))
-register("logsumexp", "cuda", legacy(reductions_cuda.reduction(reductions_cuda.LOGSUMEXP, first_dtype)))
 
 
 def _argmax_shape(x: Any, axis: int) -> ArrayType:
@@ -86,10 +87,7 @@ argmax_p: Primitive = Primitive(
     _argmax_shape,
     lambda x, axis: np.argmax(x, axis=axis),
     flops=lambda x, axis: x.size,
-)
-register("argmax", "cpu", both_forms("argmax.c", "argmax", lambda x, axis: around(x.shape, axis), beside))
-register(
-    "argmax", "cuda", legacy(reductions_cuda.reduction(reductions_cuda.ARGMAX, lambda x, axis: (np.dtype(np.int64),)))
+    traits=(Trait.ALONG_AXIS,),
 )
 
 
@@ -100,25 +98,12 @@ def _cumsum_reference(x: np.ndarray, axis: int, reverse: bool) -> np.ndarray:
     return np.cumsum(x, axis=axis, dtype=dtype)
 
 
-def _cumsum_dtypes(x: Any, axis: int, reverse: bool) -> tuple[np.dtype, ...]:
-    return x.dtype, summed(x.dtype)
-
-
-_CUMSUM_KERNELS = both_forms(
-    "cumsum.c",
-    "cumsum",
-    lambda x, axis, reverse: (*around(x.shape, axis), int(reverse)),
-    beside,
-    _cumsum_dtypes,
-)
 cumsum_p: Primitive = Primitive(
     "cumsum",
     lambda x, axis, reverse: ArrayType(x.shape, summed(x.dtype)),
     _cumsum_reference,
     [lambda out, x, axis, reverse: lambda ct: bind(cumsum_p, ct, axis=axis, reverse=not reverse)],
 )
-register("cumsum", "cpu", _CUMSUM_KERNELS)
-register("cumsum", "cuda", legacy(kernels_cuda.cumsum(_cumsum_dtypes)))
 
 
 def _reduce(name: str, primitive: Primitive, x: ArrayLike, axis: Axis, keepdims: bool) -> Value:

@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
-from adtrain.core.kernel import CKernel, legacy
 from adtrain.core.primitive import Primitive, no_flops
-from adtrain.core.registry import register
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cpu.shapes import both_forms, contiguous, copy_numbers, kept
-from adtrain.lowering.cuda import copy as copies_cuda
-from adtrain.lowering.cuda.copy import Layout
 from adtrain.ops.broadcasting import promote, reshape
 from adtrain.ops.common import ArrayLike, Axis, as_value, normalize_axes, normalize_axis
 
 Ints = tuple[int, ...]
 _range: type[builtins.slice] = builtins.slice  # the builtin, before this module's function takes its name
-
-
-def _transpose_layout(x: Any, axes: Ints) -> Layout:
-    lengths, source = [x.shape[i] for i in axes], contiguous(x.shape)
-    return lengths, [source[i] for i in axes], contiguous(tuple(lengths)), 0, 0
-
-
-def _flip_layout(x: Any, axes: Ints) -> Layout:
-    found = contiguous(x.shape)
-    start = sum((x.shape[i] - 1) * found[i] for i in axes)
-    return x.shape, [-s if i in axes else s for i, s in enumerate(found)], found, start, 0
-
-
-def _numbers(layout: Callable[..., Layout]) -> Callable[..., Ints]:
-    return lambda *args, **params: copy_numbers(*layout(*args, **params))
 
 
 transpose_p: Primitive = Primitive(
@@ -47,12 +27,6 @@ transpose_p: Primitive = Primitive(
     [lambda out, x, axes: lambda ct: bind(transpose_p, ct, axes=tuple(sorted(range(len(axes)), key=axes.__getitem__)))],
     no_flops,
 )
-register(
-    "transpose",
-    "cpu",
-    both_forms("copy.c", "copy", _numbers(_transpose_layout), lambda x, axes: (True,) if axes[:1] == (0,) else None),
-)
-register("transpose", "cuda", legacy(copies_cuda.copies(_transpose_layout)))
 flip_p: Primitive = Primitive(
     "flip",
     lambda x, axes: ArrayType(x.shape, x.dtype),
@@ -60,8 +34,6 @@ flip_p: Primitive = Primitive(
     [lambda out, x, axes: lambda ct: bind(flip_p, ct, axes=axes)],
     no_flops,
 )
-register("flip", "cpu", both_forms("copy.c", "copy", _numbers(_flip_layout), kept))
-register("flip", "cuda", legacy(copies_cuda.copies(_flip_layout)))
 
 
 def _concatenate_shape(*xs: Any, axis: int) -> ArrayType:
@@ -87,12 +59,6 @@ def _concatenate_rule(argument: int) -> Any:
     return rule
 
 
-def _concatenate_layout(position: int, *xs: Any, axis: int) -> Layout:
-    x, steps = xs[position], contiguous(_concatenate_shape(*xs, axis=axis).shape)
-    start = sum(x.shape[axis] for x in xs[:position]) * steps[axis]
-    return x.shape, contiguous(x.shape), steps, 0, start
-
-
 concatenate_p: Primitive = Primitive(
     "concatenate",
     _concatenate_shape,
@@ -100,8 +66,6 @@ concatenate_p: Primitive = Primitive(
     _concatenate_rule,
     no_flops,
 )
-register("concatenate", "cpu", CKernel("copy.c", "copy_team", _numbers(_concatenate_layout), team=True, each=True))
-register("concatenate", "cuda", legacy(copies_cuda.copies(_concatenate_layout, each=True)))
 
 
 def _slice_shape(x: Any, starts: Ints, stops: Ints, steps: Ints) -> ArrayType:
@@ -119,18 +83,6 @@ def _slice_vjp(out: Value, x: Value, starts: Ints, stops: Ints, steps: Ints) -> 
     return lambda ct: bind(pad_p, ct, low=starts, high=high, gaps=tuple(step - 1 for step in steps), value=0.0)
 
 
-def _slice_items(x: Any, starts: Ints, stops: Ints, steps: Ints) -> tuple[bool, ...] | None:
-    return (True,) if x.shape and (starts[0], stops[0], steps[0]) == (0, x.shape[0], 1) else None
-
-
-def _slice_layout(x: Any, starts: Ints, stops: Ints, steps: Ints) -> Layout:
-    ends = [min(n, stop) for n, stop in zip(x.shape, stops, strict=True)]  # one item, where x is one
-    lengths = tuple(len(range(*span)) for span in zip(starts, ends, steps, strict=True))
-    found = contiguous(x.shape)
-    start = sum(a * s for a, s in zip(starts, found, strict=True))
-    return lengths, [s * step for s, step in zip(found, steps, strict=True)], contiguous(lengths), start, 0
-
-
 slice_p: Primitive = Primitive(
     "slice",
     _slice_shape,
@@ -139,8 +91,6 @@ slice_p: Primitive = Primitive(
     no_flops,
     reads=lambda x, starts, stops, steps: (_slice_shape(x, starts, stops, steps).size,),
 )
-register("slice", "cpu", both_forms("copy.c", "copy", _numbers(_slice_layout), _slice_items))
-register("slice", "cuda", legacy(copies_cuda.copies(_slice_layout)))
 
 
 def _pad_shape(x: Any, low: Ints, high: Ints, gaps: Ints, value: float) -> ArrayType:
@@ -165,21 +115,6 @@ def _pad_vjp(out: Value, x: Value, low: Ints, high: Ints, gaps: Ints, value: flo
     return lambda ct: bind(slice_p, ct, starts=low, stops=stops, steps=tuple(g + 1 for g in gaps))
 
 
-def _pad_items(x: Any, low: Ints, high: Ints, gaps: Ints, value: float) -> tuple[bool, ...] | None:
-    return (True,) if x.shape and low[0] == high[0] == gaps[0] == 0 else None
-
-
-def _pad_layout(x: Any, low: Ints, high: Ints, gaps: Ints, value: float) -> Layout:
-    found = contiguous(_pad_shape(x, low, high, gaps, value).shape)
-    start = sum(a * s for a, s in zip(low, found, strict=True))
-    return x.shape, contiguous(x.shape), [s * (gap + 1) for s, gap in zip(found, gaps, strict=True)], 0, start
-
-
-def _pad_numbers(x: Any, low: Ints, high: Ints, gaps: Ints, value: float) -> tuple[int | float, ...]:
-    size = _pad_shape(x, low, high, gaps, value).size
-    return *copy_numbers(*_pad_layout(x, low, high, gaps, value)), size, float(value)
-
-
 pad_p: Primitive = Primitive(
     "pad",
     _pad_shape,
@@ -187,8 +122,6 @@ pad_p: Primitive = Primitive(
     [_pad_vjp],
     no_flops,
 )
-register("pad", "cpu", both_forms("copy.c", "pad", _pad_numbers, _pad_items))
-register("pad", "cuda", legacy(copies_cuda.padding(_pad_shape)))
 
 
 def transpose(x: ArrayLike, axes: Sequence[int] | None = None) -> Value:

@@ -8,13 +8,9 @@ import numpy as np
 
 from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
-from adtrain.core.kernel import legacy
-from adtrain.core.primitive import Primitive
-from adtrain.core.registry import register
+from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cpu.shapes import around, beside, both_forms
-from adtrain.lowering.cuda import rows as kernels_cuda
 from adtrain.ops.common import ArrayLike, as_value, normalize_axis, require_float
 from adtrain.ops.elementwise import exp
 from adtrain.ops.reduce import sum
@@ -37,10 +33,6 @@ def _log_softmax_reference(x: np.ndarray, axis: int) -> np.ndarray:
     return shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True))
 
 
-def _numbers(logarithm: bool) -> Any:
-    return lambda x, axis: (*around(x.shape, axis), int(logarithm))
-
-
 def _flops(x: Any, axis: int) -> int:
     return 5 * x.size
 
@@ -51,18 +43,16 @@ softmax_p: Primitive = Primitive(
     _softmax_reference,
     [lambda out, x, axis: lambda ct: out * (ct - sum(ct * out, axis, keepdims=True))],
     _flops,
+    traits=(Trait.ALONG_AXIS,),
 )
-register("softmax", "cpu", both_forms("softmax.c", "softmax", _numbers(False), beside))
-register("softmax", "cuda", legacy(kernels_cuda.softmax(logarithm=False)))
 log_softmax_p: Primitive = Primitive(
     "log_softmax",
     _shape,
     _log_softmax_reference,
     [lambda out, x, axis: lambda ct: ct - exp(out) * sum(ct, axis, keepdims=True)],
     _flops,
+    traits=(Trait.ALONG_AXIS,),
 )
-register("log_softmax", "cpu", both_forms("softmax.c", "softmax", _numbers(True), beside))
-register("log_softmax", "cuda", legacy(kernels_cuda.softmax(logarithm=True)))
 
 
 def softmax(x: ArrayLike, axis: int = -1) -> Value:

@@ -18,7 +18,7 @@ from adtrain.optim.schedules import SCHEDULES, Schedule
 from adtrain.optim.sgd import SGD
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW, "rmsprop": RMSprop}
-"""Every optimizer by its name in a config."""
+"""Optimizers by their name in a config."""
 
 __all__ = [
     "OPTIMIZERS", "SCHEDULES", "SGD", "Adam", "AdamW", "OptState", "Optimizer", "RMSprop", "Schedule", "clip_by_norm",

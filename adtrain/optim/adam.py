@@ -10,14 +10,14 @@ from adtrain import ops
 from adtrain.core import tree
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError
-from adtrain.optim.optimizer import Optimizer, OptState, Tree, add_decay, first_step, zeros_like
+from adtrain.optim.optimizer import Optimizer, OptState, Tree, add_decay, zero_step, zeros_like
 
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """Adam (Kingma and Ba 2015), in the paper's form with the bias corrections moved into lr and eps.
+    """Adam (Kingma and Ba 2015), in the paper's form with the bias corrections folded into lr and eps.
 
-    Weight decay adds to the gradient, as in torch.optim.Adam. State: "step", "exp_avg", "exp_avg_sq".
+    Weight decay is added to the gradient, as in torch.optim.Adam. State: "step", "exp_avg", "exp_avg_sq".
     """
 
     lr: float = 1e-3
@@ -33,7 +33,7 @@ class Adam(Optimizer):
             raise OptionError(f"{self.kind()}: betas is {self.betas!r}, expected two numbers in [0, 1)")
 
     def init(self, params: Tree) -> OptState:
-        return {"step": first_step(params), "exp_avg": zeros_like(params), "exp_avg_sq": zeros_like(params)}
+        return {"step": zero_step(params), "exp_avg": zeros_like(params), "exp_avg_sq": zeros_like(params)}
 
     def update(self, grads: Tree, state: OptState, params: Tree, lr: Value) -> tuple[Tree, OptState]:
         grads, params = self._decay(grads, params, lr)
@@ -42,16 +42,16 @@ class Adam(Optimizer):
         mean = tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state["exp_avg"], grads)
         square = tree.map(lambda v, g: beta2 * v + (1 - beta2) * ops.square(g), state["exp_avg_sq"], grads)
 
-        # In float64: in float32, 1 - 0.999 ** step would lose half its digits in the first steps.
+        # In float64, because in float32 1 - 0.999 ** step loses half of its digits in the first steps.
         t = ops.astype(step, np.float64)
         correction = ops.sqrt(1 - ops.power(beta2, t))
         rate = ops.astype(lr, np.float64) * correction / (1 - ops.power(beta1, t))
         eps = self.eps * correction
 
-        def step_from(p: Value, m: Value, v: Value) -> Value:
+        def updated(p: Value, m: Value, v: Value) -> Value:
             return p - ops.astype(rate, p.dtype) * m / (ops.sqrt(v) + ops.astype(eps, p.dtype))
 
-        return tree.map(step_from, params, mean, square), {"step": step, "exp_avg": mean, "exp_avg_sq": square}
+        return tree.map(updated, params, mean, square), {"step": step, "exp_avg": mean, "exp_avg_sq": square}
 
     def _decay(self, grads: Tree, params: Tree, lr: Value) -> tuple[Tree, Tree]:
         return add_decay(grads, params, self.weight_decay), params
@@ -59,12 +59,12 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam with weight decay apart from the gradient: p ← (1 - lr weight_decay) p (Loshchilov and Hutter 2019)."""
+    """Adam with decoupled weight decay: p ← (1 - lr weight_decay) p (Loshchilov and Hutter 2019)."""
 
     weight_decay: float = 1e-2
 
     def _decay(self, grads: Tree, params: Tree, lr: Value) -> tuple[Tree, Tree]:
         if self.weight_decay == 0:
             return grads, params
-        keep = 1 - self.weight_decay * ops.astype(lr, np.float64)
-        return grads, tree.map(lambda p: ops.astype(keep, p.dtype) * p, params)
+        factor = 1 - self.weight_decay * ops.astype(lr, np.float64)
+        return grads, tree.map(lambda p: ops.astype(factor, p.dtype) * p, params)

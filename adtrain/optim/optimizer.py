@@ -1,4 +1,4 @@
-"""What every optimizer is: an immutable description, with its running averages kept outside of it in a tree."""
+"""The base class of optimizers: an immutable description; the running averages are kept outside of it, in a tree."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from adtrain.core import options, tree
 from adtrain.core.array import Value
 
 Tree = Any
-"""A tree of arrays, of the structure of the parameters."""
+"""A tree of arrays with the structure of the parameters."""
 OptState = dict[str, Any]
-"""A tree of arrays: "step", the number of updates made (int64, 0-d), and the optimizer's averages by name."""
+"""A tree of arrays: "step", the number of updates so far (int64, 0-d), and the optimizer's averages by name."""
 
 
 @dataclass(frozen=True)
 class Optimizer(ABC):
-    """An update rule. `lr` is the base learning rate; a schedule's factor of it comes with each update."""
+    """An update rule. `lr` is the base learning rate; each update takes the scheduled rate of its step."""
 
     lr: float
 
@@ -42,22 +42,22 @@ class Optimizer(ABC):
 
     @abstractmethod
     def update(self, grads: Tree, state: OptState, params: Tree, lr: Value) -> tuple[Tree, OptState]:
-        """New parameters and state for the gradients `grads` and the learning rate `lr` (0-d) of this step. Pure."""
+        """The new parameters and state. `lr` (0-d) is the learning rate of this step. Pure."""
 
 
 def zeros_like(params: Tree) -> Tree:
-    """A tree of zeros of the parameters' shapes and types."""
+    """A tree of zeros with the parameters' shapes and dtypes."""
     return tree.map(ops.zeros_like, params)
 
 
-def first_step(params: Tree) -> Value:
-    """The count of updates before the first, on the parameters' device."""
+def zero_step(params: Tree) -> Value:
+    """A step count of 0 (int64, 0-d) on the parameters' device."""
     device = next((leaf.device for leaf in tree.leaves(params)), "cpu")
     return ops.zeros((), dtype=np.int64, device=device)
 
 
 def add_decay(grads: Tree, params: Tree, weight_decay: float) -> Tree:
-    """Gradients of the loss plus weight_decay / 2 |params|²."""
+    """grads + weight_decay * params: the gradients of the loss plus weight_decay / 2 |params|²."""
     if weight_decay == 0:
         return grads
     return tree.map(lambda g, p: g + weight_decay * p, grads, params)

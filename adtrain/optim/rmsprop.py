@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from adtrain import ops
 from adtrain.core import tree
 from adtrain.core.array import Value
-from adtrain.optim.optimizer import Optimizer, OptState, Tree, add_decay, first_step, zeros_like
+from adtrain.optim.optimizer import Optimizer, OptState, Tree, add_decay, zero_step, zeros_like
 
 
 @dataclass(frozen=True)
 class RMSprop(Optimizer):
-    """The gradient over the root of its running mean square (Tieleman and Hinton 2012), as torch.optim.RMSprop.
+    """The gradient divided by the root of its running mean square (Tieleman and Hinton 2012), as torch.optim.RMSprop.
 
     State: "step", "square_avg", and with momentum "momentum_buffer".
     """
@@ -31,7 +31,7 @@ class RMSprop(Optimizer):
         self._check("momentum", below=1)
 
     def init(self, params: Tree) -> OptState:
-        state: OptState = {"step": first_step(params), "square_avg": zeros_like(params)}
+        state: OptState = {"step": zero_step(params), "square_avg": zeros_like(params)}
         if self.momentum:
             state["momentum_buffer"] = zeros_like(params)
         return state

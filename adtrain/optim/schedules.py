@@ -1,6 +1,6 @@
-"""Schedules of the learning rate: the factor of the base rate at each step, counted from 0 for the first update.
+"""Learning-rate schedules: the factor on the base rate at each step; step 0 is the first update.
 
-A factor is a float64 0-d Value computed by public ops from an int64 0-d Value, so a schedule is part of the step.
+A factor is a float64 0-d Value, computed by public ops from an int64 0-d Value, so it is traced with the training step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from adtrain.core.options import check_integer, check_number
 
 
 class Schedule(ABC):
-    """A factor of the base learning rate for each step. Subclasses are frozen dataclasses; their units are steps."""
+    """A factor on the base learning rate for each step. Subclasses are frozen dataclasses; their unit is the step."""
 
     @abstractmethod
     def __call__(self, step: Value) -> Value:
@@ -35,7 +35,7 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class Step(Schedule):
-    """gamma to the power of the number of whole `step_size` steps made."""
+    """gamma ** (step // step_size)."""
 
     step_size: int
     gamma: float = 0.1
@@ -51,7 +51,7 @@ class Step(Schedule):
 
 @dataclass(frozen=True)
 class MultiStep(Schedule):
-    """gamma to the power of the number of milestones (in steps) reached."""
+    """gamma ** (number of milestones at or before the step)."""
 
     milestones: tuple[int, ...]
     gamma: float = 0.1
@@ -68,7 +68,7 @@ class MultiStep(Schedule):
 
 @dataclass(frozen=True)
 class Exponential(Schedule):
-    """gamma to the power of the number of steps made."""
+    """gamma ** step."""
 
     gamma: float
 
@@ -81,7 +81,7 @@ class Exponential(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """Half a cosine from 1 at step 0 to `final` at `total_steps`, and `final` after (Loshchilov and Hutter 2017)."""
+    """Half a cosine from 1 at step 0 to `final` at `total_steps`, then `final` (Loshchilov and Hutter 2017)."""
 
     total_steps: int
     final: float = 0.0
@@ -96,10 +96,11 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True)
 class OneCycle(Schedule):
-    """Up from 1 / div_factor to 1 in the first `pct_start` of the steps, down to 1 / (div_factor final_div_factor).
+    """A rise from 1 / div_factor to 1, then a fall to 1 / (div_factor final_div_factor) (Smith and Topin 2018).
 
-    Both by half a cosine (Smith and Topin 2018), at the steps of torch.optim.lr_scheduler.OneCycleLR: the last value is
-    reached at step total_steps - 1, and kept. Momentum is left alone.
+    Both are half cosines. The rise takes the fraction `pct_start` of the steps. The steps are those of
+    torch.optim.lr_scheduler.OneCycleLR: the last value is reached at step total_steps - 1, and stays. Momentum is not
+    changed.
     """
 
     total_steps: int
@@ -125,9 +126,9 @@ class OneCycle(Schedule):
 
 @dataclass(frozen=True)
 class WarmUp(Schedule):
-    """A linear rise over `steps` steps in front of another schedule, which starts when the rise ends.
+    """A linear rise over `steps` steps, followed by the schedule `after`, which begins at its own step 0.
 
-    Step t < steps has (t + 1) / (steps + 1) of the factor that `after` starts with (Goyal et al. 2017).
+    At step t < steps the factor is (t + 1) / (steps + 1) times the first factor of `after` (Goyal et al. 2017).
     """
 
     steps: int
@@ -149,7 +150,7 @@ SCHEDULES: dict[str, type[Schedule]] = {
     "cosine": Cosine,
     "one_cycle": OneCycle,
 }
-"""Every schedule by its name in a config; WarmUp goes in front of any of them."""
+"""Schedules by their name in a config; WarmUp can precede each of them."""
 
 
 def _float(step: Any) -> Value:

@@ -8,7 +8,7 @@ from adtrain import ops
 from adtrain.core import tree
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError
-from adtrain.optim.optimizer import Optimizer, OptState, Tree, add_decay, first_step, zeros_like
+from adtrain.optim.optimizer import Optimizer, OptState, Tree, add_decay, zero_step, zeros_like
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class SGD(Optimizer):
             raise OptionError("sgd: nesterov needs a momentum above 0")
 
     def init(self, params: Tree) -> OptState:
-        state: OptState = {"step": first_step(params)}
+        state: OptState = {"step": zero_step(params)}
         if self.momentum:
             state["momentum_buffer"] = zeros_like(params)
         return state

@@ -1,7 +1,7 @@
-"""Offsets in one block of memory for values that live for a while.
+"""Offsets in one block of memory for values with lifetimes.
 
-The largest come first, each at the lowest offset that is free for as long as it lives (Y. Pisarchyk, J. Lee: "Efficient
-Memory Management for Deep Neural Net Inference", 2020, greedy by size).
+Greedy by size: the largest value first, each at the lowest offset that is free during its lifetime (Y. Pisarchyk,
+J. Lee: "Efficient Memory Management for Deep Neural Net Inference", 2020).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ALIGNMENT = 64
 
 
 class Request(NamedTuple):
-    """`size` bytes from time `start` to time `end`, both included, for a variable or a workspace's number."""
+    """`size` bytes from time `start` to time `end`, both included, for a variable or an equation's workspace."""
 
     key: Variable | int
     size: int
@@ -24,7 +24,7 @@ class Request(NamedTuple):
 
 
 class Arena:
-    """Requests for memory over intervals of time."""
+    """Requests for memory, each over an interval of time."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -37,7 +37,7 @@ class Arena:
         placed: list[tuple[int, Request]] = []
         for request in sorted(self.requests, key=lambda r: -r.size):
             offset = 0
-            for start, other in placed:  # in order of their offsets
+            for start, other in placed:  # sorted by offset
                 if other.end < request.start or request.end < other.start:
                     continue
                 if start - offset >= request.size:
@@ -48,10 +48,10 @@ class Arena:
         return {request.key: offset for offset, request in placed}
 
     def size(self, offsets: dict[Variable | int, int]) -> int:
-        """Bytes that hold all of them."""
+        """Bytes of the whole block."""
         return max((offsets[r.key] + r.size for r in self.requests), default=0)
 
 
 def aligned(size: int) -> int:
-    """`size` rounded up to whole lines."""
+    """`size` rounded up to whole cache lines."""
     return -(-size // ALIGNMENT) * ALIGNMENT

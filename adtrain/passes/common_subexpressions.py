@@ -1,4 +1,4 @@
-"""Common subexpressions: what has been computed once is not computed again."""
+"""Common subexpression elimination: equal equations are computed once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from adtrain.core.program import Program, Variable
 
 
 def merge_common_subexpressions(program: Program) -> Program:
-    """One equation for all of the same primitive, inputs and parameters; one constant for all of the same number."""
+    """Merge equations of equal primitive, inputs and parameters, and constants of equal elements."""
     same: dict[Variable, Variable] = {}
     constants: dict[Variable, Any] = {}
     by_elements: dict[Any, Variable] = {}
@@ -22,7 +22,7 @@ def merge_common_subexpressions(program: Program) -> Program:
     known: dict[Any, tuple[Variable, ...]] = {}
     for equation in program.equations:
         inputs = tuple(same.get(v, v) for v in equation.inputs)
-        # by repr, because 0.0 == -0.0
+        # Compared by repr, because 0.0 == -0.0.
         key = (equation.primitive, inputs, tuple(sorted((name, repr(x)) for name, x in equation.params.items())))
         found = known.setdefault(key, equation.outputs)
         if found is equation.outputs:

@@ -1,4 +1,4 @@
-"""Dead code: equations and constants that no output depends on."""
+"""Dead code elimination."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from adtrain.core.program import Program, Variable
 
 
 def remove_dead_code(program: Program) -> Program:
-    """The equations that the outputs depend on, in their order."""
+    """``program`` without equations and constants that no output depends on."""
     needed: set[Variable] = set(program.outputs)
-    kept = []
+    used = []
     for equation in reversed(program.equations):
         if not needed.isdisjoint(equation.outputs):
-            kept.append(equation)
+            used.append(equation)
             needed.update(equation.inputs)
     constants = {v: x for v, x in program.constants.items() if v in needed}
-    return replace(program, constants=constants, equations=tuple(reversed(kept)))
+    return replace(program, constants=constants, equations=tuple(reversed(used)))

@@ -1,4 +1,4 @@
-"""Constant folding: what depends on constants alone is computed once, when the Program is made."""
+"""Constant folding: equations on constants are computed once, when the Program is made."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from adtrain.core.program import Program, Variable
 from adtrain.core.trace import EvaluationTrace
 
 MAX_ELEMENTS = 4096
-"""Results above this stay equations: a view or a generator costs less than the memory to keep it."""
+"""Larger results stay equations: recomputing them costs less than the memory to store them."""
 
 
 def fold_constants(program: Program) -> Program:
-    """Equations of constants become constants, unless their results are large."""
+    """Replace equations whose inputs are all constants by constants, unless the results are large."""
     constants: dict[Variable, Array] = dict(program.constants)
     equations = []
     for equation in program.equations:
@@ -21,7 +21,7 @@ def fold_constants(program: Program) -> Program:
         if not equation.inputs or not small or any(v not in constants for v in equation.inputs):
             equations.append(equation)
             continue
-        # at once, also where the function that is being staged is part of another one
+        # Computed now, even inside the tracing of another function.
         inputs = [constants[v] for v in equation.inputs]
         results = EvaluationTrace().process(equation.primitive, inputs, equation.params)
         constants.update(zip(equation.outputs, results if isinstance(results, tuple) else (results,), strict=True))

@@ -1,26 +1,23 @@
-"""Convolution fusion: bias and activation of a layer, and the mask on the gradient by its images, are done to each
-element before it is written.
-"""
+"""Convolution fusion: bias, activation, or the mask on the input gradient as the epilogue of a convolution."""
 
 from __future__ import annotations
 
 import math
 
 from adtrain.core.fused import convolution_p
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program
-from adtrain.passes.fuse_products import with_readers
+from adtrain.passes.fuse_products import fuse_epilogues
 
 
 def fuse_convolutions(program: Program) -> Program:
     """One `convolution` equation for a convolution and the elementwise equation that reads it."""
-    return with_readers(program, convolution_p, lambda p, e: _is_convolution(p) and _by_channels(e))
+    return fuse_epilogues(
+        program, convolution_p, lambda product, reader: product.has(Trait.CONVOLUTION) and _by_channel(reader)
+    )
 
 
-def _is_convolution(equation: Equation) -> bool:
-    return equation.primitive.name in ("conv2d", "conv2d_input_grad", "conv2d_input_grad_pooled")
-
-
-def _by_channels(equation: Equation) -> bool:
-    """Whether what it reads are images like its result, or the same for all elements of a channel."""
+def _by_channel(equation: Equation) -> bool:
+    """Whether each input has the shape of the images, or one value for a whole channel."""
     shape = equation.outputs[0].type.shape
     return all(v.type.shape == shape or math.prod(v.type.shape[-2:]) == 1 for v in equation.inputs)

@@ -1,4 +1,4 @@
-"""Elementwise fusion: a chain of elementwise equations becomes one loop nest."""
+"""Elementwise fusion: connected elementwise equations become one loop nest."""
 
 from __future__ import annotations
 
@@ -6,26 +6,24 @@ from dataclasses import replace
 from functools import partial
 
 from adtrain.core.fused import fuse, gather_p, loops_p
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.groups import Groups
 
-SPREADING = ("broadcast_to", "full")
-"""Primitives that a loop nest replaces by the way it reads: each reader gets its own, so that none is stored."""
-
 
 def elementwise(equation: Equation) -> bool:
-    """Whether an equation is a C expression of the elements of its arguments."""
-    return equation.primitive.expression is not None or equation.primitive.name in SPREADING
+    """Whether an equation is a C expression of the elements of its arguments, or a broadcast of them."""
+    return equation.primitive.expression is not None or equation.has(Trait.BROADCAST)
 
 
 def is_loops(equation: Equation) -> bool:
-    """Whether a GPU computes it by loops, whose results are the same whatever shares their launch."""
+    """Whether a GPU computes it by a generated loop nest."""
     return equation.primitive in (loops_p, gather_p) or elementwise(equation)
 
 
 def fuse_elementwise(program: Program) -> Program:
     """One `loops` equation for each connected group of elementwise equations of one shape and phase."""
-    program = _own_broadcasts(program)
+    program = _copy_broadcasts(program)
     groups = Groups(program)
     for i, e in enumerate(program.equations):
         if not elementwise(e):
@@ -41,20 +39,20 @@ def fuse_elementwise(program: Program) -> Program:
     return groups.rewritten(partial(fuse, loops_p))
 
 
-def _own_broadcasts(program: Program) -> Program:
-    """Each elementwise reader of a broadcast gets a copy of it."""
-    spread = {v: e for e in program.equations if e.primitive.name in SPREADING for v in e.outputs}
+def _copy_broadcasts(program: Program) -> Program:
+    """Give each elementwise reader of a broadcast a copy of it, so that no broadcast is stored for several readers."""
+    broadcasts = {v: e for e in program.equations if e.has(Trait.BROADCAST) for v in e.outputs}
     equations: list[Equation] = []
     needed = set(program.outputs)
     for e in program.equations:
-        if elementwise(e) and e.primitive.name not in SPREADING:
+        if elementwise(e) and not e.has(Trait.BROADCAST):
             copies: dict[Variable, Variable] = {}
             for v in e.inputs:
-                if v in spread and v not in copies:
+                if v in broadcasts and v not in copies:
                     copies[v] = Variable(v.type, v.device)
-                    equations.append(replace(spread[v], outputs=(copies[v],), scope=e.scope, phase=e.phase))
+                    equations.append(replace(broadcasts[v], outputs=(copies[v],), scope=e.scope, phase=e.phase))
             e = replace(e, inputs=tuple(copies.get(v, v) for v in e.inputs))
         equations.append(e)
         needed.update(e.inputs)
-    kept = tuple(e for e in equations if e.primitive.name not in SPREADING or not needed.isdisjoint(e.outputs))
-    return replace(program, equations=kept)
+    used = tuple(e for e in equations if not e.has(Trait.BROADCAST) or not needed.isdisjoint(e.outputs))
+    return replace(program, equations=used)

@@ -1,7 +1,7 @@
-"""Product fusion: what is done to each element of a matrix product is done while the product is in cache.
+"""Product fusion: a matrix product and the elementwise equation that reads it, as one kernel with an epilogue.
 
-Bias and activation of a linear layer, the activation's mask on the gradient of its input, and the update of its weight
-from the gradient: none of these products is written to memory and read again.
+It fuses the bias and activation of a linear layer, the activation's mask on the input gradient, and the update of a
+weight from its gradient. The product itself is never written to memory.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from adtrain.core.fused import fuse, loops_p, product_p
-from adtrain.core.primitive import Primitive
+from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.groups import Groups
@@ -18,11 +18,11 @@ from adtrain.passes.groups import Groups
 
 def fuse_products(program: Program) -> Program:
     """One `product` equation for a matrix product and the elementwise equation that reads it."""
-    return with_readers(program, product_p, lambda p, e: _is_product(p))
+    return fuse_epilogues(program, product_p, lambda product, reader: _is_product(product))
 
 
-def with_readers(program: Program, primitive: Primitive, alike: Callable[[Equation, Equation], bool]) -> Program:
-    """One equation for a product and an elementwise equation that reads it and is ``alike`` enough."""
+def fuse_epilogues(program: Program, primitive: Primitive, fusible: Callable[[Equation, Equation], bool]) -> Program:
+    """One equation for a producer and the elementwise equation that reads it, for pairs that are ``fusible``."""
     groups = Groups(program)
     for i, e in enumerate(program.equations):
         if e.primitive is not loops_p and not elementwise(e):
@@ -31,24 +31,24 @@ def with_readers(program: Program, primitive: Primitive, alike: Callable[[Equati
             p = groups.producer.get(v)
             if p is None or len(groups.members[groups.of[p]]) > 1 or len(groups.members[groups.of[i]]) > 1:
                 continue
-            if alike(program.equations[p], e) and reads_whole(e, v) and groups.can_merge(p, i):
+            if fusible(program.equations[p], e) and reads_by_element(e, v) and groups.can_merge(p, i):
                 groups.merge(p, i)
-    # at the product's place, so that a gradient and what it was computed from are not kept for a later update
+    # At the producer's place: a gradient and its arguments need not be kept in memory for a later update.
     return groups.rewritten(partial(fuse, primitive), anchor=min)
 
 
 def _is_product(equation: Equation) -> bool:
-    """Whether it is a matrix product that others can be fused with: on the CPU none of a batch of matrices."""
+    """Whether it is a matrix product that takes an epilogue; on the CPU only a single product, not a batch."""
     c = equation.outputs[0]
-    return equation.primitive.name == "matmul" and (len(c.type.shape) == 2 or c.device != "cpu")
+    return equation.has(Trait.MATMUL) and (len(c.type.shape) == 2 or c.device != "cpu")
 
 
-def reads_whole(equation: Equation, v: Variable) -> bool:
-    """Whether each element of the result needs that element of `v` alone."""
+def reads_by_element(equation: Equation, v: Variable) -> bool:
+    """Whether each element of the elementwise result needs only the same element of `v`."""
     if equation.outputs[0].type.shape != v.type.shape:
         return False
     if equation.primitive is not loops_p:
-        return equation.primitive.name != "broadcast_to"
+        return not equation.has(Trait.BROADCAST)
     body: Program = equation.params["body"]
     inner = body.inputs[equation.inputs.index(v)]
-    return all(inner not in e.inputs or e.primitive.name != "broadcast_to" for e in body.equations)
+    return all(inner not in e.inputs or not e.has(Trait.BROADCAST) for e in body.equations)

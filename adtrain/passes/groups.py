@@ -1,4 +1,4 @@
-"""What the fusing passes share: a partition of a Program's equations that stays free of cycles."""
+"""A partition of a Program's equations into groups to fuse, kept free of dependence cycles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from adtrain.core.program import Equation, Program, Variable
 
 
 class Groups:
-    """A partition of the equations; at first each is alone. Groups are named by their first member's position."""
+    """A partition of the equations, at first one group each. A group is named by the position of its first member."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -17,7 +17,7 @@ class Groups:
         self.producer = {v: i for i, e in enumerate(self.equations) for v in e.outputs}
         self.of = list(range(len(self.equations)))
         self.members: dict[int, list[int]] = {i: [i] for i in self.of}
-        # For each group a bit for each equation that must have run before the group can be complete.
+        # For each group a bit set of the equations that it depends on, directly or not.
         self._before: dict[int, int] = {}
         for i in self.of:
             self._before[i] = 0
@@ -30,7 +30,7 @@ class Groups:
         return {self.of[self.producer[v]] for v in inputs if v in self.producer} - {group}
 
     def can_merge(self, a: int, b: int) -> bool:
-        """Whether no value leaves the two and comes back to them through a third."""
+        """Whether merging makes no cycle: no value may leave the two groups and return through a third."""
         if a == b:
             return False
         mine = sum(1 << i for g in (a, b) for i in self.members[g])
@@ -39,16 +39,16 @@ class Groups:
 
     def merge(self, a: int, b: int) -> None:
         """Make one group of two."""
-        kept, gone = min(a, b), max(a, b)
-        self.members[kept] = sorted(self.members[kept] + self.members.pop(gone))
+        target, source = min(a, b), max(a, b)
+        self.members[target] = sorted(self.members[target] + self.members.pop(source))
         mine = 0
-        for i in self.members[kept]:
-            self.of[i] = kept
+        for i in self.members[target]:
+            self.of[i] = target
             mine |= 1 << i
-        before = (self._before[kept] | self._before.pop(gone)) & ~mine
-        self._before[kept] = before
+        before = (self._before[target] | self._before.pop(source)) & ~mine
+        self._before[target] = before
         for group, earlier in self._before.items():
-            if group != kept and earlier & mine:
+            if group != target and earlier & mine:
                 self._before[group] = earlier | mine | before
 
     def rewritten(
@@ -59,8 +59,8 @@ class Groups:
         """The Program with one equation in place of each group of several.
 
         Args:
-            fuse: makes it of the members and of those of their outputs that others need.
-            anchor: of the members' positions the one where the fused equation should stand, if its inputs allow.
+            fuse: makes it from the members and the outputs that other groups need.
+            anchor: picks, from the members' positions, where the fused equation should stand if its inputs allow.
         """
         readers: dict[Variable, set[int]] = {v: {-1} for v in self.program.outputs}
         for i, e in enumerate(self.equations):
@@ -70,7 +70,7 @@ class Groups:
         ordered: list[Equation] = []
         for first in sorted(self.members, key=lambda g: anchor(self.members[g])):
             stack = [first]
-            while stack:  # depth first: what a group reads stands before it
+            while stack:  # depth first, so that producers come first
                 group = stack[-1]
                 missing = self.producers(group) - done
                 if group in done or not missing:

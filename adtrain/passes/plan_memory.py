@@ -1,7 +1,7 @@
-"""The memory plan: where each value of a Program lies, worked out before anything runs.
+"""The memory plan: where each value of a Program lies, computed before anything runs.
 
-Values that are not alive at the same time share memory in one arena. A reshape is its argument's memory; an elementwise
-result takes the place of an argument that nobody needs any more; results take the place of donated inputs.
+Values that are not alive at the same time share memory in one arena. A reshape has its argument's memory.
+Elementwise results take the memory of an argument that is not read again. Results take the memory of donated inputs.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from adtrain.core.fused import FUSED, loops_p
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.arena import Arena
 from adtrain.passes.fuse_elementwise import elementwise
 
 
 class Place(NamedTuple):
-    """Where a value lies: ``where`` is input, constant or output, and `at` its number there; or arena, at a byte."""
+    """Where a value lies: number ``at`` of the inputs, constants or outputs, or byte ``at`` of the arena."""
 
     where: str
     at: int
@@ -29,10 +30,10 @@ class MemoryPlan:
 
     Attributes:
         places: of every variable.
-        workspaces: for each equation the byte in the arena where memory for its own use starts.
+        workspaces: for each equation the byte of the arena where its scratch memory starts.
         arena_bytes: size of the arena.
-        separate_bytes: what the arena's values would take with memory of their own until the end.
-        in_place: outputs that lie in a donated input.
+        separate_bytes: size of the arena's values without sharing.
+        in_place: outputs that overwrite a donated input, and that input.
     """
 
     places: dict[Variable, Place]
@@ -51,7 +52,7 @@ def no_workspace(equation: Equation) -> int:
 
 
 def plan_memory(program: Program, workspace: Callable[[Equation], int] = no_workspace) -> MemoryPlan:
-    """Plan ``program`` as its equations stand; ``workspace`` gives the bytes that an equation needs for itself."""
+    """Plan ``program`` in the order of its equations; ``workspace`` returns the bytes of scratch that one needs."""
     last_use = {v: i for i, e in enumerate(program.equations) for v in e.inputs}
     last_use |= dict.fromkeys(program.outputs, len(program.equations))
     root: dict[Variable, Variable] = {v: v for v in (*program.inputs, *program.constants)}
@@ -59,7 +60,7 @@ def plan_memory(program: Program, workspace: Callable[[Equation], int] = no_work
     for e in program.equations:
         for v in e.outputs:
             root[v] = v
-        if e.primitive.name == "reshape":
+        if e.has(Trait.RESHAPE):
             root[e.outputs[0]] = root[e.inputs[0]]
         for v in e.outputs:
             if v in in_place:
@@ -92,7 +93,7 @@ def plan_memory(program: Program, workspace: Callable[[Equation], int] = no_work
 
 
 def pair_donated(program: Program) -> dict[Variable, Variable]:
-    """For each output the donated input whose memory it could take: the first unused one of the same type."""
+    """For each output a donated input of the same type, whose memory it could take."""
     free = [v for v in program.inputs if v in program.donated]
     pairs: dict[Variable, Variable] = {}
     for out in dict.fromkeys(program.outputs):
@@ -104,12 +105,12 @@ def pair_donated(program: Program) -> dict[Variable, Variable]:
 
 
 def _donated(program: Program) -> dict[Variable, Variable]:
-    """Outputs that are written over a donated input, because nobody needs its elements any more by then."""
+    """Outputs that overwrite a donated input, which is not read after that."""
     producer = {v: i for i, e in enumerate(program.equations) for v in e.outputs}
     view_of: dict[Variable, Variable] = {}
     last_use: dict[Variable, int] = {}
     for i, e in enumerate(program.equations):
-        if e.primitive.name == "reshape":
+        if e.has(Trait.RESHAPE):
             view_of[e.outputs[0]] = view_of.get(e.inputs[0], e.inputs[0])
         last_use.update((view_of.get(v, v), i) for v in e.inputs)
     last_use.update((view_of.get(v, v), len(program.equations)) for v in program.outputs)
@@ -126,12 +127,11 @@ def _donated(program: Program) -> dict[Variable, Variable]:
 
 
 def overwrites(equation: Equation, argument: Variable, result: Variable) -> bool:
-    """Whether ``result`` may be written where ``argument`` lies: each element is read before it is written."""
+    """Whether ``result`` may overwrite ``argument``: each element is read before it is written."""
     if argument not in equation.inputs:
         return True
     if equation.primitive in FUSED and equation.primitive is not loops_p:
         body: Program = equation.params["body"]
-        # a body names its variables as the equation does
         readers = [e for e in body.equations if argument in e.inputs]
         return len(readers) == 1 and result in readers[0].outputs and overwrites(readers[0], argument, result)
     return (elementwise(equation) or equation.primitive is loops_p) and argument.type == result.type
@@ -140,7 +140,7 @@ def overwrites(equation: Equation, argument: Variable, result: Variable) -> bool
 def _reuse_arguments(
     program: Program, root: dict[Variable, Variable], ends: dict[Variable, int], places: dict[Variable, Place]
 ) -> None:
-    """Let results of elementwise equations take the memory of an argument that ends there."""
+    """Let results of elementwise equations take the memory of an argument that is not read again."""
     for i, e in enumerate(program.equations):
         if not (elementwise(e) or e.primitive is loops_p):
             continue

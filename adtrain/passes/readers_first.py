@@ -1,4 +1,4 @@
-"""Order for donated inputs: who reads one stands before the equation whose result takes its place."""
+"""Order equations so that the readers of a donated input come before the equation that overwrites it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from adtrain.passes.plan_memory import pair_donated
 
 
 def readers_first(program: Program) -> Program:
-    """The same equations, with the other readers of a donated input before its overwriter where nothing forbids it."""
+    """The same equations, each reader of a donated input before its overwriter where dependences allow."""
     producer = {v: i for i, e in enumerate(program.equations) for v in e.outputs}
     needs = [{producer[v] for v in e.inputs if v in producer} for e in program.equations]
     for out, donated in pair_donated(program).items():
@@ -35,7 +35,7 @@ def readers_first(program: Program) -> Program:
 
 
 def _needs(needs: list[set[int]], a: int, b: int) -> bool:
-    """Whether equation `a` can only run when `b` has."""
+    """Whether equation `a` depends on equation `b`."""
     seen, stack = set(), [a]
     while stack:
         i = stack.pop()

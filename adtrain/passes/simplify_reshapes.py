@@ -1,25 +1,26 @@
-"""Reshapes: of a reshape only the last shape counts, and one that changes nothing is its argument."""
+"""Simplify reshapes: a reshape of a reshape is one reshape, and a reshape to the same shape is removed."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 
 
 def simplify_reshapes(program: Program) -> Program:
-    """No reshape of a reshape, and none to the shape that is there already."""
-    of: dict[Variable, Variable] = {}  # what a reshape's result has the elements of
+    """``program`` without reshapes of reshapes and without reshapes to the same shape."""
+    source: dict[Variable, Variable] = {}  # of a reshape: the value before all reshapes
     same: dict[Variable, Variable] = {}
     equations: list[Equation] = []
     for e in program.equations:
         e = replace(e, inputs=tuple(same.get(v, v) for v in e.inputs))
-        if e.primitive.name == "reshape":
+        if e.has(Trait.RESHAPE):
             (x,), (out,) = e.inputs, e.outputs
-            of[out] = of.get(x, x)
-            if of[out].type == out.type:
-                same[out] = of[out]
+            source[out] = source.get(x, x)
+            if source[out].type == out.type:
+                same[out] = source[out]
                 continue
-            e = replace(e, inputs=(of[out],))
+            e = replace(e, inputs=(source[out],))
         equations.append(e)
     return replace(program, equations=tuple(equations), outputs=tuple(same.get(v, v) for v in program.outputs))

@@ -1,4 +1,4 @@
-"""What a run's folder shows to a person: a page of HTML, and pictures.
+"""The report of a run: an HTML page, and PNG files.
 
 record = report.read(Path("runs/mlp"))
 text = report.page.render(record, report.predict(Path("runs/mlp"), "cpu"))

@@ -1,4 +1,4 @@
-"""Line charts over the epochs of a run."""
+"""Line charts over the epochs of a run, as SVG."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from adtrain.report.plot import Axis, Plot
 def chart(panel: Panel) -> str:
     """The panel's curves over the epochs, as an SVG element.
 
-    Marked points say their value when they are pointed at. Curves have the class of their part.
+    Markers show their value in a tooltip. The CSS class of a curve is its split.
     """
     xs, ys = panel.ticks()
-    plot = Plot(f"{panel.title} over the epochs", Axis("epoch", xs), Axis("", ys, panel.tick))
+    plot = Plot(f"{panel.title} over the epochs", Axis("epoch", xs), Axis("", ys, panel.format_tick))
     for curve in panel.curves:
-        plot.line(zip(curve.epochs, curve.values, strict=True), f"{'curve' if curve.name else 'faint'} {curve.part}")
+        plot.line(zip(curve.epochs, curve.values, strict=True), f"{'curve' if curve.name else 'faint'} {curve.split}")
         if curve.marked:
             for x, y in zip(curve.epochs, curve.values, strict=True):
-                plot.marker(x, y, curve.part, f"epoch {x:.3g}: {curve.name} {panel.text(y)}")
+                plot.marker(x, y, curve.split, f"epoch {x:.3g}: {curve.name} {panel.format_value(y)}")
     return plot.svg()

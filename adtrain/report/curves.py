@@ -1,4 +1,4 @@
-"""The learning curves of a run, as numbers to draw."""
+"""The data of a run's learning curves."""
 
 from __future__ import annotations
 
@@ -13,61 +13,61 @@ MOST_POINTS, MOST_MARKERS = 1000, 60
 
 
 class Curve(NamedTuple):
-    """Points over the epochs. `name` is its legend; a faint curve has none."""
+    """Points over the epochs. `name` is the entry in the legend, empty for a faint curve; `split` is its CSS class."""
 
     name: str
-    part: str
+    split: str
     epochs: Sequence[float]
     values: Sequence[float]
 
     @property
     def marked(self) -> bool:
-        """Whether each point is one to look at: scores of epochs, where there are not too many."""
+        """Whether points get markers: only scores of epochs do, and only up to MOST_MARKERS of them."""
         return self.name in SCORES and len(self.epochs) <= MOST_MARKERS
 
 
 class Panel(NamedTuple):
-    """Curves that are drawn together; `text` writes a value of theirs."""
+    """Curves in one chart; `format_value` formats their values."""
 
     title: str
     curves: Sequence[Curve]
-    text: Callable[[float], str]
+    format_value: Callable[[float], str]
 
     def ticks(self) -> tuple[Sequence[float], Sequence[float]]:
-        """The numbers at the axes of the epochs and of the values; the axes end at the outer ones."""
+        """The ticks of the epoch axis and of the value axis. Each axis spans its first to its last tick."""
         values = [y for curve in self.curves for y in curve.values]
         last = max(x for curve in self.curves for x in curve.epochs)
         return ticks(0, last, whole=True), ticks(min(values), max(values))
 
-    def tick(self, y: float) -> str:
-        """A number at the axis of the values, percent where they are."""
-        return f"{y * 100:.6g}%" if self.text(y).endswith("%") else f"{y:.6g}"
+    def format_tick(self, y: float) -> str:
+        """The label of a tick on the value axis, in percent if the values are."""
+        return f"{y * 100:.6g}%" if self.format_value(y).endswith("%") else f"{y:.6g}"
 
 
 def panels(record: Record) -> list[Panel]:
-    """Loss, accuracy and learning rate; empty where no epoch is over.
+    """Loss, accuracy and learning rate; empty if no epoch is complete.
 
-    A score of the training images is the mean over an epoch while the weights changed, at the epoch's end; the faint
-    curve is of some hundred steps each.
+    A training score is the mean over an epoch, while the weights were changing, and is drawn at the epoch's end. The
+    faint curve shows the scores of the single intervals.
     """
     if not record.epochs:
         return []
     first = record.epochs[0]
-    steps = first["step"] / first["epoch"]
+    steps_per_epoch = first["step"] / first["epoch"]
     intervals = record.intervals[:: -(-len(record.intervals) // MOST_POINTS) or 1]
-    at = [line["step"] / steps for line in intervals]
+    positions = [line["step"] / steps_per_epoch for line in intervals]
 
     def scores(field: str) -> list[Curve]:
-        found = [Curve("", "train", at, [line["train"][field] for line in intervals])]
-        for part in SCORES:
-            if lines := [line for line in record.epochs if line.get(part)]:
-                epochs, values = [line["step"] / steps for line in lines], [line[part][field] for line in lines]
-                found.append(Curve(part, part, epochs, values))
-        return found
+        curves = [Curve("", "train", positions, [line["train"][field] for line in intervals])]
+        for split in SCORES:
+            if lines := [line for line in record.epochs if line.get(split)]:
+                epochs = [line["step"] / steps_per_epoch for line in lines]
+                curves.append(Curve(split, split, epochs, [line[split][field] for line in lines]))
+        return curves
 
     rates = [line["learning_rate"] for line in intervals]
     return [
         Panel("loss", scores("loss"), lambda x: f"{x:.4f}"),
         Panel("accuracy", scores("accuracy"), lambda x: f"{x:.2%}"),
-        Panel("learning rate", [Curve("learning rate", "rate", at, rates)], lambda x: f"{x:.3g}"),
+        Panel("learning rate", [Curve("learning rate", "rate", positions, rates)], lambda x: f"{x:.3g}"),
     ]

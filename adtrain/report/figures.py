@@ -1,4 +1,4 @@
-"""The pictures of a run as PNG files, by matplotlib, which is imported when the first is drawn."""
+"""The pictures of a run as PNG files, by matplotlib, which is imported only when needed."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ STYLE: dict[str, Any] = {
     "xtick.color": "#5d6878",
     "ytick.color": "#5d6878",
     "legend.frameon": False,
-    "text.parse_math": False,  # a dollar sign in a name is one
+    "text.parse_math": False,  # a dollar sign in a name is not markup
 }
 DPI = 200
 COLUMNS, MOST_PICTURES = 6, 18
 MOST_COUNTED = 25
-"""Classes of a confusion matrix in whose squares the counts have room."""
+"""The most classes of a confusion matrix whose squares have room for counts."""
 
 
 def check() -> None:
-    """AdtrainError where matplotlib is missing."""
+    """Raise AdtrainError where matplotlib is missing."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -47,7 +47,7 @@ def check() -> None:
 
 
 def write(record: Record, predictions: Predictions | str, folder: Path) -> list[Path]:
-    """Draw all that there is to draw into the folder, which is made where it is absent; the files' paths.
+    """Draw all available pictures into the folder, creating it if needed, and return their paths.
 
     Raises AdtrainError where matplotlib is missing, or a file cannot be written.
     """
@@ -77,18 +77,18 @@ def learning_curves(record: Record) -> Any:
     """Loss, accuracy and learning rate over the epochs, side by side, as a matplotlib Figure."""
     from matplotlib.figure import Figure
 
-    drawn = panels(record)
-    figure = Figure(figsize=(4.4 * len(drawn), 3.6), layout="constrained")
+    charts = panels(record)
+    figure = Figure(figsize=(4.4 * len(charts), 3.6), layout="constrained")
     figure.suptitle(record.config.name, fontweight="bold")
-    for axes, panel in zip(figure.subplots(1, len(drawn)), drawn, strict=True):
+    for axes, panel in zip(figure.subplots(1, len(charts)), charts, strict=True):
         for curve in panel.curves:
             faint: dict[str, Any] = {"lw": 1, "alpha": 0.35}
             named: dict[str, Any] = {"lw": 2, "marker": "o" if curve.marked else "", "ms": 5, "clip_on": False}
-            named["label"] = f"{curve.name} {panel.text(curve.values[-1])}"
-            axes.plot(curve.epochs, curve.values, color=COLOURS[curve.part], **(named if curve.name else faint))
+            named["label"] = f"{curve.name} {panel.format_value(curve.values[-1])}"
+            axes.plot(curve.epochs, curve.values, color=COLOURS[curve.split], **(named if curve.name else faint))
         xs, ys = panel.ticks()
         axes.set_xticks(xs)
-        axes.set_yticks(ys, [panel.tick(y) for y in ys])
+        axes.set_yticks(ys, [panel.format_tick(y) for y in ys])
         axes.set(title=panel.title, xlabel="epoch", xlim=(xs[0], xs[-1]), ylim=(ys[0], ys[-1]))
         if len(panel.curves) > 1:
             axes.legend()
@@ -96,7 +96,7 @@ def learning_curves(record: Record) -> Any:
 
 
 def confusion_matrix(predictions: Predictions) -> Any:
-    """Labels against predictions, mistakes in orange, as a matplotlib Figure."""
+    """Labels (rows) against predictions (columns), mistakes in orange, as a matplotlib Figure."""
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
@@ -107,27 +107,27 @@ def confusion_matrix(predictions: Predictions) -> Any:
     axes = figure.subplots()
     axes.imshow(mistakes, cmap=LinearSegmentedColormap.from_list("mistakes", ["#ffffff", "#f08228"]), vmin=0)
     axes.grid(False)
-    between = np.arange(len(classes) + 1) - 0.5
-    axes.set_xticks(between, minor=True)
-    axes.set_yticks(between, minor=True)
+    borders = np.arange(len(classes) + 1) - 0.5
+    axes.set_xticks(borders, minor=True)
+    axes.set_yticks(borders, minor=True)
     axes.grid(which="minor")
     axes.tick_params(which="both", length=0)
     axes.spines[:].set_visible(False)
     accuracy = predictions.correct / len(predictions.labels)
-    axes.set(xlabel="said by the model", ylabel="label", title=f"{accuracy:.2%} of {len(predictions.labels):,} right")
+    axes.set(xlabel="prediction", ylabel="label", title=f"{accuracy:.2%} of {len(predictions.labels):,} correct")
     if len(classes) <= MOST_COUNTED:
         names = [name if len(name) <= 14 else f"{name[:13]}…" for name in classes]
         upright = max(map(len, names)) <= 3
         axes.set_xticks(range(len(classes)), names, rotation=0 if upright else 45, ha="center" if upright else "right")
         axes.set_yticks(range(len(classes)), names)
         for i, j in zip(*np.nonzero(counts), strict=True):
-            right: dict[str, Any] = {"color": COLOURS["train"], "fontweight": "bold"} if i == j else {}
-            axes.text(j, i, str(counts[i, j]), ha="center", va="center", fontsize=10, **right)
+            correct: dict[str, Any] = {"color": COLOURS["train"], "fontweight": "bold"} if i == j else {}
+            axes.text(j, i, str(counts[i, j]), ha="center", va="center", fontsize=10, **correct)
     return figure
 
 
 def worst_mistakes(predictions: Predictions) -> Any:
-    """The images that were taken for another class with the highest probability, as a matplotlib Figure."""
+    """The misclassified images with the highest probabilities, as a matplotlib Figure."""
     from matplotlib.figure import Figure
 
     mistakes = predictions.worst(MOST_PICTURES)

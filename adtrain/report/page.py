@@ -1,4 +1,4 @@
-"""A run as one HTML file that needs nothing else: styles, charts and images are in it, and it has no scripts."""
+"""The report of a run as a self-contained HTML file: it embeds styles, charts and images, and has no scripts."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from adtrain.report.record import Record
 
 
 def render(record: Record, predictions: Predictions | str) -> str:
-    """The page of a run; in place of predictions, the reason why there are none."""
+    """The page of a run. If there are no predictions, `predictions` is the reason."""
     return parts.document(f"{record.config.name}: {record.path}", "".join(_body(record, predictions)))
 
 
 def missing(record: Record, predictions: Predictions | str) -> list[str]:
-    """What a report has of a finished run with its data and not of this one, a line each."""
+    """One line for each part that this report lacks because the run is unfinished or there are no predictions."""
     found = []
     if record.summary is None:
-        reached = f"{len(record.epochs)} of {record.config.training.epochs} epochs are over"
+        status = f"{len(record.epochs)} of {record.config.training.epochs} epochs are complete"
         if (stopped := record.stopped) is not None:
-            reached += f", {stopped['reason'].replace('_', ' ')} at step {stopped['step']}"
-        found.append(f"the run is not finished ({reached}): no test result and no times")
+            status += f", {stopped['reason'].replace('_', ' ')} at step {stopped['step']}"
+        found.append(f"the run is not finished ({status}): no test result and no times")
     if isinstance(predictions, str):
         found.append(f"no predictions: {predictions}")
     return found

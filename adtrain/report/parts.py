@@ -1,4 +1,4 @@
-"""What pages are put together of, as HTML."""
+"""Building blocks of pages, as HTML."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-# The browser itself refuses whatever would leave the file.
+# With this policy the browser refuses all network access.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def document(title: str, body: str, *styles: str) -> str:
-    """A page that needs nothing else.
+def document(title: str, body: str, style: str = "") -> str:
+    """A self-contained page.
 
     Args:
-        title: text.
-        styles: names of files of this package.
+        title: plain text.
+        body: HTML.
+        style: CSS, added after page.css.
     """
-    files = resources.files("adtrain.report")
-    style = "".join(files.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", *styles))
+    style = resources.files("adtrain.report").joinpath("page.css").read_text(encoding="utf-8") + style
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -43,7 +43,7 @@ def section(title: str, content: str) -> str:
 
 
 def tiles(found: Iterable[tuple[str, str]]) -> str:
-    """Names and values in large print."""
+    """Names (plain text) and values (HTML) in large print. A value's id is its name with hyphens."""
     cells = "".join(
         f'<div><dt>{escape(name)}</dt><dd id="{escape(name.replace(", ", "-").replace(" ", "-"))}">{text}</dd></div>'
         for name, text in found
@@ -52,7 +52,7 @@ def tiles(found: Iterable[tuple[str, str]]) -> str:
 
 
 def facts(found: Mapping[str, Any]) -> str:
-    """Names and values, a line each."""
+    """A line for each name and value."""
     pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in found.items())
     return f'<dl class="facts">{pairs}</dl>\n'
 
@@ -62,12 +62,12 @@ def note(text: str) -> str:
 
 
 def key(kind: str, text: str) -> str:
-    """An entry of a legend; `kind` is the class that has the colour."""
+    """An entry of a legend; the CSS class `kind` defines its colour."""
     return f'<span class="key {kind}">{text}</span>'
 
 
 def table(columns: Mapping[str, str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    """Columns are titles and the class of their cells; cells are HTML already."""
+    """A table; `columns` maps titles to the CSS class of their cells, `rows` are cells as HTML."""
     head = "".join(f'<th scope="col" class="{cells}">{title}</th>' for title, cells in columns.items())
     body = ""
     for row in rows:
@@ -78,10 +78,10 @@ def table(columns: Mapping[str, str], rows: Iterable[Sequence[str]], kind: str =
 
 
 def breakable(fused: str) -> str:
-    """Names joined by "+", behind each of which a line may end."""
+    """Names joined by "+", with an optional line break after each "+"."""
     return escape(fused).replace("+", "+<wbr>")
 
 
 def bar(share: float, text: str, kind: str = "") -> str:
-    """A number with a bar behind it; `kind` is the class that has the colour."""
+    """Text in front of a bar of length `share`, 0 to 1; the CSS class `kind` defines its colour."""
     return f'<span class="bar {kind}" style="--share:{share:.3f}">{text}</span>'

@@ -1,4 +1,4 @@
-"""Images of a data set as a person sees them, and as PNG files."""
+"""Converts images of a data set to displayable pixels and to PNG files."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import zlib
 import numpy as np
 
 PNG_COLOURS = {1: 0, 3: 2}
-"""Channels to PNG's number for grey and for RGB."""
+"""Number of channels -> PNG's colour type, grey or RGB."""
 
 
 def shown(images: np.ndarray) -> np.ndarray:
-    """Images (N, C, H, W) as uint8 (N, H, W, 1 or 3): grey, or RGB where there are three channels.
+    """Images (N, C, H, W) as uint8 (N, H, W, 1 or 3): RGB for three channels, otherwise grey.
 
-    Numbers that are no bytes and not from 0 to 1 are drawn from their least, black, to their largest, white; of two
-    channels, or more than three, the mean is drawn.
+    Floats are scaled from [0, 1], or from their minimum and maximum if they exceed that range. Two channels, or more
+    than three, are averaged.
     """
     if images.dtype != np.uint8:
         low, high = (float(images.min()), float(images.max())) if images.size else (0.0, 1.0)

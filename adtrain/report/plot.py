@@ -1,6 +1,6 @@
-"""Axes and what is drawn between them, as SVG whose colours are the page's, so that they follow its light and dark.
+"""Draws plots as SVG. The colours come from the page's CSS, so that they follow its light or dark scheme.
 
-The classes for styles are `axis` (text), `grid`, `curve`, `marker` and `band`, each with the class that is given.
+The CSS classes are `axis` (text), `grid`, `curve`, `marker` and `band`, combined with the class `kind` of an element.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LEFT, RIGHT, TOP, BOTTOM = 50, 18, 10, 38
 
 
 class Axis(NamedTuple):
-    """What is along a side: it ends at the first and at the last of the ticks, which `text` writes."""
+    """An axis from the first to the last tick; `text` formats the ticks."""
 
     title: str
     ticks: Sequence[float]
@@ -23,7 +23,7 @@ class Axis(NamedTuple):
     logarithmic: bool = False
 
     def share(self, value: float) -> float:
-        """How far along the value lies: 0 at the first tick, 1 at the last."""
+        """The position of a value along the axis: 0 at the first tick, 1 at the last."""
         low, high = self.ticks[0], self.ticks[-1]
         if self.logarithmic:
             return log(value / low) / log(high / low)
@@ -31,11 +31,14 @@ class Axis(NamedTuple):
 
 
 class Plot:
-    """A drawing of `width` x `height` units, which takes the width it is given."""
+    """A drawing of `width` x `height` units that scales to the width of its container.
 
-    def __init__(self, said: str, x: Axis, y: Axis, width: int = 360, height: int = 220) -> None:
+    `description` is for screen readers.
+    """
+
+    def __init__(self, description: str, x: Axis, y: Axis, width: int = 360, height: int = 220) -> None:
         self.x, self.y, self.width, self.height = x, y, width, height
-        self.parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(said)}">']
+        self.parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(description)}">']
         top = TOP + (14 if y.title else 0)
         self.box = LEFT, top, width - LEFT - RIGHT, height - top - BOTTOM
         for tick in y.ticks:
@@ -49,7 +52,7 @@ class Plot:
             self._label(4, 12, y.title, "start")
 
     def at(self, x: float, y: float) -> Point:
-        """Where a point of these numbers is drawn."""
+        """The drawing's coordinates of the point (x, y)."""
         left, top, width, height = self.box
         return left + self.x.share(x) * width, top + (1 - self.y.share(y)) * height
 
@@ -62,16 +65,16 @@ class Plot:
         drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in (self.at(*point) for point in [*low, *reversed(high)]))
         self.parts.append(f'<polygon class="band {kind}" points="{drawn}"/>')
 
-    def marker(self, x: float, y: float, kind: str, said: str, radius: float = 3) -> None:
-        """A point, which says what it is when it is pointed at."""
+    def marker(self, x: float, y: float, kind: str, tooltip: str, radius: float = 3) -> None:
+        """A point with a tooltip."""
         left, top = self.at(x, y)
-        where = f'cx="{left:.1f}" cy="{top:.1f}" r="{radius:g}"'
-        self.parts.append(f'<circle class="marker {kind}" {where}><title>{escape(said)}</title></circle>')
+        circle = f'cx="{left:.1f}" cy="{top:.1f}" r="{radius:g}"'
+        self.parts.append(f'<circle class="marker {kind}" {circle}><title>{escape(tooltip)}</title></circle>')
 
     def text(self, at: Point, text: str, kind: str, anchor: str = "start") -> None:
-        """Text at units of the drawing."""
-        place = f'x="{at[0]:.1f}" y="{at[1]:.1f}" text-anchor="{anchor}"'
-        self.parts.append(f'<text class="{kind}" {place}>{escape(text)}</text>')
+        """Text at the drawing's coordinates `at`."""
+        position = f'x="{at[0]:.1f}" y="{at[1]:.1f}" text-anchor="{anchor}"'
+        self.parts.append(f'<text class="{kind}" {position}>{escape(text)}</text>')
 
     def svg(self) -> str:
         return "".join([*self.parts, "</svg>"])

@@ -1,4 +1,4 @@
-"""What a trained model makes of each test image."""
+"""The predictions of a trained model for the test images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from adtrain.training.evaluation import probabilities
 
 
 class Mistake(NamedTuple):
-    """A test image that was taken for another class: its number, both classes, and the probability of the wrong one."""
+    """A misclassified test image: its index, both classes, and the probability of the predicted one."""
 
     image: int
     label: int
@@ -27,14 +27,14 @@ class Mistake(NamedTuple):
 
 @dataclass(frozen=True)
 class Predictions:
-    """The likeliest class of each image.
+    """The most probable class of each image.
 
     Attributes:
         images: (N, C, H, W), uint8 or float32.
         labels: int64 (N,).
         classes: a name for each class of the labels and predictions.
-        predicted: int64 (N,).
-        probability: (N,), that of the predicted class.
+        predicted: int64 (N,), the most probable class.
+        probability: (N,), the probability of the predicted class.
     """
 
     images: Images
@@ -45,7 +45,7 @@ class Predictions:
 
     @cached_property
     def confusion(self) -> np.ndarray:
-        """How many images of each class (row) were taken for each class (column): int64 (classes, classes)."""
+        """The number of images by label (row) and predicted class (column): int64 (classes, classes)."""
         counts = np.zeros((len(self.classes),) * 2, np.int64)
         np.add.at(counts, (self.labels, self.predicted), 1)
         return counts
@@ -56,11 +56,11 @@ class Predictions:
 
     @property
     def pictured(self) -> bool:
-        """Whether the images are pictures: those of a table have a channel a number, of one pixel."""
+        """Whether the images can be shown as pictures. Rows of a table are images of one pixel."""
         return self.images.shape[2:] != (1, 1)
 
     def worst(self, count: int) -> Sequence[Mistake]:
-        """At most `count` mistakes, those made with the highest probability first."""
+        """At most `count` mistakes, the highest probability first."""
         wrong = np.flatnonzero(self.predicted != self.labels)
         order = wrong[np.argsort(-self.probability[wrong], kind="stable")][:count]
         return [Mistake(int(i), int(self.labels[i]), int(self.predicted[i]), float(self.probability[i])) for i in order]
@@ -75,7 +75,7 @@ def predict(run: Path, device: str) -> Predictions:
     test = training.prepare(trained.config).test
     rows = probabilities(trained.network, trained.params, trained.statistics, test.images, device)
     predicted = rows.argmax(axis=1)
-    # A network may have more outputs than its data had classes, and they may have got more since.
+    # The network can have more outputs than classes, and the data can have more classes than in training.
     used = max(len(trained.classes), int(predicted.max()) + 1, int(test.labels.max()) + 1)
     classes = (*trained.classes, *map(str, range(len(trained.classes), used)))
     return Predictions(test.images, test.labels, classes, predicted, rows.max(axis=1))

@@ -1,4 +1,4 @@
-"""What a run's folder says about the run, finished or not."""
+"""Reads the results of a run from its folder, also of an unfinished run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.training import model_file
 from adtrain.training.run_folder import SUMMARY, read_metrics
 
-# The fields of summary.json that a reader counts on, with the type of each.
+# The fields of summary.json that reports use, with their types.
 FIELDS: dict[str, type | tuple[type, ...]] = {
     "device": str,
     "device_name": str,
@@ -35,7 +35,7 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Record:
-    """A run: its config, the lines of its metrics, and its summary, which is None until the run is over."""
+    """A run: its config, its metrics (one dict per line), and its summary, None if the run is not finished."""
 
     path: Path
     config: Config
@@ -44,22 +44,22 @@ class Record:
 
     @property
     def intervals(self) -> list[dict[str, Any]]:
-        """A few steps each: `step`, `train`, `learning_rate`."""
+        """The metrics of the intervals: `step`, `train`, `learning_rate`."""
         return [line for line in self.metrics if line["kind"] == "interval"]
 
     @property
     def epochs(self) -> list[dict[str, Any]]:
-        """The epochs that are over: `epoch`, `step`, `train`, `validation`."""
+        """The metrics of the complete epochs: `epoch`, `step`, `train`, `validation`."""
         return [line for line in self.metrics if line["kind"] == "epoch"]
 
     @property
     def stopped(self) -> dict[str, Any] | None:
-        """How the run was stopped before its end, if that is the last that was heard of it: `reason`, `step`."""
+        """The last line of the metrics (`reason`, `step`) if it says that the run was stopped, else None."""
         return self.metrics[-1] if self.metrics and self.metrics[-1]["kind"] == "stopped" else None
 
     @property
     def steps(self) -> int:
-        """How many steps the metrics tell of."""
+        """The highest step in the metrics."""
         return max((int(line["step"]) for line in self.metrics), default=0)
 
 
@@ -68,7 +68,7 @@ def read(run: Path) -> Record:
 
     Raises:
         ConfigError: its config.yaml is wrong.
-        AdtrainError: it is no folder of a run, or its metrics or summary are damaged.
+        AdtrainError: the folder holds no run, or its metrics or summary are damaged.
     """
     return Record(run, model_file.config_of(run), read_metrics(run), _summary(run / SUMMARY))
 

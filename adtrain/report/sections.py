@@ -1,4 +1,4 @@
-"""The parts of a run's page, each as HTML."""
+"""The sections of a run's page, as HTML."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from adtrain.report.predictions import Predictions
 from adtrain.report.record import Record
 
 MOST_CLASSES = 25
-"""Classes of a confusion matrix that is written out."""
+"""The most classes of a confusion matrix on the page."""
 
 CLASS_COLUMNS = {"class": "text", "images": "", "accuracy": "", "mistakes": "", "most often taken for": "text"}
 OPERATION_COLUMNS = {
@@ -30,14 +30,14 @@ OPERATION_COLUMNS = {
     "GFLOP/s": "minor",
     "GB/s": "minor",
 }
-"""Titles, and the cells' class: text stands left and may be broken, what is minor is left out on a phone."""
+"""Titles and CSS classes: `text` is aligned left and can wrap, `minor` is hidden on narrow screens."""
 
 MOST_PICTURES = 24
 MOST_OPERATIONS = 15
 
 
 def tiles(record: Record) -> str:
-    """The results in large print; of an unfinished run, the scores of its last epoch."""
+    """The results in large print; for an unfinished run, the scores of its last epoch."""
     found: list[tuple[str, str]] = []
     if (summary := record.summary) is not None:
         found += [
@@ -51,25 +51,25 @@ def tiles(record: Record) -> str:
             found.append(("step, median", f"{step['median']:.2f} ms"))
         found.append(("parameters", f"{summary['parameters']:,}"))
     elif record.epochs:
-        for part in ("train", "validation"):
-            if score := record.epochs[-1].get(part):
-                found.append((f"{part} accuracy", f"{score['accuracy']:.2%}"))
-                found.append((f"{part} loss", f"{score['loss']:.4f}"))
+        for split in ("train", "validation"):
+            if score := record.epochs[-1].get(split):
+                found.append((f"{split} accuracy", f"{score['accuracy']:.2%}"))
+                found.append((f"{split} loss", f"{score['loss']:.4f}"))
     return parts.tiles(found)
 
 
 def learning_curves(record: Record) -> str:
     drawn = "".join(f"<figure>{_legend(panel)}{chart(panel)}</figure>\n" for panel in panels(record))
     if not drawn:
-        return "<p>No epoch is over yet.</p>\n"
-    note = "Training scores are means over an epoch, while the weights changed; the faint line is of its steps."
-    return f'<div class="curves">\n{drawn}</div>\n<p class="note">{note}</p>\n'
+        return "<p>No epoch is complete.</p>\n"
+    note = "Training scores are means over an epoch, while the weights change; the faint line shows shorter intervals."
+    return f'<div class="curves">\n{drawn}</div>\n{parts.note(note)}'
 
 
 def _legend(panel: Panel) -> str:
     def entry(curve: Curve) -> str:
         name = "at the end" if curve.name == panel.title else curve.name
-        return f'<span class="key {curve.part}">{name} <b>{panel.text(curve.values[-1])}</b></span>'
+        return parts.key(curve.split, f"{name} <b>{panel.format_value(curve.values[-1])}</b>")
 
     keys = " ".join(entry(curve) for curve in panel.curves if curve.name)
     return f"<figcaption><strong>{panel.title}</strong>{keys}</figcaption>"
@@ -77,7 +77,7 @@ def _legend(panel: Panel) -> str:
 
 def confusion(predictions: Predictions) -> str:
     counts, classes = predictions.confusion, predictions.classes
-    total = f"{predictions.correct:,} of {len(predictions.labels):,} test images right"
+    total = f"{predictions.correct:,} of {len(predictions.labels):,} test images are classified correctly"
     if len(classes) > MOST_CLASSES:
         return f"<p>{total}. The matrix of {len(classes)} classes is too large for a page; --png draws it.</p>\n"
     most = max(int((counts - np.diag(np.diag(counts))).max()), 1)
@@ -88,8 +88,8 @@ def confusion(predictions: Predictions) -> str:
             return f'<td class="right">{count}</td>'
         if not count:
             return "<td></td>"
-        said = escape(f"{count} of {classes[row]} taken for {classes[column]}")
-        return f'<td class="wrong" style="--share:{count / most:.3f}" title="{said}">{count}</td>'
+        tooltip = escape(f"{count} of {classes[row]} taken for {classes[column]}")
+        return f'<td class="wrong" style="--share:{count / most:.3f}" title="{tooltip}">{count}</td>'
 
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in classes)
     rows = "".join(
@@ -98,12 +98,12 @@ def confusion(predictions: Predictions) -> str:
     )
     kind = "confusion named" if max(map(len, classes)) > 3 else "confusion"
     matrix = f'<table class="{kind}"><thead><tr><td></td>{head}</tr></thead><tbody>\n{rows}</tbody></table>'
-    note = f"{total}. Rows are the labels, columns what the model said; the deeper the orange, the more mistakes."
-    return f'<div class="wide">{matrix}</div>\n<p class="note">{note}</p>\n'
+    note = f"{total}. Rows are labels, columns are predictions; a deeper orange means more mistakes."
+    return f'<div class="wide">{matrix}</div>\n{parts.note(note)}'
 
 
 def by_class(predictions: Predictions) -> str:
-    """A row a class, the least accurate first."""
+    """A row for each class, the least accurate first."""
     counts, classes = predictions.confusion, predictions.classes
     images = counts.sum(axis=1)
     wrong = images - np.diag(counts)
@@ -118,31 +118,31 @@ def by_class(predictions: Predictions) -> str:
         mistakes = bar(share, f"{wrong[i]:,}")
         rows.append([escape(classes[i]), f"{images[i]:,}", f"{accuracy[i]:.2%}", mistakes, escape(most)])
     left_out = len(order) - len(rows)
-    note = f'<p class="note">{left_out} classes of higher accuracy are left out.</p>\n' if left_out else ""
-    return table(CLASS_COLUMNS, rows) + note
+    note = f"{left_out} classes with higher accuracy are left out."
+    return table(CLASS_COLUMNS, rows) + (parts.note(note) if left_out else "")
 
 
 def worst_mistakes(predictions: Predictions) -> str:
     mistakes = predictions.worst(MOST_PICTURES)
     if not mistakes:
-        return "<p>There are none.</p>\n"
+        return "<p>There are no mistakes.</p>\n"
     if not predictions.pictured:
         return f"<p>The data are rows of {predictions.images.shape[1]} numbers and have no pictures.</p>\n"
     figures = []
     pictures = shown(predictions.images[[mistake.image for mistake in mistakes]])
     for (image, label, prediction, probability), pixels in zip(mistakes, pictures, strict=True):
         uri = f"data:image/png;base64,{b64encode(png(pixels)).decode()}"
-        right, wrong = escape(predictions.classes[label]), escape(predictions.classes[prediction])
+        actual, predicted = escape(predictions.classes[label]), escape(predictions.classes[prediction])
         figures.append(
             f'<figure><img src="{uri}" alt="test image {image}" title="test image {image}">'
-            f"<figcaption><b>{right}</b> taken for <b>{wrong}</b><br>{probability:.1%}</figcaption></figure>\n"
+            f"<figcaption><b>{actual}</b> taken for <b>{predicted}</b><br>{probability:.1%}</figcaption></figure>\n"
         )
-    note = "The mistakes made with the highest probability, first to last; a picture's title is its number."
-    return f'<div class="mistakes">\n{"".join(figures)}</div>\n<p class="note">{note}</p>\n'
+    note = "The mistakes with the highest probabilities. A picture's tooltip is its index in the test set."
+    return f'<div class="mistakes">\n{"".join(figures)}</div>\n{parts.note(note)}'
 
 
 def operations(summary: Mapping[str, Any]) -> str:
-    """The time of the phases of a step, and of its operations."""
+    """The times of a step's phases and operations."""
     if not summary["ops"]:
         return "<p>The operations were not timed (--profile-steps 0).</p>\n"
     ops = sorted(summary["ops"], key=lambda row: -row["ms"])
@@ -150,9 +150,7 @@ def operations(summary: Mapping[str, Any]) -> str:
     phases = {phase: sum(row["ms"] for row in ops if row["phase"] == phase) for phase in _phases(ops)}
     whole = sum(phases.values()) or 1.0
     strip = "".join(f'<i class="{phase}" style="--share:{ms / whole:.4f}"></i>' for phase, ms in phases.items())
-    keys = " ".join(
-        f'<span class="key {phase}">{phase} <b>{ms:.3f} ms</b> {ms / whole:.0%}</span>' for phase, ms in phases.items()
-    )
+    keys = " ".join(parts.key(phase, f"{phase} <b>{ms:.3f} ms</b> {ms / whole:.0%}") for phase, ms in phases.items())
     rows = [
         [
             breakable(row["op"]),
@@ -167,16 +165,15 @@ def operations(summary: Mapping[str, Any]) -> str:
     ]
     if rest:
         ms, share = (sum(row[field] for row in rest) for field in ("ms", "share"))
-        bar_of_rest = bar(ms / (top[0]["ms"] or 1.0), f"{ms:.3f}")
-        rows.append([f"{len(rest)} more", "", "", bar_of_rest, f"{share:.1%}", "", ""])
+        rows.append([f"{len(rest)} more", "", "", bar(ms / (top[0]["ms"] or 1.0), f"{ms:.3f}"), f"{share:.1%}", "", ""])
     note = f"Operations of one step: {summary['ops_sum_ms']:.3f} ms"
     note += f", {summary['ops_to_step_ratio']:.1%} of a step without hooks." if summary["ops_to_step_ratio"] else "."
     listed = table(OPERATION_COLUMNS, rows, "operations")
-    return f'<div class="stack">{strip}</div>\n<p class="keys">{keys}</p>\n{listed}<p class="note">{note}</p>\n'
+    return f'<div class="stack">{strip}</div>\n<p class="keys">{keys}</p>\n{listed}{parts.note(note)}'
 
 
 def _phases(ops: Iterable[Mapping[str, Any]]) -> Sequence[str]:
-    """Those that occur, in the order in which a step goes through them."""
+    """The phases of the operations, in the order of a step."""
     found = {row["phase"] for row in ops}
     return [phase for phase in ("forward", "backward", "update") if phase in found]
 

@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from math import ceil, floor, log10
 
 MOST_DECADES = 7
-"""Powers of ten at a logarithmic axis, from which on every second one stands there, or fewer."""
+"""A logarithmic axis over more powers of ten than this has a tick at every second one, or at fewer."""
 
 
 def ticks(low: float, high: float, whole: bool = False) -> Sequence[float]:
-    """A handful of round numbers at equal distances, the first and last of which enclose `low` and `high`.
-
-    There are at least two, which are integers with `whole`.
-    """
+    """At least two equidistant round numbers from at most `low` to at least `high`; integers with `whole`."""
     if high - low <= 1e-6 * max(abs(low), abs(high)):
         low, high = min(low, 0.0), max(high, 0.0) or 1.0
     rough = (high - low) / 5
@@ -26,9 +23,9 @@ def ticks(low: float, high: float, whole: bool = False) -> Sequence[float]:
 
 
 def log_ticks(low: float, high: float) -> Sequence[float]:
-    """Powers of ten that enclose `low` and `high`, which are above 0; within two decades 1, 2 and 5 times those.
+    """Powers of ten from at most `low` to at least `high`, both above 0; up to two decades also 2 and 5 times those.
 
-    1 is among them if it lies between their ends.
+    If 1 lies in this range, it is one of the ticks.
     """
     if high / low <= 100:
         numbers = [size * 10.0**k for k in range(floor(log10(low)) - 1, ceil(log10(high)) + 2) for size in (1, 2, 5)]

@@ -1,4 +1,4 @@
-"""Training: from a checked experiment to a run's folder. It knows nothing of the command line.
+"""Training: takes a checked experiment and writes a run's folder. Independent of the command line.
 
 experiment = training.prepare(config.load("mlp"))
 result = training.run(experiment, "cpu", [observer])

@@ -1,4 +1,4 @@
-"""Which epoch has been the best so far, and for how long none has been better."""
+"""Tracks the best epoch so far, and how many epochs have passed without an improvement."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Best:
     """The best epoch by the metric `by`, such as validation_accuracy.
 
     Attributes:
-        value, epoch: of the best one; None and 0 before the first.
-        to_beat: what early stopping compares with: the last value that improved on the one before by `min_delta`.
-        waited: epochs since then.
+        value, epoch: the best value and its epoch; None and 0 before the first epoch ends.
+        to_beat: the reference of early stopping: the last value that improved on its predecessor by `min_delta`.
+        waited: epochs since `to_beat` was set.
     """
 
     by: str
@@ -24,18 +24,19 @@ class Best:
     waited: int = 0
 
     def after(self, epoch: int, train: Score, validation: Score | None, min_delta: float = 0.0) -> Best:
-        """The best once `epoch`, with these scores, is over. Of equal epochs the first is the best."""
+        """The record after `epoch` ended with these scores. Among equal epochs the first one counts."""
         part, _, metric = self.by.partition("_")
         score = train if part == "train" else validation
-        assert score is not None, "a run without validation images is not judged by them"
+        assert score is not None, "best_by names a validation metric, but there is no validation split"
         value: float = getattr(score, metric)
         if self._gain(value, self.to_beat) > min_delta:
-            found = replace(self, to_beat=value, waited=0)
+            updated = replace(self, to_beat=value, waited=0)
         else:
-            found = replace(self, waited=self.waited + 1)
-        return replace(found, value=value, epoch=epoch) if self._gain(value, self.value) > 0 else found
+            updated = replace(self, waited=self.waited + 1)
+        return replace(updated, value=value, epoch=epoch) if self._gain(value, self.value) > 0 else updated
 
-    def _gain(self, value: float, over: float | None) -> float:
-        if over is None:
+    def _gain(self, value: float, reference: float | None) -> float:
+        """The improvement over `reference`: positive is better, for accuracies and for losses."""
+        if reference is None:
             return float("inf")
-        return value - over if self.by.endswith("accuracy") else over - value
+        return value - reference if self.by.endswith("accuracy") else reference - value

@@ -1,8 +1,8 @@
-"""Checkpoints: all that a run needs to go on as if it had never been stopped.
+"""Checkpoints: everything that a run needs to continue as if it had never been stopped.
 
-Random numbers are functions of the config's seed and of the step (or the epoch, for the order of the images), so the
-two counters are the whole state of all randomness. Nothing in a checkpoint depends on the time or on how often a run
-was stopped: the same step of the same config gives the same bytes.
+Random numbers are functions of the config's seed and the step (for the order of the images: the epoch). So these two
+counters are the complete random state. A checkpoint depends neither on the time nor on how often the run was stopped:
+the same step of the same config gives the same bytes.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from adtrain.training.step import TrainState
 
 FORMAT = 1
 KIND = "checkpoint"
-DATA_NUMBERS = ("classes", "image_shape", "mean", "std", "scale")
+DATA_FIELDS = ("classes", "image_shape", "mean", "std", "scale")
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come.
+    """The position of a run in its training.
 
     Attributes:
         best: the best epoch so far.
-        epoch: the number (from 1) of the epoch under way; when one is over it is the next one's.
-        step: steps taken in all.
+        epoch: the number of the current epoch, from 1; between two epochs, the number of the next one.
+        step: steps taken in total.
         batches: steps taken in this epoch.
         loss, correct, images: sums over the images of this epoch so far.
-        evaluated: whether nothing of what these steps ask for is left to evaluate.
-        train, validation: the scores of the last epoch that was evaluated.
+        evaluated: whether the weights have been evaluated since the last step.
+        train, validation: the scores of the last evaluated epoch.
     """
 
     best: Best
@@ -58,14 +58,17 @@ class Progress:
 
     @property
     def epochs_done(self) -> int:
-        """Epochs that have been trained on, counting one that has only begun."""
+        """Epochs trained on, including one that is only partly done."""
         return self.epoch - (self.batches == 0)
 
     def after(self, losses: Sequence[float], correct: int, sizes: Sequence[int]) -> Progress:
-        """Some steps later: the mean loss of each one's batch, their correct answers, and the sizes of the batches."""
+        """The progress after more steps, from the mean loss and the size of each step's batch, and the correct count.
+
+        `correct` is the sum over all the batches.
+        """
         loss = self.loss
         for x, size in zip(losses, sizes, strict=True):
-            loss += x * size  # step by step, so that the sum does not depend on where a run was stopped
+            loss += x * size  # one step at a time: the rounding must not depend on where a run was stopped
         return replace(
             self,
             step=self.step + len(sizes),
@@ -76,12 +79,12 @@ class Progress:
             evaluated=False,
         )
 
-    def evaluated_as(self, best: Best, train: Score, validation: Score | None, steps_per_epoch: int) -> Progress:
-        """After the evaluation of what has been trained of this epoch: at the next one's beginning if that is all."""
-        found = replace(self, best=best, evaluated=True, train=train, validation=validation)
+    def after_evaluation(self, best: Best, train: Score, validation: Score | None, steps_per_epoch: int) -> Progress:
+        """The progress after an evaluation with these scores. It moves to the next epoch if this one is complete."""
+        updated = replace(self, best=best, evaluated=True, train=train, validation=validation)
         if self.batches < steps_per_epoch:
-            return found
-        return replace(found, epoch=self.epoch + 1, batches=0, loss=0.0, correct=0, images=0)
+            return updated
+        return replace(updated, epoch=self.epoch + 1, batches=0, loss=0.0, correct=0, images=0)
 
     def score(self) -> Score:
         """The means over the images of this epoch so far."""
@@ -90,30 +93,33 @@ class Progress:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A state, whose leaves are NumPy arrays that nobody writes to, and how far the run had come with it."""
+    """A training state on the host and the run's progress at that state. The leaves are NumPy arrays, never written."""
 
     state: TrainState
     progress: Progress
 
     def on_device(self, device: str) -> TrainState:
-        """The state on `device`, in memory of its own."""
+        """A copy of the state on `device`."""
         return tree.map(lambda x: array(x, device=device), self.state)
 
 
 def fetch(state: TrainState) -> Callable[[], TrainState]:
-    """The state's arrays on their way to the host, as `Checkpoint` holds them; the next step may consume the state."""
+    """Start to copy the state to the host; the returned function waits for the copy and returns it as NumPy arrays.
+
+    The next step may overwrite `state` as soon as this function has returned.
+    """
     waits = tree.map(lambda x: x.fetch(), state)
     return lambda: tree.map(lambda wait: wait(), waits)
 
 
 def finite(state: TrainState) -> bool:
-    """Whether all numbers of a checkpoint's state are finite."""
+    """Whether a checkpoint's state contains only finite numbers."""
     return all(np.isfinite(x).all() for x in tree.leaves(state))
 
 
 @dataclass(frozen=True)
-class Origin:
-    """What a checkpoint file says of the run that wrote it: see `encode`."""
+class CheckpointFile:
+    """The metadata of a checkpoint file, as `encode` writes them; `load` reads the arrays."""
 
     path: Path
     config_text: str
@@ -123,15 +129,16 @@ class Origin:
     file: tensor_file.TensorFile = field(repr=False)
 
     def config(self, overrides: Sequence[str] = ()) -> Config:
-        """The run's config, with `overrides` as `config.load` takes them. Raises ConfigError as that does."""
+        """The run's config with `overrides` applied. Arguments and ConfigError are those of `config.load`."""
         return config.parse(self.config_text.encode(), self.path, overrides)
 
     def load(self, experiment: Experiment) -> Checkpoint:
-        """The checkpoint, for a run of `experiment`.
+        """Read the checkpoint for a run of `experiment`.
 
-        Raises AdtrainError, before an array is read, where they are not those of its network and optimizer.
+        Raises AdtrainError where the arrays do not fit the experiment's network and optimizer (checked before any array
+        is read), or hold numbers that are not finite.
         """
-        expected = experiment.drawn_state("cpu")
+        expected = experiment.random_initial_state("cpu")
         arrays = self.file.read(_names(expected), "the config's network and optimizer")
         state: TrainState = tree.unflatten(tree.flatten(expected)[1], list(arrays.values()))
         if int(np.asarray(state.step)) != self.progress.step:
@@ -142,8 +149,8 @@ class Origin:
 def encode(experiment: Experiment, checkpoint: Checkpoint) -> bytes:
     """The content of a checkpoint file.
 
-    Weights and running statistics have the names that they have in model.safetensors, the optimizer's arrays theirs
-    behind `optimizer.`.
+    Weights and running statistics have the same names as in model.safetensors. The names of the optimizer's arrays
+    begin with `optimizer.`.
     """
     about = {
         **model_file.about(experiment),
@@ -151,21 +158,21 @@ def encode(experiment: Experiment, checkpoint: Checkpoint) -> bytes:
         "format": FORMAT,
         "seed": experiment.config.training.seed,
         "steps_per_epoch": experiment.steps_per_epoch,
-        "progress": asdict(_plain(checkpoint.progress)),
+        "progress": asdict(_json_values(checkpoint.progress)),
     }
     return tensor_file.encode(_names(checkpoint.state), about)
 
 
-def data_numbers(experiment: Experiment) -> dict[str, Any]:
-    """What a checkpoint says of the data that it was trained on: `Origin.data`."""
+def data_metadata(experiment: Experiment) -> dict[str, Any]:
+    """The metadata about the training data that a checkpoint stores: `CheckpointFile.data`."""
     about = model_file.about(experiment)
-    return {name: about[name] for name in DATA_NUMBERS}
+    return {name: about[name] for name in DATA_FIELDS}
 
 
-def read(path: Path) -> Origin:
-    """What the checkpoint file at `path` says of itself; its arrays are not read yet.
+def read(path: Path) -> CheckpointFile:
+    """Read the metadata of the checkpoint file at `path`, but not its arrays.
 
-    Raises AdtrainError: it is missing, damaged, no checkpoint, or of a format that is newer than this adtrain.
+    Raises AdtrainError where the file is missing, damaged, not a checkpoint, or of an unknown format.
     """
     if not path.is_file():
         found = "a folder" if path.exists() else "nothing"
@@ -173,39 +180,39 @@ def read(path: Path) -> Origin:
     file = tensor_file.TensorFile(path)
     about = file.about
     if about.get("kind") != KIND:
-        raise AdtrainError(f"{path}: is no checkpoint; expected a run's last.safetensors or best.safetensors")
+        raise AdtrainError(f"{path}: is not a checkpoint; expected a run's last.safetensors or best.safetensors")
     if about.get("format") != FORMAT:
         writer = str(about.get("version"))[:40]
         raise AdtrainError(
             f"{path}: has checkpoint format {str(about.get('format'))[:40]}, written by adtrain {writer!r}; "
-            f"this one reads format {FORMAT}"
+            f"this version reads format {FORMAT}"
         )
     text, steps_per_epoch = about.get("config"), about.get("steps_per_epoch")
     if not isinstance(text, str) or not isinstance(steps_per_epoch, int):
-        raise _damaged(path, "it does not say what it was trained with")
-    numbers = {name: about.get(name) for name in DATA_NUMBERS}
-    return Origin(path, text, numbers, steps_per_epoch, _progress(path, about.get("progress")), file)
+        raise _damaged(path, "its metadata lack the config")
+    numbers = {name: about.get(name) for name in DATA_FIELDS}
+    return CheckpointFile(path, text, numbers, steps_per_epoch, _progress(path, about.get("progress")), file)
 
 
 def _names(state: TrainState) -> dict[str, Any]:
-    names = tensor_file.named
-    return {**names(state.params), **names(state.statistics), **names(state.optimizer, tensor_file.OPTIMIZER)}
+    model = tensor_file.named(state.params, state.statistics)
+    return {**model, **tensor_file.named(state.optimizer, prefix=tensor_file.OPTIMIZER)}
 
 
-def _plain(progress: Progress) -> Any:
-    """The progress with its scores as lists, as JSON gives them back."""
+def _json_values(progress: Progress) -> Any:
+    """The progress with its scores as lists, which is how JSON returns them."""
     train, validation = (score and list(score) for score in (progress.train, progress.validation))
     return replace(progress, train=train, validation=validation)  # type: ignore[arg-type]
 
 
 def _progress(path: Path, value: Any) -> Progress:
-    """The progress that JSON of `encode` holds; nothing in it is believed."""
+    """Parse and check the progress in a checkpoint's metadata. AdtrainError where it is malformed or impossible."""
     try:
         best = Best(**value["best"])
         progress = Progress(**{**value, "best": best})
         train, validation = (None if x is None else Score(*x) for x in (progress.train, progress.validation))
     except (TypeError, KeyError):
-        raise _damaged(path, "it does not say how far the run had come") from None
+        raise _damaged(path, "its progress is malformed") from None
     progress = replace(progress, train=train, validation=validation)
     counts = (progress.epoch - 1, progress.step, progress.batches, progress.correct, progress.images, best.epoch)
     numbers = [progress.loss, *(train or ()), *(validation or ()), *(x for x in (best.value, best.to_beat) if x)]
@@ -219,7 +226,7 @@ def _progress(path: Path, value: Any) -> Progress:
         and (progress.batches == 0) == (progress.images == 0)
     )
     if not plausible:
-        raise _damaged(path, "its counters are none that a run can have")
+        raise _damaged(path, "its counters are impossible")
     return progress
 
 

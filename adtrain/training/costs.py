@@ -1,4 +1,4 @@
-"""What a training step costs, read off its Program before anything runs: FLOPs, bytes moved, and memory."""
+"""The costs of a training step, computed from its Program without running it: FLOPs, bytes moved, and memory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from adtrain.training.experiment import Experiment
 from adtrain.training.memory import StepMemory, step_memory
 
 PHASES = ("forward", "backward", "update")
-# Parts of the step that are no layers and come before the first one; all others come after the last.
+# Parts of the step that run before the first layer; all other parts that are not layers run after the last one.
 BEFORE = ("random", "input", "augment")
 
 Work: TypeAlias = Iterable[tuple[Equation, Cost]]
 
 
 class Total(NamedTuple):
-    """So many equations, and what they cost together."""
+    """A number of equations and the sum of their costs."""
 
     equations: int
     flops: int
@@ -31,9 +31,9 @@ class Total(NamedTuple):
 
 
 class LayerCost(NamedTuple):
-    """A layer's own work in one step, or that of a part of the step that is no layer, such as the loss.
+    """The work in one step of a layer (without its children), or of another part of the step, such as the loss.
 
-    `output_shape` is that of one image, and empty for what is no layer.
+    `output_shape` is that of one image, and empty for a part that is not a layer.
     """
 
     name: str
@@ -49,10 +49,10 @@ class StepCosts:
     """The costs of one step on a full batch.
 
     Attributes:
-        layers: in the order they run; a container has a row where it computes something itself, as a sum does. A part
-            that is no layer has one where it costs something.
-        phases: "forward", "backward" and "update", each equation a kernel of its own.
-        fused: of all equations, as they are run.
+        layers: rows in execution order. A container has a row only if it computes something itself, such as a sum; a
+            part that is not a layer, only if its costs are not zero.
+        phases: the costs before fusion of "forward", "backward" and "update".
+        fused: the costs of all equations after fusion, as they run.
     """
 
     layers: Sequence[LayerCost]
@@ -62,14 +62,14 @@ class StepCosts:
 
     @property
     def unfused(self) -> Total:
-        """Of all equations, each a kernel of its own."""
+        """The costs of all equations before fusion."""
         return Total(*map(sum, zip(*self.phases.values(), strict=True)))
 
 
 def step_costs(experiment: Experiment, device: str = "cpu") -> StepCosts:
-    """The costs of a step of `experiment`, whose data may be those of an outline. No step is taken.
+    """The costs of a step of `experiment`, which may be an `outline`. Nothing is run.
 
-    What a layer does is counted before fusion, after which one kernel works for several layers.
+    A layer's work is counted before fusion, because a fused kernel can work for several layers.
     """
     unfused, fused = experiment.step_program(device, SIMPLIFY), experiment.step_program(device)
     work = _work(unfused)
@@ -88,35 +88,37 @@ def _total(work: Work) -> Total:
 
 
 def _layers(experiment: Experiment, work: Work) -> list[LayerCost]:
-    of: defaultdict[str, defaultdict[str, list[tuple[Equation, Cost]]]] = defaultdict(lambda: defaultdict(list))
+    by_name: defaultdict[str, defaultdict[str, list[tuple[Equation, Cost]]]] = defaultdict(lambda: defaultdict(list))
     kinds = {"loss": experiment.config.loss.kind}
     shapes: dict[str, nn.Shape] = {}
     for e, cost in work:
         if e.phase != "update":
             name, kind = _layer(e.scope)
-            of[name][e.phase].append((e, cost))
+            by_name[name][e.phase].append((e, cost))
             if kind and e.phase == "forward":
                 kinds[name], shapes[name] = kind, e.outputs[0].type.shape[1:]
 
     rows = nn.describe(experiment.network.model, experiment.network.input_shape)
-    others = of.keys() - {row.name for row in rows}
+    others = by_name.keys() - {row.name for row in rows}
     for name in sorted(others & shapes.keys(), reverse=True):  # containers, the innermost first
         last_child = max(i for i, row in enumerate(rows) if row.name.startswith(f"{name}."))
         rows.insert(last_child + 1, nn.LayerRow(name, kinds[name], shapes[name], 0))
-    parts = {name: nn.LayerRow(name, kinds.get(name, ""), (), 0) for name in of if name in others - shapes.keys()}
+    parts = {name: nn.LayerRow(name, kinds.get(name, ""), (), 0) for name in by_name if name in others - shapes.keys()}
     rows = [
         *(row for name, row in parts.items() if name in BEFORE),
         *rows,
         *(row for name, row in parts.items() if name not in BEFORE),
     ]
-    found = [LayerCost(*row, _total(of[row.name]["forward"]), _total(of[row.name]["backward"])) for row in rows]
+    found = [
+        LayerCost(*row, _total(by_name[row.name]["forward"]), _total(by_name[row.name]["backward"])) for row in rows
+    ]
     return [row for row in found if row.name not in parts or row.forward.bytes or row.backward.bytes]
 
 
 def _layer(scope: str) -> tuple[str, str]:
-    """The layer's name ("2.body.0") and kind, of a scope that names kinds as well ("2.residual.body.0.conv2d").
+    """The layer's name and kind in a scope: ("2.body.0", "conv2d") for "2.residual.body.0.conv2d".
 
-    Another scope is a name without a kind, and none at all is the step.
+    A scope that is not a layer's is returned as the name, with kind "". The empty scope has the name "step".
     """
     parts = scope.split(".")
     names = [part for part in parts if part.isdigit() or part in ("body", "shortcut")]

@@ -1,4 +1,4 @@
-"""How a training ends: with a result, or before its end with a checkpoint to go on from."""
+"""How a training ends: with a result, or early, with a checkpoint to continue from."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from adtrain.training.step import TrainState
 
 @dataclass(frozen=True)
 class Result:
-    """A training that is over.
+    """The result of a training that ran to its end.
 
     Attributes:
-        state: of the model: with `training.early_stopping` the best epoch's, else the last one's.
-        restored: whether that is not the last one's.
-        ended: why: "finished", or "early_stopping".
+        state: the model's state: the best epoch's with `training.early_stopping`, otherwise the last epoch's.
+        restored: whether `state` belongs to an earlier epoch than the last one.
+        ended: the reason: "finished" or "early_stopping".
         best: the best epoch, by `training.best_by`.
-        train, validation: the scores of the last epoch; `train` as it was while the epoch ran.
-        test: the model's score.
-        epochs, steps: in all.
-        images, train_seconds: trained on since the start or the resumption, and the time in the loop over batches;
-            evaluation is not in it.
-        step_seconds: for each step since then the mean over the steps whose metrics were read together, from their
-            indices on the host to that reading.
+        train, validation: the scores of the last epoch; `train` is the mean while the weights were changing.
+        test: the score of `state` on the test split.
+        epochs, steps: totals, including those before a resumption.
+        images: images trained on since the start or the resumption.
+        train_seconds: seconds in the loop over batches since then, without evaluation.
+        step_seconds: seconds of each step since then. Steps whose metrics were read together share their mean time,
+            from the upload of their indices to the reading of their metrics.
     """
 
     state: TrainState
@@ -46,7 +46,7 @@ class Result:
 
 
 class Interrupted(Exception):
-    """A training was asked to stop, and has handed out a checkpoint."""
+    """The training was asked to stop. Its observers have received a checkpoint."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__(f"stopped at step {progress.step} (epoch {progress.epoch})")
@@ -54,11 +54,11 @@ class Interrupted(Exception):
 
 
 class NotFinite(AdtrainError):
-    """A training met a number that is not finite, and has handed out a checkpoint of the state before that step."""
+    """A step produced NaN or infinity. The observers have received a checkpoint of the state before that step."""
 
 
 def ended(experiment: Experiment, progress: Progress) -> str | None:
-    """Why a training that has come so far has nothing left to do: "finished", "early_stopping", or None."""
+    """The reason why a training with this progress is over: "finished" or "early_stopping"; None if it is not over."""
     stopping = experiment.config.training.early_stopping
     if progress.evaluated and progress.step >= experiment.total_steps:
         return "finished"

@@ -16,7 +16,7 @@ from adtrain.data import Images
 from adtrain.passes import ALL
 from adtrain.training.examples import Examples
 from adtrain.training.network import Network
-from adtrain.training.step import EvaluationStep, no_totals, repeated
+from adtrain.training.step import EvaluationStep, repeated, zero_totals
 
 BATCH_SIZE, ROWS = 250, 40
 BATCHES_AT_ONCE = 20
@@ -35,24 +35,24 @@ def evaluate(
     statistics: nn.State,
     examples: Examples,
     name: str = "test",
-    between: Callable[[], None] = lambda: None,
+    before_batches: Callable[[], None] = lambda: None,
 ) -> Score:
-    """The score of the model on all of `examples`, by the `evaluation_step` of an experiment or a trained model.
+    """The score of the model on all of `examples`; `step` is the `evaluation_step` of an experiment or a trained model.
 
-    `between` is called every few batches; what it raises ends the evaluation.
-    Raises AdtrainError, naming the split by `name`, where the loss is no finite number.
+    `before_batches` is called before every BATCHES_AT_ONCE batches. Its exceptions end the evaluation.
+    Raises AdtrainError, which names the split by `name`, where the split is empty or the loss is not finite.
     """
     count = len(examples)
     if not count:
         raise AdtrainError(f"the {name} split is empty")
     batches = (np.arange(start, min(start + BATCH_SIZE, count)) for start in range(0, count, BATCH_SIZE))
-    totals = no_totals(examples.device)
-    for piece in examples.pieces(batches, ROWS):
-        totals = totals._replace(position=array(np.int64(piece.position), device=examples.device))
-        for done in range(0, piece.steps, BATCHES_AT_ONCE):
-            between()
-            times = min(BATCHES_AT_ONCE, piece.steps - done)
-            totals = repeated(step, times, (totals,), params, statistics, *piece.given)
+    totals = zero_totals(examples.device)
+    for group in examples.groups(batches, ROWS):
+        totals = totals._replace(position=array(np.int64(group.position), device=examples.device))
+        for done in range(0, group.steps, BATCHES_AT_ONCE):
+            before_batches()
+            times = min(BATCHES_AT_ONCE, group.steps - done)
+            totals = repeated(step, times, (totals,), params, statistics, *group.inputs)
     score = Score(float(totals.loss) / count, int(totals.correct) / count)
     if not math.isfinite(score.loss):
         raise AdtrainError(f"the loss on the {name} images is {score.loss}: the model's numbers have overflowed")
@@ -60,15 +60,15 @@ def evaluate(
 
 
 def probabilities(network: Network, params: nn.Params, statistics: nn.State, images: Images, device: str) -> np.ndarray:
-    """The probability of each class, (N, classes), for images (N, C, H, W) as they were read.
+    """The probability of each class, (N, classes), for images (N, C, H, W) before normalisation.
 
-    Raises AdtrainError where one is no number.
+    Raises AdtrainError where one is NaN or infinite.
     """
 
     def of_batch(params: nn.Params, statistics: nn.State, batch: Value) -> Value:
         return network.probabilities(network.outputs(params, statistics, batch, nn.Mode(training=False))[0])
 
-    # A few images are classified sooner than a Program is compiled for them.
+    # For a few images, compiling a Program takes longer than running the operations one by one.
     step = stage(of_batch, ALL) if len(images) > BATCH_SIZE else of_batch
     rows = [np.zeros((0, 0))]
     for start in range(0, len(images), BATCH_SIZE):
@@ -76,5 +76,5 @@ def probabilities(network: Network, params: nn.Params, statistics: nn.State, ima
         rows.append(step(params, statistics, batch).numpy())
     found = np.concatenate(rows[1:] or rows)
     if not np.isfinite(found).all():
-        raise AdtrainError("the model's probabilities are no numbers: its weights have overflowed in training")
+        raise AdtrainError("the model's probabilities are NaN or infinite: its weights overflowed in training")
     return found

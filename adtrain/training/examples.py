@@ -1,4 +1,4 @@
-"""A data set where the step can reach it: the images and labels of a split on a device, whole or a few at a time."""
+"""The images and labels of a split on a device: the whole split, or a stream of chunks."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from adtrain.core.backend import backend
 from adtrain.data import Rows, Split
 
 CHUNK_BYTES = 64 << 20
-"""About the most that the images of a chunk take; a stream has two of them on the device, and two in memory."""
+"""The size of a chunk's images, roughly. A stream holds two chunks on the device and two on the host."""
 
-Given = tuple[Array, Array, Array]
-"""The last arguments of a step: images (N, C, H, W), labels int64 (N,), and the order, int64, in which to take them."""
+StepInputs = tuple[Array, Array, Array]
+"""The last arguments of a step: images (N, C, H, W), labels int64 (N,), and int64 indices into these N examples."""
 
 Chunk = tuple[np.ndarray, np.ndarray]
-"""Images and labels of some examples, on the host."""
+"""Images (n, C, H, W) and labels (n,) on the host."""
 
 
-class Piece(NamedTuple):
-    """Batches of one size, ready for steps: the rows `position` to `position + steps` of an order (rows, `size`)."""
+class BatchGroup(NamedTuple):
+    """Consecutive batches of one size on the device: rows `position` to `position + steps` of an order (rows, size)."""
 
     position: int
     steps: int
     size: int
-    given: Given
+    inputs: StepInputs
 
 
 class Examples(ABC):
@@ -44,123 +44,131 @@ class Examples(ABC):
         return len(self.split)
 
     @abstractmethod
-    def batches(self, indices: np.ndarray) -> Given:
-        """What a step takes for the `indices` int64 of a batch, (batch,), or of a batch each row, (rows, batch)."""
+    def batches(self, indices: np.ndarray) -> StepInputs:
+        """The arguments of a step for int64 `indices`: one batch, (batch,), or one batch per row, (rows, batch)."""
 
     @abstractmethod
-    def pieces(self, batches: Iterable[np.ndarray], rows: int) -> Iterator[Piece]:
-        """Batches of indices, as many as there are, as pieces of one order of `rows` rows after the other.
+    def groups(self, batches: Iterable[np.ndarray], rows: int) -> Iterator[BatchGroup]:
+        """Group consecutive batches of indices by size; the groups fill one order of `rows` rows after the other.
 
-        There may be no end of them: a piece is made when it is asked for, or one ahead of that.
+        `batches` may be endless: at most one group is prepared ahead.
         """
 
 
 class Resident(Examples):
-    """All of a split on the device; `places` says where each example lies in `images`, None where the split says it."""
+    """A whole split on the device.
+
+    `images` can hold more than the split; then `row_numbers` maps the split's indices to rows of `images`.
+    """
 
     def __init__(self, split: Split, device: str) -> None:
         super().__init__(split, device)
-        images, labels, self.places = split.images, split.labels, None
-        if isinstance(images, Rows) and _in_place(images.base, device):
-            self.places = images.rows
+        images, labels, self.row_numbers = split.images, split.labels, None
+        if isinstance(images, Rows) and _usable_in_place(images.base, device):
+            self.row_numbers = images.rows
             labels = np.zeros(len(images.base), np.int64)
             labels[images.rows] = split.labels
             images = images.base
         self.images, self.labels = _array(np.asarray(images), device), _array(labels, device)
 
-    def batches(self, indices: np.ndarray) -> Given:
-        places = indices if self.places is None else self.places[indices]
-        return self.images, self.labels, array(places, device=self.device)
+    def batches(self, indices: np.ndarray) -> StepInputs:
+        rows = indices if self.row_numbers is None else self.row_numbers[indices]
+        return self.images, self.labels, array(rows, device=self.device)
 
-    def pieces(self, batches: Iterable[np.ndarray], rows: int) -> Iterator[Piece]:
-        for position, size, alike in _alike(batches, rows, rows * len(self)):
+    def groups(self, batches: Iterable[np.ndarray], rows: int) -> Iterator[BatchGroup]:
+        for position, size, group in _group_by_size(batches, rows, rows * len(self)):
             order = np.zeros((rows, size), np.int64)
-            order[position : position + len(alike)] = alike
-            yield Piece(position, len(alike), size, self.batches(order))
+            order[position : position + len(group)] = group
+            yield BatchGroup(position, len(group), size, self.batches(order))
 
 
 class Streamed(Examples):
-    """A split that the device cannot hold: the next batches are gathered in the background while the last are used."""
+    """A split that is too large for the device: a thread gathers the next chunk while the last one is in use."""
 
-    def batches(self, indices: np.ndarray) -> Given:
-        images, labels = self._gathered(indices.ravel(), indices.size)
-        return self._uploaded(images, labels, np.arange(indices.size).reshape(indices.shape))
+    def batches(self, indices: np.ndarray) -> StepInputs:
+        images, labels = self._gather(indices.ravel(), indices.size)
+        return self._upload(images, labels, np.arange(indices.size).reshape(indices.shape))
 
-    def pieces(self, batches: Iterable[np.ndarray], rows: int) -> Iterator[Piece]:
+    def groups(self, batches: Iterable[np.ndarray], rows: int) -> Iterator[BatchGroup]:
         most = max(1, CHUNK_BYTES // self.split.images[:1].nbytes)
         with ThreadPoolExecutor(1, "examples") as background:
             ahead = None
-            for position, size, alike in _alike(batches, rows, most):
+            for position, size, group in _group_by_size(batches, rows, most):
                 capacity = size * _count(size, rows, most)
-                chunk = background.submit(self._gathered, np.concatenate(alike), capacity)
+                chunk = background.submit(self._gather, np.concatenate(group), capacity)
                 if ahead is not None:
-                    yield self._piece(*ahead)
+                    yield self._group(*ahead)
                 order = np.zeros((rows, size), np.int64)
-                order[position : position + len(alike)] = np.arange(len(alike) * size).reshape(-1, size)
-                ahead = position, size, len(alike), order, chunk
+                order[position : position + len(group)] = np.arange(len(group) * size).reshape(-1, size)
+                ahead = position, size, len(group), order, chunk
             if ahead is not None:
-                yield self._piece(*ahead)
+                yield self._group(*ahead)
 
-    def _piece(self, position: int, size: int, count: int, order: np.ndarray, chunk: Future[Chunk]) -> Piece:
-        return Piece(position, count, size, self._uploaded(*chunk.result(), order))
+    def _group(self, position: int, size: int, count: int, order: np.ndarray, chunk: Future[Chunk]) -> BatchGroup:
+        return BatchGroup(position, count, size, self._upload(*chunk.result(), order))
 
-    def _gathered(self, indices: np.ndarray, capacity: int) -> Chunk:
-        """The examples at these indices, at the beginning of memory for `capacity` of them."""
+    def _gather(self, indices: np.ndarray, capacity: int) -> Chunk:
+        """The examples at these indices, followed by unused rows up to `capacity`."""
         images = np.empty((capacity, *self.split.images.shape[1:]), self.split.images.dtype)
         images[: len(indices)] = self.split.images[indices]
         labels = np.zeros(capacity, np.int64)
         labels[: len(indices)] = self.split.labels[indices]
         return images, labels
 
-    def _uploaded(self, images: np.ndarray, labels: np.ndarray, order: np.ndarray) -> Given:
+    def _upload(self, images: np.ndarray, labels: np.ndarray, order: np.ndarray) -> StepInputs:
         return _array(images, self.device), _array(labels, self.device), array(order, device=self.device)
 
 
 def on_device(split: Split, device: str) -> Examples:
-    """The split on `device`: all of it where it may lie there, else `Streamed`.
+    """The split on `device`: `Resident` where it fits, otherwise `Streamed`.
 
-    On the CPU it is the split's own memory, or the file that it is mapped from, and not to be written to any more. What
-    has to be copied, to a GPU or into another layout, may take half of the memory there is.
+    On the CPU, contiguous images are used without a copy, also from a mapped file, and must not be written to. Images
+    that must be copied, to a GPU or into another layout, fit if they take at most half of the memory.
     """
     return Resident(split, device) if _fits(split, device) else Streamed(split, device)
 
 
 def held_bytes(split: Split, device: str) -> int:
-    """The bytes on `device`, mapped files included, of what `on_device` makes of the split."""
+    """The bytes on `device`, including mapped files, that `on_device` takes for the split."""
     return (split.images.nbytes if _fits(split, device) else 2 * CHUNK_BYTES) + split.labels.nbytes
 
 
 def _fits(split: Split, device: str) -> bool:
     memory = split.images.base if isinstance(split.images, Rows) else split.images
-    return _in_place(memory, device) or split.images.nbytes <= _room(device)
+    return _usable_in_place(memory, device) or split.images.nbytes <= _copy_limit(device)
 
 
-def _in_place(images: np.ndarray, device: str) -> bool:
-    """Whether a Program on the device can use this memory as it is."""
+def _usable_in_place(images: np.ndarray, device: str) -> bool:
+    """Whether a Program on the device can use this memory without a copy."""
     return device == "cpu" and images.flags.c_contiguous and images.flags.aligned
 
 
-def _room(device: str) -> int:
+def _copy_limit(device: str) -> int:
     available = backend(device).available()
     return (os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if available is None else available) // 2
 
 
-def _alike(batches: Iterable[np.ndarray], rows: int, examples: int) -> Iterator[tuple[int, int, list[np.ndarray]]]:
-    """(position, size, batches): neighbours of one size, as many as fit into one order and into so many `examples`."""
+def _group_by_size(
+    batches: Iterable[np.ndarray], rows: int, examples: int
+) -> Iterator[tuple[int, int, list[np.ndarray]]]:
+    """(position, size, batches): consecutive batches of one size.
+
+    A group ends where the order of `rows` rows ends, or with `examples` examples.
+    """
     position = 0
     for size, of_size in groupby(batches, key=len):
-        while alike := list(islice(of_size, min(rows - position, _count(size, rows, examples)))):
-            yield position, size, alike
-            position = (position + len(alike)) % rows
+        while group := list(islice(of_size, min(rows - position, _count(size, rows, examples)))):
+            yield position, size, group
+            position = (position + len(group)) % rows
 
 
 def _count(size: int, rows: int, examples: int) -> int:
-    """How many batches of that size make a piece at most."""
+    """The largest number of batches of `size` in a group."""
     return min(rows, max(1, examples // size))
 
 
 def _array(x: np.ndarray, device: str) -> Array:
-    """`x` as it is where it is contiguous and aligned; `array` would copy it, because others might write to theirs."""
+    """`x` as an Array, without a copy where it is contiguous and aligned (`array` always copies)."""
     elements = np.require(x, requirements=("C", "A")).view()
     elements.flags.writeable = False
     return Array(backend(device).from_numpy(elements), elements.shape, elements.dtype, device)

@@ -1,4 +1,4 @@
-"""A config joined with its data: everything that training needs, checked before anything is trained or written."""
+"""An experiment: a config joined with its data, checked before anything is trained or written."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from adtrain.training.step import (
     train_step,
 )
 
-# The streams of the seed that `data` leaves free start here.
+# The first stream of the seed that `data` does not use.
 INIT_STREAM = 16
 
 STATE, STATE_AND_LOG, TOTALS = (0,), (0, 1), (0,)
-"""The positions among the arguments of what `train_step`, `logged_step` and `evaluation_step` consume."""
+"""The donated arguments of `train_step`, `logged_step` and `evaluation_step`, by position."""
 
 LOG_ROWS = 100
-"""Steps between two readings of the log, each of which waits for the device."""
+"""Steps between two readings of the log. Each reading waits for the device."""
 
 
 class Mode(Enum):
-    """How a step runs: operation by operation, as a Program with one kernel an operation, or with fused kernels."""
+    """How a step runs: operation by operation, as a Program with one kernel per operation, or with fused kernels."""
 
     EAGER = "eager"
     STAGED = "staged"
@@ -54,7 +54,7 @@ class Mode(Enum):
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is trained, on what, and for how long. Made by `prepare`; `data.train` is without `validation`."""
+    """A network, its data and its training schedule. Made by `prepare`; `data.train` excludes `validation`."""
 
     config: Config
     network: Network
@@ -77,12 +77,12 @@ class Experiment:
 
     @property
     def epochs(self) -> int:
-        """Passes over the training images, counting the last one where `training.steps` cuts it short."""
+        """Passes over the training images, including a last one that `training.steps` cuts short."""
         return -(-self.total_steps // self.steps_per_epoch)
 
     @property
     def full_batch(self) -> int:
-        """Images in every batch but the last one of an epoch."""
+        """The number of images in a batch; the last batch of an epoch can be smaller."""
         return min(self.config.data.batch_size, len(self.train))
 
     @property
@@ -92,24 +92,24 @@ class Experiment:
 
     @cached_property
     def config_text(self) -> str:
-        """The resolved config as YAML. Made once: it goes into every file of the model."""
+        """The resolved config as YAML. Cached, because every model file and checkpoint contains it."""
         return config.dump(self.config)
 
     @property
     def best_by(self) -> str:
-        """The metric that epochs are compared by."""
+        """The metric that decides which epoch is the best."""
         return self.config.training.best_by or ("train_loss" if self.validation is None else "validation_accuracy")
 
     def initial_state(self, device: str) -> TrainState:
         """The state before the first step; no two arrays share memory.
 
-        It is drawn from the config's seed, but for what `training.init_from` has. Raises AdtrainError where that cannot
-        be read or does not fit.
+        Weights are drawn from the config's seed, or read from `training.init_from`. Raises AdtrainError where that
+        cannot be read or does not fit.
         """
         return self._state(device, self.config.training.init_from)
 
-    def drawn_state(self, device: str) -> TrainState:
-        """`initial_state` with all weights drawn from the seed: for who asks for types only. No file is read."""
+    def random_initial_state(self, device: str) -> TrainState:
+        """`initial_state` with all weights drawn from the seed. Reads no file, so it also serves to get the types."""
         return self._state(device, None)
 
     def _state(self, device: str, init_from: str | None) -> TrainState:
@@ -119,54 +119,54 @@ class Experiment:
         if init_from is not None:
             trees = warm_start.weights(Path(init_from), *trees, partial=bool(training.init_partial))
         params, statistics = tree.map(lambda x: x.to(device), trees)
-        # A step may write over each array of its state, and zeros are one number seen everywhere.
+        # A step may overwrite each array of its state, and an array of zeros is a broadcast view of one number.
         return copied(TrainState(params, statistics, self.optimizer.init(params)))
 
     def seed(self, device: str) -> Array:
-        """The config's seed as the step takes it: uint32 (2,), low word first."""
+        """The config's seed as the step's argument: uint32 (2,), low word first."""
         seed = self.config.training.seed
         return array(np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32), device=device)
 
     @cached_property
     def train_step(self) -> TrainStep:
-        """The step, as `mode` says; staged, it consumes the state that it is given."""
-        return self.plain_step if self.mode is Mode.EAGER else stage(self.plain_step, self.passes, donate=STATE)
+        """The step in `mode`. A staged step donates its state argument."""
+        return self.eager_step if self.mode is Mode.EAGER else stage(self.eager_step, self.passes, donate=STATE)
 
     @cached_property
     def logged_step(self) -> LoggedStep:
-        """`train_step` on one batch of an order after the other; staged, it consumes state and log."""
-        step = logged_step(self.plain_step)
+        """`train_step` on the next batch of an order, in `mode`. A staged step donates state and log."""
+        step = logged_step(self.eager_step)
         return step if self.mode is Mode.EAGER else stage(step, self.passes, donate=STATE_AND_LOG)
 
     @cached_property
     def evaluation_step(self) -> EvaluationStep:
-        """The evaluation of one batch of an order after the other, as `mode` says; staged, it consumes the totals."""
+        """The evaluation of the next batch of an order, in `mode`. A staged step donates the totals."""
         step = evaluation_step(self.network)
         return step if self.mode is Mode.EAGER else stage(step, self.passes, donate=TOTALS)
 
     @property
     def passes(self) -> Sequence[Pass]:
-        """The passes that the step's Program goes through."""
+        """The passes that are applied to the step's Program."""
         return ALL if self.mode is Mode.FUSED else SIMPLIFY
 
     def step_program(self, device: str = "cpu", passes: Sequence[Pass] | None = None) -> Program:
-        """The Program of the logged step on full batches, after `passes` (by default its own); no step is taken."""
+        """The Program of the logged step on full batches, after `passes` (default: `self.passes`). Nothing is run."""
         order = np.zeros((LOG_ROWS, self.full_batch), np.int64)
-        state, log = self.drawn_state("cpu"), empty_log(LOG_ROWS, "cpu")
+        state, log = self.random_initial_state("cpu"), empty_log(LOG_ROWS, "cpu")
         arguments = state, log, self.seed("cpu"), self.train.images, self.train.labels, order
-        step = stage(logged_step(self.plain_step), self.passes if passes is None else passes, donate=STATE_AND_LOG)
+        step = stage(logged_step(self.eager_step), self.passes if passes is None else passes, donate=STATE_AND_LOG)
         return step.program(*tree.map(lambda x: _Placeholder(x.shape, x.dtype, device), arguments))
 
     @property
-    def plain_step(self) -> TrainStep:
-        """The step, operation by operation; it leaves the state that it is given as it was."""
+    def eager_step(self) -> TrainStep:
+        """The step, run operation by operation. It does not modify its arguments."""
         training = self.config.training
         clip = training.clip_norm, training.clip_value
         return train_step(self.network, self.optimizer, self.schedule, *clip, self.augmentations)
 
 
 class _Placeholder(Value):
-    """An argument of which a Program needs the type only."""
+    """An argument that has a type and no elements, for tracing."""
 
     __slots__ = ("device", "dtype", "shape")
 

@@ -1,4 +1,4 @@
-"""The memory of a training process, planned from the step's Program before anything runs."""
+"""The memory of a training process, computed from the step's Program without running it."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from adtrain.training.experiment import Experiment
 
 
 class StepMemory(NamedTuple):
-    """Bytes of all arrays in a process that takes steps on full batches; evaluation's are not among them."""
+    """Bytes of all arrays in a process that takes steps on full batches, without those of evaluation."""
 
     parameters: int
     statistics: int
     optimizer: int
-    data: int  # images and labels for training, validation and test; of a stream two chunks
-    values: int  # of the fused Program, with the memory plan
-    separate_values: int  # the same, each with memory of its own
-    unfused_values: int  # those of the Program before fusion, each with memory of its own
-    scratch: int  # of the threads
+    data: int  # images and labels for training, validation and test; two chunks for a streamed split
+    values: int  # values of the fused Program, placed by the memory plan
+    separate_values: int  # the same values without sharing memory
+    unfused_values: int  # values of the Program before fusion, without sharing memory
+    scratch: int  # scratch memory of the threads
 
     @property
     def resident(self) -> int:
-        """What is there between two steps."""
+        """Bytes that stay allocated between two steps."""
         return self.parameters + self.statistics + self.optimizer + self.data
 
     @property
     def peak(self) -> int:
-        """The most at any time, as planned."""
+        """The planned maximum at any time."""
         return self.resident + self.values + self.scratch
 
     @property
@@ -49,8 +49,8 @@ class StepMemory(NamedTuple):
 
 
 def step_memory(experiment: Experiment, unfused: Program, fused: Program, device: str) -> StepMemory:
-    """The memory of `experiment`'s step on `device`, whose Program is `unfused` before fusion and `fused` after it."""
-    state, needed = experiment.drawn_state("cpu"), backend(device).memory(fused)
+    """The memory of `experiment`'s step on `device`; `unfused` and `fused` are its Program before and after fusion."""
+    state, needed = experiment.random_initial_state("cpu"), backend(device).memory(fused)
     splits = [split for split in (experiment.train, experiment.validation, experiment.test) if split is not None]
     made = [v for e in unfused.equations if not e.primitive.view for v in e.outputs]
     return StepMemory(
@@ -72,7 +72,7 @@ def planned_peak(experiment: Experiment, device: str) -> int:
 
 
 def too_large(experiment: Experiment, device: str) -> OutOfMemory | None:
-    """The error of a step that cannot fit on `device`, with the batch size that would; None if the plan fits."""
+    """The error for a step that cannot fit on `device`, naming a batch size that would; None if the plan fits."""
     limit, size = backend(device).available(), experiment.full_batch
     needed = _needed(experiment, device, size)
     if limit is None or needed <= limit:

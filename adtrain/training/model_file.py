@@ -1,4 +1,4 @@
-"""model.safetensors: a trained model's arrays, and what is needed to show it images."""
+"""model.safetensors: a trained model's arrays, and the metadata needed to apply it to images."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from adtrain.training.tensor_file import TensorFile
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A network with its trained arrays on a device, its classes' names, and the shape (C, H, W) of its images."""
+    """A network with its trained arrays on a device, the names of its classes, and its images' shape (C, H, W)."""
 
     config: Config
     network: Network
@@ -40,12 +40,12 @@ class TrainedModel:
 
     @cached_property
     def evaluation_step(self) -> EvaluationStep:
-        """The evaluation of a batch, staged as a Program."""
+        """The evaluation of a batch as a staged function."""
         return stage(evaluation_step(self.network), ALL, donate=TOTALS)
 
 
 def about(experiment: Experiment) -> dict[str, Any]:
-    """What is needed to show images to a model of `experiment`, as JSON."""
+    """The metadata needed to apply a model of `experiment` to images, for JSON."""
     return {
         "version": adtrain.__version__,
         "config": experiment.config_text,
@@ -60,14 +60,14 @@ def about(experiment: Experiment) -> dict[str, Any]:
 def encode(experiment: Experiment, state: TrainState) -> bytes:
     """The file's content: the same bytes for the same arrays and config.
 
-    Tensors have the names that `tree.paths` gives, those of torch.nn.Sequential.
+    Tensors have the names that torch.nn.Sequential gives them.
     """
-    tensors = {name: x.numpy() for name, x in _named(state.params, state.statistics).items()}
+    tensors = {name: x.numpy() for name, x in tensor_file.named(state.params, state.statistics).items()}
     return tensor_file.encode(tensors, about(experiment))
 
 
 def config_of(run: Path) -> Config:
-    """The resolved config of the run in a folder. Raises AdtrainError where it is no such folder."""
+    """The resolved config of the run in a folder. Raises AdtrainError where the folder holds no run."""
     if not run.is_dir():
         raise AdtrainError(f"{run}: found {'a file' if run.exists() else 'nothing'}, expected the folder of a run")
     if not (run / "config.yaml").is_file():
@@ -76,16 +76,16 @@ def config_of(run: Path) -> Config:
 
 
 def load(run: Path, device: str = "cpu") -> TrainedModel:
-    """The trained model in a run's folder, with the run's precision; on the CPU with full float32 products.
+    """The trained model in a run's folder, in the run's precision; on the CPU always with full float32 products.
 
     Raises:
-        ConfigError: its config.yaml is missing or wrong.
-        AdtrainError: its model.safetensors is missing, damaged, or not of the config's model.
+        ConfigError: config.yaml is invalid.
+        AdtrainError: config.yaml or model.safetensors is missing, or the model is damaged or does not fit the config.
     """
     cfg = config_of(run)
     path = run / warm_start.MODEL
     if not path.is_file():
-        raise AdtrainError(f"{run}: found no model.safetensors; the run ended before its first epoch did, train again")
+        raise AdtrainError(f"{run}: found no model.safetensors; the run ended during its first epoch, train again")
     file = TensorFile(path)
     try:
         mean, std = (tuple(map(float, file.about[key])) for key in ("mean", "std"))
@@ -101,18 +101,14 @@ def load(run: Path, device: str = "cpu") -> TrainedModel:
     except (KeyError, TypeError, ValueError):
         fits = False
     if not fits:
-        raise AdtrainError(f"{path}: its metadata are not those that adtrain train writes for the model of config.yaml")
+        raise AdtrainError(f"{path}: found metadata that do not fit the model of config.yaml, train again")
     net = network.build(cfg, mean, std, scale)
     if device == "cpu":
-        net = replace(net, products=FULL)  # the CPU's kernels have no other
+        net = replace(net, products=FULL)  # the CPU has no kernels for other precisions
     rng = np.random.default_rng(0)
     params, statistics = net.model.init(net.input_shape, rng, net.dtype)
-    arrays = file.read(_named(params, statistics), "the model of config.yaml")
+    arrays = file.read(tensor_file.named(params, statistics), "the model of config.yaml")
     params, statistics = tree.unflatten(
         tree.flatten((params, statistics))[1], [array(x, device=device) for x in arrays.values()]
     )
     return TrainedModel(cfg, net, params, statistics, classes, (channels, height, width))
-
-
-def _named(params: nn.Params, statistics: nn.State) -> dict[str, Any]:
-    return {**tensor_file.named(params), **tensor_file.named(statistics)}

@@ -1,4 +1,4 @@
-"""A model with what stands before and after it: pixels to inputs, outputs and labels to a loss."""
+"""A model with its input normalisation and its loss."""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ from adtrain.core.scope import scope
 class Network:
     """Images to a loss, as pure functions of values.
 
-    All numbers are of `dtype`; `products` is the `ops.matmul_precision` of the model's products and their derivatives.
-    Images are divided by `scale`, 255 for uint8 and 1 for float32; then `mean` and `std`, one a channel, are subtracted
-    and divided by. `loss` takes integer labels; with `one_hot` it takes rows that are 1 at the label, as losses of real
-    numbers do. `probabilities` makes those of the classes of outputs (N, classes).
+    Attributes:
+        dtype: of inputs, parameters and outputs.
+        products: the `ops.matmul_precision` of the model's products and their derivatives.
+        mean, std: numbers per channel that normalise the images after division by `scale`.
+        scale: 255 for uint8 images, 1 for float32.
+        loss: maps outputs (N, classes) and targets to the mean loss.
+        one_hot: whether the targets are one-hot rows (N, classes), as for regression losses, or labels (N,).
+        probabilities: maps outputs (N, classes) to class probabilities.
     """
 
     model: nn.Sequential
@@ -40,11 +44,11 @@ class Network:
 
     @property
     def unit(self) -> np.ndarray:
-        """What one unit of the model's input is in those of the images, for each channel: (C, 1, 1)."""
+        """The difference in pixel values that equals 1 in the model's input, for each channel: (C, 1, 1)."""
         return self.scale * _by_channel(self.std)
 
     def inputs(self, images: Value) -> Value:
-        """Images (N, C, H, W) to normalised numbers (N, *input_shape)."""
+        """Normalise images (N, C, H, W) and reshape them to (N, *input_shape)."""
         with scope("input"):
             scale, shift = 1 / self.unit, -_by_channel(self.mean) / _by_channel(self.std)
             pixels = ops.astype(images, self.dtype)
@@ -57,9 +61,10 @@ class Network:
             return self.model(params, statistics, self.inputs(images), mode)
 
     def loss_of(self, outputs: Value, labels: Value, mixed: Mixed | None = None) -> Value:
-        """The mean loss, shape (), of outputs (N, classes) and labels (N,), and of those of what was mixed in.
+        """The mean loss, shape (), of outputs (N, classes) for labels (N,).
 
-        Losses of classes are weighted by the shares; losses of real numbers get rows that hold the shares.
+        With mixup (`mixed`), a classification loss is the weighted mean of the losses for both labels; a regression
+        loss gets the weighted mean of both one-hot rows as its target.
         """
         with scope("loss"):
             targets = self._targets(outputs, labels)
@@ -79,25 +84,28 @@ def _by_channel(numbers: tuple[float, ...]) -> np.ndarray:
 
 
 def correct(outputs: Value, labels: Value) -> Value:
-    """How many rows of outputs (N, classes) are largest at their label (N,): int64, shape ()."""
+    """The number of rows of outputs (N, classes) whose largest element is at the label (N,): int64, shape ()."""
     with scope("accuracy"):
         return ops.sum(ops.equal(ops.argmax(outputs, axis=1), labels))
 
 
-def within_bounds(outputs: Value) -> Value:
-    """Outputs of a model trained towards 0 and 1, as probabilities."""
+def clip_probabilities(outputs: Value) -> Value:
+    """Outputs of a model whose targets were 0 and 1, clipped to that range."""
     return ops.clip(outputs, 0.0, 1.0)
 
 
 def _probabilities(loss: str) -> Callable[[Value], Value]:
-    """What the outputs of a model trained with `loss` say about the classes."""
+    """The function from outputs to class probabilities for a model trained with `loss`."""
     if loss in CLASSIFICATION:
-        return ops.softmax  # which leaves exp(log-probabilities) as they are
-    return ops.sigmoid if loss == "binary_cross_entropy_with_logits" else within_bounds
+        return ops.softmax  # also right for log-probabilities, whose softmax equals their exp
+    return ops.sigmoid if loss == "binary_cross_entropy_with_logits" else clip_probabilities
 
 
 def build(cfg: Config, mean: tuple[float, ...], std: tuple[float, ...], scale: float) -> Network:
-    """The network that a config describes, for such images. Raises ConfigError where its layers do not fit together."""
+    """The network that a config describes, for images with this mean, standard deviation and scale.
+
+    Raises ConfigError where its layers do not fit together.
+    """
     if not cfg.data.normalize:
         mean, std = (0.0,) * len(mean), (1.0,) * len(std)
     precision = cfg.training.precision

@@ -1,4 +1,4 @@
-"""Where a training's first number came from that is no finite one: the step, the operation and its layer."""
+"""Finds the operation and layer that produced the first NaN or infinity of a step."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from adtrain.training.step import TrainState
 RESULT = {"forward": "result", "backward": "gradient", "update": "update"}
 
 
-class _Watch(EvaluationTrace):
-    """Runs operations as ever, and notes the first whose result is not finite."""
+class _FirstNotFinite(EvaluationTrace):
+    """Runs operations and records the first one whose result is not finite."""
 
     found = ""
 
@@ -38,16 +38,16 @@ class _Watch(EvaluationTrace):
 def message(
     experiment: Experiment, state: TrainState, examples: Examples, batch: np.ndarray, before: Progress, loss: float
 ) -> str:
-    """What happened in the step on `batch` that made of `state` one that is not finite, and what to do about it.
+    """The error message for a step on `batch` that turned the finite `state` into one that is not finite.
 
-    The step is run one operation at a time. Sums in another order, of numbers at the edge of their type's range, need
-    not overflow; then no operation is named.
+    Repeats the step one operation at a time to find the first one that overflows. Sums are then computed in another
+    order, which may not overflow near the limit of the dtype; in that case the message names no operation.
     """
-    watch = _Watch()
-    with base_trace(watch):
-        experiment.plain_step(state, experiment.seed(examples.device), *examples.batches(batch))
+    trace = _FirstNotFinite()
+    with base_trace(trace):
+        experiment.eager_step(state, experiment.seed(examples.device), *examples.batches(batch))
     what = "a number of the new state is not finite" if math.isfinite(loss) else f"the loss is {loss}"
-    first = f", first {watch.found}" if watch.found else ""
+    first = f", first {trace.found}" if trace.found else ""
     return (
         f"{what} at step {before.step + 1} (epoch {before.epoch}){first}; training stopped: "
         "lower the optimizer's lr, or set training.clip_norm"

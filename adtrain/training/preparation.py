@@ -1,4 +1,4 @@
-"""From a config to an experiment: the data are read, the model is built, and both are checked to fit together."""
+"""From a config to an experiment: reads the data, builds the model, and checks that they fit together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from adtrain.training.network import Network
 
 
 def check_precision(cfg: Config, device: str) -> None:
-    """ConfigError where the config's precision is one of matrix products that `device` has no kernels for."""
+    """Raise ConfigError where `device` has no kernels for the config's precision."""
     if device == "cpu" and cfg.training.precision in PRECISIONS:
         reason = "expected float32 or float64 on the cpu: set one of them, or use a GPU (--device gpu)"
         raise cfg.refused(("training", "precision"), f"found {cfg.training.precision}, {reason}")
@@ -47,16 +47,16 @@ def prepare(cfg: Config, mode: Mode = Mode.FUSED) -> Experiment:
 
 
 def data_options(section: Data) -> Options:
-    """What a config's data section says about reading its files."""
+    """The options of a config's data section that control how files are read."""
     return Options(**{field.name: getattr(section, field.name) for field in fields(Options)})
 
 
 def outline(cfg: Config) -> Experiment:
-    """The experiment without its data, for its Program: images are black, all labels 0, and no file is read.
+    """The experiment with placeholder data, to get its Program: no file is read, images are black, labels are 0.
 
-    A data set of the catalogue has its true numbers and shape of images. Files count as one batch of images of the
-    model's input, with a class for each of the model's outputs.
-    Raises ConfigError as `prepare` does, but not for augmentations that do not fit the images: their shape is a guess.
+    A data set of the catalogue has its real image counts and shape. Other data are assumed to be one batch of images
+    in the shape of the model's input, with one class per output of the model.
+    Raises ConfigError as `prepare` does, but does not check augmentations, because the images' shape is a guess.
     """
     _check_name(cfg)
     if cfg.data.dataset is not None:
@@ -79,7 +79,7 @@ def outline(cfg: Config) -> Experiment:
 
 
 def _black(count: int, shape: tuple[int, ...]) -> Split:
-    """So many images of `shape` (C, H, W), which take the memory of one pixel."""
+    """`count` black images of `shape` (C, H, W), as broadcast views of one pixel."""
     return Split(np.broadcast_to(np.uint8(0), (count, *shape)), np.broadcast_to(np.int64(0), (count,)))
 
 
@@ -109,7 +109,7 @@ def _experiment(cfg: Config, images: DataSet, validation: Split | None, mode: Mo
 
 
 def _with_absolute_paths(cfg: Config) -> Config:
-    """The same config, its files found from any folder: a run's copy of it is used from other ones."""
+    """The config with absolute paths, so that the copy in the run's folder works from any directory."""
     data = {"path": _absolute(cfg.data.path), "test_path": _absolute(cfg.data.test_path)}
     training = {"init_from": _absolute(cfg.training.init_from)}
     sections = {"data": cfg.data.model_copy(update=data), "training": cfg.training.model_copy(update=training)}
@@ -134,12 +134,12 @@ def _check_fit(cfg: Config, net: Network, images: DataSet) -> None:
     outputs, classes = net.model.output_shape(net.input_shape), len(images.classes)
     last_layer = ("model", "layers", len(cfg.model.layers) - 1)
     if len(outputs) != 1:
-        raise cfg.refused(last_layer, f"found the output {found(outputs)}, expected [{classes}], one a class")
+        raise cfg.refused(last_layer, f"found the output {found(outputs)}, expected [{classes}], one per class")
     if outputs[0] < classes:
         labels = f"{cfg.data.path or images.name} has {classes} classes"
         raise cfg.refused(last_layer, f"found {outputs[0]} outputs, expected at least {classes}: {labels}")
     if not any(row.parameters for row in nn.describe(net.model, net.input_shape)):
-        raise cfg.refused(("model", "layers"), "found no parameters, expected a layer that has some to train")
+        raise cfg.refused(("model", "layers"), "found no parameters, expected at least one layer with parameters")
 
 
 def _check_augmentations(experiment: Experiment) -> None:
@@ -151,7 +151,7 @@ def _check_augmentations(experiment: Experiment) -> None:
 
 
 def _check_last_batch(cfg: Config, net: Network, count: int) -> None:
-    """Batch normalisation has no variance in a batch of one value a channel, and such a batch comes last."""
+    """Refuse a last batch of one image where batch normalisation would see a single value per channel."""
     batch_size = cfg.data.batch_size
     if batch_size > 1 and count % batch_size != 1 and count > 1:
         return
@@ -160,5 +160,5 @@ def _check_last_batch(cfg: Config, net: Network, count: int) -> None:
             raise cfg.refused(
                 ("data", "batch_size"),
                 f"found {batch_size}, which leaves 1 of {count} images for the last batch, "
-                f"expected another size: layer {row.name} ({row.kind}) needs 2 images a batch",
+                f"expected another size: layer {row.name} ({row.kind}) needs 2 images per batch",
             )

@@ -1,4 +1,4 @@
-"""What a training tells while it runs, and to whom."""
+"""The events of a training, and the interface of those that observe it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from adtrain.training.step import TrainState
 
 
 class Interval(NamedTuple):
-    """A few steps, the last of which is number `step` (from 1) of the run; the score is over their images."""
+    """Consecutive steps whose metrics were read together; `step` (from 1) is the last one, `train` their score."""
 
     epoch: int
     step: int
@@ -20,7 +20,7 @@ class Interval(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """A pass over the training images; `train` is their score as they were trained on, with changing weights."""
+    """A pass over the training images; `train` is the mean score during the pass, while the weights were changing."""
 
     epoch: int
     step: int
@@ -31,22 +31,22 @@ class Epoch(NamedTuple):
 
 
 class Observer:
-    """Base of those who follow a run; every method does nothing."""
+    """Base class of observers of a run. Every method does nothing."""
 
     def epoch_started(self, epoch: int, epochs: int, images: int) -> None:
-        """Epoch number `epoch` (from 1) of `epochs` is about to go through `images` images, all that are left."""
+        """Epoch `epoch` (from 1) of `epochs` begins, on `images` images: all, or the rest after a resumption."""
 
     def step_done(self, images: int) -> None:
-        """A step on so many images has been issued."""
+        """Steps on `images` images have been issued to the device."""
 
     def interval_done(self, interval: Interval) -> None:
-        """The metrics of some steps have been read."""
+        """The metrics of an interval have been read."""
 
     def epoch_done(self, epoch: Epoch, state: TrainState) -> None:
-        """An epoch and its validation are over. The next step consumes `state`: what is kept of it must be copied."""
+        """An epoch and its validation are over. The next step overwrites `state`, so an observer must copy it."""
 
     def checkpoint(self, checkpoint: Checkpoint, best: bool) -> None:
-        """A state to keep, all of whose numbers are finite; `best` says that no epoch before was better."""
+        """A checkpoint to save. All its numbers are finite; `best` marks the best epoch so far."""
 
     def stopped(self, reason: str, progress: Progress) -> None:
-        """The run ends here without being over: "interrupted", or "not_finite". A checkpoint has been handed out."""
+        """The run stops before its end. `reason` is "interrupted" or "not_finite"; `checkpoint` was called before."""

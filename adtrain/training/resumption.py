@@ -1,4 +1,4 @@
-"""Going on with a run: its checkpoint, its config as it is now, and whether the one fits the other."""
+"""Resuming a run: loads its checkpoint and its current config, and checks that they fit together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from adtrain.config.problems import PathParts, dotted, found
 from adtrain.core.errors import AdtrainError
 from adtrain.training import checkpoint
 from adtrain.training.best import Best
-from adtrain.training.checkpoint import Checkpoint, Origin, Progress
+from adtrain.training.checkpoint import Checkpoint, CheckpointFile, Progress
 from adtrain.training.endings import ended
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.preparation import prepare
@@ -21,7 +21,7 @@ from adtrain.training.trainer import Start
 
 
 class Resumed(NamedTuple):
-    """A run to go on with; `notes` are what its user should know, a line each. Nothing has been written yet."""
+    """A run that is ready to continue. `notes` are lines to show to the user. Nothing has been written yet."""
 
     experiment: Experiment
     folder: RunFolder
@@ -36,59 +36,61 @@ def resume(
     changes_allowed: bool = False,
     mode: Mode = Mode.FUSED,
 ) -> Resumed:
-    """The run in the folder `path`, or of the checkpoint `path`, in whose folder it goes on.
+    """Load the run in the folder `path`, or that of the checkpoint file `path`; it continues in the same folder.
 
-    The config is that of config.yaml in the folder, where there is none the checkpoint's, with `overrides` and
-    `longer` set over it (`training.epochs=8`, `training.steps=900`: how long to train, which may always change).
+    The config is the folder's config.yaml, or the checkpoint's if there is none.
+
+    Args:
+        overrides: settings to change.
+        longer: settings of the training's length, `training.epochs=8` or `training.steps=900`. They may always change.
+        changes_allowed: whether other settings may differ from those that the checkpoint was trained with.
 
     Raises:
         ConfigError, DataError: as `config.load` and `prepare` do.
-        AdtrainError: there is no checkpoint, or it is damaged, of another network, or of other data; the run is over;
-            or the config is another one than the run was trained with, and changes are not allowed. Lists them.
+        AdtrainError: there is no checkpoint; it is damaged or does not fit the network or the data; the run is
+            finished; or the config has changed and changes are not allowed (the message lists them).
     """
-    file = path / LAST if path.is_dir() else path
-    if path.is_dir() and not file.exists():
-        raise AdtrainError(
-            f"{path}: found no {LAST} to go on from; the run ended before its first checkpoint, or is none"
-        )
-    origin = checkpoint.read(file)
-    folder = RunFolder(file.parent)
+    checkpoint_path = path / LAST if path.is_dir() else path
+    if path.is_dir() and not checkpoint_path.exists():
+        raise AdtrainError(f"{path}: found no {LAST}, expected the folder of a run that has written a checkpoint")
+    file = checkpoint.read(checkpoint_path)
+    folder = RunFolder(checkpoint_path.parent)
     written = folder.path / CONFIG
     settings = [*overrides, *longer]
-    cfg = config.load(written, settings) if written.exists() else origin.config(settings)
+    cfg = config.load(written, settings) if written.exists() else file.config(settings)
     experiment = prepare(cfg, mode)
-    notes = _changes(origin, experiment)
+    notes = _changes(file, experiment)
     lengths = {setting.partition("=")[0] for setting in longer}
     refused = [change for change in notes if change.partition(":")[0] not in lengths]
     if refused and not changes_allowed:
         raise AdtrainError(
-            f"{file.parent}: the run was trained with another config: {'; '.join(refused)}; "
-            "undo that, or go on all the same with --override"
+            f"{folder.path}: the run was trained with another config: {'; '.join(refused)}; "
+            "undo the changes, or accept them with --override"
         )
-    _check_position(origin, experiment)
-    last = origin.load(experiment)
-    if (reason := ended(experiment, origin.progress)) and (folder.path / SUMMARY).exists():
-        raise AdtrainError(_finished(folder.path, reason, experiment, origin.progress))
+    _check_position(file, experiment)
+    last = file.load(experiment)
+    if (reason := ended(experiment, file.progress)) and (folder.path / SUMMARY).exists():
+        raise AdtrainError(_finished(folder.path, reason, experiment, file.progress))
     start, best_notes = _with_best(folder.path, experiment, last)
     return Resumed(experiment, folder, start, [*notes, *best_notes])
 
 
-def _changes(origin: Origin, experiment: Experiment) -> list[str]:
-    """What is not as it was when the checkpoint was written: `training.epochs: 5 -> 8`."""
-    before, now = (
-        _flat(cfg.model_dump(mode="json", exclude_none=True)) for cfg in (origin.config(), experiment.config)
+def _changes(file: CheckpointFile, experiment: Experiment) -> list[str]:
+    """The differences to the config and data of the checkpoint, such as `training.epochs: 5 -> 8`."""
+    stored, current = (
+        _flat(cfg.model_dump(mode="json", exclude_none=True)) for cfg in (file.config(), experiment.config)
     )
-    before |= {f"the data's {name}": value for name, value in origin.data.items()}
-    now |= {f"the data's {name}": value for name, value in checkpoint.data_numbers(experiment).items()}
+    stored |= {f"the data's {name}": value for name, value in file.data.items()}
+    current |= {f"the data's {name}": value for name, value in checkpoint.data_metadata(experiment).items()}
     return [
-        f"{key}: {_text(before, key)} -> {_text(now, key)}"
-        for key in dict.fromkeys([*before, *now])
-        if before.get(key) != now.get(key)
+        f"{key}: {_text(stored, key)} -> {_text(current, key)}"
+        for key in dict.fromkeys([*stored, *current])
+        if stored.get(key) != current.get(key)
     ]
 
 
 def _flat(value: Any, path: PathParts = ()) -> dict[str, Any]:
-    """The values that are no containers, by their dotted keys."""
+    """The leaves of nested dicts and lists, by their dotted keys."""
     if isinstance(value, dict):
         parts: list[tuple[str | int, Any]] = list(value.items())
     elif isinstance(value, list):
@@ -102,17 +104,17 @@ def _text(values: dict[str, Any], key: str) -> str:
     return found(values[key]) if key in values else "nothing"
 
 
-def _check_position(origin: Origin, experiment: Experiment) -> None:
-    """Refuse a checkpoint whose place in the order of the images is none that this experiment has."""
-    progress, before = origin.progress, origin.steps_per_epoch
+def _check_position(file: CheckpointFile, experiment: Experiment) -> None:
+    """Refuse a checkpoint at a position in the order of the batches that this experiment does not have."""
+    progress, before = file.progress, file.steps_per_epoch
     if before != experiment.steps_per_epoch:
         raise AdtrainError(
-            f"{origin.path}: an epoch had {found(before)} batches, and has {experiment.steps_per_epoch} now, so there "
-            "is no place to go on from: set data as it was, or begin a new run with training.init_from"
+            f"{file.path}: found {found(before)} batches per epoch, expected {experiment.steps_per_epoch} as in the "
+            "config, so the run cannot continue: restore the data section, or begin a new run with training.init_from"
         )
     batches = (progress.epoch - 1) * experiment.steps_per_epoch + progress.batches
     if batches != progress.step or progress.batches > experiment.steps_per_epoch:
-        raise AdtrainError(f"{origin.path}: is damaged: its counters of steps and epochs disagree")
+        raise AdtrainError(f"{file.path}: is damaged: its numbers of steps and epochs disagree")
 
 
 def _finished(run: Path, reason: str, experiment: Experiment, progress: Progress) -> str:
@@ -127,19 +129,22 @@ def _finished(run: Path, reason: str, experiment: Experiment, progress: Progress
 
 
 def _with_best(run: Path, experiment: Experiment, last: Checkpoint) -> tuple[Start, list[str]]:
-    """The start with the best checkpoint so far; where that is lost the best is looked for anew, which is said."""
+    """The start, with the best checkpoint so far. If that is lost, the search for the best epoch begins anew.
+
+    Also returns notes for the user: a line if the best checkpoint is lost.
+    """
     progress, best = last.progress, last.progress.best
-    fresh = Checkpoint(last.state, replace(progress, best=Best(experiment.best_by)))
+    without_best = Checkpoint(last.state, replace(progress, best=Best(experiment.best_by)))
     if best.by != experiment.best_by or not best.epoch:
-        return Start(fresh, None), []
+        return Start(without_best, None), []
     try:
-        origin = checkpoint.read(run / BEST)
-        there = origin.progress.best
-        if (there.by, there.epoch, there.value) == (best.by, best.epoch, best.value):
-            return Start(last, origin.load(experiment)), []
-        problem = f"{run / BEST}: is that of epoch {there.epoch}, expected {best.epoch}"
+        file = checkpoint.read(run / BEST)
+        stored = file.progress.best
+        if (stored.by, stored.epoch, stored.value) == (best.by, best.epoch, best.value):
+            return Start(last, file.load(experiment)), []
+        problem = f"{run / BEST}: found epoch {stored.epoch}, expected {best.epoch}"
     except AdtrainError as error:
         problem = str(error)
     if progress.evaluated and best.epoch == progress.epochs_done:
-        return Start(last, last), []  # killed between the writing of the one and of the other
-    return Start(fresh, None), [f"the best epoch so far is lost, and looked for anew: {problem}"]
+        return Start(last, last), []  # killed between writing last.safetensors and best.safetensors
+    return Start(without_best, None), [f"the best epoch so far is lost; searching for the best from here on: {problem}"]

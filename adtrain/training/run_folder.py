@@ -1,4 +1,4 @@
-"""A run's folder: its config, metrics and model, the checkpoints to go on from, and a summary once the run is over."""
+"""A run's folder: its config, metrics, model and checkpoints, and a summary once the run is over."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ DEFAULT_PARENT = Path("runs")
 
 
 class RunFolder:
-    """One run's files: the model after each epoch, a checkpoint at least as often, a summary at last; each whole."""
+    """The files of one run. Each is replaced as a whole; metrics grow by whole lines."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def create(cls, experiment: Experiment, path: Path | None = None, name: str | None = None) -> RunFolder:
-        """A folder that holds the resolved config and no metrics yet: `path`, or runs/NAME, runs/NAME-2, and so on.
+        """Create a folder with the resolved config and empty metrics: `path`, or else runs/NAME, runs/NAME-2, ...
 
-        NAME is `name`, or else that of the config.
-        Raises AdtrainError where it cannot be written, `path` holds a run already, or `training.init_from` has no
-        weights for the experiment.
+        NAME is `name`, or else the config's name.
+        Raises AdtrainError where the folder cannot be written, `path` already holds a run, or `training.init_from` has
+        no weights for the experiment.
         """
         if experiment.config.training.init_from is not None:
             experiment.initial_state("cpu")
-        folder = cls(_unused(name or experiment.config.name) if path is None else _empty(path))
+        folder = cls(_create_numbered(name or experiment.config.name) if path is None else _create_given(path))
         metrics = folder.path / METRICS
         try:
-            metrics.open("x").close()  # of two runs that begin in one folder, one gets it
+            metrics.open("x").close()  # if two runs start in the same folder, only one succeeds
         except OSError as error:
             raise unwritable(metrics, error) from error
         try:
@@ -56,9 +56,9 @@ class RunFolder:
         return folder
 
     def reopen(self, experiment: Experiment, start: Start) -> None:
-        """Make the folder that of a run which goes on from `start`; what was written after it becomes void.
+        """Prepare the folder for a run that continues from `start`; metrics of later steps become void.
 
-        Raises AdtrainError where it cannot be written.
+        Raises AdtrainError where the folder cannot be written.
         """
         for name in ALL:
             remove_temporaries(self.path / name)
@@ -66,21 +66,21 @@ class RunFolder:
         try:
             if metrics.exists():
                 content = metrics.read_bytes()
-                os.truncate(metrics, content.rfind(b"\n") + 1)  # a line that was being written when the run was killed
+                os.truncate(metrics, content.rfind(b"\n") + 1)  # drop the unfinished line of a killed run
             (self.path / SUMMARY).unlink(missing_ok=True)
         except OSError as error:
             raise unwritable(metrics, error) from error
         self.append_metrics("resumed", {"epoch": progress.epoch, "step": progress.step})
         self.write_checkpoint(LAST, encode(experiment, start.checkpoint))
-        if start.best is start.checkpoint:  # the process may have been killed between writing the one and the other
+        if start.best is start.checkpoint:  # the process may have been killed between writing the two files
             self.write_checkpoint(BEST, encode(experiment, start.checkpoint))
         write_atomic(self.path / CONFIG, experiment.config_text.encode())
 
     @contextmanager
-    def claimed(self) -> Iterator[None]:
-        """Keep other processes from training into this folder during a block, however it ends.
+    def locked(self) -> Iterator[None]:
+        """Lock the folder against other training processes during a `with` block.
 
-        Raises AdtrainError where one is at it. A system without fcntl has nothing to keep them away by.
+        Raises AdtrainError where another process holds the lock. Does nothing on systems without fcntl.
         """
         try:
             import fcntl
@@ -100,7 +100,7 @@ class RunFolder:
             yield
 
     def append_metrics(self, kind: str, values: dict[str, Any]) -> None:
-        """Add a line to the metrics, the whole of it or, on a full disk, nothing."""
+        """Append a line to the metrics. If the disk is full, nothing is appended."""
         path = self.path / METRICS
         line = json.dumps({"kind": kind, **values}, allow_nan=False) + "\n"
         size = path.stat().st_size if path.exists() else 0
@@ -116,7 +116,7 @@ class RunFolder:
         write_atomic(self.path / MODEL, model_file.encode(experiment, state))
 
     def write_checkpoint(self, name: str, content: bytes) -> None:
-        """Write last.safetensors or best.safetensors, the metrics so far being on the disk before it is."""
+        """Write last.safetensors or best.safetensors, after the metrics so far have reached the disk."""
         metrics = self.path / METRICS
         try:
             with metrics.open("ab") as file:
@@ -129,11 +129,11 @@ class RunFolder:
         write_atomic(self.path / SUMMARY, json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n")
 
     def files(self) -> list[str]:
-        """The names of the run's files that are there."""
+        """The names of the run's files that exist."""
         return [name for name in ALL if (self.path / name).exists()]
 
     def _discard(self) -> None:
-        """Remove a run that has not begun; the folder stays where it holds anything else."""
+        """Remove the files of a run that has not begun, and the folder if it is then empty."""
         with suppress(OSError):
             for name in self.files():
                 (self.path / name).unlink()
@@ -141,7 +141,7 @@ class RunFolder:
 
 
 class Recorder(Observer):
-    """Writes down what the loop tells: metrics a line at a time, the model after each epoch."""
+    """Writes a run's files: a line of metrics per interval and epoch, the model after each epoch, checkpoints."""
 
     def __init__(self, folder: RunFolder, experiment: Experiment) -> None:
         self.folder = folder
@@ -171,10 +171,10 @@ class Recorder(Observer):
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl, without those that a resumption has made void and one that is unfinished.
+    """The valid lines of a run's metrics.jsonl; an unfinished last line is skipped.
 
-    When a run goes on from step S of epoch E, what it had written beyond that step, or on that epoch as a whole, is
-    void. Raises AdtrainError where the file is missing or holds anything else.
+    When a run resumes at step S of epoch E, earlier lines about steps after S, and those of kind "epoch" from epoch E
+    on, become void. Raises AdtrainError where the file is missing or a line is not metrics.
     """
     path = run / METRICS
     try:
@@ -194,12 +194,12 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _empty(path: Path) -> Path:
-    """The folder at `path`, made where it is absent; other files in it are left alone."""
-    there = RunFolder(path).files()
-    if there:
+def _create_given(path: Path) -> Path:
+    """Create the folder `path` if it does not exist. Other files in it are left alone, a run's files are refused."""
+    existing = RunFolder(path).files()
+    if existing:
         raise AdtrainError(
-            f"{path}: holds a run already ({', '.join(there)}); give another --output-dir, or remove that run first"
+            f"{path}: already holds a run ({', '.join(existing)}); give another --output-dir, or remove that run first"
         )
     if path.exists() and not path.is_dir():
         raise AdtrainError(f"{path}: found a file, expected a folder or nothing")
@@ -210,8 +210,8 @@ def _empty(path: Path) -> Path:
     return path
 
 
-def _unused(name: str) -> Path:
-    """A new folder; making it is what claims the name, so that two runs started together get one each."""
+def _create_numbered(name: str) -> Path:
+    """Create runs/NAME, or the first unused runs/NAME-N. `mkdir` is atomic, so two runs never get the same folder."""
     path, number = DEFAULT_PARENT / name, 1
     while True:
         try:

@@ -1,6 +1,6 @@
-"""The training step and the evaluation of a batch: pure functions that read no number, so both can be staged.
+"""The training step and the evaluation of a batch: pure functions that never read a value on the host, so they stage.
 
-Both take a whole data set and the indices of a batch, so that gathering and normalising it are part of the Program.
+Both take a whole data set and the indices of a batch; gathering and normalising the batch are part of the Program.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from adtrain.training.network import Network, correct
 
 
 class TrainState(NamedTuple):
-    """All that a step changes, as trees of arrays: parameters, running statistics, the optimizer's averages."""
+    """Everything that a step updates, as trees of arrays: parameters, running statistics, optimizer state."""
 
     params: nn.Params
     statistics: nn.State
@@ -35,7 +35,7 @@ class TrainState(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """What a step says of itself, each of shape (): the batch's mean loss, its count of correct answers, the rate."""
+    """The metrics of a step, each of shape (): mean loss of the batch, number of correct predictions, learning rate."""
 
     loss: Value
     correct: Value
@@ -43,11 +43,11 @@ class StepMetrics(NamedTuple):
 
 
 class Log(NamedTuple):
-    """What steps leave on the device until somebody reads it.
+    """The metrics of several steps, on the device.
 
     Attributes:
-        position: int64 (), the number of steps logged, and so the row of the next batch in the order they go by.
-        loss, correct, learning_rate: float64 (rows,), the metrics of each step at its position.
+        position: int64 (), the number of logged steps. It is also the row of the next batch in the order.
+        loss, correct, learning_rate: float64 (rows,), the metrics of the step at each position.
     """
 
     position: Value
@@ -57,7 +57,13 @@ class Log(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Sums over evaluated images: the number of batches so far, the loss and the correct answers, each of shape ()."""
+    """Sums over the evaluated batches, each of shape ().
+
+    Attributes:
+        position: int64, the number of batches so far.
+        loss: float64, the sum of the losses over the images.
+        correct: int64, the number of correct predictions.
+    """
 
     position: Value
     loss: Value
@@ -65,16 +71,16 @@ class Totals(NamedTuple):
 
 
 TrainStep: TypeAlias = Callable[[TrainState, Value, Value, Value, Value], tuple[TrainState, StepMetrics]]
-"""(state, seed uint32 (2,), images uint8 (N, C, H, W), labels int64 (N,), indices int64 (batch,)) to the new state and
-the metrics of the batch. A staged step consumes the state that it is given: see `copied`."""
+"""(state, seed uint32 (2,), images (N, C, H, W), labels int64 (N,), indices int64 (batch,)) to the new state and the
+metrics of the batch. A staged step donates its state argument; keep a state with `copied`."""
 
 LoggedStep: TypeAlias = Callable[[TrainState, Log, Value, Value, Value, Value], tuple[TrainState, Log]]
-"""(state, log, seed, images, labels, order int64 (rows, batch)) to the state and the log after a step on the batch at
-the log's position in the order. It asks nothing of the host, so that any number of steps can follow one another."""
+"""(state, log, seed, images, labels, order int64 (rows, batch)) to the state and the log after a step on the batch in
+row `log.position` of the order. It needs nothing from the host, so it can be repeated without interruption."""
 
 EvaluationStep: TypeAlias = Callable[[Totals, nn.Params, nn.State, Value, Value, Value], Totals]
-"""(totals, params, statistics, images, labels, order int64 (rows, batch)) to the totals with those of the batch at
-their position in the order."""
+"""(totals, params, statistics, images, labels, order int64 (rows, batch)) to the totals after adding the batch in row
+`totals.position` of the order."""
 
 
 def train_step(
@@ -85,7 +91,7 @@ def train_step(
     clip_value: float | None = None,
     augmentations: Sequence[Augmentation] = (),
 ) -> TrainStep:
-    """One step of gradient descent as a function, on batches that the augmentations have changed, one after the other.
+    """A step of gradient descent as a function. The augmentations are applied to the batch in their order.
 
     Gradients are clipped by value first, then by norm.
     """
@@ -95,9 +101,9 @@ def train_step(
     ) -> tuple[TrainState, StepMetrics]:
         rng = random_state(seed, state.step)
         mode = nn.Mode(training=True, rng=rng)
-        batch = Batch(*gathered(images, labels, indices), network.unit)
+        batch = Batch(*gather_batch(images, labels, indices), network.unit)
         if augmentations:
-            batch = augmented(batch, augmentations, rng, network.dtype)
+            batch = augment_batch(batch, augmentations, rng, network.dtype)
 
         def loss_of(params: nn.Params) -> tuple[Value, tuple[Value, nn.State]]:
             outputs, statistics = network.outputs(params, state.statistics, batch.images, mode)
@@ -110,55 +116,58 @@ def train_step(
             if clip_norm is not None:
                 grads, _ = optim.clip_by_norm(grads, clip_norm)
             lr = schedule(state.step) * optimizer.lr
-            params, averages = optimizer.update(grads, state.optimizer, state.params, lr)
-        return TrainState(params, statistics, averages), StepMetrics(loss, correct(outputs, batch.labels), lr)
+            params, optimizer_state = optimizer.update(grads, state.optimizer, state.params, lr)
+        return TrainState(params, statistics, optimizer_state), StepMetrics(loss, correct(outputs, batch.labels), lr)
 
     return step
 
 
 def logged_step(train: TrainStep) -> LoggedStep:
-    """The step `train` on one batch of an order after the other."""
+    """The step `train` on the batch at the log's position, with its metrics written to the log."""
 
     def step(
         state: TrainState, log: Log, seed: Value, images: Value, labels: Value, order: Value
     ) -> tuple[TrainState, Log]:
-        state, metrics = train(state, seed, images, labels, batch_at(log.position, order))
+        state, metrics = train(state, seed, images, labels, batch_indices(log.position, order))
         with scope("log"):
-            here = ops.equal(ops.arange(log.loss.shape[0], device=log.loss.device), log.position)
-            logged = [ops.where(here, ops.astype(x, np.float64), old) for x, old in zip(metrics, log[1:], strict=True)]
-            return state, Log(log.position + 1, *logged)
+            row = ops.equal(ops.arange(log.loss.shape[0], device=log.loss.device), log.position)
+            columns = [ops.where(row, ops.astype(x, np.float64), old) for x, old in zip(metrics, log[1:], strict=True)]
+            return state, Log(log.position + 1, *columns)
 
     return step
 
 
 def empty_log(rows: int, device: str) -> Log:
-    """A log for at most `rows` steps."""
+    """An empty log for `rows` steps."""
     columns = [array(np.zeros(rows), device=device) for _ in range(3)]
     return Log(array(np.int64(0), device=device), *columns)
 
 
-def no_totals(device: str) -> Totals:
+def zero_totals(device: str) -> Totals:
     """The totals before the first batch."""
     return Totals(*(array(zero, device=device) for zero in (np.int64(0), np.float64(0), np.int64(0))))
 
 
-def repeated(step: Callable[..., Any], times: int, carried: tuple[Any, ...], *given: Any) -> Any:
-    """What so many calls in a row make of the arguments `carried`, which each call returns anew."""
+def repeated(step: Callable[..., Any], times: int, carry: tuple[Any, ...], *inputs: Any) -> Any:
+    """Call `step` `times` times, at least once, and return the last result.
+
+    The first arguments are `carry`, replaced by the result of each call; `inputs` stay the same.
+    """
     if isinstance(step, Staged):
-        return step.repeat(times, *carried, *given)
+        return step.repeat(times, *carry, *inputs)
     for _ in range(times):
-        found = step(*carried, *given)
-        carried = found if len(carried) > 1 else (found,)
-    return found
+        result = step(*carry, *inputs)
+        carry = result if len(carry) > 1 else (result,)
+    return result
 
 
 def evaluation_step(network: Network) -> EvaluationStep:
-    """The sums of loss and of correct answers, by the running statistics and without dropout."""
+    """The evaluation of a batch as a function: running statistics are used, dropout is off."""
 
     def step(
         totals: Totals, params: nn.Params, statistics: nn.State, images: Value, labels: Value, order: Value
     ) -> Totals:
-        batch, targets = gathered(images, labels, batch_at(totals.position, order))
+        batch, targets = gather_batch(images, labels, batch_indices(totals.position, order))
         outputs, _ = network.outputs(params, statistics, batch, nn.Mode(training=False))
         loss = ops.astype(network.loss_of(outputs, targets), np.float64) * order.shape[1]
         return Totals(totals.position + 1, totals.loss + loss, totals.correct + correct(outputs, targets))
@@ -166,21 +175,21 @@ def evaluation_step(network: Network) -> EvaluationStep:
     return step
 
 
-def batch_at(position: Value, order: Value) -> Value:
-    """Row `position`, int64 (), of an order int64 (rows, batch): the indices of a batch, int64 (batch,)."""
+def batch_indices(position: Value, order: Value) -> Value:
+    """The indices of a batch, int64 (batch,): row `position`, int64 (), of an order, int64 (rows, batch)."""
     with scope("input"):
         return ops.embedding(position, order)
 
 
-def gathered(images: Value, labels: Value, indices: Value) -> tuple[Value, Value]:
+def gather_batch(images: Value, labels: Value, indices: Value) -> tuple[Value, Value]:
     """The batch at `indices` int64 (batch,): images (batch, C, H, W) and labels (batch,)."""
     with scope("input"):
-        # Rows by index are what an embedding is; `take` would first look for indices that count from the end.
+        # `ops.take` also handles negative indices, which costs operations; `ops.embedding` does not.
         return ops.embedding(indices, images), ops.embedding(indices, labels)
 
 
-def augmented(batch: Batch, augmentations: Sequence[Augmentation], rng: Value, dtype: np.dtype[Any]) -> Batch:
-    """The batch after each of the augmentations in turn, its images as numbers of `dtype`."""
+def augment_batch(batch: Batch, augmentations: Sequence[Augmentation], rng: Value, dtype: np.dtype[Any]) -> Batch:
+    """Convert the batch's images to `dtype` and apply the augmentations in their order."""
     with scope("augment"):
         batch = batch._replace(images=ops.astype(batch.images, dtype))
         for change in augmentations:
@@ -189,12 +198,12 @@ def augmented(batch: Batch, augmentations: Sequence[Augmentation], rng: Value, d
 
 
 def copied(state: TrainState) -> TrainState:
-    """The same numbers, each array in memory of its own: for who keeps a state while a staged step consumes it."""
+    """A deep copy of a state, to keep it when a staged step donates the original."""
     return tree.map(lambda x: array(x.numpy(), device=x.device), state)
 
 
 def random_state(seed: Value, step: Value) -> Value:
-    """`ops.rng_state` of values: seed as uint32 (2,), low word first, and step as int64 ()."""
+    """`ops.rng_state` for traced values: seed uint32 (2,), low word first, and step int64 ()."""
     with scope("random"):
         high = ops.astype(ops.astype(step, np.float64) * 2.0**-32, np.uint32)
         words = [ops.astype(step, np.uint32), high]  # the conversion keeps the low 32 bits

@@ -1,4 +1,4 @@
-"""summary.json: what was run, how well it did, and where the time went."""
+"""summary.json: the run's settings, scores and times."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ def summarize(
     ops_sum_ms: float | None = None,
     ops_to_step_ratio: float | None = None,
 ) -> dict[str, Any]:
-    """The content of summary.json; times are of what was trained since the start or the resumption.
+    """The content of summary.json. Times cover the training since the start or the resumption.
 
-    Those of operations are per step. What was not measured is None or empty.
+    `ops` are the rows of a profile, with times per step in milliseconds. Fields that were not measured are None or
+    empty.
     """
     cfg = experiment.config
     return {
@@ -61,7 +62,7 @@ def summarize(
 
 
 def _step_ms(seconds: Sequence[float]) -> dict[str, float] | None:
-    """None where a run was resumed when all steps had been taken."""
+    """Percentiles of the steps' times in milliseconds; None if no step was taken since the resumption."""
     if not seconds:
         return None
     p20, median, p80 = np.percentile(np.array(seconds) * 1e3, [20, 50, 80]).tolist()
@@ -69,9 +70,8 @@ def _step_ms(seconds: Sequence[float]) -> dict[str, float] | None:
 
 
 def _memory(experiment: Experiment, device: str) -> dict[str, int | None]:
-    """The peak as planned for full batches, and what the device has given out, evaluation and measurements included.
-
-    Each is None where nobody knows.
+    """The planned peak for full batches, and the memory that the device has allocated, including for evaluation and
+    measurements. Each is None where it is unknown.
     """
     planned = None if experiment.mode is Mode.EAGER else planned_peak(experiment, device)
     return {"planned_bytes": planned, "held_bytes": backend(device).held()}

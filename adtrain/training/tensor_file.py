@@ -1,4 +1,4 @@
-"""Safetensors files with metadata of adtrain: written from arrays, and read with nothing believed that they say."""
+"""Safetensors files with adtrain's metadata. Reading treats a file's content as untrusted."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from adtrain.core.types import ArrayType
 METADATA_KEY = "adtrain"
 MAX_NAMED = 4
 OPTIMIZER = "optimizer."
-"""What the names of an optimizer's arrays begin with."""
+"""The prefix of the names of an optimizer's arrays."""
 
 DTYPES = {
     "F32": "float32", "F64": "float64", "I32": "int32", "I64": "int64", "U8": "uint8", "U32": "uint32", "BOOL": "bool"
 }  # fmt: skip
-"""Those of adtrain's arrays by their safetensors names."""
+"""NumPy names of the supported dtypes, by their safetensors names."""
 
 
 def encode(tensors: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> bytes:
     """The file's content: the same bytes for the same arrays and metadata.
 
-    All metadata are JSON under one key, for safetensors writes several in an order that differs from run to run.
+    All metadata are JSON under one key, because safetensors writes several keys in a varying order.
     """
     return safetensors_numpy.save(dict(tensors), {METADATA_KEY: json.dumps(about, allow_nan=False)})
 
 
-def named(values: object, prefix: str = "") -> dict[str, Any]:
-    """The leaves of a tree by the names that `tree.paths` gives: those of the model are torch.nn.Sequential's."""
-    return dict(zip([prefix + path for path in tree.paths(values)], tree.leaves(values), strict=True))
+def named(*trees: object, prefix: str = "") -> dict[str, Any]:
+    """The leaves of trees by their names from `tree.paths`. A model's names are those of torch.nn.Sequential."""
+    return {prefix + path: leaf for x in trees for path, leaf in zip(tree.paths(x), tree.leaves(x), strict=True)}
 
 
 class TensorFile:
-    """An open file: its metadata, and its arrays once they have been compared with those that are expected.
+    """An open file: its metadata, and its arrays after a check of their names, shapes and dtypes.
 
-    Raises (when made) AdtrainError: it cannot be read, is damaged, or not one of adtrain's.
+    The constructor raises AdtrainError where the file cannot be read, is damaged, or was not written by adtrain.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,11 +58,11 @@ class TensorFile:
         except (KeyError, ValueError, RecursionError):
             about = None
         if not isinstance(about, dict):
-            raise AdtrainError(f"{path}: has no metadata of adtrain; expected a file that adtrain train wrote")
+            raise AdtrainError(f"{path}: found no adtrain metadata, expected a file that adtrain train wrote")
         self.about: dict[str, Any] = about
 
     def types(self) -> dict[str, str]:
-        """What each array is, as its header says: `float32[3, 32]`."""
+        """The type of each array according to the header, such as `float32[3, 32]`."""
         found = {}
         for name, part in self._slices.items():
             dtype = part.get_dtype()
@@ -70,10 +70,10 @@ class TensorFile:
         return found
 
     def read(self, expected: Mapping[str, Any], what: str, others: str | None = None) -> dict[str, np.ndarray]:
-        """The arrays of `expected`'s names, whose values have the shapes and dtypes that they must have.
+        """Read the arrays named in `expected`, whose values give the required shapes and dtypes.
 
-        No array is read before all are known to fit. Raises AdtrainError, which lists what does not: arrays of `what`
-        that are missing, different, or unexpected; those whose names begin with `others` may be there besides.
+        No array is read before all types are checked. Raises AdtrainError, which lists the arrays that are missing,
+        different or unexpected for `what`. Further arrays are allowed if their names begin with `others`.
         """
         found = self.types()
         wrong = differences(found, {name: str(ArrayType(x.shape, x.dtype)) for name, x in expected.items()}, others)
@@ -82,7 +82,7 @@ class TensorFile:
         return self.arrays(expected)
 
     def arrays(self, names: Mapping[str, Any] | Sequence[str]) -> dict[str, np.ndarray]:
-        """The arrays of these names. Raises AdtrainError where one holds a number that is not finite."""
+        """Read the arrays with these names. Raises AdtrainError where one holds NaN or infinity."""
         arrays = {name: self._file.get_tensor(name) for name in names}
         for name, x in arrays.items():
             if not np.isfinite(x).all():
@@ -91,7 +91,7 @@ class TensorFile:
 
 
 def differences(found: Mapping[str, str], expected: Mapping[str, str], others: str | None = None) -> list[str]:
-    """What keeps arrays of these types from being the expected ones: `missing 0.weight, 0.bias`, and so on."""
+    """The differences between two sets of array types by name, as text: `missing 0.weight, 0.bias`, and so on."""
     missing = [name for name in expected if name not in found]
     extra = sorted(x for x in found if x not in expected and not (others is not None and x.startswith(others)))
     unlike = [f"{x} is {found[x]}, expected {kind}" for x, kind in expected.items() if found.get(x, kind) != kind]
@@ -105,6 +105,6 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _quoted(name: str) -> str:
-    """A name from a file that may say anything, as it is printed on one line."""
+    """An untrusted name from a file, shortened and escaped to fit on one line."""
     short = name if len(name) <= 60 else f"{name[:57]}..."
     return short if short.isprintable() and short else repr(short)

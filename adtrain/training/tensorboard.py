@@ -1,4 +1,4 @@
-"""Event files for TensorBoard, written while a run goes on. Needs the package tensorboard, imported when asked for."""
+"""Event files for TensorBoard, written during a run. The package tensorboard is imported only when needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FOLDER = "tensorboard"
 
 
 def check() -> None:
-    """AdtrainError where tensorboard is missing."""
+    """Raise AdtrainError where tensorboard is missing."""
     try:
         import tensorboard.summary  # noqa: F401
     except ImportError as error:
@@ -21,10 +21,10 @@ def check() -> None:
 
 
 class EventFiles(Observer):
-    """Writes scalars by step: loss and accuracy of training and validation, learning rate, images a second."""
+    """Writes scalars by step: loss and accuracy of training and validation, learning rate, images per second."""
 
     def __init__(self, folder: Path) -> None:
-        """Events go to a new file in `folder`, which is made where it is absent."""
+        """Write to a new file in `folder`, which is created if it does not exist."""
         check()
         from tensorboard.summary import Writer
 
@@ -34,7 +34,7 @@ class EventFiles(Observer):
         self._scores("train", interval.train, interval.step)
         self.writer.add_scalar("learning_rate", interval.learning_rate, interval.step)
         self.writer.add_scalar("images_per_second", interval.images_per_second, interval.step)
-        self.writer.flush()  # so that who watches sees it now
+        self.writer.flush()  # makes the interval visible at once
 
     def epoch_done(self, epoch: Epoch, state: TrainState) -> None:
         if epoch.validation is not None:
@@ -42,10 +42,10 @@ class EventFiles(Observer):
             self.writer.flush()
 
     def close(self) -> None:
-        """Write what is left, and end the file."""
+        """Write pending events and close the file."""
         self.writer.close()
 
     def _scores(self, part: str, score: Score, step: int) -> None:
-        # One group of charts for the loss and one for the accuracy, in each of which both parts stand together.
+        # The tag's prefix groups charts: one group for the loss and one for the accuracy, each with both splits.
         self.writer.add_scalar(f"loss/{part}", score.loss, step)
         self.writer.add_scalar(f"accuracy/{part}", score.accuracy, step)

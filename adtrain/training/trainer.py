@@ -1,4 +1,4 @@
-"""A training from its first or any later step to its end: epochs, evaluation, checkpoints, and reasons to stop."""
+"""Runs a training from any step to its end: epochs, evaluation, checkpoints, and the conditions to stop."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from adtrain.training.endings import Interrupted, NotFinite, Result, ended
 from adtrain.training.evaluation import Score, evaluate
 from adtrain.training.examples import on_device
 from adtrain.training.experiment import LOG_ROWS, Experiment
-from adtrain.training.loop import Walk, batches_of
+from adtrain.training.loop import StepLoop, batches_of
 from adtrain.training.memory import too_large
 from adtrain.training.progress import Epoch, Interval, Observer
 from adtrain.training.step import TrainState
 
 MARK_SECONDS = 1.0
-"""About how often a copy of the state is kept to go back to, should a number turn out not to be finite."""
+"""The approximate time between two copies of the state, to which training can return if a number is not finite."""
 
 
 class Start(NamedTuple):
-    """Where a training goes on: a checkpoint, and that of the best epoch so far, where there has been one."""
+    """Where a training continues: a checkpoint, and the checkpoint of the best epoch so far, if there is one."""
 
     checkpoint: Checkpoint
     best: Checkpoint | None
@@ -43,13 +43,13 @@ def run(
 ) -> Result:
     """Train from the initial state, or from `start`, to the last step, and evaluate.
 
-    `stop` is asked every REPORT_SECONDS. With `every_step_checked` a number that is not finite is met a step after it
-    is made, instead of a second, at the price of reading the state after each step.
+    `stop` is called every REPORT_SECONDS. With `every_step_checked`, NaN and infinity are found one step after they
+    arise instead of about one second after; then the state is read after each step, which is slow.
 
     Raises:
-        Interrupted: `stop` said so.
-        OutOfMemory: the step does not fit on the device, with the batch size that would.
-        NotFinite: a loss, or a number of the state, is not finite; names the step, the operation and its layer.
+        Interrupted: `stop` returned True.
+        OutOfMemory: the step does not fit on the device; names a batch size that would.
+        NotFinite: the loss or a number of the state is not finite; names the step, the operation and its layer.
     """
     try:
         return _Training(experiment, device, observers, start, stop, every_step_checked).run()
@@ -57,14 +57,14 @@ def run(
         raise too_large(experiment, device) or error from None
 
 
-class _Unread(NamedTuple):
-    """Steps whose metrics are on their way to the host, and the state after them where it is to be kept."""
+class _PendingMetrics(NamedTuple):
+    """An interval of steps whose metrics are being copied to the host, and with them the state after it, or None."""
 
-    columns: Sequence[Callable[[], np.ndarray]]  # losses, correct answers, rates
-    row: int  # of the first step in the columns
+    columns: Sequence[Callable[[], np.ndarray]]  # losses, correct counts, learning rates
+    row: int  # the first step's row in the columns
     sizes: Sequence[int]
     state: Callable[[], TrainState] | None
-    to_disk: bool
+    save: bool  # whether to write a checkpoint of the state
 
 
 class _Training:
@@ -81,25 +81,25 @@ class _Training:
         self.stop, self.every_step_checked = stop, every_step_checked
         if start is None:
             state = experiment.initial_state(device)
-            self.kept = Checkpoint(fetch(state)(), Progress(Best(experiment.best_by)))  # to go back to
+            self.last_good = Checkpoint(fetch(state)(), Progress(Best(experiment.best_by)))
         else:
-            self.kept, state = start.checkpoint, start.checkpoint.on_device(device)
+            self.last_good, state = start.checkpoint, start.checkpoint.on_device(device)
         self.restores_best = experiment.config.training.early_stopping is not None
-        self.best = start.best if start is not None and self.restores_best else None
-        self.progress = self.kept.progress
+        self.best_checkpoint = start.best if start is not None and self.restores_best else None
+        self.progress = self.last_good.progress
         self.examples = on_device(experiment.train, device)
-        self.walk = self._walk(state, ())
+        self.loop = self._step_loop(state, ())
         self.step_seconds: list[float] = []
         self.images = 0
-        self.marked = self.read_at = perf_counter()
+        self.copied_at = self.read_at = perf_counter()
 
     def run(self) -> Result:
         while (reason := ended(self.experiment, self.progress)) is None:
             self._epoch()
-        progress, state = self.progress, self.walk.state
-        if restored := self.best is not None and self.best.progress.step != progress.step:
-            state = self.best.on_device(self.device)
-        assert progress.train is not None, "what has ended has been evaluated"
+        progress, state = self.progress, self.loop.state
+        if restored := self.best_checkpoint is not None and self.best_checkpoint.progress.step != progress.step:
+            state = self.best_checkpoint.on_device(self.device)
+        assert progress.train is not None, "training ends only after an evaluation"
         return Result(
             state=state,
             restored=restored,
@@ -115,11 +115,11 @@ class _Training:
             step_seconds=self.step_seconds,
         )
 
-    def _walk(self, state: TrainState, batches: Sequence[np.ndarray]) -> Walk:
-        return Walk(self.experiment, state, self.experiment.seed(self.device), self.examples, batches)
+    def _step_loop(self, state: TrainState, batches: Sequence[np.ndarray]) -> StepLoop:
+        return StepLoop(self.experiment, state, self.experiment.seed(self.device), self.examples, batches)
 
     def _epoch(self) -> None:
-        """What is left of the epoch, as far as the run's steps go, and its evaluation."""
+        """Train on the rest of the epoch, or up to the run's last step, and evaluate."""
         progress, first = self.progress, len(self.step_seconds)
         batches = list(batches_of(self.experiment, progress.epoch))[progress.batches :]
         batches = batches[: self.experiment.total_steps - progress.step]
@@ -128,40 +128,40 @@ class _Training:
             observer.epoch_started(progress.epoch, self.experiment.epochs, images)
         self._steps(batches)
         validation = self.experiment.validation
-        score = None if validation is None else self._score(self.walk.state, validation, "validation")
-        self._epoch_over(score, images, sum(self.step_seconds[first:]))
+        score = None if validation is None else self._score(self.loop.state, validation, "validation")
+        self._finish_epoch(score, images, sum(self.step_seconds[first:]))
 
     def _steps(self, batches: Sequence[np.ndarray]) -> None:
-        """Take a step on each of these batches, the next ones of the epoch; `kept` is the state after them.
+        """Take a step on each of these batches, the next ones of the epoch. Then `last_good` is the state after them.
 
-        Metrics are read when the next steps are already under way, so that a GPU has something to do meanwhile.
+        The metrics of an interval are read after the next steps have been issued, so that a GPU is never idle.
         """
-        self.walk = self._walk(self.walk.state, batches)
-        self.walk.compile(set(map(len, batches)))
+        self.loop = self._step_loop(self.loop.state, batches)
+        self.loop.compile(set(map(len, batches)))
         self.read_at = perf_counter()
-        stopping, unread = False, None
-        for first, end, to_disk in self._intervals(len(batches)):
-            done, row = first, self.walk.row
-            for steps, images in self.walk.steps(end - first):
+        stopping, pending = False, None
+        for first, end, save in self._intervals(len(batches)):
+            done, row = first, self.loop.row
+            for steps, images in self.loop.steps(end - first):
                 done += steps
                 for observer in self.observers:
                     observer.step_done(images)
-                if unread is not None:
-                    self._read(unread)
-                    unread = None
+                if pending is not None:
+                    self._finish_interval(pending)
+                    pending = None
                 if stopping := self.stop():
                     break
-            keep = stopping or to_disk or end == len(batches)
-            unread = self._unread(row, list(map(len, batches[first:done])), keep, to_disk)
+            with_state = stopping or save or end == len(batches)
+            pending = self._fetch_metrics(row, list(map(len, batches[first:done])), with_state, save)
             if stopping:
                 break
-        if unread is not None:
-            self._read(unread)
+        if pending is not None:
+            self._finish_interval(pending)
         if stopping:
-            self._leave()
+            self._interrupt()
 
     def _intervals(self, count: int) -> Iterator[tuple[int, int, bool]]:
-        """The next `count` batches in parts after which metrics are read, and whether a checkpoint is due then."""
+        """Divide the next `count` batches into intervals: (first, end, whether to write a checkpoint at the end)."""
         every, progress = self.experiment.config.training.checkpoint_every, self.progress
         rows, first = 1 if self.every_step_checked else LOG_ROWS, 0
         for end in range(1, count + 1):
@@ -170,21 +170,21 @@ class _Training:
                 yield first, end, due and end < count
                 first = end
 
-    def _unread(self, row: int, sizes: Sequence[int], keep: bool, to_disk: bool) -> _Unread:
-        """What the steps of an interval, logged from `row` on, have left on the device."""
-        if keep := keep or self.every_step_checked or perf_counter() - self.marked >= MARK_SECONDS:
-            self.marked = perf_counter()
-        columns = [x.fetch() for x in self.walk.log[1:]]
-        return _Unread(columns, row, sizes, fetch(self.walk.state) if keep else None, to_disk)
+    def _fetch_metrics(self, row: int, sizes: Sequence[int], with_state: bool, save: bool) -> _PendingMetrics:
+        """Start to copy the metrics of an interval, logged from `row` on, and with them the state if it is due."""
+        if with_state := with_state or self.every_step_checked or perf_counter() - self.copied_at >= MARK_SECONDS:
+            self.copied_at = perf_counter()
+        columns = [x.fetch() for x in self.loop.log[1:]]
+        return _PendingMetrics(columns, row, sizes, fetch(self.loop.state) if with_state else None, save)
 
-    def _read(self, unread: _Unread) -> None:
-        """Wait for the metrics of these steps, and for the state after them where there is one."""
-        sizes, images = unread.sizes, sum(unread.sizes)
-        losses, rights, rates = (wait()[unread.row :][: len(sizes)] for wait in unread.columns)
-        state = None if unread.state is None else unread.state()
+    def _finish_interval(self, pending: _PendingMetrics) -> None:
+        """Wait for the metrics and the state of an interval, check them, and report the interval."""
+        sizes, images = pending.sizes, sum(pending.sizes)
+        losses, correct_counts, rates = (wait()[pending.row :][: len(sizes)] for wait in pending.columns)
+        state = None if pending.state is None else pending.state()
         if not np.isfinite(losses).all() or (state is not None and not finite(state)):
-            self._look_back(self.progress.step + len(sizes))
-        correct = int(rights.sum())
+            self._locate_not_finite(self.progress.step + len(sizes))
+        correct = int(correct_counts.sum())
         self.progress = self.progress.after(losses.tolist(), correct, sizes)
         now = perf_counter()
         seconds, self.read_at = now - self.read_at, now
@@ -195,65 +195,65 @@ class _Training:
         for observer in self.observers:
             observer.interval_done(interval)
         if state is not None:
-            self.kept = Checkpoint(state, self.progress)
-            if unread.to_disk:
-                self._hand_out()
+            self.last_good = Checkpoint(state, self.progress)
+            if pending.save:
+                self._publish_checkpoint()
 
-    def _epoch_over(self, validation: Score | None, images: int, seconds: float) -> None:
+    def _finish_epoch(self, validation: Score | None, images: int, seconds: float) -> None:
         progress, stopping = self.progress, self.experiment.config.training.early_stopping
         train = progress.score()
         best = progress.best.after(progress.epoch, train, validation, stopping.min_delta if stopping else 0.0)
         done = Epoch(progress.epoch, progress.step, train, validation, seconds, images / seconds if seconds else 0.0)
         is_best = (best.epoch, best.value) != (progress.best.epoch, progress.best.value)
-        self.progress = progress.evaluated_as(best, train, validation, self.experiment.steps_per_epoch)
-        self.kept = Checkpoint(self.kept.state, self.progress)
+        self.progress = progress.after_evaluation(best, train, validation, self.experiment.steps_per_epoch)
+        self.last_good = Checkpoint(self.last_good.state, self.progress)
         if is_best and self.restores_best:
-            self.best = self.kept
+            self.best_checkpoint = self.last_good
         for observer in self.observers:
-            observer.epoch_done(done, self.walk.state)
-        self._hand_out(is_best)
+            observer.epoch_done(done, self.loop.state)
+        self._publish_checkpoint(is_best)
 
     def _score(self, state: TrainState, split: Split, name: str) -> Score:
-        def between() -> None:
+        def check_stop() -> None:
             if self.stop():
-                self._leave()
+                self._interrupt()
 
         examples = on_device(split, self.device)
-        return evaluate(self.experiment.evaluation_step, state.params, state.statistics, examples, name, between)
+        return evaluate(self.experiment.evaluation_step, state.params, state.statistics, examples, name, check_stop)
 
-    def _hand_out(self, is_best: bool = False) -> None:
+    def _publish_checkpoint(self, is_best: bool = False) -> None:
         for observer in self.observers:
-            observer.checkpoint(self.kept, is_best)
+            observer.checkpoint(self.last_good, is_best)
 
-    def _leave(self) -> NoReturn:
-        self._hand_out()
+    def _interrupt(self) -> NoReturn:
+        self._publish_checkpoint()
         for observer in self.observers:
-            observer.stopped("interrupted", self.kept.progress)
-        raise Interrupted(self.kept.progress)
+            observer.stopped("interrupted", self.last_good.progress)
+        raise Interrupted(self.last_good.progress)
 
-    def _look_back(self, last: int) -> NoReturn:
-        """Take the steps since `kept` up to number `last` again, to keep the state before the first that overflows.
+    def _locate_not_finite(self, last: int) -> NoReturn:
+        """Repeat the steps from `last_good` to number `last`, and raise NotFinite for the first one that overflows.
 
-        A step gives the same bits each time, so it is the one that overflowed before.
+        Steps are deterministic to the bit, so the repetition overflows in the same step as before.
         """
-        device, progress = self.device, self.kept.progress
+        device, progress = self.device, self.last_good.progress
         first = progress.step + 1
         batches = list(batches_of(self.experiment, progress.epoch))[progress.batches :][: last - progress.step]
-        walk = self._walk(self.kept.on_device(device), batches)
+        loop = self._step_loop(self.last_good.on_device(device), batches)
         for batch in batches:
-            row = walk.row
-            for _ in walk.steps(1):
-                losses, rights, _ = (x.numpy()[row : row + 1] for x in walk.log[1:])
-            state = fetch(walk.state)()
+            row = loop.row
+            for _ in loop.steps(1):
+                losses, correct_counts, _ = (x.numpy()[row : row + 1] for x in loop.log[1:])
+            state = fetch(loop.state)()
             if not (np.isfinite(losses).all() and finite(state)):
-                self._hand_out()
+                self._publish_checkpoint()
                 for observer in self.observers:
                     observer.stopped("not_finite", progress)
-                before = self.kept.on_device(device)
+                before = self.last_good.on_device(device)
                 raise NotFinite(not_finite.message(self.experiment, before, self.examples, batch, progress, losses[0]))
-            progress = progress.after(losses.tolist(), int(rights.sum()), [len(batch)])
-            self.kept = Checkpoint(state, progress)
+            progress = progress.after(losses.tolist(), int(correct_counts.sum()), [len(batch)])
+            self.last_good = Checkpoint(state, progress)
         raise AdtrainError(
-            f"a number was not finite in steps {first} to {last}, and all are when these are taken again: "
+            f"found a number that is not finite in steps {first} to {last}, but none when they were repeated: "
             f"device {device} does not compute the same twice"
         )

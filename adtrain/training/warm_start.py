@@ -1,4 +1,4 @@
-"""A warm start: a new training whose first weights are those of another one."""
+"""Warm start: initialise a new training with the weights of another one."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ MODEL = "model.safetensors"
 
 
 def weights(path: Path, params: nn.Params, statistics: nn.State, partial: bool) -> tuple[nn.Params, nn.State]:
-    """`params` and `statistics` with the arrays that the model of a run's folder, a model file or a checkpoint holds.
+    """Replace `params` and `statistics` by the arrays in `path`: a run's folder, a model file or a checkpoint.
 
-    With `partial`, an array stays as it is where the file has none of its name, shape and dtype.
-    Raises AdtrainError: the file cannot be read, or does not fit (`partial`: nothing in it does), with what does not.
+    With `partial`, arrays that have no counterpart of the same name, shape and dtype in the file are kept.
+    Raises AdtrainError where the file cannot be read, or does not fit (with `partial`: no array fits); lists the
+    differences.
     """
     file = TensorFile(path / MODEL if path.is_dir() else path)
-    expected: dict[str, Any] = {**tensor_file.named(params), **tensor_file.named(statistics)}
+    expected: dict[str, Any] = tensor_file.named(params, statistics)
     wanted, types = expected, file.types()
     if partial:
         wanted = {name: x for name, x in expected.items() if types.get(name) == str(ArrayType(x.shape, x.dtype))}
     if not wanted:
-        raise AdtrainError(f"{file.path}: no array in it has name, shape and dtype of one of the config's network")
+        raise AdtrainError(f"{file.path}: found no array with the name, shape and dtype of one in the config's network")
     arrays = file.read(wanted, "the config's network", others="" if partial else OPTIMIZER)
     found = {**expected, **{name: array(x) for name, x in arrays.items()}}
     trees: tuple[nn.Params, nn.State] = tree.unflatten(tree.flatten((params, statistics))[1], list(found.values()))

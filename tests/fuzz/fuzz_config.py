@@ -1,8 +1,8 @@
-"""Any bytes as a config: it is loaded, and equals what its own dump loads as, or ConfigError says why not.
+"""Fuzz `config.load`: it must raise ConfigError, or return a config that is equal after dumping and loading.
 
     python tests/fuzz/fuzz_config.py -max_total_time=600
 
-Needs `pip install atheris`; options are libFuzzer's.
+Needs `pip install atheris`; the options are libFuzzer's.
 """
 
 from __future__ import annotations

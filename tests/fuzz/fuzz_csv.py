@@ -15,7 +15,7 @@ SEEDS = [b"width,height,label\n1,2.5,cat\n-3,1e4,dog\n", b'1,2,3\r\n4,5,"6"\r\n'
 
 
 def read(path: Path) -> object:
-    """By the last column, or as the header says where the content's length is odd."""
+    """Read with the labels in the last column, or with default options if the file's size is odd."""
     options = Options() if path.stat().st_size % 2 else Options(label=-1, shape=(1, 1, 2))
     return csv_table.read(path, options)
 

@@ -1,8 +1,8 @@
-"""Any bytes as a run's model.safetensors or checkpoint: the arrays of the config's run, all of them, or AdtrainError.
+"""Fuzz model files and checkpoints: loading must return all arrays of the config's network or raise AdtrainError.
 
     python tests/fuzz/fuzz_safetensors.py -max_total_time=600
 
-Needs `pip install atheris`; options are libFuzzer's.
+Needs `pip install atheris`; the options are libFuzzer's.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def main() -> None:
         (run / "config.yaml").write_text(experiment.config_text)
         state = experiment.initial_state("cpu")
         start = checkpoint.Checkpoint(checkpoint.fetch(state)(), checkpoint.Progress(Best(experiment.best_by)))
-        for name, whole in (
+        for name, file in (
             ("model", model_file.encode(experiment, state)),
             ("last", checkpoint.encode(experiment, start)),
         ):
-            (corpus / name).write_bytes(whole)
-            (corpus / f"{name}-header").write_bytes(whole[8:])
+            (corpus / name).write_bytes(file)
+            (corpus / f"{name}-header").write_bytes(file[8:])
 
         def load(content: bytes) -> None:
             for name, read in (
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def with_length(content: bytes) -> bytes:
-    """A file that begins with its JSON header gets the header's length before it, which no mutation keeps right."""
+    """Prepend the header's length to content that begins with a JSON header; mutations would not keep it right."""
     header = content.rpartition(b"}}")[0] + b"}}" if content.startswith(b"{") else b""
     return len(header).to_bytes(8, "little") + content if header else content
 

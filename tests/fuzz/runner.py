@@ -1,9 +1,9 @@
-"""What the fuzzers share: bytes that atheris makes up become a file, and reading it may end in two ways only.
+"""The common part of the fuzzers: a reader reads files that atheris generates.
 
     python tests/fuzz/fuzz_idx.py -max_total_time=600
 
-Needs `pip install atheris`; options are libFuzzer's. A reader either returns or raises DataError of one line; anything
-else, and memory above MEMORY_MB, ends the run with the input that did it.
+Needs `pip install atheris`; the options are libFuzzer's. The reader must return or raise a one-line DataError.
+Anything else, and memory above MEMORY_MB, stops the run and prints the input.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MEMORY_MB = 1024
 
 
 def fuzz(suffix: str, seeds: Sequence[bytes], read: Callable[[Path], object]) -> None:
-    """Read files with the ending `suffix` that mutations of `seeds` make, until the options say stop."""
+    """Read files with the given suffix and mutations of `seeds` as content, until a limit of the options is reached."""
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "corpus"
         corpus.mkdir()
@@ -29,7 +29,7 @@ def fuzz(suffix: str, seeds: Sequence[bytes], read: Callable[[Path], object]) ->
             (corpus / str(i)).write_bytes(seed)
         path = Path(folder) / f"input{suffix}"
 
-        def one(content: bytes) -> None:
+        def read_content(content: bytes) -> None:
             path.write_bytes(content)
             try:
                 read(path)
@@ -38,5 +38,5 @@ def fuzz(suffix: str, seeds: Sequence[bytes], read: Callable[[Path], object]) ->
                     raise AssertionError("a message of several lines") from error
 
         limits = [f"-rss_limit_mb={MEMORY_MB}", f"-malloc_limit_mb={MEMORY_MB // 2}", "-max_len=4096"]
-        atheris.Setup([sys.argv[0], *limits, *sys.argv[1:], str(corpus)], one)
+        atheris.Setup([sys.argv[0], *limits, *sys.argv[1:], str(corpus)], read_content)
         atheris.Fuzz()

@@ -29,7 +29,7 @@ SOFT_PAUSE = 1
 
 
 class Source(NamedTuple):
-    """A file of `kernels/cpu`, compiled for one or two element types, its T and U."""
+    """A file of `kernels/cpu`, or one with an absolute path, compiled for one or two element types, its T and U."""
 
     file: str
     dtypes: tuple[np.dtype, ...]
@@ -64,7 +64,8 @@ def load(program_source: str, kernels: Collection[Source]) -> ctypes.CDLL:
         folder = asset_path("kernels") / "cpu"
         cache = open_cache("cpu")
         compiler = find_compiler(cache)
-        headers = [path.read_text() for path in sorted(folder.glob("*.h"))]
+        folders = sorted({folder, *((folder / k.file).parent for k in kernels)})
+        headers = [path.read_text() for parent in folders for path in sorted(parent.glob("*.h"))]
         setting = digest(compiler.identity, *compiler.flags, processor(), *headers)
         objects = {digest(setting, (folder / k.file).read_text(), *k.definitions): k for k in kernels}
         key = digest(setting, program_source, *sorted(objects))
@@ -148,7 +149,7 @@ class _Build:
 
     def _kernel(self, site: str, key: str, source: Source) -> None:
         path = self.folder / source.file
-        self.compiler.run([*source.definitions, "-c", str(path), "-o", f"{key}.o"], site)
+        self.compiler.run([*source.definitions, f"-I{self.folder}", "-c", str(path), "-o", f"{key}.o"], site)
 
     def _program(self, site: str, source: str) -> None:
         options = [f"-I{self.folder}", "-c"]

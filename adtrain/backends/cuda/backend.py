@@ -17,7 +17,7 @@ from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.backends.cuda.runtime.program import CudaProgram, Runnable
 from adtrain.backends.cuda.runtime.properties import identity, properties
 from adtrain.backends.cuda.tuner.autotune import Tuner
-from adtrain.backends.cuda.tuner.bench import Laboratory
+from adtrain.backends.cuda.tuner.gpu_trial import GpuBench
 from adtrain.backends.cuda.vendor import installed
 from adtrain.core.backend import Memory
 from adtrain.core.primitive import Primitive
@@ -50,7 +50,7 @@ class CudaBackend:
         self.device = Device()
         self.flags = Flags()
         self.lowering = Lowering(self.device.target, installed())
-        self.tuner = Tuner(self.lowering, Laboratory(self.device, self.lowering, self.identity()))
+        self.tuner = Tuner(self.lowering, GpuBench(self.device, self.lowering, self.identity()))
         self.known: dict[Any, Runnable] = {}
 
     def run(
@@ -97,8 +97,8 @@ class CudaBackend:
     def memory(self, program: Program) -> Memory:
         self.tuner.tune(program.equations)
         layout = Layout(program, self.lowering)
-        beside = layout.beside_bytes
-        return Memory(layout.arena_bytes + beside, layout.separate_bytes + beside, 0)
+        extra = layout.extra_bytes
+        return Memory(layout.arena_bytes + extra, layout.separate_bytes + extra, 0)
 
     def available(self) -> int:
         return self.device.available()

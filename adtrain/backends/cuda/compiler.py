@@ -1,4 +1,4 @@
-"""CUDA C++ to cubins: compiled by NVRTC, once for each source, headers, options, version and architecture.
+"""CUDA C++ to cubins by NVRTC, cached by source, included headers, options, version and architecture.
 
 Nothing here needs a GPU.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,6 +20,8 @@ from adtrain.cache import digest, open_cache
 from adtrain.codegen.expressions import c_type
 from adtrain.core.errors import AdtrainError
 
+INCLUDE = re.compile(r'^[ \t]*#include "([^"]+)"', re.MULTILINE)
+
 FLAGS = ("--std=c++17", "--ptxas-options=-v")
 
 ARCHITECTURES = ("75", "80", "86", "89", "90a", "100", "120")
@@ -26,7 +29,7 @@ ARCHITECTURES = ("75", "80", "86", "89", "90a", "100", "120")
 
 
 class CudaCompilerError(AdtrainError):
-    """NVRTC is not there, or refuses a source."""
+    """NVRTC is missing, or reports an error in a source."""
 
 
 class Source(NamedTuple):
@@ -45,15 +48,15 @@ class Compiled(NamedTuple):
 
 
 def architecture(capability: tuple[int, int]) -> str:
-    """What a device of a compute capability runs best: "90a" has instructions that "90" has not."""
+    """The architecture to compile for: "90a" adds wgmma and other instructions to "90"."""
     major, minor = capability
     return f"{major}{minor}{'a' if (major, minor) == (9, 0) else ''}"
 
 
 @functools.cache
 def file_source(file: str, dtypes: tuple[np.dtype, ...], definitions: tuple[tuple[str, int], ...]) -> Source:
-    """A file of `kernels/cuda` for certain element types, its T and U, and macros."""
-    # In the text and not among the options: headers of NVRTC's own have other uses for these letters.
+    """A file of `kernels/cuda`, or one with an absolute path, for element types T and U and macros."""
+    # In the text, not in the options: NVRTC's own headers use these letters as template parameters.
     types = [f"#define {name} {c_type(dtype)}\n" for name, dtype in zip("TU", dtypes, strict=False)]
     text = (asset_path("kernels") / "cuda" / file).read_text()
     macros = tuple(f"-D{name}={value}" for name, value in definitions)
@@ -76,8 +79,8 @@ def cubin(source: Source, target: str) -> bytes:
     return compiled
 
 
-def side_by_side(sources: Iterable[Source], target: str) -> Iterator[None]:
-    """`cubin` of each source, on all cores; a step for each. What NVRTC refuses is said where it is asked for."""
+def compile_all(sources: Iterable[Source], target: str) -> Iterator[None]:
+    """Compile the sources into the cache, in parallel; one item for each. Errors are raised later, by `cubin`."""
 
     def work(source: Source) -> None:
         with suppress(CudaCompilerError):
@@ -88,17 +91,28 @@ def side_by_side(sources: Iterable[Source], target: str) -> Iterator[None]:
 
 
 def fingerprint(source: Source, target: str) -> str:
-    """A key for the machine code: a digest of all that it follows from.
+    """The cache key of the machine code: a digest of all that it depends on.
 
     Raises:
         CudaCompilerError: NVRTC is missing.
     """
-    headers = (text for pair in _headers() for text in pair)
+    headers = (word for pair in included(source.text) for word in pair)
     return digest(version(), target, *FLAGS, *source.options, *headers, source.text)
 
 
+def included(text: str) -> list[tuple[str, str]]:
+    """Name and text of each header of `kernels/cuda` that a source includes, directly or not, in order of name."""
+    known, found, waiting = dict(_headers()), dict[str, str](), [text]
+    while waiting:
+        for name in INCLUDE.findall(waiting.pop()):
+            if name in known and name not in found:
+                found[name] = known[name]
+                waiting.append(known[name])
+    return sorted(found.items())
+
+
 def compile_source(source: Source, target: str) -> Compiled:
-    """``source`` compiled for an architecture ("90a"), whatever the cache holds.
+    """Compile ``source`` for an architecture ("90a"), without the cache.
 
     Raises:
         CudaCompilerError: with NVRTC's messages.
@@ -151,7 +165,7 @@ def _nvrtc() -> Any:
 
 
 def _text(nvrtc: Any, program: Any, what: str) -> bytes:
-    """One of the things that NVRTC writes into memory of the caller's: ProgramLog or CUBIN."""
+    """An output of NVRTC: ProgramLog or CUBIN."""
     error, size = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
     _check(nvrtc, error)
     content = b"\0" * size

@@ -7,18 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
-from adtrain.backends.cuda.codegen.block import block, threads_for
+import adtrain.lowering.cuda  # noqa: F401  registers the kernels
+from adtrain.backends.cuda.codegen.horizontal import horizontal
 from adtrain.backends.cuda.codegen.loops import loops
+from adtrain.backends.cuda.codegen.one_block import one_block, threads_for
 from adtrain.backends.cuda.codegen.part import OPTIONS, Kernel, kernel
 from adtrain.backends.cuda.codegen.product import Epilogue, epilogue, matmul_of
-from adtrain.backends.cuda.codegen.rows import THREADS as ROW_THREADS
-from adtrain.backends.cuda.codegen.rows import rows
-from adtrain.backends.cuda.codegen.together import together
+from adtrain.backends.cuda.codegen.row_fused import THREADS as ROW_THREADS
+from adtrain.backends.cuda.codegen.row_fused import row_fused
 from adtrain.backends.cuda.compiler import Source, file_source
 from adtrain.backends.cuda.vendor import Library, LibraryCall, calls
 from adtrain.core.errors import DeviceError
-from adtrain.core.fused import PRODUCTS, block_p, pooled_p, rows_p, together_p
+from adtrain.core.fused import PRODUCTS, conv_pool_p, horizontal_p, one_block_p, row_fused_p
 from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.target import Target
@@ -93,7 +95,7 @@ class Lowering:
         Raises:
             DeviceError: no kernel computes it.
         """
-        if equation.primitive.name == "reshape":
+        if equation.has(Trait.RESHAPE):
             return []
         if is_loops(equation):
             made = loops(equation)
@@ -118,7 +120,7 @@ class Lowering:
 
     def scratch(self, equation: Equation, kernel: Candidate | None = None) -> int:
         """Bytes of scratch memory that the launches of an equation need; see `launches`."""
-        if is_loops(equation) or equation.primitive.name == "reshape":
+        if is_loops(equation) or equation.has(Trait.RESHAPE):
             return 0
         generated = self._generated(equation)
         if generated is not None:
@@ -130,7 +132,7 @@ class Lowering:
 
         For a product with an epilogue they are the kernels of the product, or those that can pool it.
         """
-        if equation.primitive is pooled_p:
+        if equation.primitive is conv_pool_p:
             product, pool = computing(equation), equation.params["body"].equations[-1]
             return [*self._kernels(product, f"{product.primitive.name}+{pool.primitive.name}", pool.params)]
         if equation.primitive in PRODUCTS:
@@ -145,10 +147,7 @@ class Lowering:
         """
         found = self.candidates(equation)
         if not found:
-            types = ", ".join(str(v.type) for v in equation.inputs)
-            raise DeviceError(
-                f"{equation.primitive.name} of {types or 'nothing'} has no kernel for the GPU; use --device cpu"
-            )
+            raise _no_kernel(equation)
         times = self.measured.get(problem(equation))
         if times is None:
             return found[0]
@@ -161,13 +160,13 @@ class Lowering:
 
     def _generated(self, equation: Equation) -> Kernel | None:
         """The generated kernel of an equation, if it has one."""
-        if equation.primitive is block_p:
+        if equation.primitive is one_block_p:
             threads = threads_for(equation)
-            return kernel("block", [block(equation, threads)], threads)
-        if equation.primitive is rows_p:
-            return kernel("rows", [rows(equation, self.target)], ROW_THREADS)
-        if equation.primitive is together_p:
-            return together(equation.params["body"].equations, self._inline_products, self.target)
+            return kernel("one_block", [one_block(equation, threads)], threads)
+        if equation.primitive is row_fused_p:
+            return kernel("row_fused", [row_fused(equation, self.target)], ROW_THREADS)
+        if equation.primitive is horizontal_p:
+            return horizontal(equation.params["body"].equations, self._inline_products, self.target)
         return None
 
     def _inline_products(self, equation: Equation) -> list[Product]:
@@ -178,9 +177,16 @@ class Lowering:
         matmul = computing(equation)
         a, b = matmul.inputs
         found = products(self.target, a.type, b.type, **matmul.params)
+        if not found:
+            raise _no_kernel(matmul)
         short = found[0].lengths[-1] <= SHORT
         ordered = sorted(found, key=lambda product: (short and not product.direct, product.parts > 1))
         return [replace(product, parts=1) for product in ordered]
+
+
+def _no_kernel(equation: Equation) -> DeviceError:
+    types = ", ".join(str(v.type) for v in equation.inputs)
+    return DeviceError(f"{equation.primitive.name} of {types or 'nothing'} has no kernel for the GPU; use --device cpu")
 
 
 def computing(equation: Equation) -> Equation:

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from adtrain.core.kernel import CKernel
+from adtrain.core.registry import register
 from adtrain.lowering.cpu.shapes import in_full
 
 LINE = 64
 """Bytes that each part of a function's scratch memory is a multiple of, and that vectors may read past its end."""
-CACHED = 24 << 10
-"""Bytes of an image that a function for pooled gradients goes over again and again: most of a first-level cache."""
 
 CORRELATION = 160
 """Bytes of a struct of `kernels/cpu/correlate.h`."""
 
 
-def _numbers(x: Any, w: Any, y: Any, window: Any, precision: str) -> tuple[int, ...]:
+def numbers(x: Any, w: Any, y: Any, window: Any, precision: str) -> tuple[int, ...]:
     """CONV_NUMBERS of `kernels/cpu/conv.h` from the shapes of image, weight and output."""
     in_full("conv2d", precision)
     (_, c, h, width), (o, _, kh, kw) = x, w
     return (c, h, width, o, y[2], y[3], kh, kw, *window.stride, *window.padding, *window.dilation, window.groups)
 
 
-def _bytes(*parts: int) -> int:
+def aligned_bytes(*parts: int) -> int:
     return sum(-(-part // LINE) * LINE for part in parts) + LINE
 
 
@@ -33,17 +31,21 @@ def _output(x: Any, w: Any, window: Any) -> tuple[int, int, int, int]:
     return (1, w.shape[0], rows, columns)
 
 
+def _forward_numbers(x: Any, w: Any, window: Any, precision: str) -> tuple[int, ...]:
+    return numbers(x.shape, w.shape, _output(x, w, window), window, precision)
+
+
 def _forward_scratch(x: Any, w: Any, window: Any, precision: str) -> int:
     rows, columns = (
         n + (k - 1) * d // s
         for n, k, d, s in zip(_output(x, w, window)[2:], w.shape[2:], window.dilation, window.stride, strict=True)
     )
-    return _bytes(x.shape[1] * window.stride[0] * window.stride[1] * rows * columns * x.dtype.itemsize)
+    return aligned_bytes(x.shape[1] * window.stride[0] * window.stride[1] * rows * columns * x.dtype.itemsize)
 
 
 def _forward_prepared(x: Any, w: Any, window: Any, precision: str) -> int:
     (_, _, oh, ow), (_, c, kh, kw) = _output(x, w, window), w.shape
-    return _bytes(CORRELATION, 8 * c * kh * kw, 4 * kh, 20 * (oh * ow + 4), _size(w))
+    return aligned_bytes(CORRELATION, 8 * c * kh * kw, 4 * kh, 20 * (oh * ow + 4), _size(w))
 
 
 def _input_grad_scratch(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str) -> int:
@@ -51,13 +53,13 @@ def _input_grad_scratch(g: Any, w: Any, window: Any, size: tuple[int, int], prec
         -(-(n + p) // s) + (k - 1) * d // s - p // s
         for n, k, p, d, s in zip(size, w.shape[2:], window.padding, window.dilation, window.stride, strict=True)
     )
-    return _bytes(w.shape[0] * rows * columns * g.dtype.itemsize)
+    return aligned_bytes(w.shape[0] * rows * columns * g.dtype.itemsize)
 
 
 def _input_grad_prepared(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str) -> int:
     (o, _, kh, kw), (sh, sw) = w.shape, window.stride
     taps, spans = o // window.groups * kh * kw, size[0] * size[1] + 4 * sh * sw
-    return _bytes(CORRELATION * sh * sw, 8 * taps, 4 * kh * sw, 20 * spans, _size(w))
+    return aligned_bytes(CORRELATION * sh * sw, 8 * taps, 4 * kh * sw, 20 * spans, _size(w))
 
 
 def _size(w: Any) -> int:
@@ -69,26 +71,22 @@ def _weight_grad_scratch(x: Any, g: Any, window: Any, size: tuple[int, int], pre
     (_, c, h, w), (ph, pw), (_, _, oh, ow) = x.shape, window.padding, g.shape
     taps = c // window.groups * size[0] * size[1]
     padded = c * (h + 2 * ph) * (w + 2 * pw) * x.dtype.itemsize
-    return _bytes(4 * taps, 2 * LINE * oh * ow, padded)
+    return aligned_bytes(4 * taps, 2 * LINE * oh * ow, padded)
 
 
 def _input_grad_numbers(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str) -> tuple[int, ...]:
-    return _numbers((1, w.shape[1] * window.groups, *size), w.shape, g.shape, window, precision)
+    return numbers((1, w.shape[1] * window.groups, *size), w.shape, g.shape, window, precision)
 
 
 def _weight_grad_numbers(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str) -> tuple[int, ...]:
-    return _numbers(x.shape, (g.shape[1], x.shape[1], *size), g.shape, window, precision)
-
-
-def _each_image(*local: bool) -> Callable[..., tuple[bool, ...]]:
-    return lambda *args, **params: local
+    return numbers(x.shape, (g.shape[1], x.shape[1], *size), g.shape, window, precision)
 
 
 FORWARD = CKernel(
     "conv.c",
     "conv2d",
-    lambda x, w, window, precision: _numbers(x.shape, w.shape, _output(x, w, window), window, precision),
-    items=_each_image(True, False),
+    _forward_numbers,
+    items=(True, False),
     scratch=_forward_scratch,
     prepared=_forward_prepared,
 )
@@ -96,7 +94,7 @@ INPUT_GRAD = CKernel(
     "conv.c",
     "conv2d_input_grad",
     _input_grad_numbers,
-    items=_each_image(True, False),
+    items=(True, False),
     scratch=_input_grad_scratch,
     prepared=_input_grad_prepared,
 )
@@ -104,7 +102,7 @@ WEIGHT_GRAD = CKernel(
     "conv_weight_grad.c",
     "conv2d_weight_grad",
     _weight_grad_numbers,
-    items=_each_image(True, True),
+    items=(True, True),
     sums=True,
     scratch=_weight_grad_scratch,
 )
@@ -133,7 +131,7 @@ def _winograd_scratch(channels: int, size: tuple[int, int], itemsize: int) -> in
     positions, (rows, columns) = (tile + 2) ** 2, (-(-n // tile) for n in size)
     patches, products = positions * (2 * channels + 1) * LINE, positions * 32 * LINE
     row = tile * ((columns + 1) * itemsize + LINE)
-    return _bytes(patches, products, row, channels * (tile * rows + 2) * row)
+    return aligned_bytes(patches, products, row, channels * (tile * rows + 2) * row)
 
 
 def _winograd_weights(w: Any, size: tuple[int, int]) -> int:
@@ -144,7 +142,7 @@ def _winograd_weights(w: Any, size: tuple[int, int]) -> int:
 FORWARD_WINOGRAD = CKernel(
     "conv_winograd.c",
     "conv2d_winograd",
-    lambda x, w, window, precision: (*FORWARD.numbers(x, w, window, precision), _tile(_output(x, w, window)[2:])),
+    lambda x, w, window, precision: (*_forward_numbers(x, w, window, precision), _tile(_output(x, w, window)[2:])),
     items=lambda x, w, window, precision: _winograd(w, window, _output(x, w, window)[2:]),
     scratch=lambda x, w, window, precision: _winograd_scratch(w.shape[1], _output(x, w, window)[2:], x.dtype.itemsize),
     prepared=lambda x, w, window, precision: _winograd_weights(w, _output(x, w, window)[2:]),
@@ -159,44 +157,6 @@ INPUT_GRAD_WINOGRAD = CKernel(
 )
 
 
-def pooled_numbers(
-    x: Any, w: Any, y: Any, pooled: Any, window: Any, windows: Any, itemsize: int, precision: str
-) -> tuple[int, ...]:
-    """From the shapes of image, weight, output and pooled output."""
-    strip = _strip(x, pooled, window, windows, itemsize)
-    return (*_numbers(x, w, y, window, precision), *pooled[2:], *windows.kernel, *windows.stride, strip)
-
-
-def _strip(x: Any, pooled: Any, window: Any, windows: Any, itemsize: int) -> int:
-    """Rows of windows over as many rows of the image as CACHED bytes hold."""
-    row = (x[3] + 2 * window.padding[1]) * x[1] * itemsize
-    return max(1, min(pooled[2], CACHED // (row * windows.stride[0])))
-
-
-def _pooled_image(x: Any, window: Any, itemsize: int) -> int:
-    return (x[2] + 2 * window.padding[0]) * (x[3] + 2 * window.padding[1]) * x[1] * itemsize
-
-
-def pooled_input_grad_scratch(
-    g: Any, where: Any, w: Any, window: Any, windows: Any, shape: Any, size: tuple[int, int], precision: str
-) -> int:
-    (o, c, *_), (_, _, ph, pw), itemsize = w.shape, g.shape, g.dtype.itemsize
-    x, area = (1, c, *size), windows.kernel[0] * windows.kernel[1]
-    live = _strip(x, g.shape, window, windows, itemsize) * pw * area * o + 1
-    return _bytes(4 * ph * pw * area, live * 2 * itemsize, _pooled_image(x, window, itemsize))
-
-
-def pooled_input_grad_prepared(g: Any, where: Any, w: Any, **_: Any) -> int:
-    """Runs of weights, each up to a vector longer."""
-    o, c, kh, kw = w.shape
-    return _bytes(o * kh * (kw * c * w.dtype.itemsize + LINE))
-
-
-def pooled_weight_grad_scratch(
-    x: Any, g: Any, where: Any, window: Any, windows: Any, shape: Any, size: tuple[int, int], precision: str
-) -> int:
-    (_, o, _, pw), (kh, kw), c, itemsize = g.shape, size, x.shape[1], g.dtype.itemsize
-    live = _strip(x.shape, g.shape, window, windows, itemsize) * pw * o + 1
-    sums, one = o * kh * (kw * c * itemsize + LINE), kh * kw * c * itemsize + LINE
-    image = _pooled_image(x.shape, window, itemsize)
-    return _bytes(4 * windows.kernel[0] * windows.kernel[1], 4 * o, live * 2 * itemsize, sums, one, image)
+register("conv2d", "cpu", (FORWARD_WINOGRAD, FORWARD))
+register("conv2d_input_grad", "cpu", (INPUT_GRAD_WINOGRAD, INPUT_GRAD))
+register("conv2d_weight_grad", "cpu", WEIGHT_GRAD)

@@ -1,145 +1,137 @@
-"""The CUDA kernels that copy between layouts: `kernels/cuda/index/copy.cu`."""
+"""Transpose, flip, concatenate, slice and pad: strided copies by `index/copy.cu`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from adtrain.core.kernel import LegacyKernel
+import numpy as np
 
-TILED = 8
-"""The shortest axes whose exchange is worth going through tiles."""
+from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.registry import register
+from adtrain.core.target import Target
+from adtrain.lowering import layouts
+from adtrain.lowering.layouts import Ints, Layout
+from adtrain.lowering.shapes import output_type
+
+MIN_TILED = 8
+"""Length of two axes from which on exchanging them through tiles in shared memory is worth it."""
 TILE, BYTE_TILE = 64, 128
-"""Elements of a tile's row, and those of single bytes."""
-AXES = 6
-"""Axes that kernels/cuda/index/copy.cu goes through."""
+"""Rows and columns of a tile, in general and of single bytes."""
+MAX_AXES = 6
+"""Axes that kernels/cuda/index/copy.cu iterates over."""
 THREADS = 256
-"""Threads of a block that copies a tile; index/copy.cu is written for as many."""
+"""Threads per block of copy_tiles."""
 VECTOR = 16
 """Bytes that a thread moves at once."""
 
-Layout = tuple[Sequence[int], Sequence[int], Sequence[int], int, int]
-"""Lengths in the target's order, distances in source and target, and where both start."""
+
+class Axis(NamedTuple):
+    """An axis of a copy. Strides are in elements."""
+
+    length: int
+    source: int
+    target: int
 
 
-def copies(layout: Callable[..., Layout], each: bool = False) -> tuple[LegacyKernel, ...]:
-    """The candidates of a copy; ``layout`` is a function of the primitive's arguments."""
+class PadAxis(NamedTuple):
+    """An axis of a pad: index i of the source is at ``low + i * step`` of the target."""
 
-    def axes(*args: Any, **params: Any) -> list[tuple[int, int, int]]:
-        lengths, source, target, _, _ = layout(*args, **params)
-        return _merged(lengths, source, target)
-
-    def tiled(*args: Any, **params: Any) -> list[tuple[int, int, int]] | None:
-        """The axes with the source's last one before the target's, if exchanging them through tiles is worth it."""
-        found = axes(*args, **params)
-        rows = [a for a in found[:-1] if abs(a[1]) == 1]
-        if not rows or abs(found[-1][1]) == 1 or min(rows[0][0], found[-1][0]) < TILED:
-            return None
-        return [a for a in found[:-1] if a is not rows[0]] + [rows[0], found[-1]]
-
-    def numbers(found: list[tuple[int, int, int]], *args: Any, **params: Any) -> tuple[int, ...]:
-        padded = [(1, 0, 0)] * (AXES - len(found)) + found
-        return *(a[k] for k in range(3) for a in padded), *layout(*args, **params)[3:]
-
-    def types(*args: Any, **params: Any) -> Any:
-        return (args[1 + args[0] if each else 0].dtype,)
-
-    def tile(*args: Any, **params: Any) -> int:
-        return TILE if types(*args, **params)[0].itemsize > 1 else BYTE_TILE
-
-    def tiles(*args: Any, **params: Any) -> int:
-        *others, rows, columns = tiled(*args, **params) or axes(*args, **params)
-        side = tile(*args, **params)
-        return math.prod(a[0] for a in others) * -(-rows[0] // side) * -(-columns[0] // side)
-
-    def macros(*args: Any, **params: Any) -> dict[str, int]:
-        found, (*_, source, target) = axes(*args, **params), layout(*args, **params)
-        if not found or abs(found[-1][1]) != 1 or found[-1][2] != 1:
-            return {"AXES": max(len(found), 1)}
-        backwards = int(found[-1][1] < 0)
-        starts = (source + backwards, target, *(n for a in found[:-1] for n in a[1:]))
-        width = math.gcd(VECTOR // types(*args, **params)[0].itemsize, found[-1][0], *starts)
-        return {"AXES": len(found), "WIDTH": width, "REVERSED": backwards}
-
-    return (
-        LegacyKernel(
-            "index/copy.cu",
-            "copy_tiles",
-            lambda *args, **params: numbers(tiled(*args, **params) or [], *args, **params),
-            types,
-            blocks=tiles,
-            threads=lambda *args, **params: THREADS,
-            definitions=lambda *args, **params: {"TILE": tile(*args, **params)},
-            applies=lambda *args, **params: tiled(*args, **params) is not None and len(axes(*args, **params)) <= AXES,
-            each=each,
-        ),
-        LegacyKernel(
-            "index/copy.cu",
-            "copy",
-            lambda *args, **params: numbers(axes(*args, **params), *args, **params),
-            types,
-            elements=lambda *args, **params: (
-                math.prod(layout(*args, **params)[0]) // macros(*args, **params).get("WIDTH", 1)
-            ),
-            definitions=macros,
-            applies=lambda *args, **params: len(axes(*args, **params)) <= AXES,
-            each=each,
-        ),
-    )
+    padded: int
+    length: int
+    low: int
+    step: int
 
 
-def _merged(lengths: Sequence[int], source: Sequence[int], target: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(length, distance in the source, in the target) of the fewest axes."""
-    found: list[tuple[int, int, int]] = []
-    for length, s, t in zip(lengths, source, target, strict=True):
+def copies(layout: Layout, dtype: np.dtype, operands: tuple[int, ...] | None = None) -> list[CudaKernel]:
+    """The candidates for a copy: through tiles where rows of the source become columns, or element by element."""
+    axes = _merged(layout)
+    if len(axes) > MAX_AXES:
+        return []
+
+    def kernel(name: str, axes: list[Axis], definitions: dict[str, int], **work: Any) -> CudaKernel:
+        padded = [Axis(1, 0, 0)] * (MAX_AXES - len(axes)) + axes
+        numbers = (*(axis[k] for k in range(3) for axis in padded), layout.source_offset, layout.target_offset)
+        file = "index/copy.cu"
+        return CudaKernel(
+            (CudaLaunch(file, name, numbers, (dtype,), definitions=definitions, operands=operands, **work),)
+        )
+
+    found = []
+    if tiled := _tiled(axes):
+        *others, rows, columns = tiled
+        side = TILE if dtype.itemsize > 1 else BYTE_TILE
+        blocks = math.prod(axis.length for axis in others) * -(-rows.length // side) * -(-columns.length // side)
+        found.append(kernel("copy_tiles", tiled, {"TILE": side}, blocks=blocks, threads=THREADS))
+    macros = {"AXES": max(len(axes), 1)}
+    if axes and abs(axes[-1].source) == 1 and axes[-1].target == 1:
+        reverse = int(axes[-1].source < 0)
+        starts = (layout.source_offset + reverse, layout.target_offset, *(n for axis in axes[:-1] for n in axis[1:]))
+        macros |= {"WIDTH": math.gcd(VECTOR // dtype.itemsize, axes[-1].length, *starts), "REVERSED": reverse}
+    elements = math.prod(layout.lengths) // macros.get("WIDTH", 1)
+    return [*found, kernel("copy", axes, macros, elements=elements)]
+
+
+def _tiled(axes: list[Axis]) -> list[Axis] | None:
+    """The axes with the source's contiguous axis before the target's, if tiles are worth it."""
+    rows = [axis for axis in axes[:-1] if abs(axis.source) == 1]
+    if not rows or abs(axes[-1].source) == 1 or min(rows[0].length, axes[-1].length) < MIN_TILED:
+        return None
+    return [axis for axis in axes[:-1] if axis is not rows[0]] + [rows[0], axes[-1]]
+
+
+def _merged(layout: Layout) -> list[Axis]:
+    """The fewest axes of a copy."""
+    found: list[Axis] = []
+    for length, source, target in zip(layout.lengths, layout.source_strides, layout.target_strides, strict=True):
         if length == 1:
             continue
-        if found and found[-1][1:] == (s * length, t * length):
-            length *= found.pop()[0]
-        found.append((length, s, t))
+        if found and found[-1][1:] == (source * length, target * length):
+            length *= found.pop().length
+        found.append(Axis(length, source, target))
     return found
 
 
-def padding(shape: Callable[..., Any]) -> LegacyKernel:
-    """The kernel of a pad; ``shape`` is its rule for the type of the result."""
-
-    def axes(x: Any, **params: Any) -> list[tuple[int, int, int, int]]:
-        return _frames(shape(x, **params).shape, x.shape, params["low"], params["gaps"])
-
-    def numbers(x: Any, **params: Any) -> tuple[int | float, ...]:
-        found = axes(x, **params)
-        found = [(1, 1, 0, 1)] * (AXES - len(found)) + found
-        return *(a[k] for k in range(4) for a in found), float(params["value"])
-
-    def macros(x: Any, **params: Any) -> dict[str, int]:
-        found = axes(x, **params)
-        width = 1
-        if found and found[-1][3] == 1:
-            width = math.gcd(VECTOR // x.dtype.itemsize, *found[-1][:3])
-        return {"AXES": max(len(found), 1), "WIDTH": width}
-
-    return LegacyKernel(
-        "index/copy.cu",
-        "pad",
-        numbers,
-        elements=lambda x, **params: shape(x, **params).size // macros(x, **params)["WIDTH"],
-        definitions=macros,
-        applies=lambda x, **params: len(axes(x, **params)) <= AXES,
-    )
+def concatenate(target: Target, *xs: Any, axis: int) -> list[CudaKernel]:
+    """One copy per argument. Source and target have their axes in the same order, so there is nothing to tile."""
+    found: list[CudaLaunch] = []
+    for i, x in enumerate(xs):
+        (kernel,) = copies(layouts.concatenate(i, *xs, axis=axis), x.dtype, (i, len(xs)))
+        found += kernel.launches
+    return [CudaKernel(tuple(found))]
 
 
-def _frames(
-    padded: Sequence[int], lengths: Sequence[int], low: Sequence[int], gaps: Sequence[int]
-) -> list[tuple[int, int, int, int]]:
-    """(padded length, length, where it starts, step) of the fewest axes."""
-    found: list[tuple[int, int, int, int]] = []
+def pad(target: Target, x: Any, low: Ints, high: Ints, gaps: Ints, value: float) -> list[CudaKernel]:
+    out = output_type("pad", x, low=low, high=high, gaps=gaps, value=value)
+    axes = _pad_axes(out.shape, x.shape, low, gaps)
+    if len(axes) > MAX_AXES:
+        return []
+    padded = [PadAxis(1, 1, 0, 1)] * (MAX_AXES - len(axes)) + axes
+    width = math.gcd(VECTOR // x.dtype.itemsize, *axes[-1][:3]) if axes and axes[-1].step == 1 else 1
+    numbers = (*(axis[k] for k in range(4) for axis in padded), float(value))
+    macros = {"AXES": max(len(axes), 1), "WIDTH": width}
+    return [
+        CudaKernel((CudaLaunch("index/copy.cu", "pad", numbers, (x.dtype,), out.size // width, definitions=macros),))
+    ]
+
+
+def _pad_axes(padded: Sequence[int], lengths: Sequence[int], low: Ints, gaps: Ints) -> list[PadAxis]:
+    """The fewest axes of a pad."""
+    found: list[PadAxis] = []
     for m, n, start, gap in zip(padded, lengths, low, gaps, strict=True):
         if m == n == 1:
             continue
-        if found and m == n and found[-1][3] == 1:
+        if found and m == n and found[-1].step == 1:
             outer = found.pop()
-            found.append((outer[0] * m, outer[1] * n, outer[2] * m, 1))
+            found.append(PadAxis(outer.padded * m, outer.length * n, outer.low * m, 1))
         else:
-            found.append((m, n, start, gap + 1 if n > 1 else 1))
+            found.append(PadAxis(m, n, start, gap + 1 if n > 1 else 1))
     return found
+
+
+register("transpose", "cuda", lambda target, x, axes: copies(layouts.transpose(x, axes), x.dtype))
+register("flip", "cuda", lambda target, x, axes: copies(layouts.flip(x, axes), x.dtype))
+register("slice", "cuda", lambda target, x, **bounds: copies(layouts.slice(x, **bounds), x.dtype))
+register("concatenate", "cuda", concatenate)
+register("pad", "cuda", pad)

@@ -1,191 +1,169 @@
-"""The CUDA kernels of reductions: which of `kernels/cuda/reduce/reduce.cu`, and when.
+"""Reductions over any axes: `reduce/reduce.cu`.
 
-How work is divided follows from the shapes alone, so that every device computes the same bits.
+How work is divided follows from shapes alone, so that every GPU computes the same bits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
-from adtrain.core.kernel import LegacyKernel
-from adtrain.lowering.cpu.shapes import alternating
+import numpy as np
+
+from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.registry import register
+from adtrain.core.target import Target
+from adtrain.lowering.shapes import alternating, output_type
 
 WARP = 32
-FEW, MORE = 1024, 8192
-"""Elements that a warp goes through by itself, and of many outputs; more are for a block."""
-MANY = 8192
-"""As many warps keep the largest GPU busy."""
-MANY_BLOCKS = 1024
-"""As many blocks keep the largest GPU busy; a reduction of fewer is divided into parts."""
-LEAST_ROW, LEAST_COLUMN = 8192, 512
-"""Elements of an output in a part that is worth a block of its own."""
-MOST_PARTS = 1024
+MAX_WARP_ROW, MAX_WARP_ROW_OF_MANY = 1024, 8192
+"""Elements of a row up to which one warp reduces it, in general and where there are MANY_ROWS. A block takes longer
+ones."""
+MANY_ROWS = 8192
+"""Rows, one per warp, that keep the largest GPU busy."""
+MIN_SHORT_ROWS = 1024
+"""Rows from which on one thread per row is worth it."""
+MIN_BLOCKS = 1024
+"""Blocks that keep the largest GPU busy. A reduction into fewer is split into parts."""
+MIN_ROW_PART, MIN_COLUMN_PART = 8192, 512
+"""Elements of one output in a part that is worth a block of its own."""
+MAX_PARTS = 1024
 VECTOR = 16
-"""Bytes that a thread reads at once."""
+"""Bytes that a thread loads at once."""
 THREADS = 256
-"""Threads of a block; reduce/reduce.cu is written for as many."""
-ROW = 128
-"""Bytes of the rows that are left to a thread each."""
-COLUMNS = 4
-"""The most columns that a thread reads at once."""
-UNDER_WAY = 4
-"""Elements of a column that a thread reads before it adds up any."""
+"""Threads per block in reduce/reduce.cu."""
+SHORT_ROW = 128
+"""Bytes below which a row is for one thread, unless it is made of whole vectors."""
+MAX_COLUMN_VECTOR = 4
+"""Columns that a thread loads at once, at most."""
+LOADS_IN_FLIGHT = 4
+"""Elements of a column that a thread loads before it adds any."""
+
+MAX_BLOCKS = 2**31 - 1
+"""Blocks of a grid (CUDA C++ Programming Guide, "Maximum x-dimension of a grid of thread blocks")."""
 
 SUM, MAX, MIN, ARGMAX, LOGSUMEXP = range(5)
 """OPERATION in kernels/cuda/reduce/accumulators.cuh."""
 
 
 def power_of_two(least: int) -> int:
-    """The smallest one that is not below ``least``."""
+    """The smallest power of two that is at least ``least``."""
     return 1 << max(least - 1, 0).bit_length()
 
 
-def vector(length: int, itemsize: int) -> int:
-    """Elements of the widest vector that rows of a length are made of."""
+def vector_width(length: int, itemsize: int) -> int:
+    """Elements of the widest vector that divides rows of ``length``."""
     return math.gcd(length, VECTOR // itemsize)
 
 
-def short_row(x: Any, length: int) -> bool:
-    """Whether contiguous rows are best read by a block for its threads: they are few bytes, and no whole vectors."""
-    return length * x.dtype.itemsize < ROW and vector(length, x.dtype.itemsize) * x.dtype.itemsize < VECTOR
+def unaligned(length: int, itemsize: int) -> bool:
+    """Whether rows of ``length`` do not divide into vectors of VECTOR bytes."""
+    return vector_width(length, itemsize) * itemsize < VECTOR
 
 
-def reduction(operation: int, dtypes: Callable[..., Any]) -> tuple[LegacyKernel, ...]:
-    """The candidates of an operation of an array and ``axes``, or an ``axis``; ``dtypes`` ends in the result's."""
+def launchable(kernels: list[CudaKernel]) -> list[CudaKernel]:
+    """The candidates whose launches, all of them in one dimension, have at most MAX_BLOCKS blocks."""
+    return [k for k in kernels if all(_blocks(launch) <= MAX_BLOCKS for launch in k.launches)]
 
-    def lengths(x: Any, **axes: Any) -> tuple[int, ...]:
-        return alternating(x.shape, axes.get("axes", (axes.get("axis"),)), 8)
 
-    def size(x: Any, **axes: Any) -> tuple[int, int]:
-        found = lengths(x, **axes)
-        return math.prod(found[::2]), math.prod(found[1::2])
+def _blocks(launch: CudaLaunch) -> int:
+    return launch.blocks if isinstance(launch.blocks, int) else 0
 
-    def outputs(x: Any, **axes: Any) -> int:
-        return size(x, **axes)[0]
 
-    def rows(x: Any, **axes: Any) -> bool:
-        return lengths(x, **axes)[-1] > 1 or size(x, **axes)[0] == 1
+def thread_per_row(length: int, itemsize: int) -> bool:
+    """Whether contiguous rows are for one thread each: they are short and unaligned."""
+    return length * itemsize < SHORT_ROW and unaligned(length, itemsize)
 
-    def contiguous(x: Any, **axes: Any) -> bool:
-        """Whether an output's elements are one row."""
-        return math.prod(lengths(x, **axes)[1:-2:2]) == 1 and rows(x, **axes)
 
-    def types(x: Any, **axes: Any) -> tuple[Any, Any]:
-        return x.dtype, dtypes(x, **axes)[-1]
+def reduction(operation: int, x: Any, axes: Sequence[int], result: np.dtype) -> list[CudaKernel]:
+    """The candidates for one of the operations above, over ``axes``, with elements of type ``result``."""
+    lengths = alternating(x.shape, axes, 8)
+    outputs, count = math.prod(lengths[::2]), math.prod(lengths[1::2])
+    itemsize = x.dtype.itemsize
+    rows = lengths[-1] > 1 or outputs == 1
+    contiguous = rows and math.prod(lengths[1:-2:2]) == 1  # the elements of an output are one row
 
-    def state(x: Any, **axes: Any) -> int:
-        """Bytes that are kept of a part."""
-        each = max(types(x, **axes)[operation == SUM].itemsize, 8 * (operation == ARGMAX))
-        return each * (1 if operation in (SUM, MAX, MIN) else 2)
+    def launch(
+        name: str, numbers: tuple[int, ...], definitions: dict[str, int] | None = None, **work: Any
+    ) -> CudaLaunch:
+        macros = {"OPERATION": operation, **(definitions or {})}
+        return CudaLaunch("reduce/reduce.cu", name, numbers, (x.dtype, result), definitions=macros, **work)
 
-    def across(x: Any, **axes: Any) -> int:
-        """Columns that a thread reads at once."""
-        return math.gcd(lengths(x, **axes)[-2], min(COLUMNS, VECTOR // x.dtype.itemsize))
-
-    def column_lanes(x: Any, **axes: Any) -> int:
-        """Threads side by side: a warp's, fewer for few columns, and more where columns are too short to be shared."""
-        found, count = size(x, **axes)
-        wide = min(power_of_two(-(-found // across(x, **axes))), WARP)
-        return min(max(wide, power_of_two(-(-THREADS * UNDER_WAY // max(count, 1)))), THREADS)
-
-    def column_blocks(x: Any, **axes: Any) -> int:
-        return -(-outputs(x, **axes) // (column_lanes(x, **axes) * across(x, **axes)))
-
-    def parts(x: Any, **axes: Any) -> tuple[int, int]:
-        """How many, and the elements in each."""
-        found, count = size(x, **axes)
-        blocks, least = (found, LEAST_ROW) if rows(x, **axes) else (column_blocks(x, **axes), LEAST_COLUMN)
-        wanted = max(1, min(-(-MANY_BLOCKS // max(blocks, 1)), count // least, MOST_PARTS))
-        chunk = -(-count // wanted)
-        chunk += -chunk % 16  # starts of parts stay aligned
-        return -(-count // max(chunk, 1)), chunk
-
-    def divided(x: Any, **axes: Any) -> bool:
-        return parts(x, **axes)[0] > 1
-
-    def few(x: Any, **axes: Any) -> bool:
-        return contiguous(x, **axes) and size(x, **axes)[1] <= FEW
-
-    def warps(x: Any, **axes: Any) -> bool:
-        """Whether rows are best read by a warp each, whatever their alignment."""
-        found, count = size(x, **axes)
-        unaligned = vector(max(count, 1), x.dtype.itemsize) * x.dtype.itemsize < VECTOR
-        return contiguous(x, **axes) and (
-            (FEW < count <= MORE and found >= MANY) or (count <= FEW and count * x.dtype.itemsize >= ROW and unaligned)
+    found: list[CudaKernel] = []
+    if contiguous and count <= MAX_WARP_ROW and outputs >= MIN_SHORT_ROWS and thread_per_row(count, itemsize):
+        blocks = -(-outputs // THREADS)
+        found.append(
+            CudaKernel((launch("reduce_rows", (outputs,), {"LENGTH": count}, blocks=blocks, threads=THREADS),))
+        )
+    if contiguous and (
+        (MAX_WARP_ROW < count <= MAX_WARP_ROW_OF_MANY and outputs >= MANY_ROWS)
+        or (count <= MAX_WARP_ROW and count * itemsize >= SHORT_ROW and unaligned(max(count, 1), itemsize))
+    ):
+        found.append(CudaKernel((launch("reduce_warps", (outputs, count), elements=outputs * WARP, threads=THREADS),)))
+    if contiguous and count <= MAX_WARP_ROW:
+        width = vector_width(max(count, 1), itemsize)
+        lanes = min(power_of_two(-(-count // width)), WARP)
+        macros = {"LANES": lanes, "WIDTH": width}
+        found.append(
+            CudaKernel((launch("reduce_lanes", (outputs, count), macros, elements=outputs * lanes, threads=THREADS),))
         )
 
-    def lane_macros(x: Any, **axes: Any) -> dict[str, int]:
-        length = size(x, **axes)[1]
-        width = vector(max(length, 1), x.dtype.itemsize)
-        return {**macros(), "LANES": min(power_of_two(-(-length // width)), WARP), "WIDTH": width}
+    if rows:
+        name, definitions, blocks = "reduce_block", {}, outputs
+    else:
+        width, lanes = _column_tile(outputs, count, lengths[-2], itemsize)
+        name, definitions, blocks = "reduce_columns", {"LANES": lanes, "WIDTH": width}, -(-outputs // (lanes * width))
+    parts, part = _parts(blocks, count, MIN_ROW_PART if rows else MIN_COLUMN_PART)
+    if parts > 1:
+        found.append(
+            CudaKernel(
+                (
+                    launch(
+                        f"{name}_parts", (*lengths, parts, part), definitions, blocks=blocks * parts, threads=THREADS
+                    ),
+                    launch("combine", (outputs, parts), elements=outputs * WARP),
+                ),
+                outputs * parts * _state_bytes(operation, x.dtype, result),
+            )
+        )
+    found.append(CudaKernel((launch(name, lengths, definitions, blocks=blocks, threads=THREADS),)))
+    return launchable(found)
 
-    def column_macros(x: Any, **axes: Any) -> dict[str, int]:
-        return {**macros(), "LANES": column_lanes(x, **axes), "WIDTH": across(x, **axes)}
 
-    def macros(*args: Any, **params: Any) -> dict[str, int]:
-        return {"OPERATION": operation}
+def _column_tile(outputs: int, count: int, columns: int, itemsize: int) -> tuple[int, int]:
+    """Columns that a thread loads at once, and threads side by side in a block.
 
-    whole = LegacyKernel("reduce/reduce.cu", "", lengths, types, definitions=macros, threads=lambda x, **axes: THREADS)
-    combine = LegacyKernel(
-        "reduce/reduce.cu",
-        "combine",
-        lambda x, **axes: (outputs(x, **axes), parts(x, **axes)[0]),
-        types,
-        elements=lambda x, **axes: outputs(x, **axes) * WARP,
-        definitions=macros,
-    )
-    in_parts = replace(
-        whole,
-        numbers=lambda x, **axes: (*lengths(x, **axes), *parts(x, **axes)),
-        scratch=lambda x, **axes: outputs(x, **axes) * parts(x, **axes)[0] * state(x, **axes),
-        then=combine,
-    )
-    return (
-        replace(
-            whole,
-            name="reduce_rows",
-            numbers=lambda x, **axes: (outputs(x, **axes),),
-            blocks=lambda x, **axes: -(-outputs(x, **axes) // THREADS),
-            definitions=lambda x, **axes: {**macros(), "LENGTH": size(x, **axes)[1]},
-            applies=lambda x, **axes: few(x, **axes) and outputs(x, **axes) >= FEW and short_row(x, size(x, **axes)[1]),
-        ),
-        replace(
-            whole,
-            name="reduce_warps",
-            numbers=size,
-            elements=lambda x, **axes: outputs(x, **axes) * WARP,
-            applies=warps,
-        ),
-        replace(
-            whole,
-            name="reduce_lanes",
-            numbers=size,
-            elements=lambda x, **axes: outputs(x, **axes) * lane_macros(x, **axes)["LANES"],
-            definitions=lane_macros,
-            applies=few,
-        ),
-        replace(
-            in_parts,
-            name="reduce_block_parts",
-            blocks=lambda x, **axes: outputs(x, **axes) * parts(x, **axes)[0],
-            applies=lambda x, **axes: rows(x, **axes) and divided(x, **axes),
-        ),
-        replace(whole, name="reduce_block", blocks=outputs, applies=rows),
-        replace(
-            in_parts,
-            name="reduce_columns_parts",
-            blocks=lambda x, **axes: column_blocks(x, **axes) * parts(x, **axes)[0],
-            definitions=column_macros,
-            applies=lambda x, **axes: not rows(x, **axes) and divided(x, **axes),
-        ),
-        replace(
-            whole,
-            name="reduce_columns",
-            blocks=column_blocks,
-            definitions=column_macros,
-            applies=lambda x, **axes: not rows(x, **axes),
-        ),
-    )
+    A block is as wide as a warp: narrower for few columns, wider where columns are too short to be shared.
+    """
+    width = math.gcd(columns, min(MAX_COLUMN_VECTOR, VECTOR // itemsize))
+    lanes = min(power_of_two(-(-outputs // width)), WARP)
+    return width, min(max(lanes, power_of_two(-(-THREADS * LOADS_IN_FLIGHT // max(count, 1)))), THREADS)
+
+
+def _parts(blocks: int, count: int, min_part: int) -> tuple[int, int]:
+    """How many parts a reduction of ``count`` elements is split into, and the elements of each."""
+    wanted = max(1, min(-(-MIN_BLOCKS // max(blocks, 1)), count // min_part, MAX_PARTS))
+    part = -(-count // wanted)
+    part += -part % 16  # starts of parts stay aligned
+    return -(-count // max(part, 1)), part
+
+
+def _state_bytes(operation: int, dtype: np.dtype, result: np.dtype) -> int:
+    """Bytes of the partial result of a part."""
+    number = (result if operation == SUM else dtype).itemsize
+    if operation == ARGMAX:
+        return 2 * max(number, 8)
+    return 2 * number if operation == LOGSUMEXP else number
+
+
+def _over_axes(operation: int, primitive: str) -> None:
+    def rule(target: Target, x: Any, axes: tuple[int, ...]) -> list[CudaKernel]:
+        return reduction(operation, x, axes, output_type(primitive, x, axes=axes).dtype)
+
+    register(primitive, "cuda", rule)
+
+
+for operation, name in ((SUM, "sum"), (MAX, "max"), (MIN, "min"), (LOGSUMEXP, "logsumexp")):
+    _over_axes(operation, name)
+register("argmax", "cuda", lambda target, x, axis: reduction(ARGMAX, x, (axis,), np.dtype(np.int64)))

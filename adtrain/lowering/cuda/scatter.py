@@ -1,85 +1,63 @@
-"""The CUDA kernels of scatter_add: one that looks at all positions for each element, and for many a sort first."""
+"""scatter_add: a thread per element that compares all positions, or positions sorted by index: `index/scatter.cu`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
-from functools import reduce
 from typing import Any
 
-from adtrain.core.kernel import LegacyKernel
-from adtrain.lowering.cuda.reduce import vector
-from adtrain.lowering.cuda.rows import BLOCK, indexing
+from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.registry import register
+from adtrain.core.target import Target
+from adtrain.lowering import indexing
+from adtrain.lowering.cuda.indexing import launch
+from adtrain.lowering.cuda.reduce import vector_width
 
-MANY, MUCH = 256, 1 << 27
-"""Positions, and comparisons of positions with elements, from which on sorting pays."""
-DIGITS, VALUES, PIECE = 8, 256, 32
-"""Of kernels/cuda/index/scatter.cu: bits of a sort's digit, how many there are of them, positions of a piece."""
-CHUNK, MOST_BLOCKS = 4096, 512
+BLOCK, OFFSETS_BLOCK = 256, 1024
+"""Threads per block of a sort, and of the block that adds the counts up."""
+MIN_SORTED, SORT_FIRST = 256, 1 << 27
+"""Positions from which on sorting is a candidate, and comparisons of positions with elements from which on it is the
+first one."""
+DIGIT_BITS, PIECE = 8, 32
+"""Of kernels/cuda/index/scatter.cu: bits of a digit (DIGITS), and positions that are added up by themselves."""
+MAX_SORTS = 4
+"""Keys have 32 bits."""
+CHUNK, MAX_BLOCKS = 4096, 512
 """Positions that are worth a block of a sort, and the most blocks."""
-OFFSETS = 1024
-"""Threads of the block that adds the counts up."""
 
 
-def scatter_add(numbers: Callable[..., tuple[int, ...]]) -> tuple[LegacyKernel, ...]:
-    """The candidates; ``numbers``: outer, length, inner and how many positions there are."""
+def scatter_add(target: Target, ct: Any, indices: Any, axis: int, length: int) -> list[CudaKernel]:
+    """The candidates. Sorting comes first where there is much to compare."""
+    numbers = outer, length, inner, count = indexing.scatter_add(ct, indices, axis, length)
+    compare = CudaKernel((launch("scatter_add", numbers, ct, indices, outer * length * inner),))
+    sorts = -(-length.bit_length() // DIGIT_BITS)
+    if count < MIN_SORTED or count >= 1 << 32 or not 1 <= sorts <= MAX_SORTS:
+        return [compare]
+    by_index = _sorted(numbers, ct, indices, sorts)
+    return [by_index, compare] if math.prod(numbers) >= SORT_FIRST else [compare, by_index]
 
-    def lengths(*args: Any, **params: Any) -> tuple[int, ...]:
-        found = numbers(*args, **params)
-        blocks = max(min(-(-found[3] // CHUNK), MOST_BLOCKS), 1)
-        return *found, blocks, -(-found[3] // blocks)
 
-    def blocks(*args: Any, **params: Any) -> int:
-        return lengths(*args, **params)[4]
+def _sorted(numbers: indexing.Lengths, ct: Any, indices: Any, sorts: int) -> CudaKernel:
+    outer, length, inner, count = numbers
+    blocks = max(min(-(-count // CHUNK), MAX_BLOCKS), 1)
+    width = vector_width(inner, ct.dtype.itemsize)
+    pieces = -(-count // PIECE)
+    sums = outer * pieces * (inner // width)
 
-    def width(ct: Any, indices: Any, **params: Any) -> int:
-        return vector(numbers(ct, indices, **params)[2], ct.dtype.itemsize)
+    def step(name: str, sort: int, **work: Any) -> CudaLaunch:
+        given, macros = (*numbers, blocks, -(-count // blocks)), {"PASS": sort, "WIDTH": width}
+        dtypes = (ct.dtype, indices.dtype)
+        return CudaLaunch("index/scatter.cu", name, given, dtypes, definitions=macros, checked=True, **work)
 
-    def pieces(*args: Any, **params: Any) -> int:
-        return -(-numbers(*args, **params)[3] // PIECE)
+    launches = [step("clear", 0, elements=outer * length * inner // width)]
+    for sort in range(sorts):
+        launches += [
+            step("sort_count", sort, blocks=blocks, threads=BLOCK),
+            step("sort_offsets", sort, blocks=1, threads=OFFSETS_BLOCK),
+            step("sort_place", sort, blocks=blocks, threads=BLOCK),
+        ]
+    launches += [step("sum_pieces", sorts, elements=sums), step("join_pieces", sorts, elements=sums)]
+    keys = 4 * (4 * (count + -count % 4) + (blocks << DIGIT_BITS))
+    return CudaKernel(tuple(launches), keys + outer * pieces * 2 * inner * int(ct.dtype.itemsize))
 
-    def sums(*args: Any, **params: Any) -> int:
-        """Threads that add up."""
-        outer, _, inner, _ = numbers(*args, **params)
-        return outer * pieces(*args, **params) * (inner // width(*args, **params))
 
-    def passes(*args: Any, **params: Any) -> int:
-        """Sorts until all bits of an index, and of the length, are in order."""
-        return -(-numbers(*args, **params)[1].bit_length() // DIGITS)
-
-    def scratch(ct: Any, indices: Any, **params: Any) -> int:
-        outer, _, inner, count = numbers(ct, indices, **params)
-        sorts = 4 * (4 * (count + -count % 4) + VALUES * blocks(ct, indices, **params))
-        return sorts + outer * pieces(ct, indices, **params) * 2 * inner * int(ct.dtype.itemsize)
-
-    def chain(sorts: int) -> LegacyKernel:
-        """All kernels of so many sorts."""
-
-        def step(name: str, done: int, **fields: Any) -> LegacyKernel:
-            macros = lambda *args, **params: {"PASS": done, "WIDTH": width(*args, **params)}  # noqa: E731
-            types = lambda ct, indices, **params: (ct.dtype, indices.dtype)  # noqa: E731
-            return LegacyKernel("index/scatter.cu", name, lengths, types, definitions=macros, checked=True, **fields)
-
-        threads = lambda *args, **params: BLOCK  # noqa: E731
-        elements = lambda *args, **params: math.prod(numbers(*args, **params)[:3]) // width(*args, **params)  # noqa: E731
-        steps = [step("clear", 0, elements=elements)]
-        for done in range(sorts):
-            steps += [
-                step("sort_count", done, blocks=blocks, threads=threads),
-                step("sort_offsets", done, blocks=lambda *args, **params: 1, threads=lambda *args, **params: OFFSETS),
-                step("sort_place", done, blocks=blocks, threads=threads),
-            ]
-        steps += [step("sum_pieces", sorts, elements=sums), step("join_pieces", sorts, elements=sums)]
-        first = reduce(lambda after, kernel: replace(kernel, then=after), reversed(steps[:-1]), steps[-1])
-        return replace(first, scratch=scratch)
-
-    def many(sorts: int) -> Callable[..., bool]:
-        def applies(*args: Any, **params: Any) -> bool:
-            found = numbers(*args, **params)
-            return passes(*args, **params) == sorts and found[3] >= MANY and math.prod(found) >= MUCH
-
-        return applies
-
-    sorted_ = [replace(chain(sorts), applies=many(sorts)) for sorts in range(1, 5)]
-    return *sorted_, indexing("scatter_add", numbers, along=1)
+register("scatter_add", "cuda", scatter_add)

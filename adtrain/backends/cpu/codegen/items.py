@@ -14,12 +14,13 @@ from adtrain.backends.cpu.codegen.loops import item_loops
 from adtrain.backends.cpu.codegen.text import Writer
 from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import body_of, loops_p
-from adtrain.core.kernel import CKernel
+from adtrain.core.kernel import CKernel, value_for
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
 from adtrain.passes.arena import Arena, aligned
+from adtrain.passes.batchwise import Batchwise, batchwise, item_kernel
 from adtrain.passes.fuse_elementwise import elementwise
-from adtrain.passes.items import ByItem, by_item, item_kernel
 from adtrain.passes.plan_memory import nbytes
 
 MANY_PARTS, FEW_PARTS = 16, 8
@@ -45,8 +46,8 @@ def _parts(equation: Equation) -> int:
     return min(most, max(_how(equation).count, 1))
 
 
-def _how(equation: Equation) -> ByItem:
-    found = by_item(equation)
+def _how(equation: Equation) -> Batchwise:
+    found = batchwise(equation)
     assert found is not None
     return found
 
@@ -84,7 +85,7 @@ class _Item:
             for v, flag in zip(equation.inputs, _how(equation).flags, strict=True)
         ]
         results = [self.addresses[v] for v in equation.outputs]
-        if equation.primitive.name == "reshape":
+        if equation.has(Trait.RESHAPE):
             (source,), (target,) = arguments, results
             size = nbytes(equation.outputs[0]) // equation.outputs[0].type.shape[0]
             return [] if source == target else [f"memcpy({target}, {source}, {size});"]
@@ -93,7 +94,7 @@ class _Item:
             of = dict(zip(equation.inputs, arguments, strict=True))
             given = [*(of[v] for v in body.inputs), *results]
             return [f"{item_loops(self.writer, body)}({', '.join(given)});"]
-        fetch = self._fetch_row(equation) if equation.primitive.name == "take" else []
+        fetch = self._fetch_row(equation) if equation.has(Trait.GATHER) else []
         memory = [f"team->scratch + {self.scratch}"] if _scratch(equation) else []
         memory += [f"team->scratch + {at}" for e, at in self.prepared.items() if e is equation]
         call = self.writer.call(_kernel(equation), equation, item_types(equation), [*arguments, *results], memory)
@@ -121,15 +122,15 @@ def _kernel(equation: Equation) -> CKernel:
 
 
 def _scratch(equation: Equation) -> int:
-    if _is_loops(equation) or equation.primitive.name == "reshape":
+    if _is_loops(equation) or equation.has(Trait.RESHAPE):
         return 0
-    return _kernel(equation).scratch(*item_types(equation), **equation.params)
+    return int(value_for(_kernel(equation).scratch, *item_types(equation), **equation.params))
 
 
 def _prepared(equation: Equation) -> int:
-    if _is_loops(equation) or equation.primitive.name == "reshape":
+    if _is_loops(equation) or equation.has(Trait.RESHAPE):
         return 0
-    return _kernel(equation).prepared(*item_types(equation), **equation.params)
+    return int(value_for(_kernel(equation).prepared, *item_types(equation), **equation.params))
 
 
 def item_types(equation: Equation) -> list[Any]:
@@ -236,7 +237,7 @@ def _addresses(body: Program, place: Callable[[Variable], str]) -> tuple[dict[Va
         for v in e.outputs:
             if v in outputs:
                 addresses[v] = at(v)
-            elif e.primitive.name == "reshape":
+            elif e.has(Trait.RESHAPE):
                 root[v] = root.get(e.inputs[0], e.inputs[0])
                 ends[root[v]] = max(ends.get(root[v], i), last_use.get(v, i))
             else:

@@ -16,10 +16,12 @@ from adtrain.backends.cpu.codegen.products import emit_product
 from adtrain.backends.cpu.codegen.text import Writer
 from adtrain.backends.cpu.compiler import Source
 from adtrain.codegen.expressions import pointer
-from adtrain.core.fused import FUSED, body_of, items_p, loops_p, product_p, together_p
+from adtrain.core.fused import FUSED, batchwise_p, body_of, horizontal_p, loops_p, product_p
+from adtrain.core.kernel import value_for
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.passes.batchwise import batchwise, kernels
 from adtrain.passes.fuse_elementwise import elementwise
-from adtrain.passes.items import by_item, kernels
 from adtrain.passes.plan_memory import MemoryPlan, nbytes
 
 HEAD = """#include <omp.h>
@@ -79,12 +81,12 @@ def supported(equation: Equation) -> bool:
     """Whether there is C for an equation, in its shapes."""
     if equation.primitive in FUSED:
         return all(map(supported, equation.params["body"].equations))
-    if equation.primitive.name == "reshape" or elementwise(equation):
+    if equation.has(Trait.RESHAPE) or elementwise(equation):
         return True
     types = [v.type for v in equation.inputs]
     try:
         for kernel in kernels(equation):
-            kernel.numbers(*([0] if kernel.each else []), *types, **equation.params)
+            value_for(kernel.numbers, *([0] if kernel.each else []), *types, **equation.params)
     except NotImplementedError:
         return False
     return bool(kernels(equation))
@@ -96,12 +98,12 @@ def workspace(equation: Equation) -> int:
 
 
 def _emitted_as_items(equation: Equation) -> bool:
-    if equation.primitive is items_p:
+    if equation.primitive is batchwise_p:
         return True
     if equation.primitive.name in ("matmul", "reshape") or elementwise(equation):
         return False
     candidates = kernels(equation)
-    return bool(candidates) and not any(k.team for k in candidates) and by_item(equation) is not None
+    return bool(candidates) and not any(k.team for k in candidates) and batchwise(equation) is not None
 
 
 def generate(program: Program, plan: MemoryPlan) -> Generated:
@@ -153,14 +155,14 @@ class _Equations:
 
     def function(self, number: int, equation: Equation) -> str | None:
         """The name of the function of the team that computes an equation; None where there is nothing to do."""
-        if equation.primitive.name == "reshape":
+        if equation.has(Trait.RESHAPE):
             return None
         workspace = f"(m->arena + {self.plan.workspaces[number]})"
         if elementwise(equation) or equation.primitive is loops_p:
             lines = self._loops(equation)
-        elif equation.primitive is together_p:
+        elif equation.primitive is horizontal_p:
             lines = [line for e in equation.params["body"].equations for line in self._loops(e)]
-        elif equation.primitive is product_p or equation.primitive.name == "matmul":
+        elif equation.primitive is product_p or equation.has(Trait.MATMUL):
             lines = emit_product(self.writer, equation, self.place)
         elif _emitted_as_items(equation):
             lines = emit_items(self.writer, equation, self.place, workspace)
@@ -188,7 +190,7 @@ class _Equations:
         candidates = kernels(equation)
         kernel = next((k for k in candidates if k.team), candidates[0])
         types = [v.type for v in equation.inputs]
-        need = kernel.scratch(*types, **equation.params)
+        need = value_for(kernel.scratch, *types, **equation.params)
         self.writer.scratch = max(self.writer.scratch, need)
         memory = ["team->scratch"] if need and not kernel.team else []
         pointers = [self.place(v) for v in (*equation.inputs, *equation.outputs)]
@@ -202,7 +204,7 @@ def barriers(program: Program, plan: MemoryPlan) -> Sequence[bool]:
     since = {True: _Touched(), False: _Touched()}  # by the first thread alone; by all
     for i, e in enumerate(program.equations):
         now = _Touched()
-        if e.primitive.name != "reshape":
+        if not e.has(Trait.RESHAPE):
             now.reads += [_range(v, plan) for v in e.inputs]
             now.writes += [_range(v, plan) for v in e.outputs]
         if workspace(e):
@@ -222,7 +224,7 @@ def _alone(equation: Equation) -> bool:
     if elementwise(equation) or equation.primitive is loops_p:
         return by_one_thread(body_of(equation))
     candidates = kernels(equation)
-    return bool(candidates) and not any(k.team for k in candidates) and by_item(equation) is None
+    return bool(candidates) and not any(k.team for k in candidates) and batchwise(equation) is None
 
 
 @dataclass

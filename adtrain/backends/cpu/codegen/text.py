@@ -10,7 +10,7 @@ import numpy as np
 
 from adtrain.backends.cpu.compiler import Source
 from adtrain.codegen.expressions import literal, pointer
-from adtrain.core.kernel import CKernel
+from adtrain.core.kernel import CKernel, value_for
 from adtrain.core.program import Equation
 
 
@@ -66,10 +66,10 @@ class Writer:
             *inputs, out = variables
             calls = []
             for i, x in enumerate(inputs):
-                numbers = _numbers(kernel.numbers(i, *types, **params))
+                numbers = _numbers(value_for(kernel.numbers, i, *types, **params))
                 calls.append(self._declared(returns, name, [*team, x, out, *numbers]))
             return [f"{call};" for call in calls]
-        numbers = _numbers(kernel.numbers(*types, **params))
+        numbers = _numbers(value_for(kernel.numbers, *types, **params))
         call = self._declared(returns, name, [*team, *variables, *numbers, *(("char *", m) for m in memory)])
         if not kernel.checked:
             return [f"{call};"]
@@ -85,13 +85,13 @@ class Writer:
         memory: str,
     ) -> str:
         """The call that prepares `kernel` in `memory`; `shared` has types and addresses of the inputs not by item."""
-        numbers = _numbers(kernel.numbers(*types, **equation.params))
+        numbers = _numbers(value_for(kernel.numbers, *types, **equation.params))
         name = self.name(replace(kernel, name=f"{kernel.name}_prepare"), equation, types)
         return f"{self._declared('void', name, [*shared, *numbers, ('char *', memory)])};"
 
     def name(self, kernel: CKernel, equation: Equation, types: Sequence[Any]) -> str:
         """The function's full name; its file becomes part of the program."""
-        source = Source(kernel.file, kernel.dtypes(*types, **equation.params))
+        source = Source(kernel.file, kernel.element_types(*types, **equation.params))
         self.sources.add(source)
         return kernel.name + source.suffix
 

@@ -1,7 +1,4 @@
-"""Elementwise equations as one loop: each argument is read once, each result written once.
-
-Arguments may be rows of a table by index, read where the table has them (`gather`).
-"""
+"""Elementwise equations as one loop nest. Arguments may be rows of a table, read by index (`gather`)."""
 
 from __future__ import annotations
 
@@ -14,12 +11,13 @@ from adtrain.backends.cuda.compiler import Source
 from adtrain.codegen.elementwise import Axis, axes_of, statements
 from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.fused import body_of
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 
-WIDEST = 16
-"""Bytes that one thread can read or write at once."""
+MAX_VECTOR = 16
+"""Bytes of the widest load or store of a thread."""
 PART_BLOCKS = 2
-"""Blocks of a `Part` for each multiprocessor, at most: with more of them threads go on to further vectors."""
+"""Most blocks of a `Part` for each multiprocessor; larger parts loop."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class Loops:
 
     Attributes:
         elements: how many elements the results have.
-        width: how many of them a thread computes at a time.
+        width: elements that a thread computes at once.
     """
 
     lines: Sequence[str]
@@ -74,22 +72,22 @@ def loops(equation: Equation) -> Loops:
 
 
 def flat(body: Program) -> Program:
-    """A body with the members of `loops` among its equations in their place."""
+    """A body with each `loops` equation replaced by its members."""
     equations = [member for e in body.equations for member in body_of(e).equations]
     return Program(body.inputs, body.constants, tuple(equations), body.outputs)
 
 
 def of_body(body: Program) -> Loops:
-    """The statements of elementwise equations, of `take` of rows that they read, and of a row with their indices."""
-    takes = {e.outputs[0]: e for e in body.equations if e.primitive.name == "take"}
+    """The statements of elementwise equations, the gathers of their rows, and the gather of the row of indices."""
+    takes = {e.outputs[0]: e for e in body.equations if e.has(Trait.GATHER)}
     inner = tuple(e for e in body.equations if e.outputs[0] not in takes)
     made = {v for e in inner for v in e.outputs}
     read = tuple(dict.fromkeys(v for e in inner for v in e.inputs if v not in made))
     outputs = tuple(v for v in body.outputs if v in made)
-    assert outputs == body.outputs, "a gather hands on what is computed from rows, not the rows themselves"
+    assert outputs == body.outputs, "a gather returns what is computed from rows, not the rows themselves"
     program = Program(read, {}, inner, outputs)
     axes = axes_of(program, outputs[0].type.shape)
-    width = WIDEST // max(v.type.dtype.itemsize for v in (*read, *outputs))
+    width = MAX_VECTOR // max(v.type.dtype.itemsize for v in (*read, *outputs))
     if len(axes) > 1 and axes[-1].length % width:
         width = 1  # a vector must not reach into the next row
     if any(_row_length(takes[v]) % width for v in read if v in takes):
@@ -103,10 +101,10 @@ def _row_length(take: Equation) -> int:
 
 
 class _Writer:
-    """The statements. Elements are numbered as they lie in the results; n is their count.
+    """Writes the statements for element i of the n elements of the results, in row-major order.
 
-    An operand that moves as the results do is read at that number, a single number once for all, and a broadcast at an
-    index taken apart into the axes.
+    An operand of the results' shape is read at i, a scalar once before the loop, and a broadcast at an index computed
+    from i.
     """
 
     def __init__(
@@ -148,7 +146,7 @@ class _Writer:
         return [
             f"constexpr int WIDTH = {self.width};",
             *self.before,
-            f"const int64_t vectors = ({aligned}) % {WIDEST} == 0 ? n / WIDTH : 0;",
+            f"const int64_t vectors = ({aligned}) % {MAX_VECTOR} == 0 ? n / WIDTH : 0;",
             "for (int64_t g = first; g < vectors; g += step) {",
             "    const int64_t i = g * WIDTH;",
             *indented(self._elements(self.width)),
@@ -164,9 +162,9 @@ class _Writer:
         for i, v in enumerate(self.program.inputs):
             if v in self.index:
                 place = self._gathered(i, v, lines) if v in self.takes else f"{self.names[v]} + {self.index[v]}"
-                together = self.index[v] == "i" or self.axes[-1].strides[i] == 1
+                adjacent = self.index[v] == "i" or self.axes[-1].strides[i] == 1
                 c = c_type(v.type.dtype)
-                if width == 1 or not together:  # in a row, all of a vector may have the same
+                if width == 1 or not adjacent:  # a broadcast may have one value for the whole vector
                     lines.append(f"const {c} b{i} = *({place});")
                     values[v] = f"b{i}"
                 else:

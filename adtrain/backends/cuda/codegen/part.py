@@ -1,4 +1,4 @@
-"""Parts: what some thread blocks of a generated kernel do, and the kernels made of them."""
+"""Generated kernels, assembled from parts: the code of some of their thread blocks."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from adtrain.backends.cuda.compiler import Source
 from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.program import Variable
 
-# Nothing is contracted, so that an equation gives the same bits alone as fused with others.
+# No contraction to FMA, so that an equation gives the same bits alone and fused.
 OPTIONS = ("--fmad=false",)
 
 
 @dataclass(frozen=True)
 class Part:
-    """Work for some blocks of a launch.
+    """The code of some thread blocks of a kernel.
 
     The lines may use x0, x1, ... (pointers to the inputs), y0, y1, ... (to the outputs), `block` (the number of the
     thread block among `blocks`), THREADS, and `scratch` and `bad` where the part asks for them.
 
     Attributes:
         lines: statements.
-        headers: files of `kernels/cuda` that they need.
-        definitions: what stands in front of the kernel; names in it are the part's own.
+        headers: files of `kernels/cuda` that the lines need.
+        definitions: text before the kernel; its names are unique to the part.
         blocks: how many thread blocks it takes.
         shared: bytes of dynamic shared memory.
         scratch: bytes of device memory.
-        checked: whether it raises `*bad` where an index is out of range.
+        checked: whether it sets `*bad` where an index is out of range.
     """
 
     lines: Sequence[str]
@@ -61,10 +61,10 @@ class Kernel:
 
 
 def kernel(name: str, parts: Sequence[Part], threads: int, element: str = "", resident: int = 1) -> Kernel:
-    """A kernel of parts that share a launch, each with blocks of its own, dealt in this order.
+    """A kernel of several parts; the thread blocks are assigned to them in this order.
 
     Args:
-        element: the C type that the headers of products are compiled for.
+        element: the C type T of GEMM headers.
         resident: how many blocks a multiprocessor must have registers for.
     """
     written = {v for part in parts for v in part.outputs}
@@ -83,7 +83,7 @@ def kernel(name: str, parts: Sequence[Part], threads: int, element: str = "", re
         f"KERNEL __launch_bounds__(THREADS, {resident}) {name}({', '.join(parameters)})",
         "{",
         "    wait_for_inputs();",
-        *(f"    {line}" for line in _dealt(parts, names)),
+        *(f"    {line}" for line in _dispatch(parts, names)),
         "}",
         "",
     ]
@@ -100,11 +100,11 @@ def kernel(name: str, parts: Sequence[Part], threads: int, element: str = "", re
 
 
 def aligned(size: int) -> int:
-    """`size` in bytes, rounded up to what vectors of any type may begin at."""
+    """`size` in bytes, rounded up to the alignment of the widest vector."""
     return -(-size // 16) * 16
 
 
-def _dealt(parts: Sequence[Part], names: dict[Variable, str]) -> Iterator[str]:
+def _dispatch(parts: Sequence[Part], names: dict[Variable, str]) -> Iterator[str]:
     first = at = 0
     for i, part in enumerate(parts):
         test = "{" if i == len(parts) - 1 else f"if (blockIdx.x < {first + part.blocks}) {{"
@@ -126,7 +126,7 @@ def indented(lines: Sequence[str]) -> list[str]:
 
 
 def divided(index: str, lengths: Sequence[int], steps: Sequence[int]) -> str:
-    """The sum of ``steps[k]`` times index k of an element whose number in an array of these lengths is ``index``."""
+    """C text: the offset of element ``index`` (row-major in ``lengths``) in an array with strides ``steps``."""
     terms, below = [], 1
     for k in range(len(lengths) - 1, -1, -1):
         if steps[k] and lengths[k] > 1:

@@ -1,4 +1,4 @@
-"""What is done to the elements of a matrix product on their way to memory: the struct that its kernel calls."""
+"""The epilogue of a product or convolution: a struct whose functions its kernel calls for the elements of a tile."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import divided, indented
 from adtrain.codegen.elementwise import statements, strides
 from adtrain.codegen.expressions import c_type, pointer
-from adtrain.core.fused import body_of, convolution_p, pooled_p
+from adtrain.core.fused import body_of, conv_pool_p, convolution_p
 from adtrain.core.program import Equation, Program, Variable
 
 MAXIMUM = (
@@ -20,7 +20,7 @@ MAXIMUM = (
     "y0[index] = largest.value;",
     "y1[index] = largest.at;",
 )
-"""What becomes of a window."""
+"""Statements that reduce a pooling window to its maximum."""
 
 
 class Epilogue(NamedTuple):
@@ -32,20 +32,20 @@ class Epilogue(NamedTuple):
 
 
 def matmul_of(equation: Equation) -> Equation:
-    """The product in a `product`, `convolution` or `pooled` equation, or the one that `equation` is itself."""
+    """The product in a `product`, `convolution` or `conv_pool` equation, or `equation` itself."""
     return body_of(equation).equations[0]
 
 
 def epilogue(equation: Equation, name: str = "Epilogue") -> Epilogue:
-    """The epilogue of a `product`, `convolution` or `pooled` equation, or of a `matmul`, which stores.
+    """The epilogue of a `product`, `convolution` or `conv_pool` equation; that of a `matmul` only stores.
 
-    To that of a convolution its images (N, C, H, W) are N matrices of C rows. That of a `pooled` one is called for the
-    elements of a window, and `index` is of its maximum.
+    The epilogue of a convolution sees its images (N, C, H, W) as N matrices of C rows. That of a `conv_pool` equation
+    is called for the elements of a window, and `index` is that of the window's maximum.
     """
     body = flat(body_of(equation))
     product, *others = body.equations
     (c,) = product.outputs
-    pooled = equation.primitive is pooled_p
+    pooled = equation.primitive is conv_pool_p
     results = others.pop().inputs if pooled else body.outputs
     made = {v for e in others for v in e.outputs}
     inputs = tuple(dict.fromkeys(v for e in others for v in e.inputs if v not in made and v is not c))
@@ -85,8 +85,8 @@ def epilogue(equation: Equation, name: str = "Epilogue") -> Epilogue:
 
 
 def _halves(program: Program, c: Variable, images: bool) -> tuple[list[str], list[str], list[str]]:
-    """What is read beside the product: members that hold it, statements that read it, and those that use it for the
-    elements of the outputs, ``r0.lane[k]`` and so on."""
+    """For the epilogue's inputs: struct members, statements that load them, and statements that compute the outputs
+    ``r0.lane[k]``, ``r1.lane[k]``, ..."""
     beside, reads = [], ["Beside<WIDE> beside;"]
     values = {c: "value[k]"}
     batch = c.type.shape[: 1 if images else -2]

@@ -238,7 +238,8 @@ class Kernel:
         """Let blocks have so many bytes of shared memory."""
         if shared <= self.shared:
             return
-        self.function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
+        with translated():
+            self.function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
         most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         checked(driver.cuFuncSetAttribute(self.queried, most, shared))
         self.shared = shared

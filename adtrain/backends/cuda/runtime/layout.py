@@ -1,7 +1,4 @@
-"""Where the operands of a Program's equations lie, run after run.
-
-Nothing here needs a GPU.
-"""
+"""Where the operands of a Program's equations lie, in one run and in repeated runs. Nothing here needs a GPU."""
 
 from __future__ import annotations
 
@@ -10,12 +7,12 @@ from typing import NamedTuple
 
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.in_a_row import InARow, in_a_row
+from adtrain.passes.batch_prefetch import PrefetchedRuns, prefetch_batch
 from adtrain.passes.plan_memory import MemoryPlan, Place, nbytes, plan_memory
 
 
-class Step(NamedTuple):
-    """An equation in a run: the numbers of its operands' addresses, and the byte of the arena where its scratch is."""
+class PlacedEquation(NamedTuple):
+    """An equation of a run, the address numbers of its operands, and the byte of the arena where its scratch starts."""
 
     equation: Equation
     operands: Sequence[int]
@@ -23,90 +20,91 @@ class Step(NamedTuple):
 
 
 class Swap(NamedTuple):
-    """Two addresses, by number, that change places after a run: the next one takes what this one has made."""
+    """Two address numbers to exchange after a run, so that the next run reads what this run wrote."""
 
-    taken: int
-    made: int
+    read: int
+    written: int
     bytes: int
 
 
 class Layout:
-    """A Program's memory.
+    """The memory of a Program.
 
-    Addresses have numbers: those of `inputs` first, the Program's own and then what is fetched ahead, of constants, of
-    `outputs`, the Program's own and then what the next run begins with, and of bytes in the arena.
+    Addresses are numbered: first those of `inputs` (the Program's, then prefetched values), then of constants, then of
+    `outputs` (the Program's, then values prefetched for the next run), then bytes of the arena.
 
     Attributes:
         inputs, outputs: variables.
-        fresh: the numbers, among `outputs`, of those that have memory of their own.
-        arena: a byte for each address in the arena, whose size is `arena_bytes`.
+        owned: the positions in `outputs` of values with memory of their own.
+        arena: the byte of each arena address. The arena has `arena_bytes`.
         separate_bytes: see `MemoryPlan`.
-        beside_bytes: of constants, of what is fetched ahead, and of fresh outputs, which are computed and handed out.
+        extra_bytes: size of constants, prefetched values and owned outputs, with the copies that are returned.
         repeats: see `Executable`.
-        overwritten: the Program's inputs, by number, whose memory it writes to.
-        results: where each of the Program's outputs lies in the end.
-        back: the swaps that an odd number of runs has to undo, so that the results lie there.
+        overwritten: positions of the Program's inputs that it writes to.
+        results: where each of the Program's outputs lies after the last run.
+        final_swaps: the swaps to undo after an odd number of runs, so that the results lie there.
     """
 
     def __init__(self, program: Program, lowering: Lowering) -> None:
-        row, last, again = _planned(program, lowering)
-        self.inputs = row.last.inputs
+        runs, epilogue, steady = _planned(program, lowering)
+        self.inputs = runs.epilogue.inputs
         self.constants = tuple(program.constants)
-        self.outputs = row.last.outputs if row.again is None else row.again.outputs
+        self.outputs = runs.epilogue.outputs if runs.steady is None else runs.steady.outputs
         self.arena: list[int] = []
         self._starts = {"input": 0, "constant": len(self.inputs), "output": len(self.inputs) + len(self.constants)}
 
-        given = {v: Place("input", i) for i, v in enumerate(self.inputs)}
-        given |= {v: Place("constant", i) for i, v in enumerate(self.constants)}
-        self._begin = self._steps(row.begin, given, [0] * len(row.begin))
-        self._last = self._steps(row.last.equations, last.places, last.workspaces)
-        self._again: Sequence[Step] = ()
-        if row.again is not None and again is not None:
-            self._again = self._steps(row.again.equations, again.places, again.workspaces)
-        self.arena_bytes = max(
-            last.arena_bytes, again.arena_bytes if again else 0, *map(lowering.scratch, row.begin), 0
-        )
-        self.separate_bytes = last.separate_bytes
+        at_start = {v: Place("input", i) for i, v in enumerate(self.inputs)}
+        at_start |= {v: Place("constant", i) for i, v in enumerate(self.constants)}
+        self._prologue = self._placed(runs.prologue, at_start, [0] * len(runs.prologue))
+        self._epilogue = self._placed(runs.epilogue.equations, epilogue.places, epilogue.workspaces)
+        self._steady: Sequence[PlacedEquation] = ()
+        if runs.steady is not None and steady is not None:
+            self._steady = self._placed(runs.steady.equations, steady.places, steady.workspaces)
+        plans = (epilogue, steady) if steady else (epilogue,)
+        self.arena_bytes = max(*(plan.arena_bytes for plan in plans), *map(lowering.scratch, runs.prologue), 0)
+        self.separate_bytes = epilogue.separate_bytes
 
         donated = [i for i, v in enumerate(program.inputs) if v in program.donated]
-        self.results = [last.places[v] for v in program.outputs]
-        self.overwritten = {i for i, v in enumerate(program.inputs) if v in set(last.in_place.values())}
-        apart = len(set(self.results)) == len(self.results)
+        self.results = [epilogue.places[v] for v in program.outputs]
+        self.overwritten = {i for i, v in enumerate(program.inputs) if v in set(epilogue.in_place.values())}
+        distinct = len(set(self.results)) == len(self.results)
         self.repeats = (
             program.carries
-            and apart
+            and distinct
             and all(
                 place.where == "output" or place == ("input", i) for place, i in zip(self.results, donated, strict=True)
             )
         )
-        places = again.places if again else last.places
-        self.fresh = sorted({places[v].at for v in self.outputs if places[v].where == "output"})
-        fresh = [self.outputs[at] for at in self.fresh]
-        handed_out = [v for v in fresh if v in set(program.outputs)]
-        beside = (*self.constants, *self.inputs[len(program.inputs) :], *fresh, *handed_out)
-        self.beside_bytes = sum(map(nbytes, beside))
-        self.back: list[Swap] = []
-        self._ahead: list[Swap] = []
+        places = plans[-1].places
+        self.owned = sorted({places[v].at for v in self.outputs if places[v].where == "output"})
+        owned = [self.outputs[at] for at in self.owned]
+        returned = [v for v in owned if v in set(program.outputs)]
+        extra = (*self.constants, *self.inputs[len(program.inputs) :], *owned, *returned)
+        self.extra_bytes = sum(map(nbytes, extra))
+        self.final_swaps: list[Swap] = []
+        self._prefetch_swaps: list[Swap] = []
         if self.repeats:
-            taken = [*donated, *range(len(program.inputs), len(self.inputs))]
+            read = [*donated, *range(len(program.inputs), len(self.inputs))]
             swaps = [
                 Swap(i, self._starts["output"] + places[v].at, nbytes(v))
-                for i, v in zip(taken, self.outputs, strict=True)
+                for i, v in zip(read, self.outputs, strict=True)
                 if places[v].where == "output"
             ]
-            self.back = [swap for swap in swaps if swap.taken < len(program.inputs)]
-            self._ahead = [swap for swap in swaps if swap.taken >= len(program.inputs)]
-            self.overwritten.update(swap.taken for swap in self.back)
+            self.final_swaps = [swap for swap in swaps if swap.read < len(program.inputs)]
+            self._prefetch_swaps = [swap for swap in swaps if swap.read >= len(program.inputs)]
+            self.overwritten.update(swap.read for swap in self.final_swaps)
             self.results = [Place("input", i) for i in donated]
 
-    def runs(self, times: int) -> Iterator[tuple[Sequence[Step], Sequence[Swap]]]:
-        """What `times` runs in a row consist of: steps, and the addresses that change places after them."""
-        yield self._begin, ()
+    def runs(self, times: int) -> Iterator[tuple[Sequence[PlacedEquation], Sequence[Swap]]]:
+        """The equations of `times` consecutive runs, in parts, each with the swaps that follow it."""
+        yield self._prologue, ()
         for _ in range(times - 1):
-            yield self._again or (*self._begin, *self._last), (*self.back, *self._ahead)
-        yield self._last, self.back
+            yield self._steady or (*self._prologue, *self._epilogue), (*self.final_swaps, *self._prefetch_swaps)
+        yield self._epilogue, self.final_swaps
 
-    def _steps(self, equations: Sequence[Equation], places: dict[Variable, Place], at: Sequence[int]) -> list[Step]:
+    def _placed(
+        self, equations: Sequence[Equation], places: dict[Variable, Place], scratch: Sequence[int]
+    ) -> list[PlacedEquation]:
         numbers: dict[Variable, int] = {}
 
         def number(v: Variable) -> int:
@@ -119,18 +117,19 @@ class Layout:
             return numbers[v]
 
         return [
-            Step(e, [number(v) for v in (*e.inputs, *e.outputs)], byte) for e, byte in zip(equations, at, strict=True)
+            PlacedEquation(e, [number(v) for v in (*e.inputs, *e.outputs)], byte)
+            for e, byte in zip(equations, scratch, strict=True)
         ]
 
 
-def _planned(program: Program, lowering: Lowering) -> tuple[InARow, MemoryPlan, MemoryPlan | None]:
-    """The Program for runs in a row, as far as both kinds of runs leave results in the same places."""
-    row = in_a_row(program, lowering.target)
-    last = plan_memory(row.last, lowering.scratch)
-    if row.again is None:
-        return row, last, None
-    again = plan_memory(row.again, lowering.scratch)
-    if any(last.places[v] != again.places[v] for v in program.outputs):
-        row = InARow((), None, program)
-        return row, plan_memory(program, lowering.scratch), None
-    return row, last, again
+def _planned(program: Program, lowering: Lowering) -> tuple[PrefetchedRuns, MemoryPlan, MemoryPlan | None]:
+    """The parts of repeated runs, and the plans of epilogue and steady part, which leave results in the same places."""
+    runs = prefetch_batch(program, lowering.target)
+    epilogue = plan_memory(runs.epilogue, lowering.scratch)
+    if runs.steady is None:
+        return runs, epilogue, None
+    steady = plan_memory(runs.steady, lowering.scratch)
+    if any(epilogue.places[v] != steady.places[v] for v in program.outputs):
+        runs = PrefetchedRuns((), None, program)
+        return runs, plan_memory(program, lowering.scratch), None
+    return runs, epilogue, steady

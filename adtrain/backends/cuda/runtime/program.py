@@ -82,19 +82,19 @@ class CudaProgram:
         self.arena = self.device.reserve(layout.arena_bytes)
         self.base = int(self.arena)
         self.constants = [x.buffer for x in program.constants.values()]
-        self.fetched = [backend.empty(v.type) for v in layout.inputs[len(program.inputs) :]]
-        self.fresh = {at: backend.empty(layout.outputs[at].type) for at in layout.fresh}
-        outputs = [self.fresh[at].address if at in self.fresh else 0 for at in range(len(layout.outputs))]
+        self.prefetched = [backend.empty(v.type) for v in layout.inputs[len(program.inputs) :]]
+        self.owned = {at: backend.empty(layout.outputs[at].type) for at in layout.owned}
+        outputs = [self.owned[at].address if at in self.owned else 0 for at in range(len(layout.outputs))]
         # By number; those of the Program's inputs are filled in before each run.
         self.addresses = [0] * len(program.inputs)
-        self.addresses += [buffer.address for buffer in (*self.fetched, *self.constants)]
+        self.addresses += [buffer.address for buffer in (*self.prefetched, *self.constants)]
         self.addresses += [*outputs, *(self.base + byte for byte in layout.arena)]
 
         equations = dict.fromkeys(step.equation for steps, _ in layout.runs(2) for step in steps)
         found = [
             task.source for e in equations for task in backend.lowering.launches(e) if isinstance(task, LaunchPlan)
         ]
-        for _ in compiler.side_by_side(dict.fromkeys(found), self.device.architecture):
+        for _ in compiler.compile_all(dict.fromkeys(found), self.device.architecture):
             pass
         self.works: dict[Equation, Runnable] = {}
         self.flagged: dict[Equation, int] = {}
@@ -127,7 +127,7 @@ class CudaProgram:
             for at_once, runs in ((STEPS_AT_ONCE, many), (1, single)):
                 for _ in range(runs):
                     self.graphs.run((key, at_once), partial(self._record, at_once))
-        fresh = {at: self._copy(self.fresh[at]) for where, at, _ in self.results if where == "output"}
+        fresh = {at: self._copy(self.owned[at]) for where, at, _ in self.results if where == "output"}
         sources: dict[str, Any] = {"input": buffers, "constant": self.constants, "output": fresh}
         return [_shaped(sources[where][at], shape) for where, at, shape in self.results], seconds
 
@@ -149,11 +149,11 @@ class CudaProgram:
                     raise DeviceError(f"{name} cannot be recorded in a CUDA graph: it waits for the device")
                 if after_each is not None:
                     after_each()
-            for taken, made, _ in swaps:
-                addresses[taken], addresses[made] = addresses[made], addresses[taken]
+            for read, written, _ in swaps:
+                addresses[read], addresses[written] = addresses[written], addresses[read]
         if times % 2:
-            for taken, made, size in self.layout.back:
-                self.device.copy(addresses[taken], addresses[made], size)
+            for read, written, size in self.layout.final_swaps:
+                self.device.copy(addresses[read], addresses[written], size)
 
     def _timed(self, key: tuple[int, ...]) -> Sequence[float]:
         """Run once; the time of each equation by the device's clock."""

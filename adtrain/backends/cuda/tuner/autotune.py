@@ -1,6 +1,6 @@
-"""The tuner: which candidate of each problem is fastest on this GPU, from the user's cache or measured now.
+"""The tuner: finds the fastest candidate of each problem on this GPU, in the user's cache or by measuring.
 
-Nothing here needs a GPU: what compiles, runs and times candidates is a `Laboratory`.
+Nothing here needs a GPU: a `Bench` compiles, runs and times candidates.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import NamedTuple, Protocol
 from adtrain.backends.cuda.compiler import Source, fingerprint
 from adtrain.backends.cuda.lower import Candidate, LaunchPlan, Lowering, fastest, problem
 from adtrain.backends.cuda.tuner import cache as tuning_cache
-from adtrain.backends.cuda.tuner.race import Trial, compete, described
+from adtrain.backends.cuda.tuner.measure import Trial, described, measure
 from adtrain.cache import digest
 from adtrain.core.errors import OutOfMemory
-from adtrain.core.fused import FUSED, pooled_p
+from adtrain.core.fused import FUSED, conv_pool_p
 from adtrain.core.program import Equation
 
-PATIENCE = 1.0
-"""Seconds without a word while candidates are measured."""
+REPORT_SECONDS = 1.0
+"""Least seconds between two progress reports."""
 
 _log = logging.getLogger(__name__)
 
@@ -29,33 +29,37 @@ _log = logging.getLogger(__name__)
 class Mode(str, Enum):
     """Where the choice among candidates comes from."""
 
-    OFF = "off"  # the rule: always the first
-    CACHED = "cached"  # measured earlier, else the rule
-    FULL = "full"  # measured earlier or now
+    OFF = "off"  # always the first candidate
+    CACHED = "cached"  # the fastest if it was measured earlier, else the first
+    FULL = "full"  # the fastest, measured now if it was not measured earlier
 
 
-class Laboratory(Protocol):
-    """A GPU as the tuner needs it."""
+class Bench(Protocol):
+    """Runs candidates on a GPU."""
 
     name: str
-    """Device and driver: what times hold for."""
+    """Device and driver, for which times are valid."""
     architecture: str
 
     def compile(self, sources: Sequence[Source]) -> Iterator[None]:
-        """Compile the sources, several at once; an item for each that is done, with or without success."""
+        """Compile the sources in parallel; one item for each, compiled or refused."""
         ...
 
-    def trial(self, equation: Equation) -> Trial:
-        """Raises OutOfMemory."""
+    def trials(self, equation: Equation) -> Sequence[Trial]:
+        """Arguments to measure on: normal numbers, and numbers like gradients.
+
+        Raises:
+            OutOfMemory: they do not fit on the device.
+        """
         ...
 
     def finish(self) -> None:
-        """Give back the memory that trials have used."""
+        """Free the memory of the trials."""
         ...
 
 
-class Contest(NamedTuple):
-    """An equation that stands for a problem, and its candidates: two or more."""
+class TuningProblem(NamedTuple):
+    """An equation that represents a problem, and its candidates, at least two."""
 
     equation: Equation
     kernels: Sequence[Candidate]
@@ -75,76 +79,81 @@ class Tuner:
     """Fills `Lowering.measured`.
 
     Attributes:
-        mode: where choices come from, for problems that are met from now on.
-        report: called with a line for the person waiting.
+        mode: where choices come from.
+        report: called with a line of progress.
     """
 
-    def __init__(self, lowering: Lowering, laboratory: Laboratory, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, lowering: Lowering, bench: Bench, clock: Callable[[], float] = monotonic) -> None:
         self.lowering = lowering
-        self.laboratory = laboratory
+        self.bench = bench
         self.clock = clock
         self.mode = Mode.CACHED
         self.report: Callable[[str], object] = lambda line: None
 
     def tune(self, equations: Iterable[Equation]) -> None:
-        """Choose for all problems among the equations, before anything that computes them is made."""
+        """Choose candidates for the equations, before anything is compiled for them."""
         if self.mode is Mode.OFF:
             return
         new = [
-            contest
-            for contest in contests(self.lowering, equations)
-            if problem(contest.equation) not in self.lowering.measured
+            tuned
+            for tuned in tuning_problems(self.lowering, equations)
+            if problem(tuned.equation) not in self.lowering.measured
         ]
-        for contest, times in self.times(new, self.mode is Mode.FULL):
-            self.lowering.measured[problem(contest.equation)] = times
+        for tuned, times in self.times(new, self.mode is Mode.FULL):
+            self.lowering.measured[problem(tuned.equation)] = times
 
-    def times(self, contests: Iterable[Contest], measure: bool) -> Iterator[tuple[Contest, Mapping[str, float]]]:
-        """The microseconds of a launch of each right candidate by label, as far as they are known; where they are not
-        they are measured and stored, if ``measure``."""
+    def times(
+        self, problems: Iterable[TuningProblem], measured: bool
+    ) -> Iterator[tuple[TuningProblem, Mapping[str, float]]]:
+        """The microseconds of a launch of each right candidate, by label.
+
+        Args:
+            measured: measure and store times that are not in the cache; otherwise leave such problems out.
+        """
         missing = []
-        for contest in contests:
-            known = tuning_cache.find(self.key(contest), contest.labels)
+        for tuned in problems:
+            known = tuning_cache.find(self.key(tuned), tuned.labels)
             if known is not None:
-                yield contest, known
+                yield tuned, known
             else:
-                missing.append(contest)
-        if measure and missing:
+                missing.append(tuned)
+        if measured and missing:
             yield from self._measured(missing)
 
-    def key(self, contest: Contest) -> str:
-        """Of all that the times follow from."""
-        codes = (fingerprint(source, self.laboratory.architecture) for source in dict.fromkeys(contest.sources))
-        return digest(self.laboratory.name, _text(contest.equation), *contest.labels, *codes)
+    def key(self, tuned: TuningProblem) -> str:
+        """The cache key: a digest of all that the times depend on."""
+        codes = (fingerprint(source, self.bench.architecture) for source in dict.fromkeys(tuned.sources))
+        return digest(self.bench.name, _text(tuned.equation), *tuned.labels, *codes)
 
-    def _measured(self, missing: Sequence[Contest]) -> Iterator[tuple[Contest, Mapping[str, float]]]:
-        """The times of each contest, stored. Those without a right candidate are left out."""
-        said = self.clock()
+    def _measured(self, missing: Sequence[TuningProblem]) -> Iterator[tuple[TuningProblem, Mapping[str, float]]]:
+        """Measure, store and return times. Problems without a right candidate are left out."""
+        reported = self.clock()
 
         def report(line: str) -> None:
-            nonlocal said
-            if self.clock() - said >= PATIENCE:
-                said = self.clock()
+            nonlocal reported
+            if self.clock() - reported >= REPORT_SECONDS:
+                reported = self.clock()
                 self.report(line)
 
-        sources = list(dict.fromkeys(source for contest in missing for source in contest.sources))
-        for i, _ in enumerate(self.laboratory.compile(sources), 1):
+        sources = list(dict.fromkeys(source for tuned in missing for source in tuned.sources))
+        for i, _ in enumerate(self.bench.compile(sources), 1):
             report(f"tuning: {i} of {len(sources)} sources compiled")
-        for i, contest in enumerate(missing, 1):
-            what = described(contest.equation)
-            report(f"tuning {i} of {len(missing)}: {what}, {len(contest.kernels)} candidates")
+        for i, tuned in enumerate(missing, 1):
+            what = described(tuned.equation)
+            report(f"tuning {i} of {len(missing)}: {what}, {len(tuned.kernels)} candidates")
             try:
-                times = compete(contest.equation, contest.kernels, self.laboratory.trial(contest.equation))
+                times = measure(tuned.equation, tuned.kernels, self.bench.trials(tuned.equation))
             except OutOfMemory as error:
                 _log.warning("adtrain: %s: its candidates are not measured (%s)", what, error)
                 continue
             if times:
-                tuning_cache.store(self.key(contest), _text(contest.equation), times, fastest(contest.labels, times))
-                yield contest, times
-        self.laboratory.finish()
+                tuning_cache.store(self.key(tuned), _text(tuned.equation), times, fastest(tuned.labels, times))
+                yield tuned, times
+        self.bench.finish()
 
 
-def contests(lowering: Lowering, equations: Iterable[Equation]) -> Iterator[Contest]:
-    """The problems that have several candidates, each once, among the equations and the members of fused ones."""
+def tuning_problems(lowering: Lowering, equations: Iterable[Equation]) -> Iterator[TuningProblem]:
+    """The problems with several candidates, each once, among the equations and the members of fused ones."""
     seen = set()
     for equation in singles(equations):
         kernels = lowering.candidates(equation)
@@ -153,13 +162,13 @@ def contests(lowering: Lowering, equations: Iterable[Equation]) -> Iterator[Cont
         key = problem(equation)
         if key not in seen:
             seen.add(key)
-            yield Contest(equation, kernels, lowering)
+            yield TuningProblem(equation, kernels, lowering)
 
 
 def singles(equations: Iterable[Equation]) -> Iterator[Equation]:
-    """The equations, with the members of fused ones in their place, but of those that have a kernel of their own."""
+    """The equations, with fused ones replaced by their members unless they have kernels of their own."""
     for equation in equations:
-        if equation.primitive in FUSED - {pooled_p}:
+        if equation.primitive in FUSED - {conv_pool_p}:
             yield from singles(equation.params["body"].equations)
         else:
             yield equation

@@ -1,0 +1,107 @@
+"""Horizontal fusion: independent equations in one kernel, each with thread blocks of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import gcd, prod
+from typing import TypeAlias
+
+from adtrain.backends.cuda.codegen.loops import loops
+from adtrain.backends.cuda.codegen.one_block import one_block
+from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel
+from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
+from adtrain.codegen.expressions import c_type
+from adtrain.core.fused import product_p
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation
+from adtrain.core.target import Target
+from adtrain.lowering.cuda.gemm.matmul import Product
+from adtrain.passes.fuse_elementwise import is_loops
+
+THREADS = 256
+"""Threads of a block where no member is a product. A product's tile sets the number otherwise."""
+
+UNCROWDED, RESIDENT = 2, 3
+"""Up to UNCROWDED blocks of small GEMMs for each multiprocessor, no occupancy is asked for; with more blocks, registers
+are limited so that RESIDENT of them run at once."""
+
+Choice: TypeAlias = "Callable[[Equation], Sequence[Product]]"
+"""The GEMM functions for a matrix product without split-K, the best first."""
+
+
+def horizontal(members: Sequence[Equation], choose: Choice, target: Target) -> Kernel:
+    """One kernel for independent members. The blocks of the members that take longest come first."""
+    products = _same_threads({e: choose(e) for e in members if _is_product(e)})
+    threads = max((product.threads for product in products.values()), default=THREADS)
+    parts = [
+        *(one_block(e, threads) for e in members if e not in products and not is_loops(e)),
+        *(
+            _product(e, products[e], f"Epilogue{i}", threads, target)
+            for i, e in enumerate(sorted(products, key=_depth, reverse=True))
+        ),
+        *(loops(e).part(threads, target.multiprocessors) for e in members if is_loops(e)),
+    ]
+    element = c_type(next(iter(products)).inputs[0].type.dtype) if products else ""
+    crowded = sum(part.blocks for part in parts) > UNCROWDED * target.multiprocessors
+    small = bool(products) and all(product.direct for product in products.values())
+    return kernel("horizontal", parts, threads, element, RESIDENT if small and crowded else 1)
+
+
+def _same_threads(choices: Mapping[Equation, Sequence[Product]]) -> dict[Equation, Product]:
+    """A GEMM function for each product: the best one with as many threads as that of the largest product."""
+    if not choices:
+        return {}
+    largest = max(choices, key=lambda e: prod(choices[e][0].lengths))
+    common = set.intersection(*({p.threads for p in found} for found in choices.values()))
+    threads = next((p.threads for p in choices[largest] if p.threads in common), 0)
+    return {e: next((p for p in found if p.threads == threads), found[0]) for e, found in choices.items()}
+
+
+def _is_product(equation: Equation) -> bool:
+    return equation.primitive is product_p or equation.has(Trait.MATMUL)
+
+
+def _depth(equation: Equation) -> int:
+    """The length K of a product."""
+    matmul = matmul_of(equation)
+    return matmul.inputs[0].type.shape[-2 if matmul.params["transpose_a"] else -1]
+
+
+def _product(equation: Equation, product: Product, name: str, threads: int, target: Target) -> Part:
+    a, b = matmul_of(equation).inputs
+    after = epilogue(equation, name)
+    pointers = [f"x{i + 2}" for i in range(len(after.inputs))] + [f"y{i}" for i in range(len(after.outputs))]
+    _, m, n, k = product.lengths
+    lengths, end = f"{m}, {n}, {k}", f"const {name} end = {{{', '.join(pointers)}}};"
+    rows, columns = product.tile.m, product.tile.n
+    shared = product.shared + staging_bytes(rows, columns, product.itemsize)
+    fits = product.threads == threads and shared <= target.shared
+    if product.direct or not after.inputs or not fits:
+        shared = product.shared
+        lines = [
+            end,
+            f"if (threadIdx.x < {product.threads})",
+            f"    {product.call}(x0, x1, end, {lengths}, 1, block, 0);",
+        ]
+    else:  # the tile goes through shared memory, so that all threads read the epilogue's inputs in vectors
+        wide = gcd(16 // product.itemsize, n)
+        lines = [
+            end,
+            f"const Staged<{rows}, {columns}> tile = {{(T *)(shared_bytes + {product.shared})}};",
+            f"{product.call}(x0, x1, tile, {lengths}, 1, block, 0);",
+            f"tile.finish<{wide}, THREADS>(end, {m}, {n}, block);",
+        ]
+    return Part(
+        lines,
+        (a, b, *after.inputs),
+        after.outputs,
+        ("common/common.cuh", product.header, "gemm/staged_epilogue.cuh"),
+        definitions=after.text,
+        blocks=product.blocks[0],
+        shared=shared,
+    )
+
+
+def staging_bytes(rows: int, columns: int, itemsize: int) -> int:
+    """Bytes of a `Staged` tile (`kernels/cuda/gemm/staged_epilogue.cuh`)."""
+    return rows * (columns * itemsize + 16)

@@ -1,0 +1,215 @@
+"""One-block megakernels: small equations in one thread block, with barriers between dependent ones.
+
+Values between equations stay in shared memory while they fit, otherwise in the equation's scratch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
+
+from adtrain.backends.cuda.codegen.one_block_forms import Step, form_of, is_checked
+from adtrain.backends.cuda.codegen.part import Part, aligned, divided, indented
+from adtrain.codegen.expressions import c_type
+from adtrain.core.fused import body_of, renamed
+from adtrain.core.primitive import PRIMITIVES, Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.lowering.shapes import contiguous_strides
+from adtrain.passes.arena import Arena
+from adtrain.passes.plan_memory import nbytes
+
+WARP = 32
+MAX_THREADS = 1024
+WORD = 4
+"""Bytes of the smallest cp.async copy."""
+SHARED = 40 << 10
+"""Bytes of dynamic shared memory for values. With the static memory of reductions it stays below 48 KiB."""
+
+Places: TypeAlias = "dict[Variable | int, tuple[str, int]]"
+"""The memory and the byte in it of a value, or of the partial results of scheduled equation i."""
+
+
+class _Scheduled(NamedTuple):
+    """An equation whose steps run in phases `begin`, `begin` + 1, ... A barrier separates phases."""
+
+    equation: Equation
+    begin: int
+    steps: Sequence[Step]
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.steps)
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the result is an asynchronous copy, complete after the next barrier."""
+        return any(not step.waits for step in self.steps)
+
+
+def threads_for(equation: Equation) -> int:
+    """Threads of a block with a launch of its own: no more than have work."""
+    body = body_of(equation)
+    most = max(step.threads for timed in _schedule(body, names_of(body), MAX_THREADS) for step in timed.steps)
+    return min(MAX_THREADS, -(-most // WARP) * WARP)
+
+
+def one_block(equation: Equation, threads: int) -> Part:
+    """The part for a `one_block` equation, or for a single small one."""
+    body = body_of(equation)
+    return part_of(body, names_of(body), threads)
+
+
+def part_of(body: Program, names: dict[Variable, str], threads: int) -> Part:
+    """The part for the equations of a body; ``names`` are the pointers to its values."""
+    body, names = _with_results(body, names, threads)
+    own, timed, known = _with_copies(body, names, threads)
+    places, shared, scratch = _memory(own, timed)
+    if not all(places[t.equation.outputs[0]][0] == "shared_bytes" for t in timed if t.asynchronous):
+        timed, known = _schedule(body, names, threads), names  # the copies do not fit
+        places, shared, scratch = _memory(body, timed)
+    lines = []
+    for v, (memory, at) in places.items():
+        if isinstance(v, Variable):
+            c = c_type(v.type.dtype)
+            lines.append(f"{c} *const {known[v]} = ({c} *)({memory} + {at});")
+    lines += _statements(timed, places, threads)
+    checked = any(map(is_checked, body.equations))
+    return Part(
+        lines, body.inputs, body.outputs, ("common/block_ops.cuh",), shared=shared, scratch=scratch, checked=checked
+    )
+
+
+def _with_results(body: Program, names: dict[Variable, str], threads: int) -> tuple[Program, dict[Variable, str]]:
+    """The body and the pointers, with a copy in shared memory of each small result that later equations read."""
+    read = {v for e in body.equations if not e.has(Trait.RESHAPE) for v in e.inputs}
+    made = {v for e in body.equations if not e.has(Trait.RESHAPE) for v in e.outputs}
+    shared_copies = {v: Variable(v.type, v.device) for v in body.outputs if v in read & made and v.size <= threads}
+    equations = []
+    for e in body.equations:
+        equations.append(renamed(e, shared_copies))
+        for v in (v for v in e.outputs if v in shared_copies):
+            equations.append(Equation(PRIMITIVES["broadcast_to"], (shared_copies[v],), {"shape": v.type.shape}, (v,)))
+    names = names | {w: f"h{i}" for i, w in enumerate(shared_copies.values())}
+    for e in equations:
+        if e.has(Trait.RESHAPE):
+            names[e.outputs[0]] = names[e.inputs[0]]
+    return replace(body, equations=tuple(equations)), names
+
+
+def _with_copies(
+    body: Program, names: dict[Variable, str], threads: int
+) -> tuple[Program, list[_Scheduled], dict[Variable, str]]:
+    """The body, its schedule and the pointers, with small inputs that are first read after a barrier prefetched into
+    shared memory."""
+    first: dict[Variable, int] = {}
+    for e, begin, _ in _schedule(body, names, threads):
+        if not e.has(Trait.RESHAPE):
+            first |= {v: min(begin, first.get(v, begin)) for v in e.inputs}
+    late = [v for v in body.inputs if first.get(v, 0) > 0 and _can_copy(v, v.size, threads)]
+    copies = {v: Variable(v.type, v.device) for v in late}
+    names = names | {w: f"e{i}" for i, w in enumerate(copies.values())}
+    equations = tuple(renamed(e, copies) for e in body.equations)
+    own = replace(body, inputs=(*body.inputs, *copies.values()), equations=equations)
+    timed = []
+    for found in _schedule(own, names, threads):
+        e = found.equation
+        timed.append(_copied(e.inputs[0], e.outputs[0], names) if _is_copy(e, body, threads) else found)
+    return own, [*(_copied(v, w, names) for v, w in copies.items()), *timed], names
+
+
+def _is_copy(equation: Equation, body: Program, threads: int) -> bool:
+    """Whether it only broadcasts an input into shared memory."""
+    if equation.primitive.name != "broadcast_to":
+        return False
+    (x,), (y,) = equation.inputs, equation.outputs
+    return x in body.inputs and y not in body.outputs and _can_copy(x, y.size, threads)
+
+
+def _can_copy(v: Variable, size: int, threads: int) -> bool:
+    """Whether `size` elements of an input can be copied to shared memory asynchronously, one for each thread."""
+    return 0 < size <= threads and v.type.dtype.itemsize >= WORD
+
+
+def _copied(v: Variable, to: Variable, names: dict[Variable, str]) -> _Scheduled:
+    """The asynchronous copy of an input to shared memory, broadcast to the shape of `to`."""
+    axes = range(len(to.type.shape) - len(v.type.shape), len(to.type.shape))
+    steps = [step if n > 1 else 0 for step, n in zip(contiguous_strides(v.type.shape), v.type.shape, strict=True)]
+    place = divided("threadIdx.x", to.type.shape, [0] * axes.start + steps)
+    copy = f"copy_async<{v.type.dtype.itemsize}>({names[to]} + threadIdx.x, {names[v]} + {place}, true);"
+    equation = Equation(PRIMITIVES["broadcast_to"], (v,), {"shape": to.type.shape}, (to,))
+    return _Scheduled(equation, 0, [Step([f"if (threadIdx.x < {to.size})", f"    {copy}"], 0, waits=False)])
+
+
+def names_of(body: Program) -> dict[Variable, str]:
+    """The pointers: x for inputs, y for outputs, s for values between equations; a reshape has its argument's."""
+    names = {v: f"x{i}" for i, v in enumerate(body.inputs)} | {v: f"y{i}" for i, v in enumerate(body.outputs)}
+    for e in body.equations:
+        for v in e.outputs:
+            if e.has(Trait.RESHAPE):
+                names[v] = names[e.inputs[0]]
+            else:
+                names.setdefault(v, f"s{len(names)}")
+    return names
+
+
+def _schedule(body: Program, names: dict[Variable, str], threads: int) -> list[_Scheduled]:
+    """Each equation in the first phase in which its inputs are complete."""
+    ready: dict[Variable, int] = dict.fromkeys(body.inputs, 0)
+    found = []
+    for e in body.equations:
+        begin = max((ready[v] for v in e.inputs), default=0)
+        steps = () if e.has(Trait.RESHAPE) else form_of(e)(e, names, threads)
+        found.append(_Scheduled(e, begin, steps))
+        ready |= dict.fromkeys(e.outputs, found[-1].end)
+    return found
+
+
+def _memory(body: Program, timed: Sequence[_Scheduled]) -> tuple[Places, int, int]:
+    """Where values between equations lie ("shared_bytes" or "own"), and the bytes of both memories."""
+    root: dict[Variable, Variable] = {}
+    made: dict[Variable, int] = {}
+    copied = [t.equation.outputs[0] for t in timed if t.asynchronous]
+    until: dict[Variable, int] = {}
+    wanted: list[tuple[Variable | int, int, int, int]] = []
+    for i, (e, begin, steps) in enumerate(timed):
+        end = begin + len(steps) - 1
+        until |= {root.get(v, v): max(until.get(root.get(v, v), 0), end) for v in e.inputs}
+        wanted += [(i, step.partial, begin + k, begin + k + 1) for k, step in enumerate(steps) if step.partial]
+        if e.has(Trait.RESHAPE):
+            root[e.outputs[0]] = root.get(e.inputs[0], e.inputs[0])
+        else:
+            made |= {v: end for v in e.outputs if v not in body.outputs}
+    for v in sorted(made, key=lambda v: v in copied):  # copies last, into the rest
+        wanted.append((v, nbytes(v), made[v], max(made[v], until.get(v, made[v]))))
+    shared, own = Arena(), Arena()
+    for key, size, start, end in wanted:
+        shared.add(key, size, start, end)
+        if shared.size(shared.offsets()) > SHARED:
+            own.requests.append(shared.requests.pop())
+    in_shared, in_own = shared.offsets(), own.offsets()
+    places: Places = {key: ("shared_bytes", at) for key, at in in_shared.items()}
+    places |= {key: ("own", at) for key, at in in_own.items()}
+    return places, aligned(shared.size(in_shared)), aligned(own.size(in_own))
+
+
+def _statements(timed: Sequence[_Scheduled], places: Places, threads: int) -> Iterator[str]:
+    for phase in range(max(t.end for t in timed)):
+        if phase == 1 and any(t.asynchronous for t in timed):
+            yield from ("end_group();", "wait_groups<0>();")
+        if phase:
+            yield "__syncthreads();"
+        taken = 0
+        for i, (_, begin, steps) in enumerate(timed):
+            if not begin <= phase < begin + len(steps):
+                continue
+            step = steps[phase - begin]
+            yield "{"
+            # Equations of one phase: each starts at the warp after the previous one's last warp.
+            rotated = f"(threadIdx.x + {threads - taken}) % THREADS" if taken else "threadIdx.x"
+            yield f"    const int t = {rotated};"
+            if i in places:
+                yield "    char *const partial = (char *){} + {};".format(*places[i])
+            yield from indented(step.lines)
+            yield "}"
+            taken = (taken + -(-step.threads // WARP) * WARP) % threads

@@ -1,0 +1,265 @@
+"""How one thread block computes an equation: for each primitive, statements over all threads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from adtrain.backends.cuda.codegen.loops import flat
+from adtrain.backends.cuda.codegen.part import divided, indented
+from adtrain.codegen.elementwise import axes_of, statements
+from adtrain.codegen.expressions import c_type
+from adtrain.core.fused import body_of, loops_p
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Variable
+from adtrain.core.types import Shape
+from adtrain.lowering.shapes import contiguous_strides, split_at
+from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_one_block import BY_INDEX
+
+WARP = 32
+MAX_SERIAL_K = 32
+"""Length K of a product up to which one thread computes an element alone."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Statements between two barriers; they may use `t`, the thread's number.
+
+    Attributes:
+        threads: how many threads have work.
+        partial: bytes, at `partial`, that this step writes for the next one.
+        waits: False for asynchronous copies, which are complete after the next barrier.
+    """
+
+    lines: Sequence[str]
+    threads: int
+    partial: int = 0
+    waits: bool = True
+
+
+Names = Mapping[Variable, str]
+Form = Callable[[Equation, Names, int], Sequence[Step]]
+"""``form(equation, pointers of its variables, threads of the block)`` returns its steps."""
+
+
+def loop(count: int, lines: Sequence[str]) -> Step:
+    """`lines` for i = 0 ... count - 1."""
+    head = f"for (int i = t; i < {count}; i += THREADS) {{"
+    return Step(["#pragma unroll 4", head, *indented(lines), "}"], count)
+
+
+def _elementwise(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    body = flat(body_of(equation))
+    axes = axes_of(body, body.outputs[0].type.shape)
+    lines, values = [], {}
+    for k, v in enumerate(body.inputs):
+        index = divided("i", [axis.length for axis in axes], [axis.strides[k] for axis in axes])
+        lines.append(f"const {c_type(v.type.dtype)} b{k} = {names[v]}[{index}];")
+        values[v] = f"b{k}"
+    lines += statements(body, values, [f"{names[v]}[i]" for v in body.outputs])
+    return [loop(math.prod(body.outputs[0].type.shape), lines)]
+
+
+def lanes_for(count: int, rows: int, threads: int) -> int:
+    """The lanes that share a row of `count` elements: a power of two, no more than have work."""
+    most = min(1 << (count.bit_length() - 1), WARP)
+    while most > 1 and rows * most > threads:
+        most //= 2
+    return most
+
+
+def _axes(shape: Shape, axes: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+    """Lengths and strides of some axes of a contiguous array."""
+    steps = contiguous_strides(shape)
+    return [shape[i] for i in axes], [steps[i] for i in axes]
+
+
+def _reduction(op: str) -> Form:
+    def form(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+        (x,), (y,) = equation.inputs, equation.outputs
+        shape, axes = x.type.shape, equation.params["axes"]
+        output_axes = [i for i in range(len(shape)) if i not in axes]
+        outputs, count = y.size, x.size // y.size
+        a, e = c_type(y.type.dtype), c_type(x.type.dtype)
+        start, place = divided("o", *_axes(shape, output_axes)), divided("r", *_axes(shape, axes))
+        source, target = names[x], names[y]
+        last = max((i for i, n in enumerate(shape) if n > 1), default=0)
+        if (last in axes and outputs * WARP >= threads) or count == 1:
+            lanes = lanes_for(count, outputs, threads)
+            lines = [
+                f"in_block::reduce_lanes<{op}, {a}, THREADS, {outputs}, {count}, {lanes}>(t,",
+                f"    [&](int o, int r) {{ return ({a}){source}[{start} + {place}]; }},",
+                f"    [&](int o, {a} value) {{ {target}[o] = value; }});",
+            ]
+            return [Step(lines, min(outputs * lanes, threads))]
+        wide = math.gcd(16 // x.type.dtype.itemsize, shape[last]) if last not in axes else 1
+        columns = outputs // wide
+        slices = max(1, min(threads // columns, count))
+        into = f"({a} *)partial" if slices > 1 else target
+        reduced = [
+            f"in_block::reduce_slices<{op}, {a}, THREADS, {outputs}, {count}, {slices}, {wide}>(t, {into},",
+            f"    [&](int o, int r) {{ return load<{e}, {wide}>({source} + {start} + {place}); }});",
+        ]
+        if slices == 1:
+            return [Step(reduced, min(columns, threads))]
+        lanes = lanes_for(slices, outputs, threads)
+        added = [
+            f"in_block::reduce_lanes<{op}, {a}, THREADS, {outputs}, {slices}, {lanes}>(t,",
+            f"    [&](int o, int r) {{ return (({a} *)partial)[r * {outputs} + o]; }},",
+            f"    [&](int o, {a} value) {{ {target}[o] = value; }});",
+        ]
+        size = slices * outputs * y.type.dtype.itemsize
+        return [Step(reduced, min(columns * slices, threads), size), Step(added, min(outputs * lanes, threads))]
+
+    return form
+
+
+def _softmax(logarithm: str) -> Form:
+    def form(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+        (x,), (y,) = equation.inputs, equation.outputs
+        outer, length, inner = split_at(x.type.shape, equation.params["axis"])
+        lanes = lanes_for(length, outer * inner, threads)
+        numbers = f"{outer * inner}, {length}, {inner}, {lanes}"
+        line = f"in_block::softmax<{logarithm}, THREADS, {numbers}>(t, {names[x]}, {names[y]});"
+        return [Step([line], min(outer * inner * lanes, threads))]
+
+    return form
+
+
+def _argmax(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    (x,), (y,) = equation.inputs, equation.outputs
+    outer, length, inner = split_at(x.type.shape, equation.params["axis"])
+    lanes = lanes_for(length, outer * inner, threads)
+    numbers = f"{outer * inner}, {length}, {inner}, {lanes}"
+    line = f"in_block::argmax<THREADS, {numbers}>(t, {names[x]}, {names[y]});"
+    return [Step([line], min(outer * inner * lanes, threads))]
+
+
+def _take(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    (x, indices), (y,) = equation.inputs, equation.outputs
+    _, length, inner = split_at(x.type.shape, equation.params["axis"])
+    at = f"i / {inner} % {indices.size}" if y.size != indices.size else "i"
+    row = f"(i / {inner * indices.size} * {length}LL + index) * {inner} + i % {inner}"
+    return [_read_by_index(x, y, names, f"{names[indices]}[{at}]", length, row)]
+
+
+def _take_along_axis(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    (x, indices), (y,) = equation.inputs, equation.outputs
+    axis = equation.params["axis"]
+    _, length, inner = split_at(x.type.shape, axis)
+    row = f"(i / {inner * indices.type.shape[axis]} * {length}LL + index) * {inner} + i % {inner}"
+    return [_read_by_index(x, y, names, f"{names[indices]}[i]", length, row)]
+
+
+def _read_by_index(x: Variable, y: Variable, names: Names, index: str, length: int, row: str) -> Step:
+    read = f"in_block::valid(index, {length}, bad) ? {names[x]}[{row}] : ({c_type(x.type.dtype)})0"
+    return loop(y.size, [f"const int64_t index = {index};", f"{names[y]}[i] = {read};"])
+
+
+def _scatter_along_axis(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    (ct, indices), (y,) = equation.inputs, equation.outputs
+    axis, length = equation.params["axis"], equation.params["length"]
+    _, count, inner = split_at(ct.type.shape, axis)
+    lines = [
+        f"const int l = i / {inner} % {length}, start = i / {length * inner} * {count * inner} + i % {inner};",
+        f"{c_type(y.type.dtype)} sum = 0;",
+        f"for (int j = start; j < start + {count * inner}; j += {inner}) {{",
+        f"    const int64_t index = {names[indices]}[j];",
+        f"    if (in_block::valid(index, {length}, bad) && index == l)",
+        f"        sum += {names[ct]}[j];",
+        "}",
+        f"{names[y]}[i] = sum;",
+    ]
+    return [loop(y.size, lines)]
+
+
+def _one_hot(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    (indices,), (y,) = equation.inputs, equation.outputs
+    classes = equation.params["num_classes"]
+    value = f"in_block::valid(index, {classes}, bad) && index == i % {classes}"
+    lines = [f"const int64_t index = {names[indices]}[i / {classes}];", f"{names[y]}[i] = {value};"]
+    return [loop(y.size, lines)]
+
+
+def _concatenate(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    (y,) = equation.outputs
+    _, _, row = split_at(y.type.shape, equation.params["axis"])
+    whole, start, most = row * y.type.shape[equation.params["axis"]], 0, 0
+    lines: list[str] = []
+    for x in equation.inputs:
+        own = row * x.type.shape[equation.params["axis"]]
+        if own:
+            place = f"i / {own} * {whole} + {start} + i % {own}"
+            lines += loop(x.size, [f"{names[y]}[{place}] = {names[x]}[i];"]).lines
+        start, most = start + own, max(most, x.size)
+    return [Step(lines, most)]
+
+
+def _transpose(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    (x,), (y,) = equation.inputs, equation.outputs
+    steps = contiguous_strides(x.type.shape)
+    place = divided("i", y.type.shape, [steps[axis] for axis in equation.params["axes"]])
+    return [loop(y.size, [f"{names[y]}[i] = {names[x]}[{place}];"])]
+
+
+def _slice(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    (x,), (y,) = equation.inputs, equation.outputs
+    steps = contiguous_strides(x.type.shape)
+    start = sum(a * s for a, s in zip(equation.params["starts"], steps, strict=True))
+    place = divided("i", y.type.shape, [a * s for a, s in zip(equation.params["steps"], steps, strict=True)])
+    return [loop(y.size, [f"{names[y]}[i] = {names[x]}[{start} + {place}];"])]
+
+
+def _matmul(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    """A few rows by a small matrix: one thread for a short sum, several lanes for a long one."""
+    (a, b), (y,) = equation.inputs, equation.outputs
+    transposed = equation.params["transpose_b"]
+    (m, n), k = y.type.shape, a.type.shape[1]
+    t, pointers = c_type(y.type.dtype), ", ".join(names[v] for v in (a, b, y))
+    if k <= MAX_SERIAL_K:
+        steps = f"1, {k}" if transposed else f"{n}, 1"
+        line = f"in_block::short_products<{t}, THREADS, {m}, {n}, {k}, {steps}>(t, {pointers});"
+        return [Step([line], min(y.size, threads))]
+    lanes = lanes_for(k, y.size, threads)
+    if transposed:
+        wide = math.gcd(16 // y.type.dtype.itemsize, k)
+        line = f"in_block::long_products<{t}, THREADS, {m}, {n}, {k}, {lanes}, {wide}>(t, {pointers});"
+        return [Step([line], min(y.size * lanes, threads))]
+    lines = [
+        f"in_block::reduce_lanes<Sum, {t}, THREADS, {y.size}, {k}, {lanes}>(t,",
+        f"    [&](int o, int r) {{ return {names[a]}[o / {n} * {k} + r] * {names[b]}[r * {n} + o % {n}]; }},",
+        f"    [&](int o, {t} value) {{ {names[y]}[o] = value; }});",
+    ]
+    return [Step(lines, min(y.size * lanes, threads))]
+
+
+FORMS: Mapping[str, Form] = {
+    "sum": _reduction("Sum"),
+    "max": _reduction("Max"),
+    "min": _reduction("Min"),
+    "softmax": _softmax("false"),
+    "log_softmax": _softmax("true"),
+    "argmax": _argmax,
+    "take": _take,
+    "take_along_axis": _take_along_axis,
+    "scatter_along_axis": _scatter_along_axis,
+    "one_hot": _one_hot,
+    "concatenate": _concatenate,
+    "transpose": _transpose,
+    "slice": _slice,
+}
+"""By primitive name. Elementwise equations and products have forms of their own; a reshape needs none."""
+
+
+def form_of(equation: Equation) -> Form:
+    """How one thread block computes an equation."""
+    if equation.primitive is loops_p or elementwise(equation):
+        return _elementwise
+    return _matmul if equation.has(Trait.MATMUL) else FORMS[equation.primitive.name]
+
+
+def is_checked(equation: Equation) -> bool:
+    """Whether it reads indices, which may be out of range."""
+    return equation.primitive.name in BY_INDEX

@@ -1,0 +1,72 @@
+"""Row-fused kernels: each thread block takes its own rows through all equations of a body."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from adtrain.backends.cuda.codegen.one_block import names_of, part_of
+from adtrain.backends.cuda.codegen.part import Part, indented
+from adtrain.codegen.expressions import c_type
+from adtrain.core.fused import FUSED, body_of
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.target import Target
+from adtrain.core.types import ArrayType
+from adtrain.passes.fuse_rows import shared_inputs
+
+THREADS = 256
+BLOCKS = 2
+"""Most thread blocks for each multiprocessor, where the number of rows divides evenly."""
+
+
+def row_fused(equation: Equation, target: Target) -> Part:
+    """The part for a `row_fused` equation."""
+    body = body_of(equation)
+    whole = shared_inputs(body)
+    count = body.outputs[0].type.shape[0]
+    own = _sliced(body, {v: v for v in whole}, count, rows_per_block(count, target))
+    names = names_of(own)
+    lines = []
+    for kind, variables in (("x", own.inputs), ("y", own.outputs)):
+        for i, v in enumerate(variables):
+            if v not in whole:
+                pointer = f"{'const ' if kind == 'x' else ''}{c_type(v.type.dtype)} *const"
+                lines.append(f"{pointer} my{kind}{i} = {kind}{i} + (int64_t)block * {v.size};")
+                names |= {w: f"my{kind}{i}" for w, name in names.items() if name == f"{kind}{i}"}
+    part = part_of(own, names, THREADS)
+    if part.scratch:
+        lines += ["char *const all = own;", "{", f"    char *const own = all + (int64_t)block * {part.scratch};"]
+        lines += [*indented(part.lines), "}"]
+    else:
+        lines += part.lines
+    blocks = count // rows_per_block(count, target)
+    scratch = part.scratch * blocks
+    return replace(part, lines=lines, inputs=body.inputs, outputs=body.outputs, blocks=blocks, scratch=scratch)
+
+
+def rows_per_block(count: int, target: Target) -> int:
+    """Rows of a thread block: the least divisor of `count` that gives at most BLOCKS blocks for each multiprocessor.
+
+    1 where that divisor would be more than twice what BLOCKS needs.
+    """
+    most = BLOCKS * target.multiprocessors
+    least = next(n for n in range(1, count + 1) if count % n == 0 and count // n <= most)
+    return least if least <= 1 + 2 * count // most else 1
+
+
+def _sliced(body: Program, known: dict[Variable, Variable], count: int, each: int) -> Program:
+    """The body for `each` of its `count` rows; `known` maps variables that are sliced already, or stay whole."""
+
+    def sliced(v: Variable) -> Variable:
+        if v not in known:
+            shape = v.type.shape
+            cut = bool(shape) and shape[0] == count
+            known[v] = Variable(ArrayType((each, *shape[1:]) if cut else shape, v.type.dtype), v.device)
+        return known[v]
+
+    def equation(e: Equation) -> Equation:
+        fused = e.primitive in FUSED
+        params = {**e.params, "body": _sliced(e.params["body"], known, count, each)} if fused else e.params
+        return replace(e, inputs=tuple(map(sliced, e.inputs)), outputs=tuple(map(sliced, e.outputs)), params=params)
+
+    inputs = tuple(map(sliced, body.inputs))
+    return Program(inputs, {}, tuple(map(equation, body.equations)), tuple(map(sliced, body.outputs)))

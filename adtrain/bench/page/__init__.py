@@ -1,0 +1,75 @@
+"""A result of `adtrain bench` as one HTML file that needs nothing else, and has no scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from html import escape
+from importlib import resources
+from typing import Any
+
+from adtrain.bench.page import against, analysis, candidates, compared, operations, step
+from adtrain.bench.timing.records import remarks
+from adtrain.report import parts
+
+KINDS = {
+    "ops": operations,
+    "candidates": candidates,
+    "config": step,
+    "against": against,
+    "analysis": analysis,
+    "compare": compared,
+}
+"""By the kind of a result, the module that has its `title` and its `body`."""
+
+
+def render(result: Mapping[str, Any]) -> str:
+    """The page of a result, as `--json` writes it."""
+    shown, measured = KINDS[result["kind"]], result["kind"] != "compare"
+    title = escape(shown.title(result))
+    content = [f"<header><h1>{title}</h1><p>{escape(_about(result))}</p></header>\n"]
+    if measured:
+        content += [f'<p class="notice">{escape(line)}</p>\n' for line in remarks(result)[1:]]
+    content += shown.body(result)
+    if measured:
+        content.append(parts.section("How it was measured", parts.facts(dict(_protocol(result)))))
+    style = resources.files("adtrain.bench.page").joinpath("bench.css").read_text(encoding="utf-8")
+    return parts.document(f"adtrain bench: {shown.title(result)}", "".join(content), style)
+
+
+def _about(result: Mapping[str, Any]) -> str:
+    if result["kind"] == "compare":
+        return f"before: {result['before']} · after: {result['after']}"
+    protocol = result["protocol"]
+    commit = f"commit {protocol['commit']}" if protocol["commit"] else f"adtrain {protocol['versions']['adtrain']}"
+    return " · ".join([protocol["device"], protocol["device_name"], commit, protocol["date"]])
+
+
+def _protocol(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Names and values of what the numbers were measured with; what is not known, or does not apply, is left out."""
+    about = result["protocol"]
+    for name in ("command", "date", "commit", "device", "device_name"):
+        if about[name]:
+            yield name.replace("_", " "), about[name]
+    for device, name in about.get("devices", {}).items():
+        yield f"device {device}", name
+    yield "cores, threads", f"{about['cores']}, {about['threads']}"
+    if about["load"] is not None:
+        yield "load before", f"{about['load']:.2f}"
+    if about["clock_mhz"]:
+        yield "driver", about["driver"]
+        yield "clocks", f"{about['clock_mhz']:.0f} MHz, memory {about['memory_clock_mhz']:.0f} MHz"
+    yield "compiler", about["compiler"]
+    if "naive" in about:
+        yield "naive loops", about["naive"]
+    yield "NumPy's BLAS", f"{about['blas']}, {about['blas_threads']} threads"
+    yield "versions", ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    for what, clock in about["clock"].items():
+        yield f"clock of {what}", clock
+    low, high = about["samples"]
+    samples = f"{low} to {high} of at least {about['min_sample_ms']:g} ms"
+    yield "samples", f"{samples}; intervals of {about['confidence']:.0%} confidence"
+    yield "a run of nothing", f"{about['overhead_ms'] * 1e6:.0f} ns"
+    if peak := about["roofline"]:
+        yield "copy", f"{peak['gbytes_per_s']:,.1f} GB/s"
+        yield "matrix products", ", ".join(f"{name} {x:,.1f} GFLOP/s" for name, x in peak["gflops_per_s"].items())
+    yield "outliers", remarks(result)[0]

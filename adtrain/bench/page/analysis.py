@@ -1,0 +1,153 @@
+"""The page of the CPU against the GPU: speed-ups over sizes, and from which size on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from adtrain.bench.page import cells
+from adtrain.bench.page.curves import Line, figure
+from adtrain.bench.page.intervals import Scale
+from adtrain.bench.timing.records import milliseconds
+from adtrain.report import parts
+
+FIRST = "cpu"
+"""What the others are compared with."""
+
+KINDS = {"gpu": "series-2", "gpu+copies": "series-3"}
+"""Colours by label; the others are grey."""
+
+TIMES = {"": "text", "ms": "", "times faster": "", "95% interval": "minor", " ": ""}
+CANDIDATES = {"candidate": "text", "µs": "", "": "left"}
+
+
+def title(result: Mapping[str, Any]) -> str:
+    return " against ".join(result["protocol"]["devices"].values())
+
+
+def body(result: Mapping[str, Any]) -> Iterable[str]:
+    configs, operations = result.get("configs", ()), result.get("operations", ())
+    yield parts.tiles(
+        (f"{found['config']}, {label}", _times_faster(speedup["median"]))
+        for found in configs
+        for label, speedup in found["speedups"].items()
+    )
+    yield parts.note(
+        "Times of a call from the host until it is done. A speed-up above 1 is faster than the CPU; the shade around a "
+        "curve is the 95% interval."
+    )
+    if operations:
+        drawn = [_speedups(f"{found['op']}: {found['what']}", "n", found) for found in operations]
+        yield parts.section("Speed-up over the size", _figures(drawn) + _from_where(operations))
+    scale = Scale(speedup for found in configs for speedup in found["speedups"].values())
+    for found in configs:
+        yield from _config(found, scale)
+    if growing := result.get("growing", ()):
+        drawn = [_speedups(f"{found['of']}, over the {found['over']}", found["over"], found) for found in growing]
+        yield parts.section("Networks that grow", _figures(drawn))
+    if "launch" in result:
+        yield parts.section(f"Launch shapes: {escape(result['launch']['kernel'])}", _launches(result["launch"]["rows"]))
+        yield parts.section(f"Candidates: {escape(result['candidates']['problem'])}", _candidates(result["candidates"]))
+
+
+def _times_faster(speedup: float) -> str:
+    return f"{cells.factor(speedup)} x faster" if speedup >= 1 else f"{cells.factor(1 / speedup)} x slower"
+
+
+def _speedups(title: str, size: str, found: Mapping[str, Any]) -> str:
+    rows = found["rows"]
+    lines = []
+    for label in dict.fromkeys(label for row in rows for label in row["speedups"]):
+        ends = {
+            end: [(row[size], row["speedups"][label][end]) for row in rows if label in row["speedups"]]
+            for end in ("median", "low", "high")
+        }
+        crosses = found["crossover"].get(label, {"at": None})["at"]
+        lines.append(Line(label, _kind(label), ends["median"], ends["low"], ends["high"], crosses))
+    said = "; ".join(f"{label} is faster: {where['says']}" for label, where in found["crossover"].items())
+    return figure(title, size, "times faster", lines, level=1.0, note=said)
+
+
+def _kind(label: str) -> str:
+    return KINDS.get(label, "series-1")
+
+
+def _figures(drawn: Iterable[str]) -> str:
+    return f'<div class="curves">\n{"".join(drawn)}</div>\n'
+
+
+def _from_where(operations: Sequence[Mapping[str, Any]]) -> str:
+    """From which size on each label is faster than the CPU, an operation a row."""
+    labels = dict.fromkeys(label for found in operations for label in found["crossover"])
+    columns = {"operation": "text", "n is": "text minor", **{f"{label} is faster": "left" for label in labels}}
+    rows = [
+        [escape(found["op"]), escape(found["what"]), *(found["crossover"][label]["says"] for label in labels)]
+        for found in operations
+    ]
+    return parts.table(columns, rows)
+
+
+def _config(found: Mapping[str, Any], scale: Scale) -> Iterable[str]:
+    rows = []
+    for label, time in found["times"].items():
+        speedup = found["speedups"].get(label)
+        told = ["", "", scale.lane([])]
+        if speedup:
+            shown = scale.lane([(_kind(label), label, speedup)])
+            told = [cells.factor(speedup["median"]), cells.range_of(speedup), shown]
+        rows.append([label, cells.time(time), *told])
+    rows.append(["", "", "", "", scale.axis()])
+    about = ", ".join([f"A step of {found['batch_size']} images", *found["overrides"]])
+    skipped = f" Naive loops skipped: {found['without_naive']}." if "without_naive" in found else ""
+    content = parts.table(TIMES, rows, "sides") + parts.note(escape(f"{about}.{skipped}"))
+    yield parts.section(escape(found["config"]), content)
+    over_batches = _figures([_speedups(f"{found['config']} over the batch size", "batch", found["batches"])])
+    title = f"{escape(found['config'])} by layer and over the batch size"
+    yield parts.section(title, f'<div class="beside">\n{_layers(found)}{over_batches}</div>\n')
+
+
+def _layers(found: Mapping[str, Any]) -> str:
+    """Milliseconds of each layer on each device, on one scale."""
+    layers = found["layers"]
+    labels = list(layers[0]["ms"])
+    most = max(ms for row in layers for ms in row["ms"].values()) or 1.0
+
+    def bars(times: Mapping[str, float]) -> Iterable[str]:
+        return (parts.bar(ms / most, milliseconds(ms), _kind(label)) for label, ms in times.items())
+
+    rows = [[escape(row["layer"]) or "(no layer)", *bars(row["ms"])] for row in layers]
+    columns = {"layer": "text", **{f"{label}, ms": "" for label in labels}}
+    return f"<div>{parts.table(columns, rows)}{parts.note('With a kernel an operation.')}</div>\n"
+
+
+def _launches(rows: Sequence[Mapping[str, Any]]) -> str:
+    """GB/s by threads a block (across) and blocks (down); the deeper the colour, the faster."""
+    threads, blocks = (sorted({row[name] for row in rows if not row["rule"]}) for name in ("threads", "blocks"))
+    by_shape = {(row["blocks"], row["threads"]): row["gbytes_per_s"] for row in rows}
+    best = max(by_shape.values())
+
+    def cell(shape: tuple[int, int]) -> str:
+        if shape not in by_shape:
+            return "<td></td>"
+        return f'<td class="wrong" style="--share:{by_shape[shape] / best:.3f}">{by_shape[shape]:,.0f}</td>'
+
+    head = "".join(f'<th scope="col">{n}</th>' for n in threads)
+    body = "".join(
+        f'<tr><th scope="row">{n:,}</th>{"".join(cell((n, each)) for each in threads)}</tr>\n' for n in blocks
+    )
+    matrix = f'<table class="confusion"><thead><tr><td></td>{head}</tr></thead><tbody>\n{body}</tbody></table>'
+    (rule,) = (row for row in rows if row["rule"])
+    taken = f"{rule['threads']} threads and {rule['blocks']:,} blocks, {rule['gbytes_per_s']:,.0f} GB/s"
+    note = f"GB/s by threads a block, across, and blocks, down. The rule takes {taken}."
+    return f'<div class="wide">{matrix}</div>\n{parts.note(note)}'
+
+
+def _candidates(found: Mapping[str, Any]) -> str:
+    slowest = max(row["us"] for row in found["rows"])
+    rows = [
+        [escape(row["kernel"]), parts.bar(row["us"] / slowest, f"{row['us']:.2f}"),
+         ", ".join(mark for mark in ("taken", "rule") if row[mark])]
+        for row in found["rows"]
+    ]  # fmt: skip
+    return parts.table(CANDIDATES, rows)

@@ -1,0 +1,70 @@
+"""Numbers of a result as they stand in tables and at axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from math import log10
+from typing import Any
+
+from adtrain.bench.timing.records import milliseconds
+
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def time(record: Mapping[str, Any] | None) -> str:
+    """Milliseconds, marked where they are noisy; the interval is told where they are pointed at."""
+    if record is None:
+        return ""
+    said = f"95% interval {interval(record)} ms; {record['samples']} samples of {record['repeats']}"
+    return f'<span title="{said}">{"~" if record["noisy"] else ""}{milliseconds(record["median_ms"])}</span>'
+
+
+def interval(record: Mapping[str, Any]) -> str:
+    """The confidence interval of a time."""
+    return f"{milliseconds(record['low_ms'])} to {milliseconds(record['high_ms'])}"
+
+
+def range_of(ratio: Mapping[str, float]) -> str:
+    """The confidence interval of a ratio."""
+    return f"{factor(ratio['low'])} to {factor(ratio['high'])}"
+
+
+def duration(ms: float) -> str:
+    """Four digits in the unit that suits: "60.77 ms", "50.24 µs"."""
+    return f"{ms:.4g} ms" if ms >= 1 else f"{ms * 1e3:.4g} µs"
+
+
+def rate(billions: float | None) -> str:
+    """GFLOP/s or GB/s; nothing where nothing is computed or moved."""
+    if not billions:
+        return ""
+    return f"{billions:,.0f}" if billions >= 100 else f"{billions:.3g}" if billions >= 0.01 else "&lt;0.01"
+
+
+def share(part: float | None) -> str:
+    return f"{part:.1%}" if part else ""
+
+
+def factor(ratio: float) -> str:
+    """How many times, in three digits."""
+    if ratio < 0.1:
+        return f"{ratio:.3g}"
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}" if ratio < 100 else f"{ratio:,.0f}"
+
+
+def size(n: float) -> str:
+    """A number at an axis: "2048", "16.4k", "33.6M"."""
+    if n < 1e4:
+        return f"{n:g}"
+    return f"{n / 1e6:.3g}M" if n >= 1e6 else f"{n / 1e3:.3g}k"
+
+
+def power(n: float) -> str:
+    """A power of ten at an axis: "0.01", "10,000", and "10⁶" where zeros had to be counted."""
+    return f"{n:,g}" if 1e-3 <= n < 1e5 else "10" + f"{round(log10(n))}".translate(SUPERSCRIPTS)
+
+
+def mark(kind: str, percent: float, said: str) -> str:
+    """A bar of so many percent in a colour."""
+    return f'<i class="{kind}" style="width:{percent:.2f}%" title="{escape(said)}"></i>'

@@ -1,0 +1,167 @@
+"""The page of a config's training step: each way to run it, its layers, its kernels, and its timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from itertools import accumulate
+from math import sqrt
+from typing import Any
+
+from adtrain.bench.page import cells, roofline
+from adtrain.bench.page.curves import Line, figure
+from adtrain.bench.page.roofline import Dot
+from adtrain.bench.timing.records import milliseconds
+from adtrain.report import parts
+from adtrain.report.parts import breakable
+
+PHASES = ("forward", "backward", "update")
+LEAST = 0.005
+"""Share of a step from which on an operation is worth a point."""
+
+NAMED, NAMED_ON_PHONES = 4, 15
+"""Percent of the timeline from which on an operation is named in it."""
+
+RATES = {"GFLOP/s": "minor", "GB/s": "minor", "of peak": "minor"}
+MODES = {"step": "left", "ms": "", "95% interval": "minor", "images/s": "", **RATES, "host ms": "minor", "idle": ""}
+LAYERS = {"layer": "text", "forward, backward, update": "left", "ms": "", **dict.fromkeys(PHASES, "minor"), **RATES}
+KERNELS = {"fused operation": "text", "layers": "text", "phase": "left minor", "ms": "", "share": "", **RATES}
+BATCHES = {"batch": "", "ms": "", "95% interval": "minor", "images/s": "", **RATES, "memory planned": ""}
+
+
+def title(result: Mapping[str, Any]) -> str:
+    return f"{result['config']}: a training step"
+
+
+def body(result: Mapping[str, Any]) -> Iterable[str]:
+    modes, memory = result["modes"], result["memory"]
+    fused = modes["fused"]
+    found = [
+        ("step, fused", cells.duration(fused["step"]["median_ms"])),
+        ("images/s", f"{fused['images_per_second']:,.0f}"),
+        ("faster than eager", f"{cells.factor(modes['eager']['step']['median_ms'] / fused['step']['median_ms'])} x"),
+        ("of peak", cells.share(fused["of_roofline"])),
+        ("memory planned", _mebibytes(memory["planned_bytes"])),
+    ]
+    if memory["held_bytes"] is not None:
+        found.append(("memory held", _mebibytes(memory["held_bytes"])))
+    yield parts.tiles(found)
+    yield parts.note(f"{result['batch_size']} images a step, {result['precision']}")
+    yield parts.section("In each mode", _modes(modes))
+    yield parts.section("Timeline of the fused step", _timeline(fused["ops"]))
+    yield parts.section("Layers, with a kernel an operation", _layers(modes["staged"]["layers"]))
+    yield parts.section("What the fused step runs", _kernels(fused["ops"]))
+    peak, ops = result["protocol"]["roofline"], {name: modes[name]["ops"] for name in ("staged", "fused")}
+    dots = {f"{name} step": [_dot(row) for row in rows if row["share"] >= LEAST] for name, rows in ops.items()}
+    note = f"The larger a point, the larger its share of the step; below {LEAST:.1%} it is left out."
+    yield parts.section("Roofline", roofline.figures(dots, peak, result["precision"]) + parts.note(note))
+    if batches := result["batch_sizes"]:
+        yield parts.section("Over the batch size", _batches(batches))
+
+
+def _modes(modes: Mapping[str, Any]) -> str:
+    """A strip for each mode, on one scale, and the numbers."""
+    longest = max(max(row["step"]["median_ms"], _whole(row["ops"])) for row in modes.values())
+    strips = "".join(
+        f'<dt>{name}</dt><dd><div class="stack">{_strip(row, longest)}</div></dd>\n' for name, row in modes.items()
+    )
+    rows = [
+        [name, *_speed(row), cells.time(row["host"]), f"{row['idle_share']:.1%}"] for name, row in modes.items()
+    ]  # fmt: skip
+    keys = f"{_keys()} {parts.key('host', 'not in any operation')}"
+    return f'<dl class="lanes">{strips}</dl>\n<p class="keys">{keys}</p>\n{parts.table(MODES, rows)}'
+
+
+def _strip(row: Mapping[str, Any], longest: float) -> str:
+    """The operations of a step in order, and what else it takes."""
+    ops = [op for op in row["ops"] if op["time"]["median_ms"] > 0]
+    rest = max(0.0, row["step"]["median_ms"] - _whole(ops))
+    marks = [cells.mark(op["phase"], op["time"]["median_ms"] / longest * 100, _said(op)) for op in ops]
+    return "".join([*marks, cells.mark("host", rest / longest * 100, f"in no operation: {cells.duration(rest)}")])
+
+
+def _whole(ops: Iterable[Mapping[str, Any]]) -> float:
+    """Milliseconds of all operations."""
+    return sum(op["time"]["median_ms"] for op in ops)
+
+
+def _timeline(ops: Sequence[Mapping[str, Any]]) -> str:
+    """The operations one after the other, those of each phase in a lane of their own."""
+    ends, whole = accumulate(op["time"]["median_ms"] for op in ops), _whole(ops)
+    lanes: dict[str, str] = {}
+    for op, end in zip(ops, ends, strict=True):
+        ms = op["time"]["median_ms"]
+        wide = ms / whole * 100
+        where = f"left:{(end - ms) / whole * 100:.2f}%;width:{wide:.2f}%"
+        name = f"<b>{escape(op['scope'] or op['op'])}</b>{escape(op['op'])}" if wide >= NAMED else ""
+        kind = "narrow" if wide < NAMED_ON_PHONES else ""
+        drawn = f'<i class="{kind}" style="{where}" title="{escape(_said(op))}">{name}</i>'
+        lanes[op["phase"]] = lanes.get(op["phase"], "") + drawn
+    drawn = "".join(f'<dt>{x}</dt><dd class="lane {x}">{lanes[x]}</dd>\n' for x in PHASES if x in lanes)
+    ticks = "".join(f"<span>{cells.duration(whole * i / 4) if i else 0}</span>" for i in range(5))
+    note = "Operations in the order in which they first run, each as long as its median; the calls of one together."
+    return f'<dl class="lanes">{drawn}<dt></dt><dd class="scale">{ticks}</dd></dl>\n{parts.note(note)}'
+
+
+def _layers(layers: Sequence[Mapping[str, Any]]) -> str:
+    times = [{phase: row[phase]["median_ms"] if row[phase] else 0.0 for phase in PHASES} for row in layers]
+    longest = max(sum(found.values()) for found in times) or 1.0
+    rows = []
+    for row, found in zip(layers, times, strict=True):
+        marks = "".join(
+            cells.mark(phase, ms / longest * 100, f"{phase} {milliseconds(ms)} ms") for phase, ms in found.items()
+        )
+        rows.append(
+            [escape(row["layer"]) or "(no layer)", f'<div class="stack">{marks}</div>',
+             milliseconds(sum(found.values())), *(cells.time(row[phase]) for phase in PHASES), *_rates(row)]
+        )  # fmt: skip
+    return f'<p class="keys">{_keys()}</p>\n{parts.table(LAYERS, rows, "layers")}'
+
+
+def _kernels(ops: Sequence[Mapping[str, Any]]) -> str:
+    longest = max(row["time"]["median_ms"] for row in ops) or 1.0
+    rows = [
+        [breakable(row["op"]), breakable(row["scope"]), row["phase"],
+         parts.bar(row["time"]["median_ms"] / longest, cells.time(row["time"]), row["phase"]),
+         f"{row['share']:.1%}", *_rates(row)]
+        for row in sorted(ops, key=lambda row: -row["time"]["median_ms"])
+    ]  # fmt: skip
+    return f'<p class="keys">{_keys()}</p>\n{parts.table(KERNELS, rows)}'
+
+
+def _batches(batches: Mapping[str, Mapping[str, Any]]) -> str:
+    rows = [[size, *_speed(row), _mebibytes(row["planned_bytes"])] for size, row in batches.items()]
+    points = sorted((int(size), row["images_per_second"]) for size, row in batches.items())
+    drawn = ""
+    if len(points) > 1:
+        line = Line("images/s", "forward", points)
+        drawn = f'<div class="curves">\n{figure("Over the batch size", "images a step", "images/s", [line])}</div>\n'
+    return drawn + parts.table(BATCHES, rows)
+
+
+def _speed(row: Mapping[str, Any]) -> list[str]:
+    step = row["step"]
+    return [cells.time(step), cells.interval(step), f"{row['images_per_second']:,.0f}", *_rates(row)]
+
+
+def _rates(row: Mapping[str, Any]) -> list[str]:
+    return [cells.rate(row["gflops_per_s"]), cells.rate(row["gbytes_per_s"]), cells.share(row["of_roofline"])]
+
+
+def _dot(row: Mapping[str, Any]) -> Dot:
+    first, *others = row["scope"].split("+")
+    name = f"{first}{'+…' if others else ''} {row['phase']}"
+    radius = 2.5 + 10 * sqrt(row["share"])
+    return Dot(name, _said(row), row["flops"], row["bytes"], row["time"]["median_ms"], radius)
+
+
+def _said(row: Mapping[str, Any]) -> str:
+    return f"{row['op']} of {row['scope'] or 'no layer'}, {row['phase']}: {cells.duration(row['time']['median_ms'])}"
+
+
+def _keys() -> str:
+    return " ".join(parts.key(phase, phase) for phase in PHASES)
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"

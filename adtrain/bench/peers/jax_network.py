@@ -1,0 +1,167 @@
+"""Layers and losses in JAX, as functions of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from adtrain import nn
+from adtrain.bench.peers.network import Apply, Arrays, built, lacks
+from adtrain.config import Config
+from adtrain.nn.fields import pair
+
+
+def model(layers: nn.Module) -> Apply:
+    """The model; see `network.built`."""
+    import jax.numpy as jnp
+
+    return built(layers, _layer, lambda outputs: jnp.concatenate(outputs, 1))
+
+
+def _layer(layer: nn.Module, path: str) -> Apply:
+    import jax
+
+    weight, bias = f"{path}weight", f"{path}bias"
+    match layer:
+        case nn.Linear():
+            return lambda a, x: _plus(x @ a[weight].T, a.get(bias))
+        case nn.Conv2d():
+            return lambda a, x: _plus(_convolved(layer, x, a[weight]), a.get(bias), 1)
+        case nn.MaxPool2d() | nn.AvgPool2d():
+            return lambda a, x: pooled(x, layer)
+        case nn.AdaptiveAvgPool2d():
+            return lambda a, x: _adaptive(x, pair(layer.output_size))
+        case nn.BatchNorm1d() | nn.BatchNorm2d():
+            return lambda a, x: _batch_norm(layer, path, a, x)
+        case nn.LayerNorm():
+            sizes = layer.normalized_shape
+            axes = tuple(range(-len(sizes) if isinstance(sizes, tuple) else -1, 0))
+            return lambda a, x: _plus(_times(_standard(x, axes, layer.eps), a.get(weight)), a.get(bias))
+        case nn.GroupNorm():
+            return lambda a, x: _plus(
+                _times(_by_groups(x, layer.num_groups, layer.eps), a.get(weight), 1), a.get(bias), 1
+            )
+        case nn.Flatten():
+            return lambda a, x: x.reshape(len(x), -1)
+        case nn.Reshape():
+            return lambda a, x: x.reshape(len(x), *layer.shape)
+        case nn.Dropout(p=0):
+            return lambda a, x: x
+    f = {
+        "relu": jax.nn.relu,
+        "leaky_relu": lambda x: jax.nn.leaky_relu(x, layer.negative_slope),  # type: ignore[attr-defined]
+        "elu": lambda x: jax.nn.elu(x, layer.alpha),  # type: ignore[attr-defined]
+        "gelu": lambda x: jax.nn.gelu(x, approximate=layer.approximate == "tanh"),  # type: ignore[attr-defined]
+        "silu": jax.nn.silu,
+        "tanh": jax.numpy.tanh,
+        "sigmoid": jax.nn.sigmoid,
+        "softplus": jax.nn.softplus,
+        "softmax": lambda x: jax.nn.softmax(x, layer.dim),  # type: ignore[attr-defined]
+        "log_softmax": lambda x: jax.nn.log_softmax(x, layer.dim),  # type: ignore[attr-defined]
+    }.get(layer.kind())
+    if f is None:
+        lacks("JAX", layer.kind())
+    return lambda a, x: f(x)
+
+
+def _over_axis(array: Any, x: Any, axis: int | None) -> Any:
+    """An array along one axis of `x`, or along its last ones, so that it broadcasts."""
+    return array if axis is None else array.reshape(-1, *[1] * (x.ndim - axis - 1))
+
+
+def _plus(x: Any, bias: Any, axis: int | None = None) -> Any:
+    return x if bias is None else x + _over_axis(bias, x, axis)
+
+
+def _times(x: Any, weight: Any, axis: int | None = None) -> Any:
+    return x if weight is None else x * _over_axis(weight, x, axis)
+
+
+def _convolved(layer: nn.Conv2d, x: Any, weight: Any) -> Any:
+    import jax
+
+    padding: Any = "SAME" if layer.padding == "same" else [(p, p) for p in pair(layer.padding)]
+    return jax.lax.conv_general_dilated(
+        x,
+        weight,
+        pair(layer.stride),
+        padding,
+        rhs_dilation=pair(layer.dilation),
+        feature_group_count=layer.groups,
+    )
+
+
+def pooled(x: Any, layer: nn.MaxPool2d | nn.AvgPool2d) -> Any:
+    """The largest, or the mean, of each window."""
+    import jax
+
+    window = 1, 1, *pair(layer.kernel_size)
+    strides = window if layer.stride is None else (1, 1, *pair(layer.stride))
+    padding = [(0, 0), (0, 0), *((p, p) for p in pair(layer.padding))]
+    if isinstance(layer, nn.MaxPool2d):
+        return jax.lax.reduce_window(x, -np.inf, jax.lax.max, window, strides, padding)
+    return jax.lax.reduce_window(x, 0.0, jax.lax.add, window, strides, padding) / prod(window)
+
+
+def _adaptive(x: Any, sizes: tuple[int, int]) -> Any:
+    n, channels, height, width = x.shape
+    if height % sizes[0] or width % sizes[1]:
+        lacks("JAX", f"adaptive_avg_pool2d of {height}x{width} to {sizes[0]}x{sizes[1]}")
+    blocks = x.reshape(n, channels, sizes[0], height // sizes[0], sizes[1], width // sizes[1])
+    return blocks.mean((3, 5))
+
+
+def _standard(x: Any, axes: tuple[int, ...], eps: float) -> Any:
+    import jax
+
+    return (x - x.mean(axes, keepdims=True)) * jax.lax.rsqrt(x.var(axes, keepdims=True) + eps)
+
+
+def _by_groups(x: Any, groups: int, eps: float) -> Any:
+    return _standard(x.reshape(len(x), groups, -1), (-1,), eps).reshape(x.shape)
+
+
+def _batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, path: str, a: Arrays, x: Any) -> Any:
+    axes = (0, *range(2, x.ndim))
+    count, keep = x.size // x.shape[1], 1 - layer.momentum
+    moments = {"running_mean": x.mean(axes), "running_var": x.var(axes) * (count / (count - 1))}
+    for name, new in moments.items():
+        a[path + name] = keep * a[path + name] + layer.momentum * new
+    standard = _standard(x, axes, layer.eps)
+    return _plus(_times(standard, a.get(f"{path}weight"), 1), a.get(f"{path}bias"), 1)
+
+
+def loss(cfg: Config) -> Callable[[Any, Any], Any]:
+    """The loss of outputs (N, C) and labels (N,)."""
+    import jax
+    import jax.numpy as jnp
+
+    options: Any = cfg.loss.options()
+
+    def picked(log_probabilities: Any, labels: Any) -> Any:
+        return -jnp.take_along_axis(log_probabilities, labels[:, None], 1).mean()
+
+    def cross_entropy(outputs: Any, labels: Any) -> Any:
+        log_probabilities, smooth = jax.nn.log_softmax(outputs), options["label_smoothing"]
+        return (1 - smooth) * picked(log_probabilities, labels) - smooth * log_probabilities.mean()
+
+    def huber(d: Any) -> Any:
+        size, delta = jnp.abs(d), options["delta"]
+        return jnp.where(size < delta, d * d / 2, delta * (size - delta / 2))
+
+    def by_rows(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        return lambda outputs, labels: f(outputs, jax.nn.one_hot(labels, outputs.shape[1], dtype=outputs.dtype)).mean()
+
+    return {
+        "cross_entropy": cross_entropy,
+        "nll": picked,
+        "mse": by_rows(lambda x, t: (x - t) ** 2),
+        "l1": by_rows(lambda x, t: jnp.abs(x - t)),
+        "huber": by_rows(lambda x, t: huber(x - t)),
+        "binary_cross_entropy_with_logits": by_rows(
+            lambda x, t: jax.nn.softplus(-x) * t + jax.nn.softplus(x) * (1 - t)
+        ),
+    }[cfg.loss.kind]

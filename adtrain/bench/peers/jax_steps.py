@@ -1,0 +1,85 @@
+"""The training step in JAX: a jitted call a step, or a scan over many."""
+
+from __future__ import annotations
+
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+
+from adtrain.bench.peers import jax_network, updates
+from adtrain.bench.peers.network import Arrays
+from adtrain.bench.peers.steps import Job, Runner
+
+PRECISIONS = {"float32": "highest", "float64": "highest", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
+"""jax_default_matmul_precision, by the config's precision."""
+
+
+def runner(job: Job, form: str) -> Runner:
+    """The step as `form` says: "jit" or "scan".
+
+    Raises:
+        SideSkips: there is no counterpart of a layer.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    experiment = job.experiment
+    configure(experiment.config.training.precision)
+    network, optimizer = experiment.network, experiment.optimizer
+    outputs, loss_of = jax_network.model(network.model), jax_network.loss(experiment.config)
+    parameters = {path: jnp.array(x) for path, x in job.weights.items()}
+    statistics = {path: jnp.array(x) for path, x in job.statistics.items()}
+    given = jnp.asarray(experiment.train.images), jnp.asarray(experiment.train.labels.astype(np.int32))
+    scale, shift = map(jnp.asarray, job.normalization)
+
+    def forward(parameters: Arrays, statistics: Arrays, images: Any, labels: Any, at: Any) -> Any:
+        x = (images[at].astype(scale.dtype) * scale + shift).reshape(len(at), *network.input_shape)
+        arrays = {**parameters, **statistics}
+        loss = loss_of(outputs(arrays, x), labels[at])
+        return loss, {path: arrays[path] for path in statistics}
+
+    def step(state: Any, images: Any, labels: Any, at: Any) -> Any:
+        parameters, statistics, averages = state
+        (loss, statistics), grads = jax.value_and_grad(forward, has_aux=True)(
+            parameters, statistics, images, labels, at
+        )
+        grads = updates.clipped(jnp, experiment.config, grads)
+        parameters, averages = updates.update(jnp, optimizer, parameters, averages, grads)
+        return (parameters, statistics, averages), loss
+
+    def scanned(state: Any, images: Any, labels: Any, order: Any) -> Any:
+        return jax.lax.scan(lambda s, at: step(s, images, labels, at), state, order)
+
+    one, many = jax.jit(step, donate_argnums=0), jax.jit(scanned, donate_argnums=0)
+    # updates.start lets averages share memory, and what is donated must not.
+    state: Any = jax.tree.map(jnp.copy, (parameters, statistics, updates.start(jnp, parameters)))
+    on_device = [jnp.asarray(order) for order in job.orders.astype(np.int32)]
+    orders = cycle([list(order) for order in on_device] if form == "jit" else on_device)
+
+    def taken() -> Any:
+        """The losses of a call's steps, on the device."""
+        nonlocal state
+        if form == "scan":
+            state, losses = many(state, *given, next(orders))
+            return losses
+        losses = []
+        for at in next(orders):
+            state, loss = one(state, *given, at)
+            losses.append(loss)
+        return losses
+
+    def run(calls: int) -> float:
+        for _ in range(calls):
+            losses = taken()
+        return float(losses[-1])
+
+    return Runner(lambda: [float(loss) for loss in taken()], run)
+
+
+def configure(precision: str) -> None:
+    """Let products be computed in `precision` from now on."""
+    import jax
+
+    jax.config.update("jax_default_matmul_precision", PRECISIONS[precision])
+    jax.config.update("jax_enable_x64", precision == "float64")

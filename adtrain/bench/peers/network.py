@@ -1,0 +1,52 @@
+"""A model in another system: how layers are put together there, given what each layer is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import add
+from typing import Any, NoReturn, TypeAlias
+
+from adtrain import nn
+from adtrain.bench.peers.sides import SideSkips
+
+Arrays: TypeAlias = dict[str, Any]
+"""Parameters and running statistics by dotted path, in the other system's arrays."""
+
+Apply: TypeAlias = Callable[[Arrays, Any], Any]
+"""(arrays, x (N, ...)) to the layer's output (N, ...). New running statistics take the place of those in the arrays."""
+
+
+def built(
+    layer: nn.Module, leaf: Callable[[nn.Module, str], Apply], concatenate: Callable[[Sequence[Any]], Any]
+) -> Apply:
+    """The layer as a function.
+
+    Args:
+        leaf: a layer that is no container, and what the paths of its arrays begin with ("3.body.0."), to a function.
+        concatenate: joins arrays along axis 1.
+    """
+
+    def within(layer: nn.Module, path: str) -> Apply:
+        match layer:
+            case nn.Sequential():
+                parts = [within(child, f"{path}{i}.") for i, child in enumerate(layer.layers)]
+                return lambda arrays, x: reduce(lambda x, part: part(arrays, x), parts, x)
+            case nn.Residual(shortcut=None):
+                body = within(layer.body, f"{path}body.")
+                return lambda arrays, x: body(arrays, x) + x
+            case nn.Residual(shortcut=nn.Module() as projection):
+                body, shortcut = within(layer.body, f"{path}body."), within(projection, f"{path}shortcut.")
+                return lambda arrays, x: body(arrays, x) + shortcut(arrays, x)
+            case nn.Concat() | nn.Add():
+                branches = [within(branch, f"{path}{i}.") for i, branch in enumerate(layer.branches)]
+                join = concatenate if isinstance(layer, nn.Concat) else lambda outputs: reduce(add, outputs)
+                return lambda arrays, x: join([branch(arrays, x) for branch in branches])
+        return leaf(layer, path)
+
+    return within(layer, "")
+
+
+def lacks(package: str, what: str) -> NoReturn:
+    """Say that the package's side has no counterpart."""
+    raise SideSkips(f"no counterpart of {what} in {package}")

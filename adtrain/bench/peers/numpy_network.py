@@ -1,0 +1,147 @@
+"""Layers in plain NumPy, with derivatives written out by hand: what one would write without a library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from adtrain import nn
+from adtrain.bench.peers.network import Arrays, lacks
+from adtrain.nn.fields import pair
+
+Pull: TypeAlias = Callable[[Any], tuple[Any, Arrays]]
+"""The gradient of an output to that of the input and those of the parameters, by path."""
+
+Forward: TypeAlias = Callable[[Arrays, Any], tuple[Any, Pull]]
+"""(arrays, x (N, ...)) to the output (N, ...) and its `Pull`."""
+
+
+class Kit(NamedTuple):
+    """What does the work: matrix products, and convolutions with their pullback; see `convolved`."""
+
+    product: Callable[[Any, Any], Any]
+    convolved: Callable[..., tuple[Any, Callable[[Any], tuple[Any, Any]]]]
+
+
+def model(layers: nn.Module, kit: Kit) -> Forward:
+    """The model, a sequence of layers.
+
+    Raises:
+        SideSkips: it has a layer that is not here.
+    """
+    assert isinstance(layers, nn.Sequential)
+    parts = [_layer(layer, f"{i}.", kit) for i, layer in enumerate(layers.layers)]
+
+    def forward(arrays: Arrays, x: Any) -> tuple[Any, Pull]:
+        pulls = []
+        for part in parts:
+            x, pull = part(arrays, x)
+            pulls.append(pull)
+
+        def back(ct: Any) -> tuple[Any, Arrays]:
+            grads: Arrays = {}
+            for pull in reversed(pulls):
+                ct, found = pull(ct)
+                grads |= found
+            return ct, grads
+
+        return x, back
+
+    return forward
+
+
+def _layer(layer: nn.Module, path: str, kit: Kit) -> Forward:
+    """One layer, whose arrays' paths begin with `path`."""
+    match layer:
+        case nn.Linear():
+            return lambda arrays, x: _linear(kit, arrays, path, x)
+        case nn.Conv2d(groups=1, dilation=1) if layer.padding != "same":
+            return lambda arrays, x: _conv2d(layer, kit, arrays, path, x)
+        case nn.MaxPool2d(padding=0) if layer.stride in (None, layer.kernel_size):
+            return lambda arrays, x: _max_pool(pair(layer.kernel_size), x)
+        case nn.Relu():
+            return lambda arrays, x: (np.maximum(x, 0), lambda ct: (ct * (x > 0), {}))
+        case nn.Tanh():
+            return lambda arrays, x: _by_output(np.tanh(x), lambda y: 1 - y * y)
+        case nn.Sigmoid():
+            return lambda arrays, x: _by_output(1 / (1 + np.exp(-x)), lambda y: y * (1 - y))
+        case nn.Flatten():
+            return lambda arrays, x: (x.reshape(len(x), -1), lambda ct: (ct.reshape(x.shape), {}))
+    lacks("plain NumPy", layer.kind())
+
+
+def _by_output(y: Any, slope: Callable[[Any], Any]) -> tuple[Any, Pull]:
+    return y, lambda ct: (ct * slope(y), {})
+
+
+def _linear(kit: Kit, arrays: Arrays, path: str, x: Any) -> tuple[Any, Pull]:
+    weight, bias = arrays[f"{path}weight"], arrays.get(f"{path}bias")
+
+    def pull(ct: Any) -> tuple[Any, Arrays]:
+        grads = {f"{path}weight": kit.product(ct.T, x)}
+        return kit.product(ct, weight), grads | ({} if bias is None else {f"{path}bias": ct.sum(0)})
+
+    y = kit.product(x, weight.T)
+    return (y if bias is None else y + bias), pull
+
+
+def _conv2d(layer: nn.Conv2d, kit: Kit, arrays: Arrays, path: str, x: Any) -> tuple[Any, Pull]:
+    weight, bias = arrays[f"{path}weight"], arrays.get(f"{path}bias")
+    y, pull_both = kit.convolved(x, weight, pair(layer.stride), pair(layer.padding))  # type: ignore[arg-type]
+
+    def pull(ct: Any) -> tuple[Any, Arrays]:
+        by_x, by_weight = pull_both(ct)
+        grads = {f"{path}weight": by_weight}
+        return by_x, grads | ({} if bias is None else {f"{path}bias": ct.sum((0, 2, 3))})
+
+    return (y if bias is None else y + bias[:, None, None]), pull
+
+
+def convolved(
+    x: Any, weight: Any, stride: tuple[int, int], padding: tuple[int, int]
+) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
+    """The convolution of x (N, C, H, W) with weight (O, C, kh, kw) as one matrix product over the windows' elements
+    (im2col), and the gradient of the output to those of both."""
+    (n, channels, height, width), (out, _, kh, kw), (sh, sw), (ph, pw) = x.shape, weight.shape, stride, padding
+    padded = np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)))
+    windows = sliding_window_view(padded, (kh, kw), (2, 3))[:, :, ::sh, ::sw]
+    high, wide = windows.shape[2:4]
+    columns = windows.transpose(0, 2, 3, 1, 4, 5).reshape(n * high * wide, -1)
+    kernel = weight.reshape(out, -1)
+    y = (columns @ kernel.T).reshape(n, high, wide, out).transpose(0, 3, 1, 2)
+
+    def pull(ct: Any) -> tuple[Any, Any]:
+        rows = ct.transpose(0, 2, 3, 1).reshape(-1, out)
+        by_columns = (rows @ kernel).reshape(n, high, wide, channels, kh, kw).transpose(0, 3, 4, 5, 1, 2)
+        by_padded = np.zeros_like(padded)
+        for i in range(kh):
+            for j in range(kw):
+                by_padded[:, :, i : i + sh * high : sh, j : j + sw * wide : sw] += by_columns[:, :, i, j]
+        return by_padded[:, :, ph : ph + height, pw : pw + width], (rows.T @ columns).reshape(weight.shape)
+
+    return y, pull
+
+
+def _max_pool(kernel: tuple[int, int], x: Any) -> tuple[Any, Pull]:
+    kh, kw = kernel
+    n, channels, height, width = x.shape[0], x.shape[1], x.shape[2] // kh, x.shape[3] // kw
+    whole = x[:, :, : height * kh, : width * kw]
+    blocks = whole.reshape(n, channels, height, kh, width, kw).transpose(0, 1, 2, 4, 3, 5)
+    flat = blocks.reshape(n, channels, height, width, kh * kw)
+    at = flat.argmax(-1)[..., None]
+
+    def pull(ct: Any) -> tuple[Any, Arrays]:
+        by_flat = np.zeros_like(flat)
+        np.put_along_axis(by_flat, at, ct[..., None], -1)
+        by_x = np.zeros_like(x)
+        by_blocks = by_flat.reshape(blocks.shape).transpose(0, 1, 2, 4, 3, 5)
+        by_x[:, :, : height * kh, : width * kw] = by_blocks.reshape(whole.shape)
+        return by_x, {}
+
+    return np.take_along_axis(flat, at, -1)[..., 0], pull
+
+
+PLAIN = Kit(np.matmul, convolved)

@@ -1,0 +1,110 @@
+"""The roofline of a device: what memory and arithmetic reach at best, measured by this package's own code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adtrain import __version__, documents, ops
+from adtrain.bench.steps.profile import rate
+from adtrain.bench.timing.machine import busy_cores, is_busy, usable_cores
+from adtrain.bench.timing.sampling import measure
+from adtrain.cache import digest
+from adtrain.core.array import array
+from adtrain.core.backend import backend
+from adtrain.core.staging import stage
+from adtrain.core.trace import bind
+from adtrain.ops.matmul import matmul_p
+
+KIND = "roofline"
+
+COPY_BYTES = {"cpu": 1 << 28, "gpu": 1 << 31}
+"""Far more than the caches hold."""
+
+MATRIX = {"cpu": 1024, "gpu": 4096}
+"""Rows and columns of the matrices that are multiplied."""
+
+
+class Roofline(NamedTuple):
+    """The best rates of a device.
+
+    Attributes:
+        gbytes_per_s: of a large copy, the bytes read and the bytes written counted.
+        gflops_per_s: of matrix products, by the type or precision of their operands.
+    """
+
+    gbytes_per_s: float
+    gflops_per_s: Mapping[str, float]
+
+    def share(self, flops: int, bytes: int, ms: float, precision: str = "float32") -> float:
+        """How near work that took so long is to the roof: the least time that it can take, over the time it took."""
+        peak = self.gflops_per_s.get(precision, self.gflops_per_s["float32"])
+        return max(flops / peak, bytes / self.gbytes_per_s) * 1e-6 / ms
+
+
+def known(device: str) -> Roofline | None:
+    """The roofline that was measured for the device with its present driver and version of adtrain."""
+    return documents.find(KIND, _key(device), _read)
+
+
+def measured(device: str) -> Roofline:
+    """The roofline measured now, in a few seconds; kept unless the machine is busy with other work."""
+    busy = is_busy(busy_cores(), usable_cores())
+    copy_ms = measure(_copy(device), backend(device).synchronize).median_ms
+    copied = rate(2 * COPY_BYTES[device], copy_ms) or 0.0
+    n = MATRIX[device]
+    flops: dict[str, float] = {}
+    for name, work in _products(device, n):
+        ms = measure(work, backend(device).synchronize).median_ms
+        flops[name] = max(flops.get(name, 0.0), rate(2 * n**3, ms) or 0.0)
+    found = Roofline(copied, flops)
+    if not busy:
+        documents.store(KIND, _key(device), found._asdict())
+    return found
+
+
+def _copy(device: str) -> Callable[[], object]:
+    """A copy of COPY_BYTES within the device's memory: on the CPU by all cores."""
+    size = COPY_BYTES[device]
+    if device == "cpu":
+        cores = usable_cores() or 1
+        source, target = (np.array_split(np.ones(size, np.uint8), cores) for _ in range(2))
+        threads = ThreadPoolExecutor(cores)
+        return lambda: list(threads.map(np.copyto, target, source))
+    gpu: Any = backend(device)
+    memory = [gpu.device.reserve(size) for _ in range(2)]
+    return lambda: gpu.device.copy(int(memory[0]), int(memory[1]), size)
+
+
+def _products(device: str, n: int) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Ways to multiply two random matrices, by precision."""
+    rng = np.random.default_rng(0)
+    for dtype in ("float64", "float32"):
+        a, b = (array(rng.standard_normal((n, n)).astype(dtype), device=device) for _ in range(2))
+        for product in (ops.matmul, stage(ops.matmul)):
+            yield dtype, partial(product, a, b)
+    if device == "gpu":
+        for precision in ("tf32", "bfloat16"):
+            params: dict[str, Any] = {"transpose_a": False, "transpose_b": False, "precision": precision}
+            yield precision, partial(bind, matmul_p, a, b, **params)
+
+
+def _key(device: str) -> str:
+    return digest(device, backend(device).identity(), str(usable_cores()), __version__)
+
+
+def _read(document: Any) -> Roofline:
+    """What `measured` has stored. Raises ValueError for another document."""
+    try:
+        found = Roofline(**document)
+        rates = [found.gbytes_per_s, *found.gflops_per_s.values()]
+    except (TypeError, AttributeError) as error:
+        raise ValueError(str(error)) from None
+    if "float32" not in found.gflops_per_s or not all(isinstance(x, float) and 0 < x < math.inf for x in rates):
+        raise ValueError("its rates are no numbers above 0")
+    return found

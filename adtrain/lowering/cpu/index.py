@@ -1,0 +1,50 @@
+"""Gathers, scatters and one_hot: `index.c`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from adtrain.core.kernel import CKernel
+from adtrain.core.registry import register
+from adtrain.lowering import indexing
+from adtrain.lowering.cpu.shapes import item_and_team
+
+
+def _kernels(name: str, numbers: Any, items: Any) -> tuple[CKernel, CKernel]:
+    """C functions of an array and indices."""
+    return item_and_team(
+        "index.c", name, numbers, items, lambda x, indices, **params: (x.dtype, indices.dtype), checked=True
+    )
+
+
+def _take_items(x: Any, indices: Any, axis: int) -> tuple[bool, ...] | None:
+    if axis == 0:
+        return (False, True) if indices.shape else None
+    return True, False
+
+
+def _scatter_add_items(ct: Any, indices: Any, axis: int, length: int) -> tuple[bool, ...] | None:
+    return (True, False) if axis else None
+
+
+def _along_axis_items(x: Any, indices: Any, axis: int, **params: Any) -> tuple[bool, ...] | None:
+    return (True, True) if axis else None
+
+
+register("take", "cpu", _kernels("take", indexing.take, _take_items))
+register("scatter_add", "cpu", _kernels("scatter_add", indexing.scatter_add, _scatter_add_items))
+register("take_along_axis", "cpu", _kernels("take_along_axis", indexing.take_along_axis, _along_axis_items))
+register("scatter_along_axis", "cpu", _kernels("scatter_along_axis", indexing.scatter_along_axis, _along_axis_items))
+register(
+    "one_hot",
+    "cpu",
+    item_and_team(
+        "index.c",
+        "one_hot",
+        lambda indices, num_classes, dtype: (math.prod(indices.shape), num_classes),
+        lambda indices, num_classes, dtype: (True,) if indices.shape else None,
+        lambda indices, num_classes, dtype: (dtype, indices.dtype),
+        checked=True,
+    ),
+)

@@ -1,0 +1,52 @@
+"""Sums, extremes, argmax and running sums: `sum.c`, `max.c`, `min.c`, `argmax.c` and `cumsum.c`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from adtrain.core.kernel import CKernel
+from adtrain.core.registry import register
+from adtrain.lowering.cpu.shapes import item_and_team, items_outside_axes, items_outside_axis
+from adtrain.lowering.shapes import alternating, output_type, split_at
+
+TEAM_SCRATCH = 64 * 64 * 8
+"""Bytes that all threads need for a reduction: FEW * PARTS doubles in `kernels/cpu/reduce.h`."""
+
+
+def lengths(x: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
+    """The lengths that `kernels/cpu/reduce.h` takes."""
+    return alternating(x.shape, axes, 6)
+
+
+def _sum_dtypes(x: Any, axes: tuple[int, ...]) -> tuple[np.dtype, ...]:
+    return x.dtype, output_type("sum", x, axes=axes).dtype
+
+
+def _summed_items(x: Any, axes: tuple[int, ...]) -> tuple[bool, ...] | None:
+    return (True,) if 0 in axes else None
+
+
+def _cumsum_numbers(x: Any, axis: int, reverse: bool) -> tuple[int, ...]:
+    return *split_at(x.shape, axis), int(reverse)
+
+
+def _cumsum_dtypes(x: Any, axis: int, reverse: bool) -> tuple[np.dtype, ...]:
+    return x.dtype, output_type("cumsum", x, axis=axis, reverse=reverse).dtype
+
+
+register(
+    "sum",
+    "cpu",
+    (
+        *item_and_team("sum.c", "sum", lengths, items_outside_axes, _sum_dtypes, TEAM_SCRATCH),
+        CKernel("sum.c", "sum_into", lengths, _sum_dtypes, _summed_items, sums=True),
+    ),
+)
+register("max", "cpu", item_and_team("max.c", "max", lengths, items_outside_axes, scratch=TEAM_SCRATCH))
+register("min", "cpu", item_and_team("min.c", "min", lengths, items_outside_axes, scratch=TEAM_SCRATCH))
+register(
+    "argmax", "cpu", item_and_team("argmax.c", "argmax", lambda x, axis: split_at(x.shape, axis), items_outside_axis)
+)
+register("cumsum", "cpu", item_and_team("cumsum.c", "cumsum", _cumsum_numbers, items_outside_axis, _cumsum_dtypes))

@@ -1,0 +1,49 @@
+"""Normalisation: `reduce/norm.cu`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.registry import register
+from adtrain.core.target import Target
+from adtrain.lowering.cuda.reduce import MIN_BLOCKS, MIN_ROW_PART, WARP, launchable, vector_width
+from adtrain.lowering.cuda.rows import held_rows
+from adtrain.lowering.shapes import alternating
+
+BLOCK = 256
+"""Threads per block."""
+
+
+def standardize(target: Target, x: Any, axes: tuple[int, ...], eps: float) -> list[CudaKernel]:
+    """The candidates: rows in registers, or three passes: moments of parts, moments, and the elements."""
+    lengths = k0, r0, k1, r1 = alternating(x.shape, axes, 4)
+    outputs = k0 * k1
+    across = WARP if r1 == 1 else 1  # neighbouring outputs of a block
+    tiles = k0 * -(-k1 // across)
+    wanted = min(-(-MIN_BLOCKS // max(tiles, 1)), r0 * r1 * across // MIN_ROW_PART, r0)
+    runs = -(-r0 // max(wanted, 1))  # of r1 elements, per part
+    parts = -(-r0 // runs)
+    width = {"WIDTH": vector_width(r1 if r1 > 1 else k1, x.dtype.itemsize)}
+
+    def launch(name: str, numbers: tuple[int | float, ...], **work: Any) -> CudaLaunch:
+        return CudaLaunch("reduce/norm.cu", name, numbers, (x.dtype,), **work)
+
+    moments_of_parts = launch(
+        "standardize_parts",
+        (*lengths, across, parts, runs),
+        definitions=width,
+        blocks=tiles * parts,
+        threads=BLOCK,
+    )
+    moments = launch("standardize_combine", (outputs, parts), elements=outputs * WARP)
+    apply = launch(
+        "standardize_apply", (*lengths, float(eps)), definitions=width, elements=math.prod(lengths) // width["WIDTH"]
+    )
+    passes = CudaKernel((moments_of_parts, moments, apply), outputs * parts * 3 * x.dtype.itemsize)
+    row = r1 if r0 == 1 else 0
+    return launchable([*held_rows(launch("standardize_team", (outputs, row, float(eps))), outputs, row), passes])
+
+
+register("standardize", "cuda", standardize)

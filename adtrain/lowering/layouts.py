@@ -1,0 +1,56 @@
+"""Transpose, flip, concatenate, slice and pad as strided copies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from adtrain.lowering.shapes import contiguous_strides, output_type
+
+Ints = tuple[int, ...]
+
+
+class Layout(NamedTuple):
+    """A copy of ``lengths`` elements along each axis. Strides and offsets are in elements."""
+
+    lengths: Sequence[int]
+    source_strides: Sequence[int]
+    target_strides: Sequence[int]
+    source_offset: int = 0
+    target_offset: int = 0
+
+
+def transpose(x: Any, axes: Ints) -> Layout:
+    lengths, strides = tuple(x.shape[i] for i in axes), contiguous_strides(x.shape)
+    return Layout(lengths, [strides[i] for i in axes], contiguous_strides(lengths))
+
+
+def flip(x: Any, axes: Ints) -> Layout:
+    strides = contiguous_strides(x.shape)
+    start = sum((x.shape[i] - 1) * strides[i] for i in axes)
+    return Layout(x.shape, [-s if i in axes else s for i, s in enumerate(strides)], strides, start)
+
+
+def concatenate(position: int, *xs: Any, axis: int) -> Layout:
+    """The copy of argument ``position``."""
+    x, strides = xs[position], contiguous_strides(output_type("concatenate", *xs, axis=axis).shape)
+    start = sum(x.shape[axis] for x in xs[:position]) * strides[axis]
+    return Layout(x.shape, contiguous_strides(x.shape), strides, 0, start)
+
+
+def slice(x: Any, starts: Ints, stops: Ints, steps: Ints) -> Layout:
+    ends = [min(n, stop) for n, stop in zip(x.shape, stops, strict=True)]  # x may be one item of a larger array
+    lengths = tuple(len(range(*span)) for span in zip(starts, ends, steps, strict=True))
+    strides = contiguous_strides(x.shape)
+    start = sum(a * s for a, s in zip(starts, strides, strict=True))
+    return Layout(
+        lengths, [s * step for s, step in zip(strides, steps, strict=True)], contiguous_strides(lengths), start
+    )
+
+
+def pad(x: Any, low: Ints, high: Ints, gaps: Ints, value: float) -> Layout:
+    """The copy of ``x`` into the padded array."""
+    strides = contiguous_strides(output_type("pad", x, low=low, high=high, gaps=gaps, value=value).shape)
+    start = sum(a * s for a, s in zip(low, strides, strict=True))
+    targets = [s * (gap + 1) for s, gap in zip(strides, gaps, strict=True)]
+    return Layout(x.shape, contiguous_strides(x.shape), targets, 0, start)

@@ -1,0 +1,43 @@
+"""Shapes as kernels take them, on every device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from adtrain.core.primitive import PRIMITIVES
+from adtrain.core.types import ArrayType, Shape
+
+
+def output_type(primitive: str, *types: Any, **params: Any) -> ArrayType:
+    """The type of a primitive's only output, from its shape rule."""
+    (found,) = PRIMITIVES[primitive].output_types(types, params)
+    return found
+
+
+def split_at(shape: Shape, axis: int) -> tuple[int, int, int]:
+    """A shape as three lengths: before ``axis``, along it, and after it."""
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+
+
+def alternating(shape: Shape, axes: Sequence[int], count: int) -> tuple[int, ...]:
+    """A shape as ``count`` lengths, of kept and reduced axes in turn. The last length is of reduced axes.
+
+    Raises:
+        NotImplementedError: kept and reduced axes alternate more than ``count`` times.
+    """
+    lengths = [1]  # from the last axis
+    for i in range(len(shape) - 1, -1, -1):
+        if shape[i] != 1:
+            if (i in axes) != (len(lengths) % 2 == 1):
+                lengths.append(1)
+            lengths[-1] *= shape[i]
+    if len(lengths) > count:
+        raise NotImplementedError(f"a reduction of shape {shape} over axes {tuple(axes)}")
+    return (*[1] * (count - len(lengths)), *reversed(lengths))
+
+
+def contiguous_strides(shape: Shape) -> tuple[int, ...]:
+    """The strides of a contiguous array, in elements."""
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))

@@ -1,0 +1,92 @@
+"""Batch prefetch: in repeated steps, the batch of the next step is gathered beside the last work of this step.
+
+This is software pipelining with one stage (Allan, Jones, Lee and Allan, "Software Pipelining", ACM Computing Surveys
+27, 1995). The terms prologue, steady state and epilogue are theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from adtrain.core.fused import horizontal_p, renamed
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.target import Target
+from adtrain.passes.fuse_elementwise import is_loops
+from adtrain.passes.fuse_horizontally import fuse_horizontally
+from adtrain.passes.readers_first import readers_first
+
+
+@dataclass(frozen=True)
+class PrefetchedRuns:
+    """A Program divided for several runs: ``prologue`` once, ``steady`` for each run but the last, ``epilogue`` once.
+
+    Attributes:
+        prologue: the equations that gather the first batch. Their results are inputs of the other two, after the
+            Program's own inputs.
+        steady: the rest of a run, and the gather for the next run, whose results are further outputs. None if nothing
+            is prefetched.
+        epilogue: the rest of the last run.
+    """
+
+    prologue: Sequence[Equation]
+    steady: Program | None
+    epilogue: Program
+
+
+def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
+    """Divide a fused Program so that each run prefetches for the next one, if that saves a launch.
+
+    Equations can be prefetched if their arguments are known when a run has begun: inputs, or values for the next run
+    that depend on inputs only, such as a step counter. A Program without horizontal fusion is left as it is. So is one
+    whose products would share launches differently than before: that would change how they are computed, and all runs
+    must return the same bits.
+    """
+    whole = PrefetchedRuns((), None, program)
+    if not program.carries or not any(e.primitive is horizontal_p for e in program.equations):
+        return whole
+    next_value = dict(zip((v for v in program.inputs if v in program.donated), program.outputs, strict=True))
+    known = {*program.inputs, *program.constants}
+    early = known | {v for e in _members(program.equations) if known.issuperset(e.inputs) for v in e.outputs}
+
+    def can_prefetch(e: Equation) -> bool:
+        ready = known.issuperset(e.inputs) and early.issuperset(next_value.get(v, v) for v in e.inputs)
+        return ready and not e.has(Trait.RESHAPE) and set(program.outputs).isdisjoint(e.outputs)
+
+    prologue = [e for e in program.equations if can_prefetch(e)]
+    if not prologue:
+        return whole
+    rest = [e for e in program.equations if e not in prologue]
+    fetched = tuple(v for e in prologue for v in e.outputs)
+    inputs = (*program.inputs, *fetched)
+    ahead = {v: Variable(v.type, v.device) for v in fetched}
+    steady = Program(
+        inputs,
+        program.constants,
+        (*_members(rest), *(renamed(e, next_value | ahead) for e in _members(prologue))),
+        (*program.outputs, *ahead.values()),
+        program.donated | set(fetched),
+    )
+    steady = readers_first(fuse_horizontally(steady, target))
+    new = frozenset(ahead.values())
+    if _launches(steady) >= _launches(program) or _shared(steady.equations, new) != _shared(rest, new):
+        return whole
+    return PrefetchedRuns(prologue, steady, replace(program, inputs=inputs, equations=tuple(rest)))
+
+
+def _members(equations: Sequence[Equation]) -> list[Equation]:
+    """The equations, with the members of horizontal fusions in their place."""
+    return [m for e in equations for m in (e.params["body"].equations if e.primitive is horizontal_p else (e,))]
+
+
+def _shared(equations: Sequence[Equation], ignored: frozenset[Variable]) -> set[tuple[bool, frozenset[Variable]]]:
+    """For each launch whether several equations share it, and their results, without loops and `ignored` ones."""
+    launches = (
+        (e, frozenset(v for m in _members([e]) if not is_loops(m) for v in m.outputs) - ignored) for e in equations
+    )
+    return {(e.primitive is horizontal_p, results) for e, results in launches if results}
+
+
+def _launches(program: Program) -> int:
+    return sum(not e.has(Trait.RESHAPE) for e in program.equations)

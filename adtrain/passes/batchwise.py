@@ -1,0 +1,76 @@
+"""Batch-wise equations: item n of an output needs item n of the inputs only. An item is an index of axis 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from adtrain.core.fused import loops_p
+from adtrain.core.kernel import CKernel, value_for
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation
+from adtrain.core.registry import c_kernels
+from adtrain.passes.fuse_elementwise import elementwise
+
+
+@dataclass(frozen=True)
+class Batchwise:
+    """How an equation works batch-wise.
+
+    Attributes:
+        count: number of items, the length of axis 0.
+        flags: for each input True if item n of the output needs item n of it; False if it needs the whole input.
+        sums: the outputs are sums over the items.
+    """
+
+    count: int
+    flags: tuple[bool, ...]
+    sums: bool
+
+
+def batchwise(equation: Equation) -> Batchwise | None:
+    """How the C kernels compute `equation` batch-wise, or None if they do not."""
+    found = _without_kernel(equation)
+    kernel = item_kernel(equation)
+    if found is not None or kernel is None:
+        return found
+    flags = value_for(kernel.items, *(v.type for v in equation.inputs), **equation.params)
+    assert flags is not None
+    lengths = {v.type.shape[0] for v, flag in zip(equation.inputs, flags, strict=True) if flag}
+    if not kernel.sums:
+        lengths |= {v.type.shape[0] for v in equation.outputs}
+    return Batchwise(lengths.pop(), flags, kernel.sums) if len(lengths) == 1 else None
+
+
+def rowwise(equation: Equation) -> Batchwise | None:
+    """How `equation` works row by row, from its meaning alone; None if it does not."""
+    if not equation.has(Trait.ALONG_AXIS):
+        return _without_kernel(equation)
+    shape, params = equation.inputs[0].type.shape, equation.params
+    axes = params["axes"] if "axes" in params else (params["axis"],)
+    return Batchwise(shape[0], (True,) * len(equation.inputs), False) if shape and 0 not in axes else None
+
+
+def kernels(equation: Equation) -> tuple[CKernel, ...]:
+    """The C functions of `equation`'s primitive."""
+    return c_kernels(equation.primitive.name)
+
+
+def item_kernel(equation: Equation) -> CKernel | None:
+    """The C function that computes one item of `equation`."""
+    types = [v.type for v in equation.inputs]
+    functions = [k for k in kernels(equation) if not k.team]
+    return next((k for k in functions if value_for(k.items, *types, **equation.params) is not None), None)
+
+
+def _without_kernel(equation: Equation) -> Batchwise | None:
+    """Reshapes and elementwise equations, which need no kernel of their own."""
+    shape = equation.outputs[0].type.shape
+    if not shape:
+        return None
+    if equation.has(Trait.RESHAPE):
+        same = equation.inputs[0].type.shape[:1] == shape[:1]
+        return Batchwise(shape[0], (True,), False) if same else None
+    if elementwise(equation) or equation.primitive is loops_p:
+        flags = tuple(len(v.type.shape) == len(shape) and v.type.shape[0] == shape[0] for v in equation.inputs)
+        return Batchwise(shape[0], flags, False)
+    return None

@@ -1,0 +1,128 @@
+"""Horizontal fusion: independent equations share a kernel launch, each with thread blocks of its own.
+
+Two kinds of equations are grouped: those whose results no other equation reads (weight gradients with their updates),
+and those at the same level, the number of launches between the Program's inputs and the equation. An equation of one
+thread block, such as the schedule, moves to the level with the most work among those that its readers allow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from functools import partial
+from math import prod
+
+from adtrain.core.fused import fuse, horizontal_p, one_block_p, product_p
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.target import Target
+from adtrain.passes.fuse_elementwise import is_loops
+from adtrain.passes.fuse_one_block import is_small
+from adtrain.passes.groups import Groups
+
+WAVES = 3
+"""Most blocks of a launch, for each multiprocessor. With more blocks the saved launch matters little, and the arguments
+would keep their memory for longer."""
+
+TILE = 64
+"""Rows and columns of a product that a block computes, as an estimate."""
+ELEMENTS = 4096
+"""Elements of another result that a block computes: 256 threads, 4 vectors each."""
+MAX_K = 1024
+"""Length K of a product. A longer one may need split-K, which takes a second launch."""
+MAX_FLOPS = 1 << 29
+"""Operations of a product. A larger one fills the device by itself, and other kernels are faster for it."""
+MAX_POINTERS = 480
+"""Pointers that a kernel takes; 4 KiB of arguments hold 512 of them."""
+
+
+def fuse_horizontally(program: Program, target: Target) -> Program:
+    """One `horizontal` equation for each group of independent equations."""
+    max_blocks = WAVES * target.multiprocessors
+    groups = Groups(program)
+    needed = {v for e in program.equations for v in e.inputs}
+    last = [i for i, e in enumerate(program.equations) if needed.isdisjoint(e.outputs)]
+    _merge(groups, last, max_blocks)
+    by_level: dict[int, list[int]] = {}
+    for i, level in enumerate(_levels(program, max_blocks)):
+        if i not in last:
+            by_level.setdefault(level, []).append(i)
+    for members in by_level.values():
+        _merge(groups, members, max_blocks)
+    return groups.rewritten(partial(fuse, horizontal_p))
+
+
+def _merge(groups: Groups, independent: Iterable[int], max_blocks: int) -> None:
+    """Merge independent equations, in their order, into launches of at most ``max_blocks`` blocks."""
+    first: int | None = None
+    blocks = 0
+    pointers: set[Variable] = set()
+    dtypes: set[str] = set()  # of products; a kernel has one
+    for i in independent:
+        e = groups.equations[i]
+        own = _blocks(e)
+        if own is None:
+            continue
+        dtype = {v.type.dtype.name for v in e.inputs[:1] if _is_product(e)}
+        operands = {*e.inputs, *e.outputs}
+        fits = blocks + own <= max_blocks and len(pointers | operands) <= MAX_POINTERS
+        if first is not None and fits and len(dtypes | dtype) <= 1 and groups.can_merge(groups.of[first], i):
+            groups.merge(groups.of[first], i)
+            blocks, pointers, dtypes = blocks + own, pointers | operands, dtypes | dtype
+        else:
+            first, blocks, pointers, dtypes = i, own, operands, dtype
+
+
+def _levels(program: Program, max_blocks: int) -> list[int]:
+    """The level of each equation: the number of launches on the longest path to it.
+
+    An equation of one thread block may take any later level that its readers allow; it takes the one with the most
+    work. Equations that no other equation reads come last.
+    """
+    equations = program.equations
+    after: dict[Variable, int] = {}
+    levels = []
+    for e in equations:
+        levels.append(max((after.get(v, 0) for v in e.inputs), default=0))
+        after |= dict.fromkeys(e.outputs, levels[-1] + _launches(e))
+    read, end = {v for e in equations for v in e.inputs}, max(levels, default=0)
+    levels = [end if read.isdisjoint(e.outputs) else level for e, level in zip(equations, levels, strict=True)]
+    work: Counter[int] = Counter()
+    for e, level in zip(equations, levels, strict=True):
+        if (_blocks(e) or max_blocks) < max_blocks:
+            work[level] += e.primitive.cost([v.type for v in e.inputs], e.params).flops
+    first_read: dict[Variable, int] = {}  # the level of the first reader
+    for i in range(len(equations) - 1, -1, -1):
+        e = equations[i]
+        by = min((first_read[v] for v in e.outputs if v in first_read), default=end) - _launches(e)
+        if not _launches(e):
+            levels[i] = by
+        elif _blocks(e) == 1 and by > levels[i]:
+            levels[i] = max(range(levels[i], by + 1), key=lambda level: work[level])
+        for v in e.inputs:
+            first_read[v] = min(first_read.get(v, levels[i]), levels[i])
+    return levels
+
+
+def _launches(equation: Equation) -> int:
+    return int(not equation.has(Trait.RESHAPE))
+
+
+def _is_product(equation: Equation) -> bool:
+    return equation.primitive is product_p or equation.has(Trait.MATMUL)
+
+
+def _blocks(equation: Equation) -> int | None:
+    """How many thread blocks it takes in a shared launch, or None if it needs a launch of its own."""
+    e = equation
+    if not all(v.size for v in (*e.inputs, *e.outputs)):
+        return None
+    if is_loops(e):
+        return -(-e.outputs[0].size // ELEMENTS)
+    if _is_product(e):
+        matmul = e.params["body"].equations[0] if e.primitive is product_p else e
+        (*batch, m, n), a = matmul.outputs[0].type.shape, matmul.inputs[0].type.shape
+        k = a[-2 if matmul.params["transpose_a"] else -1]
+        small = k <= MAX_K and 2 * prod(batch) * m * n * k <= MAX_FLOPS
+        return prod(batch) * -(-m // TILE) * -(-n // TILE) if small else None
+    return 1 if e.primitive is one_block_p or is_small(e) else None

@@ -1,0 +1,93 @@
+"""Gradients through max pooling: computed from the pooled gradient, not from the gradient spread among zeros.
+
+Each pooling window passes its cotangent to one element and zeros to the others. What follows in the backward pass can
+work on one element of each window:
+
+    where(0 < r, put(ct, at), 0) = put(where(0 < p, ct, 0), at)      with p, at = max_pool2d(r), because p = r[at]
+    sum(put(g, at)) = sum(g)                                         over the images and their pixels
+    conv2d_input_grad(put(g, at), w), conv2d_weight_grad(x, put(g, at))   have kernels that visit the maxima only
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.rewrites import POOLED_GRADIENT
+from adtrain.core.types import ArrayType
+
+
+def fuse_maxpool_gradients(program: Program, has_kernel: Callable[[Equation], bool], all_readers: bool) -> Program:
+    """Let what reads a spread gradient read the pooled gradient.
+
+    Args:
+        has_kernel: whether an equation on a pooled gradient has a kernel that should be faster.
+        all_readers: rewrite only where every reader of a spread gradient can be, so that it is never written.
+    """
+    program = _sink_masks(program)
+    put = {e.outputs[0]: e for e in program.equations if e.has(Trait.MAX_POOL_GRAD)}
+    program = replace(program, equations=tuple(_sum_pooled(e, put) for e in program.equations))
+    pooled = {e: _on_pooled(e, put, has_kernel) for e in program.equations}
+    if all_readers:
+        spread = {*program.outputs, *(v for e in program.equations if pooled[e] is e for v in e.inputs)}
+        pooled |= {e: e for e in program.equations if spread.intersection(e.inputs).intersection(put)}
+    return replace(program, equations=tuple(pooled[e] for e in program.equations))
+
+
+def _sink_masks(program: Program) -> Program:
+    """Apply the mask of a relu before a max pooling to the pooled gradient instead of the spread one."""
+    producer = {v: e for e in program.equations for v in e.outputs}
+    zeros = {v for v, x in program.constants.items() if x.size == 1 and x.item() == 0}
+    equations: list[Equation] = []
+    for e in program.equations:
+        put, pool = _masked_put(e, producer, zeros)
+        if put is None or pool is None:
+            equations.append(e)
+            continue
+        compare = producer[e.inputs[0]]
+        (ct, at), (zero, _) = put.inputs, compare.inputs
+        mask = Variable(ArrayType(ct.type.shape, compare.outputs[0].type.dtype), ct.device)
+        masked = Variable(ct.type, ct.device)
+        equations += [
+            replace(compare, inputs=(zero, pool.outputs[0]), outputs=(mask,)),
+            replace(e, inputs=(mask, ct, e.inputs[2]), outputs=(masked,)),
+            replace(put, inputs=(masked, at), outputs=e.outputs),
+        ]
+    return replace(program, equations=tuple(equations))
+
+
+def _masked_put(
+    e: Equation, producer: dict[Variable, Equation], zeros: set[Variable]
+) -> tuple[Equation | None, Equation | None]:
+    """For where(0 < r, put(ct, at), 0) the put, and the max pooling of r that computed `at`."""
+    no_match = None, None
+    if e.primitive.name != "where" or e.inputs[2] not in zeros:
+        return no_match
+    less, put = producer.get(e.inputs[0]), producer.get(e.inputs[1])
+    if less is None or put is None or less.primitive.name != "less" or not put.has(Trait.MAX_POOL_GRAD):
+        return no_match
+    pool = producer.get(put.inputs[1])
+    if pool is None or not pool.has(Trait.MAX_POOL) or pool.params["windows"] != put.params["windows"]:
+        return no_match
+    return (put, pool) if less.inputs[0] in zeros and less.inputs[1] is pool.inputs[0] else no_match
+
+
+def _sum_pooled(e: Equation, put: dict[Variable, Equation]) -> Equation:
+    """A sum over images and their pixels, taken of the pooled gradient."""
+    sums = e.has(Trait.REDUCTION) and e.primitive.name == "sum" and {2, 3} <= set(e.params["axes"])
+    return replace(e, inputs=put[e.inputs[0]].inputs[:1]) if sums and e.inputs[0] in put else e
+
+
+def _on_pooled(e: Equation, put: dict[Variable, Equation], has_kernel: Callable[[Equation], bool]) -> Equation:
+    """A gradient of a convolution that reads the pooled gradient, if there is a kernel for it; else `e`."""
+    if e.primitive not in POOLED_GRADIENT:
+        return e
+    i, variant = POOLED_GRADIENT[e.primitive]
+    source = put.get(e.inputs[i])
+    if source is None:
+        return e
+    inputs = (*e.inputs[:i], *source.inputs, *e.inputs[i + 1 :])
+    found = replace(e, primitive=variant, inputs=inputs, params={**e.params, **source.params})
+    return found if has_kernel(found) else e

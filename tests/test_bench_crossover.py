@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adtrain.bench.analysis.crossover import Crossover, crossover
+
+LADDERS = st.lists(st.integers(1, 10**9), min_size=2, max_size=8, unique=True).map(sorted)
+POSITIVE = st.floats(1e-3, 1e3)
+
+
+@given(LADDERS, POSITIVE, POSITIVE, st.floats(0.1, 3))
+def test_where_times_are_powers_of_the_size_the_crossing_is_exact(
+    sizes: list[int], overhead: float, rate: float, power: float
+) -> None:
+    """The CPU takes rate n^power, the GPU always `overhead`."""
+    speedups = [rate * n**power / overhead for n in sizes]
+    exact = (overhead / rate) ** (1 / power)
+    found = crossover(sizes, speedups)
+    if min(speedups) >= 1:
+        assert found == Crossover("always")
+    elif max(speedups) < 1:
+        assert found == Crossover("never")
+    else:
+        assert found.at == pytest.approx(exact, rel=1e-6)
+
+
+@given(LADDERS, st.data())
+def test_it_lies_behind_the_last_size_that_is_unlike_the_largest(sizes: list[int], data: st.DataObject) -> None:
+    speedups = data.draw(st.lists(POSITIVE, min_size=len(sizes), max_size=len(sizes)))
+    found = crossover(sizes, speedups)
+    if found.at is not None:
+        wins = speedups[-1] >= 1
+        last = max(i for i, speedup in enumerate(speedups) if (speedup >= 1) != wins)
+        assert sizes[last] * (1 - 1e-9) <= found.at <= sizes[last + 1] * (1 + 1e-9)
+        assert found.wins == ("from" if wins else "up to")
+    else:
+        assert found.wins == ("always" if min(speedups) >= 1 else "never")
+
+
+def test_it_is_told_in_words() -> None:
+    speedups = [1, 2], [0.3, 0.9], [0.1, 10], [10, 0.1]
+    assert [str(crossover([10, 1000], x)) for x in speedups] == ["always", "never", "from 100", "up to 100"]

@@ -1,0 +1,128 @@
+"""FLOPs as counted from Programs, against counts by hand and against PyTorch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adtrain import nn, ops
+from adtrain.bench.ops import sweep
+from adtrain.bench.ops.table import BENCHES, Bench
+from adtrain.cases import normal
+from adtrain.core import tree
+from adtrain.core.array import array
+
+CONVOLUTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "plain": ((2, 3, 8, 8), (4, 3, 3, 3), {}),
+    "stride": ((2, 3, 9, 8), (4, 3, 3, 2), {"stride": (2, 3), "padding": 1}),
+    "groups": ((2, 4, 7, 7), (6, 2, 3, 3), {"groups": 2, "stride": 2}),
+    "dilation": ((1, 2, 9, 9), (3, 2, 3, 3), {"dilation": 2}),
+}
+PRODUCTS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]] = {
+    "matmul": (lambda a, b: a @ b, (5, 6), (6, 7)),
+    "b transposed": (lambda a, b: ops.matmul(a, b, transpose_b=True), (5, 6), (7, 6)),
+    "batch": (lambda a, b: a @ b, (3, 5, 6), (3, 6, 7)),
+}
+
+
+def flops(f: Callable[..., Any], *samplers: Any) -> dict[str, int]:
+    """By phase, the FLOPs of an operation as `adtrain bench` counts them."""
+    each = Bench("", "", {}, lambda n: samplers, f)
+    found = sweep.phases(each, sweep.sample(each, 1))
+    return {phase: sweep.cost(sweep.program(g, args)).flops for phase, (g, args) in found.items()}
+
+
+def output_shape(x: tuple[int, ...], w: tuple[int, ...], options: Any) -> tuple[int, ...]:
+    out: tuple[int, ...] = ops.conv2d(np.zeros(x, np.float32), np.zeros(w, np.float32), **options).shape
+    return out
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_a_convolution_multiplies_each_output_s_window(name: str) -> None:
+    x, w, options = CONVOLUTIONS[name]
+    count = 2 * prod(output_shape(x, w, options)) * prod(w[1:])
+    found = flops(lambda x, w: ops.conv2d(x, w, **options), normal(*x), normal(*w))
+    assert found == {"forward": count, "backward x": count, "backward w": count}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_and_its_gradients_multiply_the_same_lengths(name: str) -> None:
+    f, a, b = PRODUCTS[name]
+    count = 2 * prod(a) * 7
+    assert flops(f, normal(*a), normal(*b)) == {"forward": count, "backward a": count, "backward b": count}
+
+
+def test_a_linear_layer_multiplies_and_adds_its_bias() -> None:
+    layer = nn.Linear(7)
+    params, state = layer.init((6,), np.random.default_rng(0), np.dtype(np.float32))
+
+    def loss(params: Any, x: Any) -> Any:
+        return layer(params, state, x, nn.Mode(training=True))[0]
+
+    x = array(np.ones((5, 6), np.float32))
+    assert len(tree.leaves(params)) == 2
+    assert sweep.cost(sweep.program(loss, [params, x])).flops == 2 * 5 * 6 * 7 + 5 * 7
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (3, 2)])
+@pytest.mark.parametrize("op", [ops.max_pool2d, ops.avg_pool2d])
+def test_pooling_takes_each_window_s_elements(op: Callable[..., Any], kernel: int, stride: int) -> None:
+    outputs = 2 * 3 * ((8 - kernel) // stride + 1) ** 2
+    found = flops(lambda x: op(x, kernel, stride), normal(2, 3, 8, 8))
+    assert found["forward"] == outputs * kernel**2
+    # A maximum's gradient goes to one place a window, an average's to all of them.
+    assert found["backward x"] == outputs * (1 if op is ops.max_pool2d else kernel**2)
+
+
+def test_a_norm_takes_six_operations_an_element_and_two_for_weight_and_bias() -> None:
+    """For the mean a sum; for the variance a difference, a square and a sum; for the result a difference and a product.
+    What there is once a row is not counted."""
+    plain = flops(lambda x: ops.layer_norm(x, 8), normal(5, 8))
+    affine = flops(lambda x, w, b: ops.layer_norm(x, 8, w, b), normal(5, 8), normal(8), normal(8))
+    assert plain["forward"] == 6 * 40
+    assert affine["forward"] == 8 * 40
+    assert (affine["backward w"], affine["backward b"]) == (2 * 40, 40)  # products and their sum, and a sum
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_pytorch_counts_the_same_for_convolutions(name: str) -> None:
+    x, w, options = CONVOLUTIONS[name]
+    ours = flops(lambda x, w: ops.conv2d(x, w, **options), normal(*x), normal(*w))
+    forward, backward = pytorch_counts("conv2d", x, w, options)
+    assert ours["forward"] == forward
+    # Of a weight's gradient PyTorch counts as many products as if there were one group.
+    assert ours["backward x"] + ours["backward w"] * options.get("groups", 1) == backward
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_pytorch_counts_the_same_for_products(name: str) -> None:
+    f, a, b = PRODUCTS[name]
+    ours = flops(f, normal(*a), normal(*b))
+    forward, backward = pytorch_counts("matmul" if name != "b transposed" else "linear", a, b, {})
+    assert (ours["forward"], ours["backward a"] + ours["backward b"]) == (forward, backward)
+
+
+def pytorch_counts(op: str, a: tuple[int, ...], b: tuple[int, ...], options: Mapping[str, Any]) -> tuple[int, int]:
+    """What `FlopCounterMode` counts forward, and backward to both arguments."""
+    torch = pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    function = torch.matmul if op == "matmul" else getattr(torch.nn.functional, op)
+    given = [torch.ones(shape, requires_grad=True) for shape in (a, b)]
+    with FlopCounterMode(display=False) as forward:
+        out = function(*given, **options)
+    with FlopCounterMode(display=False) as backward:
+        out.sum().backward()
+    return forward.get_total_flops(), backward.get_total_flops()
+
+
+def test_a_gradient_that_repeats_one_number_is_written_as_a_whole() -> None:
+    (each,) = (bench for bench in BENCHES if (bench.op, bench.variant) == ("mean", "axis None"))
+    phases = sweep.phases(each, sweep.sample(each, 16))
+    division = 1 + 1 + 1
+    assert sweep.cost(sweep.program(*phases["forward"])).bytes == 4 * (16 * 16 + 1 + division)
+    assert sweep.cost(sweep.program(*phases["backward x"])).bytes == 4 * (division + 16 * 16)

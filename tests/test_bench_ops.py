@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adtrain import ops
+from adtrain.bench.ops import sweep
+from adtrain.bench.ops.sweep import BenchRow
+from adtrain.bench.ops.table import BENCHES, VIEWS, Bench
+from adtrain.bench.timing import sampling
+from adtrain.bench.timing.roofline import Roofline
+from adtrain.cases import CASES, integers, normal
+from adtrain.core.array import Value
+from adtrain.core.errors import DTypeError
+from adtrain.core.hooks import Call, Hook, hook
+from adtrain.core.primitive import Cost, Primitive
+from adtrain.core.trace import Tracer, base_trace
+from adtrain.core.types import ArrayType
+
+FIELDS = [
+    "op", "variant", "n", "size", "phase", "dtype", "time", "flops", "bytes", "gflops_per_s", "gbytes_per_s",
+    "of_roofline", "kernels",
+]  # fmt: skip
+CREATE = {"arange", "full", "ones", "ones_like", "zeros", "zeros_like", "rng_state", "matmul_precision"}
+PEAK = Roofline(1e-3, {"float32": 1e-3})
+PRODUCT = Bench("matmul", "", {"cpu": (5,)}, lambda n: (normal(n, 6), normal(6, 7)), ops.matmul)
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As few runs as the protocol allows."""
+    monkeypatch.setattr(sweep, "MIN_SAMPLE_MS", 0.0)
+    monkeypatch.setattr(sampling, "MAX_SAMPLES", sampling.MIN_SAMPLES)
+    monkeypatch.setattr(sampling, "WARMUP_RUNS", 0)
+
+
+def one_of(op: str, *shapes: tuple[int, ...], f: Any = None) -> Bench:
+    return Bench(op, "", {"cpu": (1,)}, lambda n: tuple(normal(*shape) for shape in shapes), f or getattr(ops, op))
+
+
+def test_every_public_operation_has_sizes() -> None:
+    assert set(ops.__all__) - {each.op for each in BENCHES} - set(VIEWS) - CREATE == set()
+    assert {each.op for each in BENCHES} <= set(ops.__all__)
+
+
+def test_names_are_unique_and_ladders_rise() -> None:
+    assert len({(each.op, each.variant) for each in BENCHES}) == len(BENCHES)
+    ladders = [each.ladder[device] for each in BENCHES for device in ("cpu", "gpu")]
+    assert all(3 <= len(ladder) <= 5 and list(ladder) == sorted(set(ladder)) for ladder in ladders)
+
+
+def test_exactly_the_operations_with_a_derivative_have_a_backward() -> None:
+    differentiable = {case.op for case in CASES if case.order}
+    assert {each.op for each in BENCHES if each.differentiable} <= differentiable
+    assert {each.op for each in BENCHES if not each.differentiable} & differentiable == set()
+
+
+class Shapes(Tracer):
+    """A value of which only the type is known."""
+
+    __slots__ = ("device", "dtype", "shape", "trace")
+
+    def __init__(self, trace: Costs, type_: ArrayType) -> None:
+        self.trace, self.shape, self.dtype, self.device = trace, type_.shape, type_.dtype, "cpu"
+
+
+class Costs:
+    """A base trace that adds up costs and computes nothing."""
+
+    level = 0
+    live = True
+    bytes = 0
+
+    def process(self, primitive: Primitive, args: Sequence[Value], params: Mapping[str, Any]) -> Any:
+        self.bytes += primitive.cost(args, params).bytes
+        outputs = tuple(Shapes(self, t) for t in primitive.output_types(args, params))
+        return outputs[0] if len(outputs) == 1 else outputs
+
+
+class Constant:
+    """A random generator in name, whose numbers cost nothing."""
+
+    def normal(self, size: tuple[int, ...]) -> np.ndarray:
+        return np.broadcast_to(np.float32(1), size)
+
+    def uniform(self, low: float, high: float, size: tuple[int, ...]) -> np.ndarray:
+        return np.broadcast_to(np.float32(low), size)
+
+    def integers(self, low: int, high: int, size: tuple[int, ...]) -> np.ndarray:
+        return np.broadcast_to(np.int64(low), size)
+
+
+@pytest.mark.parametrize("n", [1, 3, 8])
+@pytest.mark.parametrize("each", BENCHES, ids=[f"{each.op} {each.variant}" for each in BENCHES])
+def test_every_size_fits_its_operation_and_moves_something(each: Bench, n: int) -> None:
+    costs = Costs()
+    drawn = [make(Constant()) for make in each.inputs(n)]  # type: ignore[arg-type]
+    names = list(inspect.signature(each.f).parameters)
+    with base_trace(costs):
+        inputs = [Shapes(costs, ArrayType(x.shape, x.dtype)) for x in drawn]
+        floats = [name for name, x in zip(names, inputs, strict=False) if x.dtype.kind == "f" and each.differentiable]
+        forward, *_ = (found := sweep.phases(each, inputs)).values()
+        assert list(found) == ["forward", *(f"backward {name}" for name in floats)]
+        costs.bytes = 0
+        forward[0](*forward[1])
+    assert costs.bytes > 0
+
+
+def test_a_row_for_forward_and_for_each_gradient_with_the_fields_that_json_gives() -> None:
+    rows = sweep.rows(PRODUCT, 5)
+    records = [row.record(PEAK) for row in rows]
+    assert [(record["size"], record["phase"]) for record in records] == [
+        ("5x6 6x7", "forward"), ("5x6 6x7", "backward a"), ("5x6 6x7", "backward b"),
+    ]  # fmt: skip
+    assert all(list(record) == FIELDS for record in records)
+    assert [record["flops"] for record in records] == [2 * 5 * 6 * 7] * 3
+    assert records[0]["bytes"] == 4 * (5 * 6 + 6 * 7 + 5 * 7)
+    ms = records[0]["time"]["median_ms"]
+    assert records[0]["gflops_per_s"] == pytest.approx(records[0]["flops"] / ms / 1e6)
+    assert records[0]["of_roofline"] == pytest.approx(max(420, 428) / 1e6 / 1e-3 / ms)
+    assert records[0]["kernels"] == [{"name": "NumPy", "launch": {}}]
+    assert json.loads(json.dumps(records, allow_nan=False)) == records
+
+
+@pytest.mark.compiled
+def test_what_is_compiled_names_its_kernel_and_threads() -> None:
+    names = [[kernel.name for kernel in row.kernels] for row in sweep.rows(PRODUCT, 5, "float64")]
+    assert names == [["gemm_float64"]] * 3
+    (row, *_) = sweep.rows(one_of("gelu", (7,)), 1)
+    assert [kernel.name for kernel in row.kernels] == ["loops"]
+    assert row.kernels[0].launch.keys() == {"threads"}
+
+
+def test_a_gradient_that_is_its_cotangent_has_no_row() -> None:
+    assert [row.phase for row in sweep.rows(one_of("add", (4,), (4,)), 1)] == ["forward"]
+
+
+def test_inputs_are_always_the_same_and_of_the_type_asked_for() -> None:
+    each = Bench("take", "", {"cpu": (5,)}, lambda n: (normal(n, 6), integers(5, 3)), ops.take)
+    first, second = (sweep.sample(each, 5, "float64") for _ in range(2))
+    assert [x.dtype for x in first] == [np.float64, np.int64]
+    assert all((a.numpy() == b.numpy()).all() for a, b in zip(first, second, strict=True))
+    whole = sweep.sample(each, 500, "uint8")[0].numpy()
+    assert whole.dtype == np.uint8
+    assert 4 < whole.max() <= 9
+
+
+def test_integers_have_a_forward_alone_where_the_operation_takes_them() -> None:
+    assert [(row.phase, row.dtype) for row in sweep.rows(one_of("mul", (4,), (4,)), 1, "uint8")] == [
+        ("forward", "uint8")
+    ]
+    with pytest.raises(DTypeError, match="matmul"):
+        sweep.rows(PRODUCT, 5, "int32")
+
+
+def test_a_backward_computes_one_gradient_from_what_the_forward_has_left() -> None:
+    each = one_of("where", (9,), (9,), f=lambda a, b: ops.where(ops.less(a, b), a * b, b))
+    ran: list[str] = []
+
+    class Recorder(Hook):
+        def before(self, call: Call) -> None:
+            ran.append(call.primitive.name)
+
+    inputs = sweep.sample(each, 1)
+    found = sweep.phases(each, inputs)
+    with hook(Recorder()):
+        for name, i in (("backward a", 0), ("backward b", 1)):
+            f, (ct,) = found[name]
+            a, b, cotangent = inputs[0].numpy(), inputs[1].numpy(), ct.numpy()
+            expected = [np.where(a < b, b, 0), np.where(a < b, a, 1)][i] * cotangent
+            np.testing.assert_allclose(f(ct).numpy(), expected, rtol=1e-6)
+    assert "less" not in ran
+    assert "mul" in ran
+
+
+def test_the_clock_is_the_program_s_own() -> None:
+    """Time that passes between two runs is not counted, and that of the operation is."""
+    (row, *_) = sweep.rows(one_of("exp", (1 << 16,)), 1)
+    assert 0 < row.timing.median_ms < 1e3
+    x = ops.ones((3,))
+    clock = sweep.DeviceClock()
+    work = sweep.OnDevice(sweep.program(ops.exp, [x]), [x], clock)
+    assert clock.now() == 0
+    work.run()
+    assert (first := clock.now()) > 0
+    assert clock.now() == first
+
+
+def test_numbers_that_are_not_finite_are_not_timed() -> None:
+    with pytest.raises(ValueError, match="bench: log 4 gives numbers that are not finite"):
+        sweep.rows(one_of("log", (4,), f=lambda x: ops.log(ops.abs(x) * -1.0)), 1)
+
+
+def test_rows_of_no_time_have_no_share() -> None:
+    row = BenchRow("neg", "", 1, "1", "forward", "float32", sampling.Timing([0.0] * 9), Cost(1, 8), [])
+    assert row.record(PEAK)["of_roofline"] is None

@@ -1,0 +1,323 @@
+"""Pages of `adtrain bench --html`, held against the JSON of the same result, in a real browser where there is one."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import training_runs
+from hypothesis import given
+from hypothesis import strategies as st
+from report_runs import Elements, assert_drawn, assert_needs_no_network, command, in_browser, one_line
+
+from adtrain.backends.cpu.naive import LABEL as NAIVE
+from adtrain.bench import page
+from adtrain.bench.analysis import ops as analysis_ops
+from adtrain.bench.analysis import steps as analysis_steps
+from adtrain.bench.analysis.ops import SIZED_OPS, Contestant
+from adtrain.bench.ops import sweep
+from adtrain.bench.page.cells import duration, factor, range_of
+from adtrain.bench.page.intervals import Scale
+from adtrain.bench.page.roofline import HEIGHT, LETTER, LINE, WIDTH, Dot, figures
+from adtrain.bench.peers import comparison
+from adtrain.bench.steps import modes
+from adtrain.bench.timing import machine, protocol, roofline, sampling
+from adtrain.bench.timing.records import milliseconds, remarks, timings
+from adtrain.bench.timing.sampling import Timing
+from adtrain.cli import bench_analysis
+from adtrain.report.plot import Axis, Plot
+from adtrain.report.ticks import log_ticks
+
+COMMANDS = {
+    "ops": ["--op", "matmul", "--op", "relu", "--op", "transpose", "--sizes", "4,8"],
+    "config": ["CONFIG", "--batch-sizes", "8,16"],
+    "against": ["CONFIG", "--against", "numpy"],
+    "against-ops": ["--op", "softmax", "--against", "numpy"],
+}
+KINDS = [*COMMANDS, "compare", "analysis"]
+BOTH = [Contestant("cpu", "cpu"), Contestant("gpu", "cpu")]
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[None]:
+    """As few and as short samples as the protocol allows, and a roofline of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(roofline, "KIND", "roofline of pages")
+        patch.setitem(roofline.COPY_BYTES, "cpu", 1 << 16)
+        patch.setitem(roofline.MATRIX, "cpu", 16)
+        patch.setattr(sampling, "MIN_SAMPLE_MS", 0.0)
+        patch.setattr(sweep, "MIN_SAMPLE_MS", 0.0)
+        patch.setattr(sampling, "MAX_SAMPLES", sampling.MIN_SAMPLES)
+        patch.setattr(modes, "SAMPLE_MS", 0.0)
+        patch.setattr(analysis_steps, "SAMPLE_MS", 0.0)
+        patch.setitem(modes.PAUSE_S, "cpu", 0.0)
+        patch.setattr(machine, "WINDOW_S", 0.0)
+        patch.setattr(roofline, "busy_cores", lambda: 0.0)
+        patch.setattr(analysis_steps, "LAYER_STEPS", 2)
+        patch.setattr(analysis_steps, "BATCHES", (8, 32))
+        for pace in ("STEPS", "OPERATIONS"):
+            patch.setattr(comparison, pace, comparison.Pace(0.0, 0.0))
+        yield
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, hasty: None) -> Path:
+    """A folder with a result of each kind, and its page."""
+    folder = tmp_path_factory.mktemp("made")
+    cfg = str(training_runs.write_config(folder))
+    for name, arguments in COMMANDS.items():
+        given = [cfg if argument == "CONFIG" else argument for argument in arguments]
+        files: list[str | Path] = ["--json", folder / f"{name}.json", "--html", folder / f"{name}.html"]
+        command("bench", "--device", "cpu", *given, *files)
+    after = read(folder, "ops")
+    for end in ("median_ms", "low_ms", "high_ms"):
+        after["ops"][0]["time"][end] *= 1000
+    (folder / "after.json").write_text(json.dumps({**after, "protocol": {**after["protocol"], "commit": "a<b>&c"}}))
+    files = ["--json", folder / "compare.json", "--html", folder / "compare.html"]
+    command("bench", "--compare", folder / "ops.json", folder / "after.json", *files)
+    (folder / "analysis.json").write_text(json.dumps(analysis(cfg)))
+    (folder / "analysis.html").write_text(page.render(read(folder, "analysis")))
+    return folder
+
+
+def analysis(cfg: str) -> dict[str, Any]:
+    """The result of `--device cpu,gpu` with the CPU in the place of a GPU."""
+    time = Timing([1.0] * 6).record()
+    shapes = [(32, 132, 800.0, False), (64, 132, 1000.0, False), (64, 264, 1200.0, True)]
+    rows = [{"threads": t, "blocks": b, "time": time, "gbytes_per_s": x, "rule": r} for t, b, x, r in shapes]
+    kernels = [{"kernel": "gemm<128>", "label": "", "us": 5.0, "taken": True, "rule": True}]
+    return {
+        "kind": "analysis",
+        "protocol": {**protocol.protocol("cpu"), "devices": {"cpu": "processor", "gpu": "stand-in"}, "naive": "cc"},
+        "operations": [analysis_ops.measured(replace(SIZED_OPS[0], ladder=(4, 8, 16)), BOTH)],
+        "configs": [bench_analysis._config(cfg, [], BOTH)],
+        "growing": [{**analysis_steps.over_batches(cfg, [], BOTH), "of": "hidden layers"}],
+        "launch": {"kernel": "add", "rows": rows},
+        "candidates": {"problem": "matmul", "rows": kernels},
+    }
+
+
+def read(folder: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
+    return found
+
+
+def shown(folder: Path, name: str, tmp_path: Path) -> Elements:
+    """What a browser makes of a page."""
+    return Elements(in_browser(Path(shutil.copy(folder / f"{name}.html", tmp_path)), "--dump-dom"))
+
+
+pytestmark = pytest.mark.compiled
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_page_is_made_of_the_json_alone(made: Path, name: str) -> None:
+    assert page.render(read(made, name)) == (made / f"{name}.html").read_text()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_page_needs_no_network(made: Path, name: str) -> None:
+    assert_needs_no_network((made / f"{name}.html").read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "scheme"),
+    [*((name, 1280, "light") for name in KINDS), ("config", 400, "dark"), ("analysis", 400, "dark")],
+)
+def test_a_browser_draws_each_page_in_light_and_dark(
+    made: Path, tmp_path: Path, name: str, width: int, scheme: str
+) -> None:
+    assert_drawn(made / f"{name}.html", tmp_path, width, scheme)
+
+
+def test_a_browser_shows_the_times_of_operations(made: Path, tmp_path: Path) -> None:
+    found, rows = shown(made, "ops", tmp_path), read(made, "ops")["ops"]
+    best = max(row["gflops_per_s"] for row in rows)
+    assert found.by_id["operations"] == "3"
+    assert found.by_id["times"] == f"{len(rows)}"
+    assert found.by_id["most-GFLOP/s"] == f"{best:,.1f}"
+    listed = [row for row in found.rows if len(row) == 8][-len(rows) :]
+    for cells, row in zip(listed, rows, strict=True):
+        assert cells[:3] == [f"{row['op']} {row['variant']}".strip(), row["size"], row["phase"]]
+        assert cells[3].lstrip("~") == milliseconds(row["time"]["median_ms"])
+        assert cells[3].startswith("~") == row["time"]["noisy"]
+
+
+def test_a_browser_shows_a_config_by_mode_and_layer(made: Path, tmp_path: Path) -> None:
+    found, result = shown(made, "config", tmp_path), read(made, "config")
+    modes = result["modes"]
+    assert found.by_id["step-fused"] == duration(modes["fused"]["step"]["median_ms"])
+    assert found.by_id["images/s"] == f"{modes['fused']['images_per_second']:,.0f}"
+    by_name = {row[0]: row for row in found.rows if row}
+    for name, row in modes.items():
+        assert by_name[name][1].lstrip("~") == milliseconds(row["step"]["median_ms"])
+    for row in modes["staged"]["layers"]:
+        cells = by_name[row["layer"] or "(no layer)"]
+        for phase, cell in zip(("forward", "backward", "update"), cells[3:6], strict=True):
+            assert cell.lstrip("~") == (milliseconds(row[phase]["median_ms"]) if row[phase] else "")
+    for size, row in result["batch_sizes"].items():
+        assert by_name[size][3] == f"{row['images_per_second']:,.0f}"
+
+
+def test_a_browser_shows_the_sides_of_a_step(made: Path, tmp_path: Path) -> None:
+    found, (step,) = shown(made, "against", tmp_path), read(made, "against")["steps"]
+    (cells,) = (row for row in found.rows if row[:1] == ["numpy"])
+    ratio = step["ratios"]["numpy"]
+    assert cells[1].lstrip("~") == milliseconds(step["times"]["numpy"]["median_ms"])
+    assert cells[2:4] == [factor(ratio["median"]), range_of(ratio)]
+    assert cells[5] == f"{step['peak_mib']['numpy']:,.0f}"
+
+
+def test_a_browser_shows_an_operation_a_line_with_the_ratio_of_each_peer(made: Path, tmp_path: Path) -> None:
+    found, rows = shown(made, "against-ops", tmp_path), read(made, "against-ops")["operations"]
+    by_name = {row[0]: row for row in found.rows if row}
+    assert rows
+    for row in rows:
+        ratio = row["ratios"].get("numpy")
+        told = f"{factor(ratio['median'])}{range_of(ratio)}" if ratio else ""
+        cells = by_name[f"{row['op']} {row['size']}, {row['phase']}"]
+        assert [cells[1].lstrip("~"), cells[3]] == [milliseconds(row["times"]["adtrain"]["median_ms"]), told]
+
+
+def test_a_browser_shows_where_the_gpu_is_faster(made: Path, tmp_path: Path) -> None:
+    found, result = shown(made, "analysis", tmp_path), read(made, "analysis")
+    (operation,), (config,) = result["operations"], result["configs"]
+    where = operation["crossover"]
+    assert ["matmul", operation["what"], *(where[label]["says"] for label in ("gpu", "gpu+copies"))] in found.rows
+    by_name = {row[0]: row for row in found.rows if row}
+    for label in (NAIVE, "cpu", "gpu", "gpu+copies"):
+        assert by_name[label][1].lstrip("~") == milliseconds(config["times"][label]["median_ms"])
+    assert ["800", "1,000"] in found.rows
+    assert ["", "1,200"] not in found.rows, "the rule's shape is none of the grid's here"
+
+
+def test_a_browser_shows_what_moved(made: Path, tmp_path: Path) -> None:
+    found, result = shown(made, "compare", tmp_path), read(made, "compare")
+    assert (found.by_id["slower"], found.by_id["faster"]) == ("1", "0")
+    (move,) = result["slower"]
+    times = [milliseconds(move[f"{when}_ms"]) for when in ("before", "after")]
+    assert [move["name"], *times, f"{move['change']:+.1%}"] in found.rows
+    assert ["commit", str(result["protocol"]["commit"][0]), "a<b>&c"] in found.rows
+
+
+@pytest.mark.parametrize("name", ["ops", "config", "against", "analysis"])
+def test_every_page_says_how_it_was_measured(made: Path, name: str) -> None:
+    text, result = (made / f"{name}.html").read_text(), read(made, name)
+    for field in ("date", "device_name", "compiler"):
+        assert result["protocol"][field] in text
+    assert remarks(result)[0] in text
+    noisy = sum(record["noisy"] for record in timings(result))
+    assert (f"noisy machine: {noisy} of" in text) == (noisy > 0)
+
+
+def test_kernels_of_a_gpu_are_listed() -> None:
+    kernels = [
+        {"kernel": f"k<{i}>", "us": 2.0 + i, "gflops_per_s": 1.0, "gbytes_per_s": 1.0, "rule": i > 0, "chosen": i == 0}
+        for i in range(2)
+    ]
+    problem = {"problem": "matmul 4x4", "params": {"precision": "tf32"}, "candidates": kernels}
+    result = {"kind": "candidates", "protocol": protocol.protocol("cpu"), "candidates": [problem]}
+    rows = Elements(page.render(result)).rows
+    assert [row for row in rows if row] == [["k<0>", "2.00", "1", "1", "chosen"], ["k<1>", "3.00", "1", "1", "rule"]]
+
+
+def test_a_side_that_computes_something_else_has_no_ratio_on_the_page(made: Path) -> None:
+    result = read(made, "against")
+    result["steps"][0].update(ratios={}, different=["numpy"], failed={"jax-jit": "out of <memory>"})
+    text = page.render(result)
+    (row,) = (row for row in Elements(text).rows if row[:1] == ["numpy"])
+    assert row[2:5] == ["computes something else", "", ""]
+    assert "jax-jit failed: out of &lt;memory&gt;" in text
+
+
+def test_several_configs_are_compared_in_one_picture(made: Path) -> None:
+    result = read(made, "against")
+    alone = Elements(page.render(result))
+    (step,) = result["steps"]
+    result["steps"].append({**step, "config": "another", "batch_size": 7})
+    together = Elements(page.render(result))
+    assert "Ratios" not in alone.headings
+    assert together.headings[:3] == ["Ratios", step["config"], "another"]
+    named = [row[0] for row in together.rows if row]
+    assert {f"{step['config']} batch {step['batch_size']}", "another batch 7"} <= set(named)
+
+
+@pytest.mark.parametrize("path", [".", "absent/x.html"])
+def test_a_page_that_cannot_be_written_is_one_line_before_anything_is_measured(path: str) -> None:
+    result = command("bench", "--device", "cpu", "--html", path, expect=2)
+    assert one_line(result).startswith(f"--html {path}: ")
+
+
+numbers = st.floats(1e-9, 1e12)
+milliseconds_taken = st.just(0.0) | st.floats(1e-6, 1e3)
+
+
+@given(numbers, numbers)
+def test_logarithmic_ticks_enclose_the_values(a: float, b: float) -> None:
+    low, high = sorted((a, b))
+    found = log_ticks(low, high)
+    assert 2 <= len(found) <= 9
+    assert found[0] <= low * 1.002
+    assert found[-1] >= high * 0.998
+    assert list(found) == sorted(set(found))
+    assert (1.0 in found) == (found[0] <= 1 <= found[-1])
+
+
+@given(st.tuples(numbers, numbers), numbers)
+def test_equal_factors_are_equal_distances(ends: tuple[float, float], factor: float) -> None:
+    low, high = sorted(ends)
+    axis = Axis("", log_ticks(low, high), logarithmic=True)
+    plot = Plot("", axis, axis)
+    (left, top), (middle, centre), (right, bottom) = (
+        plot.at(x, x) for x in (axis.ticks[0], math.sqrt(axis.ticks[0] * axis.ticks[-1]), axis.ticks[-1])
+    )
+    assert middle == pytest.approx((left + right) / 2)
+    assert centre == pytest.approx((top + bottom) / 2)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 10**9), milliseconds_taken), max_size=30))
+def test_every_operation_that_computes_is_a_point_below_what_limits_it(work: list[tuple[int, int, float]]) -> None:
+    dots = [Dot("op", f"dot {i}", *each) for i, each in enumerate(work)]
+    peak = {"gbytes_per_s": 100.0, "gflops_per_s": {"float32": 1000.0}}
+    text = figures({"forward": dots}, peak, "float32")
+    computing = [dot for dot in dots if dot.flops and dot.bytes and dot.ms]
+    assert text.count("<circle") == len(computing)
+    by_memory = sum(dot.flops / dot.bytes < 10 for dot in computing)
+    assert text.count('class="marker memory"') == by_memory
+    if computing and len(computing) < len(dots):
+        assert f"{len(dots) - len(computing)} that compute nothing are left out" in text
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**9), st.integers(1, 10**9), st.floats(1e-3, 1e3)), min_size=1, max_size=20))
+def test_names_in_a_roofline_stand_inside_and_beside_one_another(work: list[tuple[int, int, float]]) -> None:
+    dots = [Dot(f"operation {i}", "", *each) for i, each in enumerate(work)]
+    text = figures({"forward": dots}, {"gbytes_per_s": 100.0, "gflops_per_s": {"float32": 1000.0}}, "float32")
+    places = [(float(x), float(y)) for x, y in re.findall(r'class="name" x="([\d.-]+)" y="([\d.-]+)"', text)]
+    assert all(0 < x < WIDTH and 0 < y < HEIGHT for x, y in places)
+    shortest = len("operation 0") * LETTER
+    for (x, y), (other_x, other_y) in combinations(places, 2):
+        assert abs(x - other_x) > shortest - 0.2 or abs(y - other_y) > LINE - 0.2
+
+
+ratios = st.tuples(st.floats(1e-6, 1e6), st.floats(1, 2), st.floats(1, 2)).map(
+    lambda found: {"median": found[0], "low": found[0] / found[1], "high": found[0] * found[2]}
+)
+
+
+@given(st.lists(ratios, min_size=1))
+def test_every_interval_lies_on_the_scale_and_so_does_one(found: list[dict[str, float]]) -> None:
+    scale = Scale(found)
+    assert 0 <= scale.percent(1.0) <= 100
+    assert scale.axis().count("<span") == len(scale.ticks)
+    for ratio in found:
+        low, median, high = (scale.percent(ratio[end]) for end in ("low", "median", "high"))
+        assert -0.5 <= low <= median <= high <= 100.5
+        assert (low > scale.percent(1.0)) == (ratio["low"] > 1)

@@ -1,0 +1,163 @@
+"""Every peer takes the steps that adtrain takes: in float64 the losses of all steps are the same but for rounding."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import training_runs
+
+from adtrain import nn, optim
+from adtrain.bench.peers import numpy_network, numpy_steps, steps
+from adtrain.bench.peers.sides import SideSkips
+from adtrain.bench.peers.steps import Job
+
+FORMS = ("torch-eager", "jax-scan", "numpy")
+
+IMAGES = "[{conv2d: {out_channels: 4, kernel_size: 3}}"
+LAYERS = {
+    "dense": "[{linear: 16}, tanh, {linear: {out_features: 8, bias: false}}, sigmoid, relu, {linear: 3}]",
+    "convolution": f"{IMAGES}, relu, {{max_pool2d: 2}}, flatten, {{linear: 3}}]",
+    "strides": "[{conv2d: {out_channels: 4, kernel_size: [3, 2], stride: [2, 1], "
+    "padding: [1, 0]}}, {conv2d: {out_channels: 4, kernel_size: 2, padding: same, groups: 2, dilation: 2}}, "
+    "flatten, {linear: 3}]",
+    "pools": f"{IMAGES}, {{avg_pool2d: {{kernel_size: 3, stride: 1, padding: 1}}}}, "
+    "{max_pool2d: {kernel_size: 3, stride: 2, padding: 1}}, {adaptive_avg_pool2d: 1}, flatten, {linear: 3}]",
+    "norms": f"{IMAGES}, batch_norm2d, {{group_norm: 2}}, {{layer_norm: [4, 4]}}, flatten, batch_norm1d, layer_norm, "
+    "{linear: 3}]",
+    "containers": f"{IMAGES}, {{residual: [{{conv2d: {{out_channels: 4, kernel_size: 3, padding: 1}}}}, "
+    "batch_norm2d]}, {residual: {body: [{conv2d: {out_channels: 6, kernel_size: 1}}], "
+    "shortcut: [{conv2d: {out_channels: 6, kernel_size: 1}}]}}, {concat: [[relu], [tanh]]}, {add: [[relu], [silu]]}, "
+    "flatten, {linear: 3}]",
+    "activations": "[{reshape: [4, 9]}, flatten, {linear: 12}, leaky_relu, {elu: 0.7}, gelu, {gelu: tanh}, silu, "
+    "softplus, softmax, log_softmax, {linear: 3}]",
+    "transposed": f"{IMAGES}, {{conv_transpose2d: {{out_channels: 2, kernel_size: 3, stride: 2, output_padding: 1}}}}, "
+    "flatten, {linear: 3}]",
+}
+OPTIMIZERS = (
+    "sgd: {lr: 0.1}",
+    "sgd: {lr: 0.1, momentum: 0.9, weight_decay: 0.01}",
+    "sgd: {lr: 0.05, momentum: 0.9, nesterov: true}",
+    "adam: {lr: 0.01, betas: [0.8, 0.99], weight_decay: 0.01}",
+    "adamw: {lr: 0.01, weight_decay: 0.1}",
+    "rmsprop: {lr: 0.01, weight_decay: 0.01}",
+    "rmsprop: {lr: 0.01, momentum: 0.5}",
+)
+LOSSES = (
+    "cross_entropy",
+    "{cross_entropy: {label_smoothing: 0.1}}",
+    "mse",
+    "l1",
+    "{huber: {delta: 0.3}}",
+    "binary_cross_entropy_with_logits",
+)
+PLAIN = "[{linear: 16}, relu, {linear: 3}]"
+LACKING = {
+    "numpy": {*LAYERS} - {"dense", "convolution"} | {*LOSSES} - {"cross_entropy"},
+    "jax-scan": {"transposed"},
+    "torch-eager": set[str](),
+}
+
+
+def job(folder: Path, layers: str = PLAIN, *overrides: str) -> Job:
+    shape = "model.input=[1, 6, 6]" if "conv2d" in layers else "model.input=[36]"
+    fixed = "training.precision=float64", shape
+    return Job(training_runs.prepare(folder, *fixed, *overrides, layers=layers), "cpu")
+
+
+def losses(name: str, given: Job) -> list[float]:
+    """Of all steps of three calls."""
+    if not importlib.util.find_spec(package := name.partition("-")[0]):
+        pytest.skip(f"{package} is not installed")
+    runner = steps.runner(name, given)
+    return [x for _ in range(3) for x in runner.losses()]
+
+
+def check(name: str, given: Job, case: str) -> None:
+    if case in LACKING[name]:
+        with pytest.raises(SideSkips, match=r"^no counterpart of .+ in (plain NumPy|JAX)"):
+            losses(name, given)
+        return
+    np.testing.assert_allclose(losses(name, given), losses("adtrain", given), rtol=1e-9)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # read when it is first imported
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # PyTorch's, about its speed
+@pytest.mark.parametrize("case", LAYERS)
+@pytest.mark.parametrize("name", FORMS)
+def test_layers_are_the_same(tmp_path: Path, name: str, case: str) -> None:
+    check(name, job(tmp_path, LAYERS[case]), case)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", FORMS)
+def test_optimizers_are_the_same(tmp_path: Path, name: str, optimizer: str) -> None:
+    check(name, job(tmp_path, PLAIN, f"optimizer={{{optimizer}}}"), optimizer)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("name", FORMS)
+def test_losses_are_the_same(tmp_path: Path, name: str, loss: str) -> None:
+    check(name, job(tmp_path, PLAIN, f"loss={loss}"), loss)
+
+
+@pytest.mark.parametrize("name", ["torch-eager", "jax-scan"])
+def test_log_probabilities_are_taken_as_they_are(tmp_path: Path, name: str) -> None:
+    check(name, job(tmp_path, "[{linear: 3}, log_softmax]", "loss=nll"), "nll")
+
+
+@pytest.mark.parametrize("clip", ["clip_norm=0.05", "clip_value=0.01"])
+@pytest.mark.parametrize("name", FORMS)
+def test_clipping_is_the_same(tmp_path: Path, name: str, clip: str) -> None:
+    check(name, job(tmp_path, PLAIN, f"training.{clip}", "optimizer={sgd: 0.5}"), clip)
+
+
+def test_a_call_a_step_is_the_same_as_a_scan(tmp_path: Path) -> None:
+    given = job(tmp_path)
+    np.testing.assert_allclose(losses("jax-jit", given), losses("jax-scan", given), rtol=1e-12)
+
+
+def test_every_layer_optimizer_and_loss_is_compared() -> None:
+    text = " ".join(LAYERS.values())
+    apart = {"embedding", "dropout"}  # an embedding takes no pixels; dropout has a test below
+    assert [kind for kind in {*nn.LAYERS, "residual", "concat", "add"} - apart if kind not in text] == []
+    assert {each.partition(":")[0] for each in OPTIMIZERS} == set(optim.OPTIMIZERS)
+    assert {each.strip("{").partition(":")[0] for each in LOSSES} | {"nll"} == set(nn.LOSSES)
+
+
+def test_dropout_cannot_be_compared(tmp_path: Path) -> None:
+    given = job(tmp_path, "[{linear: 16}, {dropout: 0.5}, {linear: 3}]")
+    with pytest.raises(SideSkips, match="dropout draws other random numbers"):
+        steps.runner("numpy", given)
+    assert steps.runner("adtrain", given).losses()
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
+def test_rounded_products_have_no_counterpart_in_numpy(tmp_path: Path, precision: str) -> None:
+    given = Job(training_runs.prepare(tmp_path, f"training.precision={precision}"), "cpu")
+    with pytest.raises(SideSkips, match=f"no counterpart of precision {precision}"):
+        steps.runner("numpy", given)
+
+
+def test_a_call_goes_on_where_the_one_before_ended(tmp_path: Path) -> None:
+    one, other = (steps.runner("numpy", job(tmp_path)) for _ in range(2))
+    several = [x for _ in range(4) for x in one.losses()]
+    other.losses()
+    assert other.run(3) == pytest.approx(several[-1], rel=1e-12)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("case", ["dense", "convolution"])
+def test_naive_loops_take_the_same_step(tmp_path: Path, case: str) -> None:
+    given = job(tmp_path, LAYERS[case], "training.precision=float32")
+    take = numpy_steps.naive_step(given.experiment)
+    at = given.orders[0, 0]
+    plain = numpy_steps.stepper(given, numpy_network.PLAIN)
+    np.testing.assert_allclose([take() for _ in range(5)], [plain(at) for _ in range(5)], rtol=1e-4)

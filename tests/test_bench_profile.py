@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import training_runs
+
+import adtrain as ad
+from adtrain import training
+from adtrain.backends.cpu import CpuBackend
+from adtrain.bench.steps.profile import OpRow, OpsProfile, profile_steps
+from adtrain.core.scope import phase, scope
+
+MLP = "[linear: 16, relu, linear: 8, relu, linear: 3]"
+FIELDS = ["op", "scope", "phase", "calls", "ms", "share", "flops", "bytes", "gflops_per_s", "gbytes_per_s"]
+
+
+class Machine:
+    """A clock that stands still except where the backend runs a primitive, or the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> None:
+        self.now = 0.0
+        run = CpuBackend.run
+
+        def timed(backend: CpuBackend, primitive: Any, *args: Any) -> Any:
+            self.now += seconds[primitive.name]
+            return run(backend, primitive, *args)
+
+        monkeypatch.setattr(CpuBackend, "run", timed)
+
+    def clock(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def mlp(tmp_path: Path) -> OpsProfile:
+    return profile_of(tmp_path, training.Mode.STAGED)
+
+
+def profile_of(folder: Path, mode: training.Mode) -> OpsProfile:
+    experiment = replace(training_runs.prepare(folder, layers=MLP), mode=mode)
+    return profile_steps(training.continuation(experiment, experiment.initial_state("cpu")), 2, warmup=1)
+
+
+def rows_of(profile: OpsProfile, **wanted: str) -> list[OpRow]:
+    return [row for row in profile.rows if wanted.items() <= dict(row).items()]
+
+
+def test_three_layers_need_three_matmuls_forward_and_five_backward(mlp: OpsProfile) -> None:
+    calls = {(row["scope"], row["phase"]): row["calls"] for row in rows_of(mlp, op="matmul")}
+    assert calls == {
+        ("0.linear", "forward"): 1, ("2.linear", "forward"): 1, ("4.linear", "forward"): 1,
+        ("4.linear", "backward"): 2, ("2.linear", "backward"): 2, ("0.linear", "backward"): 1,
+    }  # fmt: skip
+
+
+def test_every_row_says_where_in_the_step_it_ran(mlp: OpsProfile) -> None:
+    phases: dict[str, set[str]] = {}
+    for row in mlp.rows:
+        phases.setdefault(row["scope"], set()).add(row["phase"])
+    layers = {"0.linear", "1.relu", "2.linear", "3.relu", "4.linear", "loss"}
+    assert {scope for scope in phases if phases[scope] == {"forward", "backward"}} == layers
+    assert {scope for scope in phases if "update" in phases[scope]} == {"optimizer"}
+    assert phases["optimizer"] == {"update"}
+    assert phases["input"] == phases["accuracy"] == {"forward"}
+
+
+def test_flops_and_bytes_are_those_of_the_primitive(mlp: OpsProfile) -> None:
+    (row,) = rows_of(mlp, op="matmul", scope="0.linear", phase="forward")
+    batch, inputs, outputs = 16, 36, 16
+    assert row["flops"] == 2 * batch * inputs * outputs
+    assert row["bytes"] == 4 * (batch * inputs + inputs * outputs + batch * outputs)
+
+
+def test_rows_of_a_fused_step_name_what_was_fused_and_every_layer_of_it(tmp_path: Path) -> None:
+    fused, staged = (profile_of(tmp_path / mode.value, mode) for mode in (training.Mode.FUSED, training.Mode.STAGED))
+    (row,) = rows_of(fused, scope="0.linear+1.relu", phase="forward")
+    assert (row["op"], row["calls"]) == ("matmul+add+relu", 1)
+    (update,) = rows_of(fused, scope="0.linear+optimizer")
+    assert (update["op"].split("+")[0], update["phase"]) == ("matmul", "backward")
+    assert sum(row["flops"] for row in fused.rows) == sum(row["flops"] for row in staged.rows)
+    assert sum(row["bytes"] for row in fused.rows) < sum(row["bytes"] for row in staged.rows)
+
+
+def test_rows_have_the_fields_of_summary_json_and_add_up(mlp: OpsProfile) -> None:
+    assert all(list(row) == FIELDS for row in mlp.rows)
+    assert len({(row["op"], row["scope"], row["phase"]) for row in mlp.rows}) == len(mlp.rows)
+    assert sum(row["share"] for row in mlp.rows) == pytest.approx(1)
+    assert mlp.ops_sum_ms == pytest.approx(sum(row["ms"] for row in mlp.rows))
+    assert mlp.ratio == mlp.ops_sum_ms / mlp.step_ms > 0
+    json.dumps(mlp.rows, allow_nan=False)
+
+
+def test_times_are_medians_per_step_and_the_ratio_is_their_part_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, {"exp": 0.002, "sin": 0.001})
+    # warm-up, a step to learn how many a sample takes, then steps without and with hooks in turn
+    python = iter([9.0, 0.005, 0.005, 8.0, 7.0, 0.005, 0.005, 0.005])
+    x = ad.array(np.ones(4, np.float32))
+
+    def step(times: int) -> None:
+        machine.now += next(python)
+        with scope("a"):
+            ad.ops.exp(ad.ops.exp(x))
+        with scope("b"), phase("update"):
+            ad.ops.sin(x)
+
+    profile = profile_steps(step, 3, warmup=1, clock=machine.clock)
+    assert profile.step_ms == pytest.approx(10)
+    assert (profile.step.p80_ms > 1000, len(profile.step.ms)) == (True, 3)
+    assert profile.ratio == pytest.approx(0.5)
+    first, second = profile.rows
+    assert (first["op"], first["scope"], first["phase"], first["calls"]) == ("exp", "a", "forward", 2)
+    assert (second["op"], second["scope"], second["phase"], second["calls"]) == ("sin", "b", "update", 1)
+    assert (first["ms"], first["share"]) == pytest.approx((4, 0.8))
+    assert (first["flops"], first["bytes"]) == (2 * 4, 2 * 32)
+    assert first["gflops_per_s"] == pytest.approx(8 / 4e-3 / 1e9)
+    assert first["gbytes_per_s"] == pytest.approx(64 / 4e-3 / 1e9)
+
+
+def test_a_clock_too_coarse_to_see_an_operation_gives_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, {"exp": 0.0})
+
+    def step(times: int) -> None:
+        machine.now += 1
+        ad.ops.exp(1.0)
+
+    (row,) = profile_steps(step, 1, clock=machine.clock).rows
+    assert (row["ms"], row["share"], row["gflops_per_s"], row["gbytes_per_s"]) == (0, 0, None, None)
+
+
+def test_steps_that_differ_have_no_profile() -> None:
+    lengths = count(1)
+
+    def step(times: int) -> None:
+        ad.ops.exp(ad.array(np.ones(next(lengths))))
+
+    with pytest.raises(ValueError, match="two steps did different work"):
+        profile_steps(step, 2)
+    with pytest.raises(ValueError, match="steps is 0, expected at least 1"):
+        profile_steps(step, 0)
+
+
+def test_no_hook_is_left_and_no_residual_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: Counter[str] = Counter()
+    x = ad.array(np.ones(3))
+
+    def step(times: int) -> None:
+        ran["calls"] += 1
+        ran["steps"] += times
+        for _ in range(times):
+            ad.grad(lambda v: ad.ops.sum(ad.ops.exp(v)))(x)
+
+    profile = profile_steps(step, 4, warmup=3)
+    assert len(profile.step.ms) == 4
+    assert ran["steps"] > ran["calls"] > 3 + 2 * 4
+    before = [row["calls"] for row in profile.rows]
+    step(1)
+    assert [row["calls"] for row in profile.rows] == before

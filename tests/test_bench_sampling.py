@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from itertools import chain, repeat
+from time import perf_counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adtrain.bench.timing import sampling
+from adtrain.bench.timing.sampling import (
+    MAX_SAMPLES,
+    MIN_SAMPLE_MS,
+    MIN_SAMPLES,
+    WARMUP_RUNS,
+    Timing,
+    alternate,
+    measure,
+    overhead_ms,
+    prefetch_batch,
+    ratio,
+)
+
+
+class Machine:
+    """Work that takes the given seconds, one after the other and then always the last, on a clock of its own."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.now = 0.0
+        self.runs = self.waits = 0
+        self.durations: Iterator[float] = chain(seconds, repeat(seconds[-1]))
+
+    def clock(self) -> float:
+        return self.now
+
+    def work(self) -> None:
+        self.runs += 1
+        self.now += next(self.durations)
+
+    def wait(self) -> None:
+        self.waits += 1
+
+
+@pytest.mark.parametrize("seconds", [1e-7, 3e-5, 1e-3, 0.004, 2.0])
+def test_the_time_of_one_run_is_found_whatever_it_is(seconds: float) -> None:
+    machine = Machine(seconds)
+    found = measure(machine.work, clock=machine.clock)
+    assert found.median_ms == pytest.approx(seconds * 1e3)
+    assert found.interval_ms == pytest.approx((seconds * 1e3,) * 2)
+    assert MIN_SAMPLES <= len(found.ms) <= MAX_SAMPLES
+
+
+def test_a_known_time_is_measured_within_a_percent() -> None:
+    """Other work on the machine can only add to it: one try in ten has to meet none for most of its samples."""
+
+    def wait_a_millisecond() -> None:
+        end = perf_counter() + 1e-3
+        while perf_counter() < end:
+            pass
+
+    found = [measure(wait_a_millisecond).median_ms]
+    while found[-1] > 1.01 and len(found) < 10:
+        found.append(measure(wait_a_millisecond).median_ms)
+    assert all(ms >= 0.999 for ms in found)
+    assert min(found) <= 1.01
+
+
+def test_short_work_is_repeated_until_a_sample_is_long_enough_for_the_clock() -> None:
+    machine = Machine(1e-6)
+    found = measure(machine.work, clock=machine.clock)
+    assert found.repeats * 1e-6 * 1e3 >= MIN_SAMPLE_MS
+    assert found.repeats * 1e-6 * 1e3 < 10 * MIN_SAMPLE_MS
+    work = {"": prefetch_batch(machine.work)}
+    assert alternate(work, clock=machine.clock, min_sample_ms=1e-3)[""].repeats < 10
+
+
+def test_long_work_runs_no_more_often_than_the_least_number_of_samples_needs() -> None:
+    for seconds, warmups in ((0.3, WARMUP_RUNS), (3.0, 1)):
+        machine = Machine(seconds)
+        assert measure(machine.work, clock=machine.clock).ms == pytest.approx([seconds * 1e3] * MIN_SAMPLES)
+        assert machine.runs == warmups + 1 + MIN_SAMPLES
+
+
+def test_warm_up_is_not_counted() -> None:
+    machine = Machine(*[100.0] * (WARMUP_RUNS + 1), 0.05)
+    assert measure(machine.work, clock=machine.clock).p80_ms == pytest.approx(50)
+
+
+def test_percentiles_are_those_of_the_samples() -> None:
+    found = Timing([1.0, 2.0, 3.0, 4.0, 15.0, 6.0])
+    assert (found.median_ms, found.p20_ms, found.p80_ms) == pytest.approx((3.5, 2.0, 6.0))
+
+
+def test_a_clock_that_stands_still_at_first_ends_in_more_repeats() -> None:
+    machine = Machine(1e-5)
+    found = measure(machine.work, clock=lambda: round(machine.now, 3))  # ticks in milliseconds
+    assert found.repeats * 1e-5 * 1e3 >= MIN_SAMPLE_MS / 2
+    assert found.median_ms == pytest.approx(1e-2, rel=0.5)
+
+
+def test_work_that_the_clock_does_not_see_ends_all_the_same() -> None:
+    found = measure(lambda: None, clock=lambda: 0.0)
+    assert (found.median_ms, len(found.ms)) == (0.0, MAX_SAMPLES)
+
+
+def test_the_device_is_waited_for_once_a_sample() -> None:
+    machine = Machine(0.1)
+    measure(machine.work, machine.wait, machine.clock)
+    assert machine.waits == machine.runs == WARMUP_RUNS + 1 + MIN_SAMPLES
+
+
+def test_the_record_shows_outliers_which_stay_in_the_median() -> None:
+    found = Timing([1.0] * 5 + [1.01] * 4 + [9.0], repeats=3).record()
+    assert found == {
+        "median_ms": pytest.approx(1.005), "low_ms": 1.0, "high_ms": 1.01, "p20_ms": 1.0, "p80_ms": pytest.approx(1.01),
+        "samples": 10, "repeats": 3, "outliers": [9.0], "noisy": False,
+    }  # fmt: skip
+
+
+def test_noisy_is_a_wide_interval() -> None:
+    assert not Timing([1.0, 1.04] * 5).noisy
+    assert Timing([1.0, 1.06] * 5).noisy
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.1, ["aabbcc", "bbccaa", "ccaabb"]), (1.0, ["abc", "bca", "cab"])])
+def test_works_take_turns_and_each_begins_a_round(seconds: float, rounds: list[str]) -> None:
+    """A short sample follows one that is not counted."""
+    machine, order = Machine(seconds), list[str]()
+
+    def named(name: str) -> Callable[[int], None]:
+        def work(times: int) -> None:
+            order.append(name)
+            machine.work()
+
+        return work
+
+    found = alternate({name: named(name) for name in "abc"}, clock=machine.clock)
+    length = len(rounds[0])
+    taken = "".join(order[-length * MIN_SAMPLES :])
+    assert [taken[i : i + length] for i in range(0, 3 * length, length)] == rounds
+    assert {name: len(each.ms) for name, each in found.items()} == dict.fromkeys("abc", MIN_SAMPLES)
+
+
+@given(st.floats(1e-4, 0.02))
+def test_a_machine_that_slows_down_changes_no_ratio(drift: float) -> None:
+    """Two works of 3 and 2 seconds on a machine that becomes slower with every run."""
+    now, speed = [0.0], [1.0]
+
+    def lasting(seconds: float) -> Callable[[int], None]:
+        def work(times: int) -> None:
+            speed[0] *= 1 + drift
+            now[0] += times * seconds * speed[0]
+
+        return work
+
+    found = alternate({"long": lasting(3.0), "short": lasting(2.0)}, clock=lambda: now[0])
+    assert max(found["long"].ms) > min(found["long"].ms) * (1 + drift)
+    low, high = ratio(found["long"], found["short"]).interval_ms
+    assert low <= 1.5 * (1 + 1e-9)
+    assert high >= 1.5 * (1 - 1e-9)
+    assert high / low < (1 + drift) ** 4.1
+
+
+def test_the_overhead_is_the_time_of_nothing() -> None:
+    ticks = iter(range(10**9))
+    # every look at the clock takes one second, so that a run of nothing is a sample of its own
+    assert overhead_ms(lambda: float(next(ticks))) == 1000.0
+
+
+def test_garbage_is_not_collected_meanwhile_and_is_again_after_a_failure() -> None:
+    seen = []
+
+    def work() -> None:
+        seen.append(gc.isenabled())
+        raise RuntimeError
+
+    assert gc.isenabled()
+    with pytest.raises(RuntimeError):
+        measure(work)
+    assert seen == [False]
+    assert gc.isenabled()
+
+
+def test_the_budget_decides_on_the_number_of_samples() -> None:
+    machine = Machine(sampling.BUDGET_MS * 1e-3 / 12)
+    assert len(measure(machine.work, clock=machine.clock).ms) == 12

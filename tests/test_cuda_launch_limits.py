@@ -1,0 +1,181 @@
+"""Planned launches stay within the limits of each GPU: grid, threads and shared memory. No GPU is needed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from math import prod
+
+import numpy as np
+import pytest
+from test_cpu_programs import values_and_gradients
+
+from adtrain import passes
+from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda.compiler import CudaCompilerError
+from adtrain.backends.cuda.lower import LaunchPlan, Lowering
+from adtrain.cases import CASES
+from adtrain.core.errors import DeviceError
+from adtrain.core.primitive import PRIMITIVES
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.registry import cuda_kernels
+from adtrain.core.staging import stage
+from adtrain.core.target import Target
+from adtrain.core.types import ArrayType
+
+TARGETS = [
+    Target((7, 5), 40, 64 << 10),
+    Target((8, 0), 108, 163 << 10),
+    Target((8, 6), 84, 99 << 10),
+    Target((8, 9), 128, 99 << 10),
+    Target((9, 0), 132, 227 << 10),
+    Target((10, 0), 148, 227 << 10),
+    Target((12, 0), 170, 99 << 10),
+]
+"""A GPU of each compute capability: multiprocessors, and shared memory of a block (CUDA C++ Programming Guide, table
+"Technical Specifications per Compute Capability")."""
+MAX_GRID = (2**31 - 1, 65_535, 65_535)
+MAX_THREADS = 1024
+RANDOM = 40
+"""Random equations of each primitive."""
+MOST = 2**33
+"""Elements of an array."""
+
+by_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: "sm_{}{}".format(*target.capability))
+
+
+def problems(plan: LaunchPlan, target: Target) -> list[str]:
+    """What of a launch is beyond the limits."""
+    size = plan.size
+    wrong = [f"grid {size.blocks}" for n, most in zip(size.blocks, MAX_GRID, strict=True) if n > most]
+    if size.threads is not None and not 1 <= size.threads <= MAX_THREADS:
+        wrong.append(f"{size.threads} threads")
+    if size.shared > target.shared:
+        wrong.append(f"{size.shared} bytes of shared memory")
+    return [f"{plan.name} {plan.source.options} {plan.numbers}: {text}" for text in wrong]
+
+
+def plans(lowering: Lowering, equation: Equation) -> Iterator[LaunchPlan]:
+    """The launches of all candidates."""
+    try:
+        candidates = lowering.candidates(equation) or [None]
+        for kernel in candidates:
+            yield from (plan for plan in lowering.launches(equation, kernel) if isinstance(plan, LaunchPlan))
+    except (DeviceError, NotImplementedError):
+        return  # refused in one line
+
+
+@cache
+def case_programs() -> list[Program]:
+    """Each case of the table with its gradients."""
+    return [
+        stage(lambda *xs, case=case: tuple(values_and_gradients(case, xs)), ()).program(*case.sample(dtype))
+        for dtype in ("float32", "float64")
+        for case in CASES
+    ]
+
+
+@by_target
+def test_launches_of_the_case_table_are_within_the_limits(target: Target) -> None:
+    lowering, found = Lowering(target), []
+    for program in case_programs():
+        fused = program
+        for improve in (*passes.SIMPLIFY, *passes.gpu_fusions(target)):
+            fused = improve(fused)
+        for equation in (*program.equations, *fused.equations):
+            found += [text for plan in plans(lowering, equation) for text in problems(plan, target)]
+    assert not found, "\n".join(found[:5])
+
+
+def lengths(rng: np.random.Generator, ndim: int, most: int = MOST) -> tuple[int, ...]:
+    """Random lengths of up to ``most`` elements together: often 1, else any order of magnitude."""
+    found: list[int] = []
+    for _ in range(ndim):
+        left = most // prod(found)
+        found.append(1 if rng.random() < 0.2 else int(2 ** rng.uniform(0, np.log2(max(left, 2)))))
+    return tuple(int(n) for n in rng.permutation(found))
+
+
+def equation(name: str, *types: ArrayType, **params: object) -> Equation:
+    primitive = PRIMITIVES[name]
+    outputs = primitive.output_types(types, params)
+    variables = [[Variable(t, "gpu") for t in each] for each in (types, outputs)]
+    return Equation(primitive, tuple(variables[0]), params, tuple(variables[1]))
+
+
+def random_equations(name: str) -> Iterator[Equation]:
+    """Equations of a primitive on arrays of up to MOST elements."""
+    rng = np.random.default_rng([ord(letter) for letter in name])
+    for _ in range(RANDOM):
+        dtype = np.dtype(rng.choice(["float32", "float64"]))
+        shape = lengths(rng, int(rng.integers(1, 5)))
+        x, axis = ArrayType(shape, dtype), int(rng.integers(len(shape)))
+        axes = tuple(i for i in range(len(shape)) if rng.random() < 0.5 or i == axis)
+        if name in ("sum", "max", "logsumexp"):
+            yield equation(name, x, axes=axes)
+        elif name in ("argmax", "softmax", "log_softmax"):
+            yield equation(name, x, axis=axis)
+        elif name == "cumsum":
+            yield equation(name, x, axis=axis, reverse=False)
+        elif name == "standardize":
+            yield equation(name, x, axes=axes, eps=1e-5)
+        elif name == "transpose":
+            yield equation(name, x, axes=tuple(int(i) for i in rng.permutation(len(shape))))
+        elif name == "flip":
+            yield equation(name, x, axes=axes)
+        elif name == "take":
+            yield equation(name, x, ArrayType(lengths(rng, 1, 2**20), np.dtype(np.int64)), axis=axis)
+        elif name == "scatter_add":
+            indices = ArrayType(shape[axis : axis + 1], np.dtype(np.int64))
+            yield equation(name, x, indices, axis=axis, length=lengths(rng, 1, 2**20)[0])
+        elif name == "matmul":
+            *batch, m, n, k = lengths(rng, 4, 2**28)
+            given = ArrayType((*batch, m, k), dtype), ArrayType((*batch, k, n), dtype)
+            yield equation(name, *given, transpose_a=False, transpose_b=False, precision="full")
+
+
+@by_target
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sum",
+        "max",
+        "logsumexp",
+        "argmax",
+        "softmax",
+        "cumsum",
+        "standardize",
+        "transpose",
+        "flip",
+        "take",
+        "scatter_add",
+    ],
+)
+def test_launches_of_random_shapes_are_within_the_limits(name: str, target: Target) -> None:
+    lowering = Lowering(target)
+    found = [
+        text
+        for equation in random_equations(name)
+        for plan in plans(lowering, equation)
+        for text in problems(plan, target)
+    ]
+    assert not found, "\n".join(found[:5])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_a_long_row_of_softmax_leaves_room_for_static_shared_memory(name: str, dtype: str) -> None:
+    """NVRTC tells the static part; the dynamic part is sized by the rule."""
+    target = TARGETS[0]
+    kernels = cuda_kernels(name, target, ArrayType((8, 100_000), np.dtype(dtype)), axis=1)
+    (launch,) = next(k.launches for k in kernels if k.launches[0].name == "softmax_long")
+    source = compiler.file_source(launch.file, launch.dtypes, tuple(sorted(launch.definitions.items())))
+    try:
+        log = compiler.compile_source(source, compiler.architecture(target.capability)).log
+    except CudaCompilerError as error:
+        pytest.skip(str(error))
+    of_kernel = log.partition(f"'{launch.name}'")[2]
+    static = re.search(r"(\d+) bytes smem", of_kernel)
+    assert static is not None
+    assert launch.shared + int(static[1]) == target.shared

@@ -1,0 +1,104 @@
+"""Kernels from outside the package: registered by primitive name, with sources at absolute paths."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_examples import output
+
+from adtrain.backends.cpu.compiled_program import CompiledProgram
+from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda.compiler import CudaCompilerError
+from adtrain.backends.cuda.lower import LaunchPlan, Lowering
+from adtrain.core.array import array
+from adtrain.core.kernel import CKernel, CudaKernel, CudaLaunch
+from adtrain.core.primitive import Primitive
+from adtrain.core.registry import register
+from adtrain.core.staging import stage
+from adtrain.core.target import H200
+from adtrain.core.trace import bind
+from adtrain.core.types import ArrayType
+
+numbers = itertools.count()
+
+C = """
+#include "common.h"
+#include "own.h"
+void FN(scaled)(const T *x, T *out, int64_t length) {
+    for (int64_t i = 0; i < length; i++) out[i] = FACTOR * x[i];
+}
+"""
+CUDA = """
+#include "common/common.cuh"
+KERNEL scaled(const T *x, T *out, int64_t count) {
+    wait_for_inputs();
+    for (int64_t i = grid_index(); i < count; i += grid_size()) out[i] = 3 * x[i];
+}
+"""
+
+
+def scaled() -> Primitive:
+    """A new primitive, 3 x, without kernels."""
+    return Primitive(f"scaled_{next(numbers)}", lambda x: ArrayType(x.shape, x.dtype), lambda x: 3 * x)
+
+
+def program(primitive: Primitive, x: np.ndarray) -> Any:
+    return stage(lambda x: bind(primitive, x)).program(array(x))
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.parametrize("by_item", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_c_kernel_at_an_absolute_path_is_compiled_and_run(tmp_path: Path, dtype: str, by_item: bool) -> None:
+    file, primitive = tmp_path / "scaled.c", scaled()
+    file.write_text(C)
+    (tmp_path / "own.h").write_text("#define FACTOR 3\n")
+    x = np.arange(12, dtype=dtype).reshape(3, 4)
+    kernel = CKernel(str(file), "scaled", lambda x: (x.size,), items=(True,) if by_item else None)
+    register(primitive.name, "cpu", kernel)
+    compiled = CompiledProgram(program(primitive, x))
+    assert [run.name for runs in compiled.kernels for run in runs] == [f"scaled_{dtype}"]
+    (out,), _ = compiled.run([x])
+    np.testing.assert_array_equal(out, 3 * x)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_a_header_beside_the_source_may_change(tmp_path: Path) -> None:
+    file, primitive = tmp_path / "scaled.c", scaled()
+    file.write_text(C)
+    register(primitive.name, "cpu", CKernel(str(file), "scaled", lambda x: (x.size,)))
+    x = np.arange(4, dtype="float32")
+    for factor in (3, 5):
+        (tmp_path / "own.h").write_text(f"#define FACTOR {factor}\n")
+        (out,), _ = CompiledProgram(program(primitive, x)).run([x])
+        np.testing.assert_array_equal(out, factor * x)
+
+
+def test_a_cuda_kernel_at_an_absolute_path_is_planned_and_compiled(tmp_path: Path) -> None:
+    file, primitive = tmp_path / "scaled.cu", scaled()
+    file.write_text(CUDA)
+    register(
+        primitive.name,
+        "cuda",
+        lambda target, x: [CudaKernel((CudaLaunch(str(file), "scaled", (x.size,), (x.dtype,), elements=x.size),))],
+    )
+    (equation,) = program(primitive, np.ones((3, 4), np.float32)).equations
+    (plan,) = Lowering(H200).launches(equation)
+    assert isinstance(plan, LaunchPlan)
+    assert (plan.name, plan.operands, plan.numbers, plan.size.elements) == ("scaled", (0, 1), (12,), 12)
+    assert CUDA in plan.source.text
+    try:
+        assert b"scaled" in compiler.compile_source(plan.source, "90a").cubin
+    except CudaCompilerError as error:
+        if "cannot be loaded" not in str(error):
+            raise
+        pytest.skip(str(error))
+
+
+def test_the_example_computes_sums_of_squares_and_their_gradient() -> None:
+    assert output("own_kernel.py") == "30.0 [[2.0, 4.0], [6.0, 8.0]]\n"
