@@ -12,7 +12,6 @@ from adtrain.backends.cpu import CpuBackend
 from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.backends.cpu.toolchain import NAMES
 from adtrain.core import devices
-from adtrain.core.chip import CHIP, Chip
 
 # The same examples on every run, and none judged by its time: machines differ.
 settings.register_profile("adtrain", derandomize=True, deadline=None)
@@ -42,14 +41,6 @@ def on_numpy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
             pytest.skip("there is no C compiler")
     else:
         monkeypatch.setattr(CpuBackend, "compile", lambda self, program: NumpyProgram(program))
-
-
-@pytest.fixture(autouse=True)
-def rule_for_an_h200(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are chosen for an H200, and whatever this machine has; but for tests that run them."""
-    if request.node.get_closest_marker("gpu") is None:
-        for name, value in vars(Chip()).items():
-            monkeypatch.setattr(CHIP, name, value)
 
 
 @pytest.fixture

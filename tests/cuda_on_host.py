@@ -24,7 +24,7 @@ from adtrain.core.target import H200, Target
 HERE = Path(__file__).parent / "cuda_host"
 SHARED = "extern __shared__ __align__(16) unsigned char shared_bytes[];"
 PACKED = "Word word = 0;"
-PRODUCT = "__trap(); // no candidate of such a device"
+PRODUCT = "__trap(); // no candidate on such a device"
 """In `gemm/tile.cuh` and `common/block_ops.cuh`, and in `gemm/mma.cuh`: what `host.h` has instead."""
 NUMBERS = {"CONV_NUMBERS": 8, "POOL_NUMBERS": 5}
 """Parameters that a macro of `conv/implicit_gemm.cuh` or `pool/pool.cu` stands for."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
-from slabs_emulated import added, halves, hard, pieces, usual
+from packed_gemm_emulated import hard, split_bf16x3, split_fp16x2, tensor_core_sum, usual
 from test_gpu_products import adversarial
 
 from adtrain.core.precision import FULL
@@ -39,29 +39,29 @@ def in_pieces(a: np.ndarray, b: np.ndarray, stacked: bool = False) -> np.ndarray
 
 def _summed(a: np.ndarray, b: np.ndarray, large: tuple[int, int], *others: tuple[int, int]) -> np.ndarray:
     """Products of pieces of both: large ones summed over each stage, others over all of them."""
-    left, right = pieces(a), pieces(b.T)
+    left, right = split_bf16x3(a), split_bf16x3(b.T)
     main = np.zeros((len(a), b.shape[1]), np.float32)
     beside = np.zeros(main.shape)
     for i in range(0, a.shape[1], DEPTH):
         k = slice(i, i + DEPTH)
-        main += added(np.zeros(main.shape), left[large[0]][:, k], right[large[1]][:, k]).astype(np.float32)
+        main += tensor_core_sum(np.zeros(main.shape), left[large[0]][:, k], right[large[1]][:, k]).astype(np.float32)
         for p, q in others:
-            beside = added(beside, left[p][:, k], right[q][:, k])
+            beside = tensor_core_sum(beside, left[p][:, k], right[q][:, k])
     return (main + beside.astype(np.float32)).astype(np.float32)
 
 
 def in_sparse_pieces(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """A B as in `sparse_pool_input_grad.cu`, A being the gradient: what is not summed over stages has sums of its own
     for neighbouring pieces of B."""
-    left, right = pieces(a), pieces(b.T)
+    left, right = split_bf16x3(a), split_bf16x3(b.T)
     main = np.zeros((len(a), b.shape[1]), np.float32)
     others = [np.zeros(main.shape), np.zeros(main.shape)]
     for i in range(0, a.shape[1], DEPTH):
         k = slice(i, i + DEPTH)
-        main += added(np.zeros(main.shape), left[0][:, k], right[0][:, k]).astype(np.float32)
+        main += tensor_core_sum(np.zeros(main.shape), left[0][:, k], right[0][:, k]).astype(np.float32)
         for p, first in ((0, 1), (1, 0)):
-            others = [added(sums, left[p][:, k], right[first + q][:, k]) for q, sums in enumerate(others)]
-        last = added(np.zeros(main.shape), left[2][:, k], right[0][:, k])
+            others = [tensor_core_sum(sums, left[p][:, k], right[first + q][:, k]) for q, sums in enumerate(others)]
+        last = tensor_core_sum(np.zeros(main.shape), left[2][:, k], right[0][:, k])
         others[1] = (others[1].astype(np.float32) + last.astype(np.float32)).astype(float)
     return (main + (others[0].astype(np.float32) + others[1].astype(np.float32))).astype(np.float32)
 
@@ -86,14 +86,14 @@ def in_halves(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, bool]:
     small = np.count_nonzero((b != 0) & (abs(b) * image_up < NORMAL))
     if not (share.min() * image_share[0] / b.size >= FEW) or small > MOST_SMALL:
         return in_pieces(a, b), False
-    left, right = halves(a * up[:, None]), halves(b.T * image_up)
+    left, right = split_fp16x2(a * up[:, None]), split_fp16x2(b.T * image_up)
     shape = len(a), b.shape[1]
     sums, beside = np.zeros(shape, np.float32), np.zeros(shape)
     for i in range(0, a.shape[1], DEPTH):
         k = slice(i, i + DEPTH)
-        sums += added(np.zeros(shape), left[0][:, k], right[0][:, k]).astype(np.float32)
-        beside = added(beside, left[0][:, k], right[1][:, k])
-        beside = added(beside, left[1][:, k], right[0][:, k])
+        sums += tensor_core_sum(np.zeros(shape), left[0][:, k], right[0][:, k]).astype(np.float32)
+        beside = tensor_core_sum(beside, left[0][:, k], right[1][:, k])
+        beside = tensor_core_sum(beside, left[1][:, k], right[0][:, k])
     sums = (sums + beside * 2.0**-11).astype(np.float32)
     if (sums.astype(float) ** 2).sum() < squares.sum() * image_squares[0] / len(b) / LEAST:
         return in_pieces(a, b), False

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from packed_gemm_emulated import NOISE, ROUNDINGS, errors, sequential_fma
 from shifted_conv_emulated import (
     BESIDE,
     DEPTH,
@@ -27,7 +28,6 @@ from shifted_conv_emulated import (
     in_pieces,
     stride_one,
 )
-from slabs_emulated import NOISE, ROUNDINGS, chain, errors
 
 from adtrain.assets import asset_path
 from adtrain.backends.cuda import compiler
@@ -192,7 +192,7 @@ def test_convolutions_that_32_bits_cannot_count_are_refused(
 @pytest.mark.parametrize("case", cases(M, N, K))
 def test_pieces_are_as_exact_as_one_chain_of_multiply_adds(case: str, stacked: bool) -> None:
     a, b = cases(M, N, K)[case]
-    taken, expected = errors(in_pieces(a, b, stacked), a, b), errors(chain(a, b), a, b)
+    taken, expected = errors(in_pieces(a, b, stacked), a, b), errors(sequential_fma(a, b), a, b)
     assert taken[0] <= max(NOISE * expected[0], ROUNDINGS)
     assert taken[1] <= max((DECADES if "decades" in case else NOISE) * expected[1], ROUNDINGS)
 
@@ -200,7 +200,7 @@ def test_pieces_are_as_exact_as_one_chain_of_multiply_adds(case: str, stacked: b
 @pytest.mark.parametrize("case", cases(M, N, K))
 def test_halves_or_what_they_leave_to_pieces_are_as_exact_too(case: str) -> None:
     a, b = cases(M, N, K)[case]
-    taken, expected = errors(in_halves(a, b)[0], a, b), errors(chain(a, b), a, b)
+    taken, expected = errors(in_halves(a, b)[0], a, b), errors(sequential_fma(a, b), a, b)
     assert taken[0] <= max(NOISE * expected[0], ROUNDINGS)
     assert taken[1] <= max((DECADES if "decades" in case else NOISE) * expected[1], ROUNDINGS)
 

@@ -7,9 +7,9 @@ import re
 from adtrain.assets import asset_path
 
 KERNEL = re.compile(r"^KERNEL\b[^{;]*\b(?P<name>\w+)\([^{;()]*\)\s*\{\s*(?P<first>[^;{]*;)", re.MULTILINE)
-LATER = {"fill_slabs", "gemm_slabs"}
-"""They follow others of their own, the first of which waits for all that is before them. Before they wait they read
-what these have read, or the last but one has written."""
+LATER = {"pack_operands", "packed_gemm"}
+"""Later launches of one candidate. What they read before they wait was written two launches earlier, or is an input that
+the first launch has waited for."""
 
 
 def test_the_first_statement_of_every_kernel_waits_for_what_it_reads() -> None:

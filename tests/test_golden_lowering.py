@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from adtrain.core.chip import CHIP
 
 from adtrain import config, passes
 from adtrain.backends.cuda import tasks
-from adtrain.core.chip import CHIP
 from adtrain.training.preparation import outline
 
 GOLDEN = Path(__file__).with_name("golden_lowering.txt")

@@ -10,8 +10,8 @@ from gpu_kernels import run_twice
 from gpu_parity import gpu, poisoned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from packed_gemm_emulated import NOISE, ROUNDINGS, errors, sequential_fma
 from shifted_conv_emulated import cases, stride_one
-from slabs_emulated import NOISE, ROUNDINGS, chain, errors
 from test_cuda_shifted_conv import DECADES, WIDTHS, convolutions
 from test_gpu_products import distance, rounded
 
@@ -160,7 +160,7 @@ def test_they_are_as_exact_as_sequential_fma_sums(
     algorithm = kind(PaddedIndex(problem), gpu.lowering.target, False)
     found = forward(gpu, problem, algorithm, b.reshape(1, K, 1, N), a.reshape(filters, K, 1, 1))
     found = found.reshape(filters, N)
-    taken, expected = errors(found, a, b), errors(chain(a, b), a, b)
+    taken, expected = errors(found, a, b), errors(sequential_fma(a, b), a, b)
     assert taken[0] <= max(NOISE * expected[0], ROUNDINGS)
     assert taken[1] <= max((DECADES if "decades" in case else NOISE) * expected[1], ROUNDINGS)
 

@@ -11,9 +11,9 @@ from gpu_kernels import run_twice
 from gpu_parity import gpu, poisoned
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from packed_gemm_emulated import NOISE, ROUNDINGS, errors, sequential_fma
 from program_samples import everywhere
 from shifted_conv_emulated import cases
-from slabs_emulated import NOISE, ROUNDINGS, chain, errors
 from sparse_pool_samples import Work, by_images, by_weights, conv_problem, drawn, expected
 from test_cuda_shifted_conv import DECADES, K, M, N
 from test_gpu_products import distance
@@ -105,7 +105,7 @@ def test_they_are_as_exact_as_sequential_fma_sums(gpu: Any, case: str) -> None:
     assert not spread[0, :, 1].any()
     assert not spread[0, :, 0, 1::2].any()
     found = spread[0, :, 0, ::2].T
-    taken, right = errors(found, a, b), errors(chain(a, b), a, b)
+    taken, right = errors(found, a, b), errors(sequential_fma(a, b), a, b)
     assert taken[0] <= max(NOISE * right[0], ROUNDINGS)
     assert taken[1] <= max((DECADES if "decades" in case else NOISE) * right[1], ROUNDINGS)
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.target import Target
-
 
 def first_dtype(*args: Any, **params: Any) -> tuple[np.dtype, ...]:
     return (args[0].dtype,)
@@ -21,14 +19,6 @@ def no_numbers(*args: Any, **params: Any) -> tuple[int, ...]:
 
 def no_bytes(*args: Any, **params: Any) -> int:
     return 0
-
-
-def no_definitions(*args: Any, **params: Any) -> Mapping[str, int]:
-    return {}
-
-
-def always(*args: Any, **params: Any) -> bool:
-    return True
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,96 +136,3 @@ class CudaKernel:
         """What tells this candidate from others for the same equation: kernel names, then each launch."""
         names = "+".join(dict.fromkeys(launch.name for launch in self.launches))
         return " then ".join([f"{names} {self.launches[0].label()}", *(x.label() for x in self.launches[1:])])
-
-
-@dataclass(frozen=True, eq=False)
-class LegacyKernel:
-    """A kernel in `kernels/cuda`: ``name(inputs..., outputs..., numbers...[, char *scratch][, int *bad])``.
-
-    All but ``file`` and ``name`` are functions of the arguments (anything with a shape and a dtype) and the parameters.
-    A primitive names one in ``implementations["cuda"]``, or candidates: a tuple, or a function of the arguments' types
-    and the parameters to a sequence (the same kernel with other tunables, say). Of those that `apply` the first is
-    taken where nothing has been measured. The launch follows from either ``elements`` or ``blocks``; nothing is
-    launched where that is 0.
-
-    Args:
-        file: the source, compiled once for each combination of element types and definitions it is used with.
-        name: the ``extern "C" __global__`` function.
-        numbers: integers (int64_t) and floats (double) that are passed by value.
-        dtypes: the element types that the source is compiled for, as T and U.
-        elements: how many threads have work of their own. The kernel strides over it by the whole grid, whose size
-            comes from its occupancy of the device.
-        blocks: how many blocks have work of their own, each launched once: a number or up to three (x, y, z).
-        threads: with ``blocks``: how many threads a block has work for. A kernel whose block is fixed by its tiles says
-            so with __launch_bounds__ and gets exactly this; another one may get fewer, always a multiple of a warp. By
-            default as many as give the best occupancy.
-        shared: bytes of dynamic shared memory.
-        definitions: macros that the source is compiled with: the tunables, such as tile sizes.
-        scratch: bytes of device memory for the kernel's own use, not cleared; shared with the kernels after it.
-        applies: whether the kernel is right for these arguments.
-        then: the kernel that runs next, with the same inputs, outputs and scratch: the second pass of a reduction.
-        each: the kernel is launched once for each argument, with it and the output; all functions get the argument's
-            position first. For primitives with any number of arguments.
-        checked: the kernel stores 1 in ``*bad`` where an index is out of range, and leaves memory safe.
-    """
-
-    file: str
-    name: str
-    numbers: Callable[..., Sequence[int | float]] = no_numbers
-    dtypes: Callable[..., tuple[np.dtype, ...]] = first_dtype
-    elements: Callable[..., int] | None = None
-    blocks: Callable[..., int | tuple[int, ...]] | None = None
-    threads: Callable[..., int] | None = None
-    shared: Callable[..., int] = no_bytes
-    definitions: Callable[..., Mapping[str, int]] = no_definitions
-    scratch: Callable[..., int] = no_bytes
-    applies: Callable[..., bool] = always
-    then: LegacyKernel | None = None
-    each: bool = False
-    checked: bool = False
-
-    def launches(self, args: Sequence[Any], params: Mapping[str, Any], operands: tuple[int, ...] | None) -> Any:
-        step: LegacyKernel | None = self
-        while step is not None:
-            yield CudaLaunch(
-                step.file,
-                step.name,
-                tuple(step.numbers(*args, **params)),
-                tuple(step.dtypes(*args, **params)),
-                elements=None if step.elements is None else step.elements(*args, **params),
-                blocks=None if step.blocks is None else step.blocks(*args, **params),
-                threads=None if step.threads is None else step.threads(*args, **params),
-                shared=step.shared(*args, **params),
-                definitions=step.definitions(*args, **params),
-                operands=operands,
-                checked=step.checked,
-            )
-            step = step.then
-
-    def spec(self, *args: Any, **params: Any) -> CudaKernel:
-        scratch, step = None, self
-        if self.scratch is not no_bytes:
-            scratch, step = 0, self
-            while step is not None:
-                scratch = max(scratch, step.scratch(*args, **params))
-                step = step.then
-        if not self.each:
-            return CudaKernel(tuple(self.launches(args, params, None)), scratch)
-        out = len(args)
-        return CudaKernel(tuple(x for i in range(out) for x in self.launches([i, *args], params, (i, out))), scratch)
-
-
-def legacy(named: Any) -> Callable[..., Sequence[CudaKernel]]:
-    def rule(target: Target, *args: Any, **params: Any) -> Sequence[CudaKernel]:
-        from adtrain.core.chip import CHIP
-
-        before = CHIP.multiprocessors, CHIP.capability
-        CHIP.multiprocessors, CHIP.capability = target.multiprocessors, target.capability
-        try:
-            found = named if isinstance(named, (tuple, LegacyKernel)) else named(*args, **params)
-            kernels = (found,) if isinstance(found, LegacyKernel) else found
-            return [k.spec(*args, **params) for k in kernels if k.applies(*([0] if k.each else []), *args, **params)]
-        finally:
-            CHIP.multiprocessors, CHIP.capability = before
-
-    return rule

@@ -9,14 +9,10 @@ import numpy as np
 
 from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
-from adtrain.core.kernel import CKernel, legacy
 from adtrain.core.precision import FULL, precision_of
 from adtrain.core.primitive import Primitive, Trait
-from adtrain.core.registry import register
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cpu.shapes import in_full
-from adtrain.lowering.cuda.gemm.matmul import GEMM
 from adtrain.ops.broadcasting import broadcast_to, promote, reshape
 from adtrain.ops.common import ArrayLike, broadcast_shapes, require_float
 from adtrain.ops.rounding import rounded
@@ -62,15 +58,6 @@ def _flops(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str)
     return 2 * math.prod(a.shape[:-2]) * m * n * a.shape[-2 if transpose_a else -1]
 
 
-def _numbers(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> tuple[int, ...]:
-    """batch, M, N, K and the flags."""
-    in_full("matmul", precision)
-    m, n = _shape(a, b, transpose_a, transpose_b).shape[-2:]
-    return math.prod(a.shape[:-2]), m, n, a.shape[-2 if transpose_a else -1], transpose_a, transpose_b
-
-
-_GEMM = CKernel("gemm.c", "gemm", _numbers, team=True, scratch=1 << 20)
-
 matmul_p: Primitive = Primitive(
     "matmul",
     _shape,
@@ -79,8 +66,6 @@ matmul_p: Primitive = Primitive(
     _flops,
     traits=(Trait.MATMUL,),
 )
-register("matmul", "cpu", _GEMM)
-register("matmul", "cuda", legacy(GEMM))
 
 
 def matmul(a: ArrayLike, b: ArrayLike, transpose_a: bool = False, transpose_b: bool = False) -> Value:

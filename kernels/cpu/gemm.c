@@ -58,7 +58,7 @@ typedef __typeof__(__builtin_choose_expr(sizeof(T) == 4, (int32_t)0, (int64_t)0)
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (index_of_four){__VA_ARGS__})
 #endif
 
-/* A thread's scratch memory; ops/matmul.py states its size. */
+/* Scratch memory of a thread; lowering/cpu/gemm.py states its size. */
 typedef struct {
     T a[BLOCK_ROWS * DEPTH];
     T b[PANELS];
@@ -66,7 +66,7 @@ typedef struct {
     const T *packed_a, *packed_b; /* what a and b hold now: often the next block needs it again */
 } __attribute__((aligned(64))) Scratch;
 
-_Static_assert(sizeof(Scratch) <= (1 << 20), "ops/matmul.py asks for 1 MiB");
+_Static_assert(sizeof(Scratch) <= (1 << 20), "lowering/cpu/gemm.py asks for 1 MiB");
 
 /* The first line of part t, of `lines` in parts that differ by one at most: 128 rows make strips of 6 and 5, not one
    of 2 that would leave the core waiting for its sums. */

@@ -24,7 +24,7 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.gemm.matmul import Product, products
+from adtrain.lowering.cuda.gemm.matmul import BlockGemm, block_gemms
 from adtrain.passes.fuse_elementwise import is_loops
 
 Problem: TypeAlias = "tuple[Any, ...]"
@@ -169,19 +169,19 @@ class Lowering:
             return horizontal(equation.params["body"].equations, self._inline_products, self.target)
         return None
 
-    def _inline_products(self, equation: Equation) -> list[Product]:
+    def _inline_products(self, equation: Equation) -> list[BlockGemm]:
         """The device functions for a matrix product inside a kernel with other equations.
 
         Where K is short the epilogue takes most of the time: functions whose threads share it evenly come first.
         """
         matmul = computing(equation)
         a, b = matmul.inputs
-        found = products(self.target, a.type, b.type, **matmul.params)
+        found = block_gemms(self.target, a.type, b.type, **matmul.params)
         if not found:
             raise _no_kernel(matmul)
         short = found[0].lengths[-1] <= SHORT
-        ordered = sorted(found, key=lambda product: (short and not product.direct, product.parts > 1))
-        return [replace(product, parts=1) for product in ordered]
+        ordered = sorted(found, key=lambda gemm: (short and not gemm.small, gemm.splits > 1))
+        return [replace(gemm, splits=1) for gemm in ordered]
 
 
 def _no_kernel(equation: Equation) -> DeviceError:
@@ -216,7 +216,7 @@ def _operands(equation: Equation, variables: Sequence[Variable]) -> tuple[int, .
 def _with_epilogue(plan: LaunchPlan, after: Epilogue) -> Source:
     """A product's source with the epilogue before the file's own text, and, for a small product, its lengths."""
     types, line, rest = plan.source.text.partition("#line")
-    small = plan.name == "gemm_direct"
+    small = plan.name == "small_gemm"
     lengths = f"#define LENGTHS {', '.join(map(str, plan.numbers[1:]))}\n" if small else ""
     text = f'{types}{lengths}#include "common/common.cuh"\n#define EPILOGUE\n{after.text}\n{line}{rest}'
     return plan.source._replace(text=text, options=(*plan.source.options, *OPTIONS))

@@ -173,8 +173,8 @@ __device__ __forceinline__ void argmax(int t, const A *x, int64_t *y)
             take(x[start + j * INNER], j);
 #pragma unroll
         for (int mask = LANES / 2; mask > 0; mask /= 2) {
-            const A value = exchanged(best, mask);
-            take(value, exchanged(at, mask));
+            const A value = shuffle_xor(best, mask);
+            take(value, shuffle_xor(at, mask));
         }
         if (live && lane == 0)
             y[line] = at;

@@ -54,7 +54,7 @@ struct Min {
 };
 
 // The value of the lane whose number differs from ours in the bits of `mask`.
-template <typename A> __device__ __forceinline__ A exchanged(A value, int mask)
+template <typename A> __device__ __forceinline__ A shuffle_xor(A value, int mask)
 {
     if constexpr (sizeof(A) < 4)
         return (A)__shfl_xor_sync(FULL_MASK, (int)value, mask);
@@ -67,7 +67,7 @@ template <typename Op, int COUNT, typename A> __device__ __forceinline__ A over_
 {
 #pragma unroll
     for (int mask = COUNT / 2; mask > 0; mask /= 2)
-        value = Op::of(value, exchanged(value, mask));
+        value = Op::of(value, shuffle_xor(value, mask));
     return value;
 }
 

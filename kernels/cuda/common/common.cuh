@@ -41,7 +41,7 @@ __device__ __forceinline__ void wait_for_inputs()
 }
 
 // Asks the second cache for elements that are read later: on Hopper and later GPUs, a few by their sector.
-template <typename E> __device__ __forceinline__ void ask_for(const E *from, int count)
+template <typename E> __device__ __forceinline__ void prefetch_l2(const E *from, int count)
 {
 #if __CUDA_ARCH__ >= 900
     const uintptr_t begin = (uintptr_t)from / 16 * 16, end = ((uintptr_t)(from + count) + 15) / 16 * 16;

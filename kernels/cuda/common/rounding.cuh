@@ -1,9 +1,8 @@
-// float32 numbers rounded to a shorter format with the same exponents, as operands of products are that need not be exact:
-// `ops/rounding.py` on the GPU.
+// float32 rounded to fewer bits of mantissa, for operands in tf32 and bfloat16: `ops/rounding.py` on the GPU.
 #pragma once
 #include "common/common.cuh"
 
-// Bits of mantissa that operands are rounded to, to nearest, ties to even; 23: they stay as they are.
+// Bits of mantissa that operands keep. Rounding is to nearest, ties to even; 23 keeps all.
 #ifndef MANTISSA
 #define MANTISSA 23
 #endif

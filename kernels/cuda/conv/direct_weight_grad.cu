@@ -24,7 +24,7 @@ __device__ __forceinline__ T total_of_lane(const T (&sums)[SUMS], int first) {
         for (int i = 0; i < WARP / 2; i++) {
             if (i >= half) continue;
             const T low = held[i], high = held[i + half]; // chosen among as elements, they would lie in local memory
-            held[i] = (upper ? high : low) + exchanged(upper ? low : high, half);
+            held[i] = (upper ? high : low) + shuffle_xor(upper ? low : high, half);
         }
     }
     return held[0];
@@ -54,16 +54,16 @@ KERNEL __launch_bounds__(THREADS, 2) conv_few_weight_grad(const T *__restrict__ 
         for (int f = 0; f < FILTERS; f++) {
             const bool ours = GROUP_FILTERS % FILTERS == 0 || first + f < GROUP_FILTERS;
             const bool real = step < end && output < count && ours;
-            copy_async<sizeof(Neighbours)>(slots[step % STAGES][f][threadIdx.x].lane, from + f * AREA, real);
+            cp_async<sizeof(Neighbours)>(slots[step % STAGES][f][threadIdx.x].lane, from + f * AREA, real);
         }
-        end_group();
+        cp_async_commit_group();
     };
     #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) bring(begin + i);
 
     T sums[SUMS] = {}; // of each filter those of the taps, and then that of the gradients
     for (int step = begin; step < end; step++) {
-        wait_groups<STAGES - 2>();
+        cp_async_wait_group<STAGES - 2>();
         bring(step + STAGES - 1); // into the slots that the last step was done with
         const int output = step * STEP + lane * WIDE_C, image = output / AREA;
         const Corner corner(output % AREA);
@@ -91,7 +91,7 @@ KERNEL __launch_bounds__(THREADS, 2) conv_few_weight_grad(const T *__restrict__ 
                 #pragma unroll
                 for (int k = 0; k < WIDE_C; k++) sums[f * (TAPS + BIAS) + TAPS] += gradient[f].lane[k];
     }
-    wait_groups<0>();
+    cp_async_wait_group<0>();
 
     T *out = (T *)scratch + part;
     #pragma unroll

@@ -8,6 +8,8 @@
 #pragma once
 #include "common/collectives.cuh"
 #include "conv/shifted.cuh"
+#include "sm90/fp16x2.cuh"
+#include "sm90/tma.cuh"
 
 #ifndef STATISTICS_BYTES
 #define STATISTICS_BYTES 16
@@ -77,7 +79,7 @@ struct alignas(16) Measured {
     __device__ __forceinline__ void join_warp() {
         #pragma unroll
         for (int mask = WARP / 2; mask > 0; mask /= 2)
-            join({exchanged(most, mask), exchanged(least, mask), exchanged(sum, mask), exchanged(squares, mask)});
+            join({shuffle_xor(most, mask), shuffle_xor(least, mask), shuffle_xor(sum, mask), shuffle_xor(squares, mask)});
     }
     __device__ __forceinline__ void join_block() {
         __shared__ Vector<float, 4> of_warp[MEASURING / WARP];
@@ -112,17 +114,17 @@ struct alignas(16) Measured {
 static_assert(sizeof(Measured) == STATISTICS_BYTES, "as the rule counts scratch");
 
 // Eight neighbours along the channels, scaled. The sum of their squares.
-__device__ __forceinline__ float halve(Word (&words)[NUMBERS], const float (&x)[GROUP_OF], float up) {
+__device__ __forceinline__ float halve(Chunk (&words)[NUMBERS], const float (&x)[CHUNK_ELEMENTS], float up) {
     float squares = 0;
     #pragma unroll
-    for (int i = 0; i < GROUP_OF / 2; i++) {
+    for (int i = 0; i < CHUNK_ELEMENTS / 2; i++) {
         const float even = rounded(x[2 * i]) * up, odd = rounded(x[2 * i + 1]) * up;
         squares = fma(even, even, fma(odd, odd, squares));
-        words[0].lane[i] = rounded_halves(even, odd);
+        words[0].lane[i] = pack_half2(even, odd);
         if constexpr (NUMBERS == 2) {
             float of_even, of_odd;
-            as_floats(words[0].lane[i], of_even, of_odd);
-            words[1].lane[i] = rounded_halves((even - of_even) / LOW, (odd - of_odd) / LOW);
+            unpack_half2(words[0].lane[i], of_even, of_odd);
+            words[1].lane[i] = pack_half2((even - of_even) / LOW, (odd - of_odd) / LOW);
         }
     }
     return squares;

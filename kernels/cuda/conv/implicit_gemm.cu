@@ -13,7 +13,7 @@ KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d(const T *x, const T *w, con
     static_assert(BN % THREADS == 0, "a thread keeps to its pixels");
     Tunables tile;
 
-    PanelsA::Across weights(w + ((int64_t)group * group_filters + m0) * taps, taps, group_filters - m0, taps);
+    PanelsA::LoadTransposed weights(w + ((int64_t)group * group_filters + m0) * taps, taps, group_filters - m0, taps);
     WindowLoader windows(group_channels, height, width, KH, KW, DH, DW);
     #pragma unroll
     for (int i = 0; i < WindowLoader::OWN; i++) {

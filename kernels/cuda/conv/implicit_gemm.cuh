@@ -20,14 +20,14 @@
 #define TILE_SLICES 1
 #define TILE_STAGES 4
 #define MIN_BLOCKS 2
-#define UNIT 0
+#define MMA_KIND 0
 #define SPLIT 0
 #define WIDE_C 1
 #endif
 #include "common/epilogue.cuh"
 #include "gemm/mma.cuh"
 
-typedef Tile<TILE_M, TILE_N, TILE_K, TILE_SLICES, TILE_STAGES, Multiplier<WARP_M, WARP_N, UNIT>::Unit> Tunables;
+typedef Tile<TILE_M, TILE_N, TILE_K, TILE_SLICES, TILE_STAGES, WarpMma<WARP_M, WARP_N, MMA_KIND>::type> Tunables;
 typedef Tunables::PanelsA PanelsA;
 typedef Tunables::PanelsB PanelsB;
 constexpr int BM = TILE_M, BN = TILE_N, BK = TILE_K, THREADS = Tunables::THREADS;
@@ -72,7 +72,7 @@ struct WindowLoader {
             #pragma unroll
             for (int i = 0; i < OWN; i++) {
                 const bool inside = (unsigned)(y[i] + dy) < height && (unsigned)(x[i] + dx) < width;
-                copy_async<sizeof(T)>(panel + row * PanelsB::ROW + threadIdx.x + i * THREADS, corner[i] + offset,
+                cp_async<sizeof(T)>(panel + row * PanelsB::ROW + threadIdx.x + i * THREADS, corner[i] + offset,
                     inside && channel < channels);
             }
             if (++tap_x == taps_x) {
@@ -103,11 +103,11 @@ template <class Out, class Find> __device__ __forceinline__ void write_tile(
         const Target at = find(column);
         const auto channel = [&](int i) { return at.channel + m0 + tile.row(i); };
         const auto index = [&](int i) { return ((int64_t)at.image * at.channels + channel(i)) * at.area + at.place; };
-        typename Out::template Beside<WIDE_C> beside[Tunables::TM];
+        typename Out::template Aux<WIDE_C> beside[Tunables::TM];
         #pragma unroll
         for (int i = 0; i < Tunables::TM; i++)
             if (m0 + tile.row(i) < m)
-                beside[i] = out.template read<WIDE_C>(at.image, channel(i), at.place, index(i));
+                beside[i] = out.template load_aux<WIDE_C>(at.image, channel(i), at.place, index(i));
         #pragma unroll
         for (int i = 0; i < Tunables::TM; i++) {
             T value[WIDE_C];

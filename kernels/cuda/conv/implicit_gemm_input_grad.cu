@@ -29,7 +29,7 @@ struct TapLoader {
             const int row = At::row(i), column = At::column(i);
             const int filter = (k + row) / (taps_y * taps_x), tap = (k + row) % (taps_y * taps_x);
             const int at = tap / taps_x * (TAP_STEP_Y * KW) + tap % taps_x * TAP_STEP_X;
-            copy_async<sizeof(T)>(panel + row * At::ROW + column,
+            cp_async<sizeof(T)>(panel + row * At::ROW + column,
                 weights + ((int64_t)filter * channels + column) * (KH * KW) + at, filter < filters && column < left);
         }
         k += BK;

@@ -24,7 +24,7 @@ struct GradientLoader {
         for (int i = 0; i < At::COPIES; i++) {
             const int row = At::row(i), column = At::column(i);
             const Pixel pixel(k + row, area, columns);
-            copy_async<sizeof(T)>(panel + row * At::ROW + column,
+            cp_async<sizeof(T)>(panel + row * At::ROW + column,
                 source + pixel.image * image_step + column * area + pixel.at, k + row < end && column < left);
         }
         k += BK;
@@ -59,7 +59,7 @@ struct ElementLoader {
             const Pixel pixel(k + row, area, columns);
             const bool inside =
                 (unsigned)(pixel.y + dy[own]) < height && (unsigned)(pixel.x + dx[own]) < width && k + row < end;
-            copy_async<sizeof(T)>(panel + row * At::ROW + At::column(i),
+            cp_async<sizeof(T)>(panel + row * At::ROW + At::column(i),
                 source + pixel.image * image_step + (pixel.y * width + pixel.x + offset[own]), inside);
         }
         k += BK;

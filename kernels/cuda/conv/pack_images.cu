@@ -30,17 +30,17 @@ __device__ __forceinline__ void cut_filters(const Made &made, const Weights &wei
     for (int i = threadIdx.x; i < FILTERS * TAPS; i += LAYING) {
         const WeightWord at(block, chunk, i / FILTERS, plane, i % FILTERS);
         const int filter = block * FILTERS + at.line;
-        float found[GROUP_OF];
+        float found[CHUNK_ELEMENTS];
         weights.read(found, filter, at.channel(), at.tap);
         if (!in_halves) {
             put_pieces(made.pieces, at, found);
             continue;
         }
-        Word words[NUMBERS];
+        Chunk words[NUMBERS];
         halve(words, found, made.filters[filter].up);
         char *to = made.halves + at.stage() * OfWeights::SIZE;
         #pragma unroll
-        for (int p = 0; p < NUMBERS; p++) *(Word *)(to + OfWeights::offset(p, plane, at.line)) = words[p];
+        for (int p = 0; p < NUMBERS; p++) *(Chunk *)(to + OfWeights::offset(p, plane, at.line)) = words[p];
     }
 }
 

@@ -11,7 +11,7 @@
 #include "conv/fp16x2.cuh"
 
 // A packed row: OF_LINE channels of a position, of one part, 64 bytes whose words are swizzled.
-constexpr int LINE = ROW_BYTES, WORDS = LINE / WORD, OF_LINE = LINE / 2;
+constexpr int LINE = ROW_BYTES, WORDS = LINE / CHUNK_BYTES, OF_LINE = LINE / 2;
 constexpr int LAID = BLOCK_ROWS, LAYING = LAID * WORDS; // rows that a block packs at a time, and its threads: one a word
 constexpr int LAYING_BLOCKS = PACK_BLOCKS;              // blocks of a multiprocessor that there must be registers for
 constexpr int FRONT = (BEFORE + 7) / 8 * 8;     // rows before position 0, so that the first windows are inside
@@ -79,18 +79,18 @@ struct Laid {
 
     // LAID lines of a chunk; what is not held becomes zero.
     template <class Array> __device__ __forceinline__ void lay(const Array &images, int piece) const {
-        __shared__ Word words[NUMBERS][LAID * WORDS];
+        __shared__ Chunk words[NUMBERS][LAID * WORDS];
         __shared__ float of_words[WORDS][LAID];
         __shared__ struct {
             float up;
             bool small; // whether it has small elements
         } scales[LAID]; // of the images that lie there
         const int from = piece / chunks * LAID, chunk = piece % chunks;
-        const int line = threadIdx.x % LAID, word = threadIdx.x / LAID, channel = chunk * OF_LINE + word * GROUP_OF;
+        const int line = threadIdx.x % LAID, word = threadIdx.x / LAID, channel = chunk * OF_LINE + word * CHUNK_ELEMENTS;
         const int position = from + line - front, place = images.at(position);
-        float x[GROUP_OF];
+        float x[CHUNK_ELEMENTS];
         #pragma unroll
-        for (int j = 0; j < GROUP_OF; j++) {
+        for (int j = 0; j < CHUNK_ELEMENTS; j++) {
             const int further = (channel + j) * Array::AREA;
             x[j] = place >= 0 && further < Array::SIZE ? images.x[place + further] : 0;
         }
@@ -107,15 +107,15 @@ struct Laid {
         const int image = position / IMAGE;
         const float up = place >= 0 ? scales[image - first].up : 0;
         #pragma unroll
-        for (int j = 0; j < GROUP_OF; j++) x[j] = up != 0 ? x[j] : 0; // infinity, too
+        for (int j = 0; j < CHUNK_ELEMENTS; j++) x[j] = up != 0 ? x[j] : 0; // infinity, too
         if (up != 0 && scales[image - first].small) count_small(image, x, up);
-        Word halves[NUMBERS];
+        Chunk halves[NUMBERS];
         of_words[word][line] = halve(halves, x, up);
         #pragma unroll
         for (int i = 0; i < NUMBERS; i++) words[i][line * WORDS + exchanged_word(line, word)] = halves[i];
         __syncthreads();
         #pragma unroll
-        for (int i = 0; i < NUMBERS; i++) ((Word *)at(i, chunk, from))[threadIdx.x] = words[i][threadIdx.x];
+        for (int i = 0; i < NUMBERS; i++) ((Chunk *)at(i, chunk, from))[threadIdx.x] = words[i][threadIdx.x];
         if (NUMBERS == 1 || word > 0) return;
         float sum = 0;
         #pragma unroll
@@ -123,7 +123,7 @@ struct Laid {
         squares[(int64_t)chunk * count + from + line] = sum;
     }
 
-    __device__ __forceinline__ void count_small(int image, const float (&x)[GROUP_OF], float up) const {
+    __device__ __forceinline__ void count_small(int image, const float (&x)[CHUNK_ELEMENTS], float up) const {
         int count = 0;
         #pragma unroll
         for (float each : x) count += each != 0 && fabsf(each) * up < NORMAL;

@@ -1,5 +1,5 @@
 // The operands of convolutions on Hopper's matrix units, in shared memory: float32 as three bfloat16 numbers whose sum
-// it is (Format<PIECES>), so that nothing has to be measured or scaled first; or as two float16 numbers, see conv/fp16x2.cuh.
+// it is (Format<BF16X3>), so that nothing has to be measured or scaled first; or as two float16 numbers, see conv/fp16x2.cuh.
 //
 // Positions: of all images one after another, row by row, PITCH apart, images IMAGE apart. They are so far apart that what
 // a window reads beyond the end of a row or an image are the zeros that lie between it and the next one. So of all
@@ -60,11 +60,11 @@ template <int BYTES> __device__ __forceinline__ char *aligned_shared() {
 template <class Layout> struct PutPieces {
     char *to;
 
-    __device__ __forceinline__ void operator()(int plane, int line, const float (&found)[GROUP_OF]) const {
-        Word words[PIECE_COUNT];
-        cut(words, found);
+    __device__ __forceinline__ void operator()(int plane, int line, const float (&found)[CHUNK_ELEMENTS]) const {
+        Chunk words[BF16X3_TERMS];
+        split_bf16x3(words, found);
         #pragma unroll
-        for (int p = 0; p < USED; p++) *(Word *)(to + Layout::offset(p, plane, line)) = words[p];
+        for (int p = 0; p < TERMS_USED; p++) *(Chunk *)(to + Layout::offset(p, plane, line)) = words[p];
     }
 };
 
@@ -88,20 +88,20 @@ template <int C, int H, int W> struct Images {
         static_assert(Layout::LINES <= THREADS, "a line for each thread");
         const int place = thread < Layout::LINES ? at(first + thread) : -1;
         #pragma unroll
-        for (int i = 0; i < Layout::PLANES * GROUP_OF; i++)
-            copy_async<sizeof(T)>(passing + i * THREADS + thread, x + (place + (channel + i) * AREA),
+        for (int i = 0; i < Layout::PLANES * CHUNK_ELEMENTS; i++)
+            cp_async<sizeof(T)>(passing + i * THREADS + thread, x + (place + (channel + i) * AREA),
                 place >= 0 && channel + i < C);
-        end_group();
+        cp_async_commit_group();
     }
     template <class Layout, int THREADS, class Put> static __device__ __forceinline__ void finish(
         Put &&put, T *passing, int thread) {
-        wait_groups<0>();
+        cp_async_wait_group<0>();
         #pragma unroll
         for (int plane = 0; plane < Layout::PLANES; plane++) {
-            float found[GROUP_OF];
+            float found[CHUNK_ELEMENTS];
             #pragma unroll
-            for (int j = 0; j < GROUP_OF; j++) // as in `gather`
-                found[j] = *(volatile T *)(passing + (plane * GROUP_OF + j) * THREADS + thread);
+            for (int j = 0; j < CHUNK_ELEMENTS; j++) // as in `gather`
+                found[j] = *(volatile T *)(passing + (plane * CHUNK_ELEMENTS + j) * THREADS + thread);
             if (thread < Layout::LINES) put(plane, thread, found);
         }
     }
@@ -110,7 +110,7 @@ template <int C, int H, int W> struct Images {
     // once `free` is in the phase of this parity. Of the calling threads each has slots of its own in `passing`, which
     // what it reads passes through, so that AHEAD words are under way at once.
     template <class Layout, int THREADS, int AHEAD, class Put> __device__ __forceinline__ void gather(
-        Put &&put, T *passing, int thread, int first, int channel, Barrier &free, int parity) const {
+        Put &&put, T *passing, int thread, int first, int channel, Mbarrier &free, int parity) const {
         constexpr int COUNT = (Layout::LINES + THREADS - 1) / THREADS * Layout::PLANES;
         passing += thread;
         int place = -1; // of the position that is read next
@@ -120,21 +120,21 @@ template <int C, int H, int W> struct Images {
             if (next < COUNT) {
                 const int line = thread + next / Layout::PLANES * THREADS;
                 if (plane == 0) place = line < Layout::LINES ? at(first + line) : -1;
-                const int own = channel + plane * GROUP_OF, left = place < 0 ? 0 : C - own;
+                const int own = channel + plane * CHUNK_ELEMENTS, left = place < 0 ? 0 : C - own;
                 const T *from = x + (place + own * AREA);
-                T *slot = passing + next % AHEAD * (GROUP_OF * THREADS);
+                T *slot = passing + next % AHEAD * (CHUNK_ELEMENTS * THREADS);
                 #pragma unroll
-                for (int j = 0; j < GROUP_OF; j++)
-                    copy_async<sizeof(T)>(slot + j * THREADS, from + j * AREA, left > (C % GROUP_OF == 0 ? 0 : j));
+                for (int j = 0; j < CHUNK_ELEMENTS; j++)
+                    cp_async<sizeof(T)>(slot + j * THREADS, from + j * AREA, left > (C % CHUNK_ELEMENTS == 0 ? 0 : j));
             }
-            end_group();
+            cp_async_commit_group();
             if (i < 0) continue;
             if (i == 0) free.wait(parity);
-            wait_groups<AHEAD - 1>();
-            float found[GROUP_OF];
+            cp_async_wait_group<AHEAD - 1>();
+            float found[CHUNK_ELEMENTS];
             #pragma unroll
-            for (int j = 0; j < GROUP_OF; j++) // after the wait, as the compiler cannot see what they have to do with it
-                found[j] = *(volatile T *)(passing + (i % AHEAD * GROUP_OF + j) * THREADS);
+            for (int j = 0; j < CHUNK_ELEMENTS; j++) // after the wait, as the compiler cannot see what they have to do with it
+                found[j] = *(volatile T *)(passing + (i % AHEAD * CHUNK_ELEMENTS + j) * THREADS);
             const int line = thread + i / Layout::PLANES * THREADS;
             if (line < Layout::LINES) put(i % Layout::PLANES, line, found);
         }
@@ -160,10 +160,10 @@ struct Output {
 };
 
 // Where the words of LINES positions lie, 8 PLANES channels of each of COUNT pieces: in planes.
-template <int LINES_, int PLANES_, int COUNT = PIECE_COUNT> struct Planes {
+template <int LINES_, int PLANES_, int COUNT = BF16X3_TERMS> struct Planes {
     static constexpr int LINES = LINES_, PLANES = PLANES_;
-    static constexpr int PLANE = LINES * WORD, PIECE = PLANES * PLANE, SIZE = COUNT * PIECE; // bytes
+    static constexpr int PLANE = LINES * CHUNK_BYTES, PIECE = PLANES * PLANE, SIZE = COUNT * PIECE; // bytes
     static __device__ __forceinline__ int offset(int piece, int plane, int line) {
-        return piece * PIECE + plane * PLANE + line * WORD;
+        return piece * PIECE + plane * PLANE + line * CHUNK_BYTES;
     }
 };

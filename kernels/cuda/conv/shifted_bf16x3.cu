@@ -21,22 +21,22 @@
 constexpr int TEAMS = 2, COLUMNS = TEAM_COLUMNS, BRINGING = 128, GATHERERS = 96;
 #include "conv/shifted_tiles.cuh"
 
-constexpr int SUMMED = STACKED ? (USED == 3 ? 3 : USED - 1) : BESIDE;
+constexpr int SUMMED = STACKED ? (TERMS_USED == 3 ? 3 : TERMS_USED - 1) : LOW_ORDER_PAIRS;
 constexpr int AHEAD = 4; // words that a thread has under way
 typedef Planes<TILE + REACH, PLANES> OfImages;
 typedef PieceWeights OfWeights;
 
 // What the launch asks for, and the scratch of the weights, as the rule computes them.
 static_assert(SHARED_BYTES >= 128 + IMAGE_STAGES * OfImages::SIZE + TILE_STAGES * OfWeights::SIZE +
-                  (AHEAD * GROUP_OF * GATHERERS + TEAMS * EXCHANGED) * (int)sizeof(T), "dynamic shared memory");
+                  (AHEAD * CHUNK_ELEMENTS * GATHERERS + TEAMS * EXCHANGED) * (int)sizeof(T), "dynamic shared memory");
 #ifdef WEIGHT_BYTES
 static_assert(WEIGHT_BYTES >= (int64_t)BLOCKS * CHUNKS * TAPS * OfWeights::SIZE, "scratch");
 #endif
 
 // The products beside the largest ones.
-__device__ constexpr Pair pair_of(int i) {
-    constexpr Pair pairs[] = {{0, 2}, {1, 0}, {0, 1}};
-    return STACKED ? pairs[3 - SUMMED + i] : beside(i);
+__device__ constexpr TermPair pair_of(int i) {
+    constexpr TermPair pairs[] = {{0, 2}, {1, 0}, {0, 1}};
+    return STACKED ? pairs[3 - SUMMED + i] : low_order_pair(i);
 }
 
 // Weights to scratch, where conv/pack_images.cu has not put them.
@@ -46,19 +46,19 @@ KERNEL cut_weights(const T *x, const T *w, const Epilogue epilogue, int64_t batc
     for (int i = grid_index(); i < BLOCKS * FILTERS * WEIGHT_WORDS; i += grid_size()) {
         const int filter = i % FILTERS + i / (FILTERS * WEIGHT_WORDS) * FILTERS;
         const WeightWord at(filter, i / FILTERS % WEIGHT_WORDS);
-        float found[GROUP_OF];
+        float found[CHUNK_ELEMENTS];
         weights.read(found, filter, at.channel(), at.tap);
         put_pieces(scratch, at, found);
     }
 }
 
 __device__ __forceinline__ void gather_tile(const Inputs &images, int position, Stages &stages,
-    Round<IMAGE_STAGES> &turn, char *shared, T *passing) {
-    for (int chunk = 0; chunk < CHUNKS; chunk++, turn.next()) {
+    PipelineState<IMAGE_STAGES> &turn, char *shared, T *passing) {
+    for (int chunk = 0; chunk < CHUNKS; chunk++, turn.advance()) {
         images.gather<OfImages, GATHERERS, AHEAD>(PutPieces<OfImages>{shared + turn.stage * OfImages::SIZE}, passing,
-            threadIdx.x - WARP, position - BEFORE, chunk * CHANNELS, stages.images_read[turn.stage], turn.parity ^ 1);
-        show_to_matrix_units();
-        say(stages.images[turn.stage]);
+            threadIdx.x - WARP, position - BEFORE, chunk * CHANNELS, stages.images_read[turn.stage], turn.phase ^ 1);
+        fence_proxy_async();
+        arrive_per_warp(stages.images[turn.stage]);
     }
 }
 
@@ -67,48 +67,48 @@ struct Sums {
 
     // As in conv/shifted_fp16x2.cu.
     __device__ __forceinline__ void multiply(Stages &stages, const char *images, const char *weights, int team,
-        bool begins, Round<IMAGE_STAGES> &image, Round<TILE_STAGES> &weight) {
+        bool begins, PipelineState<IMAGE_STAGES> &image, PipelineState<TILE_STAGES> &weight) {
         if (begins) stages.begin(team);
         float high[SUMS];
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = 0;
         int last_image = 0, last_weight = 0;
-        for (int chunk = 0; chunk < CHUNKS; chunk++, image.next()) {
-            stages.images[image.stage].wait(image.parity);
-            for (int tap = 0; tap < TAPS; tap++, weight.next()) {
-                stages.weights[weight.stage].wait(weight.parity);
+        for (int chunk = 0; chunk < CHUNKS; chunk++, image.advance()) {
+            stages.images[image.stage].wait(image.phase);
+            for (int tap = 0; tap < TAPS; tap++, weight.advance()) {
+                stages.weights[weight.stage].wait(weight.phase);
                 const char *left = weights + weight.stage * OfWeights::SIZE;
-                const char *right = images + image.stage * OfImages::SIZE + shift(tap / KW, tap % KW) * WORD;
-                const uint64_t a = described(left, OfWeights::PLANE, UNIT_BYTES, NOT_EXCHANGED);
-                const uint64_t b = described(right, OfImages::PLANE, UNIT_BYTES, NOT_EXCHANGED);
-                const auto products = [&](float (&sums)[SUMS], Pair pieces, bool add) {
+                const char *right = images + image.stage * OfImages::SIZE + shift(tap / KW, tap % KW) * CHUNK_BYTES;
+                const uint64_t a = smem_descriptor(left, OfWeights::PLANE, CORE_MATRIX_BYTES, NO_SWIZZLE);
+                const uint64_t b = smem_descriptor(right, OfImages::PLANE, CORE_MATRIX_BYTES, NO_SWIZZLE);
+                const auto products = [&](float (&sums)[SUMS], TermPair pieces, bool add) {
                     #pragma unroll
                     for (int k = 0; k < PLANES; k += 2)
-                        start_pieces<false, false>(sums, a + OfWeights::offset(pieces.a, k, 0) / WORD,
-                            b + OfImages::offset(pieces.b, k, 0) / WORD, add || k > 0);
+                        wgmma<BFLOAT16, false, false>(sums, a + OfWeights::offset(pieces.a, k, 0) / CHUNK_BYTES,
+                            b + OfImages::offset(pieces.b, k, 0) / CHUNK_BYTES, add || k > 0);
                 };
-                Started::begin();
+                wgmma_fence();
                 products(high, {0, 0}, false);
-                Started::end();
-                Started::finished<1>();
-                if (chunk + tap > 0) say(stages.weights_read[last_weight]);
-                if (chunk > 0 && tap == 0) say(stages.images_read[last_image]);
+                wgmma_commit_group();
+                wgmma_wait_group<1>();
+                if (chunk + tap > 0) arrive_per_warp(stages.weights_read[last_weight]);
+                if (chunk > 0 && tap == 0) arrive_per_warp(stages.images_read[last_image]);
                 if (begins) stages.tell_next(team, chunk * TAPS + tap);
                 #pragma unroll
                 for (int i = 0; i < SUMMED; i++) products(beside, pair_of(i), chunk + tap + i > 0);
-                Started::end();
-                Started::finished<1>();
-                arrived(high);
+                wgmma_commit_group();
+                wgmma_wait_group<1>();
+                wgmma_fence_operand(high);
                 #pragma unroll
                 for (int i = 0; i < SUMS; i++) main[i] += high[i];
                 last_weight = weight.stage;
             }
             last_image = image.stage;
         }
-        Started::finished<0>();
-        arrived(beside);
-        say(stages.weights_read[last_weight]);
-        say(stages.images_read[last_image]);
+        wgmma_wait_group<0>();
+        wgmma_fence_operand(beside);
+        arrive_per_warp(stages.weights_read[last_weight]);
+        arrive_per_warp(stages.images_read[last_image]);
         if (SUMMED == 0) return;
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] += beside[i];
@@ -199,14 +199,14 @@ KERNEL __launch_bounds__(THREADS, 1) conv_planes(const T *x, const T *w, const E
     char *of_images = aligned_shared<128>();
     char *of_weights = of_images + IMAGE_STAGES * OfImages::SIZE;
     T *passing = (T *)(of_weights + TILE_STAGES * OfWeights::SIZE);
-    T *exchanged = passing + AHEAD * GROUP_OF * GATHERERS;
+    T *exchanged = passing + AHEAD * CHUNK_ELEMENTS * GATHERERS;
     __shared__ Stages stages;
     if (threadIdx.x == 0) stages.init();
     __syncthreads();
-    Round<IMAGE_STAGES> image;
-    Round<TILE_STAGES> weight;
+    PipelineState<IMAGE_STAGES> image;
+    PipelineState<TILE_STAGES> weight;
     if (threadIdx.x < BRINGING) {
-        give_registers<56>();
+        warpgroup_reg_dealloc<56>();
         if (threadIdx.x == 0) {
             for (int tile = taken.first(); tile < tiles.count; tile = taken.after(tile)) {
                 if (!POOLED && !REST) ask(epilogue, batch, tiles.filter(tile), tiles.position(tile));
@@ -217,13 +217,13 @@ KERNEL __launch_bounds__(THREADS, 1) conv_planes(const T *x, const T *w, const E
                 gather_tile(images, tiles.position(tile), stages, image, of_images, passing);
         }
     } else {
-        take_registers<224>();
+        warpgroup_reg_alloc<224>();
         const int team = own_team();
         for (int tile = taken.first(); tile < tiles.count; tile = taken.after(tile)) {
             const int filter = tiles.filter(tile), position = tiles.position(tile) + team * COLUMNS;
             Sums sums;
             const bool begins = !REST && tile == blockIdx.x;
-            sums.multiply(stages, of_images + team * COLUMNS * WORD, of_weights, team, begins, image, weight);
+            sums.multiply(stages, of_images + team * COLUMNS * CHUNK_BYTES, of_weights, team, begins, image, weight);
             float own[OWN];
             give(sums.main, own, exchanged + team * EXCHANGED);
             repair(own, x, w, batch, filter, position);

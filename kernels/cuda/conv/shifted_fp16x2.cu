@@ -39,28 +39,28 @@ struct AllStages : Stages {
 
 // Of a warp for each team: the squares of its lines; the first one starts the copies for all.
 __device__ __forceinline__ void bring_images(
-    const Laid &laid, int position, AllStages &stages, Round<IMAGE_STAGES> &turn, char *shared) {
+    const Laid &laid, int position, AllStages &stages, PipelineState<IMAGE_STAGES> &turn, char *shared) {
     const int team = threadIdx.x / WARP - 1, lane = threadIdx.x % WARP;
-    for (int chunk = 0; chunk < CHUNKS; chunk++, turn.next()) {
+    for (int chunk = 0; chunk < CHUNKS; chunk++, turn.advance()) {
         float squares = 0;
         if (NUMBERS == 2) {
             const float *of_lines = laid.squares + (int64_t)chunk * laid.count + position + SKIPPED + team * COLUMNS;
             for (int i = lane; i < COLUMNS + REACH; i += WARP) squares += of_lines[i];
             squares = over_lanes<Sum, WARP>(squares);
         }
-        stages.images_read[turn.stage].wait(turn.parity ^ 1);
+        stages.images_read[turn.stage].wait(turn.phase ^ 1);
         if (lane > 0) continue;
-        Barrier &full = stages.images[turn.stage];
+        Mbarrier &full = stages.images[turn.stage];
         stages.squares[turn.stage][team] = squares;
         if (team > 0) {
             full.arrive();
             continue;
         }
-        full.expect(OfImages::SIZE);
+        full.arrive_expect_tx(OfImages::SIZE);
         #pragma unroll
         for (int i = 0; i < NUMBERS; i++) {
             char *to = shared + turn.stage * OfImages::SIZE + i * OfImages::NUMBER;
-            copy_bulk<OfImages::NUMBER>(to, laid.at(i, chunk, position), full);
+            bulk_copy<OfImages::NUMBER>(to, laid.at(i, chunk, position), full);
         }
     }
 }
@@ -71,52 +71,52 @@ struct Sums {
     // Of a tile. images, weights: their stages in shared memory, the images' from this warpgroup's columns on. begins:
     // the first one of the block.
     __device__ __forceinline__ void multiply(AllStages &stages, const char *images, const char *weights, int team,
-        bool begins, Round<IMAGE_STAGES> &image, Round<TILE_STAGES> &weight) {
+        bool begins, PipelineState<IMAGE_STAGES> &image, PipelineState<TILE_STAGES> &weight) {
         float beside[SUMS];
         squares = 0;
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = 0;
         if (begins) stages.begin(team);
         int last = 0; // stages of which products may still read
-        for (int chunk = 0, element = 0; chunk < CHUNKS; chunk++, image.next()) {
-            stages.images[image.stage].wait(image.parity);
+        for (int chunk = 0, element = 0; chunk < CHUNKS; chunk++, image.advance()) {
+            stages.images[image.stage].wait(image.phase);
             squares += stages.squares[image.stage][team];
             #pragma unroll 1
-            for (int tap = 0; tap < TAPS; tap++, element++, weight.next()) {
-                stages.weights[weight.stage].wait(weight.parity);
+            for (int tap = 0; tap < TAPS; tap++, element++, weight.advance()) {
+                stages.weights[weight.stage].wait(weight.phase);
                 const char *left = weights + weight.stage * OfWeights::SIZE;
                 const char *right = images + image.stage * OfImages::SIZE + shift(tap / KW, tap % KW) * LINE;
-                const uint64_t a = described(left, OfWeights::PLANE, UNIT_BYTES, NOT_EXCHANGED);
-                const uint64_t b = described(right, WORD, 8 * LINE, WITHIN_64_BYTES);
-                const auto products = [&](float (&sums)[SUMS], Pair parts, bool more) {
+                const uint64_t a = smem_descriptor(left, OfWeights::PLANE, CORE_MATRIX_BYTES, NO_SWIZZLE);
+                const uint64_t b = smem_descriptor(right, CHUNK_BYTES, 8 * LINE, SWIZZLE_64B);
+                const auto products = [&](float (&sums)[SUMS], TermPair parts, bool more) {
                     #pragma unroll
                     for (int k = 0; k < PLANES; k += 2)
-                        start<HALVES>(sums, a + OfWeights::offset(parts.a, k, 0) / WORD,
-                            b + (parts.b * OfImages::NUMBER) / WORD + k, more || k > 0);
+                        wgmma<FP16X2>(sums, a + OfWeights::offset(parts.a, k, 0) / CHUNK_BYTES,
+                            b + (parts.b * OfImages::NUMBER) / CHUNK_BYTES + k, more || k > 0);
                 };
                 float high[SUMS];
-                Started::begin();
+                wgmma_fence();
                 products(NUMBERS == 1 ? main : high, {0, 0}, NUMBERS == 1 && element > 0);
-                Started::end();
-                Started::finished<1>();
-                if (element > 0) say(stages.weights_read[last]);
-                if (chunk > 0 && tap == 0) say(stages.images_read[(image.stage + 1) % IMAGE_STAGES]);
+                wgmma_commit_group();
+                wgmma_wait_group<1>();
+                if (element > 0) arrive_per_warp(stages.weights_read[last]);
+                if (chunk > 0 && tap == 0) arrive_per_warp(stages.images_read[(image.stage + 1) % IMAGE_STAGES]);
                 last = weight.stage;
                 if (begins) stages.tell_next(team, element);
                 if (NUMBERS == 1) continue;
                 products(beside, {0, 1}, element > 0);
                 products(beside, {1, 0}, true);
-                Started::end();
-                Started::finished<1>();
-                arrived(high);
+                wgmma_commit_group();
+                wgmma_wait_group<1>();
+                wgmma_fence_operand(high);
                 #pragma unroll
                 for (int i = 0; i < SUMS; i++) main[i] += high[i];
             }
         }
-        Started::finished<0>();
-        arrived(NUMBERS == 1 ? main : beside);
-        say(stages.weights_read[last]);
-        say(stages.images_read[(image.stage + 1) % IMAGE_STAGES]);
+        wgmma_wait_group<0>();
+        wgmma_fence_operand(NUMBERS == 1 ? main : beside);
+        arrive_per_warp(stages.weights_read[last]);
+        arrive_per_warp(stages.images_read[(image.stage + 1) % IMAGE_STAGES]);
         if (NUMBERS == 1) return;
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = fma(beside[i], LOW, main[i]);
@@ -140,7 +140,7 @@ struct Sums {
         sign = over_lanes<Sum, WARP>(sign);
         float (&signs)[WARPGROUP / WARP] = stages.signs[parity][team];
         if (threadIdx.x % WARP == 0) signs[threadIdx.x % WARPGROUP / WARP] = sign;
-        meet(WARPGROUP, threadIdx.x / WARPGROUP);
+        named_barrier_sync(WARPGROUP, threadIdx.x / WARPGROUP);
         return signs[0] + signs[1] + signs[2] + signs[3] >= 0;
     }
 };
@@ -167,10 +167,10 @@ KERNEL __launch_bounds__(THREADS, 1) conv_halves(
     stages.find_shares(made);
     __syncthreads();
     const auto small_in = [&](int tile) { return stages.small(laid, batch, tile, tiles.position(tile)); };
-    Round<IMAGE_STAGES> image;
-    Round<TILE_STAGES> weight;
+    PipelineState<IMAGE_STAGES> image;
+    PipelineState<TILE_STAGES> weight;
     if (threadIdx.x < BRINGING) {
-        give_registers<40>();
+        warpgroup_reg_dealloc<40>();
         if (threadIdx.x == 0) {
             for (int tile = blockIdx.x; tile < tiles.count; tile += gridDim.x)
                 if (small_in(tile) != NOT_HELD) {
@@ -182,7 +182,7 @@ KERNEL __launch_bounds__(THREADS, 1) conv_halves(
                 if (small_in(tile) != NOT_HELD) bring_images(laid, tiles.position(tile), stages, image, of_images);
         }
     } else {
-        take_registers<232>();
+        warpgroup_reg_alloc<232>();
         const int team = own_team();
         bool begins = true;
         for (int tile = blockIdx.x, parity = 0; tile < tiles.count; tile += gridDim.x) {

@@ -2,6 +2,7 @@
 // images, of which all elements of the window are read, the copy engine weights, and others multiply.
 #pragma once
 #include "conv/shifted.cuh"
+#include "sm90/tma.cuh"
 
 // Weights (O, C, KH, KW); TURNED (C, O, KH, KW) with their elements in reverse order.
 struct Weights {
@@ -12,15 +13,15 @@ struct Weights {
                       : w[(filter * IN_CHANNELS + channel) * TAPS + tap];
     }
     // Of neighbouring channels, from one on; 0 where there are none.
-    __device__ __forceinline__ void read(float (&found)[GROUP_OF], int filter, int channel, int tap) const {
+    __device__ __forceinline__ void read(float (&found)[CHUNK_ELEMENTS], int filter, int channel, int tap) const {
         #pragma unroll
-        for (int j = 0; j < GROUP_OF; j++)
+        for (int j = 0; j < CHUNK_ELEMENTS; j++)
             found[j] = filter < OUT_CHANNELS && channel + j < IN_CHANNELS ? at(filter, channel + j, tap) : 0;
     }
 };
 
 template <int IMAGES, int WEIGHTS, int BRINGING_IMAGES, int MULTIPLYING> struct TileStages {
-    Barrier images[IMAGES], images_read[IMAGES], weights[WEIGHTS], weights_read[WEIGHTS];
+    Mbarrier images[IMAGES], images_read[IMAGES], weights[WEIGHTS], weights_read[WEIGHTS];
 
     __device__ void init() {
         for (int i = 0; i < IMAGES; i++) {
@@ -31,17 +32,17 @@ template <int IMAGES, int WEIGHTS, int BRINGING_IMAGES, int MULTIPLYING> struct 
             weights[i].init(1);
             weights_read[i].init(MULTIPLYING / WARP);
         }
-        show_barriers();
+        fence_mbarrier_init();
     }
 
     // Of one thread: starts the copies of COUNT stages of so many bytes that lie one behind the other.
     template <int BYTES, int COUNT> __device__ __forceinline__ void bring(
-        Round<WEIGHTS> &turn, char *shared, const char *from) {
-        for (int i = 0; i < COUNT; i++, turn.next()) {
-            weights_read[turn.stage].wait(turn.parity ^ 1);
-            Barrier &full = weights[turn.stage];
-            full.expect(BYTES);
-            copy_bulk<BYTES>(shared + turn.stage * BYTES, from + (int64_t)i * BYTES, full);
+        PipelineState<WEIGHTS> &turn, char *shared, const char *from) {
+        for (int i = 0; i < COUNT; i++, turn.advance()) {
+            weights_read[turn.stage].wait(turn.phase ^ 1);
+            Mbarrier &full = weights[turn.stage];
+            full.arrive_expect_tx(BYTES);
+            bulk_copy<BYTES>(shared + turn.stage * BYTES, from + (int64_t)i * BYTES, full);
         }
     }
 };

@@ -19,7 +19,7 @@ constexpr int TILE = TEAMS * COLUMNS, LEFT = 64;      // LEFT: rows of the matri
 constexpr bool STACKED = OUT_CHANNELS <= LEFT / 2; // then half of the rows are the same filters' second parts
 constexpr int FILTERS = STACKED ? LEFT / 2 : LEFT;
 constexpr int CONSUMERS = TEAMS * WARPGROUP, THREADS = BRINGING + CONSUMERS;
-constexpr int IMAGE_STAGES = 2, PLANES = CHANNELS / GROUP_OF;
+constexpr int IMAGE_STAGES = 2, PLANES = CHANNELS / CHUNK_ELEMENTS;
 constexpr int CHUNKS = (IN_CHANNELS + CHANNELS - 1) / CHANNELS, BLOCKS = (OUT_CHANNELS + FILTERS - 1) / FILTERS;
 constexpr int SUMS = COLUMNS / 2, OWN = SUMS * FILTERS / LEFT; // of a thread; that it writes
 constexpr int EXCHANGED = STACKED ? OWN * WARPGROUP : 0;         // of a warpgroup, with `give`
@@ -37,20 +37,20 @@ struct WeightWord {
     __device__ WeightWord(int filter, int i)
         : block(filter / FILTERS), chunk(i / (PLANES * TAPS)), tap(i / PLANES % TAPS), plane(i % PLANES),
           line(filter % FILTERS) {}
-    __device__ __forceinline__ int channel() const { return chunk * CHANNELS + plane * GROUP_OF; }
+    __device__ __forceinline__ int channel() const { return chunk * CHANNELS + plane * CHUNK_ELEMENTS; }
     __device__ __forceinline__ int64_t stage() const { return ((int64_t)block * CHUNKS + chunk) * TAPS + tap; }
 };
 constexpr int WEIGHT_WORDS = CHUNKS * TAPS * PLANES; // of a filter
 
 // Puts a word in pieces to its place.
-__device__ __forceinline__ void put_pieces(char *pieces, const WeightWord &at, const float (&found)[GROUP_OF]) {
-    Word words[PIECE_COUNT];
-    cut(words, found);
+__device__ __forceinline__ void put_pieces(char *pieces, const WeightWord &at, const float (&found)[CHUNK_ELEMENTS]) {
+    Chunk words[BF16X3_TERMS];
+    split_bf16x3(words, found);
     char *to = pieces + at.stage() * PieceWeights::SIZE;
     #pragma unroll
-    for (int p = 0; p < PIECE_COUNT + STACKED; p++) {
+    for (int p = 0; p < BF16X3_TERMS + STACKED; p++) {
         const int piece = STACKED ? p / 2 : p, row = STACKED ? at.line + p % 2 * FILTERS : at.line;
-        *(Word *)(to + PieceWeights::offset(piece, at.plane, row)) = p < PIECE_COUNT ? words[p] : Word{};
+        *(Chunk *)(to + PieceWeights::offset(piece, at.plane, row)) = p < BF16X3_TERMS ? words[p] : Chunk{};
     }
 }
 
@@ -100,10 +100,10 @@ constexpr int APART = apart();
 __device__ __forceinline__ int own_team() { return __shfl_sync(~0u, (threadIdx.x - BRINGING) / WARPGROUP, 0); }
 
 struct Stages : TileStages<IMAGE_STAGES, TILE_STAGES, GATHERERS, CONSUMERS> {
-    Barrier begun[TEAMS];
+    Mbarrier begun[TEAMS];
 
     __device__ void init() {
-        for (Barrier &team : begun) team.init(WARPGROUP / WARP);
+        for (Mbarrier &team : begun) team.init(WARPGROUP / WARP);
         TileStages::init();
     }
 
@@ -113,12 +113,12 @@ struct Stages : TileStages<IMAGE_STAGES, TILE_STAGES, GATHERERS, CONSUMERS> {
         if (team > 0) begun[team].wait(0);
     }
     __device__ __forceinline__ void tell_next(int team, int element) {
-        if (team + 1 < TEAMS && element == APART - 1) say(begun[team + 1]);
+        if (team + 1 < TEAMS && element == APART - 1) arrive_per_warp(begun[team + 1]);
     }
 
     // Of one thread: starts the copies of a tile's weights.
     template <class OfWeights> __device__ __forceinline__ void bring(
-        int tile, Round<TILE_STAGES> &turn, char *shared, const char *all) {
+        int tile, PipelineState<TILE_STAGES> &turn, char *shared, const char *all) {
         constexpr int COUNT = CHUNKS * TAPS;
         TileStages::bring<OfWeights::SIZE, COUNT>(
             turn, shared, all + (int64_t)(tile % BLOCKS) * COUNT * OfWeights::SIZE);
@@ -126,8 +126,8 @@ struct Stages : TileStages<IMAGE_STAGES, TILE_STAGES, GATHERERS, CONSUMERS> {
 };
 
 // Of the sums that a thread writes: filter and column of sum i.
-__device__ __forceinline__ int own_row(int i) { return sum_row(i) % FILTERS; }
-__device__ __forceinline__ int own_column(int i) { return sum_row(i) / FILTERS * (COLUMNS / 2) + sum_column(i); }
+__device__ __forceinline__ int own_row(int i) { return accumulator_row(i) % FILTERS; }
+__device__ __forceinline__ int own_column(int i) { return accumulator_row(i) / FILTERS * (COLUMNS / 2) + accumulator_column(i); }
 
 // Those sums. STACKED two threads have sums of a filter, and each adds up half of them; what they give to each other
 // passes through what the warpgroup has `exchanged`.
@@ -141,10 +141,10 @@ __device__ __forceinline__ void give(const float (&sums)[SUMS], float (&own)[OWN
         if (STACKED) exchanged[i * WARPGROUP + thread] = lower ? second : first;
     }
     if (!STACKED) return;
-    meet(WARPGROUP, place);
+    named_barrier_sync(WARPGROUP, place);
     #pragma unroll
     for (int i = 0; i < OWN; i++) own[i] += exchanged[i * WARPGROUP + (thread ^ WARPGROUP / 2)];
-    meet(WARPGROUP, place);
+    named_barrier_sync(WARPGROUP, place);
 }
 
 // By one thread: asks for what the epilogue reads beside the outputs of a tile, those of an image and a filter being
@@ -156,7 +156,7 @@ __device__ __forceinline__ void ask(const Epilogue &out, int batch, int filter, 
         const int count = place(min(position - image * IMAGE + TILE, OUT_ROWS * PITCH)) - from;
         #pragma unroll 1
         for (int row = filter; row < min(filter + FILTERS, OUT_CHANNELS) && count > 0; row++)
-            out.ask((image * OUT_CHANNELS + row) * (OUT_ROWS * OUT_COLUMNS) + from, count);
+            out.prefetch((image * OUT_CHANNELS + row) * (OUT_ROWS * OUT_COLUMNS) + from, count);
     }
 }
 
@@ -177,7 +177,7 @@ template <class How> __device__ __forceinline__ void write(
         for (int first = h; first < OWN; first += AT_ONCE * EACH) {
             int image[AT_ONCE], place[AT_ONCE];
             float scale[AT_ONCE];
-            Epilogue::Beside<WIDE_C> beside[AT_ONCE][2];
+            Epilogue::Aux<WIDE_C> beside[AT_ONCE][2];
             // 8: own_column(EACH) - own_column(0)
             #pragma unroll
             for (int i = 0; i < AT_ONCE && first + i * EACH < OWN; i++, at.advance(8)) {
@@ -188,7 +188,7 @@ template <class How> __device__ __forceinline__ void write(
                 #pragma unroll
                 for (int r = 0; r < 2; r++)
                     if (place[i] >= 0 && row(2 * r) < OUT_CHANNELS)
-                        beside[i][r] = out.read<WIDE_C>(image[i], row(2 * r), place[i], index(image[i], place[i], r));
+                        beside[i][r] = out.load_aux<WIDE_C>(image[i], row(2 * r), place[i], index(image[i], place[i], r));
             }
             #pragma unroll
             for (int i = 0; i < AT_ONCE && first + i * EACH < OWN; i++) {
@@ -212,14 +212,14 @@ template <class How> __device__ __forceinline__ void write(
 __device__ __forceinline__ void write_windows(
     const float (&sums)[OWN], const Epilogue &out, int filter, int position) {
     constexpr int PAIRS = PITCH / 2, NEXT = PAIRS % 4, GROUPS = OWN / 4, ROWS = OUT_ROWS / 2, COLS = OUT_COLUMNS / 2;
-    const Output first(position + own_column(0) - sum_column(0));
+    const Output first(position + own_column(0) - accumulator_column(0));
     const int lane = threadIdx.x % WARP, mine = lane % 4;
     #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int row = filter + own_row(2 * r);
         const bool real = row < OUT_CHANNELS;
-        Epilogue::Beside<4> beside;
-        if (real) beside = out.read<4>(first.image, row, 0, 0);
+        Epilogue::Aux<4> beside;
+        if (real) beside = out.load_aux<4>(first.image, row, 0, 0);
         const auto sum = [&](int group, int column) { return sums[min(group, GROUPS - 1) * 4 + 2 * r + column]; };
         #pragma unroll
         for (int group = 0; group < GROUPS; group++) {

@@ -26,28 +26,28 @@
 constexpr int FILTERS = 64, CONSUMERS = KH * WARPGROUP;
 constexpr int BRINGING = 2 * WARPGROUP, THREADS = BRINGING + CONSUMERS, SUMMING = 256; // SUMMING: of a block of sum_parts
 constexpr int SIZE = OUT_CHANNELS * IN_CHANNELS * TAPS;
-constexpr int PART = SIZE + BIAS * PIECE_COUNT * OUT_CHANNELS; // with that of the bias in pieces
+constexpr int PART = SIZE + BIAS * BF16X3_TERMS * OUT_CHANNELS; // with that of the bias in pieces
 constexpr int STAGES = 2, SUMS = KW * CHANNELS / 2; // SUMS: of a thread
 static_assert(KH == 3 && KW == 3 && CHANNELS == 32, "what the registers are made for");
 
 // Lines of 64 bytes, a position's channels, whose words are exchanged.
 struct OfImages {
-    static constexpr int LINES = (POSITIONS + REACH + 7) / 8 * 8, PLANES = CHANNELS / GROUP_OF;
-    static constexpr int LINE = CHANNELS * 2, PIECE = LINES * LINE, SIZE = PIECE_COUNT * PIECE; // bytes
+    static constexpr int LINES = (POSITIONS + REACH + 7) / 8 * 8, PLANES = CHANNELS / CHUNK_ELEMENTS;
+    static constexpr int LINE = CHANNELS * 2, PIECE = LINES * LINE, SIZE = BF16X3_TERMS * PIECE; // bytes
     static __device__ __forceinline__ int offset(int piece, int plane, int line) {
-        return piece * PIECE + line * LINE + (plane ^ line / 2 % 4) * WORD;
+        return piece * PIECE + line * LINE + (plane ^ line / 2 % 4) * CHUNK_BYTES;
     }
 };
 
 struct Stages {
-    Barrier full[STAGES], empty[STAGES];
+    Mbarrier full[STAGES], empty[STAGES];
 
     __device__ void init() {
         for (int i = 0; i < STAGES; i++) {
             full[i].init(BRINGING / WARP);
             empty[i].init(CONSUMERS / WARP);
         }
-        show_barriers();
+        fence_mbarrier_init();
     }
 };
 
@@ -79,8 +79,8 @@ template <class Plain> __device__ __forceinline__ void write(
     const float (&sums)[SUMS], const Part &part, int row, T *w, const Plain &plain) {
     #pragma unroll
     for (int i = 0; i < SUMS; i++) {
-        const int filter = part.filter + sum_row(i), tap = row * KW + sum_column(i) / CHANNELS;
-        const int channel = part.channel + sum_column(i) % CHANNELS;
+        const int filter = part.filter + accumulator_row(i), tap = row * KW + accumulator_column(i) / CHANNELS;
+        const int channel = part.channel + accumulator_column(i) % CHANNELS;
         if (filter >= OUT_CHANNELS || channel >= IN_CHANNELS) continue;
         const int place = SPLIT ? place_in_part(filter, channel, tap) : (filter * IN_CHANNELS + channel) * TAPS + tap;
         w[blockIdx.y * (int64_t)PART + place] = finite(sums[i]) ? sums[i] : plain(filter, channel, tap);

@@ -7,20 +7,20 @@
 
 constexpr int GATHERERS = BRINGING / 2, AHEAD = 4; // AHEAD: words that a thread has under way
 constexpr int AT_A_TIME = 64, STEP = 16;           // positions that are added up by the matrix units, and by one instruction
-typedef Planes<POSITIONS, FILTERS / GROUP_OF> OfGradients;
+typedef Planes<POSITIONS, FILTERS / CHUNK_ELEMENTS> OfGradients;
 typedef Images<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
 constexpr int STAGE = (OfImages::SIZE + OfGradients::SIZE + 1023) / 1024 * 1024;
-static_assert(SHARED_BYTES >= 1024 + STAGES * STAGE + 2 * AHEAD * GROUP_OF * GATHERERS * (int)sizeof(T), "dynamic shared memory");
+static_assert(SHARED_BYTES >= 1024 + STAGES * STAGE + 2 * AHEAD * CHUNK_ELEMENTS * GATHERERS * (int)sizeof(T), "dynamic shared memory");
 
 // Brings the images' part of all stages, which begin `before` positions before those of the gradients.
 template <class Layout, class Source> __device__ __forceinline__ void gather(const Part &part, const Source &images,
     int before, int channel, Stages &stages, char *shared, T *passing) {
-    Round<STAGES> turn;
-    for (int i = part.begin; i < part.end; i++, turn.next()) {
+    PipelineState<STAGES> turn;
+    for (int i = part.begin; i < part.end; i++, turn.advance()) {
         images.template gather<Layout, GATHERERS, AHEAD>(PutPieces<Layout>{shared + turn.stage * STAGE}, passing,
-            threadIdx.x % GATHERERS, part.position(i) - before, channel, stages.empty[turn.stage], turn.parity ^ 1);
-        show_to_matrix_units();
-        say(stages.full[turn.stage]);
+            threadIdx.x % GATHERERS, part.position(i) - before, channel, stages.empty[turn.stage], turn.phase ^ 1);
+        fence_proxy_async();
+        arrive_per_warp(stages.full[turn.stage]);
     }
 }
 
@@ -29,41 +29,41 @@ __device__ __forceinline__ void multiply(
     float (&main)[SUMS], const Part &part, int row, Stages &stages, const char *shared) {
     #pragma unroll
     for (int i = 0; i < SUMS; i++) main[i] = 0;
-    Round<STAGES> turn;
-    for (int i = part.begin; i < part.end; i++, turn.next()) {
-        stages.full[turn.stage].wait(turn.parity);
+    PipelineState<STAGES> turn;
+    for (int i = part.begin; i < part.end; i++, turn.advance()) {
+        stages.full[turn.stage].wait(turn.phase);
         const char *stage = shared + turn.stage * STAGE;
         #pragma unroll 1
         for (int at = 0; at < POSITIONS; at += AT_A_TIME) {
-            const uint64_t a = described(
-                stage + OfImages::SIZE + at * WORD, UNIT_BYTES, OfGradients::PLANE, NOT_EXCHANGED);
-            const uint64_t b = described(stage + (at + shift(row, 0)) * OfImages::LINE, DW * OfImages::LINE,
-                8 * OfImages::LINE, WITHIN_64_BYTES);
+            const uint64_t a = smem_descriptor(
+                stage + OfImages::SIZE + at * CHUNK_BYTES, CORE_MATRIX_BYTES, OfGradients::PLANE, NO_SWIZZLE);
+            const uint64_t b = smem_descriptor(stage + (at + shift(row, 0)) * OfImages::LINE, DW * OfImages::LINE,
+                8 * OfImages::LINE, SWIZZLE_64B);
             float sums[SUMS];
-            const auto products = [&](Pair pieces, bool add) {
+            const auto products = [&](TermPair pieces, bool add) {
                 #pragma unroll
                 for (int k = 0; k < AT_A_TIME; k += STEP)
-                    start_pieces<true, true>(sums, a + (pieces.a * OfGradients::PIECE + k * WORD) / WORD,
-                        b + (pieces.b * OfImages::PIECE + k * OfImages::LINE) / WORD, add || k > 0);
+                    wgmma<BFLOAT16, true, true>(sums, a + (pieces.a * OfGradients::PIECE + k * CHUNK_BYTES) / CHUNK_BYTES,
+                        b + (pieces.b * OfImages::PIECE + k * OfImages::LINE) / CHUNK_BYTES, add || k > 0);
             };
             const auto add = [&] {
-                Started::end();
-                Started::finished<0>();
-                arrived(sums);
+                wgmma_commit_group();
+                wgmma_wait_group<0>();
+                wgmma_fence_operand(sums);
                 #pragma unroll
                 for (int i = 0; i < SUMS; i++) main[i] += sums[i];
             };
-            if (BESIDE > 0) {
-                Started::begin();
+            if (LOW_ORDER_PAIRS > 0) {
+                wgmma_fence();
                 #pragma unroll
-                for (int i = 0; i < BESIDE; i++) products(beside(i), i > 0);
+                for (int i = 0; i < LOW_ORDER_PAIRS; i++) products(low_order_pair(i), i > 0);
                 add();
             }
-            Started::begin();
+            wgmma_fence();
             products({0, 0}, false);
             add();
         }
-        say(stages.empty[turn.stage]);
+        arrive_per_warp(stages.empty[turn.stage]);
     }
 }
 
@@ -103,14 +103,14 @@ KERNEL __launch_bounds__(THREADS, 1) conv_planes_weight_grad(const T *x, const T
     if (threadIdx.x == 0) stages.init();
     __syncthreads();
     if (threadIdx.x < BRINGING) {
-        give_registers<48>();
+        warpgroup_reg_dealloc<48>();
         if (threadIdx.x < GATHERERS)
             gather<OfImages>(part, images, BEFORE, part.channel, stages, shared, passing);
         else
             gather<OfGradients>(part, gradients, 0, part.filter, stages, shared + OfImages::SIZE,
-                passing + AHEAD * GROUP_OF * GATHERERS);
+                passing + AHEAD * CHUNK_ELEMENTS * GATHERERS);
     } else {
-        take_registers<128>();
+        warpgroup_reg_alloc<128>();
         const int row = threadIdx.x / WARPGROUP - 2;
         float sums[SUMS];
         multiply(sums, part, row, stages, shared);

@@ -104,14 +104,14 @@ struct Part {
 };
 
 struct Stages {
-    Barrier full[HALVES_STAGES], empty[HALVES_STAGES];
+    Mbarrier full[HALVES_STAGES], empty[HALVES_STAGES];
 
     __device__ void init() {
         for (int i = 0; i < HALVES_STAGES; i++) {
             full[i].init(1);
             empty[i].init(CONSUMERS / WARP);
         }
-        show_barriers();
+        fence_mbarrier_init();
     }
 };
 
@@ -123,22 +123,22 @@ struct Begin {
 
 // Of one thread.
 __device__ __forceinline__ void bring(const Operands &laid, const Part &part, Stages &stages, char *shared) {
-    Round<HALVES_STAGES> turn;
+    PipelineState<HALVES_STAGES> turn;
     for (int image = part.begin; image < part.end; image++) {
-        for (int pass = 0; pass < PASSES; pass++, turn.next()) {
+        for (int pass = 0; pass < PASSES; pass++, turn.advance()) {
             const int position = image * IMAGE + pass * Stage::POSITIONS;
             const Begin of_images(position + SKIPPED), of_gradients(position + FRONT_OF_GRADIENTS);
             char *stage = shared + turn.stage * Stage::SIZE;
-            stages.empty[turn.stage].wait(turn.parity ^ 1);
-            Barrier &full = stages.full[turn.stage];
-            full.expect(Stage::SIZE);
+            stages.empty[turn.stage].wait(turn.phase ^ 1);
+            Mbarrier &full = stages.full[turn.stage];
+            full.arrive_expect_tx(Stage::SIZE);
             #pragma unroll
             for (int i = 0; i < NUMBERS; i++) {
-                copy_bulk<Stage::OF_IMAGES>(stage + i * Stage::OF_IMAGES,
+                bulk_copy<Stage::OF_IMAGES>(stage + i * Stage::OF_IMAGES,
                     laid.images.at(i, part.channel / OF_LINE, of_images.line), full);
                 #pragma unroll
                 for (int j = 0; j < 2; j++)
-                    copy_bulk<Stage::OF_GRADIENTS>(stage + Stage::GRADIENTS + (2 * i + j) * Stage::OF_GRADIENTS,
+                    bulk_copy<Stage::OF_GRADIENTS>(stage + Stage::GRADIENTS + (2 * i + j) * Stage::OF_GRADIENTS,
                         laid.gradients.at(i, min(part.filter / OF_LINE + j, laid.gradients.chunks - 1), of_gradients.line), full);
             }
         }
@@ -148,26 +148,26 @@ __device__ __forceinline__ void bring(const Operands &laid, const Part &part, St
 // Adds the products of COUNT steps, scaled back.
 template <int COUNT> __device__ __forceinline__ void multiply(float (&main)[SUMS], uint64_t a, uint64_t b, float scale) {
     float sums[SUMS];
-    const auto products = [&](Pair parts, bool add) {
+    const auto products = [&](TermPair parts, bool add) {
         #pragma unroll
         for (int k = 0; k < COUNT; k++)
-            start_turned(sums, a + (parts.a * 2 * Stage::OF_GRADIENTS + k * STEP * LINE) / WORD,
-                b + (parts.b * Stage::OF_IMAGES + k * STEP * LINE) / WORD, add || k > 0);
+            wgmma<FP16X2, true, true>(sums, a + (parts.a * 2 * Stage::OF_GRADIENTS + k * STEP * LINE) / CHUNK_BYTES,
+                b + (parts.b * Stage::OF_IMAGES + k * STEP * LINE) / CHUNK_BYTES, add || k > 0);
     };
     const auto add = [&](float scale) {
-        Started::end();
-        Started::finished<0>();
-        arrived(sums);
+        wgmma_commit_group();
+        wgmma_wait_group<0>();
+        wgmma_fence_operand(sums);
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = fma(sums[i], scale, main[i]);
     };
     if (NUMBERS == 2) {
-        Started::begin();
+        wgmma_fence();
         products({0, 1}, false);
         products({1, 0}, true);
         add(scale * LOW);
     }
-    Started::begin();
+    wgmma_fence();
     products({0, 0}, false);
     add(scale);
 }
@@ -183,30 +183,30 @@ __device__ __forceinline__ Beside multiply(float (&main)[SUMS], const Operands &
     Beside beside;
     #pragma unroll
     for (int i = 0; i < SUMS; i++) main[i] = 0;
-    Round<HALVES_STAGES> turn;
+    PipelineState<HALVES_STAGES> turn;
     for (int image = part.begin; image < part.end; image++) {
         const Known x = laid.images.known[image], g = laid.gradients.known[image];
         const float scale = x.down * g.down;
         beside.squares += x.squares / Inputs::SIZE * (g.squares / OUT_CHANNELS) * scale * scale;
         beside.least += (laid.images.small[image] + laid.gradients.small[image]) * FOR_SMALL * scale;
-        for (int pass = 0; pass < PASSES; pass++, turn.next()) {
+        for (int pass = 0; pass < PASSES; pass++, turn.advance()) {
             const int position = image * IMAGE + pass * Stage::POSITIONS;
             const int of_images = Begin(position + SKIPPED).skipped;
             const int of_gradients = Begin(position + FRONT_OF_GRADIENTS).skipped;
-            stages.full[turn.stage].wait(turn.parity);
+            stages.full[turn.stage].wait(turn.phase);
             const char *stage = shared + turn.stage * Stage::SIZE;
-            const uint64_t a = described(stage + Stage::GRADIENTS + of_gradients * LINE, Stage::OF_GRADIENTS, 8 * LINE,
-                WITHIN_64_BYTES);
-            const uint64_t b = described(stage + (of_images + shift(row, 0)) * LINE, DW * LINE, 8 * LINE, WITHIN_64_BYTES);
+            const uint64_t a = smem_descriptor(stage + Stage::GRADIENTS + of_gradients * LINE, Stage::OF_GRADIENTS, 8 * LINE,
+                SWIZZLE_64B);
+            const uint64_t b = smem_descriptor(stage + (of_images + shift(row, 0)) * LINE, DW * LINE, 8 * LINE, SWIZZLE_64B);
             #pragma unroll 1
             for (int i = 0; i < STAGE_GROUPS; i++) {
-                const int group = pass * STAGE_GROUPS + i, further = i * GROUP * LINE / WORD;
+                const int group = pass * STAGE_GROUPS + i, further = i * GROUP * LINE / CHUNK_BYTES;
                 if (group < GROUPS - 1)
                     multiply<4>(main, a + further, b + further, scale);
                 else if (group == GROUPS - 1)
                     multiply<LAST>(main, a + further, b + further, scale);
             }
-            say(stages.empty[turn.stage]);
+            arrive_per_warp(stages.empty[turn.stage]);
         }
     }
     return beside;
@@ -229,19 +229,19 @@ KERNEL __launch_bounds__(THREADS, 1) conv_halves_weight_grad(
         return;
     }
     if (threadIdx.x < BRINGING) {
-        give_registers<40>();
+        warpgroup_reg_dealloc<40>();
         if (threadIdx.x == 0) bring(laid, part, stages, shared);
         return;
     }
-    take_registers<152>();
+    warpgroup_reg_alloc<152>();
     const int row = threadIdx.x / WARPGROUP - 1;
     float sums[SUMS];
     const Beside beside = multiply(sums, laid, part, row, stages, shared);
     float sign = any_below(sums, beside.least) ? -INFINITY : 0; // of the sums' squares less those of the products, over LEAST
     #pragma unroll
     for (int i = 0; i < SUMS; i++) {
-        const int filter = part.filter + sum_row(i), column = sum_column(i) / CHANNELS;
-        const int channel = part.channel + sum_column(i) % CHANNELS;
+        const int filter = part.filter + accumulator_row(i), column = accumulator_column(i) / CHANNELS;
+        const int channel = part.channel + accumulator_column(i) % CHANNELS;
         if (filter >= OUT_CHANNELS || channel >= IN_CHANNELS) continue;
         if (NUMBERS == 2) sign += sums[i] * sums[i] - beside.squares / LEAST;
         made.sums[blockIdx.y * (int64_t)SIZE + place_in_part(filter, channel, row * KW + column)] = sums[i];
@@ -249,6 +249,6 @@ KERNEL __launch_bounds__(THREADS, 1) conv_halves_weight_grad(
     sign = over_lanes<Sum, WARP>(sign);
     float *of_row = signs + row * (WARPGROUP / WARP);
     if (threadIdx.x % WARP == 0) of_row[threadIdx.x % WARPGROUP / WARP] = sign;
-    meet(WARPGROUP, 1 + row);
+    named_barrier_sync(WARPGROUP, 1 + row);
     if (threadIdx.x % WARPGROUP == 0) left[row] = !(of_row[0] + of_row[1] + of_row[2] + of_row[3] >= 0);
 }

@@ -17,10 +17,10 @@ template <int C, int H, int W> struct PooledGradients {
     const int32_t *where;
     int images;
 
-    // GROUP_OF neighbouring channels of a window.
+    // CHUNK_ELEMENTS neighbouring channels of a window.
     struct Window {
-        float g[GROUP_OF];
-        int where[GROUP_OF];
+        float g[CHUNK_ELEMENTS];
+        int where[CHUNK_ELEMENTS];
     };
 
     // row: of all images' windows, from one image in front of the first on.
@@ -30,8 +30,8 @@ template <int C, int H, int W> struct PooledGradients {
         const bool inside = (unsigned)image < (unsigned)images && y < ROWS && column < COLUMNS;
         const int at = (image * C + channel) * AREA + y * COLUMNS + column;
         #pragma unroll
-        for (int j = 0; j < GROUP_OF; j++) {
-            const bool there = inside && channel + (C % GROUP_OF == 0 ? 0 : j) < C;
+        for (int j = 0; j < CHUNK_ELEMENTS; j++) {
+            const bool there = inside && channel + (C % CHUNK_ELEMENTS == 0 ? 0 : j) < C;
             found.g[j] = there ? g[at + j * AREA] : 0;
             found.where[j] = there ? where[at + j * AREA] : 0;
         }
@@ -63,7 +63,7 @@ template <class Layout, int THREADS, class Gradients, int HELPERS = THREADS> str
     }
     __device__ __forceinline__ void read() {
         if (plane < Layout::PLANES)
-            gradients.read(next, top() + window / LINE_PITCH, window % LINE_PITCH, channel + plane * GROUP_OF);
+            gradients.read(next, top() + window / LINE_PITCH, window % LINE_PITCH, channel + plane * CHUNK_ELEMENTS);
     }
 
     __device__ __forceinline__ void start(int first_, int channel_) {
@@ -84,11 +84,11 @@ template <class Layout, int THREADS, class Gradients, int HELPERS = THREADS> str
             else
                 plane = Layout::PLANES;
             read();
-            Word words[PIECE_COUNT];
-            cut(words, now.g);
-            uint32_t upper[GROUP_OF / 2], which = 0; // upper: of two channels, those in the window's first row
+            Chunk words[BF16X3_TERMS];
+            split_bf16x3(words, now.g);
+            uint32_t upper[CHUNK_ELEMENTS / 2], which = 0; // upper: of two channels, those in the window's first row
             #pragma unroll
-            for (int j = 0; j < GROUP_OF; j++) {
+            for (int j = 0; j < CHUNK_ELEMENTS; j++) {
                 const uint32_t half = now.where[j] < 2 ? 0xffffu << j % 2 * 16 : 0;
                 upper[j / 2] = j % 2 == 0 ? half : upper[j / 2] | half;
                 which |= (now.where[j] & 1) << j;
@@ -96,11 +96,11 @@ template <class Layout, int THREADS, class Gradients, int HELPERS = THREADS> str
             #pragma unroll
             for (int row = 0; row < 2; row++) {
                 if ((unsigned)(line + row * LINE_PITCH) >= Layout::LINES) continue;
-                Word of_row[PIECE_COUNT];
+                Chunk of_row[BF16X3_TERMS];
                 #pragma unroll
-                for (int p = 0; p < PIECE_COUNT; p++)
+                for (int p = 0; p < BF16X3_TERMS; p++)
                     #pragma unroll
-                    for (int j = 0; j < GROUP_OF / 2; j++)
+                    for (int j = 0; j < CHUNK_ELEMENTS / 2; j++)
                         of_row[p].lane[j] = words[p].lane[j] & (row == 0 ? upper[j] : ~upper[j]);
                 put(own, line + row * LINE_PITCH, of_row, which);
             }

@@ -20,16 +20,16 @@ constexpr int BLOCKS = (OUT_CHANNELS + OUTS - 1) / OUTS, CHUNKS = (IN_CHANNELS +
 constexpr int ODD = PW % 2, REACHED = KW / 2 + 1, MATRICES = KH * REACHED; // REACHED: lines of a row
 constexpr int BACK = PH * LINE_PITCH + (PW + ODD) / 2;     // lines that a window reaches back
 constexpr int FORTH = (KH - 1) * LINE_PITCH + REACHED - 1; // from its first to its last one
-constexpr int PLANES = CHANNELS / GROUP_OF, STEPS = PLANES / 2, GRADIENT_STAGES = 2;
-constexpr int FILTERS_OF_WORD = GROUP_OF / 2;
+constexpr int PLANES = CHANNELS / CHUNK_ELEMENTS, STEPS = PLANES / 2, GRADIENT_STAGES = 2;
+constexpr int FILTERS_OF_WORD = CHUNK_ELEMENTS / 2;
 typedef PooledGradients<IN_CHANNELS, IN_ROWS, IN_COLUMNS> Gradients;
 typedef Planes<(TILE + FORTH + 7) / 8 * 8, PLANES> OfGradients;
-typedef Planes<PIECE_COUNT * COLUMNS, 2 * PLANES, 1> OfWeights; // columns of the first pieces, of the second, of the third
+typedef Planes<BF16X3_TERMS * COLUMNS, 2 * PLANES, 1> OfWeights; // columns of the first pieces, of the second, of the third
 typedef TileStages<GRADIENT_STAGES, TILE_STAGES, GATHERERS, CONSUMERS> Stages;
 
 // A stage of the gradient: its pieces, then for each plane and line what wgmma is told of its positions.
 constexpr int GRADIENT_STAGE = OfGradients::SIZE + PLANES * OfGradients::LINES * 2; // bytes
-static_assert(GRADIENT_STAGE % WORD == 0, "stages begin at words");
+static_assert(GRADIENT_STAGE % CHUNK_BYTES == 0, "stages begin at words");
 static_assert(SHARED_BYTES >= 128 + GRADIENT_STAGES * GRADIENT_STAGE + TILE_STAGES * OfWeights::SIZE, "dynamic shared memory");
 #ifdef WEIGHT_BYTES
 static_assert(WEIGHT_BYTES >= (int64_t)BLOCKS * CHUNKS * MATRICES * OfWeights::SIZE, "scratch");
@@ -44,18 +44,18 @@ KERNEL cut_weights(const T *g, const int32_t *where, const T *w, const Epilogue 
         const int column = i % COLUMNS, plane = i / COLUMNS % OfWeights::PLANES, stage = i / WORDS;
         const int chunk = stage / MATRICES % CHUNKS, down = stage % MATRICES / REACHED, e = stage % REACHED;
         const int out = stage / (MATRICES * CHUNKS) * OUTS + column % OUTS, side = column / OUTS;
-        float found[GROUP_OF];
+        float found[CHUNK_ELEMENTS];
         #pragma unroll
-        for (int j = 0; j < GROUP_OF; j++) {
+        for (int j = 0; j < CHUNK_ELEMENTS; j++) {
             const int filter = chunk * CHANNELS + plane * FILTERS_OF_WORD + j / 2, right = 2 * e + j % 2 - side;
             const bool inside = right >= 0 && right < KW && out < OUT_CHANNELS && filter < IN_CHANNELS;
             found[j] = inside ? weights.at(out, filter, down * KW + right) : 0;
         }
-        Word words[PIECE_COUNT];
-        cut(words, found);
+        Chunk words[BF16X3_TERMS];
+        split_bf16x3(words, found);
         #pragma unroll
-        for (int p = 0; p < PIECE_COUNT; p++)
-            *(Word *)(scratch + (int64_t)stage * OfWeights::SIZE + OfWeights::offset(0, plane, p * COLUMNS + column)) = words[p];
+        for (int p = 0; p < BF16X3_TERMS; p++)
+            *(Chunk *)(scratch + (int64_t)stage * OfWeights::SIZE + OfWeights::offset(0, plane, p * COLUMNS + column)) = words[p];
     }
 }
 
@@ -64,9 +64,9 @@ struct Put {
     char *to;
 
     __device__ __forceinline__ void operator()(
-        int plane, int line, const Word (&words)[PIECE_COUNT], uint32_t which) const {
+        int plane, int line, const Chunk (&words)[BF16X3_TERMS], uint32_t which) const {
         #pragma unroll
-        for (int p = 0; p < USED; p++) *(Word *)(to + OfGradients::offset(p, plane, line)) = words[p];
+        for (int p = 0; p < TERMS_USED; p++) *(Chunk *)(to + OfGradients::offset(p, plane, line)) = words[p];
         // Two channels are four k of which wgmma takes two: two bits each, 0 or 1 of the first one, 2 or 3 of the second.
         uint32_t code = (which | which << 4) & 0x0f0f;
         code = (code | code << 2) & 0x3333;
@@ -80,62 +80,62 @@ struct Sums {
 
     // Starts the products of a piece of the gradient and one of the weights, and as many more as there are sums for.
     template <int COUNT> static __device__ __forceinline__ void start_products(float (&sums)[COUNT], uint64_t a, uint64_t b,
-        const uint32_t (&which)[STEPS], Pair pieces, bool add) {
+        const uint32_t (&which)[STEPS], TermPair pieces, bool add) {
         #pragma unroll
         for (int k = 0; k < STEPS; k++)
-            start_sparse<false, false>(sums, a + OfGradients::offset(pieces.a, 2 * k, 0) / WORD,
-                b + OfWeights::offset(0, 4 * k, pieces.b * COLUMNS) / WORD, which[k], add || k > 0);
+            wgmma_sparse<false, false>(sums, a + OfGradients::offset(pieces.a, 2 * k, 0) / CHUNK_BYTES,
+                b + OfWeights::offset(0, 4 * k, pieces.b * COLUMNS) / CHUNK_BYTES, which[k], add || k > 0);
     }
 
     __device__ __forceinline__ void multiply(Stages &stages, const char *gradients, const char *weights, int team,
-        Round<GRADIENT_STAGES> &gradient, Round<TILE_STAGES> &weight) {
+        PipelineState<GRADIENT_STAGES> &gradient, PipelineState<TILE_STAGES> &weight) {
         float large[SUMS], others[2 * SUMS];
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = 0;
-        for (int chunk = 0; chunk < CHUNKS; chunk++, gradient.next()) {
-            stages.images[gradient.stage].wait(gradient.parity);
+        for (int chunk = 0; chunk < CHUNKS; chunk++, gradient.advance()) {
+            stages.images[gradient.stage].wait(gradient.phase);
             const char *stage = gradients + gradient.stage * GRADIENT_STAGE;
-            for (int i = 0; i < MATRICES; i++, weight.next()) {
+            for (int i = 0; i < MATRICES; i++, weight.advance()) {
                 const int line = team * ROWS + i / REACHED * LINE_PITCH + i % REACHED;
-                stages.weights[weight.stage].wait(weight.parity);
-                const uint64_t a = described(stage + line * WORD, OfGradients::PLANE, UNIT_BYTES, NOT_EXCHANGED);
-                const uint64_t b = described(
-                    weights + weight.stage * OfWeights::SIZE, OfWeights::PLANE, UNIT_BYTES, NOT_EXCHANGED);
-                uint32_t which[STEPS]; // see start_sparse: of a plane, of this thread's rows
+                stages.weights[weight.stage].wait(weight.phase);
+                const uint64_t a = smem_descriptor(stage + line * CHUNK_BYTES, OfGradients::PLANE, CORE_MATRIX_BYTES, NO_SWIZZLE);
+                const uint64_t b = smem_descriptor(
+                    weights + weight.stage * OfWeights::SIZE, OfWeights::PLANE, CORE_MATRIX_BYTES, NO_SWIZZLE);
+                uint32_t which[STEPS]; // see wgmma_sparse: of a plane, of this thread's rows
                 #pragma unroll
                 for (int k = 0; k < STEPS; k++) {
                     const uint16_t *codes = (const uint16_t *)(stage + OfGradients::SIZE) +
                         (2 * k + threadIdx.x % 2) * OfGradients::LINES + line;
-                    which[k] = codes[sum_row(0)] | (uint32_t)codes[sum_row(2)] << 16;
+                    which[k] = codes[accumulator_row(0)] | (uint32_t)codes[accumulator_row(2)] << 16;
                 }
-                Started::begin();
+                wgmma_fence();
                 start_products(large, a, b, which, {0, 0}, false);
-                Started::end();
-                if (USED > 1) {
+                wgmma_commit_group();
+                if (TERMS_USED > 1) {
                     start_products(others, a, b, which, {0, 1}, chunk + i > 0);
                     start_products(others, a, b, which, {1, 0}, true);
                 }
-                Started::end();
-                Started::finished<1>();
-                arrived(large);
+                wgmma_commit_group();
+                wgmma_wait_group<1>();
+                wgmma_fence_operand(large);
                 #pragma unroll
                 for (int j = 0; j < SUMS; j++) main[j] += large[j];
-                if (USED == 3) {
-                    Started::begin();
+                if (TERMS_USED == 3) {
+                    wgmma_fence();
                     start_products(large, a, b, which, {2, 0}, false);
-                    Started::end();
+                    wgmma_commit_group();
                 }
-                Started::finished<0>(); // before `which` changes
-                arrived(large);
-                arrived(others);
-                if (USED == 3)
+                wgmma_wait_group<0>(); // before `which` changes
+                wgmma_fence_operand(large);
+                wgmma_fence_operand(others);
+                if (TERMS_USED == 3)
                     #pragma unroll
                     for (int j = 0; j < SUMS; j++) others[SUMS + j] += large[j];
-                say(stages.weights_read[weight.stage]);
+                arrive_per_warp(stages.weights_read[weight.stage]);
             }
-            say(stages.images_read[gradient.stage]);
+            arrive_per_warp(stages.images_read[gradient.stage]);
         }
-        if (USED == 1) return;
+        if (TERMS_USED == 1) return;
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] += others[i] + others[SUMS + i];
     }
@@ -174,7 +174,7 @@ __device__ __forceinline__ void ask(const Epilogue &out, int batch, int channel,
         const int from = max(line - image * IMAGE_LINES, 0) / LINE_PITCH;
         const int to = min((line + TILE - 1 - image * IMAGE_LINES) / LINE_PITCH + 1, OUT_ROWS);
         if (channel < OUT_CHANNELS && from < to)
-            out.ask(((image * OUT_CHANNELS + channel) * OUT_ROWS + from) * OUT_COLUMNS, (to - from) * OUT_COLUMNS);
+            out.prefetch(((image * OUT_CHANNELS + channel) * OUT_ROWS + from) * OUT_COLUMNS, (to - from) * OUT_COLUMNS);
     }
 }
 
@@ -184,18 +184,18 @@ __device__ __forceinline__ void ask(const Epilogue &out, int batch, int channel,
 __device__ __forceinline__ void write(
     const float (&sums)[SUMS], const Gradients &gradients, const T *w, const Epilogue &epilogue, int channel, int line) {
     constexpr int EACH = SUMS / 4; // of a thread's two rows, and of a line's two outputs
-    const auto own = [&](int i) { return channel + i / 2 * 8 + sum_column(i % 2); };
+    const auto own = [&](int i) { return channel + i / 2 * 8 + accumulator_column(i % 2); };
     #pragma unroll
     for (int row = 0; row < 2; row++) {
-        const Outputs out(line + sum_row(2 * row));
+        const Outputs out(line + accumulator_row(2 * row));
         #pragma unroll
         for (int side = 0; side < 2; side += WIDE_C) {
             const bool inside = out.inside(gradients.images, side);
-            Epilogue::Beside<WIDE_C> beside[EACH];
+            Epilogue::Aux<WIDE_C> beside[EACH];
             #pragma unroll
             for (int i = 0; i < EACH; i++)
                 if (inside && own(i) < OUT_CHANNELS)
-                    beside[i] = epilogue.read<WIDE_C>(
+                    beside[i] = epilogue.load_aux<WIDE_C>(
                         out.image, own(i), out.y * OUT_COLUMNS + out.x + side, out.index(own(i), side));
             #pragma unroll
             for (int i = 0; i < EACH; i++) {
@@ -224,10 +224,10 @@ KERNEL __launch_bounds__(THREADS, 1) conv_pooled_input_grad(
     __shared__ Stages stages;
     if (threadIdx.x == 0) stages.init();
     __syncthreads();
-    Round<GRADIENT_STAGES> gradient;
-    Round<TILE_STAGES> weight;
+    PipelineState<GRADIENT_STAGES> gradient;
+    PipelineState<TILE_STAGES> weight;
     if (threadIdx.x < BRINGING) {
-        give_registers<72>();
+        warpgroup_reg_dealloc<72>();
         if (threadIdx.x < WARP) {
             for (int i = 0; i < own; i++) {
                 ask(epilogue, batch, channel(i) + threadIdx.x, line(i));
@@ -244,16 +244,16 @@ KERNEL __launch_bounds__(THREADS, 1) conv_pooled_input_grad(
             };
             start(0);
             #pragma unroll 1
-            for (int i = 0; i < own * CHUNKS; i++, gradient.next()) {
-                stages.images_read[gradient.stage].wait(gradient.parity ^ 1);
+            for (int i = 0; i < own * CHUNKS; i++, gradient.advance()) {
+                stages.images_read[gradient.stage].wait(gradient.phase ^ 1);
                 gathering.finish(Put{of_gradients + gradient.stage * GRADIENT_STAGE});
-                show_to_matrix_units();
-                say(stages.images[gradient.stage]);
+                fence_proxy_async();
+                arrive_per_warp(stages.images[gradient.stage]);
                 start(i + 1);
             }
         }
     } else {
-        take_registers<184>();
+        warpgroup_reg_alloc<184>();
         const int team = __shfl_sync(FULL_MASK, (threadIdx.x - BRINGING) / WARPGROUP, 0); // of a whole warp, as the compiler sees
         for (int i = 0; i < own; i++) {
             Sums sums;

@@ -14,7 +14,7 @@ constexpr int STEP = 32; // positions of one instruction
 // Threads that have no line of the images take more of the gradient, where there are two warps of them or more.
 constexpr int WITHOUT_IMAGES = BRINGING - (OfImages::LINES + WARP - 1) / WARP * WARP;
 constexpr int HELPERS = WITHOUT_IMAGES < 2 * WARP ? BRINGING : WITHOUT_IMAGES;
-typedef Planes<POSITIONS / 2, FILTERS / GROUP_OF> OfGradients; // of lines
+typedef Planes<POSITIONS / 2, FILTERS / CHUNK_ELEMENTS> OfGradients; // of lines
 typedef PooledGradients<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
 
 // Behind the gradient's pieces are bytes of each plane's lines: of each channel a bit, which of the line's positions it is.
@@ -23,22 +23,22 @@ constexpr int STAGE = (BITS + OfGradients::PLANES * OfGradients::LINES + 1023) /
 
 // What is read of images passes behind the stages; behind that are STEP k of eight columns of ones.
 constexpr int ONES = STAGES * STAGE + BRINGING * CHANNELS * (int)sizeof(T);
-static_assert(SHARED_BYTES >= 1024 + ONES + BIAS * STEP * WORD, "dynamic shared memory");
+static_assert(SHARED_BYTES >= 1024 + ONES + BIAS * STEP * CHUNK_BYTES, "dynamic shared memory");
 
 // Puts what Gathering finds to its place in a stage.
 struct Put {
     char *stage;
 
     __device__ __forceinline__ void operator()(
-        int plane, int line, const Word (&words)[PIECE_COUNT], uint32_t which) const {
+        int plane, int line, const Chunk (&words)[BF16X3_TERMS], uint32_t which) const {
         #pragma unroll
-        for (int p = 0; p < USED; p++)
-            *(Word *)(stage + OfImages::SIZE + OfGradients::offset(p, plane, line)) = words[p];
+        for (int p = 0; p < TERMS_USED; p++)
+            *(Chunk *)(stage + OfImages::SIZE + OfGradients::offset(p, plane, line)) = words[p];
         stage[BITS + plane * OfGradients::LINES + line] = which;
     }
 };
 
-// A channel's bit of eight lines' bytes as start_sparse wants it: two bits each, of every second line 2 or 3.
+// A channel's bit of eight lines' bytes as wgmma_sparse wants it: two bits each, of every second line 2 or 3.
 __device__ __forceinline__ uint32_t codes(uint64_t bytes, int bit) {
     constexpr uint32_t CLOSE = 1 << 24 | 1 << 18 | 1 << 12 | 1 << 6; // the lowest bits of bytes to every second of the last one
     const uint32_t first = (uint32_t)(bytes >> bit) & 0x01010101, second = (uint32_t)(bytes >> 32 >> bit) & 0x01010101;
@@ -53,50 +53,50 @@ struct Sums {
 // Adds those over a stage. row: of the window, and the piece.
 __device__ __forceinline__ void multiply(Sums &all, int row, const char *shared, int own_stage) {
     const char *stage = shared + own_stage * STAGE;
-    const uint64_t a = described(stage + OfImages::SIZE, UNIT_BYTES, OfGradients::PLANE, NOT_EXCHANGED);
-    const uint64_t b = described(
-        stage + shift(row, 0) * OfImages::LINE, DW * OfImages::LINE, 8 * OfImages::LINE, WITHIN_64_BYTES);
-    uint32_t which[POSITIONS / STEP]; // of a thread's two rows of filters, GROUP_OF apart
+    const uint64_t a = smem_descriptor(stage + OfImages::SIZE, CORE_MATRIX_BYTES, OfGradients::PLANE, NO_SWIZZLE);
+    const uint64_t b = smem_descriptor(
+        stage + shift(row, 0) * OfImages::LINE, DW * OfImages::LINE, 8 * OfImages::LINE, SWIZZLE_64B);
+    uint32_t which[POSITIONS / STEP]; // of a thread's two rows of filters, CHUNK_ELEMENTS apart
     #pragma unroll
     for (int k = 0; k < POSITIONS / STEP; k++) {
-        const char *bits = stage + BITS + (k * STEP / 2 + threadIdx.x % 2 * GROUP_OF);
+        const char *bits = stage + BITS + (k * STEP / 2 + threadIdx.x % 2 * CHUNK_ELEMENTS);
         const auto of_row = [&](int row) {
-            return codes(*(const uint64_t *)(bits + row / GROUP_OF * OfGradients::LINES), row % GROUP_OF);
+            return codes(*(const uint64_t *)(bits + row / CHUNK_ELEMENTS * OfGradients::LINES), row % CHUNK_ELEMENTS);
         };
-        which[k] = of_row(sum_row(0)) | of_row(sum_row(2)) << 16;
+        which[k] = of_row(accumulator_row(0)) | of_row(accumulator_row(2)) << 16;
     }
     float sums[SUMS], bias[4];
-    const auto products = [&](Pair pieces, bool add) {
+    const auto products = [&](TermPair pieces, bool add) {
         #pragma unroll
         for (int k = 0; k < POSITIONS / STEP; k++)
-            start_sparse<true, true>(sums, a + (pieces.a * OfGradients::PIECE + k * STEP / 2 * WORD) / WORD,
-                b + (pieces.b * OfImages::PIECE + k * STEP * OfImages::LINE) / WORD, which[k], add || k > 0);
+            wgmma_sparse<true, true>(sums, a + (pieces.a * OfGradients::PIECE + k * STEP / 2 * CHUNK_BYTES) / CHUNK_BYTES,
+                b + (pieces.b * OfImages::PIECE + k * STEP * OfImages::LINE) / CHUNK_BYTES, which[k], add || k > 0);
     };
     const auto add = [&] {
-        Started::end();
-        Started::finished<0>();
-        arrived(sums);
+        wgmma_commit_group();
+        wgmma_wait_group<0>();
+        wgmma_fence_operand(sums);
         #pragma unroll
         for (int i = 0; i < SUMS; i++) all.main[i] += sums[i];
     };
-    if (BESIDE > 0) {
-        Started::begin();
+    if (LOW_ORDER_PAIRS > 0) {
+        wgmma_fence();
         #pragma unroll
-        for (int i = 0; i < BESIDE; i++) products(beside(i), i > 0);
+        for (int i = 0; i < LOW_ORDER_PAIRS; i++) products(low_order_pair(i), i > 0);
         add();
     }
-    Started::begin();
+    wgmma_fence();
     products({0, 0}, false);
 #if BIAS
-    const uint64_t b_of_ones = described(shared + ONES, UNIT_BYTES, UNIT_BYTES, NOT_EXCHANGED);
+    const uint64_t b_of_ones = smem_descriptor(shared + ONES, CORE_MATRIX_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
     #pragma unroll
     for (int k = 0; k < POSITIONS / STEP; k++)
-        start_sparse<true, true>(
-            bias, a + (row * OfGradients::PIECE + k * STEP / 2 * WORD) / WORD, b_of_ones, which[k], k > 0);
+        wgmma_sparse<true, true>(
+            bias, a + (row * OfGradients::PIECE + k * STEP / 2 * CHUNK_BYTES) / CHUNK_BYTES, b_of_ones, which[k], k > 0);
 #endif
     add();
 #if BIAS
-    arrived(bias);
+    wgmma_fence_operand(bias);
     #pragma unroll
     for (int i = 0; i < 2; i++) all.bias[i] += bias[2 * i]; // the others are the same, of other ones
 #endif
@@ -148,13 +148,13 @@ KERNEL __launch_bounds__(THREADS, 1) conv_pooled_weight_grad(
     char *shared = aligned_shared<1024>();
     __shared__ Stages stages;
     if (BIAS && threadIdx.x < STEP)
-        *(Word *)(shared + ONES + threadIdx.x * WORD) = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
-    show_to_matrix_units();
+        *(Chunk *)(shared + ONES + threadIdx.x * CHUNK_BYTES) = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
+    fence_proxy_async();
     if (threadIdx.x == 0) stages.init();
     __syncthreads();
-    Round<STAGES> turn;
+    PipelineState<STAGES> turn;
     if (threadIdx.x < BRINGING) {
-        give_registers<56>();
+        warpgroup_reg_dealloc<56>();
         T *passing = (T *)(shared + STAGES * STAGE);
         Gathering<OfGradients, BRINGING, Gradients, HELPERS> gathering = {gradients, (int)threadIdx.x};
         const auto start_images = [&](int i) {
@@ -167,31 +167,31 @@ KERNEL __launch_bounds__(THREADS, 1) conv_pooled_weight_grad(
         start_images(part.begin);
         start_gradients(part.begin);
         #pragma unroll 1
-        for (int i = part.begin; i < part.end; i++, turn.next()) {
+        for (int i = part.begin; i < part.end; i++, turn.advance()) {
             char *stage = shared + turn.stage * STAGE;
-            stages.empty[turn.stage].wait(turn.parity ^ 1);
+            stages.empty[turn.stage].wait(turn.phase ^ 1);
             Inputs::finish<OfImages, BRINGING>(PutPieces<OfImages>{stage}, passing, threadIdx.x);
             start_images(i + 1);
             gathering.finish(Put{stage});
-            show_to_matrix_units();
-            say(stages.full[turn.stage]);
+            fence_proxy_async();
+            arrive_per_warp(stages.full[turn.stage]);
             start_gradients(i + 1);
         }
     } else {
-        take_registers<120>();
+        warpgroup_reg_alloc<120>();
         const int row = __shfl_sync(FULL_MASK, threadIdx.x / WARPGROUP - BRINGING / WARPGROUP, 0); // a whole warp's
         Sums sums = {};
-        for (int i = part.begin; i < part.end; i++, turn.next()) {
-            stages.full[turn.stage].wait(turn.parity);
+        for (int i = part.begin; i < part.end; i++, turn.advance()) {
+            stages.full[turn.stage].wait(turn.phase);
             multiply(sums, row, shared, turn.stage);
-            say(stages.empty[turn.stage]);
+            arrive_per_warp(stages.empty[turn.stage]);
         }
         write(sums.main, part, row, w,
             [&](int filter, int channel, int tap) { return plain(part, images, gradients, filter, channel, tap); });
 #if BIAS
         #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const int filter = part.filter + sum_row(2 * i);
+            const int filter = part.filter + accumulator_row(2 * i);
             if (threadIdx.x % 4 != 0 || part.channel > 0 || filter >= OUT_CHANNELS) continue;
             T &to = w[blockIdx.y * (int64_t)PART + SIZE + row * OUT_CHANNELS + filter];
             to = finite(sums.bias[i]) ? sums.bias[i] : row == 0 ? plain(part, gradients, filter) : 0;

@@ -1,22 +1,21 @@
-// The unit of true float32 and float64 products: fused multiply-adds, written as such, so that their bits do not depend
-// on how the compiler contracts the code around them.
+// The warp-level product in true float32 and float64: explicit FMA, so that results do not depend on how the compiler contracts
+// the code around it.
 #pragma once
 #include "gemm/tile.cuh"
 
-// What a warp does with its panels, WM rows by WN columns. A unit has the number of rows and columns of a thread's sums
-// (TM, TN), their places in the warp's tile, and the product of ROWS rows of both panels.
+// A warp's product of a WM x WN tile. A WarpOp has: the rows and columns of accumulators of a thread (TM, TN), their
+// coordinates in the warp's tile, and the product of panels in shared memory.
 template <int WM_, int WN_> struct Fma {
     static constexpr int WM = WM_, WN = WN_;
-    static constexpr bool EXACT = true;  // for infinity and NaN too
-    static constexpr bool AHEAD = false; // whether a warp should read ahead: the compiler does it
-    static constexpr bool ALONG_A = false, ALONG_B = false;
-    static constexpr int PAD_A = VECTOR, PAD_B = VECTOR; // of the panels' rows: eight k of four columns meet all banks
-    static constexpr int LANES_M = 4, LANES_N = 8; // the threads of a warp
+    static constexpr bool KEEPS_NON_FINITE = true; // infinity and NaN give what IEEE arithmetic gives
+    static constexpr bool PREFETCH = false;        // of the next fragments from shared memory: the compiler does it
+    static constexpr bool K_MAJOR_A = false, K_MAJOR_B = false;
+    static constexpr int PAD_A = VECTOR, PAD_B = VECTOR; // elements after a row of a panel, against bank conflicts
+    static constexpr int LANES_M = 4, LANES_N = 8; // of a warp
     static constexpr int TM = WM / LANES_M, TN = WN / LANES_N;
     static constexpr int CHUNK_M = TM < VECTOR ? TM : VECTOR, CHUNK_N = TN < VECTOR ? TN : VECTOR;
 
-    // Lanes are dealt so that lane ^ 1 reads the same numbers of B and lane ^ 2 the same of A: shared memory then
-    // serves 16-byte reads of a warp in two goes.
+    // Lane ^ 1 reads the same elements of B and lane ^ 2 the same of A, so a warp's 16-byte reads take two wavefronts.
     static __device__ __forceinline__ int lane_m() { return (threadIdx.x & 1) + threadIdx.x % WARP / 16 * 2; }
     static __device__ __forceinline__ int lane_n() { return threadIdx.x % WARP / 2 % LANES_N; }
     static __device__ __forceinline__ int row(int i) {
@@ -26,7 +25,7 @@ template <int WM_, int WN_> struct Fma {
         return lane_n() * CHUNK_N + j / CHUNK_N * (LANES_N * CHUNK_N) + j % CHUNK_N;
     }
 
-    // Of every k a thread reads TM + TN numbers and does TM * TN multiply-adds.
+    // Adds the product of ROWS k. For each k a thread reads TM + TN elements and does TM * TN FMA.
     template <int ROWS, int ROW_A, int ROW_B> static __device__ __forceinline__ void multiply(
         T (&sums)[TM][TN], const T *a, const T *b) {
         a += row(0);

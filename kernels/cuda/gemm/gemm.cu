@@ -1,6 +1,6 @@
-// C = op(A) op(B), see gemm/gemm.cuh. Where SPLIT, K is cut among the blocks too; each writes its own sums to scratch, and
-// gemm/split_k_sum.cu adds them in order.
-#ifndef TILE_M // the tunables; the tile of the large products by default
+// C = op(A) op(B) by tiles in shared memory, see gemm/gemm.cuh. With split-K (SPLIT) each block in y computes a part of K and
+// writes partial sums to scratch; gemm/split_k_sum.cu adds them.
+#ifndef TILE_M // by default the tile of large products
 #define TILE_M 128
 #define TILE_N 128
 #define TILE_K 8
@@ -9,20 +9,23 @@
 #define TILE_SLICES 1
 #define TILE_STAGES 4
 #define MIN_BLOCKS 2
-#define UNIT 0
+#define MMA_KIND 0
 #define TRANSPOSE_A 0
 #define TRANSPOSE_B 0
-#define WIDE_A 1 // elements that may be copied at once: of a row of op(A)ᵀ, a row of op(B), a row of C
+#define WIDE_A 1 // elements per load of a row of A, a row of B, and per store of a row of C
 #define WIDE_B 1
 #define WIDE_C 1
 #define SPLIT 0
 #endif
 #include "gemm/gemm.cuh"
 
-typedef Multiplier<WARP_M, WARP_N, UNIT, !TRANSPOSE_A, TRANSPOSE_B>::Unit Unit;
-typedef Tile<TILE_M, TILE_N, TILE_K, TILE_SLICES, TILE_STAGES, Unit> Tunables;
+typedef Tile<TILE_M, TILE_N, TILE_K, TILE_SLICES, TILE_STAGES,
+    WarpMma<WARP_M, WARP_N, MMA_KIND, !TRANSPOSE_A, TRANSPOSE_B>::type> BlockTile;
+#ifdef SHARED_BYTES
+static_assert(BlockTile::SHARED == SHARED_BYTES, "as `Tile.shared` in tiles.py says");
+#endif
 
-KERNEL __launch_bounds__(Tunables::THREADS, MIN_BLOCKS) gemm_tiled(
+KERNEL __launch_bounds__(BlockTile::THREADS, MIN_BLOCKS) gemm_tiled(
     const T *a, const T *b, const Epilogue epilogue, int64_t batch, int64_t m, int64_t n, int64_t k, int64_t splits
 #if SPLIT
     , char *scratch
@@ -34,6 +37,6 @@ KERNEL __launch_bounds__(Tunables::THREADS, MIN_BLOCKS) gemm_tiled(
 #else
     const Epilogue &out = epilogue;
 #endif
-    gemm_block<Tunables, TRANSPOSE_A, TRANSPOSE_B, WIDE_A, WIDE_B, WIDE_C>(
+    gemm_block<BlockTile, TRANSPOSE_A, TRANSPOSE_B, WIDE_A, WIDE_B, WIDE_C>(
         a, b, out, m, n, k, splits, blockIdx.x, blockIdx.y);
 }

@@ -1,139 +1,148 @@
-// C = op(A) op(B) on Hopper's matrix units, of operands as they lie in memory: two warpgroups bring them and cut each
-// float32 in three pieces on the way (sm90/bf16x3.cuh), two multiply, each half of a tile's rows. k may be cut into parts,
-// whose sums lie in scratch for gemm/split_k_sum.cu.
+// C = op(A) op(B) by WGMMA in bf16x3 (sm90/bf16x3.cuh), for operands that are not packed beforehand. Two producer warpgroups
+// load float32 with cp.async and split it into three bfloat16 terms on the way to shared memory; two consumer warpgroups
+// multiply, each half of a tile's rows. A block goes from tile to tile. With split-K (SPLIT) partial sums go to scratch;
+// gemm/split_k_sum.cu adds them.
 //
-// The largest products of pieces are exact. The matrix units, which cut bits off where they add, sum them over DEPTH
-// of k; float32 additions go on. The others, 2^-8 of them, have sums of their own.
+// The products of leading terms are exact. Tensor cores truncate when they add, so they sum over TILE_K of K only, and
+// float32 additions continue. The products of low-order terms, 2^-8 of the others, have accumulators of their own.
 #ifndef TILE_N
 #define TILE_N 128
 #define TRANSPOSE_A 0
 #define TRANSPOSE_B 0
-#define WIDE_A 1 // elements that may be read at once
+#define WIDE_A 1    // elements per load
 #define WIDE_B 1
-#define WIDE_C 1 // and written, by a thread that has sums
-#define WIDE_TILE 1 // and, ONCE, by any thread
+#define WIDE_C 1    // elements per store from accumulators
+#define WIDE_TILE 1 // elements per store from a staged tile, with ONE_TILE
 #define SPLIT 0
-#define ONCE 0 // a block has one part of a tile
+#define ONE_TILE 0 // a block computes one part of one tile
 #endif
 #include "gemm/gemm.cuh"
 #include "sm90/bf16x3.cuh"
 #include "sm90/accumulator.cuh"
 #include "gemm/staged_epilogue.cuh"
 
-constexpr int TILE_M = 128, ROWS = 64, TEAMS = TILE_M / ROWS; // ROWS: of a warpgroup, a team
-constexpr int BRINGING = 2 * WARPGROUP, THREADS = BRINGING + TEAMS * WARPGROUP;
-constexpr int DEPTH = 32, STEP = 16, STAGES = 3; // k of a stage and of an instruction
-constexpr int SUMS = TILE_N / 2;                 // that a thread has
-constexpr int APART = 2;                         // stages that a team is ahead of the next one
+constexpr int TILE_M = 128, ROWS = 64, CONSUMERS = TILE_M / ROWS; // CONSUMERS: warpgroups, of ROWS rows each
+constexpr int PRODUCER_THREADS = 2 * WARPGROUP, THREADS = PRODUCER_THREADS + CONSUMERS * WARPGROUP;
+constexpr int TILE_K = 32, MMA_K = 16, STAGES = 3; // K of a stage and of an instruction
+constexpr int SUMS = TILE_N / 2;                   // accumulators of a thread
+constexpr int STAGGER = 2;                         // stages by which a consumer warpgroup starts before the next one
 
-// LINES rows of op(A) or columns of op(B). In memory they lie as [line][k] if ALONG, else as [k][line], where WIDE
-// elements may be read at once; in shared memory in words of eight that are neighbours in memory, a plane: all words of
-// the same eight k, or lines. From plane to plane it is so far that what eight threads write lies in different banks.
-template <int LINES, bool ALONG, int WIDE> struct Side {
-    static constexpr int ACROSS = (ALONG ? DEPTH : LINES) / GROUP_OF, DOWN = ALONG ? LINES : DEPTH; // words
-    static constexpr int PLANE = (DOWN + (ALONG ? 2 : 1)) * WORD, PIECE = ACROSS * PLANE, SIZE = PIECE_COUNT * PIECE;
-    static constexpr int WORDS = ACROSS * DOWN, EACH = (WORDS + BRINGING - 1) / BRINGING; // of a stage, of a thread
-    static constexpr int SLOTS = EACH * BRINGING * GROUP_OF; // elements on their way
-    static_assert(LINES % GROUP_OF == 0, "whole words");
+// ROWS rows of op(A), or columns of op(B). In global memory they are stored as [row][k] if K_MAJOR, else as [k][row], with WIDE
+// elements per load. In shared memory they are chunks of eight neighbours of global memory. A plane holds all chunks with the
+// same eight k (or rows); planes are padded so that eight threads write without bank conflicts.
+template <int ROWS, bool K_MAJOR, int WIDE> struct Operand {
+    static constexpr int PLANES = (K_MAJOR ? TILE_K : ROWS) / CHUNK_ELEMENTS, PLANE_CHUNKS = K_MAJOR ? ROWS : TILE_K;
+    static constexpr int PLANE = (PLANE_CHUNKS + (K_MAJOR ? 2 : 1)) * CHUNK_BYTES, TERM = PLANES * PLANE; // bytes
+    static constexpr int SIZE = BF16X3_TERMS * TERM; // bytes of a stage
+    static constexpr int CHUNKS = PLANES * PLANE_CHUNKS, PER_THREAD = (CHUNKS + PRODUCER_THREADS - 1) / PRODUCER_THREADS;
+    static constexpr int STAGING = PER_THREAD * PRODUCER_THREADS * CHUNK_ELEMENTS; // float32 elements on the way
+    static_assert(ROWS % CHUNK_ELEMENTS == 0, "whole chunks");
 
     const T *x;
-    int length, k, first; // lines and k of the matrix, and the first line taken
+    int length, k, first; // rows and k of the matrix, and the first row of the tile
 
-    // Starts the copies of a stage from k0 on to slots. Of a warp's words neighbouring lanes copy neighbours in memory.
-    __device__ __forceinline__ void start(T *slots, int k0) const {
-        constexpr int COPIES = GROUP_OF / WIDE, AT_ONCE = WIDE == VECTOR && WORDS % BRINGING == 0 ? EACH * COPIES : 1;
-        #pragma unroll AT_ONCE // else the places would not fit into registers
-        for (int i = 0; i < EACH * COPIES; i++) {
+    // Starts the copies of a stage from k0 on. Neighbouring lanes of a warp copy neighbours in global memory.
+    __device__ __forceinline__ void start(T *staging, int k0) const {
+        constexpr int COPIES = CHUNK_ELEMENTS / WIDE;
+        constexpr int UNROLL = WIDE == VECTOR && CHUNKS % PRODUCER_THREADS == 0 ? PER_THREAD * COPIES : 1;
+        #pragma unroll UNROLL // otherwise the addresses need too many registers
+        for (int i = 0; i < PER_THREAD * COPIES; i++) {
             const int copy = i % COPIES * WARP + threadIdx.x % WARP, j = copy % COPIES * WIDE;
-            const int at = i / COPIES * BRINGING + threadIdx.x / WARP * WARP + copy / COPIES;
-            if (WORDS % BRINGING != 0 && at >= WORDS) break;
-            const int across = at % ACROSS * GROUP_OF, down = at / ACROSS;
-            const int line = first + (ALONG ? down : across), depth = k0 + (ALONG ? across : down);
-            const int left = line < length && depth < k ? ALONG ? k - depth : length - line : 0;
-            const int from = ALONG ? line * k + depth : depth * length + line;
-            copy_async<WIDE * sizeof(T)>(slots + slot(at, j), x + from + j, left > j);
+            const int at = i / COPIES * PRODUCER_THREADS + threadIdx.x / WARP * WARP + copy / COPIES;
+            if (CHUNKS % PRODUCER_THREADS != 0 && at >= CHUNKS) break;
+            const int across = at % PLANES * CHUNK_ELEMENTS, down = at / PLANES;
+            const int row = first + (K_MAJOR ? down : across), depth = k0 + (K_MAJOR ? across : down);
+            const int left = row < length && depth < k ? K_MAJOR ? k - depth : length - row : 0;
+            const int from = K_MAJOR ? row * k + depth : depth * length + row;
+            cp_async<WIDE * sizeof(T)>(staging + swizzled(at, j), x + from + j, left > j);
         }
     }
 
-    // Puts words that the warp has copied to their places in a stage, cut.
-    static __device__ __forceinline__ void put(const T *slots, char *stage) {
+    // Splits the chunks that this warp has copied, and stores them in a stage.
+    static __device__ __forceinline__ void split(const T *staging, char *stage) {
         #pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            const int at = i * BRINGING + threadIdx.x;
-            if (WORDS % BRINGING != 0 && at >= WORDS) break;
-            float found[GROUP_OF];
+        for (int i = 0; i < PER_THREAD; i++) {
+            const int at = i * PRODUCER_THREADS + threadIdx.x;
+            if (CHUNKS % PRODUCER_THREADS != 0 && at >= CHUNKS) break;
+            float found[CHUNK_ELEMENTS];
             #pragma unroll
-            for (int j = 0; j < GROUP_OF; j += VECTOR) {
-                const Vector<T, VECTOR> v = load<T, VECTOR>(slots + slot(at, j));
+            for (int j = 0; j < CHUNK_ELEMENTS; j += VECTOR) {
+                const Vector<T, VECTOR> v = load<T, VECTOR>(staging + swizzled(at, j));
                 #pragma unroll
                 for (int h = 0; h < VECTOR; h++) found[j + h] = v.lane[h];
             }
-            Word words[PIECE_COUNT];
-            cut(words, found);
+            Chunk terms[BF16X3_TERMS];
+            split_bf16x3(terms, found);
             #pragma unroll
-            for (int p = 0; p < PIECE_COUNT; p++)
-                *(Word *)(stage + p * PIECE + at % ACROSS * PLANE + at / ACROSS * WORD) = words[p];
+            for (int p = 0; p < BF16X3_TERMS; p++)
+                *(Chunk *)(stage + p * TERM + at % PLANES * PLANE + at / PLANES * CHUNK_BYTES) = terms[p];
         }
     }
 
-    // The first piece of lines from `line` of the stage on, as wgmma is told; and how much further on other pieces and k lie.
-    static __device__ __forceinline__ uint64_t described(const char *stage, int line) {
-        return ALONG ? ::described(stage + line * WORD, PLANE, UNIT_BYTES, NOT_EXCHANGED)
-                     : ::described(stage + line / GROUP_OF * PLANE, UNIT_BYTES, PLANE, NOT_EXCHANGED);
+    // The descriptor of term 0 and k 0 from row `row` on, and what to add to it for another term and k.
+    static __device__ __forceinline__ uint64_t descriptor(const char *stage, int row) {
+        return K_MAJOR ? smem_descriptor(stage + row * CHUNK_BYTES, PLANE, CORE_MATRIX_BYTES, NO_SWIZZLE)
+                       : smem_descriptor(stage + row / CHUNK_ELEMENTS * PLANE, CORE_MATRIX_BYTES, PLANE, NO_SWIZZLE);
     }
-    static __device__ __forceinline__ int further(int piece, int k) {
-        return (piece * PIECE + (ALONG ? k / GROUP_OF * PLANE : k * WORD)) / WORD;
+    static __device__ __forceinline__ int offset(int term, int k) {
+        return (term * TERM + (K_MAJOR ? k / CHUNK_ELEMENTS * PLANE : k * CHUNK_BYTES)) / CHUNK_BYTES;
     }
 
   private:
-    // Where element j of a word is on its way: halves change places so that eight threads read from different banks.
-    static __device__ __forceinline__ int slot(int at, int j) {
-        return at * GROUP_OF + (j / VECTOR ^ at / 4 % 2) * VECTOR + j % VECTOR;
+    // The position of element j of chunk `at` in staging. Halves of chunks are swapped so that eight threads read without
+    // bank conflicts.
+    static __device__ __forceinline__ int swizzled(int at, int j) {
+        return at * CHUNK_ELEMENTS + (j / VECTOR ^ at / 4 % 2) * VECTOR + j % VECTOR;
     }
 };
-typedef Side<TILE_M, !TRANSPOSE_A, WIDE_A> Left;
-typedef Side<TILE_N, TRANSPOSE_B, WIDE_B> Right;
-constexpr int STAGE = Left::SIZE + Right::SIZE, SLOTS = Left::SLOTS + Right::SLOTS;
+typedef Operand<TILE_M, !TRANSPOSE_A, WIDE_A> OperandA;
+typedef Operand<TILE_N, TRANSPOSE_B, WIDE_B> OperandB;
+constexpr int STAGE = OperandA::SIZE + OperandB::SIZE, STAGING = OperandA::STAGING + OperandB::STAGING;
+typedef StagedTile<TILE_M, TILE_N> Tiled;
+#ifdef SHARED_BYTES
+static_assert(STAGES * STAGE + (2 * STAGING > TILE_M * Tiled::ROW ? 2 * STAGING : TILE_M * Tiled::ROW) * (int)sizeof(T) == SHARED_BYTES,
+    "as `Bf16x3Gemm.shared` in bf16x3.py says");
+#endif
 
-// All tiles of all matrices, of each all parts of k.
-struct Work {
+// All splits of all tiles of all matrices.
+struct Problem {
     const T *a, *b;
     int m, n, k, splits, tiles;
 
-    __device__ Work(const T *a, const T *b, int64_t batch, int64_t m, int64_t n, int64_t k, int64_t splits)
+    __device__ Problem(const T *a, const T *b, int64_t batch, int64_t m, int64_t n, int64_t k, int64_t splits)
         : a(a), b(b), m(m), n(n), k(k), splits(splits), tiles(batch * rows() * columns()) {}
     __device__ __forceinline__ int rows() const { return (m + TILE_M - 1) / TILE_M; }
     __device__ __forceinline__ int columns() const { return (n + TILE_N - 1) / TILE_N; }
     __device__ __forceinline__ int count() const { return tiles * splits; }
 };
 
-// A part of a tile: its stages are begin to end.
-struct Part {
-    TileAt at;
+// A split of a tile: stages begin to end of K.
+struct TileSplit {
+    TileCoord at;
     int split, begin, end;
 
-    __device__ Part(const Work &work, int i)
-        : at(i % work.tiles, work.rows(), work.columns()), split(i / work.tiles) {
-        const int64_t stages = (work.k + DEPTH - 1) / DEPTH;
-        begin = stages * split / work.splits;
-        end = stages * (split + 1) / work.splits;
+    __device__ TileSplit(const Problem &problem, int i)
+        : at(i % problem.tiles, problem.rows(), problem.columns()), split(i / problem.tiles) {
+        const int64_t stages = (problem.k + TILE_K - 1) / TILE_K;
+        begin = stages * split / problem.splits;
+        end = stages * (split + 1) / problem.splits;
     }
-    __device__ __forceinline__ const T *a(const Work &work) const { return work.a + at.item * work.m * work.k; }
-    __device__ __forceinline__ const T *b(const Work &work) const { return work.b + at.item * work.k * work.n; }
+    __device__ __forceinline__ const T *a(const Problem &p) const { return p.a + at.item * p.m * p.k; }
+    __device__ __forceinline__ const T *b(const Problem &p) const { return p.b + at.item * p.k * p.n; }
 };
 
-// Goes through the stages of all parts that a block takes.
-struct Bringing {
-    const Work &work;
+// Iterates over the stages of all splits of a block.
+struct StageIterator {
+    const Problem &problem;
     int i, stage, end;
-    Left left;
-    Right right;
+    OperandA a;
+    OperandB b;
 
-    __device__ explicit Bringing(const Work &work) : work(work), i(blockIdx.x) { enter(); }
-    __device__ __forceinline__ bool more() const { return i < work.count(); }
-    __device__ __forceinline__ void start(T *slots) const {
-        left.start(slots, stage * DEPTH);
-        right.start(slots + Left::SLOTS, stage * DEPTH);
+    __device__ explicit StageIterator(const Problem &problem) : problem(problem), i(blockIdx.x) { enter(); }
+    __device__ __forceinline__ bool more() const { return i < problem.count(); }
+    __device__ __forceinline__ void start(T *staging) const {
+        a.start(staging, stage * TILE_K);
+        b.start(staging + OperandA::STAGING, stage * TILE_K);
     }
     __device__ __forceinline__ void next() {
         if (++stage < end) return;
@@ -144,180 +153,182 @@ struct Bringing {
   private:
     __device__ __forceinline__ void enter() {
         if (!more()) return;
-        const Part part(work, i);
+        const TileSplit part(problem, i);
         stage = part.begin;
         end = part.end;
-        left = {part.a(work), work.m, work.k, part.at.down * TILE_M};
-        right = {part.b(work), work.n, work.k, part.at.across * TILE_N};
+        a = {part.a(problem), problem.m, problem.k, part.at.row * TILE_M};
+        b = {part.b(problem), problem.n, problem.k, part.at.column * TILE_N};
     }
 };
 
-struct Stages {
-    Barrier full[STAGES], empty[STAGES], begun;
+// `begun`: the first consumer warpgroup is STAGGER stages ahead.
+struct Barriers {
+    Pipeline<STAGES> pipeline;
+    Mbarrier begun;
 
     __device__ void init() {
-        for (int i = 0; i < STAGES; i++) {
-            full[i].init(BRINGING / WARP);
-            empty[i].init(TEAMS * WARPGROUP / WARP);
-        }
+        pipeline.init(PRODUCER_THREADS / WARP, CONSUMERS * WARPGROUP / WARP);
         begun.init(WARPGROUP / WARP);
-        show_barriers();
+        fence_mbarrier_init();
     }
 };
 
-// The next stage's elements are on their way while this one's are cut.
-__device__ __forceinline__ void bring(const Work &work, Stages &stages, char *shared, T *slots) {
-    Bringing ahead(work);
-    Round<STAGES> turn;
+// Producers. The copies of the next stage are in flight while this one is split.
+__device__ __forceinline__ void produce(const Problem &problem, Barriers &barriers, char *shared, T *staging) {
+    StageIterator ahead(problem);
+    PipelineState<STAGES> state;
     bool any = ahead.more();
-    if (any) ahead.start(slots);
-    end_group();
-    for (int i = 0; any; i++, turn.next()) {
+    if (any) ahead.start(staging);
+    cp_async_commit_group();
+    for (int i = 0; any; i++, state.advance()) {
         ahead.next();
         any = ahead.more();
-        if (any) ahead.start(slots + (i + 1) % 2 * SLOTS);
-        end_group();
-        wait_groups<1>();
-        stages.empty[turn.stage].wait(turn.parity ^ 1);
-        __syncwarp(); // what its lanes have copied is there
-        const T *copied = slots + i % 2 * SLOTS;
-        char *stage = shared + turn.stage * STAGE;
-        Left::put(copied, stage);
-        Right::put(copied + Left::SLOTS, stage + Left::SIZE);
-        show_to_matrix_units();
-        say(stages.full[turn.stage]); // and has been read
+        if (any) ahead.start(staging + (i + 1) % 2 * STAGING);
+        cp_async_commit_group();
+        cp_async_wait_group<1>();
+        barriers.pipeline.wait_empty(state);
+        __syncwarp(); // all lanes' copies have landed
+        const T *copied = staging + i % 2 * STAGING;
+        char *stage = shared + state.stage * STAGE;
+        OperandA::split(copied, stage);
+        OperandB::split(copied + OperandA::STAGING, stage + OperandA::SIZE);
+        fence_proxy_async();
+        arrive_per_warp(barriers.pipeline.full[state.stage]); // its __syncwarp() also frees the staging buffer
     }
 }
 
-struct Sums {
-    float main[SUMS], beside[SUMS];
+struct Accumulators {
+    float main[SUMS], low_order[SUMS];
 
-    // first: whether it is the first part of a block, in which a team waits until the one before it is APART stages ahead:
-    // so they end their tiles one after another, while the other one multiplies.
-    __device__ __forceinline__ void multiply(
-        Stages &stages, const char *shared, const Part &part, int team, bool first, Round<STAGES> &turn) {
-        if (first && team > 0) stages.begun.wait(0);
-        float high[SUMS];
+    // first: the block's first split. There warpgroup 1 waits until warpgroup 0 is STAGGER stages ahead: so one runs its
+    // epilogue while the other multiplies.
+    __device__ __forceinline__ void multiply(Barriers &barriers, const char *shared, const TileSplit &part, int warpgroup,
+        bool first, PipelineState<STAGES> &state) {
+        if (first && warpgroup > 0) barriers.begun.wait(0);
+        float leading[SUMS];
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = 0;
         int last = 0;
-        for (int i = part.begin; i < part.end; i++, turn.next()) {
-            stages.full[turn.stage].wait(turn.parity);
-            const char *stage = shared + turn.stage * STAGE;
-            const uint64_t a = Left::described(stage, team * ROWS), b = Right::described(stage + Left::SIZE, 0);
-            const auto products = [&](float (&sums)[SUMS], Pair pieces, bool add) {
+        for (int i = part.begin; i < part.end; i++, state.advance()) {
+            barriers.pipeline.wait_full(state);
+            const char *stage = shared + state.stage * STAGE;
+            const uint64_t a = OperandA::descriptor(stage, warpgroup * ROWS);
+            const uint64_t b = OperandB::descriptor(stage + OperandA::SIZE, 0);
+            const auto products = [&](float (&sums)[SUMS], TermPair terms, bool accumulate) {
                 #pragma unroll
-                for (int k = 0; k < DEPTH; k += STEP)
-                    start_pieces<TRANSPOSE_A, !TRANSPOSE_B>(
-                        sums, a + Left::further(pieces.a, k), b + Right::further(pieces.b, k), add || k > 0);
+                for (int k = 0; k < TILE_K; k += MMA_K)
+                    wgmma<BFLOAT16, TRANSPOSE_A, !TRANSPOSE_B>(
+                        sums, a + OperandA::offset(terms.a, k), b + OperandB::offset(terms.b, k), accumulate || k > 0);
             };
-            Started::begin();
-            products(high, {0, 0}, false);
-            Started::end();
-            Started::finished<1>();
-            if (i > part.begin) say(stages.empty[last]);
-            if (first && team == 0 && i == min(part.begin + APART, part.end) - 1) say(stages.begun);
+            wgmma_fence();
+            products(leading, {0, 0}, false);
+            wgmma_commit_group();
+            wgmma_wait_group<1>();
+            if (i > part.begin) arrive_per_warp(barriers.pipeline.empty[last]);
+            if (first && warpgroup == 0 && i == min(part.begin + STAGGER, part.end) - 1) arrive_per_warp(barriers.begun);
             #pragma unroll
-            for (int j = 0; j < BESIDE; j++) products(beside, ::beside(j), i + j > part.begin);
-            Started::end();
-            Started::finished<1>();
-            arrived(high);
+            for (int j = 0; j < LOW_ORDER_PAIRS; j++) products(low_order, low_order_pair(j), i + j > part.begin);
+            wgmma_commit_group();
+            wgmma_wait_group<1>();
+            wgmma_fence_operand(leading);
             #pragma unroll
-            for (int j = 0; j < SUMS; j++) main[j] += high[j];
-            last = turn.stage;
+            for (int j = 0; j < SUMS; j++) main[j] += leading[j];
+            last = state.stage;
         }
-        Started::finished<0>();
-        arrived(beside);
-        say(stages.empty[last]);
+        wgmma_wait_group<0>();
+        wgmma_fence_operand(low_order);
+        arrive_per_warp(barriers.pipeline.empty[last]);
         #pragma unroll
-        for (int i = 0; i < SUMS; i++) main[i] += beside[i];
+        for (int i = 0; i < SUMS; i++) main[i] += low_order[i];
     }
 };
 
-// Of one chain of multiply-adds.
-__device__ __noinline__ T plain(const Factors<TRANSPOSE_A, TRANSPOSE_B> &factors, int row, int column, int k0, int k1) {
-    return factors.plain(row, column, k0, k1);
+typedef Operands<TRANSPOSE_A, TRANSPOSE_B> Matrices;
+__device__ __noinline__ T dot(const Matrices &matrices, int row, int column, int k0, int k1) {
+    return matrices.dot(row, column, k0, k1);
 }
 
-// Pieces make NaN of infinities: what is not finite is computed again.
-__device__ __forceinline__ void repair(float (&sums)[SUMS], const Work &work, const Part &part, const Place &place) {
+// Computes again by FMA the results that are not finite: bf16x3 turns infinities into NaN.
+__device__ __forceinline__ void recompute_non_finite(
+    float (&sums)[SUMS], const Problem &problem, const TileSplit &part, const AccumulatorTile &tile) {
     float zero = 0;
     #pragma unroll
     for (int i = 0; i < SUMS; i++) zero = fma(sums[i], 0.0f, zero);
     if (zero == 0) return;
-    const Factors<TRANSPOSE_A, TRANSPOSE_B> factors = {part.a(work), part.b(work), work.m, work.n, work.k};
-    const int k0 = part.begin * DEPTH, k1 = min(part.end * DEPTH, work.k);
+    const Matrices matrices = {part.a(problem), part.b(problem), problem.m, problem.n, problem.k};
+    const int k0 = part.begin * TILE_K, k1 = min(part.end * TILE_K, problem.k);
     #pragma unroll
     for (int i = 0; i < SUMS; i++)
-        if (!finite(sums[i]) && place.inside(i)) sums[i] = plain(factors, place.row(i), place.column(i), k0, k1);
+        if (!finite(sums[i]) && tile.inside(i)) sums[i] = dot(matrices, tile.row(i), tile.column(i), k0, k1);
 }
 
-// Where sums go: of parts to scratch, one part after another.
+// Where results go: to the epilogue, or with split-K to scratch, one split after another.
 #if SPLIT
 struct Target {
-    T *parts;
+    T *partial;
     int64_t size;
-    __device__ __forceinline__ Store of(const Part &part) const { return {parts + part.split * size}; }
+    __device__ __forceinline__ Store of(const TileSplit &part) const { return {partial + part.split * size}; }
 };
 #else
 struct Target {
     const Epilogue &epilogue;
-    __device__ __forceinline__ const Epilogue &of(const Part &) const { return epilogue; }
+    __device__ __forceinline__ const Epilogue &of(const TileSplit &) const { return epilogue; }
 };
 #endif
-typedef Staged<TILE_M, TILE_N> Tiled;
 
-// What a team does: its rows of all parts of the block one after another.
-__device__ __forceinline__ void compute(
-    const Work &work, Stages &stages, const char *shared, const Tiled &tile, const Target &target) {
-    const int team = __shfl_sync(~0u, (threadIdx.x - BRINGING) / WARPGROUP, 0); // known to be a whole warp's
-    Round<STAGES> turn;
-    for (int i = blockIdx.x; i < work.count(); i += gridDim.x) {
-        const Part part(work, i);
-        const Place place = {part.at, work.m, work.n, part.at.down * TILE_M + team * ROWS, part.at.across * TILE_N};
-        Sums sums;
-        sums.multiply(stages, shared, part, team, i == blockIdx.x, turn);
-        repair(sums.main, work, part, place);
-        if (!ONCE) {
-            place.give(target.of(part), sums.main);
+// A consumer warpgroup: its rows of all splits of the block.
+__device__ __forceinline__ void consume(
+    const Problem &problem, Barriers &barriers, const char *shared, const Tiled &staged, const Target &target) {
+    const int warpgroup = __shfl_sync(~0u, (threadIdx.x - PRODUCER_THREADS) / WARPGROUP, 0); // warp-uniform
+    PipelineState<STAGES> state;
+    for (int i = blockIdx.x; i < problem.count(); i += gridDim.x) {
+        const TileSplit part(problem, i);
+        const AccumulatorTile tile = {
+            part.at, problem.m, problem.n, part.at.row * TILE_M + warpgroup * ROWS, part.at.column * TILE_N};
+        Accumulators sums;
+        sums.multiply(barriers, shared, part, warpgroup, i == blockIdx.x, state);
+        recompute_non_finite(sums.main, problem, part, tile);
+        if (!ONE_TILE) {
+            tile.store(target.of(part), sums.main);
             continue;
         }
         #pragma unroll
         for (int j = 0; j < SUMS; j += 2) {
             const T value[] = {sums.main[j], sums.main[j + 1]};
-            tile(0, place.row(j), place.column(j), 0, value);
+            staged(0, tile.row(j), tile.column(j), 0, value);
         }
     }
 }
 
-// ONCE all threads hand the tile to the epilogue, with as many registers each.
-KERNEL __launch_bounds__(THREADS, 1) gemm_pieces(const T *a, const T *b, const Epilogue epilogue, int64_t batch,
+// With ONE_TILE all threads run the epilogue, with equal numbers of registers.
+KERNEL __launch_bounds__(THREADS, 1) gemm_bf16x3(const T *a, const T *b, const Epilogue epilogue, int64_t batch,
     int64_t m, int64_t n, int64_t k, int64_t splits
 #if SPLIT
     , char *scratch
 #endif
 ) {
     wait_for_inputs();
-    const Work work(a, b, batch, m, n, k, splits);
+    const Problem problem(a, b, batch, m, n, k, splits);
 #if SPLIT
     const Target target = {(T *)scratch, batch * m * n};
 #else
     const Target target = {epilogue};
 #endif
     char *shared = (char *)shared_bytes;
-    T *slots = (T *)(shared + STAGES * STAGE);
-    const Tiled tile = {slots}; // where nothing is on its way any more
-    __shared__ Stages stages;
-    if (threadIdx.x == 0) stages.init();
+    T *staging = (T *)(shared + STAGES * STAGE);
+    const Tiled staged = {staging}; // all copies have been read by then
+    __shared__ Barriers barriers;
+    if (threadIdx.x == 0) barriers.init();
     __syncthreads();
-    if (threadIdx.x < BRINGING) {
-        give_registers<56>();
-        bring(work, stages, shared, slots);
-        if (ONCE) take_registers<128>();
+    if (threadIdx.x < PRODUCER_THREADS) {
+        warpgroup_reg_dealloc<56>();
+        produce(problem, barriers, shared, staging);
+        if (ONE_TILE) warpgroup_reg_alloc<128>();
     } else {
-        take_registers<200>();
-        compute(work, stages, shared, tile, target);
-        if (ONCE) give_registers<128>();
+        warpgroup_reg_alloc<200>();
+        consume(problem, barriers, shared, staged, target);
+        if (ONE_TILE) warpgroup_reg_dealloc<128>();
     }
-    if (ONCE) tile.finish<WIDE_TILE, THREADS>(target.of(Part(work, blockIdx.x)), m, n, blockIdx.x % work.tiles);
+    if (ONE_TILE)
+        staged.finish<WIDE_TILE, THREADS>(target.of(TileSplit(problem, blockIdx.x)), m, n, blockIdx.x % problem.tiles);
 }

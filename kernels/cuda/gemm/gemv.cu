@@ -1,19 +1,21 @@
-// A matrix by a vector, C = op(A) op(B) with M = 1 or N = 1: each element of the matrix is read once, and nothing else
-// takes time. The matrix is `length` x k, its rows along k, or k x length if COLUMNS.
+// A matrix by a vector: C = op(A) op(B) with M = 1 or N = 1, for a batch. Each element of the matrix is loaded once. The matrix
+// is `length` x k, or k x length if COLUMNS. Blocks in x: those of the first matrix, of the second, ...
 #ifndef COLUMNS
 #define COLUMNS 0
 #define MATRIX_B 0 // whether the matrix is B
-#define WIDE_A 1   // elements of the matrix that may be read at once
+#define WIDE_A 1   // elements of the matrix per load
 #endif
 #include "common/epilogue.cuh"
 
 constexpr int THREADS = COLUMNS ? 1024 : 256, WARPS = THREADS / WARP;
+constexpr int LANES = 8;                               // COLUMNS: threads of a row
+constexpr int PER_BLOCK = COLUMNS ? LANES * WIDE_A : WARPS; // elements of the result
 
 // The dot product of a row and the vector, by one warp.
 __device__ __forceinline__ T dot(const T *row, const T *vector, int k) {
     T sums[WIDE_A] = {};
     const int lane = threadIdx.x % WARP;
-    #pragma unroll 4 // reads that are under way at once
+    #pragma unroll 4 // loads in flight
     for (int i = lane * WIDE_A; i < k; i += WARP * WIDE_A) {
         const Vector<T, WIDE_A> x = load<T, WIDE_A>(row + i), y = load<T, WIDE_A>(vector + i);
         #pragma unroll
@@ -30,7 +32,8 @@ __device__ __forceinline__ T dot(const T *row, const T *vector, int k) {
 KERNEL __launch_bounds__(THREADS) gemv(
     const T *a, const T *b, const Epilogue epilogue, int64_t batch, int64_t length, int64_t k) {
     wait_for_inputs();
-    const int64_t item = blockIdx.y;
+    const int blocks = (length + PER_BLOCK - 1) / PER_BLOCK; // of a matrix
+    const int64_t item = blockIdx.x / blocks, first = (int64_t)(blockIdx.x % blocks) * PER_BLOCK;
     const T *matrix = (MATRIX_B ? b : a) + item * length * k, *vector = (MATRIX_B ? a : b) + item * k;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const auto put = [&](int64_t i, T value) {
@@ -38,16 +41,14 @@ KERNEL __launch_bounds__(THREADS) gemv(
         epilogue(item, MATRIX_B ? 0 : i, MATRIX_B ? i : 0, item * length + i, values);
     };
 #if COLUMNS
-    // A block takes LANES * WIDE_A columns; its LANES threads of a row and its rows of threads take turns, and meet in
-    // shared memory.
-    constexpr int LANES = 8, ROWS = THREADS / LANES, WIDTH = LANES * WIDE_A;
-    __shared__ T shared[ROWS][WIDTH];
-    const int own = threadIdx.x / LANES, at = threadIdx.x % LANES * WIDE_A;
-    const int64_t first = (int64_t)blockIdx.x * WIDTH;
+    // Each of ROWS groups of LANES threads sums every ROWS-th row of PER_BLOCK columns; the groups' sums meet in shared memory.
+    constexpr int ROWS = THREADS / LANES;
+    __shared__ T shared[ROWS][PER_BLOCK];
+    const int group = threadIdx.x / LANES, at = threadIdx.x % LANES * WIDE_A;
     T sums[WIDE_A] = {};
     if (first + at < length) {
-        #pragma unroll 4 // reads that are under way at once
-        for (int i = own; i < k; i += ROWS) {
+        #pragma unroll 4 // loads in flight
+        for (int i = group; i < k; i += ROWS) {
             const Vector<T, WIDE_A> x = load<T, WIDE_A>(matrix + i * length + first + at);
             const T y = vector[i];
             #pragma unroll
@@ -55,9 +56,9 @@ KERNEL __launch_bounds__(THREADS) gemv(
         }
     }
     #pragma unroll
-    for (int h = 0; h < WIDE_A; h++) shared[own][at + h] = sums[h];
+    for (int h = 0; h < WIDE_A; h++) shared[group][at + h] = sums[h];
     __syncthreads();
-    for (int i = warp; i < WIDTH; i += WARPS) { // a warp adds the sums of a column
+    for (int i = warp; i < PER_BLOCK; i += WARPS) { // a warp adds the sums of a column
         T sum = 0;
         #pragma unroll
         for (int j = lane; j < ROWS; j += WARP) sum += shared[j][i];
@@ -66,7 +67,7 @@ KERNEL __launch_bounds__(THREADS) gemv(
         if (lane == 0 && first + i < length) put(first + i, sum);
     }
 #else
-    const int64_t i = (int64_t)blockIdx.x * WARPS + warp;
+    const int64_t i = first + warp;
     if (i >= length) return;
     const T sum = dot(matrix + i * k, vector, k);
     if (lane == 0) put(i, sum);

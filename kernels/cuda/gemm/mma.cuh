@@ -1,20 +1,20 @@
-// The unit of products on the matrix units, by mma.sync (compute capability 8.0 and up).
+// The warp-level product on tensor cores, by mma.sync (compute capability 8.0 and up).
 //
-// The lanes of a warp count as (g, c): g = lane / 4, c = lane % 4. An instruction multiplies 16 x 8 or 16 x 16 numbers
-// of A with 8 columns of B; lane (g, c) holds rows g and g + 8 of A, column g of B, and of the result columns 2c and
-// 2c + 1 of its rows. Which rows, columns and k of the warp's tile stand for those is free, as long as A and B agree
-// about k: here such that a lane's rows and columns are neighbours, which one access reads or writes.
+// Lanes are numbered (g, c): g = lane / 4, c = lane % 4. An instruction multiplies 16 x 8 or 16 x 16 elements of A by 8 columns
+// of B. Lane (g, c) holds rows g and g + 8 of A, column g of B, and columns 2c and 2c + 1 of these rows of the result. Which
+// rows, columns and k of the warp's tile these are is free, if A and B agree about k. Here a lane's rows and columns are
+// neighbours, so one access reads or writes several.
 #pragma once
 #include "gemm/fma.cuh"
 
-// A fused multiply-add; the formats of the operands below; and two float16 numbers (gemm/packed.cuh).
-enum Kind { FUSED, TF32, BFLOAT16, PIECES, DOUBLE, HALVES };
+// The arithmetic of a product: FMA, or the format of the operands of mma. FP16X2: for WGMMA only (gemm/packed.cuh).
+enum MmaKind { FMA, TF32, BFLOAT16, BF16X3, FP64, FP16X2 };
 
-// A format: DEPTH numbers of a row, whose k are apart, become two words of the instruction, in each of COUNT pieces
-// whose sum is the operand.
-template <Kind KIND> struct Format;
+// The format of an operand: DEPTH elements of a row, at different k, become two words of the instruction, in each of COUNT
+// terms whose sum is the operand.
+template <MmaKind KIND> struct Format;
 
-// Rounded to 11 bits, to nearest even.
+// Rounded to tf32 (11 bits), to nearest even.
 template <> struct Format<TF32> {
     typedef uint32_t Word;
     static constexpr int DEPTH = 2, COUNT = 1;
@@ -34,7 +34,7 @@ template <> struct Format<TF32> {
     }
 };
 
-// Rounded to 8 bits, to nearest even.
+// Rounded to bfloat16 (8 bits), to nearest even.
 template <> struct Format<BFLOAT16> {
     typedef uint32_t Word;
     static constexpr int DEPTH = 4, COUNT = 1;
@@ -51,9 +51,9 @@ template <> struct Format<BFLOAT16> {
     }
 };
 
-// The sum of three numbers of 8 bits, each the rest rounded to nearest: all 24 bits of a float32 (where it is at least
-// 2^-110: the last of smaller ones may lie below what the format can hold). Infinity and NaN become NaN: see `repair`.
-template <> struct Format<PIECES> {
+// The sum of three bfloat16 terms, each the remainder rounded to nearest: all 24 bits of a float32 from 2^-110 on; the last
+// term of smaller ones underflows. Infinity and NaN become NaN: see recompute_non_finite().
+template <> struct Format<BF16X3> {
     typedef uint32_t Word;
     static constexpr int DEPTH = 4, COUNT = 3;
     static __device__ __forceinline__ void convert(const T (&x)[DEPTH], Word (&words)[COUNT][2]) {
@@ -70,7 +70,7 @@ template <> struct Format<PIECES> {
     }
 };
 
-template <> struct Format<DOUBLE> {
+template <> struct Format<FP64> {
     typedef double Word;
     static constexpr int DEPTH = 2, COUNT = 1;
     static __device__ __forceinline__ void convert(const T (&x)[DEPTH], Word (&words)[COUNT][2]) {
@@ -79,8 +79,9 @@ template <> struct Format<DOUBLE> {
     }
 };
 
-// c += a b: rows g and g + 8 of each of two ranges of k; columns 2c and 2c + 1 of row g, then of row g + 8.
-template <Kind KIND> __device__ __forceinline__ void multiply_add(
+// c += a b. a: rows g and g + 8 for the first half of k, then for the second; c: columns 2c and 2c + 1 of row g, then of
+// row g + 8.
+template <MmaKind KIND> __device__ __forceinline__ void multiply_add(
     float &c0, float &c1, float &c2, float &c3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
     uint32_t b1) {
 #if __CUDA_ARCH__ >= 800
@@ -93,11 +94,11 @@ template <Kind KIND> __device__ __forceinline__ void multiply_add(
             : "+f"(c0), "+f"(c1), "+f"(c2), "+f"(c3)
             : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 #else
-    __trap(); // no candidate of such a device
+    __trap(); // no candidate on such a device
 #endif
 }
 
-template <Kind KIND> __device__ __forceinline__ void multiply_add(
+template <MmaKind KIND> __device__ __forceinline__ void multiply_add(
     double &c0, double &c1, double &c2, double &c3, double a0, double a1, double a2, double a3, double b0, double b1) {
 #if __CUDA_ARCH__ >= 900
     asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -117,25 +118,24 @@ template <Kind KIND> __device__ __forceinline__ void multiply_add(
 #endif
 }
 
-// A unit, see Fma in gemm/fma.cuh. MOST_M, MOST_N: how many neighbouring rows of A and columns of B a lane holds at most.
-// ALONG_A, ALONG_B: the panel lies as [m][k] or [n][k]; a lane then holds single rows or columns.
-template <int WM_, int WN_, Kind KIND_, int MOST_M = VECTOR, int MOST_N = VECTOR, bool ALONG_A_ = false,
-    bool ALONG_B_ = false>
+// A WarpOp, see Fma in gemm/fma.cuh. MAX_M, MAX_N: the most neighbouring rows of A and columns of B in a lane. K_MAJOR_A,
+// K_MAJOR_B: the panel is stored [m][k] or [n][k]; a lane then holds single rows or columns.
+template <int WM_, int WN_, MmaKind KIND_, int MAX_M = VECTOR, int MAX_N = VECTOR, bool K_MAJOR_A_ = false,
+    bool K_MAJOR_B_ = false>
 struct Mma {
-    static constexpr Kind KIND = KIND_;
-    static constexpr bool EXACT = KIND != PIECES, AHEAD = true;
+    static constexpr MmaKind KIND = KIND_;
+    static constexpr bool KEEPS_NON_FINITE = KIND != BF16X3, PREFETCH = true;
     typedef Format<KIND> Of;
     typedef typename Of::Word Word;
-    static constexpr int WM = WM_, WN = WN_, DEPTH = Of::DEPTH, STEP = 4 * DEPTH; // STEP: k of an instruction
-    static constexpr int TM = WM / 8, TN = WN / 4, COLUMNS = WN / 8; // COLUMNS: of B that a lane holds
-    static constexpr int CHUNK_M = TM < MOST_M ? TM : MOST_M, CHUNK_N = COLUMNS < MOST_N ? COLUMNS : MOST_N;
-    static_assert(WM % 16 == 0 && WN % 8 == 0, "the warp's tile is made of instructions' tiles");
+    static constexpr int WM = WM_, WN = WN_, DEPTH = Of::DEPTH, STEP = 4 * DEPTH; // STEP: K of an instruction
+    static constexpr int TM = WM / 8, TN = WN / 4, COLUMNS = WN / 8; // COLUMNS: columns of B in a lane
+    static constexpr int CHUNK_M = TM < MAX_M ? TM : MAX_M, CHUNK_N = COLUMNS < MAX_N ? COLUMNS : MAX_N;
+    static_assert(WM % 16 == 0 && WN % 8 == 0, "the warp's tile is whole mma tiles");
 
-    // A lane (g, c) has one chunk of eight, of rows of A and of columns of B. Their order and the padding of panels are
-    // such that reads of [k][m] meet all banks; wide chunks of the result that the four lanes of a row hold are
-    // neighbours.
-    static constexpr bool ALONG_A = ALONG_A_, ALONG_B = ALONG_B_;
-    static constexpr bool WIDE_M = MOST_M == VECTOR, WIDE_N = MOST_N == VECTOR;
+    // The eight lanes with one c hold eight chunks of rows of A and columns of B. Their order and the padding of panels
+    // avoid bank conflicts for reads of [k][m]; the chunks of the result in the four lanes of a row are neighbours.
+    static constexpr bool K_MAJOR_A = K_MAJOR_A_, K_MAJOR_B = K_MAJOR_B_;
+    static constexpr bool WIDE_M = MAX_M == VECTOR, WIDE_N = MAX_N == VECTOR;
     static constexpr int PAD_A = WIDE_M ? VECTOR : 8, PAD_B = WIDE_N ? VECTOR : 8;
     static __device__ __forceinline__ int lane_c() { return threadIdx.x % 4; }
     template <bool WIDE> static __device__ __forceinline__ int chunk() {
@@ -150,52 +150,52 @@ struct Mma {
         const int at = WIDE_N ? lane_c() + half * 4 : lane_c() * 2 + half;
         return (j / (2 * CHUNK_N) * 8 + at) * CHUNK_N + j % CHUNK_N;
     }
-    // The column of B, as A's in `row`.
+    // The column of B, as row() for A.
     static __device__ __forceinline__ int column_b(int j) {
         return (j / CHUNK_N * 8 + chunk<WIDE_N>()) * CHUNK_N + j % CHUNK_N;
     }
 
-    // This lane's numbers of STEP k, of all rows and columns.
-    struct Numbers {
-        T left[DEPTH][TM], right[DEPTH][COLUMNS];
+    // This lane's elements for one step, before the conversion.
+    struct Fragments {
+        T a[DEPTH][TM], b[DEPTH][COLUMNS];
 
-        // a, b: the warp's panels, from the first of these k.
-        template <int ROW_A, int ROW_B> __device__ __forceinline__ void read(const T *a, const T *b) {
-            read_lines<ALONG_A, CHUNK_M, ROW_A>(left, a, row(0));
-            read_lines<ALONG_B, CHUNK_N, ROW_B>(right, b, column_b(0));
+        // From the warp's panels, at the first k of the step.
+        template <int ROW_A, int ROW_B> __device__ __forceinline__ void read(const T *panel_a, const T *panel_b) {
+            read_rows<K_MAJOR_A, CHUNK_M, ROW_A>(a, panel_a, row(0));
+            read_rows<K_MAJOR_B, CHUNK_N, ROW_B>(b, panel_b, column_b(0));
         }
 
       private:
-        template <bool ALONG, int CHUNK, int ROW, int LINES> static __device__ __forceinline__ void read_lines(
-            T (&to)[DEPTH][LINES], const T *from, int first) {
-            from += ALONG ? first * ROW + lane_c() : lane_c() * ROW + first;
+        template <bool K_MAJOR, int CHUNK, int ROW, int ROWS> static __device__ __forceinline__ void read_rows(
+            T (&to)[DEPTH][ROWS], const T *from, int first) {
+            from += K_MAJOR ? first * ROW + lane_c() : lane_c() * ROW + first;
             #pragma unroll
             for (int i = 0; i < DEPTH; i++) {
-                if (ALONG) {
-                    static_assert(!ALONG || CHUNK == 1, "all banks are met by single lines");
+                if (K_MAJOR) {
+                    static_assert(!K_MAJOR || CHUNK == 1, "larger chunks have bank conflicts");
                     #pragma unroll
-                    for (int j = 0; j < LINES; j++) to[i][j] = from[8 * j * ROW + 4 * i];
+                    for (int j = 0; j < ROWS; j++) to[i][j] = from[8 * j * ROW + 4 * i];
                 } else {
-                    ::read<LINES, CHUNK, 8 * CHUNK>(to[i], from + 4 * i * ROW);
+                    ::read<ROWS, CHUNK, 8 * CHUNK>(to[i], from + 4 * i * ROW);
                 }
             }
         }
     };
 
-    // The same in the instructions' format.
+    // The fragments in the format of the instruction.
     struct Operands {
         Word a[Of::COUNT][2][TM], b[Of::COUNT][2][COLUMNS];
 
-        __device__ __forceinline__ Operands(const Numbers &numbers) {
-            convert(numbers.left, a);
-            convert(numbers.right, b);
+        __device__ __forceinline__ Operands(const Fragments &fragments) {
+            convert(fragments.a, a);
+            convert(fragments.b, b);
         }
 
       private:
-        template <int LINES> static __device__ __forceinline__ void convert(
-            const T (&from)[DEPTH][LINES], Word (&to)[Of::COUNT][2][LINES]) {
+        template <int ROWS> static __device__ __forceinline__ void convert(
+            const T (&from)[DEPTH][ROWS], Word (&to)[Of::COUNT][2][ROWS]) {
             #pragma unroll
-            for (int i = 0; i < LINES; i++) {
+            for (int i = 0; i < ROWS; i++) {
                 T x[DEPTH];
                 #pragma unroll
                 for (int d = 0; d < DEPTH; d++) x[d] = from[d][i];
@@ -210,14 +210,14 @@ struct Mma {
         }
     };
 
-    // Adds the product of STEP k.
+    // sums += the product of one step.
     static __device__ __forceinline__ void multiply_step(T (&sums)[TM][TN], const Operands &operands) {
         multiply_step(sums, sums, operands);
     }
 
-    // The same; the smaller ones of an operand's pieces are added to `rest`, if that is not `sums`.
+    // The same; products of low-order terms are added to `low`, if that is not `sums`.
     static __device__ __forceinline__ void multiply_step(
-        T (&sums)[TM][TN], T (&rest)[TM][TN], const Operands &operands) {
+        T (&sums)[TM][TN], T (&low)[TM][TN], const Operands &operands) {
         const auto &a = operands.a;
         const auto &b = operands.b;
         #pragma unroll
@@ -240,18 +240,18 @@ struct Mma {
                 if (Of::COUNT == 1) {
                     add(c, 0, 0);
                 } else {
-                    // The matrix units cut bits off where they add. The largest products, which are exact, meet no
-                    // others there, and the sum of all so far is not theirs to add to.
-                    const bool apart = &sums != &rest;
+                    // Tensor cores truncate when they add. So the leading products, which are exact, are summed alone,
+                    // and the running sum is added by FMA units.
+                    const bool apart = &sums != &low;
                     T small[4] = {}, large[4] = {};
-                    if (apart) get(rest, small);
+                    if (apart) get(low, small);
                     #pragma unroll
-                    for (int size = Of::COUNT - 1; size > 0; size--) { // smaller products are left out
+                    for (int size = Of::COUNT - 1; size > 0; size--) { // products below 2^-24 are omitted
                         #pragma unroll
                         for (int p = 0; p <= size; p++) add(small, p, size - p);
                     }
                     add(large, 0, 0);
-                    if (apart) put(rest, small);
+                    if (apart) put(low, small);
                     #pragma unroll
                     for (int h = 0; h < 4; h++) c[h] += apart ? large[h] : large[h] + small[h];
                 }
@@ -261,13 +261,12 @@ struct Mma {
     }
 };
 
-// The unit of a kind for panels in shared memory, which lie as [m][k] or [n][k] where ALONG. The words of the format
-// TF32 stay where the numbers were read to, which should be the registers that one instruction takes together.
-template <int WM, int WN, int KIND, bool ALONG_A = false, bool ALONG_B = false> struct Multiplier {
-    static constexpr int MOST_M = ALONG_A ? 1 : KIND == TF32 ? 2 : VECTOR;
-    static constexpr int MOST_N = ALONG_B || KIND == TF32 ? 1 : VECTOR;
-    typedef Mma<WM, WN, (Kind)KIND, MOST_M, MOST_N, ALONG_A, ALONG_B> Unit;
+// The WarpOp of a kind for panels in shared memory. TF32 converts in place, so a lane's chunks are those of one instruction.
+template <int WM, int WN, int KIND, bool K_MAJOR_A = false, bool K_MAJOR_B = false> struct WarpMma {
+    static constexpr int MAX_M = K_MAJOR_A ? 1 : KIND == TF32 ? 2 : VECTOR;
+    static constexpr int MAX_N = K_MAJOR_B || KIND == TF32 ? 1 : VECTOR;
+    typedef Mma<WM, WN, (MmaKind)KIND, MAX_M, MAX_N, K_MAJOR_A, K_MAJOR_B> type;
 };
-template <int WM, int WN, bool ALONG_A, bool ALONG_B> struct Multiplier<WM, WN, FUSED, ALONG_A, ALONG_B> {
-    typedef Fma<WM, WN> Unit;
+template <int WM, int WN, bool K_MAJOR_A, bool K_MAJOR_B> struct WarpMma<WM, WN, FMA, K_MAJOR_A, K_MAJOR_B> {
+    typedef Fma<WM, WN> type;
 };

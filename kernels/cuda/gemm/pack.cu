@@ -1,52 +1,55 @@
-// Lays the operands of gemm/packed_gemm.cu out in slabs, see gemm/packed.cuh: a block takes 64 lines of a chunk of k.
-#ifndef UNIT
-#define UNIT 5
+// Packs the operands of gemm/packed_gemm.cu, see gemm/packed.cuh. A block takes PACK_ROWS packed rows and a chunk of K. For
+// FP16X2 the launches are partial_row_stats, row_stats, pack_operands; for other kinds pack_operands alone.
+#ifndef MMA_KIND
+#define MMA_KIND 5
 #define TILE_N 128
 #define TRANSPOSE_A 0
 #define TRANSPOSE_B 0
-#define WIDE_A 1 // elements that may be read at once
+#define WIDE_A 1 // elements per load
 #define WIDE_B 1
 #endif
 #include "common/epilogue.cuh"
 #include "common/collectives.cuh"
 #include "gemm/packed.cuh"
 
-constexpr int THREADS = 256, ROW = HALF + 1;
-constexpr int FEW = 24;               // products, see known()
-constexpr int THIN = 32, ROUNDED = 8, SINGLE = 6; // see known()
-constexpr int SELDOM = 2;             // of the share of all to that of a line, see share_of_all()
-constexpr int BLOCKS = WIDE_A * WIDE_B == 16 ? 4 : 3; // that a multiprocessor must have registers for
-constexpr float LEAST = 0x1p-12f;     // below it a scaled element loses bits, up to 2^-36
-typedef float Panel[DEPTH][ROW]; // HALF lines of a slab
+constexpr int THREADS = 256;
+constexpr int MIN_BLOCKS = WIDE_A * WIDE_B == 16 ? 4 : 3; // per multiprocessor
+constexpr float MIN_EXACT = 0x1p-12f;  // smaller scaled elements lose bits in FP16X2, up to 2^-36
+constexpr int MIN_PRODUCTS = 24;       // effective products in the first STATISTICS_TILES, see row_stats_of()
+constexpr int SPARSE = 32;             // rows with fewer than one element of so many never need the fallback
+constexpr int MIN_ROUNDINGS = 8, SINGLE_ELEMENTS = 6; // see row_stats_of()
+constexpr int SKIP_RATIO = 2;          // rows whose participation is so many times below their row block's are not tested
+typedef float Panel[PACKED_K][PACK_ROWS + 1]; // PACK_ROWS rows of a packed tile, padded against bank conflicts
 
-// The lines that a block takes, the half-th 64 of all.
+// The packed rows of block `half` and their packed tiles in chunk `chunk`.
 struct Source {
-    const T *x;    // the first element of the matrix
+    const T *x; // the matrix
     bool of_a;
-    int length, first; // lines of the matrix, and the first of these
-    int64_t block;     // of lines
-    int begin, end;    // slabs
+    int length, first; // rows of the matrix, and the first of these
+    int64_t row_block;
+    int begin, end;    // packed tiles
 
-    __device__ Source(const T *a, const T *b, const Slabs &slabs, int half, int chunk) {
-        block = half / 2;
-        of_a = block < slabs.left;
-        const int64_t own = of_a ? block : block - slabs.left, each = of_a ? slabs.rows : slabs.columns;
-        x = of_a ? a + own / each * slabs.m * slabs.k : b + own / each * slabs.k * slabs.n;
-        length = of_a ? slabs.m : slabs.n;
-        first = own % each * LINES + half % 2 * HALF;
-        begin = slabs.depth * chunk / slabs.chunks;
-        end = slabs.depth * (chunk + 1) / slabs.chunks;
+    __device__ Source(const T *a, const T *b, const PackedLayout &layout, int half, int chunk) {
+        row_block = half / 2;
+        of_a = row_block < layout.blocks_a;
+        const int64_t own = of_a ? row_block : row_block - layout.blocks_a;
+        const int64_t per_matrix = of_a ? layout.rows_a : layout.rows_b;
+        x = of_a ? a + own / per_matrix * layout.m * layout.k : b + own / per_matrix * layout.k * layout.n;
+        length = of_a ? layout.m : layout.n;
+        first = own % per_matrix * PACKED_ROWS + half % 2 * PACK_ROWS;
+        begin = layout.k_tiles * chunk / layout.chunks;
+        end = layout.k_tiles * (chunk + 1) / layout.chunks;
     }
 
-    // Starts to read a slab's elements; what follows need not wait for them.
-    __device__ __forceinline__ void start(int slab, int k) {
+    // Starts to load a packed tile's elements into registers.
+    __device__ __forceinline__ void start(int k_tile, int k) {
         if (of_a)
-            read<!TRANSPOSE_A, WIDE_A>(slab * DEPTH, k);
+            read<!TRANSPOSE_A, WIDE_A>(k_tile * PACKED_K, k);
         else
-            read<TRANSPOSE_B, WIDE_B>(slab * DEPTH, k);
+            read<TRANSPOSE_B, WIDE_B>(k_tile * PACKED_K, k);
     }
 
-    // Puts them into shared memory, where all threads of the block find them.
+    // Moves them to shared memory, for all threads of the block.
     __device__ __forceinline__ void finish(Panel &panel) const {
         __syncthreads();
         if (of_a)
@@ -57,62 +60,62 @@ struct Source {
     }
 
   private:
-    T found[HALF * DEPTH / THREADS];
+    T found[PACK_ROWS * PACKED_K / THREADS];
 
-    // Where the i-th vector of this thread lies. ALONG: the matrix lies as [line][k], else as [k][line].
-    template <bool ALONG, int WIDE> struct Place {
-        static constexpr int ACROSS = (ALONG ? DEPTH : HALF) / WIDE, COUNT = HALF * DEPTH / WIDE / THREADS;
-        int line, depth;
-        __device__ __forceinline__ explicit Place(int i) {
+    // Row and k of this thread's i-th vector. The matrix is stored as [row][k] if K_MAJOR, else as [k][row].
+    template <bool K_MAJOR, int WIDE> struct VectorCoord {
+        static constexpr int ACROSS = (K_MAJOR ? PACKED_K : PACK_ROWS) / WIDE, COUNT = PACK_ROWS * PACKED_K / WIDE / THREADS;
+        int row, depth;
+        __device__ __forceinline__ explicit VectorCoord(int i) {
             const int down = (i * THREADS + threadIdx.x) / ACROSS, right = threadIdx.x % ACROSS * WIDE;
-            line = ALONG ? down : right;
-            depth = ALONG ? right : down;
+            row = K_MAJOR ? down : right;
+            depth = K_MAJOR ? right : down;
         }
     };
 
-    template <bool ALONG, int WIDE> __device__ __forceinline__ void read(int k0, int k) {
+    template <bool K_MAJOR, int WIDE> __device__ __forceinline__ void read(int k0, int k) {
         #pragma unroll
-        for (int i = 0; i < Place<ALONG, WIDE>::COUNT; i++) {
-            const Place<ALONG, WIDE> at(i);
-            const int64_t line = first + at.line, depth = k0 + at.depth;
+        for (int i = 0; i < VectorCoord<K_MAJOR, WIDE>::COUNT; i++) {
+            const VectorCoord<K_MAJOR, WIDE> at(i);
+            const int64_t row = first + at.row, depth = k0 + at.depth;
             Vector<T, WIDE> v = {};
-            if (line < length && depth < k) v = load<T, WIDE>(x + (ALONG ? line * k + depth : depth * length + line));
+            if (row < length && depth < k) v = load<T, WIDE>(x + (K_MAJOR ? row * k + depth : depth * length + row));
             #pragma unroll
             for (int h = 0; h < WIDE; h++) found[i * WIDE + h] = v.lane[h];
         }
     }
 
-    template <bool ALONG, int WIDE> __device__ __forceinline__ void put(Panel &panel) const {
+    template <bool K_MAJOR, int WIDE> __device__ __forceinline__ void put(Panel &panel) const {
         #pragma unroll
-        for (int i = 0; i < Place<ALONG, WIDE>::COUNT; i++) {
-            const Place<ALONG, WIDE> at(i);
+        for (int i = 0; i < VectorCoord<K_MAJOR, WIDE>::COUNT; i++) {
+            const VectorCoord<K_MAJOR, WIDE> at(i);
             #pragma unroll
             for (int h = 0; h < WIDE; h++)
-                panel[at.depth + (ALONG ? h : 0)][at.line + (ALONG ? 0 : h)] = found[i * WIDE + h];
+                panel[at.depth + (K_MAJOR ? h : 0)][at.row + (K_MAJOR ? 0 : h)] = found[i * WIDE + h];
         }
     }
 };
 
-// HALVES, first: what scales and limits follow from.
-KERNEL __launch_bounds__(THREADS, BLOCKS) measure_lines(const T *a, const T *b, const Epilogue epilogue, int64_t batch,
-    int64_t m, int64_t n, int64_t k, char *scratch) {
+// FP16X2, first launch: statistics of each row and chunk.
+KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) partial_row_stats(const T *a, const T *b, const Epilogue epilogue,
+    int64_t batch, int64_t m, int64_t n, int64_t k, char *scratch) {
     wait_for_inputs();
-    const Slabs slabs(batch, m, n, k, scratch);
+    const PackedLayout layout(batch, m, n, k, scratch);
     const int half = blockIdx.x, chunk = blockIdx.y;
-    Source source(a, b, slabs, half, chunk);
+    Source source(a, b, layout, half, chunk);
     source.start(source.begin, k);
     __shared__ Panel panel;
-    __shared__ Measured found[THREADS];
-    constexpr int TEAMS = THREADS / HALF; // threads that share a line
-    const int line = threadIdx.x % HALF, team = threadIdx.x / HALF;
-    if (blockIdx.x + blockIdx.y + threadIdx.x == 0) slabs.votes->count = 0;
-    Measured own = {0, INFINITY, 0, 0};
-    for (int slab = source.begin; slab < source.end; slab++) {
+    __shared__ PartialRowStats found[THREADS];
+    constexpr int SLICES = THREADS / PACK_ROWS; // threads that share a row
+    const int row = threadIdx.x % PACK_ROWS, slice = threadIdx.x / PACK_ROWS;
+    if (blockIdx.x + blockIdx.y + threadIdx.x == 0) layout.votes->count = 0;
+    PartialRowStats own = {0, INFINITY, 0, 0};
+    for (int k_tile = source.begin; k_tile < source.end; k_tile++) {
         source.finish(panel);
-        if (slab + 1 < source.end) source.start(slab + 1, k);
+        if (k_tile + 1 < source.end) source.start(k_tile + 1, k);
         #pragma unroll
-        for (int i = team * DEPTH / TEAMS; i < (team + 1) * DEPTH / TEAMS; i++) {
-            const float x = fabsf(panel[i][line]);
+        for (int i = slice * PACKED_K / SLICES; i < (slice + 1) * PACKED_K / SLICES; i++) {
+            const float x = fabsf(panel[i][row]);
             own.squares += (double)x * x;
             own.sum += x;
             if (x > 0) own.least = fminf(own.least, x);
@@ -121,198 +124,203 @@ KERNEL __launch_bounds__(THREADS, BLOCKS) measure_lines(const T *a, const T *b, 
     }
     found[threadIdx.x] = own;
     __syncthreads();
-    if (team > 0) return;
-    for (int i = 1; i < TEAMS; i++) {
-        own.squares += found[i * HALF + line].squares;
-        own.least = fminf(own.least, found[i * HALF + line].least);
-        own.sum += found[i * HALF + line].sum;
-        own.count += found[i * HALF + line].count;
+    if (slice > 0) return;
+    for (int i = 1; i < SLICES; i++) {
+        own.squares += found[i * PACK_ROWS + row].squares;
+        own.least = fminf(own.least, found[i * PACK_ROWS + row].least);
+        own.sum += found[i * PACK_ROWS + row].sum;
+        own.count += found[i * PACK_ROWS + row].count;
     }
-    slabs.measured[(chunk * slabs.blocks * 2 + half) * HALF + line] = own;
+    layout.partial[(chunk * layout.row_blocks * 2 + half) * PACK_ROWS + row] = own;
 }
 
-// 2^exponent
-__device__ __forceinline__ float power(int exponent) { return __int_as_float(exponent + 127 << 23); }
+__device__ __forceinline__ float power_of_two(int exponent) { return __int_as_float(exponent + 127 << 23); }
 
-// Of lines of k elements, see known().
-__device__ __forceinline__ int target_of(int64_t k) {
+// The exponent of the root mean square that rows of k elements are scaled to.
+__device__ __forceinline__ int target_exponent(int64_t k) {
     int target = 14;
     for (int64_t i = 1; i < k; i *= 4) target--;
     return target;
 }
 
-// A line whose chunks are measured.
+// The statistics of a row from those of its chunks; squares: its sum of squares, 0 for rows that are all zero or left to the
+// fallback.
 //
-// Its largest element is at most sqrt(k) times the root of the mean square, which is scaled to 2^target, or up to twice
-// that. Level: 5.5 times the root of the products' mean square if the other line's is 2^target, else down to half.
+// Scale: the largest element is at most sqrt(k) times the root mean square, which is scaled to 2^target, or up to twice that.
 //
-// Share: (sum |x|)^2 / sum x^2 elements of one size would have this sum and these squares; of two lines with p k and q k
-// of them about p q k meet. A product is 2^-23.8 off (root of the mean square: 2^-24 of each operand, and low x low),
-// the sum of n sqrt(n) times that; a chain rounds n sums, of 2^-25.3 each, which is more from 16 products on. FEW are
-// asked for in the TELLING slabs, as running sums tell something of products alone. Here p is that of this line, see
-// `know_lines`.
+// cancellation_level: 5.5 times the root mean square of products with a row at 2^target, which is 1 to 2 times too low for
+// the other row.
 //
-// Late: of an element with many others next to all of the sum comes at its end, or from one product. There a chain has few
-// more roundings to make, while the matrix units cut bits off all that they add at once. Counted are the roundings behind
-// the chunk of each element, as many as there are elements that are not 0, by the share of the squares that the sum has by
-// then; and elements of one size as above, more of them where all are in one chunk of 128, or in two.
-__device__ __forceinline__ Line known(const Slabs &slabs, int64_t at, double &squares) {
-    Measured all = {0, INFINITY, 0, 0};
+// participation: (sum |x|)^2 / sum x^2 is the effective number of elements that are not 0; of two rows with p k and q k of
+// them about p q k meet in products. FP16X2 is off by 2^-23.8 for each product (root mean square: 2^-24 from each operand,
+// and low x low), sqrt(n) times that in a sum of n. Sequential FMA rounds n sums, by 2^-25.3 each, which is more from 16
+// products on. MIN_PRODUCTS are required in the first STATISTICS_TILES, where running sums are tested. Here it is the
+// participation of this row alone; see row_stats for that of its row block.
+//
+// fallback: where an element's products end the sum, or are nearly all of it, sequential FMA rounds little after them, while
+// tensor cores truncate all that they add at once. Both of these count: the roundings after each chunk (as many as elements
+// that are not 0), weighted by the share of the squares that the sum has by then; and the effective number of elements,
+// which must be larger where all may be in one chunk of 128 or in two.
+__device__ __forceinline__ RowStats row_stats_of(const PackedLayout &layout, int64_t at, double &squares) {
+    PartialRowStats all = {0, INFINITY, 0, 0};
     double rounded = 0;
-    Measured parts[CHUNKS]; // whose reads are under way at once
+    PartialRowStats parts[MAX_CHUNKS]; // all loads in flight at once
     #pragma unroll
-    for (int i = 0; i < CHUNKS; i++) {
+    for (int i = 0; i < MAX_CHUNKS; i++) {
         parts[i] = {0, INFINITY, 0, 0};
-        if (i < slabs.chunks) parts[i] = slabs.measured[i * slabs.blocks * LINES + at];
+        if (i < layout.chunks) parts[i] = layout.partial[i * layout.row_blocks * PACKED_ROWS + at];
     }
     #pragma unroll
-    for (const Measured &part : parts) {
+    for (const PartialRowStats &part : parts) {
         rounded += part.count * all.squares;
         all.squares += part.squares;
         all.least = fminf(all.least, part.least);
         all.sum += part.sum;
         all.count += part.count;
     }
-    squares = 0; // of a line that is left, or has none
-    const int target = target_of(slabs.k);
-    const double mean = sqrt(all.squares / slabs.k);
+    squares = 0;
+    const int target = target_exponent(layout.k);
+    const double mean = sqrt(all.squares / layout.k);
     if (mean == 0) return {1, 0, 0, INFINITY, false, false, false};
-    const int exponent = mean < INFINITY ? target - ilogb(mean) : 1 << 30; // not of NaN
+    const int exponent = mean < INFINITY ? target - ilogb(mean) : 1 << 30; // NaN: the latter, too
     if (abs(exponent) > 63) return {1, INFINITY, 0, INFINITY, true, false, false};
     squares = all.squares;
-    const float up = power(exponent);
-    const float level = 5.5f * (float)mean * up * power(target);
-    const double telling = min(slabs.k, (int64_t)TELLING * DEPTH) / (double)slabs.k;
-    const double share = all.sum * (double)all.sum / all.squares * sqrt(telling / FEW / slabs.k);
-    const bool at_end = slabs.chunks > 1 && rounded < ROUNDED * all.squares;
-    const int few = slabs.chunks > 2 ? 2 : SINGLE * slabs.chunks;
+    const float scale = power_of_two(exponent);
+    const float level = 5.5f * (float)mean * scale * power_of_two(target);
+    const double tested = min(layout.k, (int64_t)STATISTICS_TILES * PACKED_K) / (double)layout.k;
+    const double participation = all.sum * (double)all.sum / all.squares * sqrt(tested / MIN_PRODUCTS / layout.k);
+    const bool at_end = layout.chunks > 1 && rounded < MIN_ROUNDINGS * all.squares;
+    const int few = layout.chunks > 2 ? 2 : SINGLE_ELEMENTS * layout.chunks;
     const bool single = all.sum * (double)all.sum < few * all.squares;
-    const bool late = (single || at_end) && (int64_t)all.count * THIN > slabs.k;
-    return {power(-exponent), 0, level, (float)share, late, false, all.least * up < LEAST};
+    const bool fallback = (single || at_end) && (int64_t)all.count * SPARSE > layout.k;
+    return {power_of_two(-exponent), 0, level, (float)participation, fallback, false, all.least * scale < MIN_EXACT};
 }
 
-// A team of LINES threads, each with a line: the share of all its lines. Errors and sums of squares of a tile are those of
-// its lines, multiplied: with shares that count by squares, a tile's error in halves is that of a chain, or smaller, from
-// 16 products on, though sums of some of its lines are made by fewer. Of lines with less than a SELDOM-th of that share
-// running sums are not watched: few products say little, and little of what a chain loses is lost there.
-__device__ __forceinline__ float share_of_all(float share, double squares) {
-    __shared__ double found[2][2 * LINES / WARP]; // the squares, and shares of squares, of each warp
-    const int warp = threadIdx.x / WARP, first = threadIdx.x / LINES * (LINES / WARP);
-    const double of_all = over_lanes<Sum, WARP>(squares);
-    const double counted = over_lanes<Sum, WARP>(squares > 0 ? share * squares : 0);
-    if (threadIdx.x % WARP == 0) found[0][warp] = of_all, found[1][warp] = counted;
+// The participation of a row block, by its PACKED_ROWS threads: the mean over its rows, weighted by their squares. The error and
+// the sum of squares of a tile are products of those of its rows. So with 16 effective products in this mean the error of a
+// tile is at most that of sequential FMA, though some of its rows have fewer.
+__device__ __forceinline__ float row_block_participation(float participation, double squares) {
+    __shared__ double found[2][2 * PACKED_ROWS / WARP]; // of each warp: squares, and participation times squares
+    const int warp = threadIdx.x / WARP, first = threadIdx.x / PACKED_ROWS * (PACKED_ROWS / WARP);
+    const double total = over_lanes<Sum, WARP>(squares);
+    const double weighted = over_lanes<Sum, WARP>(squares > 0 ? participation * squares : 0);
+    if (threadIdx.x % WARP == 0) found[0][warp] = total, found[1][warp] = weighted;
     __syncthreads();
     double all[2] = {};
-    for (int i = first; i < first + LINES / WARP; i++) all[0] += found[0][i], all[1] += found[1][i];
+    for (int i = first; i < first + PACKED_ROWS / WARP; i++) all[0] += found[0][i], all[1] += found[1][i];
     return all[0] > 0 ? all[1] / all[0] : INFINITY;
 }
 
-// HALVES, then: what is known of all lines, a block for each tile that is asked. A tile asks for pieces where it is made by
-// few products.
-KERNEL __launch_bounds__(THREADS) know_lines(const T *a, const T *b, const Epilogue epilogue, int64_t batch,
+// FP16X2, second launch: the statistics of all rows. Each block has a row block of A and one of B, and votes for bf16x3 where
+// their tile has too few products for FP16X2.
+KERNEL __launch_bounds__(THREADS) row_stats(const T *a, const T *b, const Epilogue epilogue, int64_t batch,
     int64_t m, int64_t n, int64_t k, char *scratch) {
     wait_for_inputs();
-    const Slabs slabs(batch, m, n, k, scratch);
-    const int item = blockIdx.x / slabs.asked, i = blockIdx.x % slabs.asked;
-    const int64_t block = threadIdx.x < LINES ? (int64_t)item * slabs.rows + i % slabs.rows
-                                              : slabs.left + (int64_t)item * slabs.columns + i % slabs.columns;
-    const int64_t at = block * LINES + threadIdx.x % LINES;
-    __shared__ float shares[2];
+    const PackedLayout layout(batch, m, n, k, scratch);
+    const int item = blockIdx.x / layout.voting_tiles, i = blockIdx.x % layout.voting_tiles;
+    const int64_t row_block = threadIdx.x < PACKED_ROWS
+        ? (int64_t)item * layout.rows_a + i % layout.rows_a
+        : layout.blocks_a + (int64_t)item * layout.rows_b + i % layout.rows_b;
+    const int64_t at = row_block * PACKED_ROWS + threadIdx.x % PACKED_ROWS;
+    __shared__ float participations[2];
     double squares;
-    Line line = known(slabs, at, squares);
-    const float share = share_of_all(line.share, squares);
-    line.seldom = line.share < share / SELDOM;
-    line.share = share;
-    if (i < (threadIdx.x < LINES ? slabs.rows : slabs.columns)) slabs.lines[at] = line;
-    if (threadIdx.x % LINES == 0) shares[threadIdx.x / LINES] = line.share;
+    RowStats row = row_stats_of(layout, at, squares);
+    const float participation = row_block_participation(row.participation, squares);
+    row.skip_cancellation = row.participation < participation / SKIP_RATIO;
+    row.participation = participation;
+    if (i < (threadIdx.x < PACKED_ROWS ? layout.rows_a : layout.rows_b)) layout.stats[at] = row;
+    if (threadIdx.x % PACKED_ROWS == 0) participations[threadIdx.x / PACKED_ROWS] = row.participation;
     __syncthreads();
-    if (threadIdx.x == 0 && !(shares[0] * shares[1] >= 1)) atomicAdd(&slabs.votes->count, 1);
+    if (threadIdx.x == 0 && !(participations[0] * participations[1] >= 1)) atomicAdd(&layout.votes->count, 1);
 }
 
-// Neighbouring k of a line in the format of the matrix units: a word of each of COUNT numbers.
-typedef Vector<uint32_t, 4> Word;
-constexpr int IN_WORD = UNIT == TF32 ? 4 : 8;
+// 16 bytes of a packed row: neighbouring k of one term.
+typedef Vector<uint32_t, 4> Chunk;
+constexpr int CHUNK_ELEMENTS = MMA_KIND == TF32 ? 4 : 8;
 
-template <int COUNT> __device__ __forceinline__ void cut(Word (&words)[COUNT], const float (&x)[IN_WORD]) {
+template <int TERMS> __device__ __forceinline__ void split(Chunk (&terms)[TERMS], const float (&x)[CHUNK_ELEMENTS]) {
     #pragma unroll
     for (int i = 0; i < 4; i++) {
-        if constexpr (UNIT == TF32) {
-            words[0].lane[i] = Format<TF32>::rounded(x[i]);
-        } else if constexpr (UNIT == BFLOAT16) {
-            words[0].lane[i] = Format<BFLOAT16>::packed(x[2 * i], x[2 * i + 1]);
-        } else if constexpr (COUNT == 3) {
-            uint32_t pieces[COUNT][2]; // of the first two
-            Format<PIECES>::convert({x[2 * i], x[2 * i + 1], 0, 0}, pieces);
+        if constexpr (MMA_KIND == TF32) {
+            terms[0].lane[i] = Format<TF32>::rounded(x[i]);
+        } else if constexpr (MMA_KIND == BFLOAT16) {
+            terms[0].lane[i] = Format<BFLOAT16>::packed(x[2 * i], x[2 * i + 1]);
+        } else if constexpr (TERMS == 3) {
+            uint32_t words[TERMS][2]; // the first word has both elements
+            Format<BF16X3>::convert({x[2 * i], x[2 * i + 1], 0, 0}, words);
             #pragma unroll
-            for (int p = 0; p < COUNT; p++) words[p].lane[i] = pieces[p][0];
+            for (int p = 0; p < TERMS; p++) terms[p].lane[i] = words[p][0];
         } else {
-            float of_low, of_high;
-            words[0].lane[i] = rounded_halves(x[2 * i], x[2 * i + 1]);
-            as_floats(words[0].lane[i], of_low, of_high);
-            words[COUNT - 1].lane[i] = rounded_halves((x[2 * i] - of_low) / LOW, (x[2 * i + 1] - of_high) / LOW);
+            float first, second;
+            terms[0].lane[i] = pack_half2(x[2 * i], x[2 * i + 1]);
+            unpack_half2(terms[0].lane[i], first, second);
+            terms[TERMS - 1].lane[i] =
+                pack_half2((x[2 * i] - first) / LOW_SCALE, (x[2 * i + 1] - second) / LOW_SCALE);
         }
     }
 }
 
-// Of the lines of a block.
+// The scale of a row.
 struct Scale {
-    float up;
+    float scale;
     bool lossy;
 };
 
-// Adds to the floor of a line 2^22 times what its sums lose by elements of these, if what they meet is four times the root of
-// the mean square. A sum of powers of two, whose order changes nothing.
-__device__ __forceinline__ void raise_floor(const Slabs &slabs, int64_t line, const float (&x)[IN_WORD]) {
+// Adds to a row's error floor 2^22 times what its results lose by the small ones of these elements, if those that they are
+// multiplied by are four times the root mean square. A sum of powers of two: exact in any order.
+__device__ __forceinline__ void raise_error_floor(
+    const PackedLayout &layout, int64_t row, const float (&x)[CHUNK_ELEMENTS]) {
     int count = 0;
     #pragma unroll
-    for (float each : x) count += each != 0 && fabsf(each) < LEAST;
-    if (count > 0) atomicAdd(&slabs.lines[line].floor, count * power(22 - 36 + 2 + 1 + target_of(slabs.k)));
+    for (float element : x) count += element != 0 && fabsf(element) < MIN_EXACT;
+    if (count > 0)
+        atomicAdd(&layout.stats[row].error_floor, count * power_of_two(22 - 36 + 2 + 1 + target_exponent(layout.k)));
 }
 
-// Writes what of a slab is in shared memory, scaled.
-template <int COUNT> __device__ __forceinline__ void write(
-    const Slabs &slabs, const Source &source, int half, int slab, const Panel &panel, const Scale (&scales)[HALF]) {
-    char *to = slabs.slab(source.block, slab, COUNT) + half % 2 * (SLAB / 2);
+// Packs the rows of a packed tile that are in shared memory.
+template <int TERMS> __device__ __forceinline__ void write(const PackedLayout &layout, const Source &source, int half,
+    int k_tile, const Panel &panel, const Scale (&scales)[PACK_ROWS]) {
+    char *to = layout.packed_tile(source.row_block, k_tile, TERMS) + half % 2 * (PACKED_BYTES / 2);
     #pragma unroll
-    for (int i = 0; i < HALF * 8 / THREADS; i++) {
-        const int line = (i * THREADS + threadIdx.x) / 8, word = threadIdx.x % 8;
-        float x[IN_WORD];
+    for (int i = 0; i < PACK_ROWS * 8 / THREADS; i++) {
+        const int row = (i * THREADS + threadIdx.x) / 8, chunk = threadIdx.x % 8;
+        float x[CHUNK_ELEMENTS];
         #pragma unroll
-        for (int h = 0; h < IN_WORD; h++) {
-            x[h] = panel[word * IN_WORD + h][line];
-            if (UNIT == HALVES) x[h] *= scales[line].up;
+        for (int h = 0; h < CHUNK_ELEMENTS; h++) {
+            x[h] = panel[chunk * CHUNK_ELEMENTS + h][row];
+            if (MMA_KIND == FP16X2) x[h] *= scales[row].scale;
         }
-        if (UNIT == HALVES && COUNT == 2 && scales[line].lossy) raise_floor(slabs, half * HALF + line, x);
-        Word words[COUNT];
-        cut(words, x);
+        if (MMA_KIND == FP16X2 && TERMS == 2 && scales[row].lossy) raise_error_floor(layout, half * PACK_ROWS + row, x);
+        Chunk terms[TERMS];
+        split(terms, x);
         #pragma unroll
-        for (int p = 0; p < COUNT; p++) *(Word *)(to + p * SLAB + exchanged(line, word)) = words[p];
+        for (int p = 0; p < TERMS; p++) *(Chunk *)(to + p * PACKED_BYTES + swizzle_128b(row, chunk)) = terms[p];
     }
 }
 
-// Begins with what was measured last, much of which is in the second cache still; ends with what is multiplied first. HALVES:
-// the matrices are read before the launch before, which has waited for them, has ended (wait_for_inputs).
-KERNEL __launch_bounds__(THREADS, BLOCKS) fill_slabs(const T *a, const T *b, const Epilogue epilogue, int64_t batch,
-    int64_t m, int64_t n, int64_t k, char *scratch) {
-    if (UNIT != HALVES) wait_for_inputs();
-    const Slabs slabs(batch, m, n, k, scratch);
-    const int half = gridDim.x - 1 - blockIdx.x + 2 * slabs.first(), chunk = gridDim.y - 1 - blockIdx.y;
-    Source source(a, b, slabs, half, chunk);
+// Begins with what partial_row_stats read last, which may still be in L2, and ends with what is multiplied first. FP16X2: the
+// matrices are read before the wait, because partial_row_stats has waited for them and row_stats for it (wait_for_inputs).
+KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) pack_operands(const T *a, const T *b, const Epilogue epilogue,
+    int64_t batch, int64_t m, int64_t n, int64_t k, char *scratch) {
+    if (MMA_KIND != FP16X2) wait_for_inputs();
+    const PackedLayout layout(batch, m, n, k, scratch);
+    const int half = gridDim.x - 1 - blockIdx.x + 2 * layout.first(), chunk = gridDim.y - 1 - blockIdx.y;
+    Source source(a, b, layout, half, chunk);
     source.start(source.begin, k);
-    if (UNIT == HALVES) wait_for_inputs();
+    if (MMA_KIND == FP16X2) wait_for_inputs();
     __shared__ Panel panel;
-    __shared__ Scale scales[HALF];
-    if (UNIT == HALVES && threadIdx.x < HALF) {
-        const Line &line = slabs.lines[half * HALF + threadIdx.x];
-        scales[threadIdx.x] = {1 / line.down, line.lossy != 0};
+    __shared__ Scale scales[PACK_ROWS];
+    if (MMA_KIND == FP16X2 && threadIdx.x < PACK_ROWS) {
+        const RowStats &row = layout.stats[half * PACK_ROWS + threadIdx.x];
+        scales[threadIdx.x] = {1 / row.inverse_scale, row.lossy != 0};
     }
-    const bool in_pieces = UNIT == HALVES && slabs.in_pieces();
-    for (int slab = source.begin; slab < source.end; slab++) {
+    const bool bf16x3 = MMA_KIND == FP16X2 && layout.use_bf16x3();
+    for (int k_tile = source.begin; k_tile < source.end; k_tile++) {
         source.finish(panel);
-        if (slab + 1 < source.end) source.start(slab + 1, k);
-        if (in_pieces)
-            write<MOST>(slabs, source, half, slab, panel, scales);
+        if (k_tile + 1 < source.end) source.start(k_tile + 1, k);
+        if (bf16x3)
+            write<MAX_TERMS>(layout, source, half, k_tile, panel, scales);
         else
-            write<UNIT == HALVES ? 2 : 1>(slabs, source, half, slab, panel, scales);
+            write<MMA_KIND == FP16X2 ? 2 : 1>(layout, source, half, k_tile, panel, scales);
     }
 }

@@ -1,120 +1,129 @@
-// The operands of gemm/packed_gemm.cu, in scratch, as its copies and products want them: slabs of 128 lines (rows of op(A),
-// columns of op(B)) by 128 bytes of k, in the format of the matrix units, words exchanged (`exchanged`), zeros where
-// the matrix has ended. A slab is one piece of memory, so nothing has to describe it to the copy engine.
+// Packed operands of gemm/packed_gemm.cu, in scratch. Both operands are K-major: their packed rows are the rows of op(A) and
+// the columns of op(B). A packed tile is PACKED_ROWS rows by 128 bytes of K in the format of WGMMA, with the 128-byte swizzle
+// (`swizzle_128b`), zero-padded. It is contiguous, so a plain bulk copy loads it.
 //
-// TF32: operands that lie along k, in rows of whole words, are not laid out (DIRECT_A, DIRECT_B): the copy engine makes the
-// same format of the matrix itself.
+// TF32: K-major matrices with rows of whole 16 bytes are not packed (DIRECT_A, DIRECT_B). TMA loads them, and makes the same
+// format.
 //
-// HALVES: float32 as two float16 numbers, high + low / 2^11, three products of which make up one of float32. Each line
-// is scaled by a power of two so that the root of its mean square is 2^target to 2^(target + 1), which leaves its
-// largest element below 2^15. Of elements from 2^-12 on the two hold all bits but at times the last; of smaller ones they
-// are up to 2^-36 off. Lines of numbers beside 2^-55 to 2^70 are left to gemm/fp32_fallback.cu.
+// FP16X2: a float32 as two float16 terms, high + low / 2^11; three products of terms make up one of float32. Each row is scaled
+// by a power of two such that its root mean square is 2^target to 2^(target + 1); then its largest element is below 2^15.
+// Scaled elements from 2^-12 on keep all bits, or all but the last; smaller ones are off by up to 2^-36. Rows whose root mean
+// square is not between 2^-55 and 2^70 are left to gemm/fp32_fallback.cu.
 //
-// Where that would leave much of the product, by what is known of its lines, the scaled numbers are cut in pieces instead
-// (Format<PIECES>): three bfloat16 numbers that hold all their bits, six products of which make up one of float32. It takes
-// twice as long as halves, a third of the time of multiply-adds.
+// Where row statistics predict a large fallback, scaled elements are split into three bfloat16 terms instead, which keep all
+// bits (Format<BF16X3>); six products make up one of float32. That takes twice the time of FP16X2, and a third of that of FMA.
 #pragma once
 #ifndef DIRECT_A
 #define DIRECT_A 0
 #define DIRECT_B 0
 #endif
+#include "sm90/fp16x2.cuh"
+#include "sm90/tma.cuh"
 #include "sm90/wgmma.cuh"
 
-constexpr int LINES = 128, SLAB = LINES * 128; // SLAB: bytes
-constexpr int HALF = LINES / 2;                // lines that a block of gemm/pack.cu takes
-constexpr int CHUNKS = 16, CHUNK = 2;          // gemm/pack.cu cuts k into CHUNKS parts, or into parts of CHUNK slabs
-constexpr int MOST = UNIT == HALVES ? 3 : 1;   // numbers that one of an operand becomes, at most
-constexpr int DEPTH = UNIT == TF32 ? 32 : 64;  // k of a slab
-constexpr int ACROSS = TILE_N > LINES ? TILE_N / LINES : 1; // slabs of op(B) that a tile of TILE_N columns takes side
-constexpr int TAKEN = TILE_N / ACROSS;                      // by side, and the lines of each
-constexpr float LOW = 0x1p-11f;                // the unit of low
-constexpr int WATCHED = 32;                    // slabs over which running sums are watched, at most
-constexpr int TELLING = 16;                    // of these, the first ones, which must have enough products
+constexpr int PACKED_ROWS = 128, PACKED_BYTES = PACKED_ROWS * 128; // of a packed tile
+constexpr int PACK_ROWS = PACKED_ROWS / 2;                // rows of a block of gemm/pack.cu
+constexpr int MAX_CHUNKS = 16, MIN_CHUNK_TILES = 2;       // gemm/pack.cu cuts K into chunks of whole packed tiles
+constexpr int MAX_TERMS = MMA_KIND == FP16X2 ? 3 : 1;     // that an element may be split into
+constexpr int PACKED_K = MMA_KIND == TF32 ? 32 : 64;      // K of a packed tile
+constexpr int TILES_N = TILE_N > PACKED_ROWS ? TILE_N / PACKED_ROWS : 1; // packed tiles of op(B) side by side in TILE_N columns
+constexpr int COLUMNS_OF_TILE = TILE_N / TILES_N;         // columns taken from each of them
+constexpr float LOW_SCALE = 0x1p-11f;                     // the unit of low terms
+constexpr int CHECKED_TILES = 32;                         // the cancellation test looks at running sums after each of these
+constexpr int STATISTICS_TILES = 16;                      // the first ones, which must have enough products to say something
 
-// Of a block of gemm/packed_gemm.cu: how the copy engine finds operands that are brought as they lie.
-struct alignas(128) Maps {
+// The tensor maps of a block of gemm/packed_gemm.cu.
+struct alignas(128) TensorMaps {
     TensorMap a, b;
 };
 
-// Of a line. A sum of its products with any other line, both scaled, is not to be trusted where it is below the sum of
-// their floors, as it may show what small elements have lost; where it has stayed below the level of its row; or where
-// the product of the shares, which all lines of a block have alike, is below 1: few products make it. late: nor are its
-// sums of pieces. seldom: its products come so seldom, beside those of others, that a running sum tells nothing. lossy: it
-// has elements so small that their last bits are lost, of each of which fill_slabs adds to the floor what that may cost.
-struct alignas(16) Line {
-    float down; // 1 / scale
-    float floor, level, share;
-    int late, seldom, lossy;
+// Statistics of a packed row. An FP16X2 result (scaled) goes to the float32 fallback
+// - where it is below the sum of the error floors of its row and column: it may show what small elements have lost;
+// - where its running sum has stayed below cancellation_level, except where skip_cancellation;
+// - where the product of the participations is below 1: too few products make it. All rows of a row block have the same.
+// With fallback even bf16x3 results do. lossy: the row has elements below the range of FP16X2; for each of them pack_operands
+// adds its error to error_floor.
+struct alignas(16) RowStats {
+    float inverse_scale;
+    float error_floor, cancellation_level, participation;
+    int fallback, skip_cancellation, lossy;
 };
 
-// What a chunk of k tells of a line.
-struct alignas(16) Measured {
-    double squares;
-    float least, sum; // of magnitudes; the least that is not 0
-    int count;        // that are not 0
+// Statistics of a chunk of K of a row.
+struct alignas(16) PartialRowStats {
+    double squares;    // sum of squares
+    float least, sum;  // of magnitudes: the least that is not 0, and the sum
+    int count;         // of elements that are not 0
 };
 
-constexpr int LISTED = 126;
+constexpr int FALLBACK_CAPACITY = 126;
 
-// Of a tile of the result, the elements that gemm/fp32_fallback.cu computes; all of them where there are more than LISTED.
-struct alignas(16) Rest {
+// The elements of a tile of the result that gemm/fp32_fallback.cu computes; all of them where count exceeds FALLBACK_CAPACITY.
+struct alignas(16) FallbackList {
     int count;
-    uint16_t places[LISTED]; // row * 128 + column in the tile
+    uint16_t elements[FALLBACK_CAPACITY]; // row * 128 + column in the tile
 };
 
-// Of HALVES: of the tiles that know_lines asks, those that few products make.
-struct alignas(128) Votes { // slabs are best copied from whole lines of the cache
+// FP16X2: how many of the voting tiles have too few products for it.
+struct alignas(128) PrecisionVotes { // as large as a cache line, so that packed tiles are aligned to one
     int count;
 };
 
-constexpr int MANY_VOTES = 16; // one of so many, as some that do not ask have more elements than their lists hold
-constexpr int FEW_TILES = 512; // of LINES by LINES, so few that one of them by multiply-adds takes longer than all of them in pieces
+#ifdef ROW_STATS_BYTES
+static_assert(sizeof(RowStats) == ROW_STATS_BYTES && sizeof(PartialRowStats) == PARTIAL_ROW_STATS_BYTES &&
+        sizeof(FallbackList) == FALLBACK_LIST_BYTES && sizeof(PrecisionVotes) == PRECISION_VOTES_BYTES &&
+        sizeof(TensorMaps) == TENSOR_MAPS_BYTES,
+    "as STRUCT_BYTES in packed.py says");
+#endif
 
-// Where all that lies, for `batch` products of m x k and k x n. Slabs are counted by line, then by k.
-struct Slabs {
+constexpr int VOTES_SHARE = 16; // bf16x3 where one of so many tiles votes for it: other tiles may have long fallback lists, too
+constexpr int FEW_TILES = 512;  // of 128 x 128. With so few of them one tile by FMA takes longer than all of them in bf16x3
+
+// The layout of scratch for `batch` products of m x k and k x n matrices. Packed tiles are ordered by row block, then by k.
+struct PackedLayout {
     int64_t batch, m, n, k;
-    int rows, columns;   // blocks of LINES lines of a matrix
-    int64_t left, blocks; // such blocks of all matrices A, of A and B
-    int depth, chunks;    // slabs along k, and the parts of them
-    int across;           // tiles in a row of them
-    int64_t tiles;        // of the results
-    int asked;            // pairs of blocks of LINES that know_lines asks, of each matrix: all blocks are among them
-    Votes *votes;
-    Rest *rests;
-    Line *lines;
-    Measured *measured;
-    char *slabs;
-    Maps *maps;
+    int rows_a, rows_b;           // row blocks (of PACKED_ROWS packed rows) of a matrix
+    int64_t blocks_a, row_blocks; // of all matrices A, and of A and B
+    int k_tiles, chunks;          // packed tiles along K, and chunks of them
+    int tiles_n;                  // tiles in a row of the result
+    int64_t tiles;                // of the results
+    int voting_tiles;             // pairs of row blocks of a matrix that row_stats looks at; each row block is in one
+    PrecisionVotes *votes;
+    FallbackList *fallback;
+    RowStats *stats;
+    PartialRowStats *partial;
+    char *packed;
+    TensorMaps *maps;
 
-    __device__ Slabs(int64_t batch, int64_t m, int64_t n, int64_t k, char *scratch) : batch(batch), m(m), n(n), k(k) {
-        rows = (m + LINES - 1) / LINES;
-        columns = (n + ACROSS * LINES - 1) / (ACROSS * LINES) * ACROSS;
-        left = batch * rows;
-        blocks = left + batch * columns;
-        depth = (k + DEPTH - 1) / DEPTH;
-        chunks = min((depth + CHUNK - 1) / CHUNK, CHUNKS);
-        across = (n + TILE_N - 1) / TILE_N;
-        tiles = left * across;
-        asked = max(rows, columns);
-        votes = (Votes *)scratch;
-        rests = (Rest *)(votes + 1);
-        lines = (Line *)(rests + tiles);
-        measured = (Measured *)(lines + blocks * LINES);
-        slabs = UNIT == HALVES ? (char *)(measured + chunks * blocks * LINES) : scratch;
-        maps = (Maps *)slab(DIRECT_B ? left : blocks, 0, 1);
+    __device__ PackedLayout(int64_t batch, int64_t m, int64_t n, int64_t k, char *scratch)
+        : batch(batch), m(m), n(n), k(k) {
+        rows_a = (m + PACKED_ROWS - 1) / PACKED_ROWS;
+        rows_b = (n + TILES_N * PACKED_ROWS - 1) / (TILES_N * PACKED_ROWS) * TILES_N;
+        blocks_a = batch * rows_a;
+        row_blocks = blocks_a + batch * rows_b;
+        k_tiles = (k + PACKED_K - 1) / PACKED_K;
+        chunks = min((k_tiles + MIN_CHUNK_TILES - 1) / MIN_CHUNK_TILES, MAX_CHUNKS);
+        tiles_n = (n + TILE_N - 1) / TILE_N;
+        tiles = blocks_a * tiles_n;
+        voting_tiles = max(rows_a, rows_b);
+        votes = (PrecisionVotes *)scratch;
+        fallback = (FallbackList *)(votes + 1);
+        stats = (RowStats *)(fallback + tiles);
+        partial = (PartialRowStats *)(stats + row_blocks * PACKED_ROWS);
+        packed = MMA_KIND == FP16X2 ? (char *)(partial + chunks * row_blocks * PACKED_ROWS) : scratch;
+        maps = (TensorMaps *)packed_tile(DIRECT_B ? blocks_a : row_blocks, 0, 1);
     }
 
-    // HALVES: whether what know_lines has found speaks for pieces: a tile takes twice as long in pieces as in halves,
-    // several times as long by multiply-adds.
-    __device__ __forceinline__ bool in_pieces() const {
-        return votes->count > 0 && (left * columns <= FEW_TILES || MANY_VOTES * votes->count > batch * asked);
+    // FP16X2: whether the votes are for bf16x3.
+    __device__ __forceinline__ bool use_bf16x3() const {
+        return votes->count > 0 && (blocks_a * rows_b <= FEW_TILES || VOTES_SHARE * votes->count > batch * voting_tiles);
     }
 
-    // The first block of lines that is laid out.
-    __device__ __forceinline__ int64_t first() const { return DIRECT_A ? left : 0; }
+    // The first row block that is packed.
+    __device__ __forceinline__ int64_t first() const { return DIRECT_A ? blocks_a : 0; }
 
-    // The `count` slabs that a block of lines becomes, one after another.
-    __device__ __forceinline__ char *slab(int64_t block, int at, int count) const {
-        return slabs + ((block - first()) * depth + at) * (count * SLAB);
+    // The packed tiles of `terms` terms of a row block, one after another.
+    __device__ __forceinline__ char *packed_tile(int64_t row_block, int k_tile, int terms) const {
+        return packed + ((row_block - first()) * k_tiles + k_tile) * (terms * PACKED_BYTES);
     }
 };

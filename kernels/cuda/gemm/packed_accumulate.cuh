@@ -1,115 +1,117 @@
-// The sums of a tile of scaled numbers, in halves or in pieces, and which of them are left to gemm/fp32_fallback.cu, which
-// computes them in plain float32, where that may be more exact.
+// The accumulation of scaled operands in FP16X2 or BF16X3, and the choice of the results that gemm/fp32_fallback.cu computes
+// in plain float32, where that may be more exact.
 //
-// The largest products, of the first numbers of both, are summed by the matrix units over 64 k and from there on by
-// float32 additions, as the matrix units cut bits off where they add; all others have sums of their own.
+// The products of leading terms are summed by tensor cores over 64 k, and by float32 additions from there on, because tensor
+// cores truncate when they add. All other products have low-order accumulators.
 //
-// Left are elements that are not finite; of pieces, those of lines that are `late`; and of halves
-// - those in which may show what small elements have lost (Line::floor);
-// - those of tiles that few products make, of sparse lines or with huge elements (Line::share): then a chain has little
-//   to round;
-// - those whose running sum has stayed small over the first WATCHED slabs (Line::level): where neighbours cancel, a chain of
-//   multiply-adds has next to nothing to round, while here the last bits of the operands are missing.
+// The fallback computes results that are not finite; in BF16X3 those of rows and columns marked `fallback`; and in FP16X2
+// - those in which the errors of small elements may show (RowStats::error_floor);
+// - those of tiles with few products, of sparse rows or with huge elements (RowStats::participation): sequential FMA rounds
+//   little there;
+// - those whose running sum stayed small over the first CHECKED_TILES packed tiles (RowStats::cancellation_level): where
+//   neighbours cancel, sequential FMA rounds next to nothing, while FP16X2 has lost the operands' last bits.
 #pragma once
 #include "gemm/packed_pipeline.cuh"
 
-// Two float16 numbers each; low x high counts 2^-11.
-struct Halves {
-    static constexpr int COUNT = 2, STAGES = TILE_STAGES, BESIDE = 2;
-    static constexpr Kind FORMAT = HALVES;
-    static constexpr float UNIT_BESIDE = LOW;
-    __device__ static constexpr Pair beside(int i) { return i == 0 ? Pair{0, 1} : Pair{1, 0}; }
+// Two float16 terms; products with a low term have the unit LOW_SCALE.
+struct Fp16x2Terms {
+    static constexpr int COUNT = 2, STAGES = TILE_STAGES, LOW_ORDER = 2;
+    static constexpr MmaKind FORMAT = FP16X2;
+    static constexpr float LOW_ORDER_UNIT = LOW_SCALE;
+    __device__ static constexpr TermPair pair(int i) { return i == 0 ? TermPair{0, 1} : TermPair{1, 0}; }
 };
 
-// Three bfloat16 numbers each.
-struct Pieces {
-    static constexpr int COUNT = PIECE_COUNT, STAGES = TILE_STAGES * 2 / 3, BESIDE = ::BESIDE;
-    static constexpr Kind FORMAT = BFLOAT16;
-    static constexpr float UNIT_BESIDE = 1;
-    __device__ static constexpr Pair beside(int i) { return ::beside(i); }
+// Three bfloat16 terms.
+struct Bf16x3Terms {
+    static constexpr int COUNT = BF16X3_TERMS, STAGES = TILE_STAGES * 2 / 3, LOW_ORDER = LOW_ORDER_PAIRS;
+    static constexpr MmaKind FORMAT = BFLOAT16;
+    static constexpr float LOW_ORDER_UNIT = 1;
+    __device__ static constexpr TermPair pair(int i) { return low_order_pair(i); }
 };
 
-// small: a bit for each sum of halves that has stayed below its row's level while it was watched.
-template <class Form> struct Sums {
-    static constexpr bool WATCHES = Form::FORMAT == HALVES;
-    float main[SUMS], beside[SUMS];
-    uint32_t small[SUMS / 32];
+// selected: a bit for each accumulator. Of FP16X2: while multiplying, those whose running sum has stayed below the level.
+template <class Terms> struct Accumulators {
+    static constexpr bool CHECKS_CANCELLATION = Terms::FORMAT == FP16X2;
+    float main[SUMS], low_order[SUMS];
+    uint32_t selected[SUMS / 32];
 
-    __device__ __forceinline__ void multiply(Stages &stages, Round<Form::STAGES> &turn, const char *shared, int depth,
-        const float (&level)[2]) {
-        float high[SUMS];
+    // level: the cancellation levels of this thread's two rows.
+    __device__ __forceinline__ void multiply(TilePipeline &pipeline, PipelineState<Terms::STAGES> &state,
+        const char *shared, int k_tiles, const float (&level)[2]) {
+        float leading[SUMS];
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = 0;
         #pragma unroll
-        for (uint32_t &word : small) word = WATCHES ? ~0u : 0;
+        for (uint32_t &word : selected) word = CHECKS_CANCELLATION ? ~0u : 0;
         int last = 0;
-        for (int i = 0; i < depth; i++) {
-            stages.full[turn.stage].wait(turn.parity);
-            const Stage<Form::COUNT> stage(shared, turn.stage);
-            Started::begin();
+        for (int i = 0; i < k_tiles; i++) {
+            pipeline.wait_full(state);
+            const Stage<Terms::COUNT> stage(shared, state.stage);
+            wgmma_fence();
             #pragma unroll
             for (int k = 0; k < 4; k++)
-                start<Form::FORMAT>(high, stage.a() + k * NEXT_K, stage.b() + k * NEXT_K, k > 0);
-            Started::end();
-            Started::finished<1>();
-            if (i > 0) stages.release(last);
+                wgmma<Terms::FORMAT>(
+                    leading, stage.a() + k * DESCRIPTOR_K_STEP, stage.b() + k * DESCRIPTOR_K_STEP, k > 0);
+            wgmma_commit_group();
+            wgmma_wait_group<1>();
+            if (i > 0) release(pipeline, last);
             #pragma unroll
             for (int k = 0; k < 4; k++) {
                 #pragma unroll
-                for (int p = 0; p < Form::BESIDE; p++) {
-                    const Pair pair = Form::beside(p);
-                    start<Form::FORMAT>(
-                        beside, stage.a(pair.a) + k * NEXT_K, stage.b(pair.b) + k * NEXT_K, i + k + p > 0);
+                for (int p = 0; p < Terms::LOW_ORDER; p++) {
+                    const TermPair pair = Terms::pair(p);
+                    wgmma<Terms::FORMAT>(low_order, stage.a(pair.a) + k * DESCRIPTOR_K_STEP,
+                        stage.b(pair.b) + k * DESCRIPTOR_K_STEP, i + k + p > 0);
                 }
             }
-            Started::end();
-            Started::finished<1>();
-            arrived(high);
+            wgmma_commit_group();
+            wgmma_wait_group<1>();
+            wgmma_fence_operand(leading);
             #pragma unroll
-            for (int j = 0; j < SUMS; j++) main[j] += high[j];
-            if (WATCHES && i < WATCHED && __any_sync(~0u, bits() != 0)) { // of usual sums none is left after a dozen slabs
+            for (int j = 0; j < SUMS; j++) main[j] += leading[j];
+            if (CHECKS_CANCELLATION && i < CHECKED_TILES && __any_sync(~0u, bits() != 0)) { // usually none after a dozen tiles
                 #pragma unroll
                 for (int j = 0; j < SUMS; j++) {
-                    if (fabsf(main[j]) >= level[j / 2 % 2]) small[j / 32] &= ~(1u << j % 32);
+                    if (fabsf(main[j]) >= level[j / 2 % 2]) selected[j / 32] &= ~(1u << j % 32);
                 }
             }
-            last = turn.stage;
-            turn.next();
+            last = state.stage;
+            state.advance();
         }
-        Started::finished<0>();
-        arrived(beside);
-        stages.release(last);
+        wgmma_wait_group<0>();
+        wgmma_fence_operand(low_order);
+        release(pipeline, last);
     }
 
-    // Scales the sums back. A bit for each that is left.
-    __device__ __forceinline__ uint64_t finish(const Place &place, const Line (&rows)[2], const Line *columns) {
-        auto &again = small;
-        const bool many = rows[0].share * columns[0].share >= 1;
+    // Undoes the scaling. Returns a bit for each accumulator that the fallback computes.
+    __device__ __forceinline__ uint64_t finish(
+        const AccumulatorTile &tile, const RowStats (&rows)[2], const RowStats *columns) {
+        const bool many_products = rows[0].participation * columns[0].participation >= 1;
         #pragma unroll
         for (int i = 0; i < SUMS; i++) {
-            const Line &row = rows[i / 2 % 2], &column = columns[sum_column(i)];
+            const RowStats &row = rows[i / 2 % 2], &column = columns[accumulator_column(i)];
             const uint32_t bit = 1u << i % 32;
-            const float sum = main[i] + beside[i] * Form::UNIT_BESIDE;
-            main[i] = sum * row.down * column.down;
+            const float sum = main[i] + low_order[i] * Terms::LOW_ORDER_UNIT;
+            main[i] = sum * row.inverse_scale * column.inverse_scale;
             bool exact = fabsf(main[i]) < INFINITY;
-            if (WATCHES) {
-                if ((sum == 0) | row.seldom | column.seldom) again[i / 32] &= ~bit;
-                exact &= many && fabsf(sum) >= row.floor + column.floor;
+            if (CHECKS_CANCELLATION) {
+                if ((sum == 0) | row.skip_cancellation | column.skip_cancellation) selected[i / 32] &= ~bit;
+                exact &= many_products && fabsf(sum) >= row.error_floor + column.error_floor;
             } else {
-                exact &= !(row.late | column.late);
+                exact &= !(row.fallback | column.fallback);
             }
-            if (!exact) again[i / 32] |= bit;
+            if (!exact) selected[i / 32] |= bit;
         }
-        if (bits()) { // seldom; beyond the ends of the matrix, too, there may be some
+        if (bits()) { // rare; there may be some outside the matrix
             #pragma unroll
             for (int i = 0; i < SUMS; i++)
-                if (!place.inside(i)) again[i / 32] &= ~(1u << i % 32);
+                if (!tile.inside(i)) selected[i / 32] &= ~(1u << i % 32);
         }
         return bits();
     }
 
   private:
     __device__ __forceinline__ uint64_t bits() const {
-        return SUMS > 32 ? (uint64_t)small[SUMS / 32 - 1] << 32 | small[0] : small[0];
+        return SUMS > 32 ? (uint64_t)selected[SUMS / 32 - 1] << 32 | selected[0] : selected[0];
     }
 };

@@ -1,143 +1,153 @@
-// C = op(A) op(B) of large matrices on Hopper's matrix units, from operands in slabs: see sm90/wgmma.cuh, gemm/packed.cuh.
-//
-// One block a multiprocessor, which goes from tile to tile. A warp has the copies of the next slabs on their way; two
-// warpgroups multiply, each half of the rows.
-#ifndef UNIT
-#define UNIT 5
+// C = op(A) op(B) of large matrices by WGMMA, from packed operands: see gemm/packed.cuh. Persistent and warp-specialised: one
+// block per multiprocessor goes from tile to tile; one thread issues copies, two consumer warpgroups multiply.
+#ifndef MMA_KIND
+#define MMA_KIND 5
 #define TILE_N 128
 #define TILE_STAGES 3
-#define WIDE_C 1 // elements that may be written at once
+#define WIDE_C 1 // elements per store
 #endif
 #include "gemm/packed_accumulate.cuh"
 
-// Of one thread: starts the copies for all tiles of this block.
-template <int COUNT, int STAGES> __device__ __forceinline__ void bring(
-    const Slabs &slabs, Stages &stages, char *shared, const Maps &maps) {
-    constexpr int OF_A = Stage<COUNT>::OF_A, OF_B = Stage<COUNT>::OF_B, SIZE = Stage<COUNT>::SIZE;
-    constexpr int COPIES = TAKEN < LINES ? COUNT : 1; // of a slab of op(B): of halves of slabs, one for each number
-    Round<STAGES> turn;
-    for (int tile = blockIdx.x; tile < slabs.tiles; tile += gridDim.x) {
-        const TileAt at(tile, slabs.rows, slabs.across);
-        const int column = at.across * TILE_N;
-        const char *a = slabs.slab(at.item * slabs.rows + at.down, 0, COUNT);
-        const char *b = slabs.slab(slabs.left + at.item * slabs.columns + column / LINES, 0, COUNT);
-        b += column % LINES * (SLAB / LINES);
-        for (int i = 0; i < slabs.depth; i++, turn.next()) {
-            stages.empty[turn.stage].wait(turn.parity ^ 1);
-            char *to = shared + turn.stage * SIZE;
-            Barrier &full = stages.full[turn.stage];
-            full.expect(SIZE);
+#ifdef SHARED_BYTES // the stages, and their alignment to 1024
+static_assert(TILE_STAGES * Stage<MMA_KIND == FP16X2 ? 2 : 1>::SIZE + 1024 == SHARED_BYTES &&
+        (MMA_KIND != FP16X2 || Bf16x3Terms::STAGES * Stage<BF16X3_TERMS>::SIZE + 1024 <= SHARED_BYTES),
+    "as `PackedTile.shared` in packed.py says");
+#endif
+
+// The producer thread: issues the copies for all tiles of this block.
+template <int TERMS, int STAGES> __device__ __forceinline__ void produce(
+    const PackedLayout &layout, TilePipeline &pipeline, char *shared, const TensorMaps &maps) {
+    constexpr int SIZE_A = Stage<TERMS>::SIZE_A, SIZE_B = Stage<TERMS>::SIZE_B, SIZE = Stage<TERMS>::SIZE;
+    constexpr int COPIES = COLUMNS_OF_TILE < PACKED_ROWS ? TERMS : 1; // half a packed tile of op(B): a copy for each term
+    PipelineState<STAGES> state;
+    for (int tile = blockIdx.x; tile < layout.tiles; tile += gridDim.x) {
+        const TileCoord at(tile, layout.rows_a, layout.tiles_n);
+        const int column = at.column * TILE_N;
+        const char *a = layout.packed_tile(at.item * layout.rows_a + at.row, 0, TERMS);
+        const char *b = layout.packed_tile(layout.blocks_a + at.item * layout.rows_b + column / PACKED_ROWS, 0, TERMS);
+        b += column % PACKED_ROWS * (PACKED_BYTES / PACKED_ROWS);
+        for (int i = 0; i < layout.k_tiles; i++, state.advance()) {
+            pipeline.wait_empty(state);
+            char *to = shared + state.stage * SIZE;
+            Mbarrier &full = pipeline.full[state.stage];
+            full.arrive_expect_tx(SIZE);
             if (DIRECT_A)
-                maps.a.copy(to, i * DEPTH, at.down * LINES, at.item, full);
+                maps.a.load(to, i * PACKED_K, at.row * PACKED_ROWS, at.item, full);
             else
-                copy_bulk<OF_A>(to, a + (int64_t)i * OF_A, full);
-            if (DIRECT_B) maps.b.copy(to + OF_A, i * DEPTH, column, at.item, full);
+                bulk_copy<SIZE_A>(to, a + (int64_t)i * SIZE_A, full);
+            if (DIRECT_B) maps.b.load(to + SIZE_A, i * PACKED_K, column, at.item, full);
             #pragma unroll
-            for (int j = 0; j < ACROSS && !DIRECT_B; j++) {
-                const char *from = b + (j * (int64_t)slabs.depth + i) * OF_A;
+            for (int j = 0; j < TILES_N && !DIRECT_B; j++) {
+                const char *from = b + (j * (int64_t)layout.k_tiles + i) * SIZE_A;
                 #pragma unroll
                 for (int p = 0; p < COPIES; p++)
-                    copy_bulk<OF_B / COPIES>(to + OF_A + j * OF_B + p * (OF_B / COPIES), from + p * SLAB, full);
+                    bulk_copy<SIZE_B / COPIES>(
+                        to + SIZE_A + j * SIZE_B + p * (SIZE_B / COPIES), from + p * PACKED_BYTES, full);
             }
         }
     }
 }
 
-// counts: of the elements that are left of three tiles in turn, 0 at first.
-template <class Form> __device__ __forceinline__ void compute_scaled(
-    const Slabs &slabs, Stages &stages, const char *shared, const Epilogue &out, int (&counts)[3]) {
-    Round<Form::STAGES> turn;
-    for (int tile = blockIdx.x, turns = 0; tile < slabs.tiles; tile += gridDim.x, turns++) {
-        const Place place = place_of(tile, slabs);
-        const Line *left = slabs.lines + place.at.item * slabs.rows * LINES;
-        const Line *right = slabs.lines + (slabs.left + place.at.item * slabs.columns) * LINES + place.column0;
-        Sums<Form> sums;
-        sums.multiply(stages, turn, shared, slabs.depth, {left[place.row(0)].level, left[place.row(2)].level});
-        const Line rows[2] = {left[place.row(0)], left[place.row(2)]};
-        const uint64_t again = sums.finish(place, rows, right);
+// A consumer warpgroup with scaled operands. counts: the lengths of three tiles' fallback lists in rotation, 0 at first.
+template <class Terms> __device__ __forceinline__ void consume_scaled(const PackedLayout &layout,
+    TilePipeline &pipeline, const char *shared, const Epilogue &out, int (&counts)[3]) {
+    PipelineState<Terms::STAGES> state;
+    for (int tile = blockIdx.x, round = 0; tile < layout.tiles; tile += gridDim.x, round++) {
+        const AccumulatorTile own = accumulator_tile(tile, layout);
+        const RowStats *stats_a = layout.stats + own.at.item * layout.rows_a * PACKED_ROWS;
+        const RowStats *stats_b =
+            layout.stats + (layout.blocks_a + own.at.item * layout.rows_b) * PACKED_ROWS + own.column0;
+        Accumulators<Terms> sums;
+        sums.multiply(pipeline, state, shared, layout.k_tiles,
+            {stats_a[own.row(0)].cancellation_level, stats_a[own.row(2)].cancellation_level});
+        const RowStats rows[2] = {stats_a[own.row(0)], stats_a[own.row(2)]};
+        const uint64_t fallback = sums.finish(own, rows, stats_b);
 
-        int &count = counts[turns % 3];
-        int mine = again ? atomicAdd(&count, __popcll(again)) : 0;
-        meet(CONSUMERS);
+        int &count = counts[round % 3];
+        int mine = fallback ? atomicAdd(&count, __popcll(fallback)) : 0;
+        named_barrier_sync(CONSUMER_THREADS);
         const int all = count;
-        Rest &rest = slabs.rests[tile];
+        FallbackList &list = layout.fallback[tile];
         if (threadIdx.x == WARPGROUP) {
-            counts[(turns + 2) % 3] = 0; // all have read the last one; it is added to after the next meeting
-            rest.count = all;
+            counts[(round + 2) % 3] = 0; // read by all before this barrier, and added to after the next one
+            list.count = all;
         }
-        if (all > LISTED) continue;
-        if (again == 0) {
-            place.give(out, sums.main);
+        if (all > FALLBACK_CAPACITY) continue;
+        if (fallback == 0) {
+            own.store(out, sums.main);
             continue;
         }
         #pragma unroll
         for (int i = 0; i < SUMS; i++) {
-            if (again >> i & 1)
-                rest.places[mine++] = place.row(i) % LINES * LINES + place.column(i) % TILE_N;
+            if (fallback >> i & 1)
+                list.elements[mine++] = own.row(i) % PACKED_ROWS * PACKED_ROWS + own.column(i) % TILE_N;
             else
-                place.give(out, sums.main, i);
+                own.store(out, sums.main, i);
         }
     }
 }
 
-__device__ __forceinline__ void compute_rounded(
-    const Slabs &slabs, Stages &stages, const char *shared, const Epilogue &out) {
-    Round<TILE_STAGES> turn;
-    for (int tile = blockIdx.x; tile < slabs.tiles; tile += gridDim.x) {
+// A consumer warpgroup with operands in TF32 or BFLOAT16.
+__device__ __forceinline__ void consume_rounded(
+    const PackedLayout &layout, TilePipeline &pipeline, const char *shared, const Epilogue &out) {
+    PipelineState<TILE_STAGES> state;
+    for (int tile = blockIdx.x; tile < layout.tiles; tile += gridDim.x) {
         float sums[SUMS];
         int last = 0;
-        for (int i = 0; i < slabs.depth; i++) {
-            stages.full[turn.stage].wait(turn.parity);
-            const Stage<1> stage(shared, turn.stage);
-            Started::begin();
+        for (int i = 0; i < layout.k_tiles; i++) {
+            pipeline.wait_full(state);
+            const Stage<1> stage(shared, state.stage);
+            wgmma_fence();
             #pragma unroll
             for (int k = 0; k < 4; k++)
-                start<(Kind)UNIT>(sums, stage.a() + k * NEXT_K, stage.b() + k * NEXT_K, i + k > 0);
-            Started::end();
-            Started::finished<1>();
-            if (i > 0) stages.release(last);
-            last = turn.stage;
-            turn.next();
+                wgmma<(MmaKind)MMA_KIND>(
+                    sums, stage.a() + k * DESCRIPTOR_K_STEP, stage.b() + k * DESCRIPTOR_K_STEP, i + k > 0);
+            wgmma_commit_group();
+            wgmma_wait_group<1>();
+            if (i > 0) release(pipeline, last);
+            last = state.stage;
+            state.advance();
         }
-        Started::finished<0>();
-        stages.release(last);
-        arrived(sums);
-        place_of(tile, slabs).give(out, sums);
+        wgmma_wait_group<0>();
+        release(pipeline, last);
+        wgmma_fence_operand(sums);
+        accumulator_tile(tile, layout).store(out, sums);
     }
 }
 
-KERNEL __launch_bounds__(THREADS, 1) gemm_slabs(const T *a, const T *b, const Epilogue epilogue, int64_t batch,
+KERNEL __launch_bounds__(THREADS, 1) packed_gemm(const T *a, const T *b, const Epilogue epilogue, int64_t batch,
     int64_t m, int64_t n, int64_t k, char *scratch) {
-    const Slabs slabs(batch, m, n, k, scratch);
+    const PackedLayout layout(batch, m, n, k, scratch);
     char *shared = (char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024);
-    __shared__ Stages stages;
+    __shared__ TilePipeline pipeline;
     __shared__ int counts[3];
     if (threadIdx.x == 0) {
-        stages.init();
+        pipeline.init(1, CONSUMER_THREADS / WARP);
+        fence_mbarrier_init();
         counts[0] = counts[1] = counts[2] = 0;
     }
-    const bool in_pieces = UNIT == HALVES && slabs.in_pieces(); // know_lines has ended, see wait_for_inputs
+    const bool bf16x3 = MMA_KIND == FP16X2 && layout.use_bf16x3(); // row_stats has ended, see wait_for_inputs()
     wait_for_inputs();
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {
-        give_registers<24>();
+        warpgroup_reg_dealloc<24>();
         if (threadIdx.x > 0) return;
-        Maps &maps = slabs.maps[blockIdx.x];
-        if (DIRECT_A) maps.a.describe(a, k, m, batch, LINES);
-        if (DIRECT_B) maps.b.describe(b, k, n, batch, TILE_N);
-        if constexpr (UNIT != HALVES)
-            bring<1, TILE_STAGES>(slabs, stages, shared, maps);
-        else if (in_pieces)
-            bring<Pieces::COUNT, Pieces::STAGES>(slabs, stages, shared, maps);
+        TensorMaps &maps = layout.maps[blockIdx.x];
+        if (DIRECT_A) maps.a.encode(a, k, m, batch, PACKED_ROWS);
+        if (DIRECT_B) maps.b.encode(b, k, n, batch, TILE_N);
+        if constexpr (MMA_KIND != FP16X2)
+            produce<1, TILE_STAGES>(layout, pipeline, shared, maps);
+        else if (bf16x3)
+            produce<Bf16x3Terms::COUNT, Bf16x3Terms::STAGES>(layout, pipeline, shared, maps);
         else
-            bring<Halves::COUNT, Halves::STAGES>(slabs, stages, shared, maps);
+            produce<Fp16x2Terms::COUNT, Fp16x2Terms::STAGES>(layout, pipeline, shared, maps);
     } else {
-        take_registers<240>();
-        if constexpr (UNIT != HALVES)
-            compute_rounded(slabs, stages, shared, epilogue);
-        else if (in_pieces)
-            compute_scaled<Pieces>(slabs, stages, shared, epilogue, counts);
+        warpgroup_reg_alloc<240>();
+        if constexpr (MMA_KIND != FP16X2)
+            consume_rounded(layout, pipeline, shared, epilogue);
+        else if (bf16x3)
+            consume_scaled<Bf16x3Terms>(layout, pipeline, shared, epilogue, counts);
         else
-            compute_scaled<Halves>(slabs, stages, shared, epilogue, counts);
+            consume_scaled<Fp16x2Terms>(layout, pipeline, shared, epilogue, counts);
     }
 }

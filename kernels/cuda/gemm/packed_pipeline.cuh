@@ -1,49 +1,41 @@
-// A tile of a product from slabs, in a block of gemm/packed_gemm.cu: a warpgroup of which brings the operands, in stages, and two
-// multiply, each half of the rows.
+// The pipeline of a block of gemm/packed_gemm.cu: a producer warpgroup loads packed tiles, two consumer warpgroups multiply,
+// each half of a tile's rows.
 #pragma once
 #include "sm90/bf16x3.cuh"
 #include "sm90/accumulator.cuh"
 #include "gemm/packed.cuh"
 
-constexpr int SUMS = TILE_N / 2; // that a thread has of a tile
-constexpr int CONSUMERS = 2 * WARPGROUP, THREADS = WARPGROUP + CONSUMERS;
+constexpr int SUMS = TILE_N / 2; // accumulators of a thread
+constexpr int CONSUMER_THREADS = 2 * WARPGROUP, THREADS = WARPGROUP + CONSUMER_THREADS;
+typedef Pipeline<TILE_STAGES> TilePipeline;
 
-// The half of the rows that a thread's warpgroup has.
-__device__ __forceinline__ int half_of_rows() { return threadIdx.x / WARPGROUP - 1; }
+// Which half of the rows this consumer warpgroup has.
+__device__ __forceinline__ int consumer_half() { return threadIdx.x / WARPGROUP - 1; }
 
-// What says which stages have arrived and which are free.
-struct Stages {
-    Barrier full[TILE_STAGES], empty[TILE_STAGES];
+// A consumer warp has read a stage. No __syncwarp(): wgmma_wait_group() has synchronised the warp.
+__device__ __forceinline__ void release(TilePipeline &pipeline, int stage) {
+    if (threadIdx.x % WARP == 0) pipeline.empty[stage].arrive();
+}
 
-    __device__ void init() {
-        for (int i = 0; i < TILE_STAGES; i++) {
-            full[i].init(1);
-            empty[i].init(CONSUMERS / WARP);
-        }
-        show_barriers();
-    }
-    // A warp has read a stage.
-    __device__ __forceinline__ void release(int stage) {
-        if (threadIdx.x % WARP == 0) empty[stage].arrive();
-    }
-};
-
-// Where a stage lies: the COUNT numbers of a slab of op(A), then those of TAKEN lines of ACROSS slabs of op(B).
-template <int COUNT> struct Stage {
-    static constexpr int OF_A = COUNT * SLAB, OF_B = OF_A / LINES * TAKEN, SIZE = OF_A + ACROSS * OF_B;
+// A stage in shared memory: a packed tile of op(A) with TERMS terms, then COLUMNS_OF_TILE rows of TILES_N packed tiles of op(B).
+template <int TERMS> struct Stage {
+    static constexpr int SIZE_A = TERMS * PACKED_BYTES, SIZE_B = SIZE_A / PACKED_ROWS * COLUMNS_OF_TILE; // SIZE_B: of one tile
+    static constexpr int SIZE = SIZE_A + TILES_N * SIZE_B;
     const char *at;
 
     __device__ __forceinline__ Stage(const char *shared, int stage) : at(shared + stage * SIZE) {}
 
-    // Of number p: the half of the rows that this warpgroup multiplies, and the columns.
-    __device__ __forceinline__ uint64_t a(int p = 0) const {
-        return described(at + p * SLAB + half_of_rows() * (SLAB / 2));
+    // Descriptors of a term: of this warpgroup's half of the rows, and of the columns.
+    __device__ __forceinline__ uint64_t a(int term = 0) const {
+        return smem_descriptor(at + term * PACKED_BYTES + consumer_half() * (PACKED_BYTES / 2));
     }
-    __device__ __forceinline__ uint64_t b(int p = 0) const { return described(at + OF_A + p * (OF_B / COUNT)); }
+    __device__ __forceinline__ uint64_t b(int term = 0) const {
+        return smem_descriptor(at + SIZE_A + term * (SIZE_B / TERMS));
+    }
 };
 
-// What of a tile a thread of a warpgroup holds.
-__device__ __forceinline__ Place place_of(int tile, const Slabs &slabs) {
-    const TileAt at(tile, slabs.rows, slabs.across);
-    return {at, (int)slabs.m, (int)slabs.n, at.down * LINES + half_of_rows() * 64, at.across * TILE_N};
+// The accumulators of a thread in tile `tile`.
+__device__ __forceinline__ AccumulatorTile accumulator_tile(int tile, const PackedLayout &layout) {
+    const TileCoord at(tile, layout.rows_a, layout.tiles_n);
+    return {at, (int)layout.m, (int)layout.n, at.row * PACKED_ROWS + consumer_half() * 64, at.column * TILE_N};
 }

@@ -1,32 +1,31 @@
-// A product's tile in shared memory on its way to an epilogue. An engine's lanes have elements here and there of a tile;
-// here all threads of the block take part, neighbours taking neighbouring columns, and what the epilogue reads is asked
-// for before the elements are there.
+// An epilogue through shared memory. A product leaves a tile scattered over its threads; here all threads of the block pass
+// its elements to the epilogue, neighbours taking neighbouring columns, and load the auxiliary inputs early.
 #pragma once
 #include "gemm/gemm.cuh"
 
-// This thread's part of tile `at` of m x n matrices: vectors of WIDE neighbouring columns.
-template <int BM, int BN, int WIDE, int THREADS, class Epilogue> struct Share {
-    static constexpr int LINE = BN / WIDE, COUNT = (BM * LINE + THREADS - 1) / THREADS;
-    const TileAt at;
+// The elements of tile `at` of m x n matrices that this thread passes to the epilogue: vectors of WIDE columns.
+template <int BM, int BN, int WIDE, int THREADS, class Epilogue> struct ThreadElements {
+    static constexpr int ROW_VECTORS = BN / WIDE, COUNT = (BM * ROW_VECTORS + THREADS - 1) / THREADS;
+    const TileCoord at;
     const int m, n;
-    typename Epilogue::template Beside<WIDE> beside[COUNT];
+    typename Epilogue::template Aux<WIDE> aux[COUNT];
 
-    __device__ __forceinline__ Share(const TileAt &at, int m, int n) : at(at), m(m), n(n) {}
+    __device__ __forceinline__ ThreadElements(const TileCoord &at, int m, int n) : at(at), m(m), n(n) {}
 
-    // Of vector i: where it begins in the tile, in the matrix, and in memory.
-    __device__ __forceinline__ int down(int i) const { return (i * THREADS + threadIdx.x) / LINE; }
-    __device__ __forceinline__ int right(int i) const { return (i * THREADS + threadIdx.x) % LINE * WIDE; }
-    __device__ __forceinline__ int row(int i) const { return at.down * BM + down(i); }
-    __device__ __forceinline__ int column(int i) const { return at.across * BN + right(i); }
+    // Vector i: its row and column in the tile and in the matrix, its index in memory, whether it is in the matrix.
+    __device__ __forceinline__ int tile_row(int i) const { return (i * THREADS + threadIdx.x) / ROW_VECTORS; }
+    __device__ __forceinline__ int tile_column(int i) const { return (i * THREADS + threadIdx.x) % ROW_VECTORS * WIDE; }
+    __device__ __forceinline__ int row(int i) const { return at.row * BM + tile_row(i); }
+    __device__ __forceinline__ int column(int i) const { return at.column * BN + tile_column(i); }
     __device__ __forceinline__ int64_t index(int i) const { return index(row(i), column(i)); }
-    __device__ __forceinline__ bool inside(int i) const { return down(i) < BM && row(i) < m && column(i) < n; }
+    __device__ __forceinline__ bool inside(int i) const { return tile_row(i) < BM && row(i) < m && column(i) < n; }
 
-    // Of a vector outside, what lies beside another one: a branch here would keep back all reads behind it.
-    __device__ __forceinline__ void read(const Epilogue &end) {
+    // Loads the auxiliary inputs. Outside the matrix those of another vector: a branch would serialise the loads behind it.
+    __device__ __forceinline__ void load_aux(const Epilogue &end) {
         #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            const int down = min(at.down * BM + min(this->down(i), BM - 1), m - 1), across = min(column(i), n - WIDE);
-            beside[i] = end.template read<WIDE>(at.item, down, across, index(down, across));
+            const int r = min(at.row * BM + min(tile_row(i), BM - 1), m - 1), c = min(column(i), n - WIDE);
+            aux[i] = end.template load_aux<WIDE>(at.item, r, c, index(r, c));
         }
     }
 
@@ -34,14 +33,14 @@ template <int BM, int BN, int WIDE, int THREADS, class Epilogue> struct Share {
     __device__ __forceinline__ int64_t index(int row, int column) const {
         int64_t place = (at.item * m + row) * n + column;
 #if __CUDA_ARCH__
-        asm("" : "+l"(place)); // where the compiler sees through it, it writes the elements of a vector one by one
+        asm("" : "+l"(place)); // hides the index from the compiler, which would store vectors element by element
 #endif
         return place;
     }
 };
 
-// What an engine hands its elements to.
-template <int BM, int BN> struct Staged {
+// A BM x BN tile in shared memory. As the epilogue of a product it takes its elements.
+template <int BM, int BN> struct StagedTile {
     static constexpr int ROW = BN + VECTOR;
     T *tile;
 
@@ -51,17 +50,17 @@ template <int BM, int BN> struct Staged {
         for (int i = 0; i < WIDE; i++) tile[row % BM * ROW + column % BN + i] = value[i];
     }
 
-    // Of all threads of the block, after the engine: tile `block` of m x n matrices to `end`.
+    // By all threads of the block, after the product: passes tile `block` of m x n matrices to `end`.
     template <int WIDE, int THREADS, class Epilogue> __device__ __forceinline__ void finish(
         const Epilogue &end, int m, int n, int block) const {
-        Share<BM, BN, WIDE, THREADS, Epilogue> share(TileAt(block, (m + BM - 1) / BM, (n + BN - 1) / BN), m, n);
-        share.read(end);
+        ThreadElements<BM, BN, WIDE, THREADS, Epilogue> own(TileCoord(block, (m + BM - 1) / BM, (n + BN - 1) / BN), m, n);
+        own.load_aux(end);
         __syncthreads();
         #pragma unroll
-        for (int i = 0; i < share.COUNT; i++) {
-            if (!share.inside(i)) continue;
-            const Vector<T, WIDE> v = load<T, WIDE>(tile + share.down(i) * ROW + share.right(i));
-            end.write(share.beside[i], share.index(i), v.lane);
+        for (int i = 0; i < own.COUNT; i++) {
+            if (!own.inside(i)) continue;
+            const Vector<T, WIDE> v = load<T, WIDE>(tile + own.tile_row(i) * ROW + own.tile_column(i));
+            end.write(own.aux[i], own.index(i), v.lane);
         }
     }
 };

@@ -42,7 +42,7 @@ struct State {
     __device__ __forceinline__ U result() const { return value; }
 };
 
-static __device__ __forceinline__ State exchanged(const State &s, int mask) { return {exchanged(s.value, mask)}; }
+static __device__ __forceinline__ State shuffle_xor(const State &s, int mask) { return {shuffle_xor(s.value, mask)}; }
 
 struct Merge {
     static __device__ __forceinline__ State of(const State &a, const State &b) { return {Op::of(a.value, b.value)}; }
@@ -85,9 +85,9 @@ struct State {
     __device__ __forceinline__ int64_t result() const { return at == NONE ? 0 : at; }
 };
 
-static __device__ __forceinline__ State exchanged(const State &s, int mask)
+static __device__ __forceinline__ State shuffle_xor(const State &s, int mask)
 {
-    return {exchanged(s.value, mask), exchanged(s.at, mask)};
+    return {shuffle_xor(s.value, mask), shuffle_xor(s.at, mask)};
 }
 
 struct Merge {
@@ -123,9 +123,9 @@ struct State {
     __device__ __forceinline__ T result() const { return isfinite(top) ? log(total) + top : top; }
 };
 
-static __device__ __forceinline__ State exchanged(const State &s, int mask)
+static __device__ __forceinline__ State shuffle_xor(const State &s, int mask)
 {
-    return {exchanged(s.top, mask), exchanged(s.total, mask)};
+    return {shuffle_xor(s.top, mask), shuffle_xor(s.total, mask)};
 }
 
 struct Merge {

@@ -21,9 +21,9 @@ struct Moments {
     T count, mean, squares;
 };
 
-static __device__ __forceinline__ Moments exchanged(const Moments &m, int mask)
+static __device__ __forceinline__ Moments shuffle_xor(const Moments &m, int mask)
 {
-    return {exchanged(m.count, mask), exchanged(m.mean, mask), exchanged(m.squares, mask)};
+    return {shuffle_xor(m.count, mask), shuffle_xor(m.mean, mask), shuffle_xor(m.squares, mask)};
 }
 
 // Of two sets (T. Chan, G. Golub, R. LeVeque, 1983).

@@ -15,7 +15,7 @@ from adtrain.core.fused import product_p
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.gemm.matmul import Product
+from adtrain.lowering.cuda.gemm.matmul import BlockGemm
 from adtrain.passes.fuse_elementwise import is_loops
 
 THREADS = 256
@@ -25,7 +25,7 @@ UNCROWDED, RESIDENT = 2, 3
 """Up to UNCROWDED blocks of small GEMMs for each multiprocessor, no occupancy is asked for; with more blocks, registers
 are limited so that RESIDENT of them run at once."""
 
-Choice: TypeAlias = "Callable[[Equation], Sequence[Product]]"
+Choice: TypeAlias = "Callable[[Equation], Sequence[BlockGemm]]"
 """The GEMM functions for a matrix product without split-K, the best first."""
 
 
@@ -43,11 +43,11 @@ def horizontal(members: Sequence[Equation], choose: Choice, target: Target) -> K
     ]
     element = c_type(next(iter(products)).inputs[0].type.dtype) if products else ""
     crowded = sum(part.blocks for part in parts) > UNCROWDED * target.multiprocessors
-    small = bool(products) and all(product.direct for product in products.values())
+    small = bool(products) and all(product.small for product in products.values())
     return kernel("horizontal", parts, threads, element, RESIDENT if small and crowded else 1)
 
 
-def _same_threads(choices: Mapping[Equation, Sequence[Product]]) -> dict[Equation, Product]:
+def _same_threads(choices: Mapping[Equation, Sequence[BlockGemm]]) -> dict[Equation, BlockGemm]:
     """A GEMM function for each product: the best one with as many threads as that of the largest product."""
     if not choices:
         return {}
@@ -67,7 +67,7 @@ def _depth(equation: Equation) -> int:
     return matmul.inputs[0].type.shape[-2 if matmul.params["transpose_a"] else -1]
 
 
-def _product(equation: Equation, product: Product, name: str, threads: int, target: Target) -> Part:
+def _product(equation: Equation, product: BlockGemm, name: str, threads: int, target: Target) -> Part:
     a, b = matmul_of(equation).inputs
     after = epilogue(equation, name)
     pointers = [f"x{i + 2}" for i in range(len(after.inputs))] + [f"y{i}" for i in range(len(after.outputs))]
@@ -76,7 +76,7 @@ def _product(equation: Equation, product: Product, name: str, threads: int, targ
     rows, columns = product.tile.m, product.tile.n
     shared = product.shared + staging_bytes(rows, columns, product.itemsize)
     fits = product.threads == threads and shared <= target.shared
-    if product.direct or not after.inputs or not fits:
+    if product.small or not after.inputs or not fits:
         shared = product.shared
         lines = [
             end,
@@ -87,7 +87,7 @@ def _product(equation: Equation, product: Product, name: str, threads: int, targ
         wide = gcd(16 // product.itemsize, n)
         lines = [
             end,
-            f"const Staged<{rows}, {columns}> tile = {{(T *)(shared_bytes + {product.shared})}};",
+            f"const StagedTile<{rows}, {columns}> tile = {{(T *)(shared_bytes + {product.shared})}};",
             f"{product.call}(x0, x1, tile, {lengths}, 1, block, 0);",
             f"tile.finish<{wide}, THREADS>(end, {m}, {n}, block);",
         ]
@@ -103,5 +103,5 @@ def _product(equation: Equation, product: Product, name: str, threads: int, targ
 
 
 def staging_bytes(rows: int, columns: int, itemsize: int) -> int:
-    """Bytes of a `Staged` tile (`kernels/cuda/gemm/staged_epilogue.cuh`)."""
+    """Bytes of a `StagedTile` (`kernels/cuda/gemm/staged_epilogue.cuh`)."""
     return rows * (columns * itemsize + 16)

@@ -136,7 +136,7 @@ def _copied(v: Variable, to: Variable, names: dict[Variable, str]) -> _Scheduled
     axes = range(len(to.type.shape) - len(v.type.shape), len(to.type.shape))
     steps = [step if n > 1 else 0 for step, n in zip(contiguous_strides(v.type.shape), v.type.shape, strict=True)]
     place = divided("threadIdx.x", to.type.shape, [0] * axes.start + steps)
-    copy = f"copy_async<{v.type.dtype.itemsize}>({names[to]} + threadIdx.x, {names[v]} + {place}, true);"
+    copy = f"cp_async<{v.type.dtype.itemsize}>({names[to]} + threadIdx.x, {names[v]} + {place}, true);"
     equation = Equation(PRIMITIVES["broadcast_to"], (v,), {"shape": to.type.shape}, (to,))
     return _Scheduled(equation, 0, [Step([f"if (threadIdx.x < {to.size})", f"    {copy}"], 0, waits=False)])
 
@@ -196,7 +196,7 @@ def _memory(body: Program, timed: Sequence[_Scheduled]) -> tuple[Places, int, in
 def _statements(timed: Sequence[_Scheduled], places: Places, threads: int) -> Iterator[str]:
     for phase in range(max(t.end for t in timed)):
         if phase == 1 and any(t.asynchronous for t in timed):
-            yield from ("end_group();", "wait_groups<0>();")
+            yield from ("cp_async_commit_group();", "cp_async_wait_group<0>();")
         if phase:
             yield "__syncthreads();"
         taken = 0

@@ -52,32 +52,32 @@ def epilogue(equation: Equation, name: str = "Epilogue") -> Epilogue:
     program = Program((*inputs, c), {}, tuple(others), results)
     fields = [f"{pointer(v, const=True)}x{i};" for i, v in enumerate(inputs)]
     fields += [f"{pointer(v)}y{i};" for i, v in enumerate(body.outputs)]
-    asked = [f"ask_for(x{i} + index, count);" for i, v in enumerate(inputs) if v.type.shape == c.type.shape]
-    beside, reads, values = _halves(program, c, pooled or equation.primitive is convolution_p)
+    prefetches = [f"prefetch_l2(x{i} + index, count);" for i, v in enumerate(inputs) if v.type.shape == c.type.shape]
+    aux, reads, values = _halves(program, c, pooled or equation.primitive is convolution_p)
     writes = [*values, *(MAXIMUM if pooled else (f"store(y{i}, index, r{i});" for i in range(len(results))))]
     text = [
         *(['#include "pool/window_max.cuh"'] if pooled else []),
         f"struct {name} {{",
         *indented(fields),
-        "    template <int WIDE> struct Beside {",
-        *indented(indented(beside)),
+        "    template <int WIDE> struct Aux {",
+        *indented(indented(aux)),
         "    };",
-        "    template <int WIDE> __device__ __forceinline__ Beside<WIDE> read(",
+        "    template <int WIDE> __device__ __forceinline__ Aux<WIDE> load_aux(",
         "        int64_t item, int row, int column, int64_t index) const {",
         "        (void)item, (void)row, (void)column, (void)index;",
         *indented(indented(reads)),
         "    }",
-        "    __device__ __forceinline__ void ask(int64_t index, int count) const {",
+        "    __device__ __forceinline__ void prefetch(int64_t index, int count) const {",
         "        (void)index, (void)count;",
-        *indented(indented(asked)),
+        *indented(indented(prefetches)),
         "    }",
         "    template <int WIDE> __device__ __forceinline__ void write(",
-        "        const Beside<WIDE> &beside, int64_t index, const T (&value)[WIDE]) const {",
+        "        const Aux<WIDE> &aux, int64_t index, const T (&value)[WIDE]) const {",
         *indented(indented(writes)),
         "    }",
         "    template <int WIDE> __device__ __forceinline__ void operator()(",
         "        int64_t item, int row, int column, int64_t index, const T (&value)[WIDE]) const {",
-        "        write(read<WIDE>(item, row, column, index), index, value);",
+        "        write(load_aux<WIDE>(item, row, column, index), index, value);",
         "    }",
         "};",
     ]
@@ -87,7 +87,7 @@ def epilogue(equation: Equation, name: str = "Epilogue") -> Epilogue:
 def _halves(program: Program, c: Variable, images: bool) -> tuple[list[str], list[str], list[str]]:
     """For the epilogue's inputs: struct members, statements that load them, and statements that compute the outputs
     ``r0.lane[k]``, ``r1.lane[k]``, ..."""
-    beside, reads = [], ["Beside<WIDE> beside;"]
+    aux, reads = [], ["Aux<WIDE> aux;"]
     values = {c: "value[k]"}
     batch = c.type.shape[: 1 if images else -2]
     for i, v in enumerate(program.inputs):
@@ -102,11 +102,9 @@ def _halves(program: Program, c: Variable, images: bool) -> tuple[list[str], lis
         terms += [f"(int64_t)row * {down}"] if down else []
         terms += ["column"] if across else []
         index = "index" if whole else " + ".join(terms) or "0"
-        beside.append(f"Vector<{kind}, WIDE> b{i};" if across else f"{kind} b{i};")
-        reads.append(
-            f"beside.b{i} = load<{kind}, WIDE>(x{i} + {index});" if across else f"beside.b{i} = x{i}[{index}];"
-        )
-        values[v] = f"beside.b{i}.lane[k]" if across else f"beside.b{i}"
+        aux.append(f"Vector<{kind}, WIDE> b{i};" if across else f"{kind} b{i};")
+        reads.append(f"aux.b{i} = load<{kind}, WIDE>(x{i} + {index});" if across else f"aux.b{i} = x{i}[{index}];")
+        values[v] = f"aux.b{i}.lane[k]" if across else f"aux.b{i}"
     outputs = program.outputs
     writes = [
         *(f"Vector<{c_type(v.type.dtype)}, WIDE> r{i};" for i, v in enumerate(outputs)),
@@ -115,4 +113,4 @@ def _halves(program: Program, c: Variable, images: bool) -> tuple[list[str], lis
         *indented(statements(program, values, [f"r{i}.lane[k]" for i in range(len(outputs))])),
         "}",
     ]
-    return beside, [*reads, "return beside;"], writes
+    return aux, [*reads, "return aux;"], writes

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.precision import FULL
 from adtrain.core.target import Target
-from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.conv.problem import ConvProblem
-from adtrain.lowering.cuda.gemm.cost_model import LANES, SECOND_PASS, START, Gathers, ranked
-from adtrain.lowering.cuda.gemm.split_k import sum_splits
+from adtrain.lowering.cuda.gemm.cost_model import FMA_LANES, TILED, Gathers, ranked
+from adtrain.lowering.cuda.gemm.split_k import split_k_scratch, split_k_sum
 from adtrain.lowering.cuda.gemm.tiles import Tile
 
 MAX_TILES = 6
@@ -52,12 +51,12 @@ class ImplicitGemm:
         full = self.problem.precision == FULL
         *sides, k = self.lengths
         m, n = (-(-length // TILE_STEP) * TILE_STEP for length in sides)
-        products = m * n * (k + FIXED_K) / (LANES * (FMA_SPEED if full else MMA_SPEED))
+        products = m * n * (k + FIXED_K) / (FMA_LANES * (FMA_SPEED if full else MMA_SPEED))
         gathered = n * -(-m // MAX_TILE) * k / GATHERED
-        start = START
+        start = TILED.start
         if self.gathers is Gathers.ELEMENTS:
             gathered += m * -(-n // MAX_TILE) * k / GATHERED
-            start += SECOND_PASS  # K is long, so it is split
+            start += TILED.second_pass  # K is long, so it is split
         return start + self.problem.groups * self.phases * max(products, gathered) / self.target.multiprocessors
 
     def kernels(self) -> Sequence[CudaKernel]:
@@ -72,7 +71,7 @@ class ImplicitGemm:
     def _kernel(self, tile: Tile, splits: int) -> CudaKernel:
         problem, (m, n, _) = self.problem, self.lengths
         tiles, itemsize = -(-m // tile.m) * -(-n // tile.n), problem.dtype.itemsize
-        wide = tile.columns_at_once(itemsize, self.contiguous)
+        wide = tile.store_width(itemsize, self.contiguous)
         pixels = self.gathers is Gathers.PIXELS
         lengths = (*problem.images, *problem.outputs[1:], problem.groups)  # CONV_NUMBERS
         multiply = CudaLaunch(
@@ -87,9 +86,9 @@ class ImplicitGemm:
         )
         if splits == 1:
             return CudaKernel((multiply,))
-        filters, size = problem.outputs[1], problem.weights
-        (add,) = sum_splits(size, filters, size // filters, splits).launches([ArrayType((), problem.dtype)], {}, None)
-        return CudaKernel((multiply, add), splits * size * itemsize)
+        filters = problem.outputs[1]
+        weights = problem.dtype, 1, filters, problem.weights // filters, splits
+        return CudaKernel((multiply, split_k_sum(*weights)), split_k_scratch(*weights))
 
 
 def forward(problem: ConvProblem, target: Target) -> ImplicitGemm:

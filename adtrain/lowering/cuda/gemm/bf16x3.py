@@ -1,43 +1,33 @@
-"""Matrix products on Hopper's matrix units that cut operands in pieces on the way (`gemm/gemm_bf16x3.cu`)."""
+"""Matrix products by WGMMA that split float32 operands into three bfloat16 numbers on the fly (`gemm/gemm_bf16x3.cu`)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from adtrain.core.chip import CHIP
-from adtrain.core.kernel import LegacyKernel, no_bytes
-from adtrain.lowering.cuda.gemm.split_k import sum_splits
+import numpy as np
 
-PIECES, GROUP, WORD = 3, 8, 16
-"""Numbers that a float32 becomes; neighbours of a word, and its bytes."""
-ROWS, DEPTH, STAGES = 128, 32, 3
-"""Rows of a tile (TILE_M); k of a stage, and how many there are."""
-THREADS, BRINGING = 512, 256
-"""Of a block; those that bring operands."""
-LEAST = 64
-"""Rows, columns and length of sums from which on tiles are filled."""
-MOST_ELEMENTS = 1 << 30
-"""Of a matrix, at most, so that 32 bits count them, beyond its end as well."""
-WIDTHS = (64, 72, 80, 88, 96, 128)
-"""Columns that a tile may have (TILE_N): between the last ones more of them take no longer."""
-MOST_PARTS = 128
-START, TILE_END = 6000, 3000
-"""Cycles of the launch, until a block has its first stages; of a tile's end."""
-SPEED, BROUGHT = 1850, 3.7
-"""Multiply-adds of bfloat16, and elements brought and cut, in a cycle of a multiprocessor, measured."""
-EVEN, UNEVEN = (64, 128), 1.15
-"""Columns whose words are dealt out evenly, and how many times as long those of others take."""
-WARP = 32
-"""Words of a stage are dealt out by so many."""
-SECOND_PASS, BYTES_PER_CYCLE = 3500, 3000
-"""Cycles of the launch that adds up parts, and what is written and read in one of them."""
+from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.target import Target
+from adtrain.lowering.cuda.gemm.split_k import split_k_scratch, split_k_sum
+
+TILE_M, TILE_K, STAGES = 128, 32, 3
+"""Rows of a tile; K of a pipeline stage; stages."""
+THREADS, PRODUCER_THREADS = 512, 256
+"""Threads of a block; those that load and split operands."""
+TERMS, CHUNK_ELEMENTS, CHUNK_BYTES = 3, 8, 16
+"""bfloat16 numbers for each float32; the unit of shared memory is a chunk of so many of them."""
+MIN_LENGTH = 64
+"""The least M, N and K that fill tiles."""
+MAX_ELEMENTS = 1 << 30
+"""Of an operand matrix: the kernel's offsets are 32 bits, and pass the end by up to a tile."""
+FLOAT32 = np.dtype("float32")
 
 
 @dataclass(frozen=True)
-class Cut:
-    """Tunables of `gemm/gemm_bf16x3.cu`.
+class Bf16x3Tile:
+    """Template arguments of `gemm/gemm_bf16x3.cu`.
 
     Args:
         n: columns of a tile (TILE_N).
@@ -45,62 +35,36 @@ class Cut:
 
     n: int
 
-    m = ROWS
+    m = TILE_M
 
     def tiles(self, batch: int, m: int, n: int) -> int:
-        """Of the results."""
-        return batch * -(-m // ROWS) * -(-n // self.n)
-
-    def cycles(self, batch: int, m: int, n: int, k: int, parts: int) -> float:
-        """An estimate of the time of ``batch`` products of m x k and k x n matrices, k cut into parts."""
-        multiplied = ROWS * self.n * DEPTH * 6 / SPEED
-        words = sum(-(-lines * DEPTH // GROUP // WARP) * WARP for lines in (ROWS, self.n))
-        brought = words * GROUP / BROUGHT * (1 if self.n in EVEN else UNEVEN)
-        rounds = -(-self.tiles(batch, m, n) * parts // CHIP.multiprocessors)
-        stages = -(-k // DEPTH)
-        whole = START + rounds * (TILE_END + -(-stages // parts) * max(multiplied, brought))
-        if parts == 1:
-            return whole
-        return whole + SECOND_PASS + 2 * parts * batch * m * n * 4 / BYTES_PER_CYCLE
-
-
-def cuts(batch: int, m: int, n: int, k: int) -> Sequence[tuple[Cut, int]]:
-    """The fastest by estimate, and into how many parts k is cut; and the fastest that does not cut it."""
-    if min(m, n, k) < LEAST or max(m, n) * k >= MOST_ELEMENTS:
-        return []
-    stages = -(-k // DEPTH)
-    parts = {-(-stages // each) for each in range(1, stages + 1)}
-
-    def best(parts: Iterable[int]) -> tuple[Cut, int]:
-        ways = ((Cut(width), count) for width in WIDTHS for count in parts)
-        return min(ways, key=lambda way: way[0].cycles(batch, m, n, k, way[1]))
-
-    return list(dict.fromkeys([best(sorted(count for count in parts if count <= MOST_PARTS)), best([1])]))
+        """Tiles of ``batch`` results m x n."""
+        return batch * -(-m // TILE_M) * -(-n // self.n)
 
 
 @dataclass(frozen=True)
-class PieceProduct:
-    """A matrix product in pieces.
+class Bf16x3Gemm:
+    """A matrix product by `gemm/gemm_bf16x3.cu`.
 
     Attributes:
         lengths: batch, M, N and K.
-        cut: the tunables.
-        parts: into how many K is cut.
+        splits: of K (split-K).
         transposed: whether A and B are.
     """
 
+    target: Target
     lengths: tuple[int, int, int, int]
-    cut: Cut
-    parts: int
+    tile: Bf16x3Tile
+    splits: int
     transposed: tuple[bool, bool]
 
     @property
     def tiles(self) -> int:
-        return self.cut.tiles(*self.lengths[:3])
+        return self.tile.tiles(*self.lengths[:3])
 
     @property
-    def wide(self) -> Mapping[str, int]:
-        """Elements that may be read at once of A and B in memory, and written of C."""
+    def widths(self) -> Mapping[str, int]:
+        """Elements per load of A and B, and per store of C."""
         _, m, n, k = self.lengths
         transpose_a, transpose_b = self.transposed
         return {
@@ -112,34 +76,37 @@ class PieceProduct:
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: the stages, and elements on their way or, later, the tile."""
-        stages = slots = 0
-        for lines, along in ((ROWS, not self.transposed[0]), (self.cut.n, self.transposed[1])):
-            across, down = (DEPTH // GROUP, lines) if along else (lines // GROUP, DEPTH)
-            words = -(-across * down // BRINGING) * BRINGING
-            stages += STAGES * PIECES * across * (down + (2 if along else 1)) * WORD
-            slots += 2 * words * GROUP * 4
-        return stages + max(slots, ROWS * (self.cut.n + 4) * 4)
+        """Bytes of shared memory: the pipeline, and two stages of float32 or, later, the tile of results."""
+        pipeline = staging = 0
+        for rows, k_major in ((TILE_M, not self.transposed[0]), (self.tile.n, self.transposed[1])):
+            across, down = (TILE_K // CHUNK_ELEMENTS, rows) if k_major else (rows // CHUNK_ELEMENTS, TILE_K)
+            chunks = -(-across * down // PRODUCER_THREADS) * PRODUCER_THREADS
+            pipeline += STAGES * TERMS * across * (down + (2 if k_major else 1)) * CHUNK_BYTES
+            staging += 2 * chunks * CHUNK_ELEMENTS * 4
+        return pipeline + max(staging, TILE_M * (self.tile.n + 4) * 4)
 
-    def kernel(self) -> LegacyKernel:
-        """The launch, and the one that adds up the parts."""
+    def kernel(self) -> CudaKernel:
+        """The product, and with split-K the sum of the splits."""
         batch, m, n, _ = self.lengths
-        size = batch * m * n
-        definitions = {
-            **{f"TRANSPOSE_{x}": int(t) for x, t in zip("AB", self.transposed, strict=True)},
-            **self.wide,
-            "TILE_N": self.cut.n,
-            "SPLIT": int(self.parts > 1),
-            "ONCE": int(self.tiles * self.parts <= CHIP.multiprocessors),
-        }
-        return LegacyKernel(
+        blocks = min(self.tiles * self.splits, self.target.multiprocessors)
+        product = CudaLaunch(
             "gemm/gemm_bf16x3.cu",
-            "gemm_pieces",
-            lambda *_, **__: (*self.lengths, self.parts),
-            blocks=lambda *_, **__: min(self.tiles * self.parts, CHIP.multiprocessors),
-            threads=lambda *_, **__: THREADS,
-            shared=lambda *_, **__: self.shared,
-            definitions=lambda *_, **__: definitions,
-            scratch=(lambda *_, **__: self.parts * size * 4) if self.parts > 1 else no_bytes,
-            then=sum_splits(size, m, n, self.parts) if self.parts > 1 else None,
+            "gemm_bf16x3",
+            (*self.lengths, self.splits),
+            (FLOAT32,),
+            blocks=blocks,
+            threads=THREADS,
+            shared=self.shared,
+            definitions={
+                **{f"TRANSPOSE_{x}": int(t) for x, t in zip("AB", self.transposed, strict=True)},
+                **self.widths,
+                "TILE_N": self.tile.n,
+                "SPLIT": int(self.splits > 1),
+                "ONE_TILE": int(blocks == self.tiles * self.splits),
+                "SHARED_BYTES": self.shared,
+            },
         )
+        if self.splits == 1:
+            return CudaKernel((product,))
+        size = batch, m, n, self.splits
+        return CudaKernel((product, split_k_sum(FLOAT32, *size)), split_k_scratch(FLOAT32, *size))

@@ -1,78 +1,103 @@
-"""Which tile a product on the GPU is computed with, and into how many parts its k is cut.
+"""The cost model of matrix products: which tiles compute a product, and into how many splits K is cut.
 
-The choice is a rule: the smallest estimate of the time, from the shape and the number of multiprocessors; it needs no
-GPU, so that what runs is known beforehand.
+The estimate of a product's time depends on its shape and the Target only, so choices need no GPU. Cycles are those of a
+multiprocessor of an H200.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import IntEnum
 from functools import lru_cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from adtrain.core.chip import Chip
-from adtrain.lowering.cuda.gemm.bf16x3 import Cut, cuts
-from adtrain.lowering.cuda.gemm.packed import CAPABILITY, SLABS, Slabs
+from adtrain.core.precision import FULL
+from adtrain.core.target import Target
+from adtrain.lowering.cuda.gemm.bf16x3 import CHUNK_ELEMENTS, MAX_ELEMENTS, MIN_LENGTH, TILE_K, TILE_M, Bf16x3Tile
+from adtrain.lowering.cuda.gemm.packed import CAPABILITY, PACKED_TILES, PackedTile
 from adtrain.lowering.cuda.gemm.tiles import (
-    DIRECT,
-    ELEMENT_MATRIX_TILES,
-    MATRIX_TILES,
-    TILES,
-    WINDOW_MATRIX_TILES,
-    WINDOW_TILES,
-    Direct,
+    ELEMENT_MMA_TILES,
+    FMA_TILES,
+    MMA_TILES,
+    PIXEL_FMA_TILES,
+    PIXEL_MMA_TILES,
+    SMALL_TILES,
+    WARP,
+    MmaKind,
+    SmallTile,
     Tile,
-    Unit,
 )
 
-Engine: TypeAlias = "Tile | Direct | Slabs | Cut"
-"""The tunables of one."""
+AnyTile: TypeAlias = "Tile | SmallTile | PackedTile | Bf16x3Tile"
 
 
 class Gathers(IntEnum):
-    """What of a product's operands is gathered from images: its columns are pixels, or elements of windows."""
+    """What the columns of a product are: of a matrix, or for implicit GEMM pixels or filter taps."""
 
     NOTHING = 0
     PIXELS = 1
     ELEMENTS = 2
 
 
-LANES = 128
-"""float32 multiply-adds of a multiprocessor in a cycle."""
-A100, A100_LANES = (8, 0), 64
-"""The compute capability whose multiprocessors do half as many, and as many products of matrices as others."""
-START = 3800
-"""Cycles of the launch, until a block has its first stages, and from its last one until the sums are in memory."""
-SECOND_PASS, PART, BYTES_PER_CYCLE = 2500, 100, 4000
-"""Cycles until the sum of the parts begins and that each part adds, and what it reads and writes in a cycle."""
-MOVED_PER_CYCLE = 2000
-"""Bytes read and written in a cycle while operands are laid out in slabs."""
-DIRECT_SPEED = {Unit.PIECES: 1.0, Unit.TF32: 1.7, Unit.BFLOAT16: 1.8}
-"""Of direct products by other units, as a multiple of the speed in pieces."""
-AT_ONCE, LATER = 8, 1000
-"""Blocks of direct products that a multiprocessor holds at once, and cycles of each later one beside its reads."""
-FULL = 4
-"""Blocks for each multiprocessor from which on cutting k gains nothing."""
-PIECES_K = 256
-"""The largest K of panels in pieces, but on an A100: beyond it float32 sums in several slices are as exact and fast."""
-PARTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
-SHARED = {(7, 5): 64 << 10, (8, 0): 163 << 10, (8, 7): 163 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10}
-"""Bytes of shared memory that a block can have, by compute capability."""
-LEAST_SHARED = 99 << 10
-"""On others."""
+class Costs(NamedTuple):
+    """Fixed costs of a kernel family.
+
+    Args:
+        start: cycles from the launch to the first full stage, and from the last one to the end.
+        tile_end: cycles of a tile's epilogue.
+        second_pass: cycles of the launch that adds the splits.
+        per_split: cycles that each split adds to it.
+        bytes_per_cycle: global memory traffic of the second pass, or of packing.
+    """
+
+    start: float
+    tile_end: float = 0
+    second_pass: float = 0
+    per_split: float = 0
+    bytes_per_cycle: float = 1
 
 
-def units(itemsize: int, precision: str, capability: tuple[int, int]) -> tuple[Unit, ...]:
-    """What may multiply numbers of so many bytes with a precision ("full", "tf32", "bfloat16")."""
-    matrix = capability >= (8, 0)
+TILED = Costs(start=3800, second_pass=2500, per_split=100, bytes_per_cycle=4000)
+PACKED = Costs(start=3800, bytes_per_cycle=2000)
+BF16X3 = Costs(start=6000, tile_end=3000, second_pass=3500, bytes_per_cycle=3000)
+
+FMA_LANES = 128
+"""float32 FMA units of a multiprocessor."""
+A100, A100_FMA_LANES = (8, 0), 64
+"""The compute capability with half of them; its tensor cores are as fast as others'."""
+
+SMALL_SPEED = {MmaKind.BF16X3: 1.0, MmaKind.TF32: 1.7, MmaKind.BFLOAT16: 1.8}
+"""Speed of `SmallTile` by kind, relative to BF16X3."""
+SMALL_RESIDENT_BLOCKS, SMALL_LATER_WAVE = 8, 1000
+"""Small GEMM blocks that a multiprocessor holds at once; cycles that each further one costs beside its loads."""
+
+BF16X3_MACS, BF16X3_LOADED, BF16X3_UNEVEN = 1850, 3.7, 1.15
+"""`gemm/gemm_bf16x3.cu`: bfloat16 multiply-adds and loaded elements per cycle, measured; slowdown of loads where the
+tile's 16-byte chunks do not divide evenly among the warps."""
+BF16X3_EVEN_WIDTHS = (64, 128)
+BF16X3_WIDTHS = (64, 72, 80, 88, 96, 128)
+"""Values of Bf16x3Tile.n. Widths between 96 and 128 take as long as 128."""
+BF16X3_PRODUCTS = 6
+"""bfloat16 products for one of float32."""
+BF16X3_MAX_SPLITS = 128
+
+MAX_WAVES_TO_SPLIT = 4
+"""K is not split where there are more tiles than so many for each multiprocessor."""
+SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
+MAX_BF16X3_K = 256
+"""The largest K for bf16x3 tiles by mma.sync except on an A100. Beyond it sliced-K sums in FMA are as exact and fast."""
+
+
+def mma_kinds(itemsize: int, precision: str, capability: tuple[int, int]) -> tuple[MmaKind, ...]:
+    """The kinds for elements of ``itemsize`` bytes and a precision ("full", "tf32", "bfloat16"); () where there is none."""
+    tensor_cores = capability >= (8, 0)
     if itemsize == 8:
-        return (Unit.FUSED, Unit.DOUBLE) if matrix else (Unit.FUSED,)
-    if precision == "full":
-        return (Unit.FUSED, Unit.PIECES) if matrix else (Unit.FUSED,)
-    return (Unit.TF32 if precision == "tf32" else Unit.BFLOAT16,) if matrix else ()
+        return (MmaKind.FMA, MmaKind.FP64) if tensor_cores else (MmaKind.FMA,)
+    if precision == FULL:
+        return (MmaKind.FMA, MmaKind.BF16X3) if tensor_cores else (MmaKind.FMA,)
+    return (MmaKind.TF32 if precision == "tf32" else MmaKind.BFLOAT16,) if tensor_cores else ()
 
 
 @lru_cache(maxsize=4096)
@@ -82,64 +107,110 @@ def ranked(
     m: int,
     n: int,
     k: int,
-    chip: Chip,
-    precision: str = "full",
+    target: Target,
+    precision: str = FULL,
     gathers: Gathers = Gathers.NOTHING,
-    along: tuple[bool, bool] = (False, False),
-) -> Sequence[tuple[Engine, int]]:
-    """Tiles and numbers of parts of k for ``batch`` products of m x k and k x n matrices, the best by estimate first.
+    k_major: tuple[bool, bool] = (False, False),
+) -> Sequence[tuple[AnyTile, int]]:
+    """Tiles and numbers of splits of K for ``batch`` products of m x k and k x n matrices, the fastest by estimate first.
 
     Args:
-        gathers: what of the operands is gathered from images: then there is no `Direct`, no `Slabs` and no `Cut`, and k
-            is whole for pixels.
-        along: whether the rows of A and the columns of B lie along k in memory.
+        gathers: for implicit GEMM, what the columns are: then there are only `Tile`s. Pixels have no split-K.
+        k_major: whether A is stored [m][k], and B [n][k].
     """
+    matrices = gathers is Gathers.NOTHING
+    found: list[tuple[float, AnyTile, int]] = []
+    for kind in mma_kinds(itemsize, precision, target.capability):
+        for tile in _tiles(itemsize, k, target, kind, gathers, k_major):
+            if tile.shared(itemsize) <= target.shared:
+                splits_of = (s for s in SPLITS if _may_split(tile, batch, m, n, k, s, target, gathers))
+                cycles, splits = min((_tiled(tile, itemsize, batch, m, n, k, s, target), s) for s in splits_of)
+                found.append((cycles, tile, splits))
+        if matrices and kind not in (MmaKind.FMA, MmaKind.FP64):
+            for arguments in SMALL_TILES:
+                small = SmallTile(*arguments, kind=kind).for_k(k)
+                found.append((_small(small, itemsize, batch, m, n, k, target), small, 1))
+    if matrices and (itemsize, target.capability) == (4, CAPABILITY):
+        for packed in PACKED_TILES[precision]:
+            if packed.suits(m, n, k):
+                found.append((_packed(packed, batch, m, n, k, target, k_major), packed, 1))
+        for split, splits in bf16x3_choices(batch, m, n, k, target) if precision == FULL else ():
+            found.append((bf16x3_cycles(split, batch, m, n, k, splits, target), split, splits))
+    return [(tile, splits) for _, tile, splits in sorted(found, key=lambda choice: choice[0])]
 
-    def estimate(tile: Engine, parts: int) -> float:
-        blocks = batch * -(-m // tile.m) * -(-n // tile.n) * parts
-        rounds = -(-blocks // chip.multiprocessors)
-        if isinstance(tile, Direct):
-            read = (tile.m * (tile.n // tile.warp_n) + tile.n * (tile.m // tile.warp_m)) * k * itemsize
-            later = max(0, rounds - AT_ONCE) * LATER
-            return START + rounds * read / (tile.speed * DIRECT_SPEED[tile.unit]) + later
-        if isinstance(tile, Cut):
-            return tile.cycles(batch, m, n, k, parts)
-        if isinstance(tile, Slabs):
-            laid = sum(lines for lines, direct in zip((m, n), tile.direct(k, along), strict=True) if not direct)
-            layout = batch * laid * k * tile.moved / MOVED_PER_CYCLE
-            return (tile.launches if laid else 1) * START + layout + rounds * k * tile.m * tile.n / (LANES * tile.speed)
-        share = tile.speed if rounds > 1 else tile.alone
-        stages = -(-math.ceil(k / tile.k) // parts)
-        lanes = A100_LANES if chip.capability == A100 and tile.unit is Unit.FUSED and itemsize == 4 else LANES
-        cycles = START + rounds * stages * tile.k * tile.m * tile.n / (lanes * share)
-        if parts > 1:
-            cycles += SECOND_PASS + PART * parts + (2 * parts + 1) * batch * m * n * itemsize / BYTES_PER_CYCLE
+
+def bf16x3_choices(batch: int, m: int, n: int, k: int, target: Target) -> Sequence[tuple[Bf16x3Tile, int]]:
+    """The fastest tile and splits by estimate, and the fastest tile without split-K."""
+    if min(m, n, k) < MIN_LENGTH or max(m, n) * k >= MAX_ELEMENTS:
+        return []
+    stages = -(-k // TILE_K)
+    counts = {-(-stages // per_split) for per_split in range(1, stages + 1)}
+
+    def best(splits: Iterable[int]) -> tuple[Bf16x3Tile, int]:
+        choices = ((Bf16x3Tile(width), count) for width in BF16X3_WIDTHS for count in splits)
+        return min(choices, key=lambda choice: bf16x3_cycles(choice[0], batch, m, n, k, choice[1], target))
+
+    return list(dict.fromkeys([best(sorted(count for count in counts if count <= BF16X3_MAX_SPLITS)), best([1])]))
+
+
+def bf16x3_cycles(tile: Bf16x3Tile, batch: int, m: int, n: int, k: int, splits: int, target: Target) -> float:
+    """The estimate for `gemm/gemm_bf16x3.cu`."""
+    multiply = TILE_M * tile.n * TILE_K * BF16X3_PRODUCTS / BF16X3_MACS
+    chunks = sum(-(-rows * TILE_K // CHUNK_ELEMENTS // WARP) * WARP for rows in (TILE_M, tile.n))
+    load = chunks * CHUNK_ELEMENTS / BF16X3_LOADED * (1 if tile.n in BF16X3_EVEN_WIDTHS else BF16X3_UNEVEN)
+    waves = -(-tile.tiles(batch, m, n) * splits // target.multiprocessors)
+    stages = -(-k // TILE_K)
+    cycles = BF16X3.start + waves * (BF16X3.tile_end + -(-stages // splits) * max(multiply, load))
+    if splits == 1:
         return cycles
+    return cycles + BF16X3.second_pass + 2 * splits * batch * m * n * 4 / BF16X3.bytes_per_cycle
 
-    def useful(tile: Tile, parts: int) -> bool:
-        blocks = batch * -(-m // tile.m) * -(-n // tile.n)
-        return parts == 1 or (not pixels and parts * tile.k <= k and blocks <= FULL * chip.multiprocessors)
 
-    pixels = gathers is Gathers.PIXELS
-    room = SHARED.get(chip.capability, LEAST_SHARED)
-    best: list[tuple[Engine, int]] = []
-    for unit in units(itemsize, precision, chip.capability):
-        if unit is Unit.FUSED:
-            tiles = (WINDOW_TILES if pixels else TILES)[itemsize]
-        elif gathers is not Gathers.NOTHING:
-            tiles = (WINDOW_MATRIX_TILES if pixels else ELEMENT_MATRIX_TILES).get(unit, ())
-        elif unit is Unit.PIECES and k > PIECES_K and chip.capability != A100:
-            tiles = ()
-        else:
-            tiles = [replace(tile, along=along) for tile in MATRIX_TILES[unit]]
-        for tile in tiles:
-            if tile.shared(itemsize) <= room:
-                _, parts = min((estimate(tile, parts), parts) for parts in PARTS if useful(tile, parts))
-                best.append((tile, parts))
-        if unit not in (Unit.FUSED, Unit.DOUBLE) and gathers is Gathers.NOTHING:
-            best += [(Direct(*tunables, unit=unit).suited(k), 1) for tunables in DIRECT]
-    on_hopper = (itemsize, chip.capability) == (4, CAPABILITY)
-    if on_hopper and gathers is Gathers.NOTHING:
-        best += [(slabs, 1) for slabs in SLABS[precision] if slabs.suits(m, n, k)]
-        best += cuts(batch, m, n, k) if precision == "full" else ()
-    return sorted(best, key=lambda choice: estimate(*choice))
+def _tiles(
+    itemsize: int, k: int, target: Target, kind: MmaKind, gathers: Gathers, k_major: tuple[bool, bool]
+) -> Sequence[Tile]:
+    if kind is MmaKind.FMA:
+        return (PIXEL_FMA_TILES if gathers is Gathers.PIXELS else FMA_TILES)[itemsize]
+    if gathers is not Gathers.NOTHING:
+        return (PIXEL_MMA_TILES if gathers is Gathers.PIXELS else ELEMENT_MMA_TILES).get(kind, ())
+    if kind is MmaKind.BF16X3 and k > MAX_BF16X3_K and target.capability != A100:
+        return ()
+    return [replace(tile, k_major=k_major) for tile in MMA_TILES[kind]]
+
+
+def _may_split(tile: Tile, batch: int, m: int, n: int, k: int, splits: int, target: Target, gathers: Gathers) -> bool:
+    if splits == 1:
+        return True
+    few_tiles = _blocks(tile, batch, m, n) <= MAX_WAVES_TO_SPLIT * target.multiprocessors
+    return gathers is not Gathers.PIXELS and splits * tile.k <= k and few_tiles
+
+
+def _blocks(tile: AnyTile, batch: int, m: int, n: int) -> int:
+    return batch * -(-m // tile.m) * -(-n // tile.n)
+
+
+def _tiled(tile: Tile, itemsize: int, batch: int, m: int, n: int, k: int, splits: int, target: Target) -> float:
+    waves = -(-_blocks(tile, batch, m, n) * splits // target.multiprocessors)
+    stages = -(-math.ceil(k / tile.k) // splits)
+    a100_fma = target.capability == A100 and tile.kind is MmaKind.FMA and itemsize == 4
+    speed = (A100_FMA_LANES if a100_fma else FMA_LANES) * (tile.speed if waves > 1 else tile.speed_alone)
+    cycles = TILED.start + waves * stages * tile.k * tile.m * tile.n / speed
+    if splits > 1:
+        sums = (2 * splits + 1) * batch * m * n * itemsize
+        cycles += TILED.second_pass + TILED.per_split * splits + sums / TILED.bytes_per_cycle
+    return cycles
+
+
+def _small(tile: SmallTile, itemsize: int, batch: int, m: int, n: int, k: int, target: Target) -> float:
+    waves = -(-_blocks(tile, batch, m, n) // target.multiprocessors)
+    loaded = (tile.m * (tile.n // tile.warp_n) + tile.n * (tile.m // tile.warp_m)) * k * itemsize
+    later = max(0, waves - SMALL_RESIDENT_BLOCKS) * SMALL_LATER_WAVE
+    return TILED.start + waves * loaded / (tile.speed * SMALL_SPEED[tile.kind]) + later
+
+
+def _packed(tile: PackedTile, batch: int, m: int, n: int, k: int, target: Target, k_major: tuple[bool, bool]) -> float:
+    waves = -(-_blocks(tile, batch, m, n) // target.multiprocessors)
+    packed_rows = sum(rows for rows, direct in zip((m, n), tile.direct(k, k_major), strict=True) if not direct)
+    pack = batch * packed_rows * k * tile.packing_bytes / PACKED.bytes_per_cycle
+    launches = tile.launches if packed_rows else 1
+    return launches * PACKED.start + pack + waves * k * tile.m * tile.n / (FMA_LANES * tile.speed)

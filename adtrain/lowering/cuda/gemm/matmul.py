@@ -1,71 +1,78 @@
-"""The CUDA kernels for matrix products: engines of `kernels/cuda` with tunables, k whole or cut into parts."""
+"""The CUDA kernels for `matmul`: the candidates, and device functions for products inside other kernels."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from adtrain.core.chip import CHIP, Chip
-from adtrain.core.kernel import LegacyKernel
-from adtrain.core.target import Target
-from adtrain.lowering.cuda.gemm.bf16x3 import Cut, PieceProduct
-from adtrain.lowering.cuda.gemm.cost_model import Engine, ranked
-from adtrain.lowering.cuda.gemm.packed import SlabProduct, Slabs
-from adtrain.lowering.cuda.gemm.split_k import sum_splits
-from adtrain.lowering.cuda.gemm.tiles import Direct, Tile, Unit
+import numpy as np
 
-MOST = 12
-"""Candidates for one product."""
-VECTOR_THREADS = {False: 256, True: 1024}
-"""Threads of a block of `gemm/gemv.cu`, by whether the matrix is read along its columns."""
+from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.precision import FULL
+from adtrain.core.target import Target
+from adtrain.lowering.cuda.gemm.bf16x3 import Bf16x3Gemm, Bf16x3Tile
+from adtrain.lowering.cuda.gemm.cost_model import AnyTile, ranked
+from adtrain.lowering.cuda.gemm.packed import PackedGemm, PackedTile
+from adtrain.lowering.cuda.gemm.split_k import split_k_scratch, split_k_sum
+from adtrain.lowering.cuda.gemm.tiles import WARP, MmaKind, SmallTile, Tile
+
+MAX_CANDIDATES = 12
+"""Candidates for one product, without gemv."""
+GEMV_THREADS = {False: 256, True: 1024}
+"""Threads of a block of `gemm/gemv.cu`, by whether it reads the matrix along its columns (COLUMNS)."""
+GEMV_COLUMN_LANES = 8
+"""Threads of a row in a block of `gemm/gemv.cu` that reads along columns."""
 
 
 @dataclass(frozen=True)
-class Product:
-    """A matrix product by an engine, as a launch of its own or a part of another kernel.
+class BlockGemm:
+    """A matrix product by a device function that each block calls, as a launch of its own or inside another kernel.
 
     Attributes:
         lengths: batch, M, N and K.
-        tile: the tunables.
-        parts: into how many parts K is cut.
+        splits: of K (split-K).
         transposed: whether A and B are.
     """
 
     lengths: tuple[int, int, int, int]
-    itemsize: int
-    tile: Tile | Direct
-    parts: int
+    dtype: np.dtype
+    tile: Tile | SmallTile
+    splits: int
     transposed: tuple[bool, bool]
 
     @property
-    def direct(self) -> bool:
-        return isinstance(self.tile, Direct)
+    def small(self) -> bool:
+        return isinstance(self.tile, SmallTile)
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
 
     @property
     def header(self) -> str:
-        """Where the engine's function is."""
-        return "gemm/small_gemm.cuh" if self.direct else "gemm/gemm.cuh"
+        """The header of the device function."""
+        return "gemm/small_gemm.cuh" if self.small else "gemm/gemm.cuh"
 
     @property
     def call(self) -> str:
-        """The engine's function, with all template arguments but the type of the epilogue."""
+        """The device function with all template arguments but the type of the epilogue."""
         transposed = (str(t).lower() for t in self.transposed)
-        name = "direct_block" if self.direct else "gemm_block"
-        return f"{name}<{', '.join((self.tile.text, *transposed, *map(str, self.wide)))}>"
+        name = "small_gemm_block" if self.small else "gemm_block"
+        return f"{name}<{', '.join((self.tile.cuda_type, *transposed, *map(str, self.widths)))}>"
 
     @property
-    def wide(self) -> tuple[int, int, int]:
-        """Elements that may be read at once of A and B in memory, and written of C (WIDE_A, WIDE_B, WIDE_C)."""
+    def widths(self) -> tuple[int, int, int]:
+        """Elements per load of A and B, and per store of C (WIDE_A, WIDE_B, WIDE_C)."""
         _, m, n, k = self.lengths
         transpose_a, transpose_b = self.transposed
         widest = 16 // self.itemsize
-        turned = 1 if self.tile.unit is Unit.FUSED else math.gcd(widest, k)  # panels that are transposed on the way
+        along_k = 1 if self.tile.kind is MmaKind.FMA else math.gcd(widest, k)  # FMA panels are transposed while loading
         return (
-            math.gcd(widest, m) if transpose_a else turned,
-            turned if transpose_b else math.gcd(widest, n),
-            self.tile.columns_at_once(self.itemsize, n),
+            math.gcd(widest, m) if transpose_a else along_k,
+            along_k if transpose_b else math.gcd(widest, n),
+            self.tile.store_width(self.itemsize, n),
         )
 
     @property
@@ -77,43 +84,73 @@ class Product:
         """Bytes of shared memory."""
         if isinstance(self.tile, Tile):
             return self.tile.shared(self.itemsize)
-        copied = self.transposed == (True, False) and self.wide[:2] == (4, 4)  # as `gemm/small_gemm.cuh` decides
-        return self.tile.shared(self.itemsize, copied)
+        staged = self.transposed == (True, False) and self.widths[:2] == (4, 4)  # as small_gemm_block decides
+        return self.tile.shared(self.itemsize, staged)
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """Tiles in all matrices, and parts."""
+        """The grid: tiles of all matrices, and splits."""
         batch, m, n, _ = self.lengths
-        return batch * -(-m // self.tile.m) * -(-n // self.tile.n), self.parts
+        return batch * -(-m // self.tile.m) * -(-n // self.tile.n), self.splits
 
     @property
     def definitions(self) -> Mapping[str, int]:
         """The macros of `gemm/gemm.cu` or `gemm/small_gemm.cu`."""
-        flags = {f"TRANSPOSE_{x}": int(t) for x, t in zip("AB", self.transposed, strict=True)}
-        wide = {f"WIDE_{x}": w for x, w in zip("ABC", self.wide, strict=True)}
-        split = {} if self.direct else {"SPLIT": int(self.parts > 1)}
-        return {**self.tile.definitions(), **flags, **wide, **split}
+        transpose = {f"TRANSPOSE_{x}": int(t) for x, t in zip("AB", self.transposed, strict=True)}
+        widths = {f"WIDE_{x}": w for x, w in zip("ABC", self.widths, strict=True)}
+        split = {} if self.small else {"SPLIT": int(self.splits > 1)}
+        return {**self.tile.definitions(), **transpose, **widths, **split, "SHARED_BYTES": self.shared}
 
-    def kernel(self) -> LegacyKernel:
-        """The launch of the product alone."""
-        whole = LegacyKernel(
-            "gemm/small_gemm.cu" if self.direct else "gemm/gemm.cu",
-            "gemm_direct" if self.direct else "gemm_tiled",
-            lambda *_, **__: self.lengths if self.direct else (*self.lengths, self.parts),
-            blocks=lambda *_, **__: self.blocks,
-            threads=lambda *_, **__: self.threads,
-            shared=lambda *_, **__: self.shared,
-            definitions=lambda *_, **__: self.definitions,
+    def kernel(self) -> CudaKernel:
+        """The product alone, and with split-K the sum of the splits."""
+        product = CudaLaunch(
+            "gemm/small_gemm.cu" if self.small else "gemm/gemm.cu",
+            "small_gemm" if self.small else "gemm_tiled",
+            self.lengths if self.small else (*self.lengths, self.splits),
+            (self.dtype,),
+            blocks=self.blocks,
+            threads=self.threads,
+            shared=self.shared,
+            definitions=self.definitions,
         )
-        if self.parts == 1:
-            return whole
-        batch, m, n, _ = self.lengths
-        size = batch * m * n
-        return replace(
-            whole,
-            scratch=lambda *_, **__: self.parts * size * self.itemsize,
-            then=sum_splits(size, m, n, self.parts),
-        )
+        if self.splits == 1:
+            return CudaKernel((product,))
+        size = *self.lengths[:3], self.splits
+        return CudaKernel((product, split_k_sum(self.dtype, *size)), split_k_scratch(self.dtype, *size))
+
+
+def gemms(
+    target: Target, a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = FULL
+) -> Sequence[BlockGemm | PackedGemm | Bf16x3Gemm]:
+    """The products of arrays of these types, the fastest by estimate first."""
+    lengths, transposed = _lengths(a, b, transpose_a, transpose_b), (transpose_a, transpose_b)
+    found = ranked(a.dtype.itemsize, *lengths, target, precision, k_major=(not transpose_a, transpose_b))
+
+    def gemm(tile: AnyTile, splits: int) -> BlockGemm | PackedGemm | Bf16x3Gemm:
+        if isinstance(tile, PackedTile):
+            return PackedGemm(target, lengths, tile, transposed)
+        if isinstance(tile, Bf16x3Tile):
+            return Bf16x3Gemm(target, lengths, tile, splits, transposed)
+        return BlockGemm(lengths, a.dtype, tile, splits, transposed)
+
+    return [gemm(*choice) for choice in found[:MAX_CANDIDATES]]
+
+
+def block_gemms(
+    target: Target, a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = FULL
+) -> Sequence[BlockGemm]:
+    """Those of `gemms` that can be part of another kernel."""
+    return [x for x in gemms(target, a, b, transpose_a, transpose_b, precision) if isinstance(x, BlockGemm)]
+
+
+def candidates(
+    target: Target, a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = FULL
+) -> Sequence[CudaKernel]:
+    """The rule of `matmul`: `gemms`, and before them gemv for a matrix by a vector that needs no rounding."""
+    full = precision == FULL or a.dtype.itemsize == 8
+    _, m, n, _ = _lengths(a, b, transpose_a, transpose_b)
+    vector = [_gemv(a, b, transpose_a, transpose_b)] if full and 1 in (m, n) else []
+    return [*vector, *(gemm.kernel() for gemm in gemms(target, a, b, transpose_a, transpose_b, precision))]
 
 
 def _lengths(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> tuple[int, int, int, int]:
@@ -122,54 +159,21 @@ def _lengths(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> tuple[int,
     return math.prod(a.shape[:-2]), m, b.shape[-2 if transpose_b else -1], k
 
 
-def engines(
-    a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = "full"
-) -> Sequence[Product | SlabProduct | PieceProduct]:
-    """The product of arrays of these types in each way that the GPU at hand can compute it, the rule's choice first."""
-    lengths, transposed = _lengths(a, b, transpose_a, transpose_b), (transpose_a, transpose_b)
-    chip = Chip(CHIP.multiprocessors, CHIP.capability)
-    found = ranked(a.dtype.itemsize, *lengths, chip, precision, along=(not transpose_a, transpose_b))
-
-    def engine(tile: Engine, parts: int) -> Product | SlabProduct | PieceProduct:
-        if isinstance(tile, Slabs):
-            return SlabProduct(lengths, tile, transposed)
-        if isinstance(tile, Cut):
-            return PieceProduct(lengths, tile, parts, transposed)
-        return Product(lengths, a.dtype.itemsize, tile, parts, transposed)
-
-    return [engine(*choice) for choice in found[:MOST]]
-
-
-def products(
-    target: Target, a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = "full"
-) -> Sequence[Product]:
-    """Those of `engines` that one kernel computes, which may stand in a kernel with others."""
-    CHIP.multiprocessors, CHIP.capability = target.multiprocessors, target.capability
-    found = engines(a, b, transpose_a, transpose_b, precision)
-    return [product for product in found if isinstance(product, Product)]
-
-
-def GEMM(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = "full") -> Sequence[LegacyKernel]:
-    """The candidates: a matrix by a vector has one of its own, before those of `engines`."""
-    exact = precision == "full" or a.dtype.itemsize == 8
-    _, m, n, _ = _lengths(a, b, transpose_a, transpose_b)
-    vector = [_vector(a, b, transpose_a, transpose_b)] if exact and 1 in (m, n) else []
-    return [*vector, *(product.kernel() for product in engines(a, b, transpose_a, transpose_b, precision))]
-
-
-def _vector(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> LegacyKernel:
+def _gemv(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> CudaKernel:
     batch, m, n, k = _lengths(a, b, transpose_a, transpose_b)
     matrix_b = n != 1
     length = n if matrix_b else m
     columns = (not transpose_b) if matrix_b else transpose_a
-    wide = math.gcd(16 // a.dtype.itemsize, length if columns else k)
-    threads = VECTOR_THREADS[columns]
-    each = 8 * wide if columns else threads // 32  # elements of the result that a block computes
-    return LegacyKernel(
+    width = math.gcd(16 // a.dtype.itemsize, length if columns else k)
+    threads = GEMV_THREADS[columns]
+    per_block = GEMV_COLUMN_LANES * width if columns else threads // WARP  # elements of the result
+    launch = CudaLaunch(
         "gemm/gemv.cu",
         "gemv",
-        lambda *_, **__: (batch, length, k),
-        blocks=lambda *_, **__: (-(-length // each), batch),
-        threads=lambda *_, **__: threads,
-        definitions=lambda *_, **__: {"COLUMNS": int(columns), "MATRIX_B": int(matrix_b), "WIDE_A": wide},
+        (batch, length, k),
+        (a.dtype,),
+        blocks=-(-length // per_block) * batch,
+        threads=threads,
+        definitions={"COLUMNS": int(columns), "MATRIX_B": int(matrix_b), "WIDE_A": width},
     )
+    return CudaKernel((launch,))

@@ -1,4 +1,4 @@
-"""Large matrix products on Hopper's matrix units, of operands that are laid out in slabs (`gemm/packed.cuh`)."""
+"""Large matrix products on Hopper: operands packed for TMA and WGMMA (`gemm/packed.cuh`)."""
 
 from __future__ import annotations
 
@@ -6,206 +6,231 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from adtrain.core.chip import CHIP
-from adtrain.core.kernel import LegacyKernel
-from adtrain.lowering.cuda.gemm.tiles import TILES, Tile, Unit
+import numpy as np
+
+from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.target import Target
+from adtrain.lowering.cuda.gemm.tiles import FMA_TILES, MmaKind, Tile
 
 CAPABILITY = (9, 0)
-"""The compute capability whose instructions the kernels consist of."""
-LINES, BYTES = 128, 128 * 128
-"""Of a slab."""
-LAYOUT_THREADS, THREADS = 256, 384
-"""Of a block of `gemm/pack.cu`, and of `gemm/packed_gemm.cu`."""
-MOST_K = 1 << 31
-KNOWN_BYTES, REST_BYTES, VOTES_BYTES, MAPS_BYTES = 32, 256, 128, 256
-"""Of what is known of a line, or measured in a chunk of it (Line, Measured); of a tile's list (Rest); Votes; Maps."""
+"""The compute capability that has WGMMA."""
+PACKED_ROWS, PACKED_BYTES = 128, 128 * 128
+"""Rows and bytes of a packed tile. The packed rows of an operand are the rows of op(A) or the columns of op(B)."""
+PACK_THREADS, GEMM_THREADS = 256, 384
+"""Threads of a block of `gemm/pack.cu` and `gemm/packed_gemm.cu`."""
+MAX_K = 1 << 31
+STATS_CHUNKS, MIN_CHUNK_TILES = 16, 2
+"""`gemm/pack.cu` cuts K into at most so many chunks of at least so many packed tiles."""
+FLOAT32 = np.dtype("float32")
+
+STRUCT_BYTES = {
+    "ROW_STATS_BYTES": 32,
+    "PARTIAL_ROW_STATS_BYTES": 32,
+    "FALLBACK_LIST_BYTES": 256,
+    "PRECISION_VOTES_BYTES": 128,
+    "TENSOR_MAPS_BYTES": 256,
+}
+"""Sizes of the structs in scratch. `gemm/packed.cuh` asserts that they are right."""
 
 
 @dataclass(frozen=True)
-class Slabs:
-    """Tunables of `kernels/cuda/gemm/packed.cuh`, and of `gemm/packed_gemm.cu`.
+class PackedTile:
+    """Template arguments of `gemm/packed.cuh` and `gemm/packed_gemm.cu`.
 
     Args:
-        unit: TF32, BFLOAT16, or HALVES for float32.
-        pieces: numbers that one of an operand becomes, at most (MOST).
-        staged: of these, as many as TILE_STAGES stages have room for.
-        depth: k of a slab (DEPTH).
-        n: columns of a tile (TILE_N).
-        stages: stages in shared memory.
-        least: K from which on sums of HALVES are as exact as a chain of multiply-adds (`tests/test_gpu_slabs.py`), and
-            others may pay.
-        moved: bytes that are read and written to lay out an element, where that is done.
+        kind: TF32, BFLOAT16, or FP16X2 for full float32.
+        terms: numbers that a float32 is split into, at most (MAX_TERMS): FP16X2 may turn to BF16X3.
+        staged_terms: numbers per element in each of TILE_STAGES stages.
+        k: K of a packed tile.
+        n: columns of a tile of the result (TILE_N).
+        stages: pipeline stages in shared memory.
+        min_k: the least K for which FP16X2 is as exact as sequential float32 FMA; for others, for which it may pay.
+        packing_bytes: global memory traffic for each element that is packed.
         launches: how many there are.
-        speed: multiply-adds of a multiprocessor, as a share of the float32 units', measured.
+        speed: throughput of a multiprocessor, measured; 1 is the float32 FMA peak.
     """
 
-    unit: Unit
-    pieces: int
-    staged: int
-    depth: int
+    kind: MmaKind
+    terms: int
+    staged_terms: int
+    k: int
     n: int
     stages: int
-    least: int
-    moved: int
+    min_k: int
+    packing_bytes: int
     launches: int
     speed: float
 
-    m = LINES
+    m = PACKED_ROWS
 
     @property
-    def across(self) -> int:
-        """Slabs of op(B) that a tile takes side by side (ACROSS)."""
-        return max(self.n // LINES, 1)
+    def packed_tiles_n(self) -> int:
+        """Packed tiles of op(B) side by side in a tile of the result (TILES_N)."""
+        return max(self.n // PACKED_ROWS, 1)
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory, with what it takes to align them."""
-        return self.stages * (self.m + self.n) * self.staged * (BYTES // LINES) + 1024
+        """Bytes of shared memory, with those for its alignment to 1024."""
+        return self.stages * (self.m + self.n) * self.staged_terms * (PACKED_BYTES // PACKED_ROWS) + 1024
 
     @property
-    def rest(self) -> Tile:
-        """The tile of multiply-adds that `gemm/fp32_fallback.cu` has for what is left."""
-        return replace(TILES[4][0], n=self.n, warp_n=self.n // 2)
+    def fallback_tile(self) -> Tile:
+        """The FMA tile of `gemm/fp32_fallback.cu`."""
+        return replace(FMA_TILES[4][0], n=self.n, warp_n=self.n // 2)
 
-    def direct(self, k: int, along: tuple[bool, bool]) -> tuple[bool, bool]:
-        """Whether A and B are brought as they lie and not laid out: ``along`` k, in rows that begin at whole words."""
-        whole = self.unit is Unit.TF32 and k % 4 == 0
-        return whole and along[0], whole and along[1]
+    def direct(self, k: int, k_major: tuple[bool, bool]) -> tuple[bool, bool]:
+        """Whether TMA reads A and B without packing: in tf32, K-major matrices with rows of whole 16 bytes."""
+        aligned = self.kind is MmaKind.TF32 and k % 4 == 0
+        return aligned and k_major[0], aligned and k_major[1]
 
     def suits(self, m: int, n: int, k: int) -> bool:
-        return min(m, n) >= LINES and self.least <= k < MOST_K
+        return min(m, n) >= PACKED_ROWS and self.min_k <= k < MAX_K
 
 
-SLABS: Mapping[str, Sequence[Slabs]] = {
+PACKED_TILES: Mapping[str, Sequence[PackedTile]] = {
     "full": (
-        Slabs(Unit.HALVES, 3, 2, 64, 128, 3, 768, 12, 5, 4.0),
-        Slabs(Unit.HALVES, 3, 2, 64, 64, 4, 768, 12, 5, 3.2),
+        PackedTile(MmaKind.FP16X2, 3, 2, 64, 128, 3, 768, 12, 5, 4.0),
+        PackedTile(MmaKind.FP16X2, 3, 2, 64, 64, 4, 768, 12, 5, 3.2),
     ),
     "tf32": (
-        Slabs(Unit.TF32, 1, 1, 32, 256, 4, 256, 8, 2, 7.0),
-        Slabs(Unit.TF32, 1, 1, 32, 128, 6, 256, 8, 2, 5.5),
-        Slabs(Unit.TF32, 1, 1, 32, 64, 8, 256, 8, 2, 4.0),
+        PackedTile(MmaKind.TF32, 1, 1, 32, 256, 4, 256, 8, 2, 7.0),
+        PackedTile(MmaKind.TF32, 1, 1, 32, 128, 6, 256, 8, 2, 5.5),
+        PackedTile(MmaKind.TF32, 1, 1, 32, 64, 8, 256, 8, 2, 4.0),
     ),
     "bfloat16": (
-        Slabs(Unit.BFLOAT16, 1, 1, 64, 256, 4, 256, 6, 2, 11.5),
-        Slabs(Unit.BFLOAT16, 1, 1, 64, 128, 6, 256, 6, 2, 9.0),
-        Slabs(Unit.BFLOAT16, 1, 1, 64, 64, 8, 256, 6, 2, 6.5),
+        PackedTile(MmaKind.BFLOAT16, 1, 1, 64, 256, 4, 256, 6, 2, 11.5),
+        PackedTile(MmaKind.BFLOAT16, 1, 1, 64, 128, 6, 256, 6, 2, 9.0),
+        PackedTile(MmaKind.BFLOAT16, 1, 1, 64, 64, 8, 256, 6, 2, 6.5),
     ),
 }
-"""By precision; tiles of fewer columns spread products that have few tiles over all multiprocessors."""
+"""By precision. Narrow tiles spread a small result over all multiprocessors."""
 
 
 @dataclass(frozen=True)
-class SlabProduct:
-    """A matrix product in slabs.
+class PackedGemm:
+    """A matrix product of packed operands.
 
     Attributes:
         lengths: batch, M, N and K.
         transposed: whether A and B are.
     """
 
+    target: Target
     lengths: tuple[int, int, int, int]
-    slabs: Slabs
+    tile: PackedTile
     transposed: tuple[bool, bool]
 
     @property
     def tiles(self) -> int:
+        """Tiles of the results."""
         batch, m, n, _ = self.lengths
-        return batch * -(-m // LINES) * -(-n // self.slabs.n)
+        return batch * -(-m // PACKED_ROWS) * -(-n // self.tile.n)
 
     @property
-    def blocks(self) -> int:
-        """Blocks of LINES lines in all operands."""
+    def row_blocks(self) -> int:
+        """Blocks of PACKED_ROWS packed rows in all operands."""
         batch, m, n, _ = self.lengths
-        across = self.slabs.across
-        return batch * (-(-m // LINES) + -(-n // (across * LINES)) * across)
+        side_by_side = self.tile.packed_tiles_n
+        return batch * (-(-m // PACKED_ROWS) + -(-n // (side_by_side * PACKED_ROWS)) * side_by_side)
 
     @property
     def direct(self) -> tuple[bool, bool]:
-        """Whether A and B are not laid out."""
+        """Whether TMA reads A and B without packing."""
         transpose_a, transpose_b = self.transposed
-        return self.slabs.direct(self.lengths[-1], (not transpose_a, transpose_b))
+        return self.tile.direct(self.lengths[-1], (not transpose_a, transpose_b))
 
     @property
-    def laid(self) -> int:
-        """Blocks of LINES lines that are laid out."""
+    def packed_row_blocks(self) -> int:
+        """Of row_blocks, those that are packed."""
         batch, m, _, _ = self.lengths
-        left = batch * -(-m // LINES)
+        of_a = batch * -(-m // PACKED_ROWS)
         direct_a, direct_b = self.direct
-        return (0 if direct_a else left) + (0 if direct_b else self.blocks - left)
+        return (0 if direct_a else of_a) + (0 if direct_b else self.row_blocks - of_a)
 
     @property
-    def depth(self) -> int:
-        """Slabs along k."""
-        return -(-self.lengths[-1] // self.slabs.depth)
+    def k_tiles(self) -> int:
+        """Packed tiles along K."""
+        return -(-self.lengths[-1] // self.tile.k)
 
     @property
     def chunks(self) -> int:
-        """Into how many parts k is cut for `gemm/pack.cu` (CHUNKS, CHUNK)."""
-        return min(-(-self.depth // 2), 16)
+        """Chunks of K in `gemm/pack.cu`, each by a block of its own."""
+        return min(-(-self.k_tiles // MIN_CHUNK_TILES), STATS_CHUNKS)
 
     @property
     def scratch(self) -> int:
-        """Bytes of scratch: the slabs, and of HALVES what is known of lines and tiles (`Slabs` in gemm/packed.cuh)."""
-        slabs = self.laid * self.depth * self.slabs.pieces * BYTES
-        if self.slabs.unit is not Unit.HALVES:
-            return slabs + CHIP.multiprocessors * MAPS_BYTES
-        lines = self.blocks * LINES * KNOWN_BYTES * (1 + self.chunks)
-        return slabs + lines + self.tiles * REST_BYTES + VOTES_BYTES
+        """Bytes of scratch, laid out by `PackedLayout` in `gemm/packed.cuh`."""
+        size = STRUCT_BYTES
+        packed = self.packed_row_blocks * self.k_tiles * self.tile.terms * PACKED_BYTES
+        if self.tile.kind is not MmaKind.FP16X2:
+            return packed + self.target.multiprocessors * size["TENSOR_MAPS_BYTES"]
+        stats = size["ROW_STATS_BYTES"] + self.chunks * size["PARTIAL_ROW_STATS_BYTES"]
+        lists = self.tiles * size["FALLBACK_LIST_BYTES"] + size["PRECISION_VOTES_BYTES"]
+        return packed + self.row_blocks * PACKED_ROWS * stats + lists
 
     @property
-    def asked(self) -> int:
-        """Tiles that `know_lines` asks (Slabs::asked, of all matrices)."""
+    def voting_tiles(self) -> int:
+        """Blocks of `row_stats`: pairs of row blocks that vote on the precision (PackedLayout::voting_tiles)."""
         batch, m, n, _ = self.lengths
-        return batch * -(-max(m, n) // LINES)
+        return batch * -(-max(m, n) // PACKED_ROWS)
 
-    def kernel(self) -> LegacyKernel:
-        """The launches: operands to slabs, of HALVES once they are known; products; of HALVES what is left."""
+    def kernel(self) -> CudaKernel:
+        """The launches: pack, multiply. For FP16X2 row statistics come first and the float32 fallback last."""
         _, m, n, k = self.lengths
-        turned = dict(zip(("TRANSPOSE_A", "TRANSPOSE_B"), map(int, self.transposed), strict=True))
-        direct = dict(zip(("DIRECT_A", "DIRECT_B"), map(int, self.direct), strict=True))
         transpose_a, transpose_b = self.transposed
-        wide = {"WIDE_A": math.gcd(4, m if transpose_a else k), "WIDE_B": math.gcd(4, k if transpose_b else n)}
+        matrices = {
+            "TRANSPOSE_A": int(transpose_a),
+            "TRANSPOSE_B": int(transpose_b),
+            "WIDE_A": math.gcd(4, m if transpose_a else k),
+            "WIDE_B": math.gcd(4, k if transpose_b else n),
+        }
+        direct = dict(zip(("DIRECT_A", "DIRECT_B"), map(int, self.direct), strict=True))
         wide_c = {"WIDE_C": math.gcd(2, n)}
+        pack_blocks = 2 * self.packed_row_blocks, self.chunks
 
-        layout = (2 * self.laid, self.chunks)
-        fill = self._step("gemm/pack.cu", "fill_slabs", layout, LAYOUT_THREADS, {**turned, **wide, **direct})
-        stages = {"TILE_STAGES": self.slabs.stages, **direct}
-        blocks = min(self.tiles, CHIP.multiprocessors)
-        multiply = self._step(
-            "gemm/packed_gemm.cu", "gemm_slabs", blocks, THREADS, {**stages, **wide_c}, self.slabs.shared
+        def pack(name: str, blocks: int | tuple[int, int], **definitions: int) -> CudaLaunch:
+            return self._launch("gemm/pack.cu", name, blocks, PACK_THREADS, {**matrices, **definitions})
+
+        gemm = self._launch(
+            "gemm/packed_gemm.cu",
+            "packed_gemm",
+            min(self.tiles, self.target.multiprocessors),
+            GEMM_THREADS,
+            {"TILE_STAGES": self.tile.stages, **direct, **wide_c, **STRUCT_BYTES, "SHARED_BYTES": self.tile.shared},
+            self.tile.shared,
         )
-        if self.slabs.unit is Unit.HALVES:
-            macros, plain = {**turned, **wide, **wide_c}, self.slabs.rest
-            rest = self._step("gemm/fp32_fallback.cu", "gemm_rest", self.tiles, plain.threads, macros, plain.shared(4))
-            fill = replace(fill, then=replace(multiply, then=rest))
-            know = self._step("gemm/pack.cu", "know_lines", self.asked, LAYOUT_THREADS, {**turned, **wide}, then=fill)
-            first = self._step("gemm/pack.cu", "measure_lines", layout, LAYOUT_THREADS, {**turned, **wide}, then=know)
-        else:
-            first = replace(fill, then=multiply) if self.laid else multiply
-        return replace(first, scratch=lambda *_, **__: self.scratch)
+        packing = pack("pack_operands", pack_blocks, **direct)
+        if self.tile.kind is not MmaKind.FP16X2:
+            launches = (packing, gemm) if self.packed_row_blocks else (gemm,)
+            return CudaKernel(launches, self.scratch)
+        plain = self.tile.fallback_tile
+        statistics = pack("partial_row_stats", pack_blocks), pack("row_stats", self.voting_tiles)
+        fallback = self._launch(
+            "gemm/fp32_fallback.cu",
+            "fp32_fallback",
+            self.tiles,
+            plain.threads,
+            {**matrices, **wide_c, "SHARED_BYTES": plain.shared(4)},
+            plain.shared(4),
+        )
+        return CudaKernel((*statistics, packing, gemm, fallback), self.scratch)
 
-    def _step(
+    def _launch(
         self,
         file: str,
         name: str,
         blocks: int | tuple[int, int],
         threads: int,
-        macros: Mapping[str, int],
+        definitions: Mapping[str, int],
         shared: int = 0,
-        then: LegacyKernel | None = None,
-    ) -> LegacyKernel:
-        return LegacyKernel(
+    ) -> CudaLaunch:
+        return CudaLaunch(
             file,
             name,
-            lambda *_, **__: self.lengths,
-            blocks=lambda *_, **__: blocks,
-            threads=lambda *_, **__: threads,
-            shared=lambda *_, **__: shared,
-            definitions=lambda *_, **__: {
-                "UNIT": int(self.slabs.unit),
-                "TILE_N": self.slabs.n,
-                **macros,
-            },
-            then=then,
+            self.lengths,
+            (FLOAT32,),
+            blocks=blocks,
+            threads=threads,
+            shared=shared,
+            definitions={"MMA_KIND": int(self.tile.kind), "TILE_N": self.tile.n, **definitions},
         )

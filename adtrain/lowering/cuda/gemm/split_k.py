@@ -1,23 +1,32 @@
-"""The launch that adds up the parts of a product whose K is cut (`kernels/cuda/gemm/split_k_sum.cu`)."""
+"""The second pass of split-K: the launch that adds the partial sums (`kernels/cuda/gemm/split_k_sum.cu`)."""
 
 from __future__ import annotations
 
-from adtrain.core.kernel import LegacyKernel
+import numpy as np
+
+from adtrain.core.kernel import CudaLaunch
 
 THREADS = 256
-"""Of a block."""
-TEAMS, FEW, MANY = 8, 1 << 16, 16
-"""Threads that share an element of at most FEW, with MANY parts or more."""
+"""Threads of a block."""
+GROUPS, MAX_GROUPED_SIZE, MIN_GROUPED_SPLITS = 8, 1 << 16, 16
+"""Threads that share an element where there are at most so many elements, and at least so many splits."""
 
 
-def sum_splits(size: int, m: int, n: int, parts: int) -> LegacyKernel:
-    """The sum of ``parts`` of ``size`` elements, those of matrices of m x n."""
-    teams = TEAMS if size <= FEW and parts >= MANY else 1
-    return LegacyKernel(
+def split_k_sum(dtype: np.dtype, batch: int, m: int, n: int, splits: int) -> CudaLaunch:
+    """Adds ``splits`` partial sums of ``batch`` matrices m x n, which lie one after another in scratch."""
+    size = batch * m * n
+    groups = GROUPS if size <= MAX_GROUPED_SIZE and splits >= MIN_GROUPED_SPLITS else 1
+    return CudaLaunch(
         "gemm/split_k_sum.cu",
-        "sum_splits",
-        lambda *_, **__: (size, m, n, parts),
-        blocks=lambda *_, **__: -(-size * teams // THREADS),
-        threads=lambda *_, **__: THREADS,
-        definitions=lambda *_, **__: {"TEAMS": teams},
+        "split_k_sum",
+        (size, m, n, splits),
+        (dtype,),
+        blocks=-(-size * groups // THREADS),
+        threads=THREADS,
+        definitions={"GROUPS": groups},
     )
+
+
+def split_k_scratch(dtype: np.dtype, batch: int, m: int, n: int, splits: int) -> int | None:
+    """Bytes of scratch for the partial sums; None without split-K."""
+    return splits * batch * m * n * dtype.itemsize if splits > 1 else None

@@ -1,4 +1,4 @@
-"""The tiles that products on the GPU are computed with: of `gemm/tile.cuh` and `gemm/small_gemm.cuh`."""
+"""Tile shapes of the matrix products in `gemm/tile.cuh` and `gemm/small_gemm.cuh`."""
 
 from __future__ import annotations
 
@@ -7,37 +7,39 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-WARP, LANES_N = 32, 8
-UNIT_K = 16
-"""k of a unit of `gemm/small_gemm.cuh`."""
+WARP = 32
+FMA_LANES_N = 8
+"""Lanes of a warp side by side in the N direction of `Fma` (`gemm/fma.cuh`)."""
+SMALL_K = 16
+"""K that a warp of `gemm/small_gemm.cuh` takes at a time (K_STEP)."""
 
 
-class Unit(IntEnum):
-    """What multiplies: fused multiply-adds, or the matrix units with operands in a format (`mma.cuh`, `packed.cuh`)."""
+class MmaKind(IntEnum):
+    """The arithmetic of a product: FMA, or an mma instruction and the format of its operands (`gemm/mma.cuh`)."""
 
-    FUSED = 0
+    FMA = 0
     TF32 = 1
     BFLOAT16 = 2
-    PIECES = 3
-    DOUBLE = 4
-    HALVES = 5
+    BF16X3 = 3
+    FP64 = 4
+    FP16X2 = 5
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Tunables of `kernels/cuda/gemm/tile.cuh`.
+    """Template arguments of `Tile` in `gemm/tile.cuh`.
 
     Args:
-        m, n: rows and columns of the tile (BM, BN).
-        k: rows of k in a stage (BK).
-        warp_m, warp_n: rows and columns of a warp (WM, WN).
-        slices: teams of warps that share a stage.
-        stages: stages in shared memory.
-        blocks: blocks that a multiprocessor must have registers for.
-        speed: multiply-adds of several blocks of this tile, as a share of the float32 units', measured.
-        alone: the same of one block alone on a multiprocessor.
-        unit: what multiplies.
-        along: whether the panels of A and B lie as [m][k] and [n][k], for the matrix units.
+        m, n: rows and columns of the block's tile (BM, BN).
+        k: depth of a pipeline stage (BK).
+        warp_m, warp_n: rows and columns of a warp's tile (WM, WN).
+        slices: groups of warps that share a stage and split its K (sliced-K).
+        stages: pipeline stages in shared memory.
+        min_blocks: blocks per multiprocessor in __launch_bounds__.
+        speed: throughput of a multiprocessor with several blocks of this tile, measured; 1 is the float32 FMA peak.
+        speed_alone: the same with one block per multiprocessor.
+        kind: the arithmetic.
+        k_major: whether A and B are stored [m][k] and [n][k] in shared memory. Only for tensor cores.
     """
 
     m: int
@@ -47,35 +49,35 @@ class Tile:
     warp_n: int
     slices: int
     stages: int
-    blocks: int
+    min_blocks: int
     speed: float
-    alone: float
-    unit: Unit = Unit.FUSED
-    along: tuple[bool, bool] = (False, False)
+    speed_alone: float
+    kind: MmaKind = MmaKind.FMA
+    k_major: tuple[bool, bool] = (False, False)
 
     @property
     def threads(self) -> int:
         return self.m // self.warp_m * (self.n // self.warp_n) * WARP * self.slices
 
     @property
-    def text(self) -> str:
+    def cuda_type(self) -> str:
         """The type in CUDA C++."""
-        along = "".join(f", {str(i).lower()}" for i in self.along)
-        unit = f"Multiplier<{self.warp_m}, {self.warp_n}, {int(self.unit)}{along}>::Unit"
-        return f"Tile<{self.m}, {self.n}, {self.k}, {self.slices}, {self.stages}, {unit}>"
+        k_major = "".join(f", {str(i).lower()}" for i in self.k_major)
+        mma = f"WarpMma<{self.warp_m}, {self.warp_n}, {int(self.kind)}{k_major}>::type"
+        return f"Tile<{self.m}, {self.n}, {self.k}, {self.slices}, {self.stages}, {mma}>"
 
     def shared(self, itemsize: int) -> int:
-        """Bytes of shared memory: the stages, and afterwards the sums of half of the slices."""
-        panels = 0
-        for lines, along, narrow in zip((self.m, self.n), self.along, self._narrow, strict=True):
-            panels += lines * (self.k + 4) if along else self.k * (lines + (8 if narrow else 16 // itemsize))
-        return max(self.stages * panels, self.slices // 2 * self.m * self.n) * itemsize
+        """Bytes of shared memory: the larger of the pipeline and the accumulators of half of the slices."""
+        stage = 0
+        for rows, k_major, narrow in zip((self.m, self.n), self.k_major, self._narrow, strict=True):
+            stage += rows * (self.k + 4) if k_major else self.k * (rows + (8 if narrow else 16 // itemsize))
+        return max(self.stages * stage, self.slices // 2 * self.m * self.n) * itemsize
 
     @property
     def _narrow(self) -> tuple[bool, bool]:
-        """Whether a thread holds single rows of A, or pairs, and single columns of B."""
-        single = self.unit is Unit.TF32
-        return self.along[0] or single, self.along[1] or single
+        """Whether a lane holds fewer neighbouring rows of A, and columns of B, than a 16-byte access has."""
+        tf32 = self.kind is MmaKind.TF32
+        return self.k_major[0] or tf32, self.k_major[1] or tf32
 
     def definitions(self) -> dict[str, int]:
         return {
@@ -86,23 +88,23 @@ class Tile:
             "WARP_N": self.warp_n,
             "TILE_SLICES": self.slices,
             "TILE_STAGES": self.stages,
-            "MIN_BLOCKS": self.blocks,
-            "UNIT": int(self.unit),
+            "MIN_BLOCKS": self.min_blocks,
+            "MMA_KIND": int(self.kind),
         }
 
-    def columns_at_once(self, itemsize: int, columns: int) -> int:
-        """How many neighbouring columns of the result a thread can store in one go (WIDE_C)."""
-        widest = 2 if self._narrow[1] else min(self.warp_n // LANES_N, 16 // itemsize)
+    def store_width(self, itemsize: int, columns: int) -> int:
+        """Neighbouring columns of C that a thread stores at once (WIDE_C); divides ``columns``."""
+        widest = 2 if self._narrow[1] else min(self.warp_n // FMA_LANES_N, 16 // itemsize)
         return math.gcd(widest, columns)
 
 
 @dataclass(frozen=True)
-class Direct:
-    """Tunables of `kernels/cuda/gemm/small_gemm.cuh`: m, n, warp_m, warp_n, slices and unit as in `Tile`.
+class SmallTile:
+    """Template arguments of `SmallTile` in `gemm/small_gemm.cuh`; m, n, warp_m, warp_n, slices and kind as in `Tile`.
 
     Args:
-        ahead: units of 16 k that a warp has under way.
-        speed: bytes of operands that a multiprocessor takes in a cycle, measured in pieces.
+        prefetch: K steps of SMALL_K that a warp loads ahead.
+        speed: bytes of operands that a multiprocessor loads in a cycle, measured with BF16X3.
     """
 
     m: int
@@ -110,31 +112,34 @@ class Direct:
     warp_m: int
     warp_n: int
     slices: int
-    ahead: int
+    prefetch: int
     speed: float
-    unit: Unit = Unit.PIECES
+    kind: MmaKind = MmaKind.BF16X3
 
     @property
     def threads(self) -> int:
         return self.m // self.warp_m * (self.n // self.warp_n) * WARP * self.slices
 
     @property
-    def text(self) -> str:
+    def cuda_type(self) -> str:
         """The type in CUDA C++."""
-        unit = f"Mma<{self.warp_m}, {self.warp_n}, Kind({int(self.unit)})>"
-        return f"Direct<{self.m}, {self.n}, {self.slices}, {self.ahead}, {unit}>"
+        mma = f"Mma<{self.warp_m}, {self.warp_n}, MmaKind({int(self.kind)})>"
+        return f"SmallTile<{self.m}, {self.n}, {self.slices}, {self.prefetch}, {mma}>"
 
-    def shared(self, itemsize: int, copied: bool = False) -> int:
-        """Bytes of shared memory: the sums of all slices, and before them one or two units of operands for each warp,
-        if warps copy them there."""
+    def shared(self, itemsize: int, staged: bool = False) -> int:
+        """Bytes of shared memory: the accumulators of all slices.
+
+        Args:
+            staged: each warp copies its operands through shared memory first: up to two K steps of them.
+        """
         sums = self.slices * self.m * (self.n + 16 // itemsize) * itemsize
-        lines = self.warp_m + self.warp_n + 2 * 16 // itemsize
-        units = self.threads // WARP * min(self.ahead, 2)
-        return max(sums, units * UNIT_K * lines * itemsize) if copied else sums
+        rows = self.warp_m + self.warp_n + 2 * 16 // itemsize
+        steps = self.threads // WARP * min(self.prefetch, 2)
+        return max(sums, steps * SMALL_K * rows * itemsize) if staged else sums
 
-    def suited(self, k: int) -> Direct:
-        """The same for sums of k products, of which a warp may have fewer units than it could have under way."""
-        return replace(self, ahead=max(1, min(self.ahead, -(-k // (UNIT_K * self.slices)))))
+    def for_k(self, k: int) -> SmallTile:
+        """The same tile with no more K steps loaded ahead than a warp has."""
+        return replace(self, prefetch=max(1, min(self.prefetch, -(-k // (SMALL_K * self.slices)))))
 
     def definitions(self) -> dict[str, int]:
         return {
@@ -143,16 +148,16 @@ class Direct:
             "WARP_M": self.warp_m,
             "WARP_N": self.warp_n,
             "TILE_SLICES": self.slices,
-            "TILE_AHEAD": self.ahead,
-            "UNIT": int(self.unit),
+            "TILE_PREFETCH": self.prefetch,
+            "MMA_KIND": int(self.kind),
         }
 
-    def columns_at_once(self, itemsize: int, columns: int) -> int:
-        """How many neighbouring columns of the result a thread can store in one go (WIDE_C)."""
+    def store_width(self, itemsize: int, columns: int) -> int:
+        """Neighbouring columns of C that a thread stores at once (WIDE_C); divides ``columns``."""
         return math.gcd(min(self.n, 16 // itemsize), columns)
 
 
-TILES: Mapping[int, Sequence[Tile]] = {
+FMA_TILES: Mapping[int, Sequence[Tile]] = {
     4: (
         Tile(128, 128, 8, 64, 64, 1, 4, 2, 0.75, 0.60),
         Tile(64, 64, 16, 32, 64, 2, 4, 2, 0.63, 0.52),
@@ -170,9 +175,9 @@ TILES: Mapping[int, Sequence[Tile]] = {
         Tile(16, 16, 64, 16, 16, 8, 2, 1, 0.14, 0.11),
     ),
 }
-"""For matrix products, by the bytes of an element."""
+"""FMA tiles of matrix products, by bytes of an element."""
 
-WINDOW_TILES: Mapping[int, Sequence[Tile]] = {
+PIXEL_FMA_TILES: Mapping[int, Sequence[Tile]] = {
     4: (
         Tile(128, 128, 8, 64, 64, 1, 4, 2, 0.57, 0.45),
         Tile(64, 128, 8, 32, 64, 1, 4, 2, 0.49, 0.35),
@@ -188,42 +193,42 @@ WINDOW_TILES: Mapping[int, Sequence[Tile]] = {
         Tile(16, 64, 8, 16, 32, 1, 3, 4, 0.16, 0.10),
     ),
 }
-"""For products whose columns are gathered from images: a thread keeps to its columns, so there are as many of them."""
+"""FMA tiles of implicit GEMM whose columns are pixels. A thread gathers always the same columns: n is a multiple of threads."""
 
-MATRIX_TILES: Mapping[Unit, Sequence[Tile]] = {
-    Unit.TF32: (
-        Tile(128, 256, 32, 64, 64, 1, 3, 1, 3.2, 3.2, Unit.TF32),
-        Tile(256, 128, 32, 64, 64, 1, 3, 1, 3.1, 3.1, Unit.TF32),
-        Tile(128, 128, 32, 64, 64, 1, 3, 2, 3.1, 2.0, Unit.TF32),
-        Tile(128, 64, 32, 64, 32, 1, 3, 2, 2.1, 1.3, Unit.TF32),
-        Tile(64, 64, 32, 32, 32, 1, 3, 3, 2.1, 1.25, Unit.TF32),
-        Tile(64, 64, 32, 32, 32, 2, 3, 2, 1.5, 1.2, Unit.TF32),
+MMA_TILES: Mapping[MmaKind, Sequence[Tile]] = {
+    MmaKind.TF32: (
+        Tile(128, 256, 32, 64, 64, 1, 3, 1, 3.2, 3.2, MmaKind.TF32),
+        Tile(256, 128, 32, 64, 64, 1, 3, 1, 3.1, 3.1, MmaKind.TF32),
+        Tile(128, 128, 32, 64, 64, 1, 3, 2, 3.1, 2.0, MmaKind.TF32),
+        Tile(128, 64, 32, 64, 32, 1, 3, 2, 2.1, 1.3, MmaKind.TF32),
+        Tile(64, 64, 32, 32, 32, 1, 3, 3, 2.1, 1.25, MmaKind.TF32),
+        Tile(64, 64, 32, 32, 32, 2, 3, 2, 1.5, 1.2, MmaKind.TF32),
     ),
-    Unit.BFLOAT16: (
-        Tile(128, 256, 16, 64, 64, 1, 4, 1, 3.3, 3.3, Unit.BFLOAT16),
-        Tile(128, 128, 16, 64, 64, 1, 4, 2, 3.0, 2.2, Unit.BFLOAT16),
-        Tile(128, 64, 32, 64, 32, 1, 3, 2, 2.4, 1.5, Unit.BFLOAT16),
-        Tile(64, 64, 32, 32, 32, 1, 3, 3, 1.9, 1.35, Unit.BFLOAT16),
-        Tile(64, 64, 32, 32, 32, 2, 3, 2, 1.8, 1.3, Unit.BFLOAT16),
+    MmaKind.BFLOAT16: (
+        Tile(128, 256, 16, 64, 64, 1, 4, 1, 3.3, 3.3, MmaKind.BFLOAT16),
+        Tile(128, 128, 16, 64, 64, 1, 4, 2, 3.0, 2.2, MmaKind.BFLOAT16),
+        Tile(128, 64, 32, 64, 32, 1, 3, 2, 2.4, 1.5, MmaKind.BFLOAT16),
+        Tile(64, 64, 32, 32, 32, 1, 3, 3, 1.9, 1.35, MmaKind.BFLOAT16),
+        Tile(64, 64, 32, 32, 32, 2, 3, 2, 1.8, 1.3, MmaKind.BFLOAT16),
     ),
-    Unit.PIECES: (
-        Tile(64, 64, 32, 32, 32, 1, 3, 2, 0.75, 0.69, Unit.PIECES),
-        Tile(64, 64, 16, 32, 32, 1, 4, 3, 0.73, 0.60, Unit.PIECES),
-        Tile(32, 64, 32, 32, 16, 1, 3, 3, 0.65, 0.45, Unit.PIECES),
+    MmaKind.BF16X3: (
+        Tile(64, 64, 32, 32, 32, 1, 3, 2, 0.75, 0.69, MmaKind.BF16X3),
+        Tile(64, 64, 16, 32, 32, 1, 4, 3, 0.73, 0.60, MmaKind.BF16X3),
+        Tile(32, 64, 32, 32, 16, 1, 3, 3, 0.65, 0.45, MmaKind.BF16X3),
     ),
-    Unit.DOUBLE: (
-        Tile(128, 64, 16, 32, 32, 1, 3, 1, 0.90, 0.90, Unit.DOUBLE),
-        Tile(128, 128, 8, 64, 32, 1, 3, 1, 0.90, 0.90, Unit.DOUBLE),
-        Tile(64, 64, 16, 32, 32, 1, 4, 2, 0.82, 0.60, Unit.DOUBLE),
-        Tile(64, 32, 16, 32, 16, 1, 4, 3, 0.65, 0.40, Unit.DOUBLE),
-        Tile(32, 32, 32, 32, 32, 4, 2, 1, 0.45, 0.40, Unit.DOUBLE),
+    MmaKind.FP64: (
+        Tile(128, 64, 16, 32, 32, 1, 3, 1, 0.90, 0.90, MmaKind.FP64),
+        Tile(128, 128, 8, 64, 32, 1, 3, 1, 0.90, 0.90, MmaKind.FP64),
+        Tile(64, 64, 16, 32, 32, 1, 4, 2, 0.82, 0.60, MmaKind.FP64),
+        Tile(64, 32, 16, 32, 16, 1, 4, 3, 0.65, 0.40, MmaKind.FP64),
+        Tile(32, 32, 32, 32, 32, 4, 2, 1, 0.45, 0.40, MmaKind.FP64),
     ),
 }
-"""For matrix products on the matrix units."""
+"""Tensor core tiles of matrix products."""
 
-WINDOW_MATRIX_TILES: Mapping[Unit, Sequence[Tile]] = {
-    unit: tuple(
-        Tile(*tunables, unit=unit)
+PIXEL_MMA_TILES: Mapping[MmaKind, Sequence[Tile]] = {
+    kind: tuple(
+        Tile(*tunables, kind=kind)
         for tunables in (
             (64, 128, 16, 32, 64, 1, 4, 2, 1.2, 0.7),
             (64, 64, 16, 32, 64, 1, 4, 4, 1.0, 0.5),
@@ -232,13 +237,13 @@ WINDOW_MATRIX_TILES: Mapping[Unit, Sequence[Tile]] = {
             (16, 64, 16, 16, 32, 1, 4, 4, 0.4, 0.2),
         )
     )
-    for unit in (Unit.TF32, Unit.BFLOAT16)
+    for kind in (MmaKind.TF32, MmaKind.BFLOAT16)
 }
-"""For products whose columns are gathered from images, on the matrix units."""
+"""Tensor core tiles of implicit GEMM whose columns are pixels."""
 
-ELEMENT_MATRIX_TILES: Mapping[Unit, Sequence[Tile]] = {
-    unit: tuple(
-        Tile(*tunables, unit=unit)
+ELEMENT_MMA_TILES: Mapping[MmaKind, Sequence[Tile]] = {
+    kind: tuple(
+        Tile(*tunables, kind=kind)
         for tunables in (
             (128, 128, 16, 64, 32, 1, 4, 1, 1.0, 1.0),
             (64, 128, 16, 32, 64, 1, 4, 2, 1.0, 0.6),
@@ -247,15 +252,14 @@ ELEMENT_MATRIX_TILES: Mapping[Unit, Sequence[Tile]] = {
             (32, 64, 16, 32, 16, 1, 4, 2, 0.6, 0.4),
         )
     )
-    for unit in (Unit.TF32, Unit.BFLOAT16)
+    for kind in (MmaKind.TF32, MmaKind.BFLOAT16)
 }
-"""For products with gathered operands whose columns are elements of windows, on the matrix units: more threads, each of
-which keeps track of fewer elements."""
+"""Tensor core tiles of implicit GEMM whose columns are filter taps: more threads, each with fewer offsets to keep."""
 
-DIRECT = (
+SMALL_TILES = (
     (16, 16, 16, 16, 8, 2, 24),
     (32, 16, 32, 16, 8, 4, 16),
     (16, 32, 16, 32, 8, 4, 17),
     (32, 32, 32, 32, 8, 2, 17),
 )
-"""Tunables of `Direct` but for the unit."""
+"""Arguments of `SmallTile` without the kind."""

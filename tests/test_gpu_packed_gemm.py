@@ -1,24 +1,25 @@
-"""The GPU: products in slabs are right for all shapes, and as exact as plain float32 whatever the numbers are."""
+"""The GPU: products of packed operands are right for all shapes, and as exact as sequential float32 FMA for all inputs."""
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
 from gpu_parity import gpu, poisoned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from slabs_emulated import NOISE, OF_HALVES, errors, hard
+from packed_gemm_emulated import NOISE, OF_FP16X2, errors, hard
 from test_gpu_products import adversarial, computed, distance, exact, operands, rounded
 
 from adtrain import ops
+from adtrain.core import registry
 from adtrain.core.array import array
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.staging import stage
-from adtrain.lowering.cuda.gemm.matmul import Product
-from adtrain.lowering.cuda.gemm.packed import CAPABILITY, SLABS, SlabProduct, Slabs
-from adtrain.lowering.cuda.gemm.tiles import TILES
+from adtrain.lowering.cuda.gemm.matmul import BlockGemm
+from adtrain.lowering.cuda.gemm.packed import CAPABILITY, PACKED_TILES, PackedGemm, PackedTile
+from adtrain.lowering.cuda.gemm.tiles import FMA_TILES
 from adtrain.ops.matmul import matmul_p
 from adtrain.passes import ALL
 
@@ -27,29 +28,31 @@ __all__ = ["gpu", "poisoned"]
 pytestmark = pytest.mark.gpu
 
 TOLERANCE = {"full": 5e-7, "tf32": 1e-5, "bfloat16": 1e-5}
-"""Of the norm of the difference over that of sums of so many such products that do not cancel, operands rounded
-beforehand: K up to 1500, where a chain of multiply-adds is 8e-7 off, and results down to a single element."""
-EACH = tuple((precision, slabs) for precision, several in SLABS.items() for slabs in several)
-M, N, K = 256, 192, SLABS["full"][0].least
+"""The norm of the difference relative to that of sums without cancellation, operands rounded beforehand. K is up to 1500,
+where sequential FMA is off by 8e-7, and results have as few as one element."""
+TILES = tuple((precision, tile) for precision, several in PACKED_TILES.items() for tile in several)
+M, N, K = 256, 192, PACKED_TILES["full"][0].min_k
 
 
 @pytest.fixture(autouse=True)
 def hopper(gpu: Any) -> None:
     if gpu.device.device.compute_capability() != CAPABILITY:
-        pytest.skip("there are slabs on GPUs of compute capability 9.0 alone")
+        pytest.skip("the kernels are for compute capability 9.0")
 
 
 Lengths: TypeAlias = "tuple[int, int, int, int]"
 """Batch, M, N and K."""
 
 
-def in_slabs(shape: Lengths, slabs: Slabs = SLABS["full"][0], ta: bool = False, tb: bool = False) -> CudaKernel:
-    return SlabProduct(shape, slabs, (ta, tb)).kernel()
+def packed(
+    gpu: Any, shape: Lengths, tile: PackedTile = PACKED_TILES["full"][0], ta: bool = False, tb: bool = False
+) -> CudaKernel:
+    return PackedGemm(gpu.lowering.target, shape, tile, (ta, tb)).kernel()
 
 
-def plain(shape: Lengths) -> CudaKernel:
-    """One chain of multiply-adds for each element."""
-    return Product(shape, 4, TILES[4][0], 1, (False, False)).kernel()
+def plain(gpu: Any, shape: Lengths) -> CudaKernel:
+    """Sequential FMA."""
+    return BlockGemm(shape, np.dtype("float32"), FMA_TILES[4][0], 1, (False, False)).kernel()
 
 
 def multiplied(gpu: Any, kernel: CudaKernel, a: np.ndarray, b: np.ndarray, ta: bool = False, tb: bool = False) -> Any:
@@ -58,66 +61,67 @@ def multiplied(gpu: Any, kernel: CudaKernel, a: np.ndarray, b: np.ndarray, ta: b
 
 @pytest.mark.parametrize("ta", [False, True])
 @pytest.mark.parametrize("tb", [False, True])
-@pytest.mark.parametrize(("precision", "slabs"), EACH)
+@pytest.mark.parametrize(("precision", "tile"), TILES)
 @settings(max_examples=16, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shape=st.tuples(st.integers(1, 3), st.integers(1, 400), st.integers(1, 600), st.integers(1, 1500)))
 def test_products_of_all_shapes_are_right(
-    gpu: Any, shape: Lengths, precision: str, slabs: Slabs, ta: bool, tb: bool
+    gpu: Any, shape: Lengths, precision: str, tile: PackedTile, ta: bool, tb: bool
 ) -> None:
     """640 in all."""
     a, b = operands(shape, ta, tb, "float32")
-    found = multiplied(gpu, in_slabs(shape, slabs, ta, tb), a, b, ta, tb)
+    found = multiplied(gpu, packed(gpu, shape, tile, ta, tb), a, b, ta, tb)
     a, b = rounded(a, precision).astype(float), rounded(b, precision).astype(float)
     size = np.linalg.norm(np.sqrt(exact(a * a, b * b, ta, tb)))
     assert np.linalg.norm(found - exact(a, b, ta, tb)) < TOLERANCE[precision] * size
 
 
-@pytest.mark.parametrize("slabs", SLABS["full"])
-def test_a_block_goes_from_tile_to_tile(gpu: Any, slabs: Slabs) -> None:
+@pytest.mark.parametrize("tile", PACKED_TILES["full"])
+def test_a_block_computes_several_tiles(gpu: Any, tile: PackedTile) -> None:
     shape = (3, 1030, 1500, 140)
     a, b = operands(shape, False, False, "float32")
-    assert distance(multiplied(gpu, in_slabs(shape, slabs), a, b), exact(a, b, False, False)) < TOLERANCE["full"]
+    assert distance(multiplied(gpu, packed(gpu, shape, tile), a, b), exact(a, b, False, False)) < TOLERANCE["full"]
 
 
 @pytest.mark.parametrize("case", [*adversarial(M, N, K), *hard(M, N, K)])
-def test_products_in_slabs_are_as_exact_as_one_chain_of_multiply_adds(gpu: Any, case: str) -> None:
+def test_they_are_as_exact_as_sequential_fma(gpu: Any, case: str) -> None:
     a, b = (x.astype(np.float32) for x in {**adversarial(M, N, K), **hard(M, N, K)}[case])
-    slabs, chain = (
-        errors(multiplied(gpu, kernel((1, M, N, K)), a[None], b[None])[0], a, b) for kernel in (in_slabs, plain)
+    found, fma = (
+        errors(multiplied(gpu, kernel(gpu, (1, M, N, K)), a[None], b[None])[0], a, b) for kernel in (packed, plain)
     )
-    assert slabs[0] <= max(NOISE * chain[0], OF_HALVES)
-    assert slabs[1] <= NOISE * chain[1]
+    assert found[0] <= max(NOISE * fma[0], OF_FP16X2)
+    assert found[1] <= NOISE * fma[1]
 
 
-def test_infinity_and_nan_go_where_they_go_in_plain_sums(gpu: Any) -> None:
+def test_infinity_and_nan_propagate_as_in_float32(gpu: Any) -> None:
     a, b = operands((1, M, N, K), False, False, "float32")
     a[0, 0, 0], a[0, 1, 7], a[0, 130, 9], b[0, 5, 3] = np.inf, np.nan, -np.inf, np.inf
     a[0, 4] = 0
     with np.errstate(all="ignore"):
         expected = np.matmul(a, b)
-    for _, slabs in EACH:
-        found = multiplied(gpu, in_slabs((1, M, N, K), slabs), a, b)
+    for _, tile in TILES:
+        found = multiplied(gpu, packed(gpu, (1, M, N, K), tile), a, b)
         for test in (np.isnan, np.isposinf, np.isneginf):
             np.testing.assert_array_equal(test(found), test(expected))
 
 
-def test_results_that_float32_cannot_hold_are_infinite(gpu: Any) -> None:
+def test_results_above_the_range_of_float32_are_infinite(gpu: Any) -> None:
     a, b = np.full((1, M, K), 1e25, np.float32), np.full((1, K, N), 1e15, np.float32)
-    assert np.isposinf(multiplied(gpu, in_slabs((1, M, N, K)), a, b)).all()
+    assert np.isposinf(multiplied(gpu, packed(gpu, (1, M, N, K)), a, b)).all()
 
 
 @pytest.mark.parametrize("off", [1.0, 1e-4])
-@pytest.mark.parametrize("slabs", SLABS["full"])
-def test_a_fused_product_is_done_to_each_element_once(
-    gpu: Any, monkeypatch: pytest.MonkeyPatch, slabs: Slabs, off: float
+@pytest.mark.parametrize("tile", PACKED_TILES["full"])
+def test_the_epilogue_runs_once_for_each_element(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, tile: PackedTile, off: float
 ) -> None:
-    """Of the first tiles one is computed again as a whole, another by its list; where products cancel, all are."""
+    """The fallback computes one of the first tiles as a whole, and elements of another; where products cancel, all tiles."""
     rng = np.random.default_rng(0)
     weight, a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((M, N), (M, K), (K, N)))
     a[:, 1::2] = -a[:, ::2] * (1 + off * rng.standard_normal((M, K // 2)))
     b[1::2] = b[::2]
     a[3, 7] = np.inf
-    monkeypatch.setitem(cast(Any, matmul_p.implementations), "cuda", in_slabs((1, M, N, K), slabs))
+    kernel = packed(gpu, (1, M, N, K), tile)
+    monkeypatch.setitem(registry._CUDA_RULES, "matmul", lambda *_, **__: [kernel])
     update = stage(lambda weight, a, b: weight - 0.5 * ops.matmul(a, b), ALL, donate=(0,))
     found = update(*(array(x, device="gpu") for x in (weight, a, b))).numpy()
     expected = weight - 0.5 * exact(a, b, False, False)

@@ -1,4 +1,4 @@
-"""Large products on Hopper: the kernels, on the CPU, against the reference."""
+"""The kernels for products of packed operands, emulated on the CPU, against the reference."""
 
 from __future__ import annotations
 
@@ -7,29 +7,28 @@ from typing import TypeAlias
 
 import numpy as np
 import pytest
-from cuda_on_host import Host, host
+from cuda_on_host import Host
 
-from adtrain.core.chip import CHIP
 from adtrain.core.program import Equation, Variable
+from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cuda.gemm.packed import SLABS, SlabProduct, Slabs
+from adtrain.lowering.cuda.gemm.packed import PACKED_TILES, PackedGemm, PackedTile
 from adtrain.ops.matmul import matmul_p
 from adtrain.ops.rounding import rounded
 
-__all__ = ["host"]
-
 TOLERANCE = 5e-7
 """Of the norm of the difference over the norm, operands rounded beforehand."""
-EACH = tuple((precision, slabs) for precision, several in SLABS.items() for slabs in several)
+TILES = tuple((precision, tile) for precision, several in PACKED_TILES.items() for tile in several)
 FLAGS = tuple(product((False, True), repeat=2))
 Lengths: TypeAlias = "tuple[int, int, int, int]"
 """Batch, M, N and K."""
+TARGET = H200._replace(multiprocessors=2)
+"""With few multiprocessors a block computes several tiles."""
 
 
-@pytest.fixture(autouse=True)
-def few_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that blocks go from tile to tile."""
-    monkeypatch.setattr(CHIP, "multiprocessors", 2)
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    return Host(tmp_path_factory.mktemp("host"), TARGET)
 
 
 def drawn(lengths: Lengths, ta: bool, tb: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -40,14 +39,14 @@ def drawn(lengths: Lengths, ta: bool, tb: bool) -> tuple[np.ndarray, np.ndarray]
     return a, b
 
 
-def check(host: Host, precision: str, slabs: Slabs, ta: bool, tb: bool, *arrays: np.ndarray) -> None:
-    a, b = (x.swapaxes(1, 2) if turned else x for x, turned in zip(arrays, (ta, tb), strict=True))
+def check(host: Host, precision: str, tile: PackedTile, ta: bool, tb: bool, *arrays: np.ndarray) -> None:
+    a, b = (x.swapaxes(1, 2) if transposed else x for x, transposed in zip(arrays, (ta, tb), strict=True))
     inputs = tuple(Variable(ArrayType(x.shape, x.dtype), "gpu") for x in arrays)
     batch, m, k = a.shape
     n = b.shape[2]
     out = Variable(ArrayType((batch, m, n), a.dtype), "gpu")
     params = {"transpose_a": ta, "transpose_b": tb, "precision": precision}
-    kernel = SlabProduct((batch, m, n, k), slabs, (ta, tb)).kernel()
+    kernel = PackedGemm(TARGET, (batch, m, n, k), tile, (ta, tb)).kernel()
     found = host.computed(Equation(matmul_p, inputs, params, (out,)), kernel, arrays)[0]
     with np.errstate(invalid="ignore"):
         expected = rounded(a, precision).astype(float) @ rounded(b, precision).astype(float)
@@ -58,24 +57,24 @@ def check(host: Host, precision: str, slabs: Slabs, ta: bool, tb: bool, *arrays:
 
 
 @pytest.mark.parametrize(("ta", "tb"), FLAGS)
-@pytest.mark.parametrize(("precision", "slabs"), EACH)
-def test_products_are_right(host: Host, precision: str, slabs: Slabs, ta: bool, tb: bool) -> None:
-    check(host, precision, slabs, ta, tb, *drawn((2, 140, 132, 100), ta, tb))
+@pytest.mark.parametrize(("precision", "tile"), TILES)
+def test_products_are_right(host: Host, precision: str, tile: PackedTile, ta: bool, tb: bool) -> None:
+    check(host, precision, tile, ta, tb, *drawn((2, 140, 132, 100), ta, tb))
 
 
-@pytest.mark.parametrize("slabs", SLABS["full"])
-def test_sparse_products_are_right(host: Host, slabs: Slabs) -> None:
-    """In pieces: few products make an element."""
+@pytest.mark.parametrize("tile", PACKED_TILES["full"])
+def test_sparse_products_are_right(host: Host, tile: PackedTile) -> None:
+    """Computed in bf16x3, because few products make an element."""
     a, b = drawn((1, 130, 140, 200), True, False)
-    check(host, "full", slabs, True, False, a * (np.arange(a.size).reshape(a.shape) % 7 == 0).astype(np.float32), b)
+    check(host, "full", tile, True, False, a * (np.arange(a.size).reshape(a.shape) % 7 == 0).astype(np.float32), b)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("slabs", SLABS["full"])
-def test_infinity_and_nan_go_where_they_go_in_plain_sums(host: Host, slabs: Slabs, sparse: bool) -> None:
+@pytest.mark.parametrize("tile", PACKED_TILES["full"])
+def test_infinity_and_nan_propagate_as_in_float32(host: Host, tile: PackedTile, sparse: bool) -> None:
     a, b = drawn((1, 130, 140, 68), False, True)
     if sparse:
         a[:, :, 5:] = 0
     a[0, 1, 4], a[0, 129, 3], a[0, 64, 2], b[0, 139, 3] = np.nan, -np.inf, np.inf, np.inf
     a[0, 4] = 0
-    check(host, "full", slabs, False, True, a, b)
+    check(host, "full", tile, False, True, a, b)

@@ -1,4 +1,4 @@
-"""Products of small matrices on the matrix units, and what is fused with them: on the CPU, against NumPy."""
+"""`gemm/small_gemm.cu` and its epilogues, emulated on the CPU, against NumPy."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from cuda_on_host import Host, host
 from program_samples import ON_GPU
 
 from adtrain import ops
-from adtrain.backends.cuda.lower import Task, tasks
+from adtrain.backends.cuda.lower import LaunchPlan
 from adtrain.core.fused import product_p
 from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cuda.gemm.matmul import Product
-from adtrain.lowering.cuda.gemm.tiles import DIRECT, Direct
+from adtrain.lowering.cuda.gemm.matmul import BlockGemm
+from adtrain.lowering.cuda.gemm.tiles import SMALL_TILES, SmallTile
 from adtrain.ops.matmul import matmul_p
 
 __all__ = ["host"]
 
 TOLERANCE = 3e-7
 """Of the norm of the difference over the norm."""
-TILES = tuple(Direct(*tunables) for tunables in DIRECT)
+TILES = tuple(SmallTile(*arguments) for arguments in SMALL_TILES)
+FLOAT32 = np.dtype("float32")
 TRANSPOSED = tuple(product((False, True), repeat=2))
 
 
@@ -57,27 +58,27 @@ def close(found: np.ndarray, expected: np.ndarray) -> bool:
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize(("ta", "tb"), TRANSPOSED)
 @pytest.mark.parametrize("shape", [(2, 36, 44, 148), (1, 33, 19, 37)])
-def test_every_tile_multiplies_whatever_the_lengths(
-    host: Host, shape: tuple[int, int, int, int], ta: bool, tb: bool, tile: Direct
+def test_every_tile_is_right_for_unaligned_lengths(
+    host: Host, shape: tuple[int, int, int, int], ta: bool, tb: bool, tile: SmallTile
 ) -> None:
     arrays = operands(*shape, ta, tb)
-    engine = Product(shape, 4, tile.suited(shape[3]), 1, (ta, tb))
-    (found,) = host.computed(matmul(arrays, ta, tb), engine.kernel(), arrays)
+    gemm = BlockGemm(shape, FLOAT32, tile.for_k(shape[3]), 1, (ta, tb))
+    (found,) = host.computed(matmul(arrays, ta, tb), gemm.kernel(), arrays)
     assert close(found, reference(arrays, ta, tb))
 
 
 def test_empty_sums_are_zero(host: Host) -> None:
     arrays = operands(1, 16, 16, 0, True, False)
-    engine = Product((1, 16, 16, 0), 4, TILES[0].suited(0), 1, (True, False))
-    assert not host.computed(matmul(arrays, True, False), engine.kernel(), arrays)[0].any()
+    gemm = BlockGemm((1, 16, 16, 0), FLOAT32, TILES[0].for_k(0), 1, (True, False))
+    assert not host.computed(matmul(arrays, True, False), gemm.kernel(), arrays)[0].any()
 
 
-def test_infinity_and_nan_go_where_they_go_in_plain_sums(host: Host) -> None:
+def test_infinity_and_nan_propagate_as_in_float32(host: Host) -> None:
     arrays = operands(1, 32, 32, 64, True, False)
     arrays[0][0, 3, 5], arrays[1][0, 60, 7] = np.inf, np.nan
     expected = reference(arrays, True, False)
     (found,) = host.computed(
-        matmul(arrays, True, False), Product((1, 32, 32, 64), 4, TILES[-1], 1, (True, False)).kernel(), arrays
+        matmul(arrays, True, False), BlockGemm((1, 32, 32, 64), FLOAT32, TILES[-1], 1, (True, False)).kernel(), arrays
     )
     for test in (np.isnan, np.isposinf, np.isneginf):
         np.testing.assert_array_equal(test(found), test(expected))
@@ -107,13 +108,13 @@ def update(shape: tuple[int, int, int], ta: bool, tb: bool) -> tuple[Equation, l
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize(("ta", "tb"), TRANSPOSED)
 @pytest.mark.parametrize("shape", [(32, 64, 128), (36, 44, 52)])
-def test_known_lengths_and_an_epilogue_change_nothing(
-    host: Host, shape: tuple[int, int, int], ta: bool, tb: bool, tile: Direct
+def test_constant_lengths_and_an_epilogue_are_right(
+    host: Host, shape: tuple[int, int, int], ta: bool, tb: bool, tile: SmallTile
 ) -> None:
     equation, arrays, expected = update(shape, ta, tb)
-    kernel = Product((1, *shape), 4, tile.suited(shape[2]), 1, (ta, tb)).kernel()
-    (task,) = tasks(equation, kernel)
-    assert isinstance(task, Task)
-    assert f"#define LENGTHS {', '.join(map(str, shape))}\n" in task.source.text
+    kernel = BlockGemm((1, *shape), FLOAT32, tile.for_k(shape[2]), 1, (ta, tb)).kernel()
+    (launch,) = host.lowering.launches(equation, kernel)
+    assert isinstance(launch, LaunchPlan)
+    assert f"#define LENGTHS {', '.join(map(str, shape))}\n" in launch.source.text
     found = host.computed(equation, kernel, arrays)
     assert all(close(x, y) for x, y in zip(found, expected, strict=True))

@@ -1,0 +1,23 @@
+"""The C function for `matmul` (`kernels/cpu/gemm.c`)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from adtrain.core.kernel import CKernel
+from adtrain.core.registry import register
+from adtrain.lowering.cpu.shapes import in_full
+
+SCRATCH = 1 << 20
+"""Bytes for each thread: packed blocks of A and B."""
+
+
+def _numbers(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> tuple[int, ...]:
+    """batch, M, N, K and the flags."""
+    in_full("matmul", precision)
+    m, k = a.shape[:-3:-1] if transpose_a else a.shape[-2:]
+    return math.prod(a.shape[:-2]), m, b.shape[-2 if transpose_b else -1], k, transpose_a, transpose_b
+
+
+register("matmul", "cpu", CKernel("gemm.c", "gemm", _numbers, team=True, scratch=SCRATCH))

@@ -1,0 +1,59 @@
+// Barriers and fences of Hopper: mbarriers in shared memory, named barriers, proxy fences. PTX ISA, "mbarrier".
+#pragma once
+#include "common/common.cuh"
+
+constexpr int WARPGROUP = 4 * WARP;
+
+// An mbarrier in shared memory. A phase ends when all arrivals and all expected bytes are there; the next one begins at
+// once. Phases alternate in parity; the first one is 0.
+struct Mbarrier {
+    uint64_t state;
+
+    __device__ __forceinline__ unsigned address() const { return (unsigned)__cvta_generic_to_shared(&state); }
+
+    __device__ __forceinline__ void init(int arrivals) {
+        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address()), "r"(arrivals));
+    }
+    __device__ __forceinline__ void arrive() {
+        asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(address()) : "memory");
+    }
+    // Arrives, and adds `bytes` to those that the phase waits for.
+    __device__ __forceinline__ void arrive_expect_tx(int bytes) {
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes) : "memory");
+    }
+    // Waits for the end of the phase with this parity.
+    __device__ __forceinline__ void wait(int parity) {
+        asm volatile("{\n"
+                     ".reg .pred done;\n"
+                     "again:\n"
+                     "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+                     "@!done bra again;\n"
+                     "}" ::"r"(address()), "r"(parity) : "memory");
+    }
+};
+
+// Makes initialised mbarriers visible to the async proxy. A __syncthreads() must follow.
+__device__ __forceinline__ void fence_mbarrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+// Makes this thread's writes to shared memory visible to WGMMA and TMA (the async proxy).
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// One arrival for a whole warp, after all of its lanes.
+__device__ __forceinline__ void arrive_per_warp(Mbarrier &barrier) {
+    __syncwarp();
+    if (threadIdx.x % WARP == 0) barrier.arrive();
+}
+
+// Synchronises `threads` threads of the block at named barrier `id` (1 to 15; 0 is __syncthreads).
+__device__ __forceinline__ void named_barrier_sync(int threads, int id = 1) {
+    asm volatile("bar.sync %1, %0;" ::"r"(threads), "r"(id) : "memory");
+}
+
+// Changes the number of registers of each thread of a warpgroup; COUNT is a multiple of 8.
+template <int COUNT> __device__ __forceinline__ void warpgroup_reg_dealloc() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT> __device__ __forceinline__ void warpgroup_reg_alloc() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}

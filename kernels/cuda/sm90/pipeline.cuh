@@ -1,0 +1,33 @@
+// A pipeline of stages in shared memory between producer and consumer warps.
+#pragma once
+#include "sm90/mbarrier.cuh"
+
+// The stage that a thread is at, and the parity of its phase.
+template <int STAGES> struct PipelineState {
+    int stage = 0, phase = 0;
+
+    __device__ __forceinline__ void advance() {
+        if (++stage == STAGES) stage = 0, phase ^= 1;
+    }
+};
+
+// In shared memory. `full`: producers have filled a stage; `empty`: consumers have read it.
+template <int STAGES> struct Pipeline {
+    Mbarrier full[STAGES], empty[STAGES];
+
+    // By one thread; fence_mbarrier_init() and __syncthreads() must follow. Arrivals are those of each phase.
+    __device__ __forceinline__ void init(int producer_arrivals, int consumer_arrivals) {
+        for (int i = 0; i < STAGES; i++) {
+            full[i].init(producer_arrivals);
+            empty[i].init(consumer_arrivals);
+        }
+    }
+    // A consumer waits until the stage is filled.
+    template <int COUNT> __device__ __forceinline__ void wait_full(const PipelineState<COUNT> &at) {
+        full[at.stage].wait(at.phase);
+    }
+    // A producer waits until the stage may be overwritten; in the first round at once.
+    template <int COUNT> __device__ __forceinline__ void wait_empty(const PipelineState<COUNT> &at) {
+        empty[at.stage].wait(at.phase ^ 1);
+    }
+};

@@ -1,0 +1,57 @@
+// Asynchronous bulk copies from global to shared memory: plain ones, and tensor copies by TMA.
+#pragma once
+#include "sm90/mbarrier.cuh"
+
+// Starts to copy BYTES contiguous bytes into shared memory. `full` gets them as transaction bytes.
+template <int BYTES> __device__ __forceinline__ void bulk_copy(char *to, const char *from, Mbarrier &full) {
+    constexpr int MAX_COPY = 8192; // one copy of all bytes is up to 6% slower
+    #pragma unroll
+    for (int i = 0; i < BYTES; i += MAX_COPY)
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+            ::"r"((unsigned)__cvta_generic_to_shared(to + i)), "l"(from + i), "r"(min(MAX_COPY, BYTES - i)),
+            "r"(full.address())
+            : "memory");
+}
+
+// The tensor map of a batch of row-major float32 matrices. A copy loads a box of box_rows x 32 elements (128 bytes a row),
+// rounds it to tf32, and stores it with the 128-byte swizzle; elements outside the matrix are 0. Rows must be multiples of
+// 16 bytes. PTX ISA, "Tensors" and "tensormap.replace".
+struct alignas(128) TensorMap {
+    uint64_t words[16];
+
+    // By one thread, which may load from here on.
+    __device__ void encode(const float *x, int columns, int rows, int matrices, int box_rows) {
+        #pragma unroll
+        for (uint64_t &word : words) word = 0;
+#define SET(FIELD, TYPE, ...) \
+    asm volatile("tensormap.replace.tile." FIELD ".global.b1024." TYPE ";" ::"l"(this), __VA_ARGS__ : "memory")
+        SET("global_address", "b64 [%0], %1", "l"(x));
+        SET("rank", "b32 [%0], %1", "n"(2)); // rank - 1
+        SET("box_dim", "b32 [%0], 0, %1", "n"(32));
+        SET("box_dim", "b32 [%0], 1, %1", "r"(box_rows));
+        SET("box_dim", "b32 [%0], 2, %1", "n"(1));
+        SET("global_dim", "b32 [%0], 0, %1", "r"(columns));
+        SET("global_dim", "b32 [%0], 1, %1", "r"(rows));
+        SET("global_dim", "b32 [%0], 2, %1", "r"(matrices));
+        SET("global_stride", "b64 [%0], 0, %1", "l"((int64_t)columns * 4));
+        SET("global_stride", "b64 [%0], 1, %1", "l"((int64_t)columns * rows * 4));
+        SET("element_stride", "b32 [%0], 0, %1", "n"(1));
+        SET("element_stride", "b32 [%0], 1, %1", "n"(1));
+        SET("element_stride", "b32 [%0], 2, %1", "n"(1));
+        SET("elemtype", "b32 [%0], %1", "n"(11));         // tf32
+        SET("interleave_layout", "b32 [%0], %1", "n"(0)); // none
+        SET("swizzle_mode", "b32 [%0], %1", "n"(3));      // 128 bytes
+        SET("fill_mode", "b32 [%0], %1", "n"(0));         // zeros
+#undef SET
+        asm volatile("fence.proxy.tensormap::generic.release.gpu;\n"
+                     "fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(this) : "memory");
+    }
+    // Starts to load the box whose first element is (matrix, row, column).
+    __device__ __forceinline__ void load(char *to, int column, int row, int matrix, Mbarrier &full) const {
+        asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                     "[%0], [%1, {%2, %3, %4}], [%5];"
+            ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(this), "r"(column), "r"(row), "r"(matrix),
+            "r"(full.address())
+            : "memory");
+    }
+};

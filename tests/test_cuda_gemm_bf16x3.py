@@ -1,0 +1,97 @@
+"""`gemm/gemm_bf16x3.cu` without a GPU: when it is chosen, its accuracy, and compilation."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packed_gemm_emulated import NOISE, OF_TENSOR_CORES, TWO_ROUNDINGS, errors, sequential_fma
+from shifted_conv_emulated import cases, in_pieces
+
+from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda.compiler import CudaCompilerError, architecture, file_source
+from adtrain.core.target import H200, Target
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.gemm.bf16x3 import TILE_K, TILE_M, Bf16x3Gemm, Bf16x3Tile
+from adtrain.lowering.cuda.gemm.cost_model import BF16X3_WIDTHS, Gathers, bf16x3_choices, ranked
+from adtrain.lowering.cuda.gemm.matmul import gemms
+from adtrain.lowering.cuda.gemm.packed import CAPABILITY
+
+A100 = Target((8, 0), 108, 163 << 10)
+B200 = Target((10, 0), 148, 227 << 10)
+M, N = 48, 40
+FLAGS = ((False, False), (False, True), (True, False), (True, True))
+
+lengths = st.tuples(st.integers(1, 4), *[st.integers(1, 20000)] * 3)
+
+
+def test_products_with_few_tiles_split_k() -> None:
+    """The linear layers of cnn.yaml at batch 1024, forward and gradients."""
+    tile, splits = ranked(4, 1, 1024, 128, 9216, H200)[0]
+    assert isinstance(tile, Bf16x3Tile)
+    assert splits > 1
+    assert isinstance(ranked(4, 1, 1024, 9216, 128, H200)[0][0], Bf16x3Tile)
+    assert isinstance(ranked(4, 1, 128, 9216, 1024, H200)[0][0], Bf16x3Tile)
+    assert not isinstance(ranked(4, 1, 4096, 4096, 4096, H200)[0][0], Bf16x3Tile)
+
+
+@given(lengths)
+def test_each_split_has_stages_that_fit_shared_memory(lengths: tuple[int, int, int, int]) -> None:
+    for tile, splits in bf16x3_choices(*lengths, H200):
+        assert 1 <= splits <= -(-lengths[-1] // TILE_K)
+        for transposed in FLAGS:
+            found = Bf16x3Gemm(H200, lengths, tile, splits, transposed)
+            assert found.shared <= (227 << 10) - 1024
+            assert found.tiles * TILE_M * tile.n >= lengths[0] * lengths[1] * lengths[2]
+
+
+def test_it_is_for_full_precision_float32_matrices_on_hopper() -> None:
+    assert not any(isinstance(tile, Bf16x3Tile) for tile, _ in ranked(4, 1, 1024, 128, 9216, B200))
+    assert not any(isinstance(tile, Bf16x3Tile) for tile, _ in ranked(4, 1, 1024, 128, 9216, H200, "tf32"))
+    assert not any(isinstance(tile, Bf16x3Tile) for tile, _ in ranked(8, 1, 1024, 128, 9216, H200))
+    assert not any(
+        isinstance(tile, Bf16x3Tile) for tile, _ in ranked(4, 1, 1024, 128, 9216, H200, gathers=Gathers.PIXELS)
+    )
+
+
+def test_matrices_beyond_32_bit_offsets_have_other_kernels() -> None:
+    assert bf16x3_choices(1, 1 << 20, 128, 1 << 10, H200) == []
+    assert bf16x3_choices(1, 128, 1 << 20, 1 << 11, H200) == []
+    assert bf16x3_choices(1, 1 << 19, 128, 1 << 10, H200)
+
+
+@pytest.mark.parametrize(("k", "splits"), [(128, 1), (256, 2), (1024, 4)])
+@pytest.mark.parametrize("case", cases(M, N, 128))
+def test_it_is_as_exact_as_sequential_fma(case: str, k: int, splits: int) -> None:
+    a, b = cases(M, N, k)[case]
+    length = k // splits
+    found = sum(in_pieces(a[:, i : i + length], b[i : i + length]) for i in range(0, k, length))
+    assert isinstance(found, np.ndarray)
+    (largest, norm), plain = errors(found, a, b), errors(sequential_fma(a, b), a, b)
+    assert largest <= max(NOISE * plain[0], OF_TENSOR_CORES)
+    assert norm <= max(NOISE * plain[1], TWO_ROUNDINGS)
+
+
+def test_other_gpus_have_other_kernels() -> None:
+    a, b = (ArrayType(shape, np.dtype("float32")) for shape in ((1024, 9216), (128, 9216)))
+    assert isinstance(gemms(H200, a, b, False, True)[0], Bf16x3Gemm)
+    assert not any(isinstance(found, Bf16x3Gemm) for found in gemms(A100, a, b, False, True))
+
+
+def test_the_kernel_compiles_without_spills_or_serialized_wgmma() -> None:
+    try:
+        compiler.version()
+    except CudaCompilerError as error:
+        pytest.skip(str(error))
+    ways = [(size, width, FLAGS[i % 4]) for i, (size, width) in enumerate(product((1021, 1022, 1024), BF16X3_WIDTHS))]
+    for size, width, transposed in [*ways, *((1024, 128, each) for each in FLAGS)]:
+        gemm = Bf16x3Gemm(H200, (2, size, size, size), Bf16x3Tile(width), 1 + size % 2, transposed)
+        launch = gemm.kernel().launches[0]
+        source = file_source(launch.file, launch.dtypes, tuple(sorted(launch.definitions.items())))
+        log = compiler.compile_source(source, architecture(CAPABILITY)).log.splitlines()
+        wrong = [line for line in log if "spill" in line and " 0 bytes spill stores" not in line]
+        wrong += [line for line in log if "serializ" in line or "setmaxnreg" in line]
+        assert wrong == [], (size, width, transposed)
