@@ -13,19 +13,19 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from packed_gemm_emulated import NOISE, ROUNDINGS, errors, sequential_fma
 from shifted_conv_emulated import (
-    BESIDE,
     DEPTH,
-    FEW,
-    FOR_SMALL,
-    LEAST,
-    MOST_SMALL,
-    NORMAL,
-    TINY,
-    TOP,
+    LOW_PAIRS,
+    MAX_CANCELLATION,
+    MAX_EXPONENT,
+    MAX_SMALL,
+    MIN_NORMAL,
+    MIN_PRODUCTS,
+    MIN_SUBNORMAL,
+    SMALL_ELEMENT_LOSS,
     by_flat_index,
     cases,
-    in_halves,
-    in_pieces,
+    in_bf16x3,
+    in_fp16x2,
     stride_one,
 )
 
@@ -192,7 +192,7 @@ def test_convolutions_that_32_bits_cannot_count_are_refused(
 @pytest.mark.parametrize("case", cases(M, N, K))
 def test_pieces_are_as_exact_as_one_chain_of_multiply_adds(case: str, stacked: bool) -> None:
     a, b = cases(M, N, K)[case]
-    taken, expected = errors(in_pieces(a, b, stacked), a, b), errors(sequential_fma(a, b), a, b)
+    taken, expected = errors(in_bf16x3(a, b, stacked), a, b), errors(sequential_fma(a, b), a, b)
     assert taken[0] <= max(NOISE * expected[0], ROUNDINGS)
     assert taken[1] <= max((DECADES if "decades" in case else NOISE) * expected[1], ROUNDINGS)
 
@@ -200,31 +200,31 @@ def test_pieces_are_as_exact_as_one_chain_of_multiply_adds(case: str, stacked: b
 @pytest.mark.parametrize("case", cases(M, N, K))
 def test_halves_or_what_they_leave_to_pieces_are_as_exact_too(case: str) -> None:
     a, b = cases(M, N, K)[case]
-    taken, expected = errors(in_halves(a, b)[0], a, b), errors(sequential_fma(a, b), a, b)
+    taken, expected = errors(in_fp16x2(a, b)[0], a, b), errors(sequential_fma(a, b), a, b)
     assert taken[0] <= max(NOISE * expected[0], ROUNDINGS)
     assert taken[1] <= max((DECADES if "decades" in case else NOISE) * expected[1], ROUNDINGS)
 
 
 @pytest.mark.parametrize("case", ["normal", "uniform", "rectified", "rectified, by gradients of rectified", "positive"])
 def test_halves_are_right_for_what_nets_have(case: str) -> None:
-    assert in_halves(*cases(M, N, K)[case])[1]
+    assert in_fp16x2(*cases(M, N, K)[case])[1]
 
 
 def test_the_limits_are_those_of_the_kernels() -> None:
     text = (asset_path("kernels") / "cuda" / "conv/fp16x2.cuh").read_text()
-    assert f"FEW = NUMBERS == 2 ? {FEW} : " in text
-    assert f"LEAST = {LEAST};" in text
-    assert f"TOP = {TOP};" in text
-    assert f"MOST_SMALL = {MOST_SMALL};" in text
-    assert f"FOR_SMALL = NUMBERS == 2 ? {FOR_SMALL} : " in text
-    assert f"constexpr float NORMAL = 0x1p{np.log2(NORMAL):.0f}f;" in text
-    assert f"constexpr float TINY = 0x1p{np.log2(TINY):.0f}f;" in text
+    assert f"MIN_PRODUCTS = FP16_PARTS == 2 ? {MIN_PRODUCTS} : " in text
+    assert f"MAX_CANCELLATION = {MAX_CANCELLATION};" in text
+    assert f"MAX_EXPONENT = {MAX_EXPONENT};" in text
+    assert f"MAX_SMALL = {MAX_SMALL};" in text
+    assert f"SMALL_ELEMENT_LOSS = FP16_PARTS == 2 ? {SMALL_ELEMENT_LOSS} : " in text
+    assert f"constexpr float MIN_NORMAL = 0x1p{np.log2(MIN_NORMAL):.0f}f;" in text
+    assert f"constexpr float MIN_SUBNORMAL = 0x1p{np.log2(MIN_SUBNORMAL):.0f}f;" in text
 
 
 def test_the_products_are_those_of_the_kernels() -> None:
     text = (asset_path("kernels") / "cuda" / "sm90/bf16x3.cuh").read_text()
     assert STAGE_CHANNELS[0] == DEPTH
-    assert "{" + ", ".join(f"{{{a}, {b}}}" for a, b in BESIDE) + "}" in text
+    assert "{" + ", ".join(f"{{{a}, {b}}}" for a, b in LOW_PAIRS) + "}" in text
 
 
 def check_compiled(kernels: Iterable[CudaKernel]) -> None:

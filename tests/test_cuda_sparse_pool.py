@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packed_gemm_emulated import NOISE, ROUNDINGS, errors, sequential_fma
 from program_samples import ON_GPU, everywhere, names
-from shifted_conv_emulated import cases, in_sparse_pieces
+from shifted_conv_emulated import cases, in_sparse_bf16x3
 from sparse_pool_samples import WINDOWS, Work, by_images, by_weights, conv_problem, drawn, expected
 from test_cuda_shifted_conv import DECADES, K, M, N, check_compiled
 from test_gpu_shifted_conv import same
@@ -28,7 +28,7 @@ from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
 from adtrain.ops.conv import Window
 
-FEW = H200._replace(multiprocessors=2)
+MIN_PRODUCTS = H200._replace(multiprocessors=2)
 """A block takes several tiles."""
 
 
@@ -71,7 +71,7 @@ def test_gradients_by_the_images_are_right(
 ) -> None:
     problem = conv_problem(image, filters, kernel, padding)
     _, w, g, where = drawn(problem)
-    work = by_images(problem, w, g, where, FEW)
+    work = by_images(problem, w, g, where, MIN_PRODUCTS)
     assert work is not None
     check(host, work)
 
@@ -85,7 +85,7 @@ def test_gradients_by_weights_and_bias_are_right(
 ) -> None:
     problem = conv_problem(image, filters, (3, 3), padding)
     x, _, g, where = drawn(problem)
-    found = by_weights(problem, x, g, where, FEW)
+    found = by_weights(problem, x, g, where, MIN_PRODUCTS)
     assert len(found) == 4
     for work in found:
         check(host, work)
@@ -113,7 +113,7 @@ def test_infinity_and_nan_propagate(host: Host) -> None:
 def test_they_are_as_exact_as_sequential_fma_sums(case: str) -> None:
     """The gradient by the images; the gradient by the weights sums as the dense one does."""
     a, b = cases(M, N, K)[case]
-    taken, right = errors(in_sparse_pieces(a, b), a, b), errors(sequential_fma(a, b), a, b)
+    taken, right = errors(in_sparse_bf16x3(a, b), a, b), errors(sequential_fma(a, b), a, b)
     assert taken[0] <= max(NOISE * right[0], ROUNDINGS)
     assert taken[1] <= max((DECADES if "decades" in case else NOISE) * right[1], ROUNDINGS)
 

@@ -21,7 +21,7 @@
 #define OUT_COLUMNS 8
 #define FILTERS 8
 #define WIDE_C 1
-#define TURNED 0
+#define FLIPPED 0
 #define BIAS 1
 #endif
 #include "common/epilogue.cuh"
@@ -29,7 +29,7 @@
 
 constexpr int TAPS = KH * KW, AREA = OUT_ROWS * OUT_COLUMNS, IN_AREA = IN_ROWS * IN_COLUMNS;
 constexpr int GROUP_CHANNELS = IN_CHANNELS / CONV_GROUPS, GROUP_FILTERS = OUT_CHANNELS / CONV_GROUPS;
-constexpr int SHARES = (GROUP_FILTERS + FILTERS - 1) / FILTERS; // of a group's filters, each for a thread of its own
+constexpr int FILTER_BLOCKS = (GROUP_FILTERS + FILTERS - 1) / FILTERS; // of a group's filters, each for a thread of its own
 
 // Whether windows reach beyond the image.
 constexpr bool BEYOND_Y = PH > 0 || (OUT_ROWS - 1) * SH - PH + (KH - 1) * DH >= IN_ROWS;

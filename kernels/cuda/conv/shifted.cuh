@@ -1,7 +1,7 @@
 // The operands of convolutions on Hopper's matrix units, in shared memory: float32 as three bfloat16 numbers whose sum
 // it is (Format<BF16X3>), so that nothing has to be measured or scaled first; or as two float16 numbers, see conv/fp16x2.cuh.
 //
-// Positions: of all images one after another, row by row, PITCH apart, images IMAGE apart. They are so far apart that what
+// Positions: of all images one after another, row by row, PITCH apart, images IMAGE_PITCH apart. They are so far apart that what
 // a window reads beyond the end of a row or an image are the zeros that lie between it and the next one. So of all
 // outputs an element of the window is as many positions away, and one copy of the images' positions serves all elements
 // of the window: products read it from a place that is so much further on. Outputs between images are computed for
@@ -24,12 +24,12 @@
 #define OUT_ROWS 56
 #define OUT_COLUMNS 56
 #define PITCH 58
-#define IMAGE (58 * 58)
-#define CHANNELS 32
+#define IMAGE_PITCH (58 * 58)
+#define STAGE_CHANNELS 32
 #define WIDE_C 2
-#define TURNED 0
-#define TILE_STAGES 4
-#define POSITIONS 128
+#define FLIPPED 0
+#define WEIGHT_STAGES 4
+#define STAGE_POSITIONS 128
 #define SPLIT 1
 #define SHARED_BYTES (226 << 10)
 #endif
@@ -37,15 +37,15 @@
 #include "sm90/bf16x3.cuh"
 
 constexpr int TAPS = KH * KW;
-constexpr int BEFORE = PH * PITCH + PW;                      // positions that a window reaches back
+constexpr int REACH_BACK = PH * PITCH + PW;                      // positions that a window reaches back
 constexpr int REACH = (KH - 1) * DH * PITCH + (KW - 1) * DW; // from its first to its last element
-__device__ constexpr int shift(int tap_y, int tap_x) { return tap_y * DH * PITCH + tap_x * DW; }
+__device__ constexpr int tap_offset(int tap_y, int tap_x) { return tap_y * DH * PITCH + tap_x * DW; }
 
-__device__ constexpr int parts(int length, int part) { return (length + part - 1) / part; }
+__device__ constexpr int ceil_div(int length, int part) { return (length + part - 1) / part; }
 
 // Where an element of a gradient by the weights lies in a part of it, to be summed: neighbouring lanes have neighbouring
 // channels of some filters.
-__device__ __forceinline__ int place_in_part(int filter, int channel, int tap) {
+__device__ __forceinline__ int split_offset(int filter, int channel, int tap) {
     return (tap * OUT_CHANNELS + filter) * IN_CHANNELS + channel;
 }
 
@@ -57,7 +57,7 @@ template <int BYTES> __device__ __forceinline__ char *aligned_shared() {
 }
 
 // Puts words in pieces to their places in a stage.
-template <class Layout> struct PutPieces {
+template <class Layout> struct StoreSplit {
     char *to;
 
     __device__ __forceinline__ void operator()(int plane, int line, const float (&found)[CHUNK_ELEMENTS]) const {
@@ -69,60 +69,60 @@ template <class Layout> struct PutPieces {
 };
 
 // Images (N, C, H, W).
-template <int C, int H, int W> struct Images {
+template <int C, int H, int W> struct ImageArray {
     static constexpr int AREA = H * W, SIZE = C * AREA;
     const T *x;
     int count;
 
     // Where the element of channel 0 at a position lies; -1 where the images have none.
     __device__ __forceinline__ int at(int position) const {
-        const int image = position / IMAGE, y = position % IMAGE / PITCH, column = position % PITCH;
+        const int image = position / IMAGE_PITCH, y = position % IMAGE_PITCH / PITCH, column = position % PITCH;
         const bool inside = position >= 0 && image < count && y < H && column < W;
         return inside ? image * (C * AREA) + y * W + column : -1;
     }
 
-    // Starts to copy what a thread's line has, Layout::LINES from `first` on, of the channels from `channel` on, to slots of its
-    // own in `passing`; and hands it on (plane, line, elements).
+    // Starts to copy what a thread's line has, Layout::ROWS from `first` on, of the channels from `channel` on, to slots of its
+    // own in `staging`; and hands it on (plane, line, elements).
     template <class Layout, int THREADS> __device__ __forceinline__ void start(
-        T *passing, int thread, int first, int channel) const {
-        static_assert(Layout::LINES <= THREADS, "a line for each thread");
-        const int place = thread < Layout::LINES ? at(first + thread) : -1;
+        T *staging, int thread, int first, int channel) const {
+        static_assert(Layout::ROWS <= THREADS, "a line for each thread");
+        const int place = thread < Layout::ROWS ? at(first + thread) : -1;
         #pragma unroll
-        for (int i = 0; i < Layout::PLANES * CHUNK_ELEMENTS; i++)
-            cp_async<sizeof(T)>(passing + i * THREADS + thread, x + (place + (channel + i) * AREA),
+        for (int i = 0; i < Layout::GROUPS * CHUNK_ELEMENTS; i++)
+            cp_async<sizeof(T)>(staging + i * THREADS + thread, x + (place + (channel + i) * AREA),
                 place >= 0 && channel + i < C);
         cp_async_commit_group();
     }
-    template <class Layout, int THREADS, class Put> static __device__ __forceinline__ void finish(
-        Put &&put, T *passing, int thread) {
+    template <class Layout, int THREADS, class Store> static __device__ __forceinline__ void finish(
+        Store &&store, T *staging, int thread) {
         cp_async_wait_group<0>();
         #pragma unroll
-        for (int plane = 0; plane < Layout::PLANES; plane++) {
+        for (int plane = 0; plane < Layout::GROUPS; plane++) {
             float found[CHUNK_ELEMENTS];
             #pragma unroll
             for (int j = 0; j < CHUNK_ELEMENTS; j++) // as in `gather`
-                found[j] = *(volatile T *)(passing + (plane * CHUNK_ELEMENTS + j) * THREADS + thread);
-            if (thread < Layout::LINES) put(plane, thread, found);
+                found[j] = *(volatile T *)(staging + (plane * CHUNK_ELEMENTS + j) * THREADS + thread);
+            if (thread < Layout::ROWS) store(plane, thread, found);
         }
     }
 
-    // Hands Layout::LINES positions from `first` on, of the channels from `channel` on, to `put` (plane, line, elements)
-    // once `free` is in the phase of this parity. Of the calling threads each has slots of its own in `passing`, which
-    // what it reads passes through, so that AHEAD words are under way at once.
-    template <class Layout, int THREADS, int AHEAD, class Put> __device__ __forceinline__ void gather(
-        Put &&put, T *passing, int thread, int first, int channel, Mbarrier &free, int parity) const {
-        constexpr int COUNT = (Layout::LINES + THREADS - 1) / THREADS * Layout::PLANES;
-        passing += thread;
+    // Hands Layout::ROWS positions from `first` on, of the channels from `channel` on, to `put` (plane, line, elements)
+    // once `free` is in the phase of this parity. Of the calling threads each has slots of its own in `staging`, which
+    // what it reads passes through, so that LOADS_IN_FLIGHT words are under way at once.
+    template <class Layout, int THREADS, int LOADS_IN_FLIGHT, class Store> __device__ __forceinline__ void gather(
+        Store &&store, T *staging, int thread, int first, int channel, Mbarrier &free, int parity) const {
+        constexpr int COUNT = (Layout::ROWS + THREADS - 1) / THREADS * Layout::GROUPS;
+        staging += thread;
         int place = -1; // of the position that is read next
         #pragma unroll 1
-        for (int i = 1 - AHEAD; i < COUNT; i++) {
-            const int next = i + AHEAD - 1, plane = next % Layout::PLANES;
+        for (int i = 1 - LOADS_IN_FLIGHT; i < COUNT; i++) {
+            const int next = i + LOADS_IN_FLIGHT - 1, plane = next % Layout::GROUPS;
             if (next < COUNT) {
-                const int line = thread + next / Layout::PLANES * THREADS;
-                if (plane == 0) place = line < Layout::LINES ? at(first + line) : -1;
+                const int line = thread + next / Layout::GROUPS * THREADS;
+                if (plane == 0) place = line < Layout::ROWS ? at(first + line) : -1;
                 const int own = channel + plane * CHUNK_ELEMENTS, left = place < 0 ? 0 : C - own;
                 const T *from = x + (place + own * AREA);
-                T *slot = passing + next % AHEAD * (CHUNK_ELEMENTS * THREADS);
+                T *slot = staging + next % LOADS_IN_FLIGHT * (CHUNK_ELEMENTS * THREADS);
                 #pragma unroll
                 for (int j = 0; j < CHUNK_ELEMENTS; j++)
                     cp_async<sizeof(T)>(slot + j * THREADS, from + j * AREA, left > (C % CHUNK_ELEMENTS == 0 ? 0 : j));
@@ -130,40 +130,40 @@ template <int C, int H, int W> struct Images {
             cp_async_commit_group();
             if (i < 0) continue;
             if (i == 0) free.wait(parity);
-            cp_async_wait_group<AHEAD - 1>();
+            cp_async_wait_group<LOADS_IN_FLIGHT - 1>();
             float found[CHUNK_ELEMENTS];
             #pragma unroll
             for (int j = 0; j < CHUNK_ELEMENTS; j++) // after the wait, as the compiler cannot see what they have to do with it
-                found[j] = *(volatile T *)(passing + (i % AHEAD * CHUNK_ELEMENTS + j) * THREADS);
-            const int line = thread + i / Layout::PLANES * THREADS;
-            if (line < Layout::LINES) put(i % Layout::PLANES, line, found);
+                found[j] = *(volatile T *)(staging + (i % LOADS_IN_FLIGHT * CHUNK_ELEMENTS + j) * THREADS);
+            const int line = thread + i / Layout::GROUPS * THREADS;
+            if (line < Layout::ROWS) store(i % Layout::GROUPS, line, found);
         }
     }
 };
-typedef Images<IN_CHANNELS, IN_ROWS, IN_COLUMNS> Inputs;
+typedef ImageArray<IN_CHANNELS, IN_ROWS, IN_COLUMNS> InputImages;
 
 // An output's position.
-struct Output {
+struct OutputPosition {
     int image, y, x;
 
-    __device__ explicit Output(int position)
-        : image(position / IMAGE), y(position % IMAGE / PITCH), x(position % PITCH) {}
+    __device__ explicit OutputPosition(int position)
+        : image(position / IMAGE_PITCH), y(position % IMAGE_PITCH / PITCH), x(position % PITCH) {}
 
     __device__ __forceinline__ void advance(int positions) {
         x += positions;
         while (x >= PITCH) {
             x -= PITCH;
-            if (++y == IMAGE / PITCH) y = 0, image++;
+            if (++y == IMAGE_PITCH / PITCH) y = 0, image++;
         }
     }
     __device__ __forceinline__ bool inside(int batch) const { return image < batch && y < OUT_ROWS && x < OUT_COLUMNS; }
 };
 
-// Where the words of LINES positions lie, 8 PLANES channels of each of COUNT pieces: in planes.
-template <int LINES_, int PLANES_, int COUNT = BF16X3_TERMS> struct Planes {
-    static constexpr int LINES = LINES_, PLANES = PLANES_;
-    static constexpr int PLANE = LINES * CHUNK_BYTES, PIECE = PLANES * PLANE, SIZE = COUNT * PIECE; // bytes
+// Where the words of ROWS positions lie, 8 GROUPS channels of each of COUNT pieces: in planes.
+template <int ROWS_, int GROUPS_, int COUNT = BF16X3_TERMS> struct CoreMatrixLayout {
+    static constexpr int ROWS = ROWS_, GROUPS = GROUPS_;
+    static constexpr int GROUP_BYTES = ROWS * CHUNK_BYTES, TERM_BYTES = GROUPS * GROUP_BYTES, SIZE = COUNT * TERM_BYTES; // bytes
     static __device__ __forceinline__ int offset(int piece, int plane, int line) {
-        return piece * PIECE + plane * PLANE + line * CHUNK_BYTES;
+        return piece * TERM_BYTES + plane * GROUP_BYTES + line * CHUNK_BYTES;
     }
 };

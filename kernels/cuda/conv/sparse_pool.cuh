@@ -7,8 +7,8 @@
 #pragma once
 #include "conv/shifted.cuh"
 
-constexpr int LINE_PITCH = PITCH / 2, IMAGE_LINES = IMAGE / 2;
-static_assert(IMAGE % (2 * PITCH) == 0, "an image ends with a row of windows");
+constexpr int PAIR_PITCH = PITCH / 2, IMAGE_PAIRS = IMAGE_PITCH / 2;
+static_assert(IMAGE_PITCH % (2 * PITCH) == 0, "an image ends with a row of windows");
 
 // (N, C, H / 2, W / 2), and where in its window each number lies, row by row.
 template <int C, int H, int W> struct PooledGradients {
@@ -25,7 +25,7 @@ template <int C, int H, int W> struct PooledGradients {
 
     // row: of all images' windows, from one image in front of the first on.
     __device__ __forceinline__ void read(Window &found, int row, int column, int channel) const {
-        constexpr int ROWS_OF_IMAGE = IMAGE_LINES / LINE_PITCH / 2;
+        constexpr int ROWS_OF_IMAGE = IMAGE_PAIRS / PAIR_PITCH / 2;
         const int image = row / ROWS_OF_IMAGE - 1, y = row % ROWS_OF_IMAGE;
         const bool inside = (unsigned)image < (unsigned)images && y < ROWS && column < COLUMNS;
         const int at = (image * C + channel) * AREA + y * COLUMNS + column;
@@ -45,10 +45,10 @@ template <int C, int H, int W> struct PooledGradients {
     }
 };
 
-// Brings Layout::LINES lines from `first` on, of the channels from `channel` on, to a stage: THREADS threads read windows,
-// each the next one before it puts the last one's lines to their places. All but HELPERS, the last ones, take one each.
-template <class Layout, int THREADS, class Gradients, int HELPERS = THREADS> struct Gathering {
-    static constexpr int ROW = 2 * LINE_PITCH; // lines of a row of windows
+// Brings Layout::ROWS lines from `first` on, of the channels from `channel` on, to a stage: THREADS threads read windows,
+// each the next one before it puts the last one's lines to their places. All but SHARING, the last ones, take one each.
+template <class Layout, int THREADS, class Gradients, int SHARING = THREADS> struct PooledGradientLoader {
+    static constexpr int ROW = 2 * PAIR_PITCH; // lines of a row of windows
     const Gradients &gradients;
     const int thread;
     int first, channel, window, plane; // window, plane: what is read next
@@ -56,33 +56,33 @@ template <class Layout, int THREADS, class Gradients, int HELPERS = THREADS> str
 
     // The first row of windows that has such lines; windows, from its first one on, that have any.
     __device__ __forceinline__ int top() const { return first / ROW; }
-    __device__ __forceinline__ int count() const { return ((first + Layout::LINES - 1) / ROW - top() + 1) * LINE_PITCH; }
+    __device__ __forceinline__ int count() const { return ((first + Layout::ROWS - 1) / ROW - top() + 1) * PAIR_PITCH; }
 
     __device__ __forceinline__ void advance(int windows) { // so neighbouring threads have neighbouring windows
         for (window += windows; window >= count(); window -= count()) plane++;
     }
     __device__ __forceinline__ void read() {
-        if (plane < Layout::PLANES)
-            gradients.read(next, top() + window / LINE_PITCH, window % LINE_PITCH, channel + plane * CHUNK_ELEMENTS);
+        if (plane < Layout::GROUPS)
+            gradients.read(next, top() + window / PAIR_PITCH, window % PAIR_PITCH, channel + plane * CHUNK_ELEMENTS);
     }
 
     __device__ __forceinline__ void start(int first_, int channel_) {
-        first = first_ + IMAGE_LINES, channel = channel_; // which is not below 0
+        first = first_ + IMAGE_PAIRS, channel = channel_; // which is not below 0
         window = plane = 0;
         advance(thread);
         read();
     }
 
     // Hands all lines to `put` (plane, line, words in pieces, of each channel a bit: which of the line's positions it is).
-    template <class Put> __device__ __forceinline__ void finish(Put &&put) {
+    template <class Store> __device__ __forceinline__ void finish(Store &&store) {
         #pragma unroll 1
-        while (plane < Layout::PLANES) {
+        while (plane < Layout::GROUPS) {
             const auto now = next;
-            const int own = plane, line = (top() + window / LINE_PITCH) * ROW + window % LINE_PITCH - first;
-            if (thread >= THREADS - HELPERS)
-                advance(HELPERS);
+            const int own = plane, line = (top() + window / PAIR_PITCH) * ROW + window % PAIR_PITCH - first;
+            if (thread >= THREADS - SHARING)
+                advance(SHARING);
             else
-                plane = Layout::PLANES;
+                plane = Layout::GROUPS;
             read();
             Chunk words[BF16X3_TERMS];
             split_bf16x3(words, now.g);
@@ -95,14 +95,14 @@ template <class Layout, int THREADS, class Gradients, int HELPERS = THREADS> str
             }
             #pragma unroll
             for (int row = 0; row < 2; row++) {
-                if ((unsigned)(line + row * LINE_PITCH) >= Layout::LINES) continue;
+                if ((unsigned)(line + row * PAIR_PITCH) >= Layout::ROWS) continue;
                 Chunk of_row[BF16X3_TERMS];
                 #pragma unroll
                 for (int p = 0; p < BF16X3_TERMS; p++)
                     #pragma unroll
                     for (int j = 0; j < CHUNK_ELEMENTS / 2; j++)
                         of_row[p].lane[j] = words[p].lane[j] & (row == 0 ? upper[j] : ~upper[j]);
-                put(own, line + row * LINE_PITCH, of_row, which);
+                store(own, line + row * PAIR_PITCH, of_row, which);
             }
         }
     }

@@ -108,7 +108,7 @@ class Fp16x2WeightGrad:
         launches = (
             self._launch("measure_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
             self._launch("pack_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
-            self._launch("conv_halves_weight_grad", (self._fallback.blocks, self._splits), THREADS, self._shared),
+            self._launch("weight_grad_shifted_fp16x2", (self._fallback.blocks, self._splits), THREADS, self._shared),
             *fallback.launches,
         )
         return [CudaKernel(launches, max(self._scratch, fallback.scratch or 0))]
@@ -116,6 +116,6 @@ class Fp16x2WeightGrad:
     def _launch(self, name: str, blocks: int | tuple[int, int], threads: int, shared: int = 0) -> CudaLaunch:
         problem = self.index.problem
         numbers, types = (problem.images[0], self._splits), (problem.dtype,)
-        stages = {"CHANNELS": CHANNELS, "HALVES_STAGES": self._stages, "SHARED_BYTES": self._shared}
+        stages = {"STAGE_CHANNELS": CHANNELS, "PIPELINE_STAGES": self._stages, "SHARED_BYTES": self._shared}
         macros = {**self.index.macros(), **PACKED_MACROS, **stages}
         return CudaLaunch(FILE, name, numbers, types, blocks=blocks, threads=threads, shared=shared, definitions=macros)

@@ -151,7 +151,7 @@ class Fp16x2Conv:
             self._launch("conv/pack_images.cu", "measure_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
             self._launch("conv/pack_images.cu", "pack_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
             self._launch(
-                "conv/shifted_fp16x2.cu", "conv_halves", min(self._tiles, multiprocessors), THREADS, self._shared
+                "conv/shifted_fp16x2.cu", "conv_shifted_fp16x2", min(self._tiles, multiprocessors), THREADS, self._shared
             ),
             self._fallback.multiply(fallback=True),
         )
@@ -162,7 +162,7 @@ class Fp16x2Conv:
         macros = {
             **self._fallback.macros(),
             **PACKED_MACROS,
-            "TILE_STAGES": self._weight_stages,
+            "WEIGHT_STAGES": self._weight_stages,
             "SHARED_BYTES": self._shared,
             "WEIGHT_BYTES": self._fallback.weight_parts * self._fallback.weight_bytes,
             "FP16_WEIGHT_BYTES": self.index.fp16_parts * self._fallback.weight_bytes,
