@@ -65,12 +65,12 @@ KERNEL __launch_bounds__(THREADS, 4) conv_direct(const T *__restrict__ x, const 
         const auto row = [&](int f) { return group * GROUP_FILTERS + first + f; };
         const auto real = [&](int f) { return GROUP_FILTERS % FILTERS == 0 || first + f < GROUP_FILTERS; };
         const auto index = [&](int f) { return (int64_t)(image * OUT_CHANNELS + row(f)) * AREA + place; };
-        Epilogue::Aux<WIDE_C> beside[FILTERS];
+        Epilogue::Aux<WIDE_C> aux[FILTERS];
         #pragma unroll
         for (int f = 0; f < FILTERS; f++)
-            if (real(f)) beside[f] = epilogue.load_aux<WIDE_C>(image, row(f), place, index(f));
+            if (real(f)) aux[f] = epilogue.load_aux<WIDE_C>(image, row(f), place, index(f));
         #pragma unroll
         for (int f = 0; f < FILTERS; f++)
-            if (real(f)) epilogue.write(beside[f], index(f), sums[f]);
+            if (real(f)) epilogue.write(aux[f], index(f), sums[f]);
     }
 }

@@ -93,7 +93,7 @@ struct Target {
 };
 
 // Hands the sums of a tile to `out`, WIDE_C neighbouring columns at once, which lie at the Target of the first one. What
-// `out` reads beside a column is asked for before the first element of it is written.
+// `out` reads aux a column is asked for before the first element of it is written.
 template <class Out, class Find> __device__ __forceinline__ void write_tile(
     const Tunables &tile, const Out &out, int m0, int n0, int m, int n, Find find) {
     #pragma unroll
@@ -103,17 +103,17 @@ template <class Out, class Find> __device__ __forceinline__ void write_tile(
         const Target at = find(column);
         const auto channel = [&](int i) { return at.channel + m0 + tile.row(i); };
         const auto index = [&](int i) { return ((int64_t)at.image * at.channels + channel(i)) * at.area + at.place; };
-        typename Out::template Aux<WIDE_C> beside[Tunables::TM];
+        typename Out::template Aux<WIDE_C> aux[Tunables::TM];
         #pragma unroll
         for (int i = 0; i < Tunables::TM; i++)
             if (m0 + tile.row(i) < m)
-                beside[i] = out.template load_aux<WIDE_C>(at.image, channel(i), at.place, index(i));
+                aux[i] = out.template load_aux<WIDE_C>(at.image, channel(i), at.place, index(i));
         #pragma unroll
         for (int i = 0; i < Tunables::TM; i++) {
             T value[WIDE_C];
             #pragma unroll
             for (int h = 0; h < WIDE_C; h++) value[h] = tile.sums[i][j + h];
-            if (m0 + tile.row(i) < m) out.write(beside[i], index(i), value);
+            if (m0 + tile.row(i) < m) out.write(aux[i], index(i), value);
         }
     }
 }

@@ -1,9 +1,9 @@
-// What conv/shifted_fp16x2.cu multiplies: the filters in halves, and in pieces, and the images in halves, with what is known of both.
+// Packs the operands of conv/shifted_fp16x2.cu: filters as fp16x2 and, for the fallback, as bf16x3, and images as fp16x2.
 // Read conv/shifted_fp16x2.cuh first.
 #include "conv/shifted_fp16x2.cuh"
 
-// A filter's scale, by a block.
-__device__ __forceinline__ void measure_filter(const ConvScratch &made, const WeightReader &weights, int filter) {
+// Measures a filter. By a block.
+__device__ __forceinline__ void measure_filter(const ConvScratch &scratch_layout, const WeightReader &weights, int filter) {
     constexpr int COUNT = IN_CHANNELS * TAPS, AT_ONCE = 4;
     RunningStatistics seen;
     for (int first = threadIdx.x; first < COUNT; first += AT_ONCE * MEASURE_THREADS) {
@@ -18,49 +18,49 @@ __device__ __forceinline__ void measure_filter(const ConvScratch &made, const We
     }
     seen.merge_block();
     if (threadIdx.x > 0) return;
-    made.filters[filter] = seen.known(MIN_NORMAL, 1);
+    scratch_layout.filters[filter] = seen.statistics(MIN_NORMAL, 1);
 }
 
-// The weights of FILTERS filters and the channels of a plane to scratch, in halves or in pieces, by a block.
-constexpr int FILTER_PACKS = 2 * FILTER_BLOCKS * CHANNEL_BLOCKS * GROUPS;
-__device__ __forceinline__ void pack_filters(const ConvScratch &made, const WeightReader &weights, int piece) {
-    const bool in_halves = piece % 2;
-    const int plane = piece / 2 % GROUPS, chunk = piece / (2 * GROUPS) % CHANNEL_BLOCKS, block = piece / (2 * GROUPS * CHANNEL_BLOCKS);
+// Packs FILTERS filters' weights of one group of channels, as fp16x2 or bf16x3. By a block.
+constexpr int WEIGHT_ITEMS = 2 * FILTER_BLOCKS * CHANNEL_BLOCKS * GROUPS;
+__device__ __forceinline__ void pack_filters(const ConvScratch &scratch_layout, const WeightReader &weights, int item) {
+    const bool fp16 = item % 2;
+    const int group = item / 2 % GROUPS, channel_block = item / (2 * GROUPS) % CHANNEL_BLOCKS, block = item / (2 * GROUPS * CHANNEL_BLOCKS);
     #pragma unroll 1
     for (int i = threadIdx.x; i < FILTERS * TAPS; i += PACK_THREADS) {
-        const WeightChunk at(block, chunk, i / FILTERS, plane, i % FILTERS);
-        const int filter = block * FILTERS + at.line;
+        const WeightChunk at(block, channel_block, i / FILTERS, group, i % FILTERS);
+        const int filter = block * FILTERS + at.row;
         float found[CHUNK_ELEMENTS];
         weights.read(found, filter, at.channel(), at.tap);
-        if (!in_halves) {
-            store_split(made.bf16_weights, at, found);
+        if (!fp16) {
+            store_split(scratch_layout.bf16_weights, at, found);
             continue;
         }
-        Chunk words[FP16_PARTS];
-        split_fp16x2(words, found, made.filters[filter].up);
-        char *to = made.fp16_weights + at.stage() * WeightLayout::SIZE;
+        Chunk parts[FP16_PARTS];
+        split_fp16x2(parts, found, scratch_layout.filters[filter].scale);
+        char *to = scratch_layout.fp16_weights + at.stage() * WeightLayout::SIZE;
         #pragma unroll
-        for (int p = 0; p < FP16_PARTS; p++) *(Chunk *)(to + WeightLayout::offset(p, plane, at.line)) = words[p];
+        for (int p = 0; p < FP16_PARTS; p++) *(Chunk *)(to + WeightLayout::offset(p, group, at.row)) = parts[p];
     }
 }
 
-// First: statistics of filters and images.
+// Launch 1: statistics of filters and images.
 KERNEL __launch_bounds__(PACK_THREADS, PACK_BLOCKS) measure_operands(
     const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
-    const ConvScratch made(scratch);
+    const ConvScratch scratch_layout(scratch);
     for (int filter = blockIdx.x; filter < FILTER_BLOCKS * FILTERS; filter += gridDim.x) {
-        measure_filter(made, {w}, filter);
+        measure_filter(scratch_layout, {w}, filter);
         __syncthreads();
     }
-    laid_images(made, batch).measure(InputImages{x, (int)batch});
+    packed_images(scratch_layout, batch).measure(InputImages{x, (int)batch});
 }
 
-// Then: both packed, the filters as bf16x3 too.
+// Launch 2: packs both.
 KERNEL __launch_bounds__(PACK_THREADS, PACK_BLOCKS) pack_operands(
     const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
-    const ConvScratch made(scratch);
-    for (int i = blockIdx.x; i < FILTER_PACKS; i += gridDim.x) pack_filters(made, {w}, i);
-    laid_images(made, batch).lay(InputImages{x, (int)batch});
+    const ConvScratch scratch_layout(scratch);
+    for (int i = blockIdx.x; i < WEIGHT_ITEMS; i += gridDim.x) pack_filters(scratch_layout, {w}, i);
+    packed_images(scratch_layout, batch).pack(InputImages{x, (int)batch});
 }

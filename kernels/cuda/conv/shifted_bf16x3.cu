@@ -1,15 +1,13 @@
-// Convolution with stride 1 on Hopper's matrix units: y = x * w, or FLIPPED the gradient by the images, which is the
-// convolution of the outputs' gradients with the weights turned round. Read conv/shifted_tiles.cuh first.
+// Stride-1 convolution y = x * w by shifted implicit GEMM in bf16x3. FLIPPED: the gradient by the images, which is the
+// convolution of the outputs' gradient with flipped weights. Read conv/shifted_tiles.cuh first.
 //
-// Operands are in pieces. FALLBACK: only the outputs that conv/shifted_fp16x2.cu has left.
+// FALLBACK: only the outputs that conv/shifted_fp16x2.cu marked. POOLING: with a 2 x 2 max pooling epilogue.
 //
-// The largest products of pieces are exact. The matrix units, which cut bits off where they add, sum them over one
-// element of the window; float32 additions go on. The others, 2^-8 of them, have sums of their own.
+// WGMMA sums the products of first terms, which are exact, over one element of the window, as it truncates where it adds;
+// float32 additions sum these. The products of other terms, 2^-8 of them, have an accumulator of their own.
 //
-// Of 32 filters or fewer the pieces are STACKED: half of the rows are the first ones, the others the second ones of the
-// same filters, or the third ones and zeros. Four products of these hold the six, and in the end rows are added.
-//
-// POOLING: the epilogue is handed the windows of a max pooling, see `write_pooled`.
+// STACKED, for at most 32 filters: half of the rows are first terms, the other half second terms of the same filters, or
+// third terms and zeros. Four products hold all six, and rows are added in the end.
 #ifndef FALLBACK
 #define FALLBACK 0
 #endif
@@ -22,24 +20,24 @@ constexpr int MMA_WARPGROUPS = 2, COLUMNS = WARPGROUP_COLUMNS, PRODUCERS = 128, 
 #include "conv/shifted_tiles.cuh"
 
 constexpr int LOW_PAIRS = STACKED ? (TERMS_USED == 3 ? 3 : TERMS_USED - 1) : LOW_ORDER_PAIRS;
-constexpr int LOADS_IN_FLIGHT = 4; // words that a thread has under way
+constexpr int LOADS_IN_FLIGHT = 4; // chunks that a thread is loading
 typedef CoreMatrixLayout<TILE + REACH, GROUPS> ImageLayout;
 typedef Bf16x3WeightLayout WeightLayout;
 
-// What the launch asks for, and the scratch of the weights, as the rule computes them.
+// The rule's byte counts suffice.
 static_assert(SHARED_BYTES >= 128 + IMAGE_STAGES * ImageLayout::SIZE + WEIGHT_STAGES * WeightLayout::SIZE +
                   (LOADS_IN_FLIGHT * CHUNK_ELEMENTS * LOADERS + MMA_WARPGROUPS * COMBINE_ELEMENTS) * (int)sizeof(T), "dynamic shared memory");
 #ifdef WEIGHT_BYTES
 static_assert(WEIGHT_BYTES >= (int64_t)FILTER_BLOCKS * CHANNEL_BLOCKS * TAPS * WeightLayout::SIZE, "scratch");
 #endif
 
-// The products beside the largest ones.
+// The terms of low-order product i.
 __device__ constexpr TermPair low_pair(int i) {
     constexpr TermPair pairs[] = {{0, 2}, {1, 0}, {0, 1}};
     return STACKED ? pairs[3 - LOW_PAIRS + i] : low_order_pair(i);
 }
 
-// Weights to scratch, where conv/pack_images.cu has not put them.
+// The weights split into bf16x3, in scratch, where conv/pack_images.cu does not split them.
 KERNEL split_weights(const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
     const WeightReader weights = {w};
@@ -52,50 +50,50 @@ KERNEL split_weights(const T *x, const T *w, const Epilogue epilogue, int64_t ba
     }
 }
 
-__device__ __forceinline__ void load_tile(const InputImages &images, int position, ConvPipeline &stages,
-    PipelineState<IMAGE_STAGES> &turn, char *shared, T *staging) {
-    for (int chunk = 0; chunk < CHANNEL_BLOCKS; chunk++, turn.advance()) {
-        images.gather<ImageLayout, LOADERS, LOADS_IN_FLIGHT>(StoreSplit<ImageLayout>{shared + turn.stage * ImageLayout::SIZE}, staging,
-            threadIdx.x - WARP, position - REACH_BACK, chunk * STAGE_CHANNELS, stages.images_read[turn.stage], turn.phase ^ 1);
+__device__ __forceinline__ void load_tile(const InputImages &images, int position, ConvPipeline &pipeline,
+    PipelineState<IMAGE_STAGES> &state, char *shared, T *staging) {
+    for (int chunk = 0; chunk < CHANNEL_BLOCKS; chunk++, state.advance()) {
+        images.load<ImageLayout, LOADERS, LOADS_IN_FLIGHT>(StoreSplit<ImageLayout>{shared + state.stage * ImageLayout::SIZE}, staging,
+            threadIdx.x - WARP, position - REACH_BACK, chunk * STAGE_CHANNELS, pipeline.images.empty[state.stage], state.phase ^ 1);
         fence_proxy_async();
-        arrive_per_warp(stages.images[turn.stage]);
+        arrive_per_warp(pipeline.images.full[state.stage]);
     }
 }
 
 struct Bf16x3Accumulator {
-    float main[SUMS], beside[SUMS];
+    float main[SUMS], low[SUMS];
 
-    // As in conv/shifted_fp16x2.cu.
-    __device__ __forceinline__ void multiply(ConvPipeline &stages, const char *images, const char *weights, int warpgroup,
+    // See Fp16x2Accumulator::multiply.
+    __device__ __forceinline__ void multiply(ConvPipeline &pipeline, const char *images, const char *weights, int warpgroup,
         bool first_tile, PipelineState<IMAGE_STAGES> &image, PipelineState<WEIGHT_STAGES> &weight) {
-        if (first_tile) stages.wait_for_start(warpgroup);
+        if (first_tile) pipeline.wait_for_start(warpgroup);
         float high[SUMS];
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = 0;
         int last_image = 0, last_weight = 0;
         for (int chunk = 0; chunk < CHANNEL_BLOCKS; chunk++, image.advance()) {
-            stages.images[image.stage].wait(image.phase);
+            pipeline.images.wait_full(image);
             for (int tap = 0; tap < TAPS; tap++, weight.advance()) {
-                stages.weights[weight.stage].wait(weight.phase);
+                pipeline.weights.wait_full(weight);
                 const char *left = weights + weight.stage * WeightLayout::SIZE;
                 const char *right = images + image.stage * ImageLayout::SIZE + tap_offset(tap / KW, tap % KW) * CHUNK_BYTES;
                 const uint64_t a = smem_descriptor(left, WeightLayout::GROUP_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
                 const uint64_t b = smem_descriptor(right, ImageLayout::GROUP_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
-                const auto products = [&](float (&sums)[SUMS], TermPair pieces, bool add) {
+                const auto products = [&](float (&sums)[SUMS], TermPair terms, bool add) {
                     #pragma unroll
                     for (int k = 0; k < GROUPS; k += 2)
-                        wgmma<BFLOAT16, false, false>(sums, a + WeightLayout::offset(pieces.a, k, 0) / CHUNK_BYTES,
-                            b + ImageLayout::offset(pieces.b, k, 0) / CHUNK_BYTES, add || k > 0);
+                        wgmma<BFLOAT16, false, false>(sums, a + WeightLayout::offset(terms.a, k, 0) / CHUNK_BYTES,
+                            b + ImageLayout::offset(terms.b, k, 0) / CHUNK_BYTES, add || k > 0);
                 };
                 wgmma_fence();
                 products(high, {0, 0}, false);
                 wgmma_commit_group();
                 wgmma_wait_group<1>();
-                if (chunk + tap > 0) arrive_per_warp(stages.weights_read[last_weight]);
-                if (chunk > 0 && tap == 0) arrive_per_warp(stages.images_read[last_image]);
-                if (first_tile) stages.start_next(warpgroup, chunk * TAPS + tap);
+                if (chunk + tap > 0) arrive_per_warp(pipeline.weights.empty[last_weight]);
+                if (chunk > 0 && tap == 0) arrive_per_warp(pipeline.images.empty[last_image]);
+                if (first_tile) pipeline.start_next(warpgroup, chunk * TAPS + tap);
                 #pragma unroll
-                for (int i = 0; i < LOW_PAIRS; i++) products(beside, low_pair(i), chunk + tap + i > 0);
+                for (int i = 0; i < LOW_PAIRS; i++) products(low, low_pair(i), chunk + tap + i > 0);
                 wgmma_commit_group();
                 wgmma_wait_group<1>();
                 wgmma_fence_operand(high);
@@ -106,16 +104,16 @@ struct Bf16x3Accumulator {
             last_image = image.stage;
         }
         wgmma_wait_group<0>();
-        wgmma_fence_operand(beside);
-        arrive_per_warp(stages.weights_read[last_weight]);
-        arrive_per_warp(stages.images_read[last_image]);
+        wgmma_fence_operand(low);
+        arrive_per_warp(pipeline.weights.empty[last_weight]);
+        arrive_per_warp(pipeline.images.empty[last_image]);
         if (LOW_PAIRS == 0) return;
         #pragma unroll
-        for (int i = 0; i < SUMS; i++) main[i] += beside[i];
+        for (int i = 0; i < SUMS; i++) main[i] += low[i];
     }
 };
 
-// An output by recompute multiply-adds.
+// An output by sequential float32 FMA.
 __device__ __noinline__ T recompute(const T *x, const T *w, int filter, int position) {
     const OutputPosition at(position);
     const WeightReader weights = {w};
@@ -131,7 +129,7 @@ __device__ __noinline__ T recompute(const T *x, const T *w, int filter, int posi
     return sum;
 }
 
-// Pieces make NaN of infinities: what is not finite is computed again.
+// bf16x3 makes NaN of infinities: recomputes what is not finite.
 __device__ __forceinline__ void recompute_nonfinite(
     float (&sums)[OUTPUTS], const T *x, const T *w, int batch, int filter, int position) {
     float zero = 0;
@@ -145,10 +143,10 @@ __device__ __forceinline__ void recompute_nonfinite(
     }
 }
 
-// What of the tiles of a block is computed here.
+// The tiles that a block computes: FALLBACK those with marked positions.
 struct FallbackTiles {
     const Tiles &tiles;
-    const ConvScratch &made;
+    const ConvScratch &scratch_layout;
     int positions; // of all images
 
     __device__ __forceinline__ bool takes(int tile) const {
@@ -156,10 +154,10 @@ struct FallbackTiles {
         const int filter = tiles.filter(tile), first = tiles.position(tile), end = min(first + TILE, positions);
         bool found = false;
         for (int position = first / FALLBACK_POSITIONS * FALLBACK_POSITIONS; position < end; position += FALLBACK_POSITIONS)
-            found |= made.falls_back(position, filter);
+            found |= scratch_layout.falls_back(position, filter);
         return found;
     }
-    // From one on.
+    // The first one from `tile` on.
     __device__ __forceinline__ int next(int tile) const {
         while (tile < tiles.count && !takes(tile)) tile += gridDim.x;
         return tile;
@@ -167,7 +165,7 @@ struct FallbackTiles {
     __device__ __forceinline__ int first() const { return next(blockIdx.x); }
     __device__ __forceinline__ int after(int tile) const { return next(tile + gridDim.x); }
 
-    // Whether there are any, asked by all threads.
+    // Whether there are any. By all threads.
     __device__ __forceinline__ bool any() const {
         __shared__ bool found;
         found = false;
@@ -179,13 +177,13 @@ struct FallbackTiles {
     }
 };
 
-// See `write`.
+// The mask of `write`.
 struct FallbackMask {
-    const ConvScratch &made;
+    const ConvScratch &scratch_layout;
     int filter;
     float rows[2] = {1, 1};
 
-    __device__ __forceinline__ bool takes(int position) const { return !FALLBACK || made.falls_back(position, filter); }
+    __device__ __forceinline__ bool takes(int position) const { return !FALLBACK || scratch_layout.falls_back(position, filter); }
     __device__ __forceinline__ float scale(int) const { return 1; }
 };
 
@@ -193,15 +191,15 @@ KERNEL __launch_bounds__(THREADS, 1) conv_shifted_bf16x3(const T *x, const T *w,
     wait_for_inputs();
     const InputImages images = {x, (int)batch};
     const Tiles tiles(batch);
-    const ConvScratch made(scratch);
-    const FallbackTiles taken = {tiles, made, (int)batch * IMAGE_PITCH};
+    const ConvScratch scratch_layout(scratch);
+    const FallbackTiles taken = {tiles, scratch_layout, (int)batch * IMAGE_PITCH};
     if (FALLBACK && !taken.any()) return;
     char *of_images = aligned_shared<128>();
     char *of_weights = of_images + IMAGE_STAGES * ImageLayout::SIZE;
     T *staging = (T *)(of_weights + WEIGHT_STAGES * WeightLayout::SIZE);
     T *buffer = staging + LOADS_IN_FLIGHT * CHUNK_ELEMENTS * LOADERS;
-    __shared__ ConvPipeline stages;
-    if (threadIdx.x == 0) stages.init();
+    __shared__ ConvPipeline pipeline;
+    if (threadIdx.x == 0) pipeline.init();
     __syncthreads();
     PipelineState<IMAGE_STAGES> image;
     PipelineState<WEIGHT_STAGES> weight;
@@ -210,11 +208,11 @@ KERNEL __launch_bounds__(THREADS, 1) conv_shifted_bf16x3(const T *x, const T *w,
         if (threadIdx.x == 0) {
             for (int tile = taken.first(); tile < tiles.count; tile = taken.after(tile)) {
                 if (!POOLING && !FALLBACK) prefetch_aux(epilogue, batch, tiles.filter(tile), tiles.position(tile));
-                stages.load_weights<WeightLayout>(tile, weight, of_weights, made.bf16_weights);
+                pipeline.load_weights<WeightLayout>(tile, weight, of_weights, scratch_layout.bf16_weights);
             }
         } else if (threadIdx.x >= WARP) {
             for (int tile = taken.first(); tile < tiles.count; tile = taken.after(tile))
-                load_tile(images, tiles.position(tile), stages, image, of_images, staging);
+                load_tile(images, tiles.position(tile), pipeline, image, of_images, staging);
         }
     } else {
         warpgroup_reg_alloc<224>();
@@ -223,14 +221,14 @@ KERNEL __launch_bounds__(THREADS, 1) conv_shifted_bf16x3(const T *x, const T *w,
             const int filter = tiles.filter(tile), position = tiles.position(tile) + warpgroup * COLUMNS;
             Bf16x3Accumulator sums;
             const bool first_tile = !FALLBACK && tile == blockIdx.x;
-            sums.multiply(stages, of_images + warpgroup * COLUMNS * CHUNK_BYTES, of_weights, warpgroup, first_tile, image, weight);
+            sums.multiply(pipeline, of_images + warpgroup * COLUMNS * CHUNK_BYTES, of_weights, warpgroup, first_tile, image, weight);
             float own[OUTPUTS];
             combine_stacked(sums.main, own, buffer + warpgroup * COMBINE_ELEMENTS);
             recompute_nonfinite(own, x, w, batch, filter, position);
             if (POOLING)
                 write_pooled(own, epilogue, filter, position);
             else
-                write(own, epilogue, batch, filter, position, FallbackMask{made, filter});
+                write(own, epilogue, batch, filter, position, FallbackMask{scratch_layout, filter});
         }
     }
 }

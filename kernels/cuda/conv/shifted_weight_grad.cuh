@@ -1,8 +1,8 @@
-// What the kernels of gradients of convolutions by their weights share: stride 1, a kernel of 3 x 3, operands in pieces.
+// What the kernels of gradients of convolutions by their weights share: stride 1, a kernel of 3 x 3, operands in terms.
 // Read conv/shifted.cuh first.
 //
 // A block takes FILTERS filters, STAGE_CHANNELS channels, all elements of the window, and a split of the positions, which are k.
-// Some warps bring STAGE_POSITIONS positions of the gradients and those of the images under their windows, in pieces; three
+// Some warps bring STAGE_POSITIONS positions of the gradients and those of the images under their windows, in terms; three
 // warpgroups multiply, each a row of the window. An element of such a row is a position further on: of the images, which
 // lie as lines of a position's channels, so many lines beginning one after another are one operand.
 //
@@ -26,28 +26,16 @@
 constexpr int FILTERS = 64, CONSUMERS = KH * WARPGROUP;
 constexpr int PRODUCERS = 2 * WARPGROUP, THREADS = PRODUCERS + CONSUMERS, SUM_THREADS = 256; // SUM_THREADS: of a block of sum_weight_grad_splits
 constexpr int SIZE = OUT_CHANNELS * IN_CHANNELS * TAPS;
-constexpr int SPLIT_ELEMENTS = SIZE + BIAS * BF16X3_TERMS * OUT_CHANNELS; // with that of the bias in pieces
+constexpr int SPLIT_ELEMENTS = SIZE + BIAS * BF16X3_TERMS * OUT_CHANNELS; // with that of the bias in terms
 constexpr int STAGES = 2, SUMS = KW * STAGE_CHANNELS / 2; // SUMS: of a thread
-static_assert(KH == 3 && KW == 3 && STAGE_CHANNELS == 32, "what the registers are made for");
+static_assert(KH == 3 && KW == 3 && STAGE_CHANNELS == 32, "what the registers are scratch_layout for");
 
 // Lines of 64 bytes, a position's channels, whose words are buffer.
 struct ImageLayout {
     static constexpr int ROWS = (STAGE_POSITIONS + REACH + 7) / 8 * 8, GROUPS = STAGE_CHANNELS / CHUNK_ELEMENTS;
     static constexpr int LINE = STAGE_CHANNELS * 2, TERM_BYTES = ROWS * LINE, SIZE = BF16X3_TERMS * TERM_BYTES; // bytes
-    static __device__ __forceinline__ int offset(int piece, int plane, int line) {
-        return piece * TERM_BYTES + line * LINE + (plane ^ line / 2 % 4) * CHUNK_BYTES;
-    }
-};
-
-struct Stages {
-    Mbarrier full[STAGES], empty[STAGES];
-
-    __device__ void init() {
-        for (int i = 0; i < STAGES; i++) {
-            full[i].init(PRODUCERS / WARP);
-            empty[i].init(CONSUMERS / WARP);
-        }
-        fence_mbarrier_init();
+    static __device__ __forceinline__ int offset(int term, int plane, int line) {
+        return term * TERM_BYTES + line * LINE + (plane ^ line / 2 % 4) * CHUNK_BYTES;
     }
 };
 

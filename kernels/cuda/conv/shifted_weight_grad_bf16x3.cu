@@ -2,7 +2,7 @@
 // conv/shifted_weight_grad.cuh first.
 //
 // Four warps gather the gradients, four the images. As in conv/shifted_bf16x3.cu, but for registers: the largest products and the
-// others have the same ones in turn, over 64 positions.
+// others have the same ones in state, over 64 positions.
 #include "conv/shifted_weight_grad.cuh"
 
 constexpr int LOADERS = PRODUCERS / 2, LOADS_IN_FLIGHT = 4; // LOADS_IN_FLIGHT: words that a thread has under way
@@ -14,25 +14,25 @@ static_assert(SHARED_BYTES >= 1024 + STAGES * STAGE + 2 * LOADS_IN_FLIGHT * CHUN
 
 // Brings the images' split of all stages, which begin `before` positions before those of the gradients.
 template <class Layout, class Source> __device__ __forceinline__ void gather(const PositionSplit &split, const Source &images,
-    int before, int channel, Stages &stages, char *shared, T *staging) {
-    PipelineState<STAGES> turn;
-    for (int i = split.begin; i < split.end; i++, turn.advance()) {
-        images.template gather<Layout, LOADERS, LOADS_IN_FLIGHT>(StoreSplit<Layout>{shared + turn.stage * STAGE}, staging,
-            threadIdx.x % LOADERS, split.position(i) - before, channel, stages.empty[turn.stage], turn.phase ^ 1);
+    int before, int channel, Pipeline<STAGES> &pipeline, char *shared, T *staging) {
+    PipelineState<STAGES> state;
+    for (int i = split.begin; i < split.end; i++, state.advance()) {
+        images.template load<Layout, LOADERS, LOADS_IN_FLIGHT>(StoreSplit<Layout>{shared + state.stage * STAGE}, staging,
+            threadIdx.x % LOADERS, split.position(i) - before, channel, pipeline.empty[state.stage], state.phase ^ 1);
         fence_proxy_async();
-        arrive_per_warp(stages.full[turn.stage]);
+        arrive_per_warp(pipeline.full[state.stage]);
     }
 }
 
 // The sums of a row of the window.
 __device__ __forceinline__ void multiply(
-    float (&main)[SUMS], const PositionSplit &split, int row, Stages &stages, const char *shared) {
+    float (&main)[SUMS], const PositionSplit &split, int row, Pipeline<STAGES> &pipeline, const char *shared) {
     #pragma unroll
     for (int i = 0; i < SUMS; i++) main[i] = 0;
-    PipelineState<STAGES> turn;
-    for (int i = split.begin; i < split.end; i++, turn.advance()) {
-        stages.full[turn.stage].wait(turn.phase);
-        const char *stage = shared + turn.stage * STAGE;
+    PipelineState<STAGES> state;
+    for (int i = split.begin; i < split.end; i++, state.advance()) {
+        pipeline.wait_full(state);
+        const char *stage = shared + state.stage * STAGE;
         #pragma unroll 1
         for (int at = 0; at < STAGE_POSITIONS; at += AT_A_TIME) {
             const uint64_t a = smem_descriptor(
@@ -40,11 +40,11 @@ __device__ __forceinline__ void multiply(
             const uint64_t b = smem_descriptor(stage + (at + tap_offset(row, 0)) * ImageLayout::LINE, DW * ImageLayout::LINE,
                 8 * ImageLayout::LINE, SWIZZLE_64B);
             float sums[SUMS];
-            const auto products = [&](TermPair pieces, bool add) {
+            const auto products = [&](TermPair terms, bool add) {
                 #pragma unroll
                 for (int k = 0; k < AT_A_TIME; k += STEP)
-                    wgmma<BFLOAT16, true, true>(sums, a + (pieces.a * GradientLayout::TERM_BYTES + k * CHUNK_BYTES) / CHUNK_BYTES,
-                        b + (pieces.b * ImageLayout::TERM_BYTES + k * ImageLayout::LINE) / CHUNK_BYTES, add || k > 0);
+                    wgmma<BFLOAT16, true, true>(sums, a + (terms.a * GradientLayout::TERM_BYTES + k * CHUNK_BYTES) / CHUNK_BYTES,
+                        b + (terms.b * ImageLayout::TERM_BYTES + k * ImageLayout::LINE) / CHUNK_BYTES, add || k > 0);
             };
             const auto add = [&] {
                 wgmma_commit_group();
@@ -63,7 +63,7 @@ __device__ __forceinline__ void multiply(
             products({0, 0}, false);
             add();
         }
-        arrive_per_warp(stages.empty[turn.stage]);
+        arrive_per_warp(pipeline.empty[state.stage]);
     }
 }
 
@@ -99,21 +99,24 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_shifted_bf16x3(const T *x, cons
 #endif
     char *shared = aligned_shared<1024>();
     T *staging = (T *)(shared + STAGES * STAGE);
-    __shared__ Stages stages;
-    if (threadIdx.x == 0) stages.init();
+    __shared__ Pipeline<STAGES> pipeline;
+    if (threadIdx.x == 0) {
+        pipeline.init(PRODUCERS / WARP, CONSUMERS / WARP);
+        fence_mbarrier_init();
+    }
     __syncthreads();
     if (threadIdx.x < PRODUCERS) {
         warpgroup_reg_dealloc<48>();
         if (threadIdx.x < LOADERS)
-            gather<ImageLayout>(split, images, REACH_BACK, split.channel, stages, shared, staging);
+            gather<ImageLayout>(split, images, REACH_BACK, split.channel, pipeline, shared, staging);
         else
-            gather<GradientLayout>(split, gradients, 0, split.filter, stages, shared + ImageLayout::SIZE,
+            gather<GradientLayout>(split, gradients, 0, split.filter, pipeline, shared + ImageLayout::SIZE,
                 staging + LOADS_IN_FLIGHT * CHUNK_ELEMENTS * LOADERS);
     } else {
         warpgroup_reg_alloc<128>();
         const int row = threadIdx.x / WARPGROUP - 2;
         float sums[SUMS];
-        multiply(sums, split, row, stages, shared);
+        multiply(sums, split, row, pipeline, shared);
         write(sums, split, row, w,
             [&](int filter, int channel, int tap) { return recompute(split, images, gradients, filter, channel, tap); });
     }

@@ -1,5 +1,5 @@
 // The gradients of conv/shifted_weight_grad_bf16x3.cu with operands in halves, three products instead of six, as far as these hold
-// them, or, where they are rounded, one product: of images and of the outputs' gradients, both measured and laid out
+// them, or, where they are rounded, one product: of images and of the outputs' gradients, both measured and packed out
 // beforehand. Read conv/packed_images.cuh first.
 //
 // A block takes FILTERS filters, STAGE_CHANNELS channels, all elements of the window, and a split of the images. One thread has
@@ -17,7 +17,7 @@
 
 constexpr int FILTERS = 64, PRODUCERS = WARPGROUP, CONSUMERS = KH * WARPGROUP, THREADS = PRODUCERS + CONSUMERS;
 constexpr int STEP = 16, GROUP = 4 * STEP, STAGE_GROUPS = 2; // positions of an instruction; that are added up at once
-static_assert(KH == 3 && KW == 3 && STAGE_CHANNELS == ROW_CHANNELS, "what the registers are made for");
+static_assert(KH == 3 && KW == 3 && STAGE_CHANNELS == ROW_CHANNELS, "what the registers are scratch_layout for");
 
 // An image's positions from its first output to its last: in groups, of which the last one may be short.
 constexpr int STEPS = ceil_div((OUT_ROWS - 1) * PITCH + OUT_COLUMNS, STEP), GROUPS = ceil_div(STEPS, 4);
@@ -63,18 +63,18 @@ constexpr int FILTER_BLOCKS = ceil_div(OUT_CHANNELS, FILTERS) * ceil_div(IN_CHAN
 KERNEL __launch_bounds__(PACK_THREADS, PACK_BLOCKS) measure_operands(
     const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
     wait_for_inputs();
-    const PackedOperands laid(WeightGradScratch(scratch, splits, FILTER_BLOCKS), batch);
-    laid.images.measure(InputImages{x, (int)batch});
-    laid.gradients.measure(Gradients{g, (int)batch});
+    const PackedOperands packed(WeightGradScratch(scratch, splits, FILTER_BLOCKS), batch);
+    packed.images.measure(InputImages{x, (int)batch});
+    packed.gradients.measure(Gradients{g, (int)batch});
 }
 
 // Then: both packed.
 KERNEL __launch_bounds__(PACK_THREADS, PACK_BLOCKS) pack_operands(
     const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
     wait_for_inputs();
-    const PackedOperands laid(WeightGradScratch(scratch, splits, FILTER_BLOCKS), batch);
-    laid.gradients.lay(Gradients{g, (int)batch});
-    laid.images.lay(InputImages{x, (int)batch});
+    const PackedOperands packed(WeightGradScratch(scratch, splits, FILTER_BLOCKS), batch);
+    packed.gradients.pack(Gradients{g, (int)batch});
+    packed.images.pack(InputImages{x, (int)batch});
 }
 
 // What a block takes.
@@ -89,29 +89,17 @@ struct ImageSplit {
         end = (int64_t)batch * (blockIdx.y + 1) / splits;
     }
     // Whether its images are held, in all threads.
-    __device__ __forceinline__ bool held(const PackedOperands &laid) const {
+    __device__ __forceinline__ bool held(const PackedOperands &packed) const {
         __shared__ bool left;
         left = false;
         __syncthreads();
         for (int i = begin + threadIdx.x; i < end; i += THREADS) {
-            const Statistics &x = laid.images.known[i], &g = laid.gradients.known[i];
-            if (!(x.share * g.share * Gradients::AREA >= MIN_PRODUCTS) || x.down * g.down < SMALLEST) left = true;
-            if (max(laid.images.small[i], laid.gradients.small[i]) > MAX_SMALL) left = true;
+            const Statistics &x = packed.images.statistics[i], &g = packed.gradients.statistics[i];
+            if (!(x.share * g.share * Gradients::AREA >= MIN_PRODUCTS) || x.inverse_scale * g.inverse_scale < SMALLEST) left = true;
+            if (max(packed.images.small[i], packed.gradients.small[i]) > MAX_SMALL) left = true;
         }
         __syncthreads();
         return !left;
-    }
-};
-
-struct Stages {
-    Mbarrier full[PIPELINE_STAGES], empty[PIPELINE_STAGES];
-
-    __device__ void init() {
-        for (int i = 0; i < PIPELINE_STAGES; i++) {
-            full[i].init(1);
-            empty[i].init(CONSUMERS / WARP);
-        }
-        fence_mbarrier_init();
     }
 };
 
@@ -122,24 +110,24 @@ struct AlignedRow {
 };
 
 // Of one thread.
-__device__ __forceinline__ void load_stages(const PackedOperands &laid, const ImageSplit &split, Stages &stages, char *shared) {
-    PipelineState<PIPELINE_STAGES> turn;
+__device__ __forceinline__ void load_stages(const PackedOperands &packed, const ImageSplit &split, Pipeline<PIPELINE_STAGES> &pipeline, char *shared) {
+    PipelineState<PIPELINE_STAGES> state;
     for (int image = split.begin; image < split.end; image++) {
-        for (int pass = 0; pass < PASSES; pass++, turn.advance()) {
+        for (int pass = 0; pass < PASSES; pass++, state.advance()) {
             const int position = image * IMAGE_PITCH + pass * StageLayout::STAGE_POSITIONS;
             const AlignedRow of_images(position + SKIPPED_ROWS), of_gradients(position + GRADIENT_LEADING_ROWS);
-            char *stage = shared + turn.stage * StageLayout::SIZE;
-            stages.empty[turn.stage].wait(turn.phase ^ 1);
-            Mbarrier &full = stages.full[turn.stage];
+            char *stage = shared + state.stage * StageLayout::SIZE;
+            pipeline.wait_empty(state);
+            Mbarrier &full = pipeline.full[state.stage];
             full.arrive_expect_tx(StageLayout::SIZE);
             #pragma unroll
             for (int i = 0; i < FP16_PARTS; i++) {
                 bulk_copy<StageLayout::OF_IMAGES>(stage + i * StageLayout::OF_IMAGES,
-                    laid.images.at(i, split.channel / ROW_CHANNELS, of_images.line), full);
+                    packed.images.at(i, split.channel / ROW_CHANNELS, of_images.line), full);
                 #pragma unroll
                 for (int j = 0; j < 2; j++)
                     bulk_copy<StageLayout::OF_GRADIENTS>(stage + StageLayout::GRADIENTS + (2 * i + j) * StageLayout::OF_GRADIENTS,
-                        laid.gradients.at(i, min(split.filter / ROW_CHANNELS + j, laid.gradients.channel_blocks - 1), of_gradients.line), full);
+                        packed.gradients.at(i, min(split.filter / ROW_CHANNELS + j, packed.gradients.channel_blocks - 1), of_gradients.line), full);
             }
         }
     }
@@ -178,23 +166,23 @@ struct SumBounds {
 };
 
 // The sums of a row of the window.
-__device__ __forceinline__ SumBounds multiply(float (&main)[SUMS], const PackedOperands &laid, const ImageSplit &split, int row,
-    Stages &stages, const char *shared) {
+__device__ __forceinline__ SumBounds multiply(float (&main)[SUMS], const PackedOperands &packed, const ImageSplit &split, int row,
+    Pipeline<PIPELINE_STAGES> &pipeline, const char *shared) {
     SumBounds beside;
     #pragma unroll
     for (int i = 0; i < SUMS; i++) main[i] = 0;
-    PipelineState<PIPELINE_STAGES> turn;
+    PipelineState<PIPELINE_STAGES> state;
     for (int image = split.begin; image < split.end; image++) {
-        const Statistics x = laid.images.known[image], g = laid.gradients.known[image];
-        const float scale = x.down * g.down;
+        const Statistics x = packed.images.statistics[image], g = packed.gradients.statistics[image];
+        const float scale = x.inverse_scale * g.inverse_scale;
         beside.squares += x.squares / InputImages::SIZE * (g.squares / OUT_CHANNELS) * scale * scale;
-        beside.least += (laid.images.small[image] + laid.gradients.small[image]) * SMALL_ELEMENT_LOSS * scale;
-        for (int pass = 0; pass < PASSES; pass++, turn.advance()) {
+        beside.least += (packed.images.small[image] + packed.gradients.small[image]) * SMALL_ELEMENT_LOSS * scale;
+        for (int pass = 0; pass < PASSES; pass++, state.advance()) {
             const int position = image * IMAGE_PITCH + pass * StageLayout::STAGE_POSITIONS;
             const int of_images = AlignedRow(position + SKIPPED_ROWS).skipped;
             const int of_gradients = AlignedRow(position + GRADIENT_LEADING_ROWS).skipped;
-            stages.full[turn.stage].wait(turn.phase);
-            const char *stage = shared + turn.stage * StageLayout::SIZE;
+            pipeline.wait_full(state);
+            const char *stage = shared + state.stage * StageLayout::SIZE;
             const uint64_t a = smem_descriptor(stage + StageLayout::GRADIENTS + of_gradients * ROW_BYTES, StageLayout::OF_GRADIENTS, 8 * ROW_BYTES,
                 SWIZZLE_64B);
             const uint64_t b = smem_descriptor(stage + (of_images + tap_offset(row, 0)) * ROW_BYTES, DW * ROW_BYTES, 8 * ROW_BYTES, SWIZZLE_64B);
@@ -206,7 +194,7 @@ __device__ __forceinline__ SumBounds multiply(float (&main)[SUMS], const PackedO
                 else if (group == GROUPS - 1)
                     multiply<LAST>(main, a + further, b + further, scale);
             }
-            arrive_per_warp(stages.empty[turn.stage]);
+            arrive_per_warp(pipeline.empty[state.stage]);
         }
     }
     return beside;
@@ -216,27 +204,30 @@ __device__ __forceinline__ SumBounds multiply(float (&main)[SUMS], const PackedO
 KERNEL __launch_bounds__(THREADS, 1) weight_grad_shifted_fp16x2(
     const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
     wait_for_inputs();
-    const WeightGradScratch made(scratch, splits, FILTER_BLOCKS);
-    const PackedOperands laid(made, batch);
+    const WeightGradScratch scratch_layout(scratch, splits, FILTER_BLOCKS);
+    const PackedOperands packed(scratch_layout, batch);
     const ImageSplit split(batch, splits);
-    int *left = made.left + (blockIdx.y * FILTER_BLOCKS + blockIdx.x) * KH;
+    int *left = scratch_layout.left + (blockIdx.y * FILTER_BLOCKS + blockIdx.x) * KH;
     char *shared = aligned_shared<1024>();
-    __shared__ Stages stages;
+    __shared__ Pipeline<PIPELINE_STAGES> pipeline;
     __shared__ float signs[CONSUMERS / WARP];
-    if (threadIdx.x == 0) stages.init();
-    if (!split.held(laid)) {
+    if (threadIdx.x == 0) {
+        pipeline.init(1, CONSUMERS / WARP);
+        fence_mbarrier_init();
+    }
+    if (!split.held(packed)) {
         if (threadIdx.x < KH) left[threadIdx.x] = true;
         return;
     }
     if (threadIdx.x < PRODUCERS) {
         warpgroup_reg_dealloc<40>();
-        if (threadIdx.x == 0) load_stages(laid, split, stages, shared);
+        if (threadIdx.x == 0) load_stages(packed, split, pipeline, shared);
         return;
     }
     warpgroup_reg_alloc<152>();
     const int row = threadIdx.x / WARPGROUP - 1;
     float sums[SUMS];
-    const SumBounds beside = multiply(sums, laid, split, row, stages, shared);
+    const SumBounds beside = multiply(sums, packed, split, row, pipeline, shared);
     float sign = any_below(sums, beside.least) ? -INFINITY : 0; // of the sums' squares less those of the products, over MAX_CANCELLATION
     #pragma unroll
     for (int i = 0; i < SUMS; i++) {
@@ -244,7 +235,7 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_shifted_fp16x2(
         const int channel = split.channel + accumulator_column(i) % STAGE_CHANNELS;
         if (filter >= OUT_CHANNELS || channel >= IN_CHANNELS) continue;
         if (FP16_PARTS == 2) sign += sums[i] * sums[i] - beside.squares / MAX_CANCELLATION;
-        made.sums[blockIdx.y * (int64_t)SIZE + split_offset(filter, channel, row * KW + column)] = sums[i];
+        scratch_layout.sums[blockIdx.y * (int64_t)SIZE + split_offset(filter, channel, row * KW + column)] = sums[i];
     }
     sign = over_lanes<Sum, WARP>(sign);
     float *of_row = signs + row * (WARPGROUP / WARP);

@@ -1,8 +1,8 @@
 // The gradient behind a max pooling of windows of 2 x 2, which is zero but for one position of each window, as an
 // operand of Hopper's matrix units that is sparse: of four neighbouring k at most two are not zero. Read conv/shifted.cuh first.
 //
-// A line holds both positions of a row of a window, of which one at most is not zero: that number, and which of the two it
-// is. Lines lie one behind the other as positions do, PITCH / 2 of them a row, so what is 2 n positions away is n lines
+// A pair holds both positions of a row of a window, of which one at most is not zero: that number, and which of the two it
+// is. Lines lie one behind the other as positions do, PITCH / 2 of them a row, so what is 2 n positions away is n pairs
 // away. Images have an even number of rows, those between them included.
 #pragma once
 #include "conv/shifted.cuh"
@@ -45,44 +45,44 @@ template <int C, int H, int W> struct PooledGradients {
     }
 };
 
-// Brings Layout::ROWS lines from `first` on, of the channels from `channel` on, to a stage: THREADS threads read windows,
-// each the next one before it puts the last one's lines to their places. All but SHARING, the last ones, take one each.
+// Brings Layout::ROWS pairs from `first` on, of the channels from `channel` on, to a stage: THREADS threads read windows,
+// each the next one before it puts the last one's pairs to their places. All but SHARING, the last ones, take one each.
 template <class Layout, int THREADS, class Gradients, int SHARING = THREADS> struct PooledGradientLoader {
-    static constexpr int ROW = 2 * PAIR_PITCH; // lines of a row of windows
+    static constexpr int ROW = 2 * PAIR_PITCH; // pairs of a row of windows
     const Gradients &gradients;
     const int thread;
-    int first, channel, window, plane; // window, plane: what is read next
+    int first, channel, window, group; // window, group: what is read next
     typename Gradients::Window next;
 
-    // The first row of windows that has such lines; windows, from its first one on, that have any.
+    // The first row of windows that has such pairs; windows, from its first one on, that have any.
     __device__ __forceinline__ int top() const { return first / ROW; }
     __device__ __forceinline__ int count() const { return ((first + Layout::ROWS - 1) / ROW - top() + 1) * PAIR_PITCH; }
 
     __device__ __forceinline__ void advance(int windows) { // so neighbouring threads have neighbouring windows
-        for (window += windows; window >= count(); window -= count()) plane++;
+        for (window += windows; window >= count(); window -= count()) group++;
     }
     __device__ __forceinline__ void read() {
-        if (plane < Layout::GROUPS)
-            gradients.read(next, top() + window / PAIR_PITCH, window % PAIR_PITCH, channel + plane * CHUNK_ELEMENTS);
+        if (group < Layout::GROUPS)
+            gradients.read(next, top() + window / PAIR_PITCH, window % PAIR_PITCH, channel + group * CHUNK_ELEMENTS);
     }
 
     __device__ __forceinline__ void start(int first_, int channel_) {
         first = first_ + IMAGE_PAIRS, channel = channel_; // which is not below 0
-        window = plane = 0;
+        window = group = 0;
         advance(thread);
         read();
     }
 
-    // Hands all lines to `put` (plane, line, words in pieces, of each channel a bit: which of the line's positions it is).
+    // Hands all pairs to `put` (group, pair, words in terms, of each channel a bit: which of the pair's positions it is).
     template <class Store> __device__ __forceinline__ void finish(Store &&store) {
         #pragma unroll 1
-        while (plane < Layout::GROUPS) {
+        while (group < Layout::GROUPS) {
             const auto now = next;
-            const int own = plane, line = (top() + window / PAIR_PITCH) * ROW + window % PAIR_PITCH - first;
+            const int own = group, pair = (top() + window / PAIR_PITCH) * ROW + window % PAIR_PITCH - first;
             if (thread >= THREADS - SHARING)
                 advance(SHARING);
             else
-                plane = Layout::GROUPS;
+                group = Layout::GROUPS;
             read();
             Chunk words[BF16X3_TERMS];
             split_bf16x3(words, now.g);
@@ -95,14 +95,14 @@ template <class Layout, int THREADS, class Gradients, int SHARING = THREADS> str
             }
             #pragma unroll
             for (int row = 0; row < 2; row++) {
-                if ((unsigned)(line + row * PAIR_PITCH) >= Layout::ROWS) continue;
+                if ((unsigned)(pair + row * PAIR_PITCH) >= Layout::ROWS) continue;
                 Chunk of_row[BF16X3_TERMS];
                 #pragma unroll
                 for (int p = 0; p < BF16X3_TERMS; p++)
                     #pragma unroll
                     for (int j = 0; j < CHUNK_ELEMENTS / 2; j++)
                         of_row[p].lane[j] = words[p].lane[j] & (row == 0 ? upper[j] : ~upper[j]);
-                store(own, line + row * PAIR_PITCH, of_row, which);
+                store(own, pair + row * PAIR_PITCH, of_row, which);
             }
         }
     }

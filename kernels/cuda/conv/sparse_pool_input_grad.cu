@@ -1,33 +1,33 @@
 // The gradient by the images of a convolution with stride 1, behind metadata a max pooling of windows of 2 x 2 is, on Hopper's
 // matrix units. Read conv/sparse_pool.cuh first.
 //
-// It is the convolution of the gradient with the weights turned round. A product's rows are lines of the gradient, its
-// sparse operand, and its columns two neighbouring outputs of TILE_CHANNELS channels: x = 2 j + side - ODD_PADDING, of line j. These need, of
-// position c of line j - (PW + ODD_PADDING) / 2 + e, element 2 e + c - side of a row of the window. So for each row and each e, from 0
+// It is the convolution of the gradient with the weights turned round. A product's rows are pairs of the gradient, its
+// sparse operand, and its columns two neighbouring outputs of TILE_CHANNELS channels: x = 2 j + side - ODD_PADDING, of pair j. These need, of
+// position c of pair j - (PW + ODD_PADDING) / 2 + e, element 2 e + c - side of a row of the window. So for each row and each e, from 0
 // to KW / 2, weights are a matrix of 2 k a filter by 2 columns a channel, 0 where there is no such element.
 //
-// Operands are in pieces. The largest products are summed by the matrix units over one such matrix, as in conv/shifted_bf16x3.cu.
-// Two sums of the others lie side by side, as one product is of two neighbouring pieces of the weights: of first by second
-// pieces, and of all smaller ones. Those of the gradient's third pieces, metadata have no such neighbour, are summed where the
+// Operands are in terms. The largest products are summed by the matrix units over one such matrix, as in conv/shifted_bf16x3.cu.
+// Two sums of the others lie side by side, as one product is of two neighbouring terms of the weights: of first by second
+// terms, and of all smaller ones. Those of the gradient's third terms, metadata have no such neighbour, are summed where the
 // largest ones were, and added to the smaller ones.
 #include "conv/sparse_pool.cuh"
 #include "conv/shifted_pipeline.cuh"
 
-constexpr int MMA_WARPGROUPS = 2, ROWS = 64, TILE = MMA_WARPGROUPS * ROWS; // ROWS: lines of a warpgroup
+constexpr int MMA_WARPGROUPS = 2, ROWS = 64, TILE = MMA_WARPGROUPS * ROWS; // ROWS: pairs of a warpgroup
 constexpr int PRODUCERS = 256, LOADERS = PRODUCERS - WARP, CONSUMERS = MMA_WARPGROUPS * WARPGROUP, THREADS = PRODUCERS + CONSUMERS;
 constexpr int TILE_CHANNELS = 32, COLUMNS = 2 * TILE_CHANNELS, SUMS = COLUMNS / 2; // SUMS: of a thread
 constexpr int FILTER_BLOCKS = (OUT_CHANNELS + TILE_CHANNELS - 1) / TILE_CHANNELS, CHANNEL_BLOCKS = (IN_CHANNELS + STAGE_CHANNELS - 1) / STAGE_CHANNELS;
-constexpr int ODD_PADDING = PW % 2, ROW_PAIRS = KW / 2 + 1, WEIGHT_MATRICES = KH * ROW_PAIRS; // ROW_PAIRS: lines of a row
-constexpr int PAIRS_BACK = PH * PAIR_PITCH + (PW + ODD_PADDING) / 2;     // lines that a window reaches back
+constexpr int ODD_PADDING = PW % 2, ROW_PAIRS = KW / 2 + 1, WEIGHT_MATRICES = KH * ROW_PAIRS; // ROW_PAIRS: pairs of a row
+constexpr int PAIRS_BACK = PH * PAIR_PITCH + (PW + ODD_PADDING) / 2;     // pairs that a window reaches back
 constexpr int PAIR_REACH = (KH - 1) * PAIR_PITCH + ROW_PAIRS - 1; // from its first to its last one
 constexpr int GROUPS = STAGE_CHANNELS / CHUNK_ELEMENTS, STEPS = GROUPS / 2, GRADIENT_STAGES = 2;
 constexpr int FILTERS_OF_WORD = CHUNK_ELEMENTS / 2;
 typedef PooledGradients<IN_CHANNELS, IN_ROWS, IN_COLUMNS> Gradients;
 typedef CoreMatrixLayout<(TILE + PAIR_REACH + 7) / 8 * 8, GROUPS> GradientLayout;
-typedef CoreMatrixLayout<BF16X3_TERMS * COLUMNS, 2 * GROUPS, 1> WeightLayout; // columns of the first pieces, of the second, of the third
+typedef CoreMatrixLayout<BF16X3_TERMS * COLUMNS, 2 * GROUPS, 1> WeightLayout; // columns of the first terms, of the second, of the third
 typedef TilePipeline<GRADIENT_STAGES, WEIGHT_STAGES, LOADERS, CONSUMERS> SparsePipeline;
 
-// A stage of the gradient: its pieces, then for each plane and line what wgmma is told of its positions.
+// A stage of the gradient: its terms, then for each group and pair what wgmma is told of its positions.
 constexpr int GRADIENT_STAGE = GradientLayout::SIZE + GROUPS * GradientLayout::ROWS * 2; // bytes
 static_assert(GRADIENT_STAGE % CHUNK_BYTES == 0, "stages begin at words");
 static_assert(SHARED_BYTES >= 128 + GRADIENT_STAGES * GRADIENT_STAGE + WEIGHT_STAGES * WeightLayout::SIZE, "dynamic shared memory");
@@ -41,13 +41,13 @@ KERNEL split_weights(const T *g, const int32_t *where, const T *w, const Epilogu
     constexpr int WORDS = WeightLayout::GROUPS * COLUMNS; // of a matrix
     const WeightReader weights = {w};
     for (int i = grid_index(); i < FILTER_BLOCKS * CHANNEL_BLOCKS * WEIGHT_MATRICES * WORDS; i += grid_size()) {
-        const int column = i % COLUMNS, plane = i / COLUMNS % WeightLayout::GROUPS, stage = i / WORDS;
+        const int column = i % COLUMNS, group = i / COLUMNS % WeightLayout::GROUPS, stage = i / WORDS;
         const int chunk = stage / WEIGHT_MATRICES % CHANNEL_BLOCKS, down = stage % WEIGHT_MATRICES / ROW_PAIRS, e = stage % ROW_PAIRS;
         const int out = stage / (WEIGHT_MATRICES * CHANNEL_BLOCKS) * TILE_CHANNELS + column % TILE_CHANNELS, side = column / TILE_CHANNELS;
         float found[CHUNK_ELEMENTS];
         #pragma unroll
         for (int j = 0; j < CHUNK_ELEMENTS; j++) {
-            const int filter = chunk * STAGE_CHANNELS + plane * FILTERS_OF_WORD + j / 2, right = 2 * e + j % 2 - side;
+            const int filter = chunk * STAGE_CHANNELS + group * FILTERS_OF_WORD + j / 2, right = 2 * e + j % 2 - side;
             const bool inside = right >= 0 && right < KW && out < OUT_CHANNELS && filter < IN_CHANNELS;
             found[j] = inside ? weights.at(out, filter, down * KW + right) : 0;
         }
@@ -55,7 +55,7 @@ KERNEL split_weights(const T *g, const int32_t *where, const T *w, const Epilogu
         split_bf16x3(words, found);
         #pragma unroll
         for (int p = 0; p < BF16X3_TERMS; p++)
-            *(Chunk *)(scratch + (int64_t)stage * WeightLayout::SIZE + WeightLayout::offset(0, plane, p * COLUMNS + column)) = words[p];
+            *(Chunk *)(scratch + (int64_t)stage * WeightLayout::SIZE + WeightLayout::offset(0, group, p * COLUMNS + column)) = words[p];
     }
 }
 
@@ -64,48 +64,48 @@ struct StoreSparse {
     char *to;
 
     __device__ __forceinline__ void operator()(
-        int plane, int line, const Chunk (&words)[BF16X3_TERMS], uint32_t metadata) const {
+        int group, int pair, const Chunk (&words)[BF16X3_TERMS], uint32_t metadata) const {
         #pragma unroll
-        for (int p = 0; p < TERMS_USED; p++) *(Chunk *)(to + GradientLayout::offset(p, plane, line)) = words[p];
+        for (int p = 0; p < TERMS_USED; p++) *(Chunk *)(to + GradientLayout::offset(p, group, pair)) = words[p];
         // Two channels are four k of metadata wgmma takes two: two bits each, 0 or 1 of the first one, 2 or 3 of the second.
         uint32_t code = (metadata | metadata << 4) & 0x0f0f;
         code = (code | code << 2) & 0x3333;
         code = (code | code << 1) & 0x5555;
-        *(uint16_t *)(to + GradientLayout::SIZE + (plane * GradientLayout::ROWS + line) * 2) = code | 0x8888;
+        *(uint16_t *)(to + GradientLayout::SIZE + (group * GradientLayout::ROWS + pair) * 2) = code | 0x8888;
     }
 };
 
 struct SparseAccumulator {
     float main[SUMS];
 
-    // Starts the products of a piece of the gradient and one of the weights, and as many more as there are sums for.
+    // Starts the products of a term of the gradient and one of the weights, and as many more as there are sums for.
     template <int COUNT> static __device__ __forceinline__ void start_products(float (&sums)[COUNT], uint64_t a, uint64_t b,
-        const uint32_t (&metadata)[STEPS], TermPair pieces, bool add) {
+        const uint32_t (&metadata)[STEPS], TermPair terms, bool add) {
         #pragma unroll
         for (int k = 0; k < STEPS; k++)
-            wgmma_sparse<false, false>(sums, a + GradientLayout::offset(pieces.a, 2 * k, 0) / CHUNK_BYTES,
-                b + WeightLayout::offset(0, 4 * k, pieces.b * COLUMNS) / CHUNK_BYTES, metadata[k], add || k > 0);
+            wgmma_sparse<false, false>(sums, a + GradientLayout::offset(terms.a, 2 * k, 0) / CHUNK_BYTES,
+                b + WeightLayout::offset(0, 4 * k, terms.b * COLUMNS) / CHUNK_BYTES, metadata[k], add || k > 0);
     }
 
-    __device__ __forceinline__ void multiply(SparsePipeline &stages, const char *gradients, const char *weights, int warpgroup,
+    __device__ __forceinline__ void multiply(SparsePipeline &pipeline, const char *gradients, const char *weights, int warpgroup,
         PipelineState<GRADIENT_STAGES> &gradient, PipelineState<WEIGHT_STAGES> &weight) {
         float large[SUMS], others[2 * SUMS];
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = 0;
         for (int chunk = 0; chunk < CHANNEL_BLOCKS; chunk++, gradient.advance()) {
-            stages.images[gradient.stage].wait(gradient.phase);
+            pipeline.images.wait_full(gradient);
             const char *stage = gradients + gradient.stage * GRADIENT_STAGE;
             for (int i = 0; i < WEIGHT_MATRICES; i++, weight.advance()) {
-                const int line = warpgroup * ROWS + i / ROW_PAIRS * PAIR_PITCH + i % ROW_PAIRS;
-                stages.weights[weight.stage].wait(weight.phase);
-                const uint64_t a = smem_descriptor(stage + line * CHUNK_BYTES, GradientLayout::GROUP_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
+                const int pair = warpgroup * ROWS + i / ROW_PAIRS * PAIR_PITCH + i % ROW_PAIRS;
+                pipeline.weights.wait_full(weight);
+                const uint64_t a = smem_descriptor(stage + pair * CHUNK_BYTES, GradientLayout::GROUP_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
                 const uint64_t b = smem_descriptor(
                     weights + weight.stage * WeightLayout::SIZE, WeightLayout::GROUP_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
-                uint32_t metadata[STEPS]; // see wgmma_sparse: of a plane, of this thread's rows
+                uint32_t metadata[STEPS]; // see wgmma_sparse: of a group, of this thread's rows
                 #pragma unroll
                 for (int k = 0; k < STEPS; k++) {
                     const uint16_t *codes = (const uint16_t *)(stage + GradientLayout::SIZE) +
-                        (2 * k + threadIdx.x % 2) * GradientLayout::ROWS + line;
+                        (2 * k + threadIdx.x % 2) * GradientLayout::ROWS + pair;
                     metadata[k] = codes[accumulator_row(0)] | (uint32_t)codes[accumulator_row(2)] << 16;
                 }
                 wgmma_fence();
@@ -131,9 +131,9 @@ struct SparseAccumulator {
                 if (TERMS_USED == 3)
                     #pragma unroll
                     for (int j = 0; j < SUMS; j++) others[SUMS + j] += large[j];
-                arrive_per_warp(stages.weights_read[weight.stage]);
+                arrive_per_warp(pipeline.weights.empty[weight.stage]);
             }
-            arrive_per_warp(stages.images_read[gradient.stage]);
+            arrive_per_warp(pipeline.images.empty[gradient.stage]);
         }
         if (TERMS_USED == 1) return;
         #pragma unroll
@@ -141,12 +141,12 @@ struct SparseAccumulator {
     }
 };
 
-// The two outputs of a line.
+// The two outputs of a pair.
 struct PairOutputs {
     int image, y, x;
 
-    __device__ explicit PairOutputs(int line)
-        : image(line / IMAGE_PAIRS), y(line % IMAGE_PAIRS / PAIR_PITCH), x(line % PAIR_PITCH * 2 - ODD_PADDING) {}
+    __device__ explicit PairOutputs(int pair)
+        : image(pair / IMAGE_PAIRS), y(pair % IMAGE_PAIRS / PAIR_PITCH), x(pair % PAIR_PITCH * 2 - ODD_PADDING) {}
     __device__ __forceinline__ bool inside(int batch, int side) const {
         return image < batch && y < OUT_ROWS && (unsigned)(x + side) < OUT_COLUMNS;
     }
@@ -168,34 +168,34 @@ __device__ __noinline__ T recompute(const Gradients &gradients, const T *w, cons
     return sum;
 }
 
-// Of a channel's lane, asks for what the epilogue reads beside the outputs of a tile.
-__device__ __forceinline__ void prefetch_aux(const Epilogue &out, int batch, int channel, int line) {
-    for (int image = line / IMAGE_PAIRS; image < batch && image * IMAGE_PAIRS < line + TILE; image++) {
-        const int from = max(line - image * IMAGE_PAIRS, 0) / PAIR_PITCH;
-        const int to = min((line + TILE - 1 - image * IMAGE_PAIRS) / PAIR_PITCH + 1, OUT_ROWS);
+// Of a channel's lane, asks for what the epilogue reads aux the outputs of a tile.
+__device__ __forceinline__ void prefetch_aux(const Epilogue &out, int batch, int channel, int pair) {
+    for (int image = pair / IMAGE_PAIRS; image < batch && image * IMAGE_PAIRS < pair + TILE; image++) {
+        const int from = max(pair - image * IMAGE_PAIRS, 0) / PAIR_PITCH;
+        const int to = min((pair + TILE - 1 - image * IMAGE_PAIRS) / PAIR_PITCH + 1, OUT_ROWS);
         if (channel < OUT_CHANNELS && from < to)
             out.prefetch(((image * OUT_CHANNELS + channel) * OUT_ROWS + from) * OUT_COLUMNS, (to - from) * OUT_COLUMNS);
     }
 }
 
-// Hands the sums of TILE_CHANNELS channels from `channel` on and ROWS lines from `line` on to the epilogue, metadata is asked for what it
-// reads beside those of a row before the first is written. Pieces make NaN of infinities: what is not finite is computed
+// Hands the sums of TILE_CHANNELS channels from `channel` on and ROWS pairs from `pair` on to the epilogue, metadata is asked for what it
+// reads aux those of a row before the first is written. Pieces make NaN of infinities: what is not finite is computed
 // again.
 __device__ __forceinline__ void write(
-    const float (&sums)[SUMS], const Gradients &gradients, const T *w, const Epilogue &epilogue, int channel, int line) {
-    constexpr int EACH = SUMS / 4; // of a thread's two rows, and of a line's two outputs
+    const float (&sums)[SUMS], const Gradients &gradients, const T *w, const Epilogue &epilogue, int channel, int pair) {
+    constexpr int EACH = SUMS / 4; // of a thread's two rows, and of a pair's two outputs
     const auto own = [&](int i) { return channel + i / 2 * 8 + accumulator_column(i % 2); };
     #pragma unroll
     for (int row = 0; row < 2; row++) {
-        const PairOutputs out(line + accumulator_row(2 * row));
+        const PairOutputs out(pair + accumulator_row(2 * row));
         #pragma unroll
         for (int side = 0; side < 2; side += WIDE_C) {
             const bool inside = out.inside(gradients.images, side);
-            Epilogue::Aux<WIDE_C> beside[EACH];
+            Epilogue::Aux<WIDE_C> aux[EACH];
             #pragma unroll
             for (int i = 0; i < EACH; i++)
                 if (inside && own(i) < OUT_CHANNELS)
-                    beside[i] = epilogue.load_aux<WIDE_C>(
+                    aux[i] = epilogue.load_aux<WIDE_C>(
                         out.image, own(i), out.y * OUT_COLUMNS + out.x + side, out.index(own(i), side));
             #pragma unroll
             for (int i = 0; i < EACH; i++) {
@@ -206,7 +206,7 @@ __device__ __forceinline__ void write(
                     value[k] = sums[(side + k) * (SUMS / 2) + i / 2 * 4 + row * 2 + i % 2];
                     if (!finite(value[k])) value[k] = recompute(gradients, w, out, own(i), side + k);
                 }
-                epilogue.write(beside[i], out.index(own(i), side), value);
+                epilogue.write(aux[i], out.index(own(i), side), value);
             }
         }
     }
@@ -218,11 +218,11 @@ KERNEL __launch_bounds__(THREADS, 1) input_grad_sparse_pool(
     const Gradients gradients = {g, where, (int)batch};
     const int tiles = ceil_div(batch * IMAGE_PAIRS, TILE) * FILTER_BLOCKS, own = ceil_div(tiles - (int)blockIdx.x, gridDim.x);
     const auto channel = [&](int i) { return (blockIdx.x + i * gridDim.x) % FILTER_BLOCKS * TILE_CHANNELS; };
-    const auto line = [&](int i) { return (int)((blockIdx.x + i * gridDim.x) / FILTER_BLOCKS * TILE); };
+    const auto pair = [&](int i) { return (int)((blockIdx.x + i * gridDim.x) / FILTER_BLOCKS * TILE); };
     char *of_gradients = aligned_shared<128>();
     char *of_weights = of_gradients + GRADIENT_STAGES * GRADIENT_STAGE;
-    __shared__ SparsePipeline stages;
-    if (threadIdx.x == 0) stages.init();
+    __shared__ SparsePipeline pipeline;
+    if (threadIdx.x == 0) pipeline.init();
     __syncthreads();
     PipelineState<GRADIENT_STAGES> gradient;
     PipelineState<WEIGHT_STAGES> weight;
@@ -230,25 +230,25 @@ KERNEL __launch_bounds__(THREADS, 1) input_grad_sparse_pool(
         warpgroup_reg_dealloc<72>();
         if (threadIdx.x < WARP) {
             for (int i = 0; i < own; i++) {
-                prefetch_aux(epilogue, batch, channel(i) + threadIdx.x, line(i));
+                prefetch_aux(epilogue, batch, channel(i) + threadIdx.x, pair(i));
                 constexpr int COUNT = CHANNEL_BLOCKS * WEIGHT_MATRICES;
                 if (threadIdx.x == 0)
-                    stages.load_weights<WeightLayout::SIZE, COUNT>(
+                    pipeline.load_weights<WeightLayout::SIZE, COUNT>(
                         weight, of_weights, scratch + (int64_t)channel(i) / TILE_CHANNELS * COUNT * WeightLayout::SIZE);
                 __syncwarp();
             }
         } else {
             PooledGradientLoader<GradientLayout, LOADERS, Gradients> gathering = {gradients, (int)threadIdx.x - WARP};
             const auto start = [&](int i) {
-                if (i < own * CHANNEL_BLOCKS) gathering.start(line(i / CHANNEL_BLOCKS) - PAIRS_BACK, i % CHANNEL_BLOCKS * STAGE_CHANNELS);
+                if (i < own * CHANNEL_BLOCKS) gathering.start(pair(i / CHANNEL_BLOCKS) - PAIRS_BACK, i % CHANNEL_BLOCKS * STAGE_CHANNELS);
             };
             start(0);
             #pragma unroll 1
             for (int i = 0; i < own * CHANNEL_BLOCKS; i++, gradient.advance()) {
-                stages.images_read[gradient.stage].wait(gradient.phase ^ 1);
+                pipeline.images.wait_empty(gradient);
                 gathering.finish(StoreSparse{of_gradients + gradient.stage * GRADIENT_STAGE});
                 fence_proxy_async();
-                arrive_per_warp(stages.images[gradient.stage]);
+                arrive_per_warp(pipeline.images.full[gradient.stage]);
                 start(i + 1);
             }
         }
@@ -257,8 +257,8 @@ KERNEL __launch_bounds__(THREADS, 1) input_grad_sparse_pool(
         const int warpgroup = __shfl_sync(FULL_MASK, (threadIdx.x - PRODUCERS) / WARPGROUP, 0); // of a whole warp, as the compiler sees
         for (int i = 0; i < own; i++) {
             SparseAccumulator sums;
-            sums.multiply(stages, of_gradients, of_weights, warpgroup, gradient, weight);
-            write(sums.main, gradients, w, epilogue, channel(i), line(i) + warpgroup * ROWS);
+            sums.multiply(pipeline, of_gradients, of_weights, warpgroup, gradient, weight);
+            write(sums.main, gradients, w, epilogue, channel(i), pair(i) + warpgroup * ROWS);
         }
     }
 }

@@ -1,23 +1,23 @@
 // The gradient of a convolution with stride 1 and a kernel of 3 x 3 by its weights, behind which a max pooling of windows of
 // 2 x 2 is, on Hopper's matrix units. Read conv/sparse_pool.cuh and conv/shifted_weight_grad.cuh first.
 //
-// Of k, the positions, the gradient's are its sparse operand: two neighbouring lines are four positions. All warps that
+// Of k, the positions, the gradient's are its sparse operand: two neighbouring pairs are four positions. All warps that
 // bring a stage have images on their way while they put gradients to their places, and the other way round.
 //
 // As in conv/shifted_weight_grad_bf16x3.cu, over as many numbers that are not zero: all of a stage.
 //
-// BIAS: the gradient by the convolution's bias, too, which is the gradient times ones: a warpgroup has the products of a piece.
+// BIAS: the gradient by the convolution's bias, too, which is the gradient times ones: a warpgroup has the products of a term.
 #include "conv/shifted_weight_grad.cuh"
 #include "conv/sparse_pool.cuh"
 
 constexpr int STEP = 32; // positions of one instruction
-// Threads that have no line of the images take more of the gradient, where there are two warps of them or more.
+// Threads that have no pair of the images take more of the gradient, where there are two warps of them or more.
 constexpr int IDLE_LOADERS = PRODUCERS - (ImageLayout::ROWS + WARP - 1) / WARP * WARP;
 constexpr int GRADIENT_LOADERS = IDLE_LOADERS < 2 * WARP ? PRODUCERS : IDLE_LOADERS;
-typedef CoreMatrixLayout<STAGE_POSITIONS / 2, FILTERS / CHUNK_ELEMENTS> GradientLayout; // of lines
+typedef CoreMatrixLayout<STAGE_POSITIONS / 2, FILTERS / CHUNK_ELEMENTS> GradientLayout; // of pairs
 typedef PooledGradients<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
 
-// Behind the gradient's pieces are bytes of each plane's lines: of each channel a bit, which of the line's positions it is.
+// Behind the gradient's terms are bytes of each group's pairs: of each channel a bit, which of the pair's positions it is.
 constexpr int SELECTORS = ImageLayout::SIZE + GradientLayout::SIZE;
 constexpr int STAGE = (SELECTORS + GradientLayout::GROUPS * GradientLayout::ROWS + 1023) / 1024 * 1024;
 
@@ -30,27 +30,27 @@ struct StoreSparse {
     char *stage;
 
     __device__ __forceinline__ void operator()(
-        int plane, int line, const Chunk (&words)[BF16X3_TERMS], uint32_t which) const {
+        int group, int pair, const Chunk (&words)[BF16X3_TERMS], uint32_t which) const {
         #pragma unroll
         for (int p = 0; p < TERMS_USED; p++)
-            *(Chunk *)(stage + ImageLayout::SIZE + GradientLayout::offset(p, plane, line)) = words[p];
-        stage[SELECTORS + plane * GradientLayout::ROWS + line] = which;
+            *(Chunk *)(stage + ImageLayout::SIZE + GradientLayout::offset(p, group, pair)) = words[p];
+        stage[SELECTORS + group * GradientLayout::ROWS + pair] = which;
     }
 };
 
-// A channel's bit of eight lines' bytes as wgmma_sparse wants it: two bits each, of every second line 2 or 3.
+// A channel's bit of eight pairs' bytes as wgmma_sparse wants it: two bits each, of every second pair 2 or 3.
 __device__ __forceinline__ uint32_t metadata_of(uint64_t bytes, int bit) {
     constexpr uint32_t CLOSE = 1 << 24 | 1 << 18 | 1 << 12 | 1 << 6; // the lowest bits of bytes to every second of the last one
     const uint32_t first = (uint32_t)(bytes >> bit) & 0x01010101, second = (uint32_t)(bytes >> 32 >> bit) & 0x01010101;
     return (first * CLOSE >> 24 & 0x55) | (second * CLOSE >> 16 & 0x5500) | 0x8888;
 }
 
-// Of a warpgroup: the sums of a row of the window, and those of a piece of the gradient, for two rows of filters.
+// Of a warpgroup: the sums of a row of the window, and those of a term of the gradient, for two rows of filters.
 struct WeightAndBiasSums {
     float main[SUMS], bias[2];
 };
 
-// Adds those over a stage. row: of the window, and the piece.
+// Adds those over a stage. row: of the window, and the term.
 __device__ __forceinline__ void multiply(WeightAndBiasSums &all, int row, const char *shared, int own_stage) {
     const char *stage = shared + own_stage * STAGE;
     const uint64_t a = smem_descriptor(stage + ImageLayout::SIZE, CORE_MATRIX_BYTES, GradientLayout::GROUP_BYTES, NO_SWIZZLE);
@@ -66,11 +66,11 @@ __device__ __forceinline__ void multiply(WeightAndBiasSums &all, int row, const 
         which[k] = of_row(accumulator_row(0)) | of_row(accumulator_row(2)) << 16;
     }
     float sums[SUMS], bias[4];
-    const auto products = [&](TermPair pieces, bool add) {
+    const auto products = [&](TermPair terms, bool add) {
         #pragma unroll
         for (int k = 0; k < STAGE_POSITIONS / STEP; k++)
-            wgmma_sparse<true, true>(sums, a + (pieces.a * GradientLayout::TERM_BYTES + k * STEP / 2 * CHUNK_BYTES) / CHUNK_BYTES,
-                b + (pieces.b * ImageLayout::TERM_BYTES + k * STEP * ImageLayout::LINE) / CHUNK_BYTES, which[k], add || k > 0);
+            wgmma_sparse<true, true>(sums, a + (terms.a * GradientLayout::TERM_BYTES + k * STEP / 2 * CHUNK_BYTES) / CHUNK_BYTES,
+                b + (terms.b * ImageLayout::TERM_BYTES + k * STEP * ImageLayout::LINE) / CHUNK_BYTES, which[k], add || k > 0);
     };
     const auto add = [&] {
         wgmma_commit_group();
@@ -146,20 +146,23 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_sparse_pool(
     const PositionSplit split(batch, splits);
     const Gradients gradients = {g, where, (int)batch};
     char *shared = aligned_shared<1024>();
-    __shared__ Stages stages;
+    __shared__ Pipeline<STAGES> pipeline;
     if (BIAS && threadIdx.x < STEP)
         *(Chunk *)(shared + ONES + threadIdx.x * CHUNK_BYTES) = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
     fence_proxy_async();
-    if (threadIdx.x == 0) stages.init();
+    if (threadIdx.x == 0) {
+        pipeline.init(PRODUCERS / WARP, CONSUMERS / WARP);
+        fence_mbarrier_init();
+    }
     __syncthreads();
-    PipelineState<STAGES> turn;
+    PipelineState<STAGES> state;
     if (threadIdx.x < PRODUCERS) {
         warpgroup_reg_dealloc<56>();
         T *staging = (T *)(shared + STAGES * STAGE);
         PooledGradientLoader<GradientLayout, PRODUCERS, Gradients, GRADIENT_LOADERS> gathering = {gradients, (int)threadIdx.x};
         const auto start_images = [&](int i) {
             if (i < split.end)
-                images.start<ImageLayout, PRODUCERS>(staging, threadIdx.x, split.position(i) - REACH_BACK, split.channel);
+                images.start_load<ImageLayout, PRODUCERS>(staging, threadIdx.x, split.position(i) - REACH_BACK, split.channel);
         };
         const auto start_gradients = [&](int i) {
             if (i < split.end) gathering.start(split.position(i) / 2, split.filter);
@@ -167,24 +170,24 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_sparse_pool(
         start_images(split.begin);
         start_gradients(split.begin);
         #pragma unroll 1
-        for (int i = split.begin; i < split.end; i++, turn.advance()) {
-            char *stage = shared + turn.stage * STAGE;
-            stages.empty[turn.stage].wait(turn.phase ^ 1);
-            InputImages::finish<ImageLayout, PRODUCERS>(StoreSplit<ImageLayout>{stage}, staging, threadIdx.x);
+        for (int i = split.begin; i < split.end; i++, state.advance()) {
+            char *stage = shared + state.stage * STAGE;
+            pipeline.wait_empty(state);
+            InputImages::finish_load<ImageLayout, PRODUCERS>(StoreSplit<ImageLayout>{stage}, staging, threadIdx.x);
             start_images(i + 1);
             gathering.finish(StoreSparse{stage});
             fence_proxy_async();
-            arrive_per_warp(stages.full[turn.stage]);
+            arrive_per_warp(pipeline.full[state.stage]);
             start_gradients(i + 1);
         }
     } else {
         warpgroup_reg_alloc<120>();
         const int row = __shfl_sync(FULL_MASK, threadIdx.x / WARPGROUP - PRODUCERS / WARPGROUP, 0); // a whole warp's
         WeightAndBiasSums sums = {};
-        for (int i = split.begin; i < split.end; i++, turn.advance()) {
-            stages.full[turn.stage].wait(turn.phase);
-            multiply(sums, row, shared, turn.stage);
-            arrive_per_warp(stages.empty[turn.stage]);
+        for (int i = split.begin; i < split.end; i++, state.advance()) {
+            pipeline.wait_full(state);
+            multiply(sums, row, shared, state.stage);
+            arrive_per_warp(pipeline.empty[state.stage]);
         }
         write(sums.main, split, row, w,
             [&](int filter, int channel, int tap) { return recompute(split, images, gradients, filter, channel, tap); });
