@@ -1,18 +1,18 @@
-// y = x * w for few channels: images (N, C, H, W), weights (O, C / groups, KH, KW), output (N, O, OH, OW). Read conv/direct.cuh
-// first. With FLIPPED the weights are (C, O / groups, KH, KW) and their elements in reverse order: the gradient by the
-// images of a convolution with stride 1 is such a convolution of the outputs' gradients.
+// y = x * w by direct convolution: images (N, C, H, W), weights (O, C / groups, KH, KW), output (N, O, OH, OW). Read
+// conv/direct.cuh first. FLIPPED: the weights are (C, O / groups, KH, KW) with their elements in reverse order; the gradient by
+// the images of a stride-1 convolution is such a convolution of the outputs' gradient.
 //
-// A thread has the sums of FILTERS filters for WIDE_C neighbouring outputs; the block's weights lie in shared memory.
+// A thread has the sums of FILTERS filters for WIDE_C neighbouring outputs; shared memory holds the block's weights.
 #include "conv/direct.cuh"
 
 constexpr int THREADS = 128, ELEMENTS = GROUP_CHANNELS * TAPS;
-// Weights that a thread reads at once, and those of an element, with what fills up the last read.
+// Weights that a thread loads at once; weights of an element, padded to a multiple of that.
 constexpr int WEIGHT_VECTOR = FILTERS == 1 ? 1 : FILTERS % 4 == 1 || FILTERS % 4 == 2 ? 2 : 4;
 constexpr int WEIGHT_ROW = (FILTERS + WEIGHT_VECTOR - 1) / WEIGHT_VECTOR * WEIGHT_VECTOR;
 
-// The weights of a share of a group's filters, rounded: [channel][tap][filter].
+// Loads the weights of FILTERS filters from `first` on, rounded: [channel][tap][filter].
 __device__ __forceinline__ void load_weights(T (&to)[ELEMENTS][WEIGHT_ROW], const T *w, int group, int first) {
-    #pragma unroll 4 // reads that are under way at once
+    #pragma unroll 4 // loads in flight
     for (int i = threadIdx.x; i < ELEMENTS * FILTERS; i += THREADS) {
         const int filter = i / ELEMENTS, element = i % ELEMENTS, channel = element / TAPS, tap = element % TAPS;
         const int row = first + filter;
@@ -23,7 +23,7 @@ __device__ __forceinline__ void load_weights(T (&to)[ELEMENTS][WEIGHT_ROW], cons
     __syncthreads();
 }
 
-// Adds products of a row of the windows with the weights of its elements.
+// Adds the products of one row of the windows.
 __device__ __forceinline__ void multiply(
     T (&sums)[FILTERS][WIDE_C], const T (&values)[SPAN], const T (*weights)[WEIGHT_ROW]) {
     #pragma unroll
@@ -52,7 +52,7 @@ KERNEL __launch_bounds__(THREADS, 4) conv_direct(const T *__restrict__ x, const 
         const Corner corner(place);
         const T *window = x + (image * IN_CHANNELS + group * GROUP_CHANNELS) * IN_AREA + corner.at();
         T sums[FILTERS][WIDE_C] = {};
-        asm volatile("" ::: "memory"); // or weights are kept in registers from one output to the next, too many of them
+        asm volatile("" ::: "memory"); // keeps the compiler from holding all weights in registers between outputs
         #pragma unroll 1
         for (int channel = 0; channel < GROUP_CHANNELS; channel++, window += IN_AREA) {
             #pragma unroll

@@ -1,18 +1,18 @@
-// The gradient of a convolution of few channels with respect to its weights and, with BIAS, its bias: images x
-// (N, C, H, W) and gradients g (N, O, OH, OW) to (O, C / groups, KH, KW) and (O). Read conv/direct.cuh first.
+// Weight gradient and, with BIAS, bias gradient of a direct convolution: images x (N, C, H, W) and gradients g (N, O, OH, OW)
+// to (O, C / groups, KH, KW) and (O). Read conv/direct.cuh first.
 //
-// A warp has the sums of FILTERS filters with one channel, for all taps, over a split of the outputs. A lane reads g of
-// WIDE_C neighbouring outputs for each filter, and their windows once for all of them. g comes through slots of the
-// lane in shared memory, of STAGES steps. At the end lanes are added up in pairs, and then the splits, in their order.
+// A warp has the sums of FILTERS filters with one channel, for all taps, over one split of the outputs. A lane loads g of WIDE_C
+// neighbouring outputs for each filter through slots in shared memory, STAGES steps ahead, and their windows once for all
+// filters. In the end lanes are added in pairs, and then splits in order.
 #include "common/cp_async.cuh"
 #include "conv/direct.cuh"
 #include "common/collectives.cuh"
 
 constexpr int THREADS = 256, STAGES = 3, STEP = WARP * WIDE_C; // outputs of a warp at a time
-constexpr int WARPS_PER_STEP = IN_CHANNELS * FILTER_BLOCKS; // warps that read the same outputs
+constexpr int WARPS_PER_STEP = IN_CHANNELS * FILTER_BLOCKS; // warps that load the same outputs
 constexpr int SUMS = FILTERS * (TAPS + BIAS), WEIGHTS = OUT_CHANNELS * GROUP_CHANNELS * TAPS;
 
-// Totals over a warp's lanes of 32 of the sums, in pairs of lanes 16, 8, 4, 2, 1 apart: lane i gets number first + i.
+// Sums over the 32 lanes of a warp of 32 numbers, by pairs of lanes 16, 8, 4, 2, 1 apart: lane i gets number first + i.
 __device__ __forceinline__ T total_of_lane(const T (&sums)[SUMS], int first) {
     T held[WARP];
     #pragma unroll
@@ -23,7 +23,7 @@ __device__ __forceinline__ T total_of_lane(const T (&sums)[SUMS], int first) {
         #pragma unroll
         for (int i = 0; i < WARP / 2; i++) {
             if (i >= half) continue;
-            const T low = held[i], high = held[i + half]; // chosen among as elements, they would lie in local memory
+            const T low = held[i], high = held[i + half]; // with a computed index they would be in local memory
             held[i] = (upper ? high : low) + shuffle_xor(upper ? low : high, half);
         }
     }
@@ -42,7 +42,7 @@ KERNEL __launch_bounds__(THREADS, 2) weight_grad_direct(const T *__restrict__ x,
     const int unit = warp % WARPS_PER_STEP, split = warp / WARPS_PER_STEP;
     if (split >= splits) return;
     const int share = unit / IN_CHANNELS, channel = unit % IN_CHANNELS, group = channel / GROUP_CHANNELS;
-    const int first = share * FILTERS, count = batch * AREA; // first: of its filters, in the group
+    const int first = share * FILTERS, count = batch * AREA; // first: filter in the group
     const int64_t steps = (count + STEP - 1) / STEP;
     const int begin = steps * split / splits, end = steps * (split + 1) / splits;
     const T *gradients = g + (group * GROUP_FILTERS + first) * AREA, *images = x + channel * IN_AREA;
@@ -61,10 +61,10 @@ KERNEL __launch_bounds__(THREADS, 2) weight_grad_direct(const T *__restrict__ x,
     #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) prefetch(begin + i);
 
-    T sums[SUMS] = {}; // of each filter those of the taps, and then that of the gradients
+    T sums[SUMS] = {}; // of each filter: its taps, then the bias
     for (int step = begin; step < end; step++) {
         cp_async_wait_group<STAGES - 2>();
-        prefetch(step + STAGES - 1); // into the slots that the last step was done with
+        prefetch(step + STAGES - 1); // into the slots of the step before
         const int output = step * STEP + lane * WIDE_C, image = output / AREA;
         const Corner corner(output % AREA);
         const T *window = images + image * (IN_CHANNELS * IN_AREA) + corner.at();
@@ -107,7 +107,7 @@ KERNEL __launch_bounds__(THREADS, 2) weight_grad_direct(const T *__restrict__ x,
     }
 }
 
-// The sums of the splits: a warp for each result.
+// The sums over splits: a warp for each result.
 KERNEL sum_weight_grad_direct(const T *, const T *, T *w,
 #if BIAS
     T *bias,
@@ -116,7 +116,7 @@ KERNEL sum_weight_grad_direct(const T *, const T *, T *w,
     wait_for_inputs();
     for (int i = grid_index() / WARP; i < WEIGHTS + BIAS * OUT_CHANNELS; i += grid_size() / WARP) {
         T sum = 0;
-        #pragma unroll 8 // reads that are under way at once
+        #pragma unroll 8 // loads in flight
         for (int split = threadIdx.x % WARP; split < splits; split += WARP) sum += ((const T *)scratch)[i * splits + split];
         sum = over_lanes<Sum, WARP>(sum);
         if (threadIdx.x % WARP > 0) continue;

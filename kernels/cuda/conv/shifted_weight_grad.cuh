@@ -1,15 +1,14 @@
-// What the kernels of gradients of convolutions by their weights share: stride 1, a kernel of 3 x 3, operands in terms.
-// Read conv/shifted.cuh first.
+// Weight gradients of stride-1 convolutions with 3 x 3 windows in bf16x3. Read conv/shifted.cuh first.
 //
-// A block takes FILTERS filters, STAGE_CHANNELS channels, all elements of the window, and a split of the positions, which are k.
-// Some warps bring STAGE_POSITIONS positions of the gradients and those of the images under their windows, in terms; three
-// warpgroups multiply, each a row of the window. An element of such a row is a position further on: of the images, which
-// lie as lines of a position's channels, so many lines beginning one after another are one operand.
+// A block has FILTERS filters, STAGE_CHANNELS channels, all elements of the window and one split of K, the positions.
+// Producer warps load STAGE_POSITIONS positions of the gradients and of the images under their windows; three consumer
+// warpgroups multiply, one for each row of the window. Images lie as rows of a position's channels, so each element of a
+// row of the window is an operand that begins one row later.
 //
-// Stages run on from image to image, or, where there are STAGES_PER_IMAGE, so many begin with each image, and the rest of what lies
-// between images is left out. IMAGE_PITCH is then no less than their positions.
+// Stages run on from image to image. Where STAGES_PER_IMAGE > 0 so many start with each image, the rest of the padding is
+// skipped, and IMAGE_PITCH is at least their positions.
 //
-// FALLBACK: of each split, which are images then, only what conv/shifted_weight_grad_fp16x2.cu has left.
+// FALLBACK: splits are of whole images, and only those are computed that conv/shifted_weight_grad_fp16x2.cu marked.
 #pragma once
 #ifndef FALLBACK
 #define FALLBACK 0
@@ -24,23 +23,23 @@
 #include "conv/shifted.cuh"
 
 constexpr int FILTERS = 64, CONSUMERS = KH * WARPGROUP;
-constexpr int PRODUCERS = 2 * WARPGROUP, THREADS = PRODUCERS + CONSUMERS, SUM_THREADS = 256; // SUM_THREADS: of a block of sum_weight_grad_splits
+constexpr int PRODUCERS = 2 * WARPGROUP, THREADS = PRODUCERS + CONSUMERS, SUM_THREADS = 256;
 constexpr int SIZE = OUT_CHANNELS * IN_CHANNELS * TAPS;
-constexpr int SPLIT_ELEMENTS = SIZE + BIAS * BF16X3_TERMS * OUT_CHANNELS; // with that of the bias in terms
-constexpr int STAGES = 2, SUMS = KW * STAGE_CHANNELS / 2; // SUMS: of a thread
-static_assert(KH == 3 && KW == 3 && STAGE_CHANNELS == 32, "what the registers are scratch_layout for");
+constexpr int SPLIT_ELEMENTS = SIZE + BIAS * BF16X3_TERMS * OUT_CHANNELS; // with the bias gradient of each term
+constexpr int STAGES = 2, SUMS = KW * STAGE_CHANNELS / 2; // SUMS: accumulators of a thread
+static_assert(KH == 3 && KW == 3 && STAGE_CHANNELS == 32, "registers suffice for this");
 
-// Lines of 64 bytes, a position's channels, whose words are buffer.
+// Rows of a position's channels, 64 bytes, with the 64-byte swizzle.
 struct ImageLayout {
     static constexpr int ROWS = (STAGE_POSITIONS + REACH + 7) / 8 * 8, GROUPS = STAGE_CHANNELS / CHUNK_ELEMENTS;
-    static constexpr int LINE = STAGE_CHANNELS * 2, TERM_BYTES = ROWS * LINE, SIZE = BF16X3_TERMS * TERM_BYTES; // bytes
-    static __device__ __forceinline__ int offset(int term, int plane, int line) {
-        return term * TERM_BYTES + line * LINE + (plane ^ line / 2 % 4) * CHUNK_BYTES;
+    static constexpr int ROW_BYTES = STAGE_CHANNELS * 2, TERM_BYTES = ROWS * ROW_BYTES, SIZE = BF16X3_TERMS * TERM_BYTES;
+    static __device__ __forceinline__ int offset(int term, int group, int row) {
+        return term * TERM_BYTES + row * ROW_BYTES + (group ^ row / 2 % 4) * CHUNK_BYTES;
     }
 };
 
-// What a block takes: filters and channels from the first ones on, and stages from begin to end, of images below `images`.
-// FALLBACK the split's first image is `first`.
+// The work of a block: filters and channels from `filter` and `channel` on, and stages from begin to end, of images from
+// `first` to `images`.
 struct PositionSplit {
     int filter, channel, first = 0, begin, end, images;
 
@@ -48,7 +47,9 @@ struct PositionSplit {
         constexpr int across = (IN_CHANNELS + STAGE_CHANNELS - 1) / STAGE_CHANNELS;
         filter = blockIdx.x / across * FILTERS;
         channel = blockIdx.x % across * STAGE_CHANNELS;
-        const int64_t all = FALLBACK ? batch : STAGES_PER_IMAGE > 0 ? batch * STAGES_PER_IMAGE : ceil_div(batch * IMAGE_PITCH, STAGE_POSITIONS);
+        const int64_t all = FALLBACK               ? batch
+                            : STAGES_PER_IMAGE > 0 ? batch * STAGES_PER_IMAGE
+                                                   : ceil_div(batch * IMAGE_PITCH, STAGE_POSITIONS);
         begin = all * blockIdx.y / splits;
         end = all * (blockIdx.y + 1) / splits;
         if (!FALLBACK) return;
@@ -61,8 +62,8 @@ struct PositionSplit {
     }
 };
 
-// Writes the sums of a row of the window to w or, SPLIT, to scratch each of the parts. Pieces make NaN of infinities: what
-// is not finite `recompute` (filter, channel, element of the window) computes again.
+// Writes the sums of a row of the window to w or, SPLIT, to the split's sums in scratch. bf16x3 makes NaN of infinities: what
+// is not finite is recomputed by recompute(filter, channel, element of the window).
 template <class Recompute> __device__ __forceinline__ void write(
     const float (&sums)[SUMS], const PositionSplit &split, int row, T *w, const Recompute &recompute) {
     #pragma unroll
@@ -75,7 +76,7 @@ template <class Recompute> __device__ __forceinline__ void write(
     }
 }
 
-// w: (O, C, KH, KW), and bias, the sums of the parts: of an element SUM_SHARES threads of a block add some of them each, in their
+// w (O, C, KH, KW) and bias from the sums of the splits: SUM_SHARES threads sum some of the splits of an element each, in
 // order.
 __device__ __forceinline__ void sum_splits(T *w, T *bias, int64_t splits, const T *scratch) {
     constexpr int ELEMENTS = SUM_THREADS / SUM_SHARES; // of a block
@@ -84,7 +85,7 @@ __device__ __forceinline__ void sum_splits(T *w, T *bias, int64_t splits, const 
     __shared__ T sums[SUM_SHARES][ELEMENTS];
     T sum = 0;
     if (element < SIZE + BIAS * OUT_CHANNELS) {
-        #pragma unroll 8 // reads that are under way at once
+        #pragma unroll 8 // loads in flight
         for (int i = splits * share / SUM_SHARES; i < splits * (share + 1) / SUM_SHARES; i++) {
             const T *split = scratch + (int64_t)i * SPLIT_ELEMENTS + element;
             sum += element < SIZE ? split[0] : split[0] + split[OUT_CHANNELS] + split[2 * OUT_CHANNELS];

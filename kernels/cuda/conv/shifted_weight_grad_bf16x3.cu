@@ -1,19 +1,18 @@
-// The gradient of a convolution with stride 1 and a kernel of 3 x 3 by its weights, on Hopper's matrix units. Read
-// conv/shifted_weight_grad.cuh first.
+// Weight gradient of a stride-1 convolution with 3 x 3 windows in bf16x3. Read conv/shifted_weight_grad.cuh first.
 //
-// Four warps gather the gradients, four the images. As in conv/shifted_bf16x3.cu, but for registers: the largest products and the
-// others have the same ones in state, over 64 positions.
+// Four warps load the gradients, four the images. As in conv/shifted_bf16x3.cu, but products of first terms and of other
+// terms use the same accumulators one after the other, over SUM_POSITIONS positions, as registers are few.
 #include "conv/shifted_weight_grad.cuh"
 
-constexpr int LOADERS = PRODUCERS / 2, LOADS_IN_FLIGHT = 4; // LOADS_IN_FLIGHT: words that a thread has under way
-constexpr int AT_A_TIME = 64, STEP = 16;           // positions that are added up by the matrix units, and by one instruction
+constexpr int LOADERS = PRODUCERS / 2, LOADS_IN_FLIGHT = 4;
+constexpr int SUM_POSITIONS = 64, STEP = 16; // positions that WGMMA sums; positions of one instruction
 typedef CoreMatrixLayout<STAGE_POSITIONS, FILTERS / CHUNK_ELEMENTS> GradientLayout;
 typedef ImageArray<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
 constexpr int STAGE = (ImageLayout::SIZE + GradientLayout::SIZE + 1023) / 1024 * 1024;
 static_assert(SHARED_BYTES >= 1024 + STAGES * STAGE + 2 * LOADS_IN_FLIGHT * CHUNK_ELEMENTS * LOADERS * (int)sizeof(T), "dynamic shared memory");
 
-// Brings the images' split of all stages, which begin `before` positions before those of the gradients.
-template <class Layout, class Source> __device__ __forceinline__ void gather(const PositionSplit &split, const Source &images,
+// Loads one operand of all stages. before: positions by which it begins before the gradients.
+template <class Layout, class Source> __device__ __forceinline__ void load_operand(const PositionSplit &split, const Source &images,
     int before, int channel, Pipeline<STAGES> &pipeline, char *shared, T *staging) {
     PipelineState<STAGES> state;
     for (int i = split.begin; i < split.end; i++, state.advance()) {
@@ -24,7 +23,7 @@ template <class Layout, class Source> __device__ __forceinline__ void gather(con
     }
 }
 
-// The sums of a row of the window.
+// The sums of a row of the window. By a warpgroup.
 __device__ __forceinline__ void multiply(
     float (&main)[SUMS], const PositionSplit &split, int row, Pipeline<STAGES> &pipeline, const char *shared) {
     #pragma unroll
@@ -34,17 +33,17 @@ __device__ __forceinline__ void multiply(
         pipeline.wait_full(state);
         const char *stage = shared + state.stage * STAGE;
         #pragma unroll 1
-        for (int at = 0; at < STAGE_POSITIONS; at += AT_A_TIME) {
+        for (int at = 0; at < STAGE_POSITIONS; at += SUM_POSITIONS) {
             const uint64_t a = smem_descriptor(
                 stage + ImageLayout::SIZE + at * CHUNK_BYTES, CORE_MATRIX_BYTES, GradientLayout::GROUP_BYTES, NO_SWIZZLE);
-            const uint64_t b = smem_descriptor(stage + (at + tap_offset(row, 0)) * ImageLayout::LINE, DW * ImageLayout::LINE,
-                8 * ImageLayout::LINE, SWIZZLE_64B);
+            const uint64_t b = smem_descriptor(stage + (at + tap_offset(row, 0)) * ImageLayout::ROW_BYTES, DW * ImageLayout::ROW_BYTES,
+                8 * ImageLayout::ROW_BYTES, SWIZZLE_64B);
             float sums[SUMS];
             const auto products = [&](TermPair terms, bool add) {
                 #pragma unroll
-                for (int k = 0; k < AT_A_TIME; k += STEP)
+                for (int k = 0; k < SUM_POSITIONS; k += STEP)
                     wgmma<BFLOAT16, true, true>(sums, a + (terms.a * GradientLayout::TERM_BYTES + k * CHUNK_BYTES) / CHUNK_BYTES,
-                        b + (terms.b * ImageLayout::TERM_BYTES + k * ImageLayout::LINE) / CHUNK_BYTES, add || k > 0);
+                        b + (terms.b * ImageLayout::TERM_BYTES + k * ImageLayout::ROW_BYTES) / CHUNK_BYTES, add || k > 0);
             };
             const auto add = [&] {
                 wgmma_commit_group();
@@ -67,16 +66,16 @@ __device__ __forceinline__ void multiply(
     }
 }
 
-// An element by recompute multiply-adds.
+// An element by sequential float32 FMA.
 __device__ __noinline__ T recompute(
     const PositionSplit &split, const InputImages &images, const Gradients &gradients, int filter, int channel, int tap) {
     T sum = 0;
     for (int i = split.begin * STAGE_POSITIONS; i < split.end * STAGE_POSITIONS; i++) {
         const int position = split.position(i / STAGE_POSITIONS) + i % STAGE_POSITIONS;
-        const int left = gradients.at(position), right = images.at(position - REACH_BACK + tap_offset(tap / KW, tap % KW));
-        if (left < 0) continue;
-        const T x = right < 0 ? 0 : rounded(images.x[right + channel * InputImages::AREA]);
-        sum = fma(rounded(gradients.x[left + filter * Gradients::AREA]), x, sum);
+        const int from_g = gradients.at(position), from_x = images.at(position - REACH_BACK + tap_offset(tap / KW, tap % KW));
+        if (from_g < 0) continue;
+        const T x = from_x < 0 ? 0 : rounded(images.x[from_x + channel * InputImages::AREA]);
+        sum = fma(rounded(gradients.x[from_g + filter * Gradients::AREA]), x, sum);
     }
     return sum;
 }
@@ -94,8 +93,8 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_shifted_bf16x3(const T *x, cons
     const PositionSplit split(batch, splits);
     const Gradients gradients = {g, split.images};
 #if FALLBACK
-    const int *left = (const int *)(w + splits * SIZE) + (blockIdx.y * gridDim.x + blockIdx.x) * KH;
-    if (!(left[0] | left[1] | left[2])) return;
+    const int *marks = (const int *)(w + splits * SIZE) + (blockIdx.y * gridDim.x + blockIdx.x) * KH;
+    if (!(marks[0] | marks[1] | marks[2])) return;
 #endif
     char *shared = aligned_shared<1024>();
     T *staging = (T *)(shared + STAGES * STAGE);
@@ -108,9 +107,9 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_shifted_bf16x3(const T *x, cons
     if (threadIdx.x < PRODUCERS) {
         warpgroup_reg_dealloc<48>();
         if (threadIdx.x < LOADERS)
-            gather<ImageLayout>(split, images, REACH_BACK, split.channel, pipeline, shared, staging);
+            load_operand<ImageLayout>(split, images, REACH_BACK, split.channel, pipeline, shared, staging);
         else
-            gather<GradientLayout>(split, gradients, 0, split.filter, pipeline, shared + ImageLayout::SIZE,
+            load_operand<GradientLayout>(split, gradients, 0, split.filter, pipeline, shared + ImageLayout::SIZE,
                 staging + LOADS_IN_FLIGHT * CHUNK_ELEMENTS * LOADERS);
     } else {
         warpgroup_reg_alloc<128>();

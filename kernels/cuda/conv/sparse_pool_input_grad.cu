@@ -1,41 +1,41 @@
-// The gradient by the images of a convolution with stride 1, behind metadata a max pooling of windows of 2 x 2 is, on Hopper's
-// matrix units. Read conv/sparse_pool.cuh first.
+// Gradient by the images of a stride-1 convolution behind which there is a 2 x 2 max pooling. Read conv/sparse_pool.cuh first.
 //
-// It is the convolution of the gradient with the weights turned round. A product's rows are pairs of the gradient, its
-// sparse operand, and its columns two neighbouring outputs of TILE_CHANNELS channels: x = 2 j + side - ODD_PADDING, of pair j. These need, of
-// position c of pair j - (PW + ODD_PADDING) / 2 + e, element 2 e + c - side of a row of the window. So for each row and each e, from 0
-// to KW / 2, weights are a matrix of 2 k a filter by 2 columns a channel, 0 where there is no such element.
+// It is the convolution of the gradient with flipped weights. The rows of the product are pairs of the gradient, its sparse
+// operand. Its columns are two neighbouring outputs of TILE_CHANNELS channels: x = 2 j + side - ODD_PADDING for pair j. From
+// position c of pair j - (PW + ODD_PADDING) / 2 + e these need element 2 e + c - side of a row of the window. So for each row
+// of the window and each e from 0 to KW / 2 the weights are a matrix of 2 k a filter by 2 columns a channel, 0 where there is
+// no such element.
 //
-// Operands are in terms. The largest products are summed by the matrix units over one such matrix, as in conv/shifted_bf16x3.cu.
-// Two sums of the others lie side by side, as one product is of two neighbouring terms of the weights: of first by second
-// terms, and of all smaller ones. Those of the gradient's third terms, metadata have no such neighbour, are summed where the
-// largest ones were, and added to the smaller ones.
+// Operands are bf16x3. WGMMA sums the products of first terms over one such matrix, as in conv/shifted_bf16x3.cu. One WGMMA
+// multiplies by two neighbouring terms of the weights, so the other products have two accumulators: first by second terms,
+// and all smaller ones. Third terms of the gradient have no such neighbour: their products use the accumulator of the first
+// terms and are added to the smaller ones.
 #include "conv/sparse_pool.cuh"
 #include "conv/shifted_pipeline.cuh"
 
 constexpr int MMA_WARPGROUPS = 2, ROWS = 64, TILE = MMA_WARPGROUPS * ROWS; // ROWS: pairs of a warpgroup
 constexpr int PRODUCERS = 256, LOADERS = PRODUCERS - WARP, CONSUMERS = MMA_WARPGROUPS * WARPGROUP, THREADS = PRODUCERS + CONSUMERS;
-constexpr int TILE_CHANNELS = 32, COLUMNS = 2 * TILE_CHANNELS, SUMS = COLUMNS / 2; // SUMS: of a thread
+constexpr int TILE_CHANNELS = 32, COLUMNS = 2 * TILE_CHANNELS, SUMS = COLUMNS / 2; // SUMS: accumulators of a thread
 constexpr int FILTER_BLOCKS = (OUT_CHANNELS + TILE_CHANNELS - 1) / TILE_CHANNELS, CHANNEL_BLOCKS = (IN_CHANNELS + STAGE_CHANNELS - 1) / STAGE_CHANNELS;
-constexpr int ODD_PADDING = PW % 2, ROW_PAIRS = KW / 2 + 1, WEIGHT_MATRICES = KH * ROW_PAIRS; // ROW_PAIRS: pairs of a row
-constexpr int PAIRS_BACK = PH * PAIR_PITCH + (PW + ODD_PADDING) / 2;     // pairs that a window reaches back
+constexpr int ODD_PADDING = PW % 2, ROW_PAIRS = KW / 2 + 1, WEIGHT_MATRICES = KH * ROW_PAIRS; // ROW_PAIRS: that a row of the window meets
+constexpr int PAIRS_BACK = PH * PAIR_PITCH + (PW + ODD_PADDING) / 2;     // pairs from a window's first one to its output
 constexpr int PAIR_REACH = (KH - 1) * PAIR_PITCH + ROW_PAIRS - 1; // from its first to its last one
 constexpr int GROUPS = STAGE_CHANNELS / CHUNK_ELEMENTS, STEPS = GROUPS / 2, GRADIENT_STAGES = 2;
 constexpr int FILTERS_OF_WORD = CHUNK_ELEMENTS / 2;
 typedef PooledGradients<IN_CHANNELS, IN_ROWS, IN_COLUMNS> Gradients;
 typedef CoreMatrixLayout<(TILE + PAIR_REACH + 7) / 8 * 8, GROUPS> GradientLayout;
-typedef CoreMatrixLayout<BF16X3_TERMS * COLUMNS, 2 * GROUPS, 1> WeightLayout; // columns of the first terms, of the second, of the third
+typedef CoreMatrixLayout<BF16X3_TERMS * COLUMNS, 2 * GROUPS, 1> WeightLayout; // columns: first terms, second, third
 typedef TilePipeline<GRADIENT_STAGES, WEIGHT_STAGES, LOADERS, CONSUMERS> SparsePipeline;
 
-// A stage of the gradient: its terms, then for each group and pair what wgmma is told of its positions.
-constexpr int GRADIENT_STAGE = GradientLayout::SIZE + GROUPS * GradientLayout::ROWS * 2; // bytes
-static_assert(GRADIENT_STAGE % CHUNK_BYTES == 0, "stages begin at words");
+// A stage of the gradient: its terms, then for each group of channels and each pair the sparse metadata.
+constexpr int GRADIENT_STAGE = GradientLayout::SIZE + GROUPS * GradientLayout::ROWS * 2;
+static_assert(GRADIENT_STAGE % CHUNK_BYTES == 0, "stages begin at chunks");
 static_assert(SHARED_BYTES >= 128 + GRADIENT_STAGES * GRADIENT_STAGE + WEIGHT_STAGES * WeightLayout::SIZE, "dynamic shared memory");
 #ifdef WEIGHT_BYTES
 static_assert(WEIGHT_BYTES >= (int64_t)FILTER_BLOCKS * CHANNEL_BLOCKS * WEIGHT_MATRICES * WeightLayout::SIZE, "scratch");
 #endif
 
-// Weights to scratch, in the order in metadata stages want them.
+// The weights split into bf16x3, in scratch, in the order of the stages.
 KERNEL split_weights(const T *g, const int32_t *where, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
     constexpr int WORDS = WeightLayout::GROUPS * COLUMNS; // of a matrix
@@ -51,23 +51,23 @@ KERNEL split_weights(const T *g, const int32_t *where, const T *w, const Epilogu
             const bool inside = right >= 0 && right < KW && out < OUT_CHANNELS && filter < IN_CHANNELS;
             found[j] = inside ? weights.at(out, filter, down * KW + right) : 0;
         }
-        Chunk words[BF16X3_TERMS];
-        split_bf16x3(words, found);
+        Chunk terms[BF16X3_TERMS];
+        split_bf16x3(terms, found);
         #pragma unroll
         for (int p = 0; p < BF16X3_TERMS; p++)
-            *(Chunk *)(scratch + (int64_t)stage * WeightLayout::SIZE + WeightLayout::offset(0, group, p * COLUMNS + column)) = words[p];
+            *(Chunk *)(scratch + (int64_t)stage * WeightLayout::SIZE + WeightLayout::offset(0, group, p * COLUMNS + column)) = terms[p];
     }
 }
 
-// Puts what PooledGradientLoader finds to its place in a stage.
+// Stores what PooledGradientLoader loads in a stage.
 struct StoreSparse {
     char *to;
 
     __device__ __forceinline__ void operator()(
-        int group, int pair, const Chunk (&words)[BF16X3_TERMS], uint32_t metadata) const {
+        int group, int pair, const Chunk (&terms)[BF16X3_TERMS], uint32_t metadata) const {
         #pragma unroll
-        for (int p = 0; p < TERMS_USED; p++) *(Chunk *)(to + GradientLayout::offset(p, group, pair)) = words[p];
-        // Two channels are four k of metadata wgmma takes two: two bits each, 0 or 1 of the first one, 2 or 3 of the second.
+        for (int p = 0; p < TERMS_USED; p++) *(Chunk *)(to + GradientLayout::offset(p, group, pair)) = terms[p];
+        // Two channels are four k, of which WGMMA takes two: two bits each, 0 or 1 of the first channel, 2 or 3 of the second.
         uint32_t code = (metadata | metadata << 4) & 0x0f0f;
         code = (code | code << 2) & 0x3333;
         code = (code | code << 1) & 0x5555;
@@ -78,7 +78,8 @@ struct StoreSparse {
 struct SparseAccumulator {
     float main[SUMS];
 
-    // Starts the products of a term of the gradient and one of the weights, and as many more as there are sums for.
+    // Starts the products of a term of the gradient with a term of the weights, and with the next one if there are accumulators
+    // for it.
     template <int COUNT> static __device__ __forceinline__ void start_products(float (&sums)[COUNT], uint64_t a, uint64_t b,
         const uint32_t (&metadata)[STEPS], TermPair terms, bool add) {
         #pragma unroll
@@ -101,7 +102,7 @@ struct SparseAccumulator {
                 const uint64_t a = smem_descriptor(stage + pair * CHUNK_BYTES, GradientLayout::GROUP_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
                 const uint64_t b = smem_descriptor(
                     weights + weight.stage * WeightLayout::SIZE, WeightLayout::GROUP_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
-                uint32_t metadata[STEPS]; // see wgmma_sparse: of a group, of this thread's rows
+                uint32_t metadata[STEPS]; // see wgmma_sparse: of a group of channels and this thread's rows
                 #pragma unroll
                 for (int k = 0; k < STEPS; k++) {
                     const uint16_t *codes = (const uint16_t *)(stage + GradientLayout::SIZE) +
@@ -155,7 +156,7 @@ struct PairOutputs {
     }
 };
 
-// An output by recompute multiply-adds.
+// An output by sequential float32 FMA.
 __device__ __noinline__ T recompute(const Gradients &gradients, const T *w, const PairOutputs &out, int channel, int side) {
     const WeightReader weights = {w};
     T sum = 0;
@@ -168,7 +169,7 @@ __device__ __noinline__ T recompute(const Gradients &gradients, const T *w, cons
     return sum;
 }
 
-// Of a channel's lane, asks for what the epilogue reads aux the outputs of a tile.
+// By one lane for each channel: prefetches what the epilogue reads for the outputs of a tile.
 __device__ __forceinline__ void prefetch_aux(const Epilogue &out, int batch, int channel, int pair) {
     for (int image = pair / IMAGE_PAIRS; image < batch && image * IMAGE_PAIRS < pair + TILE; image++) {
         const int from = max(pair - image * IMAGE_PAIRS, 0) / PAIR_PITCH;
@@ -178,12 +179,11 @@ __device__ __forceinline__ void prefetch_aux(const Epilogue &out, int batch, int
     }
 }
 
-// Hands the sums of TILE_CHANNELS channels from `channel` on and ROWS pairs from `pair` on to the epilogue, metadata is asked for what it
-// reads aux those of a row before the first is written. Pieces make NaN of infinities: what is not finite is computed
-// again.
+// The epilogue for TILE_CHANNELS channels from `channel` on and ROWS pairs from `pair` on. Auxiliary inputs of a row are loaded
+// before its first output is written. bf16x3 makes NaN of infinities: what is not finite is recomputed.
 __device__ __forceinline__ void write(
     const float (&sums)[SUMS], const Gradients &gradients, const T *w, const Epilogue &epilogue, int channel, int pair) {
-    constexpr int EACH = SUMS / 4; // of a thread's two rows, and of a pair's two outputs
+    constexpr int CHANNELS = SUMS / 4; // of a thread, for each of two rows and two outputs
     const auto own = [&](int i) { return channel + i / 2 * 8 + accumulator_column(i % 2); };
     #pragma unroll
     for (int row = 0; row < 2; row++) {
@@ -191,14 +191,14 @@ __device__ __forceinline__ void write(
         #pragma unroll
         for (int side = 0; side < 2; side += WIDE_C) {
             const bool inside = out.inside(gradients.images, side);
-            Epilogue::Aux<WIDE_C> aux[EACH];
+            Epilogue::Aux<WIDE_C> aux[CHANNELS];
             #pragma unroll
-            for (int i = 0; i < EACH; i++)
+            for (int i = 0; i < CHANNELS; i++)
                 if (inside && own(i) < OUT_CHANNELS)
                     aux[i] = epilogue.load_aux<WIDE_C>(
                         out.image, own(i), out.y * OUT_COLUMNS + out.x + side, out.index(own(i), side));
             #pragma unroll
-            for (int i = 0; i < EACH; i++) {
+            for (int i = 0; i < CHANNELS; i++) {
                 if (!inside || own(i) >= OUT_CHANNELS) continue;
                 T value[WIDE_C];
                 #pragma unroll
@@ -254,7 +254,7 @@ KERNEL __launch_bounds__(THREADS, 1) input_grad_sparse_pool(
         }
     } else {
         warpgroup_reg_alloc<184>();
-        const int warpgroup = __shfl_sync(FULL_MASK, (threadIdx.x - PRODUCERS) / WARPGROUP, 0); // of a whole warp, as the compiler sees
+        const int warpgroup = __shfl_sync(FULL_MASK, (threadIdx.x - PRODUCERS) / WARPGROUP, 0); // uniform in a warp
         for (int i = 0; i < own; i++) {
             SparseAccumulator sums;
             sums.multiply(pipeline, of_gradients, of_weights, warpgroup, gradient, weight);

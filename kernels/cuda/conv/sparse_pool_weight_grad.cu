@@ -1,76 +1,76 @@
-// The gradient of a convolution with stride 1 and a kernel of 3 x 3 by its weights, behind which a max pooling of windows of
-// 2 x 2 is, on Hopper's matrix units. Read conv/sparse_pool.cuh and conv/shifted_weight_grad.cuh first.
+// Weight gradient of a stride-1 convolution with 3 x 3 windows behind which there is a 2 x 2 max pooling. Read
+// conv/sparse_pool.cuh and conv/shifted_weight_grad.cuh first.
 //
-// Of k, the positions, the gradient's are its sparse operand: two neighbouring pairs are four positions. All warps that
-// bring a stage have images on their way while they put gradients to their places, and the other way round.
+// The gradient is the sparse operand along K, the positions: two neighbouring pairs are four positions. Each producer warp
+// loads images while it stores gradients, and the other way round. Accumulators as in conv/shifted_weight_grad_bf16x3.cu, over
+// all positions of a stage, which has as many non-zeros as there.
 //
-// As in conv/shifted_weight_grad_bf16x3.cu, over as many numbers that are not zero: all of a stage.
-//
-// BIAS: the gradient by the convolution's bias, too, which is the gradient times ones: a warpgroup has the products of a term.
+// BIAS: the gradient by the bias too, as the gradient times ones; each warpgroup multiplies one term.
 #include "conv/shifted_weight_grad.cuh"
 #include "conv/sparse_pool.cuh"
 
 constexpr int STEP = 32; // positions of one instruction
-// Threads that have no pair of the images take more of the gradient, where there are two warps of them or more.
+// Threads without a row of the images load more of the gradient, if there are two warps of them or more.
 constexpr int IDLE_LOADERS = PRODUCERS - (ImageLayout::ROWS + WARP - 1) / WARP * WARP;
 constexpr int GRADIENT_LOADERS = IDLE_LOADERS < 2 * WARP ? PRODUCERS : IDLE_LOADERS;
-typedef CoreMatrixLayout<STAGE_POSITIONS / 2, FILTERS / CHUNK_ELEMENTS> GradientLayout; // of pairs
+typedef CoreMatrixLayout<STAGE_POSITIONS / 2, FILTERS / CHUNK_ELEMENTS> GradientLayout;
 typedef PooledGradients<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
 
-// Behind the gradient's terms are bytes of each group's pairs: of each channel a bit, which of the pair's positions it is.
+// Behind the gradient's terms lie the selectors, a byte for each group of channels and each pair: a bit for each channel, which of
+// the pair's positions it is.
 constexpr int SELECTORS = ImageLayout::SIZE + GradientLayout::SIZE;
 constexpr int STAGE = (SELECTORS + GradientLayout::GROUPS * GradientLayout::ROWS + 1023) / 1024 * 1024;
 
-// What is read of images passes behind the stages; behind that are STEP k of eight columns of ones.
+// Behind the stages lie the staging buffer of the images, and STEP k of eight columns of ones.
 constexpr int ONES = STAGES * STAGE + PRODUCERS * STAGE_CHANNELS * (int)sizeof(T);
 static_assert(SHARED_BYTES >= 1024 + ONES + BIAS * STEP * CHUNK_BYTES, "dynamic shared memory");
 
-// Puts what PooledGradientLoader finds to its place in a stage.
+// Stores what PooledGradientLoader loads in a stage.
 struct StoreSparse {
     char *stage;
 
     __device__ __forceinline__ void operator()(
-        int group, int pair, const Chunk (&words)[BF16X3_TERMS], uint32_t which) const {
+        int group, int pair, const Chunk (&terms)[BF16X3_TERMS], uint32_t selectors) const {
         #pragma unroll
         for (int p = 0; p < TERMS_USED; p++)
-            *(Chunk *)(stage + ImageLayout::SIZE + GradientLayout::offset(p, group, pair)) = words[p];
-        stage[SELECTORS + group * GradientLayout::ROWS + pair] = which;
+            *(Chunk *)(stage + ImageLayout::SIZE + GradientLayout::offset(p, group, pair)) = terms[p];
+        stage[SELECTORS + group * GradientLayout::ROWS + pair] = selectors;
     }
 };
 
-// A channel's bit of eight pairs' bytes as wgmma_sparse wants it: two bits each, of every second pair 2 or 3.
+// A channel's selector bits of eight pairs as sparse metadata: two bits each, of every second pair 2 or 3.
 __device__ __forceinline__ uint32_t metadata_of(uint64_t bytes, int bit) {
-    constexpr uint32_t CLOSE = 1 << 24 | 1 << 18 | 1 << 12 | 1 << 6; // the lowest bits of bytes to every second of the last one
+    constexpr uint32_t CLOSE = 1 << 24 | 1 << 18 | 1 << 12 | 1 << 6; // moves the lowest bits of bytes to every second bit of the last byte
     const uint32_t first = (uint32_t)(bytes >> bit) & 0x01010101, second = (uint32_t)(bytes >> 32 >> bit) & 0x01010101;
     return (first * CLOSE >> 24 & 0x55) | (second * CLOSE >> 16 & 0x5500) | 0x8888;
 }
 
-// Of a warpgroup: the sums of a row of the window, and those of a term of the gradient, for two rows of filters.
+// Of a warpgroup: the sums of a row of the window, and the bias gradient of one term for two rows of filters.
 struct WeightAndBiasSums {
     float main[SUMS], bias[2];
 };
 
-// Adds those over a stage. row: of the window, and the term.
+// Adds those over a stage. row: of the window, and the term of the bias gradient.
 __device__ __forceinline__ void multiply(WeightAndBiasSums &all, int row, const char *shared, int own_stage) {
     const char *stage = shared + own_stage * STAGE;
     const uint64_t a = smem_descriptor(stage + ImageLayout::SIZE, CORE_MATRIX_BYTES, GradientLayout::GROUP_BYTES, NO_SWIZZLE);
     const uint64_t b = smem_descriptor(
-        stage + tap_offset(row, 0) * ImageLayout::LINE, DW * ImageLayout::LINE, 8 * ImageLayout::LINE, SWIZZLE_64B);
-    uint32_t which[STAGE_POSITIONS / STEP]; // of a thread's two rows of filters, CHUNK_ELEMENTS apart
+        stage + tap_offset(row, 0) * ImageLayout::ROW_BYTES, DW * ImageLayout::ROW_BYTES, 8 * ImageLayout::ROW_BYTES, SWIZZLE_64B);
+    uint32_t metadata[STAGE_POSITIONS / STEP]; // sparse metadata of this thread's two filters
     #pragma unroll
     for (int k = 0; k < STAGE_POSITIONS / STEP; k++) {
         const char *bits = stage + SELECTORS + (k * STEP / 2 + threadIdx.x % 2 * CHUNK_ELEMENTS);
         const auto of_row = [&](int row) {
             return metadata_of(*(const uint64_t *)(bits + row / CHUNK_ELEMENTS * GradientLayout::ROWS), row % CHUNK_ELEMENTS);
         };
-        which[k] = of_row(accumulator_row(0)) | of_row(accumulator_row(2)) << 16;
+        metadata[k] = of_row(accumulator_row(0)) | of_row(accumulator_row(2)) << 16;
     }
     float sums[SUMS], bias[4];
     const auto products = [&](TermPair terms, bool add) {
         #pragma unroll
         for (int k = 0; k < STAGE_POSITIONS / STEP; k++)
             wgmma_sparse<true, true>(sums, a + (terms.a * GradientLayout::TERM_BYTES + k * STEP / 2 * CHUNK_BYTES) / CHUNK_BYTES,
-                b + (terms.b * ImageLayout::TERM_BYTES + k * STEP * ImageLayout::LINE) / CHUNK_BYTES, which[k], add || k > 0);
+                b + (terms.b * ImageLayout::TERM_BYTES + k * STEP * ImageLayout::ROW_BYTES) / CHUNK_BYTES, metadata[k], add || k > 0);
     };
     const auto add = [&] {
         wgmma_commit_group();
@@ -92,32 +92,32 @@ __device__ __forceinline__ void multiply(WeightAndBiasSums &all, int row, const 
     #pragma unroll
     for (int k = 0; k < STAGE_POSITIONS / STEP; k++)
         wgmma_sparse<true, true>(
-            bias, a + (row * GradientLayout::TERM_BYTES + k * STEP / 2 * CHUNK_BYTES) / CHUNK_BYTES, b_of_ones, which[k], k > 0);
+            bias, a + (row * GradientLayout::TERM_BYTES + k * STEP / 2 * CHUNK_BYTES) / CHUNK_BYTES, b_of_ones, metadata[k], k > 0);
 #endif
     add();
 #if BIAS
     wgmma_fence_operand(bias);
     #pragma unroll
-    for (int i = 0; i < 2; i++) all.bias[i] += bias[2 * i]; // the others are the same, of other ones
+    for (int i = 0; i < 2; i++) all.bias[i] += bias[2 * i]; // the other columns are the same
 #endif
 }
 
-// An element by recompute multiply-adds.
+// An element by sequential float32 FMA.
 __device__ __noinline__ T recompute(
     const PositionSplit &split, const InputImages &images, const Gradients &gradients, int filter, int channel, int tap) {
     T sum = 0;
     for (int i = split.begin * STAGE_POSITIONS; i < split.end * STAGE_POSITIONS; i++) {
         const int position = split.position(i / STAGE_POSITIONS) + i % STAGE_POSITIONS;
         const OutputPosition at(position);
-        const int left = gradients.at(at.image, filter, at.y, at.x);
-        const int right = images.at(position - REACH_BACK + tap_offset(tap / KW, tap % KW));
-        const T x = right < 0 ? 0 : rounded(images.x[right + channel * InputImages::AREA]);
-        if (left >= 0) sum = fma(rounded(gradients.g[left]), x, sum);
+        const int from_g = gradients.at(at.image, filter, at.y, at.x);
+        const int from_x = images.at(position - REACH_BACK + tap_offset(tap / KW, tap % KW));
+        const T x = from_x < 0 ? 0 : rounded(images.x[from_x + channel * InputImages::AREA]);
+        if (from_g >= 0) sum = fma(rounded(gradients.g[from_g]), x, sum);
     }
     return sum;
 }
 
-// The gradient by a bias by recompute additions.
+// The bias gradient by sequential additions.
 __device__ __noinline__ T recompute(const PositionSplit &split, const Gradients &gradients, int filter) {
     T sum = 0;
     for (int i = split.begin * STAGE_POSITIONS; i < split.end * STAGE_POSITIONS; i++) {
@@ -182,7 +182,7 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_sparse_pool(
         }
     } else {
         warpgroup_reg_alloc<120>();
-        const int row = __shfl_sync(FULL_MASK, threadIdx.x / WARPGROUP - PRODUCERS / WARPGROUP, 0); // a whole warp's
+        const int row = __shfl_sync(FULL_MASK, threadIdx.x / WARPGROUP - PRODUCERS / WARPGROUP, 0); // uniform in a warp
         WeightAndBiasSums sums = {};
         for (int i = split.begin; i < split.end; i++, state.advance()) {
             pipeline.wait_full(state);
