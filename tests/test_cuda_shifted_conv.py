@@ -190,7 +190,7 @@ def test_convolutions_that_32_bits_cannot_count_are_refused(
 
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("case", cases(M, N, K))
-def test_pieces_are_as_exact_as_one_chain_of_multiply_adds(case: str, stacked: bool) -> None:
+def test_bf16x3_is_as_exact_as_sequential_fma(case: str, stacked: bool) -> None:
     a, b = cases(M, N, K)[case]
     taken, expected = errors(in_bf16x3(a, b, stacked), a, b), errors(sequential_fma(a, b), a, b)
     assert taken[0] <= max(NOISE * expected[0], ROUNDINGS)
@@ -198,7 +198,7 @@ def test_pieces_are_as_exact_as_one_chain_of_multiply_adds(case: str, stacked: b
 
 
 @pytest.mark.parametrize("case", cases(M, N, K))
-def test_halves_or_what_they_leave_to_pieces_are_as_exact_too(case: str) -> None:
+def test_fp16x2_with_its_fallback_is_as_exact_as_sequential_fma(case: str) -> None:
     a, b = cases(M, N, K)[case]
     taken, expected = errors(in_fp16x2(a, b)[0], a, b), errors(sequential_fma(a, b), a, b)
     assert taken[0] <= max(NOISE * expected[0], ROUNDINGS)
@@ -206,11 +206,11 @@ def test_halves_or_what_they_leave_to_pieces_are_as_exact_too(case: str) -> None
 
 
 @pytest.mark.parametrize("case", ["normal", "uniform", "rectified", "rectified, by gradients of rectified", "positive"])
-def test_halves_are_right_for_what_nets_have(case: str) -> None:
+def test_fp16x2_represents_what_nets_have(case: str) -> None:
     assert in_fp16x2(*cases(M, N, K)[case])[1]
 
 
-def test_the_limits_are_those_of_the_kernels() -> None:
+def test_emulated_thresholds_are_those_of_the_kernels() -> None:
     text = (asset_path("kernels") / "cuda" / "conv/fp16x2.cuh").read_text()
     assert f"MIN_PRODUCTS = FP16_PARTS == 2 ? {MIN_PRODUCTS} : " in text
     assert f"MAX_CANCELLATION = {MAX_CANCELLATION};" in text
@@ -221,7 +221,7 @@ def test_the_limits_are_those_of_the_kernels() -> None:
     assert f"constexpr float MIN_SUBNORMAL = 0x1p{np.log2(MIN_SUBNORMAL):.0f}f;" in text
 
 
-def test_the_products_are_those_of_the_kernels() -> None:
+def test_emulated_products_are_those_of_the_kernels() -> None:
     text = (asset_path("kernels") / "cuda" / "sm90/bf16x3.cuh").read_text()
     assert STAGE_CHANNELS[0] == DEPTH
     assert "{" + ", ".join(f"{{{a}, {b}}}" for a, b in LOW_PAIRS) + "}" in text
@@ -245,7 +245,7 @@ def check_compiled(kernels: Iterable[CudaKernel]) -> None:
         assert wrong == [], (source.name, source.options)
 
 
-def test_the_kernels_compile_and_neither_spill_registers_nor_wait_for_each_product() -> None:
+def test_kernels_compile_without_spills_and_serialised_wgmma() -> None:
     made: list[Any] = []
     for images, filters, padding in (((128, 32, 26, 26), 64, 0), ((8, 40, 15, 13), 33, 1), ((2, 64, 99, 99), 20, 2)):
         size = [n + 2 * padding - 2 for n in images[2:]]

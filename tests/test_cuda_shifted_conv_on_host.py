@@ -189,7 +189,7 @@ def test_images_that_fp16x2_does_not_hold_fall_back_to_bf16x3(host: Host, spoil:
         assert agree(halves, conv2d_p.reference(x.astype(float), w.astype(float), **params))
 
 
-def test_a_few_small_elements_of_an_image_are_held(host: Host) -> None:
+def test_fp16x2_represents_images_with_a_few_small_elements(host: Host) -> None:
     problem = stride_one((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1))
     x, w, g = drawn(problem.images, (33, 20, 3, 3), problem.outputs)
     x[0, 2, 1, 3] = x[1, 7, 8, 7] = g[1, 2, 3, 4] = 1e-9
@@ -223,7 +223,7 @@ def test_sums_of_small_elements_alone_keep_their_bits(host: Host, precision: str
 
 
 @pytest.mark.parametrize("where", [(0, 0, 0), (65, 15, 16)])
-def test_all_parts_of_an_image_must_be_held(host: Host, where: tuple[int, int, int]) -> None:
+def test_fp16x2_must_represent_all_parts_of_an_image(host: Host, where: tuple[int, int, int]) -> None:
     """Of images that are measured in three parts."""
     problem = stride_one((3, 66, 16, 17), (3, 33, 16, 17), (3, 3), (1, 1))
     x, w = drawn(problem.images, (33, 66, 3, 3))

@@ -136,7 +136,7 @@ def test_the_launches_fit(
         assert all(launch.shared + 1024 <= H200.shared for launch in made.launches)
 
 
-def test_the_rule_takes_them_where_few_channels_meet_many_filters() -> None:
+def test_sparse_gradients_are_chosen_for_few_channels_and_many_filters() -> None:
     def found(x: tuple[int, ...], filters: int, padding: int) -> list[bool]:
         problem = conv_problem(x, filters, (3, 3), (padding, padding))
         window = Window((1, 1), (padding, padding), (1, 1), 1)
@@ -167,14 +167,14 @@ def loss(x: Any, w: Any, b: Any) -> Any:
     return ops.sum(ops.square(ops.max_pool2d(ops.relu(ops.conv2d(x, w, b)), 2)))
 
 
-def test_a_program_for_hopper_spreads_no_gradient() -> None:
+def test_programs_for_hopper_materialise_no_unpooled_gradient() -> None:
     made = program(ad.grad(loss, (0, 1, 2)))
     found = [e.primitive.name for e in everywhere(made)]
     assert {"conv2d_input_grad_pooled", "conv2d_weight_grad_pooled_sum"} <= set(found)
     assert not {"max_pool2d_put", "sum", "conv2d_input_grad", "conv2d_weight_grad"} & set(names(made))
 
 
-def test_where_something_else_reads_the_spread_gradient_all_do() -> None:
+def test_an_unpooled_gradient_that_others_read_is_read_by_all() -> None:
     def f(x: Any, w: Any, b: Any) -> Any:
         _, back = ad.vjp(lambda y: ops.sum(ops.square(ops.max_pool2d(y, 2))), ops.conv2d(x, w, b))
         (spread,) = back(array(np.float32(1)))
@@ -183,7 +183,7 @@ def test_where_something_else_reads_the_spread_gradient_all_do() -> None:
     assert not any("grad_pooled" in e.primitive.name for e in everywhere(program(f)))
 
 
-def test_the_kernels_compile_and_neither_spill_registers_nor_wait_for_each_product() -> None:
+def test_kernels_compile_without_spills_and_serialised_wgmma() -> None:
     made: list[CudaKernel] = []
     for image, filters, padding in (((128, 32, 26, 26), 64, 0), ((8, 40, 15, 13), 33, 1), ((2, 30, 56, 56), 20, 1)):
         problem = conv_problem(image, filters, (3, 3), (padding, padding))

@@ -1,6 +1,6 @@
 // y = x * w by direct convolution: images (N, C, H, W), weights (O, C / groups, KH, KW), output (N, O, OH, OW). Read
-// conv/direct.cuh first. FLIPPED: the weights are (C, O / groups, KH, KW) with their elements in reverse order; the gradient by
-// the images of a stride-1 convolution is such a convolution of the outputs' gradient.
+// conv/direct.cuh first. FLIPPED: the weights are (C, O / groups, KH, KW) with their elements in reverse order; the
+// gradient by the images of a stride-1 convolution is such a convolution of the outputs' gradient.
 //
 // A thread has the sums of FILTERS filters for WIDE_C neighbouring outputs; shared memory holds the block's weights.
 #include "conv/direct.cuh"
@@ -39,7 +39,8 @@ __device__ __forceinline__ void multiply(
     }
 }
 
-KERNEL __launch_bounds__(THREADS, 4) conv_direct(const T *__restrict__ x, const T *__restrict__ w, const Epilogue epilogue,
+KERNEL __launch_bounds__(THREADS, 4) conv_direct(const T *__restrict__ x, const T *__restrict__ w,
+    const Epilogue epilogue,
     int64_t batch) {
     wait_for_inputs();
     __align__(16) __shared__ T weights[ELEMENTS][WEIGHT_ROW];

@@ -1,7 +1,7 @@
 // Direct convolution for few channels, which memory traffic bounds: no panels in shared memory; sums in registers.
 //
-// Compiled in: CONV_GROUPS, kernel KH x KW, stride SH x SW, padding PH x PW (may be negative), dilation DH x DW, shapes of
-// images and outputs, and FILTERS, whose sums a thread has.
+// Compiled in: CONV_GROUPS, kernel KH x KW, stride SH x SW, padding PH x PW (may be negative), dilation DH x DW, shapes
+// of images and outputs, and FILTERS, whose sums a thread has.
 #pragma once
 #ifndef FILTERS
 #define CONV_GROUPS 1

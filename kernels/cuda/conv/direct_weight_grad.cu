@@ -1,9 +1,9 @@
-// Weight gradient and, with BIAS, bias gradient of a direct convolution: images x (N, C, H, W) and gradients g (N, O, OH, OW)
-// to (O, C / groups, KH, KW) and (O). Read conv/direct.cuh first.
+// Weight gradient and, with BIAS, bias gradient of a direct convolution: images x (N, C, H, W) and gradients g (N, O,
+// OH, OW) to (O, C / groups, KH, KW) and (O). Read conv/direct.cuh first.
 //
-// A warp has the sums of FILTERS filters with one channel, for all taps, over one split of the outputs. A lane loads g of WIDE_C
-// neighbouring outputs for each filter through slots in shared memory, STAGES steps ahead, and their windows once for all
-// filters. In the end lanes are added in pairs, and then splits in order.
+// A warp has the sums of FILTERS filters with one channel, for all taps, over one split of the outputs. A lane loads g
+// of WIDE_C neighbouring outputs for each filter through slots in shared memory, STAGES steps ahead, and their windows
+// once for all filters. In the end lanes are added in pairs, and then splits in order.
 #include "common/cp_async.cuh"
 #include "conv/direct.cuh"
 #include "common/collectives.cuh"
@@ -117,7 +117,8 @@ KERNEL sum_weight_grad_direct(const T *, const T *, T *w,
     for (int i = grid_index() / WARP; i < WEIGHTS + BIAS * OUT_CHANNELS; i += grid_size() / WARP) {
         T sum = 0;
         #pragma unroll 8 // loads in flight
-        for (int split = threadIdx.x % WARP; split < splits; split += WARP) sum += ((const T *)scratch)[i * splits + split];
+        for (int split = threadIdx.x % WARP; split < splits; split += WARP)
+            sum += ((const T *)scratch)[i * splits + split];
         sum = over_lanes<Sum, WARP>(sum);
         if (threadIdx.x % WARP > 0) continue;
         if (i < WEIGHTS) w[i] = sum;

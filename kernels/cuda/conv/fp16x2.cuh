@@ -1,10 +1,10 @@
 // fp16x2: a float32, scaled by a power of two, as two float16 numbers high + low / 2^11; three products make up one of
-// float32. Each image and each filter has its own scale, which takes its largest element to [2^14, 2^15). Operands that are
-// rounded to at most 10 bits of mantissa need only high, and one product (FP16_PARTS).
+// float32. Each image and each filter has its own scale, which takes its largest element to [2^14, 2^15). Operands that
+// are rounded to at most 10 bits of mantissa need only high, and one product (FP16_PARTS).
 //
-// A normal float16 keeps at least 22 bits, or all of a rounded operand. A product of normal numbers is at most 2^-20.4 off,
-// 2^-23.8 in root mean square. A filter is represented if all its elements are 0 or normal. An image may have up to
-// MAX_SMALL smaller ones; sums that are small beside what these may lose fall back.
+// A normal float16 keeps at least 22 bits, or all of a rounded operand. A product of normal numbers is at most 2^-20.4
+// off, 2^-23.8 in root mean square. A filter is represented if all its elements are 0 or normal. An image may have up
+// to MAX_SMALL smaller ones; sums that are small beside what these may lose fall back.
 #pragma once
 #include "common/collectives.cuh"
 #include "conv/shifted.cuh"
@@ -16,15 +16,17 @@
 #endif
 constexpr int FP16_PARTS = MANTISSA > 10 ? 2 : 1;
 constexpr float LOW = 0x1p-11f; // the value of a 1 in low
-// Thresholds of the fallback: effective products of a sum, at least (Statistics::share); and how many times the mean square
-// of the sums may be below the sum of their products' mean squares. Rounded operands lose no bits that would show there.
+// Thresholds of the fallback: effective products of a sum, at least (Statistics::share); and how many times the mean
+// square of the sums may be below the sum of their products' mean squares. Rounded operands lose no bits that would
+// show there.
 constexpr float MIN_PRODUCTS = FP16_PARTS == 2 ? 8 : 0x1p-64f, MAX_CANCELLATION = 8;
 
 // Of an image or a filter.
 struct alignas(16) Statistics {
     float scale, inverse_scale; // a power of two
-    float share;   // participation ratio (sum |x|)^2 / sum x^2, the effective number of non-zeros: of an image relative to
-                   // its elements; 0 where fp16x2 does not represent it
+    // The participation ratio (sum |x|)^2 / sum x^2, the effective number of non-zeros: of an image relative to its
+    // elements; 0 where fp16x2 does not represent it.
+    float share;
     float squares; // sum of the squares of the scaled elements
 };
 
@@ -115,7 +117,8 @@ struct alignas(16) RunningStatistics {
 static_assert(sizeof(RunningStatistics) == STATISTICS_BYTES, "as the rule counts scratch");
 
 // Scales and splits eight neighbouring channels; returns the sum of the scaled elements' squares.
-__device__ __forceinline__ float split_fp16x2(Chunk (&parts)[FP16_PARTS], const float (&x)[CHUNK_ELEMENTS], float scale) {
+__device__ __forceinline__ float split_fp16x2(Chunk (&parts)[FP16_PARTS], const float (&x)[CHUNK_ELEMENTS],
+    float scale) {
     float squares = 0;
     #pragma unroll
     for (int i = 0; i < CHUNK_ELEMENTS / 2; i++) {

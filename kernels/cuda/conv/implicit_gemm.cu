@@ -1,4 +1,5 @@
-// y = x * w: images (N, C, H, W), weights (O, C / groups, KH, KW), output (N, O, OH, OW). Read conv/implicit_gemm.cuh first.
+// y = x * w: images (N, C, H, W), weights (O, C / groups, KH, KW), output (N, O, OH, OW). Read conv/implicit_gemm.cuh
+// first.
 //
 // A matrix product for each group: rows are filters, columns the pixels of all outputs, k the elements of a window.
 #include "conv/implicit_gemm.cuh"

@@ -1,5 +1,5 @@
-// Convolution as implicit GEMM: a matrix product whose panels are gathered from the images while they are loaded. The matrix
-// of windows, KH * KW times the images, exists in shared memory only, BK rows of it at a time.
+// Convolution as implicit GEMM: a matrix product whose panels are gathered from the images while they are loaded. The
+// matrix of windows, KH * KW times the images, exists in shared memory only, BK rows of it at a time.
 //
 // Compiled in: kernel KH x KW, stride SH x SW, padding PH x PW, dilation DH x DW.
 #pragma once
@@ -43,8 +43,8 @@ constexpr int BM = TILE_M, BN = TILE_N, BK = TILE_K, THREADS = Tunables::THREADS
 
 constexpr int OUTSIDE = -(1 << 30); // a coordinate outside every image, plus any tap
 
-// Loads panels [k][pixel] of windows; k runs over channels, rows and columns of taps. A thread always has the same pixels (BN
-// is a multiple of THREADS), and all threads have the same k, so that the work for k is uniform.
+// Loads panels [k][pixel] of windows; k runs over channels, rows and columns of taps. A thread always has the same
+// pixels (BN is a multiple of THREADS), and all threads have the same k, so that the work for k is uniform.
 struct WindowLoader {
     static constexpr int OWN = BN / THREADS;
     const T *corner[OWN > 0 ? OWN : 1]; // element of channel 0 and tap (0, 0)
@@ -91,8 +91,8 @@ struct Target {
     int64_t area;
 };
 
-// The epilogue of a tile, for WIDE_C neighbouring columns at once; find(column) gives the Target of the first one. Auxiliary
-// inputs of a column are loaded before its first element is written.
+// The epilogue of a tile, for WIDE_C neighbouring columns at once; find(column) gives the Target of the first one.
+// Auxiliary inputs of a column are loaded before its first element is written.
 template <class Out, class Find> __device__ __forceinline__ void write_tile(
     const Tunables &tile, const Out &out, int m0, int n0, int m, int n, Find find) {
     #pragma unroll

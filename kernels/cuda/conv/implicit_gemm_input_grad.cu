@@ -1,9 +1,9 @@
 // Gradient by the images: gradients g (N, O, OH, OW) and weights to (N, C, H, W). Read conv/implicit_gemm.cuh and
 // conv/implicit_gemm.cu first.
 //
-// Pixel h of an image meets tap r of output row (h + PH - r DH) / SH, where that divides. With a stride most pairs do not, and
-// pixels a, a + SH, a + 2 SH, ... all meet the same taps, every TAP_STEP-th one. Each such phase of pixels is a convolution of g
-// with its flipped taps; blockIdx.z is the phase.
+// Pixel h of an image meets tap r of output row (h + PH - r DH) / SH, where that divides. With a stride most pairs do
+// not, and pixels a, a + SH, a + 2 SH, ... all meet the same taps, every TAP_STEP-th one. Each such phase of pixels is
+// a convolution of g with its flipped taps; blockIdx.z is the phase.
 #include "conv/implicit_gemm.cuh"
 
 __device__ constexpr int common_factor(int a, int b) { return b == 0 ? a : common_factor(b, a % b); }
@@ -36,7 +36,8 @@ struct TapLoader {
     }
 };
 
-KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d_input_grad(const T *g, const T *w, const Epilogue epilogue, CONV_NUMBERS) {
+KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d_input_grad(const T *g, const T *w, const Epilogue epilogue,
+    CONV_NUMBERS) {
     wait_for_inputs();
     CONV
     const int tiles_m = (group_channels + BM - 1) / BM, group = blockIdx.y;
@@ -73,7 +74,8 @@ KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d_input_grad(const T *g, cons
     tile.multiply(weights, windows, (taps + BK - 1) / BK);
     if (tile.slice > 0) return;
     write_tile(tile, epilogue, m0, n0, group_channels, pixels, [&](int pixel) {
-        const int at = pixel % area, row = at / phase_columns * SH + phase_y, column = at % phase_columns * SW + phase_x;
+        const int at = pixel % area, row = at / phase_columns * SH + phase_y,
+            column = at % phase_columns * SW + phase_x;
         return Target{pixel / area, group * group_channels, channels, row * width + column, (int64_t)height * width};
     });
 }

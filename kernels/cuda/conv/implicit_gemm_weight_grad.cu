@@ -1,8 +1,8 @@
 // Gradient by the weights: images x (N, C, H, W) and gradients g (N, O, OH, OW) to (O, C / groups, KH, KW). Read
 // conv/implicit_gemm.cuh first.
 //
-// A matrix product for each group: rows are filters, columns the elements of a window, k the pixels of all outputs. K is long and
-// is split; gemm/split_k_sum.cu sums the splits in order.
+// A matrix product for each group: rows are filters, columns the elements of a window, k the pixels of all outputs. K
+// is long and is split; gemm/split_k_sum.cu sums the splits in order.
 #include "conv/implicit_gemm.cuh"
 
 // Pixel k of the outputs: its image, its offset in g's first filter, and the corner of its window.
@@ -40,7 +40,8 @@ struct ElementLoader {
     int offset[At::OWN], dy[At::OWN], dx[At::OWN]; // from the window's corner to the elements that this thread loads
 
     __device__ ElementLoader(
-        const T *source, int64_t image_step, int height, int width, int area, int columns, int k, int end, int n0, int n)
+        const T *source, int64_t image_step, int height, int width, int area, int columns, int k, int end, int n0,
+            int n)
         : source(source), image_step(image_step), height(height), width(width), area(area), columns(columns), k(k),
           end(end) {
         #pragma unroll
@@ -82,7 +83,8 @@ KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d_weight_grad(const T *x, con
     const int last = min(pixels, end * BK);
     Tunables tile;
 
-    GradientLoader gradients = {g + ((int64_t)group * group_filters + m0) * area, (int64_t)filters * area, area, columns,
+    GradientLoader gradients = {g + ((int64_t)group * group_filters + m0) * area, (int64_t)filters * area, area,
+        columns,
         group_filters - m0, begin * BK, last};
     ElementLoader windows(x + (int64_t)group * group_channels * height * width, (int64_t)channels * height * width,
         height, width, area, columns, begin * BK, last, n0, elements);

@@ -1,9 +1,10 @@
-// Packs the operands of conv/shifted_fp16x2.cu: filters as fp16x2 and, for the fallback, as bf16x3, and images as fp16x2.
-// Read conv/shifted_fp16x2.cuh first.
+// Packs the operands of conv/shifted_fp16x2.cu: filters as fp16x2 and, for the fallback, as bf16x3, and images as
+// fp16x2. Read conv/shifted_fp16x2.cuh first.
 #include "conv/shifted_fp16x2.cuh"
 
 // Measures a filter. By a block.
-__device__ __forceinline__ void measure_filter(const ConvScratch &scratch_layout, const WeightReader &weights, int filter) {
+__device__ __forceinline__ void measure_filter(const ConvScratch &scratch_layout, const WeightReader &weights,
+    int filter) {
     constexpr int COUNT = IN_CHANNELS * TAPS, AT_ONCE = 4;
     RunningStatistics seen;
     for (int first = threadIdx.x; first < COUNT; first += AT_ONCE * MEASURE_THREADS) {
@@ -25,7 +26,8 @@ __device__ __forceinline__ void measure_filter(const ConvScratch &scratch_layout
 constexpr int WEIGHT_ITEMS = 2 * FILTER_BLOCKS * CHANNEL_BLOCKS * GROUPS;
 __device__ __forceinline__ void pack_filters(const ConvScratch &scratch_layout, const WeightReader &weights, int item) {
     const bool fp16 = item % 2;
-    const int group = item / 2 % GROUPS, channel_block = item / (2 * GROUPS) % CHANNEL_BLOCKS, block = item / (2 * GROUPS * CHANNEL_BLOCKS);
+    const int group = item / 2 % GROUPS, channel_block = item / (2 * GROUPS) % CHANNEL_BLOCKS,
+        block = item / (2 * GROUPS * CHANNEL_BLOCKS);
     #pragma unroll 1
     for (int i = threadIdx.x; i < FILTERS * TAPS; i += PACK_THREADS) {
         const WeightChunk at(block, channel_block, i / FILTERS, group, i % FILTERS);

@@ -16,7 +16,8 @@ constexpr int PACK_THREADS = BLOCK_ROWS * ROW_CHUNKS;  // a block packs BLOCK_RO
 constexpr int LEADING_ROWS = (REACH_BACK + 7) / 8 * 8; // rows before position 0 that the first windows read
 constexpr int TRAILING_ROWS = MAX_OVERRUN + REACH;     // rows behind the last image that a stage may read
 constexpr int PART_ELEMENTS = 1 << 13;                 // of a part of an image, which a block measures
-static_assert(PACK_THREADS == MEASURE_THREADS && MAX_PARTS <= WARP, "one block size; a warp joins the parts of an image");
+static_assert(PACK_THREADS == MEASURE_THREADS && MAX_PARTS <= WARP,
+    "one block size; a warp joins the parts of an image");
 
 __device__ __forceinline__ int swizzled_chunk(int row, int chunk) { return chunk ^ row / 2 % ROW_CHUNKS; }
 
@@ -27,8 +28,8 @@ template <class Array>
 constexpr int IMAGE_PARTS =
     ceil_div(Array::SIZE, PART_ELEMENTS) < MAX_PARTS ? ceil_div(Array::SIZE, PART_ELEMENTS) : MAX_PARTS;
 
-// Packed images in scratch: for each float16 part and each block of channels the rows of all positions, position 0 behind
-// `leading` rows. The padding is 0.
+// Packed images in scratch: for each float16 part and each block of channels the rows of all positions, position 0
+// behind `leading` rows. The padding is 0.
 struct PackedImages {
     Statistics *statistics;             // of each image
     RunningStatistics *part_statistics; // of each part of an image, MAX_PARTS an image
@@ -41,7 +42,8 @@ struct PackedImages {
         : statistics((Statistics *)memory), part_statistics((RunningStatistics *)(statistics + batch)),
           small((int *)(part_statistics + (int64_t)batch * MAX_PARTS)), batch(batch),
           count(ceil_div(batch * IMAGE_PITCH + leading + TRAILING_ROWS, BLOCK_ROWS) * BLOCK_ROWS),
-          channel_blocks(ceil_div(channels, ROW_CHANNELS)), leading(leading), rows(align_1024(small + batch)), squares((float *)at(FP16_PARTS, 0, 0)) {}
+          channel_blocks(ceil_div(channels, ROW_CHANNELS)), leading(leading), rows(align_1024(small + batch)),
+              squares((float *)at(FP16_PARTS, 0, 0)) {}
     __device__ __forceinline__ char *at(int part, int channel_block, int row) const {
         return rows + ((int64_t)(part * channel_blocks + channel_block) * count + row) * ROW_BYTES;
     }
@@ -87,7 +89,8 @@ struct PackedImages {
             bool small; // whether it has small elements
         } scales[BLOCK_ROWS]; // of the images that these rows are of
         const int from = item / channel_blocks * BLOCK_ROWS, channel_block = item % channel_blocks;
-        const int row = threadIdx.x % BLOCK_ROWS, chunk = threadIdx.x / BLOCK_ROWS, channel = channel_block * ROW_CHANNELS + chunk * CHUNK_ELEMENTS;
+        const int row = threadIdx.x % BLOCK_ROWS, chunk = threadIdx.x / BLOCK_ROWS,
+            channel = channel_block * ROW_CHANNELS + chunk * CHUNK_ELEMENTS;
         const int position = from + row - leading, place = images.at(position);
         float x[CHUNK_ELEMENTS];
         #pragma unroll
@@ -95,7 +98,8 @@ struct PackedImages {
             const int further = (channel + j) * Array::AREA;
             x[j] = place >= 0 && further < Array::SIZE ? images.x[place + further] : 0;
         }
-        const int first = max(from - leading, 0) / IMAGE_PITCH, end = min((from + BLOCK_ROWS - 1 - leading) / IMAGE_PITCH + 1, batch);
+        const int first = max(from - leading, 0) / IMAGE_PITCH,
+            end = min((from + BLOCK_ROWS - 1 - leading) / IMAGE_PITCH + 1, batch);
         for (int image = first + threadIdx.x / WARP; image < end; image += PACK_THREADS / WARP) {
             const bool writes = channel_block == 0 && image * IMAGE_PITCH >= from - leading;
             const RunningStatistics seen = measured<Array>(image);
@@ -116,7 +120,8 @@ struct PackedImages {
         for (int i = 0; i < FP16_PARTS; i++) packed[i][row * ROW_CHUNKS + swizzled_chunk(row, chunk)] = parts[i];
         __syncthreads();
         #pragma unroll
-        for (int i = 0; i < FP16_PARTS; i++) ((Chunk *)at(i, channel_block, from))[threadIdx.x] = packed[i][threadIdx.x];
+        for (int i = 0; i < FP16_PARTS; i++)
+            ((Chunk *)at(i, channel_block, from))[threadIdx.x] = packed[i][threadIdx.x];
         if (FP16_PARTS == 1 || chunk > 0) return;
         float sum = 0;
         #pragma unroll
@@ -137,7 +142,8 @@ struct PackedImages {
         constexpr int AT_ONCE = 4; // loads in flight
         const int end = VECTORS * (part + 1) / IMAGE_PARTS<Array>;
         RunningStatistics seen;
-        for (int first = VECTORS * part / IMAGE_PARTS<Array> + threadIdx.x; first < end; first += AT_ONCE * MEASURE_THREADS) {
+        const int begin = VECTORS * part / IMAGE_PARTS<Array>;
+        for (int first = begin + threadIdx.x; first < end; first += AT_ONCE * MEASURE_THREADS) {
             Vector<T, WIDE> vectors[AT_ONCE];
             #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {

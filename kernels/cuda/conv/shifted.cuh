@@ -1,8 +1,9 @@
 // Shifted implicit GEMM for stride-1 convolutions on Hopper: the padded flat index, and operands in shared memory.
 //
-// Positions count the pixels of all images in one flat index. Rows are PITCH positions apart and images IMAGE_PITCH, with
-// zeros between them, so each element of the window is one constant offset (tap_offset) from the output, and one tile of
-// the images in shared memory serves all elements of the window. Outputs between images are computed and dropped.
+// Positions count the pixels of all images in one flat index. Rows are PITCH positions apart and images IMAGE_PITCH,
+// with zeros between them, so each element of the window is one constant offset (tap_offset) from the output, and one
+// tile of the images in shared memory serves all elements of the window. Outputs between images are computed and
+// dropped.
 //
 // Operands are bf16x3 (sm90/bf16x3.cuh), which needs no statistics, or fp16x2 (conv/fp16x2.cuh).
 #pragma once
@@ -46,7 +47,8 @@ __device__ __forceinline__ int split_offset(int filter, int channel, int tap) {
 
 __device__ __forceinline__ bool finite(T x) { return fabs(x) < (T)INFINITY; }
 
-// The start of dynamic shared memory, aligned to BYTES. Derived from shared_bytes, so that the compiler knows the space.
+// The start of dynamic shared memory, aligned to BYTES. Derived from shared_bytes, so that the compiler knows the
+// space.
 template <int BYTES> __device__ __forceinline__ char *aligned_shared() {
     return (char *)shared_bytes + (BYTES - (unsigned)__cvta_generic_to_shared(shared_bytes) % BYTES) % BYTES;
 }
@@ -77,7 +79,8 @@ template <int C, int H, int W> struct ImageArray {
     }
 
     // Asynchronously loads Layout::ROWS positions from `first` on and all channels of a stage from `channel` on, one
-    // position a thread, through `staging`. finish() waits and hands them to `store` (group of channels, row, elements).
+    // position a thread, through `staging`. finish() waits and hands them to `store` (group of channels, row,
+    // elements).
     template <class Layout, int THREADS> __device__ __forceinline__ void start_load(
         T *staging, int thread, int first, int channel) const {
         static_assert(Layout::ROWS <= THREADS, "a position for each thread");
@@ -101,9 +104,9 @@ template <int C, int H, int W> struct ImageArray {
         }
     }
 
-    // Loads Layout::ROWS positions from `first` on and all channels of a stage from `channel` on, and hands them to `store`
-    // (group of channels, row, elements) after `free` has reached the phase `parity`. Each thread has slots in `staging` for
-    // LOADS_IN_FLIGHT chunks.
+    // Loads Layout::ROWS positions from `first` on and all channels of a stage from `channel` on, and hands them to
+    // `store` (group of channels, row, elements) after `free` has reached the phase `parity`. Each thread has slots in
+    // `staging` for LOADS_IN_FLIGHT chunks.
     template <class Layout, int THREADS, int LOADS_IN_FLIGHT, class Store> __device__ __forceinline__ void load(
         Store &&store, T *staging, int thread, int first, int channel, Mbarrier &free, int parity) const {
         constexpr int COUNT = (Layout::ROWS + THREADS - 1) / THREADS * Layout::GROUPS;

@@ -3,11 +3,11 @@
 //
 // FALLBACK: only the outputs that conv/shifted_fp16x2.cu marked. POOLING: with a 2 x 2 max pooling epilogue.
 //
-// WGMMA sums the products of first terms, which are exact, over one element of the window, as it truncates where it adds;
-// float32 additions sum these. The products of other terms, 2^-8 of them, have an accumulator of their own.
+// WGMMA sums the products of first terms, which are exact, over one element of the window, as it truncates where it
+// adds; float32 additions sum these. The products of other terms, 2^-8 of them, have an accumulator of their own.
 //
-// STACKED, for at most 32 filters: half of the rows are first terms, the other half second terms of the same filters, or
-// third terms and zeros. Four products hold all six, and rows are added in the end.
+// STACKED, for at most 32 filters: half of the rows are first terms, the other half second terms of the same filters,
+// or third terms and zeros. Four products hold all six, and rows are added in the end.
 #ifndef FALLBACK
 #define FALLBACK 0
 #endif
@@ -26,7 +26,8 @@ typedef Bf16x3WeightLayout WeightLayout;
 
 // The rule's byte counts suffice.
 static_assert(SHARED_BYTES >= 128 + IMAGE_STAGES * ImageLayout::SIZE + WEIGHT_STAGES * WeightLayout::SIZE +
-                  (LOADS_IN_FLIGHT * CHUNK_ELEMENTS * LOADERS + MMA_WARPGROUPS * COMBINE_ELEMENTS) * (int)sizeof(T), "dynamic shared memory");
+                  (LOADS_IN_FLIGHT * CHUNK_ELEMENTS * LOADERS + MMA_WARPGROUPS * COMBINE_ELEMENTS) * (int)sizeof(T),
+                      "dynamic shared memory");
 #ifdef WEIGHT_BYTES
 static_assert(WEIGHT_BYTES >= (int64_t)FILTER_BLOCKS * CHANNEL_BLOCKS * TAPS * WeightLayout::SIZE, "scratch");
 #endif
@@ -52,9 +53,11 @@ KERNEL split_weights(const T *x, const T *w, const Epilogue epilogue, int64_t ba
 
 __device__ __forceinline__ void load_tile(const InputImages &images, int position, ConvPipeline &pipeline,
     PipelineState<IMAGE_STAGES> &state, char *shared, T *staging) {
-    for (int chunk = 0; chunk < CHANNEL_BLOCKS; chunk++, state.advance()) {
-        images.load<ImageLayout, LOADERS, LOADS_IN_FLIGHT>(StoreSplit<ImageLayout>{shared + state.stage * ImageLayout::SIZE}, staging,
-            threadIdx.x - WARP, position - REACH_BACK, chunk * STAGE_CHANNELS, pipeline.images.empty[state.stage], state.phase ^ 1);
+    for (int channel_block = 0; channel_block < CHANNEL_BLOCKS; channel_block++, state.advance()) {
+        images.load<ImageLayout, LOADERS, LOADS_IN_FLIGHT>(
+            StoreSplit<ImageLayout>{shared + state.stage * ImageLayout::SIZE}, staging,
+            threadIdx.x - WARP, position - REACH_BACK, channel_block * STAGE_CHANNELS,
+                pipeline.images.empty[state.stage], state.phase ^ 1);
         fence_proxy_async();
         arrive_per_warp(pipeline.images.full[state.stage]);
     }
@@ -64,19 +67,21 @@ struct Bf16x3Accumulator {
     float main[SUMS], low[SUMS];
 
     // See Fp16x2Accumulator::multiply.
-    __device__ __forceinline__ void multiply(ConvPipeline &pipeline, const char *images, const char *weights, int warpgroup,
+    __device__ __forceinline__ void multiply(ConvPipeline &pipeline, const char *images, const char *weights,
+        int warpgroup,
         bool first_tile, PipelineState<IMAGE_STAGES> &image, PipelineState<WEIGHT_STAGES> &weight) {
         if (first_tile) pipeline.wait_for_start(warpgroup);
         float high[SUMS];
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = 0;
         int last_image = 0, last_weight = 0;
-        for (int chunk = 0; chunk < CHANNEL_BLOCKS; chunk++, image.advance()) {
+        for (int channel_block = 0; channel_block < CHANNEL_BLOCKS; channel_block++, image.advance()) {
             pipeline.images.wait_full(image);
             for (int tap = 0; tap < TAPS; tap++, weight.advance()) {
                 pipeline.weights.wait_full(weight);
                 const char *left = weights + weight.stage * WeightLayout::SIZE;
-                const char *right = images + image.stage * ImageLayout::SIZE + tap_offset(tap / KW, tap % KW) * CHUNK_BYTES;
+                const int offset = tap_offset(tap / KW, tap % KW) * CHUNK_BYTES;
+                const char *right = images + image.stage * ImageLayout::SIZE + offset;
                 const uint64_t a = smem_descriptor(left, WeightLayout::GROUP_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
                 const uint64_t b = smem_descriptor(right, ImageLayout::GROUP_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
                 const auto products = [&](float (&sums)[SUMS], TermPair terms, bool add) {
@@ -89,11 +94,11 @@ struct Bf16x3Accumulator {
                 products(high, {0, 0}, false);
                 wgmma_commit_group();
                 wgmma_wait_group<1>();
-                if (chunk + tap > 0) arrive_per_warp(pipeline.weights.empty[last_weight]);
-                if (chunk > 0 && tap == 0) arrive_per_warp(pipeline.images.empty[last_image]);
-                if (first_tile) pipeline.start_next(warpgroup, chunk * TAPS + tap);
+                if (channel_block + tap > 0) arrive_per_warp(pipeline.weights.empty[last_weight]);
+                if (channel_block > 0 && tap == 0) arrive_per_warp(pipeline.images.empty[last_image]);
+                if (first_tile) pipeline.start_next(warpgroup, channel_block * TAPS + tap);
                 #pragma unroll
-                for (int i = 0; i < LOW_PAIRS; i++) products(low, low_pair(i), chunk + tap + i > 0);
+                for (int i = 0; i < LOW_PAIRS; i++) products(low, low_pair(i), channel_block + tap + i > 0);
                 wgmma_commit_group();
                 wgmma_wait_group<1>();
                 wgmma_fence_operand(high);
@@ -139,7 +144,8 @@ __device__ __forceinline__ void recompute_nonfinite(
     #pragma unroll
     for (int i = 0; i < OUTPUTS; i++) {
         const int row = filter + output_row(i), at = position + output_column(i);
-        if (!finite(sums[i]) && row < OUT_CHANNELS && OutputPosition(at).inside(batch)) sums[i] = recompute(x, w, row, at);
+        if (!finite(sums[i]) && row < OUT_CHANNELS && OutputPosition(at).inside(batch))
+            sums[i] = recompute(x, w, row, at);
     }
 }
 
@@ -153,7 +159,8 @@ struct FallbackTiles {
         if (!FALLBACK) return true;
         const int filter = tiles.filter(tile), first = tiles.position(tile), end = min(first + TILE, positions);
         bool found = false;
-        for (int position = first / FALLBACK_POSITIONS * FALLBACK_POSITIONS; position < end; position += FALLBACK_POSITIONS)
+        const int begin = first / FALLBACK_POSITIONS * FALLBACK_POSITIONS;
+        for (int position = begin; position < end; position += FALLBACK_POSITIONS)
             found |= scratch_layout.falls_back(position, filter);
         return found;
     }
@@ -183,11 +190,14 @@ struct FallbackMask {
     int filter;
     float rows[2] = {1, 1};
 
-    __device__ __forceinline__ bool takes(int position) const { return !FALLBACK || scratch_layout.falls_back(position, filter); }
+    __device__ __forceinline__ bool takes(int position) const {
+        return !FALLBACK || scratch_layout.falls_back(position, filter);
+    }
     __device__ __forceinline__ float scale(int) const { return 1; }
 };
 
-KERNEL __launch_bounds__(THREADS, 1) conv_shifted_bf16x3(const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
+KERNEL __launch_bounds__(THREADS, 1) conv_shifted_bf16x3(const T *x, const T *w, const Epilogue epilogue,
+    int64_t batch, char *scratch) {
     wait_for_inputs();
     const InputImages images = {x, (int)batch};
     const Tiles tiles(batch);
@@ -221,7 +231,8 @@ KERNEL __launch_bounds__(THREADS, 1) conv_shifted_bf16x3(const T *x, const T *w,
             const int filter = tiles.filter(tile), position = tiles.position(tile) + warpgroup * COLUMNS;
             Bf16x3Accumulator sums;
             const bool first_tile = !FALLBACK && tile == blockIdx.x;
-            sums.multiply(pipeline, of_images + warpgroup * COLUMNS * CHUNK_BYTES, of_weights, warpgroup, first_tile, image, weight);
+            sums.multiply(pipeline, of_images + warpgroup * COLUMNS * CHUNK_BYTES, of_weights, warpgroup, first_tile,
+                image, weight);
             float own[OUTPUTS];
             combine_stacked(sums.main, own, buffer + warpgroup * COMBINE_ELEMENTS);
             recompute_nonfinite(own, x, w, batch, filter, position);

@@ -1,12 +1,13 @@
-// Stride-1 convolution by shifted implicit GEMM in fp16x2: three products instead of six; one where operands are rounded.
-// Read conv/shifted_fp16x2.cuh first. Bulk copies load the packed operands: one producer warp starts those of the weights,
-// one those of the images; with another one it sums the squares of their rows.
+// Stride-1 convolution by shifted implicit GEMM in fp16x2: three products instead of six; one where operands are
+// rounded. Read conv/shifted_fp16x2.cuh first. Bulk copies load the packed operands: one producer warp starts those of
+// the weights, one those of the images; with another one it sums the squares of their rows.
 //
-// high x high products are exact. WGMMA sums them over one element of the window, float32 additions from there on. high x low
-// and low x high have an accumulator of their own, so that truncation there is relative to their size.
+// high x high products are exact. WGMMA sums them over one element of the window, float32 additions from there on. high
+// x low and low x high have an accumulator of their own, so that truncation there is relative to their size.
 #include "conv/shifted_fp16x2.cuh"
 
-static_assert(SHARED_BYTES >= 512 + IMAGE_STAGES * ImageLayout::SIZE + WEIGHT_STAGES * WeightLayout::SIZE, "dynamic shared memory");
+static_assert(SHARED_BYTES >= 512 + IMAGE_STAGES * ImageLayout::SIZE + WEIGHT_STAGES * WeightLayout::SIZE,
+    "dynamic shared memory");
 
 struct Fp16x2Pipeline : ConvPipeline {
     float squares[IMAGE_STAGES][MMA_WARPGROUPS];      // sum of the squares of the rows that a warpgroup multiplies
@@ -38,12 +39,14 @@ struct Fp16x2Pipeline : ConvPipeline {
 
 // By a warp for each consumer warpgroup: sums the squares of its rows. The first warp starts the copies for all.
 __device__ __forceinline__ void load_images(
-    const PackedImages &packed, int position, Fp16x2Pipeline &pipeline, PipelineState<IMAGE_STAGES> &state, char *shared) {
+    const PackedImages &packed, int position, Fp16x2Pipeline &pipeline, PipelineState<IMAGE_STAGES> &state,
+        char *shared) {
     const int warpgroup = threadIdx.x / WARP - 1, lane = threadIdx.x % WARP;
-    for (int chunk = 0; chunk < CHANNEL_BLOCKS; chunk++, state.advance()) {
+    for (int channel_block = 0; channel_block < CHANNEL_BLOCKS; channel_block++, state.advance()) {
         float squares = 0;
         if (FP16_PARTS == 2) {
-            const float *of_rows = packed.squares + (int64_t)chunk * packed.count + position + SKIPPED_ROWS + warpgroup * COLUMNS;
+            const float *of_rows =
+                packed.squares + (int64_t)channel_block * packed.count + position + SKIPPED_ROWS + warpgroup * COLUMNS;
             for (int i = lane; i < COLUMNS + REACH; i += WARP) squares += of_rows[i];
             squares = over_lanes<Sum, WARP>(squares);
         }
@@ -59,7 +62,7 @@ __device__ __forceinline__ void load_images(
         #pragma unroll
         for (int i = 0; i < FP16_PARTS; i++) {
             char *to = shared + state.stage * ImageLayout::SIZE + i * ImageLayout::PART_BYTES;
-            bulk_copy<ImageLayout::PART_BYTES>(to, packed.at(i, chunk, position), full);
+            bulk_copy<ImageLayout::PART_BYTES>(to, packed.at(i, channel_block, position), full);
         }
     }
 }
@@ -67,9 +70,10 @@ __device__ __forceinline__ void load_images(
 struct Fp16x2Accumulator {
     float main[SUMS], squares; // sum of the squares of the images' rows
 
-    // The products of a tile. images: the stages in shared memory from this warpgroup's columns on; weights: their stages;
-    // first_tile: whether it is the block's first one.
-    __device__ __forceinline__ void multiply(Fp16x2Pipeline &pipeline, const char *images, const char *weights, int warpgroup,
+    // The products of a tile. images: the stages in shared memory from this warpgroup's columns on; weights: their
+    // stages; first_tile: whether it is the block's first one.
+    __device__ __forceinline__ void multiply(Fp16x2Pipeline &pipeline, const char *images, const char *weights,
+        int warpgroup,
         bool first_tile, PipelineState<IMAGE_STAGES> &image, PipelineState<WEIGHT_STAGES> &weight) {
         float low[SUMS];
         squares = 0;
@@ -77,14 +81,15 @@ struct Fp16x2Accumulator {
         for (int i = 0; i < SUMS; i++) main[i] = 0;
         if (first_tile) pipeline.wait_for_start(warpgroup);
         int last = 0; // the stage of weights that running products read
-        for (int chunk = 0, element = 0; chunk < CHANNEL_BLOCKS; chunk++, image.advance()) {
+        for (int channel_block = 0, element = 0; channel_block < CHANNEL_BLOCKS; channel_block++, image.advance()) {
             pipeline.images.wait_full(image);
             squares += pipeline.squares[image.stage][warpgroup];
             #pragma unroll 1
             for (int tap = 0; tap < TAPS; tap++, element++, weight.advance()) {
                 pipeline.weights.wait_full(weight);
                 const char *left = weights + weight.stage * WeightLayout::SIZE;
-                const char *right = images + image.stage * ImageLayout::SIZE + tap_offset(tap / KW, tap % KW) * ROW_BYTES;
+                const int offset = tap_offset(tap / KW, tap % KW) * ROW_BYTES;
+                const char *right = images + image.stage * ImageLayout::SIZE + offset;
                 const uint64_t a = smem_descriptor(left, WeightLayout::GROUP_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
                 const uint64_t b = smem_descriptor(right, CHUNK_BYTES, 8 * ROW_BYTES, SWIZZLE_64B);
                 const auto products = [&](float (&sums)[SUMS], TermPair parts, bool more) {
@@ -99,7 +104,8 @@ struct Fp16x2Accumulator {
                 wgmma_commit_group();
                 wgmma_wait_group<1>();
                 if (element > 0) arrive_per_warp(pipeline.weights.empty[last]);
-                if (chunk > 0 && tap == 0) arrive_per_warp(pipeline.images.empty[(image.stage + 1) % IMAGE_STAGES]);
+                if (channel_block > 0 && tap == 0)
+                    arrive_per_warp(pipeline.images.empty[(image.stage + 1) % IMAGE_STAGES]);
                 last = weight.stage;
                 if (first_tile) pipeline.start_next(warpgroup, element);
                 if (FP16_PARTS == 1) continue;
@@ -121,16 +127,17 @@ struct Fp16x2Accumulator {
         for (int i = 0; i < SUMS; i++) main[i] = fma(low[i], LOW, main[i]);
     }
 
-    // Whether a warpgroup's sums are large enough beside their products and beside what small elements lose. filters: the sum
-    // of squares of this thread's two filters; small: the most small elements of an image.
+    // Whether a warpgroup's sums are large enough beside their products and beside what small elements lose. filters:
+    // the sum of squares of this thread's two filters; small: the most small elements of an image.
     __device__ __forceinline__ bool accurate(
         float filters, int small, Fp16x2Pipeline &pipeline, int warpgroup, int &parity) const {
         if (FP16_PARTS == 1 && small == 0) return true;
         parity ^= 1; // double buffer: all warps have read the other one
         float sign = 0;
         if (FP16_PARTS == 2) {
-            // The sums' squares less those expected of products without cancellation, over MAX_CANCELLATION: OUTPUTS / 2 sums of
-            // each of two rows; a filter's mean square a channel is filters / IN_CHANNELS, a row's squares / (COLUMNS + REACH).
+            // The sums' squares less those expected of products without cancellation, over MAX_CANCELLATION: OUTPUTS /
+            // 2 sums of each of two rows; a filter's mean square a channel is filters / IN_CHANNELS, a row's squares /
+            // (COLUMNS + REACH).
             sign = -filters / IN_CHANNELS * squares * (OUTPUTS / 2.0f / (COLUMNS + REACH) / MAX_CANCELLATION);
             #pragma unroll
             for (int i = 0; i < OUTPUTS; i++) sign = fma(main[i], main[i], sign);
@@ -178,7 +185,8 @@ KERNEL __launch_bounds__(THREADS, 1) conv_shifted_fp16x2(
                 }
         } else if (threadIdx.x >= WARP && threadIdx.x < WARP + LOADERS) {
             for (int tile = blockIdx.x; tile < tiles.count; tile += gridDim.x)
-                if (small_in(tile) != NOT_REPRESENTABLE) load_images(packed, tiles.position(tile), pipeline, image, of_images);
+                if (small_in(tile) != NOT_REPRESENTABLE)
+                    load_images(packed, tiles.position(tile), pipeline, image, of_images);
         }
     } else {
         warpgroup_reg_alloc<232>();
@@ -191,11 +199,14 @@ KERNEL __launch_bounds__(THREADS, 1) conv_shifted_fp16x2(
             if (leader) scratch_layout.falls_back(position, filter) = small == NOT_REPRESENTABLE;
             if (small == NOT_REPRESENTABLE) continue;
             Fp16x2Accumulator sums;
-            sums.multiply(pipeline, of_images + (SKIPPED_ROWS + warpgroup * COLUMNS) * ROW_BYTES, of_weights, warpgroup, first_tile, image, weight);
+            sums.multiply(pipeline, of_images + (SKIPPED_ROWS + warpgroup * COLUMNS) * ROW_BYTES, of_weights,
+                warpgroup, first_tile, image, weight);
             first_tile = false;
-            const Statistics rows[2] = {scratch_layout.filters[filter + output_row(0)], scratch_layout.filters[filter + output_row(2)]};
+            const Statistics rows[2] = {scratch_layout.filters[filter + output_row(0)],
+                scratch_layout.filters[filter + output_row(2)]};
             if (sums.accurate(rows[0].squares + rows[1].squares, small, pipeline, warpgroup, parity))
-                write(sums.main, epilogue, batch, filter, position, Unscale{packed.statistics, {rows[0].inverse_scale, rows[1].inverse_scale}});
+                write(sums.main, epilogue, batch, filter, position,
+                    Unscale{packed.statistics, {rows[0].inverse_scale, rows[1].inverse_scale}});
             else if (leader)
                 scratch_layout.falls_back(position, filter) = true;
         }

@@ -1,5 +1,6 @@
-// fp16x2 convolutions: what conv/shifted_fp16x2.cu and the launch before it, conv/pack_images.cu, share. Read conv/fp16x2.cuh
-// first. A window never leaves its image, so all products of a sum have one scale. These fall back to bf16x3:
+// fp16x2 convolutions: what conv/shifted_fp16x2.cu and the launch before it, conv/pack_images.cu, share. Read
+// conv/fp16x2.cuh first. A window never leaves its image, so all products of a sum have one scale. These fall back to
+// bf16x3:
 // - tiles with an image or a filter that fp16x2 does not represent, infinity and NaN included;
 // - tiles whose sums have few effective products (Statistics::share), which float32 FMA rounds almost nowhere;
 // - FALLBACK_POSITIONS positions whose sums' mean square is small beside that of their products: cancellation shows the
@@ -7,7 +8,8 @@
 // - such with a sum that is small beside what an image's small elements may have lost.
 // Of rounded operands only the first and the last reason apply.
 #pragma once
-constexpr int MMA_WARPGROUPS = 2, COLUMNS = 144, PRODUCERS = 128, LOADERS = MMA_WARPGROUPS * 32; // a warp for each consumer warpgroup
+// LOADERS: a warp for each consumer warpgroup.
+constexpr int MMA_WARPGROUPS = 2, COLUMNS = 144, PRODUCERS = 128, LOADERS = MMA_WARPGROUPS * 32;
 #include "conv/shifted_tiles.cuh"
 #include "conv/packed_images.cuh"
 
@@ -25,11 +27,13 @@ struct ImageLayout {
 
 #ifdef WEIGHT_BYTES
 static_assert(WEIGHT_BYTES >= (int64_t)FILTER_BLOCKS * CHANNEL_BLOCKS * TAPS * Bf16x3WeightLayout::SIZE, "scratch");
-static_assert(FP16_WEIGHT_BYTES >= (int64_t)FILTER_BLOCKS * CHANNEL_BLOCKS * TAPS * Fp16x2WeightLayout::SIZE, "scratch");
+static_assert(FP16_WEIGHT_BYTES >= (int64_t)FILTER_BLOCKS * CHANNEL_BLOCKS * TAPS * Fp16x2WeightLayout::SIZE,
+    "scratch");
 #endif
 
 // The packed images, in scratch behind ConvScratch.
 __device__ __forceinline__ PackedImages packed_images(const ConvScratch &scratch_layout, int batch) {
-    char *behind = align_1024(scratch_layout.marks + ceil_div(batch * IMAGE_PITCH, TILE) * (TILE / FALLBACK_POSITIONS) * FILTER_BLOCKS);
+    const int marks = ceil_div(batch * IMAGE_PITCH, TILE) * (TILE / FALLBACK_POSITIONS) * FILTER_BLOCKS;
+    char *behind = align_1024(scratch_layout.marks + marks);
     return PackedImages(behind, batch, IN_CHANNELS, LEADING_ROWS);
 }

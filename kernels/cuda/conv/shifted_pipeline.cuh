@@ -1,5 +1,6 @@
-// Kernels that take a convolution tile by tile: the weights, and the pipeline of stages in shared memory. Producer warps
-// load a tile's images once for all elements of the window, bulk copies load the weights, and consumer warpgroups multiply.
+// Kernels that take a convolution tile by tile: the weights, and the pipeline of stages in shared memory. Producer
+// warps load a tile's images once for all elements of the window, bulk copies load the weights, and consumer warpgroups
+// multiply.
 #pragma once
 #include "conv/shifted.cuh"
 #include "sm90/tma.cuh"

@@ -4,8 +4,8 @@
 // window at a time. Of PRODUCERS threads one copies the weights, which a launch before has split, and LOADERS load the
 // images. MMA_WARPGROUPS warpgroups multiply COLUMNS of the columns each.
 //
-// Tiles run on from image to image. Where TILES_PER_IMAGE > 0 so many start with each image, the padding behind its last
-// output is skipped, and IMAGE_PITCH is at least their positions.
+// Tiles run on from image to image. Where TILES_PER_IMAGE > 0 so many start with each image, the padding behind its
+// last output is skipped, and IMAGE_PITCH is at least their positions.
 #pragma once
 #include "conv/fp16x2.cuh"
 #include "conv/shifted_pipeline.cuh"
@@ -18,7 +18,8 @@ constexpr bool STACKED = OUT_CHANNELS <= MMA_ROWS / 2; // two terms of at most 3
 constexpr int FILTERS = STACKED ? MMA_ROWS / 2 : MMA_ROWS;
 constexpr int CONSUMERS = MMA_WARPGROUPS * WARPGROUP, THREADS = PRODUCERS + CONSUMERS;
 constexpr int IMAGE_STAGES = 2, GROUPS = STAGE_CHANNELS / CHUNK_ELEMENTS;
-constexpr int CHANNEL_BLOCKS = (IN_CHANNELS + STAGE_CHANNELS - 1) / STAGE_CHANNELS, FILTER_BLOCKS = (OUT_CHANNELS + FILTERS - 1) / FILTERS;
+constexpr int CHANNEL_BLOCKS = (IN_CHANNELS + STAGE_CHANNELS - 1) / STAGE_CHANNELS,
+    FILTER_BLOCKS = (OUT_CHANNELS + FILTERS - 1) / FILTERS;
 constexpr int SUMS = COLUMNS / 2, OUTPUTS = SUMS * FILTERS / MMA_ROWS; // of a thread: accumulators, and what it writes
 constexpr int COMBINE_ELEMENTS = STACKED ? OUTPUTS * WARPGROUP : 0;         // of a warpgroup, with `give`
 constexpr int CONSECUTIVE_TILES = TILES_PER_IMAGE > 0 ? TILES_PER_IMAGE : 1 << 30;      // tiles that follow one another
@@ -40,8 +41,8 @@ struct WeightChunk {
 };
 constexpr int WEIGHT_CHUNKS = CHANNEL_BLOCKS * TAPS * GROUPS; // of a filter
 
-// Splits a chunk into bf16x3 and stores it. STACKED: the first two terms of a filter are two rows of one block; the third
-// term and zeros are the next.
+// Splits a chunk into bf16x3 and stores it. STACKED: the first two terms of a filter are two rows of one block; the
+// third term and zeros are the next.
 __device__ __forceinline__ void store_split(char *weights, const WeightChunk &at, const float (&x)[CHUNK_ELEMENTS]) {
     Chunk terms[BF16X3_TERMS];
     split_bf16x3(terms, x);
@@ -58,7 +59,8 @@ struct Tiles {
     int count;
 
     __device__ explicit Tiles(int batch)
-        : count((TILES_PER_IMAGE > 0 ? batch * TILES_PER_IMAGE : ceil_div(batch * IMAGE_PITCH, TILE)) * FILTER_BLOCKS) {}
+        : count(FILTER_BLOCKS *
+                (TILES_PER_IMAGE > 0 ? batch * TILES_PER_IMAGE : ceil_div(batch * IMAGE_PITCH, TILE))) {}
     __device__ __forceinline__ int filter(int tile) const { return tile % FILTER_BLOCKS * FILTERS; }
     __device__ __forceinline__ int position(int tile) const {
         const int i = tile / FILTER_BLOCKS;
@@ -68,7 +70,8 @@ struct Tiles {
 
 constexpr int FALLBACK_POSITIONS = 144; // the unit in which fp16x2 falls back to bf16x3
 
-// Scratch of a convolution: weights in bf16x3 and, for fp16x2, weights, statistics of filters and the units that fall back.
+// Scratch of a convolution: weights in bf16x3 and, for fp16x2, weights, statistics of filters and the units that fall
+// back.
 struct ConvScratch {
     char *bf16_weights, *fp16_weights;
     Statistics *filters;
@@ -94,7 +97,9 @@ __device__ constexpr int stagger() {
 constexpr int STAGGER = stagger();
 
 // The consumer's warpgroup. The shuffle tells the compiler that it is uniform in a warp; otherwise it serialises wgmma.
-__device__ __forceinline__ int consumer_warpgroup() { return __shfl_sync(~0u, (threadIdx.x - PRODUCERS) / WARPGROUP, 0); }
+__device__ __forceinline__ int consumer_warpgroup() {
+    return __shfl_sync(~0u, (threadIdx.x - PRODUCERS) / WARPGROUP, 0);
+}
 
 struct ConvPipeline : TilePipeline<IMAGE_STAGES, WEIGHT_STAGES, LOADERS, CONSUMERS> {
     Mbarrier started[MMA_WARPGROUPS];
@@ -104,8 +109,8 @@ struct ConvPipeline : TilePipeline<IMAGE_STAGES, WEIGHT_STAGES, LOADERS, CONSUME
         TilePipeline::init();
     }
 
-    // In a block's first tile a warpgroup waits until the previous one is STAGGER elements of the window ahead, so that one
-    // warpgroup's epilogue overlaps the products of the others.
+    // In a block's first tile a warpgroup waits until the previous one is STAGGER elements of the window ahead, so that
+    // one warpgroup's epilogue overlaps the products of the others.
     __device__ __forceinline__ void wait_for_start(int warpgroup) {
         if (warpgroup > 0) started[warpgroup].wait(0);
     }
@@ -124,10 +129,12 @@ struct ConvPipeline : TilePipeline<IMAGE_STAGES, WEIGHT_STAGES, LOADERS, CONSUME
 
 // Filter and column of output i of this thread.
 __device__ __forceinline__ int output_row(int i) { return accumulator_row(i) % FILTERS; }
-__device__ __forceinline__ int output_column(int i) { return accumulator_row(i) / FILTERS * (COLUMNS / 2) + accumulator_column(i); }
+__device__ __forceinline__ int output_column(int i) {
+    return accumulator_row(i) / FILTERS * (COLUMNS / 2) + accumulator_column(i);
+}
 
-// The thread's outputs. STACKED: two threads hold sums of the same filter; they exchange halves through `buffer` and each
-// adds up one half.
+// The thread's outputs. STACKED: two threads hold sums of the same filter; they exchange halves through `buffer` and
+// each adds up one half.
 __device__ __forceinline__ void combine_stacked(const float (&sums)[SUMS], float (&own)[OUTPUTS], T *buffer) {
     const int thread = threadIdx.x % WARPGROUP, place = threadIdx.x / WARPGROUP;
     const bool lower = thread < WARPGROUP / 2;
@@ -156,9 +163,9 @@ __device__ __forceinline__ void prefetch_aux(const Epilogue &out, int batch, int
     }
 }
 
-// The epilogue for FILTERS filters from `filter` on and COLUMNS positions from `position` on. Auxiliary inputs of several
-// outputs are loaded before the first one is written. mask: takes(position) says which positions are written; scale(image)
-// and rows[] are factors of the sums.
+// The epilogue for FILTERS filters from `filter` on and COLUMNS positions from `position` on. Auxiliary inputs of
+// several outputs are loaded before the first one is written. mask: takes(position) says which positions are written;
+// scale(image) and rows[] are factors of the sums.
 template <class Mask> __device__ __forceinline__ void write(
     const float (&sums)[OUTPUTS], const Epilogue &out, int batch, int filter, int position, const Mask &mask) {
     constexpr int GROUP = 4, GROUPS_AT_ONCE = 4; // GROUP: accumulators of two neighbouring positions and two rows
@@ -203,11 +210,12 @@ template <class Mask> __device__ __forceinline__ void write(
 }
 
 // The same with 2 x 2 max pooling. A thread's positions are whole pairs of image rows. The two columns of a window are
-// neighbours in a thread. Those of the row below are PAIRS pairs of columns further on: NEXT of four lanes on, and, where
-// that wraps around, one group of eight columns later.
+// neighbours in a thread. Those of the row below are PAIRS pairs of columns further on: NEXT of four lanes on, and,
+// where that wraps around, one group of eight columns later.
 __device__ __forceinline__ void write_pooled(
     const float (&sums)[OUTPUTS], const Epilogue &out, int filter, int position) {
-    constexpr int PAIRS = PITCH / 2, NEXT = PAIRS % 4, GROUPS = OUTPUTS / 4, ROWS = OUT_ROWS / 2, COLS = OUT_COLUMNS / 2;
+    constexpr int PAIRS = PITCH / 2, NEXT = PAIRS % 4, GROUPS = OUTPUTS / 4, ROWS = OUT_ROWS / 2,
+        COLS = OUT_COLUMNS / 2;
     const OutputPosition first(position + output_column(0) - accumulator_column(0));
     const int lane = threadIdx.x % WARP, lane_of_four = lane % 4;
     #pragma unroll

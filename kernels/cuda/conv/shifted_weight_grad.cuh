@@ -2,11 +2,11 @@
 //
 // A block has FILTERS filters, STAGE_CHANNELS channels, all elements of the window and one split of K, the positions.
 // Producer warps load STAGE_POSITIONS positions of the gradients and of the images under their windows; three consumer
-// warpgroups multiply, one for each row of the window. Images lie as rows of a position's channels, so each element of a
-// row of the window is an operand that begins one row later.
+// warpgroups multiply, one for each row of the window. Images lie as rows of a position's channels, so each element of
+// a row of the window is an operand that begins one row later.
 //
-// Stages run on from image to image. Where STAGES_PER_IMAGE > 0 so many start with each image, the rest of the padding is
-// skipped, and IMAGE_PITCH is at least their positions.
+// Stages run on from image to image. Where STAGES_PER_IMAGE > 0 so many start with each image, the rest of the padding
+// is skipped, and IMAGE_PITCH is at least their positions.
 //
 // FALLBACK: splits are of whole images, and only those are computed that conv/shifted_weight_grad_fp16x2.cu marked.
 #pragma once
@@ -32,14 +32,15 @@ static_assert(KH == 3 && KW == 3 && STAGE_CHANNELS == 32, "registers suffice for
 // Rows of a position's channels, 64 bytes, with the 64-byte swizzle.
 struct ImageLayout {
     static constexpr int ROWS = (STAGE_POSITIONS + REACH + 7) / 8 * 8, GROUPS = STAGE_CHANNELS / CHUNK_ELEMENTS;
-    static constexpr int ROW_BYTES = STAGE_CHANNELS * 2, TERM_BYTES = ROWS * ROW_BYTES, SIZE = BF16X3_TERMS * TERM_BYTES;
+    static constexpr int ROW_BYTES = STAGE_CHANNELS * 2, TERM_BYTES = ROWS * ROW_BYTES,
+        SIZE = BF16X3_TERMS * TERM_BYTES;
     static __device__ __forceinline__ int offset(int term, int group, int row) {
         return term * TERM_BYTES + row * ROW_BYTES + (group ^ row / 2 % 4) * CHUNK_BYTES;
     }
 };
 
-// The work of a block: filters and channels from `filter` and `channel` on, and stages from begin to end, of images from
-// `first` to `images`.
+// The work of a block: filters and channels from `filter` and `channel` on, and stages from begin to end, of images
+// from `first` to `images`.
 struct PositionSplit {
     int filter, channel, first = 0, begin, end, images;
 
@@ -62,8 +63,8 @@ struct PositionSplit {
     }
 };
 
-// Writes the sums of a row of the window to w or, SPLIT, to the split's sums in scratch. bf16x3 makes NaN of infinities: what
-// is not finite is recomputed by recompute(filter, channel, element of the window).
+// Writes the sums of a row of the window to w or, SPLIT, to the split's sums in scratch. bf16x3 makes NaN of
+// infinities: what is not finite is recomputed by recompute(filter, channel, element of the window).
 template <class Recompute> __device__ __forceinline__ void write(
     const float (&sums)[SUMS], const PositionSplit &split, int row, T *w, const Recompute &recompute) {
     #pragma unroll
@@ -76,8 +77,8 @@ template <class Recompute> __device__ __forceinline__ void write(
     }
 }
 
-// w (O, C, KH, KW) and bias from the sums of the splits: SUM_SHARES threads sum some of the splits of an element each, in
-// order.
+// w (O, C, KH, KW) and bias from the sums of the splits: SUM_SHARES threads sum some of the splits of an element each,
+// in order.
 __device__ __forceinline__ void sum_splits(T *w, T *bias, int64_t splits, const T *scratch) {
     constexpr int ELEMENTS = SUM_THREADS / SUM_SHARES; // of a block
     const int own = threadIdx.x % ELEMENTS, share = threadIdx.x / ELEMENTS;

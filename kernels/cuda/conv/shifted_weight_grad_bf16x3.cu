@@ -1,7 +1,7 @@
 // Weight gradient of a stride-1 convolution with 3 x 3 windows in bf16x3. Read conv/shifted_weight_grad.cuh first.
 //
-// Four warps load the gradients, four the images. As in conv/shifted_bf16x3.cu, but products of first terms and of other
-// terms use the same accumulators one after the other, over SUM_POSITIONS positions, as registers are few.
+// Four warps load the gradients, four the images. As in conv/shifted_bf16x3.cu, but products of first terms and of
+// other terms use the same accumulators one after the other, over SUM_POSITIONS positions, as registers are few.
 #include "conv/shifted_weight_grad.cuh"
 
 constexpr int LOADERS = PRODUCERS / 2, LOADS_IN_FLIGHT = 4;
@@ -9,14 +9,17 @@ constexpr int SUM_POSITIONS = 64, STEP = 16; // positions that WGMMA sums; posit
 typedef CoreMatrixLayout<STAGE_POSITIONS, FILTERS / CHUNK_ELEMENTS> GradientLayout;
 typedef ImageArray<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
 constexpr int STAGE = (ImageLayout::SIZE + GradientLayout::SIZE + 1023) / 1024 * 1024;
-static_assert(SHARED_BYTES >= 1024 + STAGES * STAGE + 2 * LOADS_IN_FLIGHT * CHUNK_ELEMENTS * LOADERS * (int)sizeof(T), "dynamic shared memory");
+static_assert(SHARED_BYTES >= 1024 + STAGES * STAGE + 2 * LOADS_IN_FLIGHT * CHUNK_ELEMENTS * LOADERS * (int)sizeof(T),
+    "dynamic shared memory");
 
 // Loads one operand of all stages. before: positions by which it begins before the gradients.
-template <class Layout, class Source> __device__ __forceinline__ void load_operand(const PositionSplit &split, const Source &images,
+template <class Layout, class Source> __device__ __forceinline__ void load_operand(const PositionSplit &split,
+    const Source &images,
     int before, int channel, Pipeline<STAGES> &pipeline, char *shared, T *staging) {
     PipelineState<STAGES> state;
     for (int i = split.begin; i < split.end; i++, state.advance()) {
-        images.template load<Layout, LOADERS, LOADS_IN_FLIGHT>(StoreSplit<Layout>{shared + state.stage * STAGE}, staging,
+        images.template load<Layout, LOADERS, LOADS_IN_FLIGHT>(StoreSplit<Layout>{shared + state.stage * STAGE},
+            staging,
             threadIdx.x % LOADERS, split.position(i) - before, channel, pipeline.empty[state.stage], state.phase ^ 1);
         fence_proxy_async();
         arrive_per_warp(pipeline.full[state.stage]);
@@ -35,15 +38,18 @@ __device__ __forceinline__ void multiply(
         #pragma unroll 1
         for (int at = 0; at < STAGE_POSITIONS; at += SUM_POSITIONS) {
             const uint64_t a = smem_descriptor(
-                stage + ImageLayout::SIZE + at * CHUNK_BYTES, CORE_MATRIX_BYTES, GradientLayout::GROUP_BYTES, NO_SWIZZLE);
-            const uint64_t b = smem_descriptor(stage + (at + tap_offset(row, 0)) * ImageLayout::ROW_BYTES, DW * ImageLayout::ROW_BYTES,
+                stage + ImageLayout::SIZE + at * CHUNK_BYTES, CORE_MATRIX_BYTES, GradientLayout::GROUP_BYTES,
+                    NO_SWIZZLE);
+            const uint64_t b = smem_descriptor(stage + (at + tap_offset(row, 0)) * ImageLayout::ROW_BYTES,
+                DW * ImageLayout::ROW_BYTES,
                 8 * ImageLayout::ROW_BYTES, SWIZZLE_64B);
             float sums[SUMS];
             const auto products = [&](TermPair terms, bool add) {
                 #pragma unroll
                 for (int k = 0; k < SUM_POSITIONS; k += STEP)
                     wgmma<BFLOAT16, true, true>(sums, a + (terms.a * GradientLayout::TERM_BYTES + k * CHUNK_BYTES) / CHUNK_BYTES,
-                        b + (terms.b * ImageLayout::TERM_BYTES + k * ImageLayout::ROW_BYTES) / CHUNK_BYTES, add || k > 0);
+                        b + (terms.b * ImageLayout::TERM_BYTES + k * ImageLayout::ROW_BYTES) / CHUNK_BYTES,
+                            add || k > 0);
             };
             const auto add = [&] {
                 wgmma_commit_group();
@@ -68,11 +74,13 @@ __device__ __forceinline__ void multiply(
 
 // An element by sequential float32 FMA.
 __device__ __noinline__ T recompute(
-    const PositionSplit &split, const InputImages &images, const Gradients &gradients, int filter, int channel, int tap) {
+    const PositionSplit &split, const InputImages &images, const Gradients &gradients, int filter, int channel,
+        int tap) {
     T sum = 0;
     for (int i = split.begin * STAGE_POSITIONS; i < split.end * STAGE_POSITIONS; i++) {
         const int position = split.position(i / STAGE_POSITIONS) + i % STAGE_POSITIONS;
-        const int from_g = gradients.at(position), from_x = images.at(position - REACH_BACK + tap_offset(tap / KW, tap % KW));
+        const int from_g = gradients.at(position);
+        const int from_x = images.at(position - REACH_BACK + tap_offset(tap / KW, tap % KW));
         if (from_g < 0) continue;
         const T x = from_x < 0 ? 0 : rounded(images.x[from_x + channel * InputImages::AREA]);
         sum = fma(rounded(gradients.x[from_g + filter * Gradients::AREA]), x, sum);
@@ -80,7 +88,8 @@ __device__ __noinline__ T recompute(
     return sum;
 }
 
-KERNEL __launch_bounds__(THREADS, 1) weight_grad_shifted_bf16x3(const T *x, const T *g, T *w, int64_t batch, int64_t splits
+KERNEL __launch_bounds__(THREADS, 1) weight_grad_shifted_bf16x3(const T *x, const T *g, T *w, int64_t batch,
+    int64_t splits
 #if SPLIT
     , char *scratch
 #endif
@@ -117,11 +126,14 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_shifted_bf16x3(const T *x, cons
         float sums[SUMS];
         multiply(sums, split, row, pipeline, shared);
         write(sums, split, row, w,
-            [&](int filter, int channel, int tap) { return recompute(split, images, gradients, filter, channel, tap); });
+            [&](int filter, int channel, int tap) {
+                return recompute(split, images, gradients, filter, channel, tap);
+            });
     }
 }
 
-KERNEL __launch_bounds__(SUM_THREADS) sum_weight_grad_splits(const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
+KERNEL __launch_bounds__(SUM_THREADS) sum_weight_grad_splits(const T *x, const T *g, T *w, int64_t batch,
+    int64_t splits, char *scratch) {
     wait_for_inputs();
     sum_splits(w, nullptr, splits, (const T *)scratch);
 }

@@ -1,9 +1,10 @@
-// Weight gradient of a stride-1 convolution with 3 x 3 windows in fp16x2: three products instead of six; one where operands
-// are rounded. Images and gradients are measured and packed by the launches before. Read conv/packed_images.cuh first.
+// Weight gradient of a stride-1 convolution with 3 x 3 windows in fp16x2: three products instead of six; one where
+// operands are rounded. Images and gradients are measured and packed by the launches before. Read
+// conv/packed_images.cuh first.
 //
-// A block has FILTERS filters, STAGE_CHANNELS channels, all elements of the window and one split of the images. One thread
-// starts the copies of packed rows; three warpgroups multiply, one for each row of the window, whose elements are one packed
-// row apart. Sums over GROUP positions of an image have one scale. These splits fall back to bf16x3:
+// A block has FILTERS filters, STAGE_CHANNELS channels, all elements of the window and one split of the images. One
+// thread starts the copies of packed rows; three warpgroups multiply, one for each row of the window, whose elements
+// are one packed row apart. Sums over GROUP positions of an image have one scale. These splits fall back to bf16x3:
 // - with an image or gradient that fp16x2 does not represent, with few effective products, or with scales so small that
 //   squares of sums would underflow;
 // - whose sums' mean square is small beside that of the products;
@@ -24,7 +25,8 @@ constexpr int LAST = STEPS - 4 * (GROUPS - 1), PASSES = ceil_div(GROUPS, STAGE_G
 static_assert(STEPS * STEP <= IMAGE_PITCH, "the next image first_tile behind them");
 
 // Rows before position 0 of the gradients, as those of the transposed convolution.
-constexpr int REACH_AHEAD = REACH - REACH_BACK, GRADIENT_LEADING_ROWS = (REACH_AHEAD + 7) / 8 * 8, SKIPPED_ROWS = LEADING_ROWS - REACH_BACK;
+constexpr int REACH_AHEAD = REACH - REACH_BACK, GRADIENT_LEADING_ROWS = (REACH_AHEAD + 7) / 8 * 8,
+    SKIPPED_ROWS = LEADING_ROWS - REACH_BACK;
 constexpr int SIZE = OUT_CHANNELS * IN_CHANNELS * TAPS, SUMS = KW * STAGE_CHANNELS / 2;
 constexpr float SMALLEST = 0x1p-80f; // least product of an image's inverse scales
 typedef ImageArray<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
@@ -33,7 +35,8 @@ typedef ImageArray<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
 // eight, the period of the swizzle, so up to seven of them are not needed.
 struct StageLayout {
     static constexpr int STAGE_POSITIONS = STAGE_GROUPS * GROUP;
-    static constexpr int IMAGE_BYTES = (7 + STAGE_POSITIONS + REACH + 7) / 8 * 8 * ROW_BYTES, GRADIENT_BYTES = (STAGE_POSITIONS + 8) * ROW_BYTES;
+    static constexpr int IMAGE_BYTES = (7 + STAGE_POSITIONS + REACH + 7) / 8 * 8 * ROW_BYTES,
+        GRADIENT_BYTES = (STAGE_POSITIONS + 8) * ROW_BYTES;
     static constexpr int GRADIENTS = FP16_PARTS * IMAGE_BYTES, SIZE = GRADIENTS + 2 * FP16_PARTS * GRADIENT_BYTES;
 };
 
@@ -45,7 +48,8 @@ struct WeightGradScratch {
     char *end;
 
     __device__ WeightGradScratch(char *scratch, int splits, int blocks)
-        : sums((float *)scratch), falls_back((int *)(sums + (int64_t)splits * SIZE)), end((char *)(falls_back + splits * blocks * KH)) {}
+        : sums((float *)scratch), falls_back((int *)(sums + (int64_t)splits * SIZE)),
+            end((char *)(falls_back + splits * blocks * KH)) {}
 };
 
 // Packed images and gradients in scratch.
@@ -94,7 +98,8 @@ struct ImageSplit {
         __syncthreads();
         for (int i = begin + threadIdx.x; i < end; i += THREADS) {
             const Statistics &x = packed.images.statistics[i], &g = packed.gradients.statistics[i];
-            if (!(x.share * g.share * Gradients::AREA >= MIN_PRODUCTS) || x.inverse_scale * g.inverse_scale < SMALLEST) found = true;
+            if (!(x.share * g.share * Gradients::AREA >= MIN_PRODUCTS)) found = true;
+            if (x.inverse_scale * g.inverse_scale < SMALLEST) found = true;
             if (max(packed.images.small[i], packed.gradients.small[i]) > MAX_SMALL) found = true;
         }
         __syncthreads();
@@ -104,12 +109,13 @@ struct ImageSplit {
 
 // The first row of a stage, and how many rows of it are not needed.
 struct AlignedRow {
-    int line, skipped;
-    __device__ explicit AlignedRow(int needed) : line(needed / 8 * 8), skipped(needed % 8) {}
+    int row, skipped;
+    __device__ explicit AlignedRow(int needed) : row(needed / 8 * 8), skipped(needed % 8) {}
 };
 
 // By one thread.
-__device__ __forceinline__ void load_stages(const PackedOperands &packed, const ImageSplit &split, Pipeline<PIPELINE_STAGES> &pipeline, char *shared) {
+__device__ __forceinline__ void load_stages(const PackedOperands &packed, const ImageSplit &split,
+    Pipeline<PIPELINE_STAGES> &pipeline, char *shared) {
     PipelineState<PIPELINE_STAGES> state;
     for (int image = split.begin; image < split.end; image++) {
         for (int pass = 0; pass < PASSES; pass++, state.advance()) {
@@ -122,18 +128,22 @@ __device__ __forceinline__ void load_stages(const PackedOperands &packed, const 
             #pragma unroll
             for (int i = 0; i < FP16_PARTS; i++) {
                 bulk_copy<StageLayout::IMAGE_BYTES>(stage + i * StageLayout::IMAGE_BYTES,
-                    packed.images.at(i, split.channel / ROW_CHANNELS, of_images.line), full);
+                    packed.images.at(i, split.channel / ROW_CHANNELS, of_images.row), full);
                 #pragma unroll
                 for (int j = 0; j < 2; j++)
                     bulk_copy<StageLayout::GRADIENT_BYTES>(stage + StageLayout::GRADIENTS + (2 * i + j) * StageLayout::GRADIENT_BYTES,
-                        packed.gradients.at(i, min(split.filter / ROW_CHANNELS + j, packed.gradients.channel_blocks - 1), of_gradients.line), full);
+                        packed.gradients.at(i,
+                            min(split.filter / ROW_CHANNELS + j, packed.gradients.channel_blocks - 1),
+                            of_gradients.row),
+                        full);
             }
         }
     }
 }
 
 // Adds the unscaled products of COUNT steps.
-template <int COUNT> __device__ __forceinline__ void multiply(float (&main)[SUMS], uint64_t a, uint64_t b, float scale) {
+template <int COUNT> __device__ __forceinline__ void multiply(float (&main)[SUMS], uint64_t a, uint64_t b,
+    float scale) {
     float sums[SUMS];
     const auto products = [&](TermPair parts, bool add) {
         #pragma unroll
@@ -166,7 +176,8 @@ struct SumBounds {
 };
 
 // The sums of a row of the window. By a warpgroup.
-__device__ __forceinline__ SumBounds multiply(float (&main)[SUMS], const PackedOperands &packed, const ImageSplit &split, int row,
+__device__ __forceinline__ SumBounds multiply(float (&main)[SUMS], const PackedOperands &packed,
+    const ImageSplit &split, int row,
     Pipeline<PIPELINE_STAGES> &pipeline, const char *shared) {
     SumBounds bounds;
     #pragma unroll
@@ -183,9 +194,11 @@ __device__ __forceinline__ SumBounds multiply(float (&main)[SUMS], const PackedO
             const int of_gradients = AlignedRow(position + GRADIENT_LEADING_ROWS).skipped;
             pipeline.wait_full(state);
             const char *stage = shared + state.stage * StageLayout::SIZE;
-            const uint64_t a = smem_descriptor(stage + StageLayout::GRADIENTS + of_gradients * ROW_BYTES, StageLayout::GRADIENT_BYTES, 8 * ROW_BYTES,
+            const uint64_t a = smem_descriptor(stage + StageLayout::GRADIENTS + of_gradients * ROW_BYTES,
+                StageLayout::GRADIENT_BYTES, 8 * ROW_BYTES,
                 SWIZZLE_64B);
-            const uint64_t b = smem_descriptor(stage + (of_images + tap_offset(row, 0)) * ROW_BYTES, DW * ROW_BYTES, 8 * ROW_BYTES, SWIZZLE_64B);
+            const uint64_t b = smem_descriptor(stage + (of_images + tap_offset(row, 0)) * ROW_BYTES, DW * ROW_BYTES,
+                8 * ROW_BYTES, SWIZZLE_64B);
             #pragma unroll 1
             for (int i = 0; i < STAGE_GROUPS; i++) {
                 const int group = pass * STAGE_GROUPS + i, further = i * GROUP * ROW_BYTES / CHUNK_BYTES;

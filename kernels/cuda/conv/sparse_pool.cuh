@@ -1,9 +1,9 @@
-// The gradient through a 2 x 2 max pooling as a 2:4 sparse WGMMA operand. It is zero but for one position of each window, so
-// of four neighbouring k at most two are not zero. Read conv/shifted.cuh first.
+// The gradient through a 2 x 2 max pooling as a 2:4 sparse WGMMA operand. It is zero but for one position of each
+// window, so of four neighbouring k at most two are not zero. Read conv/shifted.cuh first.
 //
-// A pair is both positions of a row of a window, of which at most one is not zero: the operand holds that number and which of
-// the two it is. Pairs lie in the order of positions, PAIR_PITCH a row, so 2 n positions are n pairs. Images have an even
-// number of rows, padding included.
+// A pair is both positions of a row of a window, of which at most one is not zero: the operand holds that number and
+// which of the two it is. Pairs lie in the order of positions, PAIR_PITCH a row, so 2 n positions are n pairs. Images
+// have an even number of rows, padding included.
 #pragma once
 #include "conv/shifted.cuh"
 
@@ -45,8 +45,8 @@ template <int C, int H, int W> struct PooledGradients {
     }
 };
 
-// Loads Layout::ROWS pairs from `first` on and all channels of a stage from `channel` on. THREADS threads load windows, each
-// the next one before it stores the last one. All but the last SHARING threads load one window each.
+// Loads Layout::ROWS pairs from `first` on and all channels of a stage from `channel` on. THREADS threads load windows,
+// each the next one before it stores the last one. All but the last SHARING threads load one window each.
 template <class Layout, int THREADS, class Gradients, int SHARING = THREADS> struct PooledGradientLoader {
     static constexpr int ROW_PAIRS = 2 * PAIR_PITCH; // pairs of a row of windows
     const Gradients &gradients;
@@ -56,7 +56,9 @@ template <class Layout, int THREADS, class Gradients, int SHARING = THREADS> str
 
     // The first row of windows with such pairs; windows from its first one on.
     __device__ __forceinline__ int top() const { return first / ROW_PAIRS; }
-    __device__ __forceinline__ int count() const { return ((first + Layout::ROWS - 1) / ROW_PAIRS - top() + 1) * PAIR_PITCH; }
+    __device__ __forceinline__ int count() const {
+        return ((first + Layout::ROWS - 1) / ROW_PAIRS - top() + 1) * PAIR_PITCH;
+    }
 
     __device__ __forceinline__ void advance(int windows) { // neighbouring threads load neighbouring windows
         for (window += windows; window >= count(); window -= count()) group++;
@@ -73,7 +75,8 @@ template <class Layout, int THREADS, class Gradients, int SHARING = THREADS> str
         read();
     }
 
-    // Stores all pairs: store(group of channels, pair, terms, a bit for each channel: which of the pair's positions it is).
+    // Stores all pairs: store(group of channels, pair, terms, a bit for each channel: which of the pair's positions it
+    // is).
     template <class Store> __device__ __forceinline__ void finish(Store &&store) {
         #pragma unroll 1
         while (group < Layout::GROUPS) {
@@ -86,7 +89,8 @@ template <class Layout, int THREADS, class Gradients, int SHARING = THREADS> str
             read();
             Chunk terms[BF16X3_TERMS];
             split_bf16x3(terms, now.g);
-            uint32_t upper[CHUNK_ELEMENTS / 2], selectors = 0; // upper: mask of two channels whose number is in the first row
+            // upper: mask of two channels whose number is in the first row
+            uint32_t upper[CHUNK_ELEMENTS / 2], selectors = 0;
             #pragma unroll
             for (int j = 0; j < CHUNK_ELEMENTS; j++) {
                 const uint32_t half = now.where[j] < 2 ? 0xffffu << j % 2 * 16 : 0;

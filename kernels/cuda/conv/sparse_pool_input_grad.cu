@@ -1,24 +1,29 @@
-// Gradient by the images of a stride-1 convolution behind which there is a 2 x 2 max pooling. Read conv/sparse_pool.cuh first.
+// Gradient by the images of a stride-1 convolution behind which there is a 2 x 2 max pooling. Read conv/sparse_pool.cuh
+// first.
 //
-// It is the convolution of the gradient with flipped weights. The rows of the product are pairs of the gradient, its sparse
-// operand. Its columns are two neighbouring outputs of TILE_CHANNELS channels: x = 2 j + side - ODD_PADDING for pair j. From
-// position c of pair j - (PW + ODD_PADDING) / 2 + e these need element 2 e + c - side of a row of the window. So for each row
-// of the window and each e from 0 to KW / 2 the weights are a matrix of 2 k a filter by 2 columns a channel, 0 where there is
-// no such element.
+// It is the convolution of the gradient with flipped weights. The rows of the product are pairs of the gradient, its
+// sparse operand. Its columns are two neighbouring outputs of TILE_CHANNELS channels: x = 2 j + side - ODD_PADDING for
+// pair j. From position c of pair j - (PW + ODD_PADDING) / 2 + e these need element 2 e + c - side of a row of the
+// window. So for each row of the window and each e from 0 to KW / 2 the weights are a matrix of 2 k a filter by 2
+// columns a channel, 0 where there is no such element.
 //
-// Operands are bf16x3. WGMMA sums the products of first terms over one such matrix, as in conv/shifted_bf16x3.cu. One WGMMA
-// multiplies by two neighbouring terms of the weights, so the other products have two accumulators: first by second terms,
-// and all smaller ones. Third terms of the gradient have no such neighbour: their products use the accumulator of the first
-// terms and are added to the smaller ones.
+// Operands are bf16x3. WGMMA sums the products of first terms over one such matrix, as in conv/shifted_bf16x3.cu. One
+// WGMMA multiplies by two neighbouring terms of the weights, so the other products have two accumulators: first by
+// second terms, and all smaller ones. Third terms of the gradient have no such neighbour: their products use the
+// accumulator of the first terms and are added to the smaller ones.
 #include "conv/sparse_pool.cuh"
 #include "conv/shifted_pipeline.cuh"
 
 constexpr int MMA_WARPGROUPS = 2, ROWS = 64, TILE = MMA_WARPGROUPS * ROWS; // ROWS: pairs of a warpgroup
-constexpr int PRODUCERS = 256, LOADERS = PRODUCERS - WARP, CONSUMERS = MMA_WARPGROUPS * WARPGROUP, THREADS = PRODUCERS + CONSUMERS;
+constexpr int PRODUCERS = 256, LOADERS = PRODUCERS - WARP, CONSUMERS = MMA_WARPGROUPS * WARPGROUP,
+    THREADS = PRODUCERS + CONSUMERS;
 constexpr int TILE_CHANNELS = 32, COLUMNS = 2 * TILE_CHANNELS, SUMS = COLUMNS / 2; // SUMS: accumulators of a thread
-constexpr int FILTER_BLOCKS = (OUT_CHANNELS + TILE_CHANNELS - 1) / TILE_CHANNELS, CHANNEL_BLOCKS = (IN_CHANNELS + STAGE_CHANNELS - 1) / STAGE_CHANNELS;
-constexpr int ODD_PADDING = PW % 2, ROW_PAIRS = KW / 2 + 1, WEIGHT_MATRICES = KH * ROW_PAIRS; // ROW_PAIRS: that a row of the window meets
-constexpr int PAIRS_BACK = PH * PAIR_PITCH + (PW + ODD_PADDING) / 2;     // pairs from a window's first one to its output
+constexpr int FILTER_BLOCKS = (OUT_CHANNELS + TILE_CHANNELS - 1) / TILE_CHANNELS,
+    CHANNEL_BLOCKS = (IN_CHANNELS + STAGE_CHANNELS - 1) / STAGE_CHANNELS;
+// ROW_PAIRS: that a row of the window meets
+constexpr int ODD_PADDING = PW % 2, ROW_PAIRS = KW / 2 + 1, WEIGHT_MATRICES = KH * ROW_PAIRS;
+// pairs from a window's first one to its output
+constexpr int PAIRS_BACK = PH * PAIR_PITCH + (PW + ODD_PADDING) / 2;
 constexpr int PAIR_REACH = (KH - 1) * PAIR_PITCH + ROW_PAIRS - 1; // from its first to its last one
 constexpr int GROUPS = STAGE_CHANNELS / CHUNK_ELEMENTS, STEPS = GROUPS / 2, GRADIENT_STAGES = 2;
 constexpr int FILTERS_OF_WORD = CHUNK_ELEMENTS / 2;
@@ -30,24 +35,30 @@ typedef TilePipeline<GRADIENT_STAGES, WEIGHT_STAGES, LOADERS, CONSUMERS> SparseP
 // A stage of the gradient: its terms, then for each group of channels and each pair the sparse metadata.
 constexpr int GRADIENT_STAGE = GradientLayout::SIZE + GROUPS * GradientLayout::ROWS * 2;
 static_assert(GRADIENT_STAGE % CHUNK_BYTES == 0, "stages begin at chunks");
-static_assert(SHARED_BYTES >= 128 + GRADIENT_STAGES * GRADIENT_STAGE + WEIGHT_STAGES * WeightLayout::SIZE, "dynamic shared memory");
+static_assert(SHARED_BYTES >= 128 + GRADIENT_STAGES * GRADIENT_STAGE + WEIGHT_STAGES * WeightLayout::SIZE,
+    "dynamic shared memory");
 #ifdef WEIGHT_BYTES
-static_assert(WEIGHT_BYTES >= (int64_t)FILTER_BLOCKS * CHANNEL_BLOCKS * WEIGHT_MATRICES * WeightLayout::SIZE, "scratch");
+static_assert(WEIGHT_BYTES >= (int64_t)FILTER_BLOCKS * CHANNEL_BLOCKS * WEIGHT_MATRICES * WeightLayout::SIZE,
+    "scratch");
 #endif
 
 // The weights split into bf16x3, in scratch, in the order of the stages.
-KERNEL split_weights(const T *g, const int32_t *where, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
+KERNEL split_weights(const T *g, const int32_t *where, const T *w, const Epilogue epilogue, int64_t batch,
+    char *scratch) {
     wait_for_inputs();
     constexpr int WORDS = WeightLayout::GROUPS * COLUMNS; // of a matrix
     const WeightReader weights = {w};
     for (int i = grid_index(); i < FILTER_BLOCKS * CHANNEL_BLOCKS * WEIGHT_MATRICES * WORDS; i += grid_size()) {
         const int column = i % COLUMNS, group = i / COLUMNS % WeightLayout::GROUPS, stage = i / WORDS;
-        const int chunk = stage / WEIGHT_MATRICES % CHANNEL_BLOCKS, down = stage % WEIGHT_MATRICES / ROW_PAIRS, e = stage % ROW_PAIRS;
-        const int out = stage / (WEIGHT_MATRICES * CHANNEL_BLOCKS) * TILE_CHANNELS + column % TILE_CHANNELS, side = column / TILE_CHANNELS;
+        const int channel_block = stage / WEIGHT_MATRICES % CHANNEL_BLOCKS, down = stage % WEIGHT_MATRICES / ROW_PAIRS,
+            e = stage % ROW_PAIRS;
+        const int out = stage / (WEIGHT_MATRICES * CHANNEL_BLOCKS) * TILE_CHANNELS + column % TILE_CHANNELS,
+            side = column / TILE_CHANNELS;
         float found[CHUNK_ELEMENTS];
         #pragma unroll
         for (int j = 0; j < CHUNK_ELEMENTS; j++) {
-            const int filter = chunk * STAGE_CHANNELS + group * FILTERS_OF_WORD + j / 2, right = 2 * e + j % 2 - side;
+            const int filter = channel_block * STAGE_CHANNELS + group * FILTERS_OF_WORD + j / 2,
+                right = 2 * e + j % 2 - side;
             const bool inside = right >= 0 && right < KW && out < OUT_CHANNELS && filter < IN_CHANNELS;
             found[j] = inside ? weights.at(out, filter, down * KW + right) : 0;
         }
@@ -55,7 +66,8 @@ KERNEL split_weights(const T *g, const int32_t *where, const T *w, const Epilogu
         split_bf16x3(terms, found);
         #pragma unroll
         for (int p = 0; p < BF16X3_TERMS; p++)
-            *(Chunk *)(scratch + (int64_t)stage * WeightLayout::SIZE + WeightLayout::offset(0, group, p * COLUMNS + column)) = terms[p];
+            *(Chunk *)(scratch + (int64_t)stage * WeightLayout::SIZE +
+                WeightLayout::offset(0, group, p * COLUMNS + column)) = terms[p];
     }
 }
 
@@ -67,7 +79,8 @@ struct StoreSparse {
         int group, int pair, const Chunk (&terms)[BF16X3_TERMS], uint32_t metadata) const {
         #pragma unroll
         for (int p = 0; p < TERMS_USED; p++) *(Chunk *)(to + GradientLayout::offset(p, group, pair)) = terms[p];
-        // Two channels are four k, of which WGMMA takes two: two bits each, 0 or 1 of the first channel, 2 or 3 of the second.
+        // Two channels are four k, of which WGMMA takes two: two bits each, 0 or 1 of the first channel, 2 or 3 of the
+        // second.
         uint32_t code = (metadata | metadata << 4) & 0x0f0f;
         code = (code | code << 2) & 0x3333;
         code = (code | code << 1) & 0x5555;
@@ -78,9 +91,10 @@ struct StoreSparse {
 struct SparseAccumulator {
     float main[SUMS];
 
-    // Starts the products of a term of the gradient with a term of the weights, and with the next one if there are accumulators
-    // for it.
-    template <int COUNT> static __device__ __forceinline__ void start_products(float (&sums)[COUNT], uint64_t a, uint64_t b,
+    // Starts the products of a term of the gradient with a term of the weights, and with the next one if there are
+    // accumulators for it.
+    template <int COUNT> static __device__ __forceinline__ void start_products(float (&sums)[COUNT], uint64_t a,
+        uint64_t b,
         const uint32_t (&metadata)[STEPS], TermPair terms, bool add) {
         #pragma unroll
         for (int k = 0; k < STEPS; k++)
@@ -88,20 +102,23 @@ struct SparseAccumulator {
                 b + WeightLayout::offset(0, 4 * k, terms.b * COLUMNS) / CHUNK_BYTES, metadata[k], add || k > 0);
     }
 
-    __device__ __forceinline__ void multiply(SparsePipeline &pipeline, const char *gradients, const char *weights, int warpgroup,
+    __device__ __forceinline__ void multiply(SparsePipeline &pipeline, const char *gradients, const char *weights,
+        int warpgroup,
         PipelineState<GRADIENT_STAGES> &gradient, PipelineState<WEIGHT_STAGES> &weight) {
         float large[SUMS], others[2 * SUMS];
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = 0;
-        for (int chunk = 0; chunk < CHANNEL_BLOCKS; chunk++, gradient.advance()) {
+        for (int channel_block = 0; channel_block < CHANNEL_BLOCKS; channel_block++, gradient.advance()) {
             pipeline.images.wait_full(gradient);
             const char *stage = gradients + gradient.stage * GRADIENT_STAGE;
             for (int i = 0; i < WEIGHT_MATRICES; i++, weight.advance()) {
                 const int pair = warpgroup * ROWS + i / ROW_PAIRS * PAIR_PITCH + i % ROW_PAIRS;
                 pipeline.weights.wait_full(weight);
-                const uint64_t a = smem_descriptor(stage + pair * CHUNK_BYTES, GradientLayout::GROUP_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
+                const uint64_t a = smem_descriptor(stage + pair * CHUNK_BYTES, GradientLayout::GROUP_BYTES,
+                    CORE_MATRIX_BYTES, NO_SWIZZLE);
                 const uint64_t b = smem_descriptor(
-                    weights + weight.stage * WeightLayout::SIZE, WeightLayout::GROUP_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
+                    weights + weight.stage * WeightLayout::SIZE, WeightLayout::GROUP_BYTES, CORE_MATRIX_BYTES,
+                        NO_SWIZZLE);
                 uint32_t metadata[STEPS]; // see wgmma_sparse: of a group of channels and this thread's rows
                 #pragma unroll
                 for (int k = 0; k < STEPS; k++) {
@@ -113,7 +130,7 @@ struct SparseAccumulator {
                 start_products(large, a, b, metadata, {0, 0}, false);
                 wgmma_commit_group();
                 if (TERMS_USED > 1) {
-                    start_products(others, a, b, metadata, {0, 1}, chunk + i > 0);
+                    start_products(others, a, b, metadata, {0, 1}, channel_block + i > 0);
                     start_products(others, a, b, metadata, {1, 0}, true);
                 }
                 wgmma_commit_group();
@@ -157,7 +174,8 @@ struct PairOutputs {
 };
 
 // An output by sequential float32 FMA.
-__device__ __noinline__ T recompute(const Gradients &gradients, const T *w, const PairOutputs &out, int channel, int side) {
+__device__ __noinline__ T recompute(const Gradients &gradients, const T *w, const PairOutputs &out, int channel,
+    int side) {
     const WeightReader weights = {w};
     T sum = 0;
     for (int filter = 0; filter < IN_CHANNELS; filter++) {
@@ -179,10 +197,11 @@ __device__ __forceinline__ void prefetch_aux(const Epilogue &out, int batch, int
     }
 }
 
-// The epilogue for TILE_CHANNELS channels from `channel` on and ROWS pairs from `pair` on. Auxiliary inputs of a row are loaded
-// before its first output is written. bf16x3 makes NaN of infinities: what is not finite is recomputed.
+// The epilogue for TILE_CHANNELS channels from `channel` on and ROWS pairs from `pair` on. Auxiliary inputs of a row
+// are loaded before its first output is written. bf16x3 makes NaN of infinities: what is not finite is recomputed.
 __device__ __forceinline__ void write(
-    const float (&sums)[SUMS], const Gradients &gradients, const T *w, const Epilogue &epilogue, int channel, int pair) {
+    const float (&sums)[SUMS], const Gradients &gradients, const T *w, const Epilogue &epilogue, int channel,
+        int pair) {
     constexpr int CHANNELS = SUMS / 4; // of a thread, for each of two rows and two outputs
     const auto own = [&](int i) { return channel + i / 2 * 8 + accumulator_column(i % 2); };
     #pragma unroll
@@ -216,7 +235,8 @@ KERNEL __launch_bounds__(THREADS, 1) input_grad_sparse_pool(
     const T *g, const int32_t *where, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
     const Gradients gradients = {g, where, (int)batch};
-    const int tiles = ceil_div(batch * IMAGE_PAIRS, TILE) * FILTER_BLOCKS, own = ceil_div(tiles - (int)blockIdx.x, gridDim.x);
+    const int tiles = ceil_div(batch * IMAGE_PAIRS, TILE) * FILTER_BLOCKS,
+              own = ceil_div(tiles - (int)blockIdx.x, gridDim.x);
     const auto channel = [&](int i) { return (blockIdx.x + i * gridDim.x) % FILTER_BLOCKS * TILE_CHANNELS; };
     const auto pair = [&](int i) { return (int)((blockIdx.x + i * gridDim.x) / FILTER_BLOCKS * TILE); };
     char *of_gradients = aligned_shared<128>();
@@ -240,7 +260,8 @@ KERNEL __launch_bounds__(THREADS, 1) input_grad_sparse_pool(
         } else {
             PooledGradientLoader<GradientLayout, LOADERS, Gradients> gathering = {gradients, (int)threadIdx.x - WARP};
             const auto start = [&](int i) {
-                if (i < own * CHANNEL_BLOCKS) gathering.start(pair(i / CHANNEL_BLOCKS) - PAIRS_BACK, i % CHANNEL_BLOCKS * STAGE_CHANNELS);
+                if (i < own * CHANNEL_BLOCKS)
+                    gathering.start(pair(i / CHANNEL_BLOCKS) - PAIRS_BACK, i % CHANNEL_BLOCKS * STAGE_CHANNELS);
             };
             start(0);
             #pragma unroll 1

@@ -1,9 +1,9 @@
 // Weight gradient of a stride-1 convolution with 3 x 3 windows behind which there is a 2 x 2 max pooling. Read
 // conv/sparse_pool.cuh and conv/shifted_weight_grad.cuh first.
 //
-// The gradient is the sparse operand along K, the positions: two neighbouring pairs are four positions. Each producer warp
-// loads images while it stores gradients, and the other way round. Accumulators as in conv/shifted_weight_grad_bf16x3.cu, over
-// all positions of a stage, which has as many non-zeros as there.
+// The gradient is the sparse operand along K, the positions: two neighbouring pairs are four positions. Each producer
+// warp loads images while it stores gradients, and the other way round. Accumulators as in
+// conv/shifted_weight_grad_bf16x3.cu, over all positions of a stage, which has as many non-zeros as there.
 //
 // BIAS: the gradient by the bias too, as the gradient times ones; each warpgroup multiplies one term.
 #include "conv/shifted_weight_grad.cuh"
@@ -16,8 +16,8 @@ constexpr int GRADIENT_LOADERS = IDLE_LOADERS < 2 * WARP ? PRODUCERS : IDLE_LOAD
 typedef CoreMatrixLayout<STAGE_POSITIONS / 2, FILTERS / CHUNK_ELEMENTS> GradientLayout;
 typedef PooledGradients<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
 
-// Behind the gradient's terms lie the selectors, a byte for each group of channels and each pair: a bit for each channel, which of
-// the pair's positions it is.
+// Behind the gradient's terms lie the selectors, a byte for each group of channels and each pair: a bit for each
+// channel, which of the pair's positions it is.
 constexpr int SELECTORS = ImageLayout::SIZE + GradientLayout::SIZE;
 constexpr int STAGE = (SELECTORS + GradientLayout::GROUPS * GradientLayout::ROWS + 1023) / 1024 * 1024;
 
@@ -40,7 +40,8 @@ struct StoreSparse {
 
 // A channel's selector bits of eight pairs as sparse metadata: two bits each, of every second pair 2 or 3.
 __device__ __forceinline__ uint32_t metadata_of(uint64_t bytes, int bit) {
-    constexpr uint32_t CLOSE = 1 << 24 | 1 << 18 | 1 << 12 | 1 << 6; // moves the lowest bits of bytes to every second bit of the last byte
+    // moves the lowest bits of bytes to every second bit of the last byte
+    constexpr uint32_t CLOSE = 1 << 24 | 1 << 18 | 1 << 12 | 1 << 6;
     const uint32_t first = (uint32_t)(bytes >> bit) & 0x01010101, second = (uint32_t)(bytes >> 32 >> bit) & 0x01010101;
     return (first * CLOSE >> 24 & 0x55) | (second * CLOSE >> 16 & 0x5500) | 0x8888;
 }
@@ -53,15 +54,18 @@ struct WeightAndBiasSums {
 // Adds those over a stage. row: of the window, and the term of the bias gradient.
 __device__ __forceinline__ void multiply(WeightAndBiasSums &all, int row, const char *shared, int own_stage) {
     const char *stage = shared + own_stage * STAGE;
-    const uint64_t a = smem_descriptor(stage + ImageLayout::SIZE, CORE_MATRIX_BYTES, GradientLayout::GROUP_BYTES, NO_SWIZZLE);
+    const uint64_t a = smem_descriptor(stage + ImageLayout::SIZE, CORE_MATRIX_BYTES, GradientLayout::GROUP_BYTES,
+        NO_SWIZZLE);
     const uint64_t b = smem_descriptor(
-        stage + tap_offset(row, 0) * ImageLayout::ROW_BYTES, DW * ImageLayout::ROW_BYTES, 8 * ImageLayout::ROW_BYTES, SWIZZLE_64B);
+        stage + tap_offset(row, 0) * ImageLayout::ROW_BYTES, DW * ImageLayout::ROW_BYTES, 8 * ImageLayout::ROW_BYTES,
+            SWIZZLE_64B);
     uint32_t metadata[STAGE_POSITIONS / STEP]; // sparse metadata of this thread's two filters
     #pragma unroll
     for (int k = 0; k < STAGE_POSITIONS / STEP; k++) {
         const char *bits = stage + SELECTORS + (k * STEP / 2 + threadIdx.x % 2 * CHUNK_ELEMENTS);
         const auto of_row = [&](int row) {
-            return metadata_of(*(const uint64_t *)(bits + row / CHUNK_ELEMENTS * GradientLayout::ROWS), row % CHUNK_ELEMENTS);
+            return metadata_of(*(const uint64_t *)(bits + row / CHUNK_ELEMENTS * GradientLayout::ROWS),
+                row % CHUNK_ELEMENTS);
         };
         metadata[k] = of_row(accumulator_row(0)) | of_row(accumulator_row(2)) << 16;
     }
@@ -70,7 +74,8 @@ __device__ __forceinline__ void multiply(WeightAndBiasSums &all, int row, const 
         #pragma unroll
         for (int k = 0; k < STAGE_POSITIONS / STEP; k++)
             wgmma_sparse<true, true>(sums, a + (terms.a * GradientLayout::TERM_BYTES + k * STEP / 2 * CHUNK_BYTES) / CHUNK_BYTES,
-                b + (terms.b * ImageLayout::TERM_BYTES + k * STEP * ImageLayout::ROW_BYTES) / CHUNK_BYTES, metadata[k], add || k > 0);
+                b + (terms.b * ImageLayout::TERM_BYTES + k * STEP * ImageLayout::ROW_BYTES) / CHUNK_BYTES, metadata[k],
+                    add || k > 0);
     };
     const auto add = [&] {
         wgmma_commit_group();
@@ -92,7 +97,8 @@ __device__ __forceinline__ void multiply(WeightAndBiasSums &all, int row, const 
     #pragma unroll
     for (int k = 0; k < STAGE_POSITIONS / STEP; k++)
         wgmma_sparse<true, true>(
-            bias, a + (row * GradientLayout::TERM_BYTES + k * STEP / 2 * CHUNK_BYTES) / CHUNK_BYTES, b_of_ones, metadata[k], k > 0);
+            bias, a + (row * GradientLayout::TERM_BYTES + k * STEP / 2 * CHUNK_BYTES) / CHUNK_BYTES, b_of_ones,
+                metadata[k], k > 0);
 #endif
     add();
 #if BIAS
@@ -104,7 +110,8 @@ __device__ __forceinline__ void multiply(WeightAndBiasSums &all, int row, const 
 
 // An element by sequential float32 FMA.
 __device__ __noinline__ T recompute(
-    const PositionSplit &split, const InputImages &images, const Gradients &gradients, int filter, int channel, int tap) {
+    const PositionSplit &split, const InputImages &images, const Gradients &gradients, int filter, int channel,
+        int tap) {
     T sum = 0;
     for (int i = split.begin * STAGE_POSITIONS; i < split.end * STAGE_POSITIONS; i++) {
         const int position = split.position(i / STAGE_POSITIONS) + i % STAGE_POSITIONS;
@@ -159,10 +166,12 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_sparse_pool(
     if (threadIdx.x < PRODUCERS) {
         warpgroup_reg_dealloc<56>();
         T *staging = (T *)(shared + STAGES * STAGE);
-        PooledGradientLoader<GradientLayout, PRODUCERS, Gradients, GRADIENT_LOADERS> gathering = {gradients, (int)threadIdx.x};
+        PooledGradientLoader<GradientLayout, PRODUCERS, Gradients, GRADIENT_LOADERS> gathering = {gradients,
+            (int)threadIdx.x};
         const auto start_images = [&](int i) {
             if (i < split.end)
-                images.start_load<ImageLayout, PRODUCERS>(staging, threadIdx.x, split.position(i) - REACH_BACK, split.channel);
+                images.start_load<ImageLayout, PRODUCERS>(staging, threadIdx.x, split.position(i) - REACH_BACK,
+                    split.channel);
         };
         const auto start_gradients = [&](int i) {
             if (i < split.end) gathering.start(split.position(i) / 2, split.filter);
@@ -190,7 +199,8 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_sparse_pool(
             arrive_per_warp(pipeline.empty[state.stage]);
         }
         write(sums.main, split, row, w,
-            [&](int filter, int channel, int tap) { return recompute(split, images, gradients, filter, channel, tap); });
+            [&](int filter, int channel, int tap) { return recompute(split, images, gradients, filter, channel,
+                tap); });
 #if BIAS
         #pragma unroll
         for (int i = 0; i < 2; i++) {

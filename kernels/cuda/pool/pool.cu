@@ -1,8 +1,8 @@
-// Pooling of planes (one channel of one image): height x width to rows x columns windows. Max pooling also stores where in its
-// window each maximum is, row by row; put and pick move numbers to and from these positions.
+// Pooling of planes (one channel of one image): height x width to rows x columns windows. Max pooling also stores where
+// in its window each maximum is, row by row; put and pick move numbers to and from these positions.
 //
-// Where windows overlap, put and avg_pool2d_put do not scatter: an element of the image gathers from the windows it lies in, in
-// a fixed order, so sums are the same in every run.
+// Where windows overlap, put and avg_pool2d_put do not scatter: an element of the image gathers from the windows it
+// lies in, in a fixed order, so sums are the same in every run.
 //
 // Compiled in, so that loops over windows are unrolled: window KH x KW, stride SH x SW, padding PH x PW.
 #ifndef KH
@@ -19,7 +19,8 @@
 #define POOL_NUMBERS int64_t planes, int64_t height_, int64_t width_, int64_t rows_, int64_t columns_
 #define POOL const int height = height_, width = width_, rows = rows_, columns = columns_;
 
-// The plane of element i, where a plane has `area` elements, and its offset there. Avoids a 64-bit division where possible.
+// The plane of element i, where a plane has `area` elements, and its offset there. Avoids a 64-bit division where
+// possible.
 struct PlaneOffset {
     int64_t plane;
     int at;
@@ -53,7 +54,8 @@ __device__ __forceinline__ bool inside(int y, int x, int height, int width) {
 
 // Calls take(output, tap, value) for the windows of AT_ONCE outputs, row by row; value is `outside` in the padding.
 template <class Take>
-__device__ __forceinline__ void windows(const T *plane, const Corner &corner, int height, int width, T outside, Take take) {
+__device__ __forceinline__ void windows(const T *plane, const Corner &corner, int height, int width, T outside,
+    Take take) {
     #pragma unroll
     for (int row = 0; row < KH; row++) {
         const T *from = plane + (int64_t)(corner.y + row) * width + corner.x;
@@ -121,9 +123,9 @@ KERNEL avg_pool2d(const T *__restrict__ x, T *__restrict__ y, POOL_NUMBERS) {
     }
 }
 
-// put and avg_pool2d_put: a thread computes a cell of the image, CELL_Y x CELL_X elements that begin at a multiple of the
-// stride, so the windows over each element, and its position in them, are known at compile time. A cell is WIDE elements wide
-// where that is a multiple of the stride. If the stride is long, a cell is one element.
+// put and avg_pool2d_put: a thread computes a cell of the image, CELL_Y x CELL_X elements that begin at a multiple of
+// the stride, so the windows over each element, and its position in them, are known at compile time. A cell is WIDE
+// elements wide where that is a multiple of the stride. If the stride is long, a cell is one element.
 constexpr bool SMALL = SH * SW <= 16;
 constexpr int WIDE = 16 / sizeof(T);
 constexpr int CELL_Y = SMALL ? SH : 1, CELL_X = !SMALL ? 1 : WIDE % SW == 0 ? WIDE : SW;
@@ -143,8 +145,8 @@ struct Cells {
     __device__ __forceinline__ void fill(T *__restrict__ x, int64_t plane, int cell, Share share) const {
         const bool aligned = width % CELL_X == 0;
         const int top = cell / across * CELL_Y, left = cell % across * CELL_X;
-        // Windows and taps of the cell at (0, 0), moved by whole strides. If a cell is one element, its phase in the stride is not
-        // known at compile time.
+        // Windows and taps of the cell at (0, 0), moved by whole strides. If a cell is one element, its phase in the
+        // stride is not known at compile time.
         const int phase_y = SMALL ? 0 : top % SH, phase_x = SMALL ? 0 : left % SW;
         const int64_t first = (plane * rows + top / SH) * columns + left / SW;
         constexpr int FIRST_Y = last_window(PH - KH, SH) + 1, LAST_Y = last_window(PH + (SMALL ? CELL_Y : SH) - 1, SH);

@@ -194,5 +194,7 @@ class DirectWeightGrad:
             threads=WEIGHT_GRAD_THREADS,
             definitions=macros,
         )
-        add = CudaLaunch(file, "sum_weight_grad_direct", (splits,), types, elements=gradients * WARP, definitions=macros)
+        add = CudaLaunch(
+            file, "sum_weight_grad_direct", (splits,), types, elements=gradients * WARP, definitions=macros
+        )
         return [CudaKernel((multiply, add), gradients * splits * 4)]

@@ -81,7 +81,7 @@ class Fp16x2WeightGrad:
 
     @property
     def _scratch(self) -> int:
-        """Bytes: of `Scratch` and `Operands` of the kernels."""
+        """Bytes: of `WeightGradScratch` and `PackedOperands` of the kernels."""
         problem = self.index.problem
         split = problem.weights * 4 + self._fallback.blocks * problem.kernel[0] * 4
         return self._splits * split + sum(ALIGNMENT + packed.bytes for packed in self._packed)

@@ -122,7 +122,7 @@ class Fp16x2Conv:
 
     @property
     def _scratch(self) -> int:
-        """Bytes: of `Made` (shifted_tiles.cuh) and `Laid` (packed_images.cuh)."""
+        """Bytes: of `ConvScratch` (shifted_tiles.cuh) and `PackedImages` (packed_images.cuh)."""
         blocks = self._fallback.filter_blocks
         weights = (self._fallback.weight_parts + self.index.fp16_parts) * self._fallback.weight_bytes
         statistics = blocks * FILTERS * STATISTICS_BYTES
@@ -151,7 +151,11 @@ class Fp16x2Conv:
             self._launch("conv/pack_images.cu", "measure_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
             self._launch("conv/pack_images.cu", "pack_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
             self._launch(
-                "conv/shifted_fp16x2.cu", "conv_shifted_fp16x2", min(self._tiles, multiprocessors), THREADS, self._shared
+                "conv/shifted_fp16x2.cu",
+                "conv_shifted_fp16x2",
+                min(self._tiles, multiprocessors),
+                THREADS,
+                self._shared,
             ),
             self._fallback.multiply(fallback=True),
         )
