@@ -1,7 +1,7 @@
 """Gradient checks: each derivative rule against central differences along a random direction, in float64.
 
 For f at x, a cotangent u and a direction v: ``<vjp(f, x)(u), v>`` is the slope of ``<u, f(x + h v)>`` in h at 0. Order
-k does the same to the pullback of order k - 1 as a function of both its point and its cotangent, so that the rules of
+k checks the pullback of order k - 1 in the same way, as a function of its point and its cotangent, so that the rules of
 the rules are checked as well. (As `check_grads` in HIPS/autograd.)
 """
 
@@ -24,19 +24,19 @@ from adtrain.nn import Mode
 from adtrain.ops import one_hot, rng_state
 
 TOLERANCE = 1e-6
-"""Largest relative error. A right rule shows about 1e-9: the differences' own error at `STEP`."""
+"""Largest relative error. A correct rule shows about 1e-9, the error of the differences at `STEP`."""
 
 STEP = 1e-5
-"""Of the order of the cube root of the rounding error, where truncation and rounding of the difference balance."""
+"""About the cube root of the rounding error, where truncation and rounding of the difference balance."""
 
 ROUNDING = 1e-3
-"""A slope below this part of the function's value is measured by the value: rounding hides the rest."""
+"""A slope below this share of the function's value is compared relative to the value, because of its rounding."""
 
 _NETWORK_BATCH = 4
 
 
 class Row(NamedTuple):
-    """Outcome of one check; ``error`` is relative, infinite where the rule itself failed."""
+    """The outcome of one check. ``error`` is relative, and infinite where the rule raised an error."""
 
     op: str
     case: str
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
 
 def check_cases(cases: Iterable[Case], orders: Sequence[int] = (1, 2), device: str = "cpu") -> Iterator[Row]:
-    """A row for each case and order that the case has a derivative of."""
+    """A row for each case and order, where the case is differentiable so often."""
     for case in cases:
         for order in orders:
             if order <= case.order:
@@ -59,8 +59,8 @@ def check_cases(cases: Iterable[Case], orders: Sequence[int] = (1, 2), device: s
 def check_config(config: Config, device: str = "cpu") -> Iterator[Row]:
     """A row for each parameter of a network: the loss of one random batch with respect to it, in float64.
 
-    Units may switch (relu, max) between x - h v and x + h v where h is large, and rounding hides the slope where it is
-    small, so the best of three steps counts; a wrong rule is wrong at each.
+    Between x - h v and x + h v a relu or max may switch if h is large, and rounding hides the slope if h is small. So
+    the best of three steps counts; a wrong rule is wrong at each.
     """
     rng = np.random.default_rng(config.training.seed)
     model, loss = build.model(config), build.loss(config)
@@ -148,14 +148,14 @@ def _error(f: Callable[..., Any], point: list[np.ndarray], order: int, rng: np.r
 
 
 def _direction(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
-    """Components of size about 1 none of which vanishes."""
+    """A random direction with components of magnitude 0.5 to 1.5."""
     return rng.choice((-1.0, 1.0), x.shape) * rng.uniform(0.5, 1.5, x.shape)
 
 
 def _relative_error(slope: float, difference: float, scale: float, height: float) -> float:
-    """Relative to ``scale``, the sum of the sizes of what was added up to the slope; NaN counts as infinite.
+    """Relative to ``scale``, the sum of the magnitudes of the slope's terms; NaN counts as infinite.
 
-    ``height`` is the size of the function's value, whose rounding alone makes differences of about 1e-11 of it.
+    ``height`` is the magnitude of the function's value, whose rounding alone causes differences of about 1e-11 of it.
     """
     if slope == difference:
         return 0.0

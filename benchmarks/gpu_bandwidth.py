@@ -1,10 +1,10 @@
-"""How near the GPU kernels that move bytes come to the bandwidth of a copy, beside PyTorch's for the same work.
+"""The bandwidth of GPU kernels that move bytes, as a share of that of a copy, in adtrain and in PyTorch.
 
     python benchmarks/gpu_bandwidth.py [--only TEXT]... [--json PATH]
 
-Each result is first compared with PyTorch's in float64. Then ours, PyTorch's and a device-to-device copy take turns; a
-time is the median by events. Bytes are those of the arguments and results, each once: what the work needs, not what a
-kernel moves. The share is that of the copy's GB/s in the same rounds.
+Each result is first compared with PyTorch's in float64. Then adtrain, PyTorch and a device-to-device copy are timed in
+interleaved samples; a time is the median by CUDA events. Bytes count arguments and results once each, whatever a kernel
+moves. The share is relative to the copy's GB/s in the same rounds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from adtrain.core.backend import backend
 
 ROUNDS, EACH = 5, 4
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
-"""Largest error over the largest element of the result."""
+"""Largest difference over the largest element of the result."""
 
 
 @dataclass
@@ -45,23 +45,23 @@ def outputs(x: Any) -> list[Any]:
 
 
 def error_of(case: Case, arrays: list[Array]) -> float:
-    """The largest difference to the reference over its largest element; 0 where nothing is to be compared."""
-    mine = tensor_of(outputs(case.ours(*arrays))[0])
-    if case.name == "random numbers":  # theirs are others
+    """The largest difference from the reference over its largest element; 0 for random numbers."""
+    found = tensor_of(outputs(case.in_adtrain(*arrays))[0])
+    if case.name == "random numbers":  # PyTorch's are others
         return 0.0
     exact = [x.double() if x.is_floating_point() else x for x in case.tensors]
-    reference = outputs(case.theirs(*exact))[0]
-    if not mine.is_floating_point():
-        return float((mine != reference).any())
+    reference = outputs(case.in_torch(*exact))[0]
+    if not found.is_floating_point():
+        return float((found != reference).any())
     largest = max(float(reference.abs().max()), 1e-30)
     worst = 0.0
-    for a, b in zip(mine.reshape(-1).split(2**26), reference.reshape(-1).split(2**26), strict=True):
+    for a, b in zip(found.reshape(-1).split(2**26), reference.reshape(-1).split(2**26), strict=True):
         worst = max(worst, float((a - b).abs().max()))
     return worst / largest
 
 
 def timed(work: Callable[[], Any], stream: Any) -> list[float]:
-    """Seconds of EACH runs on a stream."""
+    """Seconds of each of EACH runs on the stream."""
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(EACH + 1)]
     marks[0].record(stream)
     for mark in marks[1:]:
@@ -78,22 +78,22 @@ def measured(case: Case, source: torch.Tensor, target: torch.Tensor) -> Found:
     gpu = torch.cuda.ExternalStream(device.device.stream.handle)
     default = torch.cuda.current_stream()
     moved = sum(x.numel() * x.element_size() for x in case.tensors)
-    moved += sum(math.prod(x.shape) * x.dtype.itemsize for x in outputs(case.ours(*arrays)))
+    moved += sum(math.prod(x.shape) * x.dtype.itemsize for x in outputs(case.in_adtrain(*arrays)))
     times: tuple[list[float], list[float], list[float]] = ([], [], [])
     for count in range(ROUNDS + 1):
         found = (
-            timed(lambda: case.ours(*arrays), gpu),
-            timed(lambda: case.theirs(*case.tensors), default),
+            timed(lambda: case.in_adtrain(*arrays), gpu),
+            timed(lambda: case.in_torch(*case.tensors), default),
             timed(lambda: target.copy_(source), default),
         )
         if count:  # the first round warms up
             for all_times, new in zip(times, found, strict=True):
                 all_times += new
-    ours, theirs, copy = (median(x) for x in times)
-    rate = moved / ours
+    in_adtrain, in_torch, copy = (median(x) for x in times)
+    rate = moved / in_adtrain
     shapes = ", ".join("x".join(map(str, x.shape)) for x in case.tensors)
     full = 2 * source.numel() * 4 / copy
-    return Found(case.name, shapes, rate / 1e9, rate / full, moved / theirs / full, error)
+    return Found(case.name, shapes, rate / 1e9, rate / full, moved / in_torch / full, error)
 
 
 @click.command()

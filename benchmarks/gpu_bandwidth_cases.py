@@ -1,4 +1,4 @@
-"""The work that `gpu_bandwidth.py` measures: what adtrain does of it, and what PyTorch does."""
+"""The cases that `gpu_bandwidth.py` measures, each in adtrain and in PyTorch."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ from adtrain.ops.pool import Windows, avg_pool2d_put_p, max_pool2d_p, max_pool2d
 from adtrain.passes.fuse_elementwise import fuse_elementwise
 
 N = 2**28
-"""Elements of the arguments, about."""
+"""Approximate number of elements of the arguments."""
 
 
 @dataclass
 class Case:
-    """Work on some tensors: ours on them as arrays, theirs on the tensors and, in float64, as the reference."""
+    """A function of tensors. `in_adtrain` takes them as arrays; `in_torch` as they are, or in float64 for the
+    reference."""
 
     name: str
     tensors: list[torch.Tensor]
-    ours: Callable[..., Any]
-    theirs: Callable[..., torch.Tensor]
+    in_adtrain: Callable[..., Any]
+    in_torch: Callable[..., torch.Tensor]
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """The tensor's memory as an array, which must not outlive it."""
+    """An array over the tensor's memory, valid as long as the tensor."""
     dtype = np.dtype(str(tensor.dtype).removeprefix("torch."))
     return Array(Buffer(tensor.data_ptr(), tuple(tensor.shape), dtype), tuple(tensor.shape), dtype, "gpu")
 
@@ -62,7 +63,7 @@ def tensor_of(value: Value) -> torch.Tensor:
 
 
 class Fused:
-    """A function of elementwise operations as one kernel, without what a staged function does beside it."""
+    """A function of elementwise operations as one kernel, launched without the overhead of a staged function."""
 
     def __init__(self, f: Callable[..., Any]) -> None:
         self.staged = stage(f, [fuse_elementwise])
@@ -74,7 +75,7 @@ class Fused:
             program = self.staged.program(*arrays)
             (equation,) = program.equations
             order = [program.inputs.index(v) for v in equation.inputs]
-            self.known[key] = Runnable(gpu.device, equation), order, equation.outputs[0].type
+            self.known[key] = Runnable(gpu.device, gpu.lowering, equation), order, equation.outputs[0].type
         work, order, type_ = self.known[key]
         found = gpu.empty(type_)
         work([*(arrays[i].buffer.address for i in order), found.address], 0, 0)
@@ -85,8 +86,8 @@ def cases() -> Iterator[Case]:
     def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.randn(shape, device="cuda", dtype=dtype)
 
-    def case(name: str, ours: Callable[..., Any], theirs: Callable[..., Any], *tensors: torch.Tensor) -> Case:
-        return Case(name, list(tensors), ours, theirs)
+    def case(name: str, in_adtrain: Callable[..., Any], in_torch: Callable[..., Any], *tensors: torch.Tensor) -> Case:
+        return Case(name, list(tensors), in_adtrain, in_torch)
 
     def same(name: str, f: Callable[..., Any], *tensors: torch.Tensor) -> Case:
         return case(name, lambda *xs: f(ops, *xs), lambda *xs: f(torch, *xs), *tensors)

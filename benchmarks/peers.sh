@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The workloads that adtrain is compared on, one JSON each: benchmarks/peers.sh FOLDER [cpu|gpu] [PEER,...]
-# "OPERATIONS" is a file as well, of the operations one by one.
+# Compares training steps and operations with other systems, and writes one JSON file for each comparison:
+# benchmarks/peers.sh FOLDER [cpu|gpu] [PEER,...]
 set -euo pipefail
 
-folder=${1:?where the JSON files go} device=${2:-cpu} peers=${3:-torch,jax,numpy}
+folder=${1:?expected a folder for the JSON files} device=${2:-cpu} peers=${3:-torch,jax,numpy}
 sgd='optimizer={sgd: {lr: 0.1, momentum: 0.9}}'
 adam='optimizer={adam: {lr: 0.001}}'
 hidden='{linear: 4096}, relu'

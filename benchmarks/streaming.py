@@ -1,4 +1,4 @@
-"""What a stream costs: gathering chunks of examples against training on them, and training from it against from memory.
+"""The cost of streaming: times to gather batches, and to train on streamed and on resident data.
 
 python benchmarks/streaming.py [CONFIG]... [--device cpu|gpu]
 """
@@ -24,7 +24,7 @@ ROUNDS = 3
 @click.argument("configs", nargs=-1)
 @click.option("--device", default="cpu", show_default=True)
 def main(configs: tuple[str, ...], device: str) -> None:
-    """Train an epoch of each CONFIG (by default mlp-small, mlp, cnn), in turns, with and without a stream."""
+    """Train an epoch of each CONFIG (by default mlp-small, mlp, cnn), alternately on resident and on streamed data."""
     for name in configs or ("mlp-small", "mlp", "cnn"):
         cfg = config.load(name, ["training.epochs=1"])
         experiment = training.prepare(cfg)
@@ -41,7 +41,7 @@ def main(configs: tuple[str, ...], device: str) -> None:
 
 
 def loading_ms(experiment: training.Experiment) -> float:
-    """The time to gather a batch, of a chunk of them, in milliseconds."""
+    """Milliseconds to gather a batch, as part of a chunk."""
     stream, rng = Streamed(experiment.train, "cpu"), np.random.default_rng(0)
     order = rng.integers(0, len(stream), (LOG_ROWS, experiment.full_batch))
     seconds = []

@@ -1,11 +1,11 @@
-"""Writes the tables of speed from the results in benchmarks/results: python benchmarks/tables.py
+"""Writes the tables of speed into README.md and docs/performance.md: python benchmarks/tables.py
 
-The README's have ratios, those of docs/performance.md intervals and memory as well. Results are files that `adtrain
-bench --against` wrote (see peers.sh), in any number and in folders or not; other files are passed over. Between
-MARKERS stands a table for each device, with a row for each training step, named after its file where it is alone in
-it and else after its config, and with its commit where there are several; below it one for products and convolutions,
-where texts tell all; and how many operations are faster than a peer's. Of a CPU no times are told: they say little,
-for what else it does changes them.
+The tables are made of the results of `adtrain bench --against` in benchmarks/results (see peers.sh); other files are
+ignored. Each document has them between MARKERS. For each device there is a table with a row for each training step,
+named after its file, or after its config where a file has several steps, and with its commit where there are several.
+Then follow counts of operations that are faster than a peer's. The README's tables have ratios; those of
+docs/performance.md also have intervals, memory, and matrix products and convolutions. CPU tables have no times, because
+these vary with the CPU's other load.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from adtrain.bench.peers.systems import ADTRAIN
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-WHOLE = {ROOT / "README.md": False, ROOT / "docs" / "performance.md": True}
-"""The texts with tables, and whether these tell intervals and memory."""
+FULL = {ROOT / "README.md": False, ROOT / "docs" / "performance.md": True}
+"""The documents with tables, and whether these are full: with intervals, memory and products."""
 MARKERS = "<!-- performance: begin -->", "<!-- performance: end -->"
-OURS = "adtrain"
 LEGEND = "A peer's number is its time over adtrain's: above 1 adtrain is faster"
 
 Result = Mapping[str, Any]
 Results = Mapping[str, Result]
-"""By a file's path without ending, what it holds."""
+"""From a file's path without its suffix to its content."""
 
 
 def main() -> None:
-    for path, whole in WHOLE.items():
-        path.write_text(with_tables(path.read_text(), read(RESULTS), whole))
+    for path, full in FULL.items():
+        path.write_text(with_tables(path.read_text(), read(RESULTS), full))
 
 
 def read(folder: Path) -> Results:
-    """The comparisons in a folder and below it."""
+    """The results of `adtrain bench --against` in the folder and its subfolders."""
     found = {
         str(path.relative_to(folder).with_suffix("")): json.loads(path.read_bytes())
         for path in sorted(folder.rglob("*.json"))
@@ -42,11 +43,11 @@ def read(folder: Path) -> Results:
     return {name: result for name, result in found.items() if result.get("kind") == "against"}
 
 
-def with_tables(text: str, results: Results, whole: bool) -> str:
-    """The text, in which the tables stand between the markers, with intervals and memory if `whole`.
+def with_tables(text: str, results: Results, full: bool) -> str:
+    """The text with the tables between the markers.
 
     Raises:
-        ValueError: there are results and no markers.
+        ValueError: there are results, but not one pair of markers.
     """
     begin, end = MARKERS
     if not results and begin not in text:
@@ -54,20 +55,20 @@ def with_tables(text: str, results: Results, whole: bool) -> str:
     if text.count(begin) != 1 or text.count(end) != 1:
         raise ValueError(f"expected one {begin} and one {end}")
     before, rest = text.split(begin)
-    return f"{before}{begin}\n{tables(results, whole)}{end}{rest.split(end)[1]}"
+    return f"{before}{begin}\n{tables(results, full)}{end}{rest.split(end)[1]}"
 
 
-def tables(results: Results, whole: bool) -> str:
-    """What stands between the markers: CPUs, then GPUs."""
+def tables(results: Results, full: bool) -> str:
+    """The tables of all devices, CPUs first."""
     by_device: dict[tuple[str, str], dict[str, Result]] = {}
     for name, result in results.items():
         about = result["protocol"]
         by_device.setdefault((about["device"], about["device_name"]), {})[name] = result
-    return "".join(f"\n{part}" for device in sorted(by_device) for part in _device(by_device[device], whole))
+    return "".join(f"\n{part}" for device in sorted(by_device) for part in _device(by_device[device], full))
 
 
-def _device(results: Results, whole: bool) -> Iterator[str]:
-    """Paragraphs: what was measured how, the table, and a sentence on operations for each peer."""
+def _device(results: Results, full: bool) -> Iterator[str]:
+    """Paragraphs for a device: conditions, table of steps, table of products, and counts of operations."""
     commits = {result["protocol"]["commit"] for result in results.values() if "steps" in result}
     steps = [
         (_called(name, row, result) + (f", {result['protocol']['commit']}" if len(commits) > 1 else ""), row)
@@ -76,27 +77,27 @@ def _device(results: Results, whole: bool) -> Iterator[str]:
     ]
     on_gpu = any(result["protocol"]["device"] == "gpu" for result in results.values())
     legend = [LEGEND]
-    if whole:
+    if full:
         legend += ["in brackets the 95% interval", "MiB are the most host memory that the process needed"]
     if on_gpu:
         legend.append("adtrain's is the time of a step")
     yield f"{conditions([result['protocol'] for result in results.values()])}. {'; '.join(legend)}.\n"
     if steps:
-        fullest_first = sorted((row for _, row in steps), key=lambda row: -len(row["times"]))
-        peers = list(dict.fromkeys(side for row in fullest_first for side in row["times"] if side != OURS))
-        sides = [OURS, *peers] if whole or on_gpu else peers
-        lines = [[called, *(_cell(row, side, whole, on_gpu) for side in sides)] for called, row in steps]
-        ruler = ["---", *["--:"] * len(sides)]
-        yield "".join(f"| {' | '.join(cells)} |\n" for cells in [["step", *sides], ruler, *lines])
+        longest_first = sorted((row for _, row in steps), key=lambda row: -len(row["times"]))
+        peers = list(dict.fromkeys(system for row in longest_first for system in row["times"] if system != ADTRAIN))
+        systems = [ADTRAIN, *peers] if full or on_gpu else peers
+        lines = [[called, *(_cell(row, system, full, on_gpu) for system in systems)] for called, row in steps]
+        ruler = ["---", *["--:"] * len(systems)]
+        yield "".join(f"| {' | '.join(cells)} |\n" for cells in [["step", *systems], ruler, *lines])
     operations = [row for result in results.values() for row in result.get("operations", ())]
-    if whole and on_gpu and (products := [row for row in operations if row.get("flops")]):
+    if full and on_gpu and (products := [row for row in operations if row.get("flops")]):
         yield "".join(_products(products))
     if operations:
         yield "".join(_operations(operations))
 
 
 def conditions(protocols: Sequence[Mapping[str, Any]]) -> str:
-    """What the files of a device were measured with, each thing once."""
+    """Device, driver or threads, versions and commits of the files of a device, each once."""
     versions = _once(f"{name} {version}" for each in protocols for name, version in each["versions"].items())
     driven = _once(f"driver {each['driver']}" if each["driver"] else f"{each['threads']} threads" for each in protocols)
     commits = _once(f"commit {each['commit']}" for each in protocols if each["commit"])
@@ -108,28 +109,28 @@ def _once(found: Iterable[str]) -> str:
 
 
 def _called(name: str, row: Mapping[str, Any], result: Result) -> str:
-    """ "`cnn-128-adam`", after the file; "`cnn`, batch 128" of a file with several."""
+    """A row's name: "`cnn-128-adam`" after the file, or "`cnn`, batch 128" in a file with several rows."""
     if len(result["steps"]) == 1:
         return f"`{Path(name).name.removeprefix(result['protocol']['device'] + '-')}`"
     precision = "" if row["precision"] == "float32" else f", {row['precision']}"
     return f"`{row['config']}`, batch {row['batch_size']}{precision}"
 
 
-def _cell(row: Mapping[str, Any], side: str, whole: bool, on_gpu: bool) -> str:
-    """adtrain's time on a GPU; a peer's ratio, with its interval if `whole`; then memory."""
-    if side in row["different"]:
-        return "computes something else"
-    if side not in row["times"]:
+def _cell(row: Mapping[str, Any], system: str, full: bool, on_gpu: bool) -> str:
+    """adtrain's time on a GPU, or a peer's ratio; if `full`, with interval and memory."""
+    if system in row["different"]:
+        return "different results"
+    if system not in row["times"]:
         return ""
     parts = []
-    if side != OURS:
-        ratio = row["ratios"][side]
-        parts.append(_interval(ratio) if whole else _digits(ratio["median"]))
+    if system != ADTRAIN:
+        ratio = row["ratios"][system]
+        parts.append(_interval(ratio) if full else _digits(ratio["median"]))
     elif on_gpu:
-        micros = row["times"][OURS]["median_ms"] * 1e3
+        micros = row["times"][ADTRAIN]["median_ms"] * 1e3
         parts.append(f"{micros:,.0f} µs" if micros >= 100 else f"{micros:.3g} µs")
-    if whole:
-        parts.append(f"{row['peak_mib'][side]:,.0f} MiB")
+    if full:
+        parts.append(f"{row['peak_mib'][system]:,.0f} MiB")
     return ", ".join(parts)
 
 
@@ -143,19 +144,19 @@ def _digits(ratio: float) -> str:
 
 
 def _products(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Products and convolutions: speed, peers' times over adtrain's, and each side's error to float64."""
-    peers = list(dict.fromkeys(side for row in rows for side in row["times"] if side != OURS))
+    """Matrix products and convolutions: speed, peers' times over adtrain's, and each system's error against float64."""
+    peers = list(dict.fromkeys(system for row in rows for system in row["times"] if system != ADTRAIN))
     head = ["operation", "phase", "adtrain, TFLOP/s", *peers, "errors"]
     yield f"| {' | '.join(head)} |\n| --- | --- |{' --: |' * (len(head) - 2)}\n"
     for row in rows:
-        tflops = row["flops"] / row["times"][OURS]["median_ms"] * 1e-9
+        tflops = row["flops"] / row["times"][ADTRAIN]["median_ms"] * 1e-9
         ratios = [_interval(row["ratios"][peer]) if peer in row["ratios"] else "" for peer in peers]
-        errors = ", ".join(f"{row['off'][side]:.1e}" for side in row["off"])
+        errors = ", ".join(f"{row['off'][system]:.1e}" for system in row["off"])
         yield f"| {row['op']} {row['size']} | {row['phase']} | {tflops:.3g} | {' | '.join([*ratios, errors])} |\n"
 
 
 def _operations(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Against how many operations' intervals 1 lies below, above, and within, by peer."""
+    """By peer, the numbers of operations whose ratio's interval is above 1, below 1, or contains 1."""
     for peer in dict.fromkeys(peer for row in rows for peer in row["ratios"]):
         found = [row["ratios"][peer] for row in rows if peer in row["ratios"]]
         ahead, behind = sum(x["low"] > 1 for x in found), sum(x["high"] < 1 for x in found)

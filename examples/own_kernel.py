@@ -10,10 +10,7 @@ import numpy as np
 
 import adtrain as ad
 from adtrain import ops
-from adtrain.core.kernel import CKernel, CudaKernel, CudaLaunch
-from adtrain.core.primitive import Primitive
-from adtrain.core.registry import register
-from adtrain.core.trace import bind
+from adtrain.extend import CKernel, CudaKernel, CudaLaunch, Primitive, bind, register
 
 C = """
 #include "common.h" /* of kernels/cpu: T is the element type, FN(name) the name with its suffix */

@@ -1,9 +1,15 @@
 from __future__ import annotations
 
 import os
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # other workers have the other cores; read when NumPy is first imported
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import shutil
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -11,6 +17,8 @@ from hypothesis import settings
 from adtrain.backends.cpu import CpuBackend
 from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.backends.cpu.toolchain import NAMES
+from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda.compiler import CudaCompilerError
 from adtrain.core import devices
 
 # The same examples on every run, and none judged by its time: machines differ.
@@ -18,11 +26,50 @@ settings.register_profile("adtrain", derandomize=True, deadline=None)
 settings.load_profile("adtrain")
 
 
+MAX_WORKERS = 4
+NEEDS = {"needs_torch": ("torch",), "needs_onnx": ("onnx", "onnxruntime"), "needs_jax": ("jax",)}
+"""The modules without which tests with a marker are skipped."""
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """A worker for each core when whole folders run; none for single files, or for what -k or --lf selects."""
+    narrowed = any(config.getoption(name, False) for name in ("keyword", "lf", "stepwise", "collectonly"))
+    if narrowed or not all(os.path.isdir(argument) for argument in config.args):
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MAX_WORKERS) if cores > 1 else 0
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs something that is not installed."""
+    for marker in item.iter_markers():
+        if missing := [name for name in NEEDS.get(marker.name, ()) if find_spec(name) is None]:
+            pytest.skip(f"{missing[0]} is not installed")
+        if marker.name == "compiled" and not any(map(shutil.which, NAMES)):
+            pytest.skip("there is no C compiler")
+        if marker.name == "needs_nvrtc":
+            try:
+                compiler.version()
+            except CudaCompilerError as error:
+                pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run, the same one in all workers."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Compiled code goes to a folder of this run, in child processes too."""
+def own_cache(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Iterator[None]:
+    """Caches are folders of this run, in child processes too. All workers share the one of compiled C."""
+    home, shared = tmp_path_factory.mktemp("cache"), run_folder / "compiled-c"
+    shared.mkdir(mode=0o700, exist_ok=True)
+    (home / "adtrain").mkdir(mode=0o700)
+    (home / "adtrain" / "cpu").symlink_to(shared)
     before = os.environ.get("XDG_CACHE_HOME")
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["XDG_CACHE_HOME"] = str(home)
     yield
     if before is None:
         del os.environ["XDG_CACHE_HOME"]
@@ -36,10 +83,7 @@ def on_numpy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
     Tests of compiled Programs are marked so.
     """
-    if request.node.get_closest_marker("compiled") is not None:
-        if not any(map(shutil.which, NAMES)):
-            pytest.skip("there is no C compiler")
-    else:
+    if request.node.get_closest_marker("compiled") is None:
         monkeypatch.setattr(CpuBackend, "compile", lambda self, program: NumpyProgram(program))
 
 

@@ -31,11 +31,17 @@ NUMBERS = {"CONV_NUMBERS": 8, "POOL_NUMBERS": 5}
 
 
 class Host:
-    """Compiles and runs the kernels that are chosen for a target; ``folder`` takes the sources."""
+    """Compiles and runs the kernels that are chosen for a target.
 
-    def __init__(self, folder: Path, target: Target = H200) -> None:
-        self.folder = folder
+    Args:
+        folder: takes the sources.
+        libraries: takes compiled code, which later tests reuse.
+    """
+
+    def __init__(self, folder: Path, libraries: Path, target: Target = H200) -> None:
+        self.folder, self.libraries = folder, libraries
         self.lowering = Lowering(target)
+        libraries.mkdir(exist_ok=True)
         compiler = shutil.which("g++") or shutil.which("c++")
         if compiler is None:
             pytest.skip("there is no C++ compiler")
@@ -87,24 +93,18 @@ class Host:
     def _library(self, source: Source, kernels: Mapping[str, LaunchPlan]) -> Path:
         macros = [option for option in source.options if option.startswith("-D")]
         text = "\n".join(['#include "host.h"', source.text, "static int bad;", *map(self._entry, kernels.values())])
-        name = hashlib.sha256(repr((text, macros)).encode()).hexdigest()[:16]
-        library = self.folder / f"{name}.so"
+        headers = [path.read_text() for path in sorted(self.folder.rglob("*.*h"))]
+        name = hashlib.sha256(repr((text, macros, headers)).encode()).hexdigest()[:16]
+        library = self.libraries / f"{name}.so"
         if not library.exists():
             path = self.folder / f"{name}.cpp"
             path.write_text(text)
-            flags = [
-                f"-I{self.folder}",
-                "-std=c++17",
-                "-O1",
-                "-ffp-contract=off",
-                "-U_FORTIFY_SOURCE",
-                "-w",
-                "-shared",
-                "-fPIC",
-            ]
-            command = [self.compiler, *flags, *macros, str(path), "-o", str(library)]
+            flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-w", "-shared", "-fPIC"]
+            output = path.with_suffix(".so")
+            command = [self.compiler, f"-I{self.folder}", *flags, *macros, str(path), "-o", str(output)]
             made = subprocess.run(command, capture_output=True, text=True, check=False)
             assert made.returncode == 0, made.stderr[:2000]
+            path.with_suffix(".so").replace(library)  # another worker sees all of it or nothing
         return library
 
     @staticmethod
@@ -136,6 +136,12 @@ class Host:
         return f'extern "C" void go_{task.name}({given}) {{ {body} }}\n'
 
 
+@pytest.fixture
+def new_host(tmp_path: Path, run_folder: Path) -> Host:
+    """With sources that the test may change."""
+    return Host(tmp_path, run_folder / "host-libraries")
+
+
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    return Host(tmp_path_factory.mktemp("host"))
+def host(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Host:
+    return Host(tmp_path_factory.mktemp("host"), run_folder / "host-libraries")

@@ -24,8 +24,8 @@ ROUNDINGS = 6 * 2.0**-24
 OF_TENSOR_CORES, TWO_ROUNDINGS = 17 * 2.0**-25, 2 * 2.0**-24
 """What tensor cores may truncate of 17 addends; errors of the norm below two roundings are negligible."""
 OF_FP16X2 = 2.0**-21
-"""The largest relative error of a product in fp16x2: 2^-23 by each operand, 2^-22 by low x low. A result with few products,
-of a sparse row among others, may be off as much, where the whole is as exact as sequential FMA."""
+"""The largest relative error of a product in fp16x2: 2^-23 by each operand, 2^-22 by low x low. A result with few
+products, of a sparse row among others, may be off as much, where the whole is as exact as sequential FMA."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from waiting import PATIENCE
 
 from adtrain.cli import main
 
@@ -91,7 +92,7 @@ def in_browser(page: Path, *arguments: str, width: int = 1280, height: int = 160
         pytest.skip(f"found no browser ({', '.join(BROWSERS)})")
     quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--hide-scrollbars"]
     where = [f"--user-data-dir={page.parent / 'profile'}", f"--window-size={width},{height}", page.as_uri()]
-    done = subprocess.run([browser, *quiet, *arguments, *where], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([browser, *quiet, *arguments, *where], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -24,40 +24,40 @@ def result(device: str = "x", kind: str = "ops", **ms: Any) -> dict[str, Any]:
     return {"kind": kind, "protocol": {"device_name": device, "date": "today"}, "ops": rows}
 
 
-def test_what_moved_is_sorted_by_how_far_in_both_directions() -> None:
+def test_changes_are_sorted_by_factor() -> None:
     before = result(a=1.0, b=1.0, c=1.0, d=1.0, e=1.0)
     after = result(a=1.5, b=3.0, c=0.5, d=0.25, e=1.0)
     found = compare(before, after, NAMES)
-    assert [move.name for move in found.slower] == ["ops b forward", "ops a forward"]
-    assert [move.change for move in found.slower] == pytest.approx([2.0, 0.5])
-    assert [move.name for move in found.faster] == ["ops d forward", "ops c forward"]
+    assert [each.name for each in found.slower] == ["ops b forward", "ops a forward"]
+    assert [each.relative for each in found.slower] == pytest.approx([2.0, 0.5])
+    assert [each.name for each in found.faster] == ["ops d forward", "ops c forward"]
     assert found.same == 1
 
 
 @pytest.mark.parametrize(
-    ("after", "moved"),
+    ("after", "changed"),
     [
-        (time_of(1.019), False),  # beyond noise, and less than 2%
+        (time_of(1.019), False),  # beyond the intervals, and less than 2%
         (time_of(1.021), True),
-        (time_of(1.3, width=0.7), False),  # its interval meets the other
+        (time_of(1.3, width=0.7), False),  # the intervals overlap
         (time_of(0.97), True),
     ],
 )
-def test_a_move_is_beyond_the_intervals_and_beyond_two_percent(after: dict[str, float], moved: bool) -> None:
+def test_change_exceeds_both_intervals_and_two_percent(after: dict[str, float], changed: bool) -> None:
     found = compare(result(a=1.0), result(a=after), NAMES)
-    assert bool(found.slower or found.faster) == moved
+    assert bool(found.slower or found.faster) == changed
 
 
 @given(st.dictionaries(st.sampled_from("abcdef"), st.floats(1e-3, 1e3), min_size=1), st.floats(0.1, 10))
-def test_what_one_way_is_slower_is_the_other_way_faster(ms: dict[str, Any], factor: float) -> None:
+def test_swapping_the_results_swaps_slower_and_faster(ms: dict[str, Any], factor: float) -> None:
     one, other = result(**ms), result(**{name: value * factor for name, value in ms.items()})
     there, back = compare(one, other, NAMES), compare(other, one, NAMES)
-    assert {move.name for move in there.slower} - {move.name for move in back.faster} == set()
+    assert {each.name for each in there.slower} - {each.name for each in back.faster} == set()
     assert there.same + len(there.slower) + len(there.faster) == len(ms)
     assert compare(one, one, NAMES)[:3] == ([], [], len(ms))
 
 
-def test_times_are_found_wherever_they_are_and_have_names_of_their_own() -> None:
+def test_times_at_any_depth_have_unique_names() -> None:
     document = {
         "kind": "config",
         "modes": {
@@ -72,12 +72,12 @@ def test_times_are_found_wherever_they_are_and_have_names_of_their_own() -> None
     }  # fmt: skip
 
 
-def test_times_that_one_result_lacks_are_named() -> None:
+def test_times_of_only_one_result_are_named() -> None:
     found = compare(result(a=1.0, b=1.0), result(b=1.0, c=1.0), NAMES)
     assert (found.only_before, found.only_after, found.same) == (["ops a forward"], ["ops c forward"], 1)
 
 
-def test_what_the_two_were_measured_with_is_told_where_it_differs() -> None:
+def test_differences_of_the_protocols_are_listed() -> None:
     before, after = result(a=1.0), result(a=1.0)
     before["protocol"] |= {"driver": "1", "date": "yesterday"}
     after["protocol"] |= {"driver": "2"}
@@ -91,16 +91,21 @@ def test_what_the_two_were_measured_with_is_told_where_it_differs() -> None:
         (result(device="y"), "a.json is of device x, b.json of y; expected two results of one device"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(after: dict[str, Any], message: str) -> None:
+def test_results_of_other_kinds_or_devices_are_an_error(after: dict[str, Any], message: str) -> None:
     with pytest.raises(AdtrainError, match=message):
         compare(result(), after, NAMES)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "No such file"), ("{", "it is no JSON"), ("[]", "found no result"), ('{"kind": "ops"}', "found no result")],
+    [
+        (None, "No such file"),
+        ("{", "it is not JSON"),
+        ("[]", "this is not a result"),
+        ('{"kind": "ops"}', "this is not a result"),
+    ],
 )
-def test_a_file_that_is_no_result_is_named(tmp_path: Path, content: str | None, message: str) -> None:
+def test_file_that_is_not_a_result_is_an_error(tmp_path: Path, content: str | None, message: str) -> None:
     path = tmp_path / "a.json"
     if content is not None:
         path.write_text(content)

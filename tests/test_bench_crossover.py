@@ -11,10 +11,8 @@ POSITIVE = st.floats(1e-3, 1e3)
 
 
 @given(LADDERS, POSITIVE, POSITIVE, st.floats(0.1, 3))
-def test_where_times_are_powers_of_the_size_the_crossing_is_exact(
-    sizes: list[int], overhead: float, rate: float, power: float
-) -> None:
-    """The CPU takes rate n^power, the GPU always `overhead`."""
+def test_crossover_is_exact_for_power_laws(sizes: list[int], overhead: float, rate: float, power: float) -> None:
+    """The CPU takes rate * n**power, the GPU takes `overhead` at every size."""
     speedups = [rate * n**power / overhead for n in sizes]
     exact = (overhead / rate) ** (1 / power)
     found = crossover(sizes, speedups)
@@ -27,7 +25,7 @@ def test_where_times_are_powers_of_the_size_the_crossing_is_exact(
 
 
 @given(LADDERS, st.data())
-def test_it_lies_behind_the_last_size_that_is_unlike_the_largest(sizes: list[int], data: st.DataObject) -> None:
+def test_crossover_follows_the_last_size_that_differs_from_the_largest(sizes: list[int], data: st.DataObject) -> None:
     speedups = data.draw(st.lists(POSITIVE, min_size=len(sizes), max_size=len(sizes)))
     found = crossover(sizes, speedups)
     if found.at is not None:
@@ -39,6 +37,6 @@ def test_it_lies_behind_the_last_size_that_is_unlike_the_largest(sizes: list[int
         assert found.wins == ("always" if min(speedups) >= 1 else "never")
 
 
-def test_it_is_told_in_words() -> None:
+def test_crossover_as_text() -> None:
     speedups = [1, 2], [0.3, 0.9], [0.1, 10], [10, 0.1]
     assert [str(crossover([10, 1000], x)) for x in speedups] == ["always", "never", "from 100", "up to 100"]

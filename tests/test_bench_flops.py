@@ -1,4 +1,4 @@
-"""FLOPs as counted from Programs, against counts by hand and against PyTorch's."""
+"""FLOPs that `adtrain bench` counts, against counts by hand and by PyTorch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PRODUCTS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]]
 
 
 def flops(f: Callable[..., Any], *samplers: Any) -> dict[str, int]:
-    """By phase, the FLOPs of an operation as `adtrain bench` counts them."""
+    """FLOPs of an operation by phase."""
     each = Bench("", "", {}, lambda n: samplers, f)
     found = sweep.phases(each, sweep.sample(each, 1))
     return {phase: sweep.cost(sweep.program(g, args)).flops for phase, (g, args) in found.items()}
@@ -42,7 +42,7 @@ def output_shape(x: tuple[int, ...], w: tuple[int, ...], options: Any) -> tuple[
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_a_convolution_multiplies_each_output_s_window(name: str) -> None:
+def test_flops_of_convolution_and_gradients(name: str) -> None:
     x, w, options = CONVOLUTIONS[name]
     count = 2 * prod(output_shape(x, w, options)) * prod(w[1:])
     found = flops(lambda x, w: ops.conv2d(x, w, **options), normal(*x), normal(*w))
@@ -50,13 +50,13 @@ def test_a_convolution_multiplies_each_output_s_window(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_a_product_and_its_gradients_multiply_the_same_lengths(name: str) -> None:
+def test_flops_of_matrix_product_and_gradients(name: str) -> None:
     f, a, b = PRODUCTS[name]
     count = 2 * prod(a) * 7
     assert flops(f, normal(*a), normal(*b)) == {"forward": count, "backward a": count, "backward b": count}
 
 
-def test_a_linear_layer_multiplies_and_adds_its_bias() -> None:
+def test_flops_of_linear_layer_with_bias() -> None:
     layer = nn.Linear(7)
     params, state = layer.init((6,), np.random.default_rng(0), np.dtype(np.float32))
 
@@ -70,7 +70,7 @@ def test_a_linear_layer_multiplies_and_adds_its_bias() -> None:
 
 @pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (3, 2)])
 @pytest.mark.parametrize("op", [ops.max_pool2d, ops.avg_pool2d])
-def test_pooling_takes_each_window_s_elements(op: Callable[..., Any], kernel: int, stride: int) -> None:
+def test_flops_of_pooling(op: Callable[..., Any], kernel: int, stride: int) -> None:
     outputs = 2 * 3 * ((8 - kernel) // stride + 1) ** 2
     found = flops(lambda x: op(x, kernel, stride), normal(2, 3, 8, 8))
     assert found["forward"] == outputs * kernel**2
@@ -78,8 +78,8 @@ def test_pooling_takes_each_window_s_elements(op: Callable[..., Any], kernel: in
     assert found["backward x"] == outputs * (1 if op is ops.max_pool2d else kernel**2)
 
 
-def test_a_norm_takes_six_operations_an_element_and_two_for_weight_and_bias() -> None:
-    """For the mean a sum; for the variance a difference, a square and a sum; for the result a difference and a product.
+def test_flops_of_normalization() -> None:
+    """Mean: a sum. Variance: a difference, a square and a sum. Result: a difference and a product.
     What there is once a row is not counted."""
     plain = flops(lambda x: ops.layer_norm(x, 8), normal(5, 8))
     affine = flops(lambda x, w, b: ops.layer_norm(x, 8, w, b), normal(5, 8), normal(8), normal(8))
@@ -89,26 +89,28 @@ def test_a_norm_takes_six_operations_an_element_and_two_for_weight_and_bias() ->
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_pytorch_counts_the_same_for_convolutions(name: str) -> None:
+@pytest.mark.needs_torch
+def test_flops_of_convolutions_equal_pytorchs_count(name: str) -> None:
     x, w, options = CONVOLUTIONS[name]
-    ours = flops(lambda x, w: ops.conv2d(x, w, **options), normal(*x), normal(*w))
+    found = flops(lambda x, w: ops.conv2d(x, w, **options), normal(*x), normal(*w))
     forward, backward = pytorch_counts("conv2d", x, w, options)
-    assert ours["forward"] == forward
+    assert found["forward"] == forward
     # Of a weight's gradient PyTorch counts as many products as if there were one group.
-    assert ours["backward x"] + ours["backward w"] * options.get("groups", 1) == backward
+    assert found["backward x"] + found["backward w"] * options.get("groups", 1) == backward
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_pytorch_counts_the_same_for_products(name: str) -> None:
+@pytest.mark.needs_torch
+def test_flops_of_products_equal_pytorchs_count(name: str) -> None:
     f, a, b = PRODUCTS[name]
-    ours = flops(f, normal(*a), normal(*b))
+    found = flops(f, normal(*a), normal(*b))
     forward, backward = pytorch_counts("matmul" if name != "b transposed" else "linear", a, b, {})
-    assert (ours["forward"], ours["backward a"] + ours["backward b"]) == (forward, backward)
+    assert (found["forward"], found["backward a"] + found["backward b"]) == (forward, backward)
 
 
 def pytorch_counts(op: str, a: tuple[int, ...], b: tuple[int, ...], options: Mapping[str, Any]) -> tuple[int, int]:
-    """What `FlopCounterMode` counts forward, and backward to both arguments."""
-    torch = pytest.importorskip("torch")
+    """Counts of `FlopCounterMode` for the forward pass, and for the gradients of both arguments."""
+    import torch
     from torch.utils.flop_counter import FlopCounterMode
 
     function = torch.matmul if op == "matmul" else getattr(torch.nn.functional, op)
@@ -120,7 +122,7 @@ def pytorch_counts(op: str, a: tuple[int, ...], b: tuple[int, ...], options: Map
     return forward.get_total_flops(), backward.get_total_flops()
 
 
-def test_a_gradient_that_repeats_one_number_is_written_as_a_whole() -> None:
+def test_broadcast_gradient_counts_all_written_bytes() -> None:
     (each,) = (bench for bench in BENCHES if (bench.op, bench.variant) == ("mean", "axis None"))
     phases = sweep.phases(each, sweep.sample(each, 16))
     division = 1 + 1 + 1

@@ -32,8 +32,7 @@ PRODUCT = Bench("matmul", "", {"cpu": (5,)}, lambda n: (normal(n, 6), normal(6, 
 
 
 @pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As few runs as the protocol allows."""
+def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "MIN_SAMPLE_MS", 0.0)
     monkeypatch.setattr(sampling, "MAX_SAMPLES", sampling.MIN_SAMPLES)
     monkeypatch.setattr(sampling, "WARMUP_RUNS", 0)
@@ -48,20 +47,20 @@ def test_every_public_operation_has_sizes() -> None:
     assert {each.op for each in BENCHES} <= set(ops.__all__)
 
 
-def test_names_are_unique_and_ladders_rise() -> None:
+def test_names_are_unique_and_ladders_ascend() -> None:
     assert len({(each.op, each.variant) for each in BENCHES}) == len(BENCHES)
     ladders = [each.ladder[device] for each in BENCHES for device in ("cpu", "gpu")]
     assert all(3 <= len(ladder) <= 5 and list(ladder) == sorted(set(ladder)) for ladder in ladders)
 
 
-def test_exactly_the_operations_with_a_derivative_have_a_backward() -> None:
+def test_exactly_the_differentiable_operations_have_a_backward_phase() -> None:
     differentiable = {case.op for case in CASES if case.order}
     assert {each.op for each in BENCHES if each.differentiable} <= differentiable
     assert {each.op for each in BENCHES if not each.differentiable} & differentiable == set()
 
 
 class Shapes(Tracer):
-    """A value of which only the type is known."""
+    """A value that has a type and no elements."""
 
     __slots__ = ("device", "dtype", "shape", "trace")
 
@@ -70,7 +69,7 @@ class Shapes(Tracer):
 
 
 class Costs:
-    """A base trace that adds up costs and computes nothing."""
+    """A base trace that sums up bytes and computes nothing."""
 
     level = 0
     live = True
@@ -83,7 +82,7 @@ class Costs:
 
 
 class Constant:
-    """A random generator in name, whose numbers cost nothing."""
+    """Stands in for a random generator, without using memory."""
 
     def normal(self, size: tuple[int, ...]) -> np.ndarray:
         return np.broadcast_to(np.float32(1), size)
@@ -97,7 +96,7 @@ class Constant:
 
 @pytest.mark.parametrize("n", [1, 3, 8])
 @pytest.mark.parametrize("each", BENCHES, ids=[f"{each.op} {each.variant}" for each in BENCHES])
-def test_every_size_fits_its_operation_and_moves_something(each: Bench, n: int) -> None:
+def test_every_bench_traces_at_any_size_and_moves_bytes(each: Bench, n: int) -> None:
     costs = Costs()
     drawn = [make(Constant()) for make in each.inputs(n)]  # type: ignore[arg-type]
     names = list(inspect.signature(each.f).parameters)
@@ -111,7 +110,7 @@ def test_every_size_fits_its_operation_and_moves_something(each: Bench, n: int) 
     assert costs.bytes > 0
 
 
-def test_a_row_for_forward_and_for_each_gradient_with_the_fields_that_json_gives() -> None:
+def test_rows_of_all_phases_have_the_fields_of_json() -> None:
     rows = sweep.rows(PRODUCT, 5)
     records = [row.record(PEAK) for row in rows]
     assert [(record["size"], record["phase"]) for record in records] == [
@@ -128,7 +127,7 @@ def test_a_row_for_forward_and_for_each_gradient_with_the_fields_that_json_gives
 
 
 @pytest.mark.compiled
-def test_what_is_compiled_names_its_kernel_and_threads() -> None:
+def test_compiled_rows_name_kernel_and_threads() -> None:
     names = [[kernel.name for kernel in row.kernels] for row in sweep.rows(PRODUCT, 5, "float64")]
     assert names == [["gemm_float64"]] * 3
     (row, *_) = sweep.rows(one_of("gelu", (7,)), 1)
@@ -136,11 +135,11 @@ def test_what_is_compiled_names_its_kernel_and_threads() -> None:
     assert row.kernels[0].launch.keys() == {"threads"}
 
 
-def test_a_gradient_that_is_its_cotangent_has_no_row() -> None:
+def test_gradient_without_kernels_has_no_row() -> None:
     assert [row.phase for row in sweep.rows(one_of("add", (4,), (4,)), 1)] == ["forward"]
 
 
-def test_inputs_are_always_the_same_and_of_the_type_asked_for() -> None:
+def test_inputs_are_reproducible_and_have_the_requested_dtype() -> None:
     each = Bench("take", "", {"cpu": (5,)}, lambda n: (normal(n, 6), integers(5, 3)), ops.take)
     first, second = (sweep.sample(each, 5, "float64") for _ in range(2))
     assert [x.dtype for x in first] == [np.float64, np.int64]
@@ -150,7 +149,7 @@ def test_inputs_are_always_the_same_and_of_the_type_asked_for() -> None:
     assert 4 < whole.max() <= 9
 
 
-def test_integers_have_a_forward_alone_where_the_operation_takes_them() -> None:
+def test_integer_inputs_have_a_forward_phase_only() -> None:
     assert [(row.phase, row.dtype) for row in sweep.rows(one_of("mul", (4,), (4,)), 1, "uint8")] == [
         ("forward", "uint8")
     ]
@@ -158,7 +157,7 @@ def test_integers_have_a_forward_alone_where_the_operation_takes_them() -> None:
         sweep.rows(PRODUCT, 5, "int32")
 
 
-def test_a_backward_computes_one_gradient_from_what_the_forward_has_left() -> None:
+def test_backward_computes_one_gradient_from_residuals() -> None:
     each = one_of("where", (9,), (9,), f=lambda a, b: ops.where(ops.less(a, b), a * b, b))
     ran: list[str] = []
 
@@ -178,24 +177,24 @@ def test_a_backward_computes_one_gradient_from_what_the_forward_has_left() -> No
     assert "mul" in ran
 
 
-def test_the_clock_is_the_program_s_own() -> None:
-    """Time that passes between two runs is not counted, and that of the operation is."""
+def test_clock_counts_only_the_program() -> None:
+    """Time between two runs does not count."""
     (row, *_) = sweep.rows(one_of("exp", (1 << 16,)), 1)
     assert 0 < row.timing.median_ms < 1e3
     x = ops.ones((3,))
     clock = sweep.DeviceClock()
-    work = sweep.OnDevice(sweep.program(ops.exp, [x]), [x], clock)
+    run = sweep.TimedProgram(sweep.program(ops.exp, [x]), [x], clock)
     assert clock.now() == 0
-    work.run()
+    run()
     assert (first := clock.now()) > 0
     assert clock.now() == first
 
 
-def test_numbers_that_are_not_finite_are_not_timed() -> None:
-    with pytest.raises(ValueError, match="bench: log 4 gives numbers that are not finite"):
+def test_result_that_is_not_finite_is_an_error() -> None:
+    with pytest.raises(ValueError, match="bench: log 4: a result is not finite"):
         sweep.rows(one_of("log", (4,), f=lambda x: ops.log(ops.abs(x) * -1.0)), 1)
 
 
-def test_rows_of_no_time_have_no_share() -> None:
+def test_row_of_no_measured_time_has_no_share_of_the_roofline() -> None:
     row = BenchRow("neg", "", 1, "1", "forward", "float32", sampling.Timing([0.0] * 9), Cost(1, 8), [])
     assert row.record(PEAK)["of_roofline"] is None

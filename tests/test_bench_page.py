@@ -1,4 +1,4 @@
-"""Pages of `adtrain bench --html`, held against the JSON of the same result, in a real browser where there is one."""
+"""Pages of `adtrain bench --html` against the JSON of the same result, in a real browser if there is one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import bench_samples
 import pytest
 import training_runs
 from hypothesis import given
@@ -22,17 +23,14 @@ from adtrain.backends.cpu.naive import LABEL as NAIVE
 from adtrain.bench import page
 from adtrain.bench.analysis import ops as analysis_ops
 from adtrain.bench.analysis import steps as analysis_steps
-from adtrain.bench.analysis.ops import SIZED_OPS, Contestant
-from adtrain.bench.ops import sweep
+from adtrain.bench.analysis.ops import SIZED_OPS, LabelledDevice
+from adtrain.bench.analysis.result import config_row
 from adtrain.bench.page.cells import duration, factor, range_of
 from adtrain.bench.page.intervals import Scale
 from adtrain.bench.page.roofline import HEIGHT, LETTER, LINE, WIDTH, Dot, figures
-from adtrain.bench.peers import comparison
-from adtrain.bench.steps import modes
-from adtrain.bench.timing import machine, protocol, roofline, sampling
+from adtrain.bench.timing import protocol
 from adtrain.bench.timing.records import milliseconds, remarks, timings
 from adtrain.bench.timing.sampling import Timing
-from adtrain.cli import bench_analysis
 from adtrain.report.plot import Axis, Plot
 from adtrain.report.ticks import log_ticks
 
@@ -43,34 +41,21 @@ COMMANDS = {
     "against-ops": ["--op", "softmax", "--against", "numpy"],
 }
 KINDS = [*COMMANDS, "compare", "analysis"]
-BOTH = [Contestant("cpu", "cpu"), Contestant("gpu", "cpu")]
+BOTH = [LabelledDevice("cpu", "cpu"), LabelledDevice("gpu", "cpu")]
 
 
 @pytest.fixture(scope="module")
-def hasty() -> Iterator[None]:
-    """As few and as short samples as the protocol allows, and a roofline of its own."""
+def short_samples() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(roofline, "KIND", "roofline of pages")
-        patch.setitem(roofline.COPY_BYTES, "cpu", 1 << 16)
-        patch.setitem(roofline.MATRIX, "cpu", 16)
-        patch.setattr(sampling, "MIN_SAMPLE_MS", 0.0)
-        patch.setattr(sweep, "MIN_SAMPLE_MS", 0.0)
-        patch.setattr(sampling, "MAX_SAMPLES", sampling.MIN_SAMPLES)
-        patch.setattr(modes, "SAMPLE_MS", 0.0)
-        patch.setattr(analysis_steps, "SAMPLE_MS", 0.0)
-        patch.setitem(modes.PAUSE_S, "cpu", 0.0)
-        patch.setattr(machine, "WINDOW_S", 0.0)
-        patch.setattr(roofline, "busy_cores", lambda: 0.0)
-        patch.setattr(analysis_steps, "LAYER_STEPS", 2)
+        bench_samples.shorten(patch)
+        bench_samples.small_roofline(patch, "roofline of pages")
         patch.setattr(analysis_steps, "BATCHES", (8, 32))
-        for pace in ("STEPS", "OPERATIONS"):
-            patch.setattr(comparison, pace, comparison.Pace(0.0, 0.0))
         yield
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, hasty: None) -> Path:
-    """A folder with a result of each kind, and its page."""
+def made(tmp_path_factory: pytest.TempPathFactory, short_samples: None) -> Path:
+    """A folder with a result of each kind, as JSON and as a page."""
     folder = tmp_path_factory.mktemp("made")
     cfg = str(training_runs.write_config(folder))
     for name, arguments in COMMANDS.items():
@@ -89,7 +74,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, hasty: None) -> Path:
 
 
 def analysis(cfg: str) -> dict[str, Any]:
-    """The result of `--device cpu,gpu` with the CPU in the place of a GPU."""
+    """The result of `--device cpu,gpu` with the CPU in place of the GPU."""
     time = Timing([1.0] * 6).record()
     shapes = [(32, 132, 800.0, False), (64, 132, 1000.0, False), (64, 264, 1200.0, True)]
     rows = [{"threads": t, "blocks": b, "time": time, "gbytes_per_s": x, "rule": r} for t, b, x, r in shapes]
@@ -98,7 +83,7 @@ def analysis(cfg: str) -> dict[str, Any]:
         "kind": "analysis",
         "protocol": {**protocol.protocol("cpu"), "devices": {"cpu": "processor", "gpu": "stand-in"}, "naive": "cc"},
         "operations": [analysis_ops.measured(replace(SIZED_OPS[0], ladder=(4, 8, 16)), BOTH)],
-        "configs": [bench_analysis._config(cfg, [], BOTH)],
+        "configs": [config_row(cfg, [], BOTH)],
         "growing": [{**analysis_steps.over_batches(cfg, [], BOTH), "of": "hidden layers"}],
         "launch": {"kernel": "add", "rows": rows},
         "candidates": {"problem": "matmul", "rows": kernels},
@@ -111,7 +96,7 @@ def read(folder: Path, name: str) -> dict[str, Any]:
 
 
 def shown(folder: Path, name: str, tmp_path: Path) -> Elements:
-    """What a browser makes of a page."""
+    """The elements of a page after a browser has loaded it."""
     return Elements(in_browser(Path(shutil.copy(folder / f"{name}.html", tmp_path)), "--dump-dom"))
 
 
@@ -119,12 +104,12 @@ pytestmark = pytest.mark.compiled
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_page_is_made_of_the_json_alone(made: Path, name: str) -> None:
+def test_page_is_a_function_of_the_json(made: Path, name: str) -> None:
     assert page.render(read(made, name)) == (made / f"{name}.html").read_text()
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_page_needs_no_network(made: Path, name: str) -> None:
+def test_page_needs_no_network(made: Path, name: str) -> None:
     assert_needs_no_network((made / f"{name}.html").read_text())
 
 
@@ -132,13 +117,13 @@ def test_a_page_needs_no_network(made: Path, name: str) -> None:
     ("name", "width", "scheme"),
     [*((name, 1280, "light") for name in KINDS), ("config", 400, "dark"), ("analysis", 400, "dark")],
 )
-def test_a_browser_draws_each_page_in_light_and_dark(
+def test_browser_draws_each_page_in_light_and_dark(
     made: Path, tmp_path: Path, name: str, width: int, scheme: str
 ) -> None:
     assert_drawn(made / f"{name}.html", tmp_path, width, scheme)
 
 
-def test_a_browser_shows_the_times_of_operations(made: Path, tmp_path: Path) -> None:
+def test_page_shows_times_of_operations(made: Path, tmp_path: Path) -> None:
     found, rows = shown(made, "ops", tmp_path), read(made, "ops")["ops"]
     best = max(row["gflops_per_s"] for row in rows)
     assert found.by_id["operations"] == "3"
@@ -151,7 +136,7 @@ def test_a_browser_shows_the_times_of_operations(made: Path, tmp_path: Path) -> 
         assert cells[3].startswith("~") == row["time"]["noisy"]
 
 
-def test_a_browser_shows_a_config_by_mode_and_layer(made: Path, tmp_path: Path) -> None:
+def test_page_shows_a_config_by_mode_and_layer(made: Path, tmp_path: Path) -> None:
     found, result = shown(made, "config", tmp_path), read(made, "config")
     modes = result["modes"]
     assert found.by_id["step-fused"] == duration(modes["fused"]["step"]["median_ms"])
@@ -167,7 +152,7 @@ def test_a_browser_shows_a_config_by_mode_and_layer(made: Path, tmp_path: Path) 
         assert by_name[size][3] == f"{row['images_per_second']:,.0f}"
 
 
-def test_a_browser_shows_the_sides_of_a_step(made: Path, tmp_path: Path) -> None:
+def test_page_shows_the_systems_of_a_step(made: Path, tmp_path: Path) -> None:
     found, (step,) = shown(made, "against", tmp_path), read(made, "against")["steps"]
     (cells,) = (row for row in found.rows if row[:1] == ["numpy"])
     ratio = step["ratios"]["numpy"]
@@ -176,7 +161,7 @@ def test_a_browser_shows_the_sides_of_a_step(made: Path, tmp_path: Path) -> None
     assert cells[5] == f"{step['peak_mib']['numpy']:,.0f}"
 
 
-def test_a_browser_shows_an_operation_a_line_with_the_ratio_of_each_peer(made: Path, tmp_path: Path) -> None:
+def test_page_shows_ratios_of_operations(made: Path, tmp_path: Path) -> None:
     found, rows = shown(made, "against-ops", tmp_path), read(made, "against-ops")["operations"]
     by_name = {row[0]: row for row in found.rows if row}
     assert rows
@@ -187,7 +172,7 @@ def test_a_browser_shows_an_operation_a_line_with_the_ratio_of_each_peer(made: P
         assert [cells[1].lstrip("~"), cells[3]] == [milliseconds(row["times"]["adtrain"]["median_ms"]), told]
 
 
-def test_a_browser_shows_where_the_gpu_is_faster(made: Path, tmp_path: Path) -> None:
+def test_page_shows_where_the_gpu_is_faster(made: Path, tmp_path: Path) -> None:
     found, result = shown(made, "analysis", tmp_path), read(made, "analysis")
     (operation,), (config,) = result["operations"], result["configs"]
     where = operation["crossover"]
@@ -196,20 +181,20 @@ def test_a_browser_shows_where_the_gpu_is_faster(made: Path, tmp_path: Path) -> 
     for label in (NAIVE, "cpu", "gpu", "gpu+copies"):
         assert by_name[label][1].lstrip("~") == milliseconds(config["times"][label]["median_ms"])
     assert ["800", "1,000"] in found.rows
-    assert ["", "1,200"] not in found.rows, "the rule's shape is none of the grid's here"
+    assert ["", "1,200"] not in found.rows, "the rule's shape is not in the grid"
 
 
-def test_a_browser_shows_what_moved(made: Path, tmp_path: Path) -> None:
+def test_page_shows_changed_times(made: Path, tmp_path: Path) -> None:
     found, result = shown(made, "compare", tmp_path), read(made, "compare")
     assert (found.by_id["slower"], found.by_id["faster"]) == ("1", "0")
-    (move,) = result["slower"]
-    times = [milliseconds(move[f"{when}_ms"]) for when in ("before", "after")]
-    assert [move["name"], *times, f"{move['change']:+.1%}"] in found.rows
+    (change,) = result["slower"]
+    times = [milliseconds(change[f"{when}_ms"]) for when in ("before", "after")]
+    assert [change["name"], *times, f"{change['change']:+.1%}"] in found.rows
     assert ["commit", str(result["protocol"]["commit"][0]), "a<b>&c"] in found.rows
 
 
 @pytest.mark.parametrize("name", ["ops", "config", "against", "analysis"])
-def test_every_page_says_how_it_was_measured(made: Path, name: str) -> None:
+def test_page_shows_the_protocol(made: Path, name: str) -> None:
     text, result = (made / f"{name}.html").read_text(), read(made, name)
     for field in ("date", "device_name", "compiler"):
         assert result["protocol"][field] in text
@@ -218,7 +203,7 @@ def test_every_page_says_how_it_was_measured(made: Path, name: str) -> None:
     assert (f"noisy machine: {noisy} of" in text) == (noisy > 0)
 
 
-def test_kernels_of_a_gpu_are_listed() -> None:
+def test_page_lists_kernel_candidates() -> None:
     kernels = [
         {"kernel": f"k<{i}>", "us": 2.0 + i, "gflops_per_s": 1.0, "gbytes_per_s": 1.0, "rule": i > 0, "chosen": i == 0}
         for i in range(2)
@@ -229,16 +214,16 @@ def test_kernels_of_a_gpu_are_listed() -> None:
     assert [row for row in rows if row] == [["k<0>", "2.00", "1", "1", "chosen"], ["k<1>", "3.00", "1", "1", "rule"]]
 
 
-def test_a_side_that_computes_something_else_has_no_ratio_on_the_page(made: Path) -> None:
+def test_peer_with_other_losses_has_no_ratio_on_the_page(made: Path) -> None:
     result = read(made, "against")
     result["steps"][0].update(ratios={}, different=["numpy"], failed={"jax-jit": "out of <memory>"})
     text = page.render(result)
     (row,) = (row for row in Elements(text).rows if row[:1] == ["numpy"])
-    assert row[2:5] == ["computes something else", "", ""]
+    assert row[2:5] == ["different results", "", ""]
     assert "jax-jit failed: out of &lt;memory&gt;" in text
 
 
-def test_several_configs_are_compared_in_one_picture(made: Path) -> None:
+def test_several_configs_share_one_table_of_ratios(made: Path) -> None:
     result = read(made, "against")
     alone = Elements(page.render(result))
     (step,) = result["steps"]
@@ -251,7 +236,7 @@ def test_several_configs_are_compared_in_one_picture(made: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [".", "absent/x.html"])
-def test_a_page_that_cannot_be_written_is_one_line_before_anything_is_measured(path: str) -> None:
+def test_unwritable_page_is_a_one_line_error_before_measuring(path: str) -> None:
     result = command("bench", "--device", "cpu", "--html", path, expect=2)
     assert one_line(result).startswith(f"--html {path}: ")
 
@@ -284,7 +269,7 @@ def test_equal_factors_are_equal_distances(ends: tuple[float, float], factor: fl
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 10**9), milliseconds_taken), max_size=30))
-def test_every_operation_that_computes_is_a_point_below_what_limits_it(work: list[tuple[int, int, float]]) -> None:
+def test_roofline_has_a_point_for_each_operation_with_flops(work: list[tuple[int, int, float]]) -> None:
     dots = [Dot("op", f"dot {i}", *each) for i, each in enumerate(work)]
     peak = {"gbytes_per_s": 100.0, "gflops_per_s": {"float32": 1000.0}}
     text = figures({"forward": dots}, peak, "float32")
@@ -293,11 +278,11 @@ def test_every_operation_that_computes_is_a_point_below_what_limits_it(work: lis
     by_memory = sum(dot.flops / dot.bytes < 10 for dot in computing)
     assert text.count('class="marker memory"') == by_memory
     if computing and len(computing) < len(dots):
-        assert f"{len(dots) - len(computing)} that compute nothing are left out" in text
+        assert f"{len(dots) - len(computing)} without FLOPs are left out" in text
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**9), st.integers(1, 10**9), st.floats(1e-3, 1e3)), min_size=1, max_size=20))
-def test_names_in_a_roofline_stand_inside_and_beside_one_another(work: list[tuple[int, int, float]]) -> None:
+def test_names_in_the_roofline_do_not_overlap(work: list[tuple[int, int, float]]) -> None:
     dots = [Dot(f"operation {i}", "", *each) for i, each in enumerate(work)]
     text = figures({"forward": dots}, {"gbytes_per_s": 100.0, "gflops_per_s": {"float32": 1000.0}}, "float32")
     places = [(float(x), float(y)) for x, y in re.findall(r'class="name" x="([\d.-]+)" y="([\d.-]+)"', text)]
@@ -313,7 +298,7 @@ ratios = st.tuples(st.floats(1e-6, 1e6), st.floats(1, 2), st.floats(1, 2)).map(
 
 
 @given(st.lists(ratios, min_size=1))
-def test_every_interval_lies_on_the_scale_and_so_does_one(found: list[dict[str, float]]) -> None:
+def test_scale_covers_all_intervals_and_one(found: list[dict[str, float]]) -> None:
     scale = Scale(found)
     assert 0 <= scale.percent(1.0) <= 100
     assert scale.axis().count("<span") == len(scale.ticks)

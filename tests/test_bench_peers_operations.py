@@ -1,19 +1,19 @@
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from peer_marks import marked
 
 from adtrain import ops
 from adtrain.backends.cpu import CpuBackend
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.bench.ops.sweep import PASSES
-from adtrain.bench.peers import comparison, op_cases, operations, ours
+from adtrain.bench.peers import adtrain_operations, comparison, op_cases, operations
 from adtrain.bench.peers.numpy_operations import BACKWARD, FORWARD
-from adtrain.bench.peers.op_cases import OpCase, OpWork
-from adtrain.bench.peers.sides import SideSkips
+from adtrain.bench.peers.op_cases import OpCase, OpRunner
+from adtrain.bench.peers.processes import Unsupported
 from adtrain.cases import integers, normal
 from adtrain.core import devices
 from adtrain.core.array import array
@@ -21,7 +21,7 @@ from adtrain.core.autodiff import vjp
 from adtrain.core.staging import stage
 from adtrain.core.target import H200
 
-# Small ones, with an odd number of items; each kind of operation that is compared.
+# Each operation of the table at a small size, with an odd number of items.
 SMALL = [
     OpCase("matmul", "", (normal(7, 5), normal(5, 6)), (7, 6), {}, (0,)),
     OpCase("matmul", "T", (normal(7, 5), normal(6, 5)), (7, 6), {"transpose_b": True}, (0,)),
@@ -40,40 +40,40 @@ SMALL = [
 ]  # fmt: skip
 
 
-def work(side: str, case: OpCase, phase: str) -> OpWork:
-    if not importlib.util.find_spec(package := side.partition("-")[0]):
-        pytest.skip(f"{package} is not installed")
-    return operations.work(side, case, phase, "cpu")
+def runner(system: str, case: OpCase, phase: str) -> OpRunner:
+    return operations.runner(system, case, phase, "cpu")
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # read when it is first imported
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # read when jax is first imported
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
-@pytest.mark.parametrize("side", ["adtrain", "torch-eager", "jax-jit", "numpy"])
-def test_a_side_computes_what_float64_does(side: str, case: OpCase, phase: str) -> None:
-    if side == "numpy" and case.op not in (FORWARD if phase == "forward" else BACKWARD):
-        with pytest.raises(SideSkips, match=r"^no counterpart of .+ in (plain )?NumPy"):
-            work(side, case, phase)
+@pytest.mark.parametrize("system", marked("adtrain", "torch-eager", "jax-jit", "numpy"))
+def test_system_computes_the_float64_result(system: str, case: OpCase, phase: str) -> None:
+    if system == "numpy" and case.op not in (FORWARD if phase == "forward" else BACKWARD):
+        with pytest.raises(Unsupported, match=r"^no counterpart of .+ in (plain )?NumPy"):
+            runner(system, case, phase)
         return
-    found = work(side, case, phase)
+    found = runner(system, case, phase)
     assert operations.error(case, phase, found) < comparison.OPERATION_TOLERANCE[case.precision]
     assert np.isfinite(found.run(2))
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
-def test_many_runs_in_one_compiled_program_leave_the_result_of_one(case: OpCase) -> None:
+@pytest.mark.parametrize(
+    "case", [pytest.param(x, id=x.name, marks=pytest.mark.exhaustive if i % 3 else ()) for i, x in enumerate(SMALL)]
+)
+def test_unrolled_program_returns_the_result_of_one_run(case: OpCase) -> None:
     for phase in case.phases:
-        found = work("adtrain", case, phase)
+        found = runner("adtrain", case, phase)
         assert found.run(1) == found.results()[0].flat[0]
 
 
-def test_flops_of_products_are_those_counted_by_hand() -> None:
+def test_flops_of_products_equal_a_count_by_hand() -> None:
     product, transposed, convolution, other = SMALL[:4]
     assert product.flops("forward") == transposed.flops("forward") == 2 * 7 * 6 * 5
     assert convolution.flops("forward") == 2 * (5 * 4 * 8 * 7) * (3 * 3 * 3)
@@ -82,7 +82,7 @@ def test_flops_of_products_are_those_counted_by_hand() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
-def test_every_case_of_the_table_is_tested_here_and_says_its_shape(device: str) -> None:
+def test_every_case_is_tested_here_and_declares_its_output_shape(device: str) -> None:
     cases = op_cases.cases(device)
     assert {case.op for case in cases} <= {case.op for case in SMALL}
     assert len({case.name for case in cases}) == len(cases)
@@ -92,9 +92,9 @@ def test_every_case_of_the_table_is_tested_here_and_says_its_shape(device: str) 
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 @pytest.mark.parametrize("position", [0, 1])
-def test_one_wrong_element_of_a_result_is_an_error(phase: str, position: int) -> None:
+def test_one_wrong_element_raises_the_error(phase: str, position: int) -> None:
     case = SMALL[2]
-    right = work("numpy", case, phase)
+    right = runner("numpy", case, phase)
 
     def wrong(*ct: np.ndarray) -> list[np.ndarray]:
         found = [x.copy() for x in right.results(*ct)]
@@ -105,11 +105,11 @@ def test_one_wrong_element_of_a_result_is_an_error(phase: str, position: int) ->
     assert operations.error(case, phase, replace_results(right, wrong)) > 1e-3
 
 
-def replace_results(work: OpWork, results: object) -> OpWork:
-    return work._replace(results=results)  # type: ignore[arg-type]
+def replace_results(runner: OpRunner, results: object) -> OpRunner:
+    return runner._replace(results=results)  # type: ignore[arg-type]
 
 
-def test_inputs_are_always_the_same_and_indices_are_not_differentiated() -> None:
+def test_inputs_are_reproducible_and_indices_are_not_differentiated() -> None:
     case = SMALL[-1]
     first, second = case.arrays(), replace(case).arrays()
     assert [x.dtype for x in first] == [np.int64, np.float32]
@@ -119,18 +119,18 @@ def test_inputs_are_always_the_same_and_indices_are_not_differentiated() -> None
 
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
-def test_many_runs_are_launches_on_a_gpu(case: OpCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bodies of fused equations are over the variables of their own Program, or no kernel could be made."""
+def test_unrolled_program_launches_every_run_on_a_gpu(case: OpCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lowering fails if the body of a fused equation uses variables of another Program."""
     monkeypatch.setitem(devices._loaded, "gpu", CpuBackend())
     args = [array(x, device="gpu") for x in case.arrays()]
     lowering = Lowering(H200)
-    works = {"forward": (case.of(ops), args)}
+    functions = {"forward": (case.of(ops), args)}
     if case.differentiable:
         _, pullback = vjp(lambda *floats: case.of(ops)(*case.with_indices(args, floats)), *case.floats(args))
-        works["backward"] = pullback, [array(case.cotangent(), device="gpu")]
-    for f, given in works.values():
+        functions["backward"] = pullback, [array(case.cotangent(), device="gpu")]
+    for f, given in functions.values():
         program = stage(f, PASSES).program(*given)
-        equations = ours.many(program, 3).program(*given).equations
+        equations = adtrain_operations.unrolled(program, 3).program(*given).equations
         assert sum(len(lowering.launches(e)) for e in equations) >= 3 * sum(
             len(lowering.launches(e)) for e in program.equations
         )

@@ -1,20 +1,20 @@
-"""Every peer takes the steps that adtrain takes: in float64 the losses of all steps are the same but for rounding."""
+"""In float64, every peer has the same losses as adtrain at every step, up to rounding."""
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
 import training_runs
+from peer_marks import marked
 
 from adtrain import nn, optim
 from adtrain.bench.peers import numpy_network, numpy_steps, steps
-from adtrain.bench.peers.sides import SideSkips
+from adtrain.bench.peers.processes import Unsupported
 from adtrain.bench.peers.steps import Job
 
-FORMS = ("torch-eager", "jax-scan", "numpy")
+FORMS = marked("torch-eager", "jax-scan", "numpy")
 
 IMAGES = "[{conv2d: {out_channels: 4, kernel_size: 3}}"
 LAYERS = {
@@ -68,16 +68,14 @@ def job(folder: Path, layers: str = PLAIN, *overrides: str) -> Job:
 
 
 def losses(name: str, given: Job) -> list[float]:
-    """Of all steps of three calls."""
-    if not importlib.util.find_spec(package := name.partition("-")[0]):
-        pytest.skip(f"{package} is not installed")
+    """The losses of all steps of three calls."""
     runner = steps.runner(name, given)
     return [x for _ in range(3) for x in runner.losses()]
 
 
 def check(name: str, given: Job, case: str) -> None:
     if case in LACKING[name]:
-        with pytest.raises(SideSkips, match=r"^no counterpart of .+ in (plain NumPy|JAX)"):
+        with pytest.raises(Unsupported, match=r"^no counterpart of .+ in (plain NumPy|JAX)"):
             losses(name, given)
         return
     np.testing.assert_allclose(losses(name, given), losses("adtrain", given), rtol=1e-9)
@@ -86,67 +84,68 @@ def check(name: str, given: Job, case: str) -> None:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # read when it is first imported
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # read when jax is first imported
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # PyTorch's, about its speed
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # PyTorch's warning about speed
 @pytest.mark.parametrize("case", LAYERS)
 @pytest.mark.parametrize("name", FORMS)
-def test_layers_are_the_same(tmp_path: Path, name: str, case: str) -> None:
+def test_layers_agree(tmp_path: Path, name: str, case: str) -> None:
     check(name, job(tmp_path, LAYERS[case]), case)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", FORMS)
-def test_optimizers_are_the_same(tmp_path: Path, name: str, optimizer: str) -> None:
+def test_optimizers_agree(tmp_path: Path, name: str, optimizer: str) -> None:
     check(name, job(tmp_path, PLAIN, f"optimizer={{{optimizer}}}"), optimizer)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("name", FORMS)
-def test_losses_are_the_same(tmp_path: Path, name: str, loss: str) -> None:
+def test_losses_agree(tmp_path: Path, name: str, loss: str) -> None:
     check(name, job(tmp_path, PLAIN, f"loss={loss}"), loss)
 
 
-@pytest.mark.parametrize("name", ["torch-eager", "jax-scan"])
-def test_log_probabilities_are_taken_as_they_are(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", marked("torch-eager", "jax-scan"))
+def test_nll_of_log_probabilities_agrees(tmp_path: Path, name: str) -> None:
     check(name, job(tmp_path, "[{linear: 3}, log_softmax]", "loss=nll"), "nll")
 
 
 @pytest.mark.parametrize("clip", ["clip_norm=0.05", "clip_value=0.01"])
 @pytest.mark.parametrize("name", FORMS)
-def test_clipping_is_the_same(tmp_path: Path, name: str, clip: str) -> None:
+def test_clipping_agrees(tmp_path: Path, name: str, clip: str) -> None:
     check(name, job(tmp_path, PLAIN, f"training.{clip}", "optimizer={sgd: 0.5}"), clip)
 
 
-def test_a_call_a_step_is_the_same_as_a_scan(tmp_path: Path) -> None:
+@pytest.mark.needs_jax
+def test_jit_and_scan_agree(tmp_path: Path) -> None:
     given = job(tmp_path)
     np.testing.assert_allclose(losses("jax-jit", given), losses("jax-scan", given), rtol=1e-12)
 
 
-def test_every_layer_optimizer_and_loss_is_compared() -> None:
+def test_every_layer_optimizer_and_loss_is_covered() -> None:
     text = " ".join(LAYERS.values())
-    apart = {"embedding", "dropout"}  # an embedding takes no pixels; dropout has a test below
+    apart = {"embedding", "dropout"}  # an embedding does not take pixels; dropout has a test below
     assert [kind for kind in {*nn.LAYERS, "residual", "concat", "add"} - apart if kind not in text] == []
     assert {each.partition(":")[0] for each in OPTIMIZERS} == set(optim.OPTIMIZERS)
     assert {each.strip("{").partition(":")[0] for each in LOSSES} | {"nll"} == set(nn.LOSSES)
 
 
-def test_dropout_cannot_be_compared(tmp_path: Path) -> None:
+def test_dropout_is_unsupported(tmp_path: Path) -> None:
     given = job(tmp_path, "[{linear: 16}, {dropout: 0.5}, {linear: 3}]")
-    with pytest.raises(SideSkips, match="dropout draws other random numbers"):
+    with pytest.raises(Unsupported, match="dropout draws other random numbers"):
         steps.runner("numpy", given)
     assert steps.runner("adtrain", given).losses()
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
-def test_rounded_products_have_no_counterpart_in_numpy(tmp_path: Path, precision: str) -> None:
+def test_reduced_precision_is_unsupported_in_numpy(tmp_path: Path, precision: str) -> None:
     given = Job(training_runs.prepare(tmp_path, f"training.precision={precision}"), "cpu")
-    with pytest.raises(SideSkips, match=f"no counterpart of precision {precision}"):
+    with pytest.raises(Unsupported, match=f"no counterpart of precision {precision}"):
         steps.runner("numpy", given)
 
 
-def test_a_call_goes_on_where_the_one_before_ended(tmp_path: Path) -> None:
+def test_a_call_continues_the_training_of_the_call_before(tmp_path: Path) -> None:
     one, other = (steps.runner("numpy", job(tmp_path)) for _ in range(2))
     several = [x for _ in range(4) for x in one.losses()]
     other.losses()
@@ -155,9 +154,9 @@ def test_a_call_goes_on_where_the_one_before_ended(tmp_path: Path) -> None:
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("case", ["dense", "convolution"])
-def test_naive_loops_take_the_same_step(tmp_path: Path, case: str) -> None:
+def test_naive_loops_agree_with_plain_numpy(tmp_path: Path, case: str) -> None:
     given = job(tmp_path, LAYERS[case], "training.precision=float32")
-    take = numpy_steps.naive_step(given.experiment)
+    step = numpy_steps.naive_step(given.experiment)
     at = given.orders[0, 0]
     plain = numpy_steps.stepper(given, numpy_network.PLAIN)
-    np.testing.assert_allclose([take() for _ in range(5)], [plain(at) for _ in range(5)], rtol=1e-4)
+    np.testing.assert_allclose([step() for _ in range(5)], [plain(at) for _ in range(5)], rtol=1e-4)

@@ -2,92 +2,83 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import training_runs
+from waiting import wait_until
 
-from adtrain.bench.peers import catalogue
-from adtrain.bench.peers.catalogue import chosen
-from adtrain.bench.peers.sides import Side, SideFailed, SideSkips, started
+from adtrain.bench.peers import systems
+from adtrain.bench.peers.processes import Unsupported, WorkerFailed, WorkerProcess, started
+from adtrain.bench.peers.systems import SYSTEMS, chosen, load
 from adtrain.core.errors import OptionError
 
 PROC = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="states of processes are read from /proc")
 
 
 @pytest.fixture
-def side() -> Iterator[Side]:
-    with started(["numpy"], "cpu", 1) as sides:
-        yield sides["numpy"]
+def worker() -> Iterator[WorkerProcess]:
+    with started(["numpy"], "cpu", 1) as workers:
+        yield workers["numpy"]
 
 
 def state(pid: int) -> str:
-    """ "T" for a stopped process, "" for none."""
+    """The state as proc(5) names it: "T" for a stopped process; "" if it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
         return ""
 
 
-def comes_to(pid: int, states: str | tuple[str, ...]) -> bool:
-    """Whether the process is in one of the states, now or within seconds."""
-    for _ in range(500):
-        if state(pid) in states:
-            return True
-        time.sleep(0.01)
-    return False
-
-
-def test_a_side_gets_ready_and_is_timed(side: Side, tmp_path: Path) -> None:
+def test_worker_sets_up_a_step_and_times_it(worker: WorkerProcess, tmp_path: Path) -> None:
     path = str(training_runs.write_config(tmp_path))
-    answer = side.ask("step", config_name=path, overrides=[])
+    answer = worker.ask("step", config_name=path, overrides=[])
     assert len(answer["losses"]) == 5
-    assert side.ask("time", calls=2)["seconds"] > 0
+    assert worker.ask("time", calls=2)["seconds"] > 0
 
 
 @PROC
-def test_a_side_is_stopped_but_while_it_is_asked(side: Side, tmp_path: Path) -> None:
+def test_worker_is_stopped_after_its_answer(worker: WorkerProcess, tmp_path: Path) -> None:
     path = str(training_runs.write_config(tmp_path))
     for _ in range(2):
-        side.ask("step", config_name=path, overrides=[])
-        assert comes_to(side.process.pid, "T")
+        worker.ask("step", config_name=path, overrides=[])
+        wait_until(lambda: state(worker.process.pid) == "T")
 
 
-def test_what_it_cannot_do_is_told_and_it_goes_on(side: Side, tmp_path: Path) -> None:
+def test_worker_continues_after_errors(worker: WorkerProcess, tmp_path: Path) -> None:
     path = str(training_runs.write_config(tmp_path))
-    with pytest.raises(SideSkips, match="no counterpart of gelu in plain NumPy"):
-        side.ask("step", config_name=path, overrides=["model.layers=[gelu, {linear: 3}]"])
-    with pytest.raises(SideFailed, match=r"nosuch  no such file"):
-        side.ask("step", config_name="nosuch", overrides=[])
-    assert side.ask("step", config_name=path, overrides=[])["losses"]
+    with pytest.raises(Unsupported, match="no counterpart of gelu in plain NumPy"):
+        worker.ask("step", config_name=path, overrides=["model.layers=[gelu, {linear: 3}]"])
+    with pytest.raises(WorkerFailed, match=r"nosuch  no such file"):
+        worker.ask("step", config_name="nosuch", overrides=[])
+    assert worker.ask("step", config_name=path, overrides=[])["losses"]
 
 
-def test_a_loss_that_is_not_finite_is_a_failure(side: Side, tmp_path: Path) -> None:
+def test_loss_that_is_not_finite_is_an_error(worker: WorkerProcess, tmp_path: Path) -> None:
     path = str(training_runs.write_config(tmp_path))
-    with pytest.raises(SideFailed, match=r"numpy: found the losses .*expected finite numbers"):
-        side.ask("step", config_name=path, overrides=["optimizer={sgd: {lr: 1e30}}"])
+    with pytest.raises(WorkerFailed, match=r"numpy: the first steps have the losses .*expected finite numbers"):
+        worker.ask("step", config_name=path, overrides=["optimizer={sgd: {lr: 1e30}}"])
 
 
-def test_the_end_of_its_process_is_a_failure_with_its_last_words() -> None:
-    with started(["numpy"], "cpu", 1) as sides:
-        stdin = sides["numpy"].process.stdin
+def test_early_end_of_the_process_is_an_error_with_its_last_line() -> None:
+    with started(["numpy"], "cpu", 1) as workers:
+        stdin = workers["numpy"].process.stdin
         assert stdin is not None
-        stdin.write("no question\n")
+        stdin.write("not JSON\n")
         stdin.flush()
-        with pytest.raises(SideFailed, match=r"numpy: the process ended early; json\..*Error"):
-            sides["numpy"].answer()
+        with pytest.raises(WorkerFailed, match=r"numpy: the process ended early; json\..*Error"):
+            workers["numpy"].receive()
 
 
 @PROC
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_no_side_outlives_the_block_whatever_ends_it(error: type[BaseException]) -> None:
+def test_workers_are_killed_when_the_block_fails(error: type[BaseException]) -> None:
     pids: list[int] = []
 
     def interrupted() -> None:
-        with started(["numpy", "adtrain"], "cpu", 1) as sides:
-            pids.extend(side.process.pid for side in sides.values())
+        with started(["numpy", "adtrain"], "cpu", 1) as workers:
+            pids.extend(worker.process.pid for worker in workers.values())
             raise error
 
     with pytest.raises(error):
@@ -97,35 +88,45 @@ def test_no_side_outlives_the_block_whatever_ends_it(error: type[BaseException])
 
 PARENT = """\
 import signal, sys
-from adtrain.bench.peers.sides import Side
+from adtrain.bench.peers.processes import WorkerProcess
 
-side = Side("numpy", "cpu", 1)
-side.ask("step", config_name=sys.argv[1], overrides=[])
-print(side.process.pid, flush=True)
+worker = WorkerProcess("numpy", "cpu", 1)
+worker.ask("step", config_name=sys.argv[1], overrides=[])
+print(worker.process.pid, flush=True)
 signal.pause()
 """
 
 
 @PROC
-def test_a_stopped_side_ends_with_its_parent(tmp_path: Path) -> None:
+def test_stopped_worker_dies_with_its_parent(tmp_path: Path) -> None:
     path = str(training_runs.write_config(tmp_path))
     with subprocess.Popen([sys.executable, "-c", PARENT, path], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        assert comes_to(pid, "T")
+        wait_until(lambda: state(pid) == "T")
         parent.kill()
-    assert comes_to(pid, ("Z", ""))
+    wait_until(lambda: state(pid) in ("Z", ""))
 
 
-def test_a_package_stands_for_all_its_forms(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalogue, "find_spec", lambda name: True)
-    assert chosen(["torch", "numpy"], "cpu", operations=False).taking_part == ["torch-eager", "torch-compile", "numpy"]
-    assert chosen(["torch"], "gpu", operations=True).taking_part == ["torch-eager", "torch-graph"]
-    assert chosen(["jax-scan", "torch-eager"], "gpu", operations=False).taking_part == ["torch-eager", "jax-scan"]
+def test_package_name_chooses_all_its_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(systems, "find_spec", lambda name: True)
+
+    def names(against: list[str], device: str, operations: bool) -> list[str]:
+        return [peer.name for peer in chosen(against, device, operations).runnable]
+
+    assert names(["torch", "numpy"], "cpu", operations=False) == ["torch-eager", "torch-compile", "numpy"]
+    assert names(["torch"], "gpu", operations=True) == ["torch-eager", "torch-graph"]
+    assert names(["jax-scan", "torch-eager"], "gpu", operations=False) == ["torch-eager", "jax-scan"]
 
 
-def test_who_cannot_take_part_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalogue, "find_spec", lambda name: None if name == "jax" else True)
+def test_every_module_of_the_table_exists() -> None:
+    for system in SYSTEMS.values():
+        assert callable(load(system.steps).runner)
+        assert system.operations is None or callable(load(system.operations).operation)
+
+
+def test_skipped_peers_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(systems, "find_spec", lambda name: None if name == "jax" else True)
     found = chosen(["jax-jit", "torch", "numpy"], "gpu", operations=True)
     assert found.skipped == {
         "jax-jit": "jax is not installed (pip install jax)",
@@ -134,6 +135,6 @@ def test_who_cannot_take_part_is_named_with_the_reason(monkeypatch: pytest.Monke
     }
 
 
-def test_an_unknown_peer_is_an_error_with_the_nearest() -> None:
+def test_unknown_peer_is_an_error_that_suggests_the_nearest() -> None:
     with pytest.raises(OptionError, match=r"--against toch: no such peer; did you mean torch\?"):
         chosen(["numpy", "toch"], "cpu", operations=False)

@@ -22,7 +22,7 @@ FIELDS = ["op", "scope", "phase", "calls", "ms", "share", "flops", "bytes", "gfl
 
 
 class Machine:
-    """A clock that stands still except where the backend runs a primitive, or the test says so."""
+    """A simulated clock that advances only when the backend runs a primitive, or the test changes it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> None:
         self.now = 0.0
@@ -52,7 +52,7 @@ def rows_of(profile: OpsProfile, **wanted: str) -> list[OpRow]:
     return [row for row in profile.rows if wanted.items() <= dict(row).items()]
 
 
-def test_three_layers_need_three_matmuls_forward_and_five_backward(mlp: OpsProfile) -> None:
+def test_three_linear_layers_have_three_matmuls_forward_and_five_backward(mlp: OpsProfile) -> None:
     calls = {(row["scope"], row["phase"]): row["calls"] for row in rows_of(mlp, op="matmul")}
     assert calls == {
         ("0.linear", "forward"): 1, ("2.linear", "forward"): 1, ("4.linear", "forward"): 1,
@@ -60,7 +60,7 @@ def test_three_layers_need_three_matmuls_forward_and_five_backward(mlp: OpsProfi
     }  # fmt: skip
 
 
-def test_every_row_says_where_in_the_step_it_ran(mlp: OpsProfile) -> None:
+def test_rows_name_scope_and_phase(mlp: OpsProfile) -> None:
     phases: dict[str, set[str]] = {}
     for row in mlp.rows:
         phases.setdefault(row["scope"], set()).add(row["phase"])
@@ -71,14 +71,14 @@ def test_every_row_says_where_in_the_step_it_ran(mlp: OpsProfile) -> None:
     assert phases["input"] == phases["accuracy"] == {"forward"}
 
 
-def test_flops_and_bytes_are_those_of_the_primitive(mlp: OpsProfile) -> None:
+def test_flops_and_bytes_equal_the_cost_of_the_primitive(mlp: OpsProfile) -> None:
     (row,) = rows_of(mlp, op="matmul", scope="0.linear", phase="forward")
     batch, inputs, outputs = 16, 36, 16
     assert row["flops"] == 2 * batch * inputs * outputs
     assert row["bytes"] == 4 * (batch * inputs + inputs * outputs + batch * outputs)
 
 
-def test_rows_of_a_fused_step_name_what_was_fused_and_every_layer_of_it(tmp_path: Path) -> None:
+def test_rows_of_a_fused_step_name_its_operations_and_layers(tmp_path: Path) -> None:
     fused, staged = (profile_of(tmp_path / mode.value, mode) for mode in (training.Mode.FUSED, training.Mode.STAGED))
     (row,) = rows_of(fused, scope="0.linear+1.relu", phase="forward")
     assert (row["op"], row["calls"]) == ("matmul+add+relu", 1)
@@ -97,9 +97,9 @@ def test_rows_have_the_fields_of_summary_json_and_add_up(mlp: OpsProfile) -> Non
     json.dumps(mlp.rows, allow_nan=False)
 
 
-def test_times_are_medians_per_step_and_the_ratio_is_their_part_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_medians_of_a_step_and_ratio_is_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, {"exp": 0.002, "sin": 0.001})
-    # warm-up, a step to learn how many a sample takes, then steps without and with hooks in turn
+    # warm-up, one step to find the sample length, then alternately a step without and a step with hooks
     python = iter([9.0, 0.005, 0.005, 8.0, 7.0, 0.005, 0.005, 0.005])
     x = ad.array(np.ones(4, np.float32))
 
@@ -123,7 +123,7 @@ def test_times_are_medians_per_step_and_the_ratio_is_their_part_of_the_step(monk
     assert first["gbytes_per_s"] == pytest.approx(64 / 4e-3 / 1e9)
 
 
-def test_a_clock_too_coarse_to_see_an_operation_gives_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operation_of_no_measured_time_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, {"exp": 0.0})
 
     def step(times: int) -> None:
@@ -134,19 +134,19 @@ def test_a_clock_too_coarse_to_see_an_operation_gives_no_rate(monkeypatch: pytes
     assert (row["ms"], row["share"], row["gflops_per_s"], row["gbytes_per_s"]) == (0, 0, None, None)
 
 
-def test_steps_that_differ_have_no_profile() -> None:
+def test_steps_that_differ_are_an_error() -> None:
     lengths = count(1)
 
     def step(times: int) -> None:
         ad.ops.exp(ad.array(np.ones(next(lengths))))
 
-    with pytest.raises(ValueError, match="two steps did different work"):
+    with pytest.raises(ValueError, match="two steps ran different primitives"):
         profile_steps(step, 2)
     with pytest.raises(ValueError, match="steps is 0, expected at least 1"):
         profile_steps(step, 0)
 
 
-def test_no_hook_is_left_and_no_residual_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_hook_remains_after_profiling(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: Counter[str] = Counter()
     x = ad.array(np.ones(3))
 

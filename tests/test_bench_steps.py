@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import bench_samples
 import pytest
 import training_runs
 
-from adtrain.bench.steps import modes
 from adtrain.bench.steps.memory import held_bytes
 from adtrain.bench.steps.modes import PHASES, ModeBench, bench_batches, bench_modes, record
 from adtrain.bench.timing import sampling
@@ -17,12 +17,8 @@ LAYERS = ["input", "0.linear", "1.relu", "2.linear", "loss", "optimizer", "accur
 
 
 @pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As few runs as the protocol allows."""
-    monkeypatch.setattr(sampling, "MIN_SAMPLE_MS", 0.0)
-    monkeypatch.setattr(modes, "SAMPLE_MS", 0.0)
-    monkeypatch.setitem(modes.PAUSE_S, "cpu", 0.0)
-    monkeypatch.setattr(sampling, "MAX_SAMPLES", sampling.MIN_SAMPLES)
+def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench_samples.shorten(monkeypatch)
 
 
 @pytest.fixture
@@ -30,23 +26,23 @@ def by_mode(tmp_path: Path) -> dict[str, ModeBench]:
     return bench_modes(training_runs.prepare(tmp_path))
 
 
-def test_each_mode_is_timed_as_often_whole_and_by_operation(by_mode: dict[str, ModeBench]) -> None:
+def test_each_mode_has_as_many_samples_whole_and_by_operation(by_mode: dict[str, ModeBench]) -> None:
     assert list(by_mode) == ["eager", "staged", "fused"]
     for mode in by_mode.values():
         assert len(mode.step.ms) == len(mode.parts.ms) == len(mode.host.ms) == sampling.MIN_SAMPLES
-        assert all(timer.work == mode.work for steps in mode.timers for timer in steps)
+        assert all(timer.totals == mode.totals for steps in mode.timers for timer in steps)
 
 
-def test_the_same_work_is_done_in_each_mode_but_for_what_is_simplified_away(by_mode: dict[str, ModeBench]) -> None:
+def test_modes_run_the_same_matrix_products(by_mode: dict[str, ModeBench]) -> None:
     def products(mode: ModeBench) -> list[tuple[int, int]]:
-        work = [(key[0], each) for key, each in mode.work.items() if "matmul" in key[0]]
-        return sorted((each.calls, each.flops) for op, each in work)
+        totals = [(key[0], each) for key, each in mode.totals.items() if "matmul" in key[0]]
+        return sorted((each.calls, each.flops) for op, each in totals)
 
     assert products(by_mode["eager"]) == products(by_mode["staged"])
-    assert len(by_mode["fused"].work) < len(by_mode["staged"].work)
+    assert len(by_mode["fused"].totals) < len(by_mode["staged"].totals)
 
 
-def test_a_record_adds_up(by_mode: dict[str, ModeBench]) -> None:
+def test_layers_and_operations_add_up_to_the_step(by_mode: dict[str, ModeBench]) -> None:
     found = record(by_mode["staged"], PEAK, "float32")
     assert [row["layer"] for row in found["layers"]] == LAYERS
     for part in ("layers", "ops"):
@@ -61,7 +57,7 @@ def test_a_record_adds_up(by_mode: dict[str, ModeBench]) -> None:
     assert [layer[phase] is None for phase in PHASES] == [False, False, True]
 
 
-def test_on_the_cpu_the_host_s_part_is_what_the_operations_leave(by_mode: dict[str, ModeBench]) -> None:
+def test_host_time_on_the_cpu_is_the_step_less_its_operations(by_mode: dict[str, ModeBench]) -> None:
     mode = by_mode["eager"]
     assert list(mode.host.ms) == pytest.approx([a - b for a, b in zip(mode.step.ms, mode.parts.ms, strict=True)])
 
@@ -73,16 +69,16 @@ def test_operations_of_a_compiled_step_name_their_kernels(tmp_path: Path) -> Non
     assert kernels["matmul+add+relu"] == ["gemm_float32"]
 
 
-def test_parts_are_summed_in_each_step_before_the_median_is_taken(by_mode: dict[str, ModeBench]) -> None:
+def test_operations_are_summed_within_samples(by_mode: dict[str, ModeBench]) -> None:
     mode = by_mode["fused"]
-    first, second, *_ = mode.work
+    first, second, *_ = mode.totals
     together = mode.of([first, second])
     assert list(together.ms) == pytest.approx(
         [a + b for a, b in zip(mode.of([first]).ms, mode.of([second]).ms, strict=True)]
     )
 
 
-def test_batch_sizes_have_a_step_each(tmp_path: Path) -> None:
+def test_each_batch_size_has_a_row(tmp_path: Path) -> None:
     experiments = {n: training_runs.prepare(tmp_path / str(n), f"data.batch_size={n}") for n in (8, 32)}
     found = bench_batches(experiments, PEAK)
     assert list(found) == ["8", "32"]
@@ -92,7 +88,7 @@ def test_batch_sizes_have_a_step_each(tmp_path: Path) -> None:
 
 
 @pytest.mark.compiled
-def test_what_is_held_is_what_was_planned(tmp_path: Path) -> None:
+def test_measured_memory_equals_planned_memory(tmp_path: Path) -> None:
     layers = "[linear: 512, relu, linear: 512, relu, linear: 3]"
     experiment = training_runs.prepare(tmp_path, "data.batch_size=90", layers=layers)
     assert held_bytes(experiment, "cpu") == pytest.approx(planned_peak(experiment, "cpu"), rel=0.05)

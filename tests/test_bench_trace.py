@@ -55,13 +55,13 @@ SCHEMA = {
 
 def events_of(folder: Path, mode: training.Mode) -> list[dict[str, Any]]:
     experiment = training.prepare(training_runs.load(folder), mode)
-    take = training.continuation(experiment, experiment.initial_state("cpu"))
-    take(1)
-    return trace_step(1, mode.value, take, {("matmul", "0.linear", "forward"): ["gemm"]})
+    run_steps = training.continuation(experiment, experiment.initial_state("cpu"))
+    run_steps(1)
+    return trace_step(1, mode.value, run_steps, {("matmul", "0.linear", "forward"): ["gemm"]})
 
 
 @pytest.mark.parametrize("mode", training.Mode)
-def test_events_are_as_the_format_has_them_and_lie_one_after_the_other(tmp_path: Path, mode: training.Mode) -> None:
+def test_events_follow_the_format_and_do_not_overlap(tmp_path: Path, mode: training.Mode) -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
     events = events_of(tmp_path, mode)
     jsonschema.validate(json.loads(json.dumps({"traceEvents": events}, allow_nan=False)), SCHEMA)
@@ -74,7 +74,7 @@ def test_events_are_as_the_format_has_them_and_lie_one_after_the_other(tmp_path:
     assert all(e["ts"] + e["dur"] <= step["dur"] for e in operations)
 
 
-def test_an_operation_says_where_it_belongs_and_what_it_costs(tmp_path: Path) -> None:
+def test_events_of_operations_hold_scope_phase_and_cost(tmp_path: Path) -> None:
     (product,) = [
         e for e in events_of(tmp_path, training.Mode.STAGED)
         if e["name"] == "matmul" and e["args"]["scope"] == "0.linear" and e["cat"] == "forward"

@@ -1,4 +1,4 @@
-"""The tables of speed are those that benchmarks/tables.py makes of the committed results."""
+"""The tables in the documents are up to date with the committed results."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ spec.loader.exec_module(tables)
 BEGIN, END = tables.MARKERS
 
 
-def compared(ours_ms: float = 0.0314, **medians: float) -> dict[str, Any]:
-    """A row as `adtrain bench --against` writes it, as far as tables read it."""
-    sides = ["adtrain", *medians]
+def compared(adtrain_ms: float = 0.0314, **medians: float) -> dict[str, Any]:
+    """The part of a row of `adtrain bench --against` that the tables use."""
+    systems = ["adtrain", *medians]
     return {
-        "times": {side: {"median_ms": ours_ms} for side in sides},
-        "ratios": {side: {"median": x, "low": x * 0.95, "high": x * 1.05} for side, x in medians.items()},
-        "peak_mib": {side: 100.0 * i for i, side in enumerate(sides, 1)},
+        "times": {system: {"median_ms": adtrain_ms} for system in systems},
+        "ratios": {system: {"median": x, "low": x * 0.95, "high": x * 1.05} for system, x in medians.items()},
+        "peak_mib": {system: 100.0 * i for i, system in enumerate(systems, 1)},
         "different": [],
     }
 
@@ -46,10 +46,10 @@ def result(device: str = "cpu", commit: str | None = "abc", **rows: list[dict[st
     return {"kind": "against", "protocol": about, **rows}
 
 
-@pytest.mark.parametrize("path", tables.WHOLE)
-def test_tables_are_those_of_the_committed_results(path: Path) -> None:
+@pytest.mark.parametrize("path", tables.FULL)
+def test_tables_are_up_to_date(path: Path) -> None:
     text = path.read_text()
-    made = tables.with_tables(text, tables.read(tables.RESULTS), tables.WHOLE[path])
+    made = tables.with_tables(text, tables.read(tables.RESULTS), tables.FULL[path])
     assert made == text, "run python benchmarks/tables.py"
 
 
@@ -62,36 +62,36 @@ def several() -> list[dict[str, Any]]:
     return found
 
 
-def test_a_cpu_has_ratios_and_memory_but_no_times() -> None:
+def test_cpu_table_has_ratios_and_memory_but_no_times() -> None:
     found = {
         "cpu/cpu-mlp-64-sgd": result(steps=[step("mlp", torch=1.0)]),
         "many": result(steps=several(), commit="def"),
     }
-    assert tables.tables(found, whole=True) == (
+    assert tables.tables(found, full=True) == (
         "\nEPYC, 2 threads; adtrain 0.1.0, torch 2.13; commit abc, commit def. A peer's number is its time over "
         "adtrain's: above 1 adtrain is faster; in brackets the 95% interval; MiB are the most host memory that the "
         "process needed.\n"
         "\n| step | adtrain | torch | jax |\n"
         "| --- | --: | --: | --: |\n"
         "| `mlp-64-sgd`, abc | 100 MiB | 1.00 (0.95 to 1.05), 200 MiB |  |\n"
-        "| `mlp`, batch 64, def | 100 MiB | 2.00 (1.90 to 2.10), 200 MiB | computes something else |\n"
+        "| `mlp`, batch 64, def | 100 MiB | 2.00 (1.90 to 2.10), 200 MiB | different results |\n"
         "| `cnn`, batch 64, float64, def | 100 MiB | 300 (100 to 1,000), 2,000 MiB | 20.0 (19.0 to 21.0), 200 MiB |\n"
     )
-    assert tables.tables({"many": result(steps=several())}, whole=False) == (
+    assert tables.tables({"many": result(steps=several())}, full=False) == (
         "\nEPYC, 2 threads; adtrain 0.1.0, torch 2.13; commit abc. A peer's number is its time over adtrain's: above 1 "
         "adtrain is faster.\n"
         "\n| step | torch | jax |\n"
         "| --- | --: | --: |\n"
-        "| `mlp`, batch 64 | 2.00 | computes something else |\n"
+        "| `mlp`, batch 64 | 2.00 | different results |\n"
         "| `cnn`, batch 64, float64 | 300 | 20.0 |\n"
     )
 
 
-def test_a_gpu_has_times_and_ratios_and_comes_after_the_cpu() -> None:
+def test_gpu_table_has_times_and_ratios_and_follows_the_cpu() -> None:
     rows = [step("mlp", torch=4.0), step("cnn", torch=1.0)]
     rows[1]["times"]["adtrain"]["median_ms"] = 20.4536
     found = {"gpu-steps": result("gpu", None, steps=rows), "mlp": result(steps=[step("mlp", torch=2.0)])}
-    cpu, gpu = tables.tables(found, whole=False).split("H200")
+    cpu, gpu = tables.tables(found, full=False).split("H200")
     assert "EPYC" in cpu
     assert gpu == (
         ", driver 580; adtrain 0.1.0, torch 2.11. A peer's number is its time over adtrain's: above 1 adtrain is "
@@ -103,37 +103,37 @@ def test_a_gpu_has_times_and_ratios_and_comes_after_the_cpu() -> None:
     )
 
 
-def test_rows_of_several_commits_tell_theirs_and_have_a_cell_for_each_peer_in_its_place() -> None:
+def test_rows_of_several_commits_name_them_and_align_peers() -> None:
     found = {
         "cnn": result(steps=[step("cnn", graph=2.0)]),
         "mlp": result(commit="def", steps=[step("mlp", eager=4.0, graph=3.0)]),
     }
-    text = tables.tables(found, whole=False)
+    text = tables.tables(found, full=False)
     assert "| step | eager | graph |\n" in text
     assert "| `cnn`, abc |  | 2.00 |\n| `mlp`, def | 4.00 | 3.00 |\n" in text
 
 
-def test_operations_are_counted_by_which_side_of_one_their_intervals_lie_on() -> None:
+def test_operations_are_counted_as_faster_slower_or_undecided() -> None:
     rows = [compared(torch=x, numpy=2.0) for x in (0.5, 0.9, 1.0, 3.0, 4.0, 5.0)]
     rows[0]["ratios"].pop("numpy")
-    text = tables.tables({"operations": result(operations=rows)}, whole=True)
+    text = tables.tables({"operations": result(operations=rows)}, full=True)
     assert "against torch: of 6 adtrain is faster in 3, slower in 2, and the interval holds 1 in 1.\n" in text
     assert "against numpy: of 5 adtrain is faster in 5, slower in 0, and the interval holds 1 in 0.\n" in text
     assert "|" not in text
 
 
-def test_products_are_told_with_their_speed_and_errors_where_texts_tell_all() -> None:
+def test_full_tables_list_products_with_speed_and_errors() -> None:
     row = {**compared(torch=4.0), "op": "matmul", "size": "4096", "phase": "forward", "flops": 2 * 4096**3}
     row["times"] = {"adtrain": {"median_ms": 0.5}, "torch": {"median_ms": 2.0}}
     row["off"] = {"adtrain": 2.04e-7, "torch": 1.1e-6}
     found = {"gpu-operations": result("gpu", operations=[row, compared(torch=2.0)])}
-    text = tables.tables(found, whole=True)
+    text = tables.tables(found, full=True)
     low, high = (f"{row['ratios']['torch'][end]:.2f}" for end in ("low", "high"))
     assert f"| matmul 4096 | forward | 275 | 4.00 ({low} to {high}) | 2.0e-07, 1.1e-06 |\n" in text
-    assert "|" not in tables.tables(found, whole=False)
+    assert "|" not in tables.tables(found, full=False)
 
 
-def test_only_what_stands_between_the_markers_changes() -> None:
+def test_only_text_between_the_markers_changes() -> None:
     text = f"# Fast\n{BEGIN}\nold\n{END}\nend | of\n"
     found = {"mlp": result(steps=[step("mlp", torch=2.0)])}
     once = tables.with_tables(text, found, False)
@@ -145,12 +145,12 @@ def test_only_what_stands_between_the_markers_changes() -> None:
 
 
 @pytest.mark.parametrize("text", ["none", f"{BEGIN}", f"{END}", f"{BEGIN}{BEGIN}{END}"])
-def test_a_text_without_the_markers_takes_no_tables(text: str) -> None:
+def test_text_without_markers_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="expected one <!-- performance: begin -->"):
         tables.with_tables(text, {"mlp": result(steps=[step("mlp")])}, False)
 
 
-def test_results_of_other_kinds_are_passed_over(tmp_path: Path) -> None:
+def test_results_of_other_kinds_are_ignored(tmp_path: Path) -> None:
     steps, operations = result(steps=[step("mlp")]), result("gpu", operations=[compared(torch=2.0)])
     (tmp_path / "gpu").mkdir()
     for name, found in {"a": steps, "gpu/b": operations, "c": {"kind": "ops"}, "d": {"rows": []}}.items():

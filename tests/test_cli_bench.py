@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import bench_samples
 import pytest
 import training_runs
 from click.testing import CliRunner, Result
@@ -13,8 +14,8 @@ from click.testing import CliRunner, Result
 from adtrain.bench.ops import sweep
 from adtrain.bench.ops.table import BENCHES
 from adtrain.bench.steps import modes
-from adtrain.bench.timing import machine, records, roofline, sampling
-from adtrain.cli import bench_report
+from adtrain.bench.text import cells
+from adtrain.bench.timing import records
 from adtrain.cli.main import cli
 
 LAYERS = ["input", "0.linear", "1.relu", "2.linear", "loss", "optimizer", "accuracy", "log"]
@@ -22,18 +23,10 @@ TIME = {"median_ms", "low_ms", "high_ms", "p20_ms", "p80_ms", "samples", "repeat
 
 
 @pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As few runs as the protocol allows, and a roofline of its own."""
+def short_samples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setitem(roofline.COPY_BYTES, "cpu", 1 << 16)
-    monkeypatch.setitem(roofline.MATRIX, "cpu", 16)
-    monkeypatch.setattr(sampling, "MIN_SAMPLE_MS", 0.0)
-    monkeypatch.setattr(sweep, "MIN_SAMPLE_MS", 0.0)
-    monkeypatch.setattr(sampling, "MAX_SAMPLES", sampling.MIN_SAMPLES)
-    monkeypatch.setattr(modes, "SAMPLE_MS", 0.0)
-    monkeypatch.setitem(modes.PAUSE_S, "cpu", 0.0)
-    monkeypatch.setattr(machine, "WINDOW_S", 0.0)
-    monkeypatch.setattr(roofline, "busy_cores", lambda: 0.0)
+    bench_samples.shorten(monkeypatch)
+    bench_samples.small_roofline(monkeypatch, "roofline")
 
 
 def bench(*arguments: str, columns: int = 180) -> Result:
@@ -41,12 +34,12 @@ def bench(*arguments: str, columns: int = 180) -> Result:
 
 
 def tables(result: Result) -> list[list[str]]:
-    """Headings and rows of the tables, which stand between empty lines."""
+    """Heading and rows of each table; empty lines separate tables."""
     assert result.exit_code == 0, result.output
     return [part.splitlines() for part in result.stdout.split("\n\n")[1:-1]]
 
 
-def test_operations_are_timed_forward_and_for_each_gradient_and_the_protocol_is_told() -> None:
+def test_operations_are_timed_in_all_phases_and_the_protocol_is_shown() -> None:
     result = bench("--op", "mul", "--op", "argmax", "--sizes", "8,16")
     ((heading, *rows),) = tables(result)
     assert heading.split() == [
@@ -58,33 +51,33 @@ def test_operations_are_timed_forward_and_for_each_gradient_and_the_protocol_is_
         *(["mul", f"{n} {n}", phase] for n in (8, 16) for phase in ("forward", "backward a", "backward b")),
         *([f"argmax axis {axis}", f"{n}x{n}", "forward"] for axis in (0, 1) for n in (8, 16)),
     ]
-    said = " ".join(result.stdout.split())
-    assert "clock of operations: read by the compiled program; of steps: the host's" in said
-    assert re.search(r"a run of nothing takes \d+ ns", said)
-    assert re.search(r"\d+ of 90 samples lie over 1.5 interquartile ranges beyond the quartiles; they count", said)
+    text = " ".join(result.stdout.split())
+    assert "clock of operations: read by the compiled program; of steps: the host's" in text
+    assert re.search(r"an empty run takes \d+ ns", text)
+    assert re.search(r"\d+ of 90 samples lie over 1.5 interquartile ranges beyond the quartiles; they count", text)
     assert "bench: timing 6 operations and sizes in float32, forward and backward\n" in result.stderr
 
 
 @pytest.mark.parametrize("columns", [60, 120])
 @pytest.mark.parametrize("arguments", [("--op", "cross_entropy"), ("CONFIG", "--batch-sizes", "8,16")])
-def test_everything_fits_the_terminal(tmp_path: Path, columns: int, arguments: tuple[str, ...]) -> None:
+def test_tables_fit_the_terminal(tmp_path: Path, columns: int, arguments: tuple[str, ...]) -> None:
     given = [str(training_runs.write_config(tmp_path)) if a == "CONFIG" else a for a in arguments]
     result = bench(*given, columns=columns)
     assert all("ms" in heading for heading, *_ in tables(result))
     assert max(map(len, result.stdout.splitlines())) <= columns
 
 
-def test_a_config_is_timed_by_layer_in_each_mode_and_by_batch_size(tmp_path: Path) -> None:
+def test_config_is_timed_by_layer_mode_and_batch_size(tmp_path: Path) -> None:
     result = bench(str(training_runs.write_config(tmp_path)), "--batch-sizes", "8,32")
     layers, operations, steps, batches = tables(result)
     assert [row.split()[0] for row in layers] == ["layer", *LAYERS, "sum"]
     assert operations[0].startswith("fused operation")
     assert [row.split()[0] for row in steps] == ["step", "eager", "staged", "fused", "memory"]
-    assert re.fullmatch(r"memory of the fused step: [\d.]+ MiB planned, [\d.]+ MiB held", steps[-1])
+    assert re.fullmatch(r"memory of the fused step: [\d.]+ MiB planned, [\d.]+ MiB measured", steps[-1])
     assert [row.split()[0] for row in batches] == ["batch", "8", "32"]
 
 
-def test_json_on_stdout_is_all_there_is_and_every_time_has_an_interval(tmp_path: Path) -> None:
+def test_json_on_stdout_replaces_the_tables_and_has_intervals(tmp_path: Path) -> None:
     config = str(training_runs.write_config(tmp_path))
     for arguments, kind in ((("--op", "nll_loss"), "ops"), ((config, "--batch-sizes", "8"), "config")):
         found = json.loads(bench(*arguments, "--json", "-").stdout)
@@ -97,7 +90,7 @@ def test_json_on_stdout_is_all_there_is_and_every_time_has_an_interval(tmp_path:
     assert [row["layer"] for row in found["modes"]["staged"]["layers"]] == LAYERS
 
 
-def test_json_goes_to_a_file_beside_the_table_and_is_compared(tmp_path: Path) -> None:
+def test_json_files_are_written_and_compared(tmp_path: Path) -> None:
     before, after = tmp_path / "before.json", tmp_path / "after.json"
     ((_, *rows),) = tables(bench("--op", "nll_loss", "--sizes", "8", "--json", str(before)))
     found = json.loads(before.read_text())
@@ -115,13 +108,13 @@ def test_json_goes_to_a_file_beside_the_table_and_is_compared(tmp_path: Path) ->
     )
     assert "later after" in result.stdout
     assert "1 slower and 0 faster" in result.stdout
-    moved = json.loads(bench("--compare", str(after), str(before), "--json", "-").stdout)
-    assert [(move["name"], move["change"] < 0) for move in moved["faster"]] == [
+    compared = json.loads(bench("--compare", str(after), str(before), "--json", "-").stdout)
+    assert [(each["name"], each["change"] < 0) for each in compared["faster"]] == [
         ("ops nll_loss 10 classes 8x10 8 forward float32", True)
     ]
 
 
-def test_a_trace_is_written_for_each_mode(tmp_path: Path) -> None:
+def test_trace_holds_a_process_for_each_mode(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     assert bench(str(training_runs.write_config(tmp_path)), "--trace", str(path)).exit_code == 0
     found = json.loads(path.read_text())
@@ -130,7 +123,7 @@ def test_a_trace_is_written_for_each_mode(tmp_path: Path) -> None:
     assert found["otherData"]["device"] == "cpu"
 
 
-def test_types_that_an_operation_does_not_take_are_left_out_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operations_that_do_not_take_the_dtype_are_left_out_with_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     few = [each for each in BENCHES if each.op in ("add", "matmul", "relu", "exp")]
     monkeypatch.setattr("adtrain.cli.bench.BENCHES", few)
     result = bench("--dtype", "int32", "--sizes", "4")
@@ -147,24 +140,24 @@ def test_types_that_an_operation_does_not_take_are_left_out_and_that_is_said(mon
     [
         (("--op", "cnv2d"), "--op cnv2d: no such operation; did you mean conv2d? (known: abs, "),
         (("--op", "relu", "--op", "zzzz"), "--op zzzz: no such operation; known: abs, "),
-        (("mlp", "--op", "relu"), "--op: it is about operations, give no CONFIG"),
-        (("mlp", "--sizes", "4"), "--sizes: it is about operations, give no CONFIG"),
-        (("--batch-sizes", "4"), "--batch-sizes: it is about the step of a CONFIG, give one"),
+        (("mlp", "--op", "relu"), "--op: is for operations; give no CONFIG"),
+        (("mlp", "--sizes", "4"), "--sizes: is for operations; give no CONFIG"),
+        (("--batch-sizes", "4"), "--batch-sizes: is for the step of a CONFIG; give one"),
         (("--sizes", "4,x"), "Invalid value for '--sizes': found '4,x', expected whole numbers above 0 with commas"),
         (("--sizes", "0"), "Invalid value for '--sizes': found '0', expected whole numbers above 0 with commas"),
         (("--json", "."), "--json .: is a folder, expected a file"),
-        (("--json", "absent/x.json"), "--json absent/x.json: absent is no folder that can be written to"),
-        (("mlp", "--trace", "absent/x.json"), "--trace absent/x.json: absent is no folder that can be written to"),
+        (("--json", "absent/x.json"), "--json absent/x.json: absent is not a writable folder"),
+        (("mlp", "--trace", "absent/x.json"), "--trace absent/x.json: absent is not a writable folder"),
         (("nosuch",), "nosuch  no such file, nor a packaged config"),
         (("smoke", "--batch-sizes", "70000"), "--batch-sizes 70000: there are 60,000 images to train on"),
         (("--op", "matmul", "--candidates"), "--candidates: only a GPU has kernels to choose from"),
-        (("mlp", "--candidates"), "--candidates: it is about operations, give no CONFIG"),
+        (("mlp", "--candidates"), "--candidates: is for operations; give no CONFIG"),
         (("--op", "matmul", "--autotune", "full"), "--autotune full: only a GPU has kernels to choose from"),
-        (("mlp", "--compare", "a.json", "b.json"), "CONFIG: with --compare nothing is timed"),
+        (("mlp", "--compare", "a.json", "b.json"), "CONFIG: cannot be combined with --compare, which times nothing"),
         (("--compare", "absent.json", "b.json"), "absent.json: cannot be read: No such file or directory"),
     ],
 )
-def test_bad_usage_is_one_line_before_anything_is_measured(arguments: tuple[str, ...], message: str) -> None:
+def test_usage_error_is_one_line_before_measuring(arguments: tuple[str, ...], message: str) -> None:
     result = bench(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"adtrain: error: {message}")
@@ -172,7 +165,7 @@ def test_bad_usage_is_one_line_before_anything_is_measured(arguments: tuple[str,
 
 
 @pytest.mark.parametrize("module", [sweep, modes])
-def test_an_interrupt_leaves_no_file_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
+def test_interrupt_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
     def interrupted(*args: Any, **given: Any) -> Callable[..., Any]:
         raise KeyboardInterrupt
 
@@ -185,18 +178,16 @@ def test_an_interrupt_leaves_no_file_and_says_so(tmp_path: Path, monkeypatch: py
     assert set(tmp_path.iterdir()) - before == {tmp_path / "cache"} - before
 
 
-def test_a_noisy_machine_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
+def test_noisy_and_busy_machines_are_warnings() -> None:
     quiet = {**dict.fromkeys(TIME, 1.0), "samples": 9, "outliers": [], "noisy": False}
     idle, busy = {"load": 0.3, "cores": 2}, {"load": 1.5, "cores": 2}
-    assert len(bench_report.noise({"protocol": idle, "ops": [quiet]})) == 2
-    lines = " ".join(
-        bench_report.noise({"protocol": busy, "ops": [quiet, {**quiet, "noisy": True, "outliers": [1.0]}]})
-    )
+    assert len(cells.noise({"protocol": idle, "ops": [quiet]}, 100)) == 2
+    rows = [quiet, {**quiet, "noisy": True, "outliers": [1.0]}]
+    lines = " ".join(cells.noise({"protocol": busy, "ops": rows}, 100))
     assert "busy machine: other work took 1.5 of 2 cores before anything was timed" in lines
     assert "1 of 18 samples lie" in lines
     assert "noisy machine: 1 of 2 times, marked ~, have an interval wider than 5% of the median" in lines
-    assert bench_report.time_cell({**quiet, "noisy": True}) == "~1.000"
+    assert cells.time_cell({**quiet, "noisy": True}) == "~1.000"
 
 
 @pytest.mark.parametrize(

@@ -43,13 +43,7 @@ def here(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return tmp_path
 
 
-@pytest.fixture
-def onnxruntime() -> None:
-    pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
-
-
-@pytest.mark.usefixtures("onnxruntime")
+@pytest.mark.needs_onnx
 def test_onnx_is_written_and_compared_on_the_test_images(here: Path) -> None:
     result = run("run", "model.onnx", "--json")
     found = json.loads(result.stdout)
@@ -62,7 +56,7 @@ def test_onnx_is_written_and_compared_on_the_test_images(here: Path) -> None:
     assert (found["check"]["images"], found["check"]["different"]) == (30, 0)
 
 
-@pytest.mark.usefixtures("onnxruntime")
+@pytest.mark.needs_onnx
 def test_the_report_fits_60_columns(here: Path) -> None:
     lines = run("run", "model.onnx").stdout.splitlines() + run("run", "weights.safetensors").stdout.splitlines()
     assert max(map(len, lines)) <= 60
@@ -71,7 +65,7 @@ def test_the_report_fits_60_columns(here: Path) -> None:
     assert "30 test images: same classes" in lines[5]
 
 
-@pytest.mark.usefixtures("onnxruntime")
+@pytest.mark.needs_onnx
 def test_a_different_prediction_is_exit_code_1(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_check, "compare", lambda *_: onnx_check.Comparison(30, 2, 0.5, 0.25))
     result = run("run", "model.onnx", expect=1)
@@ -79,7 +73,7 @@ def test_a_different_prediction_is_exit_code_1(here: Path, monkeypatch: pytest.M
     assert "logits within 0.5, probabilities within 0.25" in result.stdout
 
 
-@pytest.mark.usefixtures("onnxruntime")
+@pytest.mark.needs_onnx
 def test_a_run_that_overflowed_is_refused_and_nothing_is_written(here: Path) -> None:
     path = here / "run" / "model.safetensors"
     with safe_open(path, framework="numpy") as file:
@@ -93,7 +87,7 @@ def test_a_run_that_overflowed_is_refused_and_nothing_is_written(here: Path) -> 
     assert not (here / "model.onnx").exists()
 
 
-@pytest.mark.usefixtures("onnxruntime")
+@pytest.mark.needs_onnx
 def test_a_float64_run_is_written_in_float32_with_a_note(here: Path) -> None:
     train(here / "run64", "--set", "training.precision=float64")
     result = run("run64", "model.onnx", "--json")
@@ -103,7 +97,7 @@ def test_a_float64_run_is_written_in_float32_with_a_note(here: Path) -> None:
     assert {x.dtype for x in load_file(here / "weights.safetensors").values()} == {np.dtype(np.float64)}
 
 
-@pytest.mark.usefixtures("onnxruntime")
+@pytest.mark.needs_onnx
 def test_without_onnxruntime_nothing_is_compared(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     result = run("run", "model.onnx")
@@ -111,7 +105,7 @@ def test_without_onnxruntime_nothing_is_compared(here: Path, monkeypatch: pytest
     assert (here / "model.onnx").is_file()
 
 
-@pytest.mark.usefixtures("onnxruntime")
+@pytest.mark.needs_onnx
 def test_without_its_data_nothing_is_compared(here: Path) -> None:
     config = here / "run" / "config.yaml"
     config.write_text(re.sub("path: [^,}]+", "path: gone", config.read_text()))

@@ -42,7 +42,7 @@ def one_that_raises(out: Any, x: Any) -> Any:
     return lambda ct: ops.reshape(ct, (7,))
 
 
-def test_a_row_a_check_and_a_verdict() -> None:
+def test_table_has_a_row_for_each_check_and_a_verdict() -> None:
     result = gradcheck("--op", "relu", "--op", "softmax")
     assert result.exit_code == 0
     heading, *rows = result.stdout.split("\n\n")[0].splitlines()
@@ -54,13 +54,13 @@ def test_a_row_a_check_and_a_verdict() -> None:
 
 
 @pytest.mark.parametrize("order", [1, 2])
-def test_one_order_alone(order: int) -> None:
+def test_order_option_checks_one_order(order: int) -> None:
     rows = json.loads(gradcheck("--op", "matmul", "--order", str(order), "--json").stdout)["rows"]
     assert {row["order"] for row in rows} == {order}
     assert len(rows) == len([case for case in CASES if case.op == "matmul"])
 
 
-def test_json_has_the_promised_fields() -> None:
+def test_json_fields() -> None:
     found = json.loads(gradcheck("--op", "tanh", "--json").stdout)
     assert list(found) == ["passed", "rows"]
     assert found["passed"] is True
@@ -68,7 +68,7 @@ def test_json_has_the_promised_fields() -> None:
     assert {(row["dtype"], row["device"], row["passed"]) for row in found["rows"]} == {("float64", "cpu", True)}
 
 
-def test_a_wrong_rule_fails_and_is_named() -> None:
+def test_wrong_rule_fails_and_is_named() -> None:
     with rule("exp", a_wrong_factor):
         result = gradcheck("--op", "exp", "--op", "sin")
     assert result.exit_code == 1
@@ -78,7 +78,7 @@ def test_a_wrong_rule_fails_and_is_named() -> None:
     assert gradcheck("--op", "exp").exit_code == 0
 
 
-def test_a_rule_that_fails_outright_has_no_error_in_json() -> None:
+def test_rule_that_raises_has_a_null_error_in_json() -> None:
     with rule("exp", one_that_raises):
         result = gradcheck("--op", "exp", "--json")
         assert "error inf" in gradcheck("--op", "exp").stdout
@@ -88,7 +88,7 @@ def test_a_rule_that_fails_outright_has_no_error_in_json() -> None:
     assert [row["error"] for row in found["rows"]] == [None, None]
 
 
-def test_a_config_has_a_row_for_each_parameter(tmp_path: Path) -> None:
+def test_config_has_a_row_for_each_parameter(tmp_path: Path) -> None:
     path = str(training_runs.write_config(tmp_path))
     rows = json.loads(gradcheck(path, "--json").stdout)["rows"]
     assert [row["op"] for row in rows] == ["0.weight", "0.bias", "2.weight", "2.bias"]
@@ -97,12 +97,12 @@ def test_a_config_has_a_row_for_each_parameter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "mse", "binary_cross_entropy_with_logits"])
-def test_a_config_is_checked_with_its_own_loss(tmp_path: Path, loss: str) -> None:
+def test_config_is_checked_with_its_own_loss(tmp_path: Path, loss: str) -> None:
     path = training_runs.write_config(tmp_path, training_runs.TEXT.replace("loss: cross_entropy", f"loss: {loss}"))
     assert gradcheck(str(path)).exit_code == 0
 
 
-def test_a_wrong_rule_fails_in_a_network_that_uses_it(tmp_path: Path) -> None:
+def test_wrong_rule_fails_in_a_network_that_uses_it(tmp_path: Path) -> None:
     path = str(training_runs.write_config(tmp_path, training_runs.TEXT.replace("- relu", "- gelu")))
     assert gradcheck(path).exit_code == 0
     with rule("gelu", a_wrong_factor):
@@ -110,7 +110,7 @@ def test_a_wrong_rule_fails_in_a_network_that_uses_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("columns", [60, 120])
-def test_the_table_fits_the_terminal(columns: int) -> None:
+def test_table_fits_the_terminal(columns: int) -> None:
     lines = gradcheck("--op", "max_pool2d", "--op", "adaptive_avg_pool2d", columns=columns).stdout.split("\n\n")[0]
     assert max(map(len, lines.splitlines())) <= columns
 
@@ -126,7 +126,7 @@ def test_the_table_fits_the_terminal(columns: int) -> None:
         (("nosuch",), "nosuch  no such file, nor a packaged config"),
     ],
 )
-def test_bad_usage_is_one_line(arguments: tuple[str, ...], message: str) -> None:
+def test_usage_error_is_one_line(arguments: tuple[str, ...], message: str) -> None:
     result = gradcheck(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"adtrain: error: {message}")

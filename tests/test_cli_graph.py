@@ -204,7 +204,7 @@ def test_phases_differ_in_more_than_colour(path: str) -> None:
 @pytest.mark.parametrize("after", ["trace", "remove_dead_code", None])
 def test_the_graph_has_no_cycle(path: str, after: str | None) -> None:
     picture = Picture(written(path, "--program", *(["--after", after] if after else [])))
-    order = graphlib.TopologicalSorter[str]()
+    order: graphlib.TopologicalSorter[str] = graphlib.TopologicalSorter()  # before 3.11 it takes no [str] at run time
     for tail, head, _ in picture.edges:
         order.add(head, tail)
     order.prepare()  # CycleError

@@ -8,12 +8,12 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 from training_runs import write_config
+from waiting import PATIENCE, wait_until
 
 from adtrain import config, training
 from adtrain.cli import main
@@ -45,11 +45,7 @@ def started(cfg: Path, *arguments: str, before: str = "") -> subprocess.Popen[st
     """Start a process that trains, and wait until its first epoch is over."""
     command = [sys.executable, "-c", before + SCRIPT, "train", str(cfg), "--device", "cpu", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = monotonic() + 60
-    while not Path("runs/tiny/best.safetensors").exists():
-        assert monotonic() < deadline
-        assert process.poll() is None
-        sleep(0.02)
+    wait_until(Path("runs/tiny/best.safetensors").exists, process)
     return process
 
 
@@ -224,12 +220,13 @@ def test_a_loss_that_is_not_finite_ends_the_command(cfg: Path) -> None:
 def test_a_signal_ends_the_run_after_a_step_and_prints_how_to_resume(cfg: Path, number: int, code: int) -> None:
     process = started(cfg, "--epochs", "1000000")
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (code, "")
     *lines, last = err.splitlines()
     note = "adtrain: stopping after the current steps; a second signal ends at once"
     assert lines.count(note) == 1  # the current steps may end an epoch
-    assert {line.split()[0] for line in lines if line != note} == {"epoch"}
+    expected = (note, "no C compiler")  # the second one where there is none
+    assert {line.split()[0] for line in lines if not any(x in line for x in expected)} == {"epoch"}
     assert re.fullmatch(r"stopped at step \d+ \(epoch \d+\); go on with: adtrain train --resume runs/tiny", last)
     assert sorted(path.name for path in Path("runs/tiny").iterdir()) == sorted(FILES[:-1])
     step, epoch = map(int, re.findall(r"\d+", last)[:2])
@@ -289,14 +286,14 @@ def test_debug_nan_does_not_change_the_result(cfg: Path) -> None:
 
 
 def test_a_second_signal_ends_the_process_at_once_with_an_intact_checkpoint(cfg: Path) -> None:
-    slow = "from time import sleep; from adtrain.training import Recorder; Recorder.stopped = lambda *_: sleep(60); "
+    slow = "from time import sleep; from adtrain.training import Recorder; Recorder.stopped = lambda *_: sleep(1e6); "
     process = started(cfg, "--epochs", "1000000", before=slow)
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
     while "stopping after" not in process.stderr.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert training.resume(Path("runs/tiny")).start.checkpoint.progress.step > 0
 

@@ -187,15 +187,15 @@ def test_a_branch_on_data_is_refused_by_its_line() -> None:
         stage(f)(np.ones(3))
 
 
-def test_a_value_kept_between_calls_is_refused() -> None:
-    kept: list[Any] = []
+def test_a_traced_value_appended_to_an_outer_list_is_refused_with_its_line() -> None:
+    stored: list[Any] = []
 
     def f(x: Any) -> Any:
-        kept.append(x * 2.0)
+        stored.append(x * 2.0)
         return x + 1.0
 
     with pytest.raises(
-        ad.TraceError, match=rf"test_core_staging\.py:{f.__code__.co_firstlineno + 1}: .* is kept after"
+        ad.TraceError, match=rf"test_core_staging\.py:{f.__code__.co_firstlineno + 1}: .* is stored outside"
     ):
         stage(f)(np.ones(2))
 

@@ -79,18 +79,18 @@ def few_elements(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @quickly
 @given(graphs.graphs())
-def test_barriers_of_random_programs_hold(few_elements: None, graph: Any) -> None:
+def test_random_programs_have_the_barriers_they_need(few_elements: None, graph: Any) -> None:
     for form in in_all_forms(program_of(graph)):
         assert_barriers_hold(form)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_barriers_of_training_steps_hold(few_elements: None, optimizer: str) -> None:
+def test_training_steps_have_the_barriers_they_need(few_elements: None, optimizer: str) -> None:
     for form in in_all_forms(training_program(optimizer)):
         assert_barriers_hold(form)
 
 
-def test_equations_that_share_nothing_have_no_barrier_between_them() -> None:
+def test_independent_equations_have_no_barrier_between_them() -> None:
     x = np.ones((100, 100))
     form = stage(lambda x: (ops.exp(x), ops.sin(x), ops.sum(ops.tanh(x)))).program(x)
     assert calls(generate(form, plan_memory(form, workspace)).text) == [
@@ -98,7 +98,7 @@ def test_equations_that_share_nothing_have_no_barrier_between_them() -> None:
     ]  # fmt: skip
 
 
-def test_what_one_thread_computes_needs_no_barrier_for_itself() -> None:
+def test_equations_of_one_thread_have_no_barrier_between_them() -> None:
     x = np.ones(3)
     form = stage(lambda x: ops.exp(ops.sin(x))).program(x)
     assert calls(generate(form, plan_memory(form, workspace)).text) == [Call(False, True), Call(False, True)]

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
+from waiting import PATIENCE, wait_until
 
 from adtrain import assets, cache
 from adtrain.backends.cpu import compiler
@@ -87,12 +88,6 @@ class Workshop:
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
 
-    def wait_for(self, name: str) -> None:
-        deadline = time.monotonic() + 30
-        while not (self.folder / name).exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
 
 @pytest.fixture
 def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
@@ -124,21 +119,21 @@ def test_c_names_of_element_types(name: str, spelling: str) -> None:
     assert c_type(np.dtype(name)) == spelling
 
 
-def test_what_is_there_is_not_compiled_again(workshop: Workshop) -> None:
+def test_a_cached_library_is_not_compiled_again(workshop: Workshop) -> None:
     assert entry() == 16
     assert workshop.compiled() == ["program.c", "scale.c"]
     assert entry() == 16
     assert workshop.compiled() == []
 
 
-def test_another_program_shares_the_kernels(workshop: Workshop) -> None:
+def test_two_programs_share_compiled_kernels(workshop: Workshop) -> None:
     entry()
     workshop.compiled()
     assert entry(PROGRAM.replace("+ 1", "+ 2")) == 17
     assert workshop.compiled() == ["program.c"]
 
 
-def test_a_changed_kernel_is_compiled_again_alone_with_the_program(workshop: Workshop) -> None:
+def test_only_a_changed_kernel_and_the_program_are_recompiled(workshop: Workshop) -> None:
     other = Source("pick.c", (FLOAT, INT))
     entry(kernels=[SCALE_FLOAT, other])
     workshop.compiled()
@@ -171,7 +166,7 @@ def change_processor(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("change", [change_header, change_version, change_options, change_flags, change_processor])
-def test_whatever_the_code_depends_on_compiles_it_again(
+def test_a_change_of_anything_the_code_depends_on_recompiles_it(
     change: Change, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry()
@@ -199,7 +194,7 @@ def empty(content: bytes) -> bytes:
 
 @pytest.mark.parametrize("suffix", [".so", ".o"])
 @pytest.mark.parametrize("damage", [damage_the_end, damage_the_middle, damage_everything, empty])
-def test_a_damaged_file_is_made_again_with_one_line(
+def test_a_damaged_cache_file_is_rebuilt_with_one_warning(
     suffix: str, damage: Callable[[bytes], bytes], workshop: Workshop, caplog: pytest.LogCaptureFixture
 ) -> None:
     entry()
@@ -214,7 +209,7 @@ def test_a_damaged_file_is_made_again_with_one_line(
     assert workshop.only(suffix).read_bytes() == good
 
 
-def test_the_folders_are_the_users_alone(workshop: Workshop) -> None:
+def test_cache_folders_are_private_to_the_user(workshop: Workshop) -> None:
     mask = os.umask(0)
     try:
         entry()
@@ -252,7 +247,7 @@ def put_a_file_there(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> str
 @pytest.mark.parametrize(
     "spoil", [make_writable_by_the_group, make_parent_writable_by_all, give_away, make_unwritable, put_a_file_there]
 )
-def test_a_folder_that_cannot_be_trusted_is_not_used_and_said_once(
+def test_an_untrusted_cache_folder_is_not_used_and_warned_about_once(
     spoil: Change, workshop: Workshop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     workshop.cache.mkdir(parents=True)
@@ -263,7 +258,7 @@ def test_a_folder_that_cannot_be_trusted_is_not_used_and_said_once(
     assert not workshop.cache.is_dir() or list(workshop.cache.iterdir()) == []
 
 
-def test_the_folder_of_one_process_goes_with_it(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_cache_is_removed_with_its_process(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     workshop.cache.parent.mkdir(parents=True)
     workshop.cache.write_text("")
     temporary = workshop.folder / "tmp"
@@ -276,7 +271,7 @@ def test_the_folder_of_one_process_goes_with_it(workshop: Workshop, monkeypatch:
     assert list(temporary.iterdir()) == []
 
 
-def test_no_compiler_is_told_in_a_line(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_a_one_line_error(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(workshop.folder / "empty"))
     monkeypatch.setenv("CC", "")
     with pytest.raises(CompilerError, match=r"^no C compiler \(cc, gcc or clang\) found; install one, e\.g\. apt"):
@@ -286,7 +281,7 @@ def test_no_compiler_is_told_in_a_line(workshop: Workshop, monkeypatch: pytest.M
         entry()
 
 
-def test_a_mistake_in_the_program_is_shown_and_its_source_kept(workshop: Workshop) -> None:
+def test_a_compile_error_in_a_program_keeps_its_source(workshop: Workshop) -> None:
     with pytest.raises(
         CompilerError, match=r"wrapper: program\.c:1:\d+: error: .* \(the source is kept in (.*)\)$"
     ) as e:
@@ -297,13 +292,13 @@ def test_a_mistake_in_the_program_is_shown_and_its_source_kept(workshop: Worksho
     assert {path.suffix for path in workshop.cache.iterdir()} == {".c", ".txt"}
 
 
-def test_a_mistake_in_a_kernel_names_its_file(workshop: Workshop) -> None:
+def test_a_compile_error_in_a_kernel_names_its_file(workshop: Workshop) -> None:
     (workshop.kernels / "scale.c").write_text("T wrong")
     with pytest.raises(CompilerError, match=r"wrapper: .*/kernels/cpu/scale\.c:1:\d+: error: [^\n]*$"):
         entry()
 
 
-def test_a_kernel_that_is_not_given_is_named(workshop: Workshop) -> None:
+def test_a_missing_kernel_is_named(workshop: Workshop) -> None:
     source = PROGRAM.replace("scale_float32", "absent_float32")
     try:  # whether the linker or the loader notices depends on the system
         with pytest.raises(CompilerError, match=r"absent_float32"):
@@ -312,7 +307,7 @@ def test_a_kernel_that_is_not_given_is_named(workshop: Workshop) -> None:
         assert [path for path in workshop.cache.iterdir() if path.is_dir()] == []
 
 
-def test_a_compiler_that_dies_is_told_in_a_line(workshop: Workshop) -> None:
+def test_a_killed_compiler_is_a_one_line_error(workshop: Workshop) -> None:
     workshop.set_compiler(before="echo 'cannot take any more' >&2; exit 1")
     with pytest.raises(CompilerError, match=r"^[^\n]*wrapper: cannot take any more[^\n]*$"):
         entry()
@@ -321,7 +316,9 @@ def test_a_compiler_that_dies_is_told_in_a_line(workshop: Workshop) -> None:
         entry()
 
 
-def test_a_full_disk_is_told_in_a_line_and_nothing_is_left(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_a_one_line_error_and_leaves_no_files(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(source: str, target: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), source)
 
@@ -333,7 +330,7 @@ def test_a_full_disk_is_told_in_a_line_and_nothing_is_left(workshop: Workshop, m
     assert sorted(workshop.cache.iterdir()) == before
 
 
-def test_two_processes_at_once_both_succeed(workshop: Workshop) -> None:
+def test_two_processes_may_compile_at_once(workshop: Workshop) -> None:
     # Each compiler of a program waits for the other one's.
     meet = (
         f"touch {workshop.folder}/here.$$; while [ $(ls {workshop.folder}/here.* | wc -l) -lt 2 ]; do sleep 0.01; done"
@@ -347,10 +344,12 @@ def test_two_processes_at_once_both_succeed(workshop: Workshop) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_build_leaves_nothing_that_is_taken_for_whole(number: int, workshop: Workshop) -> None:
-    workshop.set_compiler(before=f'case "$*" in *"-c program.c"*) touch {workshop.folder}/started; sleep 30 ;; esac')
+def test_an_interrupted_build_leaves_no_partial_library(number: int, workshop: Workshop) -> None:
+    # Without another process: dash may lose a signal that comes while it starts one.
+    pause = f": > {workshop.folder}/started; exec sleep {PATIENCE:.0f}"
+    workshop.set_compiler(before=f'case "$*" in *"-c program.c"*) {pause} ;; esac')
     process = workshop.start()
-    workshop.wait_for("started")
+    wait_until((workshop.folder / "started").exists, process)
     os.killpg(process.pid, number)
     process.communicate()
     assert not list(workshop.cache.glob("*.so")) + list(workshop.cache.glob("*.o"))
@@ -360,7 +359,7 @@ def test_an_interrupted_build_leaves_nothing_that_is_taken_for_whole(number: int
     assert entry() == 16
 
 
-def test_what_is_not_used_for_long_goes_when_something_is_added(workshop: Workshop) -> None:
+def test_old_cache_entries_are_pruned_when_one_is_added(workshop: Workshop) -> None:
     entry()
     used, unused = workshop.only(".so"), workshop.cache / "0.0.so"
     abandoned = workshop.cache / f"{cache.BUILD_PREFIX}x"
@@ -376,7 +375,7 @@ def test_what_is_not_used_for_long_goes_when_something_is_added(workshop: Worksh
     assert (used.exists(), unused.exists(), abandoned.exists()) == (True, False, False)
 
 
-def test_loading_again_asks_the_compiler_nothing(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_a_cached_library_runs_no_compiler(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     entry()
 
     def forbidden(*args: object, **options: object) -> None:

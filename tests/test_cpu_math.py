@@ -77,16 +77,14 @@ def test_errors_are_within_the_bounds_that_the_header_states(library: ctypes.CDL
 
 
 @pytest.mark.parametrize("dtype", C_TYPES)
-def test_erf_is_as_close(library: ctypes.CDLL, dtype: str) -> None:
+def test_erf_is_within_its_error_bound(library: ctypes.CDLL, dtype: str) -> None:
     x = np.concatenate([np.linspace(-5, 5, 10_001), np.linspace(-1e-3, 1e-3, 1001)]).astype(dtype)
     assert errors_in_ulp(compiled(library, "erf", x), true_erf(x)).max() <= 1.0
 
 
 @pytest.mark.parametrize("dtype", C_TYPES)
 @pytest.mark.parametrize("name", [*BOUNDS, "erf"])
-def test_zeros_infinities_nans_and_the_ends_of_the_range_are_as_in_numpy(
-    library: ctypes.CDLL, name: str, dtype: str
-) -> None:
+def test_special_values_and_range_ends_are_as_in_numpy(library: ctypes.CDLL, name: str, dtype: str) -> None:
     with np.errstate(all="ignore"):
         x = np.array(SPECIAL).astype(dtype)
         reference: Callable[[np.ndarray], np.ndarray] = true_erf if name == "erf" else getattr(np, name)
@@ -100,7 +98,7 @@ def test_zeros_infinities_nans_and_the_ends_of_the_range_are_as_in_numpy(
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_every_position_in_a_vector_gives_the_same(library: ctypes.CDLL, name: str) -> None:
+def test_results_do_not_depend_on_the_vector_lane(library: ctypes.CDLL, name: str) -> None:
     x = np.linspace(0.1, 3.0, 37, dtype=np.float32)
     whole = compiled(library, name, x)
     single = np.concatenate([compiled(library, name, x[i : i + 1]) for i in range(x.size)])

@@ -25,11 +25,11 @@ def f(x: Value) -> Value:
     return ops.sum(ops.reshape(y * y, (5, 20)), axis=1)
 
 
-def test_by_numpy_a_value_lives_as_long_as_it_or_a_view_of_it_is_read() -> None:
+def test_numpy_program_frees_a_value_after_its_last_reader() -> None:
     assert numpy_program.memory(stage(f).program(X)) == (1600, 1600 + 40, 0)
 
 
-def test_by_numpy_a_fused_equation_keeps_what_its_members_make() -> None:
+def test_numpy_program_keeps_values_inside_a_fused_equation() -> None:
     exp, square, view, total = (program := stage(f).program(X)).equations
     loops = fuse(loops_p, [exp, square], square.outputs)
     fused = Program(program.inputs, {}, (loops, view, total), program.outputs)
@@ -37,7 +37,7 @@ def test_by_numpy_a_fused_equation_keeps_what_its_members_make() -> None:
 
 
 @pytest.mark.compiled
-def test_compiled_it_is_what_the_program_allocates() -> None:
+def test_compiled_program_reports_the_memory_it_allocates() -> None:
     def g(x: Value, w: Value) -> Any:
         return ops.softmax(ops.relu(x @ w) @ w + 0.5), ops.sum(x)
 

@@ -1,4 +1,4 @@
-"""The naive loops compute what the operations do: they are timed beside them."""
+"""The naive loops, which are timed for comparison, compute the same as the operations."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def random(*shape: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("op", SIZED_OPS, ids=lambda op: op.op)
-def test_each_of_the_analysis_equals_its_operation(op: SizedOp) -> None:
+def test_naive_loop_equals_the_operation(op: SizedOp) -> None:
     for n in op.ladder[:2]:
         inputs = op.arrays(n)
         np.testing.assert_allclose(op.naive(*inputs), op(*map(array, inputs)).numpy(), rtol=1e-4, atol=1e-4)
 
 
 @given(SIZES, SIZES, SIZES, st.booleans(), st.booleans())
-def test_products_of_transposed_matrices(m: int, k: int, n: int, ta: bool, tb: bool) -> None:
+def test_naive_products_of_transposed_matrices(m: int, k: int, n: int, ta: bool, tb: bool) -> None:
     a, b = random(m, k), random(k, n)
     found = naive.matmul(a.T if ta else a, b.T if tb else b, ta, tb)
     np.testing.assert_allclose(found, a @ b, rtol=1e-5, atol=1e-6)
 
 
 @given(SIZES, SIZES, SIZES, st.integers(1, 3), st.integers(1, 3), st.integers(0, 2))
-def test_convolutions_and_their_gradients(n: int, c: int, o: int, kernel: int, stride: int, padding: int) -> None:
+def test_naive_convolutions_and_gradients(n: int, c: int, o: int, kernel: int, stride: int, padding: int) -> None:
     image, weight = random(n, c, 5, 6), random(o, c, kernel, 2)
     out, pullback = vjp(lambda x, w: ops.conv2d(x, w, stride=stride, padding=padding), array(image), array(weight))
     sizes = naive.conv_sizes(image.shape, weight.shape, (stride, stride), (padding, padding))

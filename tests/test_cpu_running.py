@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from program_samples import ALL, OPTIMIZERS, arguments, batch, training, training_program
 from random_programs import graphs, step_of
+from waiting import PATIENCE
 
 import adtrain as ad
 from adtrain import ops
@@ -39,7 +40,7 @@ pytestmark = pytest.mark.compiled
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-3), ("float64", 1e-10)])
 @settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(graphs.graphs(), min_size=8, max_size=8))
-def test_random_programs_compiled_compute_what_they_compute_eagerly(
+def test_compiled_random_programs_equal_eager_ones(
     monkeypatch: pytest.MonkeyPatch, dtype: str, tolerance: float, drawn: list[Any]
 ) -> None:
     monkeypatch.setattr(loops, "FEW_ELEMENTS", 4)
@@ -101,7 +102,7 @@ def test_a_timed_run_gives_a_time_for_each_equation_and_the_same_results() -> No
     assert [x.tobytes() for x in timed] == [x.tobytes() for x in results]
 
 
-def test_an_old_array_that_somebody_holds_never_changes() -> None:
+def test_a_donated_array_with_other_references_is_not_overwritten() -> None:
     step = stage(lambda x, y: (x + y, y * 2.0), ALL, donate=(0,))
     x, y = ad.array(np.zeros(1000)), ad.array(np.ones(1000))
     seen = x.numpy()
@@ -117,7 +118,7 @@ def test_an_old_array_that_somebody_holds_never_changes() -> None:
     assert x.numpy().tolist() == [4.0] * 1000
 
 
-def test_an_array_that_nobody_else_holds_is_written_in_place() -> None:
+def test_a_donated_array_without_other_references_is_overwritten() -> None:
     step = stage(lambda x: x + 1.0, ALL, donate=(0,))
     x = step(ad.array(np.zeros(1000)))
     address = _address(x.buffer)
@@ -127,7 +128,7 @@ def test_an_array_that_nobody_else_holds_is_written_in_place() -> None:
     assert x.numpy().tolist() == [4.0] * 1000
 
 
-def test_arrays_of_numpy_are_never_written_to() -> None:
+def test_numpy_arrays_are_never_overwritten() -> None:
     given = np.zeros(8)
     for x in (given, given[::2], given[::-1], given.reshape(2, 4).T, np.broadcast_to(given[:1], (4,))):
         step = stage(lambda x: x + 1.0, ALL, donate=(0,))
@@ -136,7 +137,7 @@ def test_arrays_of_numpy_are_never_written_to() -> None:
     assert given.tolist() == [0.0] * 8
 
 
-def test_one_array_in_two_donated_places_is_two_values() -> None:
+def test_an_array_donated_twice_is_two_values() -> None:
     step = stage(lambda x, y: (x + 1.0, y * 3.0), ALL, donate=(0, 1))
     x = ad.array(np.full(100, 2.0))
     a, b = step(x, x)
@@ -147,7 +148,7 @@ def test_one_array_in_two_donated_places_is_two_values() -> None:
         x.numpy()
 
 
-def test_an_array_beside_itself_is_not_overwritten() -> None:
+def test_an_array_that_is_also_passed_undonated_is_not_overwritten() -> None:
     step = stage(lambda x, y: x * 0.0 + ops.flip(y), ALL, donate=(0,))
     x = ad.array(np.arange(5.0))
     assert step(x, ad.array(np.arange(5.0))).numpy().tolist() == [4, 3, 2, 1, 0]
@@ -203,7 +204,7 @@ def test_an_index_out_of_range_is_named_with_its_layer(n: int, wrong: int) -> No
     np.testing.assert_array_equal(embedded(table, labels).numpy(), expected[1])
 
 
-def test_threads_of_python_that_share_a_staged_function_get_results_of_their_own() -> None:
+def test_python_threads_may_share_a_staged_function() -> None:
     layer = stage(lambda x, w: ops.tanh(ops.matmul(ops.tanh(ops.matmul(x, w)), w)), ALL)
     rng = np.random.default_rng(0)
     w, *xs = (ad.array(rng.normal(size=(150, 150))) for _ in range(3))
@@ -233,7 +234,7 @@ assert os.waitpid(child, 0)[1] == 0 and product(x).item() == 8e6
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     with subprocess.Popen([sys.executable, "-c", code], env=environment, start_new_session=True) as process:
         try:
-            assert process.wait(60) == 0
+            assert process.wait(PATIENCE) == 0
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -18,7 +18,10 @@ from adtrain.core.kernel import value_for
 from adtrain.lowering.cpu.conv import FORWARD_WINOGRAD
 from adtrain.ops.conv import Window
 
-pytestmark = [pytest.mark.compiled, pytest.mark.parametrize("dtype", ["float32", "float64"])]
+pytestmark = [
+    pytest.mark.compiled,
+    pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.exhaustive)]),
+]
 
 
 class Draw:
@@ -288,7 +291,9 @@ FAMILIES = [
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_odd_sizes_compute_what_they_compute_eagerly(family: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_results_of_odd_sizes_equal_eager_ones(
+    family: Any, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loops, "FEW_ELEMENTS", 16)  # so that small arrays, too, are divided among the threads
     functions = list(family(Draw(dtype)))
     assert len(dict(functions)) == len(functions)

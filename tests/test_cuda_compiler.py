@@ -1,102 +1,124 @@
-"""Every kernel for GPUs compiles for every architecture; that takes NVRTC, and no GPU."""
+"""CUDA sources compile for the architectures that choose them; that takes NVRTC, and no GPU.
+
+Plain pytest compiles a representative set for an H200. The sources of every candidate of every program in
+`cuda_samples`, for the GPU of every architecture, are 13,000 and take an hour on two cores:
+
+    pytest -m exhaustive tests/test_cuda_compiler.py
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from itertools import islice
-from typing import Any, NamedTuple
+from pathlib import Path
 
 import pytest
-from program_samples import ON_GPU, OPTIMIZERS, training_program, two_updates, update_arguments
-from test_cpu_programs import values_and_gradients
+from cuda_samples import TARGETS, representative, sources
+from test_cuda_sources import kernel_functions
 
+from adtrain.assets import asset_path
 from adtrain.backends.cuda import compiler
-from adtrain.backends.cuda.compiler import ARCHITECTURES, CudaCompilerError, Source
-from adtrain.backends.cuda.lower import LaunchPlan, Lowering
-from adtrain.cases import CASES
-from adtrain.core.fused import members
-from adtrain.core.program import Program
-from adtrain.core.staging import stage
-from adtrain.core.target import H200
+from adtrain.backends.cuda.compiler import ARCHITECTURES, CudaCompilerError, Source, architecture
+from adtrain.core.target import H200, Target
 
-FEW = 2
-"""Combinations of tunables that each file and element type is compiled with."""
+needs_nvrtc = pytest.mark.needs_nvrtc
+
+PARTS = 16
+"""Parts of the sources of one target."""
+THREADS = 2
 
 
-@pytest.fixture(scope="module", autouse=True)
-def nvrtc() -> None:
-    try:
-        compiler.version()
-    except CudaCompilerError as error:
-        pytest.skip(str(error))
+def problems(target: Target, found: Iterable[Source]) -> list[str]:
+    """A line for each source that does not compile, and for each that spills registers though it is a first candidate.
+
+    Other candidates may spill: they run only where they were measured to be faster.
+    """
+
+    def compiled(source: Source) -> list[str]:
+        try:
+            log = compiler.compile_source(source, architecture(target.capability)).log.splitlines()
+        except CudaCompilerError as error:
+            return [str(error)]
+        spills = [line.strip() for line in log if "spill" in line and " 0 bytes spill stores" not in line]
+        return [f"{source.name} {' '.join(source.options)}: {line}" for line in spills if sources(target)[source].first]
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        return [line for lines in threads.map(compiled, found) for line in lines]
 
 
-class Sample(NamedTuple):
-    """A source, and what it was made for: each primitive in it, with the type that it is computed in."""
-
-    source: Source
-    contents: frozenset[tuple[str, ...]]
-
-
-def samples_of(program: Program) -> Iterator[Sample]:
-    for equation in program.equations:
-        dtype = equation.outputs[0].type.dtype.name
-        contents = frozenset((equation.primitive.name, member, dtype) for member in members(equation))
-        launches = (task for task in Lowering(H200).launches(equation) if isinstance(task, LaunchPlan))
-        yield from (Sample(task.source, contents) for task in launches if not task.size.empty)
+def test_the_representative_set_holds_every_file_and_every_kernel_function() -> None:
+    root = asset_path("kernels") / "cuda"
+    files = {path.relative_to(root).as_posix() for path in root.rglob("*.cu")}
+    chosen = representative(H200)
+    assert files <= {source.name for source in chosen}
+    held = {tuple(content[:2]) for source in chosen for content in sources(H200)[source].contents}
+    assert kernel_functions() <= held
 
 
-def all_samples() -> Iterator[Sample]:
-    """What the case table needs, fused and unfused, with gradients; and steps of training."""
-    for dtype in ("float32", "float64"):
-        for length in (512, 64):
-            yield from samples_of(stage(two_updates, ON_GPU).program(*update_arguments(length, dtype)))
-        for case in CASES:
-            for passes in ((), ON_GPU):
-                program = stage(lambda *xs, case=case: tuple(values_and_gradients(case, xs)), passes).program(
-                    *case.sample(dtype)
-                )
-                yield from samples_of(program)
-        for optimizer in OPTIMIZERS:
-            yield from samples_of(training_program(optimizer, dtype, ON_GPU))
+def test_there_is_a_target_for_every_architecture() -> None:
+    assert [architecture(target.capability) for target in TARGETS] == list(ARCHITECTURES)
 
 
-@cache
-def sources() -> list[Source]:
-    """Loops, each file for each element type with FEW combinations of tunables, and of other generated kernels those
-    that have something new in them."""
-    kinds: dict[Any, dict[Source, None]] = {}
-    seen: set[tuple[str, ...]] = set()
-    for source, contents in all_samples():
-        if source.name == "loops.cu":
-            kind: Any = source.text
-        elif "#line" in source.text and "EPILOGUE" not in source.text.partition("#line")[0]:
-            kind = source.name, source.text.partition("#line")[0]
-        elif contents <= seen:
-            continue
-        else:
-            kind = source.text
-            seen |= contents
-        kinds.setdefault(kind, {})[source] = None
-    return [source for kind in kinds.values() for source in islice(kind, FEW)]
+@needs_nvrtc
+def test_the_representative_set_compiles_and_chosen_kernels_spill_no_registers() -> None:
+    assert problems(H200, representative(H200)) == []
 
 
-@pytest.mark.parametrize("target", ARCHITECTURES)
-def test_every_kernel_compiles_and_spills_no_registers(target: str) -> None:
-    def report(source: Source) -> list[str]:
-        log = compiler.compile_source(source, target).log.splitlines()
-        return [
-            f"{source.name} {source.options}: {line}"
-            for line in log
-            if "spill" in line and " 0 bytes spill stores" not in line
-        ]
-
-    with ThreadPoolExecutor(4) as threads:
-        assert [line for lines in threads.map(report, sources()) for line in lines] == []
+@needs_nvrtc
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: f"sm_{architecture(target.capability)}")
+def test_every_candidate_compiles_and_chosen_kernels_spill_no_registers(target: Target, part: int) -> None:
+    assert problems(target, list(sources(target))[part::PARTS]) == []
 
 
-def test_a_source_that_is_wrong_is_refused_with_the_compilers_message() -> None:
+@needs_nvrtc
+def test_an_error_in_a_source_is_reported_with_the_compilers_message() -> None:
     with pytest.raises(CudaCompilerError, match=r"wrong\.cu does not compile for sm_80(.|\n)*undefined"):
         compiler.compile_source(Source("wrong.cu", "int f() { return missing; }"), "80")
+
+
+@pytest.fixture
+def headers(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The headers of `kernels/cuda` as a test defines them: "direct" includes "inner"; "other" is not included."""
+    texts = {"a/direct.cuh": '#include "a/inner.cuh"\n', "a/inner.cuh": "// 1\n", "a/other.cuh": "// 1\n"}
+    monkeypatch.setattr(compiler, "_headers", lambda: tuple(texts.items()))
+    monkeypatch.setattr(compiler, "version", lambda: "13.0")
+    return texts
+
+
+SOURCE = Source("kernel.cu", '#include <cstdint>\n#include "a/direct.cuh"\n', ("-DTILE=1",))
+
+
+def test_the_included_headers_are_direct_and_indirect_ones(headers: dict[str, str]) -> None:
+    assert [name for name, _ in compiler.included(SOURCE.text)] == ["a/direct.cuh", "a/inner.cuh"]
+    headers["a/inner.cuh"] += '  #include "a/direct.cuh"\n'
+    assert [name for name, _ in compiler.included(SOURCE.text)] == ["a/direct.cuh", "a/inner.cuh"]
+
+
+@pytest.mark.parametrize(("edited", "changes"), [("a/direct.cuh", True), ("a/inner.cuh", True), ("a/other.cuh", False)])
+def test_the_fingerprint_depends_on_the_headers_that_a_source_includes(
+    headers: dict[str, str], edited: str, changes: bool
+) -> None:
+    before = compiler.fingerprint(SOURCE, "90a")
+    headers[edited] += "// edited\n"
+    assert (compiler.fingerprint(SOURCE, "90a") != before) == changes
+
+
+def test_the_fingerprint_depends_on_text_options_architecture_and_compiler(
+    headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [compiler.fingerprint(SOURCE, "90a"), compiler.fingerprint(SOURCE, "80")]
+    found.append(compiler.fingerprint(SOURCE._replace(text=SOURCE.text + "\n"), "90a"))
+    found.append(compiler.fingerprint(SOURCE._replace(options=("-DTILE=2",)), "90a"))
+    monkeypatch.setattr(compiler, "version", lambda: "13.1")
+    found.append(compiler.fingerprint(SOURCE, "90a"))
+    assert len(set(found)) == len(found)
+
+
+def test_every_include_of_a_kernel_file_is_a_header_of_the_folder() -> None:
+    """So no included file is missing from a fingerprint."""
+    root: Path = asset_path("kernels") / "cuda"
+    names = {path.relative_to(root).as_posix() for path in root.rglob("*.cuh")}
+    for path in root.rglob("*.cu*"):
+        assert set(compiler.INCLUDE.findall(path.read_text())) <= names, path.name

@@ -150,6 +150,7 @@ def random_equations(name: str) -> Iterator[Equation]:
         "flip",
         "take",
         "scatter_add",
+        "matmul",
     ],
 )
 def test_launches_of_random_shapes_are_within_the_limits(name: str, target: Target) -> None:

@@ -35,13 +35,13 @@ def update(length: int) -> Program:
 def test_small_inputs_that_are_read_behind_a_barrier_are_asked_for_in_front_of_it() -> None:
     lines = lines_of(update(40))
     first = lines.index("__syncthreads();")
-    copies = [i for i, line in enumerate(lines) if line.startswith("copy_async")]
+    copies = [i for i, line in enumerate(lines) if line.startswith("cp_async<")]
     assert len(copies) >= 2  # the bias and its momentum
-    assert max(copies) < lines.index("wait_groups<0>();") < first
+    assert max(copies) < lines.index("cp_async_wait_group<0>();") < first
 
 
 def test_each_thread_copies_one_element_at_most() -> None:
-    assert not any(line.startswith("copy_async") and "x0" in line for line in lines_of(update(THREADS + 1)))
+    assert not any(line.startswith("cp_async<") and "x0" in line for line in lines_of(update(THREADS + 1)))
 
 
 def test_nothing_is_copied_where_shared_memory_is_full() -> None:
@@ -52,12 +52,12 @@ def test_nothing_is_copied_where_shared_memory_is_full() -> None:
         return [total * x for x in others]
 
     given = np.ones((8, THREADS)), *(np.full(THREADS, float(i)) for i in range(count))
-    assert not any(line.startswith("copy_async") for line in lines_of(stage(f, ON_GPU).program(*given)))
+    assert not any(line.startswith("cp_async<") for line in lines_of(stage(f, ON_GPU).program(*given)))
 
 
 def test_a_sum_without_late_inputs_waits_for_no_copies() -> None:
     program = stage(lambda x: ops.softmax(ops.sum(x, axis=0), 0), ON_GPU).program(np.ones((9, 30)))
-    assert "wait_groups<0>();" not in lines_of(program)
+    assert "cp_async_wait_group<0>();" not in lines_of(program)
 
 
 def test_a_result_that_is_read_again_is_handed_on_in_shared_memory() -> None:

@@ -1,4 +1,4 @@
-"""Matrix products of packed operands, without a GPU: when they are chosen, their launches, accuracy, and compilation."""
+"""Matrix products of packed operands, without a GPU: choice, launches, accuracy, and compilation."""
 
 from __future__ import annotations
 
@@ -162,15 +162,8 @@ def sources() -> list[Source]:
     return list(found)
 
 
-@pytest.fixture
-def nvrtc() -> None:
-    try:
-        compiler.version()
-    except CudaCompilerError as error:
-        pytest.skip(str(error))
-
-
-def test_the_kernels_compile_without_spills_or_serialized_wgmma(nvrtc: None) -> None:
+@pytest.mark.needs_nvrtc
+def test_the_kernels_compile_without_spills_or_serialized_wgmma() -> None:
     for source in sources():
         log = compiler.compile_source(source, architecture(CAPABILITY)).log.splitlines()
         wrong = [line for line in log if "spill" in line and " 0 bytes spill stores" not in line]
@@ -178,8 +171,9 @@ def test_the_kernels_compile_without_spills_or_serialized_wgmma(nvrtc: None) -> 
         assert wrong == [], source.name
 
 
+@pytest.mark.needs_nvrtc
 @pytest.mark.parametrize("name", [*STRUCT_BYTES, "SHARED_BYTES"])
-def test_a_wrong_number_of_bytes_does_not_compile(nvrtc: None, name: str) -> None:
+def test_a_wrong_number_of_bytes_does_not_compile(name: str) -> None:
     gemm = PackedGemm(H200, (1, 1024, 1024, 1024), TILES[0], (False, False)).kernel().launches[3]
     macros: dict[str, Any] = {**gemm.definitions, name: gemm.definitions[name] - 16}
     with pytest.raises(CudaCompilerError, match="static assertion"):

@@ -7,7 +7,8 @@ from typing import TypeAlias
 
 import numpy as np
 import pytest
-from cuda_on_host import Host
+from cuda_on_host import Host, host
+from sweeps import spread
 
 from adtrain.core.program import Equation, Variable
 from adtrain.core.target import H200
@@ -15,6 +16,8 @@ from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm.packed import PACKED_TILES, PackedGemm, PackedTile
 from adtrain.ops.matmul import matmul_p
 from adtrain.ops.rounding import rounded
+
+__all__ = ["host"]
 
 TOLERANCE = 5e-7
 """Of the norm of the difference over the norm, operands rounded beforehand."""
@@ -24,11 +27,6 @@ Lengths: TypeAlias = "tuple[int, int, int, int]"
 """Batch, M, N and K."""
 TARGET = H200._replace(multiprocessors=2)
 """With few multiprocessors a block computes several tiles."""
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    return Host(tmp_path_factory.mktemp("host"), TARGET)
 
 
 def drawn(lengths: Lengths, ta: bool, tb: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -56,10 +54,9 @@ def check(host: Host, precision: str, tile: PackedTile, ta: bool, tb: bool, *arr
     assert np.linalg.norm(found[held] - expected[held]) <= TOLERANCE * np.linalg.norm(expected[held])
 
 
-@pytest.mark.parametrize(("ta", "tb"), FLAGS)
-@pytest.mark.parametrize(("precision", "tile"), TILES)
-def test_products_are_right(host: Host, precision: str, tile: PackedTile, ta: bool, tb: bool) -> None:
-    check(host, precision, tile, ta, tb, *drawn((2, 140, 132, 100), ta, tb))
+@pytest.mark.parametrize(("choice", "transposed"), spread(TILES, FLAGS))
+def test_products_are_right(host: Host, choice: tuple[str, PackedTile], transposed: tuple[bool, bool]) -> None:
+    check(host, *choice, *transposed, *drawn((2, 140, 132, 100), *transposed))
 
 
 @pytest.mark.parametrize("tile", PACKED_TILES["full"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,8 +41,8 @@ TARGET = H200._replace(multiprocessors=2)
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    return Host(tmp_path_factory.mktemp("host"), TARGET)
+def host(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Host:
+    return Host(tmp_path_factory.mktemp("host"), run_folder / "host-libraries", TARGET)
 
 
 def drawn(*shapes: tuple[int, ...]) -> list[np.ndarray]:

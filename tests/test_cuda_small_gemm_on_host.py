@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from cuda_on_host import Host, host
 from program_samples import ON_GPU
+from sweeps import spread
 
 from adtrain import ops
 from adtrain.backends.cuda.lower import LaunchPlan
@@ -55,16 +56,16 @@ def close(found: np.ndarray, expected: np.ndarray) -> bool:
     return bool(np.linalg.norm(found - expected) <= TOLERANCE * np.linalg.norm(expected))
 
 
-@pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize(("ta", "tb"), TRANSPOSED)
-@pytest.mark.parametrize("shape", [(2, 36, 44, 148), (1, 33, 19, 37)])
-def test_every_tile_is_right_for_unaligned_lengths(
-    host: Host, shape: tuple[int, int, int, int], ta: bool, tb: bool, tile: SmallTile
+@pytest.mark.parametrize(
+    ("shape", "transposed", "tile"), spread([(2, 36, 44, 148), (1, 33, 19, 37)], TRANSPOSED, TILES)
+)
+def test_every_tile_multiplies_matrices_of_any_lengths(
+    host: Host, shape: tuple[int, int, int, int], transposed: tuple[bool, bool], tile: SmallTile
 ) -> None:
-    arrays = operands(*shape, ta, tb)
-    gemm = BlockGemm(shape, FLOAT32, tile.for_k(shape[3]), 1, (ta, tb))
-    (found,) = host.computed(matmul(arrays, ta, tb), gemm.kernel(), arrays)
-    assert close(found, reference(arrays, ta, tb))
+    arrays = operands(*shape, *transposed)
+    gemm = BlockGemm(shape, FLOAT32, tile.for_k(shape[3]), 1, transposed)
+    (found,) = host.computed(matmul(arrays, *transposed), gemm.kernel(), arrays)
+    assert close(found, reference(arrays, *transposed))
 
 
 def test_empty_sums_are_zero(host: Host) -> None:
@@ -105,14 +106,12 @@ def update(shape: tuple[int, int, int], ta: bool, tb: bool) -> tuple[Equation, l
     return equation, [known[v] for v in equation.inputs], [results[v] for v in equation.outputs]
 
 
-@pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize(("ta", "tb"), TRANSPOSED)
-@pytest.mark.parametrize("shape", [(32, 64, 128), (36, 44, 52)])
-def test_constant_lengths_and_an_epilogue_are_right(
-    host: Host, shape: tuple[int, int, int], ta: bool, tb: bool, tile: SmallTile
+@pytest.mark.parametrize(("shape", "transposed", "tile"), spread([(32, 64, 128), (36, 44, 52)], TRANSPOSED, TILES))
+def test_products_with_an_epilogue_and_lengths_known_when_compiled_are_right(
+    host: Host, shape: tuple[int, int, int], transposed: tuple[bool, bool], tile: SmallTile
 ) -> None:
-    equation, arrays, expected = update(shape, ta, tb)
-    kernel = BlockGemm((1, *shape), FLOAT32, tile.for_k(shape[2]), 1, (ta, tb)).kernel()
+    equation, arrays, expected = update(shape, *transposed)
+    kernel = BlockGemm((1, *shape), FLOAT32, tile.for_k(shape[2]), 1, transposed).kernel()
     (launch,) = host.lowering.launches(equation, kernel)
     assert isinstance(launch, LaunchPlan)
     assert f"#define LENGTHS {', '.join(map(str, shape))}\n" in launch.source.text

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_on_host import Host
+from cuda_on_host import Host, host
 from program_samples import ON_GPU
 
 from adtrain import config, training
@@ -16,6 +16,8 @@ from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import evaluate
 from adtrain.core.target import H200
 from adtrain.passes.batch_prefetch import prefetch_batch
+
+__all__ = ["host"]
 
 CONFIG = Path(__file__).parent.parent / "configs" / "mlp.yaml"
 SMALL = ("model.layers=[{linear: 96}, relu, {linear: 64}, relu, {linear: 10}]", "data.batch_size=32")
@@ -39,11 +41,11 @@ def computed(equation: Equation, arrays: list[np.ndarray]) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_every_launch_of_a_step_computes_what_its_equations_say(optimizer: str, tmp_path: Path) -> None:
+def test_every_launch_of_a_step_computes_what_its_equations_say(optimizer: str, host: Host) -> None:
     """Also those of a step that gathers the next one's batch."""
     experiment = training.outline(config.load(CONFIG, [*SMALL, f"optimizer={optimizer}"]))
     program = experiment.step_program(passes=ON_GPU)
-    host, rng = Host(tmp_path), np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     known = {v: x.numpy() for v, x in program.constants.items()} | {v: drawn(v, rng) for v in program.inputs}
     steady = prefetch_batch(program, H200).steady
     assert steady is not None

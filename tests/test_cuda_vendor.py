@@ -1,36 +1,36 @@
-"""NVIDIA's libraries as candidates, as far as it needs neither them nor a GPU."""
+"""NVIDIA's libraries as candidates, as far as this needs neither them nor a GPU."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from test_cuda_autotune import Gpu
+from test_cuda_autotune import NORMAL, Gpu, Trial
 from vendor_emulated import Lt, cublas, cudnn, package
 from vendor_equations import PRODUCT, WINDOWS, convolutions, equation_of, matmul
 
 from adtrain.backends.cuda import compiler, vendor
-from adtrain.backends.cuda import lower as tasks
-from adtrain.backends.cuda.lower import MEASURED, Candidate, candidates, chosen, label, scratch
+from adtrain.backends.cuda.lower import Candidate, Lowering, problem
 from adtrain.backends.cuda.runtime import libraries
 from adtrain.backends.cuda.tuner.autotune import Mode, Tuner
-from adtrain.backends.cuda.vendor import LibraryCall, NotOffered, call, calls, installed
+from adtrain.backends.cuda.vendor import Library, LibraryCall, NotOffered, calls, installed
 from adtrain.backends.cuda.vendor.call import CHOICES, WORKSPACE_ALIGNMENT, Plan
 from adtrain.cli.devices import gpu_rows
 from adtrain.core.fused import fuse, product_p
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation, Variable
+from adtrain.core.target import H200
 from adtrain.ops.elementwise import exp_p
 from adtrain.ops.matmul import matmul_p
 from adtrain.passes.arena import ALIGNMENT
 
 
 class Stub:
-    """A library that computes matrix products, in one way less than there are candidates."""
+    """A library that computes matrix products, and offers one choice less than is asked for."""
 
     name = "stub 1.0"
 
@@ -44,84 +44,88 @@ class Stub:
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Nothing is measured, and there is no compiler."""
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An empty cache, and no compiler."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(compiler, "version", lambda: "13.0")
-    MEASURED.clear()
-    yield
-    MEASURED.clear()
 
 
-def test_what_a_library_does_not_compute_as_asked_is_left_to_kernels() -> None:
-    call.LIBRARIES[:] = [cublas(Lt()), cudnn(package([]))]
+def labels(lowering: Lowering, equation: Equation) -> list[str]:
+    return [candidate.label for candidate in lowering.candidates(equation)]
+
+
+def test_libraries_are_candidates_only_for_what_they_compute_as_precisely_as_asked() -> None:
+    both: list[Library] = [cublas(Lt()), cudnn(package([]))]
     for precision, dtype in (("bfloat16", "float32"), ("full", "float64")):
-        assert not any(calls(equation) for equation in convolutions(*WINDOWS[0], precision, dtype))
-    assert [each.library.name for each in calls(PRODUCT)] == ["cublasLt 13.1.0"] * CHOICES
-    assert not calls(matmul((64, 0), (0, 32)))
-    assert not calls(equation_of(exp_p, [(3,)]))
+        assert not any(calls(equation, both) for equation in convolutions(*WINDOWS[0], precision, dtype))
+    assert [call.library.name for call in calls(PRODUCT, both)] == ["cublasLt 13.1.0"] * CHOICES
+    assert not calls(matmul((64, 0), (0, 32)), both)
+    assert not calls(equation_of(exp_p, [(3,)]), both)
 
 
-def test_kernels_come_first_and_without_measurements_the_rule_holds() -> None:
-    own = [label(kernel, PRODUCT) for kernel in candidates(PRODUCT)]
-    rule = label(chosen(PRODUCT), PRODUCT)
-    call.LIBRARIES[:] = [Stub()]
-    names = [label(kernel, PRODUCT) for kernel in candidates(PRODUCT)]
-    assert names == [*own, *(f"stub 1.0 choice={choice}" for choice in range(CHOICES))]
-    assert label(chosen(PRODUCT), PRODUCT) == rule == own[0]
+def test_kernels_come_first_and_the_first_is_chosen_without_measurements() -> None:
+    own, both = Lowering(H200), Lowering(H200, [Stub()])
+    assert labels(both, PRODUCT) == [
+        *labels(own, PRODUCT),
+        *(f"stub 1.0 choice={choice}" for choice in range(CHOICES)),
+    ]
+    assert both.chosen(PRODUCT).label == own.chosen(PRODUCT).label == labels(own, PRODUCT)[0]
 
 
 class Timed(Gpu):
-    """A GPU on which a library's calls take as long as the test says, and are right."""
+    """A GPU on which library calls are right and take as long as the test says. A kernel takes 10 microseconds."""
 
-    def __init__(self, microseconds: float) -> None:
+    def __init__(self, library: float) -> None:
         super().__init__()
-        self.library = microseconds
+        self.library = library
 
-    def results(self, kernel: Candidate) -> Sequence[np.ndarray]:
-        if isinstance(kernel, LibraryCall):
-            kernel.prepare()
-        return [np.ones(5)]
+    def trials(self, equation: Equation) -> Sequence[Trial]:
+        return [AllRight(self, NORMAL)]
 
     def microseconds(self, kernel: Candidate) -> float:
         return self.library + kernel.choice if isinstance(kernel, LibraryCall) else 10.0
 
 
+class AllRight(Trial):
+    def results(self, kernel: Candidate) -> Sequence[np.ndarray]:
+        if isinstance(kernel, LibraryCall):
+            kernel.prepare()
+        return self.expected()
+
+
 @pytest.mark.parametrize(("microseconds", "taken"), [(5.0, True), (9.9, False), (11.0, False)])
 @pytest.mark.parametrize("mode", Mode)
-def test_a_library_is_taken_only_where_it_was_measured_to_be_faster(
+def test_a_library_is_chosen_only_where_it_was_measured_to_be_faster(
     microseconds: float, taken: bool, mode: Mode, caplog: pytest.LogCaptureFixture
 ) -> None:
-    call.LIBRARIES[:] = [Stub()]
-    gpu = Timed(microseconds)
-    tuner = Tuner(gpu)
+    lowering = Lowering(H200, [Stub()])
+    tuner = Tuner(lowering, Timed(microseconds))
     tuner.mode = mode
     tuner.tune([PRODUCT])
-    kernel = chosen(PRODUCT)
+    kernel = lowering.chosen(PRODUCT)
     assert isinstance(kernel, LibraryCall) == (taken and mode is Mode.FULL)
-    assert not caplog.messages  # that there is one way less is nothing to tell
+    assert not caplog.messages  # a choice that the library does not offer is not worth a warning
     if isinstance(kernel, LibraryCall):
-        (task,) = tasks.tasks(PRODUCT)
-        assert isinstance(task, LibraryCall)
-        assert task.label == kernel.label == "stub 1.0 choice=0"
-        assert scratch(PRODUCT) == 1000 + WORKSPACE_ALIGNMENT - ALIGNMENT
+        (launch,) = lowering.launches(PRODUCT)
+        assert isinstance(launch, LibraryCall)
+        assert launch.label == kernel.label == "stub 1.0 choice=0"
+        assert lowering.scratch(PRODUCT) == 1000 + WORKSPACE_ALIGNMENT - ALIGNMENT
 
 
-def test_a_product_with_what_reads_it_takes_the_fastest_of_our_kernels() -> None:
-    call.LIBRARIES[:] = [Stub()]
+def test_a_product_with_an_epilogue_takes_the_fastest_of_our_kernels() -> None:
+    lowering = Lowering(H200, [Stub()])
     (c,), d = PRODUCT.outputs, Variable(PRODUCT.outputs[0].type, "gpu")
     fused = fuse(product_p, [PRODUCT, Equation(exp_p, (c,), {}, (d,))], [d])
-    names = [label(kernel, PRODUCT) for kernel in candidates(PRODUCT)]
-    times = {name: 9.0 - i for i, name in enumerate(names)}
-    MEASURED[tasks.problem(PRODUCT)] = times
-    assert label(chosen(PRODUCT), PRODUCT) == names[-1]
-    assert isinstance(chosen(fused), CudaKernel)
-    assert label(chosen(fused), fused) == names[-CHOICES - 1]
+    names = labels(lowering, PRODUCT)
+    lowering.measured[problem(PRODUCT)] = {name: 9.0 - i for i, name in enumerate(names)}
+    assert lowering.chosen(PRODUCT).label == names[-1]
+    assert isinstance(lowering.chosen(fused), CudaKernel)
+    assert lowering.chosen(fused).label == names[-CHOICES - 1]
 
 
 @pytest.mark.parametrize("found", [False, True])
 @pytest.mark.parametrize("packages", [(), ("nvmath",), ("cudnn",), ("nvmath", "cudnn")])
-def test_only_libraries_that_are_there_with_their_packages_are_named_and_none_is_imported(
+def test_only_libraries_installed_with_their_packages_are_offered_and_none_is_imported(
     packages: tuple[str, ...], found: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vendor, "find_spec", lambda name: name if name in packages else None)
@@ -131,7 +135,7 @@ def test_only_libraries_that_are_there_with_their_packages_are_named_and_none_is
     assert not {"nvmath", "cudnn"} & set(sys.modules)
 
 
-def test_devices_names_the_libraries_that_may_be_taken() -> None:
+def test_the_devices_command_names_the_libraries_that_may_be_chosen() -> None:
     gpu: dict[str, Any] = {"devices": [], "runtime": None, "toolkit": None, "libraries": {}, "driver": None}
     gpu |= dict.fromkeys(("driver_cuda", "pycuda", "pycuda_cuda", "nvrtc"), "13.0")
     assert "candidates" not in dict(gpu_rows({**gpu, "candidates": []}))
@@ -139,5 +143,6 @@ def test_devices_names_the_libraries_that_may_be_taken() -> None:
     assert rows["candidates"] == "also cublasLt 13.1.0, where faster"
 
 
-def test_the_label_holds_the_version_so_that_times_of_another_one_do_not_count() -> None:
-    assert label(LibraryCall(cublas(Lt()), PRODUCT, 1), PRODUCT) == "cublasLt 13.1.0 choice=1"
+def test_the_label_of_a_library_call_holds_its_version() -> None:
+    """So that times of another version do not count."""
+    assert LibraryCall(cublas(Lt()), PRODUCT, 1).label == "cublasLt 13.1.0 choice=1"

@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def output(name: str) -> str:
     run = subprocess.run(
-        [sys.executable, "-W", "error", EXAMPLES / name], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-W", "error", EXAMPLES / name], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert run.returncode == 0, run.stderr
     assert run.stderr == ""

@@ -24,6 +24,7 @@ from adtrain.training import TrainedModel
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.needs_onnx
 
 IMAGES_ONLY = {nn.Conv2d, nn.ConvTranspose2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.BatchNorm2d}
 BATCH_NORM_1D = st.one_of(st.tuples(st.integers(1, 6)), st.tuples(st.integers(1, 6), st.integers(1, 6)))

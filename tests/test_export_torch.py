@@ -19,6 +19,7 @@ from adtrain.export import torch_weights
 from adtrain.training import TrainedModel
 
 torch: Any = pytest.importorskip("torch")
+pytestmark = pytest.mark.needs_torch
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
 SHAPES = {

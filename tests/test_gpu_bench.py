@@ -1,4 +1,4 @@
-"""`adtrain bench` on a GPU: device times, launches, and what the host is busy with."""
+"""`adtrain bench` on a GPU: kernels, launches, clocks and memory."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ PEAK = Roofline(1.0, {"float32": 1.0})
 
 
 @pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As few runs as the protocol allows."""
+def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "MAX_SAMPLES", sampling.MIN_SAMPLES)
 
 
 @pytest.mark.parametrize("op", ["matmul", "gelu", "sum", "softmax"])
-def test_an_operation_names_its_kernels_and_the_shapes_of_their_launches(op: str) -> None:
+def test_rows_name_kernels_and_launch_shapes(op: str) -> None:
     each = next(each for each in BENCHES if each.op == op)
     for row in sweep.rows(each, 512, device="gpu"):
         assert row.kernels
@@ -40,13 +39,13 @@ def test_an_operation_names_its_kernels_and_the_shapes_of_their_launches(op: str
             assert ".cu" in kernel.name
 
 
-def test_every_fused_operation_of_a_step_names_its_kernels(tmp_path: Path) -> None:
+def test_every_fused_operation_names_its_kernels(tmp_path: Path) -> None:
     modes = bench_modes(training_runs.prepare(tmp_path), "gpu")
     assert list(modes) == ["eager", "staged", "fused"]
     assert all(row["kernels"] for row in record(modes["fused"], PEAK, "float32")["ops"])
 
 
-def test_memory_and_clocks_are_told(tmp_path: Path) -> None:
+def test_memory_and_clocks_are_known(tmp_path: Path) -> None:
     held: Any = held_bytes(training_runs.prepare(tmp_path), "gpu")
     assert held > 0
     about = protocol("gpu")

@@ -1,4 +1,4 @@
-"""The GPU: products of packed operands are right for all shapes, and as exact as sequential float32 FMA for all inputs."""
+"""The GPU: products of packed operands are right for all shapes, and as exact as sequential float32 FMA."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ __all__ = ["gpu", "poisoned"]
 pytestmark = pytest.mark.gpu
 
 TOLERANCE = {"full": 5e-7, "tf32": 1e-5, "bfloat16": 1e-5}
-"""The norm of the difference relative to that of sums without cancellation, operands rounded beforehand. K is up to 1500,
-where sequential FMA is off by 8e-7, and results have as few as one element."""
+"""The norm of the difference relative to that of sums without cancellation, operands rounded beforehand. K is up to
+1500, where sequential FMA is off by 8e-7, and results have as few as one element."""
 TILES = tuple((precision, tile) for precision, several in PACKED_TILES.items() for tile in several)
 M, N, K = 256, 192, PACKED_TILES["full"][0].min_k
 
@@ -114,7 +114,7 @@ def test_results_above_the_range_of_float32_are_infinite(gpu: Any) -> None:
 def test_the_epilogue_runs_once_for_each_element(
     gpu: Any, monkeypatch: pytest.MonkeyPatch, tile: PackedTile, off: float
 ) -> None:
-    """The fallback computes one of the first tiles as a whole, and elements of another; where products cancel, all tiles."""
+    """The fallback computes a first tile as a whole, and elements of another; where products cancel, all tiles."""
     rng = np.random.default_rng(0)
     weight, a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((M, N), (M, K), (K, N)))
     a[:, 1::2] = -a[:, ::2] * (1 + off * rng.standard_normal((M, K // 2)))

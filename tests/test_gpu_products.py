@@ -47,20 +47,8 @@ def rounded(x: np.ndarray, precision: str) -> np.ndarray:
 
 
 def computed(gpu: Any, primitive: Primitive, kernel: CudaKernel, arrays: list[np.ndarray], **params: Any) -> np.ndarray:
-    """What the primitive gives with this kernel, computed twice."""
-    named: Any = primitive.implementations
-    before = named["cuda"]
-    named["cuda"] = kernel
-    gpu.known.clear()
-    try:
-        buffers = [gpu.from_numpy(x) for x in arrays]
-        out = primitive.shape(*(ArrayType(x.shape, x.dtype) for x in arrays), **params)
-        first, second = (gpu.to_numpy(gpu.run(primitive, buffers, params, [out])[0]) for _ in range(2))
-        assert first.tobytes() == second.tobytes()
-    finally:
-        named["cuda"] = before
-        gpu.known.clear()
-    return first
+    """The result of the primitive with this kernel."""
+    return run_twice(gpu, primitive, kernel, arrays, **params)[0]
 
 
 def types(a: np.ndarray, b: np.ndarray) -> tuple[ArrayType, ArrayType]:

@@ -1,4 +1,4 @@
-"""NVIDIA's libraries on a GPU, where they are installed: right, recorded as run alone, taken only where faster."""
+"""NVIDIA's libraries as candidates on a GPU, where they are installed: right, and the same in graphs as alone."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gpu_parity import gpu, poisoned
 from test_gpu_products import CONVOLUTIONS, FLAGS, SHAPES, distance, exact, operands
 
 from adtrain import ops
-from adtrain.backends.cuda.lower import MEASURED, candidates, label, problem
-from adtrain.backends.cuda.vendor import LIBRARIES, LibraryCall, NotOffered, calls
+from adtrain.backends.cuda.lower import Lowering, problem
+from adtrain.backends.cuda.vendor import LibraryCall, NotOffered, calls
 from adtrain.backends.cuda.vendor.cudnn import LESS_EXACT
 from adtrain.core.array import Array, array
 from adtrain.core.primitive import Primitive
@@ -33,20 +33,21 @@ pytestmark = pytest.mark.gpu
 TESTS = Path(__file__).parent
 
 TOLERANCE = {"full": 1e-6, "tf32": 1e-3, "bfloat16": 8e-3, "float64": 1e-14}
-"""Of the norm of the difference from float64 over the norm: a rounded operand is off by half of its last bit or by all
-of it, which the libraries do not say."""
+"""Norm of the error over the norm of the result. The libraries do not say whether they round or truncate operands."""
 
 
 @pytest.fixture(autouse=True)
 def fresh(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing is measured."""
     monkeypatch.setattr(gpu, "known", {})
-    MEASURED.clear()
+    gpu.lowering.measured.clear()
     yield
-    MEASURED.clear()
+    gpu.lowering.measured.clear()
 
 
-def need(library: str) -> None:
-    if not any(each.name.startswith(library) for each in LIBRARIES):
+def need(gpu: Any, library: str) -> None:
+    """Skip the test unless the library is a source of candidates."""
+    if not any(found.name.startswith(library) for found in gpu.lowering.libraries):
         pytest.skip(f"{library} or its Python package is not installed")
 
 
@@ -57,11 +58,11 @@ def equation_of(primitive: Primitive, arrays: Sequence[np.ndarray], **params: An
 
 
 def computed(gpu: Any, call: LibraryCall, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """What the call gives started alone, which is what its recording gives, twice."""
+    """The call's result. Launched alone and recorded in a graph, which runs twice, it has the same bits."""
     from adtrain.backends.cuda.runtime.graph import Graphs
     from adtrain.backends.cuda.runtime.program import Runnable
 
-    work = Runnable(gpu.device, call.equation, call)
+    work = Runnable(gpu.device, gpu.lowering, call.equation, call)
     inputs = [gpu.from_numpy(x) for x in arrays]
     memory = gpu.device.allocate(work.scratch)
     graphs = Graphs(gpu.device.stream)
@@ -79,9 +80,9 @@ def computed(gpu: Any, call: LibraryCall, arrays: Sequence[np.ndarray]) -> np.nd
 
 
 def check(gpu: Any, equation: Equation, arrays: Sequence[np.ndarray], expected: np.ndarray, tolerance: float) -> int:
-    """Every choice that there is is right; how many there are."""
+    """Every choice that a library offers is right. Returns how many there are."""
     count = 0
-    for call in calls(equation):
+    for call in calls(equation, gpu.lowering.libraries):
         try:
             found = computed(gpu, call, arrays)
         except NotOffered:
@@ -94,8 +95,8 @@ def check(gpu: Any, equation: Equation, arrays: Sequence[np.ndarray], expected: 
 @pytest.mark.parametrize(("ta", "tb"), FLAGS)
 @pytest.mark.parametrize("shape", [*SHAPES, (1, 1, 515, 200), (1, 512, 256, 784)])
 @pytest.mark.parametrize("precision", ["full", "tf32", "bfloat16", "float64"])
-def test_products_by_cublas_are_right(gpu: Any, precision: str, shape: tuple[int, ...], ta: bool, tb: bool) -> None:
-    need("cublasLt")
+def test_cublas_computes_matrix_products(gpu: Any, precision: str, shape: tuple[int, ...], ta: bool, tb: bool) -> None:
+    need(gpu, "cublasLt")
     arrays = operands(shape, ta, tb, "float64" if precision == "float64" else "float32")
     params = {"transpose_a": ta, "transpose_b": tb, "precision": "full" if precision == "float64" else precision}
     equation = equation_of(matmul_p, arrays, **params)
@@ -112,10 +113,10 @@ def test_products_by_cublas_are_right(gpu: Any, precision: str, shape: tuple[int
         ((2, 8, 12, 11), (8, 4, 5, 3), Window((2, 2), (1, 1), (1, 1), 2)),
     ],
 )
-def test_convolutions_and_gradients_by_cudnn_are_right(
+def test_cudnn_computes_convolutions_and_their_gradients(
     gpu: Any, image: tuple[int, ...], weight: tuple[int, ...], window: Window, precision: str
 ) -> None:
-    need("cudnn")
+    need(gpu, "cudnn")
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal(shape).astype(np.float32) for shape in (image, weight))
     g = rng.standard_normal(conv2d_p.shape(x, w, window=window).shape).astype(np.float32)
@@ -131,16 +132,16 @@ def test_convolutions_and_gradients_by_cudnn_are_right(
         assert bool(found) == (precision != "full" or primitive.name not in LESS_EXACT), primitive.name
 
 
-def as_measured(equation: Equation, library: str) -> None:
-    """Let the library's first choice have been the fastest candidate."""
-    names = [label(kernel, equation) for kernel in candidates(equation)]
-    MEASURED[problem(equation)] = {name: 1.0 if name.startswith(library) else 2.0 for name in names}
+def measured_as_fastest(lowering: Lowering, equation: Equation, library: str) -> None:
+    """Measured times by which the library's first choice is the fastest candidate."""
+    names = [candidate.label for candidate in lowering.candidates(equation)]
+    lowering.measured[problem(equation)] = {name: 1.0 if name.startswith(library) else 2.0 for name in names}
 
 
-def test_a_call_that_was_fastest_runs_alone_and_in_programs_with_the_same_bits(
+def test_the_fastest_library_call_gives_the_same_bits_alone_and_in_programs(
     gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    need("cublasLt")
+    need(gpu, "cublasLt")
     ran: list[LibraryCall] = []
     enqueue = LibraryCall.enqueue
 
@@ -151,7 +152,8 @@ def test_a_call_that_was_fastest_runs_alone_and_in_programs_with_the_same_bits(
     monkeypatch.setattr(LibraryCall, "enqueue", noted)
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((3, 70, 70)).astype(np.float32) for _ in range(2))
-    as_measured(equation_of(matmul_p, (a, b), transpose_a=False, transpose_b=False, precision="full"), "cublasLt")
+    product = equation_of(matmul_p, (a, b), transpose_a=False, transpose_b=False, precision="full")
+    measured_as_fastest(gpu.lowering, product, "cublasLt")
     x, y = (array(each, device="gpu") for each in (a, b))
     alone = ops.matmul(x, y)
     (recorded,) = stage(lambda x, y: (ops.matmul(x, y),))(x, y)
@@ -163,24 +165,24 @@ def test_a_call_that_was_fastest_runs_alone_and_in_programs_with_the_same_bits(
 
 RECORDED_FIRST = """
 import numpy as np
-from test_gpu_vendor import as_measured, equation_of
+from test_gpu_vendor import equation_of, measured_as_fastest
 from adtrain import ops
 from adtrain.core.array import array
 from adtrain.core.backend import backend
 from adtrain.core.staging import stage
 from adtrain.ops.conv import Window, conv2d_p
-backend("gpu")
+lowering = backend("gpu").lowering
 rng = np.random.default_rng(0)
 x, w = (rng.standard_normal(s).astype(np.float32) for s in ((64, 32, 26, 26), (64, 32, 3, 3)))
 window = Window((1, 1), (0, 0), (1, 1), 1)
-as_measured(equation_of(conv2d_p, (x, w), window=window, precision="full"), "cudnn")
+measured_as_fastest(lowering, equation_of(conv2d_p, (x, w), window=window, precision="full"), "cudnn")
 x, w = (array(each, device="gpu") for each in (x, w))
 (recorded,) = stage(lambda x, w: (ops.conv2d(x, w),))(x, w)
 assert recorded.numpy().tobytes() == ops.conv2d(x, w).numpy().tobytes()
 """
 
 
-def test_a_library_may_meet_a_recording_before_anything_else(gpu: Any) -> None:
-    need("cudnn")
+def test_a_library_call_may_be_recorded_before_it_ran_alone(gpu: Any) -> None:
+    need(gpu, "cudnn")
     done = subprocess.run([sys.executable, "-c", RECORDED_FIRST], capture_output=True, text=True, cwd=TESTS)
     assert done.returncode == 0, done.stderr

@@ -12,6 +12,7 @@ from adtrain import nn, ops
 from adtrain.core import tree
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.needs_torch
 
 FLOAT64 = np.dtype(np.float64)
 IMAGE = (4, 9, 8)

@@ -14,6 +14,7 @@ import adtrain as ad
 from adtrain import ops
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.needs_torch
 F = torch.nn.functional
 
 pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
@@ -83,7 +84,7 @@ def test_pooling(size: Any, kernel: Any, stride: Any, padding: Any) -> None:
     assert_like_torch(lambda x: ops.adaptive_avg_pool2d(x, kernel), lambda x: F.adaptive_avg_pool2d(x, kernel), x)
 
 
-def test_max_pool_passes_nan_on() -> None:
+def test_max_pool_propagates_nan() -> None:
     x = np.zeros((1, 1, 2, 4))
     x[0, 0, 0, 0] = np.nan
     out = ops.max_pool2d(x, 2).numpy()
@@ -140,6 +141,6 @@ def test_losses(n: Any, classes: Any, smoothing: Any) -> None:
 
 
 @given(st.integers(0, 60))
-def test_erf_is_exact_to_the_last_bits(seed: Any) -> None:
+def test_erf_is_accurate_to_the_last_bits(seed: Any) -> None:
     x = np.random.default_rng(seed).uniform(-7, 7, 200)
     np.testing.assert_allclose(ops.erf(x).numpy(), torch.erf(torch.tensor(x)).numpy(), rtol=1e-15, atol=0)

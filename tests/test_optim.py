@@ -47,8 +47,10 @@ def as_arrays(params: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.needs_torch
 def test_twenty_steps_equal_pytorch(name: str) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     ours, class_name, options = OPTIMIZERS[name]
     theirs = [torch.nn.Parameter(torch.tensor(x)) for x in tree.leaves(start())]
     their_optimizer = getattr(torch.optim, class_name)(theirs, lr=ours.lr, **options)

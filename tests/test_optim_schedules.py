@@ -63,8 +63,10 @@ def warm_up_in_torch(schedulers: Any, optimizer: Any) -> Any:
     ],
     ids=lambda x: repr(x) if isinstance(x, Schedule) else "",
 )
+@pytest.mark.needs_torch
 def test_twenty_steps_equal_pytorch(ours: Schedule, theirs: Callable[[Any, Any], Any]) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     scheduler = theirs(torch.optim.lr_scheduler, optimizer)
     expected = []

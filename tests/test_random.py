@@ -28,7 +28,7 @@ def test_philox_gives_the_published_numbers(counter: Any, key: Any, words: Any) 
     assert " ".join(f"{int(word):08x}" for word in philox(counter, key)) == words
 
 
-def test_a_number_depends_on_seed_step_stream_and_position_alone() -> None:
+def test_a_number_depends_on_seed_step_stream_and_position_only() -> None:
     def draw(
         seed: int = 1, step: int = 2, shape: tuple[int, ...] = (1000,), stream: int = 3, dtype: str = "float32"
     ) -> np.ndarray:
@@ -52,7 +52,7 @@ def test_the_numbers_are_uniform() -> None:
     assert chi_square < 43.8  # 99.9% quantile for 19 degrees of freedom
 
 
-def test_dropout_keeps_the_mean_and_passes_the_gradient_where_it_kept() -> None:
+def test_dropout_preserves_the_mean_and_masks_the_gradient() -> None:
     x = np.ones(50_000)
     out, pullback = ad.vjp(lambda x: ops.dropout(x, 0.3, ops.rng_state(0)), x)
     kept = out.numpy() > 0

@@ -15,11 +15,13 @@ from adtrain.ops.matmul import matmul_p
 
 
 def equation_of(
-    primitive: Primitive, shapes: Sequence[tuple[int, ...]], dtype: str = "float32", **params: Any
+    primitive: Primitive, shapes: Sequence[tuple[int, ...]], dtype: str | Sequence[str] = "float32", **params: Any
 ) -> Equation:
-    types = [ArrayType(shape, np.dtype(dtype)) for shape in shapes]
+    """The primitive on arguments of these shapes, and of this type or these types."""
+    dtypes = [dtype] * len(shapes) if isinstance(dtype, str) else dtype
+    types = [ArrayType(shape, np.dtype(name)) for shape, name in zip(shapes, dtypes, strict=True)]
     inputs = tuple(Variable(t, "gpu") for t in types)
-    return Equation(primitive, inputs, params, (Variable(primitive.shape(*types, **params), "gpu"),))
+    return Equation(primitive, inputs, params, tuple(Variable(t, "gpu") for t in primitive.output_types(types, params)))
 
 
 def matmul(a: tuple[int, ...], b: tuple[int, ...], ta: bool = False, tb: bool = False, **options: Any) -> Equation:

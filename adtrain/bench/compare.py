@@ -1,48 +1,49 @@
-"""What moved between two results of `adtrain bench`, beyond what the measurements themselves say is noise."""
+"""Finds the times that changed between two results of `adtrain bench` by more than their noise."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from adtrain.bench.timing.protocol import busy
 from adtrain.core.errors import AdtrainError
 
-LEAST = 0.02
-"""A change, as a part of the time before, that is worth a line."""
+MIN_CHANGE = 0.02
+"""Smaller relative changes are not listed."""
 
 TIMES = {"median_ms", "low_ms", "high_ms"}
 KINDS = ("ops", "config", "against", "analysis")
 
 
-class Move(NamedTuple):
-    """A time that changed; milliseconds."""
+class Change(NamedTuple):
+    """A time before and after, in milliseconds."""
 
     name: str
     before_ms: float
     after_ms: float
 
     @property
-    def change(self) -> float:
-        """Above 0 it is slower by so large a part."""
+    def relative(self) -> float:
+        """0.1 is 10% slower, -0.1 is 10% faster."""
         return self.after_ms / self.before_ms - 1
 
 
-class Comparison(NamedTuple):
-    """Two results held against each other.
+class Differences(NamedTuple):
+    """How two results differ.
 
     Attributes:
-        slower, faster: what moved, the largest factor first.
-        same: how many times did not.
-        only_before, only_after: names of times that the other result lacks.
-        protocol: what the two were measured with, where that differs: before and after.
+        slower, faster: times that changed, the largest factor first.
+        same: the number of times that did not change.
+        only_before, only_after: names of times that only one result has.
+        protocol: the entries of the protocol that differ, as (before, after).
     """
 
-    slower: list[Move]
-    faster: list[Move]
+    slower: list[Change]
+    faster: list[Change]
     same: int
     only_before: list[str]
     only_after: list[str]
@@ -53,31 +54,31 @@ def read(path: str | Path) -> dict[str, Any]:
     """The result in a file of `adtrain bench --json`.
 
     Raises:
-        AdtrainError: it cannot be read, or is none.
+        AdtrainError: the file cannot be read, or is not such a result.
     """
     try:
         found = json.loads(Path(path).read_bytes())
     except (OSError, ValueError) as error:
-        cause = error.strerror if isinstance(error, OSError) else f"it is no JSON ({error})"
+        cause = error.strerror if isinstance(error, OSError) else f"it is not JSON ({error})"
         raise AdtrainError(f"{path}: cannot be read: {cause}") from None
     if not isinstance(found, dict) or found.get("kind") not in KINDS or not isinstance(found.get("protocol"), dict):
         raise AdtrainError(
-            f"{path}: found no result of `adtrain bench --json`, expected one with a kind and a protocol"
+            f"{path}: this is not a result of `adtrain bench --json`, expected one with a kind and a protocol"
         )
     return found
 
 
-def compare(before: Mapping[str, Any], after: Mapping[str, Any], names: tuple[str, str]) -> Comparison:
-    """What moved: confidence intervals that do not meet, and medians more than LEAST apart.
+def compare(before: Mapping[str, Any], after: Mapping[str, Any], names: tuple[str, str]) -> Differences:
+    """A time changed if its confidence intervals do not overlap, and its medians are more than MIN_CHANGE apart.
 
-    Two intervals of 95% miss each other by chance about once in two hundred times that did not change; and they speak
-    of the seconds in which the samples were taken: a machine that does other work now and then moves what it likes.
+    For a time that did not change, two 95% intervals fail to overlap about once in two hundred cases. The intervals
+    cover only the seconds in which the samples were taken, not later changes of the machine's load.
 
     Args:
-        names: of the two, for messages.
+        names: of the two results, for messages.
 
     Raises:
-        AdtrainError: they are of different kinds or devices.
+        AdtrainError: the results are of different kinds or devices.
     """
     for what, of in (("kind", lambda x: x["kind"]), ("device", lambda x: x["protocol"].get("device_name"))):
         if of(before) != of(after):
@@ -86,18 +87,18 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], names: tuple[st
                 f"expected two results of one {what}"
             )
     old, new = dict(times(before)), dict(times(after))
-    moves = [Move(name, old[name]["median_ms"], new[name]["median_ms"]) for name in old if name in new]
-    moved = [move for move in moves if _moved(move, old[move.name], new[move.name])]
+    pairs = [Change(name, old[name]["median_ms"], new[name]["median_ms"]) for name in old if name in new]
+    changes = [each for each in pairs if _is_significant(each, old[each.name], new[each.name])]
     slower, faster = (
-        sorted((move for move in moved if (move.change > 0) == up), key=lambda move: -abs(_log(move)))
+        sorted((each for each in changes if (each.relative > 0) == up), key=lambda each: -abs(_log(each)))
         for up in (True, False)
     )
     about = before["protocol"], after["protocol"]
     differing = {key: (about[0].get(key), about[1].get(key)) for key in sorted(about[0].keys() | about[1].keys())}
-    return Comparison(
+    return Differences(
         slower,
         faster,
-        len(moves) - len(moved),
+        len(pairs) - len(changes),
         [name for name in old if name not in new],
         [name for name in new if name not in old],
         {
@@ -108,9 +109,24 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], names: tuple[st
     )
 
 
+def result(before: str, after: str) -> dict[str, Any]:
+    """The differences of the results in two files, as JSON holds them. Raises AdtrainError as `read` and `compare`."""
+    found = compare(read(before), read(after), (before, after))
+    changes = {
+        kind: [{**each._asdict(), "change": each.relative} for each in getattr(found, kind)]
+        for kind in ("slower", "faster")
+    }
+    return {"kind": "compare", "before": before, "after": after, **found._asdict(), **changes}
+
+
+def warnings(paths: Sequence[str]) -> list[str]:
+    """A line for each of the files whose result was measured on a busy machine."""
+    return [f"{path}: {warning}" for path in paths if (warning := busy(read(path)["protocol"]))]
+
+
 def times(result: Any) -> Iterator[tuple[str, Mapping[str, float]]]:
-    """All times of a result with their names: the keys that lead to them, and of an element of a list the texts that it
-    holds. Times of one name are numbered."""
+    """The name and record of every time in a result. The name is the path of keys to it, with the texts of the list
+    elements on the path. Times with equal names are numbered."""
     seen: Counter[str] = Counter()
     for name, record in _walk(result, ()):
         seen[name] += 1
@@ -131,10 +147,10 @@ def _walk(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Mapping[str, 
                 yield from _walk(each, (*path, *texts))
 
 
-def _moved(move: Move, old: Mapping[str, float], new: Mapping[str, float]) -> bool:
+def _is_significant(change: Change, old: Mapping[str, float], new: Mapping[str, float]) -> bool:
     apart = old["high_ms"] < new["low_ms"] or new["high_ms"] < old["low_ms"]
-    return apart and move.before_ms > 0 and abs(move.change) > LEAST
+    return apart and change.before_ms > 0 and abs(change.relative) > MIN_CHANGE
 
 
-def _log(move: Move) -> float:
-    return math.log(move.after_ms / move.before_ms) if move.after_ms > 0 else math.inf
+def _log(change: Change) -> float:
+    return math.log(change.after_ms / change.before_ms) if change.after_ms > 0 else math.inf

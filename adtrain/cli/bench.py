@@ -1,31 +1,40 @@
-"""`adtrain bench`: the times of operations over sizes, or of a config's own training step; and what moved since."""
+"""`adtrain bench`: its options, and where its result goes."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
+from tqdm import tqdm
 
-from adtrain.bench import page
+from adtrain.bench import compare as comparing
+from adtrain.bench import page, text
+from adtrain.bench.analysis import result as analysis
+from adtrain.bench.analysis.ops import SIZED_OPS
+from adtrain.bench.ops import candidates as kernel_candidates
+from adtrain.bench.ops import sweep
 from adtrain.bench.ops.sweep import DTYPES
 from adtrain.bench.ops.table import BENCHES
-from adtrain.cli import bench_against, bench_analysis, bench_candidates, bench_compare, bench_step, bench_sweep
-from adtrain.cli.bench_against import against_option
-from adtrain.cli.bench_analysis import devices_option
+from adtrain.bench.peers import op_cases
+from adtrain.bench.peers import result as peers
+from adtrain.bench.peers.systems import chosen
+from adtrain.bench.steps import result as step
 from adtrain.cli.op_option import op_option, select_ops
-from adtrain.cli.options import autotune_option, print_json, set_autotune, set_option
+from adtrain.cli.options import autotune_option, print_json, progress, resolve_device, set_autotune, set_option
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
+from adtrain.table import terminal_width
 
 STDOUT = "-"
 
 
 class Numbers(click.ParamType):
-    """Whole numbers above 0 with commas between them, received as a tuple."""
+    """Whole numbers above 0, separated by commas; received as a tuple."""
 
     name = "N,..."
 
@@ -36,6 +45,42 @@ class Numbers(click.ParamType):
         return tuple(dict.fromkeys(int(word) for word in words))
 
 
+def against_option(function: Any) -> Any:
+    """`--against NAME,...`, received as a tuple of names."""
+
+    def split(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+        return tuple(name.strip() for name in value.split(",")) if value is not None else ()
+
+    return click.option(
+        "--against",
+        metavar="PEER,...",
+        callback=split,
+        help="Compare with torch, jax or numpy, or with one form of them: torch-eager, torch-compile, torch-graph, "
+        "jax-jit, jax-scan.",
+    )(function)
+
+
+def devices_option(function: Any) -> Any:
+    """`--device auto|cpu|gpu|cpu,gpu`, received as `devices`, the tuple of devices that it stands for."""
+
+    def resolved(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
+        if value == "cpu,gpu":
+            return resolve_device("cpu"), resolve_device("gpu")
+        if value not in ("auto", "cpu", "gpu"):
+            raise click.BadParameter(f"{value!r} is not one of 'auto', 'cpu', 'gpu', 'cpu,gpu'.")
+        return (resolve_device(value),)
+
+    return click.option(
+        "--device",
+        "devices",
+        metavar="auto|cpu|gpu|cpu,gpu",
+        default="auto",
+        show_default=True,
+        callback=resolved,
+        help="Where to run; with cpu,gpu both are compared.",
+    )(function)
+
+
 @click.command(short_help="Time the operations, or a config's own layers.")
 @click.argument("configs", metavar="[CONFIG]...", nargs=-1)
 @set_option
@@ -43,20 +88,29 @@ class Numbers(click.ParamType):
 @against_option
 @autotune_option
 @op_option
-@click.option("--sizes", type=Numbers(), help="Sizes of the operations in place of the standard ones.")
+@click.option("--sizes", type=Numbers(), help="Sizes of the operations in place of the default ones.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of the operations' elements.  [default: float32]")
 @click.option(
     "--candidates",
     is_flag=True,
-    help="Show what each kernel that a GPU has for the operations reaches, and which one is taken.",
+    help="Show the speed of each kernel that a GPU has for the operations, and which one is chosen.",
 )
-@click.option("--batch-sizes", type=Numbers(), help="Time the step of CONFIG on batches of these sizes as well.")
-@click.option("--trace", "trace_file", metavar="FILE", help="Write one step of CONFIG for Perfetto, in each mode.")
-@click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON; - for stdout, without the table.")
+@click.option("--batch-sizes", type=Numbers(), help="Also time the step of CONFIG with these batch sizes.")
+@click.option(
+    "--trace", "trace_file", metavar="FILE", help="Write the timeline of one step of CONFIG in each mode, for Perfetto."
+)
+@click.option(
+    "--json",
+    "json_file",
+    metavar="FILE",
+    help="Write the result as JSON; - writes it to stdout in place of the tables.",
+)
 @click.option(
     "--html", "html_file", metavar="FILE", help="Write the result as a page with plots that needs no network."
 )
-@click.option("--compare", nargs=2, metavar="A B", help="Time nothing; show what moved between two JSON results.")
+@click.option(
+    "--compare", nargs=2, metavar="A B", help="Time nothing; show the times that changed between two JSON results."
+)
 def command(
     configs: tuple[str, ...],
     overrides: tuple[str, ...],
@@ -73,31 +127,31 @@ def command(
     html_file: str | None,
     compare: tuple[str, str] | None,
 ) -> None:
-    """Time each operation, forward and each gradient by itself, over sizes; or the training step that CONFIG describes:
-    its layers, and end to end eagerly, with a kernel an operation, and fused, in turn. With --against the same in other
-    systems; with --device cpu,gpu the CPU, the GPU and a naive loop. These two take several CONFIGs.
+    """Time each operation, forward and each gradient by itself, over sizes. Or time the training step of CONFIG: its
+    layers, and the whole step run eagerly, with a kernel for each operation, and fused. --against compares with other
+    systems, --device cpu,gpu compares CPU, GPU and naive loops; both take several CONFIGs.
 
-    Every time is a median after a warm-up, with its 95% confidence interval; "~" marks one whose interval is wider than
-    5% of it. GFLOP/s and GB/s count what an operation computes, and the bytes it must read and write; "of peak" is the
-    least time that the device needs for either, by what it was measured to reach, as a share of the time it took.
+    Every time is a median after a warm-up, with its 95% confidence interval; "~" marks an interval wider than 5% of the
+    median. GFLOP/s and GB/s count the FLOPs of an operation, and the bytes that it must read and write. "of peak" is
+    the share of the device's roofline: the minimum time for these FLOPs and bytes over the measured time.
     """
     device, config_path = devices[-1], configs[0] if configs else None
     of_operations = {"--op": names, "--sizes": sizes, "--dtype": dtype, "--candidates": candidates}
     of_config = {"--batch-sizes": batch_sizes, "--trace": trace_file, "--set": overrides}
     if against or len(devices) > 1:
         alone = {**of_operations, **of_config, "--compare": compare, "--op": None, "--set": None}
-        _refuse([name for name, value in alone.items() if value], "it goes neither with --against nor with two devices")
+        _refuse([name for name, value in alone.items() if value], "cannot be combined with --against or two devices")
         if against and len(devices) > 1:
             raise click.UsageError("--against compares on one device: --device cpu or --device gpu")
     elif len(configs) > 1:
         raise click.UsageError("several CONFIGs are for --against and --device cpu,gpu; give one")
     if compare:
         given = [name for name, value in {**of_operations, **of_config, "CONFIG": config_path}.items() if value]
-        _refuse(given, "with --compare nothing is timed")
+        _refuse(given, "cannot be combined with --compare, which times nothing")
     elif config_path is None:
-        _refuse([name for name, value in of_config.items() if value], "it is about the step of a CONFIG, give one")
+        _refuse([name for name, value in of_config.items() if value], "is for the step of a CONFIG; give one")
     else:
-        _refuse([name for name, value in of_operations.items() if value], "it is about operations, give no CONFIG")
+        _refuse([name for name, value in of_operations.items() if value], "is for operations; give no CONFIG")
     if candidates and device == "cpu":
         raise click.UsageError("--candidates: only a GPU has kernels to choose from, and this runs on the CPU")
     set_autotune(device, autotune)
@@ -105,40 +159,51 @@ def command(
     for option, file in files.items():
         if file is not None:
             _check_writable(option, Path(file))
+    warnings: list[str] = []
     if against:
-        result, lines = bench_against.run(configs, overrides, names, device, against, autotune)
+        choice = chosen(against, device, operations=not configs)
+        if configs:
+            result = peers.of_configs(configs, overrides, device, choice, autotune, progress)
+        else:
+            result = peers.of_operations(select_ops(op_cases.cases(device), names), device, choice, autotune, progress)
     elif len(devices) > 1:
-        result, lines = bench_analysis.run(configs, overrides, names, devices)
+        if configs:
+            result = analysis.of_configs(configs, overrides, devices, progress)
+        else:
+            result = analysis.of_operations(select_ops(SIZED_OPS, names), not names, devices, progress)
     elif compare:
-        result, lines = bench_compare.run(compare)
+        result, warnings = comparing.result(*compare), comparing.warnings(compare)
     elif candidates:
-        result, lines = bench_candidates.run(select_ops(BENCHES, names), sizes)
+        result = kernel_candidates.result(select_ops(BENCHES, names), sizes, progress)
     elif config_path is None:
+        track = partial(tqdm, desc="bench", unit=" sizes", disable=None, leave=False)
         benches = select_ops(BENCHES, names)
-        result, lines = bench_sweep.run(benches, sizes, dtype or "float32", device, strict=bool(names))
+        result = sweep.result(benches, sizes, dtype or "float32", device, bool(names), progress, track)
     else:
-        result, lines = bench_step.run(config_path, overrides, device, batch_sizes or (), trace_file)
+        result, trace = step.result(config_path, overrides, device, batch_sizes or (), progress)
+        if trace_file is not None:
+            write_atomic(trace_file, json.dumps(trace(), allow_nan=False).encode() + b"\n")
     if json_file == STDOUT:
         print_json(result)
     else:
-        click.echo("\n".join(lines))
+        click.echo("\n".join([*text.render(result, terminal_width()), *warnings]))
         if json_file is not None:
             write_atomic(json_file, json.dumps(result, indent=2, allow_nan=False).encode() + b"\n")
     if html_file is not None:
         write_atomic(html_file, page.render(result).encode())
-    if against and bench_against.is_different(result):
+    if against and peers.is_different(result):
         raise SystemExit(1)
 
 
 def _refuse(given: Sequence[str], why: str) -> None:
-    """UsageError for options that do not go together with the others."""
+    """UsageError if any options are given."""
     if given:
         raise click.UsageError(f"{given[0]}: {why}")
 
 
 def _check_writable(option: str, path: Path) -> None:
-    """AdtrainError before anything is measured where the file cannot be written after."""
+    """Before measuring, raise AdtrainError if the file could not be written afterwards."""
     if path.is_dir():
         raise AdtrainError(f"{option} {path}: is a folder, expected a file")
     if not os.access(path.absolute().parent, os.W_OK):
-        raise AdtrainError(f"{option} {path}: {path.parent} is no folder that can be written to")
+        raise AdtrainError(f"{option} {path}: {path.parent} is not a writable folder")

@@ -10,9 +10,9 @@ import click
 
 from adtrain import report
 from adtrain.cli.options import FilePath, json_option, print_json
-from adtrain.cli.table import Column, render, terminal_width
 from adtrain.config.problems import PathParts, dotted
 from adtrain.report import Record
+from adtrain.table import Column, render, terminal_width
 
 RUNS = (
     Column("run", text=True),

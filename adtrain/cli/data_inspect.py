@@ -10,10 +10,10 @@ import numpy as np
 
 from adtrain import config, data, training
 from adtrain.cli.options import FilePath, json_option, print_json, set_option
-from adtrain.cli.table import Column, render, terminal_width
 from adtrain.data import DataSet, Rows, Split
 from adtrain.data.statistics import chunks
 from adtrain.files import write_atomic
+from adtrain.table import Column, render, terminal_width
 
 MOST_ROWS = 30
 CLASSES = (Column("class", text=True), Column("training"), Column("share"), Column("test"))

@@ -1,4 +1,4 @@
-"""`adtrain gradcheck`: derivative rules against differences of function values."""
+"""`adtrain gradcheck`: checks derivatives against central differences."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from adtrain import config, gradcheck
 from adtrain.cases import CASES, Case
 from adtrain.cli.op_option import op_option, select_ops
 from adtrain.cli.options import device_option, json_option, print_json
-from adtrain.cli.table import Column, render, terminal_width
 from adtrain.gradcheck import Row
+from adtrain.table import Column, render, terminal_width
 
 ORDERS = (1, 2)
 OUTCOME = (Column("error"), Column("tolerance", rank=2), Column("result", text=True))
@@ -25,14 +25,14 @@ PARAMETERS = (Column("parameter", text=True), *OUTCOME)
 @click.command(short_help="Check every gradient against differences of function values.")
 @click.argument("config_path", metavar="[CONFIG]", required=False)
 @op_option
-@click.option("--order", type=click.Choice(["1", "2"]), help="Only first or only second derivatives.")
+@click.option("--order", type=click.Choice(["1", "2"]), help="Check only first, or only second derivatives.")
 @device_option
 @json_option
 def command(config_path: str | None, names: tuple[str, ...], order: str | None, device: str, as_json: bool) -> None:
-    """Check the derivatives of every operation, or of the loss of CONFIG's network by each of its parameters, against
-    central differences in float64.
+    """Check the derivatives of every operation against central differences in float64; or those of the loss of CONFIG's
+    network with respect to each parameter.
 
-    Exits with code 1 where one of them is wrong.
+    Exits with code 1 if one of them is wrong.
     """
     if config_path is not None:
         if names or order == "2":
@@ -55,7 +55,7 @@ def command(config_path: str | None, names: tuple[str, ...], order: str | None, 
 
 
 def _with_derivative(cases: Sequence[Case], names: Sequence[str]) -> list[Case]:
-    """The cases that have one; UsageError where an operation asked for by name has none to check."""
+    """The cases with a derivative. UsageError if an operation in `names` has none."""
     found = [case for case in cases if case.order]
     for name in names:
         if not any(case.op == name for case in found):
@@ -68,7 +68,7 @@ def _shown(checks: Iterator[Row], total: int | None) -> Iterator[Row]:
 
 
 def _record(row: Row) -> dict[str, Any]:
-    """The row for a program; `error` is null where a rule failed or gave no number."""
+    """The row as JSON holds it; `error` is null if the rule raised an error or returned NaN."""
     return {**row._asdict(), "error": row.error if math.isfinite(row.error) else None}
 
 

@@ -9,11 +9,11 @@ import click
 from adtrain import config, graph, nn
 from adtrain.cli.options import FilePath, progress, set_option
 from adtrain.cli.summary import count
-from adtrain.cli.table import Column, render
 from adtrain.config import Config
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
 from adtrain.graph.network import shape_text
+from adtrain.table import Column, render
 
 FORMATS = (".svg", ".dot", ".txt")
 COLUMNS = (Column("layer", text=True), Column("kind", text=True), Column("output", text=True), Column("parameters"))

@@ -9,8 +9,8 @@ import numpy as np
 
 from adtrain.cli.options import FilePath, device_option, json_option, print_json, progress
 from adtrain.cli.progress import note_precision
-from adtrain.cli.table import Column, render, terminal_width
 from adtrain.data import DataError, idx, images
+from adtrain.table import Column, render, terminal_width
 from adtrain.training import model_file
 from adtrain.training.evaluation import probabilities
 

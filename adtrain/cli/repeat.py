@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import click
 
 from adtrain.cli.options import print_json, progress
-from adtrain.cli.table import Column, render, terminal_width
 from adtrain.config import Config
 from adtrain.core.errors import AdtrainError
+from adtrain.table import Column, render, terminal_width
 from adtrain.training import RunFolder
 
 Train: TypeAlias = Callable[[Config, Path | None, str], tuple[RunFolder, Mapping[str, Any]]]

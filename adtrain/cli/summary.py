@@ -9,9 +9,9 @@ import click
 
 from adtrain import config, training
 from adtrain.cli.options import json_option, print_json, set_option
-from adtrain.cli.table import Column, render, terminal_width
 from adtrain.config import Config
 from adtrain.graph.network import shape_text
+from adtrain.table import Column, render, terminal_width
 from adtrain.training import StepCosts
 from adtrain.training.costs import Total
 

@@ -26,9 +26,9 @@ from adtrain.cli.options import (
 from adtrain.cli.progress import progress_display
 from adtrain.cli.repeat import repeat
 from adtrain.cli.stop_signals import stop_signals
-from adtrain.cli.table import terminal_width
 from adtrain.cli.train_report import report
 from adtrain.config import Config
+from adtrain.table import terminal_width
 from adtrain.training import Observer, RunFolder, tensorboard
 from adtrain.training.run_folder import LAST
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from adtrain.cli.table import Column, render
+from adtrain.table import Column, render
 
 COLUMNS = (
     Column("op", text=True),

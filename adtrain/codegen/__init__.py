@@ -1,1 +1,1 @@
-"""C text that generated code is made of, the same for C on the CPU and CUDA C++ on the GPU."""
+"""C text for generated code, the same for C on the CPU and CUDA C++ on the GPU."""

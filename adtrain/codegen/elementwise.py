@@ -12,7 +12,7 @@ from adtrain.core.types import Shape
 
 @dataclass(frozen=True)
 class Axis:
-    """A loop: its length, and how far each operand moves with it."""
+    """A loop: its length, and the stride of each operand."""
 
     length: int
     strides: tuple[int, ...]
@@ -35,7 +35,7 @@ def statements(body: Program, values: dict[Variable, str], results: Sequence[str
 
 
 def strides(shape: Shape, within: Shape) -> tuple[int, ...]:
-    """How far an array of `shape` moves along each axis of `within`, which it broadcasts to."""
+    """The stride of an array of `shape` along each axis of `within`, to which it broadcasts."""
     found, step = [0] * len(within), 1
     for i, length in zip(range(len(within) - 1, -1, -1), reversed(shape), strict=False):
         found[i] = step if length == within[i] and length != 1 else 0
@@ -44,7 +44,7 @@ def strides(shape: Shape, within: Shape) -> tuple[int, ...]:
 
 
 def axes_of(body: Program, shape: Shape, item: bool = False) -> list[Axis]:
-    """The fewest loops over `shape`: axes that all operands pass through in one stride are one."""
+    """The fewest loops over `shape`: axes are merged where all operands have one stride."""
     full = len(shape) + item
     shapes = [v.type.shape[1:] if item and len(v.type.shape) == full else v.type.shape for v in body.inputs]
     columns = [strides(s, shape) for s in [*shapes, *(shape for _ in body.outputs)]]

@@ -9,18 +9,6 @@ from typing import Any
 import numpy as np
 
 
-def first_dtype(*args: Any, **params: Any) -> tuple[np.dtype, ...]:
-    return (args[0].dtype,)
-
-
-def no_numbers(*args: Any, **params: Any) -> tuple[int, ...]:
-    return ()
-
-
-def no_bytes(*args: Any, **params: Any) -> int:
-    return 0
-
-
 @dataclass(frozen=True, eq=False)
 class CKernel:
     """A C function: ``name_T([team,] inputs..., outputs..., numbers...[, scratch][, prepared])``.

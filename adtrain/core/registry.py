@@ -1,8 +1,7 @@
 """The registry of kernels: which kernels compute a primitive on which backend.
 
-adtrain's own kernels are registered by the modules of `adtrain.lowering`. A user's kernel is registered the same way:
-
-    register("mish", "cuda", lambda target, x: [CudaKernel((CudaLaunch("/home/me/mish.cu", "mish", ...),))])
+The modules of `adtrain.lowering` register adtrain's kernels. Users register their own in the same way, with the names
+that `adtrain.extend` exports.
 """
 
 from __future__ import annotations
@@ -14,36 +13,39 @@ from adtrain.core.kernel import CKernel, CudaKernel
 from adtrain.core.target import Target
 
 CudaRule: TypeAlias = Callable[..., Sequence[CudaKernel]]
-"""``rule(target, *types, **params)`` to candidates, the one to prefer first; empty where there is no kernel."""
+"""``rule(target, *types, **params)`` returns candidates for a GPU, argument types and parameters, the preferred one
+first. It returns none where no kernel fits."""
 
 _C_KERNELS: dict[str, tuple[CKernel, ...]] = {}
 _CUDA_RULES: dict[str, CudaRule] = {}
 
 
 def register(primitive: str, backend: str, kernels: CKernel | tuple[CKernel, ...] | CudaRule) -> None:
-    """Say which kernels compute ``primitive`` on ``backend``.
+    """Register the kernels that compute ``primitive`` on ``backend``.
 
     Args:
-        primitive: its name. Two names joined by "+" stand for a fused pair: "conv2d+max_pool2d".
-        backend: "cpu", with C functions (the forms of one function, or alternatives), or "cuda", with a rule.
+        primitive: its name. Two names joined by "+" are a fused pair: "conv2d+max_pool2d".
+        backend: "cpu" or "cuda".
+        kernels: for "cpu" a C kernel, or several: one that works on items and one for all threads, say. For "cuda" a
+            rule that returns candidates.
 
     Raises:
-        ValueError: it has kernels there already, or there is no such backend.
+        ValueError: there is no such backend, or the primitive has kernels there already.
     """
-    table: dict[str, Any] = {"cpu": _C_KERNELS, "cuda": _CUDA_RULES}.get(backend, {})
-    if backend not in ("cpu", "cuda"):
+    tables: dict[str, dict[str, Any]] = {"cpu": _C_KERNELS, "cuda": _CUDA_RULES}
+    if backend not in tables:
         raise ValueError(f"register: found backend {backend!r}, expected 'cpu' or 'cuda'")
-    if primitive in table:
-        raise ValueError(f"register: {primitive} has kernels for {backend} already")
-    table[primitive] = (kernels,) if isinstance(kernels, CKernel) else kernels
+    if primitive in tables[backend]:
+        raise ValueError(f"register: {primitive!r} already has kernels for {backend!r}")
+    tables[backend][primitive] = (kernels,) if isinstance(kernels, CKernel) else kernels
 
 
 def c_kernels(primitive: str) -> tuple[CKernel, ...]:
-    """The C functions that compute ``primitive``; none where NumPy does."""
+    """The C kernels of ``primitive``. Empty: it runs by its NumPy reference."""
     return _C_KERNELS.get(primitive, ())
 
 
 def cuda_kernels(primitive: str, target: Target, *types: Any, **params: Any) -> Sequence[CudaKernel]:
-    """The candidates for ``primitive`` on arguments of these types, the one to prefer first."""
+    """The candidates for ``primitive`` with these argument types and parameters, the preferred one first."""
     rule = _CUDA_RULES.get(primitive)
     return rule(target, *types, **params) if rule is not None else ()

@@ -1,4 +1,16 @@
-"""What a staged function may not do: leave something behind that a replay of its Program would not."""
+"""Refuse side effects of a staged function: they would happen once, when it is traced, and not in later calls.
+
+`stage` refuses what it can see reliably:
+
+- a traced value that is still referenced after tracing, wherever it is stored (JAX calls it a leaked tracer);
+- a ``global`` or ``nonlocal`` variable assigned by the function, by functions that it defines, and by functions that it
+  names: those of its own module, and those in its closure;
+- an attribute of the function, of the callable object, or of the object that the method belongs to, that is another
+  one after tracing (``self.count += 1``).
+
+It does not see other side effects on values that are not traced: items of lists and dictionaries, attributes of other
+objects, variables assigned by other methods or by functions of other modules, and input and output.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +19,8 @@ import functools
 import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from types import CodeType
+from contextlib import contextmanager
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from adtrain.core.errors import TraceError
@@ -15,20 +28,112 @@ from adtrain.core.errors import TraceError
 _STORES = ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF")
 
 
-def refuse_assignments_outside(f: Callable[..., Any]) -> None:
-    """Raise TraceError, naming the line, if ``f`` or a function inside it assigns a variable that is not its own."""
-    while isinstance(f, functools.partial):
-        f = f.func
-    code = getattr(getattr(f, "__func__", f), "__code__", None)
-    if code is not None:
+def refuse_assignments(f: Callable[..., Any]) -> None:
+    """Check that ``f`` and the functions that it names assign only their own variables. Nothing is called.
+
+    Raises:
+        TraceError: one assigns a global variable or a variable of an enclosing function; names the line.
+    """
+    pending = _functions([f])
+    seen: set[FunctionType] = set()
+    while pending:
+        function = pending.pop()
+        if function in seen:
+            continue
+        seen.add(function)
+        code = function.__code__
         for name, line in _assignments(code, frozenset(code.co_freevars)):
             raise TraceError(
-                f"{code.co_filename}:{line}: a staged function assigns {name!r}, which is not its own: a replay would "
-                "not do that; pass the value in and return the new one"
+                f"{code.co_filename}:{line}: a staged function assigns {name!r}, a variable outside of it, which would "
+                "happen only once, when it is traced; pass the value in and return the new one"
+            )
+        in_module = [function.__globals__.get(name) for name in _global_names(code)]
+        pending += [x for x in in_module if isinstance(x, FunctionType) and x.__globals__ is function.__globals__]
+        pending += _functions(_contents(function))
+
+
+@contextmanager
+def refuse_attribute_changes(f: Callable[..., Any]) -> Iterator[None]:
+    """Check that a block leaves the attributes of ``f``, or of the object that ``f`` is a method of, as they were.
+
+    A cached property may be computed in the block.
+
+    Raises:
+        TraceError: an attribute was set, replaced or deleted.
+    """
+    f = _without_partial(f)
+    owner = getattr(f, "__self__", f)
+    before = dict(getattr(owner, "__dict__", {}))
+    yield
+    after, absent = getattr(owner, "__dict__", {}), object()
+    for name in [*before, *after]:
+        cached = isinstance(getattr(type(owner), name, None), functools.cached_property)
+        if before.get(name, absent) is not after.get(name, absent) and not cached:
+            raise TraceError(
+                f"a staged function changes the attribute {name!r} of its {type(owner).__name__}, which happens only "
+                "once, when it is traced; pass the value in and return the new one"
             )
 
 
+def refuse_leaks(traced: Sequence[tuple[weakref.ref[Any], str]]) -> None:
+    """Check that no traced value is referenced after tracing.
+
+    Args:
+        traced: a weak reference to each traced value, and its line and origin.
+
+    Raises:
+        TraceError: one is referenced; names its line.
+    """
+    if any(value() is not None for value, _ in traced):
+        gc.collect()  # frees reference cycles among the tracers themselves
+    for value, origin in traced:
+        if value() is not None:
+            raise TraceError(
+                f"{origin} is stored outside the staged function; it is a traced value, which has no elements, and "
+                "later calls do not replace it; return it instead"
+            )
+
+
+def _functions(objects: Sequence[Any]) -> list[FunctionType]:
+    """The Python functions among ``objects``: functions, methods, partial functions and callable objects."""
+    found: list[FunctionType] = []
+    for x in map(_without_partial, objects):
+        if isinstance(x, MethodType):
+            x = x.__func__
+        elif callable(x) and not isinstance(x, FunctionType):
+            x = type(x).__call__
+        if isinstance(x, FunctionType):
+            found.append(x)
+    return found
+
+
+def _without_partial(f: Any) -> Any:
+    while isinstance(f, functools.partial):
+        f = f.func
+    return f
+
+
+def _contents(function: FunctionType) -> list[Any]:
+    """The values of the closure's variables."""
+    found = []
+    for cell in function.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:  # not assigned yet
+            continue
+    return found
+
+
+def _global_names(code: CodeType) -> Iterator[str]:
+    """The global names that a function and the functions inside it load."""
+    yield from (x.argval for x in dis.get_instructions(code) if x.opname == "LOAD_GLOBAL")
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _global_names(inner)
+
+
 def _assignments(code: CodeType, outside: frozenset[str]) -> Iterator[tuple[str, int]]:
+    """Name and line of each assignment to a global variable or to one of the variables ``outside``."""
     lines = dict(dis.findlinestarts(code))
     line = code.co_firstlineno
     for instruction in dis.get_instructions(code):
@@ -39,19 +144,3 @@ def _assignments(code: CodeType, outside: frozenset[str]) -> Iterator[tuple[str,
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from _assignments(inner, outside & frozenset(inner.co_freevars))
-
-
-def refuse_kept(made: Sequence[tuple[weakref.ref[Any], str]]) -> None:
-    """Raise TraceError for the first of the symbols that somebody still holds when tracing is over.
-
-    Args:
-        made: each symbol, weakly, with the line that made it.
-    """
-    if any(symbol() is not None for symbol, _ in made):
-        gc.collect()  # cycles of the tracers themselves hold nothing
-    for symbol, line in made:
-        if symbol() is not None:
-            raise TraceError(
-                f"{line}: the value computed here is kept after the staged function has returned, and is no number: a "
-                "side effect that a replay would not repeat; return the value instead"
-            )

@@ -21,7 +21,7 @@ from adtrain.core.precision import current_precision
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.scope import at, current_phase, current_scope
-from adtrain.core.side_effects import refuse_assignments_outside, refuse_kept
+from adtrain.core.side_effects import refuse_assignments, refuse_attribute_changes, refuse_leaks
 from adtrain.core.trace import Tracer, base_trace, bind
 from adtrain.core.types import ArrayType
 
@@ -67,11 +67,16 @@ class StagingTrace:
         self.inputs: list[Variable] = []
         self.equations: list[Equation] = []
         self.constants: dict[int, tuple[Array, Variable]] = {}
-        self.made: list[tuple[weakref.ref[Symbol], str]] = []
+        self.symbols: list[tuple[weakref.ref[Symbol], str]] = []  # with the line and origin of each
 
     def input(self, x: Value) -> Symbol:
         self.inputs.append(Variable(ArrayType(x.shape, x.dtype), x.device))
-        return Symbol(self, self.inputs[-1])
+        return self._symbol(self.inputs[-1], f"{user_line()}: an argument of this call")
+
+    def _symbol(self, variable: Variable, origin: str) -> Symbol:
+        symbol = Symbol(self, variable)
+        self.symbols.append((weakref.ref(symbol), origin))
+        return symbol
 
     def variable(self, x: Value) -> Variable:
         """The variable of a symbol; an array that was there already becomes a constant."""
@@ -88,9 +93,8 @@ class StagingTrace:
         device = inputs[0].device if inputs else params["device"]
         outputs = tuple(Variable(t, device) for t in primitive.output_types(args, params))
         self.equations.append(Equation(primitive, inputs, params, outputs, current_scope(), current_phase()))
-        symbols = tuple(Symbol(self, v) for v in outputs)
-        line = user_line()
-        self.made += [(weakref.ref(symbol), line) for symbol in symbols]
+        origin = f"{user_line()}: the value computed here"
+        symbols = tuple(self._symbol(v, origin) for v in outputs)
         return symbols[0] if len(symbols) == 1 else symbols
 
     def program(self, outputs: Sequence[Value]) -> Program:
@@ -141,6 +145,8 @@ def evaluate(program: Program, args: Sequence[Value]) -> list[Value]:
 
 class Staged:
     """A function that runs as a Program. Made by `stage`."""
+
+    __slots__ = ("compiled", "donate", "f", "latest", "passes")  # no __dict__: these caches are no side effects
 
     def __init__(self, f: Callable[..., Any], passes: Sequence[Pass], donate: Collection[int]) -> None:
         self.f = f
@@ -227,10 +233,11 @@ class Staged:
     def _trace(
         self, args: Sequence[Any], leaves: Sequence[Any], structure: tree.TreeDef
     ) -> tuple[Program, tree.TreeDef]:
-        refuse_assignments_outside(self.f)
+        refuse_assignments(self.f)
         trace = StagingTrace()
-        program, out_structure = self._write(trace, args, leaves, structure)
-        refuse_kept(trace.made)
+        with refuse_attribute_changes(self.f):
+            program, out_structure = self._write(trace, args, leaves, structure)
+            refuse_leaks(trace.symbols)
         return program, out_structure
 
     def _write(
@@ -280,21 +287,24 @@ def _leaves(args: Any) -> tuple[list[Any], tree.TreeDef]:
 
 
 def stage(f: Callable[..., Any], passes: Sequence[Pass] = (), donate: Collection[int] = ()) -> Staged:
-    """``f`` as a function that is traced once for each combination of argument types, and then runs as a Program.
+    """Trace ``f`` once for each combination of argument types, and run it as a compiled Program.
 
-    Another `matmul_precision` around the call makes another Program, too.
+    A call under another `matmul_precision` also makes another Program.
+
+    ``f`` must have no side effects: they would happen only once, when it is traced. What is refused, and what cannot be
+    seen, is listed in `adtrain.core.side_effects`.
 
     Args:
-        f: function of trees of arrays to a tree of arrays, made of public ops, gradients and updates included. Leaves
-            that are no arrays (numbers, strings) are static: another value means another Program. Arrays that ``f``
-            does not get as arguments are constants of the Program.
+        f: function of trees of arrays to a tree of arrays, written with public ops; it may take gradients and update
+            parameters. Leaves that are not arrays (numbers, strings) are static: each value has a Program of its own.
+            Arrays that ``f`` uses without getting them as arguments become constants of the Program.
         passes: applied to the Program in this order.
-        donate: positions of arguments whose arrays end with the call, also one that fails: results may be written in
-            their place.
+        donate: positions of donated arguments. Results may be written to their memory, so their arrays cannot be used
+            after the call, even if it fails.
 
     Raises (when called):
-        TraceError, naming the line: the function asks for the elements of an array, assigns a variable that is not its
-            own, or lets a traced value be kept; or an argument was donated before.
-        DTypeError: it returns something other than arrays.
+        TraceError: ``f`` reads the elements of a traced array, has a side effect that is refused, or an argument was
+            donated before. Names the line where it can.
+        DTypeError: ``f`` returns something other than arrays.
     """
     return Staged(f, passes, donate)

@@ -1,4 +1,4 @@
-"""All operations. One file a family: public function, shape rule, NumPy reference, vjp rules, cost."""
+"""All operations. One file per family: public function, shape rule, NumPy reference, vjp rules, cost. No kernels."""
 
 import sys
 
@@ -6,6 +6,7 @@ import adtrain.ops.bias_sums
 import adtrain.ops.conv_pooled  # noqa: F401  primitives that passes look up
 from adtrain.core.array import bind_operators
 from adtrain.core.precision import matmul_precision
+from adtrain.ops import elementwise
 from adtrain.ops.activation import elu, gelu, leaky_relu, relu, sigmoid, silu, softplus
 from adtrain.ops.broadcasting import broadcast_to, reshape, sum_to
 from adtrain.ops.compare import (
@@ -22,29 +23,7 @@ from adtrain.ops.compare import (
 )
 from adtrain.ops.conv import conv2d, conv_transpose2d
 from adtrain.ops.create import arange, full, ones, ones_like, zeros, zeros_like
-from adtrain.ops.elementwise import (
-    abs,
-    add,
-    astype,
-    cos,
-    div,
-    erf,
-    exp,
-    expm1,
-    log,
-    log1p,
-    mul,
-    neg,
-    reciprocal,
-    rsqrt,
-    sign,
-    sin,
-    sqrt,
-    square,
-    stop_gradient,
-    sub,
-    tanh,
-)
+from adtrain.ops.elementwise import *  # noqa: F403
 from adtrain.ops.getitem import getitem
 from adtrain.ops.index import embedding, one_hot, take, take_along_axis
 from adtrain.ops.loss import (
@@ -67,12 +46,9 @@ from adtrain.ops.softmax import log_softmax, softmax
 bind_operators(sys.modules[__name__])
 
 __all__ = [
-    "abs",
     "adaptive_avg_pool2d",
-    "add",
     "arange",
     "argmax",
-    "astype",
     "avg_pool2d",
     "batch_norm",
     "binary_cross_entropy_with_logits",
@@ -81,18 +57,13 @@ __all__ = [
     "concatenate",
     "conv2d",
     "conv_transpose2d",
-    "cos",
     "cross_entropy",
     "cumsum",
-    "div",
     "dropout",
     "elu",
     "embedding",
     "equal",
-    "erf",
-    "exp",
     "expand_dims",
-    "expm1",
     "flip",
     "full",
     "gelu",
@@ -106,8 +77,6 @@ __all__ = [
     "leaky_relu",
     "less",
     "less_equal",
-    "log",
-    "log1p",
     "log_softmax",
     "logsumexp",
     "matmul",
@@ -119,8 +88,6 @@ __all__ = [
     "min",
     "minimum",
     "mse_loss",
-    "mul",
-    "neg",
     "nll_loss",
     "not_equal",
     "one_hot",
@@ -129,32 +96,24 @@ __all__ = [
     "pad",
     "power",
     "random_uniform",
-    "reciprocal",
     "relu",
     "reshape",
     "rng_state",
-    "rsqrt",
     "sigmoid",
-    "sign",
     "silu",
-    "sin",
     "slice",
     "softmax",
     "softplus",
-    "sqrt",
-    "square",
     "squeeze",
     "stack",
-    "stop_gradient",
-    "sub",
     "sum",
     "sum_to",
     "take",
     "take_along_axis",
-    "tanh",
     "transpose",
     "var",
     "where",
     "zeros",
     "zeros_like",
 ]
+__all__ += elementwise.__all__

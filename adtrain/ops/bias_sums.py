@@ -1,6 +1,6 @@
-"""Gradients that a GPU computes together with the gradient of a convolution's bias: a sum of what they read anyway.
+"""Gradients of a convolution together with that of its bias, which is a sum of elements that they read anyway.
 
-They occur only in optimised Programs, where a pass puts each in the place of two equations, and have no derivatives.
+They occur only in optimised Programs, where a pass substitutes each for two equations, and have no derivatives.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from adtrain.ops.conv import weight_grad_p
 from adtrain.ops.conv_pooled import conv2d_weight_grad_pooled_p
 
 OF_BIAS = (0, 2, 3)
-"""The axes that a bias is added along."""
+"""The axes along which a bias is broadcast."""
 
 
 def _summed(x: Any) -> Any:

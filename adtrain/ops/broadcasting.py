@@ -1,4 +1,4 @@
-"""One dtype and one shape for several arguments, and the linear primitives that takes.
+"""Promotion of several arguments to one dtype and one shape, and the linear primitives for it.
 
 broadcast_to and sum are transposes of one another, and reshape of itself; with them every elementwise primitive can
 insist on equal shapes, and its derivative with respect to a broadcast argument follows by itself. Python numbers have
@@ -49,7 +49,7 @@ reshape_p: Primitive = Primitive(
 
 
 def summed(dtype: np.dtype) -> np.dtype:
-    """The dtype in which elements are summed up: int64 for integers."""
+    """The dtype of a sum of elements of ``dtype``: int64 for integers and bool."""
     return dtype if dtype.kind == "f" else np.dtype(np.int64)
 
 
@@ -63,10 +63,7 @@ sum_p: Primitive = Primitive(
     lambda x, axes: np.sum(x, axis=axes, dtype=summed(x.dtype)),
     [lambda out, x, axes: partial(spread, shape=x.shape, axes=axes)],
     lambda x, axes: x.size,
-    traits=(
-        Trait.REDUCTION,
-        Trait.ALONG_AXIS,
-    ),
+    traits=(Trait.REDUCTION, Trait.ALONG_AXIS),
 )
 
 
@@ -79,7 +76,9 @@ def _broadcast_to_shape(x: Any, shape: Shape) -> ArrayType:
 def _broadcast_to_reference(x: np.ndarray, shape: Shape) -> np.ndarray:
     if x.ndim:
         return np.broadcast_to(x, shape)
-    return np.ndarray(shape, x.dtype, x, strides=(0,) * len(shape))  # the same, without its overhead for a number
+    return np.ndarray(
+        shape, x.dtype, x, strides=(0,) * len(shape)
+    )  # the same as broadcast_to, which is slow for a number
 
 
 broadcast_to_p: Primitive = Primitive(
@@ -94,7 +93,11 @@ broadcast_to_p: Primitive = Primitive(
 
 
 def reshape(x: ArrayLike, shape: int | Sequence[int]) -> Value:
-    """The elements in the same order in another shape; one length may be -1, which is then worked out."""
+    """The elements in the same order in another shape. One length may be -1: it follows from the others.
+
+    Raises:
+        ShapeError: the number of elements differs, or a length is negative.
+    """
     value = as_value(x)
     lengths = tuple(int(n) for n in ((shape,) if isinstance(shape, (int, np.integer)) else shape))
     if lengths.count(-1) == 1:
@@ -108,13 +111,21 @@ def reshape(x: ArrayLike, shape: int | Sequence[int]) -> Value:
 
 
 def broadcast_to(x: ArrayLike, shape: Sequence[int]) -> Value:
-    """``x`` repeated along new axes, and axes of length 1, up to ``shape``, by NumPy's rules."""
+    """``x`` repeated along new axes and axes of length 1 up to ``shape``, by NumPy's rules.
+
+    Raises:
+        ShapeError: they do not broadcast together, or to another shape.
+    """
     value, lengths = as_value(x), tuple(int(n) for n in shape)
     return value if value.shape == lengths else bind(broadcast_to_p, value, shape=lengths)
 
 
 def sum_to(x: ArrayLike, shape: Sequence[int]) -> Value:
-    """The transpose of `broadcast_to`: sum over the axes that a broadcast from ``shape`` to ``x.shape`` repeats."""
+    """The transpose of `broadcast_to`: sum over the axes that a broadcast from ``shape`` to ``x.shape`` repeats.
+
+    Raises:
+        ShapeError: ``shape`` does not broadcast to ``x.shape``.
+    """
     value, lengths = as_value(x), tuple(int(n) for n in shape)
     if value.shape == lengths:
         return value
@@ -131,12 +142,12 @@ def keep_axes(shape: Shape, axes: Sequence[int]) -> Shape:
 
 
 def spread(x: Value, shape: Shape, axes: Sequence[int]) -> Value:
-    """Undo the shape of a reduction: ``x`` repeated along ``axes`` up to ``shape``."""
+    """The result of a reduction over ``axes`` repeated along them, up to ``shape``."""
     return broadcast_to(reshape(x, keep_axes(shape, axes)), shape)
 
 
 def promote(*xs: ArrayLike) -> list[Value]:
-    """Values of one dtype; what is no value yet is put on the device of those that are.
+    """Values of one dtype. Arguments that are not Values are put on the device of those that are.
 
     Python numbers take the dtype of the arrays beside them (float32 where those hold integers and the number is a
     float, int64 where those are bool and it is an integer). Among arrays the widest floating-point type wins, and
@@ -167,7 +178,7 @@ def floating(x: Value) -> Value:
 
 
 def broadcast(name: str, *xs: ArrayLike) -> list[Value]:
-    """Values of one dtype and, by NumPy's rules, one shape; Python numbers stay of shape ()."""
+    """Values of one dtype and, by NumPy's rules, one shape. Python numbers keep shape ()."""
     values = promote(*xs)
     shape = values[0].shape
     if all(x.shape == shape for x in values):

@@ -1,4 +1,4 @@
-"""What the families of operations share: checks of axes and types, and the elementwise primitive."""
+"""Shared by the families of operations: checks of axes and types, and the elementwise primitive."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def as_value(x: ArrayLike) -> Value:
 
 
 def broadcast_shapes(name: str, *shapes: Shape) -> Shape:
-    """The shape that NumPy's rules give several together."""
+    """The shape to which several broadcast, by NumPy's rules."""
     ndim = max(map(len, shapes))
     lengths = [1] * ndim
     for shape in shapes:
@@ -54,7 +54,7 @@ def normalize_axes(name: str, axis: Axis, ndim: int) -> tuple[int, ...]:
 
 
 def pair(name: str, value: int | Sequence[int]) -> tuple[int, int]:
-    """A number for both spatial dimensions, or one for each."""
+    """One integer for both spatial dimensions, or a pair of them."""
     both = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(both) != 2 or not all(isinstance(n, (int, np.integer)) for n in both):
         raise ShapeError(f"{name}: found {value}, expected an integer or a pair of them")
@@ -68,7 +68,7 @@ def require_float(name: str, *xs: Any) -> None:
 
 
 def elementwise_type(name: str, *xs: Any) -> ArrayType:
-    """The one type of arguments of which some may be numbers, of shape ()."""
+    """The common type of arguments; some may be numbers, of shape ()."""
     first = max(xs, key=lambda x: len(x.shape)) if len(xs) > 1 else xs[0]
     for x in xs:
         if x.shape not in (first.shape, ()) or x.dtype != first.dtype:

@@ -26,7 +26,7 @@ IntPair = int | Sequence[int]
 
 
 class Window(NamedTuple):
-    """How a kernel moves over an image: static parameters, each a pair (rows, columns), and the number of groups."""
+    """How a kernel moves over an image: pairs (rows, columns), and the number of groups."""
 
     stride: tuple[int, int]
     padding: tuple[int, int]

@@ -1,11 +1,11 @@
-"""Gradients of a convolution behind max pooling: the same numbers as the plain ones with far fewer products.
+"""Gradients of a convolution behind max pooling: the same values as the dense ones, with far fewer products.
 
 After convolution, (ReLU,) max pooling, the gradient of the convolution's output is what `max_pool2d_put` makes: zero
-but for at most one element a window. These primitives take the pooled gradient and the positions instead. They occur
-only in optimised Programs, where a pass puts them in the place of the two plain ones, so they have no derivatives.
+except at most one element per window. These primitives take the pooled gradient and the positions instead. They occur
+only in optimised Programs, where a pass substitutes them for the dense ones, so they have no derivatives.
 
 Elements of the gradient that are zero are skipped. Where an infinity or NaN of the image or the weights would meet
-them, the plain ones give NaN and these do not.
+them, the dense ones give NaN and these do not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Pair = tuple[int, int]
 
 
 def _put_type(g: Any, where: Any, windows: Any, shape: tuple[int, ...]) -> ArrayType:
-    """Of the gradient that the pooled one stands for."""
+    """The type of the gradient before pooling."""
     (put,) = max_pool2d_put_p.output_types((g, where), {"windows": windows, "shape": shape})
     return put
 

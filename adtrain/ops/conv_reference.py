@@ -14,7 +14,7 @@ import numpy as np
 from adtrain.ops.rounding import rounded
 
 COLUMN_BYTES = 1 << 20
-"""Columns made at once, unless one image alone has more: about the size of a second-level cache."""
+"""Bytes of columns that are built at once, unless one image has more: about the size of an L2 cache."""
 
 
 def _padded(x: np.ndarray, padding: tuple[int, int]) -> np.ndarray:
@@ -31,7 +31,7 @@ def _few(count: int, columns_each: int, dtype: np.dtype) -> Iterator[slice]:
 
 
 def _columns(images: np.ndarray, kernel: tuple[int, int], out: tuple[int, int], window: Any) -> np.ndarray:
-    """What the weights are multiplied with: (N, G, C / G * KH * KW, OH * OW) of padded, contiguous (N, C, H, W)."""
+    """The im2col matrix (N, G, C / G * KH * KW, OH * OW) of padded, contiguous images (N, C, H, W)."""
     (sn, sc, sh, sw), (dh, dw), (th, tw) = images.strides, window.dilation, window.stride
     n, channels = images.shape[:2]
     taps = np.lib.stride_tricks.as_strided(

@@ -1,4 +1,4 @@
-"""Arrays from nothing but a shape."""
+"""Arrays of a shape: constants and ranges."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ full_p: Primitive = Primitive(
 
 
 def full(shape: int | Shape, value: float, dtype: Any = np.float32, device: str = "cpu") -> Value:
-    """An array of ``shape`` with ``value`` everywhere."""
+    """An array of ``shape`` with ``value`` everywhere.
+
+    Raises:
+        ShapeError: a length is negative.
+    """
     lengths = tuple(map(int, shape)) if isinstance(shape, (tuple, list)) else (int(shape),)
     return bind(full_p, shape=lengths, value=value, dtype=dtype_of("full", dtype), device=device)
 

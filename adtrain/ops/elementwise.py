@@ -19,6 +19,30 @@ from adtrain.ops.broadcasting import astype_p, broadcast, floating
 from adtrain.ops.common import ArrayLike, as_value, elementwise
 from adtrain.ops.erf import erf_reference
 
+__all__ = [
+    "abs",
+    "add",
+    "astype",
+    "cos",
+    "div",
+    "erf",
+    "exp",
+    "expm1",
+    "log",
+    "log1p",
+    "mul",
+    "neg",
+    "reciprocal",
+    "rsqrt",
+    "sign",
+    "sin",
+    "sqrt",
+    "square",
+    "stop_gradient",
+    "sub",
+    "tanh",
+]
+
 add_p: Primitive = elementwise(
     "add", np.add, "a + b", lambda out, a, b: lambda ct: ct, lambda out, a, b: lambda ct: ct, floating=False
 )

@@ -19,7 +19,7 @@ def getitem(x: Value, index: Any) -> Value:
     """``x[index]`` for integers, slices, ``...``, None, and one array of integers.
 
     Raises:
-        ShapeError: too many indices, or one out of range. DTypeError: an index of another kind.
+        ShapeError: there are too many indices, or one is out of range. DTypeError: an index is of another type.
     """
     given = index if isinstance(index, tuple) else (index,)
     used = len([i for i in given if i is not None and i is not Ellipsis])

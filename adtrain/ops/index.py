@@ -1,4 +1,4 @@
-"""Reading by position: take, take_along_axis, one_hot, embedding; and the scatters that transpose them."""
+"""Gathers: take, take_along_axis, one_hot, embedding; and the scatters that are their transposes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _require_integers(name: str, indices: Any) -> None:
 
 
 def _in_range(name: str, indices: np.ndarray, length: int) -> np.ndarray:
-    """The indices as they are.
+    """The indices, after a check.
 
     Raises:
         ShapeError: one is negative, or not below ``length``.
@@ -51,7 +51,7 @@ def _scatter_add_reference(ct: np.ndarray, indices: np.ndarray, axis: int, lengt
 
 
 def _gathered(x: Any, indices: Any, axis: int) -> tuple[int, int]:
-    """The elements that a gather reads: one of x for each element of its result, and the indices."""
+    """How many elements a gather reads: one of x per element of the result, and the indices."""
     return x.size // max(x.shape[axis], 1) * indices.size, indices.size
 
 
@@ -145,7 +145,11 @@ def take(x: ArrayLike, indices: ArrayLike, axis: int = 0) -> Value:
 
 
 def take_along_axis(x: ArrayLike, indices: ArrayLike, axis: int) -> Value:
-    """``out[i, j] = x[i, indices[i, j]]`` for axis 1, and so on; ``indices`` has the shape of the output."""
+    """``out[i, j] = x[i, indices[i, j]]`` for axis 1, and likewise for others; ``indices`` has the shape of the output.
+
+    Raises:
+        ShapeError: an index is out of range (negative ones count from the end), or the other axes differ.
+    """
     value = as_value(x)
     axis = normalize_axis("take_along_axis", axis, value.ndim)
     return bind(take_along_axis_p, value, _from_the_end(_indices(indices, value), value.shape[axis]), axis=axis)
@@ -176,7 +180,7 @@ def embedding(indices: ArrayLike, weight: ArrayLike) -> Value:
 
 
 def _from_the_end(indices: Value, length: int) -> Value:
-    """Negative indices counted from the end, as NumPy does; unsigned ones have none."""
+    """Negative indices count from the end, as in NumPy."""
     if indices.dtype.kind != "i":
         return indices
     return where(less(indices, 0), indices + length, indices)

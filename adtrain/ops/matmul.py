@@ -25,8 +25,8 @@ def _shape(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str 
     m, k = a.shape[:-3:-1] if transpose_a else a.shape[-2:]
     k_b, n = b.shape[:-3:-1] if transpose_b else b.shape[-2:]
     if k != k_b:
-        turned = "".join(f", {name} transposed" for name, t in (("a", transpose_a), ("b", transpose_b)) if t)
-        raise ShapeError(f"matmul: inner lengths {k} and {k_b} differ in {a.shape} @ {b.shape}{turned}")
+        flags = "".join(f", {name} transposed" for name, t in (("a", transpose_a), ("b", transpose_b)) if t)
+        raise ShapeError(f"matmul: inner lengths {k} and {k_b} differ in {a.shape} @ {b.shape}{flags}")
     return ArrayType((*a.shape[:-2], m, n), a.dtype)
 
 

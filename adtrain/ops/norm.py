@@ -1,4 +1,4 @@
-"""Normalisation. One primitive, standardize, serves batch, layer and group norm; what differs is the axes."""
+"""Batch, layer and group norm, by one primitive, standardize, over different axes."""
 
 from __future__ import annotations
 
@@ -87,19 +87,19 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> tuple[Value, Value, Value]:
-    """Each channel to mean 0 and variance 1 over the batch (S. Ioffe, C. Szegedy, 2015).
+    """Normalise each channel to mean 0 and variance 1 over the batch (S. Ioffe, C. Szegedy, 2015).
 
     Args:
         x: (N, C, ...).
         running_mean, running_var, weight, bias: (C,).
-        training: normalise by the statistics of this batch and move the running ones towards them by ``momentum``
-            (the variance divided by n - 1, as PyTorch does); otherwise normalise by the running ones.
+        training: normalise by the statistics of this batch, and update the running ones by ``momentum`` (with the
+            unbiased variance, as PyTorch). Otherwise normalise by the running ones.
 
     Returns:
         y like ``x``, and the new running mean and variance.
 
     Raises:
-        ShapeError: a parameter does not fit, or there is one value a channel in training.
+        ShapeError: a parameter does not fit, or a channel has one value in training.
     """
     value, average, variance = as_value(x), as_value(running_mean), as_value(running_var)
     if value.ndim < 2:
@@ -135,6 +135,9 @@ def layer_norm(
 
     Args:
         normalized_shape: the lengths of those axes, also the shape of ``weight`` and ``bias``.
+
+    Raises:
+        ShapeError: ``x`` does not end in ``normalized_shape``, or a parameter does not fit.
     """
     value = as_value(x)
     shape = tuple(np.atleast_1d(normalized_shape).tolist())
@@ -153,7 +156,11 @@ def group_norm(
     bias: ArrayLike | None = None,
     eps: float = 1e-5,
 ) -> Value:
-    """Mean 0 and variance 1 over each of ``num_groups`` groups of channels of (N, C, ...) (Y. Wu, K. He, 2018)."""
+    """Mean 0 and variance 1 over each of ``num_groups`` groups of channels of (N, C, ...) (Y. Wu, K. He, 2018).
+
+    Raises:
+        ShapeError: the channels do not divide into ``num_groups``, or a parameter does not fit.
+    """
     value = as_value(x)
     if value.ndim < 2 or num_groups < 1 or value.shape[1] % num_groups:
         raise ShapeError(f"group_norm: shape {value.shape} does not divide into {num_groups} groups of channels")

@@ -1,4 +1,8 @@
-"""Pooling. Max pooling picks one element a window and keeps its position; picking and putting back are transposes."""
+"""Max and average pooling.
+
+Max pooling returns the position of each maximum too. max_pool2d_pick gathers from these positions, max_pool2d_put
+scatters to them: they are transposes, and the derivatives of max pooling.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +49,7 @@ class Windows(NamedTuple):
         return (*shape[:2], *lengths)
 
     def taps(self, padded: np.ndarray, out: Sequence[int]) -> Iterator[np.ndarray]:
-        """For each position in the window, row by row, a view (N, C, OH, OW) of that element of every window."""
+        """For each position in the window, row by row, a view (N, C, OH, OW) of that element of all windows."""
         sh, sw = self.stride
         for i in range(self.kernel[0]):
             for j in range(self.kernel[1]):
@@ -75,7 +79,7 @@ def _max_shape(x: Any, windows: Windows) -> tuple[ArrayType, ArrayType]:
 
 
 def _max_reference(x: np.ndarray, windows: Windows) -> tuple[np.ndarray, np.ndarray]:
-    """The maxima, and where each is: as many positions as come before the first that is equal to it."""
+    """The maxima, and their positions: the number of positions in the window before the first equal element."""
     out = windows.output_shape("max_pool2d", x.shape)[2:]
     taps = list(windows.taps(windows.pad(x, -np.inf), out))
     best = np.array(taps[0])
@@ -183,7 +187,7 @@ avg_pool2d_put_p: Primitive = Primitive(
 
 
 def max_pool2d(x: ArrayLike, kernel_size: IntPair, stride: IntPair | None = None, padding: IntPair = 0) -> Value:
-    """The largest element of each window, (N, C, H, W) to (N, C, OH, OW); of equal ones the first takes the cotangent.
+    """The largest element of each window, (N, C, H, W) to (N, C, OH, OW). The first of equal ones gets the cotangent.
 
     Args:
         stride: the window's own size by default.
@@ -203,7 +207,7 @@ def avg_pool2d(x: ArrayLike, kernel_size: IntPair, stride: IntPair | None = None
 def adaptive_avg_pool2d(x: ArrayLike, output_size: IntPair) -> Value:
     """Means over a grid of ``output_size`` nearly equal windows: row i spans i H / OH (down) to (i + 1) H / OH (up).
 
-    Each axis is a product with a matrix of averages, so nothing but matmul is needed.
+    Each axis is a matrix product with weights from `averages`.
     """
     value = as_value(x)
     if value.ndim != 4 or 0 in value.shape[2:]:
@@ -217,12 +221,12 @@ def adaptive_avg_pool2d(x: ArrayLike, output_size: IntPair) -> Value:
         array(averages(length, count).astype(value.dtype), device=value.device)
         for length, count in zip(value.shape[2:], (rows, columns), strict=True)
     )
-    with matmul_precision(FULL):  # as all other means are
+    with matmul_precision(FULL):  # as other means
         return matmul(left, matmul(value, right, transpose_b=True))
 
 
 def averages(length: int, count: int) -> np.ndarray:
-    """The matrix (count, length) that makes the means of so many nearly equal windows: float64."""
+    """The matrix (count, length) of the means of ``count`` nearly equal windows: float64."""
     weights = np.zeros((count, length))
     for i in range(count):
         start, stop = i * length // count, -(-(i + 1) * length // count)

@@ -1,7 +1,7 @@
 """Random numbers by counting: Philox4x32-10 (J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 
 Number i of a stream is a function of (seed, step, stream, i) and of nothing else, so that every device draws the same
-numbers in any order, a replay needs no hidden state, and a resumed run goes on where it stopped.
+numbers in any order, a replay needs no hidden state, and a resumed run continues with the same numbers.
 """
 
 from __future__ import annotations
@@ -73,11 +73,14 @@ def rng_state(seed: int, step: int = 0) -> Array:
 
 
 def random_uniform(rng: ArrayLike, shape: Sequence[int], stream: int = 0, dtype: Any = np.float32) -> Value:
-    """Numbers in [0, 1), multiples of 2**-24, the same on every device and in every floating-point type.
+    """Uniform numbers in [0, 1), multiples of 2**-24, the same on every device and in every floating-point type.
 
     Args:
         rng: uint32 of shape (4,), see `rng_state`.
-        stream: tells users of one state apart; at most 2**32 - 1.
+        stream: selects a sequence that is independent of the other streams of this state; at most 2**32 - 1.
+
+    Raises:
+        DTypeError: ``rng`` or ``dtype`` is of another type. ShapeError: ``stream`` is out of range.
     """
     lengths = tuple(int(n) for n in shape)
     return bind(random_uniform_p, as_value(rng), shape=lengths, stream=stream, dtype=dtype_of("random_uniform", dtype))

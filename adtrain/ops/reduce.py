@@ -20,7 +20,7 @@ from adtrain.ops.elementwise import exp
 
 
 def _dropped(name: str, floating_only: bool = False) -> Callable[..., ArrayType]:
-    """Shape rule of a reduction that has no value for an empty set."""
+    """The shape rule of a reduction that is undefined for no elements."""
 
     def rule(x: Any, axes: tuple[int, ...]) -> ArrayType:
         if floating_only:
@@ -33,7 +33,7 @@ def _dropped(name: str, floating_only: bool = False) -> Callable[..., ArrayType]
 
 
 def _extreme_vjp(out: Value, x: Value, axes: tuple[int, ...]) -> Any:
-    """All elements equal to the extreme share the cotangent."""
+    """All elements equal to the extreme share the cotangent equally."""
     shape = x.shape
     chosen = equal(x, spread(out, shape, axes))
 
@@ -58,10 +58,7 @@ def _extreme(name: str, cpu: Callable[..., Any]) -> Primitive:
         reference,
         [_extreme_vjp],
         lambda x, axes: x.size,
-        traits=(
-            Trait.REDUCTION,
-            Trait.ALONG_AXIS,
-        ),
+        traits=(Trait.REDUCTION, Trait.ALONG_AXIS),
     )
 
 
@@ -122,7 +119,7 @@ def mean(x: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Value:
     """Arithmetic mean over ``axis``; integers as float32.
 
     Raises:
-        ShapeError: there is nothing to take the mean of.
+        ShapeError: there are no elements along ``axis``.
     """
     value = floating(as_value(x))
     axes = normalize_axes("mean", axis, value.ndim)
@@ -133,7 +130,11 @@ def mean(x: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Value:
 
 
 def var(x: ArrayLike, axis: Axis = None, keepdims: bool = False, correction: int = 0) -> Value:
-    """Mean squared deviation over ``axis``, its sum divided by ``count - correction``."""
+    """Sum of squared deviations from the mean over ``axis``, divided by ``count - correction``.
+
+    Raises:
+        ShapeError: ``count`` is not above ``correction``.
+    """
     value = floating(as_value(x))
     axes = normalize_axes("var", axis, value.ndim)
     count = math.prod(value.shape[i] for i in axes)
@@ -144,22 +145,38 @@ def var(x: ArrayLike, axis: Axis = None, keepdims: bool = False, correction: int
 
 
 def max(x: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Value:
-    """The largest element over ``axis``; equal ones share the cotangent."""
+    """The largest element over ``axis``; NaN where one is NaN. Equal elements share the cotangent.
+
+    Raises:
+        ShapeError: there are no elements along ``axis``.
+    """
     return _reduce("max", max_p, x, axis, keepdims)
 
 
 def min(x: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Value:
-    """The smallest element over ``axis``; equal ones share the cotangent."""
+    """The smallest element over ``axis``; NaN where one is NaN. Equal elements share the cotangent.
+
+    Raises:
+        ShapeError: there are no elements along ``axis``.
+    """
     return _reduce("min", min_p, x, axis, keepdims)
 
 
 def logsumexp(x: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Value:
-    """log(sum(exp(x))) without overflow."""
+    """log(sum(exp(x))) over ``axis``, without overflow.
+
+    Raises:
+        ShapeError: there are no elements along ``axis``. DTypeError: ``x`` is not floating point.
+    """
     return _reduce("logsumexp", logsumexp_p, x, axis, keepdims)
 
 
 def argmax(x: ArrayLike, axis: int | None = None, keepdims: bool = False) -> Value:
-    """Position (int64) of the first largest element along ``axis``, or in the flattened array for None."""
+    """Index (int64) of the first largest element (or NaN) along ``axis``, or in the flattened array for None.
+
+    Raises:
+        ShapeError: there are no elements along ``axis``.
+    """
     value = as_value(x)
     flat = reshape(value, (-1,)) if axis is None else value
     position = normalize_axis("argmax", 0 if axis is None else axis, flat.ndim)

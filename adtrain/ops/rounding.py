@@ -1,4 +1,4 @@
-"""float32 numbers rounded to shorter formats with the same exponents, as the operands of imprecise products are."""
+"""float32 rounded to tf32 or bfloat16, as operands of matrix products and convolutions are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rearranging elements: transpose, flip, concatenate, slice, pad. All linear, each the transpose of another."""
+"""Transpose, flip, concatenate, slice and pad: linear primitives, each the transpose of another."""
 
 from __future__ import annotations
 
@@ -125,12 +125,18 @@ pad_p: Primitive = Primitive(
 
 
 def transpose(x: ArrayLike, axes: Sequence[int] | None = None) -> Value:
-    """Axis i of the result is axis ``axes[i]`` of ``x``; without ``axes`` their order is reversed."""
+    """Axis i of the result is axis ``axes[i]`` of ``x``; by default the order of axes is reversed.
+
+    Raises:
+        ShapeError: ``axes`` is not a permutation of the axes.
+    """
     value = as_value(x)
     order = tuple(range(value.ndim))[::-1] if axes is None else tuple(int(a) for a in axes)
     order = tuple(normalize_axis("transpose", a, value.ndim) for a in order)
     if sorted(order) != list(range(value.ndim)):
-        raise ShapeError(f"transpose: axes {axes} are no permutation of the {value.ndim} axes of shape {value.shape}")
+        raise ShapeError(
+            f"transpose: axes {axes} are not a permutation of the {value.ndim} axes of shape {value.shape}"
+        )
     return value if order == tuple(range(value.ndim)) else bind(transpose_p, value, axes=order)
 
 
@@ -163,7 +169,11 @@ def stack(xs: Sequence[ArrayLike], axis: int = 0) -> Value:
 
 
 def slice(x: ArrayLike, starts: Sequence[int], stops: Sequence[int], steps: Sequence[int] | None = None) -> Value:
-    """Elements ``starts[i], starts[i] + steps[i], ... < stops[i]`` of each axis; steps are positive, 1 by default."""
+    """Elements ``starts[i], starts[i] + steps[i], ... < stops[i]`` of each axis; steps are positive, 1 by default.
+
+    Raises:
+        ShapeError: bounds are missing, or outside of the shape.
+    """
     value = as_value(x)
     every = tuple(steps) if steps is not None else (1,) * value.ndim
     if not len(starts) == len(stops) == len(every) == value.ndim:
@@ -176,10 +186,13 @@ def slice(x: ArrayLike, starts: Sequence[int], stops: Sequence[int], steps: Sequ
 
 
 def pad(x: ArrayLike, pad_width: int | Sequence[Any], value: float = 0.0) -> Value:
-    """Put ``value`` around the elements.
+    """``value`` added before and after the elements along each axis.
 
     Args:
         pad_width: for each axis a pair (before, after), as `numpy.pad`; one pair or number serves all axes.
+
+    Raises:
+        ShapeError: the widths do not fit, or one is negative.
     """
     source = as_value(x)
     try:
@@ -192,7 +205,11 @@ def pad(x: ArrayLike, pad_width: int | Sequence[Any], value: float = 0.0) -> Val
 
 
 def squeeze(x: ArrayLike, axis: Axis = None) -> Value:
-    """Drop axes of length 1: all of them, or those named."""
+    """Drop axes of length 1: all of them, or ``axis``.
+
+    Raises:
+        ShapeError: an axis of ``axis`` is of another length.
+    """
     value = as_value(x)
     if axis is None:
         axes = tuple(i for i, n in enumerate(value.shape) if n == 1)
@@ -204,7 +221,11 @@ def squeeze(x: ArrayLike, axis: Axis = None) -> Value:
 
 
 def expand_dims(x: ArrayLike, axis: Axis) -> Value:
-    """Insert axes of length 1, at positions in the result."""
+    """Insert axes of length 1, at positions ``axis`` of the result.
+
+    Raises:
+        ShapeError: ``axis`` is None or out of range.
+    """
     value = as_value(x)
     if axis is None:
         raise ShapeError("expand_dims: found axis None, expected an axis or several")
@@ -217,7 +238,7 @@ def expand_dims(x: ArrayLike, axis: Axis) -> Value:
 
 
 def bounds(index: Any, length: int) -> tuple[int, int, int, bool]:
-    """A Python slice of an axis as (start, stop, step) with a positive step, and whether to flip the result."""
+    """A Python slice of an axis as (start, stop, step) with a positive step, and whether the result is flipped."""
     start, stop, step = index.indices(length)
     count = len(range(start, stop, step))
     if step < 0:

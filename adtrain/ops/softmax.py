@@ -56,12 +56,16 @@ log_softmax_p: Primitive = Primitive(
 
 
 def softmax(x: ArrayLike, axis: int = -1) -> Value:
-    """exp(x) / sum(exp(x)) along ``axis``."""
+    """exp(x) / sum(exp(x)) along ``axis``.
+
+    Raises:
+        ShapeError: there are no elements along ``axis``. DTypeError: ``x`` is not floating point.
+    """
     value = as_value(x)
     return bind(softmax_p, value, axis=normalize_axis("softmax", axis, value.ndim))
 
 
 def log_softmax(x: ArrayLike, axis: int = -1) -> Value:
-    """x - log(sum(exp(x))) along ``axis``."""
+    """x - log(sum(exp(x))) along ``axis``; errors as `softmax`."""
     value = as_value(x)
     return bind(log_softmax_p, value, axis=normalize_axis("log_softmax", axis, value.ndim))

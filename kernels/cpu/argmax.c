@@ -2,12 +2,12 @@
 
 #include "common.h"
 
-/* Of `lines` lines, line i is that of column i % inner of block i / inner. */
-static const T *line_of(const T *x, int64_t line, int64_t length, int64_t inner) {
-    return x + line / inner * length * inner + line % inner;
+/* Slice i is column i % inner of block i / inner. */
+static const T *slice_of(const T *x, int64_t slice, int64_t length, int64_t inner) {
+    return x + slice / inner * length * inner + slice % inner;
 }
 
-/* The first of the largest, or of the NaNs if there are any. */
+/* The first of the largest elements, or the first NaN. */
 static int64_t position_of_largest(const T *x, int64_t length, int64_t step) {
     int64_t best = 0;
     for (int64_t i = 1; i < length; i++) {
@@ -18,8 +18,8 @@ static int64_t position_of_largest(const T *x, int64_t length, int64_t step) {
     return best;
 }
 
-/* The same where neighbours are compared: the largest first, which is vector instructions, then where it stands. */
-static int64_t position_in_line(const T *x, int64_t length) {
+/* The same for contiguous elements: first the largest, by vector instructions, then its position. */
+static int64_t position_in_row(const T *x, int64_t length) {
     T top = x[0];
 #pragma omp simd reduction(max : top)
     for (int64_t i = 1; i < length; i++) top = x[i] > top ? x[i] : top;
@@ -33,19 +33,19 @@ static int64_t position_in_line(const T *x, int64_t length) {
     return i;
 }
 
-static void argmax_lines(const T *x, int64_t *y, int64_t length, int64_t inner, int64_t begin, int64_t end) {
-    for (int64_t line = begin; line < end; line++) {
-        const T *start = line_of(x, line, length, inner);
-        y[line] = inner == 1 ? position_in_line(start, length) : position_of_largest(start, length, inner);
+static void argmax_slices(const T *x, int64_t *y, int64_t length, int64_t inner, int64_t begin, int64_t end) {
+    for (int64_t slice = begin; slice < end; slice++) {
+        const T *start = slice_of(x, slice, length, inner);
+        y[slice] = inner == 1 ? position_in_row(start, length) : position_of_largest(start, length, inner);
     }
 }
 
 void FN(argmax)(const T *x, int64_t *y, int64_t outer, int64_t length, int64_t inner) {
-    argmax_lines(x, y, length, inner, 0, outer * inner);
+    argmax_slices(x, y, length, inner, 0, outer * inner);
 }
 
 void FN(argmax_team)(const Team *team, const T *x, int64_t *y, int64_t outer, int64_t length, int64_t inner) {
     int64_t begin, end;
     my_share(team, outer * inner, &begin, &end);
-    argmax_lines(x, y, length, inner, begin, end);
+    argmax_slices(x, y, length, inner, begin, end);
 }

@@ -1,4 +1,4 @@
-/* What every kernel of this folder starts from.
+/* Included by every C kernel.
 
    A source is compiled once for each element type it is used with: T is that type (U a second one), SUFFIX its name,
    and FN(softmax) the name softmax_float32. Functions come in two kinds:
@@ -6,8 +6,8 @@
      name(inputs..., outputs..., numbers...[, char *scratch][, char *prepared])     one thread, on one item or on arrays
      name(const Team *team, inputs..., outputs..., numbers...)                      all threads, which divide the work
 
-   They return void, or where they read indices int: 1 if one is out of range. Before its first item a thread may have
-   name_prepare(shared inputs..., numbers..., char *prepared) get ready what all items need.
+   They return void. Those that read indices return int: 1 if one is out of range. Before its first item a thread calls
+   name_prepare(shared inputs..., numbers..., char *prepared), if there is one, which computes what all items need.
 
    Arrays are C-contiguous and do not overlap, unless a comment says so. */
 
@@ -27,8 +27,7 @@ typedef struct {
     char *scratch; /* this thread's own bytes, aligned to 64 */
 } Team;
 
-/* Bytes of a vector register. With vectors of this size the compiler's vector extensions make AVX-512, AVX2 or NEON of
-   the same source. */
+/* Bytes of a vector register. The compiler's vector extensions turn vectors of this size into AVX-512, AVX2 or NEON. */
 #if defined(__AVX512F__)
 #define VECTOR_BYTES 64
 #define VECTOR_REGISTERS 32
@@ -45,8 +44,8 @@ typedef struct {
 
 #define CACHE_LINE 64 /* bytes; some processors have longer ones */
 
-/* A function whose constant parameters make a loop nest of its own, unrolled with its sums in registers, where UNROLL
-   stands before its loops of constant length. */
+/* A function that is inlined, so that its constant parameters are known. UNROLL unrolls a loop of constant length, so
+   that its sums stay in registers. */
 #define SPECIALISED static inline __attribute__((always_inline))
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
@@ -63,8 +62,8 @@ static inline void my_share(const Team *team, int64_t n, int64_t *begin, int64_t
     *end = n * (team->thread + 1) / team->threads;
 }
 
-/* The same in multiples of 64 elements, which are whole cache lines: no two threads write to one. */
-static inline void my_lines(const Team *team, int64_t n, int64_t *begin, int64_t *end) {
+/* The same in multiples of 64 elements, which are whole cache lines: no two threads write to the same one. */
+static inline void my_cache_lines(const Team *team, int64_t n, int64_t *begin, int64_t *end) {
     my_share(team, (n + 63) / 64, begin, end);
     *begin = min_i64(*begin * 64, n);
     *end = min_i64(*end * 64, n);

@@ -1,28 +1,28 @@
 /* Convolution of one image, and its gradient with respect to the image, as correlations of planes (correlate.h).
 
-   Where the kernel moves in steps, the image is first split into planes that it moves over by one (split_image);
-   dilation only changes offsets.
+   For strides above 1 the image is first split into planes over which the kernel moves by one (split_image). Dilation
+   only changes offsets.
 
-   The gradient of the image is such a convolution too: of the padded gradient of y, with the kernel turned around and
-   its channels exchanged. With steps, each element of the image met only every stride-th row and column of the kernel:
-   elements with the same ones make a convolution of their own, whose output is a grid in the image. */
+   The gradient of the image is a convolution too: of the padded gradient of y with the kernel rotated by 180 degrees
+   and its channels exchanged. For strides above 1 an element of the image meets only every stride-th row and column of
+   the kernel. The elements that meet the same ones (a phase) are the output of a convolution of their own. */
 
 #include "correlate.h"
 
-/* The correlations of a convolution, in memory that has room for their arrays. */
+/* The correlations of a convolution, with memory for their arrays. */
 static Correlation *take_correlations(char **memory, int64_t count, int64_t taps, int64_t tap_rows, int64_t spans,
                                       Correlation first) {
     Correlation *correlations = take_bytes(memory, count * sizeof(Correlation));
-    _Static_assert(sizeof(Correlation) == 160, "CORRELATION of ops/conv_kernels.py");
+    _Static_assert(sizeof(Correlation) == 160, "CORRELATION of adtrain/lowering/cpu/conv.py");
     first.taps = take_bytes(memory, taps * sizeof(Tap));
     first.tap_rows = take_bytes(memory, tap_rows * sizeof(int32_t));
-    first.spans = take_bytes(memory, (spans + count * MOST_VECTORS) * sizeof(Span));
+    first.spans = take_bytes(memory, (spans + count * MAX_VECTORS) * sizeof(Span));
     first.w = (T *)*memory;
     *correlations = first;
     return correlations;
 }
 
-/* The planes that conv2d reads: their rows and the length of these. */
+/* Rows, and length of a row, of the planes that conv2d reads. */
 static int64_t plane_rows(const Conv *v) {
     return v->out_height + (v->kernel_height - 1) * v->dilation_y / v->stride_y;
 }
@@ -68,7 +68,7 @@ void FN(conv2d_prepare)(const T *w, CONV_NUMBERS, char *prepared) {
 void FN(conv2d)(const T *x, const T *w, T *y, CONV_NUMBERS, char *scratch, char *prepared) {
     const Conv v = CONV;
     const int64_t rows = plane_rows(&v), pitch = plane_pitch(&v);
-    /* An image without padding is a plane already, unless a single span would reach past its end. */
+    /* An image without padding is a plane already, unless a span would reach past its end. */
     const bool in_place = v.stride_y * v.stride_x == 1 && pitch == v.width && rows == v.height &&
                           (v.out_height - 1) * pitch + v.out_width >= LANES;
     T *planes = (T *)scratch;
@@ -78,15 +78,15 @@ void FN(conv2d)(const T *x, const T *w, T *y, CONV_NUMBERS, char *scratch, char 
     correlate((const Correlation *)prepared, in_place ? x : planes, y);
 }
 
-/* Along one axis, the image's elements number (q stride + phase - padding), which take kernel positions congruent to
-   `phase` modulo the stride: q of the first and past the last. */
+/* Along one axis, the image's elements q stride + phase - padding meet the kernel positions congruent to `phase` modulo
+   the stride: q of the first of them, and past the last. */
 static void phase_range(int64_t length, int64_t phase, int64_t padding, int64_t stride, int64_t *begin, int64_t *end) {
     *begin = ceil_divide(max_i64(padding - phase, 0), stride);
     *end = max_i64(*begin, ceil_divide(max_i64(length + padding - phase, 0), stride));
 }
 
-/* The planes of the gradient of y that are read for the gradient of the image: where kernel position i at q reads row
-   q - i / stride, rows [q_begin - reach, q_end), with `top` rows before the gradient's own. */
+/* The planes of the gradient of y that the gradient of the image reads: kernel position i at q reads row q - i /
+   stride. `top` rows and `left` columns of zeros precede the gradient. */
 typedef struct {
     int64_t top, left, rows, pitch;
 } Planes;

@@ -1,6 +1,6 @@
-/* What the convolution kernels share: the numbers of a convolution, planes of a padded image.
+/* Shared by the convolution kernels: the numbers of a convolution, and planes of a padded image.
 
-   All of them work on one image, and T is its element type. An image is (channels, height, width); with y = x * w, y is
+   All kernels work on one image. T is its element type. An image is (channels, height, width); with y = x * w, y is
    (out channels, out height, out width) and w (out channels, channels / groups, kernel height, kernel width). */
 
 #pragma once
@@ -29,9 +29,9 @@ static inline void *take_bytes(char **memory, int64_t bytes) {
     return taken;
 }
 
-/* Copies a padded image apart into stride_y x stride_x planes for each channel: element (r, c) of plane (a, b) is the
-   padded image's element (r stride_y + a, c stride_x + b), zero outside of the image. What a kernel with these strides
-   multiplies with one of its weights is then contiguous in a plane. A negative padding crops. */
+/* Splits each channel of a padded image into stride_y x stride_x planes: element (r, c) of plane (a, b) is the
+   padded image's element (r stride_y + a, c stride_x + b), zero outside of the image. All inputs that a kernel
+   with these strides multiplies by one weight are then contiguous in a plane. A negative padding crops. */
 static inline void split_image(const T *x, int64_t channels, int64_t height, int64_t width, int64_t padding_y,
                                int64_t padding_x, int64_t stride_y, int64_t stride_x, T *planes, int64_t rows,
                                int64_t pitch) {

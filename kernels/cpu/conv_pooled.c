@@ -1,23 +1,22 @@
 /* Gradients of a convolution whose output went through max pooling: one image.
 
-   Behind max pooling the gradient of the convolution's output is zero but for one element a window at most, and the
-   gradients need the other products no more. With the channels of a pixel next to each other in memory, kernel row i at
-   an output pixel is one run of kernel_width * channels consecutive numbers, of the image and (so arranged) of the
-   weights:
+   Behind max pooling the gradient of the convolution's output has at most one nonzero element per window, and only its
+   products are computed. With the channels of a pixel contiguous in memory (NHWC), kernel row i at an output pixel is a
+   run of kernel_width * channels consecutive elements, of the image and of the weights in the same order:
 
      weight gradient   for each output channel:  sum over its live windows of g * run of the image
      image gradient    for each window and position in it:  sum over the output channels that live there of g * run of
                        the weights, added to the run of the image's gradient
 
-   Both are sums of scaled runs taken from a list of places, with the sums in registers. */
+   Both are sums of scaled runs whose indices are in a list. The sums stay in registers. */
 
 #include "conv.h"
 
-/* Sums that fill the registers, leaving some for a factor and a number; bytes of weights that are gone over again and
-   again, most of a first-level cache. */
-enum { MOST_SUMS = VECTOR_REGISTERS - VECTOR_REGISTERS / 8 - 2, CACHED_BYTES = 24 << 10 };
+/* Sums that fill the registers, except some for a factor and an input; bytes of weights that are reread, most of an L1
+   cache. */
+enum { MAX_SUMS = VECTOR_REGISTERS - VECTOR_REGISTERS / 8 - 2, CACHED_BYTES = 24 << 10 };
 
-/* One nonzero element of the gradient, and the place of what it is multiplied with. */
+/* One nonzero element of the gradient, and the index of the run that it multiplies. */
 typedef struct {
     int32_t place;
     T factor;
@@ -26,7 +25,7 @@ typedef struct {
 /* out[r out_step + i] += sum over the list of factor * numbers[place + r step + i], for i < width * LANES. */
 SPECIALISED void sum_runs(const T *numbers, const Live *live, int64_t count, int64_t step, T *out, int64_t out_step,
                           const int rows, const int width) {
-    Vector sums[MOST_SUMS];
+    Vector sums[MAX_SUMS];
     UNROLL for (int i = 0; i < rows * width; i++) sums[i] = (Vector){0};
 #pragma GCC unroll 1
     for (const Live *end = live + count; live < end; live++) {
@@ -55,7 +54,7 @@ SUM(5, 1) SUM(5, 2)
 SUM(3, 5) SUM(3, 6) SUM(3, 7) SUM(3, 8) SUM(5, 3) SUM(5, 4)
 #endif
 
-/* By the number of rows less one, and the width. */
+/* By rows - 1, and width. */
 static const Sum SUMS[5][13] = {
     {0, sum_1x1, sum_1x2, sum_1x3, sum_1x4, sum_1x5, sum_1x6, sum_1x7, sum_1x8, sum_1x9, sum_1x10, sum_1x11, sum_1x12},
     {0, sum_2x1, sum_2x2, sum_2x3, sum_2x4, sum_2x5, sum_2x6},
@@ -75,9 +74,9 @@ typedef struct {
     int64_t row, rows, first, width;
 } Part;
 
-/* The part after `part`, of a kernel of so many rows of so many vectors: as much as there is a function for, in equal
-   widths. */
-static bool next_part(Part *part, int64_t rows, int64_t vectors, int64_t most_rows) {
+/* The part after `part` of a kernel of `rows` rows of `vectors` vectors: the largest that SUMS has a function for, in
+   equal widths. Returns false after the last one. */
+static bool next_part(Part *part, int64_t rows, int64_t vectors, int64_t max_rows) {
     const int64_t blocks = ceil_divide(vectors, 12);
     part->first += part->width;
     if (part->first == vectors) part->first = 0, part->row += part->rows;
@@ -85,20 +84,20 @@ static bool next_part(Part *part, int64_t rows, int64_t vectors, int64_t most_ro
     const int64_t block = part->first * blocks / vectors;
     part->width = ceil_divide(vectors * (block + 1), blocks) - part->first;
     if (part->first == 0) {
-        part->rows = min_i64(5, min_i64(rows - part->row, most_rows));
+        part->rows = min_i64(5, min_i64(rows - part->row, max_rows));
         while (!SUMS[part->rows - 1][ceil_divide(vectors, blocks)]) part->rows--;
     }
     return true;
 }
 
-/* 1 for a number other than 0 and -0, without a branch: which ones are live cannot be foreseen. */
+/* 1 for a number other than 0 and -0, without a branch, which would be unpredictable. */
 static inline int64_t is_live(T number) {
     Bits bits;
     memcpy(&bits, &number, sizeof bits);
     return bits << 1 != 0;
 }
 
-/* `strip`: rows of windows treated together, so few that the image's rows under them stay in the first-level cache. */
+/* `strip`: rows of windows that are computed together, so few that the image's rows under them stay in the L1 cache. */
 #define POOLED_NUMBERS                                                                                                 \
     int64_t pooled_height, int64_t pooled_width, int64_t pool_height, int64_t pool_width, int64_t pool_stride_y,       \
         int64_t pool_stride_x, int64_t strip
@@ -149,7 +148,7 @@ void FN(conv2d_weight_grad_pooled)(const T *x, const T *g, const int32_t *where,
     }
 
     for (int64_t o = 0; o < out; o++, dw += v.channels * kernel) {
-        /* Its runs one after another are a matrix [kernel][channel]. */
+        /* The runs of a channel, made contiguous, are a matrix [kernel position][channel]. */
         T *from = sums + o * v.kernel_height * run;
         for (int64_t i = 1; i < v.kernel_height && length < run; i++)
             memmove(from + i * length, from + i * run, length * sizeof(T));
@@ -158,8 +157,8 @@ void FN(conv2d_weight_grad_pooled)(const T *x, const T *g, const int32_t *where,
     }
 }
 
-/* The weights as runs, kernel row by kernel row of each output channel, filled up with zeros so that whole vectors may
-   be added to the image's gradient. */
+/* The weights as runs, one per kernel row of each output channel, padded with zeros so that whole vectors can be added
+   to the image's gradient. */
 void FN(conv2d_input_grad_pooled_prepare)(const T *w, CONV_NUMBERS, POOLED_NUMBERS, char *prepared) {
     const Conv v = CONV;
     const int64_t kernel = v.kernel_height * v.kernel_width, length = v.kernel_width * v.channels;
@@ -187,7 +186,7 @@ void FN(conv2d_input_grad_pooled)(const T *g, const int32_t *where, const T *w, 
     memset(image, 0, (rows * pitch + LANES) * sizeof(T));
     memset(counts, 0, windows * area * sizeof(int32_t));
 
-    const int64_t most_rows = max_i64(1, CACHED_BYTES / max_i64(1, out * run * sizeof(T)));
+    const int64_t max_rows = max_i64(1, CACHED_BYTES / max_i64(1, out * run * sizeof(T)));
     for (int64_t top = 0; top < pooled_height; top += strip) {
         /* For each window of the strip and each position, the output channels that are live there. */
         const int64_t begin = top * pooled_width, end = min_i64(top + strip, pooled_height) * pooled_width;
@@ -199,9 +198,9 @@ void FN(conv2d_input_grad_pooled)(const T *g, const int32_t *where, const T *w, 
                 live[((window - begin) * area + position) * out + *count] = (Live){o * v.kernel_height * run, factor};
                 *count += is_live(factor);
             }
-        /* One part of the kernel after another, each so small that its weights stay in the first-level cache. */
+        /* One part of the kernel after another, each so small that its weights stay in the L1 cache. */
         Part part = {0};
-        while (next_part(&part, v.kernel_height, vectors, most_rows)) {
+        while (next_part(&part, v.kernel_height, vectors, max_rows)) {
             const Sum sum = SUMS[part.rows - 1][part.width];
             const T *part_weights = weights + part.row * run + part.first * LANES;
             T *part_image = image + part.row * pitch + part.first * LANES;

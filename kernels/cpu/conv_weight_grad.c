@@ -2,22 +2,21 @@
 
      dw[o, k] += sum over output pixels p of g[o, p] * x[input of p under tap k],   taps k = (c, i, j)
 
-   is a product of two matrices whose common axis is the pixels. The output channels are the vector axis: g is
-   transposed into panels [pixel][channel], and a tile of some taps x one or two vectors of channels takes at each pixel
-   one element of the image for each tap, wherever strides and dilation put it. So rows of any length, and any number
-   of pixels, leave no part of a vector unused. */
+   is a matrix product whose inner axis is the pixels. The output channels are the vector axis: g is transposed into
+   panels [pixel][channel]. A tile of some taps x one or two vectors of channels reads one element of the image per
+   pixel and tap, at any stride and dilation, so that vectors are full whatever the length of rows. */
 
 #include "conv.h"
 
-/* Sums, two vectors of g and an element of the image fill the registers. */
-enum { MOST_TAPS = VECTOR_REGISTERS / 2 - 2 };
+/* As many that sums, two vectors of g and an element of the image fill the registers. */
+enum { MAX_TAPS = VECTOR_REGISTERS / 2 - 2 };
 
 /* For each tap t and channel o, adds the sum over pixels (r, c) of x[offsets[t] + r row_step + c step] times its
    gradient to dw[o dw_pitch + t]. The gradients of a pixel are the next `vectors` vectors of g. */
 SPECIALISED void tile(const T *x, const int32_t *offsets, int64_t row_step, int64_t step, int64_t rows, int64_t columns,
                       const T *g, T *dw, int64_t channels, int64_t dw_pitch, const int taps, const int vectors) {
-    Vector sums[2 * MOST_TAPS][2];
-    const T *inputs[2 * MOST_TAPS];
+    Vector sums[2 * MAX_TAPS][2];
+    const T *inputs[2 * MAX_TAPS];
     UNROLL for (int t = 0; t < taps; t++) {
         inputs[t] = x + offsets[t];
         UNROLL for (int v = 0; v < vectors; v++) sums[t][v] = (Vector){0};
@@ -33,7 +32,7 @@ SPECIALISED void tile(const T *x, const int32_t *offsets, int64_t row_step, int6
                 UNROLL for (int v = 0; v < vectors; v++) sums[t][v] += inputs[t][p] * gradient[v];
         }
     }
-    T transposed[2 * MOST_TAPS][2 * LANES];
+    T transposed[2 * MAX_TAPS][2 * LANES];
     UNROLL for (int t = 0; t < taps; t++)
         UNROLL for (int v = 0; v < vectors; v++) store(&transposed[t][v * LANES], sums[t][v]);
     for (int64_t o = 0; o < channels; o++)

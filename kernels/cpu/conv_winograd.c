@@ -1,23 +1,23 @@
-/* Convolution with 3x3 kernels in fewer products, by the transforms of winograd.h. One image.
+/* Convolution of one image with 3x3 kernels by Winograd's method (winograd.h).
 
-   Tiles of size x size outputs are numbered row by row. As many as two vectors hold go through all three stages -
-   patches transformed, products of matrices, products transformed - before the next ones, so that what lies between the
-   stages stays in the caches. */
+   Tiles of size x size outputs are numbered row by row. TILES of them, two vectors, go through all three stages
+   (transform of the patches, matrix products, transform of the products) before the next ones do, so that intermediate
+   results stay in the caches. */
 
 #include "winograd.h"
 
-/* Sums, two vectors of patches and a weight fill the registers. */
-enum { MOST_CHANNELS = VECTOR_REGISTERS / 2 - 2, TILES = 2 * LANES };
+/* As many that sums, two vectors of patches and a weight fill the registers. */
+enum { MAX_CHANNELS = VECTOR_REGISTERS / 2 - 2, TILES = 2 * LANES };
 
 typedef struct {
     int64_t channels, height, width, padding_y, padding_x, out_channels, out_height, out_width;
 } Layer;
 
-/* The transform of one kernel to u[k * step]; `turned`: of the kernel turned by 180 degrees. */
-SPECIALISED void transform_kernel(const T *w, bool turned, T *u, int64_t step, const int size) {
-    T columns[3][MOST_SPAN], row[MOST_SPAN];
+/* The transform of one kernel to u[k * step]; `flipped`: of the kernel flipped by 180 degrees. */
+SPECIALISED void transform_kernel(const T *w, bool flipped, T *u, int64_t step, const int size) {
+    T columns[3][MAX_SPAN], row[MAX_SPAN];
     UNROLL for (int j = 0; j < 3; j++)
-        transform_weights((T[]){w[turned ? 8 - j : j], w[turned ? 5 - j : 3 + j], w[turned ? 2 - j : 6 + j]},
+        transform_weights((T[]){w[flipped ? 8 - j : j], w[flipped ? 5 - j : 3 + j], w[flipped ? 2 - j : 6 + j]},
                           columns[j], size);
     UNROLL for (int i = 0; i < size + 2; i++) {
         transform_weights((T[]){columns[0][i], columns[1][i], columns[2][i]}, row, size);
@@ -25,21 +25,20 @@ SPECIALISED void transform_kernel(const T *w, bool turned, T *u, int64_t step, c
     }
 }
 
-/* All weights as `multiply` reads them: for each block of output channels, of each position, of each channel, one for
-   each channel of the block. w_out and w_in are distances in w. A few channels at a time, as writing to many distant
-   places for each kernel would be slow. */
-SPECIALISED void pack(const T *w, int64_t out, int64_t in, int64_t w_out, int64_t w_in, bool turned, T *to,
+/* All weights in the order in which `multiply` reads them: [block][position][channel][output channel of the block].
+   w_out and w_in are strides of w. SOME channels at a time: writes to many distant addresses are slow. */
+SPECIALISED void pack(const T *w, int64_t out, int64_t in, int64_t w_out, int64_t w_in, bool flipped, T *to,
                       const int size) {
-    enum { SOME = 16, STEP = SOME * MOST_CHANNELS };
-    const int64_t blocks = ceil_divide(out, MOST_CHANNELS), positions = (size + 2) * (size + 2);
+    enum { SOME = 16, STEP = SOME * MAX_CHANNELS };
+    const int64_t blocks = ceil_divide(out, MAX_CHANNELS), positions = (size + 2) * (size + 2);
     for (int64_t block = 0; block < blocks; block++) {
         const int64_t first = out * block / blocks, count = out * (block + 1) / blocks - first;
         for (int64_t begin = 0; begin < in; begin += SOME) {
             const int64_t some = min_i64(SOME, in - begin);
-            T u[MOST_SPAN * MOST_SPAN][STEP];
+            T u[MAX_SPAN * MAX_SPAN][STEP];
             for (int64_t o = 0; o < count; o++)
                 for (int64_t c = 0; c < some; c++)
-                    transform_kernel(w + (first + o) * w_out + (begin + c) * w_in, turned, &u[0][c * count + o], STEP,
+                    transform_kernel(w + (first + o) * w_out + (begin + c) * w_in, flipped, &u[0][c * count + o], STEP,
                                      size);
             for (int64_t k = 0; k < positions; k++)
                 memcpy(to + (k * in + begin) * count, u[k], some * count * sizeof(T));
@@ -48,23 +47,24 @@ SPECIALISED void pack(const T *w, int64_t out, int64_t in, int64_t w_out, int64_
     }
 }
 
-/* Up to LANES tiles next to each other; the first is number `tile` of those treated together. */
+/* Up to LANES neighbouring tiles of one row; `tile` is the number of the first among the TILES that are computed
+   together. */
 typedef struct {
     int64_t tile, count, row, column;
-} Piece;
+} RowOfTiles;
 
-static int64_t divide_into_pieces(int64_t first, int64_t count, int64_t columns, Piece *pieces) {
-    int64_t pieces_made = 0;
+static int64_t divide_into_rows(int64_t first, int64_t count, int64_t columns, RowOfTiles *rows_of_tiles) {
+    int64_t row_count = 0;
     for (int64_t tile = 0, take; tile < count; tile += take) {
         const int64_t row = (first + tile) / columns, column = (first + tile) % columns;
         take = min_i64(LANES, min_i64(columns - column, count - tile));
-        pieces[pieces_made++] = (Piece){tile, take, row, column};
+        rows_of_tiles[row_count++] = (RowOfTiles){tile, take, row, column};
     }
-    return pieces_made;
+    return row_count;
 }
 
-/* The image padded and, row by row, its columns apart: column `size * t + b` becomes number t of row b. These rows have
-   zeros at their ends and whole vectors, `pitch` numbers. `line` has room for a row of the image so padded. */
+/* Pads the image and splits each row by columns: column `size * t + b` becomes element t of row b. These rows are
+   `pitch` elements long, whole vectors, with zeros at the end. `line` has capacity for a padded row. */
 SPECIALISED void split_columns(const T *x, const Layer *l, int64_t rows, int64_t pitch, T *line, T *to,
                                const int size) {
     memset(line, 0, size * pitch * sizeof(T));
@@ -76,7 +76,7 @@ SPECIALISED void split_columns(const T *x, const Layer *l, int64_t rows, int64_t
         }
         memcpy(line + l->padding_x, x + (r / rows * l->height + row) * l->width, l->width * sizeof(T));
         for (int64_t t = 0; t < pitch; t += LANES) {
-            Vector of[MOST_SIZE];
+            Vector of[MAX_SIZE];
             UNROLL for (int i = 0; i < size; i++) of[i] = load(line + size * t + i * LANES);
             shuffle(of, size);
             UNROLL for (int b = 0; b < size; b++) store(to + b * pitch + t, of[b]);
@@ -84,17 +84,17 @@ SPECIALISED void split_columns(const T *x, const Layer *l, int64_t rows, int64_t
     }
 }
 
-/* v[k step + i] from the patches of LANES tiles, the first at `x`, of an image with its columns apart. */
+/* v[k step + i] from the patches of LANES tiles, the first at `x`, of an image split by columns. */
 SPECIALISED void transform_patches(const T *x, int64_t pitch, T *v, int64_t step, const int size) {
-    Vector rows[MOST_SPAN][MOST_SPAN];
+    Vector rows[MAX_SPAN][MAX_SPAN];
     UNROLL for (int j = 0; j < size + 2; j++) {
-        Vector column[MOST_SPAN], transformed[MOST_SPAN];
+        Vector column[MAX_SPAN], transformed[MAX_SPAN];
         UNROLL for (int i = 0; i < size + 2; i++) column[i] = load(x + (i * size + j % size) * pitch + j / size);
         transform_patch(column, transformed, size);
         UNROLL for (int i = 0; i < size + 2; i++) rows[i][j] = transformed[i];
     }
     UNROLL for (int i = 0; i < size + 2; i++) {
-        Vector row[MOST_SPAN];
+        Vector row[MAX_SPAN];
         transform_patch(rows[i], row, size);
         UNROLL for (int j = 0; j < size + 2; j++) store(v + (i * (size + 2) + j) * step, row[j]);
     }
@@ -102,7 +102,7 @@ SPECIALISED void transform_patches(const T *x, int64_t pitch, T *v, int64_t step
 
 /* m = u v for `height` output channels and the tiles of `vectors` vectors. */
 SPECIALISED void multiply(const T *u, const T *v, int64_t channels, T *m, const int height, const int vectors) {
-    Vector sums[MOST_CHANNELS][2];
+    Vector sums[MAX_CHANNELS][2];
     UNROLL for (int i = 0; i < height; i++)
         UNROLL for (int j = 0; j < vectors; j++) sums[i][j] = (Vector){0};
 #pragma GCC unroll 1
@@ -130,16 +130,16 @@ MULTIPLIES(7) MULTIPLIES(8) MULTIPLIES(9) MULTIPLIES(10) MULTIPLIES(11) MULTIPLI
 #endif
 
 /* By height less one and vectors less one. */
-static const Multiply MULTIPLY_BY_SIZE[MOST_CHANNELS][2] = {
+static const Multiply MULTIPLY_BY_SIZE[MAX_CHANNELS][2] = {
     PAIR(1), PAIR(2), PAIR(3), PAIR(4),  PAIR(5),  PAIR(6),
 #if VECTOR_REGISTERS == 32
     PAIR(7), PAIR(8), PAIR(9), PAIR(10), PAIR(11), PAIR(12), PAIR(13), PAIR(14),
 #endif
 };
 
-/* Stores `count` <= size * LANES numbers, in turn from `size` vectors. */
+/* Interleaves `size` vectors and stores the first `count` <= size * LANES elements. */
 SPECIALISED void store_in_turn(T *y, const Vector *of, int64_t count, const int size) {
-    Vector row[MOST_SIZE];
+    Vector row[MAX_SIZE];
     if (size == 2) {
         row[0] = INTERLEAVE_FIRST(of[0], of[1]), row[1] = INTERLEAVE_SECOND(of[0], of[1]);
     } else {
@@ -151,26 +151,26 @@ SPECIALISED void store_in_turn(T *y, const Vector *of, int64_t count, const int 
     UNROLL for (int i = 0; i < size; i++)
         if (count >= (i + 1) * LANES) store(y + i * LANES, row[i]);
     if (count % LANES == 0) return;
-    T numbers[MOST_SIZE * LANES];
+    T numbers[MAX_SIZE * LANES];
     UNROLL for (int i = 0; i < size; i++) store(numbers + i * LANES, row[i]);
     if (count > LANES)
-        store(y + count - LANES, load(numbers + count - LANES)); /* some of them once more */
+        store(y + count - LANES, load(numbers + count - LANES)); /* overlaps the vector before */
     else
         for (int64_t i = 0; i < count; i++) y[i] = numbers[i];
 }
 
-/* The outputs of a piece's tiles, as far as there are so many rows and columns, from their products m[k step + i]. */
+/* The outputs of a row of tiles, up to `rows` and `columns` of them, from their products m[k step + i]. */
 SPECIALISED void store_outputs(const T *m, int64_t step, T *y, int64_t width, int64_t rows, int64_t columns,
                                const int size) {
-    Vector transformed[MOST_SIZE][MOST_SPAN];
+    Vector transformed[MAX_SIZE][MAX_SPAN];
     UNROLL for (int j = 0; j < size + 2; j++) {
-        Vector column[MOST_SPAN], outputs[MOST_SIZE];
+        Vector column[MAX_SPAN], outputs[MAX_SIZE];
         UNROLL for (int i = 0; i < size + 2; i++) column[i] = load(m + (i * (size + 2) + j) * step);
         transform_products(column, outputs, size);
         UNROLL for (int i = 0; i < size; i++) transformed[i][j] = outputs[i];
     }
     UNROLL for (int i = 0; i < size; i++) {
-        Vector outputs[MOST_SIZE];
+        Vector outputs[MAX_SIZE];
         if (i >= rows) return;
         transform_products(transformed[i], outputs, size);
         store_in_turn(y + i * width, outputs, columns, size);
@@ -181,20 +181,21 @@ SPECIALISED void convolve(const T *x, T *y, const Layer *l, char *scratch, const
     const int64_t tile_rows = ceil_divide(l->out_height, size), tile_columns = ceil_divide(l->out_width, size);
     const int64_t tiles = tile_rows * tile_columns, positions = (size + 2) * (size + 2);
     const int64_t rows = size * tile_rows + 2, pitch = ceil_divide(tile_columns + 1, LANES) * LANES;
-    /* A vector may be stored past the last tile: into the next channel, which follows, and past the last channel. */
-    const int64_t in = l->channels, v_step = in * TILES + LANES, m_step = MOST_CHANNELS * TILES + LANES;
-    const int64_t blocks = ceil_divide(l->out_channels, MOST_CHANNELS);
+    /* A vector may be stored past the last tile, into the next channel, which is computed later, and past the last
+       channel. */
+    const int64_t in = l->channels, v_step = in * TILES + LANES, m_step = MAX_CHANNELS * TILES + LANES;
+    const int64_t blocks = ceil_divide(l->out_channels, MAX_CHANNELS);
     T *v = take_bytes(&scratch, positions * v_step * sizeof(T));
     T *m = take_bytes(&scratch, positions * m_step * sizeof(T));
     T *line = take_bytes(&scratch, size * pitch * sizeof(T)), *image = (T *)scratch;
     split_columns(x, l, rows, pitch, line, image, size);
 
     for (int64_t first_tile = 0; first_tile < tiles; first_tile += TILES) {
-        Piece pieces[TILES];
+        RowOfTiles rows_of_tiles[TILES];
         const int64_t count = min_i64(TILES, tiles - first_tile);
-        const int64_t pieces_made = divide_into_pieces(first_tile, count, tile_columns, pieces);
+        const int64_t row_count = divide_into_rows(first_tile, count, tile_columns, rows_of_tiles);
         for (int64_t c = 0; c < in; c++)
-            for (const Piece *p = pieces; p < pieces + pieces_made; p++) {
+            for (const RowOfTiles *p = rows_of_tiles; p < rows_of_tiles + row_count; p++) {
                 const T *patches = image + (c * rows + size * p->row) * size * pitch + p->column;
                 transform_patches(patches, pitch, v + c * TILES + p->tile, v_step, size);
             }
@@ -205,7 +206,7 @@ SPECIALISED void convolve(const T *x, T *y, const Layer *l, char *scratch, const
             for (int64_t k = 0; k < positions; k++)
                 product(weights + (positions * first + k * height) * in, v + k * v_step, in, m + k * m_step);
             for (int64_t i = 0; i < height; i++)
-                for (const Piece *p = pieces; p < pieces + pieces_made; p++) {
+                for (const RowOfTiles *p = rows_of_tiles; p < rows_of_tiles + row_count; p++) {
                     const int64_t row = size * p->row, column = size * p->column;
                     store_outputs(m + i * TILES + p->tile, m_step,
                                   y + ((first + i) * l->out_height + row) * l->out_width + column, l->out_width,
@@ -216,12 +217,12 @@ SPECIALISED void convolve(const T *x, T *y, const Layer *l, char *scratch, const
 }
 
 /* `size` is 2 or 4. */
-static void pack_by_size(const T *w, int64_t out, int64_t in, int64_t w_out, int64_t w_in, bool turned, T *to,
+static void pack_by_size(const T *w, int64_t out, int64_t in, int64_t w_out, int64_t w_in, bool flipped, T *to,
                          int64_t size) {
     if (size == 2)
-        pack(w, out, in, w_out, w_in, turned, to, 2);
+        pack(w, out, in, w_out, w_in, flipped, to, 2);
     else
-        pack(w, out, in, w_out, w_in, turned, to, 4);
+        pack(w, out, in, w_out, w_in, flipped, to, 4);
 }
 
 static void convolve_by_size(const T *x, T *y, const Layer *l, char *scratch, const T *weights, int64_t size) {
@@ -243,7 +244,8 @@ void FN(conv2d_winograd)(const T *x, const T *w, T *y, CONV_NUMBERS, int64_t siz
     convolve_by_size(x, y, &layer, scratch, (T *)prepared, size);
 }
 
-/* The gradient of the image is a convolution of the output's gradient, padded by 2 less, with the kernels turned. */
+/* The gradient of the image is a convolution of the output's gradient, padded by 2 minus the padding, with the kernels
+   flipped. */
 void FN(conv2d_input_grad_winograd_prepare)(const T *w, CONV_NUMBERS, int64_t size, char *prepared) {
     const Conv v = CONV;
     pack_by_size(w, v.channels, v.out_channels, 9, v.channels * 9, true, (T *)prepared, size);

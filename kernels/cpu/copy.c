@@ -1,6 +1,6 @@
-/* Copies between arrays through strides, which is what transpose, flip, slice, pad and concatenate are: element
-   (i0, ..., i7) goes from x[source + sum of i_k * from_k] to y[target + sum of i_k * to_k]. Of the eight axes the last
-   two make a plane; the caller orders them so that x and y are contiguous along one of these if they are at all. */
+/* Strided copies: transpose, flip, slice, pad and concatenate. Element (i0, ..., i7) goes from x[source + sum of i_k *
+   from_k] to y[target + sum of i_k * to_k]. The last two axes are a plane; the caller orders the axes so that x and y
+   are contiguous along one of these two, if along any. */
 
 #include "vectors.h"
 
@@ -19,7 +19,7 @@ typedef struct {
                  int64_t n##7
 #define ARRAY(n) {n##0, n##1, n##2, n##3, n##4, n##5, n##6, n##7}
 
-/* A tile at a time: where lines of x are columns of y, both stay in the cache until all of them has been used. */
+/* A tile at a time: where rows of x are columns of y, the cache lines of both stay in the cache until used up. */
 static inline void copy_tiles(const T *x, T *y, int64_t rows, int64_t columns, int64_t from_row, int64_t from_column,
                               int64_t to_row, int64_t to_column) {
     for (int64_t i = 0; i < rows; i += TILE_ROWS)
@@ -29,15 +29,15 @@ static inline void copy_tiles(const T *x, T *y, int64_t rows, int64_t columns, i
                     y[r * to_row + c * to_column] = x[r * from_row + c * from_column];
 }
 
-/* Whether lines of x are columns of y. */
-static bool turned(const Copy *copy) { return copy->from[AXES - 2] == 1 && copy->to[AXES - 1] == 1; }
+/* Whether rows of x are columns of y. */
+static bool transposes(const Copy *copy) { return copy->from[AXES - 2] == 1 && copy->to[AXES - 1] == 1; }
 
 static void copy_plane(const T *x, T *y, int64_t rows, int64_t columns, const Copy *copy) {
     const int64_t from_row = copy->from[AXES - 2], from_column = copy->from[AXES - 1];
     const int64_t to_row = copy->to[AXES - 2], to_column = copy->to[AXES - 1];
     if (from_column == 1 && to_column == 1)
         for (int64_t r = 0; r < rows; r++) memcpy(y + r * to_row, x + r * from_row, columns * sizeof(T));
-    else if (turned(copy))
+    else if (transposes(copy))
 #if SIZE
         transpose(x, columns, rows, from_column, y, to_row, columns);
 #else
@@ -47,8 +47,8 @@ static void copy_plane(const T *x, T *y, int64_t rows, int64_t columns, const Co
         copy_tiles(x, y, rows, columns, from_row, from_column, to_row, to_column);
 }
 
-/* Units of work: some rows of a plane. Turned, they are a cache line of each line of x, which then is read once. */
-static int64_t unit_rows(const Copy *copy) { return turned(copy) ? LINE : TILE_ROWS; }
+/* A unit of work is some rows of a plane. In a transpose they are one cache line of each row of x, read once. */
+static int64_t unit_rows(const Copy *copy) { return transposes(copy) ? LINE : TILE_ROWS; }
 
 static int64_t units_across(const Copy *copy) {
     return (copy->length[AXES - 2] + unit_rows(copy) - 1) / unit_rows(copy);
@@ -91,7 +91,7 @@ static void fill(T *y, int64_t n, T value) {
     for (int64_t i = 0; i < n; i++) y[i] = value;
 }
 
-/* A copy to an array of `size` elements that is filled with `value` before. */
+/* Fills an array of `size` elements with `value`, then copies into it. */
 void FN(pad)(const T *x, T *y, EIGHT(length), EIGHT(from), EIGHT(to), int64_t source, int64_t target, int64_t size,
              double value) {
     const Copy copy = {ARRAY(length), ARRAY(from), ARRAY(to)};
@@ -103,9 +103,9 @@ void FN(pad_team)(const Team *team, const T *x, T *y, EIGHT(length), EIGHT(from)
                   int64_t target, int64_t size, double value) {
     const Copy copy = {ARRAY(length), ARRAY(from), ARRAY(to)};
     int64_t begin, end;
-    my_lines(team, size, &begin, &end);
+    my_cache_lines(team, size, &begin, &end);
     fill(y + begin, end - begin, (T)value);
-#pragma omp barrier /* the elements that a thread copies may be among those that another one fills */
+#pragma omp barrier /* a thread may copy to where another one fills */
     my_share(team, count_units(&copy), &begin, &end);
     copy_units(x + source, y + target, &copy, begin, end);
 }

@@ -1,34 +1,34 @@
-/* Correlation of planes with kernels, without im2col: what conv.c makes of a convolution and of its gradient.
+/* Correlation of planes with kernels, without im2col. conv.c expresses a convolution and its gradient as correlations.
 
-   In a row-major plane of pitch P (its row's length, padding included), let p = row P + column be the place of an
-   output element. The weight of kernel position (i, j) multiplies the input at place p + i P + j: for all p the same
-   distance away. So a vector of LANES consecutive places, across the ends of rows, is one load for each weight, and
-   convolution is a matrix product whose right-hand side need not be formed:
+   In a row-major plane of pitch P (the length of a row, padding included), let p = row P + column be the index of an
+   output element. The weight of kernel position (i, j) multiplies the input at index p + i P + j, a constant offset
+   from p. So LANES consecutive outputs, across the ends of rows, take one vector load per weight, and convolution is a
+   matrix product whose right-hand side is never materialised:
 
      y[o, p..p+LANES) = sum over taps k = (i, c, j) of w[o, k] * planes[offset(k) + p ..+LANES)
 
-   with tiles of several output channels x several vectors held in registers. Places past the end of a row are computed
-   and not stored. What does not depend on the image - places, offsets, weights in the order in which they are read -
-   is found once for many images, by plan_correlation. */
+   with tiles of several output channels x several vectors in registers. Indices past the end of a row are computed and
+   not stored. plan_correlation computes once for many images what does not depend on the image: the indices, the
+   offsets, and the weights in the order in which they are read. */
 
 #pragma once
 
 #include "conv.h"
 
-/* Sums, two vectors of input and a weight fill the registers; few channels take more vectors, to have enough sums that
-   additions overlap. */
-enum { MOST_CHANNELS = VECTOR_REGISTERS / 2 - 2, MOST_VECTORS = 4 };
+/* As many that sums, two vectors of input and a weight fill the registers. With few channels a tile has more vectors,
+   so that enough additions overlap. */
+enum { MAX_CHANNELS = VECTOR_REGISTERS / 2 - 2, MAX_VECTORS = 4 };
 
 /* Tiles of one block of channels before the next block. */
 enum { STRIP = 4 };
 
-/* One product of a sum: how far its input is from the output's place, its weight from the channel's first weight. */
+/* One product of a sum: offset of its input from the output's index, of its weight from the channel's first weight. */
 typedef struct {
     int32_t input, weight;
 } Tap;
 
-/* LANES consecutive places of the output, from this row and column. In the first span of a tile, taps [begin, end) are
-   all that see more than padding at its spans. */
+/* LANES consecutive outputs from this index, row and column. In the first span of a tile, taps [begin, end) are all
+   that read more than padding. */
 typedef struct {
     int32_t place, row, column, begin, end;
 } Span;
@@ -38,22 +38,22 @@ typedef struct {
     Tap *taps; /* kernel_rows times row_taps; those of kernel row i read tap_rows[i] rows below the output */
     int32_t *tap_rows;
     int64_t kernel_rows, row_taps;
-    int64_t channels, rows, columns; /* output of a group, */
-    int64_t y_first, y_channel, y_row, y_column; /* and where in y it lies */
+    int64_t channels, rows, columns; /* of the output of a group, */
+    int64_t y_first, y_channel, y_row, y_column; /* offset and strides of a group's output in y */
     int64_t groups, group_planes; /* each group of channels has its own planes, weights and output */
-    int64_t vectors, count; /* of a tile, and spans, a multiple of them */
+    int64_t vectors, count; /* vectors per tile; number of spans, a multiple of vectors */
     Span *spans;
     T *w; /* for each group and block of channels, tap by tap */
 } Correlation;
 
 /* Blocks of channels, as equal as possible; `block_begin` is the first channel of one. */
-static inline int64_t block_count(const Correlation *c) { return ceil_divide(c->channels, MOST_CHANNELS); }
+static inline int64_t block_count(const Correlation *c) { return ceil_divide(c->channels, MAX_CHANNELS); }
 static inline int64_t block_begin(const Correlation *c, int64_t block) {
     return c->channels * block / block_count(c);
 }
 
-/* The places that hold outputs, as few spans as possible, or (`whole_rows`) none across the end of a row. The last one
-   is moved back so that nothing past the last output is read. Returns how many. */
+/* The fewest spans that cover all outputs or, with `whole_rows`, the fewest that do not cross the end of a row. The
+   last one is moved back so that nothing past the last output is read. Returns their number. */
 static int64_t cover(const Correlation *c, bool whole_rows, Span *spans) {
     const int64_t total = (c->rows - 1) * c->pitch + c->columns;
     int64_t count = 0, place = 0;
@@ -69,8 +69,8 @@ static int64_t cover(const Correlation *c, bool whole_rows, Span *spans) {
     return count;
 }
 
-/* Spans for the least time: one across the end of a row is stored element by element, which costs about as much as
-   TAPS_OF_SPLIT products. Their number is made a multiple of c->vectors by repeating the last. */
+/* Chooses the spans that take the least time. A span across the end of a row is stored element by element, which costs
+   about as much as TAPS_OF_SPLIT products. The last span is repeated to make their number a multiple of c->vectors. */
 static void choose_spans(Correlation *c) {
     enum { TAPS_OF_SPLIT = 24 };
     Span *spans = c->spans;
@@ -82,7 +82,7 @@ static void choose_spans(Correlation *c) {
     c->count = count;
 }
 
-/* Taps of kernel rows that see nothing but padding at a tile's spans are left out. */
+/* Leaves out the taps of kernel rows that read only padding at a tile's spans. */
 static void choose_taps(Correlation *c) {
     for (int64_t s = 0; s < c->count; s += c->vectors) {
         const int64_t first_row = c->spans[s].row;
@@ -95,14 +95,14 @@ static void choose_taps(Correlation *c) {
     }
 }
 
-/* Completes a correlation from its first numbers, up to group_planes: chooses the spans and packs the weights, where
-   that of output channel o and tap k is w[o * channel_weights + taps[k].weight]. c->spans and c->w say where to; they
-   have room for as many spans as outputs and MOST_VECTORS more, and for all weights. */
+/* Completes a correlation whose fields up to group_planes are set: chooses the spans and packs the weights. The weight
+   of output channel o and tap k is w[o * channel_weights + taps[k].weight]. c->spans has capacity for one span per
+   output and MAX_VECTORS more, c->w for all weights. */
 static void plan_correlation(Correlation *c, const T *w, int64_t channel_weights, int64_t group_weights) {
     const int64_t taps = c->kernel_rows * c->row_taps;
     if (c->rows <= 0 || c->columns <= 0) c->channels = 0;
     if (c->channels == 0) return;
-    c->vectors = ceil_divide(c->channels, block_count(c)) <= MOST_CHANNELS / 2 ? 4 : 2;
+    c->vectors = ceil_divide(c->channels, block_count(c)) <= MAX_CHANNELS / 2 ? 4 : 2;
     choose_spans(c);
     choose_taps(c);
     T *to = c->w;
@@ -113,7 +113,7 @@ static void plan_correlation(Correlation *c, const T *w, int64_t channel_weights
                     *to++ = w[o * channel_weights + c->taps[k].weight];
 }
 
-/* Stores one span's sums for `channels` channels, leaving out the places between rows. */
+/* Stores one span's sums for `channels` channels, without those past the ends of rows. */
 static void store_split(const Correlation *c, const T (*sums)[LANES], int channels, Span span, T *y) {
     for (int64_t lane = 0, row = span.row, column = span.column; lane < LANES; lane++) {
         if (column < c->columns && row < c->rows)
@@ -123,17 +123,17 @@ static void store_split(const Correlation *c, const T (*sums)[LANES], int channe
     }
 }
 
-/* Outputs of some channels at some spans. w has the weights of these channels, tap by tap. */
+/* Outputs of `channels` channels at `vectors` spans. w has the weights of these channels, tap by tap. */
 SPECIALISED void tile(const Correlation *c, const T *w, const T *image, T *y, const Span *spans,
                       const int channels, const int vectors) {
-    Vector sums[MOST_CHANNELS][MOST_VECTORS];
-    const T *planes[MOST_VECTORS];
+    Vector sums[MAX_CHANNELS][MAX_VECTORS];
+    const T *planes[MAX_VECTORS];
     UNROLL for (int v = 0; v < vectors; v++) planes[v] = image + spans[v].place;
     UNROLL for (int i = 0; i < channels; i++)
         UNROLL for (int v = 0; v < vectors; v++) sums[i][v] = (Vector){0};
     w += spans->begin * channels;
     for (const Tap *tap = c->taps + spans->begin, *end = c->taps + spans->end; tap < end; tap++, w += channels) {
-        Vector x[MOST_VECTORS];
+        Vector x[MAX_VECTORS];
         UNROLL for (int v = 0; v < vectors; v++) x[v] = load(planes[v] + tap->input);
         UNROLL for (int i = 0; i < channels; i++)
             UNROLL for (int v = 0; v < vectors; v++) sums[i][v] += w[i] * x[v];
@@ -144,7 +144,7 @@ SPECIALISED void tile(const Correlation *c, const T *w, const T *image, T *y, co
             const int64_t y_channel = c->y_channel;
             UNROLL for (int i = 0; i < channels; i++) store(to + i * y_channel, sums[i][v]);
         } else {
-            T split[MOST_CHANNELS][LANES];
+            T split[MAX_CHANNELS][LANES];
             UNROLL for (int i = 0; i < channels; i++) store(split[i], sums[i][v]);
             store_split(c, split, channels, spans[v], y);
         }
@@ -179,8 +179,8 @@ static const Tile FOUR[] = {
 #endif
 };
 
-/* All outputs. A few spans outside, channels inside, so that both the spans' input and a block's weights stay in the
-   first-level cache. */
+/* All outputs. The outer loop is over a few spans, the inner one over channels, so that the spans' input and a block's
+   weights stay in the L1 cache. */
 static void correlate(const Correlation *c, const T *planes, T *y) {
     if (c->channels == 0) return;
     const int64_t blocks = block_count(c), strip_spans = STRIP * c->vectors;

@@ -4,19 +4,19 @@
 
 enum {
     COLUMNS = 64,
-    LINES = 4
+    ROWS = 4
 };
 
-/* At most LINES lines at once: while a sum of one waits for the sum before it, sums of the others are formed. */
-SPECIALISED void cumsum_lines(const T *x, U *y, int64_t length, bool reverse, const int lines) {
-    U sum[LINES] = {0};
+/* At most ROWS rows at once: their sums are independent, so that the additions overlap. */
+SPECIALISED void cumsum_rows(const T *x, U *y, int64_t length, bool reverse, const int rows) {
+    U sum[ROWS] = {0};
     for (int64_t i = 0; i < length; i++) {
         const int64_t at = reverse ? length - 1 - i : i;
-        for (int k = 0; k < lines; k++) y[k * length + at] = sum[k] += (U)x[k * length + at];
+        for (int k = 0; k < rows; k++) y[k * length + at] = sum[k] += (U)x[k * length + at];
     }
 }
 
-/* Neighbouring columns at once, each row being the one before it plus the elements. */
+/* Neighbouring columns at once: a row of sums is the row before it plus the elements. */
 static void cumsum_columns(const T *x, U *y, int64_t length, int64_t inner, int64_t columns, bool reverse) {
     const int64_t step = reverse ? -inner : inner, start = reverse ? (length - 1) * inner : 0;
     if (length == 0)
@@ -33,18 +33,18 @@ static void cumsum_columns(const T *x, U *y, int64_t length, int64_t inner, int6
     }
 }
 
-/* Units of work: LINES lines, or COLUMNS columns. */
+/* Units of work: ROWS rows, or COLUMNS columns. */
 static int64_t count_units(int64_t outer, int64_t inner) {
-    return inner == 1 ? (outer + LINES - 1) / LINES : outer * ((inner + COLUMNS - 1) / COLUMNS);
+    return inner == 1 ? (outer + ROWS - 1) / ROWS : outer * ((inner + COLUMNS - 1) / COLUMNS);
 }
 
-static void lines_unit(const T *x, U *y, int64_t outer, int64_t length, bool reverse, int64_t unit) {
-    const int64_t first = unit * LINES, last = min_i64(first + LINES, outer);
-    if (last - first == LINES)
-        cumsum_lines(x + first * length, y + first * length, length, reverse, LINES);
+static void rows_unit(const T *x, U *y, int64_t outer, int64_t length, bool reverse, int64_t unit) {
+    const int64_t first = unit * ROWS, last = min_i64(first + ROWS, outer);
+    if (last - first == ROWS)
+        cumsum_rows(x + first * length, y + first * length, length, reverse, ROWS);
     else
         for (int64_t line = first; line < last; line++)
-            cumsum_lines(x + line * length, y + line * length, length, reverse, 1);
+            cumsum_rows(x + line * length, y + line * length, length, reverse, 1);
 }
 
 static void columns_unit(const T *x, U *y, int64_t length, int64_t inner, bool reverse, int64_t unit) {
@@ -57,7 +57,7 @@ static void cumsum_units(const T *x, U *y, int64_t outer, int64_t length, int64_
                          int64_t end) {
     for (int64_t unit = begin; unit < end; unit++)
         if (inner == 1)
-            lines_unit(x, y, outer, length, reverse, unit);
+            rows_unit(x, y, outer, length, reverse, unit);
         else
             columns_unit(x, y, length, inner, reverse, unit);
 }

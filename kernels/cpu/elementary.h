@@ -1,14 +1,14 @@
-/* exp, log, log1p, expm1, tanh, erf and the rest for float and double, by their names in <math.h>: exp(x) is
-   exp_float32 or exp_float64 as x is. (The file is not called math.h because this folder comes before the system's.)
+/* exp, log, log1p, expm1, tanh, erf and others for float and double, by their names in <math.h>: exp(x) is exp_float32
+   or exp_float64. (The file is not called math.h because this folder precedes the system's.)
 
-   The first six have no branches, tables or calls, so that a loop over them becomes vector instructions; the selections
-   at the ends of the range are blends. erf is so for float only. The others are the compiler's own: sqrt and fabs are
-   instructions, sin, cos and pow calls of the C library. The code relies on IEEE arithmetic (no -ffast-math).
+   The first six (erf for float only) have no branches, tables or calls, so that a loop over them becomes vector
+   instructions; selections at the ends of the range become blends. The others are the compiler's: sqrt and fabs are
+   instructions, sin, cos and pow call the C library. The code relies on IEEE arithmetic (no -ffast-math).
 
    Largest errors, in units in the last place (tests/test_cpu_math.py): exp 1.1, log and log1p 0.9, expm1 2.1, tanh
    2.5, erf of float 0.9.
    Ranges are reduced as by W. J. Cody and W. Waite, Software Manual for the Elementary Functions, 1980: n ln 2 is
-   taken away in two parts, of which the first times n is exact. All polynomials are minimax, by E. Remez's exchange. */
+   subtracted in two parts; the product of n and the first is exact. All polynomials are minimax (Remez exchange). */
 
 #pragma once
 

@@ -12,12 +12,12 @@ static inline REAL OF(from_bits)(BITS bits) {
     return x;
 }
 
-/* 2^n for an integer n that is a normal number's exponent. In n + BIAS + ROUND the integer n + BIAS stands in the
-   lowest bits; shifted to where exponents stand, it is all that remains. */
+/* 2^n for an integer n that is the exponent of a normal number. The lowest bits of n + BIAS + ROUND are the integer
+   n + BIAS; the shift moves them to the exponent and drops the others. */
 static inline REAL OF(power_of_two)(REAL n) { return OF(from_bits)(OF(bits)(n + (ROUND + BIAS)) << MANTISSA); }
 
-/* e^x = 2^n e^r. 2^n is multiplied by halves: alone it may be too large or too small for a number. The ends are chosen
-   last: of two limits set to x beforehand gcc 12 makes several cases, and blends all that is computed of them. */
+/* e^x = 2^n e^r. 2^n is applied as two factors, since it may overflow or underflow by itself. The ends of the range are
+   selected last: if x were clamped first, gcc 12 would compute and blend several cases. */
 static inline REAL OF(exp)(REAL x) {
     const REAL n = (x * LOG2_E + ROUND) - ROUND, half = (n * (REAL)0.5 + ROUND) - ROUND;
     const REAL r = (x - n * LN2_HIGH) - n * LN2_LOW;
@@ -27,7 +27,7 @@ static inline REAL OF(exp)(REAL x) {
     return x > EXP_HIGH ? INFINITY : low;
 }
 
-/* (e^x - 1) / 2 for x from EXPM1_LOW to EXP_HIGH: 2^(n - 1) (e^r - 1) + (2^(n - 1) - 1 / 2). 2^n may be too large. */
+/* (e^x - 1) / 2 for x from EXPM1_LOW to EXP_HIGH: 2^(n - 1) (e^r - 1) + (2^(n - 1) - 1 / 2). 2^n may overflow. */
 static inline REAL OF(half_expm1)(REAL x) {
     const REAL n = (x * LOG2_E + ROUND) - ROUND;
     const REAL r = (x - n * LN2_HIGH) - n * LN2_LOW;
@@ -47,7 +47,7 @@ static inline REAL OF(log_parts)(REAL x, REAL rest) {
     const REAL shift = x < SMALLEST_NORMAL ? (REAL)MANTISSA : 0;
     const REAL scaled = x < SMALLEST_NORMAL ? x * ((BITS)1 << MANTISSA) : x;
     const BITS bits = OF(bits)(scaled), exponent = (bits - SQRT_HALF_BITS) >> MANTISSA;
-    /* The exponent's integer in the lowest bits of 2^MANTISSA makes the sum of the two, without a conversion. */
+    /* The exponent as the lowest bits of 2^MANTISSA is the sum of both, without a conversion from integer. */
     const REAL two = (REAL)((BITS)1 << MANTISSA);
     const REAL n = OF(from_bits)(exponent | OF(bits)(two)) - two - (BIAS - 1) - shift;
     const REAL f = OF(from_bits)(bits - ((exponent - (BIAS - 1)) << MANTISSA)) - 1;
@@ -56,7 +56,7 @@ static inline REAL OF(log_parts)(REAL x, REAL rest) {
     return n * LN2_HIGH + (f - (half - sum));
 }
 
-/* `y`, or what the logarithm of x is where x is no positive number. */
+/* `y` for positive finite x, else the logarithm's limit: -infinity, NaN or infinity. */
 static inline REAL OF(log_ends)(REAL x, REAL y) {
     const REAL low = x == 0 ? -INFINITY : NAN;
     const REAL high = x <= LARGEST ? y : x;
@@ -65,7 +65,7 @@ static inline REAL OF(log_ends)(REAL x, REAL y) {
 
 static inline REAL OF(log)(REAL x) { return OF(log_ends)(x, OF(log_parts)(x, 0)); }
 
-/* log(u) + (1 + x - u) / u with u = 1 + x as rounded: the second term is the part of x that rounding took away. */
+/* log(u) + (1 + x - u) / u with u = 1 + x as rounded: the second term is the part of x that rounding dropped. */
 static inline REAL OF(log1p)(REAL x) {
     const REAL u = 1 + x, lost = x < 1 ? x - (u - 1) : 1 - (u - x);
     return x == 0 ? x : OF(log_ends)(u, OF(log_parts)(u, lost / u));

@@ -1,13 +1,13 @@
-/* Reading and adding up by position. T is the type of the elements, U that of the indices.
+/* Gathers and scatters. T is the type of the elements, U that of the indices.
 
-   All functions return 1 if an index is negative or not below `length`, else 0; they leave out what it stands for. */
+   All functions return 1 if an index is negative or not below `length`, else 0. They skip such an index. */
 
 #include "common.h"
 
 static inline bool inside(U index, int64_t length) { return index >= 0 && (int64_t)index < length; }
 
 static inline void copy_elements(const T *x, T *y, int64_t n) {
-    if (n == 1) /* the common case of a gather of numbers, too small for a call */
+    if (n == 1) /* a gather of single elements is common, and too small for a call */
         *y = *x;
     else
         memcpy(y, x, n * sizeof(T));
@@ -39,7 +39,7 @@ int FN(take_team)(const Team *team, const T *x, const U *indices, T *y, int64_t 
 }
 
 /* scatter_add, the transpose of take: y[o][indices[i]] += x[o][i]. Rows `low` to `high` of each y[o] are written, so
-   that threads can divide them, each reading all indices; an element's summands are added in the order of i. */
+   that threads can divide them; each reads all indices. The summands of an element are added in the order of i. */
 static int scatter_add_rows(const T *x, const U *indices, T *y, int64_t outer, int64_t length, int64_t inner,
                             int64_t count, int64_t low, int64_t high) {
     int wrong = 0;
@@ -101,7 +101,7 @@ int FN(take_along_axis_team)(const Team *team, const T *x, const U *indices, T *
 static int scatter_along_columns(const T *x, const U *indices, T *y, int64_t length, int64_t inner, int64_t count,
                                  int64_t first, int64_t last) {
     int wrong = 0;
-    if (last - first == inner) /* the rows follow one another */
+    if (last - first == inner) /* all columns: the rows are contiguous */
         memset(y, 0, length * inner * sizeof(T));
     else
         for (int64_t i = 0; i < length; i++) memset(y + i * inner + first, 0, (last - first) * sizeof(T));
@@ -125,12 +125,12 @@ int FN(scatter_along_axis)(const T *x, const U *indices, T *y, int64_t outer, in
     return wrong;
 }
 
-/* Threads divide the blocks, or the columns of the only one. */
+/* Threads divide the blocks, or the columns of a single block. */
 int FN(scatter_along_axis_team)(const Team *team, const T *x, const U *indices, T *y, int64_t outer, int64_t length,
                                 int64_t inner, int64_t count) {
     int64_t begin, end;
     if (outer == 1) {
-        my_lines(team, inner, &begin, &end);
+        my_cache_lines(team, inner, &begin, &end);
         return scatter_along_columns(x, indices, y, length, inner, count, begin, end);
     }
     my_share(team, outer, &begin, &end);

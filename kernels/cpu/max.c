@@ -1,4 +1,4 @@
-/* The largest elements. NaN is the result wherever it is an element: once in, no comparison lets another in. */
+/* The largest elements. The result is NaN where an element is: no comparison replaces it. */
 
 #define NAME max
 #define U T

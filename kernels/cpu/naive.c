@@ -1,4 +1,5 @@
-/* What a first implementation looks like: the loops of the definitions, one thread, nothing blocked, packed or unrolled.
+/* What a first implementation looks like: the loops of the definitions, one thread, nothing blocked, packed or
+   unrolled.
 
    Measured beside the kernels of this folder, and used for nothing else. Arrays are float32 and C-contiguous. */
 

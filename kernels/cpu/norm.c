@@ -1,21 +1,21 @@
 /* standardize: x[a][b][c][d] to mean 0 and variance 1 over b and d, for each index of a and c, whose mean and variance
    go to mean[a][c] and variance[a][c]. Layer norm is (a, 1, 1, d), batch norm (1, b, c, d).
 
-   The variance is the mean square of the deviations from the mean: two passes, and no digits cancel. */
+   The variance is the mean squared deviation from the mean, in a second pass, so that no digits cancel. */
 
 #include "common.h"
 #include "elementary.h"
 
 enum {
     COLUMNS = 64,
-    BLOCK = 1024 /* summed in T, the blocks' sums in double */
+    BLOCK = 1024 /* elements summed in T; the sums of blocks are added in double */
 };
 
 typedef struct {
     int64_t a, b, c, d;
 } Lengths;
 
-static double sum_line(const T *x, int64_t n) {
+static double sum_row(const T *x, int64_t n) {
     double total = 0;
     for (int64_t start = 0; start < n; start += BLOCK) {
         T sum = 0;
@@ -37,11 +37,11 @@ static double sum_squares(const T *x, int64_t n, T centre) {
     return total;
 }
 
-/* b lines of d elements, `step` apart. */
-static void standardize_lines(const T *x, T *y, T *mean, T *variance, Lengths n, T eps) {
+/* b rows of d elements, `step` apart. */
+static void standardize_rows(const T *x, T *y, T *mean, T *variance, Lengths n, T eps) {
     const int64_t step = n.c * n.d;
     double sum = 0, squares = 0;
-    for (int64_t b = 0; b < n.b; b++) sum += sum_line(x + b * step, n.d);
+    for (int64_t b = 0; b < n.b; b++) sum += sum_row(x + b * step, n.d);
     const T centre = *mean = (T)(sum / (double)(n.b * n.d));
     for (int64_t b = 0; b < n.b; b++) squares += sum_squares(x + b * step, n.d, centre);
     *variance = (T)(squares / (double)(n.b * n.d));
@@ -86,7 +86,7 @@ static void standardize_units(const T *x, T *y, T *mean, T *variance, Lengths n,
             standardize_columns(x + offset, y + offset, mean + statistic, variance + statistic, n,
                                 min_i64(COLUMNS, n.c - c), eps);
         else
-            standardize_lines(x + offset, y + offset, mean + statistic, variance + statistic, n, eps);
+            standardize_rows(x + offset, y + offset, mean + statistic, variance + statistic, n, eps);
     }
 }
 

@@ -1,20 +1,20 @@
-/* Pooling of one image: (channels, height, width) to (channels, rows, columns) windows. Max pooling also says where in
-   its window each maximum is, counted row by row; put and pick move numbers to and from the places it chose.
+/* Pooling of one image: (channels, height, width) to (channels, rows, columns) windows. Max pooling also returns the
+   position of each maximum in its window, counted row by row. put scatters to these positions, pick gathers from them.
 
-   The windows of a row are treated together, one position (p, q) of the window after another: its elements in all these
-   windows are stride_x apart, so the loop over them has no branches and becomes vectors. Positions in the padding are
-   left out by beginning later or ending earlier. Windows of 2x2 side by side, the common case, are one such loop. */
+   The windows of a row are computed together, one position of the window after another: the elements at one position
+   are stride_x apart, so the loop over them has no branches and becomes vector instructions. It leaves out positions in
+   the padding by its bounds. Disjoint windows of 2x2, the common case, take a single loop. */
 
 #include <math.h>
 
 #include "common.h"
 
-/* Windows of 2x2 treated at once, and their elements: vectors of 16 bytes suit short rows, and every other
-   element is taken out of two of them by one instruction. */
-enum { SEVERAL = 16 / sizeof(T) };
-typedef T Several __attribute__((vector_size(16)));
-typedef T Anywhere __attribute__((vector_size(16), aligned(sizeof(T)), may_alias));
-typedef int32_t Positions __attribute__((vector_size(SEVERAL * sizeof(int32_t))));
+/* Windows of 2x2 that are computed at once. Vectors of 16 bytes suit short rows, and one instruction takes every other
+   element of two of them. */
+enum { LANES = 16 / sizeof(T) };
+typedef T Lanes __attribute__((vector_size(16)));
+typedef T UnalignedLanes __attribute__((vector_size(16), aligned(sizeof(T)), may_alias));
+typedef int32_t Positions __attribute__((vector_size(LANES * sizeof(int32_t))));
 
 #ifdef __clang__
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -47,7 +47,7 @@ static inline bool is_2x2(const Pool *p) {
            p->padding_x == 0;
 }
 
-/* Where windows of one row have the element at one position: windows [begin, end) at first + i stride_x. */
+/* The elements at one position in the windows of a row: windows [begin, end) have them at first + i stride_x. */
 typedef struct {
     int64_t begin, end, first;
 } Elements;
@@ -61,35 +61,36 @@ static inline Elements elements(const Pool *p, int64_t row, int64_t position) {
     return (Elements){begin, min_i64(end, p->columns), y * p->width + x};
 }
 
-static inline Several larger(Several a, Several b) {
+static inline Lanes larger(Lanes a, Lanes b) {
     const Mask take = (b > a) | (b != b);
-    return (Several)(((Mask)b & take) | ((Mask)a & ~take));
+    return (Lanes)(((Mask)b & take) | ((Mask)a & ~take));
 }
 
-/* Maxima of SEVERAL windows of 2x2 side by side, the first with its upper row at x. Its position is the number of
-   elements before the first that is equal to the maximum. */
+/* Maxima of LANES neighbouring windows of 2x2; the upper row of the first is at x. The position of a maximum is the
+   number of elements before the first one that equals it. */
 static inline void maxima_2x2(const T *x, int64_t width, T *y, int32_t *where) {
-    const Anywhere *upper = (const Anywhere *)x, *lower = (const Anywhere *)(x + width);
-    const Several v0 = EVEN(upper[0], upper[1]), v1 = ODD(upper[0], upper[1]);
-    const Several v2 = EVEN(lower[0], lower[1]), v3 = ODD(lower[0], lower[1]);
-    const Several best = larger(larger(v0, v1), larger(v2, v3));
+    const UnalignedLanes *upper = (const UnalignedLanes *)x, *lower = (const UnalignedLanes *)(x + width);
+    const Lanes v0 = EVEN(upper[0], upper[1]), v1 = ODD(upper[0], upper[1]);
+    const Lanes v2 = EVEN(lower[0], lower[1]), v3 = ODD(lower[0], lower[1]);
+    const Lanes best = larger(larger(v0, v1), larger(v2, v3));
     const Mask after0 = v0 != best, after1 = after0 & (v1 != best), after2 = after1 & (v2 != best);
     const Positions position = -__builtin_convertvector(after0 + after1 + after2, Positions); /* true is -1 */
-    *(Anywhere *)y = best;
+    *(UnalignedLanes *)y = best;
     memcpy(where, &position, sizeof position);
 }
 
-/* Padding is -infinity, so a window of nothing more has its maximum at position 0; one with NaN has it at the last. */
+/* Padding is -infinity, so a window of padding only has its maximum at position 0. A window with NaN has it at the
+   last. */
 void FN(max_pool2d)(const T *restrict x, T *restrict y, int32_t *restrict where, POOL_NUMBERS) {
     const Pool pool = POOL;
-    const bool fast = is_2x2(&pool) && columns >= SEVERAL;
+    const bool fast = is_2x2(&pool) && columns >= LANES;
     const int32_t area = kernel_y * kernel_x;
     for (int64_t c = 0; c < channels; c++, x += height * width)
         for (int64_t row = 0; row < rows; row++, y += columns, where += columns) {
             if (fast) {
-                /* The last windows of a row may repeat some of the ones before. */
-                for (int64_t i = 0; i < columns; i += SEVERAL) {
-                    const int64_t first = min_i64(i, columns - SEVERAL);
+                /* The last vector of windows may overlap the one before. */
+                for (int64_t i = 0; i < columns; i += LANES) {
+                    const int64_t first = min_i64(i, columns - LANES);
                     maxima_2x2(x + 2 * row * width + 2 * first, width, y + first, where + first);
                 }
                 continue;

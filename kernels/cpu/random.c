@@ -1,5 +1,5 @@
 /* Uniform random numbers in [0, 1) by Philox4x32-10 (J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-   SC 2011): block i of four numbers is a function of i, so threads and vector lanes compute blocks of their own. */
+   SC 2011): block i of four numbers is a function of i, so that threads and vector lanes are independent. */
 
 #include "common.h"
 
@@ -30,10 +30,10 @@ static void philox(uint32_t first, const uint32_t rng[4], uint32_t stream, uint3
     }
 }
 
-/* The highest 24 bits of each word, so that float and double hold the same number. */
+/* The upper 24 bits of each word, so that float and double represent the same number. */
 void FN(random_uniform_team)(const Team *team, const uint32_t *rng, T *y, int64_t count, int64_t stream) {
     int64_t begin, end;
-    my_lines(team, count, &begin, &end); /* begins at a multiple of 64 numbers: of 4 * BATCH */
+    my_cache_lines(team, count, &begin, &end); /* begins at a multiple of 64 = 4 * BATCH numbers */
     for (int64_t start = begin; start < end; start += 4 * BATCH) {
         uint32_t words[4 * BATCH];
         philox((uint32_t)(start / 4), rng, (uint32_t)stream, words);

@@ -1,44 +1,42 @@
-/* Reductions x[a][b][c][d][e][f] to y[a][c][e], over b, d and f; axes of length 1 stand for those that are not there.
+/* Reductions x[a][b][c][d][e][f] to y[a][c][e], over b, d and f. Absent axes have length 1.
 
-   A file that includes this says what is done with the elements, and gets the functions FN(NAME), serial, and
-   FN(NAME_team), which needs FEW * PARTS * 8 bytes of scratch:
-     NAME   the function's name,
-     PART   the type of the partial result of a block of elements,
-     TOTAL  that of the result of blocks, where rounding errors add up,
-     START  the result of no elements,
-     FOLD(result, x)  the result with one element, or one more result, taken in.
+   A file that includes this defines the macros below. It gets the functions FN(NAME), for one thread, and
+   FN(NAME_team), which needs MAX_SPLIT_OUTPUTS * PARTS * 8 bytes of scratch: NAME   the function's name, PART   the
+   type of the partial result of a block of elements, TOTAL  the type of the result of blocks, in which rounding errors
+   add up, START  the result of no elements, FOLD(result, x)  combines a result with an element, or with another result.
 
-   Elements are taken in LANES at a time (along f), or COLUMNS at a time (along e, where f is 1): both are vector
-   instructions. What is summed up in which order depends on the lengths alone, never on the number of threads. */
+   Rows (along f) are combined LANES elements at a time, columns (along e, where f is 1) COLUMNS at a time; both become
+   vector instructions. The order of summation depends on the lengths alone, never on the number of threads. */
 
 #include "common.h"
 
 enum {
     LANES = 32,
-    FEW_LANES = 8, /* for lines shorter than */
-    SHORT = 256,
-    BLOCK = 64 * LANES, /* elements of a line that make one partial result */
-    BLOCK_ROWS = 64,    /* and elements of a column */
+    SHORT_ROW = 256, /* elements below which a row takes */
+    SHORT_ROW_LANES = 8,
+    BLOCK = 64 * LANES, /* elements of a row that make one partial result */
+    BLOCK_ROWS = 64,    /* elements of a column that do */
     COLUMNS = 256,
-    ROWS_AHEAD = 4,  /* how many rows before its own an element of a column is asked for */
-    FEW = 64,        /* with at most so many outputs, the elements are divided among the threads instead of them, */
-    PARTS = 64,      /* into this many parts, */
-    MANY = 64 * 1024 /* where there are at least this many elements */
+    ROWS_AHEAD = 4, /* distance of prefetches down columns, in rows */
+    /* Where there are few outputs of many elements, threads divide the elements, in PARTS parts. */
+    MAX_SPLIT_OUTPUTS = 64,
+    PARTS = 64,
+    MIN_SPLIT_ELEMENTS = 64 * 1024
 };
 
 typedef struct {
     int64_t a, b, c, d, e, f;
 } Lengths;
 
-/* Asks for n elements of a row: the processor itself does not look beyond the end of a page. */
-static inline void fetch(const T *x, int64_t n) {
+/* Prefetches n elements of a row. The hardware prefetcher does not cross the end of a page. */
+static inline void prefetch(const T *x, int64_t n) {
     for (int64_t i = 0; i < n; i += CACHE_LINE / sizeof(T)) __builtin_prefetch(x + i);
 }
 
 /* At most BLOCK elements; `lanes` is a constant, a power of two. */
 static inline TOTAL fold_block(const T *x, int64_t n, const int64_t lanes) {
     PART lane[LANES];
-    const bool filled = n >= lanes; /* by the first elements, which takes less than by START */
+    const bool filled = n >= lanes; /* with the first elements, which is faster than with START */
     for (int64_t k = 0; k < lanes; k++) lane[k] = filled ? FOLD(START, x[k]) : START;
     int64_t i = filled ? lanes : 0;
     for (; i + lanes <= n; i += lanes)
@@ -49,9 +47,9 @@ static inline TOTAL fold_block(const T *x, int64_t n, const int64_t lanes) {
     return lane[0];
 }
 
-static TOTAL fold_line(const T *x, int64_t n) {
-    if (n < SHORT)
-        return fold_block(x, n, FEW_LANES);
+static TOTAL fold_row(const T *x, int64_t n) {
+    if (n < SHORT_ROW)
+        return fold_block(x, n, SHORT_ROW_LANES);
     TOTAL total = START;
     for (int64_t i = 0; i < n; i += BLOCK) total = FOLD(total, fold_block(x + i, min_i64(BLOCK, n - i), LANES));
     return total;
@@ -66,7 +64,7 @@ static void fold_columns(const T *x, Lengths n, int64_t columns, TOTAL *total) {
         for (int64_t d = 0; d < n.d; d++) {
             const T *row = x + (b * n.c * n.d + d) * n.e;
             if (d + ROWS_AHEAD < n.d)
-                fetch(row + ROWS_AHEAD * n.e, columns);
+                prefetch(row + ROWS_AHEAD * n.e, columns);
 #pragma omp simd
             for (int64_t j = 0; j < columns; j++) part[j] = FOLD(part[j], row[j]);
             if (++rows % BLOCK_ROWS == 0)
@@ -75,12 +73,12 @@ static void fold_columns(const T *x, Lengths n, int64_t columns, TOTAL *total) {
     for (int64_t j = 0; j < columns; j++) total[j] = FOLD(total[j], part[j]);
 }
 
-/* The outputs come in units, computed by one thread each: one output, or those of COLUMNS columns. */
+/* A unit of work is one output, or the outputs of COLUMNS columns. One thread computes it. */
 static int64_t units_across(Lengths n) { return n.f == 1 ? (n.e + COLUMNS - 1) / COLUMNS : n.e; }
 
 static int64_t count_units(Lengths n) { return n.a * n.c * units_across(n); }
 
-/* The results of a unit; returns how many there are, and in `first` the index in y of the first one. */
+/* Computes the results of a unit. Returns how many there are; `first` becomes the index in y of the first. */
 static int64_t fold_unit(const T *x, Lengths n, int64_t unit, TOTAL *total, int64_t *first) {
     const int64_t across = units_across(n), ac = unit / across, a = ac / n.c, c = ac % n.c;
     const int64_t e = unit % across * (n.f == 1 ? COLUMNS : 1), columns = n.f == 1 ? min_i64(COLUMNS, n.e - e) : 1;
@@ -93,7 +91,7 @@ static int64_t fold_unit(const T *x, Lengths n, int64_t unit, TOTAL *total, int6
     *total = START;
     for (int64_t b = 0; b < n.b; b++)
         for (int64_t d = 0; d < n.d; d++)
-            *total = FOLD(*total, fold_line(x + (b * n.c * n.d + d) * n.e * n.f, n.f));
+            *total = FOLD(*total, fold_row(x + (b * n.c * n.d + d) * n.e * n.f, n.f));
     return 1;
 }
 
@@ -106,7 +104,7 @@ static void reduce_units(const T *x, U *y, Lengths n, int64_t begin, int64_t end
     }
 }
 
-/* Part p of PARTS of x[d][e][f]: of the rows d, or of the one line f where there are not as many rows. */
+/* Part p of PARTS of x[d][e][f]: some of the rows d, or some elements of the only row f. */
 static void fold_part(const T *x, Lengths n, int64_t p, TOTAL *total) {
     const int64_t count = n.d >= PARTS ? n.d : n.f;
     const int64_t begin = count * p / PARTS, end = count * (p + 1) / PARTS;
@@ -121,7 +119,7 @@ static void fold_part(const T *x, Lengths n, int64_t p, TOTAL *total) {
     }
 }
 
-/* All threads: few outputs of many elements. The parts' results meet in the scratch of one of the threads. */
+/* Few outputs of many elements, by all threads. One thread's scratch takes the parts' results; it combines them. */
 static void reduce_parts(const Team *team, const T *x, U *y, Lengths n) {
     TOTAL *parts;
 #pragma omp single copyprivate(parts)
@@ -148,7 +146,7 @@ void FN(PASTE(NAME, _team))(const Team *team, const T *x, U *y, int64_t a, int64
                             int64_t f) {
     const Lengths n = {a, b, c, d, e, f};
     const bool divisible = n.a * n.b * n.c == 1 && (n.d >= PARTS || n.d * n.e == 1);
-    if (divisible && n.e <= FEW && n.d * n.e * n.f >= MANY) {
+    if (divisible && n.e <= MAX_SPLIT_OUTPUTS && n.d * n.e * n.f >= MIN_SPLIT_ELEMENTS) {
         reduce_parts(team, x, y, n);
         return;
     }

@@ -1,15 +1,14 @@
 /* softmax, its logarithm, and the logarithm of sums of exponentials, all shifted by the maximum: e^x never overflows.
 
-   softmax works on x[outer][length][inner] along `length`. Where inner is 1 it goes along lines, which are contiguous,
-   otherwise down COLUMNS neighbouring columns at once; both ways are vector instructions. A maximum that a NaN slips
-   through is no harm: the NaN still comes out of the sum. */
+   softmax works on x[outer][length][inner] along `length`: along contiguous rows where inner is 1, otherwise down
+   COLUMNS neighbouring columns at once. Both are vectorised. The maximum may miss a NaN, the sum does not. */
 
 #include "common.h"
 #include "elementary.h"
 
 enum {
     COLUMNS = 64,
-    BLOCK = 1024 /* summed in T, the blocks' sums in double */
+    BLOCK = 1024 /* elements summed in T; the sums of blocks are added in double */
 };
 
 static T largest(const T *x, int64_t n) {
@@ -19,7 +18,7 @@ static T largest(const T *x, int64_t n) {
     return top;
 }
 
-/* The sum of e^(x - top); the summands go to y, unless it is NULL. */
+/* The sum of e^(x - top). The summands are stored in y unless it is NULL. */
 static double sum_exponentials(const T *x, T *y, int64_t n, T top) {
     double total = 0;
     for (int64_t start = 0; start < n; start += BLOCK) {
@@ -41,7 +40,7 @@ static double sum_exponentials(const T *x, T *y, int64_t n, T top) {
     return total;
 }
 
-static void softmax_line(const T *x, T *y, int64_t n, bool logarithm) {
+static void softmax_row(const T *x, T *y, int64_t n, bool logarithm) {
     const T top = largest(x, n), sum = (T)sum_exponentials(x, logarithm ? NULL : y, n, top);
     if (logarithm) {
         const T shift = log(sum);
@@ -57,7 +56,7 @@ static void raise_columns(T *top, const T *row, int64_t columns) {
     for (int64_t j = 0; j < columns; j++) top[j] = row[j] > top[j] ? row[j] : top[j];
 }
 
-/* Not inlined: gcc 12 would hoist the loop's guard out of the caller's loop, and lose the vector instructions. */
+/* Not inlined: gcc 12 would hoist the loop's guard out of the caller's loop and then not vectorise. */
 static __attribute__((noinline)) void add_exponentials(double *sum, const T *row, const T *top, int64_t columns) {
 #pragma omp simd
     for (int64_t j = 0; j < columns; j++) sum[j] += exp(row[j] - top[j]);
@@ -97,7 +96,7 @@ static void log_softmax_columns(const T *x, T *y, int64_t rows, int64_t step, in
         for (int64_t j = 0; j < columns; j++) y[r * step + j] = (x[r * step + j] - top[j]) - shift[j];
 }
 
-/* The work is divided into units that do not depend on the number of threads: a line, or COLUMNS columns. */
+/* A unit of work, whatever the number of threads, is a row, or COLUMNS columns. */
 static int64_t count_units(int64_t outer, int64_t inner) { return outer * ((inner + COLUMNS - 1) / COLUMNS); }
 
 static void softmax_units(const T *x, T *y, int64_t length, int64_t inner, bool logarithm, int64_t begin, int64_t end) {
@@ -106,7 +105,7 @@ static void softmax_units(const T *x, T *y, int64_t length, int64_t inner, bool 
         const int64_t first = unit % across * COLUMNS, offset = unit / across * length * inner + first;
         const int64_t columns = min_i64(COLUMNS, inner - first);
         if (inner == 1)
-            softmax_line(x + offset, y + offset, length, logarithm);
+            softmax_row(x + offset, y + offset, length, logarithm);
         else
             (logarithm ? log_softmax_columns : softmax_columns)(x + offset, y + offset, length, inner, columns);
     }
@@ -123,27 +122,27 @@ void FN(softmax_team)(const Team *team, const T *x, T *y, int64_t outer, int64_t
     softmax_units(x, y, length, inner, logarithm, begin, end);
 }
 
-/* logsumexp: x[a][b][c][d][e][f] to y[a][c][e], over the b * d lines of f elements that belong to an output. */
+/* logsumexp: x[a][b][c][d][e][f] to y[a][c][e]. An output combines b * d rows of f elements. */
 typedef struct {
     int64_t a, b, c, d, e, f;
 } Lengths;
 
-static const T *line_of(const T *x, Lengths n, int64_t line) {
+static const T *row_of(const T *x, Lengths n, int64_t line) {
     return x + (line / n.d * n.c * n.d + line % n.d) * n.e * n.f;
 }
 
-/* All are -inf: the sum of their exponentials is 0, and not that of e^(inf - inf). */
+/* Where all elements are -inf the sum is 0, and not e^(inf - inf) = NaN. */
 static T finite_or_zero(T top) { return top - top == 0 ? top : 0; }
 
-static T logsumexp_lines(const T *x, Lengths n) {
+static T logsumexp_rows(const T *x, Lengths n) {
     T top = -INFINITY;
     double sum = 0;
     for (int64_t i = 0; i < n.b * n.d; i++) {
-        const T next = largest(line_of(x, n, i), n.f);
+        const T next = largest(row_of(x, n, i), n.f);
         top = next > top ? next : top;
     }
     top = finite_or_zero(top);
-    for (int64_t i = 0; i < n.b * n.d; i++) sum += sum_exponentials(line_of(x, n, i), NULL, n.f, top);
+    for (int64_t i = 0; i < n.b * n.d; i++) sum += sum_exponentials(row_of(x, n, i), NULL, n.f, top);
     return log((T)sum) + top;
 }
 
@@ -152,9 +151,9 @@ static void logsumexp_columns(const T *x, T *y, Lengths n, int64_t columns) {
     T top[COLUMNS];
     double sum[COLUMNS] = {0};
     memcpy(top, x, columns * sizeof(T));
-    for (int64_t i = 1; i < n.b * n.d; i++) raise_columns(top, line_of(x, n, i), columns);
+    for (int64_t i = 1; i < n.b * n.d; i++) raise_columns(top, row_of(x, n, i), columns);
     for (int64_t j = 0; j < columns; j++) top[j] = finite_or_zero(top[j]);
-    for (int64_t i = 0; i < n.b * n.d; i++) add_exponentials(sum, line_of(x, n, i), top, columns);
+    for (int64_t i = 0; i < n.b * n.d; i++) add_exponentials(sum, row_of(x, n, i), top, columns);
 #pragma omp simd
     for (int64_t j = 0; j < columns; j++) y[j] = log((T)sum[j]) + top[j];
 }
@@ -170,7 +169,7 @@ static void logsumexp_units(const T *x, T *y, Lengths n, int64_t begin, int64_t 
         if (n.f == 1)
             logsumexp_columns(start, y + ac * n.e + e, n, min_i64(COLUMNS, n.e - e));
         else
-            y[ac * n.e + e] = logsumexp_lines(start, n);
+            y[ac * n.e + e] = logsumexp_rows(start, n);
     }
 }
 

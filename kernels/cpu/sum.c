@@ -1,5 +1,5 @@
-/* Sums of T as U, the type itself or int64_t. Blocks are summed in U and their sums in double (or int64_t), so that the
-   error of a float sum hardly grows with its length: as NumPy's pairwise sums, and better down columns. */
+/* Sums of T as U, the same type or int64_t. Blocks are summed in U, and their sums in double (or int64_t), so that the
+   error of a float sum hardly grows with its length. It is as small as that of NumPy's pairwise summation. */
 
 #define NAME sum
 #define PART U
@@ -10,7 +10,7 @@
 
 /* The sums are added to y. */
 void FN(sum_into)(const T *x, U *y, int64_t a, int64_t b, int64_t c, int64_t d, int64_t e, int64_t f) {
-    if (b * d * f == 1) { /* nothing to sum up: the common case of a sum over the items themselves */
+    if (b * d * f == 1) { /* one element per output: the common case of a sum over items */
 #pragma omp simd
         for (int64_t i = 0; i < a * c * e; i++) y[i] += (U)x[i];
         return;

@@ -1,4 +1,4 @@
-/* Vectors of T and transposes by them, where T is one of the types of four or eight bytes named here. */
+/* Vectors of T, and transposes by vector shuffles, for the types of four and eight bytes named here. */
 
 #pragma once
 
@@ -9,19 +9,19 @@
 #define SIZE_uint32_t 4
 #define SIZE_double 8
 #define SIZE_int64_t 8
-#define SIZE PASTE(SIZE_, T) /* sizeof(T) to the preprocessor, to which names that it does not know are 0 */
+#define SIZE PASTE(SIZE_, T) /* sizeof(T) for the preprocessor; 0 for other types */
 
 #if SIZE
 #define LANES (VECTOR_BYTES / SIZE) /* numbers in a vector register */
 
 typedef T Vector __attribute__((vector_size(VECTOR_BYTES)));
-typedef T VectorAnywhere __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(T)), may_alias));
+typedef T UnalignedVector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(T)), may_alias));
 
-static inline Vector load(const T *x) { return *(const VectorAnywhere *)x; }
-static inline void store(T *x, Vector value) { *(VectorAnywhere *)x = value; }
+static inline Vector load(const T *x) { return *(const UnalignedVector *)x; }
+static inline void store(T *x, Vector value) { *(UnalignedVector *)x = value; }
 
 #if SIZE == 4
-typedef uint32_t Bits; /* as many as T has */
+typedef uint32_t Bits; /* of the size of T */
 #else
 typedef uint64_t Bits;
 #endif
@@ -47,14 +47,14 @@ typedef Bits Lanes __attribute__((vector_size(VECTOR_BYTES)));
 #define INTERLEAVE_SECOND(a, b) SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
 #endif
 
-enum { MOST_ROWS = LANES > 4 ? LANES : 4 };
+enum { MAX_ROWS = LANES > 4 ? LANES : 4 };
 
-/* Interleaves the halves of `count` vectors, a constant up to MOST_ROWS, log2(LANES) times. Each time, a perfect shuffle,
-   shifts the bits of a number's place by one: of LANES vectors all together are a transpose; of fewer they bring the
-   places within groups of `count` to the front. */
+/* Interleaves the halves of `count` vectors, a constant up to MAX_ROWS, log2(LANES) times. Each interleaving is a
+   perfect shuffle: it rotates the bits of an element's index by one. With LANES vectors the result is the transpose;
+   with fewer, vector i holds every count-th element, from the i-th on. */
 SPECIALISED void shuffle(Vector *rows, const int count) {
     UNROLL for (int length = LANES; length > 1; length /= 2) {
-        Vector mixed[MOST_ROWS];
+        Vector mixed[MAX_ROWS];
         UNROLL for (int i = 0; i < count / 2; i++) {
             mixed[2 * i] = INTERLEAVE_FIRST(rows[i], rows[i + count / 2]);
             mixed[2 * i + 1] = INTERLEAVE_SECOND(rows[i], rows[i + count / 2]);
@@ -63,8 +63,8 @@ SPECIALISED void shuffle(Vector *rows, const int count) {
     }
 }
 
-/* y[j y_pitch + i] = x[i x_pitch + j] for i < rows, j < columns. Numbers of a row of y up to `width` >= rows may be
-   written too (as zeros), so that a few rows take vectors as well. */
+/* y[j y_pitch + i] = x[i x_pitch + j] for i < rows, j < columns. Elements of a row of y up to `width` >= rows may be
+   overwritten with zeros, so that vectors serve for few rows as well. */
 static inline void transpose(const T *x, int64_t rows, int64_t columns, int64_t x_pitch, T *y, int64_t y_pitch,
                              int64_t width) {
     if (columns < LANES || width < LANES) {
@@ -73,7 +73,7 @@ static inline void transpose(const T *x, int64_t rows, int64_t columns, int64_t 
         return;
     }
     for (int64_t block = 0; block < rows; block += LANES) {
-        const int64_t i = min_i64(block, max_i64(rows - LANES, 0)); /* the last may repeat some of the one before */
+        const int64_t i = min_i64(block, max_i64(rows - LANES, 0)); /* the last block may overlap the one before */
         for (int64_t strip = 0; strip < columns; strip += LANES) {
             const int64_t j = min_i64(strip, columns - LANES);
             Vector square[LANES];

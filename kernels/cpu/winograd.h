@@ -7,10 +7,10 @@
      v = (x0 - x2, x1 + x2, x2 - x1, x1 - x3)      u = (w0, (w0 + w1 + w2) / 2, (w0 - w1 + w2) / 2, w2)      m = u v
 
    they are m0 + m1 + m2 and m1 - m2 - m3. This is a product of polynomials by their values at 0, 1, -1 and infinity.
-   With two points more, 4 outputs take 6 products in place of 12. Rows and columns both transformed so, a tile of
+   With two more points, 4 outputs take 6 products in place of 12. With rows and columns both transformed, a tile of
    `size` x `size` outputs takes (size + 2)^2 products of a transformed patch of the image with the transformed kernel:
-   16 in place of 36, or 36 in place of 144. Sums over channels commute with the transforms, so what lies between them
-   are products of matrices, one for each position k in the patch:
+   16 in place of 36, or 36 in place of 144. Sums over channels commute with the transforms, so between them stands one
+   matrix product for each position k in the patch:
 
      m[k] = u[k] v[k]      u[k]: out channels x channels, once for all images      v[k]: channels x tiles
 
@@ -22,10 +22,10 @@
 
 #include "conv.h"
 
-enum { MOST_SIZE = 4, MOST_SPAN = MOST_SIZE + 2 };
+enum { MAX_SIZE = 4, MAX_SPAN = MAX_SIZE + 2 };
 
-/* The points of size 4 besides 0 and infinity are +-A and +-B. What is made of them here is exact in floating point,
-   but for the scales of the weights. */
+/* The points of size 4 besides 0 and infinity are +-A and +-B. All constants made of them are exact in floating point,
+   except the scales of the weights. */
 #define A ((T)0.75)
 #define B ((T)1.5)
 #define AA (A * A)

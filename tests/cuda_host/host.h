@@ -1,5 +1,5 @@
-// CUDA C++ as C++ of the CPU, for one kernel at a time: the threads of a block are fibers, which take turns where they
-// wait for one another. Copies and products are done at once, so what a kernel computes is found, but not what it races.
+// Runs a CUDA kernel as C++ on the CPU. The threads of a block are fibers that switch at barriers. Asynchronous copies and products
+// are done at once, so results are right or wrong as on a GPU, but races are not found.
 #pragma once
 #include <setjmp.h>
 #include <stdint.h>
@@ -44,7 +44,7 @@ static uint32_t rounded_pair(float low, float high)
     return word;
 }
 
-// A thread: begun as a context of its own, and gone on with by a jump, which asks nothing of the system.
+// A thread. It starts as a ucontext, and is resumed by longjmp, which needs no system call.
 struct Fiber {
     ucontext_t context;
     jmp_buf left;
@@ -66,7 +66,7 @@ static void enter()
     fibers[threadIdx.x].done = true;
     _longjmp(home, 1);
 }
-__attribute__((noinline)) static void go_on(Fiber &fiber)
+__attribute__((noinline)) static void resume(Fiber &fiber)
 {
     if (_setjmp(home) != 0)
         return;
@@ -76,8 +76,8 @@ __attribute__((noinline)) static void go_on(Fiber &fiber)
     setcontext(&fiber.context);
 }
 
-// A place where so many threads wait for one another.
-struct Meeting {
+// A barrier.
+struct HostBarrier {
     int here = 0;
     unsigned times = 0;
     void wait(int threads)
@@ -88,19 +88,19 @@ struct Meeting {
         while (times == before) leave();
     }
 };
-static Meeting of_block, of_warps[32], of_places[16];
+static HostBarrier of_block, of_warps[32], named[16];
 static void __syncthreads() { of_block.wait(blockDim.x); }
 static void __syncwarp() { of_warps[threadIdx.x / 32].wait(32); }
 
-// What the lanes of each warp show one another, of up to six words.
-static uint32_t shown[32][32][6];
+// The values that the lanes of each warp exchange, up to six words.
+static uint32_t exchanged[32][32][6];
 
 template <class V> static V __shfl_sync(unsigned, V value, int from)
 {
     const int warp = threadIdx.x / 32;
-    memcpy(shown[warp][threadIdx.x % 32], &value, sizeof(V));
+    memcpy(exchanged[warp][threadIdx.x % 32], &value, sizeof(V));
     __syncwarp();
-    memcpy(&value, shown[warp][from], sizeof(V));
+    memcpy(&value, exchanged[warp][from], sizeof(V));
     __syncwarp();
     return value;
 }
@@ -116,14 +116,14 @@ static bool __any_sync(unsigned, bool own)
     return any;
 }
 
-// mma.sync.m16n8k16 of bfloat16, sums rounded once.
+// mma.sync.m16n8k16 of bfloat16, with one rounding.
 static void multiply_bfloat16(float &c0, float &c1, float &c2, float &c3, const uint32_t (&words)[6])
 {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
-    memcpy(shown[warp][threadIdx.x % 32], words, sizeof(words));
+    memcpy(exchanged[warp][threadIdx.x % 32], words, sizeof(words));
     __syncwarp();
     const auto number = [&](int lane, int word, int half) {
-        return (double)__uint_as_float(shown[warp][lane][word] << 16 * (1 - half) & 0xffff0000);
+        return (double)__uint_as_float(exchanged[warp][lane][word] << 16 * (1 - half) & 0xffff0000);
     };
     float *const sums[4] = {&c0, &c1, &c2, &c3};
     for (int i = 0; i < 4; i++) {
@@ -136,7 +136,7 @@ static void multiply_bfloat16(float &c0, float &c1, float &c2, float &c3, const 
     __syncwarp();
 }
 
-// Runs the blocks one after another; shared memory is NaN before each.
+// Runs the blocks one after another. Shared memory is full of NaN before each.
 template <class Kernel> static void run(Dim grid, int threads, Kernel kernel)
 {
     static Kernel *held;
@@ -161,7 +161,7 @@ template <class Kernel> static void run(Dim grid, int threads, Kernel kernel)
                 if (fibers[i].done) continue;
                 any = true;
                 threadIdx = {i, 0, 0};
-                go_on(fibers[i]);
+                resume(fibers[i]);
             }
         }
     }

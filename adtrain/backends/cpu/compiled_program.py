@@ -1,4 +1,4 @@
-"""Programs as compiled code: one call a step, on memory laid out beforehand."""
+"""Programs as compiled code: one call per run, in memory planned beforehand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ THREADS = "#include <omp.h>\n#include <stdint.h>\n\nint64_t threads(void) { retu
 
 
 class CompiledProgram:
-    """A Program in a shared object, with its arena and each thread's scratch.
+    """A Program in a shared library, with its arena and scratch memory per thread.
 
     Raises compiler.CompilerError (when made): there is no compiler that works.
     """
@@ -67,8 +67,8 @@ class CompiledProgram:
     def _run(self, buffers: list[np.ndarray], timed: bool, times: int) -> tuple[Sequence[np.ndarray], Sequence[float]]:
         io, known = self.io, self.known
         for i in self.overwritten:
-            # Held by the list, by getrefcount, and from the last time perhaps by us: whoever else holds it, by itself
-            # or through a view, must not see it change.
+            # References of our own: the list's, getrefcount's, and perhaps that of the last run. Any other one, or a
+            # view, must not see the array change.
             ours = known[i] is buffers[i]
             if getrefcount(buffers[i]) > 2 + ours or not (ours or _owned(buffers[i])):
                 buffers[i] = buffers[i].copy()
@@ -96,7 +96,7 @@ class CompiledProgram:
 
 
 def memory(program: Program) -> Memory:
-    """What a CompiledProgram of ``program`` takes.
+    """The memory that a CompiledProgram of ``program`` allocates.
 
     Raises compiler.CompilerError: there is no compiler that works, so there can be none.
     """
@@ -128,7 +128,7 @@ def _owned(buffer: np.ndarray) -> bool:
 
 
 def _pages(size: int) -> np.ndarray:
-    """`size` bytes that start at a page."""
+    """`size` bytes, aligned to a page."""
     memory = np.empty(size + PAGE, np.uint8)
     start = -_address(memory) % PAGE
     return memory[start : start + size]

@@ -1,4 +1,4 @@
-"""C source to a loaded library: compiled in parallel, once for each content, compiler, processor and set of flags."""
+"""C sources to a loaded library, compiled in parallel and cached by content, compiler, processor and flags."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ class Source(NamedTuple):
 
     @property
     def suffix(self) -> str:
-        """What the names of its functions end in: "_float32", "_uint8_int64"."""
+        """The suffix of its functions' names: "_float32", "_uint8_int64"."""
         return "".join(f"_{dtype.name}" for dtype in self.dtypes)
 
     @property
     def definitions(self) -> list[str]:
-        """The compiler's options that say so."""
+        """The compiler options for the element types."""
         types = [f"-D{name}={c_type(dtype)}" for name, dtype in zip("TU", self.dtypes, strict=False)]
         return [*types, f"-DSUFFIX={self.suffix}"]
 
 
 def load(program_source: str, kernels: Collection[Source]) -> ctypes.CDLL:
-    """The library made of a program's C text and of the kernels that it calls.
+    """The library of a program's C text and of the kernels that it calls.
 
     Objects of kernels and whole libraries are kept in the user's cache, so that loading the same one again runs no
     compiler, in any process.
@@ -96,7 +96,7 @@ def describe() -> str:
 
 @contextmanager
 def _short_spins() -> Iterator[None]:
-    """Have GNU's OpenMP, which reads its settings when it is loaded, wait at a barrier for some 50 us before it sleeps.
+    """Let GNU OpenMP, which reads its settings when it is loaded, spin at a barrier for some 50 us before it sleeps.
 
     That is longer than the threads of a step differ. By default it waits for milliseconds, in which a thread keeps the
     one it waits for from a core that others use too.
@@ -112,7 +112,7 @@ def _short_spins() -> Iterator[None]:
 
 
 def _end_threads_before_fork(library: ctypes.CDLL) -> None:
-    """Let OpenMP end its threads before each fork of the process, and start others when it needs them again.
+    """Let OpenMP end its threads before each fork of the process; it starts new ones when it needs them.
 
     A child has none of its parent's threads, yet GNU's OpenMP would wait for them in it, for ever.
     """
@@ -122,7 +122,7 @@ def _end_threads_before_fork(library: ctypes.CDLL) -> None:
 
 @functools.cache
 def _call_before_fork(address: int) -> None:
-    """Have the function at an address, which all libraries share, called once before each fork."""
+    """Call the function at an address before each fork; registered once for all libraries."""
     pause = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(address)
     os.register_at_fork(before=lambda: pause(SOFT_PAUSE))
 
@@ -134,7 +134,7 @@ class _Build:
     folder: Path
 
     def run(self, program_source: str, objects: Mapping[str, Source]) -> bytes:
-        """The content of the library; the kernels' objects, by key, come from the cache or go there."""
+        """The content of the library. Objects of kernels come from the cache, or are stored there, by key."""
         found = {key: self.cache.find(key, ".o") for key in sorted(objects)}
         missing = [key for key, path in found.items() if path is None]
         with self.cache.building_site() as site:

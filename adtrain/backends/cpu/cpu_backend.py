@@ -25,7 +25,7 @@ from adtrain.core.types import ArrayType
 
 
 class CpuBackend:
-    """Runs a primitive by its ``"cpu"`` implementation, a function of NumPy arrays, and a Program by its kernels in C.
+    """Runs a primitive by its NumPy reference, and a Program by compiled C.
 
     Floating-point exceptions give infinities and NaN silently, as on every other device.
     """
@@ -70,7 +70,7 @@ class CpuBackend:
         return numpy_program.memory(program)
 
     def available(self) -> None:
-        """The system gives out more than there is; nobody knows."""
+        """Unknown: the system overcommits memory."""
 
     def from_numpy(self, elements: np.ndarray) -> np.ndarray:
         return elements
@@ -81,13 +81,13 @@ class CpuBackend:
         return elements
 
     def held(self) -> None:
-        """Arrays are the system's to count."""
+        """Unknown: NumPy allocates from the system."""
 
     def fetch(self, buffer: np.ndarray) -> Callable[[], np.ndarray]:
         return partial(self.to_numpy, buffer)
 
     def synchronize(self) -> None:
-        """Nothing to wait for: every primitive has finished when `run` returns."""
+        """Returns at once: `run` is synchronous."""
 
     def device_name(self) -> str:
         try:
@@ -105,7 +105,7 @@ class CpuBackend:
 
 
 def _without_kernel(program: Program) -> Equation | None:
-    """The first equation, fused or not, that there is no C for."""
+    """The first equation, also inside fused ones, that has no C kernel."""
     for equation in program.equations:
         if equation.primitive in FUSED:
             if found := _without_kernel(body_of(equation)):

@@ -1,4 +1,4 @@
-"""The loops of `kernels/cpu/naive.c`, one thread each: what the kernels that run are measured against."""
+"""The loops of `kernels/cpu/naive.c` in one thread: the baseline of benchmarks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from adtrain.cache import digest, open_cache
 
 LABEL = "naive loop, 1 thread"
 OPTIMIZATION = "-O2"
-"""After the flags of all other kernels, of which it takes -O3 back."""
+"""Added to the flags of the other kernels; overrides -O3."""
 
 
 def matmul(a: np.ndarray, b: np.ndarray, transpose_a: bool = False, transpose_b: bool = False) -> np.ndarray:
-    """The product (m, n) of float32 matrices, each transposed first where that is asked for."""
+    """The product (m, n) of float32 matrices, each transposed first if its flag is set."""
     (m, k), n = a.shape[:: -1 if transpose_a else 1], b.shape[0 if transpose_b else 1]
     return call("matmul", (m, n), a, b, m, k, n, int(transpose_a), int(transpose_b))
 
@@ -27,7 +27,7 @@ def matmul(a: np.ndarray, b: np.ndarray, transpose_a: bool = False, transpose_b:
 def conv_sizes(
     image: tuple[int, ...], weight: tuple[int, ...], stride: tuple[int, int], padding: tuple[int, int]
 ) -> tuple[int, ...]:
-    """The numbers that the convolutions take, of images (n, c, height, width) and kernels (o, c, kh, kw)."""
+    """The numbers of a convolution of images (n, c, height, width) with kernels (o, c, kh, kw)."""
     (n, c, height, width), (o, _, kh, kw) = image, weight
     high, wide = (
         (size + 2 * p - k) // s + 1 for size, k, s, p in zip((height, width), (kh, kw), stride, padding, strict=True)
@@ -51,7 +51,7 @@ def call(name: str, output: tuple[int, ...], *args: np.ndarray | int) -> np.ndar
 
 @functools.cache
 def _library() -> Any:
-    """The loops, compiled by the compiler of all other kernels, and kept in the user's cache."""
+    """The loops, compiled by the compiler of the other kernels and cached."""
     source, cache = asset_path("kernels") / "cpu" / "naive.c", open_cache("cpu")
     compiler = find_compiler(cache)
     key = digest(compiler.identity, *compiler.flags, OPTIMIZATION, processor(), source.read_text())

@@ -1,4 +1,4 @@
-"""Programs by NumPy: the equations' implementations one after the other, with nothing looked up in between."""
+"""Programs by NumPy: the references of the equations in sequence, looked up beforehand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from adtrain.passes.plan_memory import nbytes
 
 
 class NumpyProgram:
-    """A Program as a list of steps on numbered slots; a slot is emptied after its last use."""
+    """A Program as a list of steps on numbered slots. A slot is cleared after its last use."""
 
     repeats = False
 
@@ -69,7 +69,7 @@ class NumpyProgram:
 
 
 def memory(program: Program) -> Memory:
-    """What a NumpyProgram of ``program`` takes: each value from its equation to the last use of it or of its views.
+    """The memory of a NumpyProgram: each value lives from its equation to the last use of it or of its views.
 
     What a NumPy function allocates inside is not known and not counted.
     """
@@ -110,5 +110,5 @@ def as_declared(name: str, x: Any, output: ArrayType) -> np.ndarray:
     x = np.asarray(x)
     if x.shape != output.shape or x.dtype != output.dtype:
         raise AssertionError(f"{name}: computed {x.dtype}{list(x.shape)}, the shape rule says {output}")
-    # A broadcast is a view with stride 0 and stays one: whoever reads it reads the few elements it has.
+    # A broadcast stays a view with stride 0: readers read its few elements.
     return x if x.flags.c_contiguous or 0 in x.strides else np.ascontiguousarray(x)

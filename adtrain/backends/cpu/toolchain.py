@@ -1,4 +1,4 @@
-"""The C compiler of this machine: which one it is, how it is called, what it says when it fails."""
+"""The C compiler of this machine: how it is found and called, and its errors."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from adtrain.cache import Cache, digest
 from adtrain.core.errors import AdtrainError
 
 NAMES = ("cc", "gcc", "clang")
-# NaN and infinities behave as in NumPy. What is given up: errno, and floating-point traps, which Python never sees.
+# NaN and infinities behave as in NumPy. Only errno and floating-point traps, which Python never sees, are given up.
 FLAGS = ("-O3", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-std=gnu11")
-# How compilers spell "all that this processor can do". Elsewhere they are not asked: the spelling varies.
+# The option for all instructions of this processor, by architecture; none for others, where spellings vary.
 NATIVE = {"x86_64": "-march=native", "i686": "-march=native", "aarch64": "-mcpu=native", "arm64": "-mcpu=native"}
-# The lines of /proc/cpuinfo that say what code a processor runs, on x86 and on ARM.
+# The lines of /proc/cpuinfo that tell which instructions a processor has, on x86 and on ARM.
 _PROCESSOR_LINES = ("model name", "flags", "CPU implementer", "CPU part", "CPU variant", "Features")
 _TELLING = re.compile(r"error|undefined reference|multiple definition|cannot|No space left", re.IGNORECASE)
 
 
 class CompilerError(AdtrainError):
-    """There is no compiled code, because the compiler is missing or has failed, or because the disk is full.
+    """Compilation failed: the compiler is missing or failed, or the disk is full.
 
     Attributes:
         interrupted: a signal ended the compiler.
@@ -58,12 +58,16 @@ class Compiler:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What everything is compiled and linked with."""
+        """The options of all calls."""
         native = NATIVE.get(platform.machine())
         return (*FLAGS, native) if native else FLAGS
 
     def run(self, arguments: Sequence[str], folder: str) -> None:
-        """Call it in a folder, where its own temporary files go, too. CompilerError with its first telling line."""
+        """Call it in a folder, which takes its temporary files too.
+
+        Raises:
+            CompilerError: it failed; with its first error message.
+        """
         done = _run([*self.command, *self.flags, *arguments], folder)
         if done.returncode:
             line = _first_error(done).replace(f"{folder}/", "")  # a folder for this once
@@ -85,14 +89,14 @@ def find_compiler(cache: Cache) -> Compiler:
     program = shutil.which(words[0])
     if program is None:
         raise CompilerError(f"CC={chosen}: no such program")
-    # Absolute, because it is run in another folder. What a launcher such as ccache is to run is a program, too.
+    # Absolute, as it runs in another folder. The files include the program that a launcher such as ccache runs.
     command = (os.path.abspath(program), *words[1:])
     files = tuple(os.path.realpath(file) for word in words if (file := shutil.which(word)))
     return Compiler(command, files, _version(command, files, cache))
 
 
 def _version(command: Sequence[str], files: Sequence[str], cache: Cache) -> str:
-    """What the compiler says of its version; asked once for each state of its files, for asking takes a process."""
+    """The output of --version, cached by the state of the compiler's files, as it takes a process."""
     states = [(status.st_mtime_ns, status.st_size) for status in map(os.stat, files)]
     key = digest("version", *command, *files, str(states))
     if known := cache.find(key, ".txt"):
@@ -104,11 +108,11 @@ def _version(command: Sequence[str], files: Sequence[str], cache: Cache) -> str:
 
 
 def processor() -> str:
-    """What distinguishes this processor from those that cannot run code made for it."""
+    """A text that differs for processors that cannot run each other's code."""
     found = [platform.machine()]
     try:
         with Path("/proc/cpuinfo").open() as lines:
-            # The first processor's lines end at the blank one; a large machine takes long to tell of all.
+            # Only the first processor: its lines end at a blank one, and reading all takes long on a large machine.
             for line in iter(lines.readline, "\n"):
                 if line.startswith(_PROCESSOR_LINES):
                     found.append(line)
@@ -120,7 +124,7 @@ def processor() -> str:
 
 
 def _run(command: Sequence[str], folder: str) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end; its messages, in English, are all in stdout."""
+    """Run the command to its end. All messages, in English, are in stdout."""
     environment = {**os.environ, "LC_ALL": "C", "TMPDIR": folder}
     try:
         return subprocess.run(

@@ -1,0 +1,1 @@
+"""Compares the CPU with the GPU: operations, training steps and launch shapes."""

@@ -1,4 +1,4 @@
-"""From which size on one device is faster than another, read off times at a few sizes."""
+"""The size at which one device becomes faster than another, interpolated between measured sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Crossover(NamedTuple):
-    """Where the second device wins: "always" or "never" among the sizes measured, "from" or "up to" the size `at`."""
+    """Where the second device is faster: "always" or "never" at the measured sizes, "from" or "up to" the size `at`."""
 
     wins: str
     at: float | None = None
@@ -18,14 +18,14 @@ class Crossover(NamedTuple):
 
 
 def crossover(sizes: Sequence[float], speedups: Sequence[float]) -> Crossover:
-    """The size from which on the speed-up is at least 1 up to the largest; or beyond which it is nowhere.
+    """The size from which the speed-up is at least 1 up to the largest size, or from which it is below 1.
 
-    Between two sizes the logarithm of the speed-up is taken to be linear in the logarithm of the size, as it is for
-    times that are powers of it.
+    The logarithm of the speed-up is interpolated linearly in the logarithm of the size, which is exact where times are
+    powers of the size.
 
     Args:
         sizes: ascending, above 0.
-        speedups: the first device's time over the second's at each.
+        speedups: at each size, the first device's time over the second's.
     """
     faster = [speedup >= 1 for speedup in speedups]
     wins = faster[-1]

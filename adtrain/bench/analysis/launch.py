@@ -1,9 +1,8 @@
-"""Blocks and threads on the GPU: a kernel at many launch shapes beside the one that the rule picks, and the candidates
-for a matrix product beside the one that the tuner takes."""
+"""Times one GPU kernel at many launch shapes, and all candidates for one matrix product."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -16,18 +15,18 @@ from adtrain.core.staging import stage
 
 ELEMENTS = 2**24
 THREADS, BLOCKS = (32, 64, 128, 256, 512, 1024), (1, 2, 4, 8, 16, 32)
-"""Threads a block, and blocks for each multiprocessor."""
+"""Threads a block, and blocks a multiprocessor."""
 
 PRODUCT = 1024
-"""Rows and columns of the matrices whose product has candidates."""
+"""Rows and columns of the square matrices whose product is computed by each candidate."""
 
 SAMPLES, LAUNCHES = 9, 20
-"""Samples of each shape, in turns, and launches of a sample, which are one CUDA graph."""
+"""Interleaved samples of each launch shape, and launches in a sample, which are one CUDA graph."""
 
 
 def launch_shapes() -> dict[str, Any]:
-    """Microseconds of adding two arrays of ELEMENTS at each shape, by the device's events; "rule" marks the shape that
-    the library picks."""
+    """Times of adding two arrays of ELEMENTS at each launch shape, by CUDA events, as JSON holds them. "rule" marks the
+    shape that adtrain uses."""
     from adtrain.backends.cuda.lower import LaunchPlan
     from adtrain.backends.cuda.runtime.device import Shape
     from adtrain.backends.cuda.runtime.graph import Graphs
@@ -51,16 +50,16 @@ def launch_shapes() -> dict[str, Any]:
         if threads <= most
     }
     graphs, ms = Graphs(device.stream), {shape: list[float]() for shape in (rule, *grid)}
-    launch.early = None  # with the launch before, which is of the same kernel: each is timed alone
+    launch.early = None  # no programmatic dependent launch: consecutive launches of a sample must not overlap
 
-    def microseconds(shape: Shape) -> float:
+    def milliseconds(shape: Shape) -> float:
         launch.shape = shape
 
         def record() -> None:
             for _ in range(LAUNCHES):
                 launch.record(addresses, 0, 0)
 
-        graphs.run(shape, record)  # while it runs, what is timed gets to the device
+        graphs.run(shape, record)  # keeps the device busy while the timed launches are enqueued
         before = device.event()
         graphs.run(shape, record)
         after = device.event()
@@ -69,10 +68,10 @@ def launch_shapes() -> dict[str, Any]:
 
     for _ in range(SAMPLES):
         for shape, found in ms.items():
-            found.append(microseconds(shape))
+            found.append(milliseconds(shape))
     expected = args[0].numpy() + args[1].numpy()
     if not np.array_equal(Array(out, *equation.outputs[0].type, "gpu").numpy(), expected):
-        raise DeviceError("add: a launch shape gives another result")
+        raise DeviceError("add: the result depends on the launch shape")
     rows = [
         {
             "threads": shape.block[0],
@@ -87,24 +86,16 @@ def launch_shapes() -> dict[str, Any]:
 
 
 def candidates() -> dict[str, Any]:
-    """Microseconds of each candidate for a matrix product, the fastest first, with the one that is taken."""
-    from adtrain.backends.cuda.lower import fastest
-    from adtrain.backends.cuda.tuner.autotune import tuning_problems
+    """Microseconds of each candidate for a matrix product, the fastest first, as JSON holds them. "taken" marks the
+    tuner's choice, "rule" the choice without measurements."""
     from adtrain.backends.cuda.tuner.measure import distinct
+    from adtrain.bench.ops.candidates import of_equations
 
-    tuner = cast(Any, backend("gpu")).tuner
     args = [array(np.zeros((PRODUCT, PRODUCT), np.float32), device="gpu")] * 2
-    problems = list(tuning_problems(tuner.lowering, stage(ops.matmul).program(*args).equations))
-    ((contest, times),) = tuner.times(problems, measure=True)
-    taken, ordered = fastest(contest.labels, times), sorted(times, key=times.__getitem__)
+    (problem,) = of_equations(stage(ops.matmul).program(*args).equations)
+    labels = [each["kernel"] for each in problem["candidates"]]
     rows = [
-        {
-            "kernel": name,
-            "label": label,
-            "us": times[label],
-            "taken": label == taken,
-            "rule": label == contest.labels[0],
-        }
-        for label, name in zip(ordered, distinct(ordered), strict=True)
+        {"kernel": name, "label": label, "us": each["us"], "taken": each["chosen"], "rule": each["rule"]}
+        for name, label, each in zip(distinct(labels), labels, problem["candidates"], strict=True)
     ]
     return {"problem": f"matmul {PRODUCT}x{PRODUCT}x{PRODUCT}, float32", "rows": rows}

@@ -1,4 +1,4 @@
-"""Operations over a ladder of sizes: a naive loop, the CPU, and the GPU with and without the transfers."""
+"""Times operations over sizes: by a naive loop, on the CPU, and on the GPU with and without copies from and to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from adtrain import ops
 from adtrain.backends.cpu import naive
 from adtrain.bench.analysis.crossover import Crossover, crossover
-from adtrain.bench.timing.sampling import Timing, Work, alternate, ratio
+from adtrain.bench.timing.sampling import Timing, Workload, alternate, ratio, repeatedly
 from adtrain.cases import Sampler, normal
 from adtrain.core.array import Value, array
 from adtrain.core.backend import backend
@@ -20,14 +20,14 @@ from adtrain.core.staging import Staged, stage
 from adtrain.passes import ALL
 
 NAIVE_FLOPS = 3e8
-"""Above this many FLOPs, or elements, a loop on one thread is not waited for."""
+"""Above this many FLOPs, or elements, the naive loop is skipped, because it would take too long."""
 
-TRANSFERS = "+copies"
-"""What the label of a device's times ends in that hold the way of the arguments there, and of the result back."""
+COPIES = "+copies"
+"""Suffix of the label of times that include copying the arguments to the device, and the result back."""
 
 
-class Contestant(NamedTuple):
-    """A device, and what its times are called. Of several the first is what the others are compared with."""
+class LabelledDevice(NamedTuple):
+    """A device, and the label of its times. The first of several is the baseline."""
 
     label: str
     device: str
@@ -35,13 +35,13 @@ class Contestant(NamedTuple):
 
 @dataclass(frozen=True)
 class SizedOp:
-    """A public operation at sizes n.
+    """A public operation over sizes n.
 
     Attributes:
-        what: the problem in words, of n.
-        inputs: n to makers of the inputs, float32.
-        naive: the inputs to the output, by a loop.
-        work: n to the number of FLOPs, or of elements where those move only.
+        what: the problem in words, in terms of n.
+        inputs: from n to functions that draw the inputs, which become float32.
+        naive: from the inputs to the output, by a naive loop.
+        work: from n to the number of FLOPs, or of elements if the operation only moves them.
         ladder: the sizes, ascending.
         options: keyword arguments of the operation.
     """
@@ -55,7 +55,7 @@ class SizedOp:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def arrays(self, n: int) -> list[np.ndarray]:
-        """The inputs: always the same ones."""
+        """The inputs; the same at every call."""
         rng = np.random.default_rng(zlib.crc32(f"{self.op}/{n}".encode()))
         return [make(rng).astype(np.float32) for make in self.inputs(n)]
 
@@ -104,47 +104,36 @@ SIZED_OPS = (
 )  # fmt: skip
 
 
-def measured(op: SizedOp, contestants: Sequence[Contestant]) -> dict[str, Any]:
-    """The times at each size, speed-ups over the first contestant, and where they begin, for programs."""
-    rows = [row(op, n, contestants) for n in op.ladder]
+def measured(op: SizedOp, devices: Sequence[LabelledDevice]) -> dict[str, Any]:
+    """As JSON holds it: times at each size, speed-ups over the first device, and where they cross 1."""
+    rows = [row(op, n, devices) for n in op.ladder]
     return {"op": op.op, "what": op.what, "rows": rows, "crossover": crossovers(rows, "n")}
 
 
-def row(op: SizedOp, n: int, contestants: Sequence[Contestant]) -> dict[str, Any]:
-    """The times at one size, in turns, each of a call from the host until the device is done."""
+def row(op: SizedOp, n: int, devices: Sequence[LabelledDevice]) -> dict[str, Any]:
+    """The times at one size, in interleaved samples: of a call from the host until the device has finished."""
     inputs = op.arrays(n)
-    works: dict[str, Work] = {}
+    workloads: dict[str, Workload] = {}
     if op.work(n) <= NAIVE_FLOPS:
-        works[naive.LABEL] = called(lambda: op.naive(*inputs))
-    for label, device in contestants:
-        works[label] = _on(device, stage(op, ALL), inputs)
-        if label != contestants[0].label:
-            works[label + TRANSFERS] = _with_transfers(device, stage(op, ALL), inputs)
-    return {"n": n, **compared(alternate(works), contestants[0].label)}
+        workloads[naive.LABEL] = repeatedly(lambda: op.naive(*inputs))
+    for label, device in devices:
+        workloads[label] = _on(device, stage(op, ALL), inputs)
+        if label != devices[0].label:
+            workloads[label + COPIES] = _with_copies(device, stage(op, ALL), inputs)
+    return {"n": n, **compared(alternate(workloads), devices[0].label)}
 
 
-def _on(device: str, staged: Staged, inputs: Sequence[np.ndarray]) -> Work:
+def _on(device: str, staged: Staged, inputs: Sequence[np.ndarray]) -> Workload:
     args = [array(x, device=device) for x in inputs]
-    return called(lambda: staged(*args), backend(device).synchronize)
+    return repeatedly(lambda: staged(*args), backend(device).synchronize)
 
 
-def _with_transfers(device: str, staged: Staged, inputs: Sequence[np.ndarray]) -> Work:
-    return called(lambda: staged(*(array(x, device=device) for x in inputs)).numpy())
-
-
-def called(once: Callable[[], object], finish: Callable[[], object] = int) -> Work:
-    """Work that calls a function so many times and then waits."""
-
-    def work(times: int) -> None:
-        for _ in range(times):
-            once()
-        finish()
-
-    return work
+def _with_copies(device: str, staged: Staged, inputs: Sequence[np.ndarray]) -> Workload:
+    return repeatedly(lambda: staged(*(array(x, device=device) for x in inputs)).numpy())
 
 
 def compared(times: Mapping[str, Timing], first: str) -> dict[str, Any]:
-    """For programs: the times, and how many times faster than `first` each other one is, with its 95% interval."""
+    """As JSON holds it: the times, and the speed-up of each over `first` with its 95% interval."""
     speedups = {}
     for label, timing in times.items():
         if label != first:
@@ -155,7 +144,7 @@ def compared(times: Mapping[str, Timing], first: str) -> dict[str, Any]:
 
 
 def crossovers(rows: Sequence[Mapping[str, Any]], size: str) -> dict[str, Any]:
-    """By label: from which size on, of those that the rows name so, it is faster than what it is compared with."""
+    """By label, the crossover of its speed-ups over the key `size` of the rows. "says" is it in words."""
     labels = dict.fromkeys(label for each in rows for label in each["speedups"] if label != naive.LABEL)
     found: dict[str, Crossover] = {}
     for label in labels:

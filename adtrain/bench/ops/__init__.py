@@ -1,0 +1,1 @@
+"""Times single operations, and the kernel candidates for them."""

@@ -1,38 +1,39 @@
-"""How fast each operation is, forward and each gradient by itself, over sizes and element types."""
+"""Times single operations over sizes: the forward pass, and each gradient by itself."""
 
 from __future__ import annotations
 
 import inspect
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from adtrain.bench.ops.table import Bench
-from adtrain.bench.steps.profile import rate
-from adtrain.bench.timing.roofline import Roofline
-from adtrain.bench.timing.sampling import Timing, alternate, prefetch_batch
+from adtrain.bench.timing.protocol import protocol
+from adtrain.bench.timing.roofline import Roofline, known_or_measured
+from adtrain.bench.timing.sampling import Timing, alternate, rate, repeatedly
 from adtrain.core.array import Array, Value, array
 from adtrain.core.autodiff import vjp
 from adtrain.core.backend import Executable, KernelRun, backend
 from adtrain.core.costs import costs
+from adtrain.core.errors import AdtrainError, DTypeError
 from adtrain.core.primitive import Cost
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
 from adtrain.passes import fuse, merge_common_subexpressions, remove_dead_code, simplify_reshapes
 
 PASSES = (simplify_reshapes, merge_common_subexpressions, remove_dead_code, fuse)
-"""Those of a training step, but for `fold_constants`: what a gradient keeps from the forward run is a constant here."""
+"""Those of a training step without `fold_constants`: here the residuals of a gradient are constants."""
 
 DTYPES = ("float32", "float64", "uint8", "int32", "int64")
 
 MIN_SAMPLE_MS = 0.02
-"""The device's own clock needs no long samples: it does not see the host between two runs."""
+"""Short, because the device's own clock excludes the host between two runs."""
 
 
 class BenchRow(NamedTuple):
-    """One operation at one size in one phase, as a Program of its own; the cost is that of its fused equations."""
+    """One operation at one size in one phase, as a Program of its own. `cost` is that of its fused equations."""
 
     op: str
     variant: str
@@ -45,7 +46,7 @@ class BenchRow(NamedTuple):
     kernels: Sequence[KernelRun]
 
     def record(self, peak: Roofline) -> dict[str, Any]:
-        """For programs: FLOPs and bytes of one run, and the share of the device's roofline."""
+        """As JSON holds it: FLOPs and bytes of one run, rates, and the share of the device's roofline."""
         ms = self.timing.median_ms
         return {
             **{name: getattr(self, name) for name in ("op", "variant", "n", "size", "phase", "dtype")},
@@ -59,36 +60,80 @@ class BenchRow(NamedTuple):
         }
 
 
+def result(
+    benches: Sequence[Bench],
+    sizes: Sequence[int] | None,
+    dtype: str,
+    device: str,
+    strict: bool,
+    progress: Callable[[str], object],
+    track: Callable[[Sequence[tuple[Bench, int]]], Iterable[tuple[Bench, int]]],
+) -> dict[str, Any]:
+    """The result of `adtrain bench`, as JSON holds it.
+
+    Args:
+        sizes: by default those of each bench's ladder.
+        strict: whether it is an error if an operation does not take `dtype`; otherwise the operation is left out.
+        progress: called with lines for the user.
+        track: shows how far the iteration over its argument is.
+
+    Raises:
+        DTypeError: `strict`, and an operation does not take `dtype`.
+        AdtrainError: no operation takes it.
+    """
+    peak = known_or_measured(device, progress)
+    conditions = protocol(device, peak, MIN_SAMPLE_MS)
+    problems = [(each, n) for each in benches for n in sizes or each.ladder[device]]
+    progress(f"bench: timing {len(problems)} operations and sizes in {dtype}, forward and backward")
+    found: list[BenchRow] = []
+    refused: dict[str, None] = {}
+    for each, n in track(problems):
+        if each.op in refused:
+            continue
+        try:
+            found += rows(each, n, dtype, device)
+        except DTypeError:
+            if strict:
+                raise
+            refused[each.op] = None
+    if refused:
+        progress(f"bench: {len(refused)} operations do not take {dtype} and are left out: {', '.join(refused)}")
+    if not found:
+        raise AdtrainError(f"--dtype {dtype}: none of these operations takes it")
+    return {"kind": "ops", "protocol": conditions, "ops": [row.record(peak) for row in found]}
+
+
 def rows(each: Bench, n: int, dtype: str = "float32", device: str = "cpu") -> list[BenchRow]:
-    """A row for each phase at the size `n`; they are timed in turn.
+    """A row for each phase at the size `n`, timed in interleaved samples.
 
     Raises:
         DTypeError: the operation does not take elements of this type.
-        ValueError: a result is not finite; no such numbers are timed.
+        ValueError: a result is not finite, so that the time would not be typical.
     """
     inputs = sample(each, n, dtype, device)
     size = " ".join("x".join(map(str, x.shape)) for x in inputs)
     clock = DeviceClock()
-    works = {phase: OnDevice(program(f, args), args, clock) for phase, (f, args) in phases(each, inputs).items()}
-    works = {phase: work for phase, work in works.items() if work.kernels}  # else it is the cotangent itself
-    for work in works.values():
-        if not all(np.isfinite(x).all() for x in work.results() if x.dtype.kind == "f"):
-            raise ValueError(f"bench: {each.op} {size} gives numbers that are not finite")
-    turns = {phase: prefetch_batch(work.run) for phase, work in works.items()}
-    timings = alternate(turns, clock=clock.now, min_sample_ms=MIN_SAMPLE_MS)
+    runs = {phase: TimedProgram(program(f, args), args, clock) for phase, (f, args) in phases(each, inputs).items()}
+    runs = {phase: run for phase, run in runs.items() if run.kernels}  # without kernels it returns its argument
+    for run in runs.values():
+        if not all(np.isfinite(x).all() for x in run.results() if x.dtype.kind == "f"):
+            raise ValueError(f"bench: {each.op} {size}: a result is not finite")
+    workloads = {phase: repeatedly(run) for phase, run in runs.items()}
+    timings = alternate(workloads, clock=clock.now, min_sample_ms=MIN_SAMPLE_MS)
     return [
-        BenchRow(each.op, each.variant, n, size, phase, dtype, timings[phase], cost(work.program), work.kernels)
-        for phase, work in works.items()
+        BenchRow(each.op, each.variant, n, size, phase, dtype, timings[phase], cost(run.program), run.kernels)
+        for phase, run in runs.items()
     ]
 
 
 def program(f: Callable[..., Any], args: Sequence[Any]) -> Program:
-    """The function as it runs in a training step: fused, but nothing computed beforehand."""
+    """The function as a fused Program, without constant folding."""
     return stage(f, PASSES).program(*args)
 
 
 def cost(program: Program) -> Cost:
-    """Of all equations, and of writing what is handed out repeated: `costs` has a repetition read where it is used."""
+    """The cost of all equations, and of writing outputs that repeat an input: `costs` counts a broadcast only where an
+    equation reads it."""
     flops, moved = map(sum, zip(*costs(program.equations), strict=True))
     views = [(v, e.inputs) for e in program.equations if e.primitive.view for v in e.outputs]
     repeated = [v for v, shown in views if v in program.outputs and v.size > sum(x.size for x in shown)]
@@ -96,7 +141,7 @@ def cost(program: Program) -> Cost:
 
 
 def sample(each: Bench, n: int, dtype: str = "float32", device: str = "cpu") -> list[Array]:
-    """The inputs, always the same ones: the floating-point ones as `dtype`; where those are integers, from 0 to 9."""
+    """The inputs, the same at every call. Floating-point ones become `dtype`; of integer types they are 0 to 9."""
     rng = np.random.default_rng(zlib.crc32(f"{each.op}/{each.variant}/{n}".encode()))
     drawn = [make(rng) for make in each.inputs(n)]
     if np.dtype(dtype).kind != "f":
@@ -105,8 +150,8 @@ def sample(each: Bench, n: int, dtype: str = "float32", device: str = "cpu") -> 
 
 
 def phases(each: Bench, inputs: Sequence[Value]) -> dict[str, tuple[Callable[..., Value], Sequence[Value]]]:
-    """What is timed, each as a function and its arguments: forward, and for each floating-point input its gradient from
-    a random cotangent. What a gradient needs of the forward run is computed here."""
+    """Phases to time, each as a function and its arguments: "forward", and "backward NAME" for the gradient of each
+    floating-point input from a random cotangent. The residuals of gradients are computed here, outside of the time."""
 
     def forward(*args: Value) -> Any:
         out = each.f(*args)
@@ -124,7 +169,7 @@ def phases(each: Bench, inputs: Sequence[Value]) -> dict[str, tuple[Callable[...
 
 
 class DeviceClock:
-    """A clock that goes only while the device computes: as the compiled Program reads it, or CUDA events."""
+    """Seconds that the device computed, as the compiled Program's clock or CUDA events measure them."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -133,8 +178,8 @@ class DeviceClock:
         return self.seconds
 
 
-class OnDevice:
-    """A Program and its arguments, whose runs a clock counts."""
+class TimedProgram:
+    """A Program with its arguments, compiled. Calling it runs it, and adds the device's seconds to the clock."""
 
     def __init__(self, program: Program, args: Sequence[Any], clock: DeviceClock) -> None:
         device = program.outputs[0].device
@@ -143,10 +188,10 @@ class OnDevice:
         self.kernels = [kernel for kernels in self.executable.kernels for kernel in kernels]
         self.fetch = backend(device).to_numpy
 
-    def run(self) -> Sequence[Any]:
+    def __call__(self) -> Sequence[Any]:
         results, seconds = self.executable.run([x.buffer for x in self.args], timed=True)
         self.clock.seconds += sum(seconds)
         return results
 
     def results(self) -> list[np.ndarray]:
-        return [self.fetch(buffer) for buffer in self.run()]
+        return [self.fetch(buffer) for buffer in self()]

@@ -1,4 +1,4 @@
-"""The operations that `adtrain bench` times, each over a ladder of sizes that one number makes."""
+"""The table of operations that `adtrain bench` times, each over a ladder of sizes n."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from adtrain import ops
 from adtrain.cases import Sampler, between, integers, normal
 
 Ladder = Mapping[str, Sequence[int]]
-"""Device to sizes, from where what a launch costs shows to where memory or arithmetic is all there is."""
+"""From the device to ascending sizes: the first limited by launch overhead, the last by memory or arithmetic."""
 
 Inputs = Callable[[int], tuple[Sampler, ...]]
-"""From a size to makers of the inputs."""
+"""From a size to functions that draw the inputs."""
 
 ELEMENTS: Ladder = {"cpu": (2**10, 2**14, 2**18, 2**22), "gpu": (2**12, 2**16, 2**20, 2**24)}
 SIDE: Ladder = {"cpu": (64, 256, 1024), "gpu": (64, 256, 1024, 4096)}
-"""Of a square matrix."""
+"""Rows and columns of a square matrix."""
 ROWS: Ladder = {"cpu": (32, 256, 2048), "gpu": (32, 256, 2048, 16384)}
 IMAGES: Ladder = {"cpu": (8, 32, 128), "gpu": (8, 32, 128, 512)}
 
 
 @dataclass(frozen=True)
 class Bench:
-    """One operation, of any size.
+    """One operation, at any size.
 
     Attributes:
-        op: the public function, as users call it.
-        variant: what else matters, such as the axis; ``op`` and ``variant`` together are unique.
-        ladder: the sizes to take where none are asked for.
-        inputs: of a size; floating-point ones are differentiated, each by itself.
-        f: the operation as a function of the inputs, which it names.
-        differentiable: whether there is a backward to time.
+        op: name of the public function in `adtrain.ops`.
+        variant: other options, such as the axis; ``op`` and ``variant`` together are unique.
+        ladder: the default sizes.
+        inputs: functions that draw the inputs; each floating-point input is differentiated by itself.
+        f: the operation as a function of the inputs; its parameters' names name the gradients.
+        differentiable: whether there is a backward phase to time.
     """
 
     op: str
@@ -48,7 +48,7 @@ class Bench:
 BENCHES: list[Bench] = []
 
 VIEWS = ("reshape", "squeeze", "expand_dims", "broadcast_to", "stop_gradient", "getitem", "slice")
-"""Operations that have no row of their own: they make a view and move nothing, or are `slice` by another name."""
+"""Operations without a row: they return a view and move no data, or are `slice` under another name."""
 
 
 def bench(
@@ -63,12 +63,12 @@ def bench(
 
 
 def batch(shape: tuple[int, ...], *weights: tuple[int, ...]) -> Inputs:
-    """An array of n times a shape, and weights of theirs."""
+    """An array (n, *shape), and arrays of the shapes of `weights`."""
     return lambda n: (normal(n, *shape), *(normal(*w) for w in weights))
 
 
 def _counter(rng: np.random.Generator) -> np.ndarray:
-    """A random state as `ops.rng_state` makes it."""
+    """A random state as `ops.rng_state` returns it."""
     return np.zeros(4, np.uint32)
 
 

@@ -1,4 +1,4 @@
-"""A result of `adtrain bench` as one HTML file that needs nothing else, and has no scripts."""
+"""A result of `adtrain bench` as one HTML file without scripts or external files, made of its JSON alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from adtrain.bench.page import against, analysis, candidates, compared, operations, step
+from adtrain.bench.page import against, analysis, candidates, compare, operations, step
 from adtrain.bench.timing.records import remarks
 from adtrain.report import parts
 
@@ -17,23 +17,23 @@ KINDS = {
     "config": step,
     "against": against,
     "analysis": analysis,
-    "compare": compared,
+    "compare": compare,
 }
-"""By the kind of a result, the module that has its `title` and its `body`."""
+"""From the kind of a result to the module with its `title` and `body`."""
 
 
 def render(result: Mapping[str, Any]) -> str:
     """The page of a result, as `--json` writes it."""
-    shown, measured = KINDS[result["kind"]], result["kind"] != "compare"
-    title = escape(shown.title(result))
+    module, measured = KINDS[result["kind"]], result["kind"] != "compare"
+    title = escape(module.title(result))
     content = [f"<header><h1>{title}</h1><p>{escape(_about(result))}</p></header>\n"]
     if measured:
         content += [f'<p class="notice">{escape(line)}</p>\n' for line in remarks(result)[1:]]
-    content += shown.body(result)
+    content += module.body(result)
     if measured:
         content.append(parts.section("How it was measured", parts.facts(dict(_protocol(result)))))
     style = resources.files("adtrain.bench.page").joinpath("bench.css").read_text(encoding="utf-8")
-    return parts.document(f"adtrain bench: {shown.title(result)}", "".join(content), style)
+    return parts.document(f"adtrain bench: {module.title(result)}", "".join(content), style)
 
 
 def _about(result: Mapping[str, Any]) -> str:
@@ -45,7 +45,7 @@ def _about(result: Mapping[str, Any]) -> str:
 
 
 def _protocol(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Names and values of what the numbers were measured with; what is not known, or does not apply, is left out."""
+    """Names and values of the protocol's known entries."""
     about = result["protocol"]
     for name in ("command", "date", "commit", "device", "device_name"):
         if about[name]:
@@ -68,7 +68,7 @@ def _protocol(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     low, high = about["samples"]
     samples = f"{low} to {high} of at least {about['min_sample_ms']:g} ms"
     yield "samples", f"{samples}; intervals of {about['confidence']:.0%} confidence"
-    yield "a run of nothing", f"{about['overhead_ms'] * 1e6:.0f} ns"
+    yield "an empty run", f"{about['overhead_ms'] * 1e6:.0f} ns"
     if peak := about["roofline"]:
         yield "copy", f"{peak['gbytes_per_s']:,.1f} GB/s"
         yield "matrix products", ", ".join(f"{name} {x:,.1f} GFLOP/s" for name, x in peak["gflops_per_s"].items())

@@ -8,36 +8,42 @@ from typing import Any
 
 from adtrain.bench.page import cells
 from adtrain.bench.page.intervals import Scale
+from adtrain.bench.peers.systems import ADTRAIN
 from adtrain.report import parts
 
-OURS = "adtrain"
 KINDS = ("series-2", "series-3", "series-4", "series-5", "series-6", "series-1")
-"""The colours of peers, in their order."""
+"""CSS classes with the colours of the peers, in the order of the result."""
 
-SIDES = {"side": "left", "ms": "", "ratio": "", "95% interval": "minor", "": "text", "MiB": "", "losses off": "minor"}
+SYSTEMS = {
+    "system": "left",
+    "ms": "",
+    "ratio": "",
+    "95% interval": "minor",
+    "": "text",
+    "MiB": "",
+    "loss error": "minor",
+}
 
 Row = Mapping[str, Any]
 
 
 def title(result: Mapping[str, Any]) -> str:
     packages = dict.fromkeys(peer.split("-")[0] for peer in _peers(_rows(result)))
-    return f"{OURS} against {' and '.join(packages) or 'nobody'}"
+    return f"{ADTRAIN} against {' and '.join(packages) or 'no peer'}"
 
 
 def body(result: Mapping[str, Any]) -> Iterable[str]:
-    """All ratios on one axis, where there are several rows; then, of steps, a section for each config."""
+    """All ratios on one axis, if there are several rows; then a section for each config."""
     rows, steps = _rows(result), result.get("steps", ())
     scale = Scale(ratio for row in rows for ratio in row["ratios"].values())
     yield parts.tiles(_fastest(steps))
-    note = (
-        "Ratio: a peer's time over adtrain's, round by round, in processes that take turns; above 1 adtrain is faster."
-    )
+    note = "Ratio: a peer's time over adtrain's, round by round, in interleaved samples; above 1 adtrain is faster."
     yield parts.note(f"{note} The line across a point is the 95% interval of the median.")
     if len(rows) > 1 or not steps:
         yield parts.section("Ratios", _all_ratios(rows, scale))
     for row in steps:
         about = f"batch {row['batch_size']}, {row['precision']}, {', '.join(row['overrides'])}"
-        yield parts.section(escape(row["config"]), _sides(row, scale) + parts.note(escape(about)) + _absent([row]))
+        yield parts.section(escape(row["config"]), _systems(row, scale) + parts.note(escape(about)) + _absent([row]))
 
 
 def _rows(result: Mapping[str, Any]) -> list[Row]:
@@ -45,7 +51,7 @@ def _rows(result: Mapping[str, Any]) -> list[Row]:
 
 
 def _peers(rows: Iterable[Row]) -> list[str]:
-    return list(dict.fromkeys(side for row in rows for side in row["times"] if side != OURS))
+    return list(dict.fromkeys(system for row in rows for system in row["times"] if system != ADTRAIN))
 
 
 def _fastest(steps: Iterable[Row]) -> Iterator[tuple[str, str]]:
@@ -58,9 +64,9 @@ def _fastest(steps: Iterable[Row]) -> Iterator[tuple[str, str]]:
 def _all_ratios(rows: Sequence[Row], scale: Scale) -> str:
     """A line for each config, or each operation's phase, with a point for each peer."""
     kinds = dict(zip(_peers(rows), KINDS, strict=False))
-    columns = {"": "text", f"{OURS}, ms": "", "  ": "lane-cell", **dict.fromkeys(kinds, "minor")}
+    columns = {"": "text", f"{ADTRAIN}, ms": "", "  ": "lane-cell", **dict.fromkeys(kinds, "minor")}
     found = [
-        [_name(row), cells.time(row["times"].get(OURS)),
+        [_name(row), cells.time(row["times"].get(ADTRAIN)),
          scale.lane((kinds.get(peer, "series-1"), peer, ratio) for peer, ratio in row["ratios"].items()),
          *(_ratio(row, peer) for peer in kinds)]
         for row in rows
@@ -86,26 +92,29 @@ def _ratio(row: Row, peer: str) -> str:
     return f"{cells.factor(ratio['median'])}<small>{cells.range_of(ratio)}</small>"
 
 
-def _sides(row: Row, scale: Scale) -> str:
-    """The sides of a config's step, a line each."""
+def _systems(row: Row, scale: Scale) -> str:
+    """The systems of a config's step, a line each."""
     found = []
-    for side, time in row["times"].items():
-        ratio = row["ratios"].get(side)
-        shown = ["", "", scale.lane([])]
+    for system, time in row["times"].items():
+        ratio = row["ratios"].get(system)
+        cols = ["", "", scale.lane([])]
         if ratio:
             kind = "ahead" if ratio["low"] > 1 else "behind" if ratio["high"] < 1 else "even"
-            shown = [cells.factor(ratio["median"]), cells.range_of(ratio), scale.lane([(kind, side, ratio)])]
-        elif side in row["different"]:
-            shown[0] = "computes something else"
-        off = f"{row['off'][side]:.0e}" if row["off"][side] else ""
-        found.append([escape(side), cells.time(time), *shown, f"{row['peak_mib'][side]:,.0f}", off])
+            cols = [cells.factor(ratio["median"]), cells.range_of(ratio), scale.lane([(kind, system, ratio)])]
+        elif system in row["different"]:
+            cols[0] = "different results"
+        error = f"{row['off'][system]:.0e}" if row["off"][system] else ""
+        found.append([escape(system), cells.time(time), *cols, f"{row['peak_mib'][system]:,.0f}", error])
     found.append(["", "", "", "", scale.axis(), "", ""])
-    return parts.table(SIDES, found, "sides")
+    return parts.table(SYSTEMS, found, "systems")
 
 
 def _absent(rows: Iterable[Row]) -> str:
-    """Why sides did not take part."""
+    """Why systems were skipped or failed."""
     lines = dict.fromkeys(
-        f"{side} {how}: {reason}" for row in rows for how in ("skipped", "failed") for side, reason in row[how].items()
+        f"{system} {how}: {reason}"
+        for row in rows
+        for how in ("skipped", "failed")
+        for system, reason in row[how].items()
     )
     return "".join(parts.note(escape(line)) for line in lines)

@@ -1,4 +1,4 @@
-"""The page of the CPU against the GPU: speed-ups over sizes, and from which size on."""
+"""The page of the analysis of CPU and GPU: speed-ups over sizes, and the sizes at which each device is faster."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from adtrain.bench.page.intervals import Scale
 from adtrain.bench.timing.records import milliseconds
 from adtrain.report import parts
 
-FIRST = "cpu"
-"""What the others are compared with."""
-
 KINDS = {"gpu": "series-2", "gpu+copies": "series-3"}
-"""Colours by label; the others are grey."""
+"""From labels to CSS classes with their colours; other labels are grey."""
 
 TIMES = {"": "text", "ms": "", "times faster": "", "95% interval": "minor", " ": ""}
 CANDIDATES = {"candidate": "text", "µs": "", "": "left"}
@@ -34,18 +31,18 @@ def body(result: Mapping[str, Any]) -> Iterable[str]:
         for label, speedup in found["speedups"].items()
     )
     yield parts.note(
-        "Times of a call from the host until it is done. A speed-up above 1 is faster than the CPU; the shade around a "
-        "curve is the 95% interval."
+        "Times of a call from the host until the device has finished. A speed-up above 1 is faster than the CPU; the "
+        "shade around a curve is its 95% interval."
     )
     if operations:
         drawn = [_speedups(f"{found['op']}: {found['what']}", "n", found) for found in operations]
-        yield parts.section("Speed-up over the size", _figures(drawn) + _from_where(operations))
+        yield parts.section("Speed-up over the size", _figures(drawn) + _crossovers(operations))
     scale = Scale(speedup for found in configs for speedup in found["speedups"].values())
     for found in configs:
         yield from _config(found, scale)
     if growing := result.get("growing", ()):
         drawn = [_speedups(f"{found['of']}, over the {found['over']}", found["over"], found) for found in growing]
-        yield parts.section("Networks that grow", _figures(drawn))
+        yield parts.section("Over width and depth", _figures(drawn))
     if "launch" in result:
         yield parts.section(f"Launch shapes: {escape(result['launch']['kernel'])}", _launches(result["launch"]["rows"]))
         yield parts.section(f"Candidates: {escape(result['candidates']['problem'])}", _candidates(result["candidates"]))
@@ -65,8 +62,8 @@ def _speedups(title: str, size: str, found: Mapping[str, Any]) -> str:
         }
         crosses = found["crossover"].get(label, {"at": None})["at"]
         lines.append(Line(label, _kind(label), ends["median"], ends["low"], ends["high"], crosses))
-    said = "; ".join(f"{label} is faster: {where['says']}" for label, where in found["crossover"].items())
-    return figure(title, size, "times faster", lines, level=1.0, note=said)
+    note = "; ".join(f"{label} is faster: {where['says']}" for label, where in found["crossover"].items())
+    return figure(title, size, "times faster", lines, level=1.0, note=note)
 
 
 def _kind(label: str) -> str:
@@ -77,8 +74,8 @@ def _figures(drawn: Iterable[str]) -> str:
     return f'<div class="curves">\n{"".join(drawn)}</div>\n'
 
 
-def _from_where(operations: Sequence[Mapping[str, Any]]) -> str:
-    """From which size on each label is faster than the CPU, an operation a row."""
+def _crossovers(operations: Sequence[Mapping[str, Any]]) -> str:
+    """The sizes at which each label is faster than the CPU, a row for each operation."""
     labels = dict.fromkeys(label for found in operations for label in found["crossover"])
     columns = {"operation": "text", "n is": "text minor", **{f"{label} is faster": "left" for label in labels}}
     rows = [
@@ -92,19 +89,19 @@ def _config(found: Mapping[str, Any], scale: Scale) -> Iterable[str]:
     rows = []
     for label, time in found["times"].items():
         speedup = found["speedups"].get(label)
-        told = ["", "", scale.lane([])]
+        cols = ["", "", scale.lane([])]
         if speedup:
-            shown = scale.lane([(_kind(label), label, speedup)])
-            told = [cells.factor(speedup["median"]), cells.range_of(speedup), shown]
-        rows.append([label, cells.time(time), *told])
+            lane = scale.lane([(_kind(label), label, speedup)])
+            cols = [cells.factor(speedup["median"]), cells.range_of(speedup), lane]
+        rows.append([label, cells.time(time), *cols])
     rows.append(["", "", "", "", scale.axis()])
     about = ", ".join([f"A step of {found['batch_size']} images", *found["overrides"]])
     skipped = f" Naive loops skipped: {found['without_naive']}." if "without_naive" in found else ""
-    content = parts.table(TIMES, rows, "sides") + parts.note(escape(f"{about}.{skipped}"))
+    content = parts.table(TIMES, rows, "systems") + parts.note(escape(f"{about}.{skipped}"))
     yield parts.section(escape(found["config"]), content)
     over_batches = _figures([_speedups(f"{found['config']} over the batch size", "batch", found["batches"])])
     title = f"{escape(found['config'])} by layer and over the batch size"
-    yield parts.section(title, f'<div class="beside">\n{_layers(found)}{over_batches}</div>\n')
+    yield parts.section(title, f'<div class="columns">\n{_layers(found)}{over_batches}</div>\n')
 
 
 def _layers(found: Mapping[str, Any]) -> str:
@@ -118,11 +115,11 @@ def _layers(found: Mapping[str, Any]) -> str:
 
     rows = [[escape(row["layer"]) or "(no layer)", *bars(row["ms"])] for row in layers]
     columns = {"layer": "text", **{f"{label}, ms": "" for label in labels}}
-    return f"<div>{parts.table(columns, rows)}{parts.note('With a kernel an operation.')}</div>\n"
+    return f"<div>{parts.table(columns, rows)}{parts.note('With a kernel for each operation.')}</div>\n"
 
 
 def _launches(rows: Sequence[Mapping[str, Any]]) -> str:
-    """GB/s by threads a block (across) and blocks (down); the deeper the colour, the faster."""
+    """GB/s by threads a block (across) and blocks (down); darker is faster."""
     threads, blocks = (sorted({row[name] for row in rows if not row["rule"]}) for name in ("threads", "blocks"))
     by_shape = {(row["blocks"], row["threads"]): row["gbytes_per_s"] for row in rows}
     best = max(by_shape.values())
@@ -138,8 +135,8 @@ def _launches(rows: Sequence[Mapping[str, Any]]) -> str:
     )
     matrix = f'<table class="confusion"><thead><tr><td></td>{head}</tr></thead><tbody>\n{body}</tbody></table>'
     (rule,) = (row for row in rows if row["rule"])
-    taken = f"{rule['threads']} threads and {rule['blocks']:,} blocks, {rule['gbytes_per_s']:,.0f} GB/s"
-    note = f"GB/s by threads a block, across, and blocks, down. The rule takes {taken}."
+    chosen = f"{rule['threads']} threads and {rule['blocks']:,} blocks, {rule['gbytes_per_s']:,.0f} GB/s"
+    note = f"GB/s by threads a block, across, and blocks, down. The rule chooses {chosen}."
     return f'<div class="wide">{matrix}</div>\n{parts.note(note)}'
 
 

@@ -1,4 +1,4 @@
-"""The page of the kernels that a GPU has for operations."""
+"""The page of kernel candidates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COLUMNS = {"kernel": "text", "µs": "", "GFLOP/s": "minor", "GB/s": "minor", "":
 
 
 def title(result: Mapping[str, Any]) -> str:
-    return "Kernels to choose from"
+    return "Kernel candidates"
 
 
 def body(result: Mapping[str, Any]) -> Iterable[str]:

@@ -1,4 +1,4 @@
-"""Numbers of a result as they stand in tables and at axes."""
+"""Numbers of a result as text in tables and at axes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def time(record: Mapping[str, Any] | None) -> str:
-    """Milliseconds, marked where they are noisy; the interval is told where they are pointed at."""
+    """Milliseconds, marked with "~" if noisy, with the interval as a tooltip."""
     if record is None:
         return ""
-    said = f"95% interval {interval(record)} ms; {record['samples']} samples of {record['repeats']}"
-    return f'<span title="{said}">{"~" if record["noisy"] else ""}{milliseconds(record["median_ms"])}</span>'
+    tooltip = f"95% interval {interval(record)} ms; {record['samples']} samples of {record['repeats']}"
+    return f'<span title="{tooltip}">{"~" if record["noisy"] else ""}{milliseconds(record["median_ms"])}</span>'
 
 
 def interval(record: Mapping[str, Any]) -> str:
@@ -31,12 +31,12 @@ def range_of(ratio: Mapping[str, float]) -> str:
 
 
 def duration(ms: float) -> str:
-    """Four digits in the unit that suits: "60.77 ms", "50.24 µs"."""
+    """Four digits in ms or µs: "60.77 ms", "50.24 µs"."""
     return f"{ms:.4g} ms" if ms >= 1 else f"{ms * 1e3:.4g} µs"
 
 
 def rate(billions: float | None) -> str:
-    """GFLOP/s or GB/s; nothing where nothing is computed or moved."""
+    """GFLOP/s or GB/s; empty for 0 or None."""
     if not billions:
         return ""
     return f"{billions:,.0f}" if billions >= 100 else f"{billions:.3g}" if billions >= 0.01 else "&lt;0.01"
@@ -47,7 +47,7 @@ def share(part: float | None) -> str:
 
 
 def factor(ratio: float) -> str:
-    """How many times, in three digits."""
+    """A factor in three digits."""
     if ratio < 0.1:
         return f"{ratio:.3g}"
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}" if ratio < 100 else f"{ratio:,.0f}"
@@ -61,10 +61,10 @@ def size(n: float) -> str:
 
 
 def power(n: float) -> str:
-    """A power of ten at an axis: "0.01", "10,000", and "10⁶" where zeros had to be counted."""
+    """A power of ten at an axis: "0.01", "10,000", "10⁶"."""
     return f"{n:,g}" if 1e-3 <= n < 1e5 else "10" + f"{round(log10(n))}".translate(SUPERSCRIPTS)
 
 
-def mark(kind: str, percent: float, said: str) -> str:
-    """A bar of so many percent in a colour."""
-    return f'<i class="{kind}" style="width:{percent:.2f}%" title="{escape(said)}"></i>'
+def mark(kind: str, percent: float, tooltip: str) -> str:
+    """A bar of the given width; `kind` is the CSS class with its colour."""
+    return f'<i class="{kind}" style="width:{percent:.2f}%" title="{escape(tooltip)}"></i>'

@@ -11,15 +11,16 @@ from adtrain.report import parts
 from adtrain.report.plot import Axis, Plot, Point
 from adtrain.report.ticks import log_ticks
 
-MOST_TICKS = 7
+MAX_TICKS = 7
 
 
 class Line(NamedTuple):
-    """Points over sizes, which ascend.
+    """Points over ascending sizes.
 
     Attributes:
-        low, high: the ends of their intervals.
-        crosses: the size from which on they are above the level.
+        kind: the CSS class with the colour.
+        low, high: the ends of the points' intervals.
+        crosses: the size at which the line crosses the level.
     """
 
     name: str
@@ -34,9 +35,9 @@ def figure(title: str, size: str, unit: str, lines: Sequence[Line], level: float
     """The lines with their legend.
 
     Args:
-        size, unit: what is along the axes.
-        level: a value to be compared with, drawn across.
-        note: text that stands below the title.
+        size, unit: labels of the axes.
+        level: a reference value, drawn as a horizontal line.
+        note: text below the title.
     """
     sizes = sorted({x for line in lines for x, _ in line.points})
     values = [y for line in lines for points in (line.points, line.low, line.high) for _, y in points]
@@ -56,13 +57,13 @@ def figure(title: str, size: str, unit: str, lines: Sequence[Line], level: float
         if line.crosses is not None and level is not None:
             plot.marker(line.crosses, level, f"crossing {line.kind}", f"{line.name}: from {line.crosses:,.0f}", 5)
     keys = "".join(parts.key(line.kind, escape(line.name)) for line in lines)
-    said = f'<span class="said">{escape(note)}</span>' if note else ""
-    caption = f"<figcaption><strong>{escape(title)}</strong>{said}{keys}</figcaption>"
+    subtitle = f'<span class="subtitle">{escape(note)}</span>' if note else ""
+    caption = f"<figcaption><strong>{escape(title)}</strong>{subtitle}{keys}</figcaption>"
     return f"<figure>{caption}{plot.svg()}</figure>\n"
 
 
 def _thinned(sizes: Sequence[float]) -> Sequence[float]:
-    """The sizes themselves; where there are many, some of them with the first and the last."""
-    step = -(-(len(sizes) - 1) // (MOST_TICKS - 1)) or 1
-    kept = [x for i, x in enumerate(sizes[:-1]) if i % step == 0 and i + step <= len(sizes) - 1]
-    return [*(kept or sizes[:1]), sizes[-1]]
+    """At most MAX_TICKS of the sizes, evenly spaced, with the first and the last."""
+    step = -(-(len(sizes) - 1) // (MAX_TICKS - 1)) or 1
+    chosen = [x for i, x in enumerate(sizes[:-1]) if i % step == 0 and i + step <= len(sizes) - 1]
+    return [*(chosen or sizes[:1]), sizes[-1]]

@@ -1,4 +1,4 @@
-"""Ratios with their intervals on a logarithmic axis that has 1 on it, as HTML that takes the width it is given."""
+"""Ratios with their intervals on a logarithmic axis, as HTML of variable width."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from adtrain.report.ticks import log_ticks
 
 
 class Scale:
-    """The axis, long enough for the intervals of all the ratios."""
+    """An axis that covers 1 and the intervals of all ratios."""
 
     def __init__(self, ratios: Iterable[Mapping[str, float]]) -> None:
         values = [1.0, *(ratio[end] for ratio in ratios for end in ("low", "high"))]
         self.ticks: Sequence[float] = log_ticks(min(values), max(values))
 
     def percent(self, ratio: float) -> float:
-        """How far along the ratio lies."""
+        """The position of the ratio on the axis, in percent."""
         return 100 * log(ratio / self.ticks[0]) / log(self.ticks[-1] / self.ticks[0])
 
     def lane(self, marks: Iterable[tuple[str, str, Mapping[str, Any]]]) -> str:
-        """Each median as a point, its interval as a line, below one another; and where 1 is.
+        """The medians as points and their intervals as lines, one below the other, over the grid.
 
         Args:
-            marks: the class that has the colour, a name, and the ratio.
+            marks: for each ratio the CSS class with its colour, its name, and its record.
         """
         found = list(marks)
         drawn = "".join(self._mark(f"{(i + 1) / (len(found) + 1):.0%}", *mark) for i, mark in enumerate(found))
         return f'<div class="interval">{self._grid()}{drawn}</div>'
 
     def axis(self) -> str:
-        """What the ticks are, in a lane of their own."""
+        """The labels of the ticks."""
         one = self.ticks.index(1.0)
         ticks = "".join(
             f'<span class="{"minor" if (i - one) % 2 else ""}" style="left:{self.percent(tick):.2f}%">{tick:g}</span>'
@@ -49,8 +49,8 @@ class Scale:
 
     def _mark(self, down: str, kind: str, name: str, ratio: Mapping[str, Any]) -> str:
         low, at, high = (self.percent(ratio[end]) for end in ("low", "median", "high"))
-        said = escape(f"{name}: {cells.factor(ratio['median'])}, {cells.range_of(ratio)}")
+        tooltip = escape(f"{name}: {cells.factor(ratio['median'])}, {cells.range_of(ratio)}")
         return (
             f'<i class="{kind}" style="top:{down};left:{low:.2f}%;width:{high - low:.2f}%"></i>'
-            f'<b class="{kind}" style="top:{down};left:{at:.2f}%" title="{said}"></b>'
+            f'<b class="{kind}" style="top:{down};left:{at:.2f}%" title="{tooltip}"></b>'
         )

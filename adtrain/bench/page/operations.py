@@ -51,8 +51,8 @@ def body(result: Mapping[str, Any]) -> Iterable[str]:
 
 def _dot(row: Mapping[str, Any]) -> Dot:
     ms = row["time"]["median_ms"]
-    said = f"{_name(row)} {row['size']}, {row['phase']}: {cells.rate(row['gflops_per_s'])} GFLOP/s, "
-    return Dot(row["op"], f"{said}{cells.share(row['of_roofline'])} of peak", row["flops"], row["bytes"], ms)
+    tooltip = f"{_name(row)} {row['size']}, {row['phase']}: {cells.rate(row['gflops_per_s'])} GFLOP/s, "
+    return Dot(row["op"], f"{tooltip}{cells.share(row['of_roofline'])} of peak", row["flops"], row["bytes"], ms)
 
 
 def _name(row: Mapping[str, Any]) -> str:
@@ -60,7 +60,7 @@ def _name(row: Mapping[str, Any]) -> str:
 
 
 def _table(rows: Iterable[Mapping[str, Any]], minor: str) -> str:
-    """`minor` is the column that a phone has no room for."""
+    """`minor` is the column that narrow screens leave out."""
     found = [
         [escape(_name(row)).replace("_", "_<wbr>"), row["size"], row["phase"],
          cells.time(row["time"]), cells.interval(row["time"]),

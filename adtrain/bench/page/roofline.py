@@ -1,4 +1,4 @@
-"""The roofline of a device and how near operations come to it (S. Williams, A. Waterman, D. Patterson, Roofline: an
+"""The roofline of a device with operations as points (S. Williams, A. Waterman, D. Patterson, Roofline: an
 insightful visual performance model for multicore architectures, Communications of the ACM 52, 2009)."""
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from adtrain.report.ticks import log_ticks
 
 WIDTH, HEIGHT = 480, 340
 LETTER, LINE = 6.0, 12
-"""Units that a letter of a name takes, and a line."""
+"""Width of a letter and height of a line of names, in units of the picture."""
 
-MOST_NAMES = 14
+MAX_NAMES = 14
 
 
 class Dot(NamedTuple):
-    """Work that took a time. `name` stands beside it where there is room; `said` is told where it is pointed at."""
+    """A point for work of `ms` milliseconds. `name` is drawn beside it if there is room."""
 
     name: str
-    said: str
+    tooltip: str
     flops: int
     bytes: int
     ms: float
@@ -32,22 +32,22 @@ class Dot(NamedTuple):
 
     @property
     def place(self) -> Point:
-        """FLOPs for each byte, and GFLOP/s."""
+        """FLOPs a byte, and GFLOP/s."""
         return self.flops / self.bytes, self.flops / self.ms * 1e-6
 
 
 class Box(NamedTuple):
-    """Where a name stands."""
+    """The box of a name in the picture."""
 
     left: float
     top: float
     right: float
     bottom: float
 
-    def holds(self, points: Iterable[Point]) -> bool:
+    def contains(self, points: Iterable[Point]) -> bool:
         return any(self.left < x < self.right and self.top < y < self.bottom for x, y in points)
 
-    def meets(self, other: Box) -> bool:
+    def overlaps(self, other: Box) -> bool:
         return (
             self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
         )
@@ -61,28 +61,27 @@ class Roof(NamedTuple):
 
     @property
     def ridge(self) -> float:
-        """FLOPs for each byte from which on arithmetic is the limit."""
+        """FLOPs a byte above which arithmetic is the limit."""
         return self.arithmetic / self.memory
 
 
 def figures(groups: Mapping[str, Sequence[Dot]], peak: Mapping[str, Any], precision: str) -> str:
-    """A picture for each group with something to show, on the same axes, with what its colours mean."""
+    """A picture for each group that has points, on the same axes, with a legend."""
     rates = peak["gflops_per_s"]
     kind = precision if precision in rates else "float32"
     roof = Roof(peak["gbytes_per_s"], rates[kind])
     shown = {title: [dot for dot in dots if dot.flops and dot.bytes and dot.ms] for title, dots in groups.items()}
     drawn = [dot.place for dots in shown.values() for dot in dots]
     if not drawn:
-        return parts.note("Nothing here computes anything.")
+        return parts.note("No operation here has FLOPs.")
     xs = log_ticks(*_ends([*(x for x, _ in drawn), roof.ridge]))
     ys = log_ticks(*_ends([*(y for _, y in drawn), roof.arithmetic]))
     keys = parts.key("memory", f"limited by memory: <b>{roof.memory:,.1f} GB/s</b> of a large copy")
     keys += " " + parts.key("arithmetic", f"by arithmetic: <b>{roof.arithmetic:,.1f} GFLOP/s</b> of {kind} products")
     pictures = "".join(_figure(title, dots, roof, xs, ys) for title, dots in shown.items() if dots)
     left_out = sum(map(len, groups.values())) - len(drawn)
-    note = "A point is an operation; the line is the most that the device was measured to reach"
-    note += ", which data that stay in a cache may exceed."
-    note += f" {left_out} that compute nothing are left out." if left_out else ""
+    note = "A point is an operation; the line is the measured peak of the device, which data in caches may exceed."
+    note += f" {left_out} without FLOPs are left out." if left_out else ""
     return f'<p class="keys">{keys}</p>\n<div class="curves wide-curves">\n{pictures}</div>\n{parts.note(note)}'
 
 
@@ -95,7 +94,7 @@ def _figure(title: str, dots: Sequence[Dot], roof: Roof, xs: Sequence[float], ys
         plot.line(line, f"roof {kind}")
     for dot in sorted(dots, key=lambda dot: -dot.radius):
         kind = "memory" if dot.place[0] < roof.ridge else "arithmetic"
-        plot.marker(*dot.place, kind, dot.said, dot.radius)
+        plot.marker(*dot.place, kind, dot.tooltip, dot.radius)
     covered = [point for dot in dots for point in _around(plot.at(*dot.place), dot.radius)]
     lines = [point for a, b in pairwise(ends) for point in _between(plot.at(*a), plot.at(*b))]
     for at, name in _names(plot, dots, covered, lines):
@@ -104,12 +103,12 @@ def _figure(title: str, dots: Sequence[Dot], roof: Roof, xs: Sequence[float], ys
 
 
 def _around(at: Point, radius: float) -> list[Point]:
-    """The middle of a circle and its ends."""
+    """The centre of a circle and four points on it."""
     return [(at[0] + radius * x, at[1] + radius * y) for x, y in ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))]
 
 
 def _between(a: Point, b: Point) -> list[Point]:
-    """Points of a line, so close that no name passes between two of them."""
+    """Points on a line, closer together than the height of a name."""
     parts = ceil(max(abs(b[0] - a[0]), abs(b[1] - a[1])) / (LINE / 2)) or 1
     return [(a[0] + (b[0] - a[0]) * i / parts, a[1] + (b[1] - a[1]) * i / parts) for i in range(parts + 1)]
 
@@ -117,12 +116,12 @@ def _between(a: Point, b: Point) -> list[Point]:
 def _names(
     plot: Plot, dots: Sequence[Dot], covered: Sequence[Point], lines: Sequence[Point]
 ) -> Iterator[tuple[Point, str]]:
-    """Names that have room, each at its largest dot, and where they begin: off all points, and off the lines as well
-    where that can be."""
+    """Position and text of the names that have room, each at its largest dot. They avoid all points, and if possible
+    the lines."""
     largest = {dot.name: dot for dot in sorted(dots, key=_size)}
     left, top, width, height = plot.box
     taken: list[Box] = []
-    for dot in sorted(largest.values(), key=_size, reverse=True)[:MOST_NAMES]:
+    for dot in sorted(largest.values(), key=_size, reverse=True)[:MAX_NAMES]:
         x, y = plot.at(*dot.place)
         long, off, beyond = len(dot.name) * LETTER, dot.radius + 3, dot.radius + 1
         places = [(x + off, y - LINE / 2), (x - off - long, y - LINE / 2)]
@@ -132,9 +131,9 @@ def _names(
             for at in places
             if left < at[0] < left + width - long and 0 < at[1] < top + height - LINE
         ]
-        free = [box for box in boxes if not box.holds(covered) and not any(map(box.meets, taken))]
+        free = [box for box in boxes if not box.contains(covered) and not any(map(box.overlaps, taken))]
         if free:
-            box = next((box for box in free if not box.holds(lines)), free[0])
+            box = next((box for box in free if not box.contains(lines)), free[0])
             taken.append(box)
             yield (box.left, box.bottom - 2), dot.name
 

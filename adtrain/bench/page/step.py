@@ -1,4 +1,4 @@
-"""The page of a config's training step: each way to run it, its layers, its kernels, and its timeline."""
+"""The page of a config's training step: its modes, timeline, layers and kernels."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from adtrain.report import parts
 from adtrain.report.parts import breakable
 
 PHASES = ("forward", "backward", "update")
-LEAST = 0.005
-"""Share of a step from which on an operation is worth a point."""
+MIN_SHARE = 0.005
+"""Share of the step below which an operation is not drawn in the roofline."""
 
 NAMED, NAMED_ON_PHONES = 4, 15
-"""Percent of the timeline from which on an operation is named in it."""
+"""Percent of the timeline that an operation must take to be named in it."""
 
 RATES = {"GFLOP/s": "minor", "GB/s": "minor", "of peak": "minor"}
 MODES = {"step": "left", "ms": "", "95% interval": "minor", "images/s": "", **RATES, "host ms": "minor", "idle": ""}
@@ -44,40 +44,40 @@ def body(result: Mapping[str, Any]) -> Iterable[str]:
         ("memory planned", _mebibytes(memory["planned_bytes"])),
     ]
     if memory["held_bytes"] is not None:
-        found.append(("memory held", _mebibytes(memory["held_bytes"])))
+        found.append(("memory measured", _mebibytes(memory["held_bytes"])))
     yield parts.tiles(found)
     yield parts.note(f"{result['batch_size']} images a step, {result['precision']}")
     yield parts.section("In each mode", _modes(modes))
     yield parts.section("Timeline of the fused step", _timeline(fused["ops"]))
-    yield parts.section("Layers, with a kernel an operation", _layers(modes["staged"]["layers"]))
-    yield parts.section("What the fused step runs", _kernels(fused["ops"]))
+    yield parts.section("Layers, with a kernel for each operation", _layers(modes["staged"]["layers"]))
+    yield parts.section("Operations of the fused step", _kernels(fused["ops"]))
     peak, ops = result["protocol"]["roofline"], {name: modes[name]["ops"] for name in ("staged", "fused")}
-    dots = {f"{name} step": [_dot(row) for row in rows if row["share"] >= LEAST] for name, rows in ops.items()}
-    note = f"The larger a point, the larger its share of the step; below {LEAST:.1%} it is left out."
+    dots = {f"{name} step": [_dot(row) for row in rows if row["share"] >= MIN_SHARE] for name, rows in ops.items()}
+    note = f"The larger a point, the larger its share of the step; below {MIN_SHARE:.1%} it is left out."
     yield parts.section("Roofline", roofline.figures(dots, peak, result["precision"]) + parts.note(note))
     if batches := result["batch_sizes"]:
         yield parts.section("Over the batch size", _batches(batches))
 
 
 def _modes(modes: Mapping[str, Any]) -> str:
-    """A strip for each mode, on one scale, and the numbers."""
+    """A bar of all operations for each mode, on one scale, and a table."""
     longest = max(max(row["step"]["median_ms"], _whole(row["ops"])) for row in modes.values())
-    strips = "".join(
-        f'<dt>{name}</dt><dd><div class="stack">{_strip(row, longest)}</div></dd>\n' for name, row in modes.items()
+    bars = "".join(
+        f'<dt>{name}</dt><dd><div class="stack">{_op_bar(row, longest)}</div></dd>\n' for name, row in modes.items()
     )
     rows = [
         [name, *_speed(row), cells.time(row["host"]), f"{row['idle_share']:.1%}"] for name, row in modes.items()
     ]  # fmt: skip
-    keys = f"{_keys()} {parts.key('host', 'not in any operation')}"
-    return f'<dl class="lanes">{strips}</dl>\n<p class="keys">{keys}</p>\n{parts.table(MODES, rows)}'
+    keys = f"{_keys()} {parts.key('host', 'outside of operations')}"
+    return f'<dl class="lanes">{bars}</dl>\n<p class="keys">{keys}</p>\n{parts.table(MODES, rows)}'
 
 
-def _strip(row: Mapping[str, Any], longest: float) -> str:
-    """The operations of a step in order, and what else it takes."""
+def _op_bar(row: Mapping[str, Any], longest: float) -> str:
+    """The operations of a step in order, and the time outside of them."""
     ops = [op for op in row["ops"] if op["time"]["median_ms"] > 0]
     rest = max(0.0, row["step"]["median_ms"] - _whole(ops))
-    marks = [cells.mark(op["phase"], op["time"]["median_ms"] / longest * 100, _said(op)) for op in ops]
-    return "".join([*marks, cells.mark("host", rest / longest * 100, f"in no operation: {cells.duration(rest)}")])
+    marks = [cells.mark(op["phase"], op["time"]["median_ms"] / longest * 100, _tooltip(op)) for op in ops]
+    return "".join([*marks, cells.mark("host", rest / longest * 100, f"outside of operations: {cells.duration(rest)}")])
 
 
 def _whole(ops: Iterable[Mapping[str, Any]]) -> float:
@@ -86,7 +86,7 @@ def _whole(ops: Iterable[Mapping[str, Any]]) -> float:
 
 
 def _timeline(ops: Sequence[Mapping[str, Any]]) -> str:
-    """The operations one after the other, those of each phase in a lane of their own."""
+    """The operations one after the other, with a lane for each phase."""
     ends, whole = accumulate(op["time"]["median_ms"] for op in ops), _whole(ops)
     lanes: dict[str, str] = {}
     for op, end in zip(ops, ends, strict=True):
@@ -95,11 +95,11 @@ def _timeline(ops: Sequence[Mapping[str, Any]]) -> str:
         where = f"left:{(end - ms) / whole * 100:.2f}%;width:{wide:.2f}%"
         name = f"<b>{escape(op['scope'] or op['op'])}</b>{escape(op['op'])}" if wide >= NAMED else ""
         kind = "narrow" if wide < NAMED_ON_PHONES else ""
-        drawn = f'<i class="{kind}" style="{where}" title="{escape(_said(op))}">{name}</i>'
+        drawn = f'<i class="{kind}" style="{where}" title="{escape(_tooltip(op))}">{name}</i>'
         lanes[op["phase"]] = lanes.get(op["phase"], "") + drawn
     drawn = "".join(f'<dt>{x}</dt><dd class="lane {x}">{lanes[x]}</dd>\n' for x in PHASES if x in lanes)
     ticks = "".join(f"<span>{cells.duration(whole * i / 4) if i else 0}</span>" for i in range(5))
-    note = "Operations in the order in which they first run, each as long as its median; the calls of one together."
+    note = "Operations in the order in which they first run, each as long as its median; repeated calls are one."
     return f'<dl class="lanes">{drawn}<dt></dt><dd class="scale">{ticks}</dd></dl>\n{parts.note(note)}'
 
 
@@ -152,10 +152,10 @@ def _dot(row: Mapping[str, Any]) -> Dot:
     first, *others = row["scope"].split("+")
     name = f"{first}{'+…' if others else ''} {row['phase']}"
     radius = 2.5 + 10 * sqrt(row["share"])
-    return Dot(name, _said(row), row["flops"], row["bytes"], row["time"]["median_ms"], radius)
+    return Dot(name, _tooltip(row), row["flops"], row["bytes"], row["time"]["median_ms"], radius)
 
 
-def _said(row: Mapping[str, Any]) -> str:
+def _tooltip(row: Mapping[str, Any]) -> str:
     return f"{row['op']} of {row['scope'] or 'no layer'}, {row['phase']}: {cells.duration(row['time']['median_ms'])}"
 
 

@@ -1,1 +1,1 @@
-"""Other systems at the same work: PyTorch, JAX and plain NumPy, each in a process of its own, compared before timed."""
+"""PyTorch, JAX and plain NumPy at the same work, each in a process of its own: results are compared before times."""

@@ -1,4 +1,4 @@
-"""Sides compared: first what they compute, then, if that is the same, how long they take, in turns."""
+"""Compares systems: first their results, then their times, in interleaved samples."""
 
 from __future__ import annotations
 
@@ -7,149 +7,140 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adtrain.bench.peers.catalogue import OURS
 from adtrain.bench.peers.op_cases import REPEATS, OpCase
-from adtrain.bench.peers.sides import Side, SideFailed, SideSkips
+from adtrain.bench.peers.processes import Unsupported, WorkerFailed, WorkerProcess
 from adtrain.bench.peers.steps import CHUNK
-from adtrain.bench.timing.sampling import Timing, ratio
+from adtrain.bench.peers.systems import ADTRAIN
+from adtrain.bench.timing.sampling import Timing, ratio, round_robin
 from adtrain.core.precision import FULL
 
 
-class Pace(NamedTuple):
-    """About how many seconds a sample of a side takes, and all samples of the slowest side."""
+class Budget(NamedTuple):
+    """Approximate seconds: of one sample, and of all samples of the slowest system."""
 
     sample: float
-    side: float
+    system: float
 
 
-STEPS, OPERATIONS = Pace(0.1, 6.0), Pace(0.02, 1.0)
+STEPS, OPERATIONS = Budget(0.1, 6.0), Budget(0.02, 1.0)
 MIN_ROUNDS, MAX_ROUNDS = 9, 21
 
 LOSS_TOLERANCE = {"float32": 1e-3, "float64": 1e-6, "tf32": 2e-2, "bfloat16": 1e-1}
-"""Relative, of the losses of the first steps, by the config's precision: sums in another order drift apart."""
+"""Relative tolerance of the first losses, by the config's precision: rounding in another order adds up over steps."""
 
 OPERATION_TOLERANCE = {FULL: 1e-5, "tf32": 5e-3, "bfloat16": 3e-2}
-"""Relative, of an operation's result to float64, by its precision."""
+"""Relative tolerance of an operation's result against float64, by its precision."""
 
 
-class Found(NamedTuple):
-    """A comparison.
+class Comparison(NamedTuple):
+    """The systems compared, each mapping by system name.
 
     Attributes:
-        times: of one step, or one run of an operation, by side.
-        peak_mib: the largest resident size of each side's process, by side.
-        off: how far each side's result is from what it is compared with.
-        different: the sides for which that is too far; their ratios are not told.
-        skipped, failed: why sides did not take part, by side.
+        times: of one step, or of one run of an operation.
+        peak_mib: peak resident memory of the system's process.
+        errors: relative, of losses against adtrain's, or of an operation's result against float64.
+        different: systems whose error is above the tolerance; they get no ratio.
+        skipped: systems without a counterpart, and what they lack.
+        failed: systems that failed, and why.
     """
 
     times: Mapping[str, Timing]
     peak_mib: Mapping[str, float]
-    off: Mapping[str, float]
+    errors: Mapping[str, float]
     different: Sequence[str]
     skipped: Mapping[str, str]
     failed: Mapping[str, str]
 
     @property
     def ratios(self) -> dict[str, Timing]:
-        """How many times adtrain's time each other side takes that computes the same, round by round."""
-        if OURS in self.different:
+        """Each peer's time over adtrain's, round by round, where both compute the same."""
+        if ADTRAIN in self.different:
             return {}
-        others = [name for name in self.times if name != OURS and name not in self.different]
-        return {name: ratio(self.times[name], self.times[OURS]) for name in others}
+        peers = [name for name in self.times if name != ADTRAIN and name not in self.different]
+        return {name: ratio(self.times[name], self.times[ADTRAIN]) for name in peers}
 
     def record(self) -> dict[str, Any]:
-        """For programs. `ratios` have no unit: median, 95% confidence interval, 20th and 80th percentile."""
+        """As JSON holds it. `ratios` have no unit: median, 95% confidence interval, 20th and 80th percentile."""
         return {
-            "times": {name: found.record() for name, found in self.times.items()},
-            "ratios": {name: _ratio_record(found) for name, found in self.ratios.items()},
+            "times": {name: timing.record() for name, timing in self.times.items()},
+            "ratios": {name: _ratio_record(timing) for name, timing in self.ratios.items()},
             "peak_mib": dict(self.peak_mib),
-            "off": dict(self.off),
+            "off": dict(self.errors),
             "different": list(self.different),
             "skipped": dict(self.skipped),
             "failed": dict(self.failed),
         }
 
 
-def compare_steps(sides: Mapping[str, Side], name: str, overrides: Sequence[str], precision: str) -> Found:
-    """The training steps of a config, whose first losses must agree with adtrain's; see `steps`.
+def compare_steps(
+    workers: Mapping[str, WorkerProcess], name: str, overrides: Sequence[str], precision: str
+) -> Comparison:
+    """The training step of a config. The first losses must be adtrain's; see `steps`.
 
     Raises:
-        SideFailed: adtrain's own side cannot take them.
+        WorkerFailed: adtrain itself cannot run it.
     """
-    question = {"do": "step", "config_name": name, "overrides": list(overrides)}
-    answers, skipped, failed = _answers(sides, question)
-    losses = {side: np.array(answer["losses"]) for side, answer in answers.items()}
-    off = {side: float(np.max(np.abs(found / losses[OURS] - 1))) for side, found in losses.items()}
-    return _compared(sides, off, LOSS_TOLERANCE[precision], skipped, failed, STEPS, CHUNK)
+    answers, skipped, failed = _set_up(workers, {"do": "step", "config_name": name, "overrides": list(overrides)})
+    losses = {name: np.array(answer["losses"]) for name, answer in answers.items()}
+    errors = {name: float(np.max(np.abs(found / losses[ADTRAIN] - 1))) for name, found in losses.items()}
+    different = _above(LOSS_TOLERANCE[precision], errors)
+    times, peaks = _timed({name: workers[name] for name in errors}, STEPS, CHUNK)
+    return Comparison(times, peaks, errors, different, skipped, failed)
 
 
-def compare_operation(sides: Mapping[str, Side], case: OpCase, phase: str) -> Found:
-    """An operation, whose result must be near that in float64; see `operations`.
+def compare_operation(workers: Mapping[str, WorkerProcess], case: OpCase, phase: str) -> Comparison:
+    """An operation. Its result must be near that in float64; see `operations`.
 
     Raises:
-        SideFailed: adtrain's own side cannot run it.
+        WorkerFailed: adtrain itself cannot run it.
     """
-    question = {"do": "operation", "case": case.name, "phase": phase}
-    answers, skipped, failed = _answers(sides, question)
+    answers, skipped, failed = _set_up(workers, {"do": "operation", "case": case.name, "phase": phase})
     errors = {name: answer["error"] for name, answer in answers.items()}
-    runs = dict.fromkeys(CHUNK, REPEATS)
-    return _compared(sides, errors, OPERATION_TOLERANCE[case.precision], skipped, failed, OPERATIONS, runs)
+    different = _above(OPERATION_TOLERANCE[case.precision], errors)
+    times, peaks = _timed({name: workers[name] for name in errors}, OPERATIONS, dict.fromkeys(CHUNK, REPEATS))
+    return Comparison(times, peaks, errors, different, skipped, failed)
 
 
-def _compared(
-    sides: Mapping[str, Side],
-    off: Mapping[str, float],
-    tolerance: float,
-    skipped: Mapping[str, str],
-    failed: Mapping[str, str],
-    pace: Pace,
-    runs: Mapping[str, int],
-) -> Found:
-    """Those sides timed whose results are known; `runs` says by device how many a call holds."""
-    different = [name for name, x in off.items() if not x <= tolerance]
-    times, peaks = _in_turns({name: sides[name] for name in off}, pace, runs)
-    return Found(times, peaks, off, different, skipped, failed)
+def _above(tolerance: float, errors: Mapping[str, float]) -> list[str]:
+    """The systems with an error above the tolerance, or NaN."""
+    return [name for name, error in errors.items() if not error <= tolerance]
 
 
-def _answers(
-    sides: Mapping[str, Side], question: Mapping[str, Any]
+def _set_up(
+    workers: Mapping[str, WorkerProcess], request: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
-    """The answers of the sides, which get ready all at once; and why others do not answer: skipped, failed."""
+    """Answers to the request, which all workers get at once; and the reasons of those skipped and failed."""
     answers, skipped, failed = {}, {}, {}
-    for side in sides.values():
-        side.tell(**question)
-    for name, side in sides.items():
+    for worker in workers.values():
+        worker.send(**request)
+    for name, worker in workers.items():
         try:
-            answers[name] = side.answer()
-        except SideSkips as reason:
+            answers[name] = worker.receive()
+        except Unsupported as reason:
             skipped[name] = str(reason)
-        except SideFailed as reason:
-            if name == OURS:
+        except WorkerFailed as reason:
+            if name == ADTRAIN:
                 raise
             failed[name] = str(reason)
     return answers, skipped, failed
 
 
-def _in_turns(
-    sides: Mapping[str, Side], pace: Pace, runs: Mapping[str, int]
+def _timed(
+    workers: Mapping[str, WorkerProcess], budget: Budget, runs_per_call: Mapping[str, int]
 ) -> tuple[dict[str, Timing], dict[str, float]]:
-    """Rounds of a sample of each side, each begun by another one; and the memory that they have needed by then."""
-    names = list(sides)
-    took = {name: side.ask("time", calls=1)["seconds"] for name, side in sides.items()}
-    calls = {name: max(1, round(pace.sample / seconds)) for name, seconds in took.items()}
-    slowest = max(seconds * (calls[name] + 1) for name, seconds in took.items())
-    rounds = int(min(max(pace.side / slowest, MIN_ROUNDS), MAX_ROUNDS))
-    ms: dict[str, list[float]] = {name: [] for name in names}
+    """Times of one run in interleaved samples, and peak memory in MiB. `runs_per_call` is by device."""
+    seconds = {name: worker.ask("time", calls=1)["seconds"] for name, worker in workers.items()}
+    calls = {name: max(1, round(budget.sample / each)) for name, each in seconds.items()}
+    repeats = {name: calls[name] * runs_per_call[worker.device] for name, worker in workers.items()}
+    slowest = max(each * (calls[name] + 1) for name, each in seconds.items())
+    rounds = int(min(max(budget.system / slowest, MIN_ROUNDS), MAX_ROUNDS))
+    ms: dict[str, list[float]] = {name: [] for name in workers}
     peaks: dict[str, float] = {}
-    for first in range(rounds):
-        for i in range(len(names)):
-            name = names[(first + i) % len(names)]
-            found = sides[name].ask("time", calls=calls[name])
-            ms[name].append(found["seconds"] / (calls[name] * runs[sides[name].device]) * 1e3)
-            peaks[name] = found["peak_mib"]
-    repeats = {name: calls[name] * runs[sides[name].device] for name in names}
-    return {name: Timing(ms[name], repeats[name]) for name in names}, peaks
+    for name in round_robin(list(workers), rounds):
+        found = workers[name].ask("time", calls=calls[name])
+        ms[name].append(found["seconds"] / repeats[name] * 1e3)
+        peaks[name] = found["peak_mib"]
+    return {name: Timing(ms[name], repeats[name]) for name in workers}, peaks
 
 
 def _ratio_record(found: Timing) -> dict[str, float]:

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from adtrain import nn
-from adtrain.bench.peers.network import Apply, Arrays, built, lacks
+from adtrain.bench.peers.layers import Apply, Arrays, built, unsupported
 from adtrain.config import Config
 from adtrain.nn.fields import pair
 
 
 def model(layers: nn.Module) -> Apply:
-    """The model; see `network.built`."""
+    """The model; see `layers.built`."""
     import jax.numpy as jnp
 
     return built(layers, _layer, lambda outputs: jnp.concatenate(outputs, 1))
@@ -63,12 +63,12 @@ def _layer(layer: nn.Module, path: str) -> Apply:
         "log_softmax": lambda x: jax.nn.log_softmax(x, layer.dim),  # type: ignore[attr-defined]
     }.get(layer.kind())
     if f is None:
-        lacks("JAX", layer.kind())
+        unsupported("JAX", layer.kind())
     return lambda a, x: f(x)
 
 
 def _over_axis(array: Any, x: Any, axis: int | None) -> Any:
-    """An array along one axis of `x`, or along its last ones, so that it broadcasts."""
+    """The array, reshaped to broadcast along an axis of `x`; unchanged for None, where it matches the last axes."""
     return array if axis is None else array.reshape(-1, *[1] * (x.ndim - axis - 1))
 
 
@@ -95,7 +95,7 @@ def _convolved(layer: nn.Conv2d, x: Any, weight: Any) -> Any:
 
 
 def pooled(x: Any, layer: nn.MaxPool2d | nn.AvgPool2d) -> Any:
-    """The largest, or the mean, of each window."""
+    """The maximum, or the mean, of each window."""
     import jax
 
     window = 1, 1, *pair(layer.kernel_size)
@@ -109,7 +109,7 @@ def pooled(x: Any, layer: nn.MaxPool2d | nn.AvgPool2d) -> Any:
 def _adaptive(x: Any, sizes: tuple[int, int]) -> Any:
     n, channels, height, width = x.shape
     if height % sizes[0] or width % sizes[1]:
-        lacks("JAX", f"adaptive_avg_pool2d of {height}x{width} to {sizes[0]}x{sizes[1]}")
+        unsupported("JAX", f"adaptive_avg_pool2d of {height}x{width} to {sizes[0]}x{sizes[1]}")
     blocks = x.reshape(n, channels, sizes[0], height // sizes[0], sizes[1], width // sizes[1])
     return blocks.mean((3, 5))
 

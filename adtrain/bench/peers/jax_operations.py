@@ -1,4 +1,4 @@
-"""Operations by JAX: a jitted call each."""
+"""Single operations in JAX, one jitted call each."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 from adtrain import nn
 from adtrain.bench.peers.jax_network import pooled
 from adtrain.bench.peers.jax_steps import configure
-from adtrain.bench.peers.network import lacks
-from adtrain.bench.peers.op_cases import REPEATS, OpCase, OpWork
+from adtrain.bench.peers.layers import unsupported
+from adtrain.bench.peers.op_cases import REPEATS, OpCase, OpRunner
 
 
-def operation(case: OpCase, phase: str, device: str) -> OpWork:
-    """The operation; backward is the pullback by what an earlier forward has kept."""
+def operation(case: OpCase, phase: str, device: str, form: str) -> OpRunner:
+    """The operation; in phase "backward" only the pullback, whose residuals are computed beforehand."""
     import jax
     import jax.numpy as jnp
 
     configure("float32" if case.precision == "full" else case.precision)
     functions = _functions()
     if case.op not in functions:
-        lacks("JAX", case.op)
+        unsupported("JAX", case.op)
     f, args = case.of(functions), [jnp.asarray(x.astype(np.int32) if x.dtype.kind == "i" else x) for x in case.arrays()]
     if phase == "forward":
         call = jax.jit(lambda *args: (f(*args),))
@@ -41,7 +41,7 @@ def operation(case: OpCase, phase: str, device: str) -> OpWork:
         found = call(given[0], jnp.asarray(ct[0])) if ct else call(*given)
         return [np.asarray(x) for x in found]
 
-    return OpWork(run, results)
+    return OpRunner(run, results)
 
 
 def _functions() -> dict[str, Callable[..., Any]]:

@@ -1,4 +1,4 @@
-"""The training step in JAX: a jitted call a step, or a scan over many."""
+"""The training step in JAX: one jitted call a step, or one scan over many steps."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.bench.peers import jax_network, updates
-from adtrain.bench.peers.network import Arrays
+from adtrain.bench.peers import jax_network, optimizers
+from adtrain.bench.peers.layers import Arrays
 from adtrain.bench.peers.steps import Job, Runner
 
 PRECISIONS = {"float32": "highest", "float64": "highest", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
-"""jax_default_matmul_precision, by the config's precision."""
+"""From the config's precision to jax_default_matmul_precision."""
 
 
 def runner(job: Job, form: str) -> Runner:
     """The step as `form` says: "jit" or "scan".
 
     Raises:
-        SideSkips: there is no counterpart of a layer.
+        Unsupported: JAX has no counterpart of a layer or loss.
     """
     import jax
     import jax.numpy as jnp
@@ -44,21 +44,21 @@ def runner(job: Job, form: str) -> Runner:
         (loss, statistics), grads = jax.value_and_grad(forward, has_aux=True)(
             parameters, statistics, images, labels, at
         )
-        grads = updates.clipped(jnp, experiment.config, grads)
-        parameters, averages = updates.update(jnp, optimizer, parameters, averages, grads)
+        grads = optimizers.clipped(jnp, experiment.config, grads)
+        parameters, averages = optimizers.update(jnp, optimizer, parameters, averages, grads)
         return (parameters, statistics, averages), loss
 
     def scanned(state: Any, images: Any, labels: Any, order: Any) -> Any:
         return jax.lax.scan(lambda s, at: step(s, images, labels, at), state, order)
 
     one, many = jax.jit(step, donate_argnums=0), jax.jit(scanned, donate_argnums=0)
-    # updates.start lets averages share memory, and what is donated must not.
-    state: Any = jax.tree.map(jnp.copy, (parameters, statistics, updates.start(jnp, parameters)))
+    # optimizers.start returns averages that share memory; donated buffers must not.
+    state: Any = jax.tree.map(jnp.copy, (parameters, statistics, optimizers.start(jnp, parameters)))
     on_device = [jnp.asarray(order) for order in job.orders.astype(np.int32)]
     orders = cycle([list(order) for order in on_device] if form == "jit" else on_device)
 
-    def taken() -> Any:
-        """The losses of a call's steps, on the device."""
+    def losses_of_call() -> Any:
+        """On the device."""
         nonlocal state
         if form == "scan":
             state, losses = many(state, *given, next(orders))
@@ -71,14 +71,14 @@ def runner(job: Job, form: str) -> Runner:
 
     def run(calls: int) -> float:
         for _ in range(calls):
-            losses = taken()
+            losses = losses_of_call()
         return float(losses[-1])
 
-    return Runner(lambda: [float(loss) for loss in taken()], run)
+    return Runner(lambda: [float(loss) for loss in losses_of_call()], run)
 
 
 def configure(precision: str) -> None:
-    """Let products be computed in `precision` from now on."""
+    """Set the precision of matrix products and convolutions in this process."""
     import jax
 
     jax.config.update("jax_default_matmul_precision", PRECISIONS[precision])

@@ -1,4 +1,4 @@
-"""Products and convolutions by naive loops in C, for the plain NumPy step: what one would write without BLAS either."""
+"""Matrix products and convolutions by naive loops in C, in place of those of the plain NumPy step."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Sizes = tuple[int, int]
 
 
 def product(a: Any, b: Any) -> Any:
-    """a @ b, as float32; a transposed view goes in as the matrix that it is a view of."""
+    """a @ b in float32. A transposed view is passed as its base with a flag, without a copy."""
     transposed = [x.flags.f_contiguous and not x.flags.c_contiguous for x in (a, b)]
     return naive.matmul(*(x.T if turned else x for x, turned in zip((a, b), transposed, strict=True)), *transposed)
 
 
 def convolved(x: Any, weight: Any, stride: Sizes, padding: Sizes) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
-    """As `numpy_network.convolved`, directly: no windows are laid out."""
+    """As `numpy_network.convolved`, without a column matrix."""
     sizes = naive.conv_sizes(x.shape, weight.shape, stride, padding)
     n, out, high, wide = sizes[0], sizes[4], *sizes[7:9]
 

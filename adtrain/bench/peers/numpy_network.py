@@ -1,4 +1,4 @@
-"""Layers in plain NumPy, with derivatives written out by hand: what one would write without a library."""
+"""Layers in plain NumPy, with derivatives written by hand."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from adtrain import nn
-from adtrain.bench.peers.network import Arrays, lacks
+from adtrain.bench.peers.layers import Arrays, unsupported
 from adtrain.nn.fields import pair
 
 Pull: TypeAlias = Callable[[Any], tuple[Any, Arrays]]
-"""The gradient of an output to that of the input and those of the parameters, by path."""
+"""From the gradient of the output to that of the input, and those of the parameters by path."""
 
 Forward: TypeAlias = Callable[[Arrays, Any], tuple[Any, Pull]]
 """(arrays, x (N, ...)) to the output (N, ...) and its `Pull`."""
 
 
 class Kit(NamedTuple):
-    """What does the work: matrix products, and convolutions with their pullback; see `convolved`."""
+    """Implementations of matrix products, and of convolutions with their pullback; see `convolved`."""
 
     product: Callable[[Any, Any], Any]
     convolved: Callable[..., tuple[Any, Callable[[Any], tuple[Any, Any]]]]
@@ -30,7 +30,7 @@ def model(layers: nn.Module, kit: Kit) -> Forward:
     """The model, a sequence of layers.
 
     Raises:
-        SideSkips: it has a layer that is not here.
+        Unsupported: a layer has no counterpart here.
     """
     assert isinstance(layers, nn.Sequential)
     parts = [_layer(layer, f"{i}.", kit) for i, layer in enumerate(layers.layers)]
@@ -54,7 +54,7 @@ def model(layers: nn.Module, kit: Kit) -> Forward:
 
 
 def _layer(layer: nn.Module, path: str, kit: Kit) -> Forward:
-    """One layer, whose arrays' paths begin with `path`."""
+    """One layer; `path` is the prefix of the paths of its arrays."""
     match layer:
         case nn.Linear():
             return lambda arrays, x: _linear(kit, arrays, path, x)
@@ -70,7 +70,7 @@ def _layer(layer: nn.Module, path: str, kit: Kit) -> Forward:
             return lambda arrays, x: _by_output(1 / (1 + np.exp(-x)), lambda y: y * (1 - y))
         case nn.Flatten():
             return lambda arrays, x: (x.reshape(len(x), -1), lambda ct: (ct.reshape(x.shape), {}))
-    lacks("plain NumPy", layer.kind())
+    unsupported("plain NumPy", layer.kind())
 
 
 def _by_output(y: Any, slope: Callable[[Any], Any]) -> tuple[Any, Pull]:
@@ -103,8 +103,8 @@ def _conv2d(layer: nn.Conv2d, kit: Kit, arrays: Arrays, path: str, x: Any) -> tu
 def convolved(
     x: Any, weight: Any, stride: tuple[int, int], padding: tuple[int, int]
 ) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
-    """The convolution of x (N, C, H, W) with weight (O, C, kh, kw) as one matrix product over the windows' elements
-    (im2col), and the gradient of the output to those of both."""
+    """The convolution of x (N, C, H, W) with weight (O, C, kh, kw) by a matrix product with the column matrix (im2col),
+    and its pullback to (x, weight)."""
     (n, channels, height, width), (out, _, kh, kw), (sh, sw), (ph, pw) = x.shape, weight.shape, stride, padding
     padded = np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)))
     windows = sliding_window_view(padded, (kh, kw), (2, 3))[:, :, ::sh, ::sw]

@@ -1,4 +1,4 @@
-"""Operations by NumPy, called one by one; a few of them backward as well."""
+"""Single operations in NumPy; a few of them with gradients."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.bench.peers.network import lacks
+from adtrain.bench.peers.layers import unsupported
 from adtrain.bench.peers.numpy_network import convolved
-from adtrain.bench.peers.op_cases import REPEATS, OpCase, OpWork
+from adtrain.bench.peers.op_cases import REPEATS, OpCase, OpRunner
 
 
-def operation(case: OpCase, phase: str) -> OpWork:
-    """The operation; backward is a pullback by what an earlier forward has kept."""
+def operation(case: OpCase, phase: str, device: str, form: str) -> OpRunner:
+    """The operation; in phase "backward" only the pullback, whose residuals are computed beforehand."""
     args = case.arrays()
     if phase == "forward":
         if case.op not in FORWARD:
-            lacks("NumPy", case.op)
+            unsupported("NumPy", case.op)
         f = case.of(FORWARD)
 
         def once() -> tuple[Any, ...]:
             return (f(*args),)
     else:
         if case.op not in BACKWARD:
-            lacks("plain NumPy", f"the gradient of {case.op}")
+            unsupported("plain NumPy", f"the gradient of {case.op}")
         pull, cotangent = case.of(BACKWARD)(*args), case.cotangent()
 
         def once(ct: Any = cotangent) -> tuple[Any, ...]:  # type: ignore[misc]
@@ -36,7 +36,7 @@ def operation(case: OpCase, phase: str) -> OpWork:
             found = once()
         return float(found[0].flat[0])
 
-    return OpWork(run, lambda *ct: [np.asarray(x) for x in once(*ct)])
+    return OpRunner(run, lambda *ct: [np.asarray(x) for x in once(*ct)])
 
 
 def _softmax(x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The training step in plain NumPy; and the same with loops in C in place of its products and convolutions."""
+"""The training step in plain NumPy, and with naive loops in C for its matrix products and convolutions."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from adtrain import training
-from adtrain.bench.peers import naive, numpy_network, updates
-from adtrain.bench.peers.network import lacks
+from adtrain.bench.peers import naive, numpy_network, optimizers
+from adtrain.bench.peers.layers import unsupported
 from adtrain.bench.peers.numpy_network import PLAIN, Kit
 from adtrain.bench.peers.steps import Job, Runner
 
 
-def runner(job: Job) -> Runner:
-    """The steps of a job. Raises SideSkips as `stepper` does."""
+def runner(job: Job, form: str) -> Runner:
+    """The job in plain NumPy. Raises Unsupported as `stepper` does."""
     step, orders = stepper(job, PLAIN), cycle(job.orders)
 
     def run(calls: int) -> float:
@@ -28,13 +28,14 @@ def runner(job: Job) -> Runner:
 
 
 def naive_step(experiment: training.Experiment) -> Callable[[], float]:
-    """A function that takes a step by naive loops on one thread and returns its loss; what else there is, is NumPy.
+    """A function that takes a step and returns its loss, with naive loops on one thread for matrix products and
+    convolutions.
 
     Raises:
-        SideSkips: as `stepper`, and where it is not in float32.
+        Unsupported: as `stepper`, or the precision is not float32.
     """
     if (precision := experiment.config.training.precision) != "float32":
-        lacks("naive loops", f"precision {precision}")
+        unsupported("naive loops", f"precision {precision}")
     job = Job(experiment, "cpu")
     step, at = stepper(job, Kit(naive.product, naive.convolved)), job.orders[0, 0]
     return lambda: step(at)
@@ -44,17 +45,17 @@ def stepper(job: Job, kit: Kit) -> Callable[[np.ndarray], float]:
     """A function that takes a step on the images at indices int64 (batch,) and returns its loss.
 
     Raises:
-        SideSkips: there is something that nobody has written in plain NumPy.
+        Unsupported: this module has no counterpart of a layer, option or precision.
     """
     experiment = job.experiment
     cfg, network, optimizer = experiment.config, experiment.network, experiment.optimizer
     if cfg.loss.kind != "cross_entropy" or any(cfg.loss.options().values()):
-        lacks("plain NumPy", f"the loss {cfg.loss.kind} with these options")
+        unsupported("plain NumPy", f"the loss {cfg.loss.kind} with these options")
     if cfg.training.precision not in ("float32", "float64"):
-        lacks("plain NumPy", f"precision {cfg.training.precision}")
+        unsupported("plain NumPy", f"precision {cfg.training.precision}")
     forward = numpy_network.model(network.model, kit)
     parameters = job.weights
-    averages = updates.start(np, parameters)
+    averages = optimizers.start(np, parameters)
     images, labels = experiment.train.images, experiment.train.labels
     scale, shift = job.normalization
 
@@ -63,15 +64,15 @@ def stepper(job: Job, kit: Kit) -> Callable[[np.ndarray], float]:
         x = (images[at].astype(scale.dtype) * scale + shift).reshape(len(at), *network.input_shape)
         outputs, pull = forward(parameters, x)
         loss, ct = cross_entropy(outputs, labels[at])
-        grads = updates.clipped(np, cfg, pull(ct)[1])
-        parameters, averages = updates.update(np, optimizer, parameters, averages, grads)
+        grads = optimizers.clipped(np, cfg, pull(ct)[1])
+        parameters, averages = optimizers.update(np, optimizer, parameters, averages, grads)
         return loss
 
     return step
 
 
 def cross_entropy(outputs: Any, labels: np.ndarray) -> tuple[float, Any]:
-    """The mean loss of outputs (N, C) and labels (N,), and its gradient by the outputs."""
+    """The mean loss of outputs (N, C) and labels (N,), and its gradient with respect to the outputs."""
     rows = np.arange(len(labels))
     shifted = outputs - outputs.max(1, keepdims=True)
     exponentials = np.exp(shifted)

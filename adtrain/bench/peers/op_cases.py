@@ -1,4 +1,4 @@
-"""The operations that are compared one by one: what of, at which sizes, with which options."""
+"""The table of single operations that are compared: inputs, sizes and options."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from adtrain.cases import Sampler, integers, normal
 from adtrain.core.precision import FULL, PRECISIONS
 
 REPEATS = 10
-"""Runs of an operation in one call, wherever a call can hold several."""
+"""Runs of an operation in one call."""
 
 CHECKED_ITEMS = 4
-"""Items (rows, images) of a result that are compared with float64, where items do not depend on one another."""
+"""Items (rows, images) of a result that are compared with float64, where items are independent."""
 
 T = TypeVar("T")
 
 
-class OpWork(NamedTuple):
-    """A side's operation.
+class OpRunner(NamedTuple):
+    """A system's operation.
 
     Attributes:
-        run: makes so many calls, each of REPEATS runs, and waits until they are done; returns a number of the result.
-        results: the results of one run as arrays: the output; or, for a cotangent, the gradients of the float inputs.
+        run: makes so many calls of REPEATS runs each, waits for the device, and returns one element of the result.
+        results: the arrays that one run returns: the output, or the gradients of the floating-point inputs. In phase
+            "backward" it takes another cotangent as an optional argument.
     """
 
     run: Callable[[int], float]
@@ -37,16 +38,16 @@ class OpWork(NamedTuple):
 
 @dataclass(frozen=True)
 class OpCase:
-    """An operation of `adtrain.ops` at one size. Each peer has a function of the same name and options.
+    """An operation of `adtrain.ops` at one size. Every system maps its name to a function with the same options.
 
     Attributes:
-        inputs: makers of the inputs; floating-point ones are float32, and differentiated.
+        inputs: functions that draw the inputs; floating-point ones become float32, and are differentiated.
         output: the shape of the output.
         options: keyword arguments.
-        by_item: positions of inputs of which item n (of axis 0) decides item n of the output alone; none where an item
-            of the output depends on several.
-        precision: the `ops.matmul_precision` that it is computed in.
-        differentiable: whether its gradient is compared; not where a peer's is a view that moves nothing.
+        by_item: positions of the inputs whose item n (on axis 0) affects only item n of the output; empty where items
+            of the output depend on several items.
+        precision: the argument of `ops.matmul_precision`.
+        differentiable: whether its gradient is compared; False where a peer's gradient is a view that moves no data.
     """
 
     op: str
@@ -67,7 +68,8 @@ class OpCase:
         return ("forward", "backward") if self.differentiable else ("forward",)
 
     def flops(self, phase: str) -> int | None:
-        """Two for each multiply-add of a product or convolution, or of its two gradients; None of other operations."""
+        """Two for each multiply-add of a matrix product or convolution, or of its two gradients; None for other
+        operations."""
         if self.op not in ("matmul", "conv2d"):
             return None
         image, weight = (_shaped(make).shape for make in self.inputs)
@@ -75,32 +77,32 @@ class OpCase:
         return 2 * math.prod(self.output) * inside * (2 if phase == "backward" else 1)
 
     def of(self, functions: Any) -> Callable[..., Any]:
-        """The operation with its options, from a module or a mapping of functions by name."""
+        """The operation with its options, from a module or mapping of functions by name."""
         f = functions[self.op] if isinstance(functions, Mapping) else getattr(functions, self.op)
         return lambda *args: f(*args, **self.options)
 
     def arrays(self) -> list[np.ndarray]:
-        """The inputs: always the same ones."""
+        """The inputs; the same in every process."""
         rng = np.random.default_rng(zlib.crc32(self.name.encode()))
         drawn = [make(rng) for make in self.inputs]
         return [x.astype(np.float32) if x.dtype.kind == "f" else x for x in drawn]
 
     def cotangent(self) -> np.ndarray:
-        """Of the output, float32."""
+        """A random cotangent of the output, float32."""
         return np.random.default_rng(0).standard_normal(self.output, np.float32)
 
     def floats(self, args: Sequence[T]) -> list[T]:
-        """Those of the inputs that are differentiated."""
+        """The inputs that are differentiated."""
         return [x for x, make in zip(args, self.inputs, strict=True) if _is_float(make)]
 
     def with_indices(self, args: Sequence[T], floats: Sequence[T]) -> list[T]:
-        """The inputs, with others in place of those that are differentiated."""
+        """The inputs, with `floats` in place of those that are differentiated."""
         given = iter(floats)
         return [next(given) if _is_float(make) else x for x, make in zip(args, self.inputs, strict=True)]
 
 
-class _Nothing:
-    """A random generator in name, of which a sampler's shape and kind of number can be seen, at no memory."""
+class _ZeroGenerator:
+    """Stands in for a random generator to find the shape and dtype that a sampler draws, without using memory."""
 
     def normal(self, size: tuple[int, ...]) -> np.ndarray:
         return np.broadcast_to(np.float64(0), size)
@@ -110,7 +112,7 @@ class _Nothing:
 
 
 def _shaped(make: Sampler) -> np.ndarray:
-    return make(_Nothing())  # type: ignore[arg-type]
+    return make(_ZeroGenerator())  # type: ignore[arg-type]
 
 
 def _is_float(make: Sampler) -> bool:
@@ -126,7 +128,7 @@ LAYERS = {
 
 
 def cases(device: str) -> list[OpCase]:
-    """The operations at sizes that suit a device: those of a step on a CPU, those that fill a GPU."""
+    """The operations at sizes that suit the device: those of a training step on a CPU, large enough to fill a GPU."""
     if device == "cpu":
         return [*_products((256, 1024)), *_convolutions(device), *_elementwise(20), *_rows(1024, 1000), *_pools(32, 24)]
     squares = (1024, 2048, 4096, 4095, 8192)
@@ -135,7 +137,7 @@ def cases(device: str) -> list[OpCase]:
 
 
 def _products(squares: Sequence[int], precision: str = FULL) -> Iterator[OpCase]:
-    """Of square matrices, and those of the layers of mlp.yaml."""
+    """Products of square matrices, and those in the layers of mlp.yaml."""
     for n in squares:
         inputs = normal(n, n), normal(n, n)
         yield OpCase("matmul", _named(str(n), precision), inputs, (n, n), by_item=(0,), precision=precision)
@@ -164,7 +166,7 @@ def _elementwise(power: int) -> Iterator[OpCase]:
 
 
 def _rows(rows: int, columns: int) -> Iterator[OpCase]:
-    """Reductions and movements of a square matrix; what is done to rows of another one."""
+    """Reductions and transposition of a square matrix; operations on the rows of a rectangular one."""
     square, size = (normal(rows, rows),), f"{rows}x{rows}"
     reduced: dict[int | None, tuple[int, ...]] = {None: (), 0: (rows,), 1: (rows,)}
     for axis, out in reduced.items():

@@ -1,8 +1,8 @@
-"""The training step of an experiment as each side takes it.
+"""The training step of an experiment as each system takes it.
 
-All sides start from the same weights and go through the same batches. A step gathers its batch from the uint8 images in
-the device's memory, normalises it, and does forward, loss, backward, clipping and update at a constant rate. Nothing
-waits for the device but the reading of the last loss.
+All systems start from the same weights and use the same batches. A step gathers its batch from the uint8 images in the
+device's memory, normalises it, and runs forward pass, loss, backward pass, clipping and an update at a constant rate.
+The host waits for the device only when it reads the loss of the last step.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adtrain import data, nn, training
-from adtrain.bench.peers.catalogue import OURS
-from adtrain.bench.peers.sides import SideSkips
+from adtrain.bench.peers.processes import Unsupported
+from adtrain.bench.peers.systems import ADTRAIN, SYSTEMS, load
 from adtrain.core import tree
 
 CHUNK = {"cpu": 5, "gpu": 20}
-"""Steps of a call, by device."""
+"""Steps in one call, by device."""
 
 CHUNKS = 20
-"""Calls after which the batches come again."""
+"""Calls with different batches; after them the same batches repeat."""
 
 COMPARED = 5
-"""Steps whose losses are compared before anything is timed."""
+"""Number of first steps whose losses are compared before timing."""
 
 
 class Runner(NamedTuple):
-    """A side's training.
+    """A system's training.
 
     Attributes:
-        losses: takes the steps of a call and returns their losses, one each.
-        run: takes the steps of so many calls and returns the loss of the last one, once it is done.
+        losses: makes one call, and returns the loss of each of its steps.
+        run: makes so many calls, waits for the device, and returns the loss of the last step.
     """
 
     losses: Callable[[], Sequence[float]]
@@ -44,7 +44,7 @@ class Runner(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """What every side is given."""
+    """The input of every system."""
 
     experiment: training.Experiment
     device: str
@@ -69,7 +69,7 @@ class Job:
 
     @cached_property
     def normalization(self) -> Sequence[np.ndarray]:
-        """What pixels (C, H, W) are multiplied with, and what is added then, in the network's dtype."""
+        """Scale and shift (C, 1, 1) that normalise pixels, in the network's dtype: pixel * scale + shift."""
         network = self.experiment.network
         std, mean = (np.array(x).reshape(-1, 1, 1) for x in (network.std, network.mean))
         return [x.astype(network.dtype) for x in (1 / (255 * std), -mean / std)]
@@ -81,40 +81,20 @@ def _by_path(arrays: Any) -> dict[str, np.ndarray]:
 
 
 def runner(name: str, job: Job) -> Runner:
-    """The training of a side.
+    """The training of a system.
 
     Raises:
-        SideSkips: the peer has no counterpart for something in it.
+        Unsupported: it has no counterpart of something in the job.
     """
-    if name != OURS:
-        _check_comparable(job.experiment.network.model)
-    package, _, form = name.partition("-")
-    match package:
-        case "torch":
-            from adtrain.bench.peers import torch_steps
-
-            return torch_steps.runner(job, form)
-        case "jax":
-            from adtrain.bench.peers import jax_steps
-
-            return jax_steps.runner(job, form)
-        case "numpy":
-            from adtrain.bench.peers import numpy_steps
-
-            return numpy_steps.runner(job)
-    from adtrain.bench.peers import ours
-
-    return ours.runner(job)
-
-
-def _check_comparable(model: nn.Module) -> None:
-    for layer in leaves(model):
-        if isinstance(layer, nn.Dropout) and layer.p:
-            raise SideSkips("dropout draws other random numbers (compare with p=0)")
+    if name != ADTRAIN and any(isinstance(x, nn.Dropout) and x.p for x in leaves(job.experiment.network.model)):
+        raise Unsupported("dropout draws other random numbers (compare with p=0)")
+    system = SYSTEMS[name]
+    found: Runner = load(system.steps).runner(job, system.form)
+    return found
 
 
 def leaves(layer: nn.Module) -> Iterator[nn.Module]:
-    """The layers that are no containers."""
+    """All layers that are not containers."""
     match layer:
         case nn.Sequential(layers=inside) | nn.Concat(branches=inside) | nn.Add(branches=inside):
             for child in inside:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from adtrain import nn, optim
-from adtrain.bench.peers.network import Apply, built, lacks
+from adtrain.bench.peers.layers import Apply, built, unsupported
 from adtrain.config import Config
 from adtrain.nn.fields import pair
 
 
 def model(layers: nn.Module) -> Apply:
-    """The model; see `network.built`."""
+    """The model; see `layers.built`."""
     import torch
 
     return built(layers, _layer, lambda outputs: torch.cat(list(outputs), 1))
@@ -55,40 +55,25 @@ def _layer(layer: nn.Module, path: str) -> Apply:
             return lambda a, x: x.reshape(len(x), *layer.shape)
         case nn.Dropout(p=0):
             return lambda a, x: x
-    f = _activation(layer)
+    f = {
+        "relu": torch.relu,
+        "leaky_relu": lambda x: F.leaky_relu(x, layer.negative_slope),  # type: ignore[attr-defined]
+        "elu": lambda x: F.elu(x, layer.alpha),  # type: ignore[attr-defined]
+        "gelu": lambda x: F.gelu(x, approximate=layer.approximate),  # type: ignore[attr-defined]
+        "silu": F.silu,
+        "tanh": torch.tanh,
+        "sigmoid": torch.sigmoid,
+        "softplus": F.softplus,
+        "softmax": lambda x: torch.softmax(x, layer.dim),  # type: ignore[attr-defined]
+        "log_softmax": lambda x: torch.log_softmax(x, layer.dim),  # type: ignore[attr-defined]
+    }.get(layer.kind())
+    if f is None:
+        unsupported("PyTorch", layer.kind())
     return lambda a, x: f(x)
 
 
-def _activation(layer: nn.Module) -> Callable[[Any], Any]:
-    import torch
-
-    F = torch.nn.functional
-    match layer:
-        case nn.Relu():
-            return torch.relu
-        case nn.LeakyRelu():
-            return lambda x: F.leaky_relu(x, layer.negative_slope)
-        case nn.Elu():
-            return lambda x: F.elu(x, layer.alpha)
-        case nn.Gelu():
-            return lambda x: F.gelu(x, approximate=layer.approximate)
-        case nn.Silu():
-            return F.silu
-        case nn.Tanh():
-            return torch.tanh
-        case nn.Sigmoid():
-            return torch.sigmoid
-        case nn.Softplus():
-            return F.softplus
-        case nn.Softmax():
-            return lambda x: torch.softmax(x, layer.dim)
-        case nn.LogSoftmax():
-            return lambda x: torch.log_softmax(x, layer.dim)
-    lacks("PyTorch", layer.kind())
-
-
 def loss(cfg: Config, one_hot: Any) -> Callable[[Any, Any], Any]:
-    """The loss of outputs (N, C) and labels (N,); `one_hot` is the identity (C, C), whose rows some losses take."""
+    """The loss of outputs (N, C) and labels (N,). `one_hot` is the identity matrix (C, C)."""
     import torch
 
     F = torch.nn.functional
@@ -106,29 +91,29 @@ def loss(cfg: Config, one_hot: Any) -> Callable[[Any, Any], Any]:
     return lambda outputs, labels: f(outputs, labels, **options)
 
 
-def optimizer(ours: optim.Optimizer, parameters: Sequence[Any], captured: bool) -> Any:
-    """The same optimizer in PyTorch, in its fastest form: fused where there is one.
+def optimizer(cfg: optim.Optimizer, parameters: Sequence[Any], captured: bool) -> Any:
+    """The same optimizer in PyTorch, fused where PyTorch has a fused one.
 
     Args:
-        captured: whether its steps are to be part of a CUDA graph.
+        captured: whether its steps are captured in a CUDA graph.
     """
     import torch
 
-    match ours:
+    match cfg:
         case optim.AdamW() | optim.Adam():
-            kind = torch.optim.AdamW if isinstance(ours, optim.AdamW) else torch.optim.Adam
-            return kind(parameters, ours.lr, ours.betas, ours.eps, ours.weight_decay, fused=True, capturable=captured)
+            kind = torch.optim.AdamW if isinstance(cfg, optim.AdamW) else torch.optim.Adam
+            return kind(parameters, cfg.lr, cfg.betas, cfg.eps, cfg.weight_decay, fused=True, capturable=captured)
         case optim.SGD():
-            return torch.optim.SGD(parameters, ours.lr, ours.momentum, 0, ours.weight_decay, ours.nesterov, fused=True)
+            return torch.optim.SGD(parameters, cfg.lr, cfg.momentum, 0, cfg.weight_decay, cfg.nesterov, fused=True)
         case optim.RMSprop():
             return torch.optim.RMSprop(
                 parameters,
-                ours.lr,
-                ours.alpha,
-                ours.eps,
-                ours.weight_decay,
-                ours.momentum,
+                cfg.lr,
+                cfg.alpha,
+                cfg.eps,
+                cfg.weight_decay,
+                cfg.momentum,
                 foreach=True,
                 capturable=captured,
             )
-    lacks("PyTorch", ours.kind())
+    unsupported("PyTorch", cfg.kind())

@@ -1,4 +1,4 @@
-"""Operations by PyTorch, called one by one, or several in a CUDA graph."""
+"""Single operations in PyTorch, called eagerly or recorded in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.bench.peers.network import lacks
-from adtrain.bench.peers.op_cases import REPEATS, OpCase, OpWork
+from adtrain.bench.peers.layers import unsupported
+from adtrain.bench.peers.op_cases import REPEATS, OpCase, OpRunner
 from adtrain.bench.peers.torch_steps import configure
 
 
-def operation(case: OpCase, phase: str, device: str, form: str) -> OpWork:
-    """The operation as `form` says: "eager" or "graph". Backward is a gradient by what an earlier forward has kept.
+def operation(case: OpCase, phase: str, device: str, form: str) -> OpRunner:
+    """The operation; phase "backward" is the gradient alone, whose residuals are computed beforehand.
 
-    For products in bfloat16 the inputs are in bfloat16 already.
+    For bfloat16 the inputs are converted beforehand.
+
+    Args:
+        form: "eager" or "graph".
     """
     import torch
 
@@ -28,11 +31,11 @@ def operation(case: OpCase, phase: str, device: str, form: str) -> OpWork:
     args = [tensor(x).requires_grad_(x.dtype.kind == "f" and phase == "backward") for x in case.arrays()]
     functions = _functions()
     if case.op not in functions:
-        lacks("PyTorch", case.op)
+        unsupported("PyTorch", case.op)
     f = case.of(functions)
     stream = torch.cuda.Stream() if form == "graph" else None
 
-    with torch.cuda.stream(stream):  # a gradient runs on the stream of what it is a gradient of
+    with torch.cuda.stream(stream):  # PyTorch runs a gradient on the stream of its forward operation
         if phase == "forward":
             once: Callable[..., Any] = lambda: (f(*args),)  # noqa: E731
         else:
@@ -48,13 +51,13 @@ def operation(case: OpCase, phase: str, device: str, form: str) -> OpWork:
     def run(calls: int) -> float:
         for _ in range(calls):
             found = call()
-        return float(found[0].flatten()[0])  # waits
+        return float(found[0].flatten()[0])  # waits for the device
 
     def results(*ct: np.ndarray) -> list[np.ndarray]:
         found = once(*map(tensor, ct))
         return [x.detach().float().cpu().numpy() for x in found]
 
-    return OpWork(run, results)
+    return OpRunner(run, results)
 
 
 def _recorded(once: Callable[[], Any], stream: Any) -> Callable[[], Any]:

@@ -1,4 +1,4 @@
-"""The training step in PyTorch: eager, with forward and loss compiled, or as one CUDA graph."""
+"""The training step in PyTorch: eager, with forward pass and loss compiled, or as one CUDA graph."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from itertools import cycle
 from typing import Any
 
 from adtrain.bench.peers import torch_network
-from adtrain.bench.peers.network import Arrays, lacks
+from adtrain.bench.peers.layers import Arrays, unsupported
 from adtrain.bench.peers.steps import Job, Runner
 
 WARM_UP_STEPS = 3
-"""Before a recording, as PyTorch wants them: memory is given out, and libraries choose their algorithms."""
+"""Before capture, as PyTorch's documentation of CUDA graphs asks: memory is allocated, algorithms are selected."""
 
 
 def runner(job: Job, form: str) -> Runner:
     """The step as `form` says: "eager", "compile" or "graph".
 
     Raises:
-        SideSkips: PyTorch lacks a layer or the precision.
+        Unsupported: PyTorch has no counterpart of a layer or the precision.
     """
     import torch
 
@@ -67,11 +67,11 @@ def runner(job: Job, form: str) -> Runner:
 
 
 def configure(precision: str, device: str) -> Any:
-    """Let products be computed in `precision` from now on, on so many threads as there are; the device to use."""
+    """Set threads and the precision of matrix products and convolutions in this process; returns the torch.device."""
     import torch
 
     if precision == "bfloat16":
-        lacks("PyTorch", "float32 arrays whose products are in bfloat16")
+        unsupported("PyTorch", "float32 arrays whose products are in bfloat16")
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
@@ -80,7 +80,7 @@ def configure(precision: str, device: str) -> Any:
 
 
 def _recorded(step: Callable[[Any], Any], at: Any, arrays: Arrays, update: Any) -> Callable[[Any], Any]:
-    """The step as a CUDA graph that reads its indices in `at`; arrays and optimizer begin anew after its warm-up."""
+    """The step as a CUDA graph that reads its indices from `at`. Arrays and optimizer are reset after the warm-up."""
     import torch
 
     start = {path: x.detach().clone() for path, x in arrays.items()}

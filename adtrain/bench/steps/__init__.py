@@ -1,0 +1,1 @@
+"""Times and profiles training steps."""

@@ -1,4 +1,4 @@
-"""The memory that training steps really take, beside what was planned for them."""
+"""The memory that training steps use, to compare with the planned memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from adtrain.training import Experiment, continuation
 
 
 def held_bytes(experiment: Experiment, device: str) -> int | None:
-    """The most bytes that all arrays take while steps are taken, which this does: on a GPU what the process has taken
-    from it so far; on the CPU by tracing NumPy's allocations, the data set counted in."""
+    """Run steps and return the peak bytes of all arrays, data set included: on a GPU as this process has allocated them
+    so far, on the CPU by tracing NumPy's allocations."""
     if device != "cpu":
         continuation(experiment, experiment.initial_state(device), device)(2)
         backend(device).synchronize()
@@ -21,13 +21,13 @@ def held_bytes(experiment: Experiment, device: str) -> int | None:
     data = sum(split.images.nbytes + split.labels.nbytes for split in splits)
     tracemalloc.start()
     try:
-        take_steps = continuation(experiment, experiment.initial_state(device), device)
-        take_steps(1)
+        run_steps = continuation(experiment, experiment.initial_state(device), device)
+        run_steps(1)
         arrays = tracemalloc.take_snapshot().filter_traces([tracemalloc.DomainFilter(True, tracemalloc_domain)])
         between = sum(trace.size for trace in arrays.traces)
         tracemalloc.reset_peak()
         before, _ = tracemalloc.get_traced_memory()
-        take_steps(2)
+        run_steps(2)
         return data + between + tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()

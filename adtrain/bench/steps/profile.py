@@ -1,4 +1,4 @@
-"""Where a step's time goes: each primitive timed at the one door, by operation, layer and phase."""
+"""The time of each operation of a step, by operation, layer and phase, observed by a hook."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import NamedTuple, TypedDict
 
 from adtrain.bench.timing import sampling
-from adtrain.bench.timing.sampling import Clock, Timing
+from adtrain.bench.timing.sampling import Clock, Timing, rate
 from adtrain.core.backend import backend
 from adtrain.core.fused import label
 from adtrain.core.hooks import Call, Hook, hook
@@ -19,10 +19,10 @@ from adtrain.core.program import Program
 
 
 class OpRow(TypedDict):
-    """The runs of one primitive in one scope and phase: counts and sums are those of one step.
+    """All runs of one primitive in one scope and phase; counts and sums are of one step.
 
-    `ms` is the median over steps, `share` its part of the sum over all rows. FLOPs and bytes are the primitive's own
-    `cost`; rates are None where the clock saw no time pass.
+    `ms` is the median over steps, `share` its part of the sum over all rows. FLOPs and bytes are the primitive's
+    `cost`. Rates are None where the clock saw no time pass.
     """
 
     op: str
@@ -39,7 +39,7 @@ class OpRow(TypedDict):
 
 @dataclass(frozen=True)
 class OpsProfile:
-    """Rows in the order in which they first ran, and the time of the whole step without hooks."""
+    """A row for each operation, in the order of its first run, and the time of the whole step without hooks."""
 
     rows: list[OpRow]
     step: Timing
@@ -54,12 +54,12 @@ class OpsProfile:
 
     @property
     def ratio(self) -> float:
-        """The operations' part of the step; what is missing from 1 is Python between them."""
+        """The share of the step that the operations take; the rest is Python between them."""
         return self.ops_sum_ms / self.step_ms
 
 
-class Work(NamedTuple):
-    """What a key's primitives did in one step."""
+class Totals(NamedTuple):
+    """The runs of a key's primitives in one step: their number, FLOPs and bytes."""
 
     calls: int = 0
     flops: int = 0
@@ -67,18 +67,20 @@ class Work(NamedTuple):
 
 
 Key = tuple[str, str, str]
+"""Operation, scope and phase."""
 
 
 class OpTimer(Hook):
-    """Sums up time and work of the primitives that run, by (name, scope, phase).
+    """Sums up seconds and totals of the primitives that run, by key.
 
-    Times are the host's, from the backend being asked until the device has finished.
+    Primitives that run alone are timed by the host, from the call of the backend until the device has finished;
+    equations of a Program by the device.
     """
 
     def __init__(self, clock: Clock = perf_counter) -> None:
         self.clock = clock
         self.seconds: defaultdict[Key, float] = defaultdict(float)
-        self.work: dict[Key, Work] = {}
+        self.totals: dict[Key, Totals] = {}
 
     def before(self, call: Call) -> None:
         self.key = (call.primitive.name, call.scope, call.phase)
@@ -96,11 +98,12 @@ class OpTimer(Hook):
             self.seconds[key] += elapsed
 
     def _count(self, key: Key, cost: Cost) -> None:
-        so_far = self.work.get(key, Work())
-        self.work[key] = Work(so_far.calls + 1, so_far.flops + cost.flops, so_far.bytes + cost.bytes)
+        so_far = self.totals.get(key, Totals())
+        self.totals[key] = Totals(so_far.calls + 1, so_far.flops + cost.flops, so_far.bytes + cost.bytes)
 
 
-MOST_IN_A_ROW = 100
+MAX_REPEATS = 100
+"""Limit of the steps in one sample."""
 
 
 def profile_steps(
@@ -112,14 +115,15 @@ def profile_steps(
 ) -> OpsProfile:
     """Take `steps` samples of the end-to-end time without hooks, alternating with steps whose operations are timed.
 
+    A sample has as many steps as `sampling.MIN_SAMPLE_MS` needs, and ends when the device has finished.
+
     Args:
-        run_steps: takes so many steps in a row; all must run the same primitives on the same shapes.
-        warmup: steps before the first that counts.
-        device: where it runs. A sample is of as many steps in a row as sampling.MIN_SAMPLE_MS takes, and ends when the
-            device has finished.
+        run_steps: called with n, it runs n steps; all must run the same primitives on the same shapes.
+        warmup: number of steps before the first sample.
+        device: where the steps run.
 
     Raises:
-        ValueError: steps is less than 1, or a step did other work than the one before.
+        ValueError: `steps` is less than 1, or two steps ran different primitives.
     """
     if steps < 1:
         raise ValueError(f"profile_steps: steps is {steps}, expected at least 1")
@@ -127,7 +131,7 @@ def profile_steps(
     for _ in range(warmup):
         run_steps(1)
         finish()
-    repeats, _ = sampling.sample_length(run_steps, finish, clock, sampling.MIN_SAMPLE_MS, MOST_IN_A_ROW)
+    repeats, _ = sampling.sample_length(run_steps, finish, clock, sampling.MIN_SAMPLE_MS, MAX_REPEATS)
     whole: list[float] = []
     timers: list[OpTimer] = []
     for _ in range(steps):
@@ -138,33 +142,28 @@ def profile_steps(
         timers.append(OpTimer(clock))
         with hook(timers[-1]):
             run_steps(1)
-        if timers[-1].work != timers[0].work:
-            raise ValueError("profile_steps: two steps did different work, so there is no time of one step")
-    work = timers[0].work
-    ms = {key: median(timer.seconds[key] for timer in timers) * 1e3 for key in work}
+        if timers[-1].totals != timers[0].totals:
+            raise ValueError("profile_steps: two steps ran different primitives, expected the same in every step")
+    totals = timers[0].totals
+    ms = {key: median(timer.seconds[key] for timer in timers) * 1e3 for key in totals}
     total = sum(ms.values())
     return OpsProfile(
-        [_row(key, work[key], ms[key], total) for key in work],
+        [_row(key, totals[key], ms[key], total) for key in totals],
         Timing([seconds * 1e3 / repeats for seconds in whole], repeats),
     )
 
 
-def rate(amount: float, ms: float) -> float | None:
-    """Billions a second."""
-    return amount / ms * 1e-6 if ms > 0 else None
-
-
-def _row(key: Key, work: Work, ms: float, total: float) -> OpRow:
+def _row(key: Key, totals: Totals, ms: float, total: float) -> OpRow:
     op, scope, phase = key
     return {
         "op": op,
         "scope": scope,
         "phase": phase,
-        "calls": work.calls,
+        "calls": totals.calls,
         "ms": ms,
         "share": ms / total if total > 0 else 0.0,
-        "flops": work.flops,
-        "bytes": work.bytes,
-        "gflops_per_s": rate(work.flops, ms),
-        "gbytes_per_s": rate(work.bytes, ms),
+        "flops": totals.flops,
+        "bytes": totals.bytes,
+        "gflops_per_s": rate(totals.flops, ms),
+        "gbytes_per_s": rate(totals.bytes, ms),
     }

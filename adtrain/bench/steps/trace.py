@@ -1,7 +1,7 @@
-"""One training step as a picture: events in the JSON object format that Perfetto and chrome://tracing open.
+"""The timeline of one training step for Perfetto and chrome://tracing.
 
-The format is the Trace Event Format: complete events ("X") with times in microseconds, and metadata ("M") that name
-processes and threads. A process is a mode of the step; its threads are the host and the device.
+In the Trace Event Format, JSON object form: complete events ("X") with times in microseconds, and metadata ("M") that
+name processes and threads. Each mode of the step is a process; its threads are the host and the device.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ HOST, DEVICE = 1, 2
 
 
 class _Recorder(Hook):
-    """The operations that run, as events of a process; times are relative to the first look at the clock.
+    """Records the operations that run as events of a process, with times since its creation.
 
-    Those of a Program lie one after the other, as they were timed, and end when the host learns of it.
+    The equations of a Program follow one another without gaps, and end when the host gets their times.
     """
 
     def __init__(self, pid: int, kernels: Mapping[Key, Sequence[str]], clock: Clock) -> None:
@@ -33,7 +33,7 @@ class _Recorder(Hook):
         self.start = clock()
 
     def now(self) -> float:
-        """Microseconds since the start."""
+        """Microseconds since the creation."""
         return (self.clock() - self.start) * 1e6
 
     def before(self, call: Call) -> None:
@@ -62,31 +62,32 @@ class _Recorder(Hook):
 def trace_step(
     pid: int,
     mode: str,
-    take: Callable[[int], object],
+    run_steps: Callable[[int], object],
     kernels: Mapping[Key, Sequence[str]],
     device: str = "cpu",
     clock: Clock = perf_counter,
 ) -> list[dict[str, Any]]:
-    """The events of one step, which `take` takes for 1; it has been taken before, so that nothing is compiled.
+    """Run one step and return its events. Run a step before, so that nothing is compiled in this one.
 
     Args:
-        pid: of the process that stands for the mode.
-        kernels: names of what computes each operation.
+        pid: the process that stands for the mode.
+        run_steps: called with n, it runs n steps.
+        kernels: names of the kernels of each operation.
     """
     finish = backend(device).synchronize
     finish()
     recorder = _Recorder(pid, kernels, clock)
     with hook(recorder):
-        take(1)
-    asked = recorder.now()
+        run_steps(1)
+    enqueued = recorder.now()
     finish()
     ended = recorder.now()
     names = {HOST: "host", DEVICE: f"device ({device})"}
     return [
         {"name": "process_name", "ph": "M", "pid": pid, "tid": HOST, "args": {"name": f"{mode} step"}},
         *({"name": "thread_name", "ph": "M", "pid": pid, "tid": t, "args": {"name": n}} for t, n in names.items()),
-        event(pid, HOST, "step", "host", 0.0, asked, {}),
-        event(pid, HOST, "wait", "host", asked, ended - asked, {}),
+        event(pid, HOST, "step", "host", 0.0, enqueued, {}),
+        event(pid, HOST, "wait", "host", enqueued, ended - enqueued, {}),
         *recorder.events,
     ]
 
@@ -94,6 +95,6 @@ def trace_step(
 def event(
     pid: int, tid: int, name: str, category: str, at: float, duration: float, args: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A complete event; times in microseconds, never before the start."""
+    """A complete event; times in microseconds, a negative start becomes 0."""
     times = {"ts": max(at, 0.0), "dur": duration}
     return {"name": name, "cat": category, "ph": "X", **times, "pid": pid, "tid": tid, "args": dict(args)}

@@ -1,0 +1,1 @@
+"""How times are taken and judged: sampling, statistics, roofline, and the protocol of a measurement."""

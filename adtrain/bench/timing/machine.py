@@ -1,4 +1,4 @@
-"""What this machine is, as far as it decides how fast anything runs."""
+"""This machine: its CPU, memory and BLAS, and how busy it is."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import numpy as np
 from adtrain.core.backend import backend
 
 WINDOW_S = 0.25
-"""How long other work is watched: the counters have steps of 10 ms."""
+"""How long the load is observed; the counters advance in steps of 10 ms."""
 
 BUSY = 0.2
-"""Share of the cores above which other work makes threads wait for one another."""
+"""Share of the cores that other work may keep busy; above it, threads wait for one another."""
 
 
 def describe_cpu() -> dict[str, Any]:
-    """Name, cores, memory and libraries of the CPU; None for what the operating system does not tell."""
+    """Name, cores, memory and libraries of the CPU; None where the operating system does not say."""
     return {
         "name": backend("cpu").device_name(),
         "cores": os.cpu_count(),
@@ -40,9 +40,15 @@ def usable_cores() -> int | None:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
+def thread_count() -> int:
+    """$OMP_NUM_THREADS if it is a number above 0, else the number of usable cores."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdecimal() and int(given) else usable_cores() or 1
+
+
 def busy_cores() -> float | None:
-    """How many cores other processes, or other guests of the machine, keep busy while this one sleeps WINDOW_S; None
-    where there is no /proc/stat."""
+    """The number of cores that other processes, or other guests of the host, keep busy while this process sleeps
+    WINDOW_S; None without /proc/stat."""
     before = _core_seconds()
     sleep(WINDOW_S)
     after = _core_seconds()
@@ -53,12 +59,12 @@ def busy_cores() -> float | None:
 
 
 def is_busy(load: float | None, cores: int | None) -> bool:
-    """Whether so many busy cores, as far as they are known, are too many to measure anything."""
+    """Whether `load` busy cores of `cores` are too many for measurements; False where either is unknown."""
     return load is not None and cores is not None and load > BUSY * cores
 
 
 def _core_seconds() -> tuple[int, int] | None:
-    """The time of all cores since the start, and how much of it they had nothing to do, in ticks: see proc(5)."""
+    """The time of all cores since boot, and their idle time, in ticks; see proc(5)."""
     try:
         fields = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     except (OSError, ValueError):
@@ -67,7 +73,7 @@ def _core_seconds() -> tuple[int, int] | None:
 
 
 def memory_bytes() -> int | None:
-    """Physical memory, None where `sysconf` does not know it."""
+    """Physical memory; None where `sysconf` does not say."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
@@ -75,13 +81,13 @@ def memory_bytes() -> int | None:
 
 
 def blas_name() -> str:
-    """The linear algebra library that this NumPy was built with, with its version."""
+    """Name and version of the BLAS that NumPy was built with."""
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     return f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip()
 
 
 def blas_threads() -> int | None:
-    """How many threads NumPy's OpenBLAS uses, asked of the loaded library; None for another BLAS or system."""
+    """The number of threads of NumPy's OpenBLAS, as the loaded library reports it; None for another BLAS or system."""
     try:
         maps = Path("/proc/self/maps").read_text().splitlines()
     except OSError:

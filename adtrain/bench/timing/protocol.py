@@ -1,4 +1,4 @@
-"""What measured numbers were measured with, so that they can be judged, and measured again."""
+"""The protocol of a measurement: machine, versions, clock and sampling, so that others can judge and repeat it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from adtrain.core.backend import backend
 PACKAGE = Path(adtrain.__file__).parent
 
 THREADING = ("OMP_", "GOMP_", "OPENBLAS_", "MKL_")
-"""What the names of environment variables that decide about threads begin with."""
+"""Prefixes of environment variables that set numbers of threads."""
 
 
 def protocol(
     device: str, peak: Roofline | None = None, min_sample_ms: float = sampling.MIN_SAMPLE_MS
 ) -> dict[str, Any]:
-    """Where, when and how; None for what cannot be found out. `load` is how many cores other work takes before anything
-    is timed.
+    """The protocol as JSON holds it; None for what is unknown. `load` is the number of cores that other work keeps busy
+    before timing.
 
     Args:
-        peak: the device's roofline, by default the known one.
-        min_sample_ms: the least that a sample takes.
+        peak: the device's roofline, by default the stored one.
+        min_sample_ms: the minimum duration of a sample.
     """
     cpu, peak = describe_cpu(), peak or roofline.known(device)
     return {
@@ -62,7 +62,7 @@ def protocol(
 
 
 def busy(conditions: Mapping[str, Any]) -> str | None:
-    """A warning where a protocol says that the machine had other work to do."""
+    """A warning, if by this protocol the machine was busy."""
     load, cores = conditions.get("load"), conditions.get("cores")
     if not is_busy(load, cores):
         return None
@@ -70,7 +70,7 @@ def busy(conditions: Mapping[str, Any]) -> str | None:
 
 
 def commit() -> str | None:
-    """$GIT_COMMIT, or else what `git describe` says of the repository that adtrain is run from."""
+    """$GIT_COMMIT, else `git describe` of the repository that adtrain runs from; None without a repository."""
     if given := os.environ.get("GIT_COMMIT"):
         return given
     if not (PACKAGE.parent / ".git").exists():
@@ -83,7 +83,7 @@ def commit() -> str | None:
 
 
 def _clocks(device: str) -> dict[str, Any]:
-    """The GPU's driver and its highest clocks in MHz."""
+    """The GPU's driver and maximum clocks in MHz; None for a CPU."""
     if device == "cpu":
         return {"driver": None, "clock_mhz": None, "memory_clock_mhz": None}
     gpu: Any = backend(device)

@@ -1,4 +1,4 @@
-"""What the records in a result of `adtrain bench` say, in words."""
+"""Numbers and records of a result of `adtrain bench` as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from adtrain.bench.timing.sampling import NOISY
 
 
 def remarks(result: Mapping[str, Any]) -> list[str]:
-    """What the samples say of the machine: outliers, and a warning where it is too noisy."""
+    """The number of outliers, and warnings where times are noisy or the machine was busy."""
     records = list(timings(result))
     samples, beyond = sum(x["samples"] for x in records), sum(len(x["outliers"]) for x in records)
     lines = [f"{beyond:,} of {samples:,} samples lie over 1.5 interquartile ranges beyond the quartiles; they count"]
@@ -39,13 +39,13 @@ def timings(node: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def milliseconds(ms: float) -> str:
-    """Four digits, down to nanoseconds."""
+    """Four significant digits, at most down to nanoseconds."""
     decimals = 3 - math.floor(math.log10(abs(ms))) if ms else 0
     return f"{ms:.{min(max(decimals, 0), 6)}f}"
 
 
 def launch(shape: Mapping[str, Any]) -> str:
-    """ "132x1x1 of 256x1x1, 34816 B" for blocks of threads and their shared memory, or "2 threads"."""
+    """A launch: "132x1x1 of 256x1x1, 34816 B" (grid, block, shared memory), or "2 threads" on a CPU."""
     if "grid" not in shape:
         return f"{shape['threads']} threads" if shape else ""
     grid, block = ("x".join(map(str, shape[name])) for name in ("grid", "block"))

@@ -1,4 +1,4 @@
-"""The roofline of a device: what memory and arithmetic reach at best, measured by this package's own code."""
+"""The roofline of a device: its best memory bandwidth and arithmetic rate, as adtrain's own kernels reach them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adtrain import __version__, documents, ops
-from adtrain.bench.steps.profile import rate
 from adtrain.bench.timing.machine import busy_cores, is_busy, usable_cores
-from adtrain.bench.timing.sampling import measure
+from adtrain.bench.timing.sampling import measure, rate
 from adtrain.cache import digest
 from adtrain.core.array import array
 from adtrain.core.backend import backend
@@ -24,36 +23,36 @@ from adtrain.ops.matmul import matmul_p
 KIND = "roofline"
 
 COPY_BYTES = {"cpu": 1 << 28, "gpu": 1 << 31}
-"""Far more than the caches hold."""
+"""Much larger than the caches."""
 
 MATRIX = {"cpu": 1024, "gpu": 4096}
-"""Rows and columns of the matrices that are multiplied."""
+"""Rows and columns of the square matrices."""
 
 
 class Roofline(NamedTuple):
     """The best rates of a device.
 
     Attributes:
-        gbytes_per_s: of a large copy, the bytes read and the bytes written counted.
-        gflops_per_s: of matrix products, by the type or precision of their operands.
+        gbytes_per_s: of a large copy; bytes read and bytes written both count.
+        gflops_per_s: of matrix products, by dtype or precision of their operands.
     """
 
     gbytes_per_s: float
     gflops_per_s: Mapping[str, float]
 
     def share(self, flops: int, bytes: int, ms: float, precision: str = "float32") -> float:
-        """How near work that took so long is to the roof: the least time that it can take, over the time it took."""
+        """The share of the roofline that work reaches: its minimum time on this device over `ms`, the time it took."""
         peak = self.gflops_per_s.get(precision, self.gflops_per_s["float32"])
         return max(flops / peak, bytes / self.gbytes_per_s) * 1e-6 / ms
 
 
 def known(device: str) -> Roofline | None:
-    """The roofline that was measured for the device with its present driver and version of adtrain."""
+    """The stored roofline of the device with this driver and this version of adtrain; None if it was not measured."""
     return documents.find(KIND, _key(device), _read)
 
 
 def measured(device: str) -> Roofline:
-    """The roofline measured now, in a few seconds; kept unless the machine is busy with other work."""
+    """Measure the roofline, in a few seconds, and store it unless the machine is busy."""
     busy = is_busy(busy_cores(), usable_cores())
     copy_ms = measure(_copy(device), backend(device).synchronize).median_ms
     copied = rate(2 * COPY_BYTES[device], copy_ms) or 0.0
@@ -68,8 +67,17 @@ def measured(device: str) -> Roofline:
     return found
 
 
+def known_or_measured(device: str, progress: Callable[[str], object]) -> Roofline:
+    """The stored roofline; where there is none, measure it, and tell `progress` so."""
+    found = known(device)
+    if found is None:
+        progress(f"bench: measuring the peak rates of the {device}, a few seconds")
+        found = measured(device)
+    return found
+
+
 def _copy(device: str) -> Callable[[], object]:
-    """A copy of COPY_BYTES within the device's memory: on the CPU by all cores."""
+    """Copies COPY_BYTES within the device's memory; on the CPU with all cores."""
     size = COPY_BYTES[device]
     if device == "cpu":
         cores = usable_cores() or 1
@@ -82,7 +90,7 @@ def _copy(device: str) -> Callable[[], object]:
 
 
 def _products(device: str, n: int) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Ways to multiply two random matrices, by precision."""
+    """Precision and function of each way to multiply two random matrices."""
     rng = np.random.default_rng(0)
     for dtype in ("float64", "float32"):
         a, b = (array(rng.standard_normal((n, n)).astype(dtype), device=device) for _ in range(2))
@@ -99,12 +107,12 @@ def _key(device: str) -> str:
 
 
 def _read(document: Any) -> Roofline:
-    """What `measured` has stored. Raises ValueError for another document."""
+    """What `measured` stored. Raises ValueError for another document."""
     try:
         found = Roofline(**document)
         rates = [found.gbytes_per_s, *found.gflops_per_s.values()]
     except (TypeError, AttributeError) as error:
         raise ValueError(str(error)) from None
     if "float32" not in found.gflops_per_s or not all(isinstance(x, float) and 0 < x < math.inf for x in rates):
-        raise ValueError("its rates are no numbers above 0")
+        raise ValueError("its rates are not numbers above 0")
     return found

@@ -1,4 +1,4 @@
-"""The protocol of every benchmark: warm-up, samples long enough for the clock, and the median with its interval."""
+"""How times are taken: warm-up, samples long enough for the clock, and interleaved samples of what is compared."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ import numpy as np
 from adtrain.bench.timing import statistics
 
 Clock: TypeAlias = Callable[[], float]
-"""Seconds since some moment."""
+"""Returns seconds since a fixed moment."""
 
-Work: TypeAlias = Callable[[int], object]
-"""What is timed: it does the same so many times in a row."""
+Workload: TypeAlias = Callable[[int], object]
+"""What is timed: called with n, it runs n times in succession."""
 
 WARMUP_RUNS = 2
 LONG_S = 0.5
-"""What takes so long needs no runs before it to warm up."""
+"""A run this long needs no warm-up."""
 
 MIN_SAMPLE_MS = 2.0
 MIN_SAMPLES, MAX_SAMPLES = 9, 31
 BUDGET_MS = 60.0
-"""How long the samples of one measurement should take together, where the least number of them allows it."""
+"""Target for all samples of one workload together; MIN_SAMPLES may take longer."""
 
-MOST_REPEATS = 10**5
-"""Runs in a row from which on there are no more, however little the clock sees of them."""
+MAX_REPEATS = 10**5
+"""Limit of the runs in one sample, for work that the clock does not see."""
 
 NOISY = 0.05
-"""Width of the interval, as a part of the median, from which on a time says more about the machine's other work."""
+"""A time whose interval is wider than this share of its median is marked as noisy."""
 
 
 class TimingRecord(TypedDict):
-    """A `Timing` for programs."""
+    """A `Timing` as JSON holds it."""
 
     median_ms: float
     low_ms: float
@@ -52,7 +52,7 @@ class TimingRecord(TypedDict):
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of one run: samples in the order taken, each the mean over `repeats` runs in a row."""
+    """Milliseconds of one run: samples in the order in which they were taken, each the mean over `repeats` runs."""
 
     ms: Sequence[float]
     repeats: int = 1
@@ -76,12 +76,12 @@ class Timing:
 
     @property
     def noisy(self) -> bool:
-        """Whether the interval is too wide to claim much."""
+        """Whether the interval is wider than NOISY of the median."""
         low, high = self.interval_ms
         return high - low > NOISY * self.median_ms
 
     def record(self) -> TimingRecord:
-        """Outliers are shown, and stay in the median. Raises ValueError for fewer than 6 samples."""
+        """Outliers are listed, and count in the median. Raises ValueError for fewer than 6 samples."""
         low, high = self.interval_ms
         return {
             "median_ms": self.median_ms,
@@ -100,22 +100,23 @@ class Timing:
 
 
 def measure(work: Callable[[], object], finish: Callable[[], object] = int, clock: Clock = perf_counter) -> Timing:
-    """`alternate` for one work alone, which is run once a call."""
-    return alternate({"": prefetch_batch(work)}, finish, clock)[""]
+    """The time of a function; see `alternate`."""
+    return alternate({"": repeatedly(work)}, finish, clock)[""]
 
 
-def prefetch_batch(work: Callable[[], object]) -> Work:
-    """What is run once a call, as work for `alternate`."""
+def repeatedly(once: Callable[[], object], finish: Callable[[], object] = int) -> Workload:
+    """The workload that calls `once` n times and then `finish`."""
 
-    def repeated(times: int) -> None:
+    def workload(times: int) -> None:
         for _ in range(times):
-            work()
+            once()
+        finish()
 
-    return repeated
+    return workload
 
 
 def alternate(
-    works: Mapping[str, Work],
+    workloads: Mapping[str, Workload],
     finish: Callable[[], object] = int,
     clock: Clock = perf_counter,
     budget_ms: float | None = None,
@@ -123,71 +124,81 @@ def alternate(
     pause_s: float = 0.0,
     sampled: Callable[[str], object] = str,
 ) -> dict[str, Timing]:
-    """Time works against one another: rounds of one sample of each, so that a machine that becomes slower does so for
-    all of them. Each round begins with another work, so that none is always the first, and each sample follows
-    runs that are not counted, a quarter as many: they find the caches full of the other work's data.
+    """Time workloads in interleaved samples, so that a machine that slows down does so for all of them.
 
-    A sample is of as many runs in a row as `min_sample_ms` takes. The time includes freeing what the work makes, and
-    the loop around it (see `overhead_ms`), which is not subtracted. The garbage collector is off meanwhile.
+    Each round takes one sample of each workload and begins with another one. Each sample follows a warm-up of a quarter
+    as many runs, because the caches hold the other workloads' data. A sample has as many runs as `min_sample_ms` needs.
+    Its time includes freeing what the workload allocates, and the loop around it (see `overhead_ms`). The garbage
+    collector is off.
 
     Args:
-        finish: called once at the end of each sample; waits for a device that works on its own.
-        budget_ms: how long the samples should take, by default BUDGET_MS for each work; there are at least MIN_SAMPLES
-            of each all the same, and at most MAX_SAMPLES.
-        min_sample_ms: by default MIN_SAMPLE_MS, enough for a clock that the host reads.
-        pause_s: between two works; threads of the one before may go on spinning for a while.
-        sampled: called with the work's name after each sample that counts.
+        finish: called at the end of each sample; waits for a device that works asynchronously.
+        budget_ms: target for all samples together, by default BUDGET_MS for each workload. There are MIN_SAMPLES to
+            MAX_SAMPLES of each.
+        min_sample_ms: by default MIN_SAMPLE_MS, long enough for a clock that the host reads.
+        pause_s: pause between workloads, for threads that still spin.
+        sampled: called with the workload's name after each sample, warm-up excluded.
     """
     least_ms = MIN_SAMPLE_MS if min_sample_ms is None else min_sample_ms
-    names = list(works)
+    names = list(workloads)
     with _no_garbage_collection():
         repeats, seconds = {}, {}
         for name in names:
             for _ in range(WARMUP_RUNS):
-                if _sample(works[name], finish, 1, clock) >= LONG_S:
+                if _sample(workloads[name], finish, 1, clock) >= LONG_S:
                     break
-            repeats[name], seconds[name] = sample_length(works[name], finish, clock, least_ms)
+            repeats[name], seconds[name] = sample_length(workloads[name], finish, clock, least_ms)
         round_ms = sum(seconds.values()) * 1e3
         budget = BUDGET_MS * len(names) if budget_ms is None else budget_ms
         rounds = int(min(max(budget / round_ms, MIN_SAMPLES), MAX_SAMPLES)) if round_ms > 0 else MAX_SAMPLES
         ms: dict[str, list[float]] = {name: [] for name in names}
-        for first in range(rounds):
-            for i in range(len(names)):
-                name = names[(first + i) % len(names)]
-                if len(names) > 1:
-                    sleep(pause_s)
-                    if seconds[name] < LONG_S:
-                        _sample(works[name], finish, -(-repeats[name] // 4), clock)
-                elapsed = _sample(works[name], finish, repeats[name], clock)
-                ms[name].append(elapsed * 1e3 / repeats[name])
-                sampled(name)
+        for name in round_robin(names, rounds):
+            if len(names) > 1:
+                sleep(pause_s)
+                if seconds[name] < LONG_S:
+                    _sample(workloads[name], finish, -(-repeats[name] // 4), clock)
+            elapsed = _sample(workloads[name], finish, repeats[name], clock)
+            ms[name].append(elapsed * 1e3 / repeats[name])
+            sampled(name)
     return {name: Timing(found, repeats[name]) for name, found in ms.items()}
 
 
+def round_robin(names: Sequence[str], rounds: int) -> Iterator[str]:
+    """All names once a round; each round begins with the next name."""
+    for first in range(rounds):
+        for i in range(len(names)):
+            yield names[(first + i) % len(names)]
+
+
 def ratio(one: Timing, other: Timing) -> Timing:
-    """How many times longer `one` takes than `other`, round by round; both from one `alternate`. It has no unit."""
+    """`one` over `other`, round by round, without a unit. Both are from one call of `alternate`."""
     return Timing([a / b for a, b in zip(one.ms, other.ms, strict=True)])
 
 
 def overhead_ms(clock: Clock = perf_counter) -> float:
-    """What measuring adds to each run: the time of a function that does nothing."""
+    """Milliseconds that measuring adds to each run: the time of an empty function."""
     return measure(lambda: None, clock=clock).median_ms
 
 
+def rate(amount: float, ms: float) -> float | None:
+    """Billions a second; None where the clock saw no time pass."""
+    return amount / ms * 1e-6 if ms > 0 else None
+
+
 def sample_length(
-    work: Work, finish: Callable[[], object], clock: Clock, least_ms: float, most: int = MOST_REPEATS
+    workload: Workload, finish: Callable[[], object], clock: Clock, least_ms: float, most: int = MAX_REPEATS
 ) -> tuple[int, float]:
-    """How many runs a sample of so many milliseconds takes, and its seconds."""
+    """The number of runs in a sample of at least `least_ms`, and the seconds of the sample."""
     repeats = 1
-    while (elapsed := _sample(work, finish, repeats, clock)) * 1e3 < least_ms and repeats < most:
-        short = least_ms / (elapsed * 1e3) if elapsed > 0 else math.inf
-        repeats = min(repeats * math.ceil(min(max(1.1 * short, 2), 10)), most)
+    while (elapsed := _sample(workload, finish, repeats, clock)) * 1e3 < least_ms and repeats < most:
+        factor = least_ms / (elapsed * 1e3) if elapsed > 0 else math.inf
+        repeats = min(repeats * math.ceil(min(max(1.1 * factor, 2), 10)), most)
     return repeats, elapsed
 
 
-def _sample(work: Work, finish: Callable[[], object], repeats: int, clock: Clock) -> float:
+def _sample(workload: Workload, finish: Callable[[], object], repeats: int, clock: Clock) -> float:
     start = clock()
-    work(repeats)
+    workload(repeats)
     finish()
     return clock() - start
 

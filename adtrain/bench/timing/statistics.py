@@ -1,4 +1,4 @@
-"""What can be said of samples of an unknown distribution: order statistics only, and no sample left out."""
+"""Statistics of samples from an unknown distribution: order statistics, and no sample removed."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ import numpy as np
 
 CONFIDENCE = 0.95
 
-FEWEST = 6
-"""Of fewer samples not even the least and the greatest enclose the median with CONFIDENCE: 1 - 2 / 2**5 < 0.95."""
+MIN_COUNT = 6
+"""With fewer samples, not even minimum and maximum enclose the median with CONFIDENCE: 1 - 2 / 2**5 < 0.95."""
 
 FENCE = 1.5
-"""Interquartile ranges beyond the quartiles from which on a sample is an outlier."""
+"""A sample further than this many interquartile ranges from the quartiles is an outlier."""
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float]:
-    """A confidence interval of the median, of at least CONFIDENCE whatever the distribution.
+    """A confidence interval of the median with at least CONFIDENCE, for any distribution.
 
-    The number of samples below the median has the binomial distribution B(n, 1/2), so that the k-th least and the k-th
-    greatest enclose it with probability 1 - 2 P(B < k); k is the greatest for which that is enough (H. A. David and
-    H. N. Nagaraja, Order Statistics, 3rd ed., section 7.1).
+    The number of samples below the median has the binomial distribution B(n, 1/2). The k-th smallest and the k-th
+    largest sample therefore enclose it with probability 1 - 2 P(B < k), and k is the largest with enough confidence
+    (H. A. David and H. N. Nagaraja, Order Statistics, 3rd ed., section 7.1).
 
     Raises:
-        ValueError: there are fewer than FEWEST samples.
+        ValueError: there are fewer than MIN_COUNT samples.
     """
-    if len(samples) < FEWEST:
-        raise ValueError(f"median_interval: found {len(samples)} samples, expected at least {FEWEST}")
+    if len(samples) < MIN_COUNT:
+        raise ValueError(f"median_interval: found {len(samples)} samples, expected at least {MIN_COUNT}")
     ordered, k = sorted(samples), rank(len(samples))
     return ordered[k - 1], ordered[-k]
 
 
 @cache
 def rank(count: int) -> int:
-    """The k of `median_interval`, for so many samples."""
+    """The k of `median_interval`, for `count` samples."""
     k, below = 0, 0.0
     while (below := below + comb(count, k) / 2**count) <= (1 - CONFIDENCE) / 2:
         k += 1
@@ -43,7 +43,7 @@ def rank(count: int) -> int:
 
 
 def outliers(samples: Sequence[float]) -> tuple[float, ...]:
-    """The samples more than FENCE interquartile ranges outside the quartiles, in their order (J. W. Tukey, Exploratory
+    """The samples more than FENCE interquartile ranges from the quartiles, in their order (J. W. Tukey, Exploratory
     Data Analysis, 1977)."""
     low, high = np.percentile(samples, [25, 75]).tolist()
     reach = FENCE * (high - low)

@@ -8,8 +8,8 @@ from adtrain.core.kernel import CKernel
 from adtrain.core.registry import register
 from adtrain.lowering.cpu.shapes import in_full
 
-LINE = 64
-"""Bytes that each part of a function's scratch memory is a multiple of, and that vectors may read past its end."""
+CACHE_LINE = 64
+"""Bytes to which each part of a function's scratch is rounded up; vectors may read that far past its end."""
 
 CORRELATION = 160
 """Bytes of a struct of `kernels/cpu/correlate.h`."""
@@ -23,7 +23,7 @@ def numbers(x: Any, w: Any, y: Any, window: Any, precision: str) -> tuple[int, .
 
 
 def aligned_bytes(*parts: int) -> int:
-    return sum(-(-part // LINE) * LINE for part in parts) + LINE
+    return sum(-(-part // CACHE_LINE) * CACHE_LINE for part in parts) + CACHE_LINE
 
 
 def _output(x: Any, w: Any, window: Any) -> tuple[int, int, int, int]:
@@ -71,7 +71,7 @@ def _weight_grad_scratch(x: Any, g: Any, window: Any, size: tuple[int, int], pre
     (_, c, h, w), (ph, pw), (_, _, oh, ow) = x.shape, window.padding, g.shape
     taps = c // window.groups * size[0] * size[1]
     padded = c * (h + 2 * ph) * (w + 2 * pw) * x.dtype.itemsize
-    return aligned_bytes(4 * taps, 2 * LINE * oh * ow, padded)
+    return aligned_bytes(4 * taps, 2 * CACHE_LINE * oh * ow, padded)
 
 
 def _input_grad_numbers(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str) -> tuple[int, ...]:
@@ -107,30 +107,30 @@ WEIGHT_GRAD = CKernel(
     scratch=_weight_grad_scratch,
 )
 
-FEWEST_CHANNELS, ENOUGH = 16, 224
-"""Channels (of both sides), and channels times rows or columns, from which on Winograd's convolution is faster than the
+MIN_CHANNELS, MIN_CHANNEL_ROWS = 16, 224
+"""Input and output channels, and channels times rows or columns, from which on Winograd's method is faster than the
 direct one."""
-LARGE = 12
+MIN_LENGTH_FOR_4X4 = 12
 """Rows and columns from which on tiles of 4x4 are faster than tiles of 2x2."""
 
 
 def _winograd(w: Any, window: Any, size: tuple[int, int]) -> tuple[bool, ...] | None:
     plain = window.stride == window.dilation == (1, 1) and window.groups == 1 and w.shape[2:] == (3, 3)
     channels = min(w.shape[:2])
-    return (True, False) if plain and channels >= FEWEST_CHANNELS and channels * min(size) >= ENOUGH else None
+    return (True, False) if plain and channels >= MIN_CHANNELS and channels * min(size) >= MIN_CHANNEL_ROWS else None
 
 
 def _tile(size: tuple[int, int]) -> int:
     """Rows and columns of a tile of an output of this size."""
-    return 4 if min(size) >= LARGE else 2
+    return 4 if min(size) >= MIN_LENGTH_FOR_4X4 else 2
 
 
 def _winograd_scratch(channels: int, size: tuple[int, int], itemsize: int) -> int:
     """``size`` of the output."""
     tile = _tile(size)
     positions, (rows, columns) = (tile + 2) ** 2, (-(-n // tile) for n in size)
-    patches, products = positions * (2 * channels + 1) * LINE, positions * 32 * LINE
-    row = tile * ((columns + 1) * itemsize + LINE)
+    patches, products = positions * (2 * channels + 1) * CACHE_LINE, positions * 32 * CACHE_LINE
+    row = tile * ((columns + 1) * itemsize + CACHE_LINE)
     return aligned_bytes(patches, products, row, channels * (tile * rows + 2) * row)
 
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from adtrain.core.kernel import CKernel
 from adtrain.core.registry import register
-from adtrain.lowering.cpu.conv import LINE, aligned_bytes, numbers
+from adtrain.lowering.cpu.conv import CACHE_LINE, aligned_bytes, numbers
 
-CACHED = 24 << 10
-"""Bytes of an image that a function for pooled gradients goes over again and again: most of a first-level cache."""
-SHORTEST_RUN = 16
-"""Bytes."""
+CACHED_BYTES = 24 << 10
+"""Bytes of an image that are reread for each strip: most of an L1 cache."""
+MIN_RUN_BYTES = 16
+"""Bytes of a kernel row from which on its vectors are full enough."""
 
 
 def pooled_numbers(
@@ -23,9 +23,9 @@ def pooled_numbers(
 
 
 def _strip(x: Any, pooled: Any, window: Any, windows: Any, itemsize: int) -> int:
-    """Rows of windows over as many rows of the image as CACHED bytes hold."""
+    """Rows of windows over the rows of the image that CACHED_BYTES hold."""
     row = (x[3] + 2 * window.padding[1]) * x[1] * itemsize
-    return max(1, min(pooled[2], CACHED // (row * windows.stride[0])))
+    return max(1, min(pooled[2], CACHED_BYTES // (row * windows.stride[0])))
 
 
 def _pooled_image(x: Any, window: Any, itemsize: int) -> int:
@@ -44,7 +44,7 @@ def pooled_input_grad_scratch(
 def pooled_input_grad_prepared(g: Any, where: Any, w: Any, **_: Any) -> int:
     """Runs of weights, each up to a vector longer."""
     o, c, kh, kw = w.shape
-    return aligned_bytes(o * kh * (kw * c * w.dtype.itemsize + LINE))
+    return aligned_bytes(o * kh * (kw * c * w.dtype.itemsize + CACHE_LINE))
 
 
 def pooled_weight_grad_scratch(
@@ -52,19 +52,19 @@ def pooled_weight_grad_scratch(
 ) -> int:
     (_, o, _, pw), (kh, kw), c, itemsize = g.shape, size, x.shape[1], g.dtype.itemsize
     live = _strip(x.shape, g.shape, window, windows, itemsize) * pw * o + 1
-    sums, one = o * kh * (kw * c * itemsize + LINE), kh * kw * c * itemsize + LINE
+    sums, one = o * kh * (kw * c * itemsize + CACHE_LINE), kh * kw * c * itemsize + CACHE_LINE
     image = _pooled_image(x.shape, window, itemsize)
     return aligned_bytes(4 * windows.kernel[0] * windows.kernel[1], 4 * o, live * 2 * itemsize, sums, one, image)
 
 
 def _handled(window: Any, windows: Any, g: Any, shape: tuple[int, ...], run: int) -> bool:
-    """Whether the C functions are for this convolution and pooling, and faster than the plain ones.
+    """Whether the C functions support this convolution and pooling, and are faster than the dense ones.
 
-    They take about twice the time for a product and fill vectors badly with kernel rows of few numbers (``run``).
+    A product takes them about twice as long, and short kernel rows (``run`` elements) do not fill vectors.
     """
     if window.stride != (1, 1) or window.dilation != (1, 1) or window.groups != 1 or windows.padding != (0, 0):
         return False
-    return run * g.dtype.itemsize >= SHORTEST_RUN and shape[2] * shape[3] >= 2 * g.shape[2] * g.shape[3]
+    return run * g.dtype.itemsize >= MIN_RUN_BYTES and shape[2] * shape[3] >= 2 * g.shape[2] * g.shape[3]
 
 
 register(

@@ -12,7 +12,7 @@ from adtrain.lowering.cpu.shapes import item_and_team, items_outside_axes, items
 from adtrain.lowering.shapes import alternating, output_type, split_at
 
 TEAM_SCRATCH = 64 * 64 * 8
-"""Bytes that all threads need for a reduction: FEW * PARTS doubles in `kernels/cpu/reduce.h`."""
+"""Bytes that all threads need for a reduction: MAX_SPLIT_OUTPUTS * PARTS doubles in `kernels/cpu/reduce.h`."""
 
 
 def lengths(x: Any, axes: tuple[int, ...]) -> tuple[int, ...]:

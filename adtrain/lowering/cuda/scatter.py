@@ -17,7 +17,7 @@ BLOCK, OFFSETS_BLOCK = 256, 1024
 MIN_SORTED, SORT_FIRST = 256, 1 << 27
 """Positions from which on sorting is a candidate, and comparisons of positions with elements from which on it is the
 first one."""
-DIGIT_BITS, PIECE = 8, 32
+DIGIT_BITS, SEGMENT = 8, 32
 """Of kernels/cuda/index/scatter.cu: bits of a digit (DIGITS), and positions that are added up by themselves."""
 MAX_SORTS = 4
 """Keys have 32 bits."""
@@ -40,8 +40,8 @@ def _sorted(numbers: indexing.Lengths, ct: Any, indices: Any, sorts: int) -> Cud
     outer, length, inner, count = numbers
     blocks = max(min(-(-count // CHUNK), MAX_BLOCKS), 1)
     width = vector_width(inner, ct.dtype.itemsize)
-    pieces = -(-count // PIECE)
-    sums = outer * pieces * (inner // width)
+    segments = -(-count // SEGMENT)
+    sums = outer * segments * (inner // width)
 
     def step(name: str, sort: int, **work: Any) -> CudaLaunch:
         given, macros = (*numbers, blocks, -(-count // blocks)), {"PASS": sort, "WIDTH": width}
@@ -55,9 +55,9 @@ def _sorted(numbers: indexing.Lengths, ct: Any, indices: Any, sorts: int) -> Cud
             step("sort_offsets", sort, blocks=1, threads=OFFSETS_BLOCK),
             step("sort_place", sort, blocks=blocks, threads=BLOCK),
         ]
-    launches += [step("sum_pieces", sorts, elements=sums), step("join_pieces", sorts, elements=sums)]
+    launches += [step("sum_segments", sorts, elements=sums), step("join_segments", sorts, elements=sums)]
     keys = 4 * (4 * (count + -count % 4) + (blocks << DIGIT_BITS))
-    return CudaKernel(tuple(launches), keys + outer * pieces * 2 * inner * int(ct.dtype.itemsize))
+    return CudaKernel(tuple(launches), keys + outer * segments * 2 * inner * int(ct.dtype.itemsize))
 
 
 register("scatter_add", "cuda", scatter_add)

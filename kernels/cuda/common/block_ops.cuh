@@ -1,8 +1,8 @@
-// Small equations that one thread block computes, one after the other: what a generated `block` is made of.
+// The operations of a generated kernel of one thread block, which computes small equations one after another.
 //
-// Each takes `t`, the thread's number among THREADS; equations that do not wait for one another may be given numbers
-// that are turned against one another by whole warps, so that small ones run side by side. Lengths and places are
-// compile-time constants: they come as functions whose text the generator knows.
+// Each takes `t`, the index of this thread among THREADS. Independent equations get indices that are rotated by whole warps, so
+// that small ones run side by side. Lengths are compile-time constants; elements are accessed by functions that the generator
+// writes.
 #pragma once
 #include "common/cp_async.cuh"
 #include "common/collectives.cuh"
@@ -11,17 +11,17 @@ extern __shared__ __align__(16) unsigned char shared_bytes[];
 
 namespace in_block {
 
-// Outputs o of elements r = 0 ... COUNT - 1, which LANES neighbouring threads share: read(o, r) to write(o, value).
-// All threads of a warp come here together.
+// Reduces elements read(o, r), r = 0 ... COUNT - 1, to write(o, value) for each output o, by LANES neighbouring threads. All
+// threads of a warp call it together.
 template <typename Op, typename A, int THREADS, int OUTPUTS, int COUNT, int LANES, typename Read, typename Write>
 __device__ __forceinline__ void reduce_lanes(int t, Read read, Write write)
 {
-    static_assert(LANES <= WARP && LANES <= COUNT, "every lane begins with an element of its own");
+    static_assert(LANES <= WARP && LANES <= COUNT, "every lane starts with an element");
     constexpr int AT_ONCE = THREADS / LANES;
     for (int first = 0; first < OUTPUTS; first += AT_ONCE) {
         const int o = first + t / LANES, lane = t % LANES;
         if (first + t / WARP * WARP / LANES >= OUTPUTS)
-            continue; // a whole warp without an output
+            continue; // no lane of this warp has an output
         const int from = o < OUTPUTS ? o : OUTPUTS - 1;
         A value = read(from, lane);
 #pragma unroll 4
@@ -33,12 +33,12 @@ __device__ __forceinline__ void reduce_lanes(int t, Read read, Write write)
     }
 }
 
-// The same for few outputs of many elements, or where neighbouring outputs lie side by side: SLICES groups of threads
-// each reduce every SLICES-th element of WIDE neighbouring outputs to partial[slice * OUTPUTS + o].
+// The same for few outputs of many elements, or for outputs that are contiguous: each of SLICES groups of threads reduces
+// every SLICES-th element of WIDE neighbouring outputs to partial[slice * OUTPUTS + o].
 template <typename Op, typename A, int THREADS, int OUTPUTS, int COUNT, int SLICES, int WIDE, typename Read>
 __device__ __forceinline__ void reduce_slices(int t, A *partial, Read read)
 {
-    static_assert(SLICES <= COUNT, "every slice begins with an element of its own");
+    static_assert(SLICES <= COUNT, "every slice starts with an element");
     for (int i = t; i < OUTPUTS / WIDE * SLICES; i += THREADS) {
         const int o = i % (OUTPUTS / WIDE) * WIDE, slice = i / (OUTPUTS / WIDE);
         A value[WIDE];
@@ -59,8 +59,8 @@ __device__ __forceinline__ void reduce_slices(int t, A *partial, Read read)
     }
 }
 
-// y = a b, where b lies as [column][k]: LANES neighbouring threads share a sum, and read their parts of both factors, up to
-// eight vectors of each, before they multiply any.
+// y = a b for a long K, b stored as [column][k]. LANES neighbouring threads share a sum; each loads up to eight vectors of both
+// operands before it multiplies.
 template <typename A, int THREADS, int ROWS, int COLUMNS, int K, int LANES, int WIDE>
 __device__ __forceinline__ void long_products(int t, const A *a, const A *b, A *y)
 {
@@ -68,7 +68,7 @@ __device__ __forceinline__ void long_products(int t, const A *a, const A *b, A *
     for (int first = 0; first < OUTPUTS; first += THREADS / LANES) {
         const int o = first + t / LANES, from = o < OUTPUTS ? o : OUTPUTS - 1;
         if (first + t / WARP * WARP / LANES >= OUTPUTS)
-            continue; // a whole warp without an output
+            continue; // no lane of this warp has an output
         const A *left = a + from / COLUMNS * K, *right = b + from % COLUMNS * K;
         A sum = 0;
 #pragma unroll 1
@@ -92,19 +92,20 @@ __device__ __forceinline__ void long_products(int t, const A *a, const A *b, A *
     }
 }
 
-// y = a b of short sums: a thread keeps a column of b, whose elements are STEP_K and STEP apart, and takes rows of a to it.
+// y = a b for a short K. A thread keeps a column of b in registers and multiplies rows of a by it. The strides of b are STEP_K
+// along K and STEP along columns.
 template <typename A, int THREADS, int ROWS, int COLUMNS, int K, int STEP_K, int STEP>
 __device__ __forceinline__ void short_products(int t, const A *a, const A *b, A *y)
 {
-    constexpr int TEAMS = THREADS < 2 * COLUMNS ? 1 : THREADS / COLUMNS < ROWS ? THREADS / COLUMNS : ROWS;
-    for (int i = t; i < TEAMS * COLUMNS; i += THREADS) {
+    constexpr int GROUPS = THREADS < 2 * COLUMNS ? 1 : THREADS / COLUMNS < ROWS ? THREADS / COLUMNS : ROWS;
+    for (int i = t; i < GROUPS * COLUMNS; i += THREADS) {
         const int column = i % COLUMNS;
         A mine[K];
 #pragma unroll
         for (int k = 0; k < K; k++)
             mine[k] = b[k * STEP_K + column * STEP];
 #pragma unroll 4
-        for (int row = i / COLUMNS; row < ROWS; row += TEAMS) {
+        for (int row = i / COLUMNS; row < ROWS; row += GROUPS) {
             A sum = 0;
 #pragma unroll
             for (int k = 0; k < K; k++)
@@ -114,24 +115,25 @@ __device__ __forceinline__ void short_products(int t, const A *a, const A *b, A 
     }
 }
 
-// Lines of LENGTH elements, each shared by LANES neighbouring threads.
-template <int THREADS, int LINES, int LANES, typename Each> __device__ __forceinline__ void lines(int t, Each each)
+// Calls body(row, lane, live) for ROWS rows, each with LANES neighbouring threads. Threads beyond the last row get that row, with
+// live = false.
+template <int THREADS, int ROWS, int LANES, typename Body> __device__ __forceinline__ void for_each_row(int t, Body body)
 {
-    for (int first = 0; first < LINES; first += THREADS / LANES) {
-        if (first + t / WARP * WARP / LANES >= LINES)
-            continue; // a whole warp without a line
-        const int line = first + t / LANES;
-        each(line < LINES ? line : LINES - 1, t % LANES, line < LINES);
+    for (int first = 0; first < ROWS; first += THREADS / LANES) {
+        if (first + t / WARP * WARP / LANES >= ROWS)
+            continue; // no lane of this warp has a row
+        const int row = first + t / LANES;
+        body(row < ROWS ? row : ROWS - 1, t % LANES, row < ROWS);
     }
 }
 
-// softmax or its logarithm along lines of LENGTH elements that are INNER apart.
-template <bool LOGARITHM, int THREADS, int LINES, int LENGTH, int INNER, int LANES, typename A>
+// softmax or log_softmax of rows of LENGTH elements, INNER apart.
+template <bool LOGARITHM, int THREADS, int ROWS, int LENGTH, int INNER, int LANES, typename A>
 __device__ __forceinline__ void softmax(int t, const A *x, A *y)
 {
     constexpr int ITEMS = (LENGTH + LANES - 1) / LANES;
-    lines<THREADS, LINES, LANES>(t, [&](int line, int lane, bool live) {
-        const int start = line / INNER * (LENGTH * INNER) + line % INNER;
+    for_each_row<THREADS, ROWS, LANES>(t, [&](int row, int lane, bool live) {
+        const int start = row / INNER * (LENGTH * INNER) + row % INNER;
         A mine[ITEMS], top = (A)-INFINITY, total = 0;
 #pragma unroll
         for (int k = 0; k < ITEMS; k++) {
@@ -155,12 +157,12 @@ __device__ __forceinline__ void softmax(int t, const A *x, A *y)
     });
 }
 
-// The position of the first largest element of each line; NaN counts as larger than everything, as NumPy has it.
-template <int THREADS, int LINES, int LENGTH, int INNER, int LANES, typename A>
+// The index of the first maximum of each row. NaN counts as the maximum, as in NumPy.
+template <int THREADS, int ROWS, int LENGTH, int INNER, int LANES, typename A>
 __device__ __forceinline__ void argmax(int t, const A *x, int64_t *y)
 {
-    lines<THREADS, LINES, LANES>(t, [&](int line, int lane, bool live) {
-        const int start = line / INNER * (LENGTH * INNER) + line % INNER;
+    for_each_row<THREADS, ROWS, LANES>(t, [&](int row, int lane, bool live) {
+        const int start = row / INNER * (LENGTH * INNER) + row % INNER;
         A best = x[start + lane * INNER];
         int at = lane;
         const auto take = [&](A value, int place) {
@@ -177,7 +179,7 @@ __device__ __forceinline__ void argmax(int t, const A *x, int64_t *y)
             take(value, shuffle_xor(at, mask));
         }
         if (live && lane == 0)
-            y[line] = at;
+            y[row] = at;
     });
 }
 

@@ -1,5 +1,5 @@
-// Threads that work together: some lanes of a warp, a warp, a block. The order in which values are combined is fixed, so
-// the same input gives the same bits.
+// Reductions over some lanes of a warp, a warp, or a block. The order of combination is fixed, so results are reproducible to
+// the bit.
 #pragma once
 #include "common/common.cuh"
 
@@ -10,7 +10,7 @@ template <> constexpr bool is_floating<double> = true;
 template <typename A, typename B> constexpr bool is_same = false;
 template <typename A> constexpr bool is_same<A, A> = true;
 
-// No number of the type is smaller.
+// The smallest value of the type.
 template <typename A> __device__ __forceinline__ A lowest()
 {
     if constexpr (is_floating<A>)
@@ -32,7 +32,7 @@ struct Sum {
     template <typename A> static __device__ __forceinline__ A identity() { return (A)0; }
 };
 
-// NaN is the result wherever it is an argument, as NumPy has it.
+// NaN if an argument is NaN, as in NumPy.
 struct Max {
     template <typename A> static __device__ __forceinline__ A of(A a, A b)
     {
@@ -53,7 +53,7 @@ struct Min {
     template <typename A> static __device__ __forceinline__ A identity() { return highest<A>(); }
 };
 
-// The value of the lane whose number differs from ours in the bits of `mask`.
+// The value of lane (own lane ^ mask).
 template <typename A> __device__ __forceinline__ A shuffle_xor(A value, int mask)
 {
     if constexpr (sizeof(A) < 4)
@@ -62,7 +62,7 @@ template <typename A> __device__ __forceinline__ A shuffle_xor(A value, int mask
         return __shfl_xor_sync(FULL_MASK, value, mask);
 }
 
-// Over COUNT neighbouring lanes (a power of two), in each of them. All lanes of the warp must come here.
+// Reduces over COUNT neighbouring lanes (a power of two); each of them gets the result. All lanes of the warp must call it.
 template <typename Op, int COUNT, typename A> __device__ __forceinline__ A over_lanes(A value)
 {
 #pragma unroll
@@ -71,7 +71,7 @@ template <typename Op, int COUNT, typename A> __device__ __forceinline__ A over_
     return value;
 }
 
-// Over all threads of the block, in each of them. May be called again at once: it ends and begins with a barrier.
+// Reduces over all threads of the block; each gets the result. Consecutive calls need no barrier between them.
 template <typename Op, typename A> __device__ __forceinline__ A over_block(A value)
 {
     __shared__ A of_warp[WARP];
@@ -87,7 +87,7 @@ template <typename Op, typename A> __device__ __forceinline__ A over_block(A val
     return total;
 }
 
-// Over the threads that share a row: COUNT neighbouring lanes, or all COUNT threads of the block.
+// Reduces over the threads of a row: COUNT neighbouring lanes, or all COUNT threads of the block.
 template <typename Op, int COUNT, typename A> __device__ __forceinline__ A over_team(A value)
 {
     if constexpr (COUNT <= WARP)
@@ -96,8 +96,8 @@ template <typename Op, int COUNT, typename A> __device__ __forceinline__ A over_
         return over_block<Op>(value);
 }
 
-// ELEMENTS neighbouring elements, or the first `count` where there are fewer, by all COUNT threads of a block: 16 bytes a
-// thread, with all loads under way at once. Between device memory and shared memory, in either direction.
+// Copies min(count, ELEMENTS) contiguous elements by all COUNT threads of a block, between global and shared memory in either
+// direction: 16 bytes a thread, all loads in flight at once.
 template <int COUNT, int ELEMENTS, typename E>
 __device__ __forceinline__ void copy_by_block(const E *from, E *to, int64_t count)
 {

@@ -1,8 +1,8 @@
-// What all kernels share. Each source is compiled by NVRTC for certain element types: -DT=float, and -DU=int64_t where
-// there are two. A kernel is an extern "C" function of that source; core/kernel.py says how an operation names it.
+// Included by all kernels. NVRTC compiles each source for certain element types, its T and U. A kernel is an extern "C"
+// function; CudaLaunch in core/kernel.py describes its arguments.
 #pragma once
 
-// NVRTC has no <stdint.h> of its own.
+// NVRTC has no <stdint.h>.
 #ifdef __CUDACC_RTC__
 typedef signed char int8_t;
 typedef unsigned char uint8_t;
@@ -24,14 +24,16 @@ typedef unsigned long long uintptr_t;
 #define WARP 32
 #define FULL_MASK 0xffffffffu
 
-// The thread's number in the grid, and how many there are: for (i = first; i < n; i += stride).
+// Index of this thread in the grid, and the number of threads, for grid-stride loops.
 __device__ __forceinline__ int64_t grid_index() { return (int64_t)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ int64_t grid_size() { return (int64_t)gridDim.x * blockDim.x; }
 
-// The first statement of every kernel: what the kernels before it have written can be read from here on, and the next
-// kernel may be started, to wait at its own. So a kernel's launch overlaps the end of the one before it (programmatic
-// dependent launch, CUDA C++ Programming Guide). As that one's blocks have all come past here by then, all kernels before
-// it have ended: one that follows others of its own may read what these have before it waits for the last of them.
+// The first statement of every kernel (programmatic dependent launch, CUDA C++ Programming Guide). After it, everything that
+// earlier kernels have written is visible, and the next kernel may start and run up to its own wait. So a kernel's launch
+// overlaps the end of its predecessor.
+//
+// A kernel starts only after all blocks of its predecessor have passed this wait, so everything before the predecessor is
+// complete and visible. A later launch of one candidate may read that before it waits.
 __device__ __forceinline__ void wait_for_inputs()
 {
 #if __CUDA_ARCH__ >= 900
@@ -40,7 +42,7 @@ __device__ __forceinline__ void wait_for_inputs()
 #endif
 }
 
-// Asks the second cache for elements that are read later: on Hopper and later GPUs, a few by their sector.
+// Prefetches elements to L2, on Hopper and later: up to four by their sector, more by a bulk prefetch.
 template <typename E> __device__ __forceinline__ void prefetch_l2(const E *from, int count)
 {
 #if __CUDA_ARCH__ >= 900
@@ -52,7 +54,7 @@ template <typename E> __device__ __forceinline__ void prefetch_l2(const E *from,
 #endif
 }
 
-// Several elements that one instruction reads or writes.
+// Several elements that one instruction loads or stores.
 template <typename E, int N> struct __align__(sizeof(E) * N) Vector {
     E lane[N];
 };

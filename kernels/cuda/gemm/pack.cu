@@ -1,5 +1,5 @@
 // Packs the operands of gemm/packed_gemm.cu, see gemm/packed.cuh. A block takes PACK_ROWS packed rows and a chunk of K. For
-// FP16X2 the launches are partial_row_stats, row_stats, pack_operands; for other kinds pack_operands alone.
+// FP16X2 the launches are partial_row_stats, row_stats, pack_matrices; for other kinds pack_matrices alone.
 #ifndef MMA_KIND
 #define MMA_KIND 5
 #define TILE_N 128
@@ -300,7 +300,7 @@ template <int TERMS> __device__ __forceinline__ void write(const PackedLayout &l
 
 // Begins with what partial_row_stats read last, which may still be in L2, and ends with what is multiplied first. FP16X2: the
 // matrices are read before the wait, because partial_row_stats has waited for them and row_stats for it (wait_for_inputs).
-KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) pack_operands(const T *a, const T *b, const Epilogue epilogue,
+KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) pack_matrices(const T *a, const T *b, const Epilogue epilogue,
     int64_t batch, int64_t m, int64_t n, int64_t k, char *scratch) {
     if (MMA_KIND != FP16X2) wait_for_inputs();
     const PackedLayout layout(batch, m, n, k, scratch);

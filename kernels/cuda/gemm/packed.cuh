@@ -41,7 +41,7 @@ struct alignas(128) TensorMaps {
 // - where it is below the sum of the error floors of its row and column: it may show what small elements have lost;
 // - where its running sum has stayed below cancellation_level, except where skip_cancellation;
 // - where the product of the participations is below 1: too few products make it. All rows of a row block have the same.
-// With fallback even bf16x3 results do. lossy: the row has elements below the range of FP16X2; for each of them pack_operands
+// With fallback even bf16x3 results do. lossy: the row has elements below the range of FP16X2; for each of them pack_matrices
 // adds its error to error_floor.
 struct alignas(16) RowStats {
     float inverse_scale;

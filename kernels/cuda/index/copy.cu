@@ -1,5 +1,5 @@
-// Copies between layouts: transpose, flip, slice, concatenate, pad. AXES axes, outermost first, each with a length and
-// with the distance from one index to the next in source and target.
+// Strided copies: transpose, flip, slice, concatenate, pad. AXES axes, outermost first, each with its length, and its
+// strides in source and target.
 #include "common/divisor.cuh"
 
 #ifndef AXES
@@ -15,32 +15,32 @@
 #define TILE 64
 #endif
 
-// Six axes are enough for merged ones; absent ones come first, with length 1.
+// At most six axes after merging; absent axes come first, with length 1.
 #define NUMBERS                                                                                                        \
     int64_t n0, int64_t n1, int64_t n2, int64_t n3, int64_t n4, int64_t n5, int64_t s0, int64_t s1, int64_t s2,        \
         int64_t s3, int64_t s4, int64_t s5, int64_t t0, int64_t t1, int64_t t2, int64_t t3, int64_t t4, int64_t t5,    \
         int64_t source, int64_t target
-#define MOST 6
+#define MAX_AXES 6
 
 struct Layout {
-    int64_t n[MOST], s[MOST], t[MOST];
+    int64_t n[MAX_AXES], s[MAX_AXES], t[MAX_AXES];
 
     __device__ __forceinline__ int64_t count() const { return n[0] * n[1] * n[2] * n[3] * n[4] * n[5]; }
 };
 
-// How many a thread reads before it writes any.
-#define UNDER_WAY 4
+// Vectors that a thread loads before it stores any.
+#define LOADS 4
 
-// Goes through all vectors of the target in turns: find(i, from, to) says where vector i comes from and goes to, and
-// whether it comes from anywhere; the others are `value`.
+// A grid-stride loop over all vectors of the target. find(i, from, to) gives the offsets of vector i in source and
+// target, and returns false where it is not in the source: such vectors are `value`.
 template <typename I, typename Find>
-static __device__ __forceinline__ void through(const T *x, T *y, int64_t count, T value, Find find)
+static __device__ __forceinline__ void for_each_vector(const T *x, T *y, int64_t count, T value, Find find)
 {
-    for (int64_t g = grid_index(); g < count; g += UNDER_WAY * grid_size()) {
-        Vector<T, WIDTH> held[UNDER_WAY];
-        int64_t to[UNDER_WAY];
+    for (int64_t g = grid_index(); g < count; g += LOADS * grid_size()) {
+        Vector<T, WIDTH> held[LOADS];
+        int64_t to[LOADS];
 #pragma unroll
-        for (int k = 0; k < UNDER_WAY; k++) {
+        for (int k = 0; k < LOADS; k++) {
             const int64_t i = g + k * grid_size();
             int64_t from;
             if (i < count && find((I)i, from, to[k]))
@@ -51,7 +51,7 @@ static __device__ __forceinline__ void through(const T *x, T *y, int64_t count, 
                     held[k].lane[j] = value;
         }
 #pragma unroll
-        for (int k = 0; k < UNDER_WAY; k++)
+        for (int k = 0; k < LOADS; k++)
             if (g + k * grid_size() < count) {
                 Vector<T, WIDTH> v = held[k];
                 if constexpr (REVERSED)
@@ -63,63 +63,63 @@ static __device__ __forceinline__ void through(const T *x, T *y, int64_t count, 
     }
 }
 
-template <typename I> static __device__ __forceinline__ void copied(const T *x, T *y, const Layout &axes)
+template <typename I> static __device__ __forceinline__ void copy_vectors(const T *x, T *y, const Layout &axes)
 {
     const Divisor<I> n1(axes.n[1]), n2(axes.n[2]), n3(axes.n[3]), n4(axes.n[4]), n5(axes.n[5] / WIDTH);
-    const Divisor<I> lengths[MOST] = {n1, n1, n2, n3, n4, n5};
-    through<I>(x, y, axes.count() / WIDTH, (T)0, [&](I rest, int64_t &from, int64_t &to) {
+    const Divisor<I> lengths[MAX_AXES] = {n1, n1, n2, n3, n4, n5};
+    for_each_vector<I>(x, y, axes.count() / WIDTH, (T)0, [&](I rest, int64_t &from, int64_t &to) {
         from = to = 0;
 #pragma unroll
-        for (int k = MOST - 1; k >= MOST - AXES; k--) {
-            const I next = k == MOST - AXES ? (I)0 : lengths[k](rest);
-            const int64_t at = (int64_t)rest * (k == MOST - 1 ? WIDTH : 1);
+        for (int k = MAX_AXES - 1; k >= MAX_AXES - AXES; k--) {
+            const I next = k == MAX_AXES - AXES ? (I)0 : lengths[k](rest);
+            const int64_t at = (int64_t)rest * (k == MAX_AXES - 1 ? WIDTH : 1);
             from += at * axes.s[k];
             to += at * axes.t[k];
             rest = next;
         }
-        if (REVERSED) // the vector ends where its first element is
+        if (REVERSED) // from is the offset of the vector's first element, which is the last in memory
             from -= WIDTH - 1;
         return true;
     });
 }
 
-// The last axis is contiguous in the target; WIDTH > 1 where it is in the source too, backwards if REVERSED, and vectors
-// are aligned in both.
+// The last axis is contiguous in the target. WIDTH > 1 where it is contiguous in the source too (reversed if REVERSED),
+// and vectors are aligned in both.
 KERNEL copy(const T *x, T *y, NUMBERS)
 {
     wait_for_inputs();
     const Layout axes = {{n0, n1, n2, n3, n4, n5}, {s0, s1, s2, s3, s4, s5}, {t0, t1, t2, t3, t4, t5}};
-    if (axes.count() < (int64_t)1 << 31) // 32 bits divide several times faster
-        copied<uint32_t>(x + source, y + target, axes);
+    if (axes.count() < (int64_t)1 << 31) // division is several times faster in 32 bits
+        copy_vectors<uint32_t>(x + source, y + target, axes);
     else
-        copied<int64_t>(x + source, y + target, axes);
+        copy_vectors<int64_t>(x + source, y + target, axes);
 }
 
-// `value`, and x in its midst: along each axis, index i of x is found at low + i * step.
+// Pads: index i of x along an axis is at low + i * step of y; all other elements are `value`.
 #define PAD_NUMBERS                                                                                                    \
     int64_t m0, int64_t m1, int64_t m2, int64_t m3, int64_t m4, int64_t m5, int64_t n0, int64_t n1, int64_t n2,        \
         int64_t n3, int64_t n4, int64_t n5, int64_t low0, int64_t low1, int64_t low2, int64_t low3, int64_t low4,      \
         int64_t low5, int64_t step0, int64_t step1, int64_t step2, int64_t step3, int64_t step4, int64_t step5
 
 struct Frame {
-    int64_t m[MOST], n[MOST], low[MOST], step[MOST];
+    int64_t m[MAX_AXES], n[MAX_AXES], low[MAX_AXES], step[MAX_AXES];
 };
 
-template <typename I> static __device__ __forceinline__ void padded(const T *x, T *y, const Frame &axes, T value)
+template <typename I> static __device__ __forceinline__ void pad_vectors(const T *x, T *y, const Frame &axes, T value)
 {
     const Divisor<I> m1(axes.m[1]), m2(axes.m[2]), m3(axes.m[3]), m4(axes.m[4]), m5(axes.m[5] / WIDTH);
-    const Divisor<I> lengths[MOST] = {m1, m1, m2, m3, m4, m5};
+    const Divisor<I> lengths[MAX_AXES] = {m1, m1, m2, m3, m4, m5};
     const int64_t count = axes.m[0] * axes.m[1] * axes.m[2] * axes.m[3] * axes.m[4] * axes.m[5];
-    through<I>(x, y, count / WIDTH, value, [&](I i, int64_t &from, int64_t &to) {
+    for_each_vector<I>(x, y, count / WIDTH, value, [&](I i, int64_t &from, int64_t &to) {
         to = (int64_t)i * WIDTH;
         from = 0;
         bool inside = true;
         int64_t distance = 1;
         I rest = i;
 #pragma unroll
-        for (int k = MOST - 1; k >= MOST - AXES; k--) {
-            const I next = k == MOST - AXES ? (I)0 : lengths[k](rest);
-            int64_t at = (int64_t)rest * (k == MOST - 1 ? WIDTH : 1) - axes.low[k];
+        for (int k = MAX_AXES - 1; k >= MAX_AXES - AXES; k--) {
+            const I next = k == MAX_AXES - AXES ? (I)0 : lengths[k](rest);
+            int64_t at = (int64_t)rest * (k == MAX_AXES - 1 ? WIDTH : 1) - axes.low[k];
             if (axes.step[k] > 1) {
                 inside = inside && at >= 0 && (uint64_t)at % (uint64_t)axes.step[k] == 0;
                 at /= axes.step[k];
@@ -141,20 +141,19 @@ KERNEL pad(const T *x, T *y, PAD_NUMBERS, double value)
                         {low0, low1, low2, low3, low4, low5},
                         {step0, step1, step2, step3, step4, step5}};
     if (m0 * m1 * m2 * m3 * m4 * m5 < (int64_t)1 << 31)
-        padded<uint32_t>(x, y, axes, (T)value);
+        pad_vectors<uint32_t>(x, y, axes, (T)value);
     else
-        padded<int64_t>(x, y, axes, (T)value);
+        pad_vectors<int64_t>(x, y, axes, (T)value);
 }
 
-// The last axis is contiguous in the target, the one before it in the source: a block reads a tile along the one and
-// writes it along the other, so that both are by neighbouring threads. One column more keeps the column's elements in
-// different banks of shared memory.
+// The last axis is contiguous in the target, the one before it in the source. A block loads a tile along one and stores
+// it along the other, so that both are coalesced. One more column avoids bank conflicts.
 #define THREADS 256
 KERNEL __launch_bounds__(THREADS) copy_tiles(const T *x, T *y, NUMBERS)
 {
     wait_for_inputs();
     __shared__ T tile[TILE][TILE + 1];
-    // A grid has fewer than 2^31 blocks, so 32 bits number them and what they are made of.
+    // A grid has fewer than 2^31 blocks, so 32 bits are enough for their indices.
     const uint32_t across = (n5 + TILE - 1) / TILE, down = (n4 + TILE - 1) / TILE;
     uint32_t block = blockIdx.x;
     const int64_t column = (int64_t)(block % across) * TILE, row = (int64_t)(block / across % down) * TILE;

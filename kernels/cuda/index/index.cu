@@ -1,5 +1,5 @@
-// Reading by position, and the sums that transpose it. Every result element belongs to one thread, which adds in the
-// order of the positions: no atomics, and the same bits every time. An index out of range raises *bad and is skipped.
+// Gathers and scatters. Each result element belongs to one thread, which adds in the order of the indices: no atomics,
+// and the same bits every time. An index out of range sets *bad and is skipped.
 #include "common/divisor.cuh"
 
 #ifndef WIDTH
@@ -15,7 +15,7 @@ static __device__ __forceinline__ bool valid(U index, int64_t length, int *bad)
 }
 
 template <typename I>
-static __device__ __forceinline__ void taken(const T *x, const U *indices, T *y, int64_t outer, int64_t length,
+static __device__ __forceinline__ void take_vectors(const T *x, const U *indices, T *y, int64_t outer, int64_t length,
                                              int64_t inner, int64_t count, int *bad)
 {
     const Divisor<I> by_inner(inner / WIDTH), by_count(count);
@@ -35,9 +35,9 @@ KERNEL take(const T *x, const U *indices, T *y, int64_t outer, int64_t length, i
 {
     wait_for_inputs();
     if (outer * count * inner < (int64_t)1 << 31)
-        taken<uint32_t>(x, indices, y, outer, length, inner, count, bad);
+        take_vectors<uint32_t>(x, indices, y, outer, length, inner, count, bad);
     else
-        taken<int64_t>(x, indices, y, outer, length, inner, count, bad);
+        take_vectors<int64_t>(x, indices, y, outer, length, inner, count, bad);
 }
 
 // y[o, l, i] = sum of ct[o, j, i] over the j with indices[j] == l
@@ -69,8 +69,8 @@ KERNEL take_along_axis(const T *x, const U *indices, T *y, int64_t outer, int64_
     }
 }
 
-// y[o, l, i] = sum of ct[o, j, i] over the j with indices[o, j, i] == l, in two passes: zeros; then a thread for each o and i
-// adds its elements, in the order of j.
+// y[o, l, i] = sum of ct[o, j, i] over the j with indices[o, j, i] == l, in two launches: zeros; then a thread per (o,
+// i) adds its elements in the order of j.
 KERNEL clear_along_axis(const T *, const U *, T *y, int64_t outer, int64_t length, int64_t inner, int64_t, int *)
 {
     wait_for_inputs();
@@ -94,8 +94,8 @@ KERNEL scatter_along_axis(const T *ct, const U *indices, T *y, int64_t outer, in
 }
 
 template <typename I>
-static __device__ __forceinline__ void scattered(const T *ct, const U *indices, T *y, int64_t outer, int64_t length,
-                                                 int64_t inner, int *bad)
+static __device__ __forceinline__ void scatter_one_vectors(const T *ct, const U *indices, T *y, int64_t outer,
+                                                           int64_t length, int64_t inner, int *bad)
 {
     const Divisor<I> by_inner(inner), by_length(length);
     for (int64_t g = grid_index(); g < outer * length * inner / WIDTH; g += grid_size()) {
@@ -103,7 +103,7 @@ static __device__ __forceinline__ void scattered(const T *ct, const U *indices, 
         const int64_t at = (int64_t)by_length(l) * inner + i;
         Vector<T, WIDTH> v;
 #pragma unroll
-        for (int k = 0; k < WIDTH; k++) { // of one line, or of neighbouring ones
+        for (int k = 0; k < WIDTH; k++) { // of one row, or of neighbouring columns
             const int64_t line = inner == 1 ? at : at + k;
             const U index = indices[line];
             const bool here = (int64_t)index == (int64_t)l + (inner == 1 ? k : 0);
@@ -113,14 +113,14 @@ static __device__ __forceinline__ void scattered(const T *ct, const U *indices, 
     }
 }
 
-// The same of one index for each o and i, in one pass; WIDTH divides the last axis of y.
+// The same for one index per (o, i), in one launch. WIDTH divides the last axis of y.
 KERNEL scatter_one(const T *ct, const U *indices, T *y, int64_t outer, int64_t length, int64_t inner, int64_t, int *bad)
 {
     wait_for_inputs();
     if (outer * length * inner < (int64_t)1 << 31)
-        scattered<uint32_t>(ct, indices, y, outer, length, inner, bad);
+        scatter_one_vectors<uint32_t>(ct, indices, y, outer, length, inner, bad);
     else
-        scattered<int64_t>(ct, indices, y, outer, length, inner, bad);
+        scatter_one_vectors<int64_t>(ct, indices, y, outer, length, inner, bad);
 }
 
 KERNEL one_hot(const U *indices, T *y, int64_t count, int64_t classes, int *bad)

@@ -1,7 +1,7 @@
-// Philox4x32-10 (J. Salmon et al., SC 2011): number i of a stream is a function of (seed, step, stream, i) alone.
+// Philox4x32-10 (J. Salmon et al., SC 2011): number i of a stream depends on (seed, step, stream, i) only.
 #include "common/common.cuh"
 
-// The key is the seed; the counter (block, stream, step low, step high). A block of the cipher gives four numbers.
+// The key is the seed, the counter (block, stream, step low, step high). A block gives four numbers.
 KERNEL random_uniform(const uint32_t *rng, T *y, int64_t count, int64_t stream)
 {
     wait_for_inputs();

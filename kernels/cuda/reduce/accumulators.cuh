@@ -1,6 +1,6 @@
-// What a reduction knows of the elements that it has seen, for each OPERATION: 0 sum, 1 max, 2 min, 3 position of the
-// first maximum, 4 logarithm of the sum of exponentials. take() adds elements number r, r + step, ...;
-// Merge::of joins two states; result() is what comes out. T: the elements; U: the results.
+// The state of a reduction, for each OPERATION: 0 sum, 1 max, 2 min, 3 argmax (the first maximum), 4 logsumexp. take()
+// adds elements r, r + step, ...; Merge::of combines two states; result() gives the output. T is the type of elements,
+// U that of results.
 #pragma once
 #ifndef OPERATION
 #define OPERATION 0
@@ -23,7 +23,7 @@ struct State {
     static __device__ __forceinline__ State empty() { return {Op::identity<U>()}; }
     template <int W> __device__ __forceinline__ void take(const T (&v)[W], int64_t, int64_t = 1)
     {
-        if constexpr (sizeof(T) == 1 && W % 4 == 0 && OPERATION == 0) { // four bytes at a time, added up in 32 bits
+        if constexpr (sizeof(T) == 1 && W % 4 == 0 && OPERATION == 0) { // four bytes at a time, summed in 32 bits
             constexpr bool SIGNED = (T)-1 < (T)0;
             int sum = 0;
 #pragma unroll
@@ -50,12 +50,12 @@ struct Merge {
 
 #elif OPERATION == 3
 
-// NaN counts as larger than everything, as NumPy has it.
+// NaN is larger than every number, as in NumPy.
 struct State {
     T value;
     int64_t at;
 
-    // At first; what is no larger than the lowest value is not taken, and if nothing is, the first element is the result.
+    // No element so far. Elements equal to the lowest value are not taken; if none is taken, the result is 0.
     static constexpr int64_t NONE = ~0ull >> 1;
 
     static __device__ __forceinline__ State empty() { return {lowest<T>(), NONE}; }
@@ -66,7 +66,7 @@ struct State {
         for (int k = 1; k < W; k++)
             top = Max::of(top, v[k]);
         if (top <= value || value != value)
-            return; // positions come in order, so an equal one is not better
+            return; // positions ascend, and the first of equal elements counts
         int first = W - 1;
 #pragma unroll
         for (int k = W - 2; k >= 0; k--)
@@ -100,12 +100,12 @@ struct Merge {
 
 #else
 
-// sum exp(x) is total * exp(top); where top is not finite, it is the result and total counts for nothing.
+// sum exp(x) is total * exp(top). Where top is not finite it is the result, whatever total is.
 struct State {
     T top, total;
 
     static __device__ __forceinline__ State empty() { return {lowest<T>(), 0}; }
-    // What exponents are taken relative to: not infinity, which is no difference to anything.
+    // What is subtracted from exponents: top, unless it is infinite, as differences of infinities are NaN.
     static __device__ __forceinline__ T origin(T top) { return isfinite(top) ? top : (T)0; }
     template <int W> __device__ __forceinline__ void take(const T (&v)[W], int64_t, int64_t = 1)
     {
@@ -138,10 +138,10 @@ struct Merge {
 
 #endif
 
-// The state of COUNT neighbouring lanes together, in each of them.
-template <int COUNT> static __device__ __forceinline__ State joined(const State &s)
+// The combined state of COUNT neighbouring lanes, in each of them.
+template <int COUNT> static __device__ __forceinline__ State combine_lanes(const State &s)
 {
-#if OPERATION == 4 // one exp instead of two for each exchange
+#if OPERATION == 4 // one exp per shuffle instead of two
     const T top = over_lanes<Max, COUNT>(s.top);
     return {top, over_lanes<Sum, COUNT>(s.total * exp(s.top - State::origin(top)))};
 #else
@@ -149,7 +149,7 @@ template <int COUNT> static __device__ __forceinline__ State joined(const State 
 #endif
 }
 
-// A vector as words where it is made of them: bytes that came one by one would be put together again by take().
+// Loads a vector of bytes as words: take() needs words, and would assemble them from bytes.
 template <int N> static __device__ __forceinline__ Vector<T, N> load_words(const T *from)
 {
     if constexpr (sizeof(T) == 1 && N % 4 == 0) {
@@ -161,27 +161,27 @@ template <int N> static __device__ __forceinline__ Vector<T, N> load_words(const
         return load<T, N>(from);
 }
 
-// Neighbouring elements, the first of them number r, by `threads` threads, at least a warp, of which we are number
-// `me`: 16 bytes at a time, four loads under way, into two states. What lies before and after the whole vectors, fewer
-// than two vectors' elements, is one for each of the first threads.
-static __device__ __forceinline__ void contiguous(const T *x, int64_t count, int64_t r, int me, int threads, State &a,
-                                                  State &b)
+// Takes `count` contiguous elements, the first of index r, by `threads` threads (at least a warp), of which this is
+// number `thread`: 16 bytes at a time, four loads in flight, into two states. The elements before and after the aligned
+// vectors are one per thread, for the first threads.
+static __device__ __forceinline__ void contiguous(const T *x, int64_t count, int64_t r, int thread, int threads,
+                                                  State &a, State &b)
 {
-    constexpr int WIDE = 16 / sizeof(T), AT_ONCE = 4;
+    constexpr int WIDE = 16 / sizeof(T), LOADS = 4;
     const int64_t head = min(count, (int64_t)((16 - (uintptr_t)x % 16) % 16 / sizeof(T)));
     const int64_t vectors = (count - head) / WIDE, tail = head + vectors * WIDE;
-    const int64_t edge = me < head ? me : tail + me - head;
+    const int64_t edge = thread < head ? thread : tail + thread - head;
     const T *body = x + head;
     Vector<T, 1> single;
     if (edge < count)
         single = load<T, 1>(x + edge);
-    for (int64_t i = me; i < vectors; i += AT_ONCE * threads) {
-        Vector<T, WIDE> v[AT_ONCE];
+    for (int64_t i = thread; i < vectors; i += LOADS * threads) {
+        Vector<T, WIDE> v[LOADS];
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; k++) // past the end the last one again: no branches between the loads
+        for (int k = 0; k < LOADS; k++) // past the end, load the last one again: no branches between the loads
             v[k] = load_words<WIDE>(body + min(i + k * threads, vectors - 1) * WIDE);
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; k++)
+        for (int k = 0; k < LOADS; k++)
             if (i + k * threads < vectors)
                 (k % 2 ? b : a).take(v[k].lane, r + head + (i + k * threads) * WIDE);
     }

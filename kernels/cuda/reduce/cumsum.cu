@@ -1,5 +1,6 @@
-// Running sums along an axis, from its end with `reverse`. Where there are few lines they are cut into parts: first the
-// sums of all parts (cumsum_parts, cumsum_column_parts), then each part with the sum of those before it to start from.
+// Running sums along an axis, from its end with `reverse`. Where there are few rows or columns they are split into
+// parts: first the sums of all parts (cumsum_sums, cumsum_column_sums), then each part, starting from the sum of those
+// before.
 #include "common/collectives.cuh"
 
 #define THREADS 256
@@ -7,7 +8,7 @@
 #define ITEMS 8
 #define STEP (THREADS * ITEMS)
 
-// Where number k in the order of summation lies in a line.
+// The position of summand k in a row or column.
 struct Line {
     int64_t length;
     bool reverse;
@@ -15,8 +16,8 @@ struct Line {
     __device__ __forceinline__ int64_t operator()(int64_t k) const { return reverse ? length - 1 - k : k; }
 };
 
-// The sum of the threads' values before ours; `all` becomes the sum of all of them.
-static __device__ __forceinline__ U before_us(U value, U &all)
+// The sum of the values of the threads before this one in the block; `all` becomes the sum over the block.
+static __device__ __forceinline__ U exclusive_sum(U value, U &all)
 {
     __shared__ U of_warp[THREADS / WARP];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -43,8 +44,8 @@ static __device__ __forceinline__ U before_us(U value, U &all)
     return lane > 0 ? earlier + within : earlier;
 }
 
-// The sum of the parts of our line before ours, in their order.
-static __device__ __forceinline__ U before_part(const U *sums, int64_t part)
+// The sum of the parts before `part` of the same row or column, in order.
+static __device__ __forceinline__ U sum_of_parts_before(const U *sums, int64_t part)
 {
     U sum = 0;
 #pragma unroll 16
@@ -53,13 +54,13 @@ static __device__ __forceinline__ U before_part(const U *sums, int64_t part)
     return sum;
 }
 
-// A block for each part of a line of neighbouring elements. They come and go through shared memory, so that neighbouring
-// threads read and write neighbouring elements, and each has ITEMS neighbouring ones to add up.
+// A block per part of a row. Elements pass through shared memory, so that global loads and stores are coalesced while
+// each thread adds ITEMS consecutive elements.
 template <bool WRITE>
 static __device__ __forceinline__ U by_block(const T *x, U *y, Line line, int64_t begin, int64_t end, U carry)
 {
     __shared__ U tile[STEP + STEP / WARP];
-    auto slot = [](int i) { return i + i / WARP; }; // so that a warp's threads meet different banks
+    auto slot = [](int i) { return i + i / WARP; }; // without bank conflicts
     for (int64_t start = begin; start < end; start += STEP) {
         T held[ITEMS];
 #pragma unroll
@@ -78,7 +79,7 @@ static __device__ __forceinline__ U by_block(const T *x, U *y, Line line, int64_
             sum += tile[slot(threadIdx.x * ITEMS + k)];
             mine[k] = sum;
         }
-        const U earlier = carry + before_us(sum, all);
+        const U earlier = carry + exclusive_sum(sum, all);
         carry += all;
         if constexpr (WRITE) {
 #pragma unroll
@@ -111,16 +112,16 @@ KERNEL __launch_bounds__(THREADS) cumsum_block(const T *x, U *y, NUMBERS)
 {
     wait_for_inputs();
     const int64_t line = blockIdx.x / parts, part = blockIdx.x % parts, begin = part * chunk;
-    const U carry = before_part((const U *)scratch + line * parts, part);
+    const U carry = sum_of_parts_before((const U *)scratch + line * parts, part);
     by_block<true>(x + line * length, y + line * length, Line{length, reverse != 0}, begin, min(begin + chunk, length), carry);
 }
 
-// A thread for each part of a column, whose elements are `inner` apart: neighbouring threads take neighbouring columns.
+// A thread per part of a column, of stride `inner`. Neighbouring threads have neighbouring columns.
 template <bool WRITE>
 static __device__ __forceinline__ U by_thread(const T *__restrict__ x, U *__restrict__ y, Line line, int64_t inner,
                                               int64_t begin, int64_t end, U total)
 {
-    // The next elements are under way while these are added up.
+    // The next elements are loaded while these are added.
     const int64_t step = line.reverse ? -inner : inner;
     auto read = [&](T(&held)[ITEMS], int64_t k) {
 #pragma unroll
@@ -145,7 +146,7 @@ static __device__ __forceinline__ U by_thread(const T *__restrict__ x, U *__rest
     return total;
 }
 
-// Where thread t of outer * parts * inner begins.
+// The part of thread t of outer * parts * inner.
 struct Part {
     int64_t start, begin, end, sums, part;
 
@@ -173,7 +174,7 @@ KERNEL cumsum_columns(const T *x, U *y, NUMBERS)
     wait_for_inputs();
     for (int64_t t = grid_index(); t < outer * parts * inner; t += grid_size()) {
         const Part at(t, length, inner, parts, chunk);
-        const U carry = before_part((const U *)scratch + at.sums, at.part);
+        const U carry = sum_of_parts_before((const U *)scratch + at.sums, at.part);
         by_thread<true>(x + at.start, y + at.start, Line{length, reverse != 0}, inner, at.begin, at.end, carry);
     }
 }

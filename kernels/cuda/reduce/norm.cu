@@ -1,7 +1,7 @@
-// standardize: mean 0 and variance 1 over the reduced ones of four lengths in turns, k0 r0 k1 r1.
+// standardize: mean 0 and variance 1 over r0 and r1 of an array of shape (k0, r0, k1, r1).
 //
-// A row is read once where it fits in the registers of its threads (standardize_team). Otherwise there are three passes:
-// the moments of parts, those of the whole, and the result.
+// A row that fits in the registers of its threads is read once (standardize_team). Otherwise there are three passes:
+// the moments of parts, the moments of each output, and the result.
 #include "common/divisor.cuh"
 #include "common/collectives.cuh"
 
@@ -16,7 +16,7 @@
 #endif
 #define THREADS 256
 
-// Of a set of numbers: how many, their mean, and the sum of squared distances from it.
+// Count, mean, and sum of squared deviations of a set of numbers.
 struct Moments {
     T count, mean, squares;
 };
@@ -26,8 +26,8 @@ static __device__ __forceinline__ Moments shuffle_xor(const Moments &m, int mask
     return {shuffle_xor(m.count, mask), shuffle_xor(m.mean, mask), shuffle_xor(m.squares, mask)};
 }
 
-// Of two sets (T. Chan, G. Golub, R. LeVeque, 1983).
-struct Both {
+// The moments of the union of two sets (T. Chan, G. Golub, R. LeVeque, 1983).
+struct MergeMoments {
     static __device__ __forceinline__ Moments of(const Moments &a, const Moments &b)
     {
         const T count = a.count + b.count, share = count > 0 ? b.count / count : (T)0, apart = b.mean - a.mean;
@@ -35,7 +35,7 @@ struct Both {
     }
 };
 
-// Rows of up to TEAM * ITEMS * WIDTH elements, a multiple of WIDTH: each of TEAM threads keeps ITEMS vectors.
+// Rows of up to TEAM * ITEMS * WIDTH elements, a multiple of WIDTH: each of TEAM threads holds ITEMS vectors.
 constexpr int UNIT = TEAM > WARP ? TEAM : WARP;
 
 KERNEL __launch_bounds__(TEAM > WARP ? TEAM : 512)
@@ -85,40 +85,40 @@ standardize_team(const T *x, T *y, T *means, T *variances, int64_t rows, int64_t
     }
 }
 
-// Vectors number first, first + step, ... < count of W elements, from x + i * distance on: a few at a time, their mean
-// before their distances from it, so that nothing is lost by cancellation.
+// The moments of vectors first, first + step, ... < count of W elements; vector i is at x + i * distance. LOADS at a
+// time: first their mean, then the deviations from it, so that no digits cancel.
 template <int W>
 static __device__ __forceinline__ Moments of_run(const T *x, int64_t first, int64_t count, int64_t step, int64_t distance,
                                                  Moments found)
 {
-    constexpr int AT_ONCE = 64 / sizeof(T) / W > 8 ? 8 : 64 / sizeof(T) / W;
-    for (int64_t r = first; r < count; r += AT_ONCE * step) {
-        Vector<T, W> v[AT_ONCE];
+    constexpr int LOADS = 64 / sizeof(T) / W > 8 ? 8 : 64 / sizeof(T) / W;
+    for (int64_t r = first; r < count; r += LOADS * step) {
+        Vector<T, W> v[LOADS];
         T sum = 0, squares = 0;
         int real = 0;
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; k++)
+        for (int k = 0; k < LOADS; k++)
             if (r + k * step < count)
                 v[k] = load<T, W>(x + (r + k * step) * distance), real = k + 1;
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; k++)
+        for (int k = 0; k < LOADS; k++)
 #pragma unroll
             for (int i = 0; i < W; i++)
                 sum += k < real ? v[k].lane[i] : (T)0;
         const T mean = sum / (T)(real * W);
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; k++)
+        for (int k = 0; k < LOADS; k++)
 #pragma unroll
             for (int i = 0; i < W; i++)
                 squares += k < real ? (v[k].lane[i] - mean) * (v[k].lane[i] - mean) : (T)0;
-        found = Both::of(found, {(T)(real * W), mean, squares});
+        found = MergeMoments::of(found, {(T)(real * W), mean, squares});
     }
     return found;
 }
 
-// The moments of parts to scratch[o * parts + part]. A block has `across` neighbouring outputs of one of the k0: one, of
-// which its warps or, of few, all its threads read runs of r1 elements by vectors; or WARP, and a thread reads elements
-// k1 apart.
+// The moments of parts, to scratch[o * parts + part]. A block has `across` neighbouring outputs of one index of k0. One
+// output: each warp (or the block, where there are few runs) reads runs of r1 elements by vectors. WARP outputs: a
+// thread reads elements of stride k1.
 KERNEL __launch_bounds__(THREADS, 2)
 standardize_parts(const T *x, T *, T *, T *, int64_t k0, int64_t r0, int64_t k1, int64_t r1, int64_t across, int64_t parts,
                   int64_t chunk, char *scratch)
@@ -135,7 +135,7 @@ standardize_parts(const T *x, T *, T *, T *, int64_t k0, int64_t r0, int64_t k1,
         for (int64_t i = begin + threadIdx.x / team; i < end; i += THREADS / team)
             found = of_run<WIDTH>(x + ((outer * r0 + i) * k1 + column) * r1, threadIdx.x % team, r1 / WIDTH, team, WIDTH,
                                   found);
-        found = over_block<Both>(found);
+        found = over_block<MergeMoments>(found);
         if (threadIdx.x == 0)
             ((Moments *)scratch)[blockIdx.x] = found;
         return;
@@ -147,20 +147,20 @@ standardize_parts(const T *x, T *, T *, T *, int64_t k0, int64_t r0, int64_t k1,
     __syncthreads();
     if (warp == 0 && column < k1) {
         for (int w = 1; w < THREADS / WARP; w++)
-            found = Both::of(found, of_warp[w][lane]);
+            found = MergeMoments::of(found, of_warp[w][lane]);
         ((Moments *)scratch)[(outer * k1 + column) * parts + part] = found;
     }
 }
 
-// The moments of each output from those of its parts, by a warp.
+// A warp per output combines the moments of its parts.
 KERNEL standardize_combine(const T *, T *, T *means, T *variances, int64_t outputs, int64_t parts, char *scratch)
 {
     wait_for_inputs();
     for (int64_t o = grid_index() / WARP; o < outputs; o += grid_size() / WARP) {
         Moments found = {0, 0, 0};
         for (int64_t p = threadIdx.x % WARP; p < parts; p += WARP)
-            found = Both::of(found, ((const Moments *)scratch)[o * parts + p]);
-        found = over_lanes<Both, WARP>(found);
+            found = MergeMoments::of(found, ((const Moments *)scratch)[o * parts + p]);
+        found = over_lanes<MergeMoments, WARP>(found);
         if (threadIdx.x % WARP == 0) {
             means[o] = found.mean;
             variances[o] = found.squares / found.count;
@@ -168,7 +168,7 @@ KERNEL standardize_combine(const T *, T *, T *means, T *variances, int64_t outpu
     }
 }
 
-// The result, WIDTH neighbouring elements at a time; they are of one output where r1 > 1, otherwise of as many.
+// The result, WIDTH neighbouring elements at a time: of one output where r1 > 1, otherwise of WIDTH outputs.
 template <typename I>
 static __device__ __forceinline__ void applied(const T *x, T *y, const T *means, const T *variances, int64_t count,
                                                int64_t r0, int64_t k1, int64_t r1, T eps)

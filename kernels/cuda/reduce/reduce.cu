@@ -1,11 +1,11 @@
-// Reductions of any axes: sum, max, min, position of the maximum, logarithm of the sum of exponentials. A shape is eight
-// lengths in turns of kept and of reduced axes
+// Reductions over any axes: sum, max, min, argmax, logsumexp. A shape is given as eight lengths, of kept and reduced
+// axes in turn
 //
 //     k0 r0 k1 r1 k2 r2 k3 r3        (C-contiguous; many of them are 1)
 //
-// so that an output is a number o in k0 k1 k2 k3, and an element of it a number r in r0 r1 r2 r3. Where there are few
-// outputs, r is divided into parts: the first kernel writes one state for each part to scratch[o * parts + part], and
-// `combine` reduces those. The division follows from the shape alone, so every device computes the same bits.
+// An output has an index o in k0 k1 k2 k3, and an element of it an index r in r0 r1 r2 r3. Where there are few outputs,
+// r is split into parts: the first kernel writes one state per part to scratch[o * parts + part], and `combine` reduces
+// them. The split follows from the shape alone, so that each GPU computes the same bits.
 #include "reduce/accumulators.cuh"
 #include "reduce/reduction_index.cuh"
 
@@ -20,18 +20,18 @@
 #endif
 
 #define LENGTHS int64_t k0, int64_t r0, int64_t k1, int64_t r1, int64_t k2, int64_t r2, int64_t k3, int64_t r3
-#define WALK Walk{k0, r0, k1, r1, k2, r2, k3, r3}
+#define REDUCTION_INDEX ReductionIndex{k0, r0, k1, r1, k2, r2, k3, r3}
 #define THREADS 256
 
-// LANES lanes of a warp for each output of few elements that lie next to one another: `length` is a multiple of WIDTH.
-// Several outputs are under way at once.
+// LANES lanes of a warp per output of few contiguous elements; `length` is a multiple of WIDTH. Loads of ROWS outputs
+// are in flight at once.
 #define ROWS 4
 KERNEL reduce_lanes(const T *x, U *y, int64_t outputs, int64_t length)
 {
     wait_for_inputs();
     const int64_t stride = grid_size() / LANES;
     int64_t row = grid_index() / LANES;
-    // All lanes of a warp go on until its first output is past the end.
+    // All lanes of a warp stay in the loop until its first output is past the end: they shuffle together.
     for (int64_t first = grid_index() / WARP * (WARP / LANES); first < outputs; first += ROWS * stride) {
         State state[ROWS];
 #pragma unroll
@@ -40,7 +40,7 @@ KERNEL reduce_lanes(const T *x, U *y, int64_t outputs, int64_t length)
         for (int j = threadIdx.x % LANES * WIDTH; j < length; j += LANES * WIDTH) {
             Vector<T, WIDTH> v[ROWS];
 #pragma unroll
-            for (int k = 0; k < ROWS; k++) // past the end the last one again: no branches between the loads
+            for (int k = 0; k < ROWS; k++) // past the end, load the last one again: no branches between the loads
                 v[k] = load_words<WIDTH>(x + min(row + k * stride, outputs - 1) * length + j);
 #pragma unroll
             for (int k = 0; k < ROWS; k++)
@@ -48,7 +48,7 @@ KERNEL reduce_lanes(const T *x, U *y, int64_t outputs, int64_t length)
         }
 #pragma unroll
         for (int k = 0; k < ROWS; k++) {
-            const State total = joined<LANES>(state[k]);
+            const State total = combine_lanes<LANES>(state[k]);
             if (threadIdx.x % LANES == 0 && row + k * stride < outputs)
                 y[row + k * stride] = total.result();
         }
@@ -56,8 +56,8 @@ KERNEL reduce_lanes(const T *x, U *y, int64_t outputs, int64_t length)
     }
 }
 
-// A thread for each output of LENGTH elements that lie next to one another and are no whole vectors: the block brings
-// its rows to shared memory.
+// A thread per output of LENGTH contiguous elements, which are not whole vectors: the block copies its rows to shared
+// memory.
 KERNEL __launch_bounds__(THREADS) reduce_rows(const T *x, U *y, int64_t outputs)
 {
     wait_for_inputs();
@@ -76,37 +76,37 @@ KERNEL __launch_bounds__(THREADS) reduce_rows(const T *x, U *y, int64_t outputs)
     y[first + threadIdx.x] = state.result();
 }
 
-// A warp for each output of elements that lie next to one another and need not be whole vectors.
+// A warp per output of contiguous elements of any alignment.
 KERNEL reduce_warps(const T *x, U *y, int64_t outputs, int64_t length)
 {
     wait_for_inputs();
     for (int64_t o = grid_index() / WARP; o < outputs; o += grid_size() / WARP) {
         State state = State::empty(), other = State::empty();
         contiguous(x + o * length, length, 0, threadIdx.x % WARP, WARP, state, other);
-        state = joined<WARP>(Merge::of(state, other));
+        state = combine_lanes<WARP>(Merge::of(state, other));
         if (threadIdx.x % WARP == 0)
             y[o] = state.result();
     }
 }
 
-// Elements r = begin, begin + step, ... < end of W neighbouring outputs, at steps.next(). Four loads are under way, or
-// eight of single words.
+// Takes elements r = begin, begin + step, ... < end of W neighbouring outputs, at offsets steps.next(). Four loads are
+// in flight, or eight of single words.
 template <int W, typename Steps>
-static __device__ __forceinline__ void every(const T *x, Steps steps, int64_t begin, int64_t end, int64_t step,
+static __device__ __forceinline__ void take_steps(const T *x, Steps steps, int64_t begin, int64_t end, int64_t step,
                                              State (&state)[W])
 {
-    constexpr int AT_ONCE = W * sizeof(T) > 4 ? 4 : 8;
+    constexpr int LOADS = W * sizeof(T) > 4 ? 4 : 8;
     int64_t r = begin;
-    for (; r + (AT_ONCE - 1) * step < end; r += AT_ONCE * step) {
-        Vector<T, W> v[AT_ONCE];
+    for (; r + (LOADS - 1) * step < end; r += LOADS * step) {
+        Vector<T, W> v[LOADS];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
+        for (int i = 0; i < LOADS; i++)
             v[i] = load<T, W>(x + steps.next());
 #pragma unroll
         for (int k = 0; k < W; k++) {
-            T column[AT_ONCE];
+            T column[LOADS];
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; i++)
+            for (int i = 0; i < LOADS; i++)
                 column[i] = v[i].lane[k];
             state[k].take(column, r, step);
         }
@@ -120,36 +120,36 @@ static __device__ __forceinline__ void every(const T *x, Steps steps, int64_t be
 }
 
 template <int W>
-static __device__ __forceinline__ void strided(const T *x, const Walk &walk, int64_t begin, int64_t end, int64_t step,
-                                               State (&state)[W])
+static __device__ __forceinline__ void take_strided(const T *x, const ReductionIndex &index, int64_t begin, int64_t end,
+                                                    int64_t step, State (&state)[W])
 {
-    if (walk.even())
-        every(x, EvenSteps{begin * walk.distance(), step * walk.distance()}, begin, end, step, state);
-    else if (walk.r0 * walk.r1 == 1 && walk.count() < (int64_t)1 << 31)
-        every(x, Walk::Steps<uint32_t, true>(walk, begin, step), begin, end, step, state);
+    if (index.uniform())
+        take_steps(x, UniformSteps{begin * index.stride(), step * index.stride()}, begin, end, step, state);
+    else if (index.r0 * index.r1 == 1 && index.count() < (int64_t)1 << 31)
+        take_steps(x, ReductionIndex::Steps<uint32_t, true>(index, begin, step), begin, end, step, state);
     else
-        every(x, Walk::Steps<int64_t, false>(walk, begin, step), begin, end, step, state);
+        take_steps(x, ReductionIndex::Steps<int64_t, false>(index, begin, step), begin, end, step, state);
 }
 
-// The shortest runs that a warp reads from end to end, and that a block does even where there is one for each warp.
+// Elements of the shortest contiguous run for a warp, and for a block where there is a run per warp.
 #define WARP_RUN 512
 #define BLOCK_RUN 2048
 
-// A block for each part of each output, where reduced elements lie next to one another.
-static __device__ __forceinline__ State by_block(const T *x, const Walk &walk, int64_t parts, int64_t chunk)
+// A block per part of an output whose reduced elements are contiguous.
+static __device__ __forceinline__ State by_block(const T *x, const ReductionIndex &index, int64_t parts, int64_t chunk)
 {
     const int64_t o = blockIdx.x / parts, begin = blockIdx.x % parts * chunk;
-    const int64_t end = min(begin + chunk, walk.count()), run = walk.r3;
-    const T *from = x + walk.start(o);
+    const int64_t end = min(begin + chunk, index.count()), run = index.r3;
+    const T *from = x + index.start(o);
     State states[1] = {State::empty()}, other = State::empty();
-    if (run < WARP_RUN && !walk.even())
-        strided(from, walk, begin + threadIdx.x, end, blockDim.x, states);
+    if (run < WARP_RUN && !index.uniform())
+        take_strided(from, index, begin + threadIdx.x, end, blockDim.x, states);
     else {
         const bool enough = run < BLOCK_RUN && end - begin >= run * (THREADS / WARP);
-        const int team = enough ? WARP : blockDim.x, me = threadIdx.x % team;
+        const int team = enough ? WARP : blockDim.x, thread = threadIdx.x % team;
         for (int64_t start = (begin / run + threadIdx.x / team) * run; start < end; start += blockDim.x / team * run) {
             const int64_t first = max(begin, start), last = min(end, start + run);
-            contiguous(from + walk.offset(first), last - first, first, me, team, states[0], other);
+            contiguous(from + index.offset(first), last - first, first, thread, team, states[0], other);
         }
     }
     return over_block<Merge>(Merge::of(states[0], other));
@@ -158,7 +158,7 @@ static __device__ __forceinline__ State by_block(const T *x, const Walk &walk, i
 KERNEL __launch_bounds__(THREADS, sizeof(T) == 4 ? 3 : 1) reduce_block(const T *x, U *y, LENGTHS)
 {
     wait_for_inputs();
-    const State state = by_block(x, WALK, 1, r0 * r1 * r2 * r3);
+    const State state = by_block(x, REDUCTION_INDEX, 1, r0 * r1 * r2 * r3);
     if (threadIdx.x == 0)
         y[blockIdx.x] = state.result();
 }
@@ -167,42 +167,42 @@ KERNEL __launch_bounds__(THREADS, sizeof(T) == 4 ? 3 : 1)
 reduce_block_parts(const T *x, U *y, LENGTHS, int64_t parts, int64_t chunk, char *scratch)
 {
     wait_for_inputs();
-    const State state = by_block(x, WALK, parts, chunk);
+    const State state = by_block(x, REDUCTION_INDEX, parts, chunk);
     if (threadIdx.x == 0)
         ((State *)scratch)[blockIdx.x] = state;
 }
 
-// A block for each part of LANES * WIDTH outputs, where the outputs' elements lie next to one another: each thread reads
-// WIDTH neighbouring outputs, and rows of LANES threads take turns along the reduced axes. At the end they are added up
-// in pairs, and the first row has the result. Returns whether we are in it.
-static __device__ __forceinline__ bool by_columns(const T *x, const Walk &walk, int64_t parts, int64_t chunk,
+// A block per part of LANES * WIDTH contiguous outputs: each thread reads WIDTH neighbouring outputs, and rows of LANES
+// threads take the reduced elements round robin. A tree over the rows leaves the result in row 0. Returns whether the
+// thread is in row 0 and in range.
+static __device__ __forceinline__ bool by_columns(const T *x, const ReductionIndex &index, int64_t parts, int64_t chunk,
                                                   State (&state)[WIDTH], int64_t &first)
 {
-    constexpr int TURNS = THREADS / LANES, HALF = TURNS > 1 ? TURNS / 2 : 1;
+    constexpr int ROWS_OF_THREADS = THREADS / LANES, HALF = ROWS_OF_THREADS > 1 ? ROWS_OF_THREADS / 2 : 1;
     __shared__ State found[HALF][LANES][WIDTH];
-    const int lane = threadIdx.x % LANES, turn = threadIdx.x / LANES;
+    const int lane = threadIdx.x % LANES, row = threadIdx.x / LANES;
     first = (blockIdx.x / parts * LANES + lane) * WIDTH;
-    const int64_t begin = blockIdx.x % parts * chunk, end = min(begin + chunk, walk.count());
+    const int64_t begin = blockIdx.x % parts * chunk, end = min(begin + chunk, index.count());
 #pragma unroll
     for (int k = 0; k < WIDTH; k++)
         state[k] = State::empty();
-    const bool real = first < walk.outputs();
-    if (real)
-        strided(x + walk.start(first), walk, begin + turn, end, TURNS, state);
+    const bool in_range = first < index.outputs();
+    if (in_range)
+        take_strided(x + index.start(first), index, begin + row, end, ROWS_OF_THREADS, state);
 #pragma unroll
-    for (int half = TURNS / 2; half > 0; half /= 2) {
-        if (turn >= half && turn < 2 * half)
+    for (int half = ROWS_OF_THREADS / 2; half > 0; half /= 2) {
+        if (row >= half && row < 2 * half)
 #pragma unroll
             for (int k = 0; k < WIDTH; k++)
-                found[turn - half][lane][k] = state[k];
+                found[row - half][lane][k] = state[k];
         __syncthreads();
-        if (turn < half)
+        if (row < half)
 #pragma unroll
             for (int k = 0; k < WIDTH; k++)
-                state[k] = Merge::of(state[k], found[turn][lane][k]);
+                state[k] = Merge::of(state[k], found[row][lane][k]);
         __syncthreads();
     }
-    return real && turn == 0;
+    return in_range && row == 0;
 }
 
 KERNEL __launch_bounds__(THREADS) reduce_columns(const T *x, U *y, LENGTHS)
@@ -210,7 +210,7 @@ KERNEL __launch_bounds__(THREADS) reduce_columns(const T *x, U *y, LENGTHS)
     wait_for_inputs();
     State state[WIDTH];
     int64_t first;
-    if (!by_columns(x, WALK, 1, r0 * r1 * r2 * r3, state, first))
+    if (!by_columns(x, REDUCTION_INDEX, 1, r0 * r1 * r2 * r3, state, first))
         return;
     Vector<U, WIDTH> results;
 #pragma unroll
@@ -225,13 +225,13 @@ reduce_columns_parts(const T *x, U *y, LENGTHS, int64_t parts, int64_t chunk, ch
     wait_for_inputs();
     State state[WIDTH];
     int64_t first;
-    if (by_columns(x, WALK, parts, chunk, state, first))
+    if (by_columns(x, REDUCTION_INDEX, parts, chunk, state, first))
 #pragma unroll
         for (int k = 0; k < WIDTH; k++)
             ((State *)scratch)[(first + k) * parts + blockIdx.x % parts] = state[k];
 }
 
-// The second pass: a warp for each output reduces its parts.
+// The second pass: a warp per output combines its parts.
 KERNEL combine(const T *, U *y, int64_t outputs, int64_t parts, char *scratch)
 {
     wait_for_inputs();
@@ -240,7 +240,7 @@ KERNEL combine(const T *, U *y, int64_t outputs, int64_t parts, char *scratch)
         State state = State::empty();
         for (int64_t p = threadIdx.x % WARP; p < parts; p += WARP)
             state = Merge::of(state, partial[o * parts + p]);
-        state = joined<WARP>(state);
+        state = combine_lanes<WARP>(state);
         if (threadIdx.x % WARP == 0)
             y[o] = state.result();
     }

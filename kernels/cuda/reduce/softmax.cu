@@ -1,7 +1,7 @@
 // softmax and log_softmax of rows.
 //
-// A row is read once where it fits in the registers of its threads (softmax_rows, softmax_team); of a longer one what
-// fits in shared memory is kept there, and the rest is read again (softmax_long).
+// A row that fits in the registers of its threads is read once (softmax_rows, softmax_team). Of a longer row the part
+// that fits is cached in shared memory, and the rest is read twice (softmax_long).
 #include "reduce/softmax.cuh"
 
 #ifndef TEAM
@@ -14,15 +14,15 @@
 #define WIDTH 1
 #endif
 #define THREADS 256
-// Vectors that a thread of a long row reads before it uses any.
-#define UNDER_WAY (16 / (int)sizeof(T))
+// Vectors of a long row that a thread loads before it uses any.
+#define LOADS (16 / (int)sizeof(T))
 
-// Rows of up to TEAM * ITEMS * WIDTH elements, a multiple of WIDTH: each of TEAM threads keeps ITEMS vectors. A team is
-// lanes of a warp, or the block; what a warp's lanes do by themselves is done for several rows at once.
+// Rows of up to TEAM * ITEMS * WIDTH elements, a multiple of WIDTH: each of TEAM threads holds ITEMS vectors. A team is
+// lanes of a warp, or the block. Lanes of a warp process ROWS rows at once.
 constexpr int ROWS = TEAM > WARP || ITEMS >= 4 ? 1 : 4 / ITEMS, UNIT = TEAM > WARP ? TEAM : WARP;
 
-// Whether lanes past the end of a row go through the steps with elements that add nothing, so that there are no branches
-// between the exps. Of float64, whose exp is long, side by side they take registers that more blocks need.
+// Whether lanes past the end of a row compute too, with elements that add nothing, so that no branch separates the
+// exps. Not for float64: interleaved, its longer exps take registers and lower the occupancy.
 constexpr bool UNIFORM = sizeof(T) == 4;
 
 KERNEL __launch_bounds__(TEAM > WARP ? TEAM : 512) softmax_team(const T *x, T *y, int64_t rows, int64_t length)
@@ -75,7 +75,7 @@ KERNEL __launch_bounds__(TEAM > WARP ? TEAM : 512) softmax_team(const T *x, T *y
     }
 }
 
-// A thread for each row of LENGTH elements that are no whole vectors: they go through shared memory on both ways.
+// A thread per row of LENGTH elements, which are not whole vectors: loads and stores go through shared memory.
 KERNEL __launch_bounds__(THREADS, 1) softmax_rows(const T *x, T *y, int64_t rows)
 {
     wait_for_inputs();
@@ -89,7 +89,7 @@ KERNEL __launch_bounds__(THREADS, 1) softmax_rows(const T *x, T *y, int64_t rows
     copy_by_block<THREADS, THREADS * LENGTH>(held, y + first * LENGTH, left * LENGTH);
 }
 
-// A block for each row. The first `cached` bytes of its aligned part are kept in shared memory.
+// A block per row. The first `cached` bytes of its aligned part are held in shared memory.
 KERNEL __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2) softmax_long(const T *x, T *y, int64_t, int64_t length, int64_t cached)
 {
     wait_for_inputs();
@@ -102,10 +102,10 @@ KERNEL __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2) softmax_long(const T *x, T
     const int64_t vectors = (length - head) / WIDE, tail = head + vectors * WIDE;
     const int64_t in_memory = min(vectors, cached / 16);
     State state = State::empty();
-    for (int64_t i = threadIdx.x; i < vectors; i += UNDER_WAY * blockDim.x) {
-        T all[UNDER_WAY * WIDE];
+    for (int64_t i = threadIdx.x; i < vectors; i += LOADS * blockDim.x) {
+        T all[LOADS * WIDE];
 #pragma unroll
-        for (int k = 0; k < UNDER_WAY; k++) {
+        for (int k = 0; k < LOADS; k++) {
             Vector<T, WIDE> v;
 #pragma unroll
             for (int j = 0; j < WIDE; j++)
@@ -117,7 +117,7 @@ KERNEL __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2) softmax_long(const T *x, T
                 all[k * WIDE + j] = v.lane[j];
         }
 #pragma unroll
-        for (int k = 0; k < UNDER_WAY; k++) {
+        for (int k = 0; k < LOADS; k++) {
             Vector<T, WIDE> v;
 #pragma unroll
             for (int j = 0; j < WIDE; j++)
@@ -136,14 +136,14 @@ KERNEL __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2) softmax_long(const T *x, T
     const Total total(state.total);
     // Vectors first, first - blockDim.x, ... >= end, from device or from shared memory.
     auto write = [&](const T *source, int64_t first, int64_t end) {
-        for (int64_t i = first; i >= end; i -= UNDER_WAY * blockDim.x) {
-            Vector<T, WIDE> v[UNDER_WAY];
+        for (int64_t i = first; i >= end; i -= LOADS * blockDim.x) {
+            Vector<T, WIDE> v[LOADS];
 #pragma unroll
-            for (int k = 0; k < UNDER_WAY; k++)
+            for (int k = 0; k < LOADS; k++)
                 if (i - k * (int)blockDim.x >= end)
                     v[k] = load<T, WIDE>(source + (i - k * (int)blockDim.x) * WIDE);
 #pragma unroll
-            for (int k = 0; k < UNDER_WAY; k++) {
+            for (int k = 0; k < LOADS; k++) {
 #pragma unroll
                 for (int j = 0; j < WIDE; j++)
                     v[k].lane[j] = total.result(kept(v[k].lane[j], top));
@@ -152,7 +152,7 @@ KERNEL __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2) softmax_long(const T *x, T
             }
         }
     };
-    write(from + head, vectors - 1 - threadIdx.x, in_memory); // the end first: it is what was read last
+    write(from + head, vectors - 1 - threadIdx.x, in_memory); // from the end: it was read last, and may still be in L2
     write(row, in_memory - 1 - threadIdx.x, 0);
     for (int64_t i = threadIdx.x; i < head; i += blockDim.x)
         to[i] = total.result(kept(from[i], top));

@@ -1,4 +1,4 @@
-// What softmax and log_softmax do with elements. The largest one is subtracted before exp, so nothing overflows.
+// Elements of softmax and log_softmax. The maximum is subtracted before exp, so that nothing overflows.
 #pragma once
 #define OPERATION 4
 #include "reduce/accumulators.cuh"
@@ -10,12 +10,12 @@
 #define LOGARITHM 0
 #endif
 
-// What is kept of an element until the sum is known, what it adds to the sum, and the result that it then gives.
+// The value of an element that is held until the sum is known, and the term that it adds to the sum.
 static __device__ __forceinline__ T kept(T x, T top) { return LOGARITHM ? x - top : exp(x - top); }
 
 static __device__ __forceinline__ T term(T kept) { return LOGARITHM ? exp(kept) : kept; }
 
-// The sum of a row's terms, ready to turn what is kept into results.
+// The sum of a row's terms, in the form that turns held values into results.
 struct Total {
     T factor;
 
@@ -24,7 +24,7 @@ struct Total {
     __device__ __forceinline__ T result(T kept) const { return LOGARITHM ? kept - factor : kept * factor; }
 };
 
-// LENGTH elements, `step` apart, by one thread; `to` may be `from`.
+// LENGTH elements of stride `step`, by one thread; `to` may equal `from`.
 static __device__ __forceinline__ void by_thread(const T *from, T *to, int64_t step)
 {
     T mine[LENGTH], top = -(T)INFINITY, sum = 0;

@@ -1,16 +1,15 @@
-// softmax and log_softmax of columns: along an axis whose elements are `inner` apart. Neighbouring threads take
-// neighbouring columns.
+// softmax and log_softmax of columns: along an axis of stride `inner`. Neighbouring threads have neighbouring columns.
 #include "reduce/softmax.cuh"
 
 #ifndef WIDTH
 #define WIDTH 1
 #endif
 
-// A thread for each column of LENGTH elements.
+// A thread per column of LENGTH elements.
 KERNEL softmax_columns(const T *x, T *y, int64_t outer, int64_t inner)
 {
     wait_for_inputs();
-    const bool few = outer * inner < (int64_t)1 << 31; // 32 bits divide several times faster
+    const bool few = outer * inner < (int64_t)1 << 31; // division is several times faster in 32 bits
     for (int64_t i = grid_index(); i < outer * inner; i += grid_size()) {
         const int64_t o = few ? (uint32_t)i / (uint32_t)inner : i / inner, start = o * LENGTH * inner + i - o * inner;
         by_thread(x + start, y + start, inner);
@@ -18,26 +17,26 @@ KERNEL softmax_columns(const T *x, T *y, int64_t outer, int64_t inner)
 }
 
 #define COLUMN_THREADS 512
-// A block for WARP columns, WIDTH of them a thread: its threads take turns along them, once for the sum and once for the
-// results.
+// A block per WARP columns, WIDTH of them per thread. Rows of threads take the elements round robin, once for the sum
+// and once for the results.
 KERNEL __launch_bounds__(COLUMN_THREADS, 1)
 softmax_long_columns(const T *x, T *y, int64_t outer, int64_t length, int64_t inner)
 {
     wait_for_inputs();
-    constexpr int ACROSS = WARP / WIDTH, TURNS = COLUMN_THREADS / ACROSS, AT_ONCE = 4;
+    constexpr int ACROSS = WARP / WIDTH, TURNS = COLUMN_THREADS / ACROSS, LOADS = 4;
     __shared__ State found[TURNS][WARP];
     const int lane = threadIdx.x % ACROSS * WIDTH, turn = threadIdx.x / ACROSS;
     const int64_t column = (int64_t)blockIdx.x * WARP + lane, start = column / inner * length * inner + column % inner;
-    const bool real = column < outer * inner;
+    const bool in_range = column < outer * inner;
     State state[WIDTH];
 #pragma unroll
     for (int i = 0; i < WIDTH; i++)
         state[i] = State::empty();
-    if (real)
-        for (int64_t j = turn; j < length; j += AT_ONCE * TURNS) {
-            Vector<T, WIDTH> v[AT_ONCE];
+    if (in_range)
+        for (int64_t j = turn; j < length; j += LOADS * TURNS) {
+            Vector<T, WIDTH> v[LOADS];
 #pragma unroll
-            for (int k = 0; k < AT_ONCE; k++)
+            for (int k = 0; k < LOADS; k++)
                 if (j + k * TURNS < length)
                     v[k] = load<T, WIDTH>(x + start + (j + k * TURNS) * inner);
                 else
@@ -51,7 +50,7 @@ softmax_long_columns(const T *x, T *y, int64_t outer, int64_t length, int64_t in
 #pragma unroll
     for (int i = 0; i < WIDTH; i++)
         found[turn][lane + i] = state[i];
-    // The first half takes in the second; the state of a turn is WARP after that of the one before it.
+    // A tree: the first half of the rows of threads merges the second. States of neighbouring rows are WARP apart.
     State *of_turns = found[0];
     for (int half = TURNS / 2; half > 0; half /= 2) {
         __syncthreads();
@@ -59,21 +58,21 @@ softmax_long_columns(const T *x, T *y, int64_t outer, int64_t length, int64_t in
             of_turns[at] = Merge::of(of_turns[at], of_turns[half * WARP + at]);
     }
     __syncthreads();
-    if (!real)
+    if (!in_range)
         return;
     T top[WIDTH];
     Total total[WIDTH];
 #pragma unroll
     for (int i = 0; i < WIDTH; i++)
         top[i] = found[0][lane + i].top, total[i] = Total(found[0][lane + i].total);
-    for (int64_t j = turn; j < length; j += AT_ONCE * TURNS) {
-        Vector<T, WIDTH> v[AT_ONCE];
+    for (int64_t j = turn; j < length; j += LOADS * TURNS) {
+        Vector<T, WIDTH> v[LOADS];
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; k++)
+        for (int k = 0; k < LOADS; k++)
             if (j + k * TURNS < length)
                 v[k] = load<T, WIDTH>(x + start + (j + k * TURNS) * inner);
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; k++) {
+        for (int k = 0; k < LOADS; k++) {
 #pragma unroll
             for (int i = 0; i < WIDTH; i++)
                 v[k].lane[i] = total[i].result(kept(v[k].lane[i], top[i]));

@@ -1,4 +1,4 @@
-"""Programs as C."""
+"""Generates the C source of Programs."""
 
 from adtrain.backends.cpu.codegen.program import Generated, generate, supported, workspace
 

@@ -1,7 +1,7 @@
-"""Items: C that takes one item after another through several equations, what lies between them in a thread's scratch.
+"""Batchwise loops: C that computes several equations item by item, with intermediate values in a thread's scratch.
 
-Sums over the items are formed in a fixed number of parts, each by one thread over items in their order, and the parts
-are added in order: the result depends neither on the number of threads nor on which of them was faster.
+Sums over the items are split into a fixed number of parts. One thread adds the items of a part in order, and the parts
+are added in order, so that the result does not depend on the threads.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from adtrain.passes.batchwise import Batchwise, batchwise, item_kernel
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.plan_memory import nbytes
 
-MANY_PARTS, FEW_PARTS = 16, 8
+PARTS, PARTS_OF_LARGE = 16, 8
+"""Parts of a sum over items, in general and of LARGE_SUM bytes or more."""
 LARGE_SUM = 1 << 20
-"""Bytes of a sum from which on it is formed in FEW_PARTS."""
 ROWS_AHEAD = 4
-"""How many items before its own a gathered row is asked for: nothing else can know where it will lie."""
+"""Items ahead for which a gathered row is prefetched; the hardware cannot predict its address."""
 SMALL_ITEM = 1 << 13
-"""Bytes of results below which handing out items one by one costs more than it gains."""
+"""Bytes of an item's results below which a static schedule is faster."""
 
 
 def sums_workspace(equation: Equation) -> int:
-    """Bytes for the parts of the sums over items."""
+    """Bytes of the parts of the sums over items."""
     return sum(_parts(e) * aligned(nbytes(v)) for e in _sums(body_of(equation)) for v in e.outputs)
 
 
@@ -42,7 +42,7 @@ def _sums(body: Program) -> list[Equation]:
 
 
 def _parts(equation: Equation) -> int:
-    most = MANY_PARTS if sum(map(nbytes, equation.outputs)) < LARGE_SUM else FEW_PARTS
+    most = PARTS if sum(map(nbytes, equation.outputs)) < LARGE_SUM else PARTS_OF_LARGE
     return min(most, max(_how(equation).count, 1))
 
 
@@ -58,10 +58,10 @@ class _Item:
 
     Attributes:
         place: the address of a whole array, as a C expression.
-        addresses: those of item n of each value.
-        scratch: byte of the thread's scratch from which on kernels may use it.
+        addresses: the addresses of item n of each value.
+        scratch: offset in the thread's scratch of the bytes for kernels.
         own: the values that are computed here.
-        prepared: for each equation whose kernel prepares something, the byte where that lies.
+        prepared: for each equation whose kernel has a prepare function, the offset of its result in scratch.
     """
 
     writer: Writer
@@ -101,7 +101,7 @@ class _Item:
         return [*fetch, *call]
 
     def _fetch_row(self, equation: Equation) -> list[str]:
-        """C that asks for the row that a gather along axis 0 will want for an item to come."""
+        """C that prefetches the row that a gather along axis 0 will read for a later item."""
         x, indices = equation.inputs
         if equation.params["axis"] != 0 or indices in self.own:
             return []
@@ -134,7 +134,7 @@ def _prepared(equation: Equation) -> int:
 
 
 def item_types(equation: Equation) -> list[Any]:
-    """The types of the arguments, those that go by item with one."""
+    """The types of the arguments, with one item of those that are read by item."""
     return [
         ArrayType((1, *v.type.shape[1:]), v.type.dtype) if flag else v.type
         for v, flag in zip(equation.inputs, _how(equation).flags, strict=True)
@@ -146,7 +146,7 @@ def emit_items(writer: Writer, equation: Equation, place: Callable[[Variable], s
 
     Args:
         place: a C expression for the address of a variable's elements.
-        workspace: the same for the memory that `sums_workspace` asks for.
+        workspace: a C expression for the address of `sums_workspace` bytes.
     """
     body = body_of(equation)
     count = _how(body.equations[0]).count
@@ -173,7 +173,7 @@ def emit_items(writer: Writer, equation: Equation, place: Callable[[Variable], s
 
 
 class _SumsOverItems:
-    """Sums in parts: where each lies within a part, and the loops that form and add them."""
+    """Sums in parts: the offset of each sum in a part, and the loops that compute and add the parts."""
 
     def __init__(self, body: Program, count: int, workspace: str) -> None:
         self.count, self.workspace = count, workspace
@@ -189,7 +189,7 @@ class _SumsOverItems:
         return {v: f"({pointer(v)})(part + {at})" for v, at in self.at.items()}
 
     def lines(self, inside: Sequence[str], place: Callable[[Variable], str]) -> list[str]:
-        """C for the parts, of which `inside` adds one item, and for their sums."""
+        """C for the parts, to which `inside` adds one item, and for the sums of the parts."""
         lines = [
             "#pragma omp for schedule(dynamic, 1) nowait",
             f"for (int64_t p = 0; p < {self.parts}; p++) {{",
@@ -205,7 +205,7 @@ class _SumsOverItems:
         for v, at in self.at.items():
             x = pointer(v, const=True)
             lines += [
-                f"my_lines(team, {v.size}, &begin, &end);",
+                f"my_cache_lines(team, {v.size}, &begin, &end);",
                 "for (int64_t i = begin; i < end; i++) {",
                 f"    {x}x = ({x})({self.workspace} + {at}) + i;",
                 f"    {pointer(v)}y = {place(v)} + i;",
@@ -218,14 +218,14 @@ class _SumsOverItems:
 
 
 def _addresses(body: Program, place: Callable[[Variable], str]) -> tuple[dict[Variable, str], int]:
-    """Where item n of each value lies, and the bytes of scratch for those that nobody else needs."""
-    by_number = {v for e in body.equations for v, flag in zip(e.inputs, _how(e).flags, strict=True) if flag}
+    """The address of item n of each value, and the bytes of scratch for values that are used here only."""
+    by_item = {v for e in body.equations for v, flag in zip(e.inputs, _how(e).flags, strict=True) if flag}
     outputs = set(body.outputs)
 
     def at(v: Variable) -> str:
         return f"({place(v)} + n * {v.size // max(v.type.shape[0], 1)})"
 
-    addresses = {v: at(v) for v in body.inputs if v in by_number}
+    addresses = {v: at(v) for v in body.inputs if v in by_item}
     last_use = {v: i for i, e in enumerate(body.equations) for v in e.inputs}
     root: dict[Variable, Variable] = {}
     arena = Arena()

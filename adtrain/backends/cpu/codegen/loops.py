@@ -12,9 +12,9 @@ from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.program import Program, Variable
 
 FEW_ROWS = 32
-"""With fewer, a row is divided among the threads instead of the rows."""
+"""With fewer rows, threads divide each row instead of the rows."""
 FEW_ELEMENTS = 1024
-"""So many or fewer are left to one thread: the others would be done no sooner than they have been told."""
+"""Up to so many elements are computed by one thread: starting the others takes longer."""
 
 
 def by_one_thread(body: Program) -> bool:
@@ -23,7 +23,7 @@ def by_one_thread(body: Program) -> bool:
 
 
 def team_loops(writer: Writer, body: Program) -> str:
-    """A function ``(team, inputs..., outputs...)`` in which the threads divide the elements among themselves."""
+    """A function ``(team, inputs..., outputs...)`` whose elements the threads divide."""
     axes = axes_of(body, body.outputs[0].type.shape)
     nest = _Nest(body, axes)
     parameters = f"const Team *team, {_parameters(body)}"
@@ -35,7 +35,7 @@ def team_loops(writer: Writer, body: Program) -> str:
     if rows >= FEW_ROWS:
         divided = [share, f"my_share(team, {rows}, &begin, &end);", *nest.lines("begin", "end", "0", str(inner))]
     else:
-        divided = [share, f"my_lines(team, {inner}, &begin, &end);", *nest.lines("0", str(rows), "begin", "end")]
+        divided = [share, f"my_cache_lines(team, {inner}, &begin, &end);", *nest.lines("0", str(rows), "begin", "end")]
     return writer.function("loops", parameters, divided)
 
 
@@ -70,7 +70,7 @@ class _Nest:
             base = " + ".join([f"x{i}", *outer])
             if inner:
                 values[v] = f"p{i}[j]" if inner == 1 else f"p{i}[j * {inner}]"
-                # of bool gcc 12 makes no vectors, but of its bytes, which are 0 and 1
+                # gcc 12 does not vectorise bool, but it does bytes, which are 0 and 1
                 kind = "const uint8_t *" if v.type.dtype.kind == "b" else pointer(v, const=True)
                 at_row.append(f"{kind}p{i} = ({kind})({base});")
             else:
@@ -94,7 +94,7 @@ class _Nest:
         ]
 
     def _indices(self) -> list[str]:
-        """The row's number taken apart into the outer loops' indices."""
+        """C that splits the row's number into the outer loops' indices."""
         lines, below = [], 1
         outer = self.axes[:-1]
         for k in range(len(outer) - 1, -1, -1):

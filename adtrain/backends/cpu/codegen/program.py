@@ -1,7 +1,7 @@
-"""The C source of a Program: one function an equation, and one entry that runs them all in one parallel region.
+"""The C source of a Program: one function per equation, and an entry that runs them in one parallel region.
 
-Between two equations stands a barrier only where the second touches memory that the first has written, or writes memory
-that the first still reads: threads that are done early go on with what does not depend on the others.
+A barrier stands between two equations only where the second reads or writes memory that the first writes, or writes
+memory that it reads. Threads that finish early continue with independent equations.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Generated(NamedTuple):
 
 
 def supported(equation: Equation) -> bool:
-    """Whether there is C for an equation, in its shapes."""
+    """Whether there is C for an equation with its shapes."""
     if equation.primitive in FUSED:
         return all(map(supported, equation.params["body"].equations))
     if equation.has(Trait.RESHAPE) or elementwise(equation):
@@ -154,7 +154,7 @@ class _Equations:
     plan: MemoryPlan
 
     def function(self, number: int, equation: Equation) -> str | None:
-        """The name of the function of the team that computes an equation; None where there is nothing to do."""
+        """The name of the team function that computes an equation; None where there is nothing to compute."""
         if equation.has(Trait.RESHAPE):
             return None
         workspace = f"(m->arena + {self.plan.workspaces[number]})"
@@ -199,7 +199,7 @@ class _Equations:
 
 
 def barriers(program: Program, plan: MemoryPlan) -> Sequence[bool]:
-    """Whether all threads must be done with what came before, for each equation."""
+    """Whether a barrier precedes each equation."""
     found = []
     since = {True: _Touched(), False: _Touched()}  # by the first thread alone; by all
     for i, e in enumerate(program.equations):
@@ -243,7 +243,7 @@ class _Touched:
 
 
 def _range(v: Variable, plan: MemoryPlan) -> tuple[str, int, int]:
-    """Memory as kind, start and length; results and arguments have one number for each."""
+    """Memory as kind, start and length. An argument or result is one unit."""
     where, at = plan.places[v]
     return (where, at, nbytes(v)) if where == "arena" else (where, at, 1)
 

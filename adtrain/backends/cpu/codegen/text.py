@@ -1,4 +1,4 @@
-"""The C text of types, literals and elements, and the parts that a program's source is collected from."""
+"""The writer of a program's C source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from adtrain.core.program import Equation
 
 
 class Writer:
-    """What has been written so far of a program's source: functions, prototypes of kernels, and what they need.
+    """Collects a program's source: functions, prototypes of kernels, and their requirements.
 
     Attributes:
         sources: the kernels' files, each for certain element types.
@@ -33,12 +33,12 @@ class Writer:
         self.called: dict[str, None] = {}
 
     def function(self, kind: str, parameters: str, body: Sequence[str]) -> str:
-        """The name of a function of this text, which is written once however often it is asked for."""
+        """The name of a function with this text. Equal texts share one function."""
         text = "\n".join([f"({parameters}) {{", *(f"    {line}" for line in body), "}"])
         return self.functions.setdefault(text, f"{kind}_{len(self.functions)}")
 
     def text(self) -> str:
-        # Inlined into one another and then into the entry, a thousand functions would take minutes to compile.
+        # Not inlined: a thousand functions in one would take minutes to compile.
         start = "static __attribute__((noinline)) void"
         return "\n\n".join(["\n".join(self.prototypes), *(f"{start} {n}{t}" for t, n in self.functions.items())])
 
@@ -90,7 +90,7 @@ class Writer:
         return f"{self._declared('void', name, [*shared, *numbers, ('char *', memory)])};"
 
     def name(self, kernel: CKernel, equation: Equation, types: Sequence[Any]) -> str:
-        """The function's full name; its file becomes part of the program."""
+        """The function's full name. Adds its file to the program."""
         source = Source(kernel.file, kernel.element_types(*types, **equation.params))
         self.sources.add(source)
         return kernel.name + source.suffix

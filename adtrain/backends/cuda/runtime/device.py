@@ -66,14 +66,14 @@ class Device:
         attribute = cuda.device_attribute
         self.multiprocessors: int = self.device.get_attribute(attribute.MULTIPROCESSOR_COUNT)
         self.shared: int = self.device.get_attribute(attribute.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)
-        self.target = Target(capability, self.multiprocessors, self._shared_per_block())
+        self.target = Target(capability, self.multiprocessors, self._shared_per_block(ordinal))
         self.kernels: dict[tuple[Source, str], Kernel] = {}
         self.sources: dict[Source, _Loaded] = {}
 
-    def _shared_per_block(self) -> int:
+    def _shared_per_block(self, ordinal: int) -> int:
         """Most bytes of shared memory of a block (opt-in)."""
         attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
-        return int(checked(driver.cuDeviceGetAttribute(attribute, int(self.device.handle))))
+        return int(checked(driver.cuDeviceGetAttribute(attribute, checked(driver.cuDeviceGet(ordinal)))))
 
     def kernel(self, source: Source, name: str) -> Kernel:
         """A kernel of a source, compiled and loaded when it is first asked for."""

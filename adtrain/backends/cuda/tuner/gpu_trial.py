@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,20 +15,12 @@ from adtrain.backends.cuda.runtime.device import Device
 from adtrain.backends.cuda.runtime.errors import translated
 from adtrain.backends.cuda.runtime.graph import Graphs
 from adtrain.backends.cuda.runtime.program import Runnable
-from adtrain.backends.cuda.tuner.measure import described
-from adtrain.backends.cuda.tuner.reference import expected
+from adtrain.backends.cuda.tuner.reference import arguments, expected
 from adtrain.core.errors import DeviceError
 from adtrain.core.program import Equation
-from adtrain.core.types import ArrayType
-
-PERIOD = 1048573
-"""Random elements drawn for one argument; a larger argument repeats them. A prime, so that rows differ."""
 
 MAX_LAUNCHES, SAMPLE_US = 50, 2000.0
 """A sample is MAX_LAUNCHES launches, or as many as take this many microseconds."""
-
-GRADIENT_SCALE, GRADIENT_SPREAD, GRADIENT_ZEROS = 1e-4, 2.0, 0.5
-"""Gradient-like elements: scale, standard deviation of the logarithm of the magnitude, and share of zeros (a relu)."""
 
 
 class GpuBench:
@@ -58,8 +48,7 @@ class GpuTrial:
 
     def __init__(self, bench: GpuBench, equation: Equation, gradients: bool) -> None:
         self.bench, self.device, self.equation = bench, bench.device, equation
-        rng = np.random.default_rng(zlib.crc32(described(equation).encode()) + gradients)
-        self.arrays = [drawn(rng, v.type, index_limit(equation), gradients) for v in equation.inputs]
+        self.arrays = arguments(equation, gradients)
         self.parts: Sequence[Any] = ()
         inputs = [self._uploaded(x) for x in self.arrays]
         self.outputs = [self.device.allocate(v.size * v.type.dtype.itemsize) for v in equation.outputs]
@@ -136,30 +125,3 @@ class Prepared:
         with translated():
             after.synchronize()
             return float(after.time_since(before)) * 1e3
-
-
-def drawn(rng: np.random.Generator, type_: ArrayType, limit: int, gradients: bool) -> np.ndarray:
-    """Random elements: floats are normal, or like gradients; integers are from 0 to below ``limit``."""
-    count = min(type_.size, PERIOD)
-    if type_.dtype.kind != "f":
-        elements = rng.integers(0, 2 if type_.dtype.kind == "b" else limit, count).astype(type_.dtype)
-    elif gradients:
-        magnitude = GRADIENT_SCALE * np.exp(GRADIENT_SPREAD * rng.standard_normal(count))
-        live = rng.random(count) >= GRADIENT_ZEROS
-        elements = (magnitude * live * rng.choice((-1.0, 1.0), count)).astype(type_.dtype)
-    else:
-        elements = rng.standard_normal(count, type_.dtype)
-    return np.resize(elements, type_.shape)
-
-
-def index_limit(equation: Equation) -> int:
-    """The exclusive upper bound of integer arguments: the length that they index, or 256."""
-    params = equation.params
-    for name in ("length", "num_classes"):
-        if name in params:
-            return int(params[name])
-    if "windows" in params:
-        return prod(params["windows"].kernel)
-    if "axis" in params and equation.inputs[0].type.shape:
-        return int(equation.inputs[0].type.shape[params["axis"]])
-    return 256

@@ -1,19 +1,33 @@
-"""What candidates must compute: the NumPy reference in float64, of a part of the results where all would take long."""
+"""Arguments to measure candidates on, and the right results: the NumPy reference in float64. No GPU is needed.
+
+Where the reference would take long it computes a part of the results.
+"""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
+from adtrain.backends.cuda.tuner.measure import described
 from adtrain.core.precision import FULL
 from adtrain.core.program import Equation
+from adtrain.core.types import ArrayType
+
+PERIOD = 1048573
+"""Random elements drawn for one argument; a larger argument repeats them. A prime, so that rows differ."""
+
+GRADIENT_SCALE, GRADIENT_SPREAD, GRADIENT_ZEROS = 1e-6, 2.0, 0.5
+"""Gradient-like elements: median magnitude, standard deviation of its logarithm, and share of zeros (as after a relu).
+Most are below 6e-5, the smallest normal fp16 number."""
 
 MAX_FLOPS = 1 << 30
 """Work up to which the reference computes all results."""
 PARTS = 4
-"""Images, filters or rows of a matrix that it computes of a larger result: the first, the last, and two between."""
+"""Of a larger result it computes so many images, filters or matrix rows: the first, the last, and two between."""
 
 Index = tuple[Any, ...]
 
@@ -24,6 +38,16 @@ _AXES: dict[str, tuple[Sequence[int | None], int]] = {
     "conv2d_input_grad": ((0, None), 0),
     "conv2d_weight_grad": ((None, 1), 0),
 }
+
+
+def arguments(equation: Equation, gradients: bool) -> list[np.ndarray]:
+    """Random arguments, the same ones each time.
+
+    Args:
+        gradients: floats have the scale, spread and zeros of gradients; otherwise they are normal.
+    """
+    rng = np.random.default_rng(zlib.crc32(described(equation).encode()) + gradients)
+    return [_drawn(rng, v.type, _index_limit(equation), gradients) for v in equation.inputs]
 
 
 def expected(equation: Equation, arrays: Sequence[np.ndarray]) -> tuple[Sequence[np.ndarray], Sequence[Index]]:
@@ -55,3 +79,30 @@ def _axes(equation: Equation) -> tuple[Sequence[int | None], int] | None:
     if "window" in params and params["window"].groups > 1:
         return None
     return _AXES.get(equation.primitive.name)
+
+
+def _drawn(rng: np.random.Generator, type_: ArrayType, limit: int, gradients: bool) -> np.ndarray:
+    """Random elements: floats are normal, or like gradients; integers are from 0 to below ``limit``."""
+    count = min(type_.size, PERIOD)
+    if type_.dtype.kind != "f":
+        elements = rng.integers(0, 2 if type_.dtype.kind == "b" else limit, count).astype(type_.dtype)
+    elif gradients:
+        magnitude = GRADIENT_SCALE * np.exp(GRADIENT_SPREAD * rng.standard_normal(count))
+        live = rng.random(count) >= GRADIENT_ZEROS
+        elements = (magnitude * live * rng.choice((-1.0, 1.0), count)).astype(type_.dtype)
+    else:
+        elements = rng.standard_normal(count, type_.dtype)
+    return np.resize(elements, type_.shape)
+
+
+def _index_limit(equation: Equation) -> int:
+    """The exclusive upper bound of integer arguments: the length that they index, or 256."""
+    params = equation.params
+    for name in ("length", "num_classes"):
+        if name in params:
+            return int(params[name])
+    if "windows" in params:
+        return prod(params["windows"].kernel)
+    if "axis" in params and equation.inputs[0].type.shape:
+        return int(equation.inputs[0].type.shape[params["axis"]])
+    return 256

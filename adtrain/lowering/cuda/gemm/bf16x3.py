@@ -1,4 +1,4 @@
-"""Matrix products by WGMMA that split float32 operands into three bfloat16 numbers on the fly (`gemm/gemm_bf16x3.cu`)."""
+"""WGMMA products that split float32 operands into three bfloat16 terms on the fly (`gemm/gemm_bf16x3.cu`)."""
 
 from __future__ import annotations
 

@@ -87,11 +87,11 @@ MAX_WAVES_TO_SPLIT = 4
 """K is not split where there are more tiles than so many for each multiprocessor."""
 SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
 MAX_BF16X3_K = 256
-"""The largest K for bf16x3 tiles by mma.sync except on an A100. Beyond it sliced-K sums in FMA are as exact and fast."""
+"""The largest K for bf16x3 tiles by mma.sync except on an A100. Beyond it sliced-K FMA is as exact and fast."""
 
 
 def mma_kinds(itemsize: int, precision: str, capability: tuple[int, int]) -> tuple[MmaKind, ...]:
-    """The kinds for elements of ``itemsize`` bytes and a precision ("full", "tf32", "bfloat16"); () where there is none."""
+    """The kinds for elements of ``itemsize`` bytes and a precision ("full", "tf32", "bfloat16"); may be empty."""
     tensor_cores = capability >= (8, 0)
     if itemsize == 8:
         return (MmaKind.FMA, MmaKind.FP64) if tensor_cores else (MmaKind.FMA,)
@@ -112,7 +112,7 @@ def ranked(
     gathers: Gathers = Gathers.NOTHING,
     k_major: tuple[bool, bool] = (False, False),
 ) -> Sequence[tuple[AnyTile, int]]:
-    """Tiles and numbers of splits of K for ``batch`` products of m x k and k x n matrices, the fastest by estimate first.
+    """Tiles, and splits of K, for ``batch`` products of m x k and k x n matrices; the fastest by estimate is first.
 
     Args:
         gathers: for implicit GEMM, what the columns are: then there are only `Tile`s. Pixels have no split-K.

@@ -199,7 +199,7 @@ class PackedGemm:
             {"TILE_STAGES": self.tile.stages, **direct, **wide_c, **STRUCT_BYTES, "SHARED_BYTES": self.tile.shared},
             self.tile.shared,
         )
-        packing = pack("pack_operands", pack_blocks, **direct)
+        packing = pack("pack_matrices", pack_blocks, **direct)
         if self.tile.kind is not MmaKind.FP16X2:
             launches = (packing, gemm) if self.packed_row_blocks else (gemm,)
             return CudaKernel(launches, self.scratch)

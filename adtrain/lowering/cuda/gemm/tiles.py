@@ -193,7 +193,8 @@ PIXEL_FMA_TILES: Mapping[int, Sequence[Tile]] = {
         Tile(16, 64, 8, 16, 32, 1, 3, 4, 0.16, 0.10),
     ),
 }
-"""FMA tiles of implicit GEMM whose columns are pixels. A thread gathers always the same columns: n is a multiple of threads."""
+"""FMA tiles of implicit GEMM whose columns are pixels. n is a multiple of threads: a thread always gathers the same
+columns."""
 
 MMA_TILES: Mapping[MmaKind, Sequence[Tile]] = {
     MmaKind.TF32: (

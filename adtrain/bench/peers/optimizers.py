@@ -1,4 +1,4 @@
-"""Optimizers for systems that have none: functions of arrays, by NumPy or by JAX's namesake of it."""
+"""Optimizers for NumPy and JAX, which have none: functions of arrays, over `numpy` or `jax.numpy` as `xp`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from adtrain import optim
-from adtrain.bench.peers.network import Arrays, lacks
+from adtrain.bench.peers.layers import Arrays, unsupported
 from adtrain.config import Config
 
 
 class Averages(NamedTuple):
-    """What an optimizer keeps: two averages of each parameter, and how many updates have been made: ()."""
+    """The optimizer's state: two averages of each parameter, by path, and the number of updates, of shape ()."""
 
     first: Arrays
     second: Arrays
@@ -27,7 +27,7 @@ def start(xp: Any, parameters: Arrays) -> Averages:
 def update(
     xp: Any, optimizer: optim.Optimizer, p: Arrays, averages: Averages, grads: Arrays
 ) -> tuple[Arrays, Averages]:
-    """The parameters and averages after an update at the optimizer's own rate."""
+    """The parameters and averages after one update at the optimizer's own learning rate."""
     first, second, lr = averages.first, averages.second, optimizer.lr
     steps = averages.steps + 1
 
@@ -44,10 +44,7 @@ def update(
             first = each(lambda m, g: b1 * m + (1 - b1) * g, first, grads)
             second = each(lambda v, g: b2 * v + (1 - b2) * g * g, second, grads)
             root = xp.sqrt(1 - b2**steps)
-            rate, small = (
-                root * lr / (1 - b1**steps),
-                root * eps,
-            )
+            rate, small = root * lr / (1 - b1**steps), root * eps
             p = each(
                 lambda p, m, v: p - rate.astype(p.dtype) * m / (xp.sqrt(v) + small.astype(p.dtype)), p, first, second
             )
@@ -64,12 +61,12 @@ def update(
                 first = direction = each(lambda m, d: momentum * m + d, first, direction)
             p = each(lambda p, d: p - lr * d, p, direction)
         case _:
-            lacks(xp.__name__, optimizer.kind())
+            unsupported(xp.__name__, optimizer.kind())
     return p, Averages(first, second, steps)
 
 
 def clipped(xp: Any, cfg: Config, grads: Arrays) -> Arrays:
-    """The gradients as the config's `clip_value` and `clip_norm` leave them."""
+    """The gradients, clipped as the config's `clip_value` and `clip_norm` say."""
     value, norm = cfg.training.clip_value, cfg.training.clip_norm
     if value is not None:
         grads = {path: xp.clip(g, -value, value) for path, g in grads.items()}

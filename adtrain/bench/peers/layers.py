@@ -1,4 +1,4 @@
-"""A model in another system: how layers are put together there, given what each layer is there."""
+"""A model in another system: containers are built here, other layers by the system's own function."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from operator import add
 from typing import Any, NoReturn, TypeAlias
 
 from adtrain import nn
-from adtrain.bench.peers.sides import SideSkips
+from adtrain.bench.peers.processes import Unsupported
 
 Arrays: TypeAlias = dict[str, Any]
 """Parameters and running statistics by dotted path, in the other system's arrays."""
 
 Apply: TypeAlias = Callable[[Arrays, Any], Any]
-"""(arrays, x (N, ...)) to the layer's output (N, ...). New running statistics take the place of those in the arrays."""
+"""A layer: (arrays, x (N, ...)) to the output (N, ...). It updates the running statistics in `arrays`."""
 
 
 def built(
@@ -23,7 +23,8 @@ def built(
     """The layer as a function.
 
     Args:
-        leaf: a layer that is no container, and what the paths of its arrays begin with ("3.body.0."), to a function.
+        leaf: makes the function of a layer that is not a container; its second argument is the prefix of the paths of
+            the layer's arrays ("3.body.0.").
         concatenate: joins arrays along axis 1.
     """
 
@@ -47,6 +48,5 @@ def built(
     return within(layer, "")
 
 
-def lacks(package: str, what: str) -> NoReturn:
-    """Say that the package's side has no counterpart."""
-    raise SideSkips(f"no counterpart of {what} in {package}")
+def unsupported(package: str, what: str) -> NoReturn:
+    raise Unsupported(f"no counterpart of {what} in {package}")

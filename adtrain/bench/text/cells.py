@@ -1,4 +1,4 @@
-"""What the reports of `adtrain bench` have in common: how numbers, kernels and the protocol look as text."""
+"""Numbers, kernels and the protocol of a result as text."""
 
 from __future__ import annotations
 
@@ -6,28 +6,16 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from adtrain.bench.timing import roofline
 from adtrain.bench.timing.records import launch, milliseconds, remarks
-from adtrain.bench.timing.roofline import Roofline
-from adtrain.cli.options import progress
-from adtrain.cli.table import Column, terminal_width
+from adtrain.table import Column
 
 INTERVAL = Column("95% interval", rank=7)
 RATES = (Column("GFLOP/s", rank=4), Column("GB/s", rank=5), Column("of peak", rank=3))
 KERNELS = (Column("kernel", rank=6, text=True), Column("launch", rank=8, text=True))
 
 
-def known_roofline(device: str) -> Roofline:
-    """The device's roofline; where nobody has measured it, it is measured now."""
-    found = roofline.known(device)
-    if found is None:
-        progress(f"bench: measuring what the {device} reaches at best, a few seconds")
-        found = roofline.measured(device)
-    return found
-
-
-def protocol(result: Mapping[str, Any]) -> list[str]:
-    """What the numbers were measured with."""
+def protocol(result: Mapping[str, Any], width: int) -> list[str]:
+    """Machine, versions, roofline, sampling and clocks."""
     about = result["protocol"]
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     commit = f" ({about['commit']})" if about["commit"] else ""
@@ -44,29 +32,28 @@ def protocol(result: Mapping[str, Any]) -> list[str]:
     lines.append(
         f"medians of {low} to {high} samples, with their {about['confidence']:.0%} confidence intervals; "
         f"clock of operations: {about['clock']['operations']}; of steps: {about['clock']['steps']}; "
-        f"a run of nothing takes {about['overhead_ms'] * 1e6:.0f} ns"
+        f"an empty run takes {about['overhead_ms'] * 1e6:.0f} ns"
     )
-    return wrapped(lines)
+    return wrapped(lines, width)
 
 
-def wrapped(lines: Sequence[str]) -> list[str]:
-    """Prose that fits the terminal."""
-    width = terminal_width()
+def wrapped(lines: Sequence[str], width: int) -> list[str]:
+    """The lines, broken where they are longer than `width`."""
     return [part for line in lines for part in textwrap.wrap(line, width, subsequent_indent="  ")]
 
 
-def noise(result: Mapping[str, Any]) -> list[str]:
-    """What the samples say of the machine, below an empty line."""
-    return ["", *wrapped(remarks(result))]
+def noise(result: Mapping[str, Any], width: int) -> list[str]:
+    """An empty line, then the number of outliers and warnings of a noisy or busy machine."""
+    return ["", *wrapped(remarks(result), width)]
 
 
 def time_cell(record: Mapping[str, Any] | None) -> str:
-    """The median, marked where it is noisy; nothing for no time at all, so that what a layer lacks stands out."""
+    """The median, marked with "~" if it is noisy; empty without a record."""
     return "" if record is None else f"{'~' if record['noisy'] else ''}{milliseconds(record['median_ms'])}"
 
 
 def range_cell(record: Mapping[str, Any], low: str = "low", high: str = "high") -> str:
-    """ "0.2062-0.2066": by default the confidence interval of the median."""
+    """A range such as "0.2062-0.2066", by default the confidence interval of the median."""
     return f"{milliseconds(record[f'{low}_ms'])}-{milliseconds(record[f'{high}_ms'])}"
 
 
@@ -80,7 +67,7 @@ def per_second(billions: float | None) -> str:
 
 
 def kernel_cells(kernels: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names and shapes of launches; what is the same for all of them once."""
+    """Names and launches, each distinct one once."""
     names = dict.fromkeys(kernel["name"] for kernel in kernels)
     shapes = dict.fromkeys(launch(kernel["launch"]) for kernel in kernels)
     return [" + ".join(names), " + ".join(shapes)]

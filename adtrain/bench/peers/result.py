@@ -1,0 +1,88 @@
+"""The result of `adtrain bench --against`: training steps or operations in adtrain and in its peers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from importlib.metadata import version
+from typing import Any
+
+from adtrain import config, training
+from adtrain.bench.peers import comparison
+from adtrain.bench.peers.op_cases import OpCase
+from adtrain.bench.peers.processes import WorkerProcess, started
+from adtrain.bench.peers.systems import ADTRAIN, Choice
+from adtrain.bench.timing.machine import thread_count
+from adtrain.bench.timing.protocol import protocol
+
+Progress = Callable[[str], object]
+
+
+def of_configs(
+    names: Sequence[str], overrides: Sequence[str], device: str, choice: Choice, autotune: str, progress: Progress
+) -> dict[str, Any]:
+    """The result for the training step of each config, as JSON holds it; `progress` is called with lines for the user.
+
+    Raises:
+        ConfigError, DataError: a config is wrong. All are checked before any process is started.
+        WorkerFailed: adtrain itself fails.
+    """
+    overrides = [*overrides, "schedule=constant"]
+    configs = []
+    for name in names:
+        cfg = config.load(name, overrides)
+        training.check_precision(cfg, device)
+        configs.append((name, cfg, training.prepare(cfg).full_batch))
+    rows = []
+    for name, cfg, batch in configs:
+        precision = cfg.training.precision
+        systems = ", ".join([ADTRAIN, *(peer.name for peer in choice.runnable)])
+        progress(f"bench: {cfg.name} in {systems}: setting up, then timing in interleaved samples")
+        with _workers(device, choice, autotune) as workers:
+            found = comparison.compare_steps(workers, name, overrides, precision)
+        what = {"config": cfg.name, "overrides": overrides, "batch_size": batch, "precision": precision}
+        rows.append({**what, "tolerance": comparison.LOSS_TOLERANCE[precision], **_record(found, choice)})
+    return _result({"steps": rows}, comparison.STEPS, device, choice)
+
+
+def of_operations(
+    cases: Sequence[OpCase], device: str, choice: Choice, autotune: str, progress: Progress
+) -> dict[str, Any]:
+    """The result for single operations, as JSON holds it. Raises WorkerFailed if adtrain itself fails."""
+    rows = []
+    with _workers(device, choice, autotune) as workers:
+        for i, case in enumerate(cases, 1):
+            progress(f"bench: {case.name} ({i} of {len(cases)})")
+            for phase in case.phases:
+                found = comparison.compare_operation(workers, case, phase)
+                what = {"op": case.op, "size": case.size, "phase": phase, "flops": case.flops(phase)}
+                tolerance = comparison.OPERATION_TOLERANCE[case.precision]
+                how = {"precision": case.precision, "tolerance": tolerance}
+                rows.append({**what, **how, **_record(found, choice)})
+    return _result({"operations": rows}, comparison.OPERATIONS, device, choice)
+
+
+def is_different(result: dict[str, Any]) -> bool:
+    """Whether the results of any system differ too much."""
+    return any(row["different"] for row in (*result.get("steps", ()), *result.get("operations", ())))
+
+
+def _workers(device: str, choice: Choice, autotune: str) -> AbstractContextManager[dict[str, WorkerProcess]]:
+    return started([ADTRAIN, *(peer.name for peer in choice.runnable)], device, thread_count(), autotune)
+
+
+def _record(found: comparison.Comparison, choice: Choice) -> dict[str, Any]:
+    record = found.record()
+    return {**record, "skipped": {**choice.skipped, **record["skipped"]}}
+
+
+def _result(rows: dict[str, Any], budget: comparison.Budget, device: str, choice: Choice) -> dict[str, Any]:
+    conditions = {
+        **protocol(device),
+        "threads": thread_count(),
+        "samples": [comparison.MIN_ROUNDS, comparison.MAX_ROUNDS],
+        "min_sample_ms": budget.sample * 1e3,
+        "clock": dict.fromkeys(("operations", "steps"), "the host's in each process, until the device has finished"),
+    }
+    conditions["versions"] |= {package: version(package) for package in {peer.package for peer in choice.runnable}}
+    return {"kind": "against", "protocol": conditions, **rows}

@@ -1,0 +1,93 @@
+"""The table of systems that are compared, adtrain and its peers, and which of them can run here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import NamedTuple
+
+from adtrain.config.problems import known
+from adtrain.core.errors import OptionError
+
+ADTRAIN = "adtrain"
+"""The system that all others are compared with."""
+
+
+class System(NamedTuple):
+    """A package, in one of the forms in which it runs.
+
+    Attributes:
+        name: package and form; unique.
+        package: what must be installed.
+        devices: where it runs.
+        steps: module beside this one whose `runner(job, form)` takes training steps.
+        operations: module beside this one whose `operation(case, phase, device, form)` runs a single operation; None
+            where the form is for whole steps.
+    """
+
+    name: str
+    package: str
+    devices: Sequence[str]
+    steps: str
+    operations: str | None
+
+    @property
+    def form(self) -> str:
+        return self.name.partition("-")[2]
+
+    def obstacle(self, device: str, operations: bool) -> str | None:
+        """Why it cannot run steps, or `operations`, on the device; None where it can."""
+        if device not in self.devices:
+            return f"runs on {' and '.join(self.devices)} only"
+        if find_spec(self.package) is None:
+            return f"{self.package} is not installed (pip install {self.package})"
+        if operations and self.operations is None:
+            return "is for whole steps"
+        return None
+
+
+SYSTEMS = {
+    system.name: system
+    for system in (
+        System(ADTRAIN, "adtrain", ("cpu", "gpu"), "adtrain_steps", "adtrain_operations"),
+        System("torch-eager", "torch", ("cpu", "gpu"), "torch_steps", "torch_operations"),
+        System("torch-compile", "torch", ("cpu", "gpu"), "torch_steps", None),
+        System("torch-graph", "torch", ("gpu",), "torch_steps", "torch_operations"),
+        System("jax-jit", "jax", ("cpu", "gpu"), "jax_steps", "jax_operations"),
+        System("jax-scan", "jax", ("cpu", "gpu"), "jax_steps", None),
+        System("numpy", "numpy", ("cpu",), "numpy_steps", "numpy_operations"),
+    )
+}
+"""torch-compile: forward pass and loss, and so their gradients, by torch.compile. torch-graph: the whole step as one
+CUDA graph. jax-jit: one call a step. jax-scan: many steps in one call, a lax.scan over batches."""
+
+PEERS = [system for system in SYSTEMS.values() if system.name != ADTRAIN]
+
+
+class Choice(NamedTuple):
+    """The peers that can run, and why others cannot, by name."""
+
+    runnable: Sequence[System]
+    skipped: dict[str, str]
+
+
+def chosen(names: Sequence[str], device: str, operations: bool) -> Choice:
+    """The peers that `names` stand for: of a package, all its forms; of a form, that form.
+
+    Raises:
+        OptionError: no peer has the name.
+    """
+    possible = dict.fromkeys([*(peer.package for peer in PEERS), *(peer.name for peer in PEERS)])
+    for name in names:
+        if name not in possible:
+            raise OptionError(f"--against {name}: no such peer; {known(name, list(possible))}")
+    asked = [peer for peer in PEERS if peer.name in names or peer.package in names]
+    skipped = {peer.name: reason for peer in asked if (reason := peer.obstacle(device, operations))}
+    return Choice([peer for peer in asked if peer.name not in skipped], skipped)
+
+
+def load(module: str) -> ModuleType:
+    """The module of that name beside this one. It is imported only when used, as it may need an optional package."""
+    return import_module(f"adtrain.bench.peers.{module}")

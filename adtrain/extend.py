@@ -1,0 +1,45 @@
+"""Operations and kernels from outside the package: all that a user's own operation needs.
+
+An operation is a `Primitive`: shape rule, NumPy reference, derivative. `bind` applies it. Without a kernel it runs on
+the CPU, by its reference. `register` adds kernels, whose sources may lie anywhere:
+
+    from adtrain import ArrayType
+    from adtrain.extend import CKernel, CudaKernel, CudaLaunch, Primitive, Target, bind, register
+
+    triple_p = Primitive(
+        "triple",
+        lambda x: ArrayType(x.shape, x.dtype),  # shape rule
+        lambda x: 3 * x,  # NumPy reference
+        [lambda out, x: lambda ct: bind(triple_p, ct)],  # derivative by x: cotangent of out to cotangent of x
+    )
+
+    # /home/me/triple.c:
+    #     #include "common.h"  /* of kernels/cpu: T is the element type, FN adds it to the name */
+    #     void FN(triple)(const T *x, T *out, int64_t size) {
+    #         for (int64_t i = 0; i < size; i++) out[i] = 3 * x[i];
+    #     }
+    register("triple", "cpu", CKernel("/home/me/triple.c", "triple", numbers=lambda x: (x.size,)))
+
+    # /home/me/triple.cu:
+    #     #include "common/common.cuh"  // of kernels/cuda
+    #     KERNEL triple(const T *x, T *out, int64_t size) {
+    #         wait_for_inputs();
+    #         for (int64_t i = grid_index(); i < size; i += grid_size()) out[i] = 3 * x[i];
+    #     }
+    def triple_kernels(target: Target, x: ArrayType) -> list[CudaKernel]:
+        return [CudaKernel((CudaLaunch("/home/me/triple.cu", "triple", (x.size,), (x.dtype,), elements=x.size),))]
+
+    register("triple", "cuda", triple_kernels)
+
+`examples/own_kernel.py` is a program that runs, with a kernel that works row by row.
+"""
+
+from __future__ import annotations
+
+from adtrain.core.kernel import CKernel, CudaKernel, CudaLaunch
+from adtrain.core.primitive import Primitive
+from adtrain.core.registry import register
+from adtrain.core.target import Target
+from adtrain.core.trace import bind
+
+__all__ = ["CKernel", "CudaKernel", "CudaLaunch", "Primitive", "Target", "bind", "register"]

@@ -1,0 +1,33 @@
+"""Makes benchmarks quick in tests: the fewest and shortest samples, and a small roofline."""
+
+from __future__ import annotations
+
+import pytest
+
+from adtrain.bench.analysis import steps as analysis_steps
+from adtrain.bench.ops import sweep
+from adtrain.bench.peers import comparison
+from adtrain.bench.steps import modes
+from adtrain.bench.timing import machine, roofline, sampling
+
+
+def shorten(patch: pytest.MonkeyPatch) -> None:
+    """Take MIN_SAMPLES samples of one run each, and do not observe the machine's load."""
+    patch.setattr(sampling, "MIN_SAMPLE_MS", 0.0)
+    patch.setattr(sampling, "MAX_SAMPLES", sampling.MIN_SAMPLES)
+    patch.setattr(sweep, "MIN_SAMPLE_MS", 0.0)
+    patch.setattr(modes, "SAMPLE_MS", 0.0)
+    patch.setitem(modes.PAUSE_S, "cpu", 0.0)
+    patch.setattr(analysis_steps, "SAMPLE_MS", 0.0)
+    patch.setattr(analysis_steps, "LAYER_STEPS", 2)
+    patch.setattr(machine, "WINDOW_S", 0.0)
+    for budget in ("STEPS", "OPERATIONS"):
+        patch.setattr(comparison, budget, comparison.Budget(0.0, 0.0))
+
+
+def small_roofline(patch: pytest.MonkeyPatch, kind: str) -> None:
+    """Measure the roofline with small arrays, store it under another name, and regard the machine as idle."""
+    patch.setattr(roofline, "KIND", kind)
+    patch.setitem(roofline.COPY_BYTES, "cpu", 1 << 16)
+    patch.setitem(roofline.MATRIX, "cpu", 16)
+    patch.setattr(roofline, "busy_cores", lambda: 0.0)

@@ -1,0 +1,217 @@
+"""Programs whose candidates include every CUDA file and kernel function, and their sources for a target. No GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from program_samples import OPTIMIZERS, for_gpu, training_program, two_updates, update_arguments
+from test_cpu_programs import values_and_gradients
+
+import adtrain as ad
+from adtrain import ops
+from adtrain.backends.cuda.compiler import Source
+from adtrain.backends.cuda.lower import LaunchPlan, Lowering
+from adtrain.cases import CASES
+from adtrain.core.array import Value
+from adtrain.core.errors import DeviceError
+from adtrain.core.fused import horizontal_p, members, one_block_p, row_fused_p
+from adtrain.core.program import Equation, Program
+from adtrain.core.staging import stage
+from adtrain.core.target import H200, Target
+from adtrain.passes.fuse_elementwise import is_loops
+
+TARGETS = (
+    Target((7, 5), 40, 64 << 10),
+    Target((8, 0), 108, 163 << 10),
+    Target((8, 6), 84, 99 << 10),
+    Target((8, 9), 128, 99 << 10),
+    H200,
+    Target((10, 0), 148, 227 << 10),
+    Target((12, 0), 170, 99 << 10),
+)
+"""A GPU of each compute capability that kernels are compiled for."""
+
+TENSOR_CORES = (8, 0)
+"""The lowest capability with kernels for products in tf32 and bfloat16."""
+
+DTYPES = ("float32", "float64")
+
+Content: TypeAlias = "tuple[str, ...]"
+
+
+class Sample(NamedTuple):
+    """What `contents` tells of a source, and whether it belongs to a candidate that runs where nothing is measured."""
+
+    contents: frozenset[Content]
+    first: bool
+
+
+class Shaped(Value):
+    """An argument of which a Program needs the type only."""
+
+    __slots__ = ("device", "dtype", "shape")
+
+    def __init__(self, *shape: int, dtype: str = "float32") -> None:
+        self.shape, self.dtype, self.device = shape, np.dtype(dtype), "cpu"
+
+
+class Large(NamedTuple):
+    """A function of large arguments, for the kernels that only they need; see `cases.Case`."""
+
+    f: Callable[..., Any]
+    inputs: Sequence[Value]
+    order: int = 1
+
+
+def precise(f: Callable[..., Any], precision: str) -> Callable[..., Any]:
+    return ops.matmul_precision(precision)(f)
+
+
+def convolution(x: Value, w: Value) -> Value:
+    return ops.conv2d(x, w, padding=1)
+
+
+def pooled_convolution(x: Value, w: Value, b: Value) -> Value:
+    return ops.max_pool2d(ops.relu(ops.conv2d(x, w, b)), 2)
+
+
+def max_pool_gradient(x: Value) -> Any:
+    return ad.grad(lambda x: ops.sum(ops.square(ops.max_pool2d(x, 2))))(x)
+
+
+PRECISIONS = ("full", "tf32", "bfloat16")
+LARGE: Mapping[str, Large] = {
+    **{
+        f"matmul {m} {n} {k}, {p}": Large(precise(ops.matmul, p), [Shaped(m, k), Shaped(k, n)])
+        for m, n, k in [(2048, 2048, 2048), (1024, 10, 4096), (128, 512, 784), (1000, 1001, 999)]
+        for p in PRECISIONS
+    },
+    **{
+        f"conv2d {x} {w}, {p}": Large(precise(convolution, p), [Shaped(*x), Shaped(*w)])
+        for x, w in [
+            ((256, 32, 28, 28), (64, 32, 3, 3)),
+            ((256, 128, 28, 28), (128, 128, 3, 3)),
+            ((128, 256, 14, 14), (256, 256, 3, 3)),
+        ]
+        for p in PRECISIONS
+    },
+    **{
+        f"conv2d with pooling {channels}, {p}": Large(
+            precise(pooled_convolution, p),
+            [Shaped(128, channels, 26, 26), Shaped(64, channels, 3, 3), Shaped(64)],
+        )
+        for channels in (1, 32)
+        for p in PRECISIONS
+    },
+    "transpose": Large(ops.transpose, [Shaped(1024, 3000)]),
+    "transpose of images": Large(lambda x: ops.transpose(x, (0, 2, 3, 1)), [Shaped(128, 64, 28, 28)]),
+    "cumsum of rows": Large(lambda x: ops.cumsum(x, 1), [Shaped(4, 1 << 20)]),
+    "cumsum of columns": Large(lambda x: ops.cumsum(x, 0), [Shaped(1 << 20, 4)]),
+    "cumsum of short rows": Large(lambda x: ops.cumsum(x, 1), [Shaped(512, 900)]),
+    "softmax of short rows": Large(ops.softmax, [Shaped(100_000, 10)]),
+    "log_softmax of long rows": Large(ops.log_softmax, [Shaped(4, 70_000)]),
+    "softmax of columns": Large(lambda x: ops.softmax(x, 0), [Shaped(50_000, 64)]),
+    "sum of everything": Large(ops.sum, [Shaped(1 << 24)]),
+    "sum of columns": Large(lambda x: ops.sum(x, 0), [Shaped(1 << 16, 48)]),
+    "sum of short rows": Large(lambda x: ops.sum(x, 1), [Shaped(100_000, 7)]),
+    "batch_norm": Large(
+        lambda x, m, v, w, b: ops.batch_norm(x, m, v, w, b, training=True),
+        [Shaped(256, 64, 28, 28), *(Shaped(64) for _ in range(4))],
+    ),
+    "gradient of max_pool2d": Large(max_pool_gradient, [Shaped(64, 8, 28, 28)]),
+    **{
+        f"embedding of {length}": Large(ops.embedding, [Shaped(16384, dtype="int64"), Shaped(length, 96)])
+        for length in (200, 40_000, 10_000_000)
+    },
+}
+
+
+def traced(large: Large) -> Program:
+    return stage(lambda *xs: tuple(values_and_gradients(large, xs)), ()).program(*large.inputs)
+
+
+@cache
+def programs() -> Mapping[str, Program]:
+    """As traced, with gradients: every case of the case table, LARGE, and training steps."""
+    found = {f"large: {name}": traced(large) for name, large in LARGE.items()}
+    for dtype in DTYPES:
+        for case in CASES:
+            staged = stage(lambda *xs, case=case: tuple(values_and_gradients(case, xs)), ())
+            found[f"case: {case.op}, {case.name}, {dtype}"] = staged.program(*case.sample(dtype))
+        for length in (512, 64):
+            found[f"two updates: {length}, {dtype}"] = stage(two_updates, ()).program(*update_arguments(length, dtype))
+        for optimizer in OPTIMIZERS:
+            found[f"training: {optimizer}, {dtype}"] = training_program(optimizer, dtype)
+    return found
+
+
+def all_launches(lowering: Lowering, equation: Equation) -> Iterator[tuple[LaunchPlan, bool]]:
+    """The launches of every candidate for an equation, or of its generated kernel, and whether it is the first one.
+
+    Empty launches are left out.
+    """
+    generated = is_loops(equation) or equation.primitive in (one_block_p, row_fused_p, horizontal_p)
+    for i, kernel in enumerate([None] if generated else lowering.candidates(equation)):
+        try:
+            launches = lowering.launches(equation, kernel)
+        except DeviceError:
+            assert lowering.target.capability < TENSOR_CORES, f"{equation.primitive.name} has no kernel"
+            continue
+        yield from ((x, i == 0) for x in launches if isinstance(x, LaunchPlan) and not x.size.empty)
+
+
+@cache
+def sources(target: Target) -> Mapping[Source, Sample]:
+    """The sources of every candidate for every equation of the programs."""
+    lowering = Lowering(target)
+    found: dict[Source, Sample] = {}
+    for program in programs().values():
+        for equation in dict.fromkeys((*program.equations, *for_gpu(program, target).equations)):
+            for launch, first in all_launches(lowering, equation):
+                held, before = found.get(launch.source, Sample(frozenset(), False))
+                found[launch.source] = Sample(held.union(contents(equation, launch)), before or first)
+    return found
+
+
+def contents(equation: Equation, launch: LaunchPlan) -> Iterator[Content]:
+    """The launch's kernel function with its element types, and what is generated for it, with the output's type."""
+    source = launch.source
+    generated, own, _ = source.text.partition("#line")
+    dtype = equation.outputs[0].type.dtype.name
+    if own:
+        types = [line for line in generated.splitlines() if line.startswith(("#define T ", "#define U "))]
+        yield source.name, launch.name, *types
+    if not own or "EPILOGUE" in generated:
+        yield from ((equation.primitive.name, member, dtype) for member in members(equation))
+
+
+def representative(target: Target) -> list[Source]:
+    """Some of the sources, such that everything `contents` tells apart is compiled, with each value of each switch.
+
+    A switch is a macro that has one or two values in all sources of a file.
+    """
+    values: dict[tuple[str, str], set[str]] = {}
+    for source in sources(target):
+        for name, option in macros(source):
+            values.setdefault((source.name, name), set()).add(option)
+    held = {
+        source: {
+            *sample.contents,
+            *((source.name, option) for name, option in macros(source) if len(values[source.name, name]) <= 2),
+        }
+        for source, sample in sources(target).items()
+    }
+    missing, chosen = set().union(*held.values()), []
+    for source in sorted(held, key=lambda source: len(held[source]), reverse=True):
+        if held[source] & missing:
+            chosen.append(source)
+            missing -= held[source]
+    return chosen
+
+
+def macros(source: Source) -> list[tuple[str, str]]:
+    """The name of each macro on the command line, and the option that defines it."""
+    return [(option.partition("=")[0], option) for option in source.options if option.startswith("-D")]

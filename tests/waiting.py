@@ -1,0 +1,20 @@
+"""Waiting for other processes, on slow and busy machines too."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from time import monotonic, sleep
+from typing import Any
+
+PATIENCE = 900.0
+"""Seconds after which a test fails. What is waited for takes seconds on a fast machine."""
+
+
+def wait_until(condition: Callable[[], object], process: subprocess.Popen[Any] | None = None) -> None:
+    """Return once the condition holds. AssertionError after PATIENCE, or when the process ends before that."""
+    deadline = monotonic() + PATIENCE
+    while not condition():
+        assert monotonic() < deadline, f"waited {PATIENCE} s in vain"
+        assert process is None or process.poll() is None or condition(), "the process ended early"
+        sleep(0.01)
