@@ -134,10 +134,10 @@ def test_the_launches_fit(
     image: tuple[int, ...], filters: int, kernel: tuple[int, int], padding: tuple[int, int]
 ) -> None:
     problem = conv_problem(image, filters, kernel, (min(padding[0], kernel[0] - 1), min(padding[1], kernel[1] - 1)))
-    arrays = drawn(problem)
-    found = [work for work in (by_images(problem, *arrays[1:]),) if work]
+    x, w, g, where = drawn(problem)
+    found = [work for work in (by_images(problem, w, g, where),) if work]
     if kernel == (3, 3):
-        found += by_weights(problem, arrays[0], *arrays[2:])
+        found += by_weights(problem, x, g, where)
     for *_, made in found:
         assert all(launch.shared + 1024 <= H200.shared for launch in made.launches)
 

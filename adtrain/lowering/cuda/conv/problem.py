@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -40,6 +40,20 @@ class ConvProblem:
     groups: int = 1
     dtype: np.dtype = FLOAT32
     precision: str = FULL
+
+    @classmethod
+    def of(
+        cls,
+        images: tuple[int, ...],
+        outputs: tuple[int, ...],
+        kernel: tuple[int, int],
+        window: Any,
+        dtype: np.dtype,
+        precision: str,
+    ) -> ConvProblem:
+        """With stride, padding, dilation and groups of a `Window`."""
+        stride, padding, dilation, groups = window
+        return cls(images, outputs, kernel, stride, padding, dilation, groups, dtype, precision)
 
     @property
     def group_channels(self) -> int:

@@ -28,16 +28,16 @@ MAX_SLOWDOWN = 2.0
 def forward_problem(x: Any, w: Any, window: Any, precision: str) -> ConvProblem:
     rows, columns = (window.output_length(i, x.shape[i + 2], w.shape[i + 2]) for i in (0, 1))
     outputs = (x.shape[0], w.shape[0], rows, columns)
-    return ConvProblem(x.shape, outputs, w.shape[2:], *window, x.dtype, precision)
+    return ConvProblem.of(x.shape, outputs, w.shape[2:], window, x.dtype, precision)
 
 
 def input_grad_problem(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str) -> ConvProblem:
     images = (g.shape[0], w.shape[1] * window.groups, *size)
-    return ConvProblem(images, g.shape, w.shape[2:], *window, g.dtype, precision)
+    return ConvProblem.of(images, g.shape, w.shape[2:], window, g.dtype, precision)
 
 
 def weight_grad_problem(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str) -> ConvProblem:
-    return ConvProblem(x.shape, g.shape, size, *window, x.dtype, precision)
+    return ConvProblem.of(x.shape, g.shape, size, window, x.dtype, precision)
 
 
 def rank_forward(problem: ConvProblem, target: Target) -> Sequence[Algorithm]:
