@@ -13,12 +13,12 @@ from adtrain.lowering.cuda.conv.problem import ConvProblem
 
 DEPTH = 32
 """Channels of a stage, whose largest products the matrix units add up."""
-BESIDE = ((0, 2), (2, 0), (1, 1), (0, 1), (1, 0))
+LOW_PAIRS = ((0, 2), (2, 0), (1, 1), (0, 1), (1, 0))
 """As in `sm90/bf16x3.cuh`."""
 STACKED = (((0, 0), (0, 2), (2, 0), (0, 1)), ((1, 0), (1, 2), (1, 1)))
 """As in `shifted_bf16x3.cu`, of the first and second half of the rows: products of single stages, then others."""
-TOP, EXPONENTS, FEW, LEAST = 14, (-16, 89), 8, 8
-NORMAL, TINY, MOST_SMALL, FOR_SMALL = 2.0**-14, 2.0**-24, 16, 16
+MAX_EXPONENT, EXPONENTS, MIN_PRODUCTS, MAX_CANCELLATION = 14, (-16, 89), 8, 8
+MIN_NORMAL, MIN_SUBNORMAL, MAX_SMALL, SMALL_ELEMENT_LOSS = 2.0**-14, 2.0**-24, 16, 16
 """As in `conv/fp16x2.cuh`."""
 
 
@@ -29,12 +29,12 @@ def cases(m: int, n: int, k: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return {name: (a.astype(np.float32), b.astype(np.float32)) for name, (a, b) in found.items()}
 
 
-def in_pieces(a: np.ndarray, b: np.ndarray, stacked: bool = False) -> np.ndarray:
+def in_bf16x3(a: np.ndarray, b: np.ndarray, stacked: bool = False) -> np.ndarray:
     """A B."""
     if stacked:
         first, second = (_summed(a, b, *pairs) for pairs in STACKED)
         return first + second
-    return _summed(a, b, (0, 0), *BESIDE)
+    return _summed(a, b, (0, 0), *LOW_PAIRS)
 
 
 def _summed(a: np.ndarray, b: np.ndarray, large: tuple[int, int], *others: tuple[int, int]) -> np.ndarray:
@@ -50,7 +50,7 @@ def _summed(a: np.ndarray, b: np.ndarray, large: tuple[int, int], *others: tuple
     return (main + beside.astype(np.float32)).astype(np.float32)
 
 
-def in_sparse_pieces(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def in_sparse_bf16x3(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """A B as in `sparse_pool_input_grad.cu`, A being the gradient: what is not summed over stages has sums of its own
     for neighbouring pieces of B."""
     left, right = split_bf16x3(a), split_bf16x3(b.T)
@@ -72,7 +72,7 @@ def known(x: np.ndarray, smallest: float) -> tuple[np.ndarray, np.ndarray, np.nd
     sizes = abs(x.astype(float))
     most = sizes.max(1)
     least = np.where(sizes > 0, sizes, np.inf).min(1)
-    exponent = TOP - np.floor(np.log2(np.where(most > 0, most, 2.0**TOP)))
+    exponent = MAX_EXPONENT - np.floor(np.log2(np.where(most > 0, most, 2.0**MAX_EXPONENT)))
     up = 2.0**exponent
     held = (exponent >= EXPONENTS[0]) & (exponent <= EXPONENTS[1]) & (least * up >= smallest)
     squares = (sizes**2).sum(1)
@@ -80,12 +80,15 @@ def known(x: np.ndarray, smallest: float) -> tuple[np.ndarray, np.ndarray, np.nd
     return np.where(held, up, 0), np.where(held, share, 0), squares * up**2
 
 
-def in_halves(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, bool]:
+def in_fp16x2(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, bool]:
     """A B of filters by the positions of one image, and whether halves were right for it."""
-    (up, share, squares), (image_up, image_share, image_squares) = known(a, NORMAL), known(b.reshape(1, -1), TINY)
-    small = np.count_nonzero((b != 0) & (abs(b) * image_up < NORMAL))
-    if not (share.min() * image_share[0] / b.size >= FEW) or small > MOST_SMALL:
-        return in_pieces(a, b), False
+    (up, share, squares), (image_up, image_share, image_squares) = (
+        known(a, MIN_NORMAL),
+        known(b.reshape(1, -1), MIN_SUBNORMAL),
+    )
+    small = np.count_nonzero((b != 0) & (abs(b) * image_up < MIN_NORMAL))
+    if not (share.min() * image_share[0] / b.size >= MIN_PRODUCTS) or small > MAX_SMALL:
+        return in_bf16x3(a, b), False
     left, right = split_fp16x2(a * up[:, None]), split_fp16x2(b.T * image_up)
     shape = len(a), b.shape[1]
     sums, beside = np.zeros(shape, np.float32), np.zeros(shape)
@@ -95,10 +98,10 @@ def in_halves(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, bool]:
         beside = tensor_core_sum(beside, left[0][:, k], right[1][:, k])
         beside = tensor_core_sum(beside, left[1][:, k], right[0][:, k])
     sums = (sums + beside * 2.0**-11).astype(np.float32)
-    if (sums.astype(float) ** 2).sum() < squares.sum() * image_squares[0] / len(b) / LEAST:
-        return in_pieces(a, b), False
-    if np.any((sums != 0) & (abs(sums) < small * FOR_SMALL)):
-        return in_pieces(a, b), False
+    if (sums.astype(float) ** 2).sum() < squares.sum() * image_squares[0] / len(b) / MAX_CANCELLATION:
+        return in_bf16x3(a, b), False
+    if np.any((sums != 0) & (abs(sums) < small * SMALL_ELEMENT_LOSS)):
+        return in_bf16x3(a, b), False
     return (sums / up[:, None] / image_up).astype(np.float32), True
 
 

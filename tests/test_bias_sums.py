@@ -29,7 +29,7 @@ SHAPES = ((256, 1, 28, 28), (32, 1, 3, 3), (32,), (64, 32, 3, 3), (64,))
 
 
 @pytest.mark.parametrize("padding", [0, 1])
-def test_sums_are_taken_by_who_reads_the_same(padding: int) -> None:
+def test_bias_gradients_join_the_gradient_that_reads_the_same(padding: int) -> None:
     rng = np.random.default_rng(0)
     args = [array(rng.standard_normal(shape).astype(np.float32)) for shape in SHAPES]
     found = names(stage(partial(gradients, padding), ON_GPU).program(*args))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from packed_gemm_emulated import NOISE, OF_TENSOR_CORES, TWO_ROUNDINGS, errors, sequential_fma
-from shifted_conv_emulated import cases, in_pieces
+from shifted_conv_emulated import cases, in_bf16x3
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import architecture, file_source
@@ -68,7 +68,7 @@ def test_matrices_beyond_32_bit_offsets_have_other_kernels() -> None:
 def test_it_is_as_exact_as_sequential_fma(case: str, k: int, splits: int) -> None:
     a, b = cases(M, N, k)[case]
     length = k // splits
-    found = sum(in_pieces(a[:, i : i + length], b[i : i + length]) for i in range(0, k, length))
+    found = sum(in_bf16x3(a[:, i : i + length], b[i : i + length]) for i in range(0, k, length))
     assert isinstance(found, np.ndarray)
     (largest, norm), plain = errors(found, a, b), errors(sequential_fma(a, b), a, b)
     assert largest <= max(NOISE * plain[0], OF_TENSOR_CORES)

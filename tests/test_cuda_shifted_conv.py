@@ -13,25 +13,26 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from packed_gemm_emulated import NOISE, ROUNDINGS, errors, sequential_fma
 from shifted_conv_emulated import (
-    BESIDE,
     DEPTH,
-    FEW,
-    FOR_SMALL,
-    LEAST,
-    MOST_SMALL,
-    NORMAL,
-    TINY,
-    TOP,
+    LOW_PAIRS,
+    MAX_CANCELLATION,
+    MAX_EXPONENT,
+    MAX_SMALL,
+    MIN_NORMAL,
+    MIN_PRODUCTS,
+    MIN_SUBNORMAL,
+    SMALL_ELEMENT_LOSS,
     by_flat_index,
     cases,
-    in_halves,
-    in_pieces,
+    in_bf16x3,
+    in_fp16x2,
     stride_one,
 )
 
 from adtrain.assets import asset_path
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError, Source, architecture, file_source
+from adtrain.core.errors import DeviceError
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.target import H200, Target
@@ -40,7 +41,7 @@ from adtrain.lowering.cuda.conv.fp16x2_weight_grad import Fp16x2WeightGrad
 from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
 from adtrain.lowering.cuda.conv.problem import ConvProblem
 from adtrain.lowering.cuda.conv.shifted import STAGE_CHANNELS, ShiftedConv
-from adtrain.lowering.cuda.conv.shifted_fp16x2 import MAX_PARTS, PACK_BLOCKS, Fp16x2Conv
+from adtrain.lowering.cuda.conv.shifted_fp16x2 import Fp16x2Conv
 from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
 from adtrain.ops.conv import Window
 from adtrain.ops.conv_reference import conv2d_reference, input_grad_reference
@@ -133,7 +134,9 @@ def test_the_launches_fit_and_cover_all_positions(problem: ConvProblem, channels
             made += grad.kernels()
     split_grad = Fp16x2WeightGrad(index, H200)
     made += split_grad.kernels() if split_grad.supported() else []
-    assert all(launch.shared + 1024 <= H200.shared for kernel in made for launch in kernel.launches)
+    launches = [launch for kernel in made for launch in kernel.launches]
+    assert all(launch.shared + 1024 <= H200.shared for launch in launches)
+    assert all(launch.definitions["SHARED_BYTES"] == launch.shared for launch in launches if launch.shared)
 
 
 @pytest.mark.parametrize(
@@ -168,46 +171,60 @@ def test_few_channels_strides_groups_and_float64_are_not() -> None:
     assert all(others)
 
 
+@pytest.mark.parametrize("target", [H200, Target((8, 0), 108, 163 << 10)])
+@pytest.mark.parametrize(
+    ("x", "w", "stride", "groups"),
+    [
+        ((1 << 15, 1, 256, 256), (1, 1, 1, 1), 1, 1),  # 2^31 pixels
+        ((1, 1 << 16, 4, 4), (1 << 16, 1, 1, 1), 1, 1 << 16),  # more groups than a grid has blocks
+    ],
+)
+def test_convolutions_that_32_bits_cannot_count_are_refused(
+    x: tuple[int, ...], w: tuple[int, ...], stride: int, groups: int, target: Target
+) -> None:
+    with pytest.raises(DeviceError, match=f"{x[0]}x{x[1]}x{x[2]}x{x[3]}.*too large"):
+        of(x, w, window(stride, groups=groups), target=target)
+    with pytest.raises(DeviceError, match="too large"):
+        of(x, w, window(stride, groups=groups), "float64", target=target)
+
+
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("case", cases(M, N, K))
-def test_pieces_are_as_exact_as_one_chain_of_multiply_adds(case: str, stacked: bool) -> None:
+def test_bf16x3_is_as_exact_as_sequential_fma(case: str, stacked: bool) -> None:
     a, b = cases(M, N, K)[case]
-    taken, expected = errors(in_pieces(a, b, stacked), a, b), errors(sequential_fma(a, b), a, b)
+    taken, expected = errors(in_bf16x3(a, b, stacked), a, b), errors(sequential_fma(a, b), a, b)
     assert taken[0] <= max(NOISE * expected[0], ROUNDINGS)
     assert taken[1] <= max((DECADES if "decades" in case else NOISE) * expected[1], ROUNDINGS)
 
 
 @pytest.mark.parametrize("case", cases(M, N, K))
-def test_halves_or_what_they_leave_to_pieces_are_as_exact_too(case: str) -> None:
+def test_fp16x2_with_its_fallback_is_as_exact_as_sequential_fma(case: str) -> None:
     a, b = cases(M, N, K)[case]
-    taken, expected = errors(in_halves(a, b)[0], a, b), errors(sequential_fma(a, b), a, b)
+    taken, expected = errors(in_fp16x2(a, b)[0], a, b), errors(sequential_fma(a, b), a, b)
     assert taken[0] <= max(NOISE * expected[0], ROUNDINGS)
     assert taken[1] <= max((DECADES if "decades" in case else NOISE) * expected[1], ROUNDINGS)
 
 
 @pytest.mark.parametrize("case", ["normal", "uniform", "rectified", "rectified, by gradients of rectified", "positive"])
-def test_halves_are_right_for_what_nets_have(case: str) -> None:
-    assert in_halves(*cases(M, N, K)[case])[1]
+def test_fp16x2_represents_what_nets_have(case: str) -> None:
+    assert in_fp16x2(*cases(M, N, K)[case])[1]
 
 
-def test_the_limits_are_those_of_the_kernels() -> None:
+def test_emulated_thresholds_are_those_of_the_kernels() -> None:
     text = (asset_path("kernels") / "cuda" / "conv/fp16x2.cuh").read_text()
-    assert f"FEW = NUMBERS == 2 ? {FEW} : " in text
-    assert f"LEAST = {LEAST};" in text
-    assert f"TOP = {TOP};" in text
-    assert f"MOST_SMALL = {MOST_SMALL};" in text
-    assert f"FOR_SMALL = NUMBERS == 2 ? {FOR_SMALL} : " in text
-    assert f"constexpr float NORMAL = 0x1p{np.log2(NORMAL):.0f}f;" in text
-    assert f"constexpr float TINY = 0x1p{np.log2(TINY):.0f}f;" in text
-    text = (asset_path("kernels") / "cuda" / "conv/packed_images.cuh").read_text()
-    assert f"MOST_PARTS = {MAX_PARTS};" in text
-    assert f"LAYING_BLOCKS = {PACK_BLOCKS};" in text
+    assert f"MIN_PRODUCTS = FP16_PARTS == 2 ? {MIN_PRODUCTS} : " in text
+    assert f"MAX_CANCELLATION = {MAX_CANCELLATION};" in text
+    assert f"MAX_EXPONENT = {MAX_EXPONENT};" in text
+    assert f"MAX_SMALL = {MAX_SMALL};" in text
+    assert f"SMALL_ELEMENT_LOSS = FP16_PARTS == 2 ? {SMALL_ELEMENT_LOSS} : " in text
+    assert f"constexpr float MIN_NORMAL = 0x1p{np.log2(MIN_NORMAL):.0f}f;" in text
+    assert f"constexpr float MIN_SUBNORMAL = 0x1p{np.log2(MIN_SUBNORMAL):.0f}f;" in text
 
 
-def test_the_products_are_those_of_the_kernels() -> None:
+def test_emulated_products_are_those_of_the_kernels() -> None:
     text = (asset_path("kernels") / "cuda" / "sm90/bf16x3.cuh").read_text()
     assert STAGE_CHANNELS[0] == DEPTH
-    assert "{" + ", ".join(f"{{{a}, {b}}}" for a, b in BESIDE) + "}" in text
+    assert "{" + ", ".join(f"{{{a}, {b}}}" for a, b in LOW_PAIRS) + "}" in text
 
 
 def check_compiled(kernels: Iterable[CudaKernel]) -> None:
@@ -228,7 +245,7 @@ def check_compiled(kernels: Iterable[CudaKernel]) -> None:
         assert wrong == [], (source.name, source.options)
 
 
-def test_the_kernels_compile_and_neither_spill_registers_nor_wait_for_each_product() -> None:
+def test_kernels_compile_without_spills_and_serialised_wgmma() -> None:
     made: list[Any] = []
     for images, filters, padding in (((128, 32, 26, 26), 64, 0), ((8, 40, 15, 13), 33, 1), ((2, 64, 99, 99), 20, 2)):
         size = [n + 2 * padding - 2 for n in images[2:]]
@@ -239,7 +256,8 @@ def test_the_kernels_compile_and_neither_spill_registers_nor_wait_for_each_produ
         made += plain
         for p in (problem, coarse):
             split = [Fp16x2Conv(PaddedIndex(p), H200, False), Fp16x2Conv(PaddedIndex(p.transposed()), H200, True)]
-            made += [c for c in (*split, Fp16x2WeightGrad(PaddedIndex(p), H200)) if c.supported()]
+            made += [c for c in split if c.supported()]
+            made += [c for c in (Fp16x2WeightGrad(PaddedIndex(p), H200),) if c.supported()]
         if padding == 0:
             narrow = [tiles for convolution in plain for tiles in convolution.choices() if tiles.columns in WIDTHS]
             made += [tiles for tiles in narrow if not tiles.image_tiles]

@@ -4,6 +4,7 @@ reference."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,17 @@ def test_tiles_of_all_widths_give_the_same(host: Host, filters: int) -> None:
     assert len({y.tobytes() for y in found}) == 1
 
 
+def test_too_little_shared_memory_is_a_compile_error(host: Host) -> None:
+    problem = stride_one((1, 8, 9, 13), (1, 40, 7, 11), (3, 3), (0, 0))
+    x, w = drawn(problem.images, (40, 8, 3, 3))
+    e = equation(conv2d_p, [x, w], {"window": Window((1, 1), (0, 0), (1, 1), 1), "precision": "full"})
+    (kernel,) = ShiftedConv(PaddedIndex(problem), TARGET, False).kernels()
+    multiply = kernel.launches[1]
+    macros = {**multiply.definitions, "SHARED_BYTES": multiply.shared - 1}
+    with pytest.raises(AssertionError, match="dynamic shared memory"):
+        host.computed(e, replace(kernel, launches=(replace(multiply, definitions=macros),)), [x, w])
+
+
 def test_weight_gradient_with_underflowing_squares(host: Host) -> None:
     problem = stride_one((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1))
     x, _, g = drawn(problem.images, (33, 20, 3, 3), problem.outputs)
@@ -178,7 +190,7 @@ def test_images_that_fp16x2_does_not_hold_fall_back_to_bf16x3(host: Host, spoil:
         assert agree(halves, conv2d_p.reference(x.astype(float), w.astype(float), **params))
 
 
-def test_a_few_small_elements_of_an_image_are_held(host: Host) -> None:
+def test_fp16x2_represents_images_with_a_few_small_elements(host: Host) -> None:
     problem = stride_one((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1))
     x, w, g = drawn(problem.images, (33, 20, 3, 3), problem.outputs)
     x[0, 2, 1, 3] = x[1, 7, 8, 7] = g[1, 2, 3, 4] = 1e-9
@@ -212,7 +224,7 @@ def test_sums_of_small_elements_alone_keep_their_bits(host: Host, precision: str
 
 
 @pytest.mark.parametrize("where", [(0, 0, 0), (65, 15, 16)])
-def test_all_parts_of_an_image_must_be_held(host: Host, where: tuple[int, int, int]) -> None:
+def test_fp16x2_must_represent_all_parts_of_an_image(host: Host, where: tuple[int, int, int]) -> None:
     """Of images that are measured in three parts."""
     problem = stride_one((3, 66, 16, 17), (3, 33, 16, 17), (3, 3), (1, 1))
     x, w = drawn(problem.images, (33, 66, 3, 3))

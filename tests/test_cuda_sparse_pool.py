@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packed_gemm_emulated import NOISE, ROUNDINGS, errors, sequential_fma
 from program_samples import ON_GPU, everywhere, names
-from shifted_conv_emulated import cases, in_sparse_pieces
+from shifted_conv_emulated import cases, in_sparse_bf16x3
 from sparse_pool_samples import WINDOWS, Work, by_images, by_weights, conv_problem, drawn, expected
 from test_cuda_shifted_conv import DECADES, K, M, N, check_compiled
 from test_gpu_shifted_conv import same
@@ -29,7 +29,7 @@ from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
 from adtrain.ops.conv import Window
 
-FEW = H200._replace(multiprocessors=2)
+MIN_PRODUCTS = H200._replace(multiprocessors=2)
 """A block takes several tiles."""
 
 
@@ -72,7 +72,7 @@ def test_gradients_by_the_images_are_right(
 ) -> None:
     problem = conv_problem(image, filters, kernel, padding)
     _, w, g, where = drawn(problem)
-    work = by_images(problem, w, g, where, FEW)
+    work = by_images(problem, w, g, where, MIN_PRODUCTS)
     assert work is not None
     check(host, work)
 
@@ -91,7 +91,7 @@ def test_gradients_by_weights_and_bias_are_right(
 ) -> None:
     problem = conv_problem(image, filters, (3, 3), padding)
     x, _, g, where = drawn(problem)
-    found = by_weights(problem, x, g, where, FEW)
+    found = by_weights(problem, x, g, where, MIN_PRODUCTS)
     assert len(found) == 4
     for work in found:
         check(host, work)
@@ -119,7 +119,7 @@ def test_infinity_and_nan_propagate(host: Host) -> None:
 def test_they_are_as_exact_as_sequential_fma_sums(case: str) -> None:
     """The gradient by the images; the gradient by the weights sums as the dense one does."""
     a, b = cases(M, N, K)[case]
-    taken, right = errors(in_sparse_pieces(a, b), a, b), errors(sequential_fma(a, b), a, b)
+    taken, right = errors(in_sparse_bf16x3(a, b), a, b), errors(sequential_fma(a, b), a, b)
     assert taken[0] <= max(NOISE * right[0], ROUNDINGS)
     assert taken[1] <= max((DECADES if "decades" in case else NOISE) * right[1], ROUNDINGS)
 
@@ -134,15 +134,15 @@ def test_the_launches_fit(
     image: tuple[int, ...], filters: int, kernel: tuple[int, int], padding: tuple[int, int]
 ) -> None:
     problem = conv_problem(image, filters, kernel, (min(padding[0], kernel[0] - 1), min(padding[1], kernel[1] - 1)))
-    arrays = drawn(problem)
-    found = [work for work in (by_images(problem, *arrays[1:]),) if work]
+    x, w, g, where = drawn(problem)
+    found = [work for work in (by_images(problem, w, g, where),) if work]
     if kernel == (3, 3):
-        found += by_weights(problem, arrays[0], *arrays[2:])
+        found += by_weights(problem, x, g, where)
     for *_, made in found:
         assert all(launch.shared + 1024 <= H200.shared for launch in made.launches)
 
 
-def test_the_rule_takes_them_where_few_channels_meet_many_filters() -> None:
+def test_sparse_gradients_are_chosen_for_few_channels_and_many_filters() -> None:
     def found(x: tuple[int, ...], filters: int, padding: int) -> list[bool]:
         problem = conv_problem(x, filters, (3, 3), (padding, padding))
         window = Window((1, 1), (padding, padding), (1, 1), 1)
@@ -173,14 +173,14 @@ def loss(x: Any, w: Any, b: Any) -> Any:
     return ops.sum(ops.square(ops.max_pool2d(ops.relu(ops.conv2d(x, w, b)), 2)))
 
 
-def test_a_program_for_hopper_spreads_no_gradient() -> None:
+def test_programs_for_hopper_materialise_no_unpooled_gradient() -> None:
     made = program(ad.grad(loss, (0, 1, 2)))
     found = [e.primitive.name for e in everywhere(made)]
     assert {"conv2d_input_grad_pooled", "conv2d_weight_grad_pooled_sum"} <= set(found)
     assert not {"max_pool2d_put", "sum", "conv2d_input_grad", "conv2d_weight_grad"} & set(names(made))
 
 
-def test_where_something_else_reads_the_spread_gradient_all_do() -> None:
+def test_an_unpooled_gradient_that_others_read_is_read_by_all() -> None:
     def f(x: Any, w: Any, b: Any) -> Any:
         _, back = ad.vjp(lambda y: ops.sum(ops.square(ops.max_pool2d(y, 2))), ops.conv2d(x, w, b))
         (spread,) = back(array(np.float32(1)))
@@ -190,7 +190,7 @@ def test_where_something_else_reads_the_spread_gradient_all_do() -> None:
 
 
 @pytest.mark.needs_nvrtc
-def test_the_kernels_compile_and_neither_spill_registers_nor_wait_for_each_product() -> None:
+def test_kernels_compile_without_spills_and_serialised_wgmma() -> None:
     made: list[CudaKernel] = []
     for image, filters, padding in (((128, 32, 26, 26), 64, 0), ((8, 40, 15, 13), 33, 1), ((2, 30, 56, 56), 20, 1)):
         problem = conv_problem(image, filters, (3, 3), (padding, padding))

@@ -51,8 +51,8 @@ def test_maxima_and_positions_are_those_of_the_two_launches(gpu: Any, pooling: N
     (convolution,) = [e for e in everywhere(program.program(*on_gpu)) if e.primitive is conv2d_p]
     params = {"window": convolution.params["window"]}
     (y,) = run_twice(gpu, conv2d_p, alone(convolution, gpu.lowering.target), [x, w], **params)
-    y = array(rectified(y, bias), device="gpu")
-    expected = [v.numpy() for v in bind(max_pool2d_p, y, windows=PAIRS)]
+    rectified_y = array(rectified(y, bias), device="gpu")
+    expected = [v.numpy() for v in bind(max_pool2d_p, rectified_y, windows=PAIRS)]
     for _ in range(3):
         found = [v.numpy() for v in program(*on_gpu)]
         assert [v.tobytes() for v in found] == [v.tobytes() for v in expected]

@@ -100,7 +100,8 @@ def check(gpu: Any, problem: ConvProblem, x: np.ndarray, w: np.ndarray, g: np.nd
     for algorithm in algorithms(gpu, problem.transposed(), True):
         assert same(input_grad(gpu, problem, algorithm, g, w), dx, tolerance)
     index, target = PaddedIndex(problem), gpu.lowering.target
-    for grad in (*ShiftedWeightGrad(index, target).choices(), Fp16x2WeightGrad(index, target)):
+    grads: list[ShiftedWeightGrad | Fp16x2WeightGrad] = [*ShiftedWeightGrad(index, target).choices()]
+    for grad in (*grads, Fp16x2WeightGrad(index, target)):
         if grad.supported():
             assert same(weight_grad(gpu, problem, grad, x, g), dw, tolerance)
 

@@ -20,4 +20,4 @@ def _numbers(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: st
     return math.prod(a.shape[:-2]), m, b.shape[-2 if transpose_b else -1], k, transpose_a, transpose_b
 
 
-register("matmul", "cpu", CKernel("gemm.c", "gemm", _numbers, team=True, scratch=lambda *_, **__: SCRATCH))
+register("matmul", "cpu", CKernel("gemm.c", "gemm", _numbers, team=True, scratch=SCRATCH))

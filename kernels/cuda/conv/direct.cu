@@ -1,50 +1,51 @@
-// y = x * w for few channels: images (N, C, H, W), weights (O, C / groups, KH, KW), output (N, O, OH, OW). Read conv/direct.cuh
-// first. With TURNED the weights are (C, O / groups, KH, KW) and their elements in reverse order: the gradient by the
-// images of a convolution with stride 1 is such a convolution of the outputs' gradients.
+// y = x * w by direct convolution: images (N, C, H, W), weights (O, C / groups, KH, KW), output (N, O, OH, OW). Read
+// conv/direct.cuh first. FLIPPED: the weights are (C, O / groups, KH, KW) with their elements in reverse order; the
+// gradient by the images of a stride-1 convolution is such a convolution of the outputs' gradient.
 //
-// A thread has the sums of FILTERS filters for WIDE_C neighbouring outputs; the block's weights lie in shared memory.
+// A thread has the sums of FILTERS filters for WIDE_C neighbouring outputs; shared memory holds the block's weights.
 #include "conv/direct.cuh"
 
 constexpr int THREADS = 128, ELEMENTS = GROUP_CHANNELS * TAPS;
-// Weights that a thread reads at once, and those of an element, with what fills up the last read.
-constexpr int AT_ONCE = FILTERS == 1 ? 1 : FILTERS % 4 == 1 || FILTERS % 4 == 2 ? 2 : 4;
-constexpr int LINE = (FILTERS + AT_ONCE - 1) / AT_ONCE * AT_ONCE;
+// Weights that a thread loads at once; weights of an element, padded to a multiple of that.
+constexpr int WEIGHT_VECTOR = FILTERS == 1 ? 1 : FILTERS % 4 == 1 || FILTERS % 4 == 2 ? 2 : 4;
+constexpr int WEIGHT_ROW = (FILTERS + WEIGHT_VECTOR - 1) / WEIGHT_VECTOR * WEIGHT_VECTOR;
 
-// The weights of a share of a group's filters, rounded: [channel][tap][filter].
-__device__ __forceinline__ void bring_weights(T (&to)[ELEMENTS][LINE], const T *w, int group, int first) {
-    #pragma unroll 4 // reads that are under way at once
+// Loads the weights of FILTERS filters from `first` on, rounded: [channel][tap][filter].
+__device__ __forceinline__ void load_weights(T (&to)[ELEMENTS][WEIGHT_ROW], const T *w, int group, int first) {
+    #pragma unroll 4 // loads in flight
     for (int i = threadIdx.x; i < ELEMENTS * FILTERS; i += THREADS) {
         const int filter = i / ELEMENTS, element = i % ELEMENTS, channel = element / TAPS, tap = element % TAPS;
         const int row = first + filter;
-        const int from = TURNED ? ((group * GROUP_CHANNELS + channel) * GROUP_FILTERS + row) * TAPS + TAPS - 1 - tap
+        const int from = FLIPPED ? ((group * GROUP_CHANNELS + channel) * GROUP_FILTERS + row) * TAPS + TAPS - 1 - tap
                                 : (group * GROUP_FILTERS + row) * ELEMENTS + element;
         to[element][filter] = row < GROUP_FILTERS ? rounded(w[from]) : (T)0;
     }
     __syncthreads();
 }
 
-// Adds products of a row of the windows with the weights of its elements.
+// Adds the products of one row of the windows.
 __device__ __forceinline__ void multiply(
-    T (&sums)[FILTERS][WIDE_C], const T (&values)[SPAN], const T (*weights)[LINE]) {
+    T (&sums)[FILTERS][WIDE_C], const T (&values)[SPAN], const T (*weights)[WEIGHT_ROW]) {
     #pragma unroll
     for (int tap = 0; tap < KW; tap++) {
         #pragma unroll
-        for (int f = 0; f < LINE; f += AT_ONCE) {
-            const Vector<T, AT_ONCE> weight = load<T, AT_ONCE>(weights[tap] + f);
+        for (int f = 0; f < WEIGHT_ROW; f += WEIGHT_VECTOR) {
+            const Vector<T, WEIGHT_VECTOR> weight = load<T, WEIGHT_VECTOR>(weights[tap] + f);
             #pragma unroll
-            for (int i = 0; i < AT_ONCE && f + i < FILTERS; i++)
+            for (int i = 0; i < WEIGHT_VECTOR && f + i < FILTERS; i++)
                 #pragma unroll
                 for (int k = 0; k < WIDE_C; k++) sums[f + i][k] += weight.lane[i] * values[k * SW + tap * DW];
         }
     }
 }
 
-KERNEL __launch_bounds__(THREADS, 4) conv_few(const T *__restrict__ x, const T *__restrict__ w, const Epilogue epilogue,
+KERNEL __launch_bounds__(THREADS, 4) conv_direct(const T *__restrict__ x, const T *__restrict__ w,
+    const Epilogue epilogue,
     int64_t batch) {
     wait_for_inputs();
-    __align__(16) __shared__ T weights[ELEMENTS][LINE];
-    const int group = blockIdx.y / SHARES, first = blockIdx.y % SHARES * FILTERS;
-    bring_weights(weights, w, group, first);
+    __align__(16) __shared__ T weights[ELEMENTS][WEIGHT_ROW];
+    const int group = blockIdx.y / FILTER_BLOCKS, first = blockIdx.y % FILTER_BLOCKS * FILTERS;
+    load_weights(weights, w, group, first);
     const int count = batch * AREA;
     for (int output = (blockIdx.x * THREADS + threadIdx.x) * WIDE_C; output < count;
          output += gridDim.x * THREADS * WIDE_C) {
@@ -52,7 +53,7 @@ KERNEL __launch_bounds__(THREADS, 4) conv_few(const T *__restrict__ x, const T *
         const Corner corner(place);
         const T *window = x + (image * IN_CHANNELS + group * GROUP_CHANNELS) * IN_AREA + corner.at();
         T sums[FILTERS][WIDE_C] = {};
-        asm volatile("" ::: "memory"); // or weights are kept in registers from one output to the next, too many of them
+        asm volatile("" ::: "memory"); // keeps the compiler from holding all weights in registers between outputs
         #pragma unroll 1
         for (int channel = 0; channel < GROUP_CHANNELS; channel++, window += IN_AREA) {
             #pragma unroll
@@ -65,12 +66,12 @@ KERNEL __launch_bounds__(THREADS, 4) conv_few(const T *__restrict__ x, const T *
         const auto row = [&](int f) { return group * GROUP_FILTERS + first + f; };
         const auto real = [&](int f) { return GROUP_FILTERS % FILTERS == 0 || first + f < GROUP_FILTERS; };
         const auto index = [&](int f) { return (int64_t)(image * OUT_CHANNELS + row(f)) * AREA + place; };
-        Epilogue::Aux<WIDE_C> beside[FILTERS];
+        Epilogue::Aux<WIDE_C> aux[FILTERS];
         #pragma unroll
         for (int f = 0; f < FILTERS; f++)
-            if (real(f)) beside[f] = epilogue.load_aux<WIDE_C>(image, row(f), place, index(f));
+            if (real(f)) aux[f] = epilogue.load_aux<WIDE_C>(image, row(f), place, index(f));
         #pragma unroll
         for (int f = 0; f < FILTERS; f++)
-            if (real(f)) epilogue.write(beside[f], index(f), sums[f]);
+            if (real(f)) epilogue.write(aux[f], index(f), sums[f]);
     }
 }

@@ -1,18 +1,18 @@
-// The gradient of a convolution of few channels with respect to its weights and, with BIAS, its bias: images x
-// (N, C, H, W) and gradients g (N, O, OH, OW) to (O, C / groups, KH, KW) and (O). Read conv/direct.cuh first.
+// Weight gradient and, with BIAS, bias gradient of a direct convolution: images x (N, C, H, W) and gradients g (N, O,
+// OH, OW) to (O, C / groups, KH, KW) and (O). Read conv/direct.cuh first.
 //
-// A warp has the sums of FILTERS filters with one channel, for all taps, over a part of the outputs. A lane reads g of
-// WIDE_C neighbouring outputs for each filter, and their windows once for all of them. g comes through slots of the
-// lane in shared memory, of STAGES steps. At the end lanes are added up in pairs, and then the parts, in their order.
+// A warp has the sums of FILTERS filters with one channel, for all taps, over one split of the outputs. A lane loads g
+// of WIDE_C neighbouring outputs for each filter through slots in shared memory, STAGES steps ahead, and their windows
+// once for all filters. In the end lanes are added in pairs, and then splits in order.
 #include "common/cp_async.cuh"
 #include "conv/direct.cuh"
 #include "common/collectives.cuh"
 
 constexpr int THREADS = 256, STAGES = 3, STEP = WARP * WIDE_C; // outputs of a warp at a time
-constexpr int UNITS = IN_CHANNELS * SHARES; // warps that read the same outputs
+constexpr int WARPS_PER_STEP = IN_CHANNELS * FILTER_BLOCKS; // warps that load the same outputs
 constexpr int SUMS = FILTERS * (TAPS + BIAS), WEIGHTS = OUT_CHANNELS * GROUP_CHANNELS * TAPS;
 
-// Totals over a warp's lanes of 32 of the sums, in pairs of lanes 16, 8, 4, 2, 1 apart: lane i gets number first + i.
+// Sums over the 32 lanes of a warp of 32 numbers, by pairs of lanes 16, 8, 4, 2, 1 apart: lane i gets number first + i.
 __device__ __forceinline__ T total_of_lane(const T (&sums)[SUMS], int first) {
     T held[WARP];
     #pragma unroll
@@ -23,31 +23,31 @@ __device__ __forceinline__ T total_of_lane(const T (&sums)[SUMS], int first) {
         #pragma unroll
         for (int i = 0; i < WARP / 2; i++) {
             if (i >= half) continue;
-            const T low = held[i], high = held[i + half]; // chosen among as elements, they would lie in local memory
+            const T low = held[i], high = held[i + half]; // with a computed index they would be in local memory
             held[i] = (upper ? high : low) + shuffle_xor(upper ? low : high, half);
         }
     }
     return held[0];
 }
 
-KERNEL __launch_bounds__(THREADS, 2) conv_few_weight_grad(const T *__restrict__ x, const T *__restrict__ g, T *w,
+KERNEL __launch_bounds__(THREADS, 2) weight_grad_direct(const T *__restrict__ x, const T *__restrict__ g, T *w,
 #if BIAS
     T *bias,
 #endif
-    int64_t batch, int64_t parts, char *scratch) {
+    int64_t batch, int64_t splits, char *scratch) {
     wait_for_inputs();
     typedef Vector<T, WIDE_C> Neighbours;
     __shared__ Neighbours slots[STAGES][FILTERS][THREADS];
     const int warp = (blockIdx.x * THREADS + threadIdx.x) / WARP, lane = threadIdx.x % WARP;
-    const int unit = warp % UNITS, part = warp / UNITS;
-    if (part >= parts) return;
+    const int unit = warp % WARPS_PER_STEP, split = warp / WARPS_PER_STEP;
+    if (split >= splits) return;
     const int share = unit / IN_CHANNELS, channel = unit % IN_CHANNELS, group = channel / GROUP_CHANNELS;
-    const int first = share * FILTERS, count = batch * AREA; // first: of its filters, in the group
+    const int first = share * FILTERS, count = batch * AREA; // first: filter in the group
     const int64_t steps = (count + STEP - 1) / STEP;
-    const int begin = steps * part / parts, end = steps * (part + 1) / parts;
+    const int begin = steps * split / splits, end = steps * (split + 1) / splits;
     const T *gradients = g + (group * GROUP_FILTERS + first) * AREA, *images = x + channel * IN_AREA;
 
-    const auto bring = [&](int step) {
+    const auto prefetch = [&](int step) {
         const int output = step * STEP + lane * WIDE_C, image = output / AREA;
         const T *from = gradients + image * (OUT_CHANNELS * AREA) + output % AREA;
         #pragma unroll
@@ -59,12 +59,12 @@ KERNEL __launch_bounds__(THREADS, 2) conv_few_weight_grad(const T *__restrict__ 
         cp_async_commit_group();
     };
     #pragma unroll
-    for (int i = 0; i < STAGES - 1; i++) bring(begin + i);
+    for (int i = 0; i < STAGES - 1; i++) prefetch(begin + i);
 
-    T sums[SUMS] = {}; // of each filter those of the taps, and then that of the gradients
+    T sums[SUMS] = {}; // of each filter: its taps, then the bias
     for (int step = begin; step < end; step++) {
         cp_async_wait_group<STAGES - 2>();
-        bring(step + STAGES - 1); // into the slots that the last step was done with
+        prefetch(step + STAGES - 1); // into the slots of the step before
         const int output = step * STEP + lane * WIDE_C, image = output / AREA;
         const Corner corner(output % AREA);
         const T *window = images + image * (IN_CHANNELS * IN_AREA) + corner.at();
@@ -93,7 +93,7 @@ KERNEL __launch_bounds__(THREADS, 2) conv_few_weight_grad(const T *__restrict__ 
     }
     cp_async_wait_group<0>();
 
-    T *out = (T *)scratch + part;
+    T *out = (T *)scratch + split;
     #pragma unroll
     for (int i = 0; i < SUMS; i += WARP) {
         const T total = total_of_lane(sums, i);
@@ -101,23 +101,24 @@ KERNEL __launch_bounds__(THREADS, 2) conv_few_weight_grad(const T *__restrict__ 
         if (i + lane >= SUMS || filter >= GROUP_FILTERS) continue;
         const int row = group * GROUP_FILTERS + filter, inner = channel % GROUP_CHANNELS;
         if (tap < TAPS)
-            out[((row * GROUP_CHANNELS + inner) * TAPS + tap) * parts] = total;
+            out[((row * GROUP_CHANNELS + inner) * TAPS + tap) * splits] = total;
         else if (inner == 0)
-            out[(WEIGHTS + row) * parts] = total;
+            out[(WEIGHTS + row) * splits] = total;
     }
 }
 
-// The sums of the parts: a warp for each result.
-KERNEL conv_few_sum_parts(const T *, const T *, T *w,
+// The sums over splits: a warp for each result.
+KERNEL sum_weight_grad_direct(const T *, const T *, T *w,
 #if BIAS
     T *bias,
 #endif
-    int64_t parts, char *scratch) {
+    int64_t splits, char *scratch) {
     wait_for_inputs();
     for (int i = grid_index() / WARP; i < WEIGHTS + BIAS * OUT_CHANNELS; i += grid_size() / WARP) {
         T sum = 0;
-        #pragma unroll 8 // reads that are under way at once
-        for (int part = threadIdx.x % WARP; part < parts; part += WARP) sum += ((const T *)scratch)[i * parts + part];
+        #pragma unroll 8 // loads in flight
+        for (int split = threadIdx.x % WARP; split < splits; split += WARP)
+            sum += ((const T *)scratch)[i * splits + split];
         sum = over_lanes<Sum, WARP>(sum);
         if (threadIdx.x % WARP > 0) continue;
         if (i < WEIGHTS) w[i] = sum;

@@ -1,123 +1,134 @@
-// Halves: a float32, scaled by a power of two, as two float16 numbers, high + low / 2^11, three products of which make up
-// one of float32. Each image and each filter has a scale of its own, which its largest element takes to 2^14 or up to
-// twice that. Of operands that are rounded to 10 bits of mantissa or fewer high is all there is, and one product (NUMBERS).
+// fp16x2: a float32, scaled by a power of two, as two float16 numbers high + low / 2^11; three products make up one of
+// float32. Each image and each filter has its own scale, which takes its largest element to [2^14, 2^15). Operands that
+// are rounded to at most 10 bits of mantissa need only high, and one product (FP16_PARTS).
 //
-// A normal number of float16 keeps at least 22 bits, or all of a rounded one, and no product of such is more than 2^-20.4
-// off, in the root of the mean square 2^-23.8. Filters are held where all elements are zero or such numbers; images may
-// have MOST_SMALL smaller ones, where no sum is below what these may have cost (`Laid::small`).
+// A normal float16 keeps at least 22 bits, or all of a rounded operand. A product of normal numbers is at most 2^-20.4
+// off, 2^-23.8 in root mean square. A filter is represented if all its elements are 0 or normal. An image may have up
+// to MAX_SMALL smaller ones; sums that are small beside what these may lose fall back.
 #pragma once
 #include "common/collectives.cuh"
 #include "conv/shifted.cuh"
 #include "sm90/fp16x2.cuh"
 #include "sm90/tma.cuh"
 
-constexpr int NUMBERS = MANTISSA > 10 ? 2 : 1;
-constexpr float LOW = 0x1p-11f; // the unit of low
-// Products that a sum must have on average, see Known::share. The mean square of sums must be a LEAST-th of the sum of the
-// mean squares of their products. Rounded operands lose no bits that would show in few products, or where these cancel.
-constexpr float FEW = NUMBERS == 2 ? 8 : 0x1p-64f, LEAST = 8;
+#ifndef STATISTICS_BYTES
+#define STATISTICS_BYTES 16
+#endif
+constexpr int FP16_PARTS = MANTISSA > 10 ? 2 : 1;
+constexpr float LOW = 0x1p-11f; // the value of a 1 in low
+// Thresholds of the fallback: effective products of a sum, at least (Statistics::share); and how many times the mean
+// square of the sums may be below the sum of their products' mean squares. Rounded operands lose no bits that would
+// show there.
+constexpr float MIN_PRODUCTS = FP16_PARTS == 2 ? 8 : 0x1p-64f, MAX_CANCELLATION = 8;
 
-// What is known of an image, or of a filter.
-struct alignas(16) Known {
-    float up, down; // its scale, a power of two, and one over that
-    float share;    // elements of one size that would count as its own do: of an image as a part of all, of a filter how
-                    // many; 0 where it is not held
-    float squares;  // of its scaled elements, their sum
+// Of an image or a filter.
+struct alignas(16) Statistics {
+    float scale, inverse_scale; // a power of two
+    // The participation ratio (sum |x|)^2 / sum x^2, the effective number of non-zeros: of an image relative to its
+    // elements; 0 where fp16x2 does not represent it.
+    float share;
+    float squares; // sum of the squares of the scaled elements
 };
 
-constexpr int TOP = 14;                     // the largest element is scaled to 2^TOP
-constexpr int LEAST_UP = -16, MOST_UP = 89; // exponents of a scale
-constexpr float NORMAL = 0x1p-14f;          // the least normal number of float16
-constexpr float TINY = 0x1p-24f;            // the least number of all, of what `high` is not 0
-constexpr int MOST_SMALL = 16;              // elements of an image between these two
-constexpr int NOT_HELD = -1;
+static_assert(sizeof(Statistics) == STATISTICS_BYTES, "as the rule counts scratch");
 
-// What a sum of scaled products must be, where it is not 0, for each small element that it may have. Two numbers hold such an
-// element up to 2^-36, and as much is low x low: 2^-35 times 2^15, the largest scaled number, is 2^-24 of the sum then. One
-// number holds it up to 2^-25, which is 2^-11 of the sum.
-constexpr float FOR_SMALL = NUMBERS == 2 ? 16 : 2;
+constexpr int MAX_EXPONENT = 14; // the largest element is scaled to 2^MAX_EXPONENT
+constexpr int MIN_SCALE_EXPONENT = -16, MAX_SCALE_EXPONENT = 89;
+constexpr float MIN_NORMAL = 0x1p-14f;    // of float16
+constexpr float MIN_SUBNORMAL = 0x1p-24f; // of float16
+constexpr int MAX_SMALL = 16;           // elements of an image between these two, at most
+constexpr int NOT_REPRESENTABLE = -1;
 
-// Whether one is below that, and not 0.
-template <int COUNT> __device__ __forceinline__ bool any_below(const float (&sums)[COUNT], float least) {
+// How large a non-zero sum of scaled products must be for each small element that it may contain. fp16x2 holds such an
+// element to 2^-36 and drops as much with low x low: times the largest scaled number, 2^15, this is 2^-20, 2^-24 of the
+// sum. A single float16 holds it to 2^-25, 2^-11 of the sum.
+constexpr float SMALL_ELEMENT_LOSS = FP16_PARTS == 2 ? 16 : 2;
+
+// Whether a non-zero sum is below `limit`.
+template <int COUNT> __device__ __forceinline__ bool any_below(const float (&sums)[COUNT], float limit) {
     bool found = false;
-    if (least > 0) {
+    if (limit > 0) {
         #pragma unroll
-        for (float sum : sums) found |= sum != 0 && fabsf(sum) < least;
+        for (float sum : sums) found |= sum != 0 && fabsf(sum) < limit;
     }
     return found;
 }
 
-constexpr int MEASURING = 256; // threads of a block that measures a filter, or a part of an image
+constexpr int MEASURE_THREADS = 256; // of a block that measures a filter or a part of an image
 
-// What a thread, a block, and then all blocks have seen of an operand.
-struct alignas(16) Measured {
-    float most = 0, least = INFINITY, sum = 0; // of magnitudes the largest, the least that is not 0, the sum
-    float squares = 0;                         // their sum, times UNIT^2
-    static constexpr float UNIT = 0x1p20f;     // so that squares of what can be held are normal numbers
+// Statistics of the elements that a thread, a warp or a block has seen.
+struct alignas(16) RunningStatistics {
+    float largest = 0, smallest_nonzero = INFINITY, sum = 0; // of magnitudes
+    float squares = 0;                     // times UNIT^2
+    static constexpr float UNIT = 0x1p20f; // keeps the squares of representable elements normal
 
-    __device__ __forceinline__ void see(float x) {
+    __device__ __forceinline__ void add(float x) {
         const float size = fabsf(x), scaled = x * UNIT;
-        most = Max::of(most, size);
-        least = fminf(least, size > 0 ? size : INFINITY);
+        largest = Max::of(largest, size);
+        smallest_nonzero = fminf(smallest_nonzero, size > 0 ? size : INFINITY);
         sum += size;
         squares = fma(scaled, scaled, squares);
     }
 
-    __device__ __forceinline__ void join(const Measured &other) {
-        most = Max::of(most, other.most);
-        least = fminf(least, other.least);
+    __device__ __forceinline__ void merge(const RunningStatistics &other) {
+        largest = Max::of(largest, other.largest);
+        smallest_nonzero = fminf(smallest_nonzero, other.smallest_nonzero);
         sum += other.sum;
         squares += other.squares;
     }
 
-    // What all threads of a warp have seen, in all of them; and of a block.
-    __device__ __forceinline__ void join_warp() {
+    // Over a warp or a block, in all of its threads.
+    __device__ __forceinline__ void merge_warp() {
         #pragma unroll
         for (int mask = WARP / 2; mask > 0; mask /= 2)
-            join({shuffle_xor(most, mask), shuffle_xor(least, mask), shuffle_xor(sum, mask), shuffle_xor(squares, mask)});
+            merge({shuffle_xor(largest, mask), shuffle_xor(smallest_nonzero, mask), shuffle_xor(sum, mask),
+                shuffle_xor(squares, mask)});
     }
-    __device__ __forceinline__ void join_block() {
-        __shared__ Vector<float, 4> of_warp[MEASURING / WARP];
-        join_warp();
-        if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = {most, least, sum, squares};
+    __device__ __forceinline__ void merge_block() {
+        __shared__ Vector<float, 4> of_warp[MEASURE_THREADS / WARP];
+        merge_warp();
+        if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = {largest, smallest_nonzero, sum, squares};
         __syncthreads();
-        *this = Measured();
-        for (int i = 0; i < MEASURING / WARP; i++) {
+        *this = RunningStatistics();
+        for (int i = 0; i < MEASURE_THREADS / WARP; i++) {
             const Vector<float, 4> &found = of_warp[i];
-            join({found.lane[0], found.lane[1], found.lane[2], found.lane[3]});
+            merge({found.lane[0], found.lane[1], found.lane[2], found.lane[3]});
         }
     }
 
-    // Known::up, of an operand whose elements are no smaller than `smallest`, scaled.
-    __device__ __forceinline__ float up(float smallest) const {
-        if (most == 0) return 1;
-        const int exponent = TOP + 127 - (int)(__float_as_uint(most) >> 23); // less than LEAST_UP where it is not finite
-        if (exponent < LEAST_UP || exponent > MOST_UP) return 0;
-        const float up = __int_as_float(exponent + 127 << 23);
-        return least * up < smallest ? 0 : up;
+    // The scale of an operand; 0 where fp16x2 does not represent it, as a scaled element would be below `smallest`.
+    __device__ __forceinline__ float scale(float smallest) const {
+        if (largest == 0) return 1;
+        const int exponent = MAX_EXPONENT + 127 - (int)(__float_as_uint(largest) >> 23); // too small where not finite
+        if (exponent < MIN_SCALE_EXPONENT || exponent > MAX_SCALE_EXPONENT) return 0;
+        const float scale = __int_as_float(exponent + 127 << 23);
+        return smallest_nonzero * scale < smallest ? 0 : scale;
     }
 
-    // Of an operand of so many elements. Share: (sum |x|)^2 / sum x^2 elements of one size would have these sums.
-    __device__ __forceinline__ Known known(float smallest, float count) const {
-        const float up = this->up(smallest), unit = up / UNIT;
-        if (most == 0) return {1, 1, INFINITY, 0};
-        if (up == 0) return {0, 0, 0, 0};
-        return {up, 1 / up, sum * UNIT * (sum * UNIT / squares) / count, squares * unit * unit};
+    // count: elements that `share` is relative to.
+    __device__ __forceinline__ Statistics statistics(float smallest, float count) const {
+        const float scale = this->scale(smallest), unit = scale / UNIT;
+        if (largest == 0) return {1, 1, INFINITY, 0};
+        if (scale == 0) return {0, 0, 0, 0};
+        return {scale, 1 / scale, sum * UNIT * (sum * UNIT / squares) / count, squares * unit * unit};
     }
 };
 
-// Eight neighbours along the channels, scaled. The sum of their squares.
-__device__ __forceinline__ float halve(Chunk (&words)[NUMBERS], const float (&x)[CHUNK_ELEMENTS], float up) {
+static_assert(sizeof(RunningStatistics) == STATISTICS_BYTES, "as the rule counts scratch");
+
+// Scales and splits eight neighbouring channels; returns the sum of the scaled elements' squares.
+__device__ __forceinline__ float split_fp16x2(Chunk (&parts)[FP16_PARTS], const float (&x)[CHUNK_ELEMENTS],
+    float scale) {
     float squares = 0;
     #pragma unroll
     for (int i = 0; i < CHUNK_ELEMENTS / 2; i++) {
-        const float even = rounded(x[2 * i]) * up, odd = rounded(x[2 * i + 1]) * up;
+        const float even = rounded(x[2 * i]) * scale, odd = rounded(x[2 * i + 1]) * scale;
         squares = fma(even, even, fma(odd, odd, squares));
-        words[0].lane[i] = pack_half2(even, odd);
-        if constexpr (NUMBERS == 2) {
+        parts[0].lane[i] = pack_half2(even, odd);
+        if constexpr (FP16_PARTS == 2) {
             float of_even, of_odd;
-            unpack_half2(words[0].lane[i], of_even, of_odd);
-            words[1].lane[i] = pack_half2((even - of_even) / LOW, (odd - of_odd) / LOW);
+            unpack_half2(parts[0].lane[i], of_even, of_odd);
+            parts[1].lane[i] = pack_half2((even - of_even) / LOW, (odd - of_odd) / LOW);
         }
     }
     return squares;

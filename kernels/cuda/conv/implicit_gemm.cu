@@ -1,16 +1,17 @@
-// y = x * w: images (N, C, H, W), weights (O, C / groups, KH, KW), output (N, O, OH, OW). Read conv/implicit_gemm.cuh first.
+// y = x * w: images (N, C, H, W), weights (O, C / groups, KH, KW), output (N, O, OH, OW). Read conv/implicit_gemm.cuh
+// first.
 //
-// For each group a matrix product: rows are its filters, columns the pixels of all outputs, k the elements of a window.
+// A matrix product for each group: rows are filters, columns the pixels of all outputs, k the elements of a window.
 #include "conv/implicit_gemm.cuh"
 
 KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d(const T *x, const T *w, const Epilogue epilogue, CONV_NUMBERS) {
     wait_for_inputs();
     CONV
     const int tiles_m = (group_filters + BM - 1) / BM, group = blockIdx.y;
-    // Tiles of the same pixels run at the same time: they read the same windows.
+    // Tiles of the same pixels run at the same time: they load the same windows.
     const int m0 = blockIdx.x % tiles_m * BM, n0 = blockIdx.x / tiles_m * BN;
     const int area = rows * columns, pixels = batch * area, taps = group_channels * KH * KW;
-    static_assert(BN % THREADS == 0, "a thread keeps to its pixels");
+    static_assert(BN % THREADS == 0, "a thread always has the same pixels");
     Tunables tile;
 
     PanelsA::LoadTransposed weights(w + ((int64_t)group * group_filters + m0) * taps, taps, group_filters - m0, taps);
@@ -22,7 +23,7 @@ KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d(const T *x, const T *w, con
         if (pixel < pixels)
             windows.place(i, source, at / columns * SH - PH, at % columns * SW - PW);
         else
-            windows.place(i, x, NOWHERE, NOWHERE);
+            windows.place(i, x, OUTSIDE, OUTSIDE);
     }
     tile.multiply(weights, windows, (taps + BK - 1) / BK);
     if (tile.slice > 0) return;

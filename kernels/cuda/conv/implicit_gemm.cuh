@@ -1,7 +1,7 @@
-// Convolution as a matrix product whose panels are gathered from the image while they are loaded ("implicit GEMM"):
-// the matrix of windows, KH * KW times the image, exists in shared memory only, BK rows of it at a time.
+// Convolution as implicit GEMM: a matrix product whose panels are gathered from the images while they are loaded. The
+// matrix of windows, KH * KW times the images, exists in shared memory only, BK rows of it at a time.
 //
-// The geometry is compiled in: kernel KH x KW, stride SH x SW, padding PH x PW, dilation DH x DW.
+// Compiled in: kernel KH x KW, stride SH x SW, padding PH x PW, dilation DH x DW.
 #pragma once
 #ifndef KH
 #define KH 3
@@ -35,23 +35,22 @@ constexpr int BM = TILE_M, BN = TILE_N, BK = TILE_K, THREADS = Tunables::THREADS
 #define CONV_NUMBERS                                                                                                   \
     int64_t batch_, int64_t channels_, int64_t height_, int64_t width_, int64_t filters_, int64_t rows_,               \
         int64_t columns_, int64_t groups_
-// Lengths: images `batch` x `channels` x `height` x `width`, outputs `batch` x `filters` x `rows` x `columns`.
+// Images are batch x channels x height x width, outputs batch x filters x rows x columns.
 #define CONV                                                                                                           \
     const int batch = batch_, channels = channels_, height = height_, width = width_, filters = filters_,              \
               rows = rows_, columns = columns_, groups = groups_, group_channels = channels / groups,                  \
               group_filters = filters / groups;
 
-constexpr int NOWHERE = -(1 << 30); // a coordinate outside of every image, whatever tap is added to it
+constexpr int OUTSIDE = -(1 << 30); // a coordinate outside every image, plus any tap
 
-// Loads panels [k][pixel] of windows: k counts channels, in them rows of taps, in them taps. A thread keeps to its
-// pixels (BN must be a multiple of THREADS), and all threads are at the same k, so that what follows from k is
-// computed once a warp and not once a thread.
+// Loads panels [k][pixel] of windows; k runs over channels, rows and columns of taps. A thread always has the same
+// pixels (BN is a multiple of THREADS), and all threads have the same k, so that the work for k is uniform.
 struct WindowLoader {
     static constexpr int OWN = BN / THREADS;
-    const T *corner[OWN > 0 ? OWN : 1]; // of the pixel's window, in channel 0: the element of tap (0, 0)
+    const T *corner[OWN > 0 ? OWN : 1]; // element of channel 0 and tap (0, 0)
     int y[OWN > 0 ? OWN : 1], x[OWN > 0 ? OWN : 1]; // of the corner
-    int channels, height, width; // of the image that is read
-    int taps_y, taps_x, step_y, step_x; // how many taps, and how far apart in the image
+    int channels, height, width; // of the images
+    int taps_y, taps_x, step_y, step_x; // numbers of taps, and their distances
     int channel = 0, tap_y = 0, tap_x = 0; // of the next k
 
     __device__ WindowLoader(int channels, int height, int width, int taps_y, int taps_x, int step_y, int step_x)
@@ -86,14 +85,14 @@ struct WindowLoader {
     }
 };
 
-// Where a column's elements belong: in an image of `channels` channels, of which row 0 is `channel`, at a place of `area`.
+// Where a column is written: an image of `channels` channels, whose row 0 is `channel`, and a pixel (place) of `area`.
 struct Target {
     int image, channel, channels, place;
     int64_t area;
 };
 
-// Hands the sums of a tile to `out`, WIDE_C neighbouring columns at once, which lie at the Target of the first one. What
-// `out` reads beside a column is asked for before the first element of it is written.
+// The epilogue of a tile, for WIDE_C neighbouring columns at once; find(column) gives the Target of the first one.
+// Auxiliary inputs of a column are loaded before its first element is written.
 template <class Out, class Find> __device__ __forceinline__ void write_tile(
     const Tunables &tile, const Out &out, int m0, int n0, int m, int n, Find find) {
     #pragma unroll
@@ -103,17 +102,17 @@ template <class Out, class Find> __device__ __forceinline__ void write_tile(
         const Target at = find(column);
         const auto channel = [&](int i) { return at.channel + m0 + tile.row(i); };
         const auto index = [&](int i) { return ((int64_t)at.image * at.channels + channel(i)) * at.area + at.place; };
-        typename Out::template Aux<WIDE_C> beside[Tunables::TM];
+        typename Out::template Aux<WIDE_C> aux[Tunables::TM];
         #pragma unroll
         for (int i = 0; i < Tunables::TM; i++)
             if (m0 + tile.row(i) < m)
-                beside[i] = out.template load_aux<WIDE_C>(at.image, channel(i), at.place, index(i));
+                aux[i] = out.template load_aux<WIDE_C>(at.image, channel(i), at.place, index(i));
         #pragma unroll
         for (int i = 0; i < Tunables::TM; i++) {
             T value[WIDE_C];
             #pragma unroll
             for (int h = 0; h < WIDE_C; h++) value[h] = tile.sums[i][j + h];
-            if (m0 + tile.row(i) < m) out.write(beside[i], index(i), value);
+            if (m0 + tile.row(i) < m) out.write(aux[i], index(i), value);
         }
     }
 }

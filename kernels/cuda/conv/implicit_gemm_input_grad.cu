@@ -1,15 +1,15 @@
-// The gradient of a convolution with respect to its images: gradients g (N, O, OH, OW) and weights to (N, C, H, W).
-// Read conv/implicit_gemm.cuh and conv/implicit_gemm.cu first.
+// Gradient by the images: gradients g (N, O, OH, OW) and weights to (N, C, H, W). Read conv/implicit_gemm.cuh and
+// conv/implicit_gemm.cu first.
 //
-// Pixel h of the image meets tap r of output row (h + PH - r DH) / SH, where that divides. With a stride, most pairs do
-// not: of pixels a, a + SH, a + 2 SH, ... all meet the same taps, every TAP_STEP-th one. Each such phase of pixels is
-// an ordinary convolution of g with its taps, turned round; blockIdx.z says which phase.
+// Pixel h of an image meets tap r of output row (h + PH - r DH) / SH, where that divides. With a stride most pairs do
+// not, and pixels a, a + SH, a + 2 SH, ... all meet the same taps, every TAP_STEP-th one. Each such phase of pixels is
+// a convolution of g with its flipped taps; blockIdx.z is the phase.
 #include "conv/implicit_gemm.cuh"
 
 __device__ constexpr int common_factor(int a, int b) { return b == 0 ? a : common_factor(b, a % b); }
 constexpr int TAP_STEP_Y = SH / common_factor(DH, SH), TAP_STEP_X = SW / common_factor(DW, SW);
 
-// The first tap that pixels of a phase meet, or `taps` where there is none.
+// The first tap that the pixels of a phase meet; `taps` where there is none.
 template <int STRIDE, int PADDING, int DILATION, int TAP_STEP> __device__ int first_tap(int phase, int taps) {
     for (int tap = 0; tap < TAP_STEP && tap < taps; tap++) {
         if ((phase + PADDING - tap * DILATION) % STRIDE == 0) return tap;
@@ -17,11 +17,11 @@ template <int STRIDE, int PADDING, int DILATION, int TAP_STEP> __device__ int fi
     return taps;
 }
 
-// Loads panels [k][channel] of the weights (O, C / groups, KH, KW): k counts filters, in them the phase's taps.
+// Loads panels [k][channel] of the weights (O, C / groups, KH, KW); k runs over filters and the phase's taps.
 struct TapLoader {
     typedef PanelsA At;
-    const T *weights; // of tap (first_y, first_x), filter 0 of the group, channel 0 of the tile
-    int filters, channels, left, taps_y, taps_x, k = 0; // channels: of the group; left: of them, from the tile's first
+    const T *weights; // tap (first_y, first_x) of the group's first filter and the tile's first channel
+    int filters, channels, left, taps_y, taps_x, k = 0; // channels: of the group; left: from the tile's first
 
     __device__ __forceinline__ void load(T *panel) {
         #pragma unroll
@@ -36,12 +36,13 @@ struct TapLoader {
     }
 };
 
-KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d_input_grad(const T *g, const T *w, const Epilogue epilogue, CONV_NUMBERS) {
+KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d_input_grad(const T *g, const T *w, const Epilogue epilogue,
+    CONV_NUMBERS) {
     wait_for_inputs();
     CONV
     const int tiles_m = (group_channels + BM - 1) / BM, group = blockIdx.y;
     const int m0 = blockIdx.x % tiles_m * BM, n0 = blockIdx.x / tiles_m * BN;
-    // The phase's pixels: phase_y + SH i, phase_x + SW j. With stride 1 the compiler knows all of this.
+    // The phase's pixels are phase_y + SH i, phase_x + SW j. With stride 1 these are constants.
     const int phase_y = SH == 1 ? 0 : blockIdx.z / SW, phase_x = SW == 1 ? 0 : blockIdx.z % SW;
     const int phase_rows = (height - phase_y + SH - 1) / SH, phase_columns = (width - phase_x + SW - 1) / SW;
     const int area = phase_rows * phase_columns, pixels = batch * area;
@@ -51,7 +52,7 @@ KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d_input_grad(const T *g, cons
     const int taps_y = (KH - first_y + TAP_STEP_Y - 1) / TAP_STEP_Y;
     const int taps_x = (KW - first_x + TAP_STEP_X - 1) / TAP_STEP_X;
     const int taps = group_filters * taps_y * taps_x;
-    static_assert(BN % THREADS == 0, "a thread keeps to its pixels");
+    static_assert(BN % THREADS == 0, "a thread always has the same pixels");
     Tunables tile;
 
     const int64_t first_weight = ((int64_t)group * group_filters * group_channels + m0) * (KH * KW);
@@ -68,12 +69,13 @@ KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d_input_grad(const T *g, cons
         if (pixel < pixels)
             windows.place(i, source, y, x);
         else
-            windows.place(i, g, NOWHERE, NOWHERE);
+            windows.place(i, g, OUTSIDE, OUTSIDE);
     }
     tile.multiply(weights, windows, (taps + BK - 1) / BK);
     if (tile.slice > 0) return;
     write_tile(tile, epilogue, m0, n0, group_channels, pixels, [&](int pixel) {
-        const int at = pixel % area, row = at / phase_columns * SH + phase_y, column = at % phase_columns * SW + phase_x;
+        const int at = pixel % area, row = at / phase_columns * SH + phase_y,
+            column = at % phase_columns * SW + phase_x;
         return Target{pixel / area, group * group_channels, channels, row * width + column, (int64_t)height * width};
     });
 }

@@ -1,11 +1,11 @@
-// The gradient of a convolution with respect to its weights: images x (N, C, H, W) and gradients g (N, O, OH, OW) to
-// (O, C / groups, KH, KW). Read conv/implicit_gemm.cuh first.
+// Gradient by the weights: images x (N, C, H, W) and gradients g (N, O, OH, OW) to (O, C / groups, KH, KW). Read
+// conv/implicit_gemm.cuh first.
 //
-// For each group a matrix product: rows are its filters, columns the elements of a window, k the pixels of all outputs.
-// Few rows and columns and a long k: K is cut into SPLITS parts whose sums gemm/split_k_sum.cu adds, in order.
+// A matrix product for each group: rows are filters, columns the elements of a window, k the pixels of all outputs. K
+// is long and is split; gemm/split_k_sum.cu sums the splits in order.
 #include "conv/implicit_gemm.cuh"
 
-// Where the pixel k of the outputs is: as an offset in g (of its first filter), and the corner of its window.
+// Pixel k of the outputs: its image, its offset in g's first filter, and the corner of its window.
 struct Pixel {
     int image, at, y, x;
     __device__ Pixel(int k, int area, int columns)
@@ -15,9 +15,9 @@ struct Pixel {
 // Loads panels [pixel][filter] of g.
 struct GradientLoader {
     typedef PanelsA At;
-    const T *source; // of the tile's first filter
+    const T *source; // the tile's first filter
     int64_t image_step;
-    int area, columns, left, k, end; // left: filters from the tile's first; k and end: pixels
+    int area, columns, left, k, end; // left: filters from the tile's first one; k, end: pixels
 
     __device__ __forceinline__ void load(T *panel) {
         #pragma unroll
@@ -34,19 +34,20 @@ struct GradientLoader {
 // Loads panels [pixel][element of its window] of x.
 struct ElementLoader {
     typedef PanelsB At;
-    const T *source; // of the group's first channel
+    const T *source; // the group's first channel
     int64_t image_step;
     int height, width, area, columns, k, end;
-    int offset[At::OWN], dy[At::OWN], dx[At::OWN]; // of the elements that this thread loads, from the window's corner
+    int offset[At::OWN], dy[At::OWN], dx[At::OWN]; // from the window's corner to the elements that this thread loads
 
     __device__ ElementLoader(
-        const T *source, int64_t image_step, int height, int width, int area, int columns, int k, int end, int n0, int n)
+        const T *source, int64_t image_step, int height, int width, int area, int columns, int k, int end, int n0,
+            int n)
         : source(source), image_step(image_step), height(height), width(width), area(area), columns(columns), k(k),
           end(end) {
         #pragma unroll
         for (int i = 0; i < At::OWN; i++) {
             const int element = n0 + At::column(i), tap = element % (KH * KW);
-            dy[i] = element < n ? tap / KW * DH : NOWHERE;
+            dy[i] = element < n ? tap / KW * DH : OUTSIDE;
             dx[i] = tap % KW * DW;
             offset[i] = element / (KH * KW) * height * width + tap / KW * DH * width + dx[i];
         }
@@ -82,7 +83,8 @@ KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d_weight_grad(const T *x, con
     const int last = min(pixels, end * BK);
     Tunables tile;
 
-    GradientLoader gradients = {g + ((int64_t)group * group_filters + m0) * area, (int64_t)filters * area, area, columns,
+    GradientLoader gradients = {g + ((int64_t)group * group_filters + m0) * area, (int64_t)filters * area, area,
+        columns,
         group_filters - m0, begin * BK, last};
     ElementLoader windows(x + (int64_t)group * group_channels * height * width, (int64_t)channels * height * width,
         height, width, area, columns, begin * BK, last, n0, elements);

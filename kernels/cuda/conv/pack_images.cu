@@ -1,66 +1,68 @@
-// What conv/shifted_fp16x2.cu multiplies: the filters in halves, and in pieces, and the images in halves, with what is known of both.
-// Read conv/shifted_fp16x2.cuh first.
+// Packs the operands of conv/shifted_fp16x2.cu: filters as fp16x2 and, for the fallback, as bf16x3, and images as
+// fp16x2. Read conv/shifted_fp16x2.cuh first.
 #include "conv/shifted_fp16x2.cuh"
 
-// A filter's scale, by a block.
-__device__ __forceinline__ void measure_filter(const Made &made, const Weights &weights, int filter) {
+// Measures a filter. By a block.
+__device__ __forceinline__ void measure_filter(const ConvScratch &scratch_layout, const WeightReader &weights,
+    int filter) {
     constexpr int COUNT = IN_CHANNELS * TAPS, AT_ONCE = 4;
-    Measured seen;
-    for (int first = threadIdx.x; first < COUNT; first += AT_ONCE * MEASURING) {
+    RunningStatistics seen;
+    for (int first = threadIdx.x; first < COUNT; first += AT_ONCE * MEASURE_THREADS) {
         float found[AT_ONCE];
         #pragma unroll
         for (int j = 0; j < AT_ONCE; j++) {
-            const int i = first + j * MEASURING;
+            const int i = first + j * MEASURE_THREADS;
             found[j] = i < COUNT && filter < OUT_CHANNELS ? weights.at(filter, i / TAPS, i % TAPS) : 0;
         }
         #pragma unroll
-        for (float x : found) seen.see(x);
+        for (float x : found) seen.add(x);
     }
-    seen.join_block();
+    seen.merge_block();
     if (threadIdx.x > 0) return;
-    made.filters[filter] = seen.known(NORMAL, 1);
+    scratch_layout.filters[filter] = seen.statistics(MIN_NORMAL, 1);
 }
 
-// The weights of FILTERS filters and the channels of a plane to scratch, in halves or in pieces, by a block.
-constexpr int CUTS = 2 * BLOCKS * CHUNKS * PLANES;
-__device__ __forceinline__ void cut_filters(const Made &made, const Weights &weights, int piece) {
-    const bool in_halves = piece % 2;
-    const int plane = piece / 2 % PLANES, chunk = piece / (2 * PLANES) % CHUNKS, block = piece / (2 * PLANES * CHUNKS);
+// Packs FILTERS filters' weights of one group of channels, as fp16x2 or bf16x3. By a block.
+constexpr int WEIGHT_ITEMS = 2 * FILTER_BLOCKS * CHANNEL_BLOCKS * GROUPS;
+__device__ __forceinline__ void pack_filters(const ConvScratch &scratch_layout, const WeightReader &weights, int item) {
+    const bool fp16 = item % 2;
+    const int group = item / 2 % GROUPS, channel_block = item / (2 * GROUPS) % CHANNEL_BLOCKS,
+        block = item / (2 * GROUPS * CHANNEL_BLOCKS);
     #pragma unroll 1
-    for (int i = threadIdx.x; i < FILTERS * TAPS; i += LAYING) {
-        const WeightWord at(block, chunk, i / FILTERS, plane, i % FILTERS);
-        const int filter = block * FILTERS + at.line;
+    for (int i = threadIdx.x; i < FILTERS * TAPS; i += PACK_THREADS) {
+        const WeightChunk at(block, channel_block, i / FILTERS, group, i % FILTERS);
+        const int filter = block * FILTERS + at.row;
         float found[CHUNK_ELEMENTS];
         weights.read(found, filter, at.channel(), at.tap);
-        if (!in_halves) {
-            put_pieces(made.pieces, at, found);
+        if (!fp16) {
+            store_split(scratch_layout.bf16_weights, at, found);
             continue;
         }
-        Chunk words[NUMBERS];
-        halve(words, found, made.filters[filter].up);
-        char *to = made.halves + at.stage() * OfWeights::SIZE;
+        Chunk parts[FP16_PARTS];
+        split_fp16x2(parts, found, scratch_layout.filters[filter].scale);
+        char *to = scratch_layout.fp16_weights + at.stage() * WeightLayout::SIZE;
         #pragma unroll
-        for (int p = 0; p < NUMBERS; p++) *(Chunk *)(to + OfWeights::offset(p, plane, at.line)) = words[p];
+        for (int p = 0; p < FP16_PARTS; p++) *(Chunk *)(to + WeightLayout::offset(p, group, at.row)) = parts[p];
     }
 }
 
-// First: statistics of filters and images.
-KERNEL __launch_bounds__(LAYING, LAYING_BLOCKS) measure_operands(
+// Launch 1: statistics of filters and images.
+KERNEL __launch_bounds__(PACK_THREADS, PACK_BLOCKS) measure_operands(
     const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
-    const Made made(scratch);
-    for (int filter = blockIdx.x; filter < BLOCKS * FILTERS; filter += gridDim.x) {
-        measure_filter(made, {w}, filter);
+    const ConvScratch scratch_layout(scratch);
+    for (int filter = blockIdx.x; filter < FILTER_BLOCKS * FILTERS; filter += gridDim.x) {
+        measure_filter(scratch_layout, {w}, filter);
         __syncthreads();
     }
-    laid_images(made, batch).measure(Inputs{x, (int)batch});
+    packed_images(scratch_layout, batch).measure(InputImages{x, (int)batch});
 }
 
-// Then: both packed, the filters as bf16x3 too.
-KERNEL __launch_bounds__(LAYING, LAYING_BLOCKS) pack_operands(
+// Launch 2: packs both.
+KERNEL __launch_bounds__(PACK_THREADS, PACK_BLOCKS) pack_operands(
     const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
-    const Made made(scratch);
-    for (int i = blockIdx.x; i < CUTS; i += gridDim.x) cut_filters(made, {w}, i);
-    laid_images(made, batch).lay(Inputs{x, (int)batch});
+    const ConvScratch scratch_layout(scratch);
+    for (int i = blockIdx.x; i < WEIGHT_ITEMS; i += gridDim.x) pack_filters(scratch_layout, {w}, i);
+    packed_images(scratch_layout, batch).pack(InputImages{x, (int)batch});
 }

@@ -1,14 +1,11 @@
-// The operands of convolutions on Hopper's matrix units, in shared memory: float32 as three bfloat16 numbers whose sum
-// it is (Format<BF16X3>), so that nothing has to be measured or scaled first; or as two float16 numbers, see conv/fp16x2.cuh.
+// Shifted implicit GEMM for stride-1 convolutions on Hopper: the padded flat index, and operands in shared memory.
 //
-// Positions: of all images one after another, row by row, PITCH apart, images IMAGE apart. They are so far apart that what
-// a window reads beyond the end of a row or an image are the zeros that lie between it and the next one. So of all
-// outputs an element of the window is as many positions away, and one copy of the images' positions serves all elements
-// of the window: products read it from a place that is so much further on. Outputs between images are computed for
-// nothing.
+// Positions count the pixels of all images in one flat index. Rows are PITCH positions apart and images IMAGE_PITCH,
+// with zeros between them, so each element of the window is one constant offset (tap_offset) from the output, and one
+// tile of the images in shared memory serves all elements of the window. Outputs between images are computed and
+// dropped.
 //
-// A plane: of a piece of 8 channels the positions, 16 bytes each. Units of the matrix are 8 positions by 8 channels, 128
-// bytes anywhere in a plane, in which k may be the channels as well as the positions.
+// Operands are bf16x3 (sm90/bf16x3.cuh), which needs no statistics, or fp16x2 (conv/fp16x2.cuh).
 #pragma once
 #ifndef KH
 #define KH 3
@@ -24,104 +21,106 @@
 #define OUT_ROWS 56
 #define OUT_COLUMNS 56
 #define PITCH 58
-#define IMAGE (58 * 58)
-#define CHANNELS 32
+#define IMAGE_PITCH (58 * 58)
+#define STAGE_CHANNELS 32
 #define WIDE_C 2
-#define TURNED 0
-#define TILE_STAGES 4
-#define POSITIONS 128
+#define FLIPPED 0
+#define WEIGHT_STAGES 4
+#define STAGE_POSITIONS 128
 #define SPLIT 1
+#define SHARED_BYTES (226 << 10)
 #endif
 #include "common/epilogue.cuh"
 #include "sm90/bf16x3.cuh"
 
 constexpr int TAPS = KH * KW;
-constexpr int BEFORE = PH * PITCH + PW;                      // positions that a window reaches back
-constexpr int REACH = (KH - 1) * DH * PITCH + (KW - 1) * DW; // from its first to its last element
-__device__ constexpr int shift(int tap_y, int tap_x) { return tap_y * DH * PITCH + tap_x * DW; }
+constexpr int REACH_BACK = PH * PITCH + PW;                  // positions from a window's first element to its output
+constexpr int REACH = (KH - 1) * DH * PITCH + (KW - 1) * DW; // positions from its first to its last element
+__device__ constexpr int tap_offset(int tap_y, int tap_x) { return tap_y * DH * PITCH + tap_x * DW; }
 
-__device__ constexpr int parts(int length, int part) { return (length + part - 1) / part; }
+__device__ constexpr int ceil_div(int length, int part) { return (length + part - 1) / part; }
 
-// Where an element of a gradient by the weights lies in a part of it, to be summed: neighbouring lanes have neighbouring
-// channels of some filters.
-__device__ __forceinline__ int place_in_part(int filter, int channel, int tap) {
+// Offset of a weight gradient's element in the sums of one split: neighbouring lanes write neighbouring channels.
+__device__ __forceinline__ int split_offset(int filter, int channel, int tap) {
     return (tap * OUT_CHANNELS + filter) * IN_CHANNELS + channel;
 }
 
 __device__ __forceinline__ bool finite(T x) { return fabs(x) < (T)INFINITY; }
 
-// The first place in shared memory that is aligned to so many bytes; of a pointer into it, so that the compiler knows.
+// The start of dynamic shared memory, aligned to BYTES. Derived from shared_bytes, so that the compiler knows the
+// space.
 template <int BYTES> __device__ __forceinline__ char *aligned_shared() {
     return (char *)shared_bytes + (BYTES - (unsigned)__cvta_generic_to_shared(shared_bytes) % BYTES) % BYTES;
 }
 
-// Puts words in pieces to their places in a stage.
-template <class Layout> struct PutPieces {
+// Splits a chunk into bf16x3 and stores it in a stage.
+template <class Layout> struct StoreSplit {
     char *to;
 
-    __device__ __forceinline__ void operator()(int plane, int line, const float (&found)[CHUNK_ELEMENTS]) const {
-        Chunk words[BF16X3_TERMS];
-        split_bf16x3(words, found);
+    __device__ __forceinline__ void operator()(int group, int row, const float (&x)[CHUNK_ELEMENTS]) const {
+        Chunk terms[BF16X3_TERMS];
+        split_bf16x3(terms, x);
         #pragma unroll
-        for (int p = 0; p < TERMS_USED; p++) *(Chunk *)(to + Layout::offset(p, plane, line)) = words[p];
+        for (int p = 0; p < TERMS_USED; p++) *(Chunk *)(to + Layout::offset(p, group, row)) = terms[p];
     }
 };
 
 // Images (N, C, H, W).
-template <int C, int H, int W> struct Images {
+template <int C, int H, int W> struct ImageArray {
     static constexpr int AREA = H * W, SIZE = C * AREA;
     const T *x;
     int count;
 
-    // Where the element of channel 0 at a position lies; -1 where the images have none.
+    // Offset of the element of channel 0 at a position; -1 in the padding.
     __device__ __forceinline__ int at(int position) const {
-        const int image = position / IMAGE, y = position % IMAGE / PITCH, column = position % PITCH;
+        const int image = position / IMAGE_PITCH, y = position % IMAGE_PITCH / PITCH, column = position % PITCH;
         const bool inside = position >= 0 && image < count && y < H && column < W;
         return inside ? image * (C * AREA) + y * W + column : -1;
     }
 
-    // Starts to copy what a thread's line has, Layout::LINES from `first` on, of the channels from `channel` on, to slots of its
-    // own in `passing`; and hands it on (plane, line, elements).
-    template <class Layout, int THREADS> __device__ __forceinline__ void start(
-        T *passing, int thread, int first, int channel) const {
-        static_assert(Layout::LINES <= THREADS, "a line for each thread");
-        const int place = thread < Layout::LINES ? at(first + thread) : -1;
+    // Asynchronously loads Layout::ROWS positions from `first` on and all channels of a stage from `channel` on, one
+    // position a thread, through `staging`. finish() waits and hands them to `store` (group of channels, row,
+    // elements).
+    template <class Layout, int THREADS> __device__ __forceinline__ void start_load(
+        T *staging, int thread, int first, int channel) const {
+        static_assert(Layout::ROWS <= THREADS, "a position for each thread");
+        const int place = thread < Layout::ROWS ? at(first + thread) : -1;
         #pragma unroll
-        for (int i = 0; i < Layout::PLANES * CHUNK_ELEMENTS; i++)
-            cp_async<sizeof(T)>(passing + i * THREADS + thread, x + (place + (channel + i) * AREA),
+        for (int i = 0; i < Layout::GROUPS * CHUNK_ELEMENTS; i++)
+            cp_async<sizeof(T)>(staging + i * THREADS + thread, x + (place + (channel + i) * AREA),
                 place >= 0 && channel + i < C);
         cp_async_commit_group();
     }
-    template <class Layout, int THREADS, class Put> static __device__ __forceinline__ void finish(
-        Put &&put, T *passing, int thread) {
+    template <class Layout, int THREADS, class Store> static __device__ __forceinline__ void finish_load(
+        Store &&store, T *staging, int thread) {
         cp_async_wait_group<0>();
         #pragma unroll
-        for (int plane = 0; plane < Layout::PLANES; plane++) {
+        for (int group = 0; group < Layout::GROUPS; group++) {
             float found[CHUNK_ELEMENTS];
             #pragma unroll
-            for (int j = 0; j < CHUNK_ELEMENTS; j++) // as in `gather`
-                found[j] = *(volatile T *)(passing + (plane * CHUNK_ELEMENTS + j) * THREADS + thread);
-            if (thread < Layout::LINES) put(plane, thread, found);
+            for (int j = 0; j < CHUNK_ELEMENTS; j++) // volatile: as in `load`
+                found[j] = *(volatile T *)(staging + (group * CHUNK_ELEMENTS + j) * THREADS + thread);
+            if (thread < Layout::ROWS) store(group, thread, found);
         }
     }
 
-    // Hands Layout::LINES positions from `first` on, of the channels from `channel` on, to `put` (plane, line, elements)
-    // once `free` is in the phase of this parity. Of the calling threads each has slots of its own in `passing`, which
-    // what it reads passes through, so that AHEAD words are under way at once.
-    template <class Layout, int THREADS, int AHEAD, class Put> __device__ __forceinline__ void gather(
-        Put &&put, T *passing, int thread, int first, int channel, Mbarrier &free, int parity) const {
-        constexpr int COUNT = (Layout::LINES + THREADS - 1) / THREADS * Layout::PLANES;
-        passing += thread;
-        int place = -1; // of the position that is read next
+    // Loads Layout::ROWS positions from `first` on and all channels of a stage from `channel` on, and hands them to
+    // `store` (group of channels, row, elements) after `free` has reached the phase `parity`. Each thread has slots in
+    // `staging` for LOADS_IN_FLIGHT chunks.
+    template <class Layout, int THREADS, int LOADS_IN_FLIGHT, class Store> __device__ __forceinline__ void load(
+        Store &&store, T *staging, int thread, int first, int channel, Mbarrier &free, int parity) const {
+        constexpr int COUNT = (Layout::ROWS + THREADS - 1) / THREADS * Layout::GROUPS;
+        staging += thread;
+        int place = -1; // offset of the position that is loaded next
         #pragma unroll 1
-        for (int i = 1 - AHEAD; i < COUNT; i++) {
-            const int next = i + AHEAD - 1, plane = next % Layout::PLANES;
+        for (int i = 1 - LOADS_IN_FLIGHT; i < COUNT; i++) {
+            const int next = i + LOADS_IN_FLIGHT - 1, group = next % Layout::GROUPS;
             if (next < COUNT) {
-                const int line = thread + next / Layout::PLANES * THREADS;
-                if (plane == 0) place = line < Layout::LINES ? at(first + line) : -1;
-                const int own = channel + plane * CHUNK_ELEMENTS, left = place < 0 ? 0 : C - own;
+                const int row = thread + next / Layout::GROUPS * THREADS;
+                if (group == 0) place = row < Layout::ROWS ? at(first + row) : -1;
+                const int own = channel + group * CHUNK_ELEMENTS, left = place < 0 ? 0 : C - own;
                 const T *from = x + (place + own * AREA);
-                T *slot = passing + next % AHEAD * (CHUNK_ELEMENTS * THREADS);
+                T *slot = staging + next % LOADS_IN_FLIGHT * (CHUNK_ELEMENTS * THREADS);
                 #pragma unroll
                 for (int j = 0; j < CHUNK_ELEMENTS; j++)
                     cp_async<sizeof(T)>(slot + j * THREADS, from + j * AREA, left > (C % CHUNK_ELEMENTS == 0 ? 0 : j));
@@ -129,40 +128,42 @@ template <int C, int H, int W> struct Images {
             cp_async_commit_group();
             if (i < 0) continue;
             if (i == 0) free.wait(parity);
-            cp_async_wait_group<AHEAD - 1>();
+            cp_async_wait_group<LOADS_IN_FLIGHT - 1>();
             float found[CHUNK_ELEMENTS];
             #pragma unroll
-            for (int j = 0; j < CHUNK_ELEMENTS; j++) // after the wait, as the compiler cannot see what they have to do with it
-                found[j] = *(volatile T *)(passing + (i % AHEAD * CHUNK_ELEMENTS + j) * THREADS);
-            const int line = thread + i / Layout::PLANES * THREADS;
-            if (line < Layout::LINES) put(i % Layout::PLANES, line, found);
+            for (int j = 0; j < CHUNK_ELEMENTS; j++) // volatile: the compiler does not know that the wait fills them
+                found[j] = *(volatile T *)(staging + (i % LOADS_IN_FLIGHT * CHUNK_ELEMENTS + j) * THREADS);
+            const int row = thread + i / Layout::GROUPS * THREADS;
+            if (row < Layout::ROWS) store(i % Layout::GROUPS, row, found);
         }
     }
 };
-typedef Images<IN_CHANNELS, IN_ROWS, IN_COLUMNS> Inputs;
+typedef ImageArray<IN_CHANNELS, IN_ROWS, IN_COLUMNS> InputImages;
 
-// An output's position.
-struct Output {
+// The image and pixel of a position.
+struct OutputPosition {
     int image, y, x;
 
-    __device__ explicit Output(int position)
-        : image(position / IMAGE), y(position % IMAGE / PITCH), x(position % PITCH) {}
+    __device__ explicit OutputPosition(int position)
+        : image(position / IMAGE_PITCH), y(position % IMAGE_PITCH / PITCH), x(position % PITCH) {}
 
     __device__ __forceinline__ void advance(int positions) {
         x += positions;
         while (x >= PITCH) {
             x -= PITCH;
-            if (++y == IMAGE / PITCH) y = 0, image++;
+            if (++y == IMAGE_PITCH / PITCH) y = 0, image++;
         }
     }
     __device__ __forceinline__ bool inside(int batch) const { return image < batch && y < OUT_ROWS && x < OUT_COLUMNS; }
 };
 
-// Where the words of LINES positions lie, 8 PLANES channels of each of COUNT pieces: in planes.
-template <int LINES_, int PLANES_, int COUNT = BF16X3_TERMS> struct Planes {
-    static constexpr int LINES = LINES_, PLANES = PLANES_;
-    static constexpr int PLANE = LINES * CHUNK_BYTES, PIECE = PLANES * PLANE, SIZE = COUNT * PIECE; // bytes
-    static __device__ __forceinline__ int offset(int piece, int plane, int line) {
-        return piece * PIECE + plane * PLANE + line * CHUNK_BYTES;
+// K-major core matrices without swizzle: a chunk of 8 channels is 16 bytes, eight neighbouring positions are one core
+// matrix of 128 bytes. The chunks of ROWS positions are contiguous; then come the next of GROUPS groups of channels,
+// then the next term. Either the channels or the positions may be K.
+template <int ROWS_, int GROUPS_, int TERMS = BF16X3_TERMS> struct CoreMatrixLayout {
+    static constexpr int ROWS = ROWS_, GROUPS = GROUPS_;
+    static constexpr int GROUP_BYTES = ROWS * CHUNK_BYTES, TERM_BYTES = GROUPS * GROUP_BYTES, SIZE = TERMS * TERM_BYTES;
+    static __device__ __forceinline__ int offset(int term, int group, int row) {
+        return term * TERM_BYTES + group * GROUP_BYTES + row * CHUNK_BYTES;
     }
 };

@@ -1,30 +1,39 @@
-// What conv/shifted_fp16x2.cu and the launches before it share: convolutions of operands in halves, see conv/fp16x2.cuh. A window never
-// leaves its image, so a sum has one scale. What halves leave to pieces:
-// - images, and the filters with them, that are not held, infinity and NaN among their elements;
-// - sums of few products, or of few large ones (Known::share), of which a chain of multiply-adds rounds next to nothing;
-// - MARKED positions whose sums are small beside the products, by the root of the mean squares: where products cancel,
-//   the bits show that are missing;
-// - such with a sum that is small beside what small elements of an image have lost.
-// Of rounded operands only the last of these reasons is left, and what is not held.
+// fp16x2 convolutions: what conv/shifted_fp16x2.cu and the launch before it, conv/pack_images.cu, share. Read
+// conv/fp16x2.cuh first. A window never leaves its image, so all products of a sum have one scale. These fall back to
+// bf16x3:
+// - tiles with an image or a filter that fp16x2 does not represent, infinity and NaN included;
+// - tiles whose sums have few effective products (Statistics::share), which float32 FMA rounds almost nowhere;
+// - FALLBACK_POSITIONS positions whose sums' mean square is small beside that of their products: cancellation shows the
+//   missing bits;
+// - such with a sum that is small beside what an image's small elements may have lost.
+// Of rounded operands only the first and the last reason apply.
 #pragma once
-constexpr int TEAMS = 2, COLUMNS = 144, BRINGING = 128, GATHERERS = TEAMS * 32; // a warp for each team
+// LOADERS: a warp for each consumer warpgroup.
+constexpr int MMA_WARPGROUPS = 2, COLUMNS = 144, PRODUCERS = 128, LOADERS = MMA_WARPGROUPS * 32;
 #include "conv/shifted_tiles.cuh"
 #include "conv/packed_images.cuh"
 
-typedef HalfWeights OfWeights;
+typedef Fp16x2WeightLayout WeightLayout;
 
-constexpr int SKIPPED = FRONT - BEFORE; // of a tile's lines, not needed
+constexpr int SKIPPED_ROWS = LEADING_ROWS - REACH_BACK; // leading rows of a tile's stage that no window reads
 static_assert(!STACKED, "at least 33 filters");
-static_assert(CHANNELS == OF_LINE && TILE % 8 == 0, "a stage has whole lines, whose words are exchanged alike");
+static_assert(STAGE_CHANNELS == ROW_CHANNELS && TILE % 8 == 0, "a stage has whole packed rows with one swizzle phase");
 
-// Lines in shared memory.
-struct OfImages {
-    static constexpr int LINES = (SKIPPED + TILE + REACH + 7) / 8 * 8;
-    static constexpr int NUMBER = LINES * LINE, SIZE = NUMBERS * NUMBER; // bytes
+// Packed rows of one stage in shared memory.
+struct ImageLayout {
+    static constexpr int ROWS = (SKIPPED_ROWS + TILE + REACH + 7) / 8 * 8;
+    static constexpr int PART_BYTES = ROWS * ROW_BYTES, SIZE = FP16_PARTS * PART_BYTES;
 };
 
-// The images, in scratch behind what is made on the way.
-__device__ __forceinline__ Laid laid_images(const Made &made, int batch) {
-    char *behind = aligned_to_lines(made.marks + parts(batch * IMAGE, TILE) * (TILE / MARKED) * BLOCKS);
-    return Laid(behind, batch, IN_CHANNELS, FRONT);
+#ifdef WEIGHT_BYTES
+static_assert(WEIGHT_BYTES >= (int64_t)FILTER_BLOCKS * CHANNEL_BLOCKS * TAPS * Bf16x3WeightLayout::SIZE, "scratch");
+static_assert(FP16_WEIGHT_BYTES >= (int64_t)FILTER_BLOCKS * CHANNEL_BLOCKS * TAPS * Fp16x2WeightLayout::SIZE,
+    "scratch");
+#endif
+
+// The packed images, in scratch behind ConvScratch.
+__device__ __forceinline__ PackedImages packed_images(const ConvScratch &scratch_layout, int batch) {
+    const int marks = ceil_div(batch * IMAGE_PITCH, TILE) * (TILE / FALLBACK_POSITIONS) * FILTER_BLOCKS;
+    char *behind = align_1024(scratch_layout.marks + marks);
+    return PackedImages(behind, batch, IN_CHANNELS, LEADING_ROWS);
 }

@@ -1,18 +1,19 @@
-// What kernels share that take convolutions tile by tile: the weights, and stages in shared memory. Some warps bring a tile's
-// images, of which all elements of the window are read, the copy engine weights, and others multiply.
+// Kernels that take a convolution tile by tile: the weights, and the pipeline of stages in shared memory. Producer
+// warps load a tile's images once for all elements of the window, bulk copies load the weights, and consumer warpgroups
+// multiply.
 #pragma once
 #include "conv/shifted.cuh"
 #include "sm90/tma.cuh"
 
-// Weights (O, C, KH, KW); TURNED (C, O, KH, KW) with their elements in reverse order.
-struct Weights {
+// The weights (O, C, KH, KW); FLIPPED: (C, O, KH, KW) with their elements in reverse order.
+struct WeightReader {
     const T *w;
 
     __device__ __forceinline__ T at(int filter, int channel, int tap) const {
-        return TURNED ? w[(channel * OUT_CHANNELS + filter) * TAPS + TAPS - 1 - tap]
+        return FLIPPED ? w[(channel * OUT_CHANNELS + filter) * TAPS + TAPS - 1 - tap]
                       : w[(filter * IN_CHANNELS + channel) * TAPS + tap];
     }
-    // Of neighbouring channels, from one on; 0 where there are none.
+    // Neighbouring channels of a filter; 0 where there are none.
     __device__ __forceinline__ void read(float (&found)[CHUNK_ELEMENTS], int filter, int channel, int tap) const {
         #pragma unroll
         for (int j = 0; j < CHUNK_ELEMENTS; j++)
@@ -20,29 +21,24 @@ struct Weights {
     }
 };
 
-template <int IMAGES, int WEIGHTS, int BRINGING_IMAGES, int MULTIPLYING> struct TileStages {
-    Mbarrier images[IMAGES], images_read[IMAGES], weights[WEIGHTS], weights_read[WEIGHTS];
+template <int IMAGES, int WEIGHTS, int IMAGE_PRODUCERS, int CONSUMERS> struct TilePipeline {
+    Pipeline<IMAGES> images;
+    Pipeline<WEIGHTS> weights;
 
     __device__ void init() {
-        for (int i = 0; i < IMAGES; i++) {
-            images[i].init(BRINGING_IMAGES / WARP);
-            images_read[i].init(MULTIPLYING / WARP);
-        }
-        for (int i = 0; i < WEIGHTS; i++) {
-            weights[i].init(1);
-            weights_read[i].init(MULTIPLYING / WARP);
-        }
+        images.init(IMAGE_PRODUCERS / WARP, CONSUMERS / WARP);
+        weights.init(1, CONSUMERS / WARP);
         fence_mbarrier_init();
     }
 
-    // Of one thread: starts the copies of COUNT stages of so many bytes that lie one behind the other.
-    template <int BYTES, int COUNT> __device__ __forceinline__ void bring(
-        PipelineState<WEIGHTS> &turn, char *shared, const char *from) {
-        for (int i = 0; i < COUNT; i++, turn.advance()) {
-            weights_read[turn.stage].wait(turn.phase ^ 1);
-            Mbarrier &full = weights[turn.stage];
+    // By one thread: bulk copies of COUNT contiguous stages of BYTES each.
+    template <int BYTES, int COUNT> __device__ __forceinline__ void load_weights(
+        PipelineState<WEIGHTS> &state, char *shared, const char *from) {
+        for (int i = 0; i < COUNT; i++, state.advance()) {
+            weights.wait_empty(state);
+            Mbarrier &full = weights.full[state.stage];
             full.arrive_expect_tx(BYTES);
-            bulk_copy<BYTES>(shared + turn.stage * BYTES, from + (int64_t)i * BYTES, full);
+            bulk_copy<BYTES>(shared + state.stage * BYTES, from + (int64_t)i * BYTES, full);
         }
     }
 };

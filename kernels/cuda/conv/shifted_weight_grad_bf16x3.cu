@@ -1,49 +1,55 @@
-// The gradient of a convolution with stride 1 and a kernel of 3 x 3 by its weights, on Hopper's matrix units. Read
-// conv/shifted_weight_grad.cuh first.
+// Weight gradient of a stride-1 convolution with 3 x 3 windows in bf16x3. Read conv/shifted_weight_grad.cuh first.
 //
-// Four warps gather the gradients, four the images. As in conv/shifted_bf16x3.cu, but for registers: the largest products and the
-// others have the same ones in turn, over 64 positions.
+// Four warps load the gradients, four the images. As in conv/shifted_bf16x3.cu, but products of first terms and of
+// other terms use the same accumulators one after the other, over SUM_POSITIONS positions, as registers are few.
 #include "conv/shifted_weight_grad.cuh"
 
-constexpr int GATHERERS = BRINGING / 2, AHEAD = 4; // AHEAD: words that a thread has under way
-constexpr int AT_A_TIME = 64, STEP = 16;           // positions that are added up by the matrix units, and by one instruction
-typedef Planes<POSITIONS, FILTERS / CHUNK_ELEMENTS> OfGradients;
-typedef Images<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
-constexpr int STAGE = (OfImages::SIZE + OfGradients::SIZE + 1023) / 1024 * 1024;
+constexpr int LOADERS = PRODUCERS / 2, LOADS_IN_FLIGHT = 4;
+constexpr int SUM_POSITIONS = 64, STEP = 16; // positions that WGMMA sums; positions of one instruction
+typedef CoreMatrixLayout<STAGE_POSITIONS, FILTERS / CHUNK_ELEMENTS> GradientLayout;
+typedef ImageArray<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
+constexpr int STAGE = (ImageLayout::SIZE + GradientLayout::SIZE + 1023) / 1024 * 1024;
+static_assert(SHARED_BYTES >= 1024 + STAGES * STAGE + 2 * LOADS_IN_FLIGHT * CHUNK_ELEMENTS * LOADERS * (int)sizeof(T),
+    "dynamic shared memory");
 
-// Brings the images' part of all stages, which begin `before` positions before those of the gradients.
-template <class Layout, class Source> __device__ __forceinline__ void gather(const Part &part, const Source &images,
-    int before, int channel, Stages &stages, char *shared, T *passing) {
-    PipelineState<STAGES> turn;
-    for (int i = part.begin; i < part.end; i++, turn.advance()) {
-        images.template gather<Layout, GATHERERS, AHEAD>(PutPieces<Layout>{shared + turn.stage * STAGE}, passing,
-            threadIdx.x % GATHERERS, part.position(i) - before, channel, stages.empty[turn.stage], turn.phase ^ 1);
+// Loads one operand of all stages. before: positions by which it begins before the gradients.
+template <class Layout, class Source> __device__ __forceinline__ void load_operand(const PositionSplit &split,
+    const Source &images,
+    int before, int channel, Pipeline<STAGES> &pipeline, char *shared, T *staging) {
+    PipelineState<STAGES> state;
+    for (int i = split.begin; i < split.end; i++, state.advance()) {
+        images.template load<Layout, LOADERS, LOADS_IN_FLIGHT>(StoreSplit<Layout>{shared + state.stage * STAGE},
+            staging,
+            threadIdx.x % LOADERS, split.position(i) - before, channel, pipeline.empty[state.stage], state.phase ^ 1);
         fence_proxy_async();
-        arrive_per_warp(stages.full[turn.stage]);
+        arrive_per_warp(pipeline.full[state.stage]);
     }
 }
 
-// The sums of a row of the window.
+// The sums of a row of the window. By a warpgroup.
 __device__ __forceinline__ void multiply(
-    float (&main)[SUMS], const Part &part, int row, Stages &stages, const char *shared) {
+    float (&main)[SUMS], const PositionSplit &split, int row, Pipeline<STAGES> &pipeline, const char *shared) {
     #pragma unroll
     for (int i = 0; i < SUMS; i++) main[i] = 0;
-    PipelineState<STAGES> turn;
-    for (int i = part.begin; i < part.end; i++, turn.advance()) {
-        stages.full[turn.stage].wait(turn.phase);
-        const char *stage = shared + turn.stage * STAGE;
+    PipelineState<STAGES> state;
+    for (int i = split.begin; i < split.end; i++, state.advance()) {
+        pipeline.wait_full(state);
+        const char *stage = shared + state.stage * STAGE;
         #pragma unroll 1
-        for (int at = 0; at < POSITIONS; at += AT_A_TIME) {
+        for (int at = 0; at < STAGE_POSITIONS; at += SUM_POSITIONS) {
             const uint64_t a = smem_descriptor(
-                stage + OfImages::SIZE + at * CHUNK_BYTES, CORE_MATRIX_BYTES, OfGradients::PLANE, NO_SWIZZLE);
-            const uint64_t b = smem_descriptor(stage + (at + shift(row, 0)) * OfImages::LINE, DW * OfImages::LINE,
-                8 * OfImages::LINE, SWIZZLE_64B);
+                stage + ImageLayout::SIZE + at * CHUNK_BYTES, CORE_MATRIX_BYTES, GradientLayout::GROUP_BYTES,
+                    NO_SWIZZLE);
+            const uint64_t b = smem_descriptor(stage + (at + tap_offset(row, 0)) * ImageLayout::ROW_BYTES,
+                DW * ImageLayout::ROW_BYTES,
+                8 * ImageLayout::ROW_BYTES, SWIZZLE_64B);
             float sums[SUMS];
-            const auto products = [&](TermPair pieces, bool add) {
+            const auto products = [&](TermPair terms, bool add) {
                 #pragma unroll
-                for (int k = 0; k < AT_A_TIME; k += STEP)
-                    wgmma<BFLOAT16, true, true>(sums, a + (pieces.a * OfGradients::PIECE + k * CHUNK_BYTES) / CHUNK_BYTES,
-                        b + (pieces.b * OfImages::PIECE + k * OfImages::LINE) / CHUNK_BYTES, add || k > 0);
+                for (int k = 0; k < SUM_POSITIONS; k += STEP)
+                    wgmma<BFLOAT16, true, true>(sums, a + (terms.a * GradientLayout::TERM_BYTES + k * CHUNK_BYTES) / CHUNK_BYTES,
+                        b + (terms.b * ImageLayout::TERM_BYTES + k * ImageLayout::ROW_BYTES) / CHUNK_BYTES,
+                            add || k > 0);
             };
             const auto add = [&] {
                 wgmma_commit_group();
@@ -62,25 +68,28 @@ __device__ __forceinline__ void multiply(
             products({0, 0}, false);
             add();
         }
-        arrive_per_warp(stages.empty[turn.stage]);
+        arrive_per_warp(pipeline.empty[state.stage]);
     }
 }
 
-// An element by plain multiply-adds.
-__device__ __noinline__ T plain(
-    const Part &part, const Inputs &images, const Gradients &gradients, int filter, int channel, int tap) {
+// An element by sequential float32 FMA.
+__device__ __noinline__ T recompute(
+    const PositionSplit &split, const InputImages &images, const Gradients &gradients, int filter, int channel,
+        int tap) {
     T sum = 0;
-    for (int i = part.begin * POSITIONS; i < part.end * POSITIONS; i++) {
-        const int position = part.position(i / POSITIONS) + i % POSITIONS;
-        const int left = gradients.at(position), right = images.at(position - BEFORE + shift(tap / KW, tap % KW));
-        if (left < 0) continue;
-        const T x = right < 0 ? 0 : rounded(images.x[right + channel * Inputs::AREA]);
-        sum = fma(rounded(gradients.x[left + filter * Gradients::AREA]), x, sum);
+    for (int i = split.begin * STAGE_POSITIONS; i < split.end * STAGE_POSITIONS; i++) {
+        const int position = split.position(i / STAGE_POSITIONS) + i % STAGE_POSITIONS;
+        const int from_g = gradients.at(position);
+        const int from_x = images.at(position - REACH_BACK + tap_offset(tap / KW, tap % KW));
+        if (from_g < 0) continue;
+        const T x = from_x < 0 ? 0 : rounded(images.x[from_x + channel * InputImages::AREA]);
+        sum = fma(rounded(gradients.x[from_g + filter * Gradients::AREA]), x, sum);
     }
     return sum;
 }
 
-KERNEL __launch_bounds__(THREADS, 1) conv_planes_weight_grad(const T *x, const T *g, T *w, int64_t batch, int64_t splits
+KERNEL __launch_bounds__(THREADS, 1) weight_grad_shifted_bf16x3(const T *x, const T *g, T *w, int64_t batch,
+    int64_t splits
 #if SPLIT
     , char *scratch
 #endif
@@ -89,36 +98,42 @@ KERNEL __launch_bounds__(THREADS, 1) conv_planes_weight_grad(const T *x, const T
 #if SPLIT
     w = (T *)scratch;
 #endif
-    const Inputs images = {x, (int)batch};
-    const Part part(batch, splits);
-    const Gradients gradients = {g, part.images};
-#if REST
-    const int *left = (const int *)(w + splits * SIZE) + (blockIdx.y * gridDim.x + blockIdx.x) * KH;
-    if (!(left[0] | left[1] | left[2])) return;
+    const InputImages images = {x, (int)batch};
+    const PositionSplit split(batch, splits);
+    const Gradients gradients = {g, split.images};
+#if FALLBACK
+    const int *marks = (const int *)(w + splits * SIZE) + (blockIdx.y * gridDim.x + blockIdx.x) * KH;
+    if (!(marks[0] | marks[1] | marks[2])) return;
 #endif
     char *shared = aligned_shared<1024>();
-    T *passing = (T *)(shared + STAGES * STAGE);
-    __shared__ Stages stages;
-    if (threadIdx.x == 0) stages.init();
+    T *staging = (T *)(shared + STAGES * STAGE);
+    __shared__ Pipeline<STAGES> pipeline;
+    if (threadIdx.x == 0) {
+        pipeline.init(PRODUCERS / WARP, CONSUMERS / WARP);
+        fence_mbarrier_init();
+    }
     __syncthreads();
-    if (threadIdx.x < BRINGING) {
+    if (threadIdx.x < PRODUCERS) {
         warpgroup_reg_dealloc<48>();
-        if (threadIdx.x < GATHERERS)
-            gather<OfImages>(part, images, BEFORE, part.channel, stages, shared, passing);
+        if (threadIdx.x < LOADERS)
+            load_operand<ImageLayout>(split, images, REACH_BACK, split.channel, pipeline, shared, staging);
         else
-            gather<OfGradients>(part, gradients, 0, part.filter, stages, shared + OfImages::SIZE,
-                passing + AHEAD * CHUNK_ELEMENTS * GATHERERS);
+            load_operand<GradientLayout>(split, gradients, 0, split.filter, pipeline, shared + ImageLayout::SIZE,
+                staging + LOADS_IN_FLIGHT * CHUNK_ELEMENTS * LOADERS);
     } else {
         warpgroup_reg_alloc<128>();
         const int row = threadIdx.x / WARPGROUP - 2;
         float sums[SUMS];
-        multiply(sums, part, row, stages, shared);
-        write(sums, part, row, w,
-            [&](int filter, int channel, int tap) { return plain(part, images, gradients, filter, channel, tap); });
+        multiply(sums, split, row, pipeline, shared);
+        write(sums, split, row, w,
+            [&](int filter, int channel, int tap) {
+                return recompute(split, images, gradients, filter, channel, tap);
+            });
     }
 }
 
-KERNEL __launch_bounds__(SUMMING) sum_parts(const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
+KERNEL __launch_bounds__(SUM_THREADS) sum_weight_grad_splits(const T *x, const T *g, T *w, int64_t batch,
+    int64_t splits, char *scratch) {
     wait_for_inputs();
-    add_parts(w, nullptr, splits, (const T *)scratch);
+    sum_splits(w, nullptr, splits, (const T *)scratch);
 }

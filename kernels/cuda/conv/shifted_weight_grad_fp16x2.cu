@@ -1,156 +1,155 @@
-// The gradients of conv/shifted_weight_grad_bf16x3.cu with operands in halves, three products instead of six, as far as these hold
-// them, or, where they are rounded, one product: of images and of the outputs' gradients, both measured and laid out
-// beforehand. Read conv/packed_images.cuh first.
+// Weight gradient of a stride-1 convolution with 3 x 3 windows in fp16x2: three products instead of six; one where
+// operands are rounded. Images and gradients are measured and packed by the launches before. Read
+// conv/packed_images.cuh first.
 //
-// A block takes FILTERS filters, CHANNELS channels, all elements of the window, and a part of the images. One thread has
-// the copies of lines on their way; three warpgroups multiply, each a row of the window, whose elements are a line further
-// on each. An image's sums over GROUP positions have one scale. Left to pieces are parts
-// - with images of which one is not held, or few products make a sum, or so small that squares of sums would not be
-//   normal numbers;
-// - whose sums are small beside the products;
-// - with a sum that is small beside what small elements have lost.
-// Of rounded operands it is images that are not held, and the last of these.
-#ifndef HALVES_STAGES
-#define HALVES_STAGES 3
+// A block has FILTERS filters, STAGE_CHANNELS channels, all elements of the window and one split of the images. One
+// thread starts the copies of packed rows; three warpgroups multiply, one for each row of the window, whose elements
+// are one packed row apart. Sums over GROUP positions of an image have one scale. These splits fall back to bf16x3:
+// - with an image or gradient that fp16x2 does not represent, with few effective products, or with scales so small that
+//   squares of sums would underflow;
+// - whose sums' mean square is small beside that of the products;
+// - with a sum that is small beside what small elements may have lost.
+// Of rounded operands only the first of these, without few products, and the last apply.
+#ifndef PIPELINE_STAGES
+#define PIPELINE_STAGES 3
 #endif
 #include "conv/packed_images.cuh"
 
-constexpr int FILTERS = 64, BRINGING = WARPGROUP, CONSUMERS = KH * WARPGROUP, THREADS = BRINGING + CONSUMERS;
-constexpr int STEP = 16, GROUP = 4 * STEP, STAGE_GROUPS = 2; // positions of an instruction; that are added up at once
-static_assert(KH == 3 && KW == 3 && CHANNELS == OF_LINE, "what the registers are made for");
+constexpr int FILTERS = 64, PRODUCERS = WARPGROUP, CONSUMERS = KH * WARPGROUP, THREADS = PRODUCERS + CONSUMERS;
+constexpr int STEP = 16, GROUP = 4 * STEP, STAGE_GROUPS = 2; // positions of one WGMMA; positions that WGMMA sums
+static_assert(KH == 3 && KW == 3 && STAGE_CHANNELS == ROW_CHANNELS, "registers suffice for this");
 
-// An image's positions from its first output to its last: in groups, of which the last one may be short.
-constexpr int STEPS = parts((OUT_ROWS - 1) * PITCH + OUT_COLUMNS, STEP), GROUPS = parts(STEPS, 4);
-constexpr int LAST = STEPS - 4 * (GROUPS - 1), PASSES = parts(GROUPS, STAGE_GROUPS);
-static_assert(STEPS * STEP <= IMAGE, "the next image begins behind them");
+// An image's positions from its first output to its last, in groups; the last group may be short.
+constexpr int STEPS = ceil_div((OUT_ROWS - 1) * PITCH + OUT_COLUMNS, STEP), GROUPS = ceil_div(STEPS, 4);
+constexpr int LAST = STEPS - 4 * (GROUPS - 1), PASSES = ceil_div(GROUPS, STAGE_GROUPS);
+static_assert(STEPS * STEP <= IMAGE_PITCH, "the next image first_tile behind them");
 
-// Lines before position 0 of the gradients: those of the convolution that is the gradient by the images.
-constexpr int AFTER = REACH - BEFORE, FRONT_OF_GRADIENTS = (AFTER + 7) / 8 * 8, SKIPPED = FRONT - BEFORE;
-constexpr int SIZE = OUT_CHANNELS * IN_CHANNELS * TAPS, SUMS = KW * CHANNELS / 2;
-constexpr float SMALLEST = 0x1p-80f; // of an image's scales, multiplied
-typedef Images<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
+// Rows before position 0 of the gradients, as those of the transposed convolution.
+constexpr int REACH_AHEAD = REACH - REACH_BACK, GRADIENT_LEADING_ROWS = (REACH_AHEAD + 7) / 8 * 8,
+    SKIPPED_ROWS = LEADING_ROWS - REACH_BACK;
+constexpr int SIZE = OUT_CHANNELS * IN_CHANNELS * TAPS, SUMS = KW * STAGE_CHANNELS / 2;
+constexpr float SMALLEST = 0x1p-80f; // least product of an image's inverse scales
+typedef ImageArray<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
 
-// A stage: of both numbers the images' lines; of both numbers the gradients', of 32 filters and of 32 more. Each begins at
-// a multiple of eight lines, as words are exchanged, so up to seven of them are not needed.
-struct Stage {
-    static constexpr int POSITIONS = STAGE_GROUPS * GROUP;
-    static constexpr int OF_IMAGES = (7 + POSITIONS + REACH + 7) / 8 * 8 * LINE, OF_GRADIENTS = (POSITIONS + 8) * LINE;
-    static constexpr int GRADIENTS = NUMBERS * OF_IMAGES, SIZE = GRADIENTS + 2 * NUMBERS * OF_GRADIENTS; // bytes
+// A stage: images of both parts, then gradients of both parts, 32 filters and then 32 more. Rows begin at a multiple of
+// eight, the period of the swizzle, so up to seven of them are not needed.
+struct StageLayout {
+    static constexpr int STAGE_POSITIONS = STAGE_GROUPS * GROUP;
+    static constexpr int IMAGE_BYTES = (7 + STAGE_POSITIONS + REACH + 7) / 8 * 8 * ROW_BYTES,
+        GRADIENT_BYTES = (STAGE_POSITIONS + 8) * ROW_BYTES;
+    static constexpr int GRADIENTS = FP16_PARTS * IMAGE_BYTES, SIZE = GRADIENTS + 2 * FP16_PARTS * GRADIENT_BYTES;
 };
 
-struct Scratch {
-    float *sums; // of each part
-    int *left;   // of each part, block and row of the window, whether it is left to pieces
+static_assert(SHARED_BYTES >= 1024 + PIPELINE_STAGES * StageLayout::SIZE, "dynamic shared memory");
+
+struct WeightGradScratch {
+    float *sums;     // of each split
+    int *falls_back; // for each split, block and row of the window
     char *end;
 
-    __device__ Scratch(char *scratch, int splits, int blocks)
-        : sums((float *)scratch), left((int *)(sums + (int64_t)splits * SIZE)), end((char *)(left + splits * blocks * KH)) {}
+    __device__ WeightGradScratch(char *scratch, int splits, int blocks)
+        : sums((float *)scratch), falls_back((int *)(sums + (int64_t)splits * SIZE)),
+            end((char *)(falls_back + splits * blocks * KH)) {}
 };
 
-// Images and gradients in halves, in scratch.
-struct Operands {
-    Laid images, gradients;
+// Packed images and gradients in scratch.
+struct PackedOperands {
+    PackedImages images, gradients;
 
-    __device__ Operands(const Scratch &scratch, int batch)
-        : images(aligned_to_lines(scratch.end), batch, IN_CHANNELS, FRONT),
-          gradients(aligned_to_lines(images.end()), batch, OUT_CHANNELS, FRONT_OF_GRADIENTS) {}
+    __device__ PackedOperands(const WeightGradScratch &scratch, int batch)
+        : images(align_1024(scratch.end), batch, IN_CHANNELS, LEADING_ROWS),
+          gradients(align_1024(images.end()), batch, OUT_CHANNELS, GRADIENT_LEADING_ROWS) {}
 };
-constexpr int BLOCKS = parts(OUT_CHANNELS, FILTERS) * parts(IN_CHANNELS, CHANNELS);
+constexpr int FILTER_BLOCKS = ceil_div(OUT_CHANNELS, FILTERS) * ceil_div(IN_CHANNELS, STAGE_CHANNELS);
 
-// First: statistics of images and gradients.
-KERNEL __launch_bounds__(LAYING, LAYING_BLOCKS) measure_operands(
+// Launch 1: statistics of images and gradients.
+KERNEL __launch_bounds__(PACK_THREADS, PACK_BLOCKS) measure_operands(
     const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
     wait_for_inputs();
-    const Operands laid(Scratch(scratch, splits, BLOCKS), batch);
-    laid.images.measure(Inputs{x, (int)batch});
-    laid.gradients.measure(Gradients{g, (int)batch});
+    const PackedOperands packed(WeightGradScratch(scratch, splits, FILTER_BLOCKS), batch);
+    packed.images.measure(InputImages{x, (int)batch});
+    packed.gradients.measure(Gradients{g, (int)batch});
 }
 
-// Then: both packed.
-KERNEL __launch_bounds__(LAYING, LAYING_BLOCKS) pack_operands(
+// Launch 2: packs both.
+KERNEL __launch_bounds__(PACK_THREADS, PACK_BLOCKS) pack_operands(
     const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
     wait_for_inputs();
-    const Operands laid(Scratch(scratch, splits, BLOCKS), batch);
-    laid.gradients.lay(Gradients{g, (int)batch});
-    laid.images.lay(Inputs{x, (int)batch});
+    const PackedOperands packed(WeightGradScratch(scratch, splits, FILTER_BLOCKS), batch);
+    packed.gradients.pack(Gradients{g, (int)batch});
+    packed.images.pack(InputImages{x, (int)batch});
 }
 
-// What a block takes.
-struct Part {
+// The work of a block.
+struct ImageSplit {
     int filter, channel, begin, end; // images
 
-    __device__ Part(int batch, int splits) {
-        constexpr int across = parts(IN_CHANNELS, CHANNELS);
+    __device__ ImageSplit(int batch, int splits) {
+        constexpr int across = ceil_div(IN_CHANNELS, STAGE_CHANNELS);
         filter = blockIdx.x / across * FILTERS;
-        channel = blockIdx.x % across * CHANNELS;
+        channel = blockIdx.x % across * STAGE_CHANNELS;
         begin = (int64_t)batch * blockIdx.y / splits;
         end = (int64_t)batch * (blockIdx.y + 1) / splits;
     }
-    // Whether its images are held, in all threads.
-    __device__ __forceinline__ bool held(const Operands &laid) const {
-        __shared__ bool left;
-        left = false;
+    // Whether fp16x2 represents its images, in all threads.
+    __device__ __forceinline__ bool representable(const PackedOperands &packed) const {
+        __shared__ bool found;
+        found = false;
         __syncthreads();
         for (int i = begin + threadIdx.x; i < end; i += THREADS) {
-            const Known &x = laid.images.known[i], &g = laid.gradients.known[i];
-            if (!(x.share * g.share * Gradients::AREA >= FEW) || x.down * g.down < SMALLEST) left = true;
-            if (max(laid.images.small[i], laid.gradients.small[i]) > MOST_SMALL) left = true;
+            const Statistics &x = packed.images.statistics[i], &g = packed.gradients.statistics[i];
+            if (!(x.share * g.share * Gradients::AREA >= MIN_PRODUCTS)) found = true;
+            if (x.inverse_scale * g.inverse_scale < SMALLEST) found = true;
+            if (max(packed.images.small[i], packed.gradients.small[i]) > MAX_SMALL) found = true;
         }
         __syncthreads();
-        return !left;
+        return !found;
     }
 };
 
-struct Stages {
-    Mbarrier full[HALVES_STAGES], empty[HALVES_STAGES];
-
-    __device__ void init() {
-        for (int i = 0; i < HALVES_STAGES; i++) {
-            full[i].init(1);
-            empty[i].init(CONSUMERS / WARP);
-        }
-        fence_mbarrier_init();
-    }
+// The first row of a stage, and how many rows of it are not needed.
+struct AlignedRow {
+    int row, skipped;
+    __device__ explicit AlignedRow(int needed) : row(needed / 8 * 8), skipped(needed % 8) {}
 };
 
-// The first lines of a stage, and how many of them are not needed.
-struct Begin {
-    int line, skipped;
-    __device__ explicit Begin(int needed) : line(needed / 8 * 8), skipped(needed % 8) {}
-};
-
-// Of one thread.
-__device__ __forceinline__ void bring(const Operands &laid, const Part &part, Stages &stages, char *shared) {
-    PipelineState<HALVES_STAGES> turn;
-    for (int image = part.begin; image < part.end; image++) {
-        for (int pass = 0; pass < PASSES; pass++, turn.advance()) {
-            const int position = image * IMAGE + pass * Stage::POSITIONS;
-            const Begin of_images(position + SKIPPED), of_gradients(position + FRONT_OF_GRADIENTS);
-            char *stage = shared + turn.stage * Stage::SIZE;
-            stages.empty[turn.stage].wait(turn.phase ^ 1);
-            Mbarrier &full = stages.full[turn.stage];
-            full.arrive_expect_tx(Stage::SIZE);
+// By one thread.
+__device__ __forceinline__ void load_stages(const PackedOperands &packed, const ImageSplit &split,
+    Pipeline<PIPELINE_STAGES> &pipeline, char *shared) {
+    PipelineState<PIPELINE_STAGES> state;
+    for (int image = split.begin; image < split.end; image++) {
+        for (int pass = 0; pass < PASSES; pass++, state.advance()) {
+            const int position = image * IMAGE_PITCH + pass * StageLayout::STAGE_POSITIONS;
+            const AlignedRow of_images(position + SKIPPED_ROWS), of_gradients(position + GRADIENT_LEADING_ROWS);
+            char *stage = shared + state.stage * StageLayout::SIZE;
+            pipeline.wait_empty(state);
+            Mbarrier &full = pipeline.full[state.stage];
+            full.arrive_expect_tx(StageLayout::SIZE);
             #pragma unroll
-            for (int i = 0; i < NUMBERS; i++) {
-                bulk_copy<Stage::OF_IMAGES>(stage + i * Stage::OF_IMAGES,
-                    laid.images.at(i, part.channel / OF_LINE, of_images.line), full);
+            for (int i = 0; i < FP16_PARTS; i++) {
+                bulk_copy<StageLayout::IMAGE_BYTES>(stage + i * StageLayout::IMAGE_BYTES,
+                    packed.images.at(i, split.channel / ROW_CHANNELS, of_images.row), full);
                 #pragma unroll
                 for (int j = 0; j < 2; j++)
-                    bulk_copy<Stage::OF_GRADIENTS>(stage + Stage::GRADIENTS + (2 * i + j) * Stage::OF_GRADIENTS,
-                        laid.gradients.at(i, min(part.filter / OF_LINE + j, laid.gradients.chunks - 1), of_gradients.line), full);
+                    bulk_copy<StageLayout::GRADIENT_BYTES>(stage + StageLayout::GRADIENTS + (2 * i + j) * StageLayout::GRADIENT_BYTES,
+                        packed.gradients.at(i,
+                            min(split.filter / ROW_CHANNELS + j, packed.gradients.channel_blocks - 1),
+                            of_gradients.row),
+                        full);
             }
         }
     }
 }
 
-// Adds the products of COUNT steps, scaled back.
-template <int COUNT> __device__ __forceinline__ void multiply(float (&main)[SUMS], uint64_t a, uint64_t b, float scale) {
+// Adds the unscaled products of COUNT steps.
+template <int COUNT> __device__ __forceinline__ void multiply(float (&main)[SUMS], uint64_t a, uint64_t b,
+    float scale) {
     float sums[SUMS];
     const auto products = [&](TermPair parts, bool add) {
         #pragma unroll
         for (int k = 0; k < COUNT; k++)
-            wgmma<FP16X2, true, true>(sums, a + (parts.a * 2 * Stage::OF_GRADIENTS + k * STEP * LINE) / CHUNK_BYTES,
-                b + (parts.b * Stage::OF_IMAGES + k * STEP * LINE) / CHUNK_BYTES, add || k > 0);
+            wgmma<FP16X2, true, true>(sums, a + (parts.a * 2 * StageLayout::GRADIENT_BYTES + k * STEP * ROW_BYTES) / CHUNK_BYTES,
+                b + (parts.b * StageLayout::IMAGE_BYTES + k * STEP * ROW_BYTES) / CHUNK_BYTES, add || k > 0);
     };
     const auto add = [&](float scale) {
         wgmma_commit_group();
@@ -159,7 +158,7 @@ template <int COUNT> __device__ __forceinline__ void multiply(float (&main)[SUMS
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = fma(sums[i], scale, main[i]);
     };
-    if (NUMBERS == 2) {
+    if (FP16_PARTS == 2) {
         wgmma_fence();
         products({0, 1}, false);
         products({1, 0}, true);
@@ -170,83 +169,90 @@ template <int COUNT> __device__ __forceinline__ void multiply(float (&main)[SUMS
     add(scale);
 }
 
-// What a part's sums are seen beside: the squares of products that one has on average; and what it must be, see FOR_SMALL.
-struct Beside {
-    float squares = 0, least = 0;
+// What a split's sums are compared with: the expected square of a sum without cancellation, and the least size of a sum
+// with small elements (SMALL_ELEMENT_LOSS).
+struct SumBounds {
+    float squares = 0, min_size = 0;
 };
 
-// The sums of a row of the window.
-__device__ __forceinline__ Beside multiply(float (&main)[SUMS], const Operands &laid, const Part &part, int row,
-    Stages &stages, const char *shared) {
-    Beside beside;
+// The sums of a row of the window. By a warpgroup.
+__device__ __forceinline__ SumBounds multiply(float (&main)[SUMS], const PackedOperands &packed,
+    const ImageSplit &split, int row,
+    Pipeline<PIPELINE_STAGES> &pipeline, const char *shared) {
+    SumBounds bounds;
     #pragma unroll
     for (int i = 0; i < SUMS; i++) main[i] = 0;
-    PipelineState<HALVES_STAGES> turn;
-    for (int image = part.begin; image < part.end; image++) {
-        const Known x = laid.images.known[image], g = laid.gradients.known[image];
-        const float scale = x.down * g.down;
-        beside.squares += x.squares / Inputs::SIZE * (g.squares / OUT_CHANNELS) * scale * scale;
-        beside.least += (laid.images.small[image] + laid.gradients.small[image]) * FOR_SMALL * scale;
-        for (int pass = 0; pass < PASSES; pass++, turn.advance()) {
-            const int position = image * IMAGE + pass * Stage::POSITIONS;
-            const int of_images = Begin(position + SKIPPED).skipped;
-            const int of_gradients = Begin(position + FRONT_OF_GRADIENTS).skipped;
-            stages.full[turn.stage].wait(turn.phase);
-            const char *stage = shared + turn.stage * Stage::SIZE;
-            const uint64_t a = smem_descriptor(stage + Stage::GRADIENTS + of_gradients * LINE, Stage::OF_GRADIENTS, 8 * LINE,
+    PipelineState<PIPELINE_STAGES> state;
+    for (int image = split.begin; image < split.end; image++) {
+        const Statistics x = packed.images.statistics[image], g = packed.gradients.statistics[image];
+        const float scale = x.inverse_scale * g.inverse_scale;
+        bounds.squares += x.squares / InputImages::SIZE * (g.squares / OUT_CHANNELS) * scale * scale;
+        bounds.min_size += (packed.images.small[image] + packed.gradients.small[image]) * SMALL_ELEMENT_LOSS * scale;
+        for (int pass = 0; pass < PASSES; pass++, state.advance()) {
+            const int position = image * IMAGE_PITCH + pass * StageLayout::STAGE_POSITIONS;
+            const int of_images = AlignedRow(position + SKIPPED_ROWS).skipped;
+            const int of_gradients = AlignedRow(position + GRADIENT_LEADING_ROWS).skipped;
+            pipeline.wait_full(state);
+            const char *stage = shared + state.stage * StageLayout::SIZE;
+            const uint64_t a = smem_descriptor(stage + StageLayout::GRADIENTS + of_gradients * ROW_BYTES,
+                StageLayout::GRADIENT_BYTES, 8 * ROW_BYTES,
                 SWIZZLE_64B);
-            const uint64_t b = smem_descriptor(stage + (of_images + shift(row, 0)) * LINE, DW * LINE, 8 * LINE, SWIZZLE_64B);
+            const uint64_t b = smem_descriptor(stage + (of_images + tap_offset(row, 0)) * ROW_BYTES, DW * ROW_BYTES,
+                8 * ROW_BYTES, SWIZZLE_64B);
             #pragma unroll 1
             for (int i = 0; i < STAGE_GROUPS; i++) {
-                const int group = pass * STAGE_GROUPS + i, further = i * GROUP * LINE / CHUNK_BYTES;
+                const int group = pass * STAGE_GROUPS + i, further = i * GROUP * ROW_BYTES / CHUNK_BYTES;
                 if (group < GROUPS - 1)
                     multiply<4>(main, a + further, b + further, scale);
                 else if (group == GROUPS - 1)
                     multiply<LAST>(main, a + further, b + further, scale);
             }
-            arrive_per_warp(stages.empty[turn.stage]);
+            arrive_per_warp(pipeline.empty[state.stage]);
         }
     }
-    return beside;
+    return bounds;
 }
 
-// To scratch: each of the parts.
-KERNEL __launch_bounds__(THREADS, 1) conv_halves_weight_grad(
+// The sums of each split, to scratch.
+KERNEL __launch_bounds__(THREADS, 1) weight_grad_shifted_fp16x2(
     const T *x, const T *g, T *w, int64_t batch, int64_t splits, char *scratch) {
     wait_for_inputs();
-    const Scratch made(scratch, splits, BLOCKS);
-    const Operands laid(made, batch);
-    const Part part(batch, splits);
-    int *left = made.left + (blockIdx.y * BLOCKS + blockIdx.x) * KH;
+    const WeightGradScratch scratch_layout(scratch, splits, FILTER_BLOCKS);
+    const PackedOperands packed(scratch_layout, batch);
+    const ImageSplit split(batch, splits);
+    int *marks = scratch_layout.falls_back + (blockIdx.y * FILTER_BLOCKS + blockIdx.x) * KH;
     char *shared = aligned_shared<1024>();
-    __shared__ Stages stages;
+    __shared__ Pipeline<PIPELINE_STAGES> pipeline;
     __shared__ float signs[CONSUMERS / WARP];
-    if (threadIdx.x == 0) stages.init();
-    if (!part.held(laid)) {
-        if (threadIdx.x < KH) left[threadIdx.x] = true;
+    if (threadIdx.x == 0) {
+        pipeline.init(1, CONSUMERS / WARP);
+        fence_mbarrier_init();
+    }
+    if (!split.representable(packed)) {
+        if (threadIdx.x < KH) marks[threadIdx.x] = true;
         return;
     }
-    if (threadIdx.x < BRINGING) {
+    if (threadIdx.x < PRODUCERS) {
         warpgroup_reg_dealloc<40>();
-        if (threadIdx.x == 0) bring(laid, part, stages, shared);
+        if (threadIdx.x == 0) load_stages(packed, split, pipeline, shared);
         return;
     }
     warpgroup_reg_alloc<152>();
     const int row = threadIdx.x / WARPGROUP - 1;
     float sums[SUMS];
-    const Beside beside = multiply(sums, laid, part, row, stages, shared);
-    float sign = any_below(sums, beside.least) ? -INFINITY : 0; // of the sums' squares less those of the products, over LEAST
+    const SumBounds bounds = multiply(sums, packed, split, row, pipeline, shared);
+    float sign = any_below(sums, bounds.min_size) ? -INFINITY : 0; // see Fp16x2Accumulator::accurate
     #pragma unroll
     for (int i = 0; i < SUMS; i++) {
-        const int filter = part.filter + accumulator_row(i), column = accumulator_column(i) / CHANNELS;
-        const int channel = part.channel + accumulator_column(i) % CHANNELS;
+        const int filter = split.filter + accumulator_row(i), column = accumulator_column(i) / STAGE_CHANNELS;
+        const int channel = split.channel + accumulator_column(i) % STAGE_CHANNELS;
         if (filter >= OUT_CHANNELS || channel >= IN_CHANNELS) continue;
-        if (NUMBERS == 2) sign += sums[i] * sums[i] - beside.squares / LEAST;
-        made.sums[blockIdx.y * (int64_t)SIZE + place_in_part(filter, channel, row * KW + column)] = sums[i];
+        if (FP16_PARTS == 2) sign += sums[i] * sums[i] - bounds.squares / MAX_CANCELLATION;
+        scratch_layout.sums[blockIdx.y * (int64_t)SIZE + split_offset(filter, channel, row * KW + column)] = sums[i];
     }
     sign = over_lanes<Sum, WARP>(sign);
     float *of_row = signs + row * (WARPGROUP / WARP);
     if (threadIdx.x % WARP == 0) of_row[threadIdx.x % WARPGROUP / WARP] = sign;
     named_barrier_sync(WARPGROUP, 1 + row);
-    if (threadIdx.x % WARPGROUP == 0) left[row] = !(of_row[0] + of_row[1] + of_row[2] + of_row[3] >= 0);
+    if (threadIdx.x % WARPGROUP == 0) marks[row] = !(of_row[0] + of_row[1] + of_row[2] + of_row[3] >= 0);
 }

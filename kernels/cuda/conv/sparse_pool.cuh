@@ -1,16 +1,16 @@
-// The gradient behind a max pooling of windows of 2 x 2, which is zero but for one position of each window, as an
-// operand of Hopper's matrix units that is sparse: of four neighbouring k at most two are not zero. Read conv/shifted.cuh first.
+// The gradient through a 2 x 2 max pooling as a 2:4 sparse WGMMA operand. It is zero but for one position of each
+// window, so of four neighbouring k at most two are not zero. Read conv/shifted.cuh first.
 //
-// A line holds both positions of a row of a window, of which one at most is not zero: that number, and which of the two it
-// is. Lines lie one behind the other as positions do, PITCH / 2 of them a row, so what is 2 n positions away is n lines
-// away. Images have an even number of rows, those between them included.
+// A pair is both positions of a row of a window, of which at most one is not zero: the operand holds that number and
+// which of the two it is. Pairs lie in the order of positions, PAIR_PITCH a row, so 2 n positions are n pairs. Images
+// have an even number of rows, padding included.
 #pragma once
 #include "conv/shifted.cuh"
 
-constexpr int LINE_PITCH = PITCH / 2, IMAGE_LINES = IMAGE / 2;
-static_assert(IMAGE % (2 * PITCH) == 0, "an image ends with a row of windows");
+constexpr int PAIR_PITCH = PITCH / 2, IMAGE_PAIRS = IMAGE_PITCH / 2;
+static_assert(IMAGE_PITCH % (2 * PITCH) == 0, "an image ends with a row of windows");
 
-// (N, C, H / 2, W / 2), and where in its window each number lies, row by row.
+// The pooled gradient (N, C, H / 2, W / 2), and where in its window each number belongs (0 to 3, row by row).
 template <int C, int H, int W> struct PooledGradients {
     static constexpr int ROWS = H / 2, COLUMNS = W / 2, AREA = ROWS * COLUMNS;
     const T *g;
@@ -23,9 +23,9 @@ template <int C, int H, int W> struct PooledGradients {
         int where[CHUNK_ELEMENTS];
     };
 
-    // row: of all images' windows, from one image in front of the first on.
+    // row: of windows in the flat index, from one image before the first one on.
     __device__ __forceinline__ void read(Window &found, int row, int column, int channel) const {
-        constexpr int ROWS_OF_IMAGE = IMAGE_LINES / LINE_PITCH / 2;
+        constexpr int ROWS_OF_IMAGE = IMAGE_PAIRS / PAIR_PITCH / 2;
         const int image = row / ROWS_OF_IMAGE - 1, y = row % ROWS_OF_IMAGE;
         const bool inside = (unsigned)image < (unsigned)images && y < ROWS && column < COLUMNS;
         const int at = (image * C + channel) * AREA + y * COLUMNS + column;
@@ -37,7 +37,7 @@ template <int C, int H, int W> struct PooledGradients {
         }
     }
 
-    // Where the number at a place of an image lies; -1 where there is none.
+    // Offset of the number at a pixel of an image; -1 where there is none.
     __device__ __forceinline__ int at(int image, int channel, int y, int x) const {
         if (image >= images || y < 0 || x < 0 || y / 2 >= ROWS || x / 2 >= COLUMNS) return -1;
         const int window = (image * C + channel) * AREA + y / 2 * COLUMNS + x / 2;
@@ -45,64 +45,68 @@ template <int C, int H, int W> struct PooledGradients {
     }
 };
 
-// Brings Layout::LINES lines from `first` on, of the channels from `channel` on, to a stage: THREADS threads read windows,
-// each the next one before it puts the last one's lines to their places. All but HELPERS, the last ones, take one each.
-template <class Layout, int THREADS, class Gradients, int HELPERS = THREADS> struct Gathering {
-    static constexpr int ROW = 2 * LINE_PITCH; // lines of a row of windows
+// Loads Layout::ROWS pairs from `first` on and all channels of a stage from `channel` on. THREADS threads load windows,
+// each the next one before it stores the last one. All but the last SHARING threads load one window each.
+template <class Layout, int THREADS, class Gradients, int SHARING = THREADS> struct PooledGradientLoader {
+    static constexpr int ROW_PAIRS = 2 * PAIR_PITCH; // pairs of a row of windows
     const Gradients &gradients;
     const int thread;
-    int first, channel, window, plane; // window, plane: what is read next
+    int first, channel, window, group; // of the next load
     typename Gradients::Window next;
 
-    // The first row of windows that has such lines; windows, from its first one on, that have any.
-    __device__ __forceinline__ int top() const { return first / ROW; }
-    __device__ __forceinline__ int count() const { return ((first + Layout::LINES - 1) / ROW - top() + 1) * LINE_PITCH; }
+    // The first row of windows with such pairs; windows from its first one on.
+    __device__ __forceinline__ int top() const { return first / ROW_PAIRS; }
+    __device__ __forceinline__ int count() const {
+        return ((first + Layout::ROWS - 1) / ROW_PAIRS - top() + 1) * PAIR_PITCH;
+    }
 
-    __device__ __forceinline__ void advance(int windows) { // so neighbouring threads have neighbouring windows
-        for (window += windows; window >= count(); window -= count()) plane++;
+    __device__ __forceinline__ void advance(int windows) { // neighbouring threads load neighbouring windows
+        for (window += windows; window >= count(); window -= count()) group++;
     }
     __device__ __forceinline__ void read() {
-        if (plane < Layout::PLANES)
-            gradients.read(next, top() + window / LINE_PITCH, window % LINE_PITCH, channel + plane * CHUNK_ELEMENTS);
+        if (group < Layout::GROUPS)
+            gradients.read(next, top() + window / PAIR_PITCH, window % PAIR_PITCH, channel + group * CHUNK_ELEMENTS);
     }
 
     __device__ __forceinline__ void start(int first_, int channel_) {
-        first = first_ + IMAGE_LINES, channel = channel_; // which is not below 0
-        window = plane = 0;
+        first = first_ + IMAGE_PAIRS, channel = channel_; // IMAGE_PAIRS: so that it is not negative
+        window = group = 0;
         advance(thread);
         read();
     }
 
-    // Hands all lines to `put` (plane, line, words in pieces, of each channel a bit: which of the line's positions it is).
-    template <class Put> __device__ __forceinline__ void finish(Put &&put) {
+    // Stores all pairs: store(group of channels, pair, terms, a bit for each channel: which of the pair's positions it
+    // is).
+    template <class Store> __device__ __forceinline__ void finish(Store &&store) {
         #pragma unroll 1
-        while (plane < Layout::PLANES) {
+        while (group < Layout::GROUPS) {
             const auto now = next;
-            const int own = plane, line = (top() + window / LINE_PITCH) * ROW + window % LINE_PITCH - first;
-            if (thread >= THREADS - HELPERS)
-                advance(HELPERS);
+            const int own_group = group, pair = (top() + window / PAIR_PITCH) * ROW_PAIRS + window % PAIR_PITCH - first;
+            if (thread >= THREADS - SHARING)
+                advance(SHARING);
             else
-                plane = Layout::PLANES;
+                group = Layout::GROUPS;
             read();
-            Chunk words[BF16X3_TERMS];
-            split_bf16x3(words, now.g);
-            uint32_t upper[CHUNK_ELEMENTS / 2], which = 0; // upper: of two channels, those in the window's first row
+            Chunk terms[BF16X3_TERMS];
+            split_bf16x3(terms, now.g);
+            // upper: mask of two channels whose number is in the first row
+            uint32_t upper[CHUNK_ELEMENTS / 2], selectors = 0;
             #pragma unroll
             for (int j = 0; j < CHUNK_ELEMENTS; j++) {
                 const uint32_t half = now.where[j] < 2 ? 0xffffu << j % 2 * 16 : 0;
                 upper[j / 2] = j % 2 == 0 ? half : upper[j / 2] | half;
-                which |= (now.where[j] & 1) << j;
+                selectors |= (now.where[j] & 1) << j;
             }
             #pragma unroll
             for (int row = 0; row < 2; row++) {
-                if ((unsigned)(line + row * LINE_PITCH) >= Layout::LINES) continue;
+                if ((unsigned)(pair + row * PAIR_PITCH) >= Layout::ROWS) continue;
                 Chunk of_row[BF16X3_TERMS];
                 #pragma unroll
                 for (int p = 0; p < BF16X3_TERMS; p++)
                     #pragma unroll
                     for (int j = 0; j < CHUNK_ELEMENTS / 2; j++)
-                        of_row[p].lane[j] = words[p].lane[j] & (row == 0 ? upper[j] : ~upper[j]);
-                put(own, line + row * LINE_PITCH, of_row, which);
+                        of_row[p].lane[j] = terms[p].lane[j] & (row == 0 ? upper[j] : ~upper[j]);
+                store(own_group, pair + row * PAIR_PITCH, of_row, selectors);
             }
         }
     }

@@ -1,11 +1,10 @@
-// Pooling of planes (channels of all images): height x width to rows x columns windows. Max pooling also says where in
-// its window each maximum is, counted row by row; put and pick move numbers to and from the places it chose.
+// Pooling of planes (one channel of one image): height x width to rows x columns windows. Max pooling also stores where
+// in its window each maximum is, row by row; put and pick move numbers to and from these positions.
 //
-// Where windows overlap, put and avg_pool2d_put do not scatter: an element of the image gathers from the windows it lies
-// in, in a fixed order, so that the sums are the same in every run.
+// Where windows overlap, put and avg_pool2d_put do not scatter: an element of the image gathers from the windows it
+// lies in, in a fixed order, so sums are the same in every run.
 //
-// The geometry is compiled in, so that the loops over a window have no ends to compute: window KH x KW, stride SH x SW,
-// padding PH x PW.
+// Compiled in, so that loops over windows are unrolled: window KH x KW, stride SH x SW, padding PH x PW.
 #ifndef KH
 #define KH 2
 #define KW 2
@@ -20,31 +19,32 @@
 #define POOL_NUMBERS int64_t planes, int64_t height_, int64_t width_, int64_t rows_, int64_t columns_
 #define POOL const int height = height_, width = width_, rows = rows_, columns = columns_;
 
-// Which plane of so many elements number i lies in, and where. A 64-bit division takes longer than all the rest.
-struct Place {
+// The plane of element i, where a plane has `area` elements, and its offset there. Avoids a 64-bit division where
+// possible.
+struct PlaneOffset {
     int64_t plane;
     int at;
-    __device__ Place(int64_t i, int area) {
+    __device__ PlaneOffset(int64_t i, int area) {
         plane = i <= 0xffffffffu ? (unsigned)i / (unsigned)area : i / area;
         at = i - plane * area;
     }
 };
 
-// A thread makes AT_ONCE neighbouring outputs of a row, and reads a row of their windows, SPAN elements, at a time.
+// A thread computes AT_ONCE neighbouring outputs of a row, and loads SPAN elements of each row of their windows.
 #ifndef AT_ONCE
 #define AT_ONCE 1
 #endif
 constexpr int SPAN = (AT_ONCE - 1) * SW + KW;
 
-// The outputs number i * AT_ONCE on: their plane, and the corner of their first window there.
+// Outputs i * AT_ONCE and following: their plane, and the corner of the first one's window.
 struct Corner {
     int64_t plane;
     int y, x;
     __device__ Corner(int64_t i, int rows, int columns) {
-        const Place place(i, rows * (columns / AT_ONCE));
-        plane = place.plane;
-        y = place.at / (columns / AT_ONCE) * SH - PH;
-        x = place.at % (columns / AT_ONCE) * AT_ONCE * SW - PW;
+        const PlaneOffset offset(i, rows * (columns / AT_ONCE));
+        plane = offset.plane;
+        y = offset.at / (columns / AT_ONCE) * SH - PH;
+        x = offset.at % (columns / AT_ONCE) * AT_ONCE * SW - PW;
     }
 };
 
@@ -52,16 +52,17 @@ __device__ __forceinline__ bool inside(int y, int x, int height, int width) {
     return (PH == 0 || (unsigned)y < height) && (PW == 0 || (unsigned)x < width);
 }
 
-// Goes through the windows of AT_ONCE outputs, row by row: take(output, tap, value), `outside` where there is padding.
+// Calls take(output, tap, value) for the windows of AT_ONCE outputs, row by row; value is `outside` in the padding.
 template <class Take>
-__device__ __forceinline__ void windows(const T *plane, const Corner &corner, int height, int width, T outside, Take take) {
+__device__ __forceinline__ void windows(const T *plane, const Corner &corner, int height, int width, T outside,
+    Take take) {
     #pragma unroll
     for (int row = 0; row < KH; row++) {
-        const T *line = plane + (int64_t)(corner.y + row) * width + corner.x;
+        const T *from = plane + (int64_t)(corner.y + row) * width + corner.x;
         T values[SPAN];
         #pragma unroll
         for (int i = 0; i < SPAN; i++)
-            values[i] = inside(corner.y + row, corner.x + i, height, width) ? line[i] : outside;
+            values[i] = inside(corner.y + row, corner.x + i, height, width) ? from[i] : outside;
         #pragma unroll
         for (int k = 0; k < AT_ONCE; k++)
             #pragma unroll
@@ -72,7 +73,7 @@ __device__ __forceinline__ void windows(const T *plane, const Corner &corner, in
 KERNEL max_pool2d(const T *__restrict__ x, T *__restrict__ y, int32_t *__restrict__ where, POOL_NUMBERS) {
     wait_for_inputs();
     POOL
-    // From the end: what the kernel before this one has written last is still in cache.
+    // From the end: L2 holds what the previous kernel wrote last.
     for (int64_t i = planes * rows * columns / AT_ONCE - 1 - grid_index(); i >= 0; i -= grid_size()) {
         const Corner corner(i, rows, columns);
         Maximum largest[AT_ONCE];
@@ -122,15 +123,14 @@ KERNEL avg_pool2d(const T *__restrict__ x, T *__restrict__ y, POOL_NUMBERS) {
     }
 }
 
-// put and avg_pool2d_put: a thread makes a cell of the image, CELL_Y x CELL_X elements that begin at a multiple of the
-// stride, so that which windows lie over each of them, and where in them it is, is known to the compiler. A cell is
-// WIDE elements wide where that is a multiple of the stride, unless the stride is so long that single elements are
-// enough work for all threads.
+// put and avg_pool2d_put: a thread computes a cell of the image, CELL_Y x CELL_X elements that begin at a multiple of
+// the stride, so the windows over each element, and its position in them, are known at compile time. A cell is WIDE
+// elements wide where that is a multiple of the stride. If the stride is long, a cell is one element.
 constexpr bool SMALL = SH * SW <= 16;
 constexpr int WIDE = 16 / sizeof(T);
 constexpr int CELL_Y = SMALL ? SH : 1, CELL_X = !SMALL ? 1 : WIDE % SW == 0 ? WIDE : SW;
 
-// The number of the last window that begins at or before a place in the padded image; rounded down below 0, too.
+// The last window that begins at or before a position of the padded image; rounds down below 0 too.
 __device__ constexpr int last_window(int place, int stride) { return (place + stride * 64) / stride - 64; }
 
 // The cells of a plane.
@@ -140,13 +140,13 @@ struct Cells {
         : height(height), width(width), rows(rows), columns(columns), across((width + CELL_X - 1) / CELL_X),
           count((height + CELL_Y - 1) / CELL_Y * across) {}
 
-    // Fills a cell with sums of share(window)(position): the window's number and the element's position in it.
+    // Stores in each element of a cell the sum of share(window)(tap) over its windows.
     template <class Share>
     __device__ __forceinline__ void fill(T *__restrict__ x, int64_t plane, int cell, Share share) const {
         const bool aligned = width % CELL_X == 0;
         const int top = cell / across * CELL_Y, left = cell % across * CELL_X;
-        // The windows and positions of a cell at 0, 0, moved by whole strides. Where a cell is one element, strides apart
-        // from nothing, its place in the stride is not known to the compiler.
+        // Windows and taps of the cell at (0, 0), moved by whole strides. If a cell is one element, its phase in the
+        // stride is not known at compile time.
         const int phase_y = SMALL ? 0 : top % SH, phase_x = SMALL ? 0 : left % SW;
         const int64_t first = (plane * rows + top / SH) * columns + left / SW;
         constexpr int FIRST_Y = last_window(PH - KH, SH) + 1, LAST_Y = last_window(PH + (SMALL ? CELL_Y : SH) - 1, SH);
@@ -185,14 +185,14 @@ struct Cells {
     }
 };
 
-// Fills all cells of all images.
+// Fills all cells of all planes.
 template <class Share>
 __device__ __forceinline__ void gather(
     T *__restrict__ x, int64_t planes, int height, int width, int rows, int columns, Share share) {
     const Cells cells(height, width, rows, columns);
     for (int64_t i = grid_index(); i < planes * cells.count; i += grid_size()) {
-        const Place place(i, cells.count);
-        cells.fill(x, place.plane, place.at, share);
+        const PlaneOffset offset(i, cells.count);
+        cells.fill(x, offset.plane, offset.at, share);
     }
 }
 

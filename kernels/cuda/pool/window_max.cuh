@@ -1,4 +1,4 @@
-// The maximum of a window and where it is: the first element that is equal to it; of a NaN the last one of the window.
+// The maximum of a window and its position: the first element equal to it; with NaN, NaN and the last position.
 #pragma once
 #include "common/common.cuh"
 
@@ -7,7 +7,7 @@ struct Maximum {
     int32_t at;
     bool nan = false;
 
-    // Of elements in their order, from 0 on.
+    // Elements in order, from position 0 on.
     __device__ __forceinline__ void take(int place, T element) {
         nan = nan || element != element;
         if (place == 0 || element > value) value = element, at = place;

@@ -106,7 +106,7 @@ class DirectConv:
 
     def kernels(self) -> Sequence[CudaKernel]:
         p, wide = self.problem, self.wide
-        macros = {"FILTERS": self.filters, "WIDE_C": wide, "TURNED": int(self.flipped)}
+        macros = {"FILTERS": self.filters, "WIDE_C": wide, "FLIPPED": int(self.flipped)}
         steps = -(-p.pixels // (THREADS * wide))
         few_registers = self.filters * wide <= SUMS // 8
         warps = WARPS * (4 if few_registers else 1)
@@ -114,7 +114,7 @@ class DirectConv:
         max_blocks = max(warps * WARP // THREADS * self.target.multiprocessors // grid_y, 1)
         launch = CudaLaunch(
             "conv/direct.cu",
-            "conv_few",
+            "conv_direct",
             p.images[:1],
             (p.dtype,),
             blocks=(-(-steps // -(-steps // max_blocks)), grid_y),
@@ -187,12 +187,14 @@ class DirectWeightGrad:
         file, types = "conv/direct_weight_grad.cu", (p.dtype,)
         multiply = CudaLaunch(
             file,
-            "conv_few_weight_grad",
+            "weight_grad_direct",
             (p.images[0], splits),
             types,
             blocks=-(-self._warps * splits * WARP // WEIGHT_GRAD_THREADS),
             threads=WEIGHT_GRAD_THREADS,
             definitions=macros,
         )
-        add = CudaLaunch(file, "conv_few_sum_parts", (splits,), types, elements=gradients * WARP, definitions=macros)
+        add = CudaLaunch(
+            file, "sum_weight_grad_direct", (splits,), types, elements=gradients * WARP, definitions=macros
+        )
         return [CudaKernel((multiply, add), gradients * splits * 4)]

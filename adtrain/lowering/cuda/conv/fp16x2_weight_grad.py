@@ -15,6 +15,7 @@ from adtrain.lowering.cuda.conv.shifted_fp16x2 import (
     LAUNCH_CYCLES,
     PACK_BLOCKS,
     PACK_THREADS,
+    PACKED_MACROS,
     ROW_BYTES,
     PackedImages,
 )
@@ -58,6 +59,11 @@ class Fp16x2WeightGrad:
         return min((self.target.shared - STATIC_SHARED - 1024) // self._stage_bytes, MAX_STAGES)
 
     @property
+    def _shared(self) -> int:
+        """Bytes of dynamic shared memory."""
+        return self._stages * self._stage_bytes + 1024
+
+    @property
     def _steps(self) -> int:
         """Steps from an image's first output to its last."""
         _, _, rows, columns = self.index.problem.outputs
@@ -75,7 +81,7 @@ class Fp16x2WeightGrad:
 
     @property
     def _scratch(self) -> int:
-        """Bytes: of `Scratch` and `Operands` of the kernels."""
+        """Bytes: of `WeightGradScratch` and `PackedOperands` of the kernels."""
         problem = self.index.problem
         split = problem.weights * 4 + self._fallback.blocks * problem.kernel[0] * 4
         return self._splits * split + sum(ALIGNMENT + packed.bytes for packed in self._packed)
@@ -99,11 +105,10 @@ class Fp16x2WeightGrad:
         """Statistics and packing of the operands, the products in fp16x2, the others in bf16x3, and the sum."""
         fallback = self._fallback.split_into(self._splits, fallback=True)
         multiprocessors = self.target.multiprocessors
-        shared = self._stages * self._stage_bytes + 1024
         launches = (
             self._launch("measure_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
             self._launch("pack_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
-            self._launch("conv_halves_weight_grad", (self._fallback.blocks, self._splits), THREADS, shared),
+            self._launch("weight_grad_shifted_fp16x2", (self._fallback.blocks, self._splits), THREADS, self._shared),
             *fallback.launches,
         )
         return [CudaKernel(launches, max(self._scratch, fallback.scratch or 0))]
@@ -111,5 +116,6 @@ class Fp16x2WeightGrad:
     def _launch(self, name: str, blocks: int | tuple[int, int], threads: int, shared: int = 0) -> CudaLaunch:
         problem = self.index.problem
         numbers, types = (problem.images[0], self._splits), (problem.dtype,)
-        macros = {**self.index.macros(), "CHANNELS": CHANNELS, "HALVES_STAGES": self._stages}
+        stages = {"STAGE_CHANNELS": CHANNELS, "PIPELINE_STAGES": self._stages, "SHARED_BYTES": self._shared}
+        macros = {**self.index.macros(), **PACKED_MACROS, **stages}
         return CudaLaunch(FILE, name, numbers, types, blocks=blocks, threads=threads, shared=shared, definitions=macros)

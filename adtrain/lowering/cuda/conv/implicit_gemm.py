@@ -60,8 +60,10 @@ class ImplicitGemm:
         return start + self.problem.groups * self.phases * max(products, gathered) / self.target.multiprocessors
 
     def kernels(self) -> Sequence[CudaKernel]:
-        """One for each tile."""
+        """One for each tile; none where the problem is too large."""
         problem = self.problem
+        if not problem.within_limits():
+            return []
         batch, itemsize = problem.groups * self.phases, problem.dtype.itemsize
         found = ranked(itemsize, batch, *self.lengths, self.target, problem.precision, self.gathers)
         return [self._kernel(tile, splits) for tile, splits in found[:MAX_TILES] if isinstance(tile, Tile)]

@@ -75,7 +75,7 @@ class PaddedIndex:
     def macros(self) -> Mapping[str, int]:
         strides = ("SH", "SW")  # always 1
         window = {name: value for name, value in self.problem.window_macros().items() if name not in strides}
-        index = {"PITCH": self.pitch, "IMAGE": self.image_pitch}
+        index = {"PITCH": self.pitch, "IMAGE_PITCH": self.image_pitch}
         return {**window, **self.problem.shape_macros(), **index, **self.problem.mantissa_macro()}
 
     def tiled_by_image(self, tile: int, rows: int) -> tuple[PaddedIndex, int]:

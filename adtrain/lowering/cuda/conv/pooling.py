@@ -57,7 +57,7 @@ def conv2d_input_grad_pooled(
 ) -> Sequence[CudaKernel]:
     """The gradient by the images from the pooled gradient ``g`` as a 2:4 sparse operand."""
     images = (g.shape[0], w.shape[1] * window.groups, *size)
-    problem = ConvProblem(images, shape, w.shape[2:], *window, g.dtype, precision)
+    problem = ConvProblem.of(images, shape, w.shape[2:], window, g.dtype, precision)
     if windows != WINDOWS or not PaddedIndex(problem).supported(target):
         return []
     pooled = SparsePoolInputGrad(PaddedIndex(problem.transposed()), target)
@@ -78,7 +78,7 @@ def conv2d_weight_grad_pooled(
     bias: bool = False,
 ) -> Sequence[CudaKernel]:
     """The gradient by the weights, and with ``bias`` by the bias, from ``g`` as a 2:4 sparse operand."""
-    problem = ConvProblem(x.shape, shape, size, *window, x.dtype, precision)
+    problem = ConvProblem.of(x.shape, shape, size, window, x.dtype, precision)
     index = PaddedIndex(problem)
     exact = precision == FULL or not bias  # the bias sums gradients that are not rounded
     if windows != WINDOWS or not exact or not index.supported(target):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,6 +13,10 @@ from adtrain.core.kernel import CudaKernel
 from adtrain.core.precision import FULL, mantissa
 
 FLOAT32 = np.dtype(np.float32)
+MAX_PIXELS = (1 << 31) - 1024
+"""Pixels of one channel in all images, at most, so that 32 bits count them with a tile beyond the last one."""
+MAX_GRID = 65535
+"""Blocks of a grid along y and z, at most."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,20 @@ class ConvProblem:
     groups: int = 1
     dtype: np.dtype = FLOAT32
     precision: str = FULL
+
+    @classmethod
+    def of(
+        cls,
+        images: tuple[int, ...],
+        outputs: tuple[int, ...],
+        kernel: tuple[int, int],
+        window: Any,
+        dtype: np.dtype,
+        precision: str,
+    ) -> ConvProblem:
+        """With stride, padding, dilation and groups of a `Window`."""
+        stride, padding, dilation, groups = window
+        return cls(images, outputs, kernel, stride, padding, dilation, groups, dtype, precision)
 
     @property
     def group_channels(self) -> int:
@@ -63,6 +81,11 @@ class ConvProblem:
     @property
     def unit_stride(self) -> bool:
         return tuple(self.stride) == (1, 1)
+
+    def within_limits(self) -> bool:
+        """Whether implicit GEMM can count its pixels and launch its grids."""
+        pixels = self.images[0] * max(math.prod(self.images[2:]), math.prod(self.outputs[2:]))
+        return pixels <= MAX_PIXELS and max(self.groups, math.prod(self.stride)) <= MAX_GRID
 
     def transposed(self) -> ConvProblem:
         """The stride-1 convolution of the outputs' gradient with flipped weights that is the gradient by the images."""

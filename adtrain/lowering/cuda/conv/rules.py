@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from adtrain.core.errors import DeviceError
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.precision import FULL
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.conv import implicit_gemm
 from adtrain.lowering.cuda.conv.direct import DirectConv, DirectWeightGrad
 from adtrain.lowering.cuda.conv.fp16x2_weight_grad import Fp16x2WeightGrad
+from adtrain.lowering.cuda.conv.implicit_gemm import ImplicitGemm
 from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
-from adtrain.lowering.cuda.conv.problem import Algorithm, ConvProblem
+from adtrain.lowering.cuda.conv.problem import MAX_GRID, MAX_PIXELS, Algorithm, ConvProblem
 from adtrain.lowering.cuda.conv.shifted import ShiftedConv
 from adtrain.lowering.cuda.conv.shifted_fp16x2 import Fp16x2Conv
 from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
@@ -26,16 +28,16 @@ MAX_SLOWDOWN = 2.0
 def forward_problem(x: Any, w: Any, window: Any, precision: str) -> ConvProblem:
     rows, columns = (window.output_length(i, x.shape[i + 2], w.shape[i + 2]) for i in (0, 1))
     outputs = (x.shape[0], w.shape[0], rows, columns)
-    return ConvProblem(x.shape, outputs, w.shape[2:], *window, x.dtype, precision)
+    return ConvProblem.of(x.shape, outputs, w.shape[2:], window, x.dtype, precision)
 
 
 def input_grad_problem(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str) -> ConvProblem:
     images = (g.shape[0], w.shape[1] * window.groups, *size)
-    return ConvProblem(images, g.shape, w.shape[2:], *window, g.dtype, precision)
+    return ConvProblem.of(images, g.shape, w.shape[2:], window, g.dtype, precision)
 
 
 def weight_grad_problem(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str) -> ConvProblem:
-    return ConvProblem(x.shape, g.shape, size, *window, x.dtype, precision)
+    return ConvProblem.of(x.shape, g.shape, size, window, x.dtype, precision)
 
 
 def rank_forward(problem: ConvProblem, target: Target) -> Sequence[Algorithm]:
@@ -83,30 +85,40 @@ def shifted_weight_grads(problem: ConvProblem, target: Target) -> list[Algorithm
     return [*([bf16x3] if bf16x3 else []), *([fp16x2] if _many_channels(problem) and fp16x2.supported() else [])]
 
 
-def _ranked(gemm: Algorithm, others: Sequence[Algorithm]) -> Sequence[Algorithm]:
+def _ranked(gemm: ImplicitGemm, others: Sequence[Algorithm]) -> Sequence[Algorithm]:
     possible = sorted((x for x in others if x.cycles <= MAX_SLOWDOWN * gemm.cycles), key=lambda x: x.cycles)
     faster = [x for x in possible if x.cycles < gemm.cycles]
     return [*faster, *([gemm] if gemm.kernels() else []), *possible[len(faster) :]]
 
 
-def _kernels(algorithms: Sequence[Algorithm]) -> list[CudaKernel]:
+def _kernels(name: str, problem: ConvProblem, algorithms: Sequence[Algorithm]) -> list[CudaKernel]:
+    """Raises DeviceError: the problem is too large for every algorithm."""
+    if not algorithms and not problem.within_limits():
+        sizes = " and ".join("x".join(map(str, shape)) for shape in (problem.images, problem.outputs))
+        raise DeviceError(
+            f"{name}: images and outputs of {sizes} with stride {problem.stride} in {problem.groups} groups are too "
+            f"large for the GPU: at most {MAX_PIXELS} pixels a channel, {MAX_GRID} groups and steps of the stride"
+        )
     return [kernel for algorithm in algorithms for kernel in algorithm.kernels()]
 
 
 def conv2d(target: Target, x: Any, w: Any, window: Any, precision: str = FULL) -> list[CudaKernel]:
-    return _kernels(rank_forward(forward_problem(x, w, window, precision), target))
+    problem = forward_problem(x, w, window, precision)
+    return _kernels("conv2d", problem, rank_forward(problem, target))
 
 
 def conv2d_input_grad(
     target: Target, g: Any, w: Any, window: Any, size: tuple[int, int], precision: str = FULL
 ) -> list[CudaKernel]:
-    return _kernels(rank_input_grad(input_grad_problem(g, w, window, size, precision), target))
+    problem = input_grad_problem(g, w, window, size, precision)
+    return _kernels("conv2d_input_grad", problem, rank_input_grad(problem, target))
 
 
 def conv2d_weight_grad(
     target: Target, x: Any, g: Any, window: Any, size: tuple[int, int], precision: str = FULL
 ) -> list[CudaKernel]:
-    return _kernels(rank_weight_grad(weight_grad_problem(x, g, window, size, precision), target))
+    problem = weight_grad_problem(x, g, window, size, precision)
+    return _kernels("conv2d_weight_grad", problem, rank_weight_grad(problem, target))
 
 
 def conv2d_weight_grad_sum(

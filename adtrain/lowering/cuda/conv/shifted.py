@@ -179,7 +179,7 @@ class ShiftedConv:
         words = self.filter_blocks * self._filters * self.products // WORD_CHANNELS
         multiply = self.multiply()
         split = CudaLaunch(
-            FILE, "cut_weights", multiply.numbers, multiply.dtypes, elements=words, definitions=multiply.definitions
+            FILE, "split_weights", multiply.numbers, multiply.dtypes, elements=words, definitions=multiply.definitions
         )
         return [CudaKernel((split, multiply), self.weight_parts * self.weight_bytes)]
 
@@ -187,15 +187,17 @@ class ShiftedConv:
         """The products; as ``fallback`` of those that the launch before did not compute."""
         macros = {
             **self.macros(),
-            "TILE_STAGES": self._weight_stages(self.channels),
-            "TEAM_COLUMNS": self.columns,
-            "OF_IMAGE": self.image_tiles,
-            "POOLED": int(self.pooled),
-            **({"REST": 1} if fallback else {}),
+            "WEIGHT_STAGES": self._weight_stages(self.channels),
+            "WARPGROUP_COLUMNS": self.columns,
+            "TILES_PER_IMAGE": self.image_tiles,
+            "POOLING": int(self.pooled),
+            "SHARED_BYTES": self.shared,
+            "WEIGHT_BYTES": self.weight_parts * self.weight_bytes,
+            **({"FALLBACK": 1} if fallback else {}),
         }
         return CudaLaunch(
             FILE,
-            "conv_planes",
+            "conv_shifted_bf16x3",
             self.index.problem.images[:1],
             (self.index.problem.dtype,),
             blocks=min(self.tiles, self.target.multiprocessors),
@@ -208,7 +210,7 @@ class ShiftedConv:
         """The macros that the kernels of a convolution have in common."""
         return {
             **self.index.macros(),
-            "CHANNELS": self.channels,
+            "STAGE_CHANNELS": self.channels,
             "WIDE_C": math.gcd(2, self.index.problem.outputs[3]),
-            "TURNED": int(self.flipped),
+            "FLIPPED": int(self.flipped),
         }

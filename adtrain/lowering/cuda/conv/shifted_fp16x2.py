@@ -16,6 +16,7 @@ from adtrain.lowering.cuda.conv.shifted import (
     MIN_WEIGHT_STAGES,
     START,
     STATIC_SHARED,
+    THREADS,
     ShiftedConv,
 )
 
@@ -29,6 +30,15 @@ ALIGNMENT = 1024
 """Of packed rows, in bytes."""
 MAX_PARTS = 32
 """Parts of an image that are measured separately, at most."""
+PACKED_MACROS = {
+    "STATISTICS_BYTES": STATISTICS_BYTES,
+    "ROW_BYTES": ROW_BYTES,
+    "BLOCK_ROWS": BLOCK_ROWS,
+    "PACK_BLOCKS": PACK_BLOCKS,
+    "MAX_PARTS": MAX_PARTS,
+    "MAX_OVERRUN": MAX_OVERRUN,
+}
+"""What the layout of packed images in scratch follows from."""
 PACKED_BYTES_PER_CYCLE = 1650
 """Bytes read and written in a cycle by packing, measured."""
 TILE, MARKED = 288, 144
@@ -102,12 +112,17 @@ class Fp16x2Conv:
         return min(free // self._weight_stage_bytes, MAX_WEIGHT_STAGES)
 
     @property
+    def _shared(self) -> int:
+        """Bytes of dynamic shared memory."""
+        return self._fixed_bytes + self._weight_stages * self._weight_stage_bytes
+
+    @property
     def _tiles(self) -> int:
         return -(-self.index.count // TILE) * self._fallback.filter_blocks
 
     @property
     def _scratch(self) -> int:
-        """Bytes: of `Made` (shifted_tiles.cuh) and `Laid` (packed_images.cuh)."""
+        """Bytes: of `ConvScratch` (shifted_tiles.cuh) and `PackedImages` (packed_images.cuh)."""
         blocks = self._fallback.filter_blocks
         weights = (self._fallback.weight_parts + self.index.fp16_parts) * self._fallback.weight_bytes
         statistics = blocks * FILTERS * STATISTICS_BYTES
@@ -132,17 +147,29 @@ class Fp16x2Conv:
     def kernels(self) -> Sequence[CudaKernel]:
         """Statistics and packing of the operands, the products in fp16x2, and the others in bf16x3."""
         multiprocessors = self.target.multiprocessors
-        shared = self._fixed_bytes + self._weight_stages * self._weight_stage_bytes
         launches = (
             self._launch("conv/pack_images.cu", "measure_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
             self._launch("conv/pack_images.cu", "pack_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
-            self._launch("conv/shifted_fp16x2.cu", "conv_halves", min(self._tiles, multiprocessors), 384, shared),
+            self._launch(
+                "conv/shifted_fp16x2.cu",
+                "conv_shifted_fp16x2",
+                min(self._tiles, multiprocessors),
+                THREADS,
+                self._shared,
+            ),
             self._fallback.multiply(fallback=True),
         )
         return [CudaKernel(launches, self._scratch)]
 
     def _launch(self, file: str, name: str, blocks: int, threads: int, shared: int = 0) -> CudaLaunch:
         problem = self.index.problem
-        macros = {**self._fallback.macros(), "TILE_STAGES": self._weight_stages}
+        macros = {
+            **self._fallback.macros(),
+            **PACKED_MACROS,
+            "WEIGHT_STAGES": self._weight_stages,
+            "SHARED_BYTES": self._shared,
+            "WEIGHT_BYTES": self._fallback.weight_parts * self._fallback.weight_bytes,
+            "FP16_WEIGHT_BYTES": self.index.fp16_parts * self._fallback.weight_bytes,
+        }
         numbers, types = problem.images[:1], (problem.dtype,)
         return CudaLaunch(file, name, numbers, types, blocks=blocks, threads=threads, shared=shared, definitions=macros)

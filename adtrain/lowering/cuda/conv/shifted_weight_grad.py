@@ -133,17 +133,18 @@ class ShiftedWeightGrad:
         shares = next(count for count in SUM_SHARES if splits >= MIN_SHARE * count or count == 1)
         macros = {
             **self.index.macros(),
-            "CHANNELS": CHANNELS,
-            "POSITIONS": self.stage,
-            "OF_IMAGE": self.image_stages,
+            "STAGE_CHANNELS": CHANNELS,
+            "STAGE_POSITIONS": self.stage,
+            "STAGES_PER_IMAGE": self.image_stages,
             "SPLIT": int(in_scratch),
-            "REST": int(fallback),
+            "FALLBACK": int(fallback),
             "BIAS": int(self.bias),
-            "SHARES": shares,
+            "SUM_SHARES": shares,
+            "SHARED_BYTES": self._shared(self.stage),
         }
         filters = problem.outputs[1] if self.bias else 0
-        dense = "conv/shifted_weight_grad_bf16x3.cu", "conv_planes_weight_grad"
-        sparse = "conv/sparse_pool_weight_grad.cu", "conv_pooled_weight_grad"
+        dense = "conv/shifted_weight_grad_bf16x3.cu", "weight_grad_shifted_bf16x3"
+        sparse = "conv/sparse_pool_weight_grad.cu", "weight_grad_sparse_pool"
         file, name = sparse if self.pooled else dense
         multiply = CudaLaunch(
             file,
@@ -158,5 +159,5 @@ class ShiftedWeightGrad:
         if not in_scratch:
             return CudaKernel((multiply,))
         blocks = -(-(problem.weights + filters) * shares // SUM_THREADS)
-        add = replace(multiply, name="sum_parts", blocks=blocks, threads=SUM_THREADS, shared=0)
+        add = replace(multiply, name="sum_weight_grad_splits", blocks=blocks, threads=SUM_THREADS, shared=0)
         return CudaKernel((multiply, add), splits * (problem.weights + BF16_PARTS * filters) * 4)

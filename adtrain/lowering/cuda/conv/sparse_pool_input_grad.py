@@ -96,6 +96,11 @@ class SparsePoolInputGrad:
         return min(free // self._weight_stage_bytes, MAX_WEIGHT_STAGES)
 
     @property
+    def _shared(self) -> int:
+        """Bytes of dynamic shared memory."""
+        return self._fixed_bytes + self._weight_stages * self._weight_stage_bytes
+
+    @property
     def _tiles(self) -> int:
         return -(-self._pair_index.count // 2 // ROWS) * self._blocks
 
@@ -116,21 +121,23 @@ class SparsePoolInputGrad:
         words = self._blocks * self._chunks * self._matrices * self._stage_words
         macros = {
             **self._pair_index.macros(),
-            "CHANNELS": CHANNELS,
-            "TILE_STAGES": self._weight_stages,
+            "STAGE_CHANNELS": CHANNELS,
+            "WEIGHT_STAGES": self._weight_stages,
             "WIDE_C": self._wide,
-            "TURNED": 1,
+            "FLIPPED": 1,
+            "SHARED_BYTES": self._shared,
+            "WEIGHT_BYTES": words * BF16_PARTS * WORD_BYTES,
         }
         numbers, types = problem.images[:1], (problem.dtype,)
-        split = CudaLaunch(FILE, "cut_weights", numbers, types, elements=words, definitions=macros)
+        split = CudaLaunch(FILE, "split_weights", numbers, types, elements=words, definitions=macros)
         multiply = CudaLaunch(
             FILE,
-            "conv_pooled_input_grad",
+            "input_grad_sparse_pool",
             numbers,
             types,
             blocks=min(self._tiles, self.target.multiprocessors),
             threads=THREADS,
-            shared=self._fixed_bytes + self._weight_stages * self._weight_stage_bytes,
+            shared=self._shared,
             definitions=macros,
         )
         return [CudaKernel((split, multiply), words * BF16_PARTS * WORD_BYTES)]
