@@ -14,7 +14,7 @@ from test_cpu_programs import values_and_gradients
 from adtrain import passes
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError
-from adtrain.backends.cuda.lower import LaunchPlan, Lowering
+from adtrain.backends.cuda.lower import Candidate, LaunchPlan, Lowering
 from adtrain.cases import CASES
 from adtrain.core.errors import DeviceError
 from adtrain.core.primitive import PRIMITIVES
@@ -59,8 +59,8 @@ def problems(plan: LaunchPlan, target: Target) -> list[str]:
 def plans(lowering: Lowering, equation: Equation) -> Iterator[LaunchPlan]:
     """The launches of all candidates."""
     try:
-        candidates = lowering.candidates(equation) or [None]
-        for kernel in candidates:
+        candidates: list[Candidate | None] = [*lowering.candidates(equation)]
+        for kernel in candidates or [None]:
             yield from (plan for plan in lowering.launches(equation, kernel) if isinstance(plan, LaunchPlan))
     except (DeviceError, NotImplementedError):
         return  # refused in one line
