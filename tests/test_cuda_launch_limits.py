@@ -14,7 +14,7 @@ from test_cpu_programs import values_and_gradients
 from adtrain import passes
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError
-from adtrain.backends.cuda.lower import LaunchPlan, Lowering
+from adtrain.backends.cuda.lower import Candidate, LaunchPlan, Lowering
 from adtrain.cases import CASES
 from adtrain.core.errors import DeviceError
 from adtrain.core.primitive import PRIMITIVES
@@ -23,6 +23,8 @@ from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import stage
 from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
+from adtrain.ops.conv import Window
+from adtrain.ops.pool import Windows
 
 TARGETS = [
     Target((7, 5), 40, 64 << 10),
@@ -59,8 +61,8 @@ def problems(plan: LaunchPlan, target: Target) -> list[str]:
 def plans(lowering: Lowering, equation: Equation) -> Iterator[LaunchPlan]:
     """The launches of all candidates."""
     try:
-        candidates = lowering.candidates(equation) or [None]
-        for kernel in candidates:
+        candidates: list[Candidate | None] = [*lowering.candidates(equation)]
+        for kernel in candidates or [None]:
             yield from (plan for plan in lowering.launches(equation, kernel) if isinstance(plan, LaunchPlan))
     except (DeviceError, NotImplementedError):
         return  # refused in one line
@@ -129,6 +131,26 @@ def random_equations(name: str) -> Iterator[Equation]:
         elif name == "scatter_add":
             indices = ArrayType(shape[axis : axis + 1], np.dtype(np.int64))
             yield equation(name, x, indices, axis=axis, length=lengths(rng, 1, 2**20)[0])
+        elif name.startswith("conv2d"):
+            n, c, h, w = lengths(rng, 4, 2**26)
+            o, kh, kw = (
+                int(rng.integers(1, 200)),
+                int(rng.integers(1, min(h, 5) + 1)),
+                int(rng.integers(1, min(w, 5) + 1)),
+            )
+            window = Window((int(rng.integers(1, 3)),) * 2, (int(rng.integers(0, 2)),) * 2, (1, 1), 1)
+            image, weight = ArrayType((n, c, h, w), dtype), ArrayType((o, c, kh, kw), dtype)
+            (y,) = PRIMITIVES["conv2d"].output_types((image, weight), {"window": window, "precision": "full"})
+            types, size = {
+                "conv2d": ((image, weight), None),
+                "conv2d_input_grad": ((y, weight), (h, w)),
+                "conv2d_weight_grad": ((image, y), (kh, kw)),
+            }[name]
+            yield equation(name, *types, window=window, **({} if size is None else {"size": size}), precision="full")
+        elif name == "max_pool2d":
+            x = ArrayType(lengths(rng, 4), dtype)
+            rows, columns = (min(int(rng.integers(1, 4)), n) for n in x.shape[2:])
+            yield equation(name, x, windows=Windows((rows, columns), (rows, columns), (0, 0)))
         elif name == "matmul":
             *batch, m, n, k = lengths(rng, 4, 2**28)
             given = ArrayType((*batch, m, k), dtype), ArrayType((*batch, k, n), dtype)
@@ -151,6 +173,10 @@ def random_equations(name: str) -> Iterator[Equation]:
         "take",
         "scatter_add",
         "matmul",
+        "conv2d",
+        "conv2d_input_grad",
+        "conv2d_weight_grad",
+        "max_pool2d",
     ],
 )
 def test_launches_of_random_shapes_are_within_the_limits(name: str, target: Target) -> None:

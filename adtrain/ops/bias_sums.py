@@ -1,4 +1,4 @@
-"""Gradients of a convolution together with that of its bias, which is a sum of elements that they read anyway.
+"""Gradients of a convolution together with that of its bias, a sum of elements that they read too.
 
 They occur only in optimised Programs, where a pass substitutes each for two equations, and have no derivatives.
 """

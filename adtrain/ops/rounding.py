@@ -10,8 +10,7 @@ from adtrain.core.precision import DROPPED_BITS, FULL
 def rounded(x: np.ndarray, precision: str) -> np.ndarray:
     """float32 ``x`` rounded to nearest, ties to even, as float32; itself for "full".
 
-    NaN and infinities stay what they are; what lies nearer to the next power of two than to the largest number of the
-    format becomes infinite.
+    NaN and infinities are unchanged. Numbers above the largest of the format that round up become infinite.
     """
     if precision == FULL:
         return x

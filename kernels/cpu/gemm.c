@@ -2,14 +2,14 @@
    of High-Performance Matrix Multiplication" (ACM TOMS 34, 2008), in the small-kernel form of BLIS (Van Zee & van de
    Geijn, ACM TOMS 41, 2015).
 
-   In a cycle a core can do two multiply-adds of whole vectors but load only two vectors, so what is loaded must be used
-   several times, at each level of the memory:
+   A core can do two vector multiply-adds per cycle but load only two vectors, so each load must be reused, at each
+   level of the memory hierarchy:
 
      registers  A tile, TILE_ROWS x 2 vectors of C, is summed in registers. A step along k loads 2 vectors of B and
                 TILE_ROWS numbers of A for 2 * TILE_ROWS multiply-adds, enough of them to hide their latency.
      L1         A strip, TILE_ROWS rows of op(A), is used for tile after tile, along the columns of the block.
      L2         The part of op(B) that a block needs, DEPTH x columns of it, is used for strip after strip.
-     memory     Longer k are cut in slices of at most DEPTH; the block is added up slice by slice.
+     memory     A longer k is split into slices of at most DEPTH, whose products are accumulated in the block.
 
          for each block of C (rows x columns), divided among the threads
            for each slice of k
@@ -41,14 +41,14 @@ enum {
     BLOCK_ROWS = 192,
     BLOCK_COLUMNS = 1024 / sizeof(T),
     BLOCK_LD = BLOCK_COLUMNS + 64 / sizeof(T), /* not a power of two */
-    LEAST_WORK = 1 << 16, /* multiply-adds that a second thread is worth */
+    MIN_WORK = 1 << 16, /* multiply-adds from which on a second thread is worth it */
 };
 
 typedef T vec __attribute__((vector_size(VECTOR_BYTES)));
 typedef T four __attribute__((vector_size(4 * sizeof(T))));
-/* The same at any address of a T. */
-typedef T loose_vec __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(T)), may_alias));
-typedef T loose_four __attribute__((vector_size(4 * sizeof(T)), aligned(sizeof(T)), may_alias));
+/* The same, aligned to a T only. */
+typedef T unaligned_vec __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(T)), may_alias));
+typedef T unaligned_four __attribute__((vector_size(4 * sizeof(T)), aligned(sizeof(T)), may_alias));
 
 #if defined(__clang__)
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -63,14 +63,14 @@ typedef struct {
     T a[BLOCK_ROWS * DEPTH];
     T b[PANELS];
     T c[BLOCK_ROWS * BLOCK_LD];
-    const T *packed_a, *packed_b; /* what a and b hold now: often the next block needs it again */
+    const T *packed_a, *packed_b; /* sources of a and b, which the next block often needs again */
 } __attribute__((aligned(64))) Scratch;
 
-_Static_assert(sizeof(Scratch) <= (1 << 20), "lowering/cpu/gemm.py asks for 1 MiB");
+_Static_assert(sizeof(Scratch) <= (1 << 20), "lowering/cpu/gemm.py gives 1 MiB");
 
-/* The first line of part t, of `lines` in parts that differ by one at most: 128 rows make strips of 6 and 5, not one
-   of 2 that would leave the core waiting for its sums. */
-static inline int64_t first_line(int64_t lines, int64_t parts, int64_t t) {
+/* The begin of part t of `lines` rows or columns in `parts` parts whose lengths differ by at most one. So 128 rows make
+   strips of 6 and 5, and not one of 2, in which too few additions would overlap. */
+static inline int64_t part_begin(int64_t lines, int64_t parts, int64_t t) {
     return t * (lines / parts) + min_i64(t, lines % parts);
 }
 
@@ -88,7 +88,7 @@ static inline __attribute__((always_inline)) void tile(const int rows, const int
     for (int i = 0; i < rows; i++) {
         UNROLL
         for (int j = 0; j < vectors; j++) sum[i][j] = (vec){};
-        __builtin_prefetch(c + i * ld, 1); /* to be there when the sums are done */
+        __builtin_prefetch(c + i * ld, 1); /* C is needed when the sums are done */
         __builtin_prefetch(c + i * ld + columns - 1, 1);
     }
     for (int64_t p = 0; p < depth; p++, a += step, b += TILE_COLUMNS) {
@@ -105,7 +105,7 @@ static inline __attribute__((always_inline)) void tile(const int rows, const int
         if (columns == vectors * LANES) {
             UNROLL
             for (int j = 0; j < vectors; j++) {
-                loose_vec *to = (loose_vec *)(c + j * LANES);
+                unaligned_vec *to = (unaligned_vec *)(c + j * LANES);
                 *to = add ? (vec)*to + sum[i][j] : sum[i][j];
             }
         } else {
@@ -133,69 +133,70 @@ static void any_tile(int64_t rows, int64_t columns, int64_t depth, const T *a, i
     }
 }
 
-/* to[p * to_ld + j] = from[p * ld + j] for j < width, p < depth: lines that are side by side already. */
-static inline void copy_lines(const T *from, int64_t ld, int64_t width, int64_t depth, T *to, int64_t to_ld) {
+/* to[p * to_ld + j] = from[p * ld + j] for j < width, p < depth. */
+static inline void copy_rows(const T *from, int64_t ld, int64_t width, int64_t depth, T *to, int64_t to_ld) {
     for (int64_t p = 0; p < depth; p++, from += ld, to += to_ld)
         if (width == TILE_COLUMNS) {
-            *(loose_vec *)to = *(const loose_vec *)from;
-            *(loose_vec *)(to + LANES) = *(const loose_vec *)(from + LANES);
+            *(unaligned_vec *)to = *(const unaligned_vec *)from;
+            *(unaligned_vec *)(to + LANES) = *(const unaligned_vec *)(from + LANES);
         } else if (width >= 4) { /* the last four overlap those before */
-            for (int64_t j = 0; j < width - 4; j += 4) *(loose_four *)(to + j) = *(const loose_four *)(from + j);
-            *(loose_four *)(to + width - 4) = *(const loose_four *)(from + width - 4);
+            for (int64_t j = 0; j < width - 4; j += 4)
+                *(unaligned_four *)(to + j) = *(const unaligned_four *)(from + j);
+            *(unaligned_four *)(to + width - 4) = *(const unaligned_four *)(from + width - 4);
         } else {
             for (int64_t j = 0; j < width; j++) to[j] = from[j];
         }
 }
 
-/* to[p * to_ld + j] = from[j * ld + p] for j < width, p < depth: a transposition, in squares of 4 x 4. */
-static inline void turn_lines(const T *from, int64_t ld, int64_t width, int64_t depth, T *to, int64_t to_ld) {
+/* to[p * to_ld + j] = from[j * ld + p] for j < width, p < depth: a transpose, in squares of 4 x 4. */
+static inline void transpose_rows(const T *from, int64_t ld, int64_t width, int64_t depth, T *to, int64_t to_ld) {
     int64_t fours = width < 4 ? 0 : depth / 4 * 4;
     for (int64_t line = 0; line < width && fours > 0; line += 4) {
         int64_t j = min_i64(line, width - 4); /* the last four overlap those before */
         for (int64_t p = 0; p < fours; p += 4) {
             const T *x = from + j * ld + p;
             T *y = to + p * to_ld + j;
-            four a = *(const loose_four *)x, b = *(const loose_four *)(x + ld);
-            four c = *(const loose_four *)(x + 2 * ld), d = *(const loose_four *)(x + 3 * ld);
+            four a = *(const unaligned_four *)x, b = *(const unaligned_four *)(x + ld);
+            four c = *(const unaligned_four *)(x + 2 * ld), d = *(const unaligned_four *)(x + 3 * ld);
             four ab01 = SHUFFLE(a, b, 0, 4, 1, 5), ab23 = SHUFFLE(a, b, 2, 6, 3, 7); /* a0 b0 a1 b1, a2 b2 a3 b3 */
             four cd01 = SHUFFLE(c, d, 0, 4, 1, 5), cd23 = SHUFFLE(c, d, 2, 6, 3, 7);
-            *(loose_four *)y = SHUFFLE(ab01, cd01, 0, 1, 4, 5);
-            *(loose_four *)(y + to_ld) = SHUFFLE(ab01, cd01, 2, 3, 6, 7);
-            *(loose_four *)(y + 2 * to_ld) = SHUFFLE(ab23, cd23, 0, 1, 4, 5);
-            *(loose_four *)(y + 3 * to_ld) = SHUFFLE(ab23, cd23, 2, 3, 6, 7);
+            *(unaligned_four *)y = SHUFFLE(ab01, cd01, 0, 1, 4, 5);
+            *(unaligned_four *)(y + to_ld) = SHUFFLE(ab01, cd01, 2, 3, 6, 7);
+            *(unaligned_four *)(y + 2 * to_ld) = SHUFFLE(ab23, cd23, 0, 1, 4, 5);
+            *(unaligned_four *)(y + 3 * to_ld) = SHUFFLE(ab23, cd23, 2, 3, 6, 7);
         }
     }
     for (int64_t p = fours; p < depth; p++)
         for (int64_t j = 0; j < width; j++) to[p * to_ld + j] = from[j * ld + p];
 }
 
-/* The panels of a slice of op(B), one after the other, each (depth, TILE_COLUMNS); the last is filled up with zeros. */
+/* The panels of a slice of op(B), contiguous, each (depth, TILE_COLUMNS); the last one is padded with zeros. */
 static void pack_b(const T *b, int64_t ld, bool transposed, int64_t columns, int64_t depth, T *to) {
     int64_t whole = columns - columns % TILE_COLUMNS;
     if (whole < columns) memset(to + whole * depth, 0, depth * TILE_COLUMNS * sizeof(T));
-    /* Rows of B are read a few at a time, from end to end: each touches its pages once. */
+    /* Eight whole rows of B at a time, so that each page is touched once. */
     int64_t chunk = transposed ? depth : 8;
     for (int64_t p = 0; p < depth; p += chunk)
         for (int64_t j = 0; j < columns; j += TILE_COLUMNS) {
             int64_t width = min_i64(TILE_COLUMNS, columns - j);
             T *panel = to + j * depth + p * TILE_COLUMNS;
             if (transposed)
-                turn_lines(b + j * ld, ld, width, depth, panel, TILE_COLUMNS);
+                transpose_rows(b + j * ld, ld, width, depth, panel, TILE_COLUMNS);
             else
-                copy_lines(b + p * ld + j, ld, width, min_i64(chunk, depth - p), panel, TILE_COLUMNS);
+                copy_rows(b + p * ld + j, ld, width, min_i64(chunk, depth - p), panel, TILE_COLUMNS);
         }
 }
 
-/* The strips of a slice of the transpose of a: strip t is (depth, its rows), at to + depth * its first row. */
+/* The strips of a slice of the transpose of a: strip t is (depth, rows of the strip), at to + depth * its first row. */
 static void pack_transposed_a(const T *a, int64_t ld, int64_t rows, int64_t strips, int64_t depth, T *to) {
     for (int64_t p = 0; p < depth; p += 8)
         for (int64_t t = 0; t < strips; t++) {
-            int64_t i = first_line(rows, strips, t), height = first_line(rows, strips, t + 1) - i;
-            copy_lines(a + p * ld + i, ld, height, min_i64(8, depth - p), to + i * depth + p * height, height);
+            int64_t i = part_begin(rows, strips, t), height = part_begin(rows, strips, t + 1) - i;
+            copy_rows(a + p * ld + i, ld, height, min_i64(8, depth - p), to + i * depth + p * height, height);
         }
 }
 
-/* A product and how C is cut into blocks: `down` rows of `across` blocks, for each matrix of the batch. */
+/* A product, and how C is split into blocks: `down` rows of `across` blocks, for each matrix of the batch. */
 typedef struct {
     const T *a, *b;
     T *c;
@@ -205,23 +206,22 @@ typedef struct {
     int64_t down, across;
 } Product;
 
-static void cut(Product *q, int64_t batch, int64_t threads) {
+static void choose_blocks(Product *q, int64_t batch, int64_t threads) {
     int64_t panels = ceil_div(q->n, TILE_COLUMNS), depth = min_i64(max_i64(q->k, 1), DEPTH);
     q->down = ceil_div(q->m, BLOCK_ROWS);
     q->across = ceil_div(panels, min_i64(BLOCK_COLUMNS, PANELS / depth) / TILE_COLUMNS);
     int64_t work = batch * q->m * q->n * q->k;
-    if (threads == 1 || work < LEAST_WORK) return;
-    /* Up to four blocks for each thread, so that one that is late gets fewer. Columns are cut first: that packs nothing
-       twice, while each block of rows packs all it needs of B again. */
-    int64_t wanted = threads * min_i64(max_i64(work / (16 * LEAST_WORK * threads), 1), 4);
+    if (threads == 1 || work < MIN_WORK) return;
+    /* Up to four blocks per thread, to balance the load. Columns are split first: each block of rows packs B again. */
+    int64_t wanted = threads * min_i64(max_i64(work / (16 * MIN_WORK * threads), 1), 4);
     while (batch * q->down * q->across < wanted && panels >= 2 * (q->across + 1)) q->across++;
     while (batch * q->down * q->across < wanted && batch * q->down * q->across % threads != 0 &&
            q->m >= 2 * TILE_ROWS * (q->down + 1))
         q->down++;
 }
 
-/* Asks for what the epilogue reads beside a tile. A tile's worth at a time: the core can wait for few lines at once. */
-static inline void fetch_ahead(const Product *q, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+/* Prefetches what the epilogue reads, a tile at a time: a core has few outstanding cache misses. */
+static inline void prefetch_ahead(const Product *q, int64_t row, int64_t rows, int64_t column, int64_t columns) {
     for (int64_t x = 0; x < q->epilogue->ahead_count; x++)
         for (int64_t i = 0; i < rows; i++) {
             const T *start = q->epilogue->ahead[x] + (row + i) * q->n + column;
@@ -230,23 +230,23 @@ static inline void fetch_ahead(const Product *q, int64_t row, int64_t rows, int6
         }
 }
 
-/* Block `index` of C, and the epilogue on each strip of it once all of k is added up. */
+/* Block `index` of C, and the epilogue on each strip of it after the last slice of k. */
 static void block(const Product *q, int64_t index, Scratch *scratch) {
     int64_t x = index % q->across, y = index / q->across % q->down, z = index / q->across / q->down;
-    int64_t row = first_line(q->m, q->down, y), rows = first_line(q->m, q->down, y + 1) - row;
-    int64_t panels = ceil_div(q->n, TILE_COLUMNS), column = first_line(panels, q->across, x) * TILE_COLUMNS;
-    int64_t columns = min_i64(q->n, first_line(panels, q->across, x + 1) * TILE_COLUMNS) - column;
+    int64_t row = part_begin(q->m, q->down, y), rows = part_begin(q->m, q->down, y + 1) - row;
+    int64_t panels = ceil_div(q->n, TILE_COLUMNS), column = part_begin(panels, q->across, x) * TILE_COLUMNS;
+    int64_t columns = min_i64(q->n, part_begin(panels, q->across, x + 1) * TILE_COLUMNS) - column;
     int64_t lda = q->transpose_a ? q->m : q->k, ldb = q->transpose_b ? q->k : q->n, ldc = q->c ? q->n : BLOCK_LD;
     int64_t slices = max_i64(1, ceil_div(q->k, DEPTH)), strips = ceil_div(rows, TILE_ROWS);
     for (int64_t s = 0; s < slices; s++) {
-        int64_t p = first_line(q->k, slices, s), depth = first_line(q->k, slices, s + 1) - p;
+        int64_t p = part_begin(q->k, slices, s), depth = part_begin(q->k, slices, s + 1) - p;
         const T *a = q->a + z * q->m * q->k + (q->transpose_a ? p * lda + row : row * lda + p);
         const T *b = q->b + z * q->k * q->n + (q->transpose_b ? column * ldb + p : p * ldb + column);
         if (scratch->packed_b != b) pack_b(scratch->packed_b = b, ldb, q->transpose_b, columns, depth, scratch->b);
         if (q->transpose_a && scratch->packed_a != a)
             pack_transposed_a(scratch->packed_a = a, lda, rows, strips, depth, scratch->a);
         for (int64_t t = 0; t < strips; t++) {
-            int64_t i = first_line(rows, strips, t), height = first_line(rows, strips, t + 1) - i;
+            int64_t i = part_begin(rows, strips, t), height = part_begin(rows, strips, t + 1) - i;
             const T *strip = q->transpose_a ? scratch->a + i * depth : a + i * lda;
             int64_t row_step = q->transpose_a ? 1 : lda, step = q->transpose_a ? height : 1;
             /* Without C, scratch memory holds the block, or only a strip where there are no slices to add up. */
@@ -254,7 +254,7 @@ static void block(const Product *q, int64_t index, Scratch *scratch) {
             bool last = q->epilogue && s == slices - 1;
             for (int64_t j = 0; j < columns; j += TILE_COLUMNS) {
                 int64_t width = min_i64(TILE_COLUMNS, columns - j);
-                if (last) fetch_ahead(q, row + i, height, column + j, width);
+                if (last) prefetch_ahead(q, row + i, height, column + j, width);
                 any_tile(height, width, depth, strip, row_step, step, scratch->b + j * depth, c + j, ldc, s > 0);
             }
             if (last) q->epilogue->function(q->epilogue->context, c, ldc, row + i, column, height, columns);
@@ -268,11 +268,11 @@ void FN(gemm)(const Team *team, const T *a, const T *b, T *c, int64_t batch, int
               int64_t transpose_a, int64_t transpose_b, const FN(Epilogue) * epilogue) {
     if (batch == 0 || m == 0 || n == 0) return;
     Product q = {a, b, c, m, n, k, transpose_a, transpose_b, epilogue, 0, 0};
-    cut(&q, batch, team->threads);
+    choose_blocks(&q, batch, team->threads);
     Scratch *scratch = (Scratch *)team->scratch;
     scratch->packed_a = scratch->packed_b = NULL;
     int64_t blocks = batch * q.down * q.across;
-    if (blocks <= team->threads) { /* the same as below, without asking for work */
+    if (blocks <= team->threads) { /* the same as below, without dynamic scheduling */
         if (team->thread < blocks) block(&q, team->thread, scratch);
         return;
     }

@@ -1,11 +1,11 @@
-/* What is done to each finished block of a matrix product (see gemm.c) while the block is in cache: the place to add a
+/* The epilogue of a matrix product (gemm.c): runs on each finished block while it is in cache, for example to add a
    bias or to update weights with their gradient. T and SUFFIX as in common.h. */
 
 #pragma once
 
 #include "common.h"
 
-enum { MOST_AHEAD = 8 };
+enum { MAX_AHEAD = 8 };
 
 typedef struct {
     /* block[i * ld + j] is element (row + i, column + j) of the product, for i < rows and j < columns; it may be
@@ -14,7 +14,7 @@ typedef struct {
                      int64_t columns);
     void *context;
     /* Arrays of the product's shape that the function reads: fetched into the cache while the block is computed. */
-    const T *ahead[MOST_AHEAD];
+    const T *ahead[MAX_AHEAD];
     int64_t ahead_count;
 } FN(Epilogue);
 

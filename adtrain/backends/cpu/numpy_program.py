@@ -73,7 +73,7 @@ def memory(program: Program) -> Memory:
 
     What a NumPy function allocates inside is not known and not counted.
     """
-    shown: dict[Variable, Variable] = {}  # of what is made here or is a view of it: whose memory it is
+    shown: dict[Variable, Variable] = {}  # a value computed here, or a view: the value that owns its memory
     holders: Counter[Variable] = Counter()
     constants = sum(map(nbytes, program.constants))
     alive = most = separate = 0

@@ -13,7 +13,7 @@ from adtrain.core.kernel import value_for
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.batchwise import kernels
 
-MOST_AHEAD = 8
+MAX_AHEAD = 8
 """As in kernels/cpu/gemm.h."""
 
 
@@ -50,7 +50,7 @@ def _declare_epilogue(writer: Writer, t: str, suffix: str) -> str:
     numbers = ", ".join(["int64_t"] * 5)
     writer.prototypes[
         f"typedef struct {{ void (*function)(void *, const {t} *, {numbers}); void *context; "
-        f"const {t} *ahead[{MOST_AHEAD}]; int64_t ahead_count; }} Epilogue{suffix};"
+        f"const {t} *ahead[{MAX_AHEAD}]; int64_t ahead_count; }} Epilogue{suffix};"
     ] = None
     return f"Epilogue{suffix}"
 
@@ -96,5 +96,5 @@ def _epilogue(writer: Writer, body: Program, product: Variable, place: Callable[
         "}",
     ]
     name = writer.function("epilogue", parameters, lines)
-    ahead = whole[:MOST_AHEAD]
+    ahead = whole[:MAX_AHEAD]
     return [f"epilogue = {{{name}, (void *)m, {{{', '.join(ahead) or 'NULL'}}}, {len(ahead)}}};"]
