@@ -12,6 +12,7 @@ from adtrain import passes
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.device import Device
+from adtrain.backends.cuda.runtime.errors import translated
 from adtrain.backends.cuda.runtime.flags import Flags
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.backends.cuda.runtime.program import CudaProgram, Runnable
@@ -138,6 +139,7 @@ class CudaBackend:
         self.device.synchronize()
         self.flags.check()
 
+    @translated()
     def device_name(self) -> str:
         name: str = self.device.device.name()
         return name
