@@ -54,22 +54,18 @@ def _describe(about: Any) -> dict[str, Any]:
     """One GPU; ``free_bytes`` is known only for the one in use."""
     major, minor = about.compute_capability()
 
-    @translated()
-    def read(name: str) -> int:
-        value: int = about.get_attribute(getattr(cuda.device_attribute, name))
-        return value
-
+    read, attribute = about.get_attribute, cuda.device_attribute
     return {
         "name": about.name(),
         "capability": f"{major}.{minor}",
-        "multiprocessors": read("MULTIPROCESSOR_COUNT"),
+        "multiprocessors": read(attribute.MULTIPROCESSOR_COUNT),
         "memory_bytes": about.total_memory(),
         "free_bytes": None,
-        "shared_bytes_per_multiprocessor": read("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
-        "registers_per_multiprocessor": read("MAX_REGISTERS_PER_MULTIPROCESSOR"),
-        "l2_bytes": read("L2_CACHE_SIZE"),
-        "clock_mhz": read("CLOCK_RATE") / 1000,
-        "memory_clock_mhz": read("MEMORY_CLOCK_RATE") / 1000,
+        "shared_bytes_per_multiprocessor": read(attribute.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR),
+        "registers_per_multiprocessor": read(attribute.MAX_REGISTERS_PER_MULTIPROCESSOR),
+        "l2_bytes": read(attribute.L2_CACHE_SIZE),
+        "clock_mhz": read(attribute.CLOCK_RATE) / 1000,
+        "memory_clock_mhz": read(attribute.MEMORY_CLOCK_RATE) / 1000,
     }
 
 
