@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from program_samples import OPTIMIZERS, for_gpu, training_program, two_updates, update_arguments
+from program_samples import OPTIMIZERS, arguments, for_gpu, training_program, two_updates, update_arguments
 from test_cpu_programs import values_and_gradients
 
 import adtrain as ad
 from adtrain import ops
 from adtrain.backends.cuda.compiler import Source
-from adtrain.backends.cuda.lower import LaunchPlan, Lowering
-from adtrain.cases import CASES
+from adtrain.backends.cuda.lower import Candidate, LaunchPlan, Lowering
+from adtrain.cases import CASES, Case
 from adtrain.core.array import Value
 from adtrain.core.errors import DeviceError
 from adtrain.core.fused import horizontal_p, members, one_block_p, row_fused_p
@@ -59,7 +59,7 @@ class Shaped(Value):
 
 
 class Large(NamedTuple):
-    """A function of large arguments, for the kernels that only they need; see `cases.Case`."""
+    """A function of larger arguments than those of the case table; see `cases.Case`."""
 
     f: Callable[..., Any]
     inputs: Sequence[Value]
@@ -83,6 +83,38 @@ def max_pool_gradient(x: Value) -> Any:
 
 
 PRECISIONS = ("full", "tf32", "bfloat16")
+
+MEDIUM: Mapping[str, Large] = {
+    **{
+        f"matmul {m} {n} {k}, {p}": Large(precise(ops.matmul, p), [Shaped(m, k), Shaped(k, n)])
+        for m, n, k in [(128, 128, 256), (512, 512, 1024)]
+        for p in PRECISIONS
+    },
+    **{
+        f"conv2d with pooling {x} {filters}, {p}": Large(
+            precise(pooled_convolution, p), [Shaped(*x), Shaped(filters, x[1], 3, 3), Shaped(filters)]
+        )
+        for x, filters in [((64, 16, 7, 7), 32), ((16, 256, 8, 8), 128), ((8, 256, 16, 16), 32)]
+        for p in PRECISIONS
+    },
+    **{
+        f"conv2d, {p}": Large(precise(convolution, p), [Shaped(4, 32, 28, 28), Shaped(32, 32, 3, 3)])
+        for p in PRECISIONS
+    },
+    "transpose": Large(ops.transpose, [Shaped(40, 70)]),
+    "cumsum of rows": Large(lambda x: ops.cumsum(x, 1), [Shaped(4, 64)]),
+    "cumsum of long rows": Large(lambda x: ops.cumsum(x, 1), [Shaped(4, 16384)]),
+    "cumsum of columns": Large(lambda x: ops.cumsum(x, 0), [Shaped(256, 4)]),
+    "log_softmax of short rows": Large(ops.log_softmax, [Shaped(1024, 7)]),
+    "softmax of columns": Large(lambda x: ops.softmax(x, 0), [Shaped(1024, 7)]),
+    "sum of everything": Large(ops.sum, [Shaped(256, 64)]),
+    "sum of columns": Large(lambda x: ops.sum(x, 0), [Shaped(1024, 4)]),
+    "sum of short rows": Large(lambda x: ops.sum(x, 1), [Shaped(1024, 7)]),
+    "gradient of max_pool2d": Large(max_pool_gradient, [Shaped(2, 2, 8, 8)]),
+    "embedding": Large(ops.embedding, [Shaped(512, dtype="int64"), Shaped(4, 4)]),
+}
+"""Arguments just large enough for the kernels that an H200 chooses for none of the case table."""
+
 LARGE: Mapping[str, Large] = {
     **{
         f"matmul {m} {n} {k}, {p}": Large(precise(ops.matmul, p), [Shaped(m, k), Shaped(k, n)])
@@ -133,34 +165,50 @@ def traced(large: Large) -> Program:
     return stage(lambda *xs: tuple(values_and_gradients(large, xs)), ()).program(*large.inputs)
 
 
+class Sampled(NamedTuple):
+    """A Program as traced, and arguments for it."""
+
+    program: Program
+    arguments: Callable[[], Sequence[np.ndarray]]
+
+
 @cache
-def programs() -> Mapping[str, Program]:
-    """As traced, with gradients: every case of the case table, LARGE, and training steps."""
-    found = {f"large: {name}": traced(large) for name, large in LARGE.items()}
+def programs(large: bool = True) -> Mapping[str, Sampled]:
+    """The cases with gradients, MEDIUM, training steps, and LARGE where asked for."""
+    found = {f"medium: {name}": traced(each) for name, each in MEDIUM.items()}
+    if large:
+        found |= {f"large: {name}": traced(each) for name, each in LARGE.items()}
     for dtype in DTYPES:
-        for case in CASES:
-            staged = stage(lambda *xs, case=case: tuple(values_and_gradients(case, xs)), ())
-            found[f"case: {case.op}, {case.name}, {dtype}"] = staged.program(*case.sample(dtype))
         for length in (512, 64):
             found[f"two updates: {length}, {dtype}"] = stage(two_updates, ()).program(*update_arguments(length, dtype))
         for optimizer in OPTIMIZERS:
             found[f"training: {optimizer}, {dtype}"] = training_program(optimizer, dtype)
-    return found
+    sampled = {name: Sampled(program, partial(arguments, program)) for name, program in found.items()}
+    for dtype in DTYPES:
+        for case in CASES:
+            staged = stage(lambda *xs, case=case: tuple(values_and_gradients(case, xs)), ())
+            given = partial(sample, case, dtype)
+            sampled[f"case: {case.op}, {case.name}, {dtype}"] = Sampled(staged.program(*given()), given)
+    return sampled
 
 
-def all_launches(lowering: Lowering, equation: Equation) -> Iterator[tuple[LaunchPlan, bool]]:
-    """The launches of every candidate for an equation, or of its generated kernel, and whether it is the first one.
+def sample(case: Case, dtype: str) -> list[np.ndarray]:
+    return [x.numpy() for x in case.sample(dtype)]
 
-    Empty launches are left out.
+
+def all_candidates(lowering: Lowering, equation: Equation) -> Iterator[tuple[Candidate | None, Sequence[LaunchPlan]]]:
+    """Every candidate for an equation, the one to prefer first, and its launches; None stands for a generated kernel.
+
+    Launches without work are left out, and so are library calls.
     """
     generated = is_loops(equation) or equation.primitive in (one_block_p, row_fused_p, horizontal_p)
-    for i, kernel in enumerate([None] if generated else lowering.candidates(equation)):
+    for kernel in [None] if generated else lowering.candidates(equation):
         try:
             launches = lowering.launches(equation, kernel)
         except DeviceError:
             assert lowering.target.capability < TENSOR_CORES, f"{equation.primitive.name} has no kernel"
             continue
-        yield from ((x, i == 0) for x in launches if isinstance(x, LaunchPlan) and not x.size.empty)
+        yield kernel, [x for x in launches if isinstance(x, LaunchPlan) and not x.size.empty]
 
 
 @cache
@@ -168,11 +216,12 @@ def sources(target: Target) -> Mapping[Source, Sample]:
     """The sources of every candidate for every equation of the programs."""
     lowering = Lowering(target)
     found: dict[Source, Sample] = {}
-    for program in programs().values():
+    for program, _ in programs().values():
         for equation in dict.fromkeys((*program.equations, *for_gpu(program, target).equations)):
-            for launch, first in all_launches(lowering, equation):
-                held, before = found.get(launch.source, Sample(frozenset(), False))
-                found[launch.source] = Sample(held.union(contents(equation, launch)), before or first)
+            for i, (_, launches) in enumerate(all_candidates(lowering, equation)):
+                for launch in launches:
+                    held, first = found.get(launch.source, Sample(frozenset(), False))
+                    found[launch.source] = Sample(held.union(contents(equation, launch)), first or i == 0)
     return found
 
 

@@ -8,6 +8,7 @@ Plain pytest compiles a representative set for an H200. The sources of every can
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,10 +27,14 @@ needs_nvrtc = pytest.mark.needs_nvrtc
 PARTS = 16
 """Parts of the sources of one target."""
 THREADS = 2
+SPILLED = re.compile(r"(\d+) bytes spill stores")
+MAX_SPILLED = 1024
+"""Bytes of registers that a chosen kernel spills at most: one for several products, of which RESIDENT blocks must fit
+on a multiprocessor (see `codegen.horizontal`). No kernel of the representative set spills any."""
 
 
-def problems(target: Target, found: Iterable[Source]) -> list[str]:
-    """A line for each source that does not compile, and for each that spills registers though it is a first candidate.
+def problems(target: Target, found: Iterable[Source], max_spilled: int) -> list[str]:
+    """A line for each source that does not compile, and for each chosen kernel that spills more than so many bytes.
 
     Other candidates may spill: they run only where they were measured to be faster.
     """
@@ -39,7 +44,7 @@ def problems(target: Target, found: Iterable[Source]) -> list[str]:
             log = compiler.compile_source(source, architecture(target.capability)).log.splitlines()
         except CudaCompilerError as error:
             return [str(error)]
-        spills = [line.strip() for line in log if "spill" in line and " 0 bytes spill stores" not in line]
+        spills = [line.strip() for line in log if any(int(n) > max_spilled for n in SPILLED.findall(line))]
         return [f"{source.name} {' '.join(source.options)}: {line}" for line in spills if sources(target)[source].first]
 
     with ThreadPoolExecutor(THREADS) as threads:
@@ -61,15 +66,15 @@ def test_there_is_a_target_for_every_architecture() -> None:
 
 @needs_nvrtc
 def test_the_representative_set_compiles_and_chosen_kernels_spill_no_registers() -> None:
-    assert problems(H200, representative(H200)) == []
+    assert problems(H200, representative(H200), 0) == []
 
 
 @needs_nvrtc
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: f"sm_{architecture(target.capability)}")
-def test_every_candidate_compiles_and_chosen_kernels_spill_no_registers(target: Target, part: int) -> None:
-    assert problems(target, list(sources(target))[part::PARTS]) == []
+def test_every_candidate_compiles_and_chosen_kernels_spill_few_registers(target: Target, part: int) -> None:
+    assert problems(target, list(sources(target))[part::PARTS], MAX_SPILLED) == []
 
 
 @needs_nvrtc

@@ -1,4 +1,4 @@
-"""Calls of cuBLASLt and cuDNN, by emulations that compute on the host's memory what they are asked for."""
+"""Calls of cuBLASLt and cuDNN, with emulations of the libraries that compute in host memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STREAM = 77
 
 
 def computed(library: Library, equation: Equation, choice: int, *arrays: np.ndarray) -> np.ndarray:
-    """What a library's plan leaves where the result lies."""
+    """The result of a library's plan, in memory that was NaN before."""
     out = np.full(equation.outputs[0].type.shape, np.nan, arrays[0].dtype)
     addresses = [x.ctypes.data for x in (*arrays, out)]
     LibraryCall(library, equation, choice).enqueue(addresses, WORKSPACE_ALIGNMENT, STREAM)
@@ -32,7 +32,7 @@ def computed(library: Library, equation: Equation, choice: int, *arrays: np.ndar
     m=st.integers(1, 6), n=st.integers(1, 6), k=st.integers(1, 6),
     ta=st.booleans(), tb=st.booleans(), dtype=st.sampled_from(["float32", "float64"]),
 )  # fmt: skip
-def test_a_row_major_product_is_a_column_major_one(
+def test_cublas_computes_row_major_products(
     batch: tuple[int, ...], m: int, n: int, k: int, ta: bool, tb: bool, dtype: str
 ) -> None:
     rng = np.random.default_rng(0)
@@ -52,7 +52,7 @@ def test_a_row_major_product_is_a_column_major_one(
         ("float64", "full", "COMPUTE_64F"),
     ],
 )
-def test_cublas_computes_as_precisely_as_asked(dtype: str, precision: str, compute: str) -> None:
+def test_cublas_computes_in_the_requested_precision(dtype: str, precision: str, compute: str) -> None:
     lt = Lt()
     a, b = np.ones((2, 3), dtype), np.ones((3, 2), dtype)
     computed(cublas(lt), matmul(a.shape, b.shape, dtype=dtype, precision=precision), 0, a, b)
@@ -61,7 +61,7 @@ def test_cublas_computes_as_precisely_as_asked(dtype: str, precision: str, compu
     assert stream == STREAM
 
 
-def test_cublas_is_asked_once_for_each_problem_and_told_its_limits() -> None:
+def test_cublas_is_queried_once_per_problem_with_limits_of_workspace_and_alignment() -> None:
     lt = Lt()
     library = cublas(lt)
     for choice in range(CHOICES):
@@ -77,19 +77,21 @@ def test_cublas_is_asked_once_for_each_problem_and_told_its_limits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("states", "refusal", "ways"), [([0], None, 1), ([0, 7, 0], None, 2), ([], "CUBLAS_STATUS_NOT_SUPPORTED", 0)]
+    ("states", "refusal", "count"), [([0], None, 1), ([0, 7, 0], None, 2), ([], "CUBLAS_STATUS_NOT_SUPPORTED", 0)]
 )
-def test_what_cublas_does_not_offer_is_no_candidate(states: list[int], refusal: str | None, ways: int) -> None:
+def test_algorithms_that_cublas_does_not_offer_are_no_candidates(
+    states: list[int], refusal: str | None, count: int
+) -> None:
     lt = Lt()
     lt.states, lt.refusal = states, refusal
     library = cublas(lt)
-    for choice in range(ways):
+    for choice in range(count):
         library.plan(PRODUCT, choice)
-    with pytest.raises(NotOffered, match=f"cublasLt 13.1.0 has {ways} ways"):
-        library.plan(PRODUCT, ways)
+    with pytest.raises(NotOffered, match=f"cublasLt 13.1.0 has {count} algorithms"):
+        library.plan(PRODUCT, count)
 
 
-def test_a_librarys_error_is_one_line_of_ours() -> None:
+def test_a_library_error_becomes_a_device_error_of_one_line() -> None:
     lt = Lt()
     lt.refusal = "CUBLAS_STATUS_NOT_INITIALIZED (1): no\ncontext"
     with pytest.raises(DeviceError) as caught:
@@ -98,7 +100,9 @@ def test_a_librarys_error_is_one_line_of_ours() -> None:
 
 
 @pytest.mark.parametrize(("image", "weight", "window"), WINDOWS)
-def test_cudnn_is_asked_for_the_convolution(image: tuple[int, ...], weight: tuple[int, ...], window: Window) -> None:
+def test_cudnn_computes_convolutions_and_their_gradients(
+    image: tuple[int, ...], weight: tuple[int, ...], window: Window
+) -> None:
     front_end = package([((), 0)])
     library = cudnn(front_end)
     rng = np.random.default_rng(0)
@@ -109,13 +113,13 @@ def test_cudnn_is_asked_for_the_convolution(image: tuple[int, ...], weight: tupl
     assert front_end.streams == [STREAM] * 3
 
 
-def test_cudnn_is_not_asked_for_weight_gradients_in_float32() -> None:
+def test_cudnn_is_no_candidate_for_weight_gradients_in_float32() -> None:
     library = cudnn(package([((), 0)]))
     assert [library.problem(equation) is None for equation in convolutions(*WINDOWS[1])] == [False, False, True]
 
 
 @pytest.mark.parametrize(("precision", "first"), [("full", 4), ("tf32", 2)])
-def test_cudnn_takes_no_engine_that_rounds_more_than_asked_or_differs_from_run_to_run(
+def test_cudnn_uses_no_engine_that_rounds_more_than_requested_or_is_nondeterministic(
     precision: str, first: int
 ) -> None:
     plans: list[tuple[tuple[str, ...], int]] = [
@@ -129,18 +133,18 @@ def test_cudnn_takes_no_engine_that_rounds_more_than_asked_or_differs_from_run_t
     assert [index for index, _ in front_end.executed] == [first]
 
 
-def test_cudnns_plans_fit_into_the_workspace_and_end_somewhere() -> None:
+def test_cudnn_plans_fit_the_workspace_limit_and_are_finitely_many() -> None:
     library = cudnn(package([((), 1 << 40), ((), 512)]))
     equation, *_ = convolutions(*WINDOWS[1])
     assert library.plan(equation, 0).workspace == 512
-    with pytest.raises(NotOffered, match=r"cudnn 9\.19\.0 has 1 ways"):
+    with pytest.raises(NotOffered, match=r"cudnn 9\.19\.0 has 1 algorithms"):
         library.plan(equation, 1)
     with pytest.raises(NotOffered):
         cudnn(package([], unsupported=True)).plan(equation, 0)
 
 
 @pytest.mark.parametrize("scratch_at", [4096, 4096 + ALIGNMENT, 4096 + 3 * ALIGNMENT])
-def test_a_workspace_is_aligned_and_inside_the_scratch(scratch_at: int) -> None:
+def test_the_workspace_is_aligned_and_inside_the_scratch(scratch_at: int) -> None:
     lt = Lt()
     a, b = np.ones((64, 48), np.float32), np.ones((48, 32), np.float32)
     out = np.zeros((64, 32), np.float32)

@@ -1,6 +1,6 @@
 """NVIDIA GPUs: PyCUDA for context, memory, streams and launches, NVRTC for compilation.
 
-Nothing that needs either is imported before a GPU is asked for.
+`load` imports them; importing this package does not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def load() -> CudaBackend:
     """The backend of this machine's GPU.
 
     Raises:
-        DeviceError: a library or the GPU is missing; one line that says what, and how to get it.
+        DeviceError: a library or the GPU is missing. The line says which, and how to install it.
     """
     try:
         import cuda.bindings.driver

@@ -1,4 +1,4 @@
-"""The GPU as a backend: each primitive by its kernels, one after the other on one stream."""
+"""The backend of an NVIDIA GPU: kernels on one stream."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from adtrain import passes
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.device import Device
+from adtrain.backends.cuda.runtime.errors import translated
 from adtrain.backends.cuda.runtime.flags import Flags
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.backends.cuda.runtime.program import CudaProgram, Runnable
@@ -26,7 +27,7 @@ from adtrain.core.types import ArrayType
 
 
 class Buffer:
-    """Contiguous elements on the GPU; several may share the memory."""
+    """Contiguous elements on the GPU. Several buffers may share memory."""
 
     __slots__ = ("address", "dtype", "memory", "shape")
 
@@ -38,7 +39,10 @@ class Buffer:
 
 
 class CudaBackend:
-    """Runs primitives on the GPU. Work has been done when elements are read or `synchronize` returns, not before.
+    """Runs primitives on the GPU, asynchronously: work is complete when elements are read or `synchronize` returns.
+
+    Attributes:
+        known: the launches of the primitives that ran eagerly, by primitive, types and parameters.
 
     Raises:
         DeviceError: the driver finds no GPU.
@@ -107,7 +111,7 @@ class CudaBackend:
         return self.device.held()
 
     def empty(self, type_: ArrayType) -> Buffer:
-        """A buffer that nothing has been written to."""
+        """A buffer with undefined elements."""
         return Buffer(self.device.allocate(type_.size * type_.dtype.itemsize), type_.shape, type_.dtype)
 
     def from_numpy(self, elements: np.ndarray) -> Buffer:
@@ -138,6 +142,7 @@ class CudaBackend:
         self.device.synchronize()
         self.flags.check()
 
+    @translated()
     def device_name(self) -> str:
         name: str = self.device.device.name()
         return name

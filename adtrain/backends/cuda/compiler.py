@@ -25,7 +25,7 @@ INCLUDE = re.compile(r'^[ \t]*#include "([^"]+)"', re.MULTILINE)
 FLAGS = ("--std=c++17", "--ptxas-options=-v")
 
 ARCHITECTURES = ("75", "80", "86", "89", "90a", "100", "120")
-"""The compute capabilities that every kernel compiles for."""
+"""The architectures that kernels are chosen and compiled for."""
 
 
 class CudaCompilerError(AdtrainError):
@@ -55,8 +55,8 @@ def architecture(capability: tuple[int, int]) -> str:
 
 @functools.cache
 def file_source(file: str, dtypes: tuple[np.dtype, ...], definitions: tuple[tuple[str, int], ...]) -> Source:
-    """A file of `kernels/cuda`, or one with an absolute path, for element types T and U and macros."""
-    # In the text, not in the options: NVRTC's own headers use these letters as template parameters.
+    """A file of `kernels/cuda`, or one with an absolute path, for the element types T and U and with macros."""
+    # T and U are defined in the text, after NVRTC's own headers, which use these letters as template parameters.
     types = [f"#define {name} {c_type(dtype)}\n" for name, dtype in zip("TU", dtypes, strict=False)]
     text = (asset_path("kernels") / "cuda" / file).read_text()
     macros = tuple(f"-D{name}={value}" for name, value in definitions)
@@ -64,7 +64,7 @@ def file_source(file: str, dtypes: tuple[np.dtype, ...], definitions: tuple[tupl
 
 
 def cubin(source: Source, target: str) -> bytes:
-    """The machine code of ``source`` for an architecture, from the user's cache where it has been compiled before.
+    """The cubin of ``source`` for an architecture, from the user's cache if it was compiled before.
 
     Raises:
         CudaCompilerError: NVRTC is missing, or refuses the source.
@@ -80,7 +80,7 @@ def cubin(source: Source, target: str) -> bytes:
 
 
 def compile_all(sources: Iterable[Source], target: str) -> Iterator[None]:
-    """Compile the sources into the cache, in parallel; one item for each. Errors are raised later, by `cubin`."""
+    """Compile the sources into the cache, in parallel. Yields after each one. `cubin` raises the errors later."""
 
     def work(source: Source) -> None:
         with suppress(CudaCompilerError):
@@ -91,7 +91,7 @@ def compile_all(sources: Iterable[Source], target: str) -> Iterator[None]:
 
 
 def fingerprint(source: Source, target: str) -> str:
-    """The cache key of the machine code: a digest of all that it depends on.
+    """The cache key of the cubin: a digest of everything that it depends on.
 
     Raises:
         CudaCompilerError: NVRTC is missing.
@@ -101,13 +101,13 @@ def fingerprint(source: Source, target: str) -> str:
 
 
 def included(text: str) -> list[tuple[str, str]]:
-    """Name and text of each header of `kernels/cuda` that a source includes, directly or not, in order of name."""
-    known, found, waiting = dict(_headers()), dict[str, str](), [text]
-    while waiting:
-        for name in INCLUDE.findall(waiting.pop()):
-            if name in known and name not in found:
-                found[name] = known[name]
-                waiting.append(known[name])
+    """Name and text of each header of `kernels/cuda` that a source includes, directly or indirectly, sorted by name."""
+    headers, found, unread = dict(_headers()), dict[str, str](), [text]
+    while unread:
+        for name in INCLUDE.findall(unread.pop()):
+            if name in headers and name not in found:
+                found[name] = headers[name]
+                unread.append(headers[name])
     return sorted(found.items())
 
 
@@ -165,7 +165,7 @@ def _nvrtc() -> Any:
 
 
 def _text(nvrtc: Any, program: Any, what: str) -> bytes:
-    """An output of NVRTC: ProgramLog or CUBIN."""
+    """An output of NVRTC: "ProgramLog" or "CUBIN"."""
     error, size = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
     _check(nvrtc, error)
     content = b"\0" * size

@@ -36,12 +36,13 @@ Candidate: TypeAlias = "CudaKernel | LibraryCall"
 MARGIN = 1.03
 """The first candidate is kept while it takes at most this many times the fastest candidate's time."""
 
-SHORT = 256
-"""Length K of a product up to which its epilogue takes more time than the product."""
+MAX_SHORT_K = 256
+"""Length K of a matrix product up to which its epilogue takes most of the time."""
 
 
 class WorkSize(NamedTuple):
-    """How much work a launch has: independent elements, or blocks of up to ``threads`` threads each."""
+    """The work of a launch: elements for a grid-stride loop, or ``blocks`` (x, y, z) with ``shared`` bytes of dynamic
+    shared memory. ``threads`` of a block: None for the best occupancy."""
 
     elements: int = 0
     blocks: tuple[int, int, int] = (0, 0, 0)
@@ -55,10 +56,11 @@ class WorkSize(NamedTuple):
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """One launch, complete but for a device.
+    """One launch, of which only the device and the addresses are open.
 
     Attributes:
-        operands: what the pointers are: positions in the list of the equation's inputs and outputs.
+        operands: the pointer arguments, as positions in the list of the equation's inputs and outputs.
+        numbers: the arguments after the pointers: int64_t and double.
         scratch: whether the kernel takes a pointer to the equation's scratch.
         checked: whether it takes a pointer to a flag for indices out of range.
     """
@@ -78,8 +80,8 @@ class Lowering:
 
     Attributes:
         libraries: NVIDIA's libraries whose calls are candidates.
-        measured: for a problem the microseconds of each candidate, by label. The tuner fills it. For other problems the
-            first candidate is taken.
+        measured: for each problem, the microseconds of its candidates by label. The tuner fills it. The first candidate
+            is chosen for other problems.
     """
 
     target: Target
@@ -90,7 +92,7 @@ class Lowering:
         """The launches that compute an equation, in order, or the library call that does. A reshape has none.
 
         Args:
-            kernel: the candidate to take, by default the chosen one.
+            kernel: the candidate, by default the chosen one.
 
         Raises:
             DeviceError: no kernel computes it.
@@ -128,9 +130,9 @@ class Lowering:
         return (kernel or self.chosen(equation)).scratch or 0
 
     def candidates(self, equation: Equation) -> list[Candidate]:
-        """All that compute the equation: kernels, the one to prefer first, then library calls.
+        """The candidates for an equation: kernels, the one to prefer first, then library calls.
 
-        For a product with an epilogue they are the kernels of the product, or those that can pool it.
+        For a product with an epilogue they are the kernels of the product; for `conv_pool` those that pool as well.
         """
         if equation.primitive is conv_pool_p:
             product, pool = computing(equation), equation.params["body"].equations[-1]
@@ -140,7 +142,7 @@ class Lowering:
         return [*self._kernels(equation), *calls(equation, self.libraries)]
 
     def chosen(self, equation: Equation) -> Candidate:
-        """The candidate that the equation runs with: the fastest one if that is known, else the first.
+        """The candidate that the equation runs with: the fastest one if times are known, else the first.
 
         Raises:
             DeviceError: there is none.
@@ -179,7 +181,7 @@ class Lowering:
         found = block_gemms(self.target, a.type, b.type, **matmul.params)
         if not found:
             raise _no_kernel(matmul)
-        short = found[0].lengths[-1] <= SHORT
+        short = found[0].lengths[-1] <= MAX_SHORT_K
         ordered = sorted(found, key=lambda gemm: (short and not gemm.small, gemm.splits > 1))
         return [replace(gemm, splits=1) for gemm in ordered]
 
@@ -190,15 +192,15 @@ def _no_kernel(equation: Equation) -> DeviceError:
 
 
 def computing(equation: Equation) -> Equation:
-    """The equation whose kernels compute it: the product in one of PRODUCTS, else `equation` itself."""
+    """The equation whose kernels compute it: the product in one of PRODUCTS, otherwise `equation`."""
     return matmul_of(equation) if equation.primitive in PRODUCTS else equation
 
 
 def fastest(labels: Sequence[str], times: Mapping[str, float]) -> str:
-    """The label of the fastest candidate, or the first one where that is as fast within MARGIN, or none was timed."""
-    taken = [times.get(name, math.inf) for name in labels]
-    best = min(taken)
-    return labels[0 if taken[0] <= MARGIN * best else taken.index(best)]
+    """The label of the fastest candidate; the first one if it is as fast within MARGIN, or if none was timed."""
+    microseconds = [times.get(label, math.inf) for label in labels]
+    best = min(microseconds)
+    return labels[0 if microseconds[0] <= MARGIN * best else microseconds.index(best)]
 
 
 def problem(equation: Equation) -> Problem:
@@ -223,7 +225,7 @@ def _with_epilogue(plan: LaunchPlan, after: Epilogue) -> Source:
 
 
 def _plans(kernel: CudaKernel, operands: tuple[int, ...]) -> list[LaunchPlan]:
-    """The launches of a candidate; those that name no operands get all."""
+    """The launches of a candidate. A launch that names no operands gets all."""
 
     def plan(launch: CudaLaunch) -> LaunchPlan:
         source = file_source(launch.file, launch.dtypes, tuple(sorted(launch.definitions.items())))

@@ -42,7 +42,7 @@ def launch_shapes() -> dict[str, Any]:
     out = gpu.empty(equation.outputs[0].type)
     addresses = [*(x.buffer.address for x in args), out.address]
     launch = Launch(device, task)
-    rule, most = launch.shape, device.kernel(task.source, task.name).most_threads
+    rule, most = launch.shape, device.kernel(task.source, task.name).max_threads
     grid = {
         Shape((blocks * device.multiprocessors, 1, 1), (threads, 1, 1), 0): None
         for threads in THREADS

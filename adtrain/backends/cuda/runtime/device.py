@@ -1,4 +1,4 @@
-"""The GPU of this process: context, stream, memory pool, and kernels with the launch shapes that suit it."""
+"""The GPU of this process: context, stream, memory pools, and loaded kernels with their launch shapes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from adtrain.core.target import Target
 
 WARP = 32
 NON_BLOCKING = 1
-"""CU_STREAM_NON_BLOCKING: the stream does not wait for the default one, which other libraries may use."""
+"""CU_STREAM_NON_BLOCKING: the stream does not synchronize with the default stream, which other libraries may use."""
 
 DEFAULT_SHARED = 48 << 10
-"""Bytes of dynamic shared memory that a kernel gets without asking."""
+"""Bytes of dynamic shared memory that a kernel may have without opting in."""
 
 
 class Shape(NamedTuple):
-    """Of a launch."""
+    """The shape of a launch; `shared` is bytes of dynamic shared memory."""
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
@@ -41,25 +41,31 @@ class Shape(NamedTuple):
 class Device:
     """One GPU with its primary context, which other libraries of the process share, and one stream.
 
+    Attributes:
+        reserved: bytes allocated outside the pool.
+        uploads: page-locked memory that the device may still read, and the event after which it does not.
+        overlaps: whether a launch may start while the previous one ends (programmatic dependent launch).
+        shared: bytes of shared memory of a multiprocessor.
+
     Raises:
         DeviceError: the driver is missing, or finds no GPU.
     """
 
+    @translated()
     def __init__(self, ordinal: int = 0) -> None:
         try:
             cuda.init()
             self.device = cuda.Device(ordinal)
         except cuda.Error as error:
             raise DeviceError(f"device gpu: the NVIDIA driver finds no GPU ({error})") from None
-        with translated():
-            self.context = self.device.retain_primary_context()
+        self.context = self.device.retain_primary_context()
         self.context.push()
         atexit.register(self.context.pop)
         self.stream = cuda.Stream(NON_BLOCKING)
         self.pool = DeviceMemoryPool()
         self.reserved = 0
         self.host_pool = PageLockedMemoryPool()
-        self.uploads: deque[tuple[Any, Any]] = deque()  # page-locked memory, and when it has been read
+        self.uploads: deque[tuple[Any, Any]] = deque()
         capability = self.device.compute_capability()
         self.architecture = compiler.architecture(capability)
         self.overlaps = capability >= (9, 0)
@@ -76,7 +82,7 @@ class Device:
         return int(checked(driver.cuDeviceGetAttribute(attribute, checked(driver.cuDeviceGet(ordinal)))))
 
     def kernel(self, source: Source, name: str) -> Kernel:
-        """A kernel of a source, compiled and loaded when it is first asked for."""
+        """A kernel of a source, compiled and loaded at first use."""
         found = self.kernels.get((source, name))
         if found is None:
             if source not in self.sources:
@@ -84,59 +90,60 @@ class Device:
             found = self.kernels[source, name] = Kernel(self, self.sources[source], name)
         return found
 
+    @translated()
     def allocate(self, size: int) -> Any:
-        """So many bytes, whose address is `int()` of it, until nobody holds it any more.
+        """``size`` bytes from the pool. `int()` of the result is the address; they are freed with the last reference.
 
         Raises:
             OutOfMemory: there is not enough memory.
         """
-        with translated():
-            try:
-                return self.pool.allocate(max(size, 1))
-            except cuda.MemoryError:
-                raise out_of_memory(size) from None
+        try:
+            return self.pool.allocate(max(size, 1))
+        except cuda.MemoryError:
+            raise out_of_memory(size) from None
 
+    @translated()
     def reserve(self, size: int) -> Any:
-        """`allocate` for what is large and stays: exactly so many bytes, which the pool would round up.
+        """Exactly ``size`` bytes, outside the pool, which rounds up: for large memory that is kept. See `allocate`.
 
         Raises:
             OutOfMemory: there is not enough memory.
         """
-        with translated():
-            try:
-                memory = cuda.mem_alloc(max(size, 1))
-            except cuda.MemoryError:
-                raise out_of_memory(size) from None
+        try:
+            memory = cuda.mem_alloc(max(size, 1))
+        except cuda.MemoryError:
+            raise out_of_memory(size) from None
         self.reserved += size
-        weakref.finalize(memory, self._given_back, size)
+        weakref.finalize(memory, self._released, size)
         return memory
 
-    def _given_back(self, size: int) -> None:
+    def _released(self, size: int) -> None:
         self.reserved -= size
 
     def held(self) -> int:
-        """Bytes that this process has taken from the device and keeps: the most that it has needed so far."""
+        """Bytes that this process has allocated. The pool keeps freed memory, so this is the most needed so far."""
         return int(self.pool.managed_bytes) + self.reserved
 
+    @translated()
     def available(self) -> int:
-        """Bytes that are free or this process's own."""
+        """Bytes that are free or held by this process."""
         free, _ = cuda.mem_get_info()
         return int(free) + self.held()
 
+    @translated()
     def upload(self, elements: np.ndarray, address: int) -> None:
-        """Copy to the device, by way of memory from which it reads while the host goes on."""
+        """Copy to the device, through page-locked memory, so that the host need not wait."""
         if not elements.nbytes:
             return
         while self.uploads and self.uploads[0][1].query():
             self.uploads.popleft()
         staged = self.host_pool.allocate((elements.nbytes,), np.uint8)
         staged[:] = elements.reshape(-1).view(np.uint8)
-        with translated():
-            cuda.memcpy_htod_async(address, staged, self.stream)
+        cuda.memcpy_htod_async(address, staged, self.stream)
         self.uploads.append((staged, self.event()))
 
     def download(self, address: int, shape: tuple[int, ...], dtype: np.dtype) -> Callable[[], np.ndarray]:
-        """Copy from the device, behind what is on the stream; the function that is returned waits for the elements."""
+        """Copy from the device after the stream's work so far. The function that is returned waits for the elements."""
         if 0 in shape:
             return partial(np.empty, shape, dtype)
         with translated():
@@ -151,61 +158,74 @@ class Device:
 
         return wait
 
+    @translated()
     def copy(self, source: int, target: int, size: int) -> None:
+        """Copy ``size`` bytes from one address to another, on the stream."""
         if size:
-            with translated():
-                cuda.memcpy_dtod_async(target, source, size, self.stream)
+            cuda.memcpy_dtod_async(target, source, size, self.stream)
 
+    @translated()
     def synchronize(self) -> None:
-        """Wait until everything on the stream is done."""
-        with translated():
-            self.stream.synchronize()
+        """Wait for the stream."""
+        self.stream.synchronize()
 
+    @translated()
     def event(self) -> Any:
-        """The moment at which the stream gets here."""
+        """An event recorded on the stream."""
         event = cuda.Event()
         event.record(self.stream)
         return event
 
 
 class _Loaded:
-    """A cubin as two modules: PyCUDA's, which launches, and the driver API's, which answers about occupancy.
+    """A cubin loaded twice: by PyCUDA, for eager launches, and by the driver API, for occupancy and graph launches.
 
-    PyCUDA does not give out the handles of its functions.
+    PyCUDA does not expose the handles of its functions.
     """
 
+    @translated()
     def __init__(self, cubin: bytes) -> None:
         self.module = cuda.module_from_buffer(cubin)
         self.queried = checked(driver.cuModuleLoadData(cubin))
 
 
 class Kernel:
-    """A loaded kernel."""
+    """A loaded kernel.
 
+    Attributes:
+        function, queried: the function of PyCUDA, and of the driver API.
+        max_threads: threads of a block, at most.
+        shared: bytes of dynamic shared memory that a block may have.
+        shapes: the launch shapes found so far.
+    """
+
+    @translated()
     def __init__(self, device: Device, loaded: _Loaded, name: str) -> None:
         self.device = device
         self.name = name
         self.function = loaded.module.get_function(name)
         self.queried = checked(driver.cuModuleGetFunction(loaded.queried, name.encode()))
-        self.most_threads: int = self.function.get_attribute(cuda.function_attribute.MAX_THREADS_PER_BLOCK)
+        self.max_threads: int = self.function.get_attribute(cuda.function_attribute.MAX_THREADS_PER_BLOCK)
         self.shared = DEFAULT_SHARED
         self.shapes: dict[WorkSize, Shape] = {}
 
     def shape(self, size: WorkSize) -> Shape:
-        """The launch that suits so much work on this device."""
+        """The launch shape for an amount of work on this device."""
         found = self.shapes.get(size)
         if found is None:
             found = self.shapes[size] = self._strided(size) if size.elements else self._blocks(size)
         return found
 
     def at_once(self, shape: Shape) -> int:
-        """Blocks that one multiprocessor runs at once."""
+        """Blocks that are resident on one multiprocessor at once."""
         threads = prod(shape.block)
         return int(checked(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.queried, threads, shape.shared)))
 
     def _strided(self, size: WorkSize) -> Shape:
-        """Blocks of the size that keeps most threads on a multiprocessor, smaller where the elements would not reach
-        all multiprocessors; and no more blocks than run at once, as a thread goes on to further elements."""
+        """The shape for a grid-stride loop: blocks of the best occupancy, at most as many as are resident at once.
+
+        Blocks are smaller where there are too few elements for all multiprocessors.
+        """
         processors = self.device.multiprocessors
         threads = min(self._best_threads(0), _warps(-(-size.elements // processors)))
         at_once = self.at_once(Shape((1, 1, 1), (threads, 1, 1), 0))
@@ -215,14 +235,14 @@ class Kernel:
     def _blocks(self, size: WorkSize) -> Shape:
         self._allow(size.shared)
         wanted = self._best_threads(size.shared) if size.threads is None else _warps(size.threads)
-        return Shape(size.blocks, (min(wanted, self.most_threads), 1, 1), size.shared)
+        return Shape(size.blocks, (min(wanted, self.max_threads), 1, 1), size.shared)
 
     def spread(self, shape: Shape) -> Shape | None:
-        """The launch in a form that may start early, or None.
+        """The shape for a launch that may start before the previous kernel has ended; None if it should not.
 
-        Blocks that come while the kernel before is ending fill those multiprocessors that are done with it, one after
-        the other; where more fit on each than its share, the others then have nothing to do. Blocks of which one or two
-        are a share ask for so much shared memory that no more fit.
+        Blocks that start early all go to the multiprocessors that are free first. If more fit there than an even share,
+        others stay idle. With an even share of one or two blocks, each block gets so much dynamic shared memory that no
+        more fit; with a larger one the launch does not start early.
         """
         processors, blocks, at_once = self.device.multiprocessors, prod(shape.grid), self.at_once(shape)
         share = -(-blocks // processors)
@@ -234,14 +254,14 @@ class Kernel:
         self._allow(shared)
         return shape._replace(shared=shared)
 
+    @translated()
     def _allow(self, shared: int) -> None:
-        """Let blocks have so many bytes of shared memory."""
+        """Let a block have ``shared`` bytes of dynamic shared memory."""
         if shared <= self.shared:
             return
-        with translated():
-            self.function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
-        most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        checked(driver.cuFuncSetAttribute(self.queried, most, shared))
+        self.function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        checked(driver.cuFuncSetAttribute(self.queried, attribute, shared))
         self.shared = shared
 
     def _best_threads(self, shared: int) -> int:

@@ -1,4 +1,4 @@
-"""What the driver reports, as errors that say what to do."""
+"""Errors of the CUDA driver as DeviceError, DeviceFault and OutOfMemory, in one line each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from adtrain.core.errors import DeviceError, DeviceFault, OutOfMemory
 
 
 def checked(answer: tuple[Any, ...]) -> Any:
-    """The results of a call of the driver's API.
+    """The results of a call of the driver API by cuda-bindings.
 
     Raises:
         DeviceError: it failed.
@@ -28,11 +28,11 @@ def checked(answer: tuple[Any, ...]) -> Any:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Errors of PyCUDA in this block as ours.
+    """Translates errors of PyCUDA; a context manager, or a decorator.
 
     Raises:
-        DeviceFault: a kernel failed, now or earlier; the device can do nothing more for this process.
-        DeviceError: anything else.
+        DeviceFault: a kernel failed, now or earlier. This process cannot use the device any more.
+        DeviceError: any other error.
     """
     try:
         yield
@@ -40,8 +40,9 @@ def translated() -> Iterator[None]:
         raise _failure(str(error).partition(":")[2].strip() or str(error)) from None
 
 
+@translated()
 def out_of_memory(needed: int) -> OutOfMemory:
-    """The error of a request for so many bytes."""
+    """The error of an allocation of ``needed`` bytes."""
     free, total = cuda.mem_get_info()
     return OutOfMemory(f"device gpu: out of memory: {mib(needed)} more needed, {mib(free)} of {mib(total)} free")
 
@@ -51,7 +52,7 @@ def mib(size: int) -> str:
 
 
 FAULTS = ("illegal", "misaligned", "launch failed", "launch timed out", "hardware", "assert", "invalid program", "trap")
-"""What is in the names of errors after which a context is of no use."""
+"""Words in the names of errors after which the context cannot be used."""
 
 
 def _failure(text: str) -> DeviceError:

@@ -1,4 +1,4 @@
-"""CUDA graphs: launches recorded once, and then started together by one call."""
+"""CUDA graphs: launches captured from a stream once, then launched by one call."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from cuda.bindings import driver
 
 from adtrain.backends.cuda.runtime.errors import checked
 
-MOST = 8
-"""Recordings that are kept, the ones used last."""
+MAX_GRAPHS = 8
+"""Graphs that are kept: the most recently used."""
 
 
 class Graphs:
-    """Recordings of work on a stream, by what tells them apart: the addresses that the work was recorded with."""
+    """Graphs of work on a stream, by a key that includes the addresses that the work uses."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = driver.CUstream(stream.handle)
         self.recorded: OrderedDict[Hashable, Any] = OrderedDict()
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Do ``work``, which only puts launches and copies on the stream, by its recording.
+        """Launch the graph of ``work``. A new one is captured from ``work()``, which launches and copies on the stream.
 
         Raises:
-            DeviceError: it cannot be recorded.
+            DeviceError: it cannot be captured.
         """
         graph = self.recorded.get(key)
         if graph is None:
-            if len(self.recorded) == MOST:
+            if len(self.recorded) == MAX_GRAPHS:
                 _, oldest = self.recorded.popitem(last=False)
                 checked(driver.cuStreamSynchronize(self.stream))  # it may still run
                 checked(driver.cuGraphExecDestroy(oldest))
@@ -42,14 +42,14 @@ class Graphs:
 
     def _record(self, work: Callable[[], None]) -> Any:
         collecting = gc.isenabled()
-        gc.disable()  # what it frees could not be waited for
+        gc.disable()  # freeing memory may synchronize, which ends the capture
         try:
             mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
             checked(driver.cuStreamBeginCapture(self.stream, mode))
             try:
                 work()
             except BaseException:
-                driver.cuStreamEndCapture(self.stream)  # what it says is a consequence
+                driver.cuStreamEndCapture(self.stream)  # its error follows from the first one
                 raise
             graph = checked(driver.cuStreamEndCapture(self.stream))
         finally:
@@ -61,7 +61,7 @@ class Graphs:
 
 
 class Marks:
-    """The moments between ``count`` pieces of work on a stream, in a recording or not."""
+    """Events that time ``count`` consecutive pieces of work on a stream, eager or in a graph."""
 
     def __init__(self, stream: Any, count: int) -> None:
         self.stream = driver.CUstream(stream.handle)
@@ -69,24 +69,24 @@ class Marks:
         self.next_one = 0
 
     def begin(self) -> None:
-        """The first piece of work comes next."""
+        """Call before the first piece of work."""
         self.next_one = 0
         self.record()
-        self.record()  # what lies between these two is the time that a mark takes
+        self.record()  # the time between these two is that of an event
 
     def record(self) -> None:
-        """The next moment is when the stream gets here."""
-        external = driver.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL  # so that it can be read outside the recording
+        """Call after each piece of work."""
+        external = driver.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL  # an event of a graph that can be queried
         checked(driver.cuEventRecordWithFlags(self.events[self.next_one], self.stream, external))
         self.next_one += 1
 
     def seconds(self) -> list[float]:
-        """The time of each piece of work, without the marks' own; the stream has passed them all."""
+        """Seconds of each piece of work, without the events' own time. The stream must have passed all events."""
         own, *found = (checked(driver.cuEventElapsedTime(a, b)) * 1e-3 for a, b in pairwise(self.events))
         return [max(elapsed - own, 0.0) for elapsed in found]
 
 
 def recording(stream: Any) -> bool:
-    """Whether what is put on a stream still becomes part of a recording; whatever waits for the device ends it."""
+    """Whether a stream is being captured. An operation that waits for the device ends a capture."""
     status = checked(driver.cuStreamIsCapturing(driver.CUstream(stream.handle)))
     return bool(status == driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE)

@@ -1,4 +1,4 @@
-"""Launches: a task on a device, alone or as a part of a recording."""
+"""Launches of a `LaunchPlan` on a device, eagerly or captured in a graph."""
 
 from __future__ import annotations
 
@@ -13,30 +13,41 @@ from adtrain.backends.cuda.runtime.errors import checked, translated
 from adtrain.core.backend import KernelRun
 
 ARGUMENTS_END, ARGUMENTS_AT, ARGUMENTS_SIZE = 0, 1, 2
-"""CU_LAUNCH_PARAM_END, _BUFFER_POINTER and _BUFFER_SIZE: a kernel's arguments as they lie in memory."""
+"""CU_LAUNCH_PARAM_END, _BUFFER_POINTER and _BUFFER_SIZE: kernel arguments packed in one buffer."""
 
 
 class Launch:
-    """A task on a device, which only lacks its addresses."""
+    """A plan with its loaded kernel and launch shape. Only the addresses are open.
 
-    def __init__(self, device: Device, task: LaunchPlan) -> None:
-        kernel = device.kernel(task.source, task.name)
-        self.task = task
+    Attributes:
+        early: the shape of a launch that may start before the previous kernel has ended, or None; see `Kernel.spread`.
+        format: the types of the arguments, for `struct`.
+    """
+
+    def __init__(self, device: Device, plan: LaunchPlan) -> None:
+        kernel = device.kernel(plan.source, plan.name)
+        self.plan = plan
         self.stream = device.stream
-        self.operands = task.operands
-        self.scratch, self.checked = task.scratch, task.checked
-        self.numbers = task.numbers
-        self.empty = task.size.empty
+        self.operands = plan.operands
+        self.scratch, self.checked = plan.scratch, plan.checked
+        self.numbers = plan.numbers
+        self.empty = plan.size.empty
         if self.empty:
             return
-        self.shape = kernel.shape(task.size)
+        self.shape = kernel.shape(plan.size)
         self.early = kernel.spread(self.shape) if device.overlaps else None
         self.function, self.queried = kernel.function, kernel.queried
-        numbers = "".join("d" if isinstance(x, float) else "q" for x in task.numbers)
-        self.format = "P" * len(task.operands) + numbers + "P" * (task.scratch + task.checked)
+        numbers = "".join("d" if isinstance(x, float) else "q" for x in plan.numbers)
+        self.format = "P" * len(plan.operands) + numbers + "P" * (plan.scratch + plan.checked)
 
     def __call__(self, addresses: list[int], scratch: int, flag: int) -> None:
-        """Put the launch on the stream; ``addresses`` are those of the equation's inputs and outputs."""
+        """Launch on the stream.
+
+        Args:
+            addresses: those of the equation's inputs and outputs.
+            scratch: the address of its scratch memory.
+            flag: the address of its flag for indices out of range.
+        """
         if self.empty:
             return
         function = self.function
@@ -49,16 +60,16 @@ class Launch:
 
     @property
     def ran(self) -> KernelRun:
-        """What runs, and in which shape."""
-        source, (grid, block, shared) = self.task.source, self.shape
+        """The kernel's name, file and macros, and the launch shape."""
+        source, (grid, block, shared) = self.plan.source, self.shape
         tunables = [option.removeprefix("-D") for option in source.options if option.startswith("-D")]
-        name = " ".join([self.task.name, source.name, *tunables])
+        name = " ".join([self.plan.name, source.name, *tunables])
         return KernelRun(name, {"grid": list(grid), "block": list(block), "shared_bytes": shared})
 
     def record(self, addresses: list[int], scratch: int, flag: int) -> None:
-        """Put the launch into the recording of the stream, so that its blocks start while the kernel before it ends.
+        """Launch on the stream while it is captured, with programmatic dependent launch (PTX: griddepcontrol).
 
-        PyCUDA has no launch attributes.
+        It takes the driver API, as PyCUDA has no launch attributes.
         """
         if self.empty:
             return

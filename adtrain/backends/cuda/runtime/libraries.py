@@ -1,4 +1,4 @@
-"""Which of NVIDIA's libraries are installed, asked of the libraries themselves."""
+"""The versions of NVIDIA's installed libraries, as the libraries report them."""
 
 from __future__ import annotations
 

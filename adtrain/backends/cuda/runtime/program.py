@@ -1,4 +1,4 @@
-"""Programs on the GPU: their kernels recorded as one CUDA graph, in memory laid out beforehand."""
+"""Programs on the GPU: kernels captured in a CUDA graph, on memory that is laid out in advance."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from adtrain.core.types import ArrayType
 if TYPE_CHECKING:
     from adtrain.backends.cuda.backend import Buffer, CudaBackend
 
-STEPS_AT_ONCE = 10
-"""Runs in a row that one graph holds: between them, too, a kernel's launch overlaps the end of the one before."""
+RUNS_PER_GRAPH = 10
+"""Consecutive runs in one graph, so that launches overlap from one run to the next as well."""
 
 
 class LibraryLaunch:
-    """A library's call on a device's stream; see `Launch`.
+    """A library call on a device's stream; see `Launch`.
 
-    Raises DeviceError (when made): the library has no such call, or cannot be loaded.
+    Raises:
+        DeviceError: the library does not offer the call, or cannot be loaded.
     """
 
     checked = empty = False
@@ -42,22 +43,26 @@ class LibraryLaunch:
         self.ran = KernelRun(call.label, {})
 
     def __call__(self, addresses: list[int], scratch: int, flag: int) -> None:
-        """Put the call's work on the stream, or into its recording."""
+        """Enqueue the call's work on the stream, which may be captured."""
         self.call.enqueue(addresses, scratch, self.stream)
 
     record = __call__
 
 
 class Runnable:
-    """An equation's launches on a device, by the chosen candidate or a certain one.
+    """An equation's launches on a device.
 
-    Raises DeviceError (when made): there is no kernel for it.
+    Args:
+        kernel: the candidate, by default the chosen one.
+
+    Raises:
+        DeviceError: there is no kernel for it.
     """
 
     def __init__(self, device: Device, lowering: Lowering, equation: Equation, kernel: Candidate | None = None) -> None:
         self.launches = [
-            LibraryLaunch(device, task) if isinstance(task, LibraryCall) else Launch(device, task)
-            for task in lowering.launches(equation, kernel)
+            LibraryLaunch(device, plan) if isinstance(plan, LibraryCall) else Launch(device, plan)
+            for plan in lowering.launches(equation, kernel)
         ]
         self.scratch = lowering.scratch(equation, kernel)
         self.checked = any(launch.checked for launch in self.launches)
@@ -68,7 +73,7 @@ class Runnable:
             launch(addresses, memory, flag)
 
     def record(self, addresses: list[int], memory: int, flag: int) -> None:
-        """Put the launches into the recording of the stream."""
+        """Launch on the stream while it is captured."""
         for launch in self.launches:
             launch.record(addresses, memory, flag)
 
@@ -85,14 +90,14 @@ class CudaProgram:
         self.prefetched = [backend.empty(v.type) for v in layout.inputs[len(program.inputs) :]]
         self.owned = {at: backend.empty(layout.outputs[at].type) for at in layout.owned}
         outputs = [self.owned[at].address if at in self.owned else 0 for at in range(len(layout.outputs))]
-        # By number; those of the Program's inputs are filled in before each run.
+        # By address number; see `Layout`. Those of the Program's inputs are set before each run.
         self.addresses = [0] * len(program.inputs)
         self.addresses += [buffer.address for buffer in (*self.prefetched, *self.constants)]
         self.addresses += [*outputs, *(self.base + byte for byte in layout.arena)]
 
         equations = dict.fromkeys(step.equation for steps, _ in layout.runs(2) for step in steps)
         found = [
-            task.source for e in equations for task in backend.lowering.launches(e) if isinstance(task, LaunchPlan)
+            plan.source for e in equations for plan in backend.lowering.launches(e) if isinstance(plan, LaunchPlan)
         ]
         for _ in compiler.compile_all(dict.fromkeys(found), self.device.architecture):
             pass
@@ -112,8 +117,8 @@ class CudaProgram:
         self, buffers: list[Buffer], timed: bool = False, times: int = 1
     ) -> tuple[Sequence[Buffer], Sequence[float]]:
         for i in self.layout.overwritten:
-            # Held by the list and by getrefcount; its memory by it and by getrefcount. Whoever else holds it must not
-            # see it change.
+            # References: the list and getrefcount's argument. With more, the buffer or its memory is used elsewhere
+            # and must not change.
             if getrefcount(buffers[i]) > 2 or getrefcount(buffers[i].memory) > 2:
                 buffers[i] = self._copy(buffers[i])
         for i, buffer in enumerate(buffers):
@@ -123,8 +128,8 @@ class CudaProgram:
         if timed:
             seconds = self._timed(key)
         else:
-            many, single = divmod(times, STEPS_AT_ONCE)
-            for at_once, runs in ((STEPS_AT_ONCE, many), (1, single)):
+            many, single = divmod(times, RUNS_PER_GRAPH)
+            for at_once, runs in ((RUNS_PER_GRAPH, many), (1, single)):
                 for _ in range(runs):
                     self.graphs.run((key, at_once), partial(self._record, at_once))
         fresh = {at: self._copy(self.owned[at]) for where, at, _ in self.results if where == "output"}
@@ -132,10 +137,10 @@ class CudaProgram:
         return [_shaped(sources[where][at], shape) for where, at, shape in self.results], seconds
 
     def _record(self, times: int, after_each: Callable[[], None] | None = None) -> None:
-        """Put so many runs into the recording of the stream.
+        """Enqueue ``times`` runs on the stream while it is captured.
 
         Raises:
-            DeviceError: an equation, which it names, cannot be recorded.
+            DeviceError: an equation, which it names, cannot be captured.
         """
         addresses = list(self.addresses)
         for steps, swaps in self.layout.runs(times):
@@ -156,7 +161,7 @@ class CudaProgram:
                 self.device.copy(addresses[read], addresses[written], size)
 
     def _timed(self, key: tuple[int, ...]) -> Sequence[float]:
-        """Run once; the time of each equation by the device's clock."""
+        """Run once. Returns the seconds of each equation, by events on the device."""
         if self.marks is None:
             self.marks = Marks(self.device.stream, len(self.equations))
         marks = self.marks

@@ -1,4 +1,4 @@
-"""What the GPUs are and what drives them, as `adtrain devices` shows it: what decides how fast they can be."""
+"""The properties of the GPUs and the versions of their software, as `adtrain devices` shows them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ import pycuda.driver as cuda
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.runtime import libraries
 from adtrain.backends.cuda.runtime.device import Device
+from adtrain.backends.cuda.runtime.errors import translated
 from adtrain.backends.cuda.vendor import Library
 
 
+@translated()
 def properties(device: Device, candidates: Sequence[Library]) -> dict[str, Any]:
-    """Sizes in bytes, clocks in MHz, versions as text and None where something is missing.
+    """Sizes in bytes, clocks in MHz, and versions as text, None where something is missing.
 
-    ``devices`` are all GPUs of the machine, of which ``device`` is the first; the rest is what they share.
-    ``candidates`` names the libraries that compute operations where they are faster.
+    ``devices`` has an entry for each GPU of the machine, ``device`` first. ``candidates`` names the libraries whose
+    calls are candidates.
     """
     found = [_describe(cuda.Device(ordinal)) for ordinal in range(cuda.Device.count())]
     found[0]["free_bytes"], _ = cuda.mem_get_info()
@@ -39,40 +41,39 @@ def properties(device: Device, candidates: Sequence[Library]) -> dict[str, Any]:
     }
 
 
+@translated()
 def identity(device: Device) -> str:
-    """The GPU and its driver."""
+    """The names of the GPU and its driver."""
     major, minor = device.device.compute_capability()
     driver = libraries.driver() or libraries.cuda_version(cuda.get_driver_version())
     return f"{device.device.name()}, compute capability {major}.{minor}, driver {driver}"
 
 
+@translated()
 def _describe(about: Any) -> dict[str, Any]:
-    """One GPU; ``free_bytes`` is known of the one in use alone."""
+    """One GPU; ``free_bytes`` is known only for the one in use."""
     major, minor = about.compute_capability()
 
-    def read(name: str) -> int:
-        value: int = about.get_attribute(getattr(cuda.device_attribute, name))
-        return value
-
+    read, attribute = about.get_attribute, cuda.device_attribute
     return {
         "name": about.name(),
         "capability": f"{major}.{minor}",
-        "multiprocessors": read("MULTIPROCESSOR_COUNT"),
+        "multiprocessors": read(attribute.MULTIPROCESSOR_COUNT),
         "memory_bytes": about.total_memory(),
         "free_bytes": None,
-        "shared_bytes_per_multiprocessor": read("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
-        "registers_per_multiprocessor": read("MAX_REGISTERS_PER_MULTIPROCESSOR"),
-        "l2_bytes": read("L2_CACHE_SIZE"),
-        "clock_mhz": read("CLOCK_RATE") / 1000,
-        "memory_clock_mhz": read("MEMORY_CLOCK_RATE") / 1000,
+        "shared_bytes_per_multiprocessor": read(attribute.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR),
+        "registers_per_multiprocessor": read(attribute.MAX_REGISTERS_PER_MULTIPROCESSOR),
+        "l2_bytes": read(attribute.L2_CACHE_SIZE),
+        "clock_mhz": read(attribute.CLOCK_RATE) / 1000,
+        "memory_clock_mhz": read(attribute.MEMORY_CLOCK_RATE) / 1000,
     }
 
 
 def _toolkit() -> str | None:
-    """The version of the CUDA toolkit whose nvcc is found, "13.0"."""
+    """The version of the CUDA toolkit whose nvcc is on the PATH, "13.0"."""
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         return None
-    told = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
-    version = re.search(r"release ([\d.]+)", told)
+    output = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
+    version = re.search(r"release ([\d.]+)", output)
     return version[1] if version else None

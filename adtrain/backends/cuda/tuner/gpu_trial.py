@@ -38,6 +38,7 @@ class GpuBench:
     def trials(self, equation: Equation) -> Sequence[GpuTrial]:
         return [GpuTrial(self, equation, gradients) for gradients in (False, True)]
 
+    @translated()
     def finish(self) -> None:
         self.device.pool.free_held()
         self.device.host_pool.free_held()

@@ -30,26 +30,26 @@ class Trial(Protocol):
     """The candidates for one equation, run on the same arguments."""
 
     def expected(self) -> Sequence[np.ndarray]:
-        """The right results, or parts of them, computed by the NumPy reference in float64."""
+        """The right results, or parts of them: of the NumPy reference in float64."""
         ...
 
     def results(self, kernel: Candidate) -> Sequence[np.ndarray]:
-        """The same parts as the candidate computes them. Its outputs are NaN (integers: -1) before it runs.
+        """The same parts of the candidate's results. Its outputs and scratch hold NaN (integers: -1) before it runs.
 
         Raises:
-            NotOffered: there is no such candidate.
-            DeviceFault: the kernel crashed; the device cannot be used any more.
-            AdtrainError: it does not compile or cannot be launched.
+            NotOffered: the library does not offer the candidate.
+            DeviceFault: the kernel crashed. This process cannot use the device any more.
+            AdtrainError: it does not compile, or cannot be launched.
         """
         ...
 
     def microseconds(self, kernel: Candidate) -> float:
-        """One launch, as the mean of many consecutive ones."""
+        """The mean time of consecutive launches."""
         ...
 
 
 def measure(equation: Equation, kernels: Sequence[Candidate], trials: Sequence[Trial]) -> Mapping[str, float]:
-    """The microseconds of a launch of each right candidate, by label: the median over rounds of the mean over trials.
+    """Microseconds by label, of the candidates that are right: the median over rounds of the mean over trials.
 
     A candidate whose results are wrong in any trial is left out, with a warning that names it.
     """

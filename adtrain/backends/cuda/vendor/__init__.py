@@ -1,6 +1,6 @@
-"""NVIDIA's own libraries as candidates beside our kernels, where they are installed (`pip install adtrain[vendor]`).
+"""Calls of NVIDIA's libraries as candidates beside kernels, where they are installed (`pip install adtrain[vendor]`).
 
-Neither is imported before a candidate of it is measured, or has been measured as the fastest one.
+A library is imported only to measure its candidates, or to run one that was measured to be the fastest.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from adtrain.backends.cuda.vendor.cudnn import Cudnn
 __all__ = ["Library", "LibraryCall", "NotOffered", "calls", "installed"]
 
 BINDINGS: dict[str, tuple[str, Callable[[str], Library]]] = {"cublasLt": ("nvmath", Cublas), "cudnn": ("cudnn", Cudnn)}
-"""By library: the package that calls it, and what stands for it here."""
+"""By library: the Python package that calls it, and the source of candidates."""
 
 
 def installed() -> list[Library]:
-    """The libraries that are there, each with its Python package."""
+    """The libraries that are installed together with their Python packages."""
     found: list[Library] = []
     for name, (package, library) in BINDINGS.items():
         version = libraries.version(name) if find_spec(package) else None

@@ -1,4 +1,4 @@
-"""How a call of a library stands beside a kernel: as a candidate, and as work that is put on a stream."""
+"""Library calls as candidates, and as work on a stream."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from adtrain.passes.arena import ALIGNMENT
 from adtrain.passes.plan_memory import nbytes
 
 CHOICES = 3
-"""Of a library's ways to compute something, the ones it ranks first, so many are candidates."""
+"""Candidates of a library for one problem: the algorithms that it ranks first."""
 
 WORKSPACE = 32 << 20
-"""Bytes that a call may need beside a copy of each of its operands."""
+"""Bytes of workspace that a call may need, in addition to a copy of each operand."""
 
 WORKSPACE_ALIGNMENT = 256
-"""Of a workspace's address, in bytes."""
+"""Bytes that a workspace's address is a multiple of."""
 
 
 class NotOffered(DeviceError):
-    """The library has no such choice for the problem."""
+    """The library offers fewer algorithms for the problem."""
 
 
 class Plan(NamedTuple):
-    """One way to compute an operation, made ready.
+    """One algorithm for a problem, ready to run.
 
     Attributes:
-        workspace: bytes of device memory for its own use.
-        enqueue: puts the work on a stream, which may be recording: given the addresses of the equation's inputs and
-            outputs, that of the workspace, and the stream's handle.
+        workspace: bytes of device memory that it needs.
+        enqueue: puts the work on a stream, which may be captured. Arguments: the addresses of the equation's inputs and
+            outputs, the address of the workspace, and the stream's handle.
     """
 
     workspace: int
@@ -43,25 +43,25 @@ class Library(Protocol):
     """A library that computes some equations."""
 
     name: str
-    """With its version: measured times hold for it alone."""
+    """Name and version, for which measured times are valid."""
 
     def problem(self, equation: Equation) -> Hashable | None:
-        """What the library is asked to compute; None where it does not compute the equation as precisely as asked."""
+        """A key of the problem; None where the library does not compute the equation in the requested precision."""
         ...
 
     def plan(self, equation: Equation, choice: int) -> Plan:
-        """The library's ``choice``-th way, by its own ranking, made once for each problem.
+        """The algorithm at position ``choice`` of the library's ranking. A problem's plans are made once.
 
         Raises:
-            NotOffered: it has fewer.
-            DeviceError: it cannot be loaded, or fails.
+            NotOffered: the ranking is shorter.
+            DeviceError: the library cannot be loaded, or fails.
         """
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class LibraryCall:
-    """A candidate for an equation, beside `CudaKernel`."""
+    """A candidate for an equation: a plan of a library. See `CudaKernel` for the other kind."""
 
     library: Library
     equation: Equation
@@ -73,7 +73,7 @@ class LibraryCall:
 
     @property
     def scratch(self) -> int:
-        """Bytes of the equation's scratch, which is aligned less than a workspace is."""
+        """Bytes of the equation's scratch: the workspace, and what it takes to align it, as scratch is aligned less."""
         workspace = self.library.plan(self.equation, self.choice).workspace
         return workspace + WORKSPACE_ALIGNMENT - ALIGNMENT if workspace else 0
 
@@ -81,7 +81,7 @@ class LibraryCall:
         """Make the library's plan.
 
         Raises:
-            NotOffered: there is none.
+            NotOffered: see `Library.plan`.
             DeviceError: the library cannot be loaded, or fails.
         """
         self.library.plan(self.equation, self.choice)
@@ -90,7 +90,7 @@ class LibraryCall:
         """Put the work on a stream.
 
         Raises:
-            DeviceError: the library refuses.
+            DeviceError: the library fails.
         """
         with translated(self.library):
             workspace = -(-scratch // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
@@ -98,7 +98,7 @@ class LibraryCall:
 
 
 def calls(equation: Equation, libraries: Sequence[Library]) -> list[LibraryCall]:
-    """The candidates that libraries have for an equation."""
+    """The candidates of the libraries for an equation."""
     if not all(v.size for v in (*equation.inputs, *equation.outputs)):
         return []
     able = [library for library in libraries if library.problem(equation) is not None]
@@ -106,17 +106,17 @@ def calls(equation: Equation, libraries: Sequence[Library]) -> list[LibraryCall]
 
 
 def workspace_limit(equation: Equation) -> int:
-    """Bytes of workspace, at most: each operand may be laid out anew."""
+    """The most bytes of workspace: a call may convert the layout of each operand."""
     return WORKSPACE + sum(map(nbytes, (*equation.inputs, *equation.outputs)))
 
 
 @contextmanager
 def translated(library: Library) -> Iterator[None]:
-    """Whatever a library's package raises, as an error of ours in a line."""
+    """Translates what a library's package raises to DeviceError, in one line."""
     try:
         yield
     except AdtrainError:
         raise
-    except Exception as error:  # each package has its own, without a common base
+    except Exception as error:  # each package has errors of its own, without a common base
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DeviceError(f"device gpu: {library.name}: {first}") from None

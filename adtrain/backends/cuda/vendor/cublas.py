@@ -1,4 +1,4 @@
-"""Matrix products by cuBLASLt, called through the bindings of nvmath-python."""
+"""Matrix products by cuBLASLt, through the bindings of nvmath-python."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ COMPUTE = {
     ("float32", "bfloat16"): "COMPUTE_32F_FAST_16BF",
     ("float64", "full"): "COMPUTE_64F",
 }
-"""cuBLAS's type of computation, by element type and precision. COMPUTE_32F rounds no operand; the fast ones allow
-rounding, and do not say that there is any."""
+"""cublasComputeType_t by element type and precision. COMPUTE_32F rounds no operand; the FAST types permit rounding."""
 
 KINDS = {"float32": "CUDA_R_32F", "float64": "CUDA_R_64F"}
 NOT_SUPPORTED = "NOT_SUPPORTED"
-"""In cuBLAS's answer where it has no way to compute something."""
+"""In the message of cuBLAS's error where it has no algorithm for a problem."""
 
 
 class Matrices(NamedTuple):
-    """Matrices as cuBLAS sees them, column after column: ours, which lie row after row, are these transposed."""
+    """Column-major matrices, as cuBLAS takes them. A row-major matrix is the transpose of one."""
 
     rows: int
     columns: int
@@ -47,7 +46,7 @@ class Matrices(NamedTuple):
 
 
 class Gemm(NamedTuple):
-    """What cuBLAS is asked for: D = op(X) op(Y) in columns, which is our C = op(A) op(B) in rows with X = B, Y = A."""
+    """D = op(X) op(Y), column-major. With X = B and Y = A it is C = op(A) op(B), row-major."""
 
     dtype: str
     compute: str
@@ -58,13 +57,13 @@ class Gemm(NamedTuple):
 
 
 def matrices(shape: Sequence[int]) -> Matrices:
-    """Row-major arrays of this shape."""
+    """A row-major array of this shape, (..., m, n), as column-major matrices."""
     *batch, columns, rows = shape
     return Matrices(rows, columns, math.prod(batch))
 
 
 class Cublas:
-    """cuBLASLt as a source of candidates; see `call.Library`. Handle, layouts and preferences are kept."""
+    """cuBLASLt as a source of candidates; see `call.Library`. Its handle, layouts and preferences are never freed."""
 
     def __init__(self, version: str) -> None:
         self.name = f"cublasLt {version}"
@@ -89,7 +88,7 @@ class Cublas:
             with translated(self):
                 found = self.plans[gemm] = self._plans(gemm, workspace_limit(equation))
         if choice >= len(found):
-            raise NotOffered(f"{self.name} has {len(found)} ways to compute it")
+            raise NotOffered(f"{self.name} has {len(found)} algorithms for it")
         return found[choice]
 
     @cached_property

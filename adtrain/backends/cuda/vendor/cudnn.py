@@ -1,4 +1,4 @@
-"""Convolutions and their gradients by cuDNN, called through its own Python front end."""
+"""Convolutions and their gradients by cuDNN, through its Python front end."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ OPERATIONS = {
     "conv2d_input_grad": ("conv_dgrad", "loss", "filter"),
     "conv2d_weight_grad": ("conv_wgrad", "image", "loss"),
 }
-"""By primitive: cuDNN's operation, and what it calls the two inputs."""
+"""By primitive: cuDNN's operation, and its names of the two inputs."""
 
 LESS_EXACT = ("conv2d_weight_grad",)
-"""What is not asked for in float32: every engine that may be taken had three times the error of a chain of
-multiply-adds."""
+"""Primitives that cuDNN does not compute in float32: all permitted engines had three times the error of sequential
+float32 FMA sums."""
 
 ALWAYS = ("DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION", "NONDETERMINISTIC")
 REFUSED = {"full": (*ALWAYS, "TENSOR_CORE", "WINOGRAD", "FFT"), "tf32": ALWAYS}
-"""By precision, what an engine may not do. float32 on tensor cores is tf32, nothing rounds float32 to bfloat16, and
-sums of transformed images are less exact than multiply-adds."""
+"""By precision: the numerical notes of engines that are not used. float32 on tensor cores is tf32, no engine rounds
+float32 to bfloat16, and Winograd and FFT are less exact than FMA sums."""
 
 UIDS = (1, 2, 3)
-"""The numbers of the inputs and the output in a graph."""
+"""The unique ids of the inputs and the output in a graph."""
 
 
 class Convolution(NamedTuple):
-    """What cuDNN is asked for: the primitive, the shapes of its inputs and output, the window, and the precision."""
+    """A problem: the primitive, the shapes of its inputs and output, the window, and the precision."""
 
     primitive: str
     shapes: tuple[tuple[int, ...], ...]
@@ -41,7 +41,7 @@ class Convolution(NamedTuple):
 
 
 class Cudnn:
-    """cuDNN as a source of candidates; see `call.Library`. Handle and graphs are kept."""
+    """cuDNN as a source of candidates; see `call.Library`. Its handle and graphs are never freed."""
 
     def __init__(self, version: str) -> None:
         self.name = f"cudnn {version}"
@@ -67,7 +67,7 @@ class Cudnn:
                 self.graphs[convolution] = graph
             found = graph.plan(choice)
         if found is None:
-            raise NotOffered(f"{self.name} has {len(graph.plans)} ways to compute it")
+            raise NotOffered(f"{self.name} has {len(graph.plans)} algorithms for it")
         return found
 
     @cached_property
@@ -82,7 +82,7 @@ class Cudnn:
 
 
 class _Graph:
-    """A convolution as a graph of cuDNN's, and those of its plans that have been built."""
+    """A convolution as a cuDNN graph, and its execution plans that have been built."""
 
     def __init__(self, cudnn: Any, handle: Any, convolution: Convolution, workspace: int) -> None:
         self.cudnn, self.handle = cudnn, handle
@@ -120,14 +120,14 @@ class _Graph:
             self.count = 0
 
     def plan(self, choice: int) -> Plan | None:
-        """The plan that is the ``choice``-th of those that may be used, None where there are not so many."""
+        """The plan at position ``choice`` of the usable ones; None if there are fewer."""
         while len(self.plans) <= choice and self.next < self.count:
             index, self.next = self.next, self.next + 1
             try:
                 self.graph.build_plan_at_index(index)
                 size = int(self.graph.get_workspace_size_plan_at_index(index))
             except (self.cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError):
-                continue  # refused above, or not for this device
+                continue  # deselected above, or not supported by this device
             if size <= self.workspace:
                 self.plans.append(Plan(size, partial(self._enqueue, index)))
         return self.plans[choice] if choice < len(self.plans) else None
@@ -139,5 +139,5 @@ class _Graph:
 
 
 def strides(shape: Sequence[int]) -> list[int]:
-    """Elements from one index to the next along each axis of a contiguous array."""
+    """The strides of a contiguous array, in elements."""
     return [prod(shape[axis + 1 :]) for axis in range(len(shape))]
