@@ -131,7 +131,7 @@ def is_acyclic(groups: Groups, merged: set[int]) -> bool:
 
 @quickly
 @given(graphs.graphs(), st.data())
-def test_groups_merge_wherever_that_makes_no_cycle_and_nowhere_else(graph: Any, data: Any) -> None:
+def test_groups_merge_exactly_where_no_cycle_arises(graph: Any, data: Any) -> None:
     program = program_of(graph)
     groups = Groups(program)
     for _ in range(data.draw(st.integers(0, 12))):

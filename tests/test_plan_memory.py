@@ -28,7 +28,7 @@ def odd_sizes(equation: Equation) -> int:
 
 @quickly
 @given(graphs.graphs())
-def test_plans_of_random_programs_hold(graph: Any) -> None:
+def test_plans_of_random_programs_are_valid(graph: Any) -> None:
     for program in in_all_forms(program_of(graph)):
         for donated in (frozenset(), program.donated):
             form = replace(program, donated=donated)
@@ -39,7 +39,7 @@ def test_plans_of_random_programs_hold(graph: Any) -> None:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_plans_of_training_steps_hold(optimizer: str) -> None:
+def test_plans_of_training_steps_are_valid(optimizer: str) -> None:
     for program in in_all_forms(training_program(optimizer)):
         plan = plan_memory(program, workspace)
         assert_plan_holds(program, plan, workspace)
@@ -50,7 +50,7 @@ def test_plans_of_training_steps_hold(optimizer: str) -> None:
 
 @pytest.mark.parametrize("improve", [ALL, ON_GPU], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_training_step_writes_its_new_state_over_the_old_one(optimizer: str, improve: Any) -> None:
+def test_a_training_step_overwrites_its_state(optimizer: str, improve: Any) -> None:
     program = training_program(optimizer, improve=improve)
     plan = plan_memory(program)
     arrays = [v for v in program.outputs[:-1] if v.size > 1]
@@ -68,12 +68,12 @@ def planned(f: Any, *args: Any, donate: Any = (), improve: Any = ()) -> tuple[Pr
     return program, plan
 
 
-def test_a_chain_of_elementwise_operations_needs_the_memory_of_one() -> None:
+def test_consecutive_elementwise_operations_share_memory() -> None:
     _, plan = planned(lambda x: ops.sum(ops.exp(ops.sin(ops.tanh(x)))), X)
     assert plan.arena_bytes == X.nbytes
 
 
-def test_values_that_are_alive_together_have_memory_of_their_own() -> None:
+def test_values_that_are_alive_together_do_not_share_memory() -> None:
     def f(x: Any) -> Any:
         turned = ops.transpose(x)
         return ops.sum(ops.matmul(x, turned)) + ops.sum(turned)
@@ -99,12 +99,12 @@ def test_values_that_are_alive_together_have_memory_of_their_own() -> None:
         (lambda x, y: x.astype("float32"), 0),  # another size
     ],
 )
-def test_results_take_the_place_of_a_donated_array_only_when_nobody_needs_it(f: Any, count: int) -> None:
+def test_results_overwrite_a_donated_array_only_after_its_last_read(f: Any, count: int) -> None:
     assert len(planned(f, X, X, donate=(0,))[1].in_place) == count
     assert len(planned(f, X, X)[1].in_place) == 0
 
 
-def test_a_weight_that_the_product_itself_reads_is_not_overwritten_by_it() -> None:
+def test_a_product_does_not_overwrite_a_weight_that_it_reads() -> None:
     square = np.ones((6, 6))
     assert len(planned(lambda w: w - ops.matmul(w, w), square, donate=(0,), improve=ALL)[1].in_place) == 0
     program, plan = planned(lambda w, x: w - ops.matmul(x, x), square, square, donate=(0,), improve=ALL)
@@ -112,7 +112,7 @@ def test_a_weight_that_the_product_itself_reads_is_not_overwritten_by_it() -> No
     assert len(plan.in_place) == 1
 
 
-def test_a_plan_that_gives_everything_the_same_place_is_caught() -> None:
+def test_a_plan_with_overlapping_values_is_detected() -> None:
     program = training_program("sgd")
     plan = plan_memory(program, workspace)
     same = {v: Place("arena", 0) if place.where == "arena" else place for v, place in plan.places.items()}

@@ -103,8 +103,8 @@ class CudaBackend:
     def available(self) -> int:
         return self.device.available()
 
-    def held(self) -> int:
-        return self.device.held()
+    def allocated(self) -> int:
+        return self.device.allocated()
 
     def empty(self, type_: ArrayType) -> Buffer:
         """A buffer that nothing has been written to."""

@@ -114,14 +114,14 @@ class Device:
     def _given_back(self, size: int) -> None:
         self.reserved -= size
 
-    def held(self) -> int:
+    def allocated(self) -> int:
         """Bytes that this process has taken from the device and keeps: the most that it has needed so far."""
         return int(self.pool.managed_bytes) + self.reserved
 
     def available(self) -> int:
         """Bytes that are free or this process's own."""
         free, _ = cuda.mem_get_info()
-        return int(free) + self.held()
+        return int(free) + self.allocated()
 
     def upload(self, elements: np.ndarray, address: int) -> None:
         """Copy to the device, by way of memory from which it reads while the host goes on."""
