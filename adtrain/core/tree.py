@@ -68,7 +68,7 @@ def _unflatten(treedef: TreeDef, leaves: Iterator[Any]) -> Any:
 
 
 class Template:
-    """`flatten` and `unflatten` for one structure, each compiled to a Python expression, because every step calls them."""
+    """`flatten` and `unflatten` for one structure, each compiled to a Python expression for speed."""
 
     def __init__(self, treedef: TreeDef) -> None:
         self._names: dict[str, Any] = {"__builtins__": {"type": type, "len": len}}
