@@ -17,7 +17,7 @@ from adtrain.core.scope import current_scope, phase, scope
 
 
 @pytest.mark.parametrize(
-    ("given_", "dtype"),
+    ("elements", "dtype"),
     [
         (1.5, "float32"),
         (2, "int64"),
@@ -27,8 +27,8 @@ from adtrain.core.scope import current_scope, phase, scope
         (np.uint8(3), "uint8"),
     ],
 )
-def test_default_dtypes_of_numbers_and_arrays(given_: Any, dtype: Any) -> None:
-    assert ad.array(given_).dtype == dtype
+def test_default_dtypes_of_numbers_and_arrays(elements: Any, dtype: Any) -> None:
+    assert ad.array(elements).dtype == dtype
 
 
 def test_python_numbers_take_the_dtype_of_the_other_operand() -> None:

@@ -1,4 +1,4 @@
-"""Memory plans: every equation finds its arguments where they should be, and arrays share memory where they can."""
+"""Memory plans: no value is overwritten before its last use, and values share memory where they can."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ quickly = settings(max_examples=40, suppress_health_check=[HealthCheck.function_
 
 
 def odd_sizes(equation: Equation) -> int:
-    """Workspace for some equations."""
+    """Bytes of workspace: some equations need some, others none."""
     return len(equation.inputs) * 40 if len(equation.primitive.name) % 2 else 0
 
 
@@ -75,12 +75,12 @@ def test_consecutive_elementwise_operations_share_memory() -> None:
 
 def test_values_that_are_alive_together_do_not_share_memory() -> None:
     def f(x: Any) -> Any:
-        turned = ops.transpose(x)
-        return ops.sum(ops.matmul(x, turned)) + ops.sum(turned)
+        transposed = ops.transpose(x)
+        return ops.sum(ops.matmul(x, transposed)) + ops.sum(transposed)
 
     program, plan = planned(f, X)
-    turned, product = (e.outputs[0] for e in program.equations if e.primitive.name in ("transpose", "matmul"))
-    assert not bytes_of(turned, plan).touches(bytes_of(product, plan))
+    transposed, product = (e.outputs[0] for e in program.equations if e.primitive.name in ("transpose", "matmul"))
+    assert not bytes_of(transposed, plan).touches(bytes_of(product, plan))
 
 
 @pytest.mark.parametrize(
@@ -90,13 +90,13 @@ def test_values_that_are_alive_together_do_not_share_memory() -> None:
         (lambda x, y: ops.transpose(ops.transpose(y)), 1),  # x is not read at all
         (lambda x, y: (x + y, ops.sum(x)), 0),  # read later
         (lambda x, y: (ops.sum(x), x + y), 1),
-        (lambda x, y: (x, x + y), 0),  # it is a result itself
+        (lambda x, y: (x, x + y), 0),  # x is a result
         (lambda x, y: ops.flip(x), 0),  # elements move
         (lambda x, y: ops.transpose(ops.reshape(x, (6, 4))), 0),
         (lambda x, y: ops.reshape(ops.flip(ops.reshape(x, (6, 4))), (4, 6)), 0),
         (lambda x, y: ops.reshape(ops.transpose(y), (4, 6)), 0),  # a view has no equation that writes
         (lambda x, y: x * ops.broadcast_to(ops.sum(x, 0), (4, 6)), 1),
-        (lambda x, y: x.astype("float32"), 0),  # another size
+        (lambda x, y: x.astype("float32"), 0),  # another element size
     ],
 )
 def test_results_overwrite_a_donated_array_only_after_its_last_read(f: Any, count: int) -> None:
