@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import adtrain as ad
+import adtrain.lowering.cuda  # the passes for a GPU ask for the kernels that it registers
 from adtrain import nn, ops, optim, passes
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import Pass, stage

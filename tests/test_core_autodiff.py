@@ -1,4 +1,4 @@
-"""Differentiation: values against PyTorch, the work done and the memory held, and what is refused."""
+"""Differentiation: values against PyTorch, operations counted, memory freed, and errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_step_of_three_layers_takes_five_backward_matmuls() -> None:
     with hook(counting):
         ad.value_and_grad(mlp_loss)(*mlp())
     assert counting.calls["forward", "matmul"] == 3
-    assert counting.calls["backward", "matmul"] == 5  # the first layer's input gradient is asked for by nobody
+    assert counting.calls["backward", "matmul"] == 5  # none for the first layer's input
 
 
 @pytest.mark.needs_torch
@@ -100,7 +100,7 @@ def test_ten_thousand_chained_operations_neither_recurse_nor_leak() -> None:
     gc.disable()  # reference counts alone must free everything
     try:
         assert np.isfinite(ad.grad(chain)(1.0).item())
-        _, pullback = ad.vjp(chain, 1.0)  # recorded and never walked
+        _, pullback = ad.vjp(chain, 1.0)  # without a backward pass
         del pullback
         assert gc.collect() < 100
     finally:
@@ -213,20 +213,20 @@ def test_invalid_uses_raise_errors(f: Any, argument: Any, error: Any, message: A
 
 
 def test_branches_may_depend_on_data() -> None:
-    slope = ad.grad(lambda x: x * 2 if x > 0 else x * 3)  # a comparison has no derivative, so it has a plain value
+    slope = ad.grad(lambda x: x * 2 if x > 0 else x * 3)  # a comparison has no derivative, so its result is an array
     assert [slope(np.array(v)).item() for v in (1.0, -1.0)] == [2, 3]
 
 
 def test_a_leaked_tracer_is_refused() -> None:
-    kept: list[Any] = []
+    leaked: list[Any] = []
 
     def keeping(x: Any) -> Any:
-        kept.append(x * 2)
+        leaked.append(x * 2)
         return x.sum()
 
     ad.grad(keeping)(np.ones(2))
     with pytest.raises(ad.TraceError, match="is a traced value from a function that has already returned"):
-        kept[0] + 1
+        leaked[0] + 1
 
 
 def test_an_error_inside_the_function_leaves_the_levels_closed() -> None:

@@ -1,4 +1,4 @@
-"""custom_vjp: the user's derivative at first order, and at second order right or refused."""
+"""custom_vjp: the user's derivative at first order; second derivatives are correct or refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_backward_replaces_the_vjp_rules() -> None:
 
 
 def test_second_derivatives_through_computed_residuals_are_right() -> None:
-    # the residual is an intermediate of forward: the trap in which other frameworks lose a term silently
+    # the residual is an intermediate value of forward, and its derivative is a term of the second derivative
     def forward(x: Any) -> Any:
         e = ops.exp(x)
         return e * e, (e,)
@@ -51,7 +51,7 @@ def test_a_saved_output_has_the_custom_derivative_too() -> None:
 
 
 def test_the_output_keeps_the_custom_derivative_at_every_order() -> None:
-    # straight through: forward rounds down, the derivative is that of the identity
+    # straight-through estimator: forward rounds down, the derivative is that of the identity
     floor = make(lambda x: (ops.astype(ops.astype(x, np.int64), np.float64), None), lambda _, ct: (ct,))
     slope = ad.grad(lambda x: (floor(x) * floor(x)).sum())(X)
     np.testing.assert_array_equal(slope.numpy(), 2 * np.trunc(X))

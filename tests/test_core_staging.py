@@ -1,4 +1,4 @@
-"""Programs: what is staged computes what runs eagerly, to the last bit, and is traced only when types change."""
+"""Staged functions: the same bits as eager ones, traced again only for new types, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes on small examples: what each leaves out, and what it makes one equation of."""
+"""Passes on small examples: what each removes, and what it fuses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_equal_equations_are_computed_once() -> None:
 
     program = stage(f, [passes.merge_common_subexpressions]).program(X)
     assert sorted(names(program)).count("sin") == 1
-    assert names(program).count("sum") == 2  # other axes: another sum
+    assert names(program).count("sum") == 2  # sums over different axes
     assert len(program.constants) == 1
 
 
@@ -103,7 +103,7 @@ def test_in_a_training_step_no_loop_reads_a_stored_broadcast(optimizer: str) -> 
 
 
 def fused_bodies(program: Program) -> list[Program]:
-    """Those of equations that are not themselves one loop nest."""
+    """The bodies of fused equations, except loop nests."""
     return [e.params["body"] for e in program.equations if e.primitive in FUSED - {loops_p}]
 
 
@@ -177,7 +177,7 @@ def test_convolution_bias_activation_and_pooling_are_one_equation() -> None:
     assert bodies(stage(f, ALL).program(np.ones((8, *shapes[0])), w, b), "batchwise") == [
         ["conv2d", "loops", "max_pool2d"]
     ]
-    assert bodies(stage(f, ALL).program(np.ones((7, *shapes[0])), w, b), "batchwise") == []  # too few to divide
+    assert bodies(stage(f, ALL).program(np.ones((7, *shapes[0])), w, b), "batchwise") == []  # too few items
 
 
 def test_a_sum_over_the_items_ends_a_group() -> None:
@@ -198,7 +198,7 @@ def test_the_updates_of_many_parameters_are_one_equation(optimizer: str) -> None
     linear = [e for e in program.equations if e.primitive.name == "product" and "optimizer" in e.scope]
     assert [e.outputs[0].type.shape for e in linear] == [(3, 17), (17, 72)]
     alone = [e for e in program.equations if e.phase == "update" and e not in (together, *linear)]
-    assert all(v.size == 1 for e in alone for v in e.outputs)  # the rate and the number of the step
+    assert all(v.size == 1 for e in alone for v in e.outputs)  # the learning rate and the step count
 
 
 def test_updates_that_depend_on_one_another_are_not_fused() -> None:
@@ -258,7 +258,7 @@ def test_gradients_through_pooling_use_the_pooled_gradient() -> None:
 
 
 def test_a_spread_gradient_used_as_image_or_filter_is_not_replaced() -> None:
-    """The pooled kernels take a pooled gradient, not a pooled image: here the gradient of a pooling is convolved."""
+    """A pooled gradient is an image or a filter of a convolution here, which has no kernel for that."""
     x, w, _ = POOLED
 
     def of_weight(w: Any) -> Any:

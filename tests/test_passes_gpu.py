@@ -44,7 +44,7 @@ def test_a_step_of_three_linear_layers_is_six_launches(overrides: tuple[str, ...
     assert members_of(first).count("one_block") >= 1  # the labels, and the schedule
     assert label(second) == "matmul+add+relu"
     assert head.primitive.name == "row_fused"
-    assert members_of(head).count("matmul") == 2  # of the logits, and of the gradient of what they are made of
+    assert members_of(head).count("matmul") == 2  # the logits, and the gradient of their input
     assert label(back) == "matmul+less+where"
     assert members_of(last).count("product") == 3
     assert {"product", "one_block"} <= set(members_of(last))
@@ -86,8 +86,8 @@ def test_a_body_has_the_inputs_of_its_equation(overrides: tuple[str, ...]) -> No
 
 def test_each_device_has_its_own_passes() -> None:
     def moved(program: Program, device: str) -> Program:
-        made = [v for e in program.equations for v in e.outputs]
-        of = {v: Variable(v.type, device) for v in (*program.inputs, *made)}
+        computed = [v for e in program.equations for v in e.outputs]
+        of = {v: Variable(v.type, device) for v in (*program.inputs, *computed)}
         equations = [
             Equation(e.primitive, tuple(of[v] for v in e.inputs), e.params, tuple(of[v] for v in e.outputs))
             for e in program.equations
@@ -119,7 +119,7 @@ def loss_between_products(rows: int, features: int) -> Program:
 
 def test_small_equations_between_wide_products_are_one_block() -> None:
     first, *others = launches(loss_between_products(64, 1000))
-    assert first.primitive.name == "horizontal"  # what depends on the labels alone, beside the first product
+    assert first.primitive.name == "horizontal"  # equations on labels share the first product's launch
     assert sorted(e.primitive.name for e in others) == ["matmul", "one_block"]
 
 
@@ -182,11 +182,11 @@ def test_a_loop_gathers_the_rows_that_it_uses() -> None:
     assert names(program) == ["gather"]
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["needed by others", "along another axis"])
-def test_a_gather_with_other_readers_is_not_fused(kept: bool) -> None:
+@pytest.mark.parametrize("shared", [True, False], ids=["needed by others", "along another axis"])
+def test_gathers_with_other_readers_or_along_another_axis_are_not_fused(shared: bool) -> None:
     def f(table: Any, rows: Any) -> Any:
-        found = ops.embedding(rows, table) if kept else ops.take(table, rows, 1)
-        return (found * 2.0, found) if kept else (found * 2.0,)
+        found = ops.embedding(rows, table) if shared else ops.take(table, rows, 1)
+        return (found * 2.0, found) if shared else (found * 2.0,)
 
     program = stage(f, ON_GPU).program(np.ones((7, 50)), ROWS)
     assert "gather" not in names(program)
