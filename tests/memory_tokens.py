@@ -1,6 +1,6 @@
-"""An interpreter of memory plans: it runs a Program on tokens in place of numbers.
+"""An interpreter that checks memory plans: it runs a Program on tokens instead of arrays.
 
-It knows nothing of intervals and offsets: it writes down which value lies in which bytes, and looks before each use.
+It records which value is in which bytes, and checks before each use that the value is still there.
 """
 
 from __future__ import annotations
@@ -39,14 +39,18 @@ def workspace_of(equation: Equation, plan: MemoryPlan, number: int, sizes: Calla
 
 
 def assert_plan_holds(program: Program, plan: MemoryPlan, sizes: Callable[[Equation], int]) -> None:
-    """Run the Program on tokens: each value has its own, and a reshape has its argument's."""
+    """Run the Program on tokens. Each value has a token of its own; a reshape has that of its argument.
+
+    Raises:
+        AssertionError: a value is overwritten before its last use, or a limit of the plan is wrong.
+    """
     content: dict[Bytes, object] = {}
     token: dict[Variable, object] = {}
 
-    def write(place: Bytes, what: object) -> None:
+    def write(place: Bytes, value: object) -> None:
         for other in [b for b in content if b.touches(place)]:
             del content[other]
-        content[place] = what
+        content[place] = value
 
     for v in (*program.inputs, *program.constants):
         token[v] = object()
@@ -54,7 +58,7 @@ def assert_plan_holds(program: Program, plan: MemoryPlan, sizes: Callable[[Equat
     untouched = {bytes_of(v, plan): v for v in (*program.inputs, *program.constants) if v not in program.donated}
     for i, e in enumerate(program.equations):
         for v in e.inputs:
-            assert nbytes(v) == 0 or content.get(bytes_of(v, plan)) is token[v], f"{program.names[v]} is gone"
+            assert nbytes(v) == 0 or content.get(bytes_of(v, plan)) is token[v], f"{program.names[v]} was overwritten"
         if e.primitive.name == "reshape":
             assert plan.places[e.outputs[0]] == plan.places[e.inputs[0]]
             token[e.outputs[0]] = token[e.inputs[0]]
@@ -65,7 +69,9 @@ def assert_plan_holds(program: Program, plan: MemoryPlan, sizes: Callable[[Equat
         assert not any(a.touches(b) for k, a in enumerate(written) for b in written[:k])
         if not may_overwrite(e):
             assert not any(a.touches(b) for a in written for b in read)
-        assert all(a == b for a in written for b in read if a.touches(b))  # element on element
+        assert all(
+            a == b for a in written for b in read if a.touches(b)
+        )  # each element overwrites the element that it is computed from
         for place in inside:
             write(place, "scratch")
         for v, place in zip(e.outputs, written, strict=True):
@@ -82,7 +88,7 @@ def assert_plan_holds(program: Program, plan: MemoryPlan, sizes: Callable[[Equat
 
 
 def may_overwrite(equation: Equation) -> bool:
-    """Whether some result takes an element's place when nobody needs the element: what lies in loops, fused or not."""
+    """Whether a result may overwrite an argument: an elementwise equation, or a fused one that contains one."""
     body = equation.params.get("body")
     if equation.primitive is loops_p or elementwise(equation):
         return True

@@ -1,4 +1,4 @@
-"""Programs for the tests of passes and of compiled code: random expressions, and steps of training a small network."""
+"""Programs for the tests of passes and of compiled code: training steps of a small network, and pairs of updates."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any
 import numpy as np
 
 import adtrain as ad
+import adtrain.lowering.cuda  # the passes for a GPU ask for the kernels that it registers
 from adtrain import nn, ops, optim, passes
 from adtrain.core.program import Equation, Program
-from adtrain.core.staging import stage
+from adtrain.core.staging import Pass, stage
 from adtrain.core.target import H200, Target
 
-ALL = (*passes.SIMPLIFY, *passes.FUSE_CPU)
-ON_GPU = (*passes.SIMPLIFY, *passes.gpu_fusions(H200))
+ALL: tuple[Pass, ...] = (*passes.SIMPLIFY, *passes.FUSE_CPU)
+ON_GPU: tuple[Pass, ...] = (*passes.SIMPLIFY, *passes.gpu_fusions(H200))
 """All passes for a GPU, an H200."""
 OPTIMIZERS: dict[str, optim.Optimizer] = {"sgd": optim.SGD(lr=0.1, momentum=0.9), "adam": optim.Adam(lr=0.001)}
 BATCH = 9
 
 
 def training(optimizer: str, dtype: str = "float32", dropout: float = 0.0) -> tuple[Callable[..., Any], Any]:
-    """A step (state, x, labels, rng) to (state, loss) of a convolutional network, and its first state.
+    """A training step (state, x, labels, rng) -> (state, loss) of a convolutional network, and its first state.
 
     After conv2d + bias, relu, max_pool2d come linear layers, dropout, cross-entropy and a cosine schedule.
     """
@@ -48,7 +49,7 @@ def training(optimizer: str, dtype: str = "float32", dropout: float = 0.0) -> tu
 
 
 def batch(dtype: str = "float32", seed: int = 0) -> tuple[Any, ...]:
-    """Images, labels and the generator's state for one step of `training`."""
+    """Images, labels and the random state for one step of `training`."""
     rng = np.random.default_rng(seed)
     images = rng.normal(size=(BATCH, 1, 12, 12)).astype(dtype)
     return ad.array(images), ad.array(rng.integers(0, 3, BATCH)), ops.rng_state(seed)
@@ -93,12 +94,12 @@ def in_all_forms(program: Program) -> list[Program]:
 
 
 def two_updates(x: Any, y: Any, v: Any, w: Any) -> Any:
-    """Two weights less gradients, which are products that do not depend on one another."""
+    """Two weights minus their gradients, two independent products."""
     return v - 0.1 * ops.matmul(x, y, transpose_a=True), w - 0.1 * ops.matmul(x, x, transpose_a=True)
 
 
 def update_arguments(length: int, dtype: str) -> list[np.ndarray]:
-    """Arguments of `two_updates`, for sums of this length."""
+    """Arguments of `two_updates`; `length` is K of the products."""
     rng = np.random.default_rng(0)
     return [rng.normal(size=s).astype(dtype) for s in ((length, 96), (length, 200), (96, 200), (96, 96))]
 

@@ -14,7 +14,7 @@ from adtrain import ops
 SHAPES = [(), (3,), (2, 3), (2, 1), (1, 3), (4, 2, 3)]
 
 Functions: TypeAlias = "Mapping[str, Sequence[Callable[..., Any]]]"
-"""By the kind of an instruction: the functions that it may apply."""
+"""For each kind of instruction the functions that it may apply."""
 
 OURS: Functions = {
     "unary": [
@@ -37,7 +37,7 @@ OURS: Functions = {
 
 @st.composite
 def graphs(draw: Any) -> tuple[list[tuple[int, ...]], list[tuple[Any, ...]]]:
-    """Shapes of the inputs, and instructions each of which adds a node made of earlier ones."""
+    """Shapes of the inputs, and instructions. Each instruction computes a node from earlier ones."""
     shapes = list(draw(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=3)))
     inputs = list(shapes)
     program: list[tuple[Any, ...]] = []
@@ -68,7 +68,7 @@ def inputs_of(shapes: list[tuple[int, ...]]) -> list[Any]:
 
 
 def evaluate(values: Any, program: list[tuple[Any, ...]], functions: Functions = OURS) -> list[Any]:
-    """Run the instructions with these functions; the values of all nodes."""
+    """The values of all nodes, computed with these functions."""
     nodes = list(values)
     for kind, which, *operands in program:
         f, x = functions[kind][which], nodes[operands[0]]

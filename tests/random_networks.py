@@ -1,4 +1,4 @@
-"""Hypothesis strategies for layers with any options that fit an input, for networks of them, and for their arrays."""
+"""Hypothesis strategies: layers with valid options for an input shape, networks of them, and their arrays."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def conv2d(shape: nn.Shape) -> Strategy:
 def conv_transpose2d(shape: nn.Shape) -> Strategy:
     ends = st.fixed_dictionaries({"stride": pairs, "padding": pads, "output_padding": pads})
     return st.builds(
-        lambda options, ends: made(nn.ConvTranspose2d, **options, **ends), _convolution_options(shape), ends
+        lambda options, ends: build(nn.ConvTranspose2d, **options, **ends), _convolution_options(shape), ends
     )
 
 
@@ -61,11 +61,11 @@ def _convolution_options(draw: st.DrawFn, shape: nn.Shape) -> dict[str, Any]:
 
 
 def pooling(layer: type[nn.Module]) -> Callable[[nn.Shape], Strategy]:
-    return lambda shape: st.builds(made, st.just(layer), pairs, st.one_of(st.none(), pairs), pads)
+    return lambda shape: st.builds(build, st.just(layer), pairs, st.one_of(st.none(), pairs), pads)
 
 
-def made(layer: type[nn.Module], *options: Any, **named: Any) -> nn.Module | None:
-    """The layer, or None where its options exclude one another."""
+def build(layer: type[nn.Module], *options: Any, **named: Any) -> nn.Module | None:
+    """The layer; None if its options exclude one another."""
     try:
         return layer(*options, **named)
     except OptionError:
@@ -149,7 +149,7 @@ def networks(draw: st.DrawFn, shape: nn.Shape, depth: int = 2) -> nn.Sequential:
 
 @st.composite
 def containers(draw: st.DrawFn, shape: nn.Shape, depth: int) -> nn.Module:
-    """A container whose branches, made alike, fit together."""
+    """A container of branches with the same output shape."""
     branch = draw(networks(shape, depth))
     same = branch.output_shape(shape) == shape
     kind = draw(st.sampled_from([nn.Concat, nn.Add, nn.Residual]))
@@ -166,7 +166,7 @@ def with_arrays(
     precision: str = "float32",
     scale: float = PIXEL_MAX,
 ) -> TrainedModel:
-    """A trained model of that network, its arrays drawn so that each of them matters to the output."""
+    """A trained model of that network. Its arrays are random, so that each one changes the output."""
     rng = np.random.default_rng(seed)
     image_shape = shape if len(shape) == 3 else (1, 1, prod(shape))
     cfg = _config(loss, precision)
@@ -182,7 +182,7 @@ def _config(loss: str, precision: str) -> config.Config:
 
 
 def _drawn(arrays: dict[str, Any], rng: np.random.Generator) -> Any:
-    """The arrays with other biases and means than 0, and other weights and variances than 1."""
+    """The arrays with random values: biases and means are not 0, weights and variances are not 1."""
     found = []
     for name, x in zip(tree.paths(arrays), tree.leaves(arrays), strict=True):
         if name.endswith(("weight", "running_var")):

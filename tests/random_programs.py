@@ -15,7 +15,7 @@ __all__ = ["graphs", "program_of", "step_of"]
 
 
 def step_of(graph: Any) -> Any:
-    """A function of the graph's inputs to some of its values, and to the inputs less a tenth of their gradients."""
+    """A function of the graph's inputs: some of its values, and the inputs minus 0.1 times their gradients."""
     _, instructions = graph
 
     def f(*xs: Any) -> Any:

@@ -17,7 +17,7 @@ from adtrain.core.scope import current_scope, phase, scope
 
 
 @pytest.mark.parametrize(
-    ("given_", "dtype"),
+    ("elements", "dtype"),
     [
         (1.5, "float32"),
         (2, "int64"),
@@ -27,11 +27,11 @@ from adtrain.core.scope import current_scope, phase, scope
         (np.uint8(3), "uint8"),
     ],
 )
-def test_numbers_take_the_types_of_deep_learning_and_arrays_keep_theirs(given_: Any, dtype: Any) -> None:
-    assert ad.array(given_).dtype == dtype
+def test_default_dtypes_of_numbers_and_arrays(elements: Any, dtype: Any) -> None:
+    assert ad.array(elements).dtype == dtype
 
 
-def test_python_numbers_take_the_type_of_the_array_beside_them() -> None:
+def test_python_numbers_take_the_dtype_of_the_other_operand() -> None:
     single = ad.array([1.0, 2.0])
     for out in (
         single * 2,
@@ -48,7 +48,7 @@ def test_python_numbers_take_the_type_of_the_array_beside_them() -> None:
     assert (single + ad.array([1, 2])).dtype == np.float32
 
 
-def test_the_array_is_a_copy_that_nobody_can_change() -> None:
+def test_an_array_is_an_immutable_copy() -> None:
     source = np.ones(3)
     x = ad.array(source)
     source[0] = 7
@@ -59,7 +59,7 @@ def test_the_array_is_a_copy_that_nobody_can_change() -> None:
     assert ops.broadcast_to(x, (2, 3)).numpy().flags.c_contiguous
 
 
-def test_operators_and_methods_do_what_numpy_does() -> None:
+def test_operators_and_methods_agree_with_numpy() -> None:
     a, b = np.array([[1.0, 2.0], [3.0, 5.0]]), np.array([[2.0, 0.5], [1.0, 4.0]])
     x, y = ad.array(a), ad.array(b)
     pairs: list[tuple[Any, Any]] = [
@@ -89,7 +89,7 @@ index_items = st.one_of(
 
 
 @given(st.lists(index_items, max_size=5))
-def test_indexing_is_numpys(items: Any) -> None:
+def test_indexing_agrees_with_numpy(items: Any) -> None:
     x = np.arange(60.0).reshape(3, 4, 5)
     try:
         expected = x[tuple(items)]
@@ -120,7 +120,7 @@ def test_indexing_is_numpys(items: Any) -> None:
         (lambda: ad.array([1.0])["a"], ad.DTypeError, "indexing: found str, expected integers"),
     ],
 )
-def test_bad_arrays_are_refused_by_a_message(make: Any, error: Any, message: Any) -> None:
+def test_invalid_arrays_raise_errors(make: Any, error: Any, message: Any) -> None:
     with pytest.raises(error, match=message):
         make()
 
@@ -130,7 +130,7 @@ class Point(NamedTuple):
     y: float
 
 
-def test_trees_go_apart_and_together() -> None:
+def test_trees_are_flattened_and_unflattened() -> None:
     built = {"a": [1, (2, None)], "b": Point(3, 4), "c": {}}
     leaves, structure = tree.flatten(built)
     assert leaves == [1, 2, 3, 4]

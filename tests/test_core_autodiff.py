@@ -1,4 +1,4 @@
-"""Differentiation: values against PyTorch, the work done and the memory held, and what is refused."""
+"""Differentiation: values against PyTorch, operations counted, memory freed, and errors."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def test_a_step_of_three_layers_takes_five_backward_matmuls() -> None:
     with hook(counting):
         ad.value_and_grad(mlp_loss)(*mlp())
     assert counting.calls["forward", "matmul"] == 3
-    assert counting.calls["backward", "matmul"] == 5  # the first layer's input gradient is asked for by nobody
+    assert counting.calls["backward", "matmul"] == 5  # none for the first layer's input
 
 
 @pytest.mark.needs_torch
-def test_the_gradient_of_a_network_is_that_of_pytorch() -> None:
+def test_the_gradient_of_a_network_agrees_with_pytorch() -> None:
     import torch
 
     params, x, targets = mlp()
@@ -65,7 +65,7 @@ def test_the_gradient_of_a_network_is_that_of_pytorch() -> None:
             np.testing.assert_allclose(g.numpy(), t.grad.numpy(), rtol=1e-11, atol=1e-14)
 
 
-def test_residuals_are_freed_as_the_walk_consumes_them() -> None:
+def test_the_backward_pass_frees_residuals_as_it_goes() -> None:
     megabyte, depth = 1 << 20, 20
     held: list[int] = []
 
@@ -100,14 +100,14 @@ def test_ten_thousand_chained_operations_neither_recurse_nor_leak() -> None:
     gc.disable()  # reference counts alone must free everything
     try:
         assert np.isfinite(ad.grad(chain)(1.0).item())
-        _, pullback = ad.vjp(chain, 1.0)  # recorded and never walked
+        _, pullback = ad.vjp(chain, 1.0)  # without a backward pass
         del pullback
         assert gc.collect() < 100
     finally:
         gc.enable()
 
 
-def test_a_shared_subexpression_is_walked_once() -> None:
+def test_a_shared_subexpression_is_visited_once() -> None:
     counting = Counting()
 
     def doubling(x: Any) -> Any:
@@ -157,7 +157,7 @@ def test_jvp_hvp_jacobian_and_hessian_agree_with_pytorch() -> None:
     np.testing.assert_allclose(ad.hvp(lambda x: f(x).sum(), (x,), (v,)).numpy(), hessian @ v, rtol=1e-10)
 
 
-def test_transformations_take_trees_and_several_arguments() -> None:
+def test_transformations_accept_trees_and_several_arguments() -> None:
     params = {"w": np.array([2.0, 3.0]), "b": (np.array(1.0), None)}
 
     def f(p: Any, x: Any) -> Any:
@@ -185,12 +185,12 @@ def test_a_pullback_may_be_called_again_and_takes_trees() -> None:
     assert out["index"].item() == 1
 
 
-def test_what_the_function_does_not_depend_on_has_gradient_zero() -> None:
+def test_an_unused_argument_has_gradient_zero() -> None:
     assert ad.grad(lambda x: ops.sum(ops.zeros((2,), np.float64)))(np.ones(3)).numpy().tolist() == [0, 0, 0]
     assert ad.jacobian(lambda x: ops.stop_gradient(x))(np.ones(2)).numpy().tolist() == [[0, 0], [0, 0]]
 
 
-def test_auxiliary_results_come_out_untraced() -> None:
+def test_auxiliary_results_are_not_tracers() -> None:
     (value, aux), _ = ad.value_and_grad(lambda x: (x.sum(), {"double": x * 2}), has_aux=True)(np.ones(2))
     assert value.item() == 2
     assert aux["double"].numpy().tolist() == [2, 2]
@@ -207,26 +207,26 @@ def test_auxiliary_results_come_out_untraced() -> None:
         (lambda x: ops.exp(np.asarray(x)), np.ones(3), ad.TraceError, "use adtrain.ops instead of NumPy"),
     ],
 )
-def test_misuse_is_refused_by_a_message(f: Any, argument: Any, error: Any, message: Any) -> None:
+def test_invalid_uses_raise_errors(f: Any, argument: Any, error: Any, message: Any) -> None:
     with pytest.raises(error, match=message):
         ad.grad(f)(argument)
 
 
 def test_branches_may_depend_on_data() -> None:
-    slope = ad.grad(lambda x: x * 2 if x > 0 else x * 3)  # a comparison has no derivative, so it has a plain value
+    slope = ad.grad(lambda x: x * 2 if x > 0 else x * 3)  # a comparison has no derivative, so its result is an array
     assert [slope(np.array(v)).item() for v in (1.0, -1.0)] == [2, 3]
 
 
-def test_a_tracer_that_escaped_is_refused() -> None:
-    kept: list[Any] = []
+def test_a_leaked_tracer_is_refused() -> None:
+    leaked: list[Any] = []
 
     def keeping(x: Any) -> Any:
-        kept.append(x * 2)
+        leaked.append(x * 2)
         return x.sum()
 
     ad.grad(keeping)(np.ones(2))
-    with pytest.raises(ad.TraceError, match="was kept from a function that has been traced already"):
-        kept[0] + 1
+    with pytest.raises(ad.TraceError, match="is a traced value from a function that has already returned"):
+        leaked[0] + 1
 
 
 def test_an_error_inside_the_function_leaves_the_levels_closed() -> None:
@@ -252,7 +252,7 @@ def test_options_of_grad() -> None:
         ad.grad(lambda x: x.sum(), (0, 0))(np.ones(2))
     with pytest.raises(ad.ShapeError, match="argnums names argument 1, found 1 arguments"):
         ad.jacobian(lambda x: x, 1)(np.ones(2))
-    with pytest.raises(ad.DTypeError, match=r"returned no pair \(value, aux\)"):
+    with pytest.raises(ad.DTypeError, match=r"did not return a pair \(value, aux\)"):
         ad.value_and_grad(lambda x: x.sum(), has_aux=True)(np.ones(2))
     with pytest.raises(ad.ShapeError, match="hvp: found no arrays"):
         ad.hvp(lambda p: ops.zeros(()), ({},), ({},))

@@ -33,28 +33,30 @@ def program(f: Callable[..., Any], *args: Value) -> Program:
     ],
     ids=["take", "take_along_axis", "slice"],
 )
-def test_a_gather_reads_what_it_takes(f: Any, args: tuple[Value, ...], elements: int, indices: int) -> None:
+def test_a_gather_reads_the_elements_that_it_returns(
+    f: Any, args: tuple[Value, ...], elements: int, indices: int
+) -> None:
     (cost,) = (cost for cost in costs(program(f, *args).equations) if cost.bytes)
     assert cost == (0, 4 * elements + 8 * indices)
 
 
-def test_a_scatter_writes_all_of_its_result() -> None:
+def test_a_scatter_writes_its_whole_result() -> None:
     scatter = ops.index.scatter_add_p.cost((ROWS, INDICES), {"axis": 0, "length": 1000})
     assert scatter == (24, 4 * (24 + 6000) + 8 * 4)
 
 
-def test_a_broadcast_is_read_as_the_row_that_it_repeats() -> None:
+def test_a_broadcast_counts_as_one_row() -> None:
     row = array(np.zeros(6, np.float32))
     broadcast, added = costs(program(lambda x, b: x + b, ROWS, row).equations)
     assert broadcast == (0, 0)
     assert added == (24, 4 * (24 + 6 + 24))
 
 
-def test_an_argument_given_twice_is_read_once() -> None:
+def test_an_argument_used_twice_is_read_once() -> None:
     assert list(costs(program(lambda x: x * x, ROWS).equations)) == [(24, 4 * (24 + 24))]
 
 
-def test_a_fused_equation_has_its_members_flops_and_moves_what_goes_in_and_out() -> None:
+def test_a_fused_equation_has_its_members_flops_and_the_bytes_of_its_inputs_and_outputs() -> None:
     def f(x: Value, i: Value, b: Value) -> Value:
         rows = ops.embedding(i, x)
         return ops.exp(rows + b) * rows

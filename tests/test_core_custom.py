@@ -1,4 +1,4 @@
-"""custom_vjp: the user's derivative at first order, and at second order right or refused."""
+"""custom_vjp: the user's derivative at first order; second derivatives are correct or refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def make(forward: Any, backward: Any) -> Any:
     return ad.custom_vjp(forward, backward)
 
 
-def test_backward_is_used_in_place_of_the_rules() -> None:
+def test_backward_replaces_the_vjp_rules() -> None:
     tripled = make(lambda x: (x * 2.0, None), lambda _, ct: (ct * 3.0,))
     out, pullback = ad.vjp(tripled, X)
     np.testing.assert_array_equal(out.numpy(), X * 2)
@@ -25,7 +25,7 @@ def test_backward_is_used_in_place_of_the_rules() -> None:
 
 
 def test_second_derivatives_through_computed_residuals_are_right() -> None:
-    # the residual is an intermediate of forward: the trap in which other frameworks lose a term silently
+    # the residual is an intermediate value of forward, and its derivative is a term of the second derivative
     def forward(x: Any) -> Any:
         e = ops.exp(x)
         return e * e, (e,)
@@ -51,7 +51,7 @@ def test_a_saved_output_has_the_custom_derivative_too() -> None:
 
 
 def test_the_output_keeps_the_custom_derivative_at_every_order() -> None:
-    # straight through: forward rounds down, the derivative is that of the identity
+    # straight-through estimator: forward rounds down, the derivative is that of the identity
     floor = make(lambda x: (ops.astype(ops.astype(x, np.int64), np.float64), None), lambda _, ct: (ct,))
     slope = ad.grad(lambda x: (floor(x) * floor(x)).sum())(X)
     np.testing.assert_array_equal(slope.numpy(), 2 * np.trunc(X))
@@ -99,11 +99,11 @@ def test_trees_and_arguments_without_derivative() -> None:
         (lambda res, ct: ct, "backward returned a .* cotangents, expected a tuple of 1"),
         (
             lambda res, ct: (ct.sum(),),
-            r"its derivative gave a cotangent float64\[\], expected float64\[3\]",
+            r"its derivative returned a cotangent float64\[\], expected float64\[3\]",
         ),
     ],
 )
-def test_a_backward_of_the_wrong_form_is_refused(backward: Any, message: Any) -> None:
+def test_wrong_results_of_backward_raise_errors(backward: Any, message: Any) -> None:
     with pytest.raises(ad.ShapeError, match=message):
         ad.grad(lambda x: make(lambda x: (x * 1.0, None), backward)(x).sum())(X)
 
@@ -116,7 +116,7 @@ def test_a_differentiated_value_that_is_not_an_argument_is_refused() -> None:
         ad.grad(f)(X)
 
 
-def test_an_argument_handed_through_as_output_and_residual_is_still_the_argument() -> None:
+def test_an_argument_that_is_output_and_residual_remains_the_argument() -> None:
     scaled = make(lambda x: (x, x), lambda x, ct: (ct * x * 5.0,))
     assert ad.grad(ad.grad(scaled))(2.0).item() == 5.0
 
@@ -141,6 +141,6 @@ def test_a_closure_over_an_inner_tracer_is_refused_at_every_level() -> None:
         (lambda res, ct: ({"a": ct},), ad.ShapeError, r"cotangent 0 is a tree \{'a': \*\}, expected \*"),
     ],
 )
-def test_cotangents_of_another_kind_are_refused(backward: Any, error: Any, message: str) -> None:
+def test_cotangents_that_are_not_arrays_are_refused(backward: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         ad.grad(lambda x: make(lambda x: (x * 1.0, None), backward)(x).sum())(X)

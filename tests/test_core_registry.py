@@ -33,7 +33,7 @@ def example(tmp_path: Path) -> Iterator[dict[str, Any]]:
     exec(text, names)
     yield names
     for table in (PRIMITIVES, registry._C_KERNELS, registry._CUDA_RULES):
-        del table["triple"]  # type: ignore[attr-defined]
+        del table["triple"]
 
 
 def test_the_example_has_a_derivative_and_a_kernel_for_a_gpu(example: dict[str, Any], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Passes on small examples: what each leaves out, and what it makes one equation of."""
+"""Passes on small examples: what each removes, and what it fuses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from adtrain.passes.fuse_elementwise import elementwise
 X = np.linspace(0.5, 2, 6).reshape(2, 3)
 
 
-def test_dead_code_goes_and_what_an_output_needs_stays() -> None:
+def test_dead_code_is_removed() -> None:
     def f(x: Any) -> Any:
         ops.sin(ops.cos(x))
         return ops.exp(ops.tanh(x))
@@ -29,17 +29,17 @@ def test_dead_code_goes_and_what_an_output_needs_stays() -> None:
     assert names(stage(f, [passes.remove_dead_code]).program(X)) == ["tanh", "exp"]
 
 
-def test_what_was_computed_is_not_computed_again() -> None:
+def test_equal_equations_are_computed_once() -> None:
     def f(x: Any) -> Any:
         return ops.sin(x * 2.0) + ops.sin(x * 2.0) * ops.sum(x, 0) + ops.sum(x, 1, keepdims=True)
 
     program = stage(f, [passes.merge_common_subexpressions]).program(X)
     assert sorted(names(program)).count("sin") == 1
-    assert names(program).count("sum") == 2  # other axes: another sum
+    assert names(program).count("sum") == 2  # sums over different axes
     assert len(program.constants) == 1
 
 
-def test_zeros_of_both_signs_are_kept_apart() -> None:
+def test_positive_and_negative_zero_are_not_merged() -> None:
     def f(x: Any) -> Any:
         return x * ops.full((2, 3), 0.0, np.float64), x * ops.full((2, 3), -0.0, np.float64)
 
@@ -47,7 +47,7 @@ def test_zeros_of_both_signs_are_kept_apart() -> None:
         np.testing.assert_array_equal(np.signbit(a.numpy()), np.signbit(b.numpy()))
 
 
-def test_what_depends_on_constants_alone_is_computed_once() -> None:
+def test_equations_on_constants_are_folded() -> None:
     table = np.arange(3.0)
 
     def f(x: Any) -> Any:
@@ -58,12 +58,12 @@ def test_what_depends_on_constants_alone_is_computed_once() -> None:
     np.testing.assert_array_equal(stage(f, passes.SIMPLIFY)(X).numpy(), f(X).numpy())
 
 
-def test_large_constants_stay_equations() -> None:
+def test_large_results_are_not_folded() -> None:
     program = stage(lambda x: x + ops.exp(np.zeros((100, 100))).sum(), passes.SIMPLIFY).program(X)
     assert "exp" in names(program)
 
 
-def test_of_reshapes_the_last_shape_counts_and_no_change_is_none() -> None:
+def test_consecutive_reshapes_are_one_and_identity_reshapes_are_removed() -> None:
     def f(x: Any) -> Any:
         return ops.exp(ops.reshape(ops.reshape(x, (6,)), (2, 3))), ops.reshape(ops.reshape(x, (1, 6)), (3, 2))
 
@@ -85,7 +85,7 @@ def test_elementwise_equations_of_one_shape_are_one_loop_without_stored_broadcas
     assert len(program.equations[0].outputs) == 1
 
 
-def test_a_broadcast_is_stored_only_for_who_needs_it_in_memory() -> None:
+def test_a_broadcast_is_stored_only_for_readers_that_need_it_in_memory() -> None:
     def f(row: Any) -> Any:
         wide = ops.broadcast_to(row, (2, 3))
         return ops.exp(wide), ops.cumsum(wide)
@@ -103,11 +103,11 @@ def test_in_a_training_step_no_loop_reads_a_stored_broadcast(optimizer: str) -> 
 
 
 def fused_bodies(program: Program) -> list[Program]:
-    """Those of equations that are not themselves one loop nest."""
+    """The bodies of fused equations, except loop nests."""
     return [e.params["body"] for e in program.equations if e.primitive in FUSED - {loops_p}]
 
 
-def test_loops_of_two_phases_stay_two() -> None:
+def test_loops_of_different_phases_are_not_fused() -> None:
     def f(x: Any) -> Any:
         y = ops.exp(x)
         with phase("update"):
@@ -116,7 +116,7 @@ def test_loops_of_two_phases_stay_two() -> None:
     assert names(stage(f, [passes.fuse_elementwise]).program(X)) == ["exp", "mul"]
 
 
-def test_what_goes_out_of_a_group_and_comes_back_is_not_merged() -> None:
+def test_a_group_whose_result_returns_through_another_equation_is_not_merged() -> None:
     def f(x: Any) -> Any:
         y = ops.exp(x)
         return y * ops.broadcast_to(ops.sum(y, 0), (2, 3))
@@ -126,7 +126,7 @@ def test_what_goes_out_of_a_group_and_comes_back_is_not_merged() -> None:
     np.testing.assert_array_equal(stage(f, ALL)(X).numpy(), f(X).numpy())
 
 
-def test_bias_and_activation_go_into_the_product() -> None:
+def test_bias_and_activation_are_the_epilogue_of_the_product() -> None:
     def f(x: Any, w: Any, b: Any) -> Any:
         return ops.relu(ops.matmul(x, w, transpose_b=True) + b)
 
@@ -135,7 +135,7 @@ def test_bias_and_activation_go_into_the_product() -> None:
     assert label(program.equations[0]) == "matmul+add+relu"
 
 
-def test_a_product_that_is_read_as_a_whole_is_computed_first() -> None:
+def test_a_product_read_as_a_whole_has_no_epilogue() -> None:
     square = np.ones((3, 3))
     rows = stage(lambda x: x + ops.broadcast_to(ops.matmul(x[:1], x), (3, 3)), ALL).program(square)
     assert "product" not in names(rows)
@@ -155,7 +155,7 @@ def test_a_weight_is_updated_in_the_product_that_computes_its_gradient() -> None
     assert program.equations[-1].outputs == program.outputs
 
 
-def test_softmax_cross_entropy_and_their_gradient_are_one() -> None:
+def test_softmax_cross_entropy_and_their_gradient_are_one_equation() -> None:
     def f(logits: Any, labels: Any) -> Any:
         with ad.core.scope.scope("loss"):
             return ad.value_and_grad(ops.cross_entropy)(logits, labels)
@@ -168,7 +168,7 @@ def test_softmax_cross_entropy_and_their_gradient_are_one() -> None:
     assert all(v.size == 1 for e in others for v in (*e.inputs, *e.outputs))  # only the mean is left
 
 
-def test_a_convolution_its_bias_activation_and_pooling_are_one() -> None:
+def test_convolution_bias_activation_and_pooling_are_one_equation() -> None:
     def f(x: Any, w: Any, b: Any) -> Any:
         return ops.max_pool2d(ops.relu(ops.conv2d(x, w, b)), 2)
 
@@ -177,10 +177,10 @@ def test_a_convolution_its_bias_activation_and_pooling_are_one() -> None:
     assert bodies(stage(f, ALL).program(np.ones((8, *shapes[0])), w, b), "batchwise") == [
         ["conv2d", "loops", "max_pool2d"]
     ]
-    assert bodies(stage(f, ALL).program(np.ones((7, *shapes[0])), w, b), "batchwise") == []  # too few to divide
+    assert bodies(stage(f, ALL).program(np.ones((7, *shapes[0])), w, b), "batchwise") == []  # too few items
 
 
-def test_a_sum_over_the_items_ends_their_group() -> None:
+def test_a_sum_over_the_items_ends_a_group() -> None:
     def f(x: Any) -> Any:
         y = ops.softmax(x, 1)
         return ops.softmax(y - ops.sum(y, 0), 1)
@@ -190,7 +190,7 @@ def test_a_sum_over_the_items_ends_their_group() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_the_updates_of_many_parameters_are_one(optimizer: str) -> None:
+def test_the_updates_of_many_parameters_are_one_equation(optimizer: str) -> None:
     program = training_program(optimizer, improve=ALL)
     (together,) = (e for e in program.equations if e.primitive.name == "horizontal")
     assert together.phase == "update"
@@ -198,10 +198,10 @@ def test_the_updates_of_many_parameters_are_one(optimizer: str) -> None:
     linear = [e for e in program.equations if e.primitive.name == "product" and "optimizer" in e.scope]
     assert [e.outputs[0].type.shape for e in linear] == [(3, 17), (17, 72)]
     alone = [e for e in program.equations if e.phase == "update" and e not in (together, *linear)]
-    assert all(v.size == 1 for e in alone for v in e.outputs)  # the rate and the number of the step
+    assert all(v.size == 1 for e in alone for v in e.outputs)  # the learning rate and the step count
 
 
-def test_updates_that_depend_on_one_another_stay_apart() -> None:
+def test_updates_that_depend_on_one_another_are_not_fused() -> None:
     def f(x: Any, y: Any) -> Any:
         with phase("update"):
             x = x * 2.0 + 1.0
@@ -222,7 +222,7 @@ POOLED = [np.random.default_rng(0).normal(size=shape) for shape in ((3, 2, 11, 1
 
 
 @pytest.mark.parametrize("stride", [2, 1], ids=["apart", "overlapping"])
-def test_the_mask_in_front_of_a_pooling_is_applied_to_the_pooled_gradient(stride: int) -> None:
+def test_the_mask_of_a_relu_before_pooling_is_applied_to_the_pooled_gradient(stride: int) -> None:
     f = partial(pooled_gradients, stride=stride)
     before, after = (stage(f, improve).program(*POOLED) for improve in (passes.SIMPLIFY, ALL))
     pooled = 4 if stride == 2 else 7
@@ -236,7 +236,7 @@ def test_the_mask_in_front_of_a_pooling_is_applied_to_the_pooled_gradient(stride
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-12)
 
 
-def test_a_mask_of_something_else_stays_where_it_is() -> None:
+def test_other_masks_are_not_moved() -> None:
     def f(x: Any) -> Any:
         pooled, pullback = ad.vjp(lambda x: ops.max_pool2d(x, 2), x)
         (spread,) = pullback(pooled)
@@ -247,7 +247,7 @@ def test_a_mask_of_something_else_stays_where_it_is() -> None:
     assert str(stage(f, [*passes.SIMPLIFY, without_kernels]).program(x)) == str(stage(f, passes.SIMPLIFY).program(x))
 
 
-def test_gradients_behind_a_pooling_are_taken_of_the_pooled_gradient() -> None:
+def test_gradients_through_pooling_use_the_pooled_gradient() -> None:
     pytest.importorskip("adtrain.ops.conv_pooled")
     program = stage(pooled_gradients, ALL).program(*POOLED)
     found = [e.primitive.name for e in everywhere(program)]
@@ -257,8 +257,8 @@ def test_gradients_behind_a_pooling_are_taken_of_the_pooled_gradient() -> None:
     assert [e.inputs[0].type.shape for e in of_bias] == [(3, 4, 4, 4)]
 
 
-def test_a_spread_gradient_that_is_an_image_or_a_kernel_stays_one() -> None:
-    """The pooled kernels take a pooled gradient, not a pooled image: here the gradient of a pooling is convolved."""
+def test_a_spread_gradient_used_as_image_or_filter_is_not_replaced() -> None:
+    """A pooled gradient is an image or a filter of a convolution here, which has no kernel for that."""
     x, w, _ = POOLED
 
     def of_weight(w: Any) -> Any:
@@ -270,7 +270,7 @@ def test_a_spread_gradient_that_is_an_image_or_a_kernel_stays_one() -> None:
     np.testing.assert_allclose(stage(f, ALL)(w).numpy(), f(w).numpy(), rtol=1e-12)
 
 
-def test_who_reads_a_donated_array_stands_before_who_overwrites_it() -> None:
+def test_readers_of_a_donated_array_come_before_its_overwriter() -> None:
     def f(x: Any, y: Any) -> Any:
         new = x + y
         return new, ops.cumsum(x), ops.sum(new)
@@ -281,7 +281,7 @@ def test_who_reads_a_donated_array_stands_before_who_overwrites_it() -> None:
     assert names(stage(f, [passes.readers_first]).program(X, X)) == ["add", "cumsum", "sum"]
 
 
-def test_a_reader_that_needs_the_overwriter_keeps_its_place() -> None:
+def test_a_reader_that_depends_on_the_overwriter_stays_after_it() -> None:
     def f(x: Any) -> Any:
         new = ops.exp(x)
         return new, x * ops.sum(new)

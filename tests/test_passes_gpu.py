@@ -36,7 +36,7 @@ def members_of(equation: Equation) -> list[str]:
 
 
 @pytest.mark.parametrize("overrides", [(), (SGD,), ("optimizer={sgd: {lr: 0.1}}",)], ids=["adam", "momentum", "sgd"])
-def test_a_step_of_three_dense_layers_is_six_launches(overrides: tuple[str, ...]) -> None:
+def test_a_step_of_three_linear_layers_is_six_launches(overrides: tuple[str, ...]) -> None:
     program = step("mlp", *overrides)
     gather, first, second, head, back, last = launches(program)
     assert gather.primitive.name == "gather"
@@ -44,7 +44,7 @@ def test_a_step_of_three_dense_layers_is_six_launches(overrides: tuple[str, ...]
     assert members_of(first).count("one_block") >= 1  # the labels, and the schedule
     assert label(second) == "matmul+add+relu"
     assert head.primitive.name == "row_fused"
-    assert members_of(head).count("matmul") == 2  # of the logits, and of the gradient of what they are made of
+    assert members_of(head).count("matmul") == 2  # the logits, and the gradient of their input
     assert label(back) == "matmul+less+where"
     assert members_of(last).count("product") == 3
     assert {"product", "one_block"} <= set(members_of(last))
@@ -53,20 +53,20 @@ def test_a_step_of_three_dense_layers_is_six_launches(overrides: tuple[str, ...]
 
 
 @pytest.mark.parametrize(("name", "most"), [("lenet5", 18), ("cnn", 14)])
-def test_steps_of_convolutional_networks_are_few_launches(name: str, most: int) -> None:
+def test_a_step_of_a_convolutional_network_has_few_launches(name: str, most: int) -> None:
     program = step(name)
     assert len(launches(program)) <= most
     assert [e.primitive.name for e in launches(program)].count("row_fused") == 1
 
 
-def test_bias_activation_and_mask_of_a_convolution_are_done_to_it_before_it_is_written() -> None:
+def test_bias_activation_and_mask_are_the_epilogue_of_a_convolution() -> None:
     program = step("cnn")
     fused = [label(e) for e in launches(program) if e.primitive.name == "convolution"]
     assert fused == ["conv2d+add+relu", "conv2d_input_grad_pooled+less+where"]
     assert not any(e.primitive.name in ("conv2d", "conv2d_input_grad", "loops") for e in launches(program))
 
 
-def test_what_reads_a_convolution_by_rows_of_the_image_is_not_done_to_it() -> None:
+def test_a_reader_by_image_rows_is_no_epilogue_of_a_convolution() -> None:
     def f(x: Any, w: Any, rows: Any) -> Any:
         return ops.relu(ops.conv2d(x, w, padding=1) + rows)
 
@@ -76,7 +76,7 @@ def test_what_reads_a_convolution_by_rows_of_the_image_is_not_done_to_it() -> No
 
 
 @pytest.mark.parametrize("overrides", [(), ("data.augment=[mixup]",), ("data.augment=[affine: 10, noise, cutout]",)])
-def test_a_body_names_what_it_reads_as_its_equation_does(overrides: tuple[str, ...]) -> None:
+def test_a_body_has_the_inputs_of_its_equation(overrides: tuple[str, ...]) -> None:
     fused = [e for e in everywhere(step("mlp", *overrides)) if e.primitive in FUSED]
     assert fused
     for e in fused:
@@ -84,10 +84,10 @@ def test_a_body_names_what_it_reads_as_its_equation_does(overrides: tuple[str, .
         assert e.params["body"].outputs == e.outputs
 
 
-def test_a_device_has_the_passes_for_it() -> None:
+def test_each_device_has_its_own_passes() -> None:
     def moved(program: Program, device: str) -> Program:
-        made = [v for e in program.equations for v in e.outputs]
-        of = {v: Variable(v.type, device) for v in (*program.inputs, *made)}
+        computed = [v for e in program.equations for v in e.outputs]
+        of = {v: Variable(v.type, device) for v in (*program.inputs, *computed)}
         equations = [
             Equation(e.primitive, tuple(of[v] for v in e.inputs), e.params, tuple(of[v] for v in e.outputs))
             for e in program.equations
@@ -103,7 +103,7 @@ def test_a_device_has_the_passes_for_it() -> None:
     assert names(for_gpu(moved(batched, "gpu"))) == ["product"]
 
 
-def test_a_thread_block_has_a_form_for_each_primitive_that_may_join_one() -> None:
+def test_the_one_block_generator_has_code_for_each_primitive_that_may_join() -> None:
     assert FORMS.keys() == SMALL
 
 
@@ -119,18 +119,18 @@ def loss_between_products(rows: int, features: int) -> Program:
 
 def test_small_equations_between_wide_products_are_one_block() -> None:
     first, *others = launches(loss_between_products(64, 1000))
-    assert first.primitive.name == "horizontal"  # what depends on the labels alone, beside the first product
+    assert first.primitive.name == "horizontal"  # equations on labels share the first product's launch
     assert sorted(e.primitive.name for e in others) == ["matmul", "one_block"]
 
 
-def test_narrow_products_and_what_lies_between_them_go_row_by_row() -> None:
+def test_narrow_products_and_the_equations_between_are_row_fused() -> None:
     for rows in (64, 7499, 7500):
         (body,) = bodies(loss_between_products(rows, 32), "row_fused")
         assert body.count("matmul") == 2
         assert {"log_softmax", "take_along_axis"} <= set(body)
 
 
-def test_what_is_needed_whole_is_not_made_row_by_row() -> None:
+def test_a_value_that_is_read_whole_is_not_row_fused() -> None:
     def f(x: Any, w: Any) -> Any:
         y = ops.softmax(ops.matmul(x, w), 1)
         return y, ops.matmul(y, ops.softmax(y, 1), transpose_b=True)
@@ -139,7 +139,7 @@ def test_what_is_needed_whole_is_not_made_row_by_row() -> None:
     assert [body.count("matmul") for body in bodies(program, "row_fused")] == [1]
 
 
-def test_a_large_equation_stays_outside_of_blocks() -> None:
+def test_a_large_equation_is_not_in_a_one_block_equation() -> None:
     def f(x: Any) -> Any:
         return ops.softmax(ops.softmax(x, 1), 0)
 
@@ -147,7 +147,7 @@ def test_a_large_equation_stays_outside_of_blocks() -> None:
     assert names(stage(f, ON_GPU).program(np.ones((1000, 500)))) == ["softmax", "softmax"]
 
 
-def test_a_block_hands_on_what_others_need_also_through_a_reshape() -> None:
+def test_a_one_block_equation_outputs_values_that_others_read_through_a_reshape() -> None:
     def f(x: Any, w: Any) -> Any:
         flat = ops.reshape(ops.softmax(x, 1), (30,))
         return flat, ops.matmul(ops.reshape(flat, (1, 30)), w), ops.cumsum(ops.reshape(flat, (3, 10)) * 2.0, 1)
@@ -159,7 +159,7 @@ def test_a_block_hands_on_what_others_need_also_through_a_reshape() -> None:
         np.testing.assert_array_equal(x.numpy(), y.numpy())
 
 
-def test_the_mask_in_front_of_a_flattening_joins_the_product_that_gives_the_flat_gradient() -> None:
+def test_the_mask_before_a_flatten_is_the_epilogue_of_the_flat_gradients_product() -> None:
     def f(ct: Any, w: Any, x: Any) -> Any:
         return ops.where(ops.less(0.0, x), ops.reshape(ops.matmul(ct, w), (9, 8, 5, 5)), 0.0)
 
@@ -173,7 +173,7 @@ def test_the_mask_in_front_of_a_flattening_joins_the_product_that_gives_the_flat
 ROWS = np.arange(3000) % 7
 
 
-def test_rows_by_index_are_read_by_the_loop_that_uses_them() -> None:
+def test_a_loop_gathers_the_rows_that_it_uses() -> None:
     def f(table: Any, rows: Any) -> Any:
         return ops.embedding(rows, table) * 2.0 + 1.0
 
@@ -182,11 +182,11 @@ def test_rows_by_index_are_read_by_the_loop_that_uses_them() -> None:
     assert names(program) == ["gather"]
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["needed by others", "along another axis"])
-def test_rows_stay_an_equation_where_a_loop_alone_cannot_read_them(kept: bool) -> None:
+@pytest.mark.parametrize("shared", [True, False], ids=["needed by others", "along another axis"])
+def test_gathers_with_other_readers_or_along_another_axis_are_not_fused(shared: bool) -> None:
     def f(table: Any, rows: Any) -> Any:
-        found = ops.embedding(rows, table) if kept else ops.take(table, rows, 1)
-        return (found * 2.0, found) if kept else (found * 2.0,)
+        found = ops.embedding(rows, table) if shared else ops.take(table, rows, 1)
+        return (found * 2.0, found) if shared else (found * 2.0,)
 
     program = stage(f, ON_GPU).program(np.ones((7, 50)), ROWS)
     assert "gather" not in names(program)
@@ -201,24 +201,24 @@ def gradients(k: int, count: int = 2, target: Target = H200) -> Program:
     return for_gpu(stage(f).program(*[np.ones((k, 64), np.float32) for _ in range(count)]), target)
 
 
-def test_products_that_nobody_needs_share_a_launch_unless_their_sums_are_long() -> None:
+def test_products_that_no_equation_reads_share_a_launch_unless_k_is_long() -> None:
     assert bodies(gradients(MAX_K), "horizontal") == [["product", "product"]]
     assert names(gradients(MAX_K + 1)) == ["product", "product"]
 
 
-def test_a_launch_takes_no_more_than_a_few_waves_of_blocks() -> None:
+def test_a_shared_launch_has_at_most_a_few_waves_of_blocks() -> None:
     small = H200._replace(multiprocessors=1)
     assert bodies(gradients(8, 5, small), "horizontal") == [["product"] * WAVES, ["product"] * 2]
 
 
-def test_products_of_two_types_have_launches_of_their_own() -> None:
+def test_products_of_different_dtypes_do_not_share_a_launch() -> None:
     def f(x: Any, y: Any) -> Any:
         return ops.matmul(x, x), ops.matmul(y, y)
 
     assert names(stage(f, ON_GPU).program(np.ones((9, 9), np.float32), np.ones((9, 9)))) == ["matmul", "matmul"]
 
 
-def test_a_launch_has_no_more_arguments_than_it_can_take() -> None:
+def test_a_shared_launch_does_not_exceed_the_limit_of_arguments() -> None:
     def f(xs: Any) -> Any:
         return [x * 2.0 for x in xs]
 

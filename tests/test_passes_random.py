@@ -1,7 +1,7 @@
-"""Passes on random programs and on training steps: the same numbers before and after, and a valid Program.
+"""Passes on random Programs and on training steps: the results stay the same, and the Programs are valid.
 
-The passes keep every bit where NumPy runs the Program: they leave work out, or put the same equations into fewer ones.
-Only those that keep gradients pooled add up numbers in another order (without the zeros between them).
+With NumPy the results have the same bits before and after a pass. Only fuse_maxpool_gradients changes the order of
+sums, because it leaves out zeros.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from adtrain.passes.groups import Groups
 
 quickly = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
-# A second fuse_updates merges what depended on the first group. A second fuse_maxpool_gradients moves a mask through a
-# second pooling. To a second fuse_horizontally a group is one equation, which may join others.
+# A second fuse_updates merges equations that depended on the first group. A second fuse_maxpool_gradients moves a mask
+# through a second pooling. A second fuse_horizontally sees a group as one equation and may merge it with others.
 REPEATED = ("fuse_updates", "fuse_maxpool_gradients", "fuse_horizontally")
 
 
@@ -61,7 +61,7 @@ def assert_same_bits(program: Program, other: Program) -> None:
 
 
 def assert_consistent(program: Program, like: Program) -> None:
-    """What Program itself does not assert: types of equations and of bodies fit."""
+    """Check what Program does not check: the types of equations and of their bodies."""
     assert program.inputs == like.inputs
     assert program.donated == like.donated
     assert [v.type for v in program.outputs] == [v.type for v in like.outputs]
@@ -119,7 +119,7 @@ def test_a_second_run_of_a_pass_changes_nothing_in_a_training_step(optimizer: st
 
 
 def is_acyclic(groups: Groups, merged: set[int]) -> bool:
-    """Whether the groups could run one after the other if those of `merged` were one."""
+    """Whether there is an order of the groups if those of `merged` are one."""
     name = {g: min(merged) if g in merged else g for g in groups.members}
     needs: dict[int, set[int]] = {g: set() for g in name.values()}
     for g in groups.members:
@@ -131,7 +131,7 @@ def is_acyclic(groups: Groups, merged: set[int]) -> bool:
 
 @quickly
 @given(graphs.graphs(), st.data())
-def test_groups_merge_wherever_that_makes_no_cycle_and_nowhere_else(graph: Any, data: Any) -> None:
+def test_groups_merge_exactly_where_no_cycle_arises(graph: Any, data: Any) -> None:
     program = program_of(graph)
     groups = Groups(program)
     for _ in range(data.draw(st.integers(0, 12))):

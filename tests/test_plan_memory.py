@@ -1,4 +1,4 @@
-"""Memory plans: every equation finds its arguments where they should be, and arrays share memory where they can."""
+"""Memory plans: no value is overwritten before its last use, and values share memory where they can."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ quickly = settings(max_examples=40, suppress_health_check=[HealthCheck.function_
 
 
 def odd_sizes(equation: Equation) -> int:
-    """Workspace for some equations."""
+    """Bytes of workspace: some equations need some, others none."""
     return len(equation.inputs) * 40 if len(equation.primitive.name) % 2 else 0
 
 
 @quickly
 @given(graphs.graphs())
-def test_plans_of_random_programs_hold(graph: Any) -> None:
+def test_plans_of_random_programs_are_valid(graph: Any) -> None:
     for program in in_all_forms(program_of(graph)):
         for donated in (frozenset(), program.donated):
             form = replace(program, donated=donated)
@@ -39,7 +39,7 @@ def test_plans_of_random_programs_hold(graph: Any) -> None:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_plans_of_training_steps_hold(optimizer: str) -> None:
+def test_plans_of_training_steps_are_valid(optimizer: str) -> None:
     for program in in_all_forms(training_program(optimizer)):
         plan = plan_memory(program, workspace)
         assert_plan_holds(program, plan, workspace)
@@ -50,7 +50,7 @@ def test_plans_of_training_steps_hold(optimizer: str) -> None:
 
 @pytest.mark.parametrize("improve", [ALL, ON_GPU], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_training_step_writes_its_new_state_over_the_old_one(optimizer: str, improve: Any) -> None:
+def test_a_training_step_overwrites_its_state(optimizer: str, improve: Any) -> None:
     program = training_program(optimizer, improve=improve)
     plan = plan_memory(program)
     arrays = [v for v in program.outputs[:-1] if v.size > 1]
@@ -68,19 +68,19 @@ def planned(f: Any, *args: Any, donate: Any = (), improve: Any = ()) -> tuple[Pr
     return program, plan
 
 
-def test_a_chain_of_elementwise_operations_needs_the_memory_of_one() -> None:
+def test_consecutive_elementwise_operations_share_memory() -> None:
     _, plan = planned(lambda x: ops.sum(ops.exp(ops.sin(ops.tanh(x)))), X)
     assert plan.arena_bytes == X.nbytes
 
 
-def test_values_that_are_alive_together_have_memory_of_their_own() -> None:
+def test_values_that_are_alive_together_do_not_share_memory() -> None:
     def f(x: Any) -> Any:
-        turned = ops.transpose(x)
-        return ops.sum(ops.matmul(x, turned)) + ops.sum(turned)
+        transposed = ops.transpose(x)
+        return ops.sum(ops.matmul(x, transposed)) + ops.sum(transposed)
 
     program, plan = planned(f, X)
-    turned, product = (e.outputs[0] for e in program.equations if e.primitive.name in ("transpose", "matmul"))
-    assert not bytes_of(turned, plan).touches(bytes_of(product, plan))
+    transposed, product = (e.outputs[0] for e in program.equations if e.primitive.name in ("transpose", "matmul"))
+    assert not bytes_of(transposed, plan).touches(bytes_of(product, plan))
 
 
 @pytest.mark.parametrize(
@@ -90,21 +90,21 @@ def test_values_that_are_alive_together_have_memory_of_their_own() -> None:
         (lambda x, y: ops.transpose(ops.transpose(y)), 1),  # x is not read at all
         (lambda x, y: (x + y, ops.sum(x)), 0),  # read later
         (lambda x, y: (ops.sum(x), x + y), 1),
-        (lambda x, y: (x, x + y), 0),  # it is a result itself
+        (lambda x, y: (x, x + y), 0),  # x is a result
         (lambda x, y: ops.flip(x), 0),  # elements move
         (lambda x, y: ops.transpose(ops.reshape(x, (6, 4))), 0),
         (lambda x, y: ops.reshape(ops.flip(ops.reshape(x, (6, 4))), (4, 6)), 0),
         (lambda x, y: ops.reshape(ops.transpose(y), (4, 6)), 0),  # a view has no equation that writes
         (lambda x, y: x * ops.broadcast_to(ops.sum(x, 0), (4, 6)), 1),
-        (lambda x, y: x.astype("float32"), 0),  # another size
+        (lambda x, y: x.astype("float32"), 0),  # another element size
     ],
 )
-def test_results_take_the_place_of_a_donated_array_only_when_nobody_needs_it(f: Any, count: int) -> None:
+def test_results_overwrite_a_donated_array_only_after_its_last_read(f: Any, count: int) -> None:
     assert len(planned(f, X, X, donate=(0,))[1].in_place) == count
     assert len(planned(f, X, X)[1].in_place) == 0
 
 
-def test_a_weight_that_the_product_itself_reads_is_not_overwritten_by_it() -> None:
+def test_a_product_does_not_overwrite_a_weight_that_it_reads() -> None:
     square = np.ones((6, 6))
     assert len(planned(lambda w: w - ops.matmul(w, w), square, donate=(0,), improve=ALL)[1].in_place) == 0
     program, plan = planned(lambda w, x: w - ops.matmul(x, x), square, square, donate=(0,), improve=ALL)
@@ -112,7 +112,7 @@ def test_a_weight_that_the_product_itself_reads_is_not_overwritten_by_it() -> No
     assert len(plan.in_place) == 1
 
 
-def test_a_plan_that_gives_everything_the_same_place_is_caught() -> None:
+def test_a_plan_with_overlapping_values_is_detected() -> None:
     program = training_program("sgd")
     plan = plan_memory(program, workspace)
     same = {v: Place("arena", 0) if place.where == "arena" else place for v, place in plan.places.items()}

@@ -1,1 +1,1 @@
-"""The language: arrays, primitives, trace levels, differentiation. No NumPy maths and no device code."""
+"""Values, primitives, traces, derivatives, Programs and the registry of kernels; no operation and no device code."""

@@ -1,4 +1,4 @@
-"""Value, what every operation takes and returns, and Array, a value that exists in a device's memory."""
+"""Value, the type that operations take and return, and Array, a value with elements in a device's memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from adtrain.core.types import ArrayType, Shape, dtype_of
 
 
 class Value:
-    """An array or a tracer standing for one. The operators are spelt here and done by ``adtrain.ops``."""
+    """An array, or a tracer that stands for one. Its operators call the functions of ``adtrain.ops``."""
 
     __slots__ = ("__weakref__",)
     __array_priority__ = 1000.0
@@ -44,7 +44,7 @@ class Value:
         """The elements as a read-only, C-contiguous NumPy array on the host.
 
         Raises:
-            TraceError: the value is being traced, so it has no elements yet.
+            TraceError: the value is a tracer, which has no elements.
         """
         raise TraceError(
             f"a traced value ({ArrayType(self.shape, self.dtype)}) has no elements yet: inside a differentiated or "
@@ -52,18 +52,31 @@ class Value:
         )
 
     def fetch(self) -> Callable[[], np.ndarray]:
-        """`numpy` in two parts: the elements are on their way to the host while the device goes on; the function that
-        is returned waits for them."""
+        """Start copying the elements to the host, and return a function that waits for them and returns them.
+
+        The device goes on with its work meanwhile. Raises TraceError like `numpy`.
+        """
         elements = self.numpy()
         return lambda: elements
 
     def to(self, device: str) -> Value:
+        """The same elements on ``device``: this value itself if it is there already.
+
+        Raises:
+            TraceError: the value is a tracer, and on another device.
+            DeviceError: the device is not available.
+        """
         if device == self.device:
             return self
         raise TraceError("a traced value cannot change its device: move the arrays before differentiating")
 
     def item(self) -> Any:
-        """The one element as a Python number."""
+        """The only element, as a Python number.
+
+        Raises:
+            ShapeError: there is not exactly one element.
+            TraceError: the value is a tracer.
+        """
         if self.size != 1:
             raise ShapeError(f"item: found shape {self.shape}, expected exactly one element")
         return self.numpy().item()
@@ -180,15 +193,15 @@ class Value:
 
 
 def bind_operators(ops: ModuleType) -> None:
-    """Give every value the operators of ``ops``, which imports this module and not the other way round."""
+    """Let the operators of values call the functions of ``ops``, a module that this one cannot import."""
     Value._ops = ops
 
 
 class Array(Value):
-    """A handle on immutable elements in a device's memory: C-contiguous, or a broadcast view (stride 0) of such.
+    """Immutable elements in a device's memory, C-contiguous; on the CPU also a broadcast view of such (stride 0).
 
     Attributes:
-        buffer: the device's own object for the memory; for the CPU a NumPy array.
+        buffer: the backend's object for the memory; on the CPU a NumPy array.
     """
 
     __slots__ = ("buffer", "device", "dtype", "shape")
@@ -200,7 +213,7 @@ class Array(Value):
         self.device = device
 
     def __getattr__(self, name: str) -> Any:
-        # only asked for what is not there: the buffer of an array that was donated
+        # Python calls this for missing attributes only: `stage` deletes the buffer of a donated array.
         if name == "buffer":
             raise TraceError(
                 f"this array ({ArrayType(self.shape, self.dtype)}) was donated to a staged function, which may have "
@@ -215,7 +228,6 @@ class Array(Value):
         return find_device(self.device).fetch(self.buffer)
 
     def to(self, device: str) -> Array:
-        """The same elements on ``device``: this array itself when it is there already."""
         return self if device == self.device else array(self.numpy(), device=device)
 
     def __repr__(self) -> str:
@@ -225,15 +237,19 @@ class Array(Value):
 
 
 def array(x: Any, dtype: Any = None, device: str | None = None) -> Array:
-    """Make an Array from numbers, nested lists, a NumPy array or an Array; the elements are copied
-    unless they are an Array already.
+    """Make an Array from numbers, nested lists, a NumPy array or an Array.
 
-    Without ``dtype``, Python floats become float32, Python integers int64, and arrays keep theirs. Without
-    ``device``, an Array stays where it is and everything else goes to the CPU.
+    An Array of the right dtype and device is returned as it is; all else is copied.
+
+    Args:
+        x: the elements; nested lists of one length at each level.
+        dtype: by default float32 for Python floats, int64 for Python integers, and that of an array.
+        device: by default that of an Array, and "cpu" for all else.
 
     Raises:
-        DTypeError: the elements are of no type that adtrain computes with.
-        DeviceError: the device is absent.
+        ShapeError: nested lists have different lengths.
+        DTypeError: adtrain has no such dtype, or ``x`` does not fit it.
+        DeviceError: the device is not available.
     """
     if isinstance(x, Array):
         device = device or x.device

@@ -1,4 +1,4 @@
-"""grad and its relatives: transformations of functions over trees of arrays."""
+"""grad, vjp, jvp, hvp, jacobian, hessian: they take and return functions of trees of arrays."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 from adtrain.core import tree
 from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError, DTypeError, ShapeError
-from adtrain.core.reverse import ReverseTrace, ReverseTracer, walk_back
+from adtrain.core.reverse import ReverseTrace, ReverseTracer, backpropagate
 from adtrain.core.scope import phase
 from adtrain.core.trace import new_level
 
 
 class _Recording:
-    """A function's value, and what is needed to walk back from it to some of its arguments."""
+    """A function's value, with what reverse mode recorded to differentiate it by some of the arguments."""
 
     def __init__(self, name: str, f: Callable[..., Any], args: Sequence[Any], argnums: Sequence[int], has_aux: bool):
         self.name = name
@@ -26,7 +26,7 @@ class _Recording:
         try:
             traced = list(args)
             self.inputs: list[ReverseTracer] = []
-            self.arguments: list[tuple[tree.TreeDef, int]] = []  # structure and number of leaves of each
+            self.arguments: list[tuple[tree.TreeDef, int]] = []  # structure and number of leaves
             for i in argnums:
                 leaves, structure = tree.flatten(args[i])
                 tracers = [trace.input(_differentiable(name, f"argument {i}", x)) for x in leaves]
@@ -35,7 +35,7 @@ class _Recording:
                 traced[i] = tree.unflatten(structure, tracers)
             out = f(*traced)
             if has_aux and not (isinstance(out, tuple) and len(out) == 2):
-                raise DTypeError(f"{name}: has_aux is set and the function returned no pair (value, aux)")
+                raise DTypeError(f"{name}: has_aux is set, but the function did not return a pair (value, aux)")
             out, aux = out if has_aux else (out, None)
         finally:
             trace.live = False
@@ -48,16 +48,19 @@ class _Recording:
         self.aux = tree.map(trace.lower, aux)
         self.trace = trace
 
-    def pull(self, cts: Sequence[Any], keep: bool) -> tuple[Any, ...]:
-        """Cotangents of the outputs to cotangent trees of the arguments."""
+    def pull_back(self, cts: Sequence[Any], retain: bool) -> tuple[Any, ...]:
+        """The cotangent trees of the arguments, from the cotangents of the outputs (None: zero).
+
+        Without ``retain`` the residuals are freed, and this can be called once only.
+        """
         seeds = [
             (x, ct)
             for x, ct in zip(self.outputs, cts, strict=True)
             if ct is not None and isinstance(x, ReverseTracer) and x.trace is self.trace
         ]
-        if not keep:
+        if not retain:
             self.outputs = []
-        found = walk_back(seeds, self.inputs, keep)
+        found = backpropagate(seeds, self.inputs, retain)
         zeros_like = Value._ops.zeros_like
         leaves = [zeros_like(x.primal) if ct is None else ct for x, ct in zip(self.inputs, found, strict=True)]
         remaining = iter(leaves)
@@ -65,24 +68,26 @@ class _Recording:
 
 
 def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
-    """The value of ``f`` and its pullback, the transposed Jacobian as a function.
+    """The value of ``f`` and its pullback: the function that multiplies a cotangent by the transposed Jacobian.
 
     Args:
-        f: function of trees of floating-point arrays, to a tree of arrays (with ``has_aux``: a pair of that and a
-            tree that is not differentiated).
-        primals: the point, one tree an argument of ``f``.
+        f: function of trees of floating-point arrays that returns a tree of arrays; with ``has_aux`` a pair of such a
+            tree and one that is not differentiated.
+        primals: the arguments of ``f``, one tree each.
 
     Returns:
-        ``(out, pullback)``, with ``has_aux`` ``(out, pullback, aux)``. ``pullback(ct)`` takes a tree like ``out`` and
-        returns a tuple with one tree an argument; it may be called more than once, and keeps the residuals alive.
+        ``(out, pullback)``, with ``has_aux`` ``(out, pullback, aux)``. ``pullback(ct)`` takes a tree with the structure
+        and shapes of ``out``. It returns a tuple of trees with those of ``primals``. It may be called more than once,
+        and holds the residuals in memory.
 
     Raises:
-        DTypeError: an argument holds no floating-point numbers.
+        DTypeError: an argument is not of floating point, or ``f`` returns something other than arrays.
+        ShapeError (by ``pullback``): ``ct`` does not have the structure, shapes and dtypes of ``out``.
     """
     recording = _Recording("vjp", f, primals, range(len(primals)), has_aux)
 
     def pullback(ct: Any) -> tuple[Any, ...]:
-        return recording.pull(_cotangents(recording, ct), keep=True)
+        return recording.pull_back(_cotangents(recording, ct), retain=True)
 
     return (recording.value, pullback, recording.aux) if has_aux else (recording.value, pullback)
 
@@ -90,18 +95,22 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
 def value_and_grad(
     f: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Callable[..., tuple[Any, Any]]:
-    """A function that returns the value of ``f`` and its gradient, freeing each residual as it is used.
+    """A function that returns the value of ``f`` and its gradient.
 
     Args:
-        f: returns a floating-point array of shape () (with ``has_aux``: a pair of that and a tree passed through).
-        argnums: the argument to differentiate, or several; each a tree of floating-point arrays.
+        f: returns a floating-point array of shape (); with ``has_aux`` a pair of that and a tree that is not
+            differentiated.
+        argnums: position of the argument to differentiate by, or several positions. Each argument is a tree of
+            floating-point arrays.
 
     Returns:
-        A function to ``(value, gradient)``, or ``((value, aux), gradient)``; the gradient is a tree like the
-        argument, a tuple of trees for several. Keyword arguments go to ``f`` as they are.
+        A function with the arguments of ``f`` that returns ``(value, gradient)``, with ``has_aux``
+        ``((value, aux), gradient)``. The gradient is a tree with the structure and shapes of the argument, or a tuple
+        of such trees. Keyword arguments are passed to ``f`` and not differentiated.
 
-    Raises:
-        ShapeError: the value is not of shape (). DTypeError: an argument holds no floating-point numbers.
+    Raises (when called):
+        ShapeError: the value is not of shape (), or ``argnums`` names no argument or one twice.
+        DTypeError: an argument or the value is not of floating point.
     """
     several = not isinstance(argnums, int)
 
@@ -116,7 +125,7 @@ def value_and_grad(
         _differentiable("grad", "the function's value", out)
         with phase("backward"):
             seed = Value._ops.ones_like(out)
-        grads = recording.pull([seed], keep=False)
+        grads = recording.pull_back([seed], retain=False)
         value = (recording.value, recording.aux) if has_aux else recording.value
         return value, grads if several else grads[0]
 
@@ -124,9 +133,9 @@ def value_and_grad(
 
 
 def grad(f: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable[..., Any]:
-    """A function that returns the gradient of ``f`` (with ``has_aux``: and the tree passed through).
+    """A function that returns the gradient of ``f``; with ``has_aux`` ``(gradient, aux)``.
 
-    Arguments and errors as `value_and_grad`.
+    Arguments and errors are those of `value_and_grad`.
     """
     both = value_and_grad(f, argnums, has_aux)
 
@@ -139,17 +148,21 @@ def grad(f: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool 
 
 
 def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    """The value of ``f`` and the derivative of it along a direction.
+    """The value of ``f`` and the product of its Jacobian with a vector (forward mode).
 
-    The pullback is linear in its cotangent, and the transpose of it is the derivative wanted, so no rule beyond vjp
-    is needed (J. Townsend: "A new trick for calculating Jacobian vector products", 2017).
+    The pullback is linear in the cotangent. Its transpose is this product, so `vjp` is applied twice (J. Townsend: "A
+    new trick for calculating Jacobian vector products", 2017).
 
     Args:
-        primals: a tuple with one tree an argument.
-        tangents: the direction, a tuple like ``primals``.
+        primals: a tuple of the arguments of ``f``, one tree each.
+        tangents: the vector, a tuple with the structure and shapes of ``primals``.
 
     Returns:
-        ``(out, tangent_out)``, two trees of one structure.
+        ``(out, tangent_out)``, two trees of the same structure and shapes.
+
+    Raises:
+        ShapeError: primals and tangents differ in structure or shape.
+        DTypeError: an argument or an output is not of floating point.
     """
     _check_tuples("jvp", primals, tangents)
     out, pullback = vjp(f, *primals)
@@ -159,17 +172,22 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
 
 
 def hvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-    """The Hessian of a scalar function times a vector, without the Hessian.
+    """The product of the Hessian of a scalar function with a vector, without computing the Hessian.
 
-    By symmetry it is the gradient of ``<grad f, tangents>`` (B. Pearlmutter: "Fast exact multiplication by the
-    Hessian", Neural Computation 6, 1994).
+    It is the gradient of ``<grad f, tangents>`` (B. Pearlmutter: "Fast exact multiplication by the Hessian", Neural
+    Computation 6, 1994).
 
     Args:
-        primals: a tuple with one tree an argument.
-        tangents: the vector, a tuple like ``primals``.
+        f: returns a floating-point array of shape ().
+        primals: a tuple of the arguments of ``f``, one tree each.
+        tangents: the vector, a tuple with the structure and shapes of ``primals``.
 
     Returns:
-        A tree like the argument; for several arguments a tuple of trees.
+        A tree with the structure and shapes of the argument; a tuple of trees for several arguments.
+
+    Raises:
+        ShapeError: the value is not of shape (), there are no arrays, or primals and tangents differ.
+        DTypeError: an argument or the value is not of floating point.
     """
     _check_tuples("hvp", primals, tangents)
     positions = tuple(range(len(primals)))
@@ -187,11 +205,17 @@ def hvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
 
 
 def jacobian(f: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
-    """A function that returns all first derivatives, one walk backward for each element of the output.
+    """A function that returns the Jacobian of ``f``: all first derivatives by argument ``argnums``.
+
+    It runs one backward pass for each element of the output.
 
     Returns:
-        A function to a tree like the output of ``f``, in it trees like the argument, in them arrays of shape
-        ``output.shape + argument.shape``.
+        A function with the arguments of ``f``. It returns the tree of outputs, with the tree of the argument in place
+        of each output; its arrays have shape ``output.shape + argument.shape``.
+
+    Raises (when called):
+        ShapeError: there is no argument ``argnums``.
+        DTypeError: the argument or an output is not of floating point.
     """
 
     @wraps(f)
@@ -208,7 +232,7 @@ def jacobian(f: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
                 basis = np.zeros(out.shape, out.dtype)
                 basis.flat[i] = 1
                 cts[k] = array(basis, device=out.device)
-                rows.append(recording.pull(cts, keep=True)[0])
+                rows.append(recording.pull_back(cts, retain=True)[0])
             per_output.append(
                 tree.map(lambda *r, out=out: ops.reshape(ops.stack(r), (*out.shape, *r[0].shape)), *rows)
                 if rows
@@ -220,17 +244,21 @@ def jacobian(f: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
 
 
 def hessian(f: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
-    """A function that returns all second derivatives of a scalar function.
+    """A function that returns the Hessian of a scalar function: all second derivatives by argument ``argnums``.
 
     Returns:
-        A function to a tree like the argument, in it trees like the argument, in them arrays of shape
-        ``leaf.shape + other_leaf.shape``.
+        A function with the arguments of ``f``. It returns the tree of the argument, with the same tree in place of each
+        leaf; its arrays have shape ``leaf.shape + other_leaf.shape``.
+
+    Raises (when called):
+        ShapeError: the value is not of shape (), or there is no argument ``argnums``.
+        DTypeError: the argument or the value is not of floating point.
     """
     return jacobian(grad(f, argnums), argnums)
 
 
 def _positions(name: str, argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """The positions of arguments that ``argnums`` names, negative ones counted from the end."""
+    """``argnums`` as positions from 0; negative ones count from the end."""
     named = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     for i in named:
         if not -count <= i < count:
@@ -259,7 +287,7 @@ def _cotangents(recording: _Recording, ct: Any) -> list[Any]:
 
 
 def _matching(name: str, like: Any, x: Any) -> Value:
-    """A cotangent or tangent as a value of the same shape, dtype and device as what it belongs to."""
+    """The cotangent or tangent ``x`` as a value; ShapeError unless it has the shape and dtype of ``like``."""
     like = like if isinstance(like, Value) else array(like)
     value = x if isinstance(x, Value) else array(np.asarray(x, like.dtype), device=like.device)
     if value.shape != like.shape or value.dtype != like.dtype:
@@ -274,7 +302,7 @@ def _check_tuples(name: str, primals: Sequence[Any], tangents: Sequence[Any]) ->
     for what, found in (("primals", primals), ("tangents", tangents)):
         if not isinstance(found, (tuple, list)):
             raise AdtrainError(
-                f"{name}: {what} must be a tuple with one entry an argument, found {type(found).__name__}"
+                f"{name}: {what} must be a tuple with one entry for each argument, found {type(found).__name__}"
             )
     if tree.flatten(tuple(primals))[1] != tree.flatten(tuple(tangents))[1]:
         raise ShapeError(f"{name}: primals and tangents have different structures")

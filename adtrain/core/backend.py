@@ -1,4 +1,4 @@
-"""Backend: what a device must do to run primitives and Programs."""
+"""Backend: the interface that a device implements to run primitives and Programs."""
 
 from __future__ import annotations
 
@@ -12,87 +12,95 @@ from adtrain.core.types import ArrayType
 
 
 class Memory(NamedTuple):
-    """Bytes that a Program takes while it runs, beside its arguments."""
+    """Bytes that a Program needs while it runs, besides its arguments."""
 
-    values: int  # constants, what equations hand on, and results that do not lie in an argument: at most at once
-    separate: int  # the same, each with memory of its own until the end
-    scratch: int  # for the equations' own use, of all threads
+    values: int  # peak for constants, intermediate values, and results that do not overwrite an argument
+    separate: int  # the same if no two values shared memory
+    scratch: int  # temporary memory of the kernels, of all threads
 
 
 class KernelRun(NamedTuple):
-    """A function that runs for an equation, and its shape: threads, or on a GPU grid, block and dynamic shared memory
-    (bytes); nothing where NumPy runs."""
+    """A kernel that runs for an equation.
+
+    ``launch`` has the number of threads; on a GPU grid, block and dynamic shared memory (bytes). It is empty where
+    NumPy runs.
+    """
 
     name: str
     launch: Mapping[str, Any]
 
 
 class Executable(Protocol):
-    """A Program made ready to run again and again.
+    """A compiled Program.
 
     Attributes:
-        kernels: what computes each equation, in the order of the launches; nothing for one that is a view.
-        repeats: the Program `carries`, and its results lie where the donated inputs lay, so that it can run again at
-            once on the same buffers.
+        kernels: for each equation its kernels in order of launch; none for a view.
+        repeats: the Program `carries`, and its results overwrite the donated inputs. So it can run several times on the
+            same buffers.
     """
 
     kernels: Sequence[Sequence[KernelRun]]
     repeats: bool
 
     def run(self, buffers: list[Any], timed: bool = False, times: int = 1) -> tuple[Sequence[Any], Sequence[float]]:
-        """Buffers of the Program's inputs to buffers of its outputs, which may take the memory of donated inputs.
+        """Run the Program.
 
-        The second result is the time of each equation in seconds if `timed`, else empty. Where it `repeats`, the
-        Program runs so many `times`, each time on what the one before has left.
+        Args:
+            buffers: of the inputs. Those of donated inputs may be overwritten.
+            timed: measure the time of each equation.
+            times: how many runs, each on the results of the one before; more than 1 only if it `repeats`.
+
+        Returns:
+            The buffers of the outputs, and the seconds of each equation (empty unless ``timed``).
         """
         ...
 
 
 class Backend(Transfers, Protocol):
-    """One device."""
+    """A device: its memory, and how it runs primitives and Programs."""
 
     name: str
 
     def run(
         self, primitive: Primitive, buffers: Sequence[Any], params: Mapping[str, Any], outputs: Sequence[ArrayType]
     ) -> Sequence[Any]:
-        """Compute ``primitive`` on ``buffers``; one buffer for each of ``outputs``."""
+        """Run ``primitive`` on ``buffers``; returns one buffer for each of ``outputs``."""
         ...
 
     def fuse(self, program: Program) -> Program:
-        """``program`` after the passes that make one kernel of several equations on this device."""
+        """``program`` after this device's fusion passes."""
         ...
 
     def compile(self, program: Program) -> Executable:
-        """``program`` made ready to run."""
+        """``program`` compiled for this device."""
         ...
 
     def memory(self, program: Program) -> Memory:
-        """What ``program`` takes where `compile` makes it ready; it is neither compiled nor allocated."""
+        """The memory that ``program`` needs once compiled. Compiles and allocates nothing."""
         ...
 
     def available(self) -> int | None:
-        """Bytes that all arrays and Programs of this process can have, those there are counted in; None if unknown."""
+        """Bytes that this process can use for arrays and Programs, including those in use; None if unknown."""
         ...
 
-    def held(self) -> int | None:
-        """Bytes that the device has given this process so far, for all arrays and Programs; None if unknown."""
+    def allocated(self) -> int | None:
+        """Bytes of the device that this process has allocated for arrays and Programs; None if unknown."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until everything asked for has been computed."""
+        """Wait until all work that was started is complete."""
         ...
 
     def device_name(self) -> str:
-        """The device as its maker calls it."""
+        """The product name of the device."""
         ...
 
     def identity(self) -> str:
-        """What measured speeds hold for: the device, and the driver or compiler that runs it."""
+        """The device, and its driver or compiler. Measured times are valid for one identity."""
         ...
 
     def compiler_name(self) -> str:
-        """What compiles Programs for it, with its version and options; or why nothing does."""
+        """The compiler of Programs, with version and options; without a compiler, the reason."""
         ...
 
 
@@ -100,6 +108,6 @@ def backend(device: str) -> Backend:
     """The backend of ``device``.
 
     Raises:
-        DeviceError: there is no such device here.
+        DeviceError: the device is not available.
     """
     return cast(Backend, find_device(device))

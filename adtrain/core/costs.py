@@ -1,4 +1,4 @@
-"""What the equations of a Program cost, in FLOPs and in bytes read and written."""
+"""The costs of a Program's equations: FLOPs, and bytes read and written."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from adtrain.core.program import Equation, Variable
 
 
 def reads(equations: Sequence[Equation]) -> Iterator[Counter[Variable]]:
-    """For each equation how many elements it reads of which variable, each at most once.
+    """For each equation the number of elements that it reads of each variable; repeated reads count once.
 
-    Who reads a view reads the variable that it shows: of a row repeated for a whole batch, the one row.
+    Reads of a view count as reads of the variable behind it. Of a row that is broadcast, that is one row.
     """
-    shown: dict[Variable, Variable] = {}
+    viewed: dict[Variable, Variable] = {}
     for e in equations:
         found: Counter[Variable] = Counter()
         if e.primitive.view:
-            shown.update((out, shown.get(v, v)) for v in e.inputs for out in e.outputs)
+            viewed.update((out, viewed.get(v, v)) for v in e.inputs for out in e.outputs)
         else:
             counts = e.primitive.elements_read([v.type for v in e.inputs], e.params)
             for v, n in zip(e.inputs, counts, strict=True):
-                source = shown.get(v, v)
+                source = viewed.get(v, v)
                 found[source] = min(found[source] + n, source.size)
         yield found
 

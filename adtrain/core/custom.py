@@ -1,4 +1,4 @@
-"""custom_vjp: an operation whose derivative the user writes."""
+"""custom_vjp: a function with a derivative that the user writes."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from adtrain.core.reverse import ReverseTrace, ReverseTracer, fill_zeros
 def custom_vjp(
     forward: Callable[..., tuple[Any, Any]], backward: Callable[[Any, Any], tuple[Any, ...]]
 ) -> Callable[..., Any]:
-    """A function whose derivative is ``backward``.
+    """A function with ``backward`` as its derivative, at every order of differentiation.
 
-    The residuals are functions of the arguments like any other value, so a second derivative differentiates what
-    ``forward`` did to compute them and what ``backward`` does with them, while the output keeps ``backward`` as its
-    derivative at every order. A second derivative through NumPy code is refused with a TraceError.
+    A second derivative differentiates ``backward``, and the code of ``forward`` that computes the residuals.
 
     Args:
         forward: ``(*args) -> (out, residuals)``, trees of arrays, written with public ops.
-        backward: ``(residuals, ct) -> (ct_arg, ...)``, one tree an argument, None for one that has no derivative;
-            ``ct`` is a tree like ``out``.
+        backward: ``(residuals, ct) -> (ct_arg, ...)``. ``ct`` is a tree with the structure and shapes of ``out``. It
+            returns one such tree for each argument, None for an argument without a derivative.
 
     Returns:
         A function ``(*args) -> out``.
 
     Raises (when called, or when its gradient is):
-        TraceError: ``forward`` uses a differentiated value that is not among its arguments.
-        ShapeError: ``backward`` returns another number of trees, or other shapes, than the arguments.
+        TraceError: ``forward`` uses a value that is being differentiated and is not among its arguments, or a second
+            derivative goes through NumPy code.
+        ShapeError: ``backward`` does not return one tree for each argument, with the argument's structure and shapes.
+        DTypeError: ``forward`` does not return a pair, or one of the functions returns something other than arrays.
     """
 
     name = getattr(forward, "__name__", "custom_vjp")
 
     def run(args: tuple[Any, ...]) -> tuple[Any, Any]:
-        """Forward on arguments, refusing values that are differentiated and no arguments."""
+        """Call ``forward``. Refuse outputs that depend on a differentiated value that is not an argument."""
         found = forward(*args)
         if not (isinstance(found, tuple) and len(found) == 2):
             raise DTypeError(f"{name}: forward must return a pair (out, residuals)")
@@ -62,10 +62,10 @@ def custom_vjp(
         lower_args = tree.map(trace.lower, args)
         out, residuals = run(lower_args)
         if any(isinstance(x, ReverseTracer) for x in tree.leaves(lower_args)):
-            plain, out = out, apply(*lower_args)  # the output has this rule at the levels below, too
+            plain, out = out, apply(*lower_args)  # so that the output has this rule at the levels below as well
             same = dict(zip(map(id, tree.leaves(plain)), tree.leaves(out), strict=True))
             for x in tree.leaves(lower_args):
-                same.pop(id(x), None)  # an argument handed through is still the argument to backward
+                same.pop(id(x), None)  # an output that is an argument stays the argument in the residuals
             residuals = tree.map(lambda x: same.get(id(x), x), residuals)
         return _record(trace, name, args, out, residuals, backward)
 

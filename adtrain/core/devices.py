@@ -1,4 +1,4 @@
-"""The table of devices: each device's name and the function that loads its backend."""
+"""The table of devices: names, and the functions that create their backends."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from adtrain.core.errors import DeviceError
 
 
 class Transfers(Protocol):
-    """Copies between host and device. Buffers are the device's own objects; only its backend reads them."""
+    """Copies between host and device. Only the device's backend knows what its buffers are."""
 
     def from_numpy(self, elements: np.ndarray) -> Any:
-        """A buffer with the elements of a C-contiguous host array that nobody will write to."""
+        """A buffer with the elements of a C-contiguous host array, which must not be written to any more."""
         ...
 
     def to_numpy(self, buffer: Any) -> np.ndarray:
@@ -22,8 +22,7 @@ class Transfers(Protocol):
         ...
 
     def fetch(self, buffer: Any) -> Callable[[], np.ndarray]:
-        """`to_numpy` in two parts: the elements are on their way, behind what has been asked for so far and before
-        what is asked for next; the function that is returned waits for them."""
+        """Start a copy to the host, in order with the device's other work; the function returned waits for it."""
         ...
 
 
@@ -32,15 +31,15 @@ _loaded: dict[str, Transfers] = {}
 
 
 def register_device(device: str, loader: Callable[[], Transfers]) -> None:
-    """Add ``device``; ``loader`` makes its backend at first use."""
+    """Add ``device``; ``loader`` creates its backend at first use."""
     _loaders[device] = loader
 
 
 def find_device(device: str) -> Transfers:
-    """The backend of ``device``, loaded at first use.
+    """The backend of ``device``, created at first use.
 
     Raises:
-        DeviceError: there is no such device here.
+        DeviceError: the device is not available.
     """
     found = _loaded.get(device)
     if found is None:

@@ -1,10 +1,10 @@
-"""Errors that a user can act on. Each message is one line: what, where, found, expected, what to do."""
+"""Errors that a user can act on. A message is one line: what and where, found, expected, what to do."""
 
 from __future__ import annotations
 
 
 class AdtrainError(Exception):
-    """Base of all errors caused by what was asked for; the command line prints it and exits with code 2."""
+    """Base of errors that the user caused; the command line prints its message and exits with code 2."""
 
 
 class ShapeError(AdtrainError, ValueError):
@@ -12,24 +12,24 @@ class ShapeError(AdtrainError, ValueError):
 
 
 class DTypeError(AdtrainError, TypeError):
-    """An element type, or a kind of argument, that the operation does not take."""
+    """A dtype, or a type of argument, that the operation does not take."""
 
 
 class DeviceError(AdtrainError):
-    """A device that is absent, or arrays of one operation on different devices."""
+    """A device that is not available, or arrays of one operation on different devices."""
 
 
 class OutOfMemory(DeviceError):
-    """A device has less memory free than is asked for."""
+    """A device has less free memory than needed."""
 
 
 class DeviceFault(DeviceError):
-    """A device has failed in the middle of its work, and can do nothing more for this process."""
+    """A device has failed; this process cannot use it any more."""
 
 
 class TraceError(AdtrainError):
-    """A traced value used where only a concrete one can be, or after its trace has ended."""
+    """A traced value used where its elements are needed or after its trace has ended, or a side effect."""
 
 
 class OptionError(AdtrainError, ValueError):
-    """A layer's, optimizer's or schedule's option that makes no sense, whatever the input."""
+    """An invalid option of a layer, optimizer or schedule, whatever the input."""

@@ -1,12 +1,12 @@
-"""Fused primitives: an equation that stands for a small Program, its body, and runs as one kernel.
+"""Fused primitives: the parameter ``body`` is a small Program, which runs as one kernel.
 
-They appear in optimised Programs only, so they have no derivative. The reference is the body, equation by equation.
+Only passes make them, after differentiation, so they have no derivative. The reference runs the body's equations.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -57,36 +57,35 @@ conv_pool_p: Primitive = _fused("conv_pool")
 """A convolution with an elementwise epilogue and max pooling; only the pooled result is written."""
 
 batchwise_p: Primitive = _fused("batchwise")
-"""Equations that work on one item of the batch at a time (an item is an index of axis 0): a CPU thread takes an item
-through all of them. Sums over the items may be among the outputs."""
+"""Equations that work on one item of the batch at a time (an item is an index of axis 0). A CPU thread computes all of
+them for an item. Outputs may be sums over the items."""
 
 gather_p: Primitive = _fused("gather")
 """Loops that read rows of tables by index."""
 
 one_block_p: Primitive = _fused("one_block")
-"""Small equations that one thread block of a GPU computes one after another (a one-block megakernel)."""
+"""Small equations that one thread block of a GPU computes in order (a one-block megakernel)."""
 
 row_fused_p: Primitive = _fused("row_fused")
-"""Equations that work row by row: each thread block of a GPU takes its own rows through all of them."""
+"""Equations that work row by row. Each thread block of a GPU computes all of them for its rows."""
 
 horizontal_p: Primitive = _fused("horizontal")
-"""Independent equations of any shapes in one launch: loops; on a GPU also products, gathers and one-block ones."""
+"""Independent equations in one launch, of any shapes: loops; on a GPU also product, gather and one_block equations."""
 
 PRODUCTS = (product_p, convolution_p, conv_pool_p)
-"""The first equation of the body is a product or convolution, the others its epilogue."""
+"""The first equation of the body is a product or convolution; the others are its epilogue."""
 
 FUSED = frozenset((loops_p, *PRODUCTS, batchwise_p, gather_p, one_block_p, row_fused_p, horizontal_p))
 
 
-def fuse(primitive: Primitive, equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
-    """One equation for several, with the outputs that are `needed`.
+def fuse(primitive: Primitive, equations: Sequence[Equation], needed: Collection[Variable]) -> Equation:
+    """Fuse several equations into one of ``primitive``, with the outputs that are ``needed``.
 
-    Its scope names the layers of all of them; its phase is that of the one with the most FLOPs.
+    Its scope joins their scopes by "+". Its phase is that of the equation with the most FLOPs.
     """
-    made = {v for e in equations for v in e.outputs}
-    inputs = tuple(dict.fromkeys(v for e in equations for v in e.inputs if v not in made))
-    wanted = set(needed)
-    outputs = tuple(v for e in equations for v in e.outputs if v in wanted)
+    computed = {v for e in equations for v in e.outputs}
+    inputs = tuple(dict.fromkeys(v for e in equations for v in e.inputs if v not in computed))
+    outputs = tuple(v for e in equations for v in e.outputs if v in needed)
     body = Program(inputs, {}, tuple(equations), outputs)
     scopes = dict.fromkeys(scope for e in equations for scope in e.scope.split("+") if scope)
     phase = max(equations, key=lambda e: e.primitive.cost([v.type for v in e.inputs], e.params).flops).phase
@@ -94,7 +93,7 @@ def fuse(primitive: Primitive, equations: Sequence[Equation], needed: Sequence[V
 
 
 def body_of(equation: Equation) -> Program:
-    """The body of a fused equation; for another one, a Program of that equation."""
+    """The body of a fused equation; for any other equation, a Program of that equation."""
     if equation.primitive in FUSED:
         body: Program = equation.params["body"]
         return body
@@ -102,14 +101,14 @@ def body_of(equation: Equation) -> Program:
 
 
 def members(equation: Equation) -> tuple[str, ...]:
-    """The names of the primitives that an equation computes."""
+    """The names of the primitives in an equation."""
     if equation.primitive not in FUSED:
         return (equation.primitive.name,)
     return tuple(name for e in equation.params["body"].equations for name in members(e))
 
 
 def label(equation: Equation) -> str:
-    """What an equation computes, each kind of operation once: "matmul+add+relu"."""
+    """The distinct primitives of an equation, without views: "matmul+add+relu"."""
     if equation.primitive not in FUSED:
         return equation.primitive.name
     kinds = dict.fromkeys(name for name in members(equation) if not PRIMITIVES[name].view)
@@ -117,12 +116,12 @@ def label(equation: Equation) -> str:
 
 
 def renamed(equation: Equation, names: dict[Variable, Variable]) -> Equation:
-    """`equation` with some variables replaced, in its body as well."""
+    """``equation`` with the variables that are keys of ``names`` replaced, in its body as well."""
     params = dict(equation.params)
     if equation.primitive in FUSED:
         body: Program = params["body"]
-        inputs, outputs = (tuple(names.get(v, v) for v in those) for those in (body.inputs, body.outputs))
+        inputs, outputs = (tuple(names.get(v, v) for v in group) for group in (body.inputs, body.outputs))
         equations = tuple(renamed(e, names) for e in body.equations)
         params["body"] = replace(body, inputs=inputs, outputs=outputs, equations=equations)
-    inputs, outputs = (tuple(names.get(v, v) for v in those) for those in (equation.inputs, equation.outputs))
+    inputs, outputs = (tuple(names.get(v, v) for v in group) for group in (equation.inputs, equation.outputs))
     return replace(equation, inputs=inputs, outputs=outputs, params=params)

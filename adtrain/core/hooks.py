@@ -1,4 +1,4 @@
-"""Hooks: observers at the one door through which every operation that really runs must go."""
+"""Hooks: observers of every operation and every Program that runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from adtrain.core.types import ArrayType
 
 @dataclass(frozen=True)
 class Call:
-    """One run of a primitive: on what, with which static parameters, to what, and for which part of the network."""
+    """One run of a primitive, with its scope and phase."""
 
     primitive: Primitive
     args: Sequence[Array]
@@ -28,16 +28,16 @@ class Call:
 
 
 class Hook:
-    """Base of observers; `before` and `after` surround the backend's work and nothing else."""
+    """Base of observers. Nothing but the backend's work happens between `before` and `after`."""
 
     def before(self, call: Call) -> None:
-        """Called when the shapes are known to fit and the backend is about to run."""
+        """Called after the shape rule, before the backend runs."""
 
     def after(self, call: Call) -> None:
-        """Called when the backend has returned; on a GPU the work may still be under way."""
+        """Called when the backend has returned. A GPU may still be running."""
 
     def program(self, program: Program, seconds: Sequence[float]) -> None:
-        """Called when a staged function's Program has run, with the time of each of its equations."""
+        """Called when a staged function's Program has run, with the seconds of each equation."""
 
 
 class _Active(threading.local):
@@ -48,12 +48,13 @@ _active = _Active()
 
 
 def active_hooks() -> tuple[Hook, ...]:
+    """The observers of this thread, the outermost block's first."""
     return _active.hooks
 
 
 @contextmanager
 def hook(observer: Hook) -> Iterator[None]:
-    """Let ``observer`` see every primitive that runs in a block (in this thread)."""
+    """Call ``observer`` for everything that this thread runs in a block."""
     outer = _active.hooks
     _active.hooks = (*outer, observer)
     try:

@@ -1,4 +1,4 @@
-"""CKernel and CudaKernel: descriptions of compiled kernels, which rules in `lowering` return and backends run."""
+"""CKernel and CudaKernel: descriptions of kernels. Modules of `lowering` and users register them; backends run them."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ class CudaLaunch:
         name: the ``extern "C" __global__`` function.
         numbers: integers (int64_t) and floats (double) passed by value.
         dtypes: the element types that the source is compiled for, as T and U.
-        elements: how many elements there are to compute. The kernel is a grid-stride loop, and the grid size follows
-            from the occupancy. Give either ``elements`` or ``blocks``; where it is 0 nothing is launched.
+        elements: number of elements to compute. The kernel is a grid-stride loop, and the grid size follows from the
+            occupancy. Give either ``elements`` or ``blocks``; if it is 0 nothing is launched.
         blocks: the grid, one number or up to three (x, y, z).
         threads: threads of a block, with ``blocks``. A kernel with __launch_bounds__ gets exactly this; another one may
-            get fewer, a multiple of 32. None: what gives the best occupancy.
+            get fewer, a multiple of 32. None: the number with the best occupancy.
         shared: bytes of dynamic shared memory.
         definitions: macros that the source is compiled with, such as tile sizes.
-        operands: which of the equation's inputs and outputs, numbered in this order, the pointers are. None: all.
+        operands: the equation's inputs and outputs that the kernel gets as pointers, numbered in this order. None: all.
         checked: the kernel stores 1 in ``*bad`` where an index is out of range.
     """
 
@@ -109,11 +109,12 @@ class CudaLaunch:
 class CudaKernel:
     """One way to compute an equation on a GPU: its launches, in order.
 
-    A rule returns such candidates; see `registry.register`.
+    A rule returns several as candidates; see `adtrain.core.registry`.
 
     Args:
-        scratch: bytes of device memory that the launches share, not cleared; each gets a pointer to it. None: they take
-            no such pointer.
+        launches: run one after another.
+        scratch: bytes of device memory that the launches share. It is not cleared. Each launch gets a pointer to it.
+            None: there is no such pointer.
     """
 
     launches: tuple[CudaLaunch, ...]
@@ -121,6 +122,6 @@ class CudaKernel:
 
     @property
     def label(self) -> str:
-        """What tells this candidate from others for the same equation: kernel names, then each launch."""
+        """A text that differs from those of other candidates for the same equation: kernel names, then each launch."""
         names = "+".join(dict.fromkeys(launch.name for launch in self.launches))
         return " then ".join([f"{names} {self.launches[0].label()}", *(x.label() for x in self.launches[1:])])

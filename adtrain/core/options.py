@@ -1,4 +1,4 @@
-"""Checks of the numbers that describe a layer, an optimizer or a schedule."""
+"""Checks of the options of layers, optimizers and schedules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from adtrain.core.errors import OptionError
 
 
 def is_integer(value: Any, least: int) -> bool:
-    """Whether `value` is an integer (no bool) of at least `least`."""
+    """Whether `value` is an integer of at least `least`, and not a bool."""
     return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
 
 

@@ -1,7 +1,7 @@
-"""How exactly float32 matrix products and convolutions are computed, said by a block around the code that makes them.
+"""The precision of float32 matrix products and convolutions, set by a block around the code that calls them.
 
-The operations read it once, when they are called, and keep it as a parameter of theirs; derivatives inherit it from the
-operation that they are derivatives of, wherever they are taken.
+An operation reads the precision when it is called, and stores it as its parameter. Its derivatives have the same
+parameter, wherever they are computed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DROPPED_BITS = {"tf32": 13, "bfloat16": 16}
 
 
 def mantissa(precision: str) -> int:
-    """Mantissa bits that operands keep."""
+    """Mantissa bits of an operand after rounding."""
     return 23 - DROPPED_BITS.get(precision, 0)
 
 
@@ -33,25 +33,25 @@ _chosen = _Chosen()
 
 
 def current_precision() -> str:
-    """One of PRECISIONS: the innermost block's, or "full" outside of all."""
+    """The precision of the innermost block, "full" outside: one of PRECISIONS."""
     return _chosen.precision
 
 
 def precision_of(dtype: np.dtype) -> str:
-    """The precision of a product of arrays of ``dtype``: float64 is always computed in full."""
+    """The precision of a product of arrays of ``dtype``; always "full" for float64."""
     return _chosen.precision if dtype == np.float32 else FULL
 
 
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
-    """Let float32 matrix products and convolutions made in a block, and all their derivatives, be of a precision.
+    """Set the precision of the float32 matrix products and convolutions in a block, and of their derivatives.
 
-    - ``"full"``, the default: as exact as float32 products are.
-    - ``"tf32"``: the operands are rounded to 10 bits of mantissa.
-    - ``"bfloat16"``: the operands are rounded to 7 bits of mantissa.
+    - ``"full"``, the default: operands have the 23 bits of mantissa of float32.
+    - ``"tf32"``: operands are rounded to 10 bits of mantissa.
+    - ``"bfloat16"``: operands are rounded to 7 bits of mantissa.
 
-    Operands are rounded to nearest, ties to even; products are summed up in float32, and results are float32. float64
-    stays full. On the CPU rounded products run on NumPy, for comparison with a GPU.
+    Operands are rounded to nearest, ties to even. Sums and results are float32. float64 is not rounded. On the CPU
+    rounded products run by NumPy, for comparison with a GPU.
 
         with ops.matmul_precision("tf32"):
             y = ops.matmul(x, w)

@@ -1,4 +1,4 @@
-"""Primitive: the unit of work. A name, a shape rule, a NumPy reference, a derivative, a cost."""
+"""Primitive: an operation. It has a name, a shape rule, a NumPy reference, a derivative and a cost."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from adtrain.core.array import Value
 from adtrain.core.types import ArrayType
 
 Pullback: TypeAlias = Callable[[Any], Value]
-"""Cotangent of the output to the cotangent of one argument. For several outputs it takes a tuple of cotangents, None
-for an output that nothing depends on."""
+"""From the cotangent of the output to the cotangent of one argument. With several outputs it takes a tuple of
+cotangents, with None for an output that is not used."""
 
 VjpRule: TypeAlias = Callable[..., Pullback]
-"""``rule(out, *args, **params) -> pullback``, staged: called at once on forward, so that the pullback it returns
-holds on to the arrays it mentions and to no others."""
+"""``rule(out, *args, **params) -> pullback``, called in the forward pass. The residuals are the arrays that the
+pullback refers to; no others stay in memory."""
 
 
 class Cost(NamedTuple):
     """Work done by one run of a primitive."""
 
-    flops: int  # floating-point operations, a multiply-add counted as two
-    bytes: int  # elements of arguments read once, and results written once
+    flops: int  # floating-point operations; a multiply-add counts as two
+    bytes: int  # each element read and each result written, once
 
 
 class Trait(Enum):
-    """What passes need to know of a primitive beyond its cost, so that they ask for a property and not for a name."""
+    """Properties of primitives that passes ask for, instead of names."""
 
     RESHAPE = auto()
-    """The output has the argument's elements in the same order; it needs no kernel and no memory."""
+    """The output has the argument's elements in the same order. It needs no kernel and no memory of its own."""
     BROADCAST = auto()
-    """The output repeats its argument, or one number; a reader can read the argument in its place."""
+    """The output repeats its argument, or one number. Other equations can read the argument in its place."""
     MATMUL = auto()
     """A matrix product; an epilogue can be fused into it."""
     CONVOLUTION = auto()
-    """A convolution whose output are images; an epilogue can be fused into it."""
+    """A convolution with images as its output; an epilogue can be fused into it."""
     REDUCTION = auto()
     """Combines the elements along the parameter ``axes``."""
     GATHER = auto()
-    """Reads the slices of its first argument that its second one names, along the parameter ``axis``."""
+    """Selects slices of its first argument along the parameter ``axis``, at the indices in its second."""
     ALONG_AXIS = auto()
     """Works along the parameter ``axis`` or ``axes``, independently of the other axes."""
     MAX_POOL = auto()
-    """Max pooling; its outputs are the maxima and their positions."""
+    """Max pooling. The outputs are the maxima and their positions."""
     MAX_POOL_GRAD = auto()
-    """Puts a pooled gradient where the maxima were, and zeros elsewhere."""
+    """The gradient of max pooling: the cotangent at the positions of the maxima, zeros elsewhere."""
 
 
 PRIMITIVES: dict[str, Primitive] = {}
@@ -54,25 +54,28 @@ PRIMITIVES: dict[str, Primitive] = {}
 
 @dataclass(frozen=True, eq=False)
 class Primitive:
-    """One kind of operation.
+    """An operation.
 
     Args:
-        name: unique; what timings and Programs show.
-        shape: shape rule ``(*arguments, **params) -> ArrayType``, or a tuple of them for several outputs. It sees
-            only shapes and dtypes, and raises ShapeError or DTypeError.
-        reference: the same on NumPy arrays; what eager CPU code runs and every kernel is tested against. Kernels are
-            registered by name, see `core/registry.py`.
-        vjp: one rule an argument (None: no derivative), or a function from argument position to rule for a
-            primitive with any number of arguments. Rules call only public ops: the closure rule.
-        flops: floating-point operations, from the same arguments as ``shape``; by default one for each element of
-            the outputs.
-        reads: for each argument how many of its elements are read, from the same arguments as ``shape``; by default
-            all of them. A gather reads those at its indices.
-        view: the output is its argument's memory, or no memory at all; it moves no bytes.
-        expression: for an elementwise primitive, one element of the output as a C expression (and CUDA C++) in the
-            variables a, b, c: the elements of the arguments. T is their type (the last one's, where they differ), U
-            the output's, {name} a parameter. Where the text depends on the parameters, a function of them.
-        traits: properties that passes ask for.
+        name: unique; timings and Programs show it.
+        shape: shape rule ``(*arguments, **params) -> ArrayType``, or a tuple of types for several outputs. It reads
+            shapes and dtypes only, and raises ShapeError or DTypeError.
+        reference: ``(*arguments, **params)`` on NumPy arrays. Eager code on the CPU runs it, and kernels are tested
+            against it. Kernels are registered by name, see `adtrain.core.registry`.
+        vjp: a rule for each argument (None: no derivative). For any number of arguments a function from an argument's
+            position to its rule. Rules call public ops only, so that they can be differentiated again.
+        flops: floating-point operations, a function of the same arguments as ``shape``. By default one for each element
+            of the outputs.
+        reads: for each argument the number of elements read, a function of the same arguments as ``shape``. By default
+            all; a gather reads those at its indices.
+        view: the output shares its argument's memory or has none, so no bytes are moved.
+        expression: for an elementwise primitive, an element of the output as an expression in C and CUDA C++. a, b, c
+            are the elements of the arguments. T is the type of the last argument, U that of the output, {name} the
+            value of a parameter. A function of the parameters where the text depends on them.
+        traits: see `Trait`.
+
+    Raises:
+        ValueError: there is a primitive of that name.
     """
 
     name: str
@@ -93,18 +96,18 @@ class Primitive:
         object.__setattr__(self, "differentiable", callable(self.vjp) or any(rule is not None for rule in self.vjp))
 
     def rule(self, argument: int) -> VjpRule | None:
-        """The vjp rule of one argument, or None where the output does not depend on it smoothly."""
+        """The vjp rule of one argument; None where there is no derivative."""
         if callable(self.vjp):
             return self.vjp(argument)
         return self.vjp[argument] if argument < len(self.vjp) else None
 
     def output_types(self, args: Sequence[Any], params: Mapping[str, Any]) -> tuple[ArrayType, ...]:
-        """The shape rule's answer, always as a tuple."""
+        """The types of the outputs, by the shape rule, which may raise ShapeError or DTypeError."""
         types = self.shape(*args, **params)
         return (types,) if isinstance(types, ArrayType) else types
 
     def cost(self, args: Sequence[Any], params: Mapping[str, Any]) -> Cost:
-        """FLOPs and bytes of one run on arguments (arrays or ArrayTypes) of these shapes."""
+        """FLOPs and bytes of one run on such arguments (arrays or ArrayTypes)."""
         outputs = self.output_types(args, params)
         flops = self.flops(*args, **params) if self.flops else sum(out.size for out in outputs)
         counts = self.elements_read(args, params)

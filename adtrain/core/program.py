@@ -1,4 +1,4 @@
-"""Program: a computation written down. A flat list of equations over typed variables, each assigned once."""
+"""Program: a list of equations over typed variables, each assigned once (SSA form)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from adtrain.core.types import ArrayType
 
 
 class Variable:
-    """A value of a Program: its type is known, its elements are not. Compared by identity."""
+    """A value of a Program: its type and device. Compared by identity."""
 
     __slots__ = ("device", "type")
 
@@ -29,7 +29,7 @@ class Variable:
 
 @dataclass(frozen=True, eq=False)
 class Equation:
-    """``outputs = primitive(inputs, **params)``, and where in the network and in the step it belongs."""
+    """``outputs = primitive(inputs, **params)``, with its scope (layer) and phase (part of the step)."""
 
     primitive: Primitive
     inputs: tuple[Variable, ...]
@@ -44,14 +44,18 @@ class Equation:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """What a function does to arrays of certain types.
+    """A function that was traced for arguments of certain types.
 
     Attributes:
-        inputs: the arguments' leaves.
-        constants: arrays that were there already when the function was traced.
-        equations: in an order in which they can run.
-        outputs: the results' leaves; a variable may be an input, a constant, or occur twice.
-        donated: inputs whose memory the program may write to: the caller does not need their elements afterwards.
+        inputs: the leaves of the arguments.
+        constants: arrays that the function used without getting them as arguments.
+        equations: each stands after those that it depends on.
+        outputs: the leaves of the result. A variable may be an input or a constant, and may occur twice.
+        donated: inputs whose memory may be overwritten.
+        names: the name of each variable in the text of the Program.
+
+    Raises:
+        AssertionError: a variable is assigned twice, or used before it is assigned.
     """
 
     inputs: tuple[Variable, ...]
@@ -62,7 +66,6 @@ class Program:
     names: dict[Variable, str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Name the variables, and assert that each is assigned once and before it is used."""
         names = {v: f"in{i}" for i, v in enumerate(self.inputs)}
         names |= {v: f"c{i}" for i, v in enumerate(self.constants)}
         for equation in self.equations:
@@ -87,7 +90,7 @@ class Program:
         return "\n".join(self.lines())
 
     def lines(self) -> Iterator[str]:
-        """The program as text, a line each input, constant, equation, and one for the outputs."""
+        """The Program as text: a line for each input, constant and equation, and one for the outputs."""
         for v in self.inputs:
             yield f"input  {self.names[v]}: {v.type}{' donated' if v in self.donated else ''}"
         for v, x in self.constants.items():
@@ -104,10 +107,10 @@ class Program:
         yield f"return {', '.join(self.names[v] for v in self.outputs)}"
 
     def last_uses(self) -> Sequence[tuple[Variable, ...]]:
-        """For each equation the variables that nobody needs after it; constants and outputs are always needed."""
-        seen = set(self.outputs) | set(self.constants)
+        """For each equation the variables that are not used after it; constants and outputs are left out."""
+        used = set(self.outputs) | set(self.constants)
         dead: list[tuple[Variable, ...]] = []
         for e in reversed(self.equations):
-            dead.append(tuple({v: None for v in (*e.inputs, *e.outputs) if v not in seen}))
-            seen.update(e.inputs, e.outputs)
+            dead.append(tuple({v: None for v in (*e.inputs, *e.outputs) if v not in used}))
+            used.update(e.inputs, e.outputs)
         return dead[::-1]

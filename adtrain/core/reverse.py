@@ -1,7 +1,7 @@
-"""Reverse mode: the trace that records, and the walk backward over what it recorded.
+"""Reverse mode: the trace that records operations, and the backward pass over the record.
 
-The walk visits each recorded operation once, newest first (A. Griewank, A. Walther: "Evaluating Derivatives", 2nd ed.,
-ch. 3), so its work is bounded by a small multiple of the forward work and it never recurses.
+The backward pass visits each operation once, newest first (A. Griewank, A. Walther: "Evaluating Derivatives", 2nd ed.,
+ch. 3). Its work is a small multiple of the forward pass's, and it does not recurse.
 """
 
 from __future__ import annotations
@@ -17,11 +17,17 @@ from adtrain.core.scope import at, current_scope
 from adtrain.core.trace import Trace, Tracer, bind
 from adtrain.core.types import ArrayType
 
-_clock = itertools.count()
+_node_numbers = itertools.count()
 
 
 class Node:
-    """One recorded operation, or (without `pull`) an input. Holds residuals only through `pull`."""
+    """A recorded operation, or an input (``pull`` is None). Only ``pull`` refers to residuals.
+
+    Args:
+        parents: the node and the output's position behind each traced argument.
+        pull: from the cotangents of the outputs to those of the traced arguments.
+        outputs: types of the outputs.
+    """
 
     __slots__ = ("index", "name", "outputs", "parents", "pull", "scope")
 
@@ -32,7 +38,7 @@ class Node:
         pull: Callable[[list[Value | None]], Sequence[Value | None]] | None,
         outputs: Sequence[ArrayType],
     ) -> None:
-        self.index = next(_clock)  # grows along every path, so descending order is topological
+        self.index = next(_node_numbers)  # larger than its parents', so descending order is topological
         self.name = name
         self.parents = parents
         self.pull = pull
@@ -41,7 +47,7 @@ class Node:
 
 
 class ReverseTracer(Tracer):
-    """The `position`-th output of a node, and its value one level down (`primal`)."""
+    """Output number ``position`` of a node. ``primal`` is its value one level down."""
 
     __slots__ = ("device", "dtype", "node", "position", "primal", "shape", "trace")
 
@@ -56,17 +62,18 @@ class ReverseTracer(Tracer):
 
 
 class ReverseTrace:
-    """Runs every operation one level down and records how to pull its cotangent back to the traced arguments."""
+    """Runs each operation one level down, and records the pullbacks to its traced arguments."""
 
     def __init__(self, level: int) -> None:
         self.level = level
         self.live = True
 
     def input(self, primal: Value) -> ReverseTracer:
+        """A tracer for an argument to differentiate by."""
         return ReverseTracer(self, primal, Node("input", (), None, [ArrayType(primal.shape, primal.dtype)]))
 
     def lower(self, x: Any) -> Any:
-        """``x`` one level down: the primal of a tracer of this trace, anything else as it is."""
+        """``x`` one level down: the primal of a tracer of this trace; anything else unchanged."""
         return x.primal if isinstance(x, ReverseTracer) and x.trace is self else x
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: Mapping[str, Any]) -> Any:
@@ -88,7 +95,7 @@ class ReverseTrace:
         return self.record(primitive.name, out, parents, pull, pullbacks)
 
     def record(self, name: str, out: Any, parents: Sequence[tuple[Node, int]], pull: Any, pullbacks: Any) -> Any:
-        """Wrap the floating-point outputs of an operation into tracers of a new node."""
+        """Record an operation as a node, and wrap its floating-point outputs in tracers."""
         single = isinstance(out, Value)
         outputs = (out,) if single else out
         node = Node(name, parents, lambda cts: pull(pullbacks, cts), [ArrayType(x.shape, x.dtype) for x in outputs])
@@ -105,23 +112,26 @@ def _pull_many(pullbacks: Sequence[Pullback], cts: list[Value | None]) -> Sequen
 
 
 def fill_zeros(ct: Value | None, zero: tuple[Any, Any, str]) -> Value | None:
-    """A cotangent that no use contributed to is zero; integers have none."""
+    """The cotangent, or zeros of (shape, dtype, device) if there is none; None for integers."""
     shape, dtype, device = zero
     return Value._ops.zeros(shape, dtype, device) if ct is None and dtype.kind == "f" else ct
 
 
-def walk_back(
-    seeds: Sequence[tuple[ReverseTracer, Value]], inputs: Sequence[ReverseTracer], keep: bool
+def backpropagate(
+    seeds: Sequence[tuple[ReverseTracer, Value]], inputs: Sequence[ReverseTracer], retain: bool
 ) -> list[Value | None]:
-    """Pull cotangents of outputs back to the inputs of a trace.
+    """The cotangents of a trace's inputs, from those of its outputs.
 
     Args:
         seeds: outputs with their cotangents.
-        inputs: the tracers made by `ReverseTrace.input`.
-        keep: hold on to the residuals for another walk; otherwise each is freed as soon as it has been used.
+        inputs: the tracers that `ReverseTrace.input` returned.
+        retain: leave the residuals in memory for another backward pass. Otherwise each is freed after its use.
 
     Returns:
-        For each input the sum of the cotangents that reached it, None where none did.
+        For each input its cotangent; None where no output depends on it.
+
+    Raises:
+        ShapeError: a pullback returned a cotangent that does not have its argument's shape and dtype.
     """
     cotangents: dict[Node, list[Value | None]] = {}
     for tracer, seed in seeds:
@@ -132,7 +142,7 @@ def walk_back(
         pull, parents = node.pull, node.parents
         if pull is None or node not in cotangents:
             continue
-        if not keep:
+        if not retain:
             node.pull, node.parents = None, ()
         with at(node.scope, "backward"):
             for (parent, position), ct in zip(parents, pull(cotangents.pop(node)), strict=True):
@@ -146,8 +156,8 @@ def walk_back(
 def _check(node: Node, ct: Value, expected: ArrayType) -> None:
     if ct.shape != expected.shape or ct.dtype != expected.dtype:
         raise ShapeError(
-            f"{node.name}: its derivative gave a cotangent {ArrayType(ct.shape, ct.dtype)}, expected {expected} as the "
-            "argument"
+            f"{node.name}: its derivative returned a cotangent {ArrayType(ct.shape, ct.dtype)}, expected {expected} "
+            "like the argument"
         )
 
 
@@ -158,7 +168,7 @@ def _accumulate(cotangents: dict[Node, list[Value | None]], node: Node, position
 
 
 def _reachable(roots: Mapping[Node, Any]) -> list[Node]:
-    """All ancestors of ``roots``, oldest first."""
+    """``roots`` and all their ancestors, oldest first."""
     seen = set(roots)
     stack = list(roots)
     while stack:

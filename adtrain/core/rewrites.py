@@ -1,12 +1,13 @@
-"""Tables of primitives that compute another primitive's result in a cheaper way. Passes use them; `ops` fills them."""
+"""Tables of primitives that can replace another primitive at less cost. `ops` fills them; passes read them."""
 
 from __future__ import annotations
 
 from adtrain.core.primitive import Primitive
 
 POOLED_GRADIENT: dict[Primitive, tuple[int, Primitive]] = {}
-"""Primitive: which argument is the gradient of a convolution's output, and the variant that takes in its place the
-gradient behind a max pooling and the positions of the maxima."""
+"""A gradient of a convolution -> (position, variant). The argument at ``position`` is the gradient of the convolution's
+output. In its place the variant takes the gradient of the max pooling that follows, and the positions of the maxima."""
 
 WITH_BIAS_GRADIENT: dict[Primitive, tuple[int, Primitive]] = {}
-"""Primitive: which argument is that gradient, and the variant that also returns its sum for each channel."""
+"""A gradient of a convolution -> (position, variant). The variant also returns the sum of that argument for each
+channel: the gradient of the bias."""

@@ -1,4 +1,4 @@
-"""Where in the network (scope) and in the step (phase) the running code is; per-op timing and Programs name both."""
+"""Scope (layer) and phase (part of the step) of the code that runs. Programs and timings show both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _where = _Where()
 
 
 def current_scope() -> str:
-    """Names of the enclosing scopes, outermost first, joined by dots."""
+    """The names of the enclosing scopes, outermost first, joined by dots."""
     return _where.scope
 
 
@@ -27,7 +27,7 @@ def current_phase() -> str:
 
 @contextmanager
 def scope(name: str) -> Iterator[None]:
-    """Name the operations of a block after a layer: ``with scope("0.linear")``. Scopes nest."""
+    """Set the layer of the operations in a block: ``with scope("0.linear")``. Scopes nest."""
     outer = _where.scope
     _where.scope = f"{outer}.{name}" if outer else name
     try:
@@ -38,7 +38,7 @@ def scope(name: str) -> Iterator[None]:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Say which part of the step a block belongs to."""
+    """Set the phase of the operations in a block."""
     outer = _where.phase
     _where.phase = name
     try:
@@ -49,7 +49,7 @@ def phase(name: str) -> Iterator[None]:
 
 @contextmanager
 def at(scope: str, phase: str) -> Iterator[None]:
-    """Be in a scope and phase that were recorded."""
+    """Set both for a block, to the scope and phase of a recorded operation."""
     outer = _where.scope, _where.phase
     _where.scope, _where.phase = scope, phase
     try:

@@ -1,4 +1,4 @@
-"""stage: trace a function once into a Program, and run the Program from then on."""
+"""stage: trace a function into a Program once, and run the Program in later calls."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from adtrain.core.trace import Tracer, base_trace, bind
 from adtrain.core.types import ArrayType
 
 Pass: TypeAlias = Callable[[Program], Program]
-"""Program to a better Program that computes the same."""
+"""From a Program to a better Program with the same results."""
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 
 
 def user_line() -> str:
-    """``file:number`` of the innermost frame outside adtrain."""
+    """``file:line`` of the innermost frame outside adtrain."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
@@ -40,7 +40,7 @@ def user_line() -> str:
 
 
 class Symbol(Tracer):
-    """What a staged function computes with: a variable of the Program being written."""
+    """The tracer of staging: it stands for a variable of the Program."""
 
     __slots__ = ("device", "dtype", "shape", "trace", "variable")
 
@@ -52,13 +52,13 @@ class Symbol(Tracer):
 
     def numpy(self) -> np.ndarray:
         raise TraceError(
-            f"{user_line()}: the elements of {self.dtype}{list(self.shape)} are asked for while the function is being "
-            "staged, when there are none: use ops.where in place of a branch, and ops in place of NumPy and float()"
+            f"{user_line()}: the staged function reads the elements of a traced value {self.dtype}{list(self.shape)}, "
+            "which has none: use ops.where instead of a branch, and ops instead of NumPy and float()"
         )
 
 
 class StagingTrace:
-    """A base level that writes equations instead of running them."""
+    """The base trace of staging: it records operations as equations and runs none."""
 
     level = 0
 
@@ -70,6 +70,7 @@ class StagingTrace:
         self.symbols: list[tuple[weakref.ref[Symbol], str]] = []  # with the line and origin of each
 
     def input(self, x: Value) -> Symbol:
+        """A symbol for an argument of the type and device of ``x``."""
         self.inputs.append(Variable(ArrayType(x.shape, x.dtype), x.device))
         return self._symbol(self.inputs[-1], f"{user_line()}: an argument of this call")
 
@@ -79,11 +80,13 @@ class StagingTrace:
         return symbol
 
     def variable(self, x: Value) -> Variable:
-        """The variable of a symbol; an array that was there already becomes a constant."""
+        """The variable of a symbol; an array becomes a constant."""
         if isinstance(x, Symbol) and x.trace is self:
             return x.variable
         if not isinstance(x, Array):
-            raise TraceError(f"{user_line()}: a staged function uses a value of another tracing; pass it in")
+            raise TraceError(
+                f"{user_line()}: a staged function uses a traced value of another function; pass it as an argument"
+            )
         if id(x) not in self.constants:
             self.constants[id(x)] = x, Variable(ArrayType(x.shape, x.dtype), x.device)
         return self.constants[id(x)][1]
@@ -98,6 +101,7 @@ class StagingTrace:
         return symbols[0] if len(symbols) == 1 else symbols
 
     def program(self, outputs: Sequence[Value]) -> Program:
+        """The Program of all equations so far."""
         return Program(
             tuple(self.inputs),
             {v: x for x, v in self.constants.values()},
@@ -108,17 +112,19 @@ class StagingTrace:
 
 @dataclass(frozen=True)
 class _Compiled:
+    """A function compiled for arguments of certain types."""
+
     arguments: tree.Template
-    types: tuple[Any, ...]  # of the arguments' leaves, see _kind
-    precision: str  # of the products
-    traced: Program  # as the function wrote it
+    types: tuple[Any, ...]  # _leaf_key of each leaf of the arguments
+    precision: str  # current_precision() when it was traced
+    traced: Program  # before the passes
     program: Program  # after the passes
     result: tree.Template
     executable: Executable
-    donated: tuple[int, ...]  # positions among the arrays
+    donated: tuple[int, ...]  # positions among the Program's inputs
 
     def arrays(self, args: tuple[Any, ...]) -> list[Array] | None:
-        """The leaves of ``args`` if all are arrays of the types that this was made for, as precise; else None."""
+        """The leaves of ``args`` if this can run them: all are arrays of its types, and the precision is its own."""
         if self.precision != current_precision():
             return None
         leaves = self.arguments.flatten(args)
@@ -131,7 +137,7 @@ class _Compiled:
 
 
 def evaluate(program: Program, args: Sequence[Value]) -> list[Value]:
-    """Run the equations one by one through `bind`, so that they can be traced or differentiated again."""
+    """Run the equations one by one by `bind`, so that ``args`` may be tracers."""
     known: dict[Variable, Value] = dict(program.constants)
     known.update(zip(program.inputs, args, strict=True))
     for e, dead in zip(program.equations, program.last_uses(), strict=True):
@@ -144,7 +150,7 @@ def evaluate(program: Program, args: Sequence[Value]) -> list[Value]:
 
 
 class Staged:
-    """A function that runs as a Program. Made by `stage`."""
+    """A function that runs as a Program; `stage` returns it."""
 
     __slots__ = ("compiled", "donate", "f", "latest", "passes")  # no __dict__: these caches are no side effects
 
@@ -159,12 +165,12 @@ class Staged:
         return self.repeat(1, *args)
 
     def repeat(self, times: int, *args: Any) -> Any:
-        """Call so many times in a row, each time with the results in place of the donated arguments.
+        """Call ``times`` times, each time with the results of the last call as the donated arguments.
 
-        Where ``times`` is more than 1 the function returns its donated arguments' new values, in their order.
+        For more than one call the function must return the new values of its donated arguments, in their order.
 
         Raises:
-            DTypeError: it returns something else.
+            DTypeError: it returns something else. Also the errors of `stage`.
         """
         compiled = self.latest
         arrays = None if compiled is None else compiled.arrays(args)
@@ -187,36 +193,36 @@ class Staged:
         if executable.repeats and not observers:
             results, _ = executable.run(buffers, times=times)
         else:
-            for left in range(times - 1, -1, -1):
+            for remaining in range(times - 1, -1, -1):
                 results, seconds = executable.run(buffers, timed=bool(observers))
                 for observer in observers:
                     observer.program(compiled.program, seconds)
-                if left:
+                if remaining:
                     for i, result in zip(compiled.donated, results, strict=True):
                         buffers[i] = result
-                    del result, results  # who holds a buffer keeps it from being written to
+                    del result, results  # a buffer that is referenced elsewhere is not overwritten
         outputs = zip(results, compiled.program.outputs, strict=True)
         return compiled.result.unflatten([Array(b, *v.type, v.device) for b, v in outputs])
 
     def compile(self, *args: Any) -> None:
-        """Make ready for arguments of these types, so that their first call takes no longer than the next."""
+        """Trace and compile for arguments of these types; nothing is run."""
         leaves, structure = _leaves(args)
         self._compiled(args, leaves, structure)
 
     def program(self, *args: Any) -> Program:
-        """The Program for arguments of these types, after the passes; nothing is run."""
+        """The Program for arguments of these types, after the passes. Nothing is compiled or run."""
         leaves, structure = _leaves(args)
-        return self._improved(self._trace(args, leaves, structure)[0])
+        return self._optimized(self._trace(args, leaves, structure)[0])
 
     def _compiled(self, args: Sequence[Any], leaves: Sequence[Any], structure: tree.TreeDef) -> _Compiled:
-        types, precision = tuple(map(_kind, leaves)), current_precision()
+        types, precision = tuple(map(_leaf_key, leaves)), current_precision()
         try:
             found = self.compiled.get((structure, types, precision))
         except TypeError as error:
-            raise DTypeError(f"stage: an argument is neither an array nor a static value: {error}") from None
+            raise DTypeError(f"stage: an argument is neither an array nor hashable: {error}") from None
         if found is None:
             traced, result = self._trace(args, leaves, structure)
-            program = self._improved(traced)
+            program = self._optimized(traced)
             devices = {v.device for v in (*program.inputs, *program.constants)} or {"cpu"}
             executable = backend(min(devices)).compile(program)
             donated = tuple(i for i, v in enumerate(program.inputs) if v in program.donated)
@@ -225,9 +231,9 @@ class Staged:
             self.compiled[structure, types, precision] = found
         return found
 
-    def _improved(self, program: Program) -> Program:
-        for improve in self.passes:
-            program = improve(program)
+    def _optimized(self, program: Program) -> Program:
+        for apply in self.passes:
+            program = apply(program)
         return program
 
     def _trace(
@@ -236,14 +242,14 @@ class Staged:
         refuse_assignments(self.f)
         trace = StagingTrace()
         with refuse_attribute_changes(self.f):
-            program, out_structure = self._write(trace, args, leaves, structure)
+            program, out_structure = self._record(trace, args, leaves, structure)
             refuse_leaks(trace.symbols)
         return program, out_structure
 
-    def _write(
+    def _record(
         self, trace: StagingTrace, args: Sequence[Any], leaves: Sequence[Any], structure: tree.TreeDef
     ) -> tuple[Program, tree.TreeDef]:
-        """Run the function on symbols, none of which is left when this returns."""
+        """Call the function on symbols. No symbol is referenced from here after the return."""
         symbols = [trace.input(x) if isinstance(x, Value) else x for x in leaves]
         try:
             with base_trace(trace):
@@ -268,20 +274,20 @@ _NOT_CARRIED = "a function that is repeated returns new values for its donated a
 
 
 def _evaluated(compiled: _Compiled, values: list[Value], times: int) -> list[Value]:
-    """What the function makes of traced values."""
+    """The results of the function for arguments that are tracers."""
     for _ in range(times - 1):
         for i, x in zip(compiled.donated, evaluate(compiled.traced, values), strict=True):
             values[i] = x
     return evaluate(compiled.traced, values)
 
 
-def _kind(x: Any) -> Any:
-    """What a leaf is to a Program: an array's type and device, or a static value with its type, as 1 == 1.0 == True."""
+def _leaf_key(x: Any) -> Any:
+    """The key of a leaf: an array's type and device, or a static value with its type, because 1 == 1.0 == True."""
     return (x.shape, x.dtype, x.device) if isinstance(x, Value) else (type(x), x)
 
 
 def _leaves(args: Any) -> tuple[list[Any], tree.TreeDef]:
-    """The leaves of the arguments, NumPy arrays as Arrays."""
+    """The leaves of the arguments, with NumPy arrays as Arrays, and their structure."""
     leaves, structure = tree.flatten(args)
     return [array(x) if isinstance(x, (np.ndarray, np.generic)) else x for x in leaves], structure
 

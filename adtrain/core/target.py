@@ -1,4 +1,4 @@
-"""Target: the GPU that kernels are chosen for. It needs no driver, so plans for any GPU can be made anywhere."""
+"""Target: the GPU that kernels are chosen for. It is a plain value, so no GPU is needed to choose them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 
 class Target(NamedTuple):
-    """A GPU as kernel rules and passes see it.
+    """The properties of a GPU that kernel rules and passes depend on.
 
     Args:
         capability: compute capability, major and minor.
         multiprocessors: number of streaming multiprocessors.
-        shared: most bytes of shared memory that a block can have (opt-in).
+        shared: maximum bytes of shared memory of a block (the opt-in limit).
     """
 
     capability: tuple[int, int]

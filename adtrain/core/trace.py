@@ -1,9 +1,9 @@
-"""bind, the one door, and the trace levels behind it.
+"""bind, which applies a primitive, and the levels of traces that process it.
 
-Every operation is ``bind(primitive, *args, **params)``. Of the traces whose tracers are among the arguments the one at
-the highest level takes the operation: it unwraps its own tracers, works one level down, and so the operation sinks
-until it reaches the base, which runs it. Levels nest, so the gradient of a gradient needs no flag.
-(HIPS/autograd; J. Bradbury et al., JAX: "Autodidax".)
+Every operation is ``bind(primitive, *args, **params)``. The trace with the highest level among the arguments' tracers
+processes it. That trace replaces its tracers by their values one level down, and calls ``bind`` again. At level 0 the
+base trace runs the operation. Derivatives of derivatives are nested levels. (HIPS/autograd; J. Bradbury et al., JAX:
+"Autodidax".)
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from adtrain.core.scope import current_phase, current_scope
 
 
 class Trace(Protocol):
-    """What takes an operation: differentiation, staging, or running it at once."""
+    """Processes operations: by differentiation, by staging, or by running them."""
 
     level: int
     live: bool
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: Mapping[str, Any]) -> Any:
-        """The operation's output, a value (a tuple of values for a primitive with several outputs)."""
+        """The operation's output; a tuple for a primitive with several outputs."""
         ...
 
 
 class Tracer(Value):
-    """A value whose history a trace is following."""
+    """A value that stands for an array while a trace records the operations on it."""
 
     __slots__ = ("trace",)
 
@@ -45,7 +45,7 @@ class Tracer(Value):
 
 
 class EvaluationTrace:
-    """The base: shape rule, hooks, then the backend of the arrays' device."""
+    """The base trace: applies the shape rule, calls hooks, and runs the primitive on the arrays' device."""
 
     level = 0
     live = True
@@ -53,16 +53,16 @@ class EvaluationTrace:
     def process(self, primitive: Primitive, args: Sequence[Value], params: Mapping[str, Any]) -> Any:
         outputs = primitive.output_types(args, params)
         device = _common_device(primitive, args, params)
-        worker = backend(device)
+        runner = backend(device)
         buffers = [x.buffer for x in args]  # type: ignore[attr-defined]
         hooks = active_hooks()
         if not hooks:
-            results = worker.run(primitive, buffers, params, outputs)
+            results = runner.run(primitive, buffers, params, outputs)
         else:
             call = Call(primitive, args, params, outputs, device, current_scope(), current_phase())  # type: ignore[arg-type]
             for observer in hooks:
                 observer.before(call)
-            results = worker.run(primitive, buffers, params, outputs)
+            results = runner.run(primitive, buffers, params, outputs)
             for observer in reversed(hooks):
                 observer.after(call)
         if len(outputs) == 1:
@@ -80,20 +80,27 @@ _level_numbers = itertools.count(1)
 
 
 def bind(primitive: Primitive, *args: Value, **params: Any) -> Any:
-    """Apply ``primitive`` to values; ``params`` are its static (hashable) parameters.
+    """Apply ``primitive`` to values.
+
+    Args:
+        args: arrays or tracers.
+        params: the primitive's static parameters, hashable.
+
+    Returns:
+        The output; a tuple for a primitive with several outputs.
 
     Raises:
-        ShapeError, DTypeError: by the primitive's shape rule.
-        DeviceError: the arguments lie on different devices.
-        TraceError: an argument is a tracer whose trace has ended.
+        ShapeError, DTypeError: the shape rule refuses the arguments, or one is not a Value.
+        DeviceError: the arguments are on different devices.
+        TraceError: an argument is a tracer, and its trace has ended.
     """
     trace = _levels.base
     for x in args:
         if isinstance(x, Tracer):
             if not x.trace.live:
                 raise TraceError(
-                    f"{primitive.name}: an argument ({x}) was kept from a function that has been traced "
-                    "already; return it from that function instead of storing it"
+                    f"{primitive.name}: an argument ({x}) is a traced value from a function that has already returned; "
+                    "return it from that function instead of storing it"
                 )
             if x.trace.level > trace.level:
                 trace = x.trace
@@ -104,10 +111,9 @@ def bind(primitive: Primitive, *args: Value, **params: Any) -> Any:
 
 @contextmanager
 def base_trace(trace: Trace) -> Iterator[None]:
-    """Let ``trace`` (level 0) take, in a block, every operation that would otherwise run at once.
+    """Make ``trace`` the base trace (level 0) of a block, in this thread.
 
-    This is where staging records: the differentiating levels above neither know nor care whether what is below them
-    computes or writes down.
+    Staging records operations in this way. The levels above do not depend on what the base does.
     """
     outer = _levels.base
     _levels.base = trace
@@ -118,7 +124,7 @@ def base_trace(trace: Trace) -> Iterator[None]:
 
 
 def new_level() -> int:
-    """A level above all there have been, in any thread."""
+    """A level above all others, in any thread."""
     return next(_level_numbers)
 
 
@@ -129,6 +135,6 @@ def _common_device(primitive: Primitive, args: Sequence[Value], params: Mapping[
     for x in args:
         if x.device != device:
             raise DeviceError(
-                f"{primitive.name}: arguments lie on {device} and {x.device}, expected one device; move one with .to()"
+                f"{primitive.name}: arguments are on {device} and {x.device}, expected one device; move one with .to()"
             )
     return device

@@ -1,4 +1,4 @@
-"""Trees: dicts, lists, tuples, named tuples and None, nested; everything else is a leaf."""
+"""Trees: nested dicts, lists, tuples, named tuples and None. Everything else is a leaf."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LEAF = TreeDef(None)
 
 
 def flatten(tree: Any) -> tuple[list[Any], TreeDef]:
-    """The leaves, depth first (dicts in insertion order), and what `unflatten` needs to put them back."""
+    """The leaves, depth first (dicts in insertion order), and the structure for `unflatten`."""
     found: list[Any] = []
     return found, _flatten(tree, found)
 
@@ -68,7 +68,7 @@ def _unflatten(treedef: TreeDef, leaves: Iterator[Any]) -> Any:
 
 
 class Template:
-    """`flatten` and `unflatten` for trees of one structure, each as one Python expression: for what every step does."""
+    """`flatten` and `unflatten` for one structure, each compiled to a Python expression for speed."""
 
     def __init__(self, treedef: TreeDef) -> None:
         self._names: dict[str, Any] = {"__builtins__": {"type": type, "len": len}}
@@ -80,7 +80,7 @@ class Template:
         self._unflatten = eval(f"lambda leaves: {built}", self._names)
 
     def flatten(self, tree: Any) -> list[Any] | None:
-        """What ``tree`` has where the template has leaves, or None where its containers are others."""
+        """The leaves of ``tree``; None if it has another structure."""
         try:
             leaves: list[Any] | None = self._flatten(tree)
         except KeyError:
@@ -92,7 +92,7 @@ class Template:
         return self._unflatten(leaves)
 
     def _write(self, treedef: TreeDef, place: str) -> str:
-        """The expression that builds a tree of ``leaves``; notes how to check the one at ``place`` and find its own."""
+        """The expression that builds a tree from ``leaves``. Adds the checks and leaves of the tree at ``place``."""
         kind, children = treedef.kind, treedef.children
         if kind is None:
             self._leaves.append(place)
@@ -116,7 +116,7 @@ class Template:
 
 
 def map(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
-    """Apply ``function`` to corresponding leaves of trees of one structure.
+    """Apply ``function`` to corresponding leaves of trees with the same structure.
 
     Raises:
         ShapeError: the structures differ.
@@ -137,7 +137,7 @@ def leaves(tree: Any) -> list[Any]:
 
 
 def paths(tree: Any) -> list[str]:
-    """A name for each leaf in the order of `flatten`: keys, field names and positions joined by dots."""
+    """The path of each leaf in the order of `flatten`: keys, field names and positions, joined by dots."""
     return list(_paths(flatten(tree)[1], ()))
 
 

@@ -1,4 +1,4 @@
-"""ArrayType: the shape and dtype of an array, and the dtypes that adtrain computes with."""
+"""ArrayType: shape and dtype of an array. DTYPES: the dtypes that adtrain computes with."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ DTYPES = frozenset(map(np.dtype, ("float32", "float64", "int32", "int64", "uint8
 def dtype_of(name: str, dtype: Any) -> np.dtype:
     """``dtype`` as a NumPy dtype.
 
+    Args:
+        name: the operation, for the error's text.
+
     Raises:
-        DTypeError: adtrain does not compute with it.
+        DTypeError: it is not one of DTYPES.
     """
     try:
         found = np.dtype(dtype)
@@ -30,7 +33,7 @@ def dtype_of(name: str, dtype: Any) -> np.dtype:
 
 
 class ArrayType(NamedTuple):
-    """What is known of an array before it exists; shape rules map these to one another."""
+    """Shape and dtype of an array. Shape rules compute the types of outputs from the types of arguments."""
 
     shape: Shape
     dtype: np.dtype

@@ -1,4 +1,4 @@
-"""Passes: functions from a Program to a better Program that computes the same. One file each."""
+"""Passes: functions from a Program to a better Program with the same results. One file each."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ FUSE_CPU = (
     fuse_updates,
     readers_first,
 )
-"""The passes that make one function of several equations, for the CPU."""
+"""The passes that fuse several equations into one function, for the CPU."""
 
 
 def gpu_fusions(target: Target) -> Sequence[Pass]:
-    """The passes that make one kernel launch of several equations, for a GPU."""
+    """The passes that fuse several equations into one kernel launch, for a GPU."""
 
     def has_kernel(e: Equation) -> bool:
         return bool(cuda_kernels(e.primitive.name, target, *(v.type for v in e.inputs), **e.params))
@@ -73,7 +73,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
 
 
 def fuse(program: Program) -> Program:
-    """``program`` after the fusing passes of the device that it runs on."""
+    """``program`` after the fusion passes of the device that it runs on."""
     variables = (*program.inputs, *program.constants, *program.outputs)
     device = next((v.device for v in variables if v.device != "cpu"), "cpu")
     return backend(device).fuse(program)

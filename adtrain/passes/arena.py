@@ -1,4 +1,4 @@
-"""Offsets in one block of memory for values with lifetimes.
+"""Offsets in one block of memory (the arena) for values with lifetimes.
 
 Greedy by size: the largest value first, each at the lowest offset that is free during its lifetime (Y. Pisarchyk,
 J. Lee: "Efficient Memory Management for Deep Neural Net Inference", 2020).
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from adtrain.core.program import Variable
 
 ALIGNMENT = 64
-"""Bytes: a cache line, and the widest vector register."""
+"""Bytes of a cache line, and of the widest vector register."""
 
 
 class Request(NamedTuple):
@@ -48,10 +48,10 @@ class Arena:
         return {request.key: offset for offset, request in placed}
 
     def size(self, offsets: dict[Variable | int, int]) -> int:
-        """Bytes of the whole block."""
+        """Bytes of the arena."""
         return max((offsets[r.key] + r.size for r in self.requests), default=0)
 
 
 def aligned(size: int) -> int:
-    """`size` rounded up to whole cache lines."""
+    """`size` rounded up to a multiple of ALIGNMENT."""
     return -(-size // ALIGNMENT) * ALIGNMENT

@@ -1,4 +1,4 @@
-"""Batch prefetch: in repeated steps, the batch of the next step is gathered beside the last work of this step.
+"""Batch prefetch: in repeated steps, the last launch of a step also gathers the batch of the next step.
 
 This is software pipelining with one stage (Allan, Jones, Lee and Allan, "Software Pipelining", ACM Computing Surveys
 27, 1995). The terms prologue, steady state and epilogue are theirs.
@@ -43,9 +43,9 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
     whose products would share launches differently than before: that would change how they are computed, and all runs
     must return the same bits.
     """
-    whole = PrefetchedRuns((), None, program)
+    undivided = PrefetchedRuns((), None, program)
     if not program.carries or not any(e.primitive is horizontal_p for e in program.equations):
-        return whole
+        return undivided
     next_value = dict(zip((v for v in program.inputs if v in program.donated), program.outputs, strict=True))
     known = {*program.inputs, *program.constants}
     early = known | {v for e in _members(program.equations) if known.issuperset(e.inputs) for v in e.outputs}
@@ -56,7 +56,7 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
 
     prologue = [e for e in program.equations if can_prefetch(e)]
     if not prologue:
-        return whole
+        return undivided
     rest = [e for e in program.equations if e not in prologue]
     fetched = tuple(v for e in prologue for v in e.outputs)
     inputs = (*program.inputs, *fetched)
@@ -71,17 +71,17 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
     steady = readers_first(fuse_horizontally(steady, target))
     new = frozenset(ahead.values())
     if _launches(steady) >= _launches(program) or _shared(steady.equations, new) != _shared(rest, new):
-        return whole
+        return undivided
     return PrefetchedRuns(prologue, steady, replace(program, inputs=inputs, equations=tuple(rest)))
 
 
 def _members(equations: Sequence[Equation]) -> list[Equation]:
-    """The equations, with the members of horizontal fusions in their place."""
+    """The equations, with horizontal equations replaced by their members."""
     return [m for e in equations for m in (e.params["body"].equations if e.primitive is horizontal_p else (e,))]
 
 
 def _shared(equations: Sequence[Equation], ignored: frozenset[Variable]) -> set[tuple[bool, frozenset[Variable]]]:
-    """For each launch whether several equations share it, and their results, without loops and `ignored` ones."""
+    """For each launch: whether several equations share it, and its results, except those `ignored` and of loops."""
     launches = (
         (e, frozenset(v for m in _members([e]) if not is_loops(m) for v in m.outputs) - ignored) for e in equations
     )

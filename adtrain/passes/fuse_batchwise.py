@@ -1,4 +1,4 @@
-"""Batch-wise fusion on the CPU: a thread takes one item of the batch through several equations, with values in cache.
+"""Batch-wise fusion on the CPU: a thread computes several equations for one item of the batch, with values in cache.
 
 Examples: a convolution, its bias, activation and pooling; softmax, cross-entropy and its gradient; the masks of the
 backward pass with the sums over the batch that give bias gradients.
@@ -14,7 +14,7 @@ from adtrain.passes.batchwise import Batchwise, batchwise
 from adtrain.passes.groups import Groups
 
 MIN_ITEMS = 8
-"""With fewer items the threads have too little to divide."""
+"""With fewer items there is too little work for several threads."""
 
 
 def fuse_batchwise(program: Program) -> Program:

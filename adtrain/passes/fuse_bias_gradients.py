@@ -1,4 +1,4 @@
-"""The gradient of a convolution's bias, summed by the kernel that reads the same gradient anyway.
+"""Bias gradients: the sum over g is computed by the weight gradient's kernel, which reads g anyway.
 
 conv2d_weight_grad(x, g) and sum(g)               ->    conv2d_weight_grad_sum(x, g)
 conv2d_weight_grad_pooled(x, g, at) and sum(g)    ->    conv2d_weight_grad_pooled_sum(x, g, at)    over all but channels
@@ -20,7 +20,7 @@ BIAS_AXES = (0, 2, 3)
 
 
 def fuse_bias_gradients(program: Program, target: Target) -> Program:
-    """One equation for a gradient and the sum of what it reads, where the GPU has a kernel for both."""
+    """One equation for a weight gradient and a bias gradient, where the GPU has a kernel for both."""
     groups = Groups(program)
     sums = {e.inputs[0]: i for i, e in enumerate(program.equations) if _sums_channels(e)}
     for i, e in enumerate(program.equations):

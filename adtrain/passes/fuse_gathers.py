@@ -18,7 +18,7 @@ from adtrain.passes.fuse_products import reads_by_element
 from adtrain.passes.groups import Groups
 
 MAX_COPIED_ROW = 1 << 14
-"""Elements of a row up to which each of several readers gathers it again."""
+"""Elements of a row. Each reader of a shorter row gathers it by itself."""
 
 
 def fuse_gathers(program: Program) -> Program:
@@ -34,7 +34,7 @@ def fuse_gathers(program: Program) -> Program:
             if p is None or readers[v] > 1 or not _gathers_rows(program.equations[p]) or not reads_by_element(e, v):
                 continue
             if is_small(e) and is_small(program.equations[p]):
-                continue  # one thread block computes both
+                continue  # `fuse_one_block` fuses both
             if groups.can_merge(groups.of[p], groups.of[i]):
                 groups.merge(groups.of[p], groups.of[i])
                 indices = program.equations[p].inputs[1]

@@ -21,19 +21,19 @@ from adtrain.passes.fuse_one_block import is_small
 from adtrain.passes.groups import Groups
 
 WAVES = 3
-"""Most blocks of a launch, for each multiprocessor. With more blocks the saved launch matters little, and the arguments
-would keep their memory for longer."""
+"""Maximum blocks of a launch for each multiprocessor. With more, the saved launch matters little, and the arguments
+stay in memory longer."""
 
 TILE = 64
 """Rows and columns of a product that a block computes, as an estimate."""
 ELEMENTS = 4096
 """Elements of another result that a block computes: 256 threads, 4 vectors each."""
 MAX_K = 1024
-"""Length K of a product. A longer one may need split-K, which takes a second launch."""
+"""Maximum length K of a product. A longer one may need split-K, which takes a second launch."""
 MAX_FLOPS = 1 << 29
-"""Operations of a product. A larger one fills the device by itself, and other kernels are faster for it."""
+"""Maximum FLOPs of a product. A larger one fills the device by itself, and other kernels are faster for it."""
 MAX_POINTERS = 480
-"""Pointers that a kernel takes; 4 KiB of arguments hold 512 of them."""
+"""Maximum pointers of a launch; a kernel's 4 KiB of arguments hold 512."""
 
 
 def fuse_horizontally(program: Program, target: Target) -> Program:
@@ -57,7 +57,7 @@ def _merge(groups: Groups, independent: Iterable[int], max_blocks: int) -> None:
     first: int | None = None
     blocks = 0
     pointers: set[Variable] = set()
-    dtypes: set[str] = set()  # of products; a kernel has one
+    dtypes: set[str] = set()  # of products; a kernel supports one
     for i in independent:
         e = groups.equations[i]
         own = _blocks(e)
@@ -76,8 +76,8 @@ def _merge(groups: Groups, independent: Iterable[int], max_blocks: int) -> None:
 def _levels(program: Program, max_blocks: int) -> list[int]:
     """The level of each equation: the number of launches on the longest path to it.
 
-    An equation of one thread block may take any later level that its readers allow; it takes the one with the most
-    work. Equations that no other equation reads come last.
+    An equation of one thread block moves to the level with the most work, if its readers allow. Equations that no
+    other equation reads have the last level.
     """
     equations = program.equations
     after: dict[Variable, int] = {}
@@ -113,7 +113,7 @@ def _is_product(equation: Equation) -> bool:
 
 
 def _blocks(equation: Equation) -> int | None:
-    """How many thread blocks it takes in a shared launch, or None if it needs a launch of its own."""
+    """The number of thread blocks in a shared launch; None if the equation needs a launch of its own."""
     e = equation
     if not all(v.size for v in (*e.inputs, *e.outputs)):
         return None

@@ -1,4 +1,4 @@
-"""Gradients through max pooling: computed from the pooled gradient, not from the gradient spread among zeros.
+"""Gradients through max pooling: computed from the pooled gradient, not from the spread one, which is mostly zeros.
 
 Each pooling window passes its cotangent to one element and zeros to the others. What follows in the backward pass can
 work on one element of each window:
@@ -20,7 +20,7 @@ from adtrain.core.types import ArrayType
 
 
 def fuse_maxpool_gradients(program: Program, has_kernel: Callable[[Equation], bool], all_readers: bool) -> Program:
-    """Let what reads a spread gradient read the pooled gradient.
+    """Let equations that read a spread gradient read the pooled gradient instead. (Spread: with zeros between.)
 
     Args:
         has_kernel: whether an equation on a pooled gradient has a kernel that should be faster.

@@ -20,8 +20,8 @@ FORMS = BY_INDEX | {"sum", "max", "min", "softmax", "log_softmax", "argmax", "co
 """The primitives that the generator of one-block kernels has code for, besides elementwise ones and reshapes."""
 
 MAX_STEPS = 8 << 10
-"""Elements that a small equation visits one after another. On an H200 a launch costs about 2 us, as much as 8 elements
-for each of 1024 threads when every element is waited for."""
+"""Maximum steps of a small equation: elements that are visited one after another. On an H200 a launch costs about 2 us,
+as much as 8 elements for each of 1024 threads if the threads wait for every element."""
 LOADS_IN_FLIGHT, VECTOR = 4, 4
 """Elements of a sum that a thread loads at once: of one sum, or of neighbouring sums."""
 
@@ -89,7 +89,7 @@ def _steps(equation: Equation) -> int:
 
 
 def depths(program: Program) -> list[int]:
-    """For each equation the least number of launches before it. Small equations and blocks do not count."""
+    """For each equation the minimum number of launches before it. Small and `one_block` equations do not count."""
     after: dict[Variable, int] = {}
     found = []
     for e in program.equations:

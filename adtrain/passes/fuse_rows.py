@@ -18,17 +18,17 @@ from adtrain.passes.fuse_one_block import is_small
 from adtrain.passes.groups import Groups
 
 MIN_ROWS = 32
-"""Fewer rows fit a single thread block."""
+"""Fewer rows are computed by one thread block."""
 MAX_WIDTH = 1024
-"""Elements of a row."""
+"""Maximum elements of a row."""
 MAX_NARROW = 32
-"""Rows or columns of a product's right operand. GEMM kernels are faster for wider ones."""
+"""Maximum of the smaller length of a product's right operand. GEMM kernels are faster for wider ones."""
 MAX_WEIGHT = 8 << 10
-"""Elements of a product's right operand. Every thread block reads it, in about the time it waits for its first row."""
+"""Maximum elements of a product's right operand. Every thread block reads it while it waits for its first row."""
 
 
 def fuse_rows(program: Program) -> Program:
-    """One `row_fused` equation for each connected group of row-wise equations that is too much for one block."""
+    """One `row_fused` equation for each connected group of row-wise equations too large for one thread block."""
     found = _row_wise(program)
     groups = _merged(program, found, range(len(found)))
     worth = [m for m in groups.members.values() if _saves_launches([program.equations[i] for i in m])]
@@ -43,7 +43,7 @@ def _saves_launches(equations: Sequence[Equation]) -> bool:
 
 
 def shared_inputs(body: Program) -> set[Variable]:
-    """The inputs of a `row_fused` body that every thread block reads whole."""
+    """The inputs of a `row_fused` body that every thread block reads completely."""
     return {v for e in body.equations for v, by_row in zip(e.inputs, _required(e).flags, strict=True) if not by_row}
 
 
@@ -106,12 +106,12 @@ def _merged(program: Program, found: list[Batchwise | None], allowed: Collection
 
 def _by_row_only(groups: Groups, found: list[Batchwise | None], a: int, b: int) -> bool:
     """Whether no value of two groups is computed or read by row in one equation and read whole in another."""
-    whole: set[Variable] = set()
+    read_whole: set[Variable] = set()
     rows: set[Variable] = set()
     for i in groups.members[a] + groups.members[b]:
         consumer = found[i]
         assert consumer is not None
         rows.update(groups.equations[i].outputs)
         for v, by_row in zip(groups.equations[i].inputs, consumer.flags, strict=True):
-            (rows if by_row else whole).add(v)
-    return rows.isdisjoint(whole)
+            (rows if by_row else read_whole).add(v)
+    return rows.isdisjoint(read_whole)

@@ -17,7 +17,7 @@ class Groups:
         self.producer = {v: i for i, e in enumerate(self.equations) for v in e.outputs}
         self.of = list(range(len(self.equations)))
         self.members: dict[int, list[int]] = {i: [i] for i in self.of}
-        # For each group a bit set of the equations that it depends on, directly or not.
+        # For each group a bit set of the equations that it depends on, directly or indirectly.
         self._before: dict[int, int] = {}
         for i in self.of:
             self._before[i] = 0
@@ -59,7 +59,7 @@ class Groups:
         """The Program with one equation in place of each group of several.
 
         Args:
-            fuse: makes it from the members and the outputs that other groups need.
+            fuse: returns it, from the members and the outputs that other groups need.
             anchor: picks, from the members' positions, where the fused equation should stand if its inputs allow.
         """
         readers: dict[Variable, set[int]] = {v: {-1} for v in self.program.outputs}
@@ -91,5 +91,5 @@ class Groups:
         equations = [self.equations[i] for i in self.members[group]]
         if len(equations) == 1:
             return equations[0]
-        made = [v for e in equations for v in e.outputs]
-        return fuse(equations, [v for v in made if readers.get(v, set()) - {group}])
+        computed = [v for e in equations for v in e.outputs]
+        return fuse(equations, [v for v in computed if readers.get(v, set()) - {group}])

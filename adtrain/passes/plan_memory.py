@@ -1,4 +1,4 @@
-"""The memory plan: where each value of a Program lies, computed before anything runs.
+"""The memory plan: where each value of a Program is stored, computed before anything runs.
 
 Values that are not alive at the same time share memory in one arena. A reshape has its argument's memory.
 Elementwise results take the memory of an argument that is not read again. Results take the memory of donated inputs.
@@ -18,7 +18,10 @@ from adtrain.passes.fuse_elementwise import elementwise
 
 
 class Place(NamedTuple):
-    """Where a value lies: number ``at`` of the inputs, constants or outputs, or byte ``at`` of the arena."""
+    """Where a value is stored.
+
+    ``where`` is "input", "constant" or "output", and ``at`` its number; or "arena", and ``at`` its byte.
+    """
 
     where: str
     at: int
@@ -30,7 +33,7 @@ class MemoryPlan:
 
     Attributes:
         places: of every variable.
-        workspaces: for each equation the byte of the arena where its scratch memory starts.
+        workspaces: for each equation the offset of its scratch memory in the arena.
         arena_bytes: size of the arena.
         separate_bytes: size of the arena's values without sharing.
         in_place: outputs that overwrite a donated input, and that input.
@@ -52,7 +55,7 @@ def no_workspace(equation: Equation) -> int:
 
 
 def plan_memory(program: Program, workspace: Callable[[Equation], int] = no_workspace) -> MemoryPlan:
-    """Plan ``program`` in the order of its equations; ``workspace`` returns the bytes of scratch that one needs."""
+    """Plan ``program`` in the order of its equations; ``workspace`` returns the scratch bytes of an equation."""
     last_use = {v: i for i, e in enumerate(program.equations) for v in e.inputs}
     last_use |= dict.fromkeys(program.outputs, len(program.equations))
     root: dict[Variable, Variable] = {v: v for v in (*program.inputs, *program.constants)}

@@ -9,7 +9,7 @@ from adtrain.passes.plan_memory import pair_donated
 
 
 def readers_first(program: Program) -> Program:
-    """The same equations, each reader of a donated input before its overwriter where dependences allow."""
+    """The same equations, with readers of a donated input before its overwriter, if dependences allow."""
     producer = {v: i for i, e in enumerate(program.equations) for v in e.outputs}
     needs = [{producer[v] for v in e.inputs if v in producer} for e in program.equations]
     for out, donated in pair_donated(program).items():

@@ -74,4 +74,4 @@ def _memory(experiment: Experiment, device: str) -> dict[str, int | None]:
     measurements. Each is None where it is unknown.
     """
     planned = None if experiment.mode is Mode.EAGER else planned_peak(experiment, device)
-    return {"planned_bytes": planned, "held_bytes": backend(device).held()}
+    return {"planned_bytes": planned, "held_bytes": backend(device).allocated()}

@@ -80,7 +80,7 @@ class CpuBackend:
         elements.flags.writeable = False
         return elements
 
-    def held(self) -> None:
+    def allocated(self) -> None:
         """Unknown: NumPy allocates from the system."""
 
     def fetch(self, buffer: np.ndarray) -> Callable[[], np.ndarray]:

@@ -107,8 +107,8 @@ class CudaBackend:
     def available(self) -> int:
         return self.device.available()
 
-    def held(self) -> int:
-        return self.device.held()
+    def allocated(self) -> int:
+        return self.device.allocated()
 
     def empty(self, type_: ArrayType) -> Buffer:
         """A buffer with undefined elements."""

@@ -16,7 +16,7 @@ def held_bytes(experiment: Experiment, device: str) -> int | None:
     if device != "cpu":
         continuation(experiment, experiment.initial_state(device), device)(2)
         backend(device).synchronize()
-        return backend(device).held()
+        return backend(device).allocated()
     splits = [split for split in (experiment.train, experiment.validation, experiment.test) if split is not None]
     data = sum(split.images.nbytes + split.labels.nbytes for split in splits)
     tracemalloc.start()

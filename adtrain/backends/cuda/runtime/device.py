@@ -120,7 +120,7 @@ class Device:
     def _released(self, size: int) -> None:
         self.reserved -= size
 
-    def held(self) -> int:
+    def allocated(self) -> int:
         """Bytes that this process has allocated. The pool keeps freed memory, so this is the most needed so far."""
         return int(self.pool.managed_bytes) + self.reserved
 
@@ -128,7 +128,7 @@ class Device:
     def available(self) -> int:
         """Bytes that are free or held by this process."""
         free, _ = cuda.mem_get_info()
-        return int(free) + self.held()
+        return int(free) + self.allocated()
 
     @translated()
     def upload(self, elements: np.ndarray, address: int) -> None:
