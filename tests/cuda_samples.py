@@ -32,7 +32,8 @@ TARGETS = (
     Target((10, 0), 148, 227 << 10),
     Target((12, 0), 170, 99 << 10),
 )
-"""A GPU of each compute capability that kernels are compiled for."""
+"""A GPU of each compute capability that kernels are compiled for; shared memory of a block from the CUDA C++
+Programming Guide, table "Technical Specifications per Compute Capability"."""
 
 TENSOR_CORES = (8, 0)
 """The lowest capability with kernels for products in tf32 and bfloat16."""

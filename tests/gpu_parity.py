@@ -1,4 +1,4 @@
-"""What the tests on a GPU share: the device, memory that starts full of NaN, and how results are compared."""
+"""Shared by the tests on a GPU: the device, memory that is NaN before it is written, and the comparison of results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def gpu() -> Any:
 
 @pytest.fixture(autouse=True)
 def poisoned(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory is full of NaN (and -1) before anything is written to it."""
+    """New memory holds NaN (integers: -1)."""
     import pycuda.driver as cuda
 
     def filling(take: Callable[[int], Any]) -> Callable[[int], Any]:
@@ -44,6 +44,6 @@ def check(found: Sequence[np.ndarray], expected: Sequence[np.ndarray], tolerance
     for x, y in zip(found, expected, strict=True):
         assert (x.dtype, x.shape) == (y.dtype, y.shape)
         sizes = np.abs(y.astype(float))
-        # beside the ends of the range everything is small
+        # values near the end of the range would hide errors in the others
         scale = float(sizes[sizes < 1e30].max(initial=1))
         np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance * scale)

@@ -28,13 +28,13 @@ PARTS = 16
 """Parts of the sources of one target."""
 THREADS = 2
 SPILLED = re.compile(r"(\d+) bytes spill stores")
-MAX_SPILLED = 1024
-"""Bytes of registers that a chosen kernel spills at most: one for several products, of which RESIDENT blocks must fit
-on a multiprocessor (see `codegen.horizontal`). No kernel of the representative set spills any."""
+MAX_SPILLED = {"gemm/pack.cu": 64, "horizontal.cu": 1024, "reduce/reduce.cu": 64}
+"""Bytes of registers that chosen kernels of a file spill at most; those of other files spill none. In horizontal.cu they
+are GEMMs of which RESIDENT blocks must fit on a multiprocessor (`codegen/horizontal.py`)."""
 
 
-def problems(target: Target, found: Iterable[Source], max_spilled: int) -> list[str]:
-    """A line for each source that does not compile, and for each chosen kernel that spills more than so many bytes.
+def problems(target: Target, found: Iterable[Source]) -> list[str]:
+    """A line for each source that does not compile, and for each chosen kernel that spills more than MAX_SPILLED.
 
     Other candidates may spill: they run only where they were measured to be faster.
     """
@@ -44,7 +44,8 @@ def problems(target: Target, found: Iterable[Source], max_spilled: int) -> list[
             log = compiler.compile_source(source, architecture(target.capability)).log.splitlines()
         except CudaCompilerError as error:
             return [str(error)]
-        spills = [line.strip() for line in log if any(int(n) > max_spilled for n in SPILLED.findall(line))]
+        most = MAX_SPILLED.get(source.name, 0)
+        spills = [line.strip() for line in log if any(int(n) > most for n in SPILLED.findall(line))]
         return [f"{source.name} {' '.join(source.options)}: {line}" for line in spills if sources(target)[source].first]
 
     with ThreadPoolExecutor(THREADS) as threads:
@@ -65,16 +66,16 @@ def test_there_is_a_target_for_every_architecture() -> None:
 
 
 @needs_nvrtc
-def test_the_representative_set_compiles_and_chosen_kernels_spill_no_registers() -> None:
-    assert problems(H200, representative(H200), 0) == []
+def test_the_representative_set_compiles_and_chosen_kernels_hardly_spill() -> None:
+    assert problems(H200, representative(H200)) == []
 
 
 @needs_nvrtc
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: f"sm_{architecture(target.capability)}")
-def test_every_candidate_compiles_and_chosen_kernels_spill_few_registers(target: Target, part: int) -> None:
-    assert problems(target, list(sources(target))[part::PARTS], MAX_SPILLED) == []
+def test_every_candidate_compiles_and_chosen_kernels_hardly_spill(target: Target, part: int) -> None:
+    assert problems(target, list(sources(target))[part::PARTS]) == []
 
 
 @needs_nvrtc

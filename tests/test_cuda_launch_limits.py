@@ -9,6 +9,7 @@ from math import prod
 
 import numpy as np
 import pytest
+from cuda_samples import TARGETS
 from test_cpu_programs import values_and_gradients
 
 from adtrain import passes
@@ -26,17 +27,6 @@ from adtrain.core.types import ArrayType
 from adtrain.ops.conv import Window
 from adtrain.ops.pool import Windows
 
-TARGETS = [
-    Target((7, 5), 40, 64 << 10),
-    Target((8, 0), 108, 163 << 10),
-    Target((8, 6), 84, 99 << 10),
-    Target((8, 9), 128, 99 << 10),
-    Target((9, 0), 132, 227 << 10),
-    Target((10, 0), 148, 227 << 10),
-    Target((12, 0), 170, 99 << 10),
-]
-"""A GPU of each compute capability: multiprocessors, and shared memory of a block (CUDA C++ Programming Guide, table
-"Technical Specifications per Compute Capability")."""
 MAX_GRID = (2**31 - 1, 65_535, 65_535)
 MAX_THREADS = 1024
 RANDOM = 40

@@ -1,4 +1,4 @@
-"""Runs in a row on a GPU: what they compute in the memory laid out for them, in NumPy, launch by launch."""
+"""Repeated runs in the memory of a `Layout`, emulated in NumPy launch by launch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def step_on_data(network: str, ahead: bool = True, fused: bool = True) -> tuple[
 
     Args:
         network: "linear", or "convolutions", whose last launch does not read the batch.
-        ahead: whether the batch can be told before the step has ended; else the new weights decide.
+        ahead: whether the next batch is known before the step has ended; otherwise it depends on the new weights.
     """
     state: Any
     if network == "linear":
@@ -78,7 +78,7 @@ def step_on_data(network: str, ahead: bool = True, fused: bool = True) -> tuple[
 
 
 class Memory:
-    """Bytes with addresses, as a device has them; NaN where nothing was written."""
+    """An emulated device memory, which holds NaN where nothing was written."""
 
     def __init__(self) -> None:
         self.bytes = np.full(1 << 22, 0xFF, np.uint8)
@@ -101,7 +101,7 @@ def computed(equation: Equation, arrays: Sequence[np.ndarray]) -> list[np.ndarra
 
 
 def run(program: Program, args: Sequence[np.ndarray], times: int) -> list[np.ndarray]:
-    """The results of so many runs, as `CudaProgram` makes them."""
+    """The results of ``times`` runs, as `CudaProgram` makes them."""
     layout, memory = Layout(program, Lowering(H200)), Memory()
 
     def allocated(variables: Sequence[Variable]) -> list[int]:
@@ -145,7 +145,7 @@ def test_repeated_runs_compute_the_same_as_single_runs(network: str, ahead: bool
         np.testing.assert_allclose(found, x, rtol=1e-5, atol=1e-6)
 
 
-def test_the_next_batch_is_gathered_in_a_launch_of_the_step_before() -> None:
+def test_the_next_batch_is_gathered_in_the_last_launch_of_a_step() -> None:
     program, _ = step_on_data("linear")
     runs = prefetch_batch(program, H200)
     assert runs.steady is not None

@@ -1,4 +1,4 @@
-"""What a generated thread block does: which reads are under way before its first barrier. It takes no GPU."""
+"""The source text of one-block megakernels: asynchronous copies, barriers and shared memory. No GPU is needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ THREADS = 256
 
 
 def lines_of(program: Program) -> list[str]:
-    """The statements of its only block."""
+    """The statements of its one-block equation."""
     (equation,) = [e for e in program.equations if e.primitive is one_block_p]
     return [line.strip() for line in one_block(equation, THREADS).lines]
 
@@ -32,7 +32,7 @@ def update(length: int) -> Program:
     return stage(f, ON_GPU).program(np.ones(length), np.ones(length), np.ones((8, length)))
 
 
-def test_small_inputs_that_are_read_behind_a_barrier_are_asked_for_in_front_of_it() -> None:
+def test_small_inputs_read_after_a_barrier_are_copied_before_it() -> None:
     lines = lines_of(update(40))
     first = lines.index("__syncthreads();")
     copies = [i for i, line in enumerate(lines) if line.startswith("cp_async<")]
@@ -55,12 +55,12 @@ def test_nothing_is_copied_where_shared_memory_is_full() -> None:
     assert not any(line.startswith("cp_async<") for line in lines_of(stage(f, ON_GPU).program(*given)))
 
 
-def test_a_sum_without_late_inputs_waits_for_no_copies() -> None:
+def test_a_kernel_without_asynchronous_copies_does_not_wait_for_any() -> None:
     program = stage(lambda x: ops.softmax(ops.sum(x, axis=0), 0), ON_GPU).program(np.ones((9, 30)))
     assert "cp_async_wait_group<0>();" not in lines_of(program)
 
 
-def test_a_result_that_is_read_again_is_handed_on_in_shared_memory() -> None:
+def test_a_result_that_later_equations_read_is_kept_in_shared_memory() -> None:
     def f(x: Any) -> Any:
         total = ops.sum(x, axis=0)
         return total, ops.softmax(total, 0), ops.softmax(ops.reshape(total, (5, 6)), 1)

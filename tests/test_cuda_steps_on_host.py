@@ -1,4 +1,4 @@
-"""A training step's generated kernels, on the CPU, launch by launch against NumPy."""
+"""A training step's generated kernels, compiled for the CPU, launch by launch against NumPy."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def computed(equation: Equation, arrays: list[np.ndarray]) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_every_launch_of_a_step_computes_what_its_equations_say(optimizer: str, host: Host) -> None:
-    """Also those of a step that gathers the next one's batch."""
+def test_every_launch_of_a_step_matches_the_reference(optimizer: str, host: Host) -> None:
+    """Including the launches of a step that prefetches the next batch."""
     experiment = training.outline(config.load(CONFIG, [*SMALL, f"optimizer={optimizer}"]))
     program = experiment.step_program(passes=ON_GPU)
     rng = np.random.default_rng(0)

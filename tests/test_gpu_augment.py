@@ -1,4 +1,4 @@
-"""Augmentations on the GPU draw the same numbers as on the CPU, and make the same images of them."""
+"""Augmentations on a GPU draw the same numbers and make the same images as on the CPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu
 
 
 def results(changes: Sequence[Augmentation], dtype: str, device: str) -> list[np.ndarray]:
-    """Images, and what was mixed into them, after three steps; on the GPU fused, on the CPU eager."""
+    """Images and mixed labels of three steps, fused on the GPU and eager on the CPU."""
 
     def f(images: Any, labels: Any, rng: Any) -> tuple[Any, Any]:
         batch = Batch(images, labels, UNIT)
@@ -40,7 +40,7 @@ def results(changes: Sequence[Augmentation], dtype: str, device: str) -> list[np
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("changes", [*((change,) for change in EVERY), EVERY], ids=[*(c.kind() for c in EVERY), "all"])
-def test_an_augmentation_makes_the_images_that_it_makes_on_the_cpu(changes: Sequence[Augmentation], dtype: str) -> None:
+def test_an_augmentation_makes_the_same_images_as_on_the_cpu(changes: Sequence[Augmentation], dtype: str) -> None:
     found = results(changes, dtype, "gpu")
     check(found, results(changes, dtype, "cpu"), 10 * TOLERANCE[dtype])
     for x, y in zip(found, results(changes, dtype, "gpu"), strict=True):

@@ -1,4 +1,4 @@
-"""The tuner on a GPU: candidates are right, are timed, and what is chosen runs."""
+"""The tuner on a GPU: candidates are right and timed, and the chosen ones run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SEVERAL = ("sum", "max", "softmax", "argmax", "matmul", "conv2d", "take", "trans
 
 @pytest.fixture(autouse=True)
 def fresh(gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Nothing has been measured, and everything is from here on."""
+    """An empty cache, and full tuning."""
     from adtrain.backends.cuda.tuner.autotune import Mode
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -42,7 +42,7 @@ def fresh(gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator
     gpu.lowering.measured.clear()
 
 
-def test_no_candidate_is_wrong(caplog: pytest.LogCaptureFixture) -> None:
+def test_every_candidate_of_the_benchmarks_is_right(caplog: pytest.LogCaptureFixture) -> None:
     rows = measured([each for each in BENCHES if each.op in SEVERAL], [32, 1024])
     assert caplog.messages == []
     for row in rows:
@@ -51,8 +51,7 @@ def test_no_candidate_is_wrong(caplog: pytest.LogCaptureFixture) -> None:
         assert all(0.5 < each["us"] < 1e5 for each in row["candidates"])
 
 
-def test_what_is_chosen_runs_alone_and_in_programs(gpu: Any) -> None:
-
+def test_chosen_candidates_run_eagerly_and_in_programs(gpu: Any) -> None:
     x = np.random.default_rng(0).standard_normal((300, 70)).astype(np.float32)
     given = array(x, device="gpu")
     alone = ops.softmax(ops.sum(given, 0), 0).numpy()

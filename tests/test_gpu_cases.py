@@ -1,4 +1,4 @@
-"""The GPU: every case of the case table computes what it computes on the CPU."""
+"""Every case of the case table on a GPU: eager, as an unfused Program, and as a fused one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def staged(case: Case, dtype: str, passes: Sequence[Callable[..., Any]]) -> list
 
 @EACH
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_case_on_the_gpu_is_the_case_on_the_cpu(case: Case, dtype: str) -> None:
+def test_eager_results_match_the_cpu_and_repeat_bit_for_bit(case: Case, dtype: str) -> None:
     found = results(case, dtype, "gpu")
     check(found, results(case, dtype, "cpu"), TOLERANCE[dtype])
     for x, y in zip(found, results(case, dtype, "gpu"), strict=True):
@@ -44,15 +44,15 @@ def test_a_case_on_the_gpu_is_the_case_on_the_cpu(case: Case, dtype: str) -> Non
 
 @EACH
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_program_of_a_case_computes_the_bits_of_the_case(case: Case, dtype: str) -> None:
+def test_an_unfused_program_has_the_bits_of_eager_execution(case: Case, dtype: str) -> None:
     for x, y in zip(staged(case, dtype, ()), results(case, dtype, "gpu"), strict=True):
         np.testing.assert_array_equal(x, y)
 
 
 @EACH
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_fused_program_of_a_case_computes_the_case(case: Case, dtype: str) -> None:
-    """Up to the order in which a thread block adds up."""
+def test_a_fused_program_matches_eager_execution_and_repeats_bit_for_bit(case: Case, dtype: str) -> None:
+    """Up to the order of sums."""
     found = staged(case, dtype, ALL)
     check(found, results(case, dtype, "gpu"), TOLERANCE[dtype])
     for x, y in zip(found, staged(case, dtype, ALL), strict=True):

@@ -1,6 +1,6 @@
-"""What goes wrong on a GPU ends in one line and an exit code, and the run's folder keeps what had been written.
+"""A failure on a GPU ends a run with one line and an exit code, and the files that it has written stay.
 
-Each run is a process of its own: after a fault no process can use its GPU any more.
+Each run is a process of its own, as a process cannot use its GPU after a fault.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Steps on the GPU as CUDA graphs: the numbers of kernels started one by one, whatever lies where."""
+"""Steps on a GPU as CUDA graphs have the bits of eager launches, at any addresses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROWS, BATCH = 20, 16
 
 
 def after_steps(experiment: training.Experiment, calls: tuple[int, ...]) -> list[np.ndarray]:
-    """State and log after a step on each row of an order, in calls of so many steps."""
+    """State and log after a step on each row of an order. ``calls`` are the numbers of steps of each call."""
     examples = training.on_device(experiment.train, "gpu")
     order = np.random.default_rng(0).integers(0, len(experiment.train), (ROWS, BATCH))
     carried: Any = (experiment.initial_state("gpu"), empty_log(ROWS, "gpu"))
@@ -39,7 +39,7 @@ def after_steps(experiment: training.Experiment, calls: tuple[int, ...]) -> list
 
 
 @pytest.mark.parametrize("optimizer", ["{adam: {lr: 0.01}}", "{sgd: {lr: 0.1, momentum: 0.9}}"])
-def test_twenty_recorded_steps_leave_the_bits_of_twenty_eager_ones(gpu: Any, tmp_path: Path, optimizer: str) -> None:
+def test_twenty_steps_in_graphs_have_the_bits_of_eager_steps(gpu: Any, tmp_path: Path, optimizer: str) -> None:
     experiment = prepare(tmp_path, f"optimizer={optimizer}", layers=LAYERS)
     staged = replace(experiment, mode=training.Mode.STAGED)
     eager = after_steps(replace(experiment, mode=training.Mode.EAGER), (ROWS,))
@@ -48,7 +48,7 @@ def test_twenty_recorded_steps_leave_the_bits_of_twenty_eager_ones(gpu: Any, tmp
             assert x.tobytes() == y.tobytes()
 
 
-def test_fused_steps_do_not_depend_on_how_many_are_recorded_together(gpu: Any, tmp_path: Path) -> None:
+def test_fused_steps_have_the_same_bits_for_any_number_of_steps_per_graph(gpu: Any, tmp_path: Path) -> None:
     experiment = prepare(tmp_path, layers=LAYERS)
     one_by_one = after_steps(experiment, (1,) * ROWS)
     for calls in ((ROWS,), (13, 7)):
@@ -57,9 +57,9 @@ def test_fused_steps_do_not_depend_on_how_many_are_recorded_together(gpu: Any, t
 
 
 @pytest.mark.parametrize("times", [1, 3, 10, 21])
-def test_results_that_lie_elsewhere_are_carried_into_the_arguments(gpu: Any, times: int) -> None:
+def test_donated_arguments_that_swap_places_are_carried_to_the_next_run(gpu: Any, times: int) -> None:
     def step(x: Value, y: Value) -> tuple[Value, Value]:
-        return y + x.sum(), x * 2  # of one type, so that each result lies in the other's place
+        return y + x.sum(), x * 2  # of one type, so that each result gets the memory of the other argument
 
     expected: Any = [ad.array(np.arange(5)), ad.array(np.ones(5, np.int64))]
     found = stage(step, SIMPLIFY, donate=(0, 1)).repeat(times, *(x.to("gpu") for x in expected))
@@ -69,7 +69,7 @@ def test_results_that_lie_elsewhere_are_carried_into_the_arguments(gpu: Any, tim
         np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
-def test_arguments_may_lie_elsewhere_each_time(gpu: Any) -> None:
+def test_a_program_accepts_arguments_at_new_addresses(gpu: Any) -> None:
     double = stage(lambda x: x * 2.0)
     kept = [ad.array(np.full(1000, i, np.float32), device="gpu") for i in range(20)]
     for _ in range(2):
@@ -77,9 +77,7 @@ def test_arguments_may_lie_elsewhere_each_time(gpu: Any) -> None:
             np.testing.assert_array_equal(double(x).numpy(), np.full(1000, 2 * i, np.float32))
 
 
-def test_what_cannot_be_recorded_is_an_error_that_names_the_operation(
-    gpu: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_while_recording_names_the_operation(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from adtrain.backends.cuda.runtime.launch import Launch
 
     record = Launch.record
@@ -96,7 +94,7 @@ def test_what_cannot_be_recorded_is_an_error_that_names_the_operation(
     np.testing.assert_allclose(f(ad.array(np.ones((4, 8)), device="gpu")).numpy(), 1 / 8)
 
 
-def test_launches_that_start_early_cannot_crowd_on_few_multiprocessors(
+def test_early_launches_spread_over_all_multiprocessors(
     gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cuda.bindings import driver
@@ -122,7 +120,7 @@ def test_launches_that_start_early_cannot_crowd_on_few_multiprocessors(
         assert blocks == 1 or blocks > (at_once - 1) * gpu.device.multiprocessors
 
 
-def test_the_times_of_equations_add_up_to_less_than_a_run_takes(gpu: Any, tmp_path: Path) -> None:
+def test_a_profile_has_a_positive_time_for_every_operation(gpu: Any, tmp_path: Path) -> None:
     from adtrain.bench.steps.profile import profile_steps
 
     experiment = prepare(tmp_path, layers="[linear: 512, relu, linear: 3]")
@@ -130,7 +128,7 @@ def test_the_times_of_equations_add_up_to_less_than_a_run_takes(gpu: Any, tmp_pa
     assert all(row["ms"] > 0 for row in profile.rows if row["flops"])
 
 
-def test_memory_that_is_not_there_is_an_error_with_both_numbers(gpu: Any) -> None:
+def test_running_out_of_memory_states_needed_and_free_bytes(gpu: Any) -> None:
     with pytest.raises(OutOfMemory, match=r"^device gpu: out of memory: .* MiB more needed, .* MiB of .* MiB free$"):
         gpu.device.allocate(1 << 50)
     np.testing.assert_array_equal(ad.array(np.arange(3.0), device="gpu").numpy(), np.arange(3.0))

@@ -1,4 +1,4 @@
-"""Rounded products on the GPU are products of operands rounded to nearest, as on the CPU, in all their derivatives."""
+"""Products in tf32 and bfloat16 on a GPU round operands to nearest, as on the CPU, and so do their gradients."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ PRODUCTS: list[tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]] = [
 
 
 @pytest.mark.parametrize("which", range(len(PRODUCTS)))
-def test_products_and_gradients_are_those_of_rounded_operands(precision: str, which: int) -> None:
+def test_products_and_gradients_round_operands_as_on_the_cpu(precision: str, which: int) -> None:
     f, *shapes = PRODUCTS[which]
     rng = np.random.default_rng(which)
-    # Truncated operands, or ones that are not rounded, differ by far more than the tolerance.
+    # Truncating, or not rounding, differs by far more than the tolerance.
     drawn = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
 
     def results(device: str) -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""Programs on the GPU: fused steps compute what unfused ones do, and recorded steps the bits of launched ones."""
+"""Fused Programs on a GPU match unfused ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def after_steps(optimizer: str, dtype: str, passes: Sequence[Any]) -> list[np.nd
     step, first = sample(optimizer, dtype, dropout=0.25)
     given = [[x.to("gpu") for x in batch(dtype, seed)] for seed in range(STEPS)]
     staged = stage(step, passes, donate=(0,))
-    # zeros are one number seen everywhere; a step that may write over its state takes arrays of their own
+    # Zeros may be a broadcast scalar. A step that donates its state needs arrays that own their memory.
     state: Any = tree.map(lambda x: ad.array(x.numpy().copy(), device="gpu"), first)
     for arguments in given:
         state, loss = staged(state, *arguments)
@@ -41,7 +41,7 @@ def after_steps(optimizer: str, dtype: str, passes: Sequence[Any]) -> list[np.nd
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_fused_steps_compute_what_unfused_steps_do_and_the_same_bytes_each_time(optimizer: str, dtype: str) -> None:
+def test_fused_steps_match_unfused_steps_and_repeat_bit_for_bit(optimizer: str, dtype: str) -> None:
     found = after_steps(optimizer, dtype, ALL)
     check(found, after_steps(optimizer, dtype, SIMPLIFY), TOLERANCE[dtype])
     for x, y in zip(found, after_steps(optimizer, dtype, ALL), strict=True):
@@ -57,7 +57,7 @@ LENGTHS = [(1, 1, 1), (5, 3, 7), (33, 65, 47), (128, 512, 784), (100, 60, 2049)]
 
 
 @pytest.mark.parametrize(("m", "n", "k"), LENGTHS)
-def test_the_epilogue_of_a_product_has_the_bits_of_equations_of_their_own(m: int, n: int, k: int) -> None:
+def test_an_epilogue_has_the_bits_of_separate_equations(m: int, n: int, k: int) -> None:
     def f(x: Any, w: Any, row: Any, column: Any, whole: Any) -> Any:
         product = ops.matmul(x, w, transpose_b=True)
         scaled = ops.tanh(product * 0.5 + row) * column
@@ -70,7 +70,7 @@ def test_the_epilogue_of_a_product_has_the_bits_of_equations_of_their_own(m: int
         np.testing.assert_array_equal(x.numpy(), y.numpy())
 
 
-def test_the_epilogue_of_products_of_a_batch_has_the_bits_of_equations_of_their_own() -> None:
+def test_an_epilogue_of_a_batched_product_has_the_bits_of_separate_equations() -> None:
     def f(x: Any, w: Any, item: Any) -> Any:
         return ops.relu(ops.matmul(x, w) + item)
 
@@ -81,7 +81,7 @@ def test_the_epilogue_of_products_of_a_batch_has_the_bits_of_equations_of_their_
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("length", [64, 512])
-def test_updates_side_by_side_are_the_updates(length: int, dtype: str) -> None:
+def test_horizontal_fusion_of_updates_matches_separate_updates(length: int, dtype: str) -> None:
     given = [ad.array(x, device="gpu") for x in update_arguments(length, dtype)]
     assert [e.primitive.name for e in stage(two_updates, ALL).program(*given).equations] == ["horizontal"]
     found, again, expected = ([x.numpy() for x in stage(two_updates, p)(*given)] for p in (ALL, ALL, SIMPLIFY))
@@ -90,7 +90,7 @@ def test_updates_side_by_side_are_the_updates(length: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(7, 11), (50, 4, 8), (300, 100)])
-def test_rows_by_index_have_the_bits_of_equations_of_their_own(shape: tuple[int, ...]) -> None:
+def test_a_fused_gather_has_the_bits_of_separate_equations(shape: tuple[int, ...]) -> None:
     table = ad.array(np.random.default_rng(0).integers(0, 256, shape, np.uint8), device="gpu")
     rows = ad.array(np.random.default_rng(1).integers(0, shape[0], 3000), device="gpu")
 
@@ -103,7 +103,7 @@ def test_rows_by_index_have_the_bits_of_equations_of_their_own(shape: tuple[int,
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("count", [32, 127, 1000, 7500])
-def test_narrow_layers_and_their_loss_row_by_row_are_the_layers_and_their_loss(count: int, dtype: str) -> None:
+def test_a_row_fused_layer_and_loss_match_separate_equations(count: int, dtype: str) -> None:
     def f(x: Any, w: Any, b: Any, labels: Any) -> Any:
         def loss(x: Any, w: Any, b: Any) -> Any:
             return ops.cross_entropy(ops.matmul(ops.relu(x), w, transpose_b=True) + b, labels)
@@ -121,7 +121,7 @@ def test_narrow_layers_and_their_loss_row_by_row_are_the_layers_and_their_loss(c
 
 @pytest.mark.parametrize("count", [3, 3000], ids=["in a block", "in a gather"])
 @pytest.mark.parametrize("wrong", [-1, 300])
-def test_an_index_out_of_range_is_refused(count: int, wrong: int) -> None:
+def test_an_index_out_of_range_raises_a_shape_error(count: int, wrong: int) -> None:
     (table,) = on_gpu((300, 100))
     rows = np.arange(count) % 300
     rows[count // 2] = wrong

@@ -1,4 +1,4 @@
-"""A run on a GPU that was stopped and resumed is the run that was not."""
+"""A stopped and resumed run on a GPU equals an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ pytestmark = pytest.mark.gpu
 AUGMENT = "data.augment=[crop: 1, flip, noise: 0.1, mixup: 0.5]"
 
 
-def test_a_run_on_a_gpu_goes_on_to_the_same_bytes(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_on_a_gpu_ends_with_the_same_bytes(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Adam, dropout, batch norm, augmentation, a schedule and a validation split; stopped within epochs and between."""
     monkeypatch.setattr(loop, "REPORT_SECONDS", 0.0)
     experiment = prepare(tmp_path, *SETTINGS, AUGMENT, layers=LAYERS)

@@ -1,4 +1,4 @@
-"""The GPU at odd sizes, and at sizes at which work is divided in other ways, against the CPU."""
+"""Odd sizes, and sizes that other algorithms take, on a GPU against the CPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("dtype", ["float32", "flo
 
 
 def large_reductions(draw: Draw) -> Iterator[tuple[str, Function]]:
-    """Few outputs of many elements, in parts; many of few; rows of every alignment, and columns."""
+    """Few outputs of many elements, which are split; many outputs of few; rows of every alignment, and columns."""
     many: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
         ((300_001,), (0,)), ((3, 100_003), (1,)), ((100_003, 3), (0,)), ((70_001, 1), (0,)), ((65, 1025), (1,)),
         ((1025, 65), (0,)), ((5, 33, 4097), (0, 2)), ((33, 5, 65, 3), (0, 2)), ((2, 3, 2, 3, 2, 3), (0, 2, 4)),
@@ -40,7 +40,7 @@ def large_reductions(draw: Draw) -> Iterator[tuple[str, Function]]:
         yield f"logsumexp {shape}", (lambda x, axes=axes: ops.logsumexp(x, axes), [draw(*shape)])
 
 
-def long_lines(draw: Draw) -> Iterator[tuple[str, Function]]:
+def long_rows(draw: Draw) -> Iterator[tuple[str, Function]]:
     for shape, axis in [
         ((7, 1024), 1),
         ((7, 1025), 1),
@@ -67,7 +67,7 @@ def long_lines(draw: Draw) -> Iterator[tuple[str, Function]]:
 
 
 def copies(draw: Draw) -> Iterator[tuple[str, Function]]:
-    """By tiles and by elements."""
+    """Through tiles, and element by element."""
     for shape, axes in [
         ((65, 33), (1, 0)), ((3, 40, 50), (0, 2, 1)), ((40, 3, 50), (2, 1, 0)), ((9, 10, 11, 12), (3, 1, 0, 2)),
         ((2, 3, 4, 5, 6, 7), (5, 3, 1, 4, 2, 0)), ((7, 100), (1, 0)), ((1000, 1200), (1, 0)), ((8, 1, 9), (2, 1, 0)),
@@ -100,7 +100,7 @@ def scattered(draw: Draw) -> Iterator[tuple[str, Function]]:
 
 
 def scattered_along(draw: Draw) -> Iterator[tuple[str, Function]]:
-    """One index for each line, and several, of which some are the same."""
+    """One index per row, and several with duplicates."""
     for shape, count, axis in [
         ((50, 12), 1, 1),
         ((7, 5, 3), 1, 1),
@@ -108,14 +108,14 @@ def scattered_along(draw: Draw) -> Iterator[tuple[str, Function]]:
         ((33, 16), 5, 1),
         ((4, 6, 10), 9, 1),
     ]:
-        lines = (*shape[:axis], count, *shape[axis + 1 :])
-        at = np.random.default_rng(3).integers(0, shape[axis], lines)
+        at_shape = (*shape[:axis], count, *shape[axis + 1 :])
+        at = np.random.default_rng(3).integers(0, shape[axis], at_shape)
         f = with_gradients(lambda x, at=at, axis=axis: ops.take_along_axis(x, at, axis))
         yield f"take_along_axis {shape} {axis}", (f, [draw(*shape)])
 
 
 def sorted_positions(draw: Draw) -> Iterator[tuple[str, Function]]:
-    """Enough of them to be sorted by one, two and three digits: spread out, few and many times, and all the same."""
+    """Enough indices for a radix sort of one, two and three digits: distinct, repeated, and all the same."""
     numbers = np.random.default_rng(2)
     for shape, count, axis in [((250, 64), 9000, 0), ((4000, 12), 9001, 0), ((3, 70_000, 2), 700, 1)]:
         for at in (numbers.integers(0, shape[axis], count), np.full(count, 3), numbers.integers(0, 9, count) ** 2):
@@ -144,7 +144,7 @@ def statistics(draw: Draw) -> Iterator[tuple[str, Function]]:
 
 
 def pooled(draw: Draw) -> Iterator[tuple[str, Function]]:
-    """Windows that overlap, touch and lie apart, of images that vectors fit in or not."""
+    """Windows that overlap, touch, or have gaps, on images whose rows divide into vectors or not."""
     for shape in [(2, 3, 16, 16), (1, 2, 13, 15), (2, 1, 30, 17)]:
         for window in [(2, 2, 0), (3, 2, 1), (3, 1, 1), (2, 3, 0), (5, 3, 2), (4, 4, 1), (3, 5, 0), (2, 4, 1)]:
             for f in (ops.max_pool2d, ops.avg_pool2d):
@@ -153,7 +153,7 @@ def pooled(draw: Draw) -> Iterator[tuple[str, Function]]:
 
 
 def vectors(draw: Draw) -> Iterator[tuple[str, Function]]:
-    """Every remainder of a vector, and broadcasts along each axis of rows that vectors fit in or not."""
+    """Every remainder of a vector, and broadcasts along each axis of rows that divide into vectors or not."""
     for n in (1, 2, 3, 4, 5, 8, 1023, 4096, 100_001):
         yield (
             f"elements {n}",
@@ -165,11 +165,11 @@ def vectors(draw: Draw) -> Iterator[tuple[str, Function]]:
             yield f"{shape} {other}", (lambda x, y: ops.exp(x) + y * x, [whole, draw(*other)])
 
 
-OWN = [large_reductions, long_lines, copies, scattered, scattered_along, sorted_positions, statistics, pooled, vectors]
+OWN = [large_reductions, long_rows, copies, scattered, scattered_along, sorted_positions, statistics, pooled, vectors]
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *OWN])
-def test_odd_sizes_compute_what_they_compute_on_the_cpu(family: Any, dtype: str) -> None:
+def test_odd_and_large_sizes_match_the_cpu(family: Any, dtype: str) -> None:
     wrong = []
     for name, (f, args) in family(Draw(dtype)):
         expected = [x.numpy() for x in tree.leaves(f(*(array(x) for x in args)))]

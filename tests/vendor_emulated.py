@@ -1,4 +1,4 @@
-"""NVIDIA's libraries as far as candidates use them, on the host's memory: column-major products, graphs and plans."""
+"""Emulations of cuBLASLt and cuDNN's front end on host memory, as far as candidates use them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ FLOATS: dict[Any, np.dtype] = {Kind.CUDA_R_32F: np.dtype("float32"), Kind.CUDA_R
 
 
 def array_at(address: int, dtype: Any, count: int) -> np.ndarray:
-    """The elements that lie at an address; changing them changes memory."""
+    """The elements at an address, as a view of memory."""
     content = (ctypes.c_char * (count * np.dtype(dtype).itemsize)).from_address(address)
     return np.frombuffer(content, dtype)
 
 
 class Lt:
-    """cuBLASLt by the bindings of nvmath-python: its objects are numbers, what they hold is in `objects`.
+    """cuBLASLt as nvmath-python binds it. Handles are numbers, and `objects` has the attributes of each.
 
     Attributes:
         states: of the heuristic's results, 0 where one may be used.
@@ -115,7 +115,7 @@ class Lt:
         return len(self.objects) - 1
 
     def _matrices(self, address: int, layout: int) -> np.ndarray:
-        """The matrices at an address, as (batch, rows, columns); each column lies in one piece."""
+        """The matrices at an address, as (batch, rows, columns); columns are contiguous."""
         about = self.objects[layout]
         dtype, shape = FLOATS[about["kind"]], tuple(about[name] for name in ("BATCH_COUNT", "rows", "columns"))
         elements = array_at(address, dtype, shape[0] * about["STRIDED_BATCH_OFFSET"])
@@ -124,7 +124,7 @@ class Lt:
 
 
 class Graph:
-    """A graph of cuDNN's front end: one convolution, with the plans that the package says."""
+    """A graph of cuDNN's front end: one convolution, with the plans of the package."""
 
     def __init__(self, package: Any, **kinds: Any) -> None:
         self.package = package
@@ -194,7 +194,7 @@ class Graph:
 
 
 def package(plans: list[tuple[tuple[str, ...], int]], unsupported: bool = False) -> Any:
-    """cuDNN's front end. Of each plan: what notes it carries, and its workspace in bytes."""
+    """cuDNN's front end, with the numerical notes and the workspace in bytes of each plan."""
 
     class cudnnGraphNotSupportedError(Exception):
         pass

@@ -1,4 +1,4 @@
-"""Products and convolutions as equations."""
+"""Matrix products and convolutions as equations."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def epilogue(equation: Equation, name: str = "Epilogue") -> Epilogue:
     fields = [f"{pointer(v, const=True)}x{i};" for i, v in enumerate(inputs)]
     fields += [f"{pointer(v)}y{i};" for i, v in enumerate(body.outputs)]
     prefetches = [f"prefetch_l2(x{i} + index, count);" for i, v in enumerate(inputs) if v.type.shape == c.type.shape]
-    aux, reads, values = _halves(program, c, pooled or equation.primitive is convolution_p)
+    aux, reads, values = _read_and_compute(program, c, pooled or equation.primitive is convolution_p)
     writes = [*values, *(MAXIMUM if pooled else (f"store(y{i}, index, r{i});" for i in range(len(results))))]
     text = [
         *(['#include "pool/window_max.cuh"'] if pooled else []),
@@ -84,7 +84,7 @@ def epilogue(equation: Equation, name: str = "Epilogue") -> Epilogue:
     return Epilogue("\n".join(text), inputs, body.outputs)
 
 
-def _halves(program: Program, c: Variable, images: bool) -> tuple[list[str], list[str], list[str]]:
+def _read_and_compute(program: Program, c: Variable, images: bool) -> tuple[list[str], list[str], list[str]]:
     """For the epilogue's inputs: struct members, statements that load them, and statements that compute the outputs
     ``r0.lane[k]``, ``r1.lane[k]``, ..."""
     aux, reads = [], ["Aux<WIDE> aux;"]
