@@ -29,8 +29,8 @@ PARTS = 16
 THREADS = 2
 SPILLED = re.compile(r"(\d+) bytes spill stores")
 MAX_SPILLED = {"gemm/pack.cu": 64, "horizontal.cu": 1024, "reduce/reduce.cu": 64}
-"""Bytes of registers that chosen kernels of a file spill at most; those of other files spill none. In horizontal.cu they
-are GEMMs of which RESIDENT blocks must fit on a multiprocessor (`codegen/horizontal.py`)."""
+"""Bytes of registers that chosen kernels of a file spill at most; those of other files spill none. The ones in
+horizontal.cu are GEMMs of which RESIDENT blocks must fit on a multiprocessor (`codegen/horizontal.py`)."""
 
 
 def problems(target: Target, found: Iterable[Source]) -> list[str]:
