@@ -1,6 +1,6 @@
-"""The only file here that knows how the package lowers equations for CUDA. Port this file when that API changes.
+"""The only file here that uses the package's API for lowering to CUDA. Port this file when that API changes.
 
-What the scripts beside it dump has to stay the same: see `Launch` and `Candidate`.
+`Launch` and `Candidate`, which the scripts beside it dump, must stay the same.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from adtrain.core.program import Equation, Program
 from adtrain.core.target import H200, Target
 from adtrain.passes.fuse_elementwise import is_loops
 
-NO_KERNEL = (DeviceError, IndexError)
-"""Raised where an equation has no kernel on the target: IndexError for products in a launch with others."""
+NO_KERNEL = DeviceError
+"""Raised where an equation has no kernel on the target."""
 
 NOT_COMPILED = compiler.CudaCompilerError
 Source = compiler.Source
@@ -163,22 +163,22 @@ def _candidate(equation: Equation, kernel: Kernel) -> Candidate:
 
 
 def _launches(equation: Equation, kernel: Kernel | None) -> Iterator[Launch]:
-    for task in lowering.launches(equation, kernel):
-        assert isinstance(task, LaunchPlan)
-        source = task.source
+    for plan in lowering.launches(equation, kernel):
+        assert isinstance(plan, LaunchPlan)
+        source = plan.source
         generated, _, own = source.text.partition(f'#line 1 "{source.name}"\n')
         macros = [option[2:].partition("=") for option in source.options if option.startswith("-D")]
         assert not own or own == kernel_file(source.name)
         yield Launch(
-            task.name,
+            plan.name,
             source.name,
             generated,
             {name: value for name, _, value in macros},
             [option for option in source.options if not option.startswith("-D")],
-            task.operands,
-            task.numbers,
-            (task.size.elements, task.size.blocks, task.size.threads, task.size.shared),
-            (task.scratch, task.checked),
+            plan.operands,
+            plan.numbers,
+            (plan.size.elements, plan.size.blocks, plan.size.threads, plan.size.shared),
+            (plan.scratch, plan.checked),
             source,
         )
 

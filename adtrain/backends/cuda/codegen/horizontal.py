@@ -19,11 +19,11 @@ from adtrain.lowering.cuda.gemm.matmul import BlockGemm
 from adtrain.passes.fuse_elementwise import is_loops
 
 THREADS = 256
-"""Threads of a block where no member is a product. A product's tile sets the number otherwise."""
+"""Threads of a block without products. With products their tile sets the number."""
 
 UNCROWDED, RESIDENT = 2, 3
-"""Up to UNCROWDED blocks of small GEMMs for each multiprocessor, no occupancy is asked for; with more blocks, registers
-are limited so that RESIDENT of them run at once."""
+"""In a kernel of small GEMMs with more than UNCROWDED blocks per multiprocessor, registers are limited so that RESIDENT
+blocks are resident on one, though some may spill."""
 
 Choice: TypeAlias = "Callable[[Equation], Sequence[BlockGemm]]"
 """The GEMM functions for a matrix product without split-K, the best first."""

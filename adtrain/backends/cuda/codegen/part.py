@@ -1,4 +1,4 @@
-"""Generated kernels, assembled from parts: the code of some of their thread blocks."""
+"""Generated kernels, assembled from parts. A part is the code of some of the thread blocks."""
 
 from __future__ import annotations
 
