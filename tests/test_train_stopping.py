@@ -115,8 +115,8 @@ def test_a_loss_that_is_not_finite_names_step_operation_and_layer(tmp_path: Path
 class Root(nn.Relu):
     """The root of 0, whose derivative is not finite."""
 
-    def apply(self, x: Value) -> Value:
-        return ops.sqrt(x * 0.0)
+    def __call__(self, params: nn.Params, state: nn.State, x: Value, mode: nn.Mode) -> tuple[Value, nn.State]:
+        return ops.sqrt(x * 0.0), state
 
 
 def test_a_gradient_that_is_not_finite_is_found_although_no_loss_shows_it(tmp_path: Path) -> None:
