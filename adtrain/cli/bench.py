@@ -45,47 +45,37 @@ class Numbers(click.ParamType):
         return tuple(dict.fromkeys(int(word) for word in words))
 
 
-def against_option(function: Any) -> Any:
-    """`--against NAME,...`, received as a tuple of names."""
-
-    def split(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
-        return tuple(name.strip() for name in value.split(",")) if value is not None else ()
-
-    return click.option(
-        "--against",
-        metavar="PEER,...",
-        callback=split,
-        help="Compare with torch, jax or numpy, or with one form of them: torch-eager, torch-compile, torch-graph, "
-        "jax-jit, jax-scan.",
-    )(function)
+def _split_names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in value.split(",")) if value is not None else ()
 
 
-def devices_option(function: Any) -> Any:
-    """`--device auto|cpu|gpu|cpu,gpu`, received as `devices`, the tuple of devices that it stands for."""
-
-    def resolved(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
-        if value == "cpu,gpu":
-            return resolve_device("cpu"), resolve_device("gpu")
-        if value not in ("auto", "cpu", "gpu"):
-            raise click.BadParameter(f"{value!r} is not one of 'auto', 'cpu', 'gpu', 'cpu,gpu'.")
-        return (resolve_device(value),)
-
-    return click.option(
-        "--device",
-        "devices",
-        metavar="auto|cpu|gpu|cpu,gpu",
-        default="auto",
-        show_default=True,
-        callback=resolved,
-        help="Where to run; with cpu,gpu both are compared.",
-    )(function)
+def _resolve_devices(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
+    if value == "cpu,gpu":
+        return resolve_device("cpu"), resolve_device("gpu")
+    if value not in ("auto", "cpu", "gpu"):
+        raise click.BadParameter(f"{value!r} is not one of 'auto', 'cpu', 'gpu', 'cpu,gpu'.")
+    return (resolve_device(value),)
 
 
 @click.command(short_help="Time the operations, or a config's own layers.")
 @click.argument("configs", metavar="[CONFIG]...", nargs=-1)
 @set_option
-@devices_option
-@against_option
+@click.option(
+    "--device",
+    "devices",
+    metavar="auto|cpu|gpu|cpu,gpu",
+    default="auto",
+    show_default=True,
+    callback=_resolve_devices,
+    help="Where to run; with cpu,gpu both are compared.",
+)
+@click.option(
+    "--against",
+    metavar="PEER,...",
+    callback=_split_names,
+    help="Compare with torch, jax or numpy, or with one form of them: torch-eager, torch-compile, torch-graph, "
+    "jax-jit, jax-scan.",
+)
 @autotune_option
 @op_option
 @click.option("--sizes", type=Numbers(), help="Sizes of the operations in place of the default ones.")

@@ -17,7 +17,6 @@ from adtrain.cli.options import (
     autotune_option,
     device_option,
     json_option,
-    mode_options,
     print_json,
     progress,
     set_autotune,
@@ -65,7 +64,8 @@ from adtrain.training.run_folder import LAST
     metavar="N",
     help="Train N times, from seed, seed + 1, ..., into runs/NAME-seed0, ... or DIR/seed0, ..., and tabulate the runs.",
 )
-@mode_options
+@click.option("--eager", "mode", flag_value="eager", help="Run the step operation by operation.")
+@click.option("--no-fuse", "mode", flag_value="staged", help="Run each operation as a separate kernel.")
 @json_option
 def command(
     config_path: str | None,
