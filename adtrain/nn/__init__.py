@@ -1,4 +1,4 @@
-"""Layers are immutable descriptions. Their arrays are kept outside of them, in trees (nested dicts).
+"""Layers are immutable descriptions. Their arrays are in separate trees (nested dicts).
 
 Typical use::
 
