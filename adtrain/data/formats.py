@@ -38,13 +38,13 @@ def read(path: Path, options: Options) -> Parts:
     for name in options.given:
         if name not in format_.options | COMMON_OPTIONS:
             expected = " or ".join(other.title for other in FORMATS if name in other.options)
-            raise DataOptionError(name, f"found with {format_.title}, expected it with {expected} only")
+            raise DataOptionError(name, f"an option of {expected}, found {format_.title}")
     found = format_.read(path, options)
     if options.test_path is None:
         return found
     second = Path(options.test_path).expanduser()
     if found.test is not None:
-        raise DataOptionError("test_path", f"found {second}, but {path} has a test part; leave it out")
+        raise DataOptionError("test_path", f"found {second}, but {path} has a test part; remove this option")
     if (other := format_of(second)) is not format_:
         raise DataOptionError("test_path", f"found {other.title} at {second}, expected {format_.title} like {path}")
     test = format_.read(second, options)
