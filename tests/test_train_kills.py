@@ -57,10 +57,10 @@ def test_a_run_killed_again_and_again_and_resumed_writes_the_same_bytes(
     over = False
     for kill in range(KILLS):
         before = version(last)
-        heard, said = forks.Pipe(duplex=False)
-        process = forks.Process(target=train, args=(str(run), said))
+        receiver, sender = forks.Pipe(duplex=False)
+        process = forks.Process(target=train, args=(str(run), sender))
         process.start()
-        assert heard.recv() == "ready"
+        assert receiver.recv() == "ready"
         if kill % 2:
             wait_until(partial(changed_or_ended, last, before, process))
         sleep(moments.uniform(0, 1.5 * epoch_seconds))
@@ -75,8 +75,8 @@ def test_a_run_killed_again_and_again_and_resumed_writes_the_same_bytes(
             steps.append(origin.progress.step)
     if not over:
         assert len(set(steps)) > KILLS / 5
-        heard, said = forks.Pipe(duplex=False)
-        process = forks.Process(target=train, args=(str(run), said))
+        receiver, sender = forks.Pipe(duplex=False)
+        process = forks.Process(target=train, args=(str(run), sender))
         process.start()
         process.join()
         assert process.exitcode == 0
