@@ -130,7 +130,7 @@ def test_skipped_peers_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     found = chosen(["jax-jit", "torch", "numpy"], "gpu", operations=True)
     assert found.skipped == {
         "jax-jit": "jax is not installed (pip install jax)",
-        "torch-compile": "is for whole steps",
+        "torch-compile": "runs whole steps only",
         "numpy": "runs on cpu only",
     }
 
