@@ -59,8 +59,8 @@ autotune_option = click.option(
     type=click.Choice(["off", "cached", "full"]),
     default="cached",
     show_default=True,
-    help="Which of a GPU's kernels for an operation to use: the first (off), the fastest of an earlier "
-    "measurement, otherwise the first (cached), or the fastest, measured if unknown (full).",
+    help="How a GPU chooses among its kernels for an operation. off: the first. cached: the fastest if it was measured "
+    "before, otherwise the first. full: the fastest, measured now if necessary.",
 )
 """`--autotune off|cached|full`, passed to the command as `autotune`; see `set_autotune`."""
 
@@ -82,7 +82,7 @@ def set_autotune(device: str, autotune: str) -> None:
 
 
 class FilePath(click.Path):
-    """A parameter of type Path. Refuses an empty string, as from an unset shell variable, because Path("") is "."."""
+    """A parameter of type Path. Refuses an empty string (an unset shell variable), because Path("") is "."."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
