@@ -54,7 +54,7 @@ def test_operations_are_timed_in_all_phases_and_the_protocol_is_shown() -> None:
     text = " ".join(result.stdout.split())
     assert "clock of operations: read by the compiled program; of steps: the host's" in text
     assert re.search(r"an empty run takes \d+ ns", text)
-    assert re.search(r"\d+ of 90 samples are outliers, 1.5 interquartile ranges from the quartiles", text)
+    assert re.search(r"\d+ of 90 samples are outliers \(beyond 1.5 interquartile ranges\); none is removed", text)
     assert "bench: timing 6 operations and sizes in float32, forward and backward\n" in result.stderr
 
 
@@ -185,7 +185,7 @@ def test_noisy_and_busy_machines_are_warnings() -> None:
     rows = [quiet, {**quiet, "noisy": True, "outliers": [1.0]}]
     lines = " ".join(cells.noise({"protocol": busy, "ops": rows}, 100))
     assert "busy machine: other work took 1.5 of 2 cores before anything was timed" in lines
-    assert "1 of 18 samples lie" in lines
+    assert "1 of 18 samples are outliers" in lines
     assert "noisy machine: 1 of 2 times, marked ~, have an interval wider than 5% of the median" in lines
     assert cells.time_cell({**quiet, "noisy": True}) == "~1.000"
 

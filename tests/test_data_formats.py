@@ -26,7 +26,7 @@ def csv(tmp_path: Path) -> Path:
         ({"image_size": (2, 2)}, "image_size: an option of a folder of images, found a CSV file"),
         ({"skip_broken": True}, "skip_broken: an option of a folder of images, found a CSV file"),
         ({"test": 0.01}, "test fraction 0.01 of 10 examples: found 0 for test and 10 for training"),
-        ({}, "data.test: missing, .*x.csv has no test part: expected the fraction of it that is held out"),
+        ({}, "data.test: missing, .*x.csv has no test part: set the fraction to hold out"),
         ({"test_path": "none.csv"}, "none.csv: found nothing, expected an .npz or .csv file"),
     ],
 )

@@ -44,8 +44,8 @@ def test_a_run_killed_again_and_again_and_resumed_writes_the_same_bytes(
         "optimizer={sgd: {lr: 0.1, momentum: 0.9}}",
     )
     experiment = training.prepare(load(tmp_path, *settings, layers=LAYERS), EAGER)
-    straight = RunFolder.create(experiment, tmp_path / "straight")
-    recorder, started = Recorder(straight, experiment), monotonic()
+    uninterrupted = RunFolder.create(experiment, tmp_path / "uninterrupted")
+    recorder, started = Recorder(uninterrupted, experiment), monotonic()
     recorder.finished(training.run(experiment, "cpu", [recorder]))
     epoch_seconds = (monotonic() - started) / EPOCHS
 
@@ -81,10 +81,10 @@ def test_a_run_killed_again_and_again_and_resumed_writes_the_same_bytes(
         process.join()
         assert process.exitcode == 0
     for name in ("model.safetensors", "last.safetensors", "best.safetensors", "config.yaml"):
-        assert (run / name).read_bytes() == (straight.path / name).read_bytes(), name
-    epochs = [[x for x in training.read_metrics(at) if x["kind"] == "epoch"] for at in (run, straight.path)]
+        assert (run / name).read_bytes() == (uninterrupted.path / name).read_bytes(), name
+    epochs = [[x for x in training.read_metrics(at) if x["kind"] == "epoch"] for at in (run, uninterrupted.path)]
     for one, other in zip(*epochs, strict=True):
         assert [one[name] for name in ("epoch", "step", "train", "validation")] == [
             other[name] for name in ("epoch", "step", "train", "validation")
         ]
-    assert sorted(os.listdir(run)) == sorted(os.listdir(straight.path))
+    assert sorted(os.listdir(run)) == sorted(os.listdir(uninterrupted.path))

@@ -291,7 +291,7 @@ def test_the_path_of_a_warm_start_is_made_absolute(
     uninterrupted: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    cfg = load(tmp_path, "training.init_from=straight", layers=LAYERS)
+    cfg = load(tmp_path, "training.init_from=uninterrupted", layers=LAYERS)
     assert training.prepare(cfg).config.training.init_from == str(tmp_path / "uninterrupted")
     missing = prepare(tmp_path, "training.init_from=nowhere", layers=LAYERS)
     with pytest.raises(AdtrainError, match=r"nowhere: cannot be read \("):
