@@ -1,4 +1,4 @@
-"""adtrain: train neural networks on an automatic-differentiation core one can read.
+"""adtrain: train neural networks on a readable automatic-differentiation core.
 
 ``import adtrain as ad`` gives arrays (`array`), operations on them (`ops`), transformations of functions (`grad`,
 `value_and_grad`, `vjp`, `jvp`, `hvp`, `jacobian`, `hessian`, `custom_vjp`, `stage`), layers (`nn`) and optimizers

@@ -35,7 +35,7 @@ def _hexadecimal(content: bytes) -> str:
 
 @dataclass(frozen=True)
 class Cache:
-    """Files by key, in a folder to which only this user can write.
+    """Files stored by key, in a folder that only this user can write to.
 
     A file's name contains its key and a digest of its content. A damaged file is therefore detected before it is
     loaded. A rename publishes content and digest together, so processes can store at the same time without locks.
@@ -56,7 +56,7 @@ class Cache:
                 path.unlink()
             except FileNotFoundError:  # deleted by another process
                 continue
-            _log.warning("adtrain: %s: damaged, will be made again", path)
+            _log.warning("adtrain: %s: is damaged and will be rebuilt", path)
         return None
 
     def store(self, key: str, suffix: str, content: bytes) -> Path:
@@ -65,7 +65,7 @@ class Cache:
         write_atomic(path, content)
         return path
 
-    def building_site(self) -> tempfile.TemporaryDirectory[str]:
+    def build_folder(self) -> tempfile.TemporaryDirectory[str]:
         """A temporary folder for the files of one build, as a context manager."""
         return tempfile.TemporaryDirectory(prefix=BUILD_PREFIX, dir=self.folder)
 
@@ -116,7 +116,7 @@ def _require_private(folder: Path) -> None:
     if status.st_uid != os.geteuid():
         raise PermissionError(0, "belongs to another user", str(folder))
     if status.st_mode & 0o022:
-        raise PermissionError(0, "others can write to it: chmod go-w would help", str(folder))
+        raise PermissionError(0, "other users can write to it; run chmod go-w", str(folder))
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         raise PermissionError(0, "cannot be written", str(folder))
 
@@ -131,7 +131,7 @@ def reason(error: OSError | RuntimeError) -> str:
 @functools.cache
 def _process_folder(cause: str) -> Path:
     """A folder that is deleted when the process ends; warns that nothing is cached, because of `cause`."""
-    _log.warning("adtrain: compiled code is not kept for the next run (%s)", cause)
+    _log.warning("adtrain: compiled code is not cached for the next run (%s)", cause)
     folder = tempfile.mkdtemp(prefix="adtrain-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)

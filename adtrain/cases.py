@@ -1,6 +1,6 @@
 """The case table: test inputs for every operation.
 
-Gradcheck, the comparison of backends, and the tests of shapes, transposes and staging run over it. The inputs keep a
+Gradcheck, the comparison of backends, and the tests of shapes, transposes and staging use it. The inputs keep a
 distance from kinks (relu at 0, ties of max), so tolerances need no allowance for them.
 """
 
@@ -30,7 +30,7 @@ class Case:
         name: the variant; ``op`` and ``name`` together are unique.
         f: the operation as a function of the inputs; returns a value or a tuple of values.
         inputs: samplers of the inputs. Floating-point inputs (float64) are differentiated, integers are not.
-        linear: positions of the inputs in which ``f`` is linear, each on its own.
+        linear: positions of the inputs in which ``f`` is linear while the others are fixed.
         order: the highest order of derivative that is checked; 0 for none.
         precision: the `ops.matmul_precision` of ``f``.
     """

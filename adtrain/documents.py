@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 def find(kind: str, key: str, read: Callable[[Any], T]) -> T | None:
-    """``read`` of the document stored under the key; None if there is none.
+    """The document stored under the key, parsed by ``read``; None if there is none.
 
     Also None, with a warning, if the file cannot be read or ``read`` raises ValueError.
     """
@@ -31,7 +31,7 @@ def find(kind: str, key: str, read: Callable[[Any], T]) -> T | None:
         path = found
         return read(json.loads(path.read_bytes()))
     except (OSError, ValueError) as error:
-        _log.warning("adtrain: %s: not used, it cannot be read (%s)", path, error)
+        _log.warning("adtrain: %s: ignored, because it cannot be read (%s)", path, error)
         return None
 
 

@@ -1,4 +1,4 @@
-"""Operations and kernels from outside the package: all that a user's own operation needs.
+"""What a user's own operation or kernel needs, outside the package.
 
 An operation is a `Primitive`: shape rule, NumPy reference, derivative. `bind` applies it. Without a kernel it runs on
 the CPU, by its reference. `register` adds kernels, whose sources may lie anywhere:

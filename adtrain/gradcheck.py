@@ -1,8 +1,8 @@
 """Gradient checks: each derivative rule against central differences along a random direction, in float64.
 
 For f at x, a cotangent u and a direction v: ``<vjp(f, x)(u), v>`` is the slope of ``<u, f(x + h v)>`` in h at 0. Order
-k checks the pullback of order k - 1 in the same way, as a function of its point and its cotangent, so that the rules of
-the rules are checked as well. (As `check_grads` in HIPS/autograd.)
+k checks the pullback of order k - 1 in the same way, as a function of its point and its cotangent. This checks the
+derivatives of the rules too. (As `check_grads` in HIPS/autograd.)
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
 
 def check_cases(cases: Iterable[Case], orders: Sequence[int] = (1, 2), device: str = "cpu") -> Iterator[Row]:
-    """A row for each case and order, where the case is differentiable so often."""
+    """A row for each case and each order up to `case.order`."""
     for case in cases:
         for order in orders:
             if order <= case.order:
@@ -59,8 +59,8 @@ def check_cases(cases: Iterable[Case], orders: Sequence[int] = (1, 2), device: s
 def check_config(config: Config, device: str = "cpu") -> Iterator[Row]:
     """A row for each parameter of a network: the loss of one random batch with respect to it, in float64.
 
-    Between x - h v and x + h v a relu or max may switch if h is large, and rounding hides the slope if h is small. So
-    the best of three steps counts; a wrong rule is wrong at each.
+    If h is large, a relu or max may switch between x - h v and x + h v. If h is small, rounding hides the slope. So the
+    smallest error of three steps counts. A wrong rule is wrong at each step.
     """
     rng = np.random.default_rng(config.training.seed)
     model, loss = build.model(config), build.loss(config)

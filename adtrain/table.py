@@ -11,7 +11,7 @@ MIN_TEXT = 12
 
 
 class Column(NamedTuple):
-    """A column. Columns are dropped in the order of decreasing `rank`; those of rank 0 are always kept."""
+    """A column. Columns are dropped in the order of decreasing `rank`; rank 0 is never dropped."""
 
     title: str
     rank: int = 0
@@ -28,23 +28,23 @@ def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int)
 
     Text is shortened to MIN_TEXT characters if necessary; if that is not enough, columns are dropped.
     """
-    kept = list(range(len(columns)))
+    visible = list(range(len(columns)))
     widths = [max(map(len, cells)) for cells in zip([column.title for column in columns], *rows, strict=True)]
     shortest = [min(size, MIN_TEXT) if column.text else size for size, column in zip(widths, columns, strict=True)]
 
     def total(sizes: Sequence[int]) -> int:
-        return sum(sizes[i] for i in kept) + len(GAP) * (len(kept) - 1)
+        return sum(sizes[i] for i in visible) + len(GAP) * (len(visible) - 1)
 
-    while total(shortest) > width and (droppable := [i for i in kept if columns[i].rank]):
-        kept.remove(max(droppable, key=lambda i: columns[i].rank))
-    while total(widths) > width and (long := [i for i in kept if widths[i] > shortest[i]]):
+    while total(shortest) > width and (droppable := [i for i in visible if columns[i].rank]):
+        visible.remove(max(droppable, key=lambda i: columns[i].rank))
+    while total(widths) > width and (long := [i for i in visible if widths[i] > shortest[i]]):
         widths[max(long, key=lambda i: widths[i])] -= 1
 
     def fit(i: int, cell: str) -> str:
         return shorten(cell, widths[i]).ljust(widths[i]) if columns[i].text else cell.rjust(widths[i])
 
     def line(cells: Sequence[str]) -> str:
-        return GAP.join(fit(i, cells[i]) for i in kept).rstrip()
+        return GAP.join(fit(i, cells[i]) for i in visible).rstrip()
 
     return [line([column.title for column in columns]), *map(line, rows)]
 

@@ -21,7 +21,7 @@ from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError
 from adtrain.core import devices
 
-# The same examples on every run, and none judged by its time: machines differ.
+# The same examples in every run, and no time limit, because machines differ.
 settings.register_profile("adtrain", derandomize=True, deadline=None)
 settings.load_profile("adtrain")
 
@@ -32,7 +32,7 @@ NEEDS = {"needs_torch": ("torch",), "needs_onnx": ("onnx", "onnxruntime"), "need
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """A worker for each core when whole folders run; none for single files, or for what -k or --lf selects."""
+    """One worker per core for whole folders; none for single files, and none with -k or --lf."""
     narrowed = any(config.getoption(name, False) for name in ("keyword", "lf", "stepwise", "collectonly"))
     if narrowed or not all(os.path.isdir(argument) for argument in config.args):
         return 0
@@ -63,7 +63,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Iterator[None]:
-    """Caches are folders of this run, in child processes too. All workers share the one of compiled C."""
+    """Put caches into folders of this test run, also for child processes. All workers share the cache of compiled C."""
     home, shared = tmp_path_factory.mktemp("cache"), run_folder / "compiled-c"
     shared.mkdir(mode=0o700, exist_ok=True)
     (home / "adtrain").mkdir(mode=0o700)
@@ -89,7 +89,7 @@ def on_numpy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the libraries for GPUs were not installed."""
+    """Simulates a machine without the libraries for GPUs."""
     monkeypatch.delitem(devices._loaded, "gpu", raising=False)
     for module in [name for name in sys.modules if name.split(".")[0] == "cuda"]:
         monkeypatch.delitem(sys.modules, module)

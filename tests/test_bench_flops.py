@@ -74,13 +74,13 @@ def test_flops_of_pooling(op: Callable[..., Any], kernel: int, stride: int) -> N
     outputs = 2 * 3 * ((8 - kernel) // stride + 1) ** 2
     found = flops(lambda x: op(x, kernel, stride), normal(2, 3, 8, 8))
     assert found["forward"] == outputs * kernel**2
-    # A maximum's gradient goes to one place a window, an average's to all of them.
+    # The gradient of a maximum goes to one position per window, that of an average to all.
     assert found["backward x"] == outputs * (1 if op is ops.max_pool2d else kernel**2)
 
 
 def test_flops_of_normalization() -> None:
     """Mean: a sum. Variance: a difference, a square and a sum. Result: a difference and a product.
-    What there is once a row is not counted."""
+    Work that is done once per row is not counted."""
     plain = flops(lambda x: ops.layer_norm(x, 8), normal(5, 8))
     affine = flops(lambda x, w, b: ops.layer_norm(x, 8, w, b), normal(5, 8), normal(8), normal(8))
     assert plain["forward"] == 6 * 40
@@ -95,7 +95,7 @@ def test_flops_of_convolutions_equal_pytorchs_count(name: str) -> None:
     found = flops(lambda x, w: ops.conv2d(x, w, **options), normal(*x), normal(*w))
     forward, backward = pytorch_counts("conv2d", x, w, options)
     assert found["forward"] == forward
-    # Of a weight's gradient PyTorch counts as many products as if there were one group.
+    # For the gradient of a weight, PyTorch counts products as if there were one group.
     assert found["backward x"] + found["backward w"] * options.get("groups", 1) == backward
 
 

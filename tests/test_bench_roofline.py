@@ -58,7 +58,7 @@ def test_roofline_of_a_busy_machine_is_not_stored(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("config", [False, True])
-def test_bench_measures_the_roofline_once_and_says_so(tmp_path: Path, config: bool) -> None:
+def test_bench_measures_the_roofline_once_and_reports_it(tmp_path: Path, config: bool) -> None:
     arguments = [str(training_runs.write_config(tmp_path))] if config else ["--op", "nll_loss"]
     first, second = (run("bench", *arguments, "--device", "cpu") for _ in range(2))
     line = "bench: measuring the peak rates of the cpu, a few seconds"
@@ -77,4 +77,4 @@ def test_invalid_stored_roofline_is_a_warning(document: object, caplog: pytest.L
     with caplog.at_level(logging.WARNING):
         assert roofline.known("cpu") is None
     assert "roofline" in caplog.messages[0]
-    assert "not used, it cannot be read" in caplog.messages[0]
+    assert "ignored, because it cannot be read" in caplog.messages[0]

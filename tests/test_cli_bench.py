@@ -54,7 +54,7 @@ def test_operations_are_timed_in_all_phases_and_the_protocol_is_shown() -> None:
     text = " ".join(result.stdout.split())
     assert "clock of operations: read by the compiled program; of steps: the host's" in text
     assert re.search(r"an empty run takes \d+ ns", text)
-    assert re.search(r"\d+ of 90 samples lie over 1.5 interquartile ranges beyond the quartiles; they count", text)
+    assert re.search(r"\d+ of 90 samples are outliers \(beyond 1.5 interquartile ranges\); none is removed", text)
     assert "bench: timing 6 operations and sizes in float32, forward and backward\n" in result.stderr
 
 
@@ -148,7 +148,7 @@ def test_operations_that_do_not_take_the_dtype_are_left_out_with_a_message(monke
         (("--json", "."), "--json .: is a folder, expected a file"),
         (("--json", "absent/x.json"), "--json absent/x.json: absent is not a writable folder"),
         (("mlp", "--trace", "absent/x.json"), "--trace absent/x.json: absent is not a writable folder"),
-        (("nosuch",), "nosuch  no such file, nor a packaged config"),
+        (("nosuch",), "nosuch  neither a file nor a packaged config"),
         (("smoke", "--batch-sizes", "70000"), "--batch-sizes 70000: there are 60,000 images to train on"),
         (("--op", "matmul", "--candidates"), "--candidates: only a GPU has kernels to choose from"),
         (("mlp", "--candidates"), "--candidates: is for operations; give no CONFIG"),
@@ -185,7 +185,7 @@ def test_noisy_and_busy_machines_are_warnings() -> None:
     rows = [quiet, {**quiet, "noisy": True, "outliers": [1.0]}]
     lines = " ".join(cells.noise({"protocol": busy, "ops": rows}, 100))
     assert "busy machine: other work took 1.5 of 2 cores before anything was timed" in lines
-    assert "1 of 18 samples lie" in lines
+    assert "1 of 18 samples are outliers" in lines
     assert "noisy machine: 1 of 2 times, marked ~, have an interval wider than 5% of the median" in lines
     assert cells.time_cell({**quiet, "noisy": True}) == "~1.000"
 

@@ -33,7 +33,7 @@ def bench(*arguments: str, columns: int = 100) -> Result:
 def test_ratios_are_shown_and_each_skipped_peer_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where PyTorch is installed and JAX is not, whatever this machine has."""
+    """Simulates a machine with PyTorch and without JAX."""
     monkeypatch.setattr(systems, "find_spec", lambda name: None if name == "jax" else True)
     path, file = str(training_runs.write_config(tmp_path)), tmp_path / "found.json"
     result = bench(path, "--device", "cpu", "--against", "numpy, jax,torch-graph", "--json", str(file))
@@ -103,7 +103,7 @@ def test_operations_show_errors_and_fit_the_terminal() -> None:
     [
         (("mlp", "--against", "toch"), "--against toch: no such peer; did you mean torch? (known: torch, jax, numpy"),
         (("--op", "matmull", "--against", "numpy"), "--op matmull: no such operation; did you mean matmul?"),
-        (("nosuch", "--against", "numpy"), "nosuch  no such file, nor a packaged config"),
+        (("nosuch", "--against", "numpy"), "nosuch  neither a file nor a packaged config"),
         (("mlp", "cnn"), "several CONFIGs are for --against and --device cpu,gpu; give one"),
         (("mlp", "--against", "numpy", "--op", "relu"), "--op: is for operations; give no CONFIG"),
         (("--against", "numpy", "--set", "a=b"), "--set: is for the step of a CONFIG; give one"),

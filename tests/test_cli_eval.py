@@ -99,7 +99,7 @@ def test_predict_classifies_image_files(here: Path, tmp_path: Path, monkeypatch:
     ]
 
 
-def test_predict_resizes_an_image_and_says_so(here: Path, tmp_path: Path) -> None:
+def test_predict_resizes_an_image_with_a_note(here: Path, tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image", reason="needs Pillow")
     path = tmp_path / "big.png"
     image.fromarray(images_of(np.array([2]), seed=3)[0].repeat(9, axis=0).repeat(12, axis=1)).save(path)

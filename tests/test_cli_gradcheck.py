@@ -120,10 +120,10 @@ def test_table_fits_the_terminal(columns: int) -> None:
     [
         (("--op", "sofmax"), "--op sofmax: no such operation; did you mean softmax? (known: "),
         (("--op", "argmax"), "--op argmax: has no derivative to check"),
-        (("mlp", "--op", "relu"), "--op is for the table of operations"),
-        (("mlp", "--order", "2"), "--order 2 is for the table of operations"),
+        (("mlp", "--op", "relu"), "--op is for operations"),
+        (("mlp", "--order", "2"), "--order 2 is for operations"),
         (("--order", "3"), "Invalid value for '--order'"),
-        (("nosuch",), "nosuch  no such file, nor a packaged config"),
+        (("nosuch",), "nosuch  neither a file nor a packaged config"),
     ],
 )
 def test_usage_error_is_one_line(arguments: tuple[str, ...], message: str) -> None:

@@ -227,7 +227,7 @@ def test_a_signal_ends_the_run_after_a_step_and_prints_how_to_resume(cfg: Path, 
     assert lines.count(note) == 1  # the current steps may end an epoch
     expected = (note, "no C compiler")  # the second one where there is none
     assert {line.split()[0] for line in lines if not any(x in line for x in expected)} == {"epoch"}
-    assert re.fullmatch(r"stopped at step \d+ \(epoch \d+\); go on with: adtrain train --resume runs/tiny", last)
+    assert re.fullmatch(r"stopped at step \d+ \(epoch \d+\); continue with: adtrain train --resume runs/tiny", last)
     assert sorted(path.name for path in Path("runs/tiny").iterdir()) == sorted(FILES[:-1])
     step, epoch = map(int, re.findall(r"\d+", last)[:2])
     assert read_metrics(Path("runs/tiny"))[-1] == {
@@ -258,7 +258,7 @@ def test_invalid_arguments_of_a_resumption_are_a_one_line_error(cfg: Path, argum
 def test_a_finished_run_resumes_only_for_more_epochs(cfg: Path) -> None:
     train(cfg, "--profile-steps", "0")
     result = train("--resume", "runs/tiny", expect=2)
-    assert result.stderr == "adtrain: error: runs/tiny is finished: 3 epochs; ask for more with --epochs N\n"
+    assert result.stderr == "adtrain: error: runs/tiny is finished: 3 epochs; train longer with --epochs N\n"
     found = train("--resume", "runs/tiny", "--epochs", "4", "--profile-steps", "0", "--json")
     assert found.stderr.splitlines()[0] == "training.epochs: 3 -> 4"
     assert (summary_of(found)["epochs"], summary_of(found)["steps"]) == (4, 24)

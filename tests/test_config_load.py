@@ -236,11 +236,11 @@ def test_a_file_but_not_a_folder_has_precedence_over_a_packaged_config(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("mpl", f"mpl  no such file, nor a packaged config; did you mean mlp? (packaged: {PACKAGED})"),
-        ("configs/lenet5.yaml", "configs/lenet5.yaml  no such file, nor a packaged config; did you mean lenet5? "
+        ("mpl", f"mpl  neither a file nor a packaged config; did you mean mlp? (packaged: {PACKAGED})"),
+        ("configs/lenet5.yaml", "configs/lenet5.yaml  neither a file nor a packaged config; did you mean lenet5? "
          f"(packaged: {PACKAGED})"),
-        ("nothing-like-it", f"nothing-like-it  no such file, nor a packaged config; packaged: {PACKAGED}"),
-        ("", f"''  no such file, nor a packaged config; packaged: {PACKAGED}"),
+        ("nothing-like-it", f"nothing-like-it  neither a file nor a packaged config; packaged: {PACKAGED}"),
+        ("", f"''  neither a file nor a packaged config; packaged: {PACKAGED}"),
         (".", ".  found a folder, expected a YAML file"),
     ],
 )  # fmt: skip

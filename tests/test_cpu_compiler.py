@@ -205,7 +205,7 @@ def test_a_damaged_cache_file_is_rebuilt_with_one_warning(
     if suffix == ".o":
         workshop.only(".so").unlink()
     assert entry() == 16
-    assert caplog.messages == [f"adtrain: {path}: damaged, will be made again"]
+    assert caplog.messages == [f"adtrain: {path}: is damaged and will be rebuilt"]
     assert workshop.only(suffix).read_bytes() == good
 
 
@@ -220,12 +220,12 @@ def test_cache_folders_are_private_to_the_user(workshop: Workshop) -> None:
 
 def make_writable_by_the_group(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> str:
     workshop.cache.chmod(0o770)
-    return f"{workshop.cache}: others can write to it: chmod go-w would help"
+    return f"{workshop.cache}: other users can write to it; run chmod go-w"
 
 
 def make_parent_writable_by_all(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> str:
     workshop.cache.parent.chmod(0o707)
-    return f"{workshop.cache.parent}: others can write to it: chmod go-w would help"
+    return f"{workshop.cache.parent}: other users can write to it; run chmod go-w"
 
 
 def give_away(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -254,7 +254,7 @@ def test_an_untrusted_cache_folder_is_not_used_and_warned_about_once(
     cause = spoil(workshop, monkeypatch)
     assert (entry(), entry()) == (16, 16)
     assert workshop.compiled() == ["program.c", "scale.c"]  # this process keeps them
-    assert caplog.messages == [f"adtrain: compiled code is not kept for the next run ({cause})"]
+    assert caplog.messages == [f"adtrain: compiled code is not cached for the next run ({cause})"]
     assert not workshop.cache.is_dir() or list(workshop.cache.iterdir()) == []
 
 
@@ -267,7 +267,7 @@ def test_a_temporary_cache_is_removed_with_its_process(workshop: Workshop, monke
     process = workshop.start()
     out, err = process.communicate()
     assert out == "16\n"
-    assert err == f"adtrain: compiled code is not kept for the next run ({workshop.cache}: File exists)\n"
+    assert err == f"adtrain: compiled code is not cached for the next run ({workshop.cache}: File exists)\n"
     assert list(temporary.iterdir()) == []
 
 

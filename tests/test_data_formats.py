@@ -23,10 +23,10 @@ def csv(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"image_size": (2, 2)}, "image_size: found with a CSV file, expected it with a folder of images only"),
-        ({"skip_broken": True}, "skip_broken: found with a CSV file, expected it with a folder of images only"),
+        ({"image_size": (2, 2)}, "image_size: an option of a folder of images, found a CSV file"),
+        ({"skip_broken": True}, "skip_broken: an option of a folder of images, found a CSV file"),
         ({"test": 0.01}, "test fraction 0.01 of 10 examples: found 0 for test and 10 for training"),
-        ({}, "data.test: missing, .*x.csv has no test part: expected the fraction of it that is held out"),
+        ({}, "data.test: missing, .*x.csv has no test part: set the fraction to hold out"),
         ({"test_path": "none.csv"}, "none.csv: found nothing, expected an .npz or .csv file"),
     ],
 )
@@ -36,7 +36,7 @@ def test_an_option_that_does_not_fit_the_files_is_refused(csv: Path, options: di
 
 
 def test_options_are_refused_with_a_data_set_of_the_catalogue() -> None:
-    with pytest.raises(DataOptionError, match=r"data.label: found with the data set mnist, expected it with a path"):
+    with pytest.raises(DataOptionError, match=r"data.label: an option of files at data.path, found the data set mnist"):
         data.load("mnist", options=Options(label=1))
 
 
@@ -48,9 +48,9 @@ def test_test_path_is_the_test_part_and_must_have_the_same_format(csv: Path) -> 
     npz = write_npz(csv.with_name("x.npz"), parts(np.zeros((4, 1, 1, 1), np.float32)))
     with pytest.raises(DataOptionError, match=r"test_path: found an NPZ file at .*, expected a CSV file like"):
         data.load(path=csv, options=Options(test_path=str(npz)))
-    with pytest.raises(DataOptionError, match=r"test_path: found .*x.csv, but .*x.npz has a test part; leave it out"):
+    with pytest.raises(DataOptionError, match=r"test_path: found .*x.csv, but .*x.npz has a test part; remove this"):
         data.load(path=npz, options=Options(test_path=str(csv)))
-    with pytest.raises(DataOptionError, match=r"test: found 0.5, but there is a test part; leave it out"):
+    with pytest.raises(DataOptionError, match=r"test: found 0.5, but there is a test part; remove this option"):
         data.load(path=npz, options=Options(test=0.5))
 
 

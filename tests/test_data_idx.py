@@ -90,7 +90,7 @@ def test_errors_name_the_file_and_what_was_found_and_expected(tmp_path: Path, co
         idx.read(path)
 
 
-def test_the_error_of_a_gz_file_without_gzip_content_says_so(tmp_path: Path) -> None:
+def test_a_gz_file_without_gzip_content_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "images.gz"
     path.write_bytes(b"<html>not found</html>")
     with pytest.raises(DataError, match="neither gzip nor IDX, found magic number 0x3c68746d"):

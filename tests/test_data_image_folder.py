@@ -86,14 +86,14 @@ def test_a_broken_image_is_an_error_unless_skip_broken_is_set(
     path = folder / "cat" / "1.png"
     Image.fromarray(noise).save(path)
     path.write_bytes(b"no image" if damage == "no image" else path.read_bytes()[:-30])
-    with pytest.raises(DataError, match=rf"^{path}: .*; data.skip_broken: true leaves such images out"):
+    with pytest.raises(DataError, match=rf"^{path}: .*; data.skip_broken: true skips such images"):
         image_folder.read(folder, Options())
     with caplog.at_level(logging.WARNING):
         found = data.load(path=folder, options=Options(skip_broken=True, test=0.4))
     assert sorted([*found.train.labels, *found.test.labels]) == [0, 0, 1]
     (skipped,) = found.skipped
     assert skipped.startswith(f"{path}: ")
-    assert caplog.messages == [f"adtrain: left out {skipped}"]
+    assert caplog.messages == [f"adtrain: skipped {skipped}"]
 
 
 def test_links_may_not_lead_out_of_the_folder(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -129,6 +129,6 @@ def test_an_interrupt_keeps_the_folder_whole(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (130, ""), err
-    assert err.endswith(f"go on with: adtrain train --resume {tmp_path / 'run'}\n")
+    assert err.endswith(f"continue with: adtrain train --resume {tmp_path / 'run'}\n")
     assert "Traceback" not in err
     check_kept(tmp_path / "run")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from gpu_parity import gpu
-from test_train_resume import LAYERS, SETTINGS, check_same, go_on, train
+from test_train_resume import LAYERS, SETTINGS, check_same, resume_run, train
 from training_runs import prepare
 
 from adtrain import training
@@ -29,6 +29,6 @@ def test_a_resumed_run_on_a_gpu_ends_with_the_same_bytes(
     assert train(experiment, RunFolder.create(experiment, tmp_path / "straight"), device="gpu")
     for asked in (2, 5, 6, 13):
         name = f"stopped-{asked}"
-        assert not train(experiment, RunFolder.create(experiment, tmp_path / name), asked=asked, device="gpu")
-        assert go_on(tmp_path / name, training.prepare(experiment.config), device="gpu")
+        assert not train(experiment, RunFolder.create(experiment, tmp_path / name), stop_call=asked, device="gpu")
+        assert resume_run(tmp_path / name, training.prepare(experiment.config), device="gpu")
         check_same(tmp_path / "straight", tmp_path / name)

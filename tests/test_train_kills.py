@@ -44,8 +44,8 @@ def test_a_run_killed_again_and_again_and_resumed_writes_the_same_bytes(
         "optimizer={sgd: {lr: 0.1, momentum: 0.9}}",
     )
     experiment = training.prepare(load(tmp_path, *settings, layers=LAYERS), EAGER)
-    straight = RunFolder.create(experiment, tmp_path / "straight")
-    recorder, started = Recorder(straight, experiment), monotonic()
+    uninterrupted = RunFolder.create(experiment, tmp_path / "uninterrupted")
+    recorder, started = Recorder(uninterrupted, experiment), monotonic()
     recorder.finished(training.run(experiment, "cpu", [recorder]))
     epoch_seconds = (monotonic() - started) / EPOCHS
 
@@ -57,10 +57,10 @@ def test_a_run_killed_again_and_again_and_resumed_writes_the_same_bytes(
     over = False
     for kill in range(KILLS):
         before = version(last)
-        heard, said = forks.Pipe(duplex=False)
-        process = forks.Process(target=train, args=(str(run), said))
+        receiver, sender = forks.Pipe(duplex=False)
+        process = forks.Process(target=train, args=(str(run), sender))
         process.start()
-        assert heard.recv() == "ready"
+        assert receiver.recv() == "ready"
         if kill % 2:
             wait_until(partial(changed_or_ended, last, before, process))
         sleep(moments.uniform(0, 1.5 * epoch_seconds))
@@ -75,16 +75,16 @@ def test_a_run_killed_again_and_again_and_resumed_writes_the_same_bytes(
             steps.append(origin.progress.step)
     if not over:
         assert len(set(steps)) > KILLS / 5
-        heard, said = forks.Pipe(duplex=False)
-        process = forks.Process(target=train, args=(str(run), said))
+        receiver, sender = forks.Pipe(duplex=False)
+        process = forks.Process(target=train, args=(str(run), sender))
         process.start()
         process.join()
         assert process.exitcode == 0
     for name in ("model.safetensors", "last.safetensors", "best.safetensors", "config.yaml"):
-        assert (run / name).read_bytes() == (straight.path / name).read_bytes(), name
-    epochs = [[x for x in training.read_metrics(at) if x["kind"] == "epoch"] for at in (run, straight.path)]
+        assert (run / name).read_bytes() == (uninterrupted.path / name).read_bytes(), name
+    epochs = [[x for x in training.read_metrics(at) if x["kind"] == "epoch"] for at in (run, uninterrupted.path)]
     for one, other in zip(*epochs, strict=True):
         assert [one[name] for name in ("epoch", "step", "train", "validation")] == [
             other[name] for name in ("epoch", "step", "train", "validation")
         ]
-    assert sorted(os.listdir(run)) == sorted(os.listdir(straight.path))
+    assert sorted(os.listdir(run)) == sorted(os.listdir(uninterrupted.path))

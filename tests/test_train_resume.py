@@ -23,27 +23,27 @@ def train(
     experiment: Experiment,
     folder: RunFolder,
     start: Start | None = None,
-    asked: int | None = None,
+    stop_call: int | None = None,
     device: str = "cpu",
 ) -> bool:
-    """Train, and return whether the run finished. `stop` returns True at its call number `asked`, from 0."""
+    """Train, and return whether the run finished. `stop` returns True at its call number `stop_call`, from 0."""
     if start is not None:
         folder.reopen(experiment, start)
     times = itertools.count()
     recorder = Recorder(folder, experiment)
     try:
-        result = training.run(experiment, device, [recorder], start, lambda: next(times) == asked)
+        result = training.run(experiment, device, [recorder], start, lambda: next(times) == stop_call)
     except training.Interrupted:
         return False
     recorder.finished(result)
     return True
 
 
-def go_on(folder: Path, experiment: Experiment, asked: int | None = None, device: str = "cpu") -> bool:
+def resume_run(folder: Path, experiment: Experiment, stop_call: int | None = None, device: str = "cpu") -> bool:
     """Resume the run with the staged step of `experiment`, so that nothing is compiled again."""
     resumed = training.resume(folder)
     assert (resumed.notes, resumed.experiment.config) == ([], experiment.config)
-    return train(experiment, resumed.folder, resumed.start, asked, device)
+    return train(experiment, resumed.folder, resumed.start, stop_call, device)
 
 
 def check_same(one: Path, other: Path) -> None:
@@ -59,44 +59,44 @@ def scores(run: Path) -> list[tuple[object, ...]]:
 
 
 @pytest.fixture
-def straight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
-    """An experiment, trained without interruption into the folder `straight`. `stop` is called after each step."""
+def uninterrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
+    """An experiment, trained without interruption into the folder `uninterrupted`. `stop` is called after each step."""
     monkeypatch.setattr(loop, "REPORT_SECONDS", 0.0)
     experiment = prepare(tmp_path, *SETTINGS, layers=LAYERS)
-    assert train(experiment, RunFolder.create(experiment, tmp_path / "straight"))
+    assert train(experiment, RunFolder.create(experiment, tmp_path / "uninterrupted"))
     return experiment
 
 
-def test_a_run_stopped_at_any_point_and_resumed_has_the_same_bytes(straight: Experiment, tmp_path: Path) -> None:
+def test_a_run_stopped_at_any_point_and_resumed_has_the_same_bytes(uninterrupted: Experiment, tmp_path: Path) -> None:
     """Stopped after each step in turn, and within each evaluation."""
-    for asked in itertools.count():
-        run = RunFolder.create(straight, tmp_path / f"at-{asked}")
-        if train(straight, run, asked=asked):
+    for stop_call in itertools.count():
+        run = RunFolder.create(uninterrupted, tmp_path / f"at-{stop_call}")
+        if train(uninterrupted, run, stop_call=stop_call):
             break
-        assert go_on(run.path, straight)
-        check_same(run.path, tmp_path / "straight")
-    assert asked == 4 * (5 + 1) + 1  # 5 steps and the validation in each of 4 epochs, and the test
+        assert resume_run(run.path, uninterrupted)
+        check_same(run.path, tmp_path / "uninterrupted")
+    assert stop_call == 4 * (5 + 1) + 1  # 5 steps and the validation in each of 4 epochs, and the test
 
 
-def test_a_run_stopped_after_every_step_has_the_same_bytes(straight: Experiment, tmp_path: Path) -> None:
-    run = RunFolder.create(straight, tmp_path / "often")
+def test_a_run_stopped_after_every_step_has_the_same_bytes(uninterrupted: Experiment, tmp_path: Path) -> None:
+    run = RunFolder.create(uninterrupted, tmp_path / "often")
     stops = 0
-    over = train(straight, run, asked=0)
+    over = train(uninterrupted, run, stop_call=0)
     while not over:
         stops += 1
-        over = go_on(run.path, straight, asked=0 if stops % 2 else 1)  # 1 gets past the end of an epoch
+        over = resume_run(run.path, uninterrupted, stop_call=0 if stops % 2 else 1)  # 1 gets past the end of an epoch
     assert stops > 15
-    check_same(run.path, tmp_path / "straight")
+    check_same(run.path, tmp_path / "uninterrupted")
 
 
 @pytest.mark.compiled
 def test_a_compiled_run_resumes_with_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "REPORT_SECONDS", 0.0)
     experiment = prepare(tmp_path, *SETTINGS, layers=LAYERS)
-    for name, asked in (("straight", None), ("stopped", 8)):
-        assert train(experiment, RunFolder.create(experiment, tmp_path / name), asked=asked) == (asked is None)
-    assert go_on(tmp_path / "stopped", training.prepare(experiment.config))
-    check_same(tmp_path / "straight", tmp_path / "stopped")
+    assert train(experiment, RunFolder.create(experiment, tmp_path / "uninterrupted"))
+    assert not train(experiment, RunFolder.create(experiment, tmp_path / "stopped"), stop_call=8)
+    assert resume_run(tmp_path / "stopped", training.prepare(experiment.config))
+    check_same(tmp_path / "uninterrupted", tmp_path / "stopped")
 
 
 def test_any_checkpoint_alone_is_enough_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_any_checkpoint_alone_is_enough_to_resume(tmp_path: Path, monkeypatch: p
     write = Recorder.checkpoint
     with monkeypatch.context() as patch:
         patch.setattr(Recorder, "checkpoint", keep)
-        assert train(experiment, RunFolder.create(experiment, tmp_path / "straight"))
+        assert train(experiment, RunFolder.create(experiment, tmp_path / "uninterrupted"))
     assert len(contents) == 4 + 5  # 4 ends of epochs, and steps 3, 6, 9, 12 and 18; step 15 is an end
     for i, content in enumerate(contents):
         (tmp_path / str(i)).mkdir()
@@ -122,7 +122,7 @@ def test_any_checkpoint_alone_is_enough_to_resume(tmp_path: Path, monkeypatch: p
         _, folder, start, notes = training.resume(file)
         assert train(experiment, folder, start)
         model = (tmp_path / str(i) / "model.safetensors").read_bytes()
-        assert model == (tmp_path / "straight" / "model.safetensors").read_bytes()
+        assert model == (tmp_path / "uninterrupted" / "model.safetensors").read_bytes()
         lost = start.checkpoint.progress.epoch > 1 and "the best epoch so far is lost" in str(notes)
         assert bool(notes) == lost
 
@@ -137,12 +137,12 @@ def test_an_epochs_loss_does_not_depend_on_its_division_into_intervals() -> None
     assert parts.loss == whole.loss
 
 
-def test_a_finished_run_resumes_with_more_epochs_and_a_new_schedule(straight: Experiment, tmp_path: Path) -> None:
-    run = tmp_path / "straight"
+def test_a_finished_run_resumes_with_more_epochs_and_a_new_schedule(uninterrupted: Experiment, tmp_path: Path) -> None:
+    run = tmp_path / "uninterrupted"
     (run / "summary.json").write_text("{}")
     with pytest.raises(AdtrainError) as error:
         training.resume(run)
-    assert str(error.value) == f"{run} is finished: 4 epochs; ask for more with --epochs N"
+    assert str(error.value) == f"{run} is finished: 4 epochs; train longer with --epochs N"
     experiment, folder, start, notes = training.resume(run, longer=["training.epochs=6"])
     assert notes == ["training.epochs: 4 -> 6"]
     assert train(experiment, folder, start)
@@ -164,10 +164,10 @@ def test_a_run_limited_by_steps_resumes_within_its_epoch(tmp_path: Path) -> None
 
 
 @pytest.fixture
-def stopped(straight: Experiment, tmp_path: Path) -> Path:
+def stopped(uninterrupted: Experiment, tmp_path: Path) -> Path:
     """The folder of a run that was stopped at the call 8 of `stop`."""
-    run = RunFolder.create(straight, tmp_path / "stopped")
-    assert not train(straight, run, asked=8)
+    run = RunFolder.create(uninterrupted, tmp_path / "stopped")
+    assert not train(uninterrupted, run, stop_call=8)
     return run.path
 
 
@@ -183,7 +183,7 @@ def test_a_changed_config_is_listed_and_refused_without_override(stopped: Path) 
     )
     experiment, folder, start, notes = training.resume(stopped, changes_allowed=True)
     assert notes == [change]
-    assert train(experiment, folder, start, asked=0) is False
+    assert train(experiment, folder, start, stop_call=0) is False
     assert training.resume(stopped).notes == []  # the run's config has been replaced
     assert config.load(stopped / "config.yaml").optimizer.options()["lr"] == 0.5
 
@@ -213,13 +213,13 @@ def test_changed_data_are_refused_without_override(stopped: Path, tmp_path: Path
         training.resume(stopped)
 
 
-def test_unfinished_files_of_a_killed_process_are_removed(straight: Experiment, stopped: Path) -> None:
+def test_unfinished_files_of_a_killed_process_are_removed(uninterrupted: Experiment, stopped: Path) -> None:
     (stopped / ".last.safetensors.0123456789abcdef").write_bytes(b"half")
     (stopped / ".notes").write_text("mine")
     with (stopped / "metrics.jsonl").open("a") as metrics:
         metrics.write('{"kind": "inter')
     assert training.read_metrics(stopped)[-1]["kind"] == "stopped"
-    assert go_on(stopped, straight)
+    assert resume_run(stopped, uninterrupted)
     assert (stopped / ".notes").exists()
     assert not (stopped / ".last.safetensors.0123456789abcdef").exists()
     assert training.read_metrics(stopped)[-1]["kind"] == "test"
@@ -253,8 +253,8 @@ def test_a_resumption_voids_metrics_of_later_steps(tmp_path: Path) -> None:
         training.read_metrics(tmp_path)
 
 
-def test_a_warm_start_loads_only_the_weights(straight: Experiment, tmp_path: Path) -> None:
-    run = tmp_path / "straight"
+def test_a_warm_start_loads_only_the_weights(uninterrupted: Experiment, tmp_path: Path) -> None:
+    run = tmp_path / "uninterrupted"
     model = training.model_file.load(run)
     for source in (run, run / "model.safetensors", run / "last.safetensors"):
         state = prepare(tmp_path, f"training.init_from={source}", layers=LAYERS).initial_state("cpu")
@@ -266,8 +266,8 @@ def test_a_warm_start_loads_only_the_weights(straight: Experiment, tmp_path: Pat
             np.testing.assert_array_equal(x.numpy(), y.numpy())
 
 
-def test_a_warm_start_of_another_network_is_refused_unless_partial(straight: Experiment, tmp_path: Path) -> None:
-    run = tmp_path / "straight"
+def test_a_warm_start_of_another_network_is_refused_unless_partial(uninterrupted: Experiment, tmp_path: Path) -> None:
+    run = tmp_path / "uninterrupted"
     layers = LAYERS.replace("linear: 3", "linear: 4, linear: 3")
     other = prepare(tmp_path, f"training.init_from={run}", layers=layers)
     with pytest.raises(AdtrainError) as error:
@@ -288,20 +288,20 @@ def test_a_warm_start_of_another_network_is_refused_unless_partial(straight: Exp
 
 
 def test_the_path_of_a_warm_start_is_made_absolute(
-    straight: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    uninterrupted: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    cfg = load(tmp_path, "training.init_from=straight", layers=LAYERS)
-    assert training.prepare(cfg).config.training.init_from == str(tmp_path / "straight")
+    cfg = load(tmp_path, "training.init_from=uninterrupted", layers=LAYERS)
+    assert training.prepare(cfg).config.training.init_from == str(tmp_path / "uninterrupted")
     missing = prepare(tmp_path, "training.init_from=nowhere", layers=LAYERS)
     with pytest.raises(AdtrainError, match=r"nowhere: cannot be read \("):
         missing.initial_state("cpu")
 
 
 def test_the_frequency_of_state_copies_and_log_readings_does_not_change_the_result(
-    straight: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    uninterrupted: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer, "MARK_SECONDS", 0.0)
     monkeypatch.setattr(trainer, "LOG_ROWS", 2)
-    assert train(straight, RunFolder.create(straight, tmp_path / "marked"))
-    check_same(tmp_path / "marked", tmp_path / "straight")
+    assert train(uninterrupted, RunFolder.create(uninterrupted, tmp_path / "marked"))
+    check_same(tmp_path / "marked", tmp_path / "uninterrupted")

@@ -36,8 +36,8 @@ GROWING = ("optimizer={sgd: {lr: 0.001}}", "schedule={exponential: {gamma: 1.0e+
 """The rate grows tenfold a step, 1e6 times an epoch of 6 steps, until the numbers overflow."""
 
 
-class Kept(Observer):
-    """The checkpoints that are handed out, and why the run stopped."""
+class Recorder(Observer):
+    """Records the checkpoints, and why the run stopped."""
 
     def __init__(self) -> None:
         self.checkpoints: list[Checkpoint] = []
@@ -51,28 +51,28 @@ class Kept(Observer):
 
 
 def overflow(experiment: Experiment, **options: Any) -> tuple[str, Checkpoint]:
-    """The message that the training ends with, and the last checkpoint."""
-    kept = Kept()
+    """The error message at the end of the training, and the last checkpoint."""
+    recorder = Recorder()
     with pytest.raises(NotFinite) as error:
-        training.run(experiment, "cpu", [kept], **options)
-    assert kept.reasons == ["not_finite"]
-    return str(error.value), kept.checkpoints[-1]
+        training.run(experiment, "cpu", [recorder], **options)
+    assert recorder.reasons == ["not_finite"]
+    return str(error.value), recorder.checkpoints[-1]
 
 
 def after(experiment: Experiment, steps: int) -> TrainState:
-    """The state of a run that is stopped after so many steps."""
-    kept = Kept()
-    asked = iter(range(10**6))
+    """The state of a run that is stopped after `steps` steps."""
+    recorder = Recorder()
+    calls = iter(range(10**6))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "REPORT_SECONDS", 0.0)
         with pytest.raises(training.Interrupted):
-            training.run(experiment, "cpu", [kept], stop=lambda: next(asked) == steps - 1)
-    assert kept.checkpoints[-1].progress.step == steps
-    return kept.checkpoints[-1].state
+            training.run(experiment, "cpu", [recorder], stop=lambda: next(calls) == steps - 1)
+    assert recorder.checkpoints[-1].progress.step == steps
+    return recorder.checkpoints[-1].state
 
 
 def check_state(found: Checkpoint, experiment: Experiment) -> None:
-    """It is that of a run stopped there, and all of its numbers are finite."""
+    """The state is finite, and equals that of a run stopped at the same step."""
     for x, y in zip(tree.leaves(found.state), tree.leaves(after(experiment, found.progress.step)), strict=True):
         assert np.isfinite(x).all()
         np.testing.assert_array_equal(x, y)
@@ -88,52 +88,52 @@ def test_the_state_before_the_first_bad_step_is_kept_to_the_last_bit(
 ) -> None:
     monkeypatch.setattr(trainer, "MARK_SECONDS", mark_seconds)
     experiment = prepare(tmp_path, *GROWING, layers=DEEP)
-    message, kept = overflow(experiment, **options)
-    assert 6 < kept.progress.step < 54
-    where = f"at step {kept.progress.step + 1} (epoch {kept.progress.epoch}), first the "
+    message, last = overflow(experiment, **options)
+    assert 6 < last.progress.step < 54
+    where = f"at step {last.progress.step + 1} (epoch {last.progress.epoch}), first the "
     assert where in message
     assert message.endswith("; training stopped: lower the optimizer's lr, or set training.clip_norm")
-    check_state(kept, experiment)
+    check_state(last, experiment)
 
 
 @pytest.mark.compiled
 def test_a_compiled_training_goes_back_to_the_same_step(tmp_path: Path) -> None:
     experiment = prepare(tmp_path, *GROWING, layers=DEEP)
-    _, kept = overflow(experiment)
-    check_state(kept, experiment)
+    _, last = overflow(experiment)
+    check_state(last, experiment)
 
 
 def test_a_loss_that_is_not_finite_names_step_operation_and_layer(tmp_path: Path) -> None:
-    message, kept = overflow(prepare(tmp_path, "optimizer={sgd: {lr: 1.0e+30}}"))
+    message, last = overflow(prepare(tmp_path, "optimizer={sgd: {lr: 1.0e+30}}"))
     assert message == (
         "the loss is nan at step 2 (epoch 1), first the result of matmul in 2.linear; training stopped: "
         "lower the optimizer's lr, or set training.clip_norm"
     )
-    assert kept.progress.step == 1
+    assert last.progress.step == 1
 
 
 class Root(nn.Relu):
     """The root of 0, whose derivative is not finite."""
 
-    def apply(self, x: Value) -> Value:
-        return ops.sqrt(x * 0.0)
+    def __call__(self, params: nn.Params, state: nn.State, x: Value, mode: nn.Mode) -> tuple[Value, nn.State]:
+        return ops.sqrt(x * 0.0), state
 
 
-def test_a_gradient_that_is_not_finite_is_found_although_no_loss_shows_it(tmp_path: Path) -> None:
-    """There is one step, whose loss is finite; what it leaves is not."""
+def test_a_non_finite_gradient_is_found_although_the_loss_is_finite(tmp_path: Path) -> None:
+    """The only step has a finite loss and a non-finite new state."""
     experiment = prepare(tmp_path, "training.steps=1", layers=DEEP)
-    first, _, last = experiment.network.model.layers
-    network = replace(experiment.network, model=nn.Sequential([first, Root(), last]))
-    message, kept = overflow(replace(experiment, network=network))
+    first, _, third = experiment.network.model.layers
+    network = replace(experiment.network, model=nn.Sequential([first, Root(), third]))
+    message, last = overflow(replace(experiment, network=network))
     assert message.startswith("a number of the new state is not finite at step 1 (epoch 1), first the gradient of ")
     assert " in 1.root; training stopped" in message
-    assert kept.progress.step == 0
+    assert last.progress.step == 0
 
 
-def test_a_device_that_does_not_repeat_itself_is_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nondeterministic_device_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([False])
     monkeypatch.setattr(trainer, "finite", lambda state: next(answers, True))
-    with pytest.raises(AdtrainError, match="does not compute the same twice"):
+    with pytest.raises(AdtrainError, match="is not deterministic"):
         training.run(prepare(tmp_path))
 
 
@@ -142,11 +142,11 @@ EARLY = ("training.epochs=40", "data.validation=0.2", "training.early_stopping.p
 
 def test_early_stopping_ends_the_run_and_gives_back_the_best_epoch(tmp_path: Path) -> None:
     experiment = prepare(tmp_path, *EARLY, "training.best_by=validation_loss", "optimizer={sgd: {lr: 3.0}}")
-    kept = Kept()
-    result = training.run(experiment, "cpu", [kept])
+    recorder = Recorder()
+    result = training.run(experiment, "cpu", [recorder])
     assert (result.ended, result.restored) == ("early_stopping", True)
     assert result.epochs == result.best.epoch + 3 < 40
-    best = kept.checkpoints[result.best.epoch - 1]
+    best = recorder.checkpoints[result.best.epoch - 1]
     for x, y in zip(tree.leaves(result.state), tree.leaves(best.state), strict=True):
         np.testing.assert_array_equal(x.numpy(), y)
     assert best.progress.validation is not None
@@ -160,17 +160,17 @@ def test_early_stopping_ends_the_run_and_gives_back_the_best_epoch(tmp_path: Pat
 def test_early_stopping_remembers_the_best_across_resumptions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "REPORT_SECONDS", 0.0)
     experiment = prepare(tmp_path, *EARLY, "training.best_by=validation_loss", "optimizer={sgd: {lr: 3.0}}")
-    assert train(experiment, RunFolder.create(experiment, tmp_path / "straight"))
-    lines = [x for x in training.read_metrics(tmp_path / "straight") if x["kind"] == "epoch"]
+    assert train(experiment, RunFolder.create(experiment, tmp_path / "uninterrupted"))
+    lines = [x for x in training.read_metrics(tmp_path / "uninterrupted") if x["kind"] == "epoch"]
     run = RunFolder.create(experiment, tmp_path / "stopped")
-    assert not train(experiment, run, asked=6 * (len(lines) - 1))  # in the last epoch, the best one being over
+    assert not train(experiment, run, stop_call=6 * (len(lines) - 1))  # during the last epoch, after the best one
     _, folder, start, notes = training.resume(run.path)
     assert train(experiment, folder, start)
     assert notes == []
     for name in ("model.safetensors", "last.safetensors", "best.safetensors"):
-        assert (run.path / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
+        assert (run.path / name).read_bytes() == (tmp_path / "uninterrupted" / name).read_bytes()
     (run.path / "summary.json").write_text("{}")
-    with pytest.raises(AdtrainError, match=r"stopped is finished: it stopped early after epoch \d+; go on with --set "):
+    with pytest.raises(AdtrainError, match=r"stopped is finished: it stopped early after epoch \d+; continue with "):
         training.resume(run.path)
 
 
@@ -184,7 +184,7 @@ def test_without_early_stopping_the_last_epoch_is_the_model(tmp_path: Path) -> N
     st.sampled_from(["train_loss", "train_accuracy", "validation_loss", "validation_accuracy"]),
     st.sampled_from([0.0, 0.1]),
 )
-def test_the_best_epoch_is_the_first_of_the_best(values: Sequence[float], by: str, min_delta: float) -> None:
+def test_the_first_of_equally_good_epochs_is_the_best(values: Sequence[float], by: str, min_delta: float) -> None:
     best = Best(by)
     for epoch, value in enumerate(values, 1):
         score, other = Score(value, value), Score(0.5, 0.5)
@@ -197,7 +197,7 @@ def test_the_best_epoch_is_the_first_of_the_best(values: Sequence[float], by: st
 
 
 @pytest.mark.parametrize("by", ["validation_loss", "validation_accuracy"])
-def test_a_metric_that_there_is_none_of_is_refused(tmp_path: Path, by: str) -> None:
+def test_best_by_a_metric_that_does_not_exist_is_refused(tmp_path: Path, by: str) -> None:
     with pytest.raises(config.ConfigError) as error:
         training.prepare(load(tmp_path, f"training.best_by={by}"))
     assert str(error.value) == (

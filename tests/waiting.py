@@ -8,7 +8,7 @@ from time import monotonic, sleep
 from typing import Any
 
 PATIENCE = 900.0
-"""Seconds after which a test fails. What is waited for takes seconds on a fast machine."""
+"""Seconds after which a test fails. On a fast machine the wait takes a few seconds."""
 
 
 def wait_until(condition: Callable[[], object], process: subprocess.Popen[Any] | None = None) -> None:

@@ -6,8 +6,8 @@ Typical use::
     for change in (augment.Crop(4), augment.Flip(), augment.Mixup(0.2)):
         batch = change(batch, rng)
 
-Random numbers depend on `rng` (seed and step) and on the augmentation's name only. The order of the augmentations and
-the other ones in the list do not change them. A resumed run draws the same numbers as an uninterrupted one.
+Random numbers depend only on `rng` (seed and step) and on the augmentation's name, not on the other augmentations or
+their order. A resumed run draws the same numbers as an uninterrupted one.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from adtrain.core.types import Shape
 
 
 class Mixed(NamedTuple):
-    """What was mixed in: `labels`, int64 (N,), of weight 1 - `share`; an image itself has weight `share`, shape ()."""
+    """The labels of the images mixed in, int64 (N,). Their weight is 1 - `share`; `share` has shape ()."""
 
     labels: Value
     share: Value
@@ -29,7 +29,7 @@ class Batch(NamedTuple):
         images: (N, C, H, W) before normalisation, 0 is black; floating-point when an augmentation is called.
         labels: int64 (N,).
         unit: the size of one unit of the model's input in units of `images`, for each channel: (C, 1, 1).
-        mixed: the labels of what `Mixup` mixed into the images; None without it.
+        mixed: the labels and the weight that `Mixup` adds; None without it.
     """
 
     images: Value
@@ -39,7 +39,7 @@ class Batch(NamedTuple):
 
 
 class Augmentation(ABC):
-    """One random change. Subclasses are frozen dataclasses whose fields are the options."""
+    """One random change. Subclasses are frozen dataclasses; their fields are the options."""
 
     for_images_only: ClassVar[bool] = True
     """True if the augmentation uses the positions of pixels; it then refuses tabular rows (F, 1, 1)."""

@@ -110,7 +110,7 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], names: tuple[st
 
 
 def result(before: str, after: str) -> dict[str, Any]:
-    """The differences of the results in two files, as JSON holds them. Raises AdtrainError as `read` and `compare`."""
+    """The differences of the results in two files, as JSON values. Raises AdtrainError as `read` and `compare`."""
     found = compare(read(before), read(after), (before, after))
     changes = {
         kind: [{**each._asdict(), "change": each.relative} for each in getattr(found, kind)]

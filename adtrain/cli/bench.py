@@ -45,51 +45,41 @@ class Numbers(click.ParamType):
         return tuple(dict.fromkeys(int(word) for word in words))
 
 
-def against_option(function: Any) -> Any:
-    """`--against NAME,...`, received as a tuple of names."""
-
-    def split(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
-        return tuple(name.strip() for name in value.split(",")) if value is not None else ()
-
-    return click.option(
-        "--against",
-        metavar="PEER,...",
-        callback=split,
-        help="Compare with torch, jax or numpy, or with one form of them: torch-eager, torch-compile, torch-graph, "
-        "jax-jit, jax-scan.",
-    )(function)
+def _split_names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in value.split(",")) if value is not None else ()
 
 
-def devices_option(function: Any) -> Any:
-    """`--device auto|cpu|gpu|cpu,gpu`, received as `devices`, the tuple of devices that it stands for."""
-
-    def resolved(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
-        if value == "cpu,gpu":
-            return resolve_device("cpu"), resolve_device("gpu")
-        if value not in ("auto", "cpu", "gpu"):
-            raise click.BadParameter(f"{value!r} is not one of 'auto', 'cpu', 'gpu', 'cpu,gpu'.")
-        return (resolve_device(value),)
-
-    return click.option(
-        "--device",
-        "devices",
-        metavar="auto|cpu|gpu|cpu,gpu",
-        default="auto",
-        show_default=True,
-        callback=resolved,
-        help="Where to run; with cpu,gpu both are compared.",
-    )(function)
+def _resolve_devices(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
+    if value == "cpu,gpu":
+        return resolve_device("cpu"), resolve_device("gpu")
+    if value not in ("auto", "cpu", "gpu"):
+        raise click.BadParameter(f"{value!r} is not one of 'auto', 'cpu', 'gpu', 'cpu,gpu'.")
+    return (resolve_device(value),)
 
 
 @click.command(short_help="Time the operations, or a config's own layers.")
 @click.argument("configs", metavar="[CONFIG]...", nargs=-1)
 @set_option
-@devices_option
-@against_option
+@click.option(
+    "--device",
+    "devices",
+    metavar="auto|cpu|gpu|cpu,gpu",
+    default="auto",
+    show_default=True,
+    callback=_resolve_devices,
+    help="Where to run; with cpu,gpu both are compared.",
+)
+@click.option(
+    "--against",
+    metavar="PEER,...",
+    callback=_split_names,
+    help="Compare with torch, jax or numpy, or with one form of them: torch-eager, torch-compile, torch-graph, "
+    "jax-jit, jax-scan.",
+)
 @autotune_option
 @op_option
-@click.option("--sizes", type=Numbers(), help="Sizes of the operations in place of the default ones.")
-@click.option("--dtype", type=click.Choice(DTYPES), help="Of the operations' elements.  [default: float32]")
+@click.option("--sizes", type=Numbers(), help="Sizes of the operations instead of the default ones.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="Type of the elements of the operations.  [default: float32]")
 @click.option(
     "--candidates",
     is_flag=True,
@@ -127,13 +117,13 @@ def command(
     html_file: str | None,
     compare: tuple[str, str] | None,
 ) -> None:
-    """Time each operation, forward and each gradient by itself, over sizes. Or time the training step of CONFIG: its
-    layers, and the whole step run eagerly, with a kernel for each operation, and fused. --against compares with other
-    systems, --device cpu,gpu compares CPU, GPU and naive loops; both take several CONFIGs.
+    """Time each operation at several sizes: the forward pass, and each gradient by itself. With CONFIG, time its
+    training step by layer, and as a whole: eager, with one kernel per operation, and fused. --against compares with
+    other systems, --device cpu,gpu compares CPU, GPU and naive loops. Both take several CONFIGs.
 
     Every time is a median after a warm-up, with its 95% confidence interval; "~" marks an interval wider than 5% of the
     median. GFLOP/s and GB/s count the FLOPs of an operation, and the bytes that it must read and write. "of peak" is
-    the share of the device's roofline: the minimum time for these FLOPs and bytes over the measured time.
+    the share of the device's roofline: the minimum time for these FLOPs and bytes, divided by the measured time.
     """
     device, config_path = devices[-1], configs[0] if configs else None
     of_operations = {"--op": names, "--sizes": sizes, "--dtype": dtype, "--candidates": candidates}
@@ -202,7 +192,7 @@ def _refuse(given: Sequence[str], why: str) -> None:
 
 
 def _check_writable(option: str, path: Path) -> None:
-    """Before measuring, raise AdtrainError if the file could not be written afterwards."""
+    """Raise AdtrainError before measuring if the file cannot be written."""
     if path.is_dir():
         raise AdtrainError(f"{option} {path}: is a folder, expected a file")
     if not os.access(path.absolute().parent, os.W_OK):

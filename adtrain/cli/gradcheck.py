@@ -29,15 +29,15 @@ PARAMETERS = (Column("parameter", text=True), *OUTCOME)
 @device_option
 @json_option
 def command(config_path: str | None, names: tuple[str, ...], order: str | None, device: str, as_json: bool) -> None:
-    """Check the derivatives of every operation against central differences in float64; or those of the loss of CONFIG's
-    network with respect to each parameter.
+    """Check the derivatives of every operation against central differences in float64. With CONFIG, check the
+    derivatives of the loss of its network with respect to each parameter.
 
-    Exits with code 1 if one of them is wrong.
+    The exit code is 1 if a derivative is wrong.
     """
     if config_path is not None:
         if names or order == "2":
             option = "--op" if names else "--order 2"
-            raise click.UsageError(f"{option} is for the table of operations; leave it out, or leave out the CONFIG")
+            raise click.UsageError(f"{option} is for operations; remove it, or remove CONFIG")
         checks, total = gradcheck.check_config(config.load(config_path), device), None
     else:
         orders = ORDERS if order is None else (int(order),)
@@ -68,7 +68,7 @@ def _shown(checks: Iterator[Row], total: int | None) -> Iterator[Row]:
 
 
 def _record(row: Row) -> dict[str, Any]:
-    """The row as JSON holds it; `error` is null if the rule raised an error or returned NaN."""
+    """The row as JSON values; `error` is null if the rule raised an error or returned NaN."""
     return {**row._asdict(), "error": row.error if math.isfinite(row.error) else None}
 
 

@@ -12,7 +12,7 @@ from adtrain.cli.summary import count
 from adtrain.config import Config
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
-from adtrain.graph.network import shape_text
+from adtrain.nn.fields import size_text
 from adtrain.table import Column, render
 
 FORMATS = (".svg", ".dot", ".txt")
@@ -57,7 +57,7 @@ def _program(cfg: Config, suffix: str, after: str | None) -> str:
 
 def _layers(cfg: Config) -> str:
     rows = nn.describe(config.build.model(cfg), cfg.model.input)
-    cells = [["input", "", shape_text(cfg.model.input), ""]]
-    cells += [[row.name, row.kind, shape_text(row.output_shape), count(row.parameters)] for row in rows]
+    cells = [["input", "", size_text(cfg.model.input), ""]]
+    cells += [[row.name, row.kind, size_text(row.output_shape), count(row.parameters)] for row in rows]
     cells += [["loss", cfg.loss.kind, "", ""], ["total", "", "", f"{sum(row.parameters for row in rows):,}"]]
     return "\n".join([*render(COLUMNS, cells, WIDTH), ""])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 import click
 
@@ -16,14 +16,12 @@ class HasOp(Protocol):
 
 
 Row = TypeVar("Row", bound=HasOp)
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def op_option(function: Function) -> Function:
-    """`--op NAME`, repeatable; passed to the command as `names`."""
-    return click.option(
-        "--op", "names", multiple=True, metavar="NAME", help="Only this operation, as in adtrain.ops; repeatable."
-    )(function)
+op_option = click.option(
+    "--op", "names", multiple=True, metavar="NAME", help="Only this operation, as in adtrain.ops; repeatable."
+)
+"""`--op NAME`, repeatable; passed to the command as `names`."""
 
 
 def select_ops(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import click
 from tqdm import tqdm
 
 from adtrain.core.backend import backend
 from adtrain.core.errors import DeviceError
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def progress(text: str) -> None:
@@ -46,28 +43,26 @@ def resolve_device(device: str) -> str:
     return "gpu"
 
 
-def device_option(function: Function) -> Function:
-    """`--device auto|cpu|gpu`; passed to the command after `resolve_device`."""
-    return click.option(
-        "--device",
-        type=click.Choice(["auto", "cpu", "gpu"]),
-        default="auto",
-        show_default=True,
-        callback=lambda ctx, param, value: resolve_device(value),
-        help="Where to run.",
-    )(function)
+device_option = click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "gpu"]),
+    default="auto",
+    show_default=True,
+    callback=lambda ctx, param, value: resolve_device(value),
+    help="Where to run.",
+)
+"""`--device auto|cpu|gpu`; passed to the command after `resolve_device`."""
 
 
-def autotune_option(function: Function) -> Function:
-    """`--autotune off|cached|full`, passed to the command as `autotune`; see `set_autotune`."""
-    return click.option(
-        "--autotune",
-        type=click.Choice(["off", "cached", "full"]),
-        default="cached",
-        show_default=True,
-        help="Which of a GPU's kernels for an operation to use: the first (off), the fastest of an earlier "
-        "measurement, otherwise the first (cached), or the fastest, measured if unknown (full).",
-    )(function)
+autotune_option = click.option(
+    "--autotune",
+    type=click.Choice(["off", "cached", "full"]),
+    default="cached",
+    show_default=True,
+    help="How a GPU chooses among its kernels for an operation. off: the first. cached: the fastest if it was measured "
+    "before, otherwise the first. full: the fastest, measured now if necessary.",
+)
+"""`--autotune off|cached|full`, passed to the command as `autotune`; see `set_autotune`."""
 
 
 def set_autotune(device: str, autotune: str) -> None:
@@ -87,7 +82,7 @@ def set_autotune(device: str, autotune: str) -> None:
 
 
 class FilePath(click.Path):
-    """A parameter of type Path. Refuses an empty string, as from an unset shell variable, because Path("") is "."."""
+    """A parameter of type Path. Refuses an empty string (an unset shell variable), because Path("") is "."."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -98,20 +93,11 @@ class FilePath(click.Path):
         return super().convert(value, param, ctx)
 
 
-def set_option(function: Function) -> Function:
-    """`--set K=V`, repeatable; passed to the command as `overrides`."""
-    return click.option(
-        "--set", "overrides", multiple=True, metavar="K=V", help="Override a value by its dotted key; repeatable."
-    )(function)
+set_option = click.option(
+    "--set", "overrides", multiple=True, metavar="K=V", help="Override a value by its dotted key; repeatable."
+)
+"""`--set K=V`, repeatable; passed to the command as `overrides`."""
 
 
-def json_option(function: Function) -> Function:
-    """`--json`, passed to the command as `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(function)
-
-
-def mode_options(function: Function) -> Function:
-    """`--eager` and `--no-fuse`; passed to the command as `mode`, the value of a `training.Mode` or None."""
-    eager = click.option("--eager", "mode", flag_value="eager", help="Run the step operation by operation.")
-    staged = click.option("--no-fuse", "mode", flag_value="staged", help="Run each operation as a separate kernel.")
-    return eager(staged(function))
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+"""`--json`, passed to the command as `as_json`."""

@@ -78,7 +78,7 @@ def progress_display() -> ProgressLines:
 
 
 def note_precision(cfg: Config, device: str) -> None:
-    """Print a note if a run is evaluated in another precision than it was trained in: see `model_file.load`."""
+    """Print a note if the evaluation has another precision than the training; see `model_file.load`."""
     if device == "cpu" and cfg.training.precision in PRECISIONS:
         progress(f"trained in {cfg.training.precision}, evaluated in float32: the cpu has no {cfg.training.precision}")
 

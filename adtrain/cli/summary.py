@@ -10,7 +10,7 @@ import click
 from adtrain import config, training
 from adtrain.cli.options import json_option, print_json, set_option
 from adtrain.config import Config
-from adtrain.graph.network import shape_text
+from adtrain.nn.fields import size_text
 from adtrain.table import Column, render, terminal_width
 from adtrain.training import StepCosts
 from adtrain.training.costs import Total
@@ -46,7 +46,7 @@ def command(config_path: str, overrides: tuple[str, ...], as_json: bool) -> None
     cfg = config.load(config_path, overrides)
     experiment = training.outline(cfg)
     costs = training.step_costs(experiment)
-    shape, precision = shape_text(cfg.model.input), cfg.training.precision
+    shape, precision = size_text(cfg.model.input), cfg.training.precision
     if as_json:
         about = {"name": cfg.name, "input": cfg.model.input, "precision": precision}
         print_json({**about, "batch_size": experiment.full_batch, **record(costs)})
@@ -59,7 +59,7 @@ def report(cfg: Config, costs: StepCosts, width: int) -> Iterator[str]:
     """The lines of three tables: the layers, the step's equations, and the memory."""
     forward, backward, update = (costs.phases[phase] for phase in ("forward", "backward", "update"))
     rows = [
-        [row.name, row.kind, shape_text(row.output_shape), count(row.parameters), *work(row.forward, row.backward)]
+        [row.name, row.kind, size_text(row.output_shape), count(row.parameters), *work(row.forward, row.backward)]
         for row in costs.layers
     ]
     rows.append(["total", "", "", count(sum(row.parameters for row in costs.layers)), *work(forward, backward)])

@@ -17,7 +17,6 @@ from adtrain.cli.options import (
     autotune_option,
     device_option,
     json_option,
-    mode_options,
     print_json,
     progress,
     set_autotune,
@@ -39,9 +38,9 @@ from adtrain.training.run_folder import LAST
 @click.option("--override", is_flag=True, help="Resume a run even if its config has changed.")
 @device_option
 @autotune_option
-@click.option("--epochs", type=click.IntRange(min=1), help="Passes over the data; training.epochs of the config.")
-@click.option("--steps", type=click.IntRange(min=1), help="Maximum number of steps; training.steps of the config.")
-@click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of all randomness; training.seed of the config.")
+@click.option("--epochs", type=click.IntRange(min=1), help="Passes over the data; overrides training.epochs.")
+@click.option("--steps", type=click.IntRange(min=1), help="Maximum number of steps; overrides training.steps.")
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of all random numbers; overrides training.seed.")
 @click.option(
     "--output-dir",
     type=FilePath(),
@@ -65,7 +64,8 @@ from adtrain.training.run_folder import LAST
     metavar="N",
     help="Train N times, from seed, seed + 1, ..., into runs/NAME-seed0, ... or DIR/seed0, ..., and tabulate the runs.",
 )
-@mode_options
+@click.option("--eager", "mode", flag_value="eager", help="Run the step operation by operation.")
+@click.option("--no-fuse", "mode", flag_value="staged", help="Run each operation as a separate kernel.")
 @json_option
 def command(
     config_path: str | None,
@@ -178,7 +178,7 @@ def _train(
             result = training.run(experiment, device, observers, start, signals.stop_requested, check)
         except training.Interrupted as stopped:
             display.close()
-            progress(f"{stopped}; go on with: adtrain train --resume {shlex.quote(str(folder.path))}")
+            progress(f"{stopped}; continue with: adtrain train --resume {shlex.quote(str(folder.path))}")
             raise SystemExit(signals.exit_code) from None
         except training.NotFinite as error:
             raise training.NotFinite(f"{error}; the state before that step is in {folder.path / LAST}") from None

@@ -39,8 +39,8 @@ def report(summary: Mapping[str, Any], test_images: int, width: int) -> list[str
         lines.append(f"model   that of epoch {summary['model_epoch']}, the best")
     memory = summary["memory"]
     if memory["planned_bytes"] is not None:
-        held = "" if memory["held_bytes"] is None else f", {memory['held_bytes'] / 2**20:,.1f} MiB taken"
-        lines.append(f"memory  {memory['planned_bytes'] / 2**20:,.1f} MiB planned at most{held}")
+        held = "" if memory["held_bytes"] is None else f", {memory['held_bytes'] / 2**20:,.1f} MiB allocated"
+        lines.append(f"memory  {memory['planned_bytes'] / 2**20:,.1f} MiB planned peak{held}")
     if summary["ops"]:
         lines += ["", "operations of one step, by time", *_operations(summary["ops"], width), _sum_line(summary)]
     return lines

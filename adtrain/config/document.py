@@ -85,7 +85,7 @@ class Model(Section):
 
 
 class EarlyStopping(Section):
-    """End training early; the model is then that of the best epoch, not of the last."""
+    """End training early. The model is then the best epoch's, not the last epoch's."""
 
     patience: Size = Field(description="epochs without an improvement of best_by after which training ends")
     min_delta: NonNegative = Field(0.0, description="an improvement of best_by must be larger than this")
@@ -95,7 +95,7 @@ class Training(Section):
     """How long and how to train."""
 
     epochs: Size = Field(description="passes over the training images")
-    steps: Size | None = Field(None, description="training ends after this many steps, if epochs are not over before")
+    steps: Size | None = Field(None, description="training ends after this many steps, or after all epochs")
     seed: Seed = Field(
         0, description="the seed of initial weights, order of images, dropout, augmentation and validation split"
     )
@@ -113,7 +113,7 @@ class Training(Section):
     )
     best_by: BestBy | None = Field(
         None,
-        description="the metric by which best.safetensors is the best; default: validation_accuracy, or train_loss "
+        description="the metric that selects best.safetensors; default: validation_accuracy, or train_loss "
         "without validation images",
     )
     early_stopping: EarlyStopping | None = Field(None, description="when to end before the last epoch")
@@ -150,6 +150,6 @@ class Config(Section):
         """`file:line:col` of the value at `path`, for error messages."""
         return self._source.root.find(path)[1]
 
-    def refused(self, path: PathParts, message: str) -> ConfigError:
+    def error_at(self, path: PathParts, message: str) -> ConfigError:
         """A ConfigError about the value at `path`, with its position in the file."""
         return ConfigError([Problem(self.where(path), dotted(path), message)])

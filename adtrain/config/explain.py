@@ -18,7 +18,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "early_stopping": EarlyStopping,
     **BY_KIND,
 }
-"""The pydantic model at each key whose value has one."""
+"""The pydantic model of the value at each key."""
 
 
 def problems(error: ValidationError, root: Node, section: PathParts = ()) -> list[Problem]:

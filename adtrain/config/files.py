@@ -80,7 +80,7 @@ def _find(name: str) -> Path:
         return asset_path("configs") / f"{name}.yaml"
     if os.path.isdir(name):
         raise ConfigError([Problem(name, "", "found a folder, expected a YAML file")])
-    message = f"no such file, nor a packaged config; {known(Path(name).stem, names, 'packaged')}"
+    message = f"neither a file nor a packaged config; {known(Path(name).stem, names, 'packaged')}"
     raise ConfigError([Problem(name or "''", "", message)])
 
 

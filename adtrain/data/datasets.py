@@ -60,15 +60,15 @@ def load(
         raise DataError("expected either the name of a data set or a path, and not both")
     if dataset is not None:
         if options.given:
-            raise DataOptionError(options.given[0], f"found with the data set {dataset}, expected it with a path only")
+            raise DataOptionError(options.given[0], f"an option of files at data.path, found the data set {dataset}")
         return _of_catalogue(catalogue.find(dataset))
     source = Path(str(path)).expanduser()
     found = formats.read(source, options)
     if found.test is None and not options.test and need_test:
-        expected = "expected the fraction of it that is held out, such as 0.2, or data.test_path"
-        raise DataOptionError("test", f"missing, {source} has no test part: {expected}")
+        advice = "set the fraction to hold out, such as 0.2, or data.test_path"
+        raise DataOptionError("test", f"missing, {source} has no test part: {advice}")
     if found.test is not None and options.test:
-        raise DataOptionError("test", f"found {options.test}, but there is a test part; leave it out")
+        raise DataOptionError("test", f"found {options.test}, but there is a test part; remove this option")
     classes, train, test = _splits(found)
     if test is None:
         train, test = split_test(train, options.test)

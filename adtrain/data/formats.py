@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from adtrain.data import idx_folder
+from adtrain.data import csv_table, idx_folder, image_folder, npz
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.options import Options
 from adtrain.data.part import Parts
@@ -22,32 +22,10 @@ class Format(NamedTuple):
     read: Callable[[Path, Options], Parts]
 
 
-def _idx(path: Path, options: Options) -> Parts:
-    return idx_folder.read(path)
-
-
-def _npz(path: Path, options: Options) -> Parts:
-    from adtrain.data import npz
-
-    return npz.read(path, options)
-
-
-def _csv(path: Path, options: Options) -> Parts:
-    from adtrain.data import csv_table
-
-    return csv_table.read(path, options)
-
-
-def _images(path: Path, options: Options) -> Parts:
-    from adtrain.data import image_folder
-
-    return image_folder.read(path, options)
-
-
-IDX = Format("a folder of IDX files", frozenset(), _idx)
-IMAGES = Format("a folder of images", frozenset({"image_size", "channels", "skip_broken"}), _images)
-NPZ = Format("an NPZ file", frozenset({"shape"}), _npz)
-CSV = Format("a CSV file", frozenset({"label", "header", "shape"}), _csv)
+IDX = Format("a folder of IDX files", frozenset(), lambda path, options: idx_folder.read(path))
+IMAGES = Format("a folder of images", frozenset({"image_size", "channels", "skip_broken"}), image_folder.read)
+NPZ = Format("an NPZ file", frozenset({"shape"}), npz.read)
+CSV = Format("a CSV file", frozenset({"label", "header", "shape"}), csv_table.read)
 FORMATS = (IDX, IMAGES, NPZ, CSV)
 
 
@@ -60,13 +38,13 @@ def read(path: Path, options: Options) -> Parts:
     for name in options.given:
         if name not in format_.options | COMMON_OPTIONS:
             expected = " or ".join(other.title for other in FORMATS if name in other.options)
-            raise DataOptionError(name, f"found with {format_.title}, expected it with {expected} only")
+            raise DataOptionError(name, f"an option of {expected}, found {format_.title}")
     found = format_.read(path, options)
     if options.test_path is None:
         return found
     second = Path(options.test_path).expanduser()
     if found.test is not None:
-        raise DataOptionError("test_path", f"found {second}, but {path} has a test part; leave it out")
+        raise DataOptionError("test_path", f"found {second}, but {path} has a test part; remove this option")
     if (other := format_of(second)) is not format_:
         raise DataOptionError("test_path", f"found {other.title} at {second}, expected {format_.title} like {path}")
     test = format_.read(second, options)

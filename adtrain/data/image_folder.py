@@ -122,6 +122,6 @@ class _Reader:
 
     def _skip(self, error: DataError) -> None:
         if not self.options.skip_broken:
-            raise DataError(f"{error}; data.skip_broken: true leaves such images out") from error
+            raise DataError(f"{error}; data.skip_broken: true skips such images") from error
         self.skipped.append(str(error))
-        _log.warning("adtrain: left out %s", error)
+        _log.warning("adtrain: skipped %s", error)

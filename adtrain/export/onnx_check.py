@@ -18,7 +18,7 @@ from adtrain.training.evaluation import BATCH_SIZE
 
 
 class Comparison(NamedTuple):
-    """`different` of the `images` have another predicted class. The others are the largest absolute differences."""
+    """Numbers of `images` and of those with a `different` class, and the largest absolute differences of outputs."""
 
     images: int
     different: int

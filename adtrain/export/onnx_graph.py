@@ -52,7 +52,7 @@ class Graph:
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
     def add(self, name: str, op: str, *inputs: str, **attributes: Any) -> str:
-        """Add a node and return its name: `name`, or `name` with a number if that is taken. Its output is called so."""
+        """Add a node and return its name: `name`, or `name_1`, ... if it is taken. Its output has the same name."""
         unique, number = name, 1
         while unique in self.nodes:
             unique, number = f"{name}_{number}", number + 1

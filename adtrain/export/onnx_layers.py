@@ -89,11 +89,8 @@ def layer_norm(writer: LayerWriter, layer: nn.LayerNorm, x: str, shape: nn.Shape
 def group_norm(writer: LayerWriter, layer: nn.GroupNorm, x: str, shape: nn.Shape) -> str:
     """Instance normalisation with each group as one channel; weight and bias are applied per channel afterwards."""
     grouped = _reshape(writer, "groups", x, (layer.num_groups, prod(shape) // layer.num_groups))
-    ones, zeros = (
-        writer.constant("ones", np.ones(layer.num_groups)),
-        writer.constant("zeros", np.zeros(layer.num_groups)),
-    )
-    y = writer.op("InstanceNormalization", grouped, ones, zeros, epsilon=layer.eps)
+    ones_and_zeros = _scale_and_shift(writer, False, (layer.num_groups,))
+    y = writer.op("InstanceNormalization", grouped, *ones_and_zeros, epsilon=layer.eps)
     y = _reshape(writer, "shape", y, shape)
     if not layer.affine:
         return y
@@ -111,14 +108,6 @@ def _scale_and_shift(writer: LayerWriter, affine: bool, shape: nn.Shape) -> tupl
 
 def embedding(writer: LayerWriter, layer: nn.Embedding, x: str, shape: nn.Shape) -> str:
     return writer.op("Gather", writer.weight("weight"), x, axis=0)
-
-
-def dropout(writer: LayerWriter, layer: nn.Dropout, x: str, shape: nn.Shape) -> str:
-    return x
-
-
-def flatten(writer: LayerWriter, layer: nn.Flatten, x: str, shape: nn.Shape) -> str:
-    return writer.op("Flatten", x, axis=1)
 
 
 def reshape(writer: LayerWriter, layer: nn.Reshape, x: str, shape: nn.Shape) -> str:
@@ -141,26 +130,9 @@ def gelu(writer: LayerWriter, layer: nn.Gelu, x: str, shape: nn.Shape) -> str:
     return writer.op("Mul", writer.op("Mul", x, half), writer.op("Add", y, one))
 
 
-def silu(writer: LayerWriter, layer: nn.Silu, x: str, shape: nn.Shape) -> str:
-    return writer.op("Mul", x, writer.op("Sigmoid", x))
-
-
-def leaky_relu(writer: LayerWriter, layer: nn.LeakyRelu, x: str, shape: nn.Shape) -> str:
-    return writer.op("LeakyRelu", x, alpha=layer.negative_slope)
-
-
-def elu(writer: LayerWriter, layer: nn.Elu, x: str, shape: nn.Shape) -> str:
-    return writer.op("Elu", x, alpha=layer.alpha)
-
-
-def operator(op: str) -> Translation:
-    """The translation to a single ONNX operator without attributes."""
-    return lambda writer, layer, x, shape: writer.op(op, x)
-
-
-def operator_over_axis(op: str) -> Translation:
-    """The translation to a single ONNX operator over the axis `dim` of the layer."""
-    return lambda writer, layer, x, shape: writer.op(op, x, axis=layer.dim)
+def operator(op: str, **fields: str) -> Translation:
+    """The translation to one ONNX operator. `fields` maps its attributes to fields of the layer."""
+    return lambda writer, layer, x, shape: writer.op(op, x, **{name: getattr(layer, f) for name, f in fields.items()})
 
 
 def sequential(writer: LayerWriter, module: nn.Sequential, x: str, shape: nn.Shape) -> str:
@@ -198,19 +170,19 @@ TRANSLATIONS: dict[type[nn.Module], Translation] = {
     nn.LayerNorm: layer_norm,
     nn.GroupNorm: group_norm,
     nn.Embedding: embedding,
-    nn.Dropout: dropout,
-    nn.Flatten: flatten,
+    nn.Dropout: lambda writer, layer, x, shape: x,
+    nn.Flatten: lambda writer, layer, x, shape: writer.op("Flatten", x, axis=1),
     nn.Reshape: reshape,
     nn.Relu: operator("Relu"),
-    nn.LeakyRelu: leaky_relu,
-    nn.Elu: elu,
+    nn.LeakyRelu: operator("LeakyRelu", alpha="negative_slope"),
+    nn.Elu: operator("Elu", alpha="alpha"),
     nn.Gelu: gelu,
-    nn.Silu: silu,
+    nn.Silu: lambda writer, layer, x, shape: writer.op("Mul", x, writer.op("Sigmoid", x)),
     nn.Tanh: operator("Tanh"),
     nn.Sigmoid: operator("Sigmoid"),
     nn.Softplus: operator("Softplus"),
-    nn.Softmax: operator_over_axis("Softmax"),
-    nn.LogSoftmax: operator_over_axis("LogSoftmax"),
+    nn.Softmax: operator("Softmax", axis="dim"),
+    nn.LogSoftmax: operator("LogSoftmax", axis="dim"),
     nn.Sequential: sequential,
     nn.Residual: residual,
     nn.Concat: concat,

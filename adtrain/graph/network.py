@@ -7,6 +7,7 @@ from math import prod
 from adtrain import config, nn
 from adtrain.config import Config
 from adtrain.graph.dot import Dot
+from adtrain.nn.fields import size_text
 
 # A colour of Okabe and Ito's palette for colour-blind readers, and a thick border with the same meaning.
 WITH_PARAMETERS = {"fillcolor": "#56B4E9", "penwidth": "2"}
@@ -38,7 +39,7 @@ class _Picture:
         return name
 
     def connect(self, tail: str, head: str) -> None:
-        self.dot.edge(tail, head, shape_text(self.shapes[tail]))
+        self.dot.edge(tail, head, size_text(self.shapes[tail]))
 
     def add(self, module: nn.Module, shape: nn.Shape, name: str, source: str, *path: str) -> str:
         """Draw the module `name`, whose input is the node `source`, and return the node of its output."""
@@ -56,7 +57,7 @@ class _Picture:
             node = self.node(join, module.output_shape(shape), *path, **JOIN)
         else:
             output, size = module.output_shape(shape), parameters(module, shape)
-            lines = [f"{name} {module.kind()}", shape_text(output), *([parameters_text(module, shape)] if size else [])]
+            lines = [f"{name} {module.kind()}", size_text(output), *([parameters_text(module, shape)] if size else [])]
             ends, node = [source], self.node("\n".join(lines), output, *path, **(WITH_PARAMETERS if size else {}))
         for end in ends:
             self.connect(end, node)
@@ -70,7 +71,3 @@ def parameters(module: nn.Module, shape: nn.Shape) -> int:
 
 def parameters_text(module: nn.Module, shape: nn.Shape) -> str:
     return f"{parameters(module, shape):,} parameters"
-
-
-def shape_text(shape: nn.Shape) -> str:
-    return "x".join(map(str, shape))

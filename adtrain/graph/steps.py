@@ -1,4 +1,4 @@
-"""The Program of a training step after a pass that is chosen by name."""
+"""The Program of a training step after a named pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers are immutable descriptions. Their arrays are kept outside of them, in trees (nested dicts).
+"""Layers are immutable descriptions. Their arrays are in separate trees (nested dicts).
 
 Typical use::
 
@@ -57,46 +57,9 @@ LOSSES: dict[str, Callable[..., Value]] = {
 """Losses by their name in a config: f(outputs, targets, **options) is the mean over the batch."""
 
 __all__ = [
-    "INITIALIZERS",
-    "LAYERS",
-    "LOSSES",
-    "AdaptiveAvgPool2d",
-    "Add",
-    "AvgPool2d",
-    "BatchNorm1d",
-    "BatchNorm2d",
-    "Concat",
-    "Container",
-    "Conv2d",
-    "ConvTranspose2d",
-    "Dropout",
-    "Elu",
-    "Embedding",
-    "Flatten",
-    "Gelu",
-    "GroupNorm",
-    "LayerError",
-    "LayerNorm",
-    "LayerRow",
-    "LeakyRelu",
-    "Linear",
-    "LogSoftmax",
-    "MaxPool2d",
-    "Mode",
-    "Module",
-    "Params",
-    "Relu",
-    "Reshape",
-    "Residual",
-    "Sequential",
-    "Shape",
-    "Sigmoid",
-    "Silu",
-    "Softmax",
-    "Softplus",
-    "State",
-    "Tanh",
-    "WeightInit",
-    "count_parameters",
-    "describe",
+    "INITIALIZERS", "LAYERS", "LOSSES", "AdaptiveAvgPool2d", "Add", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Concat",
+    "Container", "Conv2d", "ConvTranspose2d", "Dropout", "Elu", "Embedding", "Flatten", "Gelu", "GroupNorm",
+    "LayerError", "LayerNorm", "LayerRow", "LeakyRelu", "Linear", "LogSoftmax", "MaxPool2d", "Mode", "Module", "Params",
+    "Relu", "Reshape", "Residual", "Sequential", "Shape", "Sigmoid", "Silu", "Softmax", "Softplus", "State", "Tanh",
+    "WeightInit", "count_parameters", "describe",
 ]  # fmt: skip

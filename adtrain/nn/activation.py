@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Literal
 
 from adtrain import ops
@@ -13,24 +12,20 @@ from adtrain.nn import fields
 from adtrain.nn.module import Mode, Module, Params, Shape, State
 
 
+@dataclass(frozen=True)
 class _Activation(Module):
+    """The operation of the same name in `ops`. The layer's options are its arguments after `x`."""
+
     def output_shape(self, shape: Shape) -> Shape:
         return shape
 
     def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
-        return self.apply(x), state
-
-    @abstractmethod
-    def apply(self, x: Value) -> Value:
-        """The activation of every element."""
+        return getattr(ops, self.kind())(x, *astuple(self)), state
 
 
 @dataclass(frozen=True)
 class Relu(_Activation):
     """max(x, 0)."""
-
-    def apply(self, x: Value) -> Value:
-        return ops.relu(x)
 
 
 @dataclass(frozen=True)
@@ -42,9 +37,6 @@ class LeakyRelu(_Activation):
     def __post_init__(self) -> None:
         fields.check_number(self, "negative_slope")
 
-    def apply(self, x: Value) -> Value:
-        return ops.leaky_relu(x, self.negative_slope)
-
 
 @dataclass(frozen=True)
 class Elu(_Activation):
@@ -54,9 +46,6 @@ class Elu(_Activation):
 
     def __post_init__(self) -> None:
         fields.check_number(self, "alpha")
-
-    def apply(self, x: Value) -> Value:
-        return ops.elu(x, self.alpha)
 
 
 @dataclass(frozen=True)
@@ -68,40 +57,25 @@ class Gelu(_Activation):
     def __post_init__(self) -> None:
         fields.check_choice(self, "approximate", ("none", "tanh"))
 
-    def apply(self, x: Value) -> Value:
-        return ops.gelu(x, self.approximate)
-
 
 @dataclass(frozen=True)
 class Silu(_Activation):
     """x sigmoid(x)."""
-
-    def apply(self, x: Value) -> Value:
-        return ops.silu(x)
 
 
 @dataclass(frozen=True)
 class Tanh(_Activation):
     """tanh(x)."""
 
-    def apply(self, x: Value) -> Value:
-        return ops.tanh(x)
-
 
 @dataclass(frozen=True)
 class Sigmoid(_Activation):
     """1 / (1 + exp(-x))."""
 
-    def apply(self, x: Value) -> Value:
-        return ops.sigmoid(x)
-
 
 @dataclass(frozen=True)
 class Softplus(_Activation):
     """log(1 + exp(x))."""
-
-    def apply(self, x: Value) -> Value:
-        return ops.softplus(x)
 
 
 @dataclass(frozen=True)
@@ -127,16 +101,10 @@ class _AlongAxis(_Activation):
 class Softmax(_AlongAxis):
     """exp(x) / Σ exp(x) along the axis `dim`; axis 0 is the batch."""
 
-    def apply(self, x: Value) -> Value:
-        return ops.softmax(x, axis=self.dim)
-
 
 @dataclass(frozen=True)
 class LogSoftmax(_AlongAxis):
     """x - log Σ exp(x) along the axis `dim`; axis 0 is the batch."""
-
-    def apply(self, x: Value) -> Value:
-        return ops.log_softmax(x, axis=self.dim)
 
 
 @dataclass(frozen=True)

@@ -56,10 +56,8 @@ class Conv2d(WeightLayer):
         return (self.out_channels, *((n - k) // s + 1 for n, k, s in sizes))
 
     def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
-        shapes: dict[str, Shape] = {"weight": (self.out_channels, shape[0] // self.groups, *pair(self.kernel_size))}
-        if self.bias:
-            shapes["bias"] = (self.out_channels,)
-        return shapes
+        weight = (self.out_channels, shape[0] // self.groups, *pair(self.kernel_size))
+        return {"weight": weight, "bias": (self.out_channels,)} if self.bias else {"weight": weight}
 
     def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         padding, extra = self.paddings()
@@ -68,7 +66,7 @@ class Conv2d(WeightLayer):
         y = ops.conv2d(
             x,
             params["weight"],
-            params["bias"] if self.bias else None,
+            params.get("bias"),
             stride=self.stride,
             padding=padding,
             dilation=self.dilation,
@@ -121,16 +119,14 @@ class ConvTranspose2d(WeightLayer):
         return (self.out_channels, *output)
 
     def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
-        shapes: dict[str, Shape] = {"weight": (shape[0], self.out_channels // self.groups, *pair(self.kernel_size))}
-        if self.bias:
-            shapes["bias"] = (self.out_channels,)
-        return shapes
+        weight = (shape[0], self.out_channels // self.groups, *pair(self.kernel_size))
+        return {"weight": weight, "bias": (self.out_channels,)} if self.bias else {"weight": weight}
 
     def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         y = ops.conv_transpose2d(
             x,
             params["weight"],
-            params["bias"] if self.bias else None,
+            params.get("bias"),
             stride=self.stride,
             padding=self.padding,
             output_padding=self.output_padding,

@@ -32,10 +32,8 @@ class Linear(WeightLayer):
         return (*shape[:-1], self.out_features)
 
     def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
-        shapes: dict[str, Shape] = {"weight": (self.out_features, shape[-1])}
-        if self.bias:
-            shapes["bias"] = (self.out_features,)
-        return shapes
+        weight = (self.out_features, shape[-1])
+        return {"weight": weight, "bias": (self.out_features,)} if self.bias else {"weight": weight}
 
     def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         y = ops.matmul(x, params["weight"], transpose_b=True)

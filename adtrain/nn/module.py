@@ -1,4 +1,4 @@
-"""The base class of layers: an immutable description; the arrays are kept outside of it, in trees."""
+"""The base class of layers: an immutable description. Its arrays are in separate trees."""
 
 from __future__ import annotations
 

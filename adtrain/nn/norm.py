@@ -56,7 +56,8 @@ class _BatchNorm(_NormLayer):
             x,
             state["running_mean"],
             state["running_var"],
-            *_affine(self.affine, params),
+            params.get("weight"),
+            params.get("bias"),
             training=mode.training,
             momentum=self.momentum,
             eps=self.eps,
@@ -120,7 +121,7 @@ class LayerNorm(_NormLayer):
 
     def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         normalized = self._normalized_shape(x.shape[1:])
-        return ops.layer_norm(x, normalized, *_affine(self.elementwise_affine, params), eps=self.eps), state
+        return ops.layer_norm(x, normalized, params.get("weight"), params.get("bias"), eps=self.eps), state
 
     def _normalized_shape(self, shape: Shape) -> Shape:
         if self.normalized_shape is None:
@@ -156,8 +157,4 @@ class GroupNorm(_NormLayer):
         return {"weight": shape[:1], "bias": shape[:1]} if self.affine else {}
 
     def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
-        return ops.group_norm(x, self.num_groups, *_affine(self.affine, params), eps=self.eps), state
-
-
-def _affine(affine: bool, params: Params) -> tuple[Value | None, Value | None]:
-    return (params["weight"], params["bias"]) if affine else (None, None)
+        return ops.group_norm(x, self.num_groups, params.get("weight"), params.get("bias"), eps=self.eps), state

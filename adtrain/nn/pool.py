@@ -15,6 +15,8 @@ from adtrain.nn.module import Mode, Module, Params, Shape, State
 
 @dataclass(frozen=True)
 class _Pool2d(Module):
+    """The operation of the same name in `ops`."""
+
     kernel_size: Pair
     stride: Pair | None = None
     padding: Pair = 0
@@ -38,21 +40,18 @@ class _Pool2d(Module):
             )
         return (shape[0], *((n - k) // s + 1 for n, k, s in zip(padded, kernel, stride, strict=True)))
 
+    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        return getattr(ops, self.kind())(x, self.kernel_size, stride=self.stride, padding=self.padding), state
+
 
 @dataclass(frozen=True)
 class MaxPool2d(_Pool2d):
     """The maximum of each window; stride is kernel_size by default; a partial window at the end is dropped."""
 
-    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
-        return ops.max_pool2d(x, self.kernel_size, stride=self.stride, padding=self.padding), state
-
 
 @dataclass(frozen=True)
 class AvgPool2d(_Pool2d):
     """The mean of each window, padding included; stride is kernel_size by default; a partial window is dropped."""
-
-    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
-        return ops.avg_pool2d(x, self.kernel_size, stride=self.stride, padding=self.padding), state
 
 
 @dataclass(frozen=True)

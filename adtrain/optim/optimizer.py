@@ -1,4 +1,4 @@
-"""The base class of optimizers: an immutable description; the running averages are kept outside of it, in a tree."""
+"""The base class of optimizers: an immutable description. Its running averages are in a separate tree."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Curve(NamedTuple):
 
     @property
     def marked(self) -> bool:
-        """Whether points get markers: only scores of epochs do, and only up to MOST_MARKERS of them."""
+        """Whether points get markers: only epoch scores do, and at most MOST_MARKERS of them."""
         return self.name in SCORES and len(self.epochs) <= MOST_MARKERS
 
 

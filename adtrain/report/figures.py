@@ -35,7 +35,7 @@ STYLE: dict[str, Any] = {
 DPI = 200
 COLUMNS, MOST_PICTURES = 6, 18
 MOST_COUNTED = 25
-"""The most classes of a confusion matrix whose squares have room for counts."""
+"""A confusion matrix of more classes has no room for counts in its squares."""
 
 
 def check() -> None:

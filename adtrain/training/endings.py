@@ -46,7 +46,7 @@ class Result:
 
 
 class Interrupted(Exception):
-    """The training was asked to stop. Its observers have received a checkpoint."""
+    """The training stopped on request. Its observers have received a checkpoint."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__(f"stopped at step {progress.step} (epoch {progress.epoch})")

@@ -38,7 +38,7 @@ class _FirstNotFinite(EvaluationTrace):
 def message(
     experiment: Experiment, state: TrainState, examples: Examples, batch: np.ndarray, before: Progress, loss: float
 ) -> str:
-    """The error message for a step on `batch` that turned the finite `state` into one that is not finite.
+    """The error message for a step on `batch` that made the finite `state` non-finite.
 
     Repeats the step one operation at a time to find the first one that overflows. Sums are then computed in another
     order, which may not overflow near the limit of the dtype; in that case the message names no operation.

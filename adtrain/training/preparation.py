@@ -24,7 +24,7 @@ def check_precision(cfg: Config, device: str) -> None:
     """Raise ConfigError where `device` has no kernels for the config's precision."""
     if device == "cpu" and cfg.training.precision in PRECISIONS:
         reason = "expected float32 or float64 on the cpu: set one of them, or use a GPU (--device gpu)"
-        raise cfg.refused(("training", "precision"), f"found {cfg.training.precision}, {reason}")
+        raise cfg.error_at(("training", "precision"), f"found {cfg.training.precision}, {reason}")
 
 
 def prepare(cfg: Config, mode: Mode = Mode.FUSED) -> Experiment:
@@ -39,7 +39,7 @@ def prepare(cfg: Config, mode: Mode = Mode.FUSED) -> Experiment:
     try:
         images = data.load(cfg.data.dataset, cfg.data.path, data_options(cfg.data))
     except DataOptionError as error:
-        raise cfg.refused(("data", error.option), error.reason) from error
+        raise cfg.error_at(("data", error.option), error.reason) from error
     train, validation = data.split_validation(images.train, cfg.data.validation, cfg.training.seed)
     experiment = _experiment(cfg, replace(images, train=train), validation, mode)
     _check_augmentations(experiment)
@@ -89,7 +89,7 @@ def _experiment(cfg: Config, images: DataSet, validation: Split | None, mode: Mo
     _check_last_batch(cfg, net, len(images.train))
     if validation is None and (cfg.training.best_by or "").startswith("validation"):
         reason = "expected train_accuracy or train_loss, for there are no validation images (data.validation)"
-        raise cfg.refused(("training", "best_by"), f"found {cfg.training.best_by}, {reason}")
+        raise cfg.error_at(("training", "best_by"), f"found {cfg.training.best_by}, {reason}")
     steps_per_epoch = -(-len(images.train) // cfg.data.batch_size)
     total_steps = steps_per_epoch * cfg.training.epochs
     if cfg.training.steps is not None:
@@ -123,23 +123,23 @@ def _absolute(path: str | None) -> str | None:
 def _check_name(cfg: Config) -> None:
     if cfg.data.dataset is not None and cfg.data.dataset not in data.CATALOGUE:
         unknown = f"unknown data set {found(cfg.data.dataset)}; {known(cfg.data.dataset, data.CATALOGUE)}"
-        raise cfg.refused(("data", "dataset"), unknown)
+        raise cfg.error_at(("data", "dataset"), unknown)
 
 
 def _check_fit(cfg: Config, net: Network, images: DataSet) -> None:
     shape = images.train.images.shape[1:]
     if net.input_shape not in (shape, (prod(shape),)):
         expected = f"expected {found(shape)}, the shape of the images, or [{prod(shape)}] for flat input"
-        raise cfg.refused(("model", "input"), f"found {found(net.input_shape)}, {expected}")
+        raise cfg.error_at(("model", "input"), f"found {found(net.input_shape)}, {expected}")
     outputs, classes = net.model.output_shape(net.input_shape), len(images.classes)
     last_layer = ("model", "layers", len(cfg.model.layers) - 1)
     if len(outputs) != 1:
-        raise cfg.refused(last_layer, f"found the output {found(outputs)}, expected [{classes}], one per class")
+        raise cfg.error_at(last_layer, f"found the output {found(outputs)}, expected [{classes}], one per class")
     if outputs[0] < classes:
         labels = f"{cfg.data.path or images.name} has {classes} classes"
-        raise cfg.refused(last_layer, f"found {outputs[0]} outputs, expected at least {classes}: {labels}")
+        raise cfg.error_at(last_layer, f"found {outputs[0]} outputs, expected at least {classes}: {labels}")
     if not any(row.parameters for row in nn.describe(net.model, net.input_shape)):
-        raise cfg.refused(("model", "layers"), "found no parameters, expected at least one layer with parameters")
+        raise cfg.error_at(("model", "layers"), "found no parameters, expected at least one layer with parameters")
 
 
 def _check_augmentations(experiment: Experiment) -> None:
@@ -147,7 +147,7 @@ def _check_augmentations(experiment: Experiment) -> None:
         try:
             change.check((experiment.full_batch, *experiment.image_shape))
         except ShapeError as error:
-            raise experiment.config.refused(("data", "augment", i), str(error)) from None
+            raise experiment.config.error_at(("data", "augment", i), str(error)) from None
 
 
 def _check_last_batch(cfg: Config, net: Network, count: int) -> None:
@@ -157,7 +157,7 @@ def _check_last_batch(cfg: Config, net: Network, count: int) -> None:
         return
     for row in nn.describe(net.model, net.input_shape):
         if row.kind.startswith("batch_norm") and prod(row.output_shape[1:]) == 1:
-            raise cfg.refused(
+            raise cfg.error_at(
                 ("data", "batch_size"),
                 f"found {batch_size}, which leaves 1 of {count} images for the last batch, "
                 f"expected another size: layer {row.name} ({row.kind}) needs 2 images per batch",

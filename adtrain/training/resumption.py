@@ -121,11 +121,11 @@ def _finished(run: Path, reason: str, experiment: Experiment, progress: Progress
     if reason == "early_stopping":
         return (
             f"{run} is finished: it stopped early after epoch {progress.epochs_done}; "
-            "go on with --set training.early_stopping=null --override"
+            "continue with --set training.early_stopping=null --override"
         )
     if experiment.total_steps < experiment.config.training.epochs * experiment.steps_per_epoch:
-        return f"{run} is finished: {progress.step} steps; ask for more with --steps N"
-    return f"{run} is finished: {progress.epochs_done} epochs; ask for more with --epochs N"
+        return f"{run} is finished: {progress.step} steps; train longer with --steps N"
+    return f"{run} is finished: {progress.epochs_done} epochs; train longer with --epochs N"
 
 
 def _with_best(run: Path, experiment: Experiment, last: Checkpoint) -> tuple[Start, list[str]]:

@@ -1,4 +1,4 @@
-"""The training step and the evaluation of a batch: pure functions that never read a value on the host, so they stage.
+"""The training step and the evaluation of a batch: pure functions that read no value on the host, as staging requires.
 
 Both take a whole data set and the indices of a batch; gathering and normalising the batch are part of the Program.
 """

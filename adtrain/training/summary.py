@@ -70,8 +70,7 @@ def _step_ms(seconds: Sequence[float]) -> dict[str, float] | None:
 
 
 def _memory(experiment: Experiment, device: str) -> dict[str, int | None]:
-    """The planned peak for full batches, and the memory that the device has allocated, including for evaluation and
-    measurements. Each is None where it is unknown.
-    """
+    """The planned peak for full batches, and the memory that the device has allocated, also for evaluation and
+    measurements; None if unknown."""
     planned = None if experiment.mode is Mode.EAGER else planned_peak(experiment, device)
     return {"planned_bytes": planned, "held_bytes": backend(device).allocated()}

@@ -48,7 +48,7 @@ def run(
 
     Raises:
         Interrupted: `stop` returned True.
-        OutOfMemory: the step does not fit on the device; names a batch size that would.
+        OutOfMemory: the step does not fit on the device; names a batch size that fits.
         NotFinite: the loss or a number of the state is not finite; names the step, the operation and its layer.
     """
     try:
@@ -254,6 +254,6 @@ class _Training:
             progress = progress.after(losses.tolist(), int(correct_counts.sum()), [len(batch)])
             self.last_good = Checkpoint(state, progress)
         raise AdtrainError(
-            f"found a number that is not finite in steps {first} to {last}, but none when they were repeated: "
-            f"device {device} does not compute the same twice"
+            f"steps {first} to {last} produced NaN or infinity, but their repetition did not: "
+            f"device {device} is not deterministic"
         )

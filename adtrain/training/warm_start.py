@@ -19,7 +19,7 @@ MODEL = "model.safetensors"
 def weights(path: Path, params: nn.Params, statistics: nn.State, partial: bool) -> tuple[nn.Params, nn.State]:
     """Replace `params` and `statistics` by the arrays in `path`: a run's folder, a model file or a checkpoint.
 
-    With `partial`, arrays that have no counterpart of the same name, shape and dtype in the file are kept.
+    With `partial`, an array stays as it is if the file has none of its name, shape and dtype.
     Raises AdtrainError where the file cannot be read, or does not fit (with `partial`: no array fits); lists the
     differences.
     """

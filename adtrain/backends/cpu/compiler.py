@@ -137,7 +137,7 @@ class _Build:
         """The content of the library. Objects of kernels come from the cache, or are stored there, by key."""
         found = {key: self.cache.find(key, ".o") for key in sorted(objects)}
         missing = [key for key, path in found.items() if path is None]
-        with self.cache.building_site() as site:
+        with self.cache.build_folder() as site:
             jobs = [functools.partial(self._program, site, program_source)]
             jobs += [functools.partial(self._kernel, site, key, objects[key]) for key in missing]
             with ThreadPoolExecutor(os.cpu_count()) as threads:  # threads that wait for processes

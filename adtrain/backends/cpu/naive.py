@@ -57,7 +57,7 @@ def _library() -> Any:
     key = digest(compiler.identity, *compiler.flags, OPTIMIZATION, processor(), source.read_text())
     library = cache.find(key, ".so")
     if library is None:
-        with cache.building_site() as site:
+        with cache.build_folder() as site:
             compiler.run([OPTIMIZATION, "-shared", str(source), "-o", "naive.so", "-lm"], site)
             library = cache.store(key, ".so", Path(site, "naive.so").read_bytes())
     return ctypes.CDLL(str(library))

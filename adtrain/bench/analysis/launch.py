@@ -25,7 +25,7 @@ SAMPLES, LAUNCHES = 9, 20
 
 
 def launch_shapes() -> dict[str, Any]:
-    """Times of adding two arrays of ELEMENTS at each launch shape, by CUDA events, as JSON holds them. "rule" marks the
+    """Times of adding two arrays of ELEMENTS at each launch shape, by CUDA events, as JSON values. "rule" marks the
     shape that adtrain uses."""
     from adtrain.backends.cuda.lower import LaunchPlan
     from adtrain.backends.cuda.runtime.device import Shape
@@ -86,7 +86,7 @@ def launch_shapes() -> dict[str, Any]:
 
 
 def candidates() -> dict[str, Any]:
-    """Microseconds of each candidate for a matrix product, the fastest first, as JSON holds them. "taken" marks the
+    """Microseconds of each candidate for a matrix product, the fastest first, as JSON values. "taken" marks the
     tuner's choice, "rule" the choice without measurements."""
     from adtrain.backends.cuda.tuner.measure import distinct
     from adtrain.bench.ops.candidates import of_equations

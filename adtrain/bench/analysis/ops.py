@@ -105,7 +105,7 @@ SIZED_OPS = (
 
 
 def measured(op: SizedOp, devices: Sequence[LabelledDevice]) -> dict[str, Any]:
-    """As JSON holds it: times at each size, speed-ups over the first device, and where they cross 1."""
+    """JSON values: times at each size, speed-ups over the first device, and where they cross 1."""
     rows = [row(op, n, devices) for n in op.ladder]
     return {"op": op.op, "what": op.what, "rows": rows, "crossover": crossovers(rows, "n")}
 
@@ -133,7 +133,7 @@ def _with_copies(device: str, staged: Staged, inputs: Sequence[np.ndarray]) -> W
 
 
 def compared(times: Mapping[str, Timing], first: str) -> dict[str, Any]:
-    """As JSON holds it: the times, and the speed-up of each over `first` with its 95% interval."""
+    """JSON values: the times, and the speed-up of each over `first` with its 95% interval."""
     speedups = {}
     for label, timing in times.items():
         if label != first:
@@ -144,7 +144,7 @@ def compared(times: Mapping[str, Timing], first: str) -> dict[str, Any]:
 
 
 def crossovers(rows: Sequence[Mapping[str, Any]], size: str) -> dict[str, Any]:
-    """By label, the crossover of its speed-ups over the key `size` of the rows. "says" is it in words."""
+    """The crossover of each label's speed-ups, in numbers and in words ("says"); `size` is the key of a row's size."""
     labels = dict.fromkeys(label for each in rows for label in each["speedups"] if label != naive.LABEL)
     found: dict[str, Crossover] = {}
     for label in labels:

@@ -23,7 +23,7 @@ Progress = Callable[[str], object]
 def of_configs(
     names: Sequence[str], overrides: Sequence[str], devices: Sequence[str], progress: Progress
 ) -> dict[str, Any]:
-    """The result for configs, as JSON holds it; `progress` is called with lines for the user.
+    """The result for configs, as JSON values; `progress` is called with lines for the user.
 
     Raises:
         ConfigError, DataError: a config is wrong. All are checked before the first is measured.
@@ -37,7 +37,7 @@ def of_configs(
 
 
 def of_operations(ops: Sequence[SizedOp], whole: bool, devices: Sequence[str], progress: Progress) -> dict[str, Any]:
-    """The result for operations, as JSON holds it; if `whole`, also for networks of varying width and depth, and for
+    """The result for operations, as JSON values; if `whole`, also for networks of varying width and depth, and for
     launch shapes and kernel candidates of a GPU."""
     rows = []
     for op in ops:

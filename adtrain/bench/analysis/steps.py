@@ -53,7 +53,7 @@ def step(
 
 
 def over_batches(name: str, overrides: Sequence[str], devices: Sequence[LabelledDevice]) -> dict[str, Any]:
-    """The step of a config at the sizes BATCHES that the data set has images for."""
+    """The step of a config at each batch size in BATCHES, up to the number of images."""
     experiment = training.prepare(config.load(name, overrides))
     sizes = [size for size in BATCHES if size <= len(experiment.train)]
     changes = [(size, [*overrides, f"data.batch_size={size}"]) for size in sizes]

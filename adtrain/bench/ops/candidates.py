@@ -19,7 +19,7 @@ from adtrain.core.staging import stage
 
 
 def result(benches: Sequence[Bench], sizes: Sequence[int] | None, progress: Callable[[str], object]) -> dict[str, Any]:
-    """The result of `adtrain bench --candidates`, as JSON holds it; see `measured`."""
+    """The result of `adtrain bench --candidates`, as JSON values; see `measured`."""
     rows = measured(benches, sizes, progress)
     return {"kind": "candidates", "protocol": protocol("gpu"), "candidates": rows}
 
@@ -49,7 +49,7 @@ def of_equations(equations: Sequence[Equation], progress: Callable[[str], object
     tuner = cast(Any, backend("gpu")).tuner
     problems = list(tuning_problems(tuner.lowering, equations))
     if not problems:
-        raise AdtrainError("--candidates: there is one kernel for each of these operations")
+        raise AdtrainError("--candidates: each of these operations has only one kernel")
     progress(f"bench: measuring the candidates of {len(problems)} problems")
     rows = []
     for problem, times in tuner.times(problems, measure=True):

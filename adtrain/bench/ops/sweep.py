@@ -24,7 +24,7 @@ from adtrain.core.staging import stage
 from adtrain.passes import fuse, merge_common_subexpressions, remove_dead_code, simplify_reshapes
 
 PASSES = (simplify_reshapes, merge_common_subexpressions, remove_dead_code, fuse)
-"""Those of a training step without `fold_constants`: here the residuals of a gradient are constants."""
+"""The passes of a training step without `fold_constants`, because a gradient's residuals are constants here."""
 
 DTYPES = ("float32", "float64", "uint8", "int32", "int64")
 
@@ -46,7 +46,7 @@ class BenchRow(NamedTuple):
     kernels: Sequence[KernelRun]
 
     def record(self, peak: Roofline) -> dict[str, Any]:
-        """As JSON holds it: FLOPs and bytes of one run, rates, and the share of the device's roofline."""
+        """JSON values: FLOPs and bytes of one run, rates, and the share of the device's roofline."""
         ms = self.timing.median_ms
         return {
             **{name: getattr(self, name) for name in ("op", "variant", "n", "size", "phase", "dtype")},
@@ -69,13 +69,13 @@ def result(
     progress: Callable[[str], object],
     track: Callable[[Sequence[tuple[Bench, int]]], Iterable[tuple[Bench, int]]],
 ) -> dict[str, Any]:
-    """The result of `adtrain bench`, as JSON holds it.
+    """The result of `adtrain bench`, as JSON values.
 
     Args:
         sizes: by default those of each bench's ladder.
         strict: whether it is an error if an operation does not take `dtype`; otherwise the operation is left out.
         progress: called with lines for the user.
-        track: shows how far the iteration over its argument is.
+        track: wraps the problems in a progress bar.
 
     Raises:
         DTypeError: `strict`, and an operation does not take `dtype`.
@@ -151,7 +151,7 @@ def sample(each: Bench, n: int, dtype: str = "float32", device: str = "cpu") -> 
 
 def phases(each: Bench, inputs: Sequence[Value]) -> dict[str, tuple[Callable[..., Value], Sequence[Value]]]:
     """Phases to time, each as a function and its arguments: "forward", and "backward NAME" for the gradient of each
-    floating-point input from a random cotangent. The residuals of gradients are computed here, outside of the time."""
+    floating-point input from a random cotangent. The residuals of gradients are computed here, before timing."""
 
     def forward(*args: Value) -> Any:
         out = each.f(*args)

@@ -21,7 +21,7 @@ MAX_NAMES = 14
 
 
 class Dot(NamedTuple):
-    """A point for work of `ms` milliseconds. `name` is drawn beside it if there is room."""
+    """A point for work of `ms` milliseconds. `name` is drawn next to it if there is room."""
 
     name: str
     tooltip: str

@@ -1,1 +1,1 @@
-"""PyTorch, JAX and plain NumPy at the same work, each in a process of its own: results are compared before times."""
+"""Runs the same work in PyTorch, JAX and plain NumPy, each in its own process, and compares results, then times."""

@@ -60,7 +60,7 @@ class Comparison(NamedTuple):
         return {name: ratio(self.times[name], self.times[ADTRAIN]) for name in peers}
 
     def record(self) -> dict[str, Any]:
-        """As JSON holds it. `ratios` have no unit: median, 95% confidence interval, 20th and 80th percentile."""
+        """JSON values. `ratios` have no unit: median, 95% confidence interval, 20th and 80th percentile."""
         return {
             "times": {name: timing.record() for name, timing in self.times.items()},
             "ratios": {name: _ratio_record(timing) for name, timing in self.ratios.items()},
@@ -75,7 +75,7 @@ class Comparison(NamedTuple):
 def compare_steps(
     workers: Mapping[str, WorkerProcess], name: str, overrides: Sequence[str], precision: str
 ) -> Comparison:
-    """The training step of a config. The first losses must be adtrain's; see `steps`.
+    """The training step of a config. The first losses must equal adtrain's; see `steps`.
 
     Raises:
         WorkerFailed: adtrain itself cannot run it.
@@ -89,7 +89,7 @@ def compare_steps(
 
 
 def compare_operation(workers: Mapping[str, WorkerProcess], case: OpCase, phase: str) -> Comparison:
-    """An operation. Its result must be near that in float64; see `operations`.
+    """An operation. Its result must be close to the float64 result; see `operations`.
 
     Raises:
         WorkerFailed: adtrain itself cannot run it.
@@ -109,7 +109,7 @@ def _above(tolerance: float, errors: Mapping[str, float]) -> list[str]:
 def _set_up(
     workers: Mapping[str, WorkerProcess], request: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
-    """Answers to the request, which all workers get at once; and the reasons of those skipped and failed."""
+    """Send the request to all workers. Returns the answers, and why systems were skipped or failed."""
     answers, skipped, failed = {}, {}, {}
     for worker in workers.values():
         worker.send(**request)

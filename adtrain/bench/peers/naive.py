@@ -1,4 +1,4 @@
-"""Matrix products and convolutions by naive loops in C, in place of those of the plain NumPy step."""
+"""Naive C loops that replace the matrix products and convolutions of the plain NumPy step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Sizes = tuple[int, int]
 def product(a: Any, b: Any) -> Any:
     """a @ b in float32. A transposed view is passed as its base with a flag, without a copy."""
     transposed = [x.flags.f_contiguous and not x.flags.c_contiguous for x in (a, b)]
-    return naive.matmul(*(x.T if turned else x for x, turned in zip((a, b), transposed, strict=True)), *transposed)
+    return naive.matmul(*(x.T if flag else x for x, flag in zip((a, b), transposed, strict=True)), *transposed)
 
 
 def convolved(x: Any, weight: Any, stride: Sizes, padding: Sizes) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:

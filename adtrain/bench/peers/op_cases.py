@@ -13,6 +13,7 @@ import numpy as np
 
 from adtrain.cases import Sampler, integers, normal
 from adtrain.core.precision import FULL, PRECISIONS
+from adtrain.nn.fields import size_text
 
 REPEATS = 10
 """Runs of an operation in one call."""
@@ -27,7 +28,7 @@ class OpRunner(NamedTuple):
     """A system's operation.
 
     Attributes:
-        run: makes so many calls of REPEATS runs each, waits for the device, and returns one element of the result.
+        run: makes the given number of calls of REPEATS runs, waits for the device, returns one element of the result.
         results: the arrays that one run returns: the output, or the gradients of the floating-point inputs. In phase
             "backward" it takes another cotangent as an optional argument.
     """
@@ -152,7 +153,7 @@ def _convolutions(device: str, precision: str = FULL) -> Iterator[OpCase]:
         count, channels, height, width = images
         grown = 2 * padding - kernel + 1
         inputs = normal(*images), normal(out, channels, kernel, kernel)
-        size = _named(f"{_by(images)} to {out}, {kernel}x{kernel}", precision)
+        size = _named(f"{size_text(images)} to {out}, {kernel}x{kernel}", precision)
         output = (count, out, height + grown, width + grown)
         yield OpCase("conv2d", size, inputs, output, {"padding": padding}, (0,), precision)
 
@@ -186,12 +187,8 @@ def _rows(rows: int, columns: int) -> Iterator[OpCase]:
 def _pools(count: int, length: int) -> Iterator[OpCase]:
     images, pooled = (count, 64, length, length), (count, 64, length // 2, length // 2)
     for op in ("max_pool2d", "avg_pool2d"):
-        yield OpCase(op, f"{_by(images)} 2x2", (normal(*images),), pooled, {"kernel_size": 2}, (0,))
+        yield OpCase(op, f"{size_text(images)} 2x2", (normal(*images),), pooled, {"kernel_size": 2}, (0,))
 
 
 def _named(size: str, precision: str) -> str:
     return size if precision == FULL else f"{size} {precision}"
-
-
-def _by(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))

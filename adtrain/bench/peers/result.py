@@ -21,7 +21,7 @@ Progress = Callable[[str], object]
 def of_configs(
     names: Sequence[str], overrides: Sequence[str], device: str, choice: Choice, autotune: str, progress: Progress
 ) -> dict[str, Any]:
-    """The result for the training step of each config, as JSON holds it; `progress` is called with lines for the user.
+    """The result for the training step of each config, as JSON values; `progress` is called with lines for the user.
 
     Raises:
         ConfigError, DataError: a config is wrong. All are checked before any process is started.
@@ -48,7 +48,7 @@ def of_configs(
 def of_operations(
     cases: Sequence[OpCase], device: str, choice: Choice, autotune: str, progress: Progress
 ) -> dict[str, Any]:
-    """The result for single operations, as JSON holds it. Raises WorkerFailed if adtrain itself fails."""
+    """The result for single operations, as JSON values. Raises WorkerFailed if adtrain itself fails."""
     rows = []
     with _workers(device, choice, autotune) as workers:
         for i, case in enumerate(cases, 1):

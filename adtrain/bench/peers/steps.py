@@ -1,4 +1,4 @@
-"""The training step of an experiment as each system takes it.
+"""The training step of an experiment, the same work in each system.
 
 All systems start from the same weights and use the same batches. A step gathers its batch from the uint8 images in the
 device's memory, normalises it, and runs forward pass, loss, backward pass, clipping and an update at a constant rate.
@@ -35,7 +35,7 @@ class Runner(NamedTuple):
 
     Attributes:
         losses: makes one call, and returns the loss of each of its steps.
-        run: makes so many calls, waits for the device, and returns the loss of the last step.
+        run: makes the given number of calls, waits for the device, and returns the loss of the last step.
     """
 
     losses: Callable[[], Sequence[float]]

@@ -22,9 +22,9 @@ class System(NamedTuple):
         name: package and form; unique.
         package: what must be installed.
         devices: where it runs.
-        steps: module beside this one whose `runner(job, form)` takes training steps.
-        operations: module beside this one whose `operation(case, phase, device, form)` runs a single operation; None
-            where the form is for whole steps.
+        steps: module in this package whose `runner(job, form)` takes training steps.
+        operations: module in this package whose `operation(case, phase, device, form)` runs a single operation; None
+            if the form runs whole steps only.
     """
 
     name: str
@@ -38,13 +38,13 @@ class System(NamedTuple):
         return self.name.partition("-")[2]
 
     def obstacle(self, device: str, operations: bool) -> str | None:
-        """Why it cannot run steps, or `operations`, on the device; None where it can."""
+        """Why it cannot run steps, or single operations if `operations`, on the device; None if it can."""
         if device not in self.devices:
             return f"runs on {' and '.join(self.devices)} only"
         if find_spec(self.package) is None:
             return f"{self.package} is not installed (pip install {self.package})"
         if operations and self.operations is None:
-            return "is for whole steps"
+            return "runs whole steps only"
         return None
 
 
@@ -74,7 +74,7 @@ class Choice(NamedTuple):
 
 
 def chosen(names: Sequence[str], device: str, operations: bool) -> Choice:
-    """The peers that `names` stand for: of a package, all its forms; of a form, that form.
+    """The peers with these names. The name of a package selects all its forms.
 
     Raises:
         OptionError: no peer has the name.
@@ -83,11 +83,11 @@ def chosen(names: Sequence[str], device: str, operations: bool) -> Choice:
     for name in names:
         if name not in possible:
             raise OptionError(f"--against {name}: no such peer; {known(name, list(possible))}")
-    asked = [peer for peer in PEERS if peer.name in names or peer.package in names]
-    skipped = {peer.name: reason for peer in asked if (reason := peer.obstacle(device, operations))}
-    return Choice([peer for peer in asked if peer.name not in skipped], skipped)
+    selected = [peer for peer in PEERS if peer.name in names or peer.package in names]
+    skipped = {peer.name: reason for peer in selected if (reason := peer.obstacle(device, operations))}
+    return Choice([peer for peer in selected if peer.name not in skipped], skipped)
 
 
 def load(module: str) -> ModuleType:
-    """The module of that name beside this one. It is imported only when used, as it may need an optional package."""
+    """Import a module of this package. It is imported only when used, because it may need an optional package."""
     return import_module(f"adtrain.bench.peers.{module}")

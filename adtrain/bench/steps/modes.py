@@ -138,7 +138,7 @@ def operations(timers: Sequence[Sequence[OpTimer]], keys: Sequence[Key]) -> Timi
 
 
 def bench_batches(experiments: Mapping[int, Experiment], peak: Roofline, device: str = "cpu") -> dict[str, Any]:
-    """The fused step by batch size, in interleaved samples, as JSON holds it; planned memory in bytes."""
+    """The fused step by batch size, in interleaved samples, as JSON values; planned memory in bytes."""
     finish = backend(device).synchronize
     workloads = {str(n): continuation(e, e.initial_state(device), device) for n, e in experiments.items()}
     found = {}
@@ -156,7 +156,7 @@ def bench_batches(experiments: Mapping[int, Experiment], peak: Roofline, device:
 
 
 def record(bench: ModeBench, peak: Roofline, precision: str) -> dict[str, Any]:
-    """As JSON holds it: the step, its layers and its operations."""
+    """JSON values: the step, its layers and its operations."""
     whole, total = bench.step, bench.parts.median_ms
     keys = [key for key, each in bench.totals.items() if each.flops or each.bytes]  # without views, which do nothing
 

@@ -20,7 +20,7 @@ from adtrain.training.memory import planned_peak
 def result(
     path: str, overrides: Sequence[str], device: str, batch_sizes: Sequence[int], progress: Callable[[str], object]
 ) -> tuple[dict[str, Any], Callable[[], dict[str, Any]]]:
-    """The result as JSON holds it, and a function that runs one step in each mode and returns the timeline.
+    """The result as JSON values, and a function that runs one step in each mode and returns the timeline.
 
     Args:
         progress: called with a line for the user.

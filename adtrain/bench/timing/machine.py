@@ -21,7 +21,7 @@ BUSY = 0.2
 
 
 def describe_cpu() -> dict[str, Any]:
-    """Name, cores, memory and libraries of the CPU; None where the operating system does not say."""
+    """Name, cores, memory and libraries of the CPU; None where unknown."""
     return {
         "name": backend("cpu").device_name(),
         "cores": os.cpu_count(),
@@ -73,7 +73,7 @@ def _core_seconds() -> tuple[int, int] | None:
 
 
 def memory_bytes() -> int | None:
-    """Physical memory; None where `sysconf` does not say."""
+    """Physical memory; None if `sysconf` does not know it."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):

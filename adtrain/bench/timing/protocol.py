@@ -26,7 +26,7 @@ THREADING = ("OMP_", "GOMP_", "OPENBLAS_", "MKL_")
 def protocol(
     device: str, peak: Roofline | None = None, min_sample_ms: float = sampling.MIN_SAMPLE_MS
 ) -> dict[str, Any]:
-    """The protocol as JSON holds it; None for what is unknown. `load` is the number of cores that other work keeps busy
+    """The protocol as JSON values; None for what is unknown. `load` is the number of cores that other work keeps busy
     before timing.
 
     Args:

@@ -14,7 +14,7 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
     """The number of outliers, and warnings where times are noisy or the machine was busy."""
     records = list(timings(result))
     samples, beyond = sum(x["samples"] for x in records), sum(len(x["outliers"]) for x in records)
-    lines = [f"{beyond:,} of {samples:,} samples lie over 1.5 interquartile ranges beyond the quartiles; they count"]
+    lines = [f"{beyond:,} of {samples:,} samples are outliers (beyond 1.5 interquartile ranges); none is removed"]
     if noisy := sum(x["noisy"] for x in records):
         lines.append(
             f"noisy machine: {noisy} of {len(records)} times, marked ~, have an interval wider than {NOISY:.0%} of the "

@@ -68,7 +68,7 @@ def measured(device: str) -> Roofline:
 
 
 def known_or_measured(device: str, progress: Callable[[str], object]) -> Roofline:
-    """The stored roofline; where there is none, measure it, and tell `progress` so."""
+    """The stored roofline. If there is none, measure it, with a line to `progress`."""
     found = known(device)
     if found is None:
         progress(f"bench: measuring the peak rates of the {device}, a few seconds")

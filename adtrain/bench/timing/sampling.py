@@ -37,7 +37,7 @@ NOISY = 0.05
 
 
 class TimingRecord(TypedDict):
-    """A `Timing` as JSON holds it."""
+    """A `Timing` as JSON values."""
 
     median_ms: float
     low_ms: float
