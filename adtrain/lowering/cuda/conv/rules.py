@@ -19,8 +19,6 @@ from adtrain.lowering.cuda.conv.shifted import ShiftedConv
 from adtrain.lowering.cuda.conv.shifted_fp16x2 import Fp16x2Conv
 from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
 
-MIN_FP16X2_CHANNELS = 128
-"""Channels and filters of convolutions in fp16x2, at least; fewer gain too little over bf16x3."""
 MAX_SLOWDOWN = 2.0
 """An algorithm with more than this many times the cycles of implicit GEMM is no candidate."""
 
@@ -64,16 +62,12 @@ def rank_weight_grad(problem: ConvProblem, target: Target) -> Sequence[Algorithm
 
 
 def shifted_convs(problem: ConvProblem, target: Target, flipped: bool) -> list[Algorithm]:
-    """Shifted implicit GEMM with operands as bf16x3, and for many channels as fp16x2, where supported."""
+    """Shifted implicit GEMM with operands as bf16x3 and as fp16x2, where supported."""
     index = PaddedIndex(problem)
     if not index.supported(target):
         return []
     bf16x3, fp16x2 = ShiftedConv(index, target, flipped).best(), Fp16x2Conv(index, target, flipped)
-    return [*([bf16x3] if bf16x3 else []), *([fp16x2] if _many_channels(problem) and fp16x2.supported() else [])]
-
-
-def _many_channels(problem: ConvProblem) -> bool:
-    return min(problem.images[1], problem.outputs[1]) >= MIN_FP16X2_CHANNELS
+    return [*([bf16x3] if bf16x3 else []), *([fp16x2] if fp16x2.supported() else [])]
 
 
 def shifted_weight_grads(problem: ConvProblem, target: Target) -> list[Algorithm]:
@@ -82,7 +76,7 @@ def shifted_weight_grads(problem: ConvProblem, target: Target) -> list[Algorithm
     if not index.supported(target):
         return []
     bf16x3, fp16x2 = ShiftedWeightGrad(index, target).best(), Fp16x2WeightGrad(index, target)
-    return [*([bf16x3] if bf16x3 else []), *([fp16x2] if _many_channels(problem) and fp16x2.supported() else [])]
+    return [*([bf16x3] if bf16x3 else []), *([fp16x2] if fp16x2.supported() else [])]
 
 
 def _ranked(gemm: ImplicitGemm, others: Sequence[Algorithm]) -> Sequence[Algorithm]:
