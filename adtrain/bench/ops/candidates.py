@@ -46,13 +46,13 @@ def measured(
 
 def of_equations(equations: Sequence[Equation], progress: Callable[[str], object] = str) -> list[dict[str, Any]]:
     """As `measured`, for equations. "chosen" marks the tuner's choice, "rule" the choice without measurements."""
-    tuner = cast(Any, backend("gpu")).tuner
+    tuner: Tuner = cast(Any, backend("gpu")).tuner
     problems = list(tuning_problems(tuner.lowering, equations))
     if not problems:
         raise AdtrainError("--candidates: each of these operations has only one kernel")
     progress(f"bench: measuring the candidates of {len(problems)} problems")
     rows = []
-    for problem, times in tuner.times(problems, measure=True):
+    for problem, times in tuner.times(problems, measured=True):
         equation, rule = problem.equation, problem.labels[0]
         cost = equation.primitive.cost([v.type for v in equation.inputs], equation.params)
         chosen = rule if tuner.mode is Mode.OFF else fastest(problem.labels, times)
