@@ -211,11 +211,11 @@ def test_fp16x2_represents_what_nets_have(case: str) -> None:
 
 def test_emulated_thresholds_are_those_of_the_kernels() -> None:
     text = (asset_path("kernels") / "cuda" / "conv/fp16x2.cuh").read_text()
-    assert f"MIN_PRODUCTS = FP16_PARTS == 2 ? {MIN_PRODUCTS} : " in text
+    assert f"MIN_PRODUCTS = FP16_TERMS == 2 ? {MIN_PRODUCTS} : " in text
     assert f"MAX_CANCELLATION = {MAX_CANCELLATION};" in text
     assert f"MAX_EXPONENT = {MAX_EXPONENT};" in text
     assert f"MAX_SMALL = {MAX_SMALL};" in text
-    assert f"SMALL_ELEMENT_LOSS = FP16_PARTS == 2 ? {SMALL_ELEMENT_LOSS} : " in text
+    assert f"SMALL_ELEMENT_LOSS = FP16_TERMS == 2 ? {SMALL_ELEMENT_LOSS} : " in text
     assert f"constexpr float MIN_NORMAL = 0x1p{np.log2(MIN_NORMAL):.0f}f;" in text
     assert f"constexpr float MIN_SUBNORMAL = 0x1p{np.log2(MIN_SUBNORMAL):.0f}f;" in text
 

@@ -1,8 +1,7 @@
-// The operations of a generated kernel of one thread block, which computes small equations one after another.
+// The operations of a one-block kernel: one thread block computes small equations one after another.
 //
 // Each takes `t`, the index of this thread among THREADS. Independent equations get indices that are rotated by whole warps, so
-// that small ones run side by side. Lengths are compile-time constants; elements are accessed by functions that the generator
-// writes.
+// that small ones run in parallel. Lengths are compile-time constants. The generator writes the functions that access elements.
 #pragma once
 #include "common/cp_async.cuh"
 #include "common/collectives.cuh"
@@ -11,11 +10,10 @@ extern __shared__ __align__(16) unsigned char shared_bytes[];
 
 namespace in_block {
 
-// Reduces elements read(o, r), r = 0 ... COUNT - 1, to write(o, value) for each output o, by LANES neighbouring threads. All
+// LANES neighbouring threads reduce the elements read(o, r), r = 0 ... COUNT - 1, of an output o, and call write(o, value). All
 // threads of a warp call it together.
 template <typename Op, typename A, int THREADS, int OUTPUTS, int COUNT, int LANES, typename Read, typename Write>
-__device__ __forceinline__ void reduce_lanes(int t, Read read, Write write)
-{
+__device__ __forceinline__ void reduce_lanes(int t, Read read, Write write) {
     static_assert(LANES <= WARP && LANES <= COUNT, "every lane starts with an element");
     constexpr int AT_ONCE = THREADS / LANES;
     for (int first = 0; first < OUTPUTS; first += AT_ONCE) {
@@ -24,46 +22,39 @@ __device__ __forceinline__ void reduce_lanes(int t, Read read, Write write)
             continue; // no lane of this warp has an output
         const int from = o < OUTPUTS ? o : OUTPUTS - 1;
         A value = read(from, lane);
-#pragma unroll 4
-        for (int r = lane + LANES; r < COUNT; r += LANES)
-            value = Op::of(value, read(from, r));
+        #pragma unroll 4
+        for (int r = lane + LANES; r < COUNT; r += LANES) value = Op::of(value, read(from, r));
         value = over_lanes<Op, LANES>(value);
-        if (lane == 0 && o < OUTPUTS)
-            write(o, value);
+        if (lane == 0 && o < OUTPUTS) write(o, value);
     }
 }
 
-// The same for few outputs of many elements, or for outputs that are contiguous: each of SLICES groups of threads reduces
-// every SLICES-th element of WIDE neighbouring outputs to partial[slice * OUTPUTS + o].
+// The same for a small number of outputs, or for contiguous ones. Each of SLICES groups of threads reduces every SLICES-th
+// element of WIDE neighbouring outputs to partial[slice * OUTPUTS + o].
 template <typename Op, typename A, int THREADS, int OUTPUTS, int COUNT, int SLICES, int WIDE, typename Read>
-__device__ __forceinline__ void reduce_slices(int t, A *partial, Read read)
-{
+__device__ __forceinline__ void reduce_slices(int t, A *partial, Read read) {
     static_assert(SLICES <= COUNT, "every slice starts with an element");
     for (int i = t; i < OUTPUTS / WIDE * SLICES; i += THREADS) {
         const int o = i % (OUTPUTS / WIDE) * WIDE, slice = i / (OUTPUTS / WIDE);
         A value[WIDE];
         const auto first = read(o, slice);
-#pragma unroll
-        for (int k = 0; k < WIDE; k++)
-            value[k] = first.lane[k];
-#pragma unroll 8
+        #pragma unroll
+        for (int k = 0; k < WIDE; k++) value[k] = first.lane[k];
+        #pragma unroll 8
         for (int r = slice + SLICES; r < COUNT; r += SLICES) {
             const auto next = read(o, r);
-#pragma unroll
-            for (int k = 0; k < WIDE; k++)
-                value[k] = Op::of(value[k], (A)next.lane[k]);
+            #pragma unroll
+            for (int k = 0; k < WIDE; k++) value[k] = Op::of(value[k], (A)next.lane[k]);
         }
-#pragma unroll
-        for (int k = 0; k < WIDE; k++)
-            partial[slice * OUTPUTS + o + k] = value[k];
+        #pragma unroll
+        for (int k = 0; k < WIDE; k++) partial[slice * OUTPUTS + o + k] = value[k];
     }
 }
 
 // y = a b for a long K, b stored as [column][k]. LANES neighbouring threads share a sum; each loads up to eight vectors of both
 // operands before it multiplies.
 template <typename A, int THREADS, int ROWS, int COLUMNS, int K, int LANES, int WIDE>
-__device__ __forceinline__ void long_products(int t, const A *a, const A *b, A *y)
-{
+__device__ __forceinline__ void long_products(int t, const A *a, const A *b, A *y) {
     constexpr int OUTPUTS = ROWS * COLUMNS, VECTORS = (K / WIDE + LANES - 1) / LANES, AHEAD = VECTORS < 8 ? VECTORS : 8;
     for (int first = 0; first < OUTPUTS; first += THREADS / LANES) {
         const int o = first + t / LANES, from = o < OUTPUTS ? o : OUTPUTS - 1;
@@ -71,54 +62,47 @@ __device__ __forceinline__ void long_products(int t, const A *a, const A *b, A *
             continue; // no lane of this warp has an output
         const A *left = a + from / COLUMNS * K, *right = b + from % COLUMNS * K;
         A sum = 0;
-#pragma unroll 1
+        #pragma unroll 1
         for (int begin = 0; begin < VECTORS; begin += AHEAD) {
             Vector<A, WIDE> l[AHEAD] = {}, r[AHEAD] = {};
-#pragma unroll
+            #pragma unroll
             for (int i = 0; i < AHEAD; i++) {
                 const int k = ((begin + i) * LANES + t % LANES) * WIDE;
-                if (k < K)
-                    l[i] = load<A, WIDE>(left + k), r[i] = load<A, WIDE>(right + k);
+                if (k < K) l[i] = load<A, WIDE>(left + k), r[i] = load<A, WIDE>(right + k);
             }
-#pragma unroll
+            #pragma unroll
             for (int i = 0; i < AHEAD; i++)
-#pragma unroll
-                for (int h = 0; h < WIDE; h++)
-                    sum = fma(l[i].lane[h], r[i].lane[h], sum);
+                #pragma unroll
+                for (int h = 0; h < WIDE; h++) sum = fma(l[i].lane[h], r[i].lane[h], sum);
         }
         sum = over_lanes<Sum, LANES>(sum);
-        if (t % LANES == 0 && o < OUTPUTS)
-            y[o] = sum;
+        if (t % LANES == 0 && o < OUTPUTS) y[o] = sum;
     }
 }
 
 // y = a b for a short K. A thread keeps a column of b in registers and multiplies rows of a by it. The strides of b are STEP_K
 // along K and STEP along columns.
 template <typename A, int THREADS, int ROWS, int COLUMNS, int K, int STEP_K, int STEP>
-__device__ __forceinline__ void short_products(int t, const A *a, const A *b, A *y)
-{
+__device__ __forceinline__ void short_products(int t, const A *a, const A *b, A *y) {
     constexpr int GROUPS = THREADS < 2 * COLUMNS ? 1 : THREADS / COLUMNS < ROWS ? THREADS / COLUMNS : ROWS;
     for (int i = t; i < GROUPS * COLUMNS; i += THREADS) {
         const int column = i % COLUMNS;
         A mine[K];
-#pragma unroll
-        for (int k = 0; k < K; k++)
-            mine[k] = b[k * STEP_K + column * STEP];
-#pragma unroll 4
+        #pragma unroll
+        for (int k = 0; k < K; k++) mine[k] = b[k * STEP_K + column * STEP];
+        #pragma unroll 4
         for (int row = i / COLUMNS; row < ROWS; row += GROUPS) {
             A sum = 0;
-#pragma unroll
-            for (int k = 0; k < K; k++)
-                sum = fma(a[row * K + k], mine[k], sum);
+            #pragma unroll
+            for (int k = 0; k < K; k++) sum = fma(a[row * K + k], mine[k], sum);
             y[row * COLUMNS + column] = sum;
         }
     }
 }
 
-// Calls body(row, lane, live) for ROWS rows, each with LANES neighbouring threads. Threads beyond the last row get that row, with
+// Calls body(row, lane, live) for ROWS rows; LANES neighbouring threads share a row. Threads without a row get the last one, with
 // live = false.
-template <int THREADS, int ROWS, int LANES, typename Body> __device__ __forceinline__ void for_each_row(int t, Body body)
-{
+template <int THREADS, int ROWS, int LANES, typename Body> __device__ __forceinline__ void for_each_row(int t, Body body) {
     for (int first = 0; first < ROWS; first += THREADS / LANES) {
         if (first + t / WARP * WARP / LANES >= ROWS)
             continue; // no lane of this warp has a row
@@ -127,30 +111,28 @@ template <int THREADS, int ROWS, int LANES, typename Body> __device__ __forceinl
     }
 }
 
-// softmax or log_softmax of rows of LENGTH elements, INNER apart.
+// softmax or log_softmax of rows of LENGTH elements with stride INNER.
 template <bool LOGARITHM, int THREADS, int ROWS, int LENGTH, int INNER, int LANES, typename A>
-__device__ __forceinline__ void softmax(int t, const A *x, A *y)
-{
+__device__ __forceinline__ void softmax(int t, const A *x, A *y) {
     constexpr int ITEMS = (LENGTH + LANES - 1) / LANES;
     for_each_row<THREADS, ROWS, LANES>(t, [&](int row, int lane, bool live) {
         const int start = row / INNER * (LENGTH * INNER) + row % INNER;
         A mine[ITEMS], top = (A)-INFINITY, total = 0;
-#pragma unroll
+        #pragma unroll
         for (int k = 0; k < ITEMS; k++) {
             const int j = lane + k * LANES;
             mine[k] = j < LENGTH ? x[start + j * INNER] : (A)-INFINITY;
             top = Max::of(top, mine[k]);
         }
         top = over_lanes<Max, LANES>(top);
-#pragma unroll
+        #pragma unroll
         for (int k = 0; k < ITEMS; k++) {
             mine[k] = LOGARITHM ? mine[k] - top : (A)exp(mine[k] - top);
-            if (lane + k * LANES < LENGTH)
-                total += LOGARITHM ? (A)exp(mine[k]) : mine[k];
+            if (lane + k * LANES < LENGTH) total += LOGARITHM ? (A)exp(mine[k]) : mine[k];
         }
         total = over_lanes<Sum, LANES>(total);
         const A shift = LOGARITHM ? (A)log(total) : 1 / total;
-#pragma unroll
+        #pragma unroll
         for (int k = 0; k < ITEMS; k++)
             if (live && lane + k * LANES < LENGTH)
                 y[start + (lane + k * LANES) * INNER] = LOGARITHM ? mine[k] - shift : mine[k] * shift;
@@ -159,35 +141,29 @@ __device__ __forceinline__ void softmax(int t, const A *x, A *y)
 
 // The index of the first maximum of each row. NaN counts as the maximum, as in NumPy.
 template <int THREADS, int ROWS, int LENGTH, int INNER, int LANES, typename A>
-__device__ __forceinline__ void argmax(int t, const A *x, int64_t *y)
-{
+__device__ __forceinline__ void argmax(int t, const A *x, int64_t *y) {
     for_each_row<THREADS, ROWS, LANES>(t, [&](int row, int lane, bool live) {
         const int start = row / INNER * (LENGTH * INNER) + row % INNER;
         A best = x[start + lane * INNER];
         int at = lane;
-        const auto take = [&](A value, int place) {
+        const auto take = [&](A value, int position) {
             const bool larger = value > best || (value != value && best == best);
             const bool equal = value == best || (value != value && best != best);
-            if (larger || (equal && place < at))
-                best = value, at = place;
+            if (larger || (equal && position < at)) best = value, at = position;
         };
-        for (int j = lane + LANES; j < LENGTH; j += LANES)
-            take(x[start + j * INNER], j);
-#pragma unroll
+        for (int j = lane + LANES; j < LENGTH; j += LANES) take(x[start + j * INNER], j);
+        #pragma unroll
         for (int mask = LANES / 2; mask > 0; mask /= 2) {
             const A value = shuffle_xor(best, mask);
             take(value, shuffle_xor(at, mask));
         }
-        if (live && lane == 0)
-            y[row] = at;
+        if (live && lane == 0) y[row] = at;
     });
 }
 
-template <typename I> __device__ __forceinline__ bool valid(I index, int length, int *bad)
-{
+template <typename I> __device__ __forceinline__ bool valid(I index, int length, int *bad) {
     const bool found = (int64_t)index >= 0 && (int64_t)index < length;
-    if (!found)
-        *bad = 1;
+    if (!found) *bad = 1;
     return found;
 }
 

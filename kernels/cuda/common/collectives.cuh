@@ -1,5 +1,5 @@
-// Reductions over some lanes of a warp, a warp, or a block. The order of combination is fixed, so results are reproducible to
-// the bit.
+// Reductions over lanes of a warp, a whole warp, or a block. The order of the operations is fixed, so each run gives the same
+// bits.
 #pragma once
 #include "common/common.cuh"
 
@@ -11,16 +11,14 @@ template <typename A, typename B> constexpr bool is_same = false;
 template <typename A> constexpr bool is_same<A, A> = true;
 
 // The smallest value of the type.
-template <typename A> __device__ __forceinline__ A lowest()
-{
+template <typename A> __device__ __forceinline__ A lowest() {
     if constexpr (is_floating<A>)
         return -(A)INFINITY;
     else
         return (A)-1 < (A)0 ? (A)((uint64_t)1 << (8 * sizeof(A) - 1)) : (A)0;
 }
 
-template <typename A> __device__ __forceinline__ A highest()
-{
+template <typename A> __device__ __forceinline__ A highest() {
     if constexpr (is_floating<A>)
         return (A)INFINITY;
     else
@@ -34,8 +32,7 @@ struct Sum {
 
 // NaN if an argument is NaN, as in NumPy.
 struct Max {
-    template <typename A> static __device__ __forceinline__ A of(A a, A b)
-    {
+    template <typename A> static __device__ __forceinline__ A of(A a, A b) {
 #if __CUDA_ARCH__ >= 800
         if constexpr (is_same<A, float>) { // one instruction instead of three
             float c;
@@ -54,8 +51,7 @@ struct Min {
 };
 
 // The value of lane (own lane ^ mask).
-template <typename A> __device__ __forceinline__ A shuffle_xor(A value, int mask)
-{
+template <typename A> __device__ __forceinline__ A shuffle_xor(A value, int mask) {
     if constexpr (sizeof(A) < 4)
         return (A)__shfl_xor_sync(FULL_MASK, (int)value, mask);
     else
@@ -63,33 +59,27 @@ template <typename A> __device__ __forceinline__ A shuffle_xor(A value, int mask
 }
 
 // Reduces over COUNT neighbouring lanes (a power of two); each of them gets the result. All lanes of the warp must call it.
-template <typename Op, int COUNT, typename A> __device__ __forceinline__ A over_lanes(A value)
-{
-#pragma unroll
-    for (int mask = COUNT / 2; mask > 0; mask /= 2)
-        value = Op::of(value, shuffle_xor(value, mask));
+template <typename Op, int COUNT, typename A> __device__ __forceinline__ A over_lanes(A value) {
+    #pragma unroll
+    for (int mask = COUNT / 2; mask > 0; mask /= 2) value = Op::of(value, shuffle_xor(value, mask));
     return value;
 }
 
 // Reduces over all threads of the block; each gets the result. Consecutive calls need no barrier between them.
-template <typename Op, typename A> __device__ __forceinline__ A over_block(A value)
-{
+template <typename Op, typename A> __device__ __forceinline__ A over_block(A value) {
     __shared__ A of_warp[WARP];
     const int warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
     value = over_lanes<Op, WARP>(value);
     __syncthreads();
-    if (lane == 0)
-        of_warp[threadIdx.x / WARP] = value;
+    if (lane == 0) of_warp[threadIdx.x / WARP] = value;
     __syncthreads();
     A total = of_warp[0];
-    for (int i = 1; i < warps; i++)
-        total = Op::of(total, of_warp[i]);
+    for (int i = 1; i < warps; i++) total = Op::of(total, of_warp[i]);
     return total;
 }
 
 // Reduces over the threads of a row: COUNT neighbouring lanes, or all COUNT threads of the block.
-template <typename Op, int COUNT, typename A> __device__ __forceinline__ A over_team(A value)
-{
+template <typename Op, int COUNT, typename A> __device__ __forceinline__ A over_team(A value) {
     if constexpr (COUNT <= WARP)
         return over_lanes<Op, COUNT>(value);
     else
@@ -99,22 +89,18 @@ template <typename Op, int COUNT, typename A> __device__ __forceinline__ A over_
 // Copies min(count, ELEMENTS) contiguous elements by all COUNT threads of a block, between global and shared memory in either
 // direction: 16 bytes a thread, all loads in flight at once.
 template <int COUNT, int ELEMENTS, typename E>
-__device__ __forceinline__ void copy_by_block(const E *from, E *to, int64_t count)
-{
+__device__ __forceinline__ void copy_by_block(const E *from, E *to, int64_t count) {
     constexpr int WIDE = 16 / sizeof(E), WHOLE = ELEMENTS / WIDE, MINE = (WHOLE + COUNT - 1) / COUNT;
     static_assert(ELEMENTS % WIDE == 0, "whole vectors");
     if (count < ELEMENTS) {
-        for (int i = threadIdx.x; i < count; i += COUNT)
-            to[i] = from[i];
+        for (int i = threadIdx.x; i < count; i += COUNT) to[i] = from[i];
         return;
     }
     Vector<E, WIDE> held[MINE];
-#pragma unroll
+    #pragma unroll
     for (int k = 0; k < MINE; k++)
-        if (threadIdx.x + k * COUNT < WHOLE)
-            held[k] = load<E, WIDE>(from + (threadIdx.x + k * COUNT) * WIDE);
-#pragma unroll
+        if (threadIdx.x + k * COUNT < WHOLE) held[k] = load<E, WIDE>(from + (threadIdx.x + k * COUNT) * WIDE);
+    #pragma unroll
     for (int k = 0; k < MINE; k++)
-        if (threadIdx.x + k * COUNT < WHOLE)
-            store(to, (threadIdx.x + k * COUNT) * WIDE, held[k]);
+        if (threadIdx.x + k * COUNT < WHOLE) store(to, (threadIdx.x + k * COUNT) * WIDE, held[k]);
 }

@@ -1,5 +1,5 @@
-// Included by all kernels. NVRTC compiles each source for certain element types, its T and U. A kernel is an extern "C"
-// function; CudaLaunch in core/kernel.py describes its arguments.
+// All kernels include this file. NVRTC compiles a source for element types T and U. A kernel is an extern "C" function;
+// CudaLaunch in core/kernel.py describes its arguments.
 #pragma once
 
 // NVRTC has no <stdint.h>.
@@ -28,23 +28,21 @@ typedef unsigned long long uintptr_t;
 __device__ __forceinline__ int64_t grid_index() { return (int64_t)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ int64_t grid_size() { return (int64_t)gridDim.x * blockDim.x; }
 
-// The first statement of every kernel (programmatic dependent launch, CUDA C++ Programming Guide). After it, everything that
-// earlier kernels have written is visible, and the next kernel may start and run up to its own wait. So a kernel's launch
-// overlaps the end of its predecessor.
+// The first statement of every kernel (programmatic dependent launch, CUDA C++ Programming Guide). After it, all writes of
+// earlier kernels are visible, and the next kernel may start and run up to its own wait. So a kernel's launch overlaps the end
+// of its predecessor.
 //
-// A kernel starts only after all blocks of its predecessor have passed this wait, so everything before the predecessor is
-// complete and visible. A later launch of one candidate may read that before it waits.
-__device__ __forceinline__ void wait_for_inputs()
-{
+// A kernel starts only after all blocks of its predecessor have passed this wait. So the kernels before the predecessor are
+// complete, and their writes are visible. A later launch of one candidate may read these before its wait.
+__device__ __forceinline__ void wait_for_inputs() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
-// Prefetches elements to L2, on Hopper and later: up to four by their sector, more by a bulk prefetch.
-template <typename E> __device__ __forceinline__ void prefetch_l2(const E *from, int count)
-{
+// Prefetches `count` elements to L2, on Hopper and later: the sector of up to four elements, or a bulk prefetch of more.
+template <typename E> __device__ __forceinline__ void prefetch_l2(const E *from, int count) {
 #if __CUDA_ARCH__ >= 900
     const uintptr_t begin = (uintptr_t)from / 16 * 16, end = ((uintptr_t)(from + count) + 15) / 16 * 16;
     if (count <= 4)
@@ -54,17 +52,15 @@ template <typename E> __device__ __forceinline__ void prefetch_l2(const E *from,
 #endif
 }
 
-// Several elements that one instruction loads or stores.
+// N elements that one instruction loads or stores.
 template <typename E, int N> struct __align__(sizeof(E) * N) Vector {
     E lane[N];
 };
 
-template <typename E, int N> __device__ __forceinline__ Vector<E, N> load(const E *from)
-{
+template <typename E, int N> __device__ __forceinline__ Vector<E, N> load(const E *from) {
     return *reinterpret_cast<const Vector<E, N> *>(from);
 }
 
-template <typename E, int N> __device__ __forceinline__ void store(E *to, int64_t i, const Vector<E, N> &v)
-{
+template <typename E, int N> __device__ __forceinline__ void store(E *to, int64_t i, const Vector<E, N> &v) {
     *reinterpret_cast<Vector<E, N> *>(to + i) = v;
 }

@@ -2,13 +2,13 @@
 #pragma once
 #include "common/common.cuh"
 
-// Copies `BYTES` (4, 8 or 16) to shared memory, or writes zeros unless `take`. CACHED: 16-byte copies allocate in L1, for
-// data that other blocks of the multiprocessor read too; smaller ones always do.
+// Copies BYTES (4, 8 or 16) to shared memory if `take`, else writes zeros. CACHED: a 16-byte copy allocates in L1, for data
+// that other blocks of the multiprocessor read too. Smaller copies always do.
 template <int BYTES, bool CACHED = false, typename E>
 __device__ __forceinline__ void cp_async(E *to, const E *from, bool take) {
 #if __CUDA_ARCH__ >= 800
     const unsigned target = (unsigned)__cvta_generic_to_shared(to);
-    const int bytes = take ? BYTES : 0; // the rest is filled with zeros
+    const int bytes = take ? BYTES : 0; // the instruction fills up with zeros
     if (BYTES == 16 && !CACHED)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(from), "r"(bytes));
     else

@@ -1,14 +1,16 @@
 // The epilogue of a matrix product: what is done with its elements before they are stored.
 //
-// A fused equation puts text before the file that defines EPILOGUE and a struct Epilogue. The struct holds pointers only,
-// further inputs before outputs, so as a kernel parameter it is laid out like that many pointers.
+// For a fused equation the generator puts text before the file. It defines EPILOGUE and a struct Epilogue, which holds only
+// pointers: the auxiliary inputs, then the outputs. As a kernel parameter it has the layout of as many pointers.
 //
-// The call operator gets elements (item, row, column) to (item, row, column + WIDE - 1) of C. item: the matrix of the batch;
-// index: of the first element in memory. It is load_aux() and write() in one: load_aux() loads the auxiliary inputs, which do
-// not depend on the product. prefetch() prefetches to L2 the auxiliary inputs with C's shape, for `count` contiguous
-// elements. An epilogue that pools gets the elements of a window, row by row, and index is that of its maximum.
+// The call operator gets elements (item, row, column) to (item, row, column + WIDE - 1) of C. item: the matrix of the batch.
+// index: the first element's index in memory. The operator calls load_aux(), which loads the auxiliary inputs and does not
+// depend on the product, and write(). prefetch() prefetches to L2 `count` contiguous elements of the auxiliary inputs of C's
+// shape. A pooling epilogue gets the elements of a window, row by row, and the index of its maximum.
 #pragma once
 #include "common/common.cuh"
+
+__device__ __forceinline__ bool finite(T x) { return fabs(x) < (T)INFINITY; }
 
 // Stores the elements.
 struct Store {

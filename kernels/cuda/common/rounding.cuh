@@ -1,8 +1,8 @@
-// float32 rounded to fewer bits of mantissa, for operands in tf32 and bfloat16: `ops/rounding.py` on the GPU.
+// Rounds float32 operands to the mantissa of tf32 or bfloat16, as `ops/rounding.py` does on the CPU.
 #pragma once
 #include "common/common.cuh"
 
-// Bits of mantissa that operands keep. Rounding is to nearest, ties to even; 23 keeps all.
+// Mantissa bits of an operand; 23 for no rounding. Rounding is to nearest, ties to even.
 #ifndef MANTISSA
 #define MANTISSA 23
 #endif

@@ -1,8 +1,8 @@
 // y = x * w by direct convolution: images (N, C, H, W), weights (O, C / groups, KH, KW), output (N, O, OH, OW). Read
-// conv/direct.cuh first. FLIPPED: the weights are (C, O / groups, KH, KW) with their elements in reverse order; the
-// gradient by the images of a stride-1 convolution is such a convolution of the outputs' gradient.
+// conv/direct.cuh first. FLIPPED: the weights are (C, O / groups, KH, KW), with their taps in reverse order. The input
+// gradient of a stride-1 convolution is such a convolution of the output gradient.
 //
-// A thread has the sums of FILTERS filters for WIDE_C neighbouring outputs; shared memory holds the block's weights.
+// A thread sums FILTERS filters for WIDE_C neighbouring outputs; shared memory holds the block's weights.
 #include "conv/direct.cuh"
 
 constexpr int THREADS = 128, ELEMENTS = GROUP_CHANNELS * TAPS;
@@ -40,8 +40,7 @@ __device__ __forceinline__ void multiply(
 }
 
 KERNEL __launch_bounds__(THREADS, 4) conv_direct(const T *__restrict__ x, const T *__restrict__ w,
-    const Epilogue epilogue,
-    int64_t batch) {
+    const Epilogue epilogue, int64_t batch) {
     wait_for_inputs();
     __align__(16) __shared__ T weights[ELEMENTS][WEIGHT_ROW];
     const int group = blockIdx.y / FILTER_BLOCKS, first = blockIdx.y % FILTER_BLOCKS * FILTERS;
@@ -49,8 +48,8 @@ KERNEL __launch_bounds__(THREADS, 4) conv_direct(const T *__restrict__ x, const 
     const int count = batch * AREA;
     for (int output = (blockIdx.x * THREADS + threadIdx.x) * WIDE_C; output < count;
          output += gridDim.x * THREADS * WIDE_C) {
-        const int image = output / AREA, place = output % AREA;
-        const Corner corner(place);
+        const int image = output / AREA, pixel = output % AREA;
+        const Corner corner(pixel);
         const T *window = x + (image * IN_CHANNELS + group * GROUP_CHANNELS) * IN_AREA + corner.at();
         T sums[FILTERS][WIDE_C] = {};
         asm volatile("" ::: "memory"); // keeps the compiler from holding all weights in registers between outputs
@@ -65,11 +64,11 @@ KERNEL __launch_bounds__(THREADS, 4) conv_direct(const T *__restrict__ x, const 
         }
         const auto row = [&](int f) { return group * GROUP_FILTERS + first + f; };
         const auto real = [&](int f) { return GROUP_FILTERS % FILTERS == 0 || first + f < GROUP_FILTERS; };
-        const auto index = [&](int f) { return (int64_t)(image * OUT_CHANNELS + row(f)) * AREA + place; };
+        const auto index = [&](int f) { return (int64_t)(image * OUT_CHANNELS + row(f)) * AREA + pixel; };
         Epilogue::Aux<WIDE_C> aux[FILTERS];
         #pragma unroll
         for (int f = 0; f < FILTERS; f++)
-            if (real(f)) aux[f] = epilogue.load_aux<WIDE_C>(image, row(f), place, index(f));
+            if (real(f)) aux[f] = epilogue.load_aux<WIDE_C>(image, row(f), pixel, index(f));
         #pragma unroll
         for (int f = 0; f < FILTERS; f++)
             if (real(f)) epilogue.write(aux[f], index(f), sums[f]);

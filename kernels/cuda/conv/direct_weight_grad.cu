@@ -1,9 +1,9 @@
 // Weight gradient and, with BIAS, bias gradient of a direct convolution: images x (N, C, H, W) and gradients g (N, O,
 // OH, OW) to (O, C / groups, KH, KW) and (O). Read conv/direct.cuh first.
 //
-// A warp has the sums of FILTERS filters with one channel, for all taps, over one split of the outputs. A lane loads g
-// of WIDE_C neighbouring outputs for each filter through slots in shared memory, STAGES steps ahead, and their windows
-// once for all filters. In the end lanes are added in pairs, and then splits in order.
+// A warp sums FILTERS filters with one channel, for all taps, over one split of the outputs. A lane loads g of WIDE_C
+// neighbouring outputs for each filter through slots in shared memory, STAGES steps ahead. It loads their windows once for
+// all filters. Finally lanes are added in pairs, and then splits in order.
 #include "common/cp_async.cuh"
 #include "conv/direct.cuh"
 #include "common/collectives.cuh"
@@ -12,7 +12,7 @@ constexpr int THREADS = 256, STAGES = 3, STEP = WARP * WIDE_C; // outputs of a w
 constexpr int WARPS_PER_STEP = IN_CHANNELS * FILTER_BLOCKS; // warps that load the same outputs
 constexpr int SUMS = FILTERS * (TAPS + BIAS), WEIGHTS = OUT_CHANNELS * GROUP_CHANNELS * TAPS;
 
-// Sums over the 32 lanes of a warp of 32 numbers, by pairs of lanes 16, 8, 4, 2, 1 apart: lane i gets number first + i.
+// Sums 32 numbers over the lanes of a warp, by pairs of lanes 16, 8, 4, 2, 1 apart. Lane i gets the sum of number first + i.
 __device__ __forceinline__ T total_of_lane(const T (&sums)[SUMS], int first) {
     T held[WARP];
     #pragma unroll
@@ -23,7 +23,7 @@ __device__ __forceinline__ T total_of_lane(const T (&sums)[SUMS], int first) {
         #pragma unroll
         for (int i = 0; i < WARP / 2; i++) {
             if (i >= half) continue;
-            const T low = held[i], high = held[i + half]; // with a computed index they would be in local memory
+            const T low = held[i], high = held[i + half]; // a computed index would move them to local memory
             held[i] = (upper ? high : low) + shuffle_xor(upper ? low : high, half);
         }
     }
@@ -64,7 +64,7 @@ KERNEL __launch_bounds__(THREADS, 2) weight_grad_direct(const T *__restrict__ x,
     T sums[SUMS] = {}; // of each filter: its taps, then the bias
     for (int step = begin; step < end; step++) {
         cp_async_wait_group<STAGES - 2>();
-        prefetch(step + STAGES - 1); // into the slots of the step before
+        prefetch(step + STAGES - 1); // into the slots of the previous step
         const int output = step * STEP + lane * WIDE_C, image = output / AREA;
         const Corner corner(output % AREA);
         const T *window = images + image * (IN_CHANNELS * IN_AREA) + corner.at();

@@ -1,10 +1,11 @@
-// fp16x2: a float32, scaled by a power of two, as two float16 numbers high + low / 2^11; three products make up one of
-// float32. Each image and each filter has its own scale, which takes its largest element to [2^14, 2^15). Operands that
-// are rounded to at most 10 bits of mantissa need only high, and one product (FP16_PARTS).
+// fp16x2: a scaled float32 as two float16 terms, high + low / 2^11. Three products of terms add up to a float32 product.
+// Each image and each filter has its own scale, a power of two: its largest scaled element is in [2^14, 2^15). Operands
+// that are rounded to at most 10 bits of mantissa need only high, and one product (FP16_TERMS).
 //
-// A normal float16 keeps at least 22 bits, or all of a rounded operand. A product of normal numbers is at most 2^-20.4
-// off, 2^-23.8 in root mean square. A filter is represented if all its elements are 0 or normal. An image may have up
-// to MAX_SMALL smaller ones; sums that are small beside what these may lose fall back.
+// Two terms keep at least 22 bits if high is normal; one keeps all bits of a rounded operand. The error of a product of
+// such numbers is at most 2^-20.4 of it, 2^-23.8 in root mean square. A filter is representable if all elements are 0 or
+// normal. An image may have up to MAX_SMALL subnormal elements; a sum falls back if it is not much larger than their
+// possible error.
 #pragma once
 #include "common/collectives.cuh"
 #include "conv/shifted.cuh"
@@ -14,35 +15,34 @@
 #ifndef STATISTICS_BYTES
 #define STATISTICS_BYTES 16
 #endif
-constexpr int FP16_PARTS = MANTISSA > 10 ? 2 : 1;
-constexpr float LOW = 0x1p-11f; // the value of a 1 in low
-// Thresholds of the fallback: effective products of a sum, at least (Statistics::share); and how many times the mean
-// square of the sums may be below the sum of their products' mean squares. Rounded operands lose no bits that would
-// show there.
-constexpr float MIN_PRODUCTS = FP16_PARTS == 2 ? 8 : 0x1p-64f, MAX_CANCELLATION = 8;
+constexpr int FP16_TERMS = MANTISSA > 10 ? 2 : 1;
+constexpr float LOW = 0x1p-11f; // the unit of low terms
+// Thresholds of the fallback: the minimum of effective products of a sum (Statistics::share), and the maximum ratio of the
+// sum of the products' mean squares to the mean square of the sums. Rounded operands lose no bits, so cancellation is exact.
+constexpr float MIN_PRODUCTS = FP16_TERMS == 2 ? 8 : 0x1p-64f, MAX_CANCELLATION = 8;
 
-// Of an image or a filter.
+// Statistics of an image or a filter.
 struct alignas(16) Statistics {
     float scale, inverse_scale; // a power of two
-    // The participation ratio (sum |x|)^2 / sum x^2, the effective number of non-zeros: of an image relative to its
-    // elements; 0 where fp16x2 does not represent it.
+    // The participation ratio (sum |x|)^2 / sum x^2: the effective number of non-zeros. For an image, divided by its number
+    // of elements. 0 if it is not representable.
     float share;
     float squares; // sum of the squares of the scaled elements
 };
 
-static_assert(sizeof(Statistics) == STATISTICS_BYTES, "as the rule counts scratch");
+static_assert(sizeof(Statistics) == STATISTICS_BYTES, "as shifted_fp16x2.py says");
 
 constexpr int MAX_EXPONENT = 14; // the largest element is scaled to 2^MAX_EXPONENT
 constexpr int MIN_SCALE_EXPONENT = -16, MAX_SCALE_EXPONENT = 89;
 constexpr float MIN_NORMAL = 0x1p-14f;    // of float16
 constexpr float MIN_SUBNORMAL = 0x1p-24f; // of float16
-constexpr int MAX_SMALL = 16;           // elements of an image between these two, at most
+constexpr int MAX_SMALL = 16;           // maximum of elements of an image between these two
 constexpr int NOT_REPRESENTABLE = -1;
 
-// How large a non-zero sum of scaled products must be for each small element that it may contain. fp16x2 holds such an
-// element to 2^-36 and drops as much with low x low: times the largest scaled number, 2^15, this is 2^-20, 2^-24 of the
-// sum. A single float16 holds it to 2^-25, 2^-11 of the sum.
-constexpr float SMALL_ELEMENT_LOSS = FP16_PARTS == 2 ? 16 : 2;
+// The minimum of a non-zero sum of scaled products, for each small element that it may contain. The error of such an
+// element in fp16x2 is 2^-36, and omitting low x low adds as much. Multiplied by the largest scaled number, 2^15, this is
+// 2^-20, or 2^-24 of the sum. The error in a single float16 is 2^-25, or 2^-11 of the sum.
+constexpr float SMALL_ELEMENT_LOSS = FP16_TERMS == 2 ? 16 : 2;
 
 // Whether a non-zero sum is below `limit`.
 template <int COUNT> __device__ __forceinline__ bool any_below(const float (&sums)[COUNT], float limit) {
@@ -54,9 +54,9 @@ template <int COUNT> __device__ __forceinline__ bool any_below(const float (&sum
     return found;
 }
 
-constexpr int MEASURE_THREADS = 256; // of a block that measures a filter or a part of an image
+constexpr int MEASURE_THREADS = 256; // of a block that computes statistics of a filter or of a part of an image
 
-// Statistics of the elements that a thread, a warp or a block has seen.
+// Statistics of the elements that a thread, a warp or a block has read.
 struct alignas(16) RunningStatistics {
     float largest = 0, smallest_nonzero = INFINITY, sum = 0; // of magnitudes
     float squares = 0;                     // times UNIT^2
@@ -96,7 +96,7 @@ struct alignas(16) RunningStatistics {
         }
     }
 
-    // The scale of an operand; 0 where fp16x2 does not represent it, as a scaled element would be below `smallest`.
+    // The scale of an operand; 0 if it is not representable: a scaled element would be below `smallest`, or it is not finite.
     __device__ __forceinline__ float scale(float smallest) const {
         if (largest == 0) return 1;
         const int exponent = MAX_EXPONENT + 127 - (int)(__float_as_uint(largest) >> 23); // too small where not finite
@@ -105,7 +105,7 @@ struct alignas(16) RunningStatistics {
         return smallest_nonzero * scale < smallest ? 0 : scale;
     }
 
-    // count: elements that `share` is relative to.
+    // count: the divisor of `share`.
     __device__ __forceinline__ Statistics statistics(float smallest, float count) const {
         const float scale = this->scale(smallest), unit = scale / UNIT;
         if (largest == 0) return {1, 1, INFINITY, 0};
@@ -114,21 +114,21 @@ struct alignas(16) RunningStatistics {
     }
 };
 
-static_assert(sizeof(RunningStatistics) == STATISTICS_BYTES, "as the rule counts scratch");
+static_assert(sizeof(RunningStatistics) == STATISTICS_BYTES, "as shifted_fp16x2.py says");
 
 // Scales and splits eight neighbouring channels; returns the sum of the scaled elements' squares.
-__device__ __forceinline__ float split_fp16x2(Chunk (&parts)[FP16_PARTS], const float (&x)[CHUNK_ELEMENTS],
+__device__ __forceinline__ float split_fp16x2(Chunk (&terms)[FP16_TERMS], const float (&x)[CHUNK_ELEMENTS],
     float scale) {
     float squares = 0;
     #pragma unroll
     for (int i = 0; i < CHUNK_ELEMENTS / 2; i++) {
         const float even = rounded(x[2 * i]) * scale, odd = rounded(x[2 * i + 1]) * scale;
         squares = fma(even, even, fma(odd, odd, squares));
-        parts[0].lane[i] = pack_half2(even, odd);
-        if constexpr (FP16_PARTS == 2) {
+        terms[0].lane[i] = pack_half2(even, odd);
+        if constexpr (FP16_TERMS == 2) {
             float of_even, of_odd;
-            unpack_half2(parts[0].lane[i], of_even, of_odd);
-            parts[1].lane[i] = pack_half2((even - of_even) / LOW, (odd - of_odd) / LOW);
+            unpack_half2(terms[0].lane[i], of_even, of_odd);
+            terms[1].lane[i] = pack_half2((even - of_even) / LOW, (odd - of_odd) / LOW);
         }
     }
     return squares;

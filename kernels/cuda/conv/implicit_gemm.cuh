@@ -1,36 +1,15 @@
 // Convolution as implicit GEMM: a matrix product whose panels are gathered from the images while they are loaded. The
-// matrix of windows, KH * KW times the images, exists in shared memory only, BK rows of it at a time.
+// matrix of windows, KH * KW times as large as the images, is never stored; shared memory holds BK rows of it.
 //
-// Compiled in: kernel KH x KW, stride SH x SW, padding PH x PW, dilation DH x DW.
+// Macros: kernel KH x KW, stride SH x SW, padding PH x PW, dilation DH x DW, WIDE_C, SPLIT, and the tile (gemm/gemm.cu).
 #pragma once
-#ifndef KH
-#define KH 3
-#define KW 3
-#define SH 1
-#define SW 1
-#define PH 1
-#define PW 1
-#define DH 1
-#define DW 1
-#define TILE_M 128
-#define TILE_N 128
-#define TILE_K 8
-#define WARP_M 64
-#define WARP_N 64
-#define TILE_SLICES 1
-#define TILE_STAGES 4
-#define MIN_BLOCKS 2
-#define MMA_KIND 0
-#define SPLIT 0
-#define WIDE_C 1
-#endif
 #include "common/epilogue.cuh"
 #include "gemm/mma.cuh"
 
-typedef Tile<TILE_M, TILE_N, TILE_K, TILE_SLICES, TILE_STAGES, WarpMma<WARP_M, WARP_N, MMA_KIND>::type> Tunables;
-typedef Tunables::PanelsA PanelsA;
-typedef Tunables::PanelsB PanelsB;
-constexpr int BM = TILE_M, BN = TILE_N, BK = TILE_K, THREADS = Tunables::THREADS;
+typedef Tile<TILE_M, TILE_N, TILE_K, TILE_SLICES, TILE_STAGES, WarpMma<WARP_M, WARP_N, MMA_KIND>::type> BlockTile;
+typedef BlockTile::PanelsA PanelsA;
+typedef BlockTile::PanelsB PanelsB;
+constexpr int BM = TILE_M, BN = TILE_N, BK = TILE_K, THREADS = BlockTile::THREADS;
 
 #define CONV_NUMBERS                                                                                                   \
     int64_t batch_, int64_t channels_, int64_t height_, int64_t width_, int64_t filters_, int64_t rows_,               \
@@ -41,7 +20,7 @@ constexpr int BM = TILE_M, BN = TILE_N, BK = TILE_K, THREADS = Tunables::THREADS
               rows = rows_, columns = columns_, groups = groups_, group_channels = channels / groups,                  \
               group_filters = filters / groups;
 
-constexpr int OUTSIDE = -(1 << 30); // a coordinate outside every image, plus any tap
+constexpr int OUTSIDE = -(1 << 30); // a coordinate that is outside every image, also after adding a tap's offset
 
 // Loads panels [k][pixel] of windows; k runs over channels, rows and columns of taps. A thread always has the same
 // pixels (BN is a multiple of THREADS), and all threads have the same k, so that the work for k is uniform.
@@ -57,7 +36,7 @@ struct WindowLoader {
         : channels(channels), height(height), width(width), taps_y(taps_y), taps_x(taps_x), step_y(step_y),
           step_x(step_x) {}
 
-    __device__ __forceinline__ void place(int i, const T *image, int at_y, int at_x) {
+    __device__ __forceinline__ void set(int i, const T *image, int at_y, int at_x) {
         y[i] = at_y;
         x[i] = at_x;
         corner[i] = image + (int64_t)at_y * width + at_x;
@@ -85,30 +64,30 @@ struct WindowLoader {
     }
 };
 
-// Where a column is written: an image of `channels` channels, whose row 0 is `channel`, and a pixel (place) of `area`.
-struct Target {
-    int image, channel, channels, place;
+// The destination of a column: `pixel` of `area` pixels in an image of `channels` channels. `channel` is that of row 0.
+struct OutputColumn {
+    int image, channel, channels, pixel;
     int64_t area;
 };
 
-// The epilogue of a tile, for WIDE_C neighbouring columns at once; find(column) gives the Target of the first one.
+// The epilogue of a tile, for WIDE_C neighbouring columns at once; find(column) gives the first OutputColumn.
 // Auxiliary inputs of a column are loaded before its first element is written.
 template <class Out, class Find> __device__ __forceinline__ void write_tile(
-    const Tunables &tile, const Out &out, int m0, int n0, int m, int n, Find find) {
+    const BlockTile &tile, const Out &out, int m0, int n0, int m, int n, Find find) {
     #pragma unroll
-    for (int j = 0; j < Tunables::TN; j += WIDE_C) {
+    for (int j = 0; j < BlockTile::TN; j += WIDE_C) {
         const int column = n0 + tile.column(j);
         if (column >= n) continue;
-        const Target at = find(column);
+        const OutputColumn at = find(column);
         const auto channel = [&](int i) { return at.channel + m0 + tile.row(i); };
-        const auto index = [&](int i) { return ((int64_t)at.image * at.channels + channel(i)) * at.area + at.place; };
-        typename Out::template Aux<WIDE_C> aux[Tunables::TM];
+        const auto index = [&](int i) { return ((int64_t)at.image * at.channels + channel(i)) * at.area + at.pixel; };
+        typename Out::template Aux<WIDE_C> aux[BlockTile::TM];
         #pragma unroll
-        for (int i = 0; i < Tunables::TM; i++)
+        for (int i = 0; i < BlockTile::TM; i++)
             if (m0 + tile.row(i) < m)
-                aux[i] = out.template load_aux<WIDE_C>(at.image, channel(i), at.place, index(i));
+                aux[i] = out.template load_aux<WIDE_C>(at.image, channel(i), at.pixel, index(i));
         #pragma unroll
-        for (int i = 0; i < Tunables::TM; i++) {
+        for (int i = 0; i < BlockTile::TM; i++) {
             T value[WIDE_C];
             #pragma unroll
             for (int h = 0; h < WIDE_C; h++) value[h] = tile.sums[i][j + h];

@@ -1,15 +1,15 @@
-// Gradient by the images: gradients g (N, O, OH, OW) and weights to (N, C, H, W). Read conv/implicit_gemm.cuh and
+// Input gradient: output gradients g (N, O, OH, OW) and weights to (N, C, H, W). Read conv/implicit_gemm.cuh and
 // conv/implicit_gemm.cu first.
 //
-// Pixel h of an image meets tap r of output row (h + PH - r DH) / SH, where that divides. With a stride most pairs do
-// not, and pixels a, a + SH, a + 2 SH, ... all meet the same taps, every TAP_STEP-th one. Each such phase of pixels is
-// a convolution of g with its flipped taps; blockIdx.z is the phase.
+// Tap r multiplies row h of an image for output row (h + PH - r DH) / SH, if that is an integer. Rows a, a + SH, a + 2 SH,
+// ... have the same taps: every TAP_STEP-th one. The pixels of such rows and columns are a phase. Each phase is a
+// convolution of g with its flipped taps; blockIdx.z is the phase.
 #include "conv/implicit_gemm.cuh"
 
 __device__ constexpr int common_factor(int a, int b) { return b == 0 ? a : common_factor(b, a % b); }
 constexpr int TAP_STEP_Y = SH / common_factor(DH, SH), TAP_STEP_X = SW / common_factor(DW, SW);
 
-// The first tap that the pixels of a phase meet; `taps` where there is none.
+// The first tap of a phase; `taps` if it has none.
 template <int STRIDE, int PADDING, int DILATION, int TAP_STEP> __device__ int first_tap(int phase, int taps) {
     for (int tap = 0; tap < TAP_STEP && tap < taps; tap++) {
         if ((phase + PADDING - tap * DILATION) % STRIDE == 0) return tap;
@@ -21,7 +21,7 @@ template <int STRIDE, int PADDING, int DILATION, int TAP_STEP> __device__ int fi
 struct TapLoader {
     typedef PanelsA At;
     const T *weights; // tap (first_y, first_x) of the group's first filter and the tile's first channel
-    int filters, channels, left, taps_y, taps_x, k = 0; // channels: of the group; left: from the tile's first
+    int filters, channels, remaining, taps_y, taps_x, k = 0; // channels: of the group; remaining: from the tile's first
 
     __device__ __forceinline__ void load(T *panel) {
         #pragma unroll
@@ -30,7 +30,7 @@ struct TapLoader {
             const int filter = (k + row) / (taps_y * taps_x), tap = (k + row) % (taps_y * taps_x);
             const int at = tap / taps_x * (TAP_STEP_Y * KW) + tap % taps_x * TAP_STEP_X;
             cp_async<sizeof(T)>(panel + row * At::ROW + column,
-                weights + ((int64_t)filter * channels + column) * (KH * KW) + at, filter < filters && column < left);
+                weights + ((int64_t)filter * channels + column) * (KH * KW) + at, filter < filters && column < remaining);
         }
         k += BK;
     }
@@ -53,7 +53,7 @@ KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d_input_grad(const T *g, cons
     const int taps_x = (KW - first_x + TAP_STEP_X - 1) / TAP_STEP_X;
     const int taps = group_filters * taps_y * taps_x;
     static_assert(BN % THREADS == 0, "a thread always has the same pixels");
-    Tunables tile;
+    BlockTile tile;
 
     const int64_t first_weight = ((int64_t)group * group_filters * group_channels + m0) * (KH * KW);
     TapLoader weights = {
@@ -67,15 +67,15 @@ KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d_input_grad(const T *g, cons
         const int y = at / phase_columns + (phase_y + PH - first_y * DH) / SH;
         const int x = at % phase_columns + (phase_x + PW - first_x * DW) / SW;
         if (pixel < pixels)
-            windows.place(i, source, y, x);
+            windows.set(i, source, y, x);
         else
-            windows.place(i, g, OUTSIDE, OUTSIDE);
+            windows.set(i, g, OUTSIDE, OUTSIDE);
     }
     tile.multiply(weights, windows, (taps + BK - 1) / BK);
     if (tile.slice > 0) return;
     write_tile(tile, epilogue, m0, n0, group_channels, pixels, [&](int pixel) {
         const int at = pixel % area, row = at / phase_columns * SH + phase_y,
             column = at % phase_columns * SW + phase_x;
-        return Target{pixel / area, group * group_channels, channels, row * width + column, (int64_t)height * width};
+        return OutputColumn{pixel / area, group * group_channels, channels, row * width + column, (int64_t)height * width};
     });
 }

@@ -1,4 +1,4 @@
-// Gradient by the weights: images x (N, C, H, W) and gradients g (N, O, OH, OW) to (O, C / groups, KH, KW). Read
+// Weight gradient: images x (N, C, H, W) and output gradients g (N, O, OH, OW) to (O, C / groups, KH, KW). Read
 // conv/implicit_gemm.cuh first.
 //
 // A matrix product for each group: rows are filters, columns the elements of a window, k the pixels of all outputs. K
@@ -17,7 +17,7 @@ struct GradientLoader {
     typedef PanelsA At;
     const T *source; // the tile's first filter
     int64_t image_step;
-    int area, columns, left, k, end; // left: filters from the tile's first one; k, end: pixels
+    int area, columns, remaining, k, end; // remaining: filters from the tile's first one; k, end: pixels
 
     __device__ __forceinline__ void load(T *panel) {
         #pragma unroll
@@ -25,7 +25,7 @@ struct GradientLoader {
             const int row = At::row(i), column = At::column(i);
             const Pixel pixel(k + row, area, columns);
             cp_async<sizeof(T)>(panel + row * At::ROW + column,
-                source + pixel.image * image_step + column * area + pixel.at, k + row < end && column < left);
+                source + pixel.image * image_step + column * area + pixel.at, k + row < end && column < remaining);
         }
         k += BK;
     }
@@ -81,11 +81,10 @@ KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d_weight_grad(const T *x, con
     const int stages = (pixels + BK - 1) / BK;
     const int begin = (int64_t)stages * blockIdx.y / splits, end = (int64_t)stages * (blockIdx.y + 1) / splits;
     const int last = min(pixels, end * BK);
-    Tunables tile;
+    BlockTile tile;
 
     GradientLoader gradients = {g + ((int64_t)group * group_filters + m0) * area, (int64_t)filters * area, area,
-        columns,
-        group_filters - m0, begin * BK, last};
+        columns, group_filters - m0, begin * BK, last};
     ElementLoader windows(x + (int64_t)group * group_channels * height * width, (int64_t)channels * height * width,
         height, width, area, columns, begin * BK, last, n0, elements);
     tile.multiply(gradients, windows, end - begin);
@@ -96,5 +95,5 @@ KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) conv2d_weight_grad(const T *x, con
     T *out = w;
 #endif
     write_tile(tile, Store{out}, m0, n0, group_filters, elements,
-        [&](int element) { return Target{0, group * group_filters, 0, element, elements}; });
+        [&](int element) { return OutputColumn{0, group * group_filters, 0, element, elements}; });
 }

@@ -2,7 +2,7 @@
 // fp16x2. Read conv/shifted_fp16x2.cuh first.
 #include "conv/shifted_fp16x2.cuh"
 
-// Measures a filter. By a block.
+// Computes the statistics of a filter. By a block.
 __device__ __forceinline__ void measure_filter(const ConvScratch &scratch_layout, const WeightReader &weights,
     int filter) {
     constexpr int COUNT = IN_CHANNELS * TAPS, AT_ONCE = 4;
@@ -22,27 +22,27 @@ __device__ __forceinline__ void measure_filter(const ConvScratch &scratch_layout
     scratch_layout.filters[filter] = seen.statistics(MIN_NORMAL, 1);
 }
 
-// Packs FILTERS filters' weights of one group of channels, as fp16x2 or bf16x3. By a block.
+// Packs the weights of FILTERS filters for one group of channels, as fp16x2 or bf16x3. By a block.
 constexpr int WEIGHT_ITEMS = 2 * FILTER_BLOCKS * CHANNEL_BLOCKS * GROUPS;
 __device__ __forceinline__ void pack_filters(const ConvScratch &scratch_layout, const WeightReader &weights, int item) {
     const bool fp16 = item % 2;
-    const int group = item / 2 % GROUPS, channel_block = item / (2 * GROUPS) % CHANNEL_BLOCKS,
-        block = item / (2 * GROUPS * CHANNEL_BLOCKS);
+    const int group = item / 2 % GROUPS, channel_block = item / (2 * GROUPS) % CHANNEL_BLOCKS;
+    const int filter_block = item / (2 * GROUPS * CHANNEL_BLOCKS);
     #pragma unroll 1
     for (int i = threadIdx.x; i < FILTERS * TAPS; i += PACK_THREADS) {
-        const WeightChunk at(block, channel_block, i / FILTERS, group, i % FILTERS);
-        const int filter = block * FILTERS + at.row;
+        const WeightChunk at(filter_block, channel_block, i / FILTERS, group, i % FILTERS);
+        const int filter = filter_block * FILTERS + at.row;
         float found[CHUNK_ELEMENTS];
         weights.read(found, filter, at.channel(), at.tap);
         if (!fp16) {
             store_split(scratch_layout.bf16_weights, at, found);
             continue;
         }
-        Chunk parts[FP16_PARTS];
-        split_fp16x2(parts, found, scratch_layout.filters[filter].scale);
+        Chunk terms[FP16_TERMS];
+        split_fp16x2(terms, found, scratch_layout.filters[filter].scale);
         char *to = scratch_layout.fp16_weights + at.stage() * WeightLayout::SIZE;
         #pragma unroll
-        for (int p = 0; p < FP16_PARTS; p++) *(Chunk *)(to + WeightLayout::offset(p, group, at.row)) = parts[p];
+        for (int p = 0; p < FP16_TERMS; p++) *(Chunk *)(to + WeightLayout::offset(p, group, at.row)) = terms[p];
     }
 }
 

@@ -1,21 +1,14 @@
-// Images in fp16x2, packed for bulk copies. A first launch measures parts of images, a second one packs them. Read
-// conv/fp16x2.cuh first.
+// Images in fp16x2, packed for bulk copies. A first launch computes statistics of parts of images, a second one packs the
+// images. Read conv/fp16x2.cuh first. Macros: PACKED_MACROS in shifted_fp16x2.py.
 #pragma once
-#ifndef ROW_BYTES
-#define ROW_BYTES 64
-#define BLOCK_ROWS 64
-#define PACK_BLOCKS 6
-#define MAX_PARTS 32
-#define MAX_OVERRUN 320
-#endif
 #include "conv/fp16x2.cuh"
 
-// A packed row: ROW_CHANNELS channels of one part of a position, with the 64-byte swizzle.
+// A packed row: one term of ROW_CHANNELS channels of a position, with the 64-byte swizzle.
 constexpr int ROW_CHUNKS = ROW_BYTES / CHUNK_BYTES, ROW_CHANNELS = ROW_BYTES / 2;
-constexpr int PACK_THREADS = BLOCK_ROWS * ROW_CHUNKS;  // a block packs BLOCK_ROWS rows at a time, a chunk a thread
+constexpr int PACK_THREADS = BLOCK_ROWS * ROW_CHUNKS;  // a block packs BLOCK_ROWS rows at a time, one chunk per thread
 constexpr int LEADING_ROWS = (REACH_BACK + 7) / 8 * 8; // rows before position 0 that the first windows read
-constexpr int TRAILING_ROWS = MAX_OVERRUN + REACH;     // rows behind the last image that a stage may read
-constexpr int PART_ELEMENTS = 1 << 13;                 // of a part of an image, which a block measures
+constexpr int TRAILING_ROWS = MAX_OVERRUN + REACH;     // rows after the last image that a stage may read
+constexpr int PART_ELEMENTS = 1 << 13;                 // of a part of an image, for which a block computes statistics
 static_assert(PACK_THREADS == MEASURE_THREADS && MAX_PARTS <= WARP,
     "one block size; a warp joins the parts of an image");
 
@@ -23,33 +16,33 @@ __device__ __forceinline__ int swizzled_chunk(int row, int chunk) { return chunk
 
 __device__ __forceinline__ char *align_1024(const void *at) { return (char *)(((uintptr_t)at + 1023) / 1024 * 1024); }
 
-// Parts of an image that are measured separately.
+// The number of parts of an image.
 template <class Array>
 constexpr int IMAGE_PARTS =
     ceil_div(Array::SIZE, PART_ELEMENTS) < MAX_PARTS ? ceil_div(Array::SIZE, PART_ELEMENTS) : MAX_PARTS;
 
-// Packed images in scratch: for each float16 part and each block of channels the rows of all positions, position 0
-// behind `leading` rows. The padding is 0.
+// Packed images in scratch: for each term and each block of channels the rows of all positions, after `leading` rows. The
+// padding is 0.
 struct PackedImages {
     Statistics *statistics;             // of each image
     RunningStatistics *part_statistics; // of each part of an image, MAX_PARTS an image
     int *small;                         // small elements of each image
-    int batch, count, channel_blocks, leading; // count: rows of a part and a block of channels
+    int batch, count, channel_blocks, leading; // count: rows of a term and a block of channels
     char *rows;
-    float *squares; // of each row, the sum of its scaled elements' squares; only where there are two parts
+    float *squares; // of each row, the sum of its scaled elements' squares; only with two terms
 
     __device__ PackedImages(char *memory, int batch, int channels, int leading)
         : statistics((Statistics *)memory), part_statistics((RunningStatistics *)(statistics + batch)),
           small((int *)(part_statistics + (int64_t)batch * MAX_PARTS)), batch(batch),
           count(ceil_div(batch * IMAGE_PITCH + leading + TRAILING_ROWS, BLOCK_ROWS) * BLOCK_ROWS),
           channel_blocks(ceil_div(channels, ROW_CHANNELS)), leading(leading), rows(align_1024(small + batch)),
-              squares((float *)at(FP16_PARTS, 0, 0)) {}
-    __device__ __forceinline__ char *at(int part, int channel_block, int row) const {
-        return rows + ((int64_t)(part * channel_blocks + channel_block) * count + row) * ROW_BYTES;
+              squares((float *)at(FP16_TERMS, 0, 0)) {}
+    __device__ __forceinline__ char *at(int term, int channel_block, int row) const {
+        return rows + ((int64_t)(term * channel_blocks + channel_block) * count + row) * ROW_BYTES;
     }
     __device__ __forceinline__ char *end() const { return (char *)(squares + (int64_t)channel_blocks * count); }
 
-    // Measures all images. By all blocks of a launch.
+    // Computes the statistics of all parts of all images. By all blocks of a launch.
     template <class Array> __device__ __forceinline__ void measure(const Array &images) const {
         for (int i = blockIdx.x; i < batch * IMAGE_PARTS<Array>; i += gridDim.x) {
             const int image = i / IMAGE_PARTS<Array>, part = i % IMAGE_PARTS<Array>;
@@ -62,7 +55,7 @@ struct PackedImages {
         }
     }
 
-    // Packs them, in the next launch. From the end, because L2 holds what was measured last.
+    // Packs them, in the next launch. The end first, because L2 holds what measure() read last.
     template <class Array> __device__ __forceinline__ void pack(const Array &images) const {
         for (int i = count / BLOCK_ROWS * channel_blocks - 1 - blockIdx.x; i >= 0; i -= gridDim.x) {
             pack_rows(images, i);
@@ -80,9 +73,9 @@ struct PackedImages {
         return found;
     }
 
-    // Packs BLOCK_ROWS rows of a block of channels. Images that fp16x2 does not represent become 0.
+    // Packs BLOCK_ROWS rows of a block of channels. Images that are not representable become 0.
     template <class Array> __device__ __forceinline__ void pack_rows(const Array &images, int item) const {
-        __shared__ Chunk packed[FP16_PARTS][BLOCK_ROWS * ROW_CHUNKS];
+        __shared__ Chunk packed[FP16_TERMS][BLOCK_ROWS * ROW_CHUNKS];
         __shared__ float squares_of_chunks[ROW_CHUNKS][BLOCK_ROWS];
         __shared__ struct {
             float scale;
@@ -91,12 +84,12 @@ struct PackedImages {
         const int from = item / channel_blocks * BLOCK_ROWS, channel_block = item % channel_blocks;
         const int row = threadIdx.x % BLOCK_ROWS, chunk = threadIdx.x / BLOCK_ROWS,
             channel = channel_block * ROW_CHANNELS + chunk * CHUNK_ELEMENTS;
-        const int position = from + row - leading, place = images.at(position);
+        const int position = from + row - leading, offset = images.at(position);
         float x[CHUNK_ELEMENTS];
         #pragma unroll
         for (int j = 0; j < CHUNK_ELEMENTS; j++) {
-            const int further = (channel + j) * Array::AREA;
-            x[j] = place >= 0 && further < Array::SIZE ? images.x[place + further] : 0;
+            const int of_channel = (channel + j) * Array::AREA;
+            x[j] = offset >= 0 && of_channel < Array::SIZE ? images.x[offset + of_channel] : 0;
         }
         const int first = max(from - leading, 0) / IMAGE_PITCH,
             end = min((from + BLOCK_ROWS - 1 - leading) / IMAGE_PITCH + 1, batch);
@@ -110,19 +103,19 @@ struct PackedImages {
         }
         __syncthreads();
         const int image = position / IMAGE_PITCH;
-        const float scale = place >= 0 ? scales[image - first].scale : 0;
+        const float scale = offset >= 0 ? scales[image - first].scale : 0;
         #pragma unroll
         for (int j = 0; j < CHUNK_ELEMENTS; j++) x[j] = scale != 0 ? x[j] : 0; // removes infinity
         if (scale != 0 && scales[image - first].small) count_small(image, x, scale);
-        Chunk parts[FP16_PARTS];
-        squares_of_chunks[chunk][row] = split_fp16x2(parts, x, scale);
+        Chunk terms[FP16_TERMS];
+        squares_of_chunks[chunk][row] = split_fp16x2(terms, x, scale);
         #pragma unroll
-        for (int i = 0; i < FP16_PARTS; i++) packed[i][row * ROW_CHUNKS + swizzled_chunk(row, chunk)] = parts[i];
+        for (int i = 0; i < FP16_TERMS; i++) packed[i][row * ROW_CHUNKS + swizzled_chunk(row, chunk)] = terms[i];
         __syncthreads();
         #pragma unroll
-        for (int i = 0; i < FP16_PARTS; i++)
+        for (int i = 0; i < FP16_TERMS; i++)
             ((Chunk *)at(i, channel_block, from))[threadIdx.x] = packed[i][threadIdx.x];
-        if (FP16_PARTS == 1 || chunk > 0) return;
+        if (FP16_TERMS == 1 || chunk > 0) return;
         float sum = 0;
         #pragma unroll
         for (int i = 0; i < ROW_CHUNKS; i++) sum += squares_of_chunks[i][row];

@@ -1,53 +1,30 @@
 // Shifted implicit GEMM for stride-1 convolutions on Hopper: the padded flat index, and operands in shared memory.
 //
-// Positions count the pixels of all images in one flat index. Rows are PITCH positions apart and images IMAGE_PITCH,
-// with zeros between them, so each element of the window is one constant offset (tap_offset) from the output, and one
-// tile of the images in shared memory serves all elements of the window. Outputs between images are computed and
-// dropped.
+// Positions number the pixels of all images in one flat index. Rows are PITCH positions apart and images IMAGE_PITCH, with
+// zeros between them. So each tap is one constant offset (tap_offset) from the output, and one tile of the images in shared
+// memory serves all taps. Outputs between images are computed and dropped.
 //
 // Operands are bf16x3 (sm90/bf16x3.cuh), which needs no statistics, or fp16x2 (conv/fp16x2.cuh).
+//
+// Macros: PaddedIndex.macros() in padded_index.py, and those of each kernel's rule. STAGE_CHANNELS, STAGE_POSITIONS: of a
+// pipeline stage. WEIGHT_STAGES: stages of weights. WIDE_C: elements per store. SHARED_BYTES: of dynamic shared memory.
 #pragma once
-#ifndef KH
-#define KH 3
-#define KW 3
-#define PH 1
-#define PW 1
-#define DH 1
-#define DW 1
-#define IN_CHANNELS 64
-#define IN_ROWS 56
-#define IN_COLUMNS 56
-#define OUT_CHANNELS 64
-#define OUT_ROWS 56
-#define OUT_COLUMNS 56
-#define PITCH 58
-#define IMAGE_PITCH (58 * 58)
-#define STAGE_CHANNELS 32
-#define WIDE_C 2
-#define FLIPPED 0
-#define WEIGHT_STAGES 4
-#define STAGE_POSITIONS 128
-#define SPLIT 1
-#define SHARED_BYTES (226 << 10)
-#endif
 #include "common/epilogue.cuh"
 #include "sm90/bf16x3.cuh"
 
 constexpr int TAPS = KH * KW;
-constexpr int REACH_BACK = PH * PITCH + PW;                  // positions from a window's first element to its output
-constexpr int REACH = (KH - 1) * DH * PITCH + (KW - 1) * DW; // positions from its first to its last element
+constexpr int REACH_BACK = PH * PITCH + PW;                  // positions from the first tap to the output
+constexpr int REACH = (KH - 1) * DH * PITCH + (KW - 1) * DW; // positions from the first tap to the last
 __device__ constexpr int tap_offset(int tap_y, int tap_x) { return tap_y * DH * PITCH + tap_x * DW; }
 
 __device__ constexpr int ceil_div(int length, int part) { return (length + part - 1) / part; }
 
-// Offset of a weight gradient's element in the sums of one split: neighbouring lanes write neighbouring channels.
+// Offset of an element of the weight gradient in the sums of a split: neighbouring lanes write neighbouring channels.
 __device__ __forceinline__ int split_offset(int filter, int channel, int tap) {
     return (tap * OUT_CHANNELS + filter) * IN_CHANNELS + channel;
 }
 
-__device__ __forceinline__ bool finite(T x) { return fabs(x) < (T)INFINITY; }
-
-// The start of dynamic shared memory, aligned to BYTES. Derived from shared_bytes, so that the compiler knows the
+// The start of dynamic shared memory, aligned to BYTES. Derived from shared_bytes, so that the compiler knows the state
 // space.
 template <int BYTES> __device__ __forceinline__ char *aligned_shared() {
     return (char *)shared_bytes + (BYTES - (unsigned)__cvta_generic_to_shared(shared_bytes) % BYTES) % BYTES;
@@ -78,17 +55,16 @@ template <int C, int H, int W> struct ImageArray {
         return inside ? image * (C * AREA) + y * W + column : -1;
     }
 
-    // Asynchronously loads Layout::ROWS positions from `first` on and all channels of a stage from `channel` on, one
-    // position a thread, through `staging`. finish() waits and hands them to `store` (group of channels, row,
-    // elements).
+    // Starts to load Layout::ROWS positions from `first` on, and the channels of a stage from `channel` on, into `staging`:
+    // one position per thread. finish_load() waits and passes them to store(group of channels, row, elements).
     template <class Layout, int THREADS> __device__ __forceinline__ void start_load(
         T *staging, int thread, int first, int channel) const {
         static_assert(Layout::ROWS <= THREADS, "a position for each thread");
-        const int place = thread < Layout::ROWS ? at(first + thread) : -1;
+        const int offset = thread < Layout::ROWS ? at(first + thread) : -1;
         #pragma unroll
         for (int i = 0; i < Layout::GROUPS * CHUNK_ELEMENTS; i++)
-            cp_async<sizeof(T)>(staging + i * THREADS + thread, x + (place + (channel + i) * AREA),
-                place >= 0 && channel + i < C);
+            cp_async<sizeof(T)>(staging + i * THREADS + thread, x + (offset + (channel + i) * AREA),
+                offset >= 0 && channel + i < C);
         cp_async_commit_group();
     }
     template <class Layout, int THREADS, class Store> static __device__ __forceinline__ void finish_load(
@@ -104,26 +80,26 @@ template <int C, int H, int W> struct ImageArray {
         }
     }
 
-    // Loads Layout::ROWS positions from `first` on and all channels of a stage from `channel` on, and hands them to
-    // `store` (group of channels, row, elements) after `free` has reached the phase `parity`. Each thread has slots in
-    // `staging` for LOADS_IN_FLIGHT chunks.
+    // Loads Layout::ROWS positions from `first` on, and the channels of a stage from `channel` on. After the phase `parity`
+    // of `free` it passes them to store(group of channels, row, elements). Each thread has slots in `staging` for
+    // LOADS_IN_FLIGHT chunks.
     template <class Layout, int THREADS, int LOADS_IN_FLIGHT, class Store> __device__ __forceinline__ void load(
         Store &&store, T *staging, int thread, int first, int channel, Mbarrier &free, int parity) const {
         constexpr int COUNT = (Layout::ROWS + THREADS - 1) / THREADS * Layout::GROUPS;
         staging += thread;
-        int place = -1; // offset of the position that is loaded next
+        int offset = -1; // of the position that is loaded next
         #pragma unroll 1
         for (int i = 1 - LOADS_IN_FLIGHT; i < COUNT; i++) {
             const int next = i + LOADS_IN_FLIGHT - 1, group = next % Layout::GROUPS;
             if (next < COUNT) {
                 const int row = thread + next / Layout::GROUPS * THREADS;
-                if (group == 0) place = row < Layout::ROWS ? at(first + row) : -1;
-                const int own = channel + group * CHUNK_ELEMENTS, left = place < 0 ? 0 : C - own;
-                const T *from = x + (place + own * AREA);
+                if (group == 0) offset = row < Layout::ROWS ? at(first + row) : -1;
+                const int own = channel + group * CHUNK_ELEMENTS, remaining = offset < 0 ? 0 : C - own;
+                const T *from = x + (offset + own * AREA);
                 T *slot = staging + next % LOADS_IN_FLIGHT * (CHUNK_ELEMENTS * THREADS);
                 #pragma unroll
                 for (int j = 0; j < CHUNK_ELEMENTS; j++)
-                    cp_async<sizeof(T)>(slot + j * THREADS, from + j * AREA, left > (C % CHUNK_ELEMENTS == 0 ? 0 : j));
+                    cp_async<sizeof(T)>(slot + j * THREADS, from + j * AREA, remaining > (C % CHUNK_ELEMENTS == 0 ? 0 : j));
             }
             cp_async_commit_group();
             if (i < 0) continue;
@@ -157,9 +133,9 @@ struct OutputPosition {
     __device__ __forceinline__ bool inside(int batch) const { return image < batch && y < OUT_ROWS && x < OUT_COLUMNS; }
 };
 
-// K-major core matrices without swizzle: a chunk of 8 channels is 16 bytes, eight neighbouring positions are one core
-// matrix of 128 bytes. The chunks of ROWS positions are contiguous; then come the next of GROUPS groups of channels,
-// then the next term. Either the channels or the positions may be K.
+// K-major core matrices without swizzle: a chunk of 8 channels is 16 bytes, and eight neighbouring positions are a core
+// matrix of 128 bytes. The chunks of ROWS positions are contiguous. The next group of 8 channels (of GROUPS) follows, then
+// the next term. Either the channels or the positions may be K.
 template <int ROWS_, int GROUPS_, int TERMS = BF16X3_TERMS> struct CoreMatrixLayout {
     static constexpr int ROWS = ROWS_, GROUPS = GROUPS_;
     static constexpr int GROUP_BYTES = ROWS * CHUNK_BYTES, TERM_BYTES = GROUPS * GROUP_BYTES, SIZE = TERMS * TERM_BYTES;

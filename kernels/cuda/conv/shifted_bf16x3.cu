@@ -1,20 +1,15 @@
-// Stride-1 convolution y = x * w by shifted implicit GEMM in bf16x3. FLIPPED: the gradient by the images, which is the
-// convolution of the outputs' gradient with flipped weights. Read conv/shifted_tiles.cuh first.
+// Stride-1 convolution y = x * w by shifted implicit GEMM in bf16x3. FLIPPED: the input gradient, which is the
+// convolution of the output gradient with flipped weights. Read conv/shifted_tiles.cuh first.
 //
-// FALLBACK: only the outputs that conv/shifted_fp16x2.cu marked. POOLING: with a 2 x 2 max pooling epilogue.
+// FALLBACK: computes only the outputs that conv/shifted_fp16x2.cu has marked. POOLING: the epilogue is 2 x 2 max pooling.
 //
-// WGMMA sums the products of first terms, which are exact, over one element of the window, as it truncates where it
-// adds; float32 additions sum these. The products of other terms, 2^-8 of them, have an accumulator of their own.
+// WGMMA truncates when it adds. So it sums the products of first terms, which are exact, over one tap only; float32 additions
+// sum the results. The low-order products, 2^-8 of the others, have accumulators of their own.
 //
-// STACKED, for at most 32 filters: half of the rows are first terms, the other half second terms of the same filters,
-// or third terms and zeros. Four products hold all six, and rows are added in the end.
+// STACKED, for at most 32 filters: half of the rows are first terms, the other half second terms of the same filters; then
+// third terms and zeros. Four products compute all six, and the two halves of the rows are added at the end.
 #ifndef FALLBACK
 #define FALLBACK 0
-#endif
-#ifndef WARPGROUP_COLUMNS
-#define WARPGROUP_COLUMNS 128
-#define TILES_PER_IMAGE 0
-#define POOLING 0
 #endif
 constexpr int MMA_WARPGROUPS = 2, COLUMNS = WARPGROUP_COLUMNS, PRODUCERS = 128, LOADERS = 96;
 #include "conv/shifted_tiles.cuh"
@@ -24,7 +19,7 @@ constexpr int LOADS_IN_FLIGHT = 4; // chunks that a thread is loading
 typedef CoreMatrixLayout<TILE + REACH, GROUPS> ImageLayout;
 typedef Bf16x3WeightLayout WeightLayout;
 
-// The rule's byte counts suffice.
+// The byte counts of shifted.py are large enough.
 static_assert(SHARED_BYTES >= 128 + IMAGE_STAGES * ImageLayout::SIZE + WEIGHT_STAGES * WeightLayout::SIZE +
                   (LOADS_IN_FLIGHT * CHUNK_ELEMENTS * LOADERS + MMA_WARPGROUPS * COMBINE_ELEMENTS) * (int)sizeof(T),
                       "dynamic shared memory");
@@ -38,7 +33,7 @@ __device__ constexpr TermPair low_pair(int i) {
     return STACKED ? pairs[3 - LOW_PAIRS + i] : low_order_pair(i);
 }
 
-// The weights split into bf16x3, in scratch, where conv/pack_images.cu does not split them.
+// Splits the weights into bf16x3, to scratch. For FALLBACK conv/pack_images.cu splits them.
 KERNEL split_weights(const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
     const WeightReader weights = {w};
@@ -57,7 +52,7 @@ __device__ __forceinline__ void load_tile(const InputImages &images, int positio
         images.load<ImageLayout, LOADERS, LOADS_IN_FLIGHT>(
             StoreSplit<ImageLayout>{shared + state.stage * ImageLayout::SIZE}, staging,
             threadIdx.x - WARP, position - REACH_BACK, channel_block * STAGE_CHANNELS,
-                pipeline.images.empty[state.stage], state.phase ^ 1);
+            pipeline.images.empty[state.stage], state.phase ^ 1);
         fence_proxy_async();
         arrive_per_warp(pipeline.images.full[state.stage]);
     }
@@ -67,8 +62,7 @@ struct Bf16x3Accumulator {
     float main[SUMS], low[SUMS];
 
     // See Fp16x2Accumulator::multiply.
-    __device__ __forceinline__ void multiply(ConvPipeline &pipeline, const char *images, const char *weights,
-        int warpgroup,
+    __device__ __forceinline__ void multiply(ConvPipeline &pipeline, const char *images, const char *weights, int warpgroup,
         bool first_tile, PipelineState<IMAGE_STAGES> &image, PipelineState<WEIGHT_STAGES> &weight) {
         if (first_tile) pipeline.wait_for_start(warpgroup);
         float high[SUMS];
@@ -134,8 +128,8 @@ __device__ __noinline__ T recompute(const T *x, const T *w, int filter, int posi
     return sum;
 }
 
-// bf16x3 makes NaN of infinities: recomputes what is not finite.
-__device__ __forceinline__ void recompute_nonfinite(
+// Recomputes outputs that are not finite, because bf16x3 turns infinities into NaN.
+__device__ __forceinline__ void recompute_non_finite(
     float (&sums)[OUTPUTS], const T *x, const T *w, int batch, int filter, int position) {
     float zero = 0;
     #pragma unroll
@@ -149,7 +143,7 @@ __device__ __forceinline__ void recompute_nonfinite(
     }
 }
 
-// The tiles that a block computes: FALLBACK those with marked positions.
+// The tiles that a block computes. FALLBACK: only tiles with marked positions.
 struct FallbackTiles {
     const Tiles &tiles;
     const ConvScratch &scratch_layout;
@@ -164,7 +158,7 @@ struct FallbackTiles {
             found |= scratch_layout.falls_back(position, filter);
         return found;
     }
-    // The first one from `tile` on.
+    // The first of them from `tile` on.
     __device__ __forceinline__ int next(int tile) const {
         while (tile < tiles.count && !takes(tile)) tile += gridDim.x;
         return tile;
@@ -235,7 +229,7 @@ KERNEL __launch_bounds__(THREADS, 1) conv_shifted_bf16x3(const T *x, const T *w,
                 image, weight);
             float own[OUTPUTS];
             combine_stacked(sums.main, own, buffer + warpgroup * COMBINE_ELEMENTS);
-            recompute_nonfinite(own, x, w, batch, filter, position);
+            recompute_non_finite(own, x, w, batch, filter, position);
             if (POOLING)
                 write_pooled(own, epilogue, filter, position);
             else

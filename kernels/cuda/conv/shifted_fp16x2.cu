@@ -2,8 +2,8 @@
 // rounded. Read conv/shifted_fp16x2.cuh first. Bulk copies load the packed operands: one producer warp starts those of
 // the weights, one those of the images; with another one it sums the squares of their rows.
 //
-// high x high products are exact. WGMMA sums them over one element of the window, float32 additions from there on. high
-// x low and low x high have an accumulator of their own, so that truncation there is relative to their size.
+// high x high products are exact. WGMMA sums them over one tap; float32 additions sum the results. high x low and low x high
+// have an accumulator of their own, so its truncation is relative to their size.
 #include "conv/shifted_fp16x2.cuh"
 
 static_assert(SHARED_BYTES >= 512 + IMAGE_STAGES * ImageLayout::SIZE + WEIGHT_STAGES * WeightLayout::SIZE,
@@ -24,7 +24,7 @@ struct Fp16x2Pipeline : ConvPipeline {
         }
     }
 
-    // The most small elements of an image that a tile reads; NOT_REPRESENTABLE where the tile falls back as a whole.
+    // The maximum number of small elements in an image that a tile reads; NOT_REPRESENTABLE if the whole tile falls back.
     __device__ __forceinline__ int small(const PackedImages &packed, int batch, int tile, int position) const {
         const int end = min((position - REACH_BACK + TILE + REACH - 1) / IMAGE_PITCH, batch - 1);
         float share = INFINITY;
@@ -44,7 +44,7 @@ __device__ __forceinline__ void load_images(
     const int warpgroup = threadIdx.x / WARP - 1, lane = threadIdx.x % WARP;
     for (int channel_block = 0; channel_block < CHANNEL_BLOCKS; channel_block++, state.advance()) {
         float squares = 0;
-        if (FP16_PARTS == 2) {
+        if (FP16_TERMS == 2) {
             const float *of_rows =
                 packed.squares + (int64_t)channel_block * packed.count + position + SKIPPED_ROWS + warpgroup * COLUMNS;
             for (int i = lane; i < COLUMNS + REACH; i += WARP) squares += of_rows[i];
@@ -60,9 +60,9 @@ __device__ __forceinline__ void load_images(
         }
         full.arrive_expect_tx(ImageLayout::SIZE);
         #pragma unroll
-        for (int i = 0; i < FP16_PARTS; i++) {
-            char *to = shared + state.stage * ImageLayout::SIZE + i * ImageLayout::PART_BYTES;
-            bulk_copy<ImageLayout::PART_BYTES>(to, packed.at(i, channel_block, position), full);
+        for (int i = 0; i < FP16_TERMS; i++) {
+            char *to = shared + state.stage * ImageLayout::SIZE + i * ImageLayout::TERM_BYTES;
+            bulk_copy<ImageLayout::TERM_BYTES>(to, packed.at(i, channel_block, position), full);
         }
     }
 }
@@ -70,10 +70,9 @@ __device__ __forceinline__ void load_images(
 struct Fp16x2Accumulator {
     float main[SUMS], squares; // sum of the squares of the images' rows
 
-    // The products of a tile. images: the stages in shared memory from this warpgroup's columns on; weights: their
-    // stages; first_tile: whether it is the block's first one.
-    __device__ __forceinline__ void multiply(Fp16x2Pipeline &pipeline, const char *images, const char *weights,
-        int warpgroup,
+    // The products of a tile. images: the stages of images in shared memory, from this warpgroup's columns on; weights: the
+    // stages of weights; first_tile: this is the block's first tile.
+    __device__ __forceinline__ void multiply(Fp16x2Pipeline &pipeline, const char *images, const char *weights, int warpgroup,
         bool first_tile, PipelineState<IMAGE_STAGES> &image, PipelineState<WEIGHT_STAGES> &weight) {
         float low[SUMS];
         squares = 0;
@@ -81,35 +80,35 @@ struct Fp16x2Accumulator {
         for (int i = 0; i < SUMS; i++) main[i] = 0;
         if (first_tile) pipeline.wait_for_start(warpgroup);
         int last = 0; // the stage of weights that running products read
-        for (int channel_block = 0, element = 0; channel_block < CHANNEL_BLOCKS; channel_block++, image.advance()) {
+        for (int channel_block = 0, taps_done = 0; channel_block < CHANNEL_BLOCKS; channel_block++, image.advance()) {
             pipeline.images.wait_full(image);
             squares += pipeline.squares[image.stage][warpgroup];
             #pragma unroll 1
-            for (int tap = 0; tap < TAPS; tap++, element++, weight.advance()) {
+            for (int tap = 0; tap < TAPS; tap++, taps_done++, weight.advance()) {
                 pipeline.weights.wait_full(weight);
                 const char *left = weights + weight.stage * WeightLayout::SIZE;
                 const int offset = tap_offset(tap / KW, tap % KW) * ROW_BYTES;
                 const char *right = images + image.stage * ImageLayout::SIZE + offset;
                 const uint64_t a = smem_descriptor(left, WeightLayout::GROUP_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
                 const uint64_t b = smem_descriptor(right, CHUNK_BYTES, 8 * ROW_BYTES, SWIZZLE_64B);
-                const auto products = [&](float (&sums)[SUMS], TermPair parts, bool more) {
+                const auto products = [&](float (&sums)[SUMS], TermPair terms, bool more) {
                     #pragma unroll
                     for (int k = 0; k < GROUPS; k += 2)
-                        wgmma<FP16X2>(sums, a + WeightLayout::offset(parts.a, k, 0) / CHUNK_BYTES,
-                            b + (parts.b * ImageLayout::PART_BYTES) / CHUNK_BYTES + k, more || k > 0);
+                        wgmma<FP16X2>(sums, a + WeightLayout::offset(terms.a, k, 0) / CHUNK_BYTES,
+                            b + (terms.b * ImageLayout::TERM_BYTES) / CHUNK_BYTES + k, more || k > 0);
                 };
                 float high[SUMS];
                 wgmma_fence();
-                products(FP16_PARTS == 1 ? main : high, {0, 0}, FP16_PARTS == 1 && element > 0);
+                products(FP16_TERMS == 1 ? main : high, {0, 0}, FP16_TERMS == 1 && taps_done > 0);
                 wgmma_commit_group();
                 wgmma_wait_group<1>();
-                if (element > 0) arrive_per_warp(pipeline.weights.empty[last]);
+                if (taps_done > 0) arrive_per_warp(pipeline.weights.empty[last]);
                 if (channel_block > 0 && tap == 0)
                     arrive_per_warp(pipeline.images.empty[(image.stage + 1) % IMAGE_STAGES]);
                 last = weight.stage;
-                if (first_tile) pipeline.start_next(warpgroup, element);
-                if (FP16_PARTS == 1) continue;
-                products(low, {0, 1}, element > 0);
+                if (first_tile) pipeline.start_next(warpgroup, taps_done);
+                if (FP16_TERMS == 1) continue;
+                products(low, {0, 1}, taps_done > 0);
                 products(low, {1, 0}, true);
                 wgmma_commit_group();
                 wgmma_wait_group<1>();
@@ -119,25 +118,25 @@ struct Fp16x2Accumulator {
             }
         }
         wgmma_wait_group<0>();
-        wgmma_fence_operand(FP16_PARTS == 1 ? main : low);
+        wgmma_fence_operand(FP16_TERMS == 1 ? main : low);
         arrive_per_warp(pipeline.weights.empty[last]);
         arrive_per_warp(pipeline.images.empty[(image.stage + 1) % IMAGE_STAGES]);
-        if (FP16_PARTS == 1) return;
+        if (FP16_TERMS == 1) return;
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = fma(low[i], LOW, main[i]);
     }
 
-    // Whether a warpgroup's sums are large enough beside their products and beside what small elements lose. filters:
-    // the sum of squares of this thread's two filters; small: the most small elements of an image.
+    // Whether a warpgroup's sums are large enough compared with their products, and with the error of small elements.
+    // filters: the sum of squares of this thread's two filters; small: the maximum number of small elements in an image.
     __device__ __forceinline__ bool accurate(
         float filters, int small, Fp16x2Pipeline &pipeline, int warpgroup, int &parity) const {
-        if (FP16_PARTS == 1 && small == 0) return true;
+        if (FP16_TERMS == 1 && small == 0) return true;
         parity ^= 1; // double buffer: all warps have read the other one
         float sign = 0;
-        if (FP16_PARTS == 2) {
-            // The sums' squares less those expected of products without cancellation, over MAX_CANCELLATION: OUTPUTS /
-            // 2 sums of each of two rows; a filter's mean square a channel is filters / IN_CHANNELS, a row's squares /
-            // (COLUMNS + REACH).
+        if (FP16_TERMS == 2) {
+            // The squares of the sums minus 1 / MAX_CANCELLATION of their expectation without cancellation. There are
+            // OUTPUTS / 2 sums of each of two rows. The mean square of a filter per channel is filters / IN_CHANNELS,
+            // that of a row is squares / (COLUMNS + REACH).
             sign = -filters / IN_CHANNELS * squares * (OUTPUTS / 2.0f / (COLUMNS + REACH) / MAX_CANCELLATION);
             #pragma unroll
             for (int i = 0; i < OUTPUTS; i++) sign = fma(main[i], main[i], sign);

@@ -1,12 +1,11 @@
-// fp16x2 convolutions: what conv/shifted_fp16x2.cu and the launch before it, conv/pack_images.cu, share. Read
-// conv/fp16x2.cuh first. A window never leaves its image, so all products of a sum have one scale. These fall back to
-// bf16x3:
-// - tiles with an image or a filter that fp16x2 does not represent, infinity and NaN included;
-// - tiles whose sums have few effective products (Statistics::share), which float32 FMA rounds almost nowhere;
-// - FALLBACK_POSITIONS positions whose sums' mean square is small beside that of their products: cancellation shows the
-//   missing bits;
-// - such with a sum that is small beside what an image's small elements may have lost.
-// Of rounded operands only the first and the last reason apply.
+// fp16x2 convolutions: definitions for conv/pack_images.cu and conv/shifted_fp16x2.cu, which runs after it. Read
+// conv/fp16x2.cuh first. A window is inside one image, so all products of a sum have one scale. These fall back to bf16x3:
+// - tiles with an image or a filter that is not representable, infinity and NaN included;
+// - tiles whose sums have too few effective products (Statistics::share): sequential FMA has almost no rounding error there;
+// - units of FALLBACK_POSITIONS positions whose sums are small compared with their products: cancellation exposes the bits
+//   that fp16x2 has lost;
+// - units with a sum that is small compared with the error of an image's small elements.
+// For rounded operands only the first and the last reason apply.
 #pragma once
 // LOADERS: a warp for each consumer warpgroup.
 constexpr int MMA_WARPGROUPS = 2, COLUMNS = 144, PRODUCERS = 128, LOADERS = MMA_WARPGROUPS * 32;
@@ -22,7 +21,7 @@ static_assert(STAGE_CHANNELS == ROW_CHANNELS && TILE % 8 == 0, "a stage has whol
 // Packed rows of one stage in shared memory.
 struct ImageLayout {
     static constexpr int ROWS = (SKIPPED_ROWS + TILE + REACH + 7) / 8 * 8;
-    static constexpr int PART_BYTES = ROWS * ROW_BYTES, SIZE = FP16_PARTS * PART_BYTES;
+    static constexpr int TERM_BYTES = ROWS * ROW_BYTES, SIZE = FP16_TERMS * TERM_BYTES;
 };
 
 #ifdef WEIGHT_BYTES
@@ -31,9 +30,9 @@ static_assert(FP16_WEIGHT_BYTES >= (int64_t)FILTER_BLOCKS * CHANNEL_BLOCKS * TAP
     "scratch");
 #endif
 
-// The packed images, in scratch behind ConvScratch.
+// The packed images, in scratch after ConvScratch.
 __device__ __forceinline__ PackedImages packed_images(const ConvScratch &scratch_layout, int batch) {
     const int marks = ceil_div(batch * IMAGE_PITCH, TILE) * (TILE / FALLBACK_POSITIONS) * FILTER_BLOCKS;
-    char *behind = align_1024(scratch_layout.marks + marks);
-    return PackedImages(behind, batch, IN_CHANNELS, LEADING_ROWS);
+    char *end = align_1024(scratch_layout.marks + marks);
+    return PackedImages(end, batch, IN_CHANNELS, LEADING_ROWS);
 }

@@ -1,11 +1,10 @@
-// Kernels that take a convolution tile by tile: the weights, and the pipeline of stages in shared memory. Producer
-// warps load a tile's images once for all elements of the window, bulk copies load the weights, and consumer warpgroups
-// multiply.
+// The weights and the pipeline of kernels that compute a convolution tile by tile. Producer warps load a tile's images once
+// for all taps, bulk copies load the weights, and consumer warpgroups multiply.
 #pragma once
 #include "conv/shifted.cuh"
 #include "sm90/tma.cuh"
 
-// The weights (O, C, KH, KW); FLIPPED: (C, O, KH, KW) with their elements in reverse order.
+// The weights (O, C, KH, KW); FLIPPED: (C, O, KH, KW) with their taps in reverse order.
 struct WeightReader {
     const T *w;
 
@@ -13,7 +12,7 @@ struct WeightReader {
         return FLIPPED ? w[(channel * OUT_CHANNELS + filter) * TAPS + TAPS - 1 - tap]
                       : w[(filter * IN_CHANNELS + channel) * TAPS + tap];
     }
-    // Neighbouring channels of a filter; 0 where there are none.
+    // Neighbouring channels of a filter; 0 beyond the last channel or filter.
     __device__ __forceinline__ void read(float (&found)[CHUNK_ELEMENTS], int filter, int channel, int tap) const {
         #pragma unroll
         for (int j = 0; j < CHUNK_ELEMENTS; j++)

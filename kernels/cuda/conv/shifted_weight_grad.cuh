@@ -1,25 +1,15 @@
 // Weight gradients of stride-1 convolutions with 3 x 3 windows in bf16x3. Read conv/shifted.cuh first.
 //
-// A block has FILTERS filters, STAGE_CHANNELS channels, all elements of the window and one split of K, the positions.
-// Producer warps load STAGE_POSITIONS positions of the gradients and of the images under their windows; three consumer
-// warpgroups multiply, one for each row of the window. Images lie as rows of a position's channels, so each element of
-// a row of the window is an operand that begins one row later.
+// A block has FILTERS filters, STAGE_CHANNELS channels, all taps, and one split of K, the positions. Producer warps load
+// STAGE_POSITIONS positions of the gradients and the images that their windows read. Three consumer warpgroups multiply,
+// one for each row of the window. In shared memory a row has the channels of a position, so the operand of the next tap
+// in a row of the window begins one row later.
 //
-// Stages run on from image to image. Where STAGES_PER_IMAGE > 0 so many start with each image, the rest of the padding
-// is skipped, and IMAGE_PITCH is at least their positions.
+// STAGES_PER_IMAGE = 0: stages cover the flat index without gaps. Otherwise each image starts with a stage and has
+// STAGES_PER_IMAGE stages, at most IMAGE_PITCH positions; the padding after them is skipped.
 //
-// FALLBACK: splits are of whole images, and only those are computed that conv/shifted_weight_grad_fp16x2.cu marked.
+// FALLBACK: a split has whole images; only splits that conv/shifted_weight_grad_fp16x2.cu has marked are computed.
 #pragma once
-#ifndef FALLBACK
-#define FALLBACK 0
-#endif
-#ifndef STAGES_PER_IMAGE
-#define STAGES_PER_IMAGE 0
-#endif
-#ifndef BIAS
-#define BIAS 0
-#define SUM_SHARES 8
-#endif
 #include "conv/shifted.cuh"
 
 constexpr int FILTERS = 64, CONSUMERS = KH * WARPGROUP;
@@ -39,8 +29,8 @@ struct ImageLayout {
     }
 };
 
-// The work of a block: filters and channels from `filter` and `channel` on, and stages from begin to end, of images
-// from `first` to `images`.
+// The split of a block: filters and channels from `filter` and `channel` on, and stages begin to end of images `first` to
+// `images`.
 struct PositionSplit {
     int filter, channel, first = 0, begin, end, images;
 
@@ -63,8 +53,8 @@ struct PositionSplit {
     }
 };
 
-// Writes the sums of a row of the window to w or, SPLIT, to the split's sums in scratch. bf16x3 makes NaN of
-// infinities: what is not finite is recomputed by recompute(filter, channel, element of the window).
+// Writes the sums of a row of the window to w or, SPLIT, to the split's sums in scratch. Sums that are not finite are
+// recomputed by recompute(filter, channel, tap), because bf16x3 turns infinities into NaN.
 template <class Recompute> __device__ __forceinline__ void write(
     const float (&sums)[SUMS], const PositionSplit &split, int row, T *w, const Recompute &recompute) {
     #pragma unroll
@@ -72,13 +62,12 @@ template <class Recompute> __device__ __forceinline__ void write(
         const int filter = split.filter + accumulator_row(i), tap = row * KW + accumulator_column(i) / STAGE_CHANNELS;
         const int channel = split.channel + accumulator_column(i) % STAGE_CHANNELS;
         if (filter >= OUT_CHANNELS || channel >= IN_CHANNELS) continue;
-        const int place = SPLIT ? split_offset(filter, channel, tap) : (filter * IN_CHANNELS + channel) * TAPS + tap;
-        w[blockIdx.y * (int64_t)SPLIT_ELEMENTS + place] = finite(sums[i]) ? sums[i] : recompute(filter, channel, tap);
+        const int offset = SPLIT ? split_offset(filter, channel, tap) : (filter * IN_CHANNELS + channel) * TAPS + tap;
+        w[blockIdx.y * (int64_t)SPLIT_ELEMENTS + offset] = finite(sums[i]) ? sums[i] : recompute(filter, channel, tap);
     }
 }
 
-// w (O, C, KH, KW) and bias from the sums of the splits: SUM_SHARES threads sum some of the splits of an element each,
-// in order.
+// Sums the splits to w (O, C, KH, KW) and bias. SUM_SHARES threads share an element; each adds its splits in order.
 __device__ __forceinline__ void sum_splits(T *w, T *bias, int64_t splits, const T *scratch) {
     constexpr int ELEMENTS = SUM_THREADS / SUM_SHARES; // of a block
     const int own = threadIdx.x % ELEMENTS, share = threadIdx.x / ELEMENTS;

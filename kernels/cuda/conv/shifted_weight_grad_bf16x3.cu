@@ -1,7 +1,7 @@
 // Weight gradient of a stride-1 convolution with 3 x 3 windows in bf16x3. Read conv/shifted_weight_grad.cuh first.
 //
-// Four warps load the gradients, four the images. As in conv/shifted_bf16x3.cu, but products of first terms and of
-// other terms use the same accumulators one after the other, over SUM_POSITIONS positions, as registers are few.
+// Four warps load the gradients, four the images. The products of first terms and the low-order products share
+// accumulators, to save registers: each are summed by WGMMA over SUM_POSITIONS positions, then added in float32.
 #include "conv/shifted_weight_grad.cuh"
 
 constexpr int LOADERS = PRODUCERS / 2, LOADS_IN_FLIGHT = 4;
@@ -12,15 +12,13 @@ constexpr int STAGE = (ImageLayout::SIZE + GradientLayout::SIZE + 1023) / 1024 *
 static_assert(SHARED_BYTES >= 1024 + STAGES * STAGE + 2 * LOADS_IN_FLIGHT * CHUNK_ELEMENTS * LOADERS * (int)sizeof(T),
     "dynamic shared memory");
 
-// Loads one operand of all stages. before: positions by which it begins before the gradients.
+// Loads one operand of all stages. It begins `before` positions before the gradients.
 template <class Layout, class Source> __device__ __forceinline__ void load_operand(const PositionSplit &split,
-    const Source &images,
-    int before, int channel, Pipeline<STAGES> &pipeline, char *shared, T *staging) {
+    const Source &images, int before, int channel, Pipeline<STAGES> &pipeline, char *shared, T *staging) {
     PipelineState<STAGES> state;
     for (int i = split.begin; i < split.end; i++, state.advance()) {
         images.template load<Layout, LOADERS, LOADS_IN_FLIGHT>(StoreSplit<Layout>{shared + state.stage * STAGE},
-            staging,
-            threadIdx.x % LOADERS, split.position(i) - before, channel, pipeline.empty[state.stage], state.phase ^ 1);
+            staging, threadIdx.x % LOADERS, split.position(i) - before, channel, pipeline.empty[state.stage], state.phase ^ 1);
         fence_proxy_async();
         arrive_per_warp(pipeline.full[state.stage]);
     }
@@ -38,11 +36,9 @@ __device__ __forceinline__ void multiply(
         #pragma unroll 1
         for (int at = 0; at < STAGE_POSITIONS; at += SUM_POSITIONS) {
             const uint64_t a = smem_descriptor(
-                stage + ImageLayout::SIZE + at * CHUNK_BYTES, CORE_MATRIX_BYTES, GradientLayout::GROUP_BYTES,
-                    NO_SWIZZLE);
+                stage + ImageLayout::SIZE + at * CHUNK_BYTES, CORE_MATRIX_BYTES, GradientLayout::GROUP_BYTES, NO_SWIZZLE);
             const uint64_t b = smem_descriptor(stage + (at + tap_offset(row, 0)) * ImageLayout::ROW_BYTES,
-                DW * ImageLayout::ROW_BYTES,
-                8 * ImageLayout::ROW_BYTES, SWIZZLE_64B);
+                DW * ImageLayout::ROW_BYTES, 8 * ImageLayout::ROW_BYTES, SWIZZLE_64B);
             float sums[SUMS];
             const auto products = [&](TermPair terms, bool add) {
                 #pragma unroll

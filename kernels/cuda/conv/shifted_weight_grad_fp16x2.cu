@@ -1,28 +1,25 @@
 // Weight gradient of a stride-1 convolution with 3 x 3 windows in fp16x2: three products instead of six; one where
-// operands are rounded. Images and gradients are measured and packed by the launches before. Read
+// operands are rounded. Two launches before compute statistics of images and gradients, and pack them. Read
 // conv/packed_images.cuh first.
 //
-// A block has FILTERS filters, STAGE_CHANNELS channels, all elements of the window and one split of the images. One
-// thread starts the copies of packed rows; three warpgroups multiply, one for each row of the window, whose elements
-// are one packed row apart. Sums over GROUP positions of an image have one scale. These splits fall back to bf16x3:
-// - with an image or gradient that fp16x2 does not represent, with few effective products, or with scales so small that
+// A block has FILTERS filters, STAGE_CHANNELS channels, all taps and one split of the images. One thread starts the copies of
+// packed rows. Three warpgroups multiply, one for each row of the window, whose taps are one packed row apart. WGMMA sums
+// SUM_POSITIONS positions of an image, which have one scale. A split falls back to bf16x3
+// - if an image or gradient is not representable, if there are too few effective products, or if scales are so small that
 //   squares of sums would underflow;
-// - whose sums' mean square is small beside that of the products;
-// - with a sum that is small beside what small elements may have lost.
-// Of rounded operands only the first of these, without few products, and the last apply.
-#ifndef PIPELINE_STAGES
-#define PIPELINE_STAGES 3
-#endif
+// - if its sums are small compared with their products;
+// - if a sum is small compared with the error of small elements.
+// For rounded operands only the first reason (without the number of products) and the last apply.
 #include "conv/packed_images.cuh"
 
 constexpr int FILTERS = 64, PRODUCERS = WARPGROUP, CONSUMERS = KH * WARPGROUP, THREADS = PRODUCERS + CONSUMERS;
-constexpr int STEP = 16, GROUP = 4 * STEP, STAGE_GROUPS = 2; // positions of one WGMMA; positions that WGMMA sums
+constexpr int STEP = 16, SUM_POSITIONS = 4 * STEP, SUMS_PER_STAGE = 2; // positions of one WGMMA, and of a sum by WGMMA
 static_assert(KH == 3 && KW == 3 && STAGE_CHANNELS == ROW_CHANNELS, "registers suffice for this");
 
-// An image's positions from its first output to its last, in groups; the last group may be short.
-constexpr int STEPS = ceil_div((OUT_ROWS - 1) * PITCH + OUT_COLUMNS, STEP), GROUPS = ceil_div(STEPS, 4);
-constexpr int LAST = STEPS - 4 * (GROUPS - 1), PASSES = ceil_div(GROUPS, STAGE_GROUPS);
-static_assert(STEPS * STEP <= IMAGE_PITCH, "the next image first_tile behind them");
+// An image's positions from its first output to its last, in runs of SUM_POSITIONS; the last run may be shorter.
+constexpr int STEPS = ceil_div((OUT_ROWS - 1) * PITCH + OUT_COLUMNS, STEP), SUMS_PER_IMAGE = ceil_div(STEPS, 4);
+constexpr int LAST_STEPS = STEPS - 4 * (SUMS_PER_IMAGE - 1), PASSES = ceil_div(SUMS_PER_IMAGE, SUMS_PER_STAGE);
+static_assert(STEPS * STEP <= IMAGE_PITCH, "the next image begins after them");
 
 // Rows before position 0 of the gradients, as those of the transposed convolution.
 constexpr int REACH_AHEAD = REACH - REACH_BACK, GRADIENT_LEADING_ROWS = (REACH_AHEAD + 7) / 8 * 8,
@@ -31,13 +28,13 @@ constexpr int SIZE = OUT_CHANNELS * IN_CHANNELS * TAPS, SUMS = KW * STAGE_CHANNE
 constexpr float SMALLEST = 0x1p-80f; // least product of an image's inverse scales
 typedef ImageArray<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
 
-// A stage: images of both parts, then gradients of both parts, 32 filters and then 32 more. Rows begin at a multiple of
-// eight, the period of the swizzle, so up to seven of them are not needed.
+// A stage: both terms of images, then both terms of gradients, each in two blocks of 32 filters. Rows begin at a multiple
+// of eight, the period of the swizzle, so up to seven of them are not used.
 struct StageLayout {
-    static constexpr int STAGE_POSITIONS = STAGE_GROUPS * GROUP;
+    static constexpr int STAGE_POSITIONS = SUMS_PER_STAGE * SUM_POSITIONS;
     static constexpr int IMAGE_BYTES = (7 + STAGE_POSITIONS + REACH + 7) / 8 * 8 * ROW_BYTES,
         GRADIENT_BYTES = (STAGE_POSITIONS + 8) * ROW_BYTES;
-    static constexpr int GRADIENTS = FP16_PARTS * IMAGE_BYTES, SIZE = GRADIENTS + 2 * FP16_PARTS * GRADIENT_BYTES;
+    static constexpr int GRADIENTS = FP16_TERMS * IMAGE_BYTES, SIZE = GRADIENTS + 2 * FP16_TERMS * GRADIENT_BYTES;
 };
 
 static_assert(SHARED_BYTES >= 1024 + PIPELINE_STAGES * StageLayout::SIZE, "dynamic shared memory");
@@ -107,7 +104,7 @@ struct ImageSplit {
     }
 };
 
-// The first row of a stage, and how many rows of it are not needed.
+// The first row of a stage, and the number of its rows before the first one that is used.
 struct AlignedRow {
     int row, skipped;
     __device__ explicit AlignedRow(int needed) : row(needed / 8 * 8), skipped(needed % 8) {}
@@ -126,7 +123,7 @@ __device__ __forceinline__ void load_stages(const PackedOperands &packed, const 
             Mbarrier &full = pipeline.full[state.stage];
             full.arrive_expect_tx(StageLayout::SIZE);
             #pragma unroll
-            for (int i = 0; i < FP16_PARTS; i++) {
+            for (int i = 0; i < FP16_TERMS; i++) {
                 bulk_copy<StageLayout::IMAGE_BYTES>(stage + i * StageLayout::IMAGE_BYTES,
                     packed.images.at(i, split.channel / ROW_CHANNELS, of_images.row), full);
                 #pragma unroll
@@ -145,11 +142,11 @@ __device__ __forceinline__ void load_stages(const PackedOperands &packed, const 
 template <int COUNT> __device__ __forceinline__ void multiply(float (&main)[SUMS], uint64_t a, uint64_t b,
     float scale) {
     float sums[SUMS];
-    const auto products = [&](TermPair parts, bool add) {
+    const auto products = [&](TermPair terms, bool add) {
         #pragma unroll
         for (int k = 0; k < COUNT; k++)
-            wgmma<FP16X2, true, true>(sums, a + (parts.a * 2 * StageLayout::GRADIENT_BYTES + k * STEP * ROW_BYTES) / CHUNK_BYTES,
-                b + (parts.b * StageLayout::IMAGE_BYTES + k * STEP * ROW_BYTES) / CHUNK_BYTES, add || k > 0);
+            wgmma<FP16X2, true, true>(sums, a + (terms.a * 2 * StageLayout::GRADIENT_BYTES + k * STEP * ROW_BYTES) / CHUNK_BYTES,
+                b + (terms.b * StageLayout::IMAGE_BYTES + k * STEP * ROW_BYTES) / CHUNK_BYTES, add || k > 0);
     };
     const auto add = [&](float scale) {
         wgmma_commit_group();
@@ -158,7 +155,7 @@ template <int COUNT> __device__ __forceinline__ void multiply(float (&main)[SUMS
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = fma(sums[i], scale, main[i]);
     };
-    if (FP16_PARTS == 2) {
+    if (FP16_TERMS == 2) {
         wgmma_fence();
         products({0, 1}, false);
         products({1, 0}, true);
@@ -169,16 +166,15 @@ template <int COUNT> __device__ __forceinline__ void multiply(float (&main)[SUMS
     add(scale);
 }
 
-// What a split's sums are compared with: the expected square of a sum without cancellation, and the least size of a sum
-// with small elements (SMALL_ELEMENT_LOSS).
+// The bounds of a split's sums: the expected square of a sum without cancellation, and the minimum magnitude of a sum with
+// small elements (SMALL_ELEMENT_LOSS).
 struct SumBounds {
     float squares = 0, min_size = 0;
 };
 
 // The sums of a row of the window. By a warpgroup.
 __device__ __forceinline__ SumBounds multiply(float (&main)[SUMS], const PackedOperands &packed,
-    const ImageSplit &split, int row,
-    Pipeline<PIPELINE_STAGES> &pipeline, const char *shared) {
+    const ImageSplit &split, int row, Pipeline<PIPELINE_STAGES> &pipeline, const char *shared) {
     SumBounds bounds;
     #pragma unroll
     for (int i = 0; i < SUMS; i++) main[i] = 0;
@@ -195,17 +191,16 @@ __device__ __forceinline__ SumBounds multiply(float (&main)[SUMS], const PackedO
             pipeline.wait_full(state);
             const char *stage = shared + state.stage * StageLayout::SIZE;
             const uint64_t a = smem_descriptor(stage + StageLayout::GRADIENTS + of_gradients * ROW_BYTES,
-                StageLayout::GRADIENT_BYTES, 8 * ROW_BYTES,
-                SWIZZLE_64B);
+                StageLayout::GRADIENT_BYTES, 8 * ROW_BYTES, SWIZZLE_64B);
             const uint64_t b = smem_descriptor(stage + (of_images + tap_offset(row, 0)) * ROW_BYTES, DW * ROW_BYTES,
                 8 * ROW_BYTES, SWIZZLE_64B);
             #pragma unroll 1
-            for (int i = 0; i < STAGE_GROUPS; i++) {
-                const int group = pass * STAGE_GROUPS + i, further = i * GROUP * ROW_BYTES / CHUNK_BYTES;
-                if (group < GROUPS - 1)
-                    multiply<4>(main, a + further, b + further, scale);
-                else if (group == GROUPS - 1)
-                    multiply<LAST>(main, a + further, b + further, scale);
+            for (int i = 0; i < SUMS_PER_STAGE; i++) {
+                const int run = pass * SUMS_PER_STAGE + i, offset = i * SUM_POSITIONS * ROW_BYTES / CHUNK_BYTES;
+                if (run < SUMS_PER_IMAGE - 1)
+                    multiply<4>(main, a + offset, b + offset, scale);
+                else if (run == SUMS_PER_IMAGE - 1)
+                    multiply<LAST_STEPS>(main, a + offset, b + offset, scale);
             }
             arrive_per_warp(pipeline.empty[state.stage]);
         }
@@ -247,7 +242,7 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_shifted_fp16x2(
         const int filter = split.filter + accumulator_row(i), column = accumulator_column(i) / STAGE_CHANNELS;
         const int channel = split.channel + accumulator_column(i) % STAGE_CHANNELS;
         if (filter >= OUT_CHANNELS || channel >= IN_CHANNELS) continue;
-        if (FP16_PARTS == 2) sign += sums[i] * sums[i] - bounds.squares / MAX_CANCELLATION;
+        if (FP16_TERMS == 2) sign += sums[i] * sums[i] - bounds.squares / MAX_CANCELLATION;
         scratch_layout.sums[blockIdx.y * (int64_t)SIZE + split_offset(filter, channel, row * KW + column)] = sums[i];
     }
     sign = over_lanes<Sum, WARP>(sign);

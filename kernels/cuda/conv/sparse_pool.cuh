@@ -1,16 +1,16 @@
 // The gradient through a 2 x 2 max pooling as a 2:4 sparse WGMMA operand. It is zero but for one position of each
 // window, so of four neighbouring k at most two are not zero. Read conv/shifted.cuh first.
 //
-// A pair is both positions of a row of a window, of which at most one is not zero: the operand holds that number and
-// which of the two it is. Pairs lie in the order of positions, PAIR_PITCH a row, so 2 n positions are n pairs. Images
-// have an even number of rows, padding included.
+// A pair is the two positions of a row of a window. At most one is not zero: the operand has that number, and a bit that
+// selects the position. Pairs are in the order of positions, PAIR_PITCH per row, so 2 n positions are n pairs. Images have an
+// even number of rows, padding included.
 #pragma once
 #include "conv/shifted.cuh"
 
 constexpr int PAIR_PITCH = PITCH / 2, IMAGE_PAIRS = IMAGE_PITCH / 2;
 static_assert(IMAGE_PITCH % (2 * PITCH) == 0, "an image ends with a row of windows");
 
-// The pooled gradient (N, C, H / 2, W / 2), and where in its window each number belongs (0 to 3, row by row).
+// The pooled gradient (N, C, H / 2, W / 2), and the position of each number in its window (0 to 3, row by row).
 template <int C, int H, int W> struct PooledGradients {
     static constexpr int ROWS = H / 2, COLUMNS = W / 2, AREA = ROWS * COLUMNS;
     const T *g;
@@ -31,9 +31,9 @@ template <int C, int H, int W> struct PooledGradients {
         const int at = (image * C + channel) * AREA + y * COLUMNS + column;
         #pragma unroll
         for (int j = 0; j < CHUNK_ELEMENTS; j++) {
-            const bool there = inside && channel + (C % CHUNK_ELEMENTS == 0 ? 0 : j) < C;
-            found.g[j] = there ? g[at + j * AREA] : 0;
-            found.where[j] = there ? where[at + j * AREA] : 0;
+            const bool in_range = inside && channel + (C % CHUNK_ELEMENTS == 0 ? 0 : j) < C;
+            found.g[j] = in_range ? g[at + j * AREA] : 0;
+            found.where[j] = in_range ? where[at + j * AREA] : 0;
         }
     }
 
@@ -45,8 +45,8 @@ template <int C, int H, int W> struct PooledGradients {
     }
 };
 
-// Loads Layout::ROWS pairs from `first` on and all channels of a stage from `channel` on. THREADS threads load windows,
-// each the next one before it stores the last one. All but the last SHARING threads load one window each.
+// Loads Layout::ROWS pairs from `first` on, and the channels of a stage from `channel` on. Each of THREADS threads loads the
+// next window before it stores the previous one. Only the last SHARING threads load more than one window.
 template <class Layout, int THREADS, class Gradients, int SHARING = THREADS> struct PooledGradientLoader {
     static constexpr int ROW_PAIRS = 2 * PAIR_PITCH; // pairs of a row of windows
     const Gradients &gradients;
@@ -54,7 +54,7 @@ template <class Layout, int THREADS, class Gradients, int SHARING = THREADS> str
     int first, channel, window, group; // of the next load
     typename Gradients::Window next;
 
-    // The first row of windows with such pairs; windows from its first one on.
+    // The first row of windows with these pairs, and the number of windows from there on.
     __device__ __forceinline__ int top() const { return first / ROW_PAIRS; }
     __device__ __forceinline__ int count() const {
         return ((first + Layout::ROWS - 1) / ROW_PAIRS - top() + 1) * PAIR_PITCH;
@@ -75,12 +75,12 @@ template <class Layout, int THREADS, class Gradients, int SHARING = THREADS> str
         read();
     }
 
-    // Stores all pairs: store(group of channels, pair, terms, a bit for each channel: which of the pair's positions it
-    // is).
+    // Stores all pairs: store(group of channels, pair, terms, selectors). A selector is a bit for each channel: the position
+    // in the pair.
     template <class Store> __device__ __forceinline__ void finish(Store &&store) {
         #pragma unroll 1
         while (group < Layout::GROUPS) {
-            const auto now = next;
+            const auto current = next;
             const int own_group = group, pair = (top() + window / PAIR_PITCH) * ROW_PAIRS + window % PAIR_PITCH - first;
             if (thread >= THREADS - SHARING)
                 advance(SHARING);
@@ -88,14 +88,14 @@ template <class Layout, int THREADS, class Gradients, int SHARING = THREADS> str
                 group = Layout::GROUPS;
             read();
             Chunk terms[BF16X3_TERMS];
-            split_bf16x3(terms, now.g);
-            // upper: mask of two channels whose number is in the first row
+            split_bf16x3(terms, current.g);
+            // upper: mask of channels whose number is in the first row of the window, two channels per word
             uint32_t upper[CHUNK_ELEMENTS / 2], selectors = 0;
             #pragma unroll
             for (int j = 0; j < CHUNK_ELEMENTS; j++) {
-                const uint32_t half = now.where[j] < 2 ? 0xffffu << j % 2 * 16 : 0;
+                const uint32_t half = current.where[j] < 2 ? 0xffffu << j % 2 * 16 : 0;
                 upper[j / 2] = j % 2 == 0 ? half : upper[j / 2] | half;
-                selectors |= (now.where[j] & 1) << j;
+                selectors |= (current.where[j] & 1) << j;
             }
             #pragma unroll
             for (int row = 0; row < 2; row++) {

@@ -1,16 +1,15 @@
-// Gradient by the images of a stride-1 convolution behind which there is a 2 x 2 max pooling. Read conv/sparse_pool.cuh
-// first.
+// Input gradient of a stride-1 convolution that is followed by 2 x 2 max pooling. Read conv/sparse_pool.cuh first.
 //
-// It is the convolution of the gradient with flipped weights. The rows of the product are pairs of the gradient, its
-// sparse operand. Its columns are two neighbouring outputs of TILE_CHANNELS channels: x = 2 j + side - ODD_PADDING for
-// pair j. From position c of pair j - (PW + ODD_PADDING) / 2 + e these need element 2 e + c - side of a row of the
-// window. So for each row of the window and each e from 0 to KW / 2 the weights are a matrix of 2 k a filter by 2
-// columns a channel, 0 where there is no such element.
+// It is the convolution of the gradient with flipped weights. The rows of the product are pairs of the gradient, the sparse
+// operand. The columns are two neighbouring outputs of TILE_CHANNELS channels: x = 2 j + side - ODD_PADDING for pair j.
+// Position c of pair j - (PW + ODD_PADDING) / 2 + e is multiplied by tap 2 e + c - side of a row of the window. So each row
+// of the window and each e from 0 to KW / 2 has a matrix of weights, with 2 k per filter and 2 columns per channel. Its
+// elements are 0 where there is no such tap.
 //
-// Operands are bf16x3. WGMMA sums the products of first terms over one such matrix, as in conv/shifted_bf16x3.cu. One
-// WGMMA multiplies by two neighbouring terms of the weights, so the other products have two accumulators: first by
-// second terms, and all smaller ones. Third terms of the gradient have no such neighbour: their products use the
-// accumulator of the first terms and are added to the smaller ones.
+// Operands are bf16x3. WGMMA sums the products of first terms over one matrix, as in conv/shifted_bf16x3.cu. One WGMMA
+// multiplies by two neighbouring terms of the weights, so the low-order products have two accumulators: products with second
+// terms, and smaller ones. The products of third terms of the gradient use the accumulator of the first terms, and are added
+// to the smaller ones.
 #include "conv/sparse_pool.cuh"
 #include "conv/shifted_pipeline.cuh"
 
@@ -20,7 +19,7 @@ constexpr int PRODUCERS = 256, LOADERS = PRODUCERS - WARP, CONSUMERS = MMA_WARPG
 constexpr int TILE_CHANNELS = 32, COLUMNS = 2 * TILE_CHANNELS, SUMS = COLUMNS / 2; // SUMS: accumulators of a thread
 constexpr int FILTER_BLOCKS = (OUT_CHANNELS + TILE_CHANNELS - 1) / TILE_CHANNELS,
     CHANNEL_BLOCKS = (IN_CHANNELS + STAGE_CHANNELS - 1) / STAGE_CHANNELS;
-// ROW_PAIRS: that a row of the window meets
+// ROW_PAIRS: pairs that a row of the window reads
 constexpr int ODD_PADDING = PW % 2, ROW_PAIRS = KW / 2 + 1, WEIGHT_MATRICES = KH * ROW_PAIRS;
 // pairs from a window's first one to its output
 constexpr int PAIRS_BACK = PH * PAIR_PITCH + (PW + ODD_PADDING) / 2;
@@ -94,8 +93,7 @@ struct SparseAccumulator {
     // Starts the products of a term of the gradient with a term of the weights, and with the next one if there are
     // accumulators for it.
     template <int COUNT> static __device__ __forceinline__ void start_products(float (&sums)[COUNT], uint64_t a,
-        uint64_t b,
-        const uint32_t (&metadata)[STEPS], TermPair terms, bool add) {
+        uint64_t b, const uint32_t (&metadata)[STEPS], TermPair terms, bool add) {
         #pragma unroll
         for (int k = 0; k < STEPS; k++)
             wgmma_sparse<false, false>(sums, a + GradientLayout::offset(terms.a, 2 * k, 0) / CHUNK_BYTES,
@@ -103,8 +101,7 @@ struct SparseAccumulator {
     }
 
     __device__ __forceinline__ void multiply(SparsePipeline &pipeline, const char *gradients, const char *weights,
-        int warpgroup,
-        PipelineState<GRADIENT_STAGES> &gradient, PipelineState<WEIGHT_STAGES> &weight) {
+        int warpgroup, PipelineState<GRADIENT_STAGES> &gradient, PipelineState<WEIGHT_STAGES> &weight) {
         float large[SUMS], others[2 * SUMS];
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = 0;
@@ -187,7 +184,7 @@ __device__ __noinline__ T recompute(const Gradients &gradients, const T *w, cons
     return sum;
 }
 
-// By one lane for each channel: prefetches what the epilogue reads for the outputs of a tile.
+// By one lane for each channel: prefetches the auxiliary inputs of a tile.
 __device__ __forceinline__ void prefetch_aux(const Epilogue &out, int batch, int channel, int pair) {
     for (int image = pair / IMAGE_PAIRS; image < batch && image * IMAGE_PAIRS < pair + TILE; image++) {
         const int from = max(pair - image * IMAGE_PAIRS, 0) / PAIR_PITCH;
@@ -198,7 +195,8 @@ __device__ __forceinline__ void prefetch_aux(const Epilogue &out, int batch, int
 }
 
 // The epilogue for TILE_CHANNELS channels from `channel` on and ROWS pairs from `pair` on. Auxiliary inputs of a row
-// are loaded before its first output is written. bf16x3 makes NaN of infinities: what is not finite is recomputed.
+// are loaded before its first output is written. Sums that are not finite are recomputed, because bf16x3 turns
+// infinities into NaN.
 __device__ __forceinline__ void write(
     const float (&sums)[SUMS], const Gradients &gradients, const T *w, const Epilogue &epilogue, int channel,
         int pair) {
@@ -258,16 +256,16 @@ KERNEL __launch_bounds__(THREADS, 1) input_grad_sparse_pool(
                 __syncwarp();
             }
         } else {
-            PooledGradientLoader<GradientLayout, LOADERS, Gradients> gathering = {gradients, (int)threadIdx.x - WARP};
+            PooledGradientLoader<GradientLayout, LOADERS, Gradients> loader = {gradients, (int)threadIdx.x - WARP};
             const auto start = [&](int i) {
                 if (i < own * CHANNEL_BLOCKS)
-                    gathering.start(pair(i / CHANNEL_BLOCKS) - PAIRS_BACK, i % CHANNEL_BLOCKS * STAGE_CHANNELS);
+                    loader.start(pair(i / CHANNEL_BLOCKS) - PAIRS_BACK, i % CHANNEL_BLOCKS * STAGE_CHANNELS);
             };
             start(0);
             #pragma unroll 1
             for (int i = 0; i < own * CHANNEL_BLOCKS; i++, gradient.advance()) {
                 pipeline.images.wait_empty(gradient);
-                gathering.finish(StoreSparse{of_gradients + gradient.stage * GRADIENT_STAGE});
+                loader.finish(StoreSparse{of_gradients + gradient.stage * GRADIENT_STAGE});
                 fence_proxy_async();
                 arrive_per_warp(pipeline.images.full[gradient.stage]);
                 start(i + 1);

@@ -1,27 +1,26 @@
-// Weight gradient of a stride-1 convolution with 3 x 3 windows behind which there is a 2 x 2 max pooling. Read
+// Weight gradient of a stride-1 convolution with 3 x 3 windows that is followed by 2 x 2 max pooling. Read
 // conv/sparse_pool.cuh and conv/shifted_weight_grad.cuh first.
 //
 // The gradient is the sparse operand along K, the positions: two neighbouring pairs are four positions. Each producer
-// warp loads images while it stores gradients, and the other way round. Accumulators as in
-// conv/shifted_weight_grad_bf16x3.cu, over all positions of a stage, which has as many non-zeros as there.
+// warp loads images while it stores gradients, and vice versa. Accumulators are as in conv/shifted_weight_grad_bf16x3.cu, but
+// over all positions of a stage, of which at most half are not zero.
 //
-// BIAS: the gradient by the bias too, as the gradient times ones; each warpgroup multiplies one term.
+// BIAS: also the bias gradient, as the product of the gradient and ones; each warpgroup multiplies one term.
 #include "conv/shifted_weight_grad.cuh"
 #include "conv/sparse_pool.cuh"
 
 constexpr int STEP = 32; // positions of one instruction
-// Threads without a row of the images load more of the gradient, if there are two warps of them or more.
+// Threads that load no row of the images load more of the gradient, if there are at least two warps of them.
 constexpr int IDLE_LOADERS = PRODUCERS - (ImageLayout::ROWS + WARP - 1) / WARP * WARP;
 constexpr int GRADIENT_LOADERS = IDLE_LOADERS < 2 * WARP ? PRODUCERS : IDLE_LOADERS;
 typedef CoreMatrixLayout<STAGE_POSITIONS / 2, FILTERS / CHUNK_ELEMENTS> GradientLayout;
 typedef PooledGradients<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
 
-// Behind the gradient's terms lie the selectors, a byte for each group of channels and each pair: a bit for each
-// channel, which of the pair's positions it is.
+// The selectors follow the gradient's terms: a byte for each group of channels and each pair, a bit for each channel.
 constexpr int SELECTORS = ImageLayout::SIZE + GradientLayout::SIZE;
 constexpr int STAGE = (SELECTORS + GradientLayout::GROUPS * GradientLayout::ROWS + 1023) / 1024 * 1024;
 
-// Behind the stages lie the staging buffer of the images, and STEP k of eight columns of ones.
+// The stages are followed by the staging buffer of the images, and by STEP k of eight columns of ones.
 constexpr int ONES = STAGES * STAGE + PRODUCERS * STAGE_CHANNELS * (int)sizeof(T);
 static_assert(SHARED_BYTES >= 1024 + ONES + BIAS * STEP * CHUNK_BYTES, "dynamic shared memory");
 
@@ -166,7 +165,7 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_sparse_pool(
     if (threadIdx.x < PRODUCERS) {
         warpgroup_reg_dealloc<56>();
         T *staging = (T *)(shared + STAGES * STAGE);
-        PooledGradientLoader<GradientLayout, PRODUCERS, Gradients, GRADIENT_LOADERS> gathering = {gradients,
+        PooledGradientLoader<GradientLayout, PRODUCERS, Gradients, GRADIENT_LOADERS> loader = {gradients,
             (int)threadIdx.x};
         const auto start_images = [&](int i) {
             if (i < split.end)
@@ -174,7 +173,7 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_sparse_pool(
                     split.channel);
         };
         const auto start_gradients = [&](int i) {
-            if (i < split.end) gathering.start(split.position(i) / 2, split.filter);
+            if (i < split.end) loader.start(split.position(i) / 2, split.filter);
         };
         start_images(split.begin);
         start_gradients(split.begin);
@@ -184,7 +183,7 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_sparse_pool(
             pipeline.wait_empty(state);
             InputImages::finish_load<ImageLayout, PRODUCERS>(StoreSplit<ImageLayout>{stage}, staging, threadIdx.x);
             start_images(i + 1);
-            gathering.finish(StoreSparse{stage});
+            loader.finish(StoreSparse{stage});
             fence_proxy_async();
             arrive_per_warp(pipeline.full[state.stage]);
             start_gradients(i + 1);

@@ -3,12 +3,12 @@
 #pragma once
 #include "gemm/tile.cuh"
 
-// A warp's product of a WM x WN tile. A WarpOp has: the rows and columns of accumulators of a thread (TM, TN), their
-// coordinates in the warp's tile, and the product of panels in shared memory.
+// The product of a warp, for a WM x WN tile. A WarpOp defines the rows and columns of accumulators of a thread (TM, TN), their
+// coordinates in the warp's tile, and multiply() for panels in shared memory.
 template <int WM_, int WN_> struct Fma {
     static constexpr int WM = WM_, WN = WN_;
     static constexpr bool KEEPS_NON_FINITE = true; // infinity and NaN give what IEEE arithmetic gives
-    static constexpr bool PREFETCH = false;        // of the next fragments from shared memory: the compiler does it
+    static constexpr bool PREFETCH = false;        // the compiler prefetches the next fragments from shared memory
     static constexpr bool K_MAJOR_A = false, K_MAJOR_B = false;
     static constexpr int PAD_A = VECTOR, PAD_B = VECTOR; // elements after a row of a panel, against bank conflicts
     static constexpr int LANES_M = 4, LANES_N = 8; // of a warp

@@ -1,15 +1,7 @@
-// Computes by FMA the elements that gemm/packed_gemm.cu has left. A block per tile of the result computes the elements of its
-// list one after another, each by all threads, which is bound by the latency of the first loads; or the whole tile where the
-// list is full. Most blocks have nothing to do.
-#ifndef MMA_KIND
-#define MMA_KIND 5
-#define TILE_N 128
-#define TRANSPOSE_A 0
-#define TRANSPOSE_B 0
-#define WIDE_A 1
-#define WIDE_B 1
-#define WIDE_C 1
-#endif
+// Computes by FMA the elements that gemm/packed_gemm.cu has marked. There is a block for each tile of the result. Its threads
+// compute the elements of the tile's list together, one after another; if the list is full, the whole tile. Most lists are empty.
+//
+// Macros as in gemm/pack.cu; WIDE_C: elements per store.
 #include "gemm/gemm.cuh"
 #include "common/collectives.cuh"
 #include "gemm/packed.cuh"
@@ -36,7 +28,7 @@ template <class Operands> __device__ __forceinline__ T dot(const Operands &opera
         for (int i = 0; i < UNROLL; i++) sum = fma(a[i], b[i], sum);
     }
     sum = over_lanes<Sum, WARP>(sum);
-    __syncthreads(); // the sums of the element before have been read
+    __syncthreads(); // the sums of the previous element have been read
     if (threadIdx.x % WARP == 0) sums[threadIdx.x / WARP] = sum;
     __syncthreads();
     T all = sums[0];

@@ -1,22 +1,8 @@
-// C = op(A) op(B) by tiles in shared memory, see gemm/gemm.cuh. With split-K (SPLIT) each block in y computes a part of K and
-// writes partial sums to scratch; gemm/split_k_sum.cu adds them.
-#ifndef TILE_M // by default the tile of large products
-#define TILE_M 128
-#define TILE_N 128
-#define TILE_K 8
-#define WARP_M 64
-#define WARP_N 64
-#define TILE_SLICES 1
-#define TILE_STAGES 4
-#define MIN_BLOCKS 2
-#define MMA_KIND 0
-#define TRANSPOSE_A 0
-#define TRANSPOSE_B 0
-#define WIDE_A 1 // elements per load of a row of A, a row of B, and per store of a row of C
-#define WIDE_B 1
-#define WIDE_C 1
-#define SPLIT 0
-#endif
+// C = op(A) op(B) by tiles in shared memory, see gemm/gemm.cuh. With split-K (SPLIT) block y computes split y of K and writes
+// partial sums to scratch; gemm/split_k_sum.cu adds them.
+//
+// Macros (BlockGemm in matmul.py): TILE_*, WARP_*, MIN_BLOCKS and MMA_KIND choose the tile. TRANSPOSE_A and TRANSPOSE_B.
+// WIDE_A, WIDE_B, WIDE_C: elements per load of a row of A, of a row of B, and per store of a row of C.
 #include "gemm/gemm.cuh"
 
 typedef Tile<TILE_M, TILE_N, TILE_K, TILE_SLICES, TILE_STAGES,

@@ -5,10 +5,10 @@
 #include "gemm/fma.cuh"
 #include "gemm/mma.cuh"
 
-constexpr int SWIZZLED_ROWS = 8; // tile rows that go through all columns together, so that their operands stay in L2
+constexpr int SWIZZLED_ROWS = 8; // rows of tiles that advance through the columns together, so that their operands stay in L2
 
 // The coordinates of tile `block` in matrices of rows x columns tiles; item: the matrix of the batch. Threadblock swizzle:
-// SWIZZLED_ROWS rows of the first column, of the second column, ..., then the next SWIZZLED_ROWS rows.
+// SWIZZLED_ROWS rows of the first column, the same rows of the second column, ..., then the next SWIZZLED_ROWS rows.
 struct TileCoord {
     int64_t item;
     int row, column;
@@ -22,8 +22,8 @@ struct TileCoord {
     }
 };
 
-// The loader of a panel of op(A) or op(B), whose `length` rows (columns of op(B)) are stored as [k][row], or as [row][k] if
-// TRANSPOSE. The panel begins at row `first` and at k0; k ends at `end`.
+// The loader of a panel of op(A) or op(B), which has `length` rows (op(B): columns). They are stored as [k][row], or as [row][k]
+// if TRANSPOSE. The panel begins at row `first` and at k0; k ends at `end`.
 template <class Panels, int WIDE, bool TRANSPOSE, bool K_MAJOR> __device__ __forceinline__ auto panel_loader(
     const T *x, int length, int first, int k, int k0, int end) {
     static_assert(TRANSPOSE || !K_MAJOR, "a K-major panel needs a K-major matrix");
@@ -57,9 +57,7 @@ template <bool TRANS_A, bool TRANS_B> struct Operands {
     }
 };
 
-__device__ __forceinline__ bool finite(T x) { return fabs(x) < (T)INFINITY; }
-
-// Computes again by FMA the results that are not finite: BF16X3 turns infinities into NaN.
+// Recomputes by FMA the results that are not finite, because BF16X3 turns infinities into NaN.
 template <class Tile, class Operands> __device__ __forceinline__ void recompute_non_finite(
     Tile &tile, const Operands &operands, int m0, int n0, int k0, int k1) {
     constexpr int TN = Tile::TN, COUNT = Tile::TM * TN;
@@ -82,8 +80,8 @@ template <class Tile, class Operands> __device__ __forceinline__ void recompute_
     }
 }
 
-// Computes tile `block` (of the first matrix of the batch, then of the next), over part `split` of `splits` of K, and passes
-// its elements to `out`: an Epilogue, or a Store of partial sums. Threads of the block return at different times.
+// Computes tile `block` over split `split` of `splits` of K, and passes its elements to `out`: an Epilogue, or a Store of partial
+// sums. Tiles are numbered through all matrices of the batch. Threads of the block return at different times.
 template <class Tile, bool TRANS_A, bool TRANS_B, int WIDTH_A, int WIDTH_B, int WIDTH_C, class Out>
 __device__ __forceinline__ void gemm_block(
     const T *a, const T *b, const Out &out, int m, int n, int k, int splits, int block, int split) {

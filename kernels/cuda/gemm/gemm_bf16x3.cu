@@ -1,21 +1,13 @@
-// C = op(A) op(B) by WGMMA in bf16x3 (sm90/bf16x3.cuh), for operands that are not packed beforehand. Two producer warpgroups
-// load float32 with cp.async and split it into three bfloat16 terms on the way to shared memory; two consumer warpgroups
-// multiply, each half of a tile's rows. A block goes from tile to tile. With split-K (SPLIT) partial sums go to scratch;
-// gemm/split_k_sum.cu adds them.
+// C = op(A) op(B) by WGMMA in bf16x3 (sm90/bf16x3.cuh), for operands that are not packed. Two producer warpgroups load float32
+// with cp.async, split it into three bfloat16 terms, and store these in shared memory. Two consumer warpgroups multiply, each
+// half of a tile's rows. The kernel is persistent. With split-K (SPLIT) partial sums go to scratch; gemm/split_k_sum.cu adds
+// them.
 //
-// The products of leading terms are exact. Tensor cores truncate when they add, so they sum over TILE_K of K only, and
-// float32 additions continue. The products of low-order terms, 2^-8 of the others, have accumulators of their own.
-#ifndef TILE_N
-#define TILE_N 128
-#define TRANSPOSE_A 0
-#define TRANSPOSE_B 0
-#define WIDE_A 1    // elements per load
-#define WIDE_B 1
-#define WIDE_C 1    // elements per store from accumulators
-#define WIDE_TILE 1 // elements per store from a staged tile, with ONE_TILE
-#define SPLIT 0
-#define ONE_TILE 0 // a block computes one part of one tile
-#endif
+// The products of leading terms are exact. Tensor cores truncate when they add, so they sum over TILE_K of K only; float32
+// additions sum the results. The low-order products, 2^-8 of the others, have accumulators of their own.
+//
+// Macros (Bf16x3Gemm in bf16x3.py): TILE_N, TRANSPOSE_A, TRANSPOSE_B. WIDE_A, WIDE_B: elements per load. WIDE_C, WIDE_TILE:
+// elements per store, from accumulators and from a staged tile. ONE_TILE: a block computes one split of one tile.
 #include "gemm/gemm.cuh"
 #include "sm90/bf16x3.cuh"
 #include "sm90/accumulator.cuh"
@@ -27,15 +19,15 @@ constexpr int TILE_K = 32, MMA_K = 16, STAGES = 3; // K of a stage and of an ins
 constexpr int SUMS = TILE_N / 2;                   // accumulators of a thread
 constexpr int STAGGER = 2;                         // stages by which a consumer warpgroup starts before the next one
 
-// ROWS rows of op(A), or columns of op(B). In global memory they are stored as [row][k] if K_MAJOR, else as [k][row], with WIDE
-// elements per load. In shared memory they are chunks of eight neighbours of global memory. A plane holds all chunks with the
-// same eight k (or rows); planes are padded so that eight threads write without bank conflicts.
+// ROWS rows of op(A), or columns of op(B). Global memory has them as [row][k] if K_MAJOR, else as [k][row], with WIDE elements
+// per load. Shared memory has chunks of eight elements that are neighbours in global memory. A plane holds all chunks with the
+// same eight k (or rows). Planes are padded so that eight threads write without bank conflicts.
 template <int ROWS, bool K_MAJOR, int WIDE> struct Operand {
     static constexpr int PLANES = (K_MAJOR ? TILE_K : ROWS) / CHUNK_ELEMENTS, PLANE_CHUNKS = K_MAJOR ? ROWS : TILE_K;
     static constexpr int PLANE = (PLANE_CHUNKS + (K_MAJOR ? 2 : 1)) * CHUNK_BYTES, TERM = PLANES * PLANE; // bytes
     static constexpr int SIZE = BF16X3_TERMS * TERM; // bytes of a stage
     static constexpr int CHUNKS = PLANES * PLANE_CHUNKS, PER_THREAD = (CHUNKS + PRODUCER_THREADS - 1) / PRODUCER_THREADS;
-    static constexpr int STAGING = PER_THREAD * PRODUCER_THREADS * CHUNK_ELEMENTS; // float32 elements on the way
+    static constexpr int STAGING = PER_THREAD * PRODUCER_THREADS * CHUNK_ELEMENTS; // float32 elements before the split
     static_assert(ROWS % CHUNK_ELEMENTS == 0, "whole chunks");
 
     const T *x;
@@ -52,9 +44,9 @@ template <int ROWS, bool K_MAJOR, int WIDE> struct Operand {
             if (CHUNKS % PRODUCER_THREADS != 0 && at >= CHUNKS) break;
             const int across = at % PLANES * CHUNK_ELEMENTS, down = at / PLANES;
             const int row = first + (K_MAJOR ? down : across), depth = k0 + (K_MAJOR ? across : down);
-            const int left = row < length && depth < k ? K_MAJOR ? k - depth : length - row : 0;
+            const int remaining = row < length && depth < k ? K_MAJOR ? k - depth : length - row : 0;
             const int from = K_MAJOR ? row * k + depth : depth * length + row;
-            cp_async<WIDE * sizeof(T)>(staging + swizzled(at, j), x + from + j, left > j);
+            cp_async<WIDE * sizeof(T)>(staging + swizzled(at, j), x + from + j, remaining > j);
         }
     }
 
@@ -79,7 +71,7 @@ template <int ROWS, bool K_MAJOR, int WIDE> struct Operand {
         }
     }
 
-    // The descriptor of term 0 and k 0 from row `row` on, and what to add to it for another term and k.
+    // The descriptor of term 0 and k 0 from row `row` on, and the offset to add for another term and k.
     static __device__ __forceinline__ uint64_t descriptor(const char *stage, int row) {
         return K_MAJOR ? smem_descriptor(stage + row * CHUNK_BYTES, PLANE, CORE_MATRIX_BYTES, NO_SWIZZLE)
                        : smem_descriptor(stage + row / CHUNK_ELEMENTS * PLANE, CORE_MATRIX_BYTES, PLANE, NO_SWIZZLE);
@@ -89,8 +81,8 @@ template <int ROWS, bool K_MAJOR, int WIDE> struct Operand {
     }
 
   private:
-    // The position of element j of chunk `at` in staging. Halves of chunks are swapped so that eight threads read without
-    // bank conflicts.
+    // The position of element j of chunk `at` in staging. The halves of some chunks are swapped so that eight threads read
+    // without bank conflicts.
     static __device__ __forceinline__ int swizzled(int at, int j) {
         return at * CHUNK_ELEMENTS + (j / VECTOR ^ at / 4 % 2) * VECTOR + j % VECTOR;
     }
@@ -153,11 +145,11 @@ struct StageIterator {
   private:
     __device__ __forceinline__ void enter() {
         if (!more()) return;
-        const TileSplit part(problem, i);
-        stage = part.begin;
-        end = part.end;
-        a = {part.a(problem), problem.m, problem.k, part.at.row * TILE_M};
-        b = {part.b(problem), problem.n, problem.k, part.at.column * TILE_N};
+        const TileSplit work(problem, i);
+        stage = work.begin;
+        end = work.end;
+        a = {work.a(problem), problem.m, problem.k, work.at.row * TILE_M};
+        b = {work.b(problem), problem.n, problem.k, work.at.column * TILE_N};
     }
 };
 
@@ -200,16 +192,16 @@ __device__ __forceinline__ void produce(const Problem &problem, Barriers &barrie
 struct Accumulators {
     float main[SUMS], low_order[SUMS];
 
-    // first: the block's first split. There warpgroup 1 waits until warpgroup 0 is STAGGER stages ahead: so one runs its
+    // first: the block's first split. Then warpgroup 1 waits until warpgroup 0 is STAGGER stages ahead, so that one runs its
     // epilogue while the other multiplies.
-    __device__ __forceinline__ void multiply(Barriers &barriers, const char *shared, const TileSplit &part, int warpgroup,
+    __device__ __forceinline__ void multiply(Barriers &barriers, const char *shared, const TileSplit &work, int warpgroup,
         bool first, PipelineState<STAGES> &state) {
         if (first && warpgroup > 0) barriers.begun.wait(0);
         float leading[SUMS];
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = 0;
         int last = 0;
-        for (int i = part.begin; i < part.end; i++, state.advance()) {
+        for (int i = work.begin; i < work.end; i++, state.advance()) {
             barriers.pipeline.wait_full(state);
             const char *stage = shared + state.stage * STAGE;
             const uint64_t a = OperandA::descriptor(stage, warpgroup * ROWS);
@@ -224,10 +216,10 @@ struct Accumulators {
             products(leading, {0, 0}, false);
             wgmma_commit_group();
             wgmma_wait_group<1>();
-            if (i > part.begin) arrive_per_warp(barriers.pipeline.empty[last]);
-            if (first && warpgroup == 0 && i == min(part.begin + STAGGER, part.end) - 1) arrive_per_warp(barriers.begun);
+            if (i > work.begin) arrive_per_warp(barriers.pipeline.empty[last]);
+            if (first && warpgroup == 0 && i == min(work.begin + STAGGER, work.end) - 1) arrive_per_warp(barriers.begun);
             #pragma unroll
-            for (int j = 0; j < LOW_ORDER_PAIRS; j++) products(low_order, low_order_pair(j), i + j > part.begin);
+            for (int j = 0; j < LOW_ORDER_PAIRS; j++) products(low_order, low_order_pair(j), i + j > work.begin);
             wgmma_commit_group();
             wgmma_wait_group<1>();
             wgmma_fence_operand(leading);
@@ -248,29 +240,29 @@ __device__ __noinline__ T dot(const Matrices &matrices, int row, int column, int
     return matrices.dot(row, column, k0, k1);
 }
 
-// Computes again by FMA the results that are not finite: bf16x3 turns infinities into NaN.
+// Recomputes by FMA the results that are not finite, because bf16x3 turns infinities into NaN.
 __device__ __forceinline__ void recompute_non_finite(
-    float (&sums)[SUMS], const Problem &problem, const TileSplit &part, const AccumulatorTile &tile) {
+    float (&sums)[SUMS], const Problem &problem, const TileSplit &work, const AccumulatorTile &tile) {
     float zero = 0;
     #pragma unroll
     for (int i = 0; i < SUMS; i++) zero = fma(sums[i], 0.0f, zero);
     if (zero == 0) return;
-    const Matrices matrices = {part.a(problem), part.b(problem), problem.m, problem.n, problem.k};
-    const int k0 = part.begin * TILE_K, k1 = min(part.end * TILE_K, problem.k);
+    const Matrices matrices = {work.a(problem), work.b(problem), problem.m, problem.n, problem.k};
+    const int k0 = work.begin * TILE_K, k1 = min(work.end * TILE_K, problem.k);
     #pragma unroll
     for (int i = 0; i < SUMS; i++)
         if (!finite(sums[i]) && tile.inside(i)) sums[i] = dot(matrices, tile.row(i), tile.column(i), k0, k1);
 }
 
-// Where results go: to the epilogue, or with split-K to scratch, one split after another.
+// The destination of results: the epilogue; with split-K scratch, one split after another.
 #if SPLIT
-struct Target {
+struct Output {
     T *partial;
     int64_t size;
-    __device__ __forceinline__ Store of(const TileSplit &part) const { return {partial + part.split * size}; }
+    __device__ __forceinline__ Store of(const TileSplit &work) const { return {partial + work.split * size}; }
 };
 #else
-struct Target {
+struct Output {
     const Epilogue &epilogue;
     __device__ __forceinline__ const Epilogue &of(const TileSplit &) const { return epilogue; }
 };
@@ -278,18 +270,18 @@ struct Target {
 
 // A consumer warpgroup: its rows of all splits of the block.
 __device__ __forceinline__ void consume(
-    const Problem &problem, Barriers &barriers, const char *shared, const Tiled &staged, const Target &target) {
+    const Problem &problem, Barriers &barriers, const char *shared, const Tiled &staged, const Output &output) {
     const int warpgroup = __shfl_sync(~0u, (threadIdx.x - PRODUCER_THREADS) / WARPGROUP, 0); // warp-uniform
     PipelineState<STAGES> state;
     for (int i = blockIdx.x; i < problem.count(); i += gridDim.x) {
-        const TileSplit part(problem, i);
+        const TileSplit work(problem, i);
         const AccumulatorTile tile = {
-            part.at, problem.m, problem.n, part.at.row * TILE_M + warpgroup * ROWS, part.at.column * TILE_N};
+            work.at, problem.m, problem.n, work.at.row * TILE_M + warpgroup * ROWS, work.at.column * TILE_N};
         Accumulators sums;
-        sums.multiply(barriers, shared, part, warpgroup, i == blockIdx.x, state);
-        recompute_non_finite(sums.main, problem, part, tile);
+        sums.multiply(barriers, shared, work, warpgroup, i == blockIdx.x, state);
+        recompute_non_finite(sums.main, problem, work, tile);
         if (!ONE_TILE) {
-            tile.store(target.of(part), sums.main);
+            tile.store(output.of(work), sums.main);
             continue;
         }
         #pragma unroll
@@ -310,13 +302,13 @@ KERNEL __launch_bounds__(THREADS, 1) gemm_bf16x3(const T *a, const T *b, const E
     wait_for_inputs();
     const Problem problem(a, b, batch, m, n, k, splits);
 #if SPLIT
-    const Target target = {(T *)scratch, batch * m * n};
+    const Output output = {(T *)scratch, batch * m * n};
 #else
-    const Target target = {epilogue};
+    const Output output = {epilogue};
 #endif
     char *shared = (char *)shared_bytes;
     T *staging = (T *)(shared + STAGES * STAGE);
-    const Tiled staged = {staging}; // all copies have been read by then
+    const Tiled staged = {staging}; // all copies have been read before
     __shared__ Barriers barriers;
     if (threadIdx.x == 0) barriers.init();
     __syncthreads();
@@ -326,9 +318,9 @@ KERNEL __launch_bounds__(THREADS, 1) gemm_bf16x3(const T *a, const T *b, const E
         if (ONE_TILE) warpgroup_reg_alloc<128>();
     } else {
         warpgroup_reg_alloc<200>();
-        consume(problem, barriers, shared, staged, target);
+        consume(problem, barriers, shared, staged, output);
         if (ONE_TILE) warpgroup_reg_dealloc<128>();
     }
     if (ONE_TILE)
-        staged.finish<WIDE_TILE, THREADS>(target.of(TileSplit(problem, blockIdx.x)), m, n, blockIdx.x % problem.tiles);
+        staged.finish<WIDE_TILE, THREADS>(output.of(TileSplit(problem, blockIdx.x)), m, n, blockIdx.x % problem.tiles);
 }

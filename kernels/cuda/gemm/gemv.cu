@@ -1,10 +1,7 @@
 // A matrix by a vector: C = op(A) op(B) with M = 1 or N = 1, for a batch. Each element of the matrix is loaded once. The matrix
 // is `length` x k, or k x length if COLUMNS. Blocks in x: those of the first matrix, of the second, ...
-#ifndef COLUMNS
-#define COLUMNS 0
-#define MATRIX_B 0 // whether the matrix is B
-#define WIDE_A 1   // elements of the matrix per load
-#endif
+//
+// Macros: COLUMNS. MATRIX_B: the matrix is B. WIDE_A: elements of the matrix per load.
 #include "common/epilogue.cuh"
 
 constexpr int THREADS = COLUMNS ? 1024 : 256, WARPS = THREADS / WARP;
@@ -41,7 +38,7 @@ KERNEL __launch_bounds__(THREADS) gemv(
         epilogue(item, MATRIX_B ? 0 : i, MATRIX_B ? i : 0, item * length + i, values);
     };
 #if COLUMNS
-    // Each of ROWS groups of LANES threads sums every ROWS-th row of PER_BLOCK columns; the groups' sums meet in shared memory.
+    // Each of ROWS groups of LANES threads sums every ROWS-th row of PER_BLOCK columns. Shared memory collects the groups' sums.
     constexpr int ROWS = THREADS / LANES;
     __shared__ T shared[ROWS][PER_BLOCK];
     const int group = threadIdx.x / LANES, at = threadIdx.x % LANES * WIDE_A;

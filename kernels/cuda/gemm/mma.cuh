@@ -1,8 +1,8 @@
 // The warp-level product on tensor cores, by mma.sync (compute capability 8.0 and up).
 //
 // Lanes are numbered (g, c): g = lane / 4, c = lane % 4. An instruction multiplies 16 x 8 or 16 x 16 elements of A by 8 columns
-// of B. Lane (g, c) holds rows g and g + 8 of A, column g of B, and columns 2c and 2c + 1 of these rows of the result. Which
-// rows, columns and k of the warp's tile these are is free, if A and B agree about k. Here a lane's rows and columns are
+// of B. Lane (g, c) holds rows g and g + 8 of A, column g of B, and columns 2c and 2c + 1 of these rows of the result. They may
+// stand for any rows, columns and k of the warp's tile, if A and B use the same k. Here a lane's rows and columns are
 // neighbours, so one access reads or writes several.
 #pragma once
 #include "gemm/fma.cuh"
@@ -10,8 +10,8 @@
 // The arithmetic of a product: FMA, or the format of the operands of mma. FP16X2: for WGMMA only (gemm/packed.cuh).
 enum MmaKind { FMA, TF32, BFLOAT16, BF16X3, FP64, FP16X2 };
 
-// The format of an operand: DEPTH elements of a row, at different k, become two words of the instruction, in each of COUNT
-// terms whose sum is the operand.
+// The format of an operand. COUNT terms add up to the operand. convert() makes two words of each term from DEPTH elements of a row,
+// at different k.
 template <MmaKind KIND> struct Format;
 
 // Rounded to tf32 (11 bits), to nearest even.
@@ -51,8 +51,8 @@ template <> struct Format<BFLOAT16> {
     }
 };
 
-// The sum of three bfloat16 terms, each the remainder rounded to nearest: all 24 bits of a float32 from 2^-110 on; the last
-// term of smaller ones underflows. Infinity and NaN become NaN: see recompute_non_finite().
+// The sum of three bfloat16 terms; each is the remainder rounded to nearest. They hold all 24 bits of a float32 of at least
+// 2^-110; below, the last term underflows. Infinity and NaN become NaN: see recompute_non_finite().
 template <> struct Format<BF16X3> {
     typedef uint32_t Word;
     static constexpr int DEPTH = 4, COUNT = 3;
@@ -118,7 +118,7 @@ template <MmaKind KIND> __device__ __forceinline__ void multiply_add(
 #endif
 }
 
-// A WarpOp, see Fma in gemm/fma.cuh. MAX_M, MAX_N: the most neighbouring rows of A and columns of B in a lane. K_MAJOR_A,
+// A WarpOp, see Fma in gemm/fma.cuh. MAX_M, MAX_N: maximum of neighbouring rows of A and columns of B in a lane. K_MAJOR_A,
 // K_MAJOR_B: the panel is stored [m][k] or [n][k]; a lane then holds single rows or columns.
 template <int WM_, int WN_, MmaKind KIND_, int MAX_M = VECTOR, int MAX_N = VECTOR, bool K_MAJOR_A_ = false,
     bool K_MAJOR_B_ = false>
@@ -240,20 +240,20 @@ struct Mma {
                 if (Of::COUNT == 1) {
                     add(c, 0, 0);
                 } else {
-                    // Tensor cores truncate when they add. So the leading products, which are exact, are summed alone,
-                    // and the running sum is added by FMA units.
-                    const bool apart = &sums != &low;
+                    // Tensor cores truncate when they add. So they sum the leading products, which are exact, alone, and a
+                    // float32 addition adds the running sum.
+                    const bool separate = &sums != &low;
                     T small[4] = {}, large[4] = {};
-                    if (apart) get(low, small);
+                    if (separate) get(low, small);
                     #pragma unroll
                     for (int size = Of::COUNT - 1; size > 0; size--) { // products below 2^-24 are omitted
                         #pragma unroll
                         for (int p = 0; p <= size; p++) add(small, p, size - p);
                     }
                     add(large, 0, 0);
-                    if (apart) put(low, small);
+                    if (separate) put(low, small);
                     #pragma unroll
-                    for (int h = 0; h < 4; h++) c[h] += apart ? large[h] : large[h] + small[h];
+                    for (int h = 0; h < 4; h++) c[h] += separate ? large[h] : large[h] + small[h];
                 }
                 put(sums, c);
             }
@@ -261,7 +261,7 @@ struct Mma {
     }
 };
 
-// The WarpOp of a kind for panels in shared memory. TF32 converts in place, so a lane's chunks are those of one instruction.
+// The WarpOp of a kind for panels in shared memory. TF32 converts in place, so a lane's chunk holds one instruction's elements.
 template <int WM, int WN, int KIND, bool K_MAJOR_A = false, bool K_MAJOR_B = false> struct WarpMma {
     static constexpr int MAX_M = K_MAJOR_A ? 1 : KIND == TF32 ? 2 : VECTOR;
     static constexpr int MAX_N = K_MAJOR_B || KIND == TF32 ? 1 : VECTOR;

@@ -1,27 +1,21 @@
 // Packs the operands of gemm/packed_gemm.cu, see gemm/packed.cuh. A block takes PACK_ROWS packed rows and a chunk of K. For
 // FP16X2 the launches are partial_row_stats, row_stats, pack_matrices; for other kinds pack_matrices alone.
-#ifndef MMA_KIND
-#define MMA_KIND 5
-#define TILE_N 128
-#define TRANSPOSE_A 0
-#define TRANSPOSE_B 0
-#define WIDE_A 1 // elements per load
-#define WIDE_B 1
-#endif
+//
+// Macros (PackedGemm in packed.py): MMA_KIND, TILE_N, TRANSPOSE_*. WIDE_A, WIDE_B: elements per load.
 #include "common/epilogue.cuh"
 #include "common/collectives.cuh"
 #include "gemm/packed.cuh"
 
 constexpr int THREADS = 256;
 constexpr int MIN_BLOCKS = WIDE_A * WIDE_B == 16 ? 4 : 3; // per multiprocessor
-constexpr float MIN_EXACT = 0x1p-12f;  // smaller scaled elements lose bits in FP16X2, up to 2^-36
+constexpr float MIN_EXACT = 0x1p-12f;  // smaller scaled elements have an error of up to 2^-36 in FP16X2
 constexpr int MIN_PRODUCTS = 24;       // effective products in the first STATISTICS_TILES, see row_stats_of()
-constexpr int SPARSE = 32;             // rows with fewer than one element of so many never need the fallback
+constexpr int SPARSE = 32;             // rows with fewer than one non-zero in so many elements never need the fallback
 constexpr int MIN_ROUNDINGS = 8, SINGLE_ELEMENTS = 6; // see row_stats_of()
-constexpr int SKIP_RATIO = 2;          // rows whose participation is so many times below their row block's are not tested
+constexpr int SKIP_RATIO = 2;          // rows skip the cancellation test if their row block's participation is so many times theirs
 typedef float Panel[PACKED_K][PACK_ROWS + 1]; // PACK_ROWS rows of a packed tile, padded against bank conflicts
 
-// The packed rows of block `half` and their packed tiles in chunk `chunk`.
+// The packed rows of half a row block, number `half`, and their packed tiles in chunk `chunk`.
 struct Source {
     const T *x; // the matrix
     bool of_a;
@@ -143,46 +137,45 @@ __device__ __forceinline__ int target_exponent(int64_t k) {
     return target;
 }
 
-// The statistics of a row from those of its chunks; squares: its sum of squares, 0 for rows that are all zero or left to the
-// fallback.
+// The statistics of a row from those of its chunks; squares: its sum of squares, 0 for rows of zeros and rows for the fallback.
 //
 // Scale: the largest element is at most sqrt(k) times the root mean square, which is scaled to 2^target, or up to twice that.
 //
 // cancellation_level: 5.5 times the root mean square of products with a row at 2^target, which is 1 to 2 times too low for
 // the other row.
 //
-// participation: (sum |x|)^2 / sum x^2 is the effective number of elements that are not 0; of two rows with p k and q k of
-// them about p q k meet in products. FP16X2 is off by 2^-23.8 for each product (root mean square: 2^-24 from each operand,
-// and low x low), sqrt(n) times that in a sum of n. Sequential FMA rounds n sums, by 2^-25.3 each, which is more from 16
-// products on. MIN_PRODUCTS are required in the first STATISTICS_TILES, where running sums are tested. Here it is the
-// participation of this row alone; see row_stats for that of its row block.
+// participation: (sum |x|)^2 / sum x^2 is the effective number of non-zeros. Two rows with p k and q k of them have about p q k
+// non-zero products. The error of a product in FP16X2 is 2^-23.8 (root mean square: 2^-24 from each operand, and low x low), of
+// a sum of n products sqrt(n) times that. Sequential FMA rounds n sums, by 2^-25.3 each, which is more from 16 products on.
+// MIN_PRODUCTS are required in the first STATISTICS_TILES, where running sums are tested. This is the participation of the row
+// alone; see row_stats for that of its row block.
 //
-// fallback: where an element's products end the sum, or are nearly all of it, sequential FMA rounds little after them, while
-// tensor cores truncate all that they add at once. Both of these count: the roundings after each chunk (as many as elements
-// that are not 0), weighted by the share of the squares that the sum has by then; and the effective number of elements,
-// which must be larger where all may be in one chunk of 128 or in two.
+// fallback: if a large element is near the end of the sum, or dominates it, sequential FMA rounds little after it, while tensor
+// cores truncate all products that they add at once. Two numbers show this. The first is the number of roundings (the non-zeros
+// of later chunks), weighted by the share of the squares that the sum contains so far. The second is the effective number of
+// elements; it must be larger if all elements may be in one or two chunks of 128.
 __device__ __forceinline__ RowStats row_stats_of(const PackedLayout &layout, int64_t at, double &squares) {
     PartialRowStats all = {0, INFINITY, 0, 0};
     double rounded = 0;
-    PartialRowStats parts[MAX_CHUNKS]; // all loads in flight at once
+    PartialRowStats chunks[MAX_CHUNKS]; // all loads in flight at once
     #pragma unroll
     for (int i = 0; i < MAX_CHUNKS; i++) {
-        parts[i] = {0, INFINITY, 0, 0};
-        if (i < layout.chunks) parts[i] = layout.partial[i * layout.row_blocks * PACKED_ROWS + at];
+        chunks[i] = {0, INFINITY, 0, 0};
+        if (i < layout.chunks) chunks[i] = layout.partial[i * layout.row_blocks * PACKED_ROWS + at];
     }
     #pragma unroll
-    for (const PartialRowStats &part : parts) {
-        rounded += part.count * all.squares;
-        all.squares += part.squares;
-        all.least = fminf(all.least, part.least);
-        all.sum += part.sum;
-        all.count += part.count;
+    for (const PartialRowStats &chunk : chunks) {
+        rounded += chunk.count * all.squares;
+        all.squares += chunk.squares;
+        all.least = fminf(all.least, chunk.least);
+        all.sum += chunk.sum;
+        all.count += chunk.count;
     }
     squares = 0;
     const int target = target_exponent(layout.k);
     const double mean = sqrt(all.squares / layout.k);
     if (mean == 0) return {1, 0, 0, INFINITY, false, false, false};
-    const int exponent = mean < INFINITY ? target - ilogb(mean) : 1 << 30; // NaN: the latter, too
+    const int exponent = mean < INFINITY ? target - ilogb(mean) : 1 << 30; // NaN takes the last branch, too
     if (abs(exponent) > 63) return {1, INFINITY, 0, INFINITY, true, false, false};
     squares = all.squares;
     const float scale = power_of_two(exponent);
@@ -190,15 +183,15 @@ __device__ __forceinline__ RowStats row_stats_of(const PackedLayout &layout, int
     const double tested = min(layout.k, (int64_t)STATISTICS_TILES * PACKED_K) / (double)layout.k;
     const double participation = all.sum * (double)all.sum / all.squares * sqrt(tested / MIN_PRODUCTS / layout.k);
     const bool at_end = layout.chunks > 1 && rounded < MIN_ROUNDINGS * all.squares;
-    const int few = layout.chunks > 2 ? 2 : SINGLE_ELEMENTS * layout.chunks;
-    const bool single = all.sum * (double)all.sum < few * all.squares;
+    const int min_elements = layout.chunks > 2 ? 2 : SINGLE_ELEMENTS * layout.chunks;
+    const bool single = all.sum * (double)all.sum < min_elements * all.squares;
     const bool fallback = (single || at_end) && (int64_t)all.count * SPARSE > layout.k;
     return {power_of_two(-exponent), 0, level, (float)participation, fallback, false, all.least * scale < MIN_EXACT};
 }
 
-// The participation of a row block, by its PACKED_ROWS threads: the mean over its rows, weighted by their squares. The error and
-// the sum of squares of a tile are products of those of its rows. So with 16 effective products in this mean the error of a
-// tile is at most that of sequential FMA, though some of its rows have fewer.
+// The participation of a row block, by its PACKED_ROWS threads: the mean over its rows, weighted by their squares. A tile's error
+// and its sum of squares are products of its rows' values. So with 16 effective products in this mean the error of a tile is at
+// most that of sequential FMA, even if some of its rows have fewer.
 __device__ __forceinline__ float row_block_participation(float participation, double squares) {
     __shared__ double found[2][2 * PACKED_ROWS / WARP]; // of each warp: squares, and participation times squares
     const int warp = threadIdx.x / WARP, first = threadIdx.x / PACKED_ROWS * (PACKED_ROWS / WARP);
@@ -266,8 +259,8 @@ struct Scale {
     bool lossy;
 };
 
-// Adds to a row's error floor 2^22 times what its results lose by the small ones of these elements, if those that they are
-// multiplied by are four times the root mean square. A sum of powers of two: exact in any order.
+// Adds to a row's error floor 2^22 times the error of its results by the small ones of these elements, if these are multiplied
+// by elements of four times the root mean square. The addends are multiples of one power of two: exact in any order.
 __device__ __forceinline__ void raise_error_floor(
     const PackedLayout &layout, int64_t row, const float (&x)[CHUNK_ELEMENTS]) {
     int count = 0;
@@ -298,8 +291,9 @@ template <int TERMS> __device__ __forceinline__ void write(const PackedLayout &l
     }
 }
 
-// Begins with what partial_row_stats read last, which may still be in L2, and ends with what is multiplied first. FP16X2: the
-// matrices are read before the wait, because partial_row_stats has waited for them and row_stats for it (wait_for_inputs).
+// Packs in reverse order: partial_row_stats read the end last, so it may still be in L2, and packed_gemm reads the beginning
+// first. FP16X2 reads the matrices before the wait: partial_row_stats has waited for them, and row_stats for partial_row_stats
+// (wait_for_inputs).
 KERNEL __launch_bounds__(THREADS, MIN_BLOCKS) pack_matrices(const T *a, const T *b, const Epilogue epilogue,
     int64_t batch, int64_t m, int64_t n, int64_t k, char *scratch) {
     if (MMA_KIND != FP16X2) wait_for_inputs();

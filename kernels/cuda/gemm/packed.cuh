@@ -2,13 +2,13 @@
 // the columns of op(B). A packed tile is PACKED_ROWS rows by 128 bytes of K in the format of WGMMA, with the 128-byte swizzle
 // (`swizzle_128b`), zero-padded. It is contiguous, so a plain bulk copy loads it.
 //
-// TF32: K-major matrices with rows of whole 16 bytes are not packed (DIRECT_A, DIRECT_B). TMA loads them, and makes the same
+// TF32: K-major matrices whose rows are a multiple of 16 bytes are not packed (DIRECT_A, DIRECT_B). TMA loads them in the same
 // format.
 //
 // FP16X2: a float32 as two float16 terms, high + low / 2^11; three products of terms make up one of float32. Each row is scaled
 // by a power of two such that its root mean square is 2^target to 2^(target + 1); then its largest element is below 2^15.
-// Scaled elements from 2^-12 on keep all bits, or all but the last; smaller ones are off by up to 2^-36. Rows whose root mean
-// square is not between 2^-55 and 2^70 are left to gemm/fp32_fallback.cu.
+// Scaled elements of at least 2^-12 keep all bits, or all but the last; smaller ones have an error of up to 2^-36. Rows whose
+// root mean square is not between 2^-55 and 2^70 are for gemm/fp32_fallback.cu.
 //
 // Where row statistics predict a large fallback, scaled elements are split into three bfloat16 terms instead, which keep all
 // bits (Format<BF16X3>); six products make up one of float32. That takes twice the time of FP16X2, and a third of that of FMA.
@@ -24,13 +24,13 @@
 constexpr int PACKED_ROWS = 128, PACKED_BYTES = PACKED_ROWS * 128; // of a packed tile
 constexpr int PACK_ROWS = PACKED_ROWS / 2;                // rows of a block of gemm/pack.cu
 constexpr int MAX_CHUNKS = 16, MIN_CHUNK_TILES = 2;       // gemm/pack.cu cuts K into chunks of whole packed tiles
-constexpr int MAX_TERMS = MMA_KIND == FP16X2 ? 3 : 1;     // that an element may be split into
+constexpr int MAX_TERMS = MMA_KIND == FP16X2 ? 3 : 1;     // of an element
 constexpr int PACKED_K = MMA_KIND == TF32 ? 32 : 64;      // K of a packed tile
 constexpr int TILES_N = TILE_N > PACKED_ROWS ? TILE_N / PACKED_ROWS : 1; // packed tiles of op(B) side by side in TILE_N columns
-constexpr int COLUMNS_OF_TILE = TILE_N / TILES_N;         // columns taken from each of them
+constexpr int COLUMNS_OF_TILE = TILE_N / TILES_N;         // columns that are used of each of them
 constexpr float LOW_SCALE = 0x1p-11f;                     // the unit of low terms
-constexpr int CHECKED_TILES = 32;                         // the cancellation test looks at running sums after each of these
-constexpr int STATISTICS_TILES = 16;                      // the first ones, which must have enough products to say something
+constexpr int CHECKED_TILES = 32;                         // packed tiles of K after which the cancellation test reads sums
+constexpr int STATISTICS_TILES = 16;                      // the first packed tiles, which must have MIN_PRODUCTS products
 
 // The tensor maps of a block of gemm/packed_gemm.cu.
 struct alignas(128) TensorMaps {
@@ -38,11 +38,11 @@ struct alignas(128) TensorMaps {
 };
 
 // Statistics of a packed row. An FP16X2 result (scaled) goes to the float32 fallback
-// - where it is below the sum of the error floors of its row and column: it may show what small elements have lost;
-// - where its running sum has stayed below cancellation_level, except where skip_cancellation;
-// - where the product of the participations is below 1: too few products make it. All rows of a row block have the same.
-// With fallback even bf16x3 results do. lossy: the row has elements below the range of FP16X2; for each of them pack_matrices
-// adds its error to error_floor.
+// - if it is below the sum of the error floors of its row and column: errors of small elements may be visible;
+// - if its running sum has stayed below cancellation_level, unless skip_cancellation;
+// - if the product of the participations is below 1: it has too few products. All rows of a row block have one participation.
+// fallback: even bf16x3 results go to the float32 fallback. lossy: the row has elements below the range of FP16X2; pack_matrices
+// adds the error of each to error_floor.
 struct alignas(16) RowStats {
     float inverse_scale;
     float error_floor, cancellation_level, participation;
@@ -52,7 +52,7 @@ struct alignas(16) RowStats {
 // Statistics of a chunk of K of a row.
 struct alignas(16) PartialRowStats {
     double squares;    // sum of squares
-    float least, sum;  // of magnitudes: the least that is not 0, and the sum
+    float least, sum;  // of magnitudes: the smallest that is not 0, and the sum
     int count;         // of elements that are not 0
 };
 
@@ -76,8 +76,8 @@ static_assert(sizeof(RowStats) == ROW_STATS_BYTES && sizeof(PartialRowStats) == 
     "as STRUCT_BYTES in packed.py says");
 #endif
 
-constexpr int VOTES_SHARE = 16; // bf16x3 where one of so many tiles votes for it: other tiles may have long fallback lists, too
-constexpr int FEW_TILES = 512;  // of 128 x 128. With so few of them one tile by FMA takes longer than all of them in bf16x3
+constexpr int VOTES_SHARE = 16; // one vote in so many tiles chooses bf16x3: other tiles may have long fallback lists, too
+constexpr int FEW_TILES = 512;  // up to so many tiles of 128 x 128, one tile by FMA takes longer than all of them in bf16x3
 
 // The layout of scratch for `batch` products of m x k and k x n matrices. Packed tiles are ordered by row block, then by k.
 struct PackedLayout {
@@ -87,7 +87,7 @@ struct PackedLayout {
     int k_tiles, chunks;          // packed tiles along K, and chunks of them
     int tiles_n;                  // tiles in a row of the result
     int64_t tiles;                // of the results
-    int voting_tiles;             // pairs of row blocks of a matrix that row_stats looks at; each row block is in one
+    int voting_tiles;             // pairs of row blocks of a matrix that row_stats reads; each row block is in one
     PrecisionVotes *votes;
     FallbackList *fallback;
     RowStats *stats;

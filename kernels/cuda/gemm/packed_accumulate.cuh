@@ -1,15 +1,15 @@
-// The accumulation of scaled operands in FP16X2 or BF16X3, and the choice of the results that gemm/fp32_fallback.cu computes
-// in plain float32, where that may be more exact.
+// The accumulation of scaled operands in FP16X2 or BF16X3, and the choice of results for gemm/fp32_fallback.cu, which computes
+// them by sequential FMA where that may be more exact.
 //
-// The products of leading terms are summed by tensor cores over 64 k, and by float32 additions from there on, because tensor
-// cores truncate when they add. All other products have low-order accumulators.
+// Tensor cores truncate when they add. So they sum the products of leading terms over 64 k only; float32 additions sum the
+// results. All other products have low-order accumulators.
 //
-// The fallback computes results that are not finite; in BF16X3 those of rows and columns marked `fallback`; and in FP16X2
-// - those in which the errors of small elements may show (RowStats::error_floor);
-// - those of tiles with few products, of sparse rows or with huge elements (RowStats::participation): sequential FMA rounds
-//   little there;
-// - those whose running sum stayed small over the first CHECKED_TILES packed tiles (RowStats::cancellation_level): where
-//   neighbours cancel, sequential FMA rounds next to nothing, while FP16X2 has lost the operands' last bits.
+// The fallback computes results that are not finite; in BF16X3 the rows and columns marked `fallback`; and in FP16X2 results
+// - in which the errors of small elements may be visible (RowStats::error_floor);
+// - with too few effective products, because rows are sparse or have huge elements (RowStats::participation): sequential FMA has
+//   almost no rounding error there;
+// - whose running sum stays small over the first CHECKED_TILES packed tiles (RowStats::cancellation_level): where neighbours
+//   cancel, sequential FMA has almost no rounding error, but FP16X2 has lost the operands' last bits.
 #pragma once
 #include "gemm/packed_pipeline.cuh"
 
@@ -29,7 +29,7 @@ struct Bf16x3Terms {
     __device__ static constexpr TermPair pair(int i) { return low_order_pair(i); }
 };
 
-// selected: a bit for each accumulator. Of FP16X2: while multiplying, those whose running sum has stayed below the level.
+// selected: a bit for each accumulator. FP16X2: while multiplying, it is set while the running sum stays below the level.
 template <class Terms> struct Accumulators {
     static constexpr bool CHECKS_CANCELLATION = Terms::FORMAT == FP16X2;
     float main[SUMS], low_order[SUMS];
@@ -102,7 +102,7 @@ template <class Terms> struct Accumulators {
             }
             if (!exact) selected[i / 32] |= bit;
         }
-        if (bits()) { // rare; there may be some outside the matrix
+        if (bits()) { // rare; some may be outside the matrix
             #pragma unroll
             for (int i = 0; i < SUMS; i++)
                 if (!tile.inside(i)) selected[i / 32] &= ~(1u << i % 32);

@@ -1,11 +1,7 @@
 // C = op(A) op(B) of large matrices by WGMMA, from packed operands: see gemm/packed.cuh. Persistent and warp-specialised: one
 // block per multiprocessor goes from tile to tile; one thread issues copies, two consumer warpgroups multiply.
-#ifndef MMA_KIND
-#define MMA_KIND 5
-#define TILE_N 128
-#define TILE_STAGES 3
-#define WIDE_C 1 // elements per store
-#endif
+//
+// Macros (PackedGemm in packed.py): MMA_KIND, TILE_N, TILE_STAGES, DIRECT_*. WIDE_C: elements per store.
 #include "gemm/packed_accumulate.cuh"
 
 #ifdef SHARED_BYTES // the stages, and their alignment to 1024
@@ -18,7 +14,7 @@ static_assert(TILE_STAGES * Stage<MMA_KIND == FP16X2 ? 2 : 1>::SIZE + 1024 == SH
 template <int TERMS, int STAGES> __device__ __forceinline__ void produce(
     const PackedLayout &layout, TilePipeline &pipeline, char *shared, const TensorMaps &maps) {
     constexpr int SIZE_A = Stage<TERMS>::SIZE_A, SIZE_B = Stage<TERMS>::SIZE_B, SIZE = Stage<TERMS>::SIZE;
-    constexpr int COPIES = COLUMNS_OF_TILE < PACKED_ROWS ? TERMS : 1; // half a packed tile of op(B): a copy for each term
+    constexpr int COPIES = COLUMNS_OF_TILE < PACKED_ROWS ? TERMS : 1; // one for each term of half a packed tile of op(B)
     PipelineState<STAGES> state;
     for (int tile = blockIdx.x; tile < layout.tiles; tile += gridDim.x) {
         const TileCoord at(tile, layout.rows_a, layout.tiles_n);
@@ -48,7 +44,7 @@ template <int TERMS, int STAGES> __device__ __forceinline__ void produce(
     }
 }
 
-// A consumer warpgroup with scaled operands. counts: the lengths of three tiles' fallback lists in rotation, 0 at first.
+// A consumer warpgroup with scaled operands. counts: the lengths of the fallback lists of three tiles in rotation, initially 0.
 template <class Terms> __device__ __forceinline__ void consume_scaled(const PackedLayout &layout,
     TilePipeline &pipeline, const char *shared, const Epilogue &out, int (&counts)[3]) {
     PipelineState<Terms::STAGES> state;
@@ -69,7 +65,7 @@ template <class Terms> __device__ __forceinline__ void consume_scaled(const Pack
         const int all = count;
         FallbackList &list = layout.fallback[tile];
         if (threadIdx.x == WARPGROUP) {
-            counts[(round + 2) % 3] = 0; // read by all before this barrier, and added to after the next one
+            counts[(round + 2) % 3] = 0; // all have read it before this barrier, and add to it after the next one
             list.count = all;
         }
         if (all > FALLBACK_CAPACITY) continue;

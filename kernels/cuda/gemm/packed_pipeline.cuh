@@ -9,7 +9,7 @@ constexpr int SUMS = TILE_N / 2; // accumulators of a thread
 constexpr int CONSUMER_THREADS = 2 * WARPGROUP, THREADS = WARPGROUP + CONSUMER_THREADS;
 typedef Pipeline<TILE_STAGES> TilePipeline;
 
-// Which half of the rows this consumer warpgroup has.
+// 0 or 1: the half of the tile's rows that this consumer warpgroup computes.
 __device__ __forceinline__ int consumer_half() { return threadIdx.x / WARPGROUP - 1; }
 
 // A consumer warp has read a stage. No __syncwarp(): wgmma_wait_group() has synchronised the warp.

@@ -1,18 +1,4 @@
-// C = op(A) op(B) for small matrices, see gemm/small_gemm.cuh.
-#ifndef TILE_M
-#define TILE_M 32
-#define TILE_N 16
-#define WARP_M 32
-#define WARP_N 16
-#define TILE_SLICES 16
-#define TILE_PREFETCH 3
-#define MMA_KIND 3
-#define TRANSPOSE_A 0
-#define TRANSPOSE_B 0
-#define WIDE_A 1 // elements per load of a row of A, a row of B, and per store of a row of C
-#define WIDE_B 1
-#define WIDE_C 1
-#endif
+// C = op(A) op(B) for small matrices, see gemm/small_gemm.cuh. Macros as in gemm/gemm.cu; TILE_PREFETCH: K steps loaded ahead.
 #ifndef LENGTHS
 #define LENGTHS m, n, k // a fused equation defines constants here
 #endif

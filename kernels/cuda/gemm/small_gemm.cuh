@@ -1,8 +1,8 @@
-// C = op(A) op(B) for small matrices, where latency takes the time. Operands go from global memory straight to the registers of
-// the lanes that multiply them; all loads of a warp are in flight at once, and there is no barrier before the end.
+// C = op(A) op(B) for small matrices, which are bound by latency. Each lane loads its operands from global memory directly to
+// registers. All loads of a warp are in flight at once, and the first barrier is after the products.
 //
 // Sliced-K: the warps of a block form SLICES groups. Each takes every SLICES-th K step; a warp computes WM x WN of the BM x BN
-// tile. The slices' accumulators meet in shared memory after the only barrier, and are added in order.
+// tile. Shared memory collects the slices' accumulators; after the only barrier they are added in order.
 #pragma once
 #include "gemm/staged_epilogue.cuh"
 
@@ -19,7 +19,7 @@ template <class WarpOp, int ROWS, int CHUNK, bool K_MAJOR, int WIDE_> struct Lan
         T (&to)[4][ROWS], const T *x, int length, bool whole, int first, int k, int at) {
         const int k0 = at + WarpOp::lane_c() * 4;
         const bool all_k = k % K_STEP == 0; // constant lengths leave no tests
-        if (all_k && at >= k) return; // the whole warp, which does not use them
+        if (all_k && at >= k) return; // for the whole warp, which does not use the elements
         const auto inside = [&](int i, int row) { return (all_k || k0 + i < k) && (whole || row < length); };
         const T *from = K_MAJOR ? x + (int64_t)first * k + k0 : x + (int64_t)k0 * length + first;
         if (!K_MAJOR) {
@@ -50,8 +50,8 @@ template <class WarpOp, int ROWS, int CHUNK, bool K_MAJOR, int WIDE_> struct Lan
     }
 };
 
-// A warp's own copy in shared memory of a K step of an operand that is stored as [k][row], ROWS rows wide. Direct loads of four
-// k by one request would conflict in L1.
+// A copy in shared memory, for one warp, of a K step of an operand that is stored as [k][row]: ROWS rows. Direct loads of four k
+// by one request would conflict in L1.
 template <int ROWS> struct WarpPanel {
     static constexpr int PITCH = ROWS + VECTOR, SIZE = K_STEP * PITCH, ACROSS = ROWS / VECTOR, DOWN = WARP / ACROSS;
 
@@ -60,7 +60,7 @@ template <int ROWS> struct WarpPanel {
         T *panel, const T *x, int length, bool whole, int first, int k, int at) {
         const int down = threadIdx.x % WARP / ACROSS, row = threadIdx.x % ACROSS * VECTOR;
         const bool all_k = k % K_STEP == 0;
-        if (at >= k) return; // the whole warp, which does not use it
+        if (at >= k) return; // for the whole warp, which does not use the panel
         const T *from = x + (int64_t)(at + down) * length + first + row;
         panel += down * PITCH + row;
         #pragma unroll
@@ -92,8 +92,8 @@ template <int BM_, int BN_, int SLICES_, int PREFETCH_, class WarpOp_> struct Sm
 
     static __device__ __forceinline__ int slice() { return threadIdx.x / WARP / SLICE_WARPS; }
 
-    // A column's position in its row there. With 32 columns the halves are swapped every 16 rows: lanes that write together
-    // are 16 rows apart, and would conflict.
+    // A column's position in its row of accumulators. With 32 columns, every other 16 rows have their halves swapped: lanes that
+    // write together are 16 rows apart and would conflict.
     static __device__ __forceinline__ int swizzled(int row, int column) { return BN == 32 ? column ^ (row & 16) : column; }
 };
 
@@ -155,7 +155,7 @@ __device__ __forceinline__ void for_each_staged_k_step(const Operands &of, int r
         multiply(rows, columns);
         i = i + 1 == PREFETCH ? 0 : i + 1;
     }
-    // Accumulators overwrite the copies: where a warp's do not overwrite its own copies only, all warps wait.
+    // Accumulators overwrite the copies. All warps wait, unless each overwrites only its own copies.
     if (SIZE != WarpOp::WM * Tile::ROW || Tile::WARPS_N > 1) __syncthreads();
 }
 
@@ -180,8 +180,8 @@ __device__ __forceinline__ void small_gemm_block(
     T *shared = (T *)shared_bytes;
     T sums[TM][TN] = {};
     ThreadElements<BM, BN, WIDTH_C, Tile::THREADS, Out> own(at, m, n);
-    // With few accumulators there are registers for auxiliary inputs that are loaded early, and for low-order accumulators.
-    constexpr bool EARLY = TM * TN < 32, APART = EARLY && !WarpOp::KEEPS_NON_FINITE;
+    // Fewer than 32 accumulators leave registers for auxiliary inputs that are loaded early, and for low-order accumulators.
+    constexpr bool EARLY = TM * TN < 32, SEPARATE = EARLY && !WarpOp::KEEPS_NON_FINITE;
     T low[TM][TN] = {};
     if (EARLY) own.load_aux(out);
 
@@ -196,7 +196,7 @@ __device__ __forceinline__ void small_gemm_block(
                 #pragma unroll
                 for (int h = 0; h < COLUMNS; h++) fragments.b[d][h] = columns[j + d][h];
             }
-            WarpOp::multiply_step(sums, APART ? low : sums, typename WarpOp::Operands(fragments));
+            WarpOp::multiply_step(sums, SEPARATE ? low : sums, typename WarpOp::Operands(fragments));
         }
     };
     if constexpr (is_staged<TRANS_A, TRANS_B, WIDTH_A, WIDTH_B>)
@@ -211,7 +211,7 @@ __device__ __forceinline__ void small_gemm_block(
             Vector<T, WarpOp::CHUNK_N> v;
             #pragma unroll
             for (int h = 0; h < WarpOp::CHUNK_N; h++)
-                v.lane[h] = APART ? sums[i][j + h] + low[i][j + h] : sums[i][j + h];
+                v.lane[h] = SEPARATE ? sums[i][j + h] + low[i][j + h] : sums[i][j + h];
             const int within = i % WarpOp::CHUNK_M, row = warp_m + WarpOp::row(i - within);
             T *const to = shared + (slice * BM + row) * Tile::ROW + Tile::swizzled(row, warp_n + WarpOp::column(j));
             store(to, within * Tile::ROW, v);

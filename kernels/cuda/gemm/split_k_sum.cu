@@ -1,10 +1,7 @@
-// The second pass of split-K: adds the partial sums, which lie one after another in scratch, in the order of the splits, and
-// calls the epilogue. Matrices are m x n.
+// The second pass of split-K: adds the partial sums of scratch in the order of the splits, and calls the epilogue. Matrices are
+// m x n.
 //
-// GROUPS threads share an element, each some neighbouring splits: with few elements one thread each would be latency-bound.
-#ifndef GROUPS
-#define GROUPS 1
-#endif
+// GROUPS threads share an element; each adds neighbouring splits. For a small result one thread per element is latency-bound.
 #include "common/epilogue.cuh"
 
 constexpr int THREADS = 256, ELEMENTS = THREADS / GROUPS; // elements of a block

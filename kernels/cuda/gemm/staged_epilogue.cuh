@@ -1,5 +1,5 @@
-// An epilogue through shared memory. A product leaves a tile scattered over its threads; here all threads of the block pass
-// its elements to the epilogue, neighbours taking neighbouring columns, and load the auxiliary inputs early.
+// An epilogue through shared memory. The accumulators of a tile are scattered over threads. Here all threads of the block pass
+// the tile to the epilogue, with neighbouring columns in neighbouring threads, and load the auxiliary inputs early.
 #pragma once
 #include "gemm/gemm.cuh"
 
@@ -20,7 +20,7 @@ template <int BM, int BN, int WIDE, int THREADS, class Epilogue> struct ThreadEl
     __device__ __forceinline__ int64_t index(int i) const { return index(row(i), column(i)); }
     __device__ __forceinline__ bool inside(int i) const { return tile_row(i) < BM && row(i) < m && column(i) < n; }
 
-    // Loads the auxiliary inputs. Outside the matrix those of another vector: a branch would serialise the loads behind it.
+    // Loads the auxiliary inputs. Outside the matrix it loads those of another vector: a branch would serialise the loads.
     __device__ __forceinline__ void load_aux(const Epilogue &end) {
         #pragma unroll
         for (int i = 0; i < COUNT; i++) {
@@ -31,15 +31,15 @@ template <int BM, int BN, int WIDE, int THREADS, class Epilogue> struct ThreadEl
 
   private:
     __device__ __forceinline__ int64_t index(int row, int column) const {
-        int64_t place = (at.item * m + row) * n + column;
+        int64_t offset = (at.item * m + row) * n + column;
 #if __CUDA_ARCH__
-        asm("" : "+l"(place)); // hides the index from the compiler, which would store vectors element by element
+        asm("" : "+l"(offset)); // hides the index from the compiler, which would store vectors element by element
 #endif
-        return place;
+        return offset;
     }
 };
 
-// A BM x BN tile in shared memory. As the epilogue of a product it takes its elements.
+// A BM x BN tile in shared memory. A product calls it as its epilogue, to store the elements.
 template <int BM, int BN> struct StagedTile {
     static constexpr int ROW = BN + VECTOR;
     T *tile;

@@ -1,14 +1,14 @@
 // The tiled matrix product: a block computes a BM x BN tile of C = A B from panels of A and B.
 //
-//   global -> shared memory     a pipeline of STAGES stages, filled with cp.async STAGES - 1 ahead. A stage holds BK rows of
-//                               k: BM elements of A and BN of B each.
+//   global -> shared memory     a pipeline of STAGES stages; cp.async fills them STAGES - 1 ahead. A stage holds BK k: for each
+//                               BM elements of A and BN of B.
 //   shared memory -> registers  a warp computes WM x WN of the tile, a thread TM x TN of that, by its WarpOp: FMA
 //                               (gemm/fma.cuh) or tensor cores (gemm/mma.cuh). Accumulators stay in registers.
 // Sliced-K: SLICES groups of warps share a tile. Each takes its own part of every stage, and their accumulators are added in
 // a fixed order at the end. This uses more warps where the matrix has few tiles.
 //
-// Panels are stored as [k][m] and [k][n], or K-major as [m][k] and [n][k]. A loader has load(T *panel), which starts the copies
-// of the next BK k and writes zeros outside the matrix.
+// Panels are stored as [k][m] and [k][n], or K-major as [m][k] and [n][k]. load(T *panel) of a loader starts the copies of the
+// next BK k, with zeros outside the matrix.
 #pragma once
 #include "common/cp_async.cuh"
 
@@ -104,7 +104,7 @@ template <int THREADS, int BK, int WIDTH, int PAD, bool K_MAJOR> struct Panels {
     };
 };
 
-// A block's product. WarpOp is a warp's, with WM and WN: see Fma in gemm/fma.cuh.
+// The product of a block. WarpOp is the product of a warp, with WM and WN: see Fma in gemm/fma.cuh.
 template <int BM_, int BN_, int BK_, int SLICES_, int STAGES_, class WarpOp_> struct Tile {
     typedef WarpOp_ WarpOp;
     static constexpr int BM = BM_, BN = BN_, BK = BK_, SLICES = SLICES_, STAGES = STAGES_;
@@ -166,7 +166,7 @@ template <int BM_, int BN_, int BK_, int SLICES_, int STAGES_, class WarpOp_> st
         int current = 0, next = STAGES - 1;
         for (int i = 0; i < stages; i++) {
             cp_async_wait_group<STAGES - 2>();
-            __syncthreads(); // all copies of this stage have landed, and the stage before it has been read
+            __syncthreads(); // all copies of this stage are complete, and all warps have read the previous stage
             if (i + STAGES - 1 < stages) {
                 a.load(shared + next * STAGE);
                 b.load(shared + next * STAGE + PANEL);
@@ -209,7 +209,7 @@ template <int BM_, int BN_, int BK_, int SLICES_, int STAGES_, class WarpOp_> st
                 if (step + 1 == STEPS) {
                     current = current + 1 == STAGES ? 0 : current + 1;
                     cp_async_wait_group<STAGES - 2>();
-                    __syncthreads(); // all copies of the next stage have landed
+                    __syncthreads(); // all copies of the next stage are complete
                 }
                 read(fragments, shared + current * STAGE, (step + 1) % STEPS); // unused after the last stage
                 WarpOp::multiply_step(sums, operands);

@@ -1,5 +1,5 @@
-// Strided copies: transpose, flip, slice, concatenate, pad. AXES axes, outermost first, each with its length, and its
-// strides in source and target.
+// Strided copies: transpose, flip, slice, concatenate, pad. A copy has AXES axes, outermost first. Each axis has a length, and a
+// stride in source and target.
 #include "common/divisor.cuh"
 
 #ifndef AXES
@@ -15,7 +15,7 @@
 #define TILE 64
 #endif
 
-// At most six axes after merging; absent axes come first, with length 1.
+// n: lengths; s, t: strides in source and target. At most six axes after merging; absent axes come first, with length 1.
 #define NUMBERS                                                                                                        \
     int64_t n0, int64_t n1, int64_t n2, int64_t n3, int64_t n4, int64_t n5, int64_t s0, int64_t s1, int64_t s2,        \
         int64_t s3, int64_t s4, int64_t s5, int64_t t0, int64_t t1, int64_t t2, int64_t t3, int64_t t4, int64_t t5,    \
@@ -31,45 +31,41 @@ struct Layout {
 // Vectors that a thread loads before it stores any.
 #define LOADS 4
 
-// A grid-stride loop over all vectors of the target. find(i, from, to) gives the offsets of vector i in source and
-// target, and returns false where it is not in the source: such vectors are `value`.
+// A grid-stride loop over all vectors of the target. find(i, from, to) sets the offsets of vector i in source and target. It
+// returns false if the vector is not in the source; then `value` is stored.
 template <typename I, typename Find>
-static __device__ __forceinline__ void for_each_vector(const T *x, T *y, int64_t count, T value, Find find)
-{
+static __device__ __forceinline__ void for_each_vector(const T *x, T *y, int64_t count, T value, Find find) {
     for (int64_t g = grid_index(); g < count; g += LOADS * grid_size()) {
         Vector<T, WIDTH> held[LOADS];
         int64_t to[LOADS];
-#pragma unroll
+        #pragma unroll
         for (int k = 0; k < LOADS; k++) {
             const int64_t i = g + k * grid_size();
             int64_t from;
             if (i < count && find((I)i, from, to[k]))
                 held[k] = load<T, WIDTH>(x + from);
             else
-#pragma unroll
-                for (int j = 0; j < WIDTH; j++)
-                    held[k].lane[j] = value;
+                #pragma unroll
+                for (int j = 0; j < WIDTH; j++) held[k].lane[j] = value;
         }
-#pragma unroll
+        #pragma unroll
         for (int k = 0; k < LOADS; k++)
             if (g + k * grid_size() < count) {
                 Vector<T, WIDTH> v = held[k];
                 if constexpr (REVERSED)
-#pragma unroll
-                    for (int j = 0; j < WIDTH; j++)
-                        v.lane[j] = held[k].lane[WIDTH - 1 - j];
+                    #pragma unroll
+                    for (int j = 0; j < WIDTH; j++) v.lane[j] = held[k].lane[WIDTH - 1 - j];
                 store(y, to[k], v);
             }
     }
 }
 
-template <typename I> static __device__ __forceinline__ void copy_vectors(const T *x, T *y, const Layout &axes)
-{
+template <typename I> static __device__ __forceinline__ void copy_vectors(const T *x, T *y, const Layout &axes) {
     const Divisor<I> n1(axes.n[1]), n2(axes.n[2]), n3(axes.n[3]), n4(axes.n[4]), n5(axes.n[5] / WIDTH);
     const Divisor<I> lengths[MAX_AXES] = {n1, n1, n2, n3, n4, n5};
     for_each_vector<I>(x, y, axes.count() / WIDTH, (T)0, [&](I rest, int64_t &from, int64_t &to) {
         from = to = 0;
-#pragma unroll
+        #pragma unroll
         for (int k = MAX_AXES - 1; k >= MAX_AXES - AXES; k--) {
             const I next = k == MAX_AXES - AXES ? (I)0 : lengths[k](rest);
             const int64_t at = (int64_t)rest * (k == MAX_AXES - 1 ? WIDTH : 1);
@@ -85,8 +81,7 @@ template <typename I> static __device__ __forceinline__ void copy_vectors(const 
 
 // The last axis is contiguous in the target. WIDTH > 1 where it is contiguous in the source too (reversed if REVERSED),
 // and vectors are aligned in both.
-KERNEL copy(const T *x, T *y, NUMBERS)
-{
+KERNEL copy(const T *x, T *y, NUMBERS) {
     wait_for_inputs();
     const Layout axes = {{n0, n1, n2, n3, n4, n5}, {s0, s1, s2, s3, s4, s5}, {t0, t1, t2, t3, t4, t5}};
     if (axes.count() < (int64_t)1 << 31) // division is several times faster in 32 bits
@@ -105,8 +100,7 @@ struct Frame {
     int64_t m[MAX_AXES], n[MAX_AXES], low[MAX_AXES], step[MAX_AXES];
 };
 
-template <typename I> static __device__ __forceinline__ void pad_vectors(const T *x, T *y, const Frame &axes, T value)
-{
+template <typename I> static __device__ __forceinline__ void pad_vectors(const T *x, T *y, const Frame &axes, T value) {
     const Divisor<I> m1(axes.m[1]), m2(axes.m[2]), m3(axes.m[3]), m4(axes.m[4]), m5(axes.m[5] / WIDTH);
     const Divisor<I> lengths[MAX_AXES] = {m1, m1, m2, m3, m4, m5};
     const int64_t count = axes.m[0] * axes.m[1] * axes.m[2] * axes.m[3] * axes.m[4] * axes.m[5];
@@ -116,7 +110,7 @@ template <typename I> static __device__ __forceinline__ void pad_vectors(const T
         bool inside = true;
         int64_t distance = 1;
         I rest = i;
-#pragma unroll
+        #pragma unroll
         for (int k = MAX_AXES - 1; k >= MAX_AXES - AXES; k--) {
             const I next = k == MAX_AXES - AXES ? (I)0 : lengths[k](rest);
             int64_t at = (int64_t)rest * (k == MAX_AXES - 1 ? WIDTH : 1) - axes.low[k];
@@ -133,8 +127,7 @@ template <typename I> static __device__ __forceinline__ void pad_vectors(const T
     });
 }
 
-KERNEL pad(const T *x, T *y, PAD_NUMBERS, double value)
-{
+KERNEL pad(const T *x, T *y, PAD_NUMBERS, double value) {
     wait_for_inputs();
     const Frame axes = {{m0, m1, m2, m3, m4, m5},
                         {n0, n1, n2, n3, n4, n5},
@@ -146,11 +139,10 @@ KERNEL pad(const T *x, T *y, PAD_NUMBERS, double value)
         pad_vectors<int64_t>(x, y, axes, (T)value);
 }
 
-// The last axis is contiguous in the target, the one before it in the source. A block loads a tile along one and stores
-// it along the other, so that both are coalesced. One more column avoids bank conflicts.
+// The last axis is contiguous in the target, the one before it in the source. A block loads a tile along one axis and stores it
+// along the other, so that both accesses are coalesced. An extra column avoids bank conflicts.
 #define THREADS 256
-KERNEL __launch_bounds__(THREADS) copy_tiles(const T *x, T *y, NUMBERS)
-{
+KERNEL __launch_bounds__(THREADS) copy_tiles(const T *x, T *y, NUMBERS) {
     wait_for_inputs();
     __shared__ T tile[TILE][TILE + 1];
     // A grid has fewer than 2^31 blocks, so 32 bits are enough for their indices.
@@ -162,15 +154,13 @@ KERNEL __launch_bounds__(THREADS) copy_tiles(const T *x, T *y, NUMBERS)
     const int64_t i3 = block % m3, i2 = block / m3 % m2, i1 = block / m3 / m2 % m1, i0 = block / m3 / m2 / m1;
     const T *from = x + source + i0 * s0 + i1 * s1 + i2 * s2 + i3 * s3;
     T *to = y + target + i0 * t0 + i1 * t1 + i2 * t2 + i3 * t3;
-    constexpr int SIDE = TILE < THREADS ? TILE : THREADS, TURNS = THREADS / SIDE;
+    constexpr int SIDE = TILE < THREADS ? TILE : THREADS, THREAD_ROWS = THREADS / SIDE;
     const int lane = threadIdx.x % SIDE;
-#pragma unroll 16
-    for (int k = threadIdx.x / SIDE; k < TILE; k += TURNS)
-        if (row + lane < n4 && column + k < n5)
-            tile[k][lane] = from[(row + lane) * s4 + (column + k) * s5];
+    #pragma unroll 16
+    for (int k = threadIdx.x / SIDE; k < TILE; k += THREAD_ROWS)
+        if (row + lane < n4 && column + k < n5) tile[k][lane] = from[(row + lane) * s4 + (column + k) * s5];
     __syncthreads();
-#pragma unroll 16
-    for (int k = threadIdx.x / SIDE; k < TILE; k += TURNS)
-        if (row + k < n4 && column + lane < n5)
-            to[(row + k) * t4 + (column + lane) * t5] = tile[lane][k];
+    #pragma unroll 16
+    for (int k = threadIdx.x / SIDE; k < TILE; k += THREAD_ROWS)
+        if (row + k < n4 && column + lane < n5) to[(row + k) * t4 + (column + lane) * t5] = tile[lane][k];
 }

@@ -1,23 +1,20 @@
-// Gathers and scatters. Each result element belongs to one thread, which adds in the order of the indices: no atomics,
-// and the same bits every time. An index out of range sets *bad and is skipped.
+// Gathers and scatters. One thread computes an element of the result. It adds in the order of the indices, without atomics, so
+// each run gives the same bits. An index out of range sets *bad and is skipped.
 #include "common/divisor.cuh"
 
 #ifndef WIDTH
 #define WIDTH 1
 #endif
 
-static __device__ __forceinline__ bool valid(U index, int64_t length, int *bad)
-{
+static __device__ __forceinline__ bool valid(U index, int64_t length, int *bad) {
     const bool found = (int64_t)index >= 0 && (int64_t)index < length;
-    if (!found)
-        *bad = 1;
+    if (!found) *bad = 1;
     return found;
 }
 
 template <typename I>
 static __device__ __forceinline__ void take_vectors(const T *x, const U *indices, T *y, int64_t outer, int64_t length,
-                                             int64_t inner, int64_t count, int *bad)
-{
+                                             int64_t inner, int64_t count, int *bad) {
     const Divisor<I> by_inner(inner / WIDTH), by_count(count);
     for (int64_t g = grid_index(); g < outer * count * inner / WIDTH; g += grid_size()) {
         I i = (I)g, j = by_inner(i);
@@ -31,8 +28,7 @@ static __device__ __forceinline__ void take_vectors(const T *x, const U *indices
 }
 
 // y[o, j, i] = x[o, indices[j], i] for x (outer, length, inner); inner is a multiple of WIDTH.
-KERNEL take(const T *x, const U *indices, T *y, int64_t outer, int64_t length, int64_t inner, int64_t count, int *bad)
-{
+KERNEL take(const T *x, const U *indices, T *y, int64_t outer, int64_t length, int64_t inner, int64_t count, int *bad) {
     wait_for_inputs();
     if (outer * count * inner < (int64_t)1 << 31)
         take_vectors<uint32_t>(x, indices, y, outer, length, inner, count, bad);
@@ -42,16 +38,14 @@ KERNEL take(const T *x, const U *indices, T *y, int64_t outer, int64_t length, i
 
 // y[o, l, i] = sum of ct[o, j, i] over the j with indices[j] == l
 KERNEL scatter_add(const T *ct, const U *indices, T *y, int64_t outer, int64_t length, int64_t inner, int64_t count,
-                   int *bad)
-{
+                   int *bad) {
     wait_for_inputs();
     for (int64_t k = grid_index(); k < outer * length * inner; k += grid_size()) {
         const int64_t i = k % inner, l = k / inner % length, o = k / inner / length;
         T sum = 0;
         for (int64_t j = 0; j < count; j++) {
             const U index = indices[j];
-            if (valid(index, length, bad) && (int64_t)index == l)
-                sum += ct[(o * count + j) * inner + i];
+            if (valid(index, length, bad) && (int64_t)index == l) sum += ct[(o * count + j) * inner + i];
         }
         y[k] = sum;
     }
@@ -59,8 +53,7 @@ KERNEL scatter_add(const T *ct, const U *indices, T *y, int64_t outer, int64_t l
 
 // y[o, j, i] = x[o, indices[o, j, i], i]
 KERNEL take_along_axis(const T *x, const U *indices, T *y, int64_t outer, int64_t length, int64_t inner, int64_t count,
-                       int *bad)
-{
+                       int *bad) {
     wait_for_inputs();
     for (int64_t k = grid_index(); k < outer * count * inner; k += grid_size()) {
         const int64_t i = k % inner, o = k / inner / count;
@@ -69,53 +62,48 @@ KERNEL take_along_axis(const T *x, const U *indices, T *y, int64_t outer, int64_
     }
 }
 
-// y[o, l, i] = sum of ct[o, j, i] over the j with indices[o, j, i] == l, in two launches: zeros; then a thread per (o,
-// i) adds its elements in the order of j.
-KERNEL clear_along_axis(const T *, const U *, T *y, int64_t outer, int64_t length, int64_t inner, int64_t, int *)
-{
+// y[o, l, i] = sum of ct[o, j, i] over the j with indices[o, j, i] == l. The first launch stores zeros. In the second a thread
+// adds the elements of one (o, i), in the order of j.
+KERNEL clear_along_axis(const T *, const U *, T *y, int64_t outer, int64_t length, int64_t inner, int64_t, int *) {
     wait_for_inputs();
     for (int64_t g = grid_index(); g < outer * length * inner / WIDTH; g += grid_size())
         store(y, g * WIDTH, Vector<T, WIDTH>{});
 }
 
 KERNEL scatter_along_axis(const T *ct, const U *indices, T *y, int64_t outer, int64_t length, int64_t inner,
-                          int64_t count, int *bad)
-{
+                          int64_t count, int *bad) {
     wait_for_inputs();
     for (int64_t k = grid_index(); k < outer * inner; k += grid_size()) {
         const int64_t i = k % inner, o = k / inner;
         for (int64_t j = 0; j < count; j++) {
             const int64_t at = (o * count + j) * inner + i;
             const U index = indices[at];
-            if (valid(index, length, bad))
-                y[(o * length + index) * inner + i] += ct[at];
+            if (valid(index, length, bad)) y[(o * length + index) * inner + i] += ct[at];
         }
     }
 }
 
 template <typename I>
 static __device__ __forceinline__ void scatter_one_vectors(const T *ct, const U *indices, T *y, int64_t outer,
-                                                           int64_t length, int64_t inner, int *bad)
-{
+                                                           int64_t length, int64_t inner, int *bad) {
     const Divisor<I> by_inner(inner), by_length(length);
     for (int64_t g = grid_index(); g < outer * length * inner / WIDTH; g += grid_size()) {
         I i = (I)(g * WIDTH), l = by_inner(i);
         const int64_t at = (int64_t)by_length(l) * inner + i;
         Vector<T, WIDTH> v;
-#pragma unroll
+        #pragma unroll
         for (int k = 0; k < WIDTH; k++) { // of one row, or of neighbouring columns
-            const int64_t line = inner == 1 ? at : at + k;
-            const U index = indices[line];
+            const int64_t position = inner == 1 ? at : at + k;
+            const U index = indices[position];
             const bool here = (int64_t)index == (int64_t)l + (inner == 1 ? k : 0);
-            v.lane[k] = valid(index, length, bad) && here ? ct[line] : (T)0;
+            v.lane[k] = valid(index, length, bad) && here ? ct[position] : (T)0;
         }
         store(y, g * WIDTH, v);
     }
 }
 
 // The same for one index per (o, i), in one launch. WIDTH divides the last axis of y.
-KERNEL scatter_one(const T *ct, const U *indices, T *y, int64_t outer, int64_t length, int64_t inner, int64_t, int *bad)
-{
+KERNEL scatter_one(const T *ct, const U *indices, T *y, int64_t outer, int64_t length, int64_t inner, int64_t, int *bad) {
     wait_for_inputs();
     if (outer * length * inner < (int64_t)1 << 31)
         scatter_one_vectors<uint32_t>(ct, indices, y, outer, length, inner, bad);
@@ -123,8 +111,7 @@ KERNEL scatter_one(const T *ct, const U *indices, T *y, int64_t outer, int64_t l
         scatter_one_vectors<int64_t>(ct, indices, y, outer, length, inner, bad);
 }
 
-KERNEL one_hot(const U *indices, T *y, int64_t count, int64_t classes, int *bad)
-{
+KERNEL one_hot(const U *indices, T *y, int64_t count, int64_t classes, int *bad) {
     wait_for_inputs();
     for (int64_t k = grid_index(); k < count * classes; k += grid_size()) {
         const U index = indices[k / classes];

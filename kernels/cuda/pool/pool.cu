@@ -1,18 +1,10 @@
-// Pooling of planes (one channel of one image): height x width to rows x columns windows. Max pooling also stores where
-// in its window each maximum is, row by row; put and pick move numbers to and from these positions.
+// Pooling of planes (one channel of one image): height x width to rows x columns windows. Max pooling also stores the position
+// of each maximum in its window, counted row by row. put scatters to these positions, pick gathers from them.
 //
-// Where windows overlap, put and avg_pool2d_put do not scatter: an element of the image gathers from the windows it
-// lies in, in a fixed order, so sums are the same in every run.
+// put and avg_pool2d_put use no atomics: an element of the image gathers from its windows in a fixed order, so each run gives
+// the same bits.
 //
-// Compiled in, so that loops over windows are unrolled: window KH x KW, stride SH x SW, padding PH x PW.
-#ifndef KH
-#define KH 2
-#define KW 2
-#define SH 2
-#define SW 2
-#define PH 0
-#define PW 0
-#endif
+// Macros, so that loops over windows are unrolled: window KH x KW, stride SH x SW, padding PH x PW.
 #include "common/common.cuh"
 #include "pool/window_max.cuh"
 
@@ -73,7 +65,7 @@ __device__ __forceinline__ void windows(const T *plane, const Corner &corner, in
 KERNEL max_pool2d(const T *__restrict__ x, T *__restrict__ y, int32_t *__restrict__ where, POOL_NUMBERS) {
     wait_for_inputs();
     POOL
-    // From the end: L2 holds what the previous kernel wrote last.
+    // The end first: L2 holds what the previous kernel wrote last.
     for (int64_t i = planes * rows * columns / AT_ONCE - 1 - grid_index(); i >= 0; i -= grid_size()) {
         const Corner corner(i, rows, columns);
         Maximum largest[AT_ONCE];
@@ -123,15 +115,15 @@ KERNEL avg_pool2d(const T *__restrict__ x, T *__restrict__ y, POOL_NUMBERS) {
     }
 }
 
-// put and avg_pool2d_put: a thread computes a cell of the image, CELL_Y x CELL_X elements that begin at a multiple of
-// the stride, so the windows over each element, and its position in them, are known at compile time. A cell is WIDE
-// elements wide where that is a multiple of the stride. If the stride is long, a cell is one element.
+// put and avg_pool2d_put: a thread computes a cell of the image, CELL_Y x CELL_X elements that begin at a multiple of the
+// stride. So the windows of each element, and its position in them, are known at compile time. A cell is WIDE elements wide if
+// that is a multiple of the stride. With a long stride a cell is one element.
 constexpr bool SMALL = SH * SW <= 16;
 constexpr int WIDE = 16 / sizeof(T);
 constexpr int CELL_Y = SMALL ? SH : 1, CELL_X = !SMALL ? 1 : WIDE % SW == 0 ? WIDE : SW;
 
 // The last window that begins at or before a position of the padded image; rounds down below 0 too.
-__device__ constexpr int last_window(int place, int stride) { return (place + stride * 64) / stride - 64; }
+__device__ constexpr int last_window(int position, int stride) { return (position + stride * 64) / stride - 64; }
 
 // The cells of a plane.
 struct Cells {

@@ -1,4 +1,4 @@
-// The maximum of a window and its position: the first element equal to it; with NaN, NaN and the last position.
+// The maximum of a window and the position of the first element equal to it. With NaN: NaN, and the last position.
 #pragma once
 #include "common/common.cuh"
 
@@ -8,9 +8,9 @@ struct Maximum {
     bool nan = false;
 
     // Elements in order, from position 0 on.
-    __device__ __forceinline__ void take(int place, T element) {
+    __device__ __forceinline__ void take(int position, T element) {
         nan = nan || element != element;
-        if (place == 0 || element > value) value = element, at = place;
+        if (position == 0 || element > value) value = element, at = position;
     }
     __device__ __forceinline__ void end(int last) {
         if (nan) value = (T)NAN, at = last;

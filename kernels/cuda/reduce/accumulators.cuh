@@ -21,12 +21,11 @@ struct State {
     U value;
 
     static __device__ __forceinline__ State empty() { return {Op::identity<U>()}; }
-    template <int W> __device__ __forceinline__ void take(const T (&v)[W], int64_t, int64_t = 1)
-    {
+    template <int W> __device__ __forceinline__ void take(const T (&v)[W], int64_t, int64_t = 1) {
         if constexpr (sizeof(T) == 1 && W % 4 == 0 && OPERATION == 0) { // four bytes at a time, summed in 32 bits
             constexpr bool SIGNED = (T)-1 < (T)0;
             int sum = 0;
-#pragma unroll
+            #pragma unroll
             for (int k = 0; k < W; k += 4) {
                 uint32_t four;
                 memcpy(&four, &v[k], 4);
@@ -34,9 +33,8 @@ struct State {
             }
             value += sum;
         } else {
-#pragma unroll
-            for (int k = 0; k < W; k++)
-                value = Op::of(value, (U)v[k]);
+            #pragma unroll
+            for (int k = 0; k < W; k++) value = Op::of(value, (U)v[k]);
         }
     }
     __device__ __forceinline__ U result() const { return value; }
@@ -59,40 +57,33 @@ struct State {
     static constexpr int64_t NONE = ~0ull >> 1;
 
     static __device__ __forceinline__ State empty() { return {lowest<T>(), NONE}; }
-    template <int W> __device__ __forceinline__ void take(const T (&v)[W], int64_t r, int64_t step = 1)
-    {
+    template <int W> __device__ __forceinline__ void take(const T (&v)[W], int64_t r, int64_t step = 1) {
         T top = v[0];
-#pragma unroll
-        for (int k = 1; k < W; k++)
-            top = Max::of(top, v[k]);
+        #pragma unroll
+        for (int k = 1; k < W; k++) top = Max::of(top, v[k]);
         if (top <= value || value != value)
             return; // positions ascend, and the first of equal elements counts
         int first = W - 1;
-#pragma unroll
+        #pragma unroll
         for (int k = W - 2; k >= 0; k--)
-            if (v[k] == top || v[k] != v[k])
-                first = k;
+            if (v[k] == top || v[k] != v[k]) first = k;
         value = top;
         at = r + first * step;
     }
-    __device__ __forceinline__ void join(const State &other)
-    {
+    __device__ __forceinline__ void join(const State &other) {
         const bool larger = !(other.value <= value) && value == value;
         const bool equal = other.value == value || (other.value != other.value && value != value);
-        if (larger || (equal && other.at < at))
-            *this = other;
+        if (larger || (equal && other.at < at)) *this = other;
     }
     __device__ __forceinline__ int64_t result() const { return at == NONE ? 0 : at; }
 };
 
-static __device__ __forceinline__ State shuffle_xor(const State &s, int mask)
-{
+static __device__ __forceinline__ State shuffle_xor(const State &s, int mask) {
     return {shuffle_xor(s.value, mask), shuffle_xor(s.at, mask)};
 }
 
 struct Merge {
-    static __device__ __forceinline__ State of(State a, const State &b)
-    {
+    static __device__ __forceinline__ State of(State a, const State &b) {
         a.join(b);
         return a;
     }
@@ -100,37 +91,32 @@ struct Merge {
 
 #else
 
-// sum exp(x) is total * exp(top). Where top is not finite it is the result, whatever total is.
+// sum exp(x) is total * exp(top). If top is not finite, top is the result, whatever total is.
 struct State {
     T top, total;
 
     static __device__ __forceinline__ State empty() { return {lowest<T>(), 0}; }
-    // What is subtracted from exponents: top, unless it is infinite, as differences of infinities are NaN.
+    // The number to subtract from exponents: top, or 0 if top is infinite, because a difference of infinities is NaN.
     static __device__ __forceinline__ T origin(T top) { return isfinite(top) ? top : (T)0; }
-    template <int W> __device__ __forceinline__ void take(const T (&v)[W], int64_t, int64_t = 1)
-    {
+    template <int W> __device__ __forceinline__ void take(const T (&v)[W], int64_t, int64_t = 1) {
         T largest = v[0];
-#pragma unroll
-        for (int k = 1; k < W; k++)
-            largest = Max::of(largest, v[k]);
+        #pragma unroll
+        for (int k = 1; k < W; k++) largest = Max::of(largest, v[k]);
         const T above = Max::of(top, largest), from = origin(above);
         total *= exp(top - from);
         top = above;
-#pragma unroll
-        for (int k = 0; k < W; k++)
-            total += exp(v[k] - from);
+        #pragma unroll
+        for (int k = 0; k < W; k++) total += exp(v[k] - from);
     }
     __device__ __forceinline__ T result() const { return isfinite(top) ? log(total) + top : top; }
 };
 
-static __device__ __forceinline__ State shuffle_xor(const State &s, int mask)
-{
+static __device__ __forceinline__ State shuffle_xor(const State &s, int mask) {
     return {shuffle_xor(s.top, mask), shuffle_xor(s.total, mask)};
 }
 
 struct Merge {
-    static __device__ __forceinline__ State of(const State &a, const State &b)
-    {
+    static __device__ __forceinline__ State of(const State &a, const State &b) {
         const T top = Max::of(a.top, b.top), from = State::origin(top);
         return {top, a.total * exp(a.top - from) + b.total * exp(b.top - from)};
     }
@@ -139,8 +125,7 @@ struct Merge {
 #endif
 
 // The combined state of COUNT neighbouring lanes, in each of them.
-template <int COUNT> static __device__ __forceinline__ State combine_lanes(const State &s)
-{
+template <int COUNT> static __device__ __forceinline__ State combine_lanes(const State &s) {
 #if OPERATION == 4 // one exp per shuffle instead of two
     const T top = over_lanes<Max, COUNT>(s.top);
     return {top, over_lanes<Sum, COUNT>(s.total * exp(s.top - State::origin(top)))};
@@ -150,8 +135,7 @@ template <int COUNT> static __device__ __forceinline__ State combine_lanes(const
 }
 
 // Loads a vector of bytes as words: take() needs words, and would assemble them from bytes.
-template <int N> static __device__ __forceinline__ Vector<T, N> load_words(const T *from)
-{
+template <int N> static __device__ __forceinline__ Vector<T, N> load_words(const T *from) {
     if constexpr (sizeof(T) == 1 && N % 4 == 0) {
         const Vector<uint32_t, N / 4> words = load<uint32_t, N / 4>(reinterpret_cast<const uint32_t *>(from));
         Vector<T, N> v;
@@ -161,33 +145,30 @@ template <int N> static __device__ __forceinline__ Vector<T, N> load_words(const
         return load<T, N>(from);
 }
 
-// Takes `count` contiguous elements, the first of index r, by `threads` threads (at least a warp), of which this is
-// number `thread`: 16 bytes at a time, four loads in flight, into two states. The elements before and after the aligned
-// vectors are one per thread, for the first threads.
+// `threads` threads (at least a warp) take `count` contiguous elements, the first of index r; `thread` is this thread's number.
+// Each loads 16 bytes at a time, with four loads in flight, into two states. The elements before and after the aligned vectors
+// go to the first threads, one each.
 static __device__ __forceinline__ void contiguous(const T *x, int64_t count, int64_t r, int thread, int threads,
-                                                  State &a, State &b)
-{
+                                                  State &a, State &b) {
     constexpr int WIDE = 16 / sizeof(T), LOADS = 4;
     const int64_t head = min(count, (int64_t)((16 - (uintptr_t)x % 16) % 16 / sizeof(T)));
     const int64_t vectors = (count - head) / WIDE, tail = head + vectors * WIDE;
     const int64_t edge = thread < head ? thread : tail + thread - head;
     const T *body = x + head;
     Vector<T, 1> single;
-    if (edge < count)
-        single = load<T, 1>(x + edge);
+    if (edge < count) single = load<T, 1>(x + edge);
     for (int64_t i = thread; i < vectors; i += LOADS * threads) {
         Vector<T, WIDE> v[LOADS];
-#pragma unroll
+        #pragma unroll
         for (int k = 0; k < LOADS; k++) // past the end, load the last one again: no branches between the loads
             v[k] = load_words<WIDE>(body + min(i + k * threads, vectors - 1) * WIDE);
-#pragma unroll
+        #pragma unroll
         for (int k = 0; k < LOADS; k++)
-            if (i + k * threads < vectors)
-                (k % 2 ? b : a).take(v[k].lane, r + head + (i + k * threads) * WIDE);
+            if (i + k * threads < vectors) (k % 2 ? b : a).take(v[k].lane, r + head + (i + k * threads) * WIDE);
     }
     if (edge < count) {
-        State rest = State::empty();
-        rest.take(single.lane, r + edge);
-        b = Merge::of(b, rest);
+        State edges = State::empty();
+        edges.take(single.lane, r + edge);
+        b = Merge::of(b, edges);
     }
 }

@@ -3,9 +3,9 @@
 //
 //     k0 r0 k1 r1 k2 r2 k3 r3        (C-contiguous; many of them are 1)
 //
-// An output has an index o in k0 k1 k2 k3, and an element of it an index r in r0 r1 r2 r3. Where there are few outputs,
-// r is split into parts: the first kernel writes one state per part to scratch[o * parts + part], and `combine` reduces
-// them. The split follows from the shape alone, so that each GPU computes the same bits.
+// An output has an index o in k0 k1 k2 k3, and an element of it an index r in r0 r1 r2 r3. If there are too few outputs for the
+// GPU, r is split into parts: the first kernel writes one state per part to scratch[o * parts + part], and `combine` reduces
+// them. The split follows from the shape alone, so each GPU computes the same bits.
 #include "reduce/accumulators.cuh"
 #include "reduce/reduction_index.cuh"
 
@@ -23,69 +23,60 @@
 #define REDUCTION_INDEX ReductionIndex{k0, r0, k1, r1, k2, r2, k3, r3}
 #define THREADS 256
 
-// LANES lanes of a warp per output of few contiguous elements; `length` is a multiple of WIDTH. Loads of ROWS outputs
-// are in flight at once.
+// LANES lanes of a warp per output of contiguous elements; `length` is a multiple of WIDTH. Loads of ROWS outputs are in flight
+// at once.
 #define ROWS 4
-KERNEL reduce_lanes(const T *x, U *y, int64_t outputs, int64_t length)
-{
+KERNEL reduce_lanes(const T *x, U *y, int64_t outputs, int64_t length) {
     wait_for_inputs();
     const int64_t stride = grid_size() / LANES;
     int64_t row = grid_index() / LANES;
     // All lanes of a warp stay in the loop until its first output is past the end: they shuffle together.
     for (int64_t first = grid_index() / WARP * (WARP / LANES); first < outputs; first += ROWS * stride) {
         State state[ROWS];
-#pragma unroll
-        for (int k = 0; k < ROWS; k++)
-            state[k] = State::empty();
+        #pragma unroll
+        for (int k = 0; k < ROWS; k++) state[k] = State::empty();
         for (int j = threadIdx.x % LANES * WIDTH; j < length; j += LANES * WIDTH) {
             Vector<T, WIDTH> v[ROWS];
-#pragma unroll
+            #pragma unroll
             for (int k = 0; k < ROWS; k++) // past the end, load the last one again: no branches between the loads
                 v[k] = load_words<WIDTH>(x + min(row + k * stride, outputs - 1) * length + j);
-#pragma unroll
-            for (int k = 0; k < ROWS; k++)
-                state[k].take(v[k].lane, j);
+            #pragma unroll
+            for (int k = 0; k < ROWS; k++) state[k].take(v[k].lane, j);
         }
-#pragma unroll
+        #pragma unroll
         for (int k = 0; k < ROWS; k++) {
             const State total = combine_lanes<LANES>(state[k]);
-            if (threadIdx.x % LANES == 0 && row + k * stride < outputs)
-                y[row + k * stride] = total.result();
+            if (threadIdx.x % LANES == 0 && row + k * stride < outputs) y[row + k * stride] = total.result();
         }
         row += ROWS * stride;
     }
 }
 
-// A thread per output of LENGTH contiguous elements, which are not whole vectors: the block copies its rows to shared
+// A thread per output of LENGTH contiguous elements, which are not a multiple of a vector. The block copies its rows to shared
 // memory.
-KERNEL __launch_bounds__(THREADS) reduce_rows(const T *x, U *y, int64_t outputs)
-{
+KERNEL __launch_bounds__(THREADS) reduce_rows(const T *x, U *y, int64_t outputs) {
     wait_for_inputs();
     __shared__ __align__(16) T rows[THREADS * LENGTH];
     const int64_t first = (int64_t)blockIdx.x * THREADS, left = outputs - first;
     copy_by_block<THREADS, THREADS * LENGTH>(x + first * LENGTH, rows, left * LENGTH);
     __syncthreads();
-    if (threadIdx.x >= left)
-        return;
+    if (threadIdx.x >= left) return;
     State state = State::empty();
     T row[LENGTH];
-#pragma unroll
-    for (int j = 0; j < LENGTH; j++)
-        row[j] = rows[threadIdx.x * LENGTH + j];
+    #pragma unroll
+    for (int j = 0; j < LENGTH; j++) row[j] = rows[threadIdx.x * LENGTH + j];
     state.take(row, 0);
     y[first + threadIdx.x] = state.result();
 }
 
 // A warp per output of contiguous elements of any alignment.
-KERNEL reduce_warps(const T *x, U *y, int64_t outputs, int64_t length)
-{
+KERNEL reduce_warps(const T *x, U *y, int64_t outputs, int64_t length) {
     wait_for_inputs();
     for (int64_t o = grid_index() / WARP; o < outputs; o += grid_size() / WARP) {
         State state = State::empty(), other = State::empty();
         contiguous(x + o * length, length, 0, threadIdx.x % WARP, WARP, state, other);
         state = combine_lanes<WARP>(Merge::of(state, other));
-        if (threadIdx.x % WARP == 0)
-            y[o] = state.result();
+        if (threadIdx.x % WARP == 0) y[o] = state.result();
     }
 }
 
@@ -93,36 +84,31 @@ KERNEL reduce_warps(const T *x, U *y, int64_t outputs, int64_t length)
 // in flight, or eight of single words.
 template <int W, typename Steps>
 static __device__ __forceinline__ void take_steps(const T *x, Steps steps, int64_t begin, int64_t end, int64_t step,
-                                             State (&state)[W])
-{
+                                             State (&state)[W]) {
     constexpr int LOADS = W * sizeof(T) > 4 ? 4 : 8;
     int64_t r = begin;
     for (; r + (LOADS - 1) * step < end; r += LOADS * step) {
         Vector<T, W> v[LOADS];
-#pragma unroll
-        for (int i = 0; i < LOADS; i++)
-            v[i] = load<T, W>(x + steps.next());
-#pragma unroll
+        #pragma unroll
+        for (int i = 0; i < LOADS; i++) v[i] = load<T, W>(x + steps.next());
+        #pragma unroll
         for (int k = 0; k < W; k++) {
             T column[LOADS];
-#pragma unroll
-            for (int i = 0; i < LOADS; i++)
-                column[i] = v[i].lane[k];
+            #pragma unroll
+            for (int i = 0; i < LOADS; i++) column[i] = v[i].lane[k];
             state[k].take(column, r, step);
         }
     }
     for (; r < end; r += step) {
         const Vector<T, W> v = load<T, W>(x + steps.next());
-#pragma unroll
-        for (int k = 0; k < W; k++)
-            state[k].take({v.lane[k]}, r);
+        #pragma unroll
+        for (int k = 0; k < W; k++) state[k].take({v.lane[k]}, r);
     }
 }
 
 template <int W>
 static __device__ __forceinline__ void take_strided(const T *x, const ReductionIndex &index, int64_t begin, int64_t end,
-                                                    int64_t step, State (&state)[W])
-{
+                                                    int64_t step, State (&state)[W]) {
     if (index.uniform())
         take_steps(x, UniformSteps{begin * index.stride(), step * index.stride()}, begin, end, step, state);
     else if (index.r0 * index.r1 == 1 && index.count() < (int64_t)1 << 31)
@@ -131,13 +117,12 @@ static __device__ __forceinline__ void take_strided(const T *x, const ReductionI
         take_steps(x, ReductionIndex::Steps<int64_t, false>(index, begin, step), begin, end, step, state);
 }
 
-// Elements of the shortest contiguous run for a warp, and for a block where there is a run per warp.
+// Elements of the shortest contiguous run that a warp reads, and that a block reads where there is a run for each warp.
 #define WARP_RUN 512
 #define BLOCK_RUN 2048
 
 // A block per part of an output whose reduced elements are contiguous.
-static __device__ __forceinline__ State by_block(const T *x, const ReductionIndex &index, int64_t parts, int64_t chunk)
-{
+static __device__ __forceinline__ State by_block(const T *x, const ReductionIndex &index, int64_t parts, int64_t chunk) {
     const int64_t o = blockIdx.x / parts, begin = blockIdx.x % parts * chunk;
     const int64_t end = min(begin + chunk, index.count()), run = index.r3;
     const T *from = x + index.start(o);
@@ -155,93 +140,76 @@ static __device__ __forceinline__ State by_block(const T *x, const ReductionInde
     return over_block<Merge>(Merge::of(states[0], other));
 }
 
-KERNEL __launch_bounds__(THREADS, sizeof(T) == 4 ? 3 : 1) reduce_block(const T *x, U *y, LENGTHS)
-{
+KERNEL __launch_bounds__(THREADS, sizeof(T) == 4 ? 3 : 1) reduce_block(const T *x, U *y, LENGTHS) {
     wait_for_inputs();
     const State state = by_block(x, REDUCTION_INDEX, 1, r0 * r1 * r2 * r3);
-    if (threadIdx.x == 0)
-        y[blockIdx.x] = state.result();
+    if (threadIdx.x == 0) y[blockIdx.x] = state.result();
 }
 
 KERNEL __launch_bounds__(THREADS, sizeof(T) == 4 ? 3 : 1)
-reduce_block_parts(const T *x, U *y, LENGTHS, int64_t parts, int64_t chunk, char *scratch)
-{
+reduce_block_parts(const T *x, U *y, LENGTHS, int64_t parts, int64_t chunk, char *scratch) {
     wait_for_inputs();
     const State state = by_block(x, REDUCTION_INDEX, parts, chunk);
-    if (threadIdx.x == 0)
-        ((State *)scratch)[blockIdx.x] = state;
+    if (threadIdx.x == 0) ((State *)scratch)[blockIdx.x] = state;
 }
 
 // A block per part of LANES * WIDTH contiguous outputs: each thread reads WIDTH neighbouring outputs, and rows of LANES
 // threads take the reduced elements round robin. A tree over the rows leaves the result in row 0. Returns whether the
 // thread is in row 0 and in range.
 static __device__ __forceinline__ bool by_columns(const T *x, const ReductionIndex &index, int64_t parts, int64_t chunk,
-                                                  State (&state)[WIDTH], int64_t &first)
-{
+                                                  State (&state)[WIDTH], int64_t &first) {
     constexpr int ROWS_OF_THREADS = THREADS / LANES, HALF = ROWS_OF_THREADS > 1 ? ROWS_OF_THREADS / 2 : 1;
     __shared__ State found[HALF][LANES][WIDTH];
     const int lane = threadIdx.x % LANES, row = threadIdx.x / LANES;
     first = (blockIdx.x / parts * LANES + lane) * WIDTH;
     const int64_t begin = blockIdx.x % parts * chunk, end = min(begin + chunk, index.count());
-#pragma unroll
-    for (int k = 0; k < WIDTH; k++)
-        state[k] = State::empty();
+    #pragma unroll
+    for (int k = 0; k < WIDTH; k++) state[k] = State::empty();
     const bool in_range = first < index.outputs();
-    if (in_range)
-        take_strided(x + index.start(first), index, begin + row, end, ROWS_OF_THREADS, state);
-#pragma unroll
+    if (in_range) take_strided(x + index.start(first), index, begin + row, end, ROWS_OF_THREADS, state);
+    #pragma unroll
     for (int half = ROWS_OF_THREADS / 2; half > 0; half /= 2) {
         if (row >= half && row < 2 * half)
-#pragma unroll
-            for (int k = 0; k < WIDTH; k++)
-                found[row - half][lane][k] = state[k];
+            #pragma unroll
+            for (int k = 0; k < WIDTH; k++) found[row - half][lane][k] = state[k];
         __syncthreads();
         if (row < half)
-#pragma unroll
-            for (int k = 0; k < WIDTH; k++)
-                state[k] = Merge::of(state[k], found[row][lane][k]);
+            #pragma unroll
+            for (int k = 0; k < WIDTH; k++) state[k] = Merge::of(state[k], found[row][lane][k]);
         __syncthreads();
     }
     return in_range && row == 0;
 }
 
-KERNEL __launch_bounds__(THREADS) reduce_columns(const T *x, U *y, LENGTHS)
-{
+KERNEL __launch_bounds__(THREADS) reduce_columns(const T *x, U *y, LENGTHS) {
     wait_for_inputs();
     State state[WIDTH];
     int64_t first;
-    if (!by_columns(x, REDUCTION_INDEX, 1, r0 * r1 * r2 * r3, state, first))
-        return;
+    if (!by_columns(x, REDUCTION_INDEX, 1, r0 * r1 * r2 * r3, state, first)) return;
     Vector<U, WIDTH> results;
-#pragma unroll
-    for (int k = 0; k < WIDTH; k++)
-        results.lane[k] = state[k].result();
+    #pragma unroll
+    for (int k = 0; k < WIDTH; k++) results.lane[k] = state[k].result();
     store(y, first, results);
 }
 
 KERNEL __launch_bounds__(THREADS, sizeof(T) == 8 ? 1 : 2)
-reduce_columns_parts(const T *x, U *y, LENGTHS, int64_t parts, int64_t chunk, char *scratch)
-{
+reduce_columns_parts(const T *x, U *y, LENGTHS, int64_t parts, int64_t chunk, char *scratch) {
     wait_for_inputs();
     State state[WIDTH];
     int64_t first;
     if (by_columns(x, REDUCTION_INDEX, parts, chunk, state, first))
-#pragma unroll
-        for (int k = 0; k < WIDTH; k++)
-            ((State *)scratch)[(first + k) * parts + blockIdx.x % parts] = state[k];
+        #pragma unroll
+        for (int k = 0; k < WIDTH; k++) ((State *)scratch)[(first + k) * parts + blockIdx.x % parts] = state[k];
 }
 
 // The second pass: a warp per output combines its parts.
-KERNEL combine(const T *, U *y, int64_t outputs, int64_t parts, char *scratch)
-{
+KERNEL combine(const T *, U *y, int64_t outputs, int64_t parts, char *scratch) {
     wait_for_inputs();
     const State *partial = (const State *)scratch;
     for (int64_t o = grid_index() / WARP; o < outputs; o += grid_size() / WARP) {
         State state = State::empty();
-        for (int64_t p = threadIdx.x % WARP; p < parts; p += WARP)
-            state = Merge::of(state, partial[o * parts + p]);
+        for (int64_t p = threadIdx.x % WARP; p < parts; p += WARP) state = Merge::of(state, partial[o * parts + p]);
         state = combine_lanes<WARP>(state);
-        if (threadIdx.x % WARP == 0)
-            y[o] = state.result();
+        if (threadIdx.x % WARP == 0) y[o] = state.result();
     }
 }

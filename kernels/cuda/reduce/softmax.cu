@@ -1,7 +1,7 @@
 // softmax and log_softmax of rows.
 //
-// A row that fits in the registers of its threads is read once (softmax_rows, softmax_team). Of a longer row the part
-// that fits is cached in shared memory, and the rest is read twice (softmax_long).
+// A row that fits into the registers of its threads is read once (softmax_rows, softmax_team). Of a longer row, shared memory
+// caches as many elements as fit; the others are read twice (softmax_long).
 #include "reduce/softmax.cuh"
 
 #ifndef TEAM
@@ -21,52 +21,48 @@
 // lanes of a warp, or the block. Lanes of a warp process ROWS rows at once.
 constexpr int ROWS = TEAM > WARP || ITEMS >= 4 ? 1 : 4 / ITEMS, UNIT = TEAM > WARP ? TEAM : WARP;
 
-// Whether lanes past the end of a row compute too, with elements that add nothing, so that no branch separates the
-// exps. Not for float64: interleaved, its longer exps take registers and lower the occupancy.
+// Whether lanes past the end of a row compute too, with elements that add nothing, so that there is no branch between the
+// exps. Not in float64: its exps are longer, and interleaving them needs registers, which lowers the occupancy.
 constexpr bool UNIFORM = sizeof(T) == 4;
 
-KERNEL __launch_bounds__(TEAM > WARP ? TEAM : 512) softmax_team(const T *x, T *y, int64_t rows, int64_t length)
-{
+KERNEL __launch_bounds__(TEAM > WARP ? TEAM : 512) softmax_team(const T *x, T *y, int64_t rows, int64_t length) {
     wait_for_inputs();
     const int64_t stride = grid_size() / TEAM;
     const int me = threadIdx.x % TEAM * WIDTH;
     int64_t row = grid_index() / TEAM;
     for (int64_t first = grid_index() / UNIT * (UNIT / TEAM); first < rows; first += ROWS * stride) {
         Vector<T, WIDTH> mine[ROWS][ITEMS];
-#pragma unroll
+        #pragma unroll
         for (int r = 0; r < ROWS; r++)
-#pragma unroll
+            #pragma unroll
             for (int k = 0; k < ITEMS; k++)
                 if (me + k * TEAM * WIDTH < length && row + r * stride < rows)
                     mine[r][k] = load<T, WIDTH>(x + (row + r * stride) * length + me + k * TEAM * WIDTH);
                 else
-#pragma unroll
-                    for (int i = 0; i < WIDTH; i++)
-                        mine[r][k].lane[i] = -(T)INFINITY;
-#pragma unroll
+                    #pragma unroll
+                    for (int i = 0; i < WIDTH; i++) mine[r][k].lane[i] = -(T)INFINITY;
+        #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             T top = -(T)INFINITY, sum = 0;
-#pragma unroll
+            #pragma unroll
             for (int k = 0; k < ITEMS; k++)
-#pragma unroll
+                #pragma unroll
                 for (int i = 0; i < WIDTH; i++)
-                    if (UNIFORM || me + k * TEAM * WIDTH < length)
-                        top = Max::of(top, mine[r][k].lane[i]);
+                    if (UNIFORM || me + k * TEAM * WIDTH < length) top = Max::of(top, mine[r][k].lane[i]);
             top = over_team<Max, TEAM>(top);
-#pragma unroll
+            #pragma unroll
             for (int k = 0; k < ITEMS; k++)
-#pragma unroll
+                #pragma unroll
                 for (int i = 0; i < WIDTH; i++)
                     if (UNIFORM || me + k * TEAM * WIDTH < length) {
-                        mine[r][k].lane[i] = kept(mine[r][k].lane[i], top);
+                        mine[r][k].lane[i] = unnormalized(mine[r][k].lane[i], top);
                         sum += term(mine[r][k].lane[i]);
                     }
             const Total total(over_team<Sum, TEAM>(sum));
-#pragma unroll
+            #pragma unroll
             for (int k = 0; k < ITEMS; k++) {
-#pragma unroll
-                for (int i = 0; i < WIDTH; i++)
-                    mine[r][k].lane[i] = total.result(mine[r][k].lane[i]);
+                #pragma unroll
+                for (int i = 0; i < WIDTH; i++) mine[r][k].lane[i] = total.result(mine[r][k].lane[i]);
                 if (me + k * TEAM * WIDTH < length && row + r * stride < rows)
                     store(y, (row + r * stride) * length + me + k * TEAM * WIDTH, mine[r][k]);
             }
@@ -75,23 +71,20 @@ KERNEL __launch_bounds__(TEAM > WARP ? TEAM : 512) softmax_team(const T *x, T *y
     }
 }
 
-// A thread per row of LENGTH elements, which are not whole vectors: loads and stores go through shared memory.
-KERNEL __launch_bounds__(THREADS, 1) softmax_rows(const T *x, T *y, int64_t rows)
-{
+// A thread per row of LENGTH elements, which are not a multiple of a vector. Loads and stores go through shared memory.
+KERNEL __launch_bounds__(THREADS, 1) softmax_rows(const T *x, T *y, int64_t rows) {
     wait_for_inputs();
     __shared__ __align__(16) T held[THREADS * LENGTH];
     const int64_t first = (int64_t)blockIdx.x * THREADS, left = rows - first;
     copy_by_block<THREADS, THREADS * LENGTH>(x + first * LENGTH, held, left * LENGTH);
     __syncthreads();
-    if (threadIdx.x < left)
-        by_thread(held + threadIdx.x * LENGTH, held + threadIdx.x * LENGTH, 1);
+    if (threadIdx.x < left) by_thread(held + threadIdx.x * LENGTH, held + threadIdx.x * LENGTH, 1);
     __syncthreads();
     copy_by_block<THREADS, THREADS * LENGTH>(held, y + first * LENGTH, left * LENGTH);
 }
 
-// A block per row. The first `cached` bytes of its aligned part are held in shared memory.
-KERNEL __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2) softmax_long(const T *x, T *y, int64_t, int64_t length, int64_t cached)
-{
+// A block per row. Shared memory caches the first `cached` bytes of the aligned vectors.
+KERNEL __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2) softmax_long(const T *x, T *y, int64_t, int64_t length, int64_t cached) {
     wait_for_inputs();
     constexpr int WIDE = 16 / sizeof(T);
     extern __shared__ __align__(16) char memory[];
@@ -104,33 +97,26 @@ KERNEL __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2) softmax_long(const T *x, T
     State state = State::empty();
     for (int64_t i = threadIdx.x; i < vectors; i += LOADS * blockDim.x) {
         T all[LOADS * WIDE];
-#pragma unroll
+        #pragma unroll
         for (int k = 0; k < LOADS; k++) {
             Vector<T, WIDE> v;
-#pragma unroll
-            for (int j = 0; j < WIDE; j++)
-                v.lane[j] = -(T)INFINITY;
-            if (i + k * blockDim.x < vectors)
-                v = load<T, WIDE>(from + head + (i + k * blockDim.x) * WIDE);
-#pragma unroll
-            for (int j = 0; j < WIDE; j++)
-                all[k * WIDE + j] = v.lane[j];
+            #pragma unroll
+            for (int j = 0; j < WIDE; j++) v.lane[j] = -(T)INFINITY;
+            if (i + k * blockDim.x < vectors) v = load<T, WIDE>(from + head + (i + k * blockDim.x) * WIDE);
+            #pragma unroll
+            for (int j = 0; j < WIDE; j++) all[k * WIDE + j] = v.lane[j];
         }
-#pragma unroll
+        #pragma unroll
         for (int k = 0; k < LOADS; k++) {
             Vector<T, WIDE> v;
-#pragma unroll
-            for (int j = 0; j < WIDE; j++)
-                v.lane[j] = all[k * WIDE + j];
-            if (i + k * blockDim.x < in_memory)
-                store(row, (i + k * blockDim.x) * WIDE, v);
+            #pragma unroll
+            for (int j = 0; j < WIDE; j++) v.lane[j] = all[k * WIDE + j];
+            if (i + k * blockDim.x < in_memory) store(row, (i + k * blockDim.x) * WIDE, v);
         }
         state.take(all, 0);
     }
-    for (int64_t i = threadIdx.x; i < head; i += blockDim.x)
-        state.take(load<T, 1>(from + i).lane, 0);
-    for (int64_t i = tail + threadIdx.x; i < length; i += blockDim.x)
-        state.take(load<T, 1>(from + i).lane, 0);
+    for (int64_t i = threadIdx.x; i < head; i += blockDim.x) state.take(load<T, 1>(from + i).lane, 0);
+    for (int64_t i = tail + threadIdx.x; i < length; i += blockDim.x) state.take(load<T, 1>(from + i).lane, 0);
     state = over_block<Merge>(state);
     const T top = state.top;
     const Total total(state.total);
@@ -138,24 +124,19 @@ KERNEL __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2) softmax_long(const T *x, T
     auto write = [&](const T *source, int64_t first, int64_t end) {
         for (int64_t i = first; i >= end; i -= LOADS * blockDim.x) {
             Vector<T, WIDE> v[LOADS];
-#pragma unroll
+            #pragma unroll
             for (int k = 0; k < LOADS; k++)
-                if (i - k * (int)blockDim.x >= end)
-                    v[k] = load<T, WIDE>(source + (i - k * (int)blockDim.x) * WIDE);
-#pragma unroll
+                if (i - k * (int)blockDim.x >= end) v[k] = load<T, WIDE>(source + (i - k * (int)blockDim.x) * WIDE);
+            #pragma unroll
             for (int k = 0; k < LOADS; k++) {
-#pragma unroll
-                for (int j = 0; j < WIDE; j++)
-                    v[k].lane[j] = total.result(kept(v[k].lane[j], top));
-                if (i - k * (int)blockDim.x >= end)
-                    store(to + head, (i - k * (int)blockDim.x) * WIDE, v[k]);
+                #pragma unroll
+                for (int j = 0; j < WIDE; j++) v[k].lane[j] = total.result(unnormalized(v[k].lane[j], top));
+                if (i - k * (int)blockDim.x >= end) store(to + head, (i - k * (int)blockDim.x) * WIDE, v[k]);
             }
         }
     };
-    write(from + head, vectors - 1 - threadIdx.x, in_memory); // from the end: it was read last, and may still be in L2
+    write(from + head, vectors - 1 - threadIdx.x, in_memory); // the end first: it was read last, and may still be in L2
     write(row, in_memory - 1 - threadIdx.x, 0);
-    for (int64_t i = threadIdx.x; i < head; i += blockDim.x)
-        to[i] = total.result(kept(from[i], top));
-    for (int64_t i = tail + threadIdx.x; i < length; i += blockDim.x)
-        to[i] = total.result(kept(from[i], top));
+    for (int64_t i = threadIdx.x; i < head; i += blockDim.x) to[i] = total.result(unnormalized(from[i], top));
+    for (int64_t i = tail + threadIdx.x; i < length; i += blockDim.x) to[i] = total.result(unnormalized(from[i], top));
 }

@@ -10,37 +10,33 @@
 #define LOGARITHM 0
 #endif
 
-// The value of an element that is held until the sum is known, and the term that it adds to the sum.
-static __device__ __forceinline__ T kept(T x, T top) { return LOGARITHM ? x - top : exp(x - top); }
+// The result of an element before normalisation, and the term that it adds to the sum.
+static __device__ __forceinline__ T unnormalized(T x, T top) { return LOGARITHM ? x - top : exp(x - top); }
 
-static __device__ __forceinline__ T term(T kept) { return LOGARITHM ? exp(kept) : kept; }
+static __device__ __forceinline__ T term(T value) { return LOGARITHM ? exp(value) : value; }
 
-// The sum of a row's terms, in the form that turns held values into results.
+// The sum of a row's terms, as the number that normalises its elements.
 struct Total {
     T factor;
 
     Total() = default;
     __device__ __forceinline__ explicit Total(T sum) : factor(LOGARITHM ? log(sum) : 1 / sum) {}
-    __device__ __forceinline__ T result(T kept) const { return LOGARITHM ? kept - factor : kept * factor; }
+    __device__ __forceinline__ T result(T value) const { return LOGARITHM ? value - factor : value * factor; }
 };
 
 // LENGTH elements of stride `step`, by one thread; `to` may equal `from`.
-static __device__ __forceinline__ void by_thread(const T *from, T *to, int64_t step)
-{
+static __device__ __forceinline__ void by_thread(const T *from, T *to, int64_t step) {
     T mine[LENGTH], top = -(T)INFINITY, sum = 0;
-#pragma unroll
-    for (int j = 0; j < LENGTH; j++)
-        mine[j] = from[j * step];
-#pragma unroll
-    for (int j = 0; j < LENGTH; j++)
-        top = Max::of(top, mine[j]);
-#pragma unroll
+    #pragma unroll
+    for (int j = 0; j < LENGTH; j++) mine[j] = from[j * step];
+    #pragma unroll
+    for (int j = 0; j < LENGTH; j++) top = Max::of(top, mine[j]);
+    #pragma unroll
     for (int j = 0; j < LENGTH; j++) {
-        mine[j] = kept(mine[j], top);
+        mine[j] = unnormalized(mine[j], top);
         sum += term(mine[j]);
     }
     const Total total(sum);
-#pragma unroll
-    for (int j = 0; j < LENGTH; j++)
-        to[j * step] = total.result(mine[j]);
+    #pragma unroll
+    for (int j = 0; j < LENGTH; j++) to[j * step] = total.result(mine[j]);
 }

@@ -1,4 +1,4 @@
-// WGMMA accumulators: where they belong in C, and how they get to the epilogue.
+// WGMMA accumulators: their positions in C, and the epilogue.
 #pragma once
 #include "gemm/gemm.cuh"
 #include "sm90/wgmma.cuh"
@@ -20,8 +20,8 @@ struct AccumulatorTile {
         const T value[] = {sums[i]};
         if (inside(i)) out(at.item, row(i), column(i), index(row(i), column(i)), value);
     }
-    // Passes all of them. The auxiliary inputs of BATCH elements are loaded before the first is written. Outside the matrix
-    // those of the nearest element are loaded: a branch would serialise the loads behind it.
+    // Passes all accumulators. The auxiliary inputs of BATCH elements are loaded before the first is written. Outside the matrix
+    // it loads those of the nearest element: a branch would serialise the loads.
     template <class Out, int COUNT> __device__ __forceinline__ void store(
         const Out &out, const float (&sums)[COUNT]) const {
         constexpr int BATCH = 16 * WIDE_C;

@@ -9,8 +9,8 @@ constexpr int BF16X3_TERMS = 3;
 constexpr int CHUNK_ELEMENTS = 8, CHUNK_BYTES = 16, CORE_MATRIX_BYTES = 8 * CHUNK_BYTES; // a core matrix: eight rows of a chunk
 typedef Vector<uint32_t, 4> Chunk;
 
-// A product of term a of A and term b of B. Six of the nine make up a float32 product, but for what is below 2^-24 of it:
-// {0, 0}, and the low-order pairs, the smallest first. Operands that are rounded beforehand (MANTISSA) have fewer terms.
+// A product of term a of A and term b of B. Six of the nine add up to a float32 product, with an error below 2^-24 of it: {0, 0}
+// and the low-order pairs, the smallest first. Operands that are rounded (MANTISSA) have fewer terms.
 struct TermPair { int a, b; };
 constexpr int TERMS_USED = MANTISSA > 15 ? 3 : MANTISSA > 7 ? 2 : 1;
 constexpr int LOW_ORDER_PAIRS = TERMS_USED == 3 ? 5 : TERMS_USED == 2 ? 3 : 0;
@@ -19,7 +19,7 @@ __device__ constexpr TermPair low_order_pair(int i) {
     return pairs[5 - LOW_ORDER_PAIRS + i];
 }
 
-// Rounds eight neighbours (MANTISSA) and splits them: a chunk of each term.
+// Rounds eight neighbours (MANTISSA) and splits them into a chunk for each term.
 __device__ __forceinline__ void split_bf16x3(Chunk (&terms)[BF16X3_TERMS], const float (&x)[CHUNK_ELEMENTS]) {
     #pragma unroll
     for (int h = 0; h < 2; h++) {

@@ -4,8 +4,8 @@
 
 constexpr int WARPGROUP = 4 * WARP;
 
-// An mbarrier in shared memory. A phase ends when all arrivals and all expected bytes are there; the next one begins at
-// once. Phases alternate in parity; the first one is 0.
+// An mbarrier in shared memory. A phase ends after all arrivals and all expected bytes; the next one begins at once. The parity
+// of phases alternates; the first is 0.
 struct Mbarrier {
     uint64_t state;
 
@@ -17,7 +17,7 @@ struct Mbarrier {
     __device__ __forceinline__ void arrive() {
         asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(address()) : "memory");
     }
-    // Arrives, and adds `bytes` to those that the phase waits for.
+    // Arrives, and adds `bytes` to the transaction bytes that the phase expects.
     __device__ __forceinline__ void arrive_expect_tx(int bytes) {
         asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes) : "memory");
     }

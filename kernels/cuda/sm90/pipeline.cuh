@@ -2,7 +2,7 @@
 #pragma once
 #include "sm90/mbarrier.cuh"
 
-// The stage that a thread is at, and the parity of its phase.
+// The current stage of a thread, and the parity of its phase.
 template <int STAGES> struct PipelineState {
     int stage = 0, phase = 0;
 
@@ -15,7 +15,7 @@ template <int STAGES> struct PipelineState {
 template <int STAGES> struct Pipeline {
     Mbarrier full[STAGES], empty[STAGES];
 
-    // By one thread; fence_mbarrier_init() and __syncthreads() must follow. Arrivals are those of each phase.
+    // By one thread; fence_mbarrier_init() and __syncthreads() must follow. The arguments are arrivals per phase.
     __device__ __forceinline__ void init(int producer_arrivals, int consumer_arrivals) {
         for (int i = 0; i < STAGES; i++) {
             full[i].init(producer_arrivals);
@@ -26,7 +26,7 @@ template <int STAGES> struct Pipeline {
     template <int COUNT> __device__ __forceinline__ void wait_full(const PipelineState<COUNT> &at) {
         full[at.stage].wait(at.phase);
     }
-    // A producer waits until the stage may be overwritten; in the first round at once.
+    // A producer waits until the stage may be overwritten. In the first round it does not wait.
     template <int COUNT> __device__ __forceinline__ void wait_empty(const PipelineState<COUNT> &at) {
         empty[at.stage].wait(at.phase ^ 1);
     }

@@ -2,7 +2,7 @@
 #pragma once
 #include "sm90/mbarrier.cuh"
 
-// Starts to copy BYTES contiguous bytes into shared memory. `full` gets them as transaction bytes.
+// Starts to copy BYTES contiguous bytes into shared memory; `full` counts them as transaction bytes.
 template <int BYTES> __device__ __forceinline__ void bulk_copy(char *to, const char *from, Mbarrier &full) {
     constexpr int MAX_COPY = 8192; // one copy of all bytes is up to 6% slower
     #pragma unroll
@@ -19,7 +19,7 @@ template <int BYTES> __device__ __forceinline__ void bulk_copy(char *to, const c
 struct alignas(128) TensorMap {
     uint64_t words[16];
 
-    // By one thread, which may load from here on.
+    // By one thread, which may then load.
     __device__ void encode(const float *x, int columns, int rows, int matrices, int box_rows) {
         #pragma unroll
         for (uint64_t &word : words) word = 0;

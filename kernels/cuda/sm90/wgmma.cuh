@@ -2,7 +2,7 @@
 // Warpgroup Level Matrix Multiply-Accumulate Instructions".
 //
 // The order of calls: wgmma_fence(), wgmma()..., wgmma_commit_group(), wgmma_wait_group<N>(), wgmma_fence_operand().
-// Between the first and the last nobody may touch the accumulators.
+// Between the first and the last, no code may read or write the accumulators.
 #pragma once
 #include "gemm/mma.cuh"
 #include "sm90/mbarrier.cuh"
@@ -120,8 +120,8 @@ __device__ __forceinline__ void wgmma(float (&sums)[SUMS], uint64_t a, uint64_t 
 #undef CASE
 
 // The same for bfloat16 and a 2:4 sparse A, for 32 of K: of four neighbouring k at most two are not 0, and A holds two.
-// `metadata` says which: two bits for each of them. Of the four lanes that share two rows the first holds both rows' first
-// 16 k, the second their last 16 k. It must not change before the wait. PTX ISA, "Sparse wgmma.mma_async".
+// `metadata` has the index of each, in two bits. Four lanes share two rows: the first has the metadata of both rows' first 16 k,
+// the second of their last 16 k. It must not change before the wait. PTX ISA, "Sparse wgmma.mma_async".
 #define CASE(COUNT, N, A, B, M, P, X, Y)                                                                           \
     if constexpr (SUMS == COUNT)                                                                                   \
         WGMMA(".sp.sync.aligned.m64n" #N "k32.f32.bf16.bf16", COUNT, "%" #A ", %" #B ", %" #M ", 0", P,            \
