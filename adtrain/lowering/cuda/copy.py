@@ -16,7 +16,7 @@ from adtrain.lowering.layouts import Ints, Layout
 from adtrain.lowering.shapes import output_type
 
 MIN_TILED = 8
-"""Length of two axes from which on exchanging them through tiles in shared memory is worth it."""
+"""Minimum length of two axes for exchanging them through tiles in shared memory."""
 TILE, BYTE_TILE = 64, 128
 """Rows and columns of a tile, in general and of single bytes."""
 MAX_AXES = 6
@@ -74,7 +74,7 @@ def copies(layout: Layout, dtype: np.dtype, operands: tuple[int, ...] | None = N
 
 
 def _tiled(axes: list[Axis]) -> list[Axis] | None:
-    """The axes with the source's contiguous axis before the target's, if tiles are worth it."""
+    """The axes with the source's contiguous axis before the target's, if both have MIN_TILED elements; else None."""
     rows = [axis for axis in axes[:-1] if abs(axis.source) == 1]
     if not rows or abs(axes[-1].source) == 1 or min(rows[0].length, axes[-1].length) < MIN_TILED:
         return None

@@ -18,25 +18,24 @@ from adtrain.lowering.shapes import alternating, output_type
 
 WARP = 32
 MAX_WARP_ROW, MAX_WARP_ROW_OF_MANY = 1024, 8192
-"""Elements of a row up to which one warp reduces it, in general and where there are MANY_ROWS. A block takes longer
-ones."""
+"""Maximum of elements of a row that one warp reduces, in general and with MANY_ROWS. A block reduces a longer row."""
 MANY_ROWS = 8192
 """Rows, one per warp, that keep the largest GPU busy."""
 MIN_SHORT_ROWS = 1024
-"""Rows from which on one thread per row is worth it."""
+"""Minimum of rows for one thread per row."""
 MIN_BLOCKS = 1024
-"""Blocks that keep the largest GPU busy. A reduction into fewer is split into parts."""
+"""Blocks that keep the largest GPU busy. A reduction with fewer blocks is split into parts."""
 MIN_ROW_PART, MIN_COLUMN_PART = 8192, 512
-"""Elements of one output in a part that is worth a block of its own."""
+"""Minimum of elements of an output in a part, for a block per part."""
 MAX_PARTS = 1024
 VECTOR = 16
 """Bytes that a thread loads at once."""
 THREADS = 256
 """Threads per block in reduce/reduce.cu."""
 SHORT_ROW = 128
-"""Bytes below which a row is for one thread, unless it is made of whole vectors."""
+"""One thread reduces a row of fewer bytes, unless it consists of whole vectors."""
 MAX_COLUMN_VECTOR = 4
-"""Columns that a thread loads at once, at most."""
+"""Maximum of columns that a thread loads at once."""
 LOADS_IN_FLIGHT = 4
 """Elements of a column that a thread loads before it adds any."""
 
@@ -72,7 +71,7 @@ def _blocks(launch: CudaLaunch) -> int:
 
 
 def thread_per_row(length: int, itemsize: int) -> bool:
-    """Whether contiguous rows are for one thread each: they are short and unaligned."""
+    """Whether one thread computes a contiguous row: it is short and unaligned."""
     return length * itemsize < SHORT_ROW and unaligned(length, itemsize)
 
 
@@ -134,7 +133,7 @@ def reduction(operation: int, x: Any, axes: Sequence[int], result: np.dtype) -> 
 def _column_tile(outputs: int, count: int, columns: int, itemsize: int) -> tuple[int, int]:
     """Columns that a thread loads at once, and threads side by side in a block.
 
-    A block is as wide as a warp: narrower for few columns, wider where columns are too short to be shared.
+    A block is as wide as a warp. It is narrower for fewer columns, and wider if columns are too short to share.
     """
     width = math.gcd(columns, min(MAX_COLUMN_VECTOR, VECTOR // itemsize))
     lanes = min(power_of_two(-(-outputs // width)), WARP)

@@ -1,4 +1,4 @@
-"""Rows that are held in registers, each by the lanes of a warp or by the threads of a block."""
+"""Rows in registers: each in the lanes of a warp or the threads of a block."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from dataclasses import replace
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.lowering.cuda.reduce import WARP, power_of_two, vector_width
 
-MAX_HELD_ROW = 64 << 10
+MAX_REGISTER_ROW = 64 << 10
 """Bytes of a row that the registers of a block hold."""
 MAX_WARP_ROW, THREAD_BYTES = 4096, 64
-"""Bytes of a row up to which it is for the lanes of a warp, and bytes that are enough for a thread."""
+"""Maximum bytes of a row for the lanes of a warp; bytes of a row for each thread."""
 MIN_TEAM, MAX_TEAM = 8, 512
-"""Threads that share a row: at least, where it has that many vectors, and at most."""
+"""Minimum of threads that share a row, if it has that many vectors; maximum of threads."""
 
 
-def held_rows(launch: CudaLaunch, rows: int, length: int) -> list[CudaKernel]:
-    """The candidates for rows that a team of threads holds in registers; none where rows are too long.
+def rows_in_registers(launch: CudaLaunch, rows: int, length: int) -> list[CudaKernel]:
+    """The candidates for rows in the registers of a team of threads; none if rows are too long.
 
-    A thread keeps ITEMS vectors of WIDTH elements. A TEAM is some lanes of a warp, or a block.
+    A thread has ITEMS vectors of WIDTH elements. A TEAM is some lanes of a warp, or a block.
 
     Args:
-        launch: the kernel, its numbers, and its definitions beside TEAM, ITEMS and WIDTH.
-        rows: how many there are.
-        length: elements of a row, or 0 where the elements are not rows.
+        launch: the kernel, its numbers, and its definitions without TEAM, ITEMS and WIDTH.
+        rows: number of rows.
+        length: elements of a row, or 0 if the elements are not rows.
     """
     itemsize = launch.dtypes[0].itemsize
     size = length * itemsize
-    if not 0 < size <= MAX_HELD_ROW:
+    if not 0 < size <= MAX_REGISTER_ROW:
         return []
     width = vector_width(length, itemsize)
     vectors, enough = length // width, power_of_two(-(-size // THREAD_BYTES))

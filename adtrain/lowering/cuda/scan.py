@@ -14,19 +14,19 @@ from adtrain.lowering.shapes import output_type, split_at
 BLOCK = 256
 """Threads per block."""
 MANY_COLUMNS, MIN_COLUMN_PART = 1 << 18, 64
-"""Threads, one per column, that keep the largest GPU busy, and elements in a thread's part, at least."""
+"""Threads, one per column, that keep the largest GPU busy; minimum of elements in a thread's part."""
 
 
 def cumsum(target: Target, x: Any, axis: int, reverse: bool) -> list[CudaKernel]:
     """The candidates: a block per row, or a thread per row or column.
 
-    Where they are few, each is split into parts, and a first launch computes the sums of the parts.
+    If there are too few of them, each is split into parts, and a first launch computes the sums of the parts.
     """
     outer, length, inner = split_at(x.shape, axis)
     dtypes = (x.dtype, output_type("cumsum", x, axis=axis, reverse=reverse).dtype)
     rows = inner == 1 and length > WARP  # contiguous, and long enough for a block
-    wanted, least = (MIN_BLOCKS, MIN_ROW_PART) if rows else (MANY_COLUMNS, MIN_COLUMN_PART)
-    parts = max(1, min(-(-wanted // max(outer * inner, 1)), length // least))
+    wanted, min_part = (MIN_BLOCKS, MIN_ROW_PART) if rows else (MANY_COLUMNS, MIN_COLUMN_PART)
+    parts = max(1, min(-(-wanted // max(outer * inner, 1)), length // min_part))
     part = max(-(-length // parts), 1)
     parts = -(-length // part)
     count = outer * inner * parts

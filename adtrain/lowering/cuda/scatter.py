@@ -13,20 +13,19 @@ from adtrain.lowering.cuda.indexing import launch
 from adtrain.lowering.cuda.reduce import vector_width
 
 BLOCK, OFFSETS_BLOCK = 256, 1024
-"""Threads per block of a sort, and of the block that adds the counts up."""
+"""Threads per block of a sort, and of the block that computes prefix sums."""
 MIN_SORTED, SORT_FIRST = 256, 1 << 27
-"""Positions from which on sorting is a candidate, and comparisons of positions with elements from which on it is the
-first one."""
+"""Minimum of positions for which sorting is a candidate; minimum of comparisons for which it is the first one."""
 DIGIT_BITS, SEGMENT = 8, 32
-"""Of kernels/cuda/index/scatter.cu: bits of a digit (DIGITS), and positions that are added up by themselves."""
+"""Of kernels/cuda/index/scatter.cu: bits of a digit (DIGITS), and positions of a segment."""
 MAX_SORTS = 4
 """Keys have 32 bits."""
 CHUNK, MAX_BLOCKS = 4096, 512
-"""Positions that are worth a block of a sort, and the most blocks."""
+"""Positions of a block of a sort; maximum of blocks."""
 
 
 def scatter_add(target: Target, ct: Any, indices: Any, axis: int, length: int) -> list[CudaKernel]:
-    """The candidates. Sorting comes first where there is much to compare."""
+    """The candidates. Sorting is first for SORT_FIRST comparisons or more."""
     numbers = outer, length, inner, count = indexing.scatter_add(ct, indices, axis, length)
     compare = CudaKernel((launch("scatter_add", numbers, ct, indices, outer * length * inner),))
     sorts = -(-length.bit_length() // DIGIT_BITS)

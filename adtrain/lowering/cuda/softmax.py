@@ -8,7 +8,7 @@ from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.registry import register
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.reduce import MIN_SHORT_ROWS, SHORT_ROW, WARP, launchable, thread_per_row, vector_width
-from adtrain.lowering.cuda.rows import MAX_HELD_ROW, MAX_TEAM, held_rows
+from adtrain.lowering.cuda.rows import MAX_REGISTER_ROW, MAX_TEAM, rows_in_registers
 from adtrain.lowering.shapes import split_at
 
 BLOCK = 256
@@ -30,9 +30,9 @@ def softmax(logarithm: bool, target: Target, x: Any, axis: int) -> list[CudaKern
         if outer >= MIN_SHORT_ROWS and thread_per_row(length, x.dtype.itemsize):
             blocks = -(-outer // BLOCK)
             found.append(CudaKernel((launch("softmax_rows", (outer,), with_length, blocks=blocks, threads=BLOCK),)))
-        found += held_rows(launch("softmax_team", (outer, length)), outer, length)
+        found += rows_in_registers(launch("softmax_team", (outer, length)), outer, length)
         static = 2 * WARP * x.dtype.itemsize  # of softmax_long: the maximum and the sum of each warp
-        cached = min(MAX_HELD_ROW, target.shared - static)
+        cached = min(MAX_REGISTER_ROW, target.shared - static)
         long = launch("softmax_long", (outer, length, cached), blocks=outer, threads=MAX_TEAM, shared=cached)
         found.append(CudaKernel((long,)))
     if length * x.dtype.itemsize <= SHORT_ROW:

@@ -12,32 +12,32 @@ from adtrain.lowering.cuda.conv.problem import ConvProblem
 
 WARP = 32
 THREADS, WEIGHT_GRAD_THREADS = 128, 256
-"""Of a block of `conv/direct.cu`; of `conv/direct_weight_grad.cu`."""
+"""Threads of a block of `conv/direct.cu`, and of `conv/direct_weight_grad.cu`."""
 MAX_WEIGHT_GRAD_CHANNELS = 16
-"""Channels of a group, at most, for the weight gradient."""
+"""Maximum of channels of a group for the weight gradient."""
 MAX_TAPS, MAX_WEIGHT_GRAD_TAPS = 49, 25
-"""Elements of a window, at most."""
+"""Maximum of taps."""
 MAX_PRODUCTS = 512
-"""Products of one output, at most."""
+"""Maximum of products of one output."""
 SUMS, WEIGHT_GRAD_SUMS = 32, 96
 """Sums that a thread has registers for."""
 MAX_FILTERS, MAX_WEIGHT_GRAD_FILTERS = 32, 8
-"""Filters of a thread, at most."""
+"""Maximum of filters of a thread."""
 WEIGHT_BYTES = 40 << 10
-"""Shared memory for the weights of a block."""
+"""Bytes of shared memory for the weights of a block."""
 WARPS, SCHEDULERS = 16, 4
 """Warps that keep a multiprocessor busy; its warp schedulers."""
 MAX_GRID_Y = 1 << 16
 MAX_ELEMENTS = 1 << 30
-"""Of an array, so that 32 bits count them and what a grid reads beyond."""
+"""Maximum of elements of an array, so that 32 bits count them and the elements that a grid reads beyond the end."""
 MIN_STEPS = 6
-"""Steps of a warp, at least, or the sum over splits takes longer than the split saves."""
+"""Minimum of steps of a warp. With fewer, the sum over splits takes longer than the split saves."""
 BROADCAST_CYCLES = 0.8
 """Cycles in which shared memory broadcasts a number to a warp, measured."""
 BYTES_PER_CYCLE = 2400
-"""Bytes that memory reads and writes in a cycle."""
+"""Bytes per cycle that memory reads and writes."""
 START, SECOND_PASS = 4000, 4000
-"""Cycles of the launch; of the sum over splits."""
+"""Cycles of the launch; cycles of the sum over splits."""
 
 
 def _macros(problem: ConvProblem) -> Mapping[str, int]:
@@ -60,7 +60,7 @@ class DirectConv:
     """A convolution.
 
     Attributes:
-        flipped: whether the weights are (C, O / groups, KH, KW) with their elements in reverse order.
+        flipped: whether the weights are (C, O / groups, KH, KW) with their taps in reverse order.
     """
 
     problem: ConvProblem
@@ -69,13 +69,13 @@ class DirectConv:
 
     @property
     def wide(self) -> int:
-        """Neighbouring outputs of a thread: two where that leaves enough threads."""
+        """Neighbouring outputs of a thread: two if there are enough threads."""
         enough = self.problem.pixels >= 2 * WARP * self.target.multiprocessors
         return math.gcd(self.problem.outputs[3], 2) if enough else 1
 
     @property
     def filters(self) -> int:
-        """Filters of a thread: as many as registers and shared memory hold, fewer where there are few threads."""
+        """Filters of a thread: as many as registers and shared memory hold, or fewer to get more threads."""
         p = self.problem
         weights = WEIGHT_BYTES // (4 * p.group_channels * p.taps) // 4 * 4
         capacity = min(SUMS // self.wide, MAX_FILTERS, weights)
@@ -86,7 +86,7 @@ class DirectConv:
 
     @property
     def filter_blocks(self) -> int:
-        """Threads that divide the filters of a group among themselves."""
+        """Threads that share the filters of a group."""
         return -(-self.problem.group_filters // self.filters)
 
     @property
@@ -126,7 +126,7 @@ class DirectConv:
 
 @dataclass(frozen=True)
 class DirectWeightGrad:
-    """The gradient of a convolution by its weights; with ``bias``, by its bias too."""
+    """The weight gradient of a convolution; with ``bias`` also the bias gradient."""
 
     problem: ConvProblem
     target: Target
@@ -156,10 +156,10 @@ class DirectWeightGrad:
 
     @property
     def splits(self) -> int:
-        """Even parts of the outputs: as many as fill the multiprocessors, half as many if these have few steps."""
+        """Equal splits of the outputs: as many as fill the GPU, or half as many if each has too few steps."""
 
         def steps(warps: int) -> int:
-            """Steps of a part where a multiprocessor has so many warps."""
+            """Steps of a split if a multiprocessor has this number of warps."""
             return -(-self._steps // max(warps * self.target.multiprocessors // self._warps, 1))
 
         few_registers = self.filters * self.problem.taps <= WEIGHT_GRAD_SUMS // 3

@@ -1,4 +1,4 @@
-"""Gradients of stride-1 convolutions by 3 x 3 weights on Hopper, operands as fp16x2
+"""Weight gradients of stride-1 convolutions with 3 x 3 windows on Hopper, operands as fp16x2
 (`kernels/cuda/conv/shifted_weight_grad_fp16x2.cu`)."""
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from adtrain.lowering.cuda.conv.shifted_weight_grad import (
 
 FILE = "conv/shifted_weight_grad_fp16x2.cu"
 THREADS, STEP, STAGE = 512, 16, 128
-"""Of a block; positions of one wgmma, and of a stage."""
+"""Threads of a block; positions of one wgmma; positions of a stage."""
 MIN_STAGES, MAX_STAGES = 2, 4
 MULTIPLY_ADDS = {2: 1500, 1: 1150}
-"""Of a multiprocessor in a cycle, by the number of float16 parts of an operand, measured."""
+"""float16 multiply-adds of a multiprocessor per cycle, by the number of terms of an operand, measured."""
 
 
 @dataclass(frozen=True)
 class Fp16x2WeightGrad:
-    """The gradient by the weights in fp16x2, which falls back to bf16x3 for what fp16x2 does not hold."""
+    """The weight gradient in fp16x2, with a fallback to bf16x3 for what fp16x2 does not represent."""
 
     index: PaddedIndex
     target: Target
@@ -52,7 +52,7 @@ class Fp16x2WeightGrad:
     @property
     def _stage_bytes(self) -> int:
         image_rows = (7 + STAGE + self.index.reach + 7) // 8 * 8
-        return ROW_BYTES * self.index.fp16_parts * (image_rows + 2 * (STAGE + 8))
+        return ROW_BYTES * self.index.fp16_terms * (image_rows + 2 * (STAGE + 8))
 
     @property
     def _stages(self) -> int:
@@ -71,7 +71,7 @@ class Fp16x2WeightGrad:
 
     @property
     def _splits(self) -> int:
-        """Parts of the images, which different blocks sum."""
+        """Splits of the images among blocks."""
         return max(1, min(self.target.multiprocessors // self._fallback.blocks, self.index.problem.images[0]))
 
     @property
@@ -81,7 +81,7 @@ class Fp16x2WeightGrad:
 
     @property
     def _scratch(self) -> int:
-        """Bytes: of `WeightGradScratch` and `PackedOperands` of the kernels."""
+        """Bytes of scratch: `WeightGradScratch` and `PackedOperands` of the kernels."""
         problem = self.index.problem
         split = problem.weights * 4 + self._fallback.blocks * problem.kernel[0] * 4
         return self._splits * split + sum(ALIGNMENT + packed.bytes for packed in self._packed)
@@ -89,8 +89,8 @@ class Fp16x2WeightGrad:
     @property
     def cycles(self) -> float:
         """An estimate of the time."""
-        problem, parts = self.index.problem, self.index.fp16_parts
-        count = (3 if parts == 2 else 1) / MULTIPLY_ADDS[parts]
+        problem, terms = self.index.problem, self.index.fp16_terms
+        count = (3 if terms == 2 else 1) / MULTIPLY_ADDS[terms]
         products = FILTERS * CHANNELS * problem.taps * self._steps * STEP * count
         waves = -(-self._fallback.blocks * self._splits // self.target.multiprocessors)
         multiplied = waves * (EPILOGUE_CYCLES + -(-problem.images[0] // self._splits) * products)
@@ -102,7 +102,7 @@ class Fp16x2WeightGrad:
         return fits and self._fallback.supported() and self._gradient_index.supported(self.target)
 
     def kernels(self) -> Sequence[CudaKernel]:
-        """Statistics and packing of the operands, the products in fp16x2, the others in bf16x3, and the sum."""
+        """The launches: statistics, packing, products in fp16x2, fallback in bf16x3, sum of the splits."""
         fallback = self._fallback.split_into(self._splits, fallback=True)
         multiprocessors = self.target.multiprocessors
         launches = (

@@ -17,11 +17,11 @@ from adtrain.lowering.cuda.gemm.tiles import Tile
 MAX_TILES = 6
 """Candidate tiles for one convolution."""
 FMA_SPEED, MMA_SPEED = 0.6, 1.1
-"""Multiply-adds of a multiprocessor, as a share of the float32 units: of float32 operands, of rounded ones."""
+"""Throughput of a multiprocessor for float32 and for rounded operands; 1 is the float32 FMA peak."""
 TILE_STEP, FIXED_K = 16, 32
-"""Granularity of a tile's rows and columns; the K whose products take as long as a tile's fixed cost."""
+"""Granularity of a tile's rows and columns; a tile's fixed cost, as the K whose products take as long."""
 MAX_TILE, GATHERED = 128, 1.6
-"""Rows and columns of a tile, at most; elements that a multiprocessor gathers in a cycle, measured."""
+"""Maximum of rows and columns of a tile; elements that a multiprocessor gathers per cycle, measured."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ImplicitGemm:
         lengths: M, N, K of the product.
         contiguous: how many of its columns are neighbours in memory.
         gathers: what its columns are.
-        phases: products that divide the images' pixels, see `conv/implicit_gemm_input_grad.cu`.
+        phases: number of products, each for some pixels of the images, see `conv/implicit_gemm_input_grad.cu`.
     """
 
     problem: ConvProblem
@@ -92,14 +92,14 @@ class ImplicitGemm:
 
 
 def forward(problem: ConvProblem, target: Target) -> ImplicitGemm:
-    """Rows are filters, columns the pixels of all outputs, K the elements of a window."""
+    """Rows are filters, columns the pixels of all outputs, K the channels and taps."""
     lengths = problem.group_filters, problem.pixels, problem.group_channels * problem.taps
     area = math.prod(problem.outputs[2:])
     return ImplicitGemm(problem, target, "conv/implicit_gemm.cu", "conv2d", lengths, area, Gathers.PIXELS)
 
 
 def input_grad(problem: ConvProblem, target: Target) -> ImplicitGemm:
-    """Rows are channels, columns the images' pixels of one phase, K the filters and the taps that meet the phase."""
+    """Rows are channels, columns the images' pixels of one phase, K the filters and the phase's taps."""
     (count, _, *size), (sh, sw) = problem.images, problem.stride
     pixels = count * -(-size[0] // sh) * -(-size[1] // sw)
     lengths = problem.group_channels, pixels, -(-problem.group_filters * problem.taps // (sh * sw))
@@ -109,7 +109,7 @@ def input_grad(problem: ConvProblem, target: Target) -> ImplicitGemm:
 
 
 def weight_grad(problem: ConvProblem, target: Target) -> ImplicitGemm:
-    """Rows are filters, columns the elements of a window, K the pixels of all outputs."""
+    """Rows are filters, columns the channels and taps, K the pixels of all outputs."""
     elements = problem.group_channels * problem.taps
     lengths = problem.group_filters, elements, problem.pixels
     file, name = "conv/implicit_gemm_weight_grad.cu", "conv2d_weight_grad"

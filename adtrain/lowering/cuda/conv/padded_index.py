@@ -13,20 +13,19 @@ from adtrain.lowering.cuda.conv.problem import ConvProblem
 CAPABILITY = (9, 0)
 """The compute capability whose instructions (wgmma) the kernels need."""
 MAX_ELEMENTS = 1 << 31
-"""Of an array, so that 32-bit offsets suffice."""
+"""Maximum of elements of an array, for 32-bit offsets."""
 MAX_OVERRUN = 320
-"""Positions that a tile may read before the first and after the last one, at most."""
+"""Maximum of positions that a tile may read before the first position and after the last."""
 
 
 @dataclass(frozen=True)
 class PaddedIndex:
     """The positions of a problem's images in one flat index.
 
-    Rows lie `pitch` positions apart and images `image_pitch`, zeros between them, so that each element of the window is
-    a constant offset.
+    Rows are `pitch` positions apart and images `image_pitch`, with zeros between them. So a tap is a constant offset.
 
     Attributes:
-        min_pitch, min_image_pitch: the least distance of rows, and of images.
+        min_pitch, min_image_pitch: the minimum of `pitch`, and of `image_pitch`.
     """
 
     problem: ConvProblem
@@ -53,23 +52,23 @@ class PaddedIndex:
 
     @property
     def before(self) -> int:
-        """Positions from a window's first element to its output."""
+        """Positions from the first tap to the output."""
         return self.problem.padding[0] * self.pitch + self.problem.padding[1]
 
     @property
     def reach(self) -> int:
-        """Positions from a window's first to its last element."""
+        """Positions from the first tap to the last."""
         (rows, columns), (down, right) = self.problem.kernel, self.problem.dilation
         return (rows - 1) * down * self.pitch + (columns - 1) * right
 
     @property
-    def fp16_parts(self) -> int:
-        """float16 numbers that hold one operand: two, or one where operands are rounded."""
+    def fp16_terms(self) -> int:
+        """float16 terms of an operand: two, or one if operands are rounded."""
         return 2 if self.problem.precision == FULL else 1
 
     @property
-    def bf16_parts(self) -> int:
-        """bfloat16 numbers that hold one operand: three, or fewer where operands are rounded."""
+    def bf16_terms(self) -> int:
+        """bfloat16 terms of an operand: three, or fewer if operands are rounded."""
         return -(-(mantissa(self.problem.precision) + 1) // 8)
 
     def macros(self) -> Mapping[str, int]:

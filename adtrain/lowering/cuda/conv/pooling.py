@@ -1,6 +1,6 @@
-"""The rules that choose kernels for a convolution with a 2 x 2 max pooling behind it, and for its gradients.
+"""The rules that choose kernels for a convolution followed by 2 x 2 max pooling, and for its gradients.
 
-Each returns a kernel only where that should be faster than the convolution and the pooling one after the other.
+A rule returns a kernel only if it is estimated faster than separate kernels for convolution and pooling.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
 from adtrain.lowering.cuda.conv.sparse_pool_input_grad import SparsePoolInputGrad
 
 WINDOWS = (2, 2), (2, 2), (0, 0)
-"""Kernel, stride and padding of the max pooling that these kernels are for."""
+"""Kernel, stride and padding of the supported max pooling."""
 POOLING_START, POOLING_ELEMENTS = 4000, 400
-"""Cycles of the launch of such a pooling alone; elements that it reads in a cycle."""
+"""Cycles of a launch of pooling alone; elements that it reads per cycle."""
 
 AnAlgorithm = TypeVar("AnAlgorithm", bound=Algorithm)
 
@@ -55,7 +55,7 @@ def conv2d_input_grad_pooled(
     size: tuple[int, int],
     precision: str,
 ) -> Sequence[CudaKernel]:
-    """The gradient by the images from the pooled gradient ``g`` as a 2:4 sparse operand."""
+    """The input gradient from the pooled gradient ``g`` as a 2:4 sparse operand."""
     images = (g.shape[0], w.shape[1] * window.groups, *size)
     problem = ConvProblem.of(images, shape, w.shape[2:], window, g.dtype, precision)
     if windows != WINDOWS or not PaddedIndex(problem).supported(target):
@@ -77,7 +77,7 @@ def conv2d_weight_grad_pooled(
     precision: str,
     bias: bool = False,
 ) -> Sequence[CudaKernel]:
-    """The gradient by the weights, and with ``bias`` by the bias, from ``g`` as a 2:4 sparse operand."""
+    """The weight gradient, and with ``bias`` the bias gradient, from ``g`` as a 2:4 sparse operand."""
     problem = ConvProblem.of(x.shape, shape, size, window, x.dtype, precision)
     index = PaddedIndex(problem)
     exact = precision == FULL or not bias  # the bias sums gradients that are not rounded
@@ -89,8 +89,10 @@ def conv2d_weight_grad_pooled(
 
 
 def _if_faster(pooled: AnAlgorithm | None, ranked: Sequence[Algorithm], pooling: float = 0) -> AnAlgorithm | None:
-    """``pooled``, if the best algorithm without it is a shifted implicit GEMM that, with the cycles of the pooling, is
-    no faster."""
+    """``pooled`` if it is estimated no slower than the best other algorithm plus ``pooling`` cycles, else None.
+
+    None also if that algorithm is no shifted implicit GEMM.
+    """
     best = next(iter(ranked), None)
     if pooled is None or not isinstance(best, (ShiftedConv, Fp16x2Conv, ShiftedWeightGrad, Fp16x2WeightGrad)):
         return None

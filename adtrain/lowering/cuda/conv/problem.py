@@ -1,4 +1,4 @@
-"""ConvProblem: the shapes and parameters of a convolution that every CUDA kernel for convolutions is chosen by."""
+"""ConvProblem: the shapes and parameters of a convolution, by which the rules choose a CUDA kernel."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from adtrain.core.precision import FULL, mantissa
 
 FLOAT32 = np.dtype(np.float32)
 MAX_PIXELS = (1 << 31) - 1024
-"""Pixels of one channel in all images, at most, so that 32 bits count them with a tile beyond the last one."""
+"""Maximum of pixels of a channel in all images, so that 32 bits count them and a tile beyond the last one."""
 MAX_GRID = 65535
-"""Blocks of a grid along y and z, at most."""
+"""Maximum of blocks of a grid along y and z."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ConvProblem:
 
     @property
     def taps(self) -> int:
-        """Elements of the window, KH * KW."""
+        """Filter taps, KH * KW."""
         return math.prod(self.kernel)
 
     @property
@@ -88,7 +88,7 @@ class ConvProblem:
         return pixels <= MAX_PIXELS and max(self.groups, math.prod(self.stride)) <= MAX_GRID
 
     def transposed(self) -> ConvProblem:
-        """The stride-1 convolution of the outputs' gradient with flipped weights that is the gradient by the images."""
+        """The input gradient as a stride-1 convolution of the output gradient with flipped weights."""
         reach = [(length - 1) * step for length, step in zip(self.kernel, self.dilation, strict=True)]
         padding = reach[0] - self.padding[0], reach[1] - self.padding[1]
         return replace(self, images=self.outputs, outputs=self.images, padding=padding)
@@ -107,7 +107,7 @@ class ConvProblem:
 
 
 class Algorithm(Protocol):
-    """One way to compute a convolution: its kernels, the one to prefer first, and an estimate of its time."""
+    """One way to compute a convolution: its kernels, the preferred one first, and an estimate of its time."""
 
     @property
     def cycles(self) -> float: ...

@@ -46,7 +46,7 @@ def rank_forward(problem: ConvProblem, target: Target) -> Sequence[Algorithm]:
 
 
 def rank_input_grad(problem: ConvProblem, target: Target) -> Sequence[Algorithm]:
-    """The algorithms for the gradient by the images, the fastest by estimate first."""
+    """The algorithms for the input gradient, the fastest by estimate first."""
     others: list[Algorithm] = []
     if problem.unit_stride:
         direct = DirectConv(problem.transposed(), target, flipped=True)
@@ -55,7 +55,7 @@ def rank_input_grad(problem: ConvProblem, target: Target) -> Sequence[Algorithm]
 
 
 def rank_weight_grad(problem: ConvProblem, target: Target) -> Sequence[Algorithm]:
-    """The algorithms for the gradient by the weights, the fastest by estimate first."""
+    """The algorithms for the weight gradient, the fastest by estimate first."""
     direct = DirectWeightGrad(problem, target)
     others = [*shifted_weight_grads(problem, target), *([direct] if direct.supported() else [])]
     return _ranked(implicit_gemm.weight_grad(problem, target), others)
@@ -71,7 +71,7 @@ def shifted_convs(problem: ConvProblem, target: Target, flipped: bool) -> list[A
 
 
 def shifted_weight_grads(problem: ConvProblem, target: Target) -> list[Algorithm]:
-    """The same for the gradient by the weights."""
+    """The same for the weight gradient."""
     index = PaddedIndex(problem)
     if not index.supported(target):
         return []
@@ -118,7 +118,7 @@ def conv2d_weight_grad(
 def conv2d_weight_grad_sum(
     target: Target, x: Any, g: Any, window: Any, size: tuple[int, int], precision: str = FULL
 ) -> Sequence[CudaKernel]:
-    """The gradients by weights and bias in one kernel, where direct convolution is the best for the weights alone."""
+    """Weight and bias gradient in one kernel, if direct convolution is the best for the weight gradient alone."""
     problem = weight_grad_problem(x, g, window, size, precision)
     best = next(iter(rank_weight_grad(problem, target)), None)
     return DirectWeightGrad(problem, target, bias=True).kernels() if isinstance(best, DirectWeightGrad) else []

@@ -11,41 +11,40 @@ from adtrain.core.target import Target
 from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
 
 FILE = "conv/shifted_bf16x3.cu"
-BF16_PARTS, WORD_CHANNELS, WORD_BYTES = 3, 8, 16
-"""bfloat16 numbers of a float32; channels of a word, the unit of a swizzle, and its bytes."""
+BF16X3_TERMS, CHUNK_ELEMENTS, CHUNK_BYTES = 3, 8, 16
+"""bfloat16 terms of a float32; channels and bytes of a chunk, the unit of the layouts in shared memory."""
 FILTERS, CONSUMERS, MAX_COLUMNS, MIN_COLUMNS, COLUMN_STEP = 64, 2, 128, 64, 8
-"""Rows of a tile; warpgroups that multiply; positions of each at most, at least, and their granularity."""
+"""Rows of a tile; warpgroups that multiply; maximum, minimum and granularity of the positions of each."""
 THREADS = 384
 IMAGE_STAGES, MIN_WEIGHT_STAGES, MAX_WEIGHT_STAGES = 2, 3, 8
 """Stages in shared memory: of images, and of weights."""
 STAGE_CHANNELS = 32, 16
 """Channels of a stage, the faster choice first."""
 STATIC_SHARED = 1 << 10
-"""Shared memory of a block that is not dynamic, and what the system reserves."""
-LOADERS, LOADER_BYTES = 96, 4 * WORD_CHANNELS * 4
-"""Threads that load images; shared memory through which each of them has loads in flight."""
+"""Bytes of shared memory of a block that are static or reserved by the system."""
+LOADERS, LOADER_BYTES = 96, 4 * CHUNK_ELEMENTS * 4
+"""Threads that load images; bytes of shared memory for the loads in flight of each."""
 MAX_FILTER_BLOCKS = 128
-"""Tiles of the same positions, so that the statistics of their filters fit into shared memory."""
+"""Maximum of tiles of the same positions, so that the statistics of their filters fit into shared memory."""
 PRODUCTS, STACKED_PRODUCTS = {3: 6, 2: 5.25, 1: 4.5}, {3: 4, 2: 3.6, 1: 3.2}
-"""Products of bf16x3 operands; for fewer parts the number of such products that takes their time, measured."""
+"""The time of the products by number of terms, in units of one of the six (stacked: four) bf16x3 products, measured."""
 PRODUCT_CYCLES, COLUMN_CYCLES, PRODUCT_K = 14.4, 0.451, 16
 """Cycles of one wgmma of PRODUCT_K, and of each of its columns, measured."""
 GATHERED = 1.2
 """Elements of images that a multiprocessor gathers in a cycle, measured."""
 START, EPILOGUE_CYCLES = 6000, 10
-"""Cycles of the launches until a block has its first stages; of the epilogue, for each position of a tile."""
+"""Cycles from the launch to the first full stages; cycles of the epilogue for each position of a tile."""
 
 
 @dataclass(frozen=True)
 class ShiftedConv:
-    """A convolution, or its gradient by the images as a convolution of the outputs' gradient.
+    """A convolution, or its input gradient as a convolution of the output gradient.
 
     Attributes:
-        flipped: whether the weights are (C, O, KH, KW) with their elements in reverse order.
+        flipped: whether the weights are (C, O, KH, KW) with their taps in reverse order.
         pooled: whether the epilogue pools windows of 2 x 2.
         columns: positions of a warpgroup.
-        image_tiles: tiles of one image, where `index` starts each image with a tile; 0 where tiles run on from image
-            to image.
+        image_tiles: tiles of one image, if each image starts with a tile; 0 if tiles cover the flat index without gaps.
     """
 
     index: PaddedIndex
@@ -57,7 +56,7 @@ class ShiftedConv:
 
     @property
     def stacked(self) -> bool:
-        """Whether a tile stacks two parts of each of its filters, which are half as many."""
+        """Whether a tile stacks two terms of each filter, and so has half as many filters."""
         return self.index.problem.outputs[1] <= FILTERS // 2
 
     @property
@@ -75,12 +74,12 @@ class ShiftedConv:
         return min((c for c in self.choices() if c.supported()), key=lambda c: c.cycles, default=None)
 
     def choices(self) -> Iterator[ShiftedConv]:
-        """It with every choice of tiles."""
+        """This convolution with every choice of tiles."""
         return self._pool_tiles() if self.pooled else self._tiles()
 
     @property
     def _column_shares(self) -> int:
-        """Threads that divide a warpgroup's columns among themselves."""
+        """Threads that share a column of a warpgroup."""
         return 2 if self.stacked else 1
 
     def _widths(self) -> Iterator[int]:
@@ -94,10 +93,10 @@ class ShiftedConv:
             yield self._tiled_by_image(columns, self.index.problem.outputs[2])
 
     def _pool_tiles(self) -> Iterator[ShiftedConv]:
-        """Choices in which each thread has whole pairs of rows."""
+        """Choices of tiles in which each thread has whole pairs of rows."""
         for columns in self._widths():
-            own, least = columns // self._column_shares, self.index.pitch
-            for pitch in (own // rows for rows in range(2, own // least + 1, 2) if own % rows == 0):
+            own, min_pitch = columns // self._column_shares, self.index.pitch
+            for pitch in (own // rows for rows in range(2, own // min_pitch + 1, 2) if own % rows == 0):
                 if pitch % 2 == 0:
                     wide = replace(self, index=replace(self.index, min_pitch=pitch, min_image_pitch=0))
                     yield wide._tiled_by_image(columns, self.index.problem.outputs[2] // 2 * 2)
@@ -112,18 +111,18 @@ class ShiftedConv:
         return CONSUMERS * self.columns
 
     @property
-    def weight_parts(self) -> int:
+    def weight_terms(self) -> int:
         """Blocks of FILTERS rows that a stage of weights has."""
-        return BF16_PARTS - 1 if self.stacked else BF16_PARTS
+        return BF16X3_TERMS - 1 if self.stacked else BF16X3_TERMS
 
     def _weight_stage_bytes(self, channels: int) -> int:
-        return self.weight_parts * channels * FILTERS * 2
+        return self.weight_terms * channels * FILTERS * 2
 
     def _fixed_bytes(self, channels: int) -> int:
-        """Dynamic shared memory beside the stages of weights, with its alignment."""
-        exchange = self.tile * FILTERS * 2 if self.stacked else 0
-        images = BF16_PARTS * channels // WORD_CHANNELS * (self.tile + self.index.reach) * WORD_BYTES
-        return IMAGE_STAGES * images + LOADER_BYTES * LOADERS + exchange + 128
+        """Bytes of dynamic shared memory without the stages of weights, alignment included."""
+        combine = self.tile * FILTERS * 2 if self.stacked else 0
+        images = BF16X3_TERMS * channels // CHUNK_ELEMENTS * (self.tile + self.index.reach) * CHUNK_BYTES
+        return IMAGE_STAGES * images + LOADER_BYTES * LOADERS + combine + 128
 
     def _weight_stages(self, channels: int) -> int:
         free = self.target.shared - STATIC_SHARED - self._fixed_bytes(channels)
@@ -131,7 +130,7 @@ class ShiftedConv:
 
     @property
     def channels(self) -> int:
-        """Channels of a stage; 0 where not even the fewest fit into shared memory."""
+        """Channels of a stage; 0 if no choice fits into shared memory."""
         return next((n for n in STAGE_CHANNELS if self._weight_stages(n) >= MIN_WEIGHT_STAGES), 0)
 
     @property
@@ -142,22 +141,22 @@ class ShiftedConv:
 
     @property
     def tiles(self) -> int:
-        per_block = self.index.problem.images[0] * self.image_tiles or -(-self.index.count // self.tile)
-        return per_block * self.filter_blocks
+        of_filter_block = self.index.problem.images[0] * self.image_tiles or -(-self.index.count // self.tile)
+        return of_filter_block * self.filter_blocks
 
     @property
-    def channel_chunks(self) -> int:
-        """Stages of all channels."""
+    def channel_blocks(self) -> int:
+        """Blocks of channels, each of a stage."""
         return -(-self.index.problem.images[1] // self.channels)
 
     @property
     def products(self) -> int:
         """K of the sums, padded channels included."""
-        return self.index.problem.taps * self.channel_chunks * self.channels
+        return self.index.problem.taps * self.channel_blocks * self.channels
 
     @property
     def weight_bytes(self) -> int:
-        """Scratch for one part of all weights."""
+        """Bytes of scratch for one term of all weights."""
         return self.filter_blocks * FILTERS * self.products * 2
 
     @property
@@ -165,10 +164,10 @@ class ShiftedConv:
         """An estimate of the time."""
         waves = -(-self.tiles // self.target.multiprocessors)
         k = self.index.problem.taps * self.channels
-        products = (STACKED_PRODUCTS if self.stacked else PRODUCTS)[self.index.bf16_parts]
+        products = (STACKED_PRODUCTS if self.stacked else PRODUCTS)[self.index.bf16_terms]
         multiplied = k / PRODUCT_K * products * CONSUMERS * (PRODUCT_CYCLES + COLUMN_CYCLES * self.columns)
         gathered = (self.tile + self.index.reach) * self.channels / GATHERED
-        return START + waves * (EPILOGUE_CYCLES * self.tile + self.channel_chunks * max(multiplied, gathered))
+        return START + waves * (EPILOGUE_CYCLES * self.tile + self.channel_blocks * max(multiplied, gathered))
 
     def supported(self) -> bool:
         fits = self.channels > 0 and self.filter_blocks <= MAX_FILTER_BLOCKS
@@ -176,15 +175,15 @@ class ShiftedConv:
 
     def kernels(self) -> Sequence[CudaKernel]:
         """The weights split into bf16x3, then the products."""
-        words = self.filter_blocks * self._filters * self.products // WORD_CHANNELS
+        chunks = self.filter_blocks * self._filters * self.products // CHUNK_ELEMENTS
         multiply = self.multiply()
         split = CudaLaunch(
-            FILE, "split_weights", multiply.numbers, multiply.dtypes, elements=words, definitions=multiply.definitions
+            FILE, "split_weights", multiply.numbers, multiply.dtypes, elements=chunks, definitions=multiply.definitions
         )
-        return [CudaKernel((split, multiply), self.weight_parts * self.weight_bytes)]
+        return [CudaKernel((split, multiply), self.weight_terms * self.weight_bytes)]
 
     def multiply(self, fallback: bool = False) -> CudaLaunch:
-        """The products; as ``fallback`` of those that the launch before did not compute."""
+        """The launch that multiplies; with ``fallback`` it computes only the tiles that an fp16x2 launch has marked."""
         macros = {
             **self.macros(),
             "WEIGHT_STAGES": self._weight_stages(self.channels),
@@ -192,7 +191,7 @@ class ShiftedConv:
             "TILES_PER_IMAGE": self.image_tiles,
             "POOLING": int(self.pooled),
             "SHARED_BYTES": self.shared,
-            "WEIGHT_BYTES": self.weight_parts * self.weight_bytes,
+            "WEIGHT_BYTES": self.weight_terms * self.weight_bytes,
             **({"FALLBACK": 1} if fallback else {}),
         }
         return CudaLaunch(
@@ -207,7 +206,7 @@ class ShiftedConv:
         )
 
     def macros(self) -> Mapping[str, int]:
-        """The macros that the kernels of a convolution have in common."""
+        """The macros of all kernels of a convolution."""
         return {
             **self.index.macros(),
             "STAGE_CHANNELS": self.channels,

@@ -21,15 +21,15 @@ from adtrain.lowering.cuda.conv.shifted import (
 )
 
 STATISTICS_BYTES = 16
-"""Of an image or a filter."""
+"""Bytes of the statistics of an image or a filter."""
 ROW_BYTES, ROW_CHANNELS, BLOCK_ROWS = 64, 32, 64
-"""Of a packed row, a position's channels; rows that a block packs at a time."""
+"""Bytes and channels of a packed row; rows that a block packs at a time."""
 PACK_THREADS, PACK_BLOCKS = 256, 6
-"""Threads of a block that measures and packs images; blocks of a multiprocessor."""
+"""Threads of a block that packs images or computes their statistics; blocks per multiprocessor."""
 ALIGNMENT = 1024
 """Of packed rows, in bytes."""
 MAX_PARTS = 32
-"""Parts of an image that are measured separately, at most."""
+"""Maximum of parts of an image; each has statistics of its own."""
 PACKED_MACROS = {
     "STATISTICS_BYTES": STATISTICS_BYTES,
     "ROW_BYTES": ROW_BYTES,
@@ -38,15 +38,15 @@ PACKED_MACROS = {
     "MAX_PARTS": MAX_PARTS,
     "MAX_OVERRUN": MAX_OVERRUN,
 }
-"""What the layout of packed images in scratch follows from."""
+"""The macros that define the layout of packed images in scratch."""
 PACKED_BYTES_PER_CYCLE = 1650
 """Bytes read and written in a cycle by packing, measured."""
-TILE, MARKED = 288, 144
-"""Positions of a tile; of the unit that falls back to bf16x3."""
+TILE, FALLBACK_POSITIONS = 288, 144
+"""Positions of a tile; positions of the unit that falls back to bf16x3 (FALLBACK_POSITIONS)."""
 MULTIPLY_ADDS = {2: 1980, 1: 1600}
-"""Of a multiprocessor in a cycle, by the number of float16 parts of an operand, measured."""
+"""float16 multiply-adds of a multiprocessor per cycle, by the number of terms of an operand, measured."""
 LAUNCH_CYCLES, EPILOGUE_CYCLES = 4000, 8700
-"""Of a launch that has nothing to do; of a tile."""
+"""Cycles of a launch that has nothing to do; cycles of a tile's epilogue."""
 
 
 @dataclass(frozen=True)
@@ -57,34 +57,34 @@ class PackedImages:
 
     @property
     def rows(self) -> int:
-        """Rows of one part and one chunk of channels."""
-        front = -(-self.index.before // 8) * 8
-        return -(-(self.index.count + front + MAX_OVERRUN + self.index.reach) // BLOCK_ROWS) * BLOCK_ROWS
+        """Rows of one term and one block of channels."""
+        leading = -(-self.index.before // 8) * 8
+        return -(-(self.index.count + leading + MAX_OVERRUN + self.index.reach) // BLOCK_ROWS) * BLOCK_ROWS
 
     @property
-    def chunks(self) -> int:
-        """Chunks of ROW_CHANNELS channels."""
+    def channel_blocks(self) -> int:
+        """Blocks of ROW_CHANNELS channels."""
         return -(-self.index.problem.images[1] // ROW_CHANNELS)
 
     @property
     def bytes(self) -> int:
-        """With alignment."""
+        """Bytes of scratch, alignment included."""
         statistics = self.index.problem.images[0] * ((1 + MAX_PARTS) * STATISTICS_BYTES + 4)
-        return statistics + ALIGNMENT + self.chunks * self.rows * (self.index.fp16_parts * ROW_BYTES + 4)
+        return statistics + ALIGNMENT + self.channel_blocks * self.rows * (self.index.fp16_terms * ROW_BYTES + 4)
 
     @property
     def cycles(self) -> float:
         """An estimate of the time to read them twice and write them packed, without the launches."""
-        written = self.chunks * self.rows * self.index.fp16_parts * ROW_BYTES
+        written = self.channel_blocks * self.rows * self.index.fp16_terms * ROW_BYTES
         return (2 * 4 * math.prod(self.index.problem.images) + written) / PACKED_BYTES_PER_CYCLE
 
 
 @dataclass(frozen=True)
 class Fp16x2Conv:
-    """A convolution in fp16x2, which falls back to bf16x3 for what fp16x2 does not hold.
+    """A convolution in fp16x2, with a fallback to bf16x3 for what fp16x2 does not represent.
 
     Attributes:
-        flipped: whether the weights are (C, O, KH, KW) with their elements in reverse order.
+        flipped: whether the weights are (C, O, KH, KW) with their taps in reverse order.
     """
 
     index: PaddedIndex
@@ -97,14 +97,14 @@ class Fp16x2Conv:
 
     @property
     def _weight_stage_bytes(self) -> int:
-        return self.index.fp16_parts * ROW_CHANNELS * FILTERS * 2
+        return self.index.fp16_terms * ROW_CHANNELS * FILTERS * 2
 
     @property
     def _fixed_bytes(self) -> int:
-        """Dynamic shared memory beside the stages of weights, with its alignment."""
+        """Bytes of dynamic shared memory without the stages of weights, alignment included."""
         skipped = -self.index.before % 8
         rows = -(-(skipped + TILE + self.index.reach) // 8) * 8
-        return IMAGE_STAGES * self.index.fp16_parts * rows * ROW_BYTES + 512
+        return IMAGE_STAGES * self.index.fp16_terms * rows * ROW_BYTES + 512
 
     @property
     def _weight_stages(self) -> int:
@@ -124,20 +124,20 @@ class Fp16x2Conv:
     def _scratch(self) -> int:
         """Bytes: of `ConvScratch` (shifted_tiles.cuh) and `PackedImages` (packed_images.cuh)."""
         blocks = self._fallback.filter_blocks
-        weights = (self._fallback.weight_parts + self.index.fp16_parts) * self._fallback.weight_bytes
+        weights = (self._fallback.weight_terms + self.index.fp16_terms) * self._fallback.weight_bytes
         statistics = blocks * FILTERS * STATISTICS_BYTES
-        marks = self._tiles * (TILE // MARKED) * 4
+        marks = self._tiles * (TILE // FALLBACK_POSITIONS) * 4
         return weights + statistics + marks + ALIGNMENT + PackedImages(self.index).bytes
 
     @property
     def cycles(self) -> float:
         """An estimate of the time."""
-        waves, parts = -(-self._tiles // self.target.multiprocessors), self.index.fp16_parts
-        multiplied = 1 if parts == 1 else 3
+        waves, terms = -(-self._tiles // self.target.multiprocessors), self.index.fp16_terms
+        multiplied = 1 if terms == 1 else 3
         k = self.index.problem.taps * ROW_CHANNELS
-        products = k * TILE * FILTERS * multiplied / MULTIPLY_ADDS[parts]
+        products = k * TILE * FILTERS * multiplied / MULTIPLY_ADDS[terms]
         before = START + 3 * LAUNCH_CYCLES + PackedImages(self.index).cycles
-        return before + waves * (EPILOGUE_CYCLES + self._fallback.channel_chunks * products)
+        return before + waves * (EPILOGUE_CYCLES + self._fallback.channel_blocks * products)
 
     def supported(self) -> bool:
         fallback = self._fallback
@@ -145,7 +145,7 @@ class Fp16x2Conv:
         return fits and not fallback.stacked and fallback.supported()
 
     def kernels(self) -> Sequence[CudaKernel]:
-        """Statistics and packing of the operands, the products in fp16x2, and the others in bf16x3."""
+        """The launches: statistics, packing, products in fp16x2, fallback in bf16x3."""
         multiprocessors = self.target.multiprocessors
         launches = (
             self._launch("conv/pack_images.cu", "measure_operands", PACK_BLOCKS * multiprocessors, PACK_THREADS),
@@ -168,8 +168,8 @@ class Fp16x2Conv:
             **PACKED_MACROS,
             "WEIGHT_STAGES": self._weight_stages,
             "SHARED_BYTES": self._shared,
-            "WEIGHT_BYTES": self._fallback.weight_parts * self._fallback.weight_bytes,
-            "FP16_WEIGHT_BYTES": self.index.fp16_parts * self._fallback.weight_bytes,
+            "WEIGHT_BYTES": self._fallback.weight_terms * self._fallback.weight_bytes,
+            "FP16_WEIGHT_BYTES": self.index.fp16_terms * self._fallback.weight_bytes,
         }
         numbers, types = problem.images[:1], (problem.dtype,)
         return CudaLaunch(file, name, numbers, types, blocks=blocks, threads=threads, shared=shared, definitions=macros)

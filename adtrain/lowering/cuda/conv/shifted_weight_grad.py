@@ -1,5 +1,5 @@
-"""Gradients of stride-1 convolutions by 3 x 3 weights on Hopper, operands as bf16x3: of a dense gradient, and of a
-pooled one as a 2:4 sparse operand (`kernels/cuda/conv/shifted_weight_grad.cuh`)."""
+"""Weight gradients of stride-1 convolutions with 3 x 3 windows on Hopper, operands as bf16x3. The output gradient is
+dense, or a pooled gradient as a 2:4 sparse operand (`kernels/cuda/conv/shifted_weight_grad.cuh`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import (
-    BF16_PARTS,
+    BF16X3_TERMS,
     FILTERS,
     LOADER_BYTES,
     PRODUCTS,
@@ -20,28 +20,28 @@ from adtrain.lowering.cuda.conv.shifted import (
 )
 
 THREADS, LOADERS, SUM_THREADS = 640, 256, 256
-"""Of a block, and those of them that load; of a block of the sum over splits."""
+"""Threads of a block; those that load; threads of a block that sums splits."""
 CHANNELS, STAGE_POSITIONS = 32, (128, 64)
 """Channels of a block; positions of a stage, the faster choice first."""
 MULTIPLY_ADDS, SPARSE_MULTIPLY_ADDS = 1400, 1600
-"""Of a multiprocessor in a cycle, measured: of dense gradients; of pooled ones, zeros counted."""
+"""bfloat16 multiply-adds of a multiprocessor per cycle, measured: dense gradients; pooled ones, zeros included."""
 EPILOGUE_CYCLES, SECOND_PASS = 3500, 4000
-"""Cycles of a block's epilogue; of the sum over splits."""
+"""Cycles of a block's epilogue; cycles of the sum over splits."""
 ONES_BYTES = 512
-"""Shared memory of the ones that a bias gradient multiplies by."""
+"""Bytes of shared memory for the ones that a bias gradient multiplies by."""
 SUM_SHARES, MIN_SHARE = (8, 4, 2, 1), 4
-"""Threads that may sum the splits of an element, the most first; splits of each, at least."""
+"""Choices for the number of threads that sum an element; minimum of splits of each thread."""
 
 
 @dataclass(frozen=True)
 class ShiftedWeightGrad:
-    """The gradient by the weights.
+    """The weight gradient.
 
     Attributes:
-        image_stages: stages of one image, where `index` starts each image with a stage; 0 where stages run on from
-            image to image.
-        pooled: whether the outputs' gradient comes from a max pooling of windows of 2 x 2.
-        bias: whether the gradient by the convolution's bias is computed too, of a pooled gradient.
+        image_stages: stages of one image, if each image starts with a stage; 0 if stages cover the flat index without
+            gaps.
+        pooled: whether the output gradient comes from a 2 x 2 max pooling.
+        bias: whether the bias gradient is computed too; only for a pooled gradient.
     """
 
     index: PaddedIndex
@@ -55,23 +55,23 @@ class ShiftedWeightGrad:
         return -(-(positions + self.index.reach) // 8) * 8
 
     def _shared(self, positions: int) -> int:
-        """Bytes of dynamic shared memory where a stage has so many positions."""
+        """Bytes of dynamic shared memory for stages of this number of positions."""
         gradients = FILTERS * (positions // 2 if self.pooled else positions)
         selectors = gradients // 8 if self.pooled else 0
-        stage = BF16_PARTS * 2 * (self._image_rows(positions) * CHANNELS + gradients) + selectors
+        stage = BF16X3_TERMS * 2 * (self._image_rows(positions) * CHANNELS + gradients) + selectors
         return 2 * -(-stage // 1024) * 1024 + LOADER_BYTES * LOADERS + 1024 + (ONES_BYTES if self.bias else 0)
 
     @property
     def stage(self) -> int:
-        """Positions of a stage; 0 where not even the fewest fit."""
-        most = LOADERS if self.pooled else math.inf  # a row for each thread
+        """Positions of a stage; 0 if no choice fits into shared memory."""
+        max_rows = LOADERS if self.pooled else math.inf  # a row for each thread
         capacity = self.target.shared - STATIC_SHARED
-        fits = (n for n in STAGE_POSITIONS if self._shared(n) <= capacity and self._image_rows(n) <= most)
+        fits = (n for n in STAGE_POSITIONS if self._shared(n) <= capacity and self._image_rows(n) <= max_rows)
         return next(fits, 0)
 
     @property
     def blocks(self) -> int:
-        """Blocks that take the same positions."""
+        """Blocks of the same positions."""
         return -(-self.index.problem.outputs[1] // FILTERS) * -(-self.index.problem.images[1] // CHANNELS)
 
     @property
@@ -84,12 +84,12 @@ class ShiftedWeightGrad:
         return min((g for g in self.choices() if g.supported()), key=lambda g: g.cycles, default=None)
 
     def choices(self) -> Iterator[ShiftedWeightGrad]:
-        """It with stages that run on from image to image, and with those that start with each image."""
+        """This gradient without gaps between stages, and with a stage at the start of each image."""
         _, _, rows, columns = self.index.problem.outputs
-        run_on = replace(self, index=self._even_rows(self.index, columns // 2))
-        yield run_on
+        gapless = replace(self, index=self._even_rows(self.index, columns // 2))
+        yield gapless
         if self.stage:
-            index, count = run_on.index.tiled_by_image(self.stage, rows // 2 * 2 if self.pooled else rows)
+            index, count = gapless.index.tiled_by_image(self.stage, rows // 2 * 2 if self.pooled else rows)
             yield replace(self, index=self._even_rows(index), image_stages=count)
 
     def _even_rows(self, index: PaddedIndex, min_pairs: int = 0) -> PaddedIndex:
@@ -98,14 +98,14 @@ class ShiftedWeightGrad:
     def _cycles(self, splits: int) -> float:
         waves = -(-self.blocks * splits // self.target.multiprocessors)
         speed = SPARSE_MULTIPLY_ADDS if self.pooled else MULTIPLY_ADDS
-        count = PRODUCTS[self.index.bf16_parts]
+        count = PRODUCTS[self.index.bf16_terms]
         products = FILTERS * CHANNELS * self.index.problem.taps * self.stage * count / speed
         multiplied = waves * (EPILOGUE_CYCLES + -(-self.stages // splits) * products)
         return START + multiplied + (SECOND_PASS if splits > 1 else 0)
 
     @property
     def splits(self) -> int:
-        """Parts of the positions, which different blocks sum."""
+        """Splits of the positions among blocks."""
         return min(range(1, min(self.stages, 2 * self.target.multiprocessors) + 1), key=self._cycles)
 
     @property
@@ -123,10 +123,10 @@ class ShiftedWeightGrad:
         return [self.split_into(self.splits)]
 
     def split_into(self, splits: int, fallback: bool = False) -> CudaKernel:
-        """The same with so many splits.
+        """The launches with this number of splits.
 
         Args:
-            fallback: splits are of whole images, and only those are computed that the launch before left out.
+            fallback: splits are of whole images, and only those that an fp16x2 launch has marked are computed.
         """
         problem = self.index.problem
         in_scratch = splits > 1 or fallback or self.bias
@@ -160,4 +160,4 @@ class ShiftedWeightGrad:
             return CudaKernel((multiply,))
         blocks = -(-(problem.weights + filters) * shares // SUM_THREADS)
         add = replace(multiply, name="sum_weight_grad_splits", blocks=blocks, threads=SUM_THREADS, shared=0)
-        return CudaKernel((multiply, add), splits * (problem.weights + BF16_PARTS * filters) * 4)
+        return CudaKernel((multiply, add), splits * (problem.weights + BF16X3_TERMS * filters) * 4)

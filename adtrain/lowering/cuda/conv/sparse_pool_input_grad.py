@@ -1,4 +1,4 @@
-"""Gradients of stride-1 convolutions by their images on Hopper, the pooled gradient as a 2:4 sparse operand
+"""Input gradients of stride-1 convolutions on Hopper, the pooled gradient as a 2:4 sparse operand
 (`kernels/cuda/conv/sparse_pool.cuh`)."""
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import (
-    BF16_PARTS,
+    BF16X3_TERMS,
+    CHUNK_BYTES,
+    CHUNK_ELEMENTS,
     IMAGE_STAGES,
     MAX_WEIGHT_STAGES,
     MIN_WEIGHT_STAGES,
     START,
     STATIC_SHARED,
-    WORD_BYTES,
-    WORD_CHANNELS,
 )
 
 FILE = "conv/sparse_pool_input_grad.cu"
 ROWS, OUT_CHANNELS, CHANNELS = 128, 32, 32
-"""Pairs of positions and channels of the images of a tile; filters of a stage."""
+"""Pairs of positions of a tile; its channels of the input gradient; filters of a stage."""
 THREADS, SELECTOR_BYTES = 512, 2
-"""Of a block; bytes that select the positions of WORD_CHANNELS filters of a pair."""
+"""Threads of a block; bytes of the selectors of CHUNK_ELEMENTS filters of a pair."""
 PRODUCT_CYCLES, NARROW_PRODUCT_CYCLES = 1420, 1600
-"""Cycles of a tile's products with the weights of a stage, measured; where outputs are written one by one."""
-PARTS_SHARE = {3: 1.0, 2: 0.86, 1: 0.57}
-"""The share of these cycles that operands of so many bfloat16 parts take, measured."""
+"""Cycles of a tile's products with the weights of a stage, measured; the same if outputs are written one by one."""
+TERMS_SHARE = {3: 1.0, 2: 0.86, 1: 0.57}
+"""Factor of these cycles by the number of bfloat16 terms, measured."""
 
 
 @dataclass(frozen=True)
 class SparsePoolInputGrad:
-    """The gradient by the images.
+    """The input gradient.
 
     Attributes:
-        index: of the convolution of the outputs' gradient with flipped weights.
+        index: of the convolution of the output gradient with flipped weights.
     """
 
     index: PaddedIndex
@@ -45,7 +45,7 @@ class SparsePoolInputGrad:
 
     @property
     def _pair_index(self) -> PaddedIndex:
-        """`index` with the zeros that windows read beyond a row's pairs of positions."""
+        """`index`, with rows that include the zeros that windows read beyond a row's pairs."""
         padding, columns = self.index.problem.padding[1], self.index.problem.images[3]
         odd = padding % 2
         back, last = (padding + odd) // 2, (self.index.problem.outputs[3] - 1 + odd) // 2
@@ -54,7 +54,7 @@ class SparsePoolInputGrad:
 
     @property
     def _matrices(self) -> int:
-        """Matrices of weights of a chunk of filters: for each row of the window and each pair that it meets."""
+        """Matrices of weights of a block of filters: one for each row of the window and each pair that it reads."""
         rows, columns = self.index.problem.kernel
         return rows * (columns // 2 + 1)
 
@@ -64,8 +64,8 @@ class SparsePoolInputGrad:
         return 1 if self.index.problem.padding[1] % 2 else math.gcd(2, self.index.problem.outputs[3])
 
     @property
-    def _chunks(self) -> int:
-        """Chunks of filters."""
+    def _input_blocks(self) -> int:
+        """Blocks of filters."""
         return -(-self.index.problem.images[1] // CHANNELS)
 
     @property
@@ -74,21 +74,21 @@ class SparsePoolInputGrad:
         return -(-self.index.problem.outputs[1] // OUT_CHANNELS)
 
     @property
-    def _stage_words(self) -> int:
-        """Words of one bfloat16 part of a stage of weights."""
-        return 2 * CHANNELS // WORD_CHANNELS * 2 * OUT_CHANNELS
+    def _stage_chunks(self) -> int:
+        """Chunks of one bfloat16 term of a stage of weights."""
+        return 2 * CHANNELS // CHUNK_ELEMENTS * 2 * OUT_CHANNELS
 
     @property
     def _weight_stage_bytes(self) -> int:
-        return BF16_PARTS * self._stage_words * WORD_BYTES
+        return BF16X3_TERMS * self._stage_chunks * CHUNK_BYTES
 
     @property
     def _fixed_bytes(self) -> int:
-        """Dynamic shared memory beside the stages of weights, with its alignment."""
+        """Bytes of dynamic shared memory without the stages of weights, alignment included."""
         rows, columns = self.index.problem.kernel
         pairs = -(-(ROWS + (rows - 1) * self._pair_index.pitch // 2 + columns // 2) // 8) * 8
-        words = IMAGE_STAGES * pairs * CHANNELS // WORD_CHANNELS
-        return 128 + words * (BF16_PARTS * WORD_BYTES + SELECTOR_BYTES)
+        chunks = IMAGE_STAGES * pairs * CHANNELS // CHUNK_ELEMENTS
+        return 128 + chunks * (BF16X3_TERMS * CHUNK_BYTES + SELECTOR_BYTES)
 
     @property
     def _weight_stages(self) -> int:
@@ -109,7 +109,7 @@ class SparsePoolInputGrad:
         """An estimate of the time."""
         waves = -(-self._tiles // self.target.multiprocessors)
         products = PRODUCT_CYCLES if self._wide == 2 else NARROW_PRODUCT_CYCLES
-        return START + waves * self._chunks * self._matrices * (products * PARTS_SHARE[self.index.bf16_parts])
+        return START + waves * self._input_blocks * self._matrices * (products * TERMS_SHARE[self.index.bf16_terms])
 
     def supported(self) -> bool:
         fits = self.index.problem.dilation == (1, 1) and self._weight_stages >= MIN_WEIGHT_STAGES
@@ -118,7 +118,7 @@ class SparsePoolInputGrad:
     def kernels(self) -> Sequence[CudaKernel]:
         """The weights split into bf16x3, then the products."""
         problem = self.index.problem
-        words = self._blocks * self._chunks * self._matrices * self._stage_words
+        chunks = self._blocks * self._input_blocks * self._matrices * self._stage_chunks
         macros = {
             **self._pair_index.macros(),
             "STAGE_CHANNELS": CHANNELS,
@@ -126,10 +126,10 @@ class SparsePoolInputGrad:
             "WIDE_C": self._wide,
             "FLIPPED": 1,
             "SHARED_BYTES": self._shared,
-            "WEIGHT_BYTES": words * BF16_PARTS * WORD_BYTES,
+            "WEIGHT_BYTES": chunks * BF16X3_TERMS * CHUNK_BYTES,
         }
         numbers, types = problem.images[:1], (problem.dtype,)
-        split = CudaLaunch(FILE, "split_weights", numbers, types, elements=words, definitions=macros)
+        split = CudaLaunch(FILE, "split_weights", numbers, types, elements=chunks, definitions=macros)
         multiply = CudaLaunch(
             FILE,
             "input_grad_sparse_pool",
@@ -140,4 +140,4 @@ class SparsePoolInputGrad:
             shared=self._shared,
             definitions=macros,
         )
-        return [CudaKernel((split, multiply), words * BF16_PARTS * WORD_BYTES)]
+        return [CudaKernel((split, multiply), chunks * BF16X3_TERMS * CHUNK_BYTES)]

@@ -17,11 +17,11 @@ TILE_M, TILE_K, STAGES = 128, 32, 3
 THREADS, PRODUCER_THREADS = 512, 256
 """Threads of a block; those that load and split operands."""
 TERMS, CHUNK_ELEMENTS, CHUNK_BYTES = 3, 8, 16
-"""bfloat16 numbers for each float32; the unit of shared memory is a chunk of so many of them."""
+"""bfloat16 terms of a float32; elements and bytes of a chunk, the unit of shared memory."""
 MIN_LENGTH = 64
-"""The least M, N and K that fill tiles."""
+"""The minimum of M, N and K that fills tiles."""
 MAX_ELEMENTS = 1 << 30
-"""Of an operand matrix: the kernel's offsets are 32 bits, and pass the end by up to a tile."""
+"""Maximum of elements of an operand: the kernel's offsets are 32 bits, and exceed the end by up to a tile."""
 FLOAT32 = np.dtype("float32")
 
 
@@ -76,7 +76,7 @@ class Bf16x3Gemm:
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: the pipeline, and two stages of float32 or, later, the tile of results."""
+        """Bytes of shared memory: the pipeline, and two stages of float32, which the tile of results overwrites."""
         pipeline = staging = 0
         for rows, k_major in ((TILE_M, not self.transposed[0]), (self.tile.n, self.transposed[1])):
             across, down = (TILE_K // CHUNK_ELEMENTS, rows) if k_major else (rows // CHUNK_ELEMENTS, TILE_K)

@@ -66,12 +66,12 @@ BF16X3 = Costs(start=6000, tile_end=3000, second_pass=3500, bytes_per_cycle=3000
 FMA_LANES = 128
 """float32 FMA units of a multiprocessor."""
 A100, A100_FMA_LANES = (8, 0), 64
-"""The compute capability with half of them; its tensor cores are as fast as others'."""
+"""The compute capability with half of the FMA units; its tensor cores are as fast as those of others."""
 
 SMALL_SPEED = {MmaKind.BF16X3: 1.0, MmaKind.TF32: 1.7, MmaKind.BFLOAT16: 1.8}
 """Speed of `SmallTile` by kind, relative to BF16X3."""
 SMALL_RESIDENT_BLOCKS, SMALL_LATER_WAVE = 8, 1000
-"""Small GEMM blocks that a multiprocessor holds at once; cycles that each further one costs beside its loads."""
+"""Small GEMM blocks that a multiprocessor holds at once; cycles of each further block, in addition to its loads."""
 
 BF16X3_MACS, BF16X3_LOADED, BF16X3_UNEVEN = 1850, 3.7, 1.15
 """`gemm/gemm_bf16x3.cu`: bfloat16 multiply-adds and loaded elements per cycle, measured; slowdown of loads where the
@@ -84,7 +84,7 @@ BF16X3_PRODUCTS = 6
 BF16X3_MAX_SPLITS = 128
 
 MAX_WAVES_TO_SPLIT = 4
-"""K is not split where there are more tiles than so many for each multiprocessor."""
+"""Maximum of tiles for each multiprocessor for which K is split."""
 SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
 MAX_BF16X3_K = 256
 """The largest K for bf16x3 tiles by mma.sync except on an A100. Beyond it sliced-K FMA is as exact and fast."""

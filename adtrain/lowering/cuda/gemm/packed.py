@@ -39,14 +39,14 @@ class PackedTile:
 
     Args:
         kind: TF32, BFLOAT16, or FP16X2 for full float32.
-        terms: numbers that a float32 is split into, at most (MAX_TERMS): FP16X2 may turn to BF16X3.
-        staged_terms: numbers per element in each of TILE_STAGES stages.
+        terms: maximum of terms of a float32 (MAX_TERMS): FP16X2 may change to BF16X3 at run time.
+        staged_terms: terms of an element in each of TILE_STAGES stages.
         k: K of a packed tile.
         n: columns of a tile of the result (TILE_N).
         stages: pipeline stages in shared memory.
-        min_k: the least K for which FP16X2 is as exact as sequential float32 FMA; for others, for which it may pay.
+        min_k: for FP16X2 the minimum of K for which it is as exact as sequential FMA; for others to be fast.
         packing_bytes: global memory traffic for each element that is packed.
-        launches: how many there are.
+        launches: number of launches.
         speed: throughput of a multiprocessor, measured; 1 is the float32 FMA peak.
     """
 
@@ -141,7 +141,7 @@ class PackedGemm:
 
     @property
     def packed_row_blocks(self) -> int:
-        """Of row_blocks, those that are packed."""
+        """The number of row blocks that are packed."""
         batch, m, _, _ = self.lengths
         of_a = batch * -(-m // PACKED_ROWS)
         direct_a, direct_b = self.direct
@@ -203,15 +203,15 @@ class PackedGemm:
         if self.tile.kind is not MmaKind.FP16X2:
             launches = (packing, gemm) if self.packed_row_blocks else (gemm,)
             return CudaKernel(launches, self.scratch)
-        plain = self.tile.fallback_tile
+        fma_tile = self.tile.fallback_tile
         statistics = pack("partial_row_stats", pack_blocks), pack("row_stats", self.voting_tiles)
         fallback = self._launch(
             "gemm/fp32_fallback.cu",
             "fp32_fallback",
             self.tiles,
-            plain.threads,
-            {**matrices, **wide_c, "SHARED_BYTES": plain.shared(4)},
-            plain.shared(4),
+            fma_tile.threads,
+            {**matrices, **wide_c, "SHARED_BYTES": fma_tile.shared(4)},
+            fma_tile.shared(4),
         )
         return CudaKernel((*statistics, packing, gemm, fallback), self.scratch)
 

@@ -229,8 +229,8 @@ MMA_TILES: Mapping[MmaKind, Sequence[Tile]] = {
 
 PIXEL_MMA_TILES: Mapping[MmaKind, Sequence[Tile]] = {
     kind: tuple(
-        Tile(*tunables, kind=kind)
-        for tunables in (
+        Tile(*arguments, kind=kind)
+        for arguments in (
             (64, 128, 16, 32, 64, 1, 4, 2, 1.2, 0.7),
             (64, 64, 16, 32, 64, 1, 4, 4, 1.0, 0.5),
             (32, 128, 16, 32, 64, 1, 4, 4, 0.9, 0.5),
@@ -244,8 +244,8 @@ PIXEL_MMA_TILES: Mapping[MmaKind, Sequence[Tile]] = {
 
 ELEMENT_MMA_TILES: Mapping[MmaKind, Sequence[Tile]] = {
     kind: tuple(
-        Tile(*tunables, kind=kind)
-        for tunables in (
+        Tile(*arguments, kind=kind)
+        for arguments in (
             (128, 128, 16, 64, 32, 1, 4, 1, 1.0, 1.0),
             (64, 128, 16, 32, 64, 1, 4, 2, 1.0, 0.6),
             (64, 64, 16, 32, 32, 1, 4, 2, 0.8, 0.5),
@@ -255,7 +255,7 @@ ELEMENT_MMA_TILES: Mapping[MmaKind, Sequence[Tile]] = {
     )
     for kind in (MmaKind.TF32, MmaKind.BFLOAT16)
 }
-"""Tensor core tiles of implicit GEMM whose columns are filter taps: more threads, each with fewer offsets to keep."""
+"""Tensor core tiles of implicit GEMM whose columns are filter taps: more threads, so each needs fewer offsets."""
 
 SMALL_TILES = (
     (16, 16, 16, 16, 8, 2, 24),
