@@ -170,7 +170,7 @@ def test_slow_candidates_are_timed_once_and_close_ones_in_alternating_rounds(
     assert tune(equation, Mode.FULL)[1] == ["slow", *["fast", "second"] * ROUNDS]
 
 
-def test_the_first_candidate_is_kept_where_the_difference_is_noise(
+def test_the_first_candidate_is_chosen_where_the_difference_is_noise(
     equation: Equation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(TIMES, "fast", 8.9)
@@ -211,7 +211,7 @@ def test_an_unreadable_cache_file_is_named_and_replaced(
     assert len(list((tmp_path / "adtrain" / "tuning").iterdir())) == 1
 
 
-def test_cached_times_whose_fastest_kernel_is_unknown_do_not_count(equation: Equation) -> None:
+def test_cached_times_are_ignored_if_their_fastest_kernel_is_unknown(equation: Equation) -> None:
     tuning_cache.store(key(equation), "", {"gone": 1.0}, "gone")
     assert tune(equation, Mode.CACHED)[0] is SLOW
 
@@ -280,7 +280,7 @@ def test_a_product_with_an_epilogue_has_the_candidates_and_the_choice_of_the_pro
 @pytest.mark.parametrize(
     ("found", "same"), [([1, 2, 3], True), ([1, 2, 3.2], False), ([1, 2, np.nan], False), ([0, 0, 0], False)]
 )
-def test_results_agree_within_a_share_of_the_largest_and_nan_never_agrees(found: list[float], same: bool) -> None:
+def test_results_agree_within_a_fraction_of_the_largest_and_nan_never_agrees(found: list[float], same: bool) -> None:
     assert agree([np.array(found, np.float32)], [np.array([1, 2, 3.0001], np.float32)], 1e-3) is same
     assert not agree([np.array([3])], [np.array([4])], 1.0)
 

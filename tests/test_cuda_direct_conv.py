@@ -1,4 +1,4 @@
-"""Direct convolutions of few channels: how work is divided, and when the rule takes them."""
+"""Direct convolutions: how work is divided, and when the rule chooses them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from adtrain.lowering.cuda.conv.problem import ConvProblem
 from adtrain.ops.conv import Window
 
 STATIC_SHARED = 48 << 10
-"""Bytes of shared memory that a kernel can have without asking for it."""
+"""Bytes of shared memory that a kernel can have without an attribute."""
 STAGES = 3
 """Of `conv/direct_weight_grad.cu`."""
 

@@ -48,7 +48,7 @@ def test_each_split_has_stages_that_fit_shared_memory(lengths: tuple[int, int, i
             assert found.tiles * TILE_M * tile.n >= lengths[0] * lengths[1] * lengths[2]
 
 
-def test_it_is_for_full_precision_float32_matrices_on_hopper() -> None:
+def test_bf16x3_wgmma_is_for_full_precision_float32_matrices_on_hopper() -> None:
     assert not any(isinstance(tile, Bf16x3Tile) for tile, _ in ranked(4, 1, 1024, 128, 9216, B200))
     assert not any(isinstance(tile, Bf16x3Tile) for tile, _ in ranked(4, 1, 1024, 128, 9216, H200, "tf32"))
     assert not any(isinstance(tile, Bf16x3Tile) for tile, _ in ranked(8, 1, 1024, 128, 9216, H200))
@@ -65,7 +65,7 @@ def test_matrices_beyond_32_bit_offsets_have_other_kernels() -> None:
 
 @pytest.mark.parametrize(("k", "splits"), [(128, 1), (256, 2), (1024, 4)])
 @pytest.mark.parametrize("case", cases(M, N, 128))
-def test_it_is_as_exact_as_sequential_fma(case: str, k: int, splits: int) -> None:
+def test_bf16x3_wgmma_is_as_exact_as_sequential_fma(case: str, k: int, splits: int) -> None:
     a, b = cases(M, N, k)[case]
     length = k // splits
     found = sum(in_bf16x3(a[:, i : i + length], b[i : i + length]) for i in range(0, k, length))

@@ -94,7 +94,7 @@ def test_a_small_tile_prefetches_no_more_k_steps_than_a_warp_has() -> None:
 
 
 @pytest.mark.parametrize("tile", PIXELS)
-def test_a_thread_gathers_always_the_same_pixels(tile: Tile) -> None:
+def test_a_thread_always_gathers_the_same_pixels(tile: Tile) -> None:
     assert tile.n % tile.threads == 0
 
 

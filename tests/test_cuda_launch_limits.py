@@ -38,7 +38,7 @@ by_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: "sm_{}
 
 
 def problems(plan: LaunchPlan, target: Target) -> list[str]:
-    """What of a launch is beyond the limits."""
+    """The limits that a launch exceeds."""
     size = plan.size
     wrong = [f"grid {size.blocks}" for n, most in zip(size.blocks, MAX_GRID, strict=True) if n > most]
     if size.threads is not None and not 1 <= size.threads <= MAX_THREADS:
@@ -183,7 +183,7 @@ def test_launches_of_random_shapes_are_within_the_limits(name: str, target: Targ
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_a_long_row_of_softmax_leaves_room_for_static_shared_memory(name: str, dtype: str) -> None:
-    """NVRTC tells the static part; the dynamic part is sized by the rule."""
+    """NVRTC reports the static part; the rule defines the dynamic part."""
     target = TARGETS[0]
     kernels = cuda_kernels(name, target, ArrayType((8, 100_000), np.dtype(dtype)), axis=1)
     (launch,) = next(k.launches for k in kernels if k.launches[0].name == "softmax_long")

@@ -106,7 +106,7 @@ def test_products_of_sparse_rows_are_computed_in_bf16x3(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", usual(M, N, K))
-def test_usual_products_need_next_to_no_fallback(case: str) -> None:
+def test_typical_products_need_almost_no_fallback(case: str) -> None:
     a, b = (x.astype(np.float32) for x in usual(M, N, K)[case])
     assert not uses_bf16x3(row_stats(a), row_stats(b.T))
     assert packed_gemm(a, b)[1].mean() < 5e-4

@@ -48,7 +48,7 @@ from adtrain.ops.conv_reference import conv2d_reference, input_grad_reference
 
 M, N, K = 24, 20, 288
 DECADES = 1.25
-"""Of numbers spread over thirty decades, as much larger may the norm of the error be: README.md of the kernels."""
+"""Factor by which the norm of the error may be larger for numbers of thirty decades: docs/gpu.md."""
 WIDTHS = (64, 72, 104, 112)
 """Some choices for the positions of a warpgroup."""
 
@@ -91,7 +91,7 @@ def shifted(kernels: Sequence[CudaKernel]) -> list[bool]:
 
 
 def fp16x2(kernel: CudaKernel) -> bool:
-    """Whether it multiplies fp16x2 operands, and bf16x3 ones where these do not hold the values."""
+    """Whether it multiplies in fp16x2, with bf16x3 as fallback."""
     return any("fp16x2" in launch.file for launch in kernel.launches)
 
 
@@ -160,7 +160,7 @@ def test_convolutions_of_many_channels_are_shifted_gemms(
     assert [fp16x2(kernels[0]) for kernels in found] == [in_fp16x2] * 3
 
 
-def test_few_channels_strides_groups_and_float64_are_not() -> None:
+def test_few_channels_strides_groups_and_float64_use_no_shifted_gemm() -> None:
     large = (256, 64, 56, 56), (64, 64, 3, 3)
     assert not any(shifted(of((128, 1, 28, 28), (32, 1, 3, 3), window())[0]))
     others = [*of(*large, window(stride=2)), *of(*large, window(), "float64")]
@@ -205,7 +205,7 @@ def test_fp16x2_with_its_fallback_is_as_exact_as_sequential_fma(case: str) -> No
 
 
 @pytest.mark.parametrize("case", ["normal", "uniform", "rectified", "rectified, by gradients of rectified", "positive"])
-def test_fp16x2_represents_what_nets_have(case: str) -> None:
+def test_fp16x2_represents_typical_activations_and_gradients(case: str) -> None:
     assert in_fp16x2(*cases(M, N, K)[case])[1]
 
 
@@ -227,7 +227,7 @@ def test_emulated_products_are_those_of_the_kernels() -> None:
 
 
 def check_compiled(kernels: Iterable[CudaKernel]) -> None:
-    """They compile for Hopper, spill no registers, and no product waits for the one before."""
+    """Assert that the kernels compile for Hopper, spill no registers, and do not serialise wgmma."""
     try:
         compiler.version()
     except CudaCompilerError as error:

@@ -63,7 +63,7 @@ def check(host: Host, work: Work) -> None:
         ((9, 3, 8, 8), 16, (1, 1), (0, 0)),
     ],
 )
-def test_gradients_by_the_images_are_right(
+def test_input_gradients_are_right(
     host: Host,
     image: tuple[int, ...],
     filters: int,
@@ -86,7 +86,7 @@ def test_gradients_by_the_images_are_right(
         pytest.param((1, 4, 12, 11), 70, (2, 0), marks=pytest.mark.exhaustive),
     ],
 )
-def test_gradients_by_weights_and_bias_are_right(
+def test_weight_and_bias_gradients_are_right(
     host: Host, image: tuple[int, ...], filters: int, padding: tuple[int, int]
 ) -> None:
     problem = conv_problem(image, filters, (3, 3), padding)

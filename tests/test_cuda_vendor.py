@@ -1,4 +1,4 @@
-"""NVIDIA's libraries as candidates, as far as this needs neither them nor a GPU."""
+"""NVIDIA's libraries as candidates, tested without the libraries and without a GPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from adtrain.passes.arena import ALIGNMENT
 
 
 class Stub:
-    """A library that computes matrix products, and offers one choice less than is asked for."""
+    """A library that computes matrix products, and offers one choice less than requested."""
 
     name = "stub 1.0"
 
@@ -104,7 +104,7 @@ def test_a_library_is_chosen_only_where_it_was_measured_to_be_faster(
     tuner.tune([PRODUCT])
     kernel = lowering.chosen(PRODUCT)
     assert isinstance(kernel, LibraryCall) == (taken and mode is Mode.FULL)
-    assert not caplog.messages  # a choice that the library does not offer is not worth a warning
+    assert not caplog.messages  # no warning for a choice that the library does not offer
     if isinstance(kernel, LibraryCall):
         (launch,) = lowering.launches(PRODUCT)
         assert isinstance(launch, LibraryCall)
@@ -144,5 +144,5 @@ def test_the_devices_command_names_the_libraries_that_may_be_chosen() -> None:
 
 
 def test_the_label_of_a_library_call_holds_its_version() -> None:
-    """So that times of another version do not count."""
+    """So that times of another version are ignored."""
     assert LibraryCall(cublas(Lt()), PRODUCT, 1).label == "cublasLt 13.1.0 choice=1"

@@ -114,7 +114,7 @@ def test_a_step_that_does_not_fit_names_a_batch_size_that_does(tmp_path: Path) -
     assert smaller.returncode == 0, err
 
 
-def test_a_step_that_lacks_the_memory_that_others_took_ends_in_one_line(tmp_path: Path) -> None:
+def test_a_step_ends_in_one_line_if_others_have_allocated_its_memory(tmp_path: Path) -> None:
     """Tests that run beside this one take and free less than the gigabytes between what is left and what is needed."""
     cfg = wide(tmp_path, batch_size=400_000, width=1 << 14, images=400_000)
     needed, free, fits = numbers(error_line(train(cfg, before=TAKE_ALL_BUT.format(free=8 << 10))))

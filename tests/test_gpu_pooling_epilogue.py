@@ -1,4 +1,4 @@
-"""The GPU: a convolution with a pooling epilogue gives the bytes of the convolution and the pooling apart."""
+"""The GPU: a convolution with a pooling epilogue gives the bytes of separate convolution and pooling."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def hopper(gpu: Any) -> None:
 
 
 @pytest.mark.parametrize("layer", [*LAYERS, *MORE])
-def test_maxima_and_positions_are_those_of_the_two_launches(gpu: Any, pooling: None, layer: Layer) -> None:
+def test_maxima_and_positions_equal_those_of_two_launches(gpu: Any, pooling: None, layer: Layer) -> None:
     def f(x: Any, w: Any, bias: Any) -> Any:
         return pooled_layer(x, w, bias, layer[2])
 
@@ -60,7 +60,7 @@ def test_maxima_and_positions_are_those_of_the_two_launches(gpu: Any, pooling: N
     assert set(np.unique(expected[1])) == {0, 1, 2, 3}
 
 
-def test_gradients_are_those_of_the_two_launches(gpu: Any) -> None:
+def test_gradients_equal_those_of_two_launches(gpu: Any) -> None:
     def gradients(x: Any, w: Any, bias: Any, v: Any) -> Any:
         def loss(x: Any, w: Any, bias: Any) -> Any:
             return ops.sum(ops.max_pool2d(ops.relu(ops.conv2d(x, w, bias)), 2) * v)

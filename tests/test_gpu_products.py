@@ -86,7 +86,7 @@ def test_every_candidate_for_a_product_is_right(
 
 @pytest.mark.parametrize(("ta", "tb"), FLAGS)
 @pytest.mark.parametrize("shape", [(2, 77, 1, 1030), (1, 1, 515, 200), (3, 1, 1, 5), (1, 64, 64, 0), (70000, 4, 1, 4)])
-def test_vectors_and_empty_sums_are_products_too(gpu: Any, shape: tuple[int, ...], ta: bool, tb: bool) -> None:
+def test_products_with_vectors_and_empty_sums_are_right(gpu: Any, shape: tuple[int, ...], ta: bool, tb: bool) -> None:
     a, b = operands(shape, ta, tb, "float32")
     for kernel in candidates(gpu.lowering.target, *types(a, b), ta, tb):
         found = computed(gpu, matmul_p, kernel, [a, b], transpose_a=ta, transpose_b=tb)

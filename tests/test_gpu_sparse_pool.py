@@ -51,7 +51,7 @@ def check(gpu: Any, *found: Work | None) -> None:
     st.tuples(st.integers(0, 4), st.integers(0, 4)),
     st.sampled_from(PRECISIONS),
 )
-def test_gradients_by_the_images_of_all_shapes_are_right(
+def test_input_gradients_of_all_shapes_are_right(
     gpu: Any, image: tuple[int, ...], filters: int, kernel: tuple[int, int], padding: tuple[int, int], precision: str
 ) -> None:
     padding = min(padding[0], kernel[0] - 1), min(padding[1], kernel[1] - 1)
@@ -68,7 +68,7 @@ def test_gradients_by_the_images_of_all_shapes_are_right(
     st.tuples(st.integers(0, 2), st.integers(0, 2)),
     st.sampled_from(PRECISIONS),
 )
-def test_gradients_by_weights_and_bias_of_all_shapes_are_right(
+def test_weight_and_bias_gradients_of_all_shapes_are_right(
     gpu: Any, image: tuple[int, ...], filters: int, padding: tuple[int, int], precision: str
 ) -> None:
     problem = conv_problem(image, filters, (3, 3), padding, precision)
@@ -80,7 +80,7 @@ def test_gradients_by_weights_and_bias_of_all_shapes_are_right(
     ("image", "filters", "padding"),
     [((140, 32, 26, 26), 64, 0), ((9, 70, 31, 45), 33, 1), ((2, 16, 5, 90), 130, 1), ((300, 64, 7, 7), 20, 2)],
 )
-def test_large_ones_are_right(gpu: Any, image: tuple[int, ...], filters: int, padding: int) -> None:
+def test_large_sparse_gradients_are_right(gpu: Any, image: tuple[int, ...], filters: int, padding: int) -> None:
     problem = conv_problem(image, filters, (3, 3), (padding, padding))
     x, w, g, where = drawn(problem)
     check(gpu, by_images(problem, w, g, where), *by_weights(problem, x, g, where))
@@ -110,8 +110,8 @@ def test_they_are_as_exact_as_sequential_fma_sums(gpu: Any, case: str) -> None:
     assert taken[1] <= max((DECADES if "decades" in case else NOISE) * right[1], ROUNDINGS)
 
 
-def test_a_program_takes_them_and_computes_the_same(gpu: Any) -> None:
-    """With the mask in front of the convolution, in one launch with its gradient."""
+def test_a_program_uses_sparse_gradients_and_computes_the_same(gpu: Any) -> None:
+    """The mask before the convolution is the epilogue of its input gradient."""
     problem = conv_problem((130, 32, 26, 26), 64, (3, 3), (0, 0))
     x, w, _, _ = drawn(problem)
     bias = np.linspace(-1, 1, 64, dtype=np.float32)

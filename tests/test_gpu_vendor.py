@@ -1,4 +1,4 @@
-"""NVIDIA's libraries as candidates on a GPU, where they are installed: right, and the same in graphs as alone."""
+"""NVIDIA's libraries as candidates on a GPU: results are right, and have the same bits in graphs and alone."""
 
 from __future__ import annotations
 
