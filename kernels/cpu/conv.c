@@ -3,9 +3,9 @@
    For strides above 1 the image is first split into planes over which the kernel moves by one (split_image). Dilation
    only changes offsets.
 
-   The gradient of the image is a convolution too: of the padded gradient of y with the kernel rotated by 180 degrees
-   and its channels exchanged. For strides above 1 an element of the image meets only every stride-th row and column of
-   the kernel. The elements that meet the same ones (a phase) are the output of a convolution of their own. */
+   The input gradient is also a convolution: of the padded gradient of y with the kernel rotated by 180 degrees and its
+   channels exchanged. For strides above 1 only every stride-th row and column of the kernel multiplies an element of the
+   image. The elements with the same rows and columns are a phase; each phase is the output of one convolution. */
 
 #include "correlate.h"
 
@@ -78,15 +78,15 @@ void FN(conv2d)(const T *x, const T *w, T *y, CONV_NUMBERS, char *scratch, char 
     correlate((const Correlation *)prepared, in_place ? x : planes, y);
 }
 
-/* Along one axis, the image's elements q stride + phase - padding meet the kernel positions congruent to `phase` modulo
-   the stride: q of the first of them, and past the last. */
+/* Along one axis, kernel positions congruent to `phase` modulo the stride multiply the image elements
+   q stride + phase - padding, for begin <= q < end. */
 static void phase_range(int64_t length, int64_t phase, int64_t padding, int64_t stride, int64_t *begin, int64_t *end) {
     *begin = ceil_divide(max_i64(padding - phase, 0), stride);
     *end = max_i64(*begin, ceil_divide(max_i64(length + padding - phase, 0), stride));
 }
 
-/* The planes of the gradient of y that the gradient of the image reads: kernel position i at q reads row q - i /
-   stride. `top` rows and `left` columns of zeros precede the gradient. */
+/* The planes of the gradient of y that the input gradient reads: kernel position i at q reads row q - i / stride. `top`
+   rows and `left` columns of zeros precede the gradient. */
 typedef struct {
     int64_t top, left, rows, pitch;
 } Planes;

@@ -1,19 +1,18 @@
-/* Gradients of a convolution whose output went through max pooling: one image.
+/* Gradients of a convolution that max pooling follows: one image.
 
-   Behind max pooling the gradient of the convolution's output has at most one nonzero element per window, and only its
-   products are computed. With the channels of a pixel contiguous in memory (NHWC), kernel row i at an output pixel is a
+   The gradient of the convolution's output has at most one nonzero element per pooling window. Only products of
+   these elements are computed. With the channels of a pixel contiguous in memory (NHWC), kernel row i at an output pixel is a
    run of kernel_width * channels consecutive elements, of the image and of the weights in the same order:
 
-     weight gradient   for each output channel:  sum over its live windows of g * run of the image
-     image gradient    for each window and position in it:  sum over the output channels that live there of g * run of
-                       the weights, added to the run of the image's gradient
+     weight gradient   for each output channel:  sum over its nonzero elements of g * run of the image
+     input gradient    for each window and position in it:  sum over the output channels that are nonzero there of
+                       g * run of the weights, added to the run of the input gradient
 
    Both are sums of scaled runs whose indices are in a list. The sums stay in registers. */
 
 #include "conv.h"
 
-/* Sums that fill the registers, except some for a factor and an input; bytes of weights that are reread, most of an L1
-   cache. */
+/* Sums in registers, which leave some for a factor and an input; bytes of weights that are reread: most of L1. */
 enum { MAX_SUMS = VECTOR_REGISTERS - VECTOR_REGISTERS / 8 - 2, CACHED_BYTES = 24 << 10 };
 
 /* One nonzero element of the gradient, and the index of the run that it multiplies. */
@@ -188,7 +187,7 @@ void FN(conv2d_input_grad_pooled)(const T *g, const int32_t *where, const T *w, 
 
     const int64_t max_rows = max_i64(1, CACHED_BYTES / max_i64(1, out * run * sizeof(T)));
     for (int64_t top = 0; top < pooled_height; top += strip) {
-        /* For each window of the strip and each position, the output channels that are live there. */
+        /* For each window of the strip and each position, the output channels that are nonzero there. */
         const int64_t begin = top * pooled_width, end = min_i64(top + strip, pooled_height) * pooled_width;
         for (int64_t o = 0; o < out; o++)
             for (int64_t window = begin; window < end; window++) {

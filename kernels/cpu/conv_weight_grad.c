@@ -8,7 +8,7 @@
 
 #include "conv.h"
 
-/* As many that sums, two vectors of g and an element of the image fill the registers. */
+/* Sums, two vectors of g and an element of the image fill the registers. */
 enum { MAX_TAPS = VECTOR_REGISTERS / 2 - 2 };
 
 /* For each tap t and channel o, adds the sum over pixels (r, c) of x[offsets[t] + r row_step + c step] times its

@@ -1,12 +1,12 @@
 /* Convolution of one image with 3x3 kernels by Winograd's method (winograd.h).
 
-   Tiles of size x size outputs are numbered row by row. TILES of them, two vectors, go through all three stages
-   (transform of the patches, matrix products, transform of the products) before the next ones do, so that intermediate
-   results stay in the caches. */
+   Tiles of size x size outputs are numbered row by row. The three stages are the transform of patches, matrix products,
+   and the transform of products. TILES tiles, two vectors, are processed in all stages before the next ones, so that
+   intermediate results stay in the caches. */
 
 #include "winograd.h"
 
-/* As many that sums, two vectors of patches and a weight fill the registers. */
+/* Sums, two vectors of patches and a weight fill the registers. */
 enum { MAX_CHANNELS = VECTOR_REGISTERS / 2 - 2, TILES = 2 * LANES };
 
 typedef struct {
@@ -26,22 +26,22 @@ SPECIALISED void transform_kernel(const T *w, bool flipped, T *u, int64_t step, 
 }
 
 /* All weights in the order in which `multiply` reads them: [block][position][channel][output channel of the block].
-   w_out and w_in are strides of w. SOME channels at a time: writes to many distant addresses are slow. */
+   w_out and w_in are strides of w. CHANNELS channels at a time: writes to many distant addresses are slow. */
 SPECIALISED void pack(const T *w, int64_t out, int64_t in, int64_t w_out, int64_t w_in, bool flipped, T *to,
                       const int size) {
-    enum { SOME = 16, STEP = SOME * MAX_CHANNELS };
+    enum { CHANNELS = 16, STEP = CHANNELS * MAX_CHANNELS };
     const int64_t blocks = ceil_divide(out, MAX_CHANNELS), positions = (size + 2) * (size + 2);
     for (int64_t block = 0; block < blocks; block++) {
         const int64_t first = out * block / blocks, count = out * (block + 1) / blocks - first;
-        for (int64_t begin = 0; begin < in; begin += SOME) {
-            const int64_t some = min_i64(SOME, in - begin);
+        for (int64_t begin = 0; begin < in; begin += CHANNELS) {
+            const int64_t channels = min_i64(CHANNELS, in - begin);
             T u[MAX_SPAN * MAX_SPAN][STEP];
             for (int64_t o = 0; o < count; o++)
-                for (int64_t c = 0; c < some; c++)
+                for (int64_t c = 0; c < channels; c++)
                     transform_kernel(w + (first + o) * w_out + (begin + c) * w_in, flipped, &u[0][c * count + o], STEP,
                                      size);
             for (int64_t k = 0; k < positions; k++)
-                memcpy(to + (k * in + begin) * count, u[k], some * count * sizeof(T));
+                memcpy(to + (k * in + begin) * count, u[k], channels * count * sizeof(T));
         }
         to += positions * in * count;
     }

@@ -1,6 +1,6 @@
 /* Strided copies: transpose, flip, slice, pad and concatenate. Element (i0, ..., i7) goes from x[source + sum of i_k *
    from_k] to y[target + sum of i_k * to_k]. The last two axes are a plane; the caller orders the axes so that x and y
-   are contiguous along one of these two, if along any. */
+   are contiguous along one of these two axes, if they are along any axis. */
 
 #include "vectors.h"
 
@@ -19,7 +19,7 @@ typedef struct {
                  int64_t n##7
 #define ARRAY(n) {n##0, n##1, n##2, n##3, n##4, n##5, n##6, n##7}
 
-/* A tile at a time: where rows of x are columns of y, the cache lines of both stay in the cache until used up. */
+/* A tile at a time, so that cache lines of x and y stay in the cache until all their elements are copied. */
 static inline void copy_tiles(const T *x, T *y, int64_t rows, int64_t columns, int64_t from_row, int64_t from_column,
                               int64_t to_row, int64_t to_column) {
     for (int64_t i = 0; i < rows; i += TILE_ROWS)

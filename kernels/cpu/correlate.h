@@ -15,11 +15,11 @@
 
 #include "conv.h"
 
-/* As many that sums, two vectors of input and a weight fill the registers. With few channels a tile has more vectors,
-   so that enough additions overlap. */
+/* Sums, two vectors of input and a weight fill the registers. A tile with fewer channels has more vectors, so that
+   enough additions overlap. */
 enum { MAX_CHANNELS = VECTOR_REGISTERS / 2 - 2, MAX_VECTORS = 4 };
 
-/* Tiles of one block of channels before the next block. */
+/* Number of tiles of a block of channels that are computed before the next block. */
 enum { STRIP = 4 };
 
 /* One product of a sum: offset of its input from the output's index, of its weight from the channel's first weight. */
@@ -38,7 +38,7 @@ typedef struct {
     Tap *taps; /* kernel_rows times row_taps; those of kernel row i read tap_rows[i] rows below the output */
     int32_t *tap_rows;
     int64_t kernel_rows, row_taps;
-    int64_t channels, rows, columns; /* of the output of a group, */
+    int64_t channels, rows, columns; /* of the output of a group */
     int64_t y_first, y_channel, y_row, y_column; /* offset and strides of a group's output in y */
     int64_t groups, group_planes; /* each group of channels has its own planes, weights and output */
     int64_t vectors, count; /* vectors per tile; number of spans, a multiple of vectors */
@@ -179,8 +179,8 @@ static const Tile FOUR[] = {
 #endif
 };
 
-/* All outputs. The outer loop is over a few spans, the inner one over channels, so that the spans' input and a block's
-   weights stay in the L1 cache. */
+/* All outputs. The outer loop is over strips of spans, the inner one over channels, so that the spans' input and a
+   block's weights stay in the L1 cache. */
 static void correlate(const Correlation *c, const T *planes, T *y) {
     if (c->channels == 0) return;
     const int64_t blocks = block_count(c), strip_spans = STRIP * c->vectors;

@@ -1,4 +1,4 @@
-/* The largest elements. The result is NaN where an element is: no comparison replaces it. */
+/* The largest elements. The result is NaN if an element is: no comparison replaces it. */
 
 #define NAME max
 #define U T

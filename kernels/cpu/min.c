@@ -1,4 +1,4 @@
-/* The smallest elements. NaN is the result wherever it is an element: once in, no comparison lets another in. */
+/* The smallest elements. The result is NaN if an element is: no comparison replaces it. */
 
 #define NAME min
 #define U T

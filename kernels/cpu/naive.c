@@ -1,7 +1,6 @@
-/* What a first implementation looks like: the loops of the definitions, one thread, nothing blocked, packed or
-   unrolled.
+/* Naive implementations: the loops of the definitions, one thread, nothing blocked, packed or unrolled.
 
-   Measured beside the kernels of this folder, and used for nothing else. Arrays are float32 and C-contiguous. */
+   Only benchmarks use them, to compare with the kernels of this folder. Arrays are float32 and C-contiguous. */
 
 #include <math.h>
 #include <stdint.h>
@@ -68,7 +67,7 @@ void naive_sum(const float *x, float *out, int64_t n) {
     out[0] = sum;
 }
 
-/* Of each of m rows of n. */
+/* Of m rows of n elements. */
 void naive_softmax(const float *x, float *out, int64_t m, int64_t n) {
     for (int64_t i = 0; i < m; i++) {
         const float *row = x + i * n;
@@ -85,7 +84,7 @@ void naive_transpose(const float *x, float *out, int64_t m, int64_t n) {
         for (int64_t j = 0; j < n; j++) out[j * m + i] = x[i * n + j];
 }
 
-/* Windows of 2x2 side by side, of n images (2 oh, 2 ow). */
+/* Disjoint windows of 2x2, of n images (2 oh, 2 ow). */
 void naive_max_pool2d(const float *x, float *out, int64_t n, int64_t oh, int64_t ow) {
     for (int64_t b = 0; b < n; b++)
         for (int64_t i = 0; i < oh; i++)

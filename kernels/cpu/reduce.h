@@ -1,9 +1,9 @@
 /* Reductions x[a][b][c][d][e][f] to y[a][c][e], over b, d and f. Absent axes have length 1.
 
-   A file that includes this defines the macros below. It gets the functions FN(NAME), for one thread, and
-   FN(NAME_team), which needs MAX_SPLIT_OUTPUTS * PARTS * 8 bytes of scratch: NAME   the function's name, PART   the
-   type of the partial result of a block of elements, TOTAL  the type of the result of blocks, in which rounding errors
-   add up, START  the result of no elements, FOLD(result, x)  combines a result with an element, or with another result.
+   A file that includes this defines macros: NAME, the function's name; PART, the type of the partial result of a block
+   of elements; TOTAL, the type of the result of blocks, in which rounding errors add up; START, the result of no elements;
+   FOLD(result, x), which combines a result with an element or with another result. It gets the functions FN(NAME), for
+   one thread, and FN(NAME_team), which needs MAX_SPLIT_OUTPUTS * PARTS * 8 bytes of scratch.
 
    Rows (along f) are combined LANES elements at a time, columns (along e, where f is 1) COLUMNS at a time; both become
    vector instructions. The order of summation depends on the lengths alone, never on the number of threads. */
@@ -12,11 +12,11 @@
 
 enum {
     LANES = 32,
-    SHORT_ROW = 256, /* elements below which a row takes */
+    SHORT_ROW = 256, /* a row of fewer elements uses SHORT_ROW_LANES */
     SHORT_ROW_LANES = 8,
     BLOCK = 64 * LANES, /* elements of a row that make one partial result */
-    BLOCK_ROWS = 64,    /* elements of a column that do */
-    COLUMNS = 256,
+    BLOCK_ROWS = 64,    /* elements of a column that make one */
+    COLUMNS = 256, /* neighbouring columns of a unit of work */
     ROWS_AHEAD = 4, /* distance of prefetches down columns, in rows */
     /* Where there are few outputs of many elements, threads divide the elements, in PARTS parts. */
     MAX_SPLIT_OUTPUTS = 64,

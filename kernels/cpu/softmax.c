@@ -1,7 +1,7 @@
 /* softmax, its logarithm, and the logarithm of sums of exponentials, all shifted by the maximum: e^x never overflows.
 
    softmax works on x[outer][length][inner] along `length`: along contiguous rows where inner is 1, otherwise down
-   COLUMNS neighbouring columns at once. Both are vectorised. The maximum may miss a NaN, the sum does not. */
+   COLUMNS neighbouring columns at once. Both are vectorised. The maximum may ignore a NaN, the sum does not. */
 
 #include "common.h"
 #include "elementary.h"
@@ -146,7 +146,7 @@ static T logsumexp_rows(const T *x, Lengths n) {
     return log((T)sum) + top;
 }
 
-/* At most COLUMNS outputs beside one another, where f is 1. */
+/* At most COLUMNS neighbouring outputs, where f is 1. */
 static void logsumexp_columns(const T *x, T *y, Lengths n, int64_t columns) {
     T top[COLUMNS];
     double sum[COLUMNS] = {0};

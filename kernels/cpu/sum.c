@@ -8,7 +8,7 @@
 #define FOLD(result, x) ((result) + (x))
 #include "reduce.h"
 
-/* The sums are added to y. */
+/* Adds the sums to y. */
 void FN(sum_into)(const T *x, U *y, int64_t a, int64_t b, int64_t c, int64_t d, int64_t e, int64_t f) {
     if (b * d * f == 1) { /* one element per output: the common case of a sum over items */
 #pragma omp simd

@@ -9,8 +9,8 @@
    they are m0 + m1 + m2 and m1 - m2 - m3. This is a product of polynomials by their values at 0, 1, -1 and infinity.
    With two more points, 4 outputs take 6 products in place of 12. With rows and columns both transformed, a tile of
    `size` x `size` outputs takes (size + 2)^2 products of a transformed patch of the image with the transformed kernel:
-   16 in place of 36, or 36 in place of 144. Sums over channels commute with the transforms, so between them stands one
-   matrix product for each position k in the patch:
+   16 in place of 36, or 36 in place of 144. Sums over channels commute with the transforms, so between the transforms
+   there is one matrix product for each position k in the patch:
 
      m[k] = u[k] v[k]      u[k]: out channels x channels, once for all images      v[k]: channels x tiles
 
