@@ -54,7 +54,7 @@ class Value:
     def fetch(self) -> Callable[[], np.ndarray]:
         """Start copying the elements to the host, and return a function that waits for them and returns them.
 
-        The device goes on with its work meanwhile. Raises TraceError like `numpy`.
+        The copy is asynchronous. Raises TraceError like `numpy`.
         """
         elements = self.numpy()
         return lambda: elements
@@ -198,7 +198,7 @@ def bind_operators(ops: ModuleType) -> None:
 
 
 class Array(Value):
-    """Immutable elements in a device's memory, C-contiguous; on the CPU also a broadcast view of such (stride 0).
+    """Immutable elements in a device's memory. They are C-contiguous, or on the CPU a broadcast view with stride 0.
 
     Attributes:
         buffer: the backend's object for the memory; on the CPU a NumPy array.

@@ -125,7 +125,7 @@ def backpropagate(
     Args:
         seeds: outputs with their cotangents.
         inputs: the tracers that `ReverseTrace.input` returned.
-        retain: leave the residuals in memory for another backward pass. Otherwise each is freed after its use.
+        retain: keep the residuals in memory for another backward pass. Otherwise each is freed after its use.
 
     Returns:
         For each input its cotangent; None where no output depends on it.

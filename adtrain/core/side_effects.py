@@ -5,8 +5,8 @@
 - a traced value that is still referenced after tracing, wherever it is stored (JAX calls it a leaked tracer);
 - a ``global`` or ``nonlocal`` variable assigned by the function, by functions that it defines, and by functions that it
   names: those of its own module, and those in its closure;
-- an attribute of the function, of the callable object, or of the object that the method belongs to, that is another
-  one after tracing (``self.count += 1``).
+- an attribute of the function, of the callable object, or of the object of the method, if tracing replaces it
+  (``self.count += 1``).
 
 It does not see other side effects on values that are not traced: items of lists and dictionaries, attributes of other
 objects, variables assigned by other methods or by functions of other modules, and input and output.

@@ -45,7 +45,7 @@ relu_p: Primitive = elementwise(
     "relu",
     lambda x: np.maximum(x, x.dtype.type(0)),
     "a < 0 ? (T)0 : a",
-    # the output is positive exactly where the input is, and the next layer holds it in any case
+    # the output is positive exactly where the input is, and the next layer keeps the output in memory anyway
     lambda out, x: lambda ct: where(less(0.0, out), ct, 0.0),
 )
 leaky_relu_p: Primitive = elementwise(

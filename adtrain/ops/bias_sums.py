@@ -1,6 +1,6 @@
-"""Gradients of a convolution together with that of its bias, a sum of elements that they read too.
+"""Weight gradients of a convolution together with its bias gradient, which sums the same output gradient.
 
-They occur only in optimised Programs, where a pass substitutes each for two equations, and have no derivatives.
+A pass substitutes each for two equations in optimised Programs, so they have no derivatives.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Promotion of several arguments to one dtype and one shape, and the linear primitives for it.
 
-broadcast_to and sum are transposes of one another, and reshape of itself; with them every elementwise primitive can
-insist on equal shapes, and its derivative with respect to a broadcast argument follows by itself. Python numbers have
-no derivative, so they stay arrays of shape () and cost nothing.
+broadcast_to and sum are transposes of each other, and a reshape is that of another reshape. With them every elementwise
+primitive can require equal shapes, and its derivative by a broadcast argument needs no code of its own. Python numbers
+have no derivative, so they stay arrays of shape () and cost nothing.
 """
 
 from __future__ import annotations
@@ -76,9 +76,8 @@ def _broadcast_to_shape(x: Any, shape: Shape) -> ArrayType:
 def _broadcast_to_reference(x: np.ndarray, shape: Shape) -> np.ndarray:
     if x.ndim:
         return np.broadcast_to(x, shape)
-    return np.ndarray(
-        shape, x.dtype, x, strides=(0,) * len(shape)
-    )  # the same as broadcast_to, which is slow for a number
+    # the same as np.broadcast_to, which is slow for a number
+    return np.ndarray(shape, x.dtype, x, strides=(0,) * len(shape))
 
 
 broadcast_to_p: Primitive = Primitive(
@@ -101,10 +100,10 @@ def reshape(x: ArrayLike, shape: int | Sequence[int]) -> Value:
     value = as_value(x)
     lengths = tuple(int(n) for n in ((shape,) if isinstance(shape, (int, np.integer)) else shape))
     if lengths.count(-1) == 1:
-        rest = -math.prod(lengths)
-        if rest == 0 or value.size % rest:
+        known = -math.prod(lengths)
+        if known == 0 or value.size % known:
             raise ShapeError(f"reshape: {value.size} elements of shape {value.shape} do not fit into shape {lengths}")
-        lengths = tuple(value.size // rest if n == -1 else n for n in lengths)
+        lengths = tuple(value.size // known if n == -1 else n for n in lengths)
     elif any(n < 0 for n in lengths):
         raise ShapeError(f"reshape: found a negative length in shape {lengths}, expected at most one -1")
     return value if lengths == value.shape else bind(reshape_p, value, shape=lengths)
@@ -147,11 +146,10 @@ def spread(x: Value, shape: Shape, axes: Sequence[int]) -> Value:
 
 
 def promote(*xs: ArrayLike) -> list[Value]:
-    """Values of one dtype. Arguments that are not Values are put on the device of those that are.
+    """Values of one dtype. Arguments that are no Values are moved to the device of the Values.
 
-    Python numbers take the dtype of the arrays beside them (float32 where those hold integers and the number is a
-    float, int64 where those are bool and it is an integer). Among arrays the widest floating-point type wins, and
-    integers follow it.
+    Arrays are converted to their widest floating-point type. A Python number takes the dtype of the arrays. Exceptions:
+    integer arrays and a float give float32; bool arrays and an integer give int64.
     """
     device = next((x.device for x in xs if isinstance(x, Value)), "cpu")
     values = [x if isinstance(x, (Value, bool, int, float)) else array(x, device=device) for x in xs]

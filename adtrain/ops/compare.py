@@ -85,19 +85,19 @@ def where(condition: ArrayLike, a: ArrayLike, b: ArrayLike) -> Value:
 
 
 def _larger(out: Value, winner: Value, loser: Value) -> Any:
-    """The larger argument takes the cotangent; equal ones share it by halves."""
+    """The larger argument gets the cotangent; equal ones get half of it each."""
     share = where(less(loser, winner), 1.0, where(equal(winner, loser), 0.5, 0.0)).astype(out.dtype)
     return lambda ct: ct * share
 
 
 def _clip_expression(min: float | None, max: float | None) -> str:
-    # where they cross, max wins, as in NumPy
+    # if min > max, the result is max, as in NumPy
     low = "{max}" if min is not None and max is not None and min > max else "{min}"
     above = "" if max is None else "a > (T){max} ? (T){max} : "
     return above + ("a" if min is None else f"a < (T){low} ? (T){low} : a")
 
 
-# a != a: NaN is the result wherever it is an argument
+# a != a: the result is NaN if an argument is
 maximum_p: Primitive = elementwise(
     "maximum",
     np.maximum,

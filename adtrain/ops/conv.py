@@ -1,7 +1,7 @@
 """Convolution in two dimensions. The three primitives, conv2d and its two gradients, differentiate into one another.
 
-With y = x * w (x: NCHW, w: OIHW) all three come from one trilinear form, the sum of ``y[n, o] x[n, c] w[o, c]`` over
-all windows, each as its gradient with respect to one factor; a vjp of one is therefore another of the three.
+With y = x * w (x: NCHW, w: OIHW) each is the gradient, by one factor, of the same trilinear form: the sum of
+``y[n, o] x[n, c] w[o, c]`` over all windows. So a vjp of one is another of the three.
 (V. Dumoulin, F. Visin: "A guide to convolution arithmetic for deep learning", 2016.)
 """
 

@@ -1,6 +1,6 @@
 """Convolution and its gradients in NumPy: the windows of an image as columns of a matrix (im2col), then BLAS.
 
-A few images at a time, so that their columns stay in the cache instead of going through memory.
+Images are processed in batches whose columns stay in the cache.
 (K. Chellapilla, S. Puri, P. Simard: "High performance convolutional neural networks for document processing", 2006.)
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from adtrain.ops.rounding import rounded
 
 COLUMN_BYTES = 1 << 20
-"""Bytes of columns that are built at once, unless one image has more: about the size of an L2 cache."""
+"""Maximum bytes of the columns of a batch of several images: about the size of an L2 cache."""
 
 
 def _padded(x: np.ndarray, padding: tuple[int, int]) -> np.ndarray:
@@ -24,10 +24,10 @@ def _padded(x: np.ndarray, padding: tuple[int, int]) -> np.ndarray:
     return np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)))
 
 
-def _few(count: int, columns_each: int, dtype: np.dtype) -> Iterator[slice]:
-    """Slices of ``count`` images, each of whose columns fit into COLUMN_BYTES."""
-    few = max(1, COLUMN_BYTES // max(1, columns_each * dtype.itemsize))
-    return (slice(start, start + few) for start in range(0, count, few))
+def _batches(count: int, columns_each: int, dtype: np.dtype) -> Iterator[slice]:
+    """Slices of ``count`` images such that the columns of a slice fit into COLUMN_BYTES."""
+    size = max(1, COLUMN_BYTES // max(1, columns_each * dtype.itemsize))
+    return (slice(start, start + size) for start in range(0, count, size))
 
 
 def _columns(images: np.ndarray, kernel: tuple[int, int], out: tuple[int, int], window: Any) -> np.ndarray:
@@ -48,8 +48,8 @@ def conv2d_reference(x: np.ndarray, w: np.ndarray, window: Any, precision: str) 
     xp = _padded(x, window.padding)
     rows = w.reshape(groups, w.shape[0] // groups, -1)
     out = np.empty((len(x), groups, rows.shape[1], oh * ow), x.dtype)
-    for few in _few(len(x), groups * rows.shape[2] * oh * ow, x.dtype):
-        np.matmul(rows, _columns(xp[few], kernel, (oh, ow), window), out=out[few])
+    for batch in _batches(len(x), groups * rows.shape[2] * oh * ow, x.dtype):
+        np.matmul(rows, _columns(xp[batch], kernel, (oh, ow), window), out=out[batch])
     return out.reshape(len(x), w.shape[0], oh, ow)
 
 
@@ -63,8 +63,8 @@ def weight_grad_reference(
     ct = np.ascontiguousarray(g).reshape(n, groups, o // groups, oh * ow)
     length = x.shape[1] // groups * size[0] * size[1]
     total = np.zeros((groups, o // groups, length), x.dtype)
-    for few in _few(n, groups * length * oh * ow, x.dtype):
-        total += np.matmul(ct[few], _columns(xp[few], size, (oh, ow), window).swapaxes(-1, -2)).sum(axis=0)
+    for batch in _batches(n, groups * length * oh * ow, x.dtype):
+        total += np.matmul(ct[batch], _columns(xp[batch], size, (oh, ow), window).swapaxes(-1, -2)).sum(axis=0)
     return total.reshape(o, x.shape[1] // groups, *size)
 
 
@@ -73,8 +73,8 @@ def input_grad_reference(
 ) -> np.ndarray:
     """Cotangents (N, O, OH, OW) and weights (O, C / groups, KH, KW) to (N, C, *size).
 
-    The images are the last axis meanwhile: the products of a few of them are one product, and what each weight adds to
-    the image is added in runs of several numbers even where rows are short.
+    Inside, the images are the last axis: so a batch is one matrix product, and the sums of a tap are over contiguous
+    numbers even if rows are short.
     """
     g, w = rounded(g, precision), rounded(w, precision)
     groups, (kh, kw), (n, o, oh, ow) = window.groups, w.shape[2:], g.shape
@@ -83,8 +83,8 @@ def input_grad_reference(
     ct = g.reshape(n, groups, o // groups, oh * ow)
     rows = w.reshape(groups, o // groups, -1).swapaxes(1, 2)
     out = np.empty((n, channels, *size), g.dtype)
-    for few in _few(n, channels * kh * kw * oh * ow, g.dtype):
-        last = np.ascontiguousarray(np.moveaxis(ct[few], 0, -1))
+    for batch in _batches(n, channels * kh * kw * oh * ow, g.dtype):
+        last = np.ascontiguousarray(np.moveaxis(ct[batch], 0, -1))
         columns = np.matmul(rows, last.reshape(groups, o // groups, -1)).reshape(channels, kh, kw, oh, ow, -1)
         padded = np.zeros((channels, size[0] + 2 * ph, size[1] + 2 * pw, last.shape[-1]), g.dtype)
         for i in range(kh):
@@ -92,5 +92,5 @@ def input_grad_reference(
                 rows_at = slice(i * dh, i * dh + sh * (oh - 1) + 1, sh)
                 columns_at = slice(j * dw, j * dw + sw * (ow - 1) + 1, sw)
                 padded[:, rows_at, columns_at] += columns[:, i, j]
-        out[few] = np.moveaxis(padded[:, ph : ph + size[0], pw : pw + size[1]], -1, 0)
+        out[batch] = np.moveaxis(padded[:, ph : ph + size[0], pw : pw + size[1]], -1, 0)
     return out

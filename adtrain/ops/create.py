@@ -1,4 +1,4 @@
-"""Arrays of a shape: constants and ranges."""
+"""New arrays: constants and ranges."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ sin: Callable[[ArrayLike], Value] = _unary(sin_p, "Sine of radians")
 cos: Callable[[ArrayLike], Value] = _unary(cos_p, "Cosine of radians")
 tanh: Callable[[ArrayLike], Value] = _unary(tanh_p, "Hyperbolic tangent")
 erf: Callable[[ArrayLike], Value] = _unary(erf_p, "Error function")
-stop_gradient: Callable[[ArrayLike], Value] = _unary(stop_gradient_p, "x as a constant: no derivative passes")
+stop_gradient: Callable[[ArrayLike], Value] = _unary(stop_gradient_p, "x as a constant, with derivative 0")
 
 
 def astype(x: ArrayLike, dtype: Any) -> Value:

@@ -75,8 +75,8 @@ scatter_add_p: Primitive = Primitive(
 
 def _along_shape(x: Any, indices: Any, axis: int) -> ArrayType:
     _require_integers("take_along_axis", indices)
-    beside, found = (s[:axis] + s[axis + 1 :] for s in (x.shape, indices.shape))
-    if len(indices.shape) != len(x.shape) or beside != found:
+    expected, found = (s[:axis] + s[axis + 1 :] for s in (x.shape, indices.shape))
+    if len(indices.shape) != len(x.shape) or expected != found:
         raise ShapeError(f"take_along_axis: indices of shape {indices.shape} do not fit {x.shape} beside axis {axis}")
     return ArrayType(indices.shape, x.dtype)
 
@@ -186,6 +186,6 @@ def _from_the_end(indices: Value, length: int) -> Value:
     return where(less(indices, 0), indices + length, indices)
 
 
-def _indices(indices: ArrayLike, beside: Value) -> Value:
+def _indices(indices: ArrayLike, source: Value) -> Value:
     value = as_value(indices)
-    return value if isinstance(indices, Value) else value.to(beside.device)
+    return value if isinstance(indices, Value) else value.to(source.device)

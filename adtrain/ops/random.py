@@ -26,7 +26,7 @@ _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 def philox(counter: Sequence[np.ndarray], key: tuple[int, int]) -> list[np.ndarray]:
-    """The four 32-bit words (as uint64) that the block cipher makes of a 4-word counter and a 2-word key."""
+    """The block cipher: four 32-bit words (as uint64) from a 4-word counter and a 2-word key."""
     c0, c1, c2, c3 = (np.asarray(c, np.uint64) for c in counter)
     k0, k1 = key
     for _ in range(_ROUNDS):

@@ -39,8 +39,8 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
     """Divide a fused Program so that each run prefetches for the next one, if that saves a launch.
 
     Equations can be prefetched if their arguments are known when a run has begun: inputs, or values for the next run
-    that depend on inputs only, such as a step counter. A Program without horizontal fusion is left as it is. So is one
-    whose products would share launches differently than before: that would change how they are computed, and all runs
+    that depend on inputs only, such as a step counter. A Program without horizontal fusion is not divided. Neither is a
+    Program in which products would share other launches than before: other kernels would compute them, and all runs
     must return the same bits.
     """
     undivided = PrefetchedRuns((), None, program)

@@ -1,7 +1,7 @@
 """Gradients through max pooling: computed from the pooled gradient, not from the spread one, which is mostly zeros.
 
-Each pooling window passes its cotangent to one element and zeros to the others. What follows in the backward pass can
-work on one element of each window:
+Each pooling window passes its cotangent to one element, and zeros to the others. So the next equations of the backward
+pass can process one element of each window:
 
     where(0 < r, put(ct, at), 0) = put(where(0 < p, ct, 0), at)      with p, at = max_pool2d(r), because p = r[at]
     sum(put(g, at)) = sum(g)                                         over the images and their pixels

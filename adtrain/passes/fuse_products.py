@@ -33,7 +33,7 @@ def fuse_epilogues(program: Program, primitive: Primitive, fusible: Callable[[Eq
                 continue
             if fusible(program.equations[p], e) and reads_by_element(e, v) and groups.can_merge(p, i):
                 groups.merge(p, i)
-    # At the producer's place: a gradient and its arguments need not be kept in memory for a later update.
+    # At the producer's position: so a gradient and its arguments need not stay in memory until a later update.
     return groups.rewritten(partial(fuse, primitive), anchor=min)
 
 

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from adtrain.core.program import Equation, Program, Variable
+
+
+def producers_first(nodes: Iterable[int], producers: Callable[[int], set[int]]) -> list[int]:
+    """``nodes`` and all nodes that they need, in the given order, but each after its ``producers``."""
+    order: dict[int, None] = {}
+    for first in nodes:
+        stack = [first]
+        while stack:
+            node = stack[-1]
+            missing = producers(node).difference(order)
+            if missing and node not in order:
+                stack.extend(sorted(missing, reverse=True))
+            else:
+                order[stack.pop()] = None
+    return list(order)
 
 
 class Groups:
@@ -66,20 +81,8 @@ class Groups:
         for i, e in enumerate(self.equations):
             for v in e.inputs:
                 readers.setdefault(v, set()).add(self.of[i])
-        done: set[int] = set()
-        ordered: list[Equation] = []
-        for first in sorted(self.members, key=lambda g: anchor(self.members[g])):
-            stack = [first]
-            while stack:  # depth first, so that producers come first
-                group = stack[-1]
-                missing = self.producers(group) - done
-                if group in done or not missing:
-                    stack.pop()
-                    if group not in done:
-                        done.add(group)
-                        ordered.append(self._equation(group, readers, fuse))
-                else:
-                    stack.extend(sorted(missing, reverse=True))
+        order = producers_first(sorted(self.members, key=lambda g: anchor(self.members[g])), self.producers)
+        ordered = [self._equation(group, readers, fuse) for group in order]
         return replace(self.program, equations=tuple(ordered))
 
     def _equation(

@@ -18,9 +18,9 @@ from adtrain.passes.fuse_elementwise import elementwise
 
 
 class Place(NamedTuple):
-    """Where a value is stored.
+    """The memory of a value.
 
-    ``where`` is "input", "constant" or "output", and ``at`` its number; or "arena", and ``at`` its byte.
+    ``where`` is "input", "constant" or "output", and ``at`` its number; or "arena", and ``at`` the offset in bytes.
     """
 
     where: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from adtrain.core.program import Program
+from adtrain.passes.groups import producers_first
 from adtrain.passes.plan_memory import pair_donated
 
 
@@ -17,20 +18,7 @@ def readers_first(program: Program) -> Program:
         for i, e in enumerate(program.equations):
             if writer is not None and i != writer and donated in e.inputs and not _needs(needs, i, writer):
                 needs[writer].add(i)
-    order: list[int] = []
-    done: set[int] = set()
-    for first in range(len(needs)):
-        stack = [first]
-        while stack:
-            i = stack[-1]
-            missing = needs[i] - done
-            if missing and i not in done:
-                stack.extend(sorted(missing, reverse=True))
-            else:
-                stack.pop()
-                if i not in done:
-                    done.add(i)
-                    order.append(i)
+    order = producers_first(range(len(needs)), needs.__getitem__)
     return replace(program, equations=tuple(program.equations[i] for i in order))
 
 
