@@ -4,8 +4,8 @@
    only changes offsets.
 
    The input gradient is also a convolution: of the padded gradient of y with the kernel rotated by 180 degrees and its
-   channels exchanged. For strides above 1 only every stride-th row and column of the kernel multiplies an element of the
-   image. The elements with the same rows and columns are a phase; each phase is the output of one convolution. */
+   channels exchanged. For strides above 1 only every stride-th row and column of the kernel multiplies an element of
+   the image. The elements with the same rows and columns are a phase; each phase is the output of one convolution. */
 
 #include "correlate.h"
 

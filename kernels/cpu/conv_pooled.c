@@ -1,8 +1,8 @@
 /* Gradients of a convolution that max pooling follows: one image.
 
    The gradient of the convolution's output has at most one nonzero element per pooling window. Only products of
-   these elements are computed. With the channels of a pixel contiguous in memory (NHWC), kernel row i at an output pixel is a
-   run of kernel_width * channels consecutive elements, of the image and of the weights in the same order:
+   these elements are computed. With the channels of a pixel contiguous in memory (NHWC), kernel row i at an output
+   pixel is a run of kernel_width * channels consecutive elements, of the image and of the weights in the same order:
 
      weight gradient   for each output channel:  sum over its nonzero elements of g * run of the image
      input gradient    for each window and position in it:  sum over the output channels that are nonzero there of
