@@ -2,8 +2,8 @@
 
    A file that includes this defines macros: NAME, the function's name; PART, the type of the partial result of a block
    of elements; TOTAL, the type of the result of blocks, in which rounding errors add up; START, the result of no
-   elements; FOLD(result, x), which combines a result with an element or with another result. It gets the functions FN(NAME), for
-   one thread, and FN(NAME_team), which needs MAX_SPLIT_OUTPUTS * PARTS * 8 bytes of scratch.
+   elements; FOLD(result, x), which combines a result with an element or with another result. It gets the functions
+   FN(NAME), for one thread, and FN(NAME_team), which needs MAX_SPLIT_OUTPUTS * PARTS * 8 bytes of scratch.
 
    Rows (along f) are combined LANES elements at a time, columns (along e, where f is 1) COLUMNS at a time; both become
    vector instructions. The order of summation depends on the lengths alone, never on the number of threads. */
