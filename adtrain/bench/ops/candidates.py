@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from adtrain.backends.cuda.lower import fastest
-from adtrain.backends.cuda.tuner.autotune import Mode, tuning_problems
+from adtrain.backends.cuda.tuner.autotune import Mode, Tuner, tuning_problems
 from adtrain.backends.cuda.tuner.measure import described
 from adtrain.bench.ops.sweep import phases, sample
 from adtrain.bench.ops.table import Bench
