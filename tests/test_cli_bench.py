@@ -97,7 +97,7 @@ def test_json_files_are_written_and_compared(tmp_path: Path) -> None:
     assert len(found["ops"]) == len(rows) == 4
     for field in ("median_ms", "low_ms", "high_ms"):
         found["ops"][0]["time"][field] *= 1000
-    found["protocol"]["commit"] = "later"
+    found["protocol"] |= {"commit": "later", "load": 99.0}  # with a warning of a busy machine
     after.write_text(json.dumps(found))
     narrow, result = (bench("--compare", str(before), str(after), columns=n) for n in (60, 140))
     assert result.exit_code == 0
@@ -107,6 +107,7 @@ def test_json_files_are_written_and_compared(tmp_path: Path) -> None:
         result.stdout,
     )
     assert "later after" in result.stdout
+    assert "busy machine: other work took 99.0" in result.stdout
     assert "1 slower and 0 faster" in result.stdout
     compared = json.loads(bench("--compare", str(after), str(before), "--json", "-").stdout)
     assert [(each["name"], each["change"] < 0) for each in compared["faster"]] == [

@@ -24,6 +24,7 @@ from adtrain.bench.peers import op_cases
 from adtrain.bench.peers import result as peers
 from adtrain.bench.peers.systems import chosen
 from adtrain.bench.steps import result as step
+from adtrain.bench.text.cells import wrapped
 from adtrain.cli.op_option import op_option, select_ops
 from adtrain.cli.options import autotune_option, print_json, progress, resolve_device, set_autotune, set_option
 from adtrain.core.errors import AdtrainError
@@ -176,7 +177,8 @@ def command(
     if json_file == STDOUT:
         print_json(result)
     else:
-        click.echo("\n".join([*text.render(result, terminal_width()), *warnings]))
+        width = terminal_width()
+        click.echo("\n".join([*text.render(result, width), *wrapped(warnings, width)]))
         if json_file is not None:
             write_atomic(json_file, json.dumps(result, indent=2, allow_nan=False).encode() + b"\n")
     if html_file is not None:
