@@ -18,7 +18,8 @@ from adtrain.core import tree
 from adtrain.core.array import Array, array
 from adtrain.core.fused import body_of, horizontal_p, members
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.staging import evaluate, stage
+from adtrain.core.staging import stage
+from adtrain.core.staging_trace import evaluate
 from adtrain.core.target import H200
 from adtrain.passes.batch_prefetch import prefetch_batch
 from adtrain.training.preparation import outline

@@ -13,7 +13,7 @@ from adtrain import config, training
 from adtrain.core.array import array
 from adtrain.core.fused import FUSED, body_of
 from adtrain.core.program import Equation, Variable
-from adtrain.core.staging import evaluate
+from adtrain.core.staging_trace import evaluate
 from adtrain.core.target import H200
 from adtrain.passes.batch_prefetch import prefetch_batch
 

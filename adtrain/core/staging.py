@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,99 +12,16 @@ import numpy as np
 from adtrain.core import tree
 from adtrain.core.array import Array, Value, array
 from adtrain.core.backend import Executable, backend
-from adtrain.core.errors import DTypeError, TraceError
+from adtrain.core.errors import DTypeError
 from adtrain.core.hooks import active_hooks
 from adtrain.core.precision import current_precision
-from adtrain.core.primitive import Primitive
-from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.scope import at, current_phase, current_scope
+from adtrain.core.program import Program
 from adtrain.core.side_effects import refuse_assignments, refuse_attribute_changes, refuse_leaks
-from adtrain.core.trace import Tracer, base_trace, bind
-from adtrain.core.types import ArrayType
+from adtrain.core.staging_trace import StagingTrace, Symbol, evaluate
+from adtrain.core.trace import Tracer, base_trace
 
 Pass: TypeAlias = Callable[[Program], Program]
 """From a Program to a better Program with the same results."""
-
-_PACKAGE = str(Path(__file__).resolve().parent.parent)
-
-
-def user_line() -> str:
-    """``file:line`` of the innermost frame outside adtrain."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-class Symbol(Tracer):
-    """The tracer of staging: it stands for a variable of the Program."""
-
-    __slots__ = ("device", "dtype", "shape", "trace", "variable")
-
-    def __init__(self, trace: StagingTrace, variable: Variable) -> None:
-        self.trace = trace
-        self.variable = variable
-        self.shape, self.dtype = variable.type
-        self.device = variable.device
-
-    def numpy(self) -> np.ndarray:
-        raise TraceError(
-            f"{user_line()}: the staged function reads the elements of a traced value {self.dtype}{list(self.shape)}, "
-            "which has none: use ops.where instead of a branch, and ops instead of NumPy and float()"
-        )
-
-
-class StagingTrace:
-    """The base trace of staging: it records operations as equations and runs none."""
-
-    level = 0
-
-    def __init__(self) -> None:
-        self.live = True
-        self.inputs: list[Variable] = []
-        self.equations: list[Equation] = []
-        self.constants: dict[int, tuple[Array, Variable]] = {}
-        self.symbols: list[tuple[weakref.ref[Symbol], str]] = []  # with the line and origin of each
-
-    def input(self, x: Value) -> Symbol:
-        """A symbol for an argument of the type and device of ``x``."""
-        self.inputs.append(Variable(ArrayType(x.shape, x.dtype), x.device))
-        return self._symbol(self.inputs[-1], f"{user_line()}: an argument of this call")
-
-    def _symbol(self, variable: Variable, origin: str) -> Symbol:
-        symbol = Symbol(self, variable)
-        self.symbols.append((weakref.ref(symbol), origin))
-        return symbol
-
-    def variable(self, x: Value) -> Variable:
-        """The variable of a symbol; an array becomes a constant."""
-        if isinstance(x, Symbol) and x.trace is self:
-            return x.variable
-        if not isinstance(x, Array):
-            raise TraceError(
-                f"{user_line()}: a staged function uses a traced value of another function; pass it as an argument"
-            )
-        if id(x) not in self.constants:
-            self.constants[id(x)] = x, Variable(ArrayType(x.shape, x.dtype), x.device)
-        return self.constants[id(x)][1]
-
-    def process(self, primitive: Primitive, args: Sequence[Value], params: Mapping[str, Any]) -> Any:
-        inputs = tuple(self.variable(x) for x in args)
-        device = inputs[0].device if inputs else params["device"]
-        outputs = tuple(Variable(t, device) for t in primitive.output_types(args, params))
-        self.equations.append(Equation(primitive, inputs, params, outputs, current_scope(), current_phase()))
-        origin = f"{user_line()}: the value computed here"
-        symbols = tuple(self._symbol(v, origin) for v in outputs)
-        return symbols[0] if len(symbols) == 1 else symbols
-
-    def program(self, outputs: Sequence[Value]) -> Program:
-        """The Program of all equations so far."""
-        return Program(
-            tuple(self.inputs),
-            {v: x for x, v in self.constants.values()},
-            tuple(self.equations),
-            tuple(self.variable(x) for x in outputs),
-        )
 
 
 @dataclass(frozen=True)
@@ -134,19 +48,6 @@ class _Compiled:
             if x.__class__ is not Array or (x.shape, x.dtype, x.device) != kind:
                 return None
         return leaves
-
-
-def evaluate(program: Program, args: Sequence[Value]) -> list[Value]:
-    """Run the equations one by one by `bind`, so that ``args`` may be tracers."""
-    known: dict[Variable, Value] = dict(program.constants)
-    known.update(zip(program.inputs, args, strict=True))
-    for e, dead in zip(program.equations, program.last_uses(), strict=True):
-        with at(e.scope, e.phase):
-            found = bind(e.primitive, *(known[v] for v in e.inputs), **e.params)
-        known.update(zip(e.outputs, (found,) if isinstance(found, Value) else found, strict=True))
-        for v in dead:
-            del known[v]
-    return [known[v] for v in program.outputs]
 
 
 class Staged:

@@ -87,8 +87,8 @@ class Comparison:
                 if (x, y) not in self.same_equations:
                     self.same_equations[x, y] = True
                     name = self.before.texts[self.before.equations[x]["equation"]].splitlines()
-                    said = next(line for line in name if " = " in line and not line.startswith("input"))
-                    self.equation(f"{where}, equation {i}: {said}", self.before.equations[x], self.after.equations[y])
+                    text = next(line for line in name if " = " in line and not line.startswith("input"))
+                    self.equation(f"{where}, equation {i}: {text}", self.before.equations[x], self.after.equations[y])
 
     def sides(self, old: Record, new: Record) -> list[tuple[Folder, Record]]:
         return [(self.before, old), (self.after, new)]

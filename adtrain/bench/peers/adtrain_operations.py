@@ -15,7 +15,8 @@ from adtrain.core.array import Value, array
 from adtrain.core.autodiff import vjp
 from adtrain.core.fused import FUSED
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.staging import Staged, evaluate, stage
+from adtrain.core.staging import Staged, stage
+from adtrain.core.staging_trace import evaluate
 
 
 def operation(case: OpCase, phase: str, device: str, form: str) -> OpRunner:

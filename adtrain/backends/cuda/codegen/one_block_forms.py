@@ -116,25 +116,18 @@ def _reduction(op: str) -> Form:
     return form
 
 
-def _softmax(logarithm: str) -> Form:
+def _along_axis(function: str) -> Form:
+    """A function of `common/block_ops.cuh` with its first template arguments, for slices along an axis."""
+
     def form(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
         (x,), (y,) = equation.inputs, equation.outputs
         outer, length, inner = split_at(x.type.shape, equation.params["axis"])
         lanes = lanes_for(length, outer * inner, threads)
         numbers = f"{outer * inner}, {length}, {inner}, {lanes}"
-        line = f"in_block::softmax<{logarithm}, THREADS, {numbers}>(t, {names[x]}, {names[y]});"
+        line = f"in_block::{function}, {numbers}>(t, {names[x]}, {names[y]});"
         return [Step([line], min(outer * inner * lanes, threads))]
 
     return form
-
-
-def _argmax(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
-    (x,), (y,) = equation.inputs, equation.outputs
-    outer, length, inner = split_at(x.type.shape, equation.params["axis"])
-    lanes = lanes_for(length, outer * inner, threads)
-    numbers = f"{outer * inner}, {length}, {inner}, {lanes}"
-    line = f"in_block::argmax<THREADS, {numbers}>(t, {names[x]}, {names[y]});"
-    return [Step([line], min(outer * inner * lanes, threads))]
 
 
 def _take(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
@@ -239,9 +232,9 @@ FORMS: Mapping[str, Form] = {
     "sum": _reduction("Sum"),
     "max": _reduction("Max"),
     "min": _reduction("Min"),
-    "softmax": _softmax("false"),
-    "log_softmax": _softmax("true"),
-    "argmax": _argmax,
+    "softmax": _along_axis("softmax<false, THREADS"),
+    "log_softmax": _along_axis("softmax<true, THREADS"),
+    "argmax": _along_axis("argmax<THREADS"),
     "take": _take,
     "take_along_axis": _take_along_axis,
     "scatter_along_axis": _scatter_along_axis,

@@ -61,7 +61,7 @@ class Graphs:
 
 
 class Marks:
-    """Events that time ``count`` consecutive pieces of work on a stream, eager or in a graph."""
+    """Events that time ``count`` consecutive intervals of a stream's work, eager or in a graph."""
 
     def __init__(self, stream: Any, count: int) -> None:
         self.stream = driver.CUstream(stream.handle)

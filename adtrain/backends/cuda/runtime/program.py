@@ -1,4 +1,4 @@
-"""Programs on the GPU: kernels captured in a CUDA graph, on memory that is laid out in advance."""
+"""Programs on the GPU: kernels captured in a CUDA graph, in memory that is planned in advance."""
 
 from __future__ import annotations
 

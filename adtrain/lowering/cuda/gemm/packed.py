@@ -159,7 +159,7 @@ class PackedGemm:
 
     @property
     def scratch(self) -> int:
-        """Bytes of scratch, laid out by `PackedLayout` in `gemm/packed.cuh`."""
+        """Bytes of scratch, in the layout of `PackedLayout` in `gemm/packed.cuh`."""
         size = STRUCT_BYTES
         packed = self.packed_row_blocks * self.k_tiles * self.tile.terms * PACKED_BYTES
         if self.tile.kind is not MmaKind.FP16X2:
