@@ -155,7 +155,7 @@ def clip(x: ArrayLike, min: float | None = None, max: float | None = None) -> Va
     A bound that is NaN makes all elements NaN, as in NumPy and PyTorch. Bounds of an integer array may exceed its type.
 
     Raises:
-        DTypeError: a bound is an array (use `maximum` and `minimum`), or no element of the array's type is in the range.
+        DTypeError: a bound is an array (use `maximum` and `minimum`), or the range holds no element of an integer type.
     """
     bounds = [bound for bound in (min, max) if bound is not None]
     if not bounds:

@@ -22,8 +22,8 @@ def _is_index(item: Any) -> bool:
 def getitem(x: Value, index: Any) -> Value:
     """``x[index]`` for integers, slices, ``...``, None, and one array of integers.
 
-    As in NumPy, an integer beside an array is an index array too. If a slice, ``...`` or None stands between the two, the
-    axes of the array come first in the result.
+    As in NumPy, an integer beside an array is an index array too. If a slice, ``...`` or None stands between the two,
+    the axes of the array come first in the result.
 
     Raises:
         ShapeError: there are too many indices, or one is out of range. DTypeError: an index is of another type.

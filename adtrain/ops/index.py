@@ -180,7 +180,7 @@ def embedding(indices: ArrayLike, weight: ArrayLike) -> Value:
 
 
 def _from_the_end(indices: Value, length: int) -> Value:
-    """Negative indices count from the end, as in NumPy. Those out of range stay as they are, so that errors name them."""
+    """Negative indices count from the end, as in NumPy. Those out of range stay, so that errors name them."""
     if indices.dtype.kind != "i":
         return indices
     return where(less(indices, 0), where(less(indices, -length), indices, indices + length), indices)

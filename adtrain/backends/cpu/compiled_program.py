@@ -96,7 +96,6 @@ class CompiledProgram:
                 results[i] = results[i].reshape(shape)
         return results, self.seconds.tolist() if timed else ()
 
-
     def _index_error(self, equation: Equation, buffers: list[np.ndarray]) -> ShapeError:
         place = f" (in {equation.scope})" if equation.scope else ""
         if not self.overwritten:  # the inputs are as they were: the NumPy references find the index
