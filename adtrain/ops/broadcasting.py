@@ -57,10 +57,22 @@ def _sum_shape(x: Any, axes: tuple[int, ...]) -> ArrayType:
     return ArrayType(tuple(n for i, n in enumerate(x.shape) if i not in axes), summed(x.dtype))
 
 
+def accurate_sum(x: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
+    """NumPy's sum, with an error that hardly grows with the number of elements.
+
+    NumPy adds pairwise along the last axes, but one after the other along earlier ones; there float32 is added in
+    float64.
+    """
+    trailing = axes == tuple(range(x.ndim - len(axes), x.ndim))
+    dtype = np.dtype(np.float64) if x.dtype == np.float32 and not trailing else summed(x.dtype)
+    total: np.ndarray = np.sum(x, axis=axes, dtype=dtype, keepdims=keepdims)
+    return total.astype(summed(x.dtype), copy=False)
+
+
 sum_p: Primitive = Primitive(
     "sum",
     _sum_shape,
-    lambda x, axes: np.sum(x, axis=axes, dtype=summed(x.dtype)),
+    accurate_sum,
     [lambda out, x, axes: partial(spread, shape=x.shape, axes=axes)],
     lambda x, axes: x.size,
     traits=(Trait.REDUCTION, Trait.ALONG_AXIS),

@@ -13,7 +13,7 @@ from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
-from adtrain.ops.broadcasting import keep_axes, reshape
+from adtrain.ops.broadcasting import accurate_sum, keep_axes, reshape
 from adtrain.ops.common import ArrayLike, as_value, require_float
 from adtrain.ops.elementwise import rsqrt
 from adtrain.ops.reduce import mean
@@ -28,9 +28,10 @@ def _standardize_shape(x: Any, axes: tuple[int, ...], eps: float) -> tuple[Array
 
 
 def _standardize_reference(x: np.ndarray, axes: tuple[int, ...], eps: float) -> tuple[np.ndarray, ...]:
-    average = np.mean(x, axis=axes, keepdims=True)
+    count = x.dtype.type(math.prod(x.shape[i] for i in axes))
+    average = accurate_sum(x, axes, keepdims=True) / count
     centred = x - average
-    variance = np.mean(centred * centred, axis=axes, keepdims=True)
+    variance = accurate_sum(centred * centred, axes, keepdims=True) / count
     return centred / np.sqrt(variance + x.dtype.type(eps)), average, variance
 
 

@@ -13,7 +13,7 @@ from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
-from adtrain.ops.broadcasting import floating, keep_axes, reshape, spread, sum_p, summed
+from adtrain.ops.broadcasting import accurate_sum, floating, keep_axes, reshape, spread, sum_p, summed
 from adtrain.ops.common import ArrayLike, Axis, as_value, normalize_axes, normalize_axis, require_float
 from adtrain.ops.compare import equal
 from adtrain.ops.elementwise import exp
@@ -47,7 +47,7 @@ def _extreme_vjp(out: Value, x: Value, axes: tuple[int, ...]) -> Any:
 def _logsumexp_reference(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     top = np.max(x, axis=axes, keepdims=True)
     top = np.where(np.isfinite(top), top, x.dtype.type(0))  # all -inf: log 0, not inf - inf
-    return np.squeeze(np.log(np.sum(np.exp(x - top), axis=axes, keepdims=True)) + top, axis=axes)
+    return np.squeeze(np.log(accurate_sum(np.exp(x - top), axes, keepdims=True)) + top, axis=axes)
 
 
 def _logsumexp_vjp(out: Value, x: Value, axes: tuple[int, ...]) -> Any:
@@ -96,10 +96,11 @@ argmax_p: Primitive = Primitive(
 
 
 def _cumsum_reference(x: np.ndarray, axis: int, reverse: bool) -> np.ndarray:
-    dtype = summed(x.dtype)
-    if reverse:
-        return np.flip(np.cumsum(np.flip(x, axis), axis=axis, dtype=dtype), axis)
-    return np.cumsum(x, axis=axis, dtype=dtype)
+    # float32 is added in float64: NumPy's running sum has no pairwise form
+    dtype = np.dtype(np.float64) if x.dtype.kind == "f" else np.dtype(np.int64)
+    along = np.flip(x, axis) if reverse else x
+    total = np.cumsum(along, axis=axis, dtype=dtype).astype(summed(x.dtype), copy=False)
+    return np.flip(total, axis) if reverse else total
 
 
 cumsum_p: Primitive = Primitive(

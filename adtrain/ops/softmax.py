@@ -11,6 +11,7 @@ from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
+from adtrain.ops.broadcasting import accurate_sum
 from adtrain.ops.common import ArrayLike, as_value, normalize_axis, require_float
 from adtrain.ops.elementwise import exp
 from adtrain.ops.reduce import sum
@@ -25,12 +26,12 @@ def _shape(x: Any, axis: int) -> ArrayType:
 
 def _softmax_reference(x: np.ndarray, axis: int) -> np.ndarray:
     powers = np.exp(x - np.max(x, axis=axis, keepdims=True))
-    return powers / np.sum(powers, axis=axis, keepdims=True)
+    return powers / accurate_sum(powers, (axis,), keepdims=True)
 
 
 def _log_softmax_reference(x: np.ndarray, axis: int) -> np.ndarray:
     shifted = x - np.max(x, axis=axis, keepdims=True)
-    return shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True))
+    return shifted - np.log(accurate_sum(np.exp(shifted), (axis,), keepdims=True))
 
 
 def _flops(x: Any, axis: int) -> int:

@@ -1,6 +1,9 @@
-/* Running sums of T as U along `length` of x[outer][length][inner], from the end with `reverse`. */
+/* Running sums of T as U along `length` of x[outer][length][inner], from the end with `reverse`. They are added in TOTAL:
+   double for floats, so that the error does not grow with the length. */
 
 #include "common.h"
+
+typedef __typeof__(_Generic((U)0, int64_t: (int64_t)0, default: 0.0)) TOTAL;
 
 enum {
     COLUMNS = 64,
@@ -9,27 +12,22 @@ enum {
 
 /* At most ROWS rows at once: their sums are independent, so that the additions overlap. */
 SPECIALISED void cumsum_rows(const T *x, U *y, int64_t length, bool reverse, const int rows) {
-    U sum[ROWS] = {0};
+    TOTAL sum[ROWS] = {0};
     for (int64_t i = 0; i < length; i++) {
         const int64_t at = reverse ? length - 1 - i : i;
-        for (int k = 0; k < rows; k++) y[k * length + at] = sum[k] += (U)x[k * length + at];
+        for (int k = 0; k < rows; k++) y[k * length + at] = (U)(sum[k] += x[k * length + at]);
     }
 }
 
-/* Neighbouring columns at once: a row of sums is the row before it plus the elements. */
+/* At most COLUMNS neighbouring columns at once. */
 static void cumsum_columns(const T *x, U *y, int64_t length, int64_t inner, int64_t columns, bool reverse) {
     const int64_t step = reverse ? -inner : inner, start = reverse ? (length - 1) * inner : 0;
-    if (length == 0)
-        return;
-    x += start;
-    y += start;
-    for (int64_t j = 0; j < columns; j++) y[j] = (U)x[j];
-    for (int64_t i = 1; i < length; i++) {
-        const T *row = x + i * step;
-        U *sum = y + i * step;
-        const U *before = sum - step;
+    TOTAL total[COLUMNS] = {0};
+    for (int64_t i = 0; i < length; i++) {
+        const T *row = x + start + i * step;
+        U *sum = y + start + i * step;
 #pragma omp simd
-        for (int64_t j = 0; j < columns; j++) sum[j] = before[j] + (U)row[j];
+        for (int64_t j = 0; j < columns; j++) sum[j] = (U)(total[j] += row[j]);
     }
 }
 

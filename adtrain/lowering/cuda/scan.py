@@ -17,6 +17,10 @@ MANY_COLUMNS, MIN_COLUMN_PART = 1 << 18, 64
 """Threads, one per column, that keep the largest GPU busy; minimum of elements in a thread's part."""
 
 
+TOTAL_BYTES = 8
+"""Bytes of the sum of a part: double or int64_t."""
+
+
 def cumsum(target: Target, x: Any, axis: int, reverse: bool) -> list[CudaKernel]:
     """The candidates: a block per row, or a thread per row or column.
 
@@ -34,7 +38,7 @@ def cumsum(target: Target, x: Any, axis: int, reverse: bool) -> list[CudaKernel]
     def kernel(sums: str, name: str, **work: Any) -> CudaKernel:
         first = CudaLaunch("reduce/cumsum.cu", sums, (outer, length, inner, reverse, parts, part), dtypes, **work)
         last = replace(first, name=name)
-        return CudaKernel((first, last), count * dtypes[1].itemsize) if parts > 1 else CudaKernel((last,), 0)
+        return CudaKernel((first, last), count * TOTAL_BYTES) if parts > 1 else CudaKernel((last,), 0)
 
     columns = kernel("cumsum_column_sums", "cumsum_columns", elements=count)
     return [kernel("cumsum_sums", "cumsum_block", blocks=count, threads=BLOCK), columns] if rows else [columns]

@@ -1,7 +1,12 @@
 // Running sums along an axis, from its end with `reverse`. A small number of rows or columns is split into parts: the first
 // launch computes the sum of each part (cumsum_sums, cumsum_column_sums), the second the running sums, which begin with the
-// sum of the earlier parts.
+// sum of the earlier parts. Sums of many elements are added in Total, double for floats, so that the error does not grow with
+// the length.
 #include "common/collectives.cuh"
+
+template <typename A> struct TotalOf { typedef A type; };
+template <> struct TotalOf<float> { typedef double type; };
+typedef TotalOf<U>::type Total;
 
 #define THREADS 256
 // Neighbouring elements of a thread; elements of a block.
@@ -41,8 +46,8 @@ static __device__ __forceinline__ U exclusive_sum(U value, U &all) {
 }
 
 // The sum of the parts before `part` of the same row or column, in order.
-static __device__ __forceinline__ U sum_of_parts_before(const U *sums, int64_t part) {
-    U sum = 0;
+static __device__ __forceinline__ Total sum_of_parts_before(const Total *sums, int64_t part) {
+    Total sum = 0;
     #pragma unroll 16
     for (int64_t p = 0; p < part; p++) sum += sums[p];
     return sum;
@@ -51,7 +56,8 @@ static __device__ __forceinline__ U sum_of_parts_before(const U *sums, int64_t p
 // A block per part of a row. Elements pass through shared memory, so that global loads and stores are coalesced while
 // each thread adds ITEMS consecutive elements.
 template <bool WRITE>
-static __device__ __forceinline__ U by_block(const T *x, U *y, Position position, int64_t begin, int64_t end, U carry) {
+static __device__ __forceinline__ Total by_block(
+    const T *x, U *y, Position position, int64_t begin, int64_t end, Total carry) {
     __shared__ U tile[STEP + STEP / WARP];
     auto slot = [](int i) { return i + i / WARP; }; // the padding avoids bank conflicts
     for (int64_t start = begin; start < end; start += STEP) {
@@ -71,11 +77,11 @@ static __device__ __forceinline__ U by_block(const T *x, U *y, Position position
             sum += tile[slot(threadIdx.x * ITEMS + k)];
             mine[k] = sum;
         }
-        const U earlier = carry + exclusive_sum(sum, all);
+        const Total earlier = carry + exclusive_sum(sum, all);
         carry += all;
         if constexpr (WRITE) {
             #pragma unroll
-            for (int k = 0; k < ITEMS; k++) tile[slot(threadIdx.x * ITEMS + k)] = earlier + mine[k];
+            for (int k = 0; k < ITEMS; k++) tile[slot(threadIdx.x * ITEMS + k)] = (U)(earlier + mine[k]);
             __syncthreads();
             #pragma unroll
             for (int k = 0; k < ITEMS; k++) {
@@ -92,21 +98,21 @@ static __device__ __forceinline__ U by_block(const T *x, U *y, Position position
 KERNEL __launch_bounds__(THREADS) cumsum_sums(const T *x, U *, NUMBERS) {
     wait_for_inputs();
     const int64_t row = blockIdx.x / parts, begin = blockIdx.x % parts * chunk;
-    const U sum = by_block<false>(x + row * length, (U *)0, Position{length, reverse != 0}, begin, min(begin + chunk, length), 0);
-    if (threadIdx.x == 0) ((U *)scratch)[blockIdx.x] = sum;
+    const Total sum = by_block<false>(x + row * length, (U *)0, Position{length, reverse != 0}, begin, min(begin + chunk, length), 0);
+    if (threadIdx.x == 0) ((Total *)scratch)[blockIdx.x] = sum;
 }
 
 KERNEL __launch_bounds__(THREADS) cumsum_block(const T *x, U *y, NUMBERS) {
     wait_for_inputs();
     const int64_t row = blockIdx.x / parts, part = blockIdx.x % parts, begin = part * chunk;
-    const U carry = sum_of_parts_before((const U *)scratch + row * parts, part);
+    const Total carry = sum_of_parts_before((const Total *)scratch + row * parts, part);
     by_block<true>(x + row * length, y + row * length, Position{length, reverse != 0}, begin, min(begin + chunk, length), carry);
 }
 
 // A thread per part of a column, of stride `inner`. Neighbouring threads have neighbouring columns.
 template <bool WRITE>
-static __device__ __forceinline__ U by_thread(const T *__restrict__ x, U *__restrict__ y, Position position, int64_t inner,
-                                              int64_t begin, int64_t end, U total) {
+static __device__ __forceinline__ Total by_thread(const T *__restrict__ x, U *__restrict__ y, Position position, int64_t inner,
+                                                  int64_t begin, int64_t end, Total total) {
     // The next elements are loaded while these are added.
     const int64_t step = position.reverse ? -inner : inner;
     auto read = [&](T(&held)[ITEMS], int64_t k) {
@@ -122,8 +128,8 @@ static __device__ __forceinline__ U by_thread(const T *__restrict__ x, U *__rest
         read(next, k + ITEMS);
         #pragma unroll
         for (int i = 0; i < ITEMS; i++) {
-            total += (U)held[i];
-            if (WRITE && k + i < end) y[position(k) * inner + i * step] = total;
+            total += held[i];
+            if (WRITE && k + i < end) y[position(k) * inner + i * step] = (U)total;
         }
     }
     return total;
@@ -145,7 +151,7 @@ KERNEL cumsum_column_sums(const T *x, U *, NUMBERS) {
     wait_for_inputs();
     for (int64_t t = grid_index(); t < outer * parts * inner; t += grid_size()) {
         const Part at(t, length, inner, parts, chunk);
-        ((U *)scratch)[at.sums + at.part] =
+        ((Total *)scratch)[at.sums + at.part] =
             by_thread<false>(x + at.start, (U *)0, Position{length, reverse != 0}, inner, at.begin, at.end, 0);
     }
 }
@@ -154,7 +160,7 @@ KERNEL cumsum_columns(const T *x, U *y, NUMBERS) {
     wait_for_inputs();
     for (int64_t t = grid_index(); t < outer * parts * inner; t += grid_size()) {
         const Part at(t, length, inner, parts, chunk);
-        const U carry = sum_of_parts_before((const U *)scratch + at.sums, at.part);
+        const Total carry = sum_of_parts_before((const Total *)scratch + at.sums, at.part);
         by_thread<true>(x + at.start, y + at.start, Position{length, reverse != 0}, inner, at.begin, at.end, carry);
     }
 }
