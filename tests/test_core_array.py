@@ -55,6 +55,9 @@ def test_an_array_is_an_immutable_copy() -> None:
     assert x.numpy().tolist() == [1, 1, 1]
     with pytest.raises(ValueError, match="read-only"):
         x.numpy()[0] = 2
+    for computed in (x + 1, ops.sum(x), ad.stage(lambda x: x + 1)(x), ops.zeros((0, 2))):
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            computed.numpy().flags.writeable = True
     assert np.asarray(x).flags.c_contiguous
     assert ops.broadcast_to(x, (2, 3)).numpy().flags.c_contiguous
 
@@ -98,6 +101,28 @@ def test_indexing_agrees_with_numpy(items: Any) -> None:
             ad.array(x)[tuple(items)]
         return
     np.testing.assert_array_equal(ad.array(x)[tuple(items)].numpy(), expected)
+
+
+@given(st.lists(index_items, max_size=5), st.integers(0, 5), st.lists(st.integers(-3, 2), min_size=1, max_size=3))
+def test_indexing_with_an_array_agrees_with_numpy(items: Any, place: int, indices: list[int]) -> None:
+    x = np.arange(60.0).reshape(3, 4, 5)
+    index = (*items[:place], np.array(indices), *items[place:])
+    try:
+        expected = x[index]
+    except IndexError:
+        with pytest.raises(ad.ShapeError):
+            ad.array(x)[index]
+        return
+    np.testing.assert_array_equal(ad.array(x)[index].numpy(), expected)
+
+
+def test_functions_of_numpy_take_arrays() -> None:
+    x = ad.array([[1.0, 4.0], [2.0, 3.0]])
+    assert np.sum(x) == 10
+    assert np.max(x, axis=1).tolist() == [4, 3]
+    assert np.concatenate([x, x]).shape == (4, 2)
+    with pytest.raises(ad.TraceError, match=r"use adtrain\.ops instead of NumPy"):
+        ad.grad(lambda x: np.sum(x))(x)
 
 
 @pytest.mark.parametrize(

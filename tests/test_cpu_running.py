@@ -196,9 +196,9 @@ def test_an_index_out_of_range_is_named_with_its_layer(n: int, wrong: int) -> No
     spoilt = labels.copy()
     spoilt[n // 2] = wrong
     for _ in range(2):
-        with pytest.raises(ad.ShapeError, match=r"along_axis: an index is out of range \(in loss\)"):
+        with pytest.raises(ad.ShapeError, match=rf"along_axis: index {wrong} is out .* \(in loss\)"):
             losses(logits, spoilt)
-        with pytest.raises(ad.ShapeError, match=r"take: an index is out of range \(in 0\.embedding\)"):
+        with pytest.raises(ad.ShapeError, match=rf"take: index {wrong} is out .* \(in 0\.embedding\)"):
             embedded(table, spoilt)
     np.testing.assert_array_equal(losses(logits, labels).numpy(), expected[0])
     np.testing.assert_array_equal(embedded(table, labels).numpy(), expected[1])

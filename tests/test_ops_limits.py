@@ -53,6 +53,11 @@ def test_logsumexp_of_minus_infinities_is_minus_infinity() -> None:
     assert ops.logsumexp(np.full(3, -np.inf)).item() == -np.inf
 
 
+def test_gradient_of_logsumexp_of_large_numbers_sums_to_one() -> None:
+    x = np.float32(1e6 + np.array([0.0, 0.5, 1.0, -0.25]))
+    assert float(slopes(ops.logsumexp, x).sum()) == pytest.approx(1, abs=3e-7)
+
+
 def test_ties_share_the_cotangent() -> None:
     assert slopes(lambda x: ops.maximum(x, 1.0), np.array([1.0])).tolist() == [0.5]
     assert ad.grad(ops.max)(np.array([2.0, 1.0, 2.0])).numpy().tolist() == [0.5, 0, 0.5]
@@ -67,6 +72,9 @@ def test_powers_at_zero() -> None:
     assert slopes(lambda x: x**0, zero).tolist() == [0]
     base, exponent = ad.grad(lambda a, b: (a**b).sum(), (0, 1))(zero, np.array([2.0]))
     assert (base.item(), exponent.item()) == (0, 0)
+    base, exponent = ad.grad(lambda a, b: (a**b).sum(), (0, 1))(np.array([1e-45], np.float32), np.zeros(1, np.float32))
+    assert base.item() == 0
+    assert ad.grad(lambda b: (zero**b).sum())(np.array([-2.0])).numpy().tolist() == [0]
 
 
 def test_gradients_of_repeated_indices_are_summed() -> None:
@@ -164,6 +172,7 @@ MESSAGES = [
     (lambda: ops.concatenate([]), "concatenate: found no arrays"),
     (lambda: ops.concatenate([np.ones((2, 3)), np.ones((3, 3))], 1),
      r"concatenate: shapes \(2, 3\) and \(3, 3\) differ beside axis 1"),
+    (lambda: ops.take(np.ones(3), np.array([-4])), "take: index -4 is out of range for length 3"),
     (lambda: ops.take(np.ones(3), np.array([3])), "take: index 3 is out of range for length 3"),
     (lambda: ops.cross_entropy(np.ones((2, 3)), np.array([0, 3])),
      "take_along_axis: index 3 is out of range for length 3"),

@@ -53,6 +53,8 @@ def warm_up_in_torch(schedulers: Any, optimizer: Any) -> Any:
         (Cosine(20), lambda s, o: s.CosineAnnealingLR(o, 20)),
         (Cosine(20, 0.1), lambda s, o: s.CosineAnnealingLR(o, 20, 0.1)),
         (OneCycle(20), lambda s, o: s.OneCycleLR(o, 1.0, 20, cycle_momentum=False)),
+        (OneCycle(20, 0.0), lambda s, o: s.OneCycleLR(o, 1.0, 20, pct_start=0.0, cycle_momentum=False)),
+        (OneCycle(20, 0.04), lambda s, o: s.OneCycleLR(o, 1.0, 20, pct_start=0.04, cycle_momentum=False)),
         (
             OneCycle(20, 0.45, 10.0, 50.0),
             lambda s, o: s.OneCycleLR(

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from adtrain.core import tree
 from adtrain.core.devices import find_device
 from adtrain.core.errors import DTypeError, ShapeError, TraceError
 from adtrain.core.types import ArrayType, Shape, dtype_of
@@ -84,6 +85,11 @@ class Value:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         elements = self.numpy()
         return elements.astype(dtype) if dtype is not None or copy else elements
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """NumPy's functions, such as np.sum, take the elements and return NumPy arrays; a tracer has none."""
+        args, kwargs = tree.map(lambda x: x.numpy() if isinstance(x, Value) else x, (args, kwargs))
+        return function(*args, **kwargs)
 
     def __float__(self) -> float:
         return float(self.item())

@@ -112,7 +112,7 @@ def value_and_grad(
         ShapeError: the value is not of shape (), or ``argnums`` names no argument or one twice.
         DTypeError: an argument or the value is not of floating point.
     """
-    several = not isinstance(argnums, int)
+    several = not isinstance(argnums, (int, np.integer))
 
     @wraps(f)
     def value_and_gradient(*args: Any, **options: Any) -> tuple[Any, Any]:
@@ -259,7 +259,7 @@ def hessian(f: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
 
 def _positions(name: str, argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
     """``argnums`` as positions from 0; negative ones count from the end."""
-    named = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    named = (argnums,) if isinstance(argnums, (int, np.integer)) else tuple(argnums)
     for i in named:
         if not -count <= i < count:
             raise ShapeError(f"{name}: argnums names argument {i}, found {count} arguments")

@@ -183,8 +183,14 @@ def _evaluated(compiled: _Compiled, values: list[Value], times: int) -> list[Val
 
 
 def _leaf_key(x: Any) -> Any:
-    """The key of a leaf: an array's type and device, or a static value with its type, because 1 == 1.0 == True."""
-    return (x.shape, x.dtype, x.device) if isinstance(x, Value) else (type(x), x)
+    """The key of a leaf: an array's type and device, or a static value.
+
+    Values that compare equal may have different Programs, so the key of a number has its type (1 == 1.0 == True), and
+    that of a float its digits (0.0 == -0.0). The digits also make one key of all NaNs, which compare unequal.
+    """
+    if isinstance(x, Value):
+        return x.shape, x.dtype, x.device
+    return type(x), x.hex() if isinstance(x, float) else x
 
 
 def _leaves(args: Any) -> tuple[list[Any], tree.TreeDef]:

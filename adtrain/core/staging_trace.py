@@ -92,12 +92,9 @@ class StagingTrace:
 
     def program(self, outputs: Sequence[Value]) -> Program:
         """The Program of all equations so far."""
-        return Program(
-            tuple(self.inputs),
-            {v: x for x, v in self.constants.values()},
-            tuple(self.equations),
-            tuple(self.variable(x) for x in outputs),
-        )
+        results = tuple(self.variable(x) for x in outputs)  # first: an output may be a new constant
+        constants = {v: x for x, v in self.constants.values()}
+        return Program(tuple(self.inputs), constants, tuple(self.equations), results)
 
 
 def evaluate(program: Program, args: Sequence[Value]) -> list[Value]:

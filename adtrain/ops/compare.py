@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ from adtrain.core.array import Value
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
-from adtrain.core.types import ArrayType
-from adtrain.ops.broadcasting import broadcast, broadcast_to, floating, promote
+from adtrain.core.types import ArrayType, number_of
+from adtrain.ops.broadcasting import astype_p, broadcast, broadcast_to, floating, promote
 from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes, elementwise, elementwise_type
 
 equal_p: Primitive = elementwise("equal", np.equal, "a == b", floating=False, result=bool)
@@ -20,24 +21,36 @@ less_p: Primitive = elementwise("less", np.less, "a < b", floating=False, result
 less_equal_p: Primitive = elementwise("less_equal", np.less_equal, "a <= b", floating=False, result=bool)
 
 
+def _comparable(name: str, a: ArrayLike, b: ArrayLike) -> list[Value]:
+    """`broadcast`, with integer arrays as int64 where their type cannot hold the number that they are compared with."""
+    pair = [x if isinstance(x, (bool, int, float)) else as_value(x) for x in (a, b)]
+    number = next((x for x in pair if type(x) is int), 0)
+    for i, x in enumerate(pair):
+        if isinstance(x, Value) and x.dtype.kind in "iu":
+            limits = np.iinfo(x.dtype)
+            if not limits.min <= number <= limits.max:
+                pair[i] = bind(astype_p, x, dtype=np.dtype(np.int64))
+    return broadcast(name, *pair)
+
+
 def equal(a: ArrayLike, b: ArrayLike) -> Value:
     """a == b as bool."""
-    return bind(equal_p, *broadcast("equal", a, b))
+    return bind(equal_p, *_comparable("equal", a, b))
 
 
 def not_equal(a: ArrayLike, b: ArrayLike) -> Value:
     """a != b as bool."""
-    return bind(not_equal_p, *broadcast("not_equal", a, b))
+    return bind(not_equal_p, *_comparable("not_equal", a, b))
 
 
 def less(a: ArrayLike, b: ArrayLike) -> Value:
     """a < b as bool."""
-    return bind(less_p, *broadcast("less", a, b))
+    return bind(less_p, *_comparable("less", a, b))
 
 
 def less_equal(a: ArrayLike, b: ArrayLike) -> Value:
     """a <= b as bool."""
-    return bind(less_equal_p, *broadcast("less_equal", a, b))
+    return bind(less_equal_p, *_comparable("less_equal", a, b))
 
 
 def greater(a: ArrayLike, b: ArrayLike) -> Value:
@@ -91,6 +104,8 @@ def _larger(out: Value, winner: Value, loser: Value) -> Any:
 
 
 def _clip_expression(min: float | None, max: float | None) -> str:
+    if any(bound != bound for bound in (min, max)):
+        return "(T)NAN"
     # if min > max, the result is max, as in NumPy
     low = "{max}" if min is not None and max is not None and min > max else "{min}"
     above = "" if max is None else "a > (T){max} ? (T){max} : "
@@ -137,8 +152,10 @@ def minimum(a: ArrayLike, b: ArrayLike) -> Value:
 def clip(x: ArrayLike, min: float | None = None, max: float | None = None) -> Value:
     """x limited to [min, max], Python numbers; the derivative is 1 inside and on the bounds, 0 outside.
 
+    A bound that is NaN makes all elements NaN, as in NumPy and PyTorch. Bounds of an integer array may exceed its type.
+
     Raises:
-        DTypeError: a bound is an array; use `maximum` and `minimum`.
+        DTypeError: a bound is an array (use `maximum` and `minimum`), or the range holds no element of an integer type.
     """
     bounds = [bound for bound in (min, max) if bound is not None]
     if not bounds:
@@ -146,7 +163,20 @@ def clip(x: ArrayLike, min: float | None = None, max: float | None = None) -> Va
     if not all(isinstance(bound, (int, float, np.integer, np.floating)) for bound in bounds):
         raise DTypeError("clip: a bound is an array, expected Python numbers; use maximum and minimum")
     value = as_value(x)
-    number = int if value.dtype.kind != "f" and all(isinstance(b, (int, np.integer)) for b in bounds) else float
+    number = int if value.dtype.kind in "iu" and all(isinstance(b, (int, np.integer)) for b in bounds) else float
     value = floating(value) if number is float else value
     low, high = (None if bound is None else number(bound) for bound in (min, max))
+    if number is int:
+        low, high = _within_type(value.dtype, low, high)
     return bind(clip_p, value, min=low, max=high)
+
+
+def _within_type(dtype: np.dtype, low: float | None, high: float | None) -> tuple[float | None, float | None]:
+    """The bounds of a clip, each moved into the range of an integer type where it excludes no element."""
+    smallest, largest = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    low = low if low is None else builtins.max(low, smallest)
+    high = high if high is None else builtins.min(high, largest)
+    for bound in (low, high):
+        if bound is not None:
+            number_of("clip", bound, dtype)
+    return low, high

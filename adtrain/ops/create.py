@@ -10,7 +10,7 @@ from adtrain.core.array import Array, Value, array
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
-from adtrain.core.types import ArrayType, Shape, dtype_of
+from adtrain.core.types import ArrayType, Shape, dtype_of, number_of
 
 
 def _full_shape(shape: Shape, value: float, dtype: np.dtype, device: str) -> ArrayType:
@@ -33,10 +33,11 @@ def full(shape: int | Shape, value: float, dtype: Any = np.float32, device: str 
     """An array of ``shape`` with ``value`` everywhere.
 
     Raises:
-        ShapeError: a length is negative.
+        ShapeError: a length is negative. DTypeError: ``dtype`` cannot hold ``value``.
     """
     lengths = tuple(map(int, shape)) if isinstance(shape, (tuple, list)) else (int(shape),)
-    return bind(full_p, shape=lengths, value=value, dtype=dtype_of("full", dtype), device=device)
+    elements = dtype_of("full", dtype)
+    return bind(full_p, shape=lengths, value=number_of("full", value, elements), dtype=elements, device=device)
 
 
 def zeros(shape: int | Shape, dtype: Any = np.float32, device: str = "cpu") -> Value:

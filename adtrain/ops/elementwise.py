@@ -1,5 +1,8 @@
 """Arithmetic and the elementary functions, element by element with broadcasting.
 
+A Python number takes the dtype of the arrays beside it; a function of one number alone is float32: `log(3.7)`. For
+float64 give `log` an array, or use `math.log`.
+
 Each primitive is a line: its name, its NumPy function, its C expression, and for each argument its vjp rule.
 """
 

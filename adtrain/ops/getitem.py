@@ -12,11 +12,18 @@ from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.ops.broadcasting import reshape
 from adtrain.ops.common import as_value
 from adtrain.ops.index import take
-from adtrain.ops.shape import bounds, flip, slice
+from adtrain.ops.shape import bounds, flip, slice, transpose
+
+
+def _is_index(item: Any) -> bool:
+    return not (item is None or item is Ellipsis or isinstance(item, builtins.slice))
 
 
 def getitem(x: Value, index: Any) -> Value:
     """``x[index]`` for integers, slices, ``...``, None, and one array of integers.
+
+    As in NumPy, an integer beside an array is an index array too. If a slice, ``...`` or None stands between the two,
+    the axes of the array come first in the result.
 
     Raises:
         ShapeError: there are too many indices, or one is out of range. DTypeError: an index is of another type.
@@ -65,4 +72,12 @@ def getitem(x: Value, index: Any) -> Value:
     out = reshape(flip(out, flips) if flips else out, lengths)
     if len(gathers) > 1:
         raise DTypeError("indexing: found more than one array of indices; use take or take_along_axis")
-    return take(out, gathers[0][1], gathers[0][0]) if gathers else out
+    if not gathers:
+        return out
+    axis, indices = gathers[0]
+    out = take(out, indices, axis)
+    places = [i for i, item in enumerate(given) if _is_index(item)]
+    if places[-1] - places[0] >= len(places):
+        gathered = range(axis, axis + indices.ndim)
+        out = transpose(out, (*gathered, *(i for i in range(out.ndim) if i not in gathered)))
+    return out

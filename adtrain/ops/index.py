@@ -180,10 +180,10 @@ def embedding(indices: ArrayLike, weight: ArrayLike) -> Value:
 
 
 def _from_the_end(indices: Value, length: int) -> Value:
-    """Negative indices count from the end, as in NumPy."""
+    """Negative indices count from the end, as in NumPy. Those out of range stay, so that errors name them."""
     if indices.dtype.kind != "i":
         return indices
-    return where(less(indices, 0), indices + length, indices)
+    return where(less(indices, 0), where(less(indices, -length), indices, indices + length), indices)
 
 
 def _indices(indices: ArrayLike, source: Value) -> Value:

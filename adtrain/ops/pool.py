@@ -55,6 +55,13 @@ class Windows(NamedTuple):
             for j in range(self.kernel[1]):
                 yield padded[:, :, i : i + sh * (out[0] - 1) + 1 : sh, j : j + sw * (out[1] - 1) + 1 : sw]
 
+    def first_inside(self, out: Sequence[int]) -> np.ndarray:
+        """For each of (OH, OW) windows, the first position that is not in the padding."""
+        top, left = (
+            np.maximum(p - s * np.arange(n), 0) for p, s, n in zip(self.padding, self.stride, out, strict=True)
+        )
+        return top[:, None] * self.kernel[1] + left
+
     def pad(self, x: np.ndarray, value: float) -> np.ndarray:
         ph, pw = self.padding
         if not (ph or pw):
@@ -79,7 +86,10 @@ def _max_shape(x: Any, windows: Windows) -> tuple[ArrayType, ArrayType]:
 
 
 def _max_reference(x: np.ndarray, windows: Windows) -> tuple[np.ndarray, np.ndarray]:
-    """The maxima, and their positions: the number of positions in the window before the first equal element."""
+    """The maxima, and their positions in the window: of the first equal element, and of the last NaN if there is one.
+
+    A position is never in the padding. Where all elements are -infinity it is the first one inside the image.
+    """
     out = windows.output_shape("max_pool2d", x.shape)[2:]
     taps = list(windows.taps(windows.pad(x, -np.inf), out))
     best = np.array(taps[0])
@@ -87,9 +97,14 @@ def _max_reference(x: np.ndarray, windows: Windows) -> tuple[np.ndarray, np.ndar
         np.maximum(best, tap, out=best)
     before = np.ones(best.shape, bool)
     where = np.zeros(best.shape, np.uint8 if len(taps) < 256 else np.int32)
-    for tap in taps[:-1]:  # NaN is equal to nothing: the last position
+    for tap in taps[:-1]:
         before &= tap != best
         where += before
+    if any(windows.padding):
+        where = np.where(best == -np.inf, windows.first_inside(out), where)
+    if np.isnan(best).any():
+        for position, tap in enumerate(taps):
+            where[np.isnan(tap)] = position
     return best, where.astype(np.int32)
 
 

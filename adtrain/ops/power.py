@@ -11,8 +11,8 @@ from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.ops.broadcasting import broadcast, floating
 from adtrain.ops.common import ArrayLike, as_value, elementwise
-from adtrain.ops.compare import equal, where
-from adtrain.ops.elementwise import log
+from adtrain.ops.compare import equal, less_equal, where
+from adtrain.ops.elementwise import abs, log
 
 
 def _scalar_vjp(out: Value, x: Value, exponent: float) -> Any:
@@ -22,13 +22,15 @@ def _scalar_vjp(out: Value, x: Value, exponent: float) -> Any:
 
 
 def _base_vjp(out: Value, a: Value, b: Value) -> Any:
-    # b a^(b-1), and 0 at a = b = 0
-    return lambda ct: ct * b * power(where(equal(b, 0.0), where(equal(a, 0.0), 1.0, a), a), b - 1.0)
+    # b a^(b-1). At b = 0 it is 0, also where a^-1 overflows or a is NaN.
+    tiny = float(np.finfo(a.dtype).tiny)
+    return lambda ct: ct * b * power(where(equal(b, 0.0), where(less_equal(tiny, abs(a)), a, 1.0), a), b - 1.0)
 
 
 def _exponent_vjp(out: Value, a: Value, b: Value) -> Any:
     # a^b log a tends to 0 with a for b > 0; a negative base has no derivative in b
-    return lambda ct: ct * out * log(where(equal(a, 0.0), 1.0, a))
+    zero = equal(a, 0.0)
+    return lambda ct: ct * where(zero, 0.0, out) * log(where(zero, 1.0, a))
 
 
 def _scalar_reference(x: np.ndarray, exponent: float) -> np.ndarray:

@@ -50,6 +50,13 @@ def _logsumexp_reference(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     return np.squeeze(np.log(np.sum(np.exp(x - top), axis=axes, keepdims=True)) + top, axis=axes)
 
 
+def _logsumexp_vjp(out: Value, x: Value, axes: tuple[int, ...]) -> Any:
+    """softmax(x). exp(x - out) alone does not sum to 1, because out is rounded: at 1e6 by up to 0.03 in float32."""
+    weights = exp(x - spread(out, x.shape, axes))
+    total = bind(sum_p, weights, axes=axes)
+    return lambda ct: spread(ct / total, x.shape, axes) * weights
+
+
 def _extreme(name: str, cpu: Callable[..., Any]) -> Primitive:
     reference = lambda x, axes: cpu(x, axis=axes)  # noqa: E731
     return Primitive(
@@ -68,7 +75,7 @@ logsumexp_p: Primitive = Primitive(
     "logsumexp",
     _dropped("logsumexp", floating_only=True),
     _logsumexp_reference,
-    [lambda out, x, axes: lambda ct: spread(ct, x.shape, axes) * exp(x - spread(out, x.shape, axes))],
+    [_logsumexp_vjp],
     lambda x, axes: 4 * x.size,
 )
 

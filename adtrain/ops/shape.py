@@ -12,7 +12,7 @@ from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
-from adtrain.core.types import ArrayType
+from adtrain.core.types import ArrayType, number_of
 from adtrain.ops.broadcasting import promote, reshape
 from adtrain.ops.common import ArrayLike, Axis, as_value, normalize_axes, normalize_axis
 
@@ -192,7 +192,7 @@ def pad(x: ArrayLike, pad_width: int | Sequence[Any], value: float = 0.0) -> Val
         pad_width: for each axis a pair (before, after), as `numpy.pad`; one pair or number serves all axes.
 
     Raises:
-        ShapeError: the widths do not fit, or one is negative.
+        ShapeError: the widths do not fit, or one is negative. DTypeError: the array's type cannot hold ``value``.
     """
     source = as_value(x)
     try:
@@ -201,7 +201,8 @@ def pad(x: ArrayLike, pad_width: int | Sequence[Any], value: float = 0.0) -> Val
     except (ValueError, TypeError):
         raise ShapeError(f"pad: widths {pad_width} do not fit the {source.ndim} axes of shape {source.shape}") from None
     low, high = tuple(a for a, _ in widths), tuple(b for _, b in widths)
-    return bind(pad_p, source, low=low, high=high, gaps=(0,) * source.ndim, value=float(value))
+    number = number_of("pad", float(value) if source.dtype.kind == "f" else value, source.dtype)
+    return bind(pad_p, source, low=low, high=high, gaps=(0,) * source.ndim, value=number)
 
 
 def squeeze(x: ArrayLike, axis: Axis = None) -> Value:

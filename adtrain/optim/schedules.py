@@ -116,10 +116,10 @@ class OneCycle(Schedule):
 
     def __call__(self, step: Value) -> Value:
         start, final = 1 / self.div_factor, 1 / (self.div_factor * self.final_div_factor)
-        peak = max(self.pct_start * self.total_steps - 1, 0.0)
+        peak = self.pct_start * self.total_steps - 1  # below 0, the fall has begun at step 0
         t = _float(step)
-        down = _anneal(1.0, final, (t - peak) / max(self.total_steps - 1 - peak, 1.0))
-        if peak == 0:
+        down = _anneal(1.0, final, (t - peak) / (self.total_steps - 1 - peak))
+        if peak <= 0:
             return down
         return ops.where(ops.less_equal(t, peak), _anneal(start, 1.0, t / peak), down)
 

@@ -91,16 +91,19 @@ static void fill(T *y, int64_t n, T value) {
     for (int64_t i = 0; i < n; i++) y[i] = value;
 }
 
+/* A constant is passed as double for floating-point elements, and as int64_t for integers, which double cannot all hold. */
+typedef __typeof__(_Generic((T)0, float: 0.0, double: 0.0, default: (int64_t)0)) Number;
+
 /* Fills an array of `size` elements with `value`, then copies into it. */
 void FN(pad)(const T *x, T *y, EIGHT(length), EIGHT(from), EIGHT(to), int64_t source, int64_t target, int64_t size,
-             double value) {
+             Number value) {
     const Copy copy = {ARRAY(length), ARRAY(from), ARRAY(to)};
     fill(y, size, (T)value);
     copy_units(x + source, y + target, &copy, 0, count_units(&copy));
 }
 
 void FN(pad_team)(const Team *team, const T *x, T *y, EIGHT(length), EIGHT(from), EIGHT(to), int64_t source,
-                  int64_t target, int64_t size, double value) {
+                  int64_t target, int64_t size, Number value) {
     const Copy copy = {ARRAY(length), ARRAY(from), ARRAY(to)};
     int64_t begin, end;
     my_cache_lines(team, size, &begin, &end);

@@ -61,26 +61,31 @@ static inline Elements elements(const Pool *p, int64_t row, int64_t position) {
     return (Elements){begin, min_i64(end, p->columns), y * p->width + x};
 }
 
-static inline Lanes larger(Lanes a, Lanes b) {
-    const Mask take = (b > a) | (b != b);
-    return (Lanes)(((Mask)b & take) | ((Mask)a & ~take));
+static inline Mask is_larger(Lanes b, Lanes a) {
+    return (b > a) | (b != b);
 }
 
-/* Maxima of LANES neighbouring windows of 2x2; the upper row of the first is at x. The position of a maximum is the
-   number of elements before the first one that equals it. */
+static inline Mask choose(Mask second, Mask a, Mask b) {
+    return (b & second) | (a & ~second);
+}
+
+/* Maxima of LANES neighbouring windows of 2x2; the upper row of the first is at x. */
 static inline void maxima_2x2(const T *x, int64_t width, T *y, int32_t *where) {
     const UnalignedLanes *upper = (const UnalignedLanes *)x, *lower = (const UnalignedLanes *)(x + width);
     const Lanes v0 = EVEN(upper[0], upper[1]), v1 = ODD(upper[0], upper[1]);
     const Lanes v2 = EVEN(lower[0], lower[1]), v3 = ODD(lower[0], lower[1]);
-    const Lanes best = larger(larger(v0, v1), larger(v2, v3));
-    const Mask after0 = v0 != best, after1 = after0 & (v1 != best), after2 = after1 & (v2 != best);
-    const Positions position = -__builtin_convertvector(after0 + after1 + after2, Positions); /* true is -1 */
-    *(UnalignedLanes *)y = best;
+    const Mask right_above = is_larger(v1, v0), right_below = is_larger(v3, v2);
+    const Lanes above = (Lanes)choose(right_above, (Mask)v0, (Mask)v1);
+    const Lanes under = (Lanes)choose(right_below, (Mask)v2, (Mask)v3);
+    const Mask below = is_larger(under, above);
+    const Mask negative = choose(below, right_above, right_below - 2); /* the position times -1: true is -1 */
+    const Positions position = -__builtin_convertvector(negative, Positions);
+    *(UnalignedLanes *)y = (Lanes)choose(below, (Mask)above, (Mask)under);
     memcpy(where, &position, sizeof position);
 }
 
-/* Padding is -infinity, so a window of padding only has its maximum at position 0. A window with NaN has it at the
-   last. */
+/* The position is that of the first element equal to the maximum, and of the last NaN if there is one. It is never in the
+   padding: where all elements are -infinity, it is the first one inside the image. */
 void FN(max_pool2d)(const T *restrict x, T *restrict y, int32_t *restrict where, POOL_NUMBERS) {
     const Pool pool = POOL;
     const bool fast = is_2x2(&pool) && columns >= LANES;
@@ -95,7 +100,9 @@ void FN(max_pool2d)(const T *restrict x, T *restrict y, int32_t *restrict where,
                 }
                 continue;
             }
-            for (int64_t i = 0; i < columns; i++) y[i] = -(T)INFINITY, where[i] = 0;
+            const int64_t above = max_i64(padding_y - row * stride_y, 0);
+            for (int64_t i = 0; i < columns; i++)
+                y[i] = -(T)INFINITY, where[i] = above * kernel_x + max_i64(padding_x - i * stride_x, 0);
             for (int32_t position = 0; position < area; position++) {
                 const Elements e = elements(&pool, row, position);
                 for (int64_t i = e.begin; i < e.end; i++) {
@@ -105,7 +112,6 @@ void FN(max_pool2d)(const T *restrict x, T *restrict y, int32_t *restrict where,
                     where[i] = larger ? position : where[i];
                 }
             }
-            for (int64_t i = 0; i < columns; i++) where[i] = y[i] == y[i] ? where[i] : area - 1;
         }
 }
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from adtrain.backends.cpu import compiler
 from adtrain.backends.cpu.codegen import generate, workspace
+from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.core.backend import KernelRun, Memory
 from adtrain.core.errors import ShapeError
 from adtrain.core.program import Equation, Program
@@ -28,6 +29,7 @@ class CompiledProgram:
     """
 
     def __init__(self, program: Program) -> None:
+        self.program = program
         self.plan = plan_memory(program, workspace)
         generated = generate(program, self.plan)
         self.checked = generated.checked
@@ -86,13 +88,22 @@ class CompiledProgram:
         for _ in range(times):
             failed = self.call(*self.arguments, seconds)
             if failed:
-                raise _index_error(self.checked[failed - 1])
+                raise self._index_error(self.checked[failed - 1], buffers)
         sources: dict[str, Any] = {"input": buffers, "constant": self.constants, "output": fresh}
         results = [sources[where][at] for where, at, _ in self.results]
         for i, (_, _, shape) in enumerate(self.results):
             if results[i].shape != shape:
                 results[i] = results[i].reshape(shape)
         return results, self.seconds.tolist() if timed else ()
+
+    def _index_error(self, equation: Equation, buffers: list[np.ndarray]) -> ShapeError:
+        place = f" (in {equation.scope})" if equation.scope else ""
+        if not self.overwritten:  # the inputs are as they were: the NumPy references find the index
+            try:
+                NumpyProgram(self.program).run(list(buffers))
+            except ShapeError as error:
+                return ShapeError(f"{error}{place}")
+        return ShapeError(f"{equation.primitive.name}: an index is out of range{place}")
 
 
 def memory(program: Program) -> Memory:
@@ -111,11 +122,6 @@ def memory(program: Program) -> Memory:
 
 def _donated(program: Program) -> list[int]:
     return [i for i, v in enumerate(program.inputs) if v in program.donated]
-
-
-def _index_error(equation: Equation) -> ShapeError:
-    place = f" (in {equation.scope})" if equation.scope else ""
-    return ShapeError(f"{equation.primitive.name}: an index is out of range{place}")
 
 
 def _address(x: np.ndarray) -> int:

@@ -76,9 +76,8 @@ class CpuBackend:
         return elements
 
     def to_numpy(self, buffer: np.ndarray) -> np.ndarray:
-        elements = np.ascontiguousarray(buffer).reshape(buffer.shape).view()
-        elements.flags.writeable = False
-        return elements
+        elements: Any = np.ascontiguousarray(buffer).reshape(buffer.shape)
+        return np.asarray(memoryview(elements).toreadonly())  # a view of `elements` could be made writeable again
 
     def allocated(self) -> None:
         """Unknown: NumPy allocates from the system."""

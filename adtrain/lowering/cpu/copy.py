@@ -46,7 +46,7 @@ def _numbers(layout: Callable[..., Layout]) -> Callable[..., tuple[int, ...]]:
 
 
 def _pad_numbers(x: Any, **params: Any) -> tuple[int | float, ...]:
-    return *copy_numbers(layouts.pad(x, **params)), output_type("pad", x, **params).size, float(params["value"])
+    return *copy_numbers(layouts.pad(x, **params)), output_type("pad", x, **params).size, params["value"]
 
 
 def _transpose_items(x: Any, axes: Ints) -> tuple[bool, ...] | None:

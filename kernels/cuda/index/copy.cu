@@ -127,7 +127,12 @@ template <typename I> static __device__ __forceinline__ void pad_vectors(const T
     });
 }
 
-KERNEL pad(const T *x, T *y, PAD_NUMBERS, double value) {
+// A constant is passed as double for floating-point elements, and as int64_t for integers, which double cannot all hold.
+template <bool FLOATING> struct NumberOf { typedef int64_t type; };
+template <> struct NumberOf<true> { typedef double type; };
+typedef NumberOf<(T)0.5 != (T)0>::type Number;
+
+KERNEL pad(const T *x, T *y, PAD_NUMBERS, Number value) {
     wait_for_inputs();
     const Frame axes = {{m0, m1, m2, m3, m4, m5},
                         {n0, n1, n2, n3, n4, n5},

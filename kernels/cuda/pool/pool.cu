@@ -69,13 +69,15 @@ KERNEL max_pool2d(const T *__restrict__ x, T *__restrict__ y, int32_t *__restric
     for (int64_t i = planes * rows * columns / AT_ONCE - 1 - grid_index(); i >= 0; i -= grid_size()) {
         const Corner corner(i, rows, columns);
         Maximum largest[AT_ONCE];
+        #pragma unroll
+        for (int k = 0; k < AT_ONCE; k++)
+            largest[k].at = (PH == 0 ? 0 : max(-corner.y, 0) * KW) + (PW == 0 ? 0 : max(-corner.x - k * SW, 0));
         windows(x + corner.plane * height * width, corner, height, width, -(T)INFINITY,
             [&](int k, int tap, T value) { largest[k].take(tap, value); });
         Vector<T, AT_ONCE> best;
         Vector<int32_t, AT_ONCE> position;
         #pragma unroll
         for (int k = 0; k < AT_ONCE; k++) {
-            largest[k].end(KH * KW - 1);
             best.lane[k] = largest[k].value;
             position.lane[k] = largest[k].at;
         }
@@ -94,8 +96,7 @@ KERNEL max_pool2d_pick(const T *__restrict__ x, const int32_t *__restrict__ wher
         #pragma unroll
         for (int k = 0; k < AT_ONCE; k++) {
             const int row = corner.y + position.lane[k] / KW, column = corner.x + k * SW + position.lane[k] % KW;
-            const bool real = inside(row, column, height, width); // a window of -infinity may choose the padding
-            picked.lane[k] = real ? x[corner.plane * height * width + row * width + column] : (T)0;
+            picked.lane[k] = x[corner.plane * height * width + row * width + column];
         }
         store(y, i * AT_ONCE, picked);
     }

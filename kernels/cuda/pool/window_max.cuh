@@ -1,18 +1,13 @@
-// The maximum of a window and the position of the first element equal to it. With NaN: NaN, and the last position.
+// The maximum of a window, and the position of the first element equal to it. With NaN: NaN, and the position of the last one.
 #pragma once
 #include "common/common.cuh"
 
 struct Maximum {
-    T value;
-    int32_t at;
-    bool nan = false;
+    T value = -(T)INFINITY;
+    int32_t at = 0; // the first position of the window that is not in the padding
 
-    // Elements in order, from position 0 on.
+    // Elements in order.
     __device__ __forceinline__ void take(int position, T element) {
-        nan = nan || element != element;
-        if (position == 0 || element > value) value = element, at = position;
-    }
-    __device__ __forceinline__ void end(int last) {
-        if (nan) value = (T)NAN, at = last;
+        if (element > value || element != element) value = element, at = position; // nothing is above NaN
     }
 };

@@ -16,7 +16,6 @@ MAXIMUM = (
     "Maximum largest;",
     "#pragma unroll",
     "for (int k = 0; k < WIDE; k++) largest.take(k, r0.lane[k]);",
-    "largest.end(WIDE - 1);",
     "y0[index] = largest.value;",
     "y1[index] = largest.at;",
 )
