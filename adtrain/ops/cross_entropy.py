@@ -8,7 +8,7 @@ from adtrain.ops.broadcasting import reshape
 from adtrain.ops.common import ArrayLike, as_value
 from adtrain.ops.compare import not_equal, where
 from adtrain.ops.index import embedding, pick
-from adtrain.ops.loss import Reduction, check_reduction, of_type, reduced
+from adtrain.ops.loss import check_reduction, of_type, reduced
 from adtrain.ops.reduce import mean, sum
 from adtrain.ops.softmax import log_softmax
 
@@ -20,7 +20,7 @@ def cross_entropy(
     *,
     weight: ArrayLike | None = None,
     ignore_index: int | None = None,
-    reduction: Reduction = "mean",
+    reduction: str = "mean",
 ) -> Value:
     """-log softmax(logits)[target] of each row, reduced.
 
@@ -64,7 +64,7 @@ def nll_loss(
     *,
     weight: ArrayLike | None = None,
     ignore_index: int | None = None,
-    reduction: Reduction = "mean",
+    reduction: str = "mean",
 ) -> Value:
     """-log_probs[target] of each row, reduced. Arguments and errors are those of `cross_entropy` for labels."""
     return _of_labels("nll_loss", as_value(log_probs), as_value(targets), 0.0, weight, ignore_index, reduction)
@@ -77,7 +77,7 @@ def _of_labels(
     smoothing: float,
     weight: ArrayLike | None,
     ignore_index: int | None,
-    reduction: Reduction,
+    reduction: str,
 ) -> Value:
     axis = _class_axis(name, log_probs)
     rows = log_probs.shape[:axis] + log_probs.shape[axis + 1 :]

@@ -1,8 +1,12 @@
-"""Losses that compare two arrays of one shape, and the reduction that all losses share."""
+"""Losses that compare two arrays of one shape, and the reduction that all losses share.
+
+With the reduction "none" a loss returns the losses of all elements or rows, with "sum" their sum, with "mean" their
+mean.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
@@ -13,21 +17,18 @@ from adtrain.ops.compare import less, where
 from adtrain.ops.elementwise import abs, astype, square
 from adtrain.ops.reduce import mean, sum
 
-Reduction = Literal["none", "sum", "mean"]
-"""What a loss returns: the losses of all elements or rows, their sum, or their mean."""
 
-
-def mse_loss(pred: ArrayLike, target: ArrayLike, *, reduction: Reduction = "mean") -> Value:
+def mse_loss(pred: ArrayLike, target: ArrayLike, *, reduction: str = "mean") -> Value:
     """(pred - target)^2 of each element, reduced."""
     return reduced("mse_loss", square(_difference("mse_loss", pred, target)), reduction)
 
 
-def l1_loss(pred: ArrayLike, target: ArrayLike, *, reduction: Reduction = "mean") -> Value:
+def l1_loss(pred: ArrayLike, target: ArrayLike, *, reduction: str = "mean") -> Value:
     """|pred - target| of each element, reduced."""
     return reduced("l1_loss", abs(_difference("l1_loss", pred, target)), reduction)
 
 
-def huber_loss(pred: ArrayLike, target: ArrayLike, delta: float = 1.0, *, reduction: Reduction = "mean") -> Value:
+def huber_loss(pred: ArrayLike, target: ArrayLike, delta: float = 1.0, *, reduction: str = "mean") -> Value:
     """d^2 / 2 for |d| < delta, else delta (|d| - delta / 2), of each element, reduced (P. Huber, 1964)."""
     if delta <= 0:
         raise ShapeError(f"huber_loss: found delta = {delta}, expected it above 0")
@@ -43,7 +44,7 @@ def binary_cross_entropy_with_logits(
     *,
     weight: ArrayLike | None = None,
     pos_weight: ArrayLike | None = None,
-    reduction: Reduction = "mean",
+    reduction: str = "mean",
 ) -> Value:
     """-pos_weight t log s - (1 - t) log(1 - s) with s = sigmoid(logits), times weight, of each element, reduced.
 
@@ -65,7 +66,7 @@ def binary_cross_entropy_with_logits(
     return reduced(name, losses, reduction)
 
 
-def reduced(name: str, losses: Value, reduction: Reduction) -> Value:
+def reduced(name: str, losses: Value, reduction: str) -> Value:
     """The losses themselves, their sum, or their mean."""
     check_reduction(name, reduction)
     if reduction == "none":
