@@ -272,13 +272,30 @@ case("dropout", "empty batch", lambda x, s: ops.dropout(x, 0.5, s), normal(0, 3)
 # Losses.
 case("cross_entropy", "plain", ops.cross_entropy, normal(4, 5), integers(5, 4))
 case("cross_entropy", "smoothed", lambda x, t: ops.cross_entropy(x, t, 0.1), normal(4, 5), integers(5, 4))
+case("cross_entropy", "class weights", lambda x, t, w: ops.cross_entropy(x, t, weight=w), normal(4, 5), integers(5, 4),
+     between(0.5, 2, 5))  # fmt: skip
+case("cross_entropy", "smoothed, weights, ignored, pixels",
+     lambda x, t, w: ops.cross_entropy(x, t, 0.1, weight=w, ignore_index=1), normal(3, 4, 2, 3), integers(4, 3, 2, 3),
+     between(0.5, 2, 4))  # fmt: skip
+case("cross_entropy", "one row, not reduced", lambda x, t: ops.cross_entropy(x, t, reduction="none"), normal(5),
+     integers(5))  # fmt: skip
+case("cross_entropy", "probabilities, weights", lambda x, p, w: ops.cross_entropy(x, p, 0.1, weight=w),
+     normal(3, 4, 2), between(0, 1, 3, 4, 2), between(0.5, 2, 4))  # fmt: skip
 case("nll_loss", "plain", ops.nll_loss, normal(4, 5), integers(5, 4), linear=(0,))
+case("nll_loss", "ignored, not reduced", lambda x, t: ops.nll_loss(x, t, ignore_index=2, reduction="none"),
+     normal(4, 5, 2), integers(5, 4, 2), linear=(0,))  # fmt: skip
+case("nll_loss", "weights, sum", lambda x, t, w: ops.nll_loss(x, t, weight=w, reduction="sum"), normal(4, 5),
+     integers(5, 4), between(0.5, 2, 5), linear=(0, 2))  # fmt: skip
 case("mse_loss", "plain", ops.mse_loss, normal(4, 5), normal(4, 5))
+case("mse_loss", "sum", lambda x, y: ops.mse_loss(x, y, reduction="sum"), normal(4, 5), normal(4, 5))
 case("l1_loss", "apart", lambda x: ops.l1_loss(x, ops.zeros_like(x)), apart(4, 5))
 case("huber_loss", "both sides", lambda x: ops.huber_loss(x, ops.zeros_like(x), 0.8), apart(4, 5, kinks=(-0.8, 0, 0.8)))
 case(
     "binary_cross_entropy_with_logits", "plain", ops.binary_cross_entropy_with_logits, normal(4, 5), between(0, 1, 4, 5)
 )
+case("binary_cross_entropy_with_logits", "weights",
+     lambda x, t, w, p: ops.binary_cross_entropy_with_logits(x, t, weight=w, pos_weight=p), normal(4, 5),
+     between(0, 1, 4, 5), between(0.5, 2, 4, 1), between(0.5, 2, 5), linear=(2,))  # fmt: skip
 
 
 def _sin_times_y_forward(x: Value, y: Value) -> tuple[Value, Any]:

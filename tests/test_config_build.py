@@ -99,6 +99,22 @@ def test_loss_is_built_with_its_options(tmp_path: Path) -> None:
     assert loss(ad.array(logits), ad.array(targets)).item() == pytest.approx(-(0.95 * log_p[0, 0] + 0.05 * log_p[0, 1]))
 
 
+def test_a_loss_is_built_with_weights_of_classes(tmp_path: Path) -> None:
+    weights = [0.0] * 9 + [1.0]
+    cfg = load(tmp_path, small("flatten", "linear: 10"), f"loss={{cross_entropy: {{weight: {weights}}}}}")
+    loss = config.build.loss(cfg)(ad.array(np.zeros((2, 10))), ad.array(np.array([3, 9])))
+    assert loss.item() == pytest.approx(math.log(10))
+
+
+@pytest.mark.parametrize("option", ["cross_entropy: {weight", "binary_cross_entropy_with_logits: {pos_weight"])
+def test_the_error_of_weights_names_the_number_of_classes(tmp_path: Path, option: str) -> None:
+    text = small("flatten", "linear: 10").replace("loss: cross_entropy", f"loss: {{{option}: [1, 2]}}}}")
+    kind, name = option.split(": {")
+    assert problems(tmp_path, text) == [
+        f"c.yaml:8:1  loss {kind}: {name} has 2 numbers, expected 10: one for each class"
+    ]
+
+
 def test_optimizer_is_built_with_its_options(tmp_path: Path) -> None:
     text = small("flatten", "linear: 10")
     assert config.build.optimizer(load(tmp_path, text)) == optim.Adam()

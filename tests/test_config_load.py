@@ -30,7 +30,7 @@ def test_options_in_long_form_are_read(tmp_path: Path) -> None:
     assert (cfg.name, cfg.data.dataset, cfg.data.batch_size) == ("mnist-cnn", "mnist", 128)
     assert cfg.model.input == (1, 28, 28)
     assert cfg.model.layers[0].options()["out_channels"] == 32
-    assert cfg.loss.options() == {"label_smoothing": 0.1}
+    assert cfg.loss.options() == {"label_smoothing": 0.1, "weight": None}
     assert cfg.schedule.options() == {"final": 0.0, "warmup_epochs": 1.0, "warmup_steps": 0}
     assert cfg.source.path == tmp_path / "c.yaml"
 

@@ -140,6 +140,68 @@ def test_losses(n: Any, classes: Any, smoothing: Any) -> None:
     )
 
 
+REDUCTIONS = st.sampled_from(["none", "sum", "mean"])
+
+
+@given(
+    rows=st.sampled_from([(), (4,), (3, 2), (2, 1, 3)]), classes=st.integers(1, 5), weighted=st.booleans(),
+    ignored=st.sampled_from([None, -100, 0, 1]), smoothing=st.sampled_from([0.0, 0.3]), reduction=REDUCTIONS,
+    probabilities=st.booleans(),
+)  # fmt: skip
+def test_options_of_class_losses(
+    rows: Any, classes: Any, weighted: Any, ignored: Any, smoothing: Any, reduction: Any, probabilities: Any
+) -> None:
+    logits, other = draw_arrays(*[(*rows[:1], classes, *rows[1:])] * 2)
+    weight = np.linspace(0.5, 2, classes) if weighted else None
+    labels = np.arange(int(np.prod(rows))).reshape(rows) % classes
+    theirs: dict[str, Any] = {"reduction": reduction, "weight": None if weight is None else torch.tensor(weight)}
+    if probabilities:
+        shares = np.abs(other)
+        assert_like_torch(
+            lambda x: ops.cross_entropy(x, shares, smoothing, weight=weight, reduction=reduction),
+            lambda x: F.cross_entropy(x, torch.tensor(shares), label_smoothing=smoothing, **theirs),
+            logits,
+        )
+        return
+    if ignored is not None:
+        labels.reshape(-1)[::3] = ignored if ignored < classes else 0
+        theirs["ignore_index"] = ignored
+    ours: dict[str, Any] = {"reduction": reduction, "weight": weight, "ignore_index": ignored}
+    assert_like_torch(
+        lambda x: ops.cross_entropy(x, labels, smoothing, **ours),
+        lambda x: F.cross_entropy(x, torch.tensor(labels), label_smoothing=smoothing, **theirs),
+        logits,
+    )
+    assert_like_torch(
+        lambda x: ops.nll_loss(x, labels, **ours), lambda x: F.nll_loss(x, torch.tensor(labels), **theirs), logits
+    )
+
+
+def test_mean_loss_is_nan_if_all_labels_are_ignored() -> None:
+    labels = np.full(2, -1)
+    assert np.isnan(ops.cross_entropy(np.ones((2, 3)), labels, ignore_index=-1).item())
+    assert ops.cross_entropy(np.ones((2, 3)), labels, ignore_index=-1, reduction="sum").item() == 0
+
+
+@given(reduction=REDUCTIONS, weight=st.sampled_from([None, (3, 1), (4,)]), pos_weight=st.sampled_from([None, (), (4,)]))
+def test_options_of_elementwise_losses(reduction: Any, weight: Any, pos_weight: Any) -> None:
+    x, y = draw_arrays((3, 4), (3, 4))
+    share = 1 / (1 + np.exp(-y))
+    for ours, theirs in ((ops.mse_loss, F.mse_loss), (ops.l1_loss, F.l1_loss), (ops.huber_loss, F.huber_loss)):
+        assert_like_torch(
+            lambda x, y, f=ours: f(x, y, reduction=reduction), lambda x, y, f=theirs: f(x, y, reduction=reduction), x, y
+        )
+    drawn = {"weight": weight, "pos_weight": pos_weight}
+    weights = {name: np.abs(draw_arrays(shape)[0]) + 0.5 for name, shape in drawn.items() if shape is not None}
+    assert_like_torch(
+        lambda x: ops.binary_cross_entropy_with_logits(x, share, reduction=reduction, **weights),
+        lambda x: F.binary_cross_entropy_with_logits(
+            x, torch.tensor(share), reduction=reduction, **{k: torch.tensor(v) for k, v in weights.items()}
+        ),
+        x,
+    )
+
+
 @given(st.integers(0, 60))
 def test_erf_is_accurate_to_the_last_bits(seed: Any) -> None:
     x = np.random.default_rng(seed).uniform(-7, 7, 200)

@@ -7,6 +7,7 @@ do not change momentum.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,20 @@ ALL: list[Schedule] = [
 
 def factors(schedule: Schedule, steps: int) -> list[float]:
     return [schedule(ad.array(t)).item() for t in range(steps)]
+
+
+def factors_in_torch(make: Callable[[Any], Any], steps: int) -> list[float]:
+    import torch
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = make(optimizer)
+    found = []
+    for step in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        if step < steps - 1:  # OneCycleLR divides by 0 after some last steps
+            scheduler.step()
+    return found
 
 
 def warm_up_in_torch(schedulers: Any, optimizer: Any) -> Any:
@@ -67,16 +82,36 @@ def warm_up_in_torch(schedulers: Any, optimizer: Any) -> Any:
 )
 @pytest.mark.needs_torch
 def test_twenty_steps_equal_pytorch(ours: Schedule, theirs: Callable[[Any, Any], Any]) -> None:
-    import torch
+    from torch.optim import lr_scheduler
 
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler = theirs(torch.optim.lr_scheduler, optimizer)
-    expected = []
-    for _ in range(20):
-        expected.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
+    expected = factors_in_torch(lambda optimizer: theirs(lr_scheduler, optimizer), 20)
     np.testing.assert_allclose(factors(ours, 20), expected, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 10])
+@pytest.mark.needs_torch
+def test_short_schedules_equal_pytorch_at_every_step(steps: int) -> None:
+    from torch.optim import lr_scheduler as s
+
+    pairs: list[tuple[Schedule, Callable[[Any], Any]]] = []
+    for pct in (0.0, 0.05, 0.1, 0.3, 0.5, 0.6, 0.9, 0.99):
+        if pct * steps != 1:  # there PyTorch divides 0 by 0
+            cycle = partial(s.OneCycleLR, max_lr=1.0, total_steps=steps, pct_start=pct, cycle_momentum=False)
+            pairs.append((OneCycle(steps, pct), cycle))
+    for factor in (0.0, 0.5, 1.0):
+        pairs += [
+            (Cosine(steps, factor), partial(s.CosineAnnealingLR, T_max=steps, eta_min=factor)),
+            (Step(steps, factor), partial(s.StepLR, step_size=steps, gamma=factor)),
+            (MultiStep((steps, steps), factor), partial(s.MultiStepLR, milestones=[steps, steps], gamma=factor)),
+            (Exponential(factor), partial(s.ExponentialLR, gamma=factor)),
+        ]
+    for ours, theirs in pairs:
+        expected = factors_in_torch(theirs, steps)
+        np.testing.assert_allclose(factors(ours, steps), expected, rtol=1e-12, atol=1e-15, err_msg=repr(ours))
+
+
+def test_one_cycle_whose_rise_ends_at_step_0_starts_at_the_peak() -> None:
+    assert factors(OneCycle(2, 0.5), 3) == pytest.approx([1.0, 1 / 25e4, 1 / 25e4])
 
 
 @pytest.mark.parametrize("schedule", ALL, ids=repr)

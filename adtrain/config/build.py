@@ -42,6 +42,10 @@ def model(cfg: Config) -> nn.Sequential:
         last = len(cfg.model.layers) - 1
         reason = f"found output {output}, expected (classes,) for the loss {cfg.loss.kind}: add flatten and linear"
         raise _error(cfg, (*path, last), cfg.model.layers[last].kind, reason)
+    for option, value in cfg.loss.options().items():
+        if isinstance(value, tuple) and len(value) != output[-1]:
+            reason = f"{option} has {len(value)} numbers, expected {output[-1]}: one for each class"
+            raise _error(cfg, ("loss",), cfg.loss.kind, reason)
     return built
 
 

@@ -150,8 +150,10 @@ LAYERS: dict[str, type[Spec]] = {
     **{container.kind: container for container in CONTAINERS},
 }
 LOSSES: dict[str, type[Spec]] = {
-    kind: derive(kind, loss, exclude=list(inspect.signature(loss).parameters)[:2]) for kind, loss in nn.LOSSES.items()
+    kind: derive(kind, loss, exclude=[*list(inspect.signature(loss).parameters)[:2], "ignore_index", "reduction"])
+    for kind, loss in nn.LOSSES.items()
 }
+"""A step needs one number, the mean over the batch; every row of a data set has a class."""
 OPTIMIZERS: dict[str, type[Spec]] = {kind: derive(kind, optimizer) for kind, optimizer in optim.OPTIMIZERS.items()}
 SCHEDULES: dict[str, type[Spec]] = {
     kind: derive(kind, schedule, exclude=("total_steps",), **WARM_UP) for kind, schedule in optim.SCHEDULES.items()

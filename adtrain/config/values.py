@@ -72,6 +72,11 @@ Probability = Annotated[_Number, Field(ge=0, le=1), Expected("a number in [0, 1]
 Fractions = Annotated[tuple[_Fraction, _Fraction], Expected("a list of two numbers in [0, 1)")]
 Epochs = Annotated[_Epochs, Expected("a number above 0 and below 2^31")]
 EpochList = Annotated[tuple[_Epochs, ...], Field(min_length=1), Expected("a list of numbers above 0 and below 2^31")]
+ClassWeights = Annotated[
+    tuple[Annotated[_Number, Field(ge=0)], ...],
+    Field(min_length=1),
+    Expected("a list of finite numbers of at least 0, one for each class"),
+]
 WarmUp = Annotated[_Number, Field(ge=0, lt=2**31), Expected("a number in [0, 2^31)")]
 
 
@@ -122,6 +127,7 @@ OPTIONS: dict[str, Any] = {
     "p": Fraction,
     "padding": CountPair,
     "pct_start": Fraction,
+    "pos_weight": ClassWeights,
     "probability": Probability,
     "rotation": NonNegative,
     "scale": Fraction,
@@ -130,6 +136,7 @@ OPTIONS: dict[str, Any] = {
     "size": Size,
     "step_size": Epochs,
     "stride": SizePair,
+    "weight": ClassWeights,
     "weight_decay": NonNegative,
     "weight_init": one_of(nn.WeightInit),
     "conv2d.padding": Padding,

@@ -23,17 +23,11 @@ from adtrain.ops.compare import (
 )
 from adtrain.ops.conv import conv2d, conv_transpose2d
 from adtrain.ops.create import arange, full, ones, ones_like, zeros, zeros_like
+from adtrain.ops.cross_entropy import cross_entropy, nll_loss
 from adtrain.ops.elementwise import *  # noqa: F403
 from adtrain.ops.getitem import getitem
 from adtrain.ops.index import embedding, one_hot, take, take_along_axis
-from adtrain.ops.loss import (
-    binary_cross_entropy_with_logits,
-    cross_entropy,
-    huber_loss,
-    l1_loss,
-    mse_loss,
-    nll_loss,
-)
+from adtrain.ops.loss import binary_cross_entropy_with_logits, huber_loss, l1_loss, mse_loss
 from adtrain.ops.matmul import matmul
 from adtrain.ops.norm import batch_norm, group_norm, layer_norm
 from adtrain.ops.pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d

@@ -1,4 +1,8 @@
-"""Losses: each a mean over the rows or elements, of shape ()."""
+"""Losses that compare two arrays of one shape, and the reduction that all losses share.
+
+With the reduction "none" a loss returns the losses of all elements or rows, with "sum" their sum, with "mean" their
+mean.
+"""
 
 from __future__ import annotations
 
@@ -7,66 +11,86 @@ from typing import Any
 from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
 from adtrain.ops.activation import softplus
-from adtrain.ops.broadcasting import promote, reshape
-from adtrain.ops.common import ArrayLike, as_value
+from adtrain.ops.broadcasting import promote
+from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes
 from adtrain.ops.compare import less, where
-from adtrain.ops.elementwise import abs, square
-from adtrain.ops.index import pick
-from adtrain.ops.reduce import mean
-from adtrain.ops.softmax import log_softmax
+from adtrain.ops.elementwise import abs, astype, square
+from adtrain.ops.reduce import mean, sum
 
 
-def cross_entropy(logits: ArrayLike, targets: ArrayLike, label_smoothing: float = 0.0) -> Value:
-    """-log softmax(logits)[target], mean over rows.
-
-    Args:
-        logits: (N, C).
-        targets: (N,) integers in [0, C).
-        label_smoothing: the share of the target that is spread evenly over all classes (C. Szegedy et al., 2016).
-
-    Raises:
-        ShapeError: the shapes do not fit, or a target is out of range.
-    """
-    if not 0 <= label_smoothing < 1:
-        raise ShapeError(f"cross_entropy: label_smoothing is {label_smoothing}, expected 0 <= it < 1")
-    log_probs = log_softmax(logits)
-    loss = nll_loss(log_probs, targets)
-    if label_smoothing == 0:
-        return loss
-    return loss * (1.0 - label_smoothing) - mean(log_probs) * label_smoothing
+def mse_loss(pred: ArrayLike, target: ArrayLike, *, reduction: str = "mean") -> Value:
+    """(pred - target)^2 of each element, reduced."""
+    return reduced("mse_loss", square(_difference("mse_loss", pred, target)), reduction)
 
 
-def nll_loss(log_probs: ArrayLike, targets: ArrayLike) -> Value:
-    """-log_probs[target], mean over rows: (N, C) and (N,) integers."""
-    value, labels = as_value(log_probs), as_value(targets)
-    if value.ndim != 2 or labels.shape != value.shape[:1]:
-        raise ShapeError(f"nll_loss: found {value.shape} and targets {labels.shape}, expected (N, C) and (N,)")
-    return -mean(pick(value, reshape(labels, (-1, 1)), axis=1))
+def l1_loss(pred: ArrayLike, target: ArrayLike, *, reduction: str = "mean") -> Value:
+    """|pred - target| of each element, reduced."""
+    return reduced("l1_loss", abs(_difference("l1_loss", pred, target)), reduction)
 
 
-def mse_loss(pred: ArrayLike, target: ArrayLike) -> Value:
-    """(pred - target)^2, mean over elements."""
-    return mean(square(_difference("mse_loss", pred, target)))
-
-
-def l1_loss(pred: ArrayLike, target: ArrayLike) -> Value:
-    """|pred - target|, mean over elements."""
-    return mean(abs(_difference("l1_loss", pred, target)))
-
-
-def huber_loss(pred: ArrayLike, target: ArrayLike, delta: float = 1.0) -> Value:
-    """d^2 / 2 for |d| < delta, else delta (|d| - delta / 2), mean over elements (P. Huber, 1964)."""
+def huber_loss(pred: ArrayLike, target: ArrayLike, delta: float = 1.0, *, reduction: str = "mean") -> Value:
+    """d^2 / 2 for |d| < delta, else delta (|d| - delta / 2), of each element, reduced (P. Huber, 1964)."""
     if delta <= 0:
         raise ShapeError(f"huber_loss: found delta = {delta}, expected it above 0")
     difference = _difference("huber_loss", pred, target)
     distance = abs(difference)
-    return mean(where(less(distance, delta), square(difference) * 0.5, (distance - 0.5 * delta) * delta))
+    losses = where(less(distance, delta), square(difference) * 0.5, (distance - 0.5 * delta) * delta)
+    return reduced("huber_loss", losses, reduction)
 
 
-def binary_cross_entropy_with_logits(logits: ArrayLike, targets: ArrayLike) -> Value:
-    """-t log s - (1 - t) log(1 - s) with s = sigmoid(logits), mean over elements."""
-    x, t = _same_shape("binary_cross_entropy_with_logits", logits, targets)
-    return mean(softplus(-x) * t + softplus(x) * (1.0 - t))  # -log s = softplus(-x), -log(1 - s) = softplus(x)
+def binary_cross_entropy_with_logits(
+    logits: ArrayLike,
+    targets: ArrayLike,
+    *,
+    weight: ArrayLike | None = None,
+    pos_weight: ArrayLike | None = None,
+    reduction: str = "mean",
+) -> Value:
+    """-pos_weight t log s - (1 - t) log(1 - s) with s = sigmoid(logits), times weight, of each element, reduced.
+
+    Args:
+        logits, targets: one shape; targets are in [0, 1].
+        weight, pos_weight: numbers that broadcast to that shape. The mean divides by the number of elements.
+
+    Raises:
+        ShapeError: the shapes do not fit.
+    """
+    name = "binary_cross_entropy_with_logits"
+    x, t = _same_shape(name, logits, targets)
+    positive = softplus(-x) * t  # -log s = softplus(-x), -log(1 - s) = softplus(x)
+    if pos_weight is not None:
+        positive = positive * _factor(name, "pos_weight", pos_weight, x)
+    losses = positive + softplus(x) * (1.0 - t)
+    if weight is not None:
+        losses = losses * _factor(name, "weight", weight, x)
+    return reduced(name, losses, reduction)
+
+
+def reduced(name: str, losses: Value, reduction: str) -> Value:
+    """The losses themselves, their sum, or their mean."""
+    check_reduction(name, reduction)
+    if reduction == "none":
+        return losses
+    return sum(losses) if reduction == "sum" else mean(losses)
+
+
+def check_reduction(name: str, reduction: str) -> None:
+    if reduction not in ("none", "sum", "mean"):
+        raise ShapeError(f"{name}: reduction is {reduction!r}, expected 'none', 'sum' or 'mean'")
+
+
+def of_type(weight: ArrayLike, like: Value) -> Value:
+    """Weights in the dtype and on the device of ``like``."""
+    value = weight if isinstance(weight, Value) else as_value(weight).to(like.device)
+    return astype(value, like.dtype)
+
+
+def _factor(name: str, option: str, weight: ArrayLike, x: Value) -> Value:
+    """Weights that broadcast to the shape of ``x``, without changing it."""
+    value = of_type(weight, x)
+    if broadcast_shapes(f"{name}: {option}", value.shape, x.shape) != x.shape:
+        raise ShapeError(f"{name}: found {option} of shape {value.shape}, expected it to broadcast to {x.shape}")
+    return value
 
 
 def _difference(name: str, pred: ArrayLike, target: ArrayLike) -> Any:

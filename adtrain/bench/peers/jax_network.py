@@ -135,11 +135,13 @@ def _batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, path: str, a: Arrays, x:
 
 
 def loss(cfg: Config) -> Callable[[Any, Any], Any]:
-    """The loss of outputs (N, C) and labels (N,)."""
+    """The loss of outputs (N, C) and labels (N,). Raises Unsupported for weights of classes."""
     import jax
     import jax.numpy as jnp
 
     options: Any = cfg.loss.options()
+    if any(isinstance(value, tuple) for value in options.values()):
+        unsupported("JAX", f"the loss {cfg.loss.kind} with weights")
 
     def picked(log_probabilities: Any, labels: Any) -> Any:
         return -jnp.take_along_axis(log_probabilities, labels[:, None], 1).mean()

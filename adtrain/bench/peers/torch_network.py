@@ -83,11 +83,15 @@ def loss(cfg: Config, one_hot: Any) -> Callable[[Any, Any], Any]:
         "mse": lambda outputs, labels: F.mse_loss(outputs, one_hot[labels]),
         "l1": lambda outputs, labels: F.l1_loss(outputs, one_hot[labels]),
         "huber": lambda outputs, labels, delta: F.huber_loss(outputs, one_hot[labels], delta=delta),
-        "binary_cross_entropy_with_logits": lambda outputs, labels: F.binary_cross_entropy_with_logits(
-            outputs, one_hot[labels]
+        "binary_cross_entropy_with_logits": lambda outputs, labels, **weights: F.binary_cross_entropy_with_logits(
+            outputs, one_hot[labels], **weights
         ),
     }
-    f, options = found[cfg.loss.kind], cfg.loss.options()
+    f = found[cfg.loss.kind]
+    options = {
+        name: one_hot.new_tensor(value) if isinstance(value, tuple) else value
+        for name, value in cfg.loss.options().items()
+    }
     return lambda outputs, labels: f(outputs, labels, **options)
 
 

@@ -1,0 +1,121 @@
+"""Losses of classes: labels, or a probability for each class, against the logarithms of probabilities."""
+
+from __future__ import annotations
+
+from adtrain.core.array import Value
+from adtrain.core.errors import DTypeError, ShapeError
+from adtrain.ops.broadcasting import reshape
+from adtrain.ops.common import ArrayLike, as_value
+from adtrain.ops.compare import not_equal, where
+from adtrain.ops.index import embedding, pick
+from adtrain.ops.loss import check_reduction, of_type, reduced
+from adtrain.ops.reduce import mean, sum
+from adtrain.ops.softmax import log_softmax
+
+
+def cross_entropy(
+    logits: ArrayLike,
+    targets: ArrayLike,
+    label_smoothing: float = 0.0,
+    *,
+    weight: ArrayLike | None = None,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> Value:
+    """-log softmax(logits)[target] of each row, reduced.
+
+    Args:
+        logits: (N, C), (N, C, d...) or (C,).
+        targets: labels, integers in [0, C), of the shape of the logits without C; or probabilities of the classes,
+            floating point, of the shape of the logits.
+        label_smoothing: the share of the target that is spread evenly over all classes (C. Szegedy et al., 2016).
+        weight: (C,), a factor for each class. The mean over labels is divided by the sum of the labels' weights, the
+            mean over probabilities by the number of rows.
+        ignore_index: rows with this label have loss 0 and are not counted in the mean, which is NaN if all are ignored.
+
+    Raises:
+        ShapeError: the shapes do not fit, or a label is out of range.
+        DTypeError: ``ignore_index`` is given with probabilities.
+    """
+    if not isinstance(label_smoothing, (int, float)) or not 0 <= label_smoothing < 1:
+        raise ShapeError(f"cross_entropy: label_smoothing is {label_smoothing}, expected 0 <= it < 1")
+    scores, labels = as_value(logits), as_value(targets)
+    axis = _class_axis("cross_entropy", scores)
+    log_probs = log_softmax(scores, axis)
+    if labels.dtype.kind != "f":
+        return _of_labels("cross_entropy", log_probs, labels, label_smoothing, weight, ignore_index, reduction)
+    if ignore_index is not None:
+        raise DTypeError(f"cross_entropy: ignore_index is for labels, found probabilities of type {labels.dtype}")
+    if labels.shape != scores.shape:
+        raise ShapeError(
+            f"cross_entropy: found {scores.shape} and {labels.dtype} targets {labels.shape}, expected probabilities of "
+            "the shape of the logits, or integers"
+        )
+    classes = scores.shape[axis]
+    shares = labels * (1.0 - label_smoothing) + label_smoothing / classes if label_smoothing else labels
+    if weight is not None:
+        log_probs = log_probs * _by_class("cross_entropy", weight, log_probs, axis)
+    return -reduced("cross_entropy", sum(log_probs * shares, axis), reduction)
+
+
+def nll_loss(
+    log_probs: ArrayLike,
+    targets: ArrayLike,
+    *,
+    weight: ArrayLike | None = None,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> Value:
+    """-log_probs[target] of each row, reduced. Arguments and errors are those of `cross_entropy` for labels."""
+    return _of_labels("nll_loss", as_value(log_probs), as_value(targets), 0.0, weight, ignore_index, reduction)
+
+
+def _of_labels(
+    name: str,
+    log_probs: Value,
+    labels: Value,
+    smoothing: float,
+    weight: ArrayLike | None,
+    ignore_index: int | None,
+    reduction: str,
+) -> Value:
+    axis = _class_axis(name, log_probs)
+    rows = log_probs.shape[:axis] + log_probs.shape[axis + 1 :]
+    if labels.shape != rows:
+        raise ShapeError(f"{name}: found {log_probs.shape} and targets {labels.shape}, expected targets {rows}")
+    check_reduction(name, reduction)
+    labels = reshape(labels, (*rows[:axis], 1, *rows[axis:]))
+    counted = None  # the weight of each row in the mean; None means 1
+    kept = None
+    if ignore_index is not None:
+        kept = not_equal(labels, ignore_index)
+        labels = where(kept, labels, 0)
+    losses = pick(log_probs, labels, axis)
+    if weight is not None:
+        factors = _by_class(name, weight, log_probs, axis)
+        counted = embedding(labels, reshape(factors, (-1,)))
+        losses, log_probs = losses * counted, log_probs * factors if smoothing else log_probs
+    if smoothing:
+        losses = losses * (1.0 - smoothing) + mean(log_probs, axis, keepdims=True) * smoothing
+    if kept is not None:
+        losses = where(kept, losses, 0.0)
+        counted = kept.astype(log_probs.dtype) if counted is None else where(kept, counted, 0.0)
+    if counted is not None and reduction == "mean":
+        return -(sum(losses) / sum(counted))
+    return -reduced(name, reshape(losses, rows) if reduction == "none" else losses, reduction)
+
+
+def _class_axis(name: str, scores: Value) -> int:
+    if scores.ndim == 0:
+        raise ShapeError(f"{name}: found shape (), expected (N, C), (N, C, d...) or (C,)")
+    return min(1, scores.ndim - 1)
+
+
+def _by_class(name: str, weight: ArrayLike, scores: Value, axis: int) -> Value:
+    """The weights of the classes, in a shape that broadcasts to that of the scores."""
+    value = of_type(weight, scores)
+    if value.shape != (scores.shape[axis],):
+        raise ShapeError(
+            f"{name}: found weight of shape {value.shape}, expected ({scores.shape[axis]},): one number for each class"
+        )
+    return reshape(value, (-1,) + (1,) * (scores.ndim - axis - 1))

@@ -1,0 +1,338 @@
+"""Which of PyTorch's OpInfo entries are compared with which operation of adtrain, and which samples may be refused.
+
+A call takes a sample's arguments, with PyTorch's names and order, as arrays of adtrain. An argument that it does not
+take is a refusal. `Call.refused` lists the allowed causes; any other refusal is a failure, and so is a cause that no
+sample has.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from adtrain import ops
+
+
+class NotTaken(Exception):
+    """A sample has an option that the operation does not have."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operation of adtrain in the terms of an OpInfo entry.
+
+    Attributes:
+        f: takes the arguments of a sample.
+        refused: texts, one of which is in the message of every refusal.
+        needs: the public operation that it uses, where that may be missing.
+        gradient: whether the gradient is compared; it is not where both libraries define a subgradient differently.
+        integers: whether values are also compared for integers and bool.
+        other_type: whether the result for integers has another type than PyTorch's, with the same values.
+    """
+
+    f: Callable[..., Any]
+    refused: tuple[str, ...] = ()
+    needs: str = ""
+    gradient: bool = True
+    integers: bool = True
+    other_type: bool = False
+
+
+CALLS: dict[str, Call] = {}
+MISSING: dict[str, list[str]] = {}
+"""From an operation that adtrain does not have to the OpInfo entries that would check it."""
+
+
+def call(names: str, f: Callable[..., Any] | None, *refused: str, needs: str = "", **options: bool) -> None:
+    """Compare `f` with the OpInfo entries of these names, or list them as missing if `ops` has no operation `needs`."""
+    for name in names.split():
+        if needs and not hasattr(ops, needs):
+            MISSING.setdefault(needs, []).append(name)
+        else:
+            assert f is not None
+            CALLS[name] = Call(f, refused, needs, **options)
+
+
+def same(names: str, *refused: str, **options: Any) -> None:
+    """Compare operations with OpInfo entries of the same name; `atan2=arctan2` gives both."""
+    for name in names.split():
+        entry, _, operation = name.partition("=")
+        operation = operation or entry.rpartition(".")[2]
+        call(entry, getattr(ops, operation, None), *refused, needs=operation, **options)
+
+
+INTEGERS = "expected float32 or float64"
+"""Functions of real numbers refuse integers and bool, where PyTorch converts them."""
+BOOL = "found bool, expected numbers"
+NO_OPTION = "option not taken"
+EMPTY = "has no elements"
+OUT_OF_BOUNDS = "out of bounds for uint8"
+NOT_OF_TYPE = "for elements of type"
+"""A number that an integer type does not have; PyTorch keeps its low bits."""
+
+# Elementwise, one argument.
+same("exp log log1p expm1 sqrt rsqrt reciprocal sin cos tanh sigmoid erf nn.functional.relu", INTEGERS)
+same("nn.functional.gelu nn.functional.silu")
+same("abs neg")
+same("square", BOOL)
+call("sign sgn", lambda x: ops.where(ops.equal(x, x), ops.sign(x), 0), BOOL)  # of NaN: 0 in PyTorch, NaN in NumPy
+call("nn.functional.softplus", ops.softplus, NO_OPTION)
+call("nn.functional.logsigmoid", lambda x: -ops.softplus(-x))
+call("nn.functional.leaky_relu", lambda x, negative_slope=0.01: ops.leaky_relu(x, negative_slope))
+call("nn.functional.elu", lambda x, alpha=1.0, scale=1.0: ops.elu(x, alpha) * scale)
+call("nn.functional.tanhshrink", lambda x: x - ops.tanh(x), INTEGERS)
+call("nn.functional.mish", lambda x: x * ops.tanh(ops.softplus(x)))
+call("nn.functional.softsign", lambda x: x / (1.0 + ops.abs(x)))
+same("floor ceil trunc round isnan isfinite isinf exp2 log2 log10 tan asin=arcsin acos=arccos atan=arctan sinh cosh")
+same("logical_not logical_and logical_or logical_xor bitwise_not bitwise_and bitwise_or bitwise_xor")
+
+# Elementwise, several arguments.
+call("add", lambda x, y, *, alpha=1: ops.add(x, y if alpha == 1 else ops.mul(y, alpha)), BOOL, OUT_OF_BOUNDS)
+call("sub", lambda x, y, *, alpha=1: ops.sub(x, y if alpha == 1 else ops.mul(y, alpha)), OUT_OF_BOUNDS)
+call("rsub", lambda x, y, *, alpha=1: ops.sub(y, x if alpha == 1 else ops.mul(x, alpha)), OUT_OF_BOUNDS)
+call("mul __rmul__", ops.mul, BOOL)
+call("__radd__", lambda x, y: y + x, BOOL)
+call("__rsub__", lambda x, y: y - x)
+call("__rdiv__", lambda x, y: y / x)
+call("__rpow__", lambda x, y: ops.power(y, x), integers=False)
+call("__rmatmul__", lambda x, y: y @ x, INTEGERS)
+call("div.no_rounding_mode", lambda x, y, *, rounding_mode=None: ops.div(x, y))
+call("true_divide", ops.div)
+call("pow float_power", ops.power, integers=False)
+call("maximum max.binary", ops.maximum, BOOL)
+call("minimum min.binary", ops.minimum, BOOL)
+call("eq", ops.equal)
+call("ne", ops.not_equal)
+call("lt", ops.less)
+call("le", ops.less_equal)
+call("gt", ops.greater)
+call("ge", ops.greater_equal)
+call("where", lambda a, condition, b: ops.where(condition, a, b))
+call("clamp", lambda x, min=None, max=None: ops.clip(x, min, max), "clip: a bound is an array", gradient=False)
+call("clamp_min clamp_max", ops.clip, "clip: a bound is an array", gradient=False)
+call("nn.functional.relu6", lambda x: ops.clip(x, 0, 6))
+call("nn.functional.hardtanh", lambda x, min_val=-1.0, max_val=1.0: ops.clip(x, min_val, max_val), integers=False,
+     gradient=False)  # fmt: skip
+call("lerp", lambda a, b, weight: a + weight * (b - a))
+call("addcmul", lambda x, a, b, *, value=1: x + a * b * value)
+call("addcdiv", lambda x, a, b, *, value=1: x + a / b * value)
+same("atan2=arctan2 hypot logaddexp copysign fmod remainder floor_divide")
+call("__rmod__", lambda x, y: y % x, needs="remainder")
+call("div.floor_rounding", lambda x, y, *, rounding_mode: ops.floor_divide(x, y), needs="floor_divide")  # type: ignore[attr-defined]
+call("div.trunc_rounding", lambda x, y, *, rounding_mode: ops.trunc(x / y), needs="trunc")  # type: ignore[attr-defined]
+
+
+# Reductions.
+def reduction(operation: str) -> Callable[..., Any]:
+    return lambda x, dim=None, keepdim=False: getattr(ops, operation)(x, all_if_empty(dim), keepdim)
+
+
+def all_if_empty(dim: Any) -> Any:
+    """PyTorch reduces over all axes for an empty tuple, NumPy and adtrain over none."""
+    return None if isinstance(dim, (tuple, list)) and not dim else dim
+
+
+def var(x: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: Any = None) -> Any:
+    return ops.var(x, all_if_empty(dim), keepdim, int(unbiased) if correction is None else correction)
+
+
+def std(x: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: Any = None) -> Any:
+    axes, value = all_if_empty(dim), int(unbiased) if correction is None else correction
+    return ops.std(x, axes, keepdim, value)  # type: ignore[attr-defined]
+
+
+OF_0D = "is out of range for an array of 0 dimensions"
+for _entry, _operation in {
+    "sum": "sum", "mean": "mean", "amax": "max", "amin": "min", "argmax": "argmax", "argmin": "argmin", "all": "all",
+    "any": "any", "prod": "prod",
+}.items():  # fmt: skip
+    call(_entry, reduction(_operation), OF_0D, needs=_operation)
+call("max.reduction_no_dim", ops.max)
+call("min.reduction_no_dim", ops.min)
+call("logsumexp", reduction("logsumexp"), OF_0D, INTEGERS)
+call("var", var)
+call("var.unbiased", lambda x, unbiased: var(x, unbiased=unbiased))
+call("std", std, needs="std")
+call("std.unbiased", lambda x, unbiased: std(x, unbiased=unbiased), needs="std")
+call("cumsum", lambda x, dim: ops.cumsum(x, dim), OF_0D, NO_OPTION)
+call("sort", lambda x, dim=-1, descending=False, stable=False: ops.sort(x, dim), needs="sort")  # type: ignore[attr-defined]
+call("topk", lambda x, k, dim=-1, largest=True, sorted=True: ops.topk(x, k, dim), needs="topk")  # type: ignore[attr-defined]
+call("argsort", lambda x, dim=-1, descending=False, stable=False: ops.argsort(x, dim), needs="argsort")  # type: ignore[attr-defined]
+
+# Softmax.
+call("softmax", lambda x, dim: ops.softmax(x, dim), OF_0D, EMPTY)
+call("log_softmax", lambda x, dim: ops.log_softmax(x, dim), OF_0D, EMPTY)
+call("softmax.with_dtype", lambda x, dim, dtype: ops.softmax(ops.astype(x, dtype), dim), OF_0D, EMPTY)
+call("log_softmax.with_dtype", lambda x, dim, dtype: ops.log_softmax(ops.astype(x, dtype), dim), OF_0D, EMPTY)
+call("nn.functional.softmin", lambda x, dim: ops.softmax(-x, dim), OF_0D, EMPTY)
+
+
+# Shapes.
+def lengths(shape: tuple[Any, ...]) -> tuple[int, ...]:
+    """Lengths that are given as one sequence or one by one."""
+    return tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+
+
+def swapped(x: Any, a: int, b: int) -> Any:
+    axes = list(range(x.ndim))
+    if axes:
+        axes[a], axes[b] = axes[b], axes[a]
+    return ops.transpose(x, axes)
+
+
+def expand(x: Any, *shape: Any) -> Any:
+    wanted = lengths(shape)
+    old = (1,) * (len(wanted) - x.ndim) + x.shape
+    return ops.broadcast_to(x, [m if n == -1 else n for n, m in zip(wanted, old, strict=True)])
+
+
+def parts(x: Any, size: int, dim: int = 0) -> tuple[Any, ...]:
+    starts = range(0, x.shape[dim], size)
+    return tuple(x[(slice(None),) * (dim % x.ndim) + (slice(start, start + size),)] for start in starts)
+
+
+def padded(x: Any, pad: Sequence[int], mode: str = "constant", value: Any = None) -> Any:
+    """PyTorch lists the widths of the last axis first."""
+    widths = list(zip(pad[::2], pad[1::2], strict=True))[::-1]
+    return ops.pad(x, [(0, 0)] * (x.ndim - len(widths)) + widths, 0 if value is None else value)
+
+
+def along(x: Any, dim: int, index: Any) -> Any:
+    return x[(slice(None),) * (dim % x.ndim) + (index,)]
+
+
+call("reshape view", lambda x, *shape: ops.reshape(x, lengths(shape)))
+call("reshape_as view_as", lambda x, other: ops.reshape(x, other.shape))
+call("ravel", lambda x: ops.reshape(x, -1))
+call("flatten", lambda x, start_dim=0, end_dim=-1: ops.reshape(
+    x, (*x.shape[:start_dim], -1, *(x.shape[end_dim + 1 :] if end_dim != -1 else ()))))  # fmt: skip
+call("transpose transpose_copy", swapped)
+call("permute permute_copy", lambda x, *axes: ops.transpose(x, lengths(axes)))
+call("t", lambda x: ops.transpose(x))
+call("mT", lambda x: swapped(x, -1, -2))
+call("T", lambda x: ops.transpose(x))
+call("squeeze.multiple", lambda x, dim: ops.squeeze(x, tuple(i for i in dim if x.ndim and x.shape[i] == 1)))
+call("squeeze squeeze_copy", lambda x, dim=None: x if dim is not None and x.ndim and x.shape[dim] != 1
+     else ops.squeeze(x, dim), OF_0D)  # fmt: skip
+call("unsqueeze unsqueeze_copy", lambda x, dim: ops.expand_dims(x, dim))
+call("expand expand_copy", expand)
+call("expand_as", lambda x, other: ops.broadcast_to(x, other.shape))
+call("broadcast_to", lambda x, shape: ops.broadcast_to(x, shape))
+call("sum_to_size", lambda x, *shape: ops.sum_to(x, lengths(shape)), other_type=True)
+call("cat", lambda xs, dim=0: ops.concatenate(xs, dim), "differ in their number of axes")
+call("stack", lambda xs, dim=0: ops.stack(xs, dim))
+call("flip", lambda x, dims: ops.flip(x, dims))
+call("flipud", lambda x: ops.flip(x, 0))
+call("fliplr", lambda x: ops.flip(x, 1))
+call("split", parts)
+call("select", lambda x, dim, index: along(x, dim, index))
+call("narrow", lambda x, dim, start, length: along(x, dim, slice(int(start) % (x.shape[dim] or 1),
+                                                               int(start) % (x.shape[dim] or 1) + length)))  # fmt: skip
+call("unbind", lambda x, dim=0: tuple(along(x, dim, i) for i in range(x.shape[dim])))
+call("nn.functional.pad.constant", padded, "negative widths", NOT_OF_TYPE)
+call("constant_pad_nd", lambda x, pad, value=0: padded(x, pad, value=value), "negative widths")
+call("full_like", lambda x, value, *, dtype=None, **_: ops.full(x.shape, value, dtype or x.dtype), NOT_OF_TYPE)
+call("ones_like", lambda x, *, dtype=None, **_: ops.ones(x.shape, dtype or x.dtype))
+call("zeros_like", lambda x, *, dtype=None, **_: ops.zeros(x.shape, dtype or x.dtype))
+
+# Indices.
+call("__getitem__", lambda x, index: x[index], "more than one array of indices", "the indices are bool")
+call("gather", lambda x, dim, index, **_: ops.take_along_axis(x, index, dim), "do not fit", OF_0D)
+call("take_along_dim", ops.take_along_axis, "do not fit", NO_OPTION)
+call("index_select", lambda x, dim, index: ops.take(x, index, dim), OF_0D)
+call("take", lambda x, index: ops.take(ops.reshape(x, -1), index))
+call("nn.functional.embedding", lambda weight, indices: ops.embedding(indices, weight))
+call("nn.functional.one_hot", lambda x, num_classes: ops.one_hot(x, num_classes, np.int64), "one_hot")
+
+
+# Products.
+def weighted(x: Any, beta: float, product: Any, alpha: float) -> Any:
+    """beta x + alpha product. As in BLAS, beta = 0 leaves out x, even if it is NaN."""
+    return (ops.zeros_like(x) if beta == 0 else x * beta) + product * alpha
+
+
+call("matmul mm bmm mv dot vdot", ops.matmul, INTEGERS)
+call("outer", lambda a, b: ops.reshape(a, (-1, 1)) * b, BOOL)
+call("inner", lambda a, b: a * b if 0 in (a.ndim, b.ndim) else ops.matmul(a, ops.transpose(b)), INTEGERS)
+call("nn.functional.linear", lambda x, w, b=None: ops.matmul(x, ops.transpose(w)) + (0 if b is None else b), INTEGERS)
+call(
+    "addmm addmv baddbmm addmm.decomposed",
+    lambda x, a, b, *, beta=1, alpha=1: weighted(x, beta, a @ b, alpha),
+    INTEGERS,
+)
+call("addbmm", lambda x, a, b, *, beta=1, alpha=1: weighted(x, beta, ops.sum(a @ b, 0), alpha), INTEGERS)
+call("addr", lambda x, a, b, *, beta=1, alpha=1: weighted(x, beta, ops.reshape(a, (-1, 1)) * b, alpha), BOOL)
+call("tensordot", lambda a, b, dims: ops.tensordot(a, b, dims), needs="tensordot")  # type: ignore[attr-defined]
+call("kron", lambda a, b: ops.kron(a, b), needs="kron")  # type: ignore[attr-defined]
+call("cross linalg.cross", lambda a, b, *, dim=-1: ops.cross(a, b, dim), needs="cross")  # type: ignore[attr-defined]
+
+
+# Convolution and pooling.
+POOLING = {
+    "ceil_mode": False,
+    "dilation": 1,
+    "return_indices": False,
+    "count_include_pad": True,
+    "divisor_override": None,
+}
+"""PyTorch's defaults of options that pooling may not have."""
+
+
+def pooling(operation: str, *positional: str) -> Callable[..., Any]:
+    """A pooling with PyTorch's arguments; `positional` names those after the padding."""
+
+    def pool(x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, *more: Any, **options: Any) -> Any:
+        options |= dict(zip(positional, more, strict=False))
+        options = {name: value for name, value in options.items() if value != POOLING[name]}
+        f = getattr(ops, operation)
+        for name in options:
+            if name not in inspect.signature(f).parameters:
+                raise NotTaken(name)
+        return f(x, kernel_size, stride, padding, **options)
+
+    return pool
+
+
+for _n in ("1d", "2d", "3d"):
+    same(f"nn.functional.conv{_n}", "expected 4 axes", "expected an integer or a pair", INTEGERS)
+    same(f"nn.functional.conv_transpose{_n}", "expected 4 axes", "must be less than the stride", INTEGERS)
+    call(f"nn.functional.max_pool{_n}", pooling(f"max_pool{_n}"), NO_OPTION, INTEGERS, "expected (N, C",
+         needs=f"max_pool{_n}")  # fmt: skip
+    call(f"nn.functional.avg_pool{_n}", pooling(f"avg_pool{_n}", "ceil_mode", "count_include_pad", "divisor_override"),
+         NO_OPTION, INTEGERS, needs=f"avg_pool{_n}")  # fmt: skip
+    same(f"nn.functional.adaptive_avg_pool{_n}", "expected an integer or a pair", "expected (N, C")
+
+
+# Normalisation.
+def batch_norm(x: Any, mean: Any, var: Any, weight: Any = None, bias: Any = None, training: bool = False,
+               momentum: float = 0.1, eps: float = 1e-5) -> Any:  # fmt: skip
+    return ops.batch_norm(x, mean, var, weight, bias, training=training, momentum=momentum, eps=eps)[0]
+
+
+def layer_norm(x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+    return ops.layer_norm(x, shape, weight, bias, eps)
+
+
+def group_norm(x: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+    return ops.group_norm(x, num_groups, weight, bias, eps)
+
+
+call("nn.functional.batch_norm", batch_norm, "batch_norm", "elements of type object")
+call("nn.functional.layer_norm", layer_norm)
+call("nn.functional.group_norm", group_norm)
+
+# Losses.
+same("nn.functional.cross_entropy nn.functional.nll_loss nn.functional.mse_loss nn.functional.l1_loss")
+same("nn.functional.huber_loss")
+call("nn.functional.binary_cross_entropy_with_logits", ops.binary_cross_entropy_with_logits)
+
+
+def smooth_l1(x: Any, y: Any, *, beta: float = 1.0, reduction: str = "mean") -> Any:
+    return ops.huber_loss(x, y, beta, reduction=reduction) / beta
+
+
+call("nn.functional.smooth_l1_loss", smooth_l1, "expected it above 0")
