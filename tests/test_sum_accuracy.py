@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from program_samples import ALL
 
 import adtrain as ad
 from adtrain import ops
@@ -23,6 +24,12 @@ SUMS: dict[str, tuple[Callable[[Any], Any], Callable[[np.ndarray], Any], tuple[i
     "running sum": (ops.cumsum, np.cumsum, (COUNT,)),
     "running sum from the end": (lambda x: ops.cumsum(x, reverse=True), lambda x: x[::-1].cumsum()[::-1], (COUNT,)),
     "running sums of columns": (ops.cumsum, lambda x: x.cumsum(0), (COUNT // 4, 4)),
+    "fused with its summands": (lambda x: ops.sum(x * x * 2.0, 0), lambda x: (x * x * 2).sum(0), (COUNT // 4, 4)),
+    "gradient of a bias": (
+        lambda x: ad.grad(lambda bias: ops.sum(ops.sigmoid(x + bias)))(ops.zeros(4, device=x.device)),
+        lambda x: (1 / (2 + np.exp(x) + np.exp(-x))).sum(0),
+        (COUNT // 4, 4),
+    ),
     "logsumexp": (lambda x: ops.exp(ops.logsumexp(x, 0)), lambda x: np.exp(x).sum(0), (COUNT // 4, 4)),
 }
 
@@ -34,7 +41,7 @@ def test_error_of_a_float32_sum(name: str, equal: bool) -> None:
     f, reference, shape = SUMS[name]
     x = np.full(shape, 0.1, np.float32) if equal else np.random.default_rng(0).random(shape, np.float32)
     expected = reference(x.astype(np.float64))
-    for run in (f, ad.stage(f)):
+    for run in (f, ad.stage(f), ad.stage(f, ALL)):
         assert np.abs(run(x).numpy() / expected - 1).max() <= BOUND
 
 

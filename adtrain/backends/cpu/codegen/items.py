@@ -1,7 +1,8 @@
 """Batchwise loops: C that computes several equations item by item, with intermediate values in a thread's scratch.
 
 Sums over the items are split into a fixed number of parts. One thread adds the items of a part in order, and the parts
-are added in order, so that the result does not depend on the threads.
+are added in order, so that the result does not depend on the threads. A part of many items is added in blocks, and the
+sums of blocks in double, so that the error does not grow with the number of items.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from adtrain.backends.cpu.codegen.loops import item_loops
 from adtrain.backends.cpu.codegen.text import Writer
-from adtrain.codegen.expressions import pointer
+from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.fused import body_of, loops_p
 from adtrain.core.kernel import CKernel, value_for
 from adtrain.core.primitive import Trait
@@ -25,7 +26,11 @@ from adtrain.passes.plan_memory import nbytes
 
 PARTS, PARTS_OF_LARGE = 16, 8
 """Parts of a sum over items, in general and of LARGE_SUM bytes or more."""
+BLOCK_ITEMS = 64
+"""Items of a part that are added in the type of the sum."""
 LARGE_SUM = 1 << 20
+TOTAL_BYTES = 8
+"""Bytes of an element of a part's total: double or int64_t."""
 ROWS_AHEAD = 4
 """Items ahead for which a gathered row is prefetched; the hardware cannot predict its address."""
 SMALL_ITEM = 1 << 13
@@ -34,7 +39,8 @@ SMALL_ITEM = 1 << 13
 
 def sums_workspace(equation: Equation) -> int:
     """Bytes of the parts of the sums over items."""
-    return sum(_parts(e) * aligned(nbytes(v)) for e in _sums(body_of(equation)) for v in e.outputs)
+    body = body_of(equation)
+    return _SumsOverItems(body, _how(body.equations[0]).count, "").nbytes
 
 
 def _sums(body: Program) -> list[Equation]:
@@ -173,45 +179,76 @@ def emit_items(writer: Writer, equation: Equation, place: Callable[[Variable], s
 
 
 class _SumsOverItems:
-    """Sums in parts: the offset of each sum in a part, and the loops that compute and add the parts."""
+    """Sums in parts: the offset of each sum in a part, and the loops that compute and add the parts.
+
+    Attributes:
+        at: the offset of each sum among those of a block; `size` bytes in all.
+        total_at: the offset of each sum among those of a part. With `blocks` these are in double, and a part has its
+            totals first, then the sums of its block. Otherwise a part is one block.
+    """
 
     def __init__(self, body: Program, count: int, workspace: str) -> None:
         self.count, self.workspace = count, workspace
         self.parts = min(map(_parts, _sums(body)), default=0)
+        self.blocks = count > self.parts * BLOCK_ITEMS
         self.at: dict[Variable, int] = {}
-        self.size = 0
+        self.total_at: dict[Variable, int] = {}
+        self.size = totals = 0
         for e in _sums(body):
             for v in e.outputs:
-                self.at[v] = self.size
+                self.at[v], self.total_at[v] = self.size, totals if self.blocks else self.size
                 self.size += aligned(nbytes(v))
+                totals += aligned(TOTAL_BYTES * v.size)
+        self.block_at = totals if self.blocks else 0
+        self.stride = self.block_at + self.size
+
+    @property
+    def nbytes(self) -> int:
+        return self.parts * self.stride
 
     def addresses(self) -> dict[Variable, str]:
-        return {v: f"({pointer(v)})(part + {at})" for v, at in self.at.items()}
+        return {v: f"({pointer(v)})(part + {self.block_at + at})" for v, at in self.at.items()}
+
+    def _total(self, v: Variable) -> str:
+        """The C type in which the parts of a sum are added."""
+        return "double" if self.blocks and v.type.dtype.kind == "f" else c_type(v.type.dtype)
+
+    def _items(self, inside: Sequence[str]) -> list[str]:
+        """C that adds the items `first` to `last` of a part."""
+        add = ["for (int64_t n = first; n < last; n++) {", *(f"    {line}" for line in inside), "}"]
+        if not self.blocks:
+            return [f"memset(part, 0, {self.size});", *add]
+        lines = [f"memset(part, 0, {self.block_at});", "const int64_t part_end = last;"]
+        lines += [f"for (; first < part_end; first += {BLOCK_ITEMS}) {{"]
+        lines += [f"    memset(part + {self.block_at}, 0, {self.size});"]
+        lines += [f"    last = first + {BLOCK_ITEMS} < part_end ? first + {BLOCK_ITEMS} : part_end;"]
+        lines += [f"    {line}" for line in add]
+        for v, address in self.addresses().items():
+            total = f"(({self._total(v)} *)(part + {self.total_at[v]}))[i]"
+            lines += [f"    for (int64_t i = 0; i < {v.size}; i++) {total} += ({address})[i];"]
+        return [*lines, "}"]
 
     def lines(self, inside: Sequence[str], place: Callable[[Variable], str]) -> list[str]:
         """C for the parts, to which `inside` adds one item, and for the sums of the parts."""
         lines = [
             "#pragma omp for schedule(dynamic, 1) nowait",
             f"for (int64_t p = 0; p < {self.parts}; p++) {{",
-            f"    char *part = {self.workspace} + p * {self.size};",
-            f"    memset(part, 0, {self.size});",
-            f"    for (int64_t n = {self.count} * p / {self.parts}; n < {self.count} * (p + 1) / {self.parts}; n++) {{",
-            *(f"        {line}" for line in inside),
-            "    }",
+            f"    char *part = {self.workspace} + p * {self.stride};",
+            f"    int64_t first = {self.count} * p / {self.parts}, last = {self.count} * (p + 1) / {self.parts};",
+            *(f"    {line}" for line in self._items(inside)),
             "}",
             "#pragma omp barrier",
             "int64_t begin, end;",
         ]
-        for v, at in self.at.items():
-            x = pointer(v, const=True)
+        for v, at in self.total_at.items():
+            total = self._total(v)
             lines += [
                 f"my_cache_lines(team, {v.size}, &begin, &end);",
                 "for (int64_t i = begin; i < end; i++) {",
-                f"    {x}x = ({x})({self.workspace} + {at}) + i;",
-                f"    {pointer(v)}y = {place(v)} + i;",
-                "    *y = *x;",
-                f"    for (int64_t p = 1; p < {self.parts}; p++)",
-                f"        *y += x[p * {self.size // v.type.dtype.itemsize}];",
+                f"    const char *x = {self.workspace} + {at} + i * sizeof({total});",
+                f"    {total} sum = *(const {total} *)x;",
+                f"    for (int64_t p = 1; p < {self.parts}; p++) sum += *(const {total} *)(x + p * {self.stride});",
+                f"    ({place(v)})[i] = sum;",
                 "}",
             ]
         return lines
