@@ -65,8 +65,9 @@ def accurate_sum(x: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -
     """
     trailing = axes == tuple(range(x.ndim - len(axes), x.ndim))
     dtype = np.dtype(np.float64) if x.dtype == np.float32 and not trailing else summed(x.dtype)
-    total: np.ndarray = np.sum(x, axis=axes, dtype=dtype, keepdims=keepdims)
-    return total.astype(summed(x.dtype), copy=False)
+    total: Any = np.sum(x, axis=axes, dtype=dtype, keepdims=keepdims)
+    found: np.ndarray = total.astype(summed(x.dtype), copy=False)
+    return found
 
 
 sum_p: Primitive = Primitive(
