@@ -265,7 +265,7 @@ def test_the_error_of_an_unreadable_file_names_it(tmp_path: Path, monkeypatch: p
     def denied(*args: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr("adtrain.config.files.open", denied, raising=False)
+    monkeypatch.setattr("adtrain.config.files.open_regular", denied)
     assert problems(tmp_path, NETWORK) == ["c.yaml  cannot be read: Permission denied"]
 
 

@@ -179,10 +179,10 @@ def test_model_files_have_the_bytes_of_the_safetensors_library(tensors: dict[str
 def test_a_model_file_that_does_not_fit_into_memory_is_an_error_of_python() -> None:
     import resource
 
-    x = np.zeros(1 << 24, np.uint8)
+    x = np.zeros(1 << 28, np.uint8)
     limits = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 23), limits[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 26), limits[1]))
     try:
         with pytest.raises(MemoryError):
             tensor_file.encode({"x": x}, {})

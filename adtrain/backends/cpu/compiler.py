@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adtrain.assets import asset_path
-from adtrain.backends.cpu.toolchain import Compiler, CompilerError, CompilerKilled, find_compiler, processor
+from adtrain.backends.cpu.toolchain import Compiler, CompilerError, CompilerKilled, end_all, find_compiler, processor
 from adtrain.cache import Cache, digest, open_cache, reason
 from adtrain.codegen.expressions import c_type
 from adtrain.core.errors import AdtrainError
@@ -142,7 +142,11 @@ class _Build:
             jobs = [functools.partial(self._program, site, program_source)]
             jobs += [functools.partial(self._kernel, site, key, objects[key]) for key in missing]
             with ThreadPoolExecutor(os.cpu_count()) as threads:  # threads that wait for processes
-                list(threads.map(lambda job: job(), jobs))  # where one fails, those not yet started are cancelled
+                try:
+                    list(threads.map(lambda job: job(), jobs))  # where one fails, those not yet started are cancelled
+                except KeyboardInterrupt:
+                    end_all()
+                    raise
             for key in missing:
                 found[key] = self.cache.store(key, ".o", Path(site, f"{key}.o").read_bytes())
             self.compiler.run(["-shared", "-o", "library.so", "program.o", *map(str, found.values()), "-lm"], site)

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ FLAGS = ("-O3", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-
 NATIVE = {"x86_64": "-march=native", "i686": "-march=native", "aarch64": "-mcpu=native", "arm64": "-mcpu=native"}
 # The lines of /proc/cpuinfo that tell which instructions a processor has, on x86 and on ARM.
 _PROCESSOR_LINES = ("model name", "flags", "CPU implementer", "CPU part", "CPU variant", "Features")
+_running: set[subprocess.Popen[str]] = set()
 _TELLING = re.compile(r"error|undefined reference|multiple definition|cannot|No space left", re.IGNORECASE)
 
 
@@ -131,12 +133,29 @@ def _run(command: Sequence[str], folder: str) -> subprocess.CompletedProcess[str
     """
     environment = {**os.environ, "LC_ALL": "C", "TMPDIR": folder}
     try:
-        return subprocess.run(
+        process = subprocess.Popen(
             command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace", start_new_session=True,
         )  # fmt: skip
     except OSError as error:
         raise CompilerError(f"{command[0]}: cannot be run ({error.strerror})") from error
+    with process:
+        _running.add(process)
+        try:
+            messages, _ = process.communicate()
+        except BaseException:
+            end_all()
+            raise
+        finally:
+            _running.discard(process)
+    return subprocess.CompletedProcess(process.args, process.returncode, messages)
+
+
+def end_all() -> None:
+    """End all compilers that run, with the processes that they started."""
+    for process in list(_running):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _first_error(done: subprocess.CompletedProcess[str]) -> str:
