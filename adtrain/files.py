@@ -1,10 +1,13 @@
-"""Atomic file writes: readers see the old or the new content, never a part of it, even after a crash."""
+"""Atomic writes, whose readers see the old or the new content, never a part of it; and reads of regular files."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
+import stat
+from io import BufferedReader
 from pathlib import Path
 
 from adtrain.core.errors import AdtrainError
@@ -15,24 +18,59 @@ TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}")
 def write_atomic(path: str | Path, content: bytes) -> None:
     """Replace the file at `path` with `content`, atomically. After the return the content survives a power failure.
 
+    A symbolic link is followed, and the file keeps its mode. A device or pipe, such as /dev/stdout, is written to.
+
     Raises AdtrainError that names the file and the cause if it cannot be written; the old file is then unchanged.
     """
     path = Path(path)
+    try:
+        mode = path.stat().st_mode if path.exists() else None
+        if mode is not None and not stat.S_ISREG(mode):
+            with path.open("wb") as file:
+                file.write(content)
+        else:
+            _replace(Path(os.path.realpath(path)), content, mode)
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def _replace(path: Path, content: bytes, mode: int | None) -> None:
+    if path.is_symlink():  # links were followed: this one leads to itself
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
     # The name is chosen before the file is created, so that an interrupt at any point leaves no file.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        try:
-            with temporary.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-            _sync_folder(path.parent)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise unwritable(path, error) from error
+        with temporary.open("xb") as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(mode))
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def open_regular(path: str | Path) -> BufferedReader:
+    """Open a regular file to read its bytes. Opening a pipe would wait for a writer, perhaps for ever.
+
+    Raises OSError where it is missing, unreadable, or of another kind.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+        raise OSError(number, "it is a folder" if number == errno.EISDIR else "it is no regular file", str(path))
+    return open(descriptor, "rb")
+
+
+def read_regular(path: str | Path) -> bytes:
+    """The bytes of a regular file. Raises OSError as `open_regular` does."""
+    with open_regular(path) as file:
+        return file.read()
 
 
 def remove_temporaries(path: Path) -> None:

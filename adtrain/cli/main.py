@@ -8,10 +8,12 @@ Exit codes: 0 success, 1 a check failed, 2 an error in usage, config or data, 70
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import click
@@ -149,11 +151,35 @@ def close_stdout() -> int:
     return BROKEN_PIPE
 
 
+class _Forgiving(io.FileIO):
+    """A file descriptor for messages: what cannot be written, because a reader is gone or a disk is full, is lost."""
+
+    def write(self, content: Any) -> int:
+        with suppress(OSError):
+            written = super().write(content)
+            if written is not None:  # None: the descriptor does not block, and is full
+                return written
+        return len(content)
+
+
 def open_streams() -> None:
-    """Replace streams that the caller closed (`>&-`), for which Python has None, by the null device."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    """Open the standard streams such that no message can end a run.
+
+    Descriptors that the caller closed (`>&-`) become the null device; otherwise the next file would get their number,
+    and the messages. Standard error drops what it cannot write. Characters that the terminal lacks become `?`.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    encoding = "utf-8" if sys.stderr is None else sys.stderr.encoding
+    raw = _Forgiving(2, "w", closefd=False)
+    sys.stderr = io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors="replace", line_buffering=True)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 @click.command(cls=Commands, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM during a training: the first signal requests a stop, the second ends the process at once."""
+"""Signals during a training: SIGINT (Ctrl-C), SIGTERM, and SIGHUP (a lost connection).
+
+The first signal requests a stop, the second ends the process at once.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NOTE = b"adtrain: stopping after the current steps; a second signal ends at once\n"
 
 
@@ -32,7 +35,8 @@ class StopSignals:
             self.number = number
             self.exit_now()
         self.number = number
-        os.write(2, b"\n" + NOTE if sys.stderr.isatty() else NOTE)  # the newline is for a progress bar
+        with suppress(OSError):  # whoever read it may be gone
+            os.write(2, b"\n" + NOTE if sys.stderr.isatty() else NOTE)  # the newline is for a progress bar
 
     def exit_now(self) -> None:
         """End the process immediately. This loses no data, because files are replaced atomically."""
@@ -44,9 +48,14 @@ class StopSignals:
 
 @contextmanager
 def stop_signals() -> Iterator[StopSignals]:
-    """Replace Python's handlers of the signals during a `with` block by those of a StopSignals."""
+    """Replace Python's handlers of the signals during a `with` block by those of a StopSignals.
+
+    A SIGHUP that the caller ignores, as `nohup` does, stays ignored.
+    """
     signals = StopSignals()
-    previous = {number: signal.signal(number, signals.handle) for number in SIGNALS}
+    ignored = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else []
+    listened = [number for number in SIGNALS if number not in ignored]
+    previous = {number: signal.signal(number, signals.handle) for number in listened}
     try:
         yield signals
     finally:

@@ -60,7 +60,7 @@ from adtrain.training.run_folder import LAST
 @click.option(
     "--repeat",
     "repeats",
-    type=click.IntRange(min=2),
+    type=click.IntRange(2, 1000),
     metavar="N",
     help="Train N times, from seed, seed + 1, ..., into runs/NAME-seed0, ... or DIR/seed0, ..., and tabulate the runs.",
 )
@@ -171,7 +171,7 @@ def _train(
     recorder = training.Recorder(folder, experiment)
     with ExitStack() as stack:
         display, signals = stack.enter_context(closing(progress_display())), stack.enter_context(stop_signals())
-        observers: list[Observer] = [display, recorder]
+        observers: list[Observer] = [recorder, display]  # files first
         if events:
             observers.append(stack.enter_context(closing(tensorboard.EventFiles(folder.path / tensorboard.FOLDER))))
         try:

@@ -15,6 +15,7 @@ from adtrain.config import build, explain, source
 from adtrain.config.document import Config, Data, Source
 from adtrain.config.overrides import override
 from adtrain.config.problems import ConfigError, Problem, known
+from adtrain.files import open_regular
 
 
 def load(path_or_name: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
@@ -25,7 +26,7 @@ def load(path_or_name: str | os.PathLike[str], overrides: Sequence[str] = ()) ->
     """
     path = _find(os.fspath(path_or_name))
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             content = file.read(source.MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError([Problem(str(path), "", f"cannot be read: {error.strerror}")]) from None

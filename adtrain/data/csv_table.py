@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Sequence
+from io import TextIOWrapper
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ import numpy as np
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.options import Options
 from adtrain.data.part import Part, Parts, as_images
+from adtrain.files import open_regular
 
 if TYPE_CHECKING:
     from _csv import Reader
@@ -32,7 +34,7 @@ def read(path: Path, options: Options) -> Parts:
     unknown.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
             try:
                 return Parts(_table(path, reader, options))

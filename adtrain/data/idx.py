@@ -19,6 +19,7 @@ import numpy as np
 
 from adtrain.data.errors import DataError
 from adtrain.data.part import MAX_DEFLATE_RATIO, require_memory
+from adtrain.files import open_regular
 
 DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 GZIP_MAGIC = b"\x1f\x8b"
@@ -49,7 +50,7 @@ def encode(array: np.ndarray) -> bytes:
 def opened(path: Path) -> Iterator[Stream]:
     """A stream of the file's bytes, decompressed if they are gzip; I/O errors in the block become DataErrors."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             compressed = file.read(2) == GZIP_MAGIC
             file.seek(0)
             if compressed:

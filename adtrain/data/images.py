@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adtrain.data.errors import DataError
+from adtrain.files import open_regular
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -51,7 +52,7 @@ def _opened(path: str | Path) -> Iterator[Image.Image]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=("PNG", "JPEG")) as image:
+            with open_regular(path) as file, Image.open(file, formats=("PNG", "JPEG")) as image:
                 if image.mode not in GREY_MODES | COLOUR_MODES:
                     raise DataError(f"{path}: found pixels of kind {image.mode}, expected 8-bit grey or RGB")
                 yield image

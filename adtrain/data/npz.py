@@ -20,6 +20,7 @@ import numpy as np
 from adtrain.data.errors import DataError
 from adtrain.data.options import Options
 from adtrain.data.part import MAX_DEFLATE_RATIO, Part, Parts, as_images, as_labels, require_memory
+from adtrain.files import open_regular
 
 NAMES = (("x_train", "y_train"), ("images", "labels")), (("x_test", "y_test"),)
 """Names of the arrays (images, labels) of the training part, with an alternative, and of the test part."""
@@ -42,7 +43,7 @@ def read(path: Path, options: Options) -> Parts:
     that names the file and the array.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             train, test = (_part(path, archive, members, names, options) for names in NAMES)
     except DAMAGED as error:

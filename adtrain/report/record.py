@@ -10,6 +10,7 @@ from typing import Any
 
 from adtrain.config import Config
 from adtrain.core.errors import AdtrainError
+from adtrain.files import read_regular
 from adtrain.training import model_file
 from adtrain.training.run_folder import SUMMARY, read_metrics
 
@@ -77,9 +78,10 @@ def _summary(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
+        found: dict[str, Any] = json.loads(read_regular(path))
     except (OSError, ValueError) as error:
-        raise AdtrainError(f"{path}: cannot be read ({error})") from None
+        cause = getattr(error, "strerror", None) or error
+        raise AdtrainError(f"{path}: cannot be read ({cause})") from None
     for field, kind in FIELDS.items():
         if not isinstance(found, dict) or not isinstance(found.get(field), kind):
             raise AdtrainError(f"{path}: found no {field}, expected a file that adtrain train wrote")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from adtrain.core.errors import AdtrainError
-from adtrain.files import remove_temporaries, unwritable, write_atomic
+from adtrain.files import open_regular, read_regular, remove_temporaries, unwritable, write_atomic
 from adtrain.training import model_file
 from adtrain.training.checkpoint import Checkpoint, Progress, encode
 from adtrain.training.endings import Result
@@ -65,7 +65,7 @@ class RunFolder:
         metrics, progress = self.path / METRICS, start.checkpoint.progress
         try:
             if metrics.exists():
-                content = metrics.read_bytes()
+                content = read_regular(metrics)
                 os.truncate(metrics, content.rfind(b"\n") + 1)  # drop the unfinished line of a killed run
             (self.path / SUMMARY).unlink(missing_ok=True)
         except OSError as error:
@@ -89,6 +89,7 @@ class RunFolder:
             return
         path = self.path / METRICS
         try:
+            open_regular(path).close()
             file = path.open("ab")
         except OSError as error:
             raise unwritable(path, error) from error
@@ -178,7 +179,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     """
     path = run / METRICS
     try:
-        *lines, _unfinished = path.read_bytes().split(b"\n")
+        *lines, _unfinished = read_regular(path).split(b"\n")
     except OSError as error:
         raise AdtrainError(f"{path}: cannot be read ({error.strerror})") from None
     found: list[dict[str, Any]] = []
@@ -216,7 +217,9 @@ def _create_numbered(name: str) -> Path:
     while True:
         try:
             path.mkdir(parents=True)
-        except FileExistsError:
+        except FileExistsError as error:
+            if not DEFAULT_PARENT.is_dir():
+                raise AdtrainError(f"{DEFAULT_PARENT}: found a file or a broken link, expected a folder") from error
             number += 1
             path = DEFAULT_PARENT / f"{name}-{number}"
         except OSError as error:

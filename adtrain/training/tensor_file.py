@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors import numpy as safetensors_numpy
 
 from adtrain.core import tree
 from adtrain.core.errors import AdtrainError
 from adtrain.core.types import ArrayType
+from adtrain.files import open_regular
 
 METADATA_KEY = "adtrain"
 MAX_NAMED = 4
@@ -24,14 +24,25 @@ DTYPES = {
     "F32": "float32", "F64": "float64", "I32": "int32", "I64": "int64", "U8": "uint8", "U32": "uint32", "BOOL": "bool"
 }  # fmt: skip
 """NumPy names of the supported dtypes, by their safetensors names."""
+NAMES = {name: code for code, name in DTYPES.items()}
+_ORDER = ("int64", "float64", "float32", "uint32", "int32", "uint8", "bool")
 
 
 def encode(tensors: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> bytes:
     """The file's content: the same bytes for the same arrays and metadata.
 
-    All metadata are JSON under one key, because safetensors writes several keys in a varying order.
+    Written here, because the library's writer aborts the process where memory is short. Arrays are sorted by dtype, the
+    largest first, then by name, as the library sorts them; the header is padded to 8 bytes.
     """
-    return safetensors_numpy.save(dict(tensors), {METADATA_KEY: json.dumps(about, allow_nan=False)})
+    header: dict[str, Any] = {"__metadata__": {METADATA_KEY: json.dumps(about, allow_nan=False)}}
+    end, parts = 0, []
+    for name, x in sorted(tensors.items(), key=lambda item: (_ORDER.index(item[1].dtype.name), item[0])):
+        begin, end = end, end + x.nbytes
+        header[name] = {"dtype": NAMES[x.dtype.name], "shape": list(x.shape), "data_offsets": [begin, end]}
+        parts.append(np.ascontiguousarray(x).data)
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
 
 
 def named(*trees: object, prefix: str = "") -> dict[str, Any]:
@@ -48,6 +59,7 @@ class TensorFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            open_regular(path).close()
             self._file = safe_open(path, framework="numpy")
             metadata = self._file.metadata() or {}
             self._slices = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adtrain.assets import asset_path
-from adtrain.backends.cpu.toolchain import Compiler, CompilerError, find_compiler, processor
+from adtrain.backends.cpu.toolchain import Compiler, CompilerError, CompilerKilled, find_compiler, processor
 from adtrain.cache import Cache, digest, open_cache, reason
 from adtrain.codegen.expressions import c_type
 from adtrain.core.errors import AdtrainError
@@ -56,7 +56,8 @@ def load(program_source: str, kernels: Collection[Source]) -> ctypes.CDLL:
         program_source: C11, which may include the headers of `kernels/cpu`.
         kernels: each file and element types that the program needs a function of.
 
-    Raises CompilerError, one line that says what to do: no compiler, a compiler that fails, a disk that is full.
+    Raises CompilerError, one line that says what to do: no compiler, a compiler that fails, a disk that is full; and
+    CompilerKilled where a signal ended the compiler.
     """
     if os.name != "posix":
         raise CompilerError("code is compiled on Linux and macOS only")
@@ -77,7 +78,7 @@ def load(program_source: str, kernels: Collection[Source]) -> ctypes.CDLL:
             loaded = ctypes.CDLL(str(library))
         _end_threads_before_fork(loaded)
         return loaded
-    except CompilerError:
+    except (CompilerError, CompilerKilled):
         raise
     except OSError as error:
         raise CompilerError(reason(error)) from error
@@ -157,7 +158,7 @@ class _Build:
         try:
             self.compiler.run([*options, "program.c"], site)
         except CompilerError as error:
-            if not self.cache.lasting or error.interrupted:
+            if not self.cache.lasting:
                 raise
             kept = self.cache.folder / "failed.c"
             command = [*self.compiler.command, *self.compiler.flags, *options, str(kept)]

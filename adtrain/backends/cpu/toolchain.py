@@ -7,6 +7,7 @@ import platform
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,15 +27,11 @@ _TELLING = re.compile(r"error|undefined reference|multiple definition|cannot|No 
 
 
 class CompilerError(AdtrainError):
-    """Compilation failed: the compiler is missing or failed, or the disk is full.
+    """Compilation failed: the compiler is missing or failed, or the disk is full. NumPy takes over."""
 
-    Attributes:
-        interrupted: a signal ended the compiler.
-    """
 
-    def __init__(self, message: str, interrupted: bool = False) -> None:
-        super().__init__(message)
-        self.interrupted = interrupted
+class CompilerKilled(AdtrainError):
+    """A signal ended the compiler. The run ends: NumPy would go on with other bytes than compiled code."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +64,15 @@ class Compiler:
 
         Raises:
             CompilerError: it failed; with its first error message.
+            CompilerKilled: a signal ended it.
         """
         done = _run([*self.command, *self.flags, *arguments], folder)
+        if done.returncode < 0:
+            name = signal.Signals(-done.returncode).name
+            raise CompilerKilled(f"{shlex.join(self.command)}: ended by {name}; is there enough memory? Run it again")
         if done.returncode:
             line = _first_error(done).replace(f"{folder}/", "")  # a folder for this once
-            raise CompilerError(f"{shlex.join(self.command)}: {line}", interrupted=done.returncode < 0)
+            raise CompilerError(f"{shlex.join(self.command)}: {line}")
 
 
 def find_compiler(cache: Cache) -> Compiler:
@@ -124,12 +125,15 @@ def processor() -> str:
 
 
 def _run(command: Sequence[str], folder: str) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end. All messages, in English, are in stdout."""
+    """Run the command to its end. All messages, in English, are in stdout.
+
+    The command has a session of its own, so that Ctrl-C, which signals a whole process group, does not end it.
+    """
     environment = {**os.environ, "LC_ALL": "C", "TMPDIR": folder}
     try:
         return subprocess.run(
             command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace",
+            stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace", start_new_session=True,
         )  # fmt: skip
     except OSError as error:
         raise CompilerError(f"{command[0]}: cannot be run ({error.strerror})") from error

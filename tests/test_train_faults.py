@@ -1,0 +1,190 @@
+"""Faults around a training: nobody reads its messages, its compiler dies, its files are pipes, memory is short."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given
+from hypothesis import strategies as st
+from waiting import PATIENCE, wait_until
+
+from adtrain.core.errors import AdtrainError
+from adtrain.files import write_atomic
+from adtrain.training import tensor_file
+
+COMMAND = [sys.executable, "-c", "from adtrain.cli.main import main; main()"]
+LONG = ["train", "mlp-small", "--epochs", "1000", "--output-dir", "run"]
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("finished") / "run"
+    subprocess.run(
+        [*COMMAND, "train", "mlp-small", "--steps", "2", "--profile-steps", "0", "--output-dir", run],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return run
+
+
+def metrics() -> str:
+    path = Path("run/metrics.jsonl")
+    return path.read_text() if path.exists() else ""
+
+
+def last_line() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(metrics().splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_writes_its_checkpoint_although_nobody_reads_the_messages(number: signal.Signals) -> None:
+    reader = subprocess.Popen(["true"], stdin=subprocess.PIPE)
+    assert reader.stdin is not None
+    with subprocess.Popen([*COMMAND, *LONG], stdout=reader.stdin, stderr=reader.stdin) as process:
+        reader.wait()
+        reader.stdin.close()
+        wait_until(lambda: '"epoch"' in metrics(), process)
+        process.send_signal(number)
+        assert process.wait(PATIENCE) == 128 + number
+    assert last_line()["kind"] == "stopped"
+    assert Path("run/last.safetensors").exists()
+
+
+def test_hangups_stay_ignored_where_the_caller_ignores_them() -> None:
+    ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); from adtrain.cli.main import main; main()"
+    with subprocess.Popen([sys.executable, "-c", ignore, *LONG], stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: '"epoch"' in metrics(), process)
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 143
+
+
+@pytest.mark.parametrize("streams", ["2>/dev/full", "<&- >&- 2>&-"])
+def test_a_training_ends_well_without_streams_to_write_to(streams: str) -> None:
+    arguments = "train mlp-small --epochs 1 --output-dir run --profile-steps 0"
+    shell = ["/bin/sh", "-c", f'"$@" {arguments} {streams}', "sh", *COMMAND]
+    assert subprocess.run(shell, stdout=subprocess.DEVNULL).returncode == 0
+    assert last_line()["kind"] == "test"
+
+
+@pytest.mark.compiled
+def test_a_stop_of_the_whole_group_lets_the_compiler_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it NumPy would take the first steps, whose results have other bytes than those of compiled code."""
+    compiler = Path("cc").absolute()
+    mark = Path("compiling").absolute()
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *program.c*) touch {mark}; sleep 1;; esac\nexec gcc "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(Path("cache").absolute()))
+    with subprocess.Popen([*COMMAND, *LONG], stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        wait_until(mark.exists, process)
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert "running on NumPy" not in err
+    assert "continue with: adtrain train --resume run" in err
+
+
+@pytest.mark.compiled
+def test_a_killed_compiler_ends_the_run_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = Path("cc").absolute()
+    compiler.write_text('#!/bin/sh\ncase "$*" in *program.c*) kill -9 $$;; esac\nexec gcc "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(Path("cache").absolute()))
+    done = subprocess.run([*COMMAND, *LONG], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "ended by SIGKILL; is there enough memory? Run it again" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pipe", "message"),
+    [
+        ("train pipe", "pipe", "pipe  cannot be read: it is no regular file"),
+        ("report run", "run/metrics.jsonl", "run/metrics.jsonl: cannot be read (it is no regular file)"),
+        ("report run", "run/summary.json", "run/summary.json: cannot be read (it is no regular file)"),
+        ("eval run", "run/model.safetensors", "run: found no model.safetensors"),
+        ("data inspect data.csv", "data.csv", "data.csv: found"),
+        ("data inspect data.npz", "data.npz", "data.npz: found"),
+    ],
+)
+def test_a_pipe_in_place_of_a_file_is_refused(finished_run: Path, arguments: str, pipe: str, message: str) -> None:
+    shutil.copytree(finished_run, "run")
+    Path(pipe).unlink(missing_ok=True)
+    os.mkfifo(pipe)
+    done = subprocess.run([*COMMAND, *arguments.split()], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert message in line
+
+
+def test_a_broken_link_named_runs_is_refused() -> None:
+    Path("runs").symlink_to("nowhere/at/all")
+    done = subprocess.run([*COMMAND, "train", "mlp-small"], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 2
+    assert done.stderr == "adtrain: error: runs: found a file or a broken link, expected a folder\n"
+
+
+def test_atomic_writes_follow_links_and_keep_the_mode() -> None:
+    file, link = Path("file"), Path("link")
+    file.write_bytes(b"old")
+    file.chmod(0o640)
+    link.symlink_to(file)
+    write_atomic(link, b"new")
+    assert link.is_symlink()
+    assert (file.read_bytes(), file.stat().st_mode & 0o777) == (b"new", 0o640)
+
+
+def test_devices_are_written_to_and_not_replaced() -> None:
+    write_atomic("/dev/null", b"text")
+    assert Path("/dev/null").is_char_device()
+    with pytest.raises(AdtrainError, match="cannot be written"):
+        write_atomic("/dev/full", b"text")
+    assert Path("/dev/full").is_char_device()
+    loop = Path("loop")
+    loop.symlink_to(loop)
+    with pytest.raises(AdtrainError, match="loop: cannot be written"):
+        write_atomic(loop, b"text")
+
+
+arrays = st.builds(
+    lambda dtype, shape: np.arange(np.prod(shape, dtype=int), dtype=np.uint8).reshape(shape).astype(dtype),
+    st.sampled_from(sorted(tensor_file.NAMES)),
+    st.lists(st.integers(0, 3), max_size=3).map(tuple),
+)
+
+
+@given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), arrays, max_size=6), st.text())
+def test_model_files_have_the_bytes_of_the_safetensors_library(tensors: dict[str, np.ndarray], about: str) -> None:
+    tensors.pop("__metadata__", None)
+    expected = safetensors.numpy.save(tensors, {tensor_file.METADATA_KEY: json.dumps({"about": about})})
+    assert tensor_file.encode(tensors, {"about": about}) == expected
+
+
+def test_a_model_file_that_does_not_fit_into_memory_is_an_error_of_python() -> None:
+    import resource
+
+    x = np.zeros(1 << 24, np.uint8)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 23), limits[1]))
+    try:
+        with pytest.raises(MemoryError):
+            tensor_file.encode({"x": x}, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
