@@ -7,8 +7,9 @@ import random
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -55,7 +56,9 @@ class Count:
 
 def entries() -> dict[str, Any]:
     """The OpInfo entries of the installed PyTorch, by name, with the variant after a dot."""
-    from torch.testing._internal.common_methods_invocations import op_db
+    # The import would forbid setting flags such as torch.backends.cudnn.benchmark, which other tests do.
+    with mock.patch.object(torch.backends, "disable_global_flags"):
+        from torch.testing._internal.common_methods_invocations import op_db
 
     return {f"{op.name}.{op.variant_test_name}".rstrip("."): op for op in op_db}
 
@@ -64,16 +67,19 @@ def count(name: str, entry: Any, limit: int | None = None, reference: bool = Fal
     """Compare up to `limit` samples of each type, chosen at random.
 
     Args:
-        reference: take OpInfo's reference samples, which also have large, infinite and NaN elements and more shapes;
-            their values are compared, without gradients.
+        reference: take OpInfo's reference samples, which also have large, infinite and NaN elements and more shapes.
+            Gradients are compared where all elements are finite.
     """
     found = Count()
-    for dtype in (torch.float64, *(INTEGERS if CALLS[name].integers else ())):
+    call = CALLS[name]
+    if reference and not call.reference_gradient:
+        call = replace(call, gradient=False)
+    for dtype in (torch.float64, *(INTEGERS if call.integers else ())):
         if not entry.supports_dtype(dtype, "cpu"):
             continue
         for sample in samples(entry, dtype, limit, reference):
             try:
-                found.compared.update(compare(CALLS[name], entry, sample))
+                found.compared.update(compare(call, entry, sample))
                 found.equal += 1
             except Refused as refusal:
                 found.refused[str(refusal)] += 1
@@ -86,12 +92,27 @@ def count(name: str, entry: Any, limit: int | None = None, reference: bool = Fal
 
 def samples(entry: Any, dtype: Any, limit: int | None = None, reference: bool = False) -> list[Any]:
     torch.manual_seed(0)
-    differentiable = dtype == torch.float64 and entry.supports_autograd and not reference
-    draw = entry.reference_inputs if reference else entry.sample_inputs
-    drawn = list(draw("cpu", dtype, requires_grad=differentiable))
-    if limit is None or len(drawn) <= limit:
-        return drawn
-    return [drawn[i] for i in sorted(random.Random(0).sample(range(len(drawn)), limit))]
+    differentiable = dtype == torch.float64 and entry.supports_autograd
+    if reference:  # for some entries these cannot be drawn with requires_grad
+        drawn = list(entry.reference_inputs("cpu", dtype, requires_grad=False))
+    else:
+        drawn = list(entry.sample_inputs("cpu", dtype, requires_grad=differentiable))
+    if limit is not None and len(drawn) > limit:
+        drawn = [drawn[i] for i in sorted(random.Random(0).sample(range(len(drawn)), limit))]
+    drawn = [sample.transform(contiguous) for sample in drawn]
+    if reference and differentiable:
+        for sample in drawn:
+            require_gradients(entry, sample)
+    return drawn
+
+
+def require_gradients(entry: Any, sample: Any) -> None:
+    """Mark the input of a reference sample, and the second one of a binary operation, as differentiated."""
+    chosen = [sample.input, *(sample.args[:1] if type(entry).__name__ == "BinaryUfuncInfo" else ())]
+    tensors = [x for x in chosen if isinstance(x, torch.Tensor) and x.dtype == torch.float64]
+    if all(torch.isfinite(x).all() for x in tensors):
+        for x in tensors:
+            x.requires_grad_()
 
 
 def described(sample: Any) -> str:
@@ -108,7 +129,6 @@ def described(sample: Any) -> str:
 
 def compare(call: Call, entry: Any, sample: Any) -> list[str]:
     """What was compared: "value", "gradient", "order 2". Raises Refused, Wrong or NoSample."""
-    sample = sample.transform(contiguous)
     f, leaves = ours(call, sample)
     inputs = [leaf.detach().numpy() for leaf in leaves]
     with warnings.catch_warnings():
@@ -164,7 +184,7 @@ def compilable(call: Call, entry: Any) -> Function | None:
                 continue
         except Refused:
             continue
-        f, leaves = ours(call, sample.transform(contiguous))
+        f, leaves = ours(call, sample)
 
         def values_and_gradients(*xs: Any, f: Callable[..., Any] = f) -> Any:
             out, pullback = ad.vjp(lambda *xs: tuple(x for x in outputs_of(f(*xs)) if x.dtype.kind == "f"), *xs)

@@ -8,6 +8,7 @@ sample has.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,8 @@ class Call:
         refused: texts, one of which is in the message of every refusal.
         needs: the public operation that it uses, where that may be missing.
         gradient: whether the gradient is compared; it is not where both libraries define a subgradient differently.
+        reference_gradient: whether the gradient is compared on reference samples too, which have poles, kinks and large
+            numbers; PyTorch's definition or overflow there may be another one.
         integers: whether values are also compared for integers and bool.
         other_type: whether the result for integers has another type than PyTorch's, with the same values.
     """
@@ -38,6 +41,7 @@ class Call:
     refused: tuple[str, ...] = ()
     needs: str = ""
     gradient: bool = True
+    reference_gradient: bool = True
     integers: bool = True
     other_type: bool = False
 
@@ -70,6 +74,8 @@ INTEGERS = "expected float32 or float64"
 BOOL = "found bool, expected numbers"
 NO_OPTION = "option not taken"
 EMPTY = "has no elements"
+OTHER_TYPE = "elements of type"
+"""An argument is complex, float16 or bfloat16."""
 OUT_OF_BOUNDS = "out of bounds for uint8"
 NOT_OF_TYPE = "for elements of type"
 """A number that an integer type does not have; PyTorch keeps its low bits."""
@@ -85,7 +91,7 @@ call("nn.functional.logsigmoid", lambda x: -ops.softplus(-x))
 call("nn.functional.leaky_relu", lambda x, negative_slope=0.01: ops.leaky_relu(x, negative_slope))
 call("nn.functional.elu", lambda x, alpha=1.0, scale=1.0: ops.elu(x, alpha) * scale)
 call("nn.functional.tanhshrink", lambda x: x - ops.tanh(x), INTEGERS)
-call("nn.functional.mish", lambda x: x * ops.tanh(ops.softplus(x)))
+call("nn.functional.mish", lambda x: x * ops.tanh(ops.softplus(x)), reference_gradient=False)
 call("nn.functional.softsign", lambda x: x / (1.0 + ops.abs(x)))
 same("floor ceil trunc round isnan isfinite isinf exp2 log2 log10 tan asin=arcsin acos=arccos atan=arctan sinh cosh")
 same("logical_not logical_and logical_or logical_xor bitwise_not bitwise_and bitwise_or bitwise_xor")
@@ -98,11 +104,11 @@ call("mul __rmul__", ops.mul, BOOL)
 call("__radd__", lambda x, y: y + x, BOOL)
 call("__rsub__", lambda x, y: y - x)
 call("__rdiv__", lambda x, y: y / x)
-call("__rpow__", lambda x, y: ops.power(y, x), integers=False)
+call("__rpow__", lambda x, y: ops.power(y, x), integers=False, reference_gradient=False)
 call("__rmatmul__", lambda x, y: y @ x, INTEGERS)
 call("div.no_rounding_mode", lambda x, y, *, rounding_mode=None: ops.div(x, y))
 call("true_divide", ops.div)
-call("pow float_power", ops.power, integers=False)
+call("pow float_power", ops.power, integers=False, reference_gradient=False)
 call("maximum max.binary", ops.maximum, BOOL)
 call("minimum min.binary", ops.minimum, BOOL)
 call("eq", ops.equal)
@@ -111,15 +117,15 @@ call("lt", ops.less)
 call("le", ops.less_equal)
 call("gt", ops.greater)
 call("ge", ops.greater_equal)
-call("where", lambda a, condition, b: ops.where(condition, a, b))
+call("where", lambda a, condition, b: ops.where(condition, a, b), OTHER_TYPE)
 call("clamp", lambda x, min=None, max=None: ops.clip(x, min, max), "clip: a bound is an array", gradient=False)
 call("clamp_min clamp_max", ops.clip, "clip: a bound is an array", gradient=False)
-call("nn.functional.relu6", lambda x: ops.clip(x, 0, 6))
+call("nn.functional.relu6", lambda x: ops.clip(x, 0, 6), reference_gradient=False)
 call("nn.functional.hardtanh", lambda x, min_val=-1.0, max_val=1.0: ops.clip(x, min_val, max_val), integers=False,
      gradient=False)  # fmt: skip
 call("lerp", lambda a, b, weight: a + weight * (b - a))
-call("addcmul", lambda x, a, b, *, value=1: x + a * b * value)
-call("addcdiv", lambda x, a, b, *, value=1: x + a / b * value)
+call("addcmul", lambda x, a, b, *, value=1: x + a * b * value, OTHER_TYPE)
+call("addcdiv", lambda x, a, b, *, value=1: x + a / b * value, OTHER_TYPE)
 same("atan2=arctan2 hypot logaddexp copysign fmod remainder floor_divide")
 call("__rmod__", lambda x, y: y % x, needs="remainder")
 call("div.floor_rounding", lambda x, y, *, rounding_mode: ops.floor_divide(x, y), needs="floor_divide")  # type: ignore[attr-defined]
@@ -153,11 +159,11 @@ for _entry, _operation in {
     call(_entry, reduction(_operation), OF_0D, needs=_operation)
 call("max.reduction_no_dim", ops.max)
 call("min.reduction_no_dim", ops.min)
-call("logsumexp", reduction("logsumexp"), OF_0D, INTEGERS)
-call("var", var)
-call("var.unbiased", lambda x, unbiased: var(x, unbiased=unbiased))
-call("std", std, needs="std")
-call("std.unbiased", lambda x, unbiased: std(x, unbiased=unbiased), needs="std")
+call("logsumexp", reduction("logsumexp"), OF_0D, INTEGERS, EMPTY)
+call("var", var, "expected over")
+call("var.unbiased", lambda x, unbiased: var(x, unbiased=unbiased), "expected over")
+call("std", std, "expected over", needs="std")
+call("std.unbiased", lambda x, unbiased: std(x, unbiased=unbiased), "expected over", needs="std")
 call("cumsum", lambda x, dim: ops.cumsum(x, dim), OF_0D, NO_OPTION)
 call("sort", lambda x, dim=-1, descending=False, stable=False: ops.sort(x, dim), needs="sort")  # type: ignore[attr-defined]
 call("topk", lambda x, k, dim=-1, largest=True, sorted=True: ops.topk(x, k, dim), needs="topk")  # type: ignore[attr-defined]
@@ -175,6 +181,12 @@ call("nn.functional.softmin", lambda x, dim: ops.softmax(-x, dim), OF_0D, EMPTY)
 def lengths(shape: tuple[Any, ...]) -> tuple[int, ...]:
     """Lengths that are given as one sequence or one by one."""
     return tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+
+
+def flattened(x: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
+    shape = x.shape or (1,)
+    start, end = start_dim % len(shape), end_dim % len(shape) + 1
+    return ops.reshape(x, (*shape[:start], math.prod(shape[start:end]), *shape[end:]))
 
 
 def swapped(x: Any, a: int, b: int) -> Any:
@@ -208,8 +220,7 @@ def along(x: Any, dim: int, index: Any) -> Any:
 call("reshape view", lambda x, *shape: ops.reshape(x, lengths(shape)))
 call("reshape_as view_as", lambda x, other: ops.reshape(x, other.shape))
 call("ravel", lambda x: ops.reshape(x, -1))
-call("flatten", lambda x, start_dim=0, end_dim=-1: ops.reshape(
-    x, (*x.shape[:start_dim], -1, *(x.shape[end_dim + 1 :] if end_dim != -1 else ()))))  # fmt: skip
+call("flatten", flattened)
 call("transpose transpose_copy", swapped)
 call("permute permute_copy", lambda x, *axes: ops.transpose(x, lengths(axes)))
 call("t", lambda x: ops.transpose(x))
@@ -223,7 +234,7 @@ call("expand expand_copy", expand)
 call("expand_as", lambda x, other: ops.broadcast_to(x, other.shape))
 call("broadcast_to", lambda x, shape: ops.broadcast_to(x, shape))
 call("sum_to_size", lambda x, *shape: ops.sum_to(x, lengths(shape)), other_type=True)
-call("cat", lambda xs, dim=0: ops.concatenate(xs, dim), "differ in their number of axes")
+call("cat", lambda xs, dim=0: ops.concatenate(xs, dim), "differ in their number of axes", OTHER_TYPE)
 call("stack", lambda xs, dim=0: ops.stack(xs, dim))
 call("flip", lambda x, dims: ops.flip(x, dims))
 call("flipud", lambda x: ops.flip(x, 0))
@@ -245,7 +256,7 @@ call("gather", lambda x, dim, index, **_: ops.take_along_axis(x, index, dim), "d
 call("take_along_dim", ops.take_along_axis, "do not fit", NO_OPTION)
 call("index_select", lambda x, dim, index: ops.take(x, index, dim), OF_0D)
 call("take", lambda x, index: ops.take(ops.reshape(x, -1), index))
-call("nn.functional.embedding", lambda weight, indices: ops.embedding(indices, weight))
+call("nn.functional.embedding", lambda weight, indices: ops.embedding(indices, weight), NO_OPTION)
 call("nn.functional.one_hot", lambda x, num_classes: ops.one_hot(x, num_classes, np.int64), "one_hot")
 
 
@@ -321,7 +332,7 @@ def group_norm(x: Any, num_groups: int, weight: Any = None, bias: Any = None, ep
     return ops.group_norm(x, num_groups, weight, bias, eps)
 
 
-call("nn.functional.batch_norm", batch_norm, "batch_norm", "elements of type object")
+call("nn.functional.batch_norm", batch_norm, "batch_norm", OTHER_TYPE)
 call("nn.functional.layer_norm", layer_norm)
 call("nn.functional.group_norm", group_norm)
 

@@ -45,6 +45,10 @@ OPTIMIZERS = (
     "rmsprop: {lr: 0.01, weight_decay: 0.01}",
     "rmsprop: {lr: 0.01, momentum: 0.5}",
 )
+WEIGHTED = (
+    "{cross_entropy: {weight: [1, 2, 0.5]}}",
+    "{binary_cross_entropy_with_logits: {weight: [1, 2, 1], pos_weight: [1, 2, 3]}}",
+)
 LOSSES = (
     "cross_entropy",
     "{cross_entropy: {label_smoothing: 0.1}}",
@@ -52,11 +56,12 @@ LOSSES = (
     "l1",
     "{huber: {delta: 0.3}}",
     "binary_cross_entropy_with_logits",
+    *WEIGHTED,
 )
 PLAIN = "[{linear: 16}, relu, {linear: 3}]"
 LACKING = {
     "numpy": {*LAYERS} - {"dense", "convolution"} | {*LOSSES} - {"cross_entropy"},
-    "jax-scan": {"transposed"},
+    "jax-scan": {"transposed", *WEIGHTED},
     "torch-eager": set[str](),
 }
 

@@ -21,7 +21,8 @@ from compiled_parity import TOLERANCE, check_all
 from adtrain.backends.cpu import toolchain
 
 pytestmark = pytest.mark.needs_torch
-SOME, MANY = 40, 400
+SOME, MANY = 24, 400
+"""The number of samples of an entry and type, and of reference samples."""
 
 
 @cache
@@ -53,6 +54,14 @@ def test_the_first_sample_of_every_entry_is_equal_in_compiled_code(monkeypatch: 
     )  # one large Program, whose speed is no matter
     functions = {name: opinfo_compare.compilable(call, entries()[name]) for name, call in CALLS.items()}
     check_all({name: f for name, f in functions.items() if f is not None}, TOLERANCE["float64"])
+
+
+def test_flags_of_pytorch_can_still_be_set() -> None:
+    """Importing OpInfo forbids it, and other tests run in the same process."""
+    import torch
+
+    entries()
+    torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark
 
 
 def test_every_name_in_the_table_is_an_opinfo_entry() -> None:

@@ -90,19 +90,22 @@ def _of_labels(
     if ignore_index is not None:
         kept = not_equal(labels, ignore_index)
         labels = where(kept, labels, 0)
-    losses = pick(log_probs, labels, axis)
+    try:
+        log_likelihoods = pick(log_probs, labels, axis)
+    except ShapeError as error:
+        raise ShapeError(f"{name}: a label is out of range ({error}); ignore_index leaves out rows") from None
     if weight is not None:
         factors = _by_class(name, weight, log_probs, axis)
         counted = embedding(labels, reshape(factors, (-1,)))
-        losses, log_probs = losses * counted, log_probs * factors if smoothing else log_probs
+        log_likelihoods, log_probs = log_likelihoods * counted, log_probs * factors if smoothing else log_probs
     if smoothing:
-        losses = losses * (1.0 - smoothing) + mean(log_probs, axis, keepdims=True) * smoothing
+        log_likelihoods = log_likelihoods * (1.0 - smoothing) + mean(log_probs, axis, keepdims=True) * smoothing
     if kept is not None:
-        losses = where(kept, losses, 0.0)
+        log_likelihoods = where(kept, log_likelihoods, 0.0)
         counted = kept.astype(log_probs.dtype) if counted is None else where(kept, counted, 0.0)
     if counted is not None and reduction == "mean":
-        return -(sum(losses) / sum(counted))
-    return -reduced(name, reshape(losses, rows) if reduction == "none" else losses, reduction)
+        return -(sum(log_likelihoods) / sum(counted))
+    return -reduced(name, reshape(log_likelihoods, rows) if reduction == "none" else log_likelihoods, reduction)
 
 
 def _class_axis(name: str, scores: Value) -> int:
