@@ -112,6 +112,34 @@ def test_a_closed_pipe_prints_no_error() -> None:
     assert process.returncode == main.BROKEN_PIPE
 
 
+def interrupted_script(module: str, arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the `adtrain` script such that SIGINT arrives when `module` is imported; `before` is code to run first."""
+    code = f"""
+import os, signal, sys
+class InterruptAtImport:
+    def find_spec(self, name, *_):
+        if name == "{module}":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, InterruptAtImport())
+{before}
+from adtrain_script import main
+main()
+"""
+    return subprocess.run([sys.executable, "-c", code, arguments], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("module", ["numpy", "adtrain.cli.main", "adtrain.cli.devices"])
+def test_ctrl_c_during_the_imports_prints_no_traceback(module: str) -> None:
+    done = interrupted_script(module, "devices")
+    assert (done.returncode, done.stdout) == (main.INTERRUPTED, "")
+    assert done.stderr in ("", "\nadtrain: interrupted\n")  # before and after the command has begun
+
+
+def test_ctrl_c_during_the_imports_stays_ignored_where_the_caller_ignores_it() -> None:
+    done = interrupted_script("numpy", "--version", "signal.signal(signal.SIGINT, signal.SIG_IGN)")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("closed", [1, 2])
 def test_a_closed_output_stream_is_no_internal_error(closed: int) -> None:
     script = "from adtrain.cli.main import main; main()"

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,23 @@ def test_finished_runs_are_kept_when_a_later_one_fails(
         False,
         False,
     ]
+
+
+def test_a_signal_after_the_last_test_batch_is_not_lost(cfg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = training.run
+
+    def run(*arguments: Any) -> Any:
+        result = original(*arguments)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return result
+
+    monkeypatch.setattr(training, "run", run)
+    result = repeat(cfg, "--repeat", "3", expect=143)
+    assert "stopped before the summary; continue with: adtrain train --resume runs/tiny-seed0" in result.stderr
+    assert [path.name for path in Path("runs").iterdir()] == ["tiny-seed0"]
+    monkeypatch.setattr(training, "run", original)
+    command("train", "--resume", "runs/tiny-seed0", "--profile-steps", "0")
+    assert summary(Path("runs/tiny-seed0"))["epochs"] == 1
 
 
 @pytest.mark.parametrize(

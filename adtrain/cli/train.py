@@ -174,15 +174,19 @@ def _train(
         observers: list[Observer] = [recorder, display]  # files first
         if events:
             observers.append(stack.enter_context(closing(tensorboard.EventFiles(folder.path / tensorboard.FOLDER))))
+        resume = f"continue with: adtrain train --resume {shlex.quote(str(folder.path))}"
         try:
             result = training.run(experiment, device, observers, start, signals.stop_requested, check)
         except training.Interrupted as stopped:
             display.close()
-            progress(f"{stopped}; continue with: adtrain train --resume {shlex.quote(str(folder.path))}")
+            progress(f"{stopped}; {resume}")
             raise SystemExit(signals.exit_code) from None
         except training.NotFinite as error:
             raise training.NotFinite(f"{error}; the state before that step is in {folder.path / LAST}") from None
     recorder.finished(result)
+    if signals.stop_requested():  # after the last test batch: too late for Interrupted
+        progress(f"stopped before the summary; {resume}")
+        raise SystemExit(signals.exit_code)
     return result
 
 
