@@ -36,7 +36,8 @@ from adtrain.ops.loss import (
 )
 from adtrain.ops.matmul import matmul
 from adtrain.ops.norm import batch_norm, group_norm, layer_norm
-from adtrain.ops.pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d
+from adtrain.ops.pool import adaptive_avg_pool2d
+from adtrain.ops.pool_functions import avg_pool1d, avg_pool2d, avg_pool3d, max_pool1d, max_pool2d, max_pool3d
 from adtrain.ops.power import power
 from adtrain.ops.random import dropout, random_uniform, rng_state
 from adtrain.ops.reduce import argmax, cumsum, logsumexp, max, mean, min, sum, var
@@ -49,7 +50,9 @@ __all__ = [
     "adaptive_avg_pool2d",
     "arange",
     "argmax",
+    "avg_pool1d",
     "avg_pool2d",
+    "avg_pool3d",
     "batch_norm",
     "binary_cross_entropy_with_logits",
     "broadcast_to",
@@ -82,7 +85,9 @@ __all__ = [
     "matmul",
     "matmul_precision",
     "max",
+    "max_pool1d",
     "max_pool2d",
+    "max_pool3d",
     "maximum",
     "mean",
     "min",
