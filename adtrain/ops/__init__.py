@@ -22,6 +22,7 @@ from adtrain.ops.compare import (
     where,
 )
 from adtrain.ops.conv import conv2d, conv_transpose2d
+from adtrain.ops.conv_axes import conv1d, conv3d, conv_transpose1d, conv_transpose3d
 from adtrain.ops.create import arange, full, ones, ones_like, zeros, zeros_like
 from adtrain.ops.elementwise import *  # noqa: F403
 from adtrain.ops.getitem import getitem
@@ -58,8 +59,12 @@ __all__ = [
     "broadcast_to",
     "clip",
     "concatenate",
+    "conv1d",
     "conv2d",
+    "conv3d",
+    "conv_transpose1d",
     "conv_transpose2d",
+    "conv_transpose3d",
     "cross_entropy",
     "cumsum",
     "dropout",

@@ -33,17 +33,17 @@ class Sweep(NamedTuple):
     low: int
     high: int
     dilation: int
-    count: int
+    places: int
 
     @property
     def plain(self) -> bool:
         """The primitives can do it: equal padding, no dilation, no partial window at the end."""
         fits = self.length + 2 * self.low - self.kernel
-        return self.low == self.high and self.dilation == 1 and self.count == fits // self.stride + 1
+        return self.low == self.high and self.dilation == 1 and self.places == fits // self.stride + 1
 
     def positions(self) -> np.ndarray:
         """Positions in the axis, (windows, elements of a window); some are in the padding."""
-        starts = self.stride * np.arange(self.count) - self.low
+        starts = self.stride * np.arange(self.places) - self.low
         return starts[:, None] + self.dilation * np.arange(self.kernel)
 
     def inside(self) -> np.ndarray:
@@ -120,15 +120,15 @@ def _max(x: Value, rows: Sweep, columns: Sweep) -> tuple[Value, Value]:
         maxima, where = bind(max_pool2d_p, x, windows=_windows(rows, columns))
         return maxima, where
     for axis, sweep in ((2, rows), (3, columns)):
-        if sweep.kernel > 1 or sweep.count != sweep.length:
+        if sweep.kernel > 1 or sweep.places != sweep.length:
             x = take(x, _constant(sweep.inside().ravel(), x), axis)
     kernel = (rows.kernel, columns.kernel)
     if floating:
         maxima, where = bind(max_pool2d_p, x, windows=Windows(kernel, kernel, (0, 0)))
         return maxima, where
     n, c = x.shape[:2]
-    split = reshape(x, (n, c, rows.count, rows.kernel, columns.count, columns.kernel))
-    windows = reshape(transpose(split, (0, 1, 2, 4, 3, 5)), (n, c, rows.count, columns.count, prod(kernel)))
+    split = reshape(x, (n, c, rows.places, rows.kernel, columns.places, columns.kernel))
+    windows = reshape(transpose(split, (0, 1, 2, 4, 3, 5)), (n, c, rows.places, columns.places, prod(kernel)))
     where = argmax(windows, -1, keepdims=True)
     return reshape(take_along_axis(windows, where, -1), where.shape[:-1]), reshape(where, where.shape[:-1])
 
@@ -136,7 +136,7 @@ def _max(x: Value, rows: Sweep, columns: Sweep) -> tuple[Value, Value]:
 def _flat(where: Value, rows: Sweep, columns: Sweep) -> Value:
     """Positions in windows as flat positions in the image (H, W), int64."""
     taps = np.arange(rows.kernel * columns.kernel)
-    starts = (np.arange(rows.count) * rows.kernel)[:, None], (np.arange(columns.count) * columns.kernel)[None]
+    starts = (np.arange(rows.places) * rows.kernel)[:, None], (np.arange(columns.places) * columns.kernel)[None]
     parts = []
     for tap, start, at in (
         (taps // columns.kernel, starts[0], rows.inside() * columns.length),
@@ -155,13 +155,13 @@ def _max_pool(
         raise DTypeError(f"{name}: found {value.dtype}, expected numbers; use astype")
     sweeps = _sweeps(name, axes, value, kernel, stride, padding, dilation, ceil)
     batch, rows, columns = value.shape[:2], sweeps[-2] if axes > 1 else ONE, sweeps[-1]
-    shape = (*batch, *(sweep.count for sweep in sweeps))
+    shape = (*batch, *(sweep.places for sweep in sweeps))
     depth = sweeps[0].length if axes == 3 else 1
     images = value if axes == 2 else reshape(value, (batch[0], batch[1] * depth, rows.length, columns.length))
     maxima, where = _max(images, rows, columns)
     flat = _flat(where, rows, columns) if indices else None
     if axes == 3:
-        count = rows.count * columns.count
+        count = rows.places * columns.places
         points = Sweep(count, 1, 1, 0, 0, 1, count)
         maxima, where = _max(reshape(maxima, (*batch, depth, count)), sweeps[0], points)
         if flat is not None:
@@ -176,7 +176,7 @@ def _mean(x: Value, rows: Sweep, columns: Sweep) -> Value:
     """Sums over windows of (N, C, H, W), divided by the sizes of the windows."""
     if rows.plain and columns.plain:
         return bind(avg_pool2d_p, x, windows=_windows(rows, columns))
-    needed = [(s.low, max((s.count - 1) * s.stride + s.kernel - s.low - s.length, 0)) for s in (rows, columns)]
+    needed = [(s.low, max((s.places - 1) * s.stride + s.kernel - s.low - s.length, 0)) for s in (rows, columns)]
     bare = [s._replace(low=0, high=0) for s in (rows, columns)]
     return bind(avg_pool2d_p, pad_image(x, tuple(needed)), windows=_windows(*bare))
 
@@ -194,9 +194,9 @@ def _avg_pool(
     images = value if axes == 2 else reshape(value, (batch[0], batch[1] * depth, rows.length, columns.length))
     out = _mean(images, rows, columns)
     if axes == 3:
-        count = rows.count * columns.count
+        count = rows.places * columns.places
         out = _mean(reshape(out, (*batch, depth, count)), sweeps[0], Sweep(count, 1, 1, 0, 0, 1, count))
-    out = reshape(out, (*batch, *(sweep.count for sweep in sweeps)))
+    out = reshape(out, (*batch, *(sweep.places for sweep in sweeps)))
     factor = np.array(prod(s.kernel for s in sweeps), np.float64)
     if divisor is not None:
         factor = factor / divisor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ LIMIT = 2**31
 
 def each(name: str, option: str, value: Ints, axes: int) -> tuple[int, ...]:
     """One integer per axis of the image, from one integer or one per axis."""
-    found = tuple(value) if isinstance(value, (tuple, list)) else (value,) * axes
+    found: tuple[Any, ...] = tuple(value) if isinstance(value, (tuple, list)) else (value,) * axes
     if len(found) != axes or not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in found):
         raise ShapeError(f"{name}: {option}: found {value}, expected an integer or {axes} of them")
     if any(abs(int(n)) >= LIMIT for n in found):
