@@ -223,10 +223,74 @@ case("conv_transpose2d", "stride", lambda x, w, b: ops.conv_transpose2d(x, w, b,
      normal(2, 3, 3, 4), normal(3, 2, 3, 3), normal(2))  # fmt: skip
 case("conv_transpose2d", "groups", lambda x, w: ops.conv_transpose2d(x, w, stride=(1, 2), groups=2, dilation=2),
      normal(1, 4, 3, 3), normal(4, 2, 2, 3), linear=(0, 1))  # fmt: skip
+case("conv1d", "stride", lambda x, w, b: ops.conv1d(x, w, b, 2, 1, 2), normal(2, 3, 7), normal(4, 3, 2), normal(4))
+case(
+    "conv2d",
+    "same",
+    lambda x, w: ops.conv2d(x, w, padding="same"),
+    normal(2, 2, 4, 3),
+    normal(3, 2, 2, 3),
+    linear=(0, 1),
+)
+case(
+    "conv2d",
+    "unequal padding",
+    lambda x, w: ops.conv2d(x, w, padding=((0, 1), (2, 1))),
+    normal(2, 2, 4, 3),
+    normal(3, 2, 2, 3),
+    linear=(0, 1),
+)
+case(
+    "conv3d",
+    "groups",
+    lambda x, w: ops.conv3d(x, w, None, (2, 1, 2), (1, 0, 1), (1, 2, 1), 2),
+    normal(1, 4, 4, 5, 4),
+    normal(2, 2, 2, 2, 3),
+    linear=(0, 1),
+)
+case(
+    "conv_transpose1d",
+    "stride",
+    lambda x, w: ops.conv_transpose1d(x, w, None, 2, 1, 1),
+    normal(2, 3, 4),
+    normal(3, 2, 3),
+    linear=(0, 1),
+)
+case(
+    "conv_transpose3d",
+    "groups",
+    lambda x, w: ops.conv_transpose3d(x, w, None, 2, (1, 0, 1), (1, 0, 0), 2),
+    normal(1, 4, 2, 3, 2),
+    normal(4, 1, 3, 2, 3),
+    linear=(0, 1),
+)
 case("max_pool2d", "disjoint", lambda x: ops.max_pool2d(x, 2), distinct(2, 3, 5, 4))
 case("max_pool2d", "overlapping, padded", lambda x: ops.max_pool2d(x, 3, stride=2, padding=1), distinct(2, 2, 6, 5))
 case("avg_pool2d", "disjoint", lambda x: ops.avg_pool2d(x, 2), normal(2, 3, 5, 4), linear=(0,))
 case("avg_pool2d", "overlapping, padded", lambda x: ops.avg_pool2d(x, (3, 2), 2, 1), normal(2, 2, 6, 5), linear=(0,))
+case("max_pool1d", "padded", lambda x: ops.max_pool1d(x, 3, 2, 1), distinct(2, 3, 7))
+case("max_pool2d", "dilated", lambda x: ops.max_pool2d(x, 2, 1, dilation=(2, 1)), distinct(2, 2, 5, 4))
+case("max_pool2d", "partial windows", lambda x: ops.max_pool2d(x, 2, ceil_mode=True), distinct(2, 2, 5, 3))
+case("max_pool2d", "same", lambda x: ops.max_pool2d(x, 2, 1, "same"), distinct(2, 2, 3, 4))
+case("max_pool2d", "positions", lambda x: ops.max_pool2d(x, 2, return_indices=True)[0], distinct(2, 2, 4, 4))
+case("max_pool3d", "padded", lambda x: ops.max_pool3d(x, (2, 3, 2), 2, (1, 1, 0)), distinct(1, 2, 4, 5, 4))
+case("avg_pool1d", "padded", lambda x: ops.avg_pool1d(x, 3, 2, 1), normal(2, 3, 7), linear=(0,))
+case(
+    "avg_pool2d",
+    "partial windows",
+    lambda x: ops.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False),
+    normal(2, 2, 6, 5),
+    linear=(0,),
+)
+case("avg_pool2d", "divisor", lambda x: ops.avg_pool2d(x, 2, divisor_override=3), normal(2, 2, 4, 4), linear=(0,))
+case(
+    "avg_pool2d",
+    "unequal padding",
+    lambda x: ops.avg_pool2d(x, 2, 1, ((1, 0), (0, 1))),
+    normal(2, 2, 4, 3),
+    linear=(0,),
+)
+case("avg_pool3d", "padded", lambda x: ops.avg_pool3d(x, (2, 3, 2), 2, (1, 1, 0)), normal(1, 2, 4, 5, 4), linear=(0,))
 case("adaptive_avg_pool2d", "uneven", lambda x: ops.adaptive_avg_pool2d(x, (3, 2)), normal(2, 2, 7, 5), linear=(0,))
 case("adaptive_avg_pool2d", "global", lambda x: ops.adaptive_avg_pool2d(x, 1), normal(2, 2, 7, 5), linear=(0,))
 

@@ -132,7 +132,7 @@ MESSAGES = [
     (lambda: ops.one_hot(np.array([-1]), 3), "one_hot: index -1 is out of range for length 3"),
     (lambda: ops.embedding(np.array([-1]), np.ones((3, 2))), "take: index -1 is out of range for length 3"),
     (lambda: ops.conv2d(np.ones((1, 0, 3, 3)), np.ones((1, 0, 1, 1))), "conv2d: found 0 channels and kernel 1x1"),
-    (lambda: ops.max_pool2d(np.ones((1, 1, 3, 3)), (1, 2, 3)), r"max_pool2d: found \(1, 2, 3\), expected an integer"),
+    (lambda: ops.max_pool2d(np.ones((1, 1, 3, 3)), (1, 2, 3)), "kernel_size: found .*, expected an integer"),
     (lambda: ops.expand_dims(np.ones(3), None), "expand_dims: found axis None"),
     (lambda: ops.random_uniform(ops.rng_state(0), (2,), stream=2**40), "expected 0 <= stream"),
     (lambda: ops.conv_transpose2d(np.ones((1, 2, 3, 3)), np.ones((3, 1, 2, 2))),

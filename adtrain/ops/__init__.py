@@ -22,6 +22,7 @@ from adtrain.ops.compare import (
     where,
 )
 from adtrain.ops.conv import conv2d, conv_transpose2d
+from adtrain.ops.conv_axes import conv1d, conv3d, conv_transpose1d, conv_transpose3d
 from adtrain.ops.create import arange, full, ones, ones_like, zeros, zeros_like
 from adtrain.ops.cross_entropy import cross_entropy, nll_loss
 from adtrain.ops.elementwise import *  # noqa: F403
@@ -30,7 +31,8 @@ from adtrain.ops.index import embedding, one_hot, take, take_along_axis
 from adtrain.ops.loss import binary_cross_entropy_with_logits, huber_loss, l1_loss, mse_loss
 from adtrain.ops.matmul import matmul
 from adtrain.ops.norm import batch_norm, group_norm, layer_norm
-from adtrain.ops.pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d
+from adtrain.ops.pool import adaptive_avg_pool2d
+from adtrain.ops.pool_functions import avg_pool1d, avg_pool2d, avg_pool3d, max_pool1d, max_pool2d, max_pool3d
 from adtrain.ops.power import power
 from adtrain.ops.random import dropout, random_uniform, rng_state
 from adtrain.ops.reduce import argmax, cumsum, logsumexp, max, mean, min, sum, var
@@ -43,14 +45,20 @@ __all__ = [
     "adaptive_avg_pool2d",
     "arange",
     "argmax",
+    "avg_pool1d",
     "avg_pool2d",
+    "avg_pool3d",
     "batch_norm",
     "binary_cross_entropy_with_logits",
     "broadcast_to",
     "clip",
     "concatenate",
+    "conv1d",
     "conv2d",
+    "conv3d",
+    "conv_transpose1d",
     "conv_transpose2d",
+    "conv_transpose3d",
     "cross_entropy",
     "cumsum",
     "dropout",
@@ -76,7 +84,9 @@ __all__ = [
     "matmul",
     "matmul_precision",
     "max",
+    "max_pool1d",
     "max_pool2d",
+    "max_pool3d",
     "maximum",
     "mean",
     "min",

@@ -53,14 +53,6 @@ def normalize_axes(name: str, axis: Axis, ndim: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def pair(name: str, value: int | Sequence[int]) -> tuple[int, int]:
-    """One integer for both spatial dimensions, or a pair of them."""
-    both = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
-    if len(both) != 2 or not all(isinstance(n, (int, np.integer)) for n in both):
-        raise ShapeError(f"{name}: found {value}, expected an integer or a pair of them")
-    return int(both[0]), int(both[1])
-
-
 def require_float(name: str, *xs: Any) -> None:
     for x in xs:
         if x.dtype.kind != "f":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 from adtrain.core.array import Value
@@ -18,9 +19,10 @@ from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.ops.broadcasting import promote, reshape
-from adtrain.ops.common import ArrayLike, as_value, pair, require_float
+from adtrain.ops.common import ArrayLike, as_value, require_float
 from adtrain.ops.conv_reference import conv2d_reference, input_grad_reference, weight_grad_reference
 from adtrain.ops.elementwise import add
+from adtrain.ops.windows import LIMIT, Padding, Pairs, each, pad_image, paddings
 
 IntPair = int | Sequence[int]
 
@@ -147,7 +149,7 @@ def conv2d(
     weight: ArrayLike,
     bias: ArrayLike | None = None,
     stride: IntPair = 1,
-    padding: IntPair = 0,
+    padding: Padding = 0,
     dilation: IntPair = 1,
     groups: int = 1,
 ) -> Value:
@@ -157,6 +159,8 @@ def conv2d(
         x: (N, C, H, W).
         weight: (O, C / groups, KH, KW).
         bias: (O,), added to every position.
+        padding: zeros around the image: a number, one per axis, a pair (before, after) per axis, "valid" (none) or
+            "same" (OH = H; stride 1).
 
     Returns:
         (N, O, OH, OW), OH = (H + 2 padding - dilation (KH - 1) - 1) // stride + 1, and OW likewise.
@@ -165,7 +169,12 @@ def conv2d(
         ShapeError: channels and groups do not fit, or the kernel is larger than the padded image.
     """
     x, weight = promote(x, weight)
-    window = _window("conv2d", stride, padding, dilation, groups)
+    _check_ranks("conv2d", x, weight)
+    window = _window("conv2d", stride, 0, dilation, groups)
+    pads = conv_paddings("conv2d", padding, x.shape[2:], weight.shape[2:], window.stride, window.dilation)
+    both = tuple(min(p) for p in pads)
+    x = pad_image(x, tuple((low - p, high - p) for (low, high), p in zip(pads, both, strict=True)))
+    window = window._replace(padding=(both[0], both[1]))
     out = _forward(x, weight, window, precision_of(x.dtype))
     return out if bias is None else _add_bias(out, bias)
 
@@ -194,7 +203,7 @@ def conv_transpose2d(
     x, weight = promote(x, weight)
     _check_ranks("conv_transpose2d", x, weight)
     window = _window("conv_transpose2d", stride, padding, dilation, groups)
-    extra = pair("conv_transpose2d", output_padding)
+    extra = each("conv_transpose2d", "output_padding", output_padding, 2)
     for i in (0, 1):
         if not 0 <= extra[i] < window.stride[i]:
             raise ShapeError(f"conv_transpose2d: output_padding {extra} must be less than the stride {window.stride}")
@@ -210,12 +219,33 @@ def conv_transpose2d(
     )
     if min(size) < 1:
         raise ShapeError(f"conv_transpose2d: padding {window.padding} leaves nothing of the output: {size}")
+    if prod(size) >= LIMIT:
+        raise ShapeError(f"conv_transpose2d: the output {size} has 2^31 elements or more")
     out = _input_grad(x, weight, window, size, precision_of(x.dtype))
     return out if bias is None else _add_bias(out, bias)
 
 
+def conv_paddings(
+    name: str,
+    padding: Padding,
+    lengths: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+) -> Pairs:
+    """`paddings` for a convolution: "same" needs stride 1, as in PyTorch."""
+    if padding == "same" and set(stride) != {1}:
+        raise ShapeError(f'{name}: padding "same" needs stride 1, found stride {tuple(stride)}')
+    spans = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
+    return paddings(name, padding, lengths, spans, stride)
+
+
 def _window(name: str, stride: IntPair, padding: IntPair, dilation: IntPair, groups: int) -> Window:
-    window = Window(pair(name, stride), pair(name, padding), pair(name, dilation), groups)
+    (sh, sw), (ph, pw), (dh, dw) = (
+        each(name, option, value, 2)
+        for option, value in (("stride", stride), ("padding", padding), ("dilation", dilation))
+    )
+    window = Window((sh, sw), (ph, pw), (dh, dw), groups)
     if min(*window.stride, *window.dilation, groups) < 1 or min(window.padding) < 0:
         raise ShapeError(f"{name}: stride, dilation and groups must be at least 1 and padding at least 0: {window}")
     return window

@@ -1,4 +1,4 @@
-"""Max and average pooling.
+"""Primitives of max and average pooling in two dimensions, and adaptive pooling; the others are in pool_functions.
 
 Max pooling returns the position of each maximum too. max_pool2d_pick gathers from these positions, max_pool2d_put
 scatters to them: they are transposes, and the derivatives of max pooling.
@@ -18,11 +18,11 @@ from adtrain.core.precision import FULL, matmul_precision
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape
-from adtrain.ops.common import ArrayLike, as_value, pair, require_float
+from adtrain.ops.common import ArrayLike, as_value, require_float
 from adtrain.ops.matmul import matmul
 from adtrain.ops.reduce import mean
+from adtrain.ops.windows import LIMIT, each
 
-IntPair = int | Sequence[int]
 Pair = tuple[int, int]
 
 
@@ -201,25 +201,7 @@ avg_pool2d_put_p: Primitive = Primitive(
 )
 
 
-def max_pool2d(x: ArrayLike, kernel_size: IntPair, stride: IntPair | None = None, padding: IntPair = 0) -> Value:
-    """The largest element of each window, (N, C, H, W) to (N, C, OH, OW). The first of equal ones gets the cotangent.
-
-    Args:
-        stride: the window's own size by default.
-        padding: rows and columns of -infinity on each side, at most half the window.
-
-    Raises:
-        ShapeError: the window is larger than the padded image, or the padding than half the window.
-    """
-    return bind(max_pool2d_p, as_value(x), windows=_windows("max_pool2d", kernel_size, stride, padding))[0]
-
-
-def avg_pool2d(x: ArrayLike, kernel_size: IntPair, stride: IntPair | None = None, padding: IntPair = 0) -> Value:
-    """The mean of each window, padding (zeros) counted; arguments and errors as `max_pool2d`."""
-    return bind(avg_pool2d_p, as_value(x), windows=_windows("avg_pool2d", kernel_size, stride, padding))
-
-
-def adaptive_avg_pool2d(x: ArrayLike, output_size: IntPair) -> Value:
+def adaptive_avg_pool2d(x: ArrayLike, output_size: int | Sequence[int]) -> Value:
     """Means over a grid of ``output_size`` nearly equal windows: row i spans i H / OH (down) to (i + 1) H / OH (up).
 
     Each axis is a matrix product with weights from `averages`.
@@ -227,9 +209,11 @@ def adaptive_avg_pool2d(x: ArrayLike, output_size: IntPair) -> Value:
     value = as_value(x)
     if value.ndim != 4 or 0 in value.shape[2:]:
         raise ShapeError(f"adaptive_avg_pool2d: found shape {value.shape}, expected (N, C, H, W) with H, W > 0")
-    rows, columns = pair("adaptive_avg_pool2d", output_size)
+    rows, columns = each("adaptive_avg_pool2d", "output_size", output_size, 2)
     if min(rows, columns) < 1:
         raise ShapeError(f"adaptive_avg_pool2d: found output size {(rows, columns)}, expected at least 1")
+    if rows * columns >= LIMIT or max(rows * value.shape[2], columns * value.shape[3]) >= LIMIT:
+        raise ShapeError(f"adaptive_avg_pool2d: output size {(rows, columns)} needs 2^31 elements or more")
     if rows == columns == 1:
         return mean(value, (2, 3), keepdims=True)
     left, right = (
@@ -247,13 +231,3 @@ def averages(length: int, count: int) -> np.ndarray:
         start, stop = i * length // count, -(-(i + 1) * length // count)
         weights[i, start:stop] = 1 / (stop - start)
     return weights
-
-
-def _windows(name: str, kernel_size: IntPair, stride: IntPair | None, padding: IntPair) -> Windows:
-    kernel = pair(name, kernel_size)
-    windows = Windows(kernel, kernel if stride is None else pair(name, stride), pair(name, padding))
-    if min(*windows.kernel, *windows.stride) < 1:
-        raise ShapeError(f"{name}: window {windows.kernel} and stride {windows.stride} must be at least 1")
-    if any(p < 0 or 2 * p > k for p, k in zip(windows.padding, kernel, strict=True)):
-        raise ShapeError(f"{name}: padding {windows.padding} must be between 0 and half the window {kernel}")
-    return windows

@@ -1,0 +1,68 @@
+"""Options of windows that move over an image of one, two or three axes: for convolution and pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from adtrain.core.array import Value
+from adtrain.core.errors import ShapeError
+from adtrain.ops.shape import pad
+
+Ints = int | Sequence[int]
+Padding = str | int | Sequence[int | Sequence[int]]
+Pairs = tuple[tuple[int, int], ...]
+
+LIMIT = 2**31
+"""Kernels count the elements of an image in 32 bits."""
+
+
+def each(name: str, option: str, value: Ints, axes: int) -> tuple[int, ...]:
+    """One integer per axis of the image, from one integer or one per axis."""
+    found: tuple[Any, ...] = tuple(value) if isinstance(value, (tuple, list)) else (value,) * axes
+    if len(found) != axes or not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in found):
+        raise ShapeError(f"{name}: {option}: found {value}, expected an integer or {axes} of them")
+    if any(abs(int(n)) >= LIMIT for n in found):
+        raise ShapeError(f"{name}: {option}: found {value}, expected numbers below 2^31")
+    return tuple(int(n) for n in found)
+
+
+def paddings(
+    name: str, padding: Padding, lengths: Sequence[int], spans: Sequence[int], strides: Sequence[int]
+) -> Pairs:
+    """For each axis the padding (before, after).
+
+    Args:
+        padding: a number, a number per axis, a pair (before, after) per axis, "valid" (none), or "same": as much as
+            makes ``ceil(length / stride)`` windows, the odd one after the image.
+        spans: lengths of the windows, dilation included.
+    """
+    axes = len(lengths)
+    if padding == "valid":
+        return ((0, 0),) * axes
+    if padding == "same":
+        totals = [max((-(-n // s) - 1) * s + k - n, 0) for n, k, s in zip(lengths, spans, strides, strict=True)]
+        found: Pairs = tuple((total // 2, total - total // 2) for total in totals)
+    elif isinstance(padding, str):
+        raise ShapeError(f'{name}: found padding {padding!r}, expected numbers, "same" or "valid"')
+    elif isinstance(padding, (tuple, list)) and any(isinstance(p, (tuple, list)) for p in padding):
+        if len(padding) != axes or not all(isinstance(p, (tuple, list)) and len(p) == 2 for p in padding):
+            raise ShapeError(f"{name}: found padding {padding}, expected {axes} pairs (before, after)")
+        pairs = [each(name, "padding", p, 2) for p in padding if not isinstance(p, int)]
+        found = tuple((low, high) for low, high in pairs)
+    else:
+        found = tuple((p, p) for p in each(name, "padding", padding, axes))  # type: ignore[arg-type]
+    if any(min(p) < 0 for p in found):
+        raise ShapeError(f"{name}: found padding {padding}, expected at least 0")
+    if int(np.prod([n + sum(p) for n, p in zip(lengths, found, strict=True)], dtype=object)) >= LIMIT:
+        raise ShapeError(f"{name}: the image {tuple(lengths)} with padding {padding} has 2^31 elements or more")
+    return found
+
+
+def pad_image(x: Value, widths: Pairs) -> Value:
+    """Zeros around the last axes of ``x``."""
+    if not any(map(any, widths)):
+        return x
+    return pad(x, ((0, 0),) * (x.ndim - len(widths)) + widths)
