@@ -6,6 +6,7 @@ J. Lee: "Efficient Memory Management for Deep Neural Net Inference", 2020).
 
 from __future__ import annotations
 
+from bisect import insort
 from typing import NamedTuple
 
 from adtrain.core.program import Variable
@@ -35,7 +36,11 @@ class Arena:
     def offsets(self) -> dict[Variable | int, int]:
         """The offset of each request."""
         placed: list[tuple[int, Request]] = []
+        offsets: dict[Variable | int, int] = {}
         for request in sorted(self.requests, key=lambda r: -r.size):
+            if request.size == 0:
+                offsets[request.key] = 0
+                continue
             offset = 0
             for start, other in placed:  # sorted by offset
                 if other.end < request.start or request.end < other.start:
@@ -43,9 +48,9 @@ class Arena:
                 if start - offset >= request.size:
                     break
                 offset = max(offset, start + other.size)
-            placed.append((offset, request))
-            placed.sort(key=lambda pair: pair[0])
-        return {request.key: offset for offset, request in placed}
+            offsets[request.key] = offset
+            insort(placed, (offset, request), key=lambda pair: pair[0])
+        return offsets
 
     def size(self, offsets: dict[Variable | int, int]) -> int:
         """Bytes of the arena."""

@@ -42,14 +42,13 @@ def _same_phase(a: Equation, b: Equation) -> bool:
 
 
 def _by_item_only(groups: Groups, found: list[Batchwise | None], a: int, b: int) -> bool:
-    """Whether the members of two groups read one another item by item."""
-    members = groups.members[a] + groups.members[b]
-    for i in members:
+    """Whether group `b` reads group `a` item by item. Within each of the two this is so already."""
+    for i in groups.members[b]:
         consumer = found[i]
         assert consumer is not None
         for v, flag in zip(groups.equations[i].inputs, consumer.flags, strict=True):
             p = groups.producer.get(v)
-            if p in members:
+            if p is not None and groups.of[p] == a:
                 producer = found[p]
                 assert producer is not None
                 if not flag or producer.sums:

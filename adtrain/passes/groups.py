@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.passes.topological_order import TopologicalOrder
 
 
 def producers_first(nodes: Iterable[int], producers: Callable[[int], set[int]]) -> list[int]:
@@ -32,39 +33,31 @@ class Groups:
         self.producer = {v: i for i, e in enumerate(self.equations) for v in e.outputs}
         self.of = list(range(len(self.equations)))
         self.members: dict[int, list[int]] = {i: [i] for i in self.of}
-        # For each group a bit set of the equations that it depends on, directly or indirectly.
-        self._before: dict[int, int] = {}
-        for i in self.of:
-            self._before[i] = 0
-            for p in self.producers(i):
-                self._before[i] |= self._before[p] | 1 << p
+        self.order = TopologicalOrder(
+            [{self.producer[v] for v in e.inputs if v in self.producer} for e in self.equations]
+        )
 
     def producers(self, group: int) -> set[int]:
         """The other groups that a group reads from."""
-        inputs = (v for i in self.members[group] for v in self.equations[i].inputs)
-        return {self.of[self.producer[v]] for v in inputs if v in self.producer} - {group}
+        return self.order.needs[group]
 
     def can_merge(self, a: int, b: int) -> bool:
         """Whether merging makes no cycle: no value may leave the two groups and return through a third."""
         if a == b:
             return False
-        mine = sum(1 << i for g in (a, b) for i in self.members[g])
-        outside = (self.producers(a) | self.producers(b)) - {a, b}
-        return not any((self._before[p] | 1 << p) & mine for p in outside)
+        return not (self.order.reaches(a, b, through_others=True) or self.order.reaches(b, a, through_others=True))
 
     def merge(self, a: int, b: int) -> None:
         """Make one group of two."""
         target, source = min(a, b), max(a, b)
-        self.members[target] = sorted(self.members[target] + self.members.pop(source))
-        mine = 0
-        for i in self.members[target]:
+        members, added = self.members[target], self.members.pop(source)
+        in_order = members[-1] < added[0]
+        members.extend(added)
+        if not in_order:
+            members.sort()
+        for i in added:
             self.of[i] = target
-            mine |= 1 << i
-        before = (self._before[target] | self._before.pop(source)) & ~mine
-        self._before[target] = before
-        for group, earlier in self._before.items():
-            if group != target and earlier & mine:
-                self._before[group] = earlier | mine | before
+        self.order.merge(target, source)
 
     def rewritten(
         self,

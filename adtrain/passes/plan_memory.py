@@ -6,6 +6,7 @@ Elementwise results take the memory of an argument that is not read again. Resul
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from typing import NamedTuple
 from adtrain.core.fused import FUSED, loops_p
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.types import ArrayType
 from adtrain.passes.arena import Arena
 from adtrain.passes.fuse_elementwise import elementwise
 
@@ -97,13 +99,14 @@ def plan_memory(program: Program, workspace: Callable[[Equation], int] = no_work
 
 def pair_donated(program: Program) -> dict[Variable, Variable]:
     """For each output a donated input of the same type, whose memory it could take."""
-    free = [v for v in program.inputs if v in program.donated]
+    free: dict[ArrayType, deque[Variable]] = {}
+    for v in program.inputs:
+        if v in program.donated:
+            free.setdefault(v.type, deque()).append(v)
     pairs: dict[Variable, Variable] = {}
     for out in dict.fromkeys(program.outputs):
-        match = next((v for v in free if v.type == out.type), None)
-        if match is not None:
-            free.remove(match)
-            pairs[out] = match
+        if free.get(out.type):
+            pairs[out] = free[out.type].popleft()
     return pairs
 
 
@@ -144,6 +147,9 @@ def _reuse_arguments(
     program: Program, root: dict[Variable, Variable], ends: dict[Variable, int], places: dict[Variable, Place]
 ) -> None:
     """Let results of elementwise equations take the memory of an argument that is not read again."""
+    sharing: dict[Variable, list[Variable]] = {}  # by the root
+    for v, r in root.items():
+        sharing.setdefault(r, []).append(v)
     for i, e in enumerate(program.equations):
         if not (elementwise(e) or e.primitive is loops_p):
             continue
@@ -153,8 +159,8 @@ def _reuse_arguments(
             for v in e.inputs:
                 r = root[v]
                 if r not in places and ends[r] == i and v.type == out.type and nbytes(r) == nbytes(out):
-                    for other, its_root in root.items():
-                        if its_root is out:
-                            root[other] = r
+                    moved = sharing.pop(out)
+                    root.update(dict.fromkeys(moved, r))
+                    sharing[r] += moved
                     ends[r] = max(ends.get(out, i), i)
                     break
