@@ -69,6 +69,16 @@ def same(names: str, *refused: str, **options: Any) -> None:
         call(entry, getattr(ops, operation, None), *refused, needs=operation, **options)
 
 
+def given(operation: str, *args: Any, **options: Any) -> Any:
+    """The operation of that name with the options that are not None. Raises NotTaken for one that it does not have."""
+    f = getattr(ops, operation)
+    options = {name: value for name, value in options.items() if value is not None}
+    for name in options:
+        if name not in inspect.signature(f).parameters:
+            raise NotTaken(name)
+    return f(*args, **options)
+
+
 INTEGERS = "expected float32 or float64"
 """Functions of real numbers refuse integers and bool, where PyTorch converts them."""
 BOOL = "found bool, expected numbers"
@@ -128,8 +138,8 @@ call("addcmul", lambda x, a, b, *, value=1: x + a * b * value, OTHER_TYPE)
 call("addcdiv", lambda x, a, b, *, value=1: x + a / b * value, OTHER_TYPE)
 same("atan2=arctan2 hypot logaddexp copysign fmod remainder floor_divide")
 call("__rmod__", lambda x, y: y % x, needs="remainder")
-call("div.floor_rounding", lambda x, y, *, rounding_mode: ops.floor_divide(x, y), needs="floor_divide")  # type: ignore[attr-defined]
-call("div.trunc_rounding", lambda x, y, *, rounding_mode: ops.trunc(x / y), needs="trunc")  # type: ignore[attr-defined]
+call("div.floor_rounding", lambda x, y, *, rounding_mode: given("floor_divide", x, y), needs="floor_divide")
+call("div.trunc_rounding", lambda x, y, *, rounding_mode: given("trunc", x / y), needs="trunc")
 
 
 # Reductions.
@@ -148,7 +158,7 @@ def var(x: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *
 
 def std(x: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: Any = None) -> Any:
     axes, value = all_if_empty(dim), int(unbiased) if correction is None else correction
-    return ops.std(x, axes, keepdim, value)  # type: ignore[attr-defined]
+    return given("std", x, axes, keepdim, value)
 
 
 OF_0D = "is out of range for an array of 0 dimensions"
@@ -165,9 +175,23 @@ call("var.unbiased", lambda x, unbiased: var(x, unbiased=unbiased), "expected ov
 call("std", std, "expected over", needs="std")
 call("std.unbiased", lambda x, unbiased: std(x, unbiased=unbiased), "expected over", needs="std")
 call("cumsum", lambda x, dim: ops.cumsum(x, dim), OF_0D, NO_OPTION)
-call("sort", lambda x, dim=-1, descending=False, stable=False: ops.sort(x, dim), needs="sort")  # type: ignore[attr-defined]
-call("topk", lambda x, k, dim=-1, largest=True, sorted=True: ops.topk(x, k, dim), needs="topk")  # type: ignore[attr-defined]
-call("argsort", lambda x, dim=-1, descending=False, stable=False: ops.argsort(x, dim), needs="argsort")  # type: ignore[attr-defined]
+
+
+def sort(x: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
+    return given("sort", x, dim, descending=descending or None)
+
+
+def argsort(x: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
+    return given("argsort", x, dim, descending=descending or None)
+
+
+def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    return given("topk", x, k, dim, largest=None if largest else False)
+
+
+call("sort", sort, OF_0D, NO_OPTION, needs="sort")
+call("topk", topk, OF_0D, NO_OPTION, needs="topk")
+call("argsort", argsort, OF_0D, NO_OPTION, needs="argsort")
 
 # Softmax.
 call("softmax", lambda x, dim: ops.softmax(x, dim), OF_0D, EMPTY)
@@ -277,9 +301,9 @@ call(
 )
 call("addbmm", lambda x, a, b, *, beta=1, alpha=1: weighted(x, beta, ops.sum(a @ b, 0), alpha), INTEGERS)
 call("addr", lambda x, a, b, *, beta=1, alpha=1: weighted(x, beta, ops.reshape(a, (-1, 1)) * b, alpha), BOOL)
-call("tensordot", lambda a, b, dims: ops.tensordot(a, b, dims), needs="tensordot")  # type: ignore[attr-defined]
-call("kron", lambda a, b: ops.kron(a, b), needs="kron")  # type: ignore[attr-defined]
-call("cross linalg.cross", lambda a, b, *, dim=-1: ops.cross(a, b, dim), needs="cross")  # type: ignore[attr-defined]
+call("tensordot", lambda a, b, dims: given("tensordot", a, b, dims), needs="tensordot")
+call("kron", lambda a, b: given("kron", a, b), needs="kron")
+call("cross linalg.cross", lambda a, b, *, dim=-1: given("cross", a, b, dim), needs="cross")
 
 
 # Convolution and pooling.
@@ -299,11 +323,7 @@ def pooling(operation: str, *positional: str) -> Callable[..., Any]:
     def pool(x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, *more: Any, **options: Any) -> Any:
         options |= dict(zip(positional, more, strict=False))
         options = {name: value for name, value in options.items() if value != POOLING[name]}
-        f = getattr(ops, operation)
-        for name in options:
-            if name not in inspect.signature(f).parameters:
-                raise NotTaken(name)
-        return f(x, kernel_size, stride, padding, **options)
+        return given(operation, x, kernel_size, stride, padding, **options)
 
     return pool
 
@@ -332,7 +352,12 @@ def group_norm(x: Any, num_groups: int, weight: Any = None, bias: Any = None, ep
     return ops.group_norm(x, num_groups, weight, bias, eps)
 
 
-call("nn.functional.batch_norm", batch_norm, "batch_norm", OTHER_TYPE)
+call(
+    "nn.functional.batch_norm",
+    batch_norm,
+    "expected arrays of shape (C,)",
+    "expected (N, C, ...)",
+)
 call("nn.functional.layer_norm", layer_norm)
 call("nn.functional.group_norm", group_norm)
 

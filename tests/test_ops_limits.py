@@ -193,6 +193,7 @@ MESSAGES = [
     (lambda: ops.binary_cross_entropy_with_logits(np.ones((2, 3)), np.ones((2, 3)), pos_weight=np.ones((4, 1, 3))),
      r"found pos_weight of shape \(4, 1, 3\), expected it to broadcast to \(2, 3\)"),
     (lambda: ops.batch_norm(np.ones((1, 3)), np.ones(3), np.ones(3)), "has 1 values a channel, expected at least 2"),
+    (lambda: ops.batch_norm(np.ones((2, 3)), None, None), "batch_norm: running_mean or running_var is None, expected"),
     (lambda: ops.layer_norm(np.ones((2, 3)), 4), r"layer_norm: shape \(2, 3\) does not end in \(4,\)"),
     (lambda: ops.group_norm(np.ones((2, 3)), 2), r"group_norm: shape \(2, 3\) does not divide into 2 groups"),
     (lambda: ops.dropout(np.ones(3), 1.0, ops.rng_state(0)),

@@ -102,6 +102,10 @@ def batch_norm(
     Raises:
         ShapeError: a parameter does not fit, or a channel has one value in training.
     """
+    if running_mean is None or running_var is None:
+        raise ShapeError(
+            "batch_norm: running_mean or running_var is None, expected arrays of shape (C,): 0 and 1 at first"
+        )
     value, average, variance = as_value(x), as_value(running_mean), as_value(running_var)
     if value.ndim < 2:
         raise ShapeError(f"batch_norm: found shape {value.shape}, expected (N, C, ...)")
