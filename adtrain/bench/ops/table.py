@@ -147,6 +147,17 @@ for _shape in ((6, 28, 28), (16, 10, 10), (64, 24, 24)):
         bench(_op, IMAGES, batch(_shape), lambda x, op=_op: getattr(ops, op)(x, 2),
               f"{'x'.join(map(str, _shape))}, 2x2/2")  # fmt: skip
 bench("max_pool2d", IMAGES, batch((64, 24, 24)), lambda x: ops.max_pool2d(x, 3, 2), "64x24x24, 3x3/2")
+_series, _volume = (32, 256), (8, 16, 16, 16)
+for _name, _inputs in (
+    ("conv1d", batch(_series, (32, 32, 3))),
+    ("conv_transpose1d", batch(_series, (32, 16, 3))),
+    ("conv3d", batch(_volume, (32, 8, 3, 3, 3))),
+    ("conv_transpose3d", batch(_volume, (8, 16, 3, 3, 3))),
+):
+    bench(_name, IMAGES, _inputs, lambda x, w, op=_name: getattr(ops, op)(x, w, padding=1), "3 an axis")
+for _axes, _inputs in (("1d", batch(_series)), ("3d", batch(_volume))):
+    for _op in (f"max_pool{_axes}", f"avg_pool{_axes}"):
+        bench(_op, IMAGES, _inputs, lambda x, op=_op: getattr(ops, op)(x, 2), "2 an axis")
 bench("adaptive_avg_pool2d", IMAGES, batch((32, 7, 7)), lambda x: ops.adaptive_avg_pool2d(x, 1), "to 1")
 
 
