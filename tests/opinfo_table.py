@@ -307,35 +307,27 @@ call("cross linalg.cross", lambda a, b, *, dim=-1: given("cross", a, b, dim), ne
 
 
 # Convolution and pooling.
-POOLING = {
-    "ceil_mode": False,
-    "dilation": 1,
-    "return_indices": False,
-    "count_include_pad": True,
-    "divisor_override": None,
-}
-"""PyTorch's defaults of options that pooling may not have."""
+def single(value: Any) -> Any:
+    """PyTorch takes a sequence of one number as the number for all axes, and an empty one as the default."""
+    return (value[0] if value else None) if isinstance(value, (tuple, list)) and len(value) < 2 else value
 
 
-def pooling(operation: str, *positional: str) -> Callable[..., Any]:
-    """A pooling with PyTorch's arguments; `positional` names those after the padding."""
-
+def pooling(operation: str) -> Callable[..., Any]:
     def pool(x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, *more: Any, **options: Any) -> Any:
-        options |= dict(zip(positional, more, strict=False))
-        options = {name: value for name, value in options.items() if value != POOLING[name]}
-        return given(operation, x, kernel_size, stride, padding, **options)
+        return getattr(ops, operation)(x, single(kernel_size), single(stride), single(padding), *more, **options)
 
     return pool
 
 
-for _n in ("1d", "2d", "3d"):
-    same(f"nn.functional.conv{_n}", "expected 4 axes", "expected an integer or a pair", INTEGERS)
-    same(f"nn.functional.conv_transpose{_n}", "expected 4 axes", "must be less than the stride", INTEGERS)
-    call(f"nn.functional.max_pool{_n}", pooling(f"max_pool{_n}"), NO_OPTION, INTEGERS, "expected (N, C",
-         needs=f"max_pool{_n}")  # fmt: skip
-    call(f"nn.functional.avg_pool{_n}", pooling(f"avg_pool{_n}", "ceil_mode", "count_include_pad", "divisor_override"),
-         NO_OPTION, INTEGERS, needs=f"avg_pool{_n}")  # fmt: skip
-    same(f"nn.functional.adaptive_avg_pool{_n}", "expected an integer or a pair", "expected (N, C")
+LESS_THAN_STRIDE = "less than the stride"
+"""PyTorch also takes an `output_padding` that is less than the dilation."""
+for _n, _image in (("1d", "(N, C, W)"), ("2d", "(N, C, H, W)"), ("3d", "(N, C, D, H, W)")):
+    _axes = f"expected {_image.count(',') + 1} axes"
+    same(f"nn.functional.conv{_n}", _axes, INTEGERS)
+    same(f"nn.functional.conv_transpose{_n}", _axes, INTEGERS, *([] if _n == "1d" else [LESS_THAN_STRIDE]))
+    call(f"nn.functional.max_pool{_n}", pooling(f"max_pool{_n}"), f"expected {_image}")
+    call(f"nn.functional.avg_pool{_n}", pooling(f"avg_pool{_n}"), INTEGERS)
+    same(f"nn.functional.adaptive_avg_pool{_n}", "expected an integer or 2 of them", f"expected {_image}")
 
 
 # Normalisation.

@@ -204,9 +204,7 @@ def conv_transpose2d(
     _check_ranks("conv_transpose2d", x, weight)
     window = _window("conv_transpose2d", stride, padding, dilation, groups)
     extra = each("conv_transpose2d", "output_padding", output_padding, 2)
-    for i in (0, 1):
-        if not 0 <= extra[i] < window.stride[i]:
-            raise ShapeError(f"conv_transpose2d: output_padding {extra} must be less than the stride {window.stride}")
+    check_output_padding("conv_transpose2d", extra, window.stride)
     if x.shape[1] != weight.shape[0]:
         raise ShapeError(f"conv_transpose2d: the input has {x.shape[1]} channels, the weight takes {weight.shape[0]}")
     size = tuple(
@@ -238,6 +236,11 @@ def conv_paddings(
         raise ShapeError(f'{name}: padding "same" needs stride 1, found stride {tuple(stride)}')
     spans = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
     return paddings(name, padding, lengths, spans, stride)
+
+
+def check_output_padding(name: str, extra: tuple[int, ...], stride: tuple[int, ...]) -> None:
+    if any(not 0 <= e < s for e, s in zip(extra, stride, strict=True)):
+        raise ShapeError(f"{name}: output_padding {extra} must be at least 0 and less than the stride {stride}")
 
 
 def _window(name: str, stride: IntPair, padding: IntPair, dilation: IntPair, groups: int) -> Window:

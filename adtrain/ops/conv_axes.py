@@ -13,7 +13,7 @@ from adtrain.core.errors import ShapeError
 from adtrain.core.trace import bind
 from adtrain.ops.broadcasting import promote, reshape
 from adtrain.ops.common import ArrayLike, as_value
-from adtrain.ops.conv import conv2d, conv_paddings, conv_transpose2d
+from adtrain.ops.conv import check_output_padding, conv2d, conv_paddings, conv_transpose2d
 from adtrain.ops.elementwise import add
 from adtrain.ops.index import take
 from adtrain.ops.shape import pad_p, slice, transpose
@@ -51,6 +51,7 @@ def conv_transpose1d(
     x, weight = _with_axes("conv_transpose1d", 1, x, weight)
     options = (("stride", stride), ("padding", padding), ("output_padding", output_padding), ("dilation", dilation))
     (s,), (p,), (e,), (d,) = (each("conv_transpose1d", option, value, 1) for option, value in options)
+    check_output_padding("conv_transpose1d", (e,), (s,))
     out = conv_transpose2d(_with_row(x), _with_row(weight), bias, (1, s), (0, p), (0, e), groups, (1, d))
     return _without_row(out)
 
@@ -99,9 +100,11 @@ def conv_transpose3d(
     name = "conv_transpose3d"
     x, weight = _with_axes(name, 3, x, weight)
     options = (("stride", stride), ("padding", padding), ("output_padding", output_padding), ("dilation", dilation))
-    (s, *ss), (p, *ps), (e, *es), (d, *ds) = (each(name, option, value, 3) for option, value in options)
-    if min(s, d) < 1 or not 0 <= e < s or p < 0:
-        raise ShapeError(f"{name}: expected stride, dilation >= 1, padding >= 0, output_padding less than the stride")
+    strides, pads, extra, dilations = (each(name, option, value, 3) for option, value in options)
+    if min(*strides, *dilations) < 1 or min(pads) < 0:
+        raise ShapeError(f"{name}: expected stride and dilation of at least 1 and padding of at least 0")
+    check_output_padding(name, extra, strides)
+    (s, *ss), (p, *ps), (e, *es), (d, *ds) = strides, pads, extra, dilations
     n, c, depth, h, w = x.shape
     _, o_w, kd, kh, kw = weight.shape
     length = (depth - 1) * s + d * (kd - 1) + e + 1
