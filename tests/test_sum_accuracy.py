@@ -31,7 +31,75 @@ SUMS: dict[str, tuple[Callable[[Any], Any], Callable[[np.ndarray], Any], tuple[i
         (COUNT // 4, 4),
     ),
     "logsumexp": (lambda x: ops.exp(ops.logsumexp(x, 0)), lambda x: np.exp(x).sum(0), (COUNT // 4, 4)),
+    "cross-entropy": (
+        lambda x: ops.cross_entropy(x, ops.zeros(len(x), np.int32, x.device)),
+        lambda x: (np.log(np.exp(x).sum(1)) - x[:, 0]).mean(),
+        (COUNT // 4, 4),
+    ),
+    "product": (lambda x: ops.matmul(ops.transpose(x), x), lambda x: x.T @ x, (COUNT // 4, 4)),
+    "product of a vector and a matrix": (
+        lambda x: ops.matmul(ops.ones(len(x), device=x.device), x),
+        lambda x: x.sum(0),
+        (COUNT // 4, 4),
+    ),
+    "product of a matrix and a vector": (
+        lambda x: ops.matmul(ops.transpose(x), ops.ones(len(x), device=x.device)),
+        lambda x: x.sum(0),
+        (COUNT // 4, 4),
+    ),
+    "gradient of the weight of a linear layer": (
+        lambda x: ad.grad(lambda w: ops.sum(ops.matmul(x, w)))(ops.ones((4, 3), device=x.device)),
+        lambda x: np.repeat(x.sum(0)[:, None], 3, 1),
+        (COUNT // 4, 4),
+    ),
+    "gradient of the weight of a convolution": (
+        lambda x: ad.grad(lambda w: ops.sum(ops.conv2d(x, w)))(ops.ones((2, 2, 3, 3), device=x.device)),
+        lambda x: np.array(
+            [[[x[:, c, i : i + 6, j : j + 6].sum() for j in range(3)] for i in range(3)] for c in (0, 1)]
+        ),
+        (COUNT // 128, 2, 8, 8),
+    ),
+    "gradient of the bias of a convolution": (
+        lambda x: ad.grad(lambda b: ops.sum(x * ops.relu(ops.conv2d(x, ops.ones((2, 2, 1, 1), device=x.device), b))))(
+            ops.ones(2, device=x.device)
+        ),
+        lambda x: x.sum((0, 2, 3)),
+        (COUNT // 128, 2, 8, 8),
+    ),
+    "gradients of batch norm": (
+        lambda x: ad.grad(
+            lambda w, b: ops.sum(ops.square(ops.batch_norm(x, 0 * w, w, w, b, training=True)[0])), argnums=(0, 1)
+        )(ops.ones(4, device=x.device), ops.ones(4, device=x.device))[1],
+        lambda x: np.full(4, 2.0 * len(x)),
+        (COUNT // 4, 4),
+    ),
+    "gradient of the bias of layer norm": (
+        lambda x: ad.grad(lambda b: ops.sum(ops.square(ops.layer_norm(x, (4,), None, b))))(
+            ops.ones(4, device=x.device)
+        ),
+        lambda x: 2 * (1 + normalised(x)).sum(0),
+        (COUNT // 4, 4),
+    ),
+    "gradient of an embedding": (
+        lambda x: ad.grad(lambda w: ops.sum(x * ops.embedding(ops.zeros(len(x), np.int32, x.device), w)))(
+            ops.ones((2, 4), device=x.device)
+        )[0],
+        lambda x: x.sum(0),
+        (COUNT // 4, 4),
+    ),
+    "gradient of an embedding of many rows": (
+        lambda x: ad.grad(lambda w: ops.sum(x * ops.embedding(ops.zeros(len(x), np.int32, x.device), w)))(
+            ops.ones((70_000, 4), device=x.device)
+        )[0],
+        lambda x: x.sum(0),
+        (COUNT // 4, 4),
+    ),
+    "average pooling": (lambda x: ops.avg_pool2d(x, 500), lambda x: x.mean((2, 3), keepdims=True), (1, 4, 500, 500)),
 }
+
+
+def normalised(x: np.ndarray) -> Any:
+    return (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5)
 
 
 @pytest.mark.compiled

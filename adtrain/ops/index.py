@@ -45,9 +45,10 @@ def _scatter_add_shape(ct: Any, indices: Any, axis: int, length: int) -> ArrayTy
 
 def _scatter_add_reference(ct: np.ndarray, indices: np.ndarray, axis: int, length: int) -> np.ndarray:
     moved = np.moveaxis(ct, range(axis, axis + indices.ndim), range(indices.ndim))
-    out = np.zeros((length, *moved.shape[indices.ndim :]), ct.dtype)
+    total = np.float64 if ct.dtype == np.float32 else ct.dtype  # so that the error does not grow with the summands
+    out = np.zeros((length, *moved.shape[indices.ndim :]), total)
     np.add.at(out, _in_range("scatter_add", indices, length), moved)
-    return np.moveaxis(out, 0, axis)
+    return np.moveaxis(out.astype(ct.dtype), 0, axis)
 
 
 def _gathered(x: Any, indices: Any, axis: int) -> tuple[int, int]:

@@ -17,6 +17,9 @@ from adtrain.ops.broadcasting import broadcast_to, promote, reshape
 from adtrain.ops.common import ArrayLike, broadcast_shapes, require_float
 from adtrain.ops.rounding import rounded
 
+BLOCK = 512
+"""Summands of a product of a vector that BLAS adds."""
+
 
 def _shape(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = FULL) -> ArrayType:
     require_float("matmul", a, b)
@@ -32,7 +35,21 @@ def _shape(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str 
 
 def _reference(a: np.ndarray, b: np.ndarray, transpose_a: bool, transpose_b: bool, precision: str) -> np.ndarray:
     a, b = rounded(a, precision), rounded(b, precision)
-    return np.matmul(a.swapaxes(-1, -2) if transpose_a else a, b.swapaxes(-1, -2) if transpose_b else b)
+    a, b = a.swapaxes(-1, -2) if transpose_a else a, b.swapaxes(-1, -2) if transpose_b else b
+    is_vector = 1 in (a.shape[-2], b.shape[-1])
+    return _by_blocks(a, b) if is_vector and a.shape[-1] > BLOCK and a.dtype == np.float32 else np.matmul(a, b)
+
+
+def _by_blocks(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a @ b as the sum of the products of BLOCK columns of a and rows of b, which is added in float64.
+
+    BLAS adds the products of a vector and a matrix one after another, so that their error grows with the inner length.
+    """
+    whole = a.shape[-1] // BLOCK * BLOCK
+    columns = np.moveaxis(a[..., :whole].reshape(*a.shape[:-1], -1, BLOCK), -2, -3)
+    rows = b[..., :whole, :].reshape(*b.shape[:-2], -1, BLOCK, b.shape[-1])
+    total = np.matmul(columns, rows).sum(-3, dtype=np.float64) + np.matmul(a[..., whole:], b[..., whole:, :])
+    return total.astype(a.dtype)
 
 
 def _product(a: Value, b: Value, transpose_a: bool, transpose_b: bool, precision: str) -> Value:

@@ -170,10 +170,11 @@ def _avg_shape(x: Any, windows: Windows) -> ArrayType:
 def _avg_reference(x: np.ndarray, windows: Windows) -> np.ndarray:
     out = windows.output_shape("avg_pool2d", x.shape)[2:]
     taps = windows.taps(windows.pad(x, 0), out)
-    total = np.array(next(taps))
+    area = windows.kernel[0] * windows.kernel[1]
+    total = next(taps).astype(x.dtype if area <= 64 else np.float64)  # of few elements, rounding errors stay small
     for view in taps:
         total += view
-    return total / x.dtype.type(windows.kernel[0] * windows.kernel[1])
+    return (total / total.dtype.type(area)).astype(x.dtype)
 
 
 def _avg_put_reference(ct: np.ndarray, windows: Windows, shape: Sequence[int]) -> np.ndarray:

@@ -38,34 +38,98 @@ int FN(take_team)(const Team *team, const T *x, const U *indices, T *y, int64_t 
     return take_rows(x, indices, y, length, inner, count, begin, end);
 }
 
-/* scatter_add, the transpose of take: y[o][indices[i]] += x[o][i]. Rows `low` to `high` of each y[o] are written, so
-   that threads can divide them; each reads all indices. The summands of an element are added in the order of i. */
-static int scatter_add_rows(const T *x, const U *indices, T *y, int64_t outer, int64_t length, int64_t inner,
-                            int64_t count, int64_t low, int64_t high) {
-    int wrong = 0;
-    for (int64_t o = 0; o < outer; o++, x += count * inner, y += length * inner) {
-        memset(y + low * inner, 0, (high - low) * inner * sizeof(T));
-        for (int64_t i = 0; i < count; i++) {
-            const int64_t index = (int64_t)indices[i];
-            if (!inside(indices[i], length))
-                wrong = 1;
-            else if (low <= index && index < high)
+/* scatter_add, the transpose of take: y[o][indices[i]] += x[o][i]. The summands of an element are added in the order of
+   i. More than FEW are added in TOTAL, double for floats, so that the error does not grow with their number. */
+typedef __typeof__(_Generic((T)0, float: 0.0, default: (T)0)) TOTAL;
+
+enum { FEW = 64, COLUMNS = 64, SMALL = 4096 };
+
+/* y[inner] as the sum of the rows order[0] to order[count - 1] of x, in TOTAL. */
+static void sum_rows(const T *x, T *y, int64_t inner, const int64_t *order, int64_t count) {
+    for (int64_t first = 0; first < inner; first += COLUMNS) {
+        const int64_t columns = min_i64(COLUMNS, inner - first);
+        TOTAL total[COLUMNS] = {0};
+        for (int64_t k = 0; k < count; k++)
 #pragma omp simd
-                for (int64_t j = 0; j < inner; j++) y[index * inner + j] += x[i * inner + j];
-        }
+            for (int64_t j = 0; j < columns; j++) total[j] += x[order[k] * inner + first + j];
+        for (int64_t j = 0; j < columns; j++) y[first + j] = (T)total[j];
     }
-    return wrong;
 }
 
-int FN(scatter_add)(const T *x, const U *indices, T *y, int64_t outer, int64_t length, int64_t inner, int64_t count) {
-    return scatter_add_rows(x, indices, y, outer, length, inner, count, 0, length);
+/* Rows low to high of y, in T. */
+static void scatter_add_few(const T *x, const U *indices, T *y, int64_t inner, int64_t count, int64_t low, int64_t high) {
+    memset(y + low * inner, 0, (high - low) * inner * sizeof(T));
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t index = (int64_t)indices[i];
+        if (low <= index && index < high)
+#pragma omp simd
+            for (int64_t j = 0; j < inner; j++) y[index * inner + j] += x[i * inner + j];
+    }
+}
+
+/* Rows low to high of a small y, in TOTAL. */
+static void scatter_add_small(const T *x, const U *indices, T *y, int64_t inner, int64_t count, int64_t low,
+                              int64_t high) {
+    TOTAL total[SMALL];
+    for (int64_t j = 0; j < (high - low) * inner; j++) total[j] = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t index = (int64_t)indices[i];
+        if (low <= index && index < high)
+#pragma omp simd
+            for (int64_t j = 0; j < inner; j++) total[(index - low) * inner + j] += x[i * inner + j];
+    }
+    for (int64_t j = 0; j < (high - low) * inner; j++) y[low * inner + j] = (T)total[j];
+}
+
+/* Rows `low` to `high` of each y[o], so that threads can divide them; each reads all indices. A counting sort orders the
+   positions i by index: those of row low + r are order[ends[r - 1]] to order[ends[r]]. */
+static int scatter_add_rows(const T *x, const U *indices, T *y, int64_t outer, int64_t length, int64_t inner,
+                            int64_t count, int64_t low, int64_t high, char *scratch) {
+    int64_t *ends = (int64_t *)scratch, *order = ends + length + 1;
+    for (int64_t i = 0; i < count; i++)
+        if (!inside(indices[i], length)) return 1;
+    if ((high - low) * inner <= SMALL) {
+        for (int64_t o = 0; o < outer; o++)
+            scatter_add_small(x + o * count * inner, indices, y + o * length * inner, inner, count, low, high);
+        return 0;
+    }
+    memset(ends, 0, (high - low + 1) * sizeof *ends);
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t index = (int64_t)indices[i];
+        if (low <= index && index < high) ends[index - low + 1]++;
+    }
+    int64_t most = 0;
+    for (int64_t r = 1; r <= high - low; r++) {
+        most = max_i64(most, ends[r]);
+        ends[r] += ends[r - 1];
+    }
+    if (most <= FEW) {
+        for (int64_t o = 0; o < outer; o++)
+            scatter_add_few(x + o * count * inner, indices, y + o * length * inner, inner, count, low, high);
+        return 0;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t index = (int64_t)indices[i];
+        if (low <= index && index < high) order[ends[index - low]++] = i;
+    }
+    for (int64_t o = 0; o < outer; o++, x += count * inner, y += length * inner)
+        for (int64_t r = 0; r < high - low; r++) {
+            const int64_t begin = r ? ends[r - 1] : 0;
+            sum_rows(x, y + (low + r) * inner, inner, order + begin, ends[r] - begin);
+        }
+    return 0;
+}
+
+int FN(scatter_add)(const T *x, const U *indices, T *y, int64_t outer, int64_t length, int64_t inner, int64_t count,
+                    char *scratch) {
+    return scatter_add_rows(x, indices, y, outer, length, inner, count, 0, length, scratch);
 }
 
 int FN(scatter_add_team)(const Team *team, const T *x, const U *indices, T *y, int64_t outer, int64_t length,
                          int64_t inner, int64_t count) {
     int64_t begin, end;
     my_share(team, length, &begin, &end);
-    return scatter_add_rows(x, indices, y, outer, length, inner, count, begin, end);
+    return scatter_add_rows(x, indices, y, outer, length, inner, count, begin, end, team->scratch);
 }
 
 /* take_along_axis: y[o][i][j] = x[o][indices[o][i][j]][j] for x[outer][length][inner]; rows of y's outer * count. */

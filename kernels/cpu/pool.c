@@ -155,10 +155,33 @@ void FN(max_pool2d_pick)(const T *restrict x, const int32_t *restrict where, T *
         }
 }
 
+/* The means of a row of large windows, COLUMNS of them at once, are added in double: the error hardly grows with the
+   window. */
+enum { FEW = 64, COLUMNS = 64 };
+
+static void means_of_large_windows(const Pool *p, const T *restrict x, T *restrict y, int64_t row) {
+    const int64_t area = p->kernel_y * p->kernel_x;
+    for (int64_t first = 0; first < p->columns; first += COLUMNS) {
+        const int64_t last = min_i64(first + COLUMNS, p->columns);
+        double total[COLUMNS] = {0};
+        for (int64_t position = 0; position < area; position++) {
+            const Elements e = elements(p, row, position);
+            for (int64_t i = max_i64(e.begin, first); i < min_i64(e.end, last); i++)
+                total[i - first] += x[e.first + i * p->stride_x];
+        }
+        for (int64_t i = first; i < last; i++) y[i] = (T)(total[i - first] / (double)area);
+    }
+}
+
 void FN(avg_pool2d)(const T *restrict x, T *restrict y, POOL_NUMBERS) {
     const Pool pool = POOL;
+    const bool large = kernel_y * kernel_x > FEW;
     for (int64_t c = 0; c < channels; c++, x += height * width)
         for (int64_t row = 0; row < rows; row++, y += columns) {
+            if (large) {
+                means_of_large_windows(&pool, x, y, row);
+                continue;
+            }
             for (int64_t i = 0; i < columns; i++) y[i] = 0;
             for (int64_t position = 0; position < kernel_y * kernel_x; position++) {
                 const Elements e = elements(&pool, row, position);

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from adtrain.core.kernel import CKernel
 from adtrain.core.registry import register
 from adtrain.lowering import indexing
@@ -13,9 +15,11 @@ from adtrain.lowering.cpu.shapes import item_and_team
 
 def _kernels(name: str, numbers: Any, items: Any) -> tuple[CKernel, CKernel]:
     """C functions of an array and indices."""
-    return item_and_team(
-        "index.c", name, numbers, items, lambda x, indices, **params: (x.dtype, indices.dtype), checked=True
-    )
+    return item_and_team("index.c", name, numbers, items, _dtypes, checked=True)
+
+
+def _dtypes(x: Any, indices: Any, **params: Any) -> tuple[np.dtype, ...]:
+    return x.dtype, indices.dtype
 
 
 def _take_items(x: Any, indices: Any, axis: int) -> tuple[bool, ...] | None:
@@ -28,12 +32,26 @@ def _scatter_add_items(ct: Any, indices: Any, axis: int, length: int) -> tuple[b
     return (True, False) if axis else None
 
 
+def _scatter_add_scratch(ct: Any, indices: Any, axis: int, length: int) -> int:
+    """Bytes of the ends of the rows' positions, and of the positions in the order of the rows."""
+    return 8 * (length + 1 + math.prod(indices.shape))
+
+
 def _along_axis_items(x: Any, indices: Any, axis: int, **params: Any) -> tuple[bool, ...] | None:
     return (True, True) if axis else None
 
 
 register("take", "cpu", _kernels("take", indexing.take, _take_items))
-register("scatter_add", "cpu", _kernels("scatter_add", indexing.scatter_add, _scatter_add_items))
+register(
+    "scatter_add",
+    "cpu",
+    (
+        CKernel("index.c", "scatter_add", indexing.scatter_add, _dtypes, _scatter_add_items,
+                scratch=_scatter_add_scratch, checked=True),
+        CKernel("index.c", "scatter_add_team", indexing.scatter_add, _dtypes, team=True,
+                scratch=_scatter_add_scratch, checked=True),
+    ),
+)  # fmt: skip
 register("take_along_axis", "cpu", _kernels("take_along_axis", indexing.take_along_axis, _along_axis_items))
 register("scatter_along_axis", "cpu", _kernels("scatter_along_axis", indexing.scatter_along_axis, _along_axis_items))
 register(

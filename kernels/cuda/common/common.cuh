@@ -52,6 +52,10 @@ template <typename E> __device__ __forceinline__ void prefetch_l2(const E *from,
 #endif
 }
 
+// The type in which sums of many elements of type A are added, so that their error does not grow with the number.
+template <typename A> struct TotalOf { typedef A type; };
+template <> struct TotalOf<float> { typedef double type; };
+
 // N elements that one instruction loads or stores.
 template <typename E, int N> struct __align__(sizeof(E) * N) Vector {
     E lane[N];

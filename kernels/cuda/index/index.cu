@@ -42,12 +42,12 @@ KERNEL scatter_add(const T *ct, const U *indices, T *y, int64_t outer, int64_t l
     wait_for_inputs();
     for (int64_t k = grid_index(); k < outer * length * inner; k += grid_size()) {
         const int64_t i = k % inner, l = k / inner % length, o = k / inner / length;
-        T sum = 0;
+        TotalOf<T>::type sum = 0;
         for (int64_t j = 0; j < count; j++) {
             const U index = indices[j];
             if (valid(index, length, bad) && (int64_t)index == l) sum += ct[(o * count + j) * inner + i];
         }
-        y[k] = sum;
+        y[k] = (T)sum;
     }
 }
 

@@ -203,7 +203,10 @@ KERNEL join_segments(const T *, const U *, T *y, NUMBERS) {
         const bool began_before = segment > 0 && keys[segment * SEGMENT - 1] == key;
         if (keys[last + 1] != key || began_before || key >= length) continue;
         const T *parts = memory.segments + (o * segments * 2) * inner + i;
-        Vector<T, WIDTH> sum = load<T, WIDTH>(parts + (segment * 2 + 1) * inner);
+        const Vector<T, WIDTH> own = load<T, WIDTH>(parts + (segment * 2 + 1) * inner);
+        TotalOf<T>::type total[WIDTH];
+        #pragma unroll
+        for (int j = 0; j < WIDTH; j++) total[j] = own.lane[j];
         bool more = true;
         for (int64_t p = segment + 1; more; p += LOADS) {
             Vector<T, WIDTH> v[LOADS];
@@ -217,9 +220,12 @@ KERNEL join_segments(const T *, const U *, T *y, NUMBERS) {
             for (int k = 0; k < LOADS; k++) {
                 more = more && same[k];
                 #pragma unroll
-                for (int j = 0; j < WIDTH; j++) sum.lane[j] += more ? v[k].lane[j] : (T)0;
+                for (int j = 0; j < WIDTH; j++) total[j] += more ? v[k].lane[j] : (T)0;
             }
         }
+        Vector<T, WIDTH> sum;
+        #pragma unroll
+        for (int j = 0; j < WIDTH; j++) sum.lane[j] = (T)total[j];
         store(y, (o * length + key) * inner + i, sum);
     }
 }

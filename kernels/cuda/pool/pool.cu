@@ -27,6 +27,14 @@ struct PlaneOffset {
 #define AT_ONCE 1
 #endif
 constexpr int SPAN = (AT_ONCE - 1) * SW + KW;
+// Large windows take a loop over their rows, which compiles faster, and their means are added in Total.
+#if KH * KW <= 64
+#define ROWS_AT_ONCE KH
+typedef T Total;
+#else
+#define ROWS_AT_ONCE 1
+typedef TotalOf<T>::type Total;
+#endif
 
 // Outputs i * AT_ONCE and following: their plane, and the corner of the first one's window.
 struct Corner {
@@ -48,7 +56,7 @@ __device__ __forceinline__ bool inside(int y, int x, int height, int width) {
 template <class Take>
 __device__ __forceinline__ void windows(const T *plane, const Corner &corner, int height, int width, T outside,
     Take take) {
-    #pragma unroll
+    #pragma unroll(ROWS_AT_ONCE)
     for (int row = 0; row < KH; row++) {
         const T *from = plane + (int64_t)(corner.y + row) * width + corner.x;
         T values[SPAN];
@@ -107,12 +115,13 @@ KERNEL avg_pool2d(const T *__restrict__ x, T *__restrict__ y, POOL_NUMBERS) {
     POOL
     for (int64_t i = grid_index(); i < planes * rows * columns / AT_ONCE; i += grid_size()) {
         const Corner corner(i, rows, columns);
-        Vector<T, AT_ONCE> total = {};
+        Total total[AT_ONCE] = {};
         windows(x + corner.plane * height * width, corner, height, width, (T)0,
-            [&](int k, int, T value) { total.lane[k] += value; });
+            [&](int k, int, T value) { total[k] += value; });
+        Vector<T, AT_ONCE> mean;
         #pragma unroll
-        for (int k = 0; k < AT_ONCE; k++) total.lane[k] /= (T)(KH * KW);
-        store(y, i * AT_ONCE, total);
+        for (int k = 0; k < AT_ONCE; k++) mean.lane[k] = (T)(total[k] / (Total)(KH * KW));
+        store(y, i * AT_ONCE, mean);
     }
 }
 

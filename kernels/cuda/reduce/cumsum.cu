@@ -4,8 +4,6 @@
 // the length.
 #include "common/collectives.cuh"
 
-template <typename A> struct TotalOf { typedef A type; };
-template <> struct TotalOf<float> { typedef double type; };
 typedef TotalOf<U>::type Total;
 
 #define THREADS 256
