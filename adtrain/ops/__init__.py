@@ -38,6 +38,7 @@ from adtrain.ops.random import dropout, random_uniform, rng_state
 from adtrain.ops.reduce import argmax, argmin, cumsum, logsumexp, max, mean, min, prod, std, sum, var
 from adtrain.ops.shape import concatenate, expand_dims, flip, pad, slice, squeeze, stack, transpose
 from adtrain.ops.softmax import log_softmax, softmax
+from adtrain.ops.sort import argsort, sort, topk
 from adtrain.ops.tensor_products import cross, kron, tensordot
 
 bind_operators(sys.modules[__name__])
@@ -47,6 +48,7 @@ __all__ = [
     "arange",
     "argmax",
     "argmin",
+    "argsort",
     "avg_pool1d",
     "avg_pool2d",
     "avg_pool3d",
@@ -113,6 +115,7 @@ __all__ = [
     "slice",
     "softmax",
     "softplus",
+    "sort",
     "squeeze",
     "stack",
     "std",
@@ -121,6 +124,7 @@ __all__ = [
     "take",
     "take_along_axis",
     "tensordot",
+    "topk",
     "transpose",
     "var",
     "where",

@@ -106,6 +106,9 @@ for _axis in (0, 1):
     for _op in ("argmax", "argmin"):
         bench(_op, SIDE, lambda n: (normal(n, n),), lambda x, op=_op, i=_axis: getattr(ops, op)(x, i), f"axis {_axis}",
               differentiable=False)  # fmt: skip
+    bench("sort", SIDE, lambda n: (normal(n, n),), lambda x, i=_axis: ops.sort(x, i), f"axis {_axis}")
+bench("argsort", SIDE, lambda n: (normal(n, n),), differentiable=False)
+bench("topk", SIDE, lambda n: (normal(n, n),), lambda x: ops.topk(x, min(5, x.shape[1])), "5 of each row")
 bench("sum_to", IMAGES, batch((64, 26, 26)), lambda x: ops.sum_to(x, (64, 1, 1)), "channels")
 
 # Moving elements.
