@@ -299,7 +299,7 @@ call(
 )
 call("addbmm", lambda x, a, b, *, beta=1, alpha=1: weighted(x, beta, ops.sum(a @ b, 0), alpha), INTEGERS)
 call("addr", lambda x, a, b, *, beta=1, alpha=1: weighted(x, beta, ops.reshape(a, (-1, 1)) * b, alpha), BOOL)
-call("tensordot", lambda a, b, dims=2: ops.tensordot(a, b, dims), INTEGERS, "have lengths")
+call("tensordot", lambda a, b, dims=2: ops.tensordot(a, b, dims), INTEGERS, "tensordot: lengths")
 call("kron", ops.kron, BOOL)
 call("cross linalg.cross", lambda a, b, *, dim=-1: ops.cross(a, b, dim))
 

@@ -35,7 +35,8 @@ def tensordot(a: ArrayLike, b: ArrayLike, axes: int | Sequence[Any] = 2) -> Valu
     for i, j in zip(over_a, over_b, strict=True):
         if a.shape[i] != b.shape[j]:
             raise ShapeError(
-                f"tensordot: axis {i} of {a.shape} and axis {j} of {b.shape} have lengths {a.shape[i]} and {b.shape[j]}"
+                f"tensordot: lengths {a.shape[i]} and {b.shape[j]} differ, "
+                f"of axis {i} of {a.shape} and axis {j} of {b.shape}"
             )
     of_a = [i for i in range(a.ndim) if i not in over_a]
     of_b = [j for j in range(b.ndim) if j not in over_b]

@@ -102,7 +102,9 @@ for _op in ("sum", "mean", "max", "min", "var", "std", "logsumexp"):
         bench(_op, SIDE, lambda n: (normal(n, n),), lambda x, op=_op, i=_axis: getattr(ops, op)(x, i), f"axis {_axis}")
 for _axis in (0, 1):
     bench("cumsum", SIDE, lambda n: (normal(n, n),), lambda x, i=_axis: ops.cumsum(x, i), f"axis {_axis}")
-    bench("prod", SIDE, lambda n: (between(0.9, 1.1, 2 * n, 2 * n),), lambda x, i=_axis: ops.prod(x, i), f"axis {_axis}")
+    bench(
+        "prod", SIDE, lambda n: (between(0.9, 1.1, 2 * n, 2 * n),), lambda x, i=_axis: ops.prod(x, i), f"axis {_axis}"
+    )
     for _op in ("argmax", "argmin"):
         bench(_op, SIDE, lambda n: (normal(n, n),), lambda x, op=_op, i=_axis: getattr(ops, op)(x, i), f"axis {_axis}",
               differentiable=False)  # fmt: skip
