@@ -111,7 +111,7 @@ def random_equations(name: str) -> Iterator[Equation]:
         elif name == "cumsum":
             yield equation(name, x, axis=axis, reverse=False)
         elif name == "argsort":
-            yield equation(name, x, descending=False)
+            yield equation(name, x, count=shape[-1], descending=False)
         elif name == "standardize":
             yield equation(name, x, axes=axes, eps=1e-5)
         elif name == "transpose":

@@ -154,7 +154,7 @@ def test_cross_along_another_axis_is_that_of_the_transpose() -> None:
 def test_compiled_products_are_the_eager_ones() -> None:
     """Even and odd numbers of elements, one, and none."""
     functions: dict[str, Any] = {}
-    for n in (0, 1, 2, 3, 7, 8, 33):
+    for n in (0, 1, 3, 8):
         x = np.random.default_rng(n).uniform(0.5, 2, (3, n)).astype(np.float32)
         functions[f"prod {n}"] = (lambda x: (ops.prod(x), ops.prod(x, 1), ad.grad(ops.prod)(x)), [x])
         if n:

@@ -17,28 +17,30 @@ from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.ops.common import ArrayLike, as_value, normalize_axis
 from adtrain.ops.index import pick
-from adtrain.ops.shape import slice, transpose
+from adtrain.ops.shape import transpose
 
 
-def _argsort_shape(x: Any, descending: bool) -> ArrayType:
-    if not x.shape:
-        raise ShapeError("argsort: found shape (), expected at least one axis")
-    return ArrayType(x.shape, np.dtype(np.int64))
+def _argsort_shape(x: Any, count: int, descending: bool) -> ArrayType:
+    if not x.shape or not 0 <= count <= x.shape[-1]:
+        raise ShapeError(f"argsort: found {count} of the last axis of shape {x.shape}")
+    return ArrayType((*x.shape[:-1], count), np.dtype(np.int64))
 
 
-def _argsort_reference(x: np.ndarray, descending: bool) -> np.ndarray:
+def _argsort_reference(x: np.ndarray, count: int, descending: bool) -> np.ndarray:
     if not descending:
-        return np.argsort(x, axis=-1, kind="stable")
+        return np.argsort(x, axis=-1, kind="stable")[..., :count]
     # the ascending order from its end; to keep equal elements in order, that of the elements from their end
-    return x.shape[-1] - 1 - np.flip(np.argsort(np.flip(x, -1), axis=-1, kind="stable"), -1)
+    order = x.shape[-1] - 1 - np.flip(np.argsort(np.flip(x, -1), axis=-1, kind="stable"), -1)
+    return order[..., :count]
 
 
-argsort_p: Primitive = Primitive(
-    "argsort",
-    _argsort_shape,
-    _argsort_reference,
-    flops=lambda x, descending: x.size * max(x.shape[-1] - 1, 0).bit_length(),  # comparisons
-)
+def _comparisons(x: Any, count: int, descending: bool) -> int:
+    """Of each element with the best ones so far, in a binary search."""
+    return x.size * count.bit_length()
+
+
+argsort_p: Primitive = Primitive("argsort", _argsort_shape, _argsort_reference, flops=_comparisons)
+"""The indices of the first ``count`` elements in the stable order along the last axis."""
 
 
 def argsort(x: ArrayLike, axis: int = -1, descending: bool = False) -> Value:
@@ -51,9 +53,14 @@ def argsort(x: ArrayLike, axis: int = -1, descending: bool = False) -> Value:
     """
     value = as_value(x)
     position = normalize_axis("argsort", axis, value.ndim)
-    order = [i for i in range(value.ndim) if i != position] + [position]
-    found = bind(argsort_p, transpose(value, order), descending=descending)
-    return transpose(found, sorted(range(value.ndim), key=order.__getitem__))
+    return _first(value, position, value.shape[position], descending)
+
+
+def _first(x: Value, axis: int, count: int, descending: bool) -> Value:
+    """Indices of the first ``count`` elements in the stable order along ``axis``."""
+    axes = [i for i in range(x.ndim) if i != axis] + [axis]
+    found = bind(argsort_p, transpose(x, axes), count=count, descending=descending)
+    return transpose(found, sorted(range(x.ndim), key=axes.__getitem__))
 
 
 def sort(x: ArrayLike, axis: int = -1, descending: bool = False) -> Value:
@@ -64,7 +71,7 @@ def sort(x: ArrayLike, axis: int = -1, descending: bool = False) -> Value:
     """
     value = as_value(x)
     position = normalize_axis("sort", axis, value.ndim)
-    return pick(value, argsort(value, position, descending), position)
+    return pick(value, _first(value, position, value.shape[position], descending), position)
 
 
 def topk(x: ArrayLike, k: int, axis: int = -1, largest: bool = True) -> tuple[Value, Value]:
@@ -82,6 +89,5 @@ def topk(x: ArrayLike, k: int, axis: int = -1, largest: bool = True) -> tuple[Va
     position = normalize_axis("topk", axis, value.ndim)
     if not 0 <= k <= value.shape[position]:
         raise ShapeError(f"topk: found k = {k}, expected 0 to {value.shape[position]}, the length of axis {position}")
-    stops = [k if i == position else n for i, n in enumerate(value.shape)]
-    indices = slice(argsort(value, position, descending=largest), [0] * value.ndim, stops)
+    indices = _first(value, position, int(k), largest)
     return pick(value, indices, position), indices

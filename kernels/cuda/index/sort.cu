@@ -1,8 +1,8 @@
-// Positions of the elements of each row of x (rows, length) in a stable order. NaN is larger than every number.
+// Positions of the first `count` elements of each row of x (rows, length) in a stable order. NaN is larger than every number.
 //
 // The first launch sorts tiles of TILE neighbouring positions. Each further launch merges pairs of sorted runs into one. A
 // thread finds the target of one position: the number of elements that go before its own, in its tile or in the other run.
-// The launches write y and the scratch memory alternately, the last one writes y.
+// Launch i writes list i % 2 of the scratch memory, the last one writes y.
 #include "common/common.cuh"
 
 #ifndef TILE
@@ -17,48 +17,63 @@ static __device__ __forceinline__ bool goes_before(T a, T b) {
     return low < high || (high != high && low == low);
 }
 
-// A block per tile, a thread per position. `merges` is the number of launches that follow.
-KERNEL __launch_bounds__(TILE) sort_tiles(const T *x, int64_t *y, int64_t rows, int64_t length, int64_t merges, char *scratch) {
+// Where a launch writes: a list of all positions, or the first `count` of each row.
+struct Output {
+    int64_t *list, width;
+
+    __device__ __forceinline__ Output(int64_t *y, char *scratch, int64_t rows, int64_t length, int64_t count, int64_t launch,
+                                      bool last)
+        : list(last ? y : (int64_t *)scratch + launch % 2 * rows * length), width(last ? count : length) {}
+    __device__ __forceinline__ void put(int64_t row, int64_t at, int64_t position) const {
+        if (at < width) list[row * width + at] = position;
+    }
+};
+
+// A block per tile, a thread per position.
+KERNEL __launch_bounds__(TILE)
+    sort_tiles(const T *x, int64_t *y, int64_t rows, int64_t length, int64_t count, int64_t launches, char *scratch) {
     wait_for_inputs();
     __shared__ T tile[TILE];
-    int64_t *to = merges % 2 ? (int64_t *)scratch : y;
+    const Output output(y, scratch, rows, length, count, 0, launches == 1);
     const int64_t tiles = (length + TILE - 1) / TILE;
     for (int64_t t = blockIdx.x; t < rows * tiles; t += gridDim.x) {
         const int64_t row = t / tiles, begin = t % tiles * TILE;
-        const int count = (int)min(length - begin, (int64_t)TILE), mine = threadIdx.x;
-        if (mine < count) tile[mine] = x[row * length + begin + mine];
+        const int mine = threadIdx.x, size = (int)min(length - begin, (int64_t)TILE);
+        if (mine < size) tile[mine] = x[row * length + begin + mine];
         __syncthreads();
-        if (mine < count) {
+        if (mine < size) {
             const T value = tile[mine];
             int rank = 0;
             for (int i = 0; i < mine; i++) rank += !goes_before(value, tile[i]);
-            for (int i = mine + 1; i < count; i++) rank += goes_before(tile[i], value);
-            to[row * length + begin + rank] = begin + mine;
+            for (int i = mine + 1; i < size; i++) rank += goes_before(tile[i], value);
+            output.put(row, begin + rank, begin + mine);
         }
         __syncthreads();
     }
 }
 
-// Merges runs of `run` positions. `later` is the number of launches that follow.
-KERNEL merge_runs(const T *x, int64_t *y, int64_t rows, int64_t length, int64_t run, int64_t later, char *scratch) {
+// Merges runs of `run` positions. Positions that are not among the first `count` of their run are left out.
+KERNEL merge_runs(const T *x, int64_t *y, int64_t rows, int64_t length, int64_t count, int64_t run, int64_t launch,
+                  int64_t launches, char *scratch) {
     wait_for_inputs();
-    const int64_t *from = later % 2 ? y : (const int64_t *)scratch;
-    int64_t *to = later % 2 ? (int64_t *)scratch : y;
+    const int64_t *from = (const int64_t *)scratch + (launch - 1) % 2 * rows * length;
+    const Output output(y, scratch, rows, length, count, launch, launch + 1 == launches);
     for (int64_t k = grid_index(); k < rows * length; k += grid_size()) {
-        const int64_t start = k / length * length, own = (k - start) / run, other = own ^ 1;
-        const int64_t at = from[k];
-        const T *row = x + start, value = row[at];
+        const int64_t row = k / length, i = k % length, own = i / run, other = own ^ 1;
+        if (i - own * run >= count) continue;
+        const int64_t *order = from + row * length;
+        const T *values = x + row * length, value = values[order[i]];
         const bool left = own < other;
-        const int64_t first = min(other * run, length);
-        int64_t low = first, high = min(first + run, length);
+        const int64_t begin = min(other * run, length);
+        int64_t low = begin, high = min(begin + min(run, count), length);
         while (low < high) { // the first position in the other run that does not go before this one
             const int64_t middle = (low + high) / 2;
-            const T opposite = row[from[start + middle]];
+            const T opposite = values[order[middle]];
             if (left ? goes_before(opposite, value) : !goes_before(value, opposite))
                 low = middle + 1;
             else
                 high = middle;
         }
-        to[k - (left ? 0 : run) + low - first] = at;
+        output.put(row, i - (left ? 0 : run) + low - begin, order[i]);
     }
 }
