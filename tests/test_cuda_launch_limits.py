@@ -110,6 +110,8 @@ def random_equations(name: str) -> Iterator[Equation]:
             yield equation(name, x, axis=axis)
         elif name == "cumsum":
             yield equation(name, x, axis=axis, reverse=False)
+        elif name == "argsort":
+            yield equation(name, x, count=shape[-1], descending=False)
         elif name == "standardize":
             yield equation(name, x, axes=axes, eps=1e-5)
         elif name == "transpose":
@@ -157,6 +159,7 @@ def random_equations(name: str) -> Iterator[Equation]:
         "argmax",
         "softmax",
         "cumsum",
+        "argsort",
         "standardize",
         "transpose",
         "flip",

@@ -62,6 +62,9 @@ def long_rows(draw: Draw) -> Iterator[tuple[str, Function]]:
     ]:
         for f in (ops.softmax, ops.log_softmax, ops.cumsum, ops.argmax):
             yield f"{f.__name__} {shape} {axis}", (lambda x, f=f, axis=axis: f(x, axis), [draw(*shape)])
+    for shape in [(7, 1024), (7, 1025), (3, 20_001), (1, 300_000), (40_000, 3)]:
+        x = np.round(draw(*shape) * 50)  # equal elements too
+        yield f"sort {shape}", (lambda x: (ops.argsort(x), *ops.topk(x, 3), ops.sort(x, 0)), [x])
     for rows in [(5, 3000), (2, 33, 40)]:
         yield f"layer_norm {rows}", (with_gradients(lambda x: ops.layer_norm(x, x.shape[-1])), [draw(*rows)])
 

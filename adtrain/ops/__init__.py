@@ -35,9 +35,11 @@ from adtrain.ops.pool import adaptive_avg_pool2d
 from adtrain.ops.pool_functions import avg_pool1d, avg_pool2d, avg_pool3d, max_pool1d, max_pool2d, max_pool3d
 from adtrain.ops.power import power
 from adtrain.ops.random import dropout, random_uniform, rng_state
-from adtrain.ops.reduce import argmax, cumsum, logsumexp, max, mean, min, sum, var
+from adtrain.ops.reduce import argmax, argmin, cumsum, logsumexp, max, mean, min, prod, std, sum, var
 from adtrain.ops.shape import concatenate, expand_dims, flip, pad, slice, squeeze, stack, transpose
 from adtrain.ops.softmax import log_softmax, softmax
+from adtrain.ops.sort import argsort, sort, topk
+from adtrain.ops.tensor_products import cross, kron, tensordot
 
 bind_operators(sys.modules[__name__])
 
@@ -45,6 +47,8 @@ __all__ = [
     "adaptive_avg_pool2d",
     "arange",
     "argmax",
+    "argmin",
+    "argsort",
     "avg_pool1d",
     "avg_pool2d",
     "avg_pool3d",
@@ -59,6 +63,7 @@ __all__ = [
     "conv_transpose1d",
     "conv_transpose2d",
     "conv_transpose3d",
+    "cross",
     "cross_entropy",
     "cumsum",
     "dropout",
@@ -74,6 +79,7 @@ __all__ = [
     "greater_equal",
     "group_norm",
     "huber_loss",
+    "kron",
     "l1_loss",
     "layer_norm",
     "leaky_relu",
@@ -99,6 +105,7 @@ __all__ = [
     "ones_like",
     "pad",
     "power",
+    "prod",
     "random_uniform",
     "relu",
     "reshape",
@@ -108,12 +115,16 @@ __all__ = [
     "slice",
     "softmax",
     "softplus",
+    "sort",
     "squeeze",
     "stack",
+    "std",
     "sum",
     "sum_to",
     "take",
     "take_along_axis",
+    "tensordot",
+    "topk",
     "transpose",
     "var",
     "where",

@@ -157,7 +157,7 @@ def take_along_axis(x: ArrayLike, indices: ArrayLike, axis: int) -> Value:
 
 
 def pick(x: Value, indices: Value, axis: int) -> Value:
-    """`take_along_axis` for classes: a negative index is an error."""
+    """`take_along_axis` for indices that do not count from the end: a negative one is an error."""
     return bind(take_along_axis_p, x, indices, axis=axis)
 
 

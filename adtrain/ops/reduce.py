@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,16 @@ from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
-from adtrain.core.types import ArrayType
+from adtrain.core.types import ArrayType, Shape
 from adtrain.ops.broadcasting import accurate_sum, floating, keep_axes, reshape, spread, sum_p, summed
 from adtrain.ops.common import ArrayLike, Axis, as_value, normalize_axes, normalize_axis, require_float
-from adtrain.ops.compare import equal
-from adtrain.ops.elementwise import exp
+from adtrain.ops.compare import equal, where
+from adtrain.ops.elementwise import astype, exp, neg, sqrt
+from adtrain.ops.shape import pad, slice
+
+
+def _without(shape: Shape, axes: Sequence[int]) -> Shape:
+    return tuple(n for i, n in enumerate(shape) if i not in axes)
 
 
 def _dropped(name: str, floating_only: bool = False) -> Callable[..., ArrayType]:
@@ -27,7 +32,7 @@ def _dropped(name: str, floating_only: bool = False) -> Callable[..., ArrayType]
             require_float(name, x)
         if any(x.shape[i] == 0 for i in axes):
             raise ShapeError(f"{name}: shape {x.shape} has no elements along axes {axes}")
-        return ArrayType(tuple(n for i, n in enumerate(x.shape) if i not in axes), x.dtype)
+        return ArrayType(_without(x.shape, axes), x.dtype)
 
     return rule
 
@@ -80,15 +85,9 @@ logsumexp_p: Primitive = Primitive(
 )
 
 
-def _argmax_shape(x: Any, axis: int) -> ArrayType:
-    if x.shape[axis] == 0:
-        raise ShapeError(f"argmax: shape {x.shape} has no elements along axis {axis}")
-    return ArrayType(x.shape[:axis] + x.shape[axis + 1 :], np.dtype(np.int64))
-
-
 argmax_p: Primitive = Primitive(
     "argmax",
-    _argmax_shape,
+    lambda x, axis: ArrayType(_without(x.shape, (axis,)), np.dtype(np.int64)),
     lambda x, axis: np.argmax(x, axis=axis),
     flops=lambda x, axis: x.size,
     traits=(Trait.ALONG_AXIS,),
@@ -143,13 +142,55 @@ def var(x: ArrayLike, axis: Axis = None, keepdims: bool = False, correction: int
     Raises:
         ShapeError: ``count`` is not above ``correction``.
     """
+    return _variance("var", x, axis, keepdims, correction)
+
+
+def _variance(name: str, x: ArrayLike, axis: Axis, keepdims: bool, correction: int) -> Value:
     value = floating(as_value(x))
-    axes = normalize_axes("var", axis, value.ndim)
+    axes = normalize_axes(name, axis, value.ndim)
     count = math.prod(value.shape[i] for i in axes)
     if count <= correction:
-        raise ShapeError(f"var: shape {value.shape} has {count} elements along axes {axes}, expected over {correction}")
+        raise ShapeError(
+            f"{name}: shape {value.shape} has {count} elements along axes {axes}, expected over {correction}"
+        )
     deviation = value - mean(value, axes, keepdims=True)
     return sum(deviation * deviation, axes, keepdims) / (count - correction)
+
+
+def std(x: ArrayLike, axis: Axis = None, keepdims: bool = False, correction: int = 0) -> Value:
+    """Standard deviation over ``axis``: the square root of `var`. Where it is 0, its gradient is 0, as in PyTorch.
+
+    Raises:
+        ShapeError: ``count`` is not above ``correction``.
+    """
+    variance = _variance("std", x, axis, keepdims, correction)
+    constant = equal(variance, 0.0)
+    return where(constant, 0.0, sqrt(where(constant, 1.0, variance)))
+
+
+def prod(x: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Value:
+    """Product over ``axis`` (one, several, or all for None), 1 of no elements; integers are multiplied as int64.
+
+    The halves of an axis are multiplied with each other until one element is left. So each derivative is a product of
+    the other elements, without a division, and is right where elements are 0.
+    """
+    value = as_value(x)
+    axes = normalize_axes("prod", axis, value.ndim)
+    out = reshape(astype(value, summed(value.dtype)), (-1,) if axis is None else value.shape)
+    for i in (0,) if axis is None else axes:
+        while out.shape[i] != 1:
+            out = _halves_multiplied(out, i)
+    return reshape(out, keep_axes(value.shape, axes) if keepdims else _without(value.shape, axes))
+
+
+def _halves_multiplied(x: Value, axis: int) -> Value:
+    if x.shape[axis] % 2 or x.shape[axis] == 0:
+        x = pad(x, [(0, int(i == axis)) for i in range(x.ndim)], 1)
+        if x.shape[axis] == 1:
+            return x
+    half = x.shape[axis] // 2
+    middle = [half if i == axis else n for i, n in enumerate(x.shape)]
+    return slice(x, [0] * x.ndim, middle) * slice(x, [half if i == axis else 0 for i in range(x.ndim)], x.shape)
 
 
 def max(x: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Value:
@@ -185,13 +226,35 @@ def argmax(x: ArrayLike, axis: int | None = None, keepdims: bool = False) -> Val
     Raises:
         ShapeError: there are no elements along ``axis``.
     """
+    return _position("argmax", as_value(x), axis, keepdims)
+
+
+def argmin(x: ArrayLike, axis: int | None = None, keepdims: bool = False) -> Value:
+    """Index (int64) of the first smallest element (or NaN) along ``axis``, or in the flattened array for None.
+
+    Raises:
+        ShapeError: there are no elements along ``axis``.
+    """
     value = as_value(x)
-    flat = reshape(value, (-1,)) if axis is None else value
-    position = normalize_axis("argmax", 0 if axis is None else axis, flat.ndim)
+    if value.dtype.kind == "f":
+        return _position("argmin", neg(value), axis, keepdims)
+    if value.dtype.kind == "b":
+        value = astype(value, np.uint8)
+    # the integers in reversed order; -x would overflow
+    last = -1 if value.dtype.kind == "i" else int(np.iinfo(value.dtype).max)
+    return _position("argmin", last - value, axis, keepdims)
+
+
+def _position(name: str, x: Value, axis: int | None, keepdims: bool) -> Value:
+    """Index of the first largest element."""
+    flat = reshape(x, (x.size,)) if axis is None else x
+    position = normalize_axis(name, 0 if axis is None else axis, flat.ndim)
+    if flat.shape[position] == 0:
+        raise ShapeError(f"{name}: shape {flat.shape} has no elements along axis {position}")
     out = bind(argmax_p, flat, axis=position)
     if not keepdims:
         return out
-    return reshape(out, keep_axes(value.shape, range(value.ndim) if axis is None else (position,)))
+    return reshape(out, keep_axes(x.shape, range(x.ndim) if axis is None else (position,)))
 
 
 def cumsum(x: ArrayLike, axis: int = 0, reverse: bool = False) -> Value:

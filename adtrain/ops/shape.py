@@ -95,7 +95,7 @@ slice_p: Primitive = Primitive(
 
 def _pad_shape(x: Any, low: Ints, high: Ints, gaps: Ints, value: float) -> ArrayType:
     if min((*low, *high, *gaps), default=0) < 0:
-        raise ShapeError(f"pad: found negative widths {low} and {high}; use slice to cut")
+        raise ShapeError(f"pad: found negative widths {low}, {high} and {gaps}")
     return ArrayType(tuple(map(_padded_length, x.shape, low, high, gaps)), x.dtype)
 
 
@@ -189,10 +189,12 @@ def pad(x: ArrayLike, pad_width: int | Sequence[Any], value: float = 0.0) -> Val
     """``value`` added before and after the elements along each axis.
 
     Args:
-        pad_width: for each axis a pair (before, after), as `numpy.pad`; one pair or number serves all axes.
+        pad_width: for each axis a pair (before, after), as `numpy.pad`; one pair or number serves all axes. A negative
+            width cuts off that many elements, as in `torch.nn.functional.pad` and `jax.lax.pad`.
 
     Raises:
-        ShapeError: the widths do not fit, or one is negative. DTypeError: the array's type cannot hold ``value``.
+        ShapeError: the widths do not fit, or cut off more elements than there are. DTypeError: the array's type cannot
+            hold ``value``.
     """
     source = as_value(x)
     try:
@@ -200,9 +202,21 @@ def pad(x: ArrayLike, pad_width: int | Sequence[Any], value: float = 0.0) -> Val
         widths = np.broadcast_to(given.astype(int, casting="safe"), (source.ndim, 2)).tolist()
     except (ValueError, TypeError):
         raise ShapeError(f"pad: widths {pad_width} do not fit the {source.ndim} axes of shape {source.shape}") from None
-    low, high = tuple(a for a, _ in widths), tuple(b for _, b in widths)
     number = number_of("pad", float(value) if source.dtype.kind == "f" else value, source.dtype)
-    return bind(pad_p, source, low=low, high=high, gaps=(0,) * source.ndim, value=number)
+    cut = _cropped(source, widths)
+    low, high = tuple(max(a, 0) for a, _ in widths), tuple(max(b, 0) for _, b in widths)
+    if cut is not source and not any((*low, *high)):
+        return cut
+    return bind(pad_p, cut, low=low, high=high, gaps=(0,) * source.ndim, value=number)
+
+
+def _cropped(x: Value, widths: Sequence[Sequence[int]]) -> Value:
+    """``x`` without the elements that negative widths cut off."""
+    for axis, (n, (low, high)) in enumerate(zip(x.shape, widths, strict=True)):
+        if max(-low, 0) + max(-high, 0) > n:
+            raise ShapeError(f"pad: widths {low} and {high} cut off more than the {n} elements of axis {axis}")
+    starts = [max(-low, 0) for low, _ in widths]
+    return slice(x, starts, [n - max(-high, 0) for n, (_, high) in zip(x.shape, widths, strict=True)])
 
 
 def squeeze(x: ArrayLike, axis: Axis = None) -> Value:

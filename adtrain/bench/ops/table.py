@@ -97,13 +97,20 @@ bench("random_uniform", ELEMENTS, lambda n: (between(0, 1, n), _counter),
       lambda like, rng: ops.random_uniform(rng, like.shape, dtype=like.dtype), differentiable=False)  # fmt: skip
 
 # Reductions.
-for _op in ("sum", "mean", "max", "min", "var", "logsumexp"):
+for _op in ("sum", "mean", "max", "min", "var", "std", "logsumexp"):
     for _axis in (None, 0, 1):
         bench(_op, SIDE, lambda n: (normal(n, n),), lambda x, op=_op, i=_axis: getattr(ops, op)(x, i), f"axis {_axis}")
 for _axis in (0, 1):
     bench("cumsum", SIDE, lambda n: (normal(n, n),), lambda x, i=_axis: ops.cumsum(x, i), f"axis {_axis}")
-    bench("argmax", SIDE, lambda n: (normal(n, n),), lambda x, i=_axis: ops.argmax(x, i), f"axis {_axis}",
-          differentiable=False)  # fmt: skip
+    bench(
+        "prod", SIDE, lambda n: (between(0.9, 1.1, 2 * n, 2 * n),), lambda x, i=_axis: ops.prod(x, i), f"axis {_axis}"
+    )
+    for _op in ("argmax", "argmin"):
+        bench(_op, SIDE, lambda n: (normal(n, n),), lambda x, op=_op, i=_axis: getattr(ops, op)(x, i), f"axis {_axis}",
+              differentiable=False)  # fmt: skip
+    bench("sort", SIDE, lambda n: (normal(n, n),), lambda x, i=_axis: ops.sort(x, i), f"axis {_axis}")
+bench("argsort", SIDE, lambda n: (normal(n, n),), differentiable=False)
+bench("topk", SIDE, lambda n: (normal(n, n),), lambda x: ops.topk(x, min(5, x.shape[1])), "5 of each row")
 bench("sum_to", IMAGES, batch((64, 26, 26)), lambda x: ops.sum_to(x, (64, 1, 1)), "channels")
 
 # Moving elements.
@@ -114,6 +121,7 @@ for _axis in (0, 1):
           lambda a, b, i=_axis: ops.concatenate((a, b), i), f"axis {_axis}")  # fmt: skip
 bench("stack", SIDE, lambda n: (normal(n, n), normal(n, n)), lambda a, b: ops.stack((a, b), 1), "axis 1")
 bench("pad", IMAGES, batch((64, 26, 26)), lambda x: ops.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1))), "by 1")
+bench("pad", IMAGES, batch((64, 26, 26)), lambda x: ops.pad(x, ((0, 0), (0, 0), (-1, -1), (-1, -1))), "by -1")
 bench("flip", SIDE, lambda n: (normal(n, n),), lambda x: ops.flip(x, 1), "axis 1")
 bench("take", SIDE, lambda n: (normal(n, n), integers(n, n)), lambda x, i: ops.take(x, i, 1), "axis 1")
 bench("take_along_axis", SIDE, lambda n: (normal(n, n), integers(n, n, 1)), lambda x, i: ops.take_along_axis(x, i, 1),
@@ -126,6 +134,11 @@ bench("matmul", SIDE, lambda n: (normal(n, n), normal(n, n)))
 bench("matmul", IMAGES, lambda n: (normal(n, 64, 64), normal(n, 64, 64)), variant="batch")
 bench("matmul", ROWS, batch((784,), (512, 784)),
       lambda x, w: ops.matmul(x, w, transpose_b=True), "b transposed")  # fmt: skip
+
+bench("tensordot", SIDE, lambda n: (normal(4, n, n), normal(4, n, n)),
+      lambda a, b: ops.tensordot(a, b, ((0, 2), (0, 1))), "two axes")  # fmt: skip
+bench("kron", SIDE, lambda n: (normal(n, n), normal(2, 3)), variant="by 2x3")
+bench("cross", ELEMENTS, lambda n: (normal(n, 3), normal(n, 3)))
 
 # Convolution and pooling: layers of lenet5.yaml, cnn.yaml and resnet.yaml. "3x3/2" is a window of stride 2.
 for _image, _out, _kernel, _stride, _padding in (

@@ -1,0 +1,37 @@
+"""argsort: `index/sort.cu`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.registry import register
+from adtrain.core.target import Target
+from adtrain.lowering.cuda.reduce import MAX_BLOCKS, WARP, power_of_two
+
+MAX_TILE = 1024
+"""Maximum of positions that a block sorts, and of its threads."""
+INDEX = np.dtype(np.int64)
+
+
+def argsort(target: Target, x: Any, count: int, descending: bool) -> list[CudaKernel]:
+    """The only candidate: sorted tiles, then merges of runs that double their length."""
+    rows, length = math.prod(x.shape[:-1]), x.shape[-1]
+    tile = min(max(power_of_two(length), WARP), MAX_TILE)
+    tiles = -(-length // tile)
+    launches = 1 + max(tiles - 1, 0).bit_length()
+    macros = {"TILE": tile, "DESCENDING": int(descending)}
+
+    def launch(name: str, *numbers: int, **work: Any) -> CudaLaunch:
+        given = (rows, length, count, *numbers, launches)
+        return CudaLaunch("index/sort.cu", name, given, (x.dtype, INDEX), definitions=macros, **work)
+
+    first = launch("sort_tiles", blocks=min(rows * tiles, MAX_BLOCKS), threads=tile)
+    merges = [launch("merge_runs", tile << i - 1, i, elements=rows * length) for i in range(1, launches)]
+    return [CudaKernel((first, *merges), min(len(merges), 2) * INDEX.itemsize * rows * length)]
+
+
+register("argsort", "cuda", argsort)
