@@ -126,11 +126,19 @@ case("clip", "min", lambda x: ops.clip(x, min=0.25), apart(9, kinks=(0.25,)), or
 case("astype", "to integers", lambda x: ops.astype(x, "int64"), normal(4), order=0)
 case("sign", "odd", ops.sign, normal(3, 5), order=0)
 case("stop_gradient", "beside", lambda x: ops.stop_gradient(ops.square(ops.stop_gradient(x))), normal(3), order=0)
+for _op in ("floor", "ceil", "trunc"):
+    case(_op, "fractions", getattr(ops, _op), apart(3, 5, kinks=(-2.0, -1.0, 0.0, 1.0, 2.0)))
+    case(_op, "integers", getattr(ops, _op), integers(9, 5), order=0)
+case("round", "fractions", ops.round, apart(3, 5, kinks=(-1.5, -0.5, 0.5, 1.5)))
+for _op in ("isnan", "isfinite", "isinf"):  # of -infinity, NaN and 1
+    case(_op, "mixed", lambda x, op=_op: getattr(ops, op)((x - 1) / ops.maximum(x - 1, 0)), integers(3, 9), order=0)
 case("power", "cube", lambda x: ops.power(x, 3), normal(3, 5), order=3)
 case("power", "zero", lambda x: ops.power(x, 0), normal(5), order=3)
 case("power", "fraction", lambda x: ops.power(x, -1.5), between(0.3, 3, 5), order=3)
 case("power", "array", ops.power, between(0.3, 3, 3, 5), normal(3, 5), order=3)
 case("power", "broadcast", ops.power, between(0.3, 3, 3, 1), normal(5), order=3)
+case("power", "integers", ops.power, integers(9, 3, 5), integers(9, 5), order=0)
+case("power", "integers, number", lambda x: ops.power(x - 4, 5), integers(9, 3, 5), order=0)
 
 # Elementwise, several arguments.
 for _op, _linear in {"add": (), "sub": (), "mul": (0, 1), "div": (0,)}.items():
@@ -143,6 +151,16 @@ case("div", "by a broadcast", ops.div, normal(2, 3), between(0.3, 3, 1, 3), line
 case("add", "empty", ops.add, normal(0, 3), normal(3), order=3)
 case("maximum", "apart", lambda x, y: ops.maximum(x, y + 3.0 * ops.sign(y)), between(-1, 1, 3, 5), apart(3, 5), order=3)
 case("minimum", "apart", lambda x, y: ops.minimum(x, y + 3.0 * ops.sign(y)), between(-1, 1, 3, 5), apart(3, 5), order=3)
+for _op in ("add", "mul", "maximum", "minimum"):
+    case(_op, "bool", lambda x, y, op=_op: getattr(ops, op)(x < y, x == y), integers(3, 4, 5), integers(3, 5), order=0)
+for _op in ("floor_divide", "remainder"):
+    case(_op, "apart", getattr(ops, _op), between(4.6, 5.9, 4, 3), between(2.0, 2.2, 3))
+    case(_op, "signs", lambda x, op=_op: getattr(ops, op)(x, -1.3), apart(4, 3, kinks=(-1.3, 0.0, 1.3)))
+    case(_op, "integers", lambda x, y, op=_op: getattr(ops, op)(x - 9, y - 4), integers(19, 4, 5), integers(9, 5),
+         order=0)  # fmt: skip
+for _op in ("arctan2", "hypot"):
+    case(_op, "right", getattr(ops, _op), normal(3, 5), between(0.3, 3, 5), order=3)
+    case(_op, "above", getattr(ops, _op), between(0.3, 3, 3, 5), normal(5), order=3)
 case("where", "mask", lambda c, a, b: ops.where(ops.equal(c, 1), a, b), integers(2, 3, 5), normal(3, 5), normal(5),
      order=3)  # fmt: skip
 case("where", "else zero", lambda c, a: ops.where(ops.equal(c, 1), a, 0.0), integers(2, 3, 5), normal(5), linear=(1,))
@@ -173,6 +191,14 @@ case("sort", "rows", ops.sort, distinct(3, 5))
 case("sort", "descending", lambda x: ops.sort(x, 1, descending=True), distinct(2, 5, 3))
 case("topk", "largest", lambda x: ops.topk(x, 3)[0], distinct(3, 5))
 case("topk", "smallest", lambda x: ops.topk(x, 2, 0, largest=False)[0], distinct(5, 3))
+for _op in ("any", "all"):
+    case(_op, "axis", lambda x, op=_op: getattr(ops, op)(x, 1), integers(3, 9, 2), order=0)
+    case(_op, "bool", lambda x, op=_op: getattr(ops, op)(x > 0, (0, 2), keepdims=True), normal(2, 9, 2), order=0)
+for _op in ("sum", "mean", "var", "max", "min", "logsumexp"):
+    case(_op, "no axes", lambda x, op=_op: getattr(ops, op)(x, ()), normal(3, 5))
+for _op in ("sum", "mean", "var", "max", "min", "logsumexp", "cumsum", "softmax", "log_softmax"):
+    case(_op, "number", lambda x, op=_op: getattr(ops, op)(x, -1), normal())
+case("argmax", "number", lambda x: ops.argmax(x, 0), normal(), order=0)
 case("cumsum", "axis", lambda x: ops.cumsum(x, 1), normal(3, 5), linear=(0,))
 case("cumsum", "reverse", lambda x: ops.cumsum(x, 0, reverse=True), normal(3, 5), linear=(0,))
 
@@ -216,6 +242,9 @@ case("kron", "matrix and block", ops.kron, normal(2, 3), normal(2, 1, 2), linear
 case("cross", "broadcast", ops.cross, normal(2, 1, 3), normal(4, 3), linear=(0, 1))
 case("cross", "axis", lambda a, b: ops.cross(a, b, 0), normal(3, 2), normal(3, 2), linear=(0, 1))
 case("matmul", "empty batch", ops.matmul, normal(0, 4), normal(4, 5), linear=(0, 1))
+case("matmul", "integers", ops.matmul, integers(9, 2, 1, 3, 4), integers(9, 3, 4, 2), order=0)
+case("matmul", "integers, transposed", lambda a, b: ops.matmul(a, b, True, True), integers(9, 4, 3), integers(9, 2, 4),
+     order=0)  # fmt: skip
 for _precision in ("tf32", "bfloat16"):
     case("matmul", _precision, ops.matmul, short(9, 5), short(5, 8), linear=(0, 1), precision=_precision)
     case("matmul", f"{_precision}, batch", ops.matmul, short(2, 3, 4), short(2, 4, 5), linear=(0, 1),

@@ -107,20 +107,21 @@ same("floor ceil trunc round isnan isfinite isinf exp2 log2 log10 tan asin=arcsi
 same("logical_not logical_and logical_or logical_xor bitwise_not bitwise_and bitwise_or bitwise_xor")
 
 # Elementwise, several arguments.
-call("add", lambda x, y, *, alpha=1: ops.add(x, y if alpha == 1 else ops.mul(y, alpha)), BOOL, OUT_OF_BOUNDS)
+call("add", lambda x, y, *, alpha=1: ops.add(x, y if alpha == 1 else ops.mul(y, alpha)), OUT_OF_BOUNDS)
 call("sub", lambda x, y, *, alpha=1: ops.sub(x, y if alpha == 1 else ops.mul(y, alpha)), OUT_OF_BOUNDS)
 call("rsub", lambda x, y, *, alpha=1: ops.sub(y, x if alpha == 1 else ops.mul(x, alpha)), OUT_OF_BOUNDS)
-call("mul __rmul__", ops.mul, BOOL)
-call("__radd__", lambda x, y: y + x, BOOL)
+call("mul __rmul__", ops.mul)
+call("__radd__", lambda x, y: y + x)
 call("__rsub__", lambda x, y: y - x)
 call("__rdiv__", lambda x, y: y / x)
-call("__rpow__", lambda x, y: ops.power(y, x), integers=False, reference_gradient=False)
-call("__rmatmul__", lambda x, y: y @ x, INTEGERS)
+call("__rpow__", lambda x, y: ops.power(y, x), reference_gradient=False)
+call("__rmatmul__", lambda x, y: y @ x)
 call("div.no_rounding_mode", lambda x, y, *, rounding_mode=None: ops.div(x, y))
 call("true_divide", ops.div)
-call("pow float_power", ops.power, integers=False, reference_gradient=False)
-call("maximum max.binary", ops.maximum, BOOL)
-call("minimum min.binary", ops.minimum, BOOL)
+call("pow", ops.power, reference_gradient=False)
+call("float_power", ops.power, integers=False, reference_gradient=False)
+call("maximum max.binary", ops.maximum)
+call("minimum min.binary", ops.minimum)
 call("eq", ops.equal)
 call("ne", ops.not_equal)
 call("lt", ops.less)
@@ -136,10 +137,12 @@ call("nn.functional.hardtanh", lambda x, min_val=-1.0, max_val=1.0: ops.clip(x, 
 call("lerp", lambda a, b, weight: a + weight * (b - a))
 call("addcmul", lambda x, a, b, *, value=1: x + a * b * value, OTHER_TYPE)
 call("addcdiv", lambda x, a, b, *, value=1: x + a / b * value, OTHER_TYPE)
-same("atan2=arctan2 hypot logaddexp copysign fmod remainder floor_divide")
-call("__rmod__", lambda x, y: y % x, needs="remainder")
+same("atan2=arctan2 hypot logaddexp copysign fmod floor_divide")
+call("remainder", ops.remainder, reference_gradient=False)  # PyTorch has none for a number by an array
+call("__rmod__", lambda x, y: y % x, reference_gradient=False)
 call("div.floor_rounding", lambda x, y, *, rounding_mode: given("floor_divide", x, y), needs="floor_divide")
-call("div.trunc_rounding", lambda x, y, *, rounding_mode: given("trunc", x / y), needs="trunc")
+call("div.trunc_rounding", lambda x, y, *, rounding_mode: given("trunc", x / y), needs="trunc",
+     integers=False)  # fmt: skip
 
 
 # Reductions.
@@ -160,21 +163,27 @@ def std(x: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *
     return ops.std(x, all_if_empty(dim), keepdim, int(unbiased) if correction is None else correction)
 
 
+def as_uint8(x: Any, out: Any) -> Any:
+    """`out`, but of uint8 if x is, as PyTorch's any and all are."""
+    return out.astype(np.uint8) if x.dtype == np.uint8 else out
+
+
 OF_0D = "is out of range for an array of 0 dimensions"
 for _entry, _operation in {
-    "sum": "sum", "mean": "mean", "amax": "max", "amin": "min", "argmax": "argmax", "argmin": "argmin", "all": "all",
-    "any": "any",
+    "sum": "sum", "mean": "mean", "amax": "max", "amin": "min", "argmax": "argmax", "argmin": "argmin",
 }.items():  # fmt: skip
-    call(_entry, reduction(_operation), OF_0D, needs=_operation)
-call("prod", reduction("prod"), OF_0D, NO_OPTION)
+    call(_entry, reduction(_operation))
+call("all", lambda *args, **dims: as_uint8(args[0], reduction("all")(*args, **dims)))
+call("any", lambda *args, **dims: as_uint8(args[0], reduction("any")(*args, **dims)))
+call("prod", reduction("prod"), NO_OPTION)
 call("max.reduction_no_dim", ops.max)
 call("min.reduction_no_dim", ops.min)
-call("logsumexp", reduction("logsumexp"), OF_0D, INTEGERS, EMPTY)
+call("logsumexp", reduction("logsumexp"), INTEGERS, EMPTY)
 call("var", var, "expected over")
 call("var.unbiased", lambda x, unbiased: var(x, unbiased=unbiased), "expected over")
 call("std", std, "expected over")
 call("std.unbiased", lambda x, unbiased: std(x, unbiased=unbiased), "expected over")
-call("cumsum", lambda x, dim: ops.cumsum(x, dim), OF_0D, NO_OPTION)
+call("cumsum", lambda x, dim: ops.cumsum(x, dim), NO_OPTION)
 
 
 def sort(x: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
@@ -192,11 +201,11 @@ call("argsort", lambda x, dim=-1, descending=False, stable=False: ops.argsort(x,
 call("topk", topk, OF_0D, integers=False)
 
 # Softmax.
-call("softmax", lambda x, dim: ops.softmax(x, dim), OF_0D, EMPTY)
-call("log_softmax", lambda x, dim: ops.log_softmax(x, dim), OF_0D, EMPTY)
-call("softmax.with_dtype", lambda x, dim, dtype: ops.softmax(ops.astype(x, dtype), dim), OF_0D, EMPTY)
-call("log_softmax.with_dtype", lambda x, dim, dtype: ops.log_softmax(ops.astype(x, dtype), dim), OF_0D, EMPTY)
-call("nn.functional.softmin", lambda x, dim: ops.softmax(-x, dim), OF_0D, EMPTY)
+call("softmax", lambda x, dim: ops.softmax(x, dim), EMPTY)
+call("log_softmax", lambda x, dim: ops.log_softmax(x, dim), EMPTY)
+call("softmax.with_dtype", lambda x, dim, dtype: ops.softmax(ops.astype(x, dtype), dim), EMPTY)
+call("log_softmax.with_dtype", lambda x, dim, dtype: ops.log_softmax(ops.astype(x, dtype), dim), EMPTY)
+call("nn.functional.softmin", lambda x, dim: ops.softmax(-x, dim), EMPTY)
 
 
 # Shapes.
@@ -250,7 +259,7 @@ call("mT", lambda x: swapped(x, -1, -2))
 call("T", lambda x: ops.transpose(x))
 call("squeeze.multiple", lambda x, dim: ops.squeeze(x, tuple(i for i in dim if x.ndim and x.shape[i] == 1)))
 call("squeeze squeeze_copy", lambda x, dim=None: x if dim is not None and x.ndim and x.shape[dim] != 1
-     else ops.squeeze(x, dim), OF_0D)  # fmt: skip
+     else ops.squeeze(x, dim))  # fmt: skip
 call("unsqueeze unsqueeze_copy", lambda x, dim: ops.expand_dims(x, dim))
 call("expand expand_copy", expand)
 call("expand_as", lambda x, other: ops.broadcast_to(x, other.shape))
@@ -284,23 +293,23 @@ call("nn.functional.one_hot", lambda x, num_classes: ops.one_hot(x, num_classes,
 
 # Products.
 def weighted(x: Any, beta: float, product: Any, alpha: float) -> Any:
-    """beta x + alpha product. As in BLAS, beta = 0 leaves out x, even if it is NaN."""
+    """beta x + alpha product, of x's type. As in BLAS, beta = 0 leaves out x, even if it is NaN."""
+    beta, alpha = (x.dtype.type(number).item() for number in (beta, alpha))
     return (ops.zeros_like(x) if beta == 0 else x * beta) + product * alpha
 
 
-call("matmul mm bmm mv dot vdot", ops.matmul, INTEGERS)
-call("outer", lambda a, b: ops.reshape(a, (-1, 1)) * b, BOOL)
-call("inner", lambda a, b: a * b if 0 in (a.ndim, b.ndim) else ops.matmul(a, ops.transpose(b)), INTEGERS)
-call("nn.functional.linear", lambda x, w, b=None: ops.matmul(x, ops.transpose(w)) + (0 if b is None else b), INTEGERS)
+call("matmul mm bmm mv dot vdot", ops.matmul)
+call("outer", lambda a, b: ops.reshape(a, (-1, 1)) * b)
+call("inner", lambda a, b: a * b if 0 in (a.ndim, b.ndim) else ops.matmul(a, ops.transpose(b)))
+call("nn.functional.linear", lambda x, w, b=None: ops.matmul(x, ops.transpose(w)) + (0 if b is None else b))
 call(
     "addmm addmv baddbmm addmm.decomposed",
     lambda x, a, b, *, beta=1, alpha=1: weighted(x, beta, a @ b, alpha),
-    INTEGERS,
 )
-call("addbmm", lambda x, a, b, *, beta=1, alpha=1: weighted(x, beta, ops.sum(a @ b, 0), alpha), INTEGERS)
-call("addr", lambda x, a, b, *, beta=1, alpha=1: weighted(x, beta, ops.reshape(a, (-1, 1)) * b, alpha), BOOL)
-call("tensordot", lambda a, b, dims=2: ops.tensordot(a, b, dims), INTEGERS, "tensordot: lengths")
-call("kron", ops.kron, BOOL)
+call("addbmm", lambda x, a, b, *, beta=1, alpha=1: weighted(x, beta, ops.sum(a @ b, 0).astype(x.dtype), alpha))
+call("addr", lambda x, a, b, *, beta=1, alpha=1: weighted(x, beta, ops.reshape(a, (-1, 1)) * b, alpha))
+call("tensordot", lambda a, b, dims=2: ops.tensordot(a, b, dims), "tensordot: lengths")
+call("kron", ops.kron)
 call("cross linalg.cross", lambda a, b, *, dim=-1: ops.cross(a, b, dim))
 
 

@@ -137,6 +137,18 @@ class Value:
     def __rtruediv__(self, other: Any) -> Value:
         return self._ops.div(other, self)
 
+    def __floordiv__(self, other: Any) -> Value:
+        return self._ops.floor_divide(self, other)
+
+    def __rfloordiv__(self, other: Any) -> Value:
+        return self._ops.floor_divide(other, self)
+
+    def __mod__(self, other: Any) -> Value:
+        return self._ops.remainder(self, other)
+
+    def __rmod__(self, other: Any) -> Value:
+        return self._ops.remainder(other, self)
+
     def __pow__(self, other: Any) -> Value:
         return self._ops.power(self, other)
 
@@ -187,6 +199,12 @@ class Value:
 
     def min(self, axis: Any = None, keepdims: bool = False) -> Value:
         return self._ops.min(self, axis, keepdims)
+
+    def any(self, axis: Any = None, keepdims: bool = False) -> Value:
+        return self._ops.any(self, axis, keepdims)
+
+    def all(self, axis: Any = None, keepdims: bool = False) -> Value:
+        return self._ops.all(self, axis, keepdims)
 
     def reshape(self, *shape: Any) -> Value:
         return self._ops.reshape(self, shape[0] if len(shape) == 1 else shape)

@@ -41,3 +41,8 @@ def alternating(shape: Shape, axes: Sequence[int], count: int) -> tuple[int, ...
 def contiguous_strides(shape: Shape) -> tuple[int, ...]:
     """The strides of a contiguous array, in elements."""
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def product_lengths(a: Any, b: Any) -> tuple[int, int, int, int]:
+    """Batch, M, N and K of a matrix product without transposition."""
+    return math.prod(a.shape[:-2]), a.shape[-2], b.shape[-1], a.shape[-1]

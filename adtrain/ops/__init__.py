@@ -14,6 +14,9 @@ from adtrain.ops.compare import (
     equal,
     greater,
     greater_equal,
+    isfinite,
+    isinf,
+    isnan,
     less,
     less_equal,
     maximum,
@@ -25,6 +28,7 @@ from adtrain.ops.conv import conv2d, conv_transpose2d
 from adtrain.ops.conv_axes import conv1d, conv3d, conv_transpose1d, conv_transpose3d
 from adtrain.ops.create import arange, full, ones, ones_like, zeros, zeros_like
 from adtrain.ops.cross_entropy import cross_entropy, nll_loss
+from adtrain.ops.division import ceil, floor, floor_divide, remainder, round, trunc
 from adtrain.ops.elementwise import *  # noqa: F403
 from adtrain.ops.getitem import getitem
 from adtrain.ops.index import embedding, one_hot, take, take_along_axis
@@ -35,7 +39,7 @@ from adtrain.ops.pool import adaptive_avg_pool2d
 from adtrain.ops.pool_functions import avg_pool1d, avg_pool2d, avg_pool3d, max_pool1d, max_pool2d, max_pool3d
 from adtrain.ops.power import power
 from adtrain.ops.random import dropout, random_uniform, rng_state
-from adtrain.ops.reduce import argmax, argmin, cumsum, logsumexp, max, mean, min, prod, std, sum, var
+from adtrain.ops.reduce import all, any, argmax, argmin, cumsum, logsumexp, max, mean, min, prod, std, sum, var
 from adtrain.ops.shape import concatenate, expand_dims, flip, pad, slice, squeeze, stack, transpose
 from adtrain.ops.softmax import log_softmax, softmax
 from adtrain.ops.sort import argsort, sort, topk
@@ -45,6 +49,8 @@ bind_operators(sys.modules[__name__])
 
 __all__ = [
     "adaptive_avg_pool2d",
+    "all",
+    "any",
     "arange",
     "argmax",
     "argmin",
@@ -55,6 +61,7 @@ __all__ = [
     "batch_norm",
     "binary_cross_entropy_with_logits",
     "broadcast_to",
+    "ceil",
     "clip",
     "concatenate",
     "conv1d",
@@ -72,6 +79,8 @@ __all__ = [
     "equal",
     "expand_dims",
     "flip",
+    "floor",
+    "floor_divide",
     "full",
     "gelu",
     "getitem",
@@ -79,6 +88,9 @@ __all__ = [
     "greater_equal",
     "group_norm",
     "huber_loss",
+    "isfinite",
+    "isinf",
+    "isnan",
     "kron",
     "l1_loss",
     "layer_norm",
@@ -108,8 +120,10 @@ __all__ = [
     "prod",
     "random_uniform",
     "relu",
+    "remainder",
     "reshape",
     "rng_state",
+    "round",
     "sigmoid",
     "silu",
     "slice",
@@ -126,6 +140,7 @@ __all__ = [
     "tensordot",
     "topk",
     "transpose",
+    "trunc",
     "var",
     "where",
     "zeros",

@@ -19,7 +19,7 @@ from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape
-from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes
+from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes, normalize_axis
 
 astype_p: Primitive = Primitive(
     "astype",
@@ -156,6 +156,14 @@ def keep_axes(shape: Shape, axes: Sequence[int]) -> Shape:
 def spread(x: Value, shape: Shape, axes: Sequence[int]) -> Value:
     """The result of a reduction over ``axes`` repeated along them, up to ``shape``."""
     return broadcast_to(reshape(x, keep_axes(shape, axes)), shape)
+
+
+def along_axis(name: str, primitive: Primitive, x: ArrayLike, axis: int, **params: Any) -> Value:
+    """``primitive`` along one axis, with a result of the same shape. Axis 0 or -1 of a 0-d array has one element."""
+    value = as_value(x)
+    rows = reshape(value, (1,)) if value.ndim == 0 and axis in (0, -1) else value
+    out = bind(primitive, rows, axis=normalize_axis(name, axis, rows.ndim), **params)
+    return reshape(out, value.shape)
 
 
 def promote(*xs: ArrayLike) -> list[Value]:

@@ -37,17 +37,21 @@ def broadcast_shapes(name: str, *shapes: Shape) -> Shape:
 
 
 def normalize_axis(name: str, axis: int, ndim: int) -> int:
+    if not isinstance(axis, (int, np.integer)):
+        raise ShapeError(f"{name}: found axis {axis}, expected an integer")
     if not -ndim <= axis < ndim:
         raise ShapeError(f"{name}: axis {axis} is out of range for an array of {ndim} dimensions")
-    return axis % ndim
+    return int(axis) % ndim
 
 
 def normalize_axes(name: str, axis: Axis, ndim: int) -> tuple[int, ...]:
-    """Axes as sorted non-negative numbers; None means all."""
+    """Axes as sorted non-negative numbers; None means all. Axis 0 or -1 of a 0-d array is no axis."""
     if axis is None:
         return tuple(range(ndim))
-    axes = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
-    found = sorted({normalize_axis(name, int(a), ndim) for a in axes})
+    axes = tuple(axis) if isinstance(axis, Sequence) else (axis,)
+    if ndim == 0 and axes in ((0,), (-1,)):
+        return ()
+    found = sorted({normalize_axis(name, a, ndim) for a in axes})
     if len(found) != len(axes):
         raise ShapeError(f"{name}: axis {axis} names an axis twice")
     return tuple(found)
@@ -74,6 +78,7 @@ def elementwise(
     expression: str | Callable[..., str],
     *vjp: VjpRule | None,
     floating: bool = True,
+    instead_of_bool: str | None = "use astype",
     result: Any = None,
 ) -> Primitive:
     """A primitive that maps arrays of one shape and dtype (or shape (), for a number) element by element.
@@ -83,7 +88,8 @@ def elementwise(
         expression: the same in C, for one element; see `Primitive`. Integers wrap around because the caller stores
             the value in a variable of the output's type. Fractions are written (T)0.5: a bare 0.5 is a double.
         vjp: a rule for each argument.
-        floating: integers are refused. bool is refused by all but comparisons.
+        floating: integers and bool are refused.
+        instead_of_bool: where bool is refused, what the error says to use; None: bool is taken.
         result: the dtype of the output where it is not that of the arguments.
     """
     dtype = None if result is None else np.dtype(result)
@@ -92,8 +98,8 @@ def elementwise(
         common = elementwise_type(name, *xs)
         if floating:
             require_float(name, common)
-        elif common.dtype == np.bool_ and result is None:
-            raise DTypeError(f"{name}: found bool, expected numbers; use astype")
+        elif common.dtype == np.bool_ and instead_of_bool:
+            raise DTypeError(f"{name}: found bool, expected numbers; {instead_of_bool}")
         return common if dtype is None else ArrayType(common.shape, dtype)
 
     return Primitive(name, shape, cpu, vjp, expression=expression)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,18 @@ from adtrain.core.types import ArrayType, number_of
 from adtrain.ops.broadcasting import astype_p, broadcast, broadcast_to, floating, promote
 from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes, elementwise, elementwise_type
 
-equal_p: Primitive = elementwise("equal", np.equal, "a == b", floating=False, result=bool)
-not_equal_p: Primitive = elementwise("not_equal", np.not_equal, "a != b", floating=False, result=bool)
-less_p: Primitive = elementwise("less", np.less, "a < b", floating=False, result=bool)
-less_equal_p: Primitive = elementwise("less_equal", np.less_equal, "a <= b", floating=False, result=bool)
+
+def _to_bool(name: str, cpu: Callable[..., np.ndarray], expression: str) -> Primitive:
+    return elementwise(name, cpu, expression, floating=False, instead_of_bool=None, result=bool)
+
+
+equal_p: Primitive = _to_bool("equal", np.equal, "a == b")
+not_equal_p: Primitive = _to_bool("not_equal", np.not_equal, "a != b")
+less_p: Primitive = _to_bool("less", np.less, "a < b")
+less_equal_p: Primitive = _to_bool("less_equal", np.less_equal, "a <= b")
+isnan_p: Primitive = _to_bool("isnan", np.isnan, "a != a")
+isfinite_p: Primitive = _to_bool("isfinite", np.isfinite, "a - a == 0")
+isinf_p: Primitive = _to_bool("isinf", np.isinf, "a == a && a - a != 0")
 
 
 def _comparable(name: str, a: ArrayLike, b: ArrayLike) -> list[Value]:
@@ -61,6 +70,21 @@ def greater(a: ArrayLike, b: ArrayLike) -> Value:
 def greater_equal(a: ArrayLike, b: ArrayLike) -> Value:
     """a >= b as bool."""
     return less_equal(b, a)
+
+
+def isnan(x: ArrayLike) -> Value:
+    """Whether elements are NaN, as bool."""
+    return bind(isnan_p, as_value(x))
+
+
+def isfinite(x: ArrayLike) -> Value:
+    """Whether elements are neither NaN nor infinite, as bool."""
+    return bind(isfinite_p, as_value(x))
+
+
+def isinf(x: ArrayLike) -> Value:
+    """Whether elements are infinity or -infinity, as bool."""
+    return bind(isinf_p, as_value(x))
 
 
 def _where_shape(condition: Any, a: Any, b: Any) -> ArrayType:
@@ -120,6 +144,7 @@ maximum_p: Primitive = elementwise(
     lambda out, a, b: _larger(out, a, b),
     lambda out, a, b: _larger(out, b, a),
     floating=False,
+    instead_of_bool=None,
 )
 minimum_p: Primitive = elementwise(
     "minimum",
@@ -128,6 +153,7 @@ minimum_p: Primitive = elementwise(
     lambda out, a, b: _larger(out, -a, -b),
     lambda out, a, b: _larger(out, -b, -a),
     floating=False,
+    instead_of_bool=None,
 )
 clip_p: Primitive = elementwise(
     "clip",
@@ -140,12 +166,12 @@ clip_p: Primitive = elementwise(
 
 
 def maximum(a: ArrayLike, b: ArrayLike) -> Value:
-    """The larger of two; where they are equal each gets half the cotangent."""
+    """The larger of two; where they are equal each gets half the cotangent. Of bool: or."""
     return bind(maximum_p, *broadcast("maximum", a, b))
 
 
 def minimum(a: ArrayLike, b: ArrayLike) -> Value:
-    """The smaller of two; where they are equal each gets half the cotangent."""
+    """The smaller of two; where they are equal each gets half the cotangent. Of bool: and."""
     return bind(minimum_p, *broadcast("minimum", a, b))
 
 

@@ -3,6 +3,9 @@
 A Python number takes the dtype of the arrays beside it; a function of one number alone is float32: `log(3.7)`. For
 float64 give `log` an array, or use `math.log`.
 
+Integers keep their type and wrap around, as in NumPy and PyTorch. bool + bool and maximum are "or", bool * bool and
+minimum are "and"; bool - bool and -bool are refused. Beside numbers bool counts as 0 and 1, of the numbers' type.
+
 Each primitive is a line: its name, its NumPy function, its C expression, and for each argument its vjp rule.
 """
 
@@ -25,12 +28,14 @@ from adtrain.ops.erf import erf_reference
 __all__ = [
     "abs",
     "add",
+    "arctan2",
     "astype",
     "cos",
     "div",
     "erf",
     "exp",
     "expm1",
+    "hypot",
     "log",
     "log1p",
     "mul",
@@ -47,10 +52,22 @@ __all__ = [
 ]
 
 add_p: Primitive = elementwise(
-    "add", np.add, "a + b", lambda out, a, b: lambda ct: ct, lambda out, a, b: lambda ct: ct, floating=False
+    "add",
+    np.add,
+    "a + b",
+    lambda out, a, b: lambda ct: ct,
+    lambda out, a, b: lambda ct: ct,
+    floating=False,
+    instead_of_bool=None,
 )
 sub_p: Primitive = elementwise(
-    "sub", np.subtract, "a - b", lambda out, a, b: lambda ct: ct, lambda out, a, b: lambda ct: -ct, floating=False
+    "sub",
+    np.subtract,
+    "a - b",
+    lambda out, a, b: lambda ct: ct,
+    lambda out, a, b: lambda ct: -ct,
+    floating=False,
+    instead_of_bool="use astype, or not_equal for exclusive or",
 )
 mul_p: Primitive = elementwise(
     "mul",
@@ -59,11 +76,19 @@ mul_p: Primitive = elementwise(
     lambda out, a, b: lambda ct: ct * b,
     lambda out, a, b: lambda ct: ct * a,
     floating=False,
+    instead_of_bool=None,
 )
 div_p: Primitive = elementwise(
     "div", np.divide, "a / b", lambda out, a, b: lambda ct: ct / b, lambda out, a, b: lambda ct: -(ct * out / b)
 )
-neg_p: Primitive = elementwise("neg", np.negative, "-a", lambda out, x: lambda ct: -ct, floating=False)
+neg_p: Primitive = elementwise(
+    "neg",
+    np.negative,
+    "-a",
+    lambda out, x: lambda ct: -ct,
+    floating=False,
+    instead_of_bool="use astype, or equal(x, False) for not",
+)
 
 exp_p: Primitive = elementwise("exp", np.exp, "exp(a)", lambda out, x: lambda ct: ct * out)
 log_p: Primitive = elementwise("log", np.log, "log(a)", lambda out, x: lambda ct: ct / x)
@@ -87,6 +112,16 @@ tanh_p: Primitive = elementwise("tanh", np.tanh, "tanh(a)", lambda out, x: lambd
 erf_p: Primitive = elementwise(
     "erf", erf_reference, "erf(a)", lambda out, x: lambda ct: ct * (2.0 / math.sqrt(math.pi)) * exp(-(x * x))
 )
+arctan2_p: Primitive = elementwise(
+    "arctan2", np.arctan2, "atan2(a, b)", lambda out, a, b: _turn(a, b, b), lambda out, a, b: _turn(a, b, -a)
+)
+hypot_p: Primitive = elementwise(
+    "hypot",
+    np.hypot,
+    "hypot(a, b)",
+    lambda out, a, b: lambda ct: ct * (a / out),
+    lambda out, a, b: lambda ct: ct * (b / out),
+)
 stop_gradient_p: Primitive = elementwise("stop_gradient", lambda x: x, "a", floating=False)
 
 
@@ -109,6 +144,31 @@ def div(a: ArrayLike, b: ArrayLike) -> Value:
     """a / b; integers are divided as float32."""
     a, b = broadcast("div", a, b)
     return bind(div_p, floating(a), floating(b))
+
+
+def _turn(a: Value, b: Value, side: Value) -> Any:
+    """A pullback of arctan2: side / (a^2 + b^2), by the root because the squares may overflow or underflow."""
+    radius = hypot(a, b)
+    radius = radius + (1.0 - sign(radius))  # 1 at (0, 0), where side is 0
+    return lambda ct: ct * (side / radius / radius)
+
+
+def arctan2(a: ArrayLike, b: ArrayLike) -> Value:
+    """The angle of the point (b, a) in radians, from -pi to pi: the arctangent of a / b in the quadrant of the point.
+
+    Integers are taken as float32. The derivatives at (0, 0) are 0, as in PyTorch.
+    """
+    a, b = broadcast("arctan2", a, b)
+    return bind(arctan2_p, floating(a), floating(b))
+
+
+def hypot(a: ArrayLike, b: ArrayLike) -> Value:
+    """sqrt(a^2 + b^2) without overflow or underflow; integers are taken as float32.
+
+    The derivatives at (0, 0) are NaN.
+    """
+    a, b = broadcast("hypot", a, b)
+    return bind(hypot_p, floating(a), floating(b))
 
 
 def neg(x: ArrayLike) -> Value:

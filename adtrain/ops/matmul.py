@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Value
-from adtrain.core.errors import ShapeError
+from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.precision import FULL, precision_of
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
@@ -16,6 +16,7 @@ from adtrain.core.types import ArrayType
 from adtrain.ops.broadcasting import broadcast_to, promote, reshape
 from adtrain.ops.common import ArrayLike, broadcast_shapes, require_float
 from adtrain.ops.rounding import rounded
+from adtrain.ops.shape import transpose
 
 BLOCK = 512
 """Summands of a product of a vector that BLAS adds."""
@@ -23,6 +24,10 @@ BLOCK = 512
 
 def _shape(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = FULL) -> ArrayType:
     require_float("matmul", a, b)
+    return _product_type(a, b, transpose_a, transpose_b)
+
+
+def _product_type(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False) -> ArrayType:
     if len(a.shape) < 2 or a.shape[:-2] != b.shape[:-2] or a.dtype != b.dtype:
         raise ShapeError(f"matmul: found {a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)}")
     m, k = a.shape[:-3:-1] if transpose_a else a.shape[-2:]
@@ -53,6 +58,9 @@ def _by_blocks(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _product(a: Value, b: Value, transpose_a: bool, transpose_b: bool, precision: str) -> Value:
+    if a.dtype.kind != "f":
+        _product_type(a, b, transpose_a, transpose_b)
+        return bind(matmul_integers_p, _transposed(a) if transpose_a else a, _transposed(b) if transpose_b else b)
     return bind(matmul_p, a, b, transpose_a=transpose_a, transpose_b=transpose_b, precision=precision)
 
 
@@ -85,6 +93,21 @@ matmul_p: Primitive = Primitive(
 )
 
 
+def _transposed(x: Value) -> Value:
+    return transpose(x, (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
+
+
+def _integers_shape(a: Any, b: Any) -> ArrayType:
+    if a.dtype == np.bool_:
+        raise DTypeError("matmul: found bool, expected numbers; use astype")
+    return _product_type(a, b)
+
+
+matmul_integers_p: Primitive = Primitive(
+    "matmul_integers", _integers_shape, np.matmul, flops=lambda a, b: 2 * a.size * b.shape[-1]
+)
+
+
 def matmul(a: ArrayLike, b: ArrayLike, transpose_a: bool = False, transpose_b: bool = False) -> Value:
     """Matrix product of the last two axes, as `numpy.matmul`, leading axes broadcast; see `matmul_precision`.
 
@@ -93,10 +116,10 @@ def matmul(a: ArrayLike, b: ArrayLike, transpose_a: bool = False, transpose_b: b
         b: (..., K, N), or (..., N, K) with ``transpose_b``; or a vector (K,).
 
     Returns:
-        (..., M, N), without the axis of a vector.
+        (..., M, N), without the axis of a vector. Of integers: integers of the same type; sums wrap around.
 
     Raises:
-        ShapeError: the inner lengths differ, or the leading axes do not broadcast.
+        ShapeError: the inner lengths differ, or the leading axes do not broadcast. DTypeError: both are bool.
     """
     a, b = promote(a, b)
     if a.ndim == 0 or b.ndim == 0:

@@ -1,4 +1,4 @@
-"""Powers, with a number or an array as exponent."""
+"""Powers, with a number or an array as exponent: real ones, and exact ones of integers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Value
+from adtrain.core.errors import DTypeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
-from adtrain.ops.broadcasting import broadcast, floating
+from adtrain.core.types import number_of
+from adtrain.ops.broadcasting import broadcast, floating, promote
 from adtrain.ops.common import ArrayLike, as_value, elementwise
 from adtrain.ops.compare import equal, less_equal, where
 from adtrain.ops.elementwise import abs, log
@@ -48,12 +50,41 @@ power_p: Primitive = elementwise("power", np.power, "pow(a, b)", _base_vjp, _exp
 power_scalar_p: Primitive = elementwise("power_scalar", _scalar_reference, _scalar_expression, _scalar_vjp)
 
 
+def _integer_reference(x: np.ndarray, exponent: np.ndarray | int) -> np.ndarray:
+    """By squaring; products wrap around. Like integer_power in `kernels/cpu/division.h`."""
+    left, factor, out = np.maximum(np.asarray(exponent, np.int64), 0), x, np.ones(np.shape(x), x.dtype)
+    while np.any(left):
+        out = np.where(left % 2 == 1, out * factor, out)
+        left, factor = left // 2, factor * factor
+    odd = np.asarray(exponent, np.int64) % 2 == 1
+    reciprocal = np.where(x == 1, 1, np.where(x == -1, np.where(odd, -1, 1), 0))
+    return np.where(np.less(exponent, 0), reciprocal, out).astype(x.dtype)
+
+
+integer_power_p: Primitive = elementwise("integer_power", _integer_reference, "integer_power(a, b)", floating=False)
+integer_power_scalar_p: Primitive = elementwise(
+    "integer_power_scalar", _integer_reference, "integer_power(a, {exponent})", floating=False
+)
+
+
 def power(x: ArrayLike, exponent: ArrayLike) -> Value:
     """x ** exponent. A Python number as exponent is part of the operation; an array is differentiated too.
 
     The derivative with respect to an array exponent is 0 where the base is 0, and NaN where it is negative.
+
+    Powers of integers with integer exponents are integers of the same type. They are exact, and wrap around. Negative
+    exponents in an array give the reciprocal without its fraction, as in PyTorch: 0, except for 1 and -1.
+
+    Raises:
+        DTypeError: ``x`` are integers or bool, and ``exponent`` is a negative integer.
     """
     if isinstance(exponent, (int, float)) and not isinstance(exponent, bool):
-        return bind(power_scalar_p, floating(as_value(x)), exponent=exponent)
+        value = as_value(x)
+        if value.dtype.kind == "f" or isinstance(exponent, float):
+            return bind(power_scalar_p, floating(value), exponent=exponent)
+        if exponent < 0:
+            raise DTypeError(f"power: found exponent {exponent} for {value.dtype}; use {float(exponent)} or astype")
+        (base, _) = promote(value, 0)
+        return bind(integer_power_scalar_p, base, exponent=number_of("power", exponent, np.dtype(np.int64)))
     a, b = broadcast("power", x, exponent)
-    return bind(power_p, floating(a), floating(b))
+    return bind(power_p if a.dtype.kind == "f" else integer_power_p, a, b)

@@ -1,7 +1,11 @@
-"""Reductions over any axes, and the running sum."""
+"""Reductions over any axes, and the running sum.
+
+As in NumPy, an empty ``axis`` is no axis, and axis 0 or -1 of a 0-d array is allowed: there each result is its element.
+"""
 
 from __future__ import annotations
 
+import builtins
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,9 +17,9 @@ from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape
-from adtrain.ops.broadcasting import accurate_sum, floating, keep_axes, reshape, spread, sum_p, summed
+from adtrain.ops.broadcasting import accurate_sum, along_axis, floating, keep_axes, reshape, spread, sum_p, summed
 from adtrain.ops.common import ArrayLike, Axis, as_value, normalize_axes, normalize_axis, require_float
-from adtrain.ops.compare import equal, where
+from adtrain.ops.compare import equal, less, not_equal, where
 from adtrain.ops.elementwise import astype, exp, neg, sqrt
 from adtrain.ops.shape import pad, slice
 
@@ -30,7 +34,7 @@ def _dropped(name: str, floating_only: bool = False) -> Callable[..., ArrayType]
     def rule(x: Any, axes: tuple[int, ...]) -> ArrayType:
         if floating_only:
             require_float(name, x)
-        if any(x.shape[i] == 0 for i in axes):
+        if builtins.any(x.shape[i] == 0 for i in axes):
             raise ShapeError(f"{name}: shape {x.shape} has no elements along axes {axes}")
         return ArrayType(_without(x.shape, axes), x.dtype)
 
@@ -211,6 +215,16 @@ def min(x: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Value:
     return _reduce("min", min_p, x, axis, keepdims)
 
 
+def any(x: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Value:
+    """Whether an element over ``axis`` is not 0, as bool; NaN is not 0. False if there are no elements."""
+    return less(0, sum(not_equal(x, 0), axis, keepdims))
+
+
+def all(x: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Value:
+    """Whether no element over ``axis`` is 0, as bool; NaN is not 0. True if there are no elements."""
+    return equal(sum(equal(x, 0), axis, keepdims), 0)
+
+
 def logsumexp(x: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Value:
     """log(sum(exp(x))) over ``axis``, without overflow.
 
@@ -247,7 +261,7 @@ def argmin(x: ArrayLike, axis: int | None = None, keepdims: bool = False) -> Val
 
 def _position(name: str, x: Value, axis: int | None, keepdims: bool) -> Value:
     """Index of the first largest element."""
-    flat = reshape(x, (x.size,)) if axis is None else x
+    flat = reshape(x, (x.size,)) if axis is None or (x.ndim == 0 and axis in (0, -1)) else x
     position = normalize_axis(name, 0 if axis is None else axis, flat.ndim)
     if flat.shape[position] == 0:
         raise ShapeError(f"{name}: shape {flat.shape} has no elements along axis {position}")
@@ -259,5 +273,4 @@ def _position(name: str, x: Value, axis: int | None, keepdims: bool) -> Value:
 
 def cumsum(x: ArrayLike, axis: int = 0, reverse: bool = False) -> Value:
     """Running sum along ``axis``, from the end with ``reverse``; integers are summed as int64."""
-    value = as_value(x)
-    return bind(cumsum_p, value, axis=normalize_axis("cumsum", axis, value.ndim), reverse=reverse)
+    return along_axis("cumsum", cumsum_p, x, axis, reverse=reverse)

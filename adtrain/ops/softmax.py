@@ -9,10 +9,9 @@ import numpy as np
 from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, Trait
-from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
-from adtrain.ops.broadcasting import accurate_sum
-from adtrain.ops.common import ArrayLike, as_value, normalize_axis, require_float
+from adtrain.ops.broadcasting import accurate_sum, along_axis
+from adtrain.ops.common import ArrayLike, require_float
 from adtrain.ops.elementwise import exp
 from adtrain.ops.reduce import sum
 
@@ -62,11 +61,9 @@ def softmax(x: ArrayLike, axis: int = -1) -> Value:
     Raises:
         ShapeError: there are no elements along ``axis``. DTypeError: ``x`` is not floating point.
     """
-    value = as_value(x)
-    return bind(softmax_p, value, axis=normalize_axis("softmax", axis, value.ndim))
+    return along_axis("softmax", softmax_p, x, axis)
 
 
 def log_softmax(x: ArrayLike, axis: int = -1) -> Value:
     """x - log(sum(exp(x))) along ``axis``; errors as `softmax`."""
-    value = as_value(x)
-    return bind(log_softmax_p, value, axis=normalize_axis("log_softmax", axis, value.ndim))
+    return along_axis("log_softmax", log_softmax_p, x, axis)

@@ -2,8 +2,8 @@
    or exp_float64. (The file is not called math.h because this folder precedes the system's.)
 
    The first six (erf for float only) have no branches, tables or calls, so that a loop over them becomes vector
-   instructions; selections at the ends of the range become blends. The others are the compiler's: sqrt and fabs are
-   instructions, sin, cos and pow call the C library. The code relies on IEEE arithmetic (no -ffast-math).
+   instructions; selections at the ends of the range become blends. The others are the compiler's: sqrt, fabs, floor, ceil,
+   trunc and rint are instructions, sin, cos, pow, atan2 and hypot call the C library. The code relies on IEEE arithmetic (no -ffast-math).
 
    Largest errors, in units in the last place (tests/test_cpu_math.py): exp 1.1, log and log1p 0.9, expm1 2.1, tanh
    2.5, erf of float 0.9.
@@ -110,3 +110,9 @@ static inline float erf_float32(float x) {
 #define sin(x) _Generic((x), float: __builtin_sinf, default: __builtin_sin)(x)
 #define cos(x) _Generic((x), float: __builtin_cosf, default: __builtin_cos)(x)
 #define pow(x, y) _Generic((x), float: __builtin_powf, default: __builtin_pow)(x, y)
+#define atan2(y, x) _Generic((x), float: __builtin_atan2f, default: __builtin_atan2)(y, x)
+#define hypot(x, y) _Generic((x), float: __builtin_hypotf, default: __builtin_hypot)(x, y)
+#define floor(x) _Generic((x), float: __builtin_floorf, default: __builtin_floor)(x)
+#define ceil(x) _Generic((x), float: __builtin_ceilf, default: __builtin_ceil)(x)
+#define trunc(x) _Generic((x), float: __builtin_truncf, default: __builtin_trunc)(x)
+#define rint(x) _Generic((x), float: __builtin_rintf, default: __builtin_rint)(x)

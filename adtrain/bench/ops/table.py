@@ -75,16 +75,17 @@ def _counter(rng: np.random.Generator) -> np.ndarray:
 # Elementwise.
 for _op in (
     "neg", "abs", "square", "exp", "expm1", "sin", "cos", "tanh", "erf", "sigmoid", "softplus", "relu", "leaky_relu",
-    "elu", "silu", "gelu",
+    "elu", "silu", "gelu", "floor", "ceil", "trunc", "round",
 ):  # fmt: skip
     bench(_op, ELEMENTS, lambda n: (normal(n),))
 for _op in ("log", "log1p", "sqrt", "rsqrt", "reciprocal"):
     bench(_op, ELEMENTS, lambda n: (between(0.5, 2, n),))
-for _op in ("add", "sub", "mul", "maximum", "minimum"):
+for _op in ("add", "sub", "mul", "maximum", "minimum", "floor_divide", "remainder", "arctan2", "hypot"):
     bench(_op, ELEMENTS, lambda n: (normal(n), normal(n)))
 for _op in ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"):
     bench(_op, ELEMENTS, lambda n: (normal(n), normal(n)), differentiable=False)
-bench("sign", ELEMENTS, lambda n: (normal(n),), differentiable=False)
+for _op in ("sign", "isnan", "isfinite", "isinf"):
+    bench(_op, ELEMENTS, lambda n: (normal(n),), differentiable=False)
 bench("div", ELEMENTS, lambda n: (normal(n), between(0.5, 2, n)))
 bench("power", ELEMENTS, lambda n: (normal(n),), lambda x: ops.power(x, 3), "cube")
 bench("power", ELEMENTS, lambda n: (between(0.5, 2, n), normal(n)), variant="array")
@@ -111,6 +112,8 @@ for _axis in (0, 1):
     bench("sort", SIDE, lambda n: (normal(n, n),), lambda x, i=_axis: ops.sort(x, i), f"axis {_axis}")
 bench("argsort", SIDE, lambda n: (normal(n, n),), differentiable=False)
 bench("topk", SIDE, lambda n: (normal(n, n),), lambda x: ops.topk(x, min(5, x.shape[1])), "5 of each row")
+bench("any", SIDE, lambda n: (normal(n, n),), lambda x: ops.any(x, 1), "axis 1", differentiable=False)
+bench("all", SIDE, lambda n: (normal(n, n),), lambda x: ops.all(x, 1), "axis 1", differentiable=False)
 bench("sum_to", IMAGES, batch((64, 26, 26)), lambda x: ops.sum_to(x, (64, 1, 1)), "channels")
 
 # Moving elements.

@@ -1,4 +1,4 @@
-"""The C function for `matmul` (`kernels/cpu/gemm.c`)."""
+"""The C functions for matrix products: `gemm.c`, and `matmul_integers.c`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from adtrain.core.kernel import CKernel
 from adtrain.core.registry import register
 from adtrain.lowering.cpu.shapes import in_full
+from adtrain.lowering.shapes import product_lengths
 
 SCRATCH = 1 << 20
 """Bytes for each thread: packed blocks of A and B."""
@@ -21,3 +22,4 @@ def _numbers(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: st
 
 
 register("matmul", "cpu", CKernel("gemm.c", "gemm", _numbers, team=True, scratch=SCRATCH))
+register("matmul_integers", "cpu", CKernel("matmul_integers.c", "matmul_integers", product_lengths, team=True))

@@ -19,6 +19,8 @@ typedef unsigned long long uintptr_t;
 #include <stdint.h>
 #endif
 
+#include "common/division.cuh"
+
 #define KERNEL extern "C" __global__ void
 
 #define WARP 32

@@ -28,6 +28,7 @@ HEAD = """#include <omp.h>
 #include <time.h>
 
 #include "common.h"
+#include "division.h"
 #include "elementary.h"
 
 typedef struct {
