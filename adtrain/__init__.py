@@ -1,7 +1,7 @@
 """adtrain: train neural networks on a readable automatic-differentiation core.
 
 ``import adtrain as ad`` gives arrays (`array`), operations on them (`ops`), transformations of functions (`grad`,
-`value_and_grad`, `vjp`, `jvp`, `hvp`, `jacobian`, `hessian`, `custom_vjp`, `stage`), layers (`nn`) and optimizers
+`value_and_grad`, `vjp`, `jvp`, `hvp`, `jacobian`, `hessian`, `custom_vjp`, `custom_op`, `stage`), layers (`nn`) and optimizers
 (`optim`).
 """
 
@@ -15,6 +15,7 @@ from adtrain.core.devices import register_device
 from adtrain.core.errors import AdtrainError, DeviceError, DTypeError, OptionError, ShapeError, TraceError
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
+from adtrain.custom_op import custom_op
 
 register_device("cpu", CpuBackend)
 register_device("gpu", load_cuda)
@@ -31,6 +32,7 @@ __all__ = [
     "TraceError",
     "Value",
     "array",
+    "custom_op",
     "custom_vjp",
     "grad",
     "hessian",
