@@ -1,8 +1,8 @@
 """adtrain: train neural networks on a readable automatic-differentiation core.
 
-``import adtrain as ad`` gives arrays (`array`), operations on them (`ops`), transformations of functions (`grad`,
-`value_and_grad`, `vjp`, `jvp`, `hvp`, `jacobian`, `hessian`, `custom_vjp`, `custom_op`, `stage`), layers (`nn`) and optimizers
-(`optim`).
+``import adtrain as ad`` gives arrays (`array`), operations on them (`ops`), operations of your own (`custom_op`),
+transformations of functions (`grad`, `value_and_grad`, `vjp`, `jvp`, `hvp`, `jacobian`, `hessian`, `custom_vjp`,
+`stage`), layers (`nn`) and optimizers (`optim`).
 """
 
 from adtrain import nn, ops, optim

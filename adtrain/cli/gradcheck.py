@@ -118,10 +118,11 @@ def _report(
     ]
     failed = [row for row in rows if not row.passed]
     verdict = f"{len(failed)} of {len(rows)} checks failed" if failed else f"all {len(rows)} checks passed"
+    dtypes = ", ".join(dict.fromkeys(row.dtype for row in rows))
     return [
         *render(columns, cells, width),
         "",
-        f"{verdict} ({', '.join(dict.fromkeys(row.dtype for row in rows))}, {rows[0].device}; largest error {max(row.error for row in rows):.1e})",
+        f"{verdict} ({dtypes}, {rows[0].device}; largest error {max(row.error for row in rows):.1e})",
         *(f"  FAILED {' '.join(names_of(row))}: error {row.error:.1e}, expected at most {row.tolerance:.0e}"
           for row in failed),
     ]  # fmt: skip
