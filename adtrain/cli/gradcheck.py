@@ -1,4 +1,4 @@
-"""`adtrain gradcheck`: checks derivatives against central differences."""
+"""`adtrain gradcheck`: checks derivatives against central differences, and custom kernels against NumPy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from adtrain.cli.options import device_option, json_option, print_json
 from adtrain.config.problems import known
 from adtrain.custom_op import CUSTOM_OPS, CustomOp
 from adtrain.gradcheck import Row
-from adtrain.gradcheck_custom import check_custom_ops
 from adtrain.plugins import load
 from adtrain.table import Column, render, terminal_width
 
@@ -57,7 +56,7 @@ def command(
     elif plugins:
         load(plugins)
         orders = ORDERS if order is None else (int(order),)
-        checks, total = check_custom_ops(_custom_ops(names), orders, device), None
+        checks, total = gradcheck.check_custom_ops(_custom_ops(names), orders, device), None
     else:
         orders = ORDERS if order is None else (int(order),)
         cases = _with_derivative(select_ops(CASES, names), names)
