@@ -51,7 +51,7 @@ def mnist_like(server: str, md5: Sequence[str] = ("",) * 4) -> Source:
 
 def _mnist_like(folder: Path) -> Arrays:
     for name in MNIST_FILES:
-        yield name, idx.read(folder / f"{name}.gz")
+        yield name, np.asarray(idx.read(folder / f"{name}.gz"))
 
 
 def _emnist(folder: Path) -> Arrays:
@@ -65,7 +65,7 @@ def _emnist(folder: Path) -> Arrays:
                 member = f"gzip/emnist-balanced-{name.replace('t10k', 'test')}.gz"
                 with opened.open(member) as source, copy.open("wb") as target:
                     shutil.copyfileobj(source, target)
-                array = idx.read(copy)
+                array = np.asarray(idx.read(copy))
                 yield name, array.swapaxes(1, 2) if array.ndim == 3 else array
     except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, NotImplementedError) as error:
         raise DataError(f"{archive}: cannot be read ({error})") from error
