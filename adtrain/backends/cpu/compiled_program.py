@@ -33,7 +33,7 @@ class CompiledProgram:
         self.plan = plan_memory(program, workspace)
         generated = generate(program, self.plan)
         self.checked = generated.checked
-        library = compiler.load(generated.text, generated.sources)
+        library = compiler.load(generated.text, generated.sources, ("run", "threads"))
         library.run.restype = library.threads.restype = ctypes.c_int64
         self.call = library.run
 
@@ -111,7 +111,7 @@ def memory(program: Program) -> Memory:
 
     Raises compiler.CompilerError: there is no compiler that works, so there can be none.
     """
-    library = compiler.load(THREADS, ())
+    library = compiler.load(THREADS, (), ("threads",))
     library.threads.restype = ctypes.c_int64
     plan = plan_memory(program, workspace)
     scratch: int = generate(program, plan).scratch * library.threads()
