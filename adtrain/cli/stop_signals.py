@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from adtrain.backends.cpu.toolchain import end_all
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NOTE = b"adtrain: stopping after the current steps; a second signal ends at once\n"
 
@@ -40,6 +42,7 @@ class StopSignals:
 
     def exit_now(self) -> None:
         """End the process immediately. This loses no data, because files are replaced atomically."""
+        end_all()  # compilers, which have sessions of their own
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, RuntimeError, ValueError):  # the stream is closed, or a write was interrupted
                 stream.flush()
