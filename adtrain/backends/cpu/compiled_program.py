@@ -13,6 +13,7 @@ import numpy as np
 from adtrain.backends.cpu import compiler
 from adtrain.backends.cpu.codegen import generate, workspace
 from adtrain.backends.cpu.numpy_program import NumpyProgram
+from adtrain.backends.cpu.threads import require_threads
 from adtrain.core.backend import KernelRun, Memory
 from adtrain.core.errors import ShapeError
 from adtrain.core.program import Equation, Program
@@ -25,7 +26,7 @@ THREADS = "#include <omp.h>\n#include <stdint.h>\n\nint64_t threads(void) { retu
 class CompiledProgram:
     """A Program in a shared library, with its arena and scratch memory per thread.
 
-    Raises compiler.CompilerError (when made): there is no compiler that works.
+    Raises (when made) compiler.CompilerError: there is no compiler that works; ThreadLimit: threads cannot be started.
     """
 
     def __init__(self, program: Program) -> None:
@@ -38,6 +39,7 @@ class CompiledProgram:
         self.call = library.run
 
         threads = library.threads()
+        require_threads(threads - 1)
         self.kernels: Sequence[Sequence[KernelRun]] = [
             [KernelRun(name, {"threads": threads}) for name in names] for names in generated.kernels
         ]
