@@ -54,6 +54,7 @@ def test_a_signal_ends_a_command_whose_output_nobody_reads(folder: Path, tmp_pat
         "eval run": "adtrain.training.evaluate",
         "report run -o new.html": "os.fsync",  # the page is written, and not yet in its place
         "bench --op relu": "numpy.random.default_rng",
+        "data fetch fashion-mnist --mirror http://127.0.0.1:9": "urllib.request.urlopen",
     }
     cases = [
         Case(arguments, CLOSED, err, function, number)
