@@ -59,6 +59,11 @@ class Cache:
             _log.warning("adtrain: %s: is damaged and will be rebuilt", path)
         return None
 
+    def remove(self, key: str, suffix: str) -> None:
+        """Delete the file stored under the key, if there is one."""
+        for path in self.folder.glob(f"{key}.*{suffix}"):
+            path.unlink(missing_ok=True)
+
     def store(self, key: str, suffix: str, content: bytes) -> Path:
         """Store the content under the key. Raises AdtrainError if it cannot be written."""
         path = self.folder / _name(key, content, suffix)
@@ -102,12 +107,17 @@ def open_cache(kind: str) -> Cache:
 
 
 def cache_home() -> Path:
-    """The folder of the user's caches. Raises RuntimeError for a user without a home folder."""
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
+    """The folder of the user's caches. Raises RuntimeError for a user without a home folder, or with a relative one."""
     # The XDG specification says to ignore relative paths.
     folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return folder if folder.is_absolute() else Path.home() / ".cache"
+    if folder.is_absolute() and sys.platform != "darwin":
+        return folder
+    home = os.environ.get("HOME")
+    if home is not None and not os.path.isabs(home):
+        raise RuntimeError(f"HOME={home}: expected an absolute path")
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches"
+    return Path.home() / ".cache"
 
 
 def _require_private(folder: Path) -> None:

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from adtrain.cli import main
 from adtrain.cli.options import device_option, print_json
+from adtrain.cli.streams import BROKEN_PIPE
 from adtrain.core.errors import AdtrainError
 
 
@@ -109,7 +110,7 @@ def test_a_closed_pipe_prints_no_error() -> None:
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
-    assert process.returncode == main.BROKEN_PIPE
+    assert process.returncode == BROKEN_PIPE
 
 
 def interrupted_script(module: str, arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:

@@ -43,7 +43,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
     loops = [LOOP.format(name=f, dtype=dtype, c=c) for f in (*BOUNDS, "erf") for dtype, c in C_TYPES.items()]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield load('#include "elementary.h"\n' + "".join(loops), [])
+        yield load('#include "elementary.h"\n' + "".join(loops), [], [])
 
 
 def compiled(library: ctypes.CDLL, name: str, x: np.ndarray) -> np.ndarray:

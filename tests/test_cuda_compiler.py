@@ -19,7 +19,8 @@ from test_cuda_sources import kernel_functions
 
 from adtrain.assets import asset_path
 from adtrain.backends.cuda import compiler
-from adtrain.backends.cuda.compiler import ARCHITECTURES, CudaCompilerError, Source, architecture
+from adtrain.backends.cuda.compiler import ARCHITECTURES, Compiled, CudaCompilerError, Source, architecture
+from adtrain.core.errors import DeviceError
 from adtrain.core.target import H200, Target
 
 needs_nvrtc = pytest.mark.needs_nvrtc
@@ -120,6 +121,25 @@ def test_the_fingerprint_depends_on_text_options_architecture_and_compiler(
     monkeypatch.setattr(compiler, "version", lambda: "13.1")
     found.append(compiler.fingerprint(SOURCE, "90a"))
     assert len(set(found)) == len(found)
+
+
+def test_cached_code_that_does_not_load_is_compiled_anew_once(
+    headers: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiled = [b"new", b"bad"]
+    monkeypatch.setattr(compiler, "compile_source", lambda source, target: Compiled(compiled.pop(), ""))
+
+    def load(cubin: bytes) -> bytes:
+        if cubin == b"bad":
+            raise DeviceError("device gpu: no kernel image is available")
+        return cubin
+
+    assert compiler.cubin(SOURCE, "90a") == b"bad"
+    assert compiler.load_cubin(SOURCE, "90a", load) == b"new"
+    assert compiler.load_cubin(SOURCE, "90a", load) == b"new"
+    (line,) = caplog.messages
+    assert "code of kernel.cu does not load (device gpu: no kernel image is available); it will be rebuilt" in line
 
 
 def test_every_include_of_a_kernel_file_is_a_header_of_the_folder() -> None:

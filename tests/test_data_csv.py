@@ -40,7 +40,7 @@ def test_numbers_are_read_exactly(folder: Path, rows: list[list[float]]) -> None
 @given(st.integers(1020, 1030))
 def test_all_rows_are_read_around_the_chunk_size(folder: Path, count: int) -> None:
     found = read(folder, "".join(f"{i},{i}\n" for i in range(count)), label=-1)
-    np.testing.assert_array_equal(found.images.ravel(), np.arange(count))
+    np.testing.assert_array_equal(np.asarray(found.images).ravel(), np.arange(count))
     np.testing.assert_array_equal(found.labels, np.arange(count))
 
 

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,11 +29,15 @@ ARRAYS = {
 
 @dataclass
 class Server:
-    """Files over HTTP. `cut` is the number of responses to truncate; `ranges` are the Range headers received."""
+    """Files over HTTP. `cut` is the number of responses to truncate; `ranges` are the Range headers received.
+
+    An `endless` server sends without a size and without an end.
+    """
 
     files: dict[str, bytes]
     cut: int = 0
     resumes: bool = True
+    endless: bool = False
     ranges: list[str | None] = field(default_factory=list)
     url: str = ""
 
@@ -54,12 +59,19 @@ def server() -> Iterator[Server]:
                 self.send_error(416)
                 return
             self.send_response(206 if start else 200)
+            if state.endless:
+                self.end_headers()
+                with suppress(ConnectionError):
+                    while True:
+                        self.wfile.write(bytes(1 << 16))
+                return
             self.send_header("Content-Length", str(len(content) - start))
             self.end_headers()
             if state.cut:
                 state.cut -= 1
                 content = content[: start + 10]
-            self.wfile.write(content[start:])
+            with suppress(ConnectionError):
+                self.wfile.write(content[start:])
 
         def log_message(self, *_: object) -> None:
             pass
@@ -116,6 +128,22 @@ def test_an_interrupted_download_is_resumed(entry: Entry, server: Server, resume
     fetch.fetch(entry)
     assert server.ranges[:3] == [None, "bytes=10-", None]
     assert all(check.passed for check in catalogue.verify(entry))
+
+
+@pytest.mark.parametrize("endless", [True, False])
+def test_a_download_ends_at_the_most_bytes_expected(entry: Entry, server: Server, endless: bool) -> None:
+    """Whether the server sends without end, or states too large a size."""
+    assert entry.source is not None
+    most = tuple(replace(download, most=1 << 20) for download in entry.source.downloads)
+    small = replace(entry, source=replace(entry.source, downloads=most))
+    good, server.endless = dict(server.files), endless
+    server.files["train-images-idx3-ubyte.gz"] = bytes((1 << 20) + 1)
+    with pytest.raises(DataError, match=r"found [\d,]{9,} bytes or more, expected at most 1,048,576; deleted it$"):
+        fetch.fetch(small)
+    assert not list(small.folder.parent.rglob("*.part"))
+    server.files, server.endless = good, False
+    fetch.fetch(small)
+    assert all(check.passed for check in catalogue.verify(small))
 
 
 def test_a_file_with_a_wrong_checksum_is_deleted(entry: Entry, server: Server) -> None:

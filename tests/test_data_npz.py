@@ -14,6 +14,7 @@ from npz_files import npz_bytes, parts, write_npz
 
 from adtrain import data
 from adtrain.data import DataError, DataOptionError, Options, npz
+from adtrain.data.file_array import FileArray
 
 images = hnp.arrays(
     st.sampled_from(["uint8", "float32", "float64", ">f4", "int16", "bool"]),
@@ -42,12 +43,15 @@ def test_images_are_read_with_channels_first(folder: Path, array: np.ndarray, co
     assert len(found.test.images) == 1
 
 
-def test_uncompressed_arrays_are_memory_mapped(tmp_path: Path) -> None:
+def test_large_uncompressed_arrays_stay_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(npz, "stays_in_file", lambda nbytes: nbytes >= 100)
     arrays = parts(np.zeros((4, 5, 5), np.uint8))
     for compressed in (False, True):
-        found = npz.read(write_npz(tmp_path / "x.npz", arrays, compressed), Options()).train.images
-        assert isinstance(found, np.memmap) is not compressed
-        assert not found.flags.writeable
+        found = npz.read(write_npz(tmp_path / "x.npz", arrays, compressed), Options())
+        assert isinstance(found.train.images, FileArray) is not compressed
+        assert found.test is not None
+        assert isinstance(found.test.images, np.ndarray)
+        assert not found.test.images.flags.writeable
 
 
 def test_flat_rows_become_images_of_the_given_shape(tmp_path: Path) -> None:

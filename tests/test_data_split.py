@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from adtrain.data import DataError, Rows, Split, statistics
+from adtrain.data import DataError, Rows, Split, split
 from adtrain.data.statistics import channel_statistics
 
 indices = hnp.arrays(np.int64, st.integers(1, 9), elements=st.integers(0, 4))
@@ -41,7 +41,7 @@ def test_taking_rows_twice_equals_indexing_twice(first: np.ndarray, data: st.Dat
 )
 def test_statistics_in_chunks_equal_those_of_the_whole(images: np.ndarray, chunk: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(statistics, "CHUNK_BYTES", chunk)
+        patch.setattr(split, "CHUNK_BYTES", chunk)
         mean, std = channel_statistics(images)
     whole = images.astype(np.float64) / (255 if images.dtype == np.uint8 else 1)
     np.testing.assert_allclose(mean, whole.mean(axis=(0, 2, 3)), rtol=1e-9, atol=1e-12)
@@ -53,6 +53,6 @@ def test_statistics_in_chunks_equal_those_of_the_whole(images: np.ndarray, chunk
 def test_the_error_of_a_non_finite_number_names_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     images = np.zeros((5, 2, 1, 1), np.float32)
     images[3, 1] = np.nan
-    monkeypatch.setattr(statistics, "CHUNK_BYTES", 16)
+    monkeypatch.setattr(split, "CHUNK_BYTES", 16)
     with pytest.raises(DataError, match=r"x.npz: found a number that is not finite in row 3, expected finite ones"):
         channel_statistics(images, "x.npz")

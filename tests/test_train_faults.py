@@ -112,6 +112,32 @@ def test_a_killed_compiler_ends_the_run_with_one_line(monkeypatch: pytest.Monkey
     assert "ended by SIGKILL; is there enough memory? Run it again" in done.stderr.splitlines()[-1]
 
 
+def has_processes(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.compiled
+def test_a_second_signal_ends_a_compiler_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, mark = Path("cc").absolute(), Path("compiling").absolute()
+    endless = f"echo $$ > {mark}.new; mv {mark}.new {mark}; exec sleep {2 * PATIENCE:.0f}"
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *program.c*) {endless};; esac\nexec gcc "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(Path("cache").absolute()))
+    with subprocess.Popen([*COMMAND, *LONG], stderr=subprocess.PIPE) as process:
+        wait_until(mark.exists, process)
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        assert b"a second signal ends at once" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 143
+    wait_until(lambda: not has_processes(int(mark.read_text())))
+
+
 @pytest.mark.parametrize(
     ("arguments", "pipe", "message"),
     [

@@ -11,7 +11,8 @@ import numpy as np
 from adtrain import config, data, training
 from adtrain.cli.options import FilePath, json_option, print_json, set_option
 from adtrain.data import DataSet, Rows, Split
-from adtrain.data.statistics import chunks
+from adtrain.data.file_array import FileArray
+from adtrain.data.split import chunks
 from adtrain.files import write_atomic
 from adtrain.table import Column, render, terminal_width
 
@@ -53,7 +54,7 @@ def document(found: DataSet) -> dict[str, Any]:
         "test": len(found.test),
         "shape": list(found.train.images.shape[1:]),
         "dtype": str(found.train.images.dtype),
-        "in_file": isinstance(images.base if isinstance(images, Rows) else images, np.memmap),
+        "in_file": isinstance(images.base if isinstance(images, Rows) else images, FileArray),
         "classes": [
             {"name": name, "train": int(train[i]), "test": int(test[i])} for i, name in enumerate(found.classes)
         ],

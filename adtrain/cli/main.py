@@ -2,23 +2,23 @@
 
 A subcommand's module is imported only when it is called, so that `adtrain --help` is fast.
 Exit codes: 0 success, 1 a check failed, 2 an error in usage, config or data, 70 a defect of adtrain, 130 interrupted,
-141 broken pipe.
+129 or 143 ended by SIGHUP or SIGTERM, 141 broken pipe.
 """
 
 from __future__ import annotations
 
 import importlib
-import io
 import os
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, NoReturn
 
 import click
 
 from adtrain import __version__
+from adtrain.cli.stop_signals import end_on_signals
+from adtrain.cli.streams import BROKEN_PIPE, broken_pipes, close_stdout, open_streams
 
 COMMANDS = {
     "train": "Train the network that a config describes.",
@@ -34,7 +34,8 @@ COMMANDS = {
     "gradcheck": "Check every gradient against differences of function values.",
     "bench": "Time the operations, or a config's own layers.",
 }
-USAGE, INTERNAL, INTERRUPTED, BROKEN_PIPE = 2, 70, 130, 141
+USAGE, INTERNAL, INTERRUPTED = 2, 70, 130
+NO_THREADS = "the system does not let this process start a thread; raise the limit (ulimit -u), or end other processes"
 
 debug_option = click.Option(["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error.")
 
@@ -64,11 +65,13 @@ class Commands(click.Group):
             ctx.fail(unknown_command(name))
         return super().resolve_command(ctx, args)
 
+    def make_context(self, *arguments: Any, **extra: Any) -> click.Context:
+        with broken_pipes():  # --help prints
+            return super().make_context(*arguments, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with broken_pipes():
             return super().invoke(ctx)
-        except BrokenPipeError:
-            ctx.exit(close_stdout())
 
     def main(
         self, args: Sequence[str] | None = None, prog_name: str | None = "adtrain", *_: Any, **extra: Any
@@ -90,8 +93,9 @@ class Commands(click.Group):
                 os._exit(status)  # skips clean-up, which would fail in the driver with further messages
         try:
             sys.stdout.flush()
-        except BrokenPipeError:
-            status = close_stdout()
+        except OSError as error:
+            close_stdout()
+            status = status or (BROKEN_PIPE if isinstance(error, BrokenPipeError) else report(error))
         sys.exit(status)
 
 
@@ -130,6 +134,8 @@ def report(error: Exception) -> int:
     elif isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         click.echo(f"adtrain: error: {where}{error.strerror or error}", err=True)
+    elif _is_thread_limit(error):
+        click.echo(f"adtrain: error: {NO_THREADS}", err=True)
     elif isinstance(error, MemoryError):
         click.echo(f"adtrain: error: not enough memory; {error}".rstrip("; "), err=True)
     else:
@@ -139,47 +145,15 @@ def report(error: Exception) -> int:
     return USAGE
 
 
+def _is_thread_limit(error: Exception) -> bool:
+    """Whether Python could not start a thread; it has no class of error for that."""
+    return isinstance(error, RuntimeError) and str(error) == "can't start new thread"
+
+
 def _device_is_lost(error: Exception) -> bool:
     from adtrain.core.errors import DeviceFault
 
     return isinstance(error, DeviceFault)
-
-
-def close_stdout() -> int:
-    """After a broken pipe (`| head`): redirect stdout, so that Python's final flush succeeds. Returns the exit code."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return BROKEN_PIPE
-
-
-class _Forgiving(io.FileIO):
-    """A file descriptor for messages: what cannot be written, because a reader is gone or a disk is full, is lost."""
-
-    def write(self, content: Any) -> int:
-        with suppress(OSError):
-            written = super().write(content)
-            if written is not None:  # None: the descriptor does not block, and is full
-                return written
-        return len(content)
-
-
-def open_streams() -> None:
-    """Open the standard streams such that no message can end a run.
-
-    Descriptors that the caller closed (`>&-`) become the null device; otherwise the next file would get their number,
-    and the messages. Standard error drops what it cannot write. Characters that the terminal lacks become `?`.
-    """
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
-    if sys.stdout is None:
-        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-    encoding = "utf-8" if sys.stderr is None else sys.stderr.encoding
-    raw = _Forgiving(2, "w", closefd=False)
-    sys.stderr = io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors="replace", line_buffering=True)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
 
 
 @click.command(cls=Commands, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -194,4 +168,5 @@ cli.params.append(debug_option)
 def main() -> NoReturn:
     """The entry point of the `adtrain` script."""
     open_streams()
+    end_on_signals()
     cli.main()

@@ -63,7 +63,7 @@ def read(path: Path, trained: model_file.TrainedModel) -> np.ndarray:
             progress(f"{path}: resized from {image.shape[1]} x {image.shape[2]} to {height} x {width} pixels")
             image = images.resized(image, height, width)
         return image[np.newaxis]
-    found = idx.read(path)
+    found = np.asarray(idx.read(path))
     batch = found.reshape(len(found), 1, *found.shape[1:]) if found.ndim == 3 else found
     if batch.dtype != dtype or batch.shape[1:] != shape:
         raise DataError(

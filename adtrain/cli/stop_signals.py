@@ -1,6 +1,6 @@
-"""Signals during a training: SIGINT (Ctrl-C), SIGTERM, and SIGHUP (a lost connection).
+"""Signals: SIGINT (Ctrl-C), SIGTERM, and SIGHUP (a lost connection). The second one ends the process at once.
 
-The first signal requests a stop, the second ends the process at once.
+The first one requests a stop of a training, and ends other commands.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import NoReturn
+
+from adtrain.backends.cpu.toolchain import end_all
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NOTE = b"adtrain: stopping after the current steps; a second signal ends at once\n"
@@ -40,6 +43,7 @@ class StopSignals:
 
     def exit_now(self) -> None:
         """End the process immediately. This loses no data, because files are replaced atomically."""
+        end_all()  # compilers, which have sessions of their own
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, RuntimeError, ValueError):  # the stream is closed, or a write was interrupted
                 stream.flush()
@@ -61,3 +65,18 @@ def stop_signals() -> Iterator[StopSignals]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def end_on_signals() -> None:
+    """Let SIGTERM and SIGHUP end a command as Ctrl-C does: temporary files and compilers are cleaned up.
+
+    A second signal ends it at once. A SIGHUP that the caller ignores, as `nohup` does, stays ignored.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(number, signal.SIG_DFL)
+    raise SystemExit(128 + number)

@@ -27,6 +27,7 @@ from adtrain.cli.repeat import repeat
 from adtrain.cli.stop_signals import stop_signals
 from adtrain.cli.train_report import report
 from adtrain.config import Config
+from adtrain.data import DataError
 from adtrain.table import terminal_width
 from adtrain.training import Observer, RunFolder, tensorboard
 from adtrain.training.run_folder import LAST
@@ -181,6 +182,8 @@ def _train(
             display.close()
             progress(f"{stopped}; {resume}")
             raise SystemExit(signals.exit_code) from None
+        except DataError as error:
+            raise DataError(f"{error}; {resume}") from None
         except training.NotFinite as error:
             raise training.NotFinite(f"{error}; the state before that step is in {folder.path / LAST}") from None
     recorder.finished(result)

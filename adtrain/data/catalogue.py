@@ -40,9 +40,16 @@ class Entry:
 
     @property
     def folder(self) -> Path:
-        """The folder of its files, which may not exist yet; fetched data sets are in the user's cache."""
-        home = asset_path("datasets") if self.source is None else cache_home() / "adtrain" / "datasets"
-        return home / self.name
+        """The folder of its files, which may not exist yet; fetched data sets are in the user's cache.
+
+        Raises DataError where the user has no folder for caches.
+        """
+        if self.source is None:
+            return asset_path("datasets") / self.name
+        try:
+            return cache_home() / "adtrain" / "datasets" / self.name
+        except RuntimeError as error:
+            raise DataError(f"the folder of fetched data sets: {error}") from None
 
     @property
     def is_here(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def load(
         if options.given:
             raise DataOptionError(options.given[0], f"an option of files at data.path, found the data set {dataset}")
         return _of_catalogue(catalogue.find(dataset))
-    source = Path(str(path)).expanduser()
+    source = Path(os.path.expanduser(str(path)))
     found = formats.read(source, options)
     if found.test is None and not options.test and need_test:
         advice = "set the fraction to hold out, such as 0.2, or data.test_path"

@@ -68,15 +68,18 @@ def _download(download: Download, url: str, folder: Path, report: Report) -> Non
     path, part = folder / download.name, folder / f"{download.name}.part"
     if path.exists():
         return
-    _resume(url, part, lambda done, total: report(download.name, done, total))
+    _resume(url, part, download.most, lambda done, total: report(download.name, done, total))
     if download.md5 and (found := _md5(part)) != download.md5:
         part.unlink()
         raise DataError(f"{url}: found a file with MD5 {found}, expected {download.md5}; deleted it")
     os.replace(part, path)
 
 
-def _resume(url: str, part: Path, report: Callable[[int, int | None], None]) -> None:
-    """Append the missing bytes of the file at `url` to `part`, or start again if the server cannot resume."""
+def _resume(url: str, part: Path, most: int, report: Callable[[int, int | None], None]) -> None:
+    """Append the missing bytes of the file at `url` to `part`, or start again if the server cannot resume.
+
+    A file of more than `most` bytes is deleted, whatever size the server gives.
+    """
     import http.client
     import urllib.error
     import urllib.request
@@ -90,11 +93,15 @@ def _resume(url: str, part: Path, report: Callable[[int, int | None], None]) -> 
                 done = 0
             length = response.headers.get("Content-Length")
             total = done + int(length) if length is not None else None
+            if total is not None and total > most:
+                raise _too_large(url, part, total, most)
             with part.open("ab") as file:
                 file.truncate(done)
                 while chunk := response.read(CHUNK):
-                    file.write(chunk)
                     done += len(chunk)
+                    if done > most:
+                        raise _too_large(url, part, done, most)
+                    file.write(chunk)
                     report(done, total)
     except urllib.error.HTTPError as error:
         if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:  # `part` is complete
@@ -104,6 +111,11 @@ def _resume(url: str, part: Path, report: Callable[[int, int | None], None]) -> 
         raise DataError(f"{url}: cannot be fetched ({getattr(error, 'reason', error)}); {advice}") from error
     if total is not None and done != total:
         raise DataError(f"{url}: the connection ended after {done:,} of {total:,} bytes; {advice}")
+
+
+def _too_large(url: str, part: Path, found: int, most: int) -> DataError:
+    part.unlink(missing_ok=True)
+    return DataError(f"{url}: found {found:,} bytes or more, expected at most {most:,}; deleted it")
 
 
 def _install(entry: Entry, downloads: Path) -> None:

@@ -18,7 +18,9 @@ from typing import TypeAlias
 import numpy as np
 
 from adtrain.data.errors import DataError
-from adtrain.data.part import MAX_DEFLATE_RATIO, require_memory
+from adtrain.data.file_array import DataFile, FileArray
+from adtrain.data.memory import require_memory, stays_in_file
+from adtrain.data.part import MAX_DEFLATE_RATIO
 from adtrain.files import open_regular
 
 DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -30,11 +32,11 @@ MAX_ELEMENTS = 2**48
 Stream: TypeAlias = BufferedReader | gzip.GzipFile
 
 
-def read(path: str | Path) -> np.ndarray:
+def read(path: str | Path) -> np.ndarray | FileArray:
     """The array in an IDX file, in native byte order; gzip compression is detected by content, not by name.
 
-    Uncompressed one-byte elements stay in the file: the array is a read-only np.memmap. Raises DataError that names the
-    file if it is missing, unreadable, not an IDX file, or shorter or longer than its header says.
+    Uncompressed one-byte elements stay in the file if they are large (`memory.stays_in_file`). Raises DataError that
+    names the file if it is missing, unreadable, not an IDX file, or shorter or longer than its header says.
     """
     path = Path(path)
     with opened(path) as stream:
@@ -64,7 +66,7 @@ def opened(path: Path) -> Iterator[Stream]:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
-def _parse(stream: Stream, path: Path) -> np.ndarray:
+def _parse(stream: Stream, path: Path) -> np.ndarray | FileArray:
     magic = stream.read(4)
     if len(magic) < 4:
         raise DataError(f"{path}: truncated, found {len(magic)} bytes, expected a header of at least 8")
@@ -86,8 +88,8 @@ def _parse(stream: Stream, path: Path) -> np.ndarray:
     size = path.stat().st_size
     if not isinstance(stream, gzip.GzipFile):
         _check_size(path, size - 4 - 4 * dimensions, expected, shape)
-        if dtype.itemsize == 1 and expected:
-            return np.memmap(path, dtype, "r", offset=4 + 4 * dimensions, shape=shape)
+        if dtype.itemsize == 1 and stays_in_file(expected):
+            return FileArray(DataFile(path, stream), 4 + 4 * dimensions, dtype, shape)
     elif expected > MAX_DEFLATE_RATIO * size:
         raise DataError(f"{path}: truncated, found {size} compressed bytes for {expected} of shape {shape}")
     require_memory(str(path), expected)

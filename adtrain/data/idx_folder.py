@@ -8,6 +8,7 @@ import numpy as np
 
 from adtrain.data import idx
 from adtrain.data.errors import DataError
+from adtrain.data.file_array import FileArray
 from adtrain.data.part import Part, Parts
 
 IMAGES, LABELS = ("idx3-ubyte", "idx4-ubyte"), ("idx1-ubyte",)
@@ -30,14 +31,14 @@ def read(folder: Path) -> Parts:
 
 def _read_part(folder: Path, part: str) -> Part:
     image_file, label_file = _find(folder, f"{part}-images", IMAGES), _find(folder, f"{part}-labels", LABELS)
-    images, labels = _read_bytes(image_file, (3, 4)), _read_bytes(label_file, (1,))
+    images, labels = _read_bytes(image_file, (3, 4)), np.asarray(_read_bytes(label_file, (1,)))
     if len(images) != len(labels):
         raise DataError(
             f"{label_file}: found {len(labels)} labels, expected {len(images)}, one for each image of {image_file.name}"
         )
     if images.size == 0:
         raise DataError(f"{image_file}: found no pixels (shape {images.shape}), expected at least one image")
-    shaped = images[:, np.newaxis] if images.ndim == 3 else images
+    shaped = images.reshape(len(images), 1, *images.shape[1:]) if images.ndim == 3 else images
     return Part(shaped, labels.astype(np.int64), str(label_file))
 
 
@@ -54,7 +55,7 @@ def _find(folder: Path, stem: str, endings: tuple[str, ...]) -> Path:
     raise DataError(f"{folder}: found no file {names[0]}, expected it or one of {', '.join(names[1:])}")
 
 
-def _read_bytes(path: Path, dimensions: tuple[int, ...]) -> np.ndarray:
+def _read_bytes(path: Path, dimensions: tuple[int, ...]) -> np.ndarray | FileArray:
     array = idx.read(path)
     if array.dtype != np.uint8 or array.ndim not in dimensions:
         found, expected = f"{array.dtype} in {array.ndim} dimensions", " or ".join(map(str, dimensions))

@@ -10,8 +10,9 @@ import numpy as np
 
 from adtrain.data import images
 from adtrain.data.errors import DataError, DataOptionError
+from adtrain.data.memory import require_memory
 from adtrain.data.options import Options
-from adtrain.data.part import Part, Parts, require_memory
+from adtrain.data.part import Part, Parts
 
 TEST_FOLDERS = ("test", "val")
 """Possible folders of the test part, next to train/; the first that exists is used."""

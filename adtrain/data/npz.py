@@ -13,13 +13,15 @@ import struct
 import zipfile
 import zlib
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 
 from adtrain.data.errors import DataError
+from adtrain.data.file_array import DataFile, FileArray
+from adtrain.data.memory import require_memory, stays_in_file
 from adtrain.data.options import Options
-from adtrain.data.part import MAX_DEFLATE_RATIO, Part, Parts, as_images, as_labels, require_memory
+from adtrain.data.part import MAX_DEFLATE_RATIO, Part, Parts, as_images, as_labels
 from adtrain.files import open_regular
 
 NAMES = (("x_train", "y_train"), ("images", "labels")), (("x_test", "y_test"),)
@@ -39,13 +41,13 @@ DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSErro
 def read(path: Path, options: Options) -> Parts:
     """Read x_train, y_train and, if present, x_test, y_test; or images, labels. `part.as_images` lists the shapes.
 
-    Uncompressed arrays stay in the file, as read-only np.memmaps; their checksums are not verified. Raises DataError
-    that names the file and the array.
+    Large uncompressed arrays (`memory.stays_in_file`) stay in the file; their checksums are not verified. Raises
+    DataError that names the file and the array.
     """
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            train, test = (_part(path, archive, members, names, options) for names in NAMES)
+            train, test = (_part(path, file, archive, members, names, options) for names in NAMES)
     except DAMAGED as error:
         cause = getattr(error, "strerror", None) or error
         raise DataError(f"{path}: cannot be read as an NPZ file ({cause})") from error
@@ -59,6 +61,7 @@ def read(path: Path, options: Options) -> Parts:
 
 def _part(
     path: Path,
+    file: BinaryIO,
     archive: zipfile.ZipFile,
     members: dict[str, zipfile.ZipInfo],
     names: tuple[tuple[str, str], ...],
@@ -69,13 +72,14 @@ def _part(
     if pair is None:
         return None
     infos = [members[name] for name in pair]
-    arrays, (place, label_place) = [_array(path, archive, x) for x in infos], [f"{path}:{x.filename}" for x in infos]
-    images = as_images(arrays[0], place, options)
-    return Part(images, as_labels(arrays[1], len(images), label_place), label_place)
+    stored, labels = (_array(path, file, archive, info) for info in infos)
+    place, label_place = (f"{path}:{info.filename}" for info in infos)
+    images = as_images(stored, place, options)
+    return Part(images, as_labels(labels, len(images), label_place), label_place)
 
 
-def _array(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
-    """The member's array: a view of the file if it is not compressed, otherwise in memory."""
+def _array(path: Path, file: BinaryIO, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray | FileArray:
+    """The member's array: in memory, or in the file if it is large and stored as it is."""
     place, stored = f"{path}:{info.filename}", info.compress_type == zipfile.ZIP_STORED
     if not stored and info.compress_type != zipfile.ZIP_DEFLATED:
         raise DataError(f"{place}: found compression {info.compress_type}, expected none or deflate (numpy.savez)")
@@ -90,12 +94,12 @@ def _array(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.nd
         if length + nbytes != info.file_size:
             found = f"found {info.file_size} bytes, expected {length + nbytes}"
             raise DataError(f"{place}: {found} for {dtype} of shape {shape}")
-        if stored and nbytes:
-            flat: np.ndarray = np.memmap(path, dtype, "r", _data_offset(path, info) + length, (math.prod(shape),))
-        else:
-            require_memory(place, nbytes, "; an uncompressed file (numpy.savez) is not loaded into memory")
-            flat = np.frombuffer(stream.read(nbytes), dtype)
-            stream.read(1)  # zipfile compares the checksum at the end of the member
+        in_order = not fortran or len(shape) < 2
+        if stored and in_order and shape and stays_in_file(nbytes):
+            return FileArray(DataFile(path, file), _data_offset(path, info) + length, dtype, shape)
+        require_memory(place, nbytes, "; arrays in C order in an uncompressed file (numpy.savez) are not loaded")
+        flat = np.frombuffer(stream.read(nbytes), dtype)
+        stream.read(1)  # zipfile compares the checksum at the end of the member
     return flat.reshape(shape, order="F" if fortran else "C")
 
 

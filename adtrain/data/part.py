@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from adtrain.data.errors import DataError, DataOptionError
+from adtrain.data.file_array import FileArray
+from adtrain.data.memory import require_memory
 from adtrain.data.options import Options
+from adtrain.data.split import chunks
 
 # The largest compression ratio of deflate.
 MAX_DEFLATE_RATIO = 1032
@@ -23,7 +25,7 @@ class Part:
     or folder, for messages. `features` are the names of the channels, if the file has some.
     """
 
-    images: np.ndarray
+    images: np.ndarray | FileArray
     labels: np.ndarray
     place: str
     features: tuple[str, ...] = ()
@@ -38,8 +40,8 @@ class Parts(NamedTuple):
     classes: tuple[str, ...] = ()
 
 
-def as_images(array: np.ndarray, place: str, options: Options) -> np.ndarray:
-    """An array of numbers as images, uint8 or float32 (N, C, H, W); not copied if dtype and axis order are right.
+def as_images(array: np.ndarray | FileArray, place: str, options: Options) -> np.ndarray | FileArray:
+    """An array of numbers as images, uint8 or float32 (N, C, H, W); not copied if the dtype is right.
 
     (N, F) becomes (N, *options.shape), or (N, F, 1, 1) without that option. (N, H, W) becomes (N, 1, H, W). Four axes
     are (N, C, H, W) or (N, H, W, C) as `options.shape` says; without that option they are (N, H, W, C) if the last
@@ -54,12 +56,13 @@ def as_images(array: np.ndarray, place: str, options: Options) -> np.ndarray:
         )
     if array.size == 0:
         raise DataError(f"{place}: found no pixels (shape {array.shape}), expected at least one image")
-    return _typed(_shaped(array, place, options.shape))
+    return _typed(_shaped(array, place, options.shape), place)
 
 
-def as_labels(array: np.ndarray, count: int, place: str) -> np.ndarray:
+def as_labels(array: np.ndarray | FileArray, count: int, place: str) -> np.ndarray:
     """Labels (N,) or (N, 1), integers or strings, as (N,). Raises DataError unless there is one for each image."""
-    labels = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
+    labels = np.asarray(array)
+    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if labels.ndim != 1 or labels.dtype.kind not in "uiU":
         found = f"{array.dtype} of shape {array.shape}"
         raise DataError(f"{place}: found {found}, expected an integer or a string for each image")
@@ -70,17 +73,9 @@ def as_labels(array: np.ndarray, count: int, place: str) -> np.ndarray:
     return labels if labels.dtype.kind == "U" else labels.astype(np.int64)
 
 
-def require_memory(place: str, nbytes: int, advice: str = "") -> None:
-    """Raise DataError if `nbytes` is more than the machine's memory; call it before allocating."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if nbytes > memory:
-        found = f"{nbytes / 2**30:,.1f} GiB to hold in memory, this machine has {memory / 2**30:,.1f}"
-        raise DataError(f"{place}: found {found}{advice}")
-
-
-def _shaped(array: np.ndarray, place: str, shape: tuple[int, int, int] | None) -> np.ndarray:
+def _shaped(array: np.ndarray | FileArray, place: str, shape: tuple[int, int, int] | None) -> np.ndarray | FileArray:
     count, *sizes = array.shape
-    images = array[:, np.newaxis] if array.ndim == 3 else array.reshape(count, *sizes, *(1,) * (4 - array.ndim))
+    images = array.reshape(count, *(1,) * (array.ndim == 3), *sizes, *(1,) * (2 * (array.ndim == 2)))
     if shape is None:
         if array.ndim == 4 and sizes[0] not in (1, 3) and sizes[2] in (1, 3):
             return array.transpose(0, 3, 1, 2)
@@ -95,10 +90,17 @@ def _shaped(array: np.ndarray, place: str, shape: tuple[int, int, int] | None) -
     raise DataOptionError("shape", f"found {list(shape)}, but {place} has images of shape {sizes}")
 
 
-def _typed(images: np.ndarray) -> np.ndarray:
+def _typed(images: np.ndarray | FileArray, place: str) -> np.ndarray | FileArray:
     if images.dtype in (np.uint8, np.float32):
         return images
-    if images.dtype == bool or (images.dtype.kind in "ui" and images.min() >= 0 and images.max() <= 255):
-        return images.astype(np.uint8)
+    are_pixels = images.dtype == bool or (
+        images.dtype.kind in "ui" and all(chunk.min() >= 0 and chunk.max() <= 255 for chunk in chunks(images))
+    )
+    dtype = np.dtype(np.uint8 if are_pixels else np.float32)
+    require_memory(place, images.size * dtype.itemsize, f"; uint8 and float32 stay in the file, found {images.dtype}")
+    converted, done = np.empty(images.shape, dtype), 0
     with np.errstate(over="ignore"):  # `channel_statistics` refuses infinities
-        return images.astype(np.float32)
+        for chunk in chunks(images):
+            converted[done : done + len(chunk)] = chunk
+            done += len(chunk)
+    return converted

@@ -1,11 +1,16 @@
-"""Labelled examples, in memory or mapped from a file."""
+"""Labelled examples, in memory or in a file."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+
+from adtrain.data.file_array import FileArray
+
+CHUNK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -15,7 +20,7 @@ class Rows:
     The index is an integer, a slice or an integer array for the first axis; `np.asarray` gathers all rows.
     """
 
-    base: np.ndarray
+    base: np.ndarray | FileArray
     rows: np.ndarray  # int64 (N,)
 
     @property
@@ -29,7 +34,7 @@ class Rows:
     @property
     def nbytes(self) -> int:
         """The bytes of all rows, gathered."""
-        return len(self.rows) * self.base[:1].nbytes
+        return len(self.rows) * (self.base.nbytes // len(self.base))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -44,14 +49,21 @@ class Rows:
         return self[:] if dtype is None else self[:].astype(dtype)
 
 
-Images: TypeAlias = np.ndarray | Rows
+Images: TypeAlias = np.ndarray | FileArray | Rows
+
+
+def chunks(images: Images) -> Iterator[np.ndarray]:
+    """The images in chunks (n, C, H, W) of about CHUNK_BYTES."""
+    rows = max(1, CHUNK_BYTES * len(images) // max(images.nbytes, 1))
+    for start in range(0, len(images), rows):
+        yield images[start : start + rows]
 
 
 @dataclass(frozen=True)
 class Split:
     """One part of a data set: `images` uint8 or float32 (N, C, H, W), `labels` int64 (N,).
 
-    The images are an array, possibly a read-only np.memmap, or `Rows` of one. Tabular data have one channel per
+    The images are an array, in memory or in a file, or `Rows` of one. Tabular data have one channel per
     feature: (N, F, 1, 1).
     """
 

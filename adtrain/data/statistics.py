@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 
 from adtrain.data.errors import DataError
-from adtrain.data.split import Images
+from adtrain.data.split import Images, chunks
 
 PIXEL_MAX = 255
-CHUNK_BYTES = 16 << 20
 # A standard deviation below this fraction of the mean is rounding error of a constant channel.
 CONSTANT_CHANNEL = 1e-6
 
@@ -27,13 +25,6 @@ def channel_statistics(images: Images, name: str = "images") -> Statistics:
     if images.dtype == np.uint8:
         return _of_pixels(images)
     return _of_numbers(images, name)
-
-
-def chunks(images: Images) -> Iterator[np.ndarray]:
-    """The images in chunks (n, C, H, W) of about CHUNK_BYTES."""
-    rows = max(1, CHUNK_BYTES * len(images) // max(images.nbytes, 1))
-    for start in range(0, len(images), rows):
-        yield images[start : start + rows]
 
 
 def _of_pixels(images: Images) -> Statistics:

@@ -19,15 +19,19 @@ from adtrain.data.errors import DataError
 PARTS = ("train", "t10k")
 MNIST_FILES = tuple(f"{part}-{kind}" for part in PARTS for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"))
 
+MNIST_MOST = 1 << 26
+"""Bytes of a file at most: 60,000 images of 28 x 28 pixels have 45 MiB before compression."""
+
 Arrays = Iterator[tuple[str, np.ndarray]]
 """Pairs of an IDX file's name, as `idx_folder` expects it, and its uint8 array."""
 
 
 @dataclass(frozen=True)
 class Download:
-    """A file on a server. `md5` is the published checksum of the file, empty if there is none."""
+    """A file on a server, of at most `most` bytes. `md5` is its published checksum, empty if there is none."""
 
     url: str
+    most: int
     md5: str = ""
 
     @property
@@ -46,12 +50,13 @@ class Source:
 def mnist_like(server: str, md5: Sequence[str] = ("",) * 4) -> Source:
     """MNIST's four gzip-compressed files."""
     pairs = zip(MNIST_FILES, md5, strict=True)
-    return Source(tuple(Download(f"{server}/{name}.gz", digest) for name, digest in pairs), _mnist_like)
+    downloads = (Download(f"{server}/{name}.gz", MNIST_MOST, digest) for name, digest in pairs)
+    return Source(tuple(downloads), _mnist_like)
 
 
 def _mnist_like(folder: Path) -> Arrays:
     for name in MNIST_FILES:
-        yield name, idx.read(folder / f"{name}.gz")
+        yield name, np.asarray(idx.read(folder / f"{name}.gz"))
 
 
 def _emnist(folder: Path) -> Arrays:
@@ -65,7 +70,7 @@ def _emnist(folder: Path) -> Arrays:
                 member = f"gzip/emnist-balanced-{name.replace('t10k', 'test')}.gz"
                 with opened.open(member) as source, copy.open("wb") as target:
                     shutil.copyfileobj(source, target)
-                array = idx.read(copy)
+                array = np.asarray(idx.read(copy))
                 yield name, array.swapaxes(1, 2) if array.ndim == 3 else array
     except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, NotImplementedError) as error:
         raise DataError(f"{archive}: cannot be read ({error})") from error
@@ -95,8 +100,10 @@ CIFAR_NAMES = tuple(f"data_batch_{i}.bin" for i in range(1, 6)), ("test_batch.bi
 CIFAR_RECORD = 1 + 3 * 32 * 32
 CIFAR_FILE = 10_000 * CIFAR_RECORD
 EMNIST = Source(
-    (Download("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e"),), _emnist
+    (Download("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", 1 << 30, "58c8d27c78d21e728a6bc7b3cc06412e"),),
+    _emnist,
 )
 CIFAR10 = Source(
-    (Download("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),), _cifar10
+    (Download("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", 1 << 28, "c32a1d4ab5d03f1284b67883e8d87530"),),
+    _cifar10,
 )

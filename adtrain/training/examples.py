@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,6 +14,8 @@ import numpy as np
 from adtrain.core.array import Array, array
 from adtrain.core.backend import backend
 from adtrain.data import Rows, Split
+from adtrain.data.file_array import FileArray
+from adtrain.data.memory import machine_memory
 
 CHUNK_BYTES = 64 << 20
 """The size of a chunk's images, roughly. A stream holds two chunks on the device and two on the host."""
@@ -122,30 +124,30 @@ class Streamed(Examples):
 def on_device(split: Split, device: str) -> Examples:
     """The split on `device`: `Resident` where it fits, otherwise `Streamed`.
 
-    On the CPU, contiguous images are used without a copy, also from a mapped file, and must not be written to. Images
-    that must be copied, to a GPU or into another layout, fit if they take at most half of the memory.
+    On the CPU, contiguous images in memory are used without a copy and must not be written to. Images that must be
+    copied, to a GPU or into another layout, fit if they take at most half of its memory and half of the host's.
     """
     return Resident(split, device) if _fits(split, device) else Streamed(split, device)
 
 
 def held_bytes(split: Split, device: str) -> int:
-    """The bytes on `device`, including mapped files, that `on_device` takes for the split."""
+    """The bytes on `device` that `on_device` takes for the split."""
     return (split.images.nbytes if _fits(split, device) else 2 * CHUNK_BYTES) + split.labels.nbytes
 
 
 def _fits(split: Split, device: str) -> bool:
-    memory = split.images.base if isinstance(split.images, Rows) else split.images
-    return _usable_in_place(memory, device) or split.images.nbytes <= _copy_limit(device)
+    array = split.images.base if isinstance(split.images, Rows) else split.images
+    return _usable_in_place(array, device) or split.images.nbytes <= _copy_limit(device)
 
 
-def _usable_in_place(images: np.ndarray, device: str) -> bool:
-    """Whether a Program on the device can use this memory without a copy."""
-    return device == "cpu" and images.flags.c_contiguous and images.flags.aligned
+def _usable_in_place(images: np.ndarray | FileArray, device: str) -> bool:
+    """Whether a Program on the device can use this array without a copy."""
+    return device == "cpu" and isinstance(images, np.ndarray) and images.flags.c_contiguous and images.flags.aligned
 
 
 def _copy_limit(device: str) -> int:
     available = backend(device).available()
-    return (os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if available is None else available) // 2
+    return min(machine_memory(), sys.maxsize if available is None else available) // 2
 
 
 def _group_by_size(

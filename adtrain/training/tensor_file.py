@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError, deserialize
 
 from adtrain.core import tree
 from adtrain.core.errors import AdtrainError
 from adtrain.core.types import ArrayType
-from adtrain.files import open_regular
+from adtrain.files import read_regular
 
 METADATA_KEY = "adtrain"
 MAX_NAMED = 4
@@ -59,14 +59,15 @@ class TensorFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            open_regular(path).close()
-            self._file = safe_open(path, framework="numpy")
-            metadata = self._file.metadata() or {}
-            self._slices = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
+            content = read_regular(path)  # not mapped: a file that is truncated meanwhile would end the process
+            self._tensors = dict(deserialize(content))  # checks the header
+        except OSError as error:
+            raise AdtrainError(f"{path}: cannot be read ({error.strerror or error})") from None
+        except SafetensorError as error:
             raise AdtrainError(f"{path}: cannot be read ({' '.join(str(error).split())})") from None
         try:
-            about = json.loads(metadata[METADATA_KEY])
+            header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+            about = json.loads(header["__metadata__"][METADATA_KEY])
         except (KeyError, ValueError, RecursionError):
             about = None
         if not isinstance(about, dict):
@@ -76,9 +77,8 @@ class TensorFile:
     def types(self) -> dict[str, str]:
         """The type of each array according to the header, such as `float32[3, 32]`."""
         found = {}
-        for name, part in self._slices.items():
-            dtype = part.get_dtype()
-            found[name] = f"{DTYPES.get(dtype, dtype)}{list(part.get_shape())}"
+        for name, tensor in self._tensors.items():
+            found[name] = f"{DTYPES.get(tensor['dtype'], tensor['dtype'])}{list(tensor['shape'])}"
         return found
 
     def read(self, expected: Mapping[str, Any], what: str, others: str | None = None) -> dict[str, np.ndarray]:
@@ -95,7 +95,10 @@ class TensorFile:
 
     def arrays(self, names: Mapping[str, Any] | Sequence[str]) -> dict[str, np.ndarray]:
         """Read the arrays with these names. Raises AdtrainError where one holds NaN or infinity."""
-        arrays = {name: self._file.get_tensor(name) for name in names}
+        arrays = {}
+        for name in names:
+            tensor = self._tensors[name]
+            arrays[name] = np.frombuffer(tensor["data"], DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
         for name, x in arrays.items():
             if not np.isfinite(x).all():
                 raise AdtrainError(f"{self.path}: {name} holds numbers that are not finite")

@@ -9,7 +9,7 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from adtrain.core.errors import AdtrainError, OutOfMemory
-from adtrain.data import Split
+from adtrain.data import DataError, Split
 from adtrain.training import not_finite
 from adtrain.training.best import Best
 from adtrain.training.checkpoint import Checkpoint, Progress, fetch, finite
@@ -48,6 +48,7 @@ def run(
 
     Raises:
         Interrupted: `stop` returned True.
+        DataError: a data file was changed while it was read; the observers have received a checkpoint.
         OutOfMemory: the step does not fit on the device; names a batch size that fits.
         NotFinite: the loss or a number of the state is not finite; names the step, the operation and its layer.
     """
@@ -95,7 +96,11 @@ class _Training:
 
     def run(self) -> Result:
         while (reason := ended(self.experiment, self.progress)) is None:
-            self._epoch()
+            try:
+                self._epoch()
+            except DataError:  # a file changed while it was in use
+                self._publish_checkpoint()
+                raise
         progress, state = self.progress, self.loop.state
         if restored := self.best_checkpoint is not None and self.best_checkpoint.progress.step != progress.step:
             state = self.best_checkpoint.on_device(self.device)

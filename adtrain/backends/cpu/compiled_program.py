@@ -13,6 +13,7 @@ import numpy as np
 from adtrain.backends.cpu import compiler
 from adtrain.backends.cpu.codegen import generate, workspace
 from adtrain.backends.cpu.numpy_program import NumpyProgram
+from adtrain.backends.cpu.threads import require_threads
 from adtrain.core import poison
 from adtrain.core.backend import KernelRun, Memory
 from adtrain.core.errors import ShapeError
@@ -26,7 +27,7 @@ THREADS = "#include <omp.h>\n#include <stdint.h>\n\nint64_t threads(void) { retu
 class CompiledProgram:
     """A Program in a shared library, with its arena and scratch memory per thread.
 
-    Raises compiler.CompilerError (when made): there is no compiler that works.
+    Raises (when made) compiler.CompilerError: there is no compiler that works; ThreadLimit: threads cannot be started.
     """
 
     def __init__(self, program: Program) -> None:
@@ -34,11 +35,12 @@ class CompiledProgram:
         self.plan = plan_memory(program, workspace)
         generated = generate(program, self.plan)
         self.checked = generated.checked
-        library = compiler.load(generated.text, generated.sources)
+        library = compiler.load(generated.text, generated.sources, ("run", "threads"))
         library.run.restype = library.threads.restype = ctypes.c_int64
         self.call = library.run
 
         threads = library.threads()
+        require_threads(threads - 1)
         self.kernels: Sequence[Sequence[KernelRun]] = [
             [KernelRun(name, {"threads": threads}) for name in names] for names in generated.kernels
         ]
@@ -112,7 +114,7 @@ def memory(program: Program) -> Memory:
 
     Raises compiler.CompilerError: there is no compiler that works, so there can be none.
     """
-    library = compiler.load(THREADS, ())
+    library = compiler.load(THREADS, (), ("threads",))
     library.threads.restype = ctypes.c_int64
     plan = plan_memory(program, workspace)
     scratch: int = generate(program, plan).scratch * library.threads()

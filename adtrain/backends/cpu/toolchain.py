@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import re
@@ -24,7 +25,13 @@ FLAGS = ("-O3", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-
 NATIVE = {"x86_64": "-march=native", "i686": "-march=native", "aarch64": "-mcpu=native", "arm64": "-mcpu=native"}
 # The lines of /proc/cpuinfo that tell which instructions a processor has, on x86 and on ARM.
 _PROCESSOR_LINES = ("model name", "flags", "CPU implementer", "CPU part", "CPU variant", "Features")
-_running: set[subprocess.Popen[str]] = set()
+SHORTAGES = (os.strerror(errno.EAGAIN), os.strerror(errno.ENOMEM), "virtual memory exhausted")
+ADVICE = "end other processes or raise their limit (ulimit -u, -v), and run it again"
+
+MAX_MESSAGES = 4 << 20
+"""Bytes of messages, after which a compiler is ended."""
+
+_running: set[subprocess.Popen[bytes]] = set()
 _TELLING = re.compile(r"error|undefined reference|multiple definition|cannot|No space left", re.IGNORECASE)
 
 
@@ -33,7 +40,10 @@ class CompilerError(AdtrainError):
 
 
 class CompilerKilled(AdtrainError):
-    """A signal ended the compiler. The run ends: NumPy would go on with other bytes than compiled code."""
+    """A signal, or a lack of processes or memory, ended the compiler; it may work the next time.
+
+    The run ends: NumPy would go on with other bytes than compiled code.
+    """
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,7 @@ class Compiler:
 
         Raises:
             CompilerError: it failed; with its first error message.
-            CompilerKilled: a signal ended it.
+            CompilerKilled: a signal ended it, or processes or memory are short.
         """
         done = _run([*self.command, *self.flags, *arguments], folder)
         if done.returncode < 0:
@@ -74,6 +84,8 @@ class Compiler:
             raise CompilerKilled(f"{shlex.join(self.command)}: ended by {name}; is there enough memory? Run it again")
         if done.returncode:
             line = _first_error(done).replace(f"{folder}/", "")  # a folder for this once
+            if any(shortage in line for shortage in SHORTAGES):
+                raise CompilerKilled(f"{shlex.join(self.command)}: {line}; {ADVICE}")
             raise CompilerError(f"{shlex.join(self.command)}: {line}")
 
 
@@ -135,27 +147,47 @@ def _run(command: Sequence[str], folder: str) -> subprocess.CompletedProcess[str
     try:
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace", start_new_session=True,
+            stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     except OSError as error:
-        raise CompilerError(f"{command[0]}: cannot be run ({error.strerror})") from error
+        message = f"{command[0]}: cannot be run ({error.strerror})"
+        if error.strerror in SHORTAGES:
+            raise CompilerKilled(f"{message}; {ADVICE}") from error
+        raise CompilerError(message) from error
     with process:
         _running.add(process)
         try:
-            messages, _ = process.communicate()
+            messages = _messages(process, command[0])
         except BaseException:
             end_all()
             raise
         finally:
+            process.wait()
             _running.discard(process)
     return subprocess.CompletedProcess(process.args, process.returncode, messages)
+
+
+def _messages(process: subprocess.Popen[bytes], program: str) -> str:
+    """What the process prints until its end. Raises CompilerError where it prints more than MAX_MESSAGES."""
+    assert process.stdout is not None
+    found = bytearray()
+    while chunk := os.read(process.stdout.fileno(), 1 << 16):
+        found += chunk
+        if len(found) > MAX_MESSAGES:
+            _end(process)
+            raise CompilerError(f"{program}: ended, as it printed more than {MAX_MESSAGES >> 20} MiB")
+    return found.decode(errors="replace")
 
 
 def end_all() -> None:
     """End all compilers that run, with the processes that they started."""
     for process in list(_running):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _first_error(done: subprocess.CompletedProcess[str]) -> str:

@@ -6,19 +6,20 @@ Nothing here needs a GPU.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from adtrain.assets import asset_path
 from adtrain.cache import digest, open_cache
 from adtrain.codegen.expressions import c_type
-from adtrain.core.errors import AdtrainError
+from adtrain.core.errors import AdtrainError, DeviceError, DeviceFault, OutOfMemory
 
 INCLUDE = re.compile(r'^[ \t]*#include "([^"]+)"', re.MULTILINE)
 
@@ -26,6 +27,11 @@ FLAGS = ("--std=c++17", "--ptxas-options=-v")
 
 ARCHITECTURES = ("75", "80", "86", "89", "90a", "100", "120")
 """The architectures that kernels are chosen and compiled for."""
+
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class CudaCompilerError(AdtrainError):
@@ -77,6 +83,23 @@ def cubin(source: Source, target: str) -> bytes:
     compiled = compile_source(source, target).cubin
     cache.store(key, ".cubin", compiled)
     return compiled
+
+
+def load_cubin(source: Source, target: str, load: Callable[[bytes], T]) -> T:
+    """`load` of the cubin. One from the cache that does not load is deleted and compiled anew, once.
+
+    Raises:
+        CudaCompilerError: as `cubin` does.
+        DeviceError: the new cubin does not load either.
+    """
+    try:
+        return load(cubin(source, target))
+    except (DeviceFault, OutOfMemory):
+        raise
+    except DeviceError as error:
+        _log.warning("adtrain: the cached code of %s does not load (%s); it will be rebuilt", source.name, error)
+        open_cache("cuda").remove(fingerprint(source, target), ".cubin")
+        return load(cubin(source, target))
 
 
 def compile_all(sources: Iterable[Source], target: str) -> Iterator[None]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from adtrain.backends.cpu.build import Source
 from adtrain.backends.cpu.codegen.text import Writer
-from adtrain.backends.cpu.compiler import Source
 from adtrain.codegen.elementwise import statements, strides
 from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.fused import body_of, product_p

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from adtrain.backends.cpu.build import Source
 from adtrain.backends.cpu.codegen.items import emit_items, sums_workspace
 from adtrain.backends.cpu.codegen.loops import by_one_thread, team_loops
 from adtrain.backends.cpu.codegen.products import emit_product
 from adtrain.backends.cpu.codegen.text import Writer
-from adtrain.backends.cpu.compiler import Source
 from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import FUSED, batchwise_p, body_of, horizontal_p, loops_p, product_p
 from adtrain.core.kernel import value_for

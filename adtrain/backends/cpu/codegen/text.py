@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.backends.cpu.compiler import Source
+from adtrain.backends.cpu.build import Source
 from adtrain.codegen.expressions import literal, pointer
 from adtrain.core.kernel import CKernel, value_for
 from adtrain.core.program import Equation

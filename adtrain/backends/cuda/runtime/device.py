@@ -87,7 +87,7 @@ class Device:
         found = self.kernels.get((source, name))
         if found is None:
             if source not in self.sources:
-                self.sources[source] = _Loaded(compiler.cubin(source, self.architecture))
+                self.sources[source] = compiler.load_cubin(source, self.architecture, _Loaded)
             found = self.kernels[source, name] = Kernel(self, self.sources[source], name)
         return found
 

@@ -1,0 +1,94 @@
+"""C files to the content of a library: compiled in parallel, linked, in a temporary folder."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from adtrain.backends.cpu.toolchain import Compiler, CompilerError, end_all
+from adtrain.cache import Cache
+from adtrain.codegen.expressions import c_type
+from adtrain.core.errors import AdtrainError
+from adtrain.files import write_atomic
+
+COMPILE = ("-x", "c", "-c")
+"""The language is named, because a C++ compiler (g++) would compile C as C++."""
+
+
+class Source(NamedTuple):
+    """A file of `kernels/cpu`, or one with an absolute path, compiled for one or two element types, its T and U."""
+
+    file: str
+    dtypes: tuple[np.dtype, ...]
+
+    @property
+    def suffix(self) -> str:
+        """The suffix of its functions' names: "_float32", "_uint8_int64"."""
+        return "".join(f"_{dtype.name}" for dtype in self.dtypes)
+
+    @property
+    def definitions(self) -> list[str]:
+        """The compiler options for the element types."""
+        types = [f"-D{name}={c_type(dtype)}" for name, dtype in zip("TU", self.dtypes, strict=False)]
+        return [*types, f"-DSUFFIX={self.suffix}"]
+
+
+@dataclass(frozen=True)
+class Build:
+    """A build of one library: its compiler, the cache of its objects, and the folder of the kernels' headers."""
+
+    compiler: Compiler
+    cache: Cache
+    folder: Path
+
+    def run(self, program_source: str, objects: Mapping[str, Source]) -> bytes:
+        """The content of the library. Objects of kernels come from the cache, or are stored there, by key."""
+        found = {key: self.cache.find(key, ".o") for key in sorted(objects)}
+        missing = [key for key, path in found.items() if path is None]
+        with self.cache.build_folder() as site:
+            jobs = [functools.partial(self._program, site, program_source)]
+            jobs += [functools.partial(self._kernel, site, key, objects[key]) for key in missing]
+            with ThreadPoolExecutor(os.cpu_count()) as threads:  # threads that wait for processes
+                try:
+                    list(threads.map(lambda job: job(), jobs))  # where one fails, those not yet started are cancelled
+                except BaseException:
+                    end_all()
+                    raise
+            for key in missing:
+                found[key] = self.cache.store(key, ".o", self._written(site, f"{key}.o"))
+            self.compiler.run(["-shared", "-o", "library.so", "program.o", *map(str, found.values()), "-lm"], site)
+            return self._written(site, "library.so")
+
+    def _written(self, site: str, name: str) -> bytes:
+        try:
+            return Path(site, name).read_bytes()
+        except FileNotFoundError:
+            raise CompilerError(f"{shlex.join(self.compiler.command)}: wrote no file; is it a C compiler?") from None
+
+    def _kernel(self, site: str, key: str, source: Source) -> None:
+        path = self.folder / source.file
+        self.compiler.run([*source.definitions, f"-I{self.folder}", *COMPILE, str(path), "-o", f"{key}.o"], site)
+
+    def _program(self, site: str, source: str) -> None:
+        options = [f"-I{self.folder}", *COMPILE]
+        Path(site, "program.c").write_text(source)
+        try:
+            self.compiler.run([*options, "program.c"], site)
+        except CompilerError as error:
+            if not self.cache.lasting:
+                raise
+            kept = self.cache.folder / "failed.c"
+            command = [*self.compiler.command, *self.compiler.flags, *options, str(kept)]
+            try:
+                write_atomic(kept, f"{source}\n/* {shlex.join(command)} */\n".encode())
+            except AdtrainError:
+                raise error from None  # which says more than that this could not be kept
+            raise CompilerError(f"{error} (the source is kept in {kept})") from None

@@ -1,0 +1,126 @@
+"""Arrays that stay in their file, because they are large: rows are read when they are indexed.
+
+They are read, not mapped: a mapped file that is truncated ends the process by a signal, and one that is overwritten
+changes the numbers without an error.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from adtrain.data.errors import DataError
+
+
+class DataFile:
+    """A file that is read at any position, and must not change meanwhile."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        """Keep the open `file` open; `path` is its name in messages."""
+        self.path, self._descriptor = path, os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._descriptor)
+        self._state = self._current_state()
+
+    def read(self, positions: Sequence[int], lengths: Sequence[int], content: np.ndarray) -> None:
+        """Fill `content`, uint8 (n,), with the pieces at these positions, one after the other.
+
+        Raises DataError where the file cannot be read, or where its size or time of modification has changed.
+        """
+        descriptor, memory, begin = self._descriptor, content.data, 0
+        try:
+            for position, length in zip(positions, lengths, strict=True):
+                end = begin + length
+                while begin < end:
+                    count = os.preadv(descriptor, (memory[begin:end],), position)
+                    if not count:
+                        raise self._changed()
+                    begin, position = begin + count, position + count
+            if self._current_state() != self._state:
+                raise self._changed()
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read ({error.strerror})") from error
+
+    def _current_state(self) -> tuple[int, int]:
+        status = os.fstat(self._descriptor)
+        return status.st_size, status.st_mtime_ns
+
+    def _changed(self) -> DataError:
+        return DataError(f"{self.path}: was changed while it was in use; expected the same content until the end")
+
+
+@dataclass(frozen=True, eq=False)
+class FileArray:
+    """An array (N, ...) in C order from `offset` of a file. Indexing reads the requested rows only.
+
+    The index is an integer, a slice or an integer array for the first axis; `np.asarray` reads all rows. Both raise
+    DataError as `DataFile.read` does. `axes` is the order of the axes of a row in the file, if it is another one.
+    """
+
+    file: DataFile
+    offset: int
+    dtype: np.dtype[Any]
+    stored_shape: tuple[int, ...]
+    axes: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.stored_shape[axis] for axis in self.axes) if self.axes else self.stored_shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.stored_shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.stored_shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.stored_shape[0]
+
+    def reshape(self, *shape: int) -> FileArray:
+        """The same elements with another shape of the rows."""
+        assert shape[0] == len(self)
+        assert math.prod(shape) == self.size
+        assert not self.axes
+        return FileArray(self.file, self.offset, self.dtype, shape)
+
+    def transpose(self, *axes: int) -> FileArray:
+        """The same elements with the axes in another order; the first one stays."""
+        assert axes[0] == 0
+        assert not self.axes
+        return FileArray(self.file, self.offset, self.dtype, self.stored_shape, axes)
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        rows = np.arange(*key.indices(len(self))) if isinstance(key, slice) else np.asarray(key, np.int64)
+        if rows.size and not 0 <= rows.min() <= rows.max() < len(self):
+            raise IndexError(f"found rows {rows.min()} to {rows.max()}, expected 0 to {len(self) - 1}")
+        found = self._read(rows.ravel())
+        if self.axes:
+            found = found.transpose(self.axes)
+        return found.reshape(*rows.shape, *found.shape[1:])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("rows are read into a new array")
+        return self[:] if dtype is None else self[:].astype(dtype)
+
+    def _read(self, rows: np.ndarray) -> np.ndarray:
+        """The stored rows with these numbers (n,); consecutive ones are read together."""
+        found = np.empty((len(rows), *self.stored_shape[1:]), self.dtype)
+        firsts = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
+        row_bytes = self.nbytes // len(self)
+        positions = self.offset + rows[firsts] * row_bytes
+        lengths = np.diff(firsts, append=len(rows)) * row_bytes
+        self.file.read(positions.tolist(), lengths.tolist(), found.reshape(-1).view(np.uint8))
+        return found

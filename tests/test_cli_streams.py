@@ -1,0 +1,68 @@
+"""Commands whose output nobody reads or takes, and signals that come then: the exit code, and nothing half-written."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from forked_commands import CLOSED, FULL, Case, exit_codes
+from training_runs import write_config
+
+from adtrain.cli.main import USAGE, cli
+from adtrain.cli.streams import BROKEN_PIPE
+
+STEPS = ["--eager", "--steps", "2", "--profile-steps", "0", "--output-dir", "run"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run."""
+    folder = tmp_path_factory.mktemp("streams")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        trained = CliRunner().invoke(cli, ["train", str(write_config(folder)), *STEPS])
+        assert trained.exit_code == 0, trained.stderr
+    return folder
+
+
+PRINTING = ["--help", "eval --help", "data list", "report run -o page.html", "compare run"]
+
+
+def test_a_command_whose_output_nobody_reads_or_takes_says_so_by_its_exit_code(folder: Path, tmp_path: Path) -> None:
+    full, closed = tmp_path / "full", tmp_path / "closed"
+    cases = [
+        Case(arguments, out, err)
+        for arguments in PRINTING
+        for out, err in ((CLOSED, CLOSED), (CLOSED, str(closed)), (FULL, FULL), (FULL, str(full)))
+    ]
+    assert exit_codes(cases, folder) == [BROKEN_PIPE, BROKEN_PIPE, USAGE, USAGE] * len(PRINTING)
+    assert closed.read_text() == ""
+    assert full.read_text() == "adtrain: error: standard output: No space left on device\n" * len(PRINTING)
+
+
+def test_a_usage_error_has_its_exit_code_although_nobody_reads_the_message(folder: Path) -> None:
+    mistakes = ["", "nonsense", "eval", "eval run --nonsense", "eval nowhere"]
+    cases = [Case(mistake, stream, stream) for mistake in mistakes for stream in (CLOSED, FULL)]
+    assert exit_codes(cases, folder) == [USAGE] * len(cases)
+
+
+def test_a_signal_ends_a_command_whose_output_nobody_reads(folder: Path, tmp_path: Path) -> None:
+    before, file = sorted(folder.rglob("*")), tmp_path / "messages"
+    interrupted = {
+        "eval run": "adtrain.training.evaluate",
+        "report run -o new.html": "os.fsync",  # the page is written, and not yet in its place
+        "bench --op relu": "numpy.random.default_rng",
+        "data fetch fashion-mnist --mirror http://127.0.0.1:9": "urllib.request.urlopen",
+    }
+    cases = [
+        Case(arguments, CLOSED, err, function, number)
+        for arguments, function in interrupted.items()
+        for err in (CLOSED, str(file))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    ]
+    assert exit_codes(cases, folder) == [128 + case.number for case in cases]
+    lines = [line for line in file.read_text().splitlines() if line and not line.startswith("bench: ")]
+    assert lines == ["adtrain: interrupted"] * len(interrupted)  # the other signals need no message
+    assert sorted(folder.rglob("*")) == before
