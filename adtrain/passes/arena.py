@@ -6,9 +6,9 @@ J. Lee: "Efficient Memory Management for Deep Neural Net Inference", 2020).
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
-from collections.abc import Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from adtrain.core.program import Variable
 
@@ -25,13 +25,6 @@ class Request(NamedTuple):
     end: int
 
 
-class Placed(NamedTuple):
-    """A request and its offset."""
-
-    offset: int
-    request: Request
-
-
 class Arena:
     """Requests for memory, each over an interval of time."""
 
@@ -43,13 +36,14 @@ class Arena:
 
     def offsets(self) -> dict[Variable | int, int]:
         """The offset of each request."""
-        offsets: dict[Variable | int, int] = {}
-        blocks: list[_Block] = []
-        for request in sorted(self.requests, key=lambda r: -r.size):
-            offsets[request.key] = 0
-            if request.size:
-                offsets[request.key] = _lowest_offset(request, blocks)
-                _insert(Placed(offsets[request.key], request), blocks)
+        offsets: dict[Variable | int, int] = dict.fromkeys((r.key for r in self.requests), 0)
+        placed = np.empty((4, len(self.requests)), np.int64)  # those with an offset, as `_lowest_offset` takes them
+        largest_first = sorted((r for r in self.requests if r.size), key=lambda r: -r.size)
+        for count, request in enumerate(largest_first):
+            offset = offsets[request.key] = _lowest_offset(request, placed[:, :count])
+            i = np.searchsorted(placed[0, :count], offset, "right")
+            placed[:, i + 1 : count + 1] = placed[:, i:count]
+            placed[:, i] = offset, offset + request.size, request.start, request.end
         return offsets
 
     def size(self, offsets: dict[Variable | int, int]) -> int:
@@ -62,58 +56,13 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-BLOCK = 64
-"""Maximum requests of a `_Block`."""
+def _lowest_offset(request: Request, placed: np.ndarray) -> int:
+    """The lowest offset at which no placed request shares both time and memory with ``request``.
 
-
-class _Block:
-    """Neighbouring requests in the order of their offsets, and what lets a search skip all of them at once.
-
-    Attributes:
-        first, reach: the lowest offset, and the highest end of a request's memory.
-        starts, ends: earliest and latest time at which a request begins, and at which one ends.
-        gap: the largest gap between the requests' memory.
+    Args:
+        placed: for each placed request the start and end of its memory and of its time, (4, N), sorted by the first.
     """
-
-    def __init__(self, placed: list[Placed]) -> None:
-        self.placed = placed
-        self.first, self.gap = placed[0].offset, 0
-        self.reach = self.first
-        for offset, request in placed:
-            self.gap = max(self.gap, offset - self.reach)
-            self.reach = max(self.reach, offset + request.size)
-        self.starts = min(r.start for _, r in placed), max(r.start for _, r in placed)
-        self.ends = min(r.end for _, r in placed), max(r.end for _, r in placed)
-
-
-def _lowest_offset(request: Request, blocks: Sequence[_Block]) -> int:
-    """The lowest offset at which no placed request overlaps with ``request`` in time and memory."""
-    _, size, start, end = request
-    offset = 0
-    for block in blocks:  # sorted by offset
-        if block.ends[1] < start or end < block.starts[0]:
-            continue  # none overlaps in time
-        if block.ends[0] >= start and end >= block.starts[1] and block.gap < size:  # all overlap in time
-            if block.first - offset >= size:
-                return offset
-            offset = max(offset, block.reach)
-            continue
-        for at, other in block.placed:
-            if other.end < start or end < other.start:
-                continue
-            if at - offset >= size:
-                return offset
-            offset = max(offset, at + other.size)
-    return offset
-
-
-def _insert(placed: Placed, blocks: list[_Block]) -> None:
-    """Insert it into the block at its offset. A block with more than BLOCK requests becomes two."""
-    if not blocks:
-        blocks.append(_Block([placed]))
-        return
-    i = max(bisect_right(blocks, placed.offset, key=lambda block: block.first) - 1, 0)
-    members = blocks[i].placed
-    insort(members, placed, key=lambda p: p.offset)
-    half = len(members) // 2 if len(members) > BLOCK else len(members)
-    blocks[i : i + 1] = [_Block(part) for part in (members[:half], members[half:]) if part]
+    alive = placed[:2, (placed[2] <= request.end) & (placed[3] >= request.start)]
+    taken = np.maximum.accumulate(np.concatenate(((0,), alive[1])))  # all memory before each gap
+    gaps = np.flatnonzero(alive[0] - taken[:-1] >= request.size)
+    return int(taken[gaps[0] if gaps.size else -1])
