@@ -115,8 +115,8 @@ def measured(kind: str, size: int, compiled: bool) -> dict[str, Any]:
     program = stage(step, (), donate=(0,)).program(*arguments)
     clock.seconds["trace, the rest"] = perf_counter() - started - sum(clock.seconds.values())
     found: dict[str, Any] = {"kind": kind, "equations": len(program.equations)}
-    for improve in passes.SIMPLIFY:
-        program = _improved(program, improve, "", clock)
+    for simplify in passes.SIMPLIFY:
+        program = _improved(program, simplify, "", clock)
     cpu, gpu = program, program
     for improve in passes.FUSE_CPU:
         cpu = _improved(cpu, improve, "CPU, ", clock)
