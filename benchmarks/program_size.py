@@ -115,18 +115,13 @@ def measured(kind: str, size: int, compiled: bool) -> dict[str, Any]:
     program = stage(step, (), donate=(0,)).program(*arguments)
     clock.seconds["trace, the rest"] = perf_counter() - started - sum(clock.seconds.values())
     found: dict[str, Any] = {"kind": kind, "equations": len(program.equations)}
-    for simplify in passes.SIMPLIFY:
-        program = _improved(program, simplify, "", clock)
-    cpu, gpu = program, program
-    for improve in passes.FUSE_CPU:
-        cpu = _improved(cpu, improve, "CPU, ", clock)
+    program = _improved(program, passes.SIMPLIFY, "", clock)
+    cpu = _improved(program, passes.FUSE_CPU, "CPU, ", clock)
     with clock.phase("CPU, plan_memory"):
         plan = plan_memory(cpu, workspace)
     with clock.phase("CPU, generate C"):
         generated = generate(cpu, plan)
-    for improve in passes.gpu_fusions(H200):
-        gpu = _improved(gpu, improve, "GPU, ", clock)
-    lowering = Lowering(H200)
+    gpu, lowering = _improved(program, passes.gpu_fusions(H200), "GPU, ", clock), Lowering(H200)
     with clock.phase("GPU, lower and generate CUDA"):
         launches = [launch for e in gpu.equations for launch in lowering.launches(e)]
     with clock.phase("GPU, plan repeated runs"):
@@ -143,10 +138,12 @@ def measured(kind: str, size: int, compiled: bool) -> dict[str, Any]:
     return found | {"seconds": clock.seconds}
 
 
-def _improved(program: Program, improve: Pass, prefix: str, clock: Clock) -> Program:
-    name = getattr(improve, "func", improve).__name__
-    with clock.phase(prefix + name):
-        return improve(program)
+def _improved(program: Program, improvements: Sequence[Pass], prefix: str, clock: Clock) -> Program:
+    """The Program after the passes."""
+    for improve in improvements:
+        with clock.phase(prefix + getattr(improve, "func", improve).__name__):
+            program = improve(program)
+    return program
 
 
 def _compile_cuda(sources: Iterable[Source]) -> None:
