@@ -64,10 +64,10 @@ def fused_for_cpu(program: Program) -> Program:
     return program
 
 
-def compiled_for_cpu(program: Program) -> None:
-    """All that the CPU backend does before it calls the compiler."""
+def compiled_for_cpu(program: Program) -> str:
+    """All that the CPU backend does before it calls the compiler; the C text."""
     program = fused_for_cpu(program)
-    generate(program, plan_memory(program, workspace))
+    return generate(program, plan_memory(program, workspace)).text
 
 
 def compiled_for_gpu(program: Program) -> None:
@@ -133,6 +133,23 @@ def test_fused_loops_have_a_limited_number_of_equations_and_pointers() -> None:
     assert max(map(len, loops)) == MAX_EQUATIONS
     launches = [launch for e in program.equations for launch in Lowering(H200).launches(e)]
     assert all(isinstance(launch, LaunchPlan) and len(launch.operands) < 512 for launch in launches)
+
+
+def test_layers_of_equal_shape_share_their_loops() -> None:
+    few, many = (compiled_for_cpu(layers(count)).count("#pragma omp simd") for count in (6, 12))
+    assert few == many
+
+
+def test_a_chain_that_is_divided_into_several_loops_has_the_elements_of_eager_code() -> None:
+    def f(x: Any) -> Any:
+        for _ in range(2 * MAX_EQUATIONS):
+            x = ops.sin(x)
+        return x
+
+    x = ad.array(np.linspace(-3, 3, 1000))
+    staged = stage(f, ALL)
+    assert len(staged.program(x).equations) > 1
+    np.testing.assert_allclose(staged(x).numpy(), f(x).numpy(), rtol=1e-12)
 
 
 requests = st.lists(st.tuples(st.integers(0, 700), st.integers(0, 12), st.integers(0, 12)), max_size=40)
