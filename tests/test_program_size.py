@@ -58,6 +58,12 @@ def chain(count: int, shape: tuple[int, ...] = (128, 128)) -> Program:
     return stage(ad.value_and_grad(f)).program(x, x)
 
 
+def independent(count: int) -> Program:
+    """Equations that read and write different memory."""
+    arrays = [np.zeros((64, 64 + i % 7), np.float32) for i in range(count)]
+    return stage(lambda *arrays: [ops.sin(x) for x in arrays]).program(*arrays)
+
+
 def fused_for_cpu(program: Program) -> Program:
     for improve in ALL:
         program = improve(program)
@@ -103,7 +109,7 @@ def counted_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("counted_comparisons")
 @pytest.mark.parametrize("work", [compiled_for_cpu, compiled_for_gpu])
-@pytest.mark.parametrize(("network", "count"), [(layers, 12), (chain, 30)])
+@pytest.mark.parametrize(("network", "count"), [(layers, 12), (chain, 30), (independent, 60)])
 def test_four_times_the_equations_take_at_most_five_times_the_work(network: Any, count: int, work: Any) -> None:
     def traced_and_compiled(count: int) -> int:
         return calls(lambda: work(network(count)))
