@@ -1,6 +1,6 @@
 """The time to make and compile a Program, by phase, for training steps of about 100, 1,000 and 10,000 equations.
 
-python benchmarks/program_size.py [SIZE]... [--compile]
+python benchmarks/program_size.py [SIZE]... [--kind layers|chain] [--compile cpu|gpu]
 
 Nothing is trained, and no GPU is needed. Two kinds of step: "layers" is a network of linear and relu layers, "chain" a
 long elementwise function of one array. Seconds are processor time of all threads and compilers. The growth is that of
@@ -10,10 +10,11 @@ the user's cache; the kernels that all Programs share are compiled before.
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
@@ -52,18 +53,30 @@ def processor_seconds() -> float:
 
 
 class Clock:
-    """Processor seconds of named phases, in the order in which they began first."""
+    """Processor seconds of named phases, in the order in which they began first.
+
+    Attributes:
+        collecting: seconds of Python's garbage collector, which runs in any phase and is not part of its time.
+    """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.collecting = 0.0
+
+    def now(self) -> float:
+        return processor_seconds() - self.collecting
+
+    def collected(self, event: str, about: dict[str, int]) -> None:
+        """Called by the garbage collector when it starts and stops."""
+        self.collecting += processor_seconds() * (1 if event == "stop" else -1)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        started = processor_seconds()
+        started = self.now()
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0) + processor_seconds() - started
+            self.seconds[name] = self.seconds.get(name, 0) + self.now() - started
 
 
 def layers_step(size: int, clock: Clock) -> tuple[Step, Sequence[Any]]:
@@ -114,13 +127,15 @@ def _differentiated(loss: Step, at: Any, clock: Clock) -> tuple[Any, Any]:
         return value, pullback(ops.ones_like(value))[0]
 
 
-def measured(kind: str, size: int, compiled: bool) -> dict[str, Any]:
+def measured(kind: str, size: int, compiled: Collection[str]) -> dict[str, Any]:
     """Seconds of each phase for one Program, and how many equations and how much code it has."""
     clock = Clock()
+    gc.collect()
+    gc.callbacks.append(clock.collected)
     step, arguments = STEPS[kind](size, clock)
-    started = processor_seconds()
+    started = clock.now()
     program = stage(step, (), donate=(0,)).program(*arguments)
-    clock.seconds["trace, the rest"] = processor_seconds() - started - sum(clock.seconds.values())
+    clock.seconds["trace, the rest"] = clock.now() - started - sum(clock.seconds.values())
     found: dict[str, Any] = {"kind": kind, "equations": len(program.equations)}
     program = _improved(program, passes.SIMPLIFY, "", clock)
     cpu = _improved(program, passes.FUSE_CPU, "CPU, ", clock)
@@ -136,13 +151,15 @@ def measured(kind: str, size: int, compiled: bool) -> dict[str, Any]:
     sources = {launch.source: None for launch in launches if isinstance(launch, LaunchPlan)}
     found |= {"cpu_equations": len(cpu.equations), "gpu_equations": len(gpu.equations), "launches": len(launches)}
     found |= {"c_lines": generated.text.count("\n"), "cuda_sources": len(sources)}
-    if compiled:
+    if "cpu" in compiled:
         load("", generated.sources)
         with clock.phase("CPU, C compiler"):
             load(generated.text, generated.sources)
+    if "gpu" in compiled:
         with clock.phase("GPU, NVRTC"):
             _compile_cuda(sources)
-    return found | {"seconds": clock.seconds}
+    gc.callbacks.remove(clock.collected)
+    return found | {"seconds": {**clock.seconds, "garbage collector": clock.collecting}}
 
 
 def _improved(program: Program, improvements: Sequence[Pass], prefix: str, clock: Clock) -> Program:
@@ -178,8 +195,8 @@ def table(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 @click.command()
 @click.argument("sizes", nargs=-1, type=int)
 @click.option("--kind", "kinds", type=click.Choice(list(STEPS)), multiple=True, default=list(STEPS))
-@click.option("--compile", "compiled", is_flag=True, help="Also run the C compiler and NVRTC.")
-def main(sizes: tuple[int, ...], kinds: tuple[str, ...], compiled: bool) -> None:
+@click.option("--compile", "compiled", type=click.Choice(["cpu", "gpu"]), multiple=True, help="Run the compiler too.")
+def main(sizes: tuple[int, ...], kinds: tuple[str, ...], compiled: tuple[str, ...]) -> None:
     """Print the seconds of each phase for training steps of about SIZES equations."""
     backend = ad.core.backend.backend("cpu")
     click.echo(f"python benchmarks/program_size.py {' '.join(sys.argv[1:])}".rstrip())
