@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import numpy as np
 from adtrain.core.program import Equation, Variable
 
 
+@functools.cache  # the name of a NumPy type is slow to get
 def c_type(dtype: np.dtype) -> str:
     """How C spells an element type: "float" for float32, "int64_t" for int64."""
     return {"float32": "float", "float64": "double", "bool": "bool"}.get(dtype.name, f"{dtype.name}_t")

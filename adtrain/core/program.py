@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from adtrain.core.array import Array
@@ -79,6 +80,15 @@ class Program:
         if not all(v in names for v in self.outputs):
             raise AssertionError("program: an output is never assigned")
         object.__setattr__(self, "names", names)
+
+    @cached_property
+    def readers(self) -> Mapping[Variable, Sequence[Equation]]:
+        """The equations that read each variable, in their order; no entry for one that none reads."""
+        found: dict[Variable, list[Equation]] = {}
+        for e in self.equations:
+            for v in dict.fromkeys(e.inputs):
+                found.setdefault(v, []).append(e)
+        return found
 
     @property
     def carries(self) -> bool:

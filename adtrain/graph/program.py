@@ -81,11 +81,12 @@ class _Picture:
         layers = dict.fromkeys(frames(layer) for e in program.equations for layer in e.scope.split("+"))
         used = {frames(layer_of(e)) for e in program.equations}
         self.paths = [path for path in layers if path in used]
+        self.place = {path: i for i, path in enumerate(self.paths)}
 
     def add(self, i: int, equations: Sequence[Equation]) -> None:
         """Draw node number `i`, for the equations."""
         path, phase = frames(layer_of(equations[0])), equations[0].phase
-        position = self.paths.index(path), list(PHASES).index(phase), -i if phase == "backward" else i
+        position = self.place[path], list(PHASES).index(phase), -i if phase == "backward" else i
         name = self.dot.node(equation_label(self.program, equations), *path, **PHASES[phase])
         self.nodes.append(_Node(name, equations, position))
         self.makers.update((v, self.nodes[-1]) for e in equations for v in e.outputs)

@@ -6,8 +6,9 @@ J. Lee: "Efficient Memory Management for Deep Neural Net Inference", 2020).
 
 from __future__ import annotations
 
-from bisect import insort
 from typing import NamedTuple
+
+import numpy as np
 
 from adtrain.core.program import Variable
 
@@ -35,21 +36,14 @@ class Arena:
 
     def offsets(self) -> dict[Variable | int, int]:
         """The offset of each request."""
-        placed: list[tuple[int, Request]] = []
-        offsets: dict[Variable | int, int] = {}
-        for request in sorted(self.requests, key=lambda r: -r.size):
-            if request.size == 0:
-                offsets[request.key] = 0
-                continue
-            offset = 0
-            for start, other in placed:  # sorted by offset
-                if other.end < request.start or request.end < other.start:
-                    continue
-                if start - offset >= request.size:
-                    break
-                offset = max(offset, start + other.size)
-            offsets[request.key] = offset
-            insort(placed, (offset, request), key=lambda pair: pair[0])
+        offsets: dict[Variable | int, int] = dict.fromkeys((r.key for r in self.requests), 0)
+        placed = np.empty((4, len(self.requests)), np.int64)  # those with an offset, as `_lowest_offset` takes them
+        largest_first = sorted((r for r in self.requests if r.size), key=lambda r: -r.size)
+        for count, request in enumerate(largest_first):
+            offset = offsets[request.key] = _lowest_offset(request, placed[:, :count])
+            i = np.searchsorted(placed[0, :count], offset, "right")
+            placed[:, i + 1 : count + 1] = placed[:, i:count]
+            placed[:, i] = offset, offset + request.size, request.start, request.end
         return offsets
 
     def size(self, offsets: dict[Variable | int, int]) -> int:
@@ -60,3 +54,15 @@ class Arena:
 def aligned(size: int) -> int:
     """`size` rounded up to a multiple of ALIGNMENT."""
     return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _lowest_offset(request: Request, placed: np.ndarray) -> int:
+    """The lowest offset at which no placed request shares both time and memory with ``request``.
+
+    Args:
+        placed: for each placed request the start and end of its memory and of its time, (4, N), sorted by the first.
+    """
+    alive = placed[:2, (placed[2] <= request.end) & (placed[3] >= request.start)]
+    taken = np.maximum.accumulate(np.concatenate(((0,), alive[1])))  # all memory before each gap
+    gaps = np.flatnonzero(alive[0] - taken[:-1] >= request.size)
+    return int(taken[gaps[0] if gaps.size else -1])

@@ -47,17 +47,18 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
     if not program.carries or not any(e.primitive is horizontal_p for e in program.equations):
         return undivided
     next_value = dict(zip((v for v in program.inputs if v in program.donated), program.outputs, strict=True))
-    known = {*program.inputs, *program.constants}
+    known, results = {*program.inputs, *program.constants}, set(program.outputs)
     early = known | {v for e in _members(program.equations) if known.issuperset(e.inputs) for v in e.outputs}
 
     def can_prefetch(e: Equation) -> bool:
         ready = known.issuperset(e.inputs) and early.issuperset(next_value.get(v, v) for v in e.inputs)
-        return ready and not e.has(Trait.RESHAPE) and set(program.outputs).isdisjoint(e.outputs)
+        return ready and not e.has(Trait.RESHAPE) and results.isdisjoint(e.outputs)
 
     prologue = [e for e in program.equations if can_prefetch(e)]
     if not prologue:
         return undivided
-    rest = [e for e in program.equations if e not in prologue]
+    fetching = set(prologue)
+    rest = [e for e in program.equations if e not in fetching]
     fetched = tuple(v for e in prologue for v in e.outputs)
     inputs = (*program.inputs, *fetched)
     ahead = {v: Variable(v.type, v.device) for v in fetched}

@@ -11,7 +11,7 @@ from functools import partial
 from adtrain.core.fused import batchwise_p, fuse
 from adtrain.core.program import Equation, Program
 from adtrain.passes.batchwise import Batchwise, batchwise
-from adtrain.passes.groups import Groups
+from adtrain.passes.groups import MAX_EQUATIONS, Groups
 
 MIN_ITEMS = 8
 """With fewer items there is too little work for several threads."""
@@ -19,7 +19,7 @@ MIN_ITEMS = 8
 
 def fuse_batchwise(program: Program) -> Program:
     """One `batchwise` equation for each connected group of equations on the same number of items."""
-    groups = Groups(program)
+    groups = Groups(program, MAX_EQUATIONS)
     found = [batchwise(e) for e in program.equations]
     for i, e in enumerate(program.equations):
         consumer = found[i]

@@ -8,7 +8,7 @@ from functools import partial
 from adtrain.core.fused import fuse, gather_p, loops_p
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.groups import Groups
+from adtrain.passes.groups import MAX_EQUATIONS, Groups
 
 
 def elementwise(equation: Equation) -> bool:
@@ -24,7 +24,7 @@ def is_loops(equation: Equation) -> bool:
 def fuse_elementwise(program: Program) -> Program:
     """One `loops` equation for each connected group of elementwise equations of one shape and phase."""
     program = _copy_broadcasts(program)
-    groups = Groups(program)
+    groups = Groups(program, MAX_EQUATIONS)
     for i, e in enumerate(program.equations):
         if not elementwise(e):
             continue

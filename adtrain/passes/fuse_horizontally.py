@@ -41,7 +41,7 @@ def fuse_horizontally(program: Program, target: Target) -> Program:
     max_blocks = WAVES * target.multiprocessors
     groups = Groups(program)
     needed = {v for e in program.equations for v in e.inputs}
-    last = [i for i, e in enumerate(program.equations) if needed.isdisjoint(e.outputs)]
+    last = {i: None for i, e in enumerate(program.equations) if needed.isdisjoint(e.outputs)}
     _merge(groups, last, max_blocks)
     by_level: dict[int, list[int]] = {}
     for i, level in enumerate(_levels(program, max_blocks)):

@@ -13,7 +13,7 @@ from adtrain.core.fused import fuse, loops_p, one_block_p, renamed
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_elementwise import elementwise
-from adtrain.passes.groups import Groups
+from adtrain.passes.groups import MAX_EQUATIONS, Groups
 
 BY_INDEX = frozenset(("take", "take_along_axis", "scatter_along_axis", "one_hot"))
 FORMS = BY_INDEX | {"sum", "max", "min", "softmax", "log_softmax", "argmax", "concatenate", "transpose", "slice"}
@@ -31,7 +31,7 @@ def fuse_one_block(program: Program) -> Program:
     program, copies = _copy_reshapes(program)
     depth = depths(program)
     joins = [is_small(e) or not copies.isdisjoint(e.outputs) for e in program.equations]
-    groups = Groups(program)
+    groups = Groups(program, MAX_EQUATIONS)
     for i, e in enumerate(program.equations):
         for v in e.inputs:
             p = groups.producer.get(v)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from adtrain.core.fused import FUSED, body_of, conv_pool_p, convolution_p, fuse
@@ -17,10 +18,10 @@ def fuse_pooling(program: Program, target: Target) -> Program:
     """One `conv_pool` equation for a convolution and the max pooling that alone reads it, where a kernel for both
     should be faster than two kernels."""
     groups = Groups(program)
-    read = [*program.outputs, *(v for e in program.equations for v in e.inputs)]
+    reads = Counter((*program.outputs, *(v for e in program.equations for v in e.inputs)))
     for i, e in enumerate(program.equations):
         p = groups.producer.get(e.inputs[0]) if e.has(Trait.MAX_POOL) else None
-        if p is not None and read.count(e.inputs[0]) == 1 and _has_kernel(program.equations[p], e, target):
+        if p is not None and reads[e.inputs[0]] == 1 and _has_kernel(program.equations[p], e, target):
             groups.merge(p, i)
     return groups.rewritten(_fused)
 

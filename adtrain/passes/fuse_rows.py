@@ -15,7 +15,7 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.batchwise import Batchwise, rowwise
 from adtrain.passes.fuse_one_block import is_small
-from adtrain.passes.groups import Groups
+from adtrain.passes.groups import MAX_EQUATIONS, Groups
 
 MIN_ROWS = 32
 """Fewer rows are computed by one thread block."""
@@ -80,7 +80,7 @@ def _narrow_product(equation: Equation) -> Batchwise | None:
 
 def _merged(program: Program, found: list[Batchwise | None], allowed: Collection[int]) -> Groups:
     """Groups of the `allowed` equations that pass rows to one another."""
-    groups = Groups(program)
+    groups = Groups(program, MAX_EQUATIONS)
     readers = Counter((*program.outputs, *(v for e in program.equations for v in dict.fromkeys(e.inputs))))
     for i, e in enumerate(program.equations):
         consumer = found[i]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.topological_order import TopologicalOrder
+
+MAX_EQUATIONS = 128
+"""Maximum equations of a kernel. Compilers need more than linear time for a long function, and a CUDA kernel holds 512
+pointers: elementwise equations with three arguments each need at most 3 x 128 + 1."""
 
 
 def producers_first(nodes: Iterable[int], producers: Callable[[int], set[int]]) -> list[int]:
@@ -25,14 +30,21 @@ def producers_first(nodes: Iterable[int], producers: Callable[[int], set[int]]) 
 
 
 class Groups:
-    """A partition of the equations, at first one group each. A group is named by the position of its first member."""
+    """A partition of the equations, at first one group each. A group is named by the position of its first member.
 
-    def __init__(self, program: Program) -> None:
+    Args:
+        limit: maximum equations of a merged group; each equation in the body of a fused one counts.
+    """
+
+    def __init__(self, program: Program, limit: float = math.inf) -> None:
         self.program = program
         self.equations = program.equations
         self.producer = {v: i for i, e in enumerate(self.equations) for v in e.outputs}
         self.of = list(range(len(self.equations)))
         self.members: dict[int, list[int]] = {i: [i] for i in self.of}
+        self.limit = limit
+        self.counts = [_count(e) for e in self.equations]
+        """The number of equations in each group."""
         self.order = TopologicalOrder(
             [{self.producer[v] for v in e.inputs if v in self.producer} for e in self.equations]
         )
@@ -42,8 +54,9 @@ class Groups:
         return self.order.needs[group]
 
     def can_merge(self, a: int, b: int) -> bool:
-        """Whether merging makes no cycle: no value may leave the two groups and return through a third."""
-        if a == b:
+        """Whether merging keeps to the limit and makes no cycle: no value may leave the two groups and return through
+        a third."""
+        if a == b or self.counts[a] + self.counts[b] > self.limit:
             return False
         return not (self.order.reaches(a, b, through_others=True) or self.order.reaches(b, a, through_others=True))
 
@@ -57,6 +70,7 @@ class Groups:
             members.sort()
         for i in added:
             self.of[i] = target
+        self.counts[target] += self.counts[source]
         self.order.merge(target, source)
 
     def rewritten(
@@ -89,3 +103,9 @@ class Groups:
             return equations[0]
         computed = [v for e in equations for v in e.outputs]
         return fuse(equations, [v for v in computed if readers.get(v, set()) - {group}])
+
+
+def _count(equation: Equation) -> int:
+    """The number of equations that a kernel for it computes."""
+    body = equation.params.get("body")
+    return sum(map(_count, body.equations)) if isinstance(body, Program) else 1

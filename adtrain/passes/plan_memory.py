@@ -115,31 +115,32 @@ def _donated(program: Program) -> dict[Variable, Variable]:
     producer = {v: i for i, e in enumerate(program.equations) for v in e.outputs}
     view_of: dict[Variable, Variable] = {}
     last_use: dict[Variable, int] = {}
+    read_by_view: set[tuple[int, Variable]] = set()
     for i, e in enumerate(program.equations):
         if e.has(Trait.RESHAPE):
             view_of[e.outputs[0]] = view_of.get(e.inputs[0], e.inputs[0])
         last_use.update((view_of.get(v, v), i) for v in e.inputs)
+        read_by_view.update((i, view_of[v]) for v in e.inputs if v in view_of)
     last_use.update((view_of.get(v, v), len(program.equations)) for v in program.outputs)
     found: dict[Variable, Variable] = {}
     for out, donated in pair_donated(program).items():
         writer = producer.get(out)
         if writer is None or out in view_of or last_use.get(donated, -1) > writer:
             continue
-        equation = program.equations[writer]
-        viewed = any(view_of.get(v) is donated for v in equation.inputs)
-        if not viewed and overwrites(equation, donated, out):
+        if (writer, donated) not in read_by_view and overwrites(program.equations[writer], donated, out):
             found[out] = donated
     return found
 
 
 def overwrites(equation: Equation, argument: Variable, result: Variable) -> bool:
     """Whether ``result`` may overwrite ``argument``: each element is read before it is written."""
+    if equation.primitive in FUSED and equation.primitive is not loops_p:
+        readers = equation.params["body"].readers.get(argument, ())
+        if len(readers) == 1 and result in readers[0].outputs:
+            return overwrites(readers[0], argument, result)
+        return not readers
     if argument not in equation.inputs:
         return True
-    if equation.primitive in FUSED and equation.primitive is not loops_p:
-        body: Program = equation.params["body"]
-        readers = [e for e in body.equations if argument in e.inputs]
-        return len(readers) == 1 and result in readers[0].outputs and overwrites(readers[0], argument, result)
     return (elementwise(equation) or equation.primitive is loops_p) and argument.type == result.type
 
 

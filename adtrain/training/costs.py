@@ -11,8 +11,8 @@ from adtrain import nn
 from adtrain.core.costs import costs
 from adtrain.core.primitive import Cost
 from adtrain.core.program import Equation, Program
-from adtrain.passes import SIMPLIFY
-from adtrain.training.experiment import Experiment
+from adtrain.passes import SIMPLIFY, fuse
+from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.memory import StepMemory, step_memory
 
 PHASES = ("forward", "backward", "update")
@@ -71,7 +71,8 @@ def step_costs(experiment: Experiment, device: str = "cpu") -> StepCosts:
 
     A layer's work is counted before fusion, because a fused kernel can work for several layers.
     """
-    unfused, fused = experiment.step_program(device, SIMPLIFY), experiment.step_program(device)
+    unfused = experiment.step_program(device, SIMPLIFY)
+    fused = fuse(unfused) if experiment.mode is Mode.FUSED else unfused
     work = _work(unfused)
     phases = {phase: _total((e, cost) for e, cost in work if e.phase == phase) for phase in PHASES}
     memory = step_memory(experiment, unfused, fused, device)

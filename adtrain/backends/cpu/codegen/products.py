@@ -19,12 +19,11 @@ MAX_AHEAD = 8
 
 def emit_product(writer: Writer, equation: Equation, place: Callable[[Variable], str]) -> list[str]:
     """The lines of a function of the team that computes a matrix product, with its epilogue if it has one."""
-    product, epilogue, before = equation, "NULL", list[str]()
+    product, epilogue = equation, None
     if equation.primitive is product_p:
         body: Program = equation.params["body"]
         product, loops = body.equations
-        before = _epilogue(writer, body_of(loops), product.outputs[0], place)
-        epilogue = "&epilogue"
+        epilogue = body_of(loops)
     (c,) = product.outputs
     target = place(c) if c in equation.outputs else "NULL"
     (kernel,) = kernels(product)
@@ -39,10 +38,8 @@ def emit_product(writer: Writer, equation: Equation, place: Callable[[Variable],
     arguments = ["const Team *", f"const {t} *", f"const {t} *", f"{t} *", *("int64_t" for _ in numbers)]
     writer.prototypes[f"void {name}({', '.join(arguments)}, const {struct} *);"] = None
     a, b = map(place, product.inputs)
-    return [
-        *(f"const {struct} {line}" for line in before),
-        f"{name}(team, {', '.join([a, b, target, *numbers, epilogue])});",
-    ]
+    before = _epilogue(writer, epilogue, product.outputs[0], struct, place) if epilogue else []
+    return [*before, f"{name}(team, {', '.join([a, b, target, *numbers, '&epilogue' if epilogue else 'NULL'])});"]
 
 
 def _declare_epilogue(writer: Writer, t: str, suffix: str) -> str:
@@ -55,21 +52,28 @@ def _declare_epilogue(writer: Writer, t: str, suffix: str) -> str:
     return f"Epilogue{suffix}"
 
 
-def _epilogue(writer: Writer, body: Program, product: Variable, place: Callable[[Variable], str]) -> list[str]:
-    """The definition of an epilogue that computes `body` on a block of `product`."""
+def _epilogue(
+    writer: Writer, body: Program, product: Variable, struct: str, place: Callable[[Variable], str]
+) -> list[str]:
+    """The lines that define ``epilogue``, which computes `body` on a block of `product`.
+
+    Its function takes the addresses of operands in an array, so that layers of the same shape share it.
+    """
     shape = product.type.shape
     values: dict[Variable, str] = {product: "block[j]"}
-    before, at_row = ["const Memory *m = context;"], []
+    before, at_row = ["char *const *operands = context;"], []
+    operands: list[str] = []
     whole = []
     for i, v in enumerate(body.inputs):
         if v is product:
             continue
         of_row, of_column = strides(v.type.shape, shape)
-        c = c_type(v.type.dtype)
-        before.append(f"{pointer(v, const=True)}x{i} = {place(v)};")
+        c, constant = c_type(v.type.dtype), pointer(v, const=True)
+        before.append(f"{constant}x{i} = ({constant})operands[{len(operands)}];")
+        operands.append(place(v))
         values[v] = f"a{i}"
         if of_column:
-            at_row.append(f"{pointer(v, const=True)}p{i} = x{i} + (row + i) * {of_row} + column;")
+            at_row.append(f"{constant}p{i} = x{i} + (row + i) * {of_row} + column;")
             values[v] = f"p{i}[j]"
         elif of_row:
             at_row.append(f"const {c} a{i} = x{i}[(row + i) * {of_row}];")
@@ -79,7 +83,8 @@ def _epilogue(writer: Writer, body: Program, product: Variable, place: Callable[
             whole.append(place(v))
     results = []
     for i, v in enumerate(body.outputs):
-        at_row.append(f"{pointer(v)}q{i} = {place(v)} + (row + i) * {shape[1]} + column;")
+        at_row.append(f"{pointer(v)}q{i} = ({pointer(v)})operands[{len(operands)}] + (row + i) * {shape[1]} + column;")
+        operands.append(place(v))
         results.append(f"q{i}[j]")
     t = c_type(product.type.dtype)
     parameters = (
@@ -97,4 +102,7 @@ def _epilogue(writer: Writer, body: Program, product: Variable, place: Callable[
     ]
     name = writer.function("epilogue", parameters, lines)
     ahead = whole[:MAX_AHEAD]
-    return [f"epilogue = {{{name}, (void *)m, {{{', '.join(ahead) or 'NULL'}}}, {len(ahead)}}};"]
+    return [
+        f"char *const operands[] = {{{', '.join(f'(char *){operand}' for operand in operands)}}};",
+        f"const {struct} epilogue = {{{name}, (void *)operands, {{{', '.join(ahead) or 'NULL'}}}, {len(ahead)}}};",
+    ]

@@ -7,13 +7,14 @@ memory that it reads. Threads that finish early continue with independent equati
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from adtrain.backends.cpu.build import Source
 from adtrain.backends.cpu.codegen.items import emit_items, sums_workspace
 from adtrain.backends.cpu.codegen.loops import by_one_thread, team_loops
 from adtrain.backends.cpu.codegen.products import emit_product
+from adtrain.backends.cpu.codegen.ranges import Range, Ranges
 from adtrain.backends.cpu.codegen.text import Writer
 from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import FUSED, batchwise_p, body_of, horizontal_p, loops_p, product_p
@@ -47,7 +48,7 @@ static inline void fetch(const void *start, int64_t bytes) {
 }
 
 /* The time since the last call, once all threads are here. */
-static void lap(const Team *team, double *seconds, double *last) {
+static __attribute__((noinline)) void lap(const Team *team, double *seconds, double *last) {
     #pragma omp barrier
     if (team->thread == 0) {
         struct timespec now;
@@ -204,18 +205,17 @@ def barriers(program: Program, plan: MemoryPlan) -> Sequence[bool]:
     found = []
     since = {True: _Touched(), False: _Touched()}  # by the first thread alone; by all
     for i, e in enumerate(program.equations):
-        now = _Touched()
+        reads, writes = list[Range](), list[Range]()
         if not e.has(Trait.RESHAPE):
-            now.reads += [_range(v, plan) for v in e.inputs]
-            now.writes += [_range(v, plan) for v in e.outputs]
+            reads += [_range(v, plan) for v in e.inputs]
+            writes += [_range(v, plan) for v in e.outputs]
         if workspace(e):
-            now.writes.append(("arena", plan.workspaces[i], workspace(e)))
+            writes.append(Range(("arena", plan.workspaces[i]), ("arena", plan.workspaces[i] + workspace(e))))
         alone = _alone(e)
-        needed = now.conflicts(since[False]) or (not alone and now.conflicts(since[True]))
+        needed = since[False].conflicts(reads, writes) or (not alone and since[True].conflicts(reads, writes))
         if needed:
             since = {True: _Touched(), False: _Touched()}
-        since[alone].reads += now.reads
-        since[alone].writes += now.writes
+        since[alone].add(reads, writes)
         found.append(needed)
     return found
 
@@ -228,26 +228,23 @@ def _alone(equation: Equation) -> bool:
     return bool(candidates) and not any(k.team for k in candidates) and batchwise(equation) is None
 
 
-@dataclass
+def _range(v: Variable, plan: MemoryPlan) -> Range:
+    """The memory of a variable. An argument or result is one unit."""
+    where, at = plan.places[v]
+    return Range((where, at), (where, at + (nbytes(v) if where == "arena" else 1)))
+
+
 class _Touched:
     """The memory that equations read and write."""
 
-    reads: list[tuple[str, int, int]] = field(default_factory=list)
-    writes: list[tuple[str, int, int]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.reads, self.writes = Ranges(), Ranges()
 
-    def conflicts(self, earlier: _Touched) -> bool:
-        return (
-            _touch(self.reads, earlier.writes)
-            or _touch(self.writes, earlier.writes)
-            or _touch(self.writes, earlier.reads)
-        )
+    def add(self, reads: Sequence[Range], writes: Sequence[Range]) -> None:
+        for ranges, added in ((self.reads, reads), (self.writes, writes)):
+            for each in added:
+                ranges.add(each)
 
-
-def _range(v: Variable, plan: MemoryPlan) -> tuple[str, int, int]:
-    """Memory as kind, start and length. An argument or result is one unit."""
-    where, at = plan.places[v]
-    return (where, at, nbytes(v)) if where == "arena" else (where, at, 1)
-
-
-def _touch(a: Sequence[tuple[str, int, int]], b: Sequence[tuple[str, int, int]]) -> bool:
-    return any(x[0] == y[0] and x[1] < y[1] + y[2] and y[1] < x[1] + x[2] for x in a for y in b)
+    def conflicts(self, reads: Sequence[Range], writes: Sequence[Range]) -> bool:
+        """Whether an equation after these must wait for them."""
+        return any(map(self.writes.overlap, (*reads, *writes))) or any(map(self.reads.overlap, writes))
