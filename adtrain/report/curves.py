@@ -53,19 +53,19 @@ def panels(record: Record) -> list[Panel]:
     if not record.epochs:
         return []
     first = record.epochs[0]
-    steps_per_epoch = first["step"] / first["epoch"]
+    steps_per_epoch = first.step / first.epoch
     intervals = record.intervals[:: -(-len(record.intervals) // MOST_POINTS) or 1]
-    positions = [line["step"] / steps_per_epoch for line in intervals]
+    positions = [line.step / steps_per_epoch for line in intervals]
 
     def scores(field: str) -> list[Curve]:
-        curves = [Curve("", "train", positions, [line["train"][field] for line in intervals])]
+        curves = [Curve("", "train", positions, [getattr(line.train, field) for line in intervals])]
         for split in SCORES:
-            if lines := [line for line in record.epochs if line.get(split)]:
-                epochs = [line["step"] / steps_per_epoch for line in lines]
-                curves.append(Curve(split, split, epochs, [line[split][field] for line in lines]))
+            if found := [(line.step, score) for line in record.epochs if (score := getattr(line, split)) is not None]:
+                epochs = [step / steps_per_epoch for step, _ in found]
+                curves.append(Curve(split, split, epochs, [getattr(score, field) for _, score in found]))
         return curves
 
-    rates = [line["learning_rate"] for line in intervals]
+    rates = [line.learning_rate for line in intervals]
     return [
         Panel("loss", scores("loss"), lambda x: f"{x:.4f}"),
         Panel("accuracy", scores("accuracy"), lambda x: f"{x:.2%}"),

@@ -23,7 +23,7 @@ def missing(record: Record, predictions: Predictions | str) -> list[str]:
     if record.summary is None:
         status = f"{len(record.epochs)} of {record.config.training.epochs} epochs are complete"
         if (stopped := record.stopped) is not None:
-            status += f", {stopped['reason'].replace('_', ' ')} at step {stopped['step']}"
+            status += f", {stopped.reason.replace('_', ' ')} at step {stopped.step}"
         found.append(f"the run is not finished ({status}): no test result and no times")
     if isinstance(predictions, str):
         found.append(f"no predictions: {predictions}")
@@ -34,7 +34,7 @@ def _body(record: Record, predictions: Predictions | str) -> Iterator[str]:
     cfg = record.config
     about = [cfg.data.dataset or str(cfg.data.path), cfg.optimizer.kind, f"seed {cfg.training.seed}"]
     if record.summary is not None:
-        about.append(f"{record.summary['device']}, {record.summary['device_name']}")
+        about.append(f"{record.summary.device}, {record.summary.device_name}")
     yield f"<header><h1>{escape(cfg.name)}</h1><p>{escape(' · '.join(about))}</p></header>\n"
     for line in missing(record, predictions):
         yield f'<p class="notice">{escape(line[0].upper() + line[1:])}.</p>\n'
@@ -52,7 +52,7 @@ def _body(record: Record, predictions: Predictions | str) -> Iterator[str]:
 def _what_was_run(record: Record) -> str:
     rows: Mapping[str, Any] = {"folder": record.path}
     if (summary := record.summary) is not None:
-        versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
+        versions = ", ".join(f"{name} {version}" for name, version in summary.versions.items())
         fields = ("device", "device_name", "precision", "seed", "epochs", "steps", "batch_size", "ended", "model_epoch")
-        rows = {**rows, **{field.replace("_", " "): summary[field] for field in fields}, "versions": versions}
+        rows = {**rows, **{field.replace("_", " "): getattr(summary, field) for field in fields}, "versions": versions}
     return f"{parts.facts(rows)}<pre>{escape(config.dump(record.config))}</pre>\n"

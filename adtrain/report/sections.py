@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from adtrain.report.parts import bar, breakable, table
 from adtrain.report.pixels import png, shown
 from adtrain.report.predictions import Predictions
 from adtrain.report.record import Record
+from adtrain.training.summary import OperationTime, Summary
 
 MOST_CLASSES = 25
 """The most classes of a confusion matrix on the page."""
@@ -41,20 +41,20 @@ def tiles(record: Record) -> str:
     found: list[tuple[str, str]] = []
     if (summary := record.summary) is not None:
         found += [
-            ("test accuracy", f"{summary['test']['accuracy']:.2%}"),
-            ("test loss", f"{summary['test']['loss']:.4f}"),
-            ("training", f"{summary['train_seconds']:.1f} s"),
+            ("test accuracy", f"{summary.test.accuracy:.2%}"),
+            ("test loss", f"{summary.test.loss:.4f}"),
+            ("training", f"{summary.train_seconds:.1f} s"),
         ]
-        if (speed := summary["images_per_second"]) is not None:
+        if (speed := summary.images_per_second) is not None:
             found.append(("images/s", f"{speed:,.0f}"))
-        if (step := summary["step_ms"]) is not None:
-            found.append(("step, median", f"{step['median']:.2f} ms"))
-        found.append(("parameters", f"{summary['parameters']:,}"))
+        if (step := summary.step_ms) is not None:
+            found.append(("step, median", f"{step.median:.2f} ms"))
+        found.append(("parameters", f"{summary.parameters:,}"))
     elif record.epochs:
         for split in ("train", "validation"):
-            if score := record.epochs[-1].get(split):
-                found.append((f"{split} accuracy", f"{score['accuracy']:.2%}"))
-                found.append((f"{split} loss", f"{score['loss']:.4f}"))
+            if (score := getattr(record.epochs[-1], split)) is not None:
+                found.append((f"{split} accuracy", f"{score.accuracy:.2%}"))
+                found.append((f"{split} loss", f"{score.loss:.4f}"))
     return parts.tiles(found)
 
 
@@ -141,40 +141,40 @@ def worst_mistakes(predictions: Predictions) -> str:
     return f'<div class="mistakes">\n{"".join(figures)}</div>\n{parts.note(note)}'
 
 
-def operations(summary: Mapping[str, Any]) -> str:
+def operations(summary: Summary) -> str:
     """The times of a step's phases and operations."""
-    if not summary["ops"]:
+    if not summary.ops:
         return "<p>The operations were not timed (--profile-steps 0).</p>\n"
-    ops = sorted(summary["ops"], key=lambda row: -row["ms"])
+    ops = sorted(summary.ops, key=lambda row: -row.ms)
     top, rest = ops[:MOST_OPERATIONS], ops[MOST_OPERATIONS:]
-    phases = {phase: sum(row["ms"] for row in ops if row["phase"] == phase) for phase in _phases(ops)}
+    phases = {phase: sum(row.ms for row in ops if row.phase == phase) for phase in _phases(ops)}
     whole = sum(phases.values()) or 1.0
     strip = "".join(f'<i class="{phase}" style="--share:{ms / whole:.4f}"></i>' for phase, ms in phases.items())
     keys = " ".join(parts.key(phase, f"{phase} <b>{ms:.3f} ms</b> {ms / whole:.0%}") for phase, ms in phases.items())
     rows = [
         [
-            breakable(row["op"]),
-            breakable(row["scope"]),
-            row["phase"],
-            bar(row["ms"] / (top[0]["ms"] or 1.0), f"{row['ms']:.3f}"),
-            f"{row['share']:.1%}",
-            _rate(row["gflops_per_s"]),
-            _rate(row["gbytes_per_s"]),
+            breakable(row.op),
+            breakable(row.scope),
+            row.phase,
+            bar(row.ms / (top[0].ms or 1.0), f"{row.ms:.3f}"),
+            f"{row.share:.1%}",
+            _rate(row.gflops_per_s),
+            _rate(row.gbytes_per_s),
         ]
         for row in top
     ]
     if rest:
-        ms, share = (sum(row[field] for row in rest) for field in ("ms", "share"))
-        rows.append([f"{len(rest)} more", "", "", bar(ms / (top[0]["ms"] or 1.0), f"{ms:.3f}"), f"{share:.1%}", "", ""])
-    note = f"Operations of one step: {summary['ops_sum_ms']:.3f} ms"
-    note += f", {summary['ops_to_step_ratio']:.1%} of a step without hooks." if summary["ops_to_step_ratio"] else "."
+        ms, share = (sum(getattr(row, field) for row in rest) for field in ("ms", "share"))
+        rows.append([f"{len(rest)} more", "", "", bar(ms / (top[0].ms or 1.0), f"{ms:.3f}"), f"{share:.1%}", "", ""])
+    note = f"Operations of one step: {sum(row.ms for row in ops):.3f} ms"
+    note += f", {summary.ops_to_step_ratio:.1%} of a step without hooks." if summary.ops_to_step_ratio else "."
     listed = table(OPERATION_COLUMNS, rows, "operations")
     return f'<div class="stack">{strip}</div>\n<p class="keys">{keys}</p>\n{listed}{parts.note(note)}'
 
 
-def _phases(ops: Iterable[Mapping[str, Any]]) -> Sequence[str]:
+def _phases(ops: Iterable[OperationTime]) -> Sequence[str]:
     """The phases of the operations, in the order of a step."""
-    found = {row["phase"] for row in ops}
+    found = {row.phase for row in ops}
     return [phase for phase in ("forward", "backward", "update") if phase in found]
 
 

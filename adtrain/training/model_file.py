@@ -6,11 +6,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-import adtrain
 from adtrain import config, nn
 from adtrain.config import Config
 from adtrain.core import tree
@@ -22,6 +20,7 @@ from adtrain.data.statistics import PIXEL_MAX
 from adtrain.passes import ALL
 from adtrain.training import network, tensor_file, warm_start
 from adtrain.training.experiment import TOTALS, Experiment
+from adtrain.training.metadata import ModelMetadata, of_model
 from adtrain.training.network import Network
 from adtrain.training.step import EvaluationStep, TrainState, evaluation_step
 from adtrain.training.tensor_file import TensorFile
@@ -44,26 +43,13 @@ class TrainedModel:
         return stage(evaluation_step(self.network), ALL, donate=TOTALS)
 
 
-def about(experiment: Experiment) -> dict[str, Any]:
-    """The metadata needed to apply a model of `experiment` to images, for JSON."""
-    return {
-        "version": adtrain.__version__,
-        "config": experiment.config_text,
-        "classes": list(experiment.data.classes),
-        "image_shape": list(experiment.image_shape),
-        "mean": list(experiment.network.mean),
-        "std": list(experiment.network.std),
-        "scale": experiment.network.scale,
-    }
-
-
 def encode(experiment: Experiment, state: TrainState) -> bytes:
     """The file's content: the same bytes for the same arrays and config.
 
     Tensors have the names that torch.nn.Sequential gives them.
     """
     tensors = {name: x.numpy() for name, x in tensor_file.named(state.params, state.statistics).items()}
-    return tensor_file.encode(tensors, about(experiment))
+    return tensor_file.encode(tensors, of_model(experiment))
 
 
 def config_of(run: Path) -> Config:
@@ -87,22 +73,16 @@ def load(run: Path, device: str = "cpu") -> TrainedModel:
     if not path.is_file():
         raise AdtrainError(f"{run}: found no model.safetensors; the run ended during its first epoch, train again")
     file = TensorFile(path)
-    try:
-        mean, std = (tuple(map(float, file.about[key])) for key in ("mean", "std"))
-        classes = tuple(map(str, file.about["classes"]))
-        scale, (channels, height, width) = float(file.about["scale"]), map(int, file.about["image_shape"])
-        fits = (
-            np.isfinite(mean).all()
-            and (np.array(std) > 0).all()
-            and scale in (1, PIXEL_MAX)
-            and len(mean) == len(std) == channels
-            and channels * height * width == prod(cfg.model.input)
-        )
-    except (KeyError, TypeError, ValueError):
-        fits = False
-    if not fits:
+    about = file.metadata(ModelMetadata)
+    channels, height, width = about.image_shape
+    net = network.build(cfg, about.mean, about.std, about.scale)
+    if not (
+        len(about.mean) == len(about.std) == channels
+        and about.scale in (1, PIXEL_MAX)
+        and channels * height * width == prod(cfg.model.input)
+        and all(np.isfinite(x).all() for x in net.normalization())
+    ):
         raise AdtrainError(f"{path}: found metadata that do not fit the model of config.yaml, train again")
-    net = network.build(cfg, mean, std, scale)
     if device == "cpu":
         net = replace(net, products=FULL)  # the CPU has no kernels for other precisions
     rng = np.random.default_rng(0)
@@ -111,4 +91,4 @@ def load(run: Path, device: str = "cpu") -> TrainedModel:
     params, statistics = tree.unflatten(
         tree.flatten((params, statistics))[1], [array(x, device=device) for x in arrays.values()]
     )
-    return TrainedModel(cfg, net, params, statistics, classes, (channels, height, width))
+    return TrainedModel(cfg, net, params, statistics, about.classes, about.image_shape)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from adtrain.config import records
 from adtrain.core import tree
 from adtrain.core.errors import AdtrainError
 from adtrain.core.types import ArrayType
 from adtrain.files import open_regular
+
+T = TypeVar("T")
 
 METADATA_KEY = "adtrain"
 MAX_NAMED = 4
@@ -28,13 +31,13 @@ NAMES = {name: code for code, name in DTYPES.items()}
 _ORDER = ("int64", "float64", "float32", "uint32", "int32", "uint8", "bool")
 
 
-def encode(tensors: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> bytes:
-    """The file's content: the same bytes for the same arrays and metadata.
+def encode(tensors: Mapping[str, np.ndarray], about: object) -> bytes:
+    """The file's content: the same bytes for the same arrays and metadata `about`, a dataclass.
 
     Written here, because the library's writer aborts the process where memory is short. Arrays are sorted by dtype, the
     largest first, then by name, as the library sorts them; the header is padded to 8 bytes.
     """
-    header: dict[str, Any] = {"__metadata__": {METADATA_KEY: json.dumps(about, allow_nan=False)}}
+    header: dict[str, Any] = {"__metadata__": {METADATA_KEY: json.dumps(records.plain(about), allow_nan=False)}}
     end, parts = 0, []
     for name, x in sorted(tensors.items(), key=lambda item: (_ORDER.index(item[1].dtype.name), item[0])):
         begin, end = end, end + x.nbytes
@@ -65,13 +68,14 @@ class TensorFile:
             self._slices = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise AdtrainError(f"{path}: cannot be read ({' '.join(str(error).split())})") from None
-        try:
-            about = json.loads(metadata[METADATA_KEY])
-        except (KeyError, ValueError, RecursionError):
-            about = None
-        if not isinstance(about, dict):
+        if METADATA_KEY not in metadata:
             raise AdtrainError(f"{path}: found no adtrain metadata, expected a file that adtrain train wrote")
-        self.about: dict[str, Any] = about
+        self._metadata = metadata[METADATA_KEY]
+
+    def metadata(self, kind: type[T]) -> T:
+        """The metadata as a dataclass. Raises AdtrainError where a value is missing or wrong."""
+        found: T = records.parse(kind, self._metadata, f"{self.path}: metadata")
+        return found
 
     def types(self) -> dict[str, str]:
         """The type of each array according to the header, such as `float32[3, 32]`."""

@@ -1,0 +1,81 @@
+"""JSON that adtrain has written, read as untrusted input into dataclasses with the value types of configs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any
+
+from pydantic import Field, TypeAdapter, ValidationError, WrapValidator
+from pydantic_core import ErrorDetails
+
+from adtrain.config.problems import dotted, found
+from adtrain.core.errors import AdtrainError
+
+
+class RecordError(AdtrainError):
+    """JSON that is not a record of the expected type; one line that names place, key, found and expected."""
+
+
+def by(field: str) -> Any:
+    """Annotates a union of dataclasses whose `field` tells which one a record is."""
+    return Field(discriminator=field)
+
+
+def otherwise(value: object) -> Any:
+    """Annotates a type whose wrong values are read as `value`."""
+
+    def read(given: Any, handler: Callable[[Any], Any]) -> Any:
+        try:
+            return handler(given)
+        except ValidationError:
+            return value
+
+    return WrapValidator(read)
+
+
+def plain(value: Any) -> Any:
+    """A record as JSON values: a dataclass or named tuple becomes a dict by its fields."""
+    if is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def parse(kind: Any, content: bytes | str, where: str) -> Any:
+    """The record in JSON `content`.
+
+    Args:
+        kind: a dataclass, or a union of dataclasses; values must have exactly the annotated types.
+        where: the file, for messages; also its line, if the file has several records.
+
+    Raises RecordError, which names the first key whose value is missing or wrong.
+    """
+    try:
+        return _adapter(kind).validate_json(content, strict=True)
+    except ValidationError as error:
+        raise RecordError(f"{where}: {_problem(error.errors(include_url=False)[0])}") from None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _problem(details: ErrorDetails) -> str:
+    key, value, message = dotted(details["loc"]), details["input"], details["msg"]
+    match details["type"]:
+        case "json_invalid":
+            return f"found no valid JSON ({message.removeprefix('Invalid JSON: ')}), expected what adtrain writes"
+        case "missing":
+            return f"found no {key}, expected what adtrain writes"
+        case "union_tag_invalid" | "union_tag_not_found":
+            name = details["ctx"]["discriminator"].strip("'")
+            value = value.get(name) if isinstance(value, dict) else value
+            return f"{name}: found {found(value)}, expected one that adtrain writes"
+    expected = message.removeprefix("Input should be ")
+    return f"{key}{': ' if key else ''}found {found(value)}, expected {expected[:1].lower()}{expected[1:]}"
