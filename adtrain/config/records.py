@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any
 
 from pydantic import Field, TypeAdapter, ValidationError, WrapValidator
-from pydantic_core import ErrorDetails
+from pydantic_core import from_json
 
-from adtrain.config.problems import dotted, found
+from adtrain.config.problems import PathParts, dotted, found
 from adtrain.core.errors import AdtrainError
 
 
@@ -58,7 +59,35 @@ def parse(kind: Any, content: bytes | str, where: str) -> Any:
     try:
         return _adapter(kind).validate_json(content, strict=True)
     except ValidationError as error:
-        raise RecordError(f"{where}: {_problem(error.errors(include_url=False)[0])}") from None
+        raise RecordError(f"{where}: {_problem(error)}") from None
+
+
+def parse_any(content: bytes, where: str) -> Any:
+    """Any JSON value without NaN and infinity. Raises RecordError."""
+    try:
+        value = from_json(content, allow_inf_nan=False)
+    except ValueError as error:
+        raise RecordError(f"{where}: found no valid JSON ({error}), expected what adtrain writes") from None
+    if infinite := next((path for path, x in leaves(value) if x in (math.inf, -math.inf)), None):
+        raise RecordError(f"{where}: {dotted(infinite)}: found a number beyond 1.8e308, expected a finite number")
+    return value
+
+
+def leaves(value: Any, path: PathParts = ()) -> Iterator[tuple[PathParts, Any]]:
+    """The values of a JSON document that are neither object nor array, with their keys."""
+    if isinstance(value, (dict, list)):
+        for part, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(item, (*path, part))
+    else:
+        yield path, value
+
+
+def check(kind: Any, value: Any, where: str) -> Any:
+    """The record in a value of `parse_any`; `where` also names its key. Raises RecordError as `parse` does."""
+    try:
+        return _adapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise RecordError(f"{where}: {_problem(error)}") from None
 
 
 @cache
@@ -66,11 +95,14 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def _problem(details: ErrorDetails) -> str:
+def _problem(error: ValidationError) -> str:
+    details = error.errors(include_url=False)[0]
     key, value, message = dotted(details["loc"]), details["input"], details["msg"]
     match details["type"]:
         case "json_invalid":
             return f"found no valid JSON ({message.removeprefix('Invalid JSON: ')}), expected what adtrain writes"
+        case "dataclass_type" | "dict_type":
+            message = "an object"
         case "missing":
             return f"found no {key}, expected what adtrain writes"
         case "union_tag_invalid" | "union_tag_not_found":
