@@ -68,7 +68,8 @@ def parse_any(content: bytes, where: str) -> Any:
         value = from_json(content, allow_inf_nan=False)
     except ValueError as error:
         raise RecordError(f"{where}: found no valid JSON ({error}), expected what adtrain writes") from None
-    if infinite := next((path for path, x in leaves(value) if x in (math.inf, -math.inf)), None):
+    infinite = next((path for path, x in leaves(value) if x in (math.inf, -math.inf)), None)
+    if infinite is not None:
         raise RecordError(f"{where}: {dotted(infinite)}: found a number beyond 1.8e308, expected a finite number")
     return value
 
