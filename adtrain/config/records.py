@@ -104,6 +104,8 @@ def _problem(error: ValidationError) -> str:
             return f"found no valid JSON ({message.removeprefix('Invalid JSON: ')}), expected what adtrain writes"
         case "dataclass_type" | "dict_type":
             message = "an object"
+        case "extra_forbidden":
+            return f"{key}: unknown key"
         case "missing":
             return f"found no {key}, expected what adtrain writes"
         case "union_tag_invalid" | "union_tag_not_found":
