@@ -16,12 +16,15 @@ from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError
 from adtrain.core.precision import FULL
 from adtrain.core.staging import stage
+from adtrain.core.types import ArrayType
+from adtrain.data import Split
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.passes import ALL
 from adtrain.training import network, tensor_file, warm_start
 from adtrain.training.experiment import TOTALS, Experiment
 from adtrain.training.metadata import ModelMetadata, of_model
 from adtrain.training.network import Network
+from adtrain.training.preparation import prepare
 from adtrain.training.step import EvaluationStep, TrainState, evaluation_step
 from adtrain.training.tensor_file import TensorFile
 
@@ -36,6 +39,18 @@ class TrainedModel:
     statistics: nn.State
     classes: tuple[str, ...]
     image_shape: tuple[int, int, int]
+
+    def test_split(self) -> Split:
+        """The test images of the config. Raises AdtrainError where they are of another shape or type than in training.
+
+        Raises ConfigError and DataError as `prepare` does.
+        """
+        test = prepare(self.config).test
+        kind = np.dtype(np.uint8 if self.network.scale == PIXEL_MAX else np.float32)
+        expected, found = ArrayType(self.image_shape, kind), ArrayType(test.images.shape[1:], test.images.dtype)
+        if found != expected:
+            raise AdtrainError(f"found test images of type {found}, expected {expected} as the run was trained on")
+        return test
 
     @cached_property
     def evaluation_step(self) -> EvaluationStep:
@@ -76,11 +91,13 @@ def load(run: Path, device: str = "cpu") -> TrainedModel:
     about = file.metadata(ModelMetadata)
     channels, height, width = about.image_shape
     net = network.build(cfg, about.mean, about.std, about.scale)
+    factor, summand = net.normalization()
     if not (
         len(about.mean) == len(about.std) == channels
         and about.scale in (1, PIXEL_MAX)
         and channels * height * width == prod(cfg.model.input)
-        and all(np.isfinite(x).all() for x in net.normalization())
+        and (factor > 0).all()
+        and all(np.isfinite(x).all() for x in (factor, summand))
     ):
         raise AdtrainError(f"{path}: found metadata that do not fit the model of config.yaml, train again")
     if device == "cpu":
