@@ -39,7 +39,7 @@ def make(folder: Path) -> Path:
 
 
 def tamper(name: str, content: bytes, choose: Choose) -> bytes:
-    """The content of the file `name` with one change."""
+    """The content of the file `name` with one change; in metrics, one in each of some lines."""
     if name in TENSOR_FILES:
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         about = changed(header["__metadata__"]["adtrain"].encode(), choose)
@@ -48,9 +48,11 @@ def tamper(name: str, content: bytes, choose: Choose) -> bytes:
         return len(text).to_bytes(8, "little") + text + content[8 + int.from_bytes(content[:8], "little") :]
     if name == "metrics.jsonl":
         lines = content.splitlines(keepends=True)
-        number = choose(len(lines))
-        end = lines[number][-1:]
-        return b"".join([*lines[:number], changed(lines[number][:-1], choose) + end, *lines[number + 1 :]])
+        at = choose(len(lines))
+        return b"".join(
+            changed(line[:-1], choose) + line[-1:] if number == at or choose(3) == 0 else line
+            for number, line in enumerate(lines)
+        )
     return changed(content, choose)
 
 

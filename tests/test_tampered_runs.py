@@ -113,3 +113,15 @@ def test_test_images_of_another_type_than_in_training_are_refused(run: Path) -> 
     copy = tampered(run, "model.safetensors", r"\"scale\": 255.0", r"\"scale\": 1.0  ")
     with pytest.raises(AdtrainError, match=r"^found test images of type uint8\[1, 6, 6\], expected float32\[1, 6, 6\]"):
         report.predict(copy, "cpu")
+
+
+def test_a_run_with_epochs_and_without_intervals_is_shown(run: Path) -> None:
+    copy = tampered(run, "metrics.jsonl", "interval", "INTERVAL")
+    path = copy / "metrics.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"interval"', b'"INTERVAL"'))
+    record = report.read(copy)
+    assert record.epochs
+    assert not record.intervals
+    text = report.page.render(record, "no model was loaded")
+    assert "<strong>loss</strong>" in text
+    assert "<strong>learning rate</strong>" not in text
