@@ -8,7 +8,9 @@ that read the file then run in this process. Exit codes other than 0 and 2, and 
 
 from __future__ import annotations
 
+import atexit
 import os
+import random
 import shutil
 import sys
 import tempfile
@@ -44,7 +46,7 @@ COMMANDS = {
         ["bench", "--compare", "original.json", RESULT, "--json", "-"],
     ],
 }
-LIMITS = ["-max_len=256", "-timeout=60", "-rss_limit_mb=4096"]
+LIMITS = ["-max_len=128", "-len_control=0", "-timeout=60", "-rss_limit_mb=4096"]
 
 
 def main() -> None:
@@ -53,7 +55,13 @@ def main() -> None:
         os.chdir(folder)
         made = make(Path(folder)).rename("made")
         shutil.copy(made / "result.json", "original.json")
+        Path("corpus").mkdir()
+        for seed in range(100):
+            (Path("corpus") / str(seed)).write_bytes(random.Random(seed).randbytes(64))
         counts = dict.fromkeys((0, 2), 0)
+        atexit.register(
+            lambda: print(f"commands with exit code 0: {counts[0]:,}, with 2: {counts[2]:,}", file=sys.stderr)
+        )
 
         def run_commands(content: bytes) -> None:
             provider = atheris.FuzzedDataProvider(content)
@@ -71,11 +79,8 @@ def main() -> None:
                 if len(errors) != (result.exit_code == 2) or "Traceback" in result.stderr or "Warning" in result.stderr:
                     raise AssertionError(f"{arguments}: {result.stderr}")
 
-        atheris.Setup([sys.argv[0], *LIMITS, *sys.argv[1:]], run_commands)
-        try:
-            atheris.Fuzz()
-        finally:
-            print(f"commands with exit code 0: {counts[0]:,}, with 2: {counts[2]:,}", file=sys.stderr)
+        atheris.Setup([sys.argv[0], *LIMITS, *sys.argv[1:], "corpus"], run_commands)
+        atheris.Fuzz()
 
 
 if __name__ == "__main__":
