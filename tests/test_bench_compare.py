@@ -12,6 +12,7 @@ from adtrain.bench.compare import compare, read, times
 from adtrain.core.errors import AdtrainError
 
 NAMES = ("a.json", "b.json")
+RESULT = "{'kind': 'ops', 'protocol': {'device_name': 'x'}"
 
 
 def time_of(ms: float, width: float = 0.01) -> dict[str, float]:
@@ -100,9 +101,17 @@ def test_results_of_other_kinds_or_devices_are_an_error(after: dict[str, Any], m
     ("content", "message"),
     [
         (None, "No such file"),
-        ("{", "it is not JSON"),
-        ("[]", "this is not a result"),
-        ('{"kind": "ops"}', "this is not a result"),
+        ("{", "found no valid JSON"),
+        ("[]", r"found \[\], expected an object"),
+        ('{"kind": "ops"}', "found no protocol, expected what adtrain writes"),
+        ('{"kind": "x", "protocol": {"device_name": "y"}}', "kind: found 'x', expected 'ops', 'config', 'against' or"),
+        ('{"kind": "ops", "protocol": {"device_name": 7}}', "protocol.device_name: found 7, expected a valid string"),
+        (f"{RESULT}, 'n': NaN}}".replace("'", '"'), "found no valid JSON"),
+        (f"{RESULT}, 'n': [1e400]}}".replace("'", '"'), r"n\[0\]: found a number beyond 1\.8e308"),
+        (
+            f"{RESULT}, 'a': {{'median_ms': [], 'low_ms': 1, 'high_ms': 1}}}}".replace("'", '"'),
+            r"'a': median_ms: found \[\], expected a number of magnitude at most 1e15",
+        ),
     ],
 )
 def test_file_that_is_not_a_result_is_an_error(tmp_path: Path, content: str | None, message: str) -> None:

@@ -132,10 +132,9 @@ def test_names_are_escaped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("summary.json", "{", "/summary.json: cannot be read"),
-        ("summary.json", "[]", "/summary.json: found no device, expected a file that adtrain train wrote"),
-        ("summary.json", '{"device": 1}', "/summary.json: found no device, expected a file that adtrain train wrote"),
-        ("metrics.jsonl", "1\n", "/metrics.jsonl:1: found no metrics"),
+        ("summary.json", "{", "/summary.json: found no valid JSON"),
+        ("summary.json", "[]", "/summary.json: found [], expected an object"),
+        ("summary.json", '{"config": 1}', "/summary.json: config: found 1, expected an object"),
         ("config.yaml", "name: x", "/config.yaml"),
     ],
 )

@@ -18,7 +18,9 @@ from waiting import PATIENCE, wait_until
 from adtrain import config, training
 from adtrain.cli import main
 from adtrain.cli.train_report import MAX_ROWS, report
-from adtrain.training import read_metrics
+from adtrain.training import Score, Summary, read_metrics
+from adtrain.training.metrics import Stopped
+from adtrain.training.summary import BestEpoch, Memory, OperationTime, StepTimes
 
 SCRIPT = "from adtrain.cli.main import main; main()"
 
@@ -230,9 +232,7 @@ def test_a_signal_ends_the_run_after_a_step_and_prints_how_to_resume(cfg: Path, 
     assert re.fullmatch(r"stopped at step \d+ \(epoch \d+\); continue with: adtrain train --resume runs/tiny", last)
     assert sorted(path.name for path in Path("runs/tiny").iterdir()) == sorted(FILES[:-1])
     step, epoch = map(int, re.findall(r"\d+", last)[:2])
-    assert read_metrics(Path("runs/tiny"))[-1] == {
-        "kind": "stopped", "reason": "interrupted", "epoch": epoch, "step": step
-    }  # fmt: skip
+    assert read_metrics(Path("runs/tiny"))[-1] == Stopped("interrupted", epoch, step)
     resumed = train("--resume", "runs/tiny", "--epochs", str(epoch), "--profile-steps", "0")
     assert resumed.stdout.splitlines()[0].startswith("test    loss ")
 
@@ -321,20 +321,21 @@ def test_a_terminal_shows_progress_bars(cfg: Path) -> None:
     assert "epoch 3/3: loss" in text
 
 
-def _summary(rows: int) -> dict[str, Any]:
-    names = [f"operation_{i}_of_a_long_name" for i in range(rows)]
-    ops = [
-        {"op": name, "scope": f"{i}.residual.body.0.conv2d", "phase": "backward", "calls": 2, "ms": 1.0 + i,
-         "share": 0.1, "flops": 0, "bytes": 10, "gflops_per_s": None, "gbytes_per_s": 3.25}
-        for i, name in enumerate(names)
-    ]  # fmt: skip
-    return {
-        "test": {"loss": 0.1, "accuracy": 0.98}, "step_ms": {"median": 4.0, "p20": 3.9, "p80": 4.1},
-        "parameters": 1000, "precision": "float32", "device": "cpu", "device_name": "A CPU", "total_seconds": 12.0,
-        "train_seconds": 11.0, "images_per_second": 5000.0, "steps": 100, "batch_size": 128, "ops": ops,
-        "ended": "finished", "best": {"by": "train_loss", "value": 0.1, "epoch": 2}, "model_epoch": 2, "epochs": 2,
-        "ops_sum_ms": 30.0, "ops_to_step_ratio": 0.95, "memory": {"planned_bytes": 2**20, "held_bytes": 2**21},
-    }  # fmt: skip
+def _summary(rows: int) -> Summary:
+    score = Score(0.1, 0.98)
+    return Summary(
+        config={}, device="cpu", device_name="A CPU", precision="float32", seed=0, parameters=1000, ended="finished",
+        best=BestEpoch("train_loss", 0.1, 2), model_epoch=2, epochs=2, steps=100, batch_size=128, train_seconds=11.0,
+        total_seconds=12.0, images_per_second=5000.0, step_ms=StepTimes(4.0, 3.9, 4.1), memory=Memory(2**20, 2**21),
+        train=score, validation=None, test=score, ops_sum_ms=30.0, ops_to_step_ratio=0.95, versions={},
+        ops=tuple(
+            OperationTime(
+                op=f"operation_{i}_of_a_long_name", scope=f"{i}.residual.body.0.conv2d", phase="backward", calls=2,
+                ms=1.0 + i, share=0.1, flops=0, bytes=10, gflops_per_s=None, gbytes_per_s=3.25,
+            )
+            for i in range(rows)
+        ),
+    )  # fmt: skip
 
 
 def test_the_report_sorts_operations_by_time_and_summarises_the_rest() -> None:

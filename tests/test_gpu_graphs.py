@@ -125,7 +125,7 @@ def test_a_profile_has_a_positive_time_for_every_operation(gpu: Any, tmp_path: P
 
     experiment = prepare(tmp_path, layers="[linear: 512, relu, linear: 3]")
     profile = profile_steps(training.continuation(experiment, experiment.initial_state("gpu"), "gpu"), 5, device="gpu")
-    assert all(row["ms"] > 0 for row in profile.rows if row["flops"])
+    assert all(row.ms > 0 for row in profile.rows if row.flops)
 
 
 def test_running_out_of_memory_states_needed_and_free_bytes(gpu: Any) -> None:

@@ -125,7 +125,7 @@ def test_the_curves_end_at_the_scores_of_the_last_epoch(run: Path) -> None:
     found = report.read(run)
     loss, accuracy, rate = panels(found)
     ends = {curve.name: curve.values[-1] for curve in accuracy.curves if curve.name}
-    assert ends == {part: found.epochs[-1][part]["accuracy"] for part in ("train", "validation")}
+    assert ends == {part: getattr(found.epochs[-1], part).accuracy for part in ("train", "validation")}
     assert [list(curve.epochs) for curve in loss.curves if curve.name] == [[1, 2], [1, 2]]
     assert rate.curves[0].values[0] == 0.01
     for panel in (loss, accuracy, rate):

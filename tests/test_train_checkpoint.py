@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint")
     experiment = prepare(folder, layers="[linear: 2, batch_norm1d, linear: 3]")
     state = experiment.initial_state("cpu")
-    initial = training.Checkpoint(checkpoint.fetch(state)(), training.Progress(training.Best(experiment.best_by)))
+    initial = training.Checkpoint(checkpoint.fetch(state)(), training.Progress.start(experiment.best_by))
     Recorder(RunFolder.create(experiment, folder / "run"), experiment).checkpoint(initial, best=False)
     return folder / "run"
 
@@ -67,15 +67,15 @@ CHANGES: list[tuple[Any, str]] = [
         "has checkpoint format 2, written by adtrain '9.9'; this version reads",
     ),
     (lambda t, a: a.update(kind="model"), "is not a checkpoint; expected a run's last.safetensors or best.safetensors"),
-    (lambda t, a: a.update(config=7), "is damaged: its metadata lack the config"),
-    (lambda t, a: a.update(progress=[1]), "is damaged: its progress is malformed"),
-    (lambda t, a: a["progress"].update(more=1), "is damaged: its progress is malformed"),
-    (lambda t, a: a["progress"].update(step=float("nan")), "is damaged: its counters are impossible"),
-    (lambda t, a: a["progress"].update(loss=float("nan")), "is damaged: its counters are impossible"),
-    (lambda t, a: a["progress"].update(epoch=-1), "is damaged: its counters are impossible"),
-    (lambda t, a: a["progress"].update(step=10**30), "is damaged: its counters are impossible"),
-    (lambda t, a: a["progress"].update(train=["x", []]), "is damaged: its counters are impossible"),
-    (lambda t, a: a["progress"].update(best={"by": "luck", "waited": "x"}), "is damaged: its counters are impossible"),
+    (lambda t, a: a.update(config=7), "metadata: config: found 7, expected a valid string"),
+    (lambda t, a: a.update(progress=[1]), "metadata: progress: found [1], expected an object"),
+    (lambda t, a: a["progress"].pop("step"), "metadata: found no progress.step"),
+    (lambda t, a: a["progress"].update(step=float("nan")), "metadata: progress.step: found nan, expected an integer"),
+    (lambda t, a: a["progress"].update(loss=float("nan")), "metadata: progress.loss: found nan, expected a number"),
+    (lambda t, a: a["progress"].update(epoch=-1), "metadata: progress.epoch: found -1, expected a positive integer"),
+    (lambda t, a: a["progress"].update(step=10**30), "metadata: progress.step: found 1000000000000000000000000000000"),
+    (lambda t, a: a["progress"].update(train=["x", []]), "metadata: progress.train[0]: found 'x', expected a number"),
+    (lambda t, a: a["progress"].update(correct=1), "is damaged: its counters are impossible"),
     (lambda t, a: a["progress"].update(epoch=3), "is damaged: its numbers of steps and epochs disagree"),
     (
         lambda t, a: t.update({"optimizer.step": np.array(4)}),

@@ -18,6 +18,7 @@ from adtrain.core import tree
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
 from adtrain.training import Experiment, Recorder, RunFolder, TrainState, model_file
+from adtrain.training.metrics import ResumedAt
 
 CONVOLUTIONAL = "[conv2d: {out_channels: 2, kernel_size: 3}, batch_norm2d, flatten, linear: 3]"
 
@@ -138,7 +139,7 @@ def test_only_one_of_two_runs_started_in_one_folder_succeeds(tmp_path: Path, mon
 def test_a_full_disk_leaves_no_partial_metrics_line(tmp_path: Path) -> None:
     resource = pytest.importorskip("resource", reason="needs a limit on the size of files")
     folder = RunFolder.create(prepare(tmp_path), tmp_path / "run")
-    folder.append_metrics("interval", {"step": 1})
+    folder.append_metrics(ResumedAt(1, 1))
     metrics = tmp_path / "run" / "metrics.jsonl"
     before = metrics.read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -146,7 +147,7 @@ def test_a_full_disk_leaves_no_partial_metrics_line(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, limits[1]))
     try:
         with pytest.raises(AdtrainError, match=r"metrics\.jsonl: cannot be written \(File too large\)"):
-            folder.append_metrics("interval", {"step": 2})
+            folder.append_metrics(ResumedAt(1, 2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, ignored)
@@ -216,18 +217,25 @@ def test_arrays_of_another_model_are_refused(run: Path, change: Any, message: st
     assert str(error.value) == f"{path}: does not fit the model of config.yaml: {message}"
 
 
+UNFIT = "found metadata that do not fit the model of config.yaml, train again"
+
+
 @pytest.mark.parametrize(
-    "change",
+    ("change", "message"),
     [
-        {"std": [0.0]},
-        {"mean": [float("nan")]},
-        {"mean": [0.1, 0.2]},
-        {"image_shape": [1, 3, 3]},
-        {"image_shape": [36]},
-        {"mean": "x"},
+        ({"std": [0.0]}, "metadata: std[0]: found 0.0, expected a finite number above 0"),
+        ({"mean": [float("nan")]}, "metadata: mean[0]: found nan, expected a finite number"),
+        ({"mean": [0.1, 0.2]}, UNFIT),
+        ({"mean": [1e300]}, UNFIT),
+        ({"std": [1e-300]}, UNFIT),
+        ({"scale": 3}, UNFIT),
+        ({"image_shape": [1, 3, 3]}, UNFIT),
+        ({"image_shape": [36]}, "metadata: found no image_shape[1], expected what adtrain writes"),
+        ({"mean": "x"}, "metadata: mean: found 'x', expected a valid array"),
+        ({"classes": [1]}, "metadata: classes[0]: found 1, expected a valid string"),
     ],
 )
-def test_metadata_that_do_not_fit_the_model_are_refused(run: Path, change: dict[str, Any]) -> None:
+def test_metadata_that_do_not_fit_the_model_are_refused(run: Path, change: dict[str, Any], message: str) -> None:
     path = run / "model.safetensors"
     length = int.from_bytes(path.read_bytes()[:8], "little")
     about = json.loads(json.loads(path.read_bytes()[8 : 8 + length])["__metadata__"]["adtrain"])
@@ -235,7 +243,7 @@ def test_metadata_that_do_not_fit_the_model_are_refused(run: Path, change: dict[
     path.write_bytes(safetensors_numpy.save(tensors, {"adtrain": json.dumps({**about, **change})}))
     with pytest.raises(AdtrainError) as error:
         model_file.load(run)
-    assert str(error.value) == f"{path}: found metadata that do not fit the model of config.yaml, train again"
+    assert str(error.value) == f"{path}: {message}"
 
 
 @pytest.mark.parametrize(
@@ -244,9 +252,9 @@ def test_metadata_that_do_not_fit_the_model_are_refused(run: Path, change: dict[
         (b"", "cannot be read ("),
         (b"not a model at all", "cannot be read ("),
         (safetensors_numpy.save({"a": np.zeros(2)}), "found no adtrain metadata"),
-        (safetensors_numpy.save({"a": np.zeros(2)}, {"adtrain": "{"}), "found no adtrain metadata"),
-        (safetensors_numpy.save({"a": np.zeros(2)}, {"adtrain": "{}"}), "found metadata that do not fit"),
-        (safetensors_numpy.save({"a": np.zeros(2)}, {"adtrain": "[1]"}), "found no adtrain metadata"),
+        (safetensors_numpy.save({"a": np.zeros(2)}, {"adtrain": "{"}), "metadata: found no valid JSON"),
+        (safetensors_numpy.save({"a": np.zeros(2)}, {"adtrain": "{}"}), "metadata: found no version, expected"),
+        (safetensors_numpy.save({"a": np.zeros(2)}, {"adtrain": "[1]"}), "metadata: found [1], expected an object"),
     ],
 )
 def test_a_damaged_model_file_is_a_one_line_error(run: Path, content: bytes, message: str) -> None:

@@ -13,6 +13,7 @@ from adtrain import config, training
 from adtrain.core import tree
 from adtrain.core.errors import AdtrainError
 from adtrain.training import Experiment, Recorder, RunFolder, Start, loop, trainer
+from adtrain.training.metrics import Line, ResumedAt
 
 LAYERS = "[linear: 8, batch_norm1d, relu, dropout: 0.2, linear: 3]"
 SETTINGS = ("data.validation=0.2", "schedule=cosine", "training.epochs=4")
@@ -54,8 +55,9 @@ def check_same(one: Path, other: Path) -> None:
 
 def scores(run: Path) -> list[tuple[object, ...]]:
     """The scores of the epochs and of the test, without times."""
-    lines = [x for x in training.read_metrics(run) if x["kind"] in ("epoch", "test")]
-    return [tuple(x.get(name) for name in ("kind", "epoch", "step", "train", "validation", "test")) for x in lines]
+    lines = [x for x in training.read_metrics(run) if x.kind in ("epoch", "test")]
+    names = ("kind", "epoch", "step", "train", "validation", "test")
+    return [tuple(getattr(x, name, None) for name in names) for x in lines]
 
 
 @pytest.fixture
@@ -130,7 +132,7 @@ def test_any_checkpoint_alone_is_enough_to_resume(tmp_path: Path, monkeypatch: p
 def test_an_epochs_loss_does_not_depend_on_its_division_into_intervals() -> None:
     rng = np.random.default_rng(0)
     losses, sizes = rng.exponential(size=300).tolist(), rng.integers(1, 200, 300).tolist()
-    begun = training.Progress(training.Best("train_loss"))
+    begun = training.Progress.start("train_loss")
     whole, parts = begun.after(losses, 5, sizes), begun
     for first, end in ((0, 1), (1, 100), (100, 263), (263, 300)):
         parts = parts.after(losses[first:end], 1, sizes[first:end])
@@ -147,8 +149,8 @@ def test_a_finished_run_resumes_with_more_epochs_and_a_new_schedule(uninterrupte
     assert notes == ["training.epochs: 4 -> 6"]
     assert train(experiment, folder, start)
     assert not (run / "summary.json").exists()
-    assert [x["epoch"] for x in training.read_metrics(run) if x["kind"] == "epoch"] == [1, 2, 3, 4, 5, 6]
-    rates = [x["learning_rate"] for x in training.read_metrics(run) if x["kind"] == "interval"]
+    assert [x.epoch for x in training.read_metrics(run) if x.kind == "epoch"] == [1, 2, 3, 4, 5, 6]
+    rates = [x.learning_rate for x in training.read_metrics(run) if x.kind == "interval"]
     assert rates[3] < 0.0001 < rates[4]  # the old schedule had ended, the new one has a third left
 
 
@@ -218,11 +220,11 @@ def test_unfinished_files_of_a_killed_process_are_removed(uninterrupted: Experim
     (stopped / ".notes").write_text("mine")
     with (stopped / "metrics.jsonl").open("a") as metrics:
         metrics.write('{"kind": "inter')
-    assert training.read_metrics(stopped)[-1]["kind"] == "stopped"
+    assert training.read_metrics(stopped)[-1].kind == "stopped"
     assert resume_run(stopped, uninterrupted)
     assert (stopped / ".notes").exists()
     assert not (stopped / ".last.safetensors.0123456789abcdef").exists()
-    assert training.read_metrics(stopped)[-1]["kind"] == "test"
+    assert training.read_metrics(stopped)[-1].kind == "test"
 
 
 def test_two_processes_cannot_train_into_one_folder(stopped: Path) -> None:
@@ -235,22 +237,22 @@ def test_two_processes_cannot_train_into_one_folder(stopped: Path) -> None:
 
 
 def test_a_resumption_voids_metrics_of_later_steps(tmp_path: Path) -> None:
-    lines = [
-        '{"kind": "interval", "epoch": 1, "step": 3}',
-        '{"kind": "epoch", "epoch": 1, "step": 5}',
-        '{"kind": "interval", "epoch": 2, "step": 8}',
-        '{"kind": "epoch", "epoch": 2, "step": 8}',
-        '{"kind": "interval", "epoch": 3, "step": 9}',
-        '{"kind": "resumed", "epoch": 2, "step": 8}',
-        '{"kind": "interval", "epoch": 2, "step": 10}',
-        '{"kind": "epo',
+    score = training.Score(0.5, 0.5)
+    lines: list[Line] = [
+        training.Interval(1, 3, score, 0.1, 9.0),
+        training.Epoch(1, 5, score, None, 1.0, 9.0),
+        training.Interval(2, 8, score, 0.1, 9.0),
+        training.Epoch(2, 8, score, None, 1.0, 9.0),
+        training.Interval(3, 9, score, 0.1, 9.0),
+        ResumedAt(2, 8),
+        training.Interval(2, 10, score, 0.1, 9.0),
     ]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
-    found = [(x["kind"], x["step"]) for x in training.read_metrics(tmp_path)]
-    assert found == [("interval", 3), ("epoch", 5), ("interval", 8), ("resumed", 8), ("interval", 10)]
-    (tmp_path / "metrics.jsonl").write_text(f"{lines[0]}\n7\n")
-    with pytest.raises(AdtrainError, match=r"metrics\.jsonl:2: found no metrics, expected a line of adtrain train$"):
-        training.read_metrics(tmp_path)
+    folder = RunFolder(tmp_path)
+    for line in lines:
+        folder.append_metrics(line)
+    with (tmp_path / "metrics.jsonl").open("a") as unfinished:
+        unfinished.write('{"kind": "epo')
+    assert training.read_metrics(tmp_path) == [*lines[:3], *lines[5:]]
 
 
 def test_a_warm_start_loads_only_the_weights(uninterrupted: Experiment, tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_early_stopping_remembers_the_best_across_resumptions(tmp_path: Path, mo
     monkeypatch.setattr(loop, "REPORT_SECONDS", 0.0)
     experiment = prepare(tmp_path, *EARLY, "training.best_by=validation_loss", "optimizer={sgd: {lr: 3.0}}")
     assert train(experiment, RunFolder.create(experiment, tmp_path / "uninterrupted"))
-    lines = [x for x in training.read_metrics(tmp_path / "uninterrupted") if x["kind"] == "epoch"]
+    lines = [x for x in training.read_metrics(tmp_path / "uninterrupted") if x.kind == "epoch"]
     run = RunFolder.create(experiment, tmp_path / "stopped")
     assert not train(experiment, run, stop_call=6 * (len(lines) - 1))  # during the last epoch, after the best one
     _, folder, start, notes = training.resume(run.path)
@@ -185,7 +185,7 @@ def test_without_early_stopping_the_last_epoch_is_the_model(tmp_path: Path) -> N
     st.sampled_from([0.0, 0.1]),
 )
 def test_the_first_of_equally_good_epochs_is_the_best(values: Sequence[float], by: str, min_delta: float) -> None:
-    best = Best(by)
+    best = Best.start(by)
     for epoch, value in enumerate(values, 1):
         score, other = Score(value, value), Score(0.5, 0.5)
         train, validation = (score, other) if by.startswith("train") else (other, score)

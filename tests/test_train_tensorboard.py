@@ -8,7 +8,7 @@ from report_runs import command, one_line, train
 from training_runs import write_config
 
 from adtrain.training import Interval, Score
-from adtrain.training.run_folder import read_metrics
+from adtrain.training.metrics import Epoch, read_metrics
 from adtrain.training.tensorboard import EventFiles
 
 
@@ -30,11 +30,12 @@ def test_events_equal_the_metrics(tmp_path: Path) -> None:
     options = ("--tensorboard", "--set", "data.validation=0.2", "--set", "schedule=cosine")
     run = train(write_config(tmp_path), tmp_path / "run", *options)
     lines = read_metrics(run)
-    intervals, epochs = ([line for line in lines if line["kind"] == kind] for kind in ("interval", "epoch"))
+    intervals = [line for line in lines if isinstance(line, Interval)]
+    scores = [(line.step, line.validation) for line in lines if isinstance(line, Epoch)]
     expected = {
-        **{f"{name}/train": [(x["step"], x["train"][name]) for x in intervals] for name in ("loss", "accuracy")},
-        **{f"{name}/validation": [(x["step"], x["validation"][name]) for x in epochs] for name in ("loss", "accuracy")},
-        **{name: [(x["step"], x[name]) for x in intervals] for name in ("learning_rate", "images_per_second")},
+        **{f"{name}/train": [(x.step, getattr(x.train, name)) for x in intervals] for name in ("loss", "accuracy")},
+        **{f"{name}/validation": [(step, getattr(x, name)) for step, x in scores] for name in ("loss", "accuracy")},
+        **{name: [(x.step, getattr(x, name)) for x in intervals] for name in ("learning_rate", "images_per_second")},
     }
     found = scalars(run / "tensorboard")
     assert found.keys() == expected.keys()

@@ -2,21 +2,53 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from adtrain.bench.timing.protocol import busy
+from adtrain.config import records
+from adtrain.config.values import Duration, Milliseconds, Size
 from adtrain.core.errors import AdtrainError
+from adtrain.files import read_regular
 
 MIN_CHANGE = 0.02
 """Smaller relative changes are not listed."""
 
-TIMES = {"median_ms", "low_ms", "high_ms"}
-KINDS = ("ops", "config", "against", "analysis")
+MIN_MS = 1e-9
+"""Shorter times are not compared."""
+
+
+@dataclass(frozen=True)
+class Time:
+    """The part of a `TimingRecord` that is compared."""
+
+    median_ms: Milliseconds
+    low_ms: Milliseconds
+    high_ms: Milliseconds
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The part of a result's protocol that is compared or leads to a warning."""
+
+    device_name: str
+    load: Duration | None = None
+    cores: Size | None = None
+
+
+@dataclass(frozen=True)
+class Head:
+    """What every result of `adtrain bench --json` has."""
+
+    kind: Literal["ops", "config", "against", "analysis"]
+    protocol: Conditions
+
+
+TIMES = {field.name for field in fields(Time)}
 
 
 class Change(NamedTuple):
@@ -57,14 +89,13 @@ def read(path: str | Path) -> dict[str, Any]:
         AdtrainError: the file cannot be read, or is not such a result.
     """
     try:
-        found = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError) as error:
-        cause = error.strerror if isinstance(error, OSError) else f"it is not JSON ({error})"
-        raise AdtrainError(f"{path}: cannot be read: {cause}") from None
-    if not isinstance(found, dict) or found.get("kind") not in KINDS or not isinstance(found.get("protocol"), dict):
-        raise AdtrainError(
-            f"{path}: this is not a result of `adtrain bench --json`, expected one with a kind and a protocol"
-        )
+        content = read_regular(path)
+    except OSError as error:
+        raise AdtrainError(f"{path}: cannot be read: {error.strerror}") from None
+    found: dict[str, Any] = records.parse_any(content, str(path))
+    records.check(Head, found, str(path))
+    for name, time in times(found):
+        records.check(Time, time, f"{path}: {name!r}")
     return found
 
 
@@ -80,7 +111,7 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], names: tuple[st
     Raises:
         AdtrainError: the results are of different kinds or devices.
     """
-    for what, of in (("kind", lambda x: x["kind"]), ("device", lambda x: x["protocol"].get("device_name"))):
+    for what, of in (("kind", lambda x: x["kind"]), ("device", lambda x: x["protocol"]["device_name"])):
         if of(before) != of(after):
             raise AdtrainError(
                 f"--compare: {names[0]} is of {what} {of(before)}, {names[1]} of {of(after)}; "
@@ -149,8 +180,8 @@ def _walk(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Mapping[str, 
 
 def _is_significant(change: Change, old: Mapping[str, float], new: Mapping[str, float]) -> bool:
     apart = old["high_ms"] < new["low_ms"] or new["high_ms"] < old["low_ms"]
-    return apart and change.before_ms > 0 and abs(change.relative) > MIN_CHANGE
+    return apart and change.before_ms > MIN_MS and abs(change.relative) > MIN_CHANGE
 
 
 def _log(change: Change) -> float:
-    return math.log(change.after_ms / change.before_ms) if change.after_ms > 0 else math.inf
+    return math.log(change.after_ms) - math.log(change.before_ms) if change.after_ms > 0 else math.inf

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,29 +82,28 @@ def _other_choice(values: Sequence[dict[str, Any]]) -> bool:
 
 def _result(record: Record) -> dict[str, Any]:
     """The run's row in the JSON output; values that an unfinished run lacks are None."""
-    found: Mapping[str, Any] = record.summary or {}
-    fields = ("train_seconds", "total_seconds", "parameters", "device", "device_name")
+    summary, fields = record.summary, ("train_seconds", "total_seconds", "parameters", "device", "device_name")
     return {
         "run": str(record.path),
-        "finished": record.summary is not None,
-        "test": found.get("test"),
+        "finished": summary is not None,
+        "test": summary and summary.test._asdict(),
         "steps": record.steps,
-        **{field: found.get(field) for field in fields},
+        **{field: summary and getattr(summary, field) for field in fields},
     }
 
 
 def _cells(record: Record) -> list[str]:
-    row = _result(record)
-    if not row["finished"]:
-        return [row["run"], "unfinished", "", "", f"{row['steps']:,}", "", ""]
+    run, steps, summary = str(record.path), f"{record.steps:,}", record.summary
+    if summary is None:
+        return [run, "unfinished", "", "", steps, "", ""]
     return [
-        row["run"],
-        f"{row['test']['accuracy']:.2%}",
-        f"{row['test']['loss']:.4f}",
-        f"{row['train_seconds']:.2f} s",
-        f"{row['steps']:,}",
-        f"{row['parameters']:,}",
-        f"{row['device']}, {row['device_name']}",
+        run,
+        f"{summary.test.accuracy:.2%}",
+        f"{summary.test.loss:.4f}",
+        f"{summary.train_seconds:.2f} s",
+        steps,
+        f"{summary.parameters:,}",
+        f"{summary.device}, {summary.device_name}",
     ]
 
 

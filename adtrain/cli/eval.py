@@ -30,7 +30,7 @@ def command(run: Path, device: str, autotune: str, as_json: bool) -> None:
     set_autotune(device, autotune)
     trained = model_file.load(run, device)
     note_precision(trained.config, device)
-    test = training.prepare(trained.config).test
+    test = trained.test_split()
     started = perf_counter()
     examples = training.on_device(test, device)
     score = training.evaluate(trained.evaluation_step, trained.params, trained.statistics, examples)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from adtrain import nn, training
+from adtrain import nn
 from adtrain.cli.options import FilePath, json_option, print_json, progress
 from adtrain.cli.summary import short
 from adtrain.core.errors import AdtrainError
@@ -69,7 +69,7 @@ def _check(content: bytes, trained: TrainedModel) -> dict[str, Any]:
     if (version := onnx_check.runtime_version()) is None:
         return {"skipped": "onnxruntime is not installed"}
     try:
-        test = training.prepare(trained.config).test
+        test = trained.test_split()
     except DataError as error:
         return {"skipped": str(error)}
     progress(f"comparing on {len(test):,} test images")

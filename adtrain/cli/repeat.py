@@ -13,9 +13,9 @@ from adtrain.cli.options import print_json, progress
 from adtrain.config import Config
 from adtrain.core.errors import AdtrainError
 from adtrain.table import Column, render, terminal_width
-from adtrain.training import RunFolder
+from adtrain.training import RunFolder, Summary
 
-Train: TypeAlias = Callable[[Config, Path | None, str], tuple[RunFolder, Mapping[str, Any]]]
+Train: TypeAlias = Callable[[Config, Path | None, str], tuple[RunFolder, Summary]]
 """(config, path, name) to (folder, summary): trains into the folder `path`, or runs/NAME if that is None."""
 
 COLUMNS = (Column("run", text=True), Column("seed", rank=1), Column("accuracy"), Column("loss"), Column("training"))
@@ -39,7 +39,7 @@ def repeat(configs: Sequence[Config], output_dir: Path | None, train: Train, as_
         for number, (cfg, target) in enumerate(zip(configs, targets, strict=True), 1):
             progress(f"run {number} of {len(configs)}, seed {cfg.training.seed}")
             folder, summary = train(cfg, *target)
-            measured = {**summary["test"], "train_seconds": summary["train_seconds"]}
+            measured = {**summary.test._asdict(), "train_seconds": summary.train_seconds}
             runs.append({"run": str(folder.path), "seed": cfg.training.seed, **measured})
     except BaseException:
         if runs:

@@ -27,6 +27,7 @@ from adtrain.cli.repeat import repeat
 from adtrain.cli.stop_signals import stop_signals
 from adtrain.cli.train_report import report
 from adtrain.config import Config
+from adtrain.config.records import plain
 from adtrain.data import DataError
 from adtrain.table import terminal_width
 from adtrain.training import Observer, RunFolder, tensorboard
@@ -100,7 +101,7 @@ def command(
 
     def finish(
         experiment: training.Experiment, folder: RunFolder, start: training.Start | None, started: float
-    ) -> dict[str, Any]:
+    ) -> training.Summary:
         """Train to the end, profile the operations, and write the summary; returns the summary."""
         with folder.locked():
             if start is not None:
@@ -108,7 +109,7 @@ def command(
             result = _train(experiment, folder, device, start, debug_nan, events)
             return _finish(experiment, folder, device, profile_steps, result, started)
 
-    def train(cfg: Config, path: Path | None, name: str | None = None) -> tuple[RunFolder, dict[str, Any], int]:
+    def train(cfg: Config, path: Path | None, name: str | None = None) -> tuple[RunFolder, training.Summary, int]:
         """Train in the new folder `path`, or runs/NAME; returns folder, summary, and the number of test images."""
         started = perf_counter()
         experiment = training.prepare(cfg, step_mode)
@@ -132,7 +133,7 @@ def command(
             return
         folder, summary, test_images = train(cfg, output_dir)
     if as_json:
-        print_json(summary)
+        print_json(plain(summary))
         return
     click.echo("\n".join(report(summary, test_images, terminal_width())))
     click.echo(f"\n{folder.path}: {', '.join(folder.files())}")
@@ -200,7 +201,7 @@ def _finish(
     steps: int,
     result: training.Result,
     started: float,
-) -> dict[str, Any]:
+) -> training.Summary:
     """Profile `steps` steps and write the summary; returns the summary."""
     total_seconds = perf_counter() - started
     ops: dict[str, Any] = {}

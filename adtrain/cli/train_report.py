@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from adtrain.table import Column, render
+from adtrain.training.summary import OperationTime, Summary
 
 COLUMNS = (
     Column("op", text=True),
@@ -20,57 +20,57 @@ COLUMNS = (
 MAX_ROWS = 15
 
 
-def report(summary: Mapping[str, Any], test_images: int, width: int) -> list[str]:
-    """The lines of the report: scores, times, and a step's operations, slowest first. `summary` is summary.json's."""
-    test, step, best = summary["test"], summary["step_ms"], summary["best"]
-    speed = "" if step is None else f" ({summary['images_per_second']:,.0f} images/s)"
+def report(summary: Summary, test_images: int, width: int) -> list[str]:
+    """The lines of the report: scores, times, and a step's operations, slowest first."""
+    test, step, best = summary.test, summary.step_ms, summary.best
+    speed = "" if step is None else f" ({summary.images_per_second:,.0f} images/s)"
     lines = [
-        f"test    loss {test['loss']:.4f}, accuracy {test['accuracy']:.2%} of {test_images:,} images",
-        f"model   {summary['parameters']:,} parameters, {summary['precision']}",
-        f"device  {summary['device']}, {summary['device_name']}",
-        f"time    {summary['total_seconds']:.1f} s in all, {summary['train_seconds']:.1f} s training{speed}",
-        f"steps   {summary['steps']:,} of {summary['batch_size']} images",
+        f"test    loss {test.loss:.4f}, accuracy {test.accuracy:.2%} of {test_images:,} images",
+        f"model   {summary.parameters:,} parameters, {summary.precision}",
+        f"device  {summary.device}, {summary.device_name}",
+        f"time    {summary.total_seconds:.1f} s in all, {summary.train_seconds:.1f} s training{speed}",
+        f"steps   {summary.steps:,} of {summary.batch_size} images",
     ]
     if step is not None:
-        lines.append(f"step    median {step['median']:.2f} ms, p20 {step['p20']:.2f}, p80 {step['p80']:.2f}")
-    if summary["ended"] == "early_stopping":
-        lines.append(f"ended   early, after epoch {summary['epochs']}: {best['by']} was best in epoch {best['epoch']}")
-    if summary["model_epoch"] != summary["epochs"]:
-        lines.append(f"model   that of epoch {summary['model_epoch']}, the best")
-    memory = summary["memory"]
-    if memory["planned_bytes"] is not None:
-        held = "" if memory["held_bytes"] is None else f", {memory['held_bytes'] / 2**20:,.1f} MiB allocated"
-        lines.append(f"memory  {memory['planned_bytes'] / 2**20:,.1f} MiB planned peak{held}")
-    if summary["ops"]:
-        lines += ["", "operations of one step, by time", *_operations(summary["ops"], width), _sum_line(summary)]
+        lines.append(f"step    median {step.median:.2f} ms, p20 {step.p20:.2f}, p80 {step.p80:.2f}")
+    if summary.ended == "early_stopping":
+        lines.append(f"ended   early, after epoch {summary.epochs}: {best.by} was best in epoch {best.epoch}")
+    if summary.model_epoch != summary.epochs:
+        lines.append(f"model   that of epoch {summary.model_epoch}, the best")
+    memory = summary.memory
+    if memory.planned_bytes is not None:
+        held = "" if memory.held_bytes is None else f", {memory.held_bytes / 2**20:,.1f} MiB allocated"
+        lines.append(f"memory  {memory.planned_bytes / 2**20:,.1f} MiB planned peak{held}")
+    if summary.ops:
+        lines += ["", "operations of one step, by time", *_operations(summary.ops, width), _sum_line(summary)]
     return lines
 
 
-def _operations(rows: Sequence[Mapping[str, Any]], width: int) -> list[str]:
-    rows = sorted(rows, key=lambda row: -row["ms"])
+def _operations(rows: Sequence[OperationTime], width: int) -> list[str]:
+    rows = sorted(rows, key=lambda row: -row.ms)
     top, rest = rows[:MAX_ROWS], rows[MAX_ROWS:]
     cells = [
         [
-            row["op"],
-            row["scope"],
-            row["phase"],
-            f"{row['calls']:g}",
-            f"{row['ms']:.3f}",
-            f"{row['share']:.1%}",
-            _rate(row["gflops_per_s"]),
-            _rate(row["gbytes_per_s"]),
+            row.op,
+            row.scope,
+            row.phase,
+            f"{row.calls:g}",
+            f"{row.ms:.3f}",
+            f"{row.share:.1%}",
+            _rate(row.gflops_per_s),
+            _rate(row.gbytes_per_s),
         ]
         for row in top
     ]
     if rest:
-        calls, ms, share = (sum(row[field] for row in rest) for field in ("calls", "ms", "share"))
+        calls, ms, share = (sum(getattr(row, field) for row in rest) for field in ("calls", "ms", "share"))
         cells.append([f"{len(rest)} more rows", "", "", f"{calls:g}", f"{ms:.3f}", f"{share:.1%}", "", ""])
     return render(COLUMNS, cells, width)
 
 
-def _sum_line(summary: Mapping[str, Any]) -> str:
-    ratio = summary["ops_to_step_ratio"]
-    return f"sum of operations {summary['ops_sum_ms']:.3f} ms, {ratio:.1%} of a step without hooks"
+def _sum_line(summary: Summary) -> str:
+    ratio = summary.ops_to_step_ratio
+    return f"sum of operations {summary.ops_sum_ms:.3f} ms, {ratio:.1%} of a step without hooks"
 
 
 def _rate(value: float | None) -> str:

@@ -29,6 +29,9 @@ _Count = Annotated[_Integer, Field(ge=0, lt=2**31)]
 _Fraction = Annotated[_Number, Field(ge=0, lt=1)]
 _Epochs = Annotated[_Number, Field(gt=0, lt=2**31)]
 
+LIMIT = 1e300
+"""The limit of measured numbers: sums and differences of a few stay finite."""
+
 Bool = Annotated[bool, Strict(), Expected("true or false")]
 Text = Annotated[str, Strict(), Field(min_length=1), Expected("a string that is not empty")]
 Name = Annotated[
@@ -45,6 +48,7 @@ CountPair = Annotated[_Count | tuple[_Count, _Count], Expected("an integer of at
 Padding = Annotated[
     _Count | tuple[_Count, _Count] | Literal["same"], Expected("an integer of at least 0, a list of two, or 'same'")
 ]
+Total = Annotated[_Integer, Field(ge=0, lt=2**53), Expected("an integer in [0, 2^53)")]
 ImageSize = Annotated[tuple[_Size, _Size], Expected("a list of height and width")]
 ImageShape = Annotated[tuple[_Size, _Size, _Size], Expected("a list of channels, height and width")]
 Channels = Annotated[Literal[1, 3], Expected("1 or 3")]
@@ -66,6 +70,9 @@ Axis = Annotated[_Integer, Field(ge=-64, le=64), Expected("an integer, the numbe
 Number = Annotated[_Number, Expected("a finite number")]
 Positive = Annotated[_Number, Field(gt=0), Expected("a finite number above 0")]
 NonNegative = Annotated[_Number, Field(ge=0), Expected("a finite number of at least 0")]
+Measured = Annotated[_Number, Field(ge=-LIMIT, le=LIMIT), Expected(f"a number of magnitude at most {LIMIT:g}")]
+Duration = Annotated[_Number, Field(ge=0, le=LIMIT), Expected(f"a number in [0, {LIMIT:g}]")]
+Milliseconds = Annotated[_Number, Field(ge=-1e15, le=1e15), Expected("a number of magnitude at most 1e15")]
 AtLeastOne = Annotated[_Number, Field(ge=1), Expected("a finite number of at least 1")]
 Fraction = Annotated[_Fraction, Expected("a number in [0, 1)")]
 Probability = Annotated[_Number, Field(ge=0, le=1), Expected("a number in [0, 1]")]

@@ -6,8 +6,6 @@ import json
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
-
 import adtrain
 from adtrain import config, ops
 from adtrain.core.array import Value
@@ -58,10 +56,10 @@ def encode(trained: TrainedModel) -> bytes:
 def _normalized(graph: Graph, trained: TrainedModel) -> str:
     """`Network.inputs` as nodes; the name of the output."""
     writer, network = LayerWriter(graph, ("input",)), trained.network
-    mean, std = (np.array(x).reshape(-1, 1, 1) for x in (network.mean, network.std))
+    factor, summand = network.normalization()
     pixels = writer.op("Cast", IMAGES, to=FLOAT)
-    scaled = writer.op("Mul", pixels, writer.constant("scale", 1 / (network.scale * std)))
-    normalized = writer.op("Add", scaled, writer.constant("shift", -mean / std))
+    scaled = writer.op("Mul", pixels, writer.constant("scale", factor))
+    normalized = writer.op("Add", scaled, writer.constant("shift", summand))
     return writer.op("Reshape", normalized, writer.constant("shape", [0, *network.input_shape]))
 
 

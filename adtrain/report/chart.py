@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from adtrain.report.curves import Panel
+from adtrain.report.markup import Markup
 from adtrain.report.plot import Axis, Plot
 
 
-def chart(panel: Panel) -> str:
+def chart(panel: Panel) -> Markup:
     """The panel's curves over the epochs, as an SVG element.
 
     Markers show their value in a tooltip. The CSS class of a curve is its split.

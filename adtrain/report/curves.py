@@ -45,7 +45,7 @@ class Panel(NamedTuple):
 
 
 def panels(record: Record) -> list[Panel]:
-    """Loss, accuracy and learning rate; empty if no epoch is complete.
+    """Loss, accuracy and, if there are intervals, learning rate; empty if no epoch is complete.
 
     A training score is the mean over an epoch, while the weights were changing, and is drawn at the epoch's end. The
     faint curve shows the scores of the single intervals.
@@ -53,21 +53,23 @@ def panels(record: Record) -> list[Panel]:
     if not record.epochs:
         return []
     first = record.epochs[0]
-    steps_per_epoch = first["step"] / first["epoch"]
+    steps_per_epoch = first.step / first.epoch
     intervals = record.intervals[:: -(-len(record.intervals) // MOST_POINTS) or 1]
-    positions = [line["step"] / steps_per_epoch for line in intervals]
+    positions = [line.step / steps_per_epoch for line in intervals]
 
     def scores(field: str) -> list[Curve]:
-        curves = [Curve("", "train", positions, [line["train"][field] for line in intervals])]
+        values = [getattr(line.train, field) for line in intervals]
+        curves = [Curve("", "train", positions, values)] if values else []
         for split in SCORES:
-            if lines := [line for line in record.epochs if line.get(split)]:
-                epochs = [line["step"] / steps_per_epoch for line in lines]
-                curves.append(Curve(split, split, epochs, [line[split][field] for line in lines]))
+            if reached := [(line.step, score) for line in record.epochs if (score := getattr(line, split)) is not None]:
+                epochs = [step / steps_per_epoch for step, _ in reached]
+                curves.append(Curve(split, split, epochs, [getattr(score, field) for _, score in reached]))
         return curves
 
-    rates = [line["learning_rate"] for line in intervals]
-    return [
+    found = [
         Panel("loss", scores("loss"), lambda x: f"{x:.4f}"),
         Panel("accuracy", scores("accuracy"), lambda x: f"{x:.2%}"),
-        Panel("learning rate", [Curve("learning rate", "rate", positions, rates)], lambda x: f"{x:.3g}"),
     ]
+    if rates := [line.learning_rate for line in intervals]:
+        found.append(Panel("learning rate", [Curve("learning rate", "rate", positions, rates)], lambda x: f"{x:.3g}"))
+    return found

@@ -1,87 +1,89 @@
-"""Building blocks of pages, as HTML."""
+"""Building blocks of pages. Text that is not Markup is escaped."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from importlib import resources
 from typing import Any
 
+from adtrain.report.markup import Markup, html, join
+
 # With this policy the browser refuses all network access.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+POLICY = Markup("default-src 'none'; style-src 'unsafe-inline'; img-src data:")
 
 
-def document(title: str, body: str, style: str = "") -> str:
-    """A self-contained page.
-
-    Args:
-        title: plain text.
-        body: HTML.
-        style: CSS, added after page.css.
-    """
-    style = resources.files("adtrain.report").joinpath("page.css").read_text(encoding="utf-8") + style
-    return f"""<!DOCTYPE html>
+PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<meta http-equiv="Content-Security-Policy" content="{}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)}</title>
+<title>{}</title>
 <style>
-{style}</style>
+{}</style>
 </head>
 <body>
 <main>
-{body}</main>
+{}</main>
 </body>
 </html>
 """
 
 
-def section(title: str, content: str) -> str:
-    return f"<section>\n<h2>{title}</h2>\n{content}</section>\n"
+def document(title: str, body: Markup, style: str = "") -> Markup:
+    """A self-contained page.
+
+    Args:
+        style: CSS, added after page.css.
+    """
+    style = resources.files("adtrain.report").joinpath("page.css").read_text(encoding="utf-8") + style
+    return html(PAGE, POLICY, title, Markup(style), body)
 
 
-def tiles(found: Iterable[tuple[str, str]]) -> str:
-    """Names (plain text) and values (HTML) in large print. A value's id is its name with hyphens."""
-    cells = "".join(
-        f'<div><dt>{escape(name)}</dt><dd id="{escape(name.replace(", ", "-").replace(" ", "-"))}">{text}</dd></div>'
+def section(title: str, content: Markup) -> Markup:
+    return html("<section>\n<h2>{}</h2>\n{}</section>\n", title, content)
+
+
+def tiles(found: Iterable[tuple[str, str]]) -> Markup:
+    """Names and values in large print. A value's id is its name with hyphens."""
+    cells = join(
+        html('<div><dt>{}</dt><dd id="{}">{}</dd></div>', name, name.replace(", ", "-").replace(" ", "-"), text)
         for name, text in found
     )
-    return f'<dl class="tiles">{cells}</dl>\n' if cells else ""
+    return html('<dl class="tiles">{}</dl>\n', cells) if cells else cells
 
 
-def facts(found: Mapping[str, Any]) -> str:
+def facts(found: Mapping[str, Any]) -> Markup:
     """A line for each name and value."""
-    pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in found.items())
-    return f'<dl class="facts">{pairs}</dl>\n'
+    pairs = join(html("<dt>{}</dt><dd>{}</dd>", name, value) for name, value in found.items())
+    return html('<dl class="facts">{}</dl>\n', pairs)
 
 
-def note(text: str) -> str:
-    return f'<p class="note">{text}</p>\n'
+def note(text: str) -> Markup:
+    return html('<p class="note">{}</p>\n', text)
 
 
-def key(kind: str, text: str) -> str:
+def key(kind: str, text: str) -> Markup:
     """An entry of a legend; the CSS class `kind` defines its colour."""
-    return f'<span class="key {kind}">{text}</span>'
+    return html('<span class="key {}">{}</span>', kind, text)
 
 
-def table(columns: Mapping[str, str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    """A table; `columns` maps titles to the CSS class of their cells, `rows` are cells as HTML."""
-    head = "".join(f'<th scope="col" class="{cells}">{title}</th>' for title, cells in columns.items())
-    body = ""
+def table(columns: Mapping[str, str], rows: Iterable[Sequence[str]], kind: str = "") -> Markup:
+    """A table; `columns` maps titles to the CSS class of their cells."""
+    head = join(html('<th scope="col" class="{}">{}</th>', cells, title) for title, cells in columns.items())
+    lines = []
     for row in rows:
-        tds = (f'<td class="{cells}">{cell}</td>' for cells, cell in zip(columns.values(), row, strict=True))
-        body += f"<tr>{''.join(tds)}</tr>\n"
-    table = f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>'
-    return f'<div class="wide">{table}</div>\n'
+        tds = (html('<td class="{}">{}</td>', cells, cell) for cells, cell in zip(columns.values(), row, strict=True))
+        lines.append(html("<tr>{}</tr>\n", join(tds)))
+    drawn = html('<table class="{}"><thead><tr>{}</tr></thead><tbody>\n{}</tbody></table>', kind, head, join(lines))
+    return html('<div class="wide">{}</div>\n', drawn)
 
 
-def breakable(fused: str) -> str:
-    """Names joined by "+", with an optional line break after each "+"."""
-    return escape(fused).replace("+", "+<wbr>")
+def breakable(names: str, after: str = "+") -> Markup:
+    """Names with an optional line break after each `after`."""
+    return join(names.split(after), html("{}<wbr>", after))
 
 
-def bar(share: float, text: str, kind: str = "") -> str:
+def bar(share: float, text: str, kind: str = "") -> Markup:
     """Text in front of a bar of length `share`, 0 to 1; the CSS class `kind` defines its colour."""
-    return f'<span class="bar {kind}" style="--share:{share:.3f}">{text}</span>'
+    return html('<span class="bar {}" style="--share:{:.3f}">{}</span>', kind, share, text)

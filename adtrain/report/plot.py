@@ -6,9 +6,10 @@ The CSS classes are `axis` (text), `grid`, `curve`, `marker` and `band`, combine
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from html import escape
 from math import log
 from typing import NamedTuple
+
+from adtrain.report.markup import Markup, html, join
 
 Point = tuple[float, float]
 LEFT, RIGHT, TOP, BOTTOM = 50, 18, 10, 38
@@ -38,12 +39,12 @@ class Plot:
 
     def __init__(self, description: str, x: Axis, y: Axis, width: int = 360, height: int = 220) -> None:
         self.x, self.y, self.width, self.height = x, y, width, height
-        self.parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(description)}">']
+        self.parts = [html('<svg viewBox="0 0 {} {}" role="img" aria-label="{}">', width, height, description)]
         top = TOP + (14 if y.title else 0)
         self.box = LEFT, top, width - LEFT - RIGHT, height - top - BOTTOM
         for tick in y.ticks:
             down = self.at(x.ticks[0], tick)[1]
-            self.parts.append(f'<path class="grid" d="M{LEFT} {down:.1f}H{width - RIGHT}"/>')
+            self.parts.append(html('<path class="grid" d="M{} {:.1f}H{}"/>', LEFT, down, width - RIGHT))
             self._label(LEFT - 6, down + 3.5, y.text(tick), "end")
         for tick in x.ticks:
             self._label(self.at(tick, y.ticks[0])[0], height - BOTTOM + 16, x.text(tick))
@@ -58,26 +59,26 @@ class Plot:
 
     def line(self, points: Iterable[Point], kind: str) -> None:
         drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in (self.at(*point) for point in points))
-        self.parts.append(f'<polyline class="{kind}" points="{drawn}"/>')
+        self.parts.append(html('<polyline class="{}" points="{}"/>', kind, drawn))
 
     def band(self, low: Sequence[Point], high: Sequence[Point], kind: str) -> None:
         """The area between two lines."""
         drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in (self.at(*point) for point in [*low, *reversed(high)]))
-        self.parts.append(f'<polygon class="band {kind}" points="{drawn}"/>')
+        self.parts.append(html('<polygon class="band {}" points="{}"/>', kind, drawn))
 
     def marker(self, x: float, y: float, kind: str, tooltip: str, radius: float = 3) -> None:
         """A point with a tooltip."""
         left, top = self.at(x, y)
-        circle = f'cx="{left:.1f}" cy="{top:.1f}" r="{radius:g}"'
-        self.parts.append(f'<circle class="marker {kind}" {circle}><title>{escape(tooltip)}</title></circle>')
+        circle = html('cx="{:.1f}" cy="{:.1f}" r="{:g}"', left, top, radius)
+        self.parts.append(html('<circle class="marker {}" {}><title>{}</title></circle>', kind, circle, tooltip))
 
     def text(self, at: Point, text: str, kind: str, anchor: str = "start") -> None:
         """Text at the drawing's coordinates `at`."""
-        position = f'x="{at[0]:.1f}" y="{at[1]:.1f}" text-anchor="{anchor}"'
-        self.parts.append(f'<text class="{kind}" {position}>{escape(text)}</text>')
+        position = html('x="{:.1f}" y="{:.1f}" text-anchor="{}"', *at, anchor)
+        self.parts.append(html('<text class="{}" {}>{}</text>', kind, position, text))
 
-    def svg(self) -> str:
-        return "".join([*self.parts, "</svg>"])
+    def svg(self) -> Markup:
+        return join([*self.parts, Markup("</svg>")])
 
     def _label(self, x: float, y: float, text: str, anchor: str = "middle") -> None:
         self.text((x, y), text, "axis", anchor)

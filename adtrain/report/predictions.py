@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adtrain import training
 from adtrain.data import Images
 from adtrain.training import model_file
 from adtrain.training.evaluation import probabilities
@@ -72,7 +71,7 @@ def predict(run: Path, device: str) -> Predictions:
     Raises AdtrainError where the model or the data are missing, damaged, or do not fit together.
     """
     trained = model_file.load(run, device)
-    test = training.prepare(trained.config).test
+    test = trained.test_split()
     rows = probabilities(trained.network, trained.params, trained.statistics, test.images, device)
     predicted = rows.argmax(axis=1)
     # The network can have more outputs than classes, and the data can have more classes than in training.

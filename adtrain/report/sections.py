@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from adtrain.report import parts
 from adtrain.report.chart import chart
 from adtrain.report.curves import Curve, Panel, panels
+from adtrain.report.markup import Markup, html, join
 from adtrain.report.parts import bar, breakable, table
 from adtrain.report.pixels import png, shown
 from adtrain.report.predictions import Predictions
 from adtrain.report.record import Record
+from adtrain.training.summary import OperationTime, Summary
 
 MOST_CLASSES = 25
 """The most classes of a confusion matrix on the page."""
@@ -36,73 +36,75 @@ MOST_PICTURES = 24
 MOST_OPERATIONS = 15
 
 
-def tiles(record: Record) -> str:
+def tiles(record: Record) -> Markup:
     """The results in large print; for an unfinished run, the scores of its last epoch."""
     found: list[tuple[str, str]] = []
     if (summary := record.summary) is not None:
         found += [
-            ("test accuracy", f"{summary['test']['accuracy']:.2%}"),
-            ("test loss", f"{summary['test']['loss']:.4f}"),
-            ("training", f"{summary['train_seconds']:.1f} s"),
+            ("test accuracy", f"{summary.test.accuracy:.2%}"),
+            ("test loss", f"{summary.test.loss:.4f}"),
+            ("training", f"{summary.train_seconds:.1f} s"),
         ]
-        if (speed := summary["images_per_second"]) is not None:
+        if (speed := summary.images_per_second) is not None:
             found.append(("images/s", f"{speed:,.0f}"))
-        if (step := summary["step_ms"]) is not None:
-            found.append(("step, median", f"{step['median']:.2f} ms"))
-        found.append(("parameters", f"{summary['parameters']:,}"))
+        if (step := summary.step_ms) is not None:
+            found.append(("step, median", f"{step.median:.2f} ms"))
+        found.append(("parameters", f"{summary.parameters:,}"))
     elif record.epochs:
         for split in ("train", "validation"):
-            if score := record.epochs[-1].get(split):
-                found.append((f"{split} accuracy", f"{score['accuracy']:.2%}"))
-                found.append((f"{split} loss", f"{score['loss']:.4f}"))
+            if (score := getattr(record.epochs[-1], split)) is not None:
+                found.append((f"{split} accuracy", f"{score.accuracy:.2%}"))
+                found.append((f"{split} loss", f"{score.loss:.4f}"))
     return parts.tiles(found)
 
 
-def learning_curves(record: Record) -> str:
-    drawn = "".join(f"<figure>{_legend(panel)}{chart(panel)}</figure>\n" for panel in panels(record))
+def learning_curves(record: Record) -> Markup:
+    drawn = join(html("<figure>{}{}</figure>\n", _legend(panel), chart(panel)) for panel in panels(record))
     if not drawn:
-        return "<p>No epoch is complete.</p>\n"
+        return Markup("<p>No epoch is complete.</p>\n")
     note = "Training scores are means over an epoch, while the weights change; the faint line shows shorter intervals."
-    return f'<div class="curves">\n{drawn}</div>\n{parts.note(note)}'
+    return html('<div class="curves">\n{}</div>\n{}', drawn, parts.note(note))
 
 
 def _legend(panel: Panel) -> str:
-    def entry(curve: Curve) -> str:
+    def entry(curve: Curve) -> Markup:
         name = "at the end" if curve.name == panel.title else curve.name
-        return parts.key(curve.split, f"{name} <b>{panel.format_value(curve.values[-1])}</b>")
+        return parts.key(curve.split, html("{} <b>{}</b>", name, panel.format_value(curve.values[-1])))
 
-    keys = " ".join(entry(curve) for curve in panel.curves if curve.name)
-    return f"<figcaption><strong>{panel.title}</strong>{keys}</figcaption>"
+    keys = join((entry(curve) for curve in panel.curves if curve.name), " ")
+    return html("<figcaption><strong>{}</strong>{}</figcaption>", panel.title, keys)
 
 
-def confusion(predictions: Predictions) -> str:
+def confusion(predictions: Predictions) -> Markup:
     counts, classes = predictions.confusion, predictions.classes
     total = f"{predictions.correct:,} of {len(predictions.labels):,} test images are classified correctly"
     if len(classes) > MOST_CLASSES:
-        return f"<p>{total}. The matrix of {len(classes)} classes is too large for a page; --png draws it.</p>\n"
+        return html(
+            "<p>{}. The matrix of {} classes is too large for a page; --png draws it.</p>\n", total, len(classes)
+        )
     most = max(int((counts - np.diag(np.diag(counts))).max()), 1)
 
-    def cell(row: int, column: int) -> str:
+    def cell(row: int, column: int) -> Markup:
         count = int(counts[row, column])
         if row == column:
-            return f'<td class="right">{count}</td>'
+            return html('<td class="right">{}</td>', count)
         if not count:
-            return "<td></td>"
-        tooltip = escape(f"{count} of {classes[row]} taken for {classes[column]}")
-        return f'<td class="wrong" style="--share:{count / most:.3f}" title="{tooltip}">{count}</td>'
+            return Markup("<td></td>")
+        tooltip = f"{count} of {classes[row]} taken for {classes[column]}"
+        return html('<td class="wrong" style="--share:{:.3f}" title="{}">{}</td>', count / most, tooltip, count)
 
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in classes)
-    rows = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>{"".join(cell(i, j) for j in range(len(classes)))}</tr>\n'
+    head = join(html('<th scope="col">{}</th>', name) for name in classes)
+    rows = join(
+        html('<tr><th scope="row">{}</th>{}</tr>\n', name, join(cell(i, j) for j in range(len(classes))))
         for i, name in enumerate(classes)
     )
     kind = "confusion named" if max(map(len, classes)) > 3 else "confusion"
-    matrix = f'<table class="{kind}"><thead><tr><td></td>{head}</tr></thead><tbody>\n{rows}</tbody></table>'
+    matrix = html('<table class="{}"><thead><tr><td></td>{}</tr></thead><tbody>\n{}</tbody></table>', kind, head, rows)
     note = f"{total}. Rows are labels, columns are predictions; a deeper orange means more mistakes."
-    return f'<div class="wide">{matrix}</div>\n{parts.note(note)}'
+    return html('<div class="wide">{}</div>\n{}', matrix, parts.note(note))
 
 
-def by_class(predictions: Predictions) -> str:
+def by_class(predictions: Predictions) -> Markup:
     """A row for each class, the least accurate first."""
     counts, classes = predictions.confusion, predictions.classes
     images = counts.sum(axis=1)
@@ -116,65 +118,70 @@ def by_class(predictions: Predictions) -> str:
         most = f"{classes[mistaken]} ({others[mistaken]})" if wrong[i] else ""
         share = wrong[i] / max(int(wrong.max()), 1)
         mistakes = bar(share, f"{wrong[i]:,}")
-        rows.append([escape(classes[i]), f"{images[i]:,}", f"{accuracy[i]:.2%}", mistakes, escape(most)])
+        rows.append([classes[i], f"{images[i]:,}", f"{accuracy[i]:.2%}", mistakes, most])
     left_out = len(order) - len(rows)
     note = f"{left_out} classes with higher accuracy are left out."
     return table(CLASS_COLUMNS, rows) + (parts.note(note) if left_out else "")
 
 
-def worst_mistakes(predictions: Predictions) -> str:
+def worst_mistakes(predictions: Predictions) -> Markup:
     mistakes = predictions.worst(MOST_PICTURES)
     if not mistakes:
-        return "<p>There are no mistakes.</p>\n"
+        return Markup("<p>There are no mistakes.</p>\n")
     if not predictions.pictured:
-        return f"<p>The data are rows of {predictions.images.shape[1]} numbers and have no pictures.</p>\n"
+        return html("<p>The data are rows of {} numbers and have no pictures.</p>\n", predictions.images.shape[1])
     figures = []
     pictures = shown(predictions.images[[mistake.image for mistake in mistakes]])
     for (image, label, prediction, probability), pixels in zip(mistakes, pictures, strict=True):
         uri = f"data:image/png;base64,{b64encode(png(pixels)).decode()}"
-        actual, predicted = escape(predictions.classes[label]), escape(predictions.classes[prediction])
         figures.append(
-            f'<figure><img src="{uri}" alt="test image {image}" title="test image {image}">'
-            f"<figcaption><b>{actual}</b> taken for <b>{predicted}</b><br>{probability:.1%}</figcaption></figure>\n"
+            html(
+                '<figure><img src="{0}" alt="test image {1}" title="test image {1}">'
+                "<figcaption><b>{2}</b> taken for <b>{3}</b><br>{4:.1%}</figcaption></figure>\n",
+                *(uri, image, predictions.classes[label], predictions.classes[prediction], probability),
+            )
         )
     note = "The mistakes with the highest probabilities. A picture's tooltip is its index in the test set."
-    return f'<div class="mistakes">\n{"".join(figures)}</div>\n{parts.note(note)}'
+    return html('<div class="mistakes">\n{}</div>\n{}', join(figures), parts.note(note))
 
 
-def operations(summary: Mapping[str, Any]) -> str:
+def operations(summary: Summary) -> Markup:
     """The times of a step's phases and operations."""
-    if not summary["ops"]:
-        return "<p>The operations were not timed (--profile-steps 0).</p>\n"
-    ops = sorted(summary["ops"], key=lambda row: -row["ms"])
+    if not summary.ops:
+        return Markup("<p>The operations were not timed (--profile-steps 0).</p>\n")
+    ops = sorted(summary.ops, key=lambda row: -row.ms)
     top, rest = ops[:MOST_OPERATIONS], ops[MOST_OPERATIONS:]
-    phases = {phase: sum(row["ms"] for row in ops if row["phase"] == phase) for phase in _phases(ops)}
+    phases = {phase: sum(row.ms for row in ops if row.phase == phase) for phase in _phases(ops)}
     whole = sum(phases.values()) or 1.0
-    strip = "".join(f'<i class="{phase}" style="--share:{ms / whole:.4f}"></i>' for phase, ms in phases.items())
-    keys = " ".join(parts.key(phase, f"{phase} <b>{ms:.3f} ms</b> {ms / whole:.0%}") for phase, ms in phases.items())
+    strip = join(html('<i class="{}" style="--share:{:.4f}"></i>', phase, ms / whole) for phase, ms in phases.items())
+    keys = join(
+        (parts.key(phase, html("{} <b>{:.3f} ms</b> {:.0%}", phase, ms, ms / whole)) for phase, ms in phases.items()),
+        " ",
+    )
     rows = [
         [
-            breakable(row["op"]),
-            breakable(row["scope"]),
-            row["phase"],
-            bar(row["ms"] / (top[0]["ms"] or 1.0), f"{row['ms']:.3f}"),
-            f"{row['share']:.1%}",
-            _rate(row["gflops_per_s"]),
-            _rate(row["gbytes_per_s"]),
+            breakable(row.op),
+            breakable(row.scope),
+            row.phase,
+            bar(row.ms / (top[0].ms or 1.0), f"{row.ms:.3f}"),
+            f"{row.share:.1%}",
+            _rate(row.gflops_per_s),
+            _rate(row.gbytes_per_s),
         ]
         for row in top
     ]
     if rest:
-        ms, share = (sum(row[field] for row in rest) for field in ("ms", "share"))
-        rows.append([f"{len(rest)} more", "", "", bar(ms / (top[0]["ms"] or 1.0), f"{ms:.3f}"), f"{share:.1%}", "", ""])
-    note = f"Operations of one step: {summary['ops_sum_ms']:.3f} ms"
-    note += f", {summary['ops_to_step_ratio']:.1%} of a step without hooks." if summary["ops_to_step_ratio"] else "."
+        ms, share = (sum(getattr(row, field) for row in rest) for field in ("ms", "share"))
+        rows.append([f"{len(rest)} more", "", "", bar(ms / (top[0].ms or 1.0), f"{ms:.3f}"), f"{share:.1%}", "", ""])
+    note = f"Operations of one step: {sum(row.ms for row in ops):.3f} ms"
+    note += f", {summary.ops_to_step_ratio:.1%} of a step without hooks." if summary.ops_to_step_ratio else "."
     listed = table(OPERATION_COLUMNS, rows, "operations")
-    return f'<div class="stack">{strip}</div>\n<p class="keys">{keys}</p>\n{listed}{parts.note(note)}'
+    return html('<div class="stack">{}</div>\n<p class="keys">{}</p>\n{}{}', strip, keys, listed, parts.note(note))
 
 
-def _phases(ops: Iterable[Mapping[str, Any]]) -> Sequence[str]:
+def _phases(ops: Iterable[OperationTime]) -> Sequence[str]:
     """The phases of the operations, in the order of a step."""
-    found = {row["phase"] for row in ops}
+    found = {row.phase for row in ops}
     return [phase for phase in ("forward", "backward", "update") if phase in found]
 
 

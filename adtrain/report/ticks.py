@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil, floor, log10
 
+SMALLEST = 1e-300
+"""Numbers below this magnitude are drawn as 0."""
+
 MOST_DECADES = 7
 """A logarithmic axis over more powers of ten than this has a tick at every second one, or at fewer."""
 
 
 def ticks(low: float, high: float, whole: bool = False) -> Sequence[float]:
     """At least two equidistant round numbers from at most `low` to at least `high`; integers with `whole`."""
+    if max(abs(low), abs(high)) < SMALLEST:
+        low = high = 0.0
     if high - low <= 1e-6 * max(abs(low), abs(high)):
         low, high = min(low, 0.0), max(high, 0.0) or 1.0
     rough = (high - low) / 5

@@ -7,20 +7,22 @@ result = training.run(experiment, "cpu", [observer])
 from __future__ import annotations
 
 from adtrain.training.best import Best
-from adtrain.training.checkpoint import Checkpoint, Progress
+from adtrain.training.checkpoint import Checkpoint
 from adtrain.training.costs import LayerCost, StepCosts, step_costs
 from adtrain.training.endings import Interrupted, NotFinite, Result
 from adtrain.training.evaluation import Score, evaluate
 from adtrain.training.examples import Examples, on_device
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.loop import continuation
+from adtrain.training.metrics import Epoch, Interval, read_metrics
 from adtrain.training.model_file import TrainedModel
+from adtrain.training.position import Progress
 from adtrain.training.preparation import check_precision, data_options, outline, prepare
-from adtrain.training.progress import Epoch, Interval, Observer
+from adtrain.training.progress import Observer
 from adtrain.training.resumption import Resumed, resume
-from adtrain.training.run_folder import Recorder, RunFolder, read_metrics
+from adtrain.training.run_folder import Recorder, RunFolder
 from adtrain.training.step import TrainState, copied, evaluation_step, train_step
-from adtrain.training.summary import summarize
+from adtrain.training.summary import Summary, summarize
 from adtrain.training.trainer import Start, run
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "Score",
     "Start",
     "StepCosts",
+    "Summary",
     "TrainState",
     "TrainedModel",
     "check_precision",

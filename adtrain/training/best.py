@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from adtrain.config.values import BestBy, Measured, Total
 from adtrain.training.evaluation import Score
 
 
@@ -17,11 +18,16 @@ class Best:
         waited: epochs since `to_beat` was set.
     """
 
-    by: str
-    value: float | None = None
-    epoch: int = 0
-    to_beat: float | None = None
-    waited: int = 0
+    by: BestBy
+    value: Measured | None
+    epoch: Total
+    to_beat: Measured | None
+    waited: Total
+
+    @classmethod
+    def start(cls, by: str) -> Best:
+        """The record before the first epoch ends."""
+        return cls(by, None, 0, None, 0)
 
     def after(self, epoch: int, train: Score, validation: Score | None, min_delta: float = 0.0) -> Best:
         """The record after `epoch` ended with these scores. Among equal epochs the first one counts."""
@@ -40,3 +46,7 @@ class Best:
         if reference is None:
             return float("inf")
         return value - reference if self.by.endswith("accuracy") else reference - value
+
+
+LOST = Best.start("")
+"""Stands for a damaged record in a checkpoint. Resumption looks for the best epoch anew."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from adtrain.core.errors import AdtrainError
 from adtrain.training.best import Best
-from adtrain.training.checkpoint import Progress
 from adtrain.training.evaluation import Score
 from adtrain.training.experiment import Experiment
+from adtrain.training.position import Progress
 from adtrain.training.step import TrainState
+
+Ending: TypeAlias = Literal["finished", "early_stopping"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Result:
 
     state: TrainState
     restored: bool
-    ended: str
+    ended: Ending
     best: Best
     train: Score
     validation: Score | None
@@ -57,7 +60,7 @@ class NotFinite(AdtrainError):
     """A step produced NaN or infinity. The observers have received a checkpoint of the state before that step."""
 
 
-def ended(experiment: Experiment, progress: Progress) -> str | None:
+def ended(experiment: Experiment, progress: Progress) -> Ending | None:
     """The reason why a training with this progress is over: "finished" or "early_stopping"; None if it is not over."""
     stopping = experiment.config.training.early_stopping
     if progress.evaluated and progress.step >= experiment.total_steps:

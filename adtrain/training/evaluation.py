@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adtrain import nn
+from adtrain.config.values import Measured, Probability
 from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError
 from adtrain.core.staging import stage
@@ -25,8 +26,8 @@ BATCHES_AT_ONCE = 20
 class Score(NamedTuple):
     """Means over the images of a split; `accuracy` is a fraction of 1."""
 
-    loss: float
-    accuracy: float
+    loss: Measured
+    accuracy: Probability
 
 
 def evaluate(

@@ -6,11 +6,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-import adtrain
 from adtrain import config, nn
 from adtrain.config import Config
 from adtrain.core import tree
@@ -18,11 +16,15 @@ from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError
 from adtrain.core.precision import FULL
 from adtrain.core.staging import stage
+from adtrain.core.types import ArrayType
+from adtrain.data import Split
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.passes import ALL
 from adtrain.training import network, tensor_file, warm_start
 from adtrain.training.experiment import TOTALS, Experiment
+from adtrain.training.metadata import ModelMetadata, of_model
 from adtrain.training.network import Network
+from adtrain.training.preparation import prepare
 from adtrain.training.step import EvaluationStep, TrainState, evaluation_step
 from adtrain.training.tensor_file import TensorFile
 
@@ -38,23 +40,22 @@ class TrainedModel:
     classes: tuple[str, ...]
     image_shape: tuple[int, int, int]
 
+    def test_split(self) -> Split:
+        """The test images of the config. Raises AdtrainError where they are of another shape or type than in training.
+
+        Raises ConfigError and DataError as `prepare` does.
+        """
+        test = prepare(self.config).test
+        kind = np.dtype(np.uint8 if self.network.scale == PIXEL_MAX else np.float32)
+        expected, found = ArrayType(self.image_shape, kind), ArrayType(test.images.shape[1:], test.images.dtype)
+        if found != expected:
+            raise AdtrainError(f"found test images of type {found}, expected {expected} as the run was trained on")
+        return test
+
     @cached_property
     def evaluation_step(self) -> EvaluationStep:
         """The evaluation of a batch as a staged function."""
         return stage(evaluation_step(self.network), ALL, donate=TOTALS)
-
-
-def about(experiment: Experiment) -> dict[str, Any]:
-    """The metadata needed to apply a model of `experiment` to images, for JSON."""
-    return {
-        "version": adtrain.__version__,
-        "config": experiment.config_text,
-        "classes": list(experiment.data.classes),
-        "image_shape": list(experiment.image_shape),
-        "mean": list(experiment.network.mean),
-        "std": list(experiment.network.std),
-        "scale": experiment.network.scale,
-    }
 
 
 def encode(experiment: Experiment, state: TrainState) -> bytes:
@@ -63,7 +64,7 @@ def encode(experiment: Experiment, state: TrainState) -> bytes:
     Tensors have the names that torch.nn.Sequential gives them.
     """
     tensors = {name: x.numpy() for name, x in tensor_file.named(state.params, state.statistics).items()}
-    return tensor_file.encode(tensors, about(experiment))
+    return tensor_file.encode(tensors, of_model(experiment))
 
 
 def config_of(run: Path) -> Config:
@@ -87,22 +88,18 @@ def load(run: Path, device: str = "cpu") -> TrainedModel:
     if not path.is_file():
         raise AdtrainError(f"{run}: found no model.safetensors; the run ended during its first epoch, train again")
     file = TensorFile(path)
-    try:
-        mean, std = (tuple(map(float, file.about[key])) for key in ("mean", "std"))
-        classes = tuple(map(str, file.about["classes"]))
-        scale, (channels, height, width) = float(file.about["scale"]), map(int, file.about["image_shape"])
-        fits = (
-            np.isfinite(mean).all()
-            and (np.array(std) > 0).all()
-            and scale in (1, PIXEL_MAX)
-            and len(mean) == len(std) == channels
-            and channels * height * width == prod(cfg.model.input)
-        )
-    except (KeyError, TypeError, ValueError):
-        fits = False
-    if not fits:
+    about = file.metadata(ModelMetadata)
+    channels, height, width = about.image_shape
+    net = network.build(cfg, about.mean, about.std, about.scale)
+    factor, summand = net.normalization()
+    if not (
+        len(about.mean) == len(about.std) == channels
+        and about.scale in (1, PIXEL_MAX)
+        and channels * height * width == prod(cfg.model.input)
+        and (factor > 0).all()
+        and all(np.isfinite(x).all() for x in (factor, summand))
+    ):
         raise AdtrainError(f"{path}: found metadata that do not fit the model of config.yaml, train again")
-    net = network.build(cfg, mean, std, scale)
     if device == "cpu":
         net = replace(net, products=FULL)  # the CPU has no kernels for other precisions
     rng = np.random.default_rng(0)
@@ -111,4 +108,4 @@ def load(run: Path, device: str = "cpu") -> TrainedModel:
     params, statistics = tree.unflatten(
         tree.flatten((params, statistics))[1], [array(x, device=device) for x in arrays.values()]
     )
-    return TrainedModel(cfg, net, params, statistics, classes, (channels, height, width))
+    return TrainedModel(cfg, net, params, statistics, about.classes, about.image_shape)

@@ -47,12 +47,17 @@ class Network:
         """The difference in pixel values that equals 1 in the model's input, for each channel: (C, 1, 1)."""
         return self.scale * _by_channel(self.std)
 
+    def normalization(self) -> tuple[np.ndarray, np.ndarray]:
+        """The factor and the summand for the pixels of each channel, (C, 1, 1) of `dtype`."""
+        with np.errstate(all="ignore"):  # `model_file.load` refuses numbers that overflow
+            factor, summand = 1 / self.unit, -_by_channel(self.mean) / _by_channel(self.std)
+            return factor.astype(self.dtype), summand.astype(self.dtype)
+
     def inputs(self, images: Value) -> Value:
         """Normalise images (N, C, H, W) and reshape them to (N, *input_shape)."""
         with scope("input"):
-            scale, shift = 1 / self.unit, -_by_channel(self.mean) / _by_channel(self.std)
-            pixels = ops.astype(images, self.dtype)
-            normalized = pixels * scale.astype(self.dtype) + shift.astype(self.dtype)
+            factor, summand = self.normalization()
+            normalized = ops.astype(images, self.dtype) * factor + summand
             return ops.reshape(normalized, (images.shape[0], *self.input_shape))
 
     def outputs(self, params: nn.Params, statistics: nn.State, images: Value, mode: nn.Mode) -> tuple[Value, nn.State]:

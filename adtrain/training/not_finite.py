@@ -12,9 +12,9 @@ from adtrain.core.array import Value
 from adtrain.core.primitive import Primitive
 from adtrain.core.scope import current_phase, current_scope
 from adtrain.core.trace import EvaluationTrace, base_trace
-from adtrain.training.checkpoint import Progress
 from adtrain.training.examples import Examples
 from adtrain.training.experiment import Experiment
+from adtrain.training.position import Progress
 from adtrain.training.step import TrainState
 
 RESULT = {"forward": "result", "backward": "gradient", "update": "update"}

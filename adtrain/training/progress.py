@@ -1,33 +1,11 @@
-"""The events of a training, and the interface of those that observe it."""
+"""The interface of those that observe a training."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from adtrain.training.checkpoint import Checkpoint, Progress
-from adtrain.training.evaluation import Score
+from adtrain.training.checkpoint import Checkpoint
+from adtrain.training.metrics import Epoch, Interval, StopReason
+from adtrain.training.position import Progress
 from adtrain.training.step import TrainState
-
-
-class Interval(NamedTuple):
-    """Consecutive steps whose metrics were read together; `step` (from 1) is the last one, `train` their score."""
-
-    epoch: int
-    step: int
-    train: Score
-    learning_rate: float
-    images_per_second: float
-
-
-class Epoch(NamedTuple):
-    """A pass over the training images; `train` is the mean score during the pass, while the weights were changing."""
-
-    epoch: int
-    step: int
-    train: Score
-    validation: Score | None
-    seconds: float
-    images_per_second: float
 
 
 class Observer:
@@ -48,5 +26,5 @@ class Observer:
     def checkpoint(self, checkpoint: Checkpoint, best: bool) -> None:
         """A checkpoint to save. All its numbers are finite; `best` marks the best epoch so far."""
 
-    def stopped(self, reason: str, progress: Progress) -> None:
+    def stopped(self, reason: StopReason, progress: Progress) -> None:
         """The run stops before its end. `reason` is "interrupted" or "not_finite"; `checkpoint` was called before."""

@@ -11,12 +11,16 @@ from adtrain import config
 from adtrain.config.problems import PathParts, dotted, found
 from adtrain.core.errors import AdtrainError
 from adtrain.training import checkpoint
-from adtrain.training.best import Best
-from adtrain.training.checkpoint import Checkpoint, CheckpointFile, Progress
+from adtrain.training.best import LOST, Best
+from adtrain.training.checkpoint import Checkpoint, CheckpointFile
 from adtrain.training.endings import ended
 from adtrain.training.experiment import Experiment, Mode
+from adtrain.training.metadata import of_model
+from adtrain.training.metrics import Epoch, read_metrics
+from adtrain.training.position import Progress
 from adtrain.training.preparation import prepare
-from adtrain.training.run_folder import BEST, CONFIG, LAST, SUMMARY, RunFolder
+from adtrain.training.run_folder import BEST, CONFIG, LAST, RunFolder
+from adtrain.training.summary import SUMMARY
 from adtrain.training.trainer import Start
 
 
@@ -80,8 +84,8 @@ def _changes(file: CheckpointFile, experiment: Experiment) -> list[str]:
     stored, current = (
         _flat(cfg.model_dump(mode="json", exclude_none=True)) for cfg in (file.config(), experiment.config)
     )
-    stored |= {f"the data's {name}": value for name, value in file.data.items()}
-    current |= {f"the data's {name}": value for name, value in checkpoint.data_metadata(experiment).items()}
+    stored |= {f"the data's {name}": value for name, value in file.metadata.data().items()}
+    current |= {f"the data's {name}": value for name, value in of_model(experiment).data().items()}
     return [
         f"{key}: {_text(stored, key)} -> {_text(current, key)}"
         for key in dict.fromkeys([*stored, *current])
@@ -106,7 +110,7 @@ def _text(values: dict[str, Any], key: str) -> str:
 
 def _check_position(file: CheckpointFile, experiment: Experiment) -> None:
     """Refuse a checkpoint at a position in the order of the batches that this experiment does not have."""
-    progress, before = file.progress, file.steps_per_epoch
+    progress, before = file.progress, file.metadata.steps_per_epoch
     if before != experiment.steps_per_epoch:
         raise AdtrainError(
             f"{file.path}: found {found(before)} batches per epoch, expected {experiment.steps_per_epoch} as in the "
@@ -129,22 +133,42 @@ def _finished(run: Path, reason: str, experiment: Experiment, progress: Progress
 
 
 def _with_best(run: Path, experiment: Experiment, last: Checkpoint) -> tuple[Start, list[str]]:
-    """The start, with the best checkpoint so far. If that is lost, the search for the best epoch begins anew.
+    """The start, with the best checkpoint so far. If its record is damaged, the metrics tell the best epoch; if the
+    checkpoint is lost, the search for the best epoch begins anew.
 
-    Also returns notes for the user: a line if the best checkpoint is lost.
+    Also returns notes for the user: a line if the record is damaged or the best checkpoint is lost.
     """
-    progress, best = last.progress, last.progress.best
-    without_best = Checkpoint(last.state, replace(progress, best=Best(experiment.best_by)))
+    progress, best, notes = last.progress, last.progress.best, []
+    if best == LOST:
+        best = _best_of_metrics(run, experiment, progress)
+        notes.append(f"{run}: the record of the best epoch is damaged; by the metrics it is epoch {best.epoch}")
+    found = Checkpoint(last.state, replace(progress, best=best))
+    without_best = Checkpoint(last.state, replace(progress, best=Best.start(experiment.best_by)))
     if best.by != experiment.best_by or not best.epoch:
-        return Start(without_best, None), []
+        return Start(without_best, None), notes
     try:
         file = checkpoint.read(run / BEST)
         stored = file.progress.best
         if (stored.by, stored.epoch, stored.value) == (best.by, best.epoch, best.value):
-            return Start(last, file.load(experiment)), []
+            return Start(found, file.load(experiment)), notes
         problem = f"{run / BEST}: found epoch {stored.epoch}, expected {best.epoch}"
     except AdtrainError as error:
         problem = str(error)
     if progress.evaluated and best.epoch == progress.epochs_done:
-        return Start(last, last), []  # killed between writing last.safetensors and best.safetensors
-    return Start(without_best, None), [f"the best epoch so far is lost; searching for the best from here on: {problem}"]
+        return Start(found, found), notes  # killed between writing last.safetensors and best.safetensors
+    lost = f"the best epoch so far is lost; searching for the best from here on: {problem}"
+    return Start(without_best, None), [*notes, lost]
+
+
+def _best_of_metrics(run: Path, experiment: Experiment, progress: Progress) -> Best:
+    """The record after the evaluated epochs, from the metrics; the empty record if their lines are not complete."""
+    best, stopping = Best.start(experiment.best_by), experiment.config.training.early_stopping
+    evaluated = progress.epoch if progress.batches and progress.evaluated else progress.epoch - 1
+    epochs = [x for x in read_metrics(run) if isinstance(x, Epoch) and x.step <= progress.step]
+    if [x.epoch for x in epochs] != list(range(1, evaluated + 1)):
+        return best
+    for x in epochs:
+        if best.by.startswith("validation") and x.validation is None:
+            return Best.start(experiment.best_by)
+        best = best.after(x.epoch, x.train, x.validation, stopping.min_delta if stopping else 0.0)
+    return best

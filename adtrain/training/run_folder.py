@@ -7,20 +7,23 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
+from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
 from adtrain.files import open_regular, read_regular, remove_temporaries, unwritable, write_atomic
 from adtrain.training import model_file
-from adtrain.training.checkpoint import Checkpoint, Progress, encode
+from adtrain.training.checkpoint import Checkpoint, encode
 from adtrain.training.endings import Result
 from adtrain.training.experiment import Experiment
-from adtrain.training.progress import Epoch, Interval, Observer
+from adtrain.training.metrics import METRICS, Epoch, Interval, Line, ResumedAt, Stopped, StopReason, Tested
+from adtrain.training.position import Progress
+from adtrain.training.progress import Observer
 from adtrain.training.step import TrainState
+from adtrain.training.summary import SUMMARY, Summary
 from adtrain.training.trainer import Start
 from adtrain.training.warm_start import MODEL
 
-CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
+CONFIG = "config.yaml"
 LAST, BEST = "last.safetensors", "best.safetensors"
 ALL = (CONFIG, METRICS, MODEL, LAST, BEST, SUMMARY)
 DEFAULT_PARENT = Path("runs")
@@ -70,7 +73,7 @@ class RunFolder:
             (self.path / SUMMARY).unlink(missing_ok=True)
         except OSError as error:
             raise unwritable(metrics, error) from error
-        self.append_metrics("resumed", {"epoch": progress.epoch, "step": progress.step})
+        self.append_metrics(ResumedAt(progress.epoch, progress.step))
         self.write_checkpoint(LAST, encode(experiment, start.checkpoint))
         if start.best is start.checkpoint:  # the process may have been killed between writing the two files
             self.write_checkpoint(BEST, encode(experiment, start.checkpoint))
@@ -100,10 +103,10 @@ class RunFolder:
                 raise AdtrainError(f"{self.path}: another process is training into this folder; wait for it") from None
             yield
 
-    def append_metrics(self, kind: str, values: dict[str, Any]) -> None:
+    def append_metrics(self, record: Line) -> None:
         """Append a line to the metrics. If the disk is full, nothing is appended."""
         path = self.path / METRICS
-        line = json.dumps({"kind": kind, **values}, allow_nan=False) + "\n"
+        line = json.dumps(plain(record), allow_nan=False) + "\n"
         size = path.stat().st_size if path.exists() else 0
         try:
             with path.open("a", encoding="utf-8") as file:
@@ -126,8 +129,8 @@ class RunFolder:
             raise unwritable(metrics, error) from error
         write_atomic(self.path / name, content)
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
-        write_atomic(self.path / SUMMARY, json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n")
+    def write_summary(self, summary: Summary) -> None:
+        write_atomic(self.path / SUMMARY, json.dumps(plain(summary), indent=2, allow_nan=False).encode() + b"\n")
 
     def files(self) -> list[str]:
         """The names of the run's files that exist."""
@@ -149,11 +152,10 @@ class Recorder(Observer):
         self.experiment = experiment
 
     def interval_done(self, interval: Interval) -> None:
-        self.folder.append_metrics("interval", {**interval._asdict(), "train": interval.train._asdict()})
+        self.folder.append_metrics(interval)
 
     def epoch_done(self, epoch: Epoch, state: TrainState) -> None:
-        scores = {"train": epoch.train._asdict(), "validation": epoch.validation and epoch.validation._asdict()}
-        self.folder.append_metrics("epoch", {**epoch._asdict(), **scores})
+        self.folder.append_metrics(epoch)
         self.folder.write_model(self.experiment, state)
 
     def checkpoint(self, checkpoint: Checkpoint, best: bool) -> None:
@@ -162,37 +164,12 @@ class Recorder(Observer):
         if best:
             self.folder.write_checkpoint(BEST, content)
 
-    def stopped(self, reason: str, progress: Progress) -> None:
-        self.folder.append_metrics("stopped", {"reason": reason, "epoch": progress.epoch, "step": progress.step})
+    def stopped(self, reason: StopReason, progress: Progress) -> None:
+        self.folder.append_metrics(Stopped(reason, progress.epoch, progress.step))
 
     def finished(self, result: Result) -> None:
         self.folder.write_model(self.experiment, result.state)
-        at = {"epoch": result.epochs, "step": result.steps}
-        self.folder.append_metrics("test", {**at, "test": result.test._asdict()})
-
-
-def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The valid lines of a run's metrics.jsonl; an unfinished last line is skipped.
-
-    When a run resumes at step S of epoch E, earlier lines about steps after S, and those of kind "epoch" from epoch E
-    on, become void. Raises AdtrainError where the file is missing or a line is not metrics.
-    """
-    path = run / METRICS
-    try:
-        *lines, _unfinished = read_regular(path).split(b"\n")
-    except OSError as error:
-        raise AdtrainError(f"{path}: cannot be read ({error.strerror})") from None
-    found: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line)
-            kind, epoch, step = record["kind"], int(record["epoch"]), int(record["step"])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise AdtrainError(f"{path}:{number}: found no metrics, expected a line of adtrain train") from None
-        if kind == "resumed":
-            found = [x for x in found if x["step"] <= step and not (x["kind"] == "epoch" and x["epoch"] >= epoch)]
-        found.append(record)
-    return found
+        self.folder.append_metrics(Tested(result.epochs, result.steps, result.test))
 
 
 def _create_given(path: Path) -> Path:

@@ -3,19 +3,124 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import adtrain
 from adtrain import nn
+from adtrain.config import records
+from adtrain.config.values import BestBy, Duration, Measured, Precision, Seed, Size, Total
 from adtrain.core.backend import backend
-from adtrain.training.endings import Result
+from adtrain.core.errors import AdtrainError
+from adtrain.files import read_regular
+from adtrain.training.endings import Ending, Result
+from adtrain.training.evaluation import Score
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.memory import planned_peak
 
-OP_FIELDS = ("op", "scope", "phase", "calls", "ms", "share", "flops", "bytes", "gflops_per_s", "gbytes_per_s")
+SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True)
+class OperationTime:
+    """All runs of one primitive in one scope and phase; counts and sums are of one step.
+
+    `ms` is the median over steps, `share` its part of the sum over all operations. FLOPs and bytes are the primitive's
+    `cost`. Rates are None where the clock saw no time pass.
+    """
+
+    op: str
+    scope: str
+    phase: str
+    calls: Total
+    ms: Duration
+    share: Duration
+    flops: Duration
+    bytes: Duration
+    gflops_per_s: Duration | None
+    gbytes_per_s: Duration | None
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Percentiles of the times of all steps, in milliseconds."""
+
+    median: Duration
+    p20: Duration
+    p80: Duration
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The planned peak for full batches, and the memory that the device has allocated, also for evaluation and
+    measurements; None if unknown."""
+
+    planned_bytes: Total | None
+    held_bytes: Total | None
+
+
+@dataclass(frozen=True)
+class BestEpoch:
+    """The best epoch by the metric `by`."""
+
+    by: BestBy
+    value: Measured | None
+    epoch: Total
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The content of summary.json. Times cover the training since the start or the resumption.
+
+    Attributes:
+        step_ms: None if no step was taken since the resumption.
+        ops, ops_sum_ms, ops_to_step_ratio: of a profile, with times per step; empty or None if nothing was profiled.
+    """
+
+    config: dict[str, Any]
+    device: str
+    device_name: str
+    precision: Precision
+    seed: Seed
+    parameters: Total
+    ended: Ending
+    best: BestEpoch
+    model_epoch: Total
+    epochs: Total
+    steps: Total
+    batch_size: Size
+    train_seconds: Duration
+    total_seconds: Duration
+    images_per_second: Duration | None
+    step_ms: StepTimes | None
+    memory: Memory
+    train: Score
+    validation: Score | None
+    test: Score
+    ops: tuple[OperationTime, ...]
+    ops_sum_ms: Duration | None
+    ops_to_step_ratio: Duration | None
+    versions: dict[str, str]
+
+
+def read_summary(run: Path) -> Summary | None:
+    """The summary of the run in a folder; None if the run is not finished.
+
+    Raises AdtrainError where the file cannot be read, or a value in it is missing or wrong.
+    """
+    path = run / SUMMARY
+    if not path.exists():
+        return None
+    try:
+        content = read_regular(path)
+    except OSError as error:
+        raise AdtrainError(f"{path}: cannot be read ({error.strerror or error})") from None
+    found: Summary = records.parse(Summary, content, str(path))
+    return found
 
 
 def summarize(
@@ -23,54 +128,47 @@ def summarize(
     result: Result,
     device: str,
     total_seconds: float,
-    ops: Sequence[Mapping[str, Any]] = (),
+    ops: Sequence[OperationTime] = (),
     ops_sum_ms: float | None = None,
     ops_to_step_ratio: float | None = None,
-) -> dict[str, Any]:
-    """The content of summary.json. Times cover the training since the start or the resumption.
-
-    `ops` are the rows of a profile, with times per step in milliseconds. Fields that were not measured are None or
-    empty.
-    """
+) -> Summary:
+    """The summary of a finished run."""
     cfg = experiment.config
-    return {
-        "config": cfg.model_dump(mode="json", exclude_none=True),
-        "device": device,
-        "device_name": backend(device).device_name(),
-        "precision": cfg.training.precision,
-        "seed": cfg.training.seed,
-        "parameters": nn.count_parameters(result.state.params),
-        "ended": result.ended,
-        "best": {"by": result.best.by, "value": result.best.value, "epoch": result.best.epoch},
-        "model_epoch": result.best.epoch if result.restored else result.epochs,
-        "epochs": result.epochs,
-        "steps": result.steps,
-        "batch_size": cfg.data.batch_size,
-        "train_seconds": result.train_seconds,
-        "total_seconds": total_seconds,
-        "images_per_second": result.images / result.train_seconds if result.images else None,
-        "step_ms": _step_ms(result.step_seconds),
-        "memory": _memory(experiment, device),
-        "train": result.train._asdict(),
-        "validation": result.validation._asdict() if result.validation is not None else None,
-        "test": result.test._asdict(),
-        "ops": [{field: row[field] for field in OP_FIELDS} for row in ops],
-        "ops_sum_ms": ops_sum_ms,
-        "ops_to_step_ratio": ops_to_step_ratio,
-        "versions": {"adtrain": adtrain.__version__, "python": platform.python_version(), "numpy": np.__version__},
-    }
+    return Summary(
+        config=cfg.model_dump(mode="json", exclude_none=True),
+        device=device,
+        device_name=backend(device).device_name(),
+        precision=cfg.training.precision,
+        seed=cfg.training.seed,
+        parameters=nn.count_parameters(result.state.params),
+        ended=result.ended,
+        best=BestEpoch(result.best.by, result.best.value, result.best.epoch),
+        model_epoch=result.best.epoch if result.restored else result.epochs,
+        epochs=result.epochs,
+        steps=result.steps,
+        batch_size=cfg.data.batch_size,
+        train_seconds=result.train_seconds,
+        total_seconds=total_seconds,
+        images_per_second=result.images / result.train_seconds if result.images else None,
+        step_ms=_step_ms(result.step_seconds),
+        memory=_memory(experiment, device),
+        train=result.train,
+        validation=result.validation,
+        test=result.test,
+        ops=tuple(ops),
+        ops_sum_ms=ops_sum_ms,
+        ops_to_step_ratio=ops_to_step_ratio,
+        versions={"adtrain": adtrain.__version__, "python": platform.python_version(), "numpy": np.__version__},
+    )
 
 
-def _step_ms(seconds: Sequence[float]) -> dict[str, float] | None:
-    """Percentiles of the steps' times in milliseconds; None if no step was taken since the resumption."""
+def _step_ms(seconds: Sequence[float]) -> StepTimes | None:
     if not seconds:
         return None
     p20, median, p80 = np.percentile(np.array(seconds) * 1e3, [20, 50, 80]).tolist()
-    return {"median": median, "p20": p20, "p80": p80}
+    return StepTimes(median, p20, p80)
 
 
-def _memory(experiment: Experiment, device: str) -> dict[str, int | None]:
-    """The planned peak for full batches, and the memory that the device has allocated, also for evaluation and
-    measurements; None if unknown."""
+def _memory(experiment: Experiment, device: str) -> Memory:
     planned = None if experiment.mode is Mode.EAGER else planned_peak(experiment, device)
-    return {"planned_bytes": planned, "held_bytes": backend(device).allocated()}
+    return Memory(planned, backend(device).allocated())

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from safetensors import SafetensorError, deserialize
 
+from adtrain.config import records
 from adtrain.core import tree
 from adtrain.core.errors import AdtrainError
 from adtrain.core.types import ArrayType
 from adtrain.files import read_regular
+
+T = TypeVar("T")
 
 METADATA_KEY = "adtrain"
 MAX_NAMED = 4
@@ -28,13 +31,13 @@ NAMES = {name: code for code, name in DTYPES.items()}
 _ORDER = ("int64", "float64", "float32", "uint32", "int32", "uint8", "bool")
 
 
-def encode(tensors: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> bytes:
-    """The file's content: the same bytes for the same arrays and metadata.
+def encode(tensors: Mapping[str, np.ndarray], about: object) -> bytes:
+    """The file's content: the same bytes for the same arrays and metadata `about`, a dataclass.
 
     Written here, because the library's writer aborts the process where memory is short. Arrays are sorted by dtype, the
     largest first, then by name, as the library sorts them; the header is padded to 8 bytes.
     """
-    header: dict[str, Any] = {"__metadata__": {METADATA_KEY: json.dumps(about, allow_nan=False)}}
+    header: dict[str, Any] = {"__metadata__": {METADATA_KEY: json.dumps(records.plain(about), allow_nan=False)}}
     end, parts = 0, []
     for name, x in sorted(tensors.items(), key=lambda item: (_ORDER.index(item[1].dtype.name), item[0])):
         begin, end = end, end + x.nbytes
@@ -67,12 +70,14 @@ class TensorFile:
             raise AdtrainError(f"{path}: cannot be read ({' '.join(str(error).split())})") from None
         try:
             header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-            about = json.loads(header["__metadata__"][METADATA_KEY])
+            self._metadata = header["__metadata__"][METADATA_KEY]
         except (KeyError, ValueError, RecursionError):
-            about = None
-        if not isinstance(about, dict):
-            raise AdtrainError(f"{path}: found no adtrain metadata, expected a file that adtrain train wrote")
-        self.about: dict[str, Any] = about
+            raise AdtrainError(f"{path}: found no adtrain metadata, expected a file that adtrain train wrote") from None
+
+    def metadata(self, kind: type[T]) -> T:
+        """The metadata as a dataclass. Raises AdtrainError where a value is missing or wrong."""
+        found: T = records.parse(kind, self._metadata, f"{self.path}: metadata")
+        return found
 
     def types(self) -> dict[str, str]:
         """The type of each array according to the header, such as `float32[3, 32]`."""

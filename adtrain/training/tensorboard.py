@@ -6,7 +6,8 @@ from pathlib import Path
 
 from adtrain.core.errors import AdtrainError
 from adtrain.training.evaluation import Score
-from adtrain.training.progress import Epoch, Interval, Observer
+from adtrain.training.metrics import Epoch, Interval
+from adtrain.training.progress import Observer
 from adtrain.training.step import TrainState
 
 FOLDER = "tensorboard"

@@ -11,15 +11,16 @@ import numpy as np
 from adtrain.core.errors import AdtrainError, OutOfMemory
 from adtrain.data import DataError, Split
 from adtrain.training import not_finite
-from adtrain.training.best import Best
-from adtrain.training.checkpoint import Checkpoint, Progress, fetch, finite
+from adtrain.training.checkpoint import Checkpoint, fetch, finite
 from adtrain.training.endings import Interrupted, NotFinite, Result, ended
 from adtrain.training.evaluation import Score, evaluate
 from adtrain.training.examples import on_device
 from adtrain.training.experiment import LOG_ROWS, Experiment
 from adtrain.training.loop import StepLoop, batches_of
 from adtrain.training.memory import too_large
-from adtrain.training.progress import Epoch, Interval, Observer
+from adtrain.training.metrics import Epoch, Interval
+from adtrain.training.position import Progress
+from adtrain.training.progress import Observer
 from adtrain.training.step import TrainState
 
 MARK_SECONDS = 1.0
@@ -82,7 +83,7 @@ class _Training:
         self.stop, self.every_step_checked = stop, every_step_checked
         if start is None:
             state = experiment.initial_state(device)
-            self.last_good = Checkpoint(fetch(state)(), Progress(Best(experiment.best_by)))
+            self.last_good = Checkpoint(fetch(state)(), Progress.start(experiment.best_by))
         else:
             self.last_good, state = start.checkpoint, start.checkpoint.on_device(device)
         self.restores_best = experiment.config.training.early_stopping is not None

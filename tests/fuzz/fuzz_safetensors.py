@@ -17,7 +17,6 @@ with atheris.instrument_imports(include=["adtrain.training"]):
     from adtrain import config, nn, training
     from adtrain.core.errors import AdtrainError
     from adtrain.training import checkpoint, model_file
-    from adtrain.training.best import Best
 
 OPTIONS = ["data.dataset=null", "data.path=none", "model.input=[4]", "model.layers=[{linear: 2}, batch_norm1d]"]
 PARAMETERS = (4 + 1) * 2 + 2 * 2
@@ -31,7 +30,7 @@ def main() -> None:
         corpus.mkdir()
         (run / "config.yaml").write_text(experiment.config_text)
         state = experiment.initial_state("cpu")
-        start = checkpoint.Checkpoint(checkpoint.fetch(state)(), checkpoint.Progress(Best(experiment.best_by)))
+        start = checkpoint.Checkpoint(checkpoint.fetch(state)(), training.Progress.start(experiment.best_by))
         for name, file in (
             ("model", model_file.encode(experiment, state)),
             ("last", checkpoint.encode(experiment, start)),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from html import escape
 from importlib import resources
 from typing import Any
 
 from adtrain.bench.page import against, analysis, candidates, compare, operations, step
 from adtrain.bench.timing.records import remarks
 from adtrain.report import parts
+from adtrain.report.markup import Markup, html, join
 
 KINDS = {
     "ops": operations,
@@ -22,18 +22,17 @@ KINDS = {
 """From the kind of a result to the module with its `title` and `body`."""
 
 
-def render(result: Mapping[str, Any]) -> str:
+def render(result: Mapping[str, Any]) -> Markup:
     """The page of a result, as `--json` writes it."""
     module, measured = KINDS[result["kind"]], result["kind"] != "compare"
-    title = escape(module.title(result))
-    content = [f"<header><h1>{title}</h1><p>{escape(_about(result))}</p></header>\n"]
+    content = [html("<header><h1>{}</h1><p>{}</p></header>\n", module.title(result), _about(result))]
     if measured:
-        content += [f'<p class="notice">{escape(line)}</p>\n' for line in remarks(result)[1:]]
+        content += [html('<p class="notice">{}</p>\n', line) for line in remarks(result)[1:]]
     content += module.body(result)
     if measured:
         content.append(parts.section("How it was measured", parts.facts(dict(_protocol(result)))))
     style = resources.files("adtrain.bench.page").joinpath("bench.css").read_text(encoding="utf-8")
-    return parts.document(f"adtrain bench: {module.title(result)}", "".join(content), style)
+    return parts.document(f"adtrain bench: {module.title(result)}", join(content), style)
 
 
 def _about(result: Mapping[str, Any]) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from html import escape
 from typing import Any
 
 from adtrain.bench.page import cells
 from adtrain.bench.page.intervals import Scale
 from adtrain.bench.peers.systems import ADTRAIN
 from adtrain.report import parts
+from adtrain.report.markup import Markup, html, join
 
 KINDS = ("series-2", "series-3", "series-4", "series-5", "series-6", "series-1")
 """CSS classes with the colours of the peers, in the order of the result."""
@@ -32,7 +32,7 @@ def title(result: Mapping[str, Any]) -> str:
     return f"{ADTRAIN} against {' and '.join(packages) or 'no peer'}"
 
 
-def body(result: Mapping[str, Any]) -> Iterable[str]:
+def body(result: Mapping[str, Any]) -> Iterable[Markup]:
     """All ratios on one axis, if there are several rows; then a section for each config."""
     rows, steps = _rows(result), result.get("steps", ())
     scale = Scale(ratio for row in rows for ratio in row["ratios"].values())
@@ -43,7 +43,7 @@ def body(result: Mapping[str, Any]) -> Iterable[str]:
         yield parts.section("Ratios", _all_ratios(rows, scale))
     for row in steps:
         about = f"batch {row['batch_size']}, {row['precision']}, {', '.join(row['overrides'])}"
-        yield parts.section(escape(row["config"]), _systems(row, scale) + parts.note(escape(about)) + _absent([row]))
+        yield parts.section(row["config"], _systems(row, scale) + parts.note(about) + _absent([row]))
 
 
 def _rows(result: Mapping[str, Any]) -> list[Row]:
@@ -61,26 +61,26 @@ def _fastest(steps: Iterable[Row]) -> Iterator[tuple[str, str]]:
             yield f"{row['config']}, the fastest peer: {peer}", f"{cells.factor(ratio)} x"
 
 
-def _all_ratios(rows: Sequence[Row], scale: Scale) -> str:
+def _all_ratios(rows: Sequence[Row], scale: Scale) -> Markup:
     """A line for each config, or each operation's phase, with a point for each peer."""
     kinds = dict(zip(_peers(rows), KINDS, strict=False))
     columns = {"": "text", f"{ADTRAIN}, ms": "", "  ": "lane-cell", **dict.fromkeys(kinds, "minor")}
-    found = [
+    found: list[list[str]] = [
         [_name(row), cells.time(row["times"].get(ADTRAIN)),
          scale.lane((kinds.get(peer, "series-1"), peer, ratio) for peer, ratio in row["ratios"].items()),
          *(_ratio(row, peer) for peer in kinds)]
         for row in rows
     ]  # fmt: skip
     found.append(["", "", scale.axis(), *[""] * len(kinds)])
-    keys = " ".join(parts.key(kind, escape(peer)) for peer, kind in kinds.items())
+    keys = join((parts.key(kind, peer) for peer, kind in kinds.items()), " ")
     absent = "" if "config" in rows[0] else _absent(rows)
-    return f'<p class="keys">{keys}</p>\n{parts.table(columns, found, "ratios")}{absent}'
+    return html('<p class="keys">{}</p>\n{}{}', keys, parts.table(columns, found, "ratios"), absent)
 
 
-def _name(row: Row) -> str:
+def _name(row: Row) -> Markup:
     if "config" in row:
-        return f"<b>{escape(row['config'])}</b> batch {row['batch_size']}"
-    return f"<b>{escape(row['op'])}</b> {escape(row['size'])}, {row['phase']}"
+        return html("<b>{}</b> batch {}", row["config"], row["batch_size"])
+    return html("<b>{}</b> {}, {}", row["op"], row["size"], row["phase"])
 
 
 def _ratio(row: Row, peer: str) -> str:
@@ -89,10 +89,10 @@ def _ratio(row: Row, peer: str) -> str:
     if peer not in row["ratios"]:
         return ""
     ratio = row["ratios"][peer]
-    return f"{cells.factor(ratio['median'])}<small>{cells.range_of(ratio)}</small>"
+    return html("{}<small>{}</small>", cells.factor(ratio["median"]), cells.range_of(ratio))
 
 
-def _systems(row: Row, scale: Scale) -> str:
+def _systems(row: Row, scale: Scale) -> Markup:
     """The systems of a config's step, a line each."""
     found = []
     for system, time in row["times"].items():
@@ -104,12 +104,12 @@ def _systems(row: Row, scale: Scale) -> str:
         elif system in row["different"]:
             cols[0] = "different results"
         error = f"{row['off'][system]:.0e}" if row["off"][system] else ""
-        found.append([escape(system), cells.time(time), *cols, f"{row['peak_mib'][system]:,.0f}", error])
+        found.append([system, cells.time(time), *cols, f"{row['peak_mib'][system]:,.0f}", error])
     found.append(["", "", "", "", scale.axis(), "", ""])
     return parts.table(SYSTEMS, found, "systems")
 
 
-def _absent(rows: Iterable[Row]) -> str:
+def _absent(rows: Iterable[Row]) -> Markup:
     """Why systems were skipped or failed."""
     lines = dict.fromkeys(
         f"{system} {how}: {reason}"
@@ -117,4 +117,4 @@ def _absent(rows: Iterable[Row]) -> str:
         for how in ("skipped", "failed")
         for system, reason in row[how].items()
     )
-    return "".join(parts.note(escape(line)) for line in lines)
+    return join(parts.note(line) for line in lines)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import Any
 
 from adtrain.bench.page import cells
@@ -11,6 +10,7 @@ from adtrain.bench.page.curves import Line, figure
 from adtrain.bench.page.intervals import Scale
 from adtrain.bench.timing.records import milliseconds
 from adtrain.report import parts
+from adtrain.report.markup import Markup, html, join
 
 KINDS = {"gpu": "series-2", "gpu+copies": "series-3"}
 """From labels to CSS classes with their colours; other labels are grey."""
@@ -23,7 +23,7 @@ def title(result: Mapping[str, Any]) -> str:
     return " against ".join(result["protocol"]["devices"].values())
 
 
-def body(result: Mapping[str, Any]) -> Iterable[str]:
+def body(result: Mapping[str, Any]) -> Iterable[Markup]:
     configs, operations = result.get("configs", ()), result.get("operations", ())
     yield parts.tiles(
         (f"{found['config']}, {label}", _times_faster(speedup["median"]))
@@ -44,15 +44,15 @@ def body(result: Mapping[str, Any]) -> Iterable[str]:
         drawn = [_speedups(f"{found['of']}, over the {found['over']}", found["over"], found) for found in growing]
         yield parts.section("Over width and depth", _figures(drawn))
     if "launch" in result:
-        yield parts.section(f"Launch shapes: {escape(result['launch']['kernel'])}", _launches(result["launch"]["rows"]))
-        yield parts.section(f"Candidates: {escape(result['candidates']['problem'])}", _candidates(result["candidates"]))
+        yield parts.section(f"Launch shapes: {result['launch']['kernel']}", _launches(result["launch"]["rows"]))
+        yield parts.section(f"Candidates: {result['candidates']['problem']}", _candidates(result["candidates"]))
 
 
 def _times_faster(speedup: float) -> str:
     return f"{cells.factor(speedup)} x faster" if speedup >= 1 else f"{cells.factor(1 / speedup)} x slower"
 
 
-def _speedups(title: str, size: str, found: Mapping[str, Any]) -> str:
+def _speedups(title: str, size: str, found: Mapping[str, Any]) -> Markup:
     rows = found["rows"]
     lines = []
     for label in dict.fromkeys(label for row in rows for label in row["speedups"]):
@@ -70,22 +70,21 @@ def _kind(label: str) -> str:
     return KINDS.get(label, "series-1")
 
 
-def _figures(drawn: Iterable[str]) -> str:
-    return f'<div class="curves">\n{"".join(drawn)}</div>\n'
+def _figures(drawn: Iterable[str]) -> Markup:
+    return html('<div class="curves">\n{}</div>\n', join(drawn))
 
 
-def _crossovers(operations: Sequence[Mapping[str, Any]]) -> str:
+def _crossovers(operations: Sequence[Mapping[str, Any]]) -> Markup:
     """The sizes at which each label is faster than the CPU, a row for each operation."""
     labels = dict.fromkeys(label for found in operations for label in found["crossover"])
     columns = {"operation": "text", "n is": "text minor", **{f"{label} is faster": "left" for label in labels}}
     rows = [
-        [escape(found["op"]), escape(found["what"]), *(found["crossover"][label]["says"] for label in labels)]
-        for found in operations
+        [found["op"], found["what"], *(found["crossover"][label]["says"] for label in labels)] for found in operations
     ]
     return parts.table(columns, rows)
 
 
-def _config(found: Mapping[str, Any], scale: Scale) -> Iterable[str]:
+def _config(found: Mapping[str, Any], scale: Scale) -> Iterable[Markup]:
     rows = []
     for label, time in found["times"].items():
         speedup = found["speedups"].get(label)
@@ -97,14 +96,14 @@ def _config(found: Mapping[str, Any], scale: Scale) -> Iterable[str]:
     rows.append(["", "", "", "", scale.axis()])
     about = ", ".join([f"A step of {found['batch_size']} images", *found["overrides"]])
     skipped = f" Naive loops skipped: {found['without_naive']}." if "without_naive" in found else ""
-    content = parts.table(TIMES, rows, "systems") + parts.note(escape(f"{about}.{skipped}"))
-    yield parts.section(escape(found["config"]), content)
+    content = parts.table(TIMES, rows, "systems") + parts.note(f"{about}.{skipped}")
+    yield parts.section(found["config"], content)
     over_batches = _figures([_speedups(f"{found['config']} over the batch size", "batch", found["batches"])])
-    title = f"{escape(found['config'])} by layer and over the batch size"
-    yield parts.section(title, f'<div class="columns">\n{_layers(found)}{over_batches}</div>\n')
+    title = f"{found['config']} by layer and over the batch size"
+    yield parts.section(title, html('<div class="columns">\n{}{}</div>\n', _layers(found), over_batches))
 
 
-def _layers(found: Mapping[str, Any]) -> str:
+def _layers(found: Mapping[str, Any]) -> Markup:
     """Milliseconds of each layer on each device, on one scale."""
     layers = found["layers"]
     labels = list(layers[0]["ms"])
@@ -113,37 +112,37 @@ def _layers(found: Mapping[str, Any]) -> str:
     def bars(times: Mapping[str, float]) -> Iterable[str]:
         return (parts.bar(ms / most, milliseconds(ms), _kind(label)) for label, ms in times.items())
 
-    rows = [[escape(row["layer"]) or "(no layer)", *bars(row["ms"])] for row in layers]
+    rows = [[row["layer"] or "(no layer)", *bars(row["ms"])] for row in layers]
     columns = {"layer": "text", **{f"{label}, ms": "" for label in labels}}
-    return f"<div>{parts.table(columns, rows)}{parts.note('With a kernel for each operation.')}</div>\n"
+    return html("<div>{}{}</div>\n", parts.table(columns, rows), parts.note("With a kernel for each operation."))
 
 
-def _launches(rows: Sequence[Mapping[str, Any]]) -> str:
+def _launches(rows: Sequence[Mapping[str, Any]]) -> Markup:
     """GB/s by threads a block (across) and blocks (down); darker is faster."""
     threads, blocks = (sorted({row[name] for row in rows if not row["rule"]}) for name in ("threads", "blocks"))
     by_shape = {(row["blocks"], row["threads"]): row["gbytes_per_s"] for row in rows}
     best = max(by_shape.values())
 
-    def cell(shape: tuple[int, int]) -> str:
+    def cell(shape: tuple[int, int]) -> Markup:
         if shape not in by_shape:
-            return "<td></td>"
-        return f'<td class="wrong" style="--share:{by_shape[shape] / best:.3f}">{by_shape[shape]:,.0f}</td>'
+            return Markup("<td></td>")
+        return html('<td class="wrong" style="--share:{:.3f}">{:,.0f}</td>', by_shape[shape] / best, by_shape[shape])
 
-    head = "".join(f'<th scope="col">{n}</th>' for n in threads)
-    body = "".join(
-        f'<tr><th scope="row">{n:,}</th>{"".join(cell((n, each)) for each in threads)}</tr>\n' for n in blocks
+    head = join(html('<th scope="col">{}</th>', n) for n in threads)
+    body = join(
+        html('<tr><th scope="row">{:,}</th>{}</tr>\n', n, join(cell((n, each)) for each in threads)) for n in blocks
     )
-    matrix = f'<table class="confusion"><thead><tr><td></td>{head}</tr></thead><tbody>\n{body}</tbody></table>'
+    matrix = html('<table class="confusion"><thead><tr><td></td>{}</tr></thead><tbody>\n{}</tbody></table>', head, body)
     (rule,) = (row for row in rows if row["rule"])
     chosen = f"{rule['threads']} threads and {rule['blocks']:,} blocks, {rule['gbytes_per_s']:,.0f} GB/s"
     note = f"GB/s by threads a block, across, and blocks, down. The rule chooses {chosen}."
-    return f'<div class="wide">{matrix}</div>\n{parts.note(note)}'
+    return html('<div class="wide">{}</div>\n{}', matrix, parts.note(note))
 
 
-def _candidates(found: Mapping[str, Any]) -> str:
+def _candidates(found: Mapping[str, Any]) -> Markup:
     slowest = max(row["us"] for row in found["rows"])
     rows = [
-        [escape(row["kernel"]), parts.bar(row["us"] / slowest, f"{row['us']:.2f}"),
+        [row["kernel"], parts.bar(row["us"] / slowest, f"{row['us']:.2f}"),
          ", ".join(mark for mark in ("taken", "rule") if row[mark])]
         for row in found["rows"]
     ]  # fmt: skip

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from html import escape
 from math import log10
 from typing import Any
 
 from adtrain.bench.timing.records import milliseconds
+from adtrain.report.markup import Markup, html
 
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def time(record: Mapping[str, Any] | None) -> str:
+def time(record: Mapping[str, Any] | None) -> Markup:
     """Milliseconds, marked with "~" if noisy, with the interval as a tooltip."""
     if record is None:
-        return ""
+        return Markup()
     tooltip = f"95% interval {interval(record)} ms; {record['samples']} samples of {record['repeats']}"
-    return f'<span title="{tooltip}">{"~" if record["noisy"] else ""}{milliseconds(record["median_ms"])}</span>'
+    return html(
+        '<span title="{}">{}{}</span>', tooltip, "~" if record["noisy"] else "", milliseconds(record["median_ms"])
+    )
 
 
 def interval(record: Mapping[str, Any]) -> str:
@@ -39,7 +41,7 @@ def rate(billions: float | None) -> str:
     """GFLOP/s or GB/s; empty for 0 or None."""
     if not billions:
         return ""
-    return f"{billions:,.0f}" if billions >= 100 else f"{billions:.3g}" if billions >= 0.01 else "&lt;0.01"
+    return f"{billions:,.0f}" if billions >= 100 else f"{billions:.3g}" if billions >= 0.01 else "<0.01"
 
 
 def share(part: float | None) -> str:
@@ -65,6 +67,6 @@ def power(n: float) -> str:
     return f"{n:,g}" if 1e-3 <= n < 1e5 else "10" + f"{round(log10(n))}".translate(SUPERSCRIPTS)
 
 
-def mark(kind: str, percent: float, tooltip: str) -> str:
+def mark(kind: str, percent: float, tooltip: str) -> Markup:
     """A bar of the given width; `kind` is the CSS class with its colour."""
-    return f'<i class="{kind}" style="width:{percent:.2f}%" title="{escape(tooltip)}"></i>'
+    return html('<i class="{}" style="width:{:.2f}%" title="{}"></i>', kind, percent, tooltip)

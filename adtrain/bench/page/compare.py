@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from html import escape
 from typing import Any
 
 from adtrain.bench.compare import MIN_CHANGE
 from adtrain.bench.timing.records import milliseconds
 from adtrain.report import parts
+from adtrain.report.markup import Markup, html, join
 
 COLUMNS = {"time": "text", "before ms": "", "after ms": "", "change": ""}
 CONDITIONS = {"condition": "left", "before": "text", "after": "text"}
@@ -18,7 +18,7 @@ def title(result: Mapping[str, Any]) -> str:
     return "Changed times"
 
 
-def body(result: Mapping[str, Any]) -> Iterable[str]:
+def body(result: Mapping[str, Any]) -> Iterable[Markup]:
     changes = {kind: result[kind] for kind in ("slower", "faster")}
     yield parts.tiles(
         [(kind, f"{len(found)}") for kind, found in changes.items()] + [("the same", f"{result['same']}")]
@@ -26,7 +26,7 @@ def body(result: Mapping[str, Any]) -> Iterable[str]:
     most = max((abs(each["change"]) for found in changes.values() for each in found), default=1.0)
     for kind, found in changes.items():
         rows = [
-            [escape(each["name"]), milliseconds(each["before_ms"]), milliseconds(each["after_ms"]),
+            [each["name"], milliseconds(each["before_ms"]), milliseconds(each["after_ms"]),
              parts.bar(abs(each["change"]) / most, f"{each['change']:+.1%}", kind)]
             for each in found
         ]  # fmt: skip
@@ -35,9 +35,9 @@ def body(result: Mapping[str, Any]) -> Iterable[str]:
     yield parts.note(f"Listed are changes of more than {MIN_CHANGE:.0%} and beyond both confidence intervals.")
     for where in ("before", "after"):
         if names := result[f"only_{where}"]:
-            listed = "".join(f"<li>{escape(name)}</li>" for name in names)
-            content = f"<details><summary>{len(names)} times</summary><ul>{listed}</ul></details>\n"
+            listed = join(html("<li>{}</li>", name) for name in names)
+            content = html("<details><summary>{} times</summary><ul>{}</ul></details>\n", len(names), listed)
             yield parts.section(f"Only {where}", content)
     if result["protocol"]:
-        rows = [[escape(name), *(escape(str(x)) for x in pair)] for name, pair in result["protocol"].items()]
+        rows = [[name, *map(str, pair)] for name, pair in result["protocol"].items()]
         yield parts.section("Differences of the protocol", parts.table(CONDITIONS, rows))

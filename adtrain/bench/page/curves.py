@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import NamedTuple
 
 from adtrain.bench.page import cells
 from adtrain.report import parts
+from adtrain.report.markup import Markup, html, join
 from adtrain.report.plot import Axis, Plot, Point
 from adtrain.report.ticks import log_ticks
 
@@ -31,7 +31,9 @@ class Line(NamedTuple):
     crosses: float | None = None
 
 
-def figure(title: str, size: str, unit: str, lines: Sequence[Line], level: float | None = None, note: str = "") -> str:
+def figure(
+    title: str, size: str, unit: str, lines: Sequence[Line], level: float | None = None, note: str = ""
+) -> Markup:
     """The lines with their legend.
 
     Args:
@@ -56,10 +58,10 @@ def figure(title: str, size: str, unit: str, lines: Sequence[Line], level: float
             plot.marker(at, y, line.kind, f"{line.name} at {at:,g}: {cells.factor(y)}")
         if line.crosses is not None and level is not None:
             plot.marker(line.crosses, level, f"crossing {line.kind}", f"{line.name}: from {line.crosses:,.0f}", 5)
-    keys = "".join(parts.key(line.kind, escape(line.name)) for line in lines)
-    subtitle = f'<span class="subtitle">{escape(note)}</span>' if note else ""
-    caption = f"<figcaption><strong>{escape(title)}</strong>{subtitle}{keys}</figcaption>"
-    return f"<figure>{caption}{plot.svg()}</figure>\n"
+    keys = join(parts.key(line.kind, line.name) for line in lines)
+    subtitle = html('<span class="subtitle">{}</span>', note) if note else ""
+    caption = html("<figcaption><strong>{}</strong>{}{}</figcaption>", title, subtitle, keys)
+    return html("<figure>{}{}</figure>\n", caption, plot.svg())
 
 
 def _thinned(sizes: Sequence[float]) -> Sequence[float]:

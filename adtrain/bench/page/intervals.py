@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from math import log
 from typing import Any
 
 from adtrain.bench.page import cells
+from adtrain.report.markup import Markup, html, join
 from adtrain.report.ticks import log_ticks
 
 
@@ -22,35 +22,37 @@ class Scale:
         """The position of the ratio on the axis, in percent."""
         return 100 * log(ratio / self.ticks[0]) / log(self.ticks[-1] / self.ticks[0])
 
-    def lane(self, marks: Iterable[tuple[str, str, Mapping[str, Any]]]) -> str:
+    def lane(self, marks: Iterable[tuple[str, str, Mapping[str, Any]]]) -> Markup:
         """The medians as points and their intervals as lines, one below the other, over the grid.
 
         Args:
             marks: for each ratio the CSS class with its colour, its name, and its record.
         """
         found = list(marks)
-        drawn = "".join(self._mark(f"{(i + 1) / (len(found) + 1):.0%}", *mark) for i, mark in enumerate(found))
-        return f'<div class="interval">{self._grid()}{drawn}</div>'
+        drawn = join(self._mark(f"{(i + 1) / (len(found) + 1):.0%}", *mark) for i, mark in enumerate(found))
+        return html('<div class="interval">{}{}</div>', self._grid(), drawn)
 
-    def axis(self) -> str:
+    def axis(self) -> Markup:
         """The labels of the ticks."""
         one = self.ticks.index(1.0)
-        ticks = "".join(
-            f'<span class="{"minor" if (i - one) % 2 else ""}" style="left:{self.percent(tick):.2f}%">{tick:g}</span>'
-            for i, tick in enumerate(self.ticks)
+        kinds = ["minor" if (i - one) % 2 else "" for i in range(len(self.ticks))]
+        ticks = join(
+            html('<span class="{}" style="left:{:.2f}%">{:g}</span>', kind, self.percent(tick), tick)
+            for kind, tick in zip(kinds, self.ticks, strict=True)
         )
-        return f'<div class="interval ticks">{ticks}</div>'
+        return html('<div class="interval ticks">{}</div>', ticks)
 
-    def _grid(self) -> str:
-        return "".join(
-            f'<u class="{"one" if tick == 1 else ""}" style="left:{self.percent(tick):.2f}%"></u>'
+    def _grid(self) -> Markup:
+        return join(
+            html('<u class="{}" style="left:{:.2f}%"></u>', "one" if tick == 1 else "", self.percent(tick))
             for tick in self.ticks
         )
 
-    def _mark(self, down: str, kind: str, name: str, ratio: Mapping[str, Any]) -> str:
+    def _mark(self, down: str, kind: str, name: str, ratio: Mapping[str, Any]) -> Markup:
         low, at, high = (self.percent(ratio[end]) for end in ("low", "median", "high"))
-        tooltip = escape(f"{name}: {cells.factor(ratio['median'])}, {cells.range_of(ratio)}")
-        return (
-            f'<i class="{kind}" style="top:{down};left:{low:.2f}%;width:{high - low:.2f}%"></i>'
-            f'<b class="{kind}" style="top:{down};left:{at:.2f}%" title="{tooltip}"></b>'
+        tooltip = f"{name}: {cells.factor(ratio['median'])}, {cells.range_of(ratio)}"
+        return html(
+            '<i class="{0}" style="top:{1};left:{2:.2f}%;width:{3:.2f}%"></i>'
+            '<b class="{0}" style="top:{1};left:{4:.2f}%" title="{5}"></b>',
+            *(kind, down, low, high - low, at, tooltip),
         )

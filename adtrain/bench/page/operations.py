@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from html import escape
 from typing import Any
 
 from adtrain.bench.page import cells, roofline
 from adtrain.bench.page.roofline import Dot
 from adtrain.report import parts
+from adtrain.report.markup import Markup, html
 
 COLUMNS = {
     "operation": "text",
@@ -27,7 +27,7 @@ def title(result: Mapping[str, Any]) -> str:
     return "Operations"
 
 
-def body(result: Mapping[str, Any]) -> Iterable[str]:
+def body(result: Mapping[str, Any]) -> Iterable[Markup]:
     rows, peak = result["ops"], result["protocol"]["roofline"]
     best = {unit: max((row[field] or 0.0 for row in rows), default=0.0) for unit, field in RATES.items()}
     yield parts.tiles(
@@ -45,7 +45,8 @@ def body(result: Mapping[str, Any]) -> Iterable[str]:
     ordered = [row for row in rows if largest[row["op"], row["variant"], row["phase"]] is row]
     yield parts.section("At the largest size", _table(ordered, minor="size"))
     yield parts.section(
-        "At every size", f"<details><summary>{len(rows)} times</summary>{_table(rows, minor='of peak')}</details>\n"
+        "At every size",
+        html("<details><summary>{} times</summary>{}</details>\n", len(rows), _table(rows, minor="of peak")),
     )
 
 
@@ -59,10 +60,10 @@ def _name(row: Mapping[str, Any]) -> str:
     return f"{row['op']} {row['variant']}".strip()
 
 
-def _table(rows: Iterable[Mapping[str, Any]], minor: str) -> str:
+def _table(rows: Iterable[Mapping[str, Any]], minor: str) -> Markup:
     """`minor` is the column that narrow screens leave out."""
     found = [
-        [escape(_name(row)).replace("_", "_<wbr>"), row["size"], row["phase"],
+        [parts.breakable(_name(row), after="_"), row["size"], row["phase"],
          cells.time(row["time"]), cells.interval(row["time"]),
          cells.rate(row["gflops_per_s"]), cells.rate(row["gbytes_per_s"]),
          parts.bar(min(row["of_roofline"] or 0.0, 1.0), cells.share(row["of_roofline"]))]

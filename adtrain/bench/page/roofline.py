@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from adtrain.bench.page.cells import power
 from adtrain.report import parts
+from adtrain.report.markup import Markup, html, join
 from adtrain.report.plot import Axis, Plot, Point
 from adtrain.report.ticks import log_ticks
 
@@ -65,7 +66,7 @@ class Roof(NamedTuple):
         return self.arithmetic / self.memory
 
 
-def figures(groups: Mapping[str, Sequence[Dot]], peak: Mapping[str, Any], precision: str) -> str:
+def figures(groups: Mapping[str, Sequence[Dot]], peak: Mapping[str, Any], precision: str) -> Markup:
     """A picture for each group that has points, on the same axes, with a legend."""
     rates = peak["gflops_per_s"]
     kind = precision if precision in rates else "float32"
@@ -76,16 +77,20 @@ def figures(groups: Mapping[str, Sequence[Dot]], peak: Mapping[str, Any], precis
         return parts.note("No operation here has FLOPs.")
     xs = log_ticks(*_ends([*(x for x, _ in drawn), roof.ridge]))
     ys = log_ticks(*_ends([*(y for _, y in drawn), roof.arithmetic]))
-    keys = parts.key("memory", f"limited by memory: <b>{roof.memory:,.1f} GB/s</b> of a large copy")
-    keys += " " + parts.key("arithmetic", f"by arithmetic: <b>{roof.arithmetic:,.1f} GFLOP/s</b> of {kind} products")
-    pictures = "".join(_figure(title, dots, roof, xs, ys) for title, dots in shown.items() if dots)
+    keys = parts.key("memory", html("limited by memory: <b>{:,.1f} GB/s</b> of a large copy", roof.memory))
+    keys += html(" ") + parts.key(
+        "arithmetic", html("by arithmetic: <b>{:,.1f} GFLOP/s</b> of {} products", roof.arithmetic, kind)
+    )
+    pictures = join(_figure(title, dots, roof, xs, ys) for title, dots in shown.items() if dots)
     left_out = sum(map(len, groups.values())) - len(drawn)
     note = "A point is an operation; the line is the measured peak of the device, which data in caches may exceed."
     note += f" {left_out} without FLOPs are left out." if left_out else ""
-    return f'<p class="keys">{keys}</p>\n<div class="curves wide-curves">\n{pictures}</div>\n{parts.note(note)}'
+    return html(
+        '<p class="keys">{}</p>\n<div class="curves wide-curves">\n{}</div>\n{}', keys, pictures, parts.note(note)
+    )
 
 
-def _figure(title: str, dots: Sequence[Dot], roof: Roof, xs: Sequence[float], ys: Sequence[float]) -> str:
+def _figure(title: str, dots: Sequence[Dot], roof: Roof, xs: Sequence[float], ys: Sequence[float]) -> Markup:
     x, y = (Axis(unit, ticks, power, logarithmic=True) for unit, ticks in (("FLOP / byte", xs), ("GFLOP/s", ys)))
     plot = Plot(f"{title}: GFLOP/s over FLOP/byte", x, y, WIDTH, HEIGHT)
     start = max(xs[0], ys[0] / roof.memory)
@@ -99,7 +104,7 @@ def _figure(title: str, dots: Sequence[Dot], roof: Roof, xs: Sequence[float], ys
     lines = [point for a, b in pairwise(ends) for point in _between(plot.at(*a), plot.at(*b))]
     for at, name in _names(plot, dots, covered, lines):
         plot.text(at, name, "name")
-    return f"<figure><figcaption><strong>{title}</strong></figcaption>{plot.svg()}</figure>\n"
+    return html("<figure><figcaption><strong>{}</strong></figcaption>{}</figure>\n", title, plot.svg())
 
 
 def _around(at: Point, radius: float) -> list[Point]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from itertools import accumulate
 from math import sqrt
 from typing import Any
@@ -13,6 +12,7 @@ from adtrain.bench.page.curves import Line, figure
 from adtrain.bench.page.roofline import Dot
 from adtrain.bench.timing.records import milliseconds
 from adtrain.report import parts
+from adtrain.report.markup import Markup, html, join
 from adtrain.report.parts import breakable
 
 PHASES = ("forward", "backward", "update")
@@ -33,7 +33,7 @@ def title(result: Mapping[str, Any]) -> str:
     return f"{result['config']}: a training step"
 
 
-def body(result: Mapping[str, Any]) -> Iterable[str]:
+def body(result: Mapping[str, Any]) -> Iterable[Markup]:
     modes, memory = result["modes"], result["memory"]
     fused = modes["fused"]
     found = [
@@ -59,25 +59,26 @@ def body(result: Mapping[str, Any]) -> Iterable[str]:
         yield parts.section("Over the batch size", _batches(batches))
 
 
-def _modes(modes: Mapping[str, Any]) -> str:
+def _modes(modes: Mapping[str, Any]) -> Markup:
     """A bar of all operations for each mode, on one scale, and a table."""
     longest = max(max(row["step"]["median_ms"], _whole(row["ops"])) for row in modes.values())
-    bars = "".join(
-        f'<dt>{name}</dt><dd><div class="stack">{_op_bar(row, longest)}</div></dd>\n' for name, row in modes.items()
+    bars = join(
+        html('<dt>{}</dt><dd><div class="stack">{}</div></dd>\n', name, _op_bar(row, longest))
+        for name, row in modes.items()
     )
     rows = [
         [name, *_speed(row), cells.time(row["host"]), f"{row['idle_share']:.1%}"] for name, row in modes.items()
     ]  # fmt: skip
     keys = f"{_keys()} {parts.key('host', 'outside of operations')}"
-    return f'<dl class="lanes">{bars}</dl>\n<p class="keys">{keys}</p>\n{parts.table(MODES, rows)}'
+    return html('<dl class="lanes">{}</dl>\n<p class="keys">{}</p>\n{}', bars, keys, parts.table(MODES, rows))
 
 
-def _op_bar(row: Mapping[str, Any], longest: float) -> str:
+def _op_bar(row: Mapping[str, Any], longest: float) -> Markup:
     """The operations of a step in order, and the time outside of them."""
     ops = [op for op in row["ops"] if op["time"]["median_ms"] > 0]
     rest = max(0.0, row["step"]["median_ms"] - _whole(ops))
     marks = [cells.mark(op["phase"], op["time"]["median_ms"] / longest * 100, _tooltip(op)) for op in ops]
-    return "".join([*marks, cells.mark("host", rest / longest * 100, f"outside of operations: {cells.duration(rest)}")])
+    return join([*marks, cells.mark("host", rest / longest * 100, f"outside of operations: {cells.duration(rest)}")])
 
 
 def _whole(ops: Iterable[Mapping[str, Any]]) -> float:
@@ -85,40 +86,40 @@ def _whole(ops: Iterable[Mapping[str, Any]]) -> float:
     return sum(op["time"]["median_ms"] for op in ops)
 
 
-def _timeline(ops: Sequence[Mapping[str, Any]]) -> str:
+def _timeline(ops: Sequence[Mapping[str, Any]]) -> Markup:
     """The operations one after the other, with a lane for each phase."""
     ends, whole = accumulate(op["time"]["median_ms"] for op in ops), _whole(ops)
-    lanes: dict[str, str] = {}
+    lanes: dict[str, list[Markup]] = {}
     for op, end in zip(ops, ends, strict=True):
         ms = op["time"]["median_ms"]
         wide = ms / whole * 100
         where = f"left:{(end - ms) / whole * 100:.2f}%;width:{wide:.2f}%"
-        name = f"<b>{escape(op['scope'] or op['op'])}</b>{escape(op['op'])}" if wide >= NAMED else ""
+        name = html("<b>{}</b>{}", op["scope"] or op["op"], op["op"]) if wide >= NAMED else ""
         kind = "narrow" if wide < NAMED_ON_PHONES else ""
-        drawn = f'<i class="{kind}" style="{where}" title="{escape(_tooltip(op))}">{name}</i>'
-        lanes[op["phase"]] = lanes.get(op["phase"], "") + drawn
-    drawn = "".join(f'<dt>{x}</dt><dd class="lane {x}">{lanes[x]}</dd>\n' for x in PHASES if x in lanes)
-    ticks = "".join(f"<span>{cells.duration(whole * i / 4) if i else 0}</span>" for i in range(5))
+        drawn = html('<i class="{}" style="{}" title="{}">{}</i>', kind, where, _tooltip(op), name)
+        lanes.setdefault(op["phase"], []).append(drawn)
+    drawn = join(html('<dt>{}</dt><dd class="lane {}">{}</dd>\n', x, x, join(lanes[x])) for x in PHASES if x in lanes)
+    ticks = join(html("<span>{}</span>", cells.duration(whole * i / 4) if i else 0) for i in range(5))
     note = "Operations in the order in which they first run, each as long as its median; repeated calls are one."
-    return f'<dl class="lanes">{drawn}<dt></dt><dd class="scale">{ticks}</dd></dl>\n{parts.note(note)}'
+    return html('<dl class="lanes">{}<dt></dt><dd class="scale">{}</dd></dl>\n{}', drawn, ticks, parts.note(note))
 
 
-def _layers(layers: Sequence[Mapping[str, Any]]) -> str:
+def _layers(layers: Sequence[Mapping[str, Any]]) -> Markup:
     times = [{phase: row[phase]["median_ms"] if row[phase] else 0.0 for phase in PHASES} for row in layers]
     longest = max(sum(found.values()) for found in times) or 1.0
     rows = []
     for row, found in zip(layers, times, strict=True):
-        marks = "".join(
+        marks = join(
             cells.mark(phase, ms / longest * 100, f"{phase} {milliseconds(ms)} ms") for phase, ms in found.items()
         )
         rows.append(
-            [escape(row["layer"]) or "(no layer)", f'<div class="stack">{marks}</div>',
+            [row["layer"] or "(no layer)", html('<div class="stack">{}</div>', marks),
              milliseconds(sum(found.values())), *(cells.time(row[phase]) for phase in PHASES), *_rates(row)]
         )  # fmt: skip
-    return f'<p class="keys">{_keys()}</p>\n{parts.table(LAYERS, rows, "layers")}'
+    return html('<p class="keys">{}</p>\n{}', _keys(), parts.table(LAYERS, rows, "layers"))
 
 
-def _kernels(ops: Sequence[Mapping[str, Any]]) -> str:
+def _kernels(ops: Sequence[Mapping[str, Any]]) -> Markup:
     longest = max(row["time"]["median_ms"] for row in ops) or 1.0
     rows = [
         [breakable(row["op"]), breakable(row["scope"]), row["phase"],
@@ -126,16 +127,18 @@ def _kernels(ops: Sequence[Mapping[str, Any]]) -> str:
          f"{row['share']:.1%}", *_rates(row)]
         for row in sorted(ops, key=lambda row: -row["time"]["median_ms"])
     ]  # fmt: skip
-    return f'<p class="keys">{_keys()}</p>\n{parts.table(KERNELS, rows)}'
+    return html('<p class="keys">{}</p>\n{}', _keys(), parts.table(KERNELS, rows))
 
 
-def _batches(batches: Mapping[str, Mapping[str, Any]]) -> str:
+def _batches(batches: Mapping[str, Mapping[str, Any]]) -> Markup:
     rows = [[size, *_speed(row), _mebibytes(row["planned_bytes"])] for size, row in batches.items()]
     points = sorted((int(size), row["images_per_second"]) for size, row in batches.items())
-    drawn = ""
+    drawn = Markup()
     if len(points) > 1:
         line = Line("images/s", "forward", points)
-        drawn = f'<div class="curves">\n{figure("Over the batch size", "images a step", "images/s", [line])}</div>\n'
+        drawn = html(
+            '<div class="curves">\n{}</div>\n', figure("Over the batch size", "images a step", "images/s", [line])
+        )
     return drawn + parts.table(BATCHES, rows)
 
 
@@ -159,8 +162,8 @@ def _tooltip(row: Mapping[str, Any]) -> str:
     return f"{row['op']} of {row['scope'] or 'no layer'}, {row['phase']}: {cells.duration(row['time']['median_ms'])}"
 
 
-def _keys() -> str:
-    return " ".join(parts.key(phase, phase) for phase in PHASES)
+def _keys() -> Markup:
+    return join((parts.key(phase, phase) for phase in PHASES), " ")
 
 
 def _mebibytes(size: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 from adtrain.bench.timing import sampling
 from adtrain.bench.timing.sampling import Clock, Timing, rate
@@ -16,37 +16,19 @@ from adtrain.core.fused import label
 from adtrain.core.hooks import Call, Hook, hook
 from adtrain.core.primitive import Cost
 from adtrain.core.program import Program
-
-
-class OpRow(TypedDict):
-    """All runs of one primitive in one scope and phase; counts and sums are of one step.
-
-    `ms` is the median over steps, `share` its part of the sum over all rows. FLOPs and bytes are the primitive's
-    `cost`. Rates are None where the clock saw no time pass.
-    """
-
-    op: str
-    scope: str
-    phase: str
-    calls: int
-    ms: float
-    share: float
-    flops: int
-    bytes: int
-    gflops_per_s: float | None
-    gbytes_per_s: float | None
+from adtrain.training.summary import OperationTime
 
 
 @dataclass(frozen=True)
 class OpsProfile:
     """A row for each operation, in the order of its first run, and the time of the whole step without hooks."""
 
-    rows: list[OpRow]
+    rows: list[OperationTime]
     step: Timing
 
     @property
     def ops_sum_ms(self) -> float:
-        return sum(row["ms"] for row in self.rows)
+        return sum(row.ms for row in self.rows)
 
     @property
     def step_ms(self) -> float:
@@ -153,17 +135,17 @@ def profile_steps(
     )
 
 
-def _row(key: Key, totals: Totals, ms: float, total: float) -> OpRow:
+def _row(key: Key, totals: Totals, ms: float, total: float) -> OperationTime:
     op, scope, phase = key
-    return {
-        "op": op,
-        "scope": scope,
-        "phase": phase,
-        "calls": totals.calls,
-        "ms": ms,
-        "share": ms / total if total > 0 else 0.0,
-        "flops": totals.flops,
-        "bytes": totals.bytes,
-        "gflops_per_s": rate(totals.flops, ms),
-        "gbytes_per_s": rate(totals.bytes, ms),
-    }
+    return OperationTime(
+        op=op,
+        scope=scope,
+        phase=phase,
+        calls=totals.calls,
+        ms=ms,
+        share=ms / total if total > 0 else 0.0,
+        flops=totals.flops,
+        bytes=totals.bytes,
+        gflops_per_s=rate(totals.flops, ms),
+        gbytes_per_s=rate(totals.bytes, ms),
+    )

@@ -1,0 +1,116 @@
+"""JSON that adtrain has written, read as untrusted input into dataclasses with the value types of configs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any
+
+from pydantic import Field, TypeAdapter, ValidationError, WrapValidator
+from pydantic_core import from_json
+
+from adtrain.config.problems import PathParts, dotted, found
+from adtrain.core.errors import AdtrainError
+
+
+class RecordError(AdtrainError):
+    """JSON that is not a record of the expected type; one line that names place, key, found and expected."""
+
+
+def by(field: str) -> Any:
+    """Annotates a union of dataclasses whose `field` tells which one a record is."""
+    return Field(discriminator=field)
+
+
+def otherwise(value: object) -> Any:
+    """Annotates a type whose wrong values are read as `value`."""
+
+    def read(given: Any, handler: Callable[[Any], Any]) -> Any:
+        try:
+            return handler(given)
+        except ValidationError:
+            return value
+
+    return WrapValidator(read)
+
+
+def plain(value: Any) -> Any:
+    """A record as JSON values: a dataclass or named tuple becomes a dict by its fields."""
+    if is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def parse(kind: Any, content: bytes | str, where: str) -> Any:
+    """The record in JSON `content`.
+
+    Args:
+        kind: a dataclass, or a union of dataclasses; values must have exactly the annotated types.
+        where: the file, for messages; also its line, if the file has several records.
+
+    Raises RecordError, which names the first key whose value is missing or wrong.
+    """
+    try:
+        return _adapter(kind).validate_json(content, strict=True)
+    except ValidationError as error:
+        raise RecordError(f"{where}: {_problem(error)}") from None
+
+
+def parse_any(content: bytes, where: str) -> Any:
+    """Any JSON value without NaN and infinity. Raises RecordError."""
+    try:
+        value = from_json(content, allow_inf_nan=False)
+    except ValueError as error:
+        raise RecordError(f"{where}: found no valid JSON ({error}), expected what adtrain writes") from None
+    infinite = next((path for path, x in leaves(value) if x in (math.inf, -math.inf)), None)
+    if infinite is not None:
+        raise RecordError(f"{where}: {dotted(infinite)}: found a number beyond 1.8e308, expected a finite number")
+    return value
+
+
+def leaves(value: Any, path: PathParts = ()) -> Iterator[tuple[PathParts, Any]]:
+    """The values of a JSON document that are neither object nor array, with their keys."""
+    if isinstance(value, (dict, list)):
+        for part, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(item, (*path, part))
+    else:
+        yield path, value
+
+
+def check(kind: Any, value: Any, where: str) -> Any:
+    """The record in a value of `parse_any`; `where` also names its key. Raises RecordError as `parse` does."""
+    try:
+        return _adapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise RecordError(f"{where}: {_problem(error)}") from None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _problem(error: ValidationError) -> str:
+    details = error.errors(include_url=False)[0]
+    key, value, message = dotted(details["loc"]), details["input"], details["msg"]
+    match details["type"]:
+        case "json_invalid":
+            return f"found no valid JSON ({message.removeprefix('Invalid JSON: ')}), expected what adtrain writes"
+        case "dataclass_type" | "dict_type":
+            message = "an object"
+        case "extra_forbidden":
+            return f"{key}: unknown key"
+        case "missing":
+            return f"found no {key}, expected what adtrain writes"
+        case "union_tag_invalid" | "union_tag_not_found":
+            name = details["ctx"]["discriminator"].strip("'")
+            value = value.get(name) if isinstance(value, dict) else value
+            return f"{name}: found {found(value)}, expected one that adtrain writes"
+    expected = message.removeprefix("Input should be ")
+    return f"{key}{': ' if key else ''}found {found(value)}, expected {expected[:1].lower()}{expected[1:]}"

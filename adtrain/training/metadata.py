@@ -1,0 +1,82 @@
+"""The metadata of model.safetensors and of checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import adtrain
+from adtrain.config.values import Number, Positive, Seed, Size
+from adtrain.training.experiment import Experiment
+from adtrain.training.position import Progress
+
+FORMAT = 1
+KIND = "checkpoint"
+DATA_FIELDS = ("classes", "image_shape", "mean", "std", "scale")
+
+
+@dataclass(frozen=True)
+class ModelMetadata:
+    """What is needed to apply a model to images, besides its arrays.
+
+    Attributes:
+        config: the resolved config, as YAML.
+        image_shape: (C, H, W).
+        mean, std, scale: those of the `Network`.
+    """
+
+    version: str
+    config: str
+    classes: tuple[str, ...]
+    image_shape: tuple[Size, Size, Size]
+    mean: tuple[Number, ...]
+    std: tuple[Positive, ...]
+    scale: Positive
+
+    def data(self) -> dict[str, Any]:
+        """The fields about the training data."""
+        return {name: getattr(self, name) for name in DATA_FIELDS}
+
+
+@dataclass(frozen=True)
+class CheckpointMetadata(ModelMetadata):
+    """What is needed to continue a run, besides its arrays."""
+
+    kind: str
+    format: int
+    seed: Seed
+    steps_per_epoch: Size
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The kind and format of a file's metadata, which tell whether it is a checkpoint that can be read."""
+
+    kind: Any = None
+    format: Any = None
+    version: Any = None
+
+
+def of_model(experiment: Experiment) -> ModelMetadata:
+    network = experiment.network
+    return ModelMetadata(
+        version=adtrain.__version__,
+        config=experiment.config_text,
+        classes=experiment.data.classes,
+        image_shape=experiment.image_shape,
+        mean=network.mean,
+        std=network.std,
+        scale=network.scale,
+    )
+
+
+def of_checkpoint(experiment: Experiment, progress: Progress) -> CheckpointMetadata:
+    return CheckpointMetadata(
+        **vars(of_model(experiment)),
+        kind=KIND,
+        format=FORMAT,
+        seed=experiment.config.training.seed,
+        steps_per_epoch=experiment.steps_per_epoch,
+        progress=progress,
+    )

@@ -1,0 +1,87 @@
+"""Fuzz a run's files and results of `adtrain bench`: every command ends with its result or a one-line error.
+
+    python tests/fuzz/fuzz_run_folder.py -max_total_time=600
+
+Needs `pip install atheris`; the options are libFuzzer's. Each input changes one value of a small real run. The commands
+that read the file then run in this process. Exit codes other than 0 and 2, and warnings, stop the run.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import shutil
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import atheris
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+with atheris.instrument_imports(include=["adtrain.config.records", "adtrain.training", "adtrain.report"]):
+    from click.testing import CliRunner
+    from tampered_runs import FILES, make, tamper
+
+    from adtrain.cli import main as command_line
+
+RUN, RESULT, PAGE = "run", "run/result.json", "page.html"
+SHOW = [["compare", RUN], ["report", RUN, "-o", PAGE]]
+RESUME = [["train", "--resume", RUN, "--epochs", "3", "--eager", "--profile-steps", "0"]]
+COMMANDS = {
+    "summary.json": SHOW,
+    "metrics.jsonl": SHOW + RESUME,
+    "model.safetensors": [
+        ["report", RUN, "-o", PAGE],
+        ["eval", RUN],
+        ["predict", RUN, "data/t10k-images-idx3-ubyte"],
+        ["export", RUN, "x.safetensors"],
+        ["export", RUN, "x.onnx"],
+    ],
+    "last.safetensors": RESUME,
+    "best.safetensors": RESUME,
+    "result.json": [
+        ["bench", "--compare", RESULT, "original.json", "--html", PAGE],
+        ["bench", "--compare", "original.json", RESULT, "--json", "-"],
+    ],
+}
+LIMITS = ["-max_len=128", "-len_control=0", "-timeout=60", "-rss_limit_mb=4096"]
+
+
+def main() -> None:
+    warnings.simplefilter("error")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        made = make(Path(folder)).rename("made")
+        shutil.copy(made / "result.json", "original.json")
+        Path("corpus").mkdir()
+        for seed in range(100):
+            (Path("corpus") / str(seed)).write_bytes(random.Random(seed).randbytes(64))
+        counts = dict.fromkeys((0, 2), 0)
+        atexit.register(
+            lambda: print(f"commands with exit code 0: {counts[0]:,}, with 2: {counts[2]:,}", file=sys.stderr)
+        )
+
+        def run_commands(content: bytes) -> None:
+            provider = atheris.FuzzedDataProvider(content)
+            name = FILES[provider.ConsumeIntInRange(0, len(FILES) - 1)]
+            tampered = tamper(name, (made / name).read_bytes(), lambda count: provider.ConsumeIntInRange(0, count - 1))
+            for arguments in COMMANDS[name]:
+                shutil.rmtree(RUN, ignore_errors=True)
+                shutil.copytree(made, RUN)
+                (Path(RUN) / name).write_bytes(tampered)
+                result = CliRunner().invoke(command_line.cli, arguments)
+                if result.exit_code not in counts:
+                    raise AssertionError(f"{arguments}: exit code {result.exit_code}\n{result.stderr}")
+                counts[result.exit_code] += 1
+                errors = [line for line in result.stderr.splitlines() if line.startswith("adtrain: error: ")]
+                if len(errors) != (result.exit_code == 2) or "Traceback" in result.stderr or "Warning" in result.stderr:
+                    raise AssertionError(f"{arguments}: {result.stderr}")
+
+        atheris.Setup([sys.argv[0], *LIMITS, *sys.argv[1:], "corpus"], run_commands)
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

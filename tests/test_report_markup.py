@@ -1,0 +1,122 @@
+"""Pages show any text as text: names in runs, data and results never become tags or attributes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from dataclasses import fields, is_dataclass, replace
+from html import escape, unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import adtrain
+from adtrain import config
+from adtrain.bench import page as bench_page
+from adtrain.report import Predictions, Record, page
+from adtrain.report.markup import Markup, html, join
+from adtrain.training import Epoch, Score, Summary
+from adtrain.training.metrics import Stopped
+from adtrain.training.summary import BestEpoch, Memory, OperationTime, StepTimes
+
+PAYLOAD = """ " onx='1' <script>&lt;"""
+KEYS = ("kind", "over")
+"""Fields of results that are names of other fields."""
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+PACKAGE = Path(adtrain.__file__).parent
+SOURCES = [*(PACKAGE / "report").glob("*.py"), *(PACKAGE / "bench" / "page").glob("*.py")]
+
+
+class Found(HTMLParser):
+    """The tags, names of attributes, and all text of a page, with the texts of attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def assert_is_text(content: str) -> None:
+    found = Found(content)
+    assert "script" not in found.tags
+    assert "onx" not in found.attributes
+    assert PAYLOAD.strip() in found.text
+
+
+def hostile(value: Any) -> Any:
+    """The value, with PAYLOAD at the end of each text in it."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{field.name: hostile(getattr(value, field.name)) for field in fields(value)})
+    if isinstance(value, dict):
+        return {key: item if key in KEYS else hostile(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return value if isinstance(value, Score) else type(value)(map(hostile, value))
+    return value + PAYLOAD if isinstance(value, str) else value
+
+
+@given(st.text(), st.text(), st.floats(0, 1))
+def test_values_are_escaped_and_markup_is_not(text: str, other: str, number: float) -> None:
+    inner = html("<b>{}</b>", text)
+    assert inner == f"<b>{escape(text)}</b>"
+    found = html('<i title="{}">{}{:.2f}</i>', other, inner, number)
+    assert found == f'<i title="{escape(other)}"><b>{escape(text)}</b>{number:.2f}</i>'
+    assert unescape(join([text, other], between="<")) == f"{text}<{other}"
+    assert inner + other == f"{inner}{escape(other)}"
+    assert all(isinstance(x, Markup) for x in (inner, found, inner + other, join([text])))
+
+
+def test_every_text_of_a_run_is_shown_as_text() -> None:
+    score = Score(0.5, 0.5)
+    row = OperationTime("matmul", "0.linear", "forward", 1, 0.5, 1.0, 8, 8, 1.0, 1.0)
+    summary = Summary(
+        config={}, device="cpu", device_name="A CPU", precision="float32", seed=0, parameters=9, ended="finished",
+        best=BestEpoch("train_loss", 0.5, 1), model_epoch=1, epochs=1, steps=5, batch_size=4, train_seconds=1.0,
+        total_seconds=2.0, images_per_second=9.0, step_ms=StepTimes(1.0, 1.0, 1.0), memory=Memory(1, 1), train=score,
+        validation=None, test=score, ops=(row,) * 20, ops_sum_ms=9.0, ops_to_step_ratio=0.5, versions={"adtrain": "0"},
+    )  # fmt: skip
+    images, labels = np.zeros((3, 1, 2, 2), np.uint8), np.array([0, 1, 1])
+    classes, predicted = ("cat" + PAYLOAD, "dog" + PAYLOAD), np.array([0, 0, 1])
+    predictions = Predictions(images, labels, classes, predicted, np.ones(3))
+    lines = [Epoch(1, 5, score, None, 1.0, 1.0), hostile(Stopped("interrupted", 1, 5))]
+    finished = Record(Path("run" + PAYLOAD), config.load("smoke"), lines, hostile(summary))
+    content = page.render(finished, predictions)
+    assert_is_text(content)
+    for name in ("cpu", "A CPU", "matmul", "0.linear", "forward", "adtrain 0", "finished", "cat", "dog", "run"):
+        assert f"{name}{PAYLOAD}" in Found(content).text, name
+    assert_is_text(page.render(replace(finished, summary=None), "no model" + PAYLOAD))
+
+
+@pytest.mark.parametrize(
+    "name", ["cpu-step-smoke", "cpu-operations", "cpu-mlp-small-64-sgd", "gpu-analysis", "gpu-candidates"]
+)
+def test_every_text_of_a_result_is_shown_as_text(name: str) -> None:
+    assert_is_text(bench_page.render(hostile(json.loads((RESULTS / f"{name}.json").read_text()))))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_tags_are_written_only_in_templates(path: Path) -> None:
+    """No f-string has a tag, and only literals are declared to be Markup, except the style sheets of the package."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.JoinedStr):
+            texts = "".join(str(part.value) for part in node.values if isinstance(part, ast.Constant))
+            assert not re.search(r"</?[a-z]", texts), ast.unparse(node)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and path.name != "markup.py":
+            if node.func.id == "Markup":
+                assert ast.unparse(node) == "Markup(style)" or all(isinstance(x, ast.Constant) for x in node.args)
+            elif node.func.id == "html":
+                assert isinstance(node.args[0], ast.Constant) or ast.unparse(node.args[0]) == "PAGE"
