@@ -328,7 +328,7 @@ def pooling(operation: str) -> Callable[..., Any]:
 
 LESS_THAN_STRIDE = "less than the stride"
 """PyTorch also takes an `output_padding` that is less than the dilation."""
-for _n, _image in (("1d", "(N, C, W)"), ("2d", "(N, C, H, W)"), ("3d", "(N, C, D, H, W)")):
+for _n, _image in (("1d", "(N, C, L)"), ("2d", "(N, C, H, W)"), ("3d", "(N, C, D, H, W)")):
     _axes = f"expected {_image.count(',') + 1} axes"
     same(f"nn.functional.conv{_n}", _axes, INTEGERS)
     same(f"nn.functional.conv_transpose{_n}", _axes, INTEGERS, *([] if _n == "1d" else [LESS_THAN_STRIDE]))

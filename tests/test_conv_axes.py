@@ -48,7 +48,7 @@ def test_convolution_is_that_of_pytorch(data: Any, axes: int, transposed: bool, 
     ("options", "message"),
     [
         ({"padding": "same", "stride": 2}, 'padding "same" needs stride 1'),
-        ({"padding": 2**31}, "padding: found 2147483648, expected numbers below 2\\^31"),
+        ({"padding": 2**31}, "padding: found 2147483648, expected integers below 2\\^31"),
         ({"padding": 2**30}, "has 2\\^31 elements or more"),
         ({"dilation": 2**31 - 1}, "is larger than the input"),
     ],

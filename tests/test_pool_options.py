@@ -76,10 +76,10 @@ def test_compiled_pooling_is_that_of_the_eager_form() -> None:
     [
         (
             lambda x: ops.max_pool2d(x, 2**31),
-            "max_pool2d: kernel_size: found 2147483648, expected numbers below 2\\^31",
+            "max_pool2d: kernel_size: found 2147483648, expected integers below 2\\^31",
         ),
         (lambda x: ops.avg_pool2d(x, 2**31 - 1, padding=2**30 - 1), "has 2\\^31 elements or more"),
-        (lambda x: ops.max_pool2d(x, 2, padding="sane"), "found padding 'sane', expected numbers"),
+        (lambda x: ops.max_pool2d(x, 2, padding="sane"), "found padding 'sane', expected integers"),
         (lambda x: ops.max_pool2d(x, 2, padding=((1, 0), 1)), "expected 2 pairs"),
         (lambda x: ops.avg_pool2d(x, 2, divisor_override=0), "divisor_override: found 0"),
         (lambda x: ops.adaptive_avg_pool2d(x, 2**31 - 1), "needs 2\\^31 elements or more"),
