@@ -370,4 +370,4 @@ def smooth_l1(x: Any, y: Any, *, beta: float = 1.0, reduction: str = "mean") -> 
     return ops.huber_loss(x, y, beta, reduction=reduction) / beta
 
 
-call("nn.functional.smooth_l1_loss", smooth_l1, "expected it above 0")
+call("nn.functional.smooth_l1_loss", smooth_l1, "expected a number above 0")

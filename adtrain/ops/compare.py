@@ -12,7 +12,7 @@ from adtrain.core.array import Value
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
-from adtrain.core.types import ArrayType, number_of
+from adtrain.core.types import ArrayType, checked_number
 from adtrain.ops.broadcasting import astype_p, broadcast, broadcast_to, floating, promote
 from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes, elementwise, elementwise_type
 
@@ -204,5 +204,5 @@ def _within_type(dtype: np.dtype, low: float | None, high: float | None) -> tupl
     high = high if high is None else builtins.min(high, largest)
     for bound in (low, high):
         if bound is not None:
-            number_of("clip", bound, dtype)
+            checked_number("clip", bound, dtype)
     return low, high
