@@ -39,7 +39,7 @@ class Wrong(AssertionError):
 
 @dataclass
 class Count:
-    """The outcome of the samples of one entry: how many agreed, by what was compared; the refused and wrong ones."""
+    """The outcome of the samples of one entry: how many were equal, what was compared, the others."""
 
     equal: int = 0
     compared: Counter[str] = field(default_factory=Counter)
@@ -168,7 +168,7 @@ def compare(call: Call, entry: Any, sample: Any) -> list[str]:
 
 
 def contiguous(x: Any) -> Any:
-    """A contiguous copy of a tensor. (PyTorch has no gradient by a leaf whose elements share memory.)"""
+    """A contiguous copy of a tensor: PyTorch has no gradient for a leaf whose elements share memory."""
     if not isinstance(x, torch.Tensor):
         return x
     return x.detach().clone(memory_format=torch.contiguous_format).requires_grad_(x.requires_grad)
@@ -195,11 +195,11 @@ def compilable(call: Call, entry: Any) -> Function | None:
 
 
 def ours(call: Call, sample: Any) -> tuple[Callable[..., Any], list[Any]]:
-    """The call as a function of the sample's differentiable tensors, and these."""
+    """The call as a function of the sample's differentiable tensors, and those tensors."""
     leaves: list[Any] = []
 
     def converted(x: Any) -> Any:
-        """Arrays and Python values; a tensor that is differentiated becomes a place for an argument."""
+        """An array or a Python value; a tensor that is differentiated becomes a `Place`."""
         if isinstance(x, torch.Tensor):
             if x.requires_grad:
                 leaves.append(x)
@@ -231,7 +231,7 @@ def ours(call: Call, sample: Any) -> tuple[Callable[..., Any], list[Any]]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an argument goes, by its position."""
+    """Stands for a differentiable tensor among the arguments."""
 
     position: int
 
@@ -241,7 +241,7 @@ def outputs_of(result: Any) -> list[Any]:
 
 
 def equal(what: str, found: Any, expected: Any, other_type: bool = False) -> None:
-    """Raises Wrong unless both are arrays of the same number, shapes and types, and equal up to rounding."""
+    """Raises Wrong unless both lists have the same length, shapes and dtypes, and elements are equal up to rounding."""
     if len(found) != len(expected):
         raise Wrong(f"{what}: found {len(found)} arrays, expected {len(expected)}")
     for a, b in zip(found, expected, strict=True):

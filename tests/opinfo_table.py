@@ -1,8 +1,8 @@
 """Which of PyTorch's OpInfo entries are compared with which operation of adtrain, and which samples may be refused.
 
-A call takes a sample's arguments, with PyTorch's names and order, as arrays of adtrain. An argument that it does not
-take is a refusal. `Call.refused` lists the allowed causes; any other refusal is a failure, and so is a cause that no
-sample has.
+A call takes the arguments of a sample, with PyTorch's names and order, as arrays of adtrain. A sample with an argument
+that the call does not take is refused. `Call.refused` lists the allowed causes. A refusal for another cause is a
+failure, and so is a cause for which no sample is refused.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class NotTaken(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """An operation of adtrain in the terms of an OpInfo entry.
+    """An operation of adtrain that takes the arguments of an OpInfo entry.
 
     Attributes:
         f: takes the arguments of a sample.
-        refused: texts, one of which is in the message of every refusal.
-        needs: the public operation that it uses, where that may be missing.
-        gradient: whether the gradient is compared; it is not where both libraries define a subgradient differently.
-        reference_gradient: whether the gradient is compared on reference samples too, which have poles, kinks and large
-            numbers; PyTorch's definition or overflow there may be another one.
+        refused: the allowed causes of refusals: texts, one of which is in the message of every refusal.
+        needs: the public operation that f uses, if adtrain may not have it.
+        gradient: whether the gradient is compared. It is not if the libraries define a subgradient differently.
+        reference_gradient: whether the gradient is compared on reference samples too. These have poles, kinks and large
+            numbers, at which the libraries may differ.
         integers: whether values are also compared for integers and bool.
-        other_type: whether the result for integers has another type than PyTorch's, with the same values.
+        other_type: whether the dtype of the result may differ from PyTorch's.
     """
 
     f: Callable[..., Any]
@@ -88,7 +88,7 @@ OTHER_TYPE = "elements of type"
 """An argument is complex, float16 or bfloat16."""
 OUT_OF_BOUNDS = "out of bounds for uint8"
 NOT_OF_TYPE = "for elements of type"
-"""A number that an integer type does not have; PyTorch keeps its low bits."""
+"""A number out of range for an integer type; PyTorch keeps its low bits."""
 
 # Elementwise, one argument.
 same("exp log log1p expm1 sqrt rsqrt reciprocal sin cos tanh sigmoid erf nn.functional.relu", INTEGERS)
@@ -138,7 +138,7 @@ call("lerp", lambda a, b, weight: a + weight * (b - a))
 call("addcmul", lambda x, a, b, *, value=1: x + a * b * value, OTHER_TYPE)
 call("addcdiv", lambda x, a, b, *, value=1: x + a / b * value, OTHER_TYPE)
 same("atan2=arctan2 hypot logaddexp copysign fmod floor_divide")
-call("remainder", ops.remainder, reference_gradient=False)  # PyTorch has none for a number by an array
+call("remainder", ops.remainder, reference_gradient=False)  # PyTorch has no gradient for a number modulo an array
 call("__rmod__", lambda x, y: y % x, reference_gradient=False)
 call("div.floor_rounding", lambda x, y, *, rounding_mode: given("floor_divide", x, y), needs="floor_divide")
 call("div.trunc_rounding", lambda x, y, *, rounding_mode: given("trunc", x / y), needs="trunc",
@@ -194,7 +194,7 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
     return ops.topk(x, k, dim, largest)
 
 
-# PyTorch's order of equal elements is undefined without stable=True, which test_ops_sort.py compares for integers too.
+# Without stable=True PyTorch's order of equal elements is undefined. test_ops_sort.py compares integers with it.
 call("sort", sort, OF_0D, integers=False)
 call("argsort", lambda x, dim=-1, descending=False, stable=False: ops.argsort(x, dim, descending), OF_0D,
      integers=False)  # fmt: skip
@@ -327,8 +327,8 @@ def pooling(operation: str) -> Callable[..., Any]:
 
 
 LESS_THAN_STRIDE = "less than the stride"
-"""PyTorch also takes an `output_padding` that is less than the dilation."""
-for _n, _image in (("1d", "(N, C, W)"), ("2d", "(N, C, H, W)"), ("3d", "(N, C, D, H, W)")):
+"""PyTorch also accepts an `output_padding` that is less than the dilation."""
+for _n, _image in (("1d", "(N, C, L)"), ("2d", "(N, C, H, W)"), ("3d", "(N, C, D, H, W)")):
     _axes = f"expected {_image.count(',') + 1} axes"
     same(f"nn.functional.conv{_n}", _axes, INTEGERS)
     same(f"nn.functional.conv_transpose{_n}", _axes, INTEGERS, *([] if _n == "1d" else [LESS_THAN_STRIDE]))
@@ -370,4 +370,4 @@ def smooth_l1(x: Any, y: Any, *, beta: float = 1.0, reduction: str = "mean") -> 
     return ops.huber_loss(x, y, beta, reduction=reduction) / beta
 
 
-call("nn.functional.smooth_l1_loss", smooth_l1, "expected it above 0")
+call("nn.functional.smooth_l1_loss", smooth_l1, "expected a number above 0")

@@ -26,7 +26,7 @@ def special_pairs(dtype: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def assert_same(found: np.ndarray, expected: np.ndarray) -> None:
-    """Equal bit for bit, but for the bits of NaN."""
+    """Raise AssertionError unless both are equal, with the same sign of zeros."""
     np.testing.assert_array_equal(found, expected, strict=True)
     np.testing.assert_array_equal(np.signbit(found[found == 0]), np.signbit(expected[expected == 0]))
 

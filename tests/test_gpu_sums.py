@@ -1,4 +1,4 @@
-"""The GPU: the error of sums hardly grows with their length; max pooling chooses the elements that NumPy does."""
+"""On a GPU, the error of sums hardly grows with their length, and max pooling chooses the same elements as NumPy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("name", SUMS)
 @pytest.mark.parametrize("equal", [True, False], ids=["equal", "random"])
-def test_error_of_a_float32_sum(gpu: Any, name: str, equal: bool) -> None:
+def test_the_error_of_a_float32_sum_is_bounded(gpu: Any, name: str, equal: bool) -> None:
     f, reference, shape = SUMS[name]
     x = np.full(shape, 0.1, np.float32) if equal else np.random.default_rng(0).random(shape, np.float32)
     expected = reference(x.astype(np.float64))

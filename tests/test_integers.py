@@ -1,4 +1,4 @@
-"""Integers and bool: exact arithmetic that wraps around, the same in eager and compiled code, without faults."""
+"""Integers and bool: exact arithmetic that wraps around, the same in eager and compiled code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def quotient(a: int, b: int) -> int:
     return a // b if b else 0
 
 
-def rest(a: int, b: int) -> int:
+def remainder(a: int, b: int) -> int:
     return a % b if b else 0
 
 
@@ -48,11 +48,11 @@ EXACT: dict[str, tuple[Callable[..., Any], Callable[[int, int], int]]] = {
     "maximum": (ops.maximum, max),
     "minimum": (ops.minimum, min),
     "a // b": (lambda a, b: a // b, quotient),
-    "a % b": (lambda a, b: a % b, rest),
+    "a % b": (lambda a, b: a % b, remainder),
     "a // 3": (lambda a, b: a // 3, lambda a, b: a // 3),
     "a % 0": (lambda a, b: a % 0, lambda a, b: 0),
     "7 // a": (lambda a, b: 7 // a, lambda a, b: quotient(7, a)),
-    "7 % a": (lambda a, b: 7 % a, lambda a, b: rest(7, a)),
+    "7 % a": (lambda a, b: 7 % a, lambda a, b: remainder(7, a)),
     "a ** b": (lambda a, b: a**b, power),
     "a ** 300": (lambda a, b: a**300, lambda a, b: pow(a, 300, 1 << 64)),
     "a ** 0": (lambda a, b: a**0, lambda a, b: 1),
@@ -92,7 +92,7 @@ def test_products_of_integer_matrices_are_exact_and_wrap_around() -> None:
 
         functions[f"{dtype}, {transpose_a}, {transpose_b}"] = product, (a, b)
     functions["vectors, False, False"] = ops.matmul, (np.arange(5), np.arange(5))
-    functions["no terms, False, False"] = ops.matmul, (np.ones((2, 0), int), np.ones((0, 3), int))
+    functions["empty, False, False"] = ops.matmul, (np.ones((2, 0), int), np.ones((0, 3), int))
     for name, found in both(functions).items():
         assert not isinstance(found, Exception), found
         transposed = name.split(", ")[1:]
@@ -101,7 +101,7 @@ def test_products_of_integer_matrices_are_exact_and_wrap_around() -> None:
             np.testing.assert_array_equal(result, a @ b, strict=True)
 
 
-TRUTH: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+LOGIC: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "a + b": (lambda a, b: a + b, np.logical_or),
     "a * b": (lambda a, b: a * b, np.logical_and),
     "maximum": (ops.maximum, np.logical_or),
@@ -116,10 +116,10 @@ TRUTH: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 @pytest.mark.compiled
 def test_sums_and_products_of_bool_are_or_and_and() -> None:
     a, b = np.array(list(itertools.product((False, True), repeat=2))).T.copy()
-    for name, found in both({name: (f, (a, b)) for name, (f, _) in TRUTH.items()}).items():
+    for name, found in both({name: (f, (a, b)) for name, (f, _) in LOGIC.items()}).items():
         assert not isinstance(found, Exception), found
         for result in (found.eager[0], found.compiled[0]):
-            np.testing.assert_array_equal(result, TRUTH[name][1](a, b), strict=True)
+            np.testing.assert_array_equal(result, LOGIC[name][1](a, b), strict=True)
 
 
 MASK = np.array([True, False])

@@ -1,7 +1,7 @@
 """Values, gradients and gradients of gradients equal PyTorch's on the samples of PyTorch's own tests (OpInfo).
 
 `opinfo_table.py` says which operation is compared with which OpInfo entry, and which samples may be refused. Plain
-pytest takes some samples of each entry. `python tests/opinfo_report.py` counts them.
+pytest takes some samples of each entry. `python tests/opinfo_report.py` counts all of them.
 """
 
 from __future__ import annotations
@@ -49,15 +49,14 @@ def test_all_samples_are_equal_or_refused_and_every_listed_cause_occurs(name: st
 
 @pytest.mark.compiled
 def test_the_first_sample_of_every_entry_is_equal_in_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        toolchain, "FLAGS", ("-O1", *toolchain.FLAGS[1:])
-    )  # one large Program, whose speed is no matter
+    # One large Program: -O1 compiles it quickly.
+    monkeypatch.setattr(toolchain, "FLAGS", ("-O1", *toolchain.FLAGS[1:]))
     functions = {name: opinfo_compare.compilable(call, entries()[name]) for name, call in CALLS.items()}
     check_all({name: f for name, f in functions.items() if f is not None}, TOLERANCE["float64"])
 
 
-def test_flags_of_pytorch_can_still_be_set() -> None:
-    """Importing OpInfo forbids it, and other tests run in the same process."""
+def test_importing_opinfo_leaves_flags_of_pytorch_settable() -> None:
+    """OpInfo forbids it, and other tests run in the same process."""
     import torch
 
     entries()

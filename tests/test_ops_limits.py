@@ -145,7 +145,7 @@ MESSAGES = [
     (lambda: ops.argmax(np.ones((2, 0)), 1), "argmax: shape .* has no elements along axis 1"),
     (lambda: ops.var(np.ones(1), correction=1), "var: shape .* has 1 elements .* expected over 1"),
     (lambda: ops.gelu(np.ones(1), "fast"), "gelu: approximate is 'fast', expected 'none' or 'tanh'"),
-    (lambda: ops.huber_loss(np.ones(1), np.ones(1), 0), "huber_loss: found delta = 0, expected it above 0"),
+    (lambda: ops.huber_loss(np.ones(1), np.ones(1), 0), "huber_loss: found delta = 0, expected a number above 0"),
     (lambda: ops.adaptive_avg_pool2d(np.ones((1, 1, 2, 2)), 0), r"adaptive_avg_pool2d: found output size \(0, 0\)"),
     (lambda: ops.add(np.ones((3, 4)), np.ones(5)), r"add: shapes \(3, 4\) and \(5,\) do not broadcast together"),
     (lambda: ops.matmul(np.ones((2, 3)), np.ones((4, 5))),
@@ -183,7 +183,7 @@ MESSAGES = [
     (lambda: ops.cross_entropy(np.ones((2, 3)), np.array([0, 1]), weight=np.ones(2)),
      r"cross_entropy: found weight of shape \(2,\), expected \(3,\): one number for each class"),
     (lambda: ops.cross_entropy(np.ones((2, 3)), np.array([0, 1]), np.ones(3)),  # type: ignore[arg-type]
-     r"cross_entropy: label_smoothing is \[1. 1. 1.\], expected 0 <= it < 1"),
+     r"cross_entropy: label_smoothing is \[1. 1. 1.\], expected a number in"),
     (lambda: ops.cross_entropy(np.ones((2, 3)), np.ones(2)),
      "expected probabilities of the shape of the logits, or integers"),
     (lambda: ops.cross_entropy(np.ones(()), np.ones((), int)), r"expected \(N, C\), \(N, C, d...\) or \(C,\)"),

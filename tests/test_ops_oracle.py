@@ -148,7 +148,7 @@ REDUCTIONS = st.sampled_from(["none", "sum", "mean"])
     ignored=st.sampled_from([None, -100, 0, 1]), smoothing=st.sampled_from([0.0, 0.3]), reduction=REDUCTIONS,
     probabilities=st.booleans(),
 )  # fmt: skip
-def test_options_of_class_losses(
+def test_options_of_class_losses_equal_pytorch(
     rows: Any, classes: Any, weighted: Any, ignored: Any, smoothing: Any, reduction: Any, probabilities: Any
 ) -> None:
     logits, other = draw_arrays(*[(*rows[:1], classes, *rows[1:])] * 2)
@@ -184,7 +184,7 @@ def test_mean_loss_is_nan_if_all_labels_are_ignored() -> None:
 
 
 @given(reduction=REDUCTIONS, weight=st.sampled_from([None, (3, 1), (4,)]), pos_weight=st.sampled_from([None, (), (4,)]))
-def test_options_of_elementwise_losses(reduction: Any, weight: Any, pos_weight: Any) -> None:
+def test_options_of_elementwise_losses_equal_pytorch(reduction: Any, weight: Any, pos_weight: Any) -> None:
     x, y = draw_arrays((3, 4), (3, 4))
     share = 1 / (1 + np.exp(-y))
     for ours, theirs in ((ops.mse_loss, F.mse_loss), (ops.l1_loss, F.l1_loss), (ops.huber_loss, F.huber_loss)):

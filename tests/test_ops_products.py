@@ -1,4 +1,4 @@
-"""Products over axes and of tensors, std, argmin and negative widths of pad, against PyTorch and NumPy."""
+"""prod, tensordot, kron, cross, std, argmin and pad with negative widths, against PyTorch and NumPy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_derivatives_of_products_with_zeros_are_those_of_pytorch(x: np.ndarray, 
     slope = lambda x: ad.vjp(lambda x: ops.prod(x, axis), x)[1](u)[0]  # noqa: E731
     (first,) = torch.autograd.grad(expected, leaf, torch.tensor(u), create_graph=True)
     np.testing.assert_allclose(slope(x).numpy(), first.detach().numpy(), rtol=1e-12, atol=1e-14)
-    if not first.requires_grad:  # the derivative of one factor is constant
+    if not first.requires_grad:  # the derivative of a product of one element is constant
         return
     (second,) = torch.autograd.grad(first, leaf, torch.tensor(v), materialize_grads=True)
     np.testing.assert_allclose(ad.vjp(slope, x)[1](v)[0].numpy(), second.numpy(), rtol=1e-11, atol=1e-13)
@@ -48,7 +48,7 @@ def test_products_over_axes_are_those_of_numpy(x: np.ndarray, axes: Any, keepdim
     np.testing.assert_array_equal(found, expected, strict=True)
 
 
-def test_a_product_with_nan_or_overflow_is_that_of_its_factors() -> None:
+def test_products_propagate_nan_and_overflow() -> None:
     assert np.isnan(ops.prod(np.array([0.0, np.nan, 2.0])).item())
     assert ops.prod(np.array([1e300, 1e300, 3.0])).item() == np.inf
     assert ops.prod(np.array([2**62, 2])).item() == -(2**63)
@@ -151,7 +151,7 @@ def test_cross_along_another_axis_is_that_of_the_transpose() -> None:
 
 
 @pytest.mark.compiled
-def test_compiled_products_are_the_eager_ones() -> None:
+def test_compiled_products_equal_eager_ones() -> None:
     """Even and odd numbers of elements, one, and none."""
     functions: dict[str, Any] = {}
     for n in (0, 1, 3, 8):

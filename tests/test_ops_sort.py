@@ -31,7 +31,7 @@ ELEMENTS = {
     "uint32": (0, 1, 2**32 - 1),
     "bool": (False, True),
 }
-"""Few different elements, so that many are equal."""
+"""So few elements that many of a sample are equal."""
 
 
 def repeated(dtype: str, *shape: int) -> np.ndarray:
@@ -78,7 +78,7 @@ def test_the_gradient_of_equal_elements_goes_to_the_first_ones() -> None:
         (lambda x: ops.topk(x, -1, 0), "topk: found k = -1, expected 0 to 2, the length of axis 0"),
     ],
 )
-def test_a_missing_axis_or_too_many_elements_are_an_error(call: Any, message: str) -> None:
+def test_an_axis_or_k_out_of_range_is_an_error(call: Any, message: str) -> None:
     with pytest.raises(ad.ShapeError, match=message):
         call(ad.array(np.ones((2, 3))))
 

@@ -54,7 +54,7 @@ def test_pooling_is_that_of_pytorch(data: Any, axes: int, largest: bool, seed: i
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int32", "int64"])
-def test_integers_have_maxima(dtype: str) -> None:
+def test_max_pooling_of_integers_keeps_their_type(dtype: str) -> None:
     x = np.array([[[[1, 7, 2], [5, 0, 200], [3, 3, 9]]]], dtype)
     out, positions = ops.max_pool2d(x, 2, 1, return_indices=True)
     assert out.dtype == dtype
@@ -62,7 +62,7 @@ def test_integers_have_maxima(dtype: str) -> None:
     assert positions.numpy().tolist() == [[[[1, 5], [3, 5]]]]
 
 
-def test_compiled_pooling_is_that_of_the_eager_form() -> None:
+def test_compiled_pooling_equals_eager_pooling() -> None:
     def f(x: Any) -> Any:
         return ops.max_pool2d(x, 2, 2, dilation=2, ceil_mode=True, return_indices=True)
 
@@ -76,15 +76,15 @@ def test_compiled_pooling_is_that_of_the_eager_form() -> None:
     [
         (
             lambda x: ops.max_pool2d(x, 2**31),
-            "max_pool2d: kernel_size: found 2147483648, expected numbers below 2\\^31",
+            "max_pool2d: kernel_size: found 2147483648, expected integers below 2\\^31",
         ),
         (lambda x: ops.avg_pool2d(x, 2**31 - 1, padding=2**30 - 1), "has 2\\^31 elements or more"),
-        (lambda x: ops.max_pool2d(x, 2, padding="sane"), "found padding 'sane', expected numbers"),
+        (lambda x: ops.max_pool2d(x, 2, padding="sane"), "found padding 'sane', expected integers"),
         (lambda x: ops.max_pool2d(x, 2, padding=((1, 0), 1)), "expected 2 pairs"),
         (lambda x: ops.avg_pool2d(x, 2, divisor_override=0), "divisor_override: found 0"),
         (lambda x: ops.adaptive_avg_pool2d(x, 2**31 - 1), "needs 2\\^31 elements or more"),
     ],
 )
-def test_wrong_options_are_named(f: Any, message: str) -> None:
+def test_invalid_options_are_named(f: Any, message: str) -> None:
     with pytest.raises(ShapeError, match=message):
         f(np.ones((1, 1, 4, 4), np.float32))

@@ -1,4 +1,4 @@
-"""Reductions over no axes and of 0-d arrays, and any and all, as in NumPy."""
+"""Reductions over no axis and of 0-d arrays, and any and all, agree with NumPy."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from adtrain import ops
 
 COUNT = 1_000_000
 BOUND = 4 * float(np.finfo(np.float32).eps) * np.log2(COUNT)
-"""Of the error over the sum of magnitudes."""
+"""The maximum of the error divided by the sum of magnitudes."""
 
 SUMS: dict[str, tuple[Callable[[Any], Any], Callable[[np.ndarray], Any], tuple[int, ...]]] = {
     "all": (ops.sum, np.sum, (COUNT,)),
@@ -105,7 +105,7 @@ def normalised(x: np.ndarray) -> Any:
 @pytest.mark.compiled
 @pytest.mark.parametrize("name", SUMS)
 @pytest.mark.parametrize("equal", [True, False], ids=["equal", "random"])
-def test_error_of_a_float32_sum(name: str, equal: bool) -> None:
+def test_the_error_of_a_float32_sum_is_bounded(name: str, equal: bool) -> None:
     f, reference, shape = SUMS[name]
     x = np.full(shape, 0.1, np.float32) if equal else np.random.default_rng(0).random(shape, np.float32)
     expected = reference(x.astype(np.float64))
@@ -113,7 +113,7 @@ def test_error_of_a_float32_sum(name: str, equal: bool) -> None:
         assert np.abs(run(x).numpy() / expected - 1).max() <= BOUND
 
 
-def test_variance_of_numbers_far_from_zero() -> None:
+def test_the_variance_of_numbers_far_from_zero_is_accurate() -> None:
     x = (1e5 + np.random.default_rng(0).standard_normal((50_000, 2))).astype(np.float32)
     expected = x.astype(np.float64).var(0)
     np.testing.assert_allclose(ops.var(x, 0).numpy(), expected, rtol=1e-3)

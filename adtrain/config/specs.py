@@ -153,7 +153,7 @@ LOSSES: dict[str, type[Spec]] = {
     kind: derive(kind, loss, exclude=[*list(inspect.signature(loss).parameters)[:2], "ignore_index", "reduction"])
     for kind, loss in nn.LOSSES.items()
 }
-"""A step needs one number, the mean over the batch; every row of a data set has a class."""
+"""Without `reduction` and `ignore_index`: a step needs the mean over the batch, and every image has a label."""
 OPTIMIZERS: dict[str, type[Spec]] = {kind: derive(kind, optimizer) for kind, optimizer in optim.OPTIMIZERS.items()}
 SCHEDULES: dict[str, type[Spec]] = {
     kind: derive(kind, schedule, exclude=("total_steps",), **WARM_UP) for kind, schedule in optim.SCHEDULES.items()

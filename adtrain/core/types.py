@@ -32,24 +32,24 @@ def dtype_of(name: str, dtype: Any) -> np.dtype:
     return found
 
 
-def number_of(name: str, value: Any, dtype: np.dtype) -> Any:
-    """``value``, a number, as the Python number that elements of ``dtype`` hold: a whole one for integers.
+def checked_number(name: str, value: Any, dtype: np.dtype) -> Any:
+    """``value`` as a Python number for elements of ``dtype``: int for integers, bool for bool.
 
-    Eager and compiled code take their constants from here, so both store the same.
+    Eager and compiled code take their constants from here, so both store the same number.
 
     Raises:
-        DTypeError: ``dtype`` cannot hold it: a fraction, NaN or infinity for integers, or a number that is too large.
+        DTypeError: ``dtype`` cannot hold it: a fraction, NaN or infinity for integers, or a number out of range.
     """
     if dtype.kind == "f":
         try:
-            if np.isfinite(float(value)) <= np.isfinite(_rounded(value, dtype)):
+            if not np.isfinite(float(value)) or np.isfinite(_rounded(value, dtype)):
                 return value
         except OverflowError:
             pass
         expected = f"a number of at most {np.finfo(dtype).max:.5g}"
     else:
         low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
-        if low <= value <= high and value == int(value):  # NaN is in no range
+        if low <= value <= high and value == int(value):  # false for NaN
             return bool(value) if dtype.kind == "b" else int(value)
         expected = f"a whole number from {low} to {high}"
     raise DTypeError(f"{name}: found {value} for elements of type {dtype}, expected {expected}")

@@ -60,8 +60,7 @@ def _sum_shape(x: Any, axes: tuple[int, ...]) -> ArrayType:
 def accurate_sum(x: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
     """NumPy's sum, with an error that hardly grows with the number of elements.
 
-    NumPy adds pairwise along the last axes, but one after the other along earlier ones; there float32 is added in
-    float64.
+    NumPy's sum over the last axes is pairwise. Its sum over other axes is sequential, so float32 is added in float64.
     """
     trailing = axes == tuple(range(x.ndim - len(axes), x.ndim))
     dtype = np.dtype(np.float64) if x.dtype == np.float32 and not trailing else summed(x.dtype)
@@ -159,7 +158,7 @@ def spread(x: Value, shape: Shape, axes: Sequence[int]) -> Value:
 
 
 def along_axis(name: str, primitive: Primitive, x: ArrayLike, axis: int, **params: Any) -> Value:
-    """``primitive`` along one axis, with a result of the same shape. Axis 0 or -1 of a 0-d array has one element."""
+    """``primitive`` along one axis, with a result of the same shape. A 0-d array is taken as an axis of one element."""
     value = as_value(x)
     rows = reshape(value, (1,)) if value.ndim == 0 and axis in (0, -1) else value
     out = bind(primitive, rows, axis=normalize_axis(name, axis, rows.ndim), **params)

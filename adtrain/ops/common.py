@@ -45,7 +45,7 @@ def normalize_axis(name: str, axis: int, ndim: int) -> int:
 
 
 def normalize_axes(name: str, axis: Axis, ndim: int) -> tuple[int, ...]:
-    """Axes as sorted non-negative numbers; None means all. Axis 0 or -1 of a 0-d array is no axis."""
+    """Axes as sorted non-negative numbers; None means all. For a 0-d array, axis 0 and -1 mean no axis."""
     if axis is None:
         return tuple(range(ndim))
     axes = tuple(axis) if isinstance(axis, Sequence) else (axis,)
@@ -89,8 +89,8 @@ def elementwise(
             the value in a variable of the output's type. Fractions are written (T)0.5: a bare 0.5 is a double.
         vjp: a rule for each argument.
         floating: integers and bool are refused.
-        instead_of_bool: where bool is refused, what the error says to use; None: bool is taken.
-        result: the dtype of the output where it is not that of the arguments.
+        instead_of_bool: advice in the error that refuses bool; None: bool is accepted.
+        result: the dtype of the output if it differs from that of the arguments.
     """
     dtype = None if result is None else np.dtype(result)
 

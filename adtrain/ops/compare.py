@@ -12,22 +12,22 @@ from adtrain.core.array import Value
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
-from adtrain.core.types import ArrayType, number_of
+from adtrain.core.types import ArrayType, checked_number
 from adtrain.ops.broadcasting import astype_p, broadcast, broadcast_to, floating, promote
 from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes, elementwise, elementwise_type
 
 
-def _to_bool(name: str, cpu: Callable[..., np.ndarray], expression: str) -> Primitive:
+def _predicate(name: str, cpu: Callable[..., np.ndarray], expression: str) -> Primitive:
     return elementwise(name, cpu, expression, floating=False, instead_of_bool=None, result=bool)
 
 
-equal_p: Primitive = _to_bool("equal", np.equal, "a == b")
-not_equal_p: Primitive = _to_bool("not_equal", np.not_equal, "a != b")
-less_p: Primitive = _to_bool("less", np.less, "a < b")
-less_equal_p: Primitive = _to_bool("less_equal", np.less_equal, "a <= b")
-isnan_p: Primitive = _to_bool("isnan", np.isnan, "a != a")
-isfinite_p: Primitive = _to_bool("isfinite", np.isfinite, "a - a == 0")
-isinf_p: Primitive = _to_bool("isinf", np.isinf, "a == a && a - a != 0")
+equal_p: Primitive = _predicate("equal", np.equal, "a == b")
+not_equal_p: Primitive = _predicate("not_equal", np.not_equal, "a != b")
+less_p: Primitive = _predicate("less", np.less, "a < b")
+less_equal_p: Primitive = _predicate("less_equal", np.less_equal, "a <= b")
+isnan_p: Primitive = _predicate("isnan", np.isnan, "a != a")
+isfinite_p: Primitive = _predicate("isfinite", np.isfinite, "a - a == 0")
+isinf_p: Primitive = _predicate("isinf", np.isinf, "a == a && a - a != 0")
 
 
 def _comparable(name: str, a: ArrayLike, b: ArrayLike) -> list[Value]:
@@ -73,17 +73,17 @@ def greater_equal(a: ArrayLike, b: ArrayLike) -> Value:
 
 
 def isnan(x: ArrayLike) -> Value:
-    """Whether elements are NaN, as bool."""
+    """Whether each element is NaN, as bool."""
     return bind(isnan_p, as_value(x))
 
 
 def isfinite(x: ArrayLike) -> Value:
-    """Whether elements are neither NaN nor infinite, as bool."""
+    """Whether each element is neither NaN nor infinite, as bool."""
     return bind(isfinite_p, as_value(x))
 
 
 def isinf(x: ArrayLike) -> Value:
-    """Whether elements are infinity or -infinity, as bool."""
+    """Whether each element is infinity or -infinity, as bool."""
     return bind(isinf_p, as_value(x))
 
 
@@ -166,22 +166,22 @@ clip_p: Primitive = elementwise(
 
 
 def maximum(a: ArrayLike, b: ArrayLike) -> Value:
-    """The larger of two; where they are equal each gets half the cotangent. Of bool: or."""
+    """The larger of two; where they are equal each gets half the cotangent. For bool it is "or"."""
     return bind(maximum_p, *broadcast("maximum", a, b))
 
 
 def minimum(a: ArrayLike, b: ArrayLike) -> Value:
-    """The smaller of two; where they are equal each gets half the cotangent. Of bool: and."""
+    """The smaller of two; where they are equal each gets half the cotangent. For bool it is "and"."""
     return bind(minimum_p, *broadcast("minimum", a, b))
 
 
 def clip(x: ArrayLike, min: float | None = None, max: float | None = None) -> Value:
     """x limited to [min, max], Python numbers; the derivative is 1 inside and on the bounds, 0 outside.
 
-    A bound that is NaN makes all elements NaN, as in NumPy and PyTorch. Bounds of an integer array may exceed its type.
+    If a bound is NaN, all elements are NaN, as in NumPy and PyTorch. A bound may be out of range for an integer type.
 
     Raises:
-        DTypeError: a bound is an array (use `maximum` and `minimum`), or the range holds no element of an integer type.
+        DTypeError: a bound is an array (use `maximum` and `minimum`), or [min, max] has no number of the integer type.
     """
     bounds = [bound for bound in (min, max) if bound is not None]
     if not bounds:
@@ -198,11 +198,11 @@ def clip(x: ArrayLike, min: float | None = None, max: float | None = None) -> Va
 
 
 def _within_type(dtype: np.dtype, low: float | None, high: float | None) -> tuple[float | None, float | None]:
-    """The bounds of a clip, each moved into the range of an integer type where it excludes no element."""
+    """The bounds of a clip. One that excludes no number of the integer type becomes the limit of the type."""
     smallest, largest = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
     low = low if low is None else builtins.max(low, smallest)
     high = high if high is None else builtins.min(high, largest)
     for bound in (low, high):
         if bound is not None:
-            number_of("clip", bound, dtype)
+            checked_number("clip", bound, dtype)
     return low, high

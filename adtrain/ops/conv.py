@@ -22,7 +22,7 @@ from adtrain.ops.broadcasting import promote, reshape
 from adtrain.ops.common import ArrayLike, as_value, require_float
 from adtrain.ops.conv_reference import conv2d_reference, input_grad_reference, weight_grad_reference
 from adtrain.ops.elementwise import add
-from adtrain.ops.windows import LIMIT, Padding, Pairs, each, pad_image, paddings
+from adtrain.ops.windows import LIMIT, Padding, Pairs, pad_image, paddings, per_axis
 
 IntPair = int | Sequence[int]
 
@@ -159,8 +159,8 @@ def conv2d(
         x: (N, C, H, W).
         weight: (O, C / groups, KH, KW).
         bias: (O,), added to every position.
-        padding: zeros around the image: a number, one per axis, a pair (before, after) per axis, "valid" (none) or
-            "same" (OH = H; stride 1).
+        padding: zeros around the image: an integer, an integer for each axis, a pair (before, after) for each axis,
+            "valid" (no padding) or "same" (OH = H; only with stride 1).
 
     Returns:
         (N, O, OH, OW), OH = (H + 2 padding - dilation (KH - 1) - 1) // stride + 1, and OW likewise.
@@ -172,9 +172,9 @@ def conv2d(
     _check_ranks("conv2d", x, weight)
     window = _window("conv2d", stride, 0, dilation, groups)
     pads = conv_paddings("conv2d", padding, x.shape[2:], weight.shape[2:], window.stride, window.dilation)
-    both = tuple(min(p) for p in pads)
-    x = pad_image(x, tuple((low - p, high - p) for (low, high), p in zip(pads, both, strict=True)))
-    window = window._replace(padding=(both[0], both[1]))
+    ph, pw = (min(p) for p in pads)  # the kernels pad both sides equally
+    x = pad_image(x, tuple((low - p, high - p) for (low, high), p in zip(pads, (ph, pw), strict=True)))
+    window = window._replace(padding=(ph, pw))
     out = _forward(x, weight, window, precision_of(x.dtype))
     return out if bias is None else _add_bias(out, bias)
 
@@ -203,7 +203,7 @@ def conv_transpose2d(
     x, weight = promote(x, weight)
     _check_ranks("conv_transpose2d", x, weight)
     window = _window("conv_transpose2d", stride, padding, dilation, groups)
-    extra = each("conv_transpose2d", "output_padding", output_padding, 2)
+    extra = per_axis("conv_transpose2d", "output_padding", output_padding, 2)
     check_output_padding("conv_transpose2d", extra, window.stride)
     if x.shape[1] != weight.shape[0]:
         raise ShapeError(f"conv_transpose2d: the input has {x.shape[1]} channels, the weight takes {weight.shape[0]}")
@@ -231,7 +231,7 @@ def conv_paddings(
     stride: Sequence[int],
     dilation: Sequence[int],
 ) -> Pairs:
-    """`paddings` for a convolution: "same" needs stride 1, as in PyTorch."""
+    """`paddings` of a convolution. "same" needs stride 1, as in PyTorch."""
     if padding == "same" and set(stride) != {1}:
         raise ShapeError(f'{name}: padding "same" needs stride 1, found stride {tuple(stride)}')
     spans = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
@@ -245,7 +245,7 @@ def check_output_padding(name: str, extra: tuple[int, ...], stride: tuple[int, .
 
 def _window(name: str, stride: IntPair, padding: IntPair, dilation: IntPair, groups: int) -> Window:
     (sh, sw), (ph, pw), (dh, dw) = (
-        each(name, option, value, 2)
+        per_axis(name, option, value, 2)
         for option, value in (("stride", stride), ("padding", padding), ("dilation", dilation))
     )
     window = Window((sh, sw), (ph, pw), (dh, dw), groups)

@@ -1,7 +1,8 @@
 """Convolution over one and three axes, by convolutions over two.
 
-One axis is an image of one row. Over three axes, the planes that a kernel meets become channels of one image per output
-plane, and those that a transposed kernel makes are added at their places.
+A signal of one axis is an image of one row. For three axes, each output plane is a convolution of one image, whose
+channels are all input planes that the kernel covers. A transposed convolution computes the planes of each filter tap
+and adds them at their positions in the output.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from adtrain.ops.conv import check_output_padding, conv2d, conv_paddings, conv_t
 from adtrain.ops.elementwise import add
 from adtrain.ops.index import take
 from adtrain.ops.shape import pad_p, slice, transpose
-from adtrain.ops.windows import Ints, Padding, each, pad_image
+from adtrain.ops.windows import Ints, Padding, pad_image, per_axis
 
 
 def conv1d(
@@ -31,7 +32,7 @@ def conv1d(
 ) -> Value:
     """`conv2d` of x (N, C, L) and weight (O, C / groups, K)."""
     x, weight = _with_axes("conv1d", 1, x, weight)
-    (s,), (d,) = each("conv1d", "stride", stride, 1), each("conv1d", "dilation", dilation, 1)
+    (s,), (d,) = per_axis("conv1d", "stride", stride, 1), per_axis("conv1d", "dilation", dilation, 1)
     pads = conv_paddings("conv1d", padding, x.shape[2:], weight.shape[2:], (s,), (d,))
     out = conv2d(_with_row(x), _with_row(weight), bias, (1, s), ((0, 0), *pads), (1, d), groups)
     return _without_row(out)
@@ -50,7 +51,7 @@ def conv_transpose1d(
     """`conv_transpose2d` of x (N, C, L) and weight (C, O / groups, K)."""
     x, weight = _with_axes("conv_transpose1d", 1, x, weight)
     options = (("stride", stride), ("padding", padding), ("output_padding", output_padding), ("dilation", dilation))
-    (s,), (p,), (e,), (d,) = (each("conv_transpose1d", option, value, 1) for option, value in options)
+    (s,), (p,), (e,), (d,) = (per_axis("conv_transpose1d", option, value, 1) for option, value in options)
     check_output_padding("conv_transpose1d", (e,), (s,))
     out = conv_transpose2d(_with_row(x), _with_row(weight), bias, (1, s), (0, p), (0, e), groups, (1, d))
     return _without_row(out)
@@ -67,7 +68,7 @@ def conv3d(
 ) -> Value:
     """`conv2d` of x (N, C, D, H, W) and weight (O, C / groups, KD, KH, KW)."""
     x, weight = _with_axes("conv3d", 3, x, weight)
-    strides, dilations = each("conv3d", "stride", stride, 3), each("conv3d", "dilation", dilation, 3)
+    strides, dilations = per_axis("conv3d", "stride", stride, 3), per_axis("conv3d", "dilation", dilation, 3)
     if min(*strides, *dilations) < 1:
         raise ShapeError(f"conv3d: stride {strides} and dilation {dilations} must be at least 1")
     depth, *plane = conv_paddings("conv3d", padding, x.shape[2:], weight.shape[2:], strides, dilations)
@@ -79,8 +80,8 @@ def conv3d(
         raise ShapeError(f"conv3d: kernel depth {kd} (dilation {dilations[0]}) does not fit the padded depth {d}")
     count = rest // strides[0] + 1
     planes = strides[0] * np.arange(count)[:, None] + dilations[0] * np.arange(kd)
-    met = take(x, array(planes, device=x.device), 2)  # (N, C, OD, KD, H, W)
-    images = reshape(transpose(met, (0, 2, 1, 3, 4, 5)), (n * count, c * kd, h, w))
+    covered = take(x, array(planes, device=x.device), 2)  # (N, C, OD, KD, H, W)
+    images = reshape(transpose(covered, (0, 2, 1, 3, 4, 5)), (n * count, c * kd, h, w))
     kernels = reshape(weight, (o, c_w * kd, kh, kw))
     out = conv2d(images, kernels, bias, strides[1:], tuple(plane), dilations[1:], groups)
     return transpose(reshape(out, (n, count, o, *out.shape[2:])), (0, 2, 1, 3, 4))
@@ -100,7 +101,7 @@ def conv_transpose3d(
     name = "conv_transpose3d"
     x, weight = _with_axes(name, 3, x, weight)
     options = (("stride", stride), ("padding", padding), ("output_padding", output_padding), ("dilation", dilation))
-    strides, pads, extra, dilations = (each(name, option, value, 3) for option, value in options)
+    strides, pads, extra, dilations = (per_axis(name, option, value, 3) for option, value in options)
     if min(*strides, *dilations) < 1 or min(pads) < 0:
         raise ShapeError(f"{name}: expected stride and dilation of at least 1 and padding of at least 0")
     check_output_padding(name, extra, strides)
@@ -111,12 +112,12 @@ def conv_transpose3d(
     if length - 2 * p < 1 or min(depth, kd) < 1:
         raise ShapeError(f"{name}: padding {padding} leaves nothing of the output depth {length}")
     images = reshape(transpose(x, (0, 2, 1, 3, 4)), (n * depth, c, h, w))
-    made = conv_transpose2d(images, reshape(weight, (c, o_w * kd, kh, kw)), None, ss, ps, es, groups, ds)
-    o, (oh, ow) = o_w * groups, made.shape[2:]
-    made = transpose(reshape(made, (n, depth, o, kd, oh, ow)), (0, 2, 3, 1, 4, 5))
+    taps = conv_transpose2d(images, reshape(weight, (c, o_w * kd, kh, kw)), None, ss, ps, es, groups, ds)
+    o, (oh, ow) = o_w * groups, taps.shape[2:]
+    taps = transpose(reshape(taps, (n, depth, o, kd, oh, ow)), (0, 2, 3, 1, 4, 5))
     total = None
     for tap in range(kd):
-        plane = reshape(slice(made, (0, 0, tap, 0, 0, 0), (n, o, tap + 1, depth, oh, ow)), (n, o, depth, oh, ow))
+        plane = reshape(slice(taps, (0, 0, tap, 0, 0, 0), (n, o, tap + 1, depth, oh, ow)), (n, o, depth, oh, ow))
         low = tap * d
         high = length - low - (depth - 1) * s - 1
         part = bind(pad_p, plane, low=(0, 0, low, 0, 0), high=(0, 0, high, 0, 0), gaps=(0, 0, s - 1, 0, 0), value=0.0)

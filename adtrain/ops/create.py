@@ -10,7 +10,7 @@ from adtrain.core.array import Array, Value, array
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
-from adtrain.core.types import ArrayType, Shape, dtype_of, number_of
+from adtrain.core.types import ArrayType, Shape, checked_number, dtype_of
 
 
 def _full_shape(shape: Shape, value: float, dtype: np.dtype, device: str) -> ArrayType:
@@ -37,7 +37,7 @@ def full(shape: int | Shape, value: float, dtype: Any = np.float32, device: str 
     """
     lengths = tuple(map(int, shape)) if isinstance(shape, (tuple, list)) else (int(shape),)
     elements = dtype_of("full", dtype)
-    return bind(full_p, shape=lengths, value=number_of("full", value, elements), dtype=elements, device=device)
+    return bind(full_p, shape=lengths, value=checked_number("full", value, elements), dtype=elements, device=device)
 
 
 def zeros(shape: int | Shape, dtype: Any = np.float32, device: str = "cpu") -> Value:

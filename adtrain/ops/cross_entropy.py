@@ -1,4 +1,4 @@
-"""Losses of classes: labels, or a probability for each class, against the logarithms of probabilities."""
+"""Losses of a classification. Targets are labels, or probabilities of the classes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from adtrain.ops.broadcasting import reshape
 from adtrain.ops.common import ArrayLike, as_value
 from adtrain.ops.compare import not_equal, where
 from adtrain.ops.index import embedding, pick
-from adtrain.ops.loss import check_reduction, of_type, reduced
+from adtrain.ops.loss import cast_like, check_reduction, reduced
 from adtrain.ops.reduce import mean, sum
 from adtrain.ops.softmax import log_softmax
 
@@ -22,28 +22,29 @@ def cross_entropy(
     ignore_index: int | None = None,
     reduction: str = "mean",
 ) -> Value:
-    """-log softmax(logits)[target] of each row, reduced.
+    """-log softmax(logits)[target] of each row, reduced as ``reduction`` says.
 
     Args:
         logits: (N, C), (N, C, d...) or (C,).
-        targets: labels, integers in [0, C), of the shape of the logits without C; or probabilities of the classes,
-            floating point, of the shape of the logits.
+        targets: labels, integers in [0, C), of the logits' shape without C; or probabilities of the classes, floating
+            point, of the logits' shape.
         label_smoothing: the share of the target that is spread evenly over all classes (C. Szegedy et al., 2016).
-        weight: (C,), a factor for each class. The mean over labels is divided by the sum of the labels' weights, the
-            mean over probabilities by the number of rows.
-        ignore_index: rows with this label have loss 0 and are not counted in the mean, which is NaN if all are ignored.
+        weight: (C,), a factor for each class. The mean is the sum divided by the sum of the labels' weights, or, for
+            probabilities, by the number of rows.
+        ignore_index: rows with this label have loss 0 and do not count in the mean, which is NaN if no row counts.
+        reduction: "none", "sum" or "mean".
 
     Raises:
         ShapeError: the shapes do not fit, or a label is out of range.
         DTypeError: ``ignore_index`` is given with probabilities.
     """
     if not isinstance(label_smoothing, (int, float)) or not 0 <= label_smoothing < 1:
-        raise ShapeError(f"cross_entropy: label_smoothing is {label_smoothing}, expected 0 <= it < 1")
+        raise ShapeError(f"cross_entropy: label_smoothing is {label_smoothing}, expected a number in [0, 1)")
     scores, labels = as_value(logits), as_value(targets)
     axis = _class_axis("cross_entropy", scores)
     log_probs = log_softmax(scores, axis)
     if labels.dtype.kind != "f":
-        return _of_labels("cross_entropy", log_probs, labels, label_smoothing, weight, ignore_index, reduction)
+        return _label_loss("cross_entropy", log_probs, labels, label_smoothing, weight, ignore_index, reduction)
     if ignore_index is not None:
         raise DTypeError(f"cross_entropy: ignore_index is for labels, found probabilities of type {labels.dtype}")
     if labels.shape != scores.shape:
@@ -52,10 +53,10 @@ def cross_entropy(
             "the shape of the logits, or integers"
         )
     classes = scores.shape[axis]
-    shares = labels * (1.0 - label_smoothing) + label_smoothing / classes if label_smoothing else labels
+    probabilities = labels * (1.0 - label_smoothing) + label_smoothing / classes if label_smoothing else labels
     if weight is not None:
-        log_probs = log_probs * _by_class("cross_entropy", weight, log_probs, axis)
-    return -reduced("cross_entropy", sum(log_probs * shares, axis), reduction)
+        log_probs = log_probs * _class_weights("cross_entropy", weight, log_probs, axis)
+    return -reduced("cross_entropy", sum(log_probs * probabilities, axis), reduction)
 
 
 def nll_loss(
@@ -67,10 +68,10 @@ def nll_loss(
     reduction: str = "mean",
 ) -> Value:
     """-log_probs[target] of each row, reduced. Arguments and errors are those of `cross_entropy` for labels."""
-    return _of_labels("nll_loss", as_value(log_probs), as_value(targets), 0.0, weight, ignore_index, reduction)
+    return _label_loss("nll_loss", as_value(log_probs), as_value(targets), 0.0, weight, ignore_index, reduction)
 
 
-def _of_labels(
+def _label_loss(
     name: str,
     log_probs: Value,
     labels: Value,
@@ -85,8 +86,8 @@ def _of_labels(
         raise ShapeError(f"{name}: found {log_probs.shape} and targets {labels.shape}, expected targets {rows}")
     check_reduction(name, reduction)
     labels = reshape(labels, (*rows[:axis], 1, *rows[axis:]))
-    counted = None  # the weight of each row in the mean; None means 1
-    kept = None
+    row_weights = None  # None: every row has weight 1
+    kept = None  # None: no row is ignored
     if ignore_index is not None:
         kept = not_equal(labels, ignore_index)
         labels = where(kept, labels, 0)
@@ -95,16 +96,16 @@ def _of_labels(
     except ShapeError as error:
         raise ShapeError(f"{name}: a label is out of range ({error}); ignore_index leaves out rows") from None
     if weight is not None:
-        factors = _by_class(name, weight, log_probs, axis)
-        counted = embedding(labels, reshape(factors, (-1,)))
-        log_likelihoods, log_probs = log_likelihoods * counted, log_probs * factors if smoothing else log_probs
+        factors = _class_weights(name, weight, log_probs, axis)
+        row_weights = embedding(labels, reshape(factors, (-1,)))
+        log_likelihoods, log_probs = log_likelihoods * row_weights, log_probs * factors if smoothing else log_probs
     if smoothing:
         log_likelihoods = log_likelihoods * (1.0 - smoothing) + mean(log_probs, axis, keepdims=True) * smoothing
     if kept is not None:
         log_likelihoods = where(kept, log_likelihoods, 0.0)
-        counted = kept.astype(log_probs.dtype) if counted is None else where(kept, counted, 0.0)
-    if counted is not None and reduction == "mean":
-        return -(sum(log_likelihoods) / sum(counted))
+        row_weights = kept.astype(log_probs.dtype) if row_weights is None else where(kept, row_weights, 0.0)
+    if row_weights is not None and reduction == "mean":
+        return -(sum(log_likelihoods) / sum(row_weights))
     return -reduced(name, reshape(log_likelihoods, rows) if reduction == "none" else log_likelihoods, reduction)
 
 
@@ -114,9 +115,9 @@ def _class_axis(name: str, scores: Value) -> int:
     return min(1, scores.ndim - 1)
 
 
-def _by_class(name: str, weight: ArrayLike, scores: Value, axis: int) -> Value:
+def _class_weights(name: str, weight: ArrayLike, scores: Value, axis: int) -> Value:
     """The weights of the classes, in a shape that broadcasts to that of the scores."""
-    value = of_type(weight, scores)
+    value = cast_like(weight, scores)
     if value.shape != (scores.shape[axis],):
         raise ShapeError(
             f"{name}: found weight of shape {value.shape}, expected ({scores.shape[axis]},): one number for each class"

@@ -1,6 +1,6 @@
 """Rounding to whole numbers, floor division and its remainder, element by element.
 
-The derivatives of rounding and of floor division are 0, as in PyTorch. Integers are whole numbers already.
+The derivatives of rounding and of floor division are 0, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def _rounding(primitive: Primitive, meaning: str) -> Callable[[ArrayLike], Value
 floor: Callable[[ArrayLike], Value] = _rounding(floor_p, "The largest whole number that is at most x")
 ceil: Callable[[ArrayLike], Value] = _rounding(ceil_p, "The smallest whole number that is at least x")
 trunc: Callable[[ArrayLike], Value] = _rounding(trunc_p, "x without its fraction")
-round: Callable[[ArrayLike], Value] = _rounding(round_p, "The nearest whole number, of two the even one")
+round: Callable[[ArrayLike], Value] = _rounding(round_p, "The nearest whole number; a half is rounded to the even one")
 
 
 def floor_divide(a: ArrayLike, b: ArrayLike) -> Value:
-    """a // b: the quotient rounded down, exactly, as in Python and NumPy; 1.0 // 0.1 is 9. The derivative is 0.
+    """a // b: the exact quotient rounded down, as in Python and NumPy; 1.0 // 0.1 is 9. The derivative is 0.
 
-    Division by zero gives infinity or NaN for floating-point numbers, and 0 for integers, as in NumPy, on every device.
-    The only quotient that an integer type cannot hold, that of its lowest number by -1, wraps around to that number.
+    Division by zero gives infinity or NaN for floating-point numbers, and 0 for integers, as in NumPy. One quotient is
+    out of range for an integer type: the smallest number by -1. It wraps around to the smallest number.
     """
     return bind(floor_divide_p, *broadcast("floor_divide", a, b))
 
@@ -58,7 +58,7 @@ def floor_divide(a: ArrayLike, b: ArrayLike) -> Value:
 def remainder(a: ArrayLike, b: ArrayLike) -> Value:
     """a % b = a - b (a // b), with the sign of b, as in Python and NumPy, and as `torch.remainder`.
 
-    By zero it is NaN for floating-point numbers, and 0 for integers, as in NumPy, on every device. The derivatives are
-    1 and -(a // b).
+    Division by zero gives NaN for floating-point numbers, and 0 for integers, as in NumPy. The derivatives are 1 and
+    -(a // b).
     """
     return bind(remainder_p, *broadcast("remainder", a, b))

@@ -1,10 +1,10 @@
 """Arithmetic and the elementary functions, element by element with broadcasting.
 
-A Python number takes the dtype of the arrays beside it; a function of one number alone is float32: `log(3.7)`. For
-float64 give `log` an array, or use `math.log`.
+A Python number takes the dtype of the arrays that it is combined with. A number alone is float32: `log(3.7)`. For
+float64, use `math.log` or an array.
 
-Integers keep their type and wrap around, as in NumPy and PyTorch. bool + bool and maximum are "or", bool * bool and
-minimum are "and"; bool - bool and -bool are refused. Beside numbers bool counts as 0 and 1, of the numbers' type.
+Integers keep their type and wrap around, as in NumPy and PyTorch. For two bool, `+` and `maximum` are "or", `*` and
+`minimum` are "and", and `-` is refused. With a number, bool is 0 or 1 of the number's type.
 
 Each primitive is a line: its name, its NumPy function, its C expression, and for each argument its vjp rule.
 """
@@ -113,7 +113,11 @@ erf_p: Primitive = elementwise(
     "erf", erf_reference, "erf(a)", lambda out, x: lambda ct: ct * (2.0 / math.sqrt(math.pi)) * exp(-(x * x))
 )
 arctan2_p: Primitive = elementwise(
-    "arctan2", np.arctan2, "atan2(a, b)", lambda out, a, b: _turn(a, b, b), lambda out, a, b: _turn(a, b, -a)
+    "arctan2",
+    np.arctan2,
+    "atan2(a, b)",
+    lambda out, a, b: _arctan2_pullback(a, b, b),
+    lambda out, a, b: _arctan2_pullback(a, b, -a),
 )
 hypot_p: Primitive = elementwise(
     "hypot",
@@ -146,24 +150,24 @@ def div(a: ArrayLike, b: ArrayLike) -> Value:
     return bind(div_p, floating(a), floating(b))
 
 
-def _turn(a: Value, b: Value, side: Value) -> Any:
-    """A pullback of arctan2: side / (a^2 + b^2), by the root because the squares may overflow or underflow."""
+def _arctan2_pullback(a: Value, b: Value, numerator: Value) -> Any:
+    """Multiplies by numerator / (a^2 + b^2). The squares may overflow or underflow; their root, hypot, does not."""
     radius = hypot(a, b)
-    radius = radius + (1.0 - sign(radius))  # 1 at (0, 0), where side is 0
-    return lambda ct: ct * (side / radius / radius)
+    radius = radius + (1.0 - sign(radius))  # 1 at (0, 0), where the numerator is 0
+    return lambda ct: ct * (numerator / radius / radius)
 
 
 def arctan2(a: ArrayLike, b: ArrayLike) -> Value:
     """The angle of the point (b, a) in radians, from -pi to pi: the arctangent of a / b in the quadrant of the point.
 
-    Integers are taken as float32. The derivatives at (0, 0) are 0, as in PyTorch.
+    Integers are converted to float32. The derivatives at (0, 0) are 0, as in PyTorch.
     """
     a, b = broadcast("arctan2", a, b)
     return bind(arctan2_p, floating(a), floating(b))
 
 
 def hypot(a: ArrayLike, b: ArrayLike) -> Value:
-    """sqrt(a^2 + b^2) without overflow or underflow; integers are taken as float32.
+    """sqrt(a^2 + b^2) without overflow or underflow; integers are converted to float32.
 
     The derivatives at (0, 0) are NaN.
     """

@@ -16,14 +16,15 @@ from adtrain.ops.shape import bounds, flip, slice, transpose
 
 
 def _is_index(item: Any) -> bool:
+    """Whether an item is an integer or an array of integers."""
     return not (item is None or item is Ellipsis or isinstance(item, builtins.slice))
 
 
 def getitem(x: Value, index: Any) -> Value:
     """``x[index]`` for integers, slices, ``...``, None, and one array of integers.
 
-    As in NumPy, an integer beside an array is an index array too. If a slice, ``...`` or None stands between the two,
-    the axes of the array come first in the result.
+    As in NumPy, an integer beside an array is an index array too. If a slice, ``...`` or None stands between them, the
+    axes of the index array come first in the result.
 
     Raises:
         ShapeError: there are too many indices, or one is out of range. DTypeError: an index is of another type.
@@ -77,7 +78,7 @@ def getitem(x: Value, index: Any) -> Value:
     axis, indices = gathers[0]
     out = take(out, indices, axis)
     places = [i for i, item in enumerate(given) if _is_index(item)]
-    if places[-1] - places[0] >= len(places):
+    if places[-1] - places[0] >= len(places):  # they are not neighbours
         gathered = range(axis, axis + indices.ndim)
         out = transpose(out, (*gathered, *(i for i in range(out.ndim) if i not in gathered)))
     return out

@@ -45,7 +45,7 @@ def _scatter_add_shape(ct: Any, indices: Any, axis: int, length: int) -> ArrayTy
 
 def _scatter_add_reference(ct: np.ndarray, indices: np.ndarray, axis: int, length: int) -> np.ndarray:
     moved = np.moveaxis(ct, range(axis, axis + indices.ndim), range(indices.ndim))
-    total = np.float64 if ct.dtype == np.float32 else ct.dtype  # so that the error does not grow with the summands
+    total = np.float64 if ct.dtype == np.float32 else ct.dtype  # the error does not grow with the number of summands
     out = np.zeros((length, *moved.shape[indices.ndim :]), total)
     np.add.at(out, _in_range("scatter_add", indices, length), moved)
     return np.moveaxis(out.astype(ct.dtype), 0, axis)
@@ -157,7 +157,7 @@ def take_along_axis(x: ArrayLike, indices: ArrayLike, axis: int) -> Value:
 
 
 def pick(x: Value, indices: Value, axis: int) -> Value:
-    """`take_along_axis` for indices that do not count from the end: a negative one is an error."""
+    """`take_along_axis` in which a negative index is an error."""
     return bind(take_along_axis_p, x, indices, axis=axis)
 
 
@@ -181,7 +181,7 @@ def embedding(indices: ArrayLike, weight: ArrayLike) -> Value:
 
 
 def _from_the_end(indices: Value, length: int) -> Value:
-    """Negative indices count from the end, as in NumPy. Those out of range stay, so that errors name them."""
+    """Negative indices count from the end, as in NumPy. Indices out of range stay as they are: errors name them."""
     if indices.dtype.kind != "i":
         return indices
     return where(less(indices, 0), where(less(indices, -length), indices, indices + length), indices)

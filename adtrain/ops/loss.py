@@ -1,7 +1,6 @@
-"""Losses that compare two arrays of one shape, and the reduction that all losses share.
+"""Losses of two arrays of the same shape, and the reduction of all losses.
 
-With the reduction "none" a loss returns the losses of all elements or rows, with "sum" their sum, with "mean" their
-mean.
+``reduction`` is "none" (a loss for each element or row), "sum" or "mean".
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def l1_loss(pred: ArrayLike, target: ArrayLike, *, reduction: str = "mean") -> V
 def huber_loss(pred: ArrayLike, target: ArrayLike, delta: float = 1.0, *, reduction: str = "mean") -> Value:
     """d^2 / 2 for |d| < delta, else delta (|d| - delta / 2), of each element, reduced (P. Huber, 1964)."""
     if delta <= 0:
-        raise ShapeError(f"huber_loss: found delta = {delta}, expected it above 0")
+        raise ShapeError(f"huber_loss: found delta = {delta}, expected a number above 0")
     difference = _difference("huber_loss", pred, target)
     distance = abs(difference)
     losses = where(less(distance, delta), square(difference) * 0.5, (distance - 0.5 * delta) * delta)
@@ -50,7 +49,7 @@ def binary_cross_entropy_with_logits(
 
     Args:
         logits, targets: one shape; targets are in [0, 1].
-        weight, pos_weight: numbers that broadcast to that shape. The mean divides by the number of elements.
+        weight, pos_weight: factors that broadcast to that shape. The mean divides by the number of elements.
 
     Raises:
         ShapeError: the shapes do not fit.
@@ -79,15 +78,15 @@ def check_reduction(name: str, reduction: str) -> None:
         raise ShapeError(f"{name}: reduction is {reduction!r}, expected 'none', 'sum' or 'mean'")
 
 
-def of_type(weight: ArrayLike, like: Value) -> Value:
-    """Weights in the dtype and on the device of ``like``."""
-    value = weight if isinstance(weight, Value) else as_value(weight).to(like.device)
-    return astype(value, like.dtype)
+def cast_like(weight: ArrayLike, x: Value) -> Value:
+    """Weights with the dtype and the device of ``x``."""
+    value = weight if isinstance(weight, Value) else as_value(weight).to(x.device)
+    return astype(value, x.dtype)
 
 
 def _factor(name: str, option: str, weight: ArrayLike, x: Value) -> Value:
-    """Weights that broadcast to the shape of ``x``, without changing it."""
-    value = of_type(weight, x)
+    """Weights that broadcast to the shape of ``x``."""
+    value = cast_like(weight, x)
     if broadcast_shapes(f"{name}: {option}", value.shape, x.shape) != x.shape:
         raise ShapeError(f"{name}: found {option} of shape {value.shape}, expected it to broadcast to {x.shape}")
     return value

@@ -19,7 +19,7 @@ from adtrain.ops.rounding import rounded
 from adtrain.ops.shape import transpose
 
 BLOCK = 512
-"""Summands of a product of a vector that BLAS adds."""
+"""Number of products that BLAS sums, if an operand is a vector."""
 
 
 def _shape(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = FULL) -> ArrayType:
@@ -46,9 +46,9 @@ def _reference(a: np.ndarray, b: np.ndarray, transpose_a: bool, transpose_b: boo
 
 
 def _by_blocks(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a @ b as the sum of the products of BLOCK columns of a and rows of b, which is added in float64.
+    """a @ b in blocks of the inner axis. The results of the blocks are added in float64.
 
-    BLAS adds the products of a vector and a matrix one after another, so that their error grows with the inner length.
+    For a vector and a matrix the sums of BLAS are sequential: their error grows with the inner length.
     """
     whole = a.shape[-1] // BLOCK * BLOCK
     columns = np.moveaxis(a[..., :whole].reshape(*a.shape[:-1], -1, BLOCK), -2, -3)

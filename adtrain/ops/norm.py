@@ -104,7 +104,7 @@ def batch_norm(
     """
     if running_mean is None or running_var is None:
         raise ShapeError(
-            "batch_norm: running_mean or running_var is None, expected arrays of shape (C,): 0 and 1 at first"
+            "batch_norm: running_mean or running_var is None, expected arrays of shape (C,), initially 0 and 1"
         )
     value, average, variance = as_value(x), as_value(running_mean), as_value(running_var)
     if value.ndim < 2:

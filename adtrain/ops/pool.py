@@ -1,4 +1,4 @@
-"""Primitives of max and average pooling in two dimensions, and adaptive pooling; the others are in pool_functions.
+"""Primitives of max and average pooling over two axes, and adaptive pooling. pool_functions has the other operations.
 
 Max pooling returns the position of each maximum too. max_pool2d_pick gathers from these positions, max_pool2d_put
 scatters to them: they are transposes, and the derivatives of max pooling.
@@ -21,7 +21,7 @@ from adtrain.core.types import ArrayType, Shape
 from adtrain.ops.common import ArrayLike, as_value, require_float
 from adtrain.ops.matmul import matmul
 from adtrain.ops.reduce import mean
-from adtrain.ops.windows import LIMIT, each
+from adtrain.ops.windows import LIMIT, per_axis
 
 Pair = tuple[int, int]
 
@@ -56,7 +56,7 @@ class Windows(NamedTuple):
                 yield padded[:, :, i : i + sh * (out[0] - 1) + 1 : sh, j : j + sw * (out[1] - 1) + 1 : sw]
 
     def first_inside(self, out: Sequence[int]) -> np.ndarray:
-        """For each of (OH, OW) windows, the first position that is not in the padding."""
+        """For each of (OH, OW) windows, its first position that is not in the padding."""
         top, left = (
             np.maximum(p - s * np.arange(n), 0) for p, s, n in zip(self.padding, self.stride, out, strict=True)
         )
@@ -86,9 +86,9 @@ def _max_shape(x: Any, windows: Windows) -> tuple[ArrayType, ArrayType]:
 
 
 def _max_reference(x: np.ndarray, windows: Windows) -> tuple[np.ndarray, np.ndarray]:
-    """The maxima, and their positions in the window: of the first equal element, and of the last NaN if there is one.
+    """The maxima, and their positions in the window: that of the first maximum, or of the last NaN if there is one.
 
-    A position is never in the padding. Where all elements are -infinity it is the first one inside the image.
+    A position is never in the padding. If all elements are -infinity, it is the first one inside the image.
     """
     out = windows.output_shape("max_pool2d", x.shape)[2:]
     taps = list(windows.taps(windows.pad(x, -np.inf), out))
@@ -171,7 +171,7 @@ def _avg_reference(x: np.ndarray, windows: Windows) -> np.ndarray:
     out = windows.output_shape("avg_pool2d", x.shape)[2:]
     taps = windows.taps(windows.pad(x, 0), out)
     area = windows.kernel[0] * windows.kernel[1]
-    total = next(taps).astype(x.dtype if area <= 64 else np.float64)  # of few elements, rounding errors stay small
+    total = next(taps).astype(x.dtype if area <= 64 else np.float64)  # small windows need no float64
     for view in taps:
         total += view
     return (total / total.dtype.type(area)).astype(x.dtype)
@@ -210,7 +210,7 @@ def adaptive_avg_pool2d(x: ArrayLike, output_size: int | Sequence[int]) -> Value
     value = as_value(x)
     if value.ndim != 4 or 0 in value.shape[2:]:
         raise ShapeError(f"adaptive_avg_pool2d: found shape {value.shape}, expected (N, C, H, W) with H, W > 0")
-    rows, columns = each("adaptive_avg_pool2d", "output_size", output_size, 2)
+    rows, columns = per_axis("adaptive_avg_pool2d", "output_size", output_size, 2)
     if min(rows, columns) < 1:
         raise ShapeError(f"adaptive_avg_pool2d: found output size {(rows, columns)}, expected at least 1")
     if rows * columns >= LIMIT or max(rows * value.shape[2], columns * value.shape[3]) >= LIMIT:

@@ -1,4 +1,4 @@
-"""Powers, with a number or an array as exponent: real ones, and exact ones of integers."""
+"""Powers of real numbers and exact powers of integers, with a number or an array as exponent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from adtrain.core.array import Value
 from adtrain.core.errors import DTypeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
-from adtrain.core.types import number_of
+from adtrain.core.types import checked_number
 from adtrain.ops.broadcasting import broadcast, floating, promote
 from adtrain.ops.common import ArrayLike, as_value, elementwise
 from adtrain.ops.compare import equal, less_equal, where
@@ -24,7 +24,7 @@ def _scalar_vjp(out: Value, x: Value, exponent: float) -> Any:
 
 
 def _base_vjp(out: Value, a: Value, b: Value) -> Any:
-    # b a^(b-1). At b = 0 it is 0, also where a^-1 overflows or a is NaN.
+    # b a^(b-1). At b = 0 it is 0, even if a^-1 overflows or a is NaN.
     tiny = float(np.finfo(a.dtype).tiny)
     return lambda ct: ct * b * power(where(equal(b, 0.0), where(less_equal(tiny, abs(a)), a, 1.0), a), b - 1.0)
 
@@ -51,7 +51,7 @@ power_scalar_p: Primitive = elementwise("power_scalar", _scalar_reference, _scal
 
 
 def _integer_reference(x: np.ndarray, exponent: np.ndarray | int) -> np.ndarray:
-    """By squaring; products wrap around. Like integer_power in `kernels/cpu/division.h`."""
+    """By repeated squaring; products wrap around. The same as integer_power in `kernels/cpu/division.h`."""
     left, factor, out = np.maximum(np.asarray(exponent, np.int64), 0), x, np.ones(np.shape(x), x.dtype)
     while np.any(left):
         out = np.where(left % 2 == 1, out * factor, out)
@@ -73,10 +73,10 @@ def power(x: ArrayLike, exponent: ArrayLike) -> Value:
     The derivative with respect to an array exponent is 0 where the base is 0, and NaN where it is negative.
 
     Powers of integers with integer exponents are integers of the same type. They are exact, and wrap around. Negative
-    exponents in an array give the reciprocal without its fraction, as in PyTorch: 0, except for 1 and -1.
+    exponents in an array give the reciprocal without its fraction, as in PyTorch: 0, unless the base is 1 or -1.
 
     Raises:
-        DTypeError: ``x`` are integers or bool, and ``exponent`` is a negative integer.
+        DTypeError: ``x`` is of integers or bool, and ``exponent`` is a negative Python integer.
     """
     if isinstance(exponent, (int, float)) and not isinstance(exponent, bool):
         value = as_value(x)
@@ -85,6 +85,6 @@ def power(x: ArrayLike, exponent: ArrayLike) -> Value:
         if exponent < 0:
             raise DTypeError(f"power: found exponent {exponent} for {value.dtype}; use {float(exponent)} or astype")
         (base, _) = promote(value, 0)
-        return bind(integer_power_scalar_p, base, exponent=number_of("power", exponent, np.dtype(np.int64)))
+        return bind(integer_power_scalar_p, base, exponent=checked_number("power", exponent, np.dtype(np.int64)))
     a, b = broadcast("power", x, exponent)
     return bind(power_p if a.dtype.kind == "f" else integer_power_p, a, b)

@@ -1,6 +1,6 @@
 """Reductions over any axes, and the running sum.
 
-As in NumPy, an empty ``axis`` is no axis, and axis 0 or -1 of a 0-d array is allowed: there each result is its element.
+As in NumPy, ``axis=()`` reduces over no axis, and a 0-d array may be reduced over axis 0 or -1.
 """
 
 from __future__ import annotations
@@ -60,7 +60,11 @@ def _logsumexp_reference(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
 
 
 def _logsumexp_vjp(out: Value, x: Value, axes: tuple[int, ...]) -> Any:
-    """softmax(x). exp(x - out) alone does not sum to 1, because out is rounded: at 1e6 by up to 0.03 in float32."""
+    """The derivative is softmax(x).
+
+    exp(x - out) does not sum to 1, because out is rounded (in float32 an out of 1e6 by up to 0.03). So it is divided by
+    its sum.
+    """
     weights = exp(x - spread(out, x.shape, axes))
     total = bind(sum_p, weights, axes=axes)
     return lambda ct: spread(ct / total, x.shape, axes) * weights
@@ -99,7 +103,7 @@ argmax_p: Primitive = Primitive(
 
 
 def _cumsum_reference(x: np.ndarray, axis: int, reverse: bool) -> np.ndarray:
-    # float32 is added in float64: NumPy's running sum has no pairwise form
+    # float32 is added in float64: NumPy's running sum is sequential
     dtype = np.dtype(np.float64) if x.dtype.kind == "f" else np.dtype(np.int64)
     along = np.flip(x, axis) if reverse else x
     total = np.cumsum(along, axis=axis, dtype=dtype).astype(summed(x.dtype), copy=False)
@@ -162,7 +166,7 @@ def _variance(name: str, x: ArrayLike, axis: Axis, keepdims: bool, correction: i
 
 
 def std(x: ArrayLike, axis: Axis = None, keepdims: bool = False, correction: int = 0) -> Value:
-    """Standard deviation over ``axis``: the square root of `var`. Where it is 0, its gradient is 0, as in PyTorch.
+    """Standard deviation over ``axis``: the square root of `var`. If it is 0, its gradient is 0, as in PyTorch.
 
     Raises:
         ShapeError: ``count`` is not above ``correction``.
@@ -175,8 +179,8 @@ def std(x: ArrayLike, axis: Axis = None, keepdims: bool = False, correction: int
 def prod(x: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Value:
     """Product over ``axis`` (one, several, or all for None), 1 of no elements; integers are multiplied as int64.
 
-    The halves of an axis are multiplied with each other until one element is left. So each derivative is a product of
-    the other elements, without a division, and is right where elements are 0.
+    The two halves of an axis are multiplied until one element is left. So each derivative is the product of the other
+    elements, without a division, also if elements are 0.
     """
     value = as_value(x)
     axes = normalize_axes("prod", axis, value.ndim)
@@ -216,12 +220,12 @@ def min(x: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Value:
 
 
 def any(x: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Value:
-    """Whether an element over ``axis`` is not 0, as bool; NaN is not 0. False if there are no elements."""
+    """Whether any element over ``axis`` is not 0, as bool; NaN is not 0. False if there are no elements."""
     return less(0, sum(not_equal(x, 0), axis, keepdims))
 
 
 def all(x: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Value:
-    """Whether no element over ``axis`` is 0, as bool; NaN is not 0. True if there are no elements."""
+    """Whether all elements over ``axis`` are not 0, as bool; NaN is not 0. True if there are no elements."""
     return equal(sum(equal(x, 0), axis, keepdims), 0)
 
 
@@ -240,7 +244,7 @@ def argmax(x: ArrayLike, axis: int | None = None, keepdims: bool = False) -> Val
     Raises:
         ShapeError: there are no elements along ``axis``.
     """
-    return _position("argmax", as_value(x), axis, keepdims)
+    return _argmax("argmax", as_value(x), axis, keepdims)
 
 
 def argmin(x: ArrayLike, axis: int | None = None, keepdims: bool = False) -> Value:
@@ -251,15 +255,15 @@ def argmin(x: ArrayLike, axis: int | None = None, keepdims: bool = False) -> Val
     """
     value = as_value(x)
     if value.dtype.kind == "f":
-        return _position("argmin", neg(value), axis, keepdims)
+        return _argmax("argmin", neg(value), axis, keepdims)
     if value.dtype.kind == "b":
         value = astype(value, np.uint8)
-    # the integers in reversed order; -x would overflow
+    # last - x reverses the order; -x would overflow
     last = -1 if value.dtype.kind == "i" else int(np.iinfo(value.dtype).max)
-    return _position("argmin", last - value, axis, keepdims)
+    return _argmax("argmin", last - value, axis, keepdims)
 
 
-def _position(name: str, x: Value, axis: int | None, keepdims: bool) -> Value:
+def _argmax(name: str, x: Value, axis: int | None, keepdims: bool) -> Value:
     """Index of the first largest element."""
     flat = reshape(x, (x.size,)) if axis is None or (x.ndim == 0 and axis in (0, -1)) else x
     position = normalize_axis(name, 0 if axis is None else axis, flat.ndim)

@@ -12,7 +12,7 @@ from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
-from adtrain.core.types import ArrayType, number_of
+from adtrain.core.types import ArrayType, checked_number
 from adtrain.ops.broadcasting import promote, reshape
 from adtrain.ops.common import ArrayLike, Axis, as_value, normalize_axes, normalize_axis
 
@@ -202,12 +202,12 @@ def pad(x: ArrayLike, pad_width: int | Sequence[Any], value: float = 0.0) -> Val
         widths = np.broadcast_to(given.astype(int, casting="safe"), (source.ndim, 2)).tolist()
     except (ValueError, TypeError):
         raise ShapeError(f"pad: widths {pad_width} do not fit the {source.ndim} axes of shape {source.shape}") from None
-    number = number_of("pad", float(value) if source.dtype.kind == "f" else value, source.dtype)
-    cut = _cropped(source, widths)
+    number = checked_number("pad", float(value) if source.dtype.kind == "f" else value, source.dtype)
+    cropped = _cropped(source, widths)
     low, high = tuple(max(a, 0) for a, _ in widths), tuple(max(b, 0) for _, b in widths)
-    if cut is not source and not any((*low, *high)):
-        return cut
-    return bind(pad_p, cut, low=low, high=high, gaps=(0,) * source.ndim, value=number)
+    if cropped is not source and not any((*low, *high)):
+        return cropped
+    return bind(pad_p, cropped, low=low, high=high, gaps=(0,) * source.ndim, value=number)
 
 
 def _cropped(x: Value, widths: Sequence[Sequence[int]]) -> Value:

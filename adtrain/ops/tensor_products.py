@@ -18,11 +18,11 @@ from adtrain.ops.shape import transpose
 
 
 def tensordot(a: ArrayLike, b: ArrayLike, axes: int | Sequence[Any] = 2) -> Value:
-    """Products summed over pairs of axes, as `numpy.tensordot`: one matrix product of both arrays' elements.
+    """Products summed over pairs of axes, as `numpy.tensordot`, by one matrix product.
 
     Args:
         axes: a pair of sequences: axis ``axes[0][i]`` of ``a`` and axis ``axes[1][i]`` of ``b`` are summed together; an
-            axis may stand for a sequence of one. Or a number n: the last n axes of ``a`` and the first n of ``b``.
+            axis alone is a sequence of one. Or an integer n: the last n axes of ``a`` and the first n of ``b``.
 
     Returns:
         The remaining axes of ``a``, then those of ``b``.
@@ -38,17 +38,17 @@ def tensordot(a: ArrayLike, b: ArrayLike, axes: int | Sequence[Any] = 2) -> Valu
                 f"tensordot: lengths {a.shape[i]} and {b.shape[j]} differ, "
                 f"of axis {i} of {a.shape} and axis {j} of {b.shape}"
             )
-    of_a = [i for i in range(a.ndim) if i not in over_a]
-    of_b = [j for j in range(b.ndim) if j not in over_b]
-    rest = [a.shape[i] for i in of_a], [b.shape[j] for j in of_b]
+    rest_a = [i for i in range(a.ndim) if i not in over_a]
+    rest_b = [j for j in range(b.ndim) if j not in over_b]
+    lengths = [a.shape[i] for i in rest_a], [b.shape[j] for j in rest_b]
     summed = math.prod(a.shape[i] for i in over_a)
-    rows = reshape(transpose(a, (*of_a, *over_a)), (math.prod(rest[0]), summed))
-    columns = reshape(transpose(b, (*over_b, *of_b)), (summed, math.prod(rest[1])))
-    return reshape(matmul(rows, columns), (*rest[0], *rest[1]))
+    rows = reshape(transpose(a, (*rest_a, *over_a)), (math.prod(lengths[0]), summed))
+    columns = reshape(transpose(b, (*over_b, *rest_b)), (summed, math.prod(lengths[1])))
+    return reshape(matmul(rows, columns), (*lengths[0], *lengths[1]))
 
 
 def _paired_axes(axes: int | Sequence[Any], a: Value, b: Value) -> tuple[list[int], list[int]]:
-    """The axes of each array, none negative."""
+    """The summed axes of ``a`` and of ``b``, as non-negative numbers."""
     if isinstance(axes, (int, np.integer)):
         if not 0 <= axes <= min(a.ndim, b.ndim):
             raise ShapeError(
@@ -69,21 +69,21 @@ def _paired_axes(axes: int | Sequence[Any], a: Value, b: Value) -> tuple[list[in
 def kron(a: ArrayLike, b: ArrayLike) -> Value:
     """Kronecker product, as `numpy.kron`: ``b`` times each element of ``a``, as blocks of a larger array.
 
-    Axes of length 1 are put before the shape that has fewer. The length of each axis is the product of both lengths.
+    The array with fewer axes gets leading axes of length 1. The length of each axis is the product of both lengths.
     """
     a, b = promote(a, b)
     ndim = max(a.ndim, b.ndim)
-    of_a, of_b = ((1,) * (ndim - x.ndim) + x.shape for x in (a, b))
-    blocks = reshape(a, [n for length in of_a for n in (length, 1)])
-    block = reshape(b, [n for length in of_b for n in (1, length)])
-    return reshape(blocks * block, [m * n for m, n in zip(of_a, of_b, strict=True)])
+    shape_a, shape_b = ((1,) * (ndim - x.ndim) + x.shape for x in (a, b))
+    blocks = reshape(a, [n for length in shape_a for n in (length, 1)])
+    block = reshape(b, [n for length in shape_b for n in (1, length)])
+    return reshape(blocks * block, [m * n for m, n in zip(shape_a, shape_b, strict=True)])
 
 
 def cross(a: ArrayLike, b: ArrayLike, axis: int = -1) -> Value:
     """Cross product of vectors of three numbers along ``axis``; the other axes are broadcast.
 
     Args:
-        axis: of the result; it has length 3 in both arrays.
+        axis: an axis of the result; its length is 3 in both arrays.
 
     Raises:
         ShapeError: ``axis`` is not of length 3, or the shapes do not broadcast.
@@ -91,7 +91,7 @@ def cross(a: ArrayLike, b: ArrayLike, axis: int = -1) -> Value:
     a, b = promote(a, b)
     shape = broadcast_shapes("cross", a.shape, b.shape)
     position = normalize_axis("cross", axis, len(shape))
-    after = len(shape) - position  # as a negative axis, which is the same in both arrays
+    after = len(shape) - position  # axis -after is the same axis in both arrays
     if any(x.ndim < after or x.shape[-after] != 3 for x in (a, b)):
         raise ShapeError(f"cross: axis {axis} of shapes {a.shape} and {b.shape} is not of length 3 in both")
     a, b = broadcast_to(a, shape), broadcast_to(b, shape)
@@ -99,5 +99,5 @@ def cross(a: ArrayLike, b: ArrayLike, axis: int = -1) -> Value:
 
 
 def _rotated(x: Value, axis: int) -> Value:
-    """Three elements along ``axis`` in the order 1, 2, 0."""
+    """The three elements along ``axis`` in the order 1, 2, 0."""
     return take(x, np.array([1, 2, 0]), axis)

@@ -16,28 +16,31 @@ Padding = str | int | Sequence[int | Sequence[int]]
 Pairs = tuple[tuple[int, int], ...]
 
 LIMIT = 2**31
-"""Kernels count the elements of an image in 32 bits."""
+"""Images have fewer elements: kernels index an image with 32-bit integers."""
 
 
-def each(name: str, option: str, value: Ints, axes: int) -> tuple[int, ...]:
-    """One integer per axis of the image, from one integer or one per axis."""
+def per_axis(name: str, option: str, value: Ints, axes: int) -> tuple[int, ...]:
+    """One integer for each of ``axes`` axes, from one integer for all or one for each."""
     found: tuple[Any, ...] = tuple(value) if isinstance(value, (tuple, list)) else (value,) * axes
     if len(found) != axes or not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in found):
         raise ShapeError(f"{name}: {option}: found {value}, expected an integer or {axes} of them")
     if any(abs(int(n)) >= LIMIT for n in found):
-        raise ShapeError(f"{name}: {option}: found {value}, expected numbers below 2^31")
+        raise ShapeError(f"{name}: {option}: found {value}, expected integers below 2^31")
     return tuple(int(n) for n in found)
 
 
 def paddings(
     name: str, padding: Padding, lengths: Sequence[int], spans: Sequence[int], strides: Sequence[int]
 ) -> Pairs:
-    """For each axis the padding (before, after).
+    """The padding (before, after) of each axis.
 
     Args:
-        padding: a number, a number per axis, a pair (before, after) per axis, "valid" (none), or "same": as much as
-            makes ``ceil(length / stride)`` windows, the odd one after the image.
+        padding: an integer for all axes, an integer for each axis, a pair (before, after) for each axis, "valid" (no
+            padding), or "same": as many zeros as ``ceil(length / stride)`` windows need, the odd one after the image.
         spans: lengths of the windows, dilation included.
+
+    Raises:
+        ShapeError: ``padding`` has another form, is negative, or makes an image of 2^31 elements or more.
     """
     axes = len(lengths)
     if padding == "valid":
@@ -46,14 +49,14 @@ def paddings(
         totals = [max((-(-n // s) - 1) * s + k - n, 0) for n, k, s in zip(lengths, spans, strides, strict=True)]
         found: Pairs = tuple((total // 2, total - total // 2) for total in totals)
     elif isinstance(padding, str):
-        raise ShapeError(f'{name}: found padding {padding!r}, expected numbers, "same" or "valid"')
+        raise ShapeError(f'{name}: found padding {padding!r}, expected integers, "same" or "valid"')
     elif isinstance(padding, (tuple, list)) and any(isinstance(p, (tuple, list)) for p in padding):
         if len(padding) != axes or not all(isinstance(p, (tuple, list)) and len(p) == 2 for p in padding):
             raise ShapeError(f"{name}: found padding {padding}, expected {axes} pairs (before, after)")
-        pairs = [each(name, "padding", p, 2) for p in padding if not isinstance(p, int)]
+        pairs = [per_axis(name, "padding", p, 2) for p in padding if not isinstance(p, int)]
         found = tuple((low, high) for low, high in pairs)
     else:
-        found = tuple((p, p) for p in each(name, "padding", padding, axes))  # type: ignore[arg-type]
+        found = tuple((p, p) for p in per_axis(name, "padding", padding, axes))  # type: ignore[arg-type]
     if any(min(p) < 0 for p in found):
         raise ShapeError(f"{name}: found padding {padding}, expected at least 0")
     if int(np.prod([n + sum(p) for n, p in zip(lengths, found, strict=True)], dtype=object)) >= LIMIT:
@@ -62,7 +65,7 @@ def paddings(
 
 
 def pad_image(x: Value, widths: Pairs) -> Value:
-    """Zeros around the last axes of ``x``."""
+    """``x`` with zeros before and after the elements of its last axes."""
     if not any(map(any, widths)):
         return x
     return pad(x, ((0, 0),) * (x.ndim - len(widths)) + widths)

@@ -116,7 +116,7 @@ class OneCycle(Schedule):
 
     def __call__(self, step: Value) -> Value:
         start, final = 1 / self.div_factor, 1 / (self.div_factor * self.final_div_factor)
-        peak = self.pct_start * self.total_steps - 1  # below 0, the fall has begun at step 0
+        peak = self.pct_start * self.total_steps - 1  # may be negative: then the decay has begun before step 0
         t = _float(step)
         down = _anneal(1.0, final, (t - peak) / (self.total_steps - 1 - peak))
         if peak <= 0:

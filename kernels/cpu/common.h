@@ -53,6 +53,9 @@ typedef struct {
 #define UNROLL _Pragma("GCC unroll 32")
 #endif
 
+/* The type in which sums of many elements of TYPE are added, so that their error does not grow with the number. */
+#define TOTAL_OF(TYPE) __typeof__(_Generic((TYPE)0, float: 0.0, double: 0.0, default: (TYPE)0))
+
 static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 

@@ -91,7 +91,8 @@ static void fill(T *y, int64_t n, T value) {
     for (int64_t i = 0; i < n; i++) y[i] = value;
 }
 
-/* A constant is passed as double for floating-point elements, and as int64_t for integers, which double cannot all hold. */
+/* The type in which a constant is passed: double for floating-point elements, else int64_t; double is not exact for all
+   integers. */
 typedef __typeof__(_Generic((T)0, float: 0.0, double: 0.0, default: (int64_t)0)) Number;
 
 /* Fills an array of `size` elements with `value`, then copies into it. */

@@ -1,9 +1,8 @@
-/* Running sums of T as U along `length` of x[outer][length][inner], from the end with `reverse`. They are added in TOTAL:
-   double for floats, so that the error does not grow with the length. */
+/* Running sums of T as U along `length` of x[outer][length][inner], from the end with `reverse`. */
 
 #include "common.h"
 
-typedef __typeof__(_Generic((U)0, int64_t: (int64_t)0, default: 0.0)) TOTAL;
+typedef TOTAL_OF(U) Total;
 
 enum {
     COLUMNS = 64,
@@ -12,7 +11,7 @@ enum {
 
 /* At most ROWS rows at once: their sums are independent, so that the additions overlap. */
 SPECIALISED void cumsum_rows(const T *x, U *y, int64_t length, bool reverse, const int rows) {
-    TOTAL sum[ROWS] = {0};
+    Total sum[ROWS] = {0};
     for (int64_t i = 0; i < length; i++) {
         const int64_t at = reverse ? length - 1 - i : i;
         for (int k = 0; k < rows; k++) y[k * length + at] = (U)(sum[k] += x[k * length + at]);
@@ -22,7 +21,7 @@ SPECIALISED void cumsum_rows(const T *x, U *y, int64_t length, bool reverse, con
 /* At most COLUMNS neighbouring columns at once. */
 static void cumsum_columns(const T *x, U *y, int64_t length, int64_t inner, int64_t columns, bool reverse) {
     const int64_t step = reverse ? -inner : inner, start = reverse ? (length - 1) * inner : 0;
-    TOTAL total[COLUMNS] = {0};
+    Total total[COLUMNS] = {0};
     for (int64_t i = 0; i < length; i++) {
         const T *row = x + start + i * step;
         U *sum = y + start + i * step;

@@ -1,8 +1,8 @@
 /* floor_divide, floor_remainder and integer_power, as in Python and NumPy, for every type.
 
-   Integers are computed in 64 bits, which hold the elements of all integer types; the variable that the caller stores the
-   result in wraps it around. The quotient and the remainder by 0 are 0. Division by -1 is a product: the processor's
-   division of the lowest number by -1 is a fault. */
+   Integers are computed in 64 bits, which hold the elements of all integer types. The result wraps around when the
+   caller stores it in a narrower type. The quotient and the remainder by 0 are 0. Division by -1 is a multiplication:
+   the processor's division of the smallest integer by -1 faults. */
 
 #pragma once
 
@@ -18,11 +18,12 @@ static inline int64_t floor_divide_int64(int64_t a, int64_t b) {
 static inline int64_t floor_remainder_int64(int64_t a, int64_t b) {
     if (b == 0 || b == -1)
         return 0;
-    const int64_t rest = a % b;
-    return rest + (rest != 0 && (rest < 0) != (b < 0) ? b : 0);
+    const int64_t remainder = a % b;
+    return remainder + (remainder != 0 && (remainder < 0) != (b < 0) ? b : 0);
 }
 
-/* Powers by squaring. A negative exponent gives the reciprocal without its fraction: 0, except for 1 and -1. */
+/* Powers by repeated squaring. A negative exponent gives the reciprocal without its fraction: 0, unless the base is 1
+   or -1. */
 static inline int64_t integer_power(int64_t base, int64_t exponent) {
     if (exponent < 0)
         return base == 1 || (base == -1 && exponent % 2 == 0) ? 1 : base == -1 ? -1 : 0;
@@ -32,20 +33,20 @@ static inline int64_t integer_power(int64_t base, int64_t exponent) {
     return power;
 }
 
-/* `rest`, with the sign of a, is exact. The remainder has the sign of b, also where it is 0. The quotient (a - rest) / b is
-   a whole number up to rounding; `whole` is the nearest one. */
-#define DEFINE_FLOAT_DIVISION(REAL, SUFFIX, FMOD, FLOOR, COPY_SIGN)                                  \
-    static inline REAL floor_remainder_##SUFFIX(REAL a, REAL b) {                                    \
-        const REAL rest = FMOD(a, b);                                                                \
-        const bool other_sign = (rest < 0) != (b < 0);                                               \
-        return rest == 0 ? COPY_SIGN(0, b) : other_sign ? rest + b : rest;                           \
-    }                                                                                                \
-    static inline REAL floor_divide_##SUFFIX(REAL a, REAL b) {                                       \
-        const REAL rest = FMOD(a, b);                                                                \
-        const bool other_sign = rest != 0 && (rest < 0) != (b < 0);                                  \
-        const REAL quotient = (a - rest) / b - (other_sign ? 1 : 0), below = FLOOR(quotient);        \
-        const REAL whole = quotient - below > (REAL)0.5 ? below + 1 : below;                         \
-        return b == 0 ? a / b : quotient == 0 ? COPY_SIGN(0, a / b) : whole;                         \
+/* fmod is exact and has the sign of a; floor_remainder has the sign of b, also if it is 0. The quotient (a - fmod) / b
+   is a whole number up to rounding; `whole` is the nearest one. */
+#define DEFINE_FLOAT_DIVISION(REAL, SUFFIX, FMOD, FLOOR, COPY_SIGN)                                         \
+    static inline REAL floor_remainder_##SUFFIX(REAL a, REAL b) {                                           \
+        const REAL remainder = FMOD(a, b);                                                                  \
+        const bool other_sign = (remainder < 0) != (b < 0);                                                 \
+        return remainder == 0 ? COPY_SIGN(0, b) : other_sign ? remainder + b : remainder;                   \
+    }                                                                                                       \
+    static inline REAL floor_divide_##SUFFIX(REAL a, REAL b) {                                              \
+        const REAL remainder = FMOD(a, b);                                                                  \
+        const bool other_sign = remainder != 0 && (remainder < 0) != (b < 0);                               \
+        const REAL quotient = (a - remainder) / b - (other_sign ? 1 : 0), below = FLOOR(quotient);          \
+        const REAL whole = quotient - below > (REAL)0.5 ? below + 1 : below;                                \
+        return b == 0 ? a / b : quotient == 0 ? COPY_SIGN(0, a / b) : whole;                                \
     }
 
 DEFINE_FLOAT_DIVISION(float, float32, __builtin_fmodf, __builtin_floorf, __builtin_copysignf)

@@ -2,8 +2,9 @@
    or exp_float64. (The file is not called math.h because this folder precedes the system's.)
 
    The first six (erf for float only) have no branches, tables or calls, so that a loop over them becomes vector
-   instructions; selections at the ends of the range become blends. The others are the compiler's: sqrt, fabs, floor, ceil,
-   trunc and rint are instructions, sin, cos, pow, atan2 and hypot call the C library. The code relies on IEEE arithmetic (no -ffast-math).
+   instructions; selections at the ends of the range become blends. The others are the compiler's: sqrt, fabs, floor,
+   ceil, trunc and rint are instructions; sin, cos, pow, atan2 and hypot call the C library. The code relies on IEEE
+   arithmetic (no -ffast-math).
 
    Largest errors, in units in the last place (tests/test_cpu_math.py): exp 1.1, log and log1p 0.9, expm1 2.1, tanh
    2.5, erf of float 0.9.

@@ -39,16 +39,20 @@ int FN(take_team)(const Team *team, const T *x, const U *indices, T *y, int64_t 
 }
 
 /* scatter_add, the transpose of take: y[o][indices[i]] += x[o][i]. The summands of an element are added in the order of
-   i. More than FEW are added in TOTAL, double for floats, so that the error does not grow with their number. */
-typedef __typeof__(_Generic((T)0, float: 0.0, default: (T)0)) TOTAL;
+   i, more than FEW of them in Total. */
+typedef TOTAL_OF(T) Total;
 
-enum { FEW = 64, COLUMNS = 64, SMALL = 4096 };
+enum {
+    FEW = 64,     /* maximum of summands of an element that are added in T */
+    COLUMNS = 64, /* columns that are summed at once */
+    SMALL = 4096  /* maximum of elements of y whose sums are all on the stack */
+};
 
-/* y[inner] as the sum of the rows order[0] to order[count - 1] of x, in TOTAL. */
+/* The sum of the rows order[0] to order[count - 1] of x, in Total. */
 static void sum_rows(const T *x, T *y, int64_t inner, const int64_t *order, int64_t count) {
     for (int64_t first = 0; first < inner; first += COLUMNS) {
         const int64_t columns = min_i64(COLUMNS, inner - first);
-        TOTAL total[COLUMNS] = {0};
+        Total total[COLUMNS] = {0};
         for (int64_t k = 0; k < count; k++)
 #pragma omp simd
             for (int64_t j = 0; j < columns; j++) total[j] += x[order[k] * inner + first + j];
@@ -56,8 +60,9 @@ static void sum_rows(const T *x, T *y, int64_t inner, const int64_t *order, int6
     }
 }
 
-/* Rows low to high of y, in T. */
-static void scatter_add_few(const T *x, const U *indices, T *y, int64_t inner, int64_t count, int64_t low, int64_t high) {
+/* Rows low to high of y, summed in T. */
+static void scatter_add_few(const T *x, const U *indices, T *y, int64_t inner, int64_t count, int64_t low,
+                            int64_t high) {
     memset(y + low * inner, 0, (high - low) * inner * sizeof(T));
     for (int64_t i = 0; i < count; i++) {
         const int64_t index = (int64_t)indices[i];
@@ -67,10 +72,10 @@ static void scatter_add_few(const T *x, const U *indices, T *y, int64_t inner, i
     }
 }
 
-/* Rows low to high of a small y, in TOTAL. */
+/* Rows low to high of y, at most SMALL elements, summed in Total. */
 static void scatter_add_small(const T *x, const U *indices, T *y, int64_t inner, int64_t count, int64_t low,
                               int64_t high) {
-    TOTAL total[SMALL];
+    Total total[SMALL];
     for (int64_t j = 0; j < (high - low) * inner; j++) total[j] = 0;
     for (int64_t i = 0; i < count; i++) {
         const int64_t index = (int64_t)indices[i];
@@ -81,8 +86,8 @@ static void scatter_add_small(const T *x, const U *indices, T *y, int64_t inner,
     for (int64_t j = 0; j < (high - low) * inner; j++) y[low * inner + j] = (T)total[j];
 }
 
-/* Rows `low` to `high` of each y[o], so that threads can divide them; each reads all indices. A counting sort orders the
-   positions i by index: those of row low + r are order[ends[r - 1]] to order[ends[r]]. */
+/* Rows low to high of each y[o]. Threads divide the rows; each thread reads all indices. A counting sort orders the
+   positions i by index: the positions of row low + r are order[ends[r - 1]] to order[ends[r] - 1]. */
 static int scatter_add_rows(const T *x, const U *indices, T *y, int64_t outer, int64_t length, int64_t inner,
                             int64_t count, int64_t low, int64_t high, char *scratch) {
     int64_t *ends = (int64_t *)scratch, *order = ends + length + 1;

@@ -1,4 +1,4 @@
-/* Products of matrices of integers: the loops of the definition. Sums wrap around. */
+/* Matrix products of integers by the loops of the definition. Sums wrap around. */
 
 #include "common.h"
 

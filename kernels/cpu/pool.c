@@ -65,7 +65,7 @@ static inline Mask is_larger(Lanes b, Lanes a) {
     return (b > a) | (b != b);
 }
 
-static inline Mask choose(Mask second, Mask a, Mask b) {
+static inline Mask select_mask(Mask second, Mask a, Mask b) {
     return (b & second) | (a & ~second);
 }
 
@@ -75,17 +75,17 @@ static inline void maxima_2x2(const T *x, int64_t width, T *y, int32_t *where) {
     const Lanes v0 = EVEN(upper[0], upper[1]), v1 = ODD(upper[0], upper[1]);
     const Lanes v2 = EVEN(lower[0], lower[1]), v3 = ODD(lower[0], lower[1]);
     const Mask right_above = is_larger(v1, v0), right_below = is_larger(v3, v2);
-    const Lanes above = (Lanes)choose(right_above, (Mask)v0, (Mask)v1);
-    const Lanes under = (Lanes)choose(right_below, (Mask)v2, (Mask)v3);
+    const Lanes above = (Lanes)select_mask(right_above, (Mask)v0, (Mask)v1);
+    const Lanes under = (Lanes)select_mask(right_below, (Mask)v2, (Mask)v3);
     const Mask below = is_larger(under, above);
-    const Mask negative = choose(below, right_above, right_below - 2); /* the position times -1: true is -1 */
+    const Mask negative = select_mask(below, right_above, right_below - 2); /* minus the position: true is -1 */
     const Positions position = -__builtin_convertvector(negative, Positions);
-    *(UnalignedLanes *)y = (Lanes)choose(below, (Mask)above, (Mask)under);
+    *(UnalignedLanes *)y = (Lanes)select_mask(below, (Mask)above, (Mask)under);
     memcpy(where, &position, sizeof position);
 }
 
-/* The position is that of the first element equal to the maximum, and of the last NaN if there is one. It is never in the
-   padding: where all elements are -infinity, it is the first one inside the image. */
+/* The position is that of the first maximum, or of the last NaN if there is one. It is never in the padding: if all
+   elements are -infinity, it is the first one inside the image. */
 void FN(max_pool2d)(const T *restrict x, T *restrict y, int32_t *restrict where, POOL_NUMBERS) {
     const Pool pool = POOL;
     const bool fast = is_2x2(&pool) && columns >= LANES;
@@ -155,9 +155,12 @@ void FN(max_pool2d_pick)(const T *restrict x, const int32_t *restrict where, T *
         }
 }
 
-/* The means of a row of large windows, COLUMNS of them at once, are added in double: the error hardly grows with the
-   window. */
-enum { FEW = 64, COLUMNS = 64 };
+enum {
+    FEW = 64,    /* maximum of elements of a window that are added in T; more are added in double */
+    COLUMNS = 64 /* windows that are summed at once */
+};
+
+/* The means of a row of large windows. */
 
 static void means_of_large_windows(const Pool *p, const T *restrict x, T *restrict y, int64_t row) {
     const int64_t area = p->kernel_y * p->kernel_x;

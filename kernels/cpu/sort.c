@@ -1,12 +1,12 @@
 /* Positions of the first `count` elements of each row of x[rows][length] in a stable order. NaN is larger than every
-   number. A merge sort of positions, from runs that an insertion sort has sorted; for a small count an insertion sort
-   that keeps the first elements so far. */
+   number. A merge sort of positions, which starts from runs sorted by insertion. For a small count, an insertion sort
+   that keeps the first `count` positions so far. */
 
 #include "common.h"
 
 enum {
-    RUN = 16, /* elements that the insertion sort sorts */
-    FEW = 32  /* maximum of elements that are kept instead */
+    RUN = 16, /* positions of a run that is sorted by insertion */
+    FEW = 32  /* maximum of `count` without a merge sort */
 };
 
 SPECIALISED bool goes_before(T a, T b, const bool descending) {
@@ -14,14 +14,14 @@ SPECIALISED bool goes_before(T a, T b, const bool descending) {
     return low < high || (high != high && low == low);
 }
 
-/* Inserts position i into `count` sorted positions, which are lower: an equal element stays before it. */
+/* Inserts position i into `count` sorted positions, which are less than i: equal elements stay before it. */
 SPECIALISED void insert(const T *x, int64_t *order, int64_t count, int64_t i, const bool descending) {
     int64_t k = count;
     for (; k > 0 && goes_before(x[i], x[order[k - 1]], descending); k--) order[k] = order[k - 1];
     order[k] = i;
 }
 
-/* Two sorted runs, from begin to middle and from middle to end, become one. */
+/* Merges two sorted runs, from begin to middle and from middle to end. */
 SPECIALISED void merge(const T *x, const int64_t *from, int64_t *to, int64_t begin, int64_t middle, int64_t end,
                        const bool descending) {
     int64_t left = begin, right = middle;
@@ -32,7 +32,7 @@ SPECIALISED void merge(const T *x, const int64_t *from, int64_t *to, int64_t beg
     }
 }
 
-/* The positions in order, in one of two lists. */
+/* Sorts the positions of a row; the result is in `from` or in `to`. */
 SPECIALISED const int64_t *sorted(const T *x, int64_t *from, int64_t *to, int64_t length, const bool descending) {
     for (int64_t begin = 0; begin < length; begin += RUN)
         for (int64_t i = begin; i < min_i64(begin + RUN, length); i++)
@@ -58,7 +58,7 @@ SPECIALISED void first_of_row(const T *x, int64_t *y, int64_t *buffer, int64_t l
             insert(x, y, count - 1, i, descending);
 }
 
-/* Threads divide the rows. The scratch memory of each takes two lists of positions. */
+/* Threads divide the rows. A thread's scratch holds two lists of positions. */
 void FN(argsort_team)(const Team *team, const T *x, int64_t *y, int64_t rows, int64_t length, int64_t count,
                       int64_t descending) {
     int64_t begin, end;

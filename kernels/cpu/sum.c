@@ -3,7 +3,7 @@
 
 #define NAME sum
 #define PART U
-#define TOTAL __typeof__(_Generic((U)0, int64_t: (int64_t)0, default: 0.0))
+#define TOTAL TOTAL_OF(U)
 #define START 0
 #define FOLD(result, x) ((result) + (x))
 #include "reduce.h"

@@ -1,4 +1,4 @@
-"""The C functions for matrix products: `gemm.c`, and `matmul_integers.c`."""
+"""The C functions for matrix products (`kernels/cpu/gemm.c` and `matmul_integers.c`)."""
 
 from __future__ import annotations
 

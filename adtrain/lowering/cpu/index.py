@@ -33,7 +33,7 @@ def _scatter_add_items(ct: Any, indices: Any, axis: int, length: int) -> tuple[b
 
 
 def _scatter_add_scratch(ct: Any, indices: Any, axis: int, length: int) -> int:
-    """Bytes of the ends of the rows' positions, and of the positions in the order of the rows."""
+    """Bytes for a counting sort: where each row ends in the order, and the order."""
     return 8 * (length + 1 + math.prod(indices.shape))
 
 

@@ -1,4 +1,4 @@
-"""argsort: `sort.c`."""
+"""The C function for `argsort` (`kernels/cpu/sort.c`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _numbers(x: Any, count: int, descending: bool) -> tuple[int, ...]:
 
 
 def _scratch(x: Any, count: int, descending: bool) -> int:
-    """Two lists of the positions of a row, for each thread."""
+    """Bytes for each thread: two lists of the positions of a row."""
     return 2 * INDEX_BYTES * int(x.shape[-1])
 
 

@@ -15,8 +15,6 @@ BLOCK = 256
 """Threads per block."""
 MANY_COLUMNS, MIN_COLUMN_PART = 1 << 18, 64
 """Threads, one per column, that keep the largest GPU busy; minimum of elements in a thread's part."""
-
-
 TOTAL_BYTES = 8
 """Bytes of the sum of a part: double or int64_t."""
 

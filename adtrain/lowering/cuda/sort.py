@@ -1,4 +1,4 @@
-"""argsort: `index/sort.cu`."""
+"""The CUDA kernels for `argsort` (`index/sort.cu`)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from adtrain.core.target import Target
 from adtrain.lowering.cuda.reduce import MAX_BLOCKS, WARP, power_of_two
 
 MAX_TILE = 1024
-"""Maximum of positions that a block sorts, and of its threads."""
+"""Maximum of positions that a block sorts: one for each thread."""
 INDEX = np.dtype(np.int64)
 
 
 def argsort(target: Target, x: Any, count: int, descending: bool) -> list[CudaKernel]:
-    """The only candidate: sorted tiles, then merges of runs that double their length."""
+    """The only candidate: sorts tiles, then merges pairs of runs until one run is left."""
     rows, length = math.prod(x.shape[:-1]), x.shape[-1]
     tile = min(max(power_of_two(length), WARP), MAX_TILE)
     tiles = -(-length // tile)
@@ -26,8 +26,8 @@ def argsort(target: Target, x: Any, count: int, descending: bool) -> list[CudaKe
     macros = {"TILE": tile, "DESCENDING": int(descending)}
 
     def launch(name: str, *numbers: int, **work: Any) -> CudaLaunch:
-        given = (rows, length, count, *numbers, launches)
-        return CudaLaunch("index/sort.cu", name, given, (x.dtype, INDEX), definitions=macros, **work)
+        sizes = (rows, length, count, *numbers, launches)
+        return CudaLaunch("index/sort.cu", name, sizes, (x.dtype, INDEX), definitions=macros, **work)
 
     first = launch("sort_tiles", blocks=min(rows * tiles, MAX_BLOCKS), threads=tile)
     merges = [launch("merge_runs", tile << i - 1, i, elements=rows * length) for i in range(1, launches)]

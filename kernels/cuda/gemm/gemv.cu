@@ -5,8 +5,8 @@
 #include "common/epilogue.cuh"
 
 constexpr int THREADS = COLUMNS ? 1024 : 256, WARPS = THREADS / WARP;
-constexpr int LANES = 8;                               // COLUMNS: threads of a row
-constexpr int PART = 64; // terms that T adds; a TotalOf<T>::type adds the sums of parts, so that long sums stay accurate
+constexpr int LANES = 8;                                    // COLUMNS: threads of a row
+constexpr int PART = 64;                                    // products that a thread adds in T, before it adds to its total
 constexpr int PER_BLOCK = COLUMNS ? LANES * WIDE_A : WARPS; // elements of the result
 
 // The dot product of a row and the vector, by one warp.

@@ -1,9 +1,8 @@
-// Products of matrices of integers: the loops of the definition. Sums wrap around.
+// Matrix products of integers by the loop of the definition. Sums wrap around.
 #include "common/common.cuh"
 
 // c[batch][m][n] = a[batch][m][k] b[batch][k][n]: a thread for each element of c.
-KERNEL matmul_integers(const T *a, const T *b, T *c, int64_t batch, int64_t m, int64_t n, int64_t k)
-{
+KERNEL matmul_integers(const T *a, const T *b, T *c, int64_t batch, int64_t m, int64_t n, int64_t k) {
     wait_for_inputs();
     for (int64_t i = grid_index(); i < batch * m * n; i += grid_size()) {
         const T *row = a + i / n * k, *column = b + i / n / m * k * n + i % n;

@@ -127,10 +127,11 @@ template <typename I> static __device__ __forceinline__ void pad_vectors(const T
     });
 }
 
-// A constant is passed as double for floating-point elements, and as int64_t for integers, which double cannot all hold.
+// The type in which a constant is passed: double for floating-point elements, else int64_t; double is not exact for all
+// integers.
 template <bool FLOATING> struct NumberOf { typedef int64_t type; };
 template <> struct NumberOf<true> { typedef double type; };
-typedef NumberOf<(T)0.5 != (T)0>::type Number;
+typedef NumberOf<IS_FLOAT<T>>::type Number;
 
 KERNEL pad(const T *x, T *y, PAD_NUMBERS, Number value) {
     wait_for_inputs();

@@ -1,8 +1,8 @@
 // Positions of the first `count` elements of each row of x (rows, length) in a stable order. NaN is larger than every number.
 //
 // The first launch sorts tiles of TILE neighbouring positions. Each further launch merges pairs of sorted runs into one. A
-// thread finds the target of one position: the number of elements that go before its own, in its tile or in the other run.
-// Launch i writes list i % 2 of the scratch memory, the last one writes y.
+// thread finds where one position goes: the number of elements that go before its element. It counts them in its tile, and
+// finds them in the other run by binary search. Launch i writes list i % 2 in the scratch, the last launch writes y.
 #include "common/common.cuh"
 
 #ifndef TILE

@@ -27,7 +27,7 @@ struct PlaneOffset {
 #define AT_ONCE 1
 #endif
 constexpr int SPAN = (AT_ONCE - 1) * SW + KW;
-// Large windows take a loop over their rows, which compiles faster, and their means are added in Total.
+// For large windows, the loop over rows is not unrolled, which compiles faster, and means are added in TotalOf<T>::type.
 #if KH * KW <= 64
 #define ROWS_AT_ONCE KH
 typedef T Total;

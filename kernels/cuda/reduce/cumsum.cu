@@ -1,7 +1,6 @@
 // Running sums along an axis, from its end with `reverse`. A small number of rows or columns is split into parts: the first
 // launch computes the sum of each part (cumsum_sums, cumsum_column_sums), the second the running sums, which begin with the
-// sum of the earlier parts. Sums of many elements are added in Total, double for floats, so that the error does not grow with
-// the length.
+// sum of the earlier parts.
 #include "common/collectives.cuh"
 
 typedef TotalOf<U>::type Total;

@@ -170,7 +170,7 @@ def emit_items(writer: Writer, equation: Equation, place: Callable[[Variable], s
     item = _Item(writer, place, addresses, scratch, own, prepared)
     before = [item.prepare(e) for e in prepared]
     inside = [line for e in body.equations for line in item.lines(e)]
-    if sums.at:
+    if sums.sum_at:
         return [*before, *sums.lines(inside, place)]
     size = sum(nbytes(v) for v in body.outputs) // max(count, 1)
     schedule = "static" if size < SMALL_ITEM else "dynamic, 1"
@@ -179,24 +179,29 @@ def emit_items(writer: Writer, equation: Equation, place: Callable[[Variable], s
 
 
 class _SumsOverItems:
-    """Sums in parts: the offset of each sum in a part, and the loops that compute and add the parts.
+    """Sums in parts: the memory of a part, and the loops that compute and add the parts.
+
+    A part of many items is divided into blocks. Its memory holds the totals, in double, then the sums of one block.
+    A part of few items is one block, and its totals are the sums of the block.
 
     Attributes:
-        at: the offset of each sum among those of a block; `size` bytes in all.
-        total_at: the offset of each sum among those of a part. With `blocks` these are in double, and a part has its
-            totals first, then the sums of its block. Otherwise a part is one block.
+        blocks: whether parts are divided into blocks.
+        block_at: byte of a part at which the sums of a block begin; these have `size` bytes.
+        sum_at: byte of each sum among the sums of a block.
+        total_at: byte of each total in a part.
+        stride: bytes of a part.
     """
 
     def __init__(self, body: Program, count: int, workspace: str) -> None:
         self.count, self.workspace = count, workspace
         self.parts = min(map(_parts, _sums(body)), default=0)
         self.blocks = count > self.parts * BLOCK_ITEMS
-        self.at: dict[Variable, int] = {}
+        self.sum_at: dict[Variable, int] = {}
         self.total_at: dict[Variable, int] = {}
         self.size = totals = 0
         for e in _sums(body):
             for v in e.outputs:
-                self.at[v], self.total_at[v] = self.size, totals if self.blocks else self.size
+                self.sum_at[v], self.total_at[v] = self.size, totals if self.blocks else self.size
                 self.size += aligned(nbytes(v))
                 totals += aligned(TOTAL_BYTES * v.size)
         self.block_at = totals if self.blocks else 0
@@ -207,14 +212,14 @@ class _SumsOverItems:
         return self.parts * self.stride
 
     def addresses(self) -> dict[Variable, str]:
-        return {v: f"({pointer(v)})(part + {self.block_at + at})" for v, at in self.at.items()}
+        return {v: f"({pointer(v)})(part + {self.block_at + at})" for v, at in self.sum_at.items()}
 
     def _total(self, v: Variable) -> str:
-        """The C type in which the parts of a sum are added."""
+        """The C type of the totals of a sum."""
         return "double" if self.blocks and v.type.dtype.kind == "f" else c_type(v.type.dtype)
 
     def _items(self, inside: Sequence[str]) -> list[str]:
-        """C that adds the items `first` to `last` of a part."""
+        """C that sums the items `first` to `last` - 1 of a part."""
         add = ["for (int64_t n = first; n < last; n++) {", *(f"    {line}" for line in inside), "}"]
         if not self.blocks:
             return [f"memset(part, 0, {self.size});", *add]
