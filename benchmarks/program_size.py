@@ -152,9 +152,9 @@ def measured(kind: str, size: int, compiled: Collection[str]) -> dict[str, Any]:
     found |= {"cpu_equations": len(cpu.equations), "gpu_equations": len(gpu.equations), "launches": len(launches)}
     found |= {"c_lines": generated.text.count("\n"), "cuda_sources": len(sources)}
     if "cpu" in compiled:
-        load("", generated.sources)
+        load("", generated.sources, ())
         with clock.phase("CPU, C compiler"):
-            load(generated.text, generated.sources)
+            load(generated.text, generated.sources, ("run", "threads"))
     if "gpu" in compiled:
         with clock.phase("GPU, NVRTC"):
             _compile_cuda(sources)
