@@ -24,7 +24,7 @@ def gpu() -> Any:
 
 
 @pytest.fixture(autouse=True)
-def poisoned() -> Iterator[None]:
+def poisoned(gpu: Any) -> Iterator[None]:
     with poison.poisoned():
         yield
 
