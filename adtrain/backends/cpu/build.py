@@ -6,7 +6,7 @@ import functools
 import os
 import shlex
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -57,10 +57,15 @@ class Build:
             jobs = [functools.partial(self._program, site, program_source)]
             jobs += [functools.partial(self._kernel, site, key, objects[key]) for key in missing]
             with ThreadPoolExecutor(os.cpu_count()) as threads:  # threads that wait for processes
+                futures = [threads.submit(job) for job in jobs]
                 try:
-                    list(threads.map(lambda job: job(), jobs))  # where one fails, those not yet started are cancelled
+                    for future in futures:
+                        future.result()
                 except BaseException:
-                    end_all()
+                    for future in futures:
+                        future.cancel()
+                    while wait(futures, 0.05).not_done:  # a compiler may be starting right now
+                        end_all()
                     raise
             for key in missing:
                 found[key] = self.cache.store(key, ".o", self._written(site, f"{key}.o"))
