@@ -138,7 +138,7 @@ MASK = np.array([True, False])
         (lambda: ad.array([2, 3]) ** 2**64, "power: found 18446744073709551616 for elements of type int64"),
     ],
 )
-def test_unsupported_operations_of_bool_and_integers_are_errors(f: Callable[[], Any], message: str) -> None:
+def test_what_bool_and_integers_do_not_have_is_an_error(f: Callable[[], Any], message: str) -> None:
     for run in (f, ad.stage(f)):
         with pytest.raises(ad.DTypeError, match=message):
             run()

@@ -87,7 +87,7 @@ class Value:
         return elements.astype(dtype) if dtype is not None or copy else elements
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """NumPy's functions, such as np.sum, get the elements as NumPy arrays. Raises TraceError for a tracer."""
+        """NumPy's functions, such as np.sum, take the elements and return NumPy arrays; a tracer has none."""
         args, kwargs = tree.map(lambda x: x.numpy() if isinstance(x, Value) else x, (args, kwargs))
         return function(*args, **kwargs)
 

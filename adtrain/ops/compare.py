@@ -31,7 +31,7 @@ isinf_p: Primitive = _predicate("isinf", np.isinf, "a == a && a - a != 0")
 
 
 def _comparable(name: str, a: ArrayLike, b: ArrayLike) -> list[Value]:
-    """`broadcast`. An integer array becomes int64 if its type cannot hold the number that it is compared with."""
+    """`broadcast`, with integer arrays as int64 where their type cannot hold the number that they are compared with."""
     pair = [x if isinstance(x, (bool, int, float)) else as_value(x) for x in (a, b)]
     number = next((x for x in pair if type(x) is int), 0)
     for i, x in enumerate(pair):
