@@ -2,7 +2,7 @@
 
 A call takes the arguments of a sample, with PyTorch's names and order, as arrays of adtrain. A sample with an argument
 that the call does not take is refused. `Call.refused` lists the allowed causes. A refusal for another cause is a
-failure, and so is a cause for which no sample is refused.
+failure, and so are a cause for which no sample is refused and an entry whose samples are all refused.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ same("nn.functional.gelu nn.functional.silu")
 same("abs neg")
 same("square", BOOL)
 call("sign sgn", lambda x: ops.where(ops.equal(x, x), ops.sign(x), 0), BOOL)  # of NaN: 0 in PyTorch, NaN in NumPy
-call("nn.functional.softplus", ops.softplus, NO_OPTION)
+call("nn.functional.softplus", lambda x, beta=1.0, threshold=20.0: ops.where(
+    ops.greater(x * beta, threshold), x, ops.softplus(x * beta) / beta))  # fmt: skip
 call("nn.functional.logsigmoid", lambda x: -ops.softplus(-x))
 call("nn.functional.leaky_relu", lambda x, negative_slope=0.01: ops.leaky_relu(x, negative_slope))
 call("nn.functional.elu", lambda x, alpha=1.0, scale=1.0: ops.elu(x, alpha) * scale)
@@ -106,7 +107,14 @@ call("nn.functional.softsign", lambda x: x / (1.0 + ops.abs(x)))
 same("floor ceil trunc round isnan isfinite isinf exp2 log2 log10 tan asin=arcsin acos=arccos atan=arctan sinh cosh")
 same("logical_not logical_and logical_or logical_xor bitwise_not bitwise_and bitwise_or bitwise_xor")
 
+
 # Elementwise, several arguments.
+def clamped(x: Any, low: Any, high: Any) -> Any:
+    """OpInfo's bounds are arrays, for which adtrain has maximum and minimum instead of clip."""
+    x = x if low is None else ops.maximum(x, low)
+    return x if high is None else ops.minimum(x, high)
+
+
 call("add", lambda x, y, *, alpha=1: ops.add(x, y if alpha == 1 else ops.mul(y, alpha)), OUT_OF_BOUNDS)
 call("sub", lambda x, y, *, alpha=1: ops.sub(x, y if alpha == 1 else ops.mul(y, alpha)), OUT_OF_BOUNDS)
 call("rsub", lambda x, y, *, alpha=1: ops.sub(y, x if alpha == 1 else ops.mul(x, alpha)), OUT_OF_BOUNDS)
@@ -129,8 +137,9 @@ call("le", ops.less_equal)
 call("gt", ops.greater)
 call("ge", ops.greater_equal)
 call("where", lambda a, condition, b: ops.where(condition, a, b), OTHER_TYPE)
-call("clamp", lambda x, min=None, max=None: ops.clip(x, min, max), "clip: a bound is an array", gradient=False)
-call("clamp_min clamp_max", ops.clip, "clip: a bound is an array", gradient=False)
+call("clamp", lambda x, low=None, high=None: clamped(x, low, high), reference_gradient=False)
+call("clamp_min", lambda x, low: clamped(x, low, None), reference_gradient=False)
+call("clamp_max", lambda x, high: clamped(x, None, high), reference_gradient=False)
 call("nn.functional.relu6", lambda x: ops.clip(x, 0, 6), reference_gradient=False)
 call("nn.functional.hardtanh", lambda x, min_val=-1.0, max_val=1.0: ops.clip(x, min_val, max_val), integers=False,
      gradient=False)  # fmt: skip

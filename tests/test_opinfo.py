@@ -34,6 +34,7 @@ def entries() -> dict[str, Any]:
 def test_samples_are_equal_or_refused_for_a_listed_cause(name: str) -> None:
     found = opinfo_compare.count(name, entries()[name], SOME)
     assert found.wrong == []
+    assert found.equal > 0
     assert found.by_cause(CALLS[name].refused).keys() <= {*CALLS[name].refused}
 
 
