@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tampered_runs import FILES, make, tamper
 
-from adtrain import report, training
+from adtrain import config, report, training
 from adtrain.bench import compare, page, text
 from adtrain.config import ConfigError
 from adtrain.core.errors import AdtrainError
+from adtrain.training import RunFolder, model_file
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +127,11 @@ def test_a_run_with_epochs_and_without_intervals_is_shown(run: Path) -> None:
     text = report.page.render(record, "no model was loaded")
     assert "<strong>loss</strong>" in text
     assert "<strong>learning rate</strong>" not in text
+
+
+def test_a_class_whose_name_is_no_text_has_its_escape(run: Path) -> None:
+    experiment = training.prepare(config.load(run / "config.yaml"))
+    named = replace(experiment, data=replace(experiment.data, classes=("a\udcff", "b", "c")))
+    copy = Path(shutil.copytree(run, run.parent / "one"))
+    RunFolder(copy).write_model(named, named.initial_state("cpu"))
+    assert model_file.load(copy).classes == (r"a\udcff", "b", "c")

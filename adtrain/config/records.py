@@ -37,13 +37,18 @@ def otherwise(value: object) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """A record as JSON values: a dataclass or named tuple becomes a dict by its fields."""
+    """A record as JSON values: a dataclass or named tuple becomes a dict by its fields.
+
+    A surrogate, which stands for a byte of a file name that is not UTF-8, becomes its escape: JSON cannot have it.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
     if is_dataclass(value):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if hasattr(value, "_asdict"):
         return plain(value._asdict())
     if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
+        return {plain(key): plain(item) for key, item in value.items()}
     return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 

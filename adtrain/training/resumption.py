@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from adtrain import config
 from adtrain.config.problems import PathParts, dotted, found
+from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
 from adtrain.training import checkpoint
 from adtrain.training.best import LOST, Best
@@ -84,8 +85,8 @@ def _changes(file: CheckpointFile, experiment: Experiment) -> list[str]:
     stored, current = (
         _flat(cfg.model_dump(mode="json", exclude_none=True)) for cfg in (file.config(), experiment.config)
     )
-    stored |= {f"the data's {name}": value for name, value in file.metadata.data().items()}
-    current |= {f"the data's {name}": value for name, value in of_model(experiment).data().items()}
+    stored |= {f"the data's {name}": value for name, value in plain(file.metadata.data()).items()}
+    current |= {f"the data's {name}": value for name, value in plain(of_model(experiment).data()).items()}
     return [
         f"{key}: {_text(stored, key)} -> {_text(current, key)}"
         for key in dict.fromkeys([*stored, *current])
