@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from adtrain.cli import main
-from adtrain.cli.options import device_option, print_json
+from adtrain.cli.options import device_option
+from adtrain.cli.output import print_json
 from adtrain.core.errors import AdtrainError
 
 

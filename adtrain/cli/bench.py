@@ -26,7 +26,8 @@ from adtrain.bench.peers.systems import chosen
 from adtrain.bench.steps import result as step
 from adtrain.bench.text.cells import wrapped
 from adtrain.cli.op_option import op_option, select_ops
-from adtrain.cli.options import autotune_option, print_json, progress, resolve_device, set_autotune, set_option
+from adtrain.cli.options import autotune_option, resolve_device, set_autotune, set_option
+from adtrain.cli.output import print_json, progress, show
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
 from adtrain.table import terminal_width
@@ -178,7 +179,7 @@ def command(
         print_json(result)
     else:
         width = terminal_width()
-        click.echo("\n".join([*text.render(result, width), *wrapped(warnings, width)]))
+        show(*text.render(result, width), *wrapped(warnings, width))
         if json_file is not None:
             write_atomic(json_file, json.dumps(result, indent=2, allow_nan=False).encode() + b"\n")
     if html_file is not None:

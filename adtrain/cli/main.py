@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import click
 
 from adtrain import __version__
+from adtrain.cli.output import SUBSTITUTE, print_warnings, progress
 
 COMMANDS = {
     "train": "Train the network that a config describes.",
@@ -83,7 +84,8 @@ class Commands(click.Group):
             status = error.code
         except Exception as error:
             if "--debug" in options and not isinstance(error, click.ClickException | click.Abort):
-                traceback.print_exc()
+                for line in traceback.format_exc().splitlines():
+                    progress(line)
             status = report(error)
             if _device_is_lost(error):
                 sys.stdout.flush()
@@ -111,32 +113,34 @@ def unknown_command(name: str) -> str:
 
 
 def report(error: Exception) -> int:
-    """Print the error to stderr as one line, and return the exit code."""
+    """Print the error to stderr, a line for each of its problems, and return the exit code."""
     from adtrain.core.errors import AdtrainError
 
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(error.ctx.get_help() if error.ctx else "", err=True)
         return USAGE
     if isinstance(error, click.Abort):
-        click.echo("adtrain: interrupted", err=True)
+        progress("adtrain: interrupted")
         return INTERRUPTED
+    code, kind, more = USAGE, "error", list[str]()
     if isinstance(error, click.UsageError):
         path = error.ctx.command_path if error.ctx else "adtrain"
-        click.echo(f"adtrain: error: {error.format_message()} (see '{path} --help')", err=True)
+        message = f"{error.format_message()} (see '{path} --help')"
     elif isinstance(error, click.ClickException):
-        click.echo(f"adtrain: error: {error.format_message()}", err=True)
+        message = error.format_message()
     elif isinstance(error, AdtrainError):
-        click.echo(f"adtrain: error: {error}", err=True)
+        message, *more = error.lines
     elif isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        click.echo(f"adtrain: error: {where}{error.strerror or error}", err=True)
+        message = f"{where}{error.strerror or error}"
     elif isinstance(error, MemoryError):
-        click.echo(f"adtrain: error: not enough memory; {error}".rstrip("; "), err=True)
+        message = f"not enough memory; {error}".rstrip("; ")
     else:
-        cause = f"{type(error).__name__}: {error}"
-        click.echo(f"adtrain: internal error: {cause} (please report it; --debug shows the traceback)", err=True)
-        return INTERNAL
-    return USAGE
+        code, kind = INTERNAL, "internal error"
+        message = f"{type(error).__name__}: {error} (please report it; --debug shows the traceback)"
+    for line in (f"adtrain: {kind}: {message}", *more):
+        progress(line)
+    return code
 
 
 def _device_is_lost(error: Exception) -> bool:
@@ -166,7 +170,7 @@ def open_streams() -> None:
     """Open the standard streams such that no message can end a run.
 
     Descriptors that the caller closed (`>&-`) become the null device; otherwise the next file would get their number,
-    and the messages. Standard error drops what it cannot write. Characters that the terminal lacks become `?`.
+    and the messages. Standard error drops what it cannot write. Characters that the terminal lacks become ASCII.
     """
     for descriptor in range(3):
         try:
@@ -177,9 +181,9 @@ def open_streams() -> None:
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     encoding = "utf-8" if sys.stderr is None else sys.stderr.encoding
     raw = _Forgiving(2, "w", closefd=False)
-    sys.stderr = io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors="replace", line_buffering=True)
+    sys.stderr = io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors=SUBSTITUTE, line_buffering=True)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
+        sys.stdout.reconfigure(errors=SUBSTITUTE)
 
 
 @click.command(cls=Commands, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -194,4 +198,5 @@ cli.params.append(debug_option)
 def main() -> NoReturn:
     """The entry point of the `adtrain` script."""
     open_streams()
+    print_warnings()
     cli.main()

@@ -30,7 +30,9 @@ _Fraction = Annotated[_Number, Field(ge=0, lt=1)]
 _Epochs = Annotated[_Number, Field(gt=0, lt=2**31)]
 
 Bool = Annotated[bool, Strict(), Expected("true or false")]
-Text = Annotated[str, Strict(), Field(min_length=1), Expected("a string that is not empty")]
+Text = Annotated[
+    str, Strict(), Field(pattern=r"^[^\x00]+$"), Expected("a string of UTF-8 text, not empty and without NUL")
+]
 Name = Annotated[
     str,
     Strict(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def load(
         if options.given:
             raise DataOptionError(options.given[0], f"an option of files at data.path, found the data set {dataset}")
         return _of_catalogue(catalogue.find(dataset))
-    source = Path(str(path)).expanduser()
+    source = Path(os.path.expanduser(str(path)))
     found = formats.read(source, options)
     if found.test is None and not options.test and need_test:
         advice = "set the fraction to hold out, such as 0.2, or data.test_path"
@@ -72,7 +73,7 @@ def load(
     classes, train, test = _splits(found)
     if test is None:
         train, test = split_test(train, options.test)
-    name = source.resolve().name if source.is_dir() else source.stem
+    name = os.path.basename(os.path.realpath(source)) if source.is_dir() else source.stem
     statistics = channel_statistics(train.images, str(source))
     return DataSet(name, train, test, classes, *statistics, found.train.features, found.skipped)
 

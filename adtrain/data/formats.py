@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -42,7 +43,7 @@ def read(path: Path, options: Options) -> Parts:
     found = format_.read(path, options)
     if options.test_path is None:
         return found
-    second = Path(options.test_path).expanduser()
+    second = Path(os.path.expanduser(options.test_path))
     if found.test is not None:
         raise DataOptionError("test_path", f"found {second}, but {path} has a test part; remove this option")
     if (other := format_of(second)) is not format_:

@@ -69,7 +69,7 @@ def _classes(part: Path, folder: Path) -> dict[str, list[Path]]:
 
 
 def _require_within(entry: os.DirEntry[str], folder: Path) -> None:
-    if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(folder.resolve()):
+    if entry.is_symlink() and not Path(os.path.realpath(entry.path)).is_relative_to(os.path.realpath(folder)):
         raise DataError(f"{entry.path}: found a link that leads out of {folder}, expected files in it")
 
 

@@ -7,12 +7,14 @@ from html import escape
 from importlib import resources
 from typing import Any
 
+from adtrain.text import visible
+
 # With this policy the browser refuses all network access.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def document(title: str, body: str, style: str = "") -> str:
-    """A self-contained page.
+    """A self-contained page. Characters that a browser obeys or does not show, such as marks of direction, are escaped.
 
     Args:
         title: plain text.
@@ -20,7 +22,7 @@ def document(title: str, body: str, style: str = "") -> str:
         style: CSS, added after page.css.
     """
     style = resources.files("adtrain.report").joinpath("page.css").read_text(encoding="utf-8") + style
-    return f"""<!DOCTYPE html>
+    page = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -36,6 +38,7 @@ def document(title: str, body: str, style: str = "") -> str:
 </body>
 </html>
 """
+    return "\n".join(map(visible, page.split("\n")))
 
 
 def section(title: str, content: str) -> str:

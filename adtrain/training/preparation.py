@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import fields, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from adtrain import config, data, nn
 from adtrain.config import Config
 from adtrain.config.document import Data
-from adtrain.config.problems import found, known
+from adtrain.config.problems import PathParts, found, known
 from adtrain.core.errors import ShapeError
 from adtrain.core.precision import PRECISIONS
 from adtrain.data import DataOptionError, DataSet, Options, Split
@@ -110,14 +111,23 @@ def _experiment(cfg: Config, images: DataSet, validation: Split | None, mode: Mo
 
 def _with_absolute_paths(cfg: Config) -> Config:
     """The config with absolute paths, so that the copy in the run's folder works from any directory."""
-    data = {"path": _absolute(cfg.data.path), "test_path": _absolute(cfg.data.test_path)}
-    training = {"init_from": _absolute(cfg.training.init_from)}
-    sections = {"data": cfg.data.model_copy(update=data), "training": cfg.training.model_copy(update=training)}
+    sections: dict[str, Any] = {}
+    for name, keys in {"data": ("path", "test_path"), "training": ("init_from",)}.items():
+        section = getattr(cfg, name)
+        paths = {key: _absolute(cfg, (name, key), getattr(section, key)) for key in keys}
+        sections[name] = section.model_copy(update=paths)
     return cfg.model_copy(update=sections)
 
 
-def _absolute(path: str | None) -> str | None:
-    return None if path is None else os.path.abspath(os.path.expanduser(path))
+def _absolute(cfg: Config, key: PathParts, path: str | None) -> str | None:
+    if path is None:
+        return None
+    absolute = os.path.abspath(os.path.expanduser(path))
+    try:
+        absolute.encode()
+    except UnicodeEncodeError:
+        raise cfg.error_at(key, f"found the path {absolute}, expected one in UTF-8, as config.yaml stores it") from None
+    return absolute
 
 
 def _check_name(cfg: Config) -> None:
