@@ -220,3 +220,58 @@ def test_characters_that_the_terminal_lacks_are_shown_in_ascii(tmp_path: Path, e
 def test_json_is_ascii(capsys: pytest.CaptureFixture[str]) -> None:
     output.print_json(list(NAMES))
     assert capsys.readouterr().out.isascii()
+
+
+@pytest.mark.parametrize("key", ["data.path", "data.test_path", "training.init_from"])
+@pytest.mark.parametrize("path", [r"a\0b", "~nobody-here", "loop", ""])
+def test_a_path_that_cannot_be_read_is_one_line(
+    hostile_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    config = (hostile_run / "config.yaml").read_text().replace("test: 0.3,", "")
+    Path("c.yaml").write_text(config)
+    result = run("train", "c.yaml", "--set", f'{key}="{path}"')
+    assert_visible(result)
+    assert result.exit_code == 2
+    assert len([line for line in result.stderr.splitlines() if "skipped" not in line]) == 1
+    assert not Path("runs").exists()
+
+
+def test_null_is_no_path(hostile_run: Path, tmp_path: Path) -> None:
+    arguments = ("--set", "training.init_from=~", "--set", "data.test_path=~", "--profile-steps", "0", "--eager")
+    assert run("train", hostile_run / "config.yaml", "--output-dir", tmp_path, *arguments).exit_code == 0
+
+
+def test_a_data_path_that_config_yaml_cannot_store_is_refused(
+    hostile_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "\udcff"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    result = run("train", hostile_run / "config.yaml", "--set", "data.path=images")
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+    assert r"\udcff/images, expected one in UTF-8, as config.yaml stores it" in result.stderr
+    assert not Path("runs").exists()
+    result = run("data", "inspect", folder)
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+
+
+def test_tensorboard_into_a_folder_that_is_not_utf8_is_refused_before_training(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    result = run("train", "smoke", "--tensorboard", "--output-dir", tmp_path / "\udcff")
+    assert result.exit_code == 2
+    assert "found a name that is not UTF-8, which TensorBoard cannot write to" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("output", [".", "loop", "loop/x.html"])
+def test_an_output_that_is_no_file_is_one_line(
+    hostile_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    result = run("report", hostile_run, "-o", output)
+    assert_visible(result)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith(f"adtrain: error: {output}: cannot be written (")

@@ -69,7 +69,11 @@ def _classes(part: Path, folder: Path) -> dict[str, list[Path]]:
 
 
 def _require_within(entry: os.DirEntry[str], folder: Path) -> None:
-    if entry.is_symlink() and not Path(os.path.realpath(entry.path)).is_relative_to(os.path.realpath(folder)):
+    try:
+        target = Path(os.path.realpath(entry.path, strict=True)) if entry.is_symlink() else None
+    except OSError as error:
+        raise DataError(f"{entry.path}: cannot be read ({error.strerror or error})") from error
+    if target is not None and not target.is_relative_to(os.path.realpath(folder)):
         raise DataError(f"{entry.path}: found a link that leads out of {folder}, expected files in it")
 
 
