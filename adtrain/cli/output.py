@@ -14,6 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from adtrain.core.errors import AdtrainError
 from adtrain.text import visible
 
 SUBSTITUTE = "adtrain.substitute"
@@ -26,8 +27,12 @@ def show(*lines: object) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print the result as JSON in ASCII. Raises ValueError for NaN and infinity, which JSON does not have."""
-    print(json.dumps(value, indent=2, allow_nan=False), flush=True)
+    """Print the result as JSON in ASCII. Raises AdtrainError for NaN and infinity, which JSON does not have."""
+    try:
+        text = json.dumps(value, indent=2, allow_nan=False)
+    except ValueError:
+        raise AdtrainError("the result contains NaN or infinity, which JSON does not have; omit --json") from None
+    print(text, flush=True)
 
 
 def progress(text: object) -> None:

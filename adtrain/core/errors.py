@@ -24,7 +24,7 @@ class DeviceError(AdtrainError):
     """A device that is not available, or arrays of one operation on different devices."""
 
 
-class OutOfMemory(DeviceError):
+class OutOfMemory(DeviceError, MemoryError):
     """A device has less free memory than needed."""
 
 

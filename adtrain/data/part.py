@@ -79,9 +79,14 @@ def as_labels(array: np.ndarray, count: int, place: str) -> np.ndarray:
     return texts
 
 
+def physical_memory() -> int:
+    """The bytes of this machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def require_memory(place: str, nbytes: int, advice: str = "") -> None:
     """Raise DataError if `nbytes` is more than the machine's memory; call it before allocating."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory = physical_memory()
     if nbytes > memory:
         found = f"{nbytes / 2**30:,.1f} GiB to hold in memory, this machine has {memory / 2**30:,.1f}"
         raise DataError(f"{place}: found {found}{advice}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,6 +13,7 @@ import numpy as np
 from adtrain.core.array import Array, array
 from adtrain.core.backend import backend
 from adtrain.data import Rows, Split
+from adtrain.data.part import physical_memory
 
 CHUNK_BYTES = 64 << 20
 """The size of a chunk's images, roughly. A stream holds two chunks on the device and two on the host."""
@@ -145,7 +145,7 @@ def _usable_in_place(images: np.ndarray, device: str) -> bool:
 
 def _copy_limit(device: str) -> int:
     available = backend(device).available()
-    return (os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if available is None else available) // 2
+    return (physical_memory() if available is None else available) // 2
 
 
 def _group_by_size(

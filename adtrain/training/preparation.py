@@ -16,6 +16,7 @@ from adtrain.config.problems import PathParts, found, known
 from adtrain.core.errors import ShapeError
 from adtrain.core.precision import PRECISIONS
 from adtrain.data import DataOptionError, DataSet, Options, Split
+from adtrain.data.part import physical_memory
 from adtrain.training import network
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.network import Network
@@ -86,6 +87,7 @@ def _black(count: int, shape: tuple[int, ...]) -> Split:
 
 def _experiment(cfg: Config, images: DataSet, validation: Split | None, mode: Mode) -> Experiment:
     net = network.build(cfg, images.mean, images.std, images.scale)
+    _check_memory(cfg, net)
     _check_fit(cfg, net, images)
     _check_last_batch(cfg, net, len(images.train))
     if validation is None and (cfg.training.best_by or "").startswith("validation"):
@@ -150,6 +152,17 @@ def _check_fit(cfg: Config, net: Network, images: DataSet) -> None:
         raise cfg.error_at(last_layer, f"found {outputs[0]} outputs, expected at least {classes}: {labels}")
     if not any(row.parameters for row in nn.describe(net.model, net.input_shape)):
         raise cfg.error_at(("model", "layers"), "found no parameters, expected at least one layer with parameters")
+
+
+def _check_memory(cfg: Config, net: Network) -> None:
+    """Refuse parameters that the machine's memory cannot hold while they are drawn, in float64."""
+    rows = nn.describe(net.model, net.input_shape)
+    count, memory = sum(row.parameters for row in rows), physical_memory()
+    if 8 * count > memory:
+        most = max(rows, key=lambda row: row.parameters)
+        found = f"found {count:,} parameters, {most.parameters:,} of them in layer {most.name} ({most.kind})"
+        expected = f"expected at most {memory // 8:,}, which fit into this machine's {memory / 2**30:,.1f} GiB"
+        raise cfg.error_at(("model", "layers"), f"{found}, {expected}")
 
 
 def _check_augmentations(experiment: Experiment) -> None:
