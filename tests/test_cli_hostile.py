@@ -217,6 +217,18 @@ def test_characters_that_the_terminal_lacks_are_shown_in_ascii(tmp_path: Path, e
     assert ("größe" if encoding == "latin-1" else r"gr\xf6\xdfe") in text
 
 
+def test_the_locale_does_not_change_how_files_and_compilers_are_read(tmp_path: Path) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\nprintf 'cc \\303\\251\\n'\n")
+    compiler.chmod(0o755)
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = command("", "devices", CC=str(compiler), XDG_CACHE_HOME=str(tmp_path), **locale)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"compiler    cc \\xe9\n" in done.stdout
+    for path in Path(main.__file__).parent.parent.rglob("*.py"):
+        assert not re.search(r"(read_text|\.open)\(\)|text=True, c", path.read_text(encoding="utf-8")), path
+
+
 def test_json_is_ascii(capsys: pytest.CaptureFixture[str]) -> None:
     output.print_json(list(NAMES))
     assert capsys.readouterr().out.isascii()

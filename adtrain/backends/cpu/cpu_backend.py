@@ -94,7 +94,7 @@ class CpuBackend:
 
     def device_name(self) -> str:
         try:
-            lines = Path("/proc/cpuinfo").read_text().splitlines()
+            lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             return platform.processor() or platform.machine()
         names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
