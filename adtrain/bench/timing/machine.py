@@ -66,10 +66,7 @@ def is_busy(load: float | None, cores: int | None) -> bool:
 def _core_seconds() -> tuple[int, int] | None:
     """The time of all cores since boot, and their idle time, in ticks; see proc(5)."""
     try:
-        fields = [
-            int(x)
-            for x in Path("/proc/stat").read_bytes().split(b"\n", 1)[0].split()[1:9]
-        ]
+        fields = [int(x) for x in Path("/proc/stat").read_bytes().split(b"\n", 1)[0].split()[1:9]]
     except (OSError, ValueError):
         return None
     return sum(fields), fields[3] + fields[4]
