@@ -12,6 +12,7 @@ from adtrain.data import images
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.options import Options
 from adtrain.data.part import Part, Parts, require_memory
+from adtrain.text import visible
 
 TEST_FOLDERS = ("test", "val")
 """Possible folders of the test part, next to train/; the first that exists is used."""
@@ -128,4 +129,4 @@ class _Reader:
         if not self.options.skip_broken:
             raise DataError(f"{error}; data.skip_broken: true skips such images") from error
         self.skipped.append(str(error))
-        _log.warning("adtrain: skipped %s", error)
+        _log.warning("adtrain: skipped %s", visible(error))
