@@ -76,7 +76,7 @@ def test_importing_a_command_loads_no_optional_library(command: str) -> None:
 
 def test_help_imports_no_commands_module() -> None:
     loaded = modules_after("from adtrain.cli.main import cli\ntry: cli(['--help'])\nexcept SystemExit: pass")
-    assert {name for name in loaded if name.startswith("adtrain.cli.")} == {"adtrain.cli.main"}
+    assert {name for name in loaded if name.startswith("adtrain.cli.")} == {"adtrain.cli.main", "adtrain.cli.output"}
     assert not loaded & {"pydantic", "yaml", "tqdm", "adtrain.config", "adtrain.training", "adtrain.bench"}
 
 

@@ -12,8 +12,6 @@ import sys
 import warnings
 from typing import Any
 
-from tqdm import tqdm
-
 from adtrain.core.errors import AdtrainError
 from adtrain.text import visible
 
@@ -37,6 +35,8 @@ def print_json(value: object) -> None:
 
 def progress(text: object) -> None:
     """Print a line of progress, a note or a message to stderr, above a progress bar if there is one."""
+    from tqdm import tqdm  # here, so that --help starts without it
+
     tqdm.write(visible(text), file=sys.stderr)
 
 
