@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from adtrain.text import visible
+
 GAP = "  "
 MIN_TEXT = 12
 
@@ -28,23 +30,24 @@ def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int)
 
     Text is shortened to MIN_TEXT characters if necessary; if that is not enough, columns are dropped.
     """
-    visible = list(range(len(columns)))
+    rows = [[visible(cell) for cell in cells] for cells in rows]
+    kept = list(range(len(columns)))
     widths = [max(map(len, cells)) for cells in zip([column.title for column in columns], *rows, strict=True)]
     shortest = [min(size, MIN_TEXT) if column.text else size for size, column in zip(widths, columns, strict=True)]
 
     def total(sizes: Sequence[int]) -> int:
-        return sum(sizes[i] for i in visible) + len(GAP) * (len(visible) - 1)
+        return sum(sizes[i] for i in kept) + len(GAP) * (len(kept) - 1)
 
-    while total(shortest) > width and (droppable := [i for i in visible if columns[i].rank]):
-        visible.remove(max(droppable, key=lambda i: columns[i].rank))
-    while total(widths) > width and (long := [i for i in visible if widths[i] > shortest[i]]):
+    while total(shortest) > width and (droppable := [i for i in kept if columns[i].rank]):
+        kept.remove(max(droppable, key=lambda i: columns[i].rank))
+    while total(widths) > width and (long := [i for i in kept if widths[i] > shortest[i]]):
         widths[max(long, key=lambda i: widths[i])] -= 1
 
     def fit(i: int, cell: str) -> str:
         return shorten(cell, widths[i]).ljust(widths[i]) if columns[i].text else cell.rjust(widths[i])
 
     def line(cells: Sequence[str]) -> str:
-        return GAP.join(fit(i, cells[i]) for i in visible).rstrip()
+        return GAP.join(fit(i, cells[i]) for i in kept).rstrip()
 
     return [line([column.title for column in columns]), *map(line, rows)]
 

@@ -145,6 +145,11 @@ def test_operations_that_do_not_take_the_dtype_are_left_out_with_a_message(monke
         (("mlp", "--sizes", "4"), "--sizes: is for operations; give no CONFIG"),
         (("--batch-sizes", "4"), "--batch-sizes: is for the step of a CONFIG; give one"),
         (("--sizes", "4,x"), "Invalid value for '--sizes': found '4,x', expected whole numbers above 0 with commas"),
+        (
+            ("--sizes", "536870912"),
+            "Invalid value for '--sizes': found '536870912', expected whole",
+        ),
+        (("--sizes", "9" * 5000), "Invalid value for '--sizes': found '9999"),
         (("--sizes", "0"), "Invalid value for '--sizes': found '0', expected whole numbers above 0 with commas"),
         (("--json", "."), "--json .: is a folder, expected a file"),
         (("--json", "absent/x.json"), "--json absent/x.json: absent is not a writable folder"),

@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from adtrain.cli import main
-from adtrain.cli.options import device_option, print_json
+from adtrain.cli.options import device_option
+from adtrain.cli.output import print_json
 from adtrain.cli.streams import BROKEN_PIPE
 from adtrain.core.errors import AdtrainError
 
@@ -166,5 +167,5 @@ def test_without_a_gpu_auto_is_the_cpu_and_gpu_is_refused(without_gpu: None) -> 
 
 
 def test_nan_in_json_output_is_an_error() -> None:
-    with pytest.raises(ValueError, match="not JSON compliant"):
+    with pytest.raises(AdtrainError, match="NaN or infinity, which JSON does not have"):
         print_json({"loss": float("nan")})

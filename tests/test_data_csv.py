@@ -124,3 +124,24 @@ def test_arbitrary_bytes_are_read_as_a_table_or_raise_data_error(
         assert np.isfinite(found.images).all()
     assert refusal is None or (str(path) in str(refusal) and "\n" not in str(refusal))
     assert not isinstance(refusal, DataOptionError) or refusal.option == "label"
+
+
+@pytest.mark.parametrize("text", ["1_000", "\u0661", "\uff11", "1\u00a0", "\u22121", "0x10", "1e", "1,"[:-1] + "f"])
+def test_numbers_of_other_notations_are_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(DataError, match=r"x\.csv:2: found .* in column 0 \(a\), expected a finite number"):
+        read(tmp_path, f"a,label\n{text},0\n")
+
+
+def test_labels_are_equal_if_their_texts_are(tmp_path: Path) -> None:
+    texts = ["1", "01", "+1", "\u0661", "-0", "0", "1_0", "10"]
+    path = tmp_path / "x.csv"
+    path.write_text("a,label\n" + "".join(f"1,{text}\n" for text in texts), encoding="utf-8")
+    assert data.load(path=path, options=Options(test=0.5)).classes == tuple(sorted(texts))
+    assert read(tmp_path, "a,label\n1,10\n1,9\n1,-2\n").labels.tolist() == [10, 9, -2]
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 2), (2, 2, 1), (4, 1, 1)])
+def test_columns_name_the_channels_unless_a_shape_regroups_them(tmp_path: Path, shape: tuple[int, int, int]) -> None:
+    found = read(tmp_path, "a,b,c,d,label\n1,2,3,4,x\n", shape=shape)
+    assert found.images.shape == (1, *shape)
+    assert found.features == (("a", "b", "c", "d") if shape == (4, 1, 1) else ())

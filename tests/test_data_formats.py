@@ -78,3 +78,9 @@ def test_idx_files_may_have_colour_images_and_no_test_part(tmp_path: Path) -> No
     assert found.train.images.shape == (3, 3, 2, 3)
     assert isinstance(found.train.images, data.Rows)
     np.testing.assert_array_equal(found.train.images.base, images)
+
+
+def test_the_home_of_an_unknown_user_is_a_name_like_any_other(csv: Path) -> None:
+    for load in ({"path": "~nobody-here"}, {"path": csv, "options": Options(test_path="~nobody-here/x.csv")}):
+        with pytest.raises(DataError, match=r"~nobody-here.*: found nothing, expected an .npz or .csv file"):
+            data.load(**load)

@@ -114,3 +114,11 @@ def test_empty_and_nested_class_folders_are_refused(folder: Path) -> None:
     (folder / "eel" / "sub").mkdir()
     with pytest.raises(DataError, match="eel/sub: found no regular file, expected an image of class 'eel'"):
         image_folder.read(folder, Options())
+
+
+@pytest.mark.parametrize("name", ["loop", "cat/loop.png"])
+def test_a_link_that_leads_to_itself_is_an_error(folder: Path, name: str) -> None:
+    link = folder / name
+    link.symlink_to(link.name)
+    with pytest.raises(DataError, match=rf"{name}: cannot be read \(Too many levels of symbolic links\)"):
+        image_folder.read(folder, Options())

@@ -150,3 +150,18 @@ def test_a_damaged_file_is_read_or_raises_data_error(folder: Path, data_: st.Dat
         assert "\n" not in str(error)  # noqa: PT017
     else:
         assert len(found.train.images) == len(found.train.labels)
+
+
+@pytest.mark.parametrize("code", [0xD800, 0xDFFF, 0x110000, 0xFFFFFFFF])
+@pytest.mark.parametrize("order", "<>")
+def test_labels_that_are_no_unicode_text_are_refused(tmp_path: Path, code: int, order: str) -> None:
+    codes = np.array([[97, 98], [99, code]], f"{order}u4")
+    path = write_npz(tmp_path / "x.npz", {"images": np.eye(2), "labels": codes.view(f"{order}U2").ravel()})
+    with pytest.raises(DataError, match=f"labels.npy: found the code 0x{code:x} in label 1, expected Unicode text"):
+        npz.read(path, Options())
+
+
+def test_labels_of_all_planes_are_read(tmp_path: Path) -> None:
+    names = np.array(["\0x", "\U0010ffff", ""], ">U2")
+    found = npz.read(write_npz(tmp_path / "x.npz", {"images": np.eye(3), "labels": names}), Options())
+    assert found.train.labels.tolist() == names.tolist()

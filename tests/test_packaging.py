@@ -77,7 +77,7 @@ def test_importing_a_command_loads_no_optional_library(command: str) -> None:
 def test_help_imports_no_commands_module() -> None:
     loaded = modules_after("from adtrain.cli.main import cli\ntry: cli(['--help'])\nexcept SystemExit: pass")
     own = {name.removeprefix("adtrain.cli.") for name in loaded if name.startswith("adtrain.cli.")}
-    assert own == {"main", "stop_signals", "streams"}
+    assert own == {"main", "output", "stop_signals", "streams"}
     assert not loaded & {"pydantic", "yaml", "tqdm", "adtrain.config", "adtrain.training", "adtrain.bench"}
 
 

@@ -30,7 +30,8 @@ class Noise(Augmentation):
         self.check_number("deviation")
 
     def __call__(self, batch: Batch, rng: Value) -> Batch:
-        deviation = (self.deviation * batch.unit).astype(batch.images.dtype)
+        with np.errstate(over="ignore"):  # infinity ends the run with an error that names the operation
+            deviation = (self.deviation * batch.unit).astype(batch.images.dtype)
         drawn = normal(self.uniform(rng, "normal", batch.images.shape, batch.images))
         return batch._replace(images=batch.images + drawn * deviation)
 

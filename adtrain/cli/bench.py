@@ -26,7 +26,9 @@ from adtrain.bench.peers.systems import chosen
 from adtrain.bench.steps import result as step
 from adtrain.bench.text.cells import wrapped
 from adtrain.cli.op_option import op_option, select_ops
-from adtrain.cli.options import autotune_option, print_json, progress, resolve_device, set_autotune, set_option
+from adtrain.cli.options import autotune_option, resolve_device, set_autotune, set_option
+from adtrain.cli.output import print_json, progress, show
+from adtrain.config.problems import shortened
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
 from adtrain.table import terminal_width
@@ -41,8 +43,9 @@ class Numbers(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         words = value.split(",") if isinstance(value, str) else [str(x) for x in value]
-        if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
-            self.fail(f"found {value!r}, expected whole numbers above 0 with commas between them", param, ctx)
+        if not all(word.strip().isdecimal() and len(word) < 20 and 0 < int(word) < 2**29 for word in words):
+            expected = "whole numbers above 0 with commas between them, below 2^29"
+            self.fail(f"found {shortened(value)!r}, expected {expected}", param, ctx)
         return tuple(dict.fromkeys(int(word) for word in words))
 
 
@@ -178,7 +181,7 @@ def command(
         print_json(result)
     else:
         width = terminal_width()
-        click.echo("\n".join([*text.render(result, width), *wrapped(warnings, width)]))
+        show(*text.render(result, width), *wrapped(warnings, width))
         if json_file is not None:
             write_atomic(json_file, json.dumps(result, indent=2, allow_nan=False).encode() + b"\n")
     if html_file is not None:

@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from adtrain import report
-from adtrain.cli.options import FilePath, json_option, print_json
+from adtrain.cli.options import FilePath, json_option
+from adtrain.cli.output import print_json, show
 from adtrain.config.problems import PathParts, dotted
 from adtrain.report import Record
 from adtrain.table import Column, render, terminal_width
@@ -39,18 +40,18 @@ def command(runs: tuple[Path, ...], as_json: bool) -> None:
         print_json({"runs": [_result(record) for record in records], "differences": differing})
         return
     width = terminal_width()
-    click.echo("\n".join(render(RUNS, [_cells(record) for record in records], width)))
+    show(*render(RUNS, [_cells(record) for record in records], width))
     if len(records) == 1:
         return
     if not differing:
-        click.echo("\nthe configs are equal")
+        show("", "the configs are equal")
         return
     rows = [
         [key if first else "", str(run), _text(value)]
         for key, values in differing.items()
         for first, run, value in zip([True, *[False] * len(runs)], runs, values, strict=False)
     ]
-    click.echo("\n" + "\n".join(render(DIFFERENCES, rows, width)))
+    show("", *render(DIFFERENCES, rows, width))
 
 
 def differences(values: Sequence[Any], path: PathParts = ()) -> dict[str, list[Any]]:

@@ -6,7 +6,8 @@ import click
 
 from adtrain.cli.data_fetch import fetch
 from adtrain.cli.data_inspect import inspect
-from adtrain.cli.options import json_option, print_json
+from adtrain.cli.options import json_option
+from adtrain.cli.output import print_json, show
 from adtrain.data import catalogue
 
 
@@ -44,10 +45,10 @@ def list_entries(as_json: bool) -> None:
         return
     for entry in entries:
         shape = " x ".join(str(size) for size in entry.shape)
-        click.echo(f"{entry.name}  {entry.title}")
-        click.echo(f"  {entry.train_images:,} training and {entry.test_images:,} test images of {shape}")
-        click.echo(f"  {len(entry.classes)} classes, licence {entry.licence}")
-        click.echo(f"  {entry.folder if entry.is_here else f'not here; fetch it: adtrain data fetch {entry.name}'}")
+        show(f"{entry.name}  {entry.title}")
+        show(f"  {entry.train_images:,} training and {entry.test_images:,} test images of {shape}")
+        show(f"  {len(entry.classes)} classes, licence {entry.licence}")
+        show(f"  {entry.folder if entry.is_here else f'not here; fetch it: adtrain data fetch {entry.name}'}")
 
 
 @command.command("verify")
@@ -73,6 +74,6 @@ def verify(name: str | None, as_json: bool) -> None:
     else:
         for entry, check in checks:
             verdict = "ok" if check.passed else f"FAILED: {check.found}, expected SHA-256 {check.expected}"
-            click.echo(f"{entry.name}/{check.path.name}: {verdict}")
+            show(f"{entry.name}/{check.path.name}: {verdict}")
     if not passed:
         raise SystemExit(1)

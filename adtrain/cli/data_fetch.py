@@ -8,7 +8,7 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from adtrain.cli.options import progress
+from adtrain.cli.output import progress, show
 from adtrain.data import catalogue
 
 
@@ -27,7 +27,7 @@ def fetch(name: str, mirror: str | None) -> None:
         folder = fetching.fetch(catalogue.find(name), mirror, display.update)
     finally:
         display.close()
-    click.echo(folder)
+    show(folder)
 
 
 class _DownloadProgress:

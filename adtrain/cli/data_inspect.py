@@ -9,7 +9,8 @@ import click
 import numpy as np
 
 from adtrain import config, data, training
-from adtrain.cli.options import FilePath, json_option, print_json, set_option
+from adtrain.cli.options import FilePath, json_option, set_option
+from adtrain.cli.output import print_json, show
 from adtrain.data import DataSet, Rows, Split
 from adtrain.data.file_array import FileArray
 from adtrain.data.split import chunks
@@ -41,7 +42,7 @@ def inspect(source: str, overrides: tuple[str, ...], sheet: Path | None, as_json
     if as_json:
         print_json(document(found))
     else:
-        click.echo("\n".join(report(found, terminal_width())))
+        show(*report(found, terminal_width()))
 
 
 def document(found: DataSet) -> dict[str, Any]:

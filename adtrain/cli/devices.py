@@ -9,7 +9,8 @@ import click
 
 from adtrain.bench.timing import roofline
 from adtrain.bench.timing.machine import describe_cpu
-from adtrain.cli.options import json_option, print_json, progress
+from adtrain.cli.options import json_option
+from adtrain.cli.output import print_json, progress, show
 from adtrain.core.backend import backend
 from adtrain.core.errors import DeviceError
 
@@ -36,7 +37,7 @@ def command(measure: bool, as_json: bool) -> None:
     else:
         rows += gpu_rows(gpu) + peak_rows(peaks["gpu"])
     for name, value in rows:
-        click.echo(f"{name:12}{value}")
+        show(f"{name:12}{value}")
 
 
 def peak(device: str, measure: bool) -> roofline.Roofline | None:

@@ -13,9 +13,9 @@ from adtrain.cli.options import (
     autotune_option,
     device_option,
     json_option,
-    print_json,
     set_autotune,
 )
+from adtrain.cli.output import print_json, show
 from adtrain.cli.progress import note_precision, score_text
 from adtrain.training import model_file
 
@@ -47,5 +47,5 @@ def command(run: Path, device: str, autotune: str, as_json: bool) -> None:
             }
         )
         return
-    click.echo(f"test    {score_text(score)} of {len(test):,} images")
-    click.echo(f"time    {seconds:.2f} s ({len(test) / seconds:,.0f} images/s)")
+    show(f"test    {score_text(score)} of {len(test):,} images")
+    show(f"time    {seconds:.2f} s ({len(test) / seconds:,.0f} images/s)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import click
 
 from adtrain import nn
-from adtrain.cli.options import FilePath, json_option, print_json, progress
+from adtrain.cli.options import FilePath, json_option
+from adtrain.cli.output import print_json, progress, show
 from adtrain.cli.summary import short
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError
@@ -33,7 +35,7 @@ def command(run: Path, output: Path, as_json: bool) -> None:
     formats = {".onnx": _onnx, ".safetensors": _safetensors}
     if output.suffix not in formats:
         raise AdtrainError(f"{output}: unknown extension {output.suffix!r}, expected .onnx or .safetensors")
-    if output.suffix == ".safetensors" and output.resolve().parent == run.resolve():
+    if output.suffix == ".safetensors" and os.path.realpath(output.parent) == os.path.realpath(run):
         raise AdtrainError(
             f"{output}: the run's folder holds its own .safetensors files, expected a file in another folder"
         )
@@ -45,7 +47,7 @@ def command(run: Path, output: Path, as_json: bool) -> None:
     if as_json:
         print_json(result)
     else:
-        click.echo("\n".join(report(result)))
+        show(*report(result))
     if result.get("check", {}).get("different"):
         raise SystemExit(1)
 

@@ -12,7 +12,8 @@ from tqdm import tqdm
 from adtrain import config, gradcheck
 from adtrain.cases import CASES, Case
 from adtrain.cli.op_option import op_option, select_ops
-from adtrain.cli.options import device_option, json_option, print_json
+from adtrain.cli.options import device_option, json_option
+from adtrain.cli.output import print_json, show
 from adtrain.config.problems import known
 from adtrain.custom_op import CUSTOM_OPS, CustomOp
 from adtrain.gradcheck import Row
@@ -67,7 +68,7 @@ def command(
         print_json({"passed": all(row.passed for row in rows), "rows": [_record(row) for row in rows]})
     else:
         columns, names_of = (OPERATIONS, _check_names) if config_path is None else (PARAMETERS, _parameter_name)
-        click.echo("\n".join(_report(rows, columns, names_of, terminal_width())))
+        show(*_report(rows, columns, names_of, terminal_width()))
     if not all(row.passed for row in rows):
         raise SystemExit(1)
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from adtrain import config, graph, nn
-from adtrain.cli.options import FilePath, progress, set_option
+from adtrain.cli.options import FilePath, set_option
+from adtrain.cli.output import progress
 from adtrain.cli.summary import count
 from adtrain.config import Config
 from adtrain.core.errors import AdtrainError

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import click
 
 from adtrain import __version__
+from adtrain.cli.output import print_warnings, progress
 from adtrain.cli.stop_signals import end_on_signals
 from adtrain.cli.streams import BROKEN_PIPE, broken_pipes, close_stdout, open_streams
 
@@ -86,7 +87,8 @@ class Commands(click.Group):
             status = error.code
         except Exception as error:
             if "--debug" in options and not isinstance(error, click.ClickException | click.Abort):
-                traceback.print_exc()
+                for line in traceback.format_exc().splitlines():
+                    progress(line)
             status = report(error)
             if _device_is_lost(error):
                 sys.stdout.flush()
@@ -115,34 +117,36 @@ def unknown_command(name: str) -> str:
 
 
 def report(error: Exception) -> int:
-    """Print the error to stderr as one line, and return the exit code."""
+    """Print the error to stderr, a line for each of its problems, and return the exit code."""
     from adtrain.core.errors import AdtrainError
 
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(error.ctx.get_help() if error.ctx else "", err=True)
         return USAGE
     if isinstance(error, click.Abort):
-        click.echo("adtrain: interrupted", err=True)
+        progress("adtrain: interrupted")
         return INTERRUPTED
+    code, kind, more = USAGE, "error", list[str]()
     if isinstance(error, click.UsageError):
         path = error.ctx.command_path if error.ctx else "adtrain"
-        click.echo(f"adtrain: error: {error.format_message()} (see '{path} --help')", err=True)
+        message = f"{error.format_message()} (see '{path} --help')"
     elif isinstance(error, click.ClickException):
-        click.echo(f"adtrain: error: {error.format_message()}", err=True)
+        message = error.format_message()
     elif isinstance(error, AdtrainError):
-        click.echo(f"adtrain: error: {error}", err=True)
+        message, *more = error.lines
     elif isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        click.echo(f"adtrain: error: {where}{error.strerror or error}", err=True)
+        message = f"{where}{error.strerror or error}"
     elif _is_thread_limit(error):
-        click.echo(f"adtrain: error: {NO_THREADS}", err=True)
+        message = NO_THREADS
     elif isinstance(error, MemoryError):
-        click.echo(f"adtrain: error: not enough memory; {error}".rstrip("; "), err=True)
+        message = f"not enough memory; {error}".rstrip("; ")
     else:
-        cause = f"{type(error).__name__}: {error}"
-        click.echo(f"adtrain: internal error: {cause} (please report it; --debug shows the traceback)", err=True)
-        return INTERNAL
-    return USAGE
+        code, kind = INTERNAL, "internal error"
+        message = f"{type(error).__name__}: {error} (please report it; --debug shows the traceback)"
+    for line in (f"adtrain: {kind}: {message}", *more):
+        progress(line)
+    return code
 
 
 def _is_thread_limit(error: Exception) -> bool:
@@ -169,4 +173,5 @@ def main() -> NoReturn:
     """The entry point of the `adtrain` script."""
     open_streams()
     end_on_signals()
+    print_warnings()
     cli.main()

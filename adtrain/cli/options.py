@@ -1,27 +1,15 @@
-"""Options and output functions that several commands share."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any, cast
 
 import click
-from tqdm import tqdm
 
+from adtrain.cli.output import progress
 from adtrain.core.backend import backend
 from adtrain.core.errors import DeviceError
-
-
-def progress(text: str) -> None:
-    """Print a line of progress or a note to stderr."""
-    click.echo(text, err=True)
-
-
-def print_json(value: object) -> None:
-    """Print the result as JSON. Raises ValueError for NaN and infinity, which JSON does not have."""
-    click.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
 def resolve_device(device: str) -> str:
@@ -76,7 +64,7 @@ def set_autotune(device: str, autotune: str) -> None:
 
         tuner = cast(Any, backend(device)).tuner
         tuner.mode = Mode(autotune)
-        tuner.report = lambda line: tqdm.write(line, file=sys.stderr)  # prints above a progress bar
+        tuner.report = progress
     elif autotune == "full":
         raise click.UsageError("--autotune full: only a GPU has kernels to choose from, and this runs on the CPU")
 

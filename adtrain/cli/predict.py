@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 import numpy as np
 
-from adtrain.cli.options import FilePath, device_option, json_option, print_json, progress
+from adtrain.cli.options import FilePath, device_option, json_option
+from adtrain.cli.output import print_json, progress, show
 from adtrain.cli.progress import note_precision
 from adtrain.data import DataError, idx, images
 from adtrain.table import Column, render, terminal_width
@@ -43,7 +44,7 @@ def command(run: Path, paths: tuple[Path, ...], device: str, as_json: bool) -> N
     if as_json:
         print_json(rows)
         return
-    click.echo("\n".join(render(COLUMNS, cells, terminal_width())))
+    show(*render(COLUMNS, cells, terminal_width()))
 
 
 def read(path: Path, trained: model_file.TrainedModel) -> np.ndarray:

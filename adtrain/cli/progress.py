@@ -7,7 +7,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from adtrain.cli.options import progress
+from adtrain.cli.output import progress
 from adtrain.config import Config
 from adtrain.core.precision import PRECISIONS
 from adtrain.training import Epoch, Interval, Observer, Score, TrainState

@@ -7,9 +7,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, TypeAlias
 
-import click
-
-from adtrain.cli.options import print_json, progress
+from adtrain.cli.output import print_json, progress, show
 from adtrain.config import Config
 from adtrain.core.errors import AdtrainError
 from adtrain.table import Column, render, terminal_width
@@ -52,7 +50,7 @@ def repeat(configs: Sequence[Config], output_dir: Path | None, train: Train, as_
         return
     rows = [[run["run"], str(run["seed"]), *_cells(run)] for run in runs]
     rows += [["mean", "", *_cells(means)], ["deviation", "", *_cells(deviations)]]
-    click.echo("\n".join(render(COLUMNS, rows, terminal_width())))
+    show(*render(COLUMNS, rows, terminal_width()))
 
 
 def _cells(values: Mapping[str, Any]) -> list[str]:

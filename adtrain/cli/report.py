@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from adtrain import report
-from adtrain.cli.options import FilePath, device_option, progress
+from adtrain.cli.options import FilePath, device_option
+from adtrain.cli.output import progress, show
 from adtrain.cli.progress import note_precision
 from adtrain.core.errors import AdtrainError, DeviceError
 from adtrain.files import write_atomic
@@ -41,7 +42,7 @@ def command(run: Path, output: Path | None, pictures: Path | None, device: str) 
     write_atomic(written[0], page.render(record, predictions).encode())
     if pictures is not None:
         written += figures.write(record, predictions, pictures)
-    click.echo("\n".join(map(str, written)))
+    show(*written)
 
 
 def _predictions(run: Path, device: str) -> Predictions | str:
@@ -51,4 +52,4 @@ def _predictions(run: Path, device: str) -> Predictions | str:
     except DeviceError:
         raise
     except AdtrainError as error:
-        return str(error)
+        return "; ".join(error.lines)

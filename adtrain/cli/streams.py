@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from adtrain.cli.output import SUBSTITUTE
+
 BROKEN_PIPE = 141
 
 
@@ -37,7 +39,7 @@ def open_streams() -> None:
     """Open the standard streams such that no message can end a run.
 
     Descriptors that the caller closed (`>&-`) become the null device; otherwise the next file would get their number,
-    and the messages. Standard error drops what it cannot write. Characters that the terminal lacks become `?`.
+    and the messages. Standard error drops what it cannot write. Characters that the terminal lacks become ASCII.
     """
     for descriptor in range(3):
         try:
@@ -46,10 +48,10 @@ def open_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
     encoding = "utf-8" if sys.stdout is None else sys.stdout.encoding
     output = io.BufferedWriter(_Output(1, "w", closefd=False))
-    sys.stdout = io.TextIOWrapper(output, encoding, errors="replace", line_buffering=os.isatty(1))
+    sys.stdout = io.TextIOWrapper(output, encoding, errors=SUBSTITUTE, line_buffering=os.isatty(1))
     encoding = "utf-8" if sys.stderr is None else sys.stderr.encoding
     raw = _Forgiving(2, "w", closefd=False)
-    sys.stderr = io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors="replace", line_buffering=True)
+    sys.stderr = io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors=SUBSTITUTE, line_buffering=True)
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from adtrain import config, training
-from adtrain.cli.options import json_option, print_json, set_option
+from adtrain.cli.options import json_option, set_option
+from adtrain.cli.output import print_json, show
 from adtrain.config import Config
 from adtrain.nn.fields import size_text
 from adtrain.table import Column, render, terminal_width
@@ -51,8 +52,8 @@ def command(config_path: str, overrides: tuple[str, ...], as_json: bool) -> None
         about = {"name": cfg.name, "input": cfg.model.input, "precision": precision}
         print_json({**about, "batch_size": experiment.full_batch, **record(costs)})
         return
-    click.echo(f"{cfg.name}: input {shape}, {precision}; FLOPs and bytes of a step on {experiment.full_batch} images")
-    click.echo("\n".join(report(cfg, costs, terminal_width())))
+    show(f"{cfg.name}: input {shape}, {precision}; FLOPs and bytes of a step on {experiment.full_batch} images")
+    show(*report(cfg, costs, terminal_width()))
 
 
 def report(cfg: Config, costs: StepCosts, width: int) -> Iterator[str]:

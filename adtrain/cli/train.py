@@ -17,11 +17,10 @@ from adtrain.cli.options import (
     autotune_option,
     device_option,
     json_option,
-    print_json,
-    progress,
     set_autotune,
     set_option,
 )
+from adtrain.cli.output import print_json, progress, show
 from adtrain.cli.progress import progress_display
 from adtrain.cli.repeat import repeat
 from adtrain.cli.stop_signals import stop_signals
@@ -95,7 +94,7 @@ def command(
     _check_arguments(config_path, run, override, output_dir, repeats)
     set_autotune(device, autotune)
     if events:
-        tensorboard.check()
+        tensorboard.check(run or output_dir or Path())
     longer = _settings(epochs=epochs, steps=steps)
     settings, step_mode = [*overrides, *_settings(seed=seed)], training.Mode(mode or "fused")
 
@@ -135,8 +134,7 @@ def command(
     if as_json:
         print_json(plain(summary))
         return
-    click.echo("\n".join(report(summary, test_images, terminal_width())))
-    click.echo(f"\n{folder.path}: {', '.join(folder.files())}")
+    show(*report(summary, test_images, terminal_width()), "", f"{folder.path}: {', '.join(folder.files())}")
 
 
 def _check_arguments(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from adtrain.config import build, explain, source
 from adtrain.config.document import Config, Data, Source
 from adtrain.config.overrides import override
 from adtrain.config.problems import ConfigError, Problem, known
+from adtrain.config.source import Node
 from adtrain.files import open_regular
 
 
@@ -53,8 +53,8 @@ def load_data(values: Mapping[str, str], overrides: Sequence[str] = ()) -> Data:
 
     Raises ConfigError that lists every problem.
     """
-    text = json.dumps({"data": {**values, "batch_size": 1}}, ensure_ascii=False)
-    root, _ = source.read(text.encode(), "data")
+    section = {name: Node("data", value) for name, value in values.items()} | {"batch_size": Node("data", 1)}
+    root = Node("data", {"data": Node("data", section, dict.fromkeys(section, "data"))}, {"data": "data"})
     root = override(root, [f"data.{setting}" for setting in overrides])
     try:
         return Data.model_validate(root.find(("data",))[0].plain())

@@ -31,10 +31,13 @@ class ConfigError(AdtrainError):
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
-        lines = [str(problem) for problem in self.problems[:MAX_LISTED]]
-        if len(self.problems) > MAX_LISTED:
-            lines.append(f"... and {len(self.problems) - MAX_LISTED} more problems")
-        super().__init__("\n".join(lines))
+        super().__init__("\n".join(self.lines))
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        more = len(self.problems) - MAX_LISTED
+        listed = tuple(map(str, self.problems[:MAX_LISTED]))
+        return (*listed, f"... and {more} more problems") if more > 0 else listed
 
 
 def dotted(path: PathParts) -> str:

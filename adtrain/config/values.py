@@ -23,7 +23,9 @@ class Expected:
 
 
 _Integer = Annotated[int, Strict()]
-_Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+_LARGEST = 3.4e38
+"""The largest number of an option: a step in float32 cannot hold more."""
+_Number = Annotated[float, Strict(), Field(allow_inf_nan=False, ge=-_LARGEST, le=_LARGEST)]
 _Size = Annotated[_Integer, Field(ge=1, lt=2**31)]
 _Count = Annotated[_Integer, Field(ge=0, lt=2**31)]
 _Fraction = Annotated[_Number, Field(ge=0, lt=1)]
@@ -31,9 +33,12 @@ _Epochs = Annotated[_Number, Field(gt=0, lt=2**31)]
 
 LIMIT = 1e300
 """The limit of measured numbers: sums and differences of a few stay finite."""
+_Measurement = Annotated[float, Strict(), Field(allow_inf_nan=False, ge=-LIMIT, le=LIMIT)]
 
 Bool = Annotated[bool, Strict(), Expected("true or false")]
-Text = Annotated[str, Strict(), Field(min_length=1), Expected("a string that is not empty")]
+Text = Annotated[
+    str, Strict(), Field(pattern=r"^[^\x00]+$"), Expected("a string of UTF-8 text, not empty and without NUL")
+]
 Name = Annotated[
     str,
     Strict(),
@@ -67,14 +72,15 @@ OpenShape = Annotated[
 ]
 Axis = Annotated[_Integer, Field(ge=-64, le=64), Expected("an integer, the number of an axis")]
 
-Number = Annotated[_Number, Expected("a finite number")]
-Positive = Annotated[_Number, Field(gt=0), Expected("a finite number above 0")]
-NonNegative = Annotated[_Number, Field(ge=0), Expected("a finite number of at least 0")]
-Measured = Annotated[_Number, Field(ge=-LIMIT, le=LIMIT), Expected(f"a number of magnitude at most {LIMIT:g}")]
-Duration = Annotated[_Number, Field(ge=0, le=LIMIT), Expected(f"a number in [0, {LIMIT:g}]")]
-Milliseconds = Annotated[_Number, Field(ge=-1e15, le=1e15), Expected("a number of magnitude at most 1e15")]
-AtLeastOne = Annotated[_Number, Field(ge=1), Expected("a finite number of at least 1")]
+Number = Annotated[_Number, Expected("a finite number, at most 3.4e38 in size")]
+Positive = Annotated[_Number, Field(gt=0), Expected("a finite number above 0, at most 3.4e38")]
+NonNegative = Annotated[_Number, Field(ge=0), Expected("a finite number of at least 0, at most 3.4e38")]
+Measured = Annotated[_Measurement, Expected(f"a number of magnitude at most {LIMIT:g}")]
+Duration = Annotated[_Measurement, Field(ge=0), Expected(f"a number in [0, {LIMIT:g}]")]
+Milliseconds = Annotated[_Measurement, Field(ge=-1e15, le=1e15), Expected("a number of magnitude at most 1e15")]
+AtLeastOne = Annotated[_Number, Field(ge=1), Expected("a finite number of at least 1, at most 3.4e38")]
 Fraction = Annotated[_Fraction, Expected("a number in [0, 1)")]
+Degrees = Annotated[_Number, Field(ge=0, le=360), Expected("a number of degrees in [0, 360]")]
 Probability = Annotated[_Number, Field(ge=0, le=1), Expected("a number in [0, 1]")]
 Fractions = Annotated[tuple[_Fraction, _Fraction], Expected("a list of two numbers in [0, 1)")]
 Epochs = Annotated[_Epochs, Expected("a number above 0 and below 2^31")]
@@ -82,7 +88,7 @@ EpochList = Annotated[tuple[_Epochs, ...], Field(min_length=1), Expected("a list
 ClassWeights = Annotated[
     tuple[Annotated[_Number, Field(ge=0)], ...],
     Field(min_length=1),
-    Expected("a list of finite numbers of at least 0, one for each class"),
+    Expected("a list of finite numbers of at least 0, at most 3.4e38, one for each class"),
 ]
 WarmUp = Annotated[_Number, Field(ge=0, lt=2**31), Expected("a number in [0, 2^31)")]
 
@@ -136,7 +142,7 @@ OPTIONS: dict[str, Any] = {
     "pct_start": Fraction,
     "pos_weight": ClassWeights,
     "probability": Probability,
-    "rotation": NonNegative,
+    "rotation": Degrees,
     "scale": Fraction,
     "shape": OpenShape,
     "shift": Fraction,

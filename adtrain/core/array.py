@@ -280,15 +280,16 @@ def array(x: Any, dtype: Any = None, device: str | None = None) -> Array:
         if (dtype is None or np.dtype(dtype) == x.dtype) and device == x.device:
             return x
     try:
-        elements = np.array(x, dtype=dtype, order="C")
+        with np.errstate(all="ignore"):  # as in operations
+            elements = np.array(x, dtype=dtype, order="C")
+            if dtype is None and elements.dtype == np.float64 and not isinstance(x, (np.ndarray, np.generic, Value)):
+                elements = elements.astype(np.float32)
     except ValueError as error:
         raise ShapeError(f"array: {error}") from None
     except OverflowError as error:
         raise DTypeError(f"array: {error}") from None
     except TypeError as error:
         raise DTypeError(f"array: {error}; join arrays with ops.stack or ops.concatenate") from None
-    if dtype is None and elements.dtype == np.float64 and not isinstance(x, (np.ndarray, np.generic, Value)):
-        elements = elements.astype(np.float32)
     dtype_of("array", elements.dtype)
     device = device or "cpu"
     elements.flags.writeable = False

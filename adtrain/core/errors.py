@@ -4,7 +4,12 @@ from __future__ import annotations
 
 
 class AdtrainError(Exception):
-    """Base of errors that the user caused; the command line prints its message and exits with code 2."""
+    """Base of errors that the user caused; the command line prints its lines and exits with code 2."""
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The message. An error that lists several problems has a line for each."""
+        return (str(self),)
 
 
 class ShapeError(AdtrainError, ValueError):
@@ -19,7 +24,7 @@ class DeviceError(AdtrainError):
     """A device that is not available, or arrays of one operation on different devices."""
 
 
-class OutOfMemory(DeviceError):
+class OutOfMemory(DeviceError, MemoryError):
     """A device has less free memory than needed."""
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple, TypeAlias
 
 from adtrain.core.array import Value
+from adtrain.core.errors import ShapeError
 from adtrain.core.types import ArrayType
 
 Pullback: TypeAlias = Callable[[Any], Value]
@@ -17,6 +19,9 @@ cotangents, with None for an output that is not used."""
 VjpRule: TypeAlias = Callable[..., Pullback]
 """``rule(out, *args, **params) -> pullback``, called in the forward pass. The residuals are the arrays that the
 pullback refers to; no others stay in memory."""
+
+MOST_BYTES = 2**63
+"""NumPy and kernels count bytes in signed 64-bit integers."""
 
 
 class Cost(NamedTuple):
@@ -106,9 +111,17 @@ class Primitive:
         return self.vjp[argument] if argument < len(self.vjp) else None
 
     def output_types(self, args: Sequence[Any], params: Mapping[str, Any]) -> tuple[ArrayType, ...]:
-        """The types of the outputs, by the shape rule, which may raise ShapeError or DTypeError."""
-        types = self.shape(*args, **params)
-        return (types,) if isinstance(types, ArrayType) else types
+        """The types of the outputs, by the shape rule, which may raise ShapeError or DTypeError.
+
+        Raises:
+            ShapeError: an output has more bytes than addresses can count.
+        """
+        found = self.shape(*args, **params)
+        types = (found,) if isinstance(found, ArrayType) else found
+        for x in types:
+            if math.prod(n or 1 for n in x.shape) * x.dtype.itemsize >= MOST_BYTES:
+                raise ShapeError(f"{self.name}: found the result {x}, expected one of fewer than 2^63 bytes")
+        return types
 
     def cost(self, args: Sequence[Any], params: Mapping[str, Any]) -> Cost:
         """FLOPs and bytes of one run on such arguments (arrays or ArrayTypes)."""

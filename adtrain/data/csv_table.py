@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from io import TextIOWrapper
 from itertools import chain, islice
 from pathlib import Path
@@ -22,16 +23,17 @@ if TYPE_CHECKING:
 
 CHUNK_ROWS = 1024
 MAX_LISTED = 12
-INTEGER = re.compile(r"[+-]?\d{1,18}")
+INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
+"""The one way to write an integer below 10^18: texts of different labels differ."""
 
 
 def read(path: Path, options: Options) -> Parts:
     """The table as one part: labels from one column, float32 features (N, F, 1, 1) from all others.
 
     With `options.shape` the features are images (N, *shape), uint8 if all values are integers from 0 to 255. Labels are
-    integers if all of them are, otherwise strings. By default the first line is a header if none of its values is a
-    number. Raises DataError with line and column, and DataOptionError if the column of the labels is missing or
-    unknown.
+    equal if their texts are; they become integers if all are written as such, without a sign + or leading zeros. By
+    default the first line is a header if none of its values is a number. Raises DataError with line and column, and
+    DataOptionError if the column of the labels is missing or unknown.
     """
     try:
         with TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
@@ -71,7 +73,8 @@ def _table(path: Path, reader: Reader, options: Options) -> Part:
         raise DataError(f"{path}: found no rows, expected one per example")
     numbers = np.concatenate(chunks)
     images = as_images(_as_pixels(numbers) if options.shape else numbers, str(path), options)
-    feature_names = tuple(name for i, name in enumerate(names) if i != label) if names else ()
+    named = names is not None and images.shape[1:] == (numbers.shape[1], 1, 1)
+    feature_names = tuple(name for i, name in enumerate(first) if i != label) if named else ()
     return Part(images, _labels(labels), str(path), feature_names)
 
 
@@ -94,18 +97,16 @@ def _numbers(
     path: Path, lines: Sequence[int], rows: list[list[str]], label: int, names: Sequence[str] | None
 ) -> np.ndarray:
     """The features of a chunk of rows as float32 (rows, features). Raises DataError for the first invalid value."""
-    try:
-        with np.errstate(over="ignore"):
+    if all(map(_is_plain, map("".join, rows))):
+        with suppress(ValueError), np.errstate(over="ignore"):
             numbers = np.array(rows, np.float32)
-    except ValueError:
-        numbers = np.full((1, 1), np.nan, np.float32)
-    if np.isfinite(numbers).all():
-        return numbers
+            if np.isfinite(numbers).all():
+                return numbers
     for line, row in zip(lines, rows, strict=True):
         for i, text in enumerate(row):
-            if not _is_finite(text):
-                column = _name(i + (i >= label), names)
-                raise DataError(f"{path}:{line}: found {text[:40]!r} in column {column}, expected a finite number")
+            if not (_is_plain(text) and _is_finite(text)):
+                where, column = f"{path}:{line}", _name(i + (i >= label), names)
+                raise DataError(f"{where}: found {text[:40]!r} in column {column}, expected a finite number")
     raise AssertionError(f"{path}: NumPy cannot convert a chunk in which every value is a finite number")
 
 
@@ -126,6 +127,11 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _is_plain(text: str) -> bool:
+    """False for digits of other scripts and groups such as 1_000, which Python reads as numbers."""
+    return text.isascii() and "_" not in text
 
 
 def _is_finite(text: str) -> bool:

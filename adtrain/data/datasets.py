@@ -73,7 +73,7 @@ def load(
     classes, train, test = _splits(found)
     if test is None:
         train, test = split_test(train, options.test)
-    name = source.resolve().name if source.is_dir() else source.stem
+    name = os.path.basename(os.path.realpath(source)) if source.is_dir() else source.stem
     statistics = channel_statistics(train.images, str(source))
     return DataSet(name, train, test, classes, *statistics, found.train.features, found.skipped)
 

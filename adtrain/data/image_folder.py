@@ -13,6 +13,7 @@ from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.memory import require_memory
 from adtrain.data.options import Options
 from adtrain.data.part import Part, Parts
+from adtrain.text import visible
 
 TEST_FOLDERS = ("test", "val")
 """Possible folders of the test part, next to train/; the first that exists is used."""
@@ -70,7 +71,11 @@ def _classes(part: Path, folder: Path) -> dict[str, list[Path]]:
 
 
 def _require_within(entry: os.DirEntry[str], folder: Path) -> None:
-    if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(folder.resolve()):
+    try:
+        target = Path(os.path.realpath(entry.path, strict=True)) if entry.is_symlink() else None
+    except OSError as error:
+        raise DataError(f"{entry.path}: cannot be read ({error.strerror or error})") from error
+    if target is not None and not target.is_relative_to(os.path.realpath(folder)):
         raise DataError(f"{entry.path}: found a link that leads out of {folder}, expected files in it")
 
 
@@ -125,4 +130,4 @@ class _Reader:
         if not self.options.skip_broken:
             raise DataError(f"{error}; data.skip_broken: true skips such images") from error
         self.skipped.append(str(error))
-        _log.warning("adtrain: skipped %s", error)
+        _log.warning("adtrain: skipped %s", visible(error))

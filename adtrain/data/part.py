@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -70,7 +71,15 @@ def as_labels(array: np.ndarray | FileArray, count: int, place: str) -> np.ndarr
         raise DataError(f"{place}: found {len(labels)} labels, expected {count}, one for each image")
     if labels.dtype == np.uint64 and count and labels.max() > np.iinfo(np.int64).max:
         raise DataError(f"{place}: found label {labels.max()}, expected one below 2^63")
-    return labels if labels.dtype.kind == "U" else labels.astype(np.int64)
+    if labels.dtype.kind != "U":
+        return labels.astype(np.int64)
+    texts = np.ascontiguousarray(labels, labels.dtype.newbyteorder("="))
+    codes = texts.view(np.uint32).reshape(count, -1) if texts.nbytes else np.zeros((count, 1), np.uint32)
+    wrong = (codes > sys.maxunicode) | ((codes >= 0xD800) & (codes < 0xE000))
+    if wrong.any():
+        row, column = np.argwhere(wrong)[0]
+        raise DataError(f"{place}: found the code 0x{codes[row, column]:x} in label {row}, expected Unicode text")
+    return texts
 
 
 def _shaped(array: np.ndarray | FileArray, place: str, shape: tuple[int, int, int] | None) -> np.ndarray | FileArray:

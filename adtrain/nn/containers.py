@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,11 @@ from adtrain import ops
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.scope import scope
+from adtrain.nn.fields import size_text
 from adtrain.nn.module import LayerError, Mode, Module, Params, Shape, State
+
+LIMIT = 2**31
+"""Kernels count the elements of an image in 32 bits; no layer makes a sample larger than that."""
 
 
 @contextmanager
@@ -67,7 +72,10 @@ def _run_child(
 
 def _child_output_shape(name: str, child: Module, shape: Shape) -> Shape:
     with _prefix_errors(name):
-        return child.output_shape(shape)
+        found = child.output_shape(shape)
+        if prod(found) >= LIMIT and not isinstance(child, Container):
+            raise ShapeError(f"{child.kind()}: found the output {size_text(found)}, expected fewer than 2^31 numbers")
+        return found
 
 
 @dataclass(frozen=True)

@@ -217,8 +217,9 @@ def conv_transpose2d(
     )
     if min(size) < 1:
         raise ShapeError(f"conv_transpose2d: padding {window.padding} leaves nothing of the output: {size}")
-    if prod(size) >= LIMIT:
-        raise ShapeError(f"conv_transpose2d: the output {size} has 2^31 elements or more")
+    uncropped = tuple(n + 2 * p for n, p in zip(size, window.padding, strict=True))
+    if prod(uncropped) >= LIMIT:
+        raise ShapeError(f"conv_transpose2d: the output {uncropped}, with its padding, has 2^31 elements or more")
     out = _input_grad(x, weight, window, size, precision_of(x.dtype))
     return out if bias is None else _add_bias(out, bias)
 

@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Array, Value, array
-from adtrain.core.errors import ShapeError
+from adtrain.core.errors import OutOfMemory, ShapeError
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape, checked_number, dtype_of
+
+MOST_NUMBERS = 2**60
+"""An address has 63 bits, a number 8 bytes."""
 
 
 def _full_shape(shape: Shape, value: float, dtype: np.dtype, device: str) -> ArrayType:
@@ -61,8 +64,18 @@ def ones_like(x: Value) -> Value:
 
 
 def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any = None, device: str = "cpu") -> Array:
-    """Evenly spaced numbers, as `numpy.arange`; integers become int64, floats float32."""
-    numbers = np.arange(start, stop, step) if stop is not None else np.arange(0, start, step)
+    """Evenly spaced numbers, as `numpy.arange`; integers become int64, floats float32.
+
+    Raises:
+        ShapeError: they are too many, or their number is not finite. OutOfMemory: there is no memory for them.
+    """
+    first, end = (start, stop) if stop is not None else (0, start)
+    if not abs(end - first) < MOST_NUMBERS * abs(step):
+        raise ShapeError(f"arange: found start {first}, stop {end}, step {step}, expected fewer than 2^60 numbers")
+    try:
+        numbers = np.arange(first, end, step)
+    except MemoryError as error:
+        raise OutOfMemory(f"arange: {error}") from None
     if dtype is None:
         dtype = np.float32 if numbers.dtype.kind == "f" else np.int64
     return array(numbers, dtype, device)

@@ -15,6 +15,8 @@ from adtrain.report.curves import panels
 from adtrain.report.pixels import shown
 from adtrain.report.predictions import Predictions
 from adtrain.report.record import Record
+from adtrain.table import shorten
+from adtrain.text import visible
 
 COLOURS = {"train": "#2766c8", "rate": "#2766c8", "validation": "#d9661a"}
 STYLE: dict[str, Any] = {
@@ -116,7 +118,7 @@ def confusion_matrix(predictions: Predictions) -> Any:
     accuracy = predictions.correct / len(predictions.labels)
     axes.set(xlabel="prediction", ylabel="label", title=f"{accuracy:.2%} of {len(predictions.labels):,} correct")
     if len(classes) <= MOST_COUNTED:
-        names = [name if len(name) <= 14 else f"{name[:13]}…" for name in classes]
+        names = [shorten(visible(name), 14) for name in classes]
         upright = max(map(len, names)) <= 3
         axes.set_xticks(range(len(classes)), names, rotation=0 if upright else 45, ha="center" if upright else "right")
         axes.set_yticks(range(len(classes)), names)
@@ -139,6 +141,6 @@ def worst_mistakes(predictions: Predictions) -> Any:
     pictures = shown(predictions.images[[mistake.image for mistake in mistakes]])
     for panel, (_, label, prediction, probability), pixels in zip(axes, mistakes, pictures, strict=False):
         panel.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-        names = predictions.classes[label], predictions.classes[prediction]
+        names = visible(predictions.classes[label]), visible(predictions.classes[prediction])
         panel.set_title(f"{names[0]} as {names[1]}\n{probability:.1%}", fontsize=10)
     return figure

@@ -151,7 +151,7 @@ class Experiment:
 
     def step_program(self, device: str = "cpu", passes: Sequence[Pass] | None = None) -> Program:
         """The Program of the logged step on full batches, after `passes` (default: `self.passes`). Nothing is run."""
-        order = np.zeros((LOG_ROWS, self.full_batch), np.int64)
+        order = np.broadcast_to(np.int64(0), (LOG_ROWS, self.full_batch))
         state, log = self.random_initial_state("cpu"), empty_log(LOG_ROWS, "cpu")
         arguments = state, log, self.seed("cpu"), self.train.images, self.train.labels, order
         step = stage(logged_step(self.eager_step), self.passes if passes is None else passes, donate=STATE_AND_LOG)

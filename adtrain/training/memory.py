@@ -74,8 +74,7 @@ def planned_peak(experiment: Experiment, device: str) -> int:
 def too_large(experiment: Experiment, device: str) -> OutOfMemory | None:
     """The error for a step that does not fit on `device`, with a batch size that fits; None if the step fits."""
     limit, size = backend(device).available(), experiment.full_batch
-    needed = _needed(experiment, device, size)
-    if limit is None or needed <= limit:
+    if limit is None or (needed := _needed(experiment, device, size)) <= limit:
         return None
     most = size // 2
     while most and _needed(experiment, device, most) > limit:

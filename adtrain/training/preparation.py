@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from dataclasses import fields, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from adtrain import config, data, nn
 from adtrain.config import Config
 from adtrain.config.document import Data
-from adtrain.config.problems import found, known
+from adtrain.config.problems import PathParts, found, known
 from adtrain.core.errors import ShapeError
 from adtrain.core.precision import PRECISIONS
 from adtrain.data import DataOptionError, DataSet, Options, Split
+from adtrain.data.memory import machine_memory
 from adtrain.training import network
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.network import Network
@@ -85,6 +87,7 @@ def _black(count: int, shape: tuple[int, ...]) -> Split:
 
 def _experiment(cfg: Config, images: DataSet, validation: Split | None, mode: Mode) -> Experiment:
     net = network.build(cfg, images.mean, images.std, images.scale)
+    _check_memory(cfg, net)
     _check_fit(cfg, net, images)
     _check_last_batch(cfg, net, len(images.train))
     if validation is None and (cfg.training.best_by or "").startswith("validation"):
@@ -110,14 +113,23 @@ def _experiment(cfg: Config, images: DataSet, validation: Split | None, mode: Mo
 
 def _with_absolute_paths(cfg: Config) -> Config:
     """The config with absolute paths, so that the copy in the run's folder works from any directory."""
-    data = {"path": _absolute(cfg.data.path), "test_path": _absolute(cfg.data.test_path)}
-    training = {"init_from": _absolute(cfg.training.init_from)}
-    sections = {"data": cfg.data.model_copy(update=data), "training": cfg.training.model_copy(update=training)}
+    sections: dict[str, Any] = {}
+    for name, keys in {"data": ("path", "test_path"), "training": ("init_from",)}.items():
+        section = getattr(cfg, name)
+        paths = {key: _absolute(cfg, (name, key), getattr(section, key)) for key in keys}
+        sections[name] = section.model_copy(update=paths)
     return cfg.model_copy(update=sections)
 
 
-def _absolute(path: str | None) -> str | None:
-    return None if path is None else os.path.abspath(os.path.expanduser(path))
+def _absolute(cfg: Config, key: PathParts, path: str | None) -> str | None:
+    if path is None:
+        return None
+    absolute = os.path.abspath(os.path.expanduser(path))
+    try:
+        absolute.encode()
+    except UnicodeEncodeError:
+        raise cfg.error_at(key, f"found the path {absolute}, expected one in UTF-8, as config.yaml stores it") from None
+    return absolute
 
 
 def _check_name(cfg: Config) -> None:
@@ -140,6 +152,17 @@ def _check_fit(cfg: Config, net: Network, images: DataSet) -> None:
         raise cfg.error_at(last_layer, f"found {outputs[0]} outputs, expected at least {classes}: {labels}")
     if not any(row.parameters for row in nn.describe(net.model, net.input_shape)):
         raise cfg.error_at(("model", "layers"), "found no parameters, expected at least one layer with parameters")
+
+
+def _check_memory(cfg: Config, net: Network) -> None:
+    """Refuse parameters that the machine's memory cannot hold while they are drawn, in float64."""
+    rows = nn.describe(net.model, net.input_shape)
+    count, memory = sum(row.parameters for row in rows), machine_memory()
+    if 8 * count > memory:
+        most = max(rows, key=lambda row: row.parameters)
+        found = f"found {count:,} parameters, {most.parameters:,} of them in layer {most.name} ({most.kind})"
+        expected = f"expected at most {memory // 8:,}, which fit into this machine's {memory / 2**30:,.1f} GiB"
+        raise cfg.error_at(("model", "layers"), f"{found}, {expected}")
 
 
 def _check_augmentations(experiment: Experiment) -> None:

@@ -13,12 +13,16 @@ from adtrain.training.step import TrainState
 FOLDER = "tensorboard"
 
 
-def check() -> None:
-    """Raise AdtrainError where tensorboard is missing."""
+def check(folder: Path) -> None:
+    """Raise AdtrainError where tensorboard is missing, or the run's folder has a name that it cannot write to."""
     try:
         import tensorboard.summary  # noqa: F401
     except ImportError as error:
         raise AdtrainError("writing event files needs tensorboard; pip install 'adtrain[tensorboard]'") from error
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise AdtrainError(f"{folder}: found a name that is not UTF-8, which TensorBoard cannot write to") from None
 
 
 class EventFiles(Observer):
@@ -26,7 +30,7 @@ class EventFiles(Observer):
 
     def __init__(self, folder: Path) -> None:
         """Write to a new file in `folder`, which is created if it does not exist."""
-        check()
+        check(folder)
         from tensorboard.summary import Writer
 
         self.writer = Writer(str(folder))

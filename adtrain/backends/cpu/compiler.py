@@ -46,9 +46,9 @@ def load(program_source: str, kernels: Collection[Source], functions: Sequence[s
         cache = open_cache("cpu")
         compiler = find_compiler(cache)
         folders = sorted({folder, *((folder / k.file).parent for k in kernels)})
-        headers = [path.read_text() for parent in folders for path in sorted(parent.glob("*.h"))]
+        headers = [path.read_text(encoding="utf-8") for parent in folders for path in sorted(parent.glob("*.h"))]
         setting = digest(compiler.identity, *compiler.flags, processor(), *headers)
-        objects = {digest(setting, (folder / k.file).read_text(), *k.definitions): k for k in kernels}
+        objects = {digest(setting, (folder / k.file).read_text(encoding="utf-8"), *k.definitions): k for k in kernels}
         key = digest(setting, program_source, *sorted(objects))
         if cached := cache.find(key, ".so"):
             try:

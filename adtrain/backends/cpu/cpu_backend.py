@@ -18,6 +18,7 @@ from adtrain.backends.cpu.compiled_program import CompiledProgram
 from adtrain.backends.cpu.compiler import CompilerError
 from adtrain.backends.cpu.numpy_program import NumpyProgram, as_declared
 from adtrain.core.backend import Executable, Memory
+from adtrain.core.errors import OutOfMemory
 from adtrain.core.fused import FUSED, body_of
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program
@@ -39,8 +40,11 @@ class CpuBackend:
         params: Mapping[str, Any],
         outputs: Sequence[ArrayType],
     ) -> Sequence[np.ndarray]:
-        with np.errstate(all="ignore"):
-            found = primitive.reference(*buffers, **params)
+        try:
+            with np.errstate(all="ignore"):
+                found = primitive.reference(*buffers, **params)
+        except MemoryError as error:
+            raise OutOfMemory(f"{primitive.name}: not enough memory; {error}") from None
         if len(outputs) == 1:
             found = (found,)
         return [as_declared(primitive.name, x, output) for x, output in zip(found, outputs, strict=True)]
@@ -90,7 +94,7 @@ class CpuBackend:
 
     def device_name(self) -> str:
         try:
-            lines = Path("/proc/cpuinfo").read_text().splitlines()
+            lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             return platform.processor() or platform.machine()
         names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

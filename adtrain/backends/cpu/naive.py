@@ -54,7 +54,7 @@ def _library() -> Any:
     """The loops, compiled by the compiler of the other kernels and cached."""
     source, cache = asset_path("kernels") / "cpu" / "naive.c", open_cache("cpu")
     compiler = find_compiler(cache)
-    key = digest(compiler.identity, *compiler.flags, OPTIMIZATION, processor(), source.read_text())
+    key = digest(compiler.identity, *compiler.flags, OPTIMIZATION, processor(), source.read_text(encoding="utf-8"))
     library = cache.find(key, ".so")
     if library is None:
         with cache.build_folder() as site:

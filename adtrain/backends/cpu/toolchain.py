@@ -115,7 +115,7 @@ def _version(command: Sequence[str], files: Sequence[str], cache: Cache) -> str:
     states = [(status.st_mtime_ns, status.st_size) for status in map(os.stat, files)]
     key = digest("version", *command, *files, str(states))
     if known := cache.find(key, ".txt"):
-        return known.read_text()
+        return known.read_text(encoding="utf-8", errors="replace")
     done = _run([*command, "--version"], str(cache.folder))
     if done.returncode == 0:
         cache.store(key, ".txt", done.stdout.encode())
@@ -126,7 +126,7 @@ def processor() -> str:
     """A text that differs for processors that cannot run each other's code."""
     found = [platform.machine()]
     try:
-        with Path("/proc/cpuinfo").open() as lines:
+        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as lines:
             # Only the first processor: its lines end at a blank one, and reading all takes long on a large machine.
             for line in iter(lines.readline, "\n"):
                 if line.startswith(_PROCESSOR_LINES):

@@ -64,7 +64,7 @@ def file_source(file: str, dtypes: tuple[np.dtype, ...], definitions: tuple[tupl
     """A file of `kernels/cuda`, or one with an absolute path, for the element types T and U and with macros."""
     # T and U are defined in the text, after NVRTC's own headers, which use these letters as template parameters.
     types = [f"#define {name} {c_type(dtype)}\n" for name, dtype in zip("TU", dtypes, strict=False)]
-    text = (asset_path("kernels") / "cuda" / file).read_text()
+    text = (asset_path("kernels") / "cuda" / file).read_text(encoding="utf-8")
     macros = tuple(f"-D{name}={value}" for name, value in definitions)
     return Source(file, "".join(types) + f'#line 1 "{file}"\n{text}', macros)
 
@@ -171,7 +171,9 @@ def version() -> str:
 def _headers() -> tuple[tuple[str, str], ...]:
     """Name ("gemm/tile.cuh") and text of each header in `kernels/cuda`."""
     root = asset_path("kernels") / "cuda"
-    return tuple((path.relative_to(root).as_posix(), path.read_text()) for path in sorted(root.rglob("*.cuh")))
+    return tuple(
+        (path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")) for path in sorted(root.rglob("*.cuh"))
+    )
 
 
 @functools.cache

@@ -34,7 +34,8 @@ class WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             env={**os.environ, **environment(device, threads)},
             start_new_session=True,  # its children are stopped and killed with it, as one process group
         )

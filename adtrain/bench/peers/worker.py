@@ -96,7 +96,7 @@ def main(name: str, device: str, threads: str, autotune: str) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a stopped process would outlive its parent
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(threads)])
-    answers = os.fdopen(os.dup(1), "w")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print on stdout must not mix with the answers
     if (name, device) == (ADTRAIN, "gpu"):
         from adtrain.backends.cuda.tuner.autotune import Mode

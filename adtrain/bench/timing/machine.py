@@ -66,7 +66,7 @@ def is_busy(load: float | None, cores: int | None) -> bool:
 def _core_seconds() -> tuple[int, int] | None:
     """The time of all cores since boot, and their idle time, in ticks; see proc(5)."""
     try:
-        fields = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        fields = [int(x) for x in Path("/proc/stat").read_bytes().split(b"\n", 1)[0].split()[1:9]]
     except (OSError, ValueError):
         return None
     return sum(fields), fields[3] + fields[4]
@@ -89,7 +89,7 @@ def blas_name() -> str:
 def blas_threads() -> int | None:
     """The number of threads of NumPy's OpenBLAS, as the loaded library reports it; None for another BLAS or system."""
     try:
-        maps = Path("/proc/self/maps").read_text().splitlines()
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
     libraries = {line.split(maxsplit=5)[5] for line in maps if "openblas" in line.lower()}

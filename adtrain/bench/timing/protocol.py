@@ -77,7 +77,9 @@ def commit() -> str | None:
         return None
     command = ["git", "-C", str(PACKAGE.parent), "describe", "--always", "--dirty"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", check=True
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 

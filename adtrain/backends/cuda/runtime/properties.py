@@ -74,6 +74,8 @@ def _toolkit() -> str | None:
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         return None
-    output = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
+    output = subprocess.run(
+        [nvcc, "--version"], capture_output=True, encoding="utf-8", errors="replace", check=False
+    ).stdout
     version = re.search(r"release ([\d.]+)", output)
     return version[1] if version else None

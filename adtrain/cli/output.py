@@ -1,0 +1,65 @@
+"""Where all text of the commands is printed: results to stdout; progress, notes, warnings and errors to stderr.
+
+Every line passes `visible`, because it can contain names and messages from files and from other programs.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import logging
+import sys
+import warnings
+from typing import Any
+
+from adtrain.core.errors import AdtrainError
+from adtrain.text import visible
+
+SUBSTITUTE = "adtrain.substitute"
+"""The error handler of a stream's encoding: characters that the encoding lacks are printed in ASCII."""
+
+
+def show(*lines: object) -> None:
+    """Print lines of a result to stdout."""
+    print(*map(visible, lines), sep="\n", flush=True)
+
+
+def print_json(value: object) -> None:
+    """Print the result as JSON in ASCII. Raises AdtrainError for NaN and infinity, which JSON does not have."""
+    try:
+        text = json.dumps(value, indent=2, allow_nan=False)
+    except ValueError:
+        raise AdtrainError("the result contains NaN or infinity, which JSON does not have; omit --json") from None
+    print(text, flush=True)
+
+
+def progress(text: object) -> None:
+    """Print a line of progress, a note or a message to stderr, above a progress bar if there is one."""
+    from tqdm import tqdm  # here, so that --help starts without it
+
+    tqdm.write(visible(text), file=sys.stderr)
+
+
+def print_warnings() -> None:
+    """Print what is logged, and Python's warnings, as lines of stderr."""
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            progress(record.getMessage())
+
+    def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+        progress(f"adtrain: warning: {message}")
+
+    logging.getLogger("adtrain").addHandler(Lines(logging.WARNING))
+    warnings.showwarning = show_warning
+
+
+def _substitute(error: UnicodeError) -> tuple[str | bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    texts = ("..." if x == "…" else x.encode("ascii", "backslashreplace").decode()
+             for x in error.object[error.start : error.end])  # fmt: skip
+    return "".join(texts), error.end
+
+
+codecs.register_error(SUBSTITUTE, _substitute)

@@ -1,0 +1,24 @@
+"""Text from files, arguments and other programs, made safe to show."""
+
+from __future__ import annotations
+
+import unicodedata
+
+HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Unicode categories of characters that a terminal or page obeys or does not show: controls such as newline and escape,
+formats such as marks of writing direction, halves of surrogate pairs, separators of lines and of paragraphs."""
+
+
+def visible(text: object) -> str:
+    r"""The text on one line: each character of a category in HIDDEN as its escape in Python, such as \n or \u202e.
+
+    All other characters stay, so a second call changes nothing.
+    """
+    found = str(text)
+    if found.isprintable():
+        return found
+    return "".join(_escape(x) if unicodedata.category(x) in HIDDEN else x for x in found)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
