@@ -12,6 +12,8 @@ from click.testing import CliRunner
 
 import adtrain as ad
 from adtrain import plugins
+from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda.compiler import CudaCompilerError
 from adtrain.cli.main import cli
 from adtrain.core import registry
 from adtrain.core.errors import OptionError, ShapeError, TraceError
@@ -217,6 +219,30 @@ def test_a_broken_plugin_is_told_in_one_line(tmp_path: Path, right: str, wrong: 
     assert message in result.output
     assert "Traceback" not in result.output
     assert len(result.output.strip().splitlines()) == 1
+
+
+@pytest.mark.compiled
+def test_an_error_of_the_compiler_is_told_with_the_line_of_the_plugin(tmp_path: Path) -> None:
+    line = 1 + PLUGIN.partition("x[i] * x[i]")[0].count("\n")
+    result = checked(tmp_path, PLUGIN.replace("x[i] * x[i]", "x[i] * missing"))
+    assert result.exit_code == 2, result.output
+    assert f"your kernel does not compile: {tmp_path}/mine.py:{line}:" in result.output
+    assert "missing" in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+@pytest.mark.needs_nvrtc
+def test_an_error_of_nvrtc_is_told_with_the_line_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "own.cuh").write_text("#define MISSING missing\n")
+    (tmp_path / "mine.cu").write_text('#include "common/common.cuh"\n#include "own.cuh"\nKERNEL f() { MISSING(); }\n')
+    source = compiler.file_source(str(tmp_path / "mine.cu"), (np.dtype("float32"),), ())
+    with pytest.raises(
+        CudaCompilerError, match=r"mine\.cu does not compile \(sm_90a\): .*mine\.cu\(3\): error"
+    ):
+        compiler.compile_source(source, "90a")
+    before = compiler.fingerprint(source, "90a")
+    (tmp_path / "own.cuh").write_text("#define MISSING void\n")
+    assert compiler.fingerprint(source, "90a") != before
 
 
 def test_a_file_without_operations_and_a_missing_file_are_told(tmp_path: Path) -> None:

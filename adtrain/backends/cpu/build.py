@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adtrain.backends.cpu.toolchain import Compiler, CompilerError, end_all
+from adtrain.backends.cpu.toolchain import Compiler, CompilerError, KernelError, end_all
 from adtrain.cache import Cache
 from adtrain.codegen.expressions import c_type
 from adtrain.core.errors import AdtrainError
@@ -80,7 +80,13 @@ class Build:
 
     def _kernel(self, site: str, key: str, source: Source) -> None:
         path = self.folder / source.file
-        self.compiler.run([*source.definitions, f"-I{self.folder}", *COMPILE, str(path), "-o", f"{key}.o"], site)
+        try:
+            self.compiler.run([*source.definitions, f"-I{self.folder}", *COMPILE, str(path), "-o", f"{key}.o"], site)
+        except CompilerError as error:
+            if not os.path.isabs(source.file):
+                raise
+            message = str(error).removeprefix(f"{shlex.join(self.compiler.command)}: ")
+            raise KernelError(f"your kernel does not compile: {message}") from None
 
     def _program(self, site: str, source: str) -> None:
         options = [f"-I{self.folder}", *COMPILE]

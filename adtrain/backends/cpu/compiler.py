@@ -13,7 +13,7 @@ from pathlib import Path
 
 from adtrain.assets import asset_path
 from adtrain.backends.cpu.build import Build, Source
-from adtrain.backends.cpu.toolchain import CompilerError, CompilerKilled, find_compiler, processor
+from adtrain.backends.cpu.toolchain import CompilerError, CompilerKilled, KernelError, find_compiler, processor
 from adtrain.cache import digest, open_cache, reason
 from adtrain.core.errors import AdtrainError
 
@@ -65,7 +65,7 @@ def load(program_source: str, kernels: Collection[Source], functions: Sequence[s
         except OSError:
             cache.remove(key, ".so")
             raise
-    except (CompilerError, CompilerKilled):
+    except (CompilerError, CompilerKilled, KernelError):
         raise
     except OSError as error:
         raise CompilerError(reason(error)) from error

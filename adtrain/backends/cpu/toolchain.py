@@ -32,11 +32,15 @@ MAX_MESSAGES = 4 << 20
 """Bytes of messages, after which a compiler is ended."""
 
 _running: set[subprocess.Popen[bytes]] = set()
-_TELLING = re.compile(r"error|undefined reference|multiple definition|cannot|No space left", re.IGNORECASE)
+_TELLING = re.compile(r"error:|undefined reference|multiple definition|cannot|No space left", re.IGNORECASE)
 
 
 class CompilerError(AdtrainError):
     """Compilation failed: the compiler is missing or failed, or the disk is full. NumPy takes over."""
+
+
+class KernelError(AdtrainError):
+    """A kernel of the user does not compile. NumPy does not take over, as it may compute something else."""
 
 
 class CompilerKilled(AdtrainError):

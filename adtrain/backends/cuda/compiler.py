@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -59,9 +60,16 @@ def architecture(capability: tuple[int, int]) -> str:
     return f"{major}{minor}{'a' if (major, minor) == (9, 0) else ''}"
 
 
-@functools.cache
 def file_source(file: str, dtypes: tuple[np.dtype, ...], definitions: tuple[tuple[str, int], ...]) -> Source:
     """A file of `kernels/cuda`, or one with an absolute path, for the element types T and U and with macros."""
+    # A user may edit a file while the process runs.
+    return _file_source(file, dtypes, definitions, os.stat(file).st_mtime_ns if os.path.isabs(file) else 0)
+
+
+@functools.cache
+def _file_source(
+    file: str, dtypes: tuple[np.dtype, ...], definitions: tuple[tuple[str, int], ...], modified: int
+) -> Source:
     # T and U are defined in the text, after NVRTC's own headers, which use these letters as template parameters.
     types = [f"#define {name} {c_type(dtype)}\n" for name, dtype in zip("TU", dtypes, strict=False)]
     text = (asset_path("kernels") / "cuda" / file).read_text(encoding="utf-8")
@@ -119,15 +127,21 @@ def fingerprint(source: Source, target: str) -> str:
     Raises:
         CudaCompilerError: NVRTC is missing.
     """
-    headers = (word for pair in included(source.text) for word in pair)
+    headers = (word for pair in included(source) for word in pair)
     return digest(version(), target, *FLAGS, *source.options, *headers, source.text)
 
 
-def included(text: str) -> list[tuple[str, str]]:
-    """Name and text of each header of `kernels/cuda` that a source includes, directly or indirectly, sorted by name."""
-    headers, found, unread = dict(_headers()), dict[str, str](), [text]
+def included(source: Source) -> list[tuple[str, str]]:
+    """Name and text of each header that a source includes, directly or indirectly, sorted by name.
+
+    They are looked for in `kernels/cuda`; for a file with an absolute path also in its folder.
+    """
+    headers, found, unread = dict(_headers()), dict[str, str](), [source.text]
+    folder = Path(source.name).parent if os.path.isabs(source.name) else None
     while unread:
         for name in INCLUDE.findall(unread.pop()):
+            if name not in headers and folder is not None and (folder / name).is_file():
+                headers[name] = (folder / name).read_text(encoding="utf-8")
             if name in headers and name not in found:
                 found[name] = headers[name]
                 unread.append(headers[name])
@@ -138,10 +152,10 @@ def compile_source(source: Source, target: str) -> Compiled:
     """Compile ``source`` for an architecture ("90a"), without the cache.
 
     Raises:
-        CudaCompilerError: with NVRTC's messages.
+        CudaCompilerError: with NVRTC's first error.
     """
     nvrtc = _nvrtc()
-    headers = _headers()
+    headers = included(source)
     names, texts = [name.encode() for name, _ in headers], [text.encode() for _, text in headers]
     error, program = nvrtc.nvrtcCreateProgram(source.text.encode(), source.name.encode(), len(headers), texts, names)
     _check(nvrtc, error)
@@ -150,9 +164,9 @@ def compile_source(source: Source, target: str) -> Compiled:
         (error,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         log = _text(nvrtc, program, "ProgramLog").decode(errors="replace").rstrip("\0\n ")
         if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise CudaCompilerError(
-                f"{source.name} does not compile for sm_{target} ({' '.join(source.options)}):\n{log}"
-            )
+            errors = [line for line in log.splitlines() if "error" in line] or log.splitlines()[:1]
+            options_text = " ".join((f"sm_{target}", *source.options))
+            raise CudaCompilerError(f"{source.name} does not compile ({options_text}): {'; '.join(errors[:1])}")
         return Compiled(_text(nvrtc, program, "CUBIN"), log)
     finally:
         nvrtc.nvrtcDestroyProgram(program)

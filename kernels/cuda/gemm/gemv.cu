@@ -51,12 +51,13 @@ KERNEL __launch_bounds__(THREADS) gemv(
     const int group = threadIdx.x / LANES, at = threadIdx.x % LANES * WIDE_A;
     TotalOf<T>::type totals[WIDE_A] = {};
     if (first + at < length) {
-        for (int start = 0; start < k; start += PART * ROWS) {
-            const int end = min(k, (int64_t)(start + PART * ROWS));
+        const T *column = matrix + first + at;
+        for (int i = group; i < k;) {
+            const int end = min((int)k, i + PART * ROWS);
             T sums[WIDE_A] = {};
             #pragma unroll 4 // loads in flight
-            for (int i = start + group; i < end; i += ROWS) {
-                const Vector<T, WIDE_A> x = load<T, WIDE_A>(matrix + i * length + first + at);
+            for (; i < end; i += ROWS) {
+                const Vector<T, WIDE_A> x = load<T, WIDE_A>(column + i * length);
                 const T y = vector[i];
                 #pragma unroll
                 for (int h = 0; h < WIDE_A; h++) sums[h] = fma(x.lane[h], y, sums[h]);
