@@ -43,7 +43,7 @@ def training(optimizer: str, dtype: str = "float32", dropout: float = 0.0) -> tu
         value, grads = ad.value_and_grad(loss)(params)
         with ad.core.scope.phase("update"), ad.core.scope.scope("optimizer"):
             lr = schedule(averages["step"]) * chosen.lr
-            return chosen.update(grads, averages, params, lr), value
+            return chosen.update(params, grads, averages, lr), value
 
     return step, (params, chosen.init(params))
 

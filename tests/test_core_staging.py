@@ -60,7 +60,7 @@ def training() -> tuple[Any, Any]:
             return ops.cross_entropy(out, labels), new
 
         (value, new), grads = ad.value_and_grad(loss, has_aux=True)(params)
-        params, averages = optimizer.update(grads, averages, params, schedule(averages["step"]) * 0.01)
+        params, averages = optimizer.update(params, grads, averages, schedule(averages["step"]) * 0.01)
         return (params, new, averages), value
 
     return step, (params, statistics, optimizer.init(params))

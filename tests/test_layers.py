@@ -133,7 +133,7 @@ optimizer = ad.optim.SGD(0.1)
 
 def step(params, opt_state, x, labels):
     loss = lambda params: ops.cross_entropy(model(params, state, x, nn.Mode(True))[0], labels)
-    return optimizer.update(ad.grad(loss)(params), opt_state, params, ad.array(np.float32(0.1)))
+    return optimizer.update(params, ad.grad(loss)(params), opt_state)
 
 x, labels = np.ones((4, 1, 6, 6), np.float32), np.zeros(4, np.int64)
 ad.stage(step, passes.ALL)(params, optimizer.init(params), x, labels)

@@ -64,7 +64,7 @@ def test_twenty_steps_equal_pytorch(name: str) -> None:
             parameter.grad = torch.tensor(grad)
         their_optimizer.param_groups[0]["lr"] = lr
         their_optimizer.step()
-        params, state = ours.update(as_arrays(grads), state, params, ad.array(lr, "float64"))
+        params, state = ours.update(params, as_arrays(grads), state, lr)
         for mine, parameter in zip(tree.leaves(params), theirs, strict=True):
             np.testing.assert_allclose(mine, parameter.detach().numpy(), rtol=1e-12, atol=1e-12)
     assert state["step"].item() == 20
@@ -77,8 +77,8 @@ def test_update_is_pure_and_keeps_shapes_dtypes_and_structure(optimizer: optim.O
     state = optimizer.init(params)
     before = [x.numpy().copy() for x in tree.leaves((params, state))]
     lr = ad.array(0.1, "float64")
-    new = optimizer.update(params, state, params, lr)
-    again = optimizer.update(params, state, params, lr)
+    new = optimizer.update(params, params, state, lr)
+    again = optimizer.update(params, params, state, lr)
     assert tree.paths(new) == tree.paths((params, state))
     for old, copy, first, second in zip(
         tree.leaves((params, state)), before, tree.leaves(new), tree.leaves(again), strict=True
@@ -101,7 +101,7 @@ def test_a_quadratic_loss_falls_in_float32(optimizer: optim.Optimizer) -> None:
     first, _ = value_and_grad(params)
     for _ in range(60):
         _, grads = value_and_grad(params)
-        params, state = optimizer.update(grads, state, params, ad.array(optimizer.lr, "float64"))
+        params, state = optimizer.update(params, grads, state)
     last, _ = value_and_grad(params)
     assert last.item() < 0.7 * first.item()
 
@@ -110,7 +110,7 @@ def test_adams_first_step_in_float32_has_the_size_of_the_learning_rate() -> None
     params = {"w": ad.array(np.zeros(3, np.float32))}
     optimizer = optim.Adam(0.125, eps=0.0)
     grads = {"w": ad.array(np.array([1e-12, -3.0, 1e6], np.float32))}
-    params, _ = optimizer.update(grads, optimizer.init(params), params, ad.array(0.125, "float64"))
+    params, _ = optimizer.update(params, grads, optimizer.init(params))
     np.testing.assert_allclose(params["w"], [-0.125, 0.125, -0.125], rtol=1e-6)
 
 
@@ -130,6 +130,32 @@ def test_the_error_of_an_invalid_option(make: Callable[[], optim.Optimizer], mes
     with pytest.raises(OptionError) as caught:
         make()
     assert str(caught.value) == message
+
+
+@each_optimizer
+def test_the_learning_rate_is_the_optimizers_own_a_number_or_an_array(optimizer: optim.Optimizer) -> None:
+    params, grads = as_arrays(start(np.float32)), as_arrays(start(np.float32))
+    state = optimizer.init(params)
+    own = optimizer.update(params, grads, state)
+    given: list[Any] = [optimizer.lr, np.float64(optimizer.lr), ad.array(optimizer.lr, "float64")]
+    for other in [optimizer.update(params, grads, state, lr) for lr in given]:
+        for a, b in zip(tree.leaves(own), tree.leaves(other), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("lr", [float("nan"), -1, "0.1", True])
+def test_a_learning_rate_that_is_no_rate_is_refused(lr: Any) -> None:
+    params = as_arrays(start())
+    with pytest.raises(OptionError, match=f"^sgd: lr is {lr!r}, expected a finite number, at least 0$"):
+        optim.SGD(0.1).update(params, params, {}, lr)
+
+
+def test_gradients_of_another_structure_than_the_parameters_are_refused() -> None:
+    params = as_arrays(start())
+    state = optim.Adam().init(params)
+    for given in ((params, state, params), (state, params, params)):
+        with pytest.raises(ad.ShapeError, match=r"^adam: .*, expected the same: write update\(params, grads, state\)$"):
+            optim.Adam().update(*given)
 
 
 def test_optimizers_are_registered_under_their_kind() -> None:

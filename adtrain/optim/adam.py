@@ -35,7 +35,7 @@ class Adam(Optimizer):
     def init(self, params: Tree) -> OptState:
         return {"step": zero_step(params), "exp_avg": zeros_like(params), "exp_avg_sq": zeros_like(params)}
 
-    def update(self, grads: Tree, state: OptState, params: Tree, lr: Value) -> tuple[Tree, OptState]:
+    def updated(self, params: Tree, grads: Tree, state: OptState, lr: Value) -> tuple[Tree, OptState]:
         grads, params = self._decay(grads, params, lr)
         beta1, beta2 = self.betas
         step = state["step"] + 1

@@ -12,6 +12,7 @@ import numpy as np
 from adtrain import ops
 from adtrain.core import options, tree
 from adtrain.core.array import Value
+from adtrain.core.errors import ShapeError
 
 Tree = Any
 """A tree of arrays with the structure of the parameters."""
@@ -21,7 +22,7 @@ OptState = dict[str, Any]
 
 @dataclass(frozen=True)
 class Optimizer(ABC):
-    """An update rule. `lr` is the base learning rate; each update takes the scheduled rate of its step."""
+    """An update rule. `lr` is the learning rate of updates that are given none."""
 
     lr: float
 
@@ -40,9 +41,39 @@ class Optimizer(ABC):
     def init(self, params: Tree) -> OptState:
         """The state before the first update, on the parameters' device."""
 
+    def update(
+        self, params: Tree, grads: Tree, state: OptState, lr: Value | float | None = None
+    ) -> tuple[Tree, OptState]:
+        """The new parameters and state. Pure: the arguments are not changed.
+
+        Args:
+            params, grads: trees of one structure.
+            state: from `init` or the last update.
+            lr: the learning rate of this update, a number or a 0-d array; the optimizer's own by default.
+
+        Raises:
+            ShapeError: the trees differ in structure. OptionError: `lr` is no finite number of at least 0.
+        """
+        structures = [tree.flatten(each)[1] for each in (params, grads)]
+        if structures[0] != structures[1]:
+            raise ShapeError(
+                f"{self.kind()}: found parameters of structure {structures[0]} and gradients of structure "
+                f"{structures[1]}, expected the same: write update(params, grads, state)"
+            )
+        rate = self.lr if lr is None else lr
+        if not isinstance(rate, Value):
+            options.check_number(self.kind(), "lr", rate)
+            rate = ops.full((), float(rate), np.float64, device_of(params))
+        return self.updated(params, grads, state, rate)
+
     @abstractmethod
-    def update(self, grads: Tree, state: OptState, params: Tree, lr: Value) -> tuple[Tree, OptState]:
-        """The new parameters and state. `lr` (0-d) is the learning rate of this step. Pure."""
+    def updated(self, params: Tree, grads: Tree, state: OptState, lr: Value) -> tuple[Tree, OptState]:
+        """`update` with the learning rate as a 0-d value."""
+
+
+def device_of(params: Tree) -> str:
+    """The device of the arrays; "cpu" if there are none."""
+    return next((leaf.device for leaf in tree.leaves(params)), "cpu")
 
 
 def zeros_like(params: Tree) -> Tree:
@@ -52,8 +83,7 @@ def zeros_like(params: Tree) -> Tree:
 
 def zero_step(params: Tree) -> Value:
     """A step count of 0 (int64, 0-d) on the parameters' device."""
-    device = next((leaf.device for leaf in tree.leaves(params)), "cpu")
-    return ops.zeros((), dtype=np.int64, device=device)
+    return ops.zeros((), dtype=np.int64, device=device_of(params))
 
 
 def add_decay(grads: Tree, params: Tree, weight_decay: float) -> Tree:

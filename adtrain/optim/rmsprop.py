@@ -36,7 +36,7 @@ class RMSprop(Optimizer):
             state["momentum_buffer"] = zeros_like(params)
         return state
 
-    def update(self, grads: Tree, state: OptState, params: Tree, lr: Value) -> tuple[Tree, OptState]:
+    def updated(self, params: Tree, grads: Tree, state: OptState, lr: Value) -> tuple[Tree, OptState]:
         grads = add_decay(grads, params, self.weight_decay)
         square = tree.map(lambda s, g: self.alpha * s + (1 - self.alpha) * ops.square(g), state["square_avg"], grads)
         direction = tree.map(lambda g, s: g / (ops.sqrt(s) + self.eps), grads, square)

@@ -35,7 +35,7 @@ class SGD(Optimizer):
             state["momentum_buffer"] = zeros_like(params)
         return state
 
-    def update(self, grads: Tree, state: OptState, params: Tree, lr: Value) -> tuple[Tree, OptState]:
+    def updated(self, params: Tree, grads: Tree, state: OptState, lr: Value) -> tuple[Tree, OptState]:
         new: OptState = {"step": state["step"] + 1}
         direction = add_decay(grads, params, self.weight_decay)
         if self.momentum:
