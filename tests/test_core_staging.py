@@ -47,8 +47,8 @@ def test_every_case_computes_the_same_bits_staged_and_eagerly(case: Case, passes
 
 def training() -> tuple[Any, Any]:
     """A step with Adam, a cosine schedule, dropout and batch norm, and its first state."""
-    body = (nn.Conv2d(4, 3), nn.BatchNorm2d(), nn.Relu(), nn.MaxPool2d(2), nn.Flatten())
-    model = nn.Sequential((*body, nn.Dropout(0.5), nn.Linear(3)))
+    body = (nn.Conv2d(4, kernel_size=3), nn.BatchNorm2d(), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    model = nn.Sequential(*body, nn.Dropout(0.5), nn.Linear(3))
     params, statistics = model.init((1, 8, 8), np.random.default_rng(0), np.dtype("float32"))
     optimizer, schedule = optim.Adam(lr=0.01), optim.schedules.Cosine(total_steps=20)
 
@@ -56,7 +56,7 @@ def training() -> tuple[Any, Any]:
         params, statistics, averages = state
 
         def loss(params: Any) -> Any:
-            out, new = model(params, statistics, x, nn.Mode(training=True, rng=rng))
+            out, new = model.forward(params, statistics, x, nn.Mode(training=True, rng=rng))
             return ops.cross_entropy(out, labels), new
 
         (value, new), grads = ad.value_and_grad(loss, has_aux=True)(params)

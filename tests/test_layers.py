@@ -127,12 +127,12 @@ import numpy as np
 import adtrain as ad
 from adtrain import nn, ops, passes
 
-model = nn.Sequential([nn.Conv2d(2, 3), nn.Relu(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3)])
-params, state = model.init((1, 6, 6), np.random.default_rng(0), np.dtype("float32"))
+model = nn.Sequential(nn.Conv2d(2, kernel_size=3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3))
+params, _ = model.init((1, 6, 6))
 optimizer = ad.optim.SGD(0.1)
 
 def step(params, opt_state, x, labels):
-    loss = lambda params: ops.cross_entropy(model(params, state, x, nn.Mode(True))[0], labels)
+    loss = lambda params: ops.cross_entropy(model(params, x), labels)
     return optimizer.update(params, ad.grad(loss)(params), opt_state)
 
 x, labels = np.ones((4, 1, 6, 6), np.float32), np.zeros(4, np.int64)

@@ -16,21 +16,27 @@ from adtrain.core.errors import OptionError
 OPTIMIZERS: dict[str, tuple[optim.Optimizer, str, dict[str, Any]]] = {
     "sgd": (optim.SGD(0.1), "SGD", {}),
     "sgd decay": (optim.SGD(0.1, weight_decay=0.05), "SGD", {"weight_decay": 0.05}),
-    "sgd momentum": (optim.SGD(0.1, 0.9), "SGD", {"momentum": 0.9}),
+    "sgd momentum": (optim.SGD(0.1, momentum=0.9), "SGD", {"momentum": 0.9}),
     "sgd nesterov": (
-        optim.SGD(0.1, 0.8, 0.05, True), "SGD", {"momentum": 0.8, "weight_decay": 0.05, "nesterov": True},
+        optim.SGD(0.1, momentum=0.8, weight_decay=0.05, nesterov=True),
+        "SGD",
+        {"momentum": 0.8, "weight_decay": 0.05, "nesterov": True},
     ),
     "adam": (optim.Adam(0.1), "Adam", {}),
     "adam options": (
-        optim.Adam(0.1, (0.7, 0.9), 1e-3, 0.05), "Adam", {"betas": (0.7, 0.9), "eps": 1e-3, "weight_decay": 0.05},
+        optim.Adam(0.1, betas=(0.7, 0.9), eps=1e-3, weight_decay=0.05),
+        "Adam",
+        {"betas": (0.7, 0.9), "eps": 1e-3, "weight_decay": 0.05},
     ),
     "adamw": (optim.AdamW(0.1), "AdamW", {}),
     "adamw options": (
-        optim.AdamW(0.1, (0.7, 0.9), 1e-3, 0.2), "AdamW", {"betas": (0.7, 0.9), "eps": 1e-3, "weight_decay": 0.2},
+        optim.AdamW(0.1, betas=(0.7, 0.9), eps=1e-3, weight_decay=0.2),
+        "AdamW",
+        {"betas": (0.7, 0.9), "eps": 1e-3, "weight_decay": 0.2},
     ),
     "rmsprop": (optim.RMSprop(0.01), "RMSprop", {}),
     "rmsprop options": (
-        optim.RMSprop(0.01, 0.8, 1e-3, 0.05, 0.7), "RMSprop",
+        optim.RMSprop(0.01, alpha=0.8, eps=1e-3, weight_decay=0.05, momentum=0.7), "RMSprop",
         {"alpha": 0.8, "eps": 1e-3, "weight_decay": 0.05, "momentum": 0.7},
     ),
 }  # fmt: skip
@@ -119,7 +125,7 @@ def test_adams_first_step_in_float32_has_the_size_of_the_learning_rate() -> None
     [
         (lambda: optim.SGD(float("nan")), "sgd: lr is nan, expected a finite number, at least 0"),
         (lambda: optim.SGD(-0.1), "sgd: lr is -0.1, expected a finite number, at least 0"),
-        (lambda: optim.SGD(0.1, 1.0), "sgd: momentum is 1.0, expected a finite number, at least 0, below 1"),
+        (lambda: optim.SGD(0.1, momentum=1.0), "sgd: momentum is 1.0, expected a finite number, at least 0, below 1"),
         (lambda: optim.SGD(0.1, nesterov=True), "sgd: nesterov needs a momentum above 0"),
         (lambda: optim.Adam(betas=(0.9, 1.0)), "adam: betas is (0.9, 1.0), expected two numbers in [0, 1)"),
         (lambda: optim.AdamW(weight_decay=-1.0), "adamw: weight_decay is -1.0, expected a finite number, at least 0"),

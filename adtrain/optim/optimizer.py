@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from adtrain import ops
 from adtrain.core import options, tree
 from adtrain.core.array import Value
+from adtrain.core.checked_arguments import CheckedArguments
 from adtrain.core.errors import ShapeError
 
 Tree = Any
@@ -21,9 +23,10 @@ OptState = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Optimizer(ABC):
+class Optimizer(CheckedArguments):
     """An update rule. `lr` is the learning rate of updates that are given none."""
 
+    left_out = ("params", Iterable, "the parameters are arguments of init and update")
     lr: float
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from adtrain import ops
 from adtrain.core import tree
@@ -18,6 +18,7 @@ class RMSprop(Optimizer):
     """
 
     lr: float = 1e-2
+    _: KW_ONLY
     alpha: float = 0.99
     eps: float = 1e-8
     weight_decay: float = 0.0
