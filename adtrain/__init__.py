@@ -1,8 +1,8 @@
 """adtrain: train neural networks on a readable automatic-differentiation core.
 
 ``import adtrain as ad`` gives arrays (`array`), operations on them (`ops`), transformations of functions (`grad`,
-`value_and_grad`, `vjp`, `jvp`, `hvp`, `jacobian`, `hessian`, `custom_vjp`, `stage`), layers (`nn`) and optimizers
-(`optim`).
+`value_and_grad`, `vjp`, `jvp`, `hvp`, `jacobian`, `hessian`, `custom_vjp`), compiled functions (`jit`), layers (`nn`)
+and optimizers (`optim`).
 """
 
 from adtrain import nn, ops, optim
@@ -13,8 +13,8 @@ from adtrain.core.autodiff import grad, hessian, hvp, jacobian, jvp, value_and_g
 from adtrain.core.custom import custom_vjp
 from adtrain.core.devices import register_device
 from adtrain.core.errors import AdtrainError, DeviceError, DTypeError, OptionError, ShapeError, TraceError
-from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
+from adtrain.jit import jit
 
 register_device("cpu", CpuBackend)
 register_device("gpu", load_cuda)
@@ -36,11 +36,11 @@ __all__ = [
     "hessian",
     "hvp",
     "jacobian",
+    "jit",
     "jvp",
     "nn",
     "ops",
     "optim",
-    "stage",
     "value_and_grad",
     "vjp",
 ]

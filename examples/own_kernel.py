@@ -51,5 +51,5 @@ def register_kernels(folder: Path) -> None:
 if __name__ == "__main__":
     with TemporaryDirectory() as name:
         register_kernels(Path(name))
-        loss = ad.stage(ad.value_and_grad(lambda x: bind(row_squares_p, x).sum()))
+        loss = ad.jit(ad.value_and_grad(lambda x: bind(row_squares_p, x).sum()))
         print(*(value.numpy().tolist() for value in loss(ad.array([[1.0, 2.0], [3.0, 4.0]]))))

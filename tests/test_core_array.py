@@ -14,6 +14,7 @@ from adtrain import ops
 from adtrain.core import tree
 from adtrain.core.hooks import Call, Hook, hook
 from adtrain.core.scope import current_scope, phase, scope
+from adtrain.core.staging import stage
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_an_array_is_an_immutable_copy() -> None:
     assert x.numpy().tolist() == [1, 1, 1]
     with pytest.raises(ValueError, match="read-only"):
         x.numpy()[0] = 2
-    for computed in (x + 1, ops.sum(x), ad.stage(lambda x: x + 1)(x), ops.zeros((0, 2))):
+    for computed in (x + 1, ops.sum(x), stage(lambda x: x + 1)(x), ops.zeros((0, 2))):
         with pytest.raises(ValueError, match="WRITEABLE"):
             computed.numpy().flags.writeable = True
     assert np.asarray(x).flags.c_contiguous

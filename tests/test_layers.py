@@ -24,7 +24,8 @@ RULES: list[tuple[str, set[str]]] = [
     ("documents", {"cache"}),
     ("backends", {"core", "lowering", "passes", "codegen"} | HELPERS),
     ("nn optim augment cases", {"core", "ops"}),
-    ("adtrain", {"core", "ops", "nn", "optim", "backends"}),
+    ("jit", {"core", "passes"}),
+    ("adtrain", {"core", "ops", "nn", "optim", "backends", "jit"}),
     ("config data", MODEL | HELPERS),
     ("gradcheck", MODEL | {"cases", "config"}),
     ("training", TRAINING),
@@ -125,7 +126,7 @@ CPU_STEP = """
 import sys
 import numpy as np
 import adtrain as ad
-from adtrain import nn, ops, passes
+from adtrain import nn, ops
 
 model = nn.Sequential(nn.Conv2d(2, kernel_size=3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3))
 params, _ = model.init((1, 6, 6))
@@ -136,7 +137,7 @@ def step(params, opt_state, x, labels):
     return optimizer.update(params, ad.grad(loss)(params), opt_state)
 
 x, labels = np.ones((4, 1, 6, 6), np.float32), np.zeros(4, np.int64)
-ad.stage(step, passes.ALL)(params, optimizer.init(params), x, labels)
+ad.jit(step)(params, optimizer.init(params), x, labels)
 print(*(name for name in sys.modules if name.startswith(("adtrain.lowering.cuda", "pycuda", "cuda."))))
 """
 

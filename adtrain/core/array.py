@@ -240,7 +240,7 @@ class Array(Value):
         # Python calls this for missing attributes only: `stage` deletes the buffer of a donated array.
         if name == "buffer":
             raise TraceError(
-                f"this array ({ArrayType(self.shape, self.dtype)}) was donated to a staged function, which may have "
+                f"this array ({ArrayType(self.shape, self.dtype)}) was donated to a jitted function, which may have "
                 "overwritten it; use the function's result instead"
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

@@ -15,6 +15,7 @@ from adtrain.core.errors import AdtrainError, DTypeError, ShapeError
 from adtrain.core.reverse import ReverseTrace, ReverseTracer, backpropagate
 from adtrain.core.scope import phase
 from adtrain.core.trace import new_level
+from adtrain.core.traced_number import TracedNumber
 
 
 class _Recording:
@@ -270,7 +271,7 @@ def _positions(name: str, argnums: int | Sequence[int], count: int) -> tuple[int
 
 
 def _differentiable(name: str, what: str, x: Any) -> Value:
-    value = x if isinstance(x, Value) else array(x)
+    value = x.array() if isinstance(x, TracedNumber) else x if isinstance(x, Value) else array(x)
     if value.dtype.kind != "f":
         raise DTypeError(f"{name}: {what} is {value.dtype}, expected float32 or float64")
     return value

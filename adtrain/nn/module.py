@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from adtrain.core.array import Value
+from adtrain.core.array import Value, array
 from adtrain.core.checked_arguments import CheckedArguments
 from adtrain.core.errors import AdtrainError, DTypeError, OptionError, ShapeError
 from adtrain.core.options import is_integer, shown
@@ -123,9 +123,9 @@ class Module(CheckedArguments):
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         """The output for a batch `x`, shape (N, *shape), and the new state. Pure: the arguments are not changed."""
 
-    def __call__(self, params: Params, x: Value) -> Value:
+    def __call__(self, params: Params, x: Value | np.ndarray) -> Value:
         """The output for a batch `x`, shape (N, *shape), of a model that is the same in training and evaluation.
 
         Raises AdtrainError if the model has dropout or batch normalisation: these need `forward`.
         """
-        return self.forward(params, {}, x, Mode(training=None))[0]
+        return self.forward(params, {}, x if isinstance(x, Value) else array(x), Mode(training=None))[0]

@@ -15,6 +15,7 @@ from adtrain.core import options, tree
 from adtrain.core.array import Value
 from adtrain.core.checked_arguments import CheckedArguments
 from adtrain.core.errors import ShapeError
+from adtrain.core.traced_number import TracedNumber
 
 Tree = Any
 """A tree of arrays with the structure of the parameters."""
@@ -45,7 +46,7 @@ class Optimizer(CheckedArguments):
         """The state before the first update, on the parameters' device."""
 
     def update(
-        self, params: Tree, grads: Tree, state: OptState, lr: Value | float | None = None
+        self, params: Tree, grads: Tree, state: OptState, lr: Value | TracedNumber | float | None = None
     ) -> tuple[Tree, OptState]:
         """The new parameters and state. Pure: the arguments are not changed.
 
@@ -64,7 +65,9 @@ class Optimizer(CheckedArguments):
                 f"{structures[1]}, expected the same: write update(params, grads, state)"
             )
         rate = self.lr if lr is None else lr
-        if not isinstance(rate, Value):
+        if isinstance(rate, TracedNumber):
+            rate = rate.value
+        elif not isinstance(rate, Value):
             options.check_number(self.kind(), "lr", rate)
             rate = ops.full((), float(rate), np.float64, device_of(params))
         return self.updated(params, grads, state, rate)
