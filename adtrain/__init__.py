@@ -2,12 +2,13 @@
 
 ``import adtrain as ad`` gives arrays (`array`), operations on them (`ops`), transformations of functions (`grad`,
 `value_and_grad`, `vjp`, `jvp`, `hvp`, `jacobian`, `hessian`, `custom_vjp`), compiled functions (`jit`), layers (`nn`)
-and optimizers (`optim`).
+optimizers (`optim`), and functions of trees of arrays (`tree`).
 """
 
 from adtrain import nn, ops, optim
 from adtrain.backends.cpu import CpuBackend
 from adtrain.backends.cuda import load as load_cuda
+from adtrain.core import tree
 from adtrain.core.array import Array, Value, array
 from adtrain.core.autodiff import grad, hessian, hvp, jacobian, jvp, value_and_grad, vjp
 from adtrain.core.custom import custom_vjp
@@ -41,6 +42,7 @@ __all__ = [
     "nn",
     "ops",
     "optim",
+    "tree",
     "value_and_grad",
     "vjp",
 ]

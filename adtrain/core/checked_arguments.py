@@ -52,6 +52,8 @@ class CheckedArguments(metaclass=_Constructor):
     (`dataclasses.KW_ONLY`) cannot be given PyTorch's arguments in PyTorch's order by mistake.
     """
 
+    tree_leaf: ClassVar[bool] = True
+    """The fields are options and no arrays, so an instance is a leaf of a tree."""
     left_out: ClassVar[tuple[str, type, str] | None] = None
     """The first argument of PyTorch's class of this name where this class leaves it out: name, type and reason."""
 

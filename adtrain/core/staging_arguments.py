@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,7 @@ NOTHING = Declared()
 class StaticArgument:
     """A whole argument that is declared static, as one leaf."""
 
+    tree_leaf: ClassVar[bool] = True
     value: Any
 
 

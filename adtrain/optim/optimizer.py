@@ -58,11 +58,11 @@ class Optimizer(CheckedArguments):
         Raises:
             ShapeError: the trees differ in structure. OptionError: `lr` is no finite number of at least 0.
         """
-        structures = [tree.flatten(each)[1] for each in (params, grads)]
-        if structures[0] != structures[1]:
+        structure = tree.flatten(params)[1]
+        if tree.flatten_like(structure, grads) is None:
             raise ShapeError(
-                f"{self.kind()}: found parameters of structure {structures[0]} and gradients of structure "
-                f"{structures[1]}, expected the same: write update(params, grads, state)"
+                f"{self.kind()}: found parameters of structure {structure} and gradients of structure "
+                f"{tree.flatten(grads)[1]}, expected the same: write update(params, grads, state)"
             )
         rate = self.lr if lr is None else lr
         if isinstance(rate, TracedNumber):
