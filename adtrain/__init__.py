@@ -9,7 +9,7 @@ from adtrain import nn, ops, optim
 from adtrain.backends.cpu import CpuBackend
 from adtrain.backends.cuda import load as load_cuda
 from adtrain.core import tree
-from adtrain.core.array import Array, Value, array
+from adtrain.core.array import Array, Value, array, from_dlpack
 from adtrain.core.autodiff import grad, hessian, hvp, jacobian, jvp, value_and_grad, vjp
 from adtrain.core.custom import custom_vjp
 from adtrain.core.devices import register_device
@@ -33,6 +33,7 @@ __all__ = [
     "Value",
     "array",
     "custom_vjp",
+    "from_dlpack",
     "grad",
     "hessian",
     "hvp",
