@@ -151,6 +151,27 @@ class Value(NumpyProtocols):
     def __rmatmul__(self, other: Any) -> Value:
         return self._ops.matmul(other, self)
 
+    def __and__(self, other: Any) -> Value:
+        return self._ops.bitwise_and(self, other)
+
+    def __rand__(self, other: Any) -> Value:
+        return self._ops.bitwise_and(other, self)
+
+    def __or__(self, other: Any) -> Value:
+        return self._ops.bitwise_or(self, other)
+
+    def __ror__(self, other: Any) -> Value:
+        return self._ops.bitwise_or(other, self)
+
+    def __xor__(self, other: Any) -> Value:
+        return self._ops.bitwise_xor(self, other)
+
+    def __rxor__(self, other: Any) -> Value:
+        return self._ops.bitwise_xor(other, self)
+
+    def __invert__(self) -> Value:
+        return self._ops.bitwise_not(self)
+
     def __neg__(self) -> Value:
         return self._ops.neg(self)
 

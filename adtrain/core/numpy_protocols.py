@@ -14,10 +14,11 @@ from adtrain.core.types import Shape
 _OPERATORS = {
     "add": "add", "subtract": "sub", "multiply": "mul", "divide": "div", "floor_divide": "floor_divide",
     "remainder": "remainder", "power": "power", "matmul": "matmul", "equal": "equal", "not_equal": "not_equal",
+    "bitwise_and": "bitwise_and", "bitwise_or": "bitwise_or", "bitwise_xor": "bitwise_xor",
     "less": "less", "less_equal": "less_equal", "greater": "greater", "greater_equal": "greater_equal",
 }  # fmt: skip
 """NumPy's functions behind the operators of arrays, and the operations of `adtrain.ops` that compute the same."""
-_OTHER_NAMES = {"negative": "neg", "absolute": "abs", "fabs": "abs", "rint": "round"}
+_OTHER_NAMES = {"invert": "bitwise_not", "negative": "neg", "absolute": "abs", "fabs": "abs", "rint": "round"}
 """Operations that have another name in NumPy."""
 
 
