@@ -1,8 +1,8 @@
 """adtrain: train neural networks on a readable automatic-differentiation core.
 
-``import adtrain as ad`` gives arrays (`array`), operations on them (`ops`), transformations of functions (`grad`,
-`value_and_grad`, `vjp`, `jvp`, `hvp`, `jacobian`, `hessian`, `custom_vjp`), compiled functions (`jit`), layers (`nn`)
-optimizers (`optim`), and functions of trees of arrays (`tree`).
+``import adtrain as ad`` gives arrays (`array`), operations on them (`ops`), operations of your own (`custom_op`),
+transformations of functions (`grad`, `value_and_grad`, `vjp`, `jvp`, `hvp`, `jacobian`, `hessian`, `custom_vjp`),
+compiled functions (`jit`), layers (`nn`), optimizers (`optim`), and functions of trees of arrays (`tree`).
 """
 
 from adtrain import nn, ops, optim
@@ -15,6 +15,7 @@ from adtrain.core.custom import custom_vjp
 from adtrain.core.devices import register_device
 from adtrain.core.errors import AdtrainError, DeviceError, DTypeError, OptionError, ShapeError, TraceError
 from adtrain.core.types import ArrayType
+from adtrain.custom_op import custom_op
 from adtrain.jit import jit
 
 register_device("cpu", CpuBackend)
@@ -32,6 +33,7 @@ __all__ = [
     "TraceError",
     "Value",
     "array",
+    "custom_op",
     "custom_vjp",
     "from_dlpack",
     "grad",

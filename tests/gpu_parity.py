@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from adtrain.core import poison
 from adtrain.core.backend import backend
 from adtrain.core.errors import DeviceError
 
@@ -23,20 +24,9 @@ def gpu() -> Any:
 
 
 @pytest.fixture(autouse=True)
-def poisoned(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """New memory holds NaN (integers: -1)."""
-    import pycuda.driver as cuda
-
-    def filling(take: Callable[[int], Any]) -> Callable[[int], Any]:
-        def filled(size: int) -> Any:
-            memory = take(size)
-            cuda.memset_d8_async(int(memory), 0xFF, max(size, 1), gpu.device.stream)
-            return memory
-
-        return filled
-
-    for name in ("allocate", "reserve"):
-        monkeypatch.setattr(gpu.device, name, filling(getattr(gpu.device, name)))
+def poisoned() -> Iterator[None]:
+    with poison.poisoned():
+        yield
 
 
 def check(found: Sequence[np.ndarray], expected: Sequence[np.ndarray], tolerance: float) -> None:

@@ -49,7 +49,7 @@ def test_third_derivative_equals_its_closed_form() -> None:
         assert float(third) == pytest.approx(float(exact), abs=2e-5)
 
 
-def test_custom_op_is_differentiable_twice_and_has_a_gradient_at_zero() -> None:
-    text = output("custom_op.py")
+def test_a_custom_derivative_is_differentiable_twice_and_has_a_gradient_at_zero() -> None:
+    text = output("custom_derivative.py")
     assert "x = [0.0, 0.0]  length 0.0  gradient [0.0, 0.0]" in text
     assert "hessian at [3.0, 4.0]: [[0.128, -0.096], [-0.096, 0.072]]" in text

@@ -25,13 +25,19 @@ RULES: list[tuple[str, set[str]]] = [
     ("backends", {"core", "lowering", "passes", "codegen"} | HELPERS),
     ("nn optim augment cases", {"core", "ops"}),
     ("jit", {"core", "passes"}),
-    ("adtrain", {"core", "ops", "nn", "optim", "backends", "jit"}),
+    ("custom_op", {"core", "ops", "cache"}),
+    ("plugins", {"core"}),
+    ("adtrain", {"core", "ops", "nn", "optim", "backends", "jit", "custom_op"}),
     ("config data", MODEL | HELPERS),
-    ("gradcheck", MODEL | {"cases", "config"}),
+    ("gradcheck", MODEL | {"cases", "config", "custom_op", "passes"}),
     ("training", TRAINING),
     ("graph export report", TRAINING | {"training"}),
     ("bench", TRAINING | {"training", "report", "cases", "backends"}),
-    ("cli", TRAINING | {"training", "report", "cases", "backends", "graph", "export", "bench", "gradcheck"}),
+    (
+        "cli",
+        TRAINING
+        | {"training", "report", "cases", "backends", "graph", "export", "bench", "gradcheck", "custom_op", "plugins"},
+    ),
 ]
 MAY_IMPORT = {part: imports for parts, imports in RULES for part in parts.split()}
 # Third-party packages that only one part may import: the part, as a path within the package.

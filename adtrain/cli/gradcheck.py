@@ -1,4 +1,4 @@
-"""`adtrain gradcheck`: checks derivatives against central differences."""
+"""`adtrain gradcheck`: checks derivatives against central differences, and custom kernels against NumPy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from adtrain import config, gradcheck
 from adtrain.cases import CASES, Case
 from adtrain.cli.op_option import op_option, select_ops
 from adtrain.cli.options import device_option, json_option, print_json
+from adtrain.config.problems import known
+from adtrain.custom_op import CUSTOM_OPS, CustomOp
 from adtrain.gradcheck import Row
+from adtrain.plugins import load
 from adtrain.table import Column, render, terminal_width
 
 ORDERS = (1, 2)
@@ -25,20 +28,35 @@ PARAMETERS = (Column("parameter", text=True), *OUTCOME)
 @click.command(short_help="Check every gradient against differences of function values.")
 @click.argument("config_path", metavar="[CONFIG]", required=False)
 @op_option
+@click.option(
+    "--plugin", "plugins", multiple=True, metavar="FILE", help="Check the custom operations of this file; repeatable."
+)
 @click.option("--order", type=click.Choice(["1", "2"]), help="Check only first, or only second derivatives.")
 @device_option
 @json_option
-def command(config_path: str | None, names: tuple[str, ...], order: str | None, device: str, as_json: bool) -> None:
+def command(
+    config_path: str | None,
+    names: tuple[str, ...],
+    plugins: tuple[str, ...],
+    order: str | None,
+    device: str,
+    as_json: bool,
+) -> None:
     """Check the derivatives of every operation against central differences in float64. With CONFIG, check the
-    derivatives of the loss of its network with respect to each parameter.
+    derivatives of the loss of its network with respect to each parameter. With --plugin, check custom operations: their
+    derivatives, and their kernels against their NumPy references.
 
     The exit code is 1 if a derivative is wrong.
     """
     if config_path is not None:
-        if names or order == "2":
-            option = "--op" if names else "--order 2"
+        if names or plugins or order == "2":
+            option = "--op" if names else "--plugin" if plugins else "--order 2"
             raise click.UsageError(f"{option} is for operations; remove it, or remove CONFIG")
         checks, total = gradcheck.check_config(config.load(config_path), device), None
+    elif plugins:
+        load(plugins)
+        orders = ORDERS if order is None else (int(order),)
+        checks, total = gradcheck.check_custom_ops(_custom_ops(names), orders, device), None
     else:
         orders = ORDERS if order is None else (int(order),)
         cases = _with_derivative(select_ops(CASES, names), names)
@@ -52,6 +70,17 @@ def command(config_path: str | None, names: tuple[str, ...], order: str | None, 
         click.echo("\n".join(_report(rows, columns, names_of, terminal_width())))
     if not all(row.passed for row in rows):
         raise SystemExit(1)
+
+
+def _custom_ops(names: Sequence[str]) -> list[CustomOp]:
+    """The custom operations, or those of ``names``. UsageError if there is none."""
+    for name in names:
+        if name not in CUSTOM_OPS:
+            raise click.UsageError(f"--op {name}: no plug-in defines it; {known(name, sorted(CUSTOM_OPS))}")
+    found = [op for name, op in CUSTOM_OPS.items() if not names or name in names]
+    if not found:
+        raise click.UsageError("--plugin: the file calls no ad.custom_op")
+    return found
 
 
 def _with_derivative(cases: Sequence[Case], names: Sequence[str]) -> list[Case]:
@@ -73,7 +102,7 @@ def _record(row: Row) -> dict[str, Any]:
 
 
 def _check_names(row: Row) -> list[str]:
-    return [row.op, row.case, str(row.order)]
+    return [row.op, row.case, str(row.order or "")]
 
 
 def _parameter_name(row: Row) -> list[str]:
@@ -88,10 +117,11 @@ def _report(
     ]
     failed = [row for row in rows if not row.passed]
     verdict = f"{len(failed)} of {len(rows)} checks failed" if failed else f"all {len(rows)} checks passed"
+    dtypes = ", ".join(dict.fromkeys(row.dtype for row in rows))
     return [
         *render(columns, cells, width),
         "",
-        f"{verdict} ({rows[0].dtype}, {rows[0].device}; largest error {max(row.error for row in rows):.1e})",
+        f"{verdict} ({dtypes}, {rows[0].device}; largest error {max(row.error for row in rows):.1e})",
         *(f"  FAILED {' '.join(names_of(row))}: error {row.error:.1e}, expected at most {row.tolerance:.0e}"
           for row in failed),
     ]  # fmt: skip

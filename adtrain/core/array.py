@@ -48,7 +48,7 @@ class Value(NumpyProtocols):
         """
         raise TraceError(
             f"a traced value ({ArrayType(self.shape, self.dtype)}) has no elements yet: inside a differentiated or "
-            "staged function use adtrain.ops instead of NumPy, float() or if"
+            "jitted function use adtrain.ops instead of NumPy, float() or if"
         )
 
     def fetch(self) -> Callable[[], np.ndarray]:

@@ -73,6 +73,8 @@ class Primitive:
             are the elements of the arguments. T is the type of the last argument, U that of the output, {name} the
             value of a parameter. A function of the parameters where the text depends on them.
         traits: see `Trait`.
+        joint_vjp: in place of ``vjp``, one rule for all arguments. Its pullback returns a tuple with one cotangent, or
+            None, for each argument.
 
     Raises:
         ValueError: there is a primitive of that name.
@@ -87,13 +89,15 @@ class Primitive:
     view: bool = False
     expression: str | Callable[..., str] | None = None
     traits: tuple[Trait, ...] = ()
+    joint_vjp: Callable[..., Callable[[Any], Sequence[Value | None]]] | None = None
     differentiable: bool = field(init=False)
 
     def __post_init__(self) -> None:
         if self.name in PRIMITIVES:
             raise ValueError(f"primitive {self.name!r} is defined twice")
         PRIMITIVES[self.name] = self
-        object.__setattr__(self, "differentiable", callable(self.vjp) or any(rule is not None for rule in self.vjp))
+        separate = callable(self.vjp) or any(rule is not None for rule in self.vjp)
+        object.__setattr__(self, "differentiable", separate or self.joint_vjp is not None)
 
     def rule(self, argument: int) -> VjpRule | None:
         """The vjp rule of one argument; None where there is no derivative."""

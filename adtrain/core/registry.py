@@ -40,6 +40,17 @@ def register(primitive: str, backend: str, kernels: CKernel | tuple[CKernel, ...
     tables[backend][primitive] = (kernels,) if isinstance(kernels, CKernel) else kernels
 
 
+def has_kernels(primitive: str, backend: str) -> bool:
+    """Whether kernels of ``primitive`` are registered for "cpu" or "cuda"."""
+    return primitive in (_C_KERNELS if backend == "cpu" else _CUDA_RULES)
+
+
+def forget(primitive: str) -> None:
+    """Remove the kernels of ``primitive`` on all backends."""
+    _C_KERNELS.pop(primitive, None)
+    _CUDA_RULES.pop(primitive, None)
+
+
 def c_kernels(primitive: str) -> tuple[CKernel, ...]:
     """The C kernels of ``primitive``. Empty: it runs by its NumPy reference."""
     return _C_KERNELS.get(primitive, ())

@@ -81,6 +81,8 @@ class ReverseTrace:
         out = bind(primitive, *primals, **params)
         if not primitive.differentiable:
             return out
+        if primitive.joint_vjp is not None:
+            return self._record_joint(primitive, out, args, primals, params)
         parents: list[tuple[Node, int]] = []
         pullbacks: list[Pullback] = []
         for position, x in enumerate(args):
@@ -93,6 +95,22 @@ class ReverseTrace:
             return out
         pull = _pull_one if isinstance(out, Value) else _pull_many
         return self.record(primitive.name, out, parents, pull, pullbacks)
+
+    def _record_joint(
+        self, primitive: Primitive, out: Any, args: Sequence[Value], primals: Sequence[Value], params: Mapping[str, Any]
+    ) -> Any:
+        assert primitive.joint_vjp is not None
+        traced = [(i, x) for i, x in enumerate(args) if isinstance(x, ReverseTracer) and x.trace is self]
+        if not traced:
+            return out
+        single = isinstance(out, Value)
+
+        def pull(pullback: Any, cts: list[Value | None]) -> list[Value | None]:
+            found = pullback(cts[0] if single else tuple(cts))
+            return [found[i] for i, _ in traced]
+
+        parents = [(x.node, x.position) for _, x in traced]
+        return self.record(primitive.name, out, parents, pull, primitive.joint_vjp(out, *primals, **params))
 
     def record(self, name: str, out: Any, parents: Sequence[tuple[Node, int]], pull: Any, pullbacks: Any) -> Any:
         """Record an operation as a node, and wrap its floating-point outputs in tracers."""

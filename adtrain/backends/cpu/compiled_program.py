@@ -13,6 +13,7 @@ import numpy as np
 from adtrain.backends.cpu import compiler
 from adtrain.backends.cpu.codegen import generate, workspace
 from adtrain.backends.cpu.numpy_program import NumpyProgram
+from adtrain.core import poison
 from adtrain.core.backend import KernelRun, Memory
 from adtrain.core.errors import ShapeError
 from adtrain.core.program import Equation, Program
@@ -82,7 +83,7 @@ class CompiledProgram:
                 io[i] = _address(buffer)
         fresh = {}
         for i, (shape, dtype) in self.fresh:
-            fresh[i] = np.empty(shape, dtype)
+            fresh[i] = _memory(shape, dtype)
             io[self.first_output + i] = _address(fresh[i])
         seconds = ctypes.c_void_p(_address(self.seconds) if timed else None)
         for _ in range(times):
@@ -133,8 +134,15 @@ def _owned(buffer: np.ndarray) -> bool:
     return buffer.flags.owndata and buffer.flags.writeable
 
 
+def _memory(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    memory = np.empty(shape, dtype)
+    if poison.active():
+        memory.reshape(-1).view(np.uint8)[...] = poison.BYTE
+    return memory
+
+
 def _pages(size: int) -> np.ndarray:
     """`size` bytes, aligned to a page."""
-    memory = np.empty(size + PAGE, np.uint8)
+    memory = _memory((size + PAGE,), np.dtype(np.uint8))
     start = -_address(memory) % PAGE
     return memory[start : start + size]

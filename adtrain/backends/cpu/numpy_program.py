@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.backend import KernelRun, Memory
+from adtrain.core.errors import ShapeError
 from adtrain.core.fused import FUSED
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
@@ -106,9 +107,9 @@ def _inside(equation: Equation) -> int:
 
 
 def as_declared(name: str, x: Any, output: ArrayType) -> np.ndarray:
-    """The result as the shape rule promised it; a disagreement is a bug in the primitive, not in its use."""
+    """The result in C order. Raises ShapeError where the NumPy reference and the shape rule disagree."""
     x = np.asarray(x)
     if x.shape != output.shape or x.dtype != output.dtype:
-        raise AssertionError(f"{name}: computed {x.dtype}{list(x.shape)}, the shape rule says {output}")
+        raise ShapeError(f"{name}: NumPy gave {x.dtype}{list(x.shape)}, the shape rule {output}")
     # A broadcast stays a view with stride 0: readers read its few elements.
     return x if x.flags.c_contiguous or 0 in x.strides else np.ascontiguousarray(x)

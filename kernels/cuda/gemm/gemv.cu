@@ -6,21 +6,28 @@
 
 constexpr int THREADS = COLUMNS ? 1024 : 256, WARPS = THREADS / WARP;
 constexpr int LANES = 8;                               // COLUMNS: threads of a row
+constexpr int PART = 64; // terms that T adds; a TotalOf<T>::type adds the sums of parts, so that long sums stay accurate
 constexpr int PER_BLOCK = COLUMNS ? LANES * WIDE_A : WARPS; // elements of the result
 
 // The dot product of a row and the vector, by one warp.
 __device__ __forceinline__ T dot(const T *row, const T *vector, int k) {
-    T sums[WIDE_A] = {};
+    TotalOf<T>::type total = 0;
     const int lane = threadIdx.x % WARP;
-    #pragma unroll 4 // loads in flight
-    for (int i = lane * WIDE_A; i < k; i += WARP * WIDE_A) {
-        const Vector<T, WIDE_A> x = load<T, WIDE_A>(row + i), y = load<T, WIDE_A>(vector + i);
+    for (int start = 0; start < k; start += PART * WARP * WIDE_A) {
+        const int end = min(k, start + PART * WARP * WIDE_A);
+        T sums[WIDE_A] = {};
+        #pragma unroll 4 // loads in flight
+        for (int i = start + lane * WIDE_A; i < end; i += WARP * WIDE_A) {
+            const Vector<T, WIDE_A> x = load<T, WIDE_A>(row + i), y = load<T, WIDE_A>(vector + i);
+            #pragma unroll
+            for (int h = 0; h < WIDE_A; h++) sums[h] = fma(x.lane[h], y.lane[h], sums[h]);
+        }
+        T sum = 0;
         #pragma unroll
-        for (int h = 0; h < WIDE_A; h++) sums[h] = fma(x.lane[h], y.lane[h], sums[h]);
+        for (int h = 0; h < WIDE_A; h++) sum += sums[h];
+        total += sum;
     }
-    T sum = 0;
-    #pragma unroll
-    for (int h = 0; h < WIDE_A; h++) sum += sums[h];
+    T sum = total;
     #pragma unroll
     for (int step = WARP / 2; step > 0; step /= 2) sum += __shfl_xor_sync(FULL_MASK, sum, step);
     return sum;
@@ -42,18 +49,24 @@ KERNEL __launch_bounds__(THREADS) gemv(
     constexpr int ROWS = THREADS / LANES;
     __shared__ T shared[ROWS][PER_BLOCK];
     const int group = threadIdx.x / LANES, at = threadIdx.x % LANES * WIDE_A;
-    T sums[WIDE_A] = {};
+    TotalOf<T>::type totals[WIDE_A] = {};
     if (first + at < length) {
-        #pragma unroll 4 // loads in flight
-        for (int i = group; i < k; i += ROWS) {
-            const Vector<T, WIDE_A> x = load<T, WIDE_A>(matrix + i * length + first + at);
-            const T y = vector[i];
+        for (int start = 0; start < k; start += PART * ROWS) {
+            const int end = min(k, (int64_t)(start + PART * ROWS));
+            T sums[WIDE_A] = {};
+            #pragma unroll 4 // loads in flight
+            for (int i = start + group; i < end; i += ROWS) {
+                const Vector<T, WIDE_A> x = load<T, WIDE_A>(matrix + i * length + first + at);
+                const T y = vector[i];
+                #pragma unroll
+                for (int h = 0; h < WIDE_A; h++) sums[h] = fma(x.lane[h], y, sums[h]);
+            }
             #pragma unroll
-            for (int h = 0; h < WIDE_A; h++) sums[h] = fma(x.lane[h], y, sums[h]);
+            for (int h = 0; h < WIDE_A; h++) totals[h] += sums[h];
         }
     }
     #pragma unroll
-    for (int h = 0; h < WIDE_A; h++) shared[group][at + h] = sums[h];
+    for (int h = 0; h < WIDE_A; h++) shared[group][at + h] = totals[h];
     __syncthreads();
     for (int i = warp; i < PER_BLOCK; i += WARPS) { // a warp adds the sums of a column
         T sum = 0;

@@ -19,6 +19,7 @@ from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.lower import WorkSize
 from adtrain.backends.cuda.runtime.errors import checked, out_of_memory, translated
+from adtrain.core import poison
 from adtrain.core.errors import DeviceError
 from adtrain.core.target import Target
 
@@ -98,7 +99,7 @@ class Device:
             OutOfMemory: there is not enough memory.
         """
         try:
-            return self.pool.allocate(max(size, 1))
+            return self._filled(self.pool.allocate(max(size, 1)), size)
         except cuda.MemoryError:
             raise out_of_memory(size) from None
 
@@ -110,11 +111,16 @@ class Device:
             OutOfMemory: there is not enough memory.
         """
         try:
-            memory = cuda.mem_alloc(max(size, 1))
+            memory = self._filled(cuda.mem_alloc(max(size, 1)), size)
         except cuda.MemoryError:
             raise out_of_memory(size) from None
         self.reserved += size
         weakref.finalize(memory, self._released, size)
+        return memory
+
+    def _filled(self, memory: Any, size: int) -> Any:
+        if poison.active():
+            cuda.memset_d8_async(int(memory), poison.BYTE, max(size, 1), self.stream)
         return memory
 
     def _released(self, size: int) -> None:

@@ -1,0 +1,205 @@
+"""custom_op: an operation with the user's own kernels in C and CUDA C++.
+
+A kernel computes whole arrays. Each element type has a compiled copy, in which ``T`` is the type of the first
+floating-point argument, or of the first argument where none is::
+
+    #include "common.h"  // C, of kernels/cpu. All threads call the function; `my_share` divides the work among them.
+    void FN(triple)(const Team *team, const T *x, T *out, int64_t size) {
+        int64_t begin, end;
+        my_share(team, size, &begin, &end);
+        for (int64_t i = begin; i < end; i++) out[i] = 3 * x[i];
+    }
+
+    #include "common/common.cuh"  // CUDA C++, of kernels/cuda
+    KERNEL triple(const T *x, T *out, int64_t size) {
+        wait_for_inputs();
+        for (int64_t i = grid_index(); i < size; i += grid_size()) out[i] = 3 * x[i];
+    }
+
+The arguments are pointers to the inputs and to the outputs, then the numbers. Memory of outputs is not cleared.
+`adtrain.extend` has what other forms need: several launches, candidates for the tuner, scratch memory.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adtrain.cache import digest, open_cache
+from adtrain.core.array import Value
+from adtrain.core.errors import OptionError, ShapeError, TraceError
+from adtrain.core.kernel import CKernel, CudaKernel, CudaLaunch
+from adtrain.core.primitive import PRIMITIVES, Primitive
+from adtrain.core.registry import forget, register
+from adtrain.core.reverse import fill_zeros
+from adtrain.core.target import Target
+from adtrain.core.trace import bind
+from adtrain.core.types import ArrayType
+from adtrain.ops.common import as_value
+
+__all__ = ["CUSTOM_OPS", "CustomOp", "custom_op"]
+
+
+@dataclass(frozen=True, eq=False)
+class CustomOp:
+    """What `custom_op` returns: a function of arrays and static options.
+
+    Attributes:
+        primitive: the operation in Programs and timings.
+        place: the file and line that defined it.
+        residuals: the last outputs of the primitive, which only its derivative gets.
+        samples: see `custom_op`.
+    """
+
+    primitive: Primitive
+    place: str
+    residuals: int
+    samples: Callable[[np.random.Generator], Sequence[Any]] | None
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """The output; a tuple where the shape rule returns one. Options are hashable, and reach all functions."""
+        out = bind(self.primitive, *map(as_value, args), **options)
+        if self.residuals:
+            out = out[: -self.residuals]
+            return out[0] if len(out) == 1 else out
+        return out
+
+
+CUSTOM_OPS: dict[str, CustomOp] = {}
+"""The operations that `custom_op` has made, by name."""
+
+
+def custom_op(
+    name: str,
+    *,
+    shape: Callable[..., Any],
+    numpy: Callable[..., Any],
+    c: str | Path | None = None,
+    cuda: str | Path | None = None,
+    vjp: Callable[..., Sequence[Value | None]] | None = None,
+    numbers: Callable[..., Sequence[int | float]] | None = None,
+    launch: Callable[..., Mapping[str, Any]] | None = None,
+    residuals: int = 0,
+    flops: Callable[..., int] | None = None,
+    samples: Callable[[np.random.Generator], Sequence[Any]] | None = None,
+) -> CustomOp:
+    """Define an operation. Every function gets the arguments first, and the options of the call as keywords.
+
+    Args:
+        name: unique; also the name of the functions in ``c`` and ``cuda``.
+        shape: from arguments (with ``shape``, ``dtype``, ``size``) to the output's `ArrayType`, or a tuple of them.
+        numpy: the operation on NumPy arrays. Eager code on the CPU runs it, and kernels are tested against it.
+        c: the kernel for compiled code on the CPU: a file beside the calling one, or its text. Files may include
+            headers of their folder. Without it, a Program that contains the operation runs on NumPy.
+        cuda: the kernel for GPUs, likewise.
+        vjp: ``(ct, out, *args) -> (ct_arg, ...)``: one cotangent, or None, for each argument. ``ct`` and ``out`` are
+            tuples where there are several outputs. It computes with public operations and other custom operations, so
+            that it can be differentiated again.
+        numbers: the integers (int64_t) and floats (double) after the pointers. By default the size of the first output.
+        launch: the fields of the `CudaLaunch`, such as ``blocks``, ``threads``, ``shared``, ``definitions``. By default
+            a grid-stride loop over the elements of the first output.
+        residuals: so many of the last outputs are not returned; only ``vjp`` gets them.
+        flops: floating-point operations, for timings. By default one for each element of the outputs.
+        samples: from a NumPy generator to arguments for ``adtrain gradcheck --plugin``.
+
+    Raises:
+        OptionError: there is an operation of that name, or a source file is missing.
+    """
+    caller = inspect.stack(0)[1]
+    place = f"{caller.filename}:{caller.lineno}"
+    interactive = caller.filename.startswith("<")  # a cell of a notebook is run again after each change
+    if name in CUSTOM_OPS and (interactive or CUSTOM_OPS[name].place == place):
+        del PRIMITIVES[name], CUSTOM_OPS[name]
+        forget(name)
+    if name in PRIMITIVES:
+        known = f" at {CUSTOM_OPS[name].place}" if name in CUSTOM_OPS else " in adtrain.ops"
+        raise OptionError(f"custom_op: {name!r} is defined already{known}; choose another name")
+    if not name.isidentifier():
+        raise OptionError(f"custom_op: found the name {name!r}, expected an identifier: it names a C function")
+    files = {kind: _file(name, kind, source, caller.filename) for kind, source in (("c", c), ("cu", cuda)) if source}
+
+    def typed(*args: Any, **options: Any) -> tuple[ArrayType, ...]:
+        found = shape(*args, **options)
+        return (found,) if isinstance(found, ArrayType) else tuple(found)
+
+    def values(*types: Any, **options: Any) -> tuple[int | float, ...]:
+        return tuple(numbers(*types, **options)) if numbers else (typed(*types, **options)[0].size,)
+
+    def launches(target: Target, *types: Any, **options: Any) -> list[CudaKernel]:
+        work = launch(*types, **options) if launch else {"elements": typed(*types, **options)[0].size}
+        given = values(*types, **options)
+        return [CudaKernel((CudaLaunch(files["cu"], name, given, _element_type(*types), **work),))]
+
+    primitive = Primitive(name, shape, numpy, joint_vjp=_rule(name, vjp, residuals) if vjp else None, flops=flops)
+    if "c" in files:
+        register(name, "cpu", CKernel(files["c"], name, values, lambda *types, **_: _element_type(*types), team=True))
+    if "cu" in files:
+        register(name, "cuda", launches)
+    CUSTOM_OPS[name] = CustomOp(primitive, place, residuals, samples)
+    return CUSTOM_OPS[name]
+
+
+def _element_type(*types: Any) -> tuple[np.dtype, ...]:
+    return (next((x.dtype for x in types if x.dtype.kind == "f"), types[0].dtype),)
+
+
+def _file(name: str, kind: str, source: str | Path, caller: str) -> str:
+    """The absolute path of a kernel's source; a text is written to the user's cache first.
+
+    Compilers then report errors of a text at the lines of the Python file that contains it.
+    """
+    if isinstance(source, Path) or "\n" not in source:
+        path = Path(caller).parent / source
+        if not path.is_file():
+            raise OptionError(
+                f"custom_op {name}: {path}: there is no such file; give a path, or the text of the kernel"
+            )
+        return str(path.resolve())
+    line = 1
+    if Path(caller).is_file():
+        before, found, _ = Path(caller).read_text(errors="replace").partition(source)
+        line += before.count("\n") if found else 0
+    text = f'#line {line} "{caller}"\n{source}'
+    cache = open_cache("sources")
+    key = digest(text)
+    stored = cache.find(key, f".{kind}")
+    if stored is None:
+        stored = cache.store(key, f".{kind}", text.encode())
+        cache.prune()
+    return str(stored.resolve())
+
+
+def _rule(name: str, vjp: Callable[..., Sequence[Value | None]], residuals: int) -> Callable[..., Any]:
+    """The joint rule of a primitive. It checks what ``vjp`` returns."""
+
+    def rule(out: Any, *args: Value, **options: Any) -> Callable[[Any], Sequence[Value | None]]:
+        outputs = (out,) if isinstance(out, Value) else tuple(out)
+
+        def pullback(ct: Any) -> Sequence[Value | None]:
+            given = [ct] if isinstance(out, Value) else list(ct)
+            shown = len(given) - residuals
+            if any(x is not None for x in given[shown:]):
+                raise TraceError(
+                    f"{name}: a second derivative goes through a residual, which has no derivative; "
+                    "return it as an output, and use its cotangent in vjp"
+                )
+            cts = [fill_zeros(x, (y.shape, y.dtype, y.device)) for x, y in zip(given[:shown], outputs, strict=False)]
+            found = vjp(cts[0] if shown == 1 else tuple(cts), out, *args, **options)
+            if not isinstance(found, (tuple, list)) or len(found) != len(args):
+                count = len(found) if isinstance(found, (tuple, list)) else f"a {type(found).__name__}"
+                raise ShapeError(
+                    f"{name}: vjp returned {count}, expected a tuple of {len(args)}, one for each argument"
+                )
+            for i, x in enumerate(found):
+                if not (x is None or isinstance(x, Value)):
+                    raise ShapeError(f"{name}: vjp returned a {type(x).__name__} for argument {i}, expected an array")
+            return found
+
+        return pullback
+
+    return rule

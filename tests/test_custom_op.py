@@ -1,0 +1,226 @@
+"""custom_op: operations with kernels of one's own, and `adtrain gradcheck --plugin`, which checks them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import adtrain as ad
+from adtrain import plugins
+from adtrain.cli.main import cli
+from adtrain.core import registry
+from adtrain.core.errors import OptionError, ShapeError, TraceError
+from adtrain.core.primitive import PRIMITIVES
+from adtrain.core.staging import stage
+from adtrain.custom_op import CUSTOM_OPS, CustomOp, custom_op
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "trilinear" / "trilinear.py"
+X, W = np.array([0.5, -2.0, 3.0]), np.array([2.0, 1.0, -1.0])
+
+SCALED = """
+#include "common.h"
+void FN(scaled)(const Team *team, const T *x, const T *w, T *out, int64_t size, double scale) {
+    int64_t begin, end;
+    my_share(team, size, &begin, &end);
+    for (int64_t i = begin; i < end; i++) out[i] = scale * x[i] * w[i];
+}
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_leftovers() -> Iterator[None]:
+    """Removes the operations that a test defines."""
+    known, loaded = set(CUSTOM_OPS), dict(plugins._loaded)
+    yield
+    plugins._loaded.clear()
+    plugins._loaded.update(loaded)
+    for name in set(CUSTOM_OPS) - known:
+        del CUSTOM_OPS[name], PRIMITIVES[name]
+        registry.forget(name)
+
+
+def same_type(x: Any, *_: Any, **__: Any) -> ad.ArrayType:
+    return ad.ArrayType(x.shape, x.dtype)
+
+
+def scaled(**changed: Any) -> CustomOp:
+    """scale x w, with a derivative by x and by w."""
+    given: dict[str, Any] = {
+        "shape": same_type,
+        "numpy": lambda x, w, scale: scale * x * w,
+        "vjp": lambda ct, out, x, w, scale: (ct * w * scale, ct * x * scale),
+        "numbers": lambda x, w, scale: (x.size, float(scale)),
+        "c": SCALED,
+    }
+    return custom_op("scaled", **{**given, **changed})
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("compiled", [False, True])
+def test_values_and_all_cotangents_are_right(compiled: bool) -> None:
+    op = scaled()
+    f = ad.value_and_grad(lambda x, w: op(x, w, scale=3.0).sum(), (0, 1))
+    value, (by_x, by_w) = (stage(f) if compiled else f)(ad.array(X), ad.array(W))
+    assert value.item() == pytest.approx(3 * (X * W).sum())
+    np.testing.assert_allclose(by_x.numpy(), 3 * W)
+    np.testing.assert_allclose(by_w.numpy(), 3 * X)
+
+
+@pytest.mark.compiled
+def test_the_c_kernel_runs_in_compiled_code() -> None:
+    op = scaled(numpy=lambda x, w, scale: 0.0 * x)  # another result
+    np.testing.assert_allclose(stage(lambda x, w: op(x, w, scale=2.0))(ad.array(X), ad.array(W)).numpy(), 2 * X * W)
+
+
+def test_an_argument_without_a_cotangent_counts_as_constant() -> None:
+    op = scaled(vjp=lambda ct, out, x, w, scale: (ct * w, None))
+    by_x, by_w = ad.grad(lambda x, w: op(x, w, scale=1.0).sum(), (0, 1))(X, W)
+    assert (by_x.numpy().tolist(), by_w.numpy().tolist()) == (W.tolist(), [0, 0, 0])
+
+
+def test_several_outputs_reach_the_rule_as_tuples_of_arrays() -> None:
+    op = custom_op(
+        "sum_and_difference",
+        shape=lambda x, w: (same_type(x), same_type(x)),
+        numpy=lambda x, w: (x + w, x - w),
+        vjp=lambda cts, outs, x, w: (cts[0] + cts[1], cts[0] - cts[1]),
+    )
+    by_x, by_w = ad.grad(lambda x, w: op(x, w)[0].sum(), (0, 1))(X, W)  # the other output has no cotangent
+    assert (by_x.numpy().tolist(), by_w.numpy().tolist()) == ([1, 1, 1], [1, 1, 1])
+
+
+def saved_exp() -> CustomOp:
+    return custom_op(
+        "saved_exp",
+        shape=lambda x: (same_type(x), same_type(x)),
+        numpy=lambda x: (np.exp(x) ** 2, np.exp(x)),
+        residuals=1,
+        vjp=lambda ct, outs, x: (2.0 * ct * outs[1] * outs[1],),
+    )
+
+
+def test_residuals_reach_only_the_rule() -> None:
+    op = saved_exp()
+    assert isinstance(op(X), ad.Value)
+    np.testing.assert_allclose(ad.grad(lambda x: op(x).sum())(X).numpy(), 2 * np.exp(2 * X))
+
+
+def test_a_second_derivative_through_a_residual_is_refused() -> None:
+    op = saved_exp()
+    first = ad.grad(lambda x: op(x).sum())
+    with pytest.raises(TraceError, match="goes through a residual"):
+        ad.grad(lambda x: first(x).sum())(X)
+
+
+@pytest.mark.parametrize(
+    ("vjp", "message"),
+    [
+        (lambda ct, out, x, w, scale: (ct,), "returned 1, expected a tuple of 2"),
+        (lambda ct, out, x, w, scale: ct, "expected a tuple of 2"),
+        (lambda ct, out, x, w, scale: (ct, 3.0), "a float for argument 1"),
+        (lambda ct, out, x, w, scale: (ct.sum(), None), r"returned a cotangent float64\[\], expected float64\[3\]"),
+    ],
+)
+def test_a_rule_that_returns_something_else_is_told(vjp: Any, message: str) -> None:
+    op = scaled(vjp=vjp)
+    with pytest.raises(ShapeError, match=message):
+        ad.grad(lambda x: op(x, W, scale=1.0).sum())(X)
+
+
+def test_a_name_is_given_once() -> None:
+    def define() -> CustomOp:
+        return custom_op("twice", shape=same_type, numpy=lambda x: x)
+
+    define()
+    define()  # the same line, run again
+    with pytest.raises(OptionError, match=r"defined already at .*test_custom_op.py:\d+"):
+        custom_op("twice", shape=same_type, numpy=lambda x: x)
+    with pytest.raises(OptionError, match=r"defined already in adtrain.ops"):
+        custom_op("matmul", shape=same_type, numpy=lambda x: x)
+
+
+def test_a_missing_source_is_told_with_its_path() -> None:
+    with pytest.raises(OptionError, match=r"tests/none.cu: there is no such file"):
+        scaled(cuda="none.cu")
+
+
+@pytest.mark.compiled
+def test_the_example_passes_its_check(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["gradcheck", "--plugin", str(EXAMPLE)])
+    assert result.exit_code == 0, result.output
+    assert "all 12 checks passed" in result.output
+
+
+PLUGIN = '''
+import numpy as np
+import adtrain as ad
+
+KERNEL = """
+#include "common.h"
+void FN(squared)(const Team *team, const T *x, T *out, int64_t size) {
+    if (team->thread == 0)
+        for (int64_t i = 0; i < size; i++) out[i] = x[i] * x[i];
+}
+"""
+squared = ad.custom_op(
+    "squared",
+    shape=lambda x: ad.ArrayType(x.shape, x.dtype),
+    numpy=lambda x: x * x,
+    c=KERNEL,
+    vjp=lambda ct, out, x: (2.0 * ct * x,),
+    samples=lambda rng: (rng.normal(size=7),),
+)
+'''
+
+
+def checked(tmp_path: Path, text: str) -> Any:
+    (tmp_path / "mine.py").write_text(text)
+    return CliRunner().invoke(cli, ["gradcheck", "--plugin", str(tmp_path / "mine.py")])
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(
+    ("right", "wrong", "failed"),
+    [
+        ("2.0 * ct * x", "3.0 * ct * x", "squared samples 1"),
+        ("out[i] = x[i] * x[i]", "out[i] = 2 * x[i]", "squared kernel float32"),
+        ("i < size; i++", "i < size - 1; i++", "squared kernel float64"),  # the last element is not written
+    ],
+)
+def test_a_wrong_rule_or_kernel_fails_the_check(tmp_path: Path, right: str, wrong: str, failed: str) -> None:
+    assert checked(tmp_path, PLUGIN.replace("squared", "unharmed")).exit_code == 0
+    plugins._loaded.clear()
+    assert right in PLUGIN
+    result = checked(tmp_path, PLUGIN.replace(right, wrong))
+    assert result.exit_code == 1
+    assert f"FAILED {failed}" in result.output
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("import numpy", "import numpy as", "mine.py:2: invalid syntax"),
+        ("import numpy as np", "1 / 0", "mine.py:2: ZeroDivisionError: division by zero"),
+        ("samples=lambda rng: (rng.normal(size=7),),", "", "mine.py:12: custom_op squared has no samples"),
+        ("numpy=lambda x: x * x", "numpy=lambda x: x[:2]", "squared: NumPy gave float64[2], the shape rule float64[7]"),
+    ],
+)
+def test_a_broken_plugin_is_told_in_one_line(tmp_path: Path, right: str, wrong: str, message: str) -> None:
+    assert right in PLUGIN
+    result = checked(tmp_path, PLUGIN.replace(right, wrong))
+    assert result.exit_code == 2, result.output
+    assert message in result.output
+    assert "Traceback" not in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_a_file_without_operations_and_a_missing_file_are_told(tmp_path: Path) -> None:
+    assert "calls no ad.custom_op" in checked(tmp_path, "x = 1\n").output
+    result = CliRunner().invoke(cli, ["gradcheck", "--plugin", str(tmp_path / "none.py")])
+    assert result.exit_code == 2
+    assert "there is no such plug-in" in result.output
