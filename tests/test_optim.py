@@ -156,6 +156,13 @@ def test_a_learning_rate_that_is_no_rate_is_refused(lr: Any) -> None:
         optim.SGD(0.1).update(params, params, {}, lr)
 
 
+@each_optimizer
+def test_a_state_that_is_not_from_init_is_refused(optimizer: optim.Optimizer) -> None:
+    params = as_arrays(start())
+    with pytest.raises(OptionError, match="step is not in the state, expected the state from init or the last update"):
+        optimizer.update(params, params, {})
+
+
 def test_gradients_of_another_structure_than_the_parameters_are_refused() -> None:
     params = as_arrays(start())
     state = optim.Adam().init(params)

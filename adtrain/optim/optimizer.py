@@ -14,7 +14,7 @@ from adtrain import ops
 from adtrain.core import options, tree
 from adtrain.core.array import Value
 from adtrain.core.checked_arguments import CheckedArguments
-from adtrain.core.errors import ShapeError
+from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.traced_number import TracedNumber
 
 Tree = Any
@@ -56,7 +56,8 @@ class Optimizer(CheckedArguments):
             lr: the learning rate of this update, a number or a 0-d array; the optimizer's own by default.
 
         Raises:
-            ShapeError: the trees differ in structure. OptionError: `lr` is no finite number of at least 0.
+            ShapeError: the trees differ in structure. OptionError: `lr` is no finite number of at least 0, or
+                `state` is no state of an optimizer.
         """
         structure = tree.flatten(params)[1]
         if tree.flatten_like(structure, grads) is None:
@@ -70,6 +71,10 @@ class Optimizer(CheckedArguments):
         elif not isinstance(rate, Value):
             options.check_number(self.kind(), "lr", rate)
             rate = ops.full((), float(rate), np.float64, device_of(params))
+        if "step" not in state:
+            raise OptionError(
+                f"{self.kind()}: step is not in the state, expected the state from init or the last update"
+            )
         return self.updated(params, grads, state, rate)
 
     @abstractmethod
