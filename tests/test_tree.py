@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import adtrain as ad
 from adtrain import nn, ops, optim
+from adtrain.data.split import Rows
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,12 @@ def test_paths_have_field_names() -> None:
 def test_layers_and_optimizers_are_leaves() -> None:
     for x in (nn.Linear(3), nn.Sequential(nn.ReLU()), optim.Adam()):
         assert ad.tree.leaves([x]) == [x]
+
+
+def test_a_dataclass_that_stands_for_an_array_is_a_leaf() -> None:
+    rows = Rows(np.arange(6.0).reshape(3, 2), np.array([2, 0]))
+    assert ad.tree.leaves([rows]) == [rows]
+    assert ad.tree.map(ad.array, [rows])[0].numpy().tolist() == [[4, 5], [0, 1]]
 
 
 def of_kinds(arrays: dict[str, Any]) -> Iterator[Any]:

@@ -1,7 +1,7 @@
 """Trees: nested dicts, lists, tuples, named tuples, dataclasses, registered classes and None.
 
-Everything else is a leaf. Dicts with the same keys in another order have the same structure. Layers and optimizers are
-leaves, although they are dataclasses: their fields are options.
+Everything else is a leaf. Dicts with the same keys in another order have the same structure. Two kinds of dataclasses
+are leaves: layers and optimizers, whose fields are options, and those with ``__array__``, which stand for one array.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def _flatten(tree: Any, found: list[Any]) -> TreeDef:
 
 @cache
 def _is_tree_of_fields(kind: type) -> bool:
-    """Whether ``kind`` is a dataclass whose instances are trees: all but those with the attribute ``tree_leaf``."""
-    return is_dataclass(kind) and not getattr(kind, "tree_leaf", False)
+    """Whether ``kind`` is a dataclass whose instances are trees: no array, and without the attribute ``tree_leaf``."""
+    return is_dataclass(kind) and not hasattr(kind, "__array__") and not getattr(kind, "tree_leaf", False)
 
 
 def flatten_like(treedef: TreeDef, tree: Any) -> list[Any] | None:
