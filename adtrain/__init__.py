@@ -1,21 +1,22 @@
 """adtrain: train neural networks on a readable automatic-differentiation core.
 
 ``import adtrain as ad`` gives arrays (`array`), operations on them (`ops`), operations of your own (`custom_op`),
-transformations of functions (`grad`, `value_and_grad`, `vjp`, `jvp`, `hvp`, `jacobian`, `hessian`, `custom_vjp`,
-`stage`), layers (`nn`) and optimizers (`optim`).
+transformations of functions (`grad`, `value_and_grad`, `vjp`, `jvp`, `hvp`, `jacobian`, `hessian`, `custom_vjp`),
+compiled functions (`jit`), layers (`nn`), optimizers (`optim`), and functions of trees of arrays (`tree`).
 """
 
 from adtrain import nn, ops, optim
 from adtrain.backends.cpu import CpuBackend
 from adtrain.backends.cuda import load as load_cuda
-from adtrain.core.array import Array, Value, array
+from adtrain.core import tree
+from adtrain.core.array import Array, Value, array, from_dlpack
 from adtrain.core.autodiff import grad, hessian, hvp, jacobian, jvp, value_and_grad, vjp
 from adtrain.core.custom import custom_vjp
 from adtrain.core.devices import register_device
 from adtrain.core.errors import AdtrainError, DeviceError, DTypeError, OptionError, ShapeError, TraceError
-from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.custom_op import custom_op
+from adtrain.jit import jit
 
 register_device("cpu", CpuBackend)
 register_device("gpu", load_cuda)
@@ -34,15 +35,17 @@ __all__ = [
     "array",
     "custom_op",
     "custom_vjp",
+    "from_dlpack",
     "grad",
     "hessian",
     "hvp",
     "jacobian",
+    "jit",
     "jvp",
     "nn",
     "ops",
     "optim",
-    "stage",
+    "tree",
     "value_and_grad",
     "vjp",
 ]

@@ -153,6 +153,12 @@ case("maximum", "apart", lambda x, y: ops.maximum(x, y + 3.0 * ops.sign(y)), bet
 case("minimum", "apart", lambda x, y: ops.minimum(x, y + 3.0 * ops.sign(y)), between(-1, 1, 3, 5), apart(3, 5), order=3)
 for _op in ("add", "mul", "maximum", "minimum"):
     case(_op, "bool", lambda x, y, op=_op: getattr(ops, op)(x < y, x == y), integers(3, 4, 5), integers(3, 5), order=0)
+for _op in ("bitwise_and", "bitwise_or", "bitwise_xor"):
+    case(_op, "bool", lambda x, y, op=_op: getattr(ops, op)(x < y, x == y), integers(3, 4, 5), integers(3, 5), order=0)
+    case(_op, "integers", lambda x, y, op=_op: getattr(ops, op)(x - 9, y - 4), integers(19, 4, 5), integers(9, 5),
+         order=0)  # fmt: skip
+case("bitwise_not", "bool", lambda x: ops.bitwise_not(ops.equal(x, 1)), integers(3, 4, 5), order=0)
+case("bitwise_not", "integers", lambda x: ops.bitwise_not(x - 4), integers(9, 5), order=0)
 for _op in ("floor_divide", "remainder"):
     case(_op, "apart", getattr(ops, _op), between(4.6, 5.9, 4, 3), between(2.0, 2.2, 3))
     case(_op, "signs", lambda x, op=_op: getattr(ops, op)(x, -1.3), apart(4, 3, kinks=(-1.3, 0.0, 1.3)))

@@ -81,19 +81,19 @@ class Clock:
 
 def layers_step(size: int, clock: Clock) -> tuple[Step, Sequence[Any]]:
     """A step of plain gradient descent for `size` / LAYER linear and relu layers, and its arguments."""
-    hidden = [layer for _ in range(max(size // LAYER - 2, 1)) for layer in (nn.Linear(WIDTH), nn.Relu())]
-    model = nn.Sequential((*hidden, nn.Linear(10)))
+    hidden = [layer for _ in range(max(size // LAYER - 2, 1)) for layer in (nn.Linear(WIDTH), nn.ReLU())]
+    model = nn.Sequential(*hidden, nn.Linear(10))
     params, statistics = model.init((WIDTH,), np.random.default_rng(0), np.dtype("float32"))
     optimizer = optim.SGD(lr=0.1)
 
     def step(params: Any, state: Any, x: Any, labels: Any) -> Any:
         def loss(params: Any) -> Any:
-            out, _ = model(params, statistics, x, nn.Mode(training=True))
+            out, _ = model.forward(params, statistics, x, nn.Mode(training=True))
             return ops.cross_entropy(out, labels)
 
         value, gradient = _differentiated(loss, params, clock)
         with clock.phase("trace the update"), phase("update"):
-            return *optimizer.update(gradient, state, params, ad.array(np.float32(0.1))), value
+            return *optimizer.update(params, gradient, state, ad.array(np.float32(0.1))), value
 
     x, labels = ad.array(np.zeros((BATCH, WIDTH), np.float32)), ad.array(np.zeros(BATCH, np.int64))
     return step, (params, optimizer.init(params), x, labels)

@@ -45,5 +45,5 @@ row_squares = ad.custom_op(
 )
 
 if __name__ == "__main__":
-    loss = ad.stage(ad.value_and_grad(lambda x: row_squares(x).sum()))
+    loss = ad.jit(ad.value_and_grad(lambda x: row_squares(x).sum()))
     print(*(value.numpy().tolist() for value in loss(ad.array([[1.0, 2.0], [3.0, 4.0]]))))

@@ -26,9 +26,16 @@ def training(optimizer: str, dtype: str = "float32", dropout: float = 0.0) -> tu
 
     After conv2d + bias, relu, max_pool2d come linear layers, dropout, cross-entropy and a cosine schedule.
     """
-    body = (nn.Conv2d(4, 3), nn.Relu(), nn.MaxPool2d(2), nn.Conv2d(8, 3), nn.Relu(), nn.Flatten())
-    head = (nn.Linear(17), nn.Relu(), *((nn.Dropout(dropout),) if dropout else ()), nn.Linear(3))
-    model = nn.Sequential((*body, *head))
+    body = (
+        nn.Conv2d(4, kernel_size=3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, kernel_size=3),
+        nn.ReLU(),
+        nn.Flatten(),
+    )
+    head = (nn.Linear(17), nn.ReLU(), *((nn.Dropout(dropout),) if dropout else ()), nn.Linear(3))
+    model = nn.Sequential(*body, *head)
     params, statistics = model.init((1, 12, 12), np.random.default_rng(0), np.dtype(dtype))
     chosen, schedule = OPTIMIZERS[optimizer], optim.schedules.Cosine(total_steps=20)
 
@@ -36,14 +43,14 @@ def training(optimizer: str, dtype: str = "float32", dropout: float = 0.0) -> tu
         params, averages = state
 
         def loss(params: Any) -> Any:
-            out, _ = model(params, statistics, x, nn.Mode(training=True, rng=rng))
+            out, _ = model.forward(params, statistics, x, nn.Mode(training=True, rng=rng))
             with ad.core.scope.scope("loss"):
                 return ops.cross_entropy(out, labels)
 
         value, grads = ad.value_and_grad(loss)(params)
         with ad.core.scope.phase("update"), ad.core.scope.scope("optimizer"):
             lr = schedule(averages["step"]) * chosen.lr
-            return chosen.update(grads, averages, params, lr), value
+            return chosen.update(params, grads, averages, lr), value
 
     return step, (params, chosen.init(params))
 

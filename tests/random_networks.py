@@ -61,7 +61,7 @@ def _convolution_options(draw: st.DrawFn, shape: nn.Shape) -> dict[str, Any]:
 
 
 def pooling(layer: type[nn.Module]) -> Callable[[nn.Shape], Strategy]:
-    return lambda shape: st.builds(build, st.just(layer), pairs, st.one_of(st.none(), pairs), pads)
+    return lambda shape: st.builds(build, st.just(layer), pairs, stride=st.one_of(st.none(), pairs), padding=pads)
 
 
 def build(layer: type[nn.Module], *options: Any, **named: Any) -> nn.Module | None:
@@ -81,11 +81,11 @@ def reshapes(shape: nn.Shape) -> Strategy:
 
 def layer_norms(shape: nn.Shape) -> Strategy:
     ends = [None, shape[-1], *(shape[i:] for i in range(len(shape)))]
-    return st.builds(nn.LayerNorm, st.sampled_from(ends), epsilons, flags)
+    return st.builds(nn.LayerNorm, st.sampled_from(ends), eps=epsilons, elementwise_affine=flags)
 
 
-def plain(layer: type[nn.Module], *options: Strategy) -> Callable[[nn.Shape], Strategy]:
-    return lambda shape: st.builds(layer, *options)
+def plain(layer: type[nn.Module], *first: Strategy, **options: Strategy) -> Callable[[nn.Shape], Strategy]:
+    return lambda shape: st.builds(layer, *first, **options)
 
 
 def over_axis(layer: type[nn.Module]) -> Callable[[nn.Shape], Strategy]:
@@ -93,7 +93,7 @@ def over_axis(layer: type[nn.Module]) -> Callable[[nn.Shape], Strategy]:
 
 
 LAYERS: dict[type[nn.Module], Callable[[nn.Shape], Strategy]] = {
-    nn.Linear: plain(nn.Linear, small, flags),
+    nn.Linear: plain(nn.Linear, small, bias=flags),
     nn.Conv2d: conv2d,
     nn.ConvTranspose2d: conv_transpose2d,
     nn.MaxPool2d: pooling(nn.MaxPool2d),
@@ -106,11 +106,11 @@ LAYERS: dict[type[nn.Module], Callable[[nn.Shape], Strategy]] = {
     nn.Dropout: plain(nn.Dropout),
     nn.Flatten: plain(nn.Flatten),
     nn.Reshape: reshapes,
-    nn.Relu: plain(nn.Relu),
-    nn.LeakyRelu: plain(nn.LeakyRelu, slopes),
-    nn.Elu: plain(nn.Elu, slopes),
-    nn.Gelu: plain(nn.Gelu, st.sampled_from(["none", "tanh"])),
-    nn.Silu: plain(nn.Silu),
+    nn.ReLU: plain(nn.ReLU),
+    nn.LeakyReLU: plain(nn.LeakyReLU, slopes),
+    nn.ELU: plain(nn.ELU, slopes),
+    nn.GELU: plain(nn.GELU, st.sampled_from(["none", "tanh"])),
+    nn.SiLU: plain(nn.SiLU),
     nn.Tanh: plain(nn.Tanh),
     nn.Sigmoid: plain(nn.Sigmoid),
     nn.Softplus: plain(nn.Softplus),
@@ -144,7 +144,7 @@ def networks(draw: st.DrawFn, shape: nn.Shape, depth: int = 2) -> nn.Sequential:
         if layer is not None and prod(layer.output_shape(shape)) < 2000:
             layers.append(layer)
             shape = layer.output_shape(shape)
-    return nn.Sequential(layers or [nn.Tanh()])
+    return nn.Sequential(*(layers or [nn.Tanh()]))
 
 
 @st.composite
@@ -154,8 +154,8 @@ def containers(draw: st.DrawFn, shape: nn.Shape, depth: int) -> nn.Module:
     same = branch.output_shape(shape) == shape
     kind = draw(st.sampled_from([nn.Concat, nn.Add, nn.Residual]))
     if kind is nn.Residual:
-        return nn.Residual(branch, None if same and draw(st.booleans()) else branch)
-    return kind([branch, *([nn.Sequential([nn.Tanh()])] if same else []), branch])
+        return nn.Residual(branch, shortcut=None if same and draw(st.booleans()) else branch)
+    return kind(branch, *([nn.Sequential(nn.Tanh())] if same else []), branch)
 
 
 def with_arrays(

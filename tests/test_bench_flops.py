@@ -61,7 +61,7 @@ def test_flops_of_linear_layer_with_bias() -> None:
     params, state = layer.init((6,), np.random.default_rng(0), np.dtype(np.float32))
 
     def loss(params: Any, x: Any) -> Any:
-        return layer(params, state, x, nn.Mode(training=True))[0]
+        return layer.forward(params, state, x, nn.Mode(training=True))[0]
 
     x = array(np.ones((5, 6), np.float32))
     assert len(tree.leaves(params)) == 2

@@ -13,11 +13,11 @@ from adtrain import config, nn, optim
 
 def test_config_builds_the_model_it_describes(tmp_path: Path) -> None:
     model = config.build.model(load(tmp_path, FULL))
-    assert model == nn.Sequential([
-        nn.Conv2d(32, 3), nn.Relu(), nn.Conv2d(64, 3, padding=1), nn.BatchNorm2d(), nn.Relu(),
-        nn.Residual(nn.Sequential([nn.Conv2d(64, 3, padding=1), nn.Relu()])),
-        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128), nn.Relu(), nn.Dropout(0.5), nn.Linear(10),
-    ])  # fmt: skip
+    assert model == nn.Sequential(
+        nn.Conv2d(32, kernel_size=3), nn.ReLU(), nn.Conv2d(64, kernel_size=3, padding=1), nn.BatchNorm2d(), nn.ReLU(),
+        nn.Residual(nn.Sequential(nn.Conv2d(64, kernel_size=3, padding=1), nn.ReLU())),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(10),
+    )  # fmt: skip
     assert model.output_shape((1, 28, 28)) == (10,)
 
 
@@ -26,12 +26,12 @@ def test_branches_and_shortcuts_build_containers(tmp_path: Path) -> None:
     model = config.build.model(load(tmp_path, small("flatten", *layers)))
 
     def sequential(module: nn.Module) -> nn.Sequential:
-        return nn.Sequential([module])
+        return nn.Sequential(module)
 
     assert model.layers[1:] == (
-        nn.Concat([sequential(nn.Relu()), sequential(nn.Tanh())]),
-        nn.Residual(sequential(nn.Linear(3)), sequential(nn.Linear(3))),
-        nn.Add([sequential(nn.Relu()), sequential(nn.Silu())]),
+        nn.Concat(sequential(nn.ReLU()), sequential(nn.Tanh())),
+        nn.Residual(sequential(nn.Linear(3)), shortcut=sequential(nn.Linear(3))),
+        nn.Add(sequential(nn.ReLU()), sequential(nn.SiLU())),
     )
 
 

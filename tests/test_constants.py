@@ -10,6 +10,7 @@ import pytest
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.core.staging import stage
 
 BYTES = np.array([0, 1, 200, 255], np.uint8)
 WIDE = np.array([-(2**63), -1, 0, 2**53 + 1, 2**63 - 1])
@@ -35,7 +36,7 @@ SAME: dict[str, tuple[Callable[[Any], Any], np.ndarray, Any]] = {
 @pytest.mark.parametrize("name", SAME)
 def test_constants_mean_the_same_in_eager_and_compiled_code(name: str) -> None:
     f, x, expected = SAME[name]
-    for run in (f, ad.stage(f)):
+    for run in (f, stage(f)):
         np.testing.assert_array_equal(run(ad.array(x)).numpy(), expected)
 
 
@@ -55,7 +56,7 @@ def test_constants_mean_the_same_in_eager_and_compiled_code(name: str) -> None:
     ],
 )  # fmt: skip
 def test_a_number_that_the_type_cannot_hold_is_an_error(f: Callable[[], Any], message: str) -> None:
-    for run in (f, ad.stage(f)):
+    for run in (f, stage(f)):
         with pytest.raises(ad.DTypeError, match=message):
             run()
 
@@ -66,7 +67,7 @@ def test_infinity_is_a_number_of_floating_point_types() -> None:
 
 
 def test_static_numbers_that_compare_equal_have_programs_of_their_own() -> None:
-    f = ad.stage(lambda x, c: 1.0 / (x * c))
+    f = stage(lambda x, c: 1.0 / (x * c))
     x = ad.array([1.0])
     assert (f(x, 0.0).item(), f(x, -0.0).item()) == (np.inf, -np.inf)
     f(x, float("nan"))
@@ -77,7 +78,7 @@ def test_static_numbers_that_compare_equal_have_programs_of_their_own() -> None:
 
 def test_a_staged_function_may_return_arrays_that_it_did_not_compute() -> None:
     captured = ad.array([1.0, 2.0])
-    f = ad.stage(lambda x: (captured, ops.arange(3), x, x + 1, captured))
+    f = stage(lambda x: (captured, ops.arange(3), x, x + 1, captured))
     for _ in range(2):
         for found, expected in zip(f(captured), ([1, 2], [0, 1, 2], [1, 2], [2, 3], [1, 2]), strict=True):
             assert found.numpy().tolist() == expected
@@ -85,7 +86,7 @@ def test_a_staged_function_may_return_arrays_that_it_did_not_compute() -> None:
 
 @pytest.mark.compiled
 def test_compiled_code_names_the_index_that_is_out_of_range() -> None:
-    f = ad.stage(lambda x, i: ops.take(x, i) * 2)
+    f = stage(lambda x, i: ops.take(x, i) * 2)
     with pytest.raises(ad.ShapeError, match="take: index -4 is out of range for length 3"):
         f(np.ones(3, np.float32), np.array([0, -4]))
 

@@ -14,6 +14,7 @@ from adtrain import ops
 from adtrain.core import tree
 from adtrain.core.hooks import Call, Hook, hook
 from adtrain.core.scope import current_scope, phase, scope
+from adtrain.core.staging import stage
 
 
 @pytest.mark.parametrize(
@@ -48,6 +49,55 @@ def test_python_numbers_take_the_dtype_of_the_other_operand() -> None:
     assert (single + ad.array([1, 2])).dtype == np.float32
 
 
+def test_operators_of_numpy_arrays_and_values_are_operations() -> None:
+    x, y = ad.array([1.0, 2.0]), np.array([4.0, 5.0], np.float32)
+    operations: list[Any] = [
+        lambda a, b: a + b, lambda a, b: a - b, lambda a, b: a * b, lambda a, b: a / b, lambda a, b: a // b,
+        lambda a, b: a % b, lambda a, b: a**b, lambda a, b: a @ b, lambda a, b: a == b, lambda a, b: a != b,
+        lambda a, b: a < b, lambda a, b: a <= b, lambda a, b: a > b, lambda a, b: a >= b,
+    ]  # fmt: skip
+    for operation in operations:
+        for left, right in ((x, y), (y, x), (np.float64(3), x), (np.float32(3), x), (np.int64(3), x)):
+            if operation is operations[7] and np.ndim(left) == 0:
+                continue
+            found = operation(left, right)
+            assert isinstance(found, ad.Array)
+            assert found.dtype in (np.float32, np.bool_)
+            np.testing.assert_allclose(found, operation(np.asarray(left, "float32"), np.asarray(right)), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: np.exp(x), "np.exp: found an adtrain array, expected NumPy arrays; use ad.ops.exp"),
+        (lambda x: np.negative(x), "np.negative: found an adtrain array, expected NumPy arrays; use ad.ops.neg"),
+        (
+            lambda x: np.spacing(x),
+            "np.spacing: found an adtrain array, expected NumPy arrays; convert it with x.numpy()",
+        ),
+        (
+            lambda x: np.add.reduce(x),
+            "np.add: found an adtrain array, expected NumPy arrays; convert it with x.numpy()",
+        ),
+        (
+            lambda x: np.add(np.ones(2), x, out=np.ones(2)),
+            "np.add: found an adtrain array and a NumPy array as output; write y = y + x",
+        ),
+        (lambda x: ad.grad(lambda x: np.exp(x).sum())(x), "np.exp: found an adtrain array, expected NumPy arrays; use"),
+    ],
+)
+def test_a_function_of_numpy_says_which_operation_to_use(call: Any, message: str) -> None:
+    with pytest.raises(ad.DTypeError) as caught:
+        call(ad.array([1.0, 2.0]))
+    assert str(caught.value).startswith(message)
+
+
+def test_a_number_is_formatted() -> None:
+    assert f"{ad.array(3.14159):.3f} {ad.array(7):04d} {ad.array([1, 2])}" == "3.142 0007 array([1, 2], int64)"
+    with pytest.raises(ad.ShapeError, match=r"^format: found shape \(2,\) for '\.3f', expected a 0-d array$"):
+        f"{ad.array([1.0, 2.0]):.3f}"
+
+
 def test_an_array_is_an_immutable_copy() -> None:
     source = np.ones(3)
     x = ad.array(source)
@@ -55,7 +105,7 @@ def test_an_array_is_an_immutable_copy() -> None:
     assert x.numpy().tolist() == [1, 1, 1]
     with pytest.raises(ValueError, match="read-only"):
         x.numpy()[0] = 2
-    for computed in (x + 1, ops.sum(x), ad.stage(lambda x: x + 1)(x), ops.zeros((0, 2))):
+    for computed in (x + 1, ops.sum(x), stage(lambda x: x + 1)(x), ops.zeros((0, 2))):
         with pytest.raises(ValueError, match="WRITEABLE"):
             computed.numpy().flags.writeable = True
     assert np.asarray(x).flags.c_contiguous

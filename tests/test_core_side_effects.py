@@ -120,7 +120,7 @@ class CallableWithGlobal:
 )
 def test_assigning_a_global_is_refused_with_its_line(f: Any, source: Callable[..., Any], name: str) -> None:
     line = source.__code__.co_firstlineno + (3 if source is Model.static else 2)
-    with pytest.raises(ad.TraceError, match=rf"test_core_side_effects\.py:{line}: a staged function assigns '{name}'"):
+    with pytest.raises(ad.TraceError, match=rf"test_core_side_effects\.py:{line}: a jitted function assigns '{name}'"):
         stage(f)(np.ones(2))
     assert (calls, removed) == (0, 0)
 
@@ -134,7 +134,7 @@ def test_assigning_a_nonlocal_variable_in_a_function_of_the_closure_is_refused()
         return x
 
     line = helper.__code__.co_firstlineno + 2
-    with pytest.raises(ad.TraceError, match=rf"test_core_side_effects\.py:{line}: a staged function assigns 'total'"):
+    with pytest.raises(ad.TraceError, match=rf"test_core_side_effects\.py:{line}: a jitted function assigns 'total'"):
         stage(lambda x: helper(x) * 2.0)(np.ones(2))
     assert total == 0
 
@@ -154,7 +154,7 @@ def test_a_method_that_changes_an_attribute_is_refused(method: str, name: str) -
     for f in (getattr(model, method), functools.partial(getattr(model, method))):
         model.__init__()  # type: ignore[misc]
         vars(model).pop("calls", None)
-        with pytest.raises(ad.TraceError, match=f"a staged function changes the attribute '{name}' of its Model"):
+        with pytest.raises(ad.TraceError, match=f"a jitted function changes the attribute '{name}' of its Model"):
             stage(f)(np.ones(2))
 
 
@@ -164,13 +164,13 @@ def test_a_callable_object_or_function_that_changes_its_own_attribute_is_refused
         return x
 
     for function, name in ((Model(), "'count' of its Model"), (f, "'count' of its function")):
-        with pytest.raises(ad.TraceError, match=f"a staged function changes the attribute {name}"):
+        with pytest.raises(ad.TraceError, match=f"a jitted function changes the attribute {name}"):
             stage(function)(np.ones(2))
 
 
 def test_a_class_method_that_changes_an_attribute_of_its_class_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Model, "scale", 2.0)
-    with pytest.raises(ad.TraceError, match="a staged function changes the attribute 'scale' of its type"):
+    with pytest.raises(ad.TraceError, match="a jitted function changes the attribute 'scale' of its type"):
         stage(Model.counts_in_class)(np.ones(2))
 
 
@@ -181,7 +181,7 @@ def test_a_traced_value_stored_in_an_attribute_is_refused_with_its_line() -> Non
 
 
 def test_a_stored_argument_is_refused() -> None:
-    with pytest.raises(ad.TraceError, match="an argument of this call is stored outside the staged function"):
+    with pytest.raises(ad.TraceError, match="an argument of this call is stored outside the jitted function"):
         stage(Model().stores_argument)(np.ones(2))
 
 
@@ -210,7 +210,7 @@ other_model = Model()
 )
 def test_a_traced_value_stored_by_any_function_is_refused(f: Any) -> None:
     other_model.latest = None
-    with pytest.raises(ad.TraceError, match="is stored outside the staged function"):
+    with pytest.raises(ad.TraceError, match="is stored outside the jitted function"):
         stage(f)(np.ones(2))
 
 

@@ -47,8 +47,8 @@ def test_every_case_computes_the_same_bits_staged_and_eagerly(case: Case, passes
 
 def training() -> tuple[Any, Any]:
     """A step with Adam, a cosine schedule, dropout and batch norm, and its first state."""
-    body = (nn.Conv2d(4, 3), nn.BatchNorm2d(), nn.Relu(), nn.MaxPool2d(2), nn.Flatten())
-    model = nn.Sequential((*body, nn.Dropout(0.5), nn.Linear(3)))
+    body = (nn.Conv2d(4, kernel_size=3), nn.BatchNorm2d(), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    model = nn.Sequential(*body, nn.Dropout(0.5), nn.Linear(3))
     params, statistics = model.init((1, 8, 8), np.random.default_rng(0), np.dtype("float32"))
     optimizer, schedule = optim.Adam(lr=0.01), optim.schedules.Cosine(total_steps=20)
 
@@ -56,11 +56,11 @@ def training() -> tuple[Any, Any]:
         params, statistics, averages = state
 
         def loss(params: Any) -> Any:
-            out, new = model(params, statistics, x, nn.Mode(training=True, rng=rng))
+            out, new = model.forward(params, statistics, x, nn.Mode(training=True, rng=rng))
             return ops.cross_entropy(out, labels), new
 
         (value, new), grads = ad.value_and_grad(loss, has_aux=True)(params)
-        params, averages = optimizer.update(grads, averages, params, schedule(averages["step"]) * 0.01)
+        params, averages = optimizer.update(params, grads, averages, schedule(averages["step"]) * 0.01)
         return (params, new, averages), value
 
     return step, (params, statistics, optimizer.init(params))
@@ -88,8 +88,8 @@ def test_a_function_is_traced_again_only_for_new_types_or_static_values() -> Non
 
     staged = stage(f)
     for x in (np.ones(3), np.zeros(3), np.ones(4), np.ones(3, "float32"), np.ones(3)):
-        assert staged(x, 2.0).numpy().tolist() == (x * 2).tolist()
-    staged(np.ones(3), 3.0)
+        assert staged(x, 2).numpy().tolist() == (x * 2).tolist()
+    staged(np.ones(3), 3)
     assert traced == [(3,), (4,), (3,), (3,)]
 
 
@@ -98,7 +98,7 @@ def test_equal_static_values_of_different_types_have_different_programs() -> Non
     x = np.array([1, 2])
     assert [staged(x, f).dtype for f in (1, 1.0, True)] == [np.int64, np.float32, np.int64]
     assert len(staged.compiled) == 3
-    with pytest.raises(ad.DTypeError, match="stage: an argument is neither an array nor hashable"):
+    with pytest.raises(ad.DTypeError, match="jit: found an argument of type set, expected arrays and numbers"):
         staged(x, {1, 2})
 
 
@@ -183,7 +183,7 @@ def test_a_branch_on_data_is_refused_with_its_line() -> None:
         return x if x.sum() > 0 else -x
 
     line = f.__code__.co_firstlineno + 1
-    message = rf"test_core_staging.py:{line}: the staged function reads the elements of a traced value bool\[\]"
+    message = rf"test_core_staging.py:{line}: the jitted function reads the elements of a traced value bool\[\]"
     with pytest.raises(ad.TraceError, match=message):
         stage(f)(np.ones(3))
 
@@ -216,7 +216,7 @@ def test_an_assignment_outside_the_function_is_refused_with_its_line() -> None:
         return total
 
     line = f.__code__.co_firstlineno + 3
-    with pytest.raises(ad.TraceError, match=rf"test_core_staging\.py:{line}: a staged function assigns 'calls'"):
+    with pytest.raises(ad.TraceError, match=rf"test_core_staging\.py:{line}: a jitted function assigns 'calls'"):
         stage(f)(np.ones(2))
     assert calls == 0
 
@@ -226,14 +226,14 @@ def test_a_donated_array_cannot_be_used_again() -> None:
     x, y = ad.array([1.0, 2.0]), ad.array([3.0, 4.0])
     assert staged(x, y).numpy().tolist() == [4, 6]
     assert y.numpy().tolist() == [3, 4]
-    with pytest.raises(ad.TraceError, match=r"float32\[2\]\) was donated to a staged function"):
+    with pytest.raises(ad.TraceError, match=r"float32\[2\]\) was donated to a jitted function"):
         x.numpy()
     with pytest.raises(ad.TraceError, match="was donated"):
         x + y
 
 
 def test_a_result_that_is_not_an_array_is_refused() -> None:
-    with pytest.raises(ad.DTypeError, match="stage: the function returned a float, expected arrays"):
+    with pytest.raises(ad.DTypeError, match="jit: the function returned a float, expected arrays"):
         stage(lambda x: 1.0)(np.ones(2))
 
 

@@ -15,6 +15,7 @@ import adtrain as ad
 from adtrain import ops
 from adtrain.core.fused import fuse, loops_p
 from adtrain.core.registry import cuda_kernels
+from adtrain.core.staging import stage
 from adtrain.core.target import H200
 from adtrain.ops.matmul import matmul_integers_p
 
@@ -31,7 +32,7 @@ def results(a: Any, b: Any) -> list[Any]:
 @pytest.mark.parametrize("dtype", ["float32", "int64", "uint8"])
 def test_elementwise_arithmetic_on_special_values_is_that_of_numpy(host: Host, dtype: str) -> None:
     a, b = special_pairs(dtype) if dtype == "float32" else pairs(dtype)
-    program = ad.stage(results, ()).program(a, b)
+    program = stage(results, ()).program(a, b)
     equation = fuse(loops_p, program.equations, set(program.outputs))
     expected = dict(zip(program.outputs, (x.numpy() for x in results(ad.array(a), ad.array(b))), strict=True))
     known = dict(zip(program.inputs, (a, b), strict=True)) | {v: x.numpy() for v, x in program.constants.items()}

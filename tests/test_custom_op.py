@@ -236,9 +236,7 @@ def test_an_error_of_nvrtc_is_told_with_the_line_of_the_file(tmp_path: Path) -> 
     (tmp_path / "own.cuh").write_text("#define MISSING missing\n")
     (tmp_path / "mine.cu").write_text('#include "common/common.cuh"\n#include "own.cuh"\nKERNEL f() { MISSING(); }\n')
     source = compiler.file_source(str(tmp_path / "mine.cu"), (np.dtype("float32"),), ())
-    with pytest.raises(
-        CudaCompilerError, match=r"mine\.cu does not compile \(sm_90a\): .*mine\.cu\(3\): error"
-    ):
+    with pytest.raises(CudaCompilerError, match=r"mine\.cu does not compile \(sm_90a\): .*mine\.cu\(3\): error"):
         compiler.compile_source(source, "90a")
     before = compiler.fingerprint(source, "90a")
     (tmp_path / "own.cuh").write_text("#define MISSING void\n")

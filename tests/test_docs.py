@@ -21,6 +21,13 @@ def test_every_command_is_in_the_readme() -> None:
     assert [name for name in COMMANDS if f"adtrain {name}" not in readme] == []
 
 
+def test_the_python_code_of_the_readme_runs() -> None:
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL):
+        exec(block, names)
+    assert float(names["loss"]) < 1e-3  # type: ignore[arg-type]
+
+
 def test_links_and_files_named_in_documents_exist() -> None:
     for document in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
         text = document.read_text()

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.needs_onnx
 IMAGES_ONLY = {nn.Conv2d, nn.ConvTranspose2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.BatchNorm2d}
 BATCH_NORM_1D = st.one_of(st.tuples(st.integers(1, 6)), st.tuples(st.integers(1, 6), st.integers(1, 6)))
 EPS = float(np.finfo(np.float32).eps)
-SMALL = nn.Sequential([nn.Linear(4), nn.BatchNorm1d(), nn.Relu(), nn.Linear(3)])
+SMALL = nn.Sequential(nn.Linear(4), nn.BatchNorm1d(), nn.ReLU(), nn.Linear(3))
 
 
 def run(content: bytes, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -69,7 +69,7 @@ def test_a_layer_of_any_options_is_exported(kind: type[nn.Module], data: st.Data
     shape = data.draw(images if kind in IMAGES_ONLY else BATCH_NORM_1D if kind is nn.BatchNorm1d else samples)
     layer = data.draw(fitting(kind, shape))
     assume(layer is not None)
-    check(with_arrays(nn.Sequential([layer]), shape, seed), seed)
+    check(with_arrays(nn.Sequential(layer), shape, seed), seed)
 
 
 @settings(max_examples=100)
@@ -83,7 +83,7 @@ def test_a_network_of_any_layers_is_exported(data: st.DataObject, seed: int) -> 
 def test_an_embedding_is_exported() -> None:
     weight = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
     graph, indices = Graph({"weight": weight}), np.array([[1, 0, 6], [6, 6, 2]])
-    graph.add("y", "Identity", translate(LayerWriter(graph), nn.Embedding(7, 4), "x", (3,)))
+    graph.add("y", "Identity", translate(LayerWriter(graph), nn.Embedding(7, embedding_dim=4), "x", (3,)))
     content = graph.encode({"x": ValueType("int64", (3,))}, {"y": ValueType("float32", (3, 4))}, {})
     np.testing.assert_array_equal(run(content, {"x": indices})[0], weight[indices])
 
@@ -101,8 +101,15 @@ def test_float32_data_are_not_rescaled() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 11])
 def test_the_batch_may_be_of_any_size(count: int) -> None:
-    layers = [nn.Conv2d(4, 3), nn.GroupNorm(2), nn.Residual(nn.Relu()), nn.Flatten(), nn.Reshape((2, -1)), nn.Linear(3)]
-    check(with_arrays(nn.Sequential(layers), (2, 5, 6)), count=count)
+    layers = [
+        nn.Conv2d(4, kernel_size=3),
+        nn.GroupNorm(2),
+        nn.Residual(nn.ReLU()),
+        nn.Flatten(),
+        nn.Reshape((2, -1)),
+        nn.Linear(3),
+    ]
+    check(with_arrays(nn.Sequential(*layers), (2, 5, 6)), count=count)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +123,7 @@ def test_a_network_of_any_precision_is_exported_in_float32(precision: str, toler
 
 
 def test_the_file_declares_inputs_outputs_and_metadata() -> None:
-    trained = with_arrays(nn.Sequential([nn.Conv2d(4, 3), nn.Flatten(), nn.Linear(3)]), (2, 5, 6))
+    trained = with_arrays(nn.Sequential(nn.Conv2d(4, kernel_size=3), nn.Flatten(), nn.Linear(3)), (2, 5, 6))
     session = onnx_check.session(onnx_model.encode(trained))
     assert [(x.name, x.type, x.shape) for x in session.get_inputs()] == [("images", "tensor(uint8)", ["N", 2, 5, 6])]
     assert [(x.name, x.type, x.shape) for x in session.get_outputs()] == [
@@ -131,7 +138,7 @@ def test_the_file_declares_inputs_outputs_and_metadata() -> None:
 
 
 def test_arrays_have_the_same_names_as_in_the_run() -> None:
-    trained = with_arrays(nn.Sequential([nn.Linear(4), nn.Residual(nn.Sequential([nn.BatchNorm1d()]))]), (5,))
+    trained = with_arrays(nn.Sequential(nn.Linear(4), nn.Residual(nn.Sequential(nn.BatchNorm1d()))), (5,))
     names = {x.name for x in onnx.load_from_string(onnx_model.encode(trained)).graph.initializer}
     assert {*tree.paths(trained.params), *tree.paths(trained.statistics)} <= names
 
@@ -147,7 +154,7 @@ def test_weights_larger_than_an_onnx_file_can_hold_are_refused(monkeypatch: pyte
 
 
 def test_a_comparison_counts_images_with_different_predictions() -> None:
-    trained = with_arrays(nn.Sequential([nn.Linear(2)]), (4,))
+    trained = with_arrays(nn.Sequential(nn.Linear(2)), (4,))
     examples = Split(some_images(trained, 300), np.zeros(300, np.int64))
     same = onnx_check.compare(onnx_model.encode(trained), trained, examples)
     assert (same.images, same.different) == (300, 0)

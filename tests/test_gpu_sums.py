@@ -12,6 +12,7 @@ from test_pool_positions import POOLINGS, SPECIAL, pooled
 from test_sum_accuracy import BOUND, SUMS
 
 import adtrain as ad
+from adtrain.core.staging import stage
 
 __all__ = ["gpu", "poisoned"]
 
@@ -24,7 +25,7 @@ def test_the_error_of_a_float32_sum_is_bounded(gpu: Any, name: str, equal: bool)
     f, reference, shape = SUMS[name]
     x = np.full(shape, 0.1, np.float32) if equal else np.random.default_rng(0).random(shape, np.float32)
     expected = reference(x.astype(np.float64))
-    for run in (f, ad.stage(f, ON_GPU)):
+    for run in (f, stage(f, ON_GPU)):
         assert np.abs(run(ad.array(x, device="gpu")).numpy() / expected - 1).max() <= BOUND
 
 

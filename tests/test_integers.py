@@ -12,6 +12,7 @@ from compiled_parity import both
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.core.staging import stage
 
 TYPES = ("int64", "int32", "uint32", "uint8")
 SMALL = (-7, -3, -2, -1, 0, 1, 2, 3, 7)
@@ -139,7 +140,7 @@ MASK = np.array([True, False])
     ],
 )
 def test_what_bool_and_integers_do_not_have_is_an_error(f: Callable[[], Any], message: str) -> None:
-    for run in (f, ad.stage(f)):
+    for run in (f, stage(f)):
         with pytest.raises(ad.DTypeError, match=message):
             run()
 

@@ -25,9 +25,10 @@ RULES: list[tuple[str, set[str]]] = [
     ("documents", {"cache"}),
     ("backends", {"core", "lowering", "passes", "codegen"} | HELPERS),
     ("nn optim augment cases", {"core", "ops"}),
+    ("jit", {"core", "passes"}),
     ("custom_op", {"core", "ops", "cache"}),
     ("plugins", {"core"}),
-    ("adtrain", {"core", "ops", "nn", "optim", "backends", "custom_op"}),
+    ("adtrain", {"core", "ops", "nn", "optim", "backends", "jit", "custom_op"}),
     ("config data", MODEL | HELPERS),
     ("gradcheck", MODEL | {"cases", "config", "custom_op", "passes"}),
     ("training", TRAINING),
@@ -132,18 +133,18 @@ CPU_STEP = """
 import sys
 import numpy as np
 import adtrain as ad
-from adtrain import nn, ops, passes
+from adtrain import nn, ops
 
-model = nn.Sequential([nn.Conv2d(2, 3), nn.Relu(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3)])
-params, state = model.init((1, 6, 6), np.random.default_rng(0), np.dtype("float32"))
+model = nn.Sequential(nn.Conv2d(2, kernel_size=3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3))
+params, _ = model.init((1, 6, 6))
 optimizer = ad.optim.SGD(0.1)
 
 def step(params, opt_state, x, labels):
-    loss = lambda params: ops.cross_entropy(model(params, state, x, nn.Mode(True))[0], labels)
-    return optimizer.update(ad.grad(loss)(params), opt_state, params, ad.array(np.float32(0.1)))
+    loss = lambda params: ops.cross_entropy(model(params, x), labels)
+    return optimizer.update(params, ad.grad(loss)(params), opt_state)
 
 x, labels = np.ones((4, 1, 6, 6), np.float32), np.zeros(4, np.int64)
-ad.stage(step, passes.ALL)(params, optimizer.init(params), x, labels)
+ad.jit(step)(params, optimizer.init(params), x, labels)
 print(*(name for name in sys.modules if name.startswith(("adtrain.lowering.cuda", "pycuda", "cuda."))))
 """
 

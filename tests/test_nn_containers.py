@@ -14,12 +14,10 @@ from adtrain.core.hooks import Call, Hook, hook
 
 FLOAT32 = np.dtype(np.float32)
 MODEL = nn.Sequential(
-    [
-        nn.Residual(nn.Sequential([nn.Linear(6), nn.BatchNorm1d()]), nn.Linear(6, bias=False)),
-        nn.Concat([nn.Linear(2), nn.Sequential([nn.Relu(), nn.Linear(3)])]),
-        nn.Relu(),
-        nn.Linear(4),
-    ]
+    nn.Residual(nn.Sequential(nn.Linear(6), nn.BatchNorm1d()), shortcut=nn.Linear(6, bias=False)),
+    nn.Concat(nn.Linear(2), nn.Sequential(nn.ReLU(), nn.Linear(3))),
+    nn.ReLU(),
+    nn.Linear(4),
 )
 
 
@@ -66,7 +64,7 @@ def test_operations_run_in_the_scope_of_their_layer() -> None:
     params, state = init(MODEL, (5,))
     scopes = Scopes()
     with hook(scopes):
-        MODEL(params, state, ad.array(np.ones((3, 5), np.float32)), nn.Mode(training=True))
+        MODEL.forward(params, state, ad.array(np.ones((3, 5), np.float32)), nn.Mode(training=True))
     assert scopes.seen == [
         "0.residual.body.0.linear", "0.residual.body.1.batch_norm1d", "0.residual.shortcut", "0.residual",
         "1.concat.0.linear", "1.concat.1.sequential.0.relu", "1.concat.1.sequential.1.linear", "1.concat",
@@ -77,16 +75,16 @@ def test_operations_run_in_the_scope_of_their_layer() -> None:
 def test_residual_adds_its_input_or_its_shortcut() -> None:
     x = ad.array([[1.0, -2.0]])
     mode = nn.Mode(training=False)
-    y, _ = nn.Residual(nn.Relu())({}, {}, x, mode)
+    y, _ = nn.Residual(nn.ReLU()).forward({}, {}, x, mode)
     np.testing.assert_array_equal(y, [[2.0, -2.0]])
-    y, _ = nn.Residual(nn.Relu(), nn.LeakyRelu(0.5))({}, {}, x, mode)
+    y, _ = nn.Residual(nn.ReLU(), shortcut=nn.LeakyReLU(0.5)).forward({}, {}, x, mode)
     np.testing.assert_array_equal(y, [[2.0, -1.0]])
 
 
 @pytest.mark.parametrize(("join", "expected"), [(nn.Concat, [[1.0, 0.0, 1.0, -1.0]]), (nn.Add, [[2.0, -1.0]])])
 def test_concat_and_add_join_the_outputs_of_their_branches(join: Any, expected: list[list[float]]) -> None:
-    model = join([nn.Relu(), nn.LeakyRelu(0.5)])
-    y, _ = model({}, {}, ad.array([[1.0, -2.0]]), nn.Mode(training=False))
+    model = join(nn.ReLU(), nn.LeakyReLU(0.5))
+    y, _ = model.forward({}, {}, ad.array([[1.0, -2.0]]), nn.Mode(training=False))
     np.testing.assert_array_equal(y, expected)
 
 
@@ -94,22 +92,22 @@ def test_training_returns_new_state_and_does_not_change_the_old_one() -> None:
     params, state = init(MODEL, (5,))
     before = [x.numpy().copy() for x in tree.leaves(state)]
     x = ad.array(np.random.default_rng(1).normal(size=(8, 5)).astype(np.float32))
-    _, new = MODEL(params, state, x, nn.Mode(training=True))
+    _, new = MODEL.forward(params, state, x, nn.Mode(training=True))
     assert tree.paths(new) == tree.paths(state)
     for old, x_before, x_new in zip(tree.leaves(state), before, tree.leaves(new), strict=True):
         np.testing.assert_array_equal(old, x_before)
         assert (x_new.numpy() != x_before).any()
-    _, evaluated = MODEL(params, new, x, nn.Mode(training=False))
+    _, evaluated = MODEL.forward(params, new, x, nn.Mode(training=False))
     for a, b in zip(tree.leaves(new), tree.leaves(evaluated), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 def test_each_dropout_layer_has_its_own_reproducible_mask() -> None:
-    model = nn.Concat([nn.Dropout(0.5), nn.Sequential([nn.Dropout(0.5)])])
+    model = nn.Concat(nn.Dropout(0.5), nn.Sequential(nn.Dropout(0.5)))
     x = ad.array(np.ones((4, 100), np.float32))
 
     def masks(step: int) -> list[np.ndarray]:
-        y, _ = model({}, {}, x, nn.Mode(training=True, rng=ops.rng_state(7, step)))
+        y, _ = model.forward({}, {}, x, nn.Mode(training=True, rng=ops.rng_state(7, step)))
         return np.split(y.numpy(), 2, axis=1)
 
     first, second = masks(0)
@@ -117,7 +115,7 @@ def test_each_dropout_layer_has_its_own_reproducible_mask() -> None:
     assert (first != second).any()
     np.testing.assert_array_equal(masks(0), [first, second])
     assert (masks(1)[0] != first).any()
-    y, _ = model({}, {}, x, nn.Mode(training=False))
+    y, _ = model.forward({}, {}, x, nn.Mode(training=False))
     np.testing.assert_array_equal(y, np.ones((4, 200)))
 
 
@@ -131,7 +129,7 @@ def test_a_seed_gives_the_same_network_in_float32_and_float64() -> None:
 
 
 def test_containers_compare_and_hash_by_value_and_accept_lists() -> None:
-    assert nn.Sequential([nn.Relu(), nn.Linear(2)]) == nn.Sequential((nn.Relu(), nn.Linear(2)))
-    assert hash(nn.Sequential([nn.Relu()])) == hash(nn.Sequential([nn.Relu()]))
-    y, _ = nn.Sequential([])({}, {}, ad.array([[1.0]]), nn.Mode(training=False))
+    assert nn.Sequential(nn.ReLU(), nn.Linear(2)) == nn.Sequential(nn.ReLU(), nn.Linear(2))
+    assert hash(nn.Sequential(nn.ReLU())) == hash(nn.Sequential(nn.ReLU()))
+    y, _ = nn.Sequential().forward({}, {}, ad.array([[1.0]]), nn.Mode(training=False))
     assert y.item() == 1.0

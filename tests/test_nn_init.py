@@ -70,16 +70,16 @@ def test_the_type_weight_init_lists_every_initialiser() -> None:
 @pytest.mark.parametrize("name", sorted(nn.INITIALIZERS))
 def test_a_layer_draws_weights_by_its_weight_init_and_starts_biases_at_zero(name: WeightInit) -> None:
     dtype = np.dtype(np.float64)
-    params, _ = nn.Conv2d(6, 3, weight_init=name).init((4, 5, 5), np.random.default_rng(3), dtype)
+    params, _ = nn.Conv2d(6, kernel_size=3, weight_init=name).init((4, 5, 5), np.random.default_rng(3), dtype)
     np.testing.assert_array_equal(params["weight"], draw(name, (6, 4, 3, 3)))
     np.testing.assert_array_equal(params["bias"], np.zeros(6))
 
 
 def test_default_weights_preserve_signal_variance_through_20_relu_layers() -> None:
-    layers = [layer for _ in range(20) for layer in (nn.Linear(256), nn.Relu())]
-    model = nn.Sequential(layers)
+    layers = [layer for _ in range(20) for layer in (nn.Linear(256), nn.ReLU())]
+    model = nn.Sequential(*layers)
     rng = np.random.default_rng(0)
     params, state = model.init((256,), rng, np.dtype(np.float32))
     x = rng.normal(size=(64, 256)).astype(np.float32)
-    y, _ = model(params, state, ad.array(x), nn.Mode(training=False))
+    y, _ = model.forward(params, state, ad.array(x), nn.Mode(training=False))
     assert 0.2 < np.mean(np.square(y.numpy())) / np.mean(np.square(x)) < 5

@@ -20,42 +20,55 @@ IMAGE = (4, 9, 8)
 LAYERS: list[tuple[nn.Module, Any, nn.Shape]] = [
     (nn.Linear(5), lambda: torch.nn.Linear(6, 5), (6,)),
     (nn.Linear(5, bias=False), lambda: torch.nn.Linear(6, 5, bias=False), (3, 6)),
-    (nn.Conv2d(6, 3), lambda: torch.nn.Conv2d(4, 6, 3), IMAGE),
+    (nn.Conv2d(6, kernel_size=3), lambda: torch.nn.Conv2d(4, 6, 3), IMAGE),
     (
-        nn.Conv2d(6, (3, 2), (2, 1), (1, 0), (1, 2), 2, bias=False),
+        nn.Conv2d(6, kernel_size=(3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2), groups=2, bias=False),
         lambda: torch.nn.Conv2d(4, 6, (3, 2), (2, 1), (1, 0), (1, 2), 2, bias=False),
         IMAGE,
     ),
-    (nn.Conv2d(3, (4, 3), padding="same"), lambda: torch.nn.Conv2d(4, 3, (4, 3), padding="same"), IMAGE),
-    (nn.Conv2d(3, 2, padding="same", dilation=3), lambda: torch.nn.Conv2d(4, 3, 2, padding="same", dilation=3), IMAGE),
-    (nn.ConvTranspose2d(6, 3), lambda: torch.nn.ConvTranspose2d(4, 6, 3), IMAGE),
+    (nn.Conv2d(3, kernel_size=(4, 3), padding="same"), lambda: torch.nn.Conv2d(4, 3, (4, 3), padding="same"), IMAGE),
     (
-        nn.ConvTranspose2d(6, (3, 2), (2, 3), (1, 0), (1, 2), 2, False, (2, 1)),
+        nn.Conv2d(3, kernel_size=2, padding="same", dilation=3),
+        lambda: torch.nn.Conv2d(4, 3, 2, padding="same", dilation=3),
+        IMAGE,
+    ),
+    (nn.ConvTranspose2d(6, kernel_size=3), lambda: torch.nn.ConvTranspose2d(4, 6, 3), IMAGE),
+    (
+        nn.ConvTranspose2d(
+            6,
+            kernel_size=(3, 2),
+            stride=(2, 3),
+            padding=(1, 0),
+            output_padding=(1, 2),
+            groups=2,
+            bias=False,
+            dilation=(2, 1),
+        ),
         lambda: torch.nn.ConvTranspose2d(4, 6, (3, 2), (2, 3), (1, 0), (1, 2), 2, False, (2, 1)),
         IMAGE,
     ),
     (nn.MaxPool2d(2), lambda: torch.nn.MaxPool2d(2), IMAGE),
-    (nn.MaxPool2d((3, 2), (2, 1), (1, 0)), lambda: torch.nn.MaxPool2d((3, 2), (2, 1), (1, 0)), IMAGE),
-    (nn.AvgPool2d(3, 2, 1), lambda: torch.nn.AvgPool2d(3, 2, 1), IMAGE),
+    (nn.MaxPool2d((3, 2), stride=(2, 1), padding=(1, 0)), lambda: torch.nn.MaxPool2d((3, 2), (2, 1), (1, 0)), IMAGE),
+    (nn.AvgPool2d(3, stride=2, padding=1), lambda: torch.nn.AvgPool2d(3, 2, 1), IMAGE),
     (nn.AdaptiveAvgPool2d((3, 5)), lambda: torch.nn.AdaptiveAvgPool2d((3, 5)), IMAGE),
     (nn.AdaptiveAvgPool2d(1), lambda: torch.nn.AdaptiveAvgPool2d(1), IMAGE),
     (nn.BatchNorm1d(), lambda: torch.nn.BatchNorm1d(6), (6,)),
     (nn.BatchNorm1d(affine=False), lambda: torch.nn.BatchNorm1d(6, affine=False), (6, 5)),
     (nn.BatchNorm2d(eps=1e-2, momentum=0.3), lambda: torch.nn.BatchNorm2d(4, 1e-2, 0.3), IMAGE),
     (nn.LayerNorm(), lambda: torch.nn.LayerNorm(8), IMAGE),
-    (nn.LayerNorm((9, 8), 1e-3, False), lambda: torch.nn.LayerNorm((9, 8), 1e-3, False), IMAGE),
+    (nn.LayerNorm((9, 8), eps=1e-3, elementwise_affine=False), lambda: torch.nn.LayerNorm((9, 8), 1e-3, False), IMAGE),
     (nn.LayerNorm(6), lambda: torch.nn.LayerNorm(6), (6,)),
     (nn.GroupNorm(2), lambda: torch.nn.GroupNorm(2, 4), IMAGE),
     (nn.GroupNorm(3, affine=False, eps=1e-2), lambda: torch.nn.GroupNorm(3, 6, 1e-2, False), (6,)),
     (nn.Dropout(0.0), lambda: torch.nn.Dropout(0.0), (6,)),
     (nn.Flatten(), lambda: torch.nn.Flatten(), IMAGE),
     (nn.Reshape((9, -1)), lambda: torch.nn.Unflatten(1, (9, -1)), (18,)),
-    (nn.Relu(), lambda: torch.nn.ReLU(), (6,)),
-    (nn.LeakyRelu(0.2), lambda: torch.nn.LeakyReLU(0.2), (6,)),
-    (nn.Elu(0.7), lambda: torch.nn.ELU(0.7), (6,)),
-    (nn.Gelu(), lambda: torch.nn.GELU(), (6,)),
-    (nn.Gelu("tanh"), lambda: torch.nn.GELU("tanh"), (6,)),
-    (nn.Silu(), lambda: torch.nn.SiLU(), (6,)),
+    (nn.ReLU(), lambda: torch.nn.ReLU(), (6,)),
+    (nn.LeakyReLU(0.2), lambda: torch.nn.LeakyReLU(0.2), (6,)),
+    (nn.ELU(0.7), lambda: torch.nn.ELU(0.7), (6,)),
+    (nn.GELU(), lambda: torch.nn.GELU(), (6,)),
+    (nn.GELU("tanh"), lambda: torch.nn.GELU("tanh"), (6,)),
+    (nn.SiLU(), lambda: torch.nn.SiLU(), (6,)),
     (nn.Tanh(), lambda: torch.nn.Tanh(), (6,)),
     (nn.Sigmoid(), lambda: torch.nn.Sigmoid(), (6,)),
     (nn.Softplus(), lambda: torch.nn.Softplus(), (6,)),
@@ -91,7 +104,7 @@ def check(ours: nn.Module, theirs: Any, shape: nn.Shape, training: bool) -> None
     (y_torch * torch.tensor(weights)).sum().backward()
 
     def loss(params: nn.Params, x: ad.Value) -> tuple[ad.Value, Any]:
-        y, new = ours(params, state, x, nn.Mode(training=training))
+        y, new = ours.forward(params, state, x, nn.Mode(training=training))
         return (y * weights).sum(), (y, new)
 
     (_, (y, new)), (by_params, by_x) = ad.value_and_grad(loss, argnums=(0, 1), has_aux=True)(params, ad.array(x))
@@ -116,7 +129,7 @@ def test_every_layer_is_compared_with_pytorch() -> None:
 
 def test_embedding_equals_pytorch() -> None:
     indices = np.array([[1, 0, 6], [6, 6, 2]])
-    ours, theirs = nn.Embedding(7, 4), torch.nn.Embedding(7, 4).double()
+    ours, theirs = nn.Embedding(7, embedding_dim=4), torch.nn.Embedding(7, 4).double()
     assert ours.output_shape((3,)) == (3, 4)
     y_torch = theirs(torch.tensor(indices))
     torch.sin(y_torch).sum().backward()
@@ -124,7 +137,7 @@ def test_embedding_equals_pytorch() -> None:
     assert ours.init((3,), np.random.default_rng(0), FLOAT64)[0]["weight"].shape == (7, 4)
 
     def loss(params: nn.Params) -> tuple[ad.Value, ad.Value]:
-        y, _ = ours(params, {}, ad.array(indices), nn.Mode(training=True))
+        y, _ = ours.forward(params, {}, ad.array(indices), nn.Mode(training=True))
         return ops.sin(y).sum(), y
 
     (_, y), grads = ad.value_and_grad(loss, has_aux=True)(params)
@@ -134,7 +147,7 @@ def test_embedding_equals_pytorch() -> None:
 
 def test_sequential_has_pytorchs_names_shapes_and_order() -> None:
     ours = nn.Sequential(
-        [nn.Conv2d(4, 3), nn.BatchNorm2d(), nn.Relu(), nn.Sequential([nn.Flatten(), nn.Linear(5, bias=False)])]
+        nn.Conv2d(4, kernel_size=3), nn.BatchNorm2d(), nn.ReLU(), nn.Sequential(nn.Flatten(), nn.Linear(5, bias=False))
     )
     theirs = torch.nn.Sequential(
         torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(),

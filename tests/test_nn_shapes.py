@@ -29,7 +29,7 @@ def agrees(layer: nn.Module, shape: nn.Shape) -> bool:
     assert {name: x.shape for name, x in params.items()} == layer.parameter_shapes(shape)
     assert all(x.dtype == np.float32 for x in (params | state).values())
     x = ad.array(np.ones((2, *shape), np.float32))
-    y, _ = layer(params, state, x, nn.Mode(training=True))
+    y, _ = layer.forward(params, state, x, nn.Mode(training=True))
     assert y.shape == (2, *expected)
     assert y.dtype == np.float32
     return True
@@ -43,7 +43,15 @@ def test_conv2d_agrees_with_its_output_shape(
     groups: int, channels: tuple[int, int], size: tuple[int, int],
     kernel: Any, stride: Any, padding: Any, dilation: Any, bias: bool,
 ) -> None:  # fmt: skip
-    layer = nn.Conv2d(groups * channels[1], kernel, stride, padding, dilation, groups, bias)
+    layer = nn.Conv2d(
+        groups * channels[1],
+        kernel_size=kernel,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        bias=bias,
+    )
     shape = (groups * channels[0], *size)
     if not agrees(layer, shape):
         weight = np.ones((layer.out_channels, channels[0], *np.broadcast_to(kernel, 2)), np.float32)
@@ -55,7 +63,7 @@ def test_conv2d_agrees_with_its_output_shape(
 def test_conv2d_with_same_padding_keeps_height_and_width(
     channels: int, size: tuple[int, int], kernel: Any, dilation: Any
 ) -> None:
-    layer = nn.Conv2d(2, kernel, padding="same", dilation=dilation)
+    layer = nn.Conv2d(2, kernel_size=kernel, padding="same", dilation=dilation)
     assert agrees(layer, (channels, *size))
     assert layer.output_shape((channels, *size)) == (2, *size)
 
@@ -70,7 +78,7 @@ def test_conv_transpose2d_agrees_with_its_output_shape(
 ) -> None:  # fmt: skip
     options = {"stride": stride, "padding": padding, "output_padding": output_padding, "dilation": dilation}
     try:
-        layer = nn.ConvTranspose2d(groups * channels[1], kernel, groups=groups, **options)
+        layer = nn.ConvTranspose2d(groups * channels[1], kernel_size=kernel, groups=groups, **options)
     except OptionError:
         assert (np.broadcast_to(output_padding, 2) >= np.broadcast_to(stride, 2)).any()
         return
@@ -89,7 +97,7 @@ def test_pooling_agrees_with_its_output_shape(
     kind: type, size: tuple[int, int], kernel: Any, stride: Any, padding: Any
 ) -> None:
     try:
-        layer = kind(kernel, stride, padding)
+        layer = kind(kernel, stride=stride, padding=padding)
     except OptionError:
         assert (2 * np.broadcast_to(padding, 2) > np.broadcast_to(kernel, 2)).any()
         return
@@ -104,15 +112,15 @@ def test_adaptive_avg_pool2d_agrees_with_its_output_shape(size: tuple[int, int],
 
 @given(
     layer=st.sampled_from([
-        nn.Linear(3), nn.Linear(3, bias=False), nn.LayerNorm(), nn.GroupNorm(1), nn.Flatten(), nn.Relu(),
-        nn.LeakyRelu(), nn.Elu(), nn.Gelu(), nn.Silu(), nn.Tanh(), nn.Sigmoid(), nn.Softplus(), nn.Softmax(),
-        nn.LogSoftmax(), nn.Dropout(0.0), nn.Residual(nn.Tanh()), nn.Add([nn.Relu(), nn.Tanh()]),
+        nn.Linear(3), nn.Linear(3, bias=False), nn.LayerNorm(), nn.GroupNorm(1), nn.Flatten(), nn.ReLU(),
+        nn.LeakyReLU(), nn.ELU(), nn.GELU(), nn.SiLU(), nn.Tanh(), nn.Sigmoid(), nn.Softplus(), nn.Softmax(),
+        nn.LogSoftmax(), nn.Dropout(0.0), nn.Residual(nn.Tanh()), nn.Add(nn.ReLU(), nn.Tanh()),
     ]),
     shape=st.lists(small, min_size=1, max_size=4).map(tuple),
 )  # fmt: skip
 def test_layers_for_any_number_of_axes_agree_with_their_output_shape(layer: nn.Module, shape: nn.Shape) -> None:
     if isinstance(layer, nn.Container):
-        y, _ = layer({}, {}, ad.array(np.ones((2, *shape))), nn.Mode(training=True))
+        y, _ = layer.forward({}, {}, ad.array(np.ones((2, *shape))), nn.Mode(training=True))
         assert y.shape == (2, *layer.output_shape(shape))
     else:
         assert agrees(layer, shape)
@@ -133,17 +141,17 @@ def test_reshape_infers_one_axis(shape: nn.Shape, count: int) -> None:
     assert agrees(layer, shape)
 
 
-@pytest.mark.parametrize("layer", [nn.Flatten(), nn.Reshape((-1, 2)), nn.Linear(3), nn.Relu()], ids=lambda x: x.kind())
+@pytest.mark.parametrize("layer", [nn.Flatten(), nn.Reshape((-1, 2)), nn.Linear(3), nn.ReLU()], ids=lambda x: x.kind())
 def test_an_empty_batch_gives_an_empty_output_of_the_right_shape(layer: nn.Module) -> None:
     shape = (3, 4)
     params, state = layer.init(shape, np.random.default_rng(0), np.dtype(np.float32))
-    y, _ = layer(params, state, ad.array(np.ones((0, *shape), np.float32)), nn.Mode(training=False))
+    y, _ = layer.forward(params, state, ad.array(np.ones((0, *shape), np.float32)), nn.Mode(training=False))
     assert y.shape == (0, *layer.output_shape(shape))
 
 
 @given(sizes=st.lists(small, min_size=1, max_size=4))
 def test_described_parameter_counts_equal_the_allocated_ones(sizes: list[int]) -> None:
-    model = nn.Sequential([nn.Sequential([nn.Linear(n), nn.LayerNorm()]) for n in sizes])
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(n), nn.LayerNorm()) for n in sizes])
     params, _ = model.init((3,), np.random.default_rng(0), np.dtype(np.float32))
     rows = nn.describe(model, (3,))
     assert sum(row.parameters for row in rows) == nn.count_parameters(params)

@@ -16,21 +16,27 @@ from adtrain.core.errors import OptionError
 OPTIMIZERS: dict[str, tuple[optim.Optimizer, str, dict[str, Any]]] = {
     "sgd": (optim.SGD(0.1), "SGD", {}),
     "sgd decay": (optim.SGD(0.1, weight_decay=0.05), "SGD", {"weight_decay": 0.05}),
-    "sgd momentum": (optim.SGD(0.1, 0.9), "SGD", {"momentum": 0.9}),
+    "sgd momentum": (optim.SGD(0.1, momentum=0.9), "SGD", {"momentum": 0.9}),
     "sgd nesterov": (
-        optim.SGD(0.1, 0.8, 0.05, True), "SGD", {"momentum": 0.8, "weight_decay": 0.05, "nesterov": True},
+        optim.SGD(0.1, momentum=0.8, weight_decay=0.05, nesterov=True),
+        "SGD",
+        {"momentum": 0.8, "weight_decay": 0.05, "nesterov": True},
     ),
     "adam": (optim.Adam(0.1), "Adam", {}),
     "adam options": (
-        optim.Adam(0.1, (0.7, 0.9), 1e-3, 0.05), "Adam", {"betas": (0.7, 0.9), "eps": 1e-3, "weight_decay": 0.05},
+        optim.Adam(0.1, betas=(0.7, 0.9), eps=1e-3, weight_decay=0.05),
+        "Adam",
+        {"betas": (0.7, 0.9), "eps": 1e-3, "weight_decay": 0.05},
     ),
     "adamw": (optim.AdamW(0.1), "AdamW", {}),
     "adamw options": (
-        optim.AdamW(0.1, (0.7, 0.9), 1e-3, 0.2), "AdamW", {"betas": (0.7, 0.9), "eps": 1e-3, "weight_decay": 0.2},
+        optim.AdamW(0.1, betas=(0.7, 0.9), eps=1e-3, weight_decay=0.2),
+        "AdamW",
+        {"betas": (0.7, 0.9), "eps": 1e-3, "weight_decay": 0.2},
     ),
     "rmsprop": (optim.RMSprop(0.01), "RMSprop", {}),
     "rmsprop options": (
-        optim.RMSprop(0.01, 0.8, 1e-3, 0.05, 0.7), "RMSprop",
+        optim.RMSprop(0.01, alpha=0.8, eps=1e-3, weight_decay=0.05, momentum=0.7), "RMSprop",
         {"alpha": 0.8, "eps": 1e-3, "weight_decay": 0.05, "momentum": 0.7},
     ),
 }  # fmt: skip
@@ -64,7 +70,7 @@ def test_twenty_steps_equal_pytorch(name: str) -> None:
             parameter.grad = torch.tensor(grad)
         their_optimizer.param_groups[0]["lr"] = lr
         their_optimizer.step()
-        params, state = ours.update(as_arrays(grads), state, params, ad.array(lr, "float64"))
+        params, state = ours.update(params, as_arrays(grads), state, lr)
         for mine, parameter in zip(tree.leaves(params), theirs, strict=True):
             np.testing.assert_allclose(mine, parameter.detach().numpy(), rtol=1e-12, atol=1e-12)
     assert state["step"].item() == 20
@@ -77,8 +83,8 @@ def test_update_is_pure_and_keeps_shapes_dtypes_and_structure(optimizer: optim.O
     state = optimizer.init(params)
     before = [x.numpy().copy() for x in tree.leaves((params, state))]
     lr = ad.array(0.1, "float64")
-    new = optimizer.update(params, state, params, lr)
-    again = optimizer.update(params, state, params, lr)
+    new = optimizer.update(params, params, state, lr)
+    again = optimizer.update(params, params, state, lr)
     assert tree.paths(new) == tree.paths((params, state))
     for old, copy, first, second in zip(
         tree.leaves((params, state)), before, tree.leaves(new), tree.leaves(again), strict=True
@@ -101,7 +107,7 @@ def test_a_quadratic_loss_falls_in_float32(optimizer: optim.Optimizer) -> None:
     first, _ = value_and_grad(params)
     for _ in range(60):
         _, grads = value_and_grad(params)
-        params, state = optimizer.update(grads, state, params, ad.array(optimizer.lr, "float64"))
+        params, state = optimizer.update(params, grads, state)
     last, _ = value_and_grad(params)
     assert last.item() < 0.7 * first.item()
 
@@ -110,7 +116,7 @@ def test_adams_first_step_in_float32_has_the_size_of_the_learning_rate() -> None
     params = {"w": ad.array(np.zeros(3, np.float32))}
     optimizer = optim.Adam(0.125, eps=0.0)
     grads = {"w": ad.array(np.array([1e-12, -3.0, 1e6], np.float32))}
-    params, _ = optimizer.update(grads, optimizer.init(params), params, ad.array(0.125, "float64"))
+    params, _ = optimizer.update(params, grads, optimizer.init(params))
     np.testing.assert_allclose(params["w"], [-0.125, 0.125, -0.125], rtol=1e-6)
 
 
@@ -119,7 +125,7 @@ def test_adams_first_step_in_float32_has_the_size_of_the_learning_rate() -> None
     [
         (lambda: optim.SGD(float("nan")), "sgd: lr is nan, expected a finite number, at least 0"),
         (lambda: optim.SGD(-0.1), "sgd: lr is -0.1, expected a finite number, at least 0"),
-        (lambda: optim.SGD(0.1, 1.0), "sgd: momentum is 1.0, expected a finite number, at least 0, below 1"),
+        (lambda: optim.SGD(0.1, momentum=1.0), "sgd: momentum is 1.0, expected a finite number, at least 0, below 1"),
         (lambda: optim.SGD(0.1, nesterov=True), "sgd: nesterov needs a momentum above 0"),
         (lambda: optim.Adam(betas=(0.9, 1.0)), "adam: betas is (0.9, 1.0), expected two numbers in [0, 1)"),
         (lambda: optim.AdamW(weight_decay=-1.0), "adamw: weight_decay is -1.0, expected a finite number, at least 0"),
@@ -130,6 +136,39 @@ def test_the_error_of_an_invalid_option(make: Callable[[], optim.Optimizer], mes
     with pytest.raises(OptionError) as caught:
         make()
     assert str(caught.value) == message
+
+
+@each_optimizer
+def test_the_learning_rate_is_the_optimizers_own_a_number_or_an_array(optimizer: optim.Optimizer) -> None:
+    params, grads = as_arrays(start(np.float32)), as_arrays(start(np.float32))
+    state = optimizer.init(params)
+    own = optimizer.update(params, grads, state)
+    given: list[Any] = [optimizer.lr, np.float64(optimizer.lr), ad.array(optimizer.lr, "float64")]
+    for other in [optimizer.update(params, grads, state, lr) for lr in given]:
+        for a, b in zip(tree.leaves(own), tree.leaves(other), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("lr", [float("nan"), -1, "0.1", True])
+def test_a_learning_rate_that_is_no_rate_is_refused(lr: Any) -> None:
+    params = as_arrays(start())
+    with pytest.raises(OptionError, match=f"^sgd: lr is {lr!r}, expected a finite number, at least 0$"):
+        optim.SGD(0.1).update(params, params, {}, lr)
+
+
+@each_optimizer
+def test_a_state_that_is_not_from_init_is_refused(optimizer: optim.Optimizer) -> None:
+    params = as_arrays(start())
+    with pytest.raises(OptionError, match="step is not in the state, expected the state from init or the last update"):
+        optimizer.update(params, params, {})
+
+
+def test_gradients_of_another_structure_than_the_parameters_are_refused() -> None:
+    params = as_arrays(start())
+    state = optim.Adam().init(params)
+    for given in ((params, state, params), (state, params, params)):
+        with pytest.raises(ad.ShapeError, match=r"^adam: .*, expected the same: write update\(params, grads, state\)$"):
+            optim.Adam().update(*given)
 
 
 def test_optimizers_are_registered_under_their_kind() -> None:

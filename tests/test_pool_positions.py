@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.core.staging import stage
 
 SPECIAL = (-np.inf, np.nan, 0.0, 1.0, np.inf)
 ELEMENTS = st.lists(st.sampled_from(SPECIAL), min_size=2 * 9 * 10, max_size=2 * 9 * 10)
@@ -30,7 +31,7 @@ def pooled(kernel: Any, stride: Any, padding: Any) -> Any:
 
 @functools.cache
 def staged(kernel: Any, stride: Any, padding: Any) -> Any:
-    return ad.stage(pooled(kernel, stride, padding))
+    return stage(pooled(kernel, stride, padding))
 
 
 @pytest.mark.needs_torch

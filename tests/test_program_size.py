@@ -29,18 +29,18 @@ from adtrain.passes.plan_memory import plan_memory
 
 def layers(count: int) -> Program:
     """The step of a network of `count` linear and relu layers."""
-    hidden = [layer for _ in range(count) for layer in (nn.Linear(64), nn.Relu())]
-    model = nn.Sequential((*hidden, nn.Linear(4)))
+    hidden = [layer for _ in range(count) for layer in (nn.Linear(64), nn.ReLU())]
+    model = nn.Sequential(*hidden, nn.Linear(4))
     params, statistics = model.init((64,), np.random.default_rng(0), np.dtype("float32"))
     optimizer = optim.SGD(lr=0.1)
 
     def step(params: Any, state: Any, x: Any, labels: Any) -> Any:
         def loss(params: Any) -> Any:
-            return ops.cross_entropy(model(params, statistics, x, nn.Mode(training=True))[0], labels)
+            return ops.cross_entropy(model.forward(params, statistics, x, nn.Mode(training=True))[0], labels)
 
         value, grads = ad.value_and_grad(loss)(params)
         with ad.core.scope.phase("update"):
-            return *optimizer.update(grads, state, params, ad.array(np.float32(0.1))), value
+            return *optimizer.update(params, grads, state, ad.array(np.float32(0.1))), value
 
     x, labels = np.zeros((128, 64), np.float32), np.zeros(128, np.int64)
     return stage(step, donate=(0, 1)).program(params, optimizer.init(params), x, labels)

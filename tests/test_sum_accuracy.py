@@ -11,6 +11,7 @@ from program_samples import ALL
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.core.staging import stage
 
 COUNT = 1_000_000
 BOUND = 4 * float(np.finfo(np.float32).eps) * np.log2(COUNT)
@@ -109,7 +110,7 @@ def test_the_error_of_a_float32_sum_is_bounded(name: str, equal: bool) -> None:
     f, reference, shape = SUMS[name]
     x = np.full(shape, 0.1, np.float32) if equal else np.random.default_rng(0).random(shape, np.float32)
     expected = reference(x.astype(np.float64))
-    for run in (f, ad.stage(f), ad.stage(f, ALL)):
+    for run in (f, stage(f), stage(f, ALL)):
         assert np.abs(run(x).numpy() / expected - 1).max() <= BOUND
 
 

@@ -112,10 +112,10 @@ def test_a_loss_that_is_not_finite_names_step_operation_and_layer(tmp_path: Path
     assert last.progress.step == 1
 
 
-class Root(nn.Relu):
+class Root(nn.ReLU):
     """The root of 0, whose derivative is not finite."""
 
-    def __call__(self, params: nn.Params, state: nn.State, x: Value, mode: nn.Mode) -> tuple[Value, nn.State]:
+    def forward(self, params: nn.Params, state: nn.State, x: Value, mode: nn.Mode) -> tuple[Value, nn.State]:
         return ops.sqrt(x * 0.0), state
 
 
@@ -123,7 +123,7 @@ def test_a_non_finite_gradient_is_found_although_the_loss_is_finite(tmp_path: Pa
     """The only step has a finite loss and a non-finite new state."""
     experiment = prepare(tmp_path, "training.steps=1", layers=DEEP)
     first, _, third = experiment.network.model.layers
-    network = replace(experiment.network, model=nn.Sequential([first, Root(), third]))
+    network = replace(experiment.network, model=nn.Sequential(first, Root(), third))
     message, last = overflow(replace(experiment, network=network))
     assert message.startswith("a number of the new state is not finite at step 1 (epoch 1), first the gradient of ")
     assert " in 1.root; training stopped" in message

@@ -107,7 +107,7 @@ def _sequential(cfg: Config, layers: list[Layer], path: PathParts) -> nn.Sequent
             problems += error.problems
     if problems:
         raise ConfigError(problems)
-    return nn.Sequential(modules)
+    return nn.Sequential(*modules)
 
 
 def _layer(cfg: Config, spec: Layer, path: PathParts) -> nn.Module:
@@ -115,10 +115,10 @@ def _layer(cfg: Config, spec: Layer, path: PathParts) -> nn.Module:
     if isinstance(spec, Residual):
         body = _sequential(cfg, spec.body, (*inside, "body"))
         shortcut = None if spec.shortcut is None else _sequential(cfg, spec.shortcut, (*inside, "shortcut"))
-        return nn.Residual(body, shortcut)
+        return nn.Residual(body, shortcut=shortcut)
     if isinstance(spec, (Concat, Add)):
         branches = [_sequential(cfg, branch, (*inside, "branches", i)) for i, branch in enumerate(spec.branches)]
-        return nn.Concat(branches) if isinstance(spec, Concat) else nn.Add(branches)
+        return nn.Concat(*branches) if isinstance(spec, Concat) else nn.Add(*branches)
     return _construct(cfg, path, spec, nn.LAYERS[spec.kind], spec.options())
 
 

@@ -9,18 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core import tree
+from adtrain.core import dlpack
 from adtrain.core.devices import find_device
-from adtrain.core.errors import DTypeError, ShapeError, TraceError
+from adtrain.core.errors import DeviceError, DTypeError, ShapeError, TraceError
+from adtrain.core.numpy_protocols import NumpyProtocols
 from adtrain.core.types import ArrayType, Shape, dtype_of
 
 
-class Value:
+class Value(NumpyProtocols):
     """An array, or a tracer that stands for one. Its operators call the functions of ``adtrain.ops``."""
 
     __slots__ = ("__weakref__",)
-    __array_priority__ = 1000.0
-    __array_ufunc__ = None  # numpy_array * value goes to Value.__rmul__
     __hash__ = object.__hash__
 
     shape: Shape
@@ -49,7 +48,7 @@ class Value:
         """
         raise TraceError(
             f"a traced value ({ArrayType(self.shape, self.dtype)}) has no elements yet: inside a differentiated or "
-            "staged function use adtrain.ops instead of NumPy, float() or if"
+            "jitted function use adtrain.ops instead of NumPy, float() or if"
         )
 
     def fetch(self) -> Callable[[], np.ndarray]:
@@ -81,15 +80,6 @@ class Value:
         if self.size != 1:
             raise ShapeError(f"item: found shape {self.shape}, expected exactly one element")
         return self.numpy().item()
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        elements = self.numpy()
-        return elements.astype(dtype) if dtype is not None or copy else elements
-
-    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """NumPy's functions, such as np.sum, take the elements and return NumPy arrays; a tracer has none."""
-        args, kwargs = tree.map(lambda x: x.numpy() if isinstance(x, Value) else x, (args, kwargs))
-        return function(*args, **kwargs)
 
     def __float__(self) -> float:
         return float(self.item())
@@ -160,6 +150,27 @@ class Value:
 
     def __rmatmul__(self, other: Any) -> Value:
         return self._ops.matmul(other, self)
+
+    def __and__(self, other: Any) -> Value:
+        return self._ops.bitwise_and(self, other)
+
+    def __rand__(self, other: Any) -> Value:
+        return self._ops.bitwise_and(other, self)
+
+    def __or__(self, other: Any) -> Value:
+        return self._ops.bitwise_or(self, other)
+
+    def __ror__(self, other: Any) -> Value:
+        return self._ops.bitwise_or(other, self)
+
+    def __xor__(self, other: Any) -> Value:
+        return self._ops.bitwise_xor(self, other)
+
+    def __rxor__(self, other: Any) -> Value:
+        return self._ops.bitwise_xor(other, self)
+
+    def __invert__(self) -> Value:
+        return self._ops.bitwise_not(self)
 
     def __neg__(self) -> Value:
         return self._ops.neg(self)
@@ -240,7 +251,7 @@ class Array(Value):
         # Python calls this for missing attributes only: `stage` deletes the buffer of a donated array.
         if name == "buffer":
             raise TraceError(
-                f"this array ({ArrayType(self.shape, self.dtype)}) was donated to a staged function, which may have "
+                f"this array ({ArrayType(self.shape, self.dtype)}) was donated to a jitted function, which may have "
                 "overwritten it; use the function's result instead"
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -253,6 +264,22 @@ class Array(Value):
 
     def to(self, device: str) -> Array:
         return self if device == self.device else array(self.numpy(), device=device)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """The elements as a DLPack capsule, for `torch.from_dlpack` and others: the same memory, not to be written to.
+
+        Raises:
+            DeviceError: the array is not on the CPU.
+        """
+        self.__dlpack_device__()
+        return dlpack.exported(self.numpy(), **options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        if self.device != "cpu":
+            raise DeviceError(
+                f"__dlpack__: found an array on {self.device}, expected one on the CPU; write x.to('cpu')"
+            )
+        return dlpack.CPU, 0
 
     def __repr__(self) -> str:
         where = "" if self.device == "cpu" else f", device={self.device!r}"
@@ -294,3 +321,16 @@ def array(x: Any, dtype: Any = None, device: str | None = None) -> Array:
     device = device or "cpu"
     elements.flags.writeable = False
     return Array(find_device(device).from_numpy(elements), elements.shape, elements.dtype, device)
+
+
+def from_dlpack(x: Any) -> Array:
+    """An Array in the memory of another package's array on the CPU, such as a PyTorch tensor.
+
+    Nothing is copied if the elements are C-contiguous. Then ``x`` must not be written to any more.
+
+    Raises:
+        DTypeError: ``x`` has no ``__dlpack__``, or adtrain has no such dtype.
+        DeviceError: ``x`` is not on the CPU.
+    """
+    elements = dlpack.imported(x)
+    return Array(elements, elements.shape, dtype_of("from_dlpack", elements.dtype), "cpu")

@@ -15,6 +15,7 @@ from adtrain.core.errors import AdtrainError, DTypeError, ShapeError
 from adtrain.core.reverse import ReverseTrace, ReverseTracer, backpropagate
 from adtrain.core.scope import phase
 from adtrain.core.trace import new_level
+from adtrain.core.traced_number import TracedNumber
 
 
 class _Recording:
@@ -193,7 +194,9 @@ def hvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
     positions = tuple(range(len(primals)))
     if not tree.leaves(primals):
         raise ShapeError("hvp: found no arrays to differentiate by")
-    direction = [_matching("hvp", x, t) for x, t in zip(tree.leaves(primals), tree.leaves(tangents), strict=True)]
+    leaves, structure = tree.flatten(tuple(primals))
+    vectors = tree.flatten_like(structure, tuple(tangents)) or []
+    direction = [_matching("hvp", x, t) for x, t in zip(leaves, vectors, strict=True)]
 
     def slope(*args: Any) -> Value:
         gradient = tree.leaves(grad(f, positions)(*args))
@@ -270,16 +273,17 @@ def _positions(name: str, argnums: int | Sequence[int], count: int) -> tuple[int
 
 
 def _differentiable(name: str, what: str, x: Any) -> Value:
-    value = x if isinstance(x, Value) else array(x)
+    value = x.array() if isinstance(x, TracedNumber) else x if isinstance(x, Value) else array(x)
     if value.dtype.kind != "f":
         raise DTypeError(f"{name}: {what} is {value.dtype}, expected float32 or float64")
     return value
 
 
 def _cotangents(recording: _Recording, ct: Any) -> list[Any]:
-    leaves, structure = tree.flatten(ct)
-    if structure != recording.out_structure:
-        raise ShapeError(f"vjp: found a cotangent of structure {structure}, expected {recording.out_structure}")
+    leaves = tree.flatten_like(recording.out_structure, ct)
+    if leaves is None:
+        found = tree.flatten(ct)[1]
+        raise ShapeError(f"vjp: found a cotangent of structure {found}, expected {recording.out_structure}")
     return [
         _matching("vjp", out, x) if out.dtype.kind == "f" else x
         for out, x in zip(recording.primals_out, leaves, strict=True)
@@ -304,5 +308,5 @@ def _check_tuples(name: str, primals: Sequence[Any], tangents: Sequence[Any]) ->
             raise AdtrainError(
                 f"{name}: {what} must be a tuple with one entry for each argument, found {type(found).__name__}"
             )
-    if tree.flatten(tuple(primals))[1] != tree.flatten(tuple(tangents))[1]:
+    if tree.flatten_like(tree.flatten(tuple(primals))[1], tuple(tangents)) is None:
         raise ShapeError(f"{name}: primals and tangents have different structures")

@@ -89,10 +89,9 @@ def _record(
             raise ShapeError(f"{name}: backward returned {count} cotangents, expected a tuple of {len(structures)}")
         flat: list[Any] = []
         for i, (ct, structure) in enumerate(zip(found, structures, strict=True)):
-            part, got = tree.flatten(ct)
-            if ct is None:
-                part = [None] * structure.leaf_count
-            elif got != structure:
+            part = [None] * structure.leaf_count if ct is None else tree.flatten_like(structure, ct)
+            if part is None:
+                got = tree.flatten(ct)[1]
                 raise ShapeError(f"{name}: backward's cotangent {i} is a tree {got}, expected {structure}")
             flat += part
         for i in traced:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+_PACKAGE = str(Path(__file__).resolve().parent.parent)
+
 
 class AdtrainError(Exception):
     """Base of errors that the user caused; the command line prints its lines and exits with code 2."""
@@ -38,3 +43,11 @@ class TraceError(AdtrainError):
 
 class OptionError(AdtrainError, ValueError):
     """An invalid option of a layer, optimizer or schedule, whatever the input."""
+
+
+def user_line() -> str:
+    """``file:line`` of the innermost frame outside adtrain."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -37,7 +37,7 @@ class Hook:
         """Called when the backend has returned. A GPU may still be running."""
 
     def program(self, program: Program, seconds: Sequence[float]) -> None:
-        """Called when a staged function's Program has run, with the seconds of each equation."""
+        """Called when a jitted function's Program has run, with the seconds of each equation."""
 
 
 class _Active(threading.local):

@@ -9,15 +9,23 @@ from typing import Any
 from adtrain.core.errors import OptionError
 
 
-def is_integer(value: Any, least: int) -> bool:
-    """Whether `value` is an integer of at least `least`, and not a bool."""
-    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
+def shown(value: Any) -> str:
+    """`value` in an error: its repr, or its type if that is long or has several lines."""
+    text = repr(value)
+    return text if len(text) <= 80 and "\n" not in text else f"a {type(value).__name__}"
+
+
+def is_integer(value: Any, least: int | None) -> bool:
+    """Whether `value` is an integer, of at least `least` if that is given, and not a bool."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        return False
+    return least is None or int(value) >= least
 
 
 def check_integer(owner: str, name: str, value: Any, least: int) -> None:
     """OptionError unless `value`, the option `name` of `owner`, is an integer of at least `least`."""
     if not is_integer(value, least):
-        raise OptionError(f"{owner}: {name} is {value!r}, expected an integer, at least {least}")
+        raise OptionError(f"{owner}: {name} is {shown(value)}, expected an integer, at least {least}")
 
 
 def check_number(owner: str, name: str, value: Any, low: float = 0, below: float = inf) -> None:
@@ -29,4 +37,4 @@ def check_number(owner: str, name: str, value: Any, low: float = 0, below: float
             + (f", at least {low}" if low > -inf else "")
             + (f", below {below}" if below < inf else "")
         )
-        raise OptionError(f"{owner}: {name} is {value!r}, expected {expected}")
+        raise OptionError(f"{owner}: {name} is {shown(value)}, expected {expected}")

@@ -1,4 +1,4 @@
-"""Refuse side effects of a staged function: they would happen once, when it is traced, and not in later calls.
+"""Refuse side effects of a jitted function: they would happen once, when it is traced, and not in later calls.
 
 `stage` refuses what it can see reliably:
 
@@ -44,7 +44,7 @@ def refuse_assignments(f: Callable[..., Any]) -> None:
         code = function.__code__
         for name, line in _assignments(code, frozenset(code.co_freevars)):
             raise TraceError(
-                f"{code.co_filename}:{line}: a staged function assigns {name!r}, a variable outside of it, which would "
+                f"{code.co_filename}:{line}: a jitted function assigns {name!r}, a variable outside of it, which would "
                 "happen only once, when it is traced; pass the value in and return the new one"
             )
         in_module = [function.__globals__.get(name) for name in _global_names(code)]
@@ -70,7 +70,7 @@ def refuse_attribute_changes(f: Callable[..., Any]) -> Iterator[None]:
         cached = isinstance(getattr(type(owner), name, None), functools.cached_property)
         if before.get(name, absent) is not after.get(name, absent) and not cached:
             raise TraceError(
-                f"a staged function changes the attribute {name!r} of its {type(owner).__name__}, which happens only "
+                f"a jitted function changes the attribute {name!r} of its {type(owner).__name__}, which happens only "
                 "once, when it is traced; pass the value in and return the new one"
             )
 
@@ -89,7 +89,7 @@ def refuse_leaks(traced: Sequence[tuple[weakref.ref[Any], str]]) -> None:
     for value, origin in traced:
         if value() is not None:
             raise TraceError(
-                f"{origin} is stored outside the staged function; it is a traced value, which has no elements, and "
+                f"{origin} is stored outside the jitted function; it is a traced value, which has no elements, and "
                 "later calls do not replace it; return it instead"
             )
 

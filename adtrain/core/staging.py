@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from adtrain.core import tree
-from adtrain.core.array import Array, Value, array
+from adtrain.core.array import Array, Value
 from adtrain.core.backend import Executable, backend
 from adtrain.core.errors import DTypeError
 from adtrain.core.hooks import active_hooks
 from adtrain.core.precision import current_precision
 from adtrain.core.program import Program
 from adtrain.core.side_effects import refuse_assignments, refuse_attribute_changes, refuse_leaks
+from adtrain.core.staging_arguments import (
+    NOTHING,
+    Declared,
+    NumberLeaf,
+    StaticArgument,
+    StaticLeaf,
+    leaf,
+    traced,
+    type_of,
+)
 from adtrain.core.staging_trace import StagingTrace, Symbol, evaluate
 from adtrain.core.trace import Tracer, base_trace
+from adtrain.core.traced_number import TracedNumber
 
 Pass: TypeAlias = Callable[[Program], Program]
 """From a Program to a better Program with the same results."""
+MAX_PROGRAMS = 64
+"""Programs that a function keeps: those that it used last."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +40,7 @@ class _Compiled:
     """A function compiled for arguments of certain types."""
 
     arguments: tree.Template
-    types: tuple[Any, ...]  # _leaf_key of each leaf of the arguments
+    types: tuple[Any, ...]  # type_of each leaf of the arguments
     precision: str  # current_precision() when it was traced
     traced: Program  # before the passes
     program: Program  # after the passes
@@ -37,33 +48,43 @@ class _Compiled:
     executable: Executable
     donated: tuple[int, ...]  # positions among the Program's inputs
 
-    def arrays(self, args: tuple[Any, ...]) -> list[Array] | None:
-        """The leaves of ``args`` if this can run them: all are arrays of its types, and the precision is its own."""
+    def arrays(self, args: tuple[Any, ...], options: Mapping[str, Any]) -> list[Array] | None:
+        """The arrays among the arguments if this can run them: all are of its types, and the precision is its own."""
         if self.precision != current_precision():
             return None
-        leaves = self.arguments.flatten(args)
+        leaves = self.arguments.flatten((args, options))
         if leaves is None:
             return None
+        found = []
         for x, kind in zip(leaves, self.types, strict=True):
-            if x.__class__ is not Array or (x.shape, x.dtype, x.device) != kind:
+            if x.__class__ is Array:
+                if (x.shape, x.dtype, x.device) != kind:
+                    return None
+                found.append(x)
+            elif x.__class__ is float and kind.__class__ is NumberLeaf:
+                found.append(kind.array(x))
+            elif kind.__class__ is not StaticLeaf or not kind.matches(x):
                 return None
-        return leaves
+        return found
 
 
 class Staged:
     """A function that runs as a Program; `stage` returns it."""
 
-    __slots__ = ("compiled", "donate", "f", "latest", "passes")  # no __dict__: these caches are no side effects
+    __slots__ = ("compiled", "donate", "f", "latest", "passes", "static")  # no __dict__: caches are no side effects
 
-    def __init__(self, f: Callable[..., Any], passes: Sequence[Pass], donate: Collection[int]) -> None:
+    def __init__(
+        self, f: Callable[..., Any], passes: Sequence[Pass], donate: Declared, static: Declared = NOTHING
+    ) -> None:
         self.f = f
         self.passes = passes
         self.donate = donate
-        self.compiled: dict[Any, _Compiled] = {}
+        self.static = static
+        self.compiled: OrderedDict[Any, _Compiled] = OrderedDict()
         self.latest: _Compiled | None = None
 
-    def __call__(self, *args: Any) -> Any:
-        return self.repeat(1, *args)
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self._repeat(1, args, options)
 
     def repeat(self, times: int, *args: Any) -> Any:
         """Call ``times`` times, each time with the results of the last call as the donated arguments.
@@ -73,17 +94,21 @@ class Staged:
         Raises:
             DTypeError: it returns something else. Also the errors of `stage`.
         """
+        return self._repeat(times, args, {})
+
+    def _repeat(self, times: int, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         compiled = self.latest
-        arrays = None if compiled is None else compiled.arrays(args)
+        arrays = None if compiled is None else compiled.arrays(args, options)
         if compiled is None or arrays is None:
-            leaves, structure = _leaves(args)
-            compiled = self.latest = self._compiled(args, leaves, structure)
-            values = [x for x in leaves if isinstance(x, Value)]
+            leaves, structure = self._leaves(args, options)
+            compiled = self.latest = self._compiled(leaves, structure)
+            values = [x.value if isinstance(x, TracedNumber) else x for x in leaves]
+            values = [x for x in values if isinstance(x, Value)]
             if any(isinstance(x, Tracer) for x in values):
                 return compiled.result.unflatten(_evaluated(compiled, values, times))
             arrays = values  # type: ignore[assignment]
         if times > 1 and not compiled.program.carries:
-            raise DTypeError(f"stage: {_NOT_CARRIED}")
+            raise DTypeError(f"jit: {_NOT_CARRIED}")
         return self._run(compiled, arrays, times)  # type: ignore[arg-type]
 
     def _run(self, compiled: _Compiled, arrays: list[Array], times: int) -> Any:
@@ -105,31 +130,43 @@ class Staged:
         outputs = zip(results, compiled.program.outputs, strict=True)
         return compiled.result.unflatten([Array(b, *v.type, v.device) for b, v in outputs])
 
-    def compile(self, *args: Any) -> None:
+    def compile(self, *args: Any, **options: Any) -> None:
         """Trace and compile for arguments of these types; nothing is run."""
-        leaves, structure = _leaves(args)
-        self._compiled(args, leaves, structure)
+        self._compiled(*self._leaves(args, options))
 
-    def program(self, *args: Any) -> Program:
+    def program(self, *args: Any, **options: Any) -> Program:
         """The Program for arguments of these types, after the passes. Nothing is compiled or run."""
-        leaves, structure = _leaves(args)
-        return self._optimized(self._trace(args, leaves, structure)[0])
+        return self._optimized(self._trace(*self._leaves(args, options))[0])
 
-    def _compiled(self, args: Sequence[Any], leaves: Sequence[Any], structure: tree.TreeDef) -> _Compiled:
-        types, precision = tuple(map(_leaf_key, leaves)), current_precision()
+    def _leaves(self, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[list[Any], tree.TreeDef]:
+        """The leaves of the arguments and their structure: a pair of a tuple and a dict with sorted keys.
+
+        NumPy arrays become Arrays, floats TracedNumbers, and arguments that are declared static one leaf each.
+        """
+        given = tuple(StaticArgument(x) if i in self.static else x for i, x in enumerate(args))
+        named = {name: StaticArgument(x) if name in self.static else x for name, x in sorted(options.items())}
+        leaves, structure = tree.flatten((given, named))
+        device = next((x.device for x in leaves if isinstance(x, Value)), "cpu")
+        return [leaf(x, device) for x in leaves], structure
+
+    def _compiled(self, leaves: Sequence[Any], structure: tree.TreeDef) -> _Compiled:
+        key = structure, tuple(map(type_of, leaves)), current_precision()
         try:
-            found = self.compiled.get((structure, types, precision))
+            found = self.compiled.get(key)
         except TypeError as error:
-            raise DTypeError(f"stage: an argument is neither an array nor hashable: {error}") from None
+            raise DTypeError(f"jit: a static argument is not hashable: {error}") from None
         if found is None:
-            traced, result = self._trace(args, leaves, structure)
+            traced, result = self._trace(leaves, structure)
             program = self._optimized(traced)
             devices = {v.device for v in (*program.inputs, *program.constants)} or {"cpu"}
             executable = backend(min(devices)).compile(program)
             donated = tuple(i for i, v in enumerate(program.inputs) if v in program.donated)
             templates = tree.Template(structure), tree.Template(result)
-            found = _Compiled(templates[0], types, precision, traced, program, templates[1], executable, donated)
-            self.compiled[structure, types, precision] = found
+            found = _Compiled(templates[0], *key[1:], traced, program, templates[1], executable, donated)
+            self.compiled[key] = found
+            if len(self.compiled) > MAX_PROGRAMS:
+                self.compiled.popitem(last=False)
+        self.compiled.move_to_end(key)
         return found
 
     def _optimized(self, program: Program) -> Program:
@@ -137,38 +174,32 @@ class Staged:
             program = apply(program)
         return program
 
-    def _trace(
-        self, args: Sequence[Any], leaves: Sequence[Any], structure: tree.TreeDef
-    ) -> tuple[Program, tree.TreeDef]:
+    def _trace(self, leaves: Sequence[Any], structure: tree.TreeDef) -> tuple[Program, tree.TreeDef]:
         refuse_assignments(self.f)
         trace = StagingTrace()
         with refuse_attribute_changes(self.f):
-            program, out_structure = self._record(trace, args, leaves, structure)
+            program, out_structure = self._record(trace, leaves, structure)
             refuse_leaks(trace.symbols)
         return program, out_structure
 
     def _record(
-        self, trace: StagingTrace, args: Sequence[Any], leaves: Sequence[Any], structure: tree.TreeDef
+        self, trace: StagingTrace, leaves: Sequence[Any], structure: tree.TreeDef
     ) -> tuple[Program, tree.TreeDef]:
         """Call the function on symbols. No symbol is referenced from here after the return."""
-        symbols = [trace.input(x) if isinstance(x, Value) else x for x in leaves]
+        args, options = tree.unflatten(structure, [traced(trace, x) for x in leaves])
+        places = [*enumerate(args), *options.items()]
+        given = tree.leaves([x for place, x in places if place in self.donate])
+        donated = frozenset(x.variable for x in given if isinstance(x, Symbol))
         try:
             with base_trace(trace):
-                out = self.f(*tree.unflatten(structure, symbols))
+                outputs, out_structure = tree.flatten(self.f(*args, **options))
+                outputs = [x.array() if isinstance(x, TracedNumber) else x for x in outputs]
         finally:
             trace.live = False
-        outputs, out_structure = tree.flatten(out)
         for x in outputs:
             if not isinstance(x, Value):
-                raise DTypeError(f"stage: the function returned a {type(x).__name__}, expected arrays")
-        of_argument = iter(symbols)
-        donated = [
-            x.variable
-            for i, arg in enumerate(args)
-            for x in islice(of_argument, len(tree.leaves(arg)))
-            if i in self.donate and isinstance(x, Symbol)
-        ]
-        return replace(trace.program(outputs), donated=frozenset(donated)), out_structure
+                raise DTypeError(f"jit: the function returned a {type(x).__name__}, expected arrays")
+        return replace(trace.program(outputs), donated=donated), out_structure
 
 
 _NOT_CARRIED = "a function that is repeated returns new values for its donated arguments, in their order"
@@ -182,23 +213,6 @@ def _evaluated(compiled: _Compiled, values: list[Value], times: int) -> list[Val
     return evaluate(compiled.traced, values)
 
 
-def _leaf_key(x: Any) -> Any:
-    """The key of a leaf: an array's type and device, or a static value.
-
-    Values that compare equal may have different Programs, so the key of a number has its type (1 == 1.0 == True), and
-    that of a float its digits (0.0 == -0.0). The digits also make one key of all NaNs, which compare unequal.
-    """
-    if isinstance(x, Value):
-        return x.shape, x.dtype, x.device
-    return type(x), x.hex() if isinstance(x, float) else x
-
-
-def _leaves(args: Any) -> tuple[list[Any], tree.TreeDef]:
-    """The leaves of the arguments, with NumPy arrays as Arrays, and their structure."""
-    leaves, structure = tree.flatten(args)
-    return [array(x) if isinstance(x, (np.ndarray, np.generic)) else x for x in leaves], structure
-
-
 def stage(f: Callable[..., Any], passes: Sequence[Pass] = (), donate: Collection[int] = ()) -> Staged:
     """Trace ``f`` once for each combination of argument types, and run it as a compiled Program.
 
@@ -209,7 +223,7 @@ def stage(f: Callable[..., Any], passes: Sequence[Pass] = (), donate: Collection
 
     Args:
         f: function of trees of arrays to a tree of arrays, written with public ops; it may take gradients and update
-            parameters. Leaves that are not arrays (numbers, strings) are static: each value has a Program of its own.
+            parameters. Floats are traced; integers, bools and strings are static: each value has a Program of its own.
             Arrays that ``f`` uses without getting them as arguments become constants of the Program.
         passes: applied to the Program in this order.
         donate: positions of donated arguments. Results may be written to their memory, so their arrays cannot be used
@@ -220,4 +234,4 @@ def stage(f: Callable[..., Any], passes: Sequence[Pass] = (), donate: Collection
             donated before. Names the line where it can.
         DTypeError: ``f`` returns something other than arrays.
     """
-    return Staged(f, passes, donate)
+    return Staged(f, passes, Declared(frozenset(donate)))

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from adtrain.core.array import Array, Value
-from adtrain.core.errors import TraceError
+from adtrain.core.errors import TraceError, user_line
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.scope import at, current_phase, current_scope
 from adtrain.core.trace import Tracer, bind
+from adtrain.core.traced_number import TracedNumber
 from adtrain.core.types import ArrayType
-
-_PACKAGE = str(Path(__file__).resolve().parent.parent)
-
-
-def user_line() -> str:
-    """``file:line`` of the innermost frame outside adtrain."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 class Symbol(Tracer):
@@ -42,8 +31,9 @@ class Symbol(Tracer):
 
     def numpy(self) -> np.ndarray:
         raise TraceError(
-            f"{user_line()}: the staged function reads the elements of a traced value {self.dtype}{list(self.shape)}, "
-            "which has none: use ops.where instead of a branch, and ops instead of NumPy and float()"
+            f"{user_line()}: the jitted function reads the elements of a traced value {self.dtype}{list(self.shape)}, "
+            "which has none: use ops.where instead of a branch, and ops instead of NumPy and float(); an argument that "
+            "decides about a branch can be static: jit(f, static_argnums=...)"
         )
 
 
@@ -75,13 +65,19 @@ class StagingTrace:
             return x.variable
         if not isinstance(x, Array):
             raise TraceError(
-                f"{user_line()}: a staged function uses a traced value of another function; pass it as an argument"
+                f"{user_line()}: a jitted function uses a traced value of another function; pass it as an argument"
             )
         if id(x) not in self.constants:
             self.constants[id(x)] = x, Variable(ArrayType(x.shape, x.dtype), x.device)
         return self.constants[id(x)][1]
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: Mapping[str, Any]) -> Any:
+        for name, x in params.items():
+            if isinstance(x, TracedNumber):
+                raise TraceError(
+                    f"{user_line()}: {primitive.name} needs the value of {name}, a float argument of the jitted "
+                    "function, which is traced; make it static with jit(f, static_argnums=...)"
+                )
         inputs = tuple(self.variable(x) for x in args)
         device = inputs[0].device if inputs else params["device"]
         outputs = tuple(Variable(t, device) for t in primitive.output_types(args, params))

@@ -1,32 +1,81 @@
-"""Trees: nested dicts, lists, tuples, named tuples and None. Everything else is a leaf."""
+"""Trees: nested dicts, lists, tuples, named tuples, dataclasses, registered classes and None.
+
+Everything else is a leaf. Dicts with the same keys in another order have the same structure. Two kinds of dataclasses
+are leaves: layers and optimizers, whose fields are options, and those with ``__array__``, which stand for one array.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache, partial
+from itertools import islice
+from typing import Any, NamedTuple
 
-from adtrain.core.errors import ShapeError
+from adtrain.core.errors import AdtrainError, ShapeError
+
+
+class _Registered(NamedTuple):
+    """How a class is taken apart and put together."""
+
+    flatten: Callable[[Any], tuple[Sequence[Any], Hashable]]
+    unflatten: Callable[[Any, Sequence[Any]], Any]
+
+
+_registered: dict[type, _Registered] = {}
+
+
+def register(
+    kind: type,
+    flatten: Callable[[Any], tuple[Sequence[Any], Hashable]],
+    unflatten: Callable[[Any, Sequence[Any]], Any],
+) -> None:
+    """Make the instances of a class trees, in all functions of adtrain.
+
+    Args:
+        kind: the class; its subclasses are registered by themselves.
+        flatten: takes an instance and returns its children, which are trees, and the rest of it as a hashable value.
+        unflatten: takes that value and children, and returns an instance.
+
+    Raises:
+        AdtrainError: the class is registered already, or is a dict, list, tuple or None.
+    """
+    if kind in _registered or kind in (dict, list, tuple, type(None)):
+        raise AdtrainError(f"tree.register: {kind.__name__} is a tree already")
+    _registered[kind] = _Registered(flatten, unflatten)
 
 
 @dataclass(frozen=True)
 class TreeDef:
-    """The structure of a tree without its leaves. ``kind`` is None for a leaf."""
+    """The structure of a tree without its leaves. ``kind`` is None for a leaf.
+
+    Attributes:
+        keys: of a dict its keys, of a dataclass its field names; of others empty.
+        children: the structures below; of a dict in the order of its keys.
+        data: of a registered class what its ``flatten`` returned besides the children.
+    """
 
     kind: type | None
     keys: tuple[Any, ...] = ()
     children: tuple[TreeDef, ...] = ()
+    data: Hashable = None
 
     @property
     def leaf_count(self) -> int:
         return 1 if self.kind is None else sum(child.leaf_count for child in self.children)
+
+    @property
+    def registered(self) -> bool:
+        """Whether a registered class is part of it."""
+        return self.kind in _registered or any(child.registered for child in self.children)
 
     def __str__(self) -> str:
         if self.kind is None:
             return "*"
         if self.kind is dict:
             return "{" + ", ".join(f"{k!r}: {c}" for k, c in zip(self.keys, self.children, strict=True)) + "}"
-        return f"{self.kind.__name__}({', '.join(map(str, self.children))})"
+        names = [f"{key}=" for key in self.keys] or [""] * len(self.children)
+        return f"{self.kind.__name__}({', '.join(f'{n}{c}' for n, c in zip(names, self.children, strict=True))})"
 
 
 _LEAF = TreeDef(None)
@@ -39,14 +88,54 @@ def flatten(tree: Any) -> tuple[list[Any], TreeDef]:
 
 
 def _flatten(tree: Any, found: list[Any]) -> TreeDef:
+    kind: Any = type(tree)
     if isinstance(tree, dict):
         return TreeDef(dict, tuple(tree), tuple(_flatten(child, found) for child in tree.values()))
+    if kind in _registered:
+        children, data = _registered[kind].flatten(tree)
+        return TreeDef(kind, (), tuple(_flatten(child, found) for child in children), data)
     if isinstance(tree, (list, tuple)):
-        return TreeDef(type(tree), (), tuple(_flatten(child, found) for child in tree))
+        return TreeDef(kind, (), tuple(_flatten(child, found) for child in tree))
     if tree is None:
         return TreeDef(type(None))
+    if _is_tree_of_fields(kind):
+        names = tuple(field.name for field in fields(tree))
+        return TreeDef(kind, names, tuple(_flatten(getattr(tree, name), found) for name in names))
     found.append(tree)
     return _LEAF
+
+
+@cache
+def _is_tree_of_fields(kind: type) -> bool:
+    """Whether ``kind`` is a dataclass whose instances are trees: no array, and without the attribute ``tree_leaf``."""
+    return is_dataclass(kind) and not hasattr(kind, "__array__") and not getattr(kind, "tree_leaf", False)
+
+
+def flatten_like(treedef: TreeDef, tree: Any) -> list[Any] | None:
+    """The leaves of ``tree`` in the order of ``treedef``; None if it has another structure."""
+    found, structure = flatten(tree)
+    return found if structure == treedef else _in_order(treedef, structure, found)
+
+
+def _in_order(treedef: TreeDef, structure: TreeDef, leaves: list[Any]) -> list[Any] | None:
+    """The leaves of a tree of ``structure`` in the order of ``treedef``; None if not only the order of keys differs."""
+    if (treedef.kind, treedef.data, len(treedef.children)) != (structure.kind, structure.data, len(structure.children)):
+        return None
+    if treedef.kind is None:
+        return leaves
+    remaining = iter(leaves)
+    keys = structure.keys or range(len(structure.children))
+    parts = {
+        key: (child, list(islice(remaining, child.leaf_count)))
+        for key, child in zip(keys, structure.children, strict=True)
+    }
+    ordered: list[Any] = []
+    for key, child in zip(treedef.keys or range(len(treedef.children)), treedef.children, strict=True):
+        part = _in_order(child, *parts[key]) if key in parts else None
+        if part is None:
+            return None
+        ordered += part
+    return ordered
 
 
 def unflatten(treedef: TreeDef, leaves: Sequence[Any]) -> Any:
@@ -62,15 +151,29 @@ def _unflatten(treedef: TreeDef, leaves: Iterator[Any]) -> Any:
     children = [_unflatten(child, leaves) for child in treedef.children]
     if treedef.kind is dict:
         return dict(zip(treedef.keys, children, strict=True))
+    if treedef.kind in _registered:
+        return _registered[treedef.kind].unflatten(treedef.data, children)
     if hasattr(treedef.kind, "_fields"):
         return treedef.kind(*children)
-    return treedef.kind(children)
+    return _of_fields(treedef.kind, treedef.keys, children) if is_dataclass(treedef.kind) else treedef.kind(children)
+
+
+def _of_fields(kind: type, names: Sequence[str], values: Sequence[Any]) -> Any:
+    """An instance of a dataclass. Its constructor is not called: it may check or convert what tracers do not have."""
+    made: Any = object.__new__(kind)
+    for name, value in zip(names, values, strict=True):
+        object.__setattr__(made, name, value)
+    return made
 
 
 class Template:
     """`flatten` and `unflatten` for one structure, each compiled to a Python expression for speed."""
 
     def __init__(self, treedef: TreeDef) -> None:
+        if treedef.registered:
+            self._flatten = partial(flatten_like, treedef)
+            self._unflatten = partial(unflatten, treedef)
+            return
         self._names: dict[str, Any] = {"__builtins__": {"type": type, "len": len}}
         self._checks: list[str] = []
         self._leaves: list[str] = []
@@ -83,7 +186,7 @@ class Template:
         """The leaves of ``tree``; None if it has another structure."""
         try:
             leaves: list[Any] | None = self._flatten(tree)
-        except KeyError:
+        except (KeyError, AttributeError):
             return None
         return leaves
 
@@ -101,6 +204,10 @@ class Template:
         self._checks.append(f"type({place}) is {kind_name}")
         if kind is type(None):
             return "None"
+        if is_dataclass(kind):
+            parts = [self._write(child, f"{place}.{key}") for key, child in zip(treedef.keys, children, strict=True)]
+            build = self._name(partial(_of_fields, kind, treedef.keys))
+            return f"{build}([{', '.join(parts)}])"
         self._checks.append(f"len({place}) == {len(children)}")
         keys = [self._name(key) for key in (treedef.keys if kind is dict else range(len(children)))]
         parts = [self._write(child, f"{place}[{key}]") for key, child in zip(keys, children, strict=True)]
@@ -124,9 +231,9 @@ def map(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     first, treedef = flatten(tree)
     columns = [first]
     for other in rest:
-        found, structure = flatten(other)
-        if structure != treedef:
-            raise ShapeError(f"tree.map: found trees of different structure: {treedef} and {structure}")
+        found = flatten_like(treedef, other)
+        if found is None:
+            raise ShapeError(f"tree.map: found trees of different structure: {treedef} and {flatten(other)[1]}")
         columns.append(found)
     return unflatten(treedef, [function(*row) for row in zip(*columns, strict=True)])
 

@@ -118,7 +118,7 @@ def _reshape(writer: LayerWriter, name: str, x: str, shape: nn.Shape) -> str:
     return writer.op("Reshape", x, writer.constant(name, [0, *shape]))  # 0 keeps the size of the batch axis
 
 
-def gelu(writer: LayerWriter, layer: nn.Gelu, x: str, shape: nn.Shape) -> str:
+def gelu(writer: LayerWriter, layer: nn.GELU, x: str, shape: nn.Shape) -> str:
     """x (1 + f(x)) / 2, where f is erf(x / √2) or a tanh of a cubic."""
     half, one = writer.constant("half", 0.5), writer.constant("one", 1.0)
     if layer.approximate == "none":
@@ -173,11 +173,11 @@ TRANSLATIONS: dict[type[nn.Module], Translation] = {
     nn.Dropout: lambda writer, layer, x, shape: x,
     nn.Flatten: lambda writer, layer, x, shape: writer.op("Flatten", x, axis=1),
     nn.Reshape: reshape,
-    nn.Relu: operator("Relu"),
-    nn.LeakyRelu: operator("LeakyRelu", alpha="negative_slope"),
-    nn.Elu: operator("Elu", alpha="alpha"),
-    nn.Gelu: gelu,
-    nn.Silu: lambda writer, layer, x, shape: writer.op("Mul", x, writer.op("Sigmoid", x)),
+    nn.ReLU: operator("Relu"),
+    nn.LeakyReLU: operator("LeakyRelu", alpha="negative_slope"),
+    nn.ELU: operator("Elu", alpha="alpha"),
+    nn.GELU: gelu,
+    nn.SiLU: lambda writer, layer, x, shape: writer.op("Mul", x, writer.op("Sigmoid", x)),
     nn.Tanh: operator("Tanh"),
     nn.Sigmoid: operator("Sigmoid"),
     nn.Softplus: operator("Softplus"),

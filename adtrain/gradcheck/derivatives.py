@@ -75,7 +75,7 @@ def check_config(config: Config, device: str = "cpu") -> Iterator[Row]:
     mode = Mode(training=True, rng=rng_state(config.training.seed).to(device))
 
     def objective(*values: Value) -> Value:
-        outputs, _ = model(tree.unflatten(structure, values), state, images, mode)
+        outputs, _ = model.forward(tree.unflatten(structure, values), state, images, mode)
         return loss(outputs, targets)
 
     height = abs(float(objective(*leaves)))

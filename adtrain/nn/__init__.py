@@ -2,9 +2,13 @@
 
 Typical use::
 
-    model = nn.Sequential([nn.Linear(32), nn.Relu(), nn.Linear(10)])
-    params, state = model.init((784,), np.random.default_rng(0), np.dtype("float32"))
-    logits, state = model(params, state, x, nn.Mode(training=True, rng=rng))
+    model = nn.Sequential(nn.Linear(32), nn.ReLU(), nn.Linear(10))
+    params, state = model.init((784,))
+    logits = model(params, x)
+
+A model with dropout or batch normalisation differs in training and evaluation::
+
+    logits, state = model.forward(params, state, x, nn.Mode(training=True, rng=ops.rng_state(seed, step)))
 """
 
 from __future__ import annotations
@@ -14,14 +18,14 @@ from collections.abc import Callable
 from adtrain import ops
 from adtrain.core.array import Value
 from adtrain.nn.activation import (
+    ELU,
+    GELU,
     Dropout,
-    Elu,
-    Gelu,
-    LeakyRelu,
+    LeakyReLU,
     LogSoftmax,
-    Relu,
+    ReLU,
     Sigmoid,
-    Silu,
+    SiLU,
     Softmax,
     Softplus,
     Tanh,
@@ -41,7 +45,7 @@ LAYERS: dict[str, type[Module]] = {
     for layer in (
         Linear, Conv2d, ConvTranspose2d, MaxPool2d, AvgPool2d, AdaptiveAvgPool2d,
         BatchNorm1d, BatchNorm2d, LayerNorm, GroupNorm, Embedding, Dropout, Flatten, Reshape,
-        Relu, LeakyRelu, Elu, Gelu, Silu, Tanh, Sigmoid, Softplus, Softmax, LogSoftmax,
+        ReLU, LeakyReLU, ELU, GELU, SiLU, Tanh, Sigmoid, Softplus, Softmax, LogSoftmax,
     )
 }  # fmt: skip
 """Layers by their name in a config, without the containers."""
@@ -57,9 +61,9 @@ LOSSES: dict[str, Callable[..., Value]] = {
 """Losses by their name in a config: f(outputs, targets, **options) is the mean over the batch."""
 
 __all__ = [
-    "INITIALIZERS", "LAYERS", "LOSSES", "AdaptiveAvgPool2d", "Add", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Concat",
-    "Container", "Conv2d", "ConvTranspose2d", "Dropout", "Elu", "Embedding", "Flatten", "Gelu", "GroupNorm",
-    "LayerError", "LayerNorm", "LayerRow", "LeakyRelu", "Linear", "LogSoftmax", "MaxPool2d", "Mode", "Module", "Params",
-    "Relu", "Reshape", "Residual", "Sequential", "Shape", "Sigmoid", "Silu", "Softmax", "Softplus", "State", "Tanh",
+    "ELU", "GELU", "INITIALIZERS", "LAYERS", "LOSSES", "AdaptiveAvgPool2d", "Add", "AvgPool2d", "BatchNorm1d",
+    "BatchNorm2d", "Concat", "Container", "Conv2d", "ConvTranspose2d", "Dropout", "Embedding", "Flatten", "GroupNorm",
+    "LayerError", "LayerNorm", "LayerRow", "LeakyReLU", "Linear", "LogSoftmax", "MaxPool2d", "Mode", "Module", "Params",
+    "ReLU", "Reshape", "Residual", "Sequential", "Shape", "SiLU", "Sigmoid", "Softmax", "Softplus", "State", "Tanh",
     "WeightInit", "count_parameters", "describe",
 ]  # fmt: skip

@@ -19,17 +19,17 @@ class _Activation(Module):
     def output_shape(self, shape: Shape) -> Shape:
         return shape
 
-    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         return getattr(ops, self.kind())(x, *astuple(self)), state
 
 
 @dataclass(frozen=True)
-class Relu(_Activation):
+class ReLU(_Activation):
     """max(x, 0)."""
 
 
 @dataclass(frozen=True)
-class LeakyRelu(_Activation):
+class LeakyReLU(_Activation):
     """x where x > 0, negative_slope x elsewhere."""
 
     negative_slope: float = 0.01
@@ -39,7 +39,7 @@ class LeakyRelu(_Activation):
 
 
 @dataclass(frozen=True)
-class Elu(_Activation):
+class ELU(_Activation):
     """x where x > 0, alpha (exp(x) - 1) elsewhere (Clevert et al. 2016)."""
 
     alpha: float = 1.0
@@ -49,7 +49,7 @@ class Elu(_Activation):
 
 
 @dataclass(frozen=True)
-class Gelu(_Activation):
+class GELU(_Activation):
     """x Φ(x), where Φ is the normal distribution function, or its tanh approximation (Hendrycks and Gimpel 2016)."""
 
     approximate: Literal["none", "tanh"] = "none"
@@ -59,7 +59,7 @@ class Gelu(_Activation):
 
 
 @dataclass(frozen=True)
-class Silu(_Activation):
+class SiLU(_Activation):
     """x sigmoid(x)."""
 
 
@@ -119,8 +119,8 @@ class Dropout(Module):
     def output_shape(self, shape: Shape) -> Shape:
         return shape
 
-    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
-        if not mode.training or self.p == 0:
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        if self.p == 0 or not mode.is_training(self):
             return x, state
         if mode.rng is None:
             raise AdtrainError("dropout: found no rng in training, expected Mode(training=True, rng=...)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import reduce
 from math import prod
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 from adtrain import ops
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError, ShapeError
+from adtrain.core.options import shown
 from adtrain.core.scope import scope
 from adtrain.nn.fields import size_text
 from adtrain.nn.module import LayerError, Mode, Module, Params, Shape, State
@@ -48,12 +49,11 @@ class Container(Module):
             for key, size in child.parameter_shapes(child_shape).items()
         }
 
-    def init(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
-        self.output_shape(shape)
+    def new_arrays(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
         params: Params = {}
         state: State = {}
         for name, child, child_shape in self.children(shape):
-            child_params, child_state = child.init(child_shape, rng, dtype)
+            child_params, child_state = child.new_arrays(child_shape, rng, dtype)
             if child_params:
                 params[name] = child_params
             if child_state:
@@ -66,7 +66,7 @@ def _run_child(
 ) -> tuple[Value, State]:
     """The child's output on its subtrees of `params` and `state`, and {name: its new state}, or {} if it has none."""
     with scope(scope_name):
-        y, new = child(params.get(name, {}), state.get(name, {}), x, mode.at(name))
+        y, new = child.forward(params.get(name, {}), state.get(name, {}), x, mode.at(name))
     return y, {name: new} if new else {}
 
 
@@ -78,14 +78,17 @@ def _child_output_shape(name: str, child: Module, shape: Shape) -> Shape:
         return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Sequential(Container):
     """One layer after the other; the children are "0", "1", ... as in torch.nn.Sequential."""
 
-    layers: Sequence[Module]
+    layers: tuple[Module, ...]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", _checked_modules(self, "layers", self.layers))
+    def __init__(self, *layers: Module) -> None:
+        object.__setattr__(self, "layers", _checked_modules(self, "layers", layers))
+
+    def __repr__(self) -> str:
+        return f"Sequential({', '.join(map(repr, self.layers))})"
 
     def children(self, shape: Shape) -> Iterator[tuple[str, Module, Shape]]:
         for i, layer in enumerate(self.layers):
@@ -98,7 +101,7 @@ class Sequential(Container):
             shape = _child_output_shape(str(i), layer, shape)
         return shape
 
-    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         new: State = {}
         for i, layer in enumerate(self.layers):
             x, layer_state = _run_child(str(i), f"{i}.{layer.kind()}", layer, params, state, x, mode)
@@ -111,11 +114,8 @@ class Residual(Container):
     """body(x) + shortcut(x) (He et al. 2016); without a shortcut, body(x) + x. Children: "body" and "shortcut"."""
 
     body: Module
+    _: KW_ONLY
     shortcut: Module | None = None
-
-    def __post_init__(self) -> None:
-        _checked_modules(self, "body", [self.body])
-        _checked_modules(self, "shortcut", [] if self.shortcut is None else [self.shortcut])
 
     def children(self, shape: Shape) -> Iterator[tuple[str, Module, Shape]]:
         yield "body", self.body, shape
@@ -133,7 +133,7 @@ class Residual(Container):
             raise ShapeError(f"residual: the body gives {body}, the shortcut {shortcut}")
         return body
 
-    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         y, new = _run_child("body", "body", self.body, params, state, x, mode)
         if self.shortcut is not None:
             x, shortcut_state = _run_child("shortcut", "shortcut", self.shortcut, params, state, x, mode)
@@ -141,16 +141,19 @@ class Residual(Container):
         return ops.add(y, x), new
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Branches(Container):
     """Modules on the same input, named "0", "1", ...; subclasses join their outputs."""
 
-    branches: Sequence[Module]
+    branches: tuple[Module, ...]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "branches", _checked_modules(self, "branches", self.branches))
+    def __init__(self, *branches: Module) -> None:
+        object.__setattr__(self, "branches", _checked_modules(self, "branches", branches))
         if not self.branches:
             raise OptionError(f"{self.kind()}: branches is empty, expected at least one module")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, self.branches))})"
 
     @abstractmethod
     def joined_shape(self, shapes: Sequence[Shape]) -> Shape:
@@ -166,7 +169,7 @@ class Branches(Container):
     def output_shape(self, shape: Shape) -> Shape:
         return self.joined_shape([_child_output_shape(str(i), branch, shape) for i, branch in enumerate(self.branches)])
 
-    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         outputs: list[Value] = []
         new: State = {}
         for i, branch in enumerate(self.branches):
@@ -176,7 +179,7 @@ class Branches(Container):
         return self.join(outputs), new
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False)
 class Concat(Branches):
     """The branches' outputs, concatenated along the first axis of a sample (channels)."""
 
@@ -193,7 +196,7 @@ class Concat(Branches):
         return ops.concatenate(outputs, axis=1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False)
 class Add(Branches):
     """The sum of the branches' outputs."""
 
@@ -207,8 +210,13 @@ class Add(Branches):
         return reduce(ops.add, outputs)
 
 
-def _checked_modules(container: Container, name: str, modules: Sequence[Module]) -> tuple[Module, ...]:
+def _checked_modules(container: Container, name: str, modules: tuple[Module, ...]) -> tuple[Module, ...]:
+    """``modules``; OptionError unless each is a module."""
     for module in modules:
+        if isinstance(module, (list, tuple)):
+            advice = f"; write nn.{type(container).__name__}(*{name})"
+        else:
+            advice = f"; write {module.__name__}()" if isinstance(module, type) else ""
         if not isinstance(module, Module):
-            raise OptionError(f"{container.kind()}: {name} holds {module!r}, expected a module")
-    return tuple(modules)
+            raise OptionError(f"{container.kind()}: {name} holds {shown(module)}, expected modules{advice}")
+    return modules

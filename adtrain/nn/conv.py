@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from adtrain import ops
@@ -14,6 +14,7 @@ from adtrain.nn.init import WeightInit, WeightLayer
 from adtrain.nn.module import Mode, Params, Shape, State
 
 IMAGE_AXES = ("channels", "height", "width")
+INFERRED = ("in_channels", int, "in_channels is inferred from the input")
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,9 @@ class Conv2d(WeightLayer):
     is at the bottom, or the extra column on the right.
     """
 
+    left_out = INFERRED
     out_channels: int
+    _: KW_ONLY
     kernel_size: Pair
     stride: Pair = 1
     padding: Pair | Literal["same"] = 0
@@ -59,7 +62,7 @@ class Conv2d(WeightLayer):
         weight = (self.out_channels, shape[0] // self.groups, *pair(self.kernel_size))
         return {"weight": weight, "bias": (self.out_channels,)} if self.bias else {"weight": weight}
 
-    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         padding, extra = self.paddings()
         if any(extra):
             x = ops.pad(x, ((0, 0), (0, 0), (0, extra[0]), (0, extra[1])))
@@ -86,7 +89,9 @@ class Conv2d(WeightLayer):
 class ConvTranspose2d(WeightLayer):
     """The transpose of Conv2d, as torch.nn.ConvTranspose2d; weight (in_channels, out_channels / groups, kernel)."""
 
+    left_out = INFERRED
     out_channels: int
+    _: KW_ONLY
     kernel_size: Pair
     stride: Pair = 1
     padding: Pair = 0
@@ -122,7 +127,7 @@ class ConvTranspose2d(WeightLayer):
         weight = (shape[0], self.out_channels // self.groups, *pair(self.kernel_size))
         return {"weight": weight, "bias": (self.out_channels,)} if self.bias else {"weight": weight}
 
-    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         y = ops.conv_transpose2d(
             x,
             params["weight"],

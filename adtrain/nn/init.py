@@ -90,8 +90,7 @@ class WeightLayer(Module):
         """Raise OptionError unless `weight_init` is one of INITIALIZERS."""
         fields.check_choice(self, "weight_init", tuple(INITIALIZERS))
 
-    def init(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
-        self.output_shape(shape)
+    def new_arrays(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
         draw = INITIALIZERS[self.weight_init]
         params: Params = {}
         for name, size in self.parameter_shapes(shape).items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from adtrain import ops
 from adtrain.core.array import Value
@@ -16,7 +16,9 @@ from adtrain.nn.module import Mode, Params, Shape, State
 class Linear(WeightLayer):
     """x Wᵀ + b over the last axis: (..., in_features) -> (..., out_features); weight (out_features, in_features)."""
 
+    left_out = ("in_features", int, "in_features is inferred from the input")
     out_features: int
+    _: KW_ONLY
     bias: bool = True
     in_features: int | None = None
     weight_init: WeightInit = "kaiming_uniform"
@@ -35,7 +37,7 @@ class Linear(WeightLayer):
         weight = (self.out_features, shape[-1])
         return {"weight": weight, "bias": (self.out_features,)} if self.bias else {"weight": weight}
 
-    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         y = ops.matmul(x, params["weight"], transpose_b=True)
         return (ops.add(y, params["bias"]) if self.bias else y), state
 
@@ -45,6 +47,7 @@ class Embedding(WeightLayer):
     """A row of the weight for each integer: (...) -> (..., embedding_dim); weight (num_embeddings, embedding_dim)."""
 
     num_embeddings: int
+    _: KW_ONLY
     embedding_dim: int
     weight_init: WeightInit = "normal"
 
@@ -58,5 +61,5 @@ class Embedding(WeightLayer):
     def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
         return {"weight": (self.num_embeddings, self.embedding_dim)}
 
-    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         return ops.embedding(x, params["weight"]), state

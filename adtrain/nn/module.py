@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 import zlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from adtrain.core.array import Value
-from adtrain.core.errors import ShapeError
+from adtrain.core.array import Value, array
+from adtrain.core.checked_arguments import CheckedArguments
+from adtrain.core.errors import AdtrainError, DTypeError, OptionError, ShapeError
+from adtrain.core.options import is_integer, shown
+from adtrain.core.types import dtype_of
 
 Shape = tuple[int, ...]
 """The shape of one sample, without the batch axis."""
@@ -25,17 +29,27 @@ State = dict[str, Any]
 class Mode:
     """How a model is run: in training or evaluation, with which random state, and which of its layers is running.
 
+    `training` is None for `model(params, x)`, which says neither; a layer that differs in the two refuses it.
     `rng` is the random state, `ops.rng_state(seed, step)`. `path` holds the child names from the model to the layer
     that is running; it gives each dropout layer a random stream of its own.
     """
 
-    training: bool
+    training: bool | None
     rng: Value | None = None
     path: tuple[str, ...] = ()
 
     def at(self, name: str) -> Mode:
         """The mode for the child `name` of the module that is running."""
         return replace(self, path=(*self.path, name))
+
+    def is_training(self, layer: Module) -> bool:
+        """`training`, for a layer that differs in training and evaluation. Raises AdtrainError if it is None."""
+        if self.training is None:
+            raise AdtrainError(
+                f"{layer.kind()}: model(params, x) does not say whether the model is in training; write "
+                "model.forward(params, state, x, nn.Mode(training=False))"
+            )
+        return self.training
 
     @property
     def stream(self) -> int:
@@ -52,13 +66,16 @@ class LayerError(ShapeError):
         self.reason = reason
 
 
-class Module(ABC):
-    """A layer. Subclasses are frozen dataclasses; their fields are the layer's options, with PyTorch's names."""
+class Module(CheckedArguments):
+    """A layer. Subclasses are frozen dataclasses; their fields are the layer's options, with PyTorch's names.
+
+    A subclass defines `output_shape` and `forward`, and for parameters also `parameter_shapes` and `new_arrays`.
+    """
 
     @classmethod
     def kind(cls) -> str:
-        """The layer's name in a config and in scopes: `ConvTranspose2d` is "conv_transpose2d"."""
-        return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+        """The layer's name in a config and in scopes: `ConvTranspose2d` is "conv_transpose2d", `ReLU` is "relu"."""
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])(?!LU)", "_", cls.__name__).lower()
 
     @abstractmethod
     def output_shape(self, shape: Shape) -> Shape:
@@ -68,15 +85,47 @@ class Module(ABC):
         """Name and shape of each parameter for input samples of `shape`, which must fit; nothing is allocated."""
         return {}
 
-    def init(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
-        """New parameters and state, as trees of CPU arrays of `dtype`, for input samples of `shape`.
+    def init(
+        self, shape: Shape | int, rng: np.random.Generator | int = 0, dtype: DTypeLike = np.float32
+    ) -> tuple[Params, State]:
+        """New parameters and state, as trees of CPU arrays, for input samples of `shape`.
 
         Numbers are drawn in float64 and rounded to `dtype`, so both precisions start from the same network.
-        Raises ShapeError if `shape` does not fit.
+
+        Args:
+            shape: of one sample, without the batch axis; an integer n is (n,).
+            rng: the generator of the initial values, or its seed.
+            dtype: float32 or float64.
+
+        Raises:
+            ShapeError: `shape` does not fit. OptionError: `rng` is no generator and no seed.
+            DTypeError: `dtype` is not of floating point.
         """
-        self.output_shape(shape)
+        sizes: Any = (shape,) if is_integer(shape, 0) else shape
+        if not isinstance(sizes, (tuple, list)) or not all(is_integer(n, 0) for n in sizes):
+            raise ShapeError(f"{self.kind()}: shape is {shown(shape)}, expected the sizes of one sample, as (784,)")
+        if not isinstance(rng, np.random.Generator):
+            if not is_integer(rng, 0):
+                raise OptionError(f"{self.kind()}: rng is {shown(rng)}, expected a seed or a numpy.random.Generator")
+            rng = np.random.default_rng(rng)
+        elements = dtype_of(self.kind(), dtype)
+        if elements.kind != "f":
+            raise DTypeError(f"{self.kind()}: dtype is {elements}, expected float32 or float64")
+        fitting = tuple(int(n) for n in sizes)
+        self.output_shape(fitting)
+        return self.new_arrays(fitting, rng, elements)
+
+    def new_arrays(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
+        """The trees of `init`, for a `shape` that fits."""
         return {}, {}
 
     @abstractmethod
-    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         """The output for a batch `x`, shape (N, *shape), and the new state. Pure: the arguments are not changed."""
+
+    def __call__(self, params: Params, x: Value | np.ndarray) -> Value:
+        """The output for a batch `x`, shape (N, *shape), of a model that is the same in training and evaluation.
+
+        Raises AdtrainError if the model has dropout or batch normalisation: these need `forward`.
+        """
+        return self.forward(params, {}, x if isinstance(x, Value) else array(x), Mode(training=None))[0]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
 
 from adtrain import ops
 from adtrain.core.array import Value, array
-from adtrain.core.errors import OptionError, ShapeError
+from adtrain.core.errors import AdtrainError, OptionError, ShapeError
 from adtrain.nn import fields
 from adtrain.nn.conv import IMAGE_AXES
 from adtrain.nn.module import Mode, Module, Params, Shape, State
@@ -18,8 +18,7 @@ from adtrain.nn.module import Mode, Module, Params, Shape, State
 class _NormLayer(Module):
     """A layer with a "weight" that starts at one and a "bias" that starts at zero."""
 
-    def init(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
-        self.output_shape(shape)
+    def new_arrays(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
         sizes = self.parameter_shapes(shape)
         return {name: array(np.full(size, float(name == "weight"), dtype)) for name, size in sizes.items()}, {}
 
@@ -27,6 +26,7 @@ class _NormLayer(Module):
 @dataclass(frozen=True)
 class _BatchNorm(_NormLayer):
     num_features: int | None = None
+    _: KW_ONLY
     eps: float = 1e-5
     momentum: float = 0.1
     affine: bool = True
@@ -43,22 +43,25 @@ class _BatchNorm(_NormLayer):
     def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
         return {"weight": shape[:1], "bias": shape[:1]} if self.affine else {}
 
-    def init(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
-        params, _ = super().init(shape, rng, dtype)
+    def new_arrays(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
+        params, _ = super().new_arrays(shape, rng, dtype)
         channels = shape[0]
         return params, {
             "running_mean": array(np.zeros(channels, dtype)),
             "running_var": array(np.ones(channels, dtype)),
         }
 
-    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        training = mode.is_training(self)
+        if "running_mean" not in state:
+            raise AdtrainError(f"{self.kind()}: running_mean is not in the state, expected the state from init")
         y, running_mean, running_var = ops.batch_norm(
             x,
             state["running_mean"],
             state["running_var"],
             params.get("weight"),
             params.get("bias"),
-            training=mode.training,
+            training=training,
             momentum=self.momentum,
             eps=self.eps,
         )
@@ -98,6 +101,7 @@ class LayerNorm(_NormLayer):
     """
 
     normalized_shape: int | tuple[int, ...] | None = None
+    _: KW_ONLY
     eps: float = 1e-5
     elementwise_affine: bool = True
 
@@ -119,7 +123,7 @@ class LayerNorm(_NormLayer):
         normalized = self._normalized_shape(shape)
         return {"weight": normalized, "bias": normalized} if self.elementwise_affine else {}
 
-    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         normalized = self._normalized_shape(x.shape[1:])
         return ops.layer_norm(x, normalized, params.get("weight"), params.get("bias"), eps=self.eps), state
 
@@ -134,6 +138,7 @@ class GroupNorm(_NormLayer):
     """Normalisation of each sample over groups of its channels, the first axis (Wu and He 2018)."""
 
     num_groups: int
+    _: KW_ONLY
     num_channels: int | None = None
     eps: float = 1e-5
     affine: bool = True
@@ -156,5 +161,5 @@ class GroupNorm(_NormLayer):
     def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
         return {"weight": shape[:1], "bias": shape[:1]} if self.affine else {}
 
-    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         return ops.group_norm(x, self.num_groups, params.get("weight"), params.get("bias"), eps=self.eps), state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from adtrain import ops
 from adtrain.core.array import Value
@@ -18,6 +18,7 @@ class _Pool2d(Module):
     """The operation of the same name in `ops`."""
 
     kernel_size: Pair
+    _: KW_ONLY
     stride: Pair | None = None
     padding: Pair = 0
 
@@ -40,7 +41,7 @@ class _Pool2d(Module):
             )
         return (shape[0], *((n - k) // s + 1 for n, k, s in zip(padded, kernel, stride, strict=True)))
 
-    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         return getattr(ops, self.kind())(x, self.kernel_size, stride=self.stride, padding=self.padding), state
 
 
@@ -67,5 +68,5 @@ class AdaptiveAvgPool2d(Module):
         fields.check_ndim(self, shape, IMAGE_AXES)
         return (shape[0], *pair(self.output_size))
 
-    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         return ops.adaptive_avg_pool2d(x, self.output_size), state

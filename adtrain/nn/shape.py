@@ -18,7 +18,7 @@ class Flatten(Module):
     def output_shape(self, shape: Shape) -> Shape:
         return (prod(shape),)
 
-    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         return ops.reshape(x, (x.shape[0], prod(x.shape[1:]))), state
 
 
@@ -40,5 +40,5 @@ class Reshape(Module):
             raise ShapeError(f"reshape: shape {self.shape} has {known} elements, the input {prod(shape)}: {shape}")
         return tuple(prod(shape) // known if n == -1 else n for n in self.shape)
 
-    def __call__(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         return ops.reshape(x, (x.shape[0], *self.output_shape(x.shape[1:]))), state

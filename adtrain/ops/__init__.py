@@ -8,6 +8,7 @@ from adtrain.core.array import bind_operators
 from adtrain.core.precision import matmul_precision
 from adtrain.ops import elementwise
 from adtrain.ops.activation import elu, gelu, leaky_relu, relu, sigmoid, silu, softplus
+from adtrain.ops.bitwise import bitwise_and, bitwise_not, bitwise_or, bitwise_xor
 from adtrain.ops.broadcasting import broadcast_to, reshape, sum_to
 from adtrain.ops.compare import (
     clip,
@@ -60,6 +61,10 @@ __all__ = [
     "avg_pool3d",
     "batch_norm",
     "binary_cross_entropy_with_logits",
+    "bitwise_and",
+    "bitwise_not",
+    "bitwise_or",
+    "bitwise_xor",
     "broadcast_to",
     "ceil",
     "clip",

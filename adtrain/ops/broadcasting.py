@@ -18,6 +18,7 @@ from adtrain.core.array import Value, array
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
+from adtrain.core.traced_number import NUMBERS, TracedNumber
 from adtrain.core.types import ArrayType, Shape
 from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes, normalize_axis
 
@@ -171,23 +172,23 @@ def promote(*xs: ArrayLike) -> list[Value]:
     Arrays are converted to their widest floating-point type. A Python number takes the dtype of the arrays. Exceptions:
     integer arrays and a float give float32; bool arrays and an integer give int64.
     """
-    device = next((x.device for x in xs if isinstance(x, Value)), "cpu")
-    values = [x if isinstance(x, (Value, bool, int, float)) else array(x, device=device) for x in xs]
-    dtypes = {x.dtype for x in values if isinstance(x, Value)} or {array(x).dtype for x in xs}
+    device = next((x.device for kind in (Value, TracedNumber) for x in xs if isinstance(x, kind)), "cpu")
+    values = [x if isinstance(x, (Value, *NUMBERS)) else array(x, device=device) for x in xs]
+    dtypes = {x.dtype for x in values if isinstance(x, Value)} or {as_value(x).dtype for x in xs}
     if len(dtypes) > 1:
         dtypes = {np.result_type(*([dtype for dtype in dtypes if dtype.kind == "f"] or dtypes))}
     (dtype,) = dtypes
-    if dtype.kind != "f" and any(isinstance(x, float) for x in values):
+    if dtype.kind != "f" and any(isinstance(x, (float, TracedNumber)) for x in values):
         dtype = np.dtype(np.float32)
     elif dtype == np.bool_ and not all(isinstance(x, (Value, bool)) for x in values):
         dtype = np.dtype(np.int64)
     return [_of_type(x, dtype, device) for x in values]
 
 
-def _of_type(x: Value | float, dtype: np.dtype, device: str) -> Value:
+def _of_type(x: Value | TracedNumber | float, dtype: np.dtype, device: str) -> Value:
     if isinstance(x, Value):
         return x if x.dtype == dtype else bind(astype_p, x, dtype=dtype)
-    return array(x, dtype, device)
+    return x.array(dtype) if isinstance(x, TracedNumber) else array(x, dtype, device)
 
 
 def floating(x: Value) -> Value:
@@ -203,6 +204,6 @@ def broadcast(name: str, *xs: ArrayLike) -> list[Value]:
         return values
     shape = broadcast_shapes(name, *(x.shape for x in values))
     return [
-        value if value.shape == shape or isinstance(x, (bool, int, float)) else bind(broadcast_to_p, value, shape=shape)
+        value if value.shape == shape or isinstance(x, NUMBERS) else bind(broadcast_to_p, value, shape=shape)
         for x, value in zip(xs, values, strict=True)
     ]

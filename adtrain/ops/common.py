@@ -10,16 +10,19 @@ import numpy as np
 from adtrain.core.array import Value, array
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.primitive import Primitive, VjpRule
+from adtrain.core.traced_number import TracedNumber
 from adtrain.core.types import ArrayType, Shape
 
 ArrayLike: TypeAlias = Any
-"""A Value, a NumPy array, nested lists, or a Python number."""
+"""A Value, a NumPy array, nested lists, or a Python number, which may be traced."""
 
 Axis: TypeAlias = "int | Sequence[int] | None"
 
 
 def as_value(x: ArrayLike) -> Value:
-    """``x`` itself if it is a value, else an Array of it on the CPU."""
+    """``x`` itself if it is a value, a traced number as float32, and all else as an Array on the CPU."""
+    if isinstance(x, TracedNumber):
+        return x.array()
     return x if isinstance(x, Value) else array(x)
 
 

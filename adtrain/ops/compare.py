@@ -12,6 +12,7 @@ from adtrain.core.array import Value
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
+from adtrain.core.traced_number import NUMBERS
 from adtrain.core.types import ArrayType, checked_number
 from adtrain.ops.broadcasting import astype_p, broadcast, broadcast_to, floating, promote
 from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes, elementwise, elementwise_type
@@ -32,7 +33,7 @@ isinf_p: Primitive = _predicate("isinf", np.isinf, "a == a && a - a != 0")
 
 def _comparable(name: str, a: ArrayLike, b: ArrayLike) -> list[Value]:
     """`broadcast`, with integer arrays as int64 where their type cannot hold the number that they are compared with."""
-    pair = [x if isinstance(x, (bool, int, float)) else as_value(x) for x in (a, b)]
+    pair = [x if isinstance(x, NUMBERS) else as_value(x) for x in (a, b)]
     number = next((x for x in pair if type(x) is int), 0)
     for i, x in enumerate(pair):
         if isinstance(x, Value) and x.dtype.kind in "iu":
@@ -115,8 +116,7 @@ def where(condition: ArrayLike, a: ArrayLike, b: ArrayLike) -> Value:
     )
     shape = broadcast_shapes("where", chosen.shape, first.shape, second.shape)
     branches = (
-        value if isinstance(x, (bool, int, float)) else broadcast_to(value, shape)
-        for x, value in ((a, first), (b, second))
+        value if isinstance(x, NUMBERS) else broadcast_to(value, shape) for x, value in ((a, first), (b, second))
     )
     return bind(where_p, broadcast_to(chosen, shape), *branches)
 

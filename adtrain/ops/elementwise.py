@@ -20,6 +20,7 @@ import numpy as np
 from adtrain.core.array import Value
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
+from adtrain.core.traced_number import TracedNumber
 from adtrain.core.types import dtype_of
 from adtrain.ops.broadcasting import astype_p, broadcast, floating
 from adtrain.ops.common import ArrayLike, as_value, elementwise
@@ -208,5 +209,6 @@ stop_gradient: Callable[[ArrayLike], Value] = _unary(stop_gradient_p, "x as a co
 
 def astype(x: ArrayLike, dtype: Any) -> Value:
     """The elements converted to ``dtype``; a conversion between floating-point types is differentiable."""
-    value, wanted = as_value(x), dtype_of("astype", dtype)
+    wanted = dtype_of("astype", dtype)
+    value = x.value if isinstance(x, TracedNumber) else as_value(x)
     return value if value.dtype == wanted else bind(astype_p, value, dtype=wanted)

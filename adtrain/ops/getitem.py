@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.array import Value
-from adtrain.core.errors import DTypeError, ShapeError
+from adtrain.core.array import Array, Value, array
+from adtrain.core.errors import DTypeError, ShapeError, TraceError, user_line
+from adtrain.core.reverse import ReverseTracer
 from adtrain.ops.broadcasting import reshape
 from adtrain.ops.common import as_value
 from adtrain.ops.index import take
@@ -20,16 +21,42 @@ def _is_index(item: Any) -> bool:
     return not (item is None or item is Ellipsis or isinstance(item, builtins.slice))
 
 
+def _is_mask(item: Any) -> bool:
+    if isinstance(item, list):
+        return as_value(item).dtype == np.bool_
+    return isinstance(item, (Value, np.ndarray)) and item.dtype == np.bool_
+
+
+def _masked(x: Value, mask: Value) -> Value:
+    """The elements of ``x`` where ``mask``, of the shape of the first axes of ``x``, is True: one axis for these."""
+    while isinstance(mask, ReverseTracer):
+        mask = mask.primal  # bool has no derivative
+    if not isinstance(mask, Array):
+        raise TraceError(
+            f"{user_line()}: indexing: how many elements a boolean mask selects is not known while a function is "
+            "traced; use ops.where"
+        )
+    if mask.ndim == 0 or mask.shape != x.shape[: mask.ndim]:
+        raise ShapeError(f"indexing: found a boolean mask of shape {mask.shape} for an array of shape {x.shape}")
+    rows = reshape(x, (mask.size, *x.shape[mask.ndim :]))
+    return take(rows, array(np.flatnonzero(mask.numpy()), device=x.device), 0)
+
+
 def getitem(x: Value, index: Any) -> Value:
-    """``x[index]`` for integers, slices, ``...``, None, and one array of integers.
+    """``x[index]`` for integers, slices, ``...``, None, and one array of integers; or for one boolean mask.
 
     As in NumPy, an integer beside an array is an index array too. If a slice, ``...`` or None stands between them, the
     axes of the index array come first in the result.
 
     Raises:
         ShapeError: there are too many indices, or one is out of range. DTypeError: an index is of another type.
+        TraceError: a boolean mask is a traced value.
     """
+    if _is_mask(index):
+        return _masked(x, as_value(index))
     given = index if isinstance(index, tuple) else (index,)
+    if builtins.any(_is_mask(item) for item in given):
+        raise DTypeError("indexing: found a boolean mask beside other indices, expected it alone; write x[mask][...]")
     used = len([i for i in given if i is not None and i is not Ellipsis])
     if used > x.ndim:
         raise ShapeError(f"indexing: found {used} indices for shape {x.shape}")

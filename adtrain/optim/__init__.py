@@ -4,7 +4,7 @@ Typical use::
 
     optimizer = optim.Adam(lr=1e-3)
     opt_state = optimizer.init(params)
-    params, opt_state = optimizer.update(grads, opt_state, params, lr)
+    params, opt_state = optimizer.update(params, grads, opt_state)
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
@@ -21,6 +21,7 @@ class Adam(Optimizer):
     """
 
     lr: float = 1e-3
+    _: KW_ONLY
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
@@ -35,7 +36,7 @@ class Adam(Optimizer):
     def init(self, params: Tree) -> OptState:
         return {"step": zero_step(params), "exp_avg": zeros_like(params), "exp_avg_sq": zeros_like(params)}
 
-    def update(self, grads: Tree, state: OptState, params: Tree, lr: Value) -> tuple[Tree, OptState]:
+    def updated(self, params: Tree, grads: Tree, state: OptState, lr: Value) -> tuple[Tree, OptState]:
         grads, params = self._decay(grads, params, lr)
         beta1, beta2 = self.betas
         step = state["step"] + 1
@@ -61,6 +62,7 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam with decoupled weight decay: p ← (1 - lr weight_decay) p (Loshchilov and Hutter 2019)."""
 
+    _: KW_ONLY
     weight_decay: float = 1e-2
 
     def _decay(self, grads: Tree, params: Tree, lr: Value) -> tuple[Tree, Tree]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -12,6 +13,9 @@ import numpy as np
 from adtrain import ops
 from adtrain.core import options, tree
 from adtrain.core.array import Value
+from adtrain.core.checked_arguments import CheckedArguments
+from adtrain.core.errors import OptionError, ShapeError
+from adtrain.core.traced_number import TracedNumber
 
 Tree = Any
 """A tree of arrays with the structure of the parameters."""
@@ -20,9 +24,10 @@ OptState = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Optimizer(ABC):
-    """An update rule. `lr` is the base learning rate; each update takes the scheduled rate of its step."""
+class Optimizer(CheckedArguments):
+    """An update rule. `lr` is the learning rate of updates that are given none."""
 
+    left_out = ("params", Iterable, "the parameters are arguments of init and update")
     lr: float
 
     def __post_init__(self) -> None:
@@ -40,9 +45,46 @@ class Optimizer(ABC):
     def init(self, params: Tree) -> OptState:
         """The state before the first update, on the parameters' device."""
 
+    def update(
+        self, params: Tree, grads: Tree, state: OptState, lr: Value | TracedNumber | float | None = None
+    ) -> tuple[Tree, OptState]:
+        """The new parameters and state. Pure: the arguments are not changed.
+
+        Args:
+            params, grads: trees of one structure.
+            state: from `init` or the last update.
+            lr: the learning rate of this update, a number or a 0-d array; the optimizer's own by default.
+
+        Raises:
+            ShapeError: the trees differ in structure. OptionError: `lr` is no finite number of at least 0, or
+                `state` is no state of an optimizer.
+        """
+        structure = tree.flatten(params)[1]
+        if tree.flatten_like(structure, grads) is None:
+            raise ShapeError(
+                f"{self.kind()}: found parameters of structure {structure} and gradients of structure "
+                f"{tree.flatten(grads)[1]}, expected the same: write update(params, grads, state)"
+            )
+        rate = self.lr if lr is None else lr
+        if isinstance(rate, TracedNumber):
+            rate = rate.value
+        elif not isinstance(rate, Value):
+            options.check_number(self.kind(), "lr", rate)
+            rate = ops.full((), float(rate), np.float64, device_of(params))
+        if "step" not in state:
+            raise OptionError(
+                f"{self.kind()}: step is not in the state, expected the state from init or the last update"
+            )
+        return self.updated(params, grads, state, rate)
+
     @abstractmethod
-    def update(self, grads: Tree, state: OptState, params: Tree, lr: Value) -> tuple[Tree, OptState]:
-        """The new parameters and state. `lr` (0-d) is the learning rate of this step. Pure."""
+    def updated(self, params: Tree, grads: Tree, state: OptState, lr: Value) -> tuple[Tree, OptState]:
+        """`update` with the learning rate as a 0-d value."""
+
+
+def device_of(params: Tree) -> str:
+    """The device of the arrays; "cpu" if there are none."""
+    return next((leaf.device for leaf in tree.leaves(params)), "cpu")
 
 
 def zeros_like(params: Tree) -> Tree:
@@ -52,8 +94,7 @@ def zeros_like(params: Tree) -> Tree:
 
 def zero_step(params: Tree) -> Value:
     """A step count of 0 (int64, 0-d) on the parameters' device."""
-    device = next((leaf.device for leaf in tree.leaves(params)), "cpu")
-    return ops.zeros((), dtype=np.int64, device=device)
+    return ops.zeros((), dtype=np.int64, device=device_of(params))
 
 
 def add_decay(grads: Tree, params: Tree, weight_decay: float) -> Tree:

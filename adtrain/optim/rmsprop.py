@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from adtrain import ops
 from adtrain.core import tree
@@ -18,6 +18,7 @@ class RMSprop(Optimizer):
     """
 
     lr: float = 1e-2
+    _: KW_ONLY
     alpha: float = 0.99
     eps: float = 1e-8
     weight_decay: float = 0.0
@@ -36,7 +37,7 @@ class RMSprop(Optimizer):
             state["momentum_buffer"] = zeros_like(params)
         return state
 
-    def update(self, grads: Tree, state: OptState, params: Tree, lr: Value) -> tuple[Tree, OptState]:
+    def updated(self, params: Tree, grads: Tree, state: OptState, lr: Value) -> tuple[Tree, OptState]:
         grads = add_decay(grads, params, self.weight_decay)
         square = tree.map(lambda s, g: self.alpha * s + (1 - self.alpha) * ops.square(g), state["square_avg"], grads)
         direction = tree.map(lambda g, s: g / (ops.sqrt(s) + self.eps), grads, square)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from adtrain import ops
 from adtrain.core import tree
@@ -18,6 +18,7 @@ class SGD(Optimizer):
     State: "step", and with momentum "momentum_buffer".
     """
 
+    _: KW_ONLY
     momentum: float = 0.0
     weight_decay: float = 0.0
     nesterov: bool = False
@@ -35,7 +36,7 @@ class SGD(Optimizer):
             state["momentum_buffer"] = zeros_like(params)
         return state
 
-    def update(self, grads: Tree, state: OptState, params: Tree, lr: Value) -> tuple[Tree, OptState]:
+    def updated(self, params: Tree, grads: Tree, state: OptState, lr: Value) -> tuple[Tree, OptState]:
         new: OptState = {"step": state["step"] + 1}
         direction = add_decay(grads, params, self.weight_decay)
         if self.momentum:

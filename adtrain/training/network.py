@@ -63,7 +63,7 @@ class Network:
     def outputs(self, params: nn.Params, statistics: nn.State, images: Value, mode: nn.Mode) -> tuple[Value, nn.State]:
         """The model's outputs (N, classes) for images (N, C, H, W), and the new running statistics."""
         with ops.matmul_precision(self.products):
-            return self.model(params, statistics, self.inputs(images), mode)
+            return self.model.forward(params, statistics, self.inputs(images), mode)
 
     def loss_of(self, outputs: Value, labels: Value, mixed: Mixed | None = None) -> Value:
         """The mean loss, shape (), of outputs (N, classes) for labels (N,).

@@ -116,7 +116,7 @@ def train_step(
             if clip_norm is not None:
                 grads, _ = optim.clip_by_norm(grads, clip_norm)
             lr = schedule(state.step) * optimizer.lr
-            params, optimizer_state = optimizer.update(grads, state.optimizer, state.params, lr)
+            params, optimizer_state = optimizer.update(state.params, grads, state.optimizer, lr)
         return TrainState(params, statistics, optimizer_state), StepMetrics(loss, correct(outputs, batch.labels), lr)
 
     return step

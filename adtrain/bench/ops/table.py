@@ -84,6 +84,9 @@ for _op in ("add", "sub", "mul", "maximum", "minimum", "floor_divide", "remainde
     bench(_op, ELEMENTS, lambda n: (normal(n), normal(n)))
 for _op in ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"):
     bench(_op, ELEMENTS, lambda n: (normal(n), normal(n)), differentiable=False)
+for _op in ("bitwise_and", "bitwise_or", "bitwise_xor"):
+    bench(_op, ELEMENTS, lambda n: (integers(99, n), integers(99, n)), differentiable=False)
+bench("bitwise_not", ELEMENTS, lambda n: (integers(99, n),), differentiable=False)
 for _op in ("sign", "isnan", "isfinite", "isinf"):
     bench(_op, ELEMENTS, lambda n: (normal(n),), differentiable=False)
 bench("div", ELEMENTS, lambda n: (normal(n), between(0.5, 2, n)))

@@ -62,7 +62,7 @@ def _layer(layer: nn.Module, path: str, kit: Kit) -> Forward:
             return lambda arrays, x: _conv2d(layer, kit, arrays, path, x)
         case nn.MaxPool2d(padding=0) if layer.stride in (None, layer.kernel_size):
             return lambda arrays, x: _max_pool(pair(layer.kernel_size), x)
-        case nn.Relu():
+        case nn.ReLU():
             return lambda arrays, x: (np.maximum(x, 0), lambda ct: (ct * (x > 0), {}))
         case nn.Tanh():
             return lambda arrays, x: _by_output(np.tanh(x), lambda y: 1 - y * y)
