@@ -166,6 +166,51 @@ def test_indexing_with_an_array_agrees_with_numpy(items: Any, place: int, indice
     np.testing.assert_array_equal(ad.array(x)[index].numpy(), expected)
 
 
+array_indices = st.sampled_from(
+    [
+        np.array([0, -1, 1]),
+        np.array([[2], [0]]),
+        np.array(1),
+        np.zeros(0, np.int32),
+        [0, 1, 2],
+        np.array([1, 0], np.uint8),
+    ]
+)
+masks = st.sampled_from([np.array([True, False, True]), np.arange(12).reshape(3, 4) % 5 == 1, np.zeros(4, np.bool_)])
+
+
+@given(st.lists(st.one_of(index_items, array_indices, array_indices, masks), max_size=5))
+def test_indexing_with_several_arrays_and_masks_agrees_with_numpy(items: Any) -> None:
+    x = np.arange(60.0).reshape(3, 4, 5)
+    try:
+        expected = x[tuple(items)]
+    except IndexError:
+        with pytest.raises(ad.ShapeError):
+            ad.array(x)[tuple(items)]
+        return
+    np.testing.assert_array_equal(ad.array(x)[tuple(items)].numpy(), expected)
+    # indices that are arguments of a jitted function
+    places = [i for i, item in enumerate(items) if isinstance(item, np.ndarray) and item.dtype != np.bool_]
+
+    def chosen(x: Any, *arrays: Any) -> Any:
+        index = list(items)
+        for i, array in zip(places, arrays, strict=True):
+            index[i] = array
+        return x[tuple(index)]
+
+    traced = stage(chosen, ())(ad.array(x), *(ad.array(items[i]) for i in places))
+    np.testing.assert_array_equal(traced.numpy(), expected)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, ad.jit])
+def test_an_index_that_is_out_of_range_for_its_own_axis_is_an_error(wrap: Any) -> None:
+    """Also if the element that it would lead to exists."""
+    x, row = ad.array(np.ones((3, 4))), ad.array([0, 1])
+    for column in ([0, 4], [-5, 0]):
+        with pytest.raises(ad.ShapeError, match=r"index (4|-5|12) is out of range for length (4|12)"):
+            wrap(lambda x, i, j: x[i, j])(x, row, ad.array(column)).numpy()
+
+
 def test_functions_of_numpy_take_arrays() -> None:
     x = ad.array([[1.0, 4.0], [2.0, 3.0]])
     assert np.sum(x) == 10
@@ -193,6 +238,16 @@ def test_functions_of_numpy_take_arrays() -> None:
         (lambda: ad.array([1.0, 2.0]).item(), ad.ShapeError, r"item: found shape \(2,\), expected exactly one element"),
         (lambda: ad.array([1, 2], "uint8") * 300, ad.DTypeError, "array: Python integer 300 out of bounds for uint8"),
         (lambda: ad.array([1.0])["a"], ad.DTypeError, "indexing: found str, expected integers"),
+        (
+            lambda: ad.array([[1.0]])[[0], [0.5]],
+            ad.DTypeError,
+            "indexing: found an index array of float32, expected integers",
+        ),
+        (
+            lambda: ad.array([[1.0]])[[0, 0], [0, 0, 0]],
+            ad.ShapeError,
+            r"indexing: shapes \(2,\) and \(3,\) do not broadcast",
+        ),
     ],
 )
 def test_invalid_arrays_raise_errors(make: Any, error: Any, message: Any) -> None:
