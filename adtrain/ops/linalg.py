@@ -63,7 +63,9 @@ def _vector_norm(x: Value, ord: float | str, axis: int) -> Value:
         return sum(sizes, axis)
     if math.isinf(ord):
         return max(sizes, axis) if ord > 0 else min(sizes, axis)
-    powers = sum(power(sizes, float(ord)), axis)
+    absent = equal(x, 0.0)  # there the derivative of a power below 1 is infinite
+    powers = where(absent, 0.0 if ord > 0 else math.inf, power(where(absent, 1.0, sizes), float(ord)))
+    powers = sum(powers, axis)
     zero = equal(powers, 0.0)
     return where(zero, 0.0, power(where(zero, 1.0, powers), 1 / ord))
 
