@@ -121,7 +121,10 @@ def test_operators_and_methods_agree_with_numpy() -> None:
         (1 + x, 1 + a), (1 - x, 1 - a), (2 * x, 2 * a), (1 / x, 1 / a), (2**x, 2**a), (b @ x, b @ a), (b + x, b + a),
         (x == y, a == b), (x != y, a != b), (x < y, a < b), (x <= y, a <= b), (x > y, a > b), (x >= y, a >= b),
         (x.sum(0), a.sum(0)), (x.mean(), a.mean()), (x.max(1, keepdims=True), a.max(1, keepdims=True)),
-        (x.min(), a.min()),
+        (x.min(), a.min()), (x.prod(), a.prod()), (x.var(), a.var()), (x.std(0, correction=1), a.std(0, ddof=1)),
+        (x.argmax(1), a.argmax(1)), (x.argmin(), a.argmin()), (y.argsort(), b.argsort()), (x.ravel(), a.ravel()),
+        (x[:, :1].squeeze(1), a[:, 0]), (x.repeat(2, 0), a.repeat(2, 0)), (x.diagonal(1), a.diagonal(1)),
+        (x.clip(2, 4), a.clip(2, 4)), (x.any(0), a.any(0)), (x.all(), a.all()),
         (x.reshape(4), a.reshape(4)), (x.reshape(-1, 1), a.reshape(-1, 1)), (x.T, a.T), (x.transpose(1, 0), a.T),
         (x.astype("float32"), a.astype("float32")),
     ]  # fmt: skip

@@ -137,8 +137,8 @@ def test_the_gradient_of_a_norm_of_zeros_is_zero() -> None:
     for p, slope in ((None, [0.6, 0.8]), (3, [9 / 91 ** (2 / 3), 16 / 91 ** (2 / 3)])):
         found = ad.grad(lambda x, p=p: ops.norm(x, p, 1).sum())(x).numpy()
         np.testing.assert_allclose(found, [[0, 0], slope], rtol=1e-12)
-    for p in (0.5, 1.5, -1):
-        assert ad.grad(lambda x, p=p: ops.norm(x, p))(np.zeros(3)).numpy().tolist() == [0, 0, 0]
-        beside = ad.grad(lambda x, p=p: ops.norm(x, p))(np.array([0.0, 2.0])).numpy()
-        np.testing.assert_allclose(beside, [0, p > 0], rtol=1e-12)
+    for power in (0.5, 1.5, -1):
+        assert ad.grad(lambda x, p=power: ops.norm(x, p))(np.zeros(3)).numpy().tolist() == [0, 0, 0]
+        beside = ad.grad(lambda x, p=power: ops.norm(x, p))(np.array([0.0, 2.0])).numpy()
+        np.testing.assert_allclose(beside, [0, power > 0], rtol=1e-12)
     assert ops.norm(ad.array([3, 4])).numpy() == np.float32(5)

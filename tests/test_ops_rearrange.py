@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -102,7 +102,7 @@ MATRIX = np.ones((2, 3))
     ("call", "message"),
     [
         (lambda: ops.split(MATRIX, 2, 1), "split: found 2 sections of an axis of length 3, expected a number that div"),
-        (lambda: ops.split(MATRIX, 1.5), "split: found indices_or_sections 1.5, expected integers"),
+        (lambda: ops.split(MATRIX, cast(int, 1.5)), "split: found indices_or_sections 1.5, expected integers"),
         (lambda: ad.jit(lambda x, n: ops.split(x, n))(MATRIX, np.array(2)), "split: indices_or_sections is a traced"),
         (lambda: ops.tile(MATRIX, (1, -1)), r"tile: found reps \(1, -1\), expected numbers of at least 0"),
         (
@@ -114,7 +114,7 @@ MATRIX = np.ones((2, 3))
             lambda: ops.roll(MATRIX, (1, 2, 3), (0, 1)),
             r"roll: found shifts \(1, 2, 3\) for axes \(0, 1\), expec",
         ),
-        (lambda: ops.roll(MATRIX, 0.5), "roll: found shift 0.5, expected integers"),
+        (lambda: ops.roll(MATRIX, cast(int, 0.5)), "roll: found shift 0.5, expected integers"),
         (lambda: ops.diag(np.ones((2, 2, 2))), r"diag: found shape \(2, 2, 2\), .* write ops\.diagonal\(x\)"),
         (lambda: ops.trace(MATRIX, 0, 1, 1), "trace: axis1 and axis2 are both 1, expected two axes"),
         (lambda: ops.trace(np.ones(2)), "trace: axis 1 is out of range for an array of 1 dimensions"),

@@ -36,7 +36,7 @@ def _integers(name: str, what: str, given: int | Sequence[int] | np.ndarray | Ar
     return found.astype(np.int64)
 
 
-def split(x: ArrayLike, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Value]:
+def split(x: ArrayLike, indices_or_sections: int | Sequence[int] | np.ndarray, axis: int = 0) -> list[Value]:
     """The parts of ``x`` along ``axis``, as `numpy.split`.
 
     Args:
