@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from adtrain.core.other_libraries import advice
 from adtrain.core.types import ArrayType, Shape, dtype_of
 
 
-class Value(Operators, NumpyProtocols):
+class Value(Operators["Value"], NumpyProtocols):
     """An array, or a tracer that stands for one. Its operators call the functions of ``adtrain.ops``."""
 
     __slots__ = ("__weakref__",)
@@ -100,14 +100,15 @@ class Value(Operators, NumpyProtocols):
     def __iter__(self) -> Iterator[Value]:
         return (self[i] for i in range(len(self)))
 
-    def _missing(self, name: str) -> NoReturn:
-        """Python calls this for missing attributes only. Raises AttributeError, with what to write instead."""
-        what = advice(name, self._ops)
-        message = f"an adtrain array has no attribute {name!r}" + (f"; {what}" if what else "")
-        raise AttributeError(message)
 
-    if not TYPE_CHECKING:  # with it a type checker would accept every name
-        __getattr__ = _missing
+def _missing(x: Value, name: str) -> NoReturn:
+    """Python calls this for missing attributes only. Raises AttributeError, with what to write instead."""
+    what = advice(name, x._ops)
+    raise AttributeError(f"an adtrain array has no attribute {name!r}" + (f"; {what}" if what else ""))
+
+
+# Not in the class, where a type checker would accept every name for it.
+Value.__getattr__ = _missing  # type: ignore[attr-defined]
 
 
 def bind_operators(ops: ModuleType) -> None:
@@ -137,7 +138,7 @@ class Array(Value):
                 f"this array ({ArrayType(self.shape, self.dtype)}) was donated to a jitted function, which may have "
                 "overwritten it; use the function's result instead"
             )
-        self._missing(name)
+        _missing(self, name)
 
     def numpy(self) -> np.ndarray:
         return find_device(self.device).to_numpy(self.buffer)
