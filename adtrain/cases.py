@@ -206,6 +206,14 @@ for _op in ("sum", "mean", "var", "max", "min", "logsumexp", "cumsum", "softmax"
     case(_op, "number", lambda x, op=_op: getattr(ops, op)(x, -1), normal())
 case("argmax", "number", lambda x: ops.argmax(x, 0), normal(), order=0)
 case("cumsum", "axis", lambda x: ops.cumsum(x, 1), normal(3, 5), linear=(0,))
+for _name, _ord in {"2": None, "1": 1, "3": 3, "infinity": np.inf, "-infinity": -np.inf}.items():
+    case("norm", f"of vectors, {_name}", lambda x, p=_ord: ops.norm(x, p, 1, keepdims=True), distinct(3, 4, 2))
+case("norm", "count", lambda x: ops.norm(x, 0, 0), apart(3, 4), order=0)
+case("norm", "all", ops.norm, normal(3, 4, 2))
+case("norm", "Frobenius", lambda x: ops.norm(x, "fro", (2, 0)), normal(3, 4, 2))
+case("norm", "of columns", lambda x: ops.norm(x, 1), apart(3, 4))
+case("norm", "of rows", lambda x: ops.norm(x, -np.inf, (2, 0)), apart(3, 2, 4))
+case("norm", "of zeros", lambda x: ops.norm(x * 0.0, axis=1), normal(3, 4))
 case("cumsum", "reverse", lambda x: ops.cumsum(x, 0, reverse=True), normal(3, 5), linear=(0,))
 
 # Shapes.
@@ -226,6 +234,25 @@ case("squeeze", "all", ops.squeeze, normal(1, 3, 1), linear=(0,))
 case("expand_dims", "two", lambda x: ops.expand_dims(x, (0, 2)), normal(3, 4), linear=(0,))
 case("getitem", "mixed", lambda x: x[1, ::-2, None, ..., 1:], normal(2, 5, 3, 4), linear=(0,))
 case("getitem", "array", lambda x, i: x[:, i], normal(3, 4), integers(4, 2, 3), linear=(0,))
+case("getitem", "two arrays", lambda x, i, j: x[i, :, j - 4], normal(3, 2, 4), integers(3, 2, 1), integers(4, 5),
+     linear=(0,))  # fmt: skip
+case("getitem", "three neighbours", lambda x, i, j: x[:, i, 1, j], normal(2, 3, 2, 4), integers(3, 5), integers(4, 5),
+     linear=(0,))  # fmt: skip
+case("split", "sections", lambda x: tuple(ops.split(x, 3, 1)), normal(2, 6))
+case("split", "positions", lambda x: ops.split(x, (2, 3))[2], normal(5, 2), linear=(0,))
+case("tile", "new axis", lambda x: ops.tile(x, (2, 1, 3)), normal(2, 3), linear=(0,))
+case("repeat", "axis", lambda x: ops.repeat(x, 3, 1), normal(2, 3, 2), linear=(0,))
+case("repeat", "each by itself", lambda x: ops.repeat(x, (2, 0, 1), 0), normal(3, 2), linear=(0,))
+case("roll", "all", lambda x: ops.roll(x, 4), normal(2, 3), linear=(0,))
+case("roll", "axes", lambda x: ops.roll(x, (1, -2), (0, 2)), normal(2, 3, 5), linear=(0,))
+case("diag", "of a matrix", lambda x: ops.diag(x, 1), normal(3, 4), linear=(0,))
+case("diag", "of a vector", lambda x: ops.diag(x, -2), normal(3), linear=(0,))
+case("diagonal", "axes", lambda x: ops.diagonal(x, -1, 2, 0), normal(3, 2, 4), linear=(0,))
+case("trace", "matrix", ops.trace, normal(4, 3), linear=(0,))
+case("trace", "axes", lambda x: ops.trace(x, 1, -1, 0), normal(3, 2, 4), linear=(0,))
+for _op in ("tril", "triu"):
+    case(_op, "matrix", getattr(ops, _op), normal(3, 4), linear=(0,))
+    case(_op, "matrices", lambda x, op=_op: getattr(ops, op)(x, -1), normal(2, 4, 3), linear=(0,))
 case("take", "axis", lambda x, i: ops.take(x, i, 1), normal(3, 4, 2), integers(4, 5), linear=(0,))
 case("take", "repeated", lambda x: ops.take(x, np.array([2, -1, 2])), normal(3, 2), linear=(0,))
 case("take_along_axis", "rows", lambda x, i: ops.take_along_axis(x, i, 1), normal(3, 4), integers(4, 3, 2), linear=(0,))
@@ -244,6 +271,14 @@ case("matmul", "vectors", ops.matmul, normal(5), normal(5), linear=(0, 1))
 case("tensordot", "two axes", ops.tensordot, normal(2, 3, 4), normal(3, 4, 5), linear=(0, 1))
 case("tensordot", "pairs", lambda a, b: ops.tensordot(a, b, ((-1, 0), (1, 2))), normal(2, 3, 4), normal(5, 4, 2),
      linear=(0, 1))  # fmt: skip
+for _subscripts, _shapes in {
+    "ij,jk->ik": ((3, 4), (4, 2)), "bij,bkj->bik": ((2, 3, 4), (2, 5, 4)), "ij,ik->jk": ((3, 4), (3, 2)),
+    "i,j->ji": ((3,), (4,)), "...ij,...j->...i": ((2, 1, 3, 4), (5, 4)), "ii->i": ((4, 4),), "iij->j": ((3, 3, 2),),
+    "ijk->ki": ((2, 3, 4),), "bi,bj,ijk->bk": ((2, 3), (2, 4), (3, 4, 2)), "ij,ij->": ((3, 4), (3, 1)),
+}.items():  # fmt: skip
+    case("einsum", _subscripts, lambda *xs, s=_subscripts: ops.einsum(s, *xs), *(normal(*shape) for shape in _shapes),
+         linear=tuple(range(len(_shapes))))  # fmt: skip
+case("einsum", "integers", lambda a, b: ops.einsum("ij,jk", a, b), integers(9, 3, 4), integers(9, 4, 2), order=0)
 case("kron", "matrix and block", ops.kron, normal(2, 3), normal(2, 1, 2), linear=(0, 1))
 case("cross", "broadcast", ops.cross, normal(2, 1, 3), normal(4, 3), linear=(0, 1))
 case("cross", "axis", lambda a, b: ops.cross(a, b, 0), normal(3, 2), normal(3, 2), linear=(0, 1))
@@ -385,6 +420,7 @@ for _name, _f, _input in (
 
 # Random numbers.
 case("random_uniform", "odd", lambda s: ops.random_uniform(s, (3, 5), stream=2, dtype="float64"), rng_state, order=0)
+case("random_normal", "odd", lambda s: ops.random_normal(s, (3, 5), stream=2, dtype="float64"), rng_state, order=0)
 case("dropout", "half", lambda x, s: ops.dropout(x, 0.5, s, stream=1), normal(5, 7), rng_state, linear=(0,))
 case("dropout", "empty batch", lambda x, s: ops.dropout(x, 0.5, s), normal(0, 3), rng_state)
 

@@ -19,7 +19,7 @@ from adtrain.core.staging import stage
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.ops.index import scatter_add_p, scatter_along_axis_p, take_p
-from adtrain.ops.norm import standardize_p
+from adtrain.ops.normalisation import standardize_p
 from adtrain.ops.pool import Windows, avg_pool2d_put_p, max_pool2d_p, max_pool2d_pick_p, max_pool2d_put_p
 from adtrain.passes.fuse_elementwise import fuse_elementwise
 

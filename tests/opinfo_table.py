@@ -7,6 +7,7 @@ failure, and so are a cause for which no sample is refused and an entry whose sa
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+import adtrain as ad
 from adtrain import ops
 
 
@@ -242,9 +244,18 @@ def expand(x: Any, *shape: Any) -> Any:
     return ops.broadcast_to(x, [m if n == -1 else n for n, m in zip(wanted, old, strict=True)])
 
 
-def parts(x: Any, size: int, dim: int = 0) -> tuple[Any, ...]:
-    starts = range(0, x.shape[dim], size)
-    return tuple(x[(slice(None),) * (dim % x.ndim) + (slice(start, start + size),)] for start in starts)
+def parts(x: Any, size: int | Sequence[int], dim: int = 0) -> list[Any]:
+    """PyTorch's argument is the length of each part, or a sequence of them; the last one may be shorter."""
+    cuts = range(size, x.shape[dim], size) if isinstance(size, int) else np.cumsum(size)[:-1].tolist()
+    return ops.split(x, cuts, dim)
+
+
+def sections(x: Any, count: Any, dim: int = 0) -> list[Any]:
+    """PyTorch's first parts are longer by 1 if the length is not a multiple of the number of parts."""
+    if not isinstance(count, int):
+        return ops.split(x, count.numpy() if isinstance(count, ad.Array) and count.ndim else count, dim)
+    length, more = divmod(x.shape[dim], count)
+    return parts(x, [length + (i < more) for i in range(count)], dim)
 
 
 def padded(x: Any, pad: Sequence[int], mode: str = "constant", value: Any = None) -> Any:
@@ -255,6 +266,11 @@ def padded(x: Any, pad: Sequence[int], mode: str = "constant", value: Any = None
 
 def along(x: Any, dim: int, index: Any) -> Any:
     return x[(slice(None),) * (dim % x.ndim) + (index,)]
+
+
+def masked(x: Any, mask: Any) -> Any:
+    shape = np.broadcast_shapes(x.shape, mask.shape)
+    return ops.broadcast_to(x, shape)[ops.broadcast_to(mask, shape)]
 
 
 call("reshape view", lambda x, *shape: ops.reshape(x, lengths(shape)))
@@ -279,7 +295,26 @@ call("stack", lambda xs, dim=0: ops.stack(xs, dim))
 call("flip", lambda x, dims: ops.flip(x, dims))
 call("flipud", lambda x: ops.flip(x, 0))
 call("fliplr", lambda x: ops.flip(x, 1))
-call("split", parts)
+call("split split.list_args split_with_sizes split_with_sizes_copy unsafe_split", parts)
+call("chunk unsafe_chunk", lambda x, chunks, dim=0: parts(x, max(1, -(-x.shape[dim] // chunks)), dim))
+call("tensor_split", sections)
+call("hsplit", lambda x, count: sections(x, count, min(x.ndim - 1, 1)))
+call("vsplit", lambda x, count: sections(x, count, 0))
+call("dsplit", lambda x, count: sections(x, count, 2))
+call("tile", lambda x, *dims: ops.tile(x, lengths(dims)))
+call("repeat", lambda x, *sizes: ops.tile(x, lengths(sizes)))
+call("repeat_interleave", lambda x, repeats, dim=None, **_: ops.repeat(x, repeats, dim))
+call(
+    "roll",
+    lambda x, shifts, dims=(): ops.roll(x, single(shifts) if dims == () else shifts, None if dims == () else dims),
+)
+call("diag", lambda x, diagonal=0: ops.diag(x, diagonal))
+call("diagflat", lambda x, offset=0: ops.diag(ops.reshape(x, -1), offset))
+call("diagonal diagonal_copy", lambda x, offset=0, dim1=0, dim2=1: ops.diagonal(x, offset, dim1, dim2))
+call("linalg.diagonal", lambda x, *, offset=0, dim1=-2, dim2=-1: ops.diagonal(x, offset, dim1, dim2))
+call("tril", lambda x, diagonal=0: ops.tril(x, diagonal))
+call("triu", lambda x, diagonal=0: ops.triu(x, diagonal))
+same("trace")
 call("select", lambda x, dim, index: along(x, dim, index))
 call("narrow", lambda x, dim, start, length: along(x, dim, slice(int(start) % (x.shape[dim] or 1),
                                                                int(start) % (x.shape[dim] or 1) + length)))  # fmt: skip
@@ -291,7 +326,8 @@ call("ones_like", lambda x, *, dtype=None, **_: ops.ones(x.shape, dtype or x.dty
 call("zeros_like", lambda x, *, dtype=None, **_: ops.zeros(x.shape, dtype or x.dtype))
 
 # Indices.
-call("__getitem__", lambda x, index: x[index], "more than one array of indices", "the indices are bool")
+call("__getitem__", lambda x, index: x[index])
+call("masked_select", masked, "found a boolean mask of shape ()")
 call("gather", lambda x, dim, index, **_: ops.take_along_axis(x, index, dim), "do not fit", OF_0D)
 call("take_along_dim", ops.take_along_axis, "do not fit", NO_OPTION)
 call("index_select", lambda x, dim, index: ops.take(x, index, dim), OF_0D)
@@ -317,6 +353,40 @@ call(
 )
 call("addbmm", lambda x, a, b, *, beta=1, alpha=1: weighted(x, beta, ops.sum(a @ b, 0).astype(x.dtype), alpha))
 call("addr", lambda x, a, b, *, beta=1, alpha=1: weighted(x, beta, ops.reshape(a, (-1, 1)) * b, alpha))
+call("einsum", lambda operands, equation: ops.einsum(equation, *operands), "has no '...'", other_type=True)
+call("linalg.multi_dot", lambda xs: functools.reduce(ops.matmul, xs))
+
+
+def vector_norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """PyTorch's norm of vectors over several axes is that of the elements of these axes."""
+    x = x if dtype is None else ops.astype(x, dtype)
+    axes = (
+        list(range(x.ndim)) if dim is None else [i % max(x.ndim, 1) for i in ([dim] if isinstance(dim, int) else dim)]
+    )
+    axes = [i for i in axes if x.ndim]
+    rest = [i for i in range(x.ndim) if i not in axes]
+    rows = ops.reshape(
+        ops.transpose(x, (*rest, *axes)), (*(x.shape[i] for i in rest), math.prod(x.shape[i] for i in axes))
+    )
+    out = ops.norm(rows, ord, -1)
+    return ops.reshape(out, [1 if i in axes else n for i, n in enumerate(x.shape)]) if keepdim else out
+
+
+def matrix_norm(x: Any, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, *, dtype: Any = None) -> Any:
+    return ops.norm(x if dtype is None else ops.astype(x, dtype), ord, dim, keepdim)
+
+
+def linalg_norm(x: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    dim = single(dim) if dim is not None else None
+    return ops.norm(x if dtype is None else ops.astype(x, dtype), ord, dim, keepdim)
+
+
+SINGULAR = "needs singular values"
+call("linalg.vector_norm", vector_norm)
+call("linalg.matrix_norm", matrix_norm, SINGULAR)
+# Not linalg.norm.subgradients_at_zero: PyTorch's second derivatives at 0 are NaN, those of adtrain 0.
+call("linalg.norm", linalg_norm, SINGULAR, EMPTY)
+call("nn.functional.normalize", lambda x, p=2.0, dim=1, eps=1e-12: x / ops.maximum(vector_norm(x, p, dim, True), eps))
 call("tensordot", lambda a, b, dims=2: ops.tensordot(a, b, dims), "tensordot: lengths")
 call("kron", ops.kron)
 call("cross linalg.cross", lambda a, b, *, dim=-1: ops.cross(a, b, dim))

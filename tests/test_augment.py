@@ -17,9 +17,9 @@ from adtrain import ops
 from adtrain.augment import AUGMENTATIONS, Affine, Augmentation, Batch, Crop, Cutout, Flip, Mixup, Noise
 from adtrain.augment.geometry import Motion, affine_transform
 from adtrain.augment.mixup import larger_shares
-from adtrain.augment.normal import normal
 from adtrain.core.array import Value
 from adtrain.core.staging import stage
+from adtrain.ops.normal import normal
 from adtrain.passes import ALL
 
 EVERY = (Crop(2), Flip(), Affine(20.0, 0.2, 0.3), Noise(0.5), Cutout(3), Mixup(0.4))

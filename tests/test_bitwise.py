@@ -61,9 +61,9 @@ def test_the_gradient_of_selected_elements_is_in_their_places() -> None:
 
 def test_masks_that_cannot_be_used_are_refused() -> None:
     x = ad.array(np.ones((2, 3), np.float32))
-    with pytest.raises(ad.ShapeError, match=r"^indexing: found a boolean mask of shape \(3,\) for an array of sh"):
+    with pytest.raises(ad.ShapeError, match=r"^indexing: found a boolean mask of shape \(3,\) for axes of lengths"):
         x[np.ones(3, np.bool_)]
-    with pytest.raises(ad.DTypeError, match="found a boolean mask beside other indices, expected it alone"):
-        x[np.ones(2, np.bool_), 0]
+    with pytest.raises(ad.ShapeError, match=r"^indexing: found 3 indices for shape \(2, 3\)$"):
+        x[np.ones((2, 3), np.bool_), 0]
     with pytest.raises(ad.TraceError, match=r"test_bitwise\.py:\d+: indexing: .* use ops\.where$"):
         ad.jit(lambda x: ops.sum(x[x > 0]))(x)

@@ -121,7 +121,10 @@ def test_operators_and_methods_agree_with_numpy() -> None:
         (1 + x, 1 + a), (1 - x, 1 - a), (2 * x, 2 * a), (1 / x, 1 / a), (2**x, 2**a), (b @ x, b @ a), (b + x, b + a),
         (x == y, a == b), (x != y, a != b), (x < y, a < b), (x <= y, a <= b), (x > y, a > b), (x >= y, a >= b),
         (x.sum(0), a.sum(0)), (x.mean(), a.mean()), (x.max(1, keepdims=True), a.max(1, keepdims=True)),
-        (x.min(), a.min()),
+        (x.min(), a.min()), (x.prod(), a.prod()), (x.var(), a.var()), (x.std(0, correction=1), a.std(0, ddof=1)),
+        (x.argmax(1), a.argmax(1)), (x.argmin(), a.argmin()), (y.argsort(), b.argsort()), (x.ravel(), a.ravel()),
+        (x[:, :1].squeeze(1), a[:, 0]), (x.repeat(2, 0), a.repeat(2, 0)), (x.diagonal(1), a.diagonal(1)),
+        (x.clip(2, 4), a.clip(2, 4)), (x.any(0), a.any(0)), (x.all(), a.all()),
         (x.reshape(4), a.reshape(4)), (x.reshape(-1, 1), a.reshape(-1, 1)), (x.T, a.T), (x.transpose(1, 0), a.T),
         (x.astype("float32"), a.astype("float32")),
     ]  # fmt: skip
@@ -166,6 +169,51 @@ def test_indexing_with_an_array_agrees_with_numpy(items: Any, place: int, indice
     np.testing.assert_array_equal(ad.array(x)[index].numpy(), expected)
 
 
+array_indices = st.sampled_from(
+    [
+        np.array([0, -1, 1]),
+        np.array([[2], [0]]),
+        np.array(1),
+        np.zeros(0, np.int32),
+        [0, 1, 2],
+        np.array([1, 0], np.uint8),
+    ]
+)
+masks = st.sampled_from([np.array([True, False, True]), np.arange(12).reshape(3, 4) % 5 == 1, np.zeros(4, np.bool_)])
+
+
+@given(st.lists(st.one_of(index_items, array_indices, array_indices, masks), max_size=5))
+def test_indexing_with_several_arrays_and_masks_agrees_with_numpy(items: Any) -> None:
+    x = np.arange(60.0).reshape(3, 4, 5)
+    try:
+        expected = x[tuple(items)]
+    except IndexError:
+        with pytest.raises(ad.ShapeError):
+            ad.array(x)[tuple(items)]
+        return
+    np.testing.assert_array_equal(ad.array(x)[tuple(items)].numpy(), expected)
+    # indices that are arguments of a jitted function
+    places = [i for i, item in enumerate(items) if isinstance(item, np.ndarray) and item.dtype != np.bool_]
+
+    def chosen(x: Any, *arrays: Any) -> Any:
+        index = list(items)
+        for i, array in zip(places, arrays, strict=True):
+            index[i] = array
+        return x[tuple(index)]
+
+    traced = stage(chosen, ())(ad.array(x), *(ad.array(items[i]) for i in places))
+    np.testing.assert_array_equal(traced.numpy(), expected)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, ad.jit])
+def test_an_index_that_is_out_of_range_for_its_own_axis_is_an_error(wrap: Any) -> None:
+    """Also if the element that it would lead to exists."""
+    x, row = ad.array(np.ones((3, 4))), ad.array([0, 1])
+    for column in ([0, 4], [-5, 0]):
+        with pytest.raises(ad.ShapeError, match=r"index (4|-5|12) is out of range for length (4|12)"):
+            wrap(lambda x, i, j: x[i, j])(x, row, ad.array(column)).numpy()
+
+
 def test_functions_of_numpy_take_arrays() -> None:
     x = ad.array([[1.0, 4.0], [2.0, 3.0]])
     assert np.sum(x) == 10
@@ -193,6 +241,16 @@ def test_functions_of_numpy_take_arrays() -> None:
         (lambda: ad.array([1.0, 2.0]).item(), ad.ShapeError, r"item: found shape \(2,\), expected exactly one element"),
         (lambda: ad.array([1, 2], "uint8") * 300, ad.DTypeError, "array: Python integer 300 out of bounds for uint8"),
         (lambda: ad.array([1.0])["a"], ad.DTypeError, "indexing: found str, expected integers"),
+        (
+            lambda: ad.array([[1.0]])[[0], [0.5]],
+            ad.DTypeError,
+            "indexing: found an index array of float32, expected integers",
+        ),
+        (
+            lambda: ad.array([[1.0]])[[0, 0], [0, 0, 0]],
+            ad.ShapeError,
+            r"indexing: shapes \(2,\) and \(3,\) do not broadcast",
+        ),
     ],
 )
 def test_invalid_arrays_raise_errors(make: Any, error: Any, message: Any) -> None:

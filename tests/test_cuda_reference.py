@@ -16,7 +16,7 @@ from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.program import Equation
 from adtrain.ops.index import scatter_along_axis_p, take_p
 from adtrain.ops.matmul import matmul_p
-from adtrain.ops.norm import standardize_p
+from adtrain.ops.normalisation import standardize_p
 from adtrain.ops.reduce import argmax_p
 
 PRODUCTS = [

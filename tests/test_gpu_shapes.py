@@ -15,7 +15,7 @@ from adtrain import ops
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.core.trace import bind
-from adtrain.ops.norm import standardize_p
+from adtrain.ops.normalisation import standardize_p
 
 __all__ = ["gpu", "poisoned"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,12 @@ def test_the_numbers_are_uniform() -> None:
     counts, _ = np.histogram(x, 20, (0, 1))
     chi_square = ((counts - 5000) ** 2 / 5000).sum()
     assert chi_square < 43.8  # 99.9% quantile for 19 degrees of freedom
+
+
+def test_random_normal_follows_the_uniform_numbers_of_its_stream() -> None:
+    uniform = ops.random_uniform(ops.rng_state(5), (1000,), 2, "float64").numpy() + 2.0**-25
+    found = ops.random_normal(ops.rng_state(5), (1000,), 2, "float64").numpy()
+    np.testing.assert_allclose(found, [NormalDist().inv_cdf(u) for u in uniform], rtol=2e-7)
 
 
 def test_dropout_preserves_the_mean_and_masks_the_gradient() -> None:

@@ -8,12 +8,12 @@ import numpy as np
 
 from adtrain import ops
 from adtrain.augment.augmentation import Augmentation, Batch
-from adtrain.augment.normal import normal
 from adtrain.augment.sampling import grid
 from adtrain.core import options
 from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.types import Shape
+from adtrain.ops.normal import normal
 
 
 @dataclass(frozen=True)

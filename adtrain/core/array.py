@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -13,19 +13,19 @@ from adtrain.core import dlpack
 from adtrain.core.devices import find_device
 from adtrain.core.errors import DeviceError, DTypeError, ShapeError, TraceError
 from adtrain.core.numpy_protocols import NumpyProtocols
+from adtrain.core.operators import Operators
+from adtrain.core.other_libraries import advice
 from adtrain.core.types import ArrayType, Shape, dtype_of
 
 
-class Value(NumpyProtocols):
+class Value(Operators["Value"], NumpyProtocols):
     """An array, or a tracer that stands for one. Its operators call the functions of ``adtrain.ops``."""
 
     __slots__ = ("__weakref__",)
-    __hash__ = object.__hash__
 
     shape: Shape
     dtype: np.dtype
     device: str
-    _ops: ModuleType  # adtrain.ops, set by bind_operators
 
     @property
     def ndim(self) -> int:
@@ -35,11 +35,6 @@ class Value(NumpyProtocols):
     def size(self) -> int:
         return math.prod(self.shape)
 
-    @property
-    def T(self) -> Value:
-        """The axes in reversed order."""
-        return self._ops.transpose(self)
-
     def numpy(self) -> np.ndarray:
         """The elements as a read-only, C-contiguous NumPy array on the host.
 
@@ -48,7 +43,7 @@ class Value(NumpyProtocols):
         """
         raise TraceError(
             f"a traced value ({ArrayType(self.shape, self.dtype)}) has no elements yet: inside a differentiated or "
-            "jitted function use adtrain.ops instead of NumPy, float() or if"
+            "jitted function use adtrain.ops instead of NumPy and float(), and ops.where instead of if"
         )
 
     def fetch(self) -> Callable[[], np.ndarray]:
@@ -93,138 +88,27 @@ class Value(NumpyProtocols):
         return int(self.item())
 
     def __bool__(self) -> bool:
+        if self.size != 1:
+            raise ShapeError(f"bool: found shape {self.shape}, expected one element; write x.any() or x.all()")
         return bool(self.item())
 
     def __len__(self) -> int:
         if not self.shape:
-            raise ShapeError("len: a 0-d array has no length")
+            raise ShapeError("len: a 0-d array has no length; its element is x.item()")
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Value]:
         return (self[i] for i in range(len(self)))
 
-    def __add__(self, other: Any) -> Value:
-        return self._ops.add(self, other)
 
-    def __radd__(self, other: Any) -> Value:
-        return self._ops.add(other, self)
+def _missing(x: Value, name: str) -> NoReturn:
+    """Python calls this for missing attributes only. Raises AttributeError, with what to write instead."""
+    what = advice(name, x._ops)
+    raise AttributeError(f"an adtrain array has no attribute {name!r}" + (f"; {what}" if what else ""))
 
-    def __sub__(self, other: Any) -> Value:
-        return self._ops.sub(self, other)
 
-    def __rsub__(self, other: Any) -> Value:
-        return self._ops.sub(other, self)
-
-    def __mul__(self, other: Any) -> Value:
-        return self._ops.mul(self, other)
-
-    def __rmul__(self, other: Any) -> Value:
-        return self._ops.mul(other, self)
-
-    def __truediv__(self, other: Any) -> Value:
-        return self._ops.div(self, other)
-
-    def __rtruediv__(self, other: Any) -> Value:
-        return self._ops.div(other, self)
-
-    def __floordiv__(self, other: Any) -> Value:
-        return self._ops.floor_divide(self, other)
-
-    def __rfloordiv__(self, other: Any) -> Value:
-        return self._ops.floor_divide(other, self)
-
-    def __mod__(self, other: Any) -> Value:
-        return self._ops.remainder(self, other)
-
-    def __rmod__(self, other: Any) -> Value:
-        return self._ops.remainder(other, self)
-
-    def __pow__(self, other: Any) -> Value:
-        return self._ops.power(self, other)
-
-    def __rpow__(self, other: Any) -> Value:
-        return self._ops.power(other, self)
-
-    def __matmul__(self, other: Any) -> Value:
-        return self._ops.matmul(self, other)
-
-    def __rmatmul__(self, other: Any) -> Value:
-        return self._ops.matmul(other, self)
-
-    def __and__(self, other: Any) -> Value:
-        return self._ops.bitwise_and(self, other)
-
-    def __rand__(self, other: Any) -> Value:
-        return self._ops.bitwise_and(other, self)
-
-    def __or__(self, other: Any) -> Value:
-        return self._ops.bitwise_or(self, other)
-
-    def __ror__(self, other: Any) -> Value:
-        return self._ops.bitwise_or(other, self)
-
-    def __xor__(self, other: Any) -> Value:
-        return self._ops.bitwise_xor(self, other)
-
-    def __rxor__(self, other: Any) -> Value:
-        return self._ops.bitwise_xor(other, self)
-
-    def __invert__(self) -> Value:
-        return self._ops.bitwise_not(self)
-
-    def __neg__(self) -> Value:
-        return self._ops.neg(self)
-
-    def __abs__(self) -> Value:
-        return self._ops.abs(self)
-
-    def __eq__(self, other: Any) -> Value:  # type: ignore[override]
-        return self._ops.equal(self, other)
-
-    def __ne__(self, other: Any) -> Value:  # type: ignore[override]
-        return self._ops.not_equal(self, other)
-
-    def __lt__(self, other: Any) -> Value:
-        return self._ops.less(self, other)
-
-    def __le__(self, other: Any) -> Value:
-        return self._ops.less_equal(self, other)
-
-    def __gt__(self, other: Any) -> Value:
-        return self._ops.greater(self, other)
-
-    def __ge__(self, other: Any) -> Value:
-        return self._ops.greater_equal(self, other)
-
-    def __getitem__(self, index: Any) -> Value:
-        return self._ops.getitem(self, index)
-
-    def sum(self, axis: Any = None, keepdims: bool = False) -> Value:
-        return self._ops.sum(self, axis, keepdims)
-
-    def mean(self, axis: Any = None, keepdims: bool = False) -> Value:
-        return self._ops.mean(self, axis, keepdims)
-
-    def max(self, axis: Any = None, keepdims: bool = False) -> Value:
-        return self._ops.max(self, axis, keepdims)
-
-    def min(self, axis: Any = None, keepdims: bool = False) -> Value:
-        return self._ops.min(self, axis, keepdims)
-
-    def any(self, axis: Any = None, keepdims: bool = False) -> Value:
-        return self._ops.any(self, axis, keepdims)
-
-    def all(self, axis: Any = None, keepdims: bool = False) -> Value:
-        return self._ops.all(self, axis, keepdims)
-
-    def reshape(self, *shape: Any) -> Value:
-        return self._ops.reshape(self, shape[0] if len(shape) == 1 else shape)
-
-    def transpose(self, *axes: Any) -> Value:
-        return self._ops.transpose(self, axes[0] if len(axes) == 1 else axes or None)
-
-    def astype(self, dtype: Any) -> Value:
-        return self._ops.astype(self, dtype)
+# Not in the class, where a type checker would accept every name for it.
+Value.__getattr__ = _missing  # type: ignore[attr-defined]
 
 
 def bind_operators(ops: ModuleType) -> None:
@@ -248,13 +132,13 @@ class Array(Value):
         self.device = device
 
     def __getattr__(self, name: str) -> Any:
-        # Python calls this for missing attributes only: `stage` deletes the buffer of a donated array.
+        # `stage` deletes the buffer of a donated array.
         if name == "buffer":
             raise TraceError(
                 f"this array ({ArrayType(self.shape, self.dtype)}) was donated to a jitted function, which may have "
                 "overwritten it; use the function's result instead"
             )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        _missing(self, name)
 
     def numpy(self) -> np.ndarray:
         return find_device(self.device).to_numpy(self.buffer)

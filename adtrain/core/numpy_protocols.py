@@ -54,6 +54,8 @@ class NumpyProtocols:
         if method == "__call__" and name in _OPERATORS and not kwargs:
             return getattr(self._ops, _OPERATORS[name])(*args)
         if kwargs.get("out") is not None:
+            if any(isinstance(out, NumpyProtocols) for out in kwargs["out"]):
+                raise DTypeError(f"np.{name}: found an adtrain array as output, which does not change; write y = x + 1")
             raise DTypeError(f"np.{name}: found an adtrain array and a NumPy array as output; write y = y + x")
         own = _OTHER_NAMES.get(name, name)
         same = method == "__call__" and hasattr(self._ops, own)

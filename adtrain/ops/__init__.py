@@ -29,17 +29,22 @@ from adtrain.ops.conv import conv2d, conv_transpose2d
 from adtrain.ops.conv_axes import conv1d, conv3d, conv_transpose1d, conv_transpose3d
 from adtrain.ops.create import arange, full, ones, ones_like, zeros, zeros_like
 from adtrain.ops.cross_entropy import cross_entropy, nll_loss
+from adtrain.ops.diagonals import diag, diagonal, trace, tril, triu
 from adtrain.ops.division import ceil, floor, floor_divide, remainder, round, trunc
+from adtrain.ops.einsum import einsum
 from adtrain.ops.elementwise import *  # noqa: F403
 from adtrain.ops.getitem import getitem
 from adtrain.ops.index import embedding, one_hot, take, take_along_axis
+from adtrain.ops.linalg import norm
 from adtrain.ops.loss import binary_cross_entropy_with_logits, huber_loss, l1_loss, mse_loss
 from adtrain.ops.matmul import matmul
-from adtrain.ops.norm import batch_norm, group_norm, layer_norm
+from adtrain.ops.normal import random_normal
+from adtrain.ops.normalisation import batch_norm, group_norm, layer_norm
 from adtrain.ops.pool import adaptive_avg_pool2d
 from adtrain.ops.pool_functions import avg_pool1d, avg_pool2d, avg_pool3d, max_pool1d, max_pool2d, max_pool3d
 from adtrain.ops.power import power
 from adtrain.ops.random import dropout, random_uniform, rng_state
+from adtrain.ops.rearrange import repeat, roll, split, tile
 from adtrain.ops.reduce import all, any, argmax, argmin, cumsum, logsumexp, max, mean, min, prod, std, sum, var
 from adtrain.ops.shape import concatenate, expand_dims, flip, pad, slice, squeeze, stack, transpose
 from adtrain.ops.softmax import log_softmax, softmax
@@ -78,7 +83,10 @@ __all__ = [
     "cross",
     "cross_entropy",
     "cumsum",
+    "diag",
+    "diagonal",
     "dropout",
+    "einsum",
     "elu",
     "embedding",
     "equal",
@@ -116,6 +124,7 @@ __all__ = [
     "minimum",
     "mse_loss",
     "nll_loss",
+    "norm",
     "not_equal",
     "one_hot",
     "ones",
@@ -123,11 +132,14 @@ __all__ = [
     "pad",
     "power",
     "prod",
+    "random_normal",
     "random_uniform",
     "relu",
     "remainder",
+    "repeat",
     "reshape",
     "rng_state",
+    "roll",
     "round",
     "sigmoid",
     "silu",
@@ -135,6 +147,7 @@ __all__ = [
     "softmax",
     "softplus",
     "sort",
+    "split",
     "squeeze",
     "stack",
     "std",
@@ -143,8 +156,12 @@ __all__ = [
     "take",
     "take_along_axis",
     "tensordot",
+    "tile",
     "topk",
+    "trace",
     "transpose",
+    "tril",
+    "triu",
     "trunc",
     "var",
     "where",

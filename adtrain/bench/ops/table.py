@@ -47,8 +47,8 @@ class Bench:
 
 BENCHES: list[Bench] = []
 
-VIEWS = ("reshape", "squeeze", "expand_dims", "broadcast_to", "stop_gradient", "getitem", "slice")
-"""Operations without a row: they return a view and move no data, or are `slice` under another name."""
+VIEWS = ("reshape", "squeeze", "expand_dims", "broadcast_to", "stop_gradient", "tile", "repeat", "getitem", "slice")
+"""Operations without a row: they are views, `broadcast_to` and `reshape` together, or `slice` under another name."""
 
 
 def bench(
@@ -99,6 +99,8 @@ bench("astype", ELEMENTS, lambda n: (normal(n),), lambda x: ops.astype(x, "int64
 bench("dropout", ELEMENTS, lambda n: (normal(n), _counter), lambda x, rng: ops.dropout(x, 0.5, rng))
 bench("random_uniform", ELEMENTS, lambda n: (between(0, 1, n), _counter),
       lambda like, rng: ops.random_uniform(rng, like.shape, dtype=like.dtype), differentiable=False)  # fmt: skip
+bench("random_normal", ELEMENTS, lambda n: (between(0, 1, n), _counter),
+      lambda like, rng: ops.random_normal(rng, like.shape, dtype=like.dtype), differentiable=False)  # fmt: skip
 
 # Reductions.
 for _op in ("sum", "mean", "max", "min", "var", "std", "logsumexp"):
@@ -113,6 +115,7 @@ for _axis in (0, 1):
         bench(_op, SIDE, lambda n: (normal(n, n),), lambda x, op=_op, i=_axis: getattr(ops, op)(x, i), f"axis {_axis}",
               differentiable=False)  # fmt: skip
     bench("sort", SIDE, lambda n: (normal(n, n),), lambda x, i=_axis: ops.sort(x, i), f"axis {_axis}")
+    bench("norm", SIDE, lambda n: (normal(n, n),), lambda x, i=_axis: ops.norm(x, axis=i), f"axis {_axis}")
 bench("argsort", SIDE, lambda n: (normal(n, n),), differentiable=False)
 bench("topk", SIDE, lambda n: (normal(n, n),), lambda x: ops.topk(x, min(5, x.shape[1])), "5 of each row")
 bench("any", SIDE, lambda n: (normal(n, n),), lambda x: ops.any(x, 1), "axis 1", differentiable=False)
@@ -129,6 +132,12 @@ bench("stack", SIDE, lambda n: (normal(n, n), normal(n, n)), lambda a, b: ops.st
 bench("pad", IMAGES, batch((64, 26, 26)), lambda x: ops.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1))), "by 1")
 bench("pad", IMAGES, batch((64, 26, 26)), lambda x: ops.pad(x, ((0, 0), (0, 0), (-1, -1), (-1, -1))), "by -1")
 bench("flip", SIDE, lambda n: (normal(n, n),), lambda x: ops.flip(x, 1), "axis 1")
+bench("split", SIDE, lambda n: (normal(n, 2 * n),), lambda x: tuple(ops.split(x, 2, 1)), "2 of axis 1")
+for _axis in (0, 1):
+    bench("roll", SIDE, lambda n: (normal(2 * n, 2 * n),), lambda x, i=_axis: ops.roll(x, 1, i), f"axis {_axis}")
+bench("diag", SIDE, lambda n: (normal(n),), variant="of a vector")
+for _op in ("diagonal", "trace", "tril", "triu"):
+    bench(_op, SIDE, lambda n: (normal(n, n),))
 bench("take", SIDE, lambda n: (normal(n, n), integers(n, n)), lambda x, i: ops.take(x, i, 1), "axis 1")
 bench("take_along_axis", SIDE, lambda n: (normal(n, n), integers(n, n, 1)), lambda x, i: ops.take_along_axis(x, i, 1),
       "1 a row")  # fmt: skip
@@ -143,6 +152,9 @@ bench("matmul", ROWS, batch((784,), (512, 784)),
 
 bench("tensordot", SIDE, lambda n: (normal(4, n, n), normal(4, n, n)),
       lambda a, b: ops.tensordot(a, b, ((0, 2), (0, 1))), "two axes")  # fmt: skip
+bench("einsum", SIDE, lambda n: (normal(n, n), normal(n, n)), lambda a, b: ops.einsum("ij,kj->ik", a, b), "ij,kj->ik")
+bench("einsum", IMAGES, lambda n: (normal(n, 32, 8, 16), normal(n, 32, 8, 16)),
+      lambda q, k: ops.einsum("bqhd,bkhd->bhqk", q, k), "bqhd,bkhd->bhqk")  # fmt: skip
 bench("kron", SIDE, lambda n: (normal(n, n), normal(2, 3)), variant="by 2x3")
 bench("cross", ELEMENTS, lambda n: (normal(n, 3), normal(n, 3)))
 

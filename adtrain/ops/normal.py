@@ -9,9 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 from math import sqrt
+from typing import Any
 
-from adtrain import ops
+import numpy as np
+
 from adtrain.core.array import Value
+from adtrain.ops import elementwise
+from adtrain.ops.common import ArrayLike
+from adtrain.ops.compare import less, where
+from adtrain.ops.random import random_uniform
 
 # M. Giles, "Approximating the erfinv function", GPU Computing Gems Jade Edition, 2011, table 5. With
 # w = -log((1 - x) (1 + x)), erfinv(x) / x is the polynomial NEAR of w - 2.5 for w < SPLIT, and FAR of sqrt(w) - 3
@@ -27,14 +33,27 @@ FAR = (
 )  # fmt: skip
 
 
+def random_normal(rng: ArrayLike, shape: Sequence[int], stream: int = 0, dtype: Any = np.float32) -> Value:
+    """Normally distributed numbers of mean 0 and standard deviation 1, within ± 5.5; ``mean + deviation * ...`` others.
+
+    Args:
+        rng: uint32 of shape (4,), see `rng_state`.
+        stream: selects a sequence that is independent of the other streams of this state; at most 2**32 - 1.
+
+    Raises:
+        DTypeError: ``rng`` or ``dtype`` is of another type. ShapeError: ``stream`` is out of range.
+    """
+    return normal(random_uniform(rng, shape, stream, dtype))
+
+
 def normal(uniform: Value) -> Value:
     """Numbers of mean 0 and standard deviation 1, within ± 5.5, from uniform multiples of 2**-24 in [0, 1).
 
     Relative errors are at most 2e-7 in float64 and 2e-6 in float32.
     """
     x = uniform * 2.0 - (1.0 - 2.0**-24)  # symmetric, and never -1 or 1
-    w = -ops.log((1.0 - x) * (1.0 + x))
-    quotient = ops.where(ops.less(w, SPLIT), _polynomial(NEAR, w - 2.5), _polynomial(FAR, ops.sqrt(w) - 3.0))
+    w = -elementwise.log((1.0 - x) * (1.0 + x))
+    quotient = where(less(w, SPLIT), _polynomial(NEAR, w - 2.5), _polynomial(FAR, elementwise.sqrt(w) - 3.0))
     return quotient * x * sqrt(2)
 
 
