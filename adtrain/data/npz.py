@@ -24,7 +24,10 @@ from adtrain.data.options import Options
 from adtrain.data.part import MAX_DEFLATE_RATIO, Part, Parts, as_images, as_labels
 from adtrain.files import open_regular
 
-NAMES = (("x_train", "y_train"), ("images", "labels")), (("x_test", "y_test"),)
+NAMES = (
+    (("x_train", "y_train"), ("X_train", "y_train"), ("images", "labels"), ("X", "y")),
+    (("x_test", "y_test"), ("X_test", "y_test")),
+)
 """Names of the arrays (images, labels) of the training part, with an alternative, and of the test part."""
 
 NPY_MAGIC = b"\x93NUMPY"
