@@ -80,7 +80,7 @@ def test_predict_classifies_an_idx_file(here: Path, tmp_path: Path, monkeypatch:
     assert {key for row in rows for key in row} == {"file", "index", "class", "probability"}
     assert all(1 / 3 < row["probability"] <= 1 for row in rows)
     lines = run("predict", "run", str(path)).stdout.splitlines()
-    assert lines[0].split() == ["image", "class", "probability"]
+    assert lines[0].split() == ["input", "class", "probability"]
     assert lines[1].split() == [f"{path}[0]", "2", f"{rows[0]['probability']:.2%}"]
 
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import adtrain
 from adtrain.config.values import Number, Positive, Seed, Size
+from adtrain.data.table_encoder import TableEncoder
 from adtrain.training.experiment import Experiment
 from adtrain.training.position import Progress
 
 FORMAT = 1
 KIND = "checkpoint"
-DATA_FIELDS = ("classes", "image_shape", "mean", "std", "scale")
+DATA_FIELDS = ("classes", "image_shape", "mean", "std", "scale", "encoder")
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class ModelMetadata:
         config: the resolved config, as YAML.
         image_shape: (C, H, W).
         mean, std, scale: those of the `Network`.
+        encoder: makes the images of a table's rows; None for other data.
     """
 
     version: str
@@ -32,6 +34,7 @@ class ModelMetadata:
     mean: tuple[Number, ...]
     std: tuple[Positive, ...]
     scale: Positive
+    encoder: TableEncoder | None
 
     def data(self) -> dict[str, Any]:
         """The fields about the training data."""
@@ -68,6 +71,7 @@ def of_model(experiment: Experiment) -> ModelMetadata:
         mean=network.mean,
         std=network.std,
         scale=network.scale,
+        encoder=experiment.data.encoder,
     )
 
 
