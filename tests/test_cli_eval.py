@@ -145,7 +145,7 @@ def test_predict_refuses_invalid_images_and_prints_nothing(here: Path, tmp_path:
         (tmp_path / "text", "found neither a PNG nor a JPEG image"),
     ):
         assert one_line(run("predict", "run", str(good), str(path), expect=2)) == f"{path}: {message}"
-    assert "Missing argument 'IMAGE...'" in one_line(run("predict", "run", expect=2))
+    assert "Missing argument 'INPUT...'" in one_line(run("predict", "run", expect=2))
 
 
 @pytest.mark.parametrize("loss", ["mse", "binary_cross_entropy_with_logits"])

@@ -61,12 +61,13 @@ class Data(Section):
     delimiter: Delimiter | None = Field(
         None, description="CSV: the character between two columns; default: a tab in .tsv files, a comma in others"
     )
-    drop: Columns = Field((), description="CSV: columns that are not read, by name or number")
-    categories: Columns = Field(
-        (), description="CSV: columns whose values are categories even if they look like numbers"
+    drop: Columns | None = Field(None, description="CSV: columns that are not read, by name or number")
+    categories: Columns | None = Field(
+        None, description="CSV: columns whose values are categories even if they look like numbers"
     )
-    missing: Missing = Field(
-        "error", description="CSV: what to do with an empty cell: fill it with mean or zero, drop its row, or error"
+    missing: Missing | None = Field(
+        None,
+        description="CSV: what to do with an empty cell: fill it with mean or zero, drop its row, or error (default)",
     )
     shape: ImageShape | None = Field(None, description="CSV, NPZ: [channels, height, width] of images in flat rows")
     image_size: ImageSize | None = Field(None, description="image folder: [height, width] to resize all images to")

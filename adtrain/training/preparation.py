@@ -55,7 +55,8 @@ def prepare(cfg: Config, mode: Mode = Mode.FUSED, encoder: TableEncoder | None =
 
 def data_options(section: Data) -> Options:
     """The options of a config's data section that control how files are read."""
-    return Options(**{field.name: getattr(section, field.name) for field in fields(Options)})
+    given = {field.name: getattr(section, field.name) for field in fields(Options)}
+    return Options(**{name: value for name, value in given.items() if value is not None})
 
 
 def outline(cfg: Config) -> Experiment:
