@@ -90,7 +90,7 @@ def test_rows_with_a_shape_are_uint8_if_all_values_are_pixels(tmp_path: Path) ->
         (
             IRIS.replace("3.2", " "),
             {"label": -1},
-            r"x.csv:4: found an empty cell in column 1 \(width\), expected a value, or data.missing: mean, zero",
+            r"x.csv:4: found an empty cell in column 1 \(width\), expected a value; data.missing: mean, zero",
         ),
         (IRIS.replace("3.2", "nan"), {"label": -1}, r"x.csv:4: found 'nan' in column 1 \(width\)"),
         (IRIS.replace("3.2", "1e39"), {"label": -1}, r"x.csv:4: found '1e39' in column 1 \(width\)"),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from adtrain import data
 from adtrain.data import DataError, DataOptionError, DataSet, Options, csv_table
+from adtrain.data.columns import Column, Columns
 
 ADULTS = "age,city,zip,kind\n22,Berlin,1,a\n,Rome,2,b\n35.5,,1,a\n41,Berlin,2,b\n"
 
@@ -138,6 +139,18 @@ def test_rows_with_empty_cells_are_left_out_with_one_warning(tmp_path: Path, cap
     ]
 
 
+def test_rows_keep_their_numbers_where_others_are_left_out(tmp_path: Path) -> None:
+    cells = ["" if i % 7 == 3 else str(i) for i in range(2 * csv_table.CHUNK_ROWS + 5)]
+    path = write(tmp_path / "x.csv", "n,label\n" + "".join(f"{cell},0\n" for cell in cells))
+    options = Options(missing="drop")
+    found = csv_table.read_rows(path, options, Columns((Column("n", 0),), 2))
+    expected = [i for i, cell in enumerate(cells) if cell]
+    assert found.rows.tolist() == expected
+    assert found.values.ravel().tolist() == expected
+    parts = csv_table.read(path, options)
+    assert len(parts.train.labels) == len(expected)
+
+
 def test_columns_are_dropped_and_listed_as_categories_by_name_or_number(tmp_path: Path) -> None:
     path = write(tmp_path / "x.csv", ADULTS)
     for drop, categories in (("age", "zip"), (0, 2), (-4, -2)):
@@ -178,7 +191,7 @@ MIXED = "a,word,label\n1,x,0\n2,y,1\n"
         (MIXED.replace("2,y", "?,y"), {}, r"x.csv:3: found '\?' in column 0 \(a\), expected a finite number"),
         (MIXED.replace("x", "15_0").replace("y", "2_0"), {}, r"x.csv:2: found '15_0' in column 1"),
         (MIXED.replace(",x", ',"1,5"').replace(",y", ',"2,5"'), {}, r"x.csv:2: found '1,5' in column 1 \(word\)"),
-        (MIXED.replace("y", ""), {}, r"x.csv:3: found an empty cell in column 1 \(word\), expected a value, or data.m"),
+        (MIXED.replace("y", ""), {}, r"x.csv:3: found an empty cell in column 1 \(word\), expected a value; data.miss"),
         (MIXED, {"drop": ("b",)}, r"data.drop: found 'b', which is no column of .*: the columns are a, word, label"),
         (MIXED, {"categories": (3,)}, "data.categories: found 3, which is no column of"),
         (MIXED, {"drop": ("label",)}, r"data.drop: found the column of the labels, column 2 \(label\)"),

@@ -70,10 +70,8 @@ class _ColumnReader:
         texts = [cell.strip(string.whitespace) for cell in cells]
         filled = [text for text in texts if text]
         if len(filled) < len(texts) and not self.allow_empty:
-            advice = "or data.missing: mean, zero or drop, or the column in data.drop"
-            raise self._error(
-                lines[texts.index("")], f"found an empty cell in {self._name}, expected a value, {advice}"
-            )
+            expected = "expected a value; data.missing: mean, zero or drop allows empty cells"
+            raise self._error(lines[texts.index("")], f"found an empty cell in {self._name}, {expected}")
         if filled and not (self.has_numbers or self.has_categories):
             self.has_numbers = any(map(NUMBER_LIKE.match, filled))
             self.has_categories = not self.has_numbers
