@@ -87,7 +87,9 @@ def load(
     if test is None:
         train, test = split_test(train, options.test)
     if found.train.columns is not None:
-        encoder = encoder or learn(_cells(train.images), found.train.columns, options.missing, str(source))
+        rows = train.images.rows if isinstance(train.images, Rows) else np.arange(len(train))
+        learnt_from = _cells(found.train.images), rows, found.train.columns
+        encoder = encoder or learn(*learnt_from, options.missing, str(source))
         train, test = _encoded(encoder, found, train, test, options)
     name = os.path.basename(os.path.realpath(source)) if source.is_dir() else source.stem
     statistics = channel_statistics(train.images, str(source))

@@ -82,15 +82,15 @@ class TableEncoder:
         return np.asarray(as_images(features, place, options))
 
 
-def learn(cells: np.ndarray, columns: Columns, missing: str, place: str) -> TableEncoder:
-    """The encoder for the training rows `cells`, float32 (N, columns) with codes of the categories in `columns`.
+def learn(cells: np.ndarray, rows: np.ndarray, columns: Columns, missing: str, place: str) -> TableEncoder:
+    """The encoder for the training rows, those at `rows` of `cells`, float32 (N, columns) with codes of categories.
 
     `missing` is the option: with `mean` an empty cell gets the mean of each of its features over the training rows that
     are not empty, with `zero` 0. Raises DataError for a column without any value.
     """
     learnt, fill = [], list[float]()
     for i, column in enumerate(columns.features):
-        values = cells[:, i].astype(np.float64)
+        values = cells[rows, i].astype(np.float64)
         values = values[~np.isnan(values)]
         if missing == "mean" and not len(values):
             reason = "found no value in the training rows, expected one for data.missing: mean; data.drop leaves it out"

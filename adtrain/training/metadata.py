@@ -13,7 +13,7 @@ from adtrain.training.position import Progress
 
 FORMAT = 1
 KIND = "checkpoint"
-DATA_FIELDS = ("classes", "image_shape", "mean", "std", "scale", "encoder")
+DATA_FIELDS = ("classes", "image_shape", "mean", "std", "scale")
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,13 @@ class ModelMetadata:
     encoder: TableEncoder | None
 
     def data(self) -> dict[str, Any]:
-        """The fields about the training data."""
-        return {name: getattr(self, name) for name in DATA_FIELDS}
+        """What the training data decide, for messages: fields, and with an encoder the number of each feature."""
+        found = {name: getattr(self, name) for name in DATA_FIELDS}
+        if self.encoder is not None:
+            names = (name if name.isprintable() else repr(name) for name in self.encoder.features)
+            found |= {f"feature {name}": number for number, name in enumerate(names)}
+            found["values of empty cells"] = self.encoder.fill
+        return found
 
 
 @dataclass(frozen=True)
