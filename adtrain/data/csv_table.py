@@ -184,40 +184,47 @@ def _found(table: Opened, known: Columns, fewer: int) -> list[Column]:
 
 
 def _cells(table: Opened, columns: Sequence[Column], label: int | None, options: Options, learning: bool) -> Cells:
+    """The cells of these columns, and the labels; with `missing: drop` without the rows that have empty cells."""
     reader = CellReader(table.path, columns, learning and not options.shape, options.missing != "error")
-    positions = [column.position for column in columns]
     chunks: list[np.ndarray] = []
     kept: list[np.ndarray] = []
     labels: list[str] = []
-    count, dropped, first_dropped = 0, 0, 0
+    count, first_dropped = 0, 0
     while chunk := list(islice(table.lines, CHUNK_ROWS)):
-        texts: list[str] = []
-        for line, row in chunk:
-            if len(row) != len(table.first):
-                found = f"found {len(row)} values, expected {len(table.first)} as in the first line"
-                raise DataError(f"{table.path}:{line}: {found}")
-            if label is not None:
-                texts.append(row[label].strip())
-                if not texts[-1]:
-                    found = f"found no value in {_title(table, label)}, expected a label"
-                    raise DataError(f"{table.path}:{line}: {found}")
-        lines = [line for line, _ in chunk]
-        values = reader.convert(lines, [[row[i] for i in positions] for _, row in chunk])
-        keep = np.arange(len(chunk)) if options.missing != "drop" else np.flatnonzero(~np.isnan(values).any(axis=1))
-        if len(keep) < len(chunk):
-            first_dropped = first_dropped or next(line for i, line in enumerate(lines) if np.isnan(values[i]).any())
-            dropped += len(chunk) - len(keep)
+        _check_widths(table, chunk)
+        texts = [] if label is None else _label_texts(table, chunk, label)
+        values = reader.convert([line for line, _ in chunk], [[row[x.position] for x in columns] for _, row in chunk])
+        empty = np.isnan(values).any(axis=1) & (options.missing == "drop")
+        if empty.any() and not first_dropped:
+            first_dropped = chunk[int(empty.argmax())][0]
+        keep = np.flatnonzero(~empty)
         chunks.append(values[keep])
         kept.append(count + keep)
         labels += [texts[i] for i in keep] if texts else []
         count += len(chunk)
-    if dropped:
-        what = f"{dropped:,} of {count:,} rows with an empty cell, the first in line {first_dropped}"
+    rows = np.concatenate([np.zeros(0, np.int64), *kept])
+    if first_dropped:
+        what = f"{count - len(rows):,} of {count:,} rows with an empty cell, the first in line {first_dropped}"
         _log.warning("adtrain: %s: left out %s", visible(str(table.path)), what)
-    if count == dropped:
-        found = f"an empty cell in each of {count:,} rows" if dropped else "no rows"
+    if not len(rows):
+        found = f"an empty cell in each of {count:,} rows" if count else "no rows"
         raise DataError(f"{table.path}: found {found}, expected one per example")
-    return Cells(np.concatenate(chunks), reader.columns, labels, np.concatenate(kept))
+    return Cells(np.concatenate(chunks), reader.columns, labels, rows)
+
+
+def _check_widths(table: Opened, chunk: Sequence[Line]) -> None:
+    for line, row in chunk:
+        if len(row) != len(table.first):
+            found = f"found {len(row)} values, expected {len(table.first)} as in the first line"
+            raise DataError(f"{table.path}:{line}: {found}")
+
+
+def _label_texts(table: Opened, chunk: Sequence[Line], label: int) -> list[str]:
+    texts = [row[label].strip() for _, row in chunk]
+    if "" in texts:
+        where = f"{table.path}:{chunk[texts.index('')][0]}"
+        raise DataError(f"{where}: found no value in {_title(table, label)}, expected a label")
+    return texts
 
 
 def _has_evident_header(table: Opened, cells: Cells, options: Options) -> bool:
