@@ -80,7 +80,7 @@ def test_predict_classifies_an_idx_file(here: Path, tmp_path: Path, monkeypatch:
     assert {key for row in rows for key in row} == {"file", "index", "class", "probability"}
     assert all(1 / 3 < row["probability"] <= 1 for row in rows)
     lines = run("predict", "run", str(path)).stdout.splitlines()
-    assert lines[0].split() == ["image", "class", "probability"]
+    assert lines[0].split() == ["input", "class", "probability"]
     assert lines[1].split() == [f"{path}[0]", "2", f"{rows[0]['probability']:.2%}"]
 
 
@@ -145,7 +145,7 @@ def test_predict_refuses_invalid_images_and_prints_nothing(here: Path, tmp_path:
         (tmp_path / "text", "found neither a PNG nor a JPEG image"),
     ):
         assert one_line(run("predict", "run", str(good), str(path), expect=2)) == f"{path}: {message}"
-    assert "Missing argument 'IMAGE...'" in one_line(run("predict", "run", expect=2))
+    assert "Missing argument 'INPUT...'" in one_line(run("predict", "run", expect=2))
 
 
 @pytest.mark.parametrize("loss", ["mse", "binary_cross_entropy_with_logits"])

@@ -176,7 +176,7 @@ def test_the_resolved_config_trains_again_to_the_same_model_from_any_folder(
             ["--set", "model.layers=[linear: 2]"],
             "--set model.layers  model.layers[0]: found 2 outputs, expected at least 3",
         ),
-        (["--set", "data.path=nowhere"], "nowhere: found nothing, expected an .npz or .csv file, or a folder"),
+        (["--set", "data.path=nowhere"], "nowhere: found nothing, expected an .npz, .csv or .tsv file, or a folder"),
         (["--set", "optimizer.adam.lr=.nan"], "--set optimizer.adam.lr  optimizer.adam.lr: found"),
         (["--set", "nonsense"], "--set nonsense  found no key=value, expected one such as"),
         (["--epochs", "0"], "Invalid value for '--epochs'"),

@@ -75,7 +75,7 @@ def test_strings_and_arbitrary_integers_become_classes(tmp_path: Path) -> None:
     [
         (
             {"a": np.zeros(3)},
-            r"x.npz: found 'a', expected x_train and y_train \(x_test, y_test\), or images and labels",
+            r"x.npz: found 'a', expected x_train and y_train \(x_test, y_test\), images and labels, or X and",
         ),
         (
             {"images": np.zeros((3, 2)), "labels": np.zeros(3)},

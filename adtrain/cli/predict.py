@@ -1,4 +1,4 @@
-"""`adtrain predict`: classifies images with a trained run."""
+"""`adtrain predict`: classifies images, or rows of tables, with a trained run."""
 
 from __future__ import annotations
 
@@ -12,46 +12,57 @@ from adtrain.cli.output import print_json, progress, show
 from adtrain.cli.progress import note_precision
 from adtrain.data import DataError, idx, images
 from adtrain.table import Column, render, terminal_width
-from adtrain.training import model_file
+from adtrain.training import model_file, rows
 from adtrain.training.evaluation import probabilities
 
-COLUMNS = (Column("image", text=True), Column("class", text=True), Column("probability"))
+COLUMNS = (Column("input", text=True), Column("class", text=True), Column("probability"))
 IDX_MAGIC = b"\0\0"
 
 
-@click.command(short_help="Classify images with a trained run.")
+@click.command(short_help="Classify images or rows of tables with a trained run.")
 @click.argument("run", type=FilePath())
-@click.argument("paths", metavar="IMAGE...", nargs=-1, required=True, type=FilePath())
+@click.argument("paths", metavar="INPUT...", nargs=-1, required=True, type=FilePath())
 @device_option
 @json_option
 def command(run: Path, paths: tuple[Path, ...], device: str, as_json: bool) -> None:
-    """Classify images with the run in the folder RUN; print the most probable class of each and its probability.
+    """Classify images or rows with the run in the folder RUN; print the best class of each, and its probability.
 
-    An IMAGE is a PNG or JPEG file, which is converted to grey or RGB and resized as the run requires, or an IDX file
-    (optionally gzip-compressed) with images of the size that the run was trained on.
+    An INPUT is a PNG or JPEG file, which is converted to grey or RGB and resized as the run requires, or an IDX file
+    (optionally gzip-compressed) with images of the size that the run was trained on. It is a CSV or TSV table with the
+    columns that the run was trained on, in any order; other columns are ignored. Or it is an NPZ file with rows or
+    images in the array X or images.
     """
     trained = model_file.load(run, device)
     note_precision(trained.config, device)
-    found = [(path, read(path, trained)) for path in paths]
-    rows, cells = [], []
-    for path, batch in found:
-        for i, row in enumerate(probabilities(trained.network, trained.params, trained.statistics, batch, device)):
+    found = [(path, *read(path, trained)) for path in paths]
+    predictions, cells = [], []
+    for path, batch, indices in found:
+        results = probabilities(trained.network, trained.params, trained.statistics, batch, device)
+        for i, row in zip(indices.tolist(), results, strict=True):
             best = int(row.argmax())
             label = trained.classes[best] if best < len(trained.classes) else str(best)
             probability = float(row[best])
-            rows.append({"file": str(path), "index": i, "class": label, "probability": probability})
+            predictions.append({"file": str(path), "index": i, "class": label, "probability": probability})
             cells.append([str(path) if len(batch) == 1 else f"{path}[{i}]", label, f"{probability:.2%}"])
     if as_json:
-        print_json(rows)
+        print_json(predictions)
         return
     show(*render(COLUMNS, cells, terminal_width()))
 
 
-def read(path: Path, trained: model_file.TrainedModel) -> np.ndarray:
-    """The images of a file, (N, C, H, W), in the run's shape and dtype. Prints a note if an image is resized.
+def read(path: Path, trained: model_file.TrainedModel) -> rows.Inputs:
+    """The images or rows of a file in the run's shape and dtype. Prints a note if an image is resized.
 
-    Raises DataError where the file contains no image, or an array of another shape or dtype.
+    Raises DataError where the file contains none, or an array of another shape or dtype.
     """
+    if path.suffix.lower() in rows.SUFFIXES:
+        return rows.read(path, trained)
+    images = read_images(path, trained)
+    return rows.Inputs(images, np.arange(len(images)))
+
+
+def read_images(path: Path, trained: model_file.TrainedModel) -> np.ndarray:
+    """The images of a PNG, JPEG or IDX file, (N, C, H, W); see `read`."""
     shape, dtype = trained.image_shape, np.dtype(np.float32 if trained.network.scale == 1 else np.uint8)
     with idx.opened(path) as stream:
         is_idx = stream.read(2) == IDX_MAGIC

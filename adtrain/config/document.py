@@ -16,9 +16,12 @@ from adtrain.config.values import (
     Bool,
     Channels,
     Column,
+    Columns,
+    Delimiter,
     Fraction,
     ImageShape,
     ImageSize,
+    Missing,
     Name,
     NonNegative,
     Positive,
@@ -55,6 +58,17 @@ class Data(Section):
     test: Fraction = Field(0.0, description="the fraction held out as the test part, if the files have none")
     label: Column | None = Field(None, description="CSV: the column of the labels, by name or number; default: label")
     header: Bool | None = Field(None, description="CSV: whether the first line names the columns; default: detected")
+    delimiter: Delimiter | None = Field(
+        None, description="CSV: the character between two columns; default: a tab in .tsv files, a comma in others"
+    )
+    drop: Columns | None = Field(None, description="CSV: columns that are not read, by name or number")
+    categories: Columns | None = Field(
+        None, description="CSV: columns whose values are categories even if they look like numbers"
+    )
+    missing: Missing | None = Field(
+        None,
+        description="CSV: what to do with an empty cell: fill it with mean or zero, drop its row, or error (default)",
+    )
     shape: ImageShape | None = Field(None, description="CSV, NPZ: [channels, height, width] of images in flat rows")
     image_size: ImageSize | None = Field(None, description="image folder: [height, width] to resize all images to")
     channels: Channels | None = Field(

@@ -61,6 +61,10 @@ Column = Annotated[
     Annotated[_Integer, Field(gt=-(2**31), lt=2**31)] | Annotated[str, Strict(), Field(min_length=1)],
     Expected("the name of a column, or its number"),
 ]
+Columns = Annotated[tuple[Column, ...], Expected("a list of names or numbers of columns")]
+Delimiter = Annotated[
+    str, Strict(), Field(pattern=r'^[^"\r\n\x00]$'), Expected("one character other than a quote or the end of a line")
+]
 Shape = Annotated[tuple[_Size, ...], Field(min_length=1), Expected("a list of positive integers")]
 SizeOrShape = Annotated[
     _Size | Annotated[tuple[_Size, ...], Field(min_length=1)], Expected("a positive integer or a list of them")
@@ -99,6 +103,7 @@ def one_of(literal: Any) -> Any:
 
 
 Precision = one_of(Literal["float32", "tf32", "bfloat16", "float64"])
+Missing = one_of(Literal["error", "mean", "zero", "drop"])
 BestBy = one_of(Literal["validation_accuracy", "validation_loss", "train_accuracy", "train_loss"])
 
 OPTIONS: dict[str, Any] = {

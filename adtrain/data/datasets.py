@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,18 +13,22 @@ from adtrain.data import catalogue, formats, idx_folder
 from adtrain.data.batches import split_test
 from adtrain.data.catalogue import Entry
 from adtrain.data.errors import DataError, DataOptionError
+from adtrain.data.file_array import FileArray
 from adtrain.data.options import Options
 from adtrain.data.part import Part, Parts
-from adtrain.data.split import Images, Split
+from adtrain.data.split import Images, Rows, Split
 from adtrain.data.statistics import PIXEL_MAX, channel_statistics
+from adtrain.data.table_encoder import TableEncoder, learn
+
+T = TypeVar("T", np.ndarray, np.ndarray | FileArray)
 
 
 @dataclass(frozen=True)
 class DataSet:
     """The training and the test part of a data set; their images have the same shape and dtype.
 
-    `mean` and `std` are those of the training images divided by `scale`, per channel. `features` are the names of the
-    channels, if the files have some. `skipped` has one line for each unreadable image that was left out.
+    `mean` and `std` are those of the training images divided by `scale`, per channel. `encoder` has made the images of
+    the rows of a table. `skipped` has one line for each unreadable image that was left out.
     """
 
     name: str
@@ -32,8 +37,14 @@ class DataSet:
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    features: tuple[str, ...] = ()
+    encoder: TableEncoder | None = None
     skipped: tuple[str, ...] = ()
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the channels, if the data set is a table."""
+        tabular = self.encoder is not None and self.train.images.shape[2:] == (1, 1)
+        return self.encoder.features if self.encoder is not None and tabular else ()
 
     @property
     def scale(self) -> float:
@@ -46,11 +57,13 @@ def load(
     path: str | Path | None = None,
     options: Options | None = None,
     need_test: bool = True,
+    encoder: TableEncoder | None = None,
 ) -> DataSet:
     """Load the data set named `dataset`, or the files at `path`; exactly one of the two must be given.
 
     `formats` lists the file formats. The classes are the labels that occur, numbers or names, in sorted order. With
-    `need_test=False` the test part may be empty.
+    `need_test=False` the test part may be empty. `encoder` makes the images of a table's rows; by default it is learnt
+    from the training part.
 
     Raises:
         DataError: files are missing, damaged or do not fit together; one line that names the file.
@@ -64,7 +77,7 @@ def load(
             raise DataOptionError(options.given[0], f"an option of files at data.path, found the data set {dataset}")
         return _of_catalogue(catalogue.find(dataset))
     source = Path(os.path.expanduser(str(path)))
-    found = formats.read(source, options)
+    found = formats.read(source, options, encoder.columns if encoder is not None else None)
     if found.test is None and not options.test and need_test:
         advice = "set the fraction to hold out, such as 0.2, or data.test_path"
         raise DataOptionError("test", f"missing, {source} has no test part: {advice}")
@@ -73,9 +86,14 @@ def load(
     classes, train, test = _splits(found)
     if test is None:
         train, test = split_test(train, options.test)
+    if found.train.columns is not None:
+        rows = train.images.rows if isinstance(train.images, Rows) else np.arange(len(train))
+        learnt_from = _cells(found.train.images), rows, found.train.columns
+        encoder = encoder or learn(*learnt_from, options.missing, str(source))
+        train, test = _encoded(encoder, found, train, test, options)
     name = os.path.basename(os.path.realpath(source)) if source.is_dir() else source.stem
     statistics = channel_statistics(train.images, str(source))
-    return DataSet(name, train, test, classes, *statistics, found.train.features, found.skipped)
+    return DataSet(name, train, test, classes, *statistics, encoder, found.skipped)
 
 
 def _of_catalogue(entry: Entry) -> DataSet:
@@ -100,18 +118,33 @@ def _splits(found: Parts) -> tuple[tuple[str, ...], Split, Split | None]:
     labels = np.concatenate([part.labels for part in parts])
     values = np.array(found.classes) if found.classes else np.unique(labels)
     numbers = np.split(np.searchsorted(values, labels).astype(np.int64), [len(found.train.labels)])
-    images: list[Images] = [part.images for part in parts]
-    if len({x.dtype for x in images}) > 1:
-        images = [np.asarray(x, np.float32) for x in images]
+    images = _of_one_type([part.images for part in parts])
     train, *rest = map(Split, images, numbers)
     return tuple(map(str, values.tolist())), train, rest[0] if rest else None
+
+
+def _encoded(encoder: TableEncoder, found: Parts, train: Split, test: Split, options: Options) -> tuple[Split, Split]:
+    """Both parts of a table with images in place of cells."""
+    tables = [(x, x.columns.features) for x in (found.train, found.test) if x is not None and x.columns is not None]
+    images = _of_one_type([encoder.images(_cells(x.images), columns, x.place, options) for x, columns in tables])
+    return _with_images(train, images[0]), _with_images(test, images[-1])
+
+
+def _with_images(split: Split, images: np.ndarray) -> Split:
+    """The split with `images` in place of the cells that it has, or has rows of."""
+    return Split(Rows(images, split.images.rows) if isinstance(split.images, Rows) else images, split.labels)
+
+
+def _cells(images: Images) -> np.ndarray:
+    return np.asarray(images)[:, :, 0, 0]
+
+
+def _of_one_type(images: list[T]) -> list[T | np.ndarray]:
+    """The images of the parts; all are float32 if their dtypes differ."""
+    return [np.asarray(x, np.float32) for x in images] if len({x.dtype for x in images}) > 1 else list(images)
 
 
 def _check_alike(train: Part, test: Part) -> None:
     shape, expected = test.images.shape[1:], train.images.shape[1:]
     if shape != expected:
         raise DataError(f"{test.place}: found test images of shape {shape}, expected {expected} as in training")
-    if test.features != train.features:
-        pairs = zip(test.features or ("no header",), train.features or ("no header",), strict=False)
-        found, expected_name = next(pair for pair in pairs if pair[0] != pair[1])
-        raise DataError(f"{test.place}: found column {found}, expected {expected_name} as in {train.place}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from adtrain.data import csv_table, idx_folder, image_folder, npz
+from adtrain.data.columns import Columns
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.options import Options
 from adtrain.data.part import Parts
@@ -26,12 +27,15 @@ class Format(NamedTuple):
 IDX = Format("a folder of IDX files", frozenset(), lambda path, options: idx_folder.read(path))
 IMAGES = Format("a folder of images", frozenset({"image_size", "channels", "skip_broken"}), image_folder.read)
 NPZ = Format("an NPZ file", frozenset({"shape"}), npz.read)
-CSV = Format("a CSV file", frozenset({"label", "header", "shape"}), csv_table.read)
+CSV_OPTIONS = frozenset({"label", "header", "delimiter", "drop", "categories", "missing", "shape"})
+CSV = Format("a CSV file", CSV_OPTIONS, csv_table.read)
 FORMATS = (IDX, IMAGES, NPZ, CSV)
 
 
-def read(path: Path, options: Options) -> Parts:
+def read(path: Path, options: Options, known: Columns | None = None) -> Parts:
     """The parts at `path`; the test part is at `options.test_path` if that is set.
+
+    `known` are the columns to read if it is a table; by default all that the options leave.
 
     Raises DataError for files that cannot be read, and DataOptionError for an option that the format does not take.
     """
@@ -40,7 +44,7 @@ def read(path: Path, options: Options) -> Parts:
         if name not in format_.options | COMMON_OPTIONS:
             expected = " or ".join(other.title for other in FORMATS if name in other.options)
             raise DataOptionError(name, f"an option of {expected}, found {format_.title}")
-    found = format_.read(path, options)
+    found = format_.read(path, options) if known is None or format_ is not CSV else csv_table.read(path, options, known)
     if options.test_path is None:
         return found
     second = Path(os.path.expanduser(options.test_path))
@@ -48,7 +52,8 @@ def read(path: Path, options: Options) -> Parts:
         raise DataOptionError("test_path", f"found {second}, but {path} has a test part; remove this option")
     if (other := format_of(second)) is not format_:
         raise DataOptionError("test_path", f"found {other.title} at {second}, expected {format_.title} like {path}")
-    test = format_.read(second, options)
+    columns = found.train.columns
+    test = format_.read(second, options) if columns is None else csv_table.read(second, options, columns)
     if test.test is not None:
         raise DataOptionError("test_path", f"found two parts in {second}, expected the test part only")
     classes = tuple(sorted({*found.classes, *test.classes}))
@@ -65,8 +70,10 @@ def format_of(path: Path) -> Format:
         raise DataError(
             f"{path}: found neither IDX files nor subfolders, expected train-images-idx3-ubyte or a folder per class"
         )
-    format_ = {".npz": NPZ, ".csv": CSV}.get(path.suffix.lower())
+    format_ = {".npz": NPZ, ".csv": CSV, ".tsv": CSV}.get(path.suffix.lower())
     if format_ is None or not path.is_file():
         found = "nothing" if not path.exists() else f"a file ending in {path.suffix!r}"
-        raise DataError(f"{path}: found {found}, expected an .npz or .csv file, or a folder of IDX files or of images")
+        raise DataError(
+            f"{path}: found {found}, expected an .npz, .csv or .tsv file, or a folder of IDX files or of images"
+        )
     return format_

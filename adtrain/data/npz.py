@@ -12,8 +12,10 @@ import re
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -24,8 +26,14 @@ from adtrain.data.options import Options
 from adtrain.data.part import MAX_DEFLATE_RATIO, Part, Parts, as_images, as_labels
 from adtrain.files import open_regular
 
-NAMES = (("x_train", "y_train"), ("images", "labels")), (("x_test", "y_test"),)
-"""Names of the arrays (images, labels) of the training part, with an alternative, and of the test part."""
+NAMES = (
+    (("x_train", "y_train"), ("X_train", "y_train"), ("images", "labels"), ("X", "y")),
+    (("x_test", "y_test"), ("X_test", "y_test")),
+)
+"""Names of the arrays (images, labels) of the training part, with alternatives, and of the test part."""
+
+NAMES_OF_IMAGES = ("X", "images", "x_test", "X_test")
+"""Names of an array of images without labels, the first one before others."""
 
 NPY_MAGIC = b"\x93NUMPY"
 MAX_NPY_HEADER = 10_000
@@ -41,38 +49,64 @@ DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSErro
 def read(path: Path, options: Options) -> Parts:
     """Read x_train, y_train and, if present, x_test, y_test; or images, labels. `part.as_images` lists the shapes.
 
-    Large uncompressed arrays (`memory.stays_in_file`) stay in the file; their checksums are not verified. Raises
-    DataError that names the file and the array.
+    The other names in NAMES are read in the same way. Large uncompressed arrays (`memory.stays_in_file`) stay in the
+    file; their checksums are not verified. Raises DataError that names the file and the array.
     """
-    try:
-        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
-            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            train, test = (_part(path, file, archive, members, names, options) for names in NAMES)
-    except DAMAGED as error:
-        cause = getattr(error, "strerror", None) or error
-        raise DataError(f"{path}: cannot be read as an NPZ file ({cause})") from error
+    with _opened(path) as found:
+        train, test = (_part(path, found, names, options) for names in NAMES)
+        members = found.members
     if train is None:
-        names = ", ".join(map(repr, sorted(members)[:10])) or "nothing"
-        raise DataError(f"{path}: found {names}, expected x_train and y_train (x_test, y_test), or images and labels")
-    if (half := set(members) & {"x_test", "y_test"}) and test is None:
+        expected = "expected x_train and y_train (x_test, y_test), images and labels, or X and y"
+        raise DataError(f"{path}: found {_listed(members)}, {expected}")
+    if (half := set(members) & {"x_test", "X_test", "y_test"}) and test is None:
         raise DataError(f"{path}: found {half.pop()} only, expected both x_test and y_test or neither")
     return Parts(train, test)
 
 
-def _part(
-    path: Path,
-    file: BinaryIO,
-    archive: zipfile.ZipFile,
-    members: dict[str, zipfile.ZipInfo],
-    names: tuple[tuple[str, str], ...],
-    options: Options,
-) -> Part | None:
+def read_images(path: Path, options: Options) -> np.ndarray | FileArray:
+    """The images of a file without regard to labels: the first array in NAMES_OF_IMAGES, or the only array.
+
+    Raises DataError that names the file and the array.
+    """
+    with _opened(path) as found:
+        names = [name for name in NAMES_OF_IMAGES if name in found.members]
+        if not names and len(found.members) != 1:
+            expected = f"expected {', '.join(NAMES_OF_IMAGES)}, or a single array"
+            raise DataError(f"{path}: found {_listed(found.members)}, {expected}")
+        info = found.members[names[0] if names else next(iter(found.members))]
+        return as_images(_array(path, found.file, found.archive, info), f"{path}:{info.filename}", options)
+
+
+class _Opened(NamedTuple):
+    """An open archive, and its members by the names of their arrays."""
+
+    file: BinaryIO
+    archive: zipfile.ZipFile
+    members: dict[str, zipfile.ZipInfo]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[_Opened]:
+    """The open archive. Errors of reading it during the `with` block become DataError."""
+    try:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+            yield _Opened(file, archive, {info.filename.removesuffix(".npy"): info for info in archive.infolist()})
+    except DAMAGED as error:
+        cause = getattr(error, "strerror", None) or error
+        raise DataError(f"{path}: cannot be read as an NPZ file ({cause})") from error
+
+
+def _listed(members: Mapping[str, object]) -> str:
+    return ", ".join(map(repr, sorted(members)[:10])) or "nothing"
+
+
+def _part(path: Path, found: _Opened, names: tuple[tuple[str, str], ...], options: Options) -> Part | None:
     """The part with one of these pairs of names; None if the archive has neither."""
-    pair = next((pair for pair in names if set(pair) <= set(members)), None)
+    pair = next((pair for pair in names if set(pair) <= set(found.members)), None)
     if pair is None:
         return None
-    infos = [members[name] for name in pair]
-    stored, labels = (_array(path, file, archive, info) for info in infos)
+    infos = [found.members[name] for name in pair]
+    stored, labels = (_array(path, found.file, found.archive, info) for info in infos)
     place, label_place = (f"{path}:{info.filename}" for info in infos)
     images = as_images(stored, place, options)
     return Part(images, as_labels(labels, len(images), label_place), label_place)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Literal
+
+Missing = Literal["error", "mean", "zero", "drop"]
 
 
 @dataclass(frozen=True)
@@ -13,6 +16,10 @@ class Options:
         test_path: a second file or folder of the same format, with the test part.
         test: the fraction of the examples held out as the test part, if the files have none.
         label: the column of the labels: its name, or its index from 0, or from -1 backwards.
+        delimiter: the character between two columns; None for a tab in .tsv files and a comma in others.
+        drop: the columns that are not read, by name or index.
+        categories: the columns whose values are categories even if they look like numbers.
+        missing: what to do with an empty cell: `error`; `mean` or `zero` fill it; `drop` leaves out its row.
         header: whether the first line names the columns; None to detect it.
         shape: (C, H, W) of images stored as flat rows; it also tells (N, C, H, W) from (N, H, W, C).
         image_size: (height, width) to resize all images to; None if they have the same size.
@@ -24,6 +31,10 @@ class Options:
     test: float = 0.0
     label: str | int | None = None
     header: bool | None = None
+    delimiter: str | None = None
+    drop: tuple[str | int, ...] = ()
+    categories: tuple[str | int, ...] = ()
+    missing: Missing = "error"
     shape: tuple[int, int, int] | None = None
     image_size: tuple[int, int] | None = None
     channels: int | None = None

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from adtrain.data.columns import Columns
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.file_array import FileArray
 from adtrain.data.memory import require_memory
@@ -23,13 +24,13 @@ class Part:
     """Examples as a reader returns them.
 
     `images` are uint8 or float32 (N, C, H, W). `labels` (N,) are integers or strings of any value. `place` is the file
-    or folder, for messages. `features` are the names of the channels, if the file has some.
+    or folder, for messages. With `columns`, the file is a table and the images are its cells, see `csv_cells`.
     """
 
     images: np.ndarray | FileArray
     labels: np.ndarray
     place: str
-    features: tuple[str, ...] = ()
+    columns: Columns | None = None
 
 
 class Parts(NamedTuple):

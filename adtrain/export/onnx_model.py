@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import adtrain
 from adtrain import config, ops
+from adtrain.config.records import plain
 from adtrain.core.array import Value
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.export.onnx_graph import Graph, LayerWriter, ValueType
@@ -38,7 +39,8 @@ def signature(trained: TrainedModel) -> Signature:
 def encode(trained: TrainedModel) -> bytes:
     """The content of an ONNX file that computes in float32, validated by onnx; float64 weights are rounded.
 
-    Its metadata are the names of the classes as a JSON list, the config as YAML, and adtrain's version.
+    Its metadata are the names of the classes as a JSON list, the config as YAML, and adtrain's version; for rows of a
+    table also the encoder of their columns as JSON.
     Raises AdtrainError as `Graph.encode` does.
     """
     graph, network = Graph(named_arrays(trained)), trained.network
@@ -50,6 +52,8 @@ def encode(trained: TrainedModel) -> bytes:
         "config": config.dump(trained.config),
         "adtrain_version": adtrain.__version__,
     }
+    if trained.encoder is not None:
+        about["encoder"] = json.dumps(plain(trained.encoder))
     return graph.encode(*signature(trained), about)
 
 

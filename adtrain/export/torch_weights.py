@@ -17,7 +17,7 @@ def encode(trained: TrainedModel) -> bytes:
     """The content of a safetensors file: the same bytes for the same run.
 
     Its metadata, JSON under one key, are the classes, the config, and the input's normalisation: division by `scale`,
-    then `mean` and `std` per channel.
+    then `mean` and `std` per channel; for rows of a table also the encoder of their columns.
     """
     about = {
         "version": adtrain.__version__,
@@ -26,6 +26,7 @@ def encode(trained: TrainedModel) -> bytes:
         "scale": trained.network.scale,
         "mean": trained.network.mean,
         "std": trained.network.std,
+        "encoder": trained.encoder,
     }
     return tensor_file.encode(tensors(trained), about)
 

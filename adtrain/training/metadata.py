@@ -7,6 +7,7 @@ from typing import Any
 
 import adtrain
 from adtrain.config.values import Number, Positive, Seed, Size
+from adtrain.data.table_encoder import TableEncoder
 from adtrain.training.experiment import Experiment
 from adtrain.training.position import Progress
 
@@ -23,6 +24,7 @@ class ModelMetadata:
         config: the resolved config, as YAML.
         image_shape: (C, H, W).
         mean, std, scale: those of the `Network`.
+        encoder: makes the images of a table's rows; None for other data.
     """
 
     version: str
@@ -32,10 +34,16 @@ class ModelMetadata:
     mean: tuple[Number, ...]
     std: tuple[Positive, ...]
     scale: Positive
+    encoder: TableEncoder | None
 
     def data(self) -> dict[str, Any]:
-        """The fields about the training data."""
-        return {name: getattr(self, name) for name in DATA_FIELDS}
+        """What the training data decide, for messages: fields, and with an encoder the number of each feature."""
+        found = {name: getattr(self, name) for name in DATA_FIELDS}
+        if self.encoder is not None:
+            names = (name if name.isprintable() else repr(name) for name in self.encoder.features)
+            found |= {f"feature {name}": number for number, name in enumerate(names)}
+            found["values of empty cells"] = self.encoder.fill
+        return found
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,7 @@ def of_model(experiment: Experiment) -> ModelMetadata:
         mean=network.mean,
         std=network.std,
         scale=network.scale,
+        encoder=experiment.data.encoder,
     )
 
 

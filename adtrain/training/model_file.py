@@ -19,19 +19,23 @@ from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.data import Split
 from adtrain.data.statistics import PIXEL_MAX
+from adtrain.data.table_encoder import TableEncoder
 from adtrain.passes import ALL
 from adtrain.training import network, tensor_file, warm_start
 from adtrain.training.experiment import TOTALS, Experiment
 from adtrain.training.metadata import ModelMetadata, of_model
 from adtrain.training.network import Network
-from adtrain.training.preparation import prepare
+from adtrain.training.preparation import data_options, prepare
 from adtrain.training.step import EvaluationStep, TrainState, evaluation_step
 from adtrain.training.tensor_file import TensorFile
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A network with its trained arrays on a device, the names of its classes, and its images' shape (C, H, W)."""
+    """A network with its trained arrays on a device, the names of its classes, and its images' shape (C, H, W).
+
+    `encoder` makes the images of a table's rows; it is None if the network was trained on other data.
+    """
 
     config: Config
     network: Network
@@ -39,13 +43,14 @@ class TrainedModel:
     statistics: nn.State
     classes: tuple[str, ...]
     image_shape: tuple[int, int, int]
+    encoder: TableEncoder | None = None
 
     def test_split(self) -> Split:
         """The test images of the config. Raises AdtrainError where they are of another shape or type than in training.
 
         Raises ConfigError and DataError as `prepare` does.
         """
-        test = prepare(self.config).test
+        test = prepare(self.config, encoder=self.encoder).test
         kind = np.dtype(np.uint8 if self.network.scale == PIXEL_MAX else np.float32)
         expected, found = ArrayType(self.image_shape, kind), ArrayType(test.images.shape[1:], test.images.dtype)
         if found != expected:
@@ -96,6 +101,7 @@ def load(run: Path, device: str = "cpu") -> TrainedModel:
         len(about.mean) == len(about.std) == channels
         and about.scale in (1, PIXEL_MAX)
         and channels * height * width == prod(cfg.model.input)
+        and (about.encoder is None or about.encoder.fits(data_options(cfg.data), about.image_shape))
         and (factor > 0).all()
         and all(np.isfinite(x).all() for x in (factor, summand))
     ):
@@ -108,4 +114,4 @@ def load(run: Path, device: str = "cpu") -> TrainedModel:
     params, statistics = tree.unflatten(
         tree.flatten((params, statistics))[1], [array(x, device=device) for x in arrays.values()]
     )
-    return TrainedModel(cfg, net, params, statistics, about.classes, about.image_shape)
+    return TrainedModel(cfg, net, params, statistics, about.classes, about.image_shape, about.encoder)

@@ -17,9 +17,12 @@ from adtrain.core.errors import ShapeError
 from adtrain.core.precision import PRECISIONS
 from adtrain.data import DataOptionError, DataSet, Options, Split
 from adtrain.data.memory import machine_memory
+from adtrain.data.table_encoder import TableEncoder
 from adtrain.training import network
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.network import Network
+
+MAX_LISTED = 12
 
 
 def check_precision(cfg: Config, device: str) -> None:
@@ -29,8 +32,10 @@ def check_precision(cfg: Config, device: str) -> None:
         raise cfg.error_at(("training", "precision"), f"found {cfg.training.precision}, {reason}")
 
 
-def prepare(cfg: Config, mode: Mode = Mode.FUSED) -> Experiment:
+def prepare(cfg: Config, mode: Mode = Mode.FUSED, encoder: TableEncoder | None = None) -> Experiment:
     """Build the model, read the data, and check that they fit together.
+
+    `encoder` makes the images of a table's rows; by default it is learnt from the training part.
 
     Raises:
         ConfigError: the model's layers do not fit together, or layers, augmentations or an option do not fit the data.
@@ -39,7 +44,7 @@ def prepare(cfg: Config, mode: Mode = Mode.FUSED) -> Experiment:
     cfg = _with_absolute_paths(cfg)
     _check_name(cfg)
     try:
-        images = data.load(cfg.data.dataset, cfg.data.path, data_options(cfg.data))
+        images = data.load(cfg.data.dataset, cfg.data.path, data_options(cfg.data), encoder=encoder)
     except DataOptionError as error:
         raise cfg.error_at(("data", error.option), error.reason) from error
     train, validation = data.split_validation(images.train, cfg.data.validation, cfg.training.seed)
@@ -50,7 +55,8 @@ def prepare(cfg: Config, mode: Mode = Mode.FUSED) -> Experiment:
 
 def data_options(section: Data) -> Options:
     """The options of a config's data section that control how files are read."""
-    return Options(**{field.name: getattr(section, field.name) for field in fields(Options)})
+    given = {field.name: getattr(section, field.name) for field in fields(Options)}
+    return Options(**{name: value for name, value in given.items() if value is not None})
 
 
 def outline(cfg: Config) -> Experiment:
@@ -142,6 +148,9 @@ def _check_fit(cfg: Config, net: Network, images: DataSet) -> None:
     shape = images.train.images.shape[1:]
     if net.input_shape not in (shape, (prod(shape),)):
         expected = f"expected {found(shape)}, the shape of the images, or [{prod(shape)}] for flat input"
+        if names := images.features:
+            more = ", ..." if len(names) > MAX_LISTED else ""
+            expected = f"expected [{len(names)}], the features of a row: {', '.join(names[:MAX_LISTED])}{more}"
         raise cfg.error_at(("model", "input"), f"found {found(net.input_shape)}, {expected}")
     outputs, classes = net.model.output_shape(net.input_shape), len(images.classes)
     last_layer = ("model", "layers", len(cfg.model.layers) - 1)

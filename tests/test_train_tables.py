@@ -1,0 +1,239 @@
+"""A table with categories and empty cells end to end: train, resume, eval, predict, export."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from npz_files import write_npz
+from report_runs import one_line
+
+from adtrain import config, training
+from adtrain.cli import main
+from adtrain.core.errors import AdtrainError
+from adtrain.data.csv_cells import is_number
+from adtrain.training import model_file
+
+CITIES = ("Berlin", "Rome", "Oslo")
+TEXT = """\
+name: trips
+data:
+  path: trips.csv
+  label: kind
+  drop: [id]
+  categories: [zone]
+  missing: mean
+  test: 0.25
+  validation: 0.2
+  batch_size: 16
+model: {input: [7], layers: [{linear: 16}, relu, {linear: 2}]}
+loss: cross_entropy
+optimizer: {adam: {lr: 0.02}}
+training: {epochs: 4, seed: 0}
+"""
+
+
+def write_table(path: Path, count: int = 160) -> Path:
+    """A table whose column `kind` follows from a number, a text and a code; some of its cells are empty."""
+    rng = np.random.default_rng(0)
+    lines = ["id,hours,city,zone,price,kind"]
+    for i in range(count):
+        hours, city, zone = rng.normal(5, 2), CITIES[rng.integers(3)], rng.integers(1, 3)
+        price = 10 * hours + 5 * CITIES.index(city) + rng.normal()
+        kind = "long" if hours + 2 * (city == "Oslo") > 5.5 else "short"
+        cells = [f"{hours:.3f}", city, str(zone), f"{price:.2f}"]
+        if i % 9 == 0:
+            cells[i // 9 % 4] = ""
+        lines.append(",".join([str(i), *cells, kind]))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def run(*arguments: str | Path, expect: int = 0) -> Result:
+    result = CliRunner().invoke(main.cli, list(map(str, arguments)))
+    assert result.exit_code == expect, result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a table, a config, and a finished run in `run`."""
+    folder = tmp_path_factory.mktemp("tables")
+    write_table(folder / "trips.csv")
+    (folder / "trips.yaml").write_text(TEXT.replace("trips.csv", str(folder / "trips.csv")))
+    train(folder / "trips.yaml", folder / "run")
+    return folder
+
+
+def train(cfg: Path, folder: Path, *options: str) -> None:
+    run("train", cfg, "--output-dir", folder, "--profile-steps", "0", "--device", "cpu", "--eager", *options)
+
+
+def test_eval_reproduces_the_score_in_the_summary(made: Path) -> None:
+    found = json.loads(run("eval", made / "run", "--json", "--device", "cpu").stdout)
+    assert found["test"] == json.loads((made / "run" / "summary.json").read_text())["test"]
+    assert found["test"]["accuracy"] > 0.8
+
+
+def test_a_resumed_run_has_the_same_bytes(made: Path, tmp_path: Path) -> None:
+    train(made / "trips.yaml", tmp_path / "run", "--epochs", "2")
+    options = ("--epochs", "4", "--profile-steps", "0", "--device", "cpu", "--eager")
+    run("train", "--resume", tmp_path / "run", *options)
+    for name in ("model.safetensors", "last.safetensors"):
+        assert (tmp_path / "run" / name).read_bytes() == (made / "run" / name).read_bytes()
+
+
+def test_new_rows_are_classified_as_rows_of_the_training_table(
+    made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Columns in another order, one more column, no label; an empty cell, and an unseen category."""
+    lines = [line.split(",") for line in (made / "trips.csv").read_text().splitlines()]
+    names, table = lines[0], lines[1:]
+    new = tmp_path / "new.csv"
+    order = [4, 2, 1, 3]
+    rows = [names, *table, ["x", "5", "Paris", "1", "60", "?"]]
+    new.write_text("".join(",".join([*(row[i] for i in order), "more"]) + "\n" for row in rows))
+    result = run("predict", made / "run", new, "--json", "--device", "cpu")
+    predictions = json.loads(result.stdout)
+    assert [x["index"] for x in predictions] == list(range(len(table) + 1))
+    assert np.mean([x["class"] == row[5] for x, row in zip(predictions, table, strict=False)]) > 0.8
+    unseen = "found 'Paris' in column city (1 row), which no training row has: the column's features are 0"
+    assert caplog.messages == [f"adtrain: {new}: {unseen}"]
+    trained = model_file.load(made / "run")
+    assert trained.encoder is not None
+    names_of_features = ("hours", "city=Berlin", "city=Oslo", "city=Rome", "zone=1", "zone=2", "price")
+    assert trained.encoder.features == names_of_features
+    oracle = np.array([_features(row, trained.encoder.fill) for row in rows[1:]], np.float32)
+    arrays = write_npz(tmp_path / "new.npz", {"X": oracle})
+    assert [x["probability"] for x in json.loads(run("predict", made / "run", arrays, "--json").stdout)] == [
+        x["probability"] for x in predictions
+    ]
+
+
+def _features(row: list[str], fill: tuple[float, ...]) -> list[float]:
+    _, hours, city, zone, price, _ = row
+    cities = [float(city == name) for name in sorted(CITIES)] if city else list(fill[1:4])
+    zones = [float(zone == name) for name in "12"] if zone else list(fill[4:6])
+    return [float(hours or fill[0]), *cities, *zones, float(price or fill[6])]
+
+
+def test_what_was_learnt_is_not_learnt_anew_from_a_changed_table(
+    made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(made / "run", tmp_path / "run")
+    path = tmp_path / "run" / "config.yaml"
+    path.write_text(path.read_text().replace(str(made / "trips.csv"), str(tmp_path / "trips.csv")))
+    text = (made / "trips.csv").read_text().replace("Oslo", "Paris")
+    (tmp_path / "trips.csv").write_text(text)
+    run("eval", tmp_path / "run", "--device", "cpu")
+    (warning,) = caplog.messages
+    assert "found 'Paris' in column city" in warning
+    line = one_line(run("train", "--resume", tmp_path / "run", "--epochs", "5", expect=2))
+    assert "the run was trained with another config: " in line
+    assert "the data's feature city=Oslo: 2 -> nothing; the data's feature city=Paris: nothing -> 2" in line
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            "hours,city,price\n1,Rome,2\n",
+            "new.csv:1: found no column zone, expected it as in training: the columns are",
+        ),
+        ("hours,city,zone,price\nx,Rome,1,2\n", "new.csv:2: found 'x' in column 0 (hours), expected a finite number"),
+        ("hours,city,zone,price\n1,Rome,1\n", "new.csv:2: found 3 values, expected 4 as in the first line"),
+        ("hours,city,zone,price\n", "new.csv: found no rows, expected one per example"),
+        ("hours;city;zone;price\n1;Rome;1;2\n", "new.csv:1: found no column hours, expected it as in training: the c"),
+    ],
+)
+def test_a_wrong_row_is_one_line(made: Path, tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "new.csv"
+    path.write_text(content)
+    line = one_line(run("predict", made / "run", path, "--device", "cpu", expect=2))
+    assert line.startswith(f"{tmp_path}/{message}")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"X": np.zeros((2, 3))}, "new.npz: found rows of shape [3, 1, 1], expected [7, 1, 1] as in training"),
+        ({"X": np.full((2, 7), np.nan)}, "new.npz: found a number that is not finite in row 0, expected finite ones"),
+        ({"a": np.zeros(2), "b": np.zeros(2)}, "new.npz: found 'a', 'b', expected X, images, x_test, X_test, or a sin"),
+        ({"X": np.array([["a"] * 7])}, "new.npz:X.npy: found elements of type <U1, expected integers or floats"),
+    ],
+)
+def test_wrong_arrays_are_one_line(made: Path, tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
+    path = write_npz(tmp_path / "new.npz", arrays)
+    assert one_line(run("predict", made / "run", path, expect=2)).startswith(f"{tmp_path}/{message}")
+
+
+def test_rows_of_a_run_without_a_table_are_one_line(made: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 3)).astype(np.float32), np.arange(40) % 2
+    x[:, 0] += 4 * y
+    data = write_npz(tmp_path / "x.npz", {"X": x, "y": y})
+    cfg = tmp_path / "x.yaml"
+    cfg.write_text(
+        f"name: x\ndata: {{path: {data}, test: 0.2, batch_size: 8}}\nmodel: {{input: [3], layers: [{{linear: 2}}]}}\n"
+        "loss: cross_entropy\noptimizer: {sgd: {lr: 0.1}}\ntraining: {epochs: 20}\n"
+    )
+    train(cfg, tmp_path / "run")
+    predictions = json.loads(run("predict", tmp_path / "run", data, "--json", "--device", "cpu").stdout)
+    assert np.mean([x["class"] == str(label) for x, label in zip(predictions, y, strict=True)]) > 0.9
+    line = one_line(run("predict", tmp_path / "run", made / "trips.csv", expect=2))
+    assert (
+        line == f"{made}/trips.csv: found a table, but the run was not trained on one; expected images, or rows in .npz"
+    )
+
+
+def test_the_width_of_the_network_must_be_that_of_the_features(made: Path) -> None:
+    cfg = config.load(made / "trips.yaml", ["model.input=[4]"])
+    with pytest.raises(
+        config.ConfigError, match=r"found \[4\], expected \[7\], the features of a row: hours, city=Berl"
+    ):
+        training.prepare(cfg)
+
+
+def test_an_export_names_the_columns(made: Path, tmp_path: Path) -> None:
+    run("export", made / "run", tmp_path / "model.safetensors")
+    content = (tmp_path / "model.safetensors").read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    columns = json.loads(header["__metadata__"]["adtrain"])["encoder"]["columns"]["features"]
+    assert [x["name"] for x in columns] == ["hours", "city", "zone", "price"]
+    assert columns[1]["categories"] == sorted(CITIES)
+    assert columns[2]["categories"] == ["1", "2"]
+    assert all(map(is_number, columns[2]["categories"]))
+
+
+def test_an_onnx_file_predicts_the_same_classes(made: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="needs onnxruntime")
+    about = json.loads(run("export", made / "run", tmp_path / "model.onnx", "--json").stdout)
+    assert about["check"]["different"] == 0
+    assert about["inputs"]["images"] == {"dtype": "float32", "shape": [7, 1, 1]}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (r"\"position\": 1", r"\"position\":-1"),
+        (r"\"width\": 6", r"\"width\": 1"),
+        (r"\"Oslo\", ", ""),
+        ("city", "c\\u0000"),
+    ],
+)
+def test_a_tampered_encoder_is_refused_in_one_line(made: Path, tmp_path: Path, old: str, new: str) -> None:
+    shutil.copytree(made / "run", tmp_path / "run")
+    path = tmp_path / "run" / "model.safetensors"
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + length].decode()
+    assert old in header
+    changed = header.replace(old, new, 1).encode()
+    path.write_bytes(len(changed).to_bytes(8, "little") + changed + content[8 + length :])
+    with pytest.raises(AdtrainError) as caught:
+        model_file.load(tmp_path / "run").test_split()
+    assert "\n" not in str(caught.value)
