@@ -17,11 +17,11 @@ from adtrain.core.errors import AdtrainError, DeviceError, DTypeError, OptionErr
 from adtrain.core.types import ArrayType
 from adtrain.custom_op import custom_op
 from adtrain.jit import jit
+from adtrain.version import __version__ as __version__
 
 register_device("cpu", CpuBackend)
 register_device("gpu", load_cuda)
 
-__version__ = "0.1.0"
 __all__ = [
     "AdtrainError",
     "Array",

@@ -14,11 +14,11 @@ import adtrain
 PACKAGE = Path(adtrain.__file__).parent
 
 # What each part may import besides itself, as docs/design.md draws it. "adtrain" is the package's __init__.py.
-HELPERS = {"assets", "cache", "documents", "files", "table", "text"}
+HELPERS = {"assets", "cache", "documents", "files", "table", "text", "version"}
 MODEL = {"core", "ops", "nn", "optim", "augment"}
-TRAINING = MODEL | HELPERS | {"config", "data", "passes", "adtrain"}
+TRAINING = MODEL | HELPERS | {"config", "data", "passes"}
 RULES: list[tuple[str, set[str]]] = [
-    ("core text", set()),
+    ("core text version", set()),
     ("table", {"text"}),
     ("ops lowering passes codegen extend assets files", {"core"}),
     ("cache", {"files"}),
@@ -28,17 +28,19 @@ RULES: list[tuple[str, set[str]]] = [
     ("jit", {"core", "passes"}),
     ("custom_op", {"core", "ops", "cache"}),
     ("plugins", {"core"}),
-    ("adtrain", {"core", "ops", "nn", "optim", "backends", "jit", "custom_op"}),
+    ("adtrain", {"core", "ops", "nn", "optim", "backends", "jit", "custom_op", "version"}),
     ("config data", MODEL | HELPERS),
     ("gradcheck", MODEL | {"cases", "config", "custom_op", "passes"}),
     ("training", TRAINING),
     ("graph export report", TRAINING | {"training"}),
-    ("bench", TRAINING | {"training", "report", "cases", "backends"}),
+    ("bench", TRAINING | {"training", "report", "cases", "backends", "adtrain"}),
     (
         "cli",
         TRAINING
-        | {"training", "report", "cases", "backends", "graph", "export", "bench", "gradcheck", "custom_op", "plugins"},
+        | {"training", "report", "cases", "backends", "graph", "export", "bench", "gradcheck", "custom_op", "plugins"}
+        | {"adtrain"},
     ),
+    ("__main__", {"cli"}),
 ]
 MAY_IMPORT = {part: imports for parts, imports in RULES for part in parts.split()}
 # Third-party packages that only one part may import: the part, as a path within the package.
