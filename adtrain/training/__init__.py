@@ -19,6 +19,7 @@ from adtrain.training.model_file import TrainedModel
 from adtrain.training.position import Progress
 from adtrain.training.preparation import check_precision, data_options, outline, prepare
 from adtrain.training.progress import Observer
+from adtrain.training.recorded_run import run_in_folder
 from adtrain.training.resumption import Resumed, resume
 from adtrain.training.run_folder import Recorder, RunFolder
 from adtrain.training.step import TrainState, copied, evaluation_step, train_step
@@ -60,6 +61,7 @@ __all__ = [
     "read_metrics",
     "resume",
     "run",
+    "run_in_folder",
     "step_costs",
     "summarize",
     "train_step",

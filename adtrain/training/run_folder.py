@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -102,6 +103,11 @@ class RunFolder:
             except BlockingIOError:
                 raise AdtrainError(f"{self.path}: another process is training into this folder; wait for it") from None
             yield
+
+    @property
+    def advice(self) -> str:
+        """How to continue the run after it stopped."""
+        return f"continue with: adtrain train --resume {shlex.quote(str(self.path))}"
 
     def append_metrics(self, record: Line) -> None:
         """Append a line to the metrics. If the disk is full, nothing is appended."""
