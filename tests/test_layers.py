@@ -28,11 +28,12 @@ RULES: list[tuple[str, set[str]]] = [
     ("jit", {"core", "passes"}),
     ("custom_op", {"core", "ops", "cache"}),
     ("plugins", {"core"}),
-    ("adtrain", {"core", "ops", "nn", "optim", "backends", "jit", "custom_op", "version"}),
+    ("adtrain", {"core", "ops", "nn", "optim", "backends", "jit", "custom_op", "version", "api"}),
     ("config data", MODEL | HELPERS),
     ("gradcheck", MODEL | {"cases", "config", "custom_op", "passes"}),
     ("training", TRAINING),
     ("graph export report display", TRAINING | {"training"}),
+    ("api", TRAINING | {"training", "report", "display"}),
     ("bench", TRAINING | {"training", "report", "cases", "backends", "adtrain"}),
     (
         "cli",

@@ -29,8 +29,20 @@ IMPORT_NAMES = {
     "nvmath-python": "nvmath",
     "nvidia-cudnn-frontend": "cudnn",
 }
-EXTRAS = ("gpu", "vendor", "report", "tensorboard", "export", "peers")
-OPTIONAL = {"pycuda", "cuda", "nvmath", "cudnn", "torch", "matplotlib", "tensorboard", "onnx", "onnxruntime", "PIL"}
+EXTRAS = ("gpu", "vendor", "report", "tensorboard", "export", "peers", "pandas")
+OPTIONAL = {
+    "pycuda",
+    "cuda",
+    "nvmath",
+    "cudnn",
+    "torch",
+    "matplotlib",
+    "tensorboard",
+    "onnx",
+    "onnxruntime",
+    "pandas",
+    "PIL",
+}
 
 
 def import_names(requirements: list[str]) -> set[str]:
