@@ -6,6 +6,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # other workers have the other cores; r
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -94,3 +95,11 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in [name for name in sys.modules if name.split(".")[0] == "cuda"]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "cuda", None)
+
+
+@pytest.fixture
+def hangups_end_processes() -> Iterator[None]:
+    """Processes that the test starts end by SIGHUP, also where it is ignored here, as by nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)

@@ -21,6 +21,7 @@ from adtrain import config
 from adtrain.bench import page as bench_page
 from adtrain.report import Predictions, Record, page
 from adtrain.report.markup import Markup, html, join
+from adtrain.text import visible
 from adtrain.training import Epoch, Score, Summary
 from adtrain.training.metrics import Stopped
 from adtrain.training.summary import BestEpoch, Memory, OperationTime, StepTimes
@@ -71,12 +72,13 @@ def hostile(value: Any) -> Any:
 
 @given(st.text(), st.text(), st.floats(0, 1))
 def test_values_are_escaped_and_markup_is_not(text: str, other: str, number: float) -> None:
+    shown_text, shown_other = ("\n".join(map(visible, x.split("\n"))) for x in (text, other))
     inner = html("<b>{}</b>", text)
-    assert inner == f"<b>{escape(text)}</b>"
+    assert inner == f"<b>{escape(shown_text)}</b>"
     found = html('<i title="{}">{}{:.2f}</i>', other, inner, number)
-    assert found == f'<i title="{escape(other)}"><b>{escape(text)}</b>{number:.2f}</i>'
-    assert unescape(join([text, other], between="<")) == f"{text}<{other}"
-    assert inner + other == f"{inner}{escape(other)}"
+    assert found == f'<i title="{escape(shown_other)}"><b>{escape(shown_text)}</b>{number:.2f}</i>'
+    assert unescape(join([text, other], between="<")) == f"{shown_text}<{shown_other}"
+    assert inner + other == f"{inner}{escape(shown_other)}"
     assert all(isinstance(x, Markup) for x in (inner, found, inner + other, join([text])))
 
 

@@ -58,7 +58,7 @@ def outline(folder: Path, layer: dict[str, Any], shape: tuple[int, ...] = (1, 6,
 @pytest.fixture
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters of 64 MiB are too many."""
-    monkeypatch.setattr(preparation, "physical_memory", lambda: 64 << 20)
+    monkeypatch.setattr(preparation, "machine_memory", lambda: 64 << 20)
 
 
 @pytest.mark.parametrize(("kind", "option"), list(integer_options()))

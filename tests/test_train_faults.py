@@ -51,6 +51,7 @@ def last_line() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.usefixtures("hangups_end_processes")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_writes_its_checkpoint_although_nobody_reads_the_messages(number: signal.Signals) -> None:
     reader = subprocess.Popen(["true"], stdin=subprocess.PIPE)

@@ -20,7 +20,7 @@ def machine_memory() -> int:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for path in LIMITS:
         with suppress(OSError, ValueError):  # there is no such file, or it says "max"
-            memory = min(memory, int(path.read_text()))
+            memory = min(memory, int(path.read_text(encoding="ascii")))
     return memory
 
 

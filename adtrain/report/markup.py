@@ -7,6 +7,8 @@ from html import escape
 from string import Formatter
 from typing import Any
 
+from adtrain.text import visible
+
 
 class Markup(str):
     """HTML. Make it by `html` and `join`, which escape all other text, or of a literal."""
@@ -26,7 +28,8 @@ def join(parts: Iterable[str], between: str = "") -> Markup:
 
 
 def _escaped(text: str) -> str:
-    return text if isinstance(text, Markup) else escape(text)
+    """Of other text also characters are escaped that a browser obeys or does not show, such as marks of direction."""
+    return text if isinstance(text, Markup) else escape("\n".join(map(visible, text.split("\n"))))
 
 
 class _Escaping(Formatter):

@@ -7,7 +7,6 @@ from importlib import resources
 from typing import Any
 
 from adtrain.report.markup import Markup, html, join
-from adtrain.text import visible
 
 # With this policy the browser refuses all network access.
 POLICY = Markup("default-src 'none'; style-src 'unsafe-inline'; img-src data:")
@@ -32,14 +31,13 @@ PAGE = """<!DOCTYPE html>
 
 
 def document(title: str, body: Markup, style: str = "") -> Markup:
-    """A self-contained page. Characters that a browser obeys or does not show, such as marks of direction, are escaped.
+    """A self-contained page.
 
     Args:
         style: CSS, added after page.css.
     """
     style = resources.files("adtrain.report").joinpath("page.css").read_text(encoding="utf-8") + style
-    page = html(PAGE, POLICY, title, Markup(style), body)
-    return Markup("\n".join(map(visible, page.split("\n"))))
+    return html(PAGE, POLICY, title, Markup(style), body)
 
 
 def section(title: str, content: Markup) -> Markup:

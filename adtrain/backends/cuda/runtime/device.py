@@ -118,6 +118,7 @@ class Device:
         weakref.finalize(memory, self._released, size)
         return memory
 
+    @translated()
     def _filled(self, memory: Any, size: int) -> Any:
         if poison.active():
             cuda.memset_d8_async(int(memory), poison.BYTE, max(size, 1), self.stream)
