@@ -77,8 +77,15 @@ def test_imports_match_the_declared_dependencies() -> None:
 
 
 def test_importing_the_package_loads_no_optional_library() -> None:
-    loaded = {name.split(".")[0] for name in modules_after("import adtrain")}
-    assert not loaded & (OPTIONAL | {"click", "tqdm", "pydantic", "yaml"})
+    modules = modules_after("import adtrain; dir(adtrain)")
+    assert not {name.split(".")[0] for name in modules} & (OPTIONAL | {"click", "tqdm", "pydantic", "yaml"})
+    assert not modules & {"adtrain.api", "adtrain.config", "adtrain.data", "adtrain.training"}
+
+
+def test_training_is_a_name_of_the_package_and_needs_no_optional_library() -> None:
+    loaded = {name.split(".")[0] for name in modules_after("import adtrain; adtrain.train, adtrain.load, adtrain.save")}
+    assert not loaded & (OPTIONAL | {"click", "tqdm"})
+    assert {"train", "load", "save"} <= set(dir(adtrain)) & set(adtrain.__all__)
 
 
 @pytest.mark.parametrize("command", ["train", "report", "compare", "export", "data"])

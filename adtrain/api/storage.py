@@ -65,8 +65,8 @@ def load(path: str | os.PathLike[str], *, like: Any = None, device: str = "cpu")
 
     Args:
         path: the folder or the file.
-        like: of a file, a tree of arrays with the same names, shapes and dtypes. It is needed for trees with classes in
-            them, such as the state of an optimizer; dicts, lists, tuples and None need none.
+        like: of a file, a tree of arrays with the same names, shapes and dtypes. It is needed for trees with named
+            tuples, dataclasses or registered classes in them; dicts, lists, tuples and None need none.
         device: where the arrays are put: "cpu", "gpu", or "auto".
 
     Raises:
