@@ -214,6 +214,9 @@ def test_a_result_shows_itself_in_a_notebook_with_all_text_escaped() -> None:
     page = train(output_dir="<b>\u202e", epochs=2)._repr_html_()
     assert "<dd>&lt;b&gt;\\u202e</dd>" in page
     assert page.count("<tr>") == 3
+    page = train(epochs=21)._repr_html_()
+    assert "the last 20 of 21 epochs" in page
+    assert page.count("<tr>") == 21
 
 
 def test_a_history_becomes_a_data_frame_where_pandas_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

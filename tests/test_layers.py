@@ -51,6 +51,7 @@ ONLY_IN = {
     "nvmath": "backends/cuda/vendor",
     "cudnn": "backends/cuda/vendor",
     "click": "cli",
+    "pandas": "api",
     "tqdm": "cli display.py",
     "PIL": "data",
     "onnx": "export",

@@ -46,10 +46,10 @@ class TrainingResult:
         return visible(f"TrainingResult({', '.join(f'{name} {value}' for name, value in self._facts().items())})")
 
     def _repr_html_(self) -> str:
-        # A long history is shown by its last epochs.
-        columns = dict.fromkeys(self.history, "number")
+        columns, count = dict.fromkeys(self.history, "number"), len(self.history["epoch"])
         rows = zip(*(map(_number, values[-SHOWN_EPOCHS:]) for values in self.history.values()), strict=True)
-        body = html("{}{}", parts.facts(self._facts()), parts.table(columns, rows))
+        above = parts.note(f"the last {SHOWN_EPOCHS} of {count} epochs") if count > SHOWN_EPOCHS else ""
+        body = html("{}{}{}", parts.facts(self._facts()), above, parts.table(columns, rows))
         return Markup("\n".join(map(visible, body.split("\n"))))
 
     def _facts(self) -> dict[str, str]:
