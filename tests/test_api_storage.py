@@ -147,6 +147,12 @@ def test_what_is_no_run_and_no_tree_is_refused(tmp_path: Path) -> None:
     for name, message in wrong.items():
         with pytest.raises(ad.AdtrainError, match=message):
             ad.load(tmp_path / name)
+    paths: dict[Any, str] = {"": "found an empty path", 3: "found an object of type int, expected a path"}
+    for path, message in paths.items():
+        with pytest.raises(ad.AdtrainError, match=f"save: path: {message}"):
+            ad.save(path, np.ones(1))
+        with pytest.raises(ad.AdtrainError, match=f"load: path: {message}"):
+            ad.load(path)
     with pytest.raises(ad.AdtrainError, match=r"run: found the folder of a run, expected a file of adtrain.save"):
         ad.load(tmp_path / "run", like={})
     assert ad.load(tmp_path / "run").image_shape == (1, 6, 6)

@@ -173,7 +173,7 @@ def test_a_thread_can_train() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"given": 3}, "train: found a config of type int, expected a path or name, a Config or a dict"),
+        ({"given": 3}, "train: config: found an object of type int, expected a path or name, a Config or a dict"),
         ({"given": "mpl"}, "mpl  neither a file nor a packaged config; did you mean mlp?"),
         ({"given": VALUES | {"los": 1}}, "config  los: unknown key; did you mean loss?"),
         ({"data": IMAGES}, "data: found a ndarray, expected a pair of arrays (images, labels)"),
@@ -188,6 +188,10 @@ def test_a_thread_can_train() -> None:
         ({"overrides": {"data.path": "x"}}, "train: found data and the override data.path, expected one of them"),
         ({"overrides": {"data.label": "y"}}, "overrides  data.label: an option of a CSV file, found arrays"),
         ({"epochs": "3"}, "overrides  training.epochs: found '3', expected a positive integer"),
+        ({"overrides": ["seed=3"]}, "train: overrides: found an object of type list, expected a dict"),
+        ({"output_dir": ""}, "train: output_dir: found an empty path"),
+        ({"output_dir": 3}, "train: output_dir: found an object of type int, expected a path"),
+        ({"callbacks": len}, "train: callbacks: found an object of type builtin_function_or_method, expected a list"),
         ({"callbacks": [3]}, "train: found a callback of type int, expected a function, or an object with on_epoch"),
         ({"callbacks": [len]}, "train: a callback returned a int, expected True to end the training, or None"),
         ({"device": "tpu"}, "device 'tpu' is not available; this version runs on: cpu, gpu"),
@@ -196,7 +200,7 @@ def test_a_thread_can_train() -> None:
 def test_a_wrong_argument_is_one_line_and_writes_nothing(arguments: dict[str, Any], message: str) -> None:
     folder = {} if "callbacks" in arguments else {"output_dir": "run"}
     with pytest.raises(ad.AdtrainError) as error:
-        train(**{**arguments, **folder})
+        train(**{**folder, **arguments})
     (line,) = error.value.lines
     assert line.startswith(message)
     assert os.listdir() == []

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from adtrain.api.arguments import as_path
 from adtrain.api.model import Model
 from adtrain.config.problems import shortened
 from adtrain.core import tree
@@ -50,14 +51,14 @@ def save(path: str | os.PathLike[str], arrays: Any) -> None:
     Raises:
         AdtrainError: a leaf is not an array, or two leaves have the same name, or the file cannot be written.
     """
-    tensors = {}
+    target, tensors = as_path(path, "save: path"), {}
     for name, leaf in _named(arrays, "save").items():
         x = leaf.numpy() if isinstance(leaf, Array) else np.asarray(leaf)
         if x.dtype.name not in tensor_file.NAMES:
             raise AdtrainError(f"save: {name}: found {x.dtype}, expected one of {', '.join(tensor_file.NAMES)}")
         tensors[name] = x.astype(x.dtype.newbyteorder("="), copy=False)
     about = TreeMetadata(KIND, _structure(tree.flatten(arrays)[1], iter(tensors)))
-    write_atomic(Path(path), tensor_file.encode(tensors, about))
+    write_atomic(target, tensor_file.encode(tensors, about))
 
 
 def load(path: str | os.PathLike[str], *, like: Any = None, device: str = "cpu") -> Any:
@@ -72,7 +73,7 @@ def load(path: str | os.PathLike[str], *, like: Any = None, device: str = "cpu")
     Raises:
         AdtrainError: there is no such run or file, or it is damaged or of another format, such as a pickle.
     """
-    source, device = Path(path), usable_device(device)
+    source, device = as_path(path, "load: path"), usable_device(device)
     if source.is_dir():
         if like is not None:
             raise AdtrainError(f"{source}: found the folder of a run, expected a file of adtrain.save to read by like=")

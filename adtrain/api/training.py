@@ -15,6 +15,7 @@ import numpy as np
 
 from adtrain import config as configs
 from adtrain import training
+from adtrain.api.arguments import as_path, check_type
 from adtrain.api.callbacks import Callback, EpochMetrics, Metrics
 from adtrain.api.history import History
 from adtrain.api.interrupts import deferred_interrupt
@@ -71,8 +72,10 @@ def train(
             the run. A second Ctrl-C ends the training at once, with the last checkpoint that was written.
     """
     started, device = perf_counter(), usable_device(device)
+    check_type(callbacks, (list, tuple), "train: callbacks", "a list")
+    check_type(overrides, (Mapping, type(None)), "train: overrides", "a dict")
     observer = EpochMetrics(callbacks)
-    path = None if output_dir is None else Path(output_dir)
+    path = None if output_dir is None else as_path(output_dir, "train: output_dir")
     changes = {**(overrides or {}), **_given({"training.epochs": epochs, "training.seed": seed})}
     arrays = None
     if data is not None:
@@ -132,10 +135,8 @@ def _config(given: Any, changes: Mapping[str, Any]) -> Config:
         return configs.from_values(given.model_dump(mode="json", exclude_none=True), changes) if changes else given
     if isinstance(given, Mapping):
         return configs.from_values(given, changes)
-    if isinstance(given, (str, os.PathLike)):
-        return configs.load(given, changes)
-    kind = type(given).__name__
-    raise AdtrainError(f"train: found a config of type {kind}, expected a path or name, a Config or a dict")
+    check_type(given, (str, os.PathLike), "train: config", "a path or name, a Config or a dict")
+    return configs.load(given, changes)
 
 
 def _array_settings(changes: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
