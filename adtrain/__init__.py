@@ -3,7 +3,11 @@
 ``import adtrain as ad`` gives arrays (`array`), operations on them (`ops`), operations of your own (`custom_op`),
 transformations of functions (`grad`, `value_and_grad`, `vjp`, `jvp`, `hvp`, `jacobian`, `hessian`, `custom_vjp`),
 compiled functions (`jit`), layers (`nn`), optimizers (`optim`), and functions of trees of arrays (`tree`).
+
+`train` trains the network of a config, `load` reads a trained run or a tree of arrays, `save` writes a tree.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from adtrain import nn, ops, optim
 from adtrain.backends.cpu import CpuBackend
@@ -17,11 +21,14 @@ from adtrain.core.errors import AdtrainError, DeviceError, DTypeError, OptionErr
 from adtrain.core.types import ArrayType
 from adtrain.custom_op import custom_op
 from adtrain.jit import jit
+from adtrain.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from adtrain.api import load, save, train
 
 register_device("cpu", CpuBackend)
 register_device("gpu", load_cuda)
 
-__version__ = "0.1.0"
 __all__ = [
     "AdtrainError",
     "Array",
@@ -42,10 +49,26 @@ __all__ = [
     "jacobian",
     "jit",
     "jvp",
+    "load",
     "nn",
     "ops",
     "optim",
+    "save",
+    "train",
     "tree",
     "value_and_grad",
     "vjp",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`load`, `save` and `train`, at their first use: they import the config language and all of training."""
+    if name in ("load", "save", "train"):
+        from adtrain import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'adtrain' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -103,6 +103,16 @@ def test_no_command_shows_the_help_and_is_an_error() -> None:
     assert "Commands:" in result.stderr
 
 
+@pytest.mark.parametrize("arguments", [["--version"], ["trian"], ["eval", "no-such-run"]])
+def test_python_m_adtrain_is_the_script(arguments: list[str]) -> None:
+    commands = ["-m", "adtrain"], ["-c", "from adtrain_script import main; main()"]
+    by_module, by_script = (
+        subprocess.run([sys.executable, *command, *arguments], capture_output=True, text=True) for command in commands
+    )
+    assert by_module.returncode == by_script.returncode
+    assert (by_module.stdout, by_module.stderr) == (by_script.stdout, by_script.stderr)
+
+
 def test_a_closed_pipe_prints_no_error() -> None:
     script = "from adtrain.cli.main import main; main()"
     command = [sys.executable, "-c", script, "data", "list"]

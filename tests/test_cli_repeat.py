@@ -69,7 +69,7 @@ def test_a_second_call_gets_new_folders(cfg: Path) -> None:
 def test_finished_runs_are_kept_when_a_later_one_fails(
     cfg: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, last: str
 ) -> None:
-    original, started = training.run, []
+    original, started = training.run_in_folder, []
 
     def run(*arguments: Any) -> Any:
         started.append(arguments)
@@ -77,7 +77,7 @@ def test_finished_runs_are_kept_when_a_later_one_fails(
             raise error
         return original(*arguments)
 
-    monkeypatch.setattr(training, "run", run)
+    monkeypatch.setattr(training, "run_in_folder", run)
     result = repeat(cfg, "--repeat", "4", expect=code)
     lines = result.stderr.splitlines()
     assert "finished runs are kept: runs/tiny-seed0, runs/tiny-seed1" in lines
@@ -92,18 +92,18 @@ def test_finished_runs_are_kept_when_a_later_one_fails(
 
 
 def test_a_signal_after_the_last_test_batch_is_not_lost(cfg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = training.run
+    original = training.run_in_folder
 
     def run(*arguments: Any) -> Any:
         result = original(*arguments)
         os.kill(os.getpid(), signal.SIGTERM)
         return result
 
-    monkeypatch.setattr(training, "run", run)
+    monkeypatch.setattr(training, "run_in_folder", run)
     result = repeat(cfg, "--repeat", "3", expect=143)
     assert "stopped before the summary; continue with: adtrain train --resume runs/tiny-seed0" in result.stderr
     assert [path.name for path in Path("runs").iterdir()] == ["tiny-seed0"]
-    monkeypatch.setattr(training, "run", original)
+    monkeypatch.setattr(training, "run_in_folder", original)
     command("train", "--resume", "runs/tiny-seed0", "--profile-steps", "0")
     assert summary(Path("runs/tiny-seed0"))["epochs"] == 1
 

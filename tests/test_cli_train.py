@@ -169,7 +169,7 @@ def test_the_resolved_config_trains_again_to_the_same_model_from_any_folder(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--output-dir", "taken"], "taken: already holds a run (config.yaml); give another --output-dir, or remove"),
+        (["--output-dir", "taken"], "taken: already holds a run (config.yaml); give another output folder, or remove"),
         (["--output-dir", "tiny.yaml"], "tiny.yaml: found a file, expected a folder or nothing"),
         (["--output-dir", "tiny.yaml/x"], "tiny.yaml/x: cannot be written (Not a directory)"),
         (

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from config_files import FULL, load, problems, small
 from hypothesis import given
@@ -305,3 +306,42 @@ def test_importing_config_imports_no_optional_packages() -> None:
     code = f"import adtrain.config, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_config_of_python_values_equals_that_of_a_file(tmp_path: Path) -> None:
+    cfg = load(tmp_path, FULL)
+    values = cfg.model_dump(mode="python")
+    assert config.from_values(values) == config.from_values(cfg.model_dump(mode="json", exclude_none=True)) == cfg
+
+
+@given(st.sampled_from(sorted(PACKAGED.split(", "))), st.integers(1, 9), st.floats(1e-4, 1))
+def test_overrides_by_value_equal_those_by_text(name: str, epochs: int, lr: float) -> None:
+    values = {"training.epochs": np.int64(epochs), "optimizer": {"sgd": {"lr": lr, "momentum": np.float64(0.5)}}}
+    texts = [f"training.epochs={epochs}", f"optimizer={{sgd: {{lr: {lr!r}, momentum: 0.5}}}}"]
+    assert config.load(name, values) == config.load(name, texts)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("training.epochs", "3", "overrides  training.epochs: found '3', expected a positive integer below 2^31"),
+        ("training.epocs", 3, f"overrides  training.epocs: unknown key; did you mean epochs? (known: {TRAINING})"),
+        ("training.seed", {1}, "overrides  training.seed: found an object of type set, expected a number, string, "),
+        ("training", {3: 4}, "overrides  training: found the key 3, expected a string"),
+        ("training..seed", 3, "overrides  found the key 'training..seed', expected one such as training.epochs"),
+        (3, 3, "overrides  found the key 3, expected one such as training.epochs"),
+        ("name", "\udc80", r"overrides  name: found '\udc80', expected text in UTF-8"),
+    ],
+)
+def test_a_wrong_override_by_value_is_one_line(key: str, value: object, message: str) -> None:
+    with pytest.raises(config.ConfigError) as error:
+        config.load("mlp", {key: value})
+    (line,) = error.value.lines
+    assert line.startswith(message)
+
+
+def test_a_list_that_contains_itself_is_refused() -> None:
+    endless: list[object] = []
+    endless.append(endless)
+    with pytest.raises(config.ConfigError, match="found more than 64 levels, expected fewer"):
+        config.from_values({"model": endless})

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from adtrain.cli.main import COMMANDS
 from adtrain.config.specs import FAMILIES
@@ -21,11 +24,34 @@ def test_every_command_is_in_the_readme() -> None:
     assert [name for name in COMMANDS if f"adtrain {name}" not in readme] == []
 
 
-def test_the_python_code_of_the_readme_runs() -> None:
-    names: dict[str, object] = {}
-    for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL):
-        exec(block, names)
-    assert float(names["loss"]) < 1e-3  # type: ignore[arg-type]
+TUTORIAL = "docs/python.md"
+DOCUMENTS = [str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]]
+FRAGMENTS = {"docs/add-an-op.md": 6}
+"""The documents with snippets that are no complete programs, and the number of these snippets."""
+
+
+def snippets(document: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE)
+
+
+def programs(document: str) -> list[str]:
+    """The snippets that begin with an import, and all snippets of the tutorial, where one continues the other."""
+    return [code for code in snippets(document) if document == TUTORIAL or code.startswith(("import ", "from "))]
+
+
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if programs(name)])
+def test_the_python_programs_of_a_document_run(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "snippet"}
+    for number, code in enumerate(programs(document), 1):
+        exec(compile(code, f"{document}, program {number}", "exec"), names)
+    if document == "README.md":
+        assert float(names["loss"]) < 1e-3
+
+
+def test_snippets_that_are_no_programs_are_counted() -> None:
+    counts = {name: len(snippets(name)) - len(programs(name)) for name in DOCUMENTS}
+    assert {name: count for name, count in counts.items() if count} == FRAGMENTS
 
 
 def test_links_and_files_named_in_documents_exist() -> None:

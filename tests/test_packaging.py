@@ -29,8 +29,20 @@ IMPORT_NAMES = {
     "nvmath-python": "nvmath",
     "nvidia-cudnn-frontend": "cudnn",
 }
-EXTRAS = ("gpu", "vendor", "report", "tensorboard", "export", "peers")
-OPTIONAL = {"pycuda", "cuda", "nvmath", "cudnn", "torch", "matplotlib", "tensorboard", "onnx", "onnxruntime", "PIL"}
+EXTRAS = ("gpu", "vendor", "report", "tensorboard", "export", "peers", "pandas")
+OPTIONAL = {
+    "pycuda",
+    "cuda",
+    "nvmath",
+    "cudnn",
+    "torch",
+    "matplotlib",
+    "tensorboard",
+    "onnx",
+    "onnxruntime",
+    "pandas",
+    "PIL",
+}
 
 
 def import_names(requirements: list[str]) -> set[str]:
@@ -65,8 +77,15 @@ def test_imports_match_the_declared_dependencies() -> None:
 
 
 def test_importing_the_package_loads_no_optional_library() -> None:
-    loaded = {name.split(".")[0] for name in modules_after("import adtrain")}
-    assert not loaded & (OPTIONAL | {"click", "tqdm", "pydantic", "yaml"})
+    modules = modules_after("import adtrain; dir(adtrain)")
+    assert not {name.split(".")[0] for name in modules} & (OPTIONAL | {"click", "tqdm", "pydantic", "yaml"})
+    assert not modules & {"adtrain.api", "adtrain.config", "adtrain.data", "adtrain.training"}
+
+
+def test_training_is_a_name_of_the_package_and_needs_no_optional_library() -> None:
+    loaded = {name.split(".")[0] for name in modules_after("import adtrain; adtrain.train, adtrain.load, adtrain.save")}
+    assert not loaded & (OPTIONAL | {"click", "tqdm"})
+    assert {"train", "load", "save"} <= set(dir(adtrain)) & set(adtrain.__all__)
 
 
 @pytest.mark.parametrize("command", ["train", "report", "compare", "export", "data"])

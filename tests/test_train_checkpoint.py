@@ -60,6 +60,7 @@ def refusal(run: Path, folder: Path, content: bytes) -> str:
     return line.removeprefix(f"{path}: ")
 
 
+UNREADABLE = "cannot be read as safetensors ("
 UNFIT = "does not fit the config's network and optimizer: "
 CHANGES: list[tuple[Any, str]] = [
     (
@@ -124,7 +125,9 @@ def test_an_invalid_config_in_the_checkpoint_is_refused(run: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("length", [0, 5, 8, 100, -100, -1])
 def test_a_truncated_file_is_refused(run: Path, tmp_path: Path, length: int) -> None:
-    assert refusal(run, tmp_path, (run / "last.safetensors").read_bytes()[:length]).startswith("cannot be read (")
+    assert refusal(run, tmp_path, (run / "last.safetensors").read_bytes()[:length]).startswith(
+        "cannot be read as safetensors ("
+    )
 
 
 def test_a_size_beyond_the_file_is_refused_before_allocation(run: Path, tmp_path: Path) -> None:
@@ -134,8 +137,10 @@ def test_a_size_beyond_the_file_is_refused_before_allocation(run: Path, tmp_path
         changed = {**header, name: {**header[name], "shape": shape}}
         text = json.dumps(changed).encode()
         found = struct.pack("<Q", len(text)) + text + content[8 + int.from_bytes(content[:8], "little") :]
-        assert refusal(run, tmp_path / str(shape[1]), found).startswith("cannot be read (")
-    assert refusal(run, tmp_path / "header", struct.pack("<Q", 1 << 62) + content[8:]).startswith("cannot be read (")
+        assert refusal(run, tmp_path / str(shape[1]), found).startswith(UNREADABLE)
+    assert refusal(run, tmp_path / "header", struct.pack("<Q", 1 << 62) + content[8:]).startswith(
+        "cannot be read as safetensors ("
+    )
 
 
 @settings(max_examples=300)

@@ -103,7 +103,7 @@ def test_a_folder_that_holds_a_run_is_refused_and_unchanged(run: Path, tmp_path:
     assert str(error.value) == (
         f"{run}: already holds a run (config.yaml, metrics.jsonl, model.safetensors, last.safetensors, "
         "best.safetensors); "
-        "give another --output-dir, or remove that run first"
+        "give another output folder, or remove that run first"
     )
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
 
@@ -249,8 +249,8 @@ def test_metadata_that_do_not_fit_the_model_are_refused(run: Path, change: dict[
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "cannot be read ("),
-        (b"not a model at all", "cannot be read ("),
+        (b"", "cannot be read as safetensors ("),
+        (b"not a model at all", "cannot be read as safetensors ("),
         (safetensors_numpy.save({"a": np.zeros(2)}), "found no adtrain metadata"),
         (safetensors_numpy.save({"a": np.zeros(2)}, {"adtrain": "{"}), "metadata: found no valid JSON"),
         (safetensors_numpy.save({"a": np.zeros(2)}, {"adtrain": "{}"}), "metadata: found no version, expected"),
@@ -269,7 +269,7 @@ def test_a_damaged_model_file_is_a_one_line_error(run: Path, content: bytes, mes
 def test_a_truncated_model_file_is_a_one_line_error(run: Path) -> None:
     path = run / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(AdtrainError, match=r"model.safetensors: cannot be read \("):
+    with pytest.raises(AdtrainError, match=r"model.safetensors: cannot be read as safetensors \("):
         model_file.load(run)
 
 

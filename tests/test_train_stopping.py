@@ -174,6 +174,18 @@ def test_early_stopping_remembers_the_best_across_resumptions(tmp_path: Path, mo
         training.resume(run.path)
 
 
+def test_an_observer_ends_the_training_after_an_epoch(tmp_path: Path) -> None:
+    class Ending(Recorder):
+        def epoch_done(self, epoch: training.Epoch, state: TrainState) -> bool:
+            return epoch.epoch == 2
+
+    first, second = Ending(), Recorder()
+    result = training.run(prepare(tmp_path, "training.epochs=5"), "cpu", [first, second])
+    assert (result.ended, result.epochs, result.restored) == ("callback", 2, False)
+    assert first.reasons == second.reasons == []
+    assert [x.progress.epochs_done for x in second.checkpoints] == [1, 2]
+
+
 def test_without_early_stopping_the_last_epoch_is_the_model(tmp_path: Path) -> None:
     result = training.run(prepare(tmp_path, "optimizer={sgd: {lr: 0.5}}", "training.epochs=6"))
     assert (result.ended, result.restored, result.best.by) == ("finished", False, "train_loss")

@@ -16,7 +16,8 @@ from adtrain.cli.options import (
     set_autotune,
 )
 from adtrain.cli.output import print_json, show
-from adtrain.cli.progress import note_precision, score_text
+from adtrain.cli.precision import note_precision
+from adtrain.display import score_text
 from adtrain.training import model_file
 
 

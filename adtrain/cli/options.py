@@ -8,8 +8,7 @@ from typing import Any, cast
 import click
 
 from adtrain.cli.output import progress
-from adtrain.core.backend import backend
-from adtrain.core.errors import DeviceError
+from adtrain.core.backend import backend, usable_device
 
 
 def resolve_device(device: str) -> str:
@@ -18,17 +17,10 @@ def resolve_device(device: str) -> str:
     Raises:
         DeviceError: `device` is "gpu", and the GPU or a library for it is missing.
     """
-    if device == "cpu":
-        return device
-    try:
-        found = backend("gpu")
-    except DeviceError:
-        if device == "gpu":
-            raise
-        return "cpu"
-    if device == "auto":
-        progress(f"running on gpu, {found.device_name()}")
-    return "gpu"
+    found = usable_device(device)
+    if device == "auto" and found == "gpu":
+        progress(f"running on gpu, {backend(found).device_name()}")
+    return found
 
 
 device_option = click.option(

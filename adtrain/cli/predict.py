@@ -9,7 +9,7 @@ import numpy as np
 
 from adtrain.cli.options import FilePath, device_option, json_option
 from adtrain.cli.output import print_json, progress, show
-from adtrain.cli.progress import note_precision
+from adtrain.cli.precision import note_precision
 from adtrain.data import DataError, idx, images
 from adtrain.table import Column, render, terminal_width
 from adtrain.training import model_file, rows

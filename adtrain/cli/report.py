@@ -9,7 +9,7 @@ import click
 from adtrain import report
 from adtrain.cli.options import FilePath, device_option
 from adtrain.cli.output import progress, show
-from adtrain.cli.progress import note_precision
+from adtrain.cli.precision import note_precision
 from adtrain.core.errors import AdtrainError, DeviceError
 from adtrain.files import write_atomic
 from adtrain.report import Predictions, figures, page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from contextlib import ExitStack, closing
 from pathlib import Path
 from time import perf_counter
@@ -21,16 +20,14 @@ from adtrain.cli.options import (
     set_option,
 )
 from adtrain.cli.output import print_json, progress, show
-from adtrain.cli.progress import progress_display
 from adtrain.cli.repeat import repeat
 from adtrain.cli.stop_signals import stop_signals
 from adtrain.cli.train_report import report
 from adtrain.config import Config
 from adtrain.config.records import plain
-from adtrain.data import DataError
+from adtrain.display import progress_display
 from adtrain.table import terminal_width
 from adtrain.training import Observer, RunFolder, tensorboard
-from adtrain.training.run_folder import LAST
 
 
 @click.command(short_help="Train the network that a config describes.")
@@ -168,26 +165,20 @@ def _train(
     """Train and write the run's files. If the run is stopped, print how to resume it, and exit."""
     if check:
         progress("checking for NaN and infinity after each step, which is slow")
-    recorder = training.Recorder(folder, experiment)
     with ExitStack() as stack:
-        display, signals = stack.enter_context(closing(progress_display())), stack.enter_context(stop_signals())
-        observers: list[Observer] = [recorder, display]  # files first
+        display, signals = stack.enter_context(closing(progress_display(progress))), stack.enter_context(stop_signals())
+        observers: list[Observer] = [display]
         if events:
             observers.append(stack.enter_context(closing(tensorboard.EventFiles(folder.path / tensorboard.FOLDER))))
-        resume = f"continue with: adtrain train --resume {shlex.quote(str(folder.path))}"
+        stop = signals.stop_requested
         try:
-            result = training.run(experiment, device, observers, start, signals.stop_requested, check)
+            result = training.run_in_folder(folder, experiment, device, observers, start, stop, check)
         except training.Interrupted as stopped:
             display.close()
-            progress(f"{stopped}; {resume}")
+            progress(f"{stopped}; {folder.advice}")
             raise SystemExit(signals.exit_code) from None
-        except DataError as error:
-            raise DataError(f"{error}; {resume}") from None
-        except training.NotFinite as error:
-            raise training.NotFinite(f"{error}; the state before that step is in {folder.path / LAST}") from None
-    recorder.finished(result)
     if signals.stop_requested():  # after the last test batch: too late for Interrupted
-        progress(f"stopped before the summary; {resume}")
+        progress(f"stopped before the summary; {folder.advice}")
         raise SystemExit(signals.exit_code)
     return result
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -12,14 +13,15 @@ from pydantic import ValidationError
 from adtrain.assets import asset_path
 from adtrain.config import build, explain, source
 from adtrain.config.document import Config, Data, Source
-from adtrain.config.overrides import override
+from adtrain.config.overrides import Overrides, override
 from adtrain.config.problems import ConfigError, Problem, known
+from adtrain.config.python_values import of_python
 from adtrain.config.source import Node
 from adtrain.files import open_regular
 
 
-def load(path_or_name: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
-    """Load a YAML file, or the packaged config of that name (`mlp`), and apply the `key=value` overrides.
+def load(path_or_name: str | os.PathLike[str], overrides: Overrides = ()) -> Config:
+    """Load a YAML file, or the packaged config of that name (`mlp`), and apply overrides: `key=value`, or a mapping.
 
     A file is preferred to a packaged config of the same name. Keys, values and the shape of every layer are checked.
     Raises ConfigError that lists every problem.
@@ -33,9 +35,18 @@ def load(path_or_name: str | os.PathLike[str], overrides: Sequence[str] = ()) ->
     return parse(content, path, overrides)
 
 
-def parse(content: bytes, path: Path, overrides: Sequence[str] = ()) -> Config:
+def parse(content: bytes, path: Path, overrides: Overrides = ()) -> Config:
     """The config in the bytes of a YAML file; `path` is used in messages. Raises ConfigError as `load` does."""
     root, problems = source.read(content, str(path))
+    return _checked(root, path, overrides, problems)
+
+
+def from_values(values: Mapping[str, Any], overrides: Overrides = ()) -> Config:
+    """The config in a mapping with the structure of a YAML file. Raises ConfigError as `load` does."""
+    return _checked(of_python(values, "config"), None, overrides, [])
+
+
+def _checked(root: Node, path: Path | None, overrides: Overrides, problems: list[Problem]) -> Config:
     root = override(root, overrides)
     try:
         cfg = Config.model_validate(root.plain())

@@ -3,31 +3,46 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, TypeAlias
 
 from adtrain.config.problems import ConfigError, Problem, found, key_text
+from adtrain.config.python_values import of_python
 from adtrain.config.source import MAX_DEPTH, Node, read_value
 from adtrain.config.specs import BY_KIND
 
+Overrides: TypeAlias = Sequence[str] | Mapping[str, Any]
+"""Settings `key=value` of the command line, or values of Python by their keys."""
 
-def override(root: Node, settings: Sequence[str]) -> Node:
-    """A copy of the tree with each `key=value` set in order. Keys are dotted; list indices count from 0.
+
+def override(root: Node, settings: Overrides) -> Node:
+    """A copy of the tree with each setting applied in order. Keys are dotted; list indices count from 0.
 
     Raises ConfigError for a setting that is not `key=value`, or for a path that does not exist. Unknown keys are not
     refused here.
     """
+    if isinstance(settings, Mapping):
+        for key, value in settings.items():
+            if not isinstance(key, str) or (parts := _parts(key)) is None:
+                _refuse("overrides", f"found the key {found(key)}, expected one such as training.epochs")
+            root = _with_value(root, [], parts, of_python(value, "overrides", tuple(parts)))
+        return root
     for setting in settings:
         key, equals, text = setting.partition("=")
-        key = re.sub(r"\[(\d+)\]", r".\1", key.strip())
-        parts = key.split(".")
-        if not (equals and len(parts) <= MAX_DEPTH and all(re.fullmatch(r"\w+", part) for part in parts)):
+        parts = _parts(key)
+        if not equals or parts is None:
             _refuse(f"--set {key_text(setting)}", "found no key=value, expected one such as training.epochs=3")
-        where = f"--set {key}"
+        where = f"--set {'.'.join(parts)}"
         if not text.strip():
             _refuse(where, "found no value after the =, expected one (null for none)")
         root = _with_value(root, [], parts, read_value(text, where))
     return root
+
+
+def _parts(key: str) -> list[str] | None:
+    """The parts of a dotted key; None if it is none."""
+    parts = re.sub(r"\[(\d+)\]", r".\1", key.strip()).split(".")
+    return parts if len(parts) <= MAX_DEPTH and all(re.fullmatch(r"\w+", part) for part in parts) else None
 
 
 def _with_value(node: Node, prefix: list[str], parts: list[str], value: Node) -> Node:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import Field, GetCoreSchemaHandler, Strict
 from pydantic_core import CoreSchema, core_schema
@@ -102,9 +102,14 @@ def one_of(literal: Any) -> Any:
     return Annotated[literal, Expected(f"one of {', '.join(get_args(literal))}")]
 
 
-Precision = one_of(Literal["float32", "tf32", "bfloat16", "float64"])
-Missing = one_of(Literal["error", "mean", "zero", "drop"])
-BestBy = one_of(Literal["validation_accuracy", "validation_loss", "train_accuracy", "train_loss"])
+if TYPE_CHECKING:
+    Missing: TypeAlias = str
+    Precision: TypeAlias = str
+    BestBy: TypeAlias = str
+else:
+    Missing = one_of(Literal["error", "mean", "zero", "drop"])
+    Precision = one_of(Literal["float32", "tf32", "bfloat16", "float64"])
+    BestBy = one_of(Literal["validation_accuracy", "validation_loss", "train_accuracy", "train_loss"])
 
 OPTIONS: dict[str, Any] = {
     "affine": Bool,

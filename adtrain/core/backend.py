@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 from adtrain.core.devices import Transfers, find_device
+from adtrain.core.errors import DeviceError
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Program
 from adtrain.core.types import ArrayType
@@ -102,6 +103,21 @@ class Backend(Transfers, Protocol):
     def compiler_name(self) -> str:
         """The compiler of Programs, with version and options; without a compiler, the reason."""
         ...
+
+
+def usable_device(device: str) -> str:
+    """The name of the device that ``device`` stands for: itself, or for "auto" the GPU if there is one, else the CPU.
+
+    Raises:
+        DeviceError: the device is not available.
+    """
+    try:
+        backend("gpu" if device == "auto" else device)
+    except DeviceError:
+        if device != "auto":
+            raise
+        return "cpu"
+    return "gpu" if device == "auto" else device
 
 
 def backend(device: str) -> Backend:

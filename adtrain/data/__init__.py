@@ -5,7 +5,7 @@ from __future__ import annotations
 from adtrain.data import idx, images
 from adtrain.data.batches import batches, split_validation, validation_size
 from adtrain.data.catalogue import CATALOGUE, Entry
-from adtrain.data.datasets import DataSet, load
+from adtrain.data.datasets import DataSet, load, of_arrays
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.options import Options
 from adtrain.data.split import Images, Rows, Split
@@ -24,6 +24,7 @@ __all__ = [
     "idx",
     "images",
     "load",
+    "of_arrays",
     "split_validation",
     "validation_size",
 ]

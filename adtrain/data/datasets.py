@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from adtrain.data import catalogue, formats, idx_folder
+from adtrain.data import arrays, catalogue, formats, idx_folder
 from adtrain.data.batches import split_test
 from adtrain.data.catalogue import Entry
 from adtrain.data.errors import DataError, DataOptionError
@@ -77,7 +77,29 @@ def load(
             raise DataOptionError(options.given[0], f"an option of files at data.path, found the data set {dataset}")
         return _of_catalogue(catalogue.find(dataset))
     source = Path(os.path.expanduser(str(path)))
+    name = os.path.basename(os.path.realpath(source)) if source.is_dir() else source.stem
     found = formats.read(source, options, encoder.columns if encoder is not None else None)
+    return of_parts(found, options, name, str(source), need_test, encoder)
+
+
+def of_arrays(data: Any, test_data: Any, options: Options) -> DataSet:
+    """The data set of arrays in memory; see `arrays.read` for the arguments.
+
+    Raises DataError and DataOptionError as `load` does.
+    """
+    formats.check_options(options, formats.NPZ.options, "arrays")
+    return of_parts(arrays.read(data, test_data, options), options, "data", "data")
+
+
+def of_parts(
+    found: Parts,
+    options: Options,
+    name: str,
+    source: str,
+    need_test: bool = True,
+    encoder: TableEncoder | None = None,
+) -> DataSet:
+    """The data set named `name` of what was read from `source`, a name for messages."""
     if found.test is None and not options.test and need_test:
         advice = "set the fraction to hold out, such as 0.2, or data.test_path"
         raise DataOptionError("test", f"missing, {source} has no test part: {advice}")
@@ -89,10 +111,9 @@ def load(
     if found.train.columns is not None:
         rows = train.images.rows if isinstance(train.images, Rows) else np.arange(len(train))
         learnt_from = _cells(found.train.images), rows, found.train.columns
-        encoder = encoder or learn(*learnt_from, options.missing, str(source))
+        encoder = encoder or learn(*learnt_from, options.missing, source)
         train, test = _encoded(encoder, found, train, test, options)
-    name = os.path.basename(os.path.realpath(source)) if source.is_dir() else source.stem
-    statistics = channel_statistics(train.images, str(source))
+    statistics = channel_statistics(train.images, source)
     return DataSet(name, train, test, classes, *statistics, encoder, found.skipped)
 
 

@@ -40,10 +40,7 @@ def read(path: Path, options: Options, known: Columns | None = None) -> Parts:
     Raises DataError for files that cannot be read, and DataOptionError for an option that the format does not take.
     """
     format_ = format_of(path)
-    for name in options.given:
-        if name not in format_.options | COMMON_OPTIONS:
-            expected = " or ".join(other.title for other in FORMATS if name in other.options)
-            raise DataOptionError(name, f"an option of {expected}, found {format_.title}")
+    check_options(options, format_.options, format_.title)
     found = format_.read(path, options) if known is None or format_ is not CSV else csv_table.read(path, options, known)
     if options.test_path is None:
         return found
@@ -58,6 +55,14 @@ def read(path: Path, options: Options, known: Columns | None = None) -> Parts:
         raise DataOptionError("test_path", f"found two parts in {second}, expected the test part only")
     classes = tuple(sorted({*found.classes, *test.classes}))
     return Parts(found.train, test.train, found.skipped + test.skipped, classes)
+
+
+def check_options(options: Options, allowed: frozenset[str], title: str) -> None:
+    """Raise DataOptionError for an option that is not in `allowed` or COMMON_OPTIONS; `title` says what was found."""
+    for name in options.given:
+        if name not in allowed | COMMON_OPTIONS:
+            expected = " or ".join(other.title for other in FORMATS if name in other.options)
+            raise DataOptionError(name, f"an option of {expected}, found {title}")
 
 
 def format_of(path: Path) -> Format:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-import adtrain
 from adtrain.core.errors import AdtrainError
+from adtrain.version import __version__
 
 OPSET, IR_VERSION = 17, 8
 """The first operator set with LayerNormalization (2022), and its file format. Newer runtimes read both."""
@@ -87,7 +87,7 @@ class Graph:
         model = helper.make_model(
             graph,
             producer_name="adtrain",
-            producer_version=adtrain.__version__,
+            producer_version=__version__,
             ir_version=IR_VERSION,
             opset_imports=[helper.make_opsetid("", OPSET)],
         )

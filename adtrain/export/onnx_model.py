@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from typing import NamedTuple
 
-import adtrain
 from adtrain import config, ops
 from adtrain.config.records import plain
 from adtrain.core.array import Value
@@ -16,6 +15,7 @@ from adtrain.export.onnx_layers import translate
 from adtrain.export.torch_weights import named_arrays
 from adtrain.training import TrainedModel
 from adtrain.training.network import clip_probabilities
+from adtrain.version import __version__
 
 IMAGES, LOGITS, PROBABILITIES = "images", "logits", "probabilities"
 FLOAT = 1
@@ -50,7 +50,7 @@ def encode(trained: TrainedModel) -> bytes:
     about = {
         "classes": json.dumps(trained.classes),
         "config": config.dump(trained.config),
-        "adtrain_version": adtrain.__version__,
+        "adtrain_version": __version__,
     }
     if trained.encoder is not None:
         about["encoder"] = json.dumps(plain(trained.encoder))

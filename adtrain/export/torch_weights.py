@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-import adtrain
 from adtrain import config
 from adtrain.training import TrainedModel, tensor_file
+from adtrain.version import __version__
 
 
 def encode(trained: TrainedModel) -> bytes:
@@ -20,7 +20,7 @@ def encode(trained: TrainedModel) -> bytes:
     then `mean` and `std` per channel; for rows of a table also the encoder of their columns.
     """
     about = {
-        "version": adtrain.__version__,
+        "version": __version__,
         "config": config.dump(trained.config),
         "classes": trained.classes,
         "scale": trained.network.scale,

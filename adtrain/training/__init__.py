@@ -17,8 +17,9 @@ from adtrain.training.loop import continuation
 from adtrain.training.metrics import Epoch, Interval, read_metrics
 from adtrain.training.model_file import TrainedModel
 from adtrain.training.position import Progress
-from adtrain.training.preparation import check_precision, data_options, outline, prepare
+from adtrain.training.preparation import Arrays, check_precision, data_options, outline, prepare
 from adtrain.training.progress import Observer
+from adtrain.training.recorded_run import run_in_folder
 from adtrain.training.resumption import Resumed, resume
 from adtrain.training.run_folder import Recorder, RunFolder
 from adtrain.training.step import TrainState, copied, evaluation_step, train_step
@@ -26,6 +27,7 @@ from adtrain.training.summary import Summary, summarize
 from adtrain.training.trainer import Start, run
 
 __all__ = [
+    "Arrays",
     "Best",
     "Checkpoint",
     "Epoch",
@@ -60,6 +62,7 @@ __all__ = [
     "read_metrics",
     "resume",
     "run",
+    "run_in_folder",
     "step_costs",
     "summarize",
     "train_step",

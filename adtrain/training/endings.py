@@ -13,7 +13,7 @@ from adtrain.training.experiment import Experiment
 from adtrain.training.position import Progress
 from adtrain.training.step import TrainState
 
-Ending: TypeAlias = Literal["finished", "early_stopping"]
+Ending: TypeAlias = Literal["finished", "early_stopping", "callback"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Result:
     Attributes:
         state: the model's state: the best epoch's with `training.early_stopping`, otherwise the last epoch's.
         restored: whether `state` belongs to an earlier epoch than the last one.
-        ended: the reason: "finished" or "early_stopping".
+        ended: the reason: "finished", "early_stopping", or "callback" if an observer ended it.
         best: the best epoch, by `training.best_by`.
         train, validation: the scores of the last epoch; `train` is the mean while the weights were changing.
         test: the score of `state` on the test split.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import adtrain
 from adtrain.config.values import Number, Positive, Seed, Size
 from adtrain.data.table_encoder import TableEncoder
 from adtrain.training.experiment import Experiment
 from adtrain.training.position import Progress
+from adtrain.version import __version__
 
 FORMAT = 1
 KIND = "checkpoint"
@@ -69,7 +69,7 @@ class Kind:
 def of_model(experiment: Experiment) -> ModelMetadata:
     network = experiment.network
     return ModelMetadata(
-        version=adtrain.__version__,
+        version=__version__,
         config=experiment.config_text,
         classes=experiment.data.classes,
         image_shape=experiment.image_shape,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import fields, replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,19 +32,33 @@ def check_precision(cfg: Config, device: str) -> None:
         raise cfg.error_at(("training", "precision"), f"found {cfg.training.precision}, {reason}")
 
 
-def prepare(cfg: Config, mode: Mode = Mode.FUSED, encoder: TableEncoder | None = None) -> Experiment:
+class Arrays(NamedTuple):
+    """A data set in memory: pairs of images and labels as `data.of_arrays` takes them, the second one or None."""
+
+    data: Any
+    test_data: Any = None
+
+
+def prepare(
+    cfg: Config, mode: Mode = Mode.FUSED, arrays: Arrays | None = None, encoder: TableEncoder | None = None
+) -> Experiment:
     """Build the model, read the data, and check that they fit together.
 
+    With `arrays`, these are the data, and `data.path` is only a name: the file that they are stored in, if any.
     `encoder` makes the images of a table's rows; by default it is learnt from the training part.
 
     Raises:
         ConfigError: the model's layers do not fit together, or layers, augmentations or an option do not fit the data.
         DataError: the data are missing or damaged.
     """
-    cfg = _with_absolute_paths(cfg)
+    cfg = _with_absolute_paths(cfg, data_too=arrays is None)
     _check_name(cfg)
     try:
-        images = data.load(cfg.data.dataset, cfg.data.path, data_options(cfg.data), encoder=encoder)
+        options = data_options(cfg.data)
+        if arrays is None:
+            images = data.load(cfg.data.dataset, cfg.data.path, options, encoder=encoder)
+        else:
+            images = data.of_arrays(*arrays, options)
     except DataOptionError as error:
         raise cfg.error_at(("data", error.option), error.reason) from error
     train, validation = data.split_validation(images.train, cfg.data.validation, cfg.training.seed)
@@ -117,10 +131,11 @@ def _experiment(cfg: Config, images: DataSet, validation: Split | None, mode: Mo
     )
 
 
-def _with_absolute_paths(cfg: Config) -> Config:
+def _with_absolute_paths(cfg: Config, data_too: bool) -> Config:
     """The config with absolute paths, so that the copy in the run's folder works from any directory."""
     sections: dict[str, Any] = {}
-    for name, keys in {"data": ("path", "test_path"), "training": ("init_from",)}.items():
+    data_keys = ("path", "test_path") if data_too else ()
+    for name, keys in {"data": data_keys, "training": ("init_from",)}.items():
         section = getattr(cfg, name)
         paths = {key: _absolute(cfg, (name, key), getattr(section, key)) for key in keys}
         sections[name] = section.model_copy(update=paths)

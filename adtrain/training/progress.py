@@ -20,8 +20,12 @@ class Observer:
     def interval_done(self, interval: Interval) -> None:
         """The metrics of an interval have been read."""
 
-    def epoch_done(self, epoch: Epoch, state: TrainState) -> None:
-        """An epoch and its validation are over. The next step overwrites `state`, so an observer must copy it."""
+    def epoch_done(self, epoch: Epoch, state: TrainState) -> bool | None:
+        """An epoch and its validation are over. The next step overwrites `state`, so an observer must copy it.
+
+        Returns True to end the training after this epoch.
+        """
+        return None
 
     def checkpoint(self, checkpoint: Checkpoint, best: bool) -> None:
         """A checkpoint to save. All its numbers are finite; `best` marks the best epoch so far."""

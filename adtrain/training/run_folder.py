@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,7 +26,8 @@ from adtrain.training.warm_start import MODEL
 
 CONFIG = "config.yaml"
 LAST, BEST = "last.safetensors", "best.safetensors"
-ALL = (CONFIG, METRICS, MODEL, LAST, BEST, SUMMARY)
+ARRAYS = "arrays.npz"
+ALL = (CONFIG, METRICS, MODEL, LAST, BEST, SUMMARY, ARRAYS)
 DEFAULT_PARENT = Path("runs")
 
 
@@ -36,10 +38,12 @@ class RunFolder:
         self.path = path
 
     @classmethod
-    def create(cls, experiment: Experiment, path: Path | None = None, name: str | None = None) -> RunFolder:
+    def create(
+        cls, experiment: Experiment, path: Path | None = None, name: str | None = None, arrays: bytes | None = None
+    ) -> RunFolder:
         """Create a folder with the resolved config and empty metrics: `path`, or else runs/NAME, runs/NAME-2, ...
 
-        NAME is `name`, or else the config's name.
+        NAME is `name`, or else the config's name. `arrays` is the content of arrays.npz, for data in no other file.
         Raises AdtrainError where the folder cannot be written, `path` already holds a run, or `training.init_from` has
         no weights for the experiment.
         """
@@ -52,6 +56,8 @@ class RunFolder:
         except OSError as error:
             raise unwritable(metrics, error) from error
         try:
+            if arrays is not None:
+                write_atomic(folder.path / ARRAYS, arrays)
             write_atomic(folder.path / CONFIG, experiment.config_text.encode())
         except AdtrainError:
             folder._discard()
@@ -102,6 +108,11 @@ class RunFolder:
             except BlockingIOError:
                 raise AdtrainError(f"{self.path}: another process is training into this folder; wait for it") from None
             yield
+
+    @property
+    def advice(self) -> str:
+        """How to continue the run after it stopped."""
+        return f"continue with: adtrain train --resume {shlex.quote(str(self.path))}"
 
     def append_metrics(self, record: Line) -> None:
         """Append a line to the metrics. If the disk is full, nothing is appended."""
@@ -177,7 +188,7 @@ def _create_given(path: Path) -> Path:
     existing = RunFolder(path).files()
     if existing:
         raise AdtrainError(
-            f"{path}: already holds a run ({', '.join(existing)}); give another --output-dir, or remove that run first"
+            f"{path}: already holds a run ({', '.join(existing)}); give another output folder, or remove that run first"
         )
     if path.exists() and not path.is_dir():
         raise AdtrainError(f"{path}: found a file, expected a folder or nothing")

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-import adtrain
 from adtrain import nn
 from adtrain.config import records
 from adtrain.config.values import BestBy, Duration, Measured, Precision, Seed, Size, Total
@@ -21,6 +20,7 @@ from adtrain.training.endings import Ending, Result
 from adtrain.training.evaluation import Score
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.memory import planned_peak
+from adtrain.version import __version__
 
 SUMMARY = "summary.json"
 
@@ -158,7 +158,7 @@ def summarize(
         ops=tuple(ops),
         ops_sum_ms=ops_sum_ms,
         ops_to_step_ratio=ops_to_step_ratio,
-        versions={"adtrain": adtrain.__version__, "python": platform.python_version(), "numpy": np.__version__},
+        versions={"adtrain": __version__, "python": platform.python_version(), "numpy": np.__version__},
     )
 
 

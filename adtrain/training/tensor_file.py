@@ -28,6 +28,7 @@ DTYPES = {
 }  # fmt: skip
 """NumPy names of the supported dtypes, by their safetensors names."""
 NAMES = {name: code for code, name in DTYPES.items()}
+_KNOWN = f"one of {', '.join(DTYPES)}"
 _ORDER = ("int64", "float64", "float32", "uint32", "int32", "uint8", "bool")
 
 
@@ -67,12 +68,12 @@ class TensorFile:
         except OSError as error:
             raise AdtrainError(f"{path}: cannot be read ({error.strerror or error})") from None
         except SafetensorError as error:
-            raise AdtrainError(f"{path}: cannot be read ({' '.join(str(error).split())})") from None
+            raise AdtrainError(f"{path}: cannot be read as safetensors ({' '.join(str(error).split())})") from None
         try:
             header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
             self._metadata = header["__metadata__"][METADATA_KEY]
         except (KeyError, ValueError, RecursionError):
-            raise AdtrainError(f"{path}: found no adtrain metadata, expected a file that adtrain train wrote") from None
+            raise AdtrainError(f"{path}: found no adtrain metadata, expected a file that adtrain wrote") from None
 
     def metadata(self, kind: type[T]) -> T:
         """The metadata as a dataclass. Raises AdtrainError where a value is missing or wrong."""
@@ -86,7 +87,9 @@ class TensorFile:
             found[name] = f"{DTYPES.get(tensor['dtype'], tensor['dtype'])}{list(tensor['shape'])}"
         return found
 
-    def read(self, expected: Mapping[str, Any], what: str, others: str | None = None) -> dict[str, np.ndarray]:
+    def read(
+        self, expected: Mapping[str, Any], what: str, others: str | None = None, finite: bool = True
+    ) -> dict[str, np.ndarray]:
         """Read the arrays named in `expected`, whose values give the required shapes and dtypes.
 
         No array is read before all types are checked. Raises AdtrainError, which lists the arrays that are missing,
@@ -96,16 +99,19 @@ class TensorFile:
         wrong = differences(found, {name: str(ArrayType(x.shape, x.dtype)) for name, x in expected.items()}, others)
         if wrong:
             raise AdtrainError(f"{self.path}: does not fit {what}: {'; '.join(wrong)}")
-        return self.arrays(expected)
+        return self.arrays(expected, finite)
 
-    def arrays(self, names: Mapping[str, Any] | Sequence[str]) -> dict[str, np.ndarray]:
-        """Read the arrays with these names. Raises AdtrainError where one holds NaN or infinity."""
+    def arrays(self, names: Mapping[str, Any] | Sequence[str], finite: bool = True) -> dict[str, np.ndarray]:
+        """Read the arrays with these names. Raises AdtrainError where one has a dtype that adtrain does not have, or,
+        with `finite`, holds NaN or infinity."""
         arrays = {}
         for name in names:
             tensor = self._tensors[name]
+            if tensor["dtype"] not in DTYPES:
+                raise AdtrainError(f"{self.path}: {_quoted(name)} has the dtype {tensor['dtype']}, expected {_KNOWN}")
             arrays[name] = np.frombuffer(tensor["data"], DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
         for name, x in arrays.items():
-            if not np.isfinite(x).all():
+            if finite and not np.isfinite(x).all():
                 raise AdtrainError(f"{self.path}: {name} holds numbers that are not finite")
         return arrays
 

@@ -12,7 +12,7 @@ from adtrain.core.errors import AdtrainError, OutOfMemory
 from adtrain.data import DataError, Split
 from adtrain.training import not_finite
 from adtrain.training.checkpoint import Checkpoint, fetch, finite
-from adtrain.training.endings import Interrupted, NotFinite, Result, ended
+from adtrain.training.endings import Ending, Interrupted, NotFinite, Result, ended
 from adtrain.training.evaluation import Score, evaluate
 from adtrain.training.examples import on_device
 from adtrain.training.experiment import LOG_ROWS, Experiment
@@ -91,12 +91,13 @@ class _Training:
         self.progress = self.last_good.progress
         self.examples = on_device(experiment.train, device)
         self.loop = self._step_loop(state, ())
+        self.ended_by_observer: Ending | None = None
         self.step_seconds: list[float] = []
         self.images = 0
         self.copied_at = self.read_at = perf_counter()
 
     def run(self) -> Result:
-        while (reason := ended(self.experiment, self.progress)) is None:
+        while (reason := ended(self.experiment, self.progress) or self.ended_by_observer) is None:
             try:
                 self._epoch()
             except DataError:  # a file changed while it was in use
@@ -216,7 +217,8 @@ class _Training:
         if is_best and self.restores_best:
             self.best_checkpoint = self.last_good
         for observer in self.observers:
-            observer.epoch_done(done, self.loop.state)
+            if observer.epoch_done(done, self.loop.state):
+                self.ended_by_observer = "callback"
         self._publish_checkpoint(is_best)
 
     def _score(self, state: TrainState, split: Split, name: str) -> Score:

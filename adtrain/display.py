@@ -1,22 +1,21 @@
-"""Shows the progress of a training on stderr: bars on a terminal, otherwise a line for each epoch."""
+"""Shows the progress of a training: bars on a terminal and in a notebook, otherwise a line for each epoch."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
-from tqdm import tqdm
-
-from adtrain.cli.output import progress
-from adtrain.config import Config
-from adtrain.core.precision import PRECISIONS
 from adtrain.training import Epoch, Interval, Observer, Score, TrainState
 
 
 class ProgressLines(Observer):
-    """Prints a line after each epoch."""
+    """Passes a line to `write` after each epoch."""
 
     epochs = 0
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self.write = write
 
     def epoch_started(self, epoch: int, epochs: int, images: int) -> None:
         self.epochs = epochs
@@ -29,7 +28,7 @@ class ProgressLines(Observer):
         text = f"epoch {epoch.epoch}/{self.epochs}: {scores}, {speed}"
         if left := self.epochs - epoch.epoch:
             text += f", about {left * epoch.seconds:.0f} s left"
-        progress(text)
+        self.write(text)
 
     def close(self) -> None:
         """Remove the bar, if there is one, so that other output can follow."""
@@ -38,11 +37,16 @@ class ProgressLines(Observer):
 class ProgressBars(ProgressLines):
     """Shows a bar during an epoch, and replaces it by a line."""
 
-    bar: tqdm[Any] | None = None
+    bar: Any = None
+
+    def __init__(self, write: Callable[[str], None], tqdm: Callable[..., Any]) -> None:
+        """`tqdm` makes a bar: the class of that name, or its subclass for notebooks."""
+        super().__init__(write)
+        self.tqdm = tqdm
 
     def epoch_started(self, epoch: int, epochs: int, images: int) -> None:
         super().epoch_started(epoch, epochs, images)
-        self.bar = tqdm(
+        self.bar = self.tqdm(
             total=images,
             desc=f"epoch {epoch}/{epochs}",
             unit=" img",
@@ -72,15 +76,24 @@ class ProgressBars(ProgressLines):
             self.bar = None
 
 
-def progress_display() -> ProgressLines:
-    """Bars if stderr is a terminal, otherwise lines."""
-    return ProgressBars() if sys.stderr.isatty() else ProgressLines()
+def progress_display(write: Callable[[str], None]) -> ProgressLines:
+    """Bars in a notebook or if stderr is a terminal, otherwise lines. `write` prints the line of an epoch."""
+    if in_notebook():
+        from tqdm.auto import tqdm as notebook_tqdm
+
+        return ProgressBars(write, notebook_tqdm)
+    if sys.stderr.isatty():
+        from tqdm import tqdm
+
+        return ProgressBars(write, tqdm)
+    return ProgressLines(write)
 
 
-def note_precision(cfg: Config, device: str) -> None:
-    """Print a note if the evaluation has another precision than the training; see `model_file.load`."""
-    if device == "cpu" and cfg.training.precision in PRECISIONS:
-        progress(f"trained in {cfg.training.precision}, evaluated in float32: the cpu has no {cfg.training.precision}")
+def in_notebook() -> bool:
+    """Whether the code runs in a Jupyter kernel. IPython is not imported if it is not in use."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and "IPKernelApp" in shell.config
 
 
 def score_text(score: Score) -> str:

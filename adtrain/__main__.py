@@ -1,0 +1,8 @@
+"""`python -m adtrain`: the same commands and exit codes as the `adtrain` script."""
+
+from __future__ import annotations
+
+from adtrain.cli.main import main
+
+if __name__ == "__main__":
+    main()

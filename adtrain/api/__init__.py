@@ -1,0 +1,15 @@
+"""Training from Python: `adtrain.train`, `adtrain.load` and `adtrain.save`, and the types that they use.
+
+The package's `__init__.py` loads this part at the first use of one of these names, because it imports all of training.
+"""
+
+from __future__ import annotations
+
+from adtrain.api.callbacks import Callback, Metrics
+from adtrain.api.history import History
+from adtrain.api.model import Model, Predictions
+from adtrain.api.result import TrainingResult
+from adtrain.api.storage import load, save
+from adtrain.api.training import train
+
+__all__ = ["Callback", "History", "Metrics", "Model", "Predictions", "TrainingResult", "load", "save", "train"]

@@ -1,0 +1,112 @@
+"""A trained model, applied to arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adtrain import nn
+from adtrain.config import Config
+from adtrain.core.errors import AdtrainError
+from adtrain.data import DataOptionError, Images, Options
+from adtrain.data.arrays import as_numpy
+from adtrain.data.part import as_images
+from adtrain.data.statistics import PIXEL_MAX
+from adtrain.training import TrainedModel, model_file
+from adtrain.training.evaluation import probabilities
+
+
+class Predictions(NamedTuple):
+    """The predictions for N images.
+
+    Attributes:
+        classes: int64 (N,), the number of the most probable class.
+        labels: strings (N,), its name: the label in the training data.
+        probabilities: (N, outputs) of the network's dtype; the column is the number of the class.
+    """
+
+    classes: np.ndarray
+    labels: np.ndarray
+    probabilities: np.ndarray
+
+
+class Model:
+    """A trained network on a device.
+
+    Attributes:
+        config: the resolved config.
+        classes: the names of the classes: the labels in the training data, sorted.
+        image_shape: (C, H, W); rows of a table are (F, 1, 1).
+        params, state: the trees of parameters and of running statistics.
+    """
+
+    def __init__(self, trained: TrainedModel, device: str) -> None:
+        self._trained, self.device = trained, device
+
+    @classmethod
+    def of_run(cls, run: Path, device: str) -> Model:
+        """The model in a run's folder. Raises AdtrainError as `model_file.load` does."""
+        return cls(model_file.load(run, device), device)
+
+    @property
+    def config(self) -> Config:
+        return self._trained.config
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self._trained.classes
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        return self._trained.image_shape
+
+    @property
+    def params(self) -> nn.Params:
+        return self._trained.params
+
+    @property
+    def state(self) -> nn.State:
+        return self._trained.statistics
+
+    def predict(self, images: Any) -> Predictions:
+        """The classes and probabilities of images in the shape and type of the training data.
+
+        Args:
+            images: an array, or what NumPy converts into one: (N, C, H, W), (N, H, W, C), (N, H, W), or flat rows
+                (N, C * H * W). Numbers are as in training: pixels from 0 to 255, or floats, not normalised.
+
+        Raises:
+            AdtrainError: another shape or type, or numbers that are not finite.
+        """
+        trained = self._trained
+        rows = probabilities(trained.network, trained.params, trained.statistics, self._checked(images), self.device)
+        classes = rows.argmax(axis=1)
+        names = (*self.classes, *map(str, range(len(self.classes), rows.shape[1])))
+        return Predictions(classes, np.array(names)[classes], rows)
+
+    def _checked(self, images: Any) -> Images:
+        given = as_numpy(images, "predict")
+        shape, of_pixels = self.image_shape, self._trained.network.scale == PIXEL_MAX
+        expected = f"N images of shape {shape} or rows of {int(np.prod(shape))} numbers, as in training"
+        if given.ndim and not len(given):
+            raise AdtrainError(f"predict: found no images (shape {given.shape}), expected {expected}")
+        try:
+            found = as_images(given, "predict", Options(shape=shape))
+        except DataOptionError:
+            raise AdtrainError(f"predict: found images of shape {given.shape}, expected {expected}") from None
+        if of_pixels and found.dtype != np.uint8:
+            raise AdtrainError(
+                f"predict: found {given.dtype} numbers, expected integers from 0 to 255, as the model was trained on"
+            )
+        converted = np.asarray(found, np.uint8 if of_pixels else np.float32)
+        finite = np.isfinite(converted).reshape(len(converted), -1).all(axis=1)
+        if not finite.all():
+            row = int(np.flatnonzero(~finite)[0])
+            raise AdtrainError(f"predict: found a number that is not finite in row {row}, expected finite ones")
+        return converted
+
+    def __repr__(self) -> str:
+        count = nn.count_parameters(self.params)
+        return f"Model({self.config.name}: {len(self.classes)} classes, {count:,} parameters, on {self.device})"

@@ -1,0 +1,69 @@
+"""What a training returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from adtrain import nn
+from adtrain.api.history import History
+from adtrain.api.model import Model
+from adtrain.report import parts
+from adtrain.report.markup import Markup, html
+from adtrain.text import visible
+from adtrain.training import Score, Summary
+
+SHOWN_EPOCHS = 20
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TrainingResult:
+    """The result of a training. In a notebook it shows itself as two tables.
+
+    Attributes:
+        history: the metrics by epoch.
+        model: the trained model: the best epoch's with `training.early_stopping`, otherwise the last epoch's.
+        summary: settings, scores and times.
+        path: the run's folder, if the training had one.
+    """
+
+    history: History
+    model: Model
+    summary: Summary
+    path: Path | None
+
+    @property
+    def params(self) -> nn.Params:
+        """The model's parameters, a tree of arrays."""
+        return self.model.params
+
+    @property
+    def test(self) -> Score:
+        """The score of the model on the test images."""
+        return self.summary.test
+
+    def __repr__(self) -> str:
+        return visible(f"TrainingResult({', '.join(f'{name} {value}' for name, value in self._facts().items())})")
+
+    def _repr_html_(self) -> str:
+        columns, count = dict.fromkeys(self.history, "number"), len(self.history["epoch"])
+        rows = zip(*(map(_number, values[-SHOWN_EPOCHS:]) for values in self.history.values()), strict=True)
+        above = parts.note(f"the last {SHOWN_EPOCHS} of {count} epochs") if count > SHOWN_EPOCHS else ""
+        body = html("{}{}{}", parts.facts(self._facts()), above, parts.table(columns, rows))
+        return Markup("\n".join(map(visible, body.split("\n"))))
+
+    def _facts(self) -> dict[str, str]:
+        summary = self.summary
+        found = {
+            "config": self.model.config.name,
+            "test": ", ".join(f"{name} {_number(value)}" for name, value in summary.test._asdict().items()),
+            "epochs": str(summary.epochs) + ("" if summary.ended == "finished" else f" ({summary.ended})"),
+            "parameters": f"{summary.parameters:,}",
+            "seconds": f"{summary.train_seconds:.2f}",
+            "device": summary.device_name,
+        }
+        return found | ({} if self.path is None else {"folder": str(self.path)})
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if float(value).is_integer() else f"{value:.4g}"

@@ -1,0 +1,167 @@
+"""Trains a network from Python, by the same functions as the command line."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing, nullcontext
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from adtrain import config as configs
+from adtrain import training
+from adtrain.api.arguments import as_path, check_type
+from adtrain.api.callbacks import Callback, EpochMetrics, Metrics
+from adtrain.api.history import History
+from adtrain.api.interrupts import deferred_interrupt
+from adtrain.api.model import Model
+from adtrain.api.result import TrainingResult
+from adtrain.config import Config
+from adtrain.core.backend import usable_device
+from adtrain.core.errors import AdtrainError
+from adtrain.data.arrays import as_numpy
+from adtrain.display import progress_display
+from adtrain.text import visible
+from adtrain.training import Arrays, Experiment, Observer, RunFolder, TrainedModel
+from adtrain.training.run_folder import ARRAYS
+
+HELD_OUT = 0.2
+"""The fraction of the arrays that is held out as the test part if neither it nor `data.test` is given."""
+
+SOURCES = ("data.dataset", "data.path", "data.test_path")
+
+
+def train(
+    config: str | os.PathLike[str] | Config | Mapping[str, Any],
+    data: tuple[Any, Any] | None = None,
+    *,
+    test_data: tuple[Any, Any] | None = None,
+    callbacks: Sequence[Callback | Callable[[Metrics], bool | None]] = (),
+    output_dir: str | os.PathLike[str] | None = None,
+    device: str = "auto",
+    epochs: int | None = None,
+    seed: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    progress: bool = True,
+) -> TrainingResult:
+    """Train the network of a config, and return its history and the model.
+
+    Args:
+        config: a YAML file, the name of a packaged config such as "mlp", a Config, or a dict with the same structure.
+        data: images and labels in place of the config's data. Images are (N, H, W), (N, H, W, C), (N, C, H, W), or
+            rows (N, F); labels are N integers or strings. They must not be changed during the training.
+        test_data: images and labels of the test part. Without them the fraction `data.test` of `data` is held out, or
+            0.2 if the config does not set it.
+        callbacks: functions of the metrics of an epoch, or objects with `on_epoch`. One that returns True ends the
+            training.
+        output_dir: a new folder for the files of a run: config, metrics, model, checkpoints, summary, and `data`. By
+            default nothing is written.
+        device: "cpu", "gpu", or "auto" for the GPU if there is one.
+        epochs, seed: override `training.epochs` and `training.seed`.
+        overrides: values by their dotted keys, such as {"optimizer.adam.lr": 0.01}.
+        progress: show a bar, or on no terminal and no notebook a line for each epoch, on stderr.
+
+    Raises:
+        AdtrainError: the config, the data or another argument is wrong; the message is one line for each problem.
+        KeyboardInterrupt: Ctrl-C. With `output_dir` the folder has a checkpoint, and `adtrain train --resume` continues
+            the run. A second Ctrl-C ends the training at once, with the last checkpoint that was written.
+    """
+    started, device = perf_counter(), usable_device(device)
+    check_type(callbacks, (list, tuple), "train: callbacks", "a list")
+    check_type(overrides, (Mapping, type(None)), "train: overrides", "a dict")
+    observer = EpochMetrics(callbacks)
+    path = None if output_dir is None else as_path(output_dir, "train: output_dir")
+    changes = {**(overrides or {}), **_given({"training.epochs": epochs, "training.seed": seed})}
+    arrays = None
+    if data is not None:
+        arrays = Arrays(data, test_data)
+        changes |= _array_settings(changes, path)
+    elif test_data is not None:
+        raise AdtrainError("train: found test_data without data, expected both or neither")
+    cfg = _config(config, changes)
+    if arrays is not None and test_data is None and not cfg.data.test:
+        cfg = _config(config, {**changes, "data.test": HELD_OUT})
+    training.check_precision(cfg, device)
+    experiment = training.prepare(cfg, arrays=arrays)
+    folder = None
+    if path is not None:
+        folder = RunFolder.create(experiment, path, arrays=None if arrays is None else _npz(arrays))
+    with nullcontext() if folder is None else folder.locked():
+        result = _run(experiment, folder, device, observer, progress)
+        summary = training.summarize(experiment, result, device, perf_counter() - started)
+        if folder is not None:
+            folder.write_summary(summary)
+    state = result.state
+    trained = TrainedModel(
+        experiment.config,
+        experiment.network,
+        state.params,
+        state.statistics,
+        experiment.data.classes,
+        experiment.image_shape,
+    )
+    return TrainingResult(History.of(observer.rows), Model(trained, device), summary, path)
+
+
+def _run(
+    experiment: Experiment, folder: RunFolder | None, device: str, observer: Observer, progress: bool
+) -> training.Result:
+    """Train, and write the files of the run into the folder, if there is one."""
+    with ExitStack() as stack:
+        display = [stack.enter_context(closing(progress_display(_write_line)))] if progress else []
+        observers = [*display, observer]
+        stop = stack.enter_context(deferred_interrupt())
+        advice = ""
+        try:
+            if folder is None:
+                result = training.run(experiment, device, observers, stop=stop)
+            else:
+                advice = f"; {folder.advice}"
+                result = training.run_in_folder(folder, experiment, device, observers, stop=stop)
+        except training.Interrupted as stopped:
+            raise KeyboardInterrupt(f"{stopped}{advice}") from None
+        if stop():  # after the last test batch: too late for Interrupted
+            raise KeyboardInterrupt(f"stopped before the summary{advice}")
+        return result
+
+
+def _config(given: Any, changes: Mapping[str, Any]) -> Config:
+    if isinstance(given, Config):
+        return configs.from_values(given.model_dump(mode="json", exclude_none=True), changes) if changes else given
+    if isinstance(given, Mapping):
+        return configs.from_values(given, changes)
+    check_type(given, (str, os.PathLike), "train: config", "a path or name, a Config or a dict")
+    return configs.load(given, changes)
+
+
+def _array_settings(changes: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+    """The settings of data in arrays. In a run's folder the arrays are a file, so that the run can be continued."""
+    for key in SOURCES:
+        if key in changes:
+            raise AdtrainError(f"train: found data and the override {key}, expected one of them")
+    place = "data" if folder is None else os.path.join(os.path.abspath(folder), ARRAYS)
+    return dict(zip(SOURCES, (None, place, None), strict=True))
+
+
+def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if value is not None}
+
+
+def _npz(arrays: Arrays) -> bytes:
+    """The arrays as an NPZ file, which `prepare` reads as the same data."""
+    content, named = io.BytesIO(), dict[str, Any]()
+    pairs = {"train": arrays.data, "test": arrays.test_data}
+    for part, pair in pairs.items():
+        if pair is not None:
+            named |= {f"x_{part}": as_numpy(pair[0], part), f"y_{part}": as_numpy(pair[1], part)}
+    np.savez(content, **named)
+    return content.getvalue()
+
+
+def _write_line(text: str) -> None:
+    print(visible(text), file=sys.stderr, flush=True)

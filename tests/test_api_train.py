@@ -1,0 +1,274 @@
+"""`adtrain.train`: the same training as on the command line, from a config and arrays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from training_runs import images_of, write_config
+
+import adtrain as ad
+from adtrain import config, training
+from adtrain.api import History, Metrics, TrainingResult
+from adtrain.cli import main
+from adtrain.core import tree
+from adtrain.training import Epoch
+
+LABELS = np.arange(90) % 3
+IMAGES = images_of(LABELS, 0)
+TEST = images_of(LABELS[:30], 1), LABELS[:30]
+VALUES: dict[str, Any] = {
+    "name": "small",
+    "data": {"batch_size": 16},
+    "model": {"input": [36], "layers": [{"linear": 16}, "relu", {"linear": 3}]},
+    "loss": "cross_entropy",
+    "optimizer": {"adam": {"lr": 0.01}},
+    "training": {"epochs": 3},
+}
+NPZ = VALUES | {"data": {"path": "data.npz", "batch_size": 16}}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def train(given: Any = VALUES, data: Any = (IMAGES, LABELS), **options: Any) -> TrainingResult:
+    return ad.train(given, data, **{"device": "cpu", "progress": False, **options})
+
+
+def equal(x: Any, y: Any) -> bool:
+    pairs = zip(tree.leaves(x), tree.leaves(y), strict=True)
+    return all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in pairs)
+
+
+def test_a_run_from_python_equals_that_of_the_command_line(folder: Path) -> None:
+    path = write_config(folder)
+    found = train(path, None, output_dir="python", epochs=2, seed=7, overrides={"optimizer.adam.lr": 0.02})
+    arguments = ["--epochs", "2", "--seed", "7", "--set", "optimizer.adam.lr=0.02", "--output-dir", "shell"]
+    done = CliRunner().invoke(main.cli, ["train", str(path), *arguments, "--device", "cpu", "--profile-steps", "0"])
+    assert done.exit_code == 0, done.output
+    for name in ("config.yaml", "model.safetensors", "last.safetensors", "best.safetensors"):
+        assert Path("python", name).read_bytes() == Path("shell", name).read_bytes()
+    assert sorted(os.listdir("python")) == sorted(os.listdir("shell"))
+    assert found.path == Path("python")
+    assert repr(found).startswith("TrainingResult(config tiny, test loss ")
+
+
+def test_the_history_has_the_metrics_of_every_epoch() -> None:
+    found = train(output_dir="run", overrides={"data.validation": 0.2})
+    epochs = [line for line in training.read_metrics(Path("run")) if isinstance(line, Epoch)]
+    scores = ("train_loss", "train_accuracy", "validation_loss", "validation_accuracy")
+    assert list(found.history) == ["epoch", "step", *scores, "learning_rate", "seconds", "images_per_second"]
+    assert found.history["epoch"].tolist() == [1, 2, 3]
+    for name in scores:
+        split, _, field = name.partition("_")
+        assert found.history[name].tolist() == [getattr(getattr(line, split), field) for line in epochs]
+
+
+@pytest.mark.parametrize("given", ["x.yaml", Path("x.yaml"), config.Config, dict])
+def test_every_form_of_a_config_trains_the_same_model(given: Any) -> None:
+    expected = train(NPZ | {"data": VALUES["data"]}, test_data=TEST)
+    np.savez("data.npz", x_train=IMAGES, y_train=LABELS, x_test=TEST[0], y_test=TEST[1])
+    cfg = config.from_values(NPZ)
+    Path("x.yaml").write_text(config.dump(cfg))
+    found = train({config.Config: cfg, dict: NPZ}.get(given, given), None)
+    assert equal(found.params, expected.params)
+    assert found.test == expected.test
+
+
+def test_without_test_data_a_part_is_held_out() -> None:
+    for settings, count in (({}, 18), ({"data.test": 0.5}, 45)):
+        train(output_dir=f"run{count}", overrides=settings, epochs=1)
+        cfg = config.load(f"run{count}/config.yaml")
+        assert len(training.prepare(cfg).test) == count
+
+
+def test_the_folder_of_a_run_on_arrays_is_complete() -> None:
+    names = np.array(["cat", "dog", "eel"])
+    found = train(data=(IMAGES, names[LABELS]), test_data=(TEST[0], names[TEST[1]]), output_dir="run")
+    done = CliRunner().invoke(main.cli, ["eval", "run", "--device", "cpu"])
+    assert f"accuracy {found.test.accuracy:.2%} of 30 images" in done.output
+    loaded = ad.load("run")
+    assert loaded.classes == ("cat", "dog", "eel")
+    for x, y in zip(loaded.predict(IMAGES), found.model.predict(IMAGES), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_nothing_is_written_without_a_folder(capfd: pytest.CaptureFixture[str]) -> None:
+    train(epochs=1)
+    assert os.listdir() == []
+    assert capfd.readouterr() == ("", "")
+    train(epochs=2, progress=True)
+    assert [line.split(":")[0] for line in capfd.readouterr().err.splitlines()] == ["epoch 1/2", "epoch 2/2"]
+
+
+class StopAt:
+    """A callback that ends the training after an epoch."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch, self.seen = epoch, list[Metrics]()
+
+    def on_epoch(self, metrics: Metrics) -> bool:
+        self.seen.append(metrics)
+        return metrics["epoch"] == self.epoch
+
+
+def test_callbacks_see_the_metrics_and_end_the_training() -> None:
+    stopping, logged = StopAt(2), list[float]()
+    found = train(callbacks=[stopping, lambda metrics: logged.append(metrics["train_loss"])])
+    assert (found.summary.ended, found.summary.epochs) == ("callback", 2)
+    assert logged == found.history["train_loss"].tolist() == [row["train_loss"] for row in stopping.seen]
+
+
+def test_ctrl_c_keeps_a_checkpoint_that_continues_to_the_same_model() -> None:
+    def interrupt(metrics: Metrics) -> None:
+        if metrics["epoch"] == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    expected = train()
+    with pytest.raises(KeyboardInterrupt, match="continue with: adtrain train --resume run"):
+        train(callbacks=[interrupt], output_dir="run")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    experiment, run, start, notes = training.resume(Path("run"))
+    assert (start.checkpoint.progress.epochs_done, notes) == (2 + bool(start.checkpoint.progress.batches), [])
+    result = training.run_in_folder(run, experiment, start=start)
+    assert equal(result.state.params, expected.params)
+
+
+def test_ctrl_c_without_a_folder_is_a_keyboard_interrupt() -> None:
+    with pytest.raises(KeyboardInterrupt, match=r"stopped at step \d+ \(epoch \d\)$"):
+        train(callbacks=[lambda metrics: os.kill(os.getpid(), signal.SIGINT)])
+    assert os.listdir() == []
+
+
+def test_a_second_ctrl_c_ends_at_once_and_the_folder_can_be_resumed() -> None:
+    def twice(metrics: Metrics) -> None:
+        if metrics["epoch"] == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(callbacks=[twice], output_dir="run")
+    assert training.resume(Path("run")).start.checkpoint.progress.epochs_done == 1
+
+
+def test_a_thread_can_train() -> None:
+    found: list[TrainingResult] = []
+    thread = threading.Thread(target=lambda: found.append(train(epochs=1)))
+    thread.start()
+    thread.join()
+    assert found[0].summary.epochs == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"given": 3}, "train: config: found an object of type int, expected a path or name, a Config or a dict"),
+        ({"given": "mpl"}, "mpl  neither a file nor a packaged config; did you mean mlp?"),
+        ({"given": VALUES | {"los": 1}}, "config  los: unknown key; did you mean loss?"),
+        ({"data": IMAGES}, "data: found a ndarray, expected a pair of arrays (images, labels)"),
+        ({"data": (IMAGES,)}, "data: found a tuple of 1, expected a pair of arrays (images, labels)"),
+        ({"data": (IMAGES, LABELS[:9])}, "data: labels: found 9 labels, expected 90, one for each image"),
+        ({"data": (IMAGES, LABELS / 2)}, "data: labels: found float64 of shape (90,), expected an integer or a string"),
+        ({"data": ([[1, 2], [3]], [0, 1])}, "data: images: found no array of numbers (setting an array element"),
+        ({"data": ([object()], [0])}, "data: images: found elements of type object, expected numbers"),
+        ({"data": (IMAGES[:, :5], LABELS)}, "config  model.input: found [36], expected [1, 5, 6]"),
+        ({"data": (IMAGES * np.float32("nan"), LABELS)}, "data: found a number that is not finite in row 0"),
+        ({"data": None, "test_data": TEST}, "train: found test_data without data, expected both or neither"),
+        ({"overrides": {"data.path": "x"}}, "train: found data and the override data.path, expected one of them"),
+        ({"overrides": {"data.label": "y"}}, "overrides  data.label: an option of a CSV file, found arrays"),
+        ({"epochs": "3"}, "overrides  training.epochs: found '3', expected a positive integer"),
+        ({"overrides": ["seed=3"]}, "train: overrides: found an object of type list, expected a dict"),
+        ({"output_dir": ""}, "train: output_dir: found an empty path"),
+        ({"output_dir": 3}, "train: output_dir: found an object of type int, expected a path"),
+        ({"callbacks": len}, "train: callbacks: found an object of type builtin_function_or_method, expected a list"),
+        ({"callbacks": [3]}, "train: found a callback of type int, expected a function, or an object with on_epoch"),
+        ({"callbacks": [len]}, "train: a callback returned a int, expected True to end the training, or None"),
+        ({"device": "tpu"}, "device 'tpu' is not available; this version runs on: cpu, gpu"),
+    ],
+)
+def test_a_wrong_argument_is_one_line_and_writes_nothing(arguments: dict[str, Any], message: str) -> None:
+    folder = {} if "callbacks" in arguments else {"output_dir": "run"}
+    with pytest.raises(ad.AdtrainError) as error:
+        train(**{**folder, **arguments})
+    (line,) = error.value.lines
+    assert line.startswith(message)
+    assert os.listdir() == []
+
+
+def test_a_folder_that_holds_a_run_is_refused() -> None:
+    train(output_dir="run", epochs=1)
+    with pytest.raises(
+        ad.AdtrainError, match=r"run: already holds a run \(.*\); give another output folder, or remove"
+    ):
+        train(output_dir="run", epochs=1)
+
+
+def test_a_result_shows_itself_in_a_notebook_with_all_text_escaped() -> None:
+    page = train(output_dir="<b>\u202e", epochs=2)._repr_html_()
+    assert "<dd>&lt;b&gt;\\u202e</dd>" in page
+    assert page.count("<tr>") == 3
+    page = train(epochs=21)._repr_html_()
+    assert "the last 20 of 21 epochs" in page
+    assert page.count("<tr>") == 21
+
+
+def test_a_history_becomes_a_data_frame_where_pandas_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = History.of([{"epoch": 1, "train_loss": 0.5}, {"epoch": 2, "train_loss": 0.25}])
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=dict))
+    assert {name: x.tolist() for name, x in history.to_pandas().items()} == {"epoch": [1, 2], "train_loss": [0.5, 0.25]}
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ad.AdtrainError, match=r"to_pandas needs pandas; pip install 'adtrain\[pandas\]'"):
+        history.to_pandas()
+
+
+@pytest.mark.parametrize(
+    "form", [lambda x: x, lambda x: x[:, None], lambda x: x.reshape(len(x), 36), np.ndarray.tolist]
+)
+def test_predictions_take_the_images_in_every_form(form: Any) -> None:
+    model = train().model
+    found = model.predict(form(TEST[0]))
+    assert found.probabilities.shape == (30, 3)
+    np.testing.assert_allclose(found.probabilities.sum(axis=1), 1, rtol=1e-5)
+    assert found.classes.tolist() == found.probabilities.argmax(axis=1).tolist() == list(map(int, found.labels))
+    assert (found.classes == TEST[1]).mean() > 0.9
+
+
+def test_rows_of_numbers_are_classified_and_labels_are_those_of_the_data() -> None:
+    rows = np.random.default_rng(0).normal(size=(90, 4)) + 4 * np.eye(3, 4)[LABELS]
+    values = VALUES | {"model": {"input": [4], "layers": [{"linear": 3}]}}
+    model = train(values, (rows, 10 * LABELS + 5), epochs=20).model
+    found = model.predict(rows)
+    assert (found.labels == (10 * LABELS + 5).astype(str)).mean() > 0.9
+    assert model.predict(np.ones((2, 4), np.uint8)).probabilities.shape == (2, 3)
+    with pytest.raises(ad.AdtrainError, match="predict: found a number that is not finite in row 1"):
+        model.predict([[1.0] * 4, [np.inf] * 4])
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (
+            IMAGES[:, :5],
+            r"found images of shape \(90, 5, 6\), expected N images of shape \(1, 6, 6\) or rows of 36 numb",
+        ),
+        (IMAGES[0], r"found images of shape \(6, 6\), expected"),
+        (IMAGES[:0], r"found no images \(shape \(0, 6, 6\)\), expected"),
+        (IMAGES / 255, "found float64 numbers, expected integers from 0 to 255, as the model was trained on"),
+        (3, r"found the shape \(\), expected"),
+        ("a.png", "found elements of type <U5, expected integers or floats"),
+    ],
+)
+def test_images_that_do_not_fit_the_model_are_refused(images: Any, message: str) -> None:
+    with pytest.raises(ad.AdtrainError, match=f"^predict: {message}"):
+        train(epochs=1).model.predict(images)

@@ -1,0 +1,74 @@
+"""The progress of a training: lines, bars on a terminal, and bars of a notebook."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tqdm
+import tqdm.auto
+
+from adtrain.display import ProgressBars, ProgressLines, progress_display
+from adtrain.training import Epoch, Interval, Score
+
+DONE: Any = Epoch(1, 6, Score(0.5, 0.75), None, 2.0, 45.0)
+
+
+class Bar:
+    """Records what a bar is told."""
+
+    def __init__(self, **options: Any) -> None:
+        self.total, self.count, self.closed, self.text = options["total"], 0, False, ""
+
+    def update(self, count: int) -> None:
+        self.count += count
+
+    def set_postfix_str(self, text: str, refresh: bool) -> None:
+        self.text = text
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def jupyter(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]) -> None:
+    """Simulates a session of IPython with this config; a kernel's has the key IPKernelApp."""
+    shell = SimpleNamespace(config=config)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+
+
+def test_a_bar_of_an_epoch_is_replaced_by_a_line() -> None:
+    bars, lines = list[Bar](), list[str]()
+
+    def make(**options: Any) -> Bar:
+        bars.append(Bar(**options))
+        return bars[-1]
+
+    shown = ProgressBars(lines.append, make)
+    shown.epoch_started(1, 3, 90)
+    shown.step_done(16)
+    shown.step_done(16)
+    shown.interval_done(Interval(1, 2, Score(0.5, 0.75), 0.01, 100.0))
+    (bar,) = bars
+    assert (bar.total, bar.count, bar.closed, bar.text) == (90, 32, False, "loss 0.500, acc 75.0%")
+    shown.epoch_done(DONE, None)  # type: ignore[arg-type]
+    assert bar.closed
+    assert lines == ["epoch 1/3: loss 0.5000, accuracy 75.00%, 45 images/s, 2.0 s, about 4 s left"]
+
+
+def test_a_notebook_gets_the_bars_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    jupyter(monkeypatch, {"IPKernelApp": {}})
+    monkeypatch.setattr(tqdm.auto, "tqdm", Bar)
+    found = progress_display(print)
+    assert isinstance(found, ProgressBars)
+    assert found.tqdm is Bar
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_ipython_on_a_terminal_is_no_notebook(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    jupyter(monkeypatch, {"TerminalIPythonApp": {}})
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: terminal))
+    found = progress_display(print)
+    assert type(found) is (ProgressBars if terminal else ProgressLines)
+    assert getattr(found, "tqdm", None) is (tqdm.tqdm if terminal else None)
