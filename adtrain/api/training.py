@@ -104,6 +104,7 @@ def train(
         state.statistics,
         experiment.data.classes,
         experiment.image_shape,
+        experiment.data.encoder,
     )
     return TrainingResult(History.of(observer.rows), Model(trained, device), summary, path)
 
