@@ -22,7 +22,6 @@ The arguments are pointers to the inputs and to the outputs, then the numbers. M
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ import numpy as np
 
 from adtrain.cache import digest, open_cache
 from adtrain.core.array import Value
+from adtrain.core.definition import Definition, caller
 from adtrain.core.errors import OptionError, ShapeError, TraceError
 from adtrain.core.kernel import CKernel, CudaKernel, CudaLaunch
 from adtrain.core.primitive import PRIMITIVES, Primitive
@@ -57,7 +57,7 @@ class CustomOp:
     """
 
     primitive: Primitive
-    place: str
+    place: Definition
     residuals: int
     samples: Callable[[np.random.Generator], Sequence[Any]] | None
 
@@ -110,10 +110,8 @@ def custom_op(
     Raises:
         OptionError: there is an operation of that name, or a source file is missing.
     """
-    caller = inspect.stack(0)[1]
-    place = f"{caller.filename}:{caller.lineno}"
-    interactive = caller.filename.startswith("<")  # a cell of a notebook is run again after each change
-    if name in CUSTOM_OPS and (interactive or CUSTOM_OPS[name].place == place):
+    place = caller(1)
+    if name in CUSTOM_OPS and place.replaces(CUSTOM_OPS[name].place):
         del PRIMITIVES[name], CUSTOM_OPS[name]
         forget(name)
     if name in PRIMITIVES:
@@ -121,7 +119,7 @@ def custom_op(
         raise OptionError(f"custom_op: {name!r} is defined already{known}; choose another name")
     if not name.isidentifier():
         raise OptionError(f"custom_op: found the name {name!r}, expected an identifier: it names a C function")
-    files = {kind: _file(name, kind, source, caller.filename) for kind, source in (("c", c), ("cu", cuda)) if source}
+    files = {kind: _file(name, kind, source, place.file) for kind, source in (("c", c), ("cu", cuda)) if source}
 
     def typed(*args: Any, **options: Any) -> tuple[ArrayType, ...]:
         found = shape(*args, **options)

@@ -16,7 +16,7 @@ PACKAGE = Path(adtrain.__file__).parent
 # What each part may import besides itself, as docs/design.md draws it. "adtrain" is the package's __init__.py.
 HELPERS = {"assets", "cache", "documents", "files", "table", "text"}
 MODEL = {"core", "ops", "nn", "optim", "augment"}
-TRAINING = MODEL | HELPERS | {"config", "data", "passes", "adtrain"}
+TRAINING = MODEL | HELPERS | {"config", "data", "passes", "plugins", "adtrain"}
 RULES: list[tuple[str, set[str]]] = [
     ("core text", set()),
     ("table", {"text"}),
@@ -28,16 +28,17 @@ RULES: list[tuple[str, set[str]]] = [
     ("jit", {"core", "passes"}),
     ("custom_op", {"core", "ops", "cache"}),
     ("plugins", {"core"}),
-    ("adtrain", {"core", "ops", "nn", "optim", "backends", "jit", "custom_op"}),
-    ("config data", MODEL | HELPERS),
+    ("register", MODEL | {"config", "plugins"}),
+    ("adtrain", {"core", "ops", "nn", "optim", "backends", "jit", "custom_op", "register"}),
+    ("config", MODEL | HELPERS | {"plugins"}),
+    ("data", MODEL | HELPERS),
     ("gradcheck", MODEL | {"cases", "config", "custom_op", "passes"}),
     ("training", TRAINING),
     ("graph export report", TRAINING | {"training"}),
     ("bench", TRAINING | {"training", "report", "cases", "backends"}),
     (
         "cli",
-        TRAINING
-        | {"training", "report", "cases", "backends", "graph", "export", "bench", "gradcheck", "custom_op", "plugins"},
+        TRAINING | {"training", "report", "cases", "backends", "graph", "export", "bench", "gradcheck", "custom_op"},
     ),
 ]
 MAY_IMPORT = {part: imports for parts, imports in RULES for part in parts.split()}

@@ -12,8 +12,9 @@ from adtrain import report
 from adtrain.cli.options import FilePath, json_option
 from adtrain.cli.output import print_json, show
 from adtrain.config.problems import PathParts, dotted
-from adtrain.report import Record
+from adtrain.report import Outcome
 from adtrain.table import Column, render, terminal_width
+from adtrain.training import model_file
 
 RUNS = (
     Column("run", text=True),
@@ -32,10 +33,10 @@ DIFFERENCES = (Column("differs", text=True), Column("run", text=True), Column("v
 @json_option
 def command(runs: tuple[Path, ...], as_json: bool) -> None:
     """Tabulate the test accuracy and loss, training time, steps, parameters and device of the runs in the folders RUN,
-    in the given order, and the differences of their configs.
+    in the given order, and the differences of their configs. Plug-ins are not run.
     """
-    records = [report.read(run) for run in runs]
-    differing = differences([record.config.model_dump(mode="json", exclude_none=True) for record in records])
+    differing = differences([model_file.settings_of(run) for run in runs])
+    records = [report.outcome(run) for run in runs]
     if as_json:
         print_json({"runs": [_result(record) for record in records], "differences": differing})
         return
@@ -81,7 +82,7 @@ def _other_choice(values: Sequence[dict[str, Any]]) -> bool:
     return all(len(value) == 1 for value in values) and any(value.keys() != values[0].keys() for value in values)
 
 
-def _result(record: Record) -> dict[str, Any]:
+def _result(record: Outcome) -> dict[str, Any]:
     """The run's row in the JSON output; values that an unfinished run lacks are None."""
     summary, fields = record.summary, ("train_seconds", "total_seconds", "parameters", "device", "device_name")
     return {
@@ -93,7 +94,7 @@ def _result(record: Record) -> dict[str, Any]:
     }
 
 
-def _cells(record: Record) -> list[str]:
+def _cells(record: Outcome) -> list[str]:
     run, steps, summary = str(record.path), f"{record.steps:,}", record.summary
     if summary is None:
         return [run, "unfinished", "", "", steps, "", ""]

@@ -134,6 +134,8 @@ def report(error: Exception) -> int:
         message = error.format_message()
     elif isinstance(error, AdtrainError):
         message, *more = error.lines
+        if not more and (place := _plugin_line(error)) is not None:
+            message = f"{place}: {message}"
     elif isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         message = f"{where}{error.strerror or error}"
@@ -141,6 +143,8 @@ def report(error: Exception) -> int:
         message = NO_THREADS
     elif isinstance(error, MemoryError):
         message = f"not enough memory; {error}".rstrip("; ")
+    elif (place := _plugin_line(error)) is not None:
+        message = f"{place}: {type(error).__name__}: {' '.join(str(error).split())}"
     else:
         code, kind = INTERNAL, "internal error"
         message = f"{type(error).__name__}: {error} (please report it; --debug shows the traceback)"
@@ -152,6 +156,14 @@ def report(error: Exception) -> int:
 def _is_thread_limit(error: Exception) -> bool:
     """Whether Python could not start a thread; it has no class of error for that."""
     return isinstance(error, RuntimeError) and str(error) == "can't start new thread"
+
+
+def _plugin_line(error: Exception) -> str | None:
+    """`file:line` of the plug-in that raised the error; None if the message names a place itself, or for none."""
+    from adtrain import plugins
+    from adtrain.config.problems import ConfigError
+
+    return None if isinstance(error, (ConfigError, plugins.PluginError)) else plugins.place(error)
 
 
 def _device_is_lost(error: Exception) -> bool:

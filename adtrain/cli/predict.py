@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 import numpy as np
 
-from adtrain.cli.options import FilePath, device_option, json_option
+from adtrain.cli.options import FilePath, device_option, json_option, trust_options
 from adtrain.cli.output import print_json, progress, show
 from adtrain.cli.progress import note_precision
 from adtrain.data import DataError, idx, images
 from adtrain.table import Column, render, terminal_width
-from adtrain.training import model_file
+from adtrain.training import Trust, model_file
 from adtrain.training.evaluation import probabilities
 
 COLUMNS = (Column("image", text=True), Column("class", text=True), Column("probability"))
@@ -23,14 +23,15 @@ IDX_MAGIC = b"\0\0"
 @click.argument("run", type=FilePath())
 @click.argument("paths", metavar="IMAGE...", nargs=-1, required=True, type=FilePath())
 @device_option
+@trust_options
 @json_option
-def command(run: Path, paths: tuple[Path, ...], device: str, as_json: bool) -> None:
+def command(run: Path, paths: tuple[Path, ...], device: str, trust: Trust, as_json: bool) -> None:
     """Classify images with the run in the folder RUN; print the most probable class of each and its probability.
 
     An IMAGE is a PNG or JPEG file, which is converted to grey or RGB and resized as the run requires, or an IDX file
     (optionally gzip-compressed) with images of the size that the run was trained on.
     """
-    trained = model_file.load(run, device)
+    trained = model_file.load(run, device, trust)
     note_precision(trained.config, device)
     found = [(path, read(path, trained)) for path in paths]
     rows, cells = [], []

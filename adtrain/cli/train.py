@@ -10,15 +10,17 @@ from typing import Any
 
 import click
 
-from adtrain import config, training
+from adtrain import config, plugins, training
 from adtrain.bench.steps import profile
 from adtrain.cli.options import (
     FilePath,
     autotune_option,
     device_option,
     json_option,
+    plugin_option,
     set_autotune,
     set_option,
+    trust_option,
 )
 from adtrain.cli.output import print_json, progress, show
 from adtrain.cli.progress import progress_display
@@ -49,6 +51,8 @@ from adtrain.training.run_folder import LAST
     help="The folder for the run's files; by default runs/NAME (NAME-2, ...).",
 )
 @set_option
+@plugin_option
+@trust_option
 @click.option(
     "--profile-steps",
     type=click.IntRange(min=0),
@@ -79,6 +83,8 @@ def command(
     seed: int | None,
     output_dir: Path | None,
     overrides: tuple[str, ...],
+    plugins: tuple[str, ...],
+    copies: bool,
     profile_steps: int,
     debug_nan: bool,
     events: bool,
@@ -91,7 +97,7 @@ def command(
     Writes config.yaml, metrics.jsonl, model.safetensors, checkpoints and summary.json into the run's folder. Ctrl-C or
     SIGTERM stops it after the current steps; --resume RUN continues with the same result as without the interruption.
     """
-    _check_arguments(config_path, run, override, output_dir, repeats)
+    _check_arguments(config_path, run, override or copies, output_dir, repeats)
     set_autotune(device, autotune)
     if events:
         tensorboard.check(run or output_dir or Path())
@@ -117,17 +123,21 @@ def command(
 
     if run is not None:
         started = perf_counter()
-        experiment, folder, start, notes = training.resume(run, settings, longer, override, step_mode)
+        experiment, folder, start, notes = training.resume(
+            run, settings, longer, override, step_mode, training.Trust(plugins, copies, override)
+        )
         training.check_precision(experiment.config, device)
         for note in notes:
             progress(note)
         summary, test_images = finish(experiment, folder, start, started), len(experiment.test)
     else:
-        cfg = config.load(str(config_path), [*settings, *longer])
+        cfg = config.load(str(config_path), [*settings, *longer], plugins)
         training.check_precision(cfg, device)
         if repeats is not None:
             seeds = range(cfg.training.seed, cfg.training.seed + repeats)
-            configs = [config.load(str(config_path), [*settings, *longer, *_settings(seed=seed)]) for seed in seeds]
+            configs = [
+                config.load(str(config_path), [*settings, *longer, *_settings(seed=seed)], plugins) for seed in seeds
+            ]
             repeat(configs, output_dir, lambda *arguments: train(*arguments)[:2], as_json)
             return
         folder, summary, test_images = train(cfg, output_dir)
@@ -138,7 +148,7 @@ def command(
 
 
 def _check_arguments(
-    config_path: str | None, run: Path | None, override: bool, output_dir: Path | None, repeats: int | None
+    config_path: str | None, run: Path | None, of_run: bool, output_dir: Path | None, repeats: int | None
 ) -> None:
     if (config_path is None) == (run is None):
         raise click.UsageError(
@@ -148,8 +158,8 @@ def _check_arguments(
         raise click.UsageError("--resume RUN continues in the run's own folder, and takes no --output-dir")
     if run is not None and repeats is not None:
         raise click.UsageError("--resume RUN continues a single run, and takes no --repeat")
-    if run is None and override:
-        raise click.UsageError("--override is for --resume RUN only")
+    if run is None and of_run:
+        raise click.UsageError("--override and --trust-plugins are for --resume RUN only")
 
 
 def _settings(**options: int | None) -> list[str]:
@@ -174,7 +184,9 @@ def _train(
         observers: list[Observer] = [recorder, display]  # files first
         if events:
             observers.append(stack.enter_context(closing(tensorboard.EventFiles(folder.path / tensorboard.FOLDER))))
-        resume = f"continue with: adtrain train --resume {shlex.quote(str(folder.path))}"
+        files = [plugins.loaded(plugin.sha256 or "").path for plugin in experiment.config.plugins or ()]
+        named = "".join(f" --plugin {shlex.quote(str(file))}" for file in files)
+        resume = f"continue with: adtrain train --resume {shlex.quote(str(folder.path))}{named}"
         try:
             result = training.run(experiment, device, observers, start, signals.stop_requested, check)
         except training.Interrupted as stopped:

@@ -46,6 +46,7 @@ Name = Annotated[
     Expected("a name of at most 100 letters, digits, '.', '_', '-' and spaces, a letter or digit first"),
 ]
 Seed = Annotated[_Integer, Field(ge=0, lt=2**64), Expected("an integer in [0, 2^64)")]
+Sha256 = Annotated[str, Strict(), Field(pattern="^[0-9a-f]{64}$"), Expected("64 hexadecimal digits")]
 Size = Annotated[_Size, Expected("a positive integer below 2^31")]
 Count = Annotated[_Count, Expected("an integer in [0, 2^31)")]
 SizePair = Annotated[_Size | tuple[_Size, _Size], Expected("a positive integer or a list of two")]
@@ -98,8 +99,10 @@ def one_of(literal: Any) -> Any:
     return Annotated[literal, Expected(f"one of {', '.join(get_args(literal))}")]
 
 
-Precision = one_of(Literal["float32", "tf32", "bfloat16", "float64"])
-BestBy = one_of(Literal["validation_accuracy", "validation_loss", "train_accuracy", "train_loss"])
+_Precisions = Literal["float32", "tf32", "bfloat16", "float64"]
+_Metrics = Literal["validation_accuracy", "validation_loss", "train_accuracy", "train_loss"]
+Precision = Annotated[_Precisions, Expected(f"one of {', '.join(get_args(_Precisions))}")]
+BestBy = Annotated[_Metrics, Expected(f"one of {', '.join(get_args(_Metrics))}")]
 
 OPTIONS: dict[str, Any] = {
     "affine": Bool,

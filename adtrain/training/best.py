@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 from adtrain.config.values import BestBy, Measured, Total
 from adtrain.training.evaluation import Score
@@ -27,7 +28,7 @@ class Best:
     @classmethod
     def start(cls, by: str) -> Best:
         """The record before the first epoch ends."""
-        return cls(by, None, 0, None, 0)
+        return cls(cast(BestBy, by), None, 0, None, 0)
 
     def after(self, epoch: int, train: Score, validation: Score | None, min_delta: float = 0.0) -> Best:
         """The record after `epoch` ended with these scores. Among equal epochs the first one counts."""

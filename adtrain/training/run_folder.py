@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from adtrain import plugins
 from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
 from adtrain.files import open_regular, read_regular, remove_temporaries, unwritable, write_atomic
-from adtrain.training import model_file
+from adtrain.training import model_file, trust
 from adtrain.training.checkpoint import Checkpoint, encode
 from adtrain.training.endings import Result
 from adtrain.training.experiment import Experiment
@@ -52,6 +53,7 @@ class RunFolder:
         except OSError as error:
             raise unwritable(metrics, error) from error
         try:
+            folder.write_plugins(experiment)
             write_atomic(folder.path / CONFIG, experiment.config_text.encode())
         except AdtrainError:
             folder._discard()
@@ -77,7 +79,16 @@ class RunFolder:
         self.write_checkpoint(LAST, encode(experiment, start.checkpoint))
         if start.best is start.checkpoint:  # the process may have been killed between writing the two files
             self.write_checkpoint(BEST, encode(experiment, start.checkpoint))
+        self.write_plugins(experiment)
         write_atomic(self.path / CONFIG, experiment.config_text.encode())
+
+    def write_plugins(self, experiment: Experiment) -> None:
+        """Write copies of the experiment's plug-ins. Installed ones are not copied."""
+        for plugin in experiment.config.plugins or ():
+            text = plugins.loaded(plugin.sha256 or "").text
+            if plugin.file.endswith(".py"):
+                (self.path / trust.FOLDER).mkdir(exist_ok=True)
+                write_atomic(self.path / plugin.file, text)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
