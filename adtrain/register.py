@@ -21,7 +21,7 @@ import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from adtrain.augment import Augmentation, Batch
 from adtrain.core import tree
@@ -36,13 +36,19 @@ from adtrain.plugins import PluginError
 __all__ = ["augment", "layer", "loss", "optimizer", "schedule"]
 
 C = TypeVar("C", bound=type)
-Decorator = Callable[[C], C]
+
+
+class Decorator(Protocol):
+    """A function from a class to the same class."""
+
+    def __call__(self, cls: C, /) -> C: ...
+
 
 _defined: dict[str, Definition] = {}
 """Where each name was registered."""
 
 
-def layer(name: str) -> Decorator[C]:
+def layer(name: str) -> Decorator:
     """Register a subclass of `nn.Module`.
 
     Raises:
@@ -51,7 +57,7 @@ def layer(name: str) -> Decorator[C]:
     return _decorator("layer", name, Module, {"forward": _forward, "new_arrays": _new_arrays})
 
 
-def loss(name: str) -> Decorator[C]:
+def loss(name: str) -> Decorator:
     """Register a class whose objects map outputs (N, classes) and labels int64 (N,) to the mean loss, shape ().
 
     Probabilities are the softmax of the outputs. Errors are those of `layer`.
@@ -59,12 +65,12 @@ def loss(name: str) -> Decorator[C]:
     return _decorator("loss", name, object, {"__call__": _scalar("the mean loss")})
 
 
-def optimizer(name: str) -> Decorator[C]:
+def optimizer(name: str) -> Decorator:
     """Register a subclass of `optim.Optimizer`. Errors are those of `layer`."""
     return _decorator("optimizer", name, Optimizer, {"updated": _updated})
 
 
-def schedule(name: str) -> Decorator[C]:
+def schedule(name: str) -> Decorator:
     """Register a subclass of `optim.Schedule`, whose objects map the step to a factor on the learning rate.
 
     Its unit is the step. A field `total_steps` is no option: it gets the number of steps of the training.
@@ -73,12 +79,12 @@ def schedule(name: str) -> Decorator[C]:
     return _decorator("schedule", name, Schedule, {"__call__": _scalar("the factor")})
 
 
-def augment(name: str) -> Decorator[C]:
+def augment(name: str) -> Decorator:
     """Register a subclass of `augment.Augmentation`. Errors are those of `layer`."""
     return _decorator("augmentation", name, Augmentation, {"__call__": _augmented})
 
 
-def _decorator(family: str, name: str, base: type, checks: dict[str, Callable[..., Any]]) -> Decorator[C]:
+def _decorator(family: str, name: str, base: type, checks: dict[str, Callable[..., Any]]) -> Decorator:
     here = caller(2)
 
     def register(cls: C) -> C:

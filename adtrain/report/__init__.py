@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from adtrain.report import page
 from adtrain.report.predictions import Predictions, predict
-from adtrain.report.record import Outcome, Record, outcome, read
+from adtrain.report.record import Record, read
 
-__all__ = ["Outcome", "Predictions", "Record", "outcome", "page", "predict", "read"]
+__all__ = ["Predictions", "Record", "page", "predict", "read"]

@@ -13,10 +13,11 @@ from adtrain.training.trust import NONE, Trust
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A run's metrics, and its summary, None if the run is not finished."""
+class Record:
+    """A run: its config, its metrics, and its summary, None if the run is not finished."""
 
     path: Path
+    config: Config
     metrics: list[Line]
     summary: Summary | None
 
@@ -41,18 +42,6 @@ class Outcome:
         return max((line.step for line in self.metrics), default=0)
 
 
-@dataclass(frozen=True)
-class Record(Outcome):
-    """A run: its metrics, its summary and its config."""
-
-    config: Config
-
-
-def outcome(run: Path) -> Outcome:
-    """The metrics and the summary of the run in a folder. Raises AdtrainError where one is damaged."""
-    return Outcome(run, read_metrics(run), read_summary(run))
-
-
 def read(run: Path, trust: Trust = NONE) -> Record:
     """The record of the run in a folder.
 
@@ -60,5 +49,4 @@ def read(run: Path, trust: Trust = NONE) -> Record:
         ConfigError: its config.yaml is wrong.
         AdtrainError: the folder holds no run, its metrics cannot be read, or its summary is damaged.
     """
-    cfg = model_file.config_of(run, trust)
-    return Record(config=cfg, **vars(outcome(run)))
+    return Record(run, model_file.config_of(run, trust), read_metrics(run), read_summary(run))
