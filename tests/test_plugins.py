@@ -17,6 +17,7 @@ from training_runs import TEXT, write_config
 
 import adtrain as ad
 from adtrain import config, plugins, training
+from adtrain.bench.steps import result as step
 from adtrain.cli import main
 from adtrain.config.specs import FAMILIES
 from adtrain.core.errors import AdtrainError, OptionError
@@ -436,6 +437,28 @@ def test_onnx_refuses_a_layer_of_a_plugin_in_one_line(run: Path) -> None:
     )
 
 
+def test_a_copy_overwrites_no_file_of_the_user(here: Path) -> None:
+    (here / "plugins").mkdir()
+    (here / "plugins/mine.py").write_text("other")
+    assert train(write_plugged(here), "--output-dir", ".", expect=2) == (
+        "plugins/mine.py: already exists; give another --output-dir, or move that file"
+    )
+    assert (here / "plugins/mine.py").read_text() == "other"
+    assert not (here / "config.yaml").exists()
+
+
+def test_bench_runs_a_plugin_of_the_command_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = write_plugged(here)
+    cfg.write_text(cfg.read_text().replace("plugins: [mine.py]\n", ""))
+    bench = ["bench", cfg, "--device", "cpu"]
+    assert "unknown layer" in call(*bench, expect=2)
+    monkeypatch.setattr(step, "result", lambda path, *_: pytest.fail(config.load(path).name))
+    with pytest.raises(pytest.fail.Exception, match="tiny"):
+        CliRunner().invoke(main.cli, [*map(str, bench), "--plugin", "mine.py"])
+    refused = call(*bench, "--plugin", "mine.py", "--against", "numpy", expect=2)
+    assert "--plugin: cannot be combined with --against" in refused
+
+
 def test_trust_plugins_is_for_runs(here: Path) -> None:
     cfg = write_plugged(here)
-    assert "--trust-plugins are for --resume RUN only" in train(cfg, "--trust-plugins", expect=2)
+    assert "--trust-plugins is for --resume RUN only" in train(cfg, "--trust-plugins", expect=2)

@@ -161,9 +161,13 @@ def _is_thread_limit(error: Exception) -> bool:
 def _plugin_line(error: Exception) -> str | None:
     """`file:line` of the plug-in that raised the error; None if the message names a place itself, or for none."""
     from adtrain import plugins
+
+    where = plugins.place(error)
+    if where is None or isinstance(error, plugins.PluginError):
+        return None
     from adtrain.config.problems import ConfigError
 
-    return None if isinstance(error, (ConfigError, plugins.PluginError)) else plugins.place(error)
+    return None if isinstance(error, ConfigError) else where
 
 
 def _device_is_lost(error: Exception) -> bool:

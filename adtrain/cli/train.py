@@ -97,7 +97,8 @@ def command(
     Writes config.yaml, metrics.jsonl, model.safetensors, checkpoints and summary.json into the run's folder. Ctrl-C or
     SIGTERM stops it after the current steps; --resume RUN continues with the same result as without the interruption.
     """
-    _check_arguments(config_path, run, override or copies, output_dir, repeats)
+    of_run = {"--override": override, "--trust-plugins": copies}
+    _check_arguments(config_path, run, [name for name, given in of_run.items() if given], output_dir, repeats)
     set_autotune(device, autotune)
     if events:
         tensorboard.check(run or output_dir or Path())
@@ -148,7 +149,7 @@ def command(
 
 
 def _check_arguments(
-    config_path: str | None, run: Path | None, of_run: bool, output_dir: Path | None, repeats: int | None
+    config_path: str | None, run: Path | None, of_run: list[str], output_dir: Path | None, repeats: int | None
 ) -> None:
     if (config_path is None) == (run is None):
         raise click.UsageError(
@@ -159,7 +160,7 @@ def _check_arguments(
     if run is not None and repeats is not None:
         raise click.UsageError("--resume RUN continues a single run, and takes no --repeat")
     if run is None and of_run:
-        raise click.UsageError("--override and --trust-plugins are for --resume RUN only")
+        raise click.UsageError(f"{of_run[0]} is for --resume RUN only")
 
 
 def _settings(**options: int | None) -> list[str]:

@@ -53,8 +53,8 @@ class RunFolder:
         except OSError as error:
             raise unwritable(metrics, error) from error
         try:
-            folder.write_plugins(experiment)
             write_atomic(folder.path / CONFIG, experiment.config_text.encode())
+            folder.write_plugins(experiment, replace=False)
         except AdtrainError:
             folder._discard()
             raise
@@ -82,13 +82,22 @@ class RunFolder:
         self.write_plugins(experiment)
         write_atomic(self.path / CONFIG, experiment.config_text.encode())
 
-    def write_plugins(self, experiment: Experiment) -> None:
-        """Write copies of the experiment's plug-ins. Installed ones are not copied."""
+    def write_plugins(self, experiment: Experiment, replace: bool = True) -> None:
+        """Write copies of the experiment's plug-ins. Installed ones are not copied.
+
+        Raises AdtrainError where one cannot be written, or without `replace` another file is in its place.
+        """
         for plugin in experiment.config.plugins or ():
-            text = plugins.loaded(plugin.sha256 or "").text
-            if plugin.file.endswith(".py"):
-                (self.path / trust.FOLDER).mkdir(exist_ok=True)
-                write_atomic(self.path / plugin.file, text)
+            text, path = plugins.loaded(plugin.sha256 or "").text, self.path / plugin.file
+            if not plugin.file.endswith(".py"):
+                continue
+            try:
+                path.parent.mkdir(exist_ok=True)
+                if not replace and path.exists() and path.read_bytes() != text:
+                    raise AdtrainError(f"{path}: already exists; give another --output-dir, or move that file")
+            except OSError as error:
+                raise unwritable(path, error) from error
+            write_atomic(path, text)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -152,6 +161,8 @@ class RunFolder:
         with suppress(OSError):
             for name in self.files():
                 (self.path / name).unlink()
+            with suppress(FileNotFoundError):
+                (self.path / trust.FOLDER).rmdir()
             self.path.rmdir()
 
 
