@@ -146,6 +146,17 @@ def test_a_name_is_given_once() -> None:
         custom_op("matmul", shape=same_type, numpy=lambda x: x)
 
 
+def test_an_operation_without_a_derivative_is_not_differentiated_silently() -> None:
+    plain = custom_op("plain", shape=same_type, numpy=lambda x: x)
+    assert plain(X).numpy().tolist() == X.tolist()
+    with pytest.raises(TraceError, match=r"test_custom_op.py:\d+: custom_op plain has no vjp, and is differentiated"):
+        ad.grad(lambda x: plain(x).sum())(X)
+    signs = custom_op(
+        "signs", shape=lambda x: ad.ArrayType(x.shape, np.dtype(bool)), numpy=lambda x: x > 0
+    )  # no derivative exists
+    assert ad.grad(lambda x: ad.ops.where(signs(x), x, 0.0).sum())(X).numpy().tolist() == [1, 0, 1]
+
+
 def test_a_missing_source_is_told_with_its_path() -> None:
     with pytest.raises(OptionError, match=r"tests/none.cu: there is no such file"):
         scaled(cuda="none.cu")

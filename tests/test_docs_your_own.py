@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from plugin_files import no_plugins
 
+from adtrain.backends.cuda import compiler
 from adtrain.cli import main
 
 pytestmark = pytest.mark.usefixtures("no_plugins")
@@ -58,6 +59,14 @@ def test_the_files_of_the_document_train_and_evaluate(
 def test_the_kernel_of_the_document_passes_its_check(tmp_path: Path) -> None:
     (tmp_path / "softsign.py").write_text(FILES["softsign.py"])
     assert "checks passed" in call("gradcheck", "--plugin", tmp_path / "softsign.py", "--device", "cpu")
+
+
+@pytest.mark.needs_nvrtc
+def test_the_cuda_kernel_of_the_document_compiles(tmp_path: Path) -> None:
+    path = tmp_path / "softsign.cu"
+    path.write_text(re.search(r'CUDA = """(.*?)"""', FILES["softsign.py"], re.DOTALL)[1])  # type: ignore[index]
+    for dtype in ("float32", "float64"):
+        assert compiler.compile_source(compiler.file_source(str(path), (np.dtype(dtype),), ()), "90a")
 
 
 @pytest.mark.compiled

@@ -17,6 +17,8 @@ from training_runs import TEXT, write_config
 
 import adtrain as ad
 from adtrain import config, plugins, training
+from adtrain.bench.peers import torch_network
+from adtrain.bench.peers.processes import Unsupported
 from adtrain.bench.steps import result as step
 from adtrain.cli import main
 from adtrain.config.specs import FAMILIES
@@ -457,6 +459,52 @@ def test_bench_runs_a_plugin_of_the_command_line(here: Path, monkeypatch: pytest
         CliRunner().invoke(main.cli, [*map(str, bench), "--plugin", "mine.py"])
     refused = call(*bench, "--plugin", "mine.py", "--against", "numpy", expect=2)
     assert "--plugin: cannot be combined with --against" in refused
+
+
+@pytest.mark.needs_torch
+def test_a_peer_has_no_loss_of_a_plugin(here: Path) -> None:
+    (here / "mine.py").write_text(FAMILY)
+    cfg = config.load(write_config(here, WITH_FAMILY))
+    with pytest.raises(Unsupported, match="no counterpart of the loss focal in PyTorch"):
+        torch_network.loss(cfg, None)
+
+
+OPERATION = """
+import numpy as np
+
+doubled = ad.custom_op(
+    "doubled",
+    shape=lambda x: ad.ArrayType(x.shape, x.dtype),
+    numpy=lambda x: x + x,
+    vjp=lambda ct, out, x: (2.0 * ct,),
+)
+
+@ad.register.layer("doubled")
+class Doubled(ad.nn.ReLU):
+    def forward(self, params, state, x, mode):
+        return doubled(x), state
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "problem"),
+    [
+        (
+            "    vjp=lambda ct, out, x: (2.0 * ct,),\n",
+            "",
+            "custom_op doubled has no vjp, and is differentiated; give vjp=, which returns None",
+        ),
+        ("(2.0 * ct,)", "(2.0 * ct, ct)", "doubled: vjp returned 2, expected a tuple of 1"),
+        ("numpy=lambda x: x + x", "numpy=lambda x: np.sum(x)", "doubled"),
+        ("ad.ArrayType(x.shape, x.dtype)", "ad.ArrayType(x.shap, x.dtype)", "mine.py:19: AttributeError: "),
+    ],
+)
+def test_a_broken_operation_in_a_layer_is_told_in_one_line(here: Path, right: str, wrong: str, problem: str) -> None:
+    text = LAYER + OPERATION
+    assert right in text
+    train(write_plugged(here, "doubled", text), "--output-dir", "right")
+    message = train(write_plugged(here, "doubled", text.replace(right, wrong)), "--output-dir", "wrong", expect=2)
+    assert problem in message
 
 
 def test_trust_plugins_is_for_runs(here: Path) -> None:

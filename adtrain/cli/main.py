@@ -134,7 +134,8 @@ def report(error: Exception) -> int:
         message = error.format_message()
     elif isinstance(error, AdtrainError):
         message, *more = error.lines
-        if not more and (place := _plugin_line(error)) is not None:
+        place = _plugin_line(error)
+        if place is not None and not more and not message.startswith(place.rpartition(":")[0]):
             message = f"{place}: {message}"
     elif isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
