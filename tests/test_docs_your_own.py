@@ -69,7 +69,6 @@ def test_the_cuda_kernel_of_the_document_compiles(tmp_path: Path) -> None:
         assert compiler.compile_source(compiler.file_source(str(path), (np.dtype(dtype),), ()), "90a")
 
 
-@pytest.mark.compiled
 def test_the_config_of_the_trilinear_example_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digits: str
 ) -> None:

@@ -196,6 +196,11 @@ def test_a_plugin_of_every_kind_is_trained_and_evaluated_as_in_training(here: Pa
     }  # total_steps is no option
 
 
+def test_gradients_of_a_network_of_plugins_are_checked(here: Path) -> None:
+    (here / "mine.py").write_text(FAMILY)
+    assert "all 5 checks passed" in call("gradcheck", write_config(here, WITH_FAMILY), "--device", "cpu")
+
+
 @pytest.mark.parametrize(
     ("right", "wrong", "problem"),
     [
@@ -314,6 +319,7 @@ def test_the_command_line_can_name_a_plugin(here: Path) -> None:
         call(*command, "--plugin", "mine.py")
         del FAMILIES["layer"]["mish"]
         plugins._loaded.clear()
+    train(cfg, "--set", "plugins=[mine.py]", "--output-dir", "set")
     train(cfg, "--plugin", "mine.py", "--output-dir", "run")
     assert config.load("run/config.yaml", run_plugin=training.Trust(copies=True).run).plugins is not None
 

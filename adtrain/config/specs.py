@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, Union, get_type_hints
 
 from pydantic import (
@@ -171,7 +171,7 @@ def _union(specs: tuple[tuple[str, type[Spec]], ...]) -> Any:
     return Annotated[Union[tagged], Discriminator(_name_of)]  # noqa: UP007
 
 
-@cache
+@lru_cache(maxsize=8)
 def _adapter(specs: tuple[tuple[str, type[Spec]], ...]) -> TypeAdapter[Any]:
     return TypeAdapter(_union(specs))
 
