@@ -6,7 +6,7 @@ import importlib
 import json
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from adtrain.bench.steps import result as step
 from adtrain.cli import main
 from adtrain.config.specs import FAMILIES
 from adtrain.core.errors import AdtrainError, OptionError
+from adtrain.data import DataError
 from adtrain.training import model_file
 
 pytestmark = pytest.mark.usefixtures("no_plugins")
@@ -453,6 +454,25 @@ def test_a_copy_overwrites_no_file_of_the_user(here: Path) -> None:
     )
     assert (here / "plugins/mine.py").read_text() == "other"
     assert not (here / "config.yaml").exists()
+
+
+def test_a_stopped_run_says_how_to_continue_with_its_plugins(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> NoReturn:
+        raise DataError("the data are gone")
+
+    monkeypatch.setattr(training, "run", stopped)
+    assert train(write_plugged(here), "--output-dir", "run", expect=2) == (
+        f"the data are gone; continue with: adtrain train --resume run --plugin {here}/mine.py"
+    )
+
+
+def test_a_kernel_in_a_file_of_its_own_needs_the_file_of_the_user(here: Path) -> None:
+    (here / "doubled.c").write_text("")
+    text = LAYER + OPERATION.replace("    vjp=", '    c="doubled.c",\n    vjp=')
+    train(write_plugged(here, "doubled", text), "--output-dir", "run")
+    message = call("eval", "run", "--device", "cpu", "--trust-plugins", expect=2)
+    assert f"custom_op doubled: {here}/run/plugins/doubled.c: there is no such file" in message
+    call("eval", "run", "--device", "cpu", "--plugin", "mine.py")
 
 
 def test_bench_runs_a_plugin_of_the_command_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
