@@ -2,14 +2,15 @@
 
 ``import adtrain as ad`` gives arrays (`array`), operations on them (`ops`), operations of your own (`custom_op`),
 transformations of functions (`grad`, `value_and_grad`, `vjp`, `jvp`, `hvp`, `jacobian`, `hessian`, `custom_vjp`),
-compiled functions (`jit`), layers (`nn`), optimizers (`optim`), and functions of trees of arrays (`tree`).
+compiled functions (`jit`), layers (`nn`), optimizers (`optim`), names in configs for classes of your own
+(`register`), and functions of trees of arrays (`tree`).
 
 `train` trains the network of a config, `load` reads a trained run or a tree of arrays, `save` writes a tree.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from adtrain import nn, ops, optim
+from adtrain import nn, ops, optim, register
 from adtrain.backends.cpu import CpuBackend
 from adtrain.backends.cuda import load as load_cuda
 from adtrain.core import tree
@@ -53,6 +54,7 @@ __all__ = [
     "nn",
     "ops",
     "optim",
+    "register",
     "save",
     "train",
     "tree",

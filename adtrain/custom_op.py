@@ -22,7 +22,6 @@ The arguments are pointers to the inputs and to the outputs, then the numbers. M
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ import numpy as np
 
 from adtrain.cache import digest, open_cache
 from adtrain.core.array import Value
+from adtrain.core.definition import Definition, caller
 from adtrain.core.errors import OptionError, ShapeError, TraceError
 from adtrain.core.kernel import CKernel, CudaKernel, CudaLaunch
 from adtrain.core.primitive import PRIMITIVES, Primitive
@@ -52,12 +52,14 @@ class CustomOp:
     Attributes:
         primitive: the operation in Programs and timings.
         place: the file and line that defined it.
+        has_vjp: whether it has a derivative.
         residuals: the last outputs of the primitive, which only its derivative gets.
         samples: see `custom_op`.
     """
 
     primitive: Primitive
-    place: str
+    place: Definition
+    has_vjp: bool
     residuals: int
     samples: Callable[[np.random.Generator], Sequence[Any]] | None
 
@@ -99,7 +101,8 @@ def custom_op(
         cuda: the kernel for GPUs, likewise.
         vjp: ``(ct, out, *args) -> (ct_arg, ...)``: one cotangent, or None, for each argument. ``ct`` and ``out`` are
             tuples where there are several outputs. It computes with public operations and other custom operations, so
-            that it can be differentiated again.
+            that it can be differentiated again. Without it, differentiating the operation is an error, unless no
+            output is of floating point.
         numbers: the integers (int64_t) and floats (double) after the pointers. By default the size of the first output.
         launch: the fields of the `CudaLaunch`, such as ``blocks``, ``threads``, ``shared``, ``definitions``. By default
             a grid-stride loop over the elements of the first output.
@@ -110,10 +113,8 @@ def custom_op(
     Raises:
         OptionError: there is an operation of that name, or a source file is missing.
     """
-    caller = inspect.stack(0)[1]
-    place = f"{caller.filename}:{caller.lineno}"
-    interactive = caller.filename.startswith("<")  # a cell of a notebook is run again after each change
-    if name in CUSTOM_OPS and (interactive or CUSTOM_OPS[name].place == place):
+    place = caller(1)
+    if name in CUSTOM_OPS and place.replaces(CUSTOM_OPS[name].place):
         del PRIMITIVES[name], CUSTOM_OPS[name]
         forget(name)
     if name in PRIMITIVES:
@@ -121,7 +122,7 @@ def custom_op(
         raise OptionError(f"custom_op: {name!r} is defined already{known}; choose another name")
     if not name.isidentifier():
         raise OptionError(f"custom_op: found the name {name!r}, expected an identifier: it names a C function")
-    files = {kind: _file(name, kind, source, caller.filename) for kind, source in (("c", c), ("cu", cuda)) if source}
+    files = {kind: _file(name, kind, source, place.file) for kind, source in (("c", c), ("cu", cuda)) if source}
 
     def typed(*args: Any, **options: Any) -> tuple[ArrayType, ...]:
         found = shape(*args, **options)
@@ -135,12 +136,13 @@ def custom_op(
         given = values(*types, **options)
         return [CudaKernel((CudaLaunch(files["cu"], name, given, _element_type(*types), **work),))]
 
-    primitive = Primitive(name, shape, numpy, joint_vjp=_rule(name, vjp, residuals) if vjp else None, flops=flops)
+    rule = _rule(name, vjp, residuals) if vjp else _no_rule(name, place)
+    primitive = Primitive(name, shape, numpy, joint_vjp=rule, flops=flops)
     if "c" in files:
         register(name, "cpu", CKernel(files["c"], name, values, lambda *types, **_: _element_type(*types), team=True))
     if "cu" in files:
         register(name, "cuda", launches)
-    CUSTOM_OPS[name] = CustomOp(primitive, place, residuals, samples)
+    CUSTOM_OPS[name] = CustomOp(primitive, place, vjp is not None, residuals, samples)
     return CUSTOM_OPS[name]
 
 
@@ -172,6 +174,20 @@ def _file(name: str, kind: str, source: str | Path, caller: str) -> str:
         stored = cache.store(key, f".{kind}", text.encode())
         cache.prune()
     return str(stored.resolve())
+
+
+def _no_rule(name: str, place: Definition) -> Callable[..., Any]:
+    """The joint rule of an operation without ``vjp``."""
+
+    def rule(out: Any, *args: Value, **options: Any) -> Callable[[Any], Sequence[None]]:
+        if any(x.dtype.kind == "f" for x in ((out,) if isinstance(out, Value) else out)):
+            raise TraceError(
+                f"{place}: custom_op {name} has no vjp, and is differentiated; give vjp=, which returns None for each "
+                "argument without a derivative"
+            )
+        return lambda ct: (None,) * len(args)
+
+    return rule
 
 
 def _rule(name: str, vjp: Callable[..., Sequence[Value | None]], residuals: int) -> Callable[..., Any]:

@@ -20,11 +20,11 @@ import torch
 from gpu_bandwidth_cases import array_of, tensor_of
 from gpu_report import Report
 
+from adtrain import plugins
 from adtrain.core.autodiff import vjp
 from adtrain.core.backend import backend
 from adtrain.core.staging import stage
 from adtrain.passes import ALL
-from adtrain.plugins import load
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "trilinear" / "trilinear.py"
 
@@ -74,7 +74,7 @@ def milliseconds(work: Callable[[], Any], stream: Any) -> list[float]:
 @click.option("--json", "path", type=Path, help="Write the results to a file.")
 def main(path: Path | None) -> None:
     """Measure and print a table."""
-    (example,) = load([EXAMPLE])
+    example = plugins.find(str(EXAMPLE)).run()
     generator = torch.Generator("cuda").manual_seed(0)
     shapes = (POINTS, 8, FEATURES), (POINTS, 3), (POINTS, FEATURES)
     tensors = [torch.rand(shape, device="cuda", generator=generator) * 2 - 1 for shape in shapes]

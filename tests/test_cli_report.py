@@ -12,7 +12,7 @@ from idx_files import write_idx
 from report_runs import Elements, assert_drawn, assert_needs_no_network, command, in_browser, one_line, summary, train
 from training_runs import write_config
 
-from adtrain import report
+from adtrain import report, training
 from adtrain.core.errors import OutOfMemory
 
 
@@ -147,7 +147,7 @@ def test_a_damaged_run_is_a_one_line_error_and_no_page(run: Path, name: str, con
 
 
 def test_a_device_error_is_reported_and_writes_no_page(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(run: Path, device: str) -> NoReturn:
+    def full(run: Path, device: str, trust: training.Trust) -> NoReturn:
         raise OutOfMemory("the device is full")
 
     monkeypatch.setattr(report, "predict", full)

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from plugin_files import no_plugins
 
 import adtrain as ad
 from adtrain import plugins
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError
 from adtrain.cli.main import cli
-from adtrain.core import registry
 from adtrain.core.errors import OptionError, ShapeError, TraceError
-from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.staging import stage
-from adtrain.custom_op import CUSTOM_OPS, CustomOp, custom_op
+from adtrain.custom_op import CustomOp, custom_op
+
+pytestmark = pytest.mark.usefixtures("no_plugins")
+__all__ = ["no_plugins"]
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "trilinear" / "trilinear.py"
 X, W = np.array([0.5, -2.0, 3.0]), np.array([2.0, 1.0, -1.0])
@@ -32,18 +33,6 @@ void FN(scaled)(const Team *team, const T *x, const T *w, T *out, int64_t size, 
     for (int64_t i = begin; i < end; i++) out[i] = scale * x[i] * w[i];
 }
 """
-
-
-@pytest.fixture(autouse=True)
-def no_leftovers() -> Iterator[None]:
-    """Removes the operations that a test defines."""
-    known, loaded = set(CUSTOM_OPS), dict(plugins._loaded)
-    yield
-    plugins._loaded.clear()
-    plugins._loaded.update(loaded)
-    for name in set(CUSTOM_OPS) - known:
-        del CUSTOM_OPS[name], PRIMITIVES[name]
-        registry.forget(name)
 
 
 def same_type(x: Any, *_: Any, **__: Any) -> ad.ArrayType:
@@ -144,6 +133,17 @@ def test_a_name_is_given_once() -> None:
         custom_op("twice", shape=same_type, numpy=lambda x: x)
     with pytest.raises(OptionError, match=r"defined already in adtrain.ops"):
         custom_op("matmul", shape=same_type, numpy=lambda x: x)
+
+
+def test_an_operation_without_a_derivative_is_not_differentiated_silently() -> None:
+    plain = custom_op("plain", shape=same_type, numpy=lambda x: x)
+    assert plain(X).numpy().tolist() == X.tolist()
+    with pytest.raises(TraceError, match=r"test_custom_op.py:\d+: custom_op plain has no vjp, and is differentiated"):
+        ad.grad(lambda x: plain(x).sum())(X)
+    signs = custom_op(
+        "signs", shape=lambda x: ad.ArrayType(x.shape, np.dtype(bool)), numpy=lambda x: x > 0
+    )  # no derivative exists
+    assert ad.grad(lambda x: ad.ops.where(signs(x), x, 0.0).sum())(X).numpy().tolist() == [1, 0, 1]
 
 
 def test_a_missing_source_is_told_with_its_path() -> None:

@@ -16,7 +16,7 @@ PACKAGE = Path(adtrain.__file__).parent
 # What each part may import besides itself, as docs/design.md draws it. "adtrain" is the package's __init__.py.
 HELPERS = {"assets", "cache", "documents", "files", "table", "text", "version"}
 MODEL = {"core", "ops", "nn", "optim", "augment"}
-TRAINING = MODEL | HELPERS | {"config", "data", "passes"}
+TRAINING = MODEL | HELPERS | {"config", "data", "passes", "plugins"}
 RULES: list[tuple[str, set[str]]] = [
     ("core text version", set()),
     ("table", {"text"}),
@@ -28,8 +28,10 @@ RULES: list[tuple[str, set[str]]] = [
     ("jit", {"core", "passes"}),
     ("custom_op", {"core", "ops", "cache"}),
     ("plugins", {"core"}),
-    ("adtrain", {"core", "ops", "nn", "optim", "backends", "jit", "custom_op", "version", "api"}),
-    ("config data", MODEL | HELPERS),
+    ("register", MODEL | {"config", "plugins"}),
+    ("adtrain", {"core", "ops", "nn", "optim", "backends", "jit", "custom_op", "register", "version", "api"}),
+    ("config", MODEL | HELPERS | {"plugins"}),
+    ("data", MODEL | HELPERS),
     ("gradcheck", MODEL | {"cases", "config", "custom_op", "passes"}),
     ("training", TRAINING),
     ("graph export report display", TRAINING | {"training"}),
@@ -38,7 +40,7 @@ RULES: list[tuple[str, set[str]]] = [
     (
         "cli",
         TRAINING
-        | {"training", "report", "cases", "backends", "graph", "export", "bench", "gradcheck", "custom_op", "plugins"}
+        | {"training", "report", "cases", "backends", "graph", "export", "bench", "gradcheck", "custom_op"}
         | {"adtrain", "display"},
     ),
     ("__main__", {"cli"}),

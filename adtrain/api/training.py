@@ -122,7 +122,7 @@ def _run(
             if folder is None:
                 result = training.run(experiment, device, observers, stop=stop)
             else:
-                advice = f"; {folder.advice}"
+                advice = f"; {folder.advice(experiment.config)}"
                 result = training.run_in_folder(folder, experiment, device, observers, stop=stop)
         except training.Interrupted as stopped:
             raise KeyboardInterrupt(f"{stopped}{advice}") from None

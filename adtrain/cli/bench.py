@@ -26,11 +26,12 @@ from adtrain.bench.peers.systems import chosen
 from adtrain.bench.steps import result as step
 from adtrain.bench.text.cells import wrapped
 from adtrain.cli.op_option import op_option, select_ops
-from adtrain.cli.options import autotune_option, resolve_device, set_autotune, set_option
+from adtrain.cli.options import autotune_option, plugin_option, resolve_device, set_autotune, set_option
 from adtrain.cli.output import print_json, progress, show
 from adtrain.config.problems import shortened
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
+from adtrain.plugins import find
 from adtrain.table import terminal_width
 
 STDOUT = "-"
@@ -64,6 +65,7 @@ def _resolve_devices(ctx: click.Context, param: click.Parameter, value: str) -> 
 @click.command(short_help="Time the operations, or a config's own layers.")
 @click.argument("configs", metavar="[CONFIG]...", nargs=-1)
 @set_option
+@plugin_option
 @click.option(
     "--device",
     "devices",
@@ -108,6 +110,7 @@ def _resolve_devices(ctx: click.Context, param: click.Parameter, value: str) -> 
 def command(
     configs: tuple[str, ...],
     overrides: tuple[str, ...],
+    plugins: tuple[str, ...],
     devices: tuple[str, ...],
     against: tuple[str, ...],
     autotune: str,
@@ -131,7 +134,7 @@ def command(
     """
     device, config_path = devices[-1], configs[0] if configs else None
     of_operations = {"--op": names, "--sizes": sizes, "--dtype": dtype, "--candidates": candidates}
-    of_config = {"--batch-sizes": batch_sizes, "--trace": trace_file, "--set": overrides}
+    of_config = {"--batch-sizes": batch_sizes, "--trace": trace_file, "--set": overrides, "--plugin": plugins}
     if against or len(devices) > 1:
         alone = {**of_operations, **of_config, "--compare": compare, "--op": None, "--set": None}
         _refuse([name for name, value in alone.items() if value], "cannot be combined with --against or two devices")
@@ -148,6 +151,8 @@ def command(
         _refuse([name for name, value in of_operations.items() if value], "is for operations; give no CONFIG")
     if candidates and device == "cpu":
         raise click.UsageError("--candidates: only a GPU has kernels to choose from, and this runs on the CPU")
+    for name in plugins:
+        find(name).run()
     set_autotune(device, autotune)
     files = {"--json": None if json_file == STDOUT else json_file, "--html": html_file, "--trace": trace_file}
     for option, file in files.items():

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
-from adtrain import report
 from adtrain.cli.options import FilePath, json_option
 from adtrain.cli.output import print_json, show
 from adtrain.config.problems import PathParts, dotted
-from adtrain.report import Record
 from adtrain.table import Column, render, terminal_width
+from adtrain.training import Summary, model_file, read_metrics
+from adtrain.training.summary import read_summary
 
 RUNS = (
     Column("run", text=True),
@@ -27,15 +27,23 @@ RUNS = (
 DIFFERENCES = (Column("differs", text=True), Column("run", text=True), Column("value", text=True))
 
 
+class _Run(NamedTuple):
+    """A run's highest step, and its summary, None if it is not finished."""
+
+    path: Path
+    steps: int
+    summary: Summary | None
+
+
 @click.command(short_help="Tabulate how runs and their configs differ.")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=FilePath())
 @json_option
 def command(runs: tuple[Path, ...], as_json: bool) -> None:
     """Tabulate the test accuracy and loss, training time, steps, parameters and device of the runs in the folders RUN,
-    in the given order, and the differences of their configs.
+    in the given order, and the differences of their configs. Plug-ins are not run.
     """
-    records = [report.read(run) for run in runs]
-    differing = differences([record.config.model_dump(mode="json", exclude_none=True) for record in records])
+    differing = differences([model_file.settings_of(run) for run in runs])
+    records = [_Run(run, max((x.step for x in read_metrics(run)), default=0), read_summary(run)) for run in runs]
     if as_json:
         print_json({"runs": [_result(record) for record in records], "differences": differing})
         return
@@ -81,7 +89,7 @@ def _other_choice(values: Sequence[dict[str, Any]]) -> bool:
     return all(len(value) == 1 for value in values) and any(value.keys() != values[0].keys() for value in values)
 
 
-def _result(record: Record) -> dict[str, Any]:
+def _result(record: _Run) -> dict[str, Any]:
     """The run's row in the JSON output; values that an unfinished run lacks are None."""
     summary, fields = record.summary, ("train_seconds", "total_seconds", "parameters", "device", "device_name")
     return {
@@ -93,7 +101,7 @@ def _result(record: Record) -> dict[str, Any]:
     }
 
 
-def _cells(record: Record) -> list[str]:
+def _cells(record: _Run) -> list[str]:
     run, steps, summary = str(record.path), f"{record.steps:,}", record.summary
     if summary is None:
         return [run, "unfinished", "", "", steps, "", ""]

@@ -14,6 +14,7 @@ from adtrain.cli.options import (
     device_option,
     json_option,
     set_autotune,
+    trust_options,
 )
 from adtrain.cli.output import print_json, show
 from adtrain.cli.precision import note_precision
@@ -25,11 +26,12 @@ from adtrain.training import model_file
 @click.argument("run", type=FilePath())
 @device_option
 @autotune_option
+@trust_options
 @json_option
-def command(run: Path, device: str, autotune: str, as_json: bool) -> None:
+def command(run: Path, device: str, autotune: str, trust: training.Trust, as_json: bool) -> None:
     """Measure loss and accuracy of the run in the folder RUN on the test images of its config."""
     set_autotune(device, autotune)
-    trained = model_file.load(run, device)
+    trained = model_file.load(run, device, trust)
     note_precision(trained.config, device)
     test = trained.test_split()
     started = perf_counter()

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from adtrain import nn
-from adtrain.cli.options import FilePath, json_option
+from adtrain.cli.options import FilePath, json_option, trust_options
 from adtrain.cli.output import print_json, progress, show
 from adtrain.cli.summary import short
 from adtrain.core.errors import AdtrainError
@@ -18,14 +18,15 @@ from adtrain.data import DataError
 from adtrain.export import onnx_check, onnx_graph, onnx_model, torch_weights
 from adtrain.export.onnx_graph import ValueType
 from adtrain.files import write_atomic
-from adtrain.training import TrainedModel, model_file
+from adtrain.training import TrainedModel, Trust, model_file
 
 
 @click.command(short_help="Write a trained run as ONNX, or as weights for PyTorch.")
 @click.argument("run", type=FilePath())
 @click.argument("output", metavar="FILE", type=FilePath())
+@trust_options
 @json_option
-def command(run: Path, output: Path, as_json: bool) -> None:
+def command(run: Path, output: Path, trust: Trust, as_json: bool) -> None:
     """Write the run in the folder RUN to FILE.onnx or FILE.safetensors. An existing file is replaced.
 
     FILE.onnx contains the whole network in float32, from the data set's images to probabilities. If onnxruntime is
@@ -39,7 +40,7 @@ def command(run: Path, output: Path, as_json: bool) -> None:
         raise AdtrainError(
             f"{output}: the run's folder holds its own .safetensors files, expected a file in another folder"
         )
-    trained = model_file.load(run)
+    trained = model_file.load(run, trust=trust)
     content, about = formats[output.suffix](trained)
     write_atomic(output, content)
     parameters = nn.count_parameters(trained.params)

@@ -17,7 +17,7 @@ from adtrain.cli.output import print_json, show
 from adtrain.config.problems import known
 from adtrain.custom_op import CUSTOM_OPS, CustomOp
 from adtrain.gradcheck import Row
-from adtrain.plugins import load
+from adtrain.plugins import find
 from adtrain.table import Column, render, terminal_width
 
 ORDERS = (1, 2)
@@ -30,7 +30,11 @@ PARAMETERS = (Column("parameter", text=True), *OUTCOME)
 @click.argument("config_path", metavar="[CONFIG]", required=False)
 @op_option
 @click.option(
-    "--plugin", "plugins", multiple=True, metavar="FILE", help="Check the custom operations of this file; repeatable."
+    "--plugin",
+    "plugins",
+    multiple=True,
+    metavar="FILE",
+    help="Check the custom operations of this file, or run it before CONFIG; repeatable.",
 )
 @click.option("--order", type=click.Choice(["1", "2"]), help="Check only first, or only second derivatives.")
 @device_option
@@ -50,12 +54,13 @@ def command(
     The exit code is 1 if a derivative is wrong.
     """
     if config_path is not None:
-        if names or plugins or order == "2":
-            option = "--op" if names else "--plugin" if plugins else "--order 2"
+        if names or order == "2":
+            option = "--op" if names else "--order 2"
             raise click.UsageError(f"{option} is for operations; remove it, or remove CONFIG")
-        checks, total = gradcheck.check_config(config.load(config_path), device), None
+        checks, total = gradcheck.check_config(config.load(config_path, plugins=plugins), device), None
     elif plugins:
-        load(plugins)
+        for name in plugins:
+            find(name).run()
         orders = ORDERS if order is None else (int(order),)
         checks, total = gradcheck.check_custom_ops(_custom_ops(names), orders, device), None
     else:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from adtrain import config, graph, nn
-from adtrain.cli.options import FilePath, set_option
+from adtrain.cli.options import FilePath, plugin_option, set_option
 from adtrain.cli.output import progress
 from adtrain.cli.summary import count
 from adtrain.config import Config
@@ -30,7 +30,15 @@ WIDTH = 10_000
     "--after", metavar="PASS", help="With --program: show the step after this pass; by default after the last."
 )
 @set_option
-def command(config_path: str, output: Path, program: bool, after: str | None, overrides: tuple[str, ...]) -> None:
+@plugin_option
+def command(
+    config_path: str,
+    output: Path,
+    program: bool,
+    after: str | None,
+    overrides: tuple[str, ...],
+    plugins: tuple[str, ...],
+) -> None:
     """Draw the network that CONFIG describes: its layers with shapes and parameters, or the equations of one step.
 
     SVG needs Graphviz; DOT and text do not. Nothing is trained, and no data are read.
@@ -39,7 +47,7 @@ def command(config_path: str, output: Path, program: bool, after: str | None, ov
         raise AdtrainError(f"{output}: unknown extension {output.suffix!r}, expected .svg, .dot or .txt")
     if after is not None and not program:
         raise click.UsageError("--after needs --program")
-    cfg = config.load(config_path, overrides)
+    cfg = config.load(config_path, overrides, plugins)
     if program:
         text = _program(cfg, output.suffix, after)
     else:

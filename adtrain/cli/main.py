@@ -134,6 +134,9 @@ def report(error: Exception) -> int:
         message = error.format_message()
     elif isinstance(error, AdtrainError):
         message, *more = error.lines
+        place = _plugin_line(error)
+        if place is not None and not more and not message.startswith(place.rpartition(":")[0]):
+            message = f"{place}: {message}"
     elif isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         message = f"{where}{error.strerror or error}"
@@ -141,6 +144,8 @@ def report(error: Exception) -> int:
         message = NO_THREADS
     elif isinstance(error, MemoryError):
         message = f"not enough memory; {error}".rstrip("; ")
+    elif (place := _plugin_line(error)) is not None:
+        message = f"{place}: {type(error).__name__}: {' '.join(str(error).split())}"
     else:
         code, kind = INTERNAL, "internal error"
         message = f"{type(error).__name__}: {error} (please report it; --debug shows the traceback)"
@@ -152,6 +157,18 @@ def report(error: Exception) -> int:
 def _is_thread_limit(error: Exception) -> bool:
     """Whether Python could not start a thread; it has no class of error for that."""
     return isinstance(error, RuntimeError) and str(error) == "can't start new thread"
+
+
+def _plugin_line(error: Exception) -> str | None:
+    """`file:line` of the plug-in that raised the error; None if the message names a place itself, or for none."""
+    from adtrain import plugins
+
+    where = plugins.place(error)
+    if where is None or isinstance(error, plugins.PluginError):
+        return None
+    from adtrain.config.problems import ConfigError
+
+    return None if isinstance(error, ConfigError) else where
 
 
 def _device_is_lost(error: Exception) -> bool:

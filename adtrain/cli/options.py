@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -81,3 +83,43 @@ set_option = click.option(
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 """`--json`, passed to the command as `as_json`."""
+
+
+plugin_option = click.option(
+    "--plugin",
+    "plugins",
+    multiple=True,
+    metavar="FILE",
+    help="Run this Python file, a plug-in, before the config is read; repeatable.",
+)
+"""`--plugin FILE`, repeatable; passed to the command as `plugins`."""
+
+trust_option = click.option(
+    "--trust-plugins", "copies", is_flag=True, help="Run the copies of the plug-ins that the run's folder holds."
+)
+"""`--trust-plugins`, passed to the command as `copies`."""
+
+
+def trust_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options about the plug-ins of a run; passed to the command as `trust`."""
+
+    @functools.wraps(command)
+    def with_trust(*args: Any, plugins: tuple[str, ...], copies: bool, override: bool, **options: Any) -> None:
+        from adtrain.training.trust import Trust
+
+        command(*args, trust=Trust(plugins, copies, override), **options)
+
+    options = (
+        click.option(
+            "--plugin",
+            "plugins",
+            multiple=True,
+            metavar="FILE",
+            help="Run this Python file as the run's plug-in of the same name; repeatable.",
+        ),
+        trust_option,
+        click.option("--override", is_flag=True, help="Accept a plug-in that has changed since the training."),
+    )
+    for option in reversed(options):
+        with_trust = option(with_trust)
+    return with_trust

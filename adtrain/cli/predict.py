@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 import numpy as np
 
-from adtrain.cli.options import FilePath, device_option, json_option
+from adtrain.cli.options import FilePath, device_option, json_option, trust_options
 from adtrain.cli.output import print_json, progress, show
 from adtrain.cli.precision import note_precision
 from adtrain.data import DataError, idx, images
 from adtrain.table import Column, render, terminal_width
-from adtrain.training import model_file, rows
+from adtrain.training import Trust, model_file, rows
 from adtrain.training.evaluation import probabilities
 
 COLUMNS = (Column("input", text=True), Column("class", text=True), Column("probability"))
@@ -23,8 +23,9 @@ IDX_MAGIC = b"\0\0"
 @click.argument("run", type=FilePath())
 @click.argument("paths", metavar="INPUT...", nargs=-1, required=True, type=FilePath())
 @device_option
+@trust_options
 @json_option
-def command(run: Path, paths: tuple[Path, ...], device: str, as_json: bool) -> None:
+def command(run: Path, paths: tuple[Path, ...], device: str, trust: Trust, as_json: bool) -> None:
     """Classify images or rows with the run in the folder RUN; print the best class of each, and its probability.
 
     An INPUT is a PNG or JPEG file, which is converted to grey or RGB and resized as the run requires, or an IDX file
@@ -32,7 +33,7 @@ def command(run: Path, paths: tuple[Path, ...], device: str, as_json: bool) -> N
     columns that the run was trained on, in any order; other columns are ignored. Or it is an NPZ file with rows or
     images in the array X or images.
     """
-    trained = model_file.load(run, device)
+    trained = model_file.load(run, device, trust)
     note_precision(trained.config, device)
     found = [(path, *read(path, trained)) for path in paths]
     predictions, cells = [], []

@@ -7,12 +7,13 @@ from pathlib import Path
 import click
 
 from adtrain import report
-from adtrain.cli.options import FilePath, device_option
+from adtrain.cli.options import FilePath, device_option, trust_options
 from adtrain.cli.output import progress, show
 from adtrain.cli.precision import note_precision
 from adtrain.core.errors import AdtrainError, DeviceError
 from adtrain.files import write_atomic
 from adtrain.report import Predictions, figures, page
+from adtrain.training import Trust
 
 
 @click.command(short_help="Write an HTML report of a run, and PNG files.")
@@ -24,7 +25,8 @@ from adtrain.report import Predictions, figures, page
     "--png", "pictures", type=FilePath(), metavar="DIR", help="Also write the pictures as PNG files into DIR."
 )
 @device_option
-def command(run: Path, output: Path | None, pictures: Path | None, device: str) -> None:
+@trust_options
+def command(run: Path, output: Path | None, pictures: Path | None, device: str, trust: Trust) -> None:
     """Write an HTML file about the run in the folder RUN: results, learning curves, mistakes, and times of operations.
 
     The file needs no network. If the run is unfinished or its data are missing, the page lacks some parts and says so.
@@ -33,9 +35,9 @@ def command(run: Path, output: Path | None, pictures: Path | None, device: str) 
     """
     if pictures is not None:
         figures.check()
-    record = report.read(run)
+    record = report.read(run, trust)
     note_precision(record.config, device)
-    predictions = _predictions(run, device)
+    predictions = _predictions(run, device, trust)
     for line in page.missing(record, predictions):
         progress(f"{run}: {line}")
     written = [output or run / "report.html"]
@@ -45,10 +47,10 @@ def command(run: Path, output: Path | None, pictures: Path | None, device: str) 
     show(*written)
 
 
-def _predictions(run: Path, device: str) -> Predictions | str:
+def _predictions(run: Path, device: str, trust: Trust) -> Predictions | str:
     """The predictions, or the reason why there are none."""
     try:
-        return report.predict(run, device)
+        return report.predict(run, device, trust)
     except DeviceError:
         raise
     except AdtrainError as error:

@@ -16,8 +16,10 @@ from adtrain.cli.options import (
     autotune_option,
     device_option,
     json_option,
+    plugin_option,
     set_autotune,
     set_option,
+    trust_option,
 )
 from adtrain.cli.output import print_json, progress, show
 from adtrain.cli.repeat import repeat
@@ -46,6 +48,8 @@ from adtrain.training import Observer, RunFolder, tensorboard
     help="The folder for the run's files; by default runs/NAME (NAME-2, ...).",
 )
 @set_option
+@plugin_option
+@trust_option
 @click.option(
     "--profile-steps",
     type=click.IntRange(min=0),
@@ -76,6 +80,8 @@ def command(
     seed: int | None,
     output_dir: Path | None,
     overrides: tuple[str, ...],
+    plugins: tuple[str, ...],
+    copies: bool,
     profile_steps: int,
     debug_nan: bool,
     events: bool,
@@ -88,7 +94,8 @@ def command(
     Writes config.yaml, metrics.jsonl, model.safetensors, checkpoints and summary.json into the run's folder. Ctrl-C or
     SIGTERM stops it after the current steps; --resume RUN continues with the same result as without the interruption.
     """
-    _check_arguments(config_path, run, override, output_dir, repeats)
+    of_run = {"--override": override, "--trust-plugins": copies}
+    _check_arguments(config_path, run, [name for name, given in of_run.items() if given], output_dir, repeats)
     set_autotune(device, autotune)
     if events:
         tensorboard.check(run or output_dir or Path())
@@ -114,17 +121,21 @@ def command(
 
     if run is not None:
         started = perf_counter()
-        experiment, folder, start, notes = training.resume(run, settings, longer, override, step_mode)
+        experiment, folder, start, notes = training.resume(
+            run, settings, longer, override, step_mode, training.Trust(plugins, copies, override)
+        )
         training.check_precision(experiment.config, device)
         for note in notes:
             progress(note)
         summary, test_images = finish(experiment, folder, start, started), len(experiment.test)
     else:
-        cfg = config.load(str(config_path), [*settings, *longer])
+        cfg = config.load(str(config_path), [*settings, *longer], plugins)
         training.check_precision(cfg, device)
         if repeats is not None:
             seeds = range(cfg.training.seed, cfg.training.seed + repeats)
-            configs = [config.load(str(config_path), [*settings, *longer, *_settings(seed=seed)]) for seed in seeds]
+            configs = [
+                config.load(str(config_path), [*settings, *longer, *_settings(seed=seed)], plugins) for seed in seeds
+            ]
             repeat(configs, output_dir, lambda *arguments: train(*arguments)[:2], as_json)
             return
         folder, summary, test_images = train(cfg, output_dir)
@@ -135,7 +146,7 @@ def command(
 
 
 def _check_arguments(
-    config_path: str | None, run: Path | None, override: bool, output_dir: Path | None, repeats: int | None
+    config_path: str | None, run: Path | None, of_run: list[str], output_dir: Path | None, repeats: int | None
 ) -> None:
     if (config_path is None) == (run is None):
         raise click.UsageError(
@@ -145,8 +156,8 @@ def _check_arguments(
         raise click.UsageError("--resume RUN continues in the run's own folder, and takes no --output-dir")
     if run is not None and repeats is not None:
         raise click.UsageError("--resume RUN continues a single run, and takes no --repeat")
-    if run is None and override:
-        raise click.UsageError("--override is for --resume RUN only")
+    if run is None and of_run:
+        raise click.UsageError(f"{of_run[0]} is for --resume RUN only")
 
 
 def _settings(**options: int | None) -> list[str]:
@@ -171,14 +182,15 @@ def _train(
         if events:
             observers.append(stack.enter_context(closing(tensorboard.EventFiles(folder.path / tensorboard.FOLDER))))
         stop = signals.stop_requested
+        advice = folder.advice(experiment.config)
         try:
             result = training.run_in_folder(folder, experiment, device, observers, start, stop, check)
         except training.Interrupted as stopped:
             display.close()
-            progress(f"{stopped}; {folder.advice}")
+            progress(f"{stopped}; {advice}")
             raise SystemExit(signals.exit_code) from None
     if signals.stop_requested():  # after the last test batch: too late for Interrupted
-        progress(f"stopped before the summary; {folder.advice}")
+        progress(f"stopped before the summary; {advice}")
         raise SystemExit(signals.exit_code)
     return result
 

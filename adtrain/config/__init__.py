@@ -8,7 +8,19 @@ from __future__ import annotations
 
 from adtrain.config import build
 from adtrain.config.document import Config
-from adtrain.config.files import dump, from_values, load, load_data, packaged, parse
+from adtrain.config.files import dump, from_values, load, load_data, packaged, parse, plain
 from adtrain.config.problems import ConfigError, Problem
 
-__all__ = ["Config", "ConfigError", "Problem", "build", "dump", "from_values", "load", "load_data", "packaged", "parse"]
+__all__ = [
+    "Config",
+    "ConfigError",
+    "Problem",
+    "build",
+    "dump",
+    "from_values",
+    "load",
+    "load_data",
+    "packaged",
+    "parse",
+    "plain",
+]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from adtrain import augment, nn, optim
 from adtrain.config.document import Config
@@ -16,10 +17,21 @@ from adtrain.core.errors import OptionError, ShapeError
 CLASSIFICATION = ("cross_entropy", "nll")
 
 
+def takes_labels(loss: Spec) -> bool:
+    """Whether the loss takes labels, as losses of plug-ins do; others take a number for each output."""
+    return loss.kind in CLASSIFICATION or isinstance(type(loss).target, type)
+
+
 def check(cfg: Config) -> list[Problem]:
     """The problems that prevent the model, optimizer, schedule or augmentations from being built."""
     problems: list[Problem] = []
-    for builder in (model, optimizer, functools.partial(schedule, steps_per_epoch=1, total_steps=1), augmentations):
+    for builder in (
+        model,
+        loss,
+        optimizer,
+        functools.partial(schedule, steps_per_epoch=1, total_steps=1),
+        augmentations,
+    ):
         try:
             builder(cfg)
         except ConfigError as error:
@@ -38,12 +50,13 @@ def model(cfg: Config) -> nn.Sequential:
         output = built.output_shape(cfg.model.input)
     except nn.LayerError as error:
         raise _error(cfg, *_layer_at(cfg.model.layers, path, error.path), error.reason) from None
-    if cfg.loss.kind in CLASSIFICATION and len(output) != 1:
+    if takes_labels(cfg.loss) and len(output) != 1:
         last = len(cfg.model.layers) - 1
         reason = f"found output {output}, expected (classes,) for the loss {cfg.loss.kind}: add flatten and linear"
         raise _error(cfg, (*path, last), cfg.model.layers[last].kind, reason)
     for option, value in cfg.loss.options().items():
-        if isinstance(value, tuple) and len(value) != output[-1]:
+        per_class = isinstance(value, tuple) and cfg.loss.kind in nn.LOSSES
+        if per_class and len(value) != output[-1]:
             reason = f"{option} has {len(value)} numbers, expected {output[-1]}: one for each class"
             raise _error(cfg, ("loss",), cfg.loss.kind, reason)
     return built
@@ -51,12 +64,15 @@ def model(cfg: Config) -> nn.Sequential:
 
 def loss(cfg: Config) -> Callable[[Value, Value], Value]:
     """The loss as a function of (outputs, targets), a mean over the batch, with the config's options."""
-    return functools.partial(nn.LOSSES[cfg.loss.kind], **cfg.loss.options())
+    target, options = type(cfg.loss).target, cfg.loss.options()
+    if isinstance(target, type):
+        return cast(Callable[[Value, Value], Value], _construct(cfg, ("loss",), cfg.loss, options))
+    return functools.partial(target, **options)
 
 
 def optimizer(cfg: Config) -> optim.Optimizer:
     """The optimizer with the config's options. Raises ConfigError for options that exclude one another."""
-    return _construct(cfg, ("optimizer",), cfg.optimizer, optim.OPTIMIZERS[cfg.optimizer.kind], cfg.optimizer.options())
+    return cast(optim.Optimizer, _construct(cfg, ("optimizer",), cfg.optimizer, cfg.optimizer.options()))
 
 
 def schedule(cfg: Config, steps_per_epoch: int, total_steps: int) -> optim.Schedule:
@@ -79,9 +95,9 @@ def schedule(cfg: Config, steps_per_epoch: int, total_steps: int) -> optim.Sched
             options["milestones"] = tuple(steps(epochs) for epochs in options["milestones"])
         case "exponential":
             options["gamma"] **= 1 / steps_per_epoch
-        case "cosine" | "one_cycle":
-            options["total_steps"] = max(1, total_steps - warmup_steps)
-    built = _construct(cfg, ("schedule",), cfg.schedule, optim.SCHEDULES[kind], options)
+    if "total_steps" in inspect.signature(type(cfg.schedule).target).parameters:
+        options["total_steps"] = max(1, total_steps - warmup_steps)
+    built: optim.Schedule = _construct(cfg, ("schedule",), cfg.schedule, options)
     return optim.schedules.WarmUp(warmup_steps, built) if warmup_steps else built
 
 
@@ -90,7 +106,7 @@ def augmentations(cfg: Config) -> tuple[augment.Augmentation, ...]:
     built: list[augment.Augmentation] = []
     for i, spec in enumerate(cfg.data.augment or ()):
         path: PathParts = ("data", "augment", i)
-        change = _construct(cfg, path, spec, augment.AUGMENTATIONS[spec.kind], spec.options())
+        change = _construct(cfg, path, spec, spec.options())
         if any(type(change) is type(other) for other in built):
             raise _error(cfg, path, spec.kind, "found twice, expected each augmentation once")
         built.append(change)
@@ -119,13 +135,13 @@ def _layer(cfg: Config, spec: Layer, path: PathParts) -> nn.Module:
     if isinstance(spec, (Concat, Add)):
         branches = [_sequential(cfg, branch, (*inside, "branches", i)) for i, branch in enumerate(spec.branches)]
         return nn.Concat(*branches) if isinstance(spec, Concat) else nn.Add(*branches)
-    return _construct(cfg, path, spec, nn.LAYERS[spec.kind], spec.options())
+    return cast(nn.Module, _construct(cfg, path, spec, spec.options()))
 
 
-def _construct(cfg: Config, path: PathParts, spec: Spec, cls: Callable[..., Any], options: dict[str, Any]) -> Any:
-    """cls(**options); its errors become a ConfigError with the position of the spec at `path`."""
+def _construct(cfg: Config, path: PathParts, spec: Spec, options: dict[str, Any]) -> Any:
+    """The object of the spec's class; errors become a ConfigError with the position of the spec at `path`."""
     try:
-        return cls(**options)
+        return type(spec).target(**options)
     except (OptionError, ShapeError) as error:
         raise _error(cfg, path, spec.kind, str(error)) from None
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, PrivateAttr, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from adtrain.config.problems import ConfigError, PathParts, Problem, dotted
 from adtrain.config.source import Node
@@ -27,6 +28,7 @@ from adtrain.config.values import (
     Positive,
     Precision,
     Seed,
+    Sha256,
     Shape,
     Size,
     Text,
@@ -141,10 +143,33 @@ class Training(Section):
         return self
 
 
+class Plugin(Section):
+    """A file of Python code that is run before the config is read; in YAML, the file alone or with its hash."""
+
+    file: Text = Field(
+        description="a Python file, relative to the config's folder, or the name of an installed plug-in"
+    )
+    sha256: Sha256 | None = Field(None, description="the SHA-256 that the file must have")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _file_of(cls, value: Any) -> Any:
+        return {"file": value} if isinstance(value, str) else value
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        options = handler.resolve_ref_schema(handler(schema))
+        named = dict(options)
+        options.clear()
+        options |= {"anyOf": [named["properties"]["file"], named]}
+        return options
+
+
 class Config(Section):
     """A training job. `load` reads it from a file; `build` makes its model, loss, optimizer and schedule."""
 
     name: Name = Field(description="the job's name")
+    plugins: list[Plugin] | None = Field(None, description="Python files with layers, losses and others of your own")
     data: Data = Field(description="what to train on")
     model: Model = Field(description="the network")
     loss: Loss = Field(description="a loss, such as cross_entropy")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from adtrain.config.document import Config, Data, EarlyStopping, Model, Section, Training
+from adtrain.config.document import Config, Data, EarlyStopping, Model, Plugin, Section, Training
 from adtrain.config.problems import PathParts, Problem, dotted, found, known
 from adtrain.config.source import Node
-from adtrain.config.specs import BY_KIND, FAMILIES
+from adtrain.config.specs import FAMILIES, by_kind
 from adtrain.config.values import Expected
 
 MODELS: dict[str, type[BaseModel]] = {
@@ -16,9 +16,9 @@ MODELS: dict[str, type[BaseModel]] = {
     "model": Model,
     "training": Training,
     "early_stopping": EarlyStopping,
-    **BY_KIND,
+    "plugins": Plugin,
 }
-"""The pydantic model of the value at each key."""
+"""The pydantic model of the value at each key that is no name of a layer, loss, optimizer, schedule or augmentation."""
 
 
 def problems(error: ValidationError, root: Node, section: PathParts = ()) -> list[Problem]:
@@ -54,8 +54,9 @@ def _problem(details: ErrorDetails, root: Node, section: PathParts) -> Problem:
             message = f"found {found(value)}, expected a list"
         case "too_short":
             message = "found [], expected a list that is not empty"
-        case kind:
-            raise AssertionError(f"no message for pydantic's error {kind} at {dotted(path)}")
+        case _:  # a bound in the annotation of a plug-in's option
+            words = details["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+            message = f"found {found(node.plain())}, expected {words[:1].lower()}{words[1:]}"
     return Problem(where, dotted(path), message)
 
 
@@ -63,7 +64,7 @@ def _parent_model(path: PathParts) -> type[BaseModel]:
     """The model that has the last part of the path as a field."""
     model: type[BaseModel] = Config
     for part in path[:-1]:
-        model = MODELS.get(str(part), model)
+        model = MODELS.get(str(part)) or by_kind(str(part)) or model
     return model
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from pydantic import ValidationError
 
 from adtrain.assets import asset_path
-from adtrain.config import build, explain, source
+from adtrain.config import build, explain, plugged, source
 from adtrain.config.document import Config, Data, Source
 from adtrain.config.overrides import Overrides, override
 from adtrain.config.problems import ConfigError, Problem, known
@@ -20,43 +20,83 @@ from adtrain.config.source import Node
 from adtrain.files import open_regular
 
 
-def load(path_or_name: str | os.PathLike[str], overrides: Overrides = ()) -> Config:
+def load(
+    path_or_name: str | os.PathLike[str],
+    overrides: Overrides = (),
+    plugins: Sequence[str] = (),
+    run_plugin: plugged.Loader = plugged.run_named,
+) -> Config:
     """Load a YAML file, or the packaged config of that name (`mlp`), and apply overrides: `key=value`, or a mapping.
 
     A file is preferred to a packaged config of the same name. Keys, values and the shape of every layer are checked.
+    First the plug-ins that the config names are run, then the further ones in `plugins`, each by `run_plugin`.
     Raises ConfigError that lists every problem.
     """
     path = _find(os.fspath(path_or_name))
+    return parse(_read(path), path, overrides, plugins, run_plugin)
+
+
+def plain(path: Path) -> dict[str, Any]:
+    """The keys and values of a YAML file as they are. Raises ConfigError where it is no mapping."""
+    root, problems = source.read(_read(path), str(path))
+    if problems:
+        raise ConfigError(problems)
+    return cast(dict[str, Any], root.plain())
+
+
+def _read(path: Path) -> bytes:
     try:
         with open_regular(path) as file:
-            content = file.read(source.MAX_BYTES + 1)
+            return file.read(source.MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError([Problem(str(path), "", f"cannot be read: {error.strerror}")]) from None
-    return parse(content, path, overrides)
 
 
-def parse(content: bytes, path: Path, overrides: Overrides = ()) -> Config:
-    """The config in the bytes of a YAML file; `path` is used in messages. Raises ConfigError as `load` does."""
+def parse(
+    content: bytes,
+    path: Path,
+    overrides: Overrides = (),
+    plugins: Sequence[str] = (),
+    run_plugin: plugged.Loader = plugged.run_named,
+) -> Config:
+    """The config in the bytes of the YAML file `path`. Further arguments and ConfigError are those of `load`."""
     root, problems = source.read(content, str(path))
-    return _checked(root, path, overrides, problems)
+    return _checked(root, path, overrides, problems, plugins, run_plugin)
 
 
 def from_values(values: Mapping[str, Any], overrides: Overrides = ()) -> Config:
     """The config in a mapping with the structure of a YAML file. Raises ConfigError as `load` does."""
-    return _checked(of_python(values, "config"), None, overrides, [])
+    return _checked(of_python(values, "config"), None, overrides, [], (), plugged.run_named)
 
 
-def _checked(root: Node, path: Path | None, overrides: Overrides, problems: list[Problem]) -> Config:
-    root = override(root, overrides)
+def _checked(
+    root: Node,
+    path: Path | None,
+    overrides: Overrides,
+    problems: list[Problem],
+    plugins: Sequence[str],
+    run_plugin: plugged.Loader,
+) -> Config:
+    naming = plugged.with_files(override(root, _of_plugins(overrides)), plugins)
+    named = plugged.run_all(naming, path.parent if path is not None else Path(), run_plugin)
+    root = override(root, overrides)  # after the plug-ins, because it needs the names of their options
     try:
         cfg = Config.model_validate(root.plain())
     except ValidationError as error:
         raise ConfigError([*problems, *explain.problems(error, root)]) from None
+    cfg = cfg.model_copy(update={"plugins": named})
     cfg._source = Source(path, root)
     problems += build.check(cfg)
     if problems:
         raise ConfigError(problems)
     return cfg
+
+
+def _of_plugins(overrides: Overrides) -> Overrides:
+    """The overrides that name plug-ins."""
+    if isinstance(overrides, Mapping):
+        return {key: value for key, value in overrides.items() if str(key).strip().startswith("plugins")}
+    return [setting for setting in overrides if setting.strip().startswith("plugins")]
 
 
 def load_data(values: Mapping[str, str], overrides: Sequence[str] = ()) -> Data:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeAlias
 from adtrain.config.problems import ConfigError, Problem, found, key_text
 from adtrain.config.python_values import of_python
 from adtrain.config.source import MAX_DEPTH, Node, read_value
-from adtrain.config.specs import BY_KIND
+from adtrain.config.specs import by_kind
 
 Overrides: TypeAlias = Sequence[str] | Mapping[str, Any]
 """Settings `key=value` of the command line, or values of Python by their keys."""
@@ -76,7 +76,7 @@ def _long_form(node: Node, prefix: list[str], part: str, where: str) -> Node:
     has_part = isinstance(node.value, dict) and part in node.value
     if node.value is None or (prefix in (["loss"], ["optimizer"], ["schedule"]) and not has_part):
         return Node(where, {})
-    spec = BY_KIND.get(prefix[-1]) if prefix else None
+    spec = by_kind(prefix[-1]) if prefix else None
     has_children = isinstance(node.value, dict) or (isinstance(node.value, list) and part.isdecimal())
     if spec and not has_children and (first := spec.first_option()):
         return Node(node.where, {first: node}, {first: node.where})

@@ -11,8 +11,9 @@ no code here. `values.OPTIONS` has the type and bounds of each option.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, Union
+from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, Union, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -20,7 +21,10 @@ from pydantic import (
     Discriminator,
     Field,
     GetJsonSchemaHandler,
+    SerializeAsAny,
     Tag,
+    TypeAdapter,
+    WrapValidator,
     create_model,
     model_serializer,
     model_validator,
@@ -28,14 +32,20 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from adtrain import augment, nn, optim
+from adtrain.config.annotations import option_type
 from adtrain.config.values import OPTIONS, Count, WarmUp
+from adtrain.core.errors import OptionError
 
 
 class Spec(BaseModel):
-    """One layer, loss, optimizer, schedule or augmentation. `kind` is its name; the fields are its options."""
+    """One layer, loss, optimizer, schedule or augmentation. `kind` is its name; the fields are its options.
+
+    `target` is the class or function that has them as arguments.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
     kind: ClassVar[str]
+    target: ClassVar[Callable[..., Any]]
 
     @classmethod
     def first_option(cls) -> str | None:
@@ -91,16 +101,26 @@ def _written(value: Any) -> Any:
     return [_written(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def derive(kind: str, function: Callable[..., Any], exclude: Collection[str] = (), **more: Any) -> type[Spec]:
-    """A spec with the parameters of a class or function as options, except `exclude`, and with the fields `more`."""
+def derive(
+    kind: str,
+    function: Callable[..., Any],
+    exclude: Collection[str] = (),
+    types: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> type[Spec]:
+    """A spec with the parameters of a class or function as options, except `exclude`, and with the fields `more`.
+
+    `types` are the annotations of the parameters. Without them the types are those of `OPTIONS`.
+    """
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if name not in exclude:
-            values = OPTIONS.get(f"{kind}.{name}", OPTIONS[name])
+            values = OPTIONS.get(f"{kind}.{name}", OPTIONS[name]) if types is None else option_type(types[name])
             default = ... if parameter.default is parameter.empty else parameter.default
             fields[name] = (values | None if default is None else values, default)
     spec = create_model(kind, __base__=Spec, __module__=__name__, **fields, **more)
     spec.kind = kind
+    spec.target = staticmethod(function)
     spec.__doc__ = (inspect.getdoc(function) or kind).splitlines()[0]
     return spec
 
@@ -136,9 +156,24 @@ def _name_of(value: Any) -> str | None:
 
 
 def _one_of(specs: dict[str, type[Spec]]) -> Any:
-    """The union of the specs; the name in a config selects one."""
-    tagged = tuple(Annotated[spec, Tag(kind)] for kind, spec in specs.items())
+    """The union of the specs; the name in a config selects one. Specs that are added later are accepted too."""
+    package = tuple(specs.items())
+
+    def check(value: Any, handler: Callable[[Any], Any]) -> Any:
+        current = tuple(specs.items())
+        return handler(value) if current == package else _adapter(current).validate_python(value)
+
+    return Annotated[_union(package), SerializeAsAny(), WrapValidator(check)]
+
+
+def _union(specs: tuple[tuple[str, type[Spec]], ...]) -> Any:
+    tagged = tuple(Annotated[spec, Tag(kind)] for kind, spec in specs)
     return Annotated[Union[tagged], Discriminator(_name_of)]  # noqa: UP007
+
+
+@lru_cache(maxsize=8)
+def _adapter(specs: tuple[tuple[str, type[Spec]], ...]) -> TypeAdapter[Any]:
+    return TypeAdapter(_union(specs))
 
 
 WARM_UP: dict[str, Any] = {"warmup_epochs": (WarmUp, 0.0), "warmup_steps": (Count, 0)}
@@ -168,7 +203,28 @@ FAMILIES = {
     "schedule": SCHEDULES,
     "augmentation": AUGMENTATIONS,
 }
-BY_KIND: dict[str, type[Spec]] = {kind: spec for family in FAMILIES.values() for kind, spec in family.items()}
+
+
+def add(family: str, kind: str, cls: type) -> None:
+    """Add a class of the user, a dataclass, to a family; it replaces one of the same name.
+
+    Raises OptionError for a field whose annotation no value of a config fits.
+    """
+    hints = get_type_hints(cls, include_extras=True)
+    more = WARM_UP if family == "schedule" else {}
+    own = [name for name in inspect.signature(cls).parameters if not (family == "schedule" and name == "total_steps")]
+    for name in own:
+        try:
+            option_type(hints[name])
+        except OptionError as error:
+            raise OptionError(f"{family} {kind}: {name} {error}") from None
+    FAMILIES[family][kind] = derive(kind, cls, exclude={"total_steps"} - set(own), types=hints, **more)
+
+
+def by_kind(kind: str) -> type[Spec] | None:
+    """The spec of this name, in whatever family; None if there is none."""
+    return next((family[kind] for family in FAMILIES.values() if kind in family), None)
+
 
 if TYPE_CHECKING:
     Layer: TypeAlias = Spec

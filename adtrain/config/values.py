@@ -46,6 +46,7 @@ Name = Annotated[
     Expected("a name of at most 100 letters, digits, '.', '_', '-' and spaces, a letter or digit first"),
 ]
 Seed = Annotated[_Integer, Field(ge=0, lt=2**64), Expected("an integer in [0, 2^64)")]
+Sha256 = Annotated[str, Strict(), Field(pattern="^[0-9a-f]{64}$"), Expected("64 hexadecimal digits")]
 Size = Annotated[_Size, Expected("a positive integer below 2^31")]
 Count = Annotated[_Count, Expected("an integer in [0, 2^31)")]
 SizePair = Annotated[_Size | tuple[_Size, _Size], Expected("a positive integer or a list of two")]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from adtrain import nn
+from adtrain.core.errors import AdtrainError
 from adtrain.export.onnx_graph import LayerWriter
 from adtrain.nn.fields import pair
 from adtrain.ops.pool import averages
@@ -20,8 +21,13 @@ Translation = Callable[[LayerWriter, Any, str, nn.Shape], str]
 def translate(writer: LayerWriter, module: nn.Module, x: str, shape: nn.Shape) -> str:
     """Add a module with the input `x`, (N, *shape), to the graph and return the name of its output.
 
-    Weights are written as float32.
+    Weights are written as float32. Raises AdtrainError for a layer of a plug-in.
     """
+    if type(module) not in TRANSLATIONS:
+        raise AdtrainError(
+            f"layer {'.'.join(writer.path)}: ONNX has no {module.kind()}, a layer of a plug-in; "
+            "FILE.safetensors holds the weights of any run"
+        )
     return TRANSLATIONS[type(module)](writer, module, x, shape)
 
 

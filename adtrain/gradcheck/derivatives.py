@@ -69,7 +69,7 @@ def check_config(config: Config, device: str = "cpu") -> Iterator[Row]:
     classes = model.output_shape(shape)[-1]
     images = array(rng.normal(size=(_NETWORK_BATCH, *shape)), device=device)
     labels: Value = array(rng.integers(0, classes, _NETWORK_BATCH), device=device)
-    targets = labels if config.loss.kind in build.CLASSIFICATION else one_hot(labels, classes, np.float64)
+    targets = labels if build.takes_labels(config.loss) else one_hot(labels, classes, np.float64)
     leaves, structure = tree.flatten(tree.map(lambda x: x.to(device), params))
     state = tree.map(lambda x: x.to(device), state)
     mode = Mode(training=True, rng=rng_state(config.training.seed).to(device))

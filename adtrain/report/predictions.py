@@ -13,6 +13,7 @@ import numpy as np
 from adtrain.data import Images
 from adtrain.training import model_file
 from adtrain.training.evaluation import probabilities
+from adtrain.training.trust import NONE, Trust
 
 
 class Mistake(NamedTuple):
@@ -65,12 +66,12 @@ class Predictions:
         return [Mistake(int(i), int(self.labels[i]), int(self.predicted[i]), float(self.probability[i])) for i in order]
 
 
-def predict(run: Path, device: str) -> Predictions:
+def predict(run: Path, device: str, trust: Trust = NONE) -> Predictions:
     """The predictions of the run's model for the test images of its config.
 
     Raises AdtrainError where the model or the data are missing, damaged, or do not fit together.
     """
-    trained = model_file.load(run, device)
+    trained = model_file.load(run, device, trust)
     test = trained.test_split()
     rows = probabilities(trained.network, trained.params, trained.statistics, test.images, device)
     predicted = rows.argmax(axis=1)

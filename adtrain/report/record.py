@@ -9,6 +9,7 @@ from adtrain.config import Config
 from adtrain.training import model_file
 from adtrain.training.metrics import Epoch, Interval, Line, Stopped, read_metrics
 from adtrain.training.summary import Summary, read_summary
+from adtrain.training.trust import NONE, Trust
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,11 @@ class Record:
         return max((line.step for line in self.metrics), default=0)
 
 
-def read(run: Path) -> Record:
+def read(run: Path, trust: Trust = NONE) -> Record:
     """The record of the run in a folder.
 
     Raises:
         ConfigError: its config.yaml is wrong.
         AdtrainError: the folder holds no run, its metrics cannot be read, or its summary is damaged.
     """
-    return Record(run, model_file.config_of(run), read_metrics(run), read_summary(run))
+    return Record(run, model_file.config_of(run, trust), read_metrics(run), read_summary(run))

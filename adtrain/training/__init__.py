@@ -25,6 +25,7 @@ from adtrain.training.run_folder import Recorder, RunFolder
 from adtrain.training.step import TrainState, copied, evaluation_step, train_step
 from adtrain.training.summary import Summary, summarize
 from adtrain.training.trainer import Start, run
+from adtrain.training.trust import Trust
 
 __all__ = [
     "Arrays",
@@ -50,6 +51,7 @@ __all__ = [
     "Summary",
     "TrainState",
     "TrainedModel",
+    "Trust",
     "check_precision",
     "continuation",
     "copied",

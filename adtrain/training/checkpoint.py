@@ -16,11 +16,12 @@ import numpy as np
 
 from adtrain import config
 from adtrain.config import Config
+from adtrain.config.plugged import Loader
 from adtrain.config.problems import found
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError
-from adtrain.training import metadata, tensor_file
+from adtrain.training import metadata, tensor_file, trust
 from adtrain.training.experiment import Experiment
 from adtrain.training.metadata import CheckpointMetadata
 from adtrain.training.position import Progress
@@ -65,9 +66,12 @@ class CheckpointFile:
     def progress(self) -> Progress:
         return self.metadata.progress
 
-    def config(self, overrides: Sequence[str] = ()) -> Config:
-        """The run's config with `overrides` applied. Arguments and ConfigError are those of `config.load`."""
-        return config.parse(self.metadata.config.encode(), self.path, overrides)
+    def config(self, overrides: Sequence[str] = (), run_plugin: Loader = trust.loaded) -> Config:
+        """The run's config with `overrides` applied. Arguments and ConfigError are those of `config.load`.
+
+        By default no plug-in is run: those of the run have been run already.
+        """
+        return config.parse(self.metadata.config.encode(), self.path, overrides, run_plugin=run_plugin)
 
     def load(self, experiment: Experiment) -> Checkpoint:
         """Read the checkpoint for a run of `experiment`.

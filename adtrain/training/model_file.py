@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from adtrain.training.network import Network
 from adtrain.training.preparation import data_options, prepare
 from adtrain.training.step import EvaluationStep, TrainState, evaluation_step
 from adtrain.training.tensor_file import TensorFile
+from adtrain.training.trust import NONE, Trust
 
 
 @dataclass(frozen=True)
@@ -72,23 +74,44 @@ def encode(experiment: Experiment, state: TrainState) -> bytes:
     return tensor_file.encode(tensors, of_model(experiment))
 
 
-def config_of(run: Path) -> Config:
-    """The resolved config of the run in a folder. Raises AdtrainError where the folder holds no run."""
+def config_of(run: Path, trust: Trust = NONE) -> Config:
+    """The resolved config of the run in a folder.
+
+    Raises AdtrainError where the folder holds no run, or a plug-in that `trust` does not allow.
+    """
+    cfg = config.load(_config_file(run), run_plugin=trust.run)
+    trust.check(cfg.plugins)
+    return cfg
+
+
+def settings_of(run: Path) -> dict[str, Any]:
+    """The resolved config of the run in a folder as plain values, with the names that its plug-ins define.
+
+    No plug-in is run. Raises AdtrainError where the folder holds no run.
+    """
+    values = config.plain(_config_file(run))
+    if "plugins" in values:
+        return values
+    return config_of(run).model_dump(mode="json", exclude_none=True)
+
+
+def _config_file(run: Path) -> Path:
     if not run.is_dir():
         raise AdtrainError(f"{run}: found {'a file' if run.exists() else 'nothing'}, expected the folder of a run")
     if not (run / "config.yaml").is_file():
         raise AdtrainError(f"{run}: found no config.yaml, expected the folder of a run of adtrain train")
-    return config.load(run / "config.yaml")
+    return run / "config.yaml"
 
 
-def load(run: Path, device: str = "cpu") -> TrainedModel:
+def load(run: Path, device: str = "cpu", trust: Trust = NONE) -> TrainedModel:
     """The trained model in a run's folder, in the run's precision; on the CPU always with full float32 products.
 
     Raises:
         ConfigError: config.yaml is invalid.
-        AdtrainError: config.yaml or model.safetensors is missing, or the model is damaged or does not fit the config.
+        AdtrainError: a plug-in is not allowed, config.yaml or model.safetensors is missing, or the model is damaged or
+            does not fit the config.
     """
-    cfg = config_of(run)
+    cfg = config_of(run, trust)
     path = run / warm_start.MODEL
     if not path.is_file():
         raise AdtrainError(f"{run}: found no model.safetensors; the run ended during its first epoch, train again")

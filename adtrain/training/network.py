@@ -11,7 +11,8 @@ import numpy as np
 from adtrain import config, nn, ops
 from adtrain.augment import Mixed
 from adtrain.config import Config
-from adtrain.config.build import CLASSIFICATION
+from adtrain.config.build import takes_labels
+from adtrain.config.specs import Spec
 from adtrain.core.array import Value
 from adtrain.core.precision import FULL, PRECISIONS
 from adtrain.core.scope import scope
@@ -99,11 +100,11 @@ def clip_probabilities(outputs: Value) -> Value:
     return ops.clip(outputs, 0.0, 1.0)
 
 
-def _probabilities(loss: str) -> Callable[[Value], Value]:
+def _probabilities(loss: Spec) -> Callable[[Value], Value]:
     """The function from outputs to class probabilities for a model trained with `loss`."""
-    if loss in CLASSIFICATION:
+    if takes_labels(loss):
         return ops.softmax  # also right for log-probabilities, whose softmax equals their exp
-    return ops.sigmoid if loss == "binary_cross_entropy_with_logits" else clip_probabilities
+    return ops.sigmoid if loss.kind == "binary_cross_entropy_with_logits" else clip_probabilities
 
 
 def build(cfg: Config, mean: tuple[float, ...], std: tuple[float, ...], scale: float) -> Network:
@@ -123,6 +124,6 @@ def build(cfg: Config, mean: tuple[float, ...], std: tuple[float, ...], scale: f
         std=std,
         scale=scale,
         loss=config.build.loss(cfg),
-        one_hot=cfg.loss.kind not in CLASSIFICATION,
-        probabilities=_probabilities(cfg.loss.kind),
+        one_hot=not takes_labels(cfg.loss),
+        probabilities=_probabilities(cfg.loss),
     )

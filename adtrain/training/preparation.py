@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 from dataclasses import fields, replace
 from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from adtrain import config, data, nn
 from adtrain.config import Config
-from adtrain.config.document import Data
+from adtrain.config.document import Data, Plugin
 from adtrain.config.problems import PathParts, found, known
 from adtrain.core.errors import ShapeError
 from adtrain.core.precision import PRECISIONS
 from adtrain.data import DataOptionError, DataSet, Options, Split
 from adtrain.data.memory import machine_memory
 from adtrain.data.table_encoder import TableEncoder
-from adtrain.training import network
+from adtrain.training import network, trust
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.network import Network
 
@@ -139,7 +140,16 @@ def _with_absolute_paths(cfg: Config, data_too: bool) -> Config:
         section = getattr(cfg, name)
         paths = {key: _absolute(cfg, (name, key), getattr(section, key)) for key in keys}
         sections[name] = section.model_copy(update=paths)
+    if cfg.plugins is not None:  # `RunFolder` writes copies of the files
+        sections["plugins"] = [_copied(plugin) for plugin in cfg.plugins]
     return cfg.model_copy(update=sections)
+
+
+def _copied(plugin: Plugin) -> Plugin:
+    """The plug-in with the path of its copy in the run's folder."""
+    if not plugin.file.endswith(".py"):
+        return plugin
+    return plugin.model_copy(update={"file": f"{trust.FOLDER}/{Path(plugin.file).name}"})
 
 
 def _absolute(cfg: Config, key: PathParts, path: str | None) -> str | None:

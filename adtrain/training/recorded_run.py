@@ -29,7 +29,7 @@ def run_in_folder(
     try:
         result = run(experiment, device, [recorder, *observers], start, stop, every_step_checked)
     except DataError as error:
-        raise DataError(f"{error}; {folder.advice}") from None
+        raise DataError(f"{error}; {folder.advice(experiment.config)}") from None
     except NotFinite as error:
         raise NotFinite(f"{error}; the state before that step is in {folder.path / LAST}") from None
     recorder.finished(result)

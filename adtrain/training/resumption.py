@@ -23,6 +23,7 @@ from adtrain.training.preparation import prepare
 from adtrain.training.run_folder import BEST, CONFIG, LAST, RunFolder
 from adtrain.training.summary import SUMMARY
 from adtrain.training.trainer import Start
+from adtrain.training.trust import NONE, Trust
 
 
 class Resumed(NamedTuple):
@@ -40,6 +41,7 @@ def resume(
     longer: Sequence[str] = (),
     changes_allowed: bool = False,
     mode: Mode = Mode.FUSED,
+    trust: Trust = NONE,
 ) -> Resumed:
     """Load the run in the folder `path`, or that of the checkpoint file `path`; it continues in the same folder.
 
@@ -49,6 +51,7 @@ def resume(
         overrides: settings to change.
         longer: settings of the training's length, `training.epochs=8` or `training.steps=900`. They may always change.
         changes_allowed: whether other settings may differ from those that the checkpoint was trained with.
+        trust: which plug-ins may be run.
 
     Raises:
         ConfigError, DataError: as `config.load` and `prepare` do.
@@ -62,7 +65,8 @@ def resume(
     folder = RunFolder(checkpoint_path.parent)
     written = folder.path / CONFIG
     settings = [*overrides, *longer]
-    cfg = config.load(written, settings) if written.exists() else file.config(settings)
+    cfg = config.load(written, settings, run_plugin=trust.run) if written.exists() else file.config(settings, trust.run)
+    trust.check(cfg.plugins)
     experiment = prepare(cfg, mode)
     notes = _changes(file, experiment)
     lengths = {setting.partition("=")[0] for setting in longer}

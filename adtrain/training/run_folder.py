@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from adtrain import plugins
+from adtrain.config import Config
 from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
 from adtrain.files import open_regular, read_regular, remove_temporaries, unwritable, write_atomic
-from adtrain.training import model_file
+from adtrain.training import model_file, trust
 from adtrain.training.checkpoint import Checkpoint, encode
 from adtrain.training.endings import Result
 from adtrain.training.experiment import Experiment
@@ -59,6 +61,7 @@ class RunFolder:
             if arrays is not None:
                 write_atomic(folder.path / ARRAYS, arrays)
             write_atomic(folder.path / CONFIG, experiment.config_text.encode())
+            folder.write_plugins(experiment, replace=False)
         except AdtrainError:
             folder._discard()
             raise
@@ -83,7 +86,25 @@ class RunFolder:
         self.write_checkpoint(LAST, encode(experiment, start.checkpoint))
         if start.best is start.checkpoint:  # the process may have been killed between writing the two files
             self.write_checkpoint(BEST, encode(experiment, start.checkpoint))
+        self.write_plugins(experiment)
         write_atomic(self.path / CONFIG, experiment.config_text.encode())
+
+    def write_plugins(self, experiment: Experiment, replace: bool = True) -> None:
+        """Write copies of the experiment's plug-ins. Installed ones are not copied.
+
+        Raises AdtrainError where one cannot be written, or without `replace` another file is in its place.
+        """
+        for plugin in experiment.config.plugins or ():
+            text, path = plugins.loaded(plugin.sha256 or "").text, self.path / plugin.file
+            if not plugin.file.endswith(".py"):
+                continue
+            try:
+                path.parent.mkdir(exist_ok=True)
+                if not replace and path.exists() and path.read_bytes() != text:
+                    raise AdtrainError(f"{path}: already exists; give another --output-dir, or move that file")
+            except OSError as error:
+                raise unwritable(path, error) from error
+            write_atomic(path, text)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -109,10 +130,11 @@ class RunFolder:
                 raise AdtrainError(f"{self.path}: another process is training into this folder; wait for it") from None
             yield
 
-    @property
-    def advice(self) -> str:
+    def advice(self, config: Config) -> str:
         """How to continue the run after it stopped."""
-        return f"continue with: adtrain train --resume {shlex.quote(str(self.path))}"
+        files = [plugins.loaded(plugin.sha256 or "").path for plugin in config.plugins or ()]
+        named = "".join(f" --plugin {shlex.quote(str(file))}" for file in files)
+        return f"continue with: adtrain train --resume {shlex.quote(str(self.path))}{named}"
 
     def append_metrics(self, record: Line) -> None:
         """Append a line to the metrics. If the disk is full, nothing is appended."""
@@ -152,6 +174,8 @@ class RunFolder:
         with suppress(OSError):
             for name in self.files():
                 (self.path / name).unlink()
+            with suppress(FileNotFoundError):
+                (self.path / trust.FOLDER).rmdir()
             self.path.rmdir()
 
 

@@ -2,6 +2,7 @@
 
 feats (N, 8, F) are the features at the corners of N cubes, points (N, 3) in [-1, 1] the places in them. The result
 (N, F) has a gradient by the features; points have none. Check it with ``adtrain gradcheck --plugin trilinear.py``.
+`trilinear.yaml` trains a network with it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.config.values import Size
 
 
 def corner_weights(points: np.ndarray) -> np.ndarray:
@@ -58,6 +60,32 @@ trilinear_grad = ad.custom_op(
     launch=launch,
     samples=lambda rng: (rng.normal(size=(5, 12)), rng.uniform(-1, 1, (5, 3))),
 )
+
+
+@ad.register.layer("trilinear")
+class Trilinear(ad.nn.Module):
+    """Points (3) to features: a cube has trained features at its corners, which are interpolated at each point."""
+
+    features: Size
+
+    def output_shape(self, shape: ad.nn.Shape) -> ad.nn.Shape:
+        if shape != (3,):
+            raise ad.ShapeError(f"trilinear: expected an input of shape (3,), found {shape}")
+        return (self.features,)
+
+    def parameter_shapes(self, shape: ad.nn.Shape) -> dict[str, ad.nn.Shape]:
+        return {"weight": (8, self.features)}
+
+    def new_arrays(
+        self, shape: ad.nn.Shape, rng: np.random.Generator, dtype: np.dtype[Any]
+    ) -> tuple[ad.nn.Params, ad.nn.State]:
+        return {"weight": ad.array(rng.normal(size=(8, self.features)).astype(dtype))}, {}
+
+    def forward(
+        self, params: ad.nn.Params, state: ad.nn.State, x: ad.Value, mode: ad.nn.Mode
+    ) -> tuple[ad.Value, ad.nn.State]:
+        corners = ops.broadcast_to(params["weight"], (x.shape[0], 8, self.features))
+        return trilinear(corners, x), state
 
 
 def composed(feats: ad.Value, points: ad.Value) -> ad.Value:

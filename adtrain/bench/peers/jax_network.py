@@ -157,7 +157,7 @@ def loss(cfg: Config) -> Callable[[Any, Any], Any]:
     def by_rows(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         return lambda outputs, labels: f(outputs, jax.nn.one_hot(labels, outputs.shape[1], dtype=outputs.dtype)).mean()
 
-    return {
+    found = {
         "cross_entropy": cross_entropy,
         "nll": picked,
         "mse": by_rows(lambda x, t: (x - t) ** 2),
@@ -166,4 +166,7 @@ def loss(cfg: Config) -> Callable[[Any, Any], Any]:
         "binary_cross_entropy_with_logits": by_rows(
             lambda x, t: jax.nn.softplus(-x) * t + jax.nn.softplus(x) * (1 - t)
         ),
-    }[cfg.loss.kind]
+    }
+    if cfg.loss.kind not in found:
+        unsupported("JAX", f"the loss {cfg.loss.kind}")
+    return found[cfg.loss.kind]

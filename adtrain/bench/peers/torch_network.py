@@ -87,6 +87,8 @@ def loss(cfg: Config, one_hot: Any) -> Callable[[Any, Any], Any]:
             outputs, one_hot[labels], **weights
         ),
     }
+    if cfg.loss.kind not in found:
+        unsupported("PyTorch", f"the loss {cfg.loss.kind}")
     f = found[cfg.loss.kind]
     options = {
         name: one_hot.new_tensor(value) if isinstance(value, tuple) else value

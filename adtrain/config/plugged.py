@@ -1,0 +1,65 @@
+"""Runs the plug-ins that a config names, before the config is checked: they define names that it uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from pydantic import TypeAdapter, ValidationError
+
+from adtrain import plugins
+from adtrain.config import explain
+from adtrain.config.document import Plugin
+from adtrain.config.problems import ConfigError, Problem, dotted
+from adtrain.config.source import Node
+from adtrain.plugins import PluginError
+
+Loader: TypeAlias = Callable[[Plugin, Path], Plugin]
+"""Runs a plug-in of the config in this folder, and returns it with its SHA-256. Raises PluginError."""
+
+_entries: TypeAdapter[list[Plugin] | None] = TypeAdapter(list[Plugin] | None)
+
+
+def run_named(plugin: Plugin, folder: Path) -> Plugin:
+    """Run a plug-in because the user's config names it. A `Loader`."""
+    found = plugins.find(plugin.file, folder)
+    if plugin.sha256 not in (None, found.sha256):
+        raise PluginError(f"{found.path}: found the SHA-256 {found.sha256}, expected {plugin.sha256}")
+    found.run()
+    return Plugin(file=plugin.file, sha256=found.sha256)
+
+
+def run_all(root: Node, folder: Path, load: Loader) -> list[Plugin] | None:
+    """Run the plug-ins of a config in their order, and return them with their hashes; None if it names none.
+
+    Raises ConfigError with the position of the plug-in that cannot be run.
+    """
+    node = root.value.get("plugins") if isinstance(root.value, dict) else None
+    try:
+        named = _entries.validate_python(None if node is None else node.plain())
+    except ValidationError as error:
+        raise ConfigError(explain.problems(error, root, ("plugins",))) from None
+    done: list[Plugin] = []
+    for i, plugin in enumerate(named or ()):
+        path = ("plugins", i)
+        try:
+            if Path(plugin.file).name in [Path(other.file).name for other in done]:
+                raise PluginError(f"found a second plug-in {Path(plugin.file).name}, expected another name for one")
+            done.append(load(plugin, folder))
+        except PluginError as error:
+            raise ConfigError([Problem(root.find(path)[1], dotted(path), str(error))]) from error
+    return done or None
+
+
+def with_files(root: Node, files: Sequence[str]) -> Node:
+    """The config with the plug-ins that the command line names after its own."""
+    if not files or not isinstance(root.value, dict):
+        return root
+    node = root.value.get("plugins", Node("--plugin", []))
+    own = list(node.value) if isinstance(node.value, list) else [] if node.value is None else [node]
+    known = {item.value for item in own}
+    texts = {name: str(Path(name).expanduser().absolute()) if name.endswith(".py") else name for name in files}
+    own += [Node(f"--plugin {name}", text) for name, text in texts.items() if not {name, text} & known]
+    value = {**root.value, "plugins": Node(node.where, own)}
+    return Node(root.where, value, {**root.key_where, "plugins": node.where})

@@ -1,0 +1,201 @@
+"""register: layers, losses, optimizers, schedules and augmentations of your own, by their names in a config.
+
+    @ad.register.layer("scale")
+    class Scale(ad.nn.Module):
+        factor: float = 2.0
+
+        def output_shape(self, shape):
+            return shape
+
+        def forward(self, params, state, x, mode):
+            return self.factor * x, state
+
+The class becomes a frozen dataclass. Its fields are the options: their names, types, bounds and defaults are those of
+the annotations. `adtrain.config.values` has types with bounds, such as Positive and Size. The results of its methods
+are checked, so that a mistake is an error in one line.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from adtrain.augment import Augmentation, Batch
+from adtrain.core import tree
+from adtrain.core.array import Value
+from adtrain.core.definition import Definition, caller
+from adtrain.core.errors import OptionError
+from adtrain.core.types import ArrayType
+from adtrain.nn import Module
+from adtrain.optim import Optimizer, Schedule
+from adtrain.plugins import PluginError
+
+__all__ = ["augment", "layer", "loss", "optimizer", "schedule"]
+
+C = TypeVar("C", bound=type)
+
+
+class Decorator(Protocol):
+    """A function from a class to the same class."""
+
+    def __call__(self, cls: C, /) -> C: ...
+
+
+_defined: dict[str, Definition] = {}
+"""Where each name was registered."""
+
+
+def layer(name: str) -> Decorator:
+    """Register a subclass of `nn.Module`.
+
+    Raises:
+        OptionError: the name is taken or no identifier, or the class has no method or option types that it needs.
+    """
+    return _decorator("layer", name, Module, {"forward": _forward, "new_arrays": _new_arrays})
+
+
+def loss(name: str) -> Decorator:
+    """Register a class whose objects map outputs (N, classes) and labels int64 (N,) to the mean loss, shape ().
+
+    Probabilities are the softmax of the outputs. Errors are those of `layer`.
+    """
+    return _decorator("loss", name, object, {"__call__": _scalar("the mean loss")})
+
+
+def optimizer(name: str) -> Decorator:
+    """Register a subclass of `optim.Optimizer`. Errors are those of `layer`."""
+    return _decorator("optimizer", name, Optimizer, {"updated": _updated})
+
+
+def schedule(name: str) -> Decorator:
+    """Register a subclass of `optim.Schedule`, whose objects map the step to a factor on the learning rate.
+
+    Its unit is the step. A field `total_steps` is no option: it gets the number of steps of the training.
+    Errors are those of `layer`.
+    """
+    return _decorator("schedule", name, Schedule, {"__call__": _scalar("the factor")})
+
+
+def augment(name: str) -> Decorator:
+    """Register a subclass of `augment.Augmentation`. Errors are those of `layer`."""
+    return _decorator("augmentation", name, Augmentation, {"__call__": _augmented})
+
+
+def _decorator(family: str, name: str, base: type, checks: dict[str, Callable[..., Any]]) -> Decorator:
+    here = caller(2)
+
+    def register(cls: C) -> C:
+        from adtrain.config import specs
+
+        _check_name(family, name, here)
+        if not issubclass(cls, base):
+            raise OptionError(f"{family} {name}: {cls.__name__} is no subclass of {base.__module__}.{base.__name__}")
+        for method in [*getattr(cls, "__abstractmethods__", ()), *checks]:
+            if method in getattr(cls, "__abstractmethods__", ()) or not hasattr(cls, method):
+                raise OptionError(f"{family} {name}: {cls.__name__} has no method {method}")
+        made: Any = cls if "__dataclass_params__" in vars(cls) else dataclass(frozen=True)(cls)
+        made.kind = classmethod(lambda _: name)
+        specs.add(family, name, made)
+        for method, check in checks.items():
+            setattr(made, method, check(getattr(made, method), f"{here}: {name}"))
+        _defined[name] = here
+        return made
+
+    return register
+
+
+def _check_name(family: str, name: str, here: Definition) -> None:
+    from adtrain.config import explain, specs
+
+    if not re.fullmatch("[a-z][a-z0-9_]*", name) or name in {*explain.MODELS, *specs.FAMILIES}:
+        raise OptionError(f"{family} {name!r}: expected a name of lower-case letters, digits and _, no key of configs")
+    if name in _defined:
+        if not here.replaces(_defined[name]):
+            raise OptionError(f"{family} {name}: the name is taken at {_defined[name]}; choose another at {here}")
+    elif (spec := specs.by_kind(name)) is not None:
+        taken = f"{spec.target.__module__}.{spec.target.__qualname__}"
+        raise OptionError(f"{family} {name}: the name is taken by {taken}; choose another at {here}")
+
+
+def _forward(forward: Callable[..., Any], where: str) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def checked(self: Module, params: Any, state: Any, x: Value, mode: Any) -> Any:
+        found = _pair(forward(self, params, state, x, mode), f"{where}: forward", "the output and the state")
+        _check_value(found[0], f"{where}: forward")
+        given = ArrayType(found[0].shape, found[0].dtype)
+        expected = ArrayType((x.shape[0], *self.output_shape(x.shape[1:])), x.dtype)
+        if given != expected:
+            raise PluginError(f"{where}: forward returned {given}, expected {expected}, as output_shape gives")
+        return found
+
+    return checked
+
+
+def _new_arrays(new_arrays: Callable[..., Any], where: str) -> Callable[..., Any]:
+    @functools.wraps(new_arrays)
+    def checked(self: Module, shape: Any, rng: Any, dtype: Any) -> Any:
+        params, state = _pair(
+            new_arrays(self, shape, rng, dtype), f"{where}: new_arrays", "the parameters and the state"
+        )
+        found, expected = {key: x.shape for key, x in params.items()}, self.parameter_shapes(shape)
+        if found != expected:
+            raise PluginError(f"{where}: new_arrays returned {found}, expected {expected}, as parameter_shapes gives")
+        return params, state
+
+    return checked
+
+
+def _scalar(what: str) -> Callable[..., Any]:
+    def check(call: Callable[..., Any], where: str) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def checked(self: Any, *args: Any) -> Any:
+            found = call(self, *args)
+            _check_value(found, where)
+            if found.shape != () or found.dtype.kind != "f":
+                given = ArrayType(found.shape, found.dtype)
+                raise PluginError(f"{where}: returned {given}, expected {what}, a float of shape ()")
+            return found
+
+        return checked
+
+    return check
+
+
+def _updated(updated: Callable[..., Any], where: str) -> Callable[..., Any]:
+    @functools.wraps(updated)
+    def checked(self: Any, params: Any, grads: Any, state: Any, lr: Value) -> Any:
+        found = _pair(updated(self, params, grads, state, lr), f"{where}: updated", "the parameters and the state")
+        for what, new, old in (("parameters", found[0], params), ("state", found[1], state)):
+            if tree.flatten_like(tree.flatten(old)[1], new) is None:
+                raise PluginError(f"{where}: updated returned a tree of {what} of another structure than it was given")
+        return found
+
+    return checked
+
+
+def _augmented(call: Callable[..., Any], where: str) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def checked(self: Augmentation, batch: Batch, rng: Value) -> Batch:
+        found = call(self, batch, rng)
+        if not isinstance(found, Batch):
+            raise PluginError(f"{where}: returned a {type(found).__name__}, expected a Batch")
+        given, expected = (ArrayType(x.images.shape, x.images.dtype) for x in (found, batch))
+        if given != expected:
+            raise PluginError(f"{where}: returned images {given}, expected {expected}")
+        return found
+
+    return checked
+
+
+def _pair(found: Any, where: str, what: str) -> Any:
+    if not (isinstance(found, tuple) and len(found) == 2):
+        raise PluginError(f"{where} returned a {type(found).__name__}, expected a tuple of two: {what}")
+    return found
+
+
+def _check_value(found: Any, where: str) -> None:
+    if not isinstance(found, Value):
+        raise PluginError(f"{where} returned a {type(found).__name__}, expected an array")

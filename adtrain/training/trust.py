@@ -1,0 +1,65 @@
+"""Which plug-ins of a run may be run: those that the command line allows, never because the run's folder holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from adtrain import plugins
+from adtrain.config.document import Plugin
+from adtrain.config.problems import known
+from adtrain.plugins import PluginError
+
+FOLDER = "plugins"
+"""The folder in a run's folder that holds the text of its plug-ins."""
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What the command line says about the plug-ins of a run.
+
+    Attributes:
+        files: the plug-ins to run instead of the run's copies, found by their names.
+        copies: whether the run's copies may be run.
+        changes: whether a plug-in may differ from that of the training.
+    """
+
+    files: Sequence[str] = ()
+    copies: bool = False
+    changes: bool = False
+
+    def run(self, plugin: Plugin, folder: Path) -> Plugin:
+        """Run a plug-in of the run in `folder`, and return it with its SHA-256. A `config.plugged.Loader`."""
+        name = Path(plugin.file).name
+        given = next((file for file in self.files if Path(file).name == name), None)
+        if given is None and not self.copies:
+            copy = f"the run's copy {folder / plugin.file}" if name.endswith(".py") else f"the installed {name}"
+            raise PluginError(
+                f"{name} is code, and is not run because a run names it; expected --plugin {name} (the path of your "
+                f"file) to run that, or --trust-plugins to run {copy}"
+            )
+        found = plugins.find(plugin.file, folder) if given is None else plugins.find(given)
+        if found.sha256 != plugin.sha256 and not self.changes:
+            raise PluginError(
+                f"{found.path} has changed since the training: its SHA-256 is {found.sha256}, that of the training "
+                f"{plugin.sha256}; undo the change, or accept it with --override"
+            )
+        found.run()
+        return Plugin(file=plugin.file, sha256=found.sha256)
+
+    def check(self, named: Sequence[Plugin] | None) -> None:
+        """Raise PluginError for a file that is none of the run's plug-ins."""
+        names = [Path(plugin.file).name for plugin in named or ()]
+        for file in self.files:
+            if Path(file).name not in names:
+                raise PluginError(f"--plugin {file}: the run has no such plug-in; {known(Path(file).name, names)}")
+
+
+NONE = Trust()
+"""No plug-in of a run may be run."""
+
+
+def loaded(plugin: Plugin, folder: Path) -> Plugin:
+    """The plug-in as it is, for the config of a run whose plug-ins have been run. A `config.plugged.Loader`."""
+    return plugin

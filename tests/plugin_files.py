@@ -1,0 +1,57 @@
+"""Plug-ins for tests, and a fixture that removes what they have registered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_runs import TEXT, write_config
+
+from adtrain import plugins, register
+from adtrain.config.specs import FAMILIES
+from adtrain.core import registry
+from adtrain.core.primitive import PRIMITIVES
+from adtrain.custom_op import CUSTOM_OPS
+
+LAYER = """\
+import adtrain as ad
+from adtrain.config.values import Positive
+
+
+@ad.register.layer("mish")
+class Mish(ad.nn.Module):
+    beta: Positive = 1.0
+
+    def output_shape(self, shape):
+        return shape
+
+    def forward(self, params, state, x, mode):
+        return x * ad.ops.tanh(ad.ops.softplus(self.beta * x)), state
+"""
+
+
+@pytest.fixture
+def no_plugins() -> Iterator[None]:
+    """Removes what the plug-ins of a test have registered."""
+    before = {name: dict(family) for name, family in FAMILIES.items()}
+    tables: list[tuple[Any, Any]] = [(table, dict(table)) for table in (plugins._loaded, register._defined)]
+    operations = set(CUSTOM_OPS)
+    yield
+    for name, family in before.items():
+        FAMILIES[name].clear()
+        FAMILIES[name].update(family)
+    for table, old in tables:
+        table.clear()
+        table.update(old)
+    for name in set(CUSTOM_OPS) - operations:
+        del CUSTOM_OPS[name], PRIMITIVES[name]
+        registry.forget(name)
+
+
+def write_plugged(folder: Path, layer: str = "mish: {beta: 1.5}", text: str = LAYER) -> Path:
+    """Write a config that names the plug-in mine.py and has `layer` as its second; returns the config's path."""
+    (folder / "mine.py").write_text(text)
+    named = TEXT.replace("data:", "plugins: [mine.py]\ndata:", 1)
+    return write_config(folder, named.replace("- relu", f"- {layer}"))

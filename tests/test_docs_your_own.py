@@ -1,0 +1,77 @@
+"""The files of docs/your-own.md are complete, short, and run; so does the example's config."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from plugin_files import no_plugins
+
+from adtrain.backends.cuda import compiler
+from adtrain.cli import main
+
+pytestmark = pytest.mark.usefixtures("no_plugins")
+__all__ = ["no_plugins"]
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "docs/your-own.md").read_text()
+FILES = dict(re.findall(r"`(\w+\.py)`:\n\n```python\n(.*?)```", TEXT, re.DOTALL))
+CONFIG = re.search(r"```yaml\n(.*?)```", TEXT, re.DOTALL)[1]  # type: ignore[index]
+
+
+def call(*arguments: object) -> str:
+    result = CliRunner().invoke(main.cli, list(map(str, arguments)))
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> str:
+    """An override that replaces MNIST by a few random images of its size."""
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 255, (40, 28, 28), dtype=np.uint8), np.arange(40) % 10
+    path = tmp_path / "digits.npz"
+    np.savez(path, x_train=images[:20], y_train=labels[:20], x_test=images[20:], y_test=labels[20:])
+    return f"data={{path: {path}, batch_size: 10}}"
+
+
+def train(cfg: Path, data: str) -> None:
+    call("train", cfg, "--device", "cpu", "--steps", 2, "--profile-steps", 0, "--set", data, "--output-dir", "run")
+
+
+def test_the_files_of_the_document_train_and_evaluate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digits: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert list(FILES) == ["gain.py", "focal.py", "softsign.py"]
+    for name, text in FILES.items():
+        Path(name).write_text(text)
+        assert len(text.splitlines()) < 40, name
+    Path("own.yaml").write_text(CONFIG)
+    train(Path("own.yaml"), digits)
+    call("eval", "run", "--device", "cpu", "--trust-plugins")
+
+
+@pytest.mark.compiled
+def test_the_kernel_of_the_document_passes_its_check(tmp_path: Path) -> None:
+    (tmp_path / "softsign.py").write_text(FILES["softsign.py"])
+    assert "checks passed" in call("gradcheck", "--plugin", tmp_path / "softsign.py", "--device", "cpu")
+
+
+@pytest.mark.needs_nvrtc
+def test_the_cuda_kernel_of_the_document_compiles(tmp_path: Path) -> None:
+    path = tmp_path / "softsign.cu"
+    path.write_text(re.search(r'CUDA = """(.*?)"""', FILES["softsign.py"], re.DOTALL)[1])  # type: ignore[index]
+    for dtype in ("float32", "float64"):
+        assert compiler.compile_source(compiler.file_source(str(path), (np.dtype(dtype),), ()), "90a")
+
+
+def test_the_config_of_the_trilinear_example_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digits: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train(ROOT / "examples/trilinear/trilinear.yaml", digits)
+    call("eval", "run", "--device", "cpu", "--plugin", ROOT / "examples/trilinear/trilinear.py")

@@ -1,0 +1,538 @@
+"""Plug-ins: what they register, the errors of broken ones, and how they are trusted."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from plugin_files import LAYER, no_plugins, write_plugged
+from pydantic import Field
+from training_runs import TEXT, write_config
+
+import adtrain as ad
+from adtrain import config, plugins, training
+from adtrain.bench.peers import torch_network
+from adtrain.bench.peers.processes import Unsupported
+from adtrain.bench.steps import result as step
+from adtrain.cli import main
+from adtrain.config.specs import FAMILIES
+from adtrain.core.errors import AdtrainError, OptionError
+from adtrain.data import DataError
+from adtrain.training import model_file
+
+pytestmark = pytest.mark.usefixtures("no_plugins")
+__all__ = ["no_plugins"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def call(*arguments: object, expect: int = 0) -> str:
+    """Run the command in this process; returns its stdout, or its one line of stderr for an error."""
+    result = CliRunner().invoke(main.cli, list(map(str, arguments)))
+    assert result.exit_code == expect, result.output
+    if expect == 0:
+        return result.stdout
+    assert "Traceback" not in result.output
+    lines = [line for line in result.stderr.splitlines() if line.startswith("adtrain: ")]
+    assert len(lines) == 1, result.stderr
+    return lines[0].removeprefix("adtrain: error: ")
+
+
+def train(cfg: object, *more: object, expect: int = 0) -> str:
+    return call("train", cfg, "--device", "cpu", "--profile-steps", 0, "--epochs", 1, *more, expect=expect)
+
+
+def build(folder: Path, layer: str, text: str = LAYER) -> str:
+    """The problems of a config with the layer."""
+    with pytest.raises(AdtrainError) as caught:
+        config.load(write_plugged(folder, layer, text))
+    return str(caught.value).replace(f"{folder}/", "")
+
+
+# What plug-ins register
+
+
+def test_a_layer_of_a_plugin_has_the_options_of_its_annotations(here: Path) -> None:
+    cfg = config.load(write_plugged(here, "mish"), ["model.layers.1.mish.beta=2"])
+    mish: Any = config.build.model(cfg).layers[1]
+    assert (mish.kind(), mish.beta) == ("mish", 2)
+    assert build(here, "mish: {beta: -1}") == (
+        "tiny.yaml:8:20  model.layers[1].mish.beta: found -1, expected a finite number above 0, at most 3.4e38"
+    )
+    assert build(here, "mish: {beat: 1}") == (
+        "tiny.yaml:8:14  model.layers[1].mish.beat: unknown key; did you mean beta? (known: beta)"
+    )
+    assert "unknown layer 'mosh'; did you mean mish?" in build(here, "mosh")
+
+
+OPTIONS = """
+from typing import Annotated, Literal
+from pydantic import Field
+
+@ad.register.layer("all")
+class All(ad.nn.Module):
+    count: int
+    part: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    on: bool = True
+    word: str = "a"
+    how: Literal["up", "down"] = "up"
+    pair: tuple[int, int] = (1, 2)
+    either: int | str = 1
+    perhaps: float | None = None
+
+    def output_shape(self, shape):
+        return shape
+
+    def forward(self, params, state, x, mode):
+        return x, state
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ("count: 1.5", "count: found 1.5, expected an integer"),
+        ("count: true", "count: found true, expected an integer"),
+        ("part: 0.1", "count: missing, expected an integer"),
+        ("count: 1, part: 1", "part: found 1, expected less than 1"),
+        ("count: 1, part: .nan", "part: found nan, expected a finite number"),
+        ("count: 1, on: 1", "on: found 1, expected true or false"),
+        ("count: 1, word: 1", "word: found 1, expected a string"),
+        ("count: 1, how: left", "how: found 'left', expected one of up, down"),
+        ("count: 1, pair: [1]", "pair: found [1], expected a list of an integer, an integer"),
+        ("count: 1, either: 1.5", "either: found 1.5, expected an integer or a string"),
+        ("count: 1, perhaps: x", "perhaps: found 'x', expected a finite number"),
+    ],
+)
+def test_plain_annotations_are_types_too(here: Path, options: str, problem: str) -> None:
+    config.load(write_plugged(here, "all: {count: 3, pair: [4, 5], either: x, perhaps: 1}", LAYER + OPTIONS))
+    found = build(here, f"all: {{{options}}}", LAYER + OPTIONS)
+    assert problem in found
+    assert len(found.splitlines()) == 1
+
+
+FAMILY = """
+import numpy as np
+import adtrain as ad
+from adtrain import ops
+from adtrain.config.values import Fraction, Positive
+from adtrain.optim.optimizer import zero_step
+
+@ad.register.layer("gain")
+class Gain(ad.nn.Module):
+    start: float = 1.0
+
+    def output_shape(self, shape):
+        return shape
+
+    def parameter_shapes(self, shape):
+        return {"weight": shape}
+
+    def new_arrays(self, shape, rng, dtype):
+        return {"weight": ad.array(np.full(shape, self.start, dtype))}, {}
+
+    def forward(self, params, state, x, mode):
+        return x * params["weight"], state
+
+@ad.register.loss("focal")
+class Focal:
+    gamma: Positive = 2.0
+
+    def __call__(self, outputs, labels):
+        log_p = -ops.cross_entropy(outputs, labels, reduction="none")
+        return -ops.mean((1 - ops.exp(log_p)) ** self.gamma * log_p)
+
+@ad.register.optimizer("signed")
+class Signed(ad.optim.Optimizer):
+    def init(self, params):
+        return {"step": zero_step(params)}
+
+    def updated(self, params, grads, state, lr):
+        new = ad.tree.map(lambda p, g: p - ops.astype(lr, p.dtype) * ops.sign(g), params, grads)
+        return new, {"step": state["step"] + 1}
+
+@ad.register.schedule("linear_decay")
+class LinearDecay(ad.optim.Schedule):
+    total_steps: int
+    final: Fraction = 0.0
+
+    def __call__(self, step):
+        return 1.0 - (1.0 - self.final) * ops.astype(step, np.float64) / self.total_steps
+
+@ad.register.augment("darker")
+class Darker(ad.augment.Augmentation):
+    most: Fraction = 0.1
+
+    def __call__(self, batch, rng):
+        kept = 1.0 - self.most * self.uniform(rng, "factor", (batch.images.shape[0], 1, 1, 1), batch.images)
+        return batch._replace(images=batch.images * kept)
+"""
+WITH_FAMILY = (
+    TEXT.replace("data: {", "plugins: [mine.py]\ndata: {augment: [darker: 0.2], ", 1)
+    .replace("- relu", "- relu\n    - gain")
+    .replace("cross_entropy", "focal")
+    .replace("adam: {lr: 0.01}", "signed: 0.01")
+    + "schedule: {linear_decay: {warmup_steps: 2}}\n"
+)
+
+
+def test_a_plugin_of_every_kind_is_trained_and_evaluated_as_in_training(here: Path) -> None:
+    (here / "mine.py").write_text(FAMILY)
+    train(write_config(here, WITH_FAMILY), "--output-dir", "run")
+    summary = json.loads((here / "run/summary.json").read_text())
+    score = json.loads(call("eval", "run", "--device", "cpu", "--trust-plugins", "--json"))["test"]
+    assert score["loss"] == pytest.approx(summary["test"]["loss"], rel=1e-6)
+    assert summary["config"]["schedule"] == {
+        "linear_decay": {"final": 0.0, "warmup_epochs": 0.0, "warmup_steps": 2},
+    }  # total_steps is no option
+
+
+def test_gradients_of_a_network_of_plugins_are_checked(here: Path) -> None:
+    (here / "mine.py").write_text(FAMILY)
+    assert "all 5 checks passed" in call("gradcheck", write_config(here, WITH_FAMILY), "--device", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "problem"),
+    [
+        ("return x * params", "return x[:, :2] * params", "mul: shapes (16, 2) and (16,)"),
+        ('x * params["weight"], state', "x[:, :2], state", "forward returned float32[16, 2], expected float32[16, 16]"),
+        (
+            'return x * params["weight"], state',
+            'return x * params["weight"]',
+            "expected a tuple of two: the output and the state",
+        ),
+        ("x * params[", "x * parms[", "NameError: name 'parms' is not defined"),
+        ("x * params[", "ops.matmul(x, x) * params[", "matmul: "),
+        ("np.full(shape, self.start, dtype)", "np.zeros(3, dtype)", "new_arrays returned {'weight': (3,)}, expected"),
+        ("return -ops.mean(", "return -(", "returned float32[16], expected the mean loss, a float of shape ()"),
+        ('return new, {"step": state["step"] + 1}', "return new, {}", "a tree of state of another structure"),
+        ("return 1.0 - (1.0 - self.final) *", "return 2.0 if self.final == 0 else", "returned a float, expected an"),
+        ("images=batch.images * kept", "images=batch.images[:1] * kept[:1]", "returned images float32[1, 1, 6, 6]"),
+        ("return x * params", "1 / 0; return x * params", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_mistake_in_a_plugin_is_told_in_one_line_with_its_place(
+    here: Path, right: str, wrong: str, problem: str
+) -> None:
+    assert right in FAMILY
+    (here / "mine.py").write_text(FAMILY.replace(right, wrong))
+    message = train(write_config(here, WITH_FAMILY), "--output-dir", "run", expect=2)
+    assert problem in message
+    assert f"{here}/mine.py:" in message
+
+
+# Broken plug-ins
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("import adtrain as ad", "import adtrain as", "mine.py:1: invalid syntax"),
+        ("import adtrain as ad", "import adtrain as ad, nothing_such", "mine.py:1: ModuleNotFoundError: No module"),
+        ("ad.nn.Module", "object", "mine.py:5: layer mish: Mish is no subclass of adtrain.nn.module.Module"),
+        ("def forward", "def backward", "mine.py:5: layer mish: Mish has no method forward"),
+        ("Positive = 1.0", "list = ()", "mine.py:5: layer mish: beta has the type list, expected int, float, bool"),
+        ("Positive = 1.0", "Positve = 1.0", "NameError: name 'Positve' is not defined"),
+        ('"mish"', '"relu"', "mine.py:5: layer relu: the name is taken by adtrain.nn.activation.ReLU; choose another"),
+        ('"mish"', '"model"', "layer 'model': expected a name of lower-case letters, digits and _, no key of configs"),
+        ('"mish"', '"Mish"', "layer 'Mish': expected a name of lower-case letters"),
+        ("import adtrain as ad", "import sys, adtrain as ad; sys.exit()", "mine.py:1: SystemExit:"),
+    ],
+)
+def test_a_broken_plugin_is_told_in_one_line(here: Path, right: str, wrong: str, message: str) -> None:
+    assert right in LAYER
+    found = build(here, "mish", LAYER.replace(right, wrong))
+    assert found.startswith("tiny.yaml:2:11  plugins[0]: ")
+    assert message in found
+    assert len(found.splitlines()) == 1
+
+
+def test_a_name_that_is_taken_twice_is_refused_with_both_places(here: Path) -> None:
+    (here / "other.py").write_text(LAYER)
+    cfg = write_plugged(here)
+    cfg.write_text(cfg.read_text().replace("[mine.py]", "[mine.py, other.py]"))
+    assert train(cfg, expect=2) == (
+        f"{cfg}:2:20  plugins[1]: {here}/other.py:5: layer mish: the name is taken at {here}/mine.py:5; "
+        f"choose another at {here}/other.py:5"
+    )
+    assert "the name is taken at" in build(here, "mish", LAYER + LAYER.partition("\n\n\n")[2])
+
+
+def test_a_changed_plugin_replaces_what_it_registered(here: Path) -> None:
+    config.load(write_plugged(here))
+    assert "known: gamma" in build(here, "mish: {beta: 1}", LAYER.replace("beta", "gamma"))
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ("[none.py]", "2:11  plugins[0]: none.py: there is no such plug-in; expected a Python file"),
+        ("[none]", "2:11  plugins[0]: none: expected a file whose name ends in .py, or an installed plug-in (found: "),
+        ("mine.py", "2:10  plugins: found 'mine.py', expected a list"),
+        ("[1]", "2:11  plugins[0]: found 1, expected a mapping"),
+        ("[{file: mine.py, sha: 1}]", "2:27  plugins[0].sha: unknown key; did you mean sha256?"),
+        ("[{file: mine.py, sha256: 1}]", "2:35  plugins[0].sha256: found 1, expected 64 hexadecimal digits"),
+        (f"[{{file: mine.py, sha256: {'a' * 64}}}]", "found the SHA-256 "),
+        ("[mine.py, ./mine.py]", "2:20  plugins[1]: found a second plug-in mine.py"),
+    ],
+)
+def test_plugins_that_a_config_names_wrongly(here: Path, named: str, message: str) -> None:
+    cfg = write_plugged(here)
+    cfg.write_text(cfg.read_text().replace("[mine.py]", named))
+    assert message in train(cfg, expect=2).replace(f"{here}/", "")
+
+
+def test_a_class_that_is_registered_twice_by_one_line_is_replaced(here: Path) -> None:
+    for default in (1.0, 2.0):
+
+        @ad.register.layer("again")
+        class Again(ad.nn.ReLU):
+            factor: Annotated[float, Field(ge=0)] = default
+            how: Literal["up", "down"] = "up"
+
+    assert FAMILIES["layer"]["again"].target is Again
+    with pytest.raises(OptionError, match=r"the name is taken at .*test_plugins.py:\d+; choose another at .*\.py"):
+        ad.register.layer("again")(Again)
+    with pytest.raises(OptionError, match=r"no subclass of adtrain\.augment\.augmentation\.Augmentation"):
+        ad.register.augment("bright")(Again)
+
+
+# Where plug-ins are named
+
+
+def test_the_command_line_can_name_a_plugin(here: Path) -> None:
+    cfg = write_plugged(here)
+    cfg.write_text(cfg.read_text().replace("plugins: [mine.py]\n", ""))
+    assert "unknown layer 'mish'" in train(cfg, expect=2)
+    for command in (["summary", cfg], ["graph", cfg, "-o", "g.txt"], ["gradcheck", cfg, "--device", "cpu"]):
+        assert "unknown layer" in call(*command, expect=2)
+        call(*command, "--plugin", "mine.py")
+        del FAMILIES["layer"]["mish"]
+        plugins._loaded.clear()
+    train(cfg, "--set", "plugins=[mine.py]", "--output-dir", "set")
+    train(cfg, "--plugin", "mine.py", "--output-dir", "run")
+    assert config.load("run/config.yaml", run_plugin=training.Trust(copies=True).run).plugins is not None
+
+
+def test_paths_of_plugins_begin_in_the_folder_of_the_config(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = write_plugged(here)
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir(here / "elsewhere")
+    config.load(cfg)
+
+
+def test_an_installed_plugin_is_named_by_its_entry_point(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = here / "site" / "mish_layers"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(LAYER)
+    about = here / "site" / "mish_layers-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mish-layers\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[adtrain.plugins]\nmish_layers = mish_layers\n")
+    monkeypatch.syspath_prepend(str(here / "site"))
+    importlib.invalidate_caches()
+    cfg = write_plugged(here)
+    cfg.write_text(cfg.read_text().replace("mine.py", "mish_layers"))
+    train(cfg, "--output-dir", "run")
+    assert not (here / "run/plugins").exists()
+    assert "--plugin mish_layers" in call("eval", "run", "--device", "cpu", expect=2)
+    call("eval", "run", "--device", "cpu", "--plugin", "mish_layers")
+
+
+# Runs with plug-ins
+
+
+@pytest.fixture
+def run(here: Path) -> Path:
+    """A finished run with a plug-in."""
+    train(write_plugged(here), "--output-dir", "run")
+    return here / "run"
+
+
+def test_a_run_stores_text_and_hash_of_its_plugins(run: Path) -> None:
+    digest = sha256(LAYER.encode()).hexdigest()
+    assert (run / "plugins/mine.py").read_text() == LAYER
+    assert f"{{file: plugins/mine.py, sha256: {digest}}}" in (run / "config.yaml").read_text()
+    named = json.loads((run / "summary.json").read_text())["config"]["plugins"]
+    assert named == [{"file": "plugins/mine.py", "sha256": digest}]
+
+
+COMMANDS = (
+    ["eval", "run", "--device", "cpu"],
+    ["report", "run", "--device", "cpu"],
+    ["predict", "run", "data/t10k-images-idx3-ubyte", "--device", "cpu"],
+    ["export", "run", "x.safetensors"],
+    ["train", "--resume", "run", "--device", "cpu", "--epochs", "2", "--profile-steps", "0"],
+)
+
+
+def test_plugins_of_a_run_are_run_only_if_the_command_line_says_so(run: Path, here: Path) -> None:
+    (run / "plugins/mine.py").write_text("raise SystemExit('run')")
+    for command in COMMANDS:
+        assert call(*command, expect=2).replace(f"{here}/", "") == (
+            "run/config.yaml:3:3  plugins[0]: mine.py is code, and is not run because a run names it; expected "
+            "--plugin mine.py (the path of your file) to run that, or --trust-plugins to run the run's copy "
+            "run/plugins/mine.py"
+        )
+    assert "has changed since the training" in call(*COMMANDS[0], "--trust-plugins", expect=2)
+
+
+@pytest.mark.parametrize("option", [["--trust-plugins"], ["--plugin", "mine.py"]])
+def test_every_command_works_on_a_run_with_a_plugin(run: Path, option: list[str]) -> None:
+    for command in COMMANDS:
+        call(*command, *option)
+    assert json.loads((run / "summary.json").read_text())["epochs"] == 2
+
+
+def test_a_run_that_was_stopped_and_resumed_equals_the_uninterrupted_one(run: Path, here: Path) -> None:
+    call(*COMMANDS[-1], "--trust-plugins")
+    train(here / "tiny.yaml", "--epochs", 2, "--output-dir", "whole")
+    trust = training.Trust(copies=True)
+    resumed, whole = (model_file.load(here / name, trust=trust) for name in ("run", "whole"))
+    for a, b in zip(ad.tree.leaves(resumed.params), ad.tree.leaves(whole.params), strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+def test_a_checkpoint_alone_can_be_resumed_with_the_plugin(run: Path) -> None:
+    (run / "config.yaml").unlink()
+    assert "--trust-plugins" in call(*COMMANDS[-1], expect=2)
+    call(*COMMANDS[-1], "--plugin", "mine.py")
+
+
+def test_a_changed_plugin_is_shown_and_needs_override(run: Path, here: Path) -> None:
+    before, after = (sha256(text.encode()).hexdigest() for text in (LAYER, LAYER + "# changed\n"))
+    (here / "mine.py").write_text(LAYER + "# changed\n")
+    for command in COMMANDS:
+        assert call(*command, "--plugin", "mine.py", expect=2) == (
+            f"run/config.yaml:3:3  plugins[0]: {here}/mine.py has changed since the training: its SHA-256 is {after}, "
+            f"that of the training {before}; undo the change, or accept it with --override"
+        )
+        assert (run / "plugins/mine.py").read_text() == LAYER
+    for command in COMMANDS:
+        call(*command, "--plugin", "mine.py", "--override")
+    assert (run / "plugins/mine.py").read_text() == LAYER + "# changed\n"  # the resumed run is trained with it
+    call(*COMMANDS[0], "--plugin", "mine.py")
+
+
+def test_a_plugin_that_the_run_does_not_have_is_refused(run: Path, here: Path) -> None:
+    (here / "other.py").write_text("")
+    found = call(*COMMANDS[0], "--plugin", "mine.py", "--plugin", "other.py", expect=2)
+    assert found == "--plugin other.py: the run has no such plug-in; known: mine.py"
+
+
+def test_compare_runs_no_plugin(run: Path, here: Path) -> None:
+    train(here / "tiny.yaml", "--output-dir", "other", "--set", "model.layers.1.mish.beta=2")
+    for folder in ("run", "other"):
+        (here / folder / "plugins/mine.py").write_text("raise SystemExit('run')")
+    FAMILIES["layer"].pop("mish")
+    assert "model.layers[1].mish.beta" in call("compare", "run", "other")
+
+
+@pytest.mark.needs_onnx
+def test_onnx_refuses_a_layer_of_a_plugin_in_one_line(run: Path) -> None:
+    assert call("export", "run", "x.onnx", "--trust-plugins", expect=2) == (
+        "layer 1: ONNX has no mish, a layer of a plug-in; FILE.safetensors holds the weights of any run"
+    )
+
+
+def test_a_copy_overwrites_no_file_of_the_user(here: Path) -> None:
+    (here / "plugins").mkdir()
+    (here / "plugins/mine.py").write_text("other")
+    assert train(write_plugged(here), "--output-dir", ".", expect=2) == (
+        "plugins/mine.py: already exists; give another --output-dir, or move that file"
+    )
+    assert (here / "plugins/mine.py").read_text() == "other"
+    assert not (here / "config.yaml").exists()
+
+
+def test_a_stopped_run_says_how_to_continue_with_its_plugins(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> NoReturn:
+        raise DataError("the data are gone")
+
+    monkeypatch.setattr(training, "run", stopped)
+    assert train(write_plugged(here), "--output-dir", "run", expect=2) == (
+        f"the data are gone; continue with: adtrain train --resume run --plugin {here}/mine.py"
+    )
+
+
+def test_a_kernel_in_a_file_of_its_own_needs_the_file_of_the_user(here: Path) -> None:
+    (here / "doubled.c").write_text("")
+    text = LAYER + OPERATION.replace("    vjp=", '    c="doubled.c",\n    vjp=')
+    train(write_plugged(here, "doubled", text), "--output-dir", "run")
+    message = call("eval", "run", "--device", "cpu", "--trust-plugins", expect=2)
+    assert f"custom_op doubled: {here}/run/plugins/doubled.c: there is no such file" in message
+    call("eval", "run", "--device", "cpu", "--plugin", "mine.py")
+
+
+def test_bench_runs_a_plugin_of_the_command_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = write_plugged(here)
+    cfg.write_text(cfg.read_text().replace("plugins: [mine.py]\n", ""))
+    bench = ["bench", cfg, "--device", "cpu"]
+    assert "unknown layer" in call(*bench, expect=2)
+    monkeypatch.setattr(step, "result", lambda path, *_: pytest.fail(config.load(path).name))
+    with pytest.raises(pytest.fail.Exception, match="tiny"):
+        CliRunner().invoke(main.cli, [*map(str, bench), "--plugin", "mine.py"])
+    refused = call(*bench, "--plugin", "mine.py", "--against", "numpy", expect=2)
+    assert "--plugin: cannot be combined with --against" in refused
+
+
+@pytest.mark.needs_torch
+def test_a_peer_has_no_loss_of_a_plugin(here: Path) -> None:
+    (here / "mine.py").write_text(FAMILY)
+    cfg = config.load(write_config(here, WITH_FAMILY))
+    with pytest.raises(Unsupported, match="no counterpart of the loss focal in PyTorch"):
+        torch_network.loss(cfg, None)
+
+
+OPERATION = """
+import numpy as np
+
+doubled = ad.custom_op(
+    "doubled",
+    shape=lambda x: ad.ArrayType(x.shape, x.dtype),
+    numpy=lambda x: x + x,
+    vjp=lambda ct, out, x: (2.0 * ct,),
+)
+
+@ad.register.layer("doubled")
+class Doubled(ad.nn.ReLU):
+    def forward(self, params, state, x, mode):
+        return doubled(x), state
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "problem"),
+    [
+        (
+            "    vjp=lambda ct, out, x: (2.0 * ct,),\n",
+            "",
+            "custom_op doubled has no vjp, and is differentiated; give vjp=, which returns None",
+        ),
+        ("(2.0 * ct,)", "(2.0 * ct, ct)", "doubled: vjp returned 2, expected a tuple of 1"),
+        ("numpy=lambda x: x + x", "numpy=lambda x: np.sum(x)", "doubled"),
+        ("ad.ArrayType(x.shape, x.dtype)", "ad.ArrayType(x.shap, x.dtype)", "mine.py:19: AttributeError: "),
+    ],
+)
+def test_a_broken_operation_in_a_layer_is_told_in_one_line(here: Path, right: str, wrong: str, problem: str) -> None:
+    text = LAYER + OPERATION
+    assert right in text
+    train(write_plugged(here, "doubled", text), "--output-dir", "right")
+    message = train(write_plugged(here, "doubled", text.replace(right, wrong)), "--output-dir", "wrong", expect=2)
+    assert problem in message
+
+
+def test_trust_plugins_is_for_runs(here: Path) -> None:
+    cfg = write_plugged(here)
+    assert "--trust-plugins is for --resume RUN only" in train(cfg, "--trust-plugins", expect=2)
