@@ -198,6 +198,16 @@ def test_the_width_of_the_network_must_be_that_of_the_features(made: Path) -> No
         training.prepare(cfg)
 
 
+def test_features_with_control_characters_are_named_on_one_line(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text('word,label\n"a\n\x1b",0\n"b\nc",1\n')
+    cfg = tmp_path / "x.yaml"
+    cfg.write_text(TEXT.replace("[id]", "[]").replace("[zone]", "[]").replace("label: kind", "label: label"))
+    changed = config.load(cfg, [f"data.path={tmp_path}/x.csv", "data.test=0.5", "data.validation=0"])
+    with pytest.raises(config.ConfigError, match=r"the features of a row: 'word=") as caught:
+        training.prepare(changed)
+    assert str(caught.value).isprintable()
+
+
 def test_an_export_names_the_columns(made: Path, tmp_path: Path) -> None:
     run("export", made / "run", tmp_path / "model.safetensors")
     content = (tmp_path / "model.safetensors").read_bytes()

@@ -17,6 +17,7 @@ from adtrain.config.problems import PathParts, found, known
 from adtrain.core.errors import ShapeError
 from adtrain.core.precision import PRECISIONS
 from adtrain.data import DataOptionError, DataSet, Options, Split
+from adtrain.data.columns import printable
 from adtrain.data.memory import machine_memory
 from adtrain.data.table_encoder import TableEncoder
 from adtrain.training import network, trust
@@ -175,7 +176,8 @@ def _check_fit(cfg: Config, net: Network, images: DataSet) -> None:
         expected = f"expected {found(shape)}, the shape of the images, or [{prod(shape)}] for flat input"
         if names := images.features:
             more = ", ..." if len(names) > MAX_LISTED else ""
-            expected = f"expected [{len(names)}], the features of a row: {', '.join(names[:MAX_LISTED])}{more}"
+            listed = ", ".join(map(printable, names[:MAX_LISTED]))
+            expected = f"expected [{len(names)}], the features of a row: {listed}{more}"
         raise cfg.error_at(("model", "input"), f"found {found(net.input_shape)}, {expected}")
     outputs, classes = net.model.output_shape(net.input_shape), len(images.classes)
     last_layer = ("model", "layers", len(cfg.model.layers) - 1)
