@@ -95,7 +95,7 @@ def test_errors_name_the_array_that_does_not_fit(tmp_path: Path, arrays: dict[st
 
 @pytest.mark.parametrize("names", [("x_train", "y_train"), ("X_train", "y_train"), ("images", "labels"), ("X", "y")])
 def test_arrays_have_the_names_that_others_use(tmp_path: Path, names: tuple[str, str]) -> None:
-    arrays = dict(zip(names, (np.zeros((3, 2), np.float32), np.arange(3)), strict=True))
+    arrays: dict[str, np.ndarray] = dict(zip(names, (np.zeros((3, 2), np.float32), np.arange(3)), strict=True))
     if names[0] == "X_train":
         arrays |= {"X_test": np.ones((1, 2)), "y_test": np.zeros(1, int)}
     found = npz.read(write_npz(tmp_path / "x.npz", arrays), Options())
