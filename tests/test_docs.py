@@ -25,6 +25,8 @@ def test_every_command_is_in_the_readme() -> None:
 
 
 TUTORIAL = "docs/python.md"
+PLUGINS = "docs/your-own.md"
+"""Its programs are plug-ins, which `test_docs_your_own.py` runs."""
 DOCUMENTS = [str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]]
 FRAGMENTS = {"docs/add-an-op.md": 6}
 """The documents with snippets that are no complete programs, and the number of these snippets."""
@@ -39,7 +41,7 @@ def programs(document: str) -> list[str]:
     return [code for code in snippets(document) if document == TUTORIAL or code.startswith(("import ", "from "))]
 
 
-@pytest.mark.parametrize("document", [name for name in DOCUMENTS if programs(name)])
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if programs(name) and name != PLUGINS])
 def test_the_python_programs_of_a_document_run(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "snippet"}
