@@ -16,6 +16,7 @@ from adtrain.config.values import (
     Bool,
     Channels,
     Column,
+    Columns,
     Fraction,
     ImageShape,
     ImageSize,
@@ -54,6 +55,9 @@ class Data(Section):
     test_path: Text | None = Field(None, description="a second file or folder of the same format, with the test part")
     test: Fraction = Field(0.0, description="the fraction held out as the test part, if the files have none")
     label: Column | None = Field(None, description="CSV: the column of the labels, by name or number; default: label")
+    target: Columns | None = Field(
+        None, description="CSV: the column or columns of numbers to predict, by name or number, instead of label"
+    )
     header: Bool | None = Field(None, description="CSV: whether the first line names the columns; default: detected")
     shape: ImageShape | None = Field(None, description="CSV, NPZ: [channels, height, width] of images in flat rows")
     image_size: ImageSize | None = Field(None, description="image folder: [height, width] to resize all images to")
@@ -74,6 +78,8 @@ class Data(Section):
             raise PydanticCustomError("expected", "only one of dataset and path (null for the other)")
         if self.test_path is not None and self.test:
             raise PydanticCustomError("expected", "at most one of test and test_path")
+        if self.label is not None and self.target is not None:
+            raise PydanticCustomError("expected", "at most one of label and target")
         return self
 
 

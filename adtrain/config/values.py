@@ -57,9 +57,11 @@ Total = Annotated[_Integer, Field(ge=0, lt=2**53), Expected("an integer in [0, 2
 ImageSize = Annotated[tuple[_Size, _Size], Expected("a list of height and width")]
 ImageShape = Annotated[tuple[_Size, _Size, _Size], Expected("a list of channels, height and width")]
 Channels = Annotated[Literal[1, 3], Expected("1 or 3")]
-Column = Annotated[
-    Annotated[_Integer, Field(gt=-(2**31), lt=2**31)] | Annotated[str, Strict(), Field(min_length=1)],
-    Expected("the name of a column, or its number"),
+_Column = Annotated[_Integer, Field(gt=-(2**31), lt=2**31)] | Annotated[str, Strict(), Field(min_length=1)]
+Column = Annotated[_Column, Expected("the name of a column, or its number")]
+Columns = Annotated[
+    _Column | Annotated[tuple[_Column, ...], Field(min_length=1)],
+    Expected("the name of a column or its number, or a list of them"),
 ]
 Shape = Annotated[tuple[_Size, ...], Field(min_length=1), Expected("a list of positive integers")]
 SizeOrShape = Annotated[

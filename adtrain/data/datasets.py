@@ -23,7 +23,8 @@ class DataSet:
     """The training and the test part of a data set; their images have the same shape and dtype.
 
     `mean` and `std` are those of the training images divided by `scale`, per channel. `features` are the names of the
-    channels, if the files have some. `skipped` has one line for each unreadable image that was left out.
+    channels, if the files have some. `targets` are the names of the numbers to predict; then there are no classes, and
+    the labels are float64 (N, targets). `skipped` has one line for each unreadable image that was left out.
     """
 
     name: str
@@ -34,6 +35,7 @@ class DataSet:
     std: tuple[float, ...]
     features: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
 
     @property
     def scale(self) -> float:
@@ -46,11 +48,12 @@ def load(
     path: str | Path | None = None,
     options: Options | None = None,
     need_test: bool = True,
+    numbers: bool = False,
 ) -> DataSet:
     """Load the data set named `dataset`, or the files at `path`; exactly one of the two must be given.
 
     `formats` lists the file formats. The classes are the labels that occur, numbers or names, in sorted order. With
-    `need_test=False` the test part may be empty.
+    `need_test=False` the test part may be empty. With `numbers`, integer labels of files are numbers to predict.
 
     Raises:
         DataError: files are missing, damaged or do not fit together; one line that names the file.
@@ -70,12 +73,12 @@ def load(
         raise DataOptionError("test", f"missing, {source} has no test part: {advice}")
     if found.test is not None and options.test:
         raise DataOptionError("test", f"found {options.test}, but there is a test part; remove this option")
-    classes, train, test = _splits(found)
+    classes, targets, train, test = _splits(found, numbers)
     if test is None:
         train, test = split_test(train, options.test)
     name = os.path.basename(os.path.realpath(source)) if source.is_dir() else source.stem
     statistics = channel_statistics(train.images, str(source))
-    return DataSet(name, train, test, classes, *statistics, found.train.features, found.skipped)
+    return DataSet(name, train, test, classes, *statistics, found.train.features, found.skipped, targets)
 
 
 def _of_catalogue(entry: Entry) -> DataSet:
@@ -92,19 +95,37 @@ def _of_catalogue(entry: Entry) -> DataSet:
     return DataSet(entry.name, train, test, entry.classes, mean, std)
 
 
-def _splits(found: Parts) -> tuple[tuple[str, ...], Split, Split | None]:
-    """The names of the classes, and both parts with class numbers as labels."""
+def _splits(found: Parts, numbers: bool) -> tuple[tuple[str, ...], tuple[str, ...], Split, Split | None]:
+    """The names of the classes or of the targets, and both parts with class numbers or targets as labels."""
     parts = [part for part in (found.train, found.test) if part is not None]
     for test in parts[1:]:
         _check_alike(found.train, test)
-    labels = np.concatenate([part.labels for part in parts])
-    values = np.array(found.classes) if found.classes else np.unique(labels)
-    numbers = np.split(np.searchsorted(values, labels).astype(np.int64), [len(found.train.labels)])
+    classes: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    columns = [part.labels for part in parts]
+    integers = not found.classes and all(part.labels.dtype.kind == "i" for part in parts)
+    if any(part.labels.ndim == 2 for part in parts) or (numbers and integers):
+        targets, columns = found.train.targets or ("label",), [_as_columns(part, found.train) for part in parts]
+    else:
+        labels = np.concatenate(columns)
+        values = np.array(found.classes) if found.classes else np.unique(labels)
+        classes = tuple(map(str, values.tolist()))
+        columns = np.split(np.searchsorted(values, labels).astype(np.int64), [len(found.train.labels)])
     images: list[Images] = [part.images for part in parts]
     if len({x.dtype for x in images}) > 1:
         images = [np.asarray(x, np.float32) for x in images]
-    train, *rest = map(Split, images, numbers)
-    return tuple(map(str, values.tolist())), train, rest[0] if rest else None
+    train, *rest = map(Split, images, columns)
+    return classes, targets, train, rest[0] if rest else None
+
+
+def _as_columns(part: Part, train: Part) -> np.ndarray:
+    """The labels as float64 (N, targets). Raises DataError where a part has other targets than the training part."""
+    if part.labels.dtype.kind == "U":
+        raise DataError(f"{part.place}: found texts as labels, expected numbers as in {train.place}")
+    columns: np.ndarray = part.labels.reshape(len(part.labels), -1).astype(np.float64)
+    if columns.shape[1] != (expected := train.labels.reshape(len(train.labels), -1).shape[1]):
+        raise DataError(f"{part.place}: found {columns.shape[1]} targets, expected {expected} as in {train.place}")
+    return columns
 
 
 def _check_alike(train: Part, test: Part) -> None:

@@ -26,7 +26,7 @@ class Format(NamedTuple):
 IDX = Format("a folder of IDX files", frozenset(), lambda path, options: idx_folder.read(path))
 IMAGES = Format("a folder of images", frozenset({"image_size", "channels", "skip_broken"}), image_folder.read)
 NPZ = Format("an NPZ file", frozenset({"shape"}), npz.read)
-CSV = Format("a CSV file", frozenset({"label", "header", "shape"}), csv_table.read)
+CSV = Format("a CSV file", frozenset({"label", "target", "header", "shape"}), csv_table.read)
 FORMATS = (IDX, IMAGES, NPZ, CSV)
 
 

@@ -21,7 +21,7 @@ from adtrain.data.errors import DataError
 from adtrain.data.file_array import DataFile, FileArray
 from adtrain.data.memory import require_memory, stays_in_file
 from adtrain.data.options import Options
-from adtrain.data.part import MAX_DEFLATE_RATIO, Part, Parts, as_images, as_labels
+from adtrain.data.part import MAX_DEFLATE_RATIO, Part, Parts, as_images, as_labels, numbered
 from adtrain.files import open_regular
 
 NAMES = (("x_train", "y_train"), ("images", "labels")), (("x_test", "y_test"),)
@@ -75,7 +75,8 @@ def _part(
     stored, labels = (_array(path, file, archive, info) for info in infos)
     place, label_place = (f"{path}:{info.filename}" for info in infos)
     images = as_images(stored, place, options)
-    return Part(images, as_labels(labels, len(images), label_place), label_place)
+    found = as_labels(labels, len(images), label_place)
+    return Part(images, found, label_place, targets=numbered(infos[1].filename.removesuffix(".npy"), found))
 
 
 def _array(path: Path, file: BinaryIO, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray | FileArray:

@@ -13,6 +13,7 @@ class Options:
         test_path: a second file or folder of the same format, with the test part.
         test: the fraction of the examples held out as the test part, if the files have none.
         label: the column of the labels: its name, or its index from 0, or from -1 backwards.
+        target: the columns of numbers to predict, by name or index, instead of `label`.
         header: whether the first line names the columns; None to detect it.
         shape: (C, H, W) of images stored as flat rows; it also tells (N, C, H, W) from (N, H, W, C).
         image_size: (height, width) to resize all images to; None if they have the same size.
@@ -23,6 +24,7 @@ class Options:
     test_path: str | None = None
     test: float = 0.0
     label: str | int | None = None
+    target: str | int | tuple[str | int, ...] | None = None
     header: bool | None = None
     shape: tuple[int, int, int] | None = None
     image_size: tuple[int, int] | None = None
