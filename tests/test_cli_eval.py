@@ -116,7 +116,7 @@ def test_predict_with_an_overflowed_model_is_a_one_line_error(here: Path, tmp_pa
     save_file({name: x * np.float32(1e38) for name, x in load_file(path).items()}, path, metadata)
     for option in ((), ("--json",)):
         line = one_line(run("predict", str(tmp_path / "run"), "data/t10k-images-idx3-ubyte", *option, expect=2))
-        assert line == "the model's probabilities are NaN or infinite: its weights overflowed in training"
+        assert line == "the model's predictions are NaN or infinite: its weights overflowed in training"
 
 
 def test_an_empty_path_is_refused(here: Path) -> None:

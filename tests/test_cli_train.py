@@ -18,7 +18,7 @@ from waiting import PATIENCE, wait_until
 from adtrain import config, training
 from adtrain.cli import main
 from adtrain.cli.train_report import MAX_ROWS, report
-from adtrain.training import Score, Summary, read_metrics
+from adtrain.training import ClassScore, Summary, read_metrics
 from adtrain.training.metrics import Stopped
 from adtrain.training.summary import BestEpoch, Memory, OperationTime, StepTimes
 
@@ -322,7 +322,7 @@ def test_a_terminal_shows_progress_bars(cfg: Path) -> None:
 
 
 def _summary(rows: int) -> Summary:
-    score = Score(0.1, 0.98)
+    score = ClassScore(0.1, 0.98)
     return Summary(
         config={}, device="cpu", device_name="A CPU", precision="float32", seed=0, parameters=1000, ended="finished",
         best=BestEpoch("train_loss", 0.1, 2), model_epoch=2, epochs=2, steps=100, batch_size=128, train_seconds=11.0,

@@ -21,7 +21,7 @@ from adtrain import config
 from adtrain.bench import page as bench_page
 from adtrain.report import Predictions, Record, page
 from adtrain.report.markup import Markup, html, join
-from adtrain.training import Epoch, Score, Summary
+from adtrain.training import ClassScore, Epoch, Summary
 from adtrain.training.metrics import Stopped
 from adtrain.training.summary import BestEpoch, Memory, OperationTime, StepTimes
 
@@ -65,7 +65,7 @@ def hostile(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: item if key in KEYS else hostile(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return value if isinstance(value, Score) else type(value)(map(hostile, value))
+        return value if isinstance(value, ClassScore) else type(value)(map(hostile, value))
     return value + PAYLOAD if isinstance(value, str) else value
 
 
@@ -81,7 +81,7 @@ def test_values_are_escaped_and_markup_is_not(text: str, other: str, number: flo
 
 
 def test_every_text_of_a_run_is_shown_as_text() -> None:
-    score = Score(0.5, 0.5)
+    score = ClassScore(0.5, 0.5)
     row = OperationTime("matmul", "0.linear", "forward", 1, 0.5, 1.0, 8, 8, 1.0, 1.0)
     summary = Summary(
         config={}, device="cpu", device_name="A CPU", precision="float32", seed=0, parameters=9, ended="finished",

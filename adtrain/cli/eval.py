@@ -1,4 +1,4 @@
-"""`adtrain eval`: loss and accuracy of a trained run on the test images."""
+"""`adtrain eval`: loss and metrics of a trained run on the test images."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from adtrain.cli.options import (
     set_autotune,
 )
 from adtrain.cli.output import print_json, show
-from adtrain.cli.progress import note_precision, score_text
-from adtrain.training import model_file
+from adtrain.cli.progress import note_precision
+from adtrain.training import model_file, scores
 
 
-@click.command(short_help="Measure loss and accuracy of a trained run on the test set.")
+@click.command(short_help="Measure loss and metrics of a trained run on the test set.")
 @click.argument("run", type=FilePath())
 @device_option
 @autotune_option
 @json_option
 def command(run: Path, device: str, autotune: str, as_json: bool) -> None:
-    """Measure loss and accuracy of the run in the folder RUN on the test images of its config."""
+    """Measure loss and metrics of the run in the folder RUN on the test images of its config."""
     set_autotune(device, autotune)
     trained = model_file.load(run, device)
     note_precision(trained.config, device)
     test = trained.test_split()
     started = perf_counter()
     examples = training.on_device(test, device)
-    score = training.evaluate(trained.evaluation_step, trained.params, trained.statistics, examples)
+    step, task = trained.evaluation_step, trained.network.task
+    score = training.evaluate(step, task, trained.params, trained.statistics, examples)
     seconds = perf_counter() - started
     if as_json:
         print_json(
@@ -47,5 +48,5 @@ def command(run: Path, device: str, autotune: str, as_json: bool) -> None:
             }
         )
         return
-    show(f"test    {score_text(score)} of {len(test):,} images")
+    show(f"test    {scores.text(score)} of {len(test):,} images")
     show(f"time    {seconds:.2f} s ({len(test) / seconds:,.0f} images/s)")

@@ -23,7 +23,7 @@ from adtrain.cli.streams import BROKEN_PIPE, broken_pipes, close_stdout, open_st
 
 COMMANDS = {
     "train": "Train the network that a config describes.",
-    "eval": "Measure loss and accuracy of a trained run on the test set.",
+    "eval": "Measure loss and metrics of a trained run on the test set.",
     "predict": "Classify images with a trained run.",
     "report": "Write an HTML report of a run, and PNG files.",
     "compare": "Tabulate how runs and their configs differ.",

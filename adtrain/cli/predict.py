@@ -1,8 +1,9 @@
-"""`adtrain predict`: classifies images with a trained run."""
+"""`adtrain predict`: applies a trained run to images."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -13,9 +14,10 @@ from adtrain.cli.progress import note_precision
 from adtrain.data import DataError, idx, images
 from adtrain.table import Column, render, terminal_width
 from adtrain.training import model_file
-from adtrain.training.evaluation import probabilities
+from adtrain.training.evaluation import predictions
 
-COLUMNS = (Column("image", text=True), Column("class", text=True), Column("probability"))
+IMAGE = Column("image", text=True)
+COLUMNS = (IMAGE, Column("class", text=True), Column("probability"))
 IDX_MAGIC = b"\0\0"
 
 
@@ -27,6 +29,8 @@ IDX_MAGIC = b"\0\0"
 def command(run: Path, paths: tuple[Path, ...], device: str, as_json: bool) -> None:
     """Classify images with the run in the folder RUN; print the most probable class of each and its probability.
 
+    A run that predicts numbers prints those in their original units; one with several labels, their probabilities.
+
     An IMAGE is a PNG or JPEG file, which is converted to grey or RGB and resized as the run requires, or an IDX file
     (optionally gzip-compressed) with images of the size that the run was trained on.
     """
@@ -35,16 +39,27 @@ def command(run: Path, paths: tuple[Path, ...], device: str, as_json: bool) -> N
     found = [(path, read(path, trained)) for path in paths]
     rows, cells = [], []
     for path, batch in found:
-        for i, row in enumerate(probabilities(trained.network, trained.params, trained.statistics, batch, device)):
-            best = int(row.argmax())
-            label = trained.classes[best] if best < len(trained.classes) else str(best)
-            probability = float(row[best])
-            rows.append({"file": str(path), "index": i, "class": label, "probability": probability})
-            cells.append([str(path) if len(batch) == 1 else f"{path}[{i}]", label, f"{probability:.2%}"])
+        for i, row in enumerate(predictions(trained.network, trained.params, trained.statistics, batch, device)):
+            result, shown = _values(trained, row) if trained.targets else _class(trained, row)
+            rows.append({"file": str(path), "index": i, **result})
+            cells.append([str(path) if len(batch) == 1 else f"{path}[{i}]", *shown])
     if as_json:
         print_json(rows)
         return
-    show(*render(COLUMNS, cells, terminal_width()))
+    columns = (IMAGE, *map(Column, trained.targets)) if trained.targets else COLUMNS
+    show(*render(columns, cells, terminal_width()))
+
+
+def _class(trained: model_file.TrainedModel, row: np.ndarray) -> tuple[dict[str, Any], list[str]]:
+    """The most probable class and its probability: as JSON values, and as cells of the table."""
+    best = int(row.argmax())
+    label = trained.classes[best] if best < len(trained.classes) else str(best)
+    return {"class": label, "probability": float(row[best])}, [label, f"{row[best]:.2%}"]
+
+
+def _values(trained: model_file.TrainedModel, row: np.ndarray) -> tuple[dict[str, Any], list[str]]:
+    """The predicted numbers, or the probability of each label: as JSON values, and as cells of the table."""
+    return {"predicted": dict(zip(trained.targets, row.tolist(), strict=True))}, [f"{x:.6g}" for x in row]
 
 
 def read(path: Path, trained: model_file.TrainedModel) -> np.ndarray:

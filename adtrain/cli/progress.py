@@ -10,7 +10,7 @@ from tqdm import tqdm
 from adtrain.cli.output import progress
 from adtrain.config import Config
 from adtrain.core.precision import PRECISIONS
-from adtrain.training import Epoch, Interval, Observer, Score, TrainState
+from adtrain.training import Epoch, Interval, Observer, TrainState, scores
 
 
 class ProgressLines(Observer):
@@ -22,11 +22,11 @@ class ProgressLines(Observer):
         self.epochs = epochs
 
     def epoch_done(self, epoch: Epoch, state: TrainState) -> None:
-        scores = score_text(epoch.train)
+        text = scores.text(epoch.train)
         if epoch.validation is not None:
-            scores += f", validation {score_text(epoch.validation)}"
+            text += f", validation {scores.text(epoch.validation)}"
         speed = f"{epoch.images_per_second:,.0f} images/s, {epoch.seconds:.1f} s"
-        text = f"epoch {epoch.epoch}/{self.epochs}: {scores}, {speed}"
+        text = f"epoch {epoch.epoch}/{self.epochs}: {text}, {speed}"
         if left := self.epochs - epoch.epoch:
             text += f", about {left * epoch.seconds:.0f} s left"
         progress(text)
@@ -49,7 +49,7 @@ class ProgressBars(ProgressLines):
             unit_scale=True,
             dynamic_ncols=True,
             leave=False,
-            # Fits into 60 columns, so that a narrow terminal shows loss, accuracy and time left.
+            # Fits into 60 columns, so that a narrow terminal shows loss, metric and time left.
             bar_format="{desc}|{bar}| {rate_fmt}, {remaining} left{postfix}",
         )
 
@@ -59,8 +59,7 @@ class ProgressBars(ProgressLines):
 
     def interval_done(self, interval: Interval) -> None:
         if self.bar is not None:
-            loss, accuracy = interval.train
-            self.bar.set_postfix_str(f"loss {loss:.3f}, acc {accuracy:.1%}", refresh=False)
+            self.bar.set_postfix_str(scores.short_text(interval.train), refresh=False)
 
     def epoch_done(self, epoch: Epoch, state: TrainState) -> None:
         self.close()
@@ -81,7 +80,3 @@ def note_precision(cfg: Config, device: str) -> None:
     """Print a note if the evaluation has another precision than the training; see `model_file.load`."""
     if device == "cpu" and cfg.training.precision in PRECISIONS:
         progress(f"trained in {cfg.training.precision}, evaluated in float32: the cpu has no {cfg.training.precision}")
-
-
-def score_text(score: Score) -> str:
-    return f"loss {score.loss:.4f}, accuracy {score.accuracy:.2%}"

@@ -12,7 +12,7 @@ from adtrain.cli.output import progress, show
 from adtrain.cli.progress import note_precision
 from adtrain.core.errors import AdtrainError, DeviceError
 from adtrain.files import write_atomic
-from adtrain.report import Predictions, figures, page
+from adtrain.report import AnyPredictions, figures, page
 
 
 @click.command(short_help="Write an HTML report of a run, and PNG files.")
@@ -25,11 +25,12 @@ from adtrain.report import Predictions, figures, page
 )
 @device_option
 def command(run: Path, output: Path | None, pictures: Path | None, device: str) -> None:
-    """Write an HTML file about the run in the folder RUN: results, learning curves, mistakes, and times of operations.
+    """Write an HTML file about the run in the folder RUN: results, learning curves, predictions, times of
+    operations.
 
     The file needs no network. If the run is unfinished or its data are missing, the page lacks some parts and says so.
-    --png also writes learning_curves.png, confusion_matrix.png and worst_mistakes.png, which needs matplotlib
-    (pip install 'adtrain[report]').
+    --png also writes learning_curves.png, and confusion_matrix.png and worst_mistakes.png, or for numbers
+    predicted_against_true.png and residuals.png. It needs matplotlib (pip install 'adtrain[report]').
     """
     if pictures is not None:
         figures.check()
@@ -45,7 +46,7 @@ def command(run: Path, output: Path | None, pictures: Path | None, device: str) 
     show(*written)
 
 
-def _predictions(run: Path, device: str) -> Predictions | str:
+def _predictions(run: Path, device: str) -> AnyPredictions | str:
     """The predictions, or the reason why there are none."""
     try:
         return report.predict(run, device)

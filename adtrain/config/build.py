@@ -14,6 +14,7 @@ from adtrain.core.array import Value
 from adtrain.core.errors import OptionError, ShapeError
 
 CLASSIFICATION = ("cross_entropy", "nll")
+REGRESSION = ("mse", "l1", "huber")
 
 
 def check(cfg: Config) -> list[Problem]:

@@ -68,6 +68,9 @@ class Data(Section):
     batch_size: Size = Field(description="images per training step")
     validation: Fraction = Field(0.0, description="the fraction of the training images held out for validation")
     normalize: Bool = Field(True, description="subtract the mean and divide by the standard deviation of each channel")
+    normalize_targets: Bool = Field(
+        False, description="mse, l1, huber: train on targets minus their mean, divided by their standard deviation"
+    )
     augment: list[Augmentation] | None = Field(None, description="random changes of each training batch, in this order")
 
     @model_validator(mode="after")
@@ -119,8 +122,8 @@ class Training(Section):
     )
     best_by: BestBy | None = Field(
         None,
-        description="the metric that selects best.safetensors; default: validation_accuracy, or train_loss "
-        "without validation images",
+        description="the metric that selects best.safetensors; default: validation_accuracy (validation_rmse "
+        "for numbers, validation_f1 for several labels), or train_loss without validation images",
     )
     early_stopping: EarlyStopping | None = Field(None, description="when to end before the last epoch")
 

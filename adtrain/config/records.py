@@ -103,7 +103,8 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 def _problem(error: ValidationError) -> str:
     details = error.errors(include_url=False)[0]
-    key, value, message = dotted(details["loc"]), details["input"], details["msg"]
+    path = tuple(part for part in details["loc"] if not str(part).startswith("("))  # "(Kind)" is a member of a union
+    key, value, message = dotted(path), details["input"], details["msg"]
     match details["type"]:
         case "json_invalid":
             return f"found no valid JSON ({message.removeprefix('Invalid JSON: ')}), expected what adtrain writes"

@@ -101,7 +101,12 @@ def one_of(literal: Any) -> Any:
 
 
 Precision = one_of(Literal["float32", "tf32", "bfloat16", "float64"])
-BestBy = one_of(Literal["validation_accuracy", "validation_loss", "train_accuracy", "train_loss"])
+BestBy = one_of(
+    Literal[
+        "validation_accuracy", "validation_f1", "validation_rmse", "validation_mae", "validation_r2", "validation_loss",
+        "train_accuracy", "train_f1", "train_rmse", "train_mae", "train_r2", "train_loss",
+    ]
+)  # fmt: skip
 
 OPTIONS: dict[str, Any] = {
     "affine": Bool,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.options import Options
 from adtrain.data.part import Part, Parts
 from adtrain.data.split import Images, Split
-from adtrain.data.statistics import PIXEL_MAX, channel_statistics
+from adtrain.data.statistics import PIXEL_MAX, channel_statistics, target_statistics
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class DataSet:
 
     `mean` and `std` are those of the training images divided by `scale`, per channel. `features` are the names of the
     channels, if the files have some. `targets` are the names of the numbers to predict; then there are no classes, and
-    the labels are float64 (N, targets). `skipped` has one line for each unreadable image that was left out.
+    the labels are float64 (N, targets), and `target_mean` and `target_std` those of the training part. `skipped` has
+    one line for each unreadable image that was left out.
     """
 
     name: str
@@ -36,11 +37,18 @@ class DataSet:
     features: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
+    target_mean: tuple[float, ...] = ()
+    target_std: tuple[float, ...] = ()
 
     @property
     def scale(self) -> float:
         """The divisor of the images' numbers: 255 for uint8, 1 for float32."""
         return float(PIXEL_MAX) if self.train.images.dtype == np.uint8 else 1.0
+
+    def with_train(self, train: Split) -> DataSet:
+        """This data set with another training part; mean and standard deviation of targets are that part's."""
+        mean, std = target_statistics(train.labels) if self.targets else ((), ())
+        return replace(self, train=train, target_mean=mean, target_std=std)
 
 
 def load(
@@ -78,7 +86,8 @@ def load(
         train, test = split_test(train, options.test)
     name = os.path.basename(os.path.realpath(source)) if source.is_dir() else source.stem
     statistics = channel_statistics(train.images, str(source))
-    return DataSet(name, train, test, classes, *statistics, found.train.features, found.skipped, targets)
+    features, skipped = found.train.features, found.skipped
+    return DataSet(name, train, test, classes, *statistics, features, skipped, targets).with_train(train)
 
 
 def _of_catalogue(entry: Entry) -> DataSet:

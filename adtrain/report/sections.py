@@ -15,6 +15,7 @@ from adtrain.report.parts import bar, breakable, table
 from adtrain.report.pixels import png, shown
 from adtrain.report.predictions import Predictions
 from adtrain.report.record import Record
+from adtrain.training import scores
 from adtrain.training.summary import OperationTime, Summary
 
 MOST_CLASSES = 25
@@ -41,8 +42,7 @@ def tiles(record: Record) -> Markup:
     found: list[tuple[str, str]] = []
     if (summary := record.summary) is not None:
         found += [
-            ("test accuracy", f"{summary.test.accuracy:.2%}"),
-            ("test loss", f"{summary.test.loss:.4f}"),
+            *_results("test", summary.test),
             ("training", f"{summary.train_seconds:.1f} s"),
         ]
         if (speed := summary.images_per_second) is not None:
@@ -53,9 +53,14 @@ def tiles(record: Record) -> Markup:
     elif record.epochs:
         for split in ("train", "validation"):
             if (score := getattr(record.epochs[-1], split)) is not None:
-                found.append((f"{split} accuracy", f"{score.accuracy:.2%}"))
-                found.append((f"{split} loss", f"{score.loss:.4f}"))
+                found += _results(split, score)
     return parts.tiles(found)
+
+
+def _results(split: str, score: scores.Score) -> list[tuple[str, str]]:
+    """Titles and values of a score, the loss last."""
+    values = score._asdict()
+    return [(f"{split} {name}", scores.value_text(name, values[name])) for name in scores.metrics_first(score._fields)]
 
 
 def learning_curves(record: Record) -> Markup:

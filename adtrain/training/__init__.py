@@ -10,7 +10,7 @@ from adtrain.training.best import Best
 from adtrain.training.checkpoint import Checkpoint
 from adtrain.training.costs import LayerCost, StepCosts, step_costs
 from adtrain.training.endings import Interrupted, NotFinite, Result
-from adtrain.training.evaluation import Score, evaluate
+from adtrain.training.evaluation import evaluate
 from adtrain.training.examples import Examples, on_device
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.loop import continuation
@@ -21,6 +21,7 @@ from adtrain.training.preparation import check_precision, data_options, outline,
 from adtrain.training.progress import Observer
 from adtrain.training.resumption import Resumed, resume
 from adtrain.training.run_folder import Recorder, RunFolder
+from adtrain.training.scores import ClassScore, MultilabelScore, RegressionScore, Score
 from adtrain.training.step import TrainState, copied, evaluation_step, train_step
 from adtrain.training.summary import Summary, summarize
 from adtrain.training.trainer import Start, run
@@ -28,6 +29,7 @@ from adtrain.training.trainer import Start, run
 __all__ = [
     "Best",
     "Checkpoint",
+    "ClassScore",
     "Epoch",
     "Examples",
     "Experiment",
@@ -35,10 +37,12 @@ __all__ = [
     "Interval",
     "LayerCost",
     "Mode",
+    "MultilabelScore",
     "NotFinite",
     "Observer",
     "Progress",
     "Recorder",
+    "RegressionScore",
     "Result",
     "Resumed",
     "RunFolder",

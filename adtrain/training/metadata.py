@@ -10,9 +10,9 @@ from adtrain.config.values import Number, Positive, Seed, Size
 from adtrain.training.experiment import Experiment
 from adtrain.training.position import Progress
 
-FORMAT = 1
+FORMAT = 2
 KIND = "checkpoint"
-DATA_FIELDS = ("classes", "image_shape", "mean", "std", "scale")
+DATA_FIELDS = ("classes", "image_shape", "mean", "std", "scale", "targets", "target_mean", "target_std")
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class ModelMetadata:
         config: the resolved config, as YAML.
         image_shape: (C, H, W).
         mean, std, scale: those of the `Network`.
+        targets, target_mean, target_std: the names of the numbers to predict, and those of the training part.
     """
 
     version: str
@@ -32,6 +33,9 @@ class ModelMetadata:
     mean: tuple[Number, ...]
     std: tuple[Positive, ...]
     scale: Positive
+    targets: tuple[str, ...]
+    target_mean: tuple[Number, ...]
+    target_std: tuple[Positive, ...]
 
     def data(self) -> dict[str, Any]:
         """The fields about the training data."""
@@ -68,6 +72,9 @@ def of_model(experiment: Experiment) -> ModelMetadata:
         mean=network.mean,
         std=network.std,
         scale=network.scale,
+        targets=experiment.data.targets,
+        target_mean=experiment.data.target_mean,
+        target_std=experiment.data.target_std,
     )
 
 

@@ -31,7 +31,11 @@ from adtrain.training.tensor_file import TensorFile
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A network with its trained arrays on a device, the names of its classes, and its images' shape (C, H, W)."""
+    """A network with its trained arrays on a device.
+
+    `classes` are the names of the classes, `targets` those of the numbers or labels to predict; one of them is empty.
+    `image_shape` is (C, H, W).
+    """
 
     config: Config
     network: Network
@@ -39,6 +43,7 @@ class TrainedModel:
     statistics: nn.State
     classes: tuple[str, ...]
     image_shape: tuple[int, int, int]
+    targets: tuple[str, ...] = ()
 
     def test_split(self) -> Split:
         """The test images of the config. Raises AdtrainError where they are of another shape or type than in training.
@@ -90,10 +95,13 @@ def load(run: Path, device: str = "cpu") -> TrainedModel:
     file = TensorFile(path)
     about = file.metadata(ModelMetadata)
     channels, height, width = about.image_shape
-    net = network.build(cfg, about.mean, about.std, about.scale)
+    task = network.task_of(cfg, about.target_mean, about.target_std)
+    net = network.build(cfg, about.mean, about.std, about.scale, task)
     factor, summand = net.normalization()
     if not (
         len(about.mean) == len(about.std) == channels
+        and len(about.targets) == len(about.target_mean) == len(about.target_std)
+        and (not about.targets or net.model.output_shape(net.input_shape) == (len(about.targets),))
         and about.scale in (1, PIXEL_MAX)
         and channels * height * width == prod(cfg.model.input)
         and (factor > 0).all()
@@ -108,4 +116,4 @@ def load(run: Path, device: str = "cpu") -> TrainedModel:
     params, statistics = tree.unflatten(
         tree.flatten((params, statistics))[1], [array(x, device=device) for x in arrays.values()]
     )
-    return TrainedModel(cfg, net, params, statistics, about.classes, about.image_shape)
+    return TrainedModel(cfg, net, params, statistics, about.classes, about.image_shape, about.targets)

@@ -18,9 +18,9 @@ from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
 from adtrain.files import read_regular
 from adtrain.training.endings import Ending, Result
-from adtrain.training.evaluation import Score
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.memory import planned_peak
+from adtrain.training.scores import Score
 
 SUMMARY = "summary.json"
 
