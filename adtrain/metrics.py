@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -19,6 +20,14 @@ class ClassPredictions(NamedTuple):
     probabilities: np.ndarray
     labels: np.ndarray
     classes: Sequence[str]
+
+
+@dataclass(frozen=True)
+class ByClass:
+    """A metric of each class, by name, and its mean over the classes that occur or are predicted."""
+
+    macro: float
+    by_class: dict[str, float]
 
 
 class Counts(NamedTuple):
@@ -88,24 +97,27 @@ def _confusion(found: ClassPredictions) -> np.ndarray:
     return confusion_matrix(found.labels, found.probabilities.argmax(axis=1), len(found.classes))
 
 
-def _by_class(metric: str) -> Callable[[ClassPredictions], dict[str, Any]]:
-    """The metric of `Counts` for each class, and `macro`: its mean over the classes that occur or are predicted."""
+def _by_class(metric: str) -> Callable[[ClassPredictions], ByClass]:
+    """The metric of `Counts` for each class."""
 
-    def compute(found: ClassPredictions) -> dict[str, Any]:
+    def compute(found: ClassPredictions) -> ByClass:
         confusion = _confusion(found)
         values = getattr(class_counts(confusion), metric)
         used = (confusion.sum(axis=0) + confusion.sum(axis=1)) > 0
         by_class = {name: float(x) for name, x in zip(found.classes, values, strict=True)}
-        return {"macro": float(values[used].mean()), "by_class": by_class}
+        return ByClass(float(values[used].mean()), by_class)
 
     return compute
 
 
-METRICS: dict[str, Callable[[ClassPredictions], Any]] = {
+MetricValue: TypeAlias = float | ByClass | Sequence[Sequence[int]]
+MetricName: TypeAlias = Literal["top5", "precision", "recall", "f1", "confusion"]
+
+METRICS: dict[MetricName, Callable[[ClassPredictions], MetricValue]] = {
     "top5": top5,
     "precision": _by_class("precision"),
     "recall": _by_class("recall"),
     "f1": _by_class("f1"),
     "confusion": lambda found: _confusion(found).tolist(),
 }
-"""Metrics by name: of a classification's predictions, as JSON values."""
+"""Metrics by name, of a classification's predictions."""

@@ -44,7 +44,7 @@ def here(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.compiled  # as the run was
 def test_eval_reproduces_the_score_in_the_summary(here: Path) -> None:
     found = json.loads(run("eval", "run", "--json").stdout)
-    assert list(found) == ["run", "device", "images", "test", "seconds", "images_per_second"]
+    assert list(found) == ["run", "device", "images", "test", "metrics", "seconds", "images_per_second"]
     assert found["test"] == json.loads((here / "run" / "summary.json").read_text())["test"]
     assert found["images"] == 30
     text = run("eval", "run").stdout.splitlines()

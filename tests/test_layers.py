@@ -16,9 +16,10 @@ PACKAGE = Path(adtrain.__file__).parent
 # What each part may import besides itself, as docs/design.md draws it. "adtrain" is the package's __init__.py.
 HELPERS = {"assets", "cache", "documents", "files", "table", "text"}
 MODEL = {"core", "ops", "nn", "optim", "augment"}
-TRAINING = MODEL | HELPERS | {"config", "data", "passes", "adtrain"}
+TRAINING = MODEL | HELPERS | {"config", "data", "metrics", "passes", "adtrain"}
 RULES: list[tuple[str, set[str]]] = [
     ("core text", set()),
+    ("metrics", set()),
     ("table", {"text"}),
     ("ops lowering passes codegen extend assets files", {"core"}),
     ("cache", {"files"}),
@@ -29,7 +30,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("custom_op", {"core", "ops", "cache"}),
     ("plugins", {"core"}),
     ("adtrain", {"core", "ops", "nn", "optim", "backends", "jit", "custom_op"}),
-    ("config data", MODEL | HELPERS),
+    ("config data", MODEL | HELPERS | {"metrics"}),
     ("gradcheck", MODEL | {"cases", "config", "custom_op", "passes"}),
     ("training", TRAINING),
     ("graph export report", TRAINING | {"training"}),

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import adtrain
 from adtrain import config
 from adtrain.bench import page as bench_page
+from adtrain.metrics import ByClass
 from adtrain.report import Predictions, Record, page
 from adtrain.report.markup import Markup, html, join
 from adtrain.training import ClassScore, Epoch, Summary
@@ -87,7 +88,9 @@ def test_every_text_of_a_run_is_shown_as_text() -> None:
         config={}, device="cpu", device_name="A CPU", precision="float32", seed=0, parameters=9, ended="finished",
         best=BestEpoch("train_loss", 0.5, 1), model_epoch=1, epochs=1, steps=5, batch_size=4, train_seconds=1.0,
         total_seconds=2.0, images_per_second=9.0, step_ms=StepTimes(1.0, 1.0, 1.0), memory=Memory(1, 1), train=score,
-        validation=None, test=score, ops=(row,) * 20, ops_sum_ms=9.0, ops_to_step_ratio=0.5, versions={"adtrain": "0"},
+        validation=None, test=score,
+        metrics={"f1": ByClass(0.5, {"cat" + PAYLOAD: 0.5})}, ops=(row,) * 20,
+        ops_sum_ms=9.0, ops_to_step_ratio=0.5, versions={"adtrain": "0"},
     )  # fmt: skip
     images, labels = np.zeros((3, 1, 2, 2), np.uint8), np.array([0, 1, 1])
     classes, predicted = ("cat" + PAYLOAD, "dog" + PAYLOAD), np.array([0, 0, 1])

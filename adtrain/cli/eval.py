@@ -17,7 +17,9 @@ from adtrain.cli.options import (
 )
 from adtrain.cli.output import print_json, show
 from adtrain.cli.progress import note_precision
+from adtrain.config.records import plain
 from adtrain.training import model_file, scores
+from adtrain.training.evaluation import named_metrics
 
 
 @click.command(short_help="Measure loss and metrics of a trained run on the test set.")
@@ -36,6 +38,9 @@ def command(run: Path, device: str, autotune: str, as_json: bool) -> None:
     step, task = trained.evaluation_step, trained.network.task
     score = training.evaluate(step, task, trained.params, trained.statistics, examples)
     seconds = perf_counter() - started
+    names = trained.config.training.metrics or ()
+    model = trained.network, trained.params, trained.statistics
+    metrics = named_metrics(model, names, trained.classes, test, device)
     if as_json:
         print_json(
             {
@@ -43,10 +48,12 @@ def command(run: Path, device: str, autotune: str, as_json: bool) -> None:
                 "device": device,
                 "images": len(test),
                 "test": score._asdict(),
+                "metrics": plain(metrics),
                 "seconds": seconds,
                 "images_per_second": len(test) / seconds,
             }
         )
         return
     show(f"test    {scores.text(score)} of {len(test):,} images")
+    show(*scores.metric_lines(metrics))
     show(f"time    {seconds:.2f} s ({len(test) / seconds:,.0f} images/s)")

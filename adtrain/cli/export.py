@@ -125,7 +125,7 @@ def _preparation(result: Mapping[str, Any]) -> list[str]:
         f"        (data / {result['scale']:g} - mean) / std, channel by channel",
         f"mean    {' '.join(map(str, result['mean']))}",
         f"std     {' '.join(map(str, result['std']))}",
-        *(f"output  {x['name']} = output * {x['std']:g} + {x['mean']:g}" for x in result["targets"]),
+        *(f"output  {x['name']} = output * {x['std']} + {x['mean']}" for x in result["targets"]),
     ]
 
 

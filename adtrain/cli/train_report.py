@@ -27,6 +27,7 @@ def report(summary: Summary, test_images: int, width: int) -> list[str]:
     speed = "" if step is None else f" ({summary.images_per_second:,.0f} images/s)"
     lines = [
         f"test    {scores.text(test)} of {test_images:,} images",
+        *scores.metric_lines(summary.metrics),
         f"model   {summary.parameters:,} parameters, {summary.precision}",
         f"device  {summary.device}, {summary.device_name}",
         f"time    {summary.total_seconds:.1f} s in all, {summary.train_seconds:.1f} s training{speed}",

@@ -20,6 +20,7 @@ from adtrain.config.values import (
     Fraction,
     ImageShape,
     ImageSize,
+    MetricNames,
     Name,
     NonNegative,
     Positive,
@@ -124,6 +125,9 @@ class Training(Section):
         None,
         description="the metric that selects best.safetensors; default: validation_accuracy (validation_rmse "
         "for numbers, validation_f1 for several labels), or train_loss without validation images",
+    )
+    metrics: MetricNames | None = Field(
+        None, description="metrics of a classification on the test images, in addition to the accuracy"
     )
     early_stopping: EarlyStopping | None = Field(None, description="when to end before the last epoch")
 

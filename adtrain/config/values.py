@@ -8,6 +8,7 @@ from pydantic import Field, GetCoreSchemaHandler, Strict
 from pydantic_core import CoreSchema, core_schema
 
 from adtrain import nn
+from adtrain.metrics import MetricName
 
 
 class Expected:
@@ -107,6 +108,8 @@ BestBy = one_of(
         "train_accuracy", "train_f1", "train_rmse", "train_mae", "train_r2", "train_loss",
     ]
 )  # fmt: skip
+
+MetricNames = Annotated[tuple[MetricName, ...], Expected(f"a list of some of {', '.join(get_args(MetricName))}")]
 
 OPTIONS: dict[str, Any] = {
     "affine": Bool,

@@ -45,6 +45,8 @@ def _body(record: Record, predictions: AnyPredictions | str) -> Iterator[Markup]
         yield parts.section("Confusion matrix", sections.confusion(predictions))
         yield parts.section("Classes", sections.by_class(predictions))
         yield parts.section("Worst mistakes", sections.worst_mistakes(predictions))
+    if record.summary is not None and record.summary.metrics:
+        yield parts.section("Metrics", sections.named_metrics(record.summary.metrics))
     if isinstance(predictions, NumberPredictions):
         yield parts.section("Targets", numbers.by_target(predictions))
         yield parts.section("Predicted against true", numbers.predicted_against_true(predictions))

@@ -14,7 +14,7 @@ from adtrain.data import Images
 from adtrain.metrics import confusion_matrix
 from adtrain.report.numbers import LabelPredictions, NumberPredictions
 from adtrain.training import model_file
-from adtrain.training.evaluation import predictions
+from adtrain.training.evaluation import class_names, predictions
 from adtrain.training.tasks import Multilabel, Regression
 
 
@@ -82,7 +82,5 @@ def predict(run: Path, device: str) -> AnyPredictions:
     if isinstance(trained.network.task, Multilabel):
         return LabelPredictions(trained.targets, test.labels, (rows > 0.5).astype(np.int64))
     predicted = rows.argmax(axis=1)
-    # The network can have more outputs than classes, and the data can have more classes than in training.
-    used = max(len(trained.classes), int(predicted.max()) + 1, int(test.labels.max()) + 1)
-    classes = (*trained.classes, *map(str, range(len(trained.classes), used)))
+    classes = class_names(trained.classes, rows, test.labels)
     return Predictions(test.images, test.labels, classes, predicted, rows.max(axis=1))

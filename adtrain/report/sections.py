@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from adtrain.metrics import ByClass
 from adtrain.report import parts
 from adtrain.report.chart import chart
 from adtrain.report.curves import Curve, Panel, panels
@@ -127,6 +129,24 @@ def by_class(predictions: Predictions) -> Markup:
     left_out = len(order) - len(rows)
     note = f"{left_out} classes with higher accuracy are left out."
     return table(CLASS_COLUMNS, rows) + (parts.note(note) if left_out else "")
+
+
+def named_metrics(metrics: Mapping[str, Any]) -> Markup:
+    """The metrics of `training.metrics`: single numbers in large print, and a row for each class."""
+    by_class = {name: found.by_class for name, found in metrics.items() if isinstance(found, ByClass)}
+    single = parts.tiles(
+        (f"{name} macro", f"{found.macro:.2%}") if isinstance(found, ByClass) else (name, f"{found:.2%}")
+        for name, found in metrics.items()
+        if isinstance(found, (float, ByClass))
+    )
+    if not by_class:
+        return single
+    classes = dict.fromkeys(name for values in by_class.values() for name in values)
+    columns = {"class": "text", **dict.fromkeys(by_class, "")}
+    rows = [
+        [name, *(f"{values[name]:.2%}" if name in values else "" for values in by_class.values())] for name in classes
+    ]
+    return single + table(columns, rows)
 
 
 def worst_mistakes(predictions: Predictions) -> Markup:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -11,7 +12,8 @@ from adtrain import nn
 from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError
 from adtrain.core.staging import stage
-from adtrain.data import Images
+from adtrain.data import Images, Split
+from adtrain.metrics import METRICS, ClassPredictions, MetricName, MetricValue
 from adtrain.passes import ALL
 from adtrain.training.examples import Examples
 from adtrain.training.network import Network
@@ -21,6 +23,9 @@ from adtrain.training.tasks import Task
 
 BATCH_SIZE, ROWS = 250, 40
 BATCHES_AT_ONCE = 20
+
+Trained: TypeAlias = tuple[Network, nn.Params, nn.State]
+"""A network with its parameters and its running statistics."""
 
 
 def evaluate(
@@ -53,6 +58,26 @@ def evaluate(
     if not math.isfinite(loss):
         raise AdtrainError(f"the loss on the {name} images is {loss}: the model's numbers have overflowed")
     return task.score(loss, totals.sums.numpy().reshape(-1).tolist(), count)
+
+
+def named_metrics(
+    trained: Trained, names: Sequence[MetricName], classes: Sequence[str], examples: Split, device: str
+) -> dict[str, MetricValue]:
+    """The metrics of `adtrain.metrics.METRICS` with these names on all of `examples`."""
+    if not names:
+        return {}
+    rows = predictions(*trained, examples.images, device)
+    found = ClassPredictions(rows, examples.labels, class_names(classes, rows, examples.labels))
+    return {name: METRICS[name](found) for name in names}
+
+
+def class_names(classes: Sequence[str], rows: np.ndarray, labels: np.ndarray) -> tuple[str, ...]:
+    """A name for each column of probabilities (N, outputs) that is predicted, and for each label.
+
+    The network can have more outputs than classes, and the data can have more classes than in training.
+    """
+    used = max(len(classes), int(rows.argmax(axis=1).max()) + 1, int(labels.max()) + 1)
+    return (*classes, *map(str, range(len(classes), used)))
 
 
 def predictions(network: Network, params: nn.Params, statistics: nn.State, images: Images, device: str) -> np.ndarray:

@@ -22,6 +22,7 @@ from adtrain.data.memory import machine_memory
 from adtrain.training import network
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.network import Network
+from adtrain.training.tasks import Classification, Task
 
 MOST_NAMES = 8
 """The most names of targets in an error."""
@@ -109,9 +110,7 @@ def _experiment(cfg: Config, images: DataSet, validation: Split | None, mode: Mo
     if validation is None and (cfg.training.best_by or "").startswith("validation"):
         reason = "expected train_accuracy or train_loss, for there are no validation images (data.validation)"
         raise cfg.error_at(("training", "best_by"), f"found {cfg.training.best_by}, {reason}")
-    if cfg.training.best_by is not None and cfg.training.best_by.partition("_")[2] not in task.score_kind._fields:
-        expected = f"expected train_ or validation_ with one of {', '.join(task.score_kind._fields)}"
-        raise cfg.error_at(("training", "best_by"), f"found {cfg.training.best_by}, {expected}")
+    _check_metrics(cfg, task)
     steps_per_epoch = -(-len(images.train) // cfg.data.batch_size)
     total_steps = steps_per_epoch * cfg.training.epochs
     if cfg.training.steps is not None:
@@ -192,6 +191,17 @@ def _check_targets(cfg: Config, images: DataSet, parts: Sequence[Split]) -> None
                 row, column = wrong[0]
                 number = f"found {part.labels[row, column]:g} in {images.targets[column]}"
                 raise cfg.error_at(("loss",), f"{number}, expected 0 and 1 only for {kind}; mse takes any number")
+
+
+def _check_metrics(cfg: Config, task: Task) -> None:
+    """Check that `best_by` and `metrics` are metrics of the task."""
+    fields = task.score_kind._fields
+    if cfg.training.best_by is not None and cfg.training.best_by.partition("_")[2] not in fields:
+        expected = f"expected train_ or validation_ with one of {', '.join(fields)}"
+        raise cfg.error_at(("training", "best_by"), f"found {cfg.training.best_by}, {expected}")
+    if cfg.training.metrics and not isinstance(task, Classification):
+        reason = f"which are for classes; this task always has {', '.join(fields)}"
+        raise cfg.error_at(("training", "metrics"), f"found {', '.join(cfg.training.metrics)}, {reason}")
 
 
 def _check_memory(cfg: Config, net: Network) -> None:

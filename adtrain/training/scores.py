@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
-from pydantic import Discriminator, Tag
-
+from adtrain.config import records
 from adtrain.config.values import Measured, Probability
+from adtrain.metrics import ByClass
 
 HIGHER_IS_BETTER = frozenset({"accuracy", "f1", "r2"})
 FORMATS = {"accuracy": "{:.2%}", "f1": "{:.2%}", "rmse": "{:.4g}", "mae": "{:.4g}"}
@@ -51,14 +51,14 @@ KINDS = {kind.__name__: kind for kind in (ClassScore, RegressionScore, Multilabe
 def _kind(value: Any) -> str:
     """The name of the first kind of score that has all keys of a record."""
     keys = set(value) if isinstance(value, Mapping) else set()
-    return f"({next((name for name, kind in KINDS.items() if keys <= set(kind._fields)), 'ClassScore')})"
+    return next((name for name, kind in KINDS.items() if keys <= set(kind._fields)), "ClassScore")
 
 
 Score: TypeAlias = Annotated[
-    Annotated[ClassScore, Tag("(ClassScore)")]
-    | Annotated[RegressionScore, Tag("(RegressionScore)")]
-    | Annotated[MultilabelScore, Tag("(MultilabelScore)")],
-    Discriminator(_kind),
+    Annotated[ClassScore, records.named("ClassScore")]
+    | Annotated[RegressionScore, records.named("RegressionScore")]
+    | Annotated[MultilabelScore, records.named("MultilabelScore")],
+    records.chosen_by(_kind),
 ]
 
 
@@ -77,6 +77,12 @@ def short_text(score: Score) -> str:
 def metrics_first(names: Sequence[str]) -> list[str]:
     """The fields of a score, the loss last."""
     return [*(name for name in names if name != "loss"), "loss"]
+
+
+def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
+    """A line for each metric of `training.metrics` that is one number, or has one as its mean over the classes."""
+    numbers = {name: found.macro if isinstance(found, ByClass) else found for name, found in metrics.items()}
+    return [f"{name:<9} {x:.2%}" for name, x in numbers.items() if isinstance(x, float)]
 
 
 def value_text(metric: str, value: float) -> str:
