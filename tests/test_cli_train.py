@@ -73,6 +73,7 @@ TYPES: dict[str, Any] = {
     "train": SCORE,
     "validation": SCORE,
     "test": SCORE,
+    "metrics": dict,
     "ops": list,
     "ops_sum_ms": float,
     "ops_to_step_ratio": float,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -281,3 +282,26 @@ def test_what_does_not_fit_the_targets_is_told_in_one_line(
     with pytest.raises(config.ConfigError, match=message) as caught:
         training.prepare(config.load(path, overrides))
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_the_example_in_the_documents_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[1] / "docs/config.md").read_text()
+    (example,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "house-prices" in block]
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    names = [f"f{i}" for i in range(8)]
+    rows = [",".join(map(repr, row)) for row in rng.normal(size=(60, 9)).tolist()]
+    Path("houses.csv").write_text("\n".join([",".join([*names, "price"]), *rows]) + "\n")
+    Path("c.yaml").write_text(example)
+    result = training.run(training.prepare(config.load("c.yaml", ["training.epochs=1"])))
+    assert isinstance(result.test, RegressionScore)
+
+
+def test_pictures_of_predicted_numbers_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = write_table(tmp_path)
+    use_columns(tmp_path, ["x", "y", "z", "price"])
+    run("train", str(path), "--output-dir", str(tmp_path / "run"), "--profile-steps", "0", "--epochs", "1")
+    run("report", str(tmp_path / "run"), "--png", str(tmp_path / "png"))
+    names = {file.name for file in (tmp_path / "png").iterdir()}
+    assert names == {"learning_curves.png", "predicted_against_true.png", "residuals.png"}
