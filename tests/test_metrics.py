@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from adtrain import metrics, ops
 from adtrain.core.array import array
-from adtrain.training.tasks import Classification, Multilabel, Regression, Task
+from adtrain.training.tasks import Classification, Multilabel, Regression, Task, plausible
 
 seeds = st.integers(0, 10**6)
 
@@ -100,3 +100,16 @@ def test_metrics_by_name_equal_their_formulas(seed: int, classes: int, count: in
         assert isinstance(result, metrics.ByClass)
         assert result.by_class == pytest.approx(values)
         assert result.macro == pytest.approx(np.mean([values[name] for name in used]))
+
+
+def test_impossible_sums_of_a_checkpoint_are_recognised() -> None:
+    classes, numbers, labels = Classification(False, ops.softmax), Regression((0.0,), (1.0,), False), Multilabel(1)
+    cases: list[tuple[Task, list[float], list[float]]] = [
+        (classes, [3.0], [5.0]),
+        (classes, [3.0], [3.0, 1.0]),
+        (numbers, [1.0, 1.0, -1.0, 1.0], [1.0, -1.0, 1.0, 1.0]),
+        (labels, [1.0, 2.0, 0.0, 4.0], [1.0, 2.0, 0.0, -1.0]),
+    ]
+    for task, good, bad in cases:
+        assert plausible(task, good, 4)
+        assert not plausible(task, bad, 4)

@@ -15,6 +15,8 @@ from report_runs import Elements
 from test_train_resume import check_same, resume_run, train
 
 from adtrain import config, training
+from adtrain.bench.peers import steps
+from adtrain.bench.peers.processes import Unsupported
 from adtrain.cli import main
 from adtrain.training import RegressionScore, RunFolder, loop
 
@@ -305,3 +307,15 @@ def test_pictures_of_predicted_numbers_are_drawn(tmp_path: Path) -> None:
     run("report", str(tmp_path / "run"), "--png", str(tmp_path / "png"))
     names = {file.name for file in (tmp_path / "png").iterdir()}
     assert names == {"learning_curves.png", "predicted_against_true.png", "residuals.png"}
+
+
+def test_other_systems_are_not_compared_on_numbers_to_predict(tmp_path: Path) -> None:
+    experiment = prepare(tmp_path, "price", ["price"])
+    with pytest.raises(Unsupported, match="no counterpart of numbers to predict"):
+        steps.runner("numpy", steps.Job(experiment, "cpu"))
+
+
+def test_a_summary_of_a_config_with_targets_needs_no_data(tmp_path: Path) -> None:
+    path = write_table(tmp_path)
+    (tmp_path / "t.csv").unlink()
+    assert "prices: input 3, float64" in run("summary", str(path)).stdout

@@ -158,7 +158,10 @@ def plausible(task: Task, sums: Sequence[float], count: int) -> bool:
     """Whether these can be the sums of `count` examples."""
     if len(sums) != task.zero().size:
         return False
-    return isinstance(task, Regression) or all(0 <= x <= count for x in sums)
+    if isinstance(task, Regression):
+        absolute, squared, _, deviation_squared = np.reshape(np.array(sums), (4, -1))
+        return bool((np.concatenate([absolute, squared, deviation_squared]) >= 0).all())
+    return all(0 <= x <= count for x in sums)
 
 
 def host_sums(sums: Any) -> list[list[float]]:
