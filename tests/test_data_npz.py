@@ -78,8 +78,8 @@ def test_strings_and_arbitrary_integers_become_classes(tmp_path: Path) -> None:
             r"x.npz: found 'a', expected x_train and y_train \(x_test, y_test\), images and labels, or X and",
         ),
         (
-            {"images": np.zeros((3, 2)), "labels": np.zeros(3)},
-            "x.npz:labels.npy: found float64 of shape .3,., expected",
+            {"images": np.zeros((3, 2)), "labels": np.zeros((3, 1, 1))},
+            "x.npz:labels.npy: found float64 of shape .3, 1, 1., expected",
         ),
         ({"images": np.zeros((3, 2)), "labels": np.arange(2)}, "labels.npy: found 2 labels, expected 3, one for each"),
         ({"images": np.zeros(3), "labels": np.arange(3)}, "images.npy: found the shape .3,., expected .N, F."),
@@ -95,7 +95,7 @@ def test_errors_name_the_array_that_does_not_fit(tmp_path: Path, arrays: dict[st
 
 @pytest.mark.parametrize("names", [("x_train", "y_train"), ("X_train", "y_train"), ("images", "labels"), ("X", "y")])
 def test_arrays_have_the_names_that_others_use(tmp_path: Path, names: tuple[str, str]) -> None:
-    arrays = dict(zip(names, (np.zeros((3, 2), np.float32), np.arange(3)), strict=True))
+    arrays: dict[str, np.ndarray] = dict(zip(names, (np.zeros((3, 2), np.float32), np.arange(3)), strict=True))
     if names[0] == "X_train":
         arrays |= {"X_test": np.ones((1, 2)), "y_test": np.zeros(1, int)}
     found = npz.read(write_npz(tmp_path / "x.npz", arrays), Options())

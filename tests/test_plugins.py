@@ -24,7 +24,7 @@ from adtrain.cli import main
 from adtrain.config.specs import FAMILIES
 from adtrain.core.errors import AdtrainError, OptionError
 from adtrain.data import DataError
-from adtrain.training import model_file
+from adtrain.training import model_file, recorded_run
 
 pytestmark = pytest.mark.usefixtures("no_plugins")
 __all__ = ["no_plugins"]
@@ -460,7 +460,7 @@ def test_a_stopped_run_says_how_to_continue_with_its_plugins(here: Path, monkeyp
     def stopped(*_: object) -> NoReturn:
         raise DataError("the data are gone")
 
-    monkeypatch.setattr(training, "run", stopped)
+    monkeypatch.setattr(recorded_run, "run", stopped)
     assert train(write_plugged(here), "--output-dir", "run", expect=2) == (
         f"the data are gone; continue with: adtrain train --resume run --plugin {here}/mine.py"
     )
