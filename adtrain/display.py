@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from adtrain.training import Epoch, Interval, Observer, Score, TrainState
+from adtrain.training import Epoch, Interval, Observer, TrainState, scores
 
 
 class ProgressLines(Observer):
@@ -21,11 +21,11 @@ class ProgressLines(Observer):
         self.epochs = epochs
 
     def epoch_done(self, epoch: Epoch, state: TrainState) -> None:
-        scores = score_text(epoch.train)
+        text = scores.text(epoch.train)
         if epoch.validation is not None:
-            scores += f", validation {score_text(epoch.validation)}"
+            text += f", validation {scores.text(epoch.validation)}"
         speed = f"{epoch.images_per_second:,.0f} images/s, {epoch.seconds:.1f} s"
-        text = f"epoch {epoch.epoch}/{self.epochs}: {scores}, {speed}"
+        text = f"epoch {epoch.epoch}/{self.epochs}: {text}, {speed}"
         if left := self.epochs - epoch.epoch:
             text += f", about {left * epoch.seconds:.0f} s left"
         self.write(text)
@@ -53,7 +53,7 @@ class ProgressBars(ProgressLines):
             unit_scale=True,
             dynamic_ncols=True,
             leave=False,
-            # Fits into 60 columns, so that a narrow terminal shows loss, accuracy and time left.
+            # Fits into 60 columns, so that a narrow terminal shows loss, metric and time left.
             bar_format="{desc}|{bar}| {rate_fmt}, {remaining} left{postfix}",
         )
 
@@ -63,8 +63,7 @@ class ProgressBars(ProgressLines):
 
     def interval_done(self, interval: Interval) -> None:
         if self.bar is not None:
-            loss, accuracy = interval.train
-            self.bar.set_postfix_str(f"loss {loss:.3f}, acc {accuracy:.1%}", refresh=False)
+            self.bar.set_postfix_str(scores.short_text(interval.train), refresh=False)
 
     def epoch_done(self, epoch: Epoch, state: TrainState) -> None:
         self.close()
@@ -94,7 +93,3 @@ def in_notebook() -> bool:
     ipython: Any = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and "IPKernelApp" in shell.config
-
-
-def score_text(score: Score) -> str:
-    return f"loss {score.loss:.4f}, accuracy {score.accuracy:.2%}"

@@ -171,7 +171,7 @@ def with_arrays(
     image_shape = shape if len(shape) == 3 else (1, 1, prod(shape))
     cfg = _config(loss, precision)
     mean, std = (tuple(rng.uniform(0.2, 0.8, image_shape[0]).tolist()) for _ in range(2))
-    net = replace(network.build(cfg, mean, std, scale), model=model, input_shape=shape)
+    net = replace(network.build(cfg, mean, std, scale, network.task_of(cfg, (), ())), model=model, input_shape=shape)
     params, statistics = (_drawn(each, rng) for each in model.init(shape, rng, net.dtype))
     return TrainedModel(cfg, net, params, statistics, ("one", "two"), image_shape)
 

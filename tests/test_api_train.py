@@ -93,11 +93,54 @@ def test_without_test_data_a_part_is_held_out() -> None:
         assert len(training.prepare(cfg).test) == count
 
 
+NUMBERS: dict[str, Any] = VALUES | {
+    "data": {"batch_size": 16, "normalize_targets": True},
+    "model": {"input": [36], "layers": [{"linear": 16}, "relu", {"linear": 1}]},
+    "loss": "mse",
+}
+
+
+@pytest.mark.parametrize("labels", [LABELS * 2.5 - 1, LABELS])
+def test_numbers_are_predicted_in_their_units(labels: np.ndarray) -> None:
+    found = train(NUMBERS, (IMAGES, labels), test_data=(TEST[0], labels[:30]), output_dir="run", epochs=20)
+    assert len(found.history["train_rmse"]) == 20
+    values = ad.load("run").predict_values(TEST[0])
+    np.testing.assert_array_equal(values, found.model.predict_values(TEST[0]))
+    squared = np.square(values[:, 0] - labels[:30]).mean()
+    score = found.test._asdict()
+    np.testing.assert_allclose([score["rmse"], score["r2"]], [squared**0.5, 1 - squared / labels.var()])
+    assert score["r2"] > 0.7
+    assert (found.model.classes, found.model.targets, values.shape) == ((), ("y_train",), (30, 1))
+    assert "1 targets" in repr(found.model)
+    with pytest.raises(ad.AdtrainError, match="call predict_values"):
+        found.model.predict(IMAGES)
+    done = CliRunner().invoke(main.cli, ["train", "--resume", "run", "--epochs", "21", "--device", "cpu"])
+    assert done.exit_code == 0, done.output
+
+
+def test_a_model_of_classes_has_no_values() -> None:
+    with pytest.raises(ad.AdtrainError, match="predict_values: the model was trained on classes, not on numbers; call"):
+        train(epochs=1).model.predict_values(IMAGES)
+
+
+def test_several_labels_of_arrays_have_probabilities() -> None:
+    labels = np.stack([LABELS > 0, LABELS > 1], axis=1).astype(int)
+    given = NUMBERS | {
+        "data": {"batch_size": 16},
+        "model": {"input": [36], "layers": [{"linear": 2}]},
+        "loss": "binary_cross_entropy_with_logits",
+    }
+    found = train(given, (IMAGES, labels), epochs=20)
+    values = found.model.predict_values(IMAGES)
+    assert found.model.targets == ("y_train[0]", "y_train[1]")
+    assert ((values > 0.5) == labels).all(axis=1).mean() > 0.9
+
+
 def test_the_folder_of_a_run_on_arrays_is_complete() -> None:
     names = np.array(["cat", "dog", "eel"])
     found = train(data=(IMAGES, names[LABELS]), test_data=(TEST[0], names[TEST[1]]), output_dir="run")
     done = CliRunner().invoke(main.cli, ["eval", "run", "--device", "cpu"])
-    assert f"accuracy {found.test.accuracy:.2%} of 30 images" in done.output
+    assert f"accuracy {found.test._asdict()['accuracy']:.2%} of 30 images" in done.output
     loaded = ad.load("run")
     assert loaded.classes == ("cat", "dog", "eel")
     for x, y in zip(loaded.predict(IMAGES), found.model.predict(IMAGES), strict=True):
@@ -179,7 +222,7 @@ def test_a_thread_can_train() -> None:
         ({"data": IMAGES}, "data: found a ndarray, expected a pair of arrays (images, labels)"),
         ({"data": (IMAGES,)}, "data: found a tuple of 1, expected a pair of arrays (images, labels)"),
         ({"data": (IMAGES, LABELS[:9])}, "data: labels: found 9 labels, expected 90, one for each image"),
-        ({"data": (IMAGES, LABELS / 2)}, "data: labels: found float64 of shape (90,), expected an integer or a string"),
+        ({"data": (IMAGES, LABELS / 2)}, "config  loss: found cross_entropy for the numbers of y_train, expected mse"),
         ({"data": ([[1, 2], [3]], [0, 1])}, "data: images: found no array of numbers (setting an array element"),
         ({"data": ([object()], [0])}, "data: images: found elements of type object, expected numbers"),
         ({"data": (IMAGES[:, :5], LABELS)}, "config  model.input: found [36], expected [1, 5, 6]"),

@@ -137,3 +137,14 @@ def test_a_contact_sheet_of_a_table_is_refused(table: Path, tmp_path: Path) -> N
     assert result.exit_code == 2
     assert "flowers: found examples of shape (2, 1, 1), expected images to show" in result.stderr
     assert not sheet.exists()
+
+
+def test_inspect_shows_the_statistics_of_targets(tmp_path: Path) -> None:
+    (tmp_path / "prices.csv").write_text("area,price\n50,1.5\n80,2.5\n20,0.5\n")
+    arguments = ("data", "inspect", str(tmp_path / "prices.csv"), "--set", "target=price")
+    found = json.loads(run(*arguments, "--json").stdout)
+    assert found["classes"] == []
+    assert found["targets"] == [
+        {"name": "price", "mean": 1.5, "std": pytest.approx((2 / 3) ** 0.5), "min": 0.5, "max": 2.5}
+    ]
+    assert any(line.split() == ["price", "1.5", "0.8165", "0.5", "2.5"] for line in run(*arguments).stdout.splitlines())

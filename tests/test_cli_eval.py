@@ -44,7 +44,7 @@ def here(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.compiled  # as the run was
 def test_eval_reproduces_the_score_in_the_summary(here: Path) -> None:
     found = json.loads(run("eval", "run", "--json").stdout)
-    assert list(found) == ["run", "device", "images", "test", "seconds", "images_per_second"]
+    assert list(found) == ["run", "device", "images", "test", "metrics", "seconds", "images_per_second"]
     assert found["test"] == json.loads((here / "run" / "summary.json").read_text())["test"]
     assert found["images"] == 30
     text = run("eval", "run").stdout.splitlines()
@@ -116,7 +116,7 @@ def test_predict_with_an_overflowed_model_is_a_one_line_error(here: Path, tmp_pa
     save_file({name: x * np.float32(1e38) for name, x in load_file(path).items()}, path, metadata)
     for option in ((), ("--json",)):
         line = one_line(run("predict", str(tmp_path / "run"), "data/t10k-images-idx3-ubyte", *option, expect=2))
-        assert line == "the model's probabilities are NaN or infinite: its weights overflowed in training"
+        assert line == "the model's predictions are NaN or infinite: its weights overflowed in training"
 
 
 def test_an_empty_path_is_refused(here: Path) -> None:

@@ -62,14 +62,15 @@ def test_the_report_fits_60_columns(here: Path) -> None:
     assert max(map(len, lines)) <= 60
     assert lines[0] == "file    model.onnx"
     assert lines[2] == "input   images uint8 [N, 1, 6, 6]"
-    assert "30 test images: same classes" in lines[5]
+    assert "30 test images: same predictions" in lines[5]
 
 
 @pytest.mark.needs_onnx
 def test_a_different_prediction_is_exit_code_1(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_check, "compare", lambda *_: onnx_check.Comparison(30, 2, 0.5, 0.25))
+    found = onnx_check.Comparison(30, 2, {"logits": 0.5, "probabilities": 0.25})
+    monkeypatch.setattr(onnx_check, "compare", lambda *_: found)
     result = run("run", "model.onnx", expect=1)
-    assert "30 test images: 2 of another class" in result.stdout
+    assert "30 test images: 2 predicted otherwise" in result.stdout
     assert "logits within 0.5, probabilities within 0.25" in result.stdout
 
 
@@ -123,7 +124,9 @@ def test_without_the_onnx_package_the_error_is_one_line(here: Path, monkeypatch:
 
 def test_safetensors_contains_the_runs_arrays(here: Path) -> None:
     found = json.loads(run("run", "weights.safetensors", "--json").stdout)
-    assert list(found) == ["run", "file", "bytes", "parameters", "format", "input", "scale", "mean", "std", "tensors"]
+    assert list(found) == [
+        *("run", "file", "bytes", "parameters", "format", "input", "scale", "mean", "std", "targets", "tensors")
+    ]
     assert (found["input"], found["parameters"]) == ({"dtype": "float32", "shape": [36]}, 37 * 16 + 17 * 3)
     ours, written = load_file(here / "run" / "model.safetensors"), load_file(here / "weights.safetensors")
     assert set(ours) == set(written) == set(found["tensors"])

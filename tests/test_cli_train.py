@@ -18,7 +18,7 @@ from waiting import PATIENCE, wait_until
 from adtrain import config, training
 from adtrain.cli import main
 from adtrain.cli.train_report import MAX_ROWS, report
-from adtrain.training import Score, Summary, read_metrics
+from adtrain.training import ClassScore, Summary, read_metrics
 from adtrain.training.metrics import Stopped
 from adtrain.training.summary import BestEpoch, Memory, OperationTime, StepTimes
 
@@ -73,6 +73,7 @@ TYPES: dict[str, Any] = {
     "train": SCORE,
     "validation": SCORE,
     "test": SCORE,
+    "metrics": dict,
     "ops": list,
     "ops_sum_ms": float,
     "ops_to_step_ratio": float,
@@ -322,12 +323,12 @@ def test_a_terminal_shows_progress_bars(cfg: Path) -> None:
 
 
 def _summary(rows: int) -> Summary:
-    score = Score(0.1, 0.98)
+    score = ClassScore(0.1, 0.98)
     return Summary(
         config={}, device="cpu", device_name="A CPU", precision="float32", seed=0, parameters=1000, ended="finished",
         best=BestEpoch("train_loss", 0.1, 2), model_epoch=2, epochs=2, steps=100, batch_size=128, train_seconds=11.0,
         total_seconds=12.0, images_per_second=5000.0, step_ms=StepTimes(4.0, 3.9, 4.1), memory=Memory(2**20, 2**21),
-        train=score, validation=None, test=score, ops_sum_ms=30.0, ops_to_step_ratio=0.95, versions={},
+        train=score, validation=None, test=score, metrics={}, ops_sum_ms=30.0, ops_to_step_ratio=0.95, versions={},
         ops=tuple(
             OperationTime(
                 op=f"operation_{i}_of_a_long_name", scope=f"{i}.residual.body.0.conv2d", phase="backward", calls=2,

@@ -23,7 +23,7 @@ PACKAGED = "cnn, lenet5, lenet5-augmented, mlp, mlp-small, resnet, smoke"
 NO_PAIR = "found no key=value, expected one such as training.epochs=3"
 TRAINING = (
     "epochs, steps, seed, precision, clip_norm, clip_value, init_from, init_partial, checkpoint_every, best_by, "
-    "early_stopping"
+    "metrics, early_stopping"
 )
 
 

@@ -78,8 +78,8 @@ def test_strings_and_arbitrary_integers_become_classes(tmp_path: Path) -> None:
             r"x.npz: found 'a', expected x_train and y_train \(x_test, y_test\), images and labels, or X and",
         ),
         (
-            {"images": np.zeros((3, 2)), "labels": np.zeros(3)},
-            "x.npz:labels.npy: found float64 of shape .3,., expected",
+            {"images": np.zeros((3, 2)), "labels": np.zeros((3, 1, 1))},
+            "x.npz:labels.npy: found float64 of shape .3, 1, 1., expected",
         ),
         ({"images": np.zeros((3, 2)), "labels": np.arange(2)}, "labels.npy: found 2 labels, expected 3, one for each"),
         ({"images": np.zeros(3), "labels": np.arange(3)}, "images.npy: found the shape .3,., expected .N, F."),

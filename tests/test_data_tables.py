@@ -172,6 +172,50 @@ def test_tables_without_a_header_are_matched_by_position(tmp_path: Path) -> None
     assert found.encoder.encode(rows.values, rows.columns, "b.csv").tolist() == [[3, 0, 1]]
 
 
+def test_targets_stand_beside_categories_and_empty_cells(tmp_path: Path) -> None:
+    table = write(tmp_path / "a.csv", "price,city,rooms,rent\n1.25,Oslo,2,10\n-3,Rome,,20\n7,Oslo,4,30.5\n")
+    found = load(table, target=("rent", "price"), missing="mean")
+    assert (found.targets, found.features) == (("rent", "price"), ("city=Oslo", "city=Rome", "rooms"))
+    assert found.train.labels.tolist() == [[10, 1.25], [20, -3], [30.5, 7]]
+    assert np.asarray(found.train.images)[:, :, 0, 0].tolist() == [[1, 0, 2], [0, 1, 3], [1, 0, 4]]
+    dropped = load(table, target="price", missing="drop")
+    assert dropped.train.labels.tolist() == [[1.25], [7]]
+    assert (dropped.target_mean, dropped.target_std) == ((4.125,), (2.875,))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": "n", "drop": ("n",)}, r"data.drop: found a column of the targets, column 1 \(n\)"),
+        ({"target": ("m", "n"), "categories": (1,)}, r"data.categories: found a column of the targets, column 1 \(n\)"),
+        ({"target": ("m", "n"), "drop": (0,)}, "data.drop: found all columns but the targets, expected one that stays"),
+        ({"target": "n", "missing": "mean"}, r"x.csv:3: found '' in column 1 \(n\), expected a finite number"),
+    ],
+)
+def test_targets_are_no_features_and_are_never_filled(tmp_path: Path, options: dict[str, object], message: str) -> None:
+    with pytest.raises((DataError, DataOptionError), match=message):
+        load(write(tmp_path / "x.csv", "a,n,m\n1,2,3\n4,,5\n"), **options)
+
+
+def test_the_targets_of_a_test_table_are_found_by_name(tmp_path: Path) -> None:
+    table = write(tmp_path / "a.csv", "a,n,m\n1,2,3\n4,5,6\n")
+    test = write(tmp_path / "b.csv", "m,more,n,a\n7,0,8,9\n")
+    found = load(table, target=("n", "m"), test_path=str(test))
+    assert (found.test.labels.tolist(), np.asarray(found.test.images).ravel().tolist()) == ([[8, 7]], [9])
+
+
+def test_rows_without_a_header_may_lack_all_targets_at_the_end(tmp_path: Path) -> None:
+    encoder = load(write(tmp_path / "a.csv", "1,red,5,6\n2,blue,7,8\n"), target=(-1, 2)).encoder
+    assert encoder is not None
+    for text in ("3,red\n", "3,red,0,0\n"):
+        rows = csv_table.read_rows(write(tmp_path / "b.csv", text), Options(target=(-1, 2)), encoder.columns)
+        assert encoder.encode(rows.values, rows.columns, "b.csv").tolist() == [[3, 0, 1]]
+    with pytest.raises(DataError, match="found 3 columns, expected 4 as in training, without a header"):
+        csv_table.read_rows(write(tmp_path / "b.csv", "3,red,0\n"), Options(target=(-1, 2)), encoder.columns)
+    with pytest.raises(DataError, match="found 2 columns, expected 4 as in training, without a header"):
+        csv_table.read_rows(write(tmp_path / "b.csv", "3,red\n"), Options(target=(1, 2)), encoder.columns)
+
+
 def test_tsv_files_have_tabs(tmp_path: Path) -> None:
     found = load(write(tmp_path / "x.tsv", "a\tb\tlabel\n1\tx,y\t0\n2\tz\t1\n"))
     assert found.features == ("a", "b=x,y", "b=z")

@@ -11,9 +11,9 @@ import tqdm
 import tqdm.auto
 
 from adtrain.display import ProgressBars, ProgressLines, progress_display
-from adtrain.training import Epoch, Interval, Score
+from adtrain.training import ClassScore, Epoch, Interval
 
-DONE: Any = Epoch(1, 6, Score(0.5, 0.75), None, 2.0, 45.0)
+DONE: Any = Epoch(1, 6, ClassScore(0.5, 0.75), None, 2.0, 45.0)
 
 
 class Bar:
@@ -49,7 +49,7 @@ def test_a_bar_of_an_epoch_is_replaced_by_a_line() -> None:
     shown.epoch_started(1, 3, 90)
     shown.step_done(16)
     shown.step_done(16)
-    shown.interval_done(Interval(1, 2, Score(0.5, 0.75), 0.01, 100.0))
+    shown.interval_done(Interval(1, 2, ClassScore(0.5, 0.75), 0.01, 100.0))
     (bar,) = bars
     assert (bar.total, bar.count, bar.closed, bar.text) == (90, 32, False, "loss 0.500, acc 75.0%")
     shown.epoch_done(DONE, None)  # type: ignore[arg-type]

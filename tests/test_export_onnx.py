@@ -51,7 +51,7 @@ def check(trained: TrainedModel, seed: int = 0, count: int = 3, tolerance: float
     logits, probabilities = run(onnx_model.encode(trained), {"images": batch})
     expected = outputs.numpy()
     np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance * max(1.0, np.abs(expected).max(initial=0)))
-    np.testing.assert_allclose(probabilities, trained.network.probabilities(array(logits)), rtol=16 * EPS, atol=EPS)
+    np.testing.assert_allclose(probabilities, trained.network.task.predictions(array(logits)), rtol=16 * EPS, atol=EPS)
 
 
 def test_every_module_class_has_a_translation() -> None:
@@ -158,9 +158,9 @@ def test_a_comparison_counts_images_with_different_predictions() -> None:
     examples = Split(some_images(trained, 300), np.zeros(300, np.int64))
     same = onnx_check.compare(onnx_model.encode(trained), trained, examples)
     assert (same.images, same.different) == (300, 0)
-    assert 0 <= same.logits < 1e-5
-    assert 0 <= same.probabilities < 1e-6
+    assert 0 <= same.outputs["logits"] < 1e-5
+    assert 0 <= same.outputs["probabilities"] < 1e-6
     swapped = replace(trained, params=tree.map(lambda x: array(x.numpy()[::-1]), trained.params))
     other = onnx_check.compare(onnx_model.encode(trained), swapped, examples)
     assert other.different == 300
-    assert other.logits > 0.1
+    assert other.outputs["logits"] > 0.1

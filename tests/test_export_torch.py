@@ -128,7 +128,7 @@ def test_the_metadata_describe_the_normalisation(tmp_path: Path) -> None:
     (tmp_path / "weights.safetensors").write_bytes(torch_weights.encode(trained))
     with safe_open(tmp_path / "weights.safetensors", framework="numpy") as file:
         about = json.loads(file.metadata()["adtrain"])
-    assert list(about) == ["version", "config", "classes", "scale", "mean", "std", "encoder"]
+    assert list(about) == ["version", "config", "classes", "scale", "mean", "std", "encoder", "targets"]
     batch = np.random.default_rng(0).integers(0, 256, (3, 2, 5, 6), dtype=np.uint8)
     mean, std = (np.array(about[name]).reshape(-1, 1, 1) for name in ("mean", "std"))
     np.testing.assert_allclose(

@@ -32,7 +32,7 @@ def after_steps(experiment: training.Experiment, calls: tuple[int, ...]) -> list
     """State and log after a step on each row of an order. ``calls`` are the numbers of steps of each call."""
     examples = training.on_device(experiment.train, "gpu")
     order = np.random.default_rng(0).integers(0, len(experiment.train), (ROWS, BATCH))
-    carried: Any = (experiment.initial_state("gpu"), empty_log(ROWS, "gpu"))
+    carried: Any = (experiment.initial_state("gpu"), empty_log(experiment.network.task, ROWS, "gpu"))
     for times in calls:
         carried = repeated(experiment.logged_step, times, carried, experiment.seed("gpu"), *examples.batches(order))
     return [x.numpy() for x in tree.leaves(carried)]

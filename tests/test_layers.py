@@ -16,9 +16,10 @@ PACKAGE = Path(adtrain.__file__).parent
 # What each part may import besides itself, as docs/design.md draws it. "adtrain" is the package's __init__.py.
 HELPERS = {"assets", "cache", "documents", "files", "table", "text", "version"}
 MODEL = {"core", "ops", "nn", "optim", "augment"}
-TRAINING = MODEL | HELPERS | {"config", "data", "passes", "plugins"}
+TRAINING = MODEL | HELPERS | {"config", "data", "metrics", "passes", "plugins"}
 RULES: list[tuple[str, set[str]]] = [
     ("core text version", set()),
+    ("metrics", set()),
     ("table", {"text"}),
     ("ops lowering passes codegen extend assets files", {"core"}),
     ("cache", {"files"}),
@@ -30,7 +31,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("plugins", {"core"}),
     ("register", MODEL | {"config", "plugins"}),
     ("adtrain", {"core", "ops", "nn", "optim", "backends", "jit", "custom_op", "register", "version", "api"}),
-    ("config", MODEL | HELPERS | {"plugins"}),
+    ("config", MODEL | HELPERS | {"metrics", "plugins"}),
     ("data", MODEL | HELPERS),
     ("gradcheck", MODEL | {"cases", "config", "custom_op", "passes"}),
     ("training", TRAINING),

@@ -18,8 +18,8 @@ from adtrain.report.curves import panels
 from adtrain.report.pixels import png, shown
 from adtrain.report.predictions import Predictions
 from adtrain.report.ticks import ticks
-from adtrain.training import model_file
-from adtrain.training.evaluation import BATCH_SIZE, probabilities
+from adtrain.training import evaluation, model_file
+from adtrain.training.evaluation import BATCH_SIZE
 
 numbers = st.floats(-1e6, 1e6).filter(lambda x: x == 0 or abs(x) > 1e-30)
 
@@ -99,6 +99,7 @@ def test_images_with_other_channel_counts_are_shown_as_their_mean() -> None:
 
 def test_predictions_agree_with_the_summary(run: Path) -> None:
     found = report.predict(run, "cpu")
+    assert isinstance(found, Predictions)
     assert found.correct / len(found.labels) == pytest.approx(summary(run)["test"]["accuracy"])
     assert found.confusion.sum() == len(found.labels) == 30
     assert (found.probability >= 1 / 3).all()
@@ -108,8 +109,8 @@ def test_compiled_and_eager_probabilities_agree(run: Path) -> None:
     trained = model_file.load(run)
     images = images_of(np.arange(BATCH_SIZE + 7) % 3, seed=3)[:, np.newaxis]
     model = trained.network, trained.params, trained.statistics
-    some = [probabilities(*model, images[i : i + 50], "cpu") for i in range(0, len(images), 50)]
-    assert np.allclose(probabilities(*model, images, "cpu"), np.concatenate(some), atol=1e-6)
+    some = [evaluation.predictions(*model, images[i : i + 50], "cpu") for i in range(0, len(images), 50)]
+    assert np.allclose(evaluation.predictions(*model, images, "cpu"), np.concatenate(some), atol=1e-6)
 
 
 def test_classes_added_to_the_data_after_training_are_counted(tmp_path: Path) -> None:
@@ -117,6 +118,7 @@ def test_classes_added_to_the_data_after_training_are_counted(tmp_path: Path) ->
     run = train(write_config(tmp_path), tmp_path / "run", *wide)
     write_data(tmp_path / "data", classes=5)
     found = report.predict(run, "cpu")
+    assert isinstance(found, Predictions)
     assert found.classes == ("0", "1", "2", "3", "4")
     assert found.confusion.sum(axis=1).tolist() == [6] * 5
 

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 import adtrain
 from adtrain import config
 from adtrain.bench import page as bench_page
+from adtrain.metrics import ByClass
 from adtrain.report import Predictions, Record, page
 from adtrain.report.markup import Markup, html, join
 from adtrain.text import visible
-from adtrain.training import Epoch, Score, Summary
+from adtrain.training import ClassScore, Epoch, Summary
 from adtrain.training.metrics import Stopped
 from adtrain.training.summary import BestEpoch, Memory, OperationTime, StepTimes
 
@@ -66,7 +67,7 @@ def hostile(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: item if key in KEYS else hostile(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return value if isinstance(value, Score) else type(value)(map(hostile, value))
+        return value if isinstance(value, ClassScore) else type(value)(map(hostile, value))
     return value + PAYLOAD if isinstance(value, str) else value
 
 
@@ -83,13 +84,15 @@ def test_values_are_escaped_and_markup_is_not(text: str, other: str, number: flo
 
 
 def test_every_text_of_a_run_is_shown_as_text() -> None:
-    score = Score(0.5, 0.5)
+    score = ClassScore(0.5, 0.5)
     row = OperationTime("matmul", "0.linear", "forward", 1, 0.5, 1.0, 8, 8, 1.0, 1.0)
     summary = Summary(
         config={}, device="cpu", device_name="A CPU", precision="float32", seed=0, parameters=9, ended="finished",
         best=BestEpoch("train_loss", 0.5, 1), model_epoch=1, epochs=1, steps=5, batch_size=4, train_seconds=1.0,
         total_seconds=2.0, images_per_second=9.0, step_ms=StepTimes(1.0, 1.0, 1.0), memory=Memory(1, 1), train=score,
-        validation=None, test=score, ops=(row,) * 20, ops_sum_ms=9.0, ops_to_step_ratio=0.5, versions={"adtrain": "0"},
+        validation=None, test=score,
+        metrics={"f1": ByClass(0.5, {"cat" + PAYLOAD: 0.5})}, ops=(row,) * 20,
+        ops_sum_ms=9.0, ops_to_step_ratio=0.5, versions={"adtrain": "0"},
     )  # fmt: skip
     images, labels = np.zeros((3, 1, 2, 2), np.uint8), np.array([0, 1, 1])
     classes, predicted = ("cat" + PAYLOAD, "dog" + PAYLOAD), np.array([0, 0, 1])

@@ -63,7 +63,7 @@ def test_the_training_loss_is_that_of_the_augmented_batch(tmp_path: Path, loss: 
     }
     _, metrics = first_step(experiment)
     assert float(metrics.loss) == pytest.approx(expected[loss], rel=1e-12)
-    assert int(metrics.correct) == (x.argmax(axis=1) == batch.labels.numpy()).sum()
+    assert int(metrics.sums) == (x.argmax(axis=1) == batch.labels.numpy()).sum()
 
 
 def test_label_smoothing_and_mixup_combine(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_augmented_steps_are_bit_identical_eager_staged_and_fused(tmp_path: Path
     for mode in Mode:
         run = replace(experiment, mode=mode)
         examples = training.on_device(run.train, "cpu")
-        carried = copied(run.initial_state("cpu")), empty_log(3, "cpu")
+        carried = copied(run.initial_state("cpu")), empty_log(run.network.task, 3, "cpu")
         found.append(repeated(run.logged_step, 3, carried, run.seed("cpu"), *examples.batches(order)))
     for other in found[1:]:
         for a, b in zip(tree.leaves(other), tree.leaves(found[0]), strict=True):
@@ -129,7 +129,9 @@ def test_evaluation_is_not_augmented_and_training_draws_in_the_scope_augment(tmp
     state = experiment.initial_state("cpu")
     assert experiment.validation is not None
     scores = [
-        training.evaluate(e.evaluation_step, state.params, {}, training.on_device(experiment.validation, "cpu"))
+        training.evaluate(
+            e.evaluation_step, e.network.task, state.params, {}, training.on_device(experiment.validation, "cpu")
+        )
         for e in (experiment, plain)
     ]
     assert scores[0] == scores[1]

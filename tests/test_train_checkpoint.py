@@ -29,7 +29,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint")
     experiment = prepare(folder, layers="[linear: 2, batch_norm1d, linear: 3]")
     state = experiment.initial_state("cpu")
-    initial = training.Checkpoint(checkpoint.fetch(state)(), training.Progress.start(experiment.best_by))
+    start = training.Progress.start(experiment.best_by, experiment.network.task)
+    initial = training.Checkpoint(checkpoint.fetch(state)(), start)
     Recorder(RunFolder.create(experiment, folder / "run"), experiment).checkpoint(initial, best=False)
     return folder / "run"
 
@@ -64,8 +65,8 @@ UNREADABLE = "cannot be read as safetensors ("
 UNFIT = "does not fit the config's network and optimizer: "
 CHANGES: list[tuple[Any, str]] = [
     (
-        lambda t, a: a.update(format=2, version="9.9"),
-        "has checkpoint format 2, written by adtrain '9.9'; this version reads",
+        lambda t, a: a.update(format=3, version="9.9"),
+        "has checkpoint format 3, written by adtrain '9.9'; this version reads",
     ),
     (lambda t, a: a.update(kind="model"), "is not a checkpoint; expected a run's last.safetensors or best.safetensors"),
     (lambda t, a: a.update(config=7), "metadata: config: found 7, expected a valid string"),
@@ -76,7 +77,7 @@ CHANGES: list[tuple[Any, str]] = [
     (lambda t, a: a["progress"].update(epoch=-1), "metadata: progress.epoch: found -1, expected a positive integer"),
     (lambda t, a: a["progress"].update(step=10**30), "metadata: progress.step: found 1000000000000000000000000000000"),
     (lambda t, a: a["progress"].update(train=["x", []]), "metadata: progress.train[0]: found 'x', expected a number"),
-    (lambda t, a: a["progress"].update(correct=1), "is damaged: its counters are impossible"),
+    (lambda t, a: a["progress"].update(sums=[1.0]), "is damaged: its counters are impossible"),
     (lambda t, a: a["progress"].update(epoch=3), "is damaged: its numbers of steps and epochs disagree"),
     (
         lambda t, a: t.update({"optimizer.step": np.array(4)}),

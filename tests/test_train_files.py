@@ -55,7 +55,11 @@ def test_a_loaded_model_equals_the_saved_one(run: Path, tmp_path: Path) -> None:
     assert (trained.classes, trained.image_shape) == (("0", "1", "2"), (1, 6, 6))
     assert (trained.network.mean, trained.network.std) == (experiment.network.mean, experiment.network.std)
     test = training.evaluate(
-        trained.evaluation_step, trained.params, trained.statistics, training.on_device(experiment.test, "cpu")
+        trained.evaluation_step,
+        trained.network.task,
+        trained.params,
+        trained.statistics,
+        training.on_device(experiment.test, "cpu"),
     )
     assert test == result.test
 

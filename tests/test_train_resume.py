@@ -12,7 +12,7 @@ from training_runs import load, prepare, write_data
 from adtrain import config, training
 from adtrain.core import tree
 from adtrain.core.errors import AdtrainError
-from adtrain.training import Experiment, Recorder, RunFolder, Start, loop, trainer
+from adtrain.training import Experiment, Recorder, RunFolder, Start, loop, tasks, trainer
 from adtrain.training.metrics import Line, ResumedAt
 
 LAYERS = "[linear: 8, batch_norm1d, relu, dropout: 0.2, linear: 3]"
@@ -132,11 +132,12 @@ def test_any_checkpoint_alone_is_enough_to_resume(tmp_path: Path, monkeypatch: p
 def test_an_epochs_loss_does_not_depend_on_its_division_into_intervals() -> None:
     rng = np.random.default_rng(0)
     losses, sizes = rng.exponential(size=300).tolist(), rng.integers(1, 200, 300).tolist()
-    begun = training.Progress.start("train_loss")
-    whole, parts = begun.after(losses, 5, sizes), begun
+    sums = rng.exponential(size=(300, 4)).tolist()
+    begun = training.Progress.start("train_loss", tasks.Multilabel(1))
+    whole, parts = begun.after(losses, sums, sizes), begun
     for first, end in ((0, 1), (1, 100), (100, 263), (263, 300)):
-        parts = parts.after(losses[first:end], 1, sizes[first:end])
-    assert parts.loss == whole.loss
+        parts = parts.after(losses[first:end], sums[first:end], sizes[first:end])
+    assert (parts.loss, parts.sums) == (whole.loss, whole.sums)
 
 
 def test_a_finished_run_resumes_with_more_epochs_and_a_new_schedule(uninterrupted: Experiment, tmp_path: Path) -> None:
@@ -237,7 +238,7 @@ def test_two_processes_cannot_train_into_one_folder(stopped: Path) -> None:
 
 
 def test_a_resumption_voids_metrics_of_later_steps(tmp_path: Path) -> None:
-    score = training.Score(0.5, 0.5)
+    score = training.ClassScore(0.5, 0.5)
     lines: list[Line] = [
         training.Interval(1, 3, score, 0.1, 9.0),
         training.Epoch(1, 5, score, None, 1.0, 9.0),

@@ -61,7 +61,7 @@ def test_a_step_of_sgd_follows_the_gradient_of_softmax_regression(tmp_path: Path
     p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     target = np.eye(CLASSES)[labels.numpy()]
     np.testing.assert_allclose(float(metrics.loss), -np.log((p * target).sum(axis=1)).mean(), rtol=1e-12)
-    assert int(metrics.correct) == (logits.argmax(axis=1) == labels.numpy()).sum()
+    assert int(metrics.sums) == (logits.argmax(axis=1) == labels.numpy()).sum()
     assert float(metrics.learning_rate) == 0.5
     np.testing.assert_allclose(new.params["0"]["weight"].numpy(), weight - 0.5 * (p - target).T @ x / 8, rtol=1e-10)
     np.testing.assert_allclose(new.params["0"]["bias"].numpy(), bias - 0.5 * (p - target).mean(axis=0), rtol=1e-10)
@@ -76,8 +76,11 @@ def test_a_batch_is_gathered_from_the_data_set_at_its_indices(tmp_path: Path) ->
     state, seed = experiment.initial_state("cpu"), experiment.seed("cpu")
     steps: list[tuple[Callable[..., Any], Sequence[Any]]] = [
         (replace(experiment, mode=Mode.EAGER).train_step, (state, seed)),
-        (replace(experiment, mode=Mode.EAGER).logged_step, (state, empty_log(3, "cpu"), seed)),
-        (evaluation_step(experiment.network), (zero_totals("cpu"), state.params, state.statistics)),
+        (replace(experiment, mode=Mode.EAGER).logged_step, (state, empty_log(experiment.network.task, 3, "cpu"), seed)),
+        (
+            evaluation_step(experiment.network),
+            (zero_totals(experiment.network.task, "cpu"), state.params, state.statistics),
+        ),
     ]
     for number, (step, inputs) in enumerate(steps):
         order, same = (x if number == 0 else x[None] for x in (indices, picked[2]))
@@ -137,14 +140,14 @@ def test_evaluation_uses_running_statistics_and_no_dropout(tmp_path: Path) -> No
     state = experiment.initial_state("cpu")
     evaluate = evaluation_step(experiment.network)
     examples = batch(6)[:2]
-    zero, all_six = zero_totals("cpu"), ad.array(np.arange(6)[None])
+    zero, all_six = zero_totals(experiment.network.task, "cpu"), ad.array(np.arange(6)[None])
     whole = evaluate(zero, state.params, state.statistics, *examples, all_six)
     parts = zero
     for _ in range(6):
         parts = evaluate(parts, state.params, state.statistics, *examples, ad.array(np.arange(6)[:, None]))
     assert (int(whole.position), int(parts.position)) == (1, 6)
     np.testing.assert_allclose(float(whole.loss), float(parts.loss), rtol=1e-5)
-    assert int(whole.correct) == int(parts.correct)
+    assert int(whole.sums) == int(parts.sums)
 
     trained, _ = experiment.train_step(copied(state), experiment.seed("cpu"), *batch(6))
     assert not np.array_equal(
@@ -163,7 +166,7 @@ def test_staged_and_eager_steps_and_evaluations_are_bit_identical(tmp_path: Path
     images, labels, indices = batch()
     order = ad.array(np.stack([indices.numpy(), indices.numpy()[::-1]]))
     inputs, weights = (images, labels, order), (state.params, state.statistics)
-    log, zero = empty_log(2, "cpu"), zero_totals("cpu")
+    log, zero = empty_log(experiment.network.task, 2, "cpu"), zero_totals(experiment.network.task, "cpu")
     cases: list[tuple[Any, Any, tuple[Any, ...], tuple[Any, ...]]] = [
         (experiment.evaluation_step, eager.evaluation_step, (zero,), (*weights, *inputs)),
         (experiment.logged_step, eager.logged_step, (state, log), (experiment.seed("cpu"), *inputs)),

@@ -21,11 +21,11 @@ from adtrain.core.errors import AdtrainError
 from adtrain.training import (
     Best,
     Checkpoint,
+    ClassScore,
     Experiment,
     NotFinite,
     Observer,
     RunFolder,
-    Score,
     TrainState,
     loop,
     trainer,
@@ -153,7 +153,7 @@ def test_early_stopping_ends_the_run_and_gives_back_the_best_epoch(tmp_path: Pat
     assert result.best.value == best.progress.validation.loss
     examples = training.on_device(experiment.test, "cpu")
     assert result.test == training.evaluate(
-        experiment.evaluation_step, result.state.params, result.state.statistics, examples
+        experiment.evaluation_step, experiment.network.task, result.state.params, result.state.statistics, examples
     )
 
 
@@ -199,7 +199,7 @@ def test_without_early_stopping_the_last_epoch_is_the_model(tmp_path: Path) -> N
 def test_the_first_of_equally_good_epochs_is_the_best(values: Sequence[float], by: str, min_delta: float) -> None:
     best = Best.start(by)
     for epoch, value in enumerate(values, 1):
-        score, other = Score(value, value), Score(0.5, 0.5)
+        score, other = ClassScore(value, value), ClassScore(0.5, 0.5)
         train, validation = (score, other) if by.startswith("train") else (other, score)
         best = best.after(epoch, train, validation, min_delta)
     extreme = max(values) if by.endswith("accuracy") else min(values)

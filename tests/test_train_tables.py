@@ -73,6 +73,27 @@ def train(cfg: Path, folder: Path, *options: str) -> None:
     run("train", cfg, "--output-dir", folder, "--profile-steps", "0", "--device", "cpu", "--eager", *options)
 
 
+def test_numbers_are_predicted_from_categories_and_empty_cells(made: Path, tmp_path: Path) -> None:
+    text = (made / "trips.yaml").read_text().replace("label: kind", "target: hours\n  normalize_targets: true")
+    table = tmp_path / "trips.csv"
+    lines = [line.split(",") for line in (made / "trips.csv").read_text().splitlines()]
+    table.write_text("".join(",".join(line) + "\n" for line in lines if line[1]))
+    text = text.replace(str(made / "trips.csv"), str(table)).replace("cross_entropy", "mse")
+    text = (
+        text.replace("input: [7]", "input: [8]")
+        .replace("{linear: 2}", "{linear: 1}")
+        .replace("epochs: 4", "epochs: 20")
+    )
+    (tmp_path / "trips.yaml").write_text(text)
+    train(tmp_path / "trips.yaml", tmp_path / "run")
+    score = json.loads(run("eval", tmp_path / "run", "--json", "--device", "cpu").stdout)["test"]
+    assert score["r2"] > 0.8
+    (tmp_path / "new.csv").write_text("kind,zone,city,price\nlong,1,Oslo,80\nshort,2,Rome,\n")
+    found = json.loads(run("predict", tmp_path / "run", tmp_path / "new.csv", "--json", "--device", "cpu").stdout)
+    assert [list(x["predicted"]) for x in found] == [["hours"], ["hours"]]
+    assert 5 < found[0]["predicted"]["hours"] < 9
+
+
 def test_eval_reproduces_the_score_in_the_summary(made: Path) -> None:
     found = json.loads(run("eval", made / "run", "--json", "--device", "cpu").stdout)
     assert found["test"] == json.loads((made / "run" / "summary.json").read_text())["test"]

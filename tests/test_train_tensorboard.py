@@ -7,7 +7,7 @@ import pytest
 from report_runs import command, one_line, train
 from training_runs import write_config
 
-from adtrain.training import Interval, Score
+from adtrain.training import ClassScore, Interval
 from adtrain.training.metrics import Epoch, read_metrics
 from adtrain.training.tensorboard import EventFiles
 
@@ -47,7 +47,7 @@ def test_events_equal_the_metrics(tmp_path: Path) -> None:
 def test_events_can_be_read_during_the_run(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs tensorboard")
     events = EventFiles(tmp_path)
-    events.interval_done(Interval(1, 100, Score(0.5, 0.75), 0.25, 1000.0))
+    events.interval_done(Interval(1, 100, ClassScore(0.5, 0.75), 0.25, 1000.0))
     assert scalars(tmp_path) == {
         "loss/train": [(100, 0.5)],
         "accuracy/train": [(100, 0.75)],

@@ -12,8 +12,9 @@ from adtrain.core.errors import AdtrainError
 from adtrain.training import Epoch, Interval, Observer, TrainState
 
 Metrics: TypeAlias = dict[str, float]
-"""The metrics of an epoch: epoch, step, train_loss, train_accuracy, validation_loss and validation_accuracy (if there
-are validation images), learning_rate (of the last step), seconds, and images_per_second."""
+"""The metrics of an epoch: epoch, step, train_loss and train_accuracy (or train_rmse and others, as `Score` has them),
+the same with validation_ (if there are validation images), learning_rate (of the last step), seconds, and
+images_per_second."""
 
 SPLITS = ("train", "validation")
 

@@ -15,11 +15,11 @@ from adtrain.data.arrays import as_numpy
 from adtrain.data.part import as_images
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.training import TrainedModel, model_file
-from adtrain.training.evaluation import probabilities
+from adtrain.training.evaluation import predictions
 
 
 class Predictions(NamedTuple):
-    """The predictions for N images.
+    """The predictions of classes for N images.
 
     Attributes:
         classes: int64 (N,), the number of the most probable class.
@@ -38,6 +38,7 @@ class Model:
     Attributes:
         config: the resolved config.
         classes: the names of the classes: the labels in the training data, sorted.
+        targets: the names of the numbers, or of the labels of 0 and 1; then there are no classes.
         image_shape: (C, H, W); rows of a table are (F, 1, 1).
         params, state: the trees of parameters and of running statistics.
     """
@@ -59,6 +60,10 @@ class Model:
         return self._trained.classes
 
     @property
+    def targets(self) -> tuple[str, ...]:
+        return self._trained.targets
+
+    @property
     def image_shape(self) -> tuple[int, int, int]:
         return self._trained.image_shape
 
@@ -78,13 +83,27 @@ class Model:
                 (N, C * H * W). Numbers are as in training: pixels from 0 to 255, or floats, not normalised.
 
         Raises:
-            AdtrainError: another shape or type, or numbers that are not finite.
+            AdtrainError: another shape or type, or numbers that are not finite; or the model has no classes.
         """
-        trained = self._trained
-        rows = probabilities(trained.network, trained.params, trained.statistics, self._checked(images), self.device)
+        if self.targets:
+            raise AdtrainError("predict: the model was trained on numbers, not on classes; call predict_values")
+        rows = self._predicted(images)
         classes = rows.argmax(axis=1)
         names = (*self.classes, *map(str, range(len(self.classes), rows.shape[1])))
         return Predictions(classes, np.array(names)[classes], rows)
+
+    def predict_values(self, images: Any) -> np.ndarray:
+        """The predicted numbers (N, targets) in the units of the training data, or the probabilities that labels are 1.
+
+        Takes the images that `predict` takes. Raises AdtrainError as it does, and where the model has no targets.
+        """
+        if not self.targets:
+            raise AdtrainError("predict_values: the model was trained on classes, not on numbers; call predict")
+        return self._predicted(images)
+
+    def _predicted(self, images: Any) -> np.ndarray:
+        trained = self._trained
+        return predictions(trained.network, trained.params, trained.statistics, self._checked(images), self.device)
 
     def _checked(self, images: Any) -> Images:
         given = as_numpy(images, "predict")
@@ -109,4 +128,5 @@ class Model:
 
     def __repr__(self) -> str:
         count = nn.count_parameters(self.params)
-        return f"Model({self.config.name}: {len(self.classes)} classes, {count:,} parameters, on {self.device})"
+        outputs = f"{len(self.targets)} targets" if self.targets else f"{len(self.classes)} classes"
+        return f"Model({self.config.name}: {outputs}, {count:,} parameters, on {self.device})"

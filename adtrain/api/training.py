@@ -54,7 +54,8 @@ def train(
     Args:
         config: a YAML file, the name of a packaged config such as "mlp", a Config, or a dict with the same structure.
         data: images and labels in place of the config's data. Images are (N, H, W), (N, H, W, C), (N, C, H, W), or
-            rows (N, F); labels are N integers or strings. They must not be changed during the training.
+            rows (N, F); labels are N integers or strings, or numbers to predict, floats (N,) or numbers (N, targets).
+            They must not be changed during the training.
         test_data: images and labels of the test part. Without them the fraction `data.test` of `data` is held out, or
             0.2 if the config does not set it.
         callbacks: functions of the metrics of an epoch, or objects with `on_epoch`. One that returns True ends the
@@ -105,6 +106,7 @@ def train(
         experiment.data.classes,
         experiment.image_shape,
         experiment.data.encoder,
+        experiment.data.targets,
     )
     return TrainingResult(History.of(observer.rows), Model(trained, device), summary, path)
 

@@ -12,13 +12,10 @@ from adtrain.cli.options import FilePath, json_option
 from adtrain.cli.output import print_json, show
 from adtrain.config.problems import PathParts, dotted
 from adtrain.table import Column, render, terminal_width
-from adtrain.training import Summary, model_file, read_metrics
+from adtrain.training import ClassScore, Summary, model_file, read_metrics, scores
 from adtrain.training.summary import read_summary
 
-RUNS = (
-    Column("run", text=True),
-    Column("accuracy"),
-    Column("loss", rank=1),
+RESULTS = (
     Column("training", rank=2),
     Column("steps", rank=3),
     Column("parameters", rank=4),
@@ -39,7 +36,7 @@ class _Run(NamedTuple):
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=FilePath())
 @json_option
 def command(runs: tuple[Path, ...], as_json: bool) -> None:
-    """Tabulate the test accuracy and loss, training time, steps, parameters and device of the runs in the folders RUN,
+    """Tabulate the test metrics and loss, training time, steps, parameters and device of the runs in the folders RUN,
     in the given order, and the differences of their configs. Plug-ins are not run.
     """
     differing = differences([model_file.settings_of(run) for run in runs])
@@ -48,7 +45,10 @@ def command(runs: tuple[Path, ...], as_json: bool) -> None:
         print_json({"runs": [_result(record) for record in records], "differences": differing})
         return
     width = terminal_width()
-    show(*render(RUNS, [_cells(record) for record in records], width))
+    found = dict.fromkeys(name for record in records if record.summary for name in record.summary.test._fields)
+    metrics = scores.metrics_first(list(found or ClassScore._fields))
+    columns = [Column("run", text=True), *map(Column, metrics[:-1]), Column("loss", rank=1), *RESULTS]
+    show(*render(columns, [_cells(record, metrics) for record in records], width))
     if len(records) == 1:
         return
     if not differing:
@@ -101,14 +101,14 @@ def _result(record: _Run) -> dict[str, Any]:
     }
 
 
-def _cells(record: _Run) -> list[str]:
+def _cells(record: _Run, metrics: Sequence[str]) -> list[str]:
     run, steps, summary = str(record.path), f"{record.steps:,}", record.summary
     if summary is None:
-        return [run, "unfinished", "", "", steps, "", ""]
+        return [run, "unfinished", *[""] * len(metrics), steps, "", ""]
+    test = summary.test._asdict()
     return [
         run,
-        f"{summary.test.accuracy:.2%}",
-        f"{summary.test.loss:.4f}",
+        *(scores.value_text(name, test[name]) if name in test else "" for name in metrics),
         f"{summary.train_seconds:.2f} s",
         steps,
         f"{summary.parameters:,}",

@@ -1,4 +1,4 @@
-"""`adtrain data inspect`: the classes and statistics of a data set."""
+"""`adtrain data inspect`: the classes or targets, and the statistics, of a data set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from adtrain.table import Column, render, terminal_width
 
 MOST_ROWS = 30
 CLASSES = (Column("class", text=True), Column("training"), Column("share"), Column("test"))
-CHANNELS = (Column("channel", text=True), Column("mean"), Column("deviation"), Column("least"), Column("greatest"))
+STATISTICS = (Column("mean"), Column("deviation"), Column("least"), Column("greatest"))
 
 
 @click.command("inspect")
@@ -28,7 +28,8 @@ CHANNELS = (Column("channel", text=True), Column("mean"), Column("deviation"), C
 @click.option("--contact-sheet", "sheet", type=FilePath(), metavar="FILE.png", help="Draw some images of each class.")
 @json_option
 def inspect(source: str, overrides: tuple[str, ...], sheet: Path | None, as_json: bool) -> None:
-    """Show the number of examples of each class, and the channels' statistics, of the data at PATH or data set NAME.
+    """Show the classes with their numbers of examples, and the statistics of targets and channels, of the data at PATH
+    or data set NAME.
 
     `--set` takes the keys of a config's data section: --set label=species, --set test=0.2.
     """
@@ -48,7 +49,6 @@ def inspect(source: str, overrides: tuple[str, ...], sheet: Path | None, as_json
 def document(found: DataSet) -> dict[str, Any]:
     """The result as JSON values."""
     images, (least, greatest) = found.train.images, extremes(found.train)
-    train, test = _counts(found, found.train), _counts(found, found.test)
     return {
         "name": found.name,
         "train": len(found.train),
@@ -56,9 +56,8 @@ def document(found: DataSet) -> dict[str, Any]:
         "shape": list(found.train.images.shape[1:]),
         "dtype": str(found.train.images.dtype),
         "in_file": isinstance(images.base if isinstance(images, Rows) else images, FileArray),
-        "classes": [
-            {"name": name, "train": int(train[i]), "test": int(test[i])} for i, name in enumerate(found.classes)
-        ],
+        "classes": _classes(found),
+        "targets": _targets(found),
         "channels": [
             {"name": name, "mean": found.mean[i], "std": found.std[i], "min": least[i], "max": greatest[i]}
             for i, name in enumerate(_channel_names(found))
@@ -82,9 +81,12 @@ def report(found: DataSet, width: int) -> list[str]:
         [row["name"], f"{row['train']:,}", f"{row['train'] / len(found.train):.1%}", f"{row['test']:,}"]
         for row in about["classes"]
     ]
-    lines += _table(CLASSES, cells, "classes", width)
-    cells = [[row["name"], *(f"{row[key]:.4g}" for key in ("mean", "std", "min", "max"))] for row in about["channels"]]
-    lines += ["", *_table(CHANNELS, cells, "channels", width)]
+    if found.targets:
+        lines += _table((Column("target", text=True), *STATISTICS), _cells(about["targets"]), "targets", width)
+    else:
+        lines += _table(CLASSES, cells, "classes", width)
+    channels = (Column("channel", text=True), *STATISTICS)
+    lines += ["", *_table(channels, _cells(about["channels"]), "channels", width)]
     if found.scale != 1:
         lines.append(f"mean and deviation are those of pixels / {found.scale:.0f}")
     if found.skipped:
@@ -101,8 +103,25 @@ def extremes(split: Split) -> tuple[list[float], list[float]]:
     return np.min(least, axis=0).astype(float).tolist(), np.max(greatest, axis=0).astype(float).tolist()
 
 
-def _counts(found: DataSet, split: Split) -> np.ndarray:
-    return np.bincount(split.labels, minlength=len(found.classes))
+def _classes(found: DataSet) -> list[dict[str, Any]]:
+    """The numbers of training and test examples of each class; empty for numbers to predict."""
+    if found.targets:
+        return []
+    train, test = (np.bincount(part.labels, minlength=len(found.classes)) for part in (found.train, found.test))
+    return [{"name": name, "train": int(train[i]), "test": int(test[i])} for i, name in enumerate(found.classes)]
+
+
+def _targets(found: DataSet) -> list[dict[str, Any]]:
+    """The statistics of each target of the training part; empty for classes."""
+    columns = found.train.labels.T if found.targets else ()
+    return [
+        {"name": name, "mean": float(x.mean()), "std": float(x.std()), "min": float(x.min()), "max": float(x.max())}
+        for name, x in zip(found.targets, columns, strict=True)
+    ]
+
+
+def _cells(rows: list[dict[str, Any]]) -> list[list[str]]:
+    return [[row["name"], *(f"{row[key]:.4g}" for key in ("mean", "std", "min", "max"))] for row in rows]
 
 
 def _channel_names(found: DataSet) -> list[str]:

@@ -1,4 +1,4 @@
-"""`adtrain eval`: loss and accuracy of a trained run on the test images."""
+"""`adtrain eval`: loss and metrics of a trained run on the test images."""
 
 from __future__ import annotations
 
@@ -18,26 +18,31 @@ from adtrain.cli.options import (
 )
 from adtrain.cli.output import print_json, show
 from adtrain.cli.precision import note_precision
-from adtrain.display import score_text
-from adtrain.training import model_file
+from adtrain.config.records import plain
+from adtrain.training import model_file, scores
+from adtrain.training.evaluation import named_metrics
 
 
-@click.command(short_help="Measure loss and accuracy of a trained run on the test set.")
+@click.command(short_help="Measure loss and metrics of a trained run on the test set.")
 @click.argument("run", type=FilePath())
 @device_option
 @autotune_option
 @trust_options
 @json_option
 def command(run: Path, device: str, autotune: str, trust: training.Trust, as_json: bool) -> None:
-    """Measure loss and accuracy of the run in the folder RUN on the test images of its config."""
+    """Measure loss and metrics of the run in the folder RUN on the test images of its config."""
     set_autotune(device, autotune)
     trained = model_file.load(run, device, trust)
     note_precision(trained.config, device)
     test = trained.test_split()
     started = perf_counter()
     examples = training.on_device(test, device)
-    score = training.evaluate(trained.evaluation_step, trained.params, trained.statistics, examples)
+    step, task = trained.evaluation_step, trained.network.task
+    score = training.evaluate(step, task, trained.params, trained.statistics, examples)
     seconds = perf_counter() - started
+    names = trained.config.training.metrics or ()
+    model = trained.network, trained.params, trained.statistics
+    metrics = named_metrics(model, names, trained.classes, test, device)
     if as_json:
         print_json(
             {
@@ -45,10 +50,12 @@ def command(run: Path, device: str, autotune: str, trust: training.Trust, as_jso
                 "device": device,
                 "images": len(test),
                 "test": score._asdict(),
+                "metrics": plain(metrics),
                 "seconds": seconds,
                 "images_per_second": len(test) / seconds,
             }
         )
         return
-    show(f"test    {score_text(score)} of {len(test):,} images")
+    show(f"test    {scores.text(score)} of {len(test):,} images")
+    show(*scores.metric_lines(metrics))
     show(f"time    {seconds:.2f} s ({len(test) / seconds:,.0f} images/s)")

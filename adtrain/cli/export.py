@@ -19,6 +19,7 @@ from adtrain.export import onnx_check, onnx_graph, onnx_model, torch_weights
 from adtrain.export.onnx_graph import ValueType
 from adtrain.files import write_atomic
 from adtrain.training import TrainedModel, Trust, model_file
+from adtrain.training.tasks import Regression
 
 
 @click.command(short_help="Write a trained run as ONNX, or as weights for PyTorch.")
@@ -29,8 +30,9 @@ from adtrain.training import TrainedModel, Trust, model_file
 def command(run: Path, output: Path, trust: Trust, as_json: bool) -> None:
     """Write the run in the folder RUN to FILE.onnx or FILE.safetensors. An existing file is replaced.
 
-    FILE.onnx contains the whole network in float32, from the data set's images to probabilities. If onnxruntime is
-    installed, its predictions for the test images are compared with the run's; exit code 1 if a class differs.
+    FILE.onnx contains the whole network in float32, from the data set's images to probabilities, or to predicted
+    numbers in original units. If onnxruntime is installed, its predictions for the test images are compared with the
+    run's; exit code 1 if one differs.
     FILE.safetensors contains the weights with PyTorch's names, for load_state_dict of the same network.
     """
     formats = {".onnx": _onnx, ".safetensors": _safetensors}
@@ -88,9 +90,20 @@ def _safetensors(trained: TrainedModel) -> tuple[bytes, dict[str, Any]]:
         "scale": network.scale,
         "mean": network.mean,
         "std": network.std,
+        "targets": _targets(trained),
         "tensors": {name: {"dtype": str(x.dtype), "shape": x.shape} for name, x in tensors.items()},
     }
     return torch_weights.encode(trained), about
+
+
+def _targets(trained: TrainedModel) -> list[dict[str, Any]]:
+    """The names of predicted numbers, and what makes numbers in original units of the network's outputs."""
+    task = trained.network.task
+    if not isinstance(task, Regression):
+        return []
+    neutral = (0.0,) * len(task.mean), (1.0,) * len(task.std)
+    mean, std = (task.mean, task.std) if task.normalized else neutral
+    return [{"name": name, "mean": m, "std": s} for name, m, s in zip(trained.targets, mean, std, strict=True)]
 
 
 def report(result: Mapping[str, Any]) -> list[str]:
@@ -113,14 +126,15 @@ def _preparation(result: Mapping[str, Any]) -> list[str]:
         f"        (data / {result['scale']:g} - mean) / std, channel by channel",
         f"mean    {' '.join(map(str, result['mean']))}",
         f"std     {' '.join(map(str, result['std']))}",
+        *(f"output  {x['name']} = output * {x['std']} + {x['mean']}" for x in result["targets"]),
     ]
 
 
 def _comparison(check: Mapping[str, Any]) -> list[str]:
     if "skipped" in check:
         return [f"check   not checked: {check['skipped']}"]
-    verdict = f"{check['different']:,} of another class" if check["different"] else "same classes"
+    verdict = f"{check['different']:,} predicted otherwise" if check["different"] else "same predictions"
     return [
         f"check   onnxruntime {check['onnxruntime']}, {check['images']:,} test images: {verdict}",
-        f"        logits within {check['logits']:.2g}, probabilities within {check['probabilities']:.2g}",
+        f"        {', '.join(f'{name} within {gap:.2g}' for name, gap in check['outputs'].items())}",
     ]

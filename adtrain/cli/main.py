@@ -23,8 +23,8 @@ from adtrain.cli.streams import BROKEN_PIPE, broken_pipes, close_stdout, open_st
 
 COMMANDS = {
     "train": "Train the network that a config describes.",
-    "eval": "Measure loss and accuracy of a trained run on the test set.",
-    "predict": "Classify images or rows of tables with a trained run.",
+    "eval": "Measure loss and metrics of a trained run on the test set.",
+    "predict": "Apply a trained run to images or rows of tables.",
     "report": "Write an HTML report of a run, and PNG files.",
     "compare": "Tabulate how runs and their configs differ.",
     "export": "Write a trained run as ONNX, or as weights for PyTorch.",

@@ -1,8 +1,9 @@
-"""`adtrain predict`: classifies images, or rows of tables, with a trained run."""
+"""`adtrain predict`: applies a trained run to images, or to rows of tables."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -13,13 +14,14 @@ from adtrain.cli.precision import note_precision
 from adtrain.data import DataError, idx, images
 from adtrain.table import Column, render, terminal_width
 from adtrain.training import Trust, model_file, rows
-from adtrain.training.evaluation import probabilities
+from adtrain.training.evaluation import predictions
 
-COLUMNS = (Column("input", text=True), Column("class", text=True), Column("probability"))
+INPUT = Column("input", text=True)
+COLUMNS = (INPUT, Column("class", text=True), Column("probability"))
 IDX_MAGIC = b"\0\0"
 
 
-@click.command(short_help="Classify images or rows of tables with a trained run.")
+@click.command(short_help="Apply a trained run to images or rows of tables.")
 @click.argument("run", type=FilePath())
 @click.argument("paths", metavar="INPUT...", nargs=-1, required=True, type=FilePath())
 @device_option
@@ -27,6 +29,8 @@ IDX_MAGIC = b"\0\0"
 @json_option
 def command(run: Path, paths: tuple[Path, ...], device: str, trust: Trust, as_json: bool) -> None:
     """Classify images or rows with the run in the folder RUN; print the best class of each, and its probability.
+
+    A run that predicts numbers prints those in their original units; one with several labels, their probabilities.
 
     An INPUT is a PNG or JPEG file, which is converted to grey or RGB and resized as the run requires, or an IDX file
     (optionally gzip-compressed) with images of the size that the run was trained on. It is a CSV or TSV table with the
@@ -36,19 +40,30 @@ def command(run: Path, paths: tuple[Path, ...], device: str, trust: Trust, as_js
     trained = model_file.load(run, device, trust)
     note_precision(trained.config, device)
     found = [(path, *read(path, trained)) for path in paths]
-    predictions, cells = [], []
+    results, cells = [], []
     for path, batch, indices in found:
-        results = probabilities(trained.network, trained.params, trained.statistics, batch, device)
-        for i, row in zip(indices.tolist(), results, strict=True):
-            best = int(row.argmax())
-            label = trained.classes[best] if best < len(trained.classes) else str(best)
-            probability = float(row[best])
-            predictions.append({"file": str(path), "index": i, "class": label, "probability": probability})
-            cells.append([str(path) if len(batch) == 1 else f"{path}[{i}]", label, f"{probability:.2%}"])
+        outputs = predictions(trained.network, trained.params, trained.statistics, batch, device)
+        for i, row in zip(indices.tolist(), outputs, strict=True):
+            result, shown = _values(trained, row) if trained.targets else _class(trained, row)
+            results.append({"file": str(path), "index": i, **result})
+            cells.append([str(path) if len(batch) == 1 else f"{path}[{i}]", *shown])
     if as_json:
-        print_json(predictions)
+        print_json(results)
         return
-    show(*render(COLUMNS, cells, terminal_width()))
+    columns = (INPUT, *map(Column, trained.targets)) if trained.targets else COLUMNS
+    show(*render(columns, cells, terminal_width()))
+
+
+def _class(trained: model_file.TrainedModel, row: np.ndarray) -> tuple[dict[str, Any], list[str]]:
+    """The most probable class and its probability: as JSON values, and as cells of the table."""
+    best = int(row.argmax())
+    label = trained.classes[best] if best < len(trained.classes) else str(best)
+    return {"class": label, "probability": float(row[best])}, [label, f"{row[best]:.2%}"]
+
+
+def _values(trained: model_file.TrainedModel, row: np.ndarray) -> tuple[dict[str, Any], list[str]]:
+    """The predicted numbers, or the probability of each label: as JSON values, and as cells of the table."""
+    return {"predicted": dict(zip(trained.targets, row.tolist(), strict=True))}, [f"{x:.6g}" for x in row]
 
 
 def read(path: Path, trained: model_file.TrainedModel) -> rows.Inputs:

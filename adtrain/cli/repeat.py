@@ -11,13 +11,12 @@ from adtrain.cli.output import print_json, progress, show
 from adtrain.config import Config
 from adtrain.core.errors import AdtrainError
 from adtrain.table import Column, render, terminal_width
-from adtrain.training import RunFolder, Summary
+from adtrain.training import RunFolder, Summary, scores
 
 Train: TypeAlias = Callable[[Config, Path | None, str], tuple[RunFolder, Summary]]
 """(config, path, name) to (folder, summary): trains into the folder `path`, or runs/NAME if that is None."""
 
-COLUMNS = (Column("run", text=True), Column("seed", rank=1), Column("accuracy"), Column("loss"), Column("training"))
-MEASURED = ("accuracy", "loss", "train_seconds")
+SECONDS = "train_seconds"
 
 
 def repeat(configs: Sequence[Config], output_dir: Path | None, train: Train, as_json: bool) -> None:
@@ -37,21 +36,24 @@ def repeat(configs: Sequence[Config], output_dir: Path | None, train: Train, as_
         for number, (cfg, target) in enumerate(zip(configs, targets, strict=True), 1):
             progress(f"run {number} of {len(configs)}, seed {cfg.training.seed}")
             folder, summary = train(cfg, *target)
-            measured = {**summary.test._asdict(), "train_seconds": summary.train_seconds}
-            runs.append({"run": str(folder.path), "seed": cfg.training.seed, **measured})
+            results = {**summary.test._asdict(), SECONDS: summary.train_seconds}
+            runs.append({"run": str(folder.path), "seed": cfg.training.seed, **results})
     except BaseException:
         if runs:
             progress(f"finished runs are kept: {', '.join(run['run'] for run in runs)}")
         raise
-    means = {field: mean(run[field] for run in runs) for field in MEASURED}
-    deviations = {field: stdev(run[field] for run in runs) for field in MEASURED}
+    metrics = scores.metrics_first(summary.test._fields)
+    measured = (*metrics, SECONDS)
+    means = {field: mean(run[field] for run in runs) for field in measured}
+    deviations = {field: stdev(run[field] for run in runs) for field in measured}
     if as_json:
         print_json({"runs": runs, "mean": means, "deviation": deviations})
         return
-    rows = [[run["run"], str(run["seed"]), *_cells(run)] for run in runs]
-    rows += [["mean", "", *_cells(means)], ["deviation", "", *_cells(deviations)]]
-    show(*render(COLUMNS, rows, terminal_width()))
+    rows = [[run["run"], str(run["seed"]), *_cells(metrics, run)] for run in runs]
+    rows += [["mean", "", *_cells(metrics, means)], ["deviation", "", *_cells(metrics, deviations)]]
+    columns = (Column("run", text=True), Column("seed", rank=1), *map(Column, metrics), Column("training"))
+    show(*render(columns, rows, terminal_width()))
 
 
-def _cells(values: Mapping[str, Any]) -> list[str]:
-    return [f"{values['accuracy']:.2%}", f"{values['loss']:.4f}", f"{values['train_seconds']:.2f} s"]
+def _cells(metrics: Sequence[str], values: Mapping[str, Any]) -> list[str]:
+    return [*(scores.value_text(name, values[name]) for name in metrics), f"{values[SECONDS]:.2f} s"]

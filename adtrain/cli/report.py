@@ -12,7 +12,7 @@ from adtrain.cli.output import progress, show
 from adtrain.cli.precision import note_precision
 from adtrain.core.errors import AdtrainError, DeviceError
 from adtrain.files import write_atomic
-from adtrain.report import Predictions, figures, page
+from adtrain.report import AnyPredictions, figures, page
 from adtrain.training import Trust
 
 
@@ -27,11 +27,12 @@ from adtrain.training import Trust
 @device_option
 @trust_options
 def command(run: Path, output: Path | None, pictures: Path | None, device: str, trust: Trust) -> None:
-    """Write an HTML file about the run in the folder RUN: results, learning curves, mistakes, and times of operations.
+    """Write an HTML file about the run in the folder RUN: results, learning curves, predictions, times of
+    operations.
 
     The file needs no network. If the run is unfinished or its data are missing, the page lacks some parts and says so.
-    --png also writes learning_curves.png, confusion_matrix.png and worst_mistakes.png, which needs matplotlib
-    (pip install 'adtrain[report]').
+    --png also writes learning_curves.png, and confusion_matrix.png and worst_mistakes.png, or for numbers
+    predicted_against_true.png and residuals.png. It needs matplotlib (pip install 'adtrain[report]').
     """
     if pictures is not None:
         figures.check()
@@ -47,7 +48,7 @@ def command(run: Path, output: Path | None, pictures: Path | None, device: str, 
     show(*written)
 
 
-def _predictions(run: Path, device: str, trust: Trust) -> Predictions | str:
+def _predictions(run: Path, device: str, trust: Trust) -> AnyPredictions | str:
     """The predictions, or the reason why there are none."""
     try:
         return report.predict(run, device, trust)

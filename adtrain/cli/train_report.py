@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from adtrain.table import Column, render
+from adtrain.training import scores
 from adtrain.training.summary import OperationTime, Summary
 
 COLUMNS = (
@@ -25,7 +26,8 @@ def report(summary: Summary, test_images: int, width: int) -> list[str]:
     test, step, best = summary.test, summary.step_ms, summary.best
     speed = "" if step is None else f" ({summary.images_per_second:,.0f} images/s)"
     lines = [
-        f"test    loss {test.loss:.4f}, accuracy {test.accuracy:.2%} of {test_images:,} images",
+        f"test    {scores.text(test)} of {test_images:,} images",
+        *scores.metric_lines(summary.metrics),
         f"model   {summary.parameters:,} parameters, {summary.precision}",
         f"device  {summary.device}, {summary.device_name}",
         f"time    {summary.total_seconds:.1f} s in all, {summary.train_seconds:.1f} s training{speed}",

@@ -15,6 +15,7 @@ from adtrain.core.array import Value
 from adtrain.core.errors import OptionError, ShapeError
 
 CLASSIFICATION = ("cross_entropy", "nll")
+REGRESSION = ("mse", "l1", "huber")
 
 
 def takes_labels(loss: Spec) -> bool:

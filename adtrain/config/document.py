@@ -22,6 +22,7 @@ from adtrain.config.values import (
     Fraction,
     ImageShape,
     ImageSize,
+    MetricNames,
     Missing,
     Name,
     NonNegative,
@@ -31,6 +32,7 @@ from adtrain.config.values import (
     Sha256,
     Shape,
     Size,
+    Targets,
     Text,
 )
 
@@ -59,6 +61,9 @@ class Data(Section):
     test_path: Text | None = Field(None, description="a second file or folder of the same format, with the test part")
     test: Fraction = Field(0.0, description="the fraction held out as the test part, if the files have none")
     label: Column | None = Field(None, description="CSV: the column of the labels, by name or number; default: label")
+    target: Targets | None = Field(
+        None, description="CSV: the column or columns of numbers to predict, by name or number, instead of label"
+    )
     header: Bool | None = Field(None, description="CSV: whether the first line names the columns; default: detected")
     delimiter: Delimiter | None = Field(
         None, description="CSV: the character between two columns; default: a tab in .tsv files, a comma in others"
@@ -80,6 +85,9 @@ class Data(Section):
     batch_size: Size = Field(description="images per training step")
     validation: Fraction = Field(0.0, description="the fraction of the training images held out for validation")
     normalize: Bool = Field(True, description="subtract the mean and divide by the standard deviation of each channel")
+    normalize_targets: Bool = Field(
+        False, description="mse, l1, huber: train on targets minus their mean, divided by their standard deviation"
+    )
     augment: list[Augmentation] | None = Field(None, description="random changes of each training batch, in this order")
 
     @model_validator(mode="after")
@@ -90,6 +98,8 @@ class Data(Section):
             raise PydanticCustomError("expected", "only one of dataset and path (null for the other)")
         if self.test_path is not None and self.test:
             raise PydanticCustomError("expected", "at most one of test and test_path")
+        if self.label is not None and self.target is not None:
+            raise PydanticCustomError("expected", "at most one of label and target")
         return self
 
 
@@ -129,8 +139,11 @@ class Training(Section):
     )
     best_by: BestBy | None = Field(
         None,
-        description="the metric that selects best.safetensors; default: validation_accuracy, or train_loss "
-        "without validation images",
+        description="the metric that selects best.safetensors; default: validation_accuracy (validation_rmse "
+        "for numbers, validation_f1 for several labels), or train_loss without validation images",
+    )
+    metrics: MetricNames | None = Field(
+        None, description="metrics of a classification on the test images, in addition to the accuracy"
     )
     early_stopping: EarlyStopping | None = Field(None, description="when to end before the last epoch")
 

@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any
 
-from pydantic import Field, TypeAdapter, ValidationError, WrapValidator
+from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError, WrapValidator
 from pydantic_core import from_json
 
 from adtrain.config.problems import PathParts, dotted, found
@@ -22,6 +22,16 @@ class RecordError(AdtrainError):
 def by(field: str) -> Any:
     """Annotates a union of dataclasses whose `field` tells which one a record is."""
     return Field(discriminator=field)
+
+
+def chosen_by(name_of: Callable[[Any], str]) -> Any:
+    """Annotates a union whose members are annotated by `named`; `name_of` tells which one a record is."""
+    return Discriminator(lambda value: f"({name_of(value)})")
+
+
+def named(name: str) -> Any:
+    """Annotates a member of a union of `chosen_by`."""
+    return Tag(f"({name})")
 
 
 def otherwise(value: object) -> Any:
@@ -103,7 +113,8 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 def _problem(error: ValidationError) -> str:
     details = error.errors(include_url=False)[0]
-    key, value, message = dotted(details["loc"]), details["input"], details["msg"]
+    path = tuple(part for part in details["loc"] if not str(part).startswith("("))  # "(Kind)" is a member of a union
+    key, value, message = dotted(path), details["input"], details["msg"]
     match details["type"]:
         case "json_invalid":
             return f"found no valid JSON ({message.removeprefix('Invalid JSON: ')}), expected what adtrain writes"

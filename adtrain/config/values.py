@@ -8,6 +8,7 @@ from pydantic import Field, GetCoreSchemaHandler, Strict
 from pydantic_core import CoreSchema, core_schema
 
 from adtrain import nn
+from adtrain.metrics import MetricName
 
 
 class Expected:
@@ -58,9 +59,11 @@ Total = Annotated[_Integer, Field(ge=0, lt=2**53), Expected("an integer in [0, 2
 ImageSize = Annotated[tuple[_Size, _Size], Expected("a list of height and width")]
 ImageShape = Annotated[tuple[_Size, _Size, _Size], Expected("a list of channels, height and width")]
 Channels = Annotated[Literal[1, 3], Expected("1 or 3")]
-Column = Annotated[
-    Annotated[_Integer, Field(gt=-(2**31), lt=2**31)] | Annotated[str, Strict(), Field(min_length=1)],
-    Expected("the name of a column, or its number"),
+_Column = Annotated[_Integer, Field(gt=-(2**31), lt=2**31)] | Annotated[str, Strict(), Field(min_length=1)]
+Column = Annotated[_Column, Expected("the name of a column, or its number")]
+Targets = Annotated[
+    _Column | Annotated[tuple[_Column, ...], Field(min_length=1)],
+    Expected("the name of a column or its number, or a list of them"),
 ]
 Columns = Annotated[tuple[Column, ...], Expected("a list of names or numbers of columns")]
 Delimiter = Annotated[
@@ -110,7 +113,14 @@ if TYPE_CHECKING:
 else:
     Missing = one_of(Literal["error", "mean", "zero", "drop"])
     Precision = one_of(Literal["float32", "tf32", "bfloat16", "float64"])
-    BestBy = one_of(Literal["validation_accuracy", "validation_loss", "train_accuracy", "train_loss"])
+    BestBy = one_of(
+        Literal[
+            "validation_accuracy", "validation_f1", "validation_rmse", "validation_mae", "validation_r2",
+            "validation_loss", "train_accuracy", "train_f1", "train_rmse", "train_mae", "train_r2", "train_loss",
+        ]
+    )  # fmt: skip
+
+MetricNames = Annotated[tuple[MetricName, ...], Expected(f"a list of some of {', '.join(get_args(MetricName))}")]
 
 OPTIONS: dict[str, Any] = {
     "affine": Bool,

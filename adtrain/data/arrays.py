@@ -8,7 +8,10 @@ import numpy as np
 
 from adtrain.data.errors import DataError
 from adtrain.data.options import Options
-from adtrain.data.part import Part, Parts, as_images, as_labels
+from adtrain.data.part import Part, Parts, as_images, as_labels, numbered
+
+TARGET = "y_train"
+"""The name of the numbers to predict: that in the NPZ file that `train` writes, from which a run is continued."""
 
 
 def read(data: Any, test_data: Any, options: Options) -> Parts:
@@ -40,4 +43,5 @@ def _part(given: Any, name: str, options: Options) -> Part:
     places = f"{name}: images", f"{name}: labels"
     images, labels = map(as_numpy, given, places)
     found = as_images(images, places[0], options)
-    return Part(found, as_labels(labels, len(found), places[1]), places[1])
+    checked = as_labels(labels, len(found), places[1])
+    return Part(found, checked, places[1], targets=numbered(TARGET, checked))

@@ -14,7 +14,7 @@ SPLIT_STREAM, SHUFFLE_STREAM, TEST_STREAM = 0, 1, 2
 
 
 def split_validation(split: Split, fraction: float, seed: int) -> tuple[Split, Split | None]:
-    """Split into (train, validation), stratified by class; validation is None if `fraction` is 0.
+    """Split into (train, validation), stratified by class if there are classes; validation is None if `fraction` is 0.
 
     Both keep the order of `split`. Validation has `validation_size` examples; the classes' counts are rounded by the
     largest-remainder method. Raises DataError as `validation_size` does.
@@ -49,11 +49,12 @@ def _size(count: int, fraction: float, part: str) -> int:
 
 
 def _stratified(split: Split, fraction: float, total: int, seed: int, stream: int) -> tuple[Split, Split]:
-    """(rest, chosen): `total` examples are chosen at random, from each class its share."""
+    """(rest, chosen): `total` examples are chosen at random, from each class its share. Numbers are one class."""
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(stream,)))
     chosen = np.zeros(len(split), bool)
-    for label, count in enumerate(_apportioned(np.bincount(split.labels), fraction, total)):
-        chosen[rng.permutation(np.flatnonzero(split.labels == label))[:count]] = True
+    classes = split.labels if split.labels.ndim == 1 else np.zeros(len(split), np.int64)
+    for label, count in enumerate(_apportioned(np.bincount(classes), fraction, total)):
+        chosen[rng.permutation(np.flatnonzero(classes == label))[:count]] = True
     return split.take(np.flatnonzero(~chosen)), split.take(np.flatnonzero(chosen))
 
 

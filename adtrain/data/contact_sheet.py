@@ -29,6 +29,8 @@ def contact_sheet(data: DataSet) -> bytes:
     channels, height, width = data.train.images.shape[1:]
     if channels not in (1, 3) or height * width == 1:
         raise DataError(f"{data.name}: found examples of shape {(channels, height, width)}, expected images to show")
+    if data.targets:
+        raise DataError(f"{data.name}: found numbers to predict, expected classes to show images of")
     labels = range(min(len(data.classes), MOST_CLASSES))
     rows = [np.flatnonzero(data.train.labels == label)[:COLUMNS] for label in labels]
     indices = np.concatenate(rows)

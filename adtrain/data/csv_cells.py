@@ -94,7 +94,7 @@ class _ColumnReader:
                 if np.isfinite(numbers).sum() == sum(map(bool, texts)):
                     return numbers
         for line, text in zip(lines, texts, strict=True):
-            if text and not (is_plain(text) and _is_finite(text)):
+            if text and not (is_plain(text) and is_finite(text)):
                 advice = "; a column of categories can be listed in data.categories" if self.learning else ""
                 raise self._wrong(line, text, f"expected a finite number{advice}")
         raise AssertionError(f"{self.path}: NumPy cannot convert cells that are all finite numbers or empty")
@@ -129,6 +129,7 @@ def is_plain(text: str) -> bool:
     return text.isascii() and "_" not in text
 
 
-def _is_finite(text: str) -> bool:
+def is_finite(text: str) -> bool:
+    """Whether the text is a number that is finite in float32."""
     with np.errstate(over="ignore"):
         return is_number(text) and bool(np.isfinite(np.float32(float(text))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from adtrain.data.file_array import FileArray
 from adtrain.data.options import Options
 from adtrain.data.part import Part, Parts
 from adtrain.data.split import Images, Rows, Split
-from adtrain.data.statistics import PIXEL_MAX, channel_statistics
+from adtrain.data.statistics import PIXEL_MAX, channel_statistics, target_statistics
 from adtrain.data.table_encoder import TableEncoder, learn
 
 T = TypeVar("T", np.ndarray, np.ndarray | FileArray)
@@ -28,7 +28,9 @@ class DataSet:
     """The training and the test part of a data set; their images have the same shape and dtype.
 
     `mean` and `std` are those of the training images divided by `scale`, per channel. `encoder` has made the images of
-    the rows of a table. `skipped` has one line for each unreadable image that was left out.
+    the rows of a table. `targets` are the names of the numbers to predict; then there are no classes, and the labels
+    are float64 (N, targets), and `target_mean` and `target_std` those of the training part. `skipped` has one line for
+    each unreadable image that was left out.
     """
 
     name: str
@@ -39,6 +41,9 @@ class DataSet:
     std: tuple[float, ...]
     encoder: TableEncoder | None = None
     skipped: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    target_mean: tuple[float, ...] = ()
+    target_std: tuple[float, ...] = ()
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -51,6 +56,11 @@ class DataSet:
         """The divisor of the images' numbers: 255 for uint8, 1 for float32."""
         return float(PIXEL_MAX) if self.train.images.dtype == np.uint8 else 1.0
 
+    def with_train(self, train: Split) -> DataSet:
+        """This data set with another training part; mean and standard deviation of targets are that part's."""
+        mean, std = target_statistics(train.labels) if self.targets else ((), ())
+        return replace(self, train=train, target_mean=mean, target_std=std)
+
 
 def load(
     dataset: str | None = None,
@@ -58,12 +68,13 @@ def load(
     options: Options | None = None,
     need_test: bool = True,
     encoder: TableEncoder | None = None,
+    numbers: bool = False,
 ) -> DataSet:
     """Load the data set named `dataset`, or the files at `path`; exactly one of the two must be given.
 
     `formats` lists the file formats. The classes are the labels that occur, numbers or names, in sorted order. With
     `need_test=False` the test part may be empty. `encoder` makes the images of a table's rows; by default it is learnt
-    from the training part.
+    from the training part. With `numbers`, integer labels of files are numbers to predict.
 
     Raises:
         DataError: files are missing, damaged or do not fit together; one line that names the file.
@@ -79,16 +90,16 @@ def load(
     source = Path(os.path.expanduser(str(path)))
     name = os.path.basename(os.path.realpath(source)) if source.is_dir() else source.stem
     found = formats.read(source, options, encoder.columns if encoder is not None else None)
-    return of_parts(found, options, name, str(source), need_test, encoder)
+    return of_parts(found, options, name, str(source), need_test, encoder, numbers)
 
 
-def of_arrays(data: Any, test_data: Any, options: Options) -> DataSet:
-    """The data set of arrays in memory; see `arrays.read` for the arguments.
+def of_arrays(data: Any, test_data: Any, options: Options, numbers: bool = False) -> DataSet:
+    """The data set of arrays in memory; see `arrays.read` for the arguments, and `load` for `numbers`.
 
     Raises DataError and DataOptionError as `load` does.
     """
     formats.check_options(options, formats.NPZ.options, "arrays")
-    return of_parts(arrays.read(data, test_data, options), options, "data", "data")
+    return of_parts(arrays.read(data, test_data, options), options, "data", "data", numbers=numbers)
 
 
 def of_parts(
@@ -98,14 +109,15 @@ def of_parts(
     source: str,
     need_test: bool = True,
     encoder: TableEncoder | None = None,
+    numbers: bool = False,
 ) -> DataSet:
-    """The data set named `name` of what was read from `source`, a name for messages."""
+    """The data set named `name` of what was read from `source`, a name for messages; see `load`."""
     if found.test is None and not options.test and need_test:
         advice = "set the fraction to hold out, such as 0.2, or data.test_path"
         raise DataOptionError("test", f"missing, {source} has no test part: {advice}")
     if found.test is not None and options.test:
         raise DataOptionError("test", f"found {options.test}, but there is a test part; remove this option")
-    classes, train, test = _splits(found)
+    classes, targets, train, test = _splits(found, numbers)
     if test is None:
         train, test = split_test(train, options.test)
     if found.train.columns is not None:
@@ -114,7 +126,7 @@ def of_parts(
         encoder = encoder or learn(*learnt_from, options.missing, source)
         train, test = _encoded(encoder, found, train, test, options)
     statistics = channel_statistics(train.images, source)
-    return DataSet(name, train, test, classes, *statistics, encoder, found.skipped)
+    return DataSet(name, train, test, classes, *statistics, encoder, found.skipped, targets).with_train(train)
 
 
 def _of_catalogue(entry: Entry) -> DataSet:
@@ -131,17 +143,35 @@ def _of_catalogue(entry: Entry) -> DataSet:
     return DataSet(entry.name, train, test, entry.classes, mean, std)
 
 
-def _splits(found: Parts) -> tuple[tuple[str, ...], Split, Split | None]:
-    """The names of the classes, and both parts with class numbers as labels."""
+def _splits(found: Parts, numbers: bool) -> tuple[tuple[str, ...], tuple[str, ...], Split, Split | None]:
+    """The names of the classes or of the targets, and both parts with class numbers or targets as labels."""
     parts = [part for part in (found.train, found.test) if part is not None]
     for test in parts[1:]:
         _check_alike(found.train, test)
-    labels = np.concatenate([part.labels for part in parts])
-    values = np.array(found.classes) if found.classes else np.unique(labels)
-    numbers = np.split(np.searchsorted(values, labels).astype(np.int64), [len(found.train.labels)])
+    classes: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    columns = [part.labels for part in parts]
+    integers = not found.classes and all(part.labels.dtype.kind == "i" for part in parts)
+    if any(part.labels.ndim == 2 for part in parts) or (numbers and integers):
+        targets, columns = found.train.targets or ("label",), [_as_columns(part, found.train) for part in parts]
+    else:
+        labels = np.concatenate(columns)
+        values = np.array(found.classes) if found.classes else np.unique(labels)
+        classes = tuple(map(str, values.tolist()))
+        columns = np.split(np.searchsorted(values, labels).astype(np.int64), [len(found.train.labels)])
     images = _of_one_type([part.images for part in parts])
-    train, *rest = map(Split, images, numbers)
-    return tuple(map(str, values.tolist())), train, rest[0] if rest else None
+    train, *rest = map(Split, images, columns)
+    return classes, targets, train, rest[0] if rest else None
+
+
+def _as_columns(part: Part, train: Part) -> np.ndarray:
+    """The labels as float64 (N, targets). Raises DataError where a part has other targets than the training part."""
+    if part.labels.dtype.kind == "U":
+        raise DataError(f"{part.place}: found texts as labels, expected numbers as in {train.place}")
+    columns: np.ndarray = part.labels.reshape(len(part.labels), -1).astype(np.float64)
+    if columns.shape[1] != (expected := train.labels.reshape(len(train.labels), -1).shape[1]):
+        raise DataError(f"{part.place}: found {columns.shape[1]} targets, expected {expected} as in {train.place}")
+    return columns
 
 
 def _encoded(encoder: TableEncoder, found: Parts, train: Split, test: Split, options: Options) -> tuple[Split, Split]:

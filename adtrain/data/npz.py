@@ -23,7 +23,7 @@ from adtrain.data.errors import DataError
 from adtrain.data.file_array import DataFile, FileArray
 from adtrain.data.memory import require_memory, stays_in_file
 from adtrain.data.options import Options
-from adtrain.data.part import MAX_DEFLATE_RATIO, Part, Parts, as_images, as_labels
+from adtrain.data.part import MAX_DEFLATE_RATIO, Part, Parts, as_images, as_labels, numbered
 from adtrain.files import open_regular
 
 NAMES = (
@@ -109,7 +109,8 @@ def _part(path: Path, found: _Opened, names: tuple[tuple[str, str], ...], option
     stored, labels = (_array(path, found.file, found.archive, info) for info in infos)
     place, label_place = (f"{path}:{info.filename}" for info in infos)
     images = as_images(stored, place, options)
-    return Part(images, as_labels(labels, len(images), label_place), label_place)
+    checked = as_labels(labels, len(images), label_place)
+    return Part(images, checked, label_place, targets=numbered(pair[1], checked))
 
 
 def _array(path: Path, file: BinaryIO, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray | FileArray:

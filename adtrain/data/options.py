@@ -16,6 +16,7 @@ class Options:
         test_path: a second file or folder of the same format, with the test part.
         test: the fraction of the examples held out as the test part, if the files have none.
         label: the column of the labels: its name, or its index from 0, or from -1 backwards.
+        target: the columns of numbers to predict, by name or index, instead of `label`.
         delimiter: the character between two columns; None for a tab in .tsv files and a comma in others.
         drop: the columns that are not read, by name or index.
         categories: the columns whose values are categories even if they look like numbers.
@@ -30,6 +31,7 @@ class Options:
     test_path: str | None = None
     test: float = 0.0
     label: str | int | None = None
+    target: str | int | tuple[str | int, ...] | None = None
     header: bool | None = None
     delimiter: str | None = None
     drop: tuple[str | int, ...] = ()

@@ -23,14 +23,16 @@ MAX_DEFLATE_RATIO = 1032
 class Part:
     """Examples as a reader returns them.
 
-    `images` are uint8 or float32 (N, C, H, W). `labels` (N,) are integers or strings of any value. `place` is the file
-    or folder, for messages. With `columns`, the file is a table and the images are its cells, see `csv_cells`.
+    `images` are uint8 or float32 (N, C, H, W). `labels` (N,) are integers or strings of any value, or the numbers to
+    predict, float64 (N, targets). `place` is the file or folder, for messages. With `columns`, the file is a table and
+    the images are its cells, see `csv_cells`. `targets` are the names of the labels' columns, if the file has some.
     """
 
     images: np.ndarray | FileArray
     labels: np.ndarray
     place: str
     columns: Columns | None = None
+    targets: tuple[str, ...] = ()
 
 
 class Parts(NamedTuple):
@@ -62,12 +64,18 @@ def as_images(array: np.ndarray | FileArray, place: str, options: Options) -> np
 
 
 def as_labels(array: np.ndarray | FileArray, count: int, place: str) -> np.ndarray:
-    """Labels (N,) or (N, 1), integers or strings, as (N,). Raises DataError unless there is one for each image."""
+    """Labels (N,) or (N, 1), integers or strings, as (N,); floats, and several columns, as float64 (N, targets).
+
+    Raises DataError unless there is a label for each image, and each number is finite in float32.
+    """
     labels = np.asarray(array)
+    columns = labels.ndim == 2 and labels.shape[1] > 1
+    if (labels.dtype.kind == "f" and labels.ndim in (1, 2)) or (labels.dtype.kind in "bui" and columns):
+        return _as_numbers(labels, count, place)
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if labels.ndim != 1 or labels.dtype.kind not in "uiU":
         found = f"{array.dtype} of shape {array.shape}"
-        raise DataError(f"{place}: found {found}, expected an integer or a string for each image")
+        raise DataError(f"{place}: found {found}, expected an integer, a string or numbers for each image")
     if len(labels) != count:
         raise DataError(f"{place}: found {len(labels)} labels, expected {count}, one for each image")
     if labels.dtype == np.uint64 and count and labels.max() > np.iinfo(np.int64).max:
@@ -81,6 +89,24 @@ def as_labels(array: np.ndarray | FileArray, count: int, place: str) -> np.ndarr
         row, column = np.argwhere(wrong)[0]
         raise DataError(f"{place}: found the code 0x{codes[row, column]:x} in label {row}, expected Unicode text")
     return texts
+
+
+def _as_numbers(array: np.ndarray, count: int, place: str) -> np.ndarray:
+    numbers = array.reshape(len(array), -1).astype(np.float64)
+    if len(numbers) != count:
+        raise DataError(f"{place}: found {len(numbers)} targets, expected {count}, one for each image")
+    with np.errstate(over="ignore"):
+        wrong = ~np.isfinite(numbers.astype(np.float32))
+    if wrong.any():
+        row, column = np.argwhere(wrong)[0]
+        raise DataError(f"{place}: found {numbers[row, column]} in row {row}, expected a finite number")
+    return numbers
+
+
+def numbered(name: str, labels: np.ndarray) -> tuple[str, ...]:
+    """A name for each column of labels: y, or y[0], y[1], ..."""
+    count = 1 if labels.ndim == 1 else labels.shape[1]
+    return (name,) if count == 1 else tuple(f"{name}[{i}]" for i in range(count))
 
 
 def _shaped(array: np.ndarray | FileArray, place: str, shape: tuple[int, int, int] | None) -> np.ndarray | FileArray:

@@ -61,7 +61,9 @@ def chunks(images: Images) -> Iterator[np.ndarray]:
 
 @dataclass(frozen=True)
 class Split:
-    """One part of a data set: `images` uint8 or float32 (N, C, H, W), `labels` int64 (N,).
+    """One part of a data set: `images` uint8 or float32 (N, C, H, W), and `labels`.
+
+    Labels are class numbers, int64 (N,), or the numbers to predict, float64 (N, targets).
 
     The images are an array, in memory or in a file, or `Rows` of one. Tabular data have one channel per
     feature: (N, F, 1, 1).

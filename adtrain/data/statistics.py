@@ -10,8 +10,8 @@ from adtrain.data.errors import DataError
 from adtrain.data.split import Images, chunks
 
 PIXEL_MAX = 255
-# A standard deviation below this fraction of the mean is rounding error of a constant channel.
-CONSTANT_CHANNEL = 1e-6
+# A standard deviation below this fraction of the mean is rounding error of a constant channel, or target in float64.
+CONSTANT_CHANNEL, CONSTANT_TARGET = 1e-6, 1e-12
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
@@ -25,6 +25,12 @@ def channel_statistics(images: Images, name: str = "images") -> Statistics:
     if images.dtype == np.uint8:
         return _of_pixels(images)
     return _of_numbers(images, name)
+
+
+def target_statistics(labels: np.ndarray) -> Statistics:
+    """Mean and standard deviation of each column of numbers to predict (N, targets); 1 for a constant column."""
+    mean, std = labels.mean(axis=0), labels.std(axis=0)
+    return tuple(mean.tolist()), tuple(np.where(std > CONSTANT_TARGET * np.abs(mean), std, 1.0).tolist())
 
 
 def _of_pixels(images: Images) -> Statistics:

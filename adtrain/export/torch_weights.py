@@ -6,20 +6,24 @@ position of the branch. Each of these contains a Sequential: `3.body.0.weight`, 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from adtrain import config
 from adtrain.training import TrainedModel, tensor_file
+from adtrain.training.tasks import Regression
 from adtrain.version import __version__
 
 
 def encode(trained: TrainedModel) -> bytes:
     """The content of a safetensors file: the same bytes for the same run.
 
-    Its metadata, JSON under one key, are the classes, the config, and the input's normalisation: division by `scale`,
-    then `mean` and `std` per channel; for rows of a table also the encoder of their columns.
+    Its metadata, JSON under one key, are the classes, the targets, the config, and the input's normalisation: division
+    by `scale`, then `mean` and `std` per channel; for rows of a table also the encoder of their columns. With
+    `data.normalize_targets` a predicted number is output * `target_std` + `target_mean`.
     """
-    about = {
+    about: dict[str, Any] = {
         "version": __version__,
         "config": config.dump(trained.config),
         "classes": trained.classes,
@@ -27,7 +31,10 @@ def encode(trained: TrainedModel) -> bytes:
         "mean": trained.network.mean,
         "std": trained.network.std,
         "encoder": trained.encoder,
+        "targets": trained.targets,
     }
+    if isinstance(trained.network.task, Regression) and trained.network.task.normalized:
+        about |= {"target_mean": trained.network.task.mean, "target_std": trained.network.task.std}
     return tensor_file.encode(tensors(trained), about)
 
 

@@ -7,7 +7,7 @@ text = report.page.render(record, report.predict(Path("runs/mlp"), "cpu"))
 from __future__ import annotations
 
 from adtrain.report import page
-from adtrain.report.predictions import Predictions, predict
+from adtrain.report.predictions import AnyPredictions, Predictions, predict
 from adtrain.report.record import Record, read
 
-__all__ = ["Predictions", "Record", "page", "predict", "read"]
+__all__ = ["AnyPredictions", "Predictions", "Record", "page", "predict", "read"]

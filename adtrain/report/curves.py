@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from adtrain.report.record import Record
 from adtrain.report.ticks import ticks
+from adtrain.training.scores import value_text
 
 SCORES = ("train", "validation")
 MOST_POINTS, MOST_MARKERS = 1000, 60
@@ -45,7 +47,7 @@ class Panel(NamedTuple):
 
 
 def panels(record: Record) -> list[Panel]:
-    """Loss, accuracy and, if there are intervals, learning rate; empty if no epoch is complete.
+    """Loss, the metrics and, if there are intervals, learning rate; empty if no epoch is complete.
 
     A training score is the mean over an epoch, while the weights were changing, and is drawn at the epoch's end. The
     faint curve shows the scores of the single intervals.
@@ -57,19 +59,16 @@ def panels(record: Record) -> list[Panel]:
     intervals = record.intervals[:: -(-len(record.intervals) // MOST_POINTS) or 1]
     positions = [line.step / steps_per_epoch for line in intervals]
 
-    def scores(field: str) -> list[Curve]:
+    def curves(field: str) -> list[Curve]:
         values = [getattr(line.train, field) for line in intervals]
-        curves = [Curve("", "train", positions, values)] if values else []
+        drawn = [Curve("", "train", positions, values)] if values else []
         for split in SCORES:
             if reached := [(line.step, score) for line in record.epochs if (score := getattr(line, split)) is not None]:
                 epochs = [step / steps_per_epoch for step, _ in reached]
-                curves.append(Curve(split, split, epochs, [getattr(score, field) for _, score in reached]))
-        return curves
+                drawn.append(Curve(split, split, epochs, [getattr(score, field) for _, score in reached]))
+        return drawn
 
-    found = [
-        Panel("loss", scores("loss"), lambda x: f"{x:.4f}"),
-        Panel("accuracy", scores("accuracy"), lambda x: f"{x:.2%}"),
-    ]
+    found = [Panel(name, curves(name), partial(value_text, name)) for name in first.train._fields]
     if rates := [line.learning_rate for line in intervals]:
         found.append(Panel("learning rate", [Curve("learning rate", "rate", positions, rates)], lambda x: f"{x:.3g}"))
     return found

@@ -12,8 +12,9 @@ import numpy as np
 from adtrain.core.errors import AdtrainError
 from adtrain.files import unwritable, write_atomic
 from adtrain.report.curves import panels
+from adtrain.report.numbers import MOST_TARGETS, NumberPredictions
 from adtrain.report.pixels import shown
-from adtrain.report.predictions import Predictions
+from adtrain.report.predictions import AnyPredictions, Predictions
 from adtrain.report.record import Record
 from adtrain.table import shorten
 from adtrain.text import visible
@@ -48,7 +49,7 @@ def check() -> None:
         raise AdtrainError("drawing PNG files needs matplotlib; pip install 'adtrain[report]'") from error
 
 
-def write(record: Record, predictions: Predictions | str, folder: Path) -> list[Path]:
+def write(record: Record, predictions: AnyPredictions | str, folder: Path) -> list[Path]:
     """Draw all available pictures into the folder, creating it if needed, and return their paths.
 
     Raises AdtrainError where matplotlib is missing, or a file cannot be written.
@@ -67,6 +68,9 @@ def write(record: Record, predictions: Predictions | str, folder: Path) -> list[
         drawings["confusion_matrix.png"] = lambda: confusion_matrix(predictions)
         if predictions.pictured and predictions.worst(1):
             drawings["worst_mistakes.png"] = lambda: worst_mistakes(predictions)
+    if isinstance(predictions, NumberPredictions):
+        drawings["predicted_against_true.png"] = lambda: scatter(predictions, residuals=False)
+        drawings["residuals.png"] = lambda: scatter(predictions, residuals=True)
     for name, draw in drawings.items():
         content = BytesIO()
         with style.context(["default", STYLE]):
@@ -76,7 +80,7 @@ def write(record: Record, predictions: Predictions | str, folder: Path) -> list[
 
 
 def learning_curves(record: Record) -> Any:
-    """Loss, accuracy and learning rate over the epochs, side by side, as a matplotlib Figure."""
+    """Loss, metrics and learning rate over the epochs, side by side, as a matplotlib Figure."""
     from matplotlib.figure import Figure
 
     charts = panels(record)
@@ -125,6 +129,22 @@ def confusion_matrix(predictions: Predictions) -> Any:
         for i, j in zip(*np.nonzero(counts), strict=True):
             correct: dict[str, Any] = {"color": COLOURS["train"], "fontweight": "bold"} if i == j else {}
             axes.text(j, i, str(counts[i, j]), ha="center", va="center", fontsize=10, **correct)
+    return figure
+
+
+def scatter(predictions: NumberPredictions, residuals: bool) -> Any:
+    """Predicted against true numbers, or residuals against predicted ones, for each target, as a matplotlib Figure."""
+    from matplotlib.figure import Figure
+
+    names, rows = predictions.targets[:MOST_TARGETS], predictions.points()
+    figure = Figure(figsize=(4.4 * len(names), 4.0), layout="constrained")
+    for i, (axes, name) in enumerate(zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True)):
+        true, predicted = predictions.true[rows, i], predictions.predicted[rows, i]
+        xs, ys = (predicted, true - predicted) if residuals else (true, predicted)
+        axes.axline((xs[0], 0.0) if residuals else (xs[0], xs[0]), slope=0 if residuals else 1, color="#d9661a", lw=1)
+        axes.plot(xs, ys, "o", color=COLOURS["train"], ms=3, alpha=0.6)
+        labels = ("predicted", "true - predicted") if residuals else ("true", "predicted")
+        axes.set(title=shorten(visible(name), 30), xlabel=labels[0], ylabel=labels[1])
     return figure
 
 

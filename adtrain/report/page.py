@@ -6,18 +6,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from adtrain import config
-from adtrain.report import parts, sections
+from adtrain.report import numbers, parts, sections
 from adtrain.report.markup import Markup, html, join
-from adtrain.report.predictions import Predictions
+from adtrain.report.numbers import LabelPredictions, NumberPredictions
+from adtrain.report.predictions import AnyPredictions, Predictions
 from adtrain.report.record import Record
 
 
-def render(record: Record, predictions: Predictions | str) -> Markup:
+def render(record: Record, predictions: AnyPredictions | str) -> Markup:
     """The page of a run. If there are no predictions, `predictions` is the reason."""
     return parts.document(f"{record.config.name}: {record.path}", join(_body(record, predictions)))
 
 
-def missing(record: Record, predictions: Predictions | str) -> list[str]:
+def missing(record: Record, predictions: AnyPredictions | str) -> list[str]:
     """One line for each part that this report lacks because the run is unfinished or there are no predictions."""
     found = []
     if record.summary is None:
@@ -30,7 +31,7 @@ def missing(record: Record, predictions: Predictions | str) -> list[str]:
     return found
 
 
-def _body(record: Record, predictions: Predictions | str) -> Iterator[Markup]:
+def _body(record: Record, predictions: AnyPredictions | str) -> Iterator[Markup]:
     cfg = record.config
     about = [cfg.data.dataset or str(cfg.data.path), cfg.optimizer.kind, f"seed {cfg.training.seed}"]
     if record.summary is not None:
@@ -44,6 +45,14 @@ def _body(record: Record, predictions: Predictions | str) -> Iterator[Markup]:
         yield parts.section("Confusion matrix", sections.confusion(predictions))
         yield parts.section("Classes", sections.by_class(predictions))
         yield parts.section("Worst mistakes", sections.worst_mistakes(predictions))
+    if record.summary is not None and record.summary.metrics:
+        yield parts.section("Metrics", sections.named_metrics(record.summary.metrics))
+    if isinstance(predictions, NumberPredictions):
+        yield parts.section("Targets", numbers.by_target(predictions))
+        yield parts.section("Predicted against true", numbers.predicted_against_true(predictions))
+        yield parts.section("Residuals", numbers.residuals(predictions))
+    if isinstance(predictions, LabelPredictions):
+        yield parts.section("Labels", numbers.by_label(predictions))
     if record.summary is not None:
         yield parts.section("Where the time went", sections.operations(record.summary))
     yield parts.section("What was run", _what_was_run(record))

@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from adtrain.data import Images
+from adtrain.metrics import confusion_matrix
+from adtrain.report.numbers import LabelPredictions, NumberPredictions
 from adtrain.training import model_file
-from adtrain.training.evaluation import probabilities
+from adtrain.training.evaluation import class_names, predictions
+from adtrain.training.tasks import Multilabel, Regression
 from adtrain.training.trust import NONE, Trust
 
 
@@ -46,9 +49,7 @@ class Predictions:
     @cached_property
     def confusion(self) -> np.ndarray:
         """The number of images by label (row) and predicted class (column): int64 (classes, classes)."""
-        counts = np.zeros((len(self.classes),) * 2, np.int64)
-        np.add.at(counts, (self.labels, self.predicted), 1)
-        return counts
+        return confusion_matrix(self.labels, self.predicted, len(self.classes))
 
     @property
     def correct(self) -> int:
@@ -66,16 +67,21 @@ class Predictions:
         return [Mistake(int(i), int(self.labels[i]), int(self.predicted[i]), float(self.probability[i])) for i in order]
 
 
-def predict(run: Path, device: str, trust: Trust = NONE) -> Predictions:
+AnyPredictions: TypeAlias = Predictions | NumberPredictions | LabelPredictions
+
+
+def predict(run: Path, device: str, trust: Trust = NONE) -> AnyPredictions:
     """The predictions of the run's model for the test images of its config.
 
     Raises AdtrainError where the model or the data are missing, damaged, or do not fit together.
     """
     trained = model_file.load(run, device, trust)
     test = trained.test_split()
-    rows = probabilities(trained.network, trained.params, trained.statistics, test.images, device)
+    rows = predictions(trained.network, trained.params, trained.statistics, test.images, device)
+    if isinstance(trained.network.task, Regression):
+        return NumberPredictions(trained.targets, test.labels, rows)
+    if isinstance(trained.network.task, Multilabel):
+        return LabelPredictions(trained.targets, test.labels, (rows > 0.5).astype(np.int64))
     predicted = rows.argmax(axis=1)
-    # The network can have more outputs than classes, and the data can have more classes than in training.
-    used = max(len(trained.classes), int(predicted.max()) + 1, int(test.labels.max()) + 1)
-    classes = (*trained.classes, *map(str, range(len(trained.classes), used)))
+    classes = class_names(trained.classes, rows, test.labels)
     return Predictions(test.images, test.labels, classes, predicted, rows.max(axis=1))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from adtrain.metrics import ByClass
 from adtrain.report import parts
 from adtrain.report.chart import chart
 from adtrain.report.curves import Curve, Panel, panels
@@ -15,6 +17,7 @@ from adtrain.report.parts import bar, breakable, table
 from adtrain.report.pixels import png, shown
 from adtrain.report.predictions import Predictions
 from adtrain.report.record import Record
+from adtrain.training import scores
 from adtrain.training.summary import OperationTime, Summary
 
 MOST_CLASSES = 25
@@ -41,8 +44,7 @@ def tiles(record: Record) -> Markup:
     found: list[tuple[str, str]] = []
     if (summary := record.summary) is not None:
         found += [
-            ("test accuracy", f"{summary.test.accuracy:.2%}"),
-            ("test loss", f"{summary.test.loss:.4f}"),
+            *_results("test", summary.test),
             ("training", f"{summary.train_seconds:.1f} s"),
         ]
         if (speed := summary.images_per_second) is not None:
@@ -53,9 +55,14 @@ def tiles(record: Record) -> Markup:
     elif record.epochs:
         for split in ("train", "validation"):
             if (score := getattr(record.epochs[-1], split)) is not None:
-                found.append((f"{split} accuracy", f"{score.accuracy:.2%}"))
-                found.append((f"{split} loss", f"{score.loss:.4f}"))
+                found += _results(split, score)
     return parts.tiles(found)
+
+
+def _results(split: str, score: scores.Score) -> list[tuple[str, str]]:
+    """Titles and values of a score, the loss last."""
+    values = score._asdict()
+    return [(f"{split} {name}", scores.value_text(name, values[name])) for name in scores.metrics_first(score._fields)]
 
 
 def learning_curves(record: Record) -> Markup:
@@ -122,6 +129,24 @@ def by_class(predictions: Predictions) -> Markup:
     left_out = len(order) - len(rows)
     note = f"{left_out} classes with higher accuracy are left out."
     return table(CLASS_COLUMNS, rows) + (parts.note(note) if left_out else "")
+
+
+def named_metrics(metrics: Mapping[str, Any]) -> Markup:
+    """The metrics of `training.metrics`: single numbers in large print, and a row for each class."""
+    by_class = {name: found.by_class for name, found in metrics.items() if isinstance(found, ByClass)}
+    single = parts.tiles(
+        (f"{name} macro", f"{found.macro:.2%}") if isinstance(found, ByClass) else (name, f"{found:.2%}")
+        for name, found in metrics.items()
+        if isinstance(found, (float, ByClass))
+    )
+    if not by_class:
+        return single
+    classes = dict.fromkeys(name for values in by_class.values() for name in values)
+    columns = {"class": "text", **dict.fromkeys(by_class, "")}
+    rows = [
+        [name, *(f"{values[name]:.2%}" if name in values else "" for values in by_class.values())] for name in classes
+    ]
+    return single + table(columns, rows)
 
 
 def worst_mistakes(predictions: Predictions) -> Markup:

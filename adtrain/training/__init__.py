@@ -10,7 +10,7 @@ from adtrain.training.best import Best
 from adtrain.training.checkpoint import Checkpoint
 from adtrain.training.costs import LayerCost, StepCosts, step_costs
 from adtrain.training.endings import Interrupted, NotFinite, Result
-from adtrain.training.evaluation import Score, evaluate
+from adtrain.training.evaluation import evaluate
 from adtrain.training.examples import Examples, on_device
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.loop import continuation
@@ -22,6 +22,7 @@ from adtrain.training.progress import Observer
 from adtrain.training.recorded_run import run_in_folder
 from adtrain.training.resumption import Resumed, resume
 from adtrain.training.run_folder import Recorder, RunFolder
+from adtrain.training.scores import ClassScore, MultilabelScore, RegressionScore, Score
 from adtrain.training.step import TrainState, copied, evaluation_step, train_step
 from adtrain.training.summary import Summary, summarize
 from adtrain.training.trainer import Start, run
@@ -31,6 +32,7 @@ __all__ = [
     "Arrays",
     "Best",
     "Checkpoint",
+    "ClassScore",
     "Epoch",
     "Examples",
     "Experiment",
@@ -38,10 +40,12 @@ __all__ = [
     "Interval",
     "LayerCost",
     "Mode",
+    "MultilabelScore",
     "NotFinite",
     "Observer",
     "Progress",
     "Recorder",
+    "RegressionScore",
     "Result",
     "Resumed",
     "RunFolder",

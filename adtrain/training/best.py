@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from adtrain.config.values import BestBy, Measured, Total
-from adtrain.training.evaluation import Score
+from adtrain.training.scores import HIGHER_IS_BETTER, Score
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Best:
         return replace(updated, value=value, epoch=epoch) if self._gain(value, self.value) > 0 else updated
 
     def _gain(self, value: float, reference: float | None) -> float:
-        """The improvement over `reference`: positive is better, for accuracies and for losses."""
+        """The improvement over `reference`: positive is better, whether high or low values are."""
         if reference is None:
             return float("inf")
-        return value - reference if self.by.endswith("accuracy") else reference - value
+        return value - reference if self.by.partition("_")[2] in HIGHER_IS_BETTER else reference - value
 
 
 LOST = Best.start("")

@@ -26,6 +26,7 @@ from adtrain.training.experiment import Experiment
 from adtrain.training.metadata import CheckpointMetadata
 from adtrain.training.position import Progress
 from adtrain.training.step import TrainState
+from adtrain.training.tasks import plausible
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ class CheckpointFile:
         state: TrainState = tree.unflatten(tree.flatten(expected)[1], list(arrays.values()))
         if int(np.asarray(state.step)) != self.progress.step:
             raise _damaged(self.path, f"its optimizer is at step {state.step}, its progress at {self.progress.step}")
+        if not plausible(experiment.network.task, self.progress.sums, self.progress.images):
+            raise _damaged(self.path, "its counters are impossible")
         return Checkpoint(state, self.progress)
 
 
@@ -115,11 +118,7 @@ def read(path: Path) -> CheckpointFile:
         )
     record = file.metadata(CheckpointMetadata)
     progress = record.progress
-    if (
-        progress.batches > progress.step
-        or progress.correct > progress.images
-        or (progress.batches == 0) != (progress.images == 0)
-    ):
+    if progress.batches > progress.step or (progress.batches == 0) != (progress.images == 0):
         raise _damaged(path, "its counters are impossible")
     return CheckpointFile(path, record, file)
 

@@ -8,9 +8,9 @@ from typing import Literal, TypeAlias
 
 from adtrain.core.errors import AdtrainError
 from adtrain.training.best import Best
-from adtrain.training.evaluation import Score
 from adtrain.training.experiment import Experiment
 from adtrain.training.position import Progress
+from adtrain.training.scores import Score
 from adtrain.training.step import TrainState
 
 Ending: TypeAlias = Literal["finished", "early_stopping", "callback"]

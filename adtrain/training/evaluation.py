@@ -1,44 +1,44 @@
-"""Loss and accuracy of a model on a split."""
+"""The score of a model on a split, and its predictions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from adtrain import nn
-from adtrain.config.values import Measured, Probability
 from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError
 from adtrain.core.staging import stage
-from adtrain.data import Images
+from adtrain.data import Images, Split
+from adtrain.metrics import METRICS, ClassPredictions, MetricName, MetricValue
 from adtrain.passes import ALL
 from adtrain.training.examples import Examples
 from adtrain.training.network import Network
+from adtrain.training.scores import Score
 from adtrain.training.step import EvaluationStep, repeated, zero_totals
+from adtrain.training.tasks import Task
 
 BATCH_SIZE, ROWS = 250, 40
 BATCHES_AT_ONCE = 20
 
-
-class Score(NamedTuple):
-    """Means over the images of a split; `accuracy` is a fraction of 1."""
-
-    loss: Measured
-    accuracy: Probability
+Trained: TypeAlias = tuple[Network, nn.Params, nn.State]
+"""A network with its parameters and its running statistics."""
 
 
 def evaluate(
     step: EvaluationStep,
+    task: Task,
     params: nn.Params,
     statistics: nn.State,
     examples: Examples,
     name: str = "test",
     before_batches: Callable[[], None] = lambda: None,
 ) -> Score:
-    """The score of the model on all of `examples`; `step` is the `evaluation_step` of an experiment or a trained model.
+    """The score of the model on all of `examples`; `step` is the `evaluation_step` of an experiment or a trained model,
+    and `task` that of its network.
 
     `before_batches` is called before every BATCHES_AT_ONCE batches. Its exceptions end the evaluation.
     Raises AdtrainError, which names the split by `name`, where the split is empty or the loss is not finite.
@@ -47,27 +47,48 @@ def evaluate(
     if not count:
         raise AdtrainError(f"the {name} split is empty")
     batches = (np.arange(start, min(start + BATCH_SIZE, count)) for start in range(0, count, BATCH_SIZE))
-    totals = zero_totals(examples.device)
+    totals = zero_totals(task, examples.device)
     for group in examples.groups(batches, ROWS):
         totals = totals._replace(position=array(np.int64(group.position), device=examples.device))
         for done in range(0, group.steps, BATCHES_AT_ONCE):
             before_batches()
             times = min(BATCHES_AT_ONCE, group.steps - done)
             totals = repeated(step, times, (totals,), params, statistics, *group.inputs)
-    score = Score(float(totals.loss) / count, int(totals.correct) / count)
-    if not math.isfinite(score.loss):
-        raise AdtrainError(f"the loss on the {name} images is {score.loss}: the model's numbers have overflowed")
-    return score
+    loss = float(totals.loss) / count
+    if not math.isfinite(loss):
+        raise AdtrainError(f"the loss on the {name} images is {loss}: the model's numbers have overflowed")
+    return task.score(loss, totals.sums.numpy().reshape(-1).tolist(), count)
 
 
-def probabilities(network: Network, params: nn.Params, statistics: nn.State, images: Images, device: str) -> np.ndarray:
-    """The probability of each class, (N, classes), for images (N, C, H, W) before normalisation.
+def named_metrics(
+    trained: Trained, names: Sequence[MetricName], classes: Sequence[str], examples: Split, device: str
+) -> dict[str, MetricValue]:
+    """The metrics of `adtrain.metrics.METRICS` with these names on all of `examples`."""
+    if not names:
+        return {}
+    rows = predictions(*trained, examples.images, device)
+    found = ClassPredictions(rows, examples.labels, class_names(classes, rows, examples.labels))
+    return {name: METRICS[name](found) for name in names}
+
+
+def class_names(classes: Sequence[str], rows: np.ndarray, labels: np.ndarray) -> tuple[str, ...]:
+    """A name for each column of probabilities (N, outputs) that is predicted, and for each label.
+
+    The network can have more outputs than classes, and the data can have more classes than in training.
+    """
+    used = max(len(classes), int(rows.argmax(axis=1).max()) + 1, int(labels.max()) + 1)
+    return (*classes, *map(str, range(len(classes), used)))
+
+
+def predictions(network: Network, params: nn.Params, statistics: nn.State, images: Images, device: str) -> np.ndarray:
+    """The task's predictions for images (N, C, H, W) before normalisation: the probability of each class or label,
+    (N, classes), or the predicted numbers, (N, targets).
 
     Raises AdtrainError where one is NaN or infinite.
     """
 
     def of_batch(params: nn.Params, statistics: nn.State, batch: Value) -> Value:
-        return network.probabilities(network.outputs(params, statistics, batch, nn.Mode(training=False))[0])
+        return network.task.predictions(network.outputs(params, statistics, batch, nn.Mode(training=False))[0])
 
     # For a few images, compiling a Program takes longer than running the operations one by one.
     step = stage(of_batch, ALL) if len(images) > BATCH_SIZE else of_batch
@@ -77,5 +98,5 @@ def probabilities(network: Network, params: nn.Params, statistics: nn.State, ima
         rows.append(step(params, statistics, batch).numpy())
     found = np.concatenate(rows[1:] or rows)
     if not np.isfinite(found).all():
-        raise AdtrainError("the model's probabilities are NaN or infinite: its weights overflowed in training")
+        raise AdtrainError("the model's predictions are NaN or infinite: its weights overflowed in training")
     return found

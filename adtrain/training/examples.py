@@ -21,10 +21,10 @@ CHUNK_BYTES = 64 << 20
 """The size of a chunk's images, roughly. A stream holds two chunks on the device and two on the host."""
 
 StepInputs = tuple[Array, Array, Array]
-"""The last arguments of a step: images (N, C, H, W), labels int64 (N,), and int64 indices into these N examples."""
+"""The last arguments of a step: images (N, C, H, W), labels (N, ...), and int64 indices into these N examples."""
 
 Chunk = tuple[np.ndarray, np.ndarray]
-"""Images (n, C, H, W) and labels (n,) on the host."""
+"""Images (n, C, H, W) and labels (n, ...) on the host."""
 
 
 class BatchGroup(NamedTuple):
@@ -68,7 +68,7 @@ class Resident(Examples):
         images, labels, self.row_numbers = split.images, split.labels, None
         if isinstance(images, Rows) and _usable_in_place(images.base, device):
             self.row_numbers = images.rows
-            labels = np.zeros(len(images.base), np.int64)
+            labels = np.zeros((len(images.base), *labels.shape[1:]), labels.dtype)
             labels[images.rows] = split.labels
             images = images.base
         self.images, self.labels = _array(np.asarray(images), device), _array(labels, device)
@@ -113,7 +113,7 @@ class Streamed(Examples):
         """The examples at these indices, followed by unused rows up to `capacity`."""
         images = np.empty((capacity, *self.split.images.shape[1:]), self.split.images.dtype)
         images[: len(indices)] = self.split.images[indices]
-        labels = np.zeros(capacity, np.int64)
+        labels = np.zeros((capacity, *self.split.labels.shape[1:]), self.split.labels.dtype)
         labels[: len(indices)] = self.split.labels[indices]
         return images, labels
 

@@ -98,7 +98,8 @@ class Experiment:
     @property
     def best_by(self) -> str:
         """The metric that decides which epoch is the best."""
-        return self.config.training.best_by or ("train_loss" if self.validation is None else "validation_accuracy")
+        default = "train_loss" if self.validation is None else f"validation_{self.network.task.default_metric}"
+        return self.config.training.best_by or default
 
     def initial_state(self, device: str) -> TrainState:
         """The state before the first step; no two arrays share memory.
@@ -152,7 +153,7 @@ class Experiment:
     def step_program(self, device: str = "cpu", passes: Sequence[Pass] | None = None) -> Program:
         """The Program of the logged step on full batches, after `passes` (default: `self.passes`). Nothing is run."""
         order = np.broadcast_to(np.int64(0), (LOG_ROWS, self.full_batch))
-        state, log = self.random_initial_state("cpu"), empty_log(LOG_ROWS, "cpu")
+        state, log = self.random_initial_state("cpu"), empty_log(self.network.task, LOG_ROWS, "cpu")
         arguments = state, log, self.seed("cpu"), self.train.images, self.train.labels, order
         step = stage(logged_step(self.eager_step), self.passes if passes is None else passes, donate=STATE_AND_LOG)
         return step.program(*tree.map(lambda x: _Placeholder(x.shape, x.dtype, device), arguments))

@@ -28,8 +28,8 @@ class StepLoop:
     def __init__(
         self, experiment: Experiment, state: TrainState, seed: Array, examples: Examples, batches: Iterable[np.ndarray]
     ) -> None:
-        self.step = experiment.logged_step
-        self.state, self.log = state, empty_log(LOG_ROWS, seed.device)
+        self.step, self.task = experiment.logged_step, experiment.network.task
+        self.state, self.log = state, empty_log(experiment.network.task, LOG_ROWS, seed.device)
         self.seed, self.examples = seed, examples
         self.groups, self.batches_left, self.steps_taken = examples.groups(batches, LOG_ROWS), 0, 0
         self.steps_per_report = 1
@@ -56,7 +56,7 @@ class StepLoop:
                 self.group = next(self.groups)
                 self.batches_left = self.group.steps
                 if not self.group.position:
-                    self.log = empty_log(LOG_ROWS, self.seed.device)
+                    self.log = empty_log(self.task, LOG_ROWS, self.seed.device)
             before, times = perf_counter(), min(self.steps_per_report, self.batches_left, count)
             self.state, self.log = repeated(self.step, times, (self.state, self.log), self.seed, *self.group.inputs)
             self.steps_per_report = max(1, int(REPORT_SECONDS / max((perf_counter() - before) / times, 1e-9)))

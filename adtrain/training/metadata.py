@@ -11,9 +11,9 @@ from adtrain.training.experiment import Experiment
 from adtrain.training.position import Progress
 from adtrain.version import __version__
 
-FORMAT = 1
+FORMAT = 2
 KIND = "checkpoint"
-DATA_FIELDS = ("classes", "image_shape", "mean", "std", "scale")
+DATA_FIELDS = ("classes", "image_shape", "mean", "std", "scale", "targets", "target_mean", "target_std")
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class ModelMetadata:
         image_shape: (C, H, W).
         mean, std, scale: those of the `Network`.
         encoder: makes the images of a table's rows; None for other data.
+        targets, target_mean, target_std: the names of the numbers to predict, and those of the training part.
     """
 
     version: str
@@ -35,6 +36,9 @@ class ModelMetadata:
     std: tuple[Positive, ...]
     scale: Positive
     encoder: TableEncoder | None
+    targets: tuple[str, ...]
+    target_mean: tuple[Number, ...]
+    target_std: tuple[Positive, ...]
 
     def data(self) -> dict[str, Any]:
         """What the training data decide, for messages: fields, and with an encoder the number of each feature."""
@@ -77,6 +81,9 @@ def of_model(experiment: Experiment) -> ModelMetadata:
         std=network.std,
         scale=network.scale,
         encoder=experiment.data.encoder,
+        targets=experiment.data.targets,
+        target_mean=experiment.data.target_mean,
+        target_std=experiment.data.target_std,
     )
 
 

@@ -11,7 +11,7 @@ from adtrain.config import records
 from adtrain.config.values import Duration, Measured, Size, Total
 from adtrain.core.errors import AdtrainError
 from adtrain.files import read_regular
-from adtrain.training.evaluation import Score
+from adtrain.training.scores import Score
 
 METRICS = "metrics.jsonl"
 

@@ -34,9 +34,11 @@ from adtrain.training.trust import NONE, Trust
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A network with its trained arrays on a device, the names of its classes, and its images' shape (C, H, W).
+    """A network with its trained arrays on a device.
 
-    `encoder` makes the images of a table's rows; it is None if the network was trained on other data.
+    `classes` are the names of the classes, `targets` those of the numbers or labels to predict; one of them is empty.
+    `image_shape` is (C, H, W). `encoder` makes the images of a table's rows; it is None if the network was trained on
+    other data.
     """
 
     config: Config
@@ -46,6 +48,7 @@ class TrainedModel:
     classes: tuple[str, ...]
     image_shape: tuple[int, int, int]
     encoder: TableEncoder | None = None
+    targets: tuple[str, ...] = ()
 
     def test_split(self) -> Split:
         """The test images of the config. Raises AdtrainError where they are of another shape or type than in training.
@@ -118,10 +121,13 @@ def load(run: Path, device: str = "cpu", trust: Trust = NONE) -> TrainedModel:
     file = TensorFile(path)
     about = file.metadata(ModelMetadata)
     channels, height, width = about.image_shape
-    net = network.build(cfg, about.mean, about.std, about.scale)
+    task = network.task_of(cfg, about.target_mean, about.target_std)
+    net = network.build(cfg, about.mean, about.std, about.scale, task)
     factor, summand = net.normalization()
     if not (
         len(about.mean) == len(about.std) == channels
+        and len(about.targets) == len(about.target_mean) == len(about.target_std)
+        and (not about.targets or net.model.output_shape(net.input_shape) == (len(about.targets),))
         and about.scale in (1, PIXEL_MAX)
         and channels * height * width == prod(cfg.model.input)
         and (about.encoder is None or about.encoder.fits(data_options(cfg.data), about.image_shape))
@@ -137,4 +143,4 @@ def load(run: Path, device: str = "cpu", trust: Trust = NONE) -> TrainedModel:
     params, statistics = tree.unflatten(
         tree.flatten((params, statistics))[1], [array(x, device=device) for x in arrays.values()]
     )
-    return TrainedModel(cfg, net, params, statistics, about.classes, about.image_shape, about.encoder)
+    return TrainedModel(cfg, net, params, statistics, about.classes, about.image_shape, about.encoder, about.targets)

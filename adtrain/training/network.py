@@ -11,11 +11,11 @@ import numpy as np
 from adtrain import config, nn, ops
 from adtrain.augment import Mixed
 from adtrain.config import Config
-from adtrain.config.build import takes_labels
-from adtrain.config.specs import Spec
+from adtrain.config.build import REGRESSION, takes_labels
 from adtrain.core.array import Value
 from adtrain.core.precision import FULL, PRECISIONS
 from adtrain.core.scope import scope
+from adtrain.training.tasks import Classification, Multilabel, Regression, Task
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,7 @@ class Network:
         mean, std: numbers per channel that normalise the images after division by `scale`.
         scale: 255 for uint8 images, 1 for float32.
         loss: maps outputs (N, classes) and targets to the mean loss.
-        one_hot: whether the targets are one-hot rows (N, classes), as for regression losses, or labels (N,).
-        probabilities: maps outputs (N, classes) to class probabilities.
+        task: what the outputs mean: the loss's targets, predictions and metrics.
     """
 
     model: nn.Sequential
@@ -40,8 +39,7 @@ class Network:
     std: tuple[float, ...]
     scale: float
     loss: Callable[[Value, Value], Value]
-    one_hot: bool
-    probabilities: Callable[[Value], Value]
+    task: Task
 
     @property
     def unit(self) -> np.ndarray:
@@ -67,32 +65,23 @@ class Network:
             return self.model.forward(params, statistics, self.inputs(images), mode)
 
     def loss_of(self, outputs: Value, labels: Value, mixed: Mixed | None = None) -> Value:
-        """The mean loss, shape (), of outputs (N, classes) for labels (N,).
+        """The mean loss, shape (), of outputs (N, classes or targets) for labels (N,) or (N, targets).
 
-        With mixup (`mixed`), a classification loss is the weighted mean of the losses for both labels; a regression
-        loss gets the weighted mean of both one-hot rows as its target.
+        With mixup (`mixed`), a classification loss is the weighted mean of the losses for both labels; another loss
+        gets the weighted mean of both targets.
         """
         with scope("loss"):
-            targets = self._targets(outputs, labels)
+            targets = self.task.targets(outputs, labels)
             if mixed is None:
                 return self.loss(outputs, targets)
-            others, share = self._targets(outputs, mixed.labels), mixed.share
-            if self.one_hot:
+            others, share = self.task.targets(outputs, mixed.labels), mixed.share
+            if self.task.mixes_targets:
                 return self.loss(outputs, targets * share + others * (1.0 - share))
             return self.loss(outputs, targets) * share + self.loss(outputs, others) * (1.0 - share)
-
-    def _targets(self, outputs: Value, labels: Value) -> Value:
-        return ops.one_hot(labels, outputs.shape[1], self.dtype) if self.one_hot else labels
 
 
 def _by_channel(numbers: tuple[float, ...]) -> np.ndarray:
     return np.array(numbers).reshape(-1, 1, 1)
-
-
-def correct(outputs: Value, labels: Value) -> Value:
-    """The number of rows of outputs (N, classes) whose largest element is at the label (N,): int64, shape ()."""
-    with scope("accuracy"):
-        return ops.sum(ops.equal(ops.argmax(outputs, axis=1), labels))
 
 
 def clip_probabilities(outputs: Value) -> Value:
@@ -100,14 +89,21 @@ def clip_probabilities(outputs: Value) -> Value:
     return ops.clip(outputs, 0.0, 1.0)
 
 
-def _probabilities(loss: Spec) -> Callable[[Value], Value]:
-    """The function from outputs to class probabilities for a model trained with `loss`."""
-    if takes_labels(loss):
-        return ops.softmax  # also right for log-probabilities, whose softmax equals their exp
-    return ops.sigmoid if loss.kind == "binary_cross_entropy_with_logits" else clip_probabilities
+def task_of(cfg: Config, target_mean: tuple[float, ...], target_std: tuple[float, ...]) -> Task:
+    """The task of a config; without targets a classification."""
+    if not target_mean:
+        labels = takes_labels(cfg.loss)
+        # The softmax of log-probabilities equals their exp.
+        predictions = ops.softmax if labels else ops.sigmoid
+        return Classification(
+            one_hot=not labels, predictions=clip_probabilities if cfg.loss.kind in REGRESSION else predictions
+        )
+    if cfg.loss.kind in REGRESSION:
+        return Regression(target_mean, target_std, cfg.data.normalize_targets)
+    return Multilabel(len(target_mean))
 
 
-def build(cfg: Config, mean: tuple[float, ...], std: tuple[float, ...], scale: float) -> Network:
+def build(cfg: Config, mean: tuple[float, ...], std: tuple[float, ...], scale: float, task: Task) -> Network:
     """The network that a config describes, for images with this mean, standard deviation and scale.
 
     Raises ConfigError where its layers do not fit together.
@@ -124,6 +120,5 @@ def build(cfg: Config, mean: tuple[float, ...], std: tuple[float, ...], scale: f
         std=std,
         scale=scale,
         loss=config.build.loss(cfg),
-        one_hot=not takes_labels(cfg.loss),
-        probabilities=_probabilities(cfg.loss),
+        task=task,
     )

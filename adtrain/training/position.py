@@ -9,7 +9,8 @@ from typing import Annotated
 from adtrain.config.records import otherwise
 from adtrain.config.values import Bool, Measured, Size, Total
 from adtrain.training.best import LOST, Best
-from adtrain.training.evaluation import Score
+from adtrain.training.scores import Score
+from adtrain.training.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Progress:
         epoch: the number of the current epoch, from 1; between two epochs, the number of the next one.
         step: steps taken in total.
         batches: steps taken in this epoch.
-        loss, correct, images: sums over the images of this epoch so far.
+        loss, sums, images: the sum of the losses, the task's sums, and the number of images, of this epoch so far.
         evaluated: whether the weights have been evaluated since the last step.
         train, validation: the scores of the last evaluated epoch.
     """
@@ -31,18 +32,18 @@ class Progress:
     step: Total
     batches: Total
     loss: Measured
-    correct: Total
+    sums: tuple[Measured, ...]
     images: Total
     evaluated: Bool
     train: Score | None
     validation: Score | None
 
     @classmethod
-    def start(cls, best_by: str) -> Progress:
+    def start(cls, best_by: str, task: Task) -> Progress:
         """The progress before the first step."""
         return cls(
-            best=Best.start(best_by), epoch=1, step=0, batches=0, loss=0.0, correct=0, images=0, evaluated=True,
-            train=None, validation=None,
+            best=Best.start(best_by), epoch=1, step=0, batches=0, loss=0.0, sums=(0.0,) * task.zero().size, images=0,
+            evaluated=True, train=None, validation=None,
         )  # fmt: skip
 
     @property
@@ -50,20 +51,18 @@ class Progress:
         """Epochs trained on, including one that is only partly done."""
         return self.epoch - (self.batches == 0)
 
-    def after(self, losses: Sequence[float], correct: int, sizes: Sequence[int]) -> Progress:
-        """The progress after more steps, from the mean loss and the size of each step's batch, and the correct count.
-
-        `correct` is the sum over all the batches.
-        """
-        loss = self.loss
-        for x, size in zip(losses, sizes, strict=True):
+    def after(self, losses: Sequence[float], sums: Sequence[Sequence[float]], sizes: Sequence[int]) -> Progress:
+        """The progress after more steps, from the mean loss, the task's sums and the size of each step's batch."""
+        loss, total = self.loss, self.sums
+        for x, more, size in zip(losses, sums, sizes, strict=True):
             loss += x * size  # one step at a time: the rounding must not depend on where a run was stopped
+            total = tuple(a + b for a, b in zip(total, more, strict=True))
         return replace(
             self,
             step=self.step + len(sizes),
             batches=self.batches + len(sizes),
             loss=loss,
-            correct=self.correct + correct,
+            sums=total,
             images=self.images + sum(sizes),
             evaluated=False,
         )
@@ -73,8 +72,8 @@ class Progress:
         updated = replace(self, best=best, evaluated=True, train=train, validation=validation)
         if self.batches < steps_per_epoch:
             return updated
-        return replace(updated, epoch=self.epoch + 1, batches=0, loss=0.0, correct=0, images=0)
+        return replace(updated, epoch=self.epoch + 1, batches=0, loss=0.0, sums=(0.0,) * len(self.sums), images=0)
 
-    def score(self) -> Score:
-        """The means over the images of this epoch so far."""
-        return Score(self.loss / self.images, self.correct / self.images)
+    def score(self, task: Task) -> Score:
+        """The score over the images of this epoch so far."""
+        return task.score(self.loss / self.images, self.sums, self.images)

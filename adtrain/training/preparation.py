@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from math import prod
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 
 from adtrain import config, data, nn
 from adtrain.config import Config
+from adtrain.config.build import REGRESSION, takes_labels
 from adtrain.config.document import Data, Plugin
 from adtrain.config.problems import PathParts, found, known
 from adtrain.core.errors import ShapeError
@@ -23,6 +25,10 @@ from adtrain.data.table_encoder import TableEncoder
 from adtrain.training import network, trust
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.network import Network
+from adtrain.training.tasks import Classification, Task
+
+MOST_NAMES = 8
+"""The most names of targets in an error."""
 
 MAX_LISTED = 12
 
@@ -56,15 +62,15 @@ def prepare(
     cfg = _with_absolute_paths(cfg, data_too=arrays is None)
     _check_name(cfg)
     try:
-        options = data_options(cfg.data)
+        options, numbers = data_options(cfg.data), _takes_numbers(cfg)
         if arrays is None:
-            images = data.load(cfg.data.dataset, cfg.data.path, options, encoder=encoder)
+            images = data.load(cfg.data.dataset, cfg.data.path, options, encoder=encoder, numbers=numbers)
         else:
-            images = data.of_arrays(*arrays, options)
+            images = data.of_arrays(*arrays, options, numbers)
     except DataOptionError as error:
         raise cfg.error_at(("data", error.option), error.reason) from error
     train, validation = data.split_validation(images.train, cfg.data.validation, cfg.training.seed)
-    experiment = _experiment(cfg, replace(images, train=train), validation, mode)
+    experiment = _experiment(cfg, images.with_train(train), validation, mode)
     _check_augmentations(experiment)
     return experiment
 
@@ -79,7 +85,7 @@ def outline(cfg: Config) -> Experiment:
     """The experiment with placeholder data, to get its Program: no file is read, images are black, labels are 0.
 
     A data set of the catalogue has its real image counts and shape. Other data are assumed to be one batch of images
-    in the shape of the model's input, with one class per output of the model.
+    in the shape of the model's input, with one class, or one number to predict, per output of the model.
     Raises ConfigError as `prepare` does, but does not check augmentations, because the images' shape is a guess.
     """
     _check_name(cfg)
@@ -97,8 +103,11 @@ def outline(cfg: Config) -> Experiment:
         if len(shape) != 3:
             shape = (1, 1, prod(shape))
         split, outputs = _black(cfg.data.batch_size, shape), config.build.model(cfg).output_shape(cfg.model.input)
-        classes = tuple(map(str, range(prod(outputs))))
-        images = DataSet(str(cfg.data.path), split, split, classes, (0.0,) * shape[0], (1.0,) * shape[0])
+        names = tuple(map(str, range(prod(outputs))))
+        images = DataSet(str(cfg.data.path), split, split, names, (0.0,) * shape[0], (1.0,) * shape[0])
+        if cfg.data.target is not None or _takes_numbers(cfg):
+            split = Split(split.images, np.broadcast_to(np.float64(0), (cfg.data.batch_size, len(names))))
+            images = replace(images, test=split, classes=(), targets=names).with_train(split)
     return _experiment(cfg, images, validation, Mode.FUSED)
 
 
@@ -107,14 +116,22 @@ def _black(count: int, shape: tuple[int, ...]) -> Split:
     return Split(np.broadcast_to(np.uint8(0), (count, *shape)), np.broadcast_to(np.int64(0), (count,)))
 
 
+def _takes_numbers(cfg: Config) -> bool:
+    """Whether integer labels are numbers to predict: a regression loss compares them with a single output."""
+    return cfg.loss.kind in REGRESSION and config.build.model(cfg).output_shape(cfg.model.input) == (1,)
+
+
 def _experiment(cfg: Config, images: DataSet, validation: Split | None, mode: Mode) -> Experiment:
-    net = network.build(cfg, images.mean, images.std, images.scale)
+    _check_targets(cfg, images, [part for part in (images.train, validation, images.test) if part is not None])
+    task = network.task_of(cfg, images.target_mean, images.target_std)
+    net = network.build(cfg, images.mean, images.std, images.scale, task)
     _check_memory(cfg, net)
     _check_fit(cfg, net, images)
     _check_last_batch(cfg, net, len(images.train))
     if validation is None and (cfg.training.best_by or "").startswith("validation"):
         reason = "expected train_accuracy or train_loss, for there are no validation images (data.validation)"
         raise cfg.error_at(("training", "best_by"), f"found {cfg.training.best_by}, {reason}")
+    _check_metrics(cfg, task)
     steps_per_epoch = -(-len(images.train) // cfg.data.batch_size)
     total_steps = steps_per_epoch * cfg.training.epochs
     if cfg.training.steps is not None:
@@ -179,8 +196,11 @@ def _check_fit(cfg: Config, net: Network, images: DataSet) -> None:
             listed = ", ".join(map(printable, names[:MAX_LISTED]))
             expected = f"expected [{len(names)}], the features of a row: {listed}{more}"
         raise cfg.error_at(("model", "input"), f"found {found(net.input_shape)}, {expected}")
-    outputs, classes = net.model.output_shape(net.input_shape), len(images.classes)
+    outputs, classes = net.model.output_shape(net.input_shape), len(images.targets or images.classes)
     last_layer = ("model", "layers", len(cfg.model.layers) - 1)
+    if images.targets and outputs != (classes,):
+        expected = f"expected [{classes}], one for each of {', '.join(images.targets[:MOST_NAMES])}"
+        raise cfg.error_at(last_layer, f"found the output {found(outputs)}, {expected}")
     if len(outputs) != 1:
         raise cfg.error_at(last_layer, f"found the output {found(outputs)}, expected [{classes}], one per class")
     if outputs[0] < classes:
@@ -188,6 +208,35 @@ def _check_fit(cfg: Config, net: Network, images: DataSet) -> None:
         raise cfg.error_at(last_layer, f"found {outputs[0]} outputs, expected at least {classes}: {labels}")
     if not any(row.parameters for row in nn.describe(net.model, net.input_shape)):
         raise cfg.error_at(("model", "layers"), "found no parameters, expected at least one layer with parameters")
+
+
+def _check_targets(cfg: Config, images: DataSet, parts: Sequence[Split]) -> None:
+    """Check that the loss fits the labels: classes, numbers, or columns of 0 and 1."""
+    kind, names = cfg.loss.kind, ", ".join(images.targets[:MOST_NAMES])
+    if images.targets and takes_labels(cfg.loss):
+        expected = "expected mse, l1 or huber, or binary_cross_entropy_with_logits for columns of 0 and 1"
+        advice = "for classes, set data.label instead of data.target, or store integer labels"
+        raise cfg.error_at(("loss",), f"found {kind} for the numbers of {names}, {expected}; {advice}")
+    if cfg.data.normalize_targets and not (images.targets and kind in REGRESSION):
+        expected = "expected false, as there are no numbers to predict with mse, l1 or huber"
+        raise cfg.error_at(("data", "normalize_targets"), f"found true, {expected}")
+    if images.targets and kind not in REGRESSION:
+        for part in parts:
+            if (wrong := np.argwhere((part.labels != 0) & (part.labels != 1))).size:
+                row, column = wrong[0]
+                number = f"found {part.labels[row, column]:g} in {images.targets[column]}"
+                raise cfg.error_at(("loss",), f"{number}, expected 0 and 1 only for {kind}; mse takes any number")
+
+
+def _check_metrics(cfg: Config, task: Task) -> None:
+    """Check that `best_by` and `metrics` are metrics of the task."""
+    fields = task.score_kind._fields
+    if cfg.training.best_by is not None and cfg.training.best_by.partition("_")[2] not in fields:
+        expected = f"expected train_ or validation_ with one of {', '.join(fields)}"
+        raise cfg.error_at(("training", "best_by"), f"found {cfg.training.best_by}, {expected}")
+    if cfg.training.metrics and not isinstance(task, Classification):
+        reason = f"which are for classes; this task always has {', '.join(fields)}"
+        raise cfg.error_at(("training", "metrics"), f"found {', '.join(cfg.training.metrics)}, {reason}")
 
 
 def _check_memory(cfg: Config, net: Network) -> None:

@@ -17,7 +17,9 @@ from adtrain.core.array import Value, array
 from adtrain.core.autodiff import value_and_grad
 from adtrain.core.scope import phase, scope
 from adtrain.core.staging import Staged
-from adtrain.training.network import Network, correct
+from adtrain.core.types import Shape
+from adtrain.training.network import Network
+from adtrain.training.tasks import Task
 
 
 class TrainState(NamedTuple):
@@ -35,10 +37,10 @@ class TrainState(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """The metrics of a step, each of shape (): mean loss of the batch, number of correct predictions, learning rate."""
+    """The metrics of a step: mean loss of the batch, shape (), the task's sums, and the learning rate, shape ()."""
 
     loss: Value
-    correct: Value
+    sums: Value
     learning_rate: Value
 
 
@@ -47,31 +49,31 @@ class Log(NamedTuple):
 
     Attributes:
         position: int64 (), the number of logged steps. It is also the row of the next batch in the order.
-        loss, correct, learning_rate: float64 (rows,), the metrics of the step at each position.
+        loss, sums, learning_rate: float64 (rows, ...), the metrics of the step at each position.
     """
 
     position: Value
     loss: Value
-    correct: Value
+    sums: Value
     learning_rate: Value
 
 
 class Totals(NamedTuple):
-    """Sums over the evaluated batches, each of shape ().
+    """Sums over the evaluated batches.
 
     Attributes:
-        position: int64, the number of batches so far.
-        loss: float64, the sum of the losses over the images.
-        correct: int64, the number of correct predictions.
+        position: int64 (), the number of batches so far.
+        loss: float64 (), the sum of the losses over the images.
+        sums: the task's sums over the images.
     """
 
     position: Value
     loss: Value
-    correct: Value
+    sums: Value
 
 
 TrainStep: TypeAlias = Callable[[TrainState, Value, Value, Value, Value], tuple[TrainState, StepMetrics]]
-"""(state, seed uint32 (2,), images (N, C, H, W), labels int64 (N,), indices int64 (batch,)) to the new state and the
+"""(state, seed uint32 (2,), images (N, C, H, W), labels (N, ...), indices int64 (batch,)) to the new state and the
 metrics of the batch. A staged step donates its state argument; keep a state with `copied`."""
 
 LoggedStep: TypeAlias = Callable[[TrainState, Log, Value, Value, Value, Value], tuple[TrainState, Log]]
@@ -117,7 +119,8 @@ def train_step(
                 grads, _ = optim.clip_by_norm(grads, clip_norm)
             lr = schedule(state.step) * optimizer.lr
             params, optimizer_state = optimizer.update(state.params, grads, state.optimizer, lr)
-        return TrainState(params, statistics, optimizer_state), StepMetrics(loss, correct(outputs, batch.labels), lr)
+        sums = network.task.sums(outputs, batch.labels)
+        return TrainState(params, statistics, optimizer_state), StepMetrics(loss, sums, lr)
 
     return step
 
@@ -131,21 +134,25 @@ def logged_step(train: TrainStep) -> LoggedStep:
         state, metrics = train(state, seed, images, labels, batch_indices(log.position, order))
         with scope("log"):
             row = ops.equal(ops.arange(log.loss.shape[0], device=log.loss.device), log.position)
-            columns = [ops.where(row, ops.astype(x, np.float64), old) for x, old in zip(metrics, log[1:], strict=True)]
+            columns = [
+                ops.where(ops.reshape(row, (-1, *(1,) * x.ndim)) if x.ndim else row, ops.astype(x, np.float64), old)
+                for x, old in zip(metrics, log[1:], strict=True)
+            ]
             return state, Log(log.position + 1, *columns)
 
     return step
 
 
-def empty_log(rows: int, device: str) -> Log:
+def empty_log(task: Task, rows: int, device: str) -> Log:
     """An empty log for `rows` steps."""
-    columns = [array(np.zeros(rows), device=device) for _ in range(3)]
+    shapes: list[Shape] = [(), task.zero().shape, ()]
+    columns = [array(np.zeros((rows, *shape)), device=device) for shape in shapes]
     return Log(array(np.int64(0), device=device), *columns)
 
 
-def zero_totals(device: str) -> Totals:
+def zero_totals(task: Task, device: str) -> Totals:
     """The totals before the first batch."""
-    return Totals(*(array(zero, device=device) for zero in (np.int64(0), np.float64(0), np.int64(0))))
+    return Totals(*(array(zero, device=device) for zero in (np.int64(0), np.float64(0), task.zero())))
 
 
 def repeated(step: Callable[..., Any], times: int, carry: tuple[Any, ...], *inputs: Any) -> Any:
@@ -170,7 +177,7 @@ def evaluation_step(network: Network) -> EvaluationStep:
         batch, targets = gather_batch(images, labels, batch_indices(totals.position, order))
         outputs, _ = network.outputs(params, statistics, batch, nn.Mode(training=False))
         loss = ops.astype(network.loss_of(outputs, targets), np.float64) * order.shape[1]
-        return Totals(totals.position + 1, totals.loss + loss, totals.correct + correct(outputs, targets))
+        return Totals(totals.position + 1, totals.loss + loss, totals.sums + network.task.sums(outputs, targets))
 
     return step
 
@@ -182,7 +189,7 @@ def batch_indices(position: Value, order: Value) -> Value:
 
 
 def gather_batch(images: Value, labels: Value, indices: Value) -> tuple[Value, Value]:
-    """The batch at `indices` int64 (batch,): images (batch, C, H, W) and labels (batch,)."""
+    """The batch at `indices` int64 (batch,): images (batch, C, H, W) and labels (batch, ...)."""
     with scope("input"):
         # `ops.take` also handles negative indices, which costs operations; `ops.embedding` does not.
         return ops.embedding(indices, images), ops.embedding(indices, labels)

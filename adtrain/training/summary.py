@@ -16,10 +16,12 @@ from adtrain.config.values import BestBy, Duration, Measured, Precision, Seed, S
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
 from adtrain.files import read_regular
+from adtrain.metrics import ByClass
 from adtrain.training.endings import Ending, Result
-from adtrain.training.evaluation import Score
+from adtrain.training.evaluation import named_metrics
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.memory import planned_peak
+from adtrain.training.scores import Score
 from adtrain.version import __version__
 
 SUMMARY = "summary.json"
@@ -77,6 +79,7 @@ class Summary:
     """The content of summary.json. Times cover the training since the start or the resumption.
 
     Attributes:
+        metrics: those of `training.metrics`, by name.
         step_ms: None if no step was taken since the resumption.
         ops, ops_sum_ms, ops_to_step_ratio: of a profile, with times per step; empty or None if nothing was profiled.
     """
@@ -101,6 +104,7 @@ class Summary:
     train: Score
     validation: Score | None
     test: Score
+    metrics: dict[str, Measured | ByClass | tuple[tuple[Total, ...], ...]]
     ops: tuple[OperationTime, ...]
     ops_sum_ms: Duration | None
     ops_to_step_ratio: Duration | None
@@ -155,11 +159,18 @@ def summarize(
         train=result.train,
         validation=result.validation,
         test=result.test,
+        metrics=_metrics(experiment, result, device),
         ops=tuple(ops),
         ops_sum_ms=ops_sum_ms,
         ops_to_step_ratio=ops_to_step_ratio,
         versions={"adtrain": __version__, "python": platform.python_version(), "numpy": np.__version__},
     )
+
+
+def _metrics(experiment: Experiment, result: Result, device: str) -> Any:
+    trained = experiment.network, result.state.params, result.state.statistics
+    names, classes = experiment.config.training.metrics or (), experiment.data.classes
+    return named_metrics(trained, names, classes, experiment.test, device)
 
 
 def _step_ms(seconds: Sequence[float]) -> StepTimes | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from adtrain.core.errors import AdtrainError
-from adtrain.training.evaluation import Score
 from adtrain.training.metrics import Epoch, Interval
 from adtrain.training.progress import Observer
+from adtrain.training.scores import Score
 from adtrain.training.step import TrainState
 
 FOLDER = "tensorboard"
@@ -26,7 +26,7 @@ def check(folder: Path) -> None:
 
 
 class EventFiles(Observer):
-    """Writes scalars by step: loss and accuracy of training and validation, learning rate, images per second."""
+    """Writes scalars by step: loss and metrics of training and validation, learning rate, images per second."""
 
     def __init__(self, folder: Path) -> None:
         """Write to a new file in `folder`, which is created if it does not exist."""
@@ -51,6 +51,6 @@ class EventFiles(Observer):
         self.writer.close()
 
     def _scores(self, part: str, score: Score, step: int) -> None:
-        # The tag's prefix groups charts: one group for the loss and one for the accuracy, each with both splits.
-        self.writer.add_scalar(f"loss/{part}", score.loss, step)
-        self.writer.add_scalar(f"accuracy/{part}", score.accuracy, step)
+        # The tag's prefix groups charts: one group for the loss and one for each metric, each with both splits.
+        for name, value in score._asdict().items():
+            self.writer.add_scalar(f"{name}/{part}", value, step)

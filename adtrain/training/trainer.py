@@ -13,7 +13,7 @@ from adtrain.data import DataError, Split
 from adtrain.training import not_finite
 from adtrain.training.checkpoint import Checkpoint, fetch, finite
 from adtrain.training.endings import Ending, Interrupted, NotFinite, Result, ended
-from adtrain.training.evaluation import Score, evaluate
+from adtrain.training.evaluation import evaluate
 from adtrain.training.examples import on_device
 from adtrain.training.experiment import LOG_ROWS, Experiment
 from adtrain.training.loop import StepLoop, batches_of
@@ -21,7 +21,9 @@ from adtrain.training.memory import too_large
 from adtrain.training.metrics import Epoch, Interval
 from adtrain.training.position import Progress
 from adtrain.training.progress import Observer
+from adtrain.training.scores import Score
 from adtrain.training.step import TrainState
+from adtrain.training.tasks import host_sums
 
 MARK_SECONDS = 1.0
 """The approximate time between two copies of the state, to which training can return if a number is not finite."""
@@ -62,7 +64,7 @@ def run(
 class _PendingMetrics(NamedTuple):
     """An interval of steps whose metrics are being copied to the host, and with them the state after it, or None."""
 
-    columns: Sequence[Callable[[], np.ndarray]]  # losses, correct counts, learning rates
+    columns: Sequence[Callable[[], np.ndarray]]  # losses, the task's sums, learning rates
     row: int  # the first step's row in the columns
     sizes: Sequence[int]
     state: Callable[[], TrainState] | None
@@ -80,10 +82,11 @@ class _Training:
         every_step_checked: bool,
     ) -> None:
         self.experiment, self.device, self.observers = experiment, device, observers
+        self.task = experiment.network.task
         self.stop, self.every_step_checked = stop, every_step_checked
         if start is None:
             state = experiment.initial_state(device)
-            self.last_good = Checkpoint(fetch(state)(), Progress.start(experiment.best_by))
+            self.last_good = Checkpoint(fetch(state)(), Progress.start(experiment.best_by, self.task))
         else:
             self.last_good, state = start.checkpoint, start.checkpoint.on_device(device)
         self.restores_best = experiment.config.training.early_stopping is not None
@@ -187,17 +190,16 @@ class _Training:
     def _finish_interval(self, pending: _PendingMetrics) -> None:
         """Wait for the metrics and the state of an interval, check them, and report the interval."""
         sizes, images = pending.sizes, sum(pending.sizes)
-        losses, correct_counts, rates = (wait()[pending.row :][: len(sizes)] for wait in pending.columns)
+        losses, sums, rates = (wait()[pending.row :][: len(sizes)] for wait in pending.columns)
         state = None if pending.state is None else pending.state()
         if not np.isfinite(losses).all() or (state is not None and not finite(state)):
             self._locate_not_finite(self.progress.step + len(sizes))
-        correct = int(correct_counts.sum())
-        self.progress = self.progress.after(losses.tolist(), correct, sizes)
+        self.progress = self.progress.after(losses.tolist(), host_sums(sums), sizes)
         now = perf_counter()
         seconds, self.read_at = now - self.read_at, now
         self.step_seconds += [seconds / len(sizes)] * len(sizes)
         self.images += images
-        score = Score(float(np.dot(losses, sizes)) / images, correct / images)
+        score = self.task.score(float(np.dot(losses, sizes)) / images, np.atleast_1d(sums.sum(axis=0)).tolist(), images)
         interval = Interval(self.progress.epoch, self.progress.step, score, float(rates[-1]), images / seconds)
         for observer in self.observers:
             observer.interval_done(interval)
@@ -208,7 +210,7 @@ class _Training:
 
     def _finish_epoch(self, validation: Score | None, images: int, seconds: float) -> None:
         progress, stopping = self.progress, self.experiment.config.training.early_stopping
-        train = progress.score()
+        train = progress.score(self.task)
         best = progress.best.after(progress.epoch, train, validation, stopping.min_delta if stopping else 0.0)
         done = Epoch(progress.epoch, progress.step, train, validation, seconds, images / seconds if seconds else 0.0)
         is_best = (best.epoch, best.value) != (progress.best.epoch, progress.best.value)
@@ -227,7 +229,8 @@ class _Training:
                 self._interrupt()
 
         examples = on_device(split, self.device)
-        return evaluate(self.experiment.evaluation_step, state.params, state.statistics, examples, name, check_stop)
+        step = self.experiment.evaluation_step
+        return evaluate(step, self.task, state.params, state.statistics, examples, name, check_stop)
 
     def _publish_checkpoint(self, is_best: bool = False) -> None:
         for observer in self.observers:
@@ -251,7 +254,7 @@ class _Training:
         for batch in batches:
             row = loop.row
             for _ in loop.steps(1):
-                losses, correct_counts, _ = (x.numpy()[row : row + 1] for x in loop.log[1:])
+                losses, sums, _ = (x.numpy()[row : row + 1] for x in loop.log[1:])
             state = fetch(loop.state)()
             if not (np.isfinite(losses).all() and finite(state)):
                 self._publish_checkpoint()
@@ -259,7 +262,7 @@ class _Training:
                     observer.stopped("not_finite", progress)
                 before = self.last_good.on_device(device)
                 raise NotFinite(not_finite.message(self.experiment, before, self.examples, batch, progress, losses[0]))
-            progress = progress.after(losses.tolist(), int(correct_counts.sum()), [len(batch)])
+            progress = progress.after(losses.tolist(), host_sums(sums), [len(batch)])
             self.last_good = Checkpoint(state, progress)
         raise AdtrainError(
             f"steps {first} to {last} produced NaN or infinity, but their repetition did not: "

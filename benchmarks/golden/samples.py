@@ -55,7 +55,14 @@ def evaluation(name: str) -> Program:
     experiment = outline(config.load(name, ["data.batch_size=128"]))
     state, images = experiment.random_initial_state("cpu"), experiment.train.images
     order = Placeholder((8, 128), "int64")
-    arguments = zero_totals("cpu"), state.params, state.statistics, images, experiment.train.labels, order
+    arguments = (
+        zero_totals(experiment.network.task, "cpu"),
+        state.params,
+        state.statistics,
+        images,
+        experiment.train.labels,
+        order,
+    )
     typed = tree.map(lambda x: Placeholder(x.shape, x.dtype), arguments)
     return stage(evaluation_step(experiment.network), (), donate=(0,)).program(*typed)
 

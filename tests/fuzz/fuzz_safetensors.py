@@ -30,7 +30,8 @@ def main() -> None:
         corpus.mkdir()
         (run / "config.yaml").write_text(experiment.config_text)
         state = experiment.initial_state("cpu")
-        start = checkpoint.Checkpoint(checkpoint.fetch(state)(), training.Progress.start(experiment.best_by))
+        begun = training.Progress.start(experiment.best_by, experiment.network.task)
+        start = checkpoint.Checkpoint(checkpoint.fetch(state)(), begun)
         for name, file in (
             ("model", model_file.encode(experiment, state)),
             ("last", checkpoint.encode(experiment, start)),

@@ -113,13 +113,13 @@ def _with_copies(experiment: training.Experiment, device: str) -> Workload:
     """Steps that each copy a batch of uint8 images and int64 labels to the device, and the loss back."""
     size, train = experiment.full_batch, experiment.train
     batch = Split(np.ascontiguousarray(train.images[:size]), np.ascontiguousarray(train.labels[:size]))
-    state, seed = experiment.initial_state(device), experiment.seed(device)
+    state, seed, task = experiment.initial_state(device), experiment.seed(device), experiment.network.task
 
     def workload(times: int) -> None:
         nonlocal state
         for _ in range(times):
             given = training.on_device(batch, device).batches(np.arange(size)[None])
-            state, log = repeated(experiment.logged_step, 1, (state, empty_log(1, device)), seed, *given)
+            state, log = repeated(experiment.logged_step, 1, (state, empty_log(task, 1, device)), seed, *given)
             log.loss.numpy()
 
     return workload

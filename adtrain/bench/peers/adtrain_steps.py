@@ -19,7 +19,7 @@ def runner(job: Job, form: str) -> Runner:
 
     def losses_of_call() -> Value:
         nonlocal state
-        carried = state, empty_log(chunk, device)
+        carried = state, empty_log(experiment.network.task, chunk, device)
         state, log = repeated(experiment.logged_step, chunk, carried, seed, *examples.batches(next(orders)))
         return log.loss
 

@@ -88,6 +88,8 @@ def runner(name: str, job: Job) -> Runner:
     """
     if name != ADTRAIN and any(isinstance(x, nn.Dropout) and x.p for x in leaves(job.experiment.network.model)):
         raise Unsupported("dropout draws other random numbers (compare with p=0)")
+    if name != ADTRAIN and job.experiment.data.targets:
+        raise Unsupported("no counterpart of numbers to predict (data.target)")
     system = SYSTEMS[name]
     found: Runner = load(system.steps).runner(job, system.form)
     return found

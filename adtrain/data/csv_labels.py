@@ -1,0 +1,122 @@
+"""The labels of a table, or the numbers to predict: which columns have them, and their values."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from adtrain.data.columns import Columns, quoted
+from adtrain.data.csv_cells import is_finite, is_number, is_plain
+from adtrain.data.csv_file import Line, Opened
+from adtrain.data.errors import DataError, DataOptionError
+from adtrain.data.options import Options
+
+INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
+"""The one way to write an integer below 10^18: texts of different labels differ."""
+
+
+class LabelReader:
+    """Reads the labels of a table from one column, or targets from one or several, chunk by chunk.
+
+    `columns` are the indices of these columns, from 0. Raises DataOptionError where an option names no column.
+    """
+
+    def __init__(self, table: Opened, options: Options) -> None:
+        self._table, self._texts, self._numbers = table, list[str](), list[np.ndarray]()
+        self.are_targets = options.target is not None
+        self.columns = _target_columns(table, options.target) if self.are_targets else [_label_column(table, options)]
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """The names of the columns; without a header `column 3`."""
+        return tuple(self._table.name(i) or f"column {i}" for i in self.columns)
+
+    @property
+    def have_numbers(self) -> bool:
+        """Whether all values so far are numbers."""
+        return self.are_targets or all(map(is_number, self._texts))
+
+    def add(self, chunk: Sequence[Line], keep: np.ndarray) -> None:
+        """Check the labels of all lines, and keep those at the indices `keep`. Raises DataError with their position."""
+        if self.are_targets:
+            self._numbers.append(_targets(self._table, chunk, self.columns)[keep])
+        else:
+            texts = _label_texts(self._table, chunk, self.columns[0])
+            self._texts += [texts[i] for i in keep]
+
+    def labels(self) -> np.ndarray:
+        """The targets, float64 (N, targets), or the labels (N,) as integers if all are written as such, or as texts.
+
+        Raises DataOptionError where all labels are numbers and one is a fraction.
+        """
+        if self.are_targets:
+            return np.concatenate(self._numbers)
+        if all(map(INTEGER.fullmatch, self._texts)):
+            return np.array(list(map(int, self._texts)), np.int64)
+        if all(is_plain(text) and is_finite(text) for text in self._texts):
+            fraction = next((text for text in self._texts if not float(text).is_integer()), None)
+            if fraction is not None:
+                column, path = self.columns[0], self._table.path
+                found = f"found {fraction[:40]} in {self._table.title(column)} of {path}, expected classes"
+                name = self._table.name(column)
+                advice = f"data.target: {column if name is None else name}, and a loss such as mse"
+                raise DataOptionError("label", f"{found}; to predict numbers, set {advice}")
+        return np.array(self._texts)
+
+
+def columns_at_end(options: Options, known: Columns) -> int:
+    """The number of columns of labels or targets, if they are known by number and the last ones; otherwise 0."""
+    target = options.label if options.target is None else options.target
+    given = target if isinstance(target, tuple) else (target,)
+    found = {column % known.width for column in given if isinstance(column, int)}
+    begin = known.width - len(given)
+    features_before = all(column.position < begin for column in known.features)
+    return len(given) if found == set(range(begin, known.width)) and features_before else 0
+
+
+def _label_column(table: Opened, options: Options) -> int:
+    if options.label is not None:
+        return table.column("label", options.label)
+    if table.header and "label" in table.first:
+        return table.first.index("label")
+    reason = f"missing, expected the column of {table.path} with the labels: {table.listed()}"
+    raise DataOptionError("label", reason)
+
+
+def _target_columns(table: Opened, target: str | int | tuple[str | int, ...] | None) -> list[int]:
+    given = target if isinstance(target, tuple) else () if target is None else (target,)
+    columns = [table.column("target", column) for column in given]
+    if len(set(columns)) < len(columns):
+        raise DataOptionError("target", f"found {list(given)}, expected each column once")
+    if len(columns) == len(table.first):
+        found = f"found all {len(table.first)} columns of {table.path}"
+        raise DataOptionError("target", f"{found}, expected at least one other column")
+    return columns
+
+
+def _label_texts(table: Opened, chunk: Sequence[Line], label: int) -> list[str]:
+    texts = [row[label].strip() for _, row in chunk]
+    if "" in texts:
+        where = f"{table.path}:{chunk[texts.index('')][0]}"
+        raise DataError(f"{where}: found no value in {table.title(label)}, expected a label")
+    return texts
+
+
+def _targets(table: Opened, chunk: Sequence[Line], columns: Sequence[int]) -> np.ndarray:
+    """The numbers of these columns, float64 (lines, columns); each is finite in float32."""
+    rows = [[row[i].strip(string.whitespace) for i in columns] for _, row in chunk]
+    if all(map(is_plain, map("".join, rows))):
+        with suppress(ValueError), np.errstate(over="ignore"):
+            numbers = np.array(rows, np.float64)
+            if np.isfinite(numbers.astype(np.float32)).all():
+                return numbers
+    for (line, _), row in zip(chunk, rows, strict=True):
+        for column, text in zip(columns, row, strict=True):
+            if not (is_plain(text) and is_finite(text)):
+                where = f"{table.path}:{line}: found {quoted(text)} in {table.title(column)}"
+                raise DataError(f"{where}, expected a finite number")
+    raise AssertionError(f"{table.path}: NumPy cannot convert cells that are all finite numbers")

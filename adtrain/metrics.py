@@ -1,0 +1,123 @@
+"""Metrics of predictions that have all been computed, in NumPy, with the names and definitions of scikit-learn.
+
+`METRICS` has those that a config can name in `training.metrics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+TOP = 5
+
+
+class ClassPredictions(NamedTuple):
+    """`probabilities` (N, classes), `labels` int64 (N,), and the names of the classes."""
+
+    probabilities: np.ndarray
+    labels: np.ndarray
+    classes: Sequence[str]
+
+
+@dataclass(frozen=True)
+class ByClass:
+    """A metric of each class, by name, and its mean over the classes that occur or are predicted."""
+
+    macro: float
+    by_class: dict[str, float]
+
+
+class Counts(NamedTuple):
+    """For each class or label, how often it is predicted correctly, predicted wrongly, and missed: (labels,)."""
+
+    true_positives: np.ndarray
+    false_positives: np.ndarray
+    false_negatives: np.ndarray
+
+    @property
+    def precision(self) -> np.ndarray:
+        """tp / (tp + fp), 0 where nothing is predicted."""
+        return ratio(self.true_positives, self.true_positives + self.false_positives)
+
+    @property
+    def recall(self) -> np.ndarray:
+        """tp / (tp + fn), 0 where there is none to find."""
+        return ratio(self.true_positives, self.true_positives + self.false_negatives)
+
+    @property
+    def f1(self) -> np.ndarray:
+        """2 tp / (2 tp + fp + fn), 0 where all are 0."""
+        return ratio(2 * self.true_positives, 2 * self.true_positives + self.false_positives + self.false_negatives)
+
+
+def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """part / whole, 0 where `whole` is 0."""
+    found: np.ndarray = np.divide(part, whole, out=np.zeros(whole.shape), where=whole != 0)
+    return found
+
+
+def confusion_matrix(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
+    """The number of examples by label (row) and predicted class (column): int64 (classes, classes)."""
+    counts = np.zeros((classes, classes), np.int64)
+    np.add.at(counts, (labels, predicted), 1)
+    return counts
+
+
+def class_counts(confusion: np.ndarray) -> Counts:
+    """The counts of each class of a confusion matrix."""
+    hits = np.diag(confusion)
+    return Counts(hits, confusion.sum(axis=0) - hits, confusion.sum(axis=1) - hits)
+
+
+def label_counts(labels: np.ndarray, predicted: np.ndarray) -> Counts:
+    """The counts of each column of labels and predictions that are 0 or 1, (N, labels)."""
+    true, found = labels == 1, predicted == 1
+    return Counts((true & found).sum(axis=0), (~true & found).sum(axis=0), (true & ~found).sum(axis=0))
+
+
+def r2(true: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    """The coefficient of determination of each column (N, targets); of a constant one 1 if exact, otherwise 0."""
+    squared = np.square(true - predicted).sum(axis=0)
+    spread = np.square(true - true.mean(axis=0)).sum(axis=0)
+    constant = np.ptp(true, axis=0) == 0
+    found: np.ndarray = np.where(constant, squared == 0, 1 - squared / np.where(constant, 1, spread))
+    return found
+
+
+def top5(found: ClassPredictions) -> float:
+    """The fraction of examples whose label is among the five most probable classes; of equal ones the first count."""
+    order = np.argsort(-found.probabilities, axis=1, kind="stable")[:, :TOP]
+    return float((order == found.labels[:, np.newaxis]).any(axis=1).mean())
+
+
+def _confusion(found: ClassPredictions) -> np.ndarray:
+    return confusion_matrix(found.labels, found.probabilities.argmax(axis=1), len(found.classes))
+
+
+def _by_class(metric: str) -> Callable[[ClassPredictions], ByClass]:
+    """The metric of `Counts` for each class."""
+
+    def compute(found: ClassPredictions) -> ByClass:
+        confusion = _confusion(found)
+        values = getattr(class_counts(confusion), metric)
+        used = (confusion.sum(axis=0) + confusion.sum(axis=1)) > 0
+        by_class = {name: float(x) for name, x in zip(found.classes, values, strict=True)}
+        return ByClass(float(values[used].mean()), by_class)
+
+    return compute
+
+
+MetricValue: TypeAlias = float | ByClass | Sequence[Sequence[int]]
+MetricName: TypeAlias = Literal["top5", "precision", "recall", "f1", "confusion"]
+
+METRICS: dict[MetricName, Callable[[ClassPredictions], MetricValue]] = {
+    "top5": top5,
+    "precision": _by_class("precision"),
+    "recall": _by_class("recall"),
+    "f1": _by_class("f1"),
+    "confusion": lambda found: _confusion(found).tolist(),
+}
+"""Metrics by name, of a classification's predictions."""

@@ -1,0 +1,89 @@
+"""The scores of a model on a split: its mean loss, and the metrics of its task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, TypeAlias
+
+from adtrain.config import records
+from adtrain.config.values import Measured, Probability
+from adtrain.metrics import ByClass
+
+HIGHER_IS_BETTER = frozenset({"accuracy", "f1", "r2"})
+FORMATS = {"accuracy": "{:.2%}", "f1": "{:.2%}", "rmse": "{:.4g}", "mae": "{:.4g}"}
+
+
+class ClassScore(NamedTuple):
+    """Of a classification: `accuracy` is the fraction of images whose most probable class is the label."""
+
+    loss: Measured
+    accuracy: Probability
+
+
+class RegressionScore(NamedTuple):
+    """Of numbers to predict, in their original units; each metric is the mean over the targets.
+
+    `rmse` is the root of the mean squared error, `mae` the mean absolute error, and `r2` the coefficient of
+    determination: 1 minus the squared error divided by that of the split's own mean. As in scikit-learn, the `r2` of a
+    constant target is 1 if it is predicted exactly, otherwise 0. The loss is in the units of the network's outputs.
+    """
+
+    loss: Measured
+    rmse: Measured
+    mae: Measured
+    r2: Measured
+
+
+class MultilabelScore(NamedTuple):
+    """Of labels that are each 0 or 1: `accuracy` is the fraction of images with no wrong label (subset accuracy).
+
+    `f1` is the mean over the labels of 2 tp / (2 tp + fp + fn) (macro F1), 0 for a label without any of the three.
+    """
+
+    loss: Measured
+    accuracy: Probability
+    f1: Probability
+
+
+KINDS = {kind.__name__: kind for kind in (ClassScore, RegressionScore, MultilabelScore)}
+
+
+def _kind(value: Any) -> str:
+    """The name of the first kind of score that has all keys of a record."""
+    keys = set(value) if isinstance(value, Mapping) else set()
+    return next((name for name, kind in KINDS.items() if keys <= set(kind._fields)), "ClassScore")
+
+
+Score: TypeAlias = Annotated[
+    Annotated[ClassScore, records.named("ClassScore")]
+    | Annotated[RegressionScore, records.named("RegressionScore")]
+    | Annotated[MultilabelScore, records.named("MultilabelScore")],
+    records.chosen_by(_kind),
+]
+
+
+def text(score: Score) -> str:
+    """Loss and metrics on one line."""
+    return ", ".join(f"{name} {value_text(name, value)}" for name, value in score._asdict().items())
+
+
+def short_text(score: Score) -> str:
+    """The loss and the first metric, in few columns."""
+    metric, value = list(score._asdict().items())[1]
+    shown = f"acc {value:.1%}" if metric == "accuracy" else f"{metric} {value:.3g}"
+    return f"loss {score.loss:.3f}, {shown}"
+
+
+def metrics_first(names: Sequence[str]) -> list[str]:
+    """The fields of a score, the loss last."""
+    return [*(name for name in names if name != "loss"), "loss"]
+
+
+def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
+    """A line for each metric of `training.metrics` that is one number, or has one as its mean over the classes."""
+    numbers = {name: found.macro if isinstance(found, ByClass) else found for name, found in metrics.items()}
+    return [f"{name:<9} {x:.2%}" for name, x in numbers.items() if isinstance(x, float)]
+
+
+def value_text(metric: str, value: float) -> str:
+    return FORMATS.get(metric, "{:.4f}").format(value)

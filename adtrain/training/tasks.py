@@ -1,0 +1,170 @@
+"""What a model predicts: a class, numbers, or labels that are each 0 or 1.
+
+A task turns the labels of a batch into the targets of the loss, outputs into predictions, and the sums of a metric over
+batches into a score. `sums` runs inside the step, `score` on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+
+from adtrain import ops
+from adtrain.core.array import Value
+from adtrain.core.scope import scope
+from adtrain.training.scores import ClassScore, MultilabelScore, RegressionScore, Score
+
+ROUNDING = 1e-12
+"""A sum of squared deviations below this fraction of the sum of squares is rounding error of a constant target."""
+
+
+@dataclass(frozen=True)
+class Classification:
+    """One class of several. Labels are int64 (N,), outputs (N, classes).
+
+    Attributes:
+        one_hot: whether the loss takes one-hot rows (N, classes), as `mse` does, or labels (N,).
+        predictions: maps outputs to the probability of each class.
+    """
+
+    one_hot: bool
+    predictions: Callable[[Value], Value]
+    score_kind: ClassVar[type[ClassScore]] = ClassScore
+    default_metric: ClassVar[str] = "accuracy"
+
+    @property
+    def mixes_targets(self) -> bool:
+        """Whether mixup mixes the targets of the loss, rather than the losses."""
+        return self.one_hot
+
+    def targets(self, outputs: Value, labels: Value) -> Value:
+        """The targets of the loss."""
+        return ops.one_hot(labels, outputs.shape[1], outputs.dtype) if self.one_hot else labels
+
+    def zero(self) -> np.ndarray:
+        """The sums of no batch."""
+        return np.zeros((), np.int64)
+
+    def sums(self, outputs: Value, labels: Value) -> Value:
+        """The number of rows whose largest output is at the label: int64, shape ()."""
+        with scope("accuracy"):
+            return ops.sum(ops.equal(ops.argmax(outputs, axis=1), labels))
+
+    def score(self, loss: float, sums: Sequence[float], count: int) -> Score:
+        """The score of `count` examples with this mean loss and these sums."""
+        return ClassScore(loss, sums[0] / count)
+
+
+@dataclass(frozen=True)
+class Regression:
+    """Numbers. Labels are float64 (N, targets) in their original units, outputs (N, targets).
+
+    Attributes:
+        mean, std: numbers per target, of the training part.
+        normalized: whether the loss compares outputs with (label - mean) / std; then predictions are in original units.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    normalized: bool
+    score_kind: ClassVar[type[RegressionScore]] = RegressionScore
+    default_metric: ClassVar[str] = "rmse"
+    mixes_targets: ClassVar[bool] = True
+
+    def targets(self, outputs: Value, labels: Value) -> Value:
+        """The targets of the loss."""
+        if self.normalized:
+            labels = (labels - np.array(self.mean)) / np.array(self.std)
+        return ops.astype(labels, outputs.dtype)
+
+    def predictions(self, outputs: Value) -> Value:
+        """The predicted numbers in original units: float64 (N, targets)."""
+        numbers = ops.astype(outputs, np.float64)
+        return numbers * np.array(self.std) + np.array(self.mean) if self.normalized else numbers
+
+    def zero(self) -> np.ndarray:
+        """The sums of no batch."""
+        return np.zeros(4 * len(self.mean))
+
+    def sums(self, outputs: Value, labels: Value) -> Value:
+        """For each target the sums of |error|, error^2, deviation and deviation^2: float64 (4 * targets,).
+
+        The deviation is that of the label from the training part's mean, so that the squares do not cancel.
+        """
+        with scope("metrics"):
+            errors, deviations = self.predictions(outputs) - labels, labels - np.array(self.mean)
+            summands = [ops.abs(errors), ops.square(errors), deviations, ops.square(deviations)]
+            return ops.sum(ops.concatenate(summands, axis=1), axis=0)
+
+    def score(self, loss: float, sums: Sequence[float], count: int) -> Score:
+        """The score of `count` examples with this mean loss and these sums."""
+        absolute, squared, deviation, deviation_squared = np.reshape(np.array(sums), (4, -1))
+        spread = deviation_squared - deviation**2 / count
+        constant = spread <= ROUNDING * deviation_squared
+        r2 = np.where(constant, squared == 0, 1 - squared / np.where(constant, 1, spread))
+        return RegressionScore(
+            loss, float(np.sqrt(squared / count).mean()), float(absolute.mean() / count), float(r2.mean())
+        )
+
+
+@dataclass(frozen=True)
+class Multilabel:
+    """Labels that are each 0 or 1: float64 (N, labels). Outputs are logits (N, labels)."""
+
+    labels: int
+    score_kind: ClassVar[type[MultilabelScore]] = MultilabelScore
+    default_metric: ClassVar[str] = "f1"
+    mixes_targets: ClassVar[bool] = True
+
+    def targets(self, outputs: Value, labels: Value) -> Value:
+        """The targets of the loss."""
+        return ops.astype(labels, outputs.dtype)
+
+    def predictions(self, outputs: Value) -> Value:
+        """The probability of each label."""
+        return ops.sigmoid(outputs)
+
+    def zero(self) -> np.ndarray:
+        """The sums of no batch."""
+        return np.zeros(1 + 3 * self.labels)
+
+    def sums(self, outputs: Value, labels: Value) -> Value:
+        """The rows without a wrong label; then for each label true positives, false positives and false negatives.
+
+        float64 (1 + 3 * labels,). A label is predicted if its logit is above 0.
+        """
+        with scope("metrics"):
+            found = ops.astype(ops.greater(outputs, 0.0), np.float64)
+            counts = [found * labels, found * (1.0 - labels), (1.0 - found) * labels]
+            wrong = ops.sum(counts[1] + counts[2], axis=1, keepdims=True)
+            exact = ops.astype(ops.equal(wrong, 0.0), np.float64)
+            return ops.sum(ops.concatenate([exact, *counts], axis=1), axis=0)
+
+    def score(self, loss: float, sums: Sequence[float], count: int) -> Score:
+        """The score of `count` examples with this mean loss and these sums."""
+        true, false_positive, false_negative = np.reshape(np.array(sums[1:]), (3, -1))
+        whole = 2 * true + false_positive + false_negative
+        f1 = np.where(whole > 0, 2 * true / np.where(whole > 0, whole, 1), 0.0)
+        return MultilabelScore(loss, sums[0] / count, float(f1.mean()))
+
+
+Task: TypeAlias = Classification | Regression | Multilabel
+
+
+def plausible(task: Task, sums: Sequence[float], count: int) -> bool:
+    """Whether these can be the sums of `count` examples."""
+    if len(sums) != task.zero().size:
+        return False
+    if isinstance(task, Regression):
+        absolute, squared, _, deviation_squared = np.reshape(np.array(sums), (4, -1))
+        return bool((np.concatenate([absolute, squared, deviation_squared]) >= 0).all())
+    return all(0 <= x <= count for x in sums)
+
+
+def host_sums(sums: Any) -> list[list[float]]:
+    """The logged sums of each step, (steps, ...), as lists of numbers."""
+    found: list[list[float]] = np.reshape(sums, (len(sums), -1)).astype(np.float64).tolist()
+    return found
