@@ -197,6 +197,16 @@ def test_a_plugin_of_every_kind_is_trained_and_evaluated_as_in_training(here: Pa
     }  # total_steps is no option
 
 
+def test_a_loss_of_a_plugin_takes_classes_and_no_numbers(here: Path) -> None:
+    (here / "mine.py").write_text(FAMILY)
+    np.savez(here / "numbers.npz", x_train=np.ones((9, 36)), y_train=np.linspace(0, 1, 9))
+    cfg = write_config(here, WITH_FAMILY)
+    message = train(
+        cfg, "--output-dir", "run", "--set", f"data={{path: {here}/numbers.npz, test: 0.3, batch_size: 4}}", expect=2
+    )
+    assert "loss: found focal for the numbers of y_train, expected mse, l1 or huber" in message
+
+
 def test_gradients_of_a_network_of_plugins_are_checked(here: Path) -> None:
     (here / "mine.py").write_text(FAMILY)
     assert "all 5 checks passed" in call("gradcheck", write_config(here, WITH_FAMILY), "--device", "cpu")
