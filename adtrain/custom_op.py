@@ -39,7 +39,6 @@ from adtrain.core.registry import forget, register
 from adtrain.core.reverse import fill_zeros
 from adtrain.core.target import Target
 from adtrain.core.trace import bind
-from adtrain.core.types import ArrayType
 from adtrain.ops.common import as_value
 
 __all__ = ["CUSTOM_OPS", "CustomOp", "custom_op"]
@@ -124,20 +123,17 @@ def custom_op(
         raise OptionError(f"custom_op: found the name {name!r}, expected an identifier: it names a C function")
     files = {kind: _file(name, kind, source, place.file) for kind, source in (("c", c), ("cu", cuda)) if source}
 
-    def typed(*args: Any, **options: Any) -> tuple[ArrayType, ...]:
-        found = shape(*args, **options)
-        return (found,) if isinstance(found, ArrayType) else tuple(found)
+    rule = _rule(name, vjp, residuals) if vjp else _no_rule(name, place)
+    primitive = Primitive(name, shape, numpy, joint_vjp=rule, flops=flops)
 
     def values(*types: Any, **options: Any) -> tuple[int | float, ...]:
-        return tuple(numbers(*types, **options)) if numbers else (typed(*types, **options)[0].size,)
+        return tuple(numbers(*types, **options)) if numbers else (primitive.output_types(types, options)[0].size,)
 
     def launches(target: Target, *types: Any, **options: Any) -> list[CudaKernel]:
-        work = launch(*types, **options) if launch else {"elements": typed(*types, **options)[0].size}
+        work = launch(*types, **options) if launch else {"elements": primitive.output_types(types, options)[0].size}
         given = values(*types, **options)
         return [CudaKernel((CudaLaunch(files["cu"], name, given, _element_type(*types), **work),))]
 
-    rule = _rule(name, vjp, residuals) if vjp else _no_rule(name, place)
-    primitive = Primitive(name, shape, numpy, joint_vjp=rule, flops=flops)
     if "c" in files:
         register(name, "cpu", CKernel(files["c"], name, values, lambda *types, **_: _element_type(*types), team=True))
     if "cu" in files:

@@ -31,7 +31,7 @@ the CPU, by its reference. `register` adds kernels, whose sources may lie anywhe
 
     register("triple", "cuda", triple_kernels)
 
-`examples/own_kernel.py` is a program that runs, with a kernel that works row by row.
+`custom_op` does all this in one call, for operations that need one kernel on each device.
 """
 
 from __future__ import annotations

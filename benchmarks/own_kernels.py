@@ -10,13 +10,13 @@ composes the corners one by one, as `examples/trilinear` does, or multiplies all
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import click
 import torch
+from gpu_bandwidth import timed
 from gpu_bandwidth_cases import array_of, tensor_of
 from gpu_report import Report
 
@@ -29,7 +29,7 @@ from adtrain.passes import ALL
 EXAMPLE = Path(__file__).parent.parent / "examples" / "trilinear" / "trilinear.py"
 
 POINTS, FEATURES = 65536, 256
-ROUNDS, EACH = 5, 4
+ROUNDS = 5
 BYTES = 4 * POINTS * (9 * FEATURES + 3)
 """Bytes that either pass must move."""
 
@@ -58,16 +58,6 @@ def torch_passes(f: Callable[..., torch.Tensor], tensors: list[torch.Tensor]) ->
         lambda: f(feats, points),
         lambda: torch.autograd.grad(out, leaf, ct, retain_graph=True)[0],
     )
-
-
-def milliseconds(work: Callable[[], Any], stream: Any) -> list[float]:
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(EACH + 1)]
-    marks[0].record(stream)
-    for mark in marks[1:]:
-        work()
-        mark.record(stream)
-    torch.cuda.synchronize()
-    return [a.elapsed_time(b) for a, b in pairwise(marks)]
 
 
 @click.command()
@@ -105,7 +95,7 @@ def main(path: Path | None) -> None:
     for count in range(ROUNDS + 1):
         for name, (*passes, stream) in systems.items():
             for i, work in enumerate(passes):
-                found = milliseconds(work, stream)
+                found = [1e3 * seconds for seconds in timed(work, stream)]
                 times[name, i] += found if count else []  # the first round warms up
     click.echo(f"{'milliseconds':28} {'forward':>8} {'backward':>8} {'GB/s backward':>14}")
     for name in systems:

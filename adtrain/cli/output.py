@@ -41,7 +41,7 @@ def progress(text: object) -> None:
 
 
 def print_warnings() -> None:
-    """Print what is logged, and Python's warnings, as lines of stderr."""
+    """Print log records and Python's warnings to stderr, one line each."""
 
     class Lines(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

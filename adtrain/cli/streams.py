@@ -56,7 +56,7 @@ def open_streams() -> None:
 
 @contextmanager
 def broken_pipes() -> Iterator[None]:
-    """End with exit code BROKEN_PIPE where nobody reads what is printed (`| head`)."""
+    """Exit with BROKEN_PIPE if the reader of stdout has closed it (`| head`)."""
     try:
         yield
     except BrokenPipeError:

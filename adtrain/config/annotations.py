@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import Field, Strict
 
-from adtrain.config.values import Bool, Expected, Text, one_of
+from adtrain.config.values import LARGEST, Bool, Expected, Text, one_of
 from adtrain.core.errors import OptionError
 
 SCALARS: dict[Any, Any] = {
     bool: Bool,
     int: Annotated[int, Strict(), Field(ge=-(2**63), lt=2**63)],
-    float: Annotated[float, Strict(), Field(allow_inf_nan=False, ge=-3.4e38, le=3.4e38)],
+    float: Annotated[float, Strict(), Field(allow_inf_nan=False, ge=-LARGEST, le=LARGEST)],
     str: Text,
 }
 WORDS = {bool: "true or false", int: "an integer", float: "a finite number", str: "a string", NoneType: "null"}

@@ -24,9 +24,9 @@ class Expected:
 
 
 _Integer = Annotated[int, Strict()]
-_LARGEST = 3.4e38
+LARGEST = 3.4e38
 """The largest number of an option: a step in float32 cannot hold more."""
-_Number = Annotated[float, Strict(), Field(allow_inf_nan=False, ge=-_LARGEST, le=_LARGEST)]
+_Number = Annotated[float, Strict(), Field(allow_inf_nan=False, ge=-LARGEST, le=LARGEST)]
 _Size = Annotated[_Integer, Field(ge=1, lt=2**31)]
 _Count = Annotated[_Integer, Field(ge=0, lt=2**31)]
 _Fraction = Annotated[_Number, Field(ge=0, lt=1)]

@@ -21,7 +21,7 @@ Arguments = Mapping[str, Any]
 
 
 class _Constructor(ABCMeta):
-    """The class of CheckedArguments, whose `__call__` is what makes an object."""
+    """The metaclass of CheckedArguments. Its `__call__` constructs the objects."""
 
     @property
     def __signature__(cls) -> Signature:

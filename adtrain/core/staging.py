@@ -32,7 +32,7 @@ from adtrain.core.traced_number import TracedNumber
 Pass: TypeAlias = Callable[[Program], Program]
 """From a Program to a better Program with the same results."""
 MAX_PROGRAMS = 64
-"""Programs that a function keeps: those that it used last."""
+"""The maximum number of Programs that a function keeps. The least recently used one is dropped."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from adtrain.data.columns import Column, printable, quoted
 from adtrain.data.errors import DataError
 
 MAX_CATEGORIES = 1000
-"""The most categories of a column, each of which becomes a feature."""
+"""The maximum number of categories of a column. Each becomes a feature."""
 
 NUMBER_LIKE = re.compile(r"\W*\d|[+-]?(nan|inf(inity)?)$", re.IGNORECASE)
 """Texts that could be numbers, also in notations that are not read, such as 1,5: by default they are no categories."""
