@@ -29,6 +29,7 @@ from adtrain.display import progress_display
 from adtrain.text import visible
 from adtrain.training import Arrays, Experiment, Observer, RunFolder, TrainedModel
 from adtrain.training.run_folder import ARRAYS
+from adtrain.training.spans import Span, timed
 
 HELD_OUT = 0.2
 """The fraction of the arrays that is held out as the test part if neither it nor `data.test` is given."""
@@ -88,13 +89,15 @@ def train(
     if arrays is not None and test_data is None and not cfg.data.test:
         cfg = _config(config, {**changes, "data.test": HELD_OUT})
     training.check_precision(cfg, device)
-    experiment = training.prepare(cfg, arrays=arrays)
+    spans: list[Span] = []
+    with timed("data", spans):
+        experiment = training.prepare(cfg, arrays=arrays)
     folder = None
     if path is not None:
         folder = RunFolder.create(experiment, path, arrays=None if arrays is None else _npz(arrays))
     with nullcontext() if folder is None else folder.locked():
         result = _run(experiment, folder, device, observer, progress)
-        summary = training.summarize(experiment, result, device, perf_counter() - started)
+        summary = training.summarize(experiment, result, device, perf_counter() - started, [*spans, *result.spans])
         if folder is not None:
             folder.write_summary(summary)
     state = result.state

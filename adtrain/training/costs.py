@@ -94,7 +94,7 @@ def _layers(experiment: Experiment, work: Work) -> list[LayerCost]:
     shapes: dict[str, nn.Shape] = {}
     for e, cost in work:
         if e.phase != "update":
-            name, kind = _layer(e.scope)
+            name, kind = layer_of(e.scope)
             by_name[name][e.phase].append((e, cost))
             if kind and e.phase == "forward":
                 kinds[name], shapes[name] = kind, e.outputs[0].type.shape[1:]
@@ -116,7 +116,7 @@ def _layers(experiment: Experiment, work: Work) -> list[LayerCost]:
     return [row for row in found if row.name not in parts or row.forward.bytes or row.backward.bytes]
 
 
-def _layer(scope: str) -> tuple[str, str]:
+def layer_of(scope: str) -> tuple[str, str]:
     """The layer's name and kind in a scope: ("2.body.0", "conv2d") for "2.residual.body.0.conv2d".
 
     A scope that is not a layer's is returned as the name, with kind "". The empty scope has the name "step".
