@@ -60,7 +60,6 @@ ONLY_IN = {
     "onnx": "export",
     "onnxruntime": "export",
     "pydantic": "config",
-    "matplotlib": "report",
     "jinja2": "templates",
     "tensorboard": "training",
     "torch": "bench/peers",

@@ -29,14 +29,13 @@ IMPORT_NAMES = {
     "nvmath-python": "nvmath",
     "nvidia-cudnn-frontend": "cudnn",
 }
-EXTRAS = ("gpu", "vendor", "report", "tensorboard", "export", "peers", "pandas")
+EXTRAS = ("gpu", "vendor", "images", "tensorboard", "export", "peers", "pandas")
 OPTIONAL = {
     "pycuda",
     "cuda",
     "nvmath",
     "cudnn",
     "torch",
-    "matplotlib",
     "tensorboard",
     "onnx",
     "onnxruntime",

@@ -299,16 +299,6 @@ def test_the_example_in_the_documents_trains(tmp_path: Path, monkeypatch: pytest
     assert isinstance(result.test, RegressionScore)
 
 
-def test_pictures_of_predicted_numbers_are_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    path = write_table(tmp_path)
-    use_columns(tmp_path, ["x", "y", "z", "price"])
-    run("train", str(path), "--output-dir", str(tmp_path / "run"), "--profile-steps", "0", "--epochs", "1")
-    run("report", str(tmp_path / "run"), "--png", str(tmp_path / "png"))
-    names = {file.name for file in (tmp_path / "png").iterdir()}
-    assert names == {"learning_curves.png", "predicted_against_true.png", "residuals.png"}
-
-
 def test_other_systems_are_not_compared_on_numbers_to_predict(tmp_path: Path) -> None:
     experiment = prepare(tmp_path, "price", ["price"])
     with pytest.raises(Unsupported, match="no counterpart of numbers to predict"):

@@ -25,7 +25,7 @@ def contact_sheet(data: DataSet) -> bytes:
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError as error:
-        raise DataError("a contact sheet needs Pillow; pip install 'adtrain[report]'") from error
+        raise DataError("a contact sheet needs Pillow; pip install 'adtrain[images]'") from error
     channels, height, width = data.train.images.shape[1:]
     if channels not in (1, 3) or height * width == 1:
         raise DataError(f"{data.name}: found examples of shape {(channels, height, width)}, expected images to show")

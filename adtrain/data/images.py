@@ -48,7 +48,7 @@ def _opened(path: str | Path) -> Iterator[Image.Image]:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
-        raise DataError("reading an image file needs Pillow; pip install 'adtrain[report]'") from error
+        raise DataError("reading an image file needs Pillow; pip install 'adtrain[images]'") from error
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from markupsafe import Markup
+
 from adtrain.bench.compare import MIN_CHANGE
+from adtrain.bench.page import blocks
 from adtrain.bench.timing.records import milliseconds
 from adtrain.report import parts
-from adtrain.report.markup import Markup, html, join
 
 COLUMNS = {"time": "text", "before ms": "", "after ms": "", "change": ""}
 CONDITIONS = {"condition": "left", "before": "text", "after": "text"}
@@ -35,8 +37,7 @@ def body(result: Mapping[str, Any]) -> Iterable[Markup]:
     yield parts.note(f"Listed are changes of more than {MIN_CHANGE:.0%} and beyond both confidence intervals.")
     for where in ("before", "after"):
         if names := result[f"only_{where}"]:
-            listed = join(html("<li>{}</li>", name) for name in names)
-            content = html("<details><summary>{} times</summary><ul>{}</ul></details>\n", len(names), listed)
+            content = blocks.details(f"{len(names)} times", blocks.listed(names))
             yield parts.section(f"Only {where}", content)
     if result["protocol"]:
         rows = [[name, *map(str, pair)] for name, pair in result["protocol"].items()]

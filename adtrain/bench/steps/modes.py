@@ -71,7 +71,7 @@ class ModeBench:
     Attributes:
         images: the number of images in a step.
         step: end to end, without hooks.
-        host: the host's time: on a GPU until the step is enqueued, on the CPU the step less its operations.
+        host: the host's time: on a GPU until the step is enqueued, on the CPU the step less its operations, at least 0.
         timers: for each sample, a timer for each of its steps.
         kernels: the kernels of each operation; empty where operations run eagerly.
     """
@@ -125,7 +125,7 @@ def bench_modes(experiment: Experiment, device: str = "cpu", clock: Clock = perf
         host = Timing(each.host_ms, whole.repeats)
         if device == "cpu":
             parts = operations(timers, list(timers[0][0].totals))
-            host = Timing([a - b for a, b in zip(whole.ms, parts.ms, strict=True)], whole.repeats)
+            host = Timing([max(0.0, a - b) for a, b in zip(whole.ms, parts.ms, strict=True)], whole.repeats)
         kernels = _kernels(experiments[name])
         benches[name] = ModeBench(experiment.full_batch, whole, host, timers, kernels)
     return benches
