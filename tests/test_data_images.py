@@ -95,5 +95,5 @@ def test_other_numbers_of_channels_are_refused(tmp_path: Path) -> None:
 
 def test_the_error_without_pillow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(DataError, match=r"pip install 'adtrain\[report\]'"):
+    with pytest.raises(DataError, match=r"pip install 'adtrain\[images\]'"):
         read_image(tmp_path / "any.png", 1)

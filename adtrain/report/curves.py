@@ -33,7 +33,8 @@ class Curve(NamedTuple):
 
     @property
     def marked(self) -> bool:
-        return bool(self.name) and self.kind != "rate" and len(self.xs) <= MOST_MARKERS
+        """Whether points get markers: the rate needs them only if it has a single point."""
+        return bool(self.name) and len(self.xs) <= (1 if self.kind == "rate" else MOST_MARKERS)
 
 
 class Panel(NamedTuple):

@@ -38,7 +38,7 @@ def start_up() -> Span:
 def _process_age() -> float:
     """Seconds since the process started, where Linux tells it, otherwise 0."""
     try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        ticks = int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
     except OSError:
         return 0.0
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

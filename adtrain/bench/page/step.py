@@ -19,6 +19,8 @@ PHASES = ("forward", "backward", "update")
 MIN_SHARE = 0.005
 """Share of the step below which an operation is not drawn in the roofline."""
 
+MIN_NAMED_SHARE = 0.03
+
 NAMED, NAMED_ON_PHONES = 4, 15
 """Percent of the timeline that an operation must take to be named in it."""
 
@@ -160,9 +162,10 @@ def _rates(row: Mapping[str, Any], peak: Mapping[str, Any]) -> list[str]:
 
 
 def _dot(row: Mapping[str, Any], mode: str) -> Dot:
-    """The point of an operation; only those of the fused step have names."""
+    """The point of an operation; the larger ones of the fused step have names."""
     first, *others = row["scope"].split("+")
-    name = f"{first}{'+…' if others else ''} {row['phase']}" if mode == "fused" else ""
+    named = mode == "fused" and row["share"] >= MIN_NAMED_SHARE
+    name = f"{first}{'+…' if others else ''} {row['phase']}" if named else ""
     radius = 2.5 + 10 * sqrt(row["share"])
     return Dot(name, _tooltip(row), row["flops"], row["bytes"], row["time"]["median_ms"], radius, mode)
 
