@@ -146,6 +146,42 @@ def test_page_shows_a_config_by_mode_and_layer(made: Path) -> None:
         assert by_name[size][3] == f"{row['images_per_second']:,.0f}"
 
 
+def test_a_noisy_headline_is_grey_and_has_its_interval(made: Path) -> None:
+    result = read(made, "config")
+    time = result["modes"]["fused"]["step"]
+    for noisy in (True, False):
+        time.update(median_ms=2.0, low_ms=1.0, high_ms=4.0, noisy=noisy)
+        text = page.render(result)
+        assert ("noisy: 1 ms to 4 ms" in text) == noisy
+        assert ('<div class="noisy"><dt>step, fused</dt>' in text) == noisy
+
+
+def test_a_rate_above_that_of_a_large_copy_is_said_to_be_in_cache(made: Path) -> None:
+    result = read(made, "ops")
+    copy = result["protocol"]["roofline"]["gbytes_per_s"]
+    for row, times in zip(result["ops"], (0.5, 3.0), strict=False):
+        row.update(of_roofline=times, gbytes_per_s=times * copy)
+    for row in result["ops"][2:]:
+        row.update(of_roofline=None)
+    found = [row[7] for row in Elements(page.render(result)).rows if len(row) == 8][-len(result["ops"]) :]
+    assert found == ["50.0%", "in cache", *[""] * (len(found) - 2)]
+
+
+def test_operations_furthest_from_the_peak_come_first(made: Path) -> None:
+    result = read(made, "ops")
+    count = len({(row["op"], row["variant"], row["phase"]) for row in result["ops"]})
+    rows = [row for row in Elements(page.render(result)).rows if len(row) == 8][:count]
+    shares = [float(row[7].rstrip("%")) for row in rows if row[7] not in ("", "in cache")]
+    assert shares == sorted(shares)
+
+
+def test_arrows_lead_from_the_staged_operations_to_the_fused_ones(made: Path) -> None:
+    result = read(made, "config")
+    text = page.render(result)
+    assert "staged and fused" in text
+    assert 0 < text.count('class="arrow"') <= len(result["modes"]["staged"]["ops"])
+
+
 def test_page_shows_the_systems_of_a_step(made: Path) -> None:
     found, (step,) = shown(made, "against"), read(made, "against")["steps"]
     (cells,) = (row for row in found.rows if row[:1] == ["numpy"])
@@ -271,6 +307,8 @@ def test_roofline_has_a_point_for_each_operation_with_flops(work: list[tuple[int
     assert text.count("<circle") == len(computing)
     by_memory = sum(dot.flops / dot.bytes < 10 for dot in computing)
     assert text.count('class="marker memory"') == by_memory
+    circles = re.findall(r'<circle class="[^"]*" cx="([\d.-]+)" cy="([\d.-]+)"', text)
+    assert all(0 <= float(x) <= WIDTH and 0 <= float(y) <= HEIGHT for x, y in circles)
     if computing and len(computing) < len(dots):
         assert f"{len(dots) - len(computing)} without FLOPs are left out" in text
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,14 +12,19 @@ from hypothesis import strategies as st
 from report_runs import summary, train
 from training_runs import images_of, write_config, write_data
 
-from adtrain import report
+from adtrain import config, report
 from adtrain.report import classes
 from adtrain.report.curves import panels
-from adtrain.report.pixels import png, shown
+from adtrain.report.kernels import kernels
+from adtrain.report.network import strip
+from adtrain.report.pixels import png, shown, signed
 from adtrain.report.predictions import Predictions
 from adtrain.report.ticks import ticks
+from adtrain.report.timeline import lanes
 from adtrain.training import evaluation, model_file
 from adtrain.training.evaluation import BATCH_SIZE
+from adtrain.training.spans import Span
+from adtrain.training.summary import OperationTime
 
 numbers = st.floats(-1e6, 1e6).filter(lambda x: x == 0 or abs(x) > 1e-30)
 
@@ -98,6 +105,13 @@ def test_images_with_other_channel_counts_are_shown_as_their_mean() -> None:
     assert shown(images).tolist() == [[[[25]]]]
 
 
+def test_weights_are_blue_above_zero_and_orange_below() -> None:
+    blue, white, orange = signed(np.array([2.0, 0.0, -2.0]).reshape(1, 1, 1, 3))[0, 0].tolist()
+    assert white == [255, 255, 255]
+    assert blue[2] > blue[0]
+    assert orange[0] > orange[2]
+
+
 def test_predictions_agree_with_the_summary(run: Path) -> None:
     found = report.predict(run, "cpu")
     assert isinstance(found, Predictions)
@@ -142,3 +156,57 @@ def test_the_classes_of_a_page_begin_with_the_least_accurate() -> None:
     assert [row.name for row in rows] == [*map(str, range(30, 40)), *map(str, range(30))]
     assert classes.most_confused(found) == [(str(label), "0", 1) for label in range(30, 40)]
     assert [[cell.images for cell in row] for row in classes.confusion(found)] == found.confusion.tolist()
+
+
+def test_a_block_of_the_network_has_the_time_of_its_kernels() -> None:
+    ops = [operation("0.conv2d+1.relu", ms=3.0), operation("0.conv2d", "backward", ms=2.0), operation("loss", ms=1.0)]
+    found = strip(config.load("cnn"), [*ops, operation("optimizer", "update", ms=4.0)])
+    blocks = {block.name: block for block in found.blocks}
+    assert (blocks["0"].kind, blocks["0"].shape, blocks["0"].numbers) == ("conv2d", "32x26x26", 32 * 26 * 26)
+    assert blocks["0"].ms == {"forward": 3.0, "backward": 2.0}
+    assert (blocks["1"].ms, blocks["loss"].ms, found.rest_ms) == ({}, {"forward": 1.0}, 4.0)
+    assert [block.share for block in found.blocks if block.ms] == [1.0, 0.2]
+    assert max(block.height for block in found.blocks) == blocks["2"].height == 1.0
+
+
+def test_every_layer_of_a_residual_network_has_a_block() -> None:
+    found = strip(config.load("resnet"), [operation("3.residual", ms=1.0)])
+    assert [block.name for block in found.blocks if block.ms] != []
+    assert found.rest_ms == 0.0
+
+
+spans = st.builds(Span, st.sampled_from(["data", "training"]), st.floats(0, 1e3), st.floats(0, 1e3))
+
+
+@given(st.lists(spans, min_size=1))
+def test_the_spans_of_a_run_fit_on_its_axis(found: list[Span]) -> None:
+    drawn = lanes(cast(Any, SimpleNamespace(spans=found)))
+    assert drawn is not None
+    assert sum(lane.seconds for lane in drawn.lanes) == pytest.approx(sum(span.seconds for span in found))
+    bars = [bar for lane in drawn.lanes for bar in lane.bars]
+    assert all(bar.left >= 0 and bar.left + bar.width < 100.1 for bar in bars)
+
+
+def test_kernels_of_the_same_layers_are_one_row() -> None:
+    ops = [operation("0.linear+1.relu", ms=3.0, flops=6e6), operation("0.linear+1.relu", ms=1.0, flops=2e6)]
+    found = kernels(cast(Any, SimpleNamespace(ops=[*ops, operation("0.linear", "backward", ms=5.0)])))
+    first, second = found.slowest
+    assert (first.layers, first.phase, first.length) == (["0.linear"], "backward", 1.0)
+    assert (second.layers, second.ms, second.gflops_per_s) == (["0.linear", "1.relu"], 4.0, 2.0)
+    assert second.primitives == "matmul + add: 3.000 ms\nmatmul + add: 1.000 ms"
+    assert found.phases == {"forward": 4.0, "backward": 5.0}
+
+
+def test_curves_mark_the_test_result_and_the_kept_epoch(run: Path) -> None:
+    found = report.read(run)
+    loss, accuracy, rate = panels(found)
+    assert found.summary is not None
+    assert (loss.test, loss.kept) == (found.summary.test.loss, found.summary.model_epoch)
+    assert rate.test is None
+    assert [panel.has_log_scale for panel in (loss, accuracy, rate)] == [True, False, False]
+    text = loss.draw(logarithmic=True)
+    assert text.count('class="level"') == text.count('class="kept"') == 1
+
+
+def operation(scope: str, phase: str = "forward", ms: float = 1.0, flops: float = 0.0) -> OperationTime:
+    return OperationTime("matmul+add", scope, phase, 1, ms, 0.1, flops, 0.0, None, None)

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from adtrain.templates import macro
 
 Point = tuple[float, float]
-LEFT, RIGHT, TOP, BOTTOM = 54, 18, 10, 38
+LEFT, RIGHT, TOP, BOTTOM = 54, 22, 10, 38
 HEAD = 6
 """The length of an arrow's head."""
 

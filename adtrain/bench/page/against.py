@@ -55,11 +55,12 @@ def _peers(rows: Iterable[Row]) -> list[str]:
     return list(dict.fromkeys(system for row in rows for system in row["times"] if system != ADTRAIN))
 
 
-def _fastest(steps: Iterable[Row]) -> Iterator[tuple[str, str]]:
+def _fastest(steps: Iterable[Row]) -> Iterator[tuple[str, ...]]:
     for row in steps:
         if row["ratios"]:
-            ratio, peer = min((ratio["median"], peer) for peer, ratio in row["ratios"].items())
-            yield f"{row['config']}, the fastest peer: {peer}", f"{cells.factor(ratio)} x"
+            peer, ratio = min(row["ratios"].items(), key=lambda item: item[1]["median"])
+            name = f"{row['config']}, the fastest peer: {peer}"
+            yield cells.ratio_headline(name, ratio, lambda x: f"{cells.factor(x)} x")
 
 
 def _all_ratios(rows: Sequence[Row], scale: Scale) -> Markup:

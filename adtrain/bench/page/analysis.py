@@ -27,7 +27,7 @@ def title(result: Mapping[str, Any]) -> str:
 def body(result: Mapping[str, Any]) -> Iterable[Markup]:
     configs, operations = result.get("configs", ()), result.get("operations", ())
     yield parts.tiles(
-        (f"{found['config']}, {label}", _times_faster(speedup["median"]))
+        cells.ratio_headline(f"{found['config']}, {label}", speedup, _times_faster)
         for found in configs
         for label, speedup in found["speedups"].items()
     )

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from adtrain.bench.page import blocks
 from adtrain.bench.timing.records import milliseconds
+from adtrain.bench.timing.sampling import NOISY
 
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -33,6 +34,13 @@ def headline(name: str, record: Mapping[str, Any], text: Callable[[float], str],
         return name, text(record["median_ms"])
     low, high = (text(record[end]) for end in (("high_ms", "low_ms") if rate else ("low_ms", "high_ms")))
     return name, text(record["median_ms"]), f"noisy: {low} to {high}", "noisy"
+
+
+def ratio_headline(name: str, ratio: Mapping[str, float], text: Callable[[float], str]) -> tuple[str, ...]:
+    """A tile with a ratio and its interval; grey if that is too wide."""
+    note = f"{text(ratio['low'])} to {text(ratio['high'])}"
+    noisy = ratio["high"] - ratio["low"] > NOISY * ratio["median"]
+    return name, text(ratio["median"]), note, "noisy" if noisy else ""
 
 
 def interval(record: Mapping[str, Any]) -> str:

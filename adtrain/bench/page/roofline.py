@@ -163,18 +163,30 @@ def _names(
     plot: Plot, dots: Sequence[Dot], covered: Sequence[Point], lines: Sequence[Point]
 ) -> Iterator[tuple[Point, str, Sequence[Point]]]:
     """Position and text of the names that have room, each at its largest dot, and the line to the dot if the name is
-    not next to it. Names avoid all points, and if possible the lines."""
+    not next to it. Names avoid all points and each other's lines, and if possible the lines of the roof."""
     largest = {dot.name: dot for dot in sorted(dots, key=_size)}
     taken: list[Box] = []
+    leaders: list[Point] = []
     for dot in sorted(largest.values(), key=_size, reverse=True)[:MAX_NAMES]:
-        found = [box for box in _boxes(plot, dot) if not box.contains(covered) and not any(map(box.overlaps, taken))]
-        if found:
-            box = next((box for box in found[:8] if not box.contains(lines)), found[0])
+        at = plot.at(*dot.place)
+        free = [
+            (box, leader)
+            for box, leader in ((box, _leader(at, dot, box)) for box in _boxes(plot, dot))
+            if not (box.contains(covered) or box.contains(leaders) or any(map(box.overlaps, taken)))
+            and not any(other.contains(leader) for other in taken)
+        ]
+        if free:
+            box, leader = next(((box, leader) for box, leader in free[:8] if not box.contains(lines)), free[0])
             taken.append(box)
-            x, y = plot.at(*dot.place)
-            end = min(max(x, box.left), box.right), box.top + LINE / 2
-            far = abs(end[0] - x) + abs(end[1] - y) > dot.radius + LINE
-            yield (box.left, box.bottom - 2), dot.name, [(x, y), end] if far else []
+            leaders += leader
+            yield (box.left, box.bottom - 2), dot.name, leader
+
+
+def _leader(at: Point, dot: Dot, box: Box) -> Sequence[Point]:
+    """Points on the line from a dot to its name; none if the name is next to the dot."""
+    end = min(max(at[0], box.left), box.right), box.top + LINE / 2
+    far = abs(end[0] - at[0]) + abs(end[1] - at[1]) > dot.radius + LINE
+    return _between(at, end) if far else []
 
 
 def _boxes(plot: Plot, dot: Dot) -> Iterator[Box]:
