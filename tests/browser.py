@@ -32,7 +32,7 @@ LAYOUT_PROBLEMS = """(() => {
   if (document.documentElement.scrollWidth > wide) found.push("the page scrolls sideways");
   for (const e of document.querySelectorAll("body *")) {
     const style = getComputedStyle(e);
-    if (!e.checkVisibility() || e.tagName == "PRE" || e.closest("pre") || !e.textContent.trim()) continue;
+    if (!e.checkVisibility() || !e.textContent.trim()) continue;
     if (e.tagName == "text") {
       const [box, svg] = [e.getBoundingClientRect(), e.closest("svg").getBoundingClientRect()];
       if (box.left < svg.left - 1 || box.right > svg.right + 1 || box.top < svg.top - 1 || box.bottom > svg.bottom + 1)
@@ -44,7 +44,7 @@ LAYOUT_PROBLEMS = """(() => {
   }
   return found;
 })()"""
-"""What does not fit into the window. Preformatted text may scroll, and text may end in an ellipsis."""
+"""What does not fit into the window. Text may end in an ellipsis."""
 
 
 class Browser:

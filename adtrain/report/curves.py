@@ -107,7 +107,7 @@ def panels(record: Record) -> list[Panel]:
         drawn = []
         if values := [getattr(line.train, field) for line in intervals]:
             drawn.append(Curve("train" if record.by_interval else "", "train", positions, values))
-        for split in SCORES[1:] if drawn and record.by_interval else SCORES:
+        for split in SCORES[1:] if record.by_interval else SCORES:
             if reached := [(line.step, score) for line in record.epochs if (score := getattr(line, split)) is not None]:
                 xs = [step / steps for step, _ in reached]
                 drawn.append(Curve(split, split, xs, [getattr(score, field) for _, score in reached]))
