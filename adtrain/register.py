@@ -11,7 +11,7 @@
             return self.factor * x, state
 
 The class becomes a frozen dataclass. Its fields are the options: their names, types, bounds and defaults are those of
-the annotations. `adtrain.config.values` has types with bounds, such as Positive and Size. The results of its methods
+the annotations. `adtrain.option_types` has types with bounds, such as Positive and Size. The results of its methods
 are checked, so that a mistake is an error in one line.
 """
 

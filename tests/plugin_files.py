@@ -17,7 +17,7 @@ from adtrain.custom_op import CUSTOM_OPS
 
 LAYER = """\
 import adtrain as ad
-from adtrain.config.values import Positive
+from adtrain.option_types import Positive
 
 
 @ad.register.layer("mish")

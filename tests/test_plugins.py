@@ -125,7 +125,7 @@ FAMILY = """
 import numpy as np
 import adtrain as ad
 from adtrain import ops
-from adtrain.config.values import Fraction, Positive
+from adtrain.option_types import Fraction, Positive
 from adtrain.optim.optimizer import zero_step
 
 @ad.register.layer("gain")

@@ -19,22 +19,18 @@ from adtrain.config.values import (
     Column,
     Columns,
     Delimiter,
-    Fraction,
     ImageShape,
     ImageSize,
     MetricNames,
     Missing,
     Name,
-    NonNegative,
-    Positive,
     Precision,
     Seed,
     Sha256,
-    Shape,
-    Size,
     Targets,
     Text,
 )
+from adtrain.option_types import Fraction, NonNegative, Positive, Shape, Size
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from adtrain.config.document import Config, Data, EarlyStopping, Model, Plugin, 
 from adtrain.config.problems import PathParts, Problem, dotted, found, known
 from adtrain.config.source import Node
 from adtrain.config.specs import FAMILIES, by_kind
-from adtrain.config.values import Expected
+from adtrain.option_types import Expected
 
 MODELS: dict[str, type[BaseModel]] = {
     "data": Data,

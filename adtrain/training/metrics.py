@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
 from adtrain.config import records
-from adtrain.config.values import Duration, Measured, Size, Total
+from adtrain.config.values import Duration, Measured, Total
 from adtrain.core.errors import AdtrainError
 from adtrain.files import read_regular
+from adtrain.option_types import Size
 from adtrain.training.scores import Score
 
 METRICS = "metrics.jsonl"

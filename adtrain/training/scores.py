@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from adtrain.config import records
-from adtrain.config.values import Measured, Probability
+from adtrain.config.values import Measured
 from adtrain.metrics import ByClass
+from adtrain.option_types import Probability
 
 HIGHER_IS_BETTER = frozenset({"accuracy", "f1", "r2"})
 FORMATS = {"accuracy": "{:.2%}", "f1": "{:.2%}", "rmse": "{:.4g}", "mae": "{:.4g}"}

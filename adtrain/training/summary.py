@@ -12,11 +12,12 @@ import numpy as np
 
 from adtrain import nn
 from adtrain.config import records
-from adtrain.config.values import BestBy, Duration, Measured, Precision, Seed, Size, Total
+from adtrain.config.values import BestBy, Duration, Measured, Precision, Seed, Total
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
 from adtrain.files import read_regular
 from adtrain.metrics import ByClass
+from adtrain.option_types import Size
 from adtrain.training.endings import Ending, Result
 from adtrain.training.evaluation import named_metrics
 from adtrain.training.experiment import Experiment, Mode
