@@ -1,4 +1,4 @@
-"""register: layers, losses, optimizers, schedules and augmentations of your own, by their names in a config.
+"""register: layers, losses, data sets, metrics and others of your own, by their names in a config.
 
     @ad.register.layer("scale")
     class Scale(ad.nn.Module):
@@ -18,9 +18,11 @@ are checked, so that a mistake is an error in one line.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Protocol, TypeVar
 
 from adtrain.augment import Augmentation, Batch
@@ -29,11 +31,12 @@ from adtrain.core.array import Value
 from adtrain.core.definition import Definition, caller
 from adtrain.core.errors import OptionError
 from adtrain.core.types import ArrayType
+from adtrain.metrics import ByClass, ClassPredictions
 from adtrain.nn import Module
 from adtrain.optim import Optimizer, Schedule
 from adtrain.plugins import PluginError
 
-__all__ = ["augment", "layer", "loss", "optimizer", "schedule"]
+__all__ = ["augment", "dataset", "layer", "loss", "metric", "optimizer", "schedule"]
 
 C = TypeVar("C", bound=type)
 
@@ -84,6 +87,24 @@ def augment(name: str) -> Decorator:
     return _decorator("augmentation", name, Augmentation, {"__call__": _augmented})
 
 
+def dataset(name: str) -> Decorator:
+    """Register a class with a method `load()`, which returns the training part and the test part.
+
+    A part is a pair of arrays, images and labels, of the shapes and types that NPZ files can have. The test part may be
+    None: then `data.test` is the fraction held out. Each call must return the same arrays: `eval` and a resumed run load
+    them again. Errors are those of `layer`.
+    """
+    return _decorator("data set", name, object, {"load": _loaded})
+
+
+def metric(name: str) -> Decorator:
+    """Register a class whose objects map `metrics.ClassPredictions` to a finite number, or to a `metrics.ByClass`.
+
+    Errors are those of `layer`.
+    """
+    return _decorator("metric", name, object, {"__call__": _measured})
+
+
 def _decorator(family: str, name: str, base: type, checks: dict[str, Callable[..., Any]]) -> Decorator:
     here = caller(2)
 
@@ -97,10 +118,10 @@ def _decorator(family: str, name: str, base: type, checks: dict[str, Callable[..
             if method in getattr(cls, "__abstractmethods__", ()) or not hasattr(cls, method):
                 raise OptionError(f"{family} {name}: {cls.__name__} has no method {method}")
         made: Any = cls if "__dataclass_params__" in vars(cls) else dataclass(frozen=True)(cls)
-        made.kind = classmethod(lambda _: name)
+        made.kind, made.where = classmethod(lambda _: name), f"{here}: {name}"
         specs.add(family, name, made)
         for method, check in checks.items():
-            setattr(made, method, check(getattr(made, method), f"{here}: {name}"))
+            setattr(made, method, check(getattr(made, method), made.where))
         _defined[name] = here
         return made
 
@@ -186,6 +207,28 @@ def _augmented(call: Callable[..., Any], where: str) -> Callable[..., Any]:
         if given != expected:
             raise PluginError(f"{where}: returned images {given}, expected {expected}")
         return found
+
+    return checked
+
+
+def _loaded(load: Callable[..., Any], where: str) -> Callable[..., Any]:
+    @functools.wraps(load)
+    def checked(self: Any) -> Any:
+        return _pair(load(self), f"{where}: load", "the training part and the test part, or None")
+
+    return checked
+
+
+def _measured(call: Callable[..., Any], where: str) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def checked(self: Any, predictions: ClassPredictions) -> float | ByClass:
+        found = call(self, predictions)
+        if isinstance(found, ByClass):
+            return found
+        if not isinstance(found, Real) or not math.isfinite(found):
+            shown = found if isinstance(found, Real) else f"a {type(found).__name__}"
+            raise PluginError(f"{where}: returned {shown}, expected a finite number or a ByClass")
+        return float(found)
 
     return checked
 

@@ -1,4 +1,4 @@
-"""Layers, losses, optimizers, schedules and augmentations in a config: a name and its options.
+"""Layers, losses, optimizers, schedules, augmentations, data sets and metrics in a config: a name and its options.
 
     relu                              the name alone
     linear: 128                       the value of the first option
@@ -31,15 +31,16 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from adtrain import augment, nn, optim
+from adtrain import augment, metrics, nn, optim
 from adtrain.config.annotations import option_type
 from adtrain.config.values import WarmUp
 from adtrain.core.errors import OptionError
+from adtrain.data import catalogue
 from adtrain.option_types import Count
 
 
 class Spec(BaseModel):
-    """One layer, loss, optimizer, schedule or augmentation. `kind` is its name; the fields are its options.
+    """One layer, loss or other named class. `kind` is its name; the fields are its options.
 
     `target` is the class or function that has them as arguments.
     """
@@ -163,12 +164,16 @@ OPTIMIZERS: dict[str, type[Spec]] = {}
 SCHEDULES: dict[str, type[Spec]] = {}
 """In a config schedules count in epochs: step_size and milestones are epochs; gamma of exponential is per epoch."""
 AUGMENTATIONS: dict[str, type[Spec]] = {}
+DATASETS: dict[str, type[Spec]] = {}
+METRICS: dict[str, type[Spec]] = {}
 FAMILIES = {
     "layer": LAYERS,
     "loss": LOSSES,
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
     "augmentation": AUGMENTATIONS,
+    "data set": DATASETS,
+    "metric": METRICS,
 }
 
 
@@ -204,6 +209,7 @@ def _add_own() -> None:
         "optimizer": optim.OPTIMIZERS,
         "schedule": optim.SCHEDULES,
         "augmentation": augment.AUGMENTATIONS,
+        "data set": {name: catalogue.finder(name) for name in catalogue.CATALOGUE},
     }
     for family, classes in own.items():
         for kind, cls in classes.items():
@@ -212,6 +218,8 @@ def _add_own() -> None:
     for kind, loss in nn.LOSSES.items():
         # A step needs the mean over the batch, and every image has a label.
         add("loss", kind, loss, given=[*list(inspect.signature(loss).parameters)[:2], "ignore_index", "reduction"])
+    for kind, metric in metrics.METRICS.items():
+        add("metric", kind, metric, given=["found"])
 
 
 _add_own()
@@ -228,11 +236,15 @@ if TYPE_CHECKING:
     Optimizer: TypeAlias = Spec
     Schedule: TypeAlias = Spec
     Augmentation: TypeAlias = Spec
+    DataSource: TypeAlias = Spec
+    Metric: TypeAlias = Spec
 else:
     Layer = _one_of(LAYERS)
     Loss = _one_of(LOSSES)
     Optimizer = _one_of(OPTIMIZERS)
     Schedule = _one_of(SCHEDULES)
     Augmentation = _one_of(AUGMENTATIONS)
+    DataSource = _one_of(DATASETS)
+    Metric = _one_of(METRICS)
 Layers = Annotated[list[Layer], Field(min_length=1)]
 Branches = Annotated[list[Layers], Field(min_length=1)]

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import Field, Strict
 
-from adtrain.metrics import MetricName
 from adtrain.option_types import Bounds, Expected, Size
 
 LIMIT = 1e300
@@ -64,5 +63,3 @@ else:
             "validation_loss", "train_accuracy", "train_f1", "train_rmse", "train_mae", "train_r2", "train_loss",
         ]
     )  # fmt: skip
-
-MetricNames = Annotated[tuple[MetricName, ...], Expected(f"a list of some of {', '.join(get_args(MetricName))}")]

@@ -21,6 +21,7 @@ from adtrain.training.experiment import Experiment
 from adtrain.training.metrics import METRICS, Epoch, Interval, Line, ResumedAt, Stopped, StopReason, Tested
 from adtrain.training.position import Progress
 from adtrain.training.progress import Observer
+from adtrain.training.scores import single_numbers
 from adtrain.training.step import TrainState
 from adtrain.training.summary import SUMMARY, Summary
 from adtrain.training.trainer import Start
@@ -204,7 +205,7 @@ class Recorder(Observer):
 
     def finished(self, result: Result) -> None:
         self.folder.write_model(self.experiment, result.state)
-        self.folder.append_metrics(Tested(result.epochs, result.steps, result.test))
+        self.folder.append_metrics(Tested(result.epochs, result.steps, result.test, single_numbers(result.metrics)))
 
 
 def _create_given(path: Path) -> Path:
