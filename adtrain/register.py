@@ -91,8 +91,8 @@ def dataset(name: str) -> Decorator:
     """Register a class with a method `load()`, which returns the training part and the test part.
 
     A part is a pair of arrays, images and labels, of the shapes and types that NPZ files can have. The test part may be
-    None: then `data.test` is the fraction held out. Each call must return the same arrays: `eval` and a resumed run load
-    them again. Errors are those of `layer`.
+    None: then `data.test` is the fraction held out. Each call must return the same arrays, because `eval` and a resumed
+    run load them again. Errors are those of `layer`.
     """
     return _decorator("data set", name, object, {"load": _loaded})
 
