@@ -22,6 +22,7 @@ The arguments are pointers to the inputs and to the outputs, then the numbers. M
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,7 @@ class CustomOp:
         has_vjp: whether it has a derivative.
         residuals: the last outputs of the primitive, which only its derivative gets.
         samples: see `custom_op`.
+        files: the files of its kernels. The text of a kernel in the Python file is none.
     """
 
     primitive: Primitive
@@ -61,6 +63,7 @@ class CustomOp:
     has_vjp: bool
     residuals: int
     samples: Callable[[np.random.Generator], Sequence[Any]] | None
+    files: tuple[Path, ...]
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """The output; a tuple where the shape rule returns one. Options are hashable, and reach all functions."""
@@ -70,6 +73,8 @@ class CustomOp:
             return out[0] if len(out) == 1 else out
         return out
 
+
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 
 CUSTOM_OPS: dict[str, CustomOp] = {}
 """The operations that `custom_op` has made, by name."""
@@ -138,8 +143,27 @@ def custom_op(
         register(name, "cpu", CKernel(files["c"], name, values, lambda *types, **_: _element_type(*types), team=True))
     if "cu" in files:
         register(name, "cuda", launches)
-    CUSTOM_OPS[name] = CustomOp(primitive, place, vjp is not None, residuals, samples)
+    paths = tuple(Path(files[kind]) for kind, source in (("c", c), ("cu", cuda)) if source and _is_path(source))
+    CUSTOM_OPS[name] = CustomOp(primitive, place, vjp is not None, residuals, samples, paths)
     return CUSTOM_OPS[name]
+
+
+def kernel_files(module: str) -> list[Path]:
+    """The files of kernels that the operations of a Python module read, with the headers in their folders that they
+    include, directly or indirectly."""
+    found: dict[Path, None] = {}
+    left = [path for op in CUSTOM_OPS.values() if op.place.module == module for path in op.files]
+    while left:
+        path = left.pop()
+        if path not in found and path.is_file():
+            found[path] = None
+            left += [path.parent / name for name in INCLUDE.findall(path.read_text(errors="replace"))]
+    return sorted(found)
+
+
+def _is_path(source: str | Path) -> bool:
+    """Whether the source of a kernel is the path of a file, and not its text."""
+    return isinstance(source, Path) or "\n" not in source
 
 
 def _element_type(*types: Any) -> tuple[np.dtype, ...]:
@@ -151,14 +175,14 @@ def _file(name: str, kind: str, source: str | Path, caller: str) -> str:
 
     Compilers then report errors of a text at the lines of the Python file that contains it.
     """
-    if isinstance(source, Path) or "\n" not in source:
+    if _is_path(source):
         path = Path(caller).parent / source
         if not path.is_file():
             raise OptionError(
                 f"custom_op {name}: {path}: there is no such file; give a path, or the text of the kernel"
             )
         return str(path.resolve())
-    line = 1
+    source, line = str(source), 1
     if Path(caller).is_file():
         before, found, _ = Path(caller).read_text(errors="replace").partition(source)
         line += before.count("\n") if found else 0

@@ -32,7 +32,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("plugins", {"core"}),
     ("register", MODEL | {"config", "metrics", "plugins"}),
     ("adtrain", {"core", "ops", "nn", "optim", "backends", "jit", "custom_op", "register", "version", "api"}),
-    ("config", MODEL | HELPERS | {"data", "metrics", "plugins"}),
+    ("config", MODEL | HELPERS | {"custom_op", "data", "metrics", "plugins"}),
     ("data", MODEL | HELPERS),
     ("gradcheck", MODEL | {"cases", "config", "custom_op", "passes"}),
     ("training", TRAINING),

@@ -23,6 +23,7 @@ from adtrain.bench.steps import result as step
 from adtrain.cli import main
 from adtrain.config.specs import FAMILIES
 from adtrain.core.errors import AdtrainError, OptionError
+from adtrain.custom_op import CUSTOM_OPS
 from adtrain.data import DataError
 from adtrain.training import model_file, recorded_run
 
@@ -574,13 +575,61 @@ def test_a_stopped_run_says_how_to_continue_with_its_plugins(here: Path, monkeyp
     )
 
 
-def test_a_kernel_in_a_file_of_its_own_needs_the_file_of_the_user(here: Path) -> None:
-    (here / "doubled.c").write_text("")
-    text = LAYER + OPERATION.replace("    vjp=", '    c="doubled.c",\n    vjp=')
+KERNEL = """#include "common.h"
+#include "factor.h"
+void FN(doubled)(const Team *team, const T *x, T *out, int64_t size) {
+    int64_t begin, end;
+    my_share(team, size, &begin, &end);
+    for (int64_t i = begin; i < end; i++) out[i] = FACTOR * x[i];
+}
+"""
+
+
+@pytest.fixture
+def kernels(here: Path) -> Path:
+    """A run whose plug-in has a kernel with a header in a subfolder, which is returned."""
+    folder = here / "kernels"
+    folder.mkdir()
+    (folder / "doubled.c").write_text(KERNEL)
+    (folder / "factor.h").write_text("#define FACTOR 2\n")
+    text = LAYER + OPERATION.replace("    vjp=", '    c="kernels/doubled.c",\n    vjp=')
     train(write_plugged(here, "doubled", text), "--output-dir", "run")
-    message = call("eval", "run", "--device", "cpu", "--trust-plugins", expect=2)
-    assert f"custom_op doubled: {here}/run/plugins/doubled.c: there is no such file" in message
-    call("eval", "run", "--device", "cpu", "--plugin", "mine.py")
+    return folder
+
+
+def test_a_run_stores_the_files_of_its_kernels_and_runs_its_copies(kernels: Path, here: Path) -> None:
+    plugin = json.loads((here / "run/summary.json").read_text())["config"]["plugins"][0]
+    names = ["kernels/doubled.c", "kernels/factor.h"]
+    assert plugin["files"] == {name: sha256((here / name).read_bytes()).hexdigest() for name in names}
+    for file in (*kernels.iterdir(), here / "mine.py"):
+        file.unlink()
+    for command in COMMANDS:
+        call(*command, "--trust-plugins")
+    assert CUSTOM_OPS["doubled"].files == (here / "run/plugins/kernels/doubled.c",)
+    assert (here / "run/plugins/kernels/factor.h").read_text() == "#define FACTOR 2\n"
+
+
+@pytest.mark.parametrize("name", ["doubled.c", "factor.h"])
+def test_a_changed_file_of_a_kernel_is_shown_like_a_changed_plugin(kernels: Path, here: Path, name: str) -> None:
+    for file, option in (
+        (kernels / name, ["--plugin", "mine.py"]),
+        (here / "run/plugins/kernels" / name, ["--trust-plugins"]),
+    ):
+        before = file.read_bytes()
+        file.write_bytes(before + b"// changed\n")
+        message = call(*COMMANDS[0], *option, expect=2)
+        assert f"{file} has changed since the training: its SHA-256 is " in message
+        assert sha256(before).hexdigest() in message
+        call(*COMMANDS[0], *option, "--override")
+
+
+def test_a_file_of_a_kernel_outside_the_folder_of_the_plugin_is_refused(here: Path) -> None:
+    (here / "doubled.c").write_text(KERNEL)
+    (here / "inside").mkdir()
+    text = LAYER + OPERATION.replace("    vjp=", '    c="../doubled.c",\n    vjp=')
+    assert f"{here}/doubled.c: expected a file in {here}/inside, the folder of mine.py, as a run stores both" in train(
+        write_plugged(here / "inside", "doubled", text), expect=2
+    )
 
 
 def test_bench_runs_a_plugin_of_the_command_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

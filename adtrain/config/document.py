@@ -162,6 +162,9 @@ class Plugin(Section):
         description="a Python file, relative to the config's folder, or the name of an installed plug-in"
     )
     sha256: Sha256 | None = Field(None, description="the SHA-256 that the file must have")
+    files: dict[Text, Sha256] | None = Field(
+        None, description="the SHA-256 that the files of its kernels must have, by their paths from the file's folder"
+    )
 
     @model_validator(mode="before")
     @classmethod
