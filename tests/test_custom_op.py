@@ -222,6 +222,16 @@ def test_a_broken_plugin_is_told_in_one_line(tmp_path: Path, right: str, wrong: 
 
 
 @pytest.mark.compiled
+@pytest.mark.parametrize("index", ["-1", "size", "size + 500"])
+def test_a_kernel_that_writes_outside_its_output_is_told_in_one_line(tmp_path: Path, index: str) -> None:
+    result = checked(tmp_path, PLUGIN.replace("out[i] = x[i]", f"out[{index}] = out[i] = x[i]"))
+    assert result.exit_code == 2, result.output
+    mine = tmp_path / "mine.py"
+    assert result.output.endswith(f"{mine}:12: kernel squared of {mine} wrote outside its output\n")
+    assert len(result.output.strip().splitlines()) == 1
+
+
+@pytest.mark.compiled
 def test_an_error_of_the_compiler_is_told_with_the_line_of_the_plugin(tmp_path: Path) -> None:
     line = 1 + PLUGIN.partition("x[i] * x[i]")[0].count("\n")
     result = checked(tmp_path, PLUGIN.replace("x[i] * x[i]", "x[i] * missing"))

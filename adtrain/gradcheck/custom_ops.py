@@ -12,10 +12,10 @@ from adtrain.cases import Case
 from adtrain.core import poison
 from adtrain.core.array import Value, array
 from adtrain.core.autodiff import vjp
-from adtrain.core.errors import OptionError
+from adtrain.core.errors import AdtrainError, OptionError
 from adtrain.core.registry import has_kernels
 from adtrain.core.staging import stage
-from adtrain.custom_op import CustomOp
+from adtrain.custom_op import CUSTOM_OPS, CustomOp
 from adtrain.gradcheck.derivatives import Row, check_cases
 from adtrain.passes import ALL
 
@@ -30,6 +30,7 @@ def check_custom_ops(ops: Iterable[CustomOp], orders: Sequence[int], device: str
 
     Raises:
         OptionError: an operation has no ``samples``.
+        AdtrainError: a kernel wrote outside its output, on the CPU.
     """
     for op in ops:
         case = _case(op)
@@ -91,8 +92,15 @@ def _gradient(case: Case) -> Callable[..., Any]:
 def _difference(f: Callable[..., Any], case: Case, dtype: str, device: str) -> float:
     """The largest difference between kernels and references, relative to the largest element."""
     expected = _leaves(f(*case.sample()))
-    with poison.poisoned():
-        found = _leaves(stage(f, ALL)(*(x.to(device) for x in case.sample(dtype))))
+    try:
+        with poison.poisoned():
+            found = _leaves(stage(f, ALL)(*(x.to(device) for x in case.sample(dtype))))
+    except poison.OutOfBounds as error:
+        op = CUSTOM_OPS.get(error.primitive)
+        if op is None:
+            raise
+        file = next((file for file in op.files if file.suffix != ".cu"), op.place.file)
+        raise AdtrainError(f"{op.place}: kernel {error.primitive} of {file} wrote outside its output") from None
     errors = [_relative(x.astype(np.float64), y) for x, y in zip(found, expected, strict=True)]
     return max(errors) if all(map(math.isfinite, errors)) else math.inf
 
