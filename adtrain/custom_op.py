@@ -54,7 +54,6 @@ class CustomOp:
         place: the file and line that defined it.
         has_vjp: whether it has a derivative.
         residuals: the last outputs of the primitive, which only its derivative gets.
-        samples: see `custom_op`.
         files: the files of its kernels. The text of a kernel in the Python file is none.
     """
 
@@ -62,7 +61,6 @@ class CustomOp:
     place: Definition
     has_vjp: bool
     residuals: int
-    samples: Callable[[np.random.Generator], Sequence[Any]] | None
     files: tuple[Path, ...]
 
     def __call__(self, *args: Any, **options: Any) -> Any:
@@ -73,6 +71,27 @@ class CustomOp:
             return out[0] if len(out) == 1 else out
         return out
 
+
+@dataclass(frozen=True, eq=False)
+class OwnOp:
+    """An operation of the user, for `adtrain gradcheck --plugin` and `adtrain bench --plugin`.
+
+    Attributes:
+        f: the operation as a function of arrays.
+        place: the file and line that defined it.
+        samples: from a NumPy generator to arguments. With a second parameter, a size, `bench` times several sizes.
+        custom: `f`, if `custom_op` has made it.
+    """
+
+    name: str
+    f: Callable[..., Any]
+    place: Definition
+    samples: Callable[..., Sequence[Any]] | None
+    custom: CustomOp | None = None
+
+
+OWN_OPS: dict[str, OwnOp] = {}
+"""The operations that `custom_op` and `register.op` have registered, by name."""
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 
@@ -92,7 +111,7 @@ def custom_op(
     launch: Callable[..., Mapping[str, Any]] | None = None,
     residuals: int = 0,
     flops: Callable[..., int] | None = None,
-    samples: Callable[[np.random.Generator], Sequence[Any]] | None = None,
+    samples: Callable[..., Sequence[Any]] | None = None,
 ) -> CustomOp:
     """Define an operation. Every function gets the arguments first, and the options of the call as keywords.
 
@@ -112,7 +131,8 @@ def custom_op(
             a grid-stride loop over the elements of the first output.
         residuals: so many of the last outputs are not returned; only ``vjp`` gets them.
         flops: floating-point operations, for timings. By default one for each element of the outputs.
-        samples: from a NumPy generator to arguments for ``adtrain gradcheck --plugin``.
+        samples: from a NumPy generator to arguments, for ``adtrain gradcheck --plugin`` and ``bench --plugin``. See
+            `OwnOp`.
 
     Raises:
         OptionError: there is an operation of that name, or a source file is missing.
@@ -144,8 +164,16 @@ def custom_op(
     if "cu" in files:
         register(name, "cuda", launches)
     paths = tuple(Path(files[kind]) for kind, source in (("c", c), ("cu", cuda)) if source and _is_path(source))
-    CUSTOM_OPS[name] = CustomOp(primitive, place, vjp is not None, residuals, samples, paths)
-    return CUSTOM_OPS[name]
+    op = CUSTOM_OPS[name] = CustomOp(primitive, place, vjp is not None, residuals, paths)
+    add_own(OwnOp(name, op, place, samples, op))
+    return op
+
+
+def add_own(op: OwnOp) -> None:
+    """Add an operation of the user. Raises OptionError where another definition has taken its name."""
+    if op.name in OWN_OPS and not op.place.replaces(earlier := OWN_OPS[op.name].place):
+        raise OptionError(f"op {op.name}: the name is taken at {earlier}; choose another at {op.place}")
+    OWN_OPS[op.name] = op
 
 
 def kernel_files(module: str) -> list[Path]:

@@ -20,25 +20,28 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Protocol, TypeVar
 
+from adtrain import ops
 from adtrain.augment import Augmentation, Batch
 from adtrain.core import tree
 from adtrain.core.array import Value
 from adtrain.core.definition import Definition, caller
 from adtrain.core.errors import OptionError
 from adtrain.core.types import ArrayType
+from adtrain.custom_op import OwnOp, add_own
 from adtrain.metrics import ByClass, ClassPredictions
 from adtrain.nn import Module
 from adtrain.optim import Optimizer, Schedule
 from adtrain.plugins import PluginError
 
-__all__ = ["augment", "dataset", "layer", "loss", "metric", "optimizer", "schedule"]
+__all__ = ["augment", "dataset", "layer", "loss", "metric", "op", "optimizer", "schedule"]
 
 C = TypeVar("C", bound=type)
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Decorator(Protocol):
@@ -103,6 +106,31 @@ def metric(name: str) -> Decorator:
     Errors are those of `layer`.
     """
     return _decorator("metric", name, object, {"__call__": _measured})
+
+
+def op(name: str, *, samples: Callable[..., Sequence[Any]]) -> Callable[[F], F]:
+    """Register a function of arrays that calls public operations or a `custom_op`; it is returned unchanged.
+
+    `adtrain gradcheck --plugin FILE` checks its derivatives, and its compiled Program against NumPy. `adtrain bench
+    --plugin FILE` times it. A `custom_op` with samples is registered by itself.
+
+    Args:
+        samples: from a NumPy generator to arguments. With a second parameter, a size, `bench` times several sizes.
+
+    Raises:
+        OptionError: the name is taken or no identifier.
+    """
+    here = caller(1)
+
+    def register(f: F) -> F:
+        if not name.isidentifier():
+            raise OptionError(f"op {name!r}: expected an identifier")
+        if name in ops.__all__:
+            raise OptionError(f"op {name}: the name is taken by adtrain.ops; choose another at {here}")
+        add_own(OwnOp(name, f, here, samples))
+        return f
+
+    return register
 
 
 def _decorator(family: str, name: str, base: type, checks: dict[str, Callable[..., Any]]) -> Decorator:

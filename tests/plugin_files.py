@@ -13,7 +13,7 @@ from adtrain import plugins, register
 from adtrain.config.specs import FAMILIES
 from adtrain.core import registry
 from adtrain.core.primitive import PRIMITIVES
-from adtrain.custom_op import CUSTOM_OPS
+from adtrain.custom_op import CUSTOM_OPS, OWN_OPS
 
 LAYER = """\
 import adtrain as ad
@@ -36,7 +36,7 @@ class Mish(ad.nn.Module):
 def no_plugins() -> Iterator[None]:
     """Removes what the plug-ins of a test have registered."""
     before = {name: dict(family) for name, family in FAMILIES.items()}
-    tables: list[tuple[Any, Any]] = [(table, dict(table)) for table in (plugins._loaded, register._defined)]
+    tables: list[tuple[Any, Any]] = [(table, dict(table)) for table in (plugins._loaded, register._defined, OWN_OPS)]
     operations = set(CUSTOM_OPS)
     yield
     for name, family in before.items():

@@ -30,7 +30,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("jit", {"core", "passes"}),
     ("custom_op", {"core", "ops", "cache"}),
     ("plugins", {"core"}),
-    ("register", MODEL | {"config", "metrics", "plugins"}),
+    ("register", MODEL | {"config", "custom_op", "metrics", "plugins"}),
     ("adtrain", {"core", "ops", "nn", "optim", "backends", "jit", "custom_op", "register", "version", "api"}),
     ("config", MODEL | HELPERS | {"custom_op", "data", "metrics", "plugins"}),
     ("data", MODEL | HELPERS),
@@ -38,7 +38,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("training", TRAINING),
     ("graph export report display", TRAINING | {"training"}),
     ("api", TRAINING | {"training", "report", "display"}),
-    ("bench", TRAINING | {"training", "report", "cases", "backends", "adtrain"}),
+    ("bench", TRAINING | {"training", "report", "cases", "custom_op", "backends", "adtrain"}),
     (
         "cli",
         TRAINING
