@@ -42,7 +42,7 @@ from adtrain.core.target import Target
 from adtrain.core.trace import bind
 from adtrain.ops.common import as_value
 
-__all__ = ["CUSTOM_OPS", "CustomOp", "custom_op"]
+__all__ = ["OWN_OPS", "CustomOp", "OwnOp", "custom_op"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,9 +95,6 @@ OWN_OPS: dict[str, OwnOp] = {}
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 
-CUSTOM_OPS: dict[str, CustomOp] = {}
-"""The operations that `custom_op` has made, by name."""
-
 
 def custom_op(
     name: str,
@@ -138,11 +135,12 @@ def custom_op(
         OptionError: there is an operation of that name, or a source file is missing.
     """
     place = caller(1)
-    if name in CUSTOM_OPS and place.replaces(CUSTOM_OPS[name].place):
-        del PRIMITIVES[name], CUSTOM_OPS[name]
+    earlier = OWN_OPS.get(name)
+    if earlier is not None and earlier.custom is not None and place.replaces(earlier.place):
+        del PRIMITIVES[name], OWN_OPS[name]
         forget(name)
-    if name in PRIMITIVES:
-        known = f" at {CUSTOM_OPS[name].place}" if name in CUSTOM_OPS else " in adtrain.ops"
+    if name in PRIMITIVES or name in OWN_OPS:
+        known = f" at {OWN_OPS[name].place}" if name in OWN_OPS else " in adtrain.ops"
         raise OptionError(f"custom_op: {name!r} is defined already{known}; choose another name")
     if not name.isidentifier():
         raise OptionError(f"custom_op: found the name {name!r}, expected an identifier: it names a C function")
@@ -164,23 +162,17 @@ def custom_op(
     if "cu" in files:
         register(name, "cuda", launches)
     paths = tuple(Path(files[kind]) for kind, source in (("c", c), ("cu", cuda)) if source and _is_path(source))
-    op = CUSTOM_OPS[name] = CustomOp(primitive, place, vjp is not None, residuals, paths)
-    add_own(OwnOp(name, op, place, samples, op))
+    op = CustomOp(primitive, place, vjp is not None, residuals, paths)
+    OWN_OPS[name] = OwnOp(name, op, place, samples, op)
     return op
-
-
-def add_own(op: OwnOp) -> None:
-    """Add an operation of the user. Raises OptionError where another definition has taken its name."""
-    if op.name in OWN_OPS and not op.place.replaces(earlier := OWN_OPS[op.name].place):
-        raise OptionError(f"op {op.name}: the name is taken at {earlier}; choose another at {op.place}")
-    OWN_OPS[op.name] = op
 
 
 def kernel_files(module: str) -> list[Path]:
     """The files of kernels that the operations of a Python module read, with the headers in their folders that they
     include, directly or indirectly."""
     found: dict[Path, None] = {}
-    left = [path for op in CUSTOM_OPS.values() if op.place.module == module for path in op.files]
+    own = [op.custom for op in OWN_OPS.values() if op.custom is not None and op.place.module == module]
+    left = [path for op in own for path in op.files]
     while left:
         path = left.pop()
         if path not in found and path.is_file():

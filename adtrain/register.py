@@ -32,7 +32,7 @@ from adtrain.core.array import Value
 from adtrain.core.definition import Definition, caller
 from adtrain.core.errors import OptionError
 from adtrain.core.types import ArrayType
-from adtrain.custom_op import OwnOp, add_own
+from adtrain.custom_op import OWN_OPS, OwnOp
 from adtrain.metrics import ByClass, ClassPredictions
 from adtrain.nn import Module
 from adtrain.optim import Optimizer, Schedule
@@ -127,7 +127,9 @@ def op(name: str, *, samples: Callable[..., Sequence[Any]]) -> Callable[[F], F]:
             raise OptionError(f"op {name!r}: expected an identifier")
         if name in ops.__all__:
             raise OptionError(f"op {name}: the name is taken by adtrain.ops; choose another at {here}")
-        add_own(OwnOp(name, f, here, samples))
+        if name in OWN_OPS and not here.replaces(earlier := OWN_OPS[name].place):
+            raise OptionError(f"op {name}: the name is taken at {earlier}; choose another at {here}")
+        OWN_OPS[name] = OwnOp(name, f, here, samples)
         return f
 
     return register
@@ -146,10 +148,10 @@ def _decorator(family: str, name: str, base: type, checks: dict[str, Callable[..
             if method in getattr(cls, "__abstractmethods__", ()) or not hasattr(cls, method):
                 raise OptionError(f"{family} {name}: {cls.__name__} has no method {method}")
         made: Any = cls if "__dataclass_params__" in vars(cls) else dataclass(frozen=True)(cls)
-        made.kind, made.where = classmethod(lambda _: name), f"{here}: {name}"
+        made.kind, made.registered_at = classmethod(lambda _: name), f"{here}: {name}"
         specs.add(family, name, made)
         for method, check in checks.items():
-            setattr(made, method, check(getattr(made, method), made.where))
+            setattr(made, method, check(getattr(made, method), made.registered_at))
         _defined[name] = here
         return made
 
@@ -251,12 +253,12 @@ def _measured(call: Callable[..., Any], where: str) -> Callable[..., Any]:
     @functools.wraps(call)
     def checked(self: Any, predictions: ClassPredictions) -> float | ByClass:
         found = call(self, predictions)
-        if isinstance(found, ByClass):
-            return found
-        if not isinstance(found, Real) or not math.isfinite(found):
-            shown = found if isinstance(found, Real) else f"a {type(found).__name__}"
-            raise PluginError(f"{where}: returned {shown}, expected a finite number or a ByClass")
-        return float(found)
+        numbers = [found.macro, *found.by_class.values()] if isinstance(found, ByClass) else [found]
+        for x in numbers:
+            if not isinstance(x, Real) or not math.isfinite(x):
+                shown = x if isinstance(x, Real) else f"a {type(x).__name__}"
+                raise PluginError(f"{where}: returned {shown}, expected a finite number, or a ByClass of them")
+        return found if isinstance(found, ByClass) else float(found)
 
     return checked
 

@@ -23,7 +23,7 @@ from adtrain.bench.steps import result as step
 from adtrain.cli import main
 from adtrain.config.specs import FAMILIES
 from adtrain.core.errors import AdtrainError, OptionError
-from adtrain.custom_op import CUSTOM_OPS
+from adtrain.custom_op import OWN_OPS
 from adtrain.data import DataError
 from adtrain.training import model_file, recorded_run
 
@@ -321,12 +321,12 @@ def test_gradients_of_a_network_of_plugins_are_checked(here: Path) -> None:
         (
             "np.square(errors).sum(axis=1).mean()",
             "np.square(errors)",
-            "returned a ndarray, expected a finite number or",
+            "returned a ndarray, expected a finite number, or",
         ),
         (
             "np.square(errors).sum(axis=1).mean()",
             "np.nan",
-            "brier: returned nan, expected a finite number or a ByClass",
+            "brier: returned nan, expected a finite number, or a ByClass",
         ),
         ("return x * params", "1 / 0; return x * params", "ZeroDivisionError: division by zero"),
     ],
@@ -393,6 +393,10 @@ def test_a_changed_plugin_replaces_what_it_registered(here: Path) -> None:
         ("[{file: mine.py, sha: 1}]", "2:27  plugins[0].sha: unknown key; did you mean sha256?"),
         ("[{file: mine.py, sha256: 1}]", "2:35  plugins[0].sha256: found 1, expected 64 hexadecimal digits"),
         (f"[{{file: mine.py, sha256: {'a' * 64}}}]", "found the SHA-256 "),
+        (
+            f"[{{file: mine.py, files: {{a.c: {'a' * 64}}}}}]",
+            f"a.c: found the SHA-256 none (no kernel reads it), expected {'a' * 64}",
+        ),
         ("[mine.py, ./mine.py]", "2:20  plugins[1]: found a second plug-in mine.py"),
     ],
 )
@@ -605,7 +609,9 @@ def test_a_run_stores_the_files_of_its_kernels_and_runs_its_copies(kernels: Path
         file.unlink()
     for command in COMMANDS:
         call(*command, "--trust-plugins")
-    assert CUSTOM_OPS["doubled"].files == (here / "run/plugins/kernels/doubled.c",)
+    op = OWN_OPS["doubled"].custom
+    assert op is not None
+    assert op.files == (here / "run/plugins/kernels/doubled.c",)
     assert (here / "run/plugins/kernels/factor.h").read_text() == "#define FACTOR 2\n"
 
 

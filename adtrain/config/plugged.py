@@ -29,8 +29,8 @@ def run_named(plugin: Plugin, folder: Path) -> Plugin:
     if plugin.sha256 not in (None, found.sha256):
         raise PluginError(f"{found.path}: found the SHA-256 {found.sha256}, expected {plugin.sha256}")
     done = run(plugin.file, found)
-    if plugin.files is not None and (name := changed_file(plugin, done)):
-        now, before = ((x.files or {}).get(name) for x in (done, plugin))
+    if plugin.files is not None and (changed := changed_file(plugin, done)):
+        name, before, now = changed
         raise PluginError(f"{found.path.parent / name}: found the SHA-256 {now}, expected {before}")
     return done
 
@@ -49,10 +49,13 @@ def run(file: str, found: plugins.Plugin) -> Plugin:
     return Plugin(file=file, sha256=found.sha256, files=hashes or None)
 
 
-def changed_file(before: Plugin, now: Plugin) -> str | None:
-    """The first file of a kernel that has another SHA-256, or is in one of the plug-ins only."""
-    old, new = before.files or {}, now.files or {}
-    return next((name for name in sorted({*old, *new}) if old.get(name) != new.get(name)), None)
+def changed_file(before: Plugin, now: Plugin) -> tuple[str, str, str] | None:
+    """The first file of a kernel that differs in the two plug-ins, and its SHA-256 in both; None if they are equal."""
+    for name in sorted({*(before.files or ()), *(now.files or ())}):
+        old, new = ((plugin.files or {}).get(name, "none (no kernel reads it)") for plugin in (before, now))
+        if old != new:
+            return name, old, new
+    return None
 
 
 def run_all(root: Node, folder: Path, load: Loader) -> list[Plugin] | None:

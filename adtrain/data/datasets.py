@@ -63,9 +63,9 @@ class DataSet:
 
 
 class DataSource(Protocol):
-    """A data set of a plug-in. `where` is its name and place for messages."""
+    """A data set of a plug-in. `registered_at` is its place and name for messages."""
 
-    where: ClassVar[str]
+    registered_at: ClassVar[str]
 
     @classmethod
     def kind(cls) -> str: ...
@@ -144,9 +144,10 @@ def of_parts(
 
 def _of_source(source: DataSource, options: Options, numbers: bool) -> DataSet:
     formats.check_options(options, formats.NPZ.options, f"the data set {source.kind()}")
-    names = f"{source.where}: the training part", f"{source.where}: the test part"
+    place = source.registered_at
+    names = f"{place}: the training part", f"{place}: the test part"
     parts = arrays.read(*source.load(), options, names)
-    return of_parts(parts, options, source.kind(), source.where, numbers=numbers)
+    return of_parts(parts, options, source.kind(), place, numbers=numbers)
 
 
 def _of_catalogue(entry: Entry, options: Options) -> DataSet:

@@ -15,7 +15,7 @@ from adtrain.core.autodiff import vjp
 from adtrain.core.errors import AdtrainError, OptionError
 from adtrain.core.registry import has_kernels
 from adtrain.core.staging import stage
-from adtrain.custom_op import CUSTOM_OPS, CustomOp, OwnOp
+from adtrain.custom_op import OWN_OPS, CustomOp, OwnOp
 from adtrain.gradcheck.derivatives import Row, check_cases
 from adtrain.passes import ALL
 
@@ -98,10 +98,10 @@ def _difference(f: Callable[..., Any], case: Case, dtype: str, device: str) -> f
         with poison.poisoned():
             found = _leaves(stage(f, ALL)(*(x.to(device) for x in case.sample(dtype))))
     except poison.OutOfBounds as error:
-        op = CUSTOM_OPS.get(error.primitive)
-        if op is None:
+        op = OWN_OPS.get(error.primitive)
+        if op is None or op.custom is None:
             raise
-        file = next((file for file in op.files if file.suffix != ".cu"), op.place.file)
+        file = next((file for file in op.custom.files if file.suffix != ".cu"), op.place.file)
         raise AdtrainError(f"{op.place}: kernel {error.primitive} of {file} wrote outside its output") from None
     errors = [_relative(x.astype(np.float64), y) for x, y in zip(found, expected, strict=True)]
     return max(errors) if all(map(math.isfinite, errors)) else math.inf

@@ -45,8 +45,8 @@ class Trust:
             raise _changed(found.path, found.sha256, plugin.sha256)
         done = plugged.run(plugin.file, found)
         if (changed := plugged.changed_file(plugin, done)) is not None and not self.changes:
-            now, before = ((x.files or {}).get(changed) for x in (done, plugin))
-            raise _changed(found.path.parent / changed, now, before)
+            name, before, now = changed
+            raise _changed(found.path.parent / name, now, before)
         return done
 
     def check(self, named: Sequence[Plugin] | None) -> None:
