@@ -638,6 +638,17 @@ def test_a_file_of_a_kernel_outside_the_folder_of_the_plugin_is_refused(here: Pa
     )
 
 
+def test_two_files_of_kernels_with_one_name_are_refused(here: Path) -> None:
+    for folder, name in (("a", "doubled"), ("b", "tripled")):
+        (here / folder).mkdir()
+        (here / folder / "kernel.c").write_text(f"// {name}\n")
+        text = OPERATION.replace("    vjp=", '    c="kernel.c",\n    vjp=').replace("doubled", name)
+        (here / folder / f"{name}.py").write_text("import adtrain as ad\n" + text)
+    cfg = write_plugged(here)
+    cfg.write_text(cfg.read_text().replace("[mine.py]", "[a/doubled.py, b/tripled.py]"))
+    assert "plugins[1]: found a second file kernel.c of a kernel, expected another name for one" in train(cfg, expect=2)
+
+
 def test_bench_runs_a_plugin_of_the_command_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = write_plugged(here)
     cfg.write_text(cfg.read_text().replace("plugins: [mine.py]\n", ""))

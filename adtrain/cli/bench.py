@@ -149,6 +149,10 @@ def command(
     elif config_path is None:
         given = [name for name, value in of_config.items() if value and name != "--plugin"]
         _refuse(given, "is for the step of a CONFIG; give one")
+        if candidates and plugins:
+            raise click.UsageError(
+                "--plugin: cannot be combined with --candidates: its operations have one kernel each"
+            )
     else:
         _refuse([name for name, value in of_operations.items() if value], "is for operations; give no CONFIG")
     if candidates and device == "cpu":
