@@ -1,0 +1,146 @@
+"""Map-reduce fusion: sums over pairs of rows and columns run without the array of pairs.
+
+B. Charlier, J. Feydy, J. A. Glaunès, F.-D. Collin, G. Durif: "Kernel Operations on the GPU, with Autodiff, without
+Memory Overflows" (Journal of Machine Learning Research 22, 2021) call this scheme map-reduce. Here a pass finds it in a
+Program.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from adtrain.core.fused import fuse, map_reduce_p
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.types import ArrayType
+from adtrain.ops.broadcasting import sum_p
+from adtrain.passes.groups import MAX_EQUATIONS, producers_first
+from adtrain.passes.pair_axes import MAX_WIDTH, Pair, pair_axes
+
+REDUCTIONS = ("sum", "max", "min", "logsumexp")
+"""The reductions that map-reduce kernels compute, beside matrix products with a thin array."""
+
+ROW, COLUMN = 0, 1
+
+
+def fuse_map_reduce(program: Program) -> Program:
+    """One `map_reduce` equation for all reductions of pairs that can run together.
+
+    Reductions of one stage need only results of earlier stages. Each equation computes the pairs again. Pairs that are
+    needed as arrays, too, are left alone, and so is all that is computed from them.
+    """
+    program = _sum_rows_first(program)
+    axes = pair_axes(program)
+    reductions = {i for i, e in enumerate(program.equations) if reduced_axis(e, axes) is not None}
+    if not reductions:
+        return program
+    cones = _Cones(program, axes)
+    chosen = _independent(program, axes, reductions, cones)
+    if not chosen:
+        return program
+    return _rewritten(program, axes, chosen, cones)
+
+
+def reduced_axis(e: Equation, axes: dict[Variable, Pair]) -> int | None:
+    """Which axis of pairs an equation reduces to a thin array: ROW or COLUMN; None if it does not."""
+    if e.primitive.name in REDUCTIONS and e.inputs[0] in axes and e.inputs[0].type.dtype.kind == "f":
+        both = [at in e.params["axes"] for at in axes[e.inputs[0]]]
+        return both.index(True) if sum(both) == 1 else None
+    if not e.has(Trait.MATMUL) or len(e.inputs[0].type.shape) != 2 or sum(v in axes for v in e.inputs) != 1:
+        return None
+    first = e.inputs[0] in axes
+    thin = e.inputs[1 if first else 0].type
+    free = (0 if e.params["transpose_b"] else 1) if first else (1 if e.params["transpose_a"] else 0)
+    if thin.shape[free] > MAX_WIDTH or not (e.params["precision"] == "full" or thin.dtype.itemsize == 8):
+        return None
+    contracted = (0 if e.params["transpose_a"] else 1) if first else (1 if e.params["transpose_b"] else 0)
+    return axes[e.inputs[0 if first else 1]].index(contracted)
+
+
+def _sum_rows_first(program: Program) -> Program:
+    """Divide each sum over rows and columns into one over columns and one of the thin result."""
+    axes = pair_axes(program)
+    equations: list[Equation] = []
+    for e in program.equations:
+        if e.primitive is sum_p and e.inputs[0] in axes and set(axes[e.inputs[0]]) <= set(e.params["axes"]):
+            (x,), row = e.inputs, axes[e.inputs[0]].row
+            first = tuple(axis for axis in e.params["axes"] if axis != row)
+            shape = tuple(n for axis, n in enumerate(x.type.shape) if axis not in first)
+            rows = Variable(ArrayType(shape, x.type.dtype), x.device)
+            equations.append(replace(e, params={"axes": first}, outputs=(rows,)))
+            e = replace(e, inputs=(rows,), params={"axes": (row - sum(axis < row for axis in first),)})
+        equations.append(e)
+    return replace(program, equations=tuple(equations))
+
+
+class _Cones:
+    """For each equation that reduces pairs, the equations that compute the pairs from thin arrays."""
+
+    def __init__(self, program: Program, axes: dict[Variable, Pair]) -> None:
+        self.equations, self.axes = program.equations, axes
+        self.producer = {v: i for i, e in enumerate(program.equations) for v in e.outputs}
+
+    def of(self, starts: Iterable[Variable]) -> set[int]:
+        """The positions of the equations that compute these pairs."""
+        found: set[int] = set()
+        stack = [v for v in starts if v in self.axes]
+        while stack:
+            i = self.producer[stack.pop()]
+            if i not in found:
+                found.add(i)
+                stack.extend(v for v in self.equations[i].inputs if v in self.axes)
+        return found
+
+
+def _independent(program: Program, axes: dict[Variable, Pair], reductions: set[int], cones: _Cones) -> set[int]:
+    """The reductions of pairs that no other equation needs as arrays."""
+    chosen = {i for i in reductions if len(cones.of(program.equations[i].inputs)) < MAX_EQUATIONS}
+    while chosen:
+        needed = [v for v in program.outputs if v in axes]
+        for i, e in enumerate(program.equations):
+            if i not in chosen and e.outputs[0] not in axes:
+                needed += [v for v in e.inputs if v in axes]
+        stored = {i for i in cones.of(needed) if not program.equations[i].primitive.view}
+        dependent = {i for i in chosen if stored & cones.of(program.equations[i].inputs)}
+        if not dependent:
+            return chosen
+        chosen -= dependent
+    return chosen
+
+
+def _rewritten(program: Program, axes: dict[Variable, Pair], chosen: set[int], cones: _Cones) -> Program:
+    groups: dict[object, list[int]] = defaultdict(list)
+    stage: dict[Variable, int] = {}
+    for i, e in enumerate(program.equations):
+        last = max((stage.get(v, 0) for v in e.inputs), default=0)
+        stage |= dict.fromkeys(e.outputs, last + (i in chosen))
+        if i in chosen:
+            groups[last, _lengths(e, axes)].append(i)
+    nodes: list[Equation] = [e for i, e in enumerate(program.equations) if i not in chosen]
+    for members in groups.values():
+        cone = cones.of(v for i in members for v in program.equations[i].inputs)
+        nodes.append(_fused([program.equations[i] for i in sorted({*cone, *members})], members, program))
+    made = {v: i for i, e in enumerate(nodes) for v in e.outputs}
+    order = producers_first(range(len(nodes)), lambda i: {made[v] for v in nodes[i].inputs if v in made})
+    return replace(program, equations=tuple(nodes[i] for i in order))
+
+
+def _lengths(e: Equation, axes: dict[Variable, Pair]) -> tuple[object, ...]:
+    """What reductions of one kernel have in common: the number of rows and columns, and the axis if they differ."""
+    x = next(v for v in e.inputs if v in axes)
+    rows, columns = (x.type.shape[axis] for axis in axes[x])
+    return rows, columns, rows != columns and reduced_axis(e, axes)
+
+
+def _fused(equations: Sequence[Equation], members: Sequence[int], program: Program) -> Equation:
+    """A `map_reduce` equation, with variables of its own for the pairs."""
+    results = {v for i in members for v in program.equations[i].outputs}
+    names = {v: Variable(v.type, v.device) for e in equations for v in e.outputs if v not in results}
+
+    def renamed(variables: Sequence[Variable]) -> tuple[Variable, ...]:
+        return tuple(names.get(v, v) for v in variables)
+
+    copies = [replace(e, inputs=renamed(e.inputs), outputs=renamed(e.outputs)) for e in equations]
+    return fuse(map_reduce_p, copies, results)
