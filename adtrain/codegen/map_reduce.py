@@ -71,8 +71,9 @@ def map_reduce(body: Program) -> MapReduce:
     axes = pair_axes(body)
     terms = _Terms(body, axes)
     exchanged = False
+    results = set(body.outputs)
     for e in body.equations:
-        if e.outputs[0] not in axes:
+        if e.outputs[0] in results:
             exchanged = terms.reduce(e) == ROW
     pairs = next(iter(axes))
     lengths = [pairs.type.shape[axis] for axis in axes[pairs]]

@@ -74,11 +74,11 @@ class Scalars:
             if name == "neg":
                 return arguments[0]._replace(sign=-arguments[0].sign)
             if name == "mul":
-                return self.multiply(*arguments, dtype)
+                return self.multiply(arguments[0], arguments[1], dtype)
             if name == "square" or (name == "power_scalar" and exponent == 2):
                 return self.multiply(arguments[0], arguments[0], dtype)
             if name == "div":
-                return self._divide(*arguments, dtype)
+                return self._divide(arguments[0], arguments[1], dtype)
             if name in ("add", "sub"):
                 a, b = arguments
                 return self.add(a, b if name == "add" else b._replace(sign=-b.sign), dtype)
@@ -100,9 +100,8 @@ class Scalars:
             a, b = (Scalar(self.node(x, dtype)) for x in (a, b))
         assert a.node is not None
         assert b.node is not None
-        low, high = (a, b) if a.node <= b.node else (b, a)
         node = self._commutative("+" if a.sign == b.sign else "-", a.node, b.node, dtype)
-        return self._as_scalar(node, low.sign, a.factors)
+        return self._as_scalar(node, a.sign if a.node <= b.node else b.sign, a.factors)
 
     def node(self, x: Scalar, dtype: np.dtype) -> int:
         """A node for a Scalar, with its sign and factors."""

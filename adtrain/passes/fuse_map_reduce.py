@@ -76,7 +76,11 @@ def _sum_rows_first(program: Program) -> Program:
 
 
 class _Cones:
-    """For each equation that reduces pairs, the equations that compute the pairs from thin arrays."""
+    """The equations that compute pairs from thin arrays.
+
+    Multiplications of a thin array by one number, and reshapes, are among them. So the kernel sees that two arguments
+    are the same array, or differ by a factor.
+    """
 
     def __init__(self, program: Program, axes: dict[Variable, Pair]) -> None:
         self.equations, self.axes = program.equations, axes
@@ -85,13 +89,30 @@ class _Cones:
     def of(self, starts: Iterable[Variable]) -> set[int]:
         """The positions of the equations that compute these pairs."""
         found: set[int] = set()
-        stack = [v for v in starts if v in self.axes]
+        stack = list(starts)
         while stack:
-            i = self.producer[stack.pop()]
-            if i not in found:
+            i = self.producer.get(stack.pop())
+            if i is not None and i not in found and (self.equations[i].outputs[0] in self.axes or self._scales(i)):
                 found.add(i)
-                stack.extend(v for v in self.equations[i].inputs if v in self.axes)
+                stack.extend(self.equations[i].inputs)
         return found
+
+    def _scales(self, i: int) -> bool:
+        """Whether an equation computes a thin array as a multiple of another one."""
+        e = self.equations[i]
+        if e.has(Trait.RESHAPE):
+            lengths = [[n for n in v.type.shape if n != 1] for v in (e.inputs[0], e.outputs[0])]
+            return lengths[0] == lengths[1]
+        if e.has(Trait.BROADCAST):
+            return all(v.size == 1 for v in e.inputs)
+        return e.primitive.name == "neg" or (
+            e.primitive.name in ("mul", "div") and any(self._is_number(v) for v in e.inputs)
+        )
+
+    def _is_number(self, v: Variable) -> bool:
+        """Whether all elements are equal because they are copies of one."""
+        i = self.producer.get(v)
+        return v.size == 1 or (i is not None and self.equations[i].has(Trait.BROADCAST) and self._scales(i))
 
 
 def _independent(program: Program, axes: dict[Variable, Pair], reductions: set[int], cones: _Cones) -> set[int]:
@@ -102,7 +123,8 @@ def _independent(program: Program, axes: dict[Variable, Pair], reductions: set[i
         for i, e in enumerate(program.equations):
             if i not in chosen and e.outputs[0] not in axes:
                 needed += [v for v in e.inputs if v in axes]
-        stored = {i for i in cones.of(needed) if not program.equations[i].primitive.view}
+        made = [i for i in cones.of(needed) if program.equations[i].outputs[0] in axes]
+        stored = {i for i in made if not program.equations[i].primitive.view}
         dependent = {i for i in chosen if stored & cones.of(program.equations[i].inputs)}
         if not dependent:
             return chosen

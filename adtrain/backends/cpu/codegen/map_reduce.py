@@ -28,7 +28,9 @@ def emit_map_reduce(writer: Writer, equation: Equation, address: Callable[[Varia
     made = map_reduce(body)
     names = {v: f"x{i}" for i, v in enumerate(body.inputs)} | {v: f"y{i}" for i, v in enumerate(body.outputs)}
     parameters = ["const Team *team"]
-    parameters += [f"{'const ' if v in body.inputs else ''}{c_type(v.type.dtype)} *restrict {n}" for v, n in names.items()]
+    parameters += [
+        f"{'const ' if v in body.inputs else ''}{c_type(v.type.dtype)} *restrict {n}" for v, n in names.items()
+    ]
     function = writer.function("map_reduce", ", ".join(parameters), list(_lines(made, names)))
     return [f"{function}({', '.join(['team', *map(address, names)])});"]
 
