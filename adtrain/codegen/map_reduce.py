@@ -14,7 +14,7 @@ from adtrain.codegen.expressions import c_type
 from adtrain.codegen.scalars import Index, Scalar, Scalars, place
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.fuse_map_reduce import ROW, reduced_axis
+from adtrain.passes.fuse_map_reduce import reduced_axis
 from adtrain.passes.pair_axes import Pair, pair_axes
 
 
@@ -38,11 +38,7 @@ class Result(NamedTuple):
 
 @dataclass
 class MapReduce:
-    """What a kernel computes for each of its rows i from all columns j.
-
-    Attributes:
-        rows, columns: their numbers. They are exchanged where the equation reduces rows.
-    """
+    """What a kernel computes for each of its rows i from all columns j: the axis that is kept, and the reduced one."""
 
     rows: int
     columns: int
@@ -66,19 +62,14 @@ class MapReduce:
 def map_reduce(body: Program) -> MapReduce:
     """The terms of a body that `fuse_map_reduce` made.
 
-    Where there are as many rows as columns, sums over rows are computed with the two exchanged, in the same loop.
+    Its equations may reduce either axis of the pairs, where both are equally long. Sums over the first axis are
+    computed with the two exchanged, in the same loop.
     """
     axes = pair_axes(body)
     terms = _Terms(body, axes)
-    exchanged = False
     results = set(body.outputs)
-    for e in body.equations:
-        if e.outputs[0] in results:
-            exchanged = terms.reduce(e) == ROW
-    pairs = next(iter(axes))
-    lengths = [pairs.type.shape[axis] for axis in axes[pairs]]
-    rows, columns = reversed(lengths) if exchanged else lengths
-    return MapReduce(rows, columns, terms.scalars, terms.accumulators, terms.results)
+    lengths = [terms.reduce(e) for e in body.equations if e.outputs[0] in results]
+    return MapReduce(*lengths[0], terms.scalars, terms.accumulators, terms.results)
 
 
 class _Terms:
@@ -91,23 +82,25 @@ class _Terms:
         self.accumulators: list[Accumulator] = []
         self.results: list[Result] = []
 
-    def reduce(self, e: Equation) -> int | None:
-        """Add the accumulators and results of an equation that reduces pairs. Returns the axis that it reduces."""
-        (out,), axis = e.outputs, reduced_axis(e, self.axes)
-        pair = next(v for v in e.inputs if v in self.axes)
-        letters = dict(zip(self.axes[pair], "ji" if axis == ROW else "ij", strict=True))
+    def reduce(self, e: Equation) -> tuple[int, int]:
+        """Add the accumulators and results of an equation that reduces pairs. Returns rows and columns."""
+        (out,), found = e.outputs, reduced_axis(e, self.axes)
+        assert found is not None
+        pair, axis = found
+        letters = {at: "j" if at == axis else "i" for at in self.axes[pair]}
+        lengths = [pair.type.shape[at] for at in sorted(letters, key=letters.__getitem__)]
         if e.has(Trait.MATMUL):
             left = pair is e.inputs[0]
             for other in range(out.type.shape[1 if left else 0]):
                 self._result(out, ("i", other) if left else (other, "i"), "sum", [self._term(e, pair, other)])
-            return axis
+            return lengths[0], lengths[1]
         places: list[Sequence[int | str]] = [letters.get(at, "") or range(n) for at, n in enumerate(pair.type.shape)]
         reduced = e.params["axes"]
         for index in product(*("i" if p == "i" else p for at, p in enumerate(places) if at not in reduced)):
             kept = iter(index)
             every = product(*(p if at in reduced else [next(kept)] for at, p in enumerate(places)))
             self._result(out, index, e.primitive.name, [self._element(pair, place) for place in every])
-        return axis
+        return lengths[0], lengths[1]
 
     def _term(self, e: Equation, pair: Variable, other: int) -> Scalar:
         """A term of a matrix product of pairs and a thin array, at the row or column ``other`` of the latter."""
@@ -152,6 +145,8 @@ class _Terms:
             (x,) = e.inputs
             kept = iter([at for n, at in zip(v.type.shape, index, strict=True) if n != 1])
             return self._element(x, tuple(0 if n == 1 else next(kept) for n in x.type.shape))
+        if e.primitive.name == "transpose":
+            return self._element(e.inputs[0], tuple(at for _, at in sorted(zip(e.params["axes"], index, strict=True))))
         if e.has(Trait.REDUCTION):
             (x,), left = e.inputs, iter(index)
             axes = e.params["axes"]

@@ -22,8 +22,6 @@ from adtrain.passes.pair_axes import MAX_WIDTH, Pair, pair_axes
 REDUCTIONS = ("sum", "max", "min", "logsumexp")
 """The reductions that map-reduce kernels compute, beside matrix products with a thin array."""
 
-ROW, COLUMN = 0, 1
-
 
 def fuse_map_reduce(program: Program) -> Program:
     """One `map_reduce` equation for all reductions of pairs that can run together.
@@ -43,20 +41,21 @@ def fuse_map_reduce(program: Program) -> Program:
     return _rewritten(program, axes, chosen, cones)
 
 
-def reduced_axis(e: Equation, axes: dict[Variable, Pair]) -> int | None:
-    """Which axis of pairs an equation reduces to a thin array: ROW or COLUMN; None if it does not."""
-    if e.primitive.name in REDUCTIONS and e.inputs[0] in axes and e.inputs[0].type.dtype.kind == "f":
-        both = [at in e.params["axes"] for at in axes[e.inputs[0]]]
-        return both.index(True) if sum(both) == 1 else None
-    if not e.has(Trait.MATMUL) or len(e.inputs[0].type.shape) != 2 or sum(v in axes for v in e.inputs) != 1:
+def reduced_axis(e: Equation, axes: dict[Variable, Pair]) -> tuple[Variable, int] | None:
+    """The pairs that an equation reduces to a thin array, and the axis that it reduces; None if it does not."""
+    x = next((v for v in e.inputs if v in axes), None)
+    if x is None:
         return None
-    first = e.inputs[0] in axes
-    thin = e.inputs[1 if first else 0].type
-    free = (0 if e.params["transpose_b"] else 1) if first else (1 if e.params["transpose_a"] else 0)
-    if thin.shape[free] > MAX_WIDTH or not (e.params["precision"] == "full" or thin.dtype.itemsize == 8):
+    if e.primitive.name in REDUCTIONS and x.type.dtype.kind == "f":
+        both = [at for at in axes[x] if at in e.params["axes"]]
+        return (x, both[0]) if len(both) == 1 else None
+    if not e.has(Trait.MATMUL) or len(x.type.shape) != 2 or all(v in axes for v in e.inputs):
         return None
-    contracted = (0 if e.params["transpose_a"] else 1) if first else (1 if e.params["transpose_b"] else 0)
-    return axes[e.inputs[0 if first else 1]].index(contracted)
+    a, b = e.inputs
+    back, turned = e.params["transpose_a"], e.params["transpose_b"]
+    thin, free, reduced = (b, not turned, not back) if x is a else (a, back, turned)
+    full = e.params["precision"] == "full" or thin.type.dtype.itemsize == 8
+    return (x, int(reduced)) if full and thin.type.shape[free] <= MAX_WIDTH else None
 
 
 def _sum_rows_first(program: Program) -> Program:
@@ -65,7 +64,7 @@ def _sum_rows_first(program: Program) -> Program:
     equations: list[Equation] = []
     for e in program.equations:
         if e.primitive is sum_p and e.inputs[0] in axes and set(axes[e.inputs[0]]) <= set(e.params["axes"]):
-            (x,), row = e.inputs, axes[e.inputs[0]].row
+            (x,), row = e.inputs, axes[e.inputs[0]].first
             first = tuple(axis for axis in e.params["axes"] if axis != row)
             shape = tuple(n for axis, n in enumerate(x.type.shape) if axis not in first)
             rows = Variable(ArrayType(shape, x.type.dtype), x.device)
@@ -133,13 +132,15 @@ def _independent(program: Program, axes: dict[Variable, Pair], reductions: set[i
 
 
 def _rewritten(program: Program, axes: dict[Variable, Pair], chosen: set[int], cones: _Cones) -> Program:
-    groups: dict[object, list[int]] = defaultdict(list)
+    groups: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     stage: dict[Variable, int] = {}
     for i, e in enumerate(program.equations):
         last = max((stage.get(v, 0) for v in e.inputs), default=0)
         stage |= dict.fromkeys(e.outputs, last + (i in chosen))
-        if i in chosen:
-            groups[last, _lengths(e, axes)].append(i)
+        if (found := reduced_axis(e, axes)) and i in chosen:
+            x, axis = found
+            kept = next(at for at in axes[x] if at != axis)
+            groups[last, x.type.shape[kept], x.type.shape[axis]].append(i)
     nodes: list[Equation] = [e for i, e in enumerate(program.equations) if i not in chosen]
     for members in groups.values():
         cone = cones.of(v for i in members for v in program.equations[i].inputs)
@@ -147,13 +148,6 @@ def _rewritten(program: Program, axes: dict[Variable, Pair], chosen: set[int], c
     made = {v: i for i, e in enumerate(nodes) for v in e.outputs}
     order = producers_first(range(len(nodes)), lambda i: {made[v] for v in nodes[i].inputs if v in made})
     return replace(program, equations=tuple(nodes[i] for i in order))
-
-
-def _lengths(e: Equation, axes: dict[Variable, Pair]) -> tuple[object, ...]:
-    """What reductions of one kernel have in common: the number of rows and columns, and the axis if they differ."""
-    x = next(v for v in e.inputs if v in axes)
-    rows, columns = (x.type.shape[axis] for axis in axes[x])
-    return rows, columns, rows != columns and reduced_axis(e, axes)
 
 
 def _fused(equations: Sequence[Equation], members: Sequence[int], program: Program) -> Equation:

@@ -19,10 +19,10 @@ MAX_WIDTH = 32
 
 
 class Pair(NamedTuple):
-    """The axes of a value along which rows and columns lie."""
+    """The axes of a value along which rows and columns lie, the smaller one first."""
 
-    row: int
-    column: int
+    first: int
+    second: int
 
 
 def pair_axes(program: Program) -> dict[Variable, Pair]:
@@ -51,11 +51,12 @@ def _axes(e: Equation, known: dict[Variable, Pair]) -> Pair | None:
         return whole.pop() if len(whole) == 1 else None
     if pairs[0] is None:
         return None
+    if e.primitive.name == "transpose":
+        return Pair(*sorted(e.params["axes"].index(at) for at in pairs[0]))
     if e.has(Trait.RESHAPE):
         return _of_reshape(e.inputs[0].type.shape, shape, pairs[0])
     if e.has(Trait.REDUCTION) and e.primitive.name == "sum" and not set(pairs[0]) & set(e.params["axes"]):
-        below = [sum(axis < at for axis in e.params["axes"]) for at in pairs[0]]
-        return Pair(pairs[0].row - below[0], pairs[0].column - below[1])
+        return Pair(*(at - sum(axis < at for axis in e.params["axes"]) for at in pairs[0]))
     return None
 
 
@@ -72,7 +73,7 @@ def _of_broadcast(source: Shape, shape: Shape, pair: Pair | None) -> Pair | None
     added = len(shape) - len(source)
     found = _longest(shape)
     if pair is not None:
-        return found if found == Pair(pair.row + added, pair.column + added) else None
+        return found if found == Pair(pair.first + added, pair.second + added) else None
     repeated = found is not None and any(at < added or source[at - added] == 1 for at in found)
     return found if repeated else None
 
@@ -83,7 +84,7 @@ def _of_reshape(source: Shape, shape: Shape, pair: Pair) -> Pair | None:
     made = [axis for axis, length in enumerate(shape) if length != 1]
     if [source[axis] for axis in kept] != [shape[axis] for axis in made]:
         return None
-    return Pair(made[kept.index(pair.row)], made[kept.index(pair.column)])
+    return Pair(*(made[kept.index(at)] for at in pair))
 
 
 def _thin_product(e: Equation) -> bool:
