@@ -58,3 +58,9 @@ def test_infinities_and_nan_reach_the_results() -> None:
     on_cpu, on_gpu = ([ad.array(a, device=device) for a in (x, y)] for device in ("cpu", "gpu"))
     for expected, found in zip(stage(f, ALL)(*on_cpu), stage(f, ALL)(*on_gpu), strict=True):
         np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-12)
+
+
+def test_many_numbers_for_each_column_match_the_cpu() -> None:
+    f = stage(lambda x, y: ops.exp(-ops.sum(ops.square(x[:, None] - y[None]), axis=2)) @ y, ALL)
+    given = [ad.array(np.random.default_rng(i).normal(size=(n, 30)) / 5) for i, n in enumerate((N, M))]
+    assert differ(f(*given), f(*(x.to("gpu") for x in given))) < 1e-12
