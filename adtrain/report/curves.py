@@ -11,7 +11,6 @@ from markupsafe import Markup
 from adtrain.report.plot import Axis, Plot
 from adtrain.report.record import Record
 from adtrain.report.ticks import log_ticks, ticks
-from adtrain.training.metrics import Epoch, Interval
 from adtrain.training.scores import HIGHER_IS_BETTER, value_text
 
 SCORES = ("train", "validation")
@@ -41,6 +40,7 @@ class Panel(NamedTuple):
     """Curves in one chart.
 
     Attributes:
+        title: the name of the metric, perhaps after that of the split.
         unit: "epoch" or "step", the title of the horizontal axis.
         value: formats a value of the curves.
         test: the result on the test set, None if there is none.
@@ -57,7 +57,8 @@ class Panel(NamedTuple):
     @property
     def has_log_scale(self) -> bool:
         """Whether a logarithmic axis makes sense: for errors above 0."""
-        return self.title not in HIGHER_IS_BETTER and self.title != "learning rate" and min(self._values()) > 0
+        metric = self.title.split()[-1]
+        return metric not in HIGHER_IS_BETTER and metric != "rate" and min(self._values()) > 0
 
     def draw(self, logarithmic: bool = False) -> Markup:
         """The curves as SVG. Markers show their value in a tooltip."""
@@ -95,10 +96,9 @@ def panels(record: Record) -> list[Panel]:
 
     The horizontal axis has epochs, or steps if no epoch is complete.
     """
-    intervals = record.intervals[:: -(-len(record.intervals) // MOST_POINTS) or 1]
-    lines: list[Epoch | Interval] = [*record.epochs, *intervals]
-    if not lines:
+    if not record.scored:
         return []
+    intervals = record.intervals[:: -(-len(record.intervals) // MOST_POINTS) or 1]
     steps, summary = record.steps_per_epoch, record.summary
     positions = [line.step / steps for line in intervals]
     unit = "epoch" if record.epochs else "step"
@@ -117,7 +117,7 @@ def panels(record: Record) -> list[Panel]:
     kept = None if summary is None or unit == "step" else summary.model_epoch
     found = [
         Panel(name, unit, curves(name), partial(value_text, name), test.get(name), kept)
-        for name in lines[0].train._fields
+        for name in record.scored[0].train._fields
     ]
     if rates := [line.learning_rate for line in intervals]:
         curve = Curve("at the end", "rate", positions, rates)

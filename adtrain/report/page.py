@@ -79,12 +79,17 @@ def _metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """The metrics of `training.metrics`: single numbers, and a row for each class."""
     by_class = {name: found.by_class for name, found in metrics.items() if isinstance(found, ByClass)}
     numbers = [
-        (f"{name} macro", f"{found.macro:.2%}") if isinstance(found, ByClass) else (name, f"{found:.2%}")
+        (f"{name} macro", scores.value_text(name, found.macro))
+        if isinstance(found, ByClass)
+        else (name, scores.value_text(name, found))
         for name, found in metrics.items()
         if isinstance(found, (float, ByClass))
     ]
     names = dict.fromkeys(name for values in by_class.values() for name in values)
-    rows = [[name, *(f"{found[name]:.2%}" if name in found else "" for found in by_class.values())] for name in names]
+    rows = [
+        [name, *(scores.value_text(metric, found[name]) if name in found else "" for metric, found in by_class.items())]
+        for name in names
+    ]
     return {"numbers": numbers, "columns": ["class", *by_class], "rows": rows} if numbers else {}
 
 

@@ -34,6 +34,11 @@ class Record:
         return [line for line in self.metrics if isinstance(line, Epoch)]
 
     @property
+    def scored(self) -> list[Epoch | Interval]:
+        """The complete epochs, then the intervals."""
+        return [*self.epochs, *self.intervals]
+
+    @property
     def steps_per_epoch(self) -> float:
         """1 if no epoch is complete."""
         return self.epochs[0].step / self.epochs[0].epoch if self.epochs else 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,6 +22,33 @@ KINDS = ("series-2", "series-3", "series-5", "series-4", "series-6", "series-1")
 
 
 @dataclass(frozen=True)
+class Source:
+    """Where the curves of all runs come from.
+
+    Attributes:
+        unit: "epoch", or "step" if a run has no complete epoch.
+        by_interval: whether there is a point for each interval of steps, because a run has few epochs.
+        split: "validation" if the curves have points for epochs and all runs have this split, otherwise "train".
+    """
+
+    unit: str
+    by_interval: bool
+    split: str
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> Source:
+        epochs = all(record.epochs for record in records)
+        by_interval = not epochs or any(record.by_interval for record in records)
+        validated = not by_interval and all(line.validation for record in records for line in record.epochs)
+        return cls("epoch" if epochs else "step", by_interval, "validation" if validated else "train")
+
+    def points(self, record: Record, metric: str) -> dict[int, float]:
+        """The metric by step."""
+        lines: Sequence[Epoch | Interval] = record.intervals if self.by_interval else record.epochs
+        return {line.step: getattr(getattr(line, self.split), metric) for line in lines}
+
+
+@dataclass(frozen=True)
 class Group:
     """Runs whose configs differ in nothing but name and seed."""
 
@@ -29,16 +56,17 @@ class Group:
     kind: str
     records: Sequence[Record]
 
-    def curve(self, metric: str, by_interval: bool) -> Curve | None:
+    def curve(self, metric: str, source: Source) -> Curve | None:
         """The mean over the runs at the steps that all of them reached, with a band from the smallest to the largest
         value. None if there is no such step."""
-        found = [_points(record, metric, by_interval) for record in self.records]
+        found = [source.points(record, metric) for record in self.records]
         steps = sorted(set.intersection(*map(set, found)))
         if not steps:
             return None
         values = np.array([[points[step] for step in steps] for points in found])
         band = [values.min(axis=0).tolist(), values.max(axis=0).tolist()] if len(found) > 1 else [[], []]
-        xs = [step / self.records[0].steps_per_epoch for step in steps]
+        per_unit = self.records[0].steps_per_epoch if source.unit == "epoch" else 1
+        xs = [step / per_unit for step in steps]
         return Curve(self.name, self.kind, xs, values.mean(axis=0).tolist(), *band)
 
 
@@ -47,19 +75,15 @@ def render(records: Sequence[Record]) -> str:
     differing = differences([_settings(record) for record in records])
     found = groups(records)
     metrics = dict.fromkeys(name for record in records if record.summary for name in record.summary.test._fields)
-    return (
-        environment()
-        .get_template("runs.html.j2")
-        .render(
-            title=f"{len(records)} runs",
-            records=records,
-            groups=found,
-            metrics=scores.metrics_first(list(metrics)),
-            value_text=scores.value_text,
-            panels=panels(found),
-            differing={key: list(map(value_text, values)) for key, values in differing.items()},
-        )
-    )
+    return environment().get_template("runs.html.j2").render(
+        title=f"{len(records)} runs",
+        records=records,
+        groups=found,
+        metrics=scores.metrics_first(list(metrics)),
+        value_text=scores.value_text,
+        panels=panels(found),
+        differing={key: list(map(value_text, values)) for key, values in differing.items()},
+    )  # fmt: skip
 
 
 def groups(records: Sequence[Record]) -> list[Group]:
@@ -80,32 +104,18 @@ def groups(records: Sequence[Record]) -> list[Group]:
 
 
 def panels(groups: Sequence[Group]) -> list[Panel]:
-    """A chart for each metric that is in all runs: of the validation split if all have one, otherwise of training."""
+    """A chart for each metric that all runs have; empty if a run has completed no step."""
     records = [record for group in groups for record in group.records]
-    by_interval = any(record.by_interval for record in records) or not all(record.epochs for record in records)
-    unit = "epoch" if all(record.epochs for record in records) else "step"
-    lines = [lines[0] for record in records if (lines := _lines(record, by_interval))]
-    if len(lines) < len(records):
+    source = Source.of(records)
+    scored = [lines[0].train._fields for record in records if (lines := record.scored)]
+    if len(scored) < len(records):
         return []
-    names = [name for name in lines[0].train._fields if all(hasattr(line.train, name) for line in lines)]
     found = []
-    for name in names:
-        curves = [curve for group in groups if (curve := group.curve(name, by_interval)) is not None]
+    for name in [name for name in scored[0] if all(name in fields for fields in scored)]:
+        curves = [curve for group in groups if (curve := group.curve(name, source)) is not None]
         if curves:
-            found.append(Panel(name, unit, curves, partial(scores.value_text, name)))
-    return found
-
-
-def _lines(record: Record, by_interval: bool) -> Sequence[Epoch | Interval]:
-    return record.intervals if by_interval else record.epochs
-
-
-def _points(record: Record, metric: str, by_interval: bool) -> Mapping[int, float]:
-    """The metric by step."""
-    found = {}
-    for line in _lines(record, by_interval):
-        score = line.validation if isinstance(line, Epoch) and line.validation is not None else line.train
-        found[line.step] = getattr(score, metric)
+            title = f"{source.split} {name}"
+            found.append(Panel(title, source.unit, curves, partial(scores.value_text, name)))
     return found
 
 
