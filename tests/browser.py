@@ -33,10 +33,13 @@ LAYOUT_PROBLEMS = """(() => {
   for (const e of document.querySelectorAll("body *")) {
     const style = getComputedStyle(e);
     if (!e.checkVisibility() || !e.textContent.trim()) continue;
-    if (e.tagName == "text") {
-      const [box, svg] = [e.getBoundingClientRect(), e.closest("svg").getBoundingClientRect()];
-      if (box.left < svg.left - 1 || box.right > svg.right + 1 || box.top < svg.top - 1 || box.bottom > svg.bottom + 1)
-        found.push(`outside of its picture: ${name(e)}`);
+    if (["text", "TD", "TH"].includes(e.tagName)) {
+      const range = document.createRange();
+      range.selectNodeContents(e);
+      const text = range.getBoundingClientRect(), around = (e.closest("svg") || e).getBoundingClientRect();
+      if (["left", "top"].some(side => text[side] < around[side] - 2) ||
+          ["right", "bottom"].some(side => text[side] > around[side] + 2))
+        found.push(`outside of its picture or cell: ${name(e)}`);
     } else if (e instanceof HTMLElement && style.display != "inline" && style.overflowX != "visible"
                && style.textOverflow != "ellipsis" && e.scrollWidth > e.clientWidth + 1) {
       found.push(`wider than its place: ${name(e)}`);

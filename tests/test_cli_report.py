@@ -200,7 +200,8 @@ def test_several_runs_need_a_file_to_write(made: Path) -> None:
 
 
 def test_rows_of_a_table_are_called_rows(tmp_path: Path, browser: Browser) -> None:
-    lines = [f"{i % 7},{i % 5},{'abc'[i % 3]}" for i in range(60)]
+    kinds = ("red", "blue", "a class of a rather long name")
+    lines = [f"{i % 7},{i % 5},{kinds[i % 3]}" for i in range(60)]
     (tmp_path / "t.csv").write_text("\n".join(["x,y,kind", *lines]) + "\n")
     (tmp_path / "t.yaml").write_text(
         f"name: t\ndata: {{path: {tmp_path}/t.csv, label: kind, test: 0.3, batch_size: 8}}\n"
