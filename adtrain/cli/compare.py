@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from adtrain.cli.options import FilePath, json_option
+from adtrain.cli.names import RunPath
+from adtrain.cli.options import json_option
 from adtrain.cli.output import print_json, show
 from adtrain.config.problems import PathParts, dotted
 from adtrain.table import Column, render, terminal_width
@@ -33,7 +34,7 @@ class _Run(NamedTuple):
 
 
 @click.command(short_help="Tabulate how runs and their configs differ.")
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=FilePath())
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RunPath())
 @json_option
 def command(runs: tuple[Path, ...], as_json: bool) -> None:
     """Tabulate the test metrics and loss, training time, steps, parameters and device of the runs in the folders RUN,

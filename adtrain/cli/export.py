@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from adtrain import nn
+from adtrain.cli.names import RunPath
 from adtrain.cli.options import FilePath, json_option, trust_options
 from adtrain.cli.output import print_json, progress, show
 from adtrain.cli.summary import short
@@ -23,7 +24,7 @@ from adtrain.training.tasks import Regression
 
 
 @click.command(short_help="Write a trained run as ONNX, or as weights for PyTorch.")
-@click.argument("run", type=FilePath())
+@click.argument("run", type=RunPath())
 @click.argument("output", metavar="FILE", type=FilePath())
 @trust_options
 @json_option

@@ -33,7 +33,7 @@ COMMANDS = {
     "data": "Inspect, fetch and verify data sets.",
     "devices": "Show the devices that training can run on.",
     "gradcheck": "Check every gradient against differences of function values.",
-    "bench": "Time the operations, or a config's own layers.",
+    "bench": "Time operations and training steps.",
 }
 USAGE, INTERNAL, INTERRUPTED = 2, 70, 130
 NO_THREADS = "the system does not let this process start a thread; raise the limit (ulimit -u), or end other processes"

@@ -33,6 +33,11 @@ def print_json(value: object) -> None:
     print(text, flush=True)
 
 
+def print_text(text: str) -> None:
+    """Print a whole document that has no control characters."""
+    print(text, end="", flush=True)
+
+
 def progress(text: object) -> None:
     """Print a line of progress, a note or a message to stderr, above a progress bar if there is one."""
     from tqdm import tqdm  # here, so that --help starts without it

@@ -11,6 +11,7 @@ import click
 
 from adtrain import config, training
 from adtrain.bench.steps import profile
+from adtrain.cli.names import ConfigName, RunPath
 from adtrain.cli.options import (
     FilePath,
     autotune_option,
@@ -33,8 +34,8 @@ from adtrain.training import Observer, RunFolder, tensorboard
 
 
 @click.command(short_help="Train the network that a config describes.")
-@click.argument("config_path", metavar="[CONFIG]", required=False)
-@click.option("--resume", "run", type=FilePath(), metavar="RUN", help="Resume a run: its folder, or a checkpoint.")
+@click.argument("config_path", metavar="[CONFIG]", required=False, type=ConfigName())
+@click.option("--resume", "run", type=RunPath(), metavar="RUN", help="Resume a run: its folder, or a checkpoint.")
 @click.option("--override", is_flag=True, help="Resume a run even if its config has changed.")
 @device_option
 @autotune_option
@@ -152,6 +153,9 @@ def _check_arguments(
         raise click.UsageError(
             "found neither CONFIG nor --resume RUN" if run is None else "--resume RUN takes no CONFIG"
         )
+    if config_path is not None and config.is_run(config_path):
+        again = f"--resume {config_path} continues it, {config_path}/config.yaml trains it again"
+        raise click.UsageError(f"{config_path}: found the folder of a run, expected a config; {again}")
     if run is not None and output_dir is not None:
         raise click.UsageError("--resume RUN continues in the run's own folder, and takes no --output-dir")
     if run is not None and repeats is not None:

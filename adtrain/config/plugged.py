@@ -30,6 +30,12 @@ def run_named(plugin: Plugin, folder: Path) -> Plugin:
     return Plugin(file=plugin.file, sha256=found.sha256)
 
 
+def refuse(plugin: Plugin, folder: Path) -> Plugin:
+    """Raise PluginError, because only the folder of a run names the plug-in. A `Loader`."""
+    name = Path(plugin.file).name
+    raise PluginError(f"{name} is code, and is not run because a run names it; give {folder}/config.yaml to run it")
+
+
 def run_all(root: Node, folder: Path, load: Loader) -> list[Plugin] | None:
     """Run the plug-ins of a config in their order, and return them with their hashes; None if it names none.
 

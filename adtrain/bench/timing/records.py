@@ -21,7 +21,7 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
             "median; end other work and repeat"
         )
     if warning := busy(result["protocol"]):
-        lines.append(warning)
+        lines.append(f"{warning} (before anything was timed)")
     return lines
 
 
