@@ -243,7 +243,7 @@ def test_a_file_but_not_a_folder_has_precedence_over_a_packaged_config(
          f"(packaged: {PACKAGED})"),
         ("nothing-like-it", f"nothing-like-it  neither a file nor a packaged config; packaged: {PACKAGED}"),
         ("", f"''  neither a file nor a packaged config; packaged: {PACKAGED}"),
-        (".", ".  found a folder, expected a YAML file"),
+        (".", ".  found a folder without config.yaml, expected a YAML file or the folder of a run"),
     ],
 )  # fmt: skip
 def test_the_error_of_a_missing_config_lists_the_packaged_ones(

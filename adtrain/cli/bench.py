@@ -39,7 +39,6 @@ from adtrain.config.problems import shortened
 from adtrain.files import write_atomic
 from adtrain.plugins import find
 
-
 PEER_NAMES = [name for peer in PEERS for name in (peer.package, peer.name)]
 
 
@@ -86,9 +85,7 @@ def command() -> None:
 @command.command(short_help="Time each operation and its gradients at several sizes.")
 @op_option(each.op for each in BENCHES)
 @click.option("--sizes", type=Numbers(), help="Sizes of the operations instead of the default ones.")
-@click.option(
-    "--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Type of the elements."
-)
+@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Type of the elements.")
 @click.option("--candidates", is_flag=True, help="Time each kernel that a GPU has for the operations, in float32.")
 @device_option
 @autotune_option

@@ -40,7 +40,8 @@ def command(
     overrides: tuple[str, ...],
     plugins: tuple[str, ...],
 ) -> None:
-    """Draw the network that CONFIG, or the run in the folder RUN, describes: its layers with shapes and parameters, or the equations of one step.
+    """Draw the network of CONFIG, or of the run in the folder RUN: its layers with shapes and parameters, or the
+    equations of one step.
 
     SVG needs Graphviz; DOT and text do not. Nothing is trained, and no data are read.
     """

@@ -37,7 +37,8 @@ MEMORY = (Column("memory", text=True), Column("planned"), Column("separate"), Co
 @plugin_option
 @json_option
 def command(config_path: str, overrides: tuple[str, ...], plugins: tuple[str, ...], as_json: bool) -> None:
-    """Show the layers of the network that CONFIG, or the run in the folder RUN, describes, and the costs of a training step on a full batch.
+    """Show the layers of the network of CONFIG, or of the run in the folder RUN, and the costs of a training step on a
+    full batch.
 
     The first table has the output shape and parameters of each layer, and its FLOPs (a multiply-add counts as two) and
     bytes read and written, forward and backward. The second has the step's equations, before fusion and fused. The

@@ -140,7 +140,8 @@ def _find(name: str) -> Path:
     if is_run(name):
         return Path(name)
     if os.path.isdir(name):
-        raise ConfigError([Problem(name, "", f"found a folder without {RUN_CONFIG}, expected a YAML file, or a run")])
+        expected = "expected a YAML file or the folder of a run"
+        raise ConfigError([Problem(name, "", f"found a folder without {RUN_CONFIG}, {expected}")])
     message = f"neither a file nor a packaged config; {known(Path(name).stem, names, 'packaged')}"
     raise ConfigError([Problem(name or "''", "", message)])
 

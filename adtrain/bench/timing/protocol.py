@@ -25,9 +25,9 @@ THREADING = ("OMP_", "GOMP_", "OPENBLAS_", "MKL_")
 
 def observed_load(progress: Callable[[str], object]) -> float | None:
     """The number of cores that other work keeps busy, None if unknown; `progress` is told if there are too many."""
-    load = busy_cores()
-    if warning := busy({"load": load, "cores": usable_cores()}):
-        progress(f"bench: {warning}; times will be noisy")
+    load, cores = busy_cores(), usable_cores()
+    if is_busy(load, cores):
+        progress(f"bench: busy machine: other work takes {load:.1f} of {cores} cores, so times will be noisy")
     return load
 
 
@@ -74,7 +74,7 @@ def busy(conditions: Mapping[str, Any]) -> str | None:
     load, cores = conditions.get("load"), conditions.get("cores")
     if not is_busy(load, cores):
         return None
-    return f"busy machine: other work takes {load:.1f} of {cores} cores"
+    return f"busy machine: other work took {load:.1f} of {cores} cores before anything was timed"
 
 
 def commit() -> str | None:

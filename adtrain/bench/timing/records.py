@@ -21,7 +21,7 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
             "median; end other work and repeat"
         )
     if warning := busy(result["protocol"]):
-        lines.append(f"{warning} (before anything was timed)")
+        lines.append(warning)
     return lines
 
 
