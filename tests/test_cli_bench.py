@@ -11,11 +11,13 @@ import pytest
 import training_runs
 from click.testing import CliRunner, Result
 
+from adtrain.bench.analysis.limits import limits
 from adtrain.bench.ops import sweep
 from adtrain.bench.ops.table import BENCHES
 from adtrain.bench.steps import modes
 from adtrain.bench.text import cells
 from adtrain.bench.timing import protocol, records
+from adtrain.bench.timing.roofline import Roofline
 from adtrain.cli.main import cli
 
 LAYERS = ["input", "0.linear", "1.relu", "2.linear", "loss", "optimizer", "accuracy", "log"]
@@ -225,6 +227,22 @@ def test_noisy_and_busy_machines_are_warnings() -> None:
     assert "1 of 18 samples are outliers" in lines
     assert "noisy machine: 1 of 2 times, marked ~, have an interval wider than 5% of the median" in lines
     assert cells.time_cell({**quiet, "noisy": True}) == "~1.000"
+
+
+@pytest.mark.parametrize(
+    ("bytes", "flops", "shown"),
+    [
+        (50, 0, "50%"),
+        (306, 0, "cached"),  # three times what the memory delivers
+        (306, 10_000, "cached"),
+        (90, 103_000, "103%"),  # bound by arithmetic: a measured peak can be exceeded a little
+    ],
+)
+def test_bytes_faster_than_the_memory_are_said_to_be_cached(bytes: int, flops: int, shown: str) -> None:
+    peak = Roofline(100.0, {"float32": 100_000.0})
+    row = {"gflops_per_s": 1.0, "gbytes_per_s": 1.0, **limits(flops, bytes, 1e-6, peak)._asdict()}
+    assert cells.rate_cells(row)[2] == shown
+    assert bool(cells.cache_note([row], 80)) == (shown == "cached")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from adtrain.bench.analysis.limits import limits
 from adtrain.bench.ops.table import Bench
 from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.bench.timing.roofline import Roofline, known_or_measured
@@ -55,7 +56,7 @@ class BenchRow(NamedTuple):
             "bytes": self.cost.bytes,
             "gflops_per_s": rate(self.cost.flops, ms),
             "gbytes_per_s": rate(self.cost.bytes, ms),
-            "of_roofline": peak.share(*self.cost, ms, self.dtype) if ms > 0 else None,
+            **limits(*self.cost, ms, peak, self.dtype)._asdict(),
             "kernels": [kernel._asdict() for kernel in self.kernels],
         }
 
