@@ -129,7 +129,8 @@ def report(error: Exception) -> int:
     code, kind, more = USAGE, "error", list[str]()
     if isinstance(error, click.UsageError):
         path = error.ctx.command_path if error.ctx else "adtrain"
-        message = f"{error.format_message()} (see '{path} --help')"
+        hint = _setting(error) if isinstance(error, click.NoSuchOption) else ""
+        message = f"{hint or error.format_message()} (see '{path} --help')"
     elif isinstance(error, click.ClickException):
         message = error.format_message()
     elif isinstance(error, AdtrainError):
@@ -152,6 +153,19 @@ def report(error: Exception) -> int:
     for line in (f"adtrain: {kind}: {message}", *more):
         progress(line)
     return code
+
+
+def _setting(error: click.NoSuchOption) -> str:
+    """The message for an option such as --lr that a config has as a key; empty for others."""
+    if error.ctx is None or not any(param.name == "overrides" for param in error.ctx.command.params):
+        return ""
+    from adtrain.config.habits import SENTENCES, key_of
+
+    name = error.option_name.lstrip("-").replace("-", "_")
+    key = key_of(name)
+    which = " for the optimizer adam" if key and ".adam." in key else ""
+    advice = f"it is a key of the config: --set {key}=VALUE{which}" if key else SENTENCES.get(name)
+    return f"No such option {error.option_name!r}; {advice}" if advice else ""
 
 
 def _is_thread_limit(error: Exception) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from adtrain.config.problems import ConfigError, Problem, known
 from adtrain.config.python_values import of_python
 from adtrain.config.source import Node
 from adtrain.files import open_regular
+
+_log = logging.getLogger(__name__)
 
 RUN_CONFIG = "config.yaml"
 """The resolved config in the folder of a run."""
@@ -96,6 +99,8 @@ def _checked(
     problems += build.check(cfg)
     if problems:
         raise ConfigError(problems)
+    for warning in build.warnings(cfg):
+        _log.warning("adtrain: warning: %s", warning)
     return cfg
 
 
