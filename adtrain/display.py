@@ -34,6 +34,15 @@ class ProgressLines(Observer):
         """Remove the bar, if there is one, so that other output can follow."""
 
 
+class IntervalLines(ProgressLines):
+    """Passes a line to `write` after each interval of steps, and after each epoch."""
+
+    def interval_done(self, interval: Interval) -> None:
+        speed = f"{interval.images_per_second:,.0f} images/s"
+        rate = f"learning rate {interval.learning_rate:.4g}"
+        self.write(f"step {interval.step:,}: {scores.text(interval.train)}, {rate}, {speed}")
+
+
 class ProgressBars(ProgressLines):
     """Shows a bar during an epoch, and replaces it by a line."""
 

@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 import click
 
 from adtrain import __version__
-from adtrain.cli.output import print_warnings, progress
+from adtrain.cli.output import message as print_message
+from adtrain.cli.output import print_warnings
 from adtrain.cli.stop_signals import end_on_signals
 from adtrain.cli.streams import BROKEN_PIPE, broken_pipes, close_stdout, open_streams
 
@@ -88,7 +89,7 @@ class Commands(click.Group):
         except Exception as error:
             if "--debug" in options and not isinstance(error, click.ClickException | click.Abort):
                 for line in traceback.format_exc().splitlines():
-                    progress(line)
+                    print_message(line)
             status = report(error)
             if _device_is_lost(error):
                 sys.stdout.flush()
@@ -124,7 +125,7 @@ def report(error: Exception) -> int:
         click.echo(error.ctx.get_help() if error.ctx else "", err=True)
         return USAGE
     if isinstance(error, click.Abort):
-        progress("adtrain: interrupted")
+        print_message("adtrain: interrupted")
         return INTERRUPTED
     code, kind, more = USAGE, "error", list[str]()
     if isinstance(error, click.UsageError):
@@ -151,7 +152,7 @@ def report(error: Exception) -> int:
         code, kind = INTERNAL, "internal error"
         message = f"{type(error).__name__}: {error} (please report it; --debug shows the traceback)"
     for line in (f"adtrain: {kind}: {message}", *more):
-        progress(line)
+        print_message(line)
     return code
 
 

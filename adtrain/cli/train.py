@@ -11,6 +11,7 @@ import click
 
 from adtrain import config, training
 from adtrain.bench.steps import profile
+from adtrain.cli import dry_run as planning
 from adtrain.cli.names import ConfigName, RunPath
 from adtrain.cli.options import (
     FilePath,
@@ -22,15 +23,19 @@ from adtrain.cli.options import (
     set_option,
     trust_option,
 )
-from adtrain.cli.output import print_json, progress, show
+from adtrain.cli.output import QUIET, is_quiet, message, print_json, progress, show
 from adtrain.cli.repeat import repeat
 from adtrain.cli.stop_signals import stop_signals
-from adtrain.cli.train_report import report
+from adtrain.cli.train_report import MAX_ROWS, report
 from adtrain.config import Config
 from adtrain.config.records import plain
-from adtrain.display import progress_display
+from adtrain.display import IntervalLines, ProgressLines, progress_display
 from adtrain.table import terminal_width
 from adtrain.training import Observer, RunFolder, tensorboard
+
+
+def _set_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    ctx.meta[QUIET] = value
 
 
 @click.command(short_help="Train the network that a config describes.")
@@ -69,6 +74,17 @@ from adtrain.training import Observer, RunFolder, tensorboard
 )
 @click.option("--eager", "mode", flag_value="eager", help="Run the step operation by operation.")
 @click.option("--no-fuse", "mode", flag_value="staged", help="Run each operation as a separate kernel.")
+@click.option("--dry-run", is_flag=True, help="Check everything, show costs and memory; train and write nothing.")
+@click.option(
+    "-q",
+    "--quiet",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_set_quiet,
+    help="Print nothing but the run's folder, warnings and errors.",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Also print the plan, metrics every hundred steps, all operations.")
 @json_option
 def command(
     config_path: str | None,
@@ -88,6 +104,8 @@ def command(
     events: bool,
     repeats: int | None,
     mode: str | None,
+    dry_run: bool,
+    verbose: bool,
     as_json: bool,
 ) -> None:
     """Train the network that CONFIG describes: a YAML file, or the name of a packaged config such as mlp.
@@ -97,6 +115,10 @@ def command(
     """
     of_run = {"--override": override, "--trust-plugins": copies}
     _check_arguments(config_path, run, [name for name, given in of_run.items() if given], output_dir, repeats)
+    if dry_run and (run is not None or repeats is not None):
+        raise click.UsageError("--dry-run is for one new run, and takes no --resume or --repeat")
+    if verbose and is_quiet():
+        raise click.UsageError("found both --quiet and --verbose, expected one of them")
     set_autotune(device, autotune)
     if events:
         tensorboard.check(run or output_dir or Path())
@@ -110,13 +132,16 @@ def command(
         with folder.locked():
             if start is not None:
                 folder.reopen(experiment, start)
-            result = _train(experiment, folder, device, start, debug_nan, events)
+            result = _train(experiment, folder, device, start, debug_nan, events, verbose)
             return _finish(experiment, folder, device, profile_steps, result, started)
 
     def train(cfg: Config, path: Path | None, name: str | None = None) -> tuple[RunFolder, training.Summary, int]:
         """Train in the new folder `path`, or runs/NAME; returns folder, summary, and the number of test images."""
         started = perf_counter()
         experiment = training.prepare(cfg, step_mode)
+        if verbose:
+            for line in planning.lines(planning.plan(experiment, device, path, name)):
+                progress(line)
         folder = RunFolder.create(experiment, path, name)
         return folder, finish(experiment, folder, None, started), len(experiment.test)
 
@@ -132,6 +157,13 @@ def command(
     else:
         cfg = config.load(str(config_path), [*settings, *longer], plugins)
         training.check_precision(cfg, device)
+        if dry_run:
+            found = planning.plan(training.prepare(cfg, step_mode), device, output_dir)
+            if as_json:
+                print_json(found)
+            else:
+                show(f"{cfg.name}: no mistake found; nothing is trained or written", *planning.lines(found))
+            return
         if repeats is not None:
             seeds = range(cfg.training.seed, cfg.training.seed + repeats)
             configs = [
@@ -143,7 +175,11 @@ def command(
     if as_json:
         print_json(plain(summary))
         return
-    show(*report(summary, test_images, terminal_width()), "", f"{folder.path}: {', '.join(folder.files())}")
+    if is_quiet():
+        show(folder.path)
+        return
+    rows = None if verbose else MAX_ROWS
+    show(*report(summary, test_images, terminal_width(), rows), "", f"{folder.path}: {', '.join(folder.files())}")
 
 
 def _check_arguments(
@@ -176,12 +212,15 @@ def _train(
     start: training.Start | None,
     check: bool,
     events: bool,
+    verbose: bool,
 ) -> training.Result:
     """Train and write the run's files. If the run is stopped, print how to resume it, and exit."""
     if check:
         progress("checking for NaN and infinity after each step, which is slow")
     with ExitStack() as stack:
-        display, signals = stack.enter_context(closing(progress_display(progress))), stack.enter_context(stop_signals())
+        lines = IntervalLines(progress) if verbose else ProgressLines(progress) if is_quiet() else None
+        display = stack.enter_context(closing(lines or progress_display(progress)))
+        signals = stack.enter_context(stop_signals())
         observers: list[Observer] = [display]
         if events:
             observers.append(stack.enter_context(closing(tensorboard.EventFiles(folder.path / tensorboard.FOLDER))))
@@ -191,10 +230,10 @@ def _train(
             result = training.run_in_folder(folder, experiment, device, observers, start, stop, check)
         except training.Interrupted as stopped:
             display.close()
-            progress(f"{stopped}; {advice}")
+            message(f"{stopped}; {advice}")
             raise SystemExit(signals.exit_code) from None
     if signals.stop_requested():  # after the last test batch: too late for Interrupted
-        progress(f"stopped before the summary; {advice}")
+        message(f"stopped before the summary; {advice}")
         raise SystemExit(signals.exit_code)
     return result
 
