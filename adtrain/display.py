@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from adtrain.training import Epoch, Interval, Observer, TrainState, scores
+
+NARROW = 75
+"""Columns of a terminal; below, a bar has no time left, so that it is at least ten characters long."""
 
 
 class ProgressLines(Observer):
@@ -62,8 +66,7 @@ class ProgressBars(ProgressLines):
             unit_scale=True,
             dynamic_ncols=True,
             leave=False,
-            # Fits into 60 columns, so that a narrow terminal shows loss, metric and time left.
-            bar_format="{desc}|{bar}| {rate_fmt}, {remaining} left{postfix}",
+            bar_format=f"{{desc}}|{{bar}}| {{rate_fmt}}{'' if _narrow() else ', {remaining} left'}{{postfix}}",
         )
 
     def step_done(self, images: int) -> None:
@@ -95,6 +98,14 @@ def progress_display(write: Callable[[str], None]) -> ProgressLines:
 
         return ProgressBars(write, tqdm)
     return ProgressLines(write)
+
+
+def _narrow() -> bool:
+    """Whether stderr is a terminal without room for a bar, the speed, the time left, loss and metric."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns < NARROW
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def in_notebook() -> bool:
