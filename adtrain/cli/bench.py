@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 from tqdm import tqdm
 
 from adtrain.bench import compare as comparing
@@ -61,9 +62,14 @@ class BenchGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        config = next(param for param in self.commands["step"].params if param.name == "config")
+        return [*super().shell_complete(ctx, incomplete), *config.shell_complete(ctx, incomplete)]
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         first = next((arg for arg in args if arg != "--debug"), None)
-        if first not in (*self.commands, *ctx.help_option_names):
+        completing_first = ctx.resilient_parsing and first is None
+        if first not in (*self.commands, *ctx.help_option_names) and not completing_first:
             lenient = click.Context(self.commands["ops"], resilient_parsing=True, ignore_unknown_options=True)
             _, rest, _ = lenient.command.make_parser(lenient).parse_args(list(args))
             args = ["step" if any(not arg.startswith("-") for arg in rest) else "ops", *args]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,6 @@ def _matching(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
 
 def _runs(incomplete: str) -> list[CompletionItem]:
     """The runs in the folder `runs`, and those in the folder that the incomplete word begins with."""
-    folders = dict.fromkeys([Path("runs"), Path(incomplete).parent])
+    folders = dict.fromkeys([Path("runs"), Path(os.path.dirname(incomplete))])
     found = sorted(str(file.parent) for folder in folders for file in folder.glob("*/config.yaml"))
     return _matching(found, incomplete)
