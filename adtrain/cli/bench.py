@@ -90,8 +90,15 @@ def command() -> None:
 
 @command.command(short_help="Time each operation and its gradients at several sizes.")
 @op_option(each.op for each in BENCHES)
-@click.option("--sizes", type=Numbers(), help="Sizes of the operations instead of the default ones.")
-@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Type of the elements.")
+@click.option("--sizes", type=Numbers(), help="Sizes instead of the default ones.")
+@click.option(
+    "--dtype",
+    type=click.Choice(DTYPES),
+    metavar="TYPE",
+    default="float32",
+    show_default=True,
+    help=f"Type of the elements: {', '.join(DTYPES)}.",
+)
 @click.option("--candidates", is_flag=True, help="Time each kernel that a GPU has for the operations, in float32.")
 @device_option
 @autotune_option
@@ -197,7 +204,7 @@ def against(
 def devices(
     configs: tuple[str, ...], names: tuple[str, ...], overrides: tuple[str, ...], autotune: str, output: Output
 ) -> None:
-    """Compare the CPU, the GPU with and without copies, and naive loops.
+    """Compare the CPU, the GPU with and without copies of data, and naive loops.
 
     Times the training step of each CONFIG, or single operations, and shows the size from which the GPU is faster.
     """

@@ -34,6 +34,7 @@ def command(run: Path, output: Path, trust: Trust, as_json: bool) -> None:
     FILE.onnx contains the whole network in float32, from the data set's images to probabilities, or to predicted
     numbers in original units. If onnxruntime is installed, its predictions for the test images are compared with the
     run's; exit code 1 if one differs.
+
     FILE.safetensors contains the weights with PyTorch's names, for load_state_dict of the same network.
     """
     formats = {".onnx": _onnx, ".safetensors": _safetensors}

@@ -195,7 +195,10 @@ def _device_is_lost(error: Exception) -> bool:
 @click.command(cls=Commands, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="adtrain")
 def cli() -> None:
-    """Train the neural network that a YAML file describes, and measure its operations."""
+    """Train the neural network that a YAML file describes, and measure its operations.
+
+    `adtrain train mlp` trains the packaged config mlp.
+    """
 
 
 cli.params.append(debug_option)

@@ -44,9 +44,18 @@ def _set_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 @click.option("--override", is_flag=True, help="Resume a run even if its config has changed.")
 @device_option
 @autotune_option
-@click.option("--epochs", type=click.IntRange(min=1), help="Passes over the data; overrides training.epochs.")
-@click.option("--steps", type=click.IntRange(min=1), help="Maximum number of steps; overrides training.steps.")
-@click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of all random numbers; overrides training.seed.")
+@click.option(
+    "--epochs", type=click.IntRange(min=1), metavar="N", help="Passes over the data; overrides training.epochs."
+)
+@click.option(
+    "--steps", type=click.IntRange(min=1), metavar="N", help="Maximum number of steps; overrides training.steps."
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**64 - 1),
+    metavar="N",
+    help="Seed of all random numbers; overrides training.seed.",
+)
 @click.option(
     "--output-dir",
     type=FilePath(),
@@ -59,9 +68,10 @@ def _set_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 @click.option(
     "--profile-steps",
     type=click.IntRange(min=0),
+    metavar="N",
     default=10,
     show_default=True,
-    help="Number of steps to profile after training; 0 for none.",
+    help="Steps to profile after training; 0 for none.",
 )
 @click.option("--debug-nan", is_flag=True, help="Check for NaN and infinity after each step; slow.")
 @click.option("--tensorboard", "events", is_flag=True, help="Write event files into RUN/tensorboard during the run.")
@@ -111,7 +121,8 @@ def command(
     """Train the network that CONFIG describes: a YAML file, or the name of a packaged config such as mlp.
 
     Writes config.yaml, metrics.jsonl, model.safetensors, checkpoints and summary.json into the run's folder. Ctrl-C or
-    SIGTERM stops it after the current steps; --resume RUN continues with the same result as without the interruption.
+    SIGTERM stops the training after the current steps; --resume RUN continues it, with the same result as without the
+    interruption.
     """
     of_run = {"--override": override, "--trust-plugins": copies}
     _check_arguments(config_path, run, [name for name, given in of_run.items() if given], output_dir, repeats)
