@@ -190,6 +190,8 @@ def test_operations_that_do_not_take_the_dtype_are_left_out_with_a_message(monke
         (("--json-file", "absent/x.json"), "--json-file absent/x.json: absent is not a writable folder"),
         (("--json", "--html", "-"), "--json and --html -: only one result fits on standard output"),
         (("mlp", "--trace", "absent/x.json"), "--trace absent/x.json: absent is not a writable folder"),
+        (("comapre", "a.json", "b.json"), "comapre: neither a command nor a config; did you mean compare?"),
+        (("--json-file", "-"), "--json-file - is no file; --json prints the result"),
         (("nosuch",), "nosuch  neither a file nor a packaged config"),
         (("smoke", "--batch-sizes", "70000"), "--batch-sizes 70000: there are 60,000 images to train on"),
         (("--op", "matmul", "--candidates"), "--candidates: only a GPU has kernels to choose from"),

@@ -40,8 +40,8 @@ class Change(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """ "slower" or "faster" if the confidence intervals do not overlap, and the medians are more than MIN_CHANGE
-        apart; "same" otherwise."""
+        """The times are "slower" or "faster" if the confidence intervals do not overlap, and the medians are more than
+        MIN_CHANGE apart; otherwise they are the "same"."""
         old, new = self.before.time, self.after.time
         apart = old.high_ms < new.low_ms or new.high_ms < old.low_ms
         if not apart or old.median_ms <= MIN_MS or abs(self.relative) <= MIN_CHANGE:

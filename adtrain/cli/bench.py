@@ -12,6 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 from tqdm import tqdm
 
+from adtrain import config
 from adtrain.bench import compare as comparing
 from adtrain.bench.analysis import result as analysis
 from adtrain.bench.analysis.ops import SIZED_OPS
@@ -36,7 +37,7 @@ from adtrain.cli.options import (
     set_option,
 )
 from adtrain.cli.output import progress
-from adtrain.config.problems import shortened
+from adtrain.config.problems import shortened, similar
 from adtrain.files import write_atomic
 from adtrain.plugins import find
 
@@ -63,8 +64,8 @@ class BenchGroup(click.Group):
         return list(self.commands)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        config = next(param for param in self.commands["step"].params if param.name == "config")
-        return [*super().shell_complete(ctx, incomplete), *config.shell_complete(ctx, incomplete)]
+        (argument, *_) = (param for param in self.commands["step"].params if param.name == "config_path")
+        return [*super().shell_complete(ctx, incomplete), *argument.shell_complete(ctx, incomplete)]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         first = next((arg for arg in args if arg != "--debug"), None)
@@ -72,8 +73,15 @@ class BenchGroup(click.Group):
         if first not in (*self.commands, *ctx.help_option_names) and not completing_first:
             lenient = click.Context(self.commands["ops"], resilient_parsing=True, ignore_unknown_options=True)
             _, rest, _ = lenient.command.make_parser(lenient).parse_args(list(args))
-            args = ["step" if any(not arg.startswith("-") for arg in rest) else "ops", *args]
+            words = [arg for arg in rest if not arg.startswith("-")]
+            if words and not _is_config(words[0]) and (hint := similar(words[0], self.commands)):
+                ctx.fail(f"{words[0]}: neither a command nor a config; {hint}")
+            args = ["step" if words else "ops", *args]
         return super().parse_args(ctx, args)
+
+
+def _is_config(name: str) -> bool:
+    return Path(name).exists() or name in config.packaged()
 
 
 @click.group(cls=BenchGroup, short_help="Time operations and training steps.")
@@ -127,7 +135,7 @@ def ops(
 
 
 @command.command(short_help="Time the training step of a config, whole and by layer.")
-@click.argument("config", metavar="CONFIG|RUN", type=ConfigName())
+@click.argument("config_path", metavar="CONFIG|RUN", type=ConfigName())
 @set_option
 @plugin_option
 @click.option("--batch-sizes", type=Numbers(), default=(), help="Also time the step with these batch sizes.")
@@ -136,7 +144,7 @@ def ops(
 @autotune_option
 @output_options
 def step(
-    config: str,
+    config_path: str,
     overrides: tuple[str, ...],
     plugins: tuple[str, ...],
     batch_sizes: tuple[int, ...],
@@ -154,7 +162,7 @@ def step(
     for name in plugins:
         find(name).run()
     set_autotune(device, autotune)
-    result, timeline = steps.result(config, overrides, device, batch_sizes, progress)
+    result, timeline = steps.result(config_path, overrides, device, batch_sizes, progress)
     if trace is not None:
         write_atomic(trace, json.dumps(timeline(), allow_nan=False).encode() + b"\n")
     output.write(result)
