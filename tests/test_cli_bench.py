@@ -108,7 +108,7 @@ def test_results_are_written_and_compared(tmp_path: Path) -> None:
     )
     assert re.search(rf"^NOISY: {after}: busy machine: other work took 99.0", result.stdout, re.MULTILINE)
     assert re.search(r"^commit +\S+ +later$", result.stdout, re.MULTILINE)
-    assert "times: 1 slower, 0 faster, 3 the same" in result.stdout
+    assert "times: 1 slower, 0 faster, 3 without a clear change" in result.stdout
     compared = json.loads(compare(after, before, "--json").stdout)
     assert [(each["name"], each["change"] < 0) for each in compared["faster"]] == [
         ("nll_loss 10 classes 8x10 8 forward", True)

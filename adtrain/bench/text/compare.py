@@ -14,6 +14,8 @@ TIMES = (Column("before ms"), Column("after ms"), Column("change"))
 STEPS = (Column("whole step", text=True), *TIMES, Column("", text=True))
 CONDITIONS = (Column("condition", text=True), Column("before", text=True), Column("after", text=True))
 
+VERDICTS = {"slower": "slower", "faster": "faster", "same": "no clear change"}
+
 MAX_NAMES = 3
 """Of times that only one result has; of others only the number is shown."""
 
@@ -23,13 +25,11 @@ def lines(result: Mapping[str, Any], width: int) -> Iterator[str]:
     yield from wrapped([f"before: {result['before']}", f"after:  {result['after']}"], width)
     if steps := result["steps"]:
         yield ""
-        yield from render(STEPS, [[*_cells(each), each["verdict"]] for each in steps], width)
+        yield from render(STEPS, [[*_cells(each), VERDICTS[each["verdict"]]] for each in steps], width)
     yield ""
     what = "of the other times" if steps else "times"
-    counts = f"{len(result['slower'])} slower, {len(result['faster'])} faster, {result['same']} the same"
-    yield from wrapped(
-        [f"{what}: {counts} (a change is more than {MIN_CHANGE:.0%}, and beyond both 95% intervals)"], width
-    )
+    counts = f"{len(result['slower'])} slower, {len(result['faster'])} faster, {result['same']} without a clear change"
+    yield from wrapped([f"{what}: {counts} (one of more than {MIN_CHANGE:.0%}, and beyond both 95% intervals)"], width)
     for kind in ("slower", "faster"):
         if changes := result[kind]:
             yield ""
