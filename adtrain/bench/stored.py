@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 from adtrain.bench.timing.sampling import NOISY
-from adtrain.config.values import Duration, Milliseconds, Size
+from adtrain.config.values import Duration, Milliseconds
+from adtrain.option_types import Size
 
 
 @dataclass(frozen=True)

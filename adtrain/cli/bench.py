@@ -18,6 +18,7 @@ from adtrain.bench.analysis import result as analysis
 from adtrain.bench.analysis.ops import SIZED_OPS
 from adtrain.bench.ops import candidates as kernel_candidates
 from adtrain.bench.ops import sweep
+from adtrain.bench.ops.own import own_bench
 from adtrain.bench.ops.sweep import DTYPES
 from adtrain.bench.ops.table import BENCHES
 from adtrain.bench.peers import op_cases
@@ -26,7 +27,7 @@ from adtrain.bench.peers.systems import PEERS, chosen
 from adtrain.bench.steps import result as steps
 from adtrain.cli.bench_output import Output, check_writable, output_options
 from adtrain.cli.names import ConfigName, NameOf
-from adtrain.cli.op_option import op_option, select_ops
+from adtrain.cli.op_option import op_option, own_ops, select_ops
 from adtrain.cli.options import (
     FilePath,
     autotune_option,
@@ -108,6 +109,7 @@ def command() -> None:
     help=f"Type of the elements: {', '.join(DTYPES)}.",
 )
 @click.option("--candidates", is_flag=True, help="Time each kernel that a GPU has for the operations, in float32.")
+@plugin_option
 @device_option
 @autotune_option
 @output_options
@@ -116,14 +118,23 @@ def ops(
     sizes: tuple[int, ...] | None,
     dtype: str,
     candidates: bool,
+    plugins: tuple[str, ...],
     device: str,
     autotune: str,
     output: Output,
 ) -> None:
-    """Time each operation at several sizes: the forward pass, and each gradient by itself."""
+    """Time each operation at several sizes: the forward pass, and each gradient by itself.
+
+    With --plugin, time the operations that the file registers.
+    """
+    for name in plugins:
+        find(name).run()
     set_autotune(device, autotune)
-    benches = select_ops(BENCHES, names)
+    own = [own_bench(op) for op in own_ops(())] if plugins else []
+    benches = select_ops([*BENCHES, *own], names) if names else own or BENCHES
     if candidates:
+        if plugins:
+            raise click.UsageError("--candidates: the operations of a --plugin have one kernel each")
         if device == "cpu":
             raise click.UsageError("--candidates: only a GPU has kernels to choose from, and this runs on the CPU")
         if dtype != "float32":

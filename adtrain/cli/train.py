@@ -33,6 +33,8 @@ from adtrain.display import IntervalLines, ProgressLines, progress_display
 from adtrain.table import terminal_width
 from adtrain.training import Observer, RunFolder, tensorboard
 
+MOST_PROFILED_STEPS = 10_000
+
 
 def _set_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     ctx.meta[QUIET] = value
@@ -67,7 +69,7 @@ def _set_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 @trust_option
 @click.option(
     "--profile-steps",
-    type=click.IntRange(min=0),
+    type=click.IntRange(min=0, max=MOST_PROFILED_STEPS),
     metavar="N",
     default=10,
     show_default=True,
