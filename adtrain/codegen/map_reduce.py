@@ -96,7 +96,9 @@ class _Terms:
         return pair.type.shape[kept], pair.type.shape[reduced]
 
     def _reduction_results(self, e: Equation, pair: Variable, letters: dict[int, str]) -> None:
-        places = [[letters[axis]] if axis in letters else range(n) for axis, n in enumerate(pair.type.shape)]
+        places: list[Sequence[int | str]] = [
+            [letters[axis]] if axis in letters else range(n) for axis, n in enumerate(pair.type.shape)
+        ]
         terms: dict[Index, list[Scalar]] = defaultdict(list)
         for index in product(*places):
             left = tuple(at for axis, at in enumerate(index) if axis not in e.params["axes"])
