@@ -43,7 +43,7 @@ def test_the_schema_has_every_kind_and_option() -> None:
 
 
 def test_defaults_are_valid_values_of_their_options() -> None:
-    examples = {"body": ["relu"], "branches": [["relu"]], "milestones": [1], "shape": [1]}
+    examples = {"body": ["relu"], "branches": [["relu"]], "milestones": [1], "shape": [1], "indices": [1]}
     for kind, spec in KINDS:
         fields = spec.model_fields.items()
         required = {name: examples.get(name, 1) for name, info in fields if info.is_required()}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 from npz_files import write_npz
 from report_runs import one_line
@@ -209,6 +210,75 @@ def test_rows_of_a_run_without_a_table_are_one_line(made: Path, tmp_path: Path) 
     assert (
         line == f"{made}/trips.csv: found a table, but the run was not trained on one; expected images, or rows in .npz"
     )
+
+
+EMBEDDED = """\
+- concat:
+  - [{select: [0, 3]}]
+  - [{select: [1]}, {embedding: {num_embeddings: 4, embedding_dim: 2}}, flatten]
+  - [{select: [2]}, {embedding: {num_embeddings: 3, embedding_dim: 1}}, flatten]
+- linear: 16
+- relu
+- linear: 2
+"""
+
+
+@pytest.fixture(scope="module")
+def embedded(made: Path) -> Path:
+    """A run whose network has an embedding for each column of categories."""
+    cfg = yaml.safe_load((made / "trips.yaml").read_text())
+    cfg["data"] |= {"category_encoding": "index"}
+    cfg["model"] = {"input": [4], "layers": yaml.safe_load(EMBEDDED)}
+    cfg["training"]["epochs"] = 6
+    (made / "embedded.yaml").write_text(yaml.safe_dump(cfg))
+    train(made / "embedded.yaml", made / "embedded")
+    return made / "embedded"
+
+
+def test_embeddings_learn_from_the_numbers_of_categories(
+    embedded: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = json.loads(run("eval", embedded, "--json", "--device", "cpu").stdout)
+    assert found["test"]["accuracy"] > 0.8
+    trained = model_file.load(embedded)
+    assert trained.encoder is not None
+    assert trained.encoder.features == ("hours", "city", "zone", "price")
+    assert (trained.network.mean[1:3], trained.network.std[1:3]) == ((0, 0), (1, 1))
+    (tmp_path / "new.csv").write_text("hours,city,zone,price\n5,Rome,2,60\n5,Paris,,60\n")
+    texts = json.loads(run("predict", embedded, tmp_path / "new.csv", "--json", "--device", "cpu").stdout)
+    assert ["'Paris' in column city (1 row)" in message for message in caplog.messages] == [True]
+    write_npz(tmp_path / "new.npz", {"X": np.array([[5, 3, 2, 60], [5, 0, 0, 60]], np.float32)})
+    numbers = json.loads(run("predict", embedded, tmp_path / "new.npz", "--json", "--device", "cpu").stdout)
+    assert [x["probability"] for x in texts] == [x["probability"] for x in numbers]
+
+
+def test_an_onnx_file_with_embeddings_predicts_the_same_classes(embedded: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="needs onnxruntime")
+    about = json.loads(run("export", embedded, tmp_path / "model.onnx", "--json").stdout)
+    assert about["check"]["different"] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            "1.1.embedding.num_embeddings=3",
+            "found num_embeddings 3, expected at least 4: column city has 3 categories, and 0 stands for others",
+        ),
+        ("1.0.select=[0]", "column hours has numbers, expected categories before an embedding; select picks columns"),
+    ],
+)
+def test_an_embedding_that_does_not_fit_its_column_is_refused(embedded: Path, change: str, message: str) -> None:
+    cfg = config.load(embedded.parent / "embedded.yaml", [f"model.layers.0.concat.branches.{change}"])
+    with pytest.raises(config.ConfigError) as caught:
+        training.prepare(cfg)
+    assert str(caught.value).endswith(f"model.layers: {message}")
+
+
+def test_augmentations_of_numbers_of_categories_are_refused(embedded: Path) -> None:
+    cfg = config.load(embedded.parent / "embedded.yaml", ["data.augment=[noise]"])
+    with pytest.raises(config.ConfigError, match=r"data.augment: expected none with data.category_encoding: index"):
+        training.prepare(cfg)
 
 
 def test_the_width_of_the_network_must_be_that_of_the_features(made: Path) -> None:

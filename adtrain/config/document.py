@@ -19,6 +19,7 @@ from adtrain.config.values import (
     Column,
     Columns,
     Delimiter,
+    Encoding,
     Fraction,
     ImageShape,
     ImageSize,
@@ -71,6 +72,11 @@ class Data(Section):
     drop: Columns | None = Field(None, description="CSV: columns that are not read, by name or number")
     categories: Columns | None = Field(
         None, description="CSV: columns whose values are categories even if they look like numbers"
+    )
+    category_encoding: Encoding | None = Field(
+        None,
+        description="CSV: one_hot (default): a feature for each category; index: one feature, the category's number, "
+        "for a layer embedding",
     )
     missing: Missing | None = Field(
         None,

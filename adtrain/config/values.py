@@ -73,6 +73,7 @@ Shape = Annotated[tuple[_Size, ...], Field(min_length=1), Expected("a list of po
 SizeOrShape = Annotated[
     _Size | Annotated[tuple[_Size, ...], Field(min_length=1)], Expected("a positive integer or a list of them")
 ]
+Indices = Annotated[tuple[_Count, ...], Field(min_length=1), Expected("a list of integers of at least 0")]
 OpenShape = Annotated[
     tuple[_Size | Literal[-1], ...],
     Field(min_length=1),
@@ -108,10 +109,12 @@ def one_of(literal: Any) -> Any:
 
 if TYPE_CHECKING:
     Missing: TypeAlias = str
+    Encoding: TypeAlias = str
     Precision: TypeAlias = str
     BestBy: TypeAlias = str
 else:
     Missing = one_of(Literal["error", "mean", "zero", "drop"])
+    Encoding = one_of(Literal["one_hot", "index"])
     Precision = one_of(Literal["float32", "tf32", "bfloat16", "float64"])
     BestBy = one_of(
         Literal[
@@ -142,6 +145,7 @@ OPTIONS: dict[str, Any] = {
     "groups": Size,
     "in_channels": Size,
     "in_features": Size,
+    "indices": Indices,
     "kernel_size": SizePair,
     "label_smoothing": Fraction,
     "lr": Positive,

@@ -22,7 +22,7 @@ from adtrain.data import DataOptionError, DataSet, Options, Split
 from adtrain.data.columns import printable
 from adtrain.data.memory import machine_memory
 from adtrain.data.table_encoder import TableEncoder
-from adtrain.training import network, trust
+from adtrain.training import embedded_columns, network, trust
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.network import Network
 from adtrain.training.tasks import Classification, Task
@@ -196,6 +196,9 @@ def _check_fit(cfg: Config, net: Network, images: DataSet) -> None:
             listed = ", ".join(map(printable, names[:MAX_LISTED]))
             expected = f"expected [{len(names)}], the features of a row: {listed}{more}"
         raise cfg.error_at(("model", "input"), f"found {found(net.input_shape)}, {expected}")
+    if images.encoder is not None and any(images.encoder.indexed):
+        for problem in embedded_columns.problems(net.model, images.encoder.columns.features):
+            raise cfg.error_at(("model", "layers"), problem)
     outputs, classes = net.model.output_shape(net.input_shape), len(images.targets or images.classes)
     last_layer = ("model", "layers", len(cfg.model.layers) - 1)
     if images.targets and outputs != (classes,):
@@ -251,6 +254,10 @@ def _check_memory(cfg: Config, net: Network) -> None:
 
 
 def _check_augmentations(experiment: Experiment) -> None:
+    encoder = experiment.data.encoder
+    if experiment.augmentations and encoder is not None and any(encoder.indexed):
+        reason = "expected none with data.category_encoding: index, because they would change the numbers of categories"
+        raise experiment.config.error_at(("data", "augment"), reason)
     for i, change in enumerate(experiment.augmentations):
         try:
             change.check((experiment.full_batch, *experiment.image_shape))
