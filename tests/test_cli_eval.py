@@ -84,6 +84,20 @@ def test_predict_classifies_an_idx_file(here: Path, tmp_path: Path, monkeypatch:
     assert lines[1].split() == [f"{path}[0]", "2", f"{rows[0]['probability']:.2%}"]
 
 
+def test_predict_prints_the_most_probable_classes(here: Path, tmp_path: Path) -> None:
+    path = str(write_idx(tmp_path / "images", images_of(np.array([2, 0]), seed=9)))
+    best = json.loads(run("predict", "run", path, "--json").stdout)
+    rows = json.loads(run("predict", "run", path, "--json", "--top-k", "9").stdout)
+    for row, first in zip(rows, best, strict=True):
+        assert row["top"][0] == {name: first[name] for name in ("class", "probability")}
+        assert sorted(x["class"] for x in row["top"]) == ["0", "1", "2"]
+        probabilities = [x["probability"] for x in row["top"]]
+        assert probabilities == sorted(probabilities, reverse=True)
+    lines = run("predict", "run", path, "--top-k", "2").stdout.splitlines()
+    assert lines[0].split() == ["input", "rank", "class", "probability"]
+    assert len(lines) == 5
+
+
 def test_predict_classifies_image_files(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     image = pytest.importorskip("PIL.Image", reason="needs Pillow")
@@ -99,13 +113,13 @@ def test_predict_classifies_image_files(here: Path, tmp_path: Path, monkeypatch:
     ]
 
 
-def test_predict_resizes_an_image_with_a_note(here: Path, tmp_path: Path) -> None:
+def test_predict_resizes_an_image_with_a_note(here: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     image = pytest.importorskip("PIL.Image", reason="needs Pillow")
     path = tmp_path / "big.png"
     image.fromarray(images_of(np.array([2]), seed=3)[0].repeat(9, axis=0).repeat(12, axis=1)).save(path)
     result = run("predict", "run", str(path), "--json")
     assert [row["class"] for row in json.loads(result.stdout)] == ["2"]
-    assert result.stderr == f"{path}: resized from 54 x 72 to 6 x 6 pixels\n"
+    assert caplog.messages == [f"adtrain: {path}: resized from 54 x 72 to 6 x 6 pixels"]
 
 
 def test_predict_with_an_overflowed_model_is_a_one_line_error(here: Path, tmp_path: Path) -> None:
@@ -133,18 +147,24 @@ def test_predict_does_not_need_the_training_data(tmp_path: Path) -> None:
     assert len(json.loads(run("predict", str(tmp_path / "run"), str(images), "--json").stdout)) == 1
 
 
-def test_predict_refuses_invalid_images_and_prints_nothing(here: Path, tmp_path: Path) -> None:
+def test_an_invalid_input_is_one_line_and_the_others_are_predicted(here: Path, tmp_path: Path) -> None:
     good = write_idx(tmp_path / "good", images_of(np.array([0]), seed=1))
     wide = write_idx(tmp_path / "wide", np.zeros((2, 6, 7), np.uint8))
     labels = here / "data" / "t10k-labels-idx1-ubyte"
     (tmp_path / "text").write_text("not an image")
+    (tmp_path / "folder").mkdir()
     for path, message in (
         (tmp_path / "none.png", "cannot be read (No such file or directory)"),
         (wide, "found uint8[2, 6, 7], expected images uint8[N, 1, 6, 6]"),
         (labels, "found uint8[30], expected images uint8[N, 1, 6, 6]"),
+        (tmp_path / "folder", "found a folder without images, expected PNG or JPEG files"),
         (tmp_path / "text", "found neither a PNG nor a JPEG image"),
     ):
-        assert one_line(run("predict", "run", str(good), str(path), expect=2)) == f"{path}: {message}"
+        result = run("predict", "run", str(path), str(good), "--json", expect=2)
+        assert result.stderr == f"adtrain: error: {path}: {message}\n"
+        assert [row["file"] for row in json.loads(result.stdout)] == [str(good)]
+    result = run("predict", "run", str(tmp_path / "none.png"), expect=2)
+    assert (result.stdout, result.stderr.count("\n")) == ("", 1)
     assert "Missing argument 'INPUT...'" in one_line(run("predict", "run", expect=2))
 
 

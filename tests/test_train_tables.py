@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from click.testing import CliRunner, Result
 from npz_files import write_npz
 from report_runs import one_line
 
+import adtrain as ad
 from adtrain import config, training
 from adtrain.cli import main
 from adtrain.core.errors import AdtrainError
@@ -134,6 +136,66 @@ def test_new_rows_are_classified_as_rows_of_the_training_table(
     assert [x["probability"] for x in json.loads(run("predict", made / "run", arrays, "--json").stdout)] == [
         x["probability"] for x in predictions
     ]
+
+
+@pytest.mark.parametrize("form", ["columns", "rows", "frame", "path"])
+def test_a_loaded_run_predicts_rows_in_every_form_as_the_command_does(made: Path, tmp_path: Path, form: str) -> None:
+    texts = {
+        "price": ["60", "", "80"],
+        "zone": ["1", "2", ""],
+        "hours": ["5", "4.5", "6"],
+        "city": ["Oslo", "Rome", ""],
+    }
+    lines = [",".join(row) for row in zip(*texts.values(), strict=True)]
+    path = tmp_path / "new.csv"
+    path.write_text("\n".join([",".join(texts), *lines]) + "\n")
+    expected = json.loads(run("predict", made / "run", path, "--json", "--device", "cpu").stdout)
+    columns: dict[str, list[Any]] = {
+        "price": [60, None, np.float32(80)],
+        "zone": [1.0, 2, float("nan")],
+        "hours": ["5", 4.5, 6],
+        "city": ["Oslo", "Rome", None],
+        "more": [0, 0, 0],
+    }
+    given: Any = columns
+    if form == "rows":
+        given = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    elif form == "frame":
+        given = pytest.importorskip("pandas", reason="needs pandas").DataFrame(columns)
+    elif form == "path":
+        given = path
+    model: Any = ad.load(made / "run", device="cpu")
+    found = model.predict(given)
+    assert [*found.labels] == [x["class"] for x in expected]
+    assert found.probabilities.max(axis=1).tolist() == [x["probability"] for x in expected]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            {"hours": [1], "city": ["Rome"]},
+            "rows: found no column zone, expected it as in training: the columns are hou",
+        ),
+        (
+            {"hours": 1, "city": "Rome"},
+            "rows: found the value 1 of column hours, expected a list of values; write [row]",
+        ),
+        ({"hours": [1], "city": []}, "rows: found columns of different lengths {'hours': 1, 'city': 0}, expected one"),
+        ([{"hours": 1, "city": "Rome"}, {"hours": 1}], "rows:1: found no column city, expected it as in row 0"),
+        (
+            [{"hours": "x", "city": "Rome", "zone": 1, "price": 2}],
+            "rows:0: found 'x' in column 0 (hours), expected a fi",
+        ),
+        ({name: [] for name in ("hours", "city", "zone", "price")}, "rows: found no rows, expected one per example"),
+        ("", "predict: found an empty path"),
+    ],
+)
+def test_wrong_rows_in_memory_are_one_line(made: Path, rows: Any, message: str) -> None:
+    model: Any = ad.load(made / "run", device="cpu")
+    with pytest.raises(AdtrainError) as caught:
+        model.predict(rows)
+    assert str(caught.value).startswith(message)
 
 
 def _features(row: list[str], fill: tuple[float, ...]) -> list[float]:
