@@ -179,14 +179,28 @@ def test_probabilities_are_between_0_and_1_for_regression_losses(tmp_path: Path,
     assert all(0 <= row["probability"] <= 1 for row in rows)
 
 
-def test_eval_on_data_with_more_classes_than_outputs_is_refused(here: Path, tmp_path: Path) -> None:
-    cfg = write_config(tmp_path)
-    train(cfg, tmp_path / "run", "--steps", "1")
+def test_eval_refuses_classes_that_the_run_was_not_trained_on(here: Path, tmp_path: Path) -> None:
     write_data(tmp_path / "data", classes=5)
-    assert one_line(run("eval", str(tmp_path / "run"), expect=2)) == (
-        f"{tmp_path}/run/config.yaml:9:5  model.layers[2]: found 3 outputs, expected at least 5: "
-        f"{tmp_path}/data has 5 classes"
+    line = one_line(run("eval", "run", "--data", str(tmp_path / "data"), expect=2))
+    what = "found 12 examples of classes that the run was not trained on, such as 3; expected 0, 1, 2"
+    assert line == f"{tmp_path}/data: {what}"
+    same = run("eval", "run", "--set", f"data.path={tmp_path}/data", expect=2)
+    assert one_line(same) == line
+
+
+@pytest.mark.parametrize("kept", [[2], [0, 2], [1, 0]])
+def test_eval_on_other_data_keeps_the_numbers_of_the_classes(here: Path, tmp_path: Path, kept: list[int]) -> None:
+    labels = np.resize(kept, 30)
+    data = write_npz(tmp_path / "new.npz", {"images": images_of(labels, seed=5), "labels": labels})
+    found = json.loads(run("eval", "run", "--data", str(data), "--json").stdout)
+    assert (found["images"], found["test"]["accuracy"]) == (30, 1)
+
+
+def test_eval_takes_changed_settings(here: Path) -> None:
+    assert (
+        json.loads(run("eval", "run", "--set", "training.metrics=[f1]", "--json").stdout)["metrics"]["f1"]["macro"] == 1
     )
+    assert "unknown key" in one_line(run("eval", "run", "--set", "training.metric=[f1]", expect=2))
 
 
 def test_a_model_trained_on_float32_refuses_uint8_images(tmp_path: Path) -> None:

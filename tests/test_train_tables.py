@@ -103,6 +103,15 @@ def test_eval_reproduces_the_score_in_the_summary(made: Path) -> None:
     assert found["test"]["accuracy"] > 0.8
 
 
+def test_eval_reads_another_table_with_the_options_of_the_run(made: Path, tmp_path: Path) -> None:
+    header, *lines = (made / "trips.csv").read_text().splitlines()
+    short = [line for line in lines if line.endswith("short")]
+    (tmp_path / "short.csv").write_text("\n".join([header, *short]) + "\n")
+    found = json.loads(run("eval", made / "run", "--data", tmp_path / "short.csv", "--json", "--device", "cpu").stdout)
+    assert found["images"] == len(short)
+    assert found["test"]["accuracy"] > 0.8
+
+
 def test_a_resumed_run_has_the_same_bytes(made: Path, tmp_path: Path) -> None:
     train(made / "trips.yaml", tmp_path / "run", "--epochs", "2")
     options = ("--epochs", "4", "--profile-steps", "0", "--device", "cpu", "--eager")

@@ -47,32 +47,37 @@ class Arrays(NamedTuple):
     test_data: Any = None
 
 
-def prepare(
-    cfg: Config, mode: Mode = Mode.FUSED, arrays: Arrays | None = None, encoder: TableEncoder | None = None
-) -> Experiment:
+def prepare(cfg: Config, mode: Mode = Mode.FUSED, arrays: Arrays | None = None) -> Experiment:
     """Build the model, read the data, and check that they fit together.
 
     With `arrays`, these are the data, and `data.path` is only a name: the file that they are stored in, if any.
-    `encoder` makes the images of a table's rows; by default it is learnt from the training part.
 
     Raises:
         ConfigError: the model's layers do not fit together, or layers, augmentations or an option do not fit the data.
         DataError: the data are missing or damaged.
     """
     cfg = _with_absolute_paths(cfg, data_too=arrays is None)
-    _check_name(cfg)
-    try:
-        options, numbers = data_options(cfg.data), _takes_numbers(cfg)
-        if arrays is None:
-            images = data.load(cfg.data.dataset, cfg.data.path, options, encoder=encoder, numbers=numbers)
-        else:
-            images = data.of_arrays(*arrays, options, numbers)
-    except DataOptionError as error:
-        raise cfg.error_at(("data", error.option), error.reason) from error
+    images = read_data(cfg, arrays)
     train, validation = data.split_validation(images.train, cfg.data.validation, cfg.training.seed)
     experiment = _experiment(cfg, images.with_train(train), validation, mode)
     _check_augmentations(experiment)
     return experiment
+
+
+def read_data(cfg: Config, arrays: Arrays | None = None, encoder: TableEncoder | None = None) -> DataSet:
+    """The data of a config, or those in `arrays`.
+
+    `encoder` makes the images of a table's rows; by default it is learnt from the training part.
+    Raises ConfigError for an option that does not fit the data, and DataError where they are missing or damaged.
+    """
+    _check_name(cfg)
+    try:
+        options, numbers = data_options(cfg.data), takes_numbers(cfg)
+        if arrays is None:
+            return data.load(cfg.data.dataset, cfg.data.path, options, encoder=encoder, numbers=numbers)
+        return data.of_arrays(*arrays, options, numbers)
+    except DataOptionError as error:
+        raise cfg.error_at(("data", error.option), error.reason) from error
 
 
 def data_options(section: Data) -> Options:
@@ -105,7 +110,7 @@ def outline(cfg: Config) -> Experiment:
         split, outputs = _black(cfg.data.batch_size, shape), config.build.model(cfg).output_shape(cfg.model.input)
         names = tuple(map(str, range(prod(outputs))))
         images = DataSet(str(cfg.data.path), split, split, names, (0.0,) * shape[0], (1.0,) * shape[0])
-        if cfg.data.target is not None or _takes_numbers(cfg):
+        if cfg.data.target is not None or takes_numbers(cfg):
             split = Split(split.images, np.broadcast_to(np.float64(0), (cfg.data.batch_size, len(names))))
             images = replace(images, test=split, classes=(), targets=names).with_train(split)
     return _experiment(cfg, images, validation, Mode.FUSED)
@@ -116,13 +121,13 @@ def _black(count: int, shape: tuple[int, ...]) -> Split:
     return Split(np.broadcast_to(np.uint8(0), (count, *shape)), np.broadcast_to(np.int64(0), (count,)))
 
 
-def _takes_numbers(cfg: Config) -> bool:
+def takes_numbers(cfg: Config) -> bool:
     """Whether integer labels are numbers to predict: a regression loss compares them with a single output."""
     return cfg.loss.kind in REGRESSION and config.build.model(cfg).output_shape(cfg.model.input) == (1,)
 
 
 def _experiment(cfg: Config, images: DataSet, validation: Split | None, mode: Mode) -> Experiment:
-    _check_targets(cfg, images, [part for part in (images.train, validation, images.test) if part is not None])
+    check_targets(cfg, images, [part for part in (images.train, validation, images.test) if part is not None])
     task = network.task_of(cfg, images.target_mean, images.target_std)
     net = network.build(cfg, images.mean, images.std, images.scale, task)
     _check_memory(cfg, net)
@@ -213,7 +218,7 @@ def _check_fit(cfg: Config, net: Network, images: DataSet) -> None:
         raise cfg.error_at(("model", "layers"), "found no parameters, expected at least one layer with parameters")
 
 
-def _check_targets(cfg: Config, images: DataSet, parts: Sequence[Split]) -> None:
+def check_targets(cfg: Config, images: DataSet, parts: Sequence[Split]) -> None:
     """Check that the loss fits the labels: classes, numbers, or columns of 0 and 1."""
     kind, names = cfg.loss.kind, ", ".join(images.targets[:MOST_NAMES])
     if images.targets and takes_labels(cfg.loss):
