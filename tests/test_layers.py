@@ -18,7 +18,7 @@ HELPERS = {"assets", "cache", "documents", "files", "table", "text", "version"}
 MODEL = {"core", "ops", "nn", "optim", "augment"}
 TRAINING = MODEL | HELPERS | {"config", "data", "metrics", "passes", "plugins"}
 RULES: list[tuple[str, set[str]]] = [
-    ("core text version", set()),
+    ("core startup text version __main__", set()),
     ("metrics", set()),
     ("table", {"text"}),
     ("ops lowering passes codegen extend assets files", {"core"}),
@@ -30,7 +30,10 @@ RULES: list[tuple[str, set[str]]] = [
     ("custom_op", {"core", "ops", "cache"}),
     ("plugins", {"core"}),
     ("register", MODEL | {"config", "plugins"}),
-    ("adtrain", {"core", "ops", "nn", "optim", "backends", "jit", "custom_op", "register", "version", "api"}),
+    (
+        "adtrain",
+        {"core", "ops", "nn", "optim", "backends", "jit", "custom_op", "register", "startup", "version", "api"},
+    ),
     ("config", MODEL | HELPERS | {"metrics", "plugins"}),
     ("data", MODEL | HELPERS),
     ("gradcheck", MODEL | {"cases", "config", "custom_op", "passes"}),
@@ -44,7 +47,6 @@ RULES: list[tuple[str, set[str]]] = [
         | {"training", "report", "cases", "backends", "graph", "export", "bench", "gradcheck", "custom_op"}
         | {"adtrain", "display"},
     ),
-    ("__main__", {"cli"}),
 ]
 MAY_IMPORT = {part: imports for parts, imports in RULES for part in parts.split()}
 # Third-party packages that only some parts may import: the parts, as paths within the package.

@@ -35,6 +35,7 @@ from adtrain.training.preparation import (
     data_options,
     read_data,
     takes_numbers,
+    with_absolute_paths,
 )
 from adtrain.training.step import EvaluationStep, TrainState, evaluation_step
 from adtrain.training.tensor_file import TensorFile
@@ -69,7 +70,7 @@ class TrainedModel:
             ConfigError, DataError: as `read_data` does.
         """
         if path is None:
-            found = read_data(self.config, encoder=self.encoder)
+            found = read_data(with_absolute_paths(self.config), encoder=self.encoder)
             test, place = found.test, self.config.data.path or found.name
         else:
             found, place = self._read(path), str(path)

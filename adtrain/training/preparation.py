@@ -56,7 +56,7 @@ def prepare(cfg: Config, mode: Mode = Mode.FUSED, arrays: Arrays | None = None) 
         ConfigError: the model's layers do not fit together, or layers, augmentations or an option do not fit the data.
         DataError: the data are missing or damaged.
     """
-    cfg = _with_absolute_paths(cfg, data_too=arrays is None)
+    cfg = with_absolute_paths(cfg, data_too=arrays is None)
     images = read_data(cfg, arrays)
     train, validation = data.split_validation(images.train, cfg.data.validation, cfg.training.seed)
     experiment = _experiment(cfg, images.with_train(train), validation, mode)
@@ -155,7 +155,7 @@ def _experiment(cfg: Config, images: DataSet, validation: Split | None, mode: Mo
     )
 
 
-def _with_absolute_paths(cfg: Config, data_too: bool) -> Config:
+def with_absolute_paths(cfg: Config, data_too: bool = True) -> Config:
     """The config with absolute paths, so that the copy in the run's folder works from any directory."""
     sections: dict[str, Any] = {}
     data_keys = ("path", "test_path") if data_too else ()
