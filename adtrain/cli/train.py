@@ -116,6 +116,8 @@ def command(
         """Train in the new folder `path`, or runs/NAME; returns folder, summary, and the number of test images."""
         started = perf_counter()
         experiment = training.prepare(cfg, step_mode)
+        if experiment.batch_note is not None:
+            progress(experiment.batch_note)
         folder = RunFolder.create(experiment, path, name)
         return folder, finish(experiment, folder, None, started), len(experiment.test)
 

@@ -13,8 +13,8 @@ from adtrain.data import DataError, csv_table, digit_image, idx, images, npz, ta
 from adtrain.data.csv_table import Cells
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.text import visible
+from adtrain.training.data_section import data_options
 from adtrain.training.model_file import TrainedModel
-from adtrain.training.preparation import data_options
 
 TABLES = (".csv", ".tsv")
 IMAGES = (".png", ".jpg", ".jpeg")

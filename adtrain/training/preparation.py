@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from adtrain import config, data, nn
 from adtrain.config import Config
 from adtrain.config.build import REGRESSION, takes_labels
-from adtrain.config.document import Data, Plugin
-from adtrain.config.problems import PathParts, found, known
+from adtrain.config.document import Plugin
+from adtrain.config.problems import PathParts, found
 from adtrain.core.errors import ShapeError
 from adtrain.core.precision import PRECISIONS
-from adtrain.data import DataOptionError, DataSet, Options, Split
+from adtrain.data import DataSet, Split
 from adtrain.data.columns import printable
 from adtrain.data.memory import machine_memory
-from adtrain.data.table_encoder import TableEncoder
 from adtrain.training import embedded_columns, network, trust
+from adtrain.training.data_section import Arrays, read_data, takes_numbers, with_input, with_shape
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.network import Network
 from adtrain.training.tasks import Classification, Task
@@ -40,13 +40,6 @@ def check_precision(cfg: Config, device: str) -> None:
         raise cfg.error_at(("training", "precision"), f"found {cfg.training.precision}, {reason}")
 
 
-class Arrays(NamedTuple):
-    """A data set in memory: pairs of images and labels as `data.of_arrays` takes them, the second one or None."""
-
-    data: Any
-    test_data: Any = None
-
-
 def prepare(cfg: Config, mode: Mode = Mode.FUSED, arrays: Arrays | None = None) -> Experiment:
     """Build the model, read the data, and check that they fit together.
 
@@ -58,42 +51,22 @@ def prepare(cfg: Config, mode: Mode = Mode.FUSED, arrays: Arrays | None = None) 
     """
     cfg = with_absolute_paths(cfg, data_too=arrays is None)
     images = read_data(cfg, arrays)
+    cfg = with_shape(cfg, images.train.images.shape[1:])
     train, validation = data.split_validation(images.train, cfg.data.validation, cfg.training.seed)
     experiment = _experiment(cfg, images.with_train(train), validation, mode)
     _check_augmentations(experiment)
     return experiment
 
 
-def read_data(cfg: Config, arrays: Arrays | None = None, encoder: TableEncoder | None = None) -> DataSet:
-    """The data of a config, or those in `arrays`.
-
-    `encoder` makes the images of a table's rows; by default it is learnt from the training part.
-    Raises ConfigError for an option that does not fit the data, and DataError where they are missing or damaged.
-    """
-    _check_name(cfg)
-    try:
-        options, numbers = data_options(cfg.data), takes_numbers(cfg)
-        if arrays is None:
-            return data.load(cfg.data.dataset, cfg.data.path, options, encoder=encoder, numbers=numbers)
-        return data.of_arrays(*arrays, options, numbers)
-    except DataOptionError as error:
-        raise cfg.error_at(("data", error.option), error.reason) from error
-
-
-def data_options(section: Data) -> Options:
-    """The options of a config's data section that control how files are read."""
-    given = {field.name: getattr(section, field.name) for field in fields(Options)}
-    return Options(**{name: value for name, value in given.items() if value is not None})
-
-
 def outline(cfg: Config) -> Experiment:
-    """The experiment with placeholder data, to get its Program: no file is read, images are black, labels are 0.
+    """The experiment with placeholder data, to get its Program: images are black, labels are 0.
 
-    A data set of the catalogue has its real image counts and shape. Other data are assumed to be one batch of images
-    in the shape of the model's input, with one class, or one number to predict, per output of the model.
+    No file is read if the config has `model.input`. A data set of the catalogue has its real image counts and shape.
+    Other data are assumed to be one batch of images in the shape of the model's input, with one class, or one number to
+    predict, per output of the model.
     Raises ConfigError as `prepare` does, but does not check augmentations, because the images' shape is a guess.
     """
-    _check_name(cfg)
+    cfg = with_input(cfg)
     if cfg.data.dataset is not None:
         entry = data.CATALOGUE[cfg.data.dataset]
         held_out = data.validation_size(entry.train_images, cfg.data.validation)
@@ -119,11 +92,6 @@ def outline(cfg: Config) -> Experiment:
 def _black(count: int, shape: tuple[int, ...]) -> Split:
     """`count` black images of `shape` (C, H, W), as broadcast views of one pixel."""
     return Split(np.broadcast_to(np.uint8(0), (count, *shape)), np.broadcast_to(np.int64(0), (count,)))
-
-
-def takes_numbers(cfg: Config) -> bool:
-    """Whether integer labels are numbers to predict: a regression loss compares them with a single output."""
-    return cfg.loss.kind in REGRESSION and config.build.model(cfg).output_shape(cfg.model.input) == (1,)
 
 
 def _experiment(cfg: Config, images: DataSet, validation: Split | None, mode: Mode) -> Experiment:
@@ -184,12 +152,6 @@ def _absolute(cfg: Config, key: PathParts, path: str | None) -> str | None:
     except UnicodeEncodeError:
         raise cfg.error_at(key, f"found the path {absolute}, expected one in UTF-8, as config.yaml stores it") from None
     return absolute
-
-
-def _check_name(cfg: Config) -> None:
-    if cfg.data.dataset is not None and cfg.data.dataset not in data.CATALOGUE:
-        unknown = f"unknown data set {found(cfg.data.dataset)}; {known(cfg.data.dataset, data.CATALOGUE)}"
-        raise cfg.error_at(("data", "dataset"), unknown)
 
 
 def _check_fit(cfg: Config, net: Network, images: DataSet) -> None:
