@@ -36,8 +36,9 @@ def test_a_digit_of_any_size_and_place_gets_the_form_of_mnist(height: int, width
     assert found.dtype == np.uint8
     assert (found.shape, int(found.min()), int(found.max())) == ((1, 28, 28), 0, 255)
     rows, columns = (np.flatnonzero(found[0].max(axis=axis)) for axis in (1, 0))
-    assert max(np.ptp(rows), np.ptp(columns)) + 1 == 20
-    assert abs(np.ptp(columns) / np.ptp(rows) - width / height) < 0.2 * max(width / height, 1)
+    sides, scale = (np.ptp(rows) + 1, np.ptp(columns) + 1), 20 / max(height, width)
+    assert max(sides) == 20
+    np.testing.assert_allclose(sides, (scale * height, scale * width), atol=1)
     weights = found[0] / found.sum()
     for axis, positions in ((1, rows), (0, columns)):
         centre = weights.sum(axis=axis) @ np.arange(28)

@@ -12,6 +12,7 @@ from adtrain.core.errors import ShapeError
 from adtrain.nn import fields
 from adtrain.nn.init import WeightInit, WeightLayer
 from adtrain.nn.module import Mode, Params, Shape, State
+from adtrain.option_types import Size
 
 
 @dataclass(frozen=True)
@@ -19,10 +20,10 @@ class Linear(WeightLayer):
     """x Wᵀ + b over the last axis: (..., in_features) -> (..., out_features); weight (out_features, in_features)."""
 
     left_out = ("in_features", int, "in_features is inferred from the input")
-    out_features: int
+    out_features: Size
     _: KW_ONLY
     bias: bool = True
-    in_features: int | None = None
+    in_features: Size | None = None
     weight_init: WeightInit = "kaiming_uniform"
 
     def __post_init__(self) -> None:
@@ -51,9 +52,9 @@ class Embedding(WeightLayer):
     Floats are rounded down to integers. Raises ShapeError for a number that is not in [0, num_embeddings).
     """
 
-    num_embeddings: int
+    num_embeddings: Size
     _: KW_ONLY
-    embedding_dim: int
+    embedding_dim: Size
     weight_init: WeightInit = "normal"
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ from adtrain.core.array import Value
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.options import is_integer
 from adtrain.nn.module import Mode, Module, Params, Shape, State
+from adtrain.option_types import Indices, OpenShape
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Flatten(Module):
 class Reshape(Module):
     """Each sample reshaped to `shape`; one axis may be -1 and is inferred."""
 
-    shape: tuple[int, ...]
+    shape: OpenShape
 
     def __post_init__(self) -> None:
         are_sizes = isinstance(self.shape, tuple) and all(type(n) is int and (n > 0 or n == -1) for n in self.shape)
@@ -51,7 +52,7 @@ class Reshape(Module):
 class Select(Module):
     """The features or channels of each sample at these indices: (C, ...) -> (len(indices), ...)."""
 
-    indices: tuple[int, ...]
+    indices: Indices
 
     def __post_init__(self) -> None:
         if not (isinstance(self.indices, tuple) and self.indices and all(is_integer(i, 0) for i in self.indices)):

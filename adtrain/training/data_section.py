@@ -10,7 +10,6 @@ from adtrain import config, data
 from adtrain.config import Config, ConfigError
 from adtrain.config.build import REGRESSION
 from adtrain.config.document import Data
-from adtrain.config.problems import found, known
 from adtrain.data import DataOptionError, DataSet, Options
 from adtrain.data.table_encoder import TableEncoder
 from adtrain.nn import Shape
@@ -29,12 +28,12 @@ def read_data(cfg: Config, arrays: Arrays | None = None, encoder: TableEncoder |
     `encoder` makes the images of a table's rows; by default it is learnt from the training part.
     Raises ConfigError for an option that does not fit the data, and DataError where they are missing or damaged.
     """
-    _check_name(cfg)
 
     def read(numbers: bool) -> DataSet:
         options = data_options(cfg.data)
         if arrays is None:
-            return data.load(cfg.data.dataset, cfg.data.path, options, encoder=encoder, numbers=numbers)
+            source = config.build.data_source(cfg) if cfg.data.dataset is not None else None
+            return data.load(source, cfg.data.path, options, encoder=encoder, numbers=numbers)
         return data.of_arrays(*arrays, options, numbers)
 
     try:
@@ -63,11 +62,11 @@ def with_input(cfg: Config) -> Config:
 
     Raises ConfigError and DataError as `read_data` and `with_shape` do.
     """
-    _check_name(cfg)
     if cfg.model.input:
         return cfg
-    if cfg.data.dataset is not None:
-        return with_shape(cfg, data.CATALOGUE[cfg.data.dataset].shape)
+    entry = config.build.data_source(cfg) if cfg.data.dataset is not None else None
+    if isinstance(entry, data.Entry):
+        return with_shape(cfg, entry.shape)
     return with_shape(cfg, read_data(cfg).train.images.shape[1:])
 
 
@@ -85,9 +84,3 @@ def with_shape(cfg: Config, shape: Shape) -> Config:
     if problems := config.build.check(cfg):
         raise ConfigError(problems)
     return cfg
-
-
-def _check_name(cfg: Config) -> None:
-    if cfg.data.dataset is not None and cfg.data.dataset not in data.CATALOGUE:
-        unknown = f"unknown data set {found(cfg.data.dataset)}; {known(cfg.data.dataset, data.CATALOGUE)}"
-        raise cfg.error_at(("data", "dataset"), unknown)

@@ -19,8 +19,8 @@ from adtrain.training.model_file import TrainedModel
 TABLES = (".csv", ".tsv")
 IMAGES = (".png", ".jpg", ".jpeg")
 IDX_MAGIC = b"\0\0"
-CENTRED = ("mnist",)
-"""The data sets whose images were made as `digit_image` makes them."""
+MNIST = "mnist"
+"""The data set whose images were made as `digit_image` makes them."""
 
 _log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ def _prepared(path: Path, image: np.ndarray, trained: TrainedModel, options: Ima
         reason = f", because its ground is {ground} unlike in training (--invert no keeps it)"
         changes.append("inverted" + (reason if options.invert == "auto" else ""))
         image = PIXEL_MAX - image
-    if options.center == "yes" or (options.center == "auto" and differs and trained.config.data.dataset in CENTRED):
+    if options.center == "yes" or (options.center == "auto" and differs and _is_of_mnist(trained)):
         if channels != 1:
             raise DataError(f"{path}: found {channels} channels, expected a network for grey images to center digits")
         changes.append("digit scaled and centred as in MNIST")
@@ -153,6 +153,11 @@ def _prepared(path: Path, image: np.ndarray, trained: TrainedModel, options: Ima
     if changes:
         _log.warning("adtrain: %s: %s", visible(str(path)), "; ".join(changes))
     return image
+
+
+def _is_of_mnist(trained: TrainedModel) -> bool:
+    dataset = trained.config.data.dataset
+    return dataset is not None and dataset.kind == MNIST
 
 
 def _looks_inverted(image: np.ndarray, trained: TrainedModel) -> bool:

@@ -67,8 +67,8 @@ def outline(cfg: Config) -> Experiment:
     Raises ConfigError as `prepare` does, but does not check augmentations, because the images' shape is a guess.
     """
     cfg = with_input(cfg)
-    if cfg.data.dataset is not None:
-        entry = data.CATALOGUE[cfg.data.dataset]
+    entry = config.build.data_source(cfg) if cfg.data.dataset is not None else None
+    if isinstance(entry, data.Entry):
         held_out = data.validation_size(entry.train_images, cfg.data.validation)
         train, test = _black(entry.train_images - held_out, entry.shape), _black(entry.test_images, entry.shape)
         validation = _black(held_out, entry.shape) if held_out else None
@@ -82,7 +82,8 @@ def outline(cfg: Config) -> Experiment:
             shape = (1, 1, prod(shape))
         split, outputs = _black(cfg.data.batch_size, shape), config.build.model(cfg).output_shape(cfg.model.input)
         names = tuple(map(str, range(prod(outputs))))
-        images = DataSet(str(cfg.data.path), split, split, names, (0.0,) * shape[0], (1.0,) * shape[0])
+        name = cfg.data.dataset.kind if cfg.data.dataset is not None else str(cfg.data.path)
+        images = DataSet(name, split, split, names, (0.0,) * shape[0], (1.0,) * shape[0])
         if cfg.data.target is not None or takes_numbers(cfg):
             split = Split(split.images, np.broadcast_to(np.float64(0), (cfg.data.batch_size, len(names))))
             images = replace(images, test=split, classes=(), targets=names).with_train(split)
@@ -206,7 +207,9 @@ def _check_metrics(cfg: Config, task: Task) -> None:
         raise cfg.error_at(("training", "best_by"), f"found {cfg.training.best_by}, {expected}")
     if cfg.training.metrics and not isinstance(task, Classification):
         reason = f"which are for classes; this task always has {', '.join(fields)}"
-        raise cfg.error_at(("training", "metrics"), f"found {', '.join(cfg.training.metrics)}, {reason}")
+        raise cfg.error_at(
+            ("training", "metrics"), f"found {', '.join(x.kind for x in cfg.training.metrics)}, {reason}"
+        )
 
 
 def _check_memory(cfg: Config, net: Network) -> None:

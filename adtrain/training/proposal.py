@@ -77,7 +77,7 @@ def _loaded(keys: dict[str, Any]) -> DataSet:
 
     def load() -> DataSet:
         section = Data.model_validate(keys)
-        return data.load(section.dataset, section.path, data_options(section), need_test=False)
+        return data.load(keys.get("dataset"), section.path, data_options(section), need_test=False)
 
     try:
         found = load()
