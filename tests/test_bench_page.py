@@ -29,8 +29,8 @@ from adtrain.report.plot import Axis, Plot
 from adtrain.report.ticks import log_ticks
 
 COMMANDS = {
-    "ops": ["--op", "matmul", "--op", "relu", "--op", "transpose", "--sizes", "4,8"],
-    "config": ["CONFIG", "--batch-sizes", "8,16"],
+    "ops": ["ops", "--op", "matmul", "--op", "relu", "--op", "transpose", "--sizes", "4,8"],
+    "config": ["step", "CONFIG", "--batch-sizes", "8,16"],
 }
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 STORED = {"against": ["cpu-mlp-small-64-sgd"], "against-ops": ["cpu-operations"],
@@ -53,14 +53,14 @@ def made(tmp_path_factory: pytest.TempPathFactory, short_samples: None) -> Path:
     cfg = str(training_runs.write_config(folder))
     for name, arguments in COMMANDS.items():
         given = [cfg if argument == "CONFIG" else argument for argument in arguments]
-        files: list[str | Path] = ["--json", folder / f"{name}.json", "--html", folder / f"{name}.html"]
-        command("bench", "--device", "cpu", *given, *files)
+        files: list[str | Path] = ["--json-file", folder / f"{name}.json", "--html", folder / f"{name}.html"]
+        command("bench", *given, "--device", "cpu", *files)
     after = read(folder, "ops")
     for end in ("median_ms", "low_ms", "high_ms"):
         after["ops"][0]["time"][end] *= 1000
     (folder / "after.json").write_text(json.dumps({**after, "protocol": {**after["protocol"], "commit": "a<b>&c"}}))
-    files = ["--json", folder / "compare.json", "--html", folder / "compare.html"]
-    command("bench", "--compare", folder / "ops.json", folder / "after.json", *files)
+    files = ["--json-file", folder / "compare.json", "--html", folder / "compare.html"]
+    command("bench", "compare", folder / "ops.json", folder / "after.json", *files)
     for name, stored in STORED.items():
         parts = [read(RESULTS, part) for part in stored]
         result = {key: value for part in reversed(parts) for key, value in part.items()}
@@ -194,6 +194,15 @@ def test_page_shows_where_the_gpu_is_faster(made: Path) -> None:
     assert set(grid) <= {cell for row in found.rows for cell in row}
 
 
+def test_page_shows_whole_steps_and_noise_first(made: Path) -> None:
+    step = {"name": "fused step", "before_ms": 1.0, "after_ms": 1.29, "change": 0.29, "verdict": "slower"}
+    result = {**read(made, "compare"), "steps": [step], "noise": ["a.json: busy <machine>"]}
+    found = Elements(text := page.render(result))
+    assert found.headings[0] == "Whole steps"
+    assert ["fused step", "1.000", "1.290", "+29.0%", "slower"] in found.rows
+    assert '<p class="notice">a.json: busy &lt;machine&gt;</p>' in text
+
+
 def test_page_shows_changed_times(made: Path) -> None:
     found, result = shown(made, "compare"), read(made, "compare")
     assert (found.by_id["slower"], found.by_id["faster"]) == ("1", "0")
@@ -219,7 +228,7 @@ def test_page_lists_kernel_candidates() -> None:
         for i in range(2)
     ]
     problem = {"problem": "matmul 4x4", "params": {"precision": "tf32"}, "candidates": kernels}
-    result = {"kind": "candidates", "protocol": protocol.protocol("cpu"), "candidates": [problem]}
+    result = {"kind": "candidates", "protocol": protocol.protocol("cpu", None), "candidates": [problem]}
     rows = Elements(page.render(result)).rows
     assert [row for row in rows if row] == [["k<0>", "2.00", "1", "1", "chosen"], ["k<1>", "3.00", "1", "1", "rule"]]
 

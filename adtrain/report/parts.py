@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from adtrain.templates import macro
 
-bar, breakable, facts, key, note, section, table, tiles = (
-    macro("parts.html.j2", name) for name in ("bar", "breakable", "facts", "key", "note", "section", "table", "tiles")
+bar, breakable, facts, key, note, notice, section, table, tiles = (
+    macro("parts.html.j2", name)
+    for name in ("bar", "breakable", "facts", "key", "note", "notice", "section", "table", "tiles")
 )

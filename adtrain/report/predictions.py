@@ -98,7 +98,7 @@ def predict(run: Path, device: str, trust: Trust = NONE) -> AnyPredictions:
         return NumberPredictions(trained.targets, test.labels, rows)
     if isinstance(trained.network.task, Multilabel):
         return LabelPredictions(trained.targets, test.labels, (rows > 0.5).astype(np.int64))
-    classes = class_names(trained.classes, rows, test.labels)
+    classes = class_names(trained.classes, rows)
     return Predictions(test.images, test.labels, classes, rows, first_filters(trained))
 
 
