@@ -8,7 +8,7 @@ import pytest
 from click.testing import Result
 from report_runs import command
 
-from adtrain.cli.summary import short
+from adtrain.text import short
 
 LAYERS = """\
 name: net
