@@ -8,6 +8,7 @@ from pathlib import Path
 
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
+from adtrain.graphs.dot import dot_text
 from adtrain.graphs.picture import Picture
 from adtrain.templates import environment
 
@@ -38,7 +39,7 @@ class Graph:
     @property
     def dot(self) -> str:
         """The picture in Graphviz's DOT language."""
-        return environment().get_template("graph.dot.j2").render(picture=self.pictures[self.shown])
+        return dot_text(self.pictures[self.shown])
 
     def png(self) -> bytes:
         """The picture as a PNG file, at twice its size. Raises AdtrainError if the extra `report` is not installed."""

@@ -23,12 +23,13 @@ class Node:
 
     Attributes:
         home: the place of its costliest equation.
+        number: its position in the order in which the nodes are finished.
         places: of all its equations, in their order.
         top, bottom, left, right: the rows and columns that it covers.
     """
 
-    number: int
     home: Place
+    number: int = 0
     equations: list[Equation] = field(default_factory=list)
     places: dict[Place, None] = field(default_factory=dict)
     top: int = 0
@@ -62,8 +63,7 @@ class Ladder:
     def __init__(self, roles: Roles, labels: Mapping[str, str], order: Sequence[str], detail: bool) -> None:
         """`labels` names scopes that are no layers, `order` has the scopes of the rows, from the first to the last."""
         self.roles, self.labels, self.order, self.detail = roles, labels, order, detail
-        scoped = any(place.scope for place in roles.places.values())
-        self.scalars_shown = not scoped
+        self.scalars_shown = not any(place.scope == OPTIMIZER for place in roles.places.values())
         self.viewed = _viewed(roles.program)
         self.nodes = list(self._nodes())
         self.rows = list(order)
@@ -77,7 +77,7 @@ class Ladder:
         self.stored = sum(map(nbytes, stored))
 
     def _nodes(self) -> Iterator[Node]:
-        """One for each place; one for each equation without a scope, or with `detail`.
+        """One for each place; without a scope, and with `detail` before the update, one for each equation.
 
         Where a place has only arithmetic on scalars, this joins the optimizer's box; views join that of their reader.
         """
@@ -88,20 +88,26 @@ class Ladder:
         update = Place(OPTIMIZER, UPDATE)
         optimizer = update if update in homes.values() else None
         for e, home in homes.items():
-            scalar = self._scalar(e)
-            if not self.scalars_shown and home not in busy and not self.detail:
-                home = self._joined(e, homes) if e.primitive.view else optimizer or home
-            alone = not home.scope or (self.detail and not scalar)
-            node = found.setdefault((home, e if alone else None), Node(len(found), home))
+            scalar, first = self._scalar(e), e
+            if e.primitive.view and home not in busy or not home.scope:
+                first = self._first_reader(e)
+                home = homes[first]
+            elif scalar and optimizer and home not in busy:
+                home = optimizer
+            alone = not home.scope or (self.detail and not scalar and home.column != UPDATE)
+            node = found.setdefault((home, first if alone else None), Node(home))
             node.equations.append(e)
             node.places.update((self.roles.places[member], None) for member in flat([e]))
-        yield from found.values()
+        position = {e: i for i, e in enumerate(equations)}
+        for number, node in enumerate(sorted(found.values(), key=lambda node: position[node.equations[-1]])):
+            node.number = number
+            yield node
 
-    def _joined(self, e: Equation, homes: Mapping[Equation, Place]) -> Place:
-        """The place of the first reader of a view that is no view itself."""
+    def _first_reader(self, e: Equation) -> Equation:
+        """The first equation that reads a view and is no view itself; e itself if it is no view or is not read."""
         while e.primitive.view and (readers := self.roles.program.readers.get(e.outputs[0])):
             e = readers[0]
-        return homes[e]
+        return e
 
     def _scalar(self, e: Equation) -> bool:
         return all(v.size <= MOST_SCALARS for v in (*e.inputs, *e.outputs))
@@ -165,7 +171,7 @@ class Ladder:
         """The layers of a node, or the primitives of equations that are drawn one by one."""
         if all(map(self._scalar, node.equations)) and node.home.scope == OPTIMIZER:
             return [f"{self.labels.get(OPTIMIZER, OPTIMIZER)}: learning rate"]
-        if self.detail or not node.home.scope:
+        if not node.home.scope or (self.detail and node.home.column != UPDATE):
             members = dict.fromkeys(member for member in flat(node.equations))
             names = dict.fromkeys(e.primitive.name for e in members if not e.primitive.view)
             return list(names) or [node.equations[0].primitive.name]
@@ -197,6 +203,8 @@ class Ladder:
         states = [state for state in dict.fromkeys(self.states.values()) if not state.endswith(".step")]
         if node.home.scope == OPTIMIZER and states:
             about += [f"keeps {states[0]}", *states[1:]]
+        if not made.isdisjoint(set(program.outputs) - set(self.roles.updated.values())):
+            about.append("returned")
         flops = sum(self._costs[e].flops for e in node.equations)
         yield [*about, *([short(flops, "FLOPs")] if flops else [])]
 
@@ -215,9 +223,9 @@ class Ladder:
 
     def shape(self, flow: Flow) -> str:
         """The shape of the value of a flow, or how many there are, and their bytes."""
-        count = len(flow.values)
-        size = short(sum(map(nbytes, flow.values)), "B")
-        return f"{shape_text(flow.values[0]) if count == 1 else f'{count} values'}, {size}"
+        count, size = len(flow.values), short(sum(map(nbytes, flow.values)), "B")
+        shape = shape_text(flow.values[0]) if count == 1 else f"{count} values"
+        return ", ".join(filter(None, (shape, size)))
 
 
 def nbytes(v: Variable) -> int:

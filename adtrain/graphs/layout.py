@@ -24,7 +24,7 @@ from adtrain.graphs.picture import (
 from adtrain.graphs.roles import BACKWARD, FORWARD, UPDATE
 from adtrain.text import short
 
-WIDTHS, GUTTERS = (250, 250, 210), (190, 150)
+WIDTHS, GUTTERS = (256, 256, 210), (190, 150)
 """Widths of the columns, and of the room between them."""
 MARGIN, TOP, GAP = 24, 92, 26
 PADDING = 8
@@ -51,7 +51,7 @@ class _Layout:
         self.channels: dict[int, list[tuple[float, float, float]]] = {}
         self.lanes = self._lanes()
         counts = [1 + max((lane for lane in lanes.values()), default=-1) for lanes in self.lanes]
-        self.x = [MARGIN + LANE * counts[FORWARD]]
+        self.x = [MARGIN + LANE * counts[FORWARD] + 4]
         for column in range(1, self.columns):
             room = GUTTERS[column - 1] + LANE * (counts[column - 1] if column - 1 != FORWARD else 0)
             self.x.append(self.x[-1] + WIDTHS[column - 1] + room)
@@ -94,15 +94,15 @@ class _Layout:
             heights[node.bottom] += max(0.0, least[node] - covered)
         tops = [TOP + sum(heights[:row]) + GAP * row for row in range(len(heights) + 1)]
         for (row, column), nodes in cells.items():
-            if len(nodes) == 1:
+            stretched = len(nodes) == 1 and nodes[0].home.scope and not self.ladder.detail
+            if stretched:
                 (node,) = nodes
                 self.y[node], self.height[node] = tops[row], tops[node.bottom + 1] - GAP - tops[row]
                 continue
-            spare = (heights[row] - sum(least[node] + GAP for node in nodes) + GAP) / (len(nodes) - 1)
             y = tops[row]
             for node in reversed(nodes) if column == BACKWARD else nodes:
                 self.y[node], self.height[node] = y, least[node]
-                y += least[node] + GAP + spare
+                y += least[node] + GAP
         return tops[-1] - GAP
 
     def _end(self, node: Node) -> float:
@@ -172,7 +172,7 @@ class _Layout:
             start, end = self.y[flow.tail], self._end(flow.head)
         else:
             start, end = self._end(flow.tail), self.y[flow.head]
-        label = fitted(self.ladder.shape(flow), WIDTHS[flow.start] / 2 + 30, LABEL)
+        label = fitted(self.ladder.shape(flow), WIDTHS[flow.start] / 2 + 16, LABEL)
         at = x + 8 + text_width(label, LABEL) / 2, (start + end) / 2 + 4
         return self._arrow(flow, [(x, start), (x, end)], label, at)
 
@@ -180,12 +180,12 @@ class _Layout:
         """Left of the forward column, right of the others."""
         left, column = flow.start == FORWARD, flow.start
         edge = self.x[column] + (0 if left else WIDTHS[column])
-        x = edge + (LANE * (self.lanes[column][flow] + 1) - 2) * (-1 if left else 1)
+        x = edge + (LANE * self.lanes[column][flow] + 20) * (-1 if left else 1)
         side = "left" if left else "right"
         start, end = self._free(flow.tail, side, last=column != BACKWARD), self._free(flow.head, side)
         label, room = self.ladder.name(flow), abs(end - start) - 8
         label = fitted(label, room, LABEL) if room > 60 else ""
-        return self._arrow(flow, [(edge, start), (x, start), (x, end), (edge, end)], label, (x - 4, (start + end) / 2), True)
+        return self._arrow(flow, [(edge, start), (x, start), (x, end), (edge, end)], label, (x - 4 if left else x + 11, (start + end) / 2), True)
 
     def _across(self, flow: Flow) -> Arrow:
         """To a column further right; as a straight line if the boxes, or boxes that read the same, face each other."""

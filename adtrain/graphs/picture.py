@@ -103,7 +103,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Picture:
-    """Everything that is drawn. `name` is a short title among several pictures of a page."""
+    """Everything that is drawn. `name` is the title among several pictures; `horizontal` is the direction of arrows."""
 
     title: str
     note: str
@@ -114,6 +114,7 @@ class Picture:
     frames: Sequence[Frame] = ()
     headings: Sequence[Heading] = ()
     name: str = ""
+    horizontal: bool = False
 
 
 def text_width(text: str, size: float = TEXT, bold: bool = False) -> float:
