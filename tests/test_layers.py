@@ -30,18 +30,19 @@ RULES: list[tuple[str, set[str]]] = [
     ("custom_op", {"core", "ops", "cache"}),
     ("plugins", {"core"}),
     ("register", MODEL | {"config", "plugins"}),
-    ("adtrain", {"core", "ops", "nn", "optim", "backends", "jit", "custom_op", "register", "version", "api"}),
+    ("adtrain", {"core", "ops", "nn", "optim", "backends", "jit", "custom_op", "register", "version", "api", "graphs"}),
     ("config", MODEL | HELPERS | {"metrics", "plugins"}),
     ("data", MODEL | HELPERS),
     ("gradcheck", MODEL | {"cases", "config", "custom_op", "passes"}),
     ("training", TRAINING),
-    ("graph export report display", TRAINING | {"training"}),
+    ("export report display", TRAINING | {"training"}),
+    ("graphs", TRAINING | {"training", "jit"}),
     ("api", TRAINING | {"training", "report", "display"}),
     ("bench", TRAINING | {"training", "report", "cases", "backends", "adtrain"}),
     (
         "cli",
         TRAINING
-        | {"training", "report", "cases", "backends", "graph", "export", "bench", "gradcheck", "custom_op"}
+        | {"training", "report", "cases", "backends", "graphs", "export", "bench", "gradcheck", "custom_op"}
         | {"adtrain", "display"},
     ),
     ("__main__", {"cli"}),
@@ -60,7 +61,8 @@ ONLY_IN = {
     "onnx": "export",
     "onnxruntime": "export",
     "pydantic": "config",
-    "matplotlib": "report",
+    "matplotlib": "report graphs",
+    "resvg_py": "graphs",
     "jinja2": "templates",
     "tensorboard": "training",
     "torch": "bench/peers",

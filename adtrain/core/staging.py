@@ -141,11 +141,8 @@ class Staged:
     def trace(self, *args: Any, **options: Any) -> tuple[Program, Sequence[tuple[int | str, str]]]:
         """The Program before the passes, and for each of its inputs the argument and the path in it."""
         leaves, structure = self._leaves(args, options)
-        places = [
-            (place, path)
-            for place, x in (*enumerate(args), *sorted(options.items()))
-            for path in ([""] if place in self.static else tree.paths(x))
-        ]
+        arguments: list[tuple[int | str, Any]] = [*enumerate(args), *sorted(options.items())]
+        places = [(place, path) for place, x in arguments for path in ([""] if place in self.static else tree.paths(x))]
         traced = [place for place, x in zip(places, leaves, strict=True) if isinstance(x, (Value, TracedNumber))]
         return self._trace(leaves, structure)[0], traced
 

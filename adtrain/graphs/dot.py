@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from adtrain.graphs.picture import Picture
 
@@ -16,7 +17,11 @@ KEPT = {"color": "#8150c8", "fontcolor": "#6b3cb3", "penwidth": "2"}
 
 def dot_text(picture: Picture) -> str:
     """The picture in DOT. Boxes at one height have one rank, so a ladder stays one."""
-    attributes = {"label": f"{picture.title}\n{picture.note}", "labelloc": "t", "rankdir": "LR" if picture.horizontal else "TB"}
+    attributes = {
+        "label": f"{picture.title}\n{picture.note}",
+        "labelloc": "t",
+        "rankdir": "LR" if picture.horizontal else "TB",
+    }
     lines = [
         f"graph [{_list({**attributes, 'style': 'rounded,dashed', 'fontname': FONT})}]",
         f"node [{_list({'shape': 'box', 'style': 'filled,rounded', 'fontsize': '11', 'fontname': FONT})}]",
@@ -51,7 +56,7 @@ def _ranks(picture: Picture) -> Iterator[str]:
     for ids in ranks.values():
         yield f"{{rank=same; {'; '.join(ids)}}}"
     firsts = [ids[0] for ids in ranks.values()]
-    yield from (f"{a} -> {b} [style=invis]" for a, b in zip(firsts, firsts[1:], strict=False))
+    yield from (f"{a} -> {b} [style=invis]" for a, b in pairwise(firsts))
 
 
 def _edges(picture: Picture) -> Iterator[str]:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from adtrain.graphs.graph import Graph
+from adtrain.graphs.formats import Graph
 from adtrain.graphs.step import SIMPLIFIED, program_graph
 from adtrain.jit import Jitted, jit
 
@@ -38,7 +38,7 @@ def graph(f: Callable[..., Any], *args: Any, after: str = SIMPLIFIED, detail: bo
         parameters = list(inspect.signature(jitted).parameters)
     except (TypeError, ValueError):  # a function written in C
         parameters = []
-    names = dict(enumerate(parameters[: len(args)]))
+    names: dict[int | str, str] = dict(enumerate(parameters[: len(args)]))
     inputs = [".".join(filter(None, (str(names.get(place, place)), path))) for place, path in places]
     name = getattr(jitted, "__name__", "function")
     title = f"{name}({', '.join(dict.fromkeys(path.partition('.')[0] for path in inputs))})"

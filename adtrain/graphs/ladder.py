@@ -9,7 +9,7 @@ from math import prod
 from adtrain import nn
 from adtrain.core.costs import costs
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.graphs.roles import BACKWARD, FORWARD, UPDATE, Place, Roles, equation_lines, flat
+from adtrain.graphs.roles import FORWARD, UPDATE, Place, Roles, equation_lines, flat
 from adtrain.text import short
 
 # Values of so few elements are counted as scalars: counters, rates and random states. They have no arrows.
@@ -89,7 +89,7 @@ class Ladder:
         optimizer = update if update in homes.values() else None
         for e, home in homes.items():
             scalar, first = self._scalar(e), e
-            if e.primitive.view and home not in busy or not home.scope:
+            if (e.primitive.view and home not in busy) or not home.scope:
                 first = self._first_reader(e)
                 home = homes[first]
             elif scalar and optimizer and home not in busy:

@@ -21,7 +21,7 @@ from adtrain.graphs.picture import (
     text_width,
     wrapped,
 )
-from adtrain.graphs.roles import BACKWARD, FORWARD, UPDATE
+from adtrain.graphs.roles import BACKWARD, FORWARD
 from adtrain.text import short
 
 WIDTHS, GUTTERS = (256, 256, 210), (190, 150)
@@ -65,7 +65,9 @@ class _Layout:
             note += f", {short(ladder.stored, 'B')} kept for backward"
         width = max(self.right, MARGIN * 2 + text_width(title, 17, bold=True), MARGIN * 2 + text_width(note, 12))
         boxes = [self._box(node) for node in ladder.nodes]
-        return Picture(title, note, width, self.bottom + MARGIN, boxes, list(self._arrows()), (), self._headings(), name)
+        return Picture(
+            title, note, width, self.bottom + MARGIN, boxes, list(self._arrows()), (), self._headings(), name
+        )
 
     def _text(self, node: Node) -> tuple[list[str], list[str]]:
         width = sum(WIDTHS[node.left : node.right + 1]) - 2 * PADDING
@@ -74,7 +76,7 @@ class _Layout:
 
     def _place_rows(self) -> float:
         """Set y and height of all nodes, and return the y of the lowest border."""
-        arriving = {node: 0 for node in self.ladder.nodes}
+        arriving = dict.fromkeys(self.ladder.nodes, 0)
         for flow in self.ladder.flows:
             if flow.start != flow.end:
                 arriving[flow.head] += 1
@@ -156,7 +158,9 @@ class _Layout:
         return found
 
     def _arrows(self) -> Iterator[Arrow]:
-        order = sorted(self.ladder.flows, key=lambda f: (f.start == f.end, self.y[f.head], f.head.number, f.tail.number))
+        order = sorted(
+            self.ladder.flows, key=lambda f: (f.start == f.end, self.y[f.head], f.head.number, f.tail.number)
+        )
         for flow in order:
             if flow.start != flow.end:
                 yield self._across(flow)
@@ -185,7 +189,13 @@ class _Layout:
         start, end = self._free(flow.tail, side, last=column != BACKWARD), self._free(flow.head, side)
         label, room = self.ladder.name(flow), abs(end - start) - 8
         label = fitted(label, room, LABEL) if room > 60 else ""
-        return self._arrow(flow, [(edge, start), (x, start), (x, end), (edge, end)], label, (x - 4 if left else x + 11, (start + end) / 2), True)
+        return self._arrow(
+            flow,
+            [(edge, start), (x, start), (x, end), (edge, end)],
+            label,
+            (x - 4 if left else x + 11, (start + end) / 2),
+            True,
+        )
 
     def _across(self, flow: Flow) -> Arrow:
         """To a column further right; as a straight line if the boxes, or boxes that read the same, face each other."""
@@ -219,7 +229,9 @@ class _Layout:
         others = [
             other.head
             for other in self.ladder.flows
-            if other.tail is flow.tail and other.start == other.end == flow.start and set(flow.values) <= set(other.values)
+            if other.tail is flow.tail
+            and other.start == other.end == flow.start
+            and set(flow.values) <= set(other.values)
         ]
         for node in (flow.tail, *others):
             if min(self._end(node), self._end(flow.head)) - max(self.y[node], self.y[flow.head]) >= RUNG:

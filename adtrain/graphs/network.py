@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from adtrain import config, nn
 from adtrain.config import Config
-from adtrain.graphs.graph import Graph
+from adtrain.graphs.formats import Graph
 from adtrain.graphs.picture import LABEL, TITLE, Arrow, Box, Frame, Picture, Point, text_height, text_width
 from adtrain.nn.fields import pair, size_text
 from adtrain.table import Column, render
@@ -86,7 +86,9 @@ class _Layout:
         loss = self.box([cfg.loss.kind, "loss"], (), "end", center, end.along + self.gap, (), "")
         self.connect(end, loss.id, center, end.along + self.gap)
         far = max(across, 0 if self.horizontal else least) / 2 + center + MARGIN
-        width, height = (max(loss.along, least + MARGIN) + MARGIN, far) if self.horizontal else (far, loss.along + MARGIN)
+        width, height = (
+            (max(loss.along, least + MARGIN) + MARGIN, far) if self.horizontal else (far, loss.along + MARGIN)
+        )
         return Picture(title, note, width, height, self.boxes, self.arrows, self.frames, horizontal=self.horizontal)
 
     def size(self, module: nn.Module, shape: nn.Shape, name: str) -> tuple[float, float]:
@@ -95,7 +97,9 @@ class _Layout:
             return self.extent(*node_text(module, shape, name))
         sizes = [self.size(child, inner, joined(name, part)) for part, child, inner in module.children(shape)]
         if isinstance(module, nn.Sequential):
-            return max((a for a, _ in sizes), default=SKIP), sum(b + self.gap for _, b in sizes) - (self.gap if sizes else 0)
+            return max((a for a, _ in sizes), default=SKIP), sum(b + self.gap for _, b in sizes) - (
+                self.gap if sizes else 0
+            )
         sizes += [(SKIP, 0)] if isinstance(module, nn.Residual) and module.shortcut is None else []
         across = sum(a + SPACE for a, _ in sizes) - SPACE + 2 * PADDING + self.title[0]
         return across, self.title[1] + max(b for _, b in sizes) + self.gap + JOIN + 2 * PADDING
@@ -145,7 +149,12 @@ class _Layout:
             room, length = self.size(child, inner, joined(name, part))
             middle = left + room / 2
             first = start + PADDING + self.title[1]
-            ends.append((middle, self.add(child, inner, joined(name, part), source, middle, first, frames) if length else source))
+            ends.append(
+                (
+                    middle,
+                    self.add(child, inner, joined(name, part), source, middle, first, frames) if length else source,
+                )
+            )
             outputs.append(child.output_shape(inner))
             left += room + SPACE
         if isinstance(module, nn.Residual) and module.shortcut is None:
@@ -159,8 +168,8 @@ class _Layout:
         return _End(box.id, center, start + along, box.along)
 
     def box(
-        self, title: Sequence[str], text: Sequence[str], kind: str, center: float, start: float, frames: tuple[str, ...],
-        details: str, length: float = 0,
+        self, title: Sequence[str], text: Sequence[str], kind: str, center: float, start: float,
+        frames: tuple[str, ...], details: str, length: float = 0,
     ) -> _End:  # fmt: skip
         across, length = (length, length) if length else self.extent(title, text)
         id = f"b{len(self.boxes)}"
@@ -179,7 +188,11 @@ class _Layout:
         points = [self.point(*place) for place in (*places, (across, along))]
         label = self.labels.pop(source.id, "")
         (x0, y0), (x, y) = points[:2]
-        at = ((x0 + x) / 2, y - 5) if self.horizontal else (x0 + 8 + text_width(label, LABEL) / 2, min((y0 + y) / 2, y0 + 15) + 4)
+        at = (
+            ((x0 + x) / 2, y - 5)
+            if self.horizontal
+            else (x0 + 8 + text_width(label, LABEL) / 2, min((y0 + y) / 2, y0 + 15) + 4)
+        )
         self.arrows.append(Arrow("flow", source.id, head, points, label, at))
 
     def point(self, across: float, along: float) -> Point:
@@ -198,7 +211,7 @@ def node_text(module: nn.Module, shape: nn.Shape, name: str) -> tuple[list[str],
 
 def option_texts(module: nn.Module, shape: nn.Shape) -> Iterator[str]:
     """The options of a layer that differ from their defaults, such as "5×5", "6 → 16", "pad 2"."""
-    for field in sorted(fields(module), key=lambda field: field.name != "kernel_size"):
+    for field in sorted(fields(cast(Any, module)), key=lambda field: field.name != "kernel_size"):
         value = getattr(module, field.name)
         if field.name == "kernel_size":
             yield "×".join(map(str, pair(value)))

@@ -88,12 +88,12 @@ class Roles:
             name = self.names[parameter]
             if (scope := scopes.get(name.rpartition(".")[0])) is None:
                 continue
-            gradients: dict[Variable, None] = {}
+            gradients: list[Variable] = []
             for e in self._updating(new):
                 owners.setdefault(e, {})[scope] = None
-                gradients |= {v: None for v in e.inputs if self._is_gradient(v, parameter)}
-            if len(gradients) == 1:
-                self.names.setdefault(*gradients, f"{name}.grad")
+                gradients += (v for v in e.inputs if self._is_gradient(v, parameter))
+            if len(set(gradients)) == 1:
+                self.names.setdefault(gradients[0], f"{name}.grad")
         for e, layers in owners.items():
             if len(layers) == 1 or any(v.type.shape for v in e.outputs):
                 self.places[e] = Place(next(iter(layers)), UPDATE)

@@ -11,7 +11,7 @@ from adtrain.config.problems import known
 from adtrain.core.errors import AdtrainError
 from adtrain.core.program import Program
 from adtrain.core.staging import Pass
-from adtrain.graphs.graph import Graph
+from adtrain.graphs.formats import Graph
 from adtrain.graphs.ladder import Ladder
 from adtrain.graphs.layout import ladder_picture
 from adtrain.graphs.picture import Picture
@@ -53,7 +53,7 @@ def program_graph(
         labels: names of scopes that are not layers.
         after, detail: see `step_graph`.
     """
-    names = list(dict.fromkeys([TRACE, *map(_pass_name, PASSES)]))
+    names = list(dict.fromkeys([TRACE, *(_pass_name(apply) for apply in PASSES)]))
     if after not in names:
         raise AdtrainError(f"unknown pass {after!r}; {known(after, names, 'passes')}")
     pictures: list[Picture] = []
@@ -78,5 +78,5 @@ def _after_passes(program: Program) -> Iterator[tuple[str, Program]]:
 
 
 def _pass_name(apply: Pass) -> str:
-    name: str = getattr(apply, "func", apply).__name__  # type: ignore[attr-defined]
+    name: str = getattr(apply, "func", apply).__name__
     return name

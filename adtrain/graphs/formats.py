@@ -12,6 +12,7 @@ from adtrain.graphs.dot import dot_text
 from adtrain.graphs.picture import Picture
 from adtrain.templates import environment
 
+
 @dataclass(frozen=True, repr=False)
 class Graph:
     """Pictures, of which one is shown; a page has all of them.
@@ -34,7 +35,8 @@ class Graph:
     @property
     def html(self) -> str:
         """A page without links to other files: a click on a box shows its equations, and a slider chooses the pass."""
-        return environment().get_template("graph.html.j2").render(pictures=self.pictures, shown=self.shown)
+        title = self.pictures[self.shown].title
+        return environment().get_template("graph.html.j2").render(title=title, pictures=self.pictures, shown=self.shown)
 
     @property
     def dot(self) -> str:
@@ -47,7 +49,9 @@ class Graph:
             import matplotlib
             import resvg_py
         except ImportError as error:
-            raise AdtrainError(f"a PNG needs {error.name}: pip install 'adtrain[report]'; an SVG needs nothing") from None
+            raise AdtrainError(
+                f"a PNG needs {error.name}: pip install 'adtrain[report]'; an SVG needs nothing"
+            ) from None
         fonts = str(Path(matplotlib.get_data_path()) / "fonts" / "ttf")
         return bytes(
             resvg_py.svg_to_bytes(
