@@ -38,13 +38,14 @@ LAYOUT_PROBLEMS = """(() => {
       if (box.left < svg.left - 1 || box.right > svg.right + 1 || box.top < svg.top - 1 || box.bottom > svg.bottom + 1)
         found.push(`outside of its picture: ${name(e)}`);
     } else if (e instanceof HTMLElement && style.display != "inline" && style.overflowX != "visible"
-               && style.textOverflow != "ellipsis" && e.scrollWidth > e.clientWidth + 1) {
+               && style.textOverflow != "ellipsis" && e.tabIndex < 0 && e.scrollWidth > e.clientWidth + 1) {
       found.push(`wider than its place: ${name(e)}`);
     }
   }
   return found;
 })()"""
-"""What does not fit into the window. Preformatted text may scroll, and text may end in an ellipsis."""
+"""What does not fit into the window. Preformatted text, and what the keyboard can scroll, may be wider. Text may end in
+an ellipsis."""
 
 
 class Browser:

@@ -150,13 +150,13 @@ class Ladder:
             for e in node.equations:
                 for v in e.inputs:
                     tail = makers.get(v)
-                    if tail is None or tail is node or (v.size <= MOST_SCALARS and not self.scalars_shown):
+                    if tail is None or tail is node or self.viewed.get(v, v) not in makers:
                         continue
                     start = self.roles.maker(v).column
                     end = min(self.roles.places[member].column for member in flat([e]) if v in member.inputs)
-                    kept = start == FORWARD < end
-                    if start == end == UPDATE and not self.scalars_shown:
+                    if not self.scalars_shown and (v.size <= MOST_SCALARS or start == end == UPDATE):
                         continue
+                    kept = start == FORWARD < end
                     start, end = (min(max(x, at.left), at.right) for x, at in ((start, tail), (end, node)))
                     found.setdefault((tail, node, start, end, kept), {})[self._stored(v) if kept else v] = None
         for key, values in found.items():
@@ -191,7 +191,7 @@ class Ladder:
         least = 0 if self.scalars_shown else MOST_SCALARS + 1
         made = {v for e in node.equations for v in e.outputs}
         updated = [old for old, new in self.roles.updated.items() if new in made and old.size >= least]
-        read = dict.fromkeys(v for e in node.equations for v in e.inputs)
+        read = dict.fromkeys(self.viewed.get(v, v) for e in node.equations for v in e.inputs)
         about = [
             f"{names[v]} {shape_text(v)}".strip()
             for v in read

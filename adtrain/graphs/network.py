@@ -38,7 +38,17 @@ def network_graph(cfg: Config, horizontal: bool = False) -> Graph:
     No array is allocated and no data are read. Raises ConfigError where the layers do not fit together.
     """
     model, shape = config.build.model(cfg), cfg.model.input
-    return Graph([_Layout(horizontal).picture(cfg, model)], 0, _text(cfg, model, shape))
+    picture = network_picture(model, shape, horizontal, cfg.name, cfg.training.precision, f"{cfg.loss.kind} loss")
+    return Graph([picture], 0, _text(cfg, model, shape))
+
+
+def network_picture(
+    model: nn.Module, shape: nn.Shape, horizontal: bool, name: str = "network", precision: str = "float32",
+    loss: str = "loss",
+) -> Picture:  # fmt: skip
+    """The picture of a model for input samples of `shape`."""
+    title, note = f"{name}: layers", ", ".join([*parameter_texts(model, shape), precision])
+    return _Layout(horizontal).picture(model, shape, title, note, loss)
 
 
 def _text(cfg: Config, model: nn.Module, shape: nn.Shape) -> str:
@@ -74,21 +84,18 @@ class _Layout:
         self.frames: list[Frame] = []
         self.labels: dict[str, str] = {}
 
-    def picture(self, cfg: Config, model: nn.Module) -> Picture:
-        title = f"{cfg.name}: layers"
-        note = ", ".join([*parameter_texts(model, cfg.model.input), cfg.training.precision])
-        across = max(self.size(model, cfg.model.input, "")[0], 90)
+    def picture(self, model: nn.Module, shape: nn.Shape, title: str, note: str, loss: str) -> Picture:
+        across = max(self.size(model, shape, "")[0], self.extent(["input"], ())[0], self.extent([loss], ())[0])
         least = max(text_width(title, 17, bold=True), text_width(note, 12))
-        center = TOP + across / 2 if self.horizontal else MARGIN + max(across, least) / 2
+        room = across if self.horizontal else max(across, least)
+        center = (TOP if self.horizontal else MARGIN) + room / 2
         end = self.box(["input"], (), "end", center, MARGIN if self.horizontal else TOP, (), "")
-        self.labels[end.id] = shape_text(cfg.model.input)
-        end = self.add(model, cfg.model.input, "", end, center, end.along + self.gap, ())
-        loss = self.box([cfg.loss.kind, "loss"], (), "end", center, end.along + self.gap, (), "")
-        self.connect(end, loss.id, center, end.along + self.gap)
-        far = max(across, 0 if self.horizontal else least) / 2 + center + MARGIN
-        width, height = (
-            (max(loss.along, least + MARGIN) + MARGIN, far) if self.horizontal else (far, loss.along + MARGIN)
-        )
+        self.labels[end.id] = shape_text(shape)
+        end = self.add(model, shape, "", end, center, end.along + self.gap, ())
+        last = self.box([loss], (), "end", center, end.along + self.gap, (), "")
+        self.connect(end, last.id, center, end.along + self.gap)
+        far, along = center + room / 2 + MARGIN, last.along + MARGIN
+        width, height = (max(along, least + 2 * MARGIN), far) if self.horizontal else (far, along)
         return Picture(title, note, width, height, self.boxes, self.arrows, self.frames, horizontal=self.horizontal)
 
     def size(self, module: nn.Module, shape: nn.Shape, name: str) -> tuple[float, float]:
@@ -97,9 +104,8 @@ class _Layout:
             return self.extent(*node_text(module, shape, name))
         sizes = [self.size(child, inner, joined(name, part)) for part, child, inner in module.children(shape)]
         if isinstance(module, nn.Sequential):
-            return max((a for a, _ in sizes), default=SKIP), sum(b + self.gap for _, b in sizes) - (
-                self.gap if sizes else 0
-            )
+            along = sum(b + self.gap for _, b in sizes) - self.gap
+            return max((a for a, _ in sizes), default=SKIP), max(along, 0)
         sizes += [(SKIP, 0)] if isinstance(module, nn.Residual) and module.shortcut is None else []
         across = sum(a + SPACE for a, _ in sizes) - SPACE + 2 * PADDING + self.title[0]
         return across, self.title[1] + max(b for _, b in sizes) + self.gap + JOIN + 2 * PADDING

@@ -136,8 +136,8 @@ class Roles:
             and self.maker(v).column == self.places[e].column
         }
         for e in self.members:
-            scope, column = self.places[e]
-            base = ".".join(filter(None, nn.layer_of(scope)))
+            column = self.places[e].column
+            base = ".".join(filter(None, nn.layer_of(e.scope.partition("+")[0])))
             for v in e.outputs:
                 if v in self.names:
                     continue
