@@ -89,7 +89,7 @@ class Ladder:
         optimizer = update if update in homes.values() else None
         for e, home in homes.items():
             scalar, first = self._scalar(e), e
-            if (e.primitive.view and home not in busy) or not home.scope:
+            if not home.scope or (e.primitive.view and (self.detail or home not in busy)):
                 first = self._first_reader(e)
                 home = homes[first]
             elif scalar and optimizer and home not in busy:
