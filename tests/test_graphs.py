@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 import adtrain as ad
 from adtrain import config, graphs, nn, ops, training
 from adtrain.graphs.formats import FORMATS, Graph
-from adtrain.graphs.ladder import MOST_SCALARS, Ladder
+from adtrain.graphs.ladder import Ladder
 from adtrain.graphs.layout import ladder_picture
 from adtrain.graphs.network import network_picture
 from adtrain.graphs.picture import Box, Picture
-from adtrain.graphs.roles import Roles
+from adtrain.graphs.roles import MOST_SCALARS, Roles
 from adtrain.graphs.step import PASSES
 
 SVG = "{http://www.w3.org/2000/svg}"

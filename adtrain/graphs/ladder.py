@@ -9,12 +9,8 @@ from math import prod
 from adtrain import nn
 from adtrain.core.costs import costs
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.graphs.roles import FORWARD, UPDATE, Place, Roles, equation_lines, flat
+from adtrain.graphs.roles import FORWARD, MOST_SCALARS, OPTIMIZER, UPDATE, Place, Roles, equation_lines, flat
 from adtrain.text import short
-
-# Values of so few elements are counted as scalars: counters, rates and random states. They have no arrows.
-MOST_SCALARS = 4
-OPTIMIZER = "optimizer"
 
 
 @dataclass(eq=False)
@@ -63,7 +59,6 @@ class Ladder:
     def __init__(self, roles: Roles, labels: Mapping[str, str], order: Sequence[str], detail: bool) -> None:
         """`labels` names scopes that are no layers, `order` has the scopes of the rows, from the first to the last."""
         self.roles, self.labels, self.order, self.detail = roles, labels, order, detail
-        self.scalars_shown = not any(place.scope == OPTIMIZER for place in roles.places.values())
         self.viewed = _viewed(roles.program)
         self.nodes = list(self._nodes())
         self.rows = list(order)
@@ -144,6 +139,7 @@ class Ladder:
         return {(place, column) for column in range(node.left, node.right + 1)}
 
     def _flows(self) -> Iterator[Flow]:
+        """The values between nodes. Between layers no scalars, and no values of the update."""
         makers = {v: node for node in self.nodes for e in node.equations for v in e.outputs}
         found: dict[tuple[Node, Node, int, int, bool], dict[Variable, None]] = {}
         for node in self.nodes:
@@ -154,7 +150,7 @@ class Ladder:
                         continue
                     start = self.roles.maker(v).column
                     end = min(self.roles.places[member].column for member in flat([e]) if v in member.inputs)
-                    if not self.scalars_shown and (v.size <= MOST_SCALARS or start == end == UPDATE):
+                    if tail.home.scope and node.home.scope and (v.size <= MOST_SCALARS or start == end == UPDATE):
                         continue
                     kept = start == FORWARD < end
                     start, end = (min(max(x, at.left), at.right) for x, at in ((start, tail), (end, node)))
@@ -172,8 +168,7 @@ class Ladder:
         if all(map(self._scalar, node.equations)) and node.home.scope == OPTIMIZER:
             return [f"{self.labels.get(OPTIMIZER, OPTIMIZER)}: learning rate"]
         if not node.home.scope or (self.detail and node.home.column != UPDATE):
-            members = dict.fromkeys(member for member in flat(node.equations))
-            names = dict.fromkeys(e.primitive.name for e in members if not e.primitive.view)
+            names = dict.fromkeys(e.primitive.name for e in flat(node.equations) if not e.primitive.view)
             return list(names) or [node.equations[0].primitive.name]
         scopes = {place.scope: None for place in sorted(node.places, key=self._row) if place.scope}
         if node.home.column == UPDATE:
@@ -185,10 +180,10 @@ class Ladder:
     def _row(self, place: Place) -> int:
         return self.order.index(place.scope) if place.scope in self.order else len(self.order)
 
-    def text(self, node: Node) -> Iterator[Sequence[str]]:
+    def text(self, node: Node) -> Sequence[str]:
         """What a node reads of the Program's inputs, and its FLOPs; of one that reads none, what it updates."""
         program, names = self.roles.program, self.roles.names
-        least = 0 if self.scalars_shown else MOST_SCALARS + 1
+        least = MOST_SCALARS + 1 if node.home.scope else 0
         made = {v for e in node.equations for v in e.outputs}
         updated = [old for old, new in self.roles.updated.items() if new in made and old.size >= least]
         read = dict.fromkeys(self.viewed.get(v, v) for e in node.equations for v in e.inputs)
@@ -206,7 +201,7 @@ class Ladder:
         if not made.isdisjoint(set(program.outputs) - set(self.roles.updated.values())):
             about.append("returned")
         flops = sum(self._costs[e].flops for e in node.equations)
-        yield [*about, *([short(flops, "FLOPs")] if flops else [])]
+        return [*about, *([short(flops, "FLOPs")] if flops else [])]
 
     def details(self, node: Node) -> str:
         """The equations of a node as text."""

@@ -50,7 +50,7 @@ class _Layout:
         self.used: dict[tuple[Node, str], list[float]] = {}
         self.channels: dict[int, list[tuple[float, float, float]]] = {}
         self.lanes = self._lanes()
-        counts = [1 + max((lane for lane in lanes.values()), default=-1) for lanes in self.lanes]
+        counts = [len(set(lanes.values())) for lanes in self.lanes]
         self.x = [MARGIN + LANE * counts[FORWARD] + 4]
         for column in range(1, self.columns):
             room = GUTTERS[column - 1] + LANE * (counts[column - 1] if column - 1 != FORWARD else 0)
@@ -72,7 +72,7 @@ class _Layout:
     def _text(self, node: Node) -> tuple[list[str], list[str]]:
         width = sum(WIDTHS[node.left : node.right + 1]) - 2 * PADDING
         title = wrapped(self.ladder.title(node), " + ", width, 4, TITLE, bold=True)
-        return title, [line for parts in self.ladder.text(node) for line in wrapped(parts, ", ", width, 2)]
+        return title, wrapped(self.ladder.text(node), ", ", width, 2)
 
     def _place_rows(self) -> float:
         """Set y and height of all nodes, and return the y of the lowest border."""
@@ -96,9 +96,8 @@ class _Layout:
             heights[node.bottom] += max(0.0, least[node] - covered)
         tops = [TOP + sum(heights[:row]) + GAP * row for row in range(len(heights) + 1)]
         for (row, column), nodes in cells.items():
-            stretched = len(nodes) == 1 and nodes[0].home.scope and not self.ladder.detail
-            if stretched:
-                (node,) = nodes
+            node = nodes[0]
+            if len(nodes) == 1 and node.home.scope and not self.ladder.detail:
                 self.y[node], self.height[node] = tops[row], tops[node.bottom + 1] - GAP - tops[row]
                 continue
             y = tops[row]
@@ -122,7 +121,7 @@ class _Layout:
         return low < high and not any(between)
 
     def _lanes(self) -> list[dict[Flow, int]]:
-        """For each column the flows that run beside it, each with the number of its lane. Short ones are inside."""
+        """For each column the flows that run beside it, with the number of their lane. Lane 0 is next to the column."""
         found: list[dict[Flow, int]] = []
         for column in range(3):
             flows = [f for f in self.ladder.flows if f.start == f.end == column and not self._neighbours(f)]
@@ -167,8 +166,7 @@ class _Layout:
             elif flow in self.lanes[flow.start]:
                 yield self._beside(flow)
             else:
-                arrow = self._vertical(flow)
-                yield arrow
+                yield self._vertical(flow)
 
     def _vertical(self, flow: Flow) -> Arrow:
         x = self.x[flow.start] + WIDTHS[flow.start] / 2

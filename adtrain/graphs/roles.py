@@ -11,6 +11,10 @@ from adtrain.core.program import Equation, Program, Variable
 
 FORWARD, BACKWARD, UPDATE = range(3)
 """The columns of a picture."""
+OPTIMIZER = "optimizer"
+"""The scope of the update."""
+MOST_SCALARS = 4
+"""Values of so few elements are counted as scalars: counters, rates and random states."""
 
 
 class Place(NamedTuple):
@@ -69,15 +73,17 @@ class Roles:
         return self.places[self._makers[v]]
 
     def _columns(self) -> dict[Equation, Place]:
-        """Without phase "update", an equation of phase "forward" that depends on a gradient is in the last column."""
+        """The column of each equation: its phase, but not left of what it reads.
+
+        Scalars do not count where there is an update, because the log of the metrics reads the learning rate.
+        """
         found: dict[Equation, Place] = {}
-        has_update = any(e.phase == "update" for e in self.members)
+        least = MOST_SCALARS + 1 if any(e.phase == "update" for e in self.members) else 0
         for e in self.members:
             column = ("forward", "backward", "update").index(e.phase)
-            if column == FORWARD and not has_update:
-                makers = [found[self._makers[v]].column for v in e.inputs if v in self._makers]
-                column = UPDATE if any(makers) else FORWARD
-            found[e] = Place(e.scope.partition("+")[0], column)
+            read = (found[self._makers[v]].column for v in e.inputs if v in self._makers and v.size >= least)
+            scope = e.scope.partition("+")[0] or (OPTIMIZER if column == UPDATE else "")
+            found[e] = Place(scope, UPDATE if any(other > column for other in read) else column)
         return found
 
     def _place_updates(self) -> None:
