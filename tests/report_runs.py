@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from PIL import Image
 from waiting import PATIENCE
 
 from adtrain.cli import main
@@ -99,11 +100,10 @@ def in_browser(page: Path, *arguments: str, width: int = 1280, height: int = 160
 
 def assert_drawn(page: Path, folder: Path, width: int, scheme: str) -> None:
     """The page is drawn in the colour scheme "light" or "dark", neither empty nor full. `folder` is for files."""
-    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
     picture = folder / "page.png"
     setting = f"--blink-settings=preferredColorScheme={['dark', 'light'].index(scheme)}"
     in_browser(Path(shutil.copy(page, folder)), f"--screenshot={picture}", setting, width=width, height=1600)
-    with image.open(picture) as drawn:
+    with Image.open(picture) as drawn:
         assert (drawn.format, drawn.size) == ("PNG", (width, 1600))
         pixels = np.asarray(drawn.convert("L")).astype(int)
     corner = pixels[2, 2]
