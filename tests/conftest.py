@@ -21,6 +21,7 @@ from adtrain.backends.cpu.toolchain import NAMES
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError
 from adtrain.core import devices
+from adtrain.files import write_atomic
 
 # The same examples in every run, and no time limit, because machines differ.
 settings.register_profile("adtrain", derandomize=True, deadline=None)
@@ -86,6 +87,22 @@ def on_numpy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """
     if request.node.get_closest_marker("compiled") is None:
         monkeypatch.setattr(CpuBackend, "compile", lambda self, program: NumpyProgram(program))
+
+
+@pytest.fixture(scope="module")
+def unoptimised(run_folder: Path) -> Iterator[None]:
+    """Programs of the module, also in processes that it starts, are compiled in a third of the time, to slow code.
+
+    For tests of anything but results and speed of compiled code.
+    """
+    compiler = next(filter(None, map(shutil.which, NAMES)), None)
+    script = run_folder / "unoptimised-cc"
+    with pytest.MonkeyPatch.context() as patch:
+        if compiler is not None:
+            write_atomic(script, f'#!/bin/sh\nexec {compiler} "$@" -O1\n'.encode())
+            script.chmod(0o755)
+            patch.setenv("CC", str(script))
+        yield
 
 
 @pytest.fixture

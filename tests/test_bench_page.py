@@ -100,7 +100,7 @@ def shown(folder: Path, name: str, tmp_path: Path) -> Elements:
     return Elements(in_browser(Path(shutil.copy(folder / f"{name}.html", tmp_path)), "--dump-dom"))
 
 
-pytestmark = pytest.mark.compiled
+pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("unoptimised")]
 
 
 @pytest.mark.parametrize("name", KINDS)
