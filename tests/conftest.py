@@ -24,7 +24,7 @@ from adtrain.core import devices
 from adtrain.files import write_atomic
 
 # The same examples in every run, and no time limit, because machines differ.
-settings.register_profile("adtrain", derandomize=True, deadline=None)
+settings.register_profile("adtrain", derandomize=True, deadline=None, max_examples=40)
 settings.load_profile("adtrain")
 
 
