@@ -92,8 +92,9 @@ def count(name: str, entry: Any, limit: int | None = None, reference: bool = Fal
 
 def samples(entry: Any, dtype: Any, limit: int | None = None, reference: bool = False) -> list[Any]:
     differentiable = dtype == torch.float64 and entry.supports_autograd
-    # PyTorch's own function formats the stack at each call, for devices that are not there.
-    with mock.patch.object(torch, "manual_seed", torch.default_generator.manual_seed):
+    # PyTorch looks at the stack for each sample: in `manual_seed`, and to find the test that it is for.
+    seed = mock.patch.object(torch, "manual_seed", torch.default_generator.manual_seed)
+    with seed, mock.patch.object(inspect, "stack", list):
         torch.manual_seed(0)
         if reference:  # for some entries these cannot be drawn with requires_grad
             drawn = list(entry.reference_inputs("cpu", dtype, requires_grad=False))
