@@ -21,7 +21,6 @@ from adtrain.backends.cpu.toolchain import NAMES
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError
 from adtrain.core import devices
-from adtrain.files import write_atomic
 
 # The same examples in every run, and no time limit, because machines differ.
 settings.register_profile("adtrain", derandomize=True, deadline=None, max_examples=40)
@@ -99,8 +98,10 @@ def unoptimised(run_folder: Path) -> Iterator[None]:
     script = run_folder / "unoptimised-cc"
     with pytest.MonkeyPatch.context() as patch:
         if compiler is not None:
-            write_atomic(script, f'#!/bin/sh\nexec {compiler} "$@" -O1\n'.encode())
-            script.chmod(0o755)
+            written = script.with_suffix(f".{os.getpid()}")  # another worker sees all of it or nothing
+            written.write_text(f'#!/bin/sh\nexec {compiler} "$@" -O1\n')
+            written.chmod(0o755)
+            written.replace(script)
             patch.setenv("CC", str(script))
         yield
 
