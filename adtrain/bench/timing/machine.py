@@ -7,8 +7,6 @@ import platform
 from typing import Any
 
 import numpy as np
-import psutil
-from threadpoolctl import threadpool_info
 
 from adtrain.core.backend import backend
 from adtrain.data.memory import machine_memory
@@ -49,6 +47,8 @@ def thread_count() -> int:
 def busy_cores() -> float:
     """The number of cores that other processes, or other guests of the host, keep busy while this process sleeps
     WINDOW_S."""
+    import psutil
+
     return psutil.cpu_percent(WINDOW_S) / 100 * (os.cpu_count() or 1)
 
 
@@ -65,4 +65,6 @@ def blas_name() -> str:
 
 def blas_threads() -> int | None:
     """The number of threads of the BLAS that NumPy loaded; None for one that threadpoolctl does not know."""
+    from threadpoolctl import threadpool_info
+
     return next((library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"), None)
