@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from browser import Browser, assert_fits
 from idx_files import write_idx
+from PIL import Image
 from report_runs import Elements, assert_needs_no_network, command, one_line, summary, train
 from training_runs import write_config
 
@@ -171,12 +172,11 @@ def test_a_page_that_cannot_be_written_is_a_one_line_error(run: Path, tmp_path: 
 
 def test_png_files_are_drawn(run: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib")
-    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
     result = command("report", run, "--device", "cpu", "--png", tmp_path / "png")
     names = ["learning_curves.png", "confusion_matrix.png", "worst_mistakes.png"]
     assert result.stdout.splitlines() == [f"{run}/report.html", *(f"{tmp_path}/png/{name}" for name in names)]
     for name in names:
-        with image.open(tmp_path / "png" / name) as drawn:
+        with Image.open(tmp_path / "png" / name) as drawn:
             pixels = np.asarray(drawn.convert("L"))
         assert min(pixels.shape) > 400
         assert pixels.std() > 5

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from report_runs import summary, train
 from training_runs import images_of, write_config
 
@@ -71,9 +72,8 @@ def test_the_confusion_matrix_counts_every_image_once(pairs: list[tuple[int, int
 
 @given(st.integers(1, 9), st.integers(1, 9), st.sampled_from([1, 3]), st.integers(0, 99))
 def test_a_png_holds_the_pixels(height: int, width: int, channels: int, seed: int) -> None:
-    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
-    with image.open(BytesIO(png(pixels))) as read:
+    with Image.open(BytesIO(png(pixels))) as read:
         assert read.format == "PNG"
         assert np.array_equal(np.asarray(read).reshape(pixels.shape), pixels)
 
@@ -136,14 +136,13 @@ def test_many_classes_have_a_list_instead_of_a_matrix() -> None:
 
 
 def test_pictures_accept_any_class_names(run: Path, tmp_path: Path) -> None:
-    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
     pytest.importorskip("matplotlib", reason="needs matplotlib")
     wrong = predictions(np.array([0, 1, 1]), np.array([0, 0, 1]), 2)
     found = replace(wrong, classes=("$x_$", "a name beyond all bounds"))
     written = figures.write(report.read(run), found, tmp_path / "png")
     assert [path.name for path in written] == ["learning_curves.png", "confusion_matrix.png", "worst_mistakes.png"]
     for path in written:
-        with image.open(path) as drawn:
+        with Image.open(path) as drawn:
             assert drawn.format == "PNG"
 
 
