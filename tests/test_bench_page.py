@@ -78,7 +78,7 @@ def shown(folder: Path, name: str) -> Elements:
     return Elements((folder / f"{name}.html").read_text())
 
 
-pytestmark = pytest.mark.compiled
+pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("unoptimised")]
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -18,6 +18,8 @@ from adtrain.bench.peers import comparison, systems
 from adtrain.bench.timing import roofline
 from adtrain.cli.main import cli
 
+pytestmark = pytest.mark.usefixtures("unoptimised")
+
 LAYERS = "[{conv2d: {out_channels: 4, kernel_size: 3}}, relu, flatten, {linear: 3}]"
 
 

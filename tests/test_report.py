@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from report_runs import summary, train
 from training_runs import images_of, write_config
 
@@ -79,9 +80,8 @@ def test_the_confusion_matrix_counts_every_image_once(pairs: list[tuple[int, int
 
 @given(st.integers(1, 9), st.integers(1, 9), st.sampled_from([1, 3]), st.integers(0, 99))
 def test_a_png_holds_the_pixels(height: int, width: int, channels: int, seed: int) -> None:
-    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
-    with image.open(BytesIO(png(pixels))) as read:
+    with Image.open(BytesIO(png(pixels))) as read:
         assert read.format == "PNG"
         assert np.array_equal(np.asarray(read).reshape(pixels.shape), pixels)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from adtrain import config, nn
 from adtrain.config import Config
 from adtrain.nn.fields import size_text
-from adtrain.training.costs import BEFORE, layer_of
+from adtrain.training.costs import BEFORE
 from adtrain.training.summary import OperationTime
 
 
@@ -76,7 +76,7 @@ def strip(cfg: Config, ops: Iterable[OperationTime]) -> Strip:
 
 def _block(scope: str, names: Sequence[str]) -> str | None:
     """The first layer in the scope of a kernel, or else its input or loss; None if there is neither."""
-    parts = [layer_of(part)[0] for part in scope.split("+")]
+    parts = [nn.layer_of(part)[0] for part in scope.split("+")]
     for part in parts:
         inside = [name for name in names if name == part or name.startswith(f"{part}.")]
         if inside and part not in ("input", "loss"):
