@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -128,3 +129,23 @@ def test_an_index_out_of_range_raises_a_shape_error(count: int, wrong: int) -> N
     f = stage(lambda table, rows: ops.softmax(ops.embedding(rows, table) * 2.0, 1), ALL)
     with pytest.raises(ShapeError, match="an index is out of range"):
         f(table, ad.array(rows, device="gpu")).numpy()
+
+
+@pytest.mark.parametrize("kept", [1, 2, 5])
+def test_large_results_that_are_held_survive_later_runs(kept: int) -> None:
+    f = stage(lambda x: (x + 1.0, ops.reshape(x * 2.0, (-1,))), ALL)
+    base = np.arange(2**19, dtype=np.float32).reshape(512, 1024)
+    held: deque[tuple[int, Any]] = deque(maxlen=kept)
+    for i in range(8):
+        held.append((i, f(ad.array(base + i, device="gpu"))))
+        for j, (more, twice) in held:
+            assert np.array_equal(more.numpy(), base + j + 1)
+            assert np.array_equal(twice.numpy(), 2 * (base + j).reshape(-1))
+
+
+def test_a_large_result_can_be_the_next_argument() -> None:
+    f = stage(lambda x: x + 1.0, ALL)
+    x = ad.array(np.zeros((512, 1024), np.float32), device="gpu")
+    for _ in range(9):
+        x = f(x)
+    assert np.array_equal(x.numpy(), np.full((512, 1024), 9, np.float32))

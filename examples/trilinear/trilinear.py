@@ -23,10 +23,19 @@ def corner_weights(points: np.ndarray) -> np.ndarray:
     return (x[:, :, None, None] * y[:, None, :, None] * z[:, None, None, :]).reshape(-1, 8)
 
 
-def launch(x: Any, points: Any) -> dict[str, Any]:
-    """Work of both kernels: a thread for every WIDE features of a point."""
-    wide = 4 if x.shape[-1] % 4 == 0 else 1
-    return {"elements": points.shape[0] * x.shape[-1] // wide, "definitions": {"WIDE": wide}}
+def definitions(x: Any) -> dict[str, int]:
+    return {"WIDE": 4 if x.shape[-1] % 4 == 0 else 1}
+
+
+def launch(feats: Any, points: Any) -> dict[str, Any]:
+    """A thread for every WIDE features of a point."""
+    wide = definitions(feats)
+    return {"elements": points.shape[0] * feats.shape[-1] // wide["WIDE"], "definitions": wide}
+
+
+def launch_grad(ct: Any, points: Any) -> dict[str, Any]:
+    """A block for every point."""
+    return {"blocks": points.shape[0], "threads": 256, "definitions": definitions(ct)}
 
 
 def numbers(x: Any, points: Any) -> tuple[int, int]:
@@ -57,7 +66,7 @@ trilinear_grad = ad.custom_op(
     cuda="trilinear.cu",
     vjp=lambda ct, out, cotangent, points: (trilinear(ct, points), None),
     numbers=numbers,
-    launch=launch,
+    launch=launch_grad,
     samples=lambda rng: (rng.normal(size=(5, 12)), rng.uniform(-1, 1, (5, 3))),
 )
 
@@ -91,16 +100,9 @@ class Trilinear(ad.nn.Module):
 def composed(feats: ad.Value, points: ad.Value) -> ad.Value:
     """The same by public operations, which passes fuse."""
     end = (points + 1.0) * 0.5
-    total: ad.Value | None = None
-    for corner in range(8):
-        weight: Any = 1.0
-        for axis in range(3):
-            share = end[:, axis : axis + 1]
-            weight = weight * (share if corner >> (2 - axis) & 1 else 1.0 - share)
-        part = weight * feats[:, corner]
-        total = part if total is None else total + part
-    assert total is not None
-    return total
+    x, y, z = (ops.stack([1.0 - end[:, i], end[:, i]], axis=1) for i in range(3))
+    weights = x[:, :, None, None] * y[:, None, :, None] * z[:, None, None, :]
+    return (weights.reshape(-1, 8, 1) * feats).sum(axis=1)
 
 
 if __name__ == "__main__":

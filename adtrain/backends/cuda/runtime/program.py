@@ -20,12 +20,19 @@ from adtrain.core.errors import DeviceError
 from adtrain.core.fused import label
 from adtrain.core.program import Equation, Program
 from adtrain.core.types import ArrayType
+from adtrain.passes.plan_memory import nbytes
 
 if TYPE_CHECKING:
     from adtrain.backends.cuda.backend import Buffer, CudaBackend
 
 RUNS_PER_GRAPH = 10
 """Consecutive runs in one graph, so that launches overlap from one run to the next as well."""
+
+LARGE = 2**20
+"""Bytes of an output from which on it is returned without a copy, where possible."""
+
+RETURNED_SETS = 2
+"""Sets of memory for large outputs that are returned without a copy: one may be in use while the other is written."""
 
 
 class LibraryLaunch:
@@ -88,11 +95,16 @@ class CudaProgram:
         self.base = int(self.arena)
         self.constants = [x.buffer for x in program.constants.values()]
         self.prefetched = [backend.empty(v.type) for v in layout.inputs[len(program.inputs) :]]
-        self.owned = {at: backend.empty(layout.outputs[at].type) for at in layout.owned}
+        returned = {at: layout.outputs[at] for where, at in layout.results if where == "output"}
+        self.large = {at: v.type for at, v in returned.items() if nbytes(v) >= LARGE}
+        self.large_outputs: list[dict[int, Buffer]] = []
+        self.owned = {at: backend.empty(layout.outputs[at].type) for at in layout.owned if at not in self.large}
+        self.copied = [at for at in returned if at in self.owned]
         outputs = [self.owned[at].address if at in self.owned else 0 for at in range(len(layout.outputs))]
-        # By address number; see `Layout`. Those of the Program's inputs are set before each run.
+        # By address number; see `Layout`. Those of the Program's inputs and large outputs are set before each run.
         self.addresses = [0] * len(program.inputs)
         self.addresses += [buffer.address for buffer in (*self.prefetched, *self.constants)]
+        self.first_output = len(self.addresses)
         self.addresses += [*outputs, *(self.base + byte for byte in layout.arena)]
 
         equations = dict.fromkeys(step.equation for steps, _ in layout.runs(2) for step in steps)
@@ -121,9 +133,12 @@ class CudaProgram:
             # and must not change.
             if getrefcount(buffers[i]) > 2 or getrefcount(buffers[i].memory) > 2:
                 buffers[i] = self._copy(buffers[i])
+        large, keep = self._large_outputs()
         for i, buffer in enumerate(buffers):
             self.addresses[i] = buffer.address
-        key = tuple(self.addresses[: len(buffers)])
+        for at, buffer in large.items():
+            self.addresses[self.first_output + at] = buffer.address
+        key = (*self.addresses[: len(buffers)], *(buffer.address for buffer in large.values()))
         seconds: Sequence[float] = ()
         if timed:
             seconds = self._timed(key)
@@ -132,7 +147,8 @@ class CudaProgram:
             for at_once, runs in ((RUNS_PER_GRAPH, many), (1, single)):
                 for _ in range(runs):
                     self.graphs.run((key, at_once), partial(self._record, at_once))
-        fresh = {at: self._copy(self.owned[at]) for where, at, _ in self.results if where == "output"}
+        fresh = {at: self._copy(self.owned[at]) for at in self.copied}
+        fresh |= {at: self._copy(buffer) if keep else _another(buffer) for at, buffer in large.items()}
         sources: dict[str, Any] = {"input": buffers, "constant": self.constants, "output": fresh}
         return [_shaped(sources[where][at], shape) for where, at, shape in self.results], seconds
 
@@ -176,6 +192,19 @@ class CudaProgram:
         seconds = dict(zip(order, marks.seconds(), strict=True))
         return [seconds[e] for e in self.equations]
 
+    def _large_outputs(self) -> tuple[dict[int, Buffer], bool]:
+        """Buffers for the large outputs of a run, and whether the Program keeps them and returns copies.
+
+        Each set of addresses needs a graph of its own, so there are few sets. A set is free when the caller holds no
+        output that lies in it.
+        """
+        for buffers in self.large_outputs[:RETURNED_SETS]:
+            if all(getrefcount(buffer.memory) == 2 for buffer in buffers.values()):  # the buffer and the argument
+                return buffers, False
+        if len(self.large_outputs) <= RETURNED_SETS:
+            self.large_outputs.append({at: self.backend.empty(type_) for at, type_ in self.large.items()})
+        return self.large_outputs[-1], len(self.large_outputs) > RETURNED_SETS
+
     def _copy(self, buffer: Buffer) -> Buffer:
         copied = self.backend.empty(ArrayType(buffer.shape, buffer.dtype))
         self.device.copy(buffer.address, copied.address, _nbytes(buffer))
@@ -184,6 +213,10 @@ class CudaProgram:
 
 def _nbytes(buffer: Buffer) -> int:
     return prod(buffer.shape) * buffer.dtype.itemsize
+
+
+def _another(buffer: Buffer) -> Buffer:
+    return type(buffer)(buffer.memory, buffer.shape, buffer.dtype)
 
 
 def _shaped(buffer: Buffer, shape: tuple[int, ...]) -> Buffer:
