@@ -53,23 +53,23 @@ def between_markers(text: str, part: str) -> str:
 
 
 def speed(results: Results) -> str:
-    """One line: for each device the range of the ratios of steps to PyTorch and JAX, each in its fastest form."""
+    """One line: the range of the ratios of steps to each peer, in its fastest form, on each device."""
     parts = []
-    for found in _by_device(results).values():
-        name = next(iter(found.values()))["protocol"]["device_name"]
-        ranges = [_range(found, peer) for peer in PEERS]
-        parts.append(f"on {name} {' and '.join(filter(None, ranges))}")
+    for peer, name in PEERS.items():
+        ranges = [(_ratios(found, peer), device) for (_, device), found in _by_device(results).items()]
+        times = [f"{min(found):.1f} to {max(found):.1f} times as long on {device}" for found, device in ranges if found]
+        parts.append(f"{name} {' and '.join(times)}")
     return (
-        f"\n**Speed**: a training step takes, {'; '.join(parts)}; single operations can be slower: "
+        f"\n**Speed**: a training step takes {', '.join(parts)}. Single operations can be slower than theirs: "
         "[Performance](docs/performance.md).\n\n"
     )
 
 
-def _range(results: Results, peer: str) -> str:
+def _ratios(results: Results, peer: str) -> list[float]:
+    """For each step the time of the peer's fastest form over adtrain's."""
     rows = [row["ratios"] for result in results.values() for row in result.get("steps", ())]
-    forms = [[x["median"] for system, x in ratios.items() if system.startswith(peer)] for ratios in rows]
-    best = [min(medians) for medians in forms if medians]
-    return f"{min(best):.1f} to {max(best):.1f} times as long in {PEERS[peer]}" if best else ""
+    forms = [[ratio["median"] for system, ratio in ratios.items() if system.startswith(peer)] for ratios in rows]
+    return [min(medians) for medians in forms if medians]
 
 
 def _by_device(results: Results) -> dict[tuple[str, str], dict[str, Result]]:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import click
 import pytest
 from click.testing import CliRunner
+from pydantic import TypeAdapter
 
+import adtrain
+from adtrain.bench import text
 from adtrain.cli import main
+from adtrain.config import Config, source, specs
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]]
@@ -81,7 +86,7 @@ def test_the_samples_of_a_document_are_what_is_printed(
         result = CliRunner().invoke(main.cli, arguments)
         printed = (result.stdout if result.exit_code == 0 else result.stderr).splitlines()
         if command in MEASURED and result.exit_code == 0:
-            assert {shape(text) for text in expected if text != "..."} - set(map(shape, printed)) == set(), line
+            assert {shape(row) for row in expected if row != "..."} - set(map(shape, printed)) == set(), line
         else:
             assert list(map(without_threads, expected)) == list(map(without_threads, printed)), line
 
@@ -92,9 +97,26 @@ def without_threads(line: str) -> str:
 
 
 def test_the_config_in_the_readme_is_the_packaged_one() -> None:
-    (text,) = blocks("README.md", "yaml")
+    (block,) = blocks("README.md", "yaml")
     packaged = (ROOT / "configs/mlp.yaml").read_text().splitlines()
-    assert text.splitlines() == [line for line in packaged if not line.startswith("#")]
+    assert block.splitlines() == [line for line in packaged if not line.startswith("#")]
+
+
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if blocks(name, "yaml") and name not in PLUGINS])
+def test_the_parts_of_configs_in_a_document_are_valid(document: str) -> None:
+    hints = get_type_hints(Config, include_extras=True)
+    for block in blocks(document, "yaml"):
+        if "name: broken" not in block:
+            part = source.read_value(block, document).plain()
+            sections = part if isinstance(part, dict) else {"layers": part}
+            for key, value in sections.items():
+                TypeAdapter(hints.get(key, specs.Layers)).validate_python(value)
+
+
+def test_the_times_in_the_tutorial_are_those_of_the_committed_result() -> None:
+    printed = text.render(json.loads((ROOT / "benchmarks/results/cpu-step-mlp.json").read_bytes()), 100)
+    (rows,) = re.findall(r"^```\n(fused .*?)^```", text_of("docs/tutorial.md"), re.DOTALL | re.MULTILINE)
+    assert [line for line in rows.splitlines() if line not in printed] == []
 
 
 def test_the_config_reference_is_up_to_date() -> None:
@@ -109,6 +131,11 @@ def test_the_config_reference_is_up_to_date() -> None:
 
 def test_every_command_is_in_the_readme() -> None:
     assert [name for name in main.COMMANDS if f"adtrain {name}" not in text_of("README.md")] == []
+
+
+def test_every_public_name_is_in_the_python_reference() -> None:
+    named = set(re.findall(r"\b\w+$", text_of("docs/reference/python.md"), re.MULTILINE))
+    assert set(adtrain.__all__) - named == set()
 
 
 def options(command: click.Command) -> set[str]:
@@ -127,10 +154,10 @@ def test_the_commands_in_a_document_exist_with_their_options(document: str) -> N
 
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if "worklog" not in name])
 def test_links_and_files_named_in_a_document_exist(document: str) -> None:
-    text, folder = text_of(document), (ROOT / document).parent
-    links = re.findall(r"\]\(([^)#]+)\)|(?:src|srcset)=\"([^\"]+)\"", text)
+    content, folder = text_of(document), (ROOT / document).parent
+    links = re.findall(r"\]\(([^)#]+)\)|(?:src|srcset)=\"([^\"]+)\"", content)
     assert [a or b for a, b in links if not (a or b).startswith("http") and not (folder / (a or b)).exists()] == []
-    files = re.findall(r"`((?:core|ops|nn|optim|config|data|training|bench|cli|tests|examples)/[\w/]+\.py)`", text)
+    files = re.findall(r"`((?:core|ops|nn|optim|config|data|training|bench|cli|tests|examples)/[\w/]+\.py)`", content)
     assert [f for f in files if not ((ROOT / f).exists() or (ROOT / "adtrain" / f).exists())] == []
 
 
