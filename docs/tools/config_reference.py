@@ -58,15 +58,16 @@ Options of layers have the names and meanings of PyTorch. `in_features`, `in_cha
 `num_channels` are inferred from the previous layer; if they are given, they are checked.
 """,
     "loss": """\
-`cross_entropy` and `nll` take class numbers as targets. The others take numbers, or one-hot rows of classes. `weight`
-and `pos_weight` are lists with a number for each class or label. With `weight`, `cross_entropy` and `nll` divide the
-sum of a batch by the sum of its labels' weights, as PyTorch does; the loss of a split is the mean over its batches, by
-their numbers of images.
+The loss of a batch is the mean over its images. `cross_entropy` and `nll` take class numbers as targets. The others take
+numbers, or one-hot rows of classes. `weight` and `pos_weight` are lists with a number for each class or label. With
+`weight`, `cross_entropy` and `nll` divide the sum of a batch by the sum of its labels' weights, as PyTorch does; the loss
+of a split is the mean over its batches, by their numbers of images.
 """,
     "optimizer": "Options have the names and meanings of PyTorch.\n",
     "schedule": """\
-Schedules count in epochs: `step_size` and `milestones` are epochs, `gamma` of `exponential` is the factor per epoch.
-With `warmup_epochs` or `warmup_steps` the learning rate first rises linearly, then the schedule starts.
+A schedule is a factor on the optimizer's learning rate. Schedules count in epochs: `step_size` and `milestones` are
+epochs, and `gamma` of `exponential` is the factor per epoch. With `warmup_epochs` or `warmup_steps` the learning rate
+first rises linearly, then the schedule starts.
 """,
     "augmentation": "[Augment images](../how-to/augment.md) says what the options mean.\n",
 }
@@ -236,7 +237,7 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     default = field.get_default(call_default_factory=True)
-    return "" if default is None else f"`{default.kind if isinstance(default, specs.Spec) else _yaml(default)}`"
+    return "`null`" if default is None else f"`{default.kind if isinstance(default, specs.Spec) else _yaml(default)}`"
 
 
 def _yaml(value: Any) -> str:
