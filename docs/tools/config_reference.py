@@ -58,10 +58,10 @@ Options of layers have the names and meanings of PyTorch. `in_features`, `in_cha
 `num_channels` are inferred from the previous layer; if they are given, they are checked.
 """,
     "loss": """\
-The loss of a batch is the mean over its images. `cross_entropy` and `nll` take class numbers as targets. The others take
-numbers, or one-hot rows of classes. `weight` and `pos_weight` are lists with a number for each class or label. With
-`weight`, `cross_entropy` and `nll` divide the sum of a batch by the sum of its labels' weights, as PyTorch does; the loss
-of a split is the mean over its batches, by their numbers of images.
+The loss of a batch is the mean over its images. `cross_entropy` and `nll` take class numbers as targets. The others
+take numbers, or one-hot rows of classes. `weight` and `pos_weight` are lists with a number for each class or label.
+With `weight`, `cross_entropy` and `nll` divide the sum of a batch by the sum of its labels' weights, as PyTorch does;
+the loss of a split is the mean over its batches, by their numbers of images.
 """,
     "optimizer": "Options have the names and meanings of PyTorch.\n",
     "schedule": """\
