@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -27,7 +28,7 @@ PLUGINS = ("docs/how-to/own-layer.md", "docs/how-to/own-kernel.md")
 """Their programs are plug-ins, which `test_docs_plugins.py` runs."""
 FRAGMENTS = {"docs/add-an-op.md": 5}
 """The documents with snippets that are no complete programs, and the number of these snippets."""
-MEASURED = ("train", "compare")
+MEASURED = ("train", "compare", "predict")
 """Commands whose numbers vary. Their lines are compared without numbers, and may come in another order."""
 
 
@@ -76,6 +77,7 @@ def test_the_samples_of_a_document_are_what_is_printed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
+    shutil.copy(ROOT / "docs/pictures/digit.png", tmp_path)
     for name, content in re.findall(r"`(\w+\.yaml)`:\n\n```yaml\n(.*?)```", text_of(document), re.DOTALL):
         Path(name).write_text(content)
     for line, expected in samples(document):
