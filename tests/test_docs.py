@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import shlex
 import shutil
@@ -16,7 +15,6 @@ from click.testing import CliRunner
 from pydantic import TypeAdapter
 
 import adtrain
-from adtrain.bench import text
 from adtrain.cli import main
 from adtrain.config import Config, source, specs
 
@@ -113,12 +111,6 @@ def test_the_parts_of_configs_in_a_document_are_valid(document: str) -> None:
             sections = part if isinstance(part, dict) else {"layers": part}
             for key, value in sections.items():
                 TypeAdapter(hints.get(key, specs.Layers)).validate_python(value)
-
-
-def test_the_times_in_the_tutorial_are_those_of_the_committed_result() -> None:
-    printed = text.render(json.loads((ROOT / "benchmarks/results/cpu-step-mlp.json").read_bytes()), 100)
-    (rows,) = re.findall(r"^```\n(fused .*?)^```", text_of("docs/tutorial.md"), re.DOTALL | re.MULTILINE)
-    assert [line for line in rows.splitlines() if line not in printed] == []
 
 
 def test_the_config_reference_is_up_to_date() -> None:
