@@ -22,6 +22,7 @@ The arguments are pointers to the inputs and to the outputs, then the numbers. M
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,7 @@ from adtrain.core.target import Target
 from adtrain.core.trace import bind
 from adtrain.ops.common import as_value
 
-__all__ = ["CUSTOM_OPS", "CustomOp", "custom_op"]
+__all__ = ["OWN_OPS", "CustomOp", "OwnOp", "custom_op"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,14 +54,14 @@ class CustomOp:
         place: the file and line that defined it.
         has_vjp: whether it has a derivative.
         residuals: the last outputs of the primitive, which only its derivative gets.
-        samples: see `custom_op`.
+        files: the files of its kernels. The text of a kernel in the Python file is none.
     """
 
     primitive: Primitive
     place: Definition
     has_vjp: bool
     residuals: int
-    samples: Callable[[np.random.Generator], Sequence[Any]] | None
+    files: tuple[Path, ...]
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """The output; a tuple where the shape rule returns one. Options are hashable, and reach all functions."""
@@ -71,8 +72,28 @@ class CustomOp:
         return out
 
 
-CUSTOM_OPS: dict[str, CustomOp] = {}
-"""The operations that `custom_op` has made, by name."""
+@dataclass(frozen=True, eq=False)
+class OwnOp:
+    """An operation of the user, for `adtrain gradcheck --plugin` and `adtrain bench --plugin`.
+
+    Attributes:
+        f: the operation as a function of arrays.
+        place: the file and line that defined it.
+        samples: from a NumPy generator to arguments. With a second parameter, a size, `bench` times several sizes.
+        custom: `f`, if `custom_op` has made it.
+    """
+
+    name: str
+    f: Callable[..., Any]
+    place: Definition
+    samples: Callable[..., Sequence[Any]] | None
+    custom: CustomOp | None = None
+
+
+OWN_OPS: dict[str, OwnOp] = {}
+"""The operations that `custom_op` and `register.op` have registered, by name."""
+
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 
 
 def custom_op(
@@ -87,7 +108,7 @@ def custom_op(
     launch: Callable[..., Mapping[str, Any]] | None = None,
     residuals: int = 0,
     flops: Callable[..., int] | None = None,
-    samples: Callable[[np.random.Generator], Sequence[Any]] | None = None,
+    samples: Callable[..., Sequence[Any]] | None = None,
 ) -> CustomOp:
     """Define an operation. Every function gets the arguments first, and the options of the call as keywords.
 
@@ -107,17 +128,19 @@ def custom_op(
             a grid-stride loop over the elements of the first output.
         residuals: so many of the last outputs are not returned; only ``vjp`` gets them.
         flops: floating-point operations, for timings. By default one for each element of the outputs.
-        samples: from a NumPy generator to arguments for ``adtrain gradcheck --plugin``.
+        samples: from a NumPy generator to arguments, for ``adtrain gradcheck --plugin`` and ``bench --plugin``. See
+            `OwnOp`.
 
     Raises:
         OptionError: there is an operation of that name, or a source file is missing.
     """
     place = caller(1)
-    if name in CUSTOM_OPS and place.replaces(CUSTOM_OPS[name].place):
-        del PRIMITIVES[name], CUSTOM_OPS[name]
+    earlier = OWN_OPS.get(name)
+    if earlier is not None and earlier.custom is not None and place.replaces(earlier.place):
+        del PRIMITIVES[name], OWN_OPS[name]
         forget(name)
-    if name in PRIMITIVES:
-        known = f" at {CUSTOM_OPS[name].place}" if name in CUSTOM_OPS else " in adtrain.ops"
+    if name in PRIMITIVES or name in OWN_OPS:
+        known = f" at {OWN_OPS[name].place}" if name in OWN_OPS else " in adtrain.ops"
         raise OptionError(f"custom_op: {name!r} is defined already{known}; choose another name")
     if not name.isidentifier():
         raise OptionError(f"custom_op: found the name {name!r}, expected an identifier: it names a C function")
@@ -138,8 +161,29 @@ def custom_op(
         register(name, "cpu", CKernel(files["c"], name, values, lambda *types, **_: _element_type(*types), team=True))
     if "cu" in files:
         register(name, "cuda", launches)
-    CUSTOM_OPS[name] = CustomOp(primitive, place, vjp is not None, residuals, samples)
-    return CUSTOM_OPS[name]
+    paths = tuple(Path(files[kind]) for kind, source in (("c", c), ("cu", cuda)) if source and _is_path(source))
+    op = CustomOp(primitive, place, vjp is not None, residuals, paths)
+    OWN_OPS[name] = OwnOp(name, op, place, samples, op)
+    return op
+
+
+def kernel_files(module: str) -> list[Path]:
+    """The files of kernels that the operations of a Python module read, with the headers in their folders that they
+    include, directly or indirectly."""
+    found: dict[Path, None] = {}
+    own = [op.custom for op in OWN_OPS.values() if op.custom is not None and op.place.module == module]
+    left = [path for op in own for path in op.files]
+    while left:
+        path = left.pop()
+        if path not in found and path.is_file():
+            found[path] = None
+            left += [path.parent / name for name in INCLUDE.findall(path.read_text(errors="replace"))]
+    return sorted(found)
+
+
+def _is_path(source: str | Path) -> bool:
+    """Whether the source of a kernel is the path of a file, and not its text."""
+    return isinstance(source, Path) or "\n" not in source
 
 
 def _element_type(*types: Any) -> tuple[np.dtype, ...]:
@@ -151,14 +195,14 @@ def _file(name: str, kind: str, source: str | Path, caller: str) -> str:
 
     Compilers then report errors of a text at the lines of the Python file that contains it.
     """
-    if isinstance(source, Path) or "\n" not in source:
+    if _is_path(source):
         path = Path(caller).parent / source
         if not path.is_file():
             raise OptionError(
                 f"custom_op {name}: {path}: there is no such file; give a path, or the text of the kernel"
             )
         return str(path.resolve())
-    line = 1
+    source, line = str(source), 1
     if Path(caller).is_file():
         before, found, _ = Path(caller).read_text(errors="replace").partition(source)
         line += before.count("\n") if found else 0

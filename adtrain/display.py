@@ -24,6 +24,7 @@ class ProgressLines(Observer):
         text = scores.text(epoch.train)
         if epoch.validation is not None:
             text += f", validation {scores.text(epoch.validation)}"
+        text += "".join(f", {name} {scores.value_text(name, x)}" for name, x in epoch.metrics.items())
         speed = f"{epoch.images_per_second:,.0f} images/s, {epoch.seconds:.1f} s"
         text = f"epoch {epoch.epoch}/{self.epochs}: {text}, {speed}"
         if left := self.epochs - epoch.epoch:

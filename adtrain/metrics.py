@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -93,6 +93,12 @@ def top5(found: ClassPredictions) -> float:
     return float((order == found.labels[:, np.newaxis]).any(axis=1).mean())
 
 
+def confusion(found: ClassPredictions) -> list[list[int]]:
+    """The rows of the confusion matrix: the number of examples by label and by most probable class."""
+    matrix: list[list[int]] = _confusion(found).tolist()
+    return matrix
+
+
 def _confusion(found: ClassPredictions) -> np.ndarray:
     return confusion_matrix(found.labels, found.probabilities.argmax(axis=1), len(found.classes))
 
@@ -101,23 +107,24 @@ def _by_class(metric: str) -> Callable[[ClassPredictions], ByClass]:
     """The metric of `Counts` for each class."""
 
     def compute(found: ClassPredictions) -> ByClass:
-        confusion = _confusion(found)
-        values = getattr(class_counts(confusion), metric)
-        used = (confusion.sum(axis=0) + confusion.sum(axis=1)) > 0
+        matrix = _confusion(found)
+        values = getattr(class_counts(matrix), metric)
+        used = (matrix.sum(axis=0) + matrix.sum(axis=1)) > 0
         by_class = {name: float(x) for name, x in zip(found.classes, values, strict=True)}
         return ByClass(float(values[used].mean()), by_class)
 
+    compute.__doc__ = f"The {metric} of each class, and the mean over the classes."
     return compute
 
 
 MetricValue: TypeAlias = float | ByClass | Sequence[Sequence[int]]
-MetricName: TypeAlias = Literal["top5", "precision", "recall", "f1", "confusion"]
+Metric: TypeAlias = Callable[[ClassPredictions], MetricValue]
 
-METRICS: dict[MetricName, Callable[[ClassPredictions], MetricValue]] = {
+METRICS: dict[str, Metric] = {
     "top5": top5,
     "precision": _by_class("precision"),
     "recall": _by_class("recall"),
     "f1": _by_class("f1"),
-    "confusion": lambda found: _confusion(found).tolist(),
+    "confusion": confusion,
 }
 """Metrics by name, of a classification's predictions."""

@@ -21,7 +21,8 @@ GROUP = "adtrain.plugins"
 MODULE = "adtrain_plugin_"
 """How the name of the module of a plug-in's file begins."""
 
-_loaded: dict[Path, tuple[Plugin, ModuleType]] = {}
+_loaded: dict[str, tuple[Plugin, ModuleType]] = {}
+"""The plug-in of each name that was run last. It has replaced what an earlier one had registered."""
 
 
 class PluginError(AdtrainError):
@@ -48,15 +49,15 @@ class Plugin:
         return sha256(self.text).hexdigest()
 
     def run(self) -> ModuleType:
-        """Run the plug-in, once in a process, and return its module.
+        """Run the plug-in, unless it is the last one of its name that was run, and return its module.
 
         Raises:
             PluginError: the text is no Python, or raises an error.
         """
-        before, module = _loaded.get(self.path, (None, None))
+        before, module = _loaded.get(self.name, (None, None))
         if before != self or module is None:
-            _loaded[self.path] = self, _run(self)
-        return _loaded[self.path][1]
+            _loaded[self.name] = self, _run(self)
+        return _loaded[self.name][1]
 
 
 def find(name: str, folder: Path = Path()) -> Plugin:
@@ -85,7 +86,7 @@ def loaded(digest: str) -> Plugin:
 
 def place(error: BaseException) -> str | None:
     """`file:line` of the innermost line of a plug-in that raised the error; None if no plug-in was running."""
-    files = {str(path) for path in _loaded}
+    files = {str(plugin.path) for plugin, _ in _loaded.values()}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename in files:
             return f"{frame.filename}:{frame.lineno}"

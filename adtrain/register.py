@@ -1,4 +1,4 @@
-"""register: layers, losses, optimizers, schedules and augmentations of your own, by their names in a config.
+"""register: layers, losses, data sets, metrics and others of your own, by their names in a config.
 
     @ad.register.layer("scale")
     class Scale(ad.nn.Module):
@@ -11,31 +11,37 @@
             return self.factor * x, state
 
 The class becomes a frozen dataclass. Its fields are the options: their names, types, bounds and defaults are those of
-the annotations. `adtrain.config.values` has types with bounds, such as Positive and Size. The results of its methods
+the annotations. `adtrain.option_types` has types with bounds, such as Positive and Size. The results of its methods
 are checked, so that a mistake is an error in one line.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Protocol, TypeVar
 
+from adtrain import ops
 from adtrain.augment import Augmentation, Batch
 from adtrain.core import tree
 from adtrain.core.array import Value
 from adtrain.core.definition import Definition, caller
 from adtrain.core.errors import OptionError
 from adtrain.core.types import ArrayType
+from adtrain.custom_op import OWN_OPS, OwnOp
+from adtrain.metrics import ByClass, ClassPredictions
 from adtrain.nn import Module
 from adtrain.optim import Optimizer, Schedule
 from adtrain.plugins import PluginError
 
-__all__ = ["augment", "layer", "loss", "optimizer", "schedule"]
+__all__ = ["augment", "dataset", "layer", "loss", "metric", "op", "optimizer", "schedule"]
 
 C = TypeVar("C", bound=type)
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Decorator(Protocol):
@@ -84,6 +90,51 @@ def augment(name: str) -> Decorator:
     return _decorator("augmentation", name, Augmentation, {"__call__": _augmented})
 
 
+def dataset(name: str) -> Decorator:
+    """Register a class with a method `load()`, which returns the training part and the test part.
+
+    A part is a pair of arrays, images and labels, of the shapes and types that NPZ files can have. The test part may be
+    None: then `data.test` is the fraction held out. Each call must return the same arrays, because `eval` and a resumed
+    run load them again. Errors are those of `layer`.
+    """
+    return _decorator("data set", name, object, {"load": _loaded})
+
+
+def metric(name: str) -> Decorator:
+    """Register a class whose objects map `metrics.ClassPredictions` to a finite number, or to a `metrics.ByClass`.
+
+    Errors are those of `layer`.
+    """
+    return _decorator("metric", name, object, {"__call__": _measured})
+
+
+def op(name: str, *, samples: Callable[..., Sequence[Any]]) -> Callable[[F], F]:
+    """Register a function of arrays that calls public operations or a `custom_op`; it is returned unchanged.
+
+    `adtrain gradcheck --plugin FILE` checks its derivatives, and its compiled Program against NumPy. `adtrain bench
+    --plugin FILE` times it. A `custom_op` with samples is registered by itself.
+
+    Args:
+        samples: from a NumPy generator to arguments. With a second parameter, a size, `bench` times several sizes.
+
+    Raises:
+        OptionError: the name is taken or no identifier.
+    """
+    here = caller(1)
+
+    def register(f: F) -> F:
+        if not name.isidentifier():
+            raise OptionError(f"op {name!r}: expected an identifier")
+        if name in ops.__all__:
+            raise OptionError(f"op {name}: the name is taken by adtrain.ops; choose another at {here}")
+        if name in OWN_OPS and not here.replaces(earlier := OWN_OPS[name].place):
+            raise OptionError(f"op {name}: the name is taken at {earlier}; choose another at {here}")
+        OWN_OPS[name] = OwnOp(name, f, here, samples)
+        return f
+
+    return register
+
+
 def _decorator(family: str, name: str, base: type, checks: dict[str, Callable[..., Any]]) -> Decorator:
     here = caller(2)
 
@@ -97,10 +148,10 @@ def _decorator(family: str, name: str, base: type, checks: dict[str, Callable[..
             if method in getattr(cls, "__abstractmethods__", ()) or not hasattr(cls, method):
                 raise OptionError(f"{family} {name}: {cls.__name__} has no method {method}")
         made: Any = cls if "__dataclass_params__" in vars(cls) else dataclass(frozen=True)(cls)
-        made.kind = classmethod(lambda _: name)
+        made.kind, made.registered_at = classmethod(lambda _: name), f"{here}: {name}"
         specs.add(family, name, made)
         for method, check in checks.items():
-            setattr(made, method, check(getattr(made, method), f"{here}: {name}"))
+            setattr(made, method, check(getattr(made, method), made.registered_at))
         _defined[name] = here
         return made
 
@@ -186,6 +237,28 @@ def _augmented(call: Callable[..., Any], where: str) -> Callable[..., Any]:
         if given != expected:
             raise PluginError(f"{where}: returned images {given}, expected {expected}")
         return found
+
+    return checked
+
+
+def _loaded(load: Callable[..., Any], where: str) -> Callable[..., Any]:
+    @functools.wraps(load)
+    def checked(self: Any) -> Any:
+        return _pair(load(self), f"{where}: load", "the training part and the test part, or None")
+
+    return checked
+
+
+def _measured(call: Callable[..., Any], where: str) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def checked(self: Any, predictions: ClassPredictions) -> float | ByClass:
+        found = call(self, predictions)
+        numbers = [found.macro, *found.by_class.values()] if isinstance(found, ByClass) else [found]
+        for x in numbers:
+            if not isinstance(x, Real) or not math.isfinite(x):
+                shown = x if isinstance(x, Real) else f"a {type(x).__name__}"
+                raise PluginError(f"{where}: returned {shown}, expected a finite number, or a ByClass of them")
+        return found if isinstance(found, ByClass) else float(found)
 
     return checked
 

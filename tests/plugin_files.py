@@ -13,11 +13,11 @@ from adtrain import plugins, register
 from adtrain.config.specs import FAMILIES
 from adtrain.core import registry
 from adtrain.core.primitive import PRIMITIVES
-from adtrain.custom_op import CUSTOM_OPS
+from adtrain.custom_op import OWN_OPS
 
 LAYER = """\
 import adtrain as ad
-from adtrain.config.values import Positive
+from adtrain.option_types import Positive
 
 
 @ad.register.layer("mish")
@@ -36,8 +36,8 @@ class Mish(ad.nn.Module):
 def no_plugins() -> Iterator[None]:
     """Removes what the plug-ins of a test have registered."""
     before = {name: dict(family) for name, family in FAMILIES.items()}
-    tables: list[tuple[Any, Any]] = [(table, dict(table)) for table in (plugins._loaded, register._defined)]
-    operations = set(CUSTOM_OPS)
+    tables: list[tuple[Any, Any]] = [(table, dict(table)) for table in (plugins._loaded, register._defined, OWN_OPS)]
+    primitives = set(PRIMITIVES)
     yield
     for name, family in before.items():
         FAMILIES[name].clear()
@@ -45,8 +45,8 @@ def no_plugins() -> Iterator[None]:
     for table, old in tables:
         table.clear()
         table.update(old)
-    for name in set(CUSTOM_OPS) - operations:
-        del CUSTOM_OPS[name], PRIMITIVES[name]
+    for name in set(PRIMITIVES) - primitives:
+        del PRIMITIVES[name]
         registry.forget(name)
 
 

@@ -155,6 +155,10 @@ def test_operations_that_do_not_take_the_dtype_are_left_out_with_a_message(monke
         (("--json", "absent/x.json"), "--json absent/x.json: absent is not a writable folder"),
         (("mlp", "--trace", "absent/x.json"), "--trace absent/x.json: absent is not a writable folder"),
         (("nosuch",), "nosuch  neither a file nor a packaged config"),
+        (
+            ("smoke", "--set", "data.batch_size=2147483647"),
+            "--set data.batch_size  data.batch_size: found 2147483647, expected at most 60,000",
+        ),
         (("smoke", "--batch-sizes", "70000"), "--batch-sizes 70000: there are 60,000 images to train on"),
         (("--op", "matmul", "--candidates"), "--candidates: only a GPU has kernels to choose from"),
         (("mlp", "--candidates"), "--candidates: is for operations; give no CONFIG"),

@@ -183,6 +183,7 @@ def test_the_resolved_config_trains_again_to_the_same_model_from_any_folder(
         (["--epochs", "0"], "Invalid value for '--epochs'"),
         (["--seed", "-1"], "Invalid value for '--seed'"),
         (["--profile-steps", "-1"], "Invalid value for '--profile-steps'"),
+        (["--profile-steps", "1" + 22 * "0"], "Invalid value for '--profile-steps'"),
     ],
 )
 def test_bad_input_is_a_one_line_error_and_writes_nothing(cfg: Path, arguments: list[str], message: str) -> None:

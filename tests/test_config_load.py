@@ -29,7 +29,7 @@ TRAINING = (
 
 def test_options_in_long_form_are_read(tmp_path: Path) -> None:
     cfg = load(tmp_path, FULL)
-    assert (cfg.name, cfg.data.dataset, cfg.data.batch_size) == ("mnist-cnn", "mnist", 128)
+    assert (cfg.name, cfg.data.model_dump()["dataset"], cfg.data.batch_size) == ("mnist-cnn", "mnist", 128)
     assert cfg.model.input == (1, 28, 28)
     assert cfg.model.layers[0].options()["out_channels"] == 32
     assert cfg.loss.options() == {"label_smoothing": 0.1, "weight": None}

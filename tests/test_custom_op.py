@@ -14,6 +14,9 @@ import adtrain as ad
 from adtrain import plugins
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError
+from adtrain.bench import text
+from adtrain.bench.ops import sweep
+from adtrain.bench.ops.table import Bench
 from adtrain.cli.main import cli
 from adtrain.core.errors import OptionError, ShapeError, TraceError
 from adtrain.core.staging import stage
@@ -222,6 +225,16 @@ def test_a_broken_plugin_is_told_in_one_line(tmp_path: Path, right: str, wrong: 
 
 
 @pytest.mark.compiled
+@pytest.mark.parametrize("index", ["-1", "size", "size + 500"])
+def test_a_kernel_that_writes_outside_its_output_is_told_in_one_line(tmp_path: Path, index: str) -> None:
+    result = checked(tmp_path, PLUGIN.replace("out[i] = x[i]", f"out[{index}] = out[i] = x[i]"))
+    assert result.exit_code == 2, result.output
+    mine = tmp_path / "mine.py"
+    assert result.output.endswith(f"{mine}:12: kernel squared of {mine} wrote outside its output\n")
+    assert len(result.output.strip().splitlines()) == 1
+
+
+@pytest.mark.compiled
 def test_an_error_of_the_compiler_is_told_with_the_line_of_the_plugin(tmp_path: Path) -> None:
     line = 1 + PLUGIN.partition("x[i] * x[i]")[0].count("\n")
     result = checked(tmp_path, PLUGIN.replace("x[i] * x[i]", "x[i] * missing"))
@@ -243,8 +256,69 @@ def test_an_error_of_nvrtc_is_told_with_the_line_of_the_file(tmp_path: Path) -> 
     assert compiler.fingerprint(source, "90a") != before
 
 
+FUNCTION = """
+import adtrain as ad
+from adtrain import ops
+
+@ad.register.op("softsign", samples=lambda rng, n=5: (rng.normal(size=n), rng.normal(size=n)))
+def softsign(x, scale):
+    return scale * x / (1 + ops.abs(x))
+"""
+
+
+@pytest.mark.compiled
+def test_a_registered_function_is_checked_like_a_custom_operation(tmp_path: Path) -> None:
+    assert "all 6 checks passed" in checked(tmp_path, FUNCTION).output
+    constant = FUNCTION.replace("1 + ops.abs(x)", "ops.stop_gradient(1 + ops.abs(x))")
+    assert "FAILED softsign samples 1" in checked(tmp_path, constant).output
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            FUNCTION.replace('"softsign"', '"relu"'),
+            "mine.py:5: op relu: the name is taken by adtrain.ops; choose another",
+        ),
+        (FUNCTION.replace('"softsign"', '"soft-sign"'), "mine.py:5: op 'soft-sign': expected an identifier"),
+        (FUNCTION + FUNCTION, "mine.py:12: op softsign: the name is taken at "),
+        (FUNCTION.replace(", samples=lambda rng, n=5: (rng.normal(size=n), rng.normal(size=n))", ""), "'samples'"),
+    ],
+)
+def test_a_wrong_registration_of_a_function_is_told_in_one_line(tmp_path: Path, source: str, message: str) -> None:
+    result = checked(tmp_path, source)
+    assert result.exit_code == 2, result.output
+    assert message in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_bench_times_the_operations_of_a_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[Bench] = []
+
+    def of(benches: list[Bench], *_: object) -> dict[str, Any]:
+        timed.extend(benches)
+        return {}
+
+    monkeypatch.setattr(sweep, "result", of)
+    monkeypatch.setattr(text, "render", lambda *_: [])
+    (tmp_path / "mine.py").write_text(FUNCTION + PLUGIN)
+    for more in ((), ("--op", "squared"), ("--op", "tanh")):
+        result = CliRunner().invoke(cli, ["bench", "--device", "cpu", "--plugin", str(tmp_path / "mine.py"), *more])
+        assert result.exit_code == 0, result.output
+    assert [each.op for each in timed] == ["softsign", "squared", "squared", "tanh"]
+    softsign, squared, *_ = timed
+    assert list(sweep.phases(softsign, sweep.sample(softsign, 64))) == ["forward", "backward x", "backward scale"]
+    assert [x.shape for x in sweep.sample(softsign, 64)] == [(64,), (64,)]
+    assert (list(sweep.phases(squared, sweep.sample(squared, 7))), squared.ladder["cpu"]) == (
+        ["forward", "backward x"],
+        (7,),
+    )
+    with pytest.raises(OptionError, match="the samples of squared have one size; give them a second parameter"):
+        sweep.sample(squared, 8)
+
+
 def test_a_file_without_operations_and_a_missing_file_are_told(tmp_path: Path) -> None:
-    assert "calls no ad.custom_op" in checked(tmp_path, "x = 1\n").output
+    assert "registers no operation with ad.custom_op or ad.register.op" in checked(tmp_path, "x = 1\n").output
     result = CliRunner().invoke(cli, ["gradcheck", "--plugin", str(tmp_path / "none.py")])
     assert result.exit_code == 2
     assert "there is no such plug-in" in result.output

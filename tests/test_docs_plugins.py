@@ -38,25 +38,26 @@ def digits(tmp_path: Path) -> str:
     return f"data={{path: {path}, batch_size: 10}}"
 
 
-def train(cfg: Path, data: str) -> None:
-    call("train", cfg, "--device", "cpu", "--steps", 2, "--profile-steps", 0, "--set", data, "--output-dir", "run")
+def train(cfg: Path, *more: object) -> None:
+    call("train", cfg, "--device", "cpu", "--steps", 2, "--profile-steps", 0, "--output-dir", "run", *more)
 
 
-def test_the_plugins_train_and_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digits: str) -> None:
+def test_the_plugins_train_and_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert list(FILES) == ["gain.py", "focal.py", "softsign.py"]
+    assert list(FILES) == ["gain.py", "focal.py", "spirals.py", "brier.py", "softsign.py", "swish.py"]
     for name, text in FILES.items():
         Path(name).write_text(text)
         assert len(text.splitlines()) < 40, name
     Path("own.yaml").write_text(CONFIG)
-    train(Path("own.yaml"), digits)
-    call("eval", "run", "--device", "cpu", "--trust-plugins")
+    train(Path("own.yaml"))
+    assert "brier" in call("eval", "run", "--device", "cpu", "--trust-plugins")
 
 
 @pytest.mark.compiled
-def test_the_kernel_passes_its_check(tmp_path: Path) -> None:
-    (tmp_path / "softsign.py").write_text(FILES["softsign.py"])
-    assert "checks passed" in call("gradcheck", "--plugin", tmp_path / "softsign.py", "--device", "cpu")
+@pytest.mark.parametrize("name", ["softsign", "swish"])
+def test_the_operations_pass_their_check(tmp_path: Path, name: str) -> None:
+    (tmp_path / "mine.py").write_text(FILES[f"{name}.py"])
+    assert "checks passed" in call("gradcheck", "--plugin", tmp_path / "mine.py", "--device", "cpu", "--op", name)
 
 
 @pytest.mark.needs_nvrtc
@@ -71,5 +72,5 @@ def test_the_config_of_the_trilinear_example_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digits: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    train(ROOT / "examples/trilinear/trilinear.yaml", digits)
+    train(ROOT / "examples/trilinear/trilinear.yaml", "--set", digits)
     call("eval", "run", "--device", "cpu", "--plugin", ROOT / "examples/trilinear/trilinear.py")

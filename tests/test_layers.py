@@ -15,29 +15,30 @@ PACKAGE = Path(adtrain.__file__).parent
 
 # What each part may import besides itself, as docs/design.md draws it. "adtrain" is the package's __init__.py.
 HELPERS = {"assets", "cache", "documents", "files", "table", "text", "version"}
-MODEL = {"core", "ops", "nn", "optim", "augment"}
+MODEL = {"core", "option_types", "ops", "nn", "optim", "augment"}
 TRAINING = MODEL | HELPERS | {"config", "data", "metrics", "passes", "plugins"}
 RULES: list[tuple[str, set[str]]] = [
-    ("core text version", set()),
+    ("core option_types text version", set()),
     ("metrics", set()),
     ("table", {"text"}),
-    ("ops lowering passes codegen extend assets files", {"core"}),
+    ("lowering passes codegen extend assets files", {"core"}),
+    ("ops", {"core", "option_types"}),
     ("cache", {"files"}),
     ("documents", {"cache"}),
     ("backends", {"core", "lowering", "passes", "codegen"} | HELPERS),
-    ("nn optim augment cases", {"core", "ops"}),
+    ("nn optim augment cases", {"core", "option_types", "ops"}),
     ("jit", {"core", "passes"}),
     ("custom_op", {"core", "ops", "cache"}),
     ("plugins", {"core"}),
-    ("register", MODEL | {"config", "plugins"}),
+    ("register", MODEL | {"config", "custom_op", "metrics", "plugins"}),
     ("adtrain", {"core", "ops", "nn", "optim", "backends", "jit", "custom_op", "register", "version", "api"}),
-    ("config", MODEL | HELPERS | {"metrics", "plugins"}),
+    ("config", MODEL | HELPERS | {"custom_op", "data", "metrics", "plugins"}),
     ("data", MODEL | HELPERS),
     ("gradcheck", MODEL | {"cases", "config", "custom_op", "passes"}),
     ("training", TRAINING),
     ("graph export report display", TRAINING | {"training"}),
     ("api", TRAINING | {"training", "report", "display"}),
-    ("bench", TRAINING | {"training", "report", "cases", "backends", "adtrain"}),
+    ("bench", TRAINING | {"training", "report", "cases", "custom_op", "backends", "adtrain"}),
     (
         "cli",
         TRAINING

@@ -96,7 +96,7 @@ def test_metrics_by_name_equal_their_formulas(seed: int, classes: int, count: in
         expected["f1"][name] = 2 * tp / (predicted + true) if predicted + true else 0.0
     used = [name for i, name in enumerate(names) if any(i in pair for pair in pairs)]
     for metric, values in expected.items():
-        result = found[metric]  # type: ignore[index]
+        result = found[metric]
         assert isinstance(result, metrics.ByClass)
         assert result.by_class == pytest.approx(values)
         assert result.macro == pytest.approx(np.mean([values[name] for name in used]))

@@ -231,6 +231,7 @@ TYPES = [
     (lambda: ops.exp(np.array([1, 2])), "exp: found int64, expected float32 or float64; use astype"),
     (lambda: ops.take(np.ones(3), np.array([1.0])), "take: the indices are float64, expected integers"),
     (lambda: ops.where(np.array([1, 0]), 1.0, 2.0), "where: the condition is int64, expected bool"),
+    (lambda: ops.random_normal(ops.rng_state(0), (2,), dtype="int32"), "random_normal: found dtype int32"),
     (lambda: ops.random_uniform(np.zeros(4), (2,)), r"random_uniform: rng is float64\[4\], expected uint32\[4\]"),
     (lambda: ops.astype(np.ones(2), "float16"), "astype: found elements of type float16, expected one of bool"),
 ]

@@ -23,6 +23,7 @@ from adtrain.bench.steps import result as step
 from adtrain.cli import main
 from adtrain.config.specs import FAMILIES
 from adtrain.core.errors import AdtrainError, OptionError
+from adtrain.custom_op import OWN_OPS
 from adtrain.data import DataError
 from adtrain.training import model_file, recorded_run
 
@@ -125,7 +126,7 @@ FAMILY = """
 import numpy as np
 import adtrain as ad
 from adtrain import ops
-from adtrain.config.values import Fraction, Positive
+from adtrain.option_types import Fraction, Positive, Size
 from adtrain.optim.optimizer import zero_step
 
 @ad.register.layer("gain")
@@ -176,14 +177,44 @@ class Darker(ad.augment.Augmentation):
     def __call__(self, batch, rng):
         kept = 1.0 - self.most * self.uniform(rng, "factor", (batch.images.shape[0], 1, 1, 1), batch.images)
         return batch._replace(images=batch.images * kept)
+
+@ad.register.metric("brier")
+class Brier:
+    factor: Positive = 1.0
+
+    def __call__(self, predictions):
+        errors = predictions.probabilities - np.eye(len(predictions.classes))[predictions.labels]
+        return self.factor * np.square(errors).sum(axis=1).mean()
+
+@ad.register.dataset("rings")
+class Rings:
+    points: Size = 60
+    noise: Fraction = 0.1
+
+    def load(self):
+        rng = np.random.default_rng(0)
+        rings = rng.integers(0, 2, self.points)
+        angles = rng.uniform(0, 2 * np.pi, self.points)
+        radii = 1 + rings + rng.normal(0, self.noise, self.points)
+        rows = np.stack([radii * np.cos(angles), radii * np.sin(angles)], axis=1)
+        return (rows, np.array(["inner", "outer"])[rings]), None
 """
 WITH_FAMILY = (
     TEXT.replace("data: {", "plugins: [mine.py]\ndata: {augment: [darker: 0.2], ", 1)
     .replace("- relu", "- relu\n    - gain")
     .replace("cross_entropy", "focal")
     .replace("adam: {lr: 0.01}", "signed: 0.01")
+    .replace("seed:", "metrics: [{brier: {factor: 2}}, f1], seed:")
     + "schedule: {linear_decay: {warmup_steps: 2}}\n"
 )
+OF_RINGS = """name: rings
+plugins: [mine.py]
+data: {dataset: {rings: {points: 80}}, batch_size: 16, test: 0.25, validation: 0.2}
+model: {input: [2], layers: [{linear: 8}, relu, {linear: 2}]}
+loss: cross_entropy
+optimizer: {adam: 0.01}
+training: {epochs: 1, metrics: [brier]}
+"""
 
 
 def test_a_plugin_of_every_kind_is_trained_and_evaluated_as_in_training(here: Path) -> None:
@@ -195,6 +226,64 @@ def test_a_plugin_of_every_kind_is_trained_and_evaluated_as_in_training(here: Pa
     assert summary["config"]["schedule"] == {
         "linear_decay": {"final": 0.0, "warmup_epochs": 0.0, "warmup_steps": 2},
     }  # total_steps is no option
+
+
+def test_a_metric_of_a_plugin_is_shown_and_stored_like_those_of_the_package(here: Path) -> None:
+    (here / "mine.py").write_text(FAMILY)
+    shown = CliRunner().invoke(main.cli, ["train", str(write_config(here, OF_RINGS)), "--output-dir", "run"])
+    assert shown.exit_code == 0, shown.output
+    summary = json.loads((here / "run/summary.json").read_text())
+    *_, epoch, test = map(json.loads, (here / "run/metrics.jsonl").read_text().splitlines())
+    assert summary["metrics"] == test["metrics"] == {"brier": pytest.approx(summary["metrics"]["brier"])}
+    assert f"brier     {summary['metrics']['brier']:.4f}" in shown.stdout
+    assert f", brier {epoch['metrics']['brier']:.4f}" in shown.stderr
+    call("report", "run", "--trust-plugins", "--device", "cpu")
+    assert "brier" in (here / "run/report.html").read_text()
+    again = json.loads(call("eval", "run", "--device", "cpu", "--trust-plugins", "--json"))
+    assert again["metrics"] == pytest.approx(summary["metrics"])
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "problem"),
+    [
+        ("points: 80", "points: 0", "3:34  data.dataset.rings.points: found 0, expected a positive integer below 2^31"),
+        ("points: 80", "pionts: 80", "data.dataset.rings.pionts: unknown key; did you mean points?"),
+        ("{rings: {points: 80}}", "rigns", "3:17  data.dataset: unknown data set 'rigns'; did you mean rings?"),
+        ("[brier]", "[brir]", "training.metrics[0]: unknown metric 'brir'; did you mean brier?"),
+        ("[brier]", "[brier, brier: 3]", "training.metrics[1] brier: found twice, expected each metric once"),
+        (" test: 0.25,", "", "data.test: missing, "),
+        (" test: 0.25,", " test: 0.25, header: true,", "header: an option of a CSV file, found the data set rings"),
+    ],
+)
+def test_names_and_options_of_data_sets_and_metrics_are_checked(
+    here: Path, right: str, wrong: str, problem: str
+) -> None:
+    (here / "mine.py").write_text(FAMILY)
+    assert right in OF_RINGS
+    assert problem in train(write_config(here, OF_RINGS.replace(right, wrong)), "--output-dir", "run", expect=2)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "problem"),
+    [
+        ("[rings]), None", "[rings])", "rings: the training part: found a ndarray, expected a pair of arrays"),
+        ("[rings]), None", "[rings[1:]]), None", "rings: the training part: labels: found 79 labels, expected 80"),
+        (
+            "return (rows, ",
+            "return rows, (rows, ",
+            "rings: load returned a tuple, expected a tuple of two: the training",
+        ),
+        ("2 * np.pi,", "2 * np.pie,", "AttributeError: module 'numpy' has no attribute 'pie'"),
+    ],
+)
+def test_a_data_set_that_loads_something_else_is_told_with_its_place(
+    here: Path, right: str, wrong: str, problem: str
+) -> None:
+    assert right in FAMILY
+    (here / "mine.py").write_text(FAMILY.replace(right, wrong))
+    message = train(write_config(here, OF_RINGS), "--output-dir", "run", expect=2)
+    assert problem in message
+    assert f"{here}/mine.py:" in message
 
 
 def test_a_loss_of_a_plugin_takes_classes_and_no_numbers(here: Path) -> None:
@@ -229,6 +318,16 @@ def test_gradients_of_a_network_of_plugins_are_checked(here: Path) -> None:
         ('return new, {"step": state["step"] + 1}', "return new, {}", "a tree of state of another structure"),
         ("return 1.0 - (1.0 - self.final) *", "return 2.0 if self.final == 0 else", "returned a float, expected an"),
         ("images=batch.images * kept", "images=batch.images[:1] * kept[:1]", "returned images float32[1, 1, 6, 6]"),
+        (
+            "np.square(errors).sum(axis=1).mean()",
+            "np.square(errors)",
+            "returned a ndarray, expected a finite number, or",
+        ),
+        (
+            "np.square(errors).sum(axis=1).mean()",
+            "np.nan",
+            "brier: returned nan, expected a finite number, or a ByClass",
+        ),
         ("return x * params", "1 / 0; return x * params", "ZeroDivisionError: division by zero"),
     ],
 )
@@ -294,6 +393,10 @@ def test_a_changed_plugin_replaces_what_it_registered(here: Path) -> None:
         ("[{file: mine.py, sha: 1}]", "2:27  plugins[0].sha: unknown key; did you mean sha256?"),
         ("[{file: mine.py, sha256: 1}]", "2:35  plugins[0].sha256: found 1, expected 64 hexadecimal digits"),
         (f"[{{file: mine.py, sha256: {'a' * 64}}}]", "found the SHA-256 "),
+        (
+            f"[{{file: mine.py, files: {{a.c: {'a' * 64}}}}}]",
+            f"a.c: found the SHA-256 none (no kernel reads it), expected {'a' * 64}",
+        ),
         ("[mine.py, ./mine.py]", "2:20  plugins[1]: found a second plug-in mine.py"),
     ],
 )
@@ -476,13 +579,74 @@ def test_a_stopped_run_says_how_to_continue_with_its_plugins(here: Path, monkeyp
     )
 
 
-def test_a_kernel_in_a_file_of_its_own_needs_the_file_of_the_user(here: Path) -> None:
-    (here / "doubled.c").write_text("")
-    text = LAYER + OPERATION.replace("    vjp=", '    c="doubled.c",\n    vjp=')
+KERNEL = """#include "common.h"
+#include "factor.h"
+void FN(doubled)(const Team *team, const T *x, T *out, int64_t size) {
+    int64_t begin, end;
+    my_share(team, size, &begin, &end);
+    for (int64_t i = begin; i < end; i++) out[i] = FACTOR * x[i];
+}
+"""
+
+
+@pytest.fixture
+def kernels(here: Path) -> Path:
+    """A run whose plug-in has a kernel with a header in a subfolder, which is returned."""
+    folder = here / "kernels"
+    folder.mkdir()
+    (folder / "doubled.c").write_text(KERNEL)
+    (folder / "factor.h").write_text("#define FACTOR 2\n")
+    text = LAYER + OPERATION.replace("    vjp=", '    c="kernels/doubled.c",\n    vjp=')
     train(write_plugged(here, "doubled", text), "--output-dir", "run")
-    message = call("eval", "run", "--device", "cpu", "--trust-plugins", expect=2)
-    assert f"custom_op doubled: {here}/run/plugins/doubled.c: there is no such file" in message
-    call("eval", "run", "--device", "cpu", "--plugin", "mine.py")
+    return folder
+
+
+def test_a_run_stores_the_files_of_its_kernels_and_runs_its_copies(kernels: Path, here: Path) -> None:
+    plugin = json.loads((here / "run/summary.json").read_text())["config"]["plugins"][0]
+    names = ["kernels/doubled.c", "kernels/factor.h"]
+    assert plugin["files"] == {name: sha256((here / name).read_bytes()).hexdigest() for name in names}
+    for file in (*kernels.iterdir(), here / "mine.py"):
+        file.unlink()
+    for command in COMMANDS:
+        call(*command, "--trust-plugins")
+    op = OWN_OPS["doubled"].custom
+    assert op is not None
+    assert op.files == (here / "run/plugins/kernels/doubled.c",)
+    assert (here / "run/plugins/kernels/factor.h").read_text() == "#define FACTOR 2\n"
+
+
+@pytest.mark.parametrize("name", ["doubled.c", "factor.h"])
+def test_a_changed_file_of_a_kernel_is_shown_like_a_changed_plugin(kernels: Path, here: Path, name: str) -> None:
+    for file, option in (
+        (kernels / name, ["--plugin", "mine.py"]),
+        (here / "run/plugins/kernels" / name, ["--trust-plugins"]),
+    ):
+        before = file.read_bytes()
+        file.write_bytes(before + b"// changed\n")
+        message = call(*COMMANDS[0], *option, expect=2)
+        assert f"{file} has changed since the training: its SHA-256 is " in message
+        assert sha256(before).hexdigest() in message
+        call(*COMMANDS[0], *option, "--override")
+
+
+def test_a_file_of_a_kernel_outside_the_folder_of_the_plugin_is_refused(here: Path) -> None:
+    (here / "doubled.c").write_text(KERNEL)
+    (here / "inside").mkdir()
+    text = LAYER + OPERATION.replace("    vjp=", '    c="../doubled.c",\n    vjp=')
+    assert f"{here}/doubled.c: expected a file in {here}/inside, the folder of mine.py, as a run stores both" in train(
+        write_plugged(here / "inside", "doubled", text), expect=2
+    )
+
+
+def test_two_files_of_kernels_with_one_name_are_refused(here: Path) -> None:
+    for folder, name in (("a", "doubled"), ("b", "tripled")):
+        (here / folder).mkdir()
+        (here / folder / "kernel.c").write_text(f"// {name}\n")
+        text = OPERATION.replace("    vjp=", '    c="kernel.c",\n    vjp=').replace("doubled", name)
+        (here / folder / f"{name}.py").write_text("import adtrain as ad\n" + text)
+    cfg = write_plugged(here)
+    cfg.write_text(cfg.read_text().replace("[mine.py]", "[a/doubled.py, b/tripled.py]"))
+    assert "plugins[1]: found a second file kernel.c of a kernel, expected another name for one" in train(cfg, expect=2)
 
 
 def test_bench_runs_a_plugin_of_the_command_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

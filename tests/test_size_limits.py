@@ -7,14 +7,13 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
 
 from adtrain import config, nn, ops, training
 from adtrain.config.specs import AUGMENTATIONS, LAYERS, LOSSES, OPTIMIZERS, SCHEDULES
-from adtrain.config.values import OPTIONS
 from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError, OutOfMemory, ShapeError
 from adtrain.ops import elementwise
@@ -35,8 +34,9 @@ REQUIRED = {
 def integer_options() -> Iterator[tuple[str, str]]:
     """(layer, option) of each option that is an integer, or several."""
     for kind, layer in nn.LAYERS.items():
+        hints = get_type_hints(layer)
         for name in inspect.signature(layer).parameters:
-            if "int" in repr(OPTIONS.get(f"{kind}.{name}", OPTIONS[name])):
+            if "int" in repr(hints[name]):
                 yield kind, name
 
 

@@ -13,8 +13,8 @@ from adtrain.training import Epoch, Interval, Observer, TrainState
 
 Metrics: TypeAlias = dict[str, float]
 """The metrics of an epoch: epoch, step, train_loss and train_accuracy (or train_rmse and others, as `Score` has them),
-the same with validation_ (if there are validation images), learning_rate (of the last step), seconds, and
-images_per_second."""
+the same and those of `training.metrics` with validation_ (if there are validation images), learning_rate (of the last
+step), seconds, and images_per_second."""
 
 SPLITS = ("train", "validation")
 
@@ -43,6 +43,7 @@ class EpochMetrics(Observer):
         for split in SPLITS:
             score = plain(getattr(epoch, split)) or {}
             row |= {f"{split}_{name}": value for name, value in score.items()}
+        row |= {f"validation_{name}": value for name, value in epoch.metrics.items()}
         row |= {"learning_rate": self.learning_rate, "seconds": epoch.seconds}
         row["images_per_second"] = epoch.images_per_second
         self.rows.append(row)

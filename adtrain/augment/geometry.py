@@ -15,13 +15,14 @@ from adtrain.core import options
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.types import Shape
+from adtrain.option_types import Count, Degrees, Fraction, Probability
 
 
 @dataclass(frozen=True)
 class Crop(Augmentation):
     """Each image, padded with `padding` black pixels on all sides and cropped to its size at a random position."""
 
-    padding: int = 4
+    padding: Count = 4
 
     def __post_init__(self) -> None:
         options.check_integer(self.kind(), "padding", self.padding, 0)
@@ -53,7 +54,7 @@ class Crop(Augmentation):
 class Flip(Augmentation):
     """Each image flipped left to right with this probability."""
 
-    probability: float = 0.5
+    probability: Probability = 0.5
 
     def __post_init__(self) -> None:
         self.check_number("probability")
@@ -92,9 +93,9 @@ class Affine(Augmentation):
     scale factor within 1 ± `scale`.
     """
 
-    rotation: float = 0.0
-    shift: float = 0.0
-    scale: float = 0.0
+    rotation: Degrees = 0.0
+    shift: Fraction = 0.0
+    scale: Fraction = 0.0
 
     def __post_init__(self) -> None:
         self.check_number("rotation")

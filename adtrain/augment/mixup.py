@@ -13,6 +13,7 @@ from adtrain.augment.augmentation import Augmentation, Batch, Mixed
 from adtrain.core.array import Value, array
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.types import Shape
+from adtrain.option_types import Positive
 
 CELLS = 1024
 """Intervals of equal probability in the quantile table; the error of a probability is at most one interval."""
@@ -28,7 +29,7 @@ class Mixup(Augmentation):
     """
 
     for_images_only = False
-    alpha: float = 0.2
+    alpha: Positive = 0.2
 
     def __post_init__(self) -> None:
         self.check_number("alpha")

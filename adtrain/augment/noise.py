@@ -14,6 +14,7 @@ from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
 from adtrain.core.types import Shape
 from adtrain.ops.normal import normal
+from adtrain.option_types import NonNegative, Size
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Noise(Augmentation):
     """
 
     for_images_only = False
-    deviation: float = 0.05
+    deviation: NonNegative = 0.05
 
     def __post_init__(self) -> None:
         self.check_number("deviation")
@@ -43,7 +44,7 @@ class Cutout(Augmentation):
     T. DeVries and G. Taylor, "Improved regularization of convolutional neural networks with cutout", 2017.
     """
 
-    size: int = 8
+    size: Size = 8
 
     def __post_init__(self) -> None:
         options.check_integer(self.kind(), "size", self.size, 1)

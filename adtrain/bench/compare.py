@@ -11,9 +11,10 @@ from typing import Any, Literal, NamedTuple
 
 from adtrain.bench.timing.protocol import busy
 from adtrain.config import records
-from adtrain.config.values import Duration, Milliseconds, Size
+from adtrain.config.values import Duration, Milliseconds
 from adtrain.core.errors import AdtrainError
 from adtrain.files import read_regular
+from adtrain.option_types import Size
 
 MIN_CHANGE = 0.02
 """Smaller relative changes are not listed."""

@@ -18,6 +18,7 @@ from adtrain.bench.analysis import result as analysis
 from adtrain.bench.analysis.ops import SIZED_OPS
 from adtrain.bench.ops import candidates as kernel_candidates
 from adtrain.bench.ops import sweep
+from adtrain.bench.ops.own import own_bench
 from adtrain.bench.ops.sweep import DTYPES
 from adtrain.bench.ops.table import BENCHES
 from adtrain.bench.peers import op_cases
@@ -25,7 +26,7 @@ from adtrain.bench.peers import result as peers
 from adtrain.bench.peers.systems import chosen
 from adtrain.bench.steps import result as step
 from adtrain.bench.text.cells import wrapped
-from adtrain.cli.op_option import op_option, select_ops
+from adtrain.cli.op_option import op_option, own_ops, select_ops
 from adtrain.cli.options import autotune_option, plugin_option, resolve_device, set_autotune, set_option
 from adtrain.cli.output import print_json, progress, show
 from adtrain.config.problems import shortened
@@ -146,7 +147,12 @@ def command(
         given = [name for name, value in {**of_operations, **of_config, "CONFIG": config_path}.items() if value]
         _refuse(given, "cannot be combined with --compare, which times nothing")
     elif config_path is None:
-        _refuse([name for name, value in of_config.items() if value], "is for the step of a CONFIG; give one")
+        given = [name for name, value in of_config.items() if value and name != "--plugin"]
+        _refuse(given, "is for the step of a CONFIG; give one")
+        if candidates and plugins:
+            raise click.UsageError(
+                "--plugin: cannot be combined with --candidates: its operations have one kernel each"
+            )
     else:
         _refuse([name for name, value in of_operations.items() if value], "is for operations; give no CONFIG")
     if candidates and device == "cpu":
@@ -176,7 +182,8 @@ def command(
         result = kernel_candidates.result(select_ops(BENCHES, names), sizes, progress)
     elif config_path is None:
         track = partial(tqdm, desc="bench", unit=" sizes", disable=None, leave=False)
-        benches = select_ops(BENCHES, names)
+        own = [own_bench(op) for op in own_ops(())] if plugins else []
+        benches = select_ops([*BENCHES, *own], names) if names else own or BENCHES
         result = sweep.result(benches, sizes, dtype or "float32", device, bool(names), progress, track)
     else:
         result, trace = step.result(config_path, overrides, device, batch_sizes or (), progress)

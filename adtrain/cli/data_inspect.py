@@ -35,7 +35,7 @@ def inspect(source: str, overrides: tuple[str, ...], sheet: Path | None, as_json
     """
     named = source in data.CATALOGUE
     section = config.load_data({"dataset" if named else "path": source}, overrides)
-    found = data.load(section.dataset, section.path, training.data_options(section), need_test=False)
+    found = data.load(source if named else None, section.path, training.data_options(section), need_test=False)
     if sheet is not None:
         from adtrain.data.contact_sheet import contact_sheet
 

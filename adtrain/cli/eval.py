@@ -18,6 +18,7 @@ from adtrain.cli.options import (
 )
 from adtrain.cli.output import print_json, show
 from adtrain.cli.precision import note_precision
+from adtrain.config import build
 from adtrain.config.records import plain
 from adtrain.training import model_file, scores
 from adtrain.training.evaluation import named_metrics
@@ -40,9 +41,8 @@ def command(run: Path, device: str, autotune: str, trust: training.Trust, as_jso
     step, task = trained.evaluation_step, trained.network.task
     score = training.evaluate(step, task, trained.params, trained.statistics, examples)
     seconds = perf_counter() - started
-    names = trained.config.training.metrics or ()
     model = trained.network, trained.params, trained.statistics
-    metrics = named_metrics(model, names, trained.classes, test, device)
+    metrics = named_metrics(model, build.metrics(trained.config), trained.classes, test, device)
     if as_json:
         print_json(
             {

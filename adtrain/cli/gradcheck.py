@@ -11,11 +11,9 @@ from tqdm import tqdm
 
 from adtrain import config, gradcheck
 from adtrain.cases import CASES, Case
-from adtrain.cli.op_option import op_option, select_ops
+from adtrain.cli.op_option import op_option, own_ops, select_ops
 from adtrain.cli.options import device_option, json_option
 from adtrain.cli.output import print_json, show
-from adtrain.config.problems import known
-from adtrain.custom_op import CUSTOM_OPS, CustomOp
 from adtrain.gradcheck import Row
 from adtrain.plugins import find
 from adtrain.table import Column, render, terminal_width
@@ -34,7 +32,7 @@ PARAMETERS = (Column("parameter", text=True), *OUTCOME)
     "plugins",
     multiple=True,
     metavar="FILE",
-    help="Check the custom operations of this file, or run it before CONFIG; repeatable.",
+    help="Check the operations of this file, or run it before CONFIG; repeatable.",
 )
 @click.option("--order", type=click.Choice(["1", "2"]), help="Check only first, or only second derivatives.")
 @device_option
@@ -48,8 +46,8 @@ def command(
     as_json: bool,
 ) -> None:
     """Check the derivatives of every operation against central differences in float64. With CONFIG, check the
-    derivatives of the loss of its network with respect to each parameter. With --plugin, check custom operations: their
-    derivatives, and their kernels against their NumPy references.
+    derivatives of the loss of its network with respect to each parameter. With --plugin, check the operations that a
+    file registers: their derivatives, and their kernels against their NumPy references.
 
     The exit code is 1 if a derivative is wrong.
     """
@@ -62,7 +60,7 @@ def command(
         for name in plugins:
             find(name).run()
         orders = ORDERS if order is None else (int(order),)
-        checks, total = gradcheck.check_custom_ops(_custom_ops(names), orders, device), None
+        checks, total = gradcheck.check_own_ops(own_ops(names), orders, device), None
     else:
         orders = ORDERS if order is None else (int(order),)
         cases = _with_derivative(select_ops(CASES, names), names)
@@ -76,17 +74,6 @@ def command(
         show(*_report(rows, columns, names_of, terminal_width()))
     if not all(row.passed for row in rows):
         raise SystemExit(1)
-
-
-def _custom_ops(names: Sequence[str]) -> list[CustomOp]:
-    """The custom operations, or those of ``names``. UsageError if there is none."""
-    for name in names:
-        if name not in CUSTOM_OPS:
-            raise click.UsageError(f"--op {name}: no plug-in defines it; {known(name, sorted(CUSTOM_OPS))}")
-    found = [op for name, op in CUSTOM_OPS.items() if not names or name in names]
-    if not found:
-        raise click.UsageError("--plugin: the file calls no ad.custom_op")
-    return found
 
 
 def _with_derivative(cases: Sequence[Case], names: Sequence[str]) -> list[Case]:

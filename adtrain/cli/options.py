@@ -90,7 +90,7 @@ plugin_option = click.option(
     "plugins",
     multiple=True,
     metavar="FILE",
-    help="Run this Python file, a plug-in, before the config is read; repeatable.",
+    help="Run this Python file, a plug-in, first; repeatable.",
 )
 """`--plugin FILE`, repeatable; passed to the command as `plugins`."""
 

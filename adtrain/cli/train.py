@@ -31,6 +31,8 @@ from adtrain.display import progress_display
 from adtrain.table import terminal_width
 from adtrain.training import Observer, RunFolder, tensorboard
 
+MOST_PROFILED_STEPS = 10_000
+
 
 @click.command(short_help="Train the network that a config describes.")
 @click.argument("config_path", metavar="[CONFIG]", required=False)
@@ -52,7 +54,7 @@ from adtrain.training import Observer, RunFolder, tensorboard
 @trust_option
 @click.option(
     "--profile-steps",
-    type=click.IntRange(min=0),
+    type=click.IntRange(min=0, max=MOST_PROFILED_STEPS),
     default=10,
     show_default=True,
     help="Number of steps to profile after training; 0 for none.",

@@ -1,6 +1,6 @@
 """The types of options, from the annotations of a class: int, float, bool, str, Literal, tuples of them, or X | None.
 
-`Annotated[float, Field(gt=0)]` has bounds; the types of `adtrain.config.values` have bounds and words for errors.
+`Annotated[float, Field(gt=0)]` has bounds; the types of `adtrain.option_types` have bounds and words for errors.
 """
 
 from __future__ import annotations
@@ -8,15 +8,14 @@ from __future__ import annotations
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import Field, Strict
-
-from adtrain.config.values import LARGEST, Bool, Expected, Text, one_of
+from adtrain.config.values import Bool, Text, one_of
 from adtrain.core.errors import OptionError
+from adtrain.option_types import LARGEST, Bounds, Expected, InConfig
 
 SCALARS: dict[Any, Any] = {
     bool: Bool,
-    int: Annotated[int, Strict(), Field(ge=-(2**63), lt=2**63)],
-    float: Annotated[float, Strict(), Field(allow_inf_nan=False, ge=-LARGEST, le=LARGEST)],
+    int: Annotated[int, Bounds(ge=-(2**63), lt=2**63)],
+    float: Annotated[float, Bounds(ge=-LARGEST, le=LARGEST)],
     str: Text,
 }
 WORDS = {bool: "true or false", int: "an integer", float: "a finite number", str: "a string", NoneType: "null"}
@@ -27,8 +26,12 @@ def option_type(hint: Any) -> Any:
 
     Raises OptionError for an annotation that no value of a config fits.
     """
-    if get_origin(hint) is Annotated and any(isinstance(x, Expected) for x in hint.__metadata__):
-        return hint
+    if get_origin(hint) is Annotated:
+        for mark in hint.__metadata__:
+            if isinstance(mark, InConfig):
+                return mark.type
+        if any(isinstance(mark, Expected) for mark in hint.__metadata__):
+            return hint
     if get_origin(hint) in (Union, UnionType) and NoneType in get_args(hint):
         others = [inner for inner in get_args(hint) if inner is not NoneType]
         return option_type(Union[tuple(others)]) | None  # noqa: UP007

@@ -1,4 +1,4 @@
-"""Build model, loss, optimizer, schedule and augmentations of a config; shapes are checked, nothing is allocated."""
+"""Build model, loss, optimizer and the other objects of a config; shapes are checked, nothing is allocated."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from adtrain.config.problems import ConfigError, PathParts, Problem, dotted
 from adtrain.config.specs import Add, Concat, Layer, Residual, Spec
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError, ShapeError
+from adtrain.data.catalogue import Entry
+from adtrain.data.datasets import DataSource
+from adtrain.metrics import Metric
 
 CLASSIFICATION = ("cross_entropy", "nll")
 REGRESSION = ("mse", "l1", "huber")
@@ -24,15 +27,13 @@ def takes_labels(loss: Spec) -> bool:
 
 
 def check(cfg: Config) -> list[Problem]:
-    """The problems that prevent the model, optimizer, schedule or augmentations from being built."""
+    """The problems that prevent the objects of the config from being built."""
     problems: list[Problem] = []
-    for builder in (
-        model,
-        loss,
-        optimizer,
-        functools.partial(schedule, steps_per_epoch=1, total_steps=1),
-        augmentations,
-    ):
+    one_step = functools.partial(schedule, steps_per_epoch=1, total_steps=1)
+    builders: list[Callable[[Config], object]] = [model, loss, optimizer, one_step, augmentations, metrics]
+    if cfg.data.dataset is not None:
+        builders.append(data_source)
+    for builder in builders:
         try:
             builder(cfg)
         except ConfigError as error:
@@ -112,6 +113,26 @@ def augmentations(cfg: Config) -> tuple[augment.Augmentation, ...]:
             raise _error(cfg, path, spec.kind, "found twice, expected each augmentation once")
         built.append(change)
     return tuple(built)
+
+
+def data_source(cfg: Config) -> Entry | DataSource:
+    """The data set that `data.dataset` names. Raises ConfigError for invalid options."""
+    spec = cfg.data.dataset
+    assert spec is not None
+    return cast(Entry | DataSource, _construct(cfg, ("data", "dataset"), spec, spec.options()))
+
+
+def metrics(cfg: Config) -> dict[str, Metric]:
+    """The metrics of `training.metrics`, by name. Raises ConfigError for a duplicate or for invalid options."""
+    built: dict[str, Metric] = {}
+    for i, spec in enumerate(cfg.training.metrics or ()):
+        path: PathParts = ("training", "metrics", i)
+        if spec.kind in built:
+            raise _error(cfg, path, spec.kind, "found twice, expected each metric once")
+        target, options = type(spec).target, spec.options()
+        is_class = isinstance(target, type)
+        built[spec.kind] = _construct(cfg, path, spec, options) if is_class else functools.partial(target, **options)
+    return built
 
 
 def _sequential(cfg: Config, layers: list[Layer], path: PathParts) -> nn.Sequential:

@@ -11,7 +11,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 from adtrain.config.problems import ConfigError, PathParts, Problem, dotted
 from adtrain.config.source import Node
-from adtrain.config.specs import SCHEDULES, Augmentation, Layers, Loss, Optimizer, Schedule
+from adtrain.config.specs import SCHEDULES, Augmentation, DataSource, Layers, Loss, Metric, Optimizer, Schedule
 from adtrain.config.values import (
     BestBy,
     Bool,
@@ -19,22 +19,17 @@ from adtrain.config.values import (
     Column,
     Columns,
     Delimiter,
-    Fraction,
     ImageShape,
     ImageSize,
-    MetricNames,
     Missing,
     Name,
-    NonNegative,
-    Positive,
     Precision,
     Seed,
     Sha256,
-    Shape,
-    Size,
     Targets,
     Text,
 )
+from adtrain.option_types import Fraction, NonNegative, Positive, Shape, Size
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,9 @@ class Section(BaseModel):
 class Data(Section):
     """What to train on: a data set of the catalogue, or the user's files."""
 
-    dataset: Text | None = Field(None, description="the name of a data set of the catalogue, such as mnist")
+    dataset: DataSource | None = Field(
+        None, description="a data set of the catalogue, such as mnist, or one of a plug-in with its options"
+    )
     path: Text | None = Field(
         None,
         description="instead of dataset: a folder of IDX files, an NPZ file, a CSV file, or a folder of images with a "
@@ -142,8 +139,10 @@ class Training(Section):
         description="the metric that selects best.safetensors; default: validation_accuracy (validation_rmse "
         "for numbers, validation_f1 for several labels), or train_loss without validation images",
     )
-    metrics: MetricNames | None = Field(
-        None, description="metrics of a classification on the test images, in addition to the accuracy"
+    metrics: list[Metric] | None = Field(
+        None,
+        description="metrics of a classification, in addition to the accuracy: of the validation images after each "
+        "epoch, and of the test images at the end",
     )
     early_stopping: EarlyStopping | None = Field(None, description="when to end before the last epoch")
 
@@ -163,6 +162,9 @@ class Plugin(Section):
         description="a Python file, relative to the config's folder, or the name of an installed plug-in"
     )
     sha256: Sha256 | None = Field(None, description="the SHA-256 that the file must have")
+    files: dict[Text, Sha256] | None = Field(
+        None, description="the SHA-256 that the files of its kernels must have, by their paths from the file's folder"
+    )
 
     @model_validator(mode="before")
     @classmethod

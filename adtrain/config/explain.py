@@ -9,7 +9,7 @@ from adtrain.config.document import Config, Data, EarlyStopping, Model, Plugin, 
 from adtrain.config.problems import PathParts, Problem, dotted, found, known
 from adtrain.config.source import Node
 from adtrain.config.specs import FAMILIES, by_kind
-from adtrain.config.values import Expected
+from adtrain.option_types import Expected
 
 MODELS: dict[str, type[BaseModel]] = {
     "data": Data,
@@ -18,7 +18,9 @@ MODELS: dict[str, type[BaseModel]] = {
     "early_stopping": EarlyStopping,
     "plugins": Plugin,
 }
-"""The pydantic model of the value at each key that is no name of a layer, loss, optimizer, schedule or augmentation."""
+"""The pydantic model of the value at each key that is no name of a layer, loss or other class."""
+FAMILY_AT = {"augment": "augmentation", "dataset": "data set", "metrics": "metric"}
+"""The family of the names below a key, where it is not the key."""
 
 
 def problems(error: ValidationError, root: Node, section: PathParts = ()) -> list[Problem]:
@@ -78,6 +80,5 @@ def _expected_words(model: type[BaseModel], name: str) -> str:
 
 
 def _family(path: PathParts) -> str:
-    if "augment" in path:
-        return "augmentation"
-    return next((str(part) for part in path if part in FAMILIES), "layer")
+    words = (FAMILY_AT.get(str(part), str(part)) for part in path)
+    return next((word for word in words if word in FAMILIES), "layer")

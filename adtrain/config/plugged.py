@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import TypeAlias
 
@@ -13,6 +14,7 @@ from adtrain.config import explain
 from adtrain.config.document import Plugin
 from adtrain.config.problems import ConfigError, Problem, dotted
 from adtrain.config.source import Node
+from adtrain.custom_op import kernel_files
 from adtrain.plugins import PluginError
 
 Loader: TypeAlias = Callable[[Plugin, Path], Plugin]
@@ -26,8 +28,34 @@ def run_named(plugin: Plugin, folder: Path) -> Plugin:
     found = plugins.find(plugin.file, folder)
     if plugin.sha256 not in (None, found.sha256):
         raise PluginError(f"{found.path}: found the SHA-256 {found.sha256}, expected {plugin.sha256}")
-    found.run()
-    return Plugin(file=plugin.file, sha256=found.sha256)
+    done = run(plugin.file, found)
+    if plugin.files is not None and (changed := changed_file(plugin, done)):
+        name, before, now = changed
+        raise PluginError(f"{found.path.parent / name}: found the SHA-256 {now}, expected {before}")
+    return done
+
+
+def run(file: str, found: plugins.Plugin) -> Plugin:
+    """Run a plug-in, and return it as `file` with the SHA-256 of its file and of those that its kernels read.
+
+    Raises PluginError for a file of a kernel outside the plug-in's folder, because a run stores copies.
+    """
+    module, folder = found.run(), found.path.parent
+    hashes: dict[str, str] = {}
+    for path in kernel_files(module.__name__) if found.module is None else ():
+        if not path.is_relative_to(folder):
+            raise PluginError(f"{path}: expected a file in {folder}, the folder of {found.name}, as a run stores both")
+        hashes[path.relative_to(folder).as_posix()] = sha256(path.read_bytes()).hexdigest()
+    return Plugin(file=file, sha256=found.sha256, files=hashes or None)
+
+
+def changed_file(before: Plugin, now: Plugin) -> tuple[str, str, str] | None:
+    """The first file of a kernel that differs in the two plug-ins, and its SHA-256 in both; None if they are equal."""
+    for name in sorted({*(before.files or ()), *(now.files or ())}):
+        old, new = ((plugin.files or {}).get(name, "none (no kernel reads it)") for plugin in (before, now))
+        if old != new:
+            return name, old, new
+    return None
 
 
 def run_all(root: Node, folder: Path, load: Loader) -> list[Plugin] | None:
@@ -47,6 +75,10 @@ def run_all(root: Node, folder: Path, load: Loader) -> list[Plugin] | None:
             if Path(plugin.file).name in [Path(other.file).name for other in done]:
                 raise PluginError(f"found a second plug-in {Path(plugin.file).name}, expected another name for one")
             done.append(load(plugin, folder))
+            taken: dict[str, str] = {}
+            for name, digest in [item for each in done for item in (each.files or {}).items()]:
+                if taken.setdefault(name, digest) != digest:
+                    raise PluginError(f"found a second file {name} of a kernel, expected another name for one")
         except PluginError as error:
             raise ConfigError([Problem(root.find(path)[1], dotted(path), str(error))]) from error
     return done or None

@@ -1,11 +1,11 @@
-"""Layers, losses, optimizers, schedules and augmentations in a config: a name and its options.
+"""Layers, losses, optimizers, schedules, augmentations, data sets and metrics in a config: a name and its options.
 
     relu                              the name alone
     linear: 128                       the value of the first option
     linear: {out_features: 128}       options by name
 
-Names, options and defaults are taken from the signatures of the classes and functions, so a layer in `nn.LAYERS` needs
-no code here. `values.OPTIONS` has the type and bounds of each option.
+Names, types, bounds and defaults of the options are those of the signatures and annotations of the classes and
+functions, the package's own and the user's. `add` is the one way into a family.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from adtrain import augment, nn, optim
+from adtrain import augment, metrics, nn, optim
 from adtrain.config.annotations import option_type
-from adtrain.config.values import OPTIONS, Count, WarmUp
+from adtrain.config.values import WarmUp
 from adtrain.core.errors import OptionError
+from adtrain.data import catalogue
+from adtrain.option_types import Count
 
 
 class Spec(BaseModel):
-    """One layer, loss, optimizer, schedule or augmentation. `kind` is its name; the fields are its options.
+    """One layer, loss or other named class. `kind` is its name; the fields are its options.
 
     `target` is the class or function that has them as arguments.
     """
@@ -101,30 +103,6 @@ def _written(value: Any) -> Any:
     return [_written(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def derive(
-    kind: str,
-    function: Callable[..., Any],
-    exclude: Collection[str] = (),
-    types: Mapping[str, Any] | None = None,
-    **more: Any,
-) -> type[Spec]:
-    """A spec with the parameters of a class or function as options, except `exclude`, and with the fields `more`.
-
-    `types` are the annotations of the parameters. Without them the types are those of `OPTIONS`.
-    """
-    fields: dict[str, Any] = {}
-    for name, parameter in inspect.signature(function).parameters.items():
-        if name not in exclude:
-            values = OPTIONS.get(f"{kind}.{name}", OPTIONS[name]) if types is None else option_type(types[name])
-            default = ... if parameter.default is parameter.empty else parameter.default
-            fields[name] = (values | None if default is None else values, default)
-    spec = create_model(kind, __base__=Spec, __module__=__name__, **fields, **more)
-    spec.kind = kind
-    spec.target = staticmethod(function)
-    spec.__doc__ = (inspect.getdoc(function) or kind).splitlines()[0]
-    return spec
-
-
 class Residual(Spec):
     """The body's output plus the input, or plus the shortcut's output; `residual: [...]` has a body only."""
 
@@ -180,45 +158,71 @@ WARM_UP: dict[str, Any] = {"warmup_epochs": (WarmUp, 0.0), "warmup_steps": (Coun
 """Options of every schedule: the rate first rises linearly over this many epochs or steps, then the schedule starts."""
 
 CONTAINERS: tuple[type[Spec], ...] = (Residual, Concat, Add)
-LAYERS: dict[str, type[Spec]] = {
-    **{kind: derive(kind, layer) for kind, layer in nn.LAYERS.items()},
-    **{container.kind: container for container in CONTAINERS},
-}
-LOSSES: dict[str, type[Spec]] = {
-    kind: derive(kind, loss, exclude=[*list(inspect.signature(loss).parameters)[:2], "ignore_index", "reduction"])
-    for kind, loss in nn.LOSSES.items()
-}
-"""Without `reduction` and `ignore_index`: a step needs the mean over the batch, and every image has a label."""
-OPTIMIZERS: dict[str, type[Spec]] = {kind: derive(kind, optimizer) for kind, optimizer in optim.OPTIMIZERS.items()}
-SCHEDULES: dict[str, type[Spec]] = {
-    kind: derive(kind, schedule, exclude=("total_steps",), **WARM_UP) for kind, schedule in optim.SCHEDULES.items()
-}
+LAYERS: dict[str, type[Spec]] = {}
+LOSSES: dict[str, type[Spec]] = {}
+OPTIMIZERS: dict[str, type[Spec]] = {}
+SCHEDULES: dict[str, type[Spec]] = {}
 """In a config schedules count in epochs: step_size and milestones are epochs; gamma of exponential is per epoch."""
-AUGMENTATIONS: dict[str, type[Spec]] = {kind: derive(kind, change) for kind, change in augment.AUGMENTATIONS.items()}
-
+AUGMENTATIONS: dict[str, type[Spec]] = {}
+DATASETS: dict[str, type[Spec]] = {}
+METRICS: dict[str, type[Spec]] = {}
 FAMILIES = {
     "layer": LAYERS,
     "loss": LOSSES,
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
     "augmentation": AUGMENTATIONS,
+    "data set": DATASETS,
+    "metric": METRICS,
 }
 
 
-def add(family: str, kind: str, cls: type) -> None:
-    """Add a class of the user, a dataclass, to a family; it replaces one of the same name.
+def add(family: str, kind: str, target: Callable[..., Any], given: Collection[str] = ()) -> None:
+    """Add a class or function of the package or of the user to a family; it replaces one of the same name.
 
-    Raises OptionError for a field whose annotation no value of a config fits.
+    Its parameters are the options, except those in `given`.
+    Raises OptionError for a parameter whose annotation no value of a config fits.
     """
-    hints = get_type_hints(cls, include_extras=True)
-    more = WARM_UP if family == "schedule" else {}
-    own = [name for name in inspect.signature(cls).parameters if not (family == "schedule" and name == "total_steps")]
-    for name in own:
+    hints = get_type_hints(target, include_extras=True)
+    fields: dict[str, Any] = {}
+    for name, parameter in inspect.signature(target).parameters.items():
+        if name in given or (family == "schedule" and name == "total_steps"):
+            continue
         try:
-            option_type(hints[name])
+            values = option_type(hints[name])
         except OptionError as error:
             raise OptionError(f"{family} {kind}: {name} {error}") from None
-    FAMILIES[family][kind] = derive(kind, cls, exclude={"total_steps"} - set(own), types=hints, **more)
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[name] = (values | None if default is None else values, default)
+    more = WARM_UP if family == "schedule" else {}
+    spec = create_model(kind, __base__=Spec, __module__=__name__, **fields, **more)
+    spec.kind = kind
+    spec.target = staticmethod(target)
+    spec.__doc__ = (inspect.getdoc(target) or kind).splitlines()[0]
+    FAMILIES[family][kind] = spec
+
+
+def _add_own() -> None:
+    """Add the package's own classes and functions."""
+    own: dict[str, Mapping[str, Callable[..., Any]]] = {
+        "layer": nn.LAYERS,
+        "optimizer": optim.OPTIMIZERS,
+        "schedule": optim.SCHEDULES,
+        "augmentation": augment.AUGMENTATIONS,
+        "data set": {name: catalogue.finder(name) for name in catalogue.CATALOGUE},
+    }
+    for family, classes in own.items():
+        for kind, cls in classes.items():
+            add(family, kind, cls)
+    LAYERS.update({container.kind: container for container in CONTAINERS})
+    for kind, loss in nn.LOSSES.items():
+        # A step needs the mean over the batch, and every image has a label.
+        add("loss", kind, loss, given=[*list(inspect.signature(loss).parameters)[:2], "ignore_index", "reduction"])
+    for kind, metric in metrics.METRICS.items():
+        add("metric", kind, metric, given=["found"])
+
+
+_add_own()
 
 
 def by_kind(kind: str) -> type[Spec] | None:
@@ -232,11 +236,15 @@ if TYPE_CHECKING:
     Optimizer: TypeAlias = Spec
     Schedule: TypeAlias = Spec
     Augmentation: TypeAlias = Spec
+    DataSource: TypeAlias = Spec
+    Metric: TypeAlias = Spec
 else:
     Layer = _one_of(LAYERS)
     Loss = _one_of(LOSSES)
     Optimizer = _one_of(OPTIMIZERS)
     Schedule = _one_of(SCHEDULES)
     Augmentation = _one_of(AUGMENTATIONS)
+    DataSource = _one_of(DATASETS)
+    Metric = _one_of(METRICS)
 Layers = Annotated[list[Layer], Field(min_length=1)]
 Branches = Annotated[list[Layers], Field(min_length=1)]

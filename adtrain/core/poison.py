@@ -1,12 +1,30 @@
-"""Poisoned memory: new memory holds NaN (integers: -1), so that results show what a kernel has not written."""
+"""Poisoned memory: new memory holds NaN (integers: -1), so that results show what a kernel has not written.
+
+On the CPU each value of a compiled Program also lies between two guard zones, which show what a kernel has written
+outside its output.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from adtrain.core.errors import AdtrainError
+
 BYTE = 0xFF
 """The value of each byte. Floats of such bytes are NaN."""
+
+GUARD = 4096
+"""Bytes of the zone before a value, and of that after it."""
+
+
+class OutOfBounds(AdtrainError):
+    """A kernel wrote into a guard zone. `primitive` is the name of its operation."""
+
+    def __init__(self, primitive: str) -> None:
+        super().__init__(f"{primitive}: a kernel wrote outside its output")
+        self.primitive = primitive
+
 
 _active = False
 

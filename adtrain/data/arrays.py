@@ -14,15 +14,15 @@ TARGET = "y_train"
 """The name of the numbers to predict: that in the NPZ file that `train` writes, from which a run is continued."""
 
 
-def read(data: Any, test_data: Any, options: Options) -> Parts:
+def read(data: Any, test_data: Any, options: Options, names: tuple[str, str] = ("data", "test_data")) -> Parts:
     """The training part in the pair `data` of images and labels, and the test part in `test_data`, unless it is None.
 
     Images and labels are arrays, or what NumPy converts into arrays, of the shapes and types that NPZ files can have;
     `part.as_images` lists them. Arrays of the right type are not copied.
-    Raises DataError that names the argument, and DataOptionError.
+    Raises DataError that names the argument as `names` say, and DataOptionError.
     """
-    train = _part(data, "data", options)
-    return Parts(train, None if test_data is None else _part(test_data, "test_data", options))
+    train = _part(data, names[0], options)
+    return Parts(train, None if test_data is None else _part(test_data, names[1], options))
 
 
 def as_numpy(given: Any, place: str) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -186,6 +187,17 @@ def find(name: str) -> Entry:
         known = ", ".join(CATALOGUE)
         raise DataError(f"unknown data set {name!r}; known: {known} (files of your own: give their path)")
     return CATALOGUE[name]
+
+
+def finder(name: str) -> Callable[[], Entry]:
+    """A function without arguments that finds the entry of that name."""
+
+    def entry() -> Entry:
+        return find(name)
+
+    entry.__qualname__ = entry.__name__ = name
+    entry.__doc__ = CATALOGUE[name].title
+    return entry
 
 
 def _read_sums(entry: Entry) -> dict[str, str]:

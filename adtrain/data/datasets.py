@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
@@ -62,15 +62,29 @@ class DataSet:
         return replace(self, train=train, target_mean=mean, target_std=std)
 
 
+class DataSource(Protocol):
+    """A data set of a plug-in. `registered_at` is its place and name for messages."""
+
+    registered_at: ClassVar[str]
+
+    @classmethod
+    def kind(cls) -> str: ...
+
+    def load(self) -> tuple[Any, Any]:
+        """The training part and the test part, pairs of images and labels as `arrays.read` takes them."""
+
+
 def load(
-    dataset: str | None = None,
+    dataset: str | Entry | DataSource | None = None,
     path: str | Path | None = None,
     options: Options | None = None,
     need_test: bool = True,
     encoder: TableEncoder | None = None,
     numbers: bool = False,
 ) -> DataSet:
-    """Load the data set named `dataset`, or the files at `path`; exactly one of the two must be given.
+    """Load a data set, or the files at `path`; exactly one of the two must be given.
+
+    `dataset` is a name of the catalogue, an entry of it, or the data set of a plug-in.
 
     `formats` lists the file formats. The classes are the labels that occur, numbers or names, in sorted order. With
     `need_test=False` the test part may be empty. `encoder` makes the images of a table's rows; by default it is learnt
@@ -84,13 +98,12 @@ def load(
     if (dataset is None) == (path is None):
         raise DataError("expected either the name of a data set or a path, and not both")
     if dataset is not None:
-        if options.given:
-            raise DataOptionError(options.given[0], f"an option of files at data.path, found the data set {dataset}")
-        return _of_catalogue(catalogue.find(dataset))
+        found = catalogue.find(dataset) if isinstance(dataset, str) else dataset
+        return _of_catalogue(found, options) if isinstance(found, Entry) else _of_source(found, options, numbers)
     source = Path(os.path.expanduser(str(path)))
     name = os.path.basename(os.path.realpath(source)) if source.is_dir() else source.stem
-    found = formats.read(source, options, encoder.columns if encoder is not None else None)
-    return of_parts(found, options, name, str(source), need_test, encoder, numbers)
+    parts = formats.read(source, options, encoder.columns if encoder is not None else None)
+    return of_parts(parts, options, name, str(source), need_test, encoder, numbers)
 
 
 def of_arrays(data: Any, test_data: Any, options: Options, numbers: bool = False) -> DataSet:
@@ -129,7 +142,17 @@ def of_parts(
     return DataSet(name, train, test, classes, *statistics, encoder, found.skipped, targets).with_train(train)
 
 
-def _of_catalogue(entry: Entry) -> DataSet:
+def _of_source(source: DataSource, options: Options, numbers: bool) -> DataSet:
+    formats.check_options(options, formats.NPZ.options, f"the data set {source.kind()}")
+    place = source.registered_at
+    names = f"{place}: the training part", f"{place}: the test part"
+    parts = arrays.read(*source.load(), options, names)
+    return of_parts(parts, options, source.kind(), place, numbers=numbers)
+
+
+def _of_catalogue(entry: Entry, options: Options) -> DataSet:
+    if options.given:
+        raise DataOptionError(options.given[0], f"an option of files at data.path, found the data set {entry.name}")
     entry.require()
     found = idx_folder.read(entry.folder)
     if found.test is None:

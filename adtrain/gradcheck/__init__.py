@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adtrain.gradcheck.custom_ops import check_custom_ops
+from adtrain.gradcheck.custom_ops import check_own_ops
 from adtrain.gradcheck.derivatives import Row, check_cases, check_config
 
-__all__ = ["Row", "check_cases", "check_config", "check_custom_ops"]
+__all__ = ["Row", "check_cases", "check_config", "check_own_ops"]

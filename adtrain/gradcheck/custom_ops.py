@@ -1,4 +1,4 @@
-"""Checks of custom operations: their derivatives, and their kernels against the NumPy reference."""
+"""Checks of the user's operations: their derivatives, and their kernels against the NumPy references."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from adtrain.cases import Case
 from adtrain.core import poison
 from adtrain.core.array import Value, array
 from adtrain.core.autodiff import vjp
-from adtrain.core.errors import OptionError
+from adtrain.core.errors import AdtrainError, OptionError
 from adtrain.core.registry import has_kernels
 from adtrain.core.staging import stage
-from adtrain.custom_op import CustomOp
+from adtrain.custom_op import OWN_OPS, CustomOp, OwnOp
 from adtrain.gradcheck.derivatives import Row, check_cases
 from adtrain.passes import ALL
 
@@ -23,49 +23,52 @@ KERNEL_TOLERANCE = {"float32": 3e-5, "float64": 1e-11}
 """Largest difference from the NumPy reference in float64, relative to its largest element."""
 
 
-def check_custom_ops(ops: Iterable[CustomOp], orders: Sequence[int], device: str) -> Iterator[Row]:
+def check_own_ops(ops: Iterable[OwnOp], orders: Sequence[int], device: str) -> Iterator[Row]:
     """Rows for the derivatives of each operation, and for its kernels where it has some for the device.
 
-    Kernels run in a compiled Program in poisoned memory. The rows "gradient" run those of the derivative too.
+    A function of public operations has the kernels of its compiled Program. Kernels run in a compiled Program in
+    poisoned memory. The rows "gradient" run those of the derivative too.
 
     Raises:
         OptionError: an operation has no ``samples``.
+        AdtrainError: a kernel wrote outside its output, on the CPU.
     """
     for op in ops:
         case = _case(op)
         yield from check_cases([case], orders, device)
-        if has_kernels(op.primitive.name, "cuda" if device == "gpu" else "cpu"):
+        if op.custom is None or has_kernels(op.name, "cuda" if device == "gpu" else "cpu"):
             for dtype, tolerance in KERNEL_TOLERANCE.items():
                 for name, f in (("kernel", case.f), ("gradient", _gradient(case)))[: 1 + bool(case.order)]:
                     error = _difference(f, case, dtype, device)
                     yield Row(case.op, f"{name} {dtype}", 0, dtype, device, error, tolerance, error <= tolerance)
 
 
-def _case(op: CustomOp) -> Case:
+def _case(op: OwnOp) -> Case:
     """The operation on its samples, as a function of those that have a derivative."""
-    name = op.primitive.name
     if op.samples is None:
-        raise OptionError(f"{op.place}: custom_op {name} has no samples to check it with; give samples=")
+        raise OptionError(f"{op.place}: custom_op {op.name} has no samples to check it with; give samples=")
     drawn = [np.asarray(x) for x in op.samples(np.random.default_rng(0))]
     drawn = [x.astype(np.float64) if x.dtype.kind == "f" else x for x in drawn]
-    smooth = _differentiable(op, drawn)
+    smooth = _differentiable(op.custom, drawn)
 
     def f(*values: Value) -> Any:
         given = iter(values)
         device = values[0].device if values else "cpu"
         dtype = values[0].dtype if values else np.dtype(np.float64)
-        return op(*(next(given) if i in smooth else _constant(x, dtype, device) for i, x in enumerate(drawn)))
+        return op.f(*(next(given) if i in smooth else _constant(x, dtype, device) for i, x in enumerate(drawn)))
 
     inputs = tuple((lambda rng, x=drawn[i]: x) for i in smooth)
-    return Case(name, "samples", f, inputs, order=2 if smooth else 0)
+    return Case(op.name, "samples", f, inputs, order=2 if smooth else 0)
 
 
 def _constant(x: np.ndarray, dtype: np.dtype, device: str) -> Value:
     return array(x.astype(dtype) if x.dtype.kind == "f" else x, device=device)
 
 
-def _differentiable(op: CustomOp, drawn: Sequence[np.ndarray]) -> list[int]:
-    """The floating-point arguments for which ``vjp`` returns a cotangent."""
+def _differentiable(op: CustomOp | None, drawn: Sequence[np.ndarray]) -> list[int]:
+    """The floating-point arguments; of a custom operation those for which ``vjp`` returns a cotangent."""
+    if op is None:
+        return [i for i, x in enumerate(drawn) if x.dtype.kind == "f"]
     rule = op.primitive.joint_vjp
     if not op.has_vjp:
         return []
@@ -91,8 +94,15 @@ def _gradient(case: Case) -> Callable[..., Any]:
 def _difference(f: Callable[..., Any], case: Case, dtype: str, device: str) -> float:
     """The largest difference between kernels and references, relative to the largest element."""
     expected = _leaves(f(*case.sample()))
-    with poison.poisoned():
-        found = _leaves(stage(f, ALL)(*(x.to(device) for x in case.sample(dtype))))
+    try:
+        with poison.poisoned():
+            found = _leaves(stage(f, ALL)(*(x.to(device) for x in case.sample(dtype))))
+    except poison.OutOfBounds as error:
+        op = OWN_OPS.get(error.primitive)
+        if op is None or op.custom is None:
+            raise
+        file = next((file for file in op.custom.files if file.suffix != ".cu"), op.place.file)
+        raise AdtrainError(f"{op.place}: kernel {error.primitive} of {file} wrote outside its output") from None
     errors = [_relative(x.astype(np.float64), y) for x, y in zip(found, expected, strict=True)]
     return max(errors) if all(map(math.isfinite, errors)) else math.inf
 

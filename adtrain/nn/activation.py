@@ -10,6 +10,7 @@ from adtrain.core.array import Value
 from adtrain.core.errors import AdtrainError, OptionError, ShapeError
 from adtrain.nn import fields
 from adtrain.nn.module import Mode, Module, Params, Shape, State
+from adtrain.option_types import Axis, Fraction, Number
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class ReLU(_Activation):
 class LeakyReLU(_Activation):
     """x where x > 0, negative_slope x elsewhere."""
 
-    negative_slope: float = 0.01
+    negative_slope: Number = 0.01
 
     def __post_init__(self) -> None:
         fields.check_number(self, "negative_slope")
@@ -42,7 +43,7 @@ class LeakyReLU(_Activation):
 class ELU(_Activation):
     """x where x > 0, alpha (exp(x) - 1) elsewhere (Clevert et al. 2016)."""
 
-    alpha: float = 1.0
+    alpha: Number = 1.0
 
     def __post_init__(self) -> None:
         fields.check_number(self, "alpha")
@@ -82,7 +83,7 @@ class Softplus(_Activation):
 class _AlongAxis(_Activation):
     """An activation along the axis `dim`, which is counted as in PyTorch: axis 0 is the batch."""
 
-    dim: int = -1
+    dim: Axis = -1
 
     def __post_init__(self) -> None:
         if not isinstance(self.dim, int) or self.dim == 0:
@@ -111,7 +112,7 @@ class LogSoftmax(_AlongAxis):
 class Dropout(Module):
     """In training, 0 with probability p and x / (1 - p) otherwise; in evaluation, x."""
 
-    p: float = 0.5
+    p: Fraction = 0.5
 
     def __post_init__(self) -> None:
         fields.check_number(self, "p", low=0, below=1)

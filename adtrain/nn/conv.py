@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal
 
 from adtrain import ops
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.nn import fields
-from adtrain.nn.fields import Pair, pair, size_text
+from adtrain.nn.fields import pair, size_text
 from adtrain.nn.init import WeightInit, WeightLayer
 from adtrain.nn.module import Mode, Params, Shape, State
+from adtrain.option_types import CountPair, Padding, Size, SizePair
 
 IMAGE_AXES = ("channels", "height", "width")
 INFERRED = ("in_channels", int, "in_channels is inferred from the input")
@@ -26,15 +26,15 @@ class Conv2d(WeightLayer):
     """
 
     left_out = INFERRED
-    out_channels: int
+    out_channels: Size
     _: KW_ONLY
-    kernel_size: Pair
-    stride: Pair = 1
-    padding: Pair | Literal["same"] = 0
-    dilation: Pair = 1
-    groups: int = 1
+    kernel_size: SizePair
+    stride: SizePair = 1
+    padding: Padding = 0
+    dilation: SizePair = 1
+    groups: Size = 1
     bias: bool = True
-    in_channels: int | None = None
+    in_channels: Size | None = None
     weight_init: WeightInit = "kaiming_uniform"
 
     def __post_init__(self) -> None:
@@ -90,16 +90,16 @@ class ConvTranspose2d(WeightLayer):
     """The transpose of Conv2d, as torch.nn.ConvTranspose2d; weight (in_channels, out_channels / groups, kernel)."""
 
     left_out = INFERRED
-    out_channels: int
+    out_channels: Size
     _: KW_ONLY
-    kernel_size: Pair
-    stride: Pair = 1
-    padding: Pair = 0
-    output_padding: Pair = 0
-    groups: int = 1
+    kernel_size: SizePair
+    stride: SizePair = 1
+    padding: CountPair = 0
+    output_padding: CountPair = 0
+    groups: Size = 1
     bias: bool = True
-    dilation: Pair = 1
-    in_channels: int | None = None
+    dilation: SizePair = 1
+    in_channels: Size | None = None
     weight_init: WeightInit = "kaiming_uniform"
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from adtrain.core.errors import ShapeError
 from adtrain.nn import fields
 from adtrain.nn.init import WeightInit, WeightLayer
 from adtrain.nn.module import Mode, Params, Shape, State
+from adtrain.option_types import Size
 
 
 @dataclass(frozen=True)
@@ -17,10 +18,10 @@ class Linear(WeightLayer):
     """x Wᵀ + b over the last axis: (..., in_features) -> (..., out_features); weight (out_features, in_features)."""
 
     left_out = ("in_features", int, "in_features is inferred from the input")
-    out_features: int
+    out_features: Size
     _: KW_ONLY
     bias: bool = True
-    in_features: int | None = None
+    in_features: Size | None = None
     weight_init: WeightInit = "kaiming_uniform"
 
     def __post_init__(self) -> None:
@@ -46,9 +47,9 @@ class Linear(WeightLayer):
 class Embedding(WeightLayer):
     """A row of the weight for each integer: (...) -> (..., embedding_dim); weight (num_embeddings, embedding_dim)."""
 
-    num_embeddings: int
+    num_embeddings: Size
     _: KW_ONLY
-    embedding_dim: int
+    embedding_dim: Size
     weight_init: WeightInit = "normal"
 
     def __post_init__(self) -> None:

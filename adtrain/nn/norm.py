@@ -13,6 +13,7 @@ from adtrain.core.errors import AdtrainError, OptionError, ShapeError
 from adtrain.nn import fields
 from adtrain.nn.conv import IMAGE_AXES
 from adtrain.nn.module import Mode, Module, Params, Shape, State
+from adtrain.option_types import Fraction, NonNegative, Size, SizeOrShape
 
 
 class _NormLayer(Module):
@@ -25,10 +26,10 @@ class _NormLayer(Module):
 
 @dataclass(frozen=True)
 class _BatchNorm(_NormLayer):
-    num_features: int | None = None
+    num_features: Size | None = None
     _: KW_ONLY
-    eps: float = 1e-5
-    momentum: float = 0.1
+    eps: NonNegative = 1e-5
+    momentum: Fraction = 0.1
     affine: bool = True
 
     def __post_init__(self) -> None:
@@ -100,9 +101,9 @@ class LayerNorm(_NormLayer):
     `normalized_shape` holds the sizes of these axes; by default it is the size of the last axis.
     """
 
-    normalized_shape: int | tuple[int, ...] | None = None
+    normalized_shape: SizeOrShape | None = None
     _: KW_ONLY
-    eps: float = 1e-5
+    eps: NonNegative = 1e-5
     elementwise_affine: bool = True
 
     def __post_init__(self) -> None:
@@ -137,10 +138,10 @@ class LayerNorm(_NormLayer):
 class GroupNorm(_NormLayer):
     """Normalisation of each sample over groups of its channels, the first axis (Wu and He 2018)."""
 
-    num_groups: int
+    num_groups: Size
     _: KW_ONLY
-    num_channels: int | None = None
-    eps: float = 1e-5
+    num_channels: Size | None = None
+    eps: NonNegative = 1e-5
     affine: bool = True
 
     def __post_init__(self) -> None:

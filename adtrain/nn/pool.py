@@ -9,18 +9,19 @@ from adtrain.core.array import Value
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.nn import fields
 from adtrain.nn.conv import IMAGE_AXES
-from adtrain.nn.fields import Pair, pair, size_text
+from adtrain.nn.fields import pair, size_text
 from adtrain.nn.module import Mode, Module, Params, Shape, State
+from adtrain.option_types import CountPair, SizePair
 
 
 @dataclass(frozen=True)
 class _Pool2d(Module):
     """The operation of the same name in `ops`."""
 
-    kernel_size: Pair
+    kernel_size: SizePair
     _: KW_ONLY
-    stride: Pair | None = None
-    padding: Pair = 0
+    stride: SizePair | None = None
+    padding: CountPair = 0
 
     def __post_init__(self) -> None:
         fields.check_pairs(self, 1, "kernel_size", "stride")
@@ -59,7 +60,7 @@ class AvgPool2d(_Pool2d):
 class AdaptiveAvgPool2d(Module):
     """Means over a grid of output_size windows for an input of any size, as torch.nn.AdaptiveAvgPool2d."""
 
-    output_size: Pair
+    output_size: SizePair
 
     def __post_init__(self) -> None:
         fields.check_pairs(self, 1, "output_size")

@@ -9,6 +9,7 @@ from adtrain import ops
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.nn.module import Mode, Module, Params, Shape, State
+from adtrain.option_types import OpenShape
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Flatten(Module):
 class Reshape(Module):
     """Each sample reshaped to `shape`; one axis may be -1 and is inferred."""
 
-    shape: tuple[int, ...]
+    shape: OpenShape
 
     def __post_init__(self) -> None:
         are_sizes = isinstance(self.shape, tuple) and all(type(n) is int and (n > 0 or n == -1) for n in self.shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
@@ -12,9 +12,12 @@ from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.primitive import Primitive, VjpRule
 from adtrain.core.traced_number import TracedNumber
 from adtrain.core.types import ArrayType, Shape
+from adtrain.option_types import ClassWeights, InConfig
 
 ArrayLike: TypeAlias = Any
 """A Value, a NumPy array, nested lists, or a Python number, which may be traced."""
+ClassFactors: TypeAlias = Annotated[ArrayLike, InConfig(ClassWeights)]
+"""A factor for each class. A config has a list of numbers."""
 
 Axis: TypeAlias = "int | Sequence[int] | None"
 

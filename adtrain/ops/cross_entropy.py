@@ -5,20 +5,21 @@ from __future__ import annotations
 from adtrain.core.array import Value
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.ops.broadcasting import reshape
-from adtrain.ops.common import ArrayLike, as_value
+from adtrain.ops.common import ArrayLike, ClassFactors, as_value
 from adtrain.ops.compare import not_equal, where
 from adtrain.ops.index import embedding, pick
 from adtrain.ops.loss import cast_like, check_reduction, reduced
 from adtrain.ops.reduce import mean, sum
 from adtrain.ops.softmax import log_softmax
+from adtrain.option_types import Fraction
 
 
 def cross_entropy(
     logits: ArrayLike,
     targets: ArrayLike,
-    label_smoothing: float = 0.0,
+    label_smoothing: Fraction = 0.0,
     *,
-    weight: ArrayLike | None = None,
+    weight: ClassFactors | None = None,
     ignore_index: int | None = None,
     reduction: str = "mean",
 ) -> Value:
@@ -63,7 +64,7 @@ def nll_loss(
     log_probs: ArrayLike,
     targets: ArrayLike,
     *,
-    weight: ArrayLike | None = None,
+    weight: ClassFactors | None = None,
     ignore_index: int | None = None,
     reduction: str = "mean",
 ) -> Value:

@@ -11,10 +11,11 @@ from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
 from adtrain.ops.activation import softplus
 from adtrain.ops.broadcasting import promote
-from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes
+from adtrain.ops.common import ArrayLike, ClassFactors, as_value, broadcast_shapes
 from adtrain.ops.compare import less, where
 from adtrain.ops.elementwise import abs, astype, square
 from adtrain.ops.reduce import mean, sum
+from adtrain.option_types import Positive
 
 
 def mse_loss(pred: ArrayLike, target: ArrayLike, *, reduction: str = "mean") -> Value:
@@ -27,7 +28,7 @@ def l1_loss(pred: ArrayLike, target: ArrayLike, *, reduction: str = "mean") -> V
     return reduced("l1_loss", abs(_difference("l1_loss", pred, target)), reduction)
 
 
-def huber_loss(pred: ArrayLike, target: ArrayLike, delta: float = 1.0, *, reduction: str = "mean") -> Value:
+def huber_loss(pred: ArrayLike, target: ArrayLike, delta: Positive = 1.0, *, reduction: str = "mean") -> Value:
     """d^2 / 2 for |d| < delta, else delta (|d| - delta / 2), of each element, reduced (P. Huber, 1964)."""
     if delta <= 0:
         raise ShapeError(f"huber_loss: found delta = {delta}, expected a number above 0")
@@ -41,8 +42,8 @@ def binary_cross_entropy_with_logits(
     logits: ArrayLike,
     targets: ArrayLike,
     *,
-    weight: ArrayLike | None = None,
-    pos_weight: ArrayLike | None = None,
+    weight: ClassFactors | None = None,
+    pos_weight: ClassFactors | None = None,
     reduction: str = "mean",
 ) -> Value:
     """-pos_weight t log s - (1 - t) log(1 - s) with s = sigmoid(logits), times weight, of each element, reduced.

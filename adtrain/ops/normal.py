@@ -17,7 +17,7 @@ from adtrain.core.array import Value
 from adtrain.ops import elementwise
 from adtrain.ops.common import ArrayLike
 from adtrain.ops.compare import less, where
-from adtrain.ops.random import random_uniform
+from adtrain.ops.random import uniform
 
 # M. Giles, "Approximating the erfinv function", GPU Computing Gems Jade Edition, 2011, table 5. With
 # w = -log((1 - x) (1 + x)), erfinv(x) / x is the polynomial NEAR of w - 2.5 for w < SPLIT, and FAR of sqrt(w) - 3
@@ -43,7 +43,7 @@ def random_normal(rng: ArrayLike, shape: Sequence[int], stream: int = 0, dtype: 
     Raises:
         DTypeError: ``rng`` or ``dtype`` is of another type. ShapeError: ``stream`` is out of range.
     """
-    return normal(random_uniform(rng, shape, stream, dtype))
+    return normal(uniform("random_normal", rng, shape, stream, dtype))
 
 
 def normal(uniform: Value) -> Value:

@@ -37,12 +37,6 @@ def philox(counter: Sequence[np.ndarray], key: tuple[int, int]) -> list[np.ndarr
 
 
 def _uniform_shape(rng: Any, shape: Shape, stream: int, dtype: np.dtype) -> ArrayType:
-    if rng.shape != (4,) or rng.dtype != np.uint32:
-        raise DTypeError(f"random_uniform: rng is {rng.dtype}{list(rng.shape)}, expected uint32[4]; see ops.rng_state")
-    if dtype.kind != "f":
-        raise DTypeError(f"random_uniform: found dtype {dtype}, expected float32 or float64")
-    if not 0 <= stream < 2**32 or min(shape, default=0) < 0:
-        raise ShapeError(f"random_uniform: found stream {stream} and shape {shape}, expected 0 <= stream < 2**32")
     return ArrayType(shape, dtype)
 
 
@@ -82,8 +76,19 @@ def random_uniform(rng: ArrayLike, shape: Sequence[int], stream: int = 0, dtype:
     Raises:
         DTypeError: ``rng`` or ``dtype`` is of another type. ShapeError: ``stream`` is out of range.
     """
-    lengths = tuple(int(n) for n in shape)
-    return bind(random_uniform_p, as_value(rng), shape=lengths, stream=stream, dtype=dtype_of("random_uniform", dtype))
+    return uniform("random_uniform", rng, shape, stream, dtype)
+
+
+def uniform(name: str, rng: ArrayLike, shape: Sequence[int], stream: int, dtype: Any) -> Value:
+    """`random_uniform`, with errors that begin with the operation ``name``."""
+    state, lengths, element = as_value(rng), tuple(int(n) for n in shape), dtype_of(name, dtype)
+    if state.shape != (4,) or state.dtype != np.uint32:
+        raise DTypeError(f"{name}: rng is {state.dtype}{list(state.shape)}, expected uint32[4]; see ops.rng_state")
+    if element.kind != "f":
+        raise DTypeError(f"{name}: found dtype {element}, expected float32 or float64")
+    if not 0 <= stream < 2**32 or min(lengths, default=0) < 0:
+        raise ShapeError(f"{name}: found stream {stream} and shape {lengths}, expected 0 <= stream < 2**32")
+    return bind(random_uniform_p, state, shape=lengths, stream=stream, dtype=element)
 
 
 def dropout(x: ArrayLike, p: float, rng: ArrayLike, stream: int = 0) -> Value:
@@ -97,5 +102,5 @@ def dropout(x: ArrayLike, p: float, rng: ArrayLike, stream: int = 0) -> Value:
     value = as_value(x)
     if p == 0:
         return value
-    dropped = less(random_uniform(rng, value.shape, stream), p)
+    dropped = less(uniform("dropout", rng, value.shape, stream, np.float32), p)
     return where(dropped, 0.0, value * (1.0 / (1.0 - p)))

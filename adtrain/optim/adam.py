@@ -11,6 +11,7 @@ from adtrain.core import tree
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError
 from adtrain.optim.optimizer import Optimizer, OptState, Tree, add_decay, zero_step, zeros_like
+from adtrain.option_types import Fractions, NonNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,11 @@ class Adam(Optimizer):
     Weight decay is added to the gradient, as in torch.optim.Adam. State: "step", "exp_avg", "exp_avg_sq".
     """
 
-    lr: float = 1e-3
+    lr: Positive = 1e-3
     _: KW_ONLY
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
+    betas: Fractions = (0.9, 0.999)
+    eps: NonNegative = 1e-8
+    weight_decay: NonNegative = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,7 +64,7 @@ class AdamW(Adam):
     """Adam with decoupled weight decay: p ← (1 - lr weight_decay) p (Loshchilov and Hutter 2019)."""
 
     _: KW_ONLY
-    weight_decay: float = 1e-2
+    weight_decay: NonNegative = 1e-2
 
     def _decay(self, grads: Tree, params: Tree, lr: Value) -> tuple[Tree, Tree]:
         if self.weight_decay == 0:

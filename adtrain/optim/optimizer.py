@@ -16,6 +16,7 @@ from adtrain.core.array import Value
 from adtrain.core.checked_arguments import CheckedArguments
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.traced_number import TracedNumber
+from adtrain.option_types import Positive
 
 Tree = Any
 """A tree of arrays with the structure of the parameters."""
@@ -28,7 +29,7 @@ class Optimizer(CheckedArguments):
     """An update rule. `lr` is the learning rate of updates that are given none."""
 
     left_out = ("params", Iterable, "the parameters are arguments of init and update")
-    lr: float
+    lr: Positive
 
     def __post_init__(self) -> None:
         self._check("lr")

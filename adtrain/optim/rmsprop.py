@@ -8,6 +8,7 @@ from adtrain import ops
 from adtrain.core import tree
 from adtrain.core.array import Value
 from adtrain.optim.optimizer import Optimizer, OptState, Tree, add_decay, zero_step, zeros_like
+from adtrain.option_types import Fraction, NonNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -17,12 +18,12 @@ class RMSprop(Optimizer):
     State: "step", "square_avg", and with momentum "momentum_buffer".
     """
 
-    lr: float = 1e-2
+    lr: Positive = 1e-2
     _: KW_ONLY
-    alpha: float = 0.99
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    momentum: float = 0.0
+    alpha: Fraction = 0.99
+    eps: NonNegative = 1e-8
+    weight_decay: NonNegative = 0.0
+    momentum: Fraction = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

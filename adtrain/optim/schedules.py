@@ -15,6 +15,7 @@ import numpy as np
 from adtrain import ops
 from adtrain.core.array import Value
 from adtrain.core.options import check_integer, check_number
+from adtrain.option_types import AtLeastOne, Fraction, NonNegative, Size, StepList, Steps
 
 
 class Schedule(ABC):
@@ -37,8 +38,8 @@ class Constant(Schedule):
 class Step(Schedule):
     """gamma ** (step // step_size)."""
 
-    step_size: int
-    gamma: float = 0.1
+    step_size: Steps
+    gamma: NonNegative = 0.1
 
     def __post_init__(self) -> None:
         check_integer("step", "step_size", self.step_size, least=1)
@@ -53,8 +54,8 @@ class Step(Schedule):
 class MultiStep(Schedule):
     """gamma ** (number of milestones at or before the step)."""
 
-    milestones: tuple[int, ...]
-    gamma: float = 0.1
+    milestones: StepList
+    gamma: NonNegative = 0.1
 
     def __post_init__(self) -> None:
         for milestone in self.milestones:
@@ -70,7 +71,7 @@ class MultiStep(Schedule):
 class Exponential(Schedule):
     """gamma ** step."""
 
-    gamma: float
+    gamma: NonNegative
 
     def __post_init__(self) -> None:
         check_number("exponential", "gamma", self.gamma)
@@ -83,8 +84,8 @@ class Exponential(Schedule):
 class Cosine(Schedule):
     """Half a cosine from 1 at step 0 to `final` at `total_steps`, then `final` (Loshchilov and Hutter 2017)."""
 
-    total_steps: int
-    final: float = 0.0
+    total_steps: Size
+    final: NonNegative = 0.0
 
     def __post_init__(self) -> None:
         check_integer("cosine", "total_steps", self.total_steps, least=1)
@@ -103,10 +104,10 @@ class OneCycle(Schedule):
     changed.
     """
 
-    total_steps: int
-    pct_start: float = 0.3
-    div_factor: float = 25.0
-    final_div_factor: float = 1e4
+    total_steps: Size
+    pct_start: Fraction = 0.3
+    div_factor: AtLeastOne = 25.0
+    final_div_factor: AtLeastOne = 1e4
 
     def __post_init__(self) -> None:
         check_integer("one_cycle", "total_steps", self.total_steps, least=1)

@@ -9,6 +9,7 @@ from adtrain.core import tree
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError
 from adtrain.optim.optimizer import Optimizer, OptState, Tree, add_decay, zero_step, zeros_like
+from adtrain.option_types import Fraction, NonNegative
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,8 @@ class SGD(Optimizer):
     """
 
     _: KW_ONLY
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    momentum: Fraction = 0.0
+    weight_decay: NonNegative = 0.0
     nesterov: bool = False
 
     def __post_init__(self) -> None:

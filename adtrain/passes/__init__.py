@@ -20,6 +20,7 @@ from adtrain.passes.fuse_convolutions import fuse_convolutions
 from adtrain.passes.fuse_elementwise import fuse_elementwise
 from adtrain.passes.fuse_gathers import fuse_gathers
 from adtrain.passes.fuse_horizontally import fuse_horizontally
+from adtrain.passes.fuse_map_reduce import fuse_map_reduce
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
 from adtrain.passes.fuse_one_block import fuse_one_block
 from adtrain.passes.fuse_pooling import fuse_pooling
@@ -35,6 +36,8 @@ SIMPLIFY = (fold_constants, simplify_reshapes, merge_common_subexpressions, remo
 """The passes that remove work without changing any bit of the results."""
 
 FUSE_CPU = (
+    fuse_map_reduce,
+    remove_dead_code,
     partial(fuse_maxpool_gradients, has_kernel=lambda e: item_kernel(e) is not None, all_readers=False),
     remove_dead_code,
     fuse_elementwise,
@@ -53,6 +56,8 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         return bool(cuda_kernels(e.primitive.name, target, *(v.type for v in e.inputs), **e.params))
 
     return (
+        fuse_map_reduce,
+        remove_dead_code,
         partial(fuse_bias_gradients, target=target),
         partial(fuse_maxpool_gradients, has_kernel=has_kernel, all_readers=True),
         remove_dead_code,
@@ -94,6 +99,7 @@ __all__ = [
     "fuse_elementwise",
     "fuse_gathers",
     "fuse_horizontally",
+    "fuse_map_reduce",
     "fuse_maxpool_gradients",
     "fuse_one_block",
     "fuse_pooling",

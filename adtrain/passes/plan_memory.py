@@ -56,8 +56,12 @@ def no_workspace(equation: Equation) -> int:
     return 0
 
 
-def plan_memory(program: Program, workspace: Callable[[Equation], int] = no_workspace) -> MemoryPlan:
-    """Plan ``program`` in the order of its equations; ``workspace`` returns the scratch bytes of an equation."""
+def plan_memory(program: Program, workspace: Callable[[Equation], int] = no_workspace, guard: int = 0) -> MemoryPlan:
+    """Plan ``program`` in the order of its equations; ``workspace`` returns the scratch bytes of an equation.
+
+    With ``guard``, a multiple of the alignment, so many bytes before and after each value in the arena belong to no
+    other value at any time.
+    """
     last_use = {v: i for i, e in enumerate(program.equations) for v in e.inputs}
     last_use |= dict.fromkeys(program.outputs, len(program.equations))
     root: dict[Variable, Variable] = {v: v for v in (*program.inputs, *program.constants)}
@@ -84,10 +88,11 @@ def plan_memory(program: Program, workspace: Callable[[Equation], int] = no_work
     for i, e in enumerate(program.equations):
         for v in e.outputs:
             if root[v] is v and v not in places:
-                arena.add(v, nbytes(v), i, max(ends.get(v, i), i))
+                lifetime = (0, len(program.equations)) if guard else (i, max(ends.get(v, i), i))
+                arena.add(v, nbytes(v) + 2 * guard, *lifetime)
         arena.add(i, workspace(e), i, i)
     offsets = arena.offsets()
-    places |= {v: Place("arena", offset) for v, offset in offsets.items() if isinstance(v, Variable)}
+    places |= {v: Place("arena", offset + guard) for v, offset in offsets.items() if isinstance(v, Variable)}
     return MemoryPlan(
         places={v: places[r] for v, r in root.items()},
         workspaces=tuple(offsets[i] for i in range(len(program.equations))),

@@ -33,7 +33,8 @@ def missing(record: Record, predictions: AnyPredictions | str) -> list[str]:
 
 def _body(record: Record, predictions: AnyPredictions | str) -> Iterator[Markup]:
     cfg = record.config
-    about = [cfg.data.dataset or str(cfg.data.path), cfg.optimizer.kind, f"seed {cfg.training.seed}"]
+    source = cfg.data.dataset.kind if cfg.data.dataset else str(cfg.data.path)
+    about = [source, cfg.optimizer.kind, f"seed {cfg.training.seed}"]
     if record.summary is not None:
         about.append(f"{record.summary.device}, {record.summary.device_name}")
     yield html("<header><h1>{}</h1><p>{}</p></header>\n", cfg.name, " · ".join(about))

@@ -135,7 +135,9 @@ def named_metrics(metrics: Mapping[str, Any]) -> Markup:
     """The metrics of `training.metrics`: single numbers in large print, and a row for each class."""
     by_class = {name: found.by_class for name, found in metrics.items() if isinstance(found, ByClass)}
     single = parts.tiles(
-        (f"{name} macro", f"{found.macro:.2%}") if isinstance(found, ByClass) else (name, f"{found:.2%}")
+        (f"{name} macro", scores.value_text(name, found.macro))
+        if isinstance(found, ByClass)
+        else (name, scores.value_text(name, found))
         for name, found in metrics.items()
         if isinstance(found, (float, ByClass))
     )
@@ -144,7 +146,11 @@ def named_metrics(metrics: Mapping[str, Any]) -> Markup:
     classes = dict.fromkeys(name for values in by_class.values() for name in values)
     columns = {"class": "text", **dict.fromkeys(by_class, "")}
     rows = [
-        [name, *(f"{values[name]:.2%}" if name in values else "" for values in by_class.values())] for name in classes
+        [
+            name,
+            *(scores.value_text(metric, values[name]) if name in values else "" for metric, values in by_class.items()),
+        ]
+        for name in classes
     ]
     return single + table(columns, rows)
 

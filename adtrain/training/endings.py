@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from adtrain.core.errors import AdtrainError
+from adtrain.metrics import MetricValue
 from adtrain.training.best import Best
 from adtrain.training.experiment import Experiment
 from adtrain.training.position import Progress
@@ -27,6 +28,7 @@ class Result:
         best: the best epoch, by `training.best_by`.
         train, validation: the scores of the last epoch; `train` is the mean while the weights were changing.
         test: the score of `state` on the test split.
+        metrics: those of `training.metrics` on the test split, by name.
         epochs, steps: totals, including those before a resumption.
         images: images trained on since the start or the resumption.
         train_seconds: seconds in the loop over batches since then, without evaluation.
@@ -41,6 +43,7 @@ class Result:
     train: Score
     validation: Score | None
     test: Score
+    metrics: Mapping[str, MetricValue]
     epochs: int
     steps: int
     images: int

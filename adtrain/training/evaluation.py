@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -13,7 +13,7 @@ from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError
 from adtrain.core.staging import stage
 from adtrain.data import Images, Split
-from adtrain.metrics import METRICS, ClassPredictions, MetricName, MetricValue
+from adtrain.metrics import ClassPredictions, Metric, MetricValue
 from adtrain.passes import ALL
 from adtrain.training.examples import Examples
 from adtrain.training.network import Network
@@ -61,14 +61,14 @@ def evaluate(
 
 
 def named_metrics(
-    trained: Trained, names: Sequence[MetricName], classes: Sequence[str], examples: Split, device: str
+    trained: Trained, metrics: Mapping[str, Metric], classes: Sequence[str], examples: Split, device: str
 ) -> dict[str, MetricValue]:
-    """The metrics of `adtrain.metrics.METRICS` with these names on all of `examples`."""
-    if not names:
+    """The values of the metrics on all of `examples`, by name."""
+    if not metrics:
         return {}
     rows = predictions(*trained, examples.images, device)
     found = ClassPredictions(rows, examples.labels, class_names(classes, rows, examples.labels))
-    return {name: METRICS[name](found) for name in names}
+    return {name: metric(found) for name, metric in metrics.items()}
 
 
 def class_names(classes: Sequence[str], rows: np.ndarray, labels: np.ndarray) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from adtrain.core.program import Program
 from adtrain.core.staging import Pass, stage
 from adtrain.core.types import Shape
 from adtrain.data import DataSet, Split
+from adtrain.metrics import Metric
 from adtrain.passes import ALL, SIMPLIFY
 from adtrain.training import warm_start
 from adtrain.training.network import Network
@@ -100,6 +101,11 @@ class Experiment:
         """The metric that decides which epoch is the best."""
         default = "train_loss" if self.validation is None else f"validation_{self.network.task.default_metric}"
         return self.config.training.best_by or default
+
+    @cached_property
+    def metrics(self) -> dict[str, Metric]:
+        """The metrics of `training.metrics`, by name."""
+        return config.build.metrics(self.config)
 
     def initial_state(self, device: str) -> TrainState:
         """The state before the first step; no two arrays share memory.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from adtrain.config.values import Number, Positive, Seed, Size
+from adtrain.config.values import Seed
 from adtrain.data.table_encoder import TableEncoder
+from adtrain.option_types import Number, Positive, Size
 from adtrain.training.experiment import Experiment
 from adtrain.training.position import Progress
 from adtrain.version import __version__

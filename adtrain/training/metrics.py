@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
 from adtrain.config import records
-from adtrain.config.values import Duration, Measured, Size, Total
+from adtrain.config.values import Duration, Measured, Total
 from adtrain.core.errors import AdtrainError
 from adtrain.files import read_regular
+from adtrain.option_types import Size
 from adtrain.training.scores import Score
 
 METRICS = "metrics.jsonl"
@@ -34,7 +35,10 @@ class Interval:
 
 @dataclass(frozen=True)
 class Epoch:
-    """A pass over the training images; `train` is the mean score during the pass, while the weights were changing."""
+    """A pass over the training images; `train` is the mean score during the pass, while the weights were changing.
+
+    `metrics` are the single numbers of `training.metrics` on the validation images.
+    """
 
     kind: Literal["epoch"] = field(default="epoch", kw_only=True)
     epoch: Size
@@ -43,6 +47,7 @@ class Epoch:
     validation: Score | None
     seconds: Duration
     images_per_second: Duration
+    metrics: dict[str, Measured] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,12 +71,13 @@ class ResumedAt:
 
 @dataclass(frozen=True)
 class Tested:
-    """The score on the test images at the end of the run."""
+    """The score on the test images at the end of the run, and the single numbers of `training.metrics` on them."""
 
     kind: Literal["test"] = field(default="test", kw_only=True)
     epoch: Size
     step: Total
     test: Score
+    metrics: dict[str, Measured] = field(default_factory=dict)
 
 
 Line: TypeAlias = Annotated[Interval | Epoch | Stopped | ResumedAt | Tested, records.by("kind")]

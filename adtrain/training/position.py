@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from adtrain.config.records import otherwise
-from adtrain.config.values import Bool, Measured, Size, Total
+from adtrain.config.values import Bool, Measured, Total
+from adtrain.option_types import Size
 from adtrain.training.best import LOST, Best
 from adtrain.training.scores import Score
 from adtrain.training.tasks import Task

@@ -15,7 +15,7 @@ from adtrain import config, data, nn
 from adtrain.config import Config
 from adtrain.config.build import REGRESSION, takes_labels
 from adtrain.config.document import Data, Plugin
-from adtrain.config.problems import PathParts, found, known
+from adtrain.config.problems import PathParts, found
 from adtrain.core.errors import ShapeError
 from adtrain.core.precision import PRECISIONS
 from adtrain.data import DataOptionError, DataSet, Options, Split
@@ -60,11 +60,11 @@ def prepare(
         DataError: the data are missing or damaged.
     """
     cfg = _with_absolute_paths(cfg, data_too=arrays is None)
-    _check_name(cfg)
     try:
         options, numbers = data_options(cfg.data), _takes_numbers(cfg)
         if arrays is None:
-            images = data.load(cfg.data.dataset, cfg.data.path, options, encoder=encoder, numbers=numbers)
+            source = config.build.data_source(cfg) if cfg.data.dataset is not None else None
+            images = data.load(source, cfg.data.path, options, encoder=encoder, numbers=numbers)
         else:
             images = data.of_arrays(*arrays, options, numbers)
     except DataOptionError as error:
@@ -88,9 +88,8 @@ def outline(cfg: Config) -> Experiment:
     in the shape of the model's input, with one class, or one number to predict, per output of the model.
     Raises ConfigError as `prepare` does, but does not check augmentations, because the images' shape is a guess.
     """
-    _check_name(cfg)
-    if cfg.data.dataset is not None:
-        entry = data.CATALOGUE[cfg.data.dataset]
+    entry = config.build.data_source(cfg) if cfg.data.dataset is not None else None
+    if isinstance(entry, data.Entry):
         held_out = data.validation_size(entry.train_images, cfg.data.validation)
         train, test = _black(entry.train_images - held_out, entry.shape), _black(entry.test_images, entry.shape)
         validation = _black(held_out, entry.shape) if held_out else None
@@ -104,7 +103,8 @@ def outline(cfg: Config) -> Experiment:
             shape = (1, 1, prod(shape))
         split, outputs = _black(cfg.data.batch_size, shape), config.build.model(cfg).output_shape(cfg.model.input)
         names = tuple(map(str, range(prod(outputs))))
-        images = DataSet(str(cfg.data.path), split, split, names, (0.0,) * shape[0], (1.0,) * shape[0])
+        name = cfg.data.dataset.kind if cfg.data.dataset is not None else str(cfg.data.path)
+        images = DataSet(name, split, split, names, (0.0,) * shape[0], (1.0,) * shape[0])
         if cfg.data.target is not None or _takes_numbers(cfg):
             split = Split(split.images, np.broadcast_to(np.float64(0), (cfg.data.batch_size, len(names))))
             images = replace(images, test=split, classes=(), targets=names).with_train(split)
@@ -181,12 +181,6 @@ def _absolute(cfg: Config, key: PathParts, path: str | None) -> str | None:
     return absolute
 
 
-def _check_name(cfg: Config) -> None:
-    if cfg.data.dataset is not None and cfg.data.dataset not in data.CATALOGUE:
-        unknown = f"unknown data set {found(cfg.data.dataset)}; {known(cfg.data.dataset, data.CATALOGUE)}"
-        raise cfg.error_at(("data", "dataset"), unknown)
-
-
 def _check_fit(cfg: Config, net: Network, images: DataSet) -> None:
     shape = images.train.images.shape[1:]
     if net.input_shape not in (shape, (prod(shape),)):
@@ -236,7 +230,9 @@ def _check_metrics(cfg: Config, task: Task) -> None:
         raise cfg.error_at(("training", "best_by"), f"found {cfg.training.best_by}, {expected}")
     if cfg.training.metrics and not isinstance(task, Classification):
         reason = f"which are for classes; this task always has {', '.join(fields)}"
-        raise cfg.error_at(("training", "metrics"), f"found {', '.join(cfg.training.metrics)}, {reason}")
+        raise cfg.error_at(
+            ("training", "metrics"), f"found {', '.join(x.kind for x in cfg.training.metrics)}, {reason}"
+        )
 
 
 def _check_memory(cfg: Config, net: Network) -> None:

@@ -7,6 +7,7 @@ import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 
 from adtrain import plugins
@@ -21,6 +22,7 @@ from adtrain.training.experiment import Experiment
 from adtrain.training.metrics import METRICS, Epoch, Interval, Line, ResumedAt, Stopped, StopReason, Tested
 from adtrain.training.position import Progress
 from adtrain.training.progress import Observer
+from adtrain.training.scores import single_numbers
 from adtrain.training.step import TrainState
 from adtrain.training.summary import SUMMARY, Summary
 from adtrain.training.trainer import Start
@@ -90,21 +92,26 @@ class RunFolder:
         write_atomic(self.path / CONFIG, experiment.config_text.encode())
 
     def write_plugins(self, experiment: Experiment, replace: bool = True) -> None:
-        """Write copies of the experiment's plug-ins. Installed ones are not copied.
+        """Write copies of the experiment's plug-ins and of the files that their kernels read.
 
-        Raises AdtrainError where one cannot be written, or without `replace` another file is in its place.
+        Installed ones are not copied. Raises AdtrainError where a file cannot be written, a file of a kernel has
+        changed since the plug-in was run, or without `replace` another file is in the place of a copy.
         """
+        copies: dict[Path, bytes] = {}
         for plugin in experiment.config.plugins or ():
-            text, path = plugins.loaded(plugin.sha256 or "").text, self.path / plugin.file
-            if not plugin.file.endswith(".py"):
-                continue
+            found, path = plugins.loaded(plugin.sha256 or ""), self.path / plugin.file
+            if plugin.file.endswith(".py"):
+                copies[path] = found.text
+                for name, digest in (plugin.files or {}).items():
+                    copies[path.parent / name] = _unchanged(found.path.parent / name, digest)
+        for path, content in copies.items():
             try:
-                path.parent.mkdir(exist_ok=True)
-                if not replace and path.exists() and path.read_bytes() != text:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if not replace and path.exists() and path.read_bytes() != content:
                     raise AdtrainError(f"{path}: already exists; give another --output-dir, or move that file")
             except OSError as error:
                 raise unwritable(path, error) from error
-            write_atomic(path, text)
+            write_atomic(path, content)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -204,7 +211,18 @@ class Recorder(Observer):
 
     def finished(self, result: Result) -> None:
         self.folder.write_model(self.experiment, result.state)
-        self.folder.append_metrics(Tested(result.epochs, result.steps, result.test))
+        self.folder.append_metrics(Tested(result.epochs, result.steps, result.test, single_numbers(result.metrics)))
+
+
+def _unchanged(path: Path, digest: str) -> bytes:
+    """The content of a file. Raises AdtrainError where it cannot be read, or its SHA-256 is not `digest`."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise AdtrainError(f"{path}: cannot be read ({error.strerror})") from None
+    if sha256(content).hexdigest() != digest:
+        raise AdtrainError(f"{path}: has changed since its plug-in was run; train again")
+    return content
 
 
 def _create_given(path: Path) -> Path:

@@ -6,11 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from adtrain.config import records
-from adtrain.config.values import Measured, Probability
+from adtrain.config.values import Measured
 from adtrain.metrics import ByClass
+from adtrain.option_types import Probability
 
 HIGHER_IS_BETTER = frozenset({"accuracy", "f1", "r2"})
-FORMATS = {"accuracy": "{:.2%}", "f1": "{:.2%}", "rmse": "{:.4g}", "mae": "{:.4g}"}
+FORMATS = {
+    **dict.fromkeys(("accuracy", "top5", "precision", "recall", "f1"), "{:.2%}"),
+    **dict.fromkeys(("rmse", "mae"), "{:.4g}"),
+}
 
 
 class ClassScore(NamedTuple):
@@ -79,10 +83,15 @@ def metrics_first(names: Sequence[str]) -> list[str]:
     return [*(name for name in names if name != "loss"), "loss"]
 
 
-def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
-    """A line for each metric of `training.metrics` that is one number, or has one as its mean over the classes."""
+def single_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of `training.metrics` that are one number, or have one as their mean over the classes."""
     numbers = {name: found.macro if isinstance(found, ByClass) else found for name, found in metrics.items()}
-    return [f"{name:<9} {x:.2%}" for name, x in numbers.items() if isinstance(x, float)]
+    return {name: x for name, x in numbers.items() if isinstance(x, float)}
+
+
+def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
+    """A line for each metric of `training.metrics` that is a single number."""
+    return [f"{name:<9} {value_text(name, x)}" for name, x in single_numbers(metrics).items()]
 
 
 def value_text(metric: str, value: float) -> str:

@@ -6,19 +6,19 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from adtrain import nn
 from adtrain.config import records
-from adtrain.config.values import BestBy, Duration, Measured, Precision, Seed, Size, Total
+from adtrain.config.values import BestBy, Duration, Measured, Precision, Seed, Total
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
 from adtrain.files import read_regular
 from adtrain.metrics import ByClass
+from adtrain.option_types import Size
 from adtrain.training.endings import Ending, Result
-from adtrain.training.evaluation import named_metrics
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.memory import planned_peak
 from adtrain.training.scores import Score
@@ -159,18 +159,12 @@ def summarize(
         train=result.train,
         validation=result.validation,
         test=result.test,
-        metrics=_metrics(experiment, result, device),
+        metrics=cast(Any, result.metrics),
         ops=tuple(ops),
         ops_sum_ms=ops_sum_ms,
         ops_to_step_ratio=ops_to_step_ratio,
         versions={"adtrain": __version__, "python": platform.python_version(), "numpy": np.__version__},
     )
-
-
-def _metrics(experiment: Experiment, result: Result, device: str) -> Any:
-    trained = experiment.network, result.state.params, result.state.statistics
-    names, classes = experiment.config.training.metrics or (), experiment.data.classes
-    return named_metrics(trained, names, classes, experiment.test, device)
 
 
 def _step_ms(seconds: Sequence[float]) -> StepTimes | None:

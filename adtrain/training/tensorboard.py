@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from adtrain.core.errors import AdtrainError
 from adtrain.training.metrics import Epoch, Interval
 from adtrain.training.progress import Observer
-from adtrain.training.scores import Score
 from adtrain.training.step import TrainState
 
 FOLDER = "tensorboard"
@@ -36,21 +36,21 @@ class EventFiles(Observer):
         self.writer = Writer(str(folder))
 
     def interval_done(self, interval: Interval) -> None:
-        self._scores("train", interval.train, interval.step)
+        self._scalars("train", interval.train._asdict(), interval.step)
         self.writer.add_scalar("learning_rate", interval.learning_rate, interval.step)
         self.writer.add_scalar("images_per_second", interval.images_per_second, interval.step)
         self.writer.flush()  # makes the interval visible at once
 
     def epoch_done(self, epoch: Epoch, state: TrainState) -> None:
         if epoch.validation is not None:
-            self._scores("validation", epoch.validation, epoch.step)
+            self._scalars("validation", epoch.validation._asdict() | epoch.metrics, epoch.step)
             self.writer.flush()
 
     def close(self) -> None:
         """Write pending events and close the file."""
         self.writer.close()
 
-    def _scores(self, part: str, score: Score, step: int) -> None:
+    def _scalars(self, part: str, values: Mapping[str, float], step: int) -> None:
         # The tag's prefix groups charts: one group for the loss and one for each metric, each with both splits.
-        for name, value in score._asdict().items():
+        for name, value in values.items():
             self.writer.add_scalar(f"{name}/{part}", value, step)

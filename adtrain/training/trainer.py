@@ -10,10 +10,11 @@ import numpy as np
 
 from adtrain.core.errors import AdtrainError, OutOfMemory
 from adtrain.data import DataError, Split
-from adtrain.training import not_finite
+from adtrain.metrics import MetricValue
+from adtrain.training import not_finite, scores
 from adtrain.training.checkpoint import Checkpoint, fetch, finite
 from adtrain.training.endings import Ending, Interrupted, NotFinite, Result, ended
-from adtrain.training.evaluation import evaluate
+from adtrain.training.evaluation import evaluate, named_metrics
 from adtrain.training.examples import on_device
 from adtrain.training.experiment import LOG_ROWS, Experiment
 from adtrain.training.loop import StepLoop, batches_of
@@ -118,6 +119,7 @@ class _Training:
             train=progress.train,
             validation=progress.validation,
             test=self._score(state, self.experiment.test, "test"),
+            metrics=self._metrics(state, self.experiment.test),
             epochs=progress.epochs_done,
             steps=progress.step,
             images=self.images,
@@ -138,8 +140,11 @@ class _Training:
             observer.epoch_started(progress.epoch, self.experiment.epochs, images)
         self._steps(batches)
         validation = self.experiment.validation
-        score = None if validation is None else self._score(self.loop.state, validation, "validation")
-        self._finish_epoch(score, images, sum(self.step_seconds[first:]))
+        score, metrics = None, {}
+        if validation is not None:
+            score = self._score(self.loop.state, validation, "validation")
+            metrics = scores.single_numbers(self._metrics(self.loop.state, validation))
+        self._finish_epoch(score, metrics, images, sum(self.step_seconds[first:]))
 
     def _steps(self, batches: Sequence[np.ndarray]) -> None:
         """Take a step on each of these batches, the next ones of the epoch. Then `last_good` is the state after them.
@@ -208,11 +213,12 @@ class _Training:
             if pending.save:
                 self._publish_checkpoint()
 
-    def _finish_epoch(self, validation: Score | None, images: int, seconds: float) -> None:
+    def _finish_epoch(self, validation: Score | None, metrics: dict[str, float], images: int, seconds: float) -> None:
         progress, stopping = self.progress, self.experiment.config.training.early_stopping
         train = progress.score(self.task)
         best = progress.best.after(progress.epoch, train, validation, stopping.min_delta if stopping else 0.0)
-        done = Epoch(progress.epoch, progress.step, train, validation, seconds, images / seconds if seconds else 0.0)
+        speed = images / seconds if seconds else 0.0
+        done = Epoch(progress.epoch, progress.step, train, validation, seconds, speed, metrics)
         is_best = (best.epoch, best.value) != (progress.best.epoch, progress.best.value)
         self.progress = progress.after_evaluation(best, train, validation, self.experiment.steps_per_epoch)
         self.last_good = Checkpoint(self.last_good.state, self.progress)
@@ -231,6 +237,11 @@ class _Training:
         examples = on_device(split, self.device)
         step = self.experiment.evaluation_step
         return evaluate(step, self.task, state.params, state.statistics, examples, name, check_stop)
+
+    def _metrics(self, state: TrainState, split: Split) -> dict[str, MetricValue]:
+        experiment = self.experiment
+        trained = experiment.network, state.params, state.statistics
+        return named_metrics(trained, experiment.metrics, experiment.data.classes, split, self.device)
 
     def _publish_checkpoint(self, is_best: bool = False) -> None:
         for observer in self.observers:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adtrain import plugins
+from adtrain.config import plugged
 from adtrain.config.document import Plugin
 from adtrain.config.problems import known
 from adtrain.plugins import PluginError
 
 FOLDER = "plugins"
-"""The folder in a run's folder that holds the text of its plug-ins."""
+"""The folder in a run's folder that holds copies of its plug-ins and of the files that their kernels read."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,12 @@ class Trust:
             )
         found = plugins.find(plugin.file, folder) if given is None else plugins.find(given)
         if found.sha256 != plugin.sha256 and not self.changes:
-            raise PluginError(
-                f"{found.path} has changed since the training: its SHA-256 is {found.sha256}, that of the training "
-                f"{plugin.sha256}; undo the change, or accept it with --override"
-            )
-        found.run()
-        return Plugin(file=plugin.file, sha256=found.sha256)
+            raise _changed(found.path, found.sha256, plugin.sha256)
+        done = plugged.run(plugin.file, found)
+        if (changed := plugged.changed_file(plugin, done)) is not None and not self.changes:
+            name, before, now = changed
+            raise _changed(found.path.parent / name, now, before)
+        return done
 
     def check(self, named: Sequence[Plugin] | None) -> None:
         """Raise PluginError for a file that is none of the run's plug-ins."""
@@ -54,6 +55,13 @@ class Trust:
         for file in self.files:
             if Path(file).name not in names:
                 raise PluginError(f"--plugin {file}: the run has no such plug-in; {known(Path(file).name, names)}")
+
+
+def _changed(path: Path, now: str | None, before: str | None) -> PluginError:
+    return PluginError(
+        f"{path} has changed since the training: its SHA-256 is {now}, that of the training {before}; undo the change, "
+        "or accept it with --override"
+    )
 
 
 NONE = Trust()

@@ -16,7 +16,7 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from adtrain.config import document, specs
-from adtrain.config.values import Expected
+from adtrain.option_types import Expected
 
 PAGE = Path(__file__).parents[1] / "reference" / "config.md"
 
@@ -68,6 +68,13 @@ the loss of a split is the mean over its batches, by their numbers of images.
 A schedule is a factor on the optimizer's learning rate. Schedules count in epochs: `step_size` and `milestones` are
 epochs, and `gamma` of `exponential` is the factor per epoch. With `warmup_epochs` or `warmup_steps` the learning rate
 first rises linearly, then the schedule starts.
+""",
+    "data set": """\
+`data.dataset` names one. All but `mnist`, which is part of the package, are downloaded by `adtrain data fetch NAME`.
+[Plug-ins](../how-to/own-layer.md#a-data-set) add others, with options: `{spirals: {points: 600}}`.
+""",
+    "metric": """\
+`training.metrics` lists them. [Plug-ins](../how-to/own-layer.md#a-metric) add others.
 """,
     "augmentation": "[Augment images](../how-to/augment.md) says what the options mean.\n",
 }
@@ -121,6 +128,7 @@ EXAMPLES: dict[str, Any] = {
     "training.early_stopping.min_delta": 0.001,
     "plugins.file": "my_layers.py",
     "plugins.sha256": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+    "plugins.files": {"softsign.c": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"},
     "affine": False,
     "alpha": 0.5,
     "approximate": "tanh",
@@ -191,7 +199,12 @@ def page() -> str:
         )
     for family, text in FAMILIES.items():
         parts.append(f"## {PLURALS[family].capitalize()}\n\n{text}")
-        parts += map(_kind, specs.FAMILIES[family].values())
+        kinds = specs.FAMILIES[family].values()
+        if any(kind.model_fields for kind in kinds):
+            parts += map(_kind, kinds)
+        else:
+            lines = [(f"`{kind.kind}`", _one_line(kind.__doc__ or "")) for kind in kinds]
+            parts.append(f"| name | meaning |\n|---|---|\n{_rows(lines)}")
     return "\n".join(parts)
 
 
@@ -218,8 +231,8 @@ def _row(model: type[BaseModel], name: str, key: str) -> tuple[str, ...]:
 def _values(hint: Any) -> str:
     """What a value may be, with its bounds: the words of error messages, or a link to a section of this page."""
     for family in FAMILIES:
-        if hint == getattr(specs, family.capitalize()):
-            return f"{'an' if family[0] in 'ao' else 'a'} [{family}](#{PLURALS[family]})"
+        if hint == getattr(specs, {"data set": "DataSource"}.get(family, family.capitalize())):
+            return f"{'an' if family[0] in 'ao' else 'a'} [{family}](#{PLURALS[family].replace(' ', '-')})"
     if hint == specs.Layers:
         return "a list of [layers](#layers)"
     if hint == specs.Branches:
@@ -229,8 +242,9 @@ def _values(hint: Any) -> str:
         return f"[its keys](#keys-of-{key.replace('.', '')})"
     if words := [item.words for item in getattr(hint, "__metadata__", ()) if isinstance(item, Expected)]:
         return words[-1]
-    (inner,) = (arg for arg in get_args(hint) if arg is not type(None))
-    return f"a list; each item: {_values(inner)}" if getattr(hint, "__origin__", None) is list else _values(inner)
+    *_, inner = (arg for arg in get_args(hint) if arg is not type(None))
+    containers: dict[Any, str] = {list: "a list; each item: ", dict: "names and values; each value: "}
+    return containers.get(getattr(hint, "__origin__", None), "") + _values(inner)
 
 
 def _default(field: FieldInfo) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 import adtrain as ad
 from adtrain import ops
-from adtrain.config.values import Size
+from adtrain.option_types import Size
 
 
 def corner_weights(points: np.ndarray) -> np.ndarray:

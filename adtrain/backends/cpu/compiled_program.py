@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from sys import getrefcount
 from threading import Lock
 from typing import Any
@@ -32,7 +33,8 @@ class CompiledProgram:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.plan = plan_memory(program, workspace)
+        self.guard = poison.GUARD if poison.active() else 0
+        self.plan = plan_memory(program, workspace, self.guard)
         generated = generate(program, self.plan)
         self.checked = generated.checked
         library = compiler.load(generated.text, generated.sources, ("run", "threads"))
@@ -83,21 +85,38 @@ class CompiledProgram:
                     buffers[i] = buffer = buffer.copy()
                 known[i] = buffer
                 io[i] = _address(buffer)
-        fresh = {}
+        fresh, allocated = {}, {}
         for i, (shape, dtype) in self.fresh:
-            fresh[i] = _memory(shape, dtype)
+            allocated[i], fresh[i] = _guarded(shape, dtype, self.guard)
             io[self.first_output + i] = _address(fresh[i])
         seconds = ctypes.c_void_p(_address(self.seconds) if timed else None)
         for _ in range(times):
             failed = self.call(*self.arguments, seconds)
             if failed:
                 raise self._index_error(self.checked[failed - 1], buffers)
+        if self.guard:
+            self._check_guards(allocated)
         sources: dict[str, Any] = {"input": buffers, "constant": self.constants, "output": fresh}
         results = [sources[where][at] for where, at, _ in self.results]
         for i, (_, _, shape) in enumerate(self.results):
             if results[i].shape != shape:
                 results[i] = results[i].reshape(shape)
         return results, self.seconds.tolist() if timed else ()
+
+    def _check_guards(self, outputs: Mapping[int, np.ndarray]) -> None:
+        """Raise OutOfBounds for the first equation beside whose values something was written.
+
+        `outputs` are the outputs with their guard zones, as bytes.
+        """
+        for e in self.program.equations:
+            for v in e.outputs:
+                where, at = self.plan.places[v]
+                if where in ("arena", "output"):
+                    memory, start = (self.arena, at) if where == "arena" else (outputs[at], self.guard)
+                    end = start + nbytes(v)
+                    zones = memory[start - self.guard : start], memory[end : end + self.guard]
+                    if any((zone != poison.BYTE).any() for zone in zones):
+                        raise poison.OutOfBounds(e.primitive.name)
 
     def _index_error(self, equation: Equation, buffers: list[np.ndarray]) -> ShapeError:
         place = f" (in {equation.scope})" if equation.scope else ""
@@ -136,15 +155,18 @@ def _owned(buffer: np.ndarray) -> bool:
     return buffer.flags.owndata and buffer.flags.writeable
 
 
-def _memory(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    memory = np.empty(shape, dtype)
-    if poison.active():
-        memory.reshape(-1).view(np.uint8)[...] = poison.BYTE
-    return memory
+def _guarded(shape: tuple[int, ...], dtype: np.dtype, guard: int) -> tuple[np.ndarray, np.ndarray]:
+    """Memory for an array with `guard` bytes before and after it: all of it as bytes, and the array."""
+    if not guard:
+        memory = np.empty(shape, dtype)
+        return memory, memory
+    size = math.prod(shape) * dtype.itemsize
+    memory = _pages(size + 2 * guard)
+    return memory, memory[guard : guard + size].view(dtype).reshape(shape)
 
 
 def _pages(size: int) -> np.ndarray:
     """`size` bytes, aligned to a page."""
-    memory = _memory((size + PAGE,), np.dtype(np.uint8))
+    memory = np.full(size + PAGE, poison.BYTE, np.uint8) if poison.active() else np.empty(size + PAGE, np.uint8)
     start = -_address(memory) % PAGE
     return memory[start : start + size]

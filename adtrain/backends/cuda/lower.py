@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import adtrain.lowering.cuda  # noqa: F401  registers the kernels
 from adtrain.backends.cuda.codegen.horizontal import horizontal
 from adtrain.backends.cuda.codegen.loops import loops
+from adtrain.backends.cuda.codegen.map_reduce import map_reduce_kernels
 from adtrain.backends.cuda.codegen.one_block import one_block, threads_for
 from adtrain.backends.cuda.codegen.part import OPTIONS, Kernel, kernel
 from adtrain.backends.cuda.codegen.product import Epilogue, epilogue, matmul_of
@@ -18,7 +19,7 @@ from adtrain.backends.cuda.codegen.row_fused import row_fused
 from adtrain.backends.cuda.compiler import Source, file_source
 from adtrain.backends.cuda.vendor import Library, LibraryCall, calls
 from adtrain.core.errors import DeviceError
-from adtrain.core.fused import PRODUCTS, conv_pool_p, horizontal_p, one_block_p, row_fused_p
+from adtrain.core.fused import PRODUCTS, conv_pool_p, horizontal_p, map_reduce_p, one_block_p, row_fused_p
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable
@@ -104,12 +105,8 @@ class Lowering:
             operands = _operands(equation, (*made.inputs, *made.outputs))
             size = WorkSize(elements=made.vectors)
             return [LaunchPlan(made.source(), "loops", operands, (made.elements,), size, checked=made.checked)]
-        generated = self._generated(equation)
-        if generated is not None:
-            operands = _operands(equation, generated.operands)
-            size = WorkSize(0, (generated.blocks, 1, 1), generated.threads, generated.shared)
-            scratch = bool(generated.scratch)
-            return [LaunchPlan(generated.source, generated.name, operands, (), size, scratch, generated.checked)]
+        if generated := self._generated(equation):
+            return [_generated_plan(equation, each) for each in generated]
         kernel = kernel or self.chosen(equation)
         if isinstance(kernel, LibraryCall):
             return [kernel]
@@ -124,9 +121,8 @@ class Lowering:
         """Bytes of scratch memory that the launches of an equation need; see `launches`."""
         if is_loops(equation) or equation.has(Trait.RESHAPE):
             return 0
-        generated = self._generated(equation)
-        if generated is not None:
-            return generated.scratch
+        if generated := self._generated(equation):
+            return generated[0].scratch
         return (kernel or self.chosen(equation)).scratch or 0
 
     def candidates(self, equation: Equation) -> list[Candidate]:
@@ -160,16 +156,18 @@ class Lowering:
         types = (v.type for v in e.inputs)
         return cuda_kernels(name or e.primitive.name, self.target, *types, **e.params, **(params or {}))
 
-    def _generated(self, equation: Equation) -> Kernel | None:
-        """The generated kernel of an equation, if it has one."""
+    def _generated(self, equation: Equation) -> list[Kernel]:
+        """The generated kernels of an equation, to launch in order; none where it has kernels of files."""
         if equation.primitive is one_block_p:
             threads = threads_for(equation)
-            return kernel("one_block", [one_block(equation, threads)], threads)
+            return [kernel("one_block", [one_block(equation, threads)], threads)]
         if equation.primitive is row_fused_p:
-            return kernel("row_fused", [row_fused(equation, self.target)], ROW_THREADS)
+            return [kernel("row_fused", [row_fused(equation, self.target)], ROW_THREADS)]
+        if equation.primitive is map_reduce_p:
+            return map_reduce_kernels(equation, self.target)
         if equation.primitive is horizontal_p:
-            return horizontal(equation.params["body"].equations, self._inline_products, self.target)
-        return None
+            return [horizontal(equation.params["body"].equations, self._inline_products, self.target)]
+        return []
 
     def _inline_products(self, equation: Equation) -> list[BlockGemm]:
         """The device functions for a matrix product inside a kernel with other equations.
@@ -213,6 +211,12 @@ def _operands(equation: Equation, variables: Sequence[Variable]) -> tuple[int, .
     """The position of each variable in the list of the equation's inputs and outputs."""
     positions = {v: i for i, v in enumerate((*equation.inputs, *equation.outputs))}
     return tuple(positions[v] for v in variables)
+
+
+def _generated_plan(equation: Equation, made: Kernel) -> LaunchPlan:
+    operands = _operands(equation, made.operands)
+    size = WorkSize(0, (made.blocks, 1, 1), made.threads, made.shared)
+    return LaunchPlan(made.source, made.name, operands, (), size, bool(made.scratch), made.checked)
 
 
 def _with_epilogue(plan: LaunchPlan, after: Epilogue) -> Source:

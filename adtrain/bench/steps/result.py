@@ -27,7 +27,7 @@ def result(
 
     Raises:
         AdtrainError: a batch size exceeds the number of images.
-        ConfigError, DataError: the config is wrong.
+        ConfigError, DataError: the config is wrong, or its batch size exceeds the number of images.
     """
     experiment, *others = _prepared(path, overrides, device, batch_sizes)
     # First of all, because other arrays would count as well.
@@ -55,9 +55,12 @@ def _prepared(path: str, overrides: Sequence[str], device: str, batch_sizes: Seq
     configs = [config.load(path, [*overrides, *change]) for change in changes]
     training.check_precision(configs[0], device)
     first = training.prepare(configs[0])
+    if (size := configs[0].data.batch_size) > (count := len(first.train)):
+        expected = f"expected at most {count:,}, the number of images to train on"
+        raise configs[0].error_at(("data", "batch_size"), f"found {size}, {expected}")
     for n in batch_sizes:
-        if n > len(first.train):
-            raise AdtrainError(f"--batch-sizes {n}: there are {len(first.train):,} images to train on")
+        if n > count:
+            raise AdtrainError(f"--batch-sizes {n}: there are {count:,} images to train on")
     return [first, *map(training.prepare, configs[1:])]
 
 

@@ -13,11 +13,12 @@ from typing import NamedTuple
 from adtrain.backends.cpu.build import Source
 from adtrain.backends.cpu.codegen.items import emit_items, sums_workspace
 from adtrain.backends.cpu.codegen.loops import by_one_thread, team_loops
+from adtrain.backends.cpu.codegen.map_reduce import emit_map_reduce
 from adtrain.backends.cpu.codegen.products import emit_product
 from adtrain.backends.cpu.codegen.ranges import Range, Ranges
 from adtrain.backends.cpu.codegen.text import Writer
 from adtrain.codegen.expressions import pointer
-from adtrain.core.fused import FUSED, batchwise_p, body_of, horizontal_p, loops_p, product_p
+from adtrain.core.fused import FUSED, batchwise_p, body_of, horizontal_p, loops_p, map_reduce_p, product_p
 from adtrain.core.kernel import value_for
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
@@ -81,6 +82,8 @@ class Generated(NamedTuple):
 
 def supported(equation: Equation) -> bool:
     """Whether there is C for an equation with its shapes."""
+    if equation.primitive is map_reduce_p:
+        return True
     if equation.primitive in FUSED:
         return all(map(supported, equation.params["body"].equations))
     if equation.has(Trait.RESHAPE) or elementwise(equation):
@@ -164,6 +167,8 @@ class _Equations:
             lines = self._loops(equation)
         elif equation.primitive is horizontal_p:
             lines = [line for e in equation.params["body"].equations for line in self._loops(e)]
+        elif equation.primitive is map_reduce_p:
+            lines = emit_map_reduce(self.writer, equation, self.place)
         elif equation.primitive is product_p or equation.has(Trait.MATMUL):
             lines = emit_product(self.writer, equation, self.place)
         elif _emitted_as_items(equation):

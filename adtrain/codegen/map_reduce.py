@@ -1,0 +1,168 @@
+"""The terms and results of a `map_reduce` equation, for C and CUDA C++."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from adtrain.codegen.expressions import c_type
+from adtrain.codegen.scalars import Index, Scalar, Scalars, place
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.passes.fuse_map_reduce import reduced_axis
+from adtrain.passes.pair_axes import Pair, pair_axes
+
+
+class Accumulator(NamedTuple):
+    """A reduction over the columns of a row: its kind, the nodes that it combines, and their type."""
+
+    kind: str
+    terms: tuple[int, ...]
+    dtype: np.dtype
+
+
+class Result(NamedTuple):
+    """Elements ``first + step * row`` of an output: a factor (C text) times an accumulator's value."""
+
+    output: Variable
+    first: int
+    step: int
+    accumulator: int
+    factor: str
+
+
+@dataclass
+class MapReduce:
+    """What a kernel computes for each of its rows i from all columns j: the axis that is kept, and the reduced one."""
+
+    rows: int
+    columns: int
+    scalars: Scalars
+    accumulators: Sequence[Accumulator]
+    results: Sequence[Result]
+
+    def nodes(self, over: str) -> Iterator[tuple[int, str, str]]:
+        """Number, type and text of each computed node that depends on these indices."""
+        for number, node in enumerate(self.scalars.nodes):
+            if node.over == over and node.load is None:
+                yield number, c_type(node.dtype), node.text
+
+    def loads(self, over: str) -> Iterator[tuple[int, str, Variable, int, int]]:
+        """Number and type of each loaded node that depends on these indices, with its argument, step and first."""
+        for number, node in enumerate(self.scalars.nodes):
+            if node.over == over and node.load is not None:
+                yield number, c_type(node.dtype), *node.load
+
+
+def map_reduce(body: Program) -> MapReduce:
+    """The terms of a body that `fuse_map_reduce` made.
+
+    Its equations may reduce either axis of the pairs, where both are equally long. Sums over the first axis are
+    computed with the two exchanged, in the same loop.
+    """
+    axes = pair_axes(body)
+    terms = _Terms(body, axes)
+    results = set(body.outputs)
+    lengths = [terms.reduce(e) for e in body.equations if e.outputs[0] in results]
+    return MapReduce(*lengths[0], terms.scalars, terms.accumulators, terms.results)
+
+
+class _Terms:
+    """Evaluates the elements of a body's values at the row i and the column j of a kernel."""
+
+    def __init__(self, body: Program, axes: dict[Variable, Pair]) -> None:
+        self.axes, self.scalars = axes, Scalars()
+        self.producer = {v: e for e in body.equations for v in e.outputs}
+        self.known: dict[tuple[Variable, Index], Scalar] = {}
+        self.accumulators: list[Accumulator] = []
+        self.results: list[Result] = []
+
+    def reduce(self, e: Equation) -> tuple[int, int]:
+        """Add the accumulators and results of an equation that reduces pairs. Returns rows and columns."""
+        (out,), found = e.outputs, reduced_axis(e, self.axes)
+        assert found is not None
+        pair, axis = found
+        letters = {at: "j" if at == axis else "i" for at in self.axes[pair]}
+        lengths = [pair.type.shape[at] for at in sorted(letters, key=letters.__getitem__)]
+        if e.has(Trait.MATMUL):
+            left = pair is e.inputs[0]
+            for other in range(out.type.shape[1 if left else 0]):
+                self._result(out, ("i", other) if left else (other, "i"), "sum", [self._term(e, pair, other)])
+            return lengths[0], lengths[1]
+        places: list[Sequence[int | str]] = [letters.get(at, "") or range(n) for at, n in enumerate(pair.type.shape)]
+        reduced = e.params["axes"]
+        for index in product(*("i" if p == "i" else p for at, p in enumerate(places) if at not in reduced)):
+            kept = iter(index)
+            every = product(*(p if at in reduced else [next(kept)] for at, p in enumerate(places)))
+            self._result(out, index, e.primitive.name, [self._element(pair, place) for place in every])
+        return lengths[0], lengths[1]
+
+    def _term(self, e: Equation, pair: Variable, other: int) -> Scalar:
+        """A term of a matrix product of pairs and a thin array, at the row or column ``other`` of the latter."""
+        a, b = e.inputs
+        row, column = ("i", other) if pair is a else (other, "i")
+        left: Index = ("j", row) if e.params["transpose_a"] else (row, "j")
+        right: Index = (column, "j") if e.params["transpose_b"] else ("j", column)
+        return self.scalars.multiply(self._element(a, left), self._element(b, right), e.outputs[0].type.dtype)
+
+    def _result(self, out: Variable, index: Index, kind: str, parts: Sequence[Scalar]) -> None:
+        dtype, factor = out.type.dtype, ""
+        if kind == "sum":
+            total = self._sum(parts, dtype)
+            if total.node is not None:
+                factor = self.scalars.factor(total._replace(node=None), dtype)
+                total = Scalar(total.node)
+            parts = [total]
+        added = Accumulator(kind, tuple(self.scalars.node(part, dtype) for part in parts), dtype)
+        if added not in self.accumulators:
+            self.accumulators.append(added)
+        first, step = place(index, out.type.shape)
+        self.results.append(Result(out, first, step, self.accumulators.index(added), factor))
+
+    def _sum(self, parts: Sequence[Scalar], dtype: np.dtype) -> Scalar:
+        return reduce(partial(self.scalars.add, dtype=dtype), parts)
+
+    def _element(self, v: Variable, index: Index) -> Scalar:
+        if (v, index) not in self.known:
+            self.known[v, index] = self._computed(v, index)
+        return self.known[v, index]
+
+    def _computed(self, v: Variable, index: Index) -> Scalar:
+        e = self.producer.get(v)
+        if e is None:
+            return self.scalars.load(v, index)
+        dtype = v.type.dtype
+        if e.primitive.name == "broadcast_to":
+            (x,) = e.inputs
+            own = index[len(index) - len(x.type.shape) :]
+            return self._element(x, tuple(0 if n == 1 else at for n, at in zip(x.type.shape, own, strict=True)))
+        if e.has(Trait.RESHAPE):
+            (x,) = e.inputs
+            kept = iter([at for n, at in zip(v.type.shape, index, strict=True) if n != 1])
+            return self._element(x, tuple(0 if n == 1 else next(kept) for n in x.type.shape))
+        if e.primitive.name == "transpose":
+            return self._element(e.inputs[0], tuple(at for _, at in sorted(zip(e.params["axes"], index, strict=True))))
+        if e.has(Trait.REDUCTION):
+            (x,), left = e.inputs, iter(index)
+            axes = e.params["axes"]
+            places = [range(n) if at in axes else [next(left)] for at, n in enumerate(x.type.shape)]
+            return self._sum([self._element(x, at) for at in product(*places)], dtype)
+        if e.has(Trait.MATMUL):
+            return self._product(e, *index)
+        return self.scalars.apply(e, [self._element(x, index if x.type.shape else ()) for x in e.inputs])
+
+    def _product(self, e: Equation, row: int | str, column: int | str) -> Scalar:
+        """An element of a product of thin matrices."""
+        a, b = e.inputs
+        back, turned = e.params["transpose_a"], e.params["transpose_b"]
+        terms = []
+        for k in range(a.type.shape[0 if back else 1]):
+            left = self._element(a, (k, row) if back else (row, k))
+            right = self._element(b, (column, k) if turned else (k, column))
+            terms.append(self.scalars.multiply(left, right, e.outputs[0].type.dtype))
+        return self._sum(terms, e.outputs[0].type.dtype)

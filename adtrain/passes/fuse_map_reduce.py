@@ -1,0 +1,162 @@
+"""Map-reduce fusion: sums over pairs of rows and columns run without the array of pairs.
+
+B. Charlier, J. Feydy, J. A. Glaunès, F.-D. Collin, G. Durif: "Kernel Operations on the GPU, with Autodiff, without
+Memory Overflows" (Journal of Machine Learning Research 22, 2021) call this scheme map-reduce. Here a pass finds it in a
+Program.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from adtrain.core.fused import fuse, map_reduce_p
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.types import ArrayType
+from adtrain.ops.broadcasting import sum_p
+from adtrain.passes.groups import MAX_EQUATIONS, producers_first
+from adtrain.passes.pair_axes import MAX_WIDTH, Pair, pair_axes
+
+REDUCTIONS = ("sum", "max", "min", "logsumexp")
+"""The reductions that map-reduce kernels compute, beside matrix products with a thin array."""
+
+
+def fuse_map_reduce(program: Program) -> Program:
+    """One `map_reduce` equation for all reductions of pairs that can run together.
+
+    Reductions of one stage need only results of earlier stages. Each equation computes the pairs again. Pairs that are
+    needed as arrays, too, are left alone, and so is all that is computed from them.
+    """
+    program = _sum_rows_first(program)
+    axes = pair_axes(program)
+    reductions = {i for i, e in enumerate(program.equations) if reduced_axis(e, axes) is not None}
+    if not reductions:
+        return program
+    cones = _Cones(program, axes)
+    chosen = _independent(program, axes, reductions, cones)
+    if not chosen:
+        return program
+    return _rewritten(program, axes, chosen, cones)
+
+
+def reduced_axis(e: Equation, axes: dict[Variable, Pair]) -> tuple[Variable, int] | None:
+    """The pairs that an equation reduces to a thin array, and the axis that it reduces; None if it does not."""
+    x = next((v for v in e.inputs if v in axes), None)
+    if x is None:
+        return None
+    if e.primitive.name in REDUCTIONS and x.type.dtype.kind == "f":
+        both = [at for at in axes[x] if at in e.params["axes"]]
+        return (x, both[0]) if len(both) == 1 else None
+    if not e.has(Trait.MATMUL) or len(x.type.shape) != 2 or all(v in axes for v in e.inputs):
+        return None
+    a, b = e.inputs
+    back, turned = e.params["transpose_a"], e.params["transpose_b"]
+    thin, free, reduced = (b, not turned, not back) if x is a else (a, back, turned)
+    full = e.params["precision"] == "full" or thin.type.dtype.itemsize == 8
+    return (x, int(reduced)) if full and thin.type.shape[free] <= MAX_WIDTH else None
+
+
+def _sum_rows_first(program: Program) -> Program:
+    """Divide each sum over rows and columns into one over columns and one of the thin result."""
+    axes = pair_axes(program)
+    equations: list[Equation] = []
+    for e in program.equations:
+        if e.primitive is sum_p and e.inputs[0] in axes and set(axes[e.inputs[0]]) <= set(e.params["axes"]):
+            (x,), row = e.inputs, axes[e.inputs[0]].first
+            first = tuple(axis for axis in e.params["axes"] if axis != row)
+            shape = tuple(n for axis, n in enumerate(x.type.shape) if axis not in first)
+            rows = Variable(ArrayType(shape, x.type.dtype), x.device)
+            equations.append(replace(e, params={"axes": first}, outputs=(rows,)))
+            e = replace(e, inputs=(rows,), params={"axes": (row - sum(axis < row for axis in first),)})
+        equations.append(e)
+    return replace(program, equations=tuple(equations))
+
+
+class _Cones:
+    """The equations that compute pairs from thin arrays.
+
+    Multiplications of a thin array by one number, and reshapes, are among them. So the kernel sees that two arguments
+    are the same array, or differ by a factor.
+    """
+
+    def __init__(self, program: Program, axes: dict[Variable, Pair]) -> None:
+        self.equations, self.axes = program.equations, axes
+        self.producer = {v: i for i, e in enumerate(program.equations) for v in e.outputs}
+
+    def of(self, starts: Iterable[Variable]) -> set[int]:
+        """The positions of the equations that compute these pairs."""
+        found: set[int] = set()
+        stack = list(starts)
+        while stack:
+            i = self.producer.get(stack.pop())
+            if i is not None and i not in found and (self.equations[i].outputs[0] in self.axes or self._scales(i)):
+                found.add(i)
+                stack.extend(self.equations[i].inputs)
+        return found
+
+    def _scales(self, i: int) -> bool:
+        """Whether an equation computes a thin array as a multiple of another one."""
+        e = self.equations[i]
+        if e.has(Trait.RESHAPE):
+            lengths = [[n for n in v.type.shape if n != 1] for v in (e.inputs[0], e.outputs[0])]
+            return lengths[0] == lengths[1]
+        if e.has(Trait.BROADCAST):
+            return all(v.size == 1 for v in e.inputs)
+        return e.primitive.name == "neg" or (
+            e.primitive.name in ("mul", "div") and any(self._is_number(v) for v in e.inputs)
+        )
+
+    def _is_number(self, v: Variable) -> bool:
+        """Whether all elements are equal because they are copies of one."""
+        i = self.producer.get(v)
+        return v.size == 1 or (i is not None and self.equations[i].has(Trait.BROADCAST) and self._scales(i))
+
+
+def _independent(program: Program, axes: dict[Variable, Pair], reductions: set[int], cones: _Cones) -> set[int]:
+    """The reductions of pairs that no other equation needs as arrays."""
+    chosen = {i for i in reductions if len(cones.of(program.equations[i].inputs)) < MAX_EQUATIONS}
+    while chosen:
+        needed = [v for v in program.outputs if v in axes]
+        for i, e in enumerate(program.equations):
+            if i not in chosen and e.outputs[0] not in axes:
+                needed += [v for v in e.inputs if v in axes]
+        made = [i for i in cones.of(needed) if program.equations[i].outputs[0] in axes]
+        stored = {i for i in made if not program.equations[i].primitive.view}
+        dependent = {i for i in chosen if stored & cones.of(program.equations[i].inputs)}
+        if not dependent:
+            return chosen
+        chosen -= dependent
+    return chosen
+
+
+def _rewritten(program: Program, axes: dict[Variable, Pair], chosen: set[int], cones: _Cones) -> Program:
+    groups: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    stage: dict[Variable, int] = {}
+    for i, e in enumerate(program.equations):
+        last = max((stage.get(v, 0) for v in e.inputs), default=0)
+        stage |= dict.fromkeys(e.outputs, last + (i in chosen))
+        if (found := reduced_axis(e, axes)) and i in chosen:
+            x, axis = found
+            kept = next(at for at in axes[x] if at != axis)
+            groups[last, x.type.shape[kept], x.type.shape[axis]].append(i)
+    nodes: list[Equation] = [e for i, e in enumerate(program.equations) if i not in chosen]
+    for members in groups.values():
+        cone = cones.of(v for i in members for v in program.equations[i].inputs)
+        nodes.append(_fused([program.equations[i] for i in sorted({*cone, *members})], members, program))
+    made = {v: i for i, e in enumerate(nodes) for v in e.outputs}
+    order = producers_first(range(len(nodes)), lambda i: {made[v] for v in nodes[i].inputs if v in made})
+    return replace(program, equations=tuple(nodes[i] for i in order))
+
+
+def _fused(equations: Sequence[Equation], members: Sequence[int], program: Program) -> Equation:
+    """A `map_reduce` equation, with variables of its own for the pairs."""
+    results = {v for i in members for v in program.equations[i].outputs}
+    names = {v: Variable(v.type, v.device) for e in equations for v in e.outputs if v not in results}
+
+    def renamed(variables: Sequence[Variable]) -> tuple[Variable, ...]:
+        return tuple(names.get(v, v) for v in variables)
+
+    copies = [replace(e, inputs=renamed(e.inputs), outputs=renamed(e.outputs)) for e in equations]
+    return fuse(map_reduce_p, copies, results)

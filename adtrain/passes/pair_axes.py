@@ -1,0 +1,94 @@
+"""Pairs: values with an element for each pair of a row i and a column j, computed from arrays that have few."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from adtrain.core.fused import FUSED
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.types import Shape
+from adtrain.passes.fuse_elementwise import elementwise
+
+MIN_LENGTH = 256
+"""Rows and columns from which on pairs are not stored. With fewer, storing them costs little."""
+
+MAX_WIDTH = 32
+"""Largest number of elements for each pair, and of terms of a product for each pair: all are unrolled."""
+
+
+class Pair(NamedTuple):
+    """The axes of a value along which rows and columns lie, the smaller one first."""
+
+    first: int
+    second: int
+
+
+def pair_axes(program: Program) -> dict[Variable, Pair]:
+    """The values that are pairs: broadcasts and products of thin arrays, and what is computed from these elementwise.
+
+    An array is thin if it is not a value for each pair. Sums over other axes than rows and columns are pairs as well.
+    """
+    found: dict[Variable, Pair] = {}
+    for e in program.equations:
+        if len(e.outputs) == 1 and e.primitive not in FUSED and (pair := _axes(e, found)):
+            found[e.outputs[0]] = pair
+    return found
+
+
+def _axes(e: Equation, known: dict[Variable, Pair]) -> Pair | None:
+    shape = e.outputs[0].type.shape
+    pairs = [known.get(v) for v in e.inputs]
+    if e.primitive.name == "full":
+        return _longest(shape)
+    if e.has(Trait.BROADCAST):
+        return _of_broadcast(e.inputs[0].type.shape, shape, pairs[0])
+    if e.has(Trait.MATMUL):
+        return _longest(shape) if not any(pairs) and _thin_product(e) else None
+    if elementwise(e):
+        whole = {pair for v, pair in zip(e.inputs, pairs, strict=True) if v.type.shape}
+        return whole.pop() if len(whole) == 1 else None
+    if pairs[0] is None:
+        return None
+    if e.primitive.name == "transpose":
+        return Pair(*sorted(e.params["axes"].index(at) for at in pairs[0]))
+    if e.has(Trait.RESHAPE):
+        return _of_reshape(e.inputs[0].type.shape, shape, pairs[0])
+    if e.has(Trait.REDUCTION) and e.primitive.name == "sum" and not set(pairs[0]) & set(e.params["axes"]):
+        return Pair(*(at - sum(axis < at for axis in e.params["axes"]) for at in pairs[0]))
+    return None
+
+
+def _longest(shape: Shape) -> Pair | None:
+    """The two longest axes of a shape, if both are long and the others short."""
+    if len(shape) < 2:
+        return None
+    first, second = sorted(sorted(range(len(shape)), key=lambda axis: -shape[axis])[:2])
+    rest = math.prod(shape) // max(shape[first] * shape[second], 1)
+    return Pair(first, second) if min(shape[first], shape[second]) >= MIN_LENGTH and rest <= MAX_WIDTH else None
+
+
+def _of_broadcast(source: Shape, shape: Shape, pair: Pair | None) -> Pair | None:
+    added = len(shape) - len(source)
+    found = _longest(shape)
+    if pair is not None:
+        return found if found == Pair(pair.first + added, pair.second + added) else None
+    repeated = found is not None and any(at < added or source[at - added] == 1 for at in found)
+    return found if repeated else None
+
+
+def _of_reshape(source: Shape, shape: Shape, pair: Pair) -> Pair | None:
+    """Axes of length 1 may come and go."""
+    kept = [axis for axis, length in enumerate(source) if length != 1]
+    made = [axis for axis, length in enumerate(shape) if length != 1]
+    if [source[axis] for axis in kept] != [shape[axis] for axis in made]:
+        return None
+    return Pair(*(made[kept.index(at)] for at in pair))
+
+
+def _thin_product(e: Equation) -> bool:
+    """Whether a matrix product has few terms for each pair, in full precision."""
+    a = e.inputs[0]
+    full = e.params["precision"] == "full" or a.type.dtype.itemsize == 8
+    return full and len(a.type.shape) == 2 and a.type.shape[0 if e.params["transpose_a"] else 1] <= MAX_WIDTH
