@@ -15,7 +15,6 @@ from adtrain.core.fused import fuse, map_reduce_p
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
-from adtrain.ops.broadcasting import sum_p
 from adtrain.passes.groups import MAX_EQUATIONS, producers_first
 from adtrain.passes.pair_axes import MAX_WIDTH, Pair, pair_axes
 
@@ -63,7 +62,7 @@ def _sum_rows_first(program: Program) -> Program:
     axes = pair_axes(program)
     equations: list[Equation] = []
     for e in program.equations:
-        if e.primitive is sum_p and e.inputs[0] in axes and set(axes[e.inputs[0]]) <= set(e.params["axes"]):
+        if e.primitive.name == "sum" and e.inputs[0] in axes and set(axes[e.inputs[0]]) <= set(e.params["axes"]):
             (x,), row = e.inputs, axes[e.inputs[0]].first
             first = tuple(axis for axis in e.params["axes"] if axis != row)
             shape = tuple(n for axis, n in enumerate(x.type.shape) if axis not in first)
