@@ -26,7 +26,7 @@ PLUGINS = ("docs/how-to/own-layer.md", "docs/how-to/own-kernel.md")
 """Their programs are plug-ins, which `test_docs_plugins.py` runs."""
 FRAGMENTS = {"docs/add-an-op.md": 5}
 """The documents with snippets that are no complete programs, and the number of these snippets."""
-MEASURED = ("train", "compare", "predict")
+MEASURED = ("train", "predict")
 """Commands whose numbers vary. Their lines are compared without numbers, and may come in another order."""
 
 
