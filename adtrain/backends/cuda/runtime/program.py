@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
 from sys import getrefcount
@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.lower import Candidate, LaunchPlan, Lowering
-from adtrain.backends.cuda.runtime.device import Device
+from adtrain.backends.cuda.runtime.device import Device, Guarded
 from adtrain.backends.cuda.runtime.graph import Graphs, Marks, recording
 from adtrain.backends.cuda.runtime.launch import Launch
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.backends.cuda.vendor import LibraryCall
+from adtrain.core import poison
 from adtrain.core.backend import KernelRun
 from adtrain.core.errors import DeviceError
 from adtrain.core.fused import label
@@ -147,6 +148,8 @@ class CudaProgram:
             for at_once, runs in ((RUNS_PER_GRAPH, many), (1, single)):
                 for _ in range(runs):
                     self.graphs.run((key, at_once), partial(self._record, at_once))
+        if poison.active():
+            self._check_guards({**self.owned, **large})
         fresh = {at: self._copy(self.owned[at]) for at in self.copied}
         fresh |= {at: self._copy(buffer) if keep else _another(buffer) for at, buffer in large.items()}
         sources: dict[str, Any] = {"input": buffers, "constant": self.constants, "output": fresh}
@@ -191,6 +194,14 @@ class CudaProgram:
         order = [step.equation for steps, _ in self.layout.runs(1) for step in steps]
         seconds = dict(zip(order, marks.seconds(), strict=True))
         return [seconds[e] for e in self.equations]
+
+    def _check_guards(self, outputs: Mapping[int, Buffer]) -> None:
+        """Raise OutOfBounds for the first output beside which something was written."""
+        self.device.synchronize()
+        for at, buffer in outputs.items():
+            if isinstance(buffer.memory, Guarded) and not buffer.memory.intact():
+                v = self.layout.outputs[at]
+                raise poison.OutOfBounds(next(e.primitive.name for e in self.equations if v in e.outputs))
 
     def _large_outputs(self) -> tuple[dict[int, Buffer], bool]:
         """Buffers for the large outputs of a run, and whether the Program keeps them and returns copies.
