@@ -35,10 +35,10 @@ from adtrain.report.plot import Axis, Plot
 from adtrain.report.ticks import log_ticks
 
 COMMANDS = {
-    "ops": ["--op", "matmul", "--op", "relu", "--op", "transpose", "--sizes", "4,8"],
-    "config": ["CONFIG", "--batch-sizes", "8,16"],
-    "against": ["CONFIG", "--against", "numpy"],
-    "against-ops": ["--op", "softmax", "--against", "numpy"],
+    "ops": ["ops", "--op", "matmul", "--op", "relu", "--op", "transpose", "--sizes", "4,8"],
+    "config": ["step", "CONFIG", "--batch-sizes", "8,16"],
+    "against": ["against", "numpy", "CONFIG"],
+    "against-ops": ["against", "numpy", "--op", "softmax"],
 }
 KINDS = [*COMMANDS, "compare", "analysis"]
 BOTH = [LabelledDevice("cpu", "cpu"), LabelledDevice("gpu", "cpu")]
@@ -60,28 +60,32 @@ def made(tmp_path_factory: pytest.TempPathFactory, short_samples: None) -> Path:
     cfg = str(training_runs.write_config(folder))
     for name, arguments in COMMANDS.items():
         given = [cfg if argument == "CONFIG" else argument for argument in arguments]
-        files: list[str | Path] = ["--json", folder / f"{name}.json", "--html", folder / f"{name}.html"]
-        command("bench", "--device", "cpu", *given, *files)
+        files: list[str | Path] = ["--json-file", folder / f"{name}.json", "--html", folder / f"{name}.html"]
+        command("bench", *given, "--device", "cpu", *files)
     after = read(folder, "ops")
     for end in ("median_ms", "low_ms", "high_ms"):
         after["ops"][0]["time"][end] *= 1000
     (folder / "after.json").write_text(json.dumps({**after, "protocol": {**after["protocol"], "commit": "a<b>&c"}}))
-    files = ["--json", folder / "compare.json", "--html", folder / "compare.html"]
-    command("bench", "--compare", folder / "ops.json", folder / "after.json", *files)
+    files = ["--json-file", folder / "compare.json", "--html", folder / "compare.html"]
+    command("bench", "compare", folder / "ops.json", folder / "after.json", *files)
     (folder / "analysis.json").write_text(json.dumps(analysis(cfg)))
     (folder / "analysis.html").write_text(page.render(read(folder, "analysis")))
     return folder
 
 
 def analysis(cfg: str) -> dict[str, Any]:
-    """The result of `--device cpu,gpu` with the CPU in place of the GPU."""
+    """The result of `bench devices` with the CPU in place of the GPU."""
     time = Timing([1.0] * 6).record()
     shapes = [(32, 132, 800.0, False), (64, 132, 1000.0, False), (64, 264, 1200.0, True)]
     rows = [{"threads": t, "blocks": b, "time": time, "gbytes_per_s": x, "rule": r} for t, b, x, r in shapes]
     kernels = [{"kernel": "gemm<128>", "label": "", "us": 5.0, "taken": True, "rule": True}]
     return {
         "kind": "analysis",
-        "protocol": {**protocol.protocol("cpu"), "devices": {"cpu": "processor", "gpu": "stand-in"}, "naive": "cc"},
+        "protocol": {
+            **protocol.protocol("cpu", None),
+            "devices": {"cpu": "processor", "gpu": "stand-in"},
+            "naive": "cc",
+        },
         "operations": [analysis_ops.measured(replace(SIZED_OPS[0], ladder=(4, 8, 16)), BOTH)],
         "configs": [config_row(cfg, [], BOTH)],
         "growing": [{**analysis_steps.over_batches(cfg, [], BOTH), "of": "hidden layers"}],
@@ -184,6 +188,15 @@ def test_page_shows_where_the_gpu_is_faster(made: Path, tmp_path: Path) -> None:
     assert ["", "1,200"] not in found.rows, "the rule's shape is not in the grid"
 
 
+def test_page_shows_whole_steps_and_noise_first(made: Path) -> None:
+    step = {"name": "fused step", "before_ms": 1.0, "after_ms": 1.29, "change": 0.29, "verdict": "slower"}
+    result = {**read(made, "compare"), "steps": [step], "noise": ["a.json: busy <machine>"]}
+    found = Elements(text := page.render(result))
+    assert found.headings[0] == "Whole steps"
+    assert ["fused step", "1.000", "1.290", "+29.0%", "slower"] in found.rows
+    assert '<p class="notice">a.json: busy &lt;machine&gt;</p>' in text
+
+
 def test_page_shows_changed_times(made: Path, tmp_path: Path) -> None:
     found, result = shown(made, "compare", tmp_path), read(made, "compare")
     assert (found.by_id["slower"], found.by_id["faster"]) == ("1", "0")
@@ -209,7 +222,7 @@ def test_page_lists_kernel_candidates() -> None:
         for i in range(2)
     ]
     problem = {"problem": "matmul 4x4", "params": {"precision": "tf32"}, "candidates": kernels}
-    result = {"kind": "candidates", "protocol": protocol.protocol("cpu"), "candidates": [problem]}
+    result = {"kind": "candidates", "protocol": protocol.protocol("cpu", None), "candidates": [problem]}
     rows = Elements(page.render(result)).rows
     assert [row for row in rows if row] == [["k<0>", "2.00", "1", "1", "chosen"], ["k<1>", "3.00", "1", "1", "rule"]]
 

@@ -235,10 +235,10 @@ def test_the_text_does_not_depend_on_the_hash_seed(path: str, options: list[str]
     assert other.read_text() == text
 
 
-def test_an_unknown_pass_is_refused_with_a_list_of_passes(path: str, tmp_path: Path) -> None:
+def test_an_unknown_pass_is_refused_with_the_nearest_name(path: str, tmp_path: Path) -> None:
     result = run(path, "-o", str(tmp_path / "x.dot"), "--program", "--after", "remove_ded_code", expect=2)
     (line,) = result.stderr.splitlines()
-    assert "unknown pass 'remove_ded_code'; did you mean remove_dead_code? (passes: trace, fold_constants, " in line
+    assert "unknown pass 'remove_ded_code'; did you mean remove_dead_code?" in line
     assert not (tmp_path / "x.dot").exists()
 
 

@@ -8,8 +8,8 @@ from time import perf_counter
 import click
 
 from adtrain import training
+from adtrain.cli.names import RunPath
 from adtrain.cli.options import (
-    FilePath,
     autotune_option,
     device_option,
     json_option,
@@ -25,7 +25,7 @@ from adtrain.training.evaluation import named_metrics
 
 
 @click.command(short_help="Measure loss and metrics of a trained run on the test set.")
-@click.argument("run", type=FilePath())
+@click.argument("run", type=RunPath())
 @device_option
 @autotune_option
 @trust_options

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from adtrain import config, gradcheck
 from adtrain.cases import CASES, Case
+from adtrain.cli.names import ConfigName
 from adtrain.cli.op_option import op_option, own_ops, select_ops
 from adtrain.cli.options import device_option, json_option
 from adtrain.cli.output import print_json, show
@@ -25,8 +26,8 @@ PARAMETERS = (Column("parameter", text=True), *OUTCOME)
 
 
 @click.command(short_help="Check every gradient against differences of function values.")
-@click.argument("config_path", metavar="[CONFIG]", required=False)
-@op_option
+@click.argument("config_path", metavar="[CONFIG|RUN]", required=False, type=ConfigName())
+@op_option(case.op for case in CASES if case.order)
 @click.option(
     "--plugin",
     "plugins",

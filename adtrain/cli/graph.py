@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from adtrain import config, graph, nn
+from adtrain.cli.names import ConfigName
 from adtrain.cli.options import FilePath, plugin_option, set_option
 from adtrain.cli.output import progress
 from adtrain.cli.summary import count
@@ -23,7 +24,7 @@ WIDTH = 10_000
 
 
 @click.command(short_help="Draw a config's network, or its training step's equations.")
-@click.argument("config_path", metavar="CONFIG")
+@click.argument("config_path", metavar="CONFIG|RUN", type=ConfigName())
 @click.option("-o", "--output", type=FilePath(), required=True, metavar="FILE", help="FILE.svg, FILE.dot or FILE.txt.")
 @click.option("--program", is_flag=True, help="Draw the equations of the training step instead of the layers.")
 @click.option(
@@ -39,7 +40,8 @@ def command(
     overrides: tuple[str, ...],
     plugins: tuple[str, ...],
 ) -> None:
-    """Draw the network that CONFIG describes: its layers with shapes and parameters, or the equations of one step.
+    """Draw the network of CONFIG, or of the run in the folder RUN: its layers with shapes and parameters, or the
+    equations of one step.
 
     SVG needs Graphviz; DOT and text do not. Nothing is trained, and no data are read.
     """

@@ -8,6 +8,7 @@ from typing import Any
 import click
 import numpy as np
 
+from adtrain.cli.names import RunPath
 from adtrain.cli.options import FilePath, device_option, json_option, trust_options
 from adtrain.cli.output import print_json, progress, show
 from adtrain.cli.precision import note_precision
@@ -22,7 +23,7 @@ IDX_MAGIC = b"\0\0"
 
 
 @click.command(short_help="Apply a trained run to images or rows of tables.")
-@click.argument("run", type=FilePath())
+@click.argument("run", type=RunPath())
 @click.argument("paths", metavar="INPUT...", nargs=-1, required=True, type=FilePath())
 @device_option
 @trust_options

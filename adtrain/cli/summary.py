@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from adtrain import config, training
+from adtrain.cli.names import ConfigName
 from adtrain.cli.options import json_option, plugin_option, set_option
 from adtrain.cli.output import print_json, show
 from adtrain.config import Config
@@ -31,12 +32,13 @@ MEMORY = (Column("memory", text=True), Column("planned"), Column("separate"), Co
 
 
 @click.command(short_help="Show a config's layers, and the FLOPs, bytes and memory of a step.")
-@click.argument("config_path", metavar="CONFIG")
+@click.argument("config_path", metavar="CONFIG|RUN", type=ConfigName())
 @set_option
 @plugin_option
 @json_option
 def command(config_path: str, overrides: tuple[str, ...], plugins: tuple[str, ...], as_json: bool) -> None:
-    """Show the layers of the network that CONFIG describes, and the costs of a training step on a full batch.
+    """Show the layers of the network of CONFIG, or of the run in the folder RUN, and the costs of a training step on a
+    full batch.
 
     The first table has the output shape and parameters of each layer, and its FLOPs (a multiply-add counts as two) and
     bytes read and written, forward and backward. The second has the step's equations, before fusion and fused. The

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,11 @@ from adtrain.config.python_values import of_python
 from adtrain.config.source import Node
 from adtrain.files import open_regular
 
+_log = logging.getLogger(__name__)
+
+RUN_CONFIG = "config.yaml"
+"""The resolved config in the folder of a run."""
+
 
 def load(
     path_or_name: str | os.PathLike[str],
@@ -26,13 +32,17 @@ def load(
     plugins: Sequence[str] = (),
     run_plugin: plugged.Loader = plugged.run_named,
 ) -> Config:
-    """Load a YAML file, or the packaged config of that name (`mlp`), and apply overrides: `key=value`, or a mapping.
+    """Load a YAML file, the packaged config of that name (`mlp`), or the config of the run in a folder, and apply
+    overrides: `key=value`, or a mapping.
 
-    A file is preferred to a packaged config of the same name. Keys, values and the shape of every layer are checked.
-    First the plug-ins that the config names are run, then the further ones in `plugins`, each by `run_plugin`.
+    A file is preferred to a packaged config of the same name, and this to a folder. Keys, values and the shape of every
+    layer are checked. First the plug-ins that the config names are run, then the further ones in `plugins`, each by
+    `run_plugin`. The plug-ins of a run that is named by its folder are refused.
     Raises ConfigError that lists every problem.
     """
     path = _find(os.fspath(path_or_name))
+    if path.is_dir():
+        path, run_plugin = path / RUN_CONFIG, plugged.refuse
     return parse(_read(path), path, overrides, plugins, run_plugin)
 
 
@@ -89,6 +99,8 @@ def _checked(
     problems += build.check(cfg)
     if problems:
         raise ConfigError(problems)
+    for warning in build.warnings(cfg):
+        _log.warning("adtrain: warning: %s", warning)
     return cfg
 
 
@@ -130,10 +142,18 @@ def _find(name: str) -> Path:
     names = packaged()
     if name in names:
         return asset_path("configs") / f"{name}.yaml"
+    if is_run(name):
+        return Path(name)
     if os.path.isdir(name):
-        raise ConfigError([Problem(name, "", "found a folder, expected a YAML file")])
+        expected = "expected a YAML file or the folder of a run"
+        raise ConfigError([Problem(name, "", f"found a folder without {RUN_CONFIG}, {expected}")])
     message = f"neither a file nor a packaged config; {known(Path(name).stem, names, 'packaged')}"
     raise ConfigError([Problem(name or "''", "", message)])
+
+
+def is_run(name: str) -> bool:
+    """Whether `load` takes this name for the folder of a run."""
+    return os.path.isfile(os.path.join(name, RUN_CONFIG)) and name not in packaged()
 
 
 class _Dumper(yaml.SafeDumper):
