@@ -10,6 +10,7 @@ compiled functions (`jit`), layers (`nn`), optimizers (`optim`), names in config
 
 from typing import TYPE_CHECKING, Any
 
+import adtrain.startup  # noqa: F401  (before all that takes time to import)
 from adtrain import nn, ops, optim, register
 from adtrain.backends.cpu import CpuBackend
 from adtrain.backends.cuda import load as load_cuda

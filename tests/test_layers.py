@@ -18,7 +18,7 @@ HELPERS = {"assets", "cache", "documents", "files", "table", "text", "version"}
 MODEL = {"core", "option_types", "ops", "nn", "optim", "augment"}
 TRAINING = MODEL | HELPERS | {"config", "data", "metrics", "passes", "plugins"}
 RULES: list[tuple[str, set[str]]] = [
-    ("core option_types text version", set()),
+    ("core option_types startup text version __main__", set()),
     ("metrics", set()),
     ("table", {"text"}),
     ("lowering passes extend assets files", {"core"}),
@@ -32,7 +32,10 @@ RULES: list[tuple[str, set[str]]] = [
     ("custom_op", {"core", "ops", "cache"}),
     ("plugins", {"core"}),
     ("register", MODEL | {"config", "custom_op", "metrics", "plugins"}),
-    ("adtrain", {"core", "ops", "nn", "optim", "backends", "jit", "custom_op", "register", "version", "api"}),
+    (
+        "adtrain",
+        {"core", "ops", "nn", "optim", "backends", "jit", "custom_op", "register", "startup", "version", "api"},
+    ),
     ("config", MODEL | HELPERS | {"custom_op", "data", "metrics", "plugins"}),
     ("data", MODEL | HELPERS),
     ("gradcheck", MODEL | {"cases", "config", "custom_op", "passes"}),
@@ -46,7 +49,6 @@ RULES: list[tuple[str, set[str]]] = [
         | {"training", "report", "cases", "backends", "graph", "export", "bench", "gradcheck", "custom_op"}
         | {"adtrain", "display"},
     ),
-    ("__main__", {"cli"}),
 ]
 MAY_IMPORT = {part: imports for parts, imports in RULES for part in parts.split()}
 # Third-party packages that only some parts may import: the parts, as paths within the package.

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from adtrain import config, gradcheck
+from adtrain import config, gradcheck, training
 from adtrain.cases import CASES, Case
 from adtrain.cli.names import ConfigName
 from adtrain.cli.op_option import op_option, own_ops, select_ops
@@ -56,7 +56,8 @@ def command(
         if names or order == "2":
             option = "--op" if names else "--order 2"
             raise click.UsageError(f"{option} is for operations; remove it, or remove CONFIG")
-        checks, total = gradcheck.check_config(config.load(config_path, plugins=plugins), device), None
+        cfg = training.with_input(config.load(config_path, plugins=plugins))
+        checks, total = gradcheck.check_config(cfg, device), None
     elif plugins:
         for name in plugins:
             find(name).run()

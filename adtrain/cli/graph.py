@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from adtrain import config, graph, nn
+from adtrain import config, graph, nn, training
 from adtrain.cli.names import ConfigName
 from adtrain.cli.options import FilePath, plugin_option, set_option
 from adtrain.cli.output import progress
@@ -49,7 +49,7 @@ def command(
         raise AdtrainError(f"{output}: unknown extension {output.suffix!r}, expected .svg, .dot or .txt")
     if after is not None and not program:
         raise click.UsageError("--after needs --program")
-    cfg = config.load(config_path, overrides, plugins)
+    cfg = training.with_input(config.load(config_path, overrides, plugins))
     if program:
         text = _program(cfg, output.suffix, after)
     else:

@@ -31,6 +31,8 @@ COMMANDS = {
     "export": "Write a trained run as ONNX, or as weights for PyTorch.",
     "summary": "Show a config's layers, and the FLOPs, bytes and memory of a step.",
     "graph": "Draw a config's network, or its training step's equations.",
+    "new": "Print a config for data of your own.",
+    "schema": "Print the JSON Schema of configs.",
     "data": "Inspect, fetch and verify data sets.",
     "devices": "Show the devices that training can run on.",
     "gradcheck": "Check every gradient against differences of function values.",

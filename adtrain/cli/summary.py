@@ -47,7 +47,7 @@ def command(config_path: str, overrides: tuple[str, ...], plugins: tuple[str, ..
 
     Everything is computed from the step's equations: nothing is run, and no data are read.
     """
-    cfg = config.load(config_path, overrides, plugins)
+    cfg = training.with_input(config.load(config_path, overrides, plugins))
     experiment = training.outline(cfg)
     costs = training.step_costs(experiment)
     shape, precision = size_text(cfg.model.input), cfg.training.precision

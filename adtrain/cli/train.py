@@ -152,6 +152,8 @@ def command(
         """Train in the new folder `path`, or runs/NAME; returns folder, summary, and the number of test images."""
         started = perf_counter()
         experiment = training.prepare(cfg, step_mode)
+        if experiment.batch_note is not None:
+            progress(experiment.batch_note)
         if verbose:
             for line in planning.lines(planning.plan(experiment, device, path, name)):
                 progress(line)

@@ -58,12 +58,14 @@ def warnings(cfg: Config) -> list[Problem]:
 
 
 def model(cfg: Config) -> nn.Sequential:
-    """The network. The shape of every layer is checked, from the input to the loss.
+    """The network. The shape of every layer is checked, from the input, if the config has one, to the loss.
 
     Raises ConfigError that names the layer, its position in the file, and the found and expected sizes.
     """
     path: PathParts = ("model", "layers")
     built = _sequential(cfg, cfg.model.layers, path)
+    if not cfg.model.input:  # known when the data are read
+        return built
     try:
         output = built.output_shape(cfg.model.input)
     except nn.LayerError as error:

@@ -90,8 +90,11 @@ def _checked(
     naming = plugged.with_files(override(root, _of_plugins(overrides)), plugins)
     named = plugged.run_all(naming, path.parent if path is not None else Path(), run_plugin)
     root = override(root, overrides)  # after the plug-ins, because it needs the names of their options
+    values = cast(dict[str, Any], root.plain())
+    if path is not None:
+        values.setdefault("name", path.stem)
     try:
-        cfg = Config.model_validate(root.plain())
+        cfg = Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError([*problems, *explain.problems(error, root)]) from None
     cfg = cfg.model_copy(update={"plugins": named})
@@ -116,7 +119,7 @@ def load_data(values: Mapping[str, str], overrides: Sequence[str] = ()) -> Data:
 
     Raises ConfigError that lists every problem.
     """
-    section = {name: Node("data", value) for name, value in values.items()} | {"batch_size": Node("data", 1)}
+    section = {name: Node("data", value) for name, value in values.items()}
     root = Node("data", {"data": Node("data", section, dict.fromkeys(section, "data"))}, {"data": "data"})
     root = override(root, [f"data.{setting}" for setting in overrides])
     try:

@@ -87,6 +87,14 @@ class Experiment:
         return min(self.config.data.batch_size, len(self.train))
 
     @property
+    def batch_note(self) -> str | None:
+        """What to tell the user about a batch size that the config does not set, or that is larger than the data."""
+        given, examples = self.config.data.batch_size, len(self.train)
+        if examples < given:
+            return f"data.batch_size {given} exceeds the {examples:,} training examples: each step takes all of them"
+        return None if "batch_size" in self.config.data.model_fields_set else f"data.batch_size is {given} by default"
+
+    @property
     def image_shape(self) -> tuple[int, int, int]:
         channels, height, width = self.train.images.shape[1:]
         return channels, height, width

@@ -100,6 +100,7 @@ EXAMPLES: dict[str, Any] = {
     "data.delimiter": ";",
     "data.drop": ["id"],
     "data.categories": ["zone"],
+    "data.category_encoding": "index",
     "data.missing": "mean",
     "data.shape": [1, 28, 28],
     "data.image_size": [64, 64],
@@ -150,6 +151,7 @@ EXAMPLES: dict[str, Any] = {
     "groups": 4,
     "in_channels": 3,
     "in_features": 784,
+    "indices": [0, 2],
     "kernel_size": 3,
     "label_smoothing": 0.1,
     "lr": 0.01,
@@ -251,6 +253,8 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     default = field.get_default(call_default_factory=True)
+    if default == ():  # the description says how it follows from the data
+        return ""
     return "`null`" if default is None else f"`{default.kind if isinstance(default, specs.Spec) else _yaml(default)}`"
 
 

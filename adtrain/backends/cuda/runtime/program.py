@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import prod
 from sys import getrefcount
 from typing import TYPE_CHECKING, Any
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.lower import Candidate, LaunchPlan, Lowering
 from adtrain.backends.cuda.runtime.device import Device, Guarded
+from adtrain.backends.cuda.runtime.exchange import Borrowed
 from adtrain.backends.cuda.runtime.graph import Graphs, Marks, recording
 from adtrain.backends.cuda.runtime.launch import Launch
 from adtrain.backends.cuda.runtime.layout import Layout
@@ -131,8 +131,9 @@ class CudaProgram:
     ) -> tuple[Sequence[Buffer], Sequence[float]]:
         for i in self.layout.overwritten:
             # References: the list and getrefcount's argument. With more, the buffer or its memory is used elsewhere
-            # and must not change.
-            if getrefcount(buffers[i]) > 2 or getrefcount(buffers[i].memory) > 2:
+            # and must not change. Memory of another library must not change either.
+            used = getrefcount(buffers[i]) > 2 or getrefcount(buffers[i].memory) > 2
+            if used or isinstance(buffers[i].memory, Borrowed):
                 buffers[i] = self._copy(buffers[i])
         large, keep = self._large_outputs()
         for i, buffer in enumerate(buffers):
@@ -218,12 +219,8 @@ class CudaProgram:
 
     def _copy(self, buffer: Buffer) -> Buffer:
         copied = self.backend.empty(ArrayType(buffer.shape, buffer.dtype))
-        self.device.copy(buffer.address, copied.address, _nbytes(buffer))
+        self.device.copy(buffer.address, copied.address, buffer.nbytes)
         return copied
-
-
-def _nbytes(buffer: Buffer) -> int:
-    return prod(buffer.shape) * buffer.dtype.itemsize
 
 
 def _another(buffer: Buffer) -> Buffer:
