@@ -9,7 +9,7 @@ from click.testing import Result
 from report_runs import command, one_line
 
 from adtrain import config
-from adtrain.cli.summary import short
+from adtrain.text import short
 
 LAYERS = """\
 name: net

@@ -7,8 +7,8 @@ from typing import Any
 
 from adtrain import training
 from adtrain.bench.timing import roofline
-from adtrain.cli.summary import short
 from adtrain.core.backend import backend
+from adtrain.text import short
 from adtrain.training import Experiment, RunFolder
 from adtrain.training.memory import too_large
 

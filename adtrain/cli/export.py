@@ -13,12 +13,12 @@ from adtrain import nn
 from adtrain.cli.names import RunPath
 from adtrain.cli.options import FilePath, json_option, trust_options
 from adtrain.cli.output import print_json, progress, show
-from adtrain.cli.summary import short
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError
 from adtrain.export import onnx_check, onnx_graph, onnx_model, torch_weights
 from adtrain.export.onnx_graph import ValueType
 from adtrain.files import write_atomic
+from adtrain.text import short
 from adtrain.training import TrainedModel, Trust, model_file
 from adtrain.training.tasks import Regression
 

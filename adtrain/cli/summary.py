@@ -14,6 +14,7 @@ from adtrain.cli.output import print_json, show
 from adtrain.config import Config
 from adtrain.nn.fields import size_text
 from adtrain.table import Column, render, terminal_width
+from adtrain.text import short
 from adtrain.training import StepCosts
 from adtrain.training.costs import Total
 
@@ -122,14 +123,3 @@ def record(costs: StepCosts) -> dict[str, Any]:
 
 def count(number: int) -> str:
     return f"{number:,}" if number else ""
-
-
-def short(number: float, unit: str = "") -> str:
-    """The number with three digits, a metric prefix and the unit, such as 3.21 MB; empty for 0."""
-    if not number:
-        return ""
-    for prefix in ("", "k", "M", "G", "T"):
-        if number < 999.5 or prefix == "T":
-            break
-        number /= 1000
-    return f"{number:.3g} {prefix}{unit}".rstrip()

@@ -32,7 +32,7 @@ from adtrain.nn.activation import (
 )
 from adtrain.nn.containers import Add, Concat, Container, Residual, Sequential
 from adtrain.nn.conv import Conv2d, ConvTranspose2d
-from adtrain.nn.describe import LayerRow, count_parameters, describe
+from adtrain.nn.describe import LayerRow, count_parameters, describe, layer_of
 from adtrain.nn.init import INITIALIZERS, WeightInit
 from adtrain.nn.linear import Embedding, Linear
 from adtrain.nn.module import LayerError, Mode, Module, Params, Shape, State
@@ -65,5 +65,5 @@ __all__ = [
     "BatchNorm2d", "Concat", "Container", "Conv2d", "ConvTranspose2d", "Dropout", "Embedding", "Flatten", "GroupNorm",
     "LayerError", "LayerNorm", "LayerRow", "LeakyReLU", "Linear", "LogSoftmax", "MaxPool2d", "Mode", "Module", "Params",
     "ReLU", "Reshape", "Residual", "Select", "Sequential", "Shape", "SiLU", "Sigmoid", "Softmax", "Softplus", "State",
-    "Tanh", "WeightInit", "count_parameters", "describe",
+    "Tanh", "WeightInit", "count_parameters", "describe", "layer_of",
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """Makes the picture of the README, light and dark: python docs/tools/pictures.py
 
-Left is the training step of mlp as a graph, right the report page of a run. Needs Chromium, Graphviz and a minute.
+Left is the training step of mlp as a graph, right the report page of a run. Needs Chromium and a minute.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ from pathlib import Path
 
 PICTURES = Path(__file__).parents[1] / "pictures"
 BROWSER = "chromium"
-WIDTH, HEIGHT = 1600, 900
-PAGE = """\
+WIDTH, HEIGHT, LEFT = 1300, 560, 800
+"""Pixels of the picture, and of the graph in it."""
+SCALE = 0.6
+"""Of the report."""
+PAGE = f"""\
 <!DOCTYPE html>
 <meta charset="utf-8">
 <style>
   :root {{ color-scheme: light dark }}
-  body {{ margin: 0; display: flex; height: {height}px; overflow: hidden; background: Canvas }}
-  div, iframe {{ width: 50%; height: 100%; overflow: hidden; border: 0; box-sizing: border-box }}
-  div {{ border-right: 1px solid GrayText }}
-  img {{ width: 100% }}
-  @media (prefers-color-scheme: dark) {{ img {{ filter: invert(1) hue-rotate(180deg) }} }}
+  body {{ margin: 0; display: flex; height: {HEIGHT}px; overflow: hidden; background: light-dark(#ffffff, #1a2029) }}
+  img {{ width: {LEFT}px; object-fit: contain }}
+  iframe {{ flex: none; width: {(WIDTH - LEFT) / SCALE}px; height: {HEIGHT / SCALE}px; border: 0;
+    transform: scale({SCALE}); transform-origin: 0 0 }}
 </style>
-<div><img src="step.svg"></div>
+<img src="step.svg">
 <iframe src="runs/mlp/report.html" scrolling="no"></iframe>
 """
 SCHEMES = {"dark": 0, "light": 1}
@@ -45,7 +47,12 @@ def screenshot(page: Path, target: Path, scheme: int) -> None:
             "--hide-scrollbars",
         ]
         options += [f"--user-data-dir={profile}", f"--blink-settings=preferredColorScheme={scheme}"]
-        options += [f"--window-size={WIDTH},{HEIGHT}", "--allow-file-access-from-files", f"--screenshot={target}"]
+        options += [
+            f"--window-size={WIDTH},{HEIGHT}",
+            "--force-device-scale-factor=1.5",
+            "--allow-file-access-from-files",
+            f"--screenshot={target}",
+        ]
         subprocess.run([BROWSER, *options, page.as_uri()], check=True, timeout=120, stderr=subprocess.DEVNULL)
 
 
@@ -56,7 +63,7 @@ def main() -> None:
         adtrain(folder, "report", "runs/mlp")
         adtrain(folder, "graph", "mlp", "--program", "-o", "step.svg")
         page = folder / "page.html"
-        page.write_text(PAGE.format(height=HEIGHT))
+        page.write_text(PAGE)
         for scheme, number in SCHEMES.items():
             screenshot(page, PICTURES / f"first-{scheme}.png", number)
 
