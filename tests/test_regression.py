@@ -287,7 +287,7 @@ def test_what_does_not_fit_the_targets_is_told_in_one_line(
 
 
 def test_the_example_in_the_documents_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (Path(__file__).parents[1] / "docs/config.md").read_text()
+    text = (Path(__file__).parents[1] / "docs/how-to/predict-numbers.md").read_text()
     (example,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "house-prices" in block]
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)

@@ -64,7 +64,8 @@ def train(
         output_dir: a new folder for the files of a run: config, metrics, model, checkpoints, summary, and `data`. By
             default nothing is written.
         device: "cpu", "gpu", or "auto" for the GPU if there is one.
-        epochs, seed: override `training.epochs` and `training.seed`.
+        epochs: overrides `training.epochs`.
+        seed: overrides `training.seed`.
         overrides: values by their dotted keys, such as {"optimizer.adam.lr": 0.01}.
         progress: show a bar, or on no terminal and no notebook a line for each epoch, on stderr.
 
