@@ -103,7 +103,9 @@ class Data(Section):
 class Model(Section):
     """The network: its input and its layers, first to last."""
 
-    input: Shape = Field(description="the shape of one input: [1, 28, 28] for an image, [28, 28] for its rows, [784] to flatten it")
+    input: Shape = Field(
+        description="the shape of one input: [1, 28, 28] for an image, [28, 28] for its rows, [784] to flatten it"
+    )
     layers: Layers = Field(description="a list of layers")
 
 

@@ -33,8 +33,8 @@ FLOPS_A_GATE = 10
 def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
     """The primitive of a cell, and that of its gradient.
 
-    ``cell(x, weight_hh, bias_hh, *initial states)`` is `recurrent_cells.run`; ``cell_grad(*cts, weight_hh, *initial
-    states, *outputs)`` is `recurrent_cells.run_grad`, with the outputs in its order.
+    ``cell(x, weight_hh, bias_hh, *initial states)`` is `recurrent_cells.run`. ``cell_grad(ct, weight_hh, *other cts,
+    *initial states, *outputs)`` is `recurrent_cells.run_grad`, with cotangents and outputs in its order.
     """
 
     def shape(x: Any, weight: Any, bias: Any, *first: Any, reverse: bool) -> tuple[ArrayType, ...]:
@@ -46,20 +46,14 @@ def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
             widths.append((n, length, cell.saved * hidden))
         return tuple(ArrayType(each, x.dtype) for each in widths)
 
-    def grad_shape(*args: Any, reverse: bool) -> tuple[ArrayType, ...]:
-        cts, weight, _, _ = _grad_arguments(cell, args)
-        n, length, hidden = cts[0].shape
+    def grad_shape(ct: Any, weight: Any, *others: Any, reverse: bool) -> tuple[ArrayType, ...]:
+        n, length, hidden = ct.shape
         sums = ArrayType((n, length, weight.shape[0]), weight.dtype)
         return (sums,) * _sums(cell) + (ArrayType((n, hidden), weight.dtype),) * cell.states
 
-    def flops(x: Any, weight: Any, *rest: Any, reverse: bool) -> int:
-        n, length, sums = x.shape
-        return n * length * sums * (2 * int(weight.shape[1]) + FLOPS_A_GATE)
-
-    def grad_flops(*args: Any, reverse: bool) -> int:
-        cts, weight, _, _ = _grad_arguments(cell, args)
-        n, length, hidden = cts[0].shape
-        return n * length * int(weight.shape[0]) * (2 * hidden + FLOPS_A_GATE)
+    def flops(sequence: Any, weight: Any, *others: Any, reverse: bool) -> int:
+        sums, hidden = weight.shape
+        return int(sequence.shape[0] * sequence.shape[1] * sums * (2 * hidden + FLOPS_A_GATE))
 
     def reference(x: Any, weight: Any, bias: Any, *first: Any, reverse: bool) -> Any:
         return _as_outputs(run(cell, np, x, weight, bias, first, reverse))
@@ -81,7 +75,7 @@ def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
             if any(each is not None for each in cts[returned:]):  # in a derivative of the gradient
                 return _composed(composed, arguments, cts)
             given = [zeros_like(y) if each is None else each for y, each in zip(outputs[:returned], cts, strict=False)]
-            found = bind(grad, *given, weight, *first, *kept, reverse=reverse)
+            found = bind(grad, given[0], weight, *given[1:], *first, *kept, reverse=reverse)
             ds, states = found[_sums(cell) - 1], found[_sums(cell) :]
             rows = reshape(ds, (-1, weight.shape[0]))
             d_weight = matmul(rows, reshape(_before(first[0], outputs[0], reverse), (-1, weight.shape[1])), True)
@@ -96,7 +90,7 @@ def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
         return lambda cts: _composed(f, args, cts)
 
     forward = Primitive(cell.name, shape, reference, flops=flops, joint_vjp=rule)
-    grad = Primitive(f"{cell.name}_grad", grad_shape, grad_reference, flops=grad_flops, joint_vjp=grad_rule)
+    grad = Primitive(f"{cell.name}_grad", grad_shape, grad_reference, flops=flops, joint_vjp=grad_rule)
     return forward, grad
 
 
@@ -107,8 +101,8 @@ def _sums(cell: Cell) -> int:
 
 def _grad_arguments(cell: Cell, args: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
     """Cotangents, weight, initial states and outputs."""
-    n = cell.states
-    return args[:n], args[n], args[n + 1 : 2 * n + 1], args[2 * n + 1 :]
+    (ct, weight, *others), n = args, cell.states
+    return [ct, *others[: n - 1]], weight, others[n - 1 : 2 * n - 1], others[2 * n - 1 :]
 
 
 def _composed(f: Callable[..., list[Value]], args: Sequence[Value], cts: Sequence[Value | None]) -> Sequence[Value]:

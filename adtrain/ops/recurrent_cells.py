@@ -48,7 +48,7 @@ class Elman(Cell):
 
     def step(self, xp: Any, x: Any, s: Any, states: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         a = x + s
-        return [xp.tanh(a) if self.name == "rnn_tanh" else xp.where(a > 0, a, 0.0)], []
+        return [xp.tanh(a) if self.name == "rnn_tanh" else xp.where(a <= 0, 0.0, a)], []
 
     def step_grad(
         self, xp: Any, cts: Sequence[Any], before: Sequence[Any], after: Sequence[Any], saved: Sequence[Any]
