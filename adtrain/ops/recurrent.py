@@ -144,14 +144,15 @@ def _run(
         factor = f"{cell.gates} hidden" if cell.gates > 1 else "hidden"
         raise ShapeError(f"{op}: weight_hh has shape {w_hh.shape}, expected ({factor}, hidden)")
     sums, hidden = w_hh.shape
-    batch, _, features = value.shape
+    batch, length, features = value.shape
     _check(op, "weight_ih", w_ih, (sums, features))
     names = ("bias_ih", "bias_hh"), ("h0", "c0")
     b_ih, b_hh = (_or_zeros(op, *given, (sums,), value) for given in zip(names[0], biases, strict=True))
     states = [_or_zeros(op, *given, (batch, hidden), value) for given in zip(names[1], first, strict=False)]
-    products = matmul(value, w_ih, transpose_b=True)
+    products = matmul(reshape(value, (-1, features)), w_ih, transpose_b=True)
     if biases[0] is not None:
         products = products + b_ih
+    products = reshape(products, (batch, length, sums))
     out = bind(primitive, products, w_hh, b_hh, *states, reverse=reverse)
     output = out if isinstance(out, Value) else out[0]
     return [output, output[:, 0 if reverse else -1], *([out[1]] if cell.states > 1 else [])]
