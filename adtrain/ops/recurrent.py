@@ -1,8 +1,8 @@
 """Recurrent operations: rnn, lstm, gru over whole sequences, each a primitive with a gradient primitive.
 
 The products of the inputs with weight_ih for all steps are one matrix product before the primitive. The gradient
-primitive returns the cotangents of the sums at every step. Those of weight_hh and bias_hh are a matrix product and a
-sum over all steps after it.
+primitive returns the cotangents of the sums at every step, and the hidden states before it. The cotangents of weight_hh
+and bias_hh are a matrix product and a sum of these over all steps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from adtrain.ops.create import zeros, zeros_like
 from adtrain.ops.matmul import matmul
 from adtrain.ops.recurrent_cells import CELLS, Cell, run, run_grad
 from adtrain.ops.reduce import sum
-from adtrain.ops.shape import concatenate, expand_dims
 
 FLOPS_A_GATE = 10
 """Of the elementwise part of a step, for each gate of a hidden unit: about, with tanh as one."""
@@ -49,7 +48,8 @@ def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
     def grad_shape(ct: Any, weight: Any, *others: Any, reverse: bool) -> tuple[ArrayType, ...]:
         n, length, hidden = ct.shape
         sums = ArrayType((n, length, weight.shape[0]), weight.dtype)
-        return (sums,) * _sums(cell) + (ArrayType((n, hidden), weight.dtype),) * cell.states
+        states = ArrayType((n, length, hidden), weight.dtype), *[ArrayType((n, hidden), weight.dtype)] * cell.states
+        return (sums,) * _sums(cell) + states
 
     def flops(sequence: Any, weight: Any, *others: Any, reverse: bool) -> int:
         sums, hidden = weight.shape
@@ -76,10 +76,9 @@ def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
                 return _composed(composed, arguments, cts)
             given = [zeros_like(y) if each is None else each for y, each in zip(outputs[:returned], cts, strict=False)]
             found = bind(grad, given[0], weight, *given[1:], *first, *kept, reverse=reverse)
-            ds, states = found[_sums(cell) - 1], found[_sums(cell) :]
-            rows = reshape(ds, (-1, weight.shape[0]))
-            d_weight = matmul(rows, reshape(_before(first[0], outputs[0], reverse), (-1, weight.shape[1])), True)
-            return (found[0], d_weight, sum(rows, 0), *states)
+            ds, before, *states = found[_sums(cell) - 1 :]
+            rows, factors = reshape(ds, (-1, weight.shape[0])), reshape(before, (-1, weight.shape[1]))
+            return (found[0], matmul(rows, factors, transpose_a=True), sum(rows, 0), *states)
 
         return pullback
 
@@ -109,13 +108,6 @@ def _composed(f: Callable[..., list[Value]], args: Sequence[Value], cts: Sequenc
     """The cotangents of the arguments of ``f``, a composition of public operations."""
     outputs, pullback = vjp(f, *args)
     return pullback([zeros_like(y) if ct is None else ct for y, ct in zip(outputs, cts, strict=True)])
-
-
-def _before(first: Value, hidden: Value, reverse: bool) -> Value:
-    """The hidden states before each step (N, L, H)."""
-    if reverse:
-        return concatenate([hidden[:, 1:], expand_dims(first, 1)], 1)
-    return concatenate([expand_dims(first, 1), hidden[:, :-1]], 1)
 
 
 def _as_outputs(values: list[np.ndarray]) -> Any:

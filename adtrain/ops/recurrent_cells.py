@@ -135,7 +135,9 @@ def run_grad(
         outputs: the states of all steps, one array for each state, and what `run` saved.
 
     Returns:
-        The cotangents of x, of s if that differs (gru), both (N, L, gates H), and of the initial states (N, H).
+        The cotangents of x, and of s if that differs (gru), both (N, L, gates H); the hidden states before each step
+        (N, L, H), by which the cotangent of s is multiplied to that of the weight; the cotangents of the initial states
+        (N, H).
     """
     states, saved = outputs[: cell.states], outputs[cell.states :]
     carried = [xp.zeros_like(first[0]), *cts[1:]]
@@ -147,7 +149,7 @@ def run_grad(
         dx, ds, carried = cell.step_grad(xp, at, before, [y[:, t] for y in states], [y[:, t] for y in saved])
         through = ds @ weight
         carried[0] = through if carried[0] is None else carried[0] + through
-        steps.append([dx] if dx is ds else [dx, ds])
+        steps.append([dx, before[0]] if dx is ds else [dx, ds, before[0]])
     by_input = (xp.stack(by_step if reverse else by_step[::-1], 1) for by_step in _transposed(steps))
     return [*by_input, *carried]
 

@@ -88,7 +88,8 @@ typedef struct {
     Lengths lengths;
     int64_t gates, saved_width;
     const T *ct_y, *ct_c, *weight, *h0, *c0, *y, *c, *saved;
-    T *dx, *ds, *dh, *dc; /* dh and dc: cotangents of the states before the steps that are done; in the end of h0, c0 */
+    T *dx, *ds, *before; /* before: the hidden states before each step */
+    T *dh, *dc; /* cotangents of the states before the steps that are done; in the end of h0 and c0 */
     void (*step)(const StepGrad *, int64_t);
     T *packed;
 } Backward;
@@ -126,8 +127,10 @@ static void backward_block(void *context, int64_t first, int64_t rows) {
             const int64_t n = first + i, state = at(s, n, k, hidden), sums = at(s, n, k, width);
             T *dh = f->dh + n * hidden;
             for (int64_t j = 0; j < hidden; j++) dh[j] += f->ct_y[state + j];
+            const T *h = k ? f->y + at(s, n, k - 1, hidden) : f->h0 + n * hidden;
+            memcpy(f->before + state, h, hidden * sizeof(T));
             const StepGrad step = {
-                k ? f->y + at(s, n, k - 1, hidden) : f->h0 + n * hidden,
+                h,
                 !f->c ? NULL : k ? f->c + at(s, n, k - 1, hidden) : f->c0 + n * hidden,
                 f->y + state,
                 f->c ? f->c + state : NULL,
@@ -273,25 +276,26 @@ void FN(gru)(const Team *team, const T *x, const T *weight, const T *bias, const
     forward(team, &(Forward){GIVEN, 3, 4, x, weight, bias, h0, NULL, y, NULL, NULL, saved, step_gru});
 }
 
-void FN(rnn_tanh_grad)(const Team *team, const T *ct_y, const T *weight, const T *h0, const T *y, T *dx, T *dh,
-                       LENGTHS) {
-    backward(team, &(Backward){GIVEN, 1, 0, ct_y, NULL, weight, h0, NULL, y, NULL, NULL, dx, NULL, dh, NULL,
+void FN(rnn_tanh_grad)(const Team *team, const T *ct_y, const T *weight, const T *h0, const T *y, T *dx, T *before,
+                       T *dh, LENGTHS) {
+    backward(team, &(Backward){GIVEN, 1, 0, ct_y, NULL, weight, h0, NULL, y, NULL, NULL, dx, NULL, before, dh, NULL,
                                step_tanh_grad});
 }
 
-void FN(rnn_relu_grad)(const Team *team, const T *ct_y, const T *weight, const T *h0, const T *y, T *dx, T *dh,
-                       LENGTHS) {
-    backward(team, &(Backward){GIVEN, 1, 0, ct_y, NULL, weight, h0, NULL, y, NULL, NULL, dx, NULL, dh, NULL,
+void FN(rnn_relu_grad)(const Team *team, const T *ct_y, const T *weight, const T *h0, const T *y, T *dx, T *before,
+                       T *dh, LENGTHS) {
+    backward(team, &(Backward){GIVEN, 1, 0, ct_y, NULL, weight, h0, NULL, y, NULL, NULL, dx, NULL, before, dh, NULL,
                                step_relu_grad});
 }
 
 void FN(lstm_grad)(const Team *team, const T *ct_y, const T *weight, const T *ct_c, const T *h0, const T *c0, const T *y,
-                   const T *c, const T *saved, T *dx, T *dh, T *dc, LENGTHS) {
-    backward(team, &(Backward){GIVEN, 4, 4, ct_y, ct_c, weight, h0, c0, y, c, saved, dx, NULL, dh, dc, step_lstm_grad});
+                   const T *c, const T *saved, T *dx, T *before, T *dh, T *dc, LENGTHS) {
+    backward(team, &(Backward){GIVEN, 4, 4, ct_y, ct_c, weight, h0, c0, y, c, saved, dx, NULL, before, dh, dc,
+                               step_lstm_grad});
 }
 
 void FN(gru_grad)(const Team *team, const T *ct_y, const T *weight, const T *h0, const T *y, const T *saved, T *dx,
-                  T *ds, T *dh, LENGTHS) {
-    backward(team, &(Backward){GIVEN, 3, 4, ct_y, NULL, weight, h0, NULL, y, NULL, saved, dx, ds, dh, NULL,
+                  T *ds, T *before, T *dh, LENGTHS) {
+    backward(team, &(Backward){GIVEN, 3, 4, ct_y, NULL, weight, h0, NULL, y, NULL, saved, dx, ds, before, dh, NULL,
                                step_gru_grad});
 }

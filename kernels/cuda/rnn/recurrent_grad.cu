@@ -7,7 +7,7 @@ constexpr int SUMS = GATES * HIDDEN, PITCH = padded<SUMS>;
 
 // What the formulas of a step read.
 struct Given {
-    T ct, kept[4], state, before; // `state`: y, of an LSTM c; `before`: the same of the step before
+    T ct, kept[4], state, last, hidden; // state: y, or c of an LSTM; last: c before the step; hidden: h before it
 };
 
 KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
@@ -30,7 +30,7 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
 #if GRU
     T *ds,
 #endif
-    T *dh,
+    T *before, T *dh,
 #if LSTM
     T *dc,
 #endif
@@ -44,9 +44,9 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
     products.prepare(item, factor);
     for (int i = threadIdx.x; i < 2 * ROWS * PITCH; i += THREADS) sums[i] = 0;
 #if LSTM
-    const T *const states = c, *const initial = c0;
+    const T *const states = c;
 #else
-    const T *const states = y, *const initial = h0;
+    const T *const states = y;
 #endif
     // The index of step k among all rows and steps.
     const auto at = [&](int64_t k) { return item.n * length + (reverse ? length - 1 - k : k); };
@@ -57,9 +57,12 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
 #if GATED
         #pragma unroll
         for (int g = 0; g < 4; g++) given.kept[g] = saved[step * (4 * HIDDEN) + g * HIDDEN + unit];
-        given.before = k ? states[at(k - 1) * HIDDEN + unit] : initial[item.n * HIDDEN + unit];
+#endif
+#if LSTM
+        given.last = k ? c[at(k - 1) * HIDDEN + unit] : c0[item.n * HIDDEN + unit];
 #endif
         given.state = states[step * HIDDEN + unit];
+        given.hidden = k ? y[at(k - 1) * HIDDEN + unit] : h0[item.n * HIDDEN + unit];
         return given;
     };
     T carried[PASSES], cell[PASSES]; // cotangents of the hidden and the cell state after the next step to compute
@@ -86,16 +89,17 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
             const T i = given.kept[0], f = given.kept[1], g = given.kept[2], o = given.kept[3], t = tanh(given.state);
             const T d = cell[pass] + ct * o * (1 - t * t);
             cell[pass] = d * f;
-            const T by_sum[] = {d * g * i * (1 - i), d * given.before * f * (1 - f), d * i * (1 - g * g), ct * t * o * (1 - o)};
+            const T by_sum[] = {d * g * i * (1 - i), d * given.last * f * (1 - f), d * i * (1 - g * g), ct * t * o * (1 - o)};
 #elif GRU
             const T r = given.kept[0], z = given.kept[1], n = given.kept[2], d = ct * (1 - z) * (1 - n * n);
-            const T by_sum[] = {d * given.kept[3] * r * (1 - r), ct * (given.before - n) * z * (1 - z), d * r};
+            const T by_sum[] = {d * given.kept[3] * r * (1 - r), ct * (given.hidden - n) * z * (1 - z), d * r};
             carried[pass] = ct * z;
 #elif RELU
             const T by_sum[] = {given.state > 0 ? ct : (T)0};
 #else
             const T by_sum[] = {ct * (1 - given.state * given.state)};
 #endif
+            before[at(k) * HIDDEN + unit] = given.hidden;
             #pragma unroll
             for (int g = 0; g < GATES; g++) {
                 const int64_t to = at(k) * SUMS + g * HIDDEN + unit;
