@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from browser import BROWSERS, Browser, installed, started
 from hypothesis import settings
 
 from adtrain.backends.cpu import CpuBackend
@@ -23,7 +24,7 @@ from adtrain.backends.cuda.compiler import CudaCompilerError
 from adtrain.core import devices
 
 # The same examples in every run, and no time limit, because machines differ.
-settings.register_profile("adtrain", derandomize=True, deadline=None)
+settings.register_profile("adtrain", derandomize=True, deadline=None, max_examples=40)
 settings.load_profile("adtrain")
 
 
@@ -78,6 +79,16 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Ite
         os.environ["XDG_CACHE_HOME"] = before
 
 
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A browser that is started once. Tests are skipped where none is installed."""
+    path = installed()
+    if path is None:
+        pytest.skip(f"no browser is installed ({', '.join(BROWSERS)})")
+    with started(path, tmp_path_factory.mktemp("browser")) as running:
+        yield running
+
+
 @pytest.fixture(autouse=True)
 def on_numpy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs run by the functions that run eagerly: nothing is compiled, and results are the same to the last bit.
@@ -86,6 +97,24 @@ def on_numpy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """
     if request.node.get_closest_marker("compiled") is None:
         monkeypatch.setattr(CpuBackend, "compile", lambda self, program: NumpyProgram(program))
+
+
+@pytest.fixture(scope="module")
+def unoptimised(run_folder: Path) -> Iterator[None]:
+    """Programs of the module, also in processes that it starts, are compiled in a third of the time, to slow code.
+
+    For tests of anything but results and speed of compiled code.
+    """
+    compiler = next(filter(None, map(shutil.which, NAMES)), None)
+    script = run_folder / "unoptimised-cc"
+    with pytest.MonkeyPatch.context() as patch:
+        if compiler is not None:
+            written = script.with_suffix(f".{os.getpid()}")  # another worker sees all of it or nothing
+            written.write_text(f'#!/bin/sh\nexec {compiler} "$@" -O1\n')
+            written.chmod(0o755)
+            written.replace(script)
+            patch.setenv("CC", str(script))
+        yield
 
 
 @pytest.fixture

@@ -22,9 +22,11 @@ from adtrain.core.primitive import Cost, Primitive
 from adtrain.core.trace import Tracer, base_trace
 from adtrain.core.types import ArrayType
 
+pytestmark = pytest.mark.usefixtures("unoptimised")
+
 FIELDS = [
     "op", "variant", "n", "size", "phase", "dtype", "time", "flops", "bytes", "gflops_per_s", "gbytes_per_s",
-    "of_roofline", "kernels",
+    "of_roofline", "from_cache", "kernels",
 ]  # fmt: skip
 CREATE = {"arange", "full", "ones", "ones_like", "zeros", "zeros_like", "rng_state", "matmul_precision"}
 PEAK = Roofline(1e-3, {"float32": 1e-3})

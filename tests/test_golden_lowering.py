@@ -19,8 +19,9 @@ CONFIGS = ("cnn", "lenet5", "lenet5-augmented", "lstm", "mlp", "mlp-small", "res
 BATCH = 128
 LENGTHS = {
     "AXES", "COLUMNS", "CONV_GROUPS", "DH", "DW", "FILTERS", "FP16_WEIGHT_BYTES", "HIDDEN", "IMAGE_PITCH",
-    "IN_CHANNELS", "IN_COLUMNS", "IN_ROWS", "KH", "KW", "LENGTH", "OUT_CHANNELS", "OUT_COLUMNS", "OUT_ROWS", "PH", "PITCH",
-    "PW", "SH", "STAGES_PER_IMAGE", "STAGE_CHANNELS", "STAGE_POSITIONS", "SW", "TILES_PER_IMAGE", "WEIGHT_BYTES",
+    "IN_CHANNELS", "IN_COLUMNS", "IN_ROWS", "KH", "KW", "LENGTH", "OUT_CHANNELS", "OUT_COLUMNS", "OUT_ROWS", "PH",
+    "PITCH", "PW", "SH", "STAGES_PER_IMAGE", "STAGE_CHANNELS", "STAGE_POSITIONS", "SW", "TILES_PER_IMAGE",
+    "WEIGHT_BYTES",
 }  # fmt: skip
 """Macros that are lengths of the problem, which are not listed. The others say how the work is divided."""
 

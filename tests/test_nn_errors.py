@@ -169,6 +169,12 @@ def test_an_error_inside_containers_has_the_path_and_the_reason() -> None:
         ),
         (lambda: unchecked.BatchNorm1d(eps=-1.0), "batch_norm1d: eps is -1.0, expected a finite number, at least 0"),
         (lambda: unchecked.LayerNorm(()), "layer_norm: normalized_shape is (), expected the sizes of the last axes"),
+        (
+            lambda: unchecked.LSTM(8, dropout=0.5),
+            "lstm: dropout is 0.5 between layers, and num_layers is 1; write a dropout layer after this one",
+        ),
+        (lambda: unchecked.RNN(8, nonlinearity="relu6"), "rnn: nonlinearity is 'relu6', expected one of tanh, relu"),
+        (lambda: unchecked.GRU(8, output="first"), "gru: output is 'first', expected one of last, all"),
         (lambda: unchecked.GroupNorm(0), "group_norm: num_groups is 0, expected an integer, at least 1"),
         (
             lambda: unchecked.Embedding(10, embedding_dim=0),

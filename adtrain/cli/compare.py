@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
-from adtrain.cli.options import FilePath, json_option
+from adtrain.cli.names import RunPath
+from adtrain.cli.options import json_option
 from adtrain.cli.output import print_json, show
-from adtrain.config.problems import PathParts, dotted
+from adtrain.config.differences import differences, value_text
+from adtrain.config.problems import known
 from adtrain.table import Column, render, terminal_width
 from adtrain.training import ClassScore, Summary, model_file, read_metrics, scores
 from adtrain.training.summary import read_summary
@@ -21,7 +23,8 @@ RESULTS = (
     Column("parameters", rank=4),
     Column("device", rank=5, text=True),
 )
-DIFFERENCES = (Column("differs", text=True), Column("run", text=True), Column("value", text=True))
+MOST_COLUMNS = 3
+"""Of runs: more runs have a row each in the table of differences."""
 
 
 class _Run(NamedTuple):
@@ -33,14 +36,16 @@ class _Run(NamedTuple):
 
 
 @click.command(short_help="Tabulate how runs and their configs differ.")
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=FilePath())
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RunPath())
+@click.option("--sort", metavar="METRIC", help="Best run first: accuracy, loss, rmse, ..., training or steps.")
 @json_option
-def command(runs: tuple[Path, ...], as_json: bool) -> None:
-    """Tabulate the test metrics and loss, training time, steps, parameters and device of the runs in the folders RUN,
-    in the given order, and the differences of their configs. Plug-ins are not run.
-    """
-    differing = differences([model_file.settings_of(run) for run in runs])
+def command(runs: tuple[Path, ...], sort: str | None, as_json: bool) -> None:
+    """Tabulate the results of the runs in the folders RUN, and how their configs differ. Plug-ins are not run."""
+    settings = {run: model_file.settings_of(run) for run in runs}
     records = [_Run(run, max((x.step for x in read_metrics(run)), default=0), read_summary(run)) for run in runs]
+    if sort is not None:
+        records = _sorted(records, sort)
+    differing = differences([settings[record.path] for record in records])
     if as_json:
         print_json({"runs": [_result(record) for record in records], "differences": differing})
         return
@@ -54,39 +59,39 @@ def command(runs: tuple[Path, ...], as_json: bool) -> None:
     if not differing:
         show("", "the configs are equal")
         return
-    rows = [
-        [key if first else "", str(run), _text(value)]
-        for key, values in differing.items()
-        for first, run, value in zip([True, *[False] * len(runs)], runs, values, strict=False)
-    ]
-    show("", *render(DIFFERENCES, rows, width))
+    show("", *_matrix(differing, [str(record.path) for record in records], width))
 
 
-def differences(values: Sequence[Any], path: PathParts = ()) -> dict[str, list[Any]]:
-    """Compare one value per config; maps the dotted keys that differ to all values, None where a key is missing.
-
-    Mappings, and lists of equal length, are compared recursively. Mappings with a single key are choices, such as an
-    optimizer or a layer: different choices are one difference, not one for each option.
-    """
-    if all(value == values[0] for value in values):
-        return {}
-    parts: Iterable[str | int] = ()
-    if all(isinstance(value, dict) for value in values) and not _other_choice(values):
-        parts = dict.fromkeys(key for value in values for key in value)
-        inner = [[value.get(part) for value in values] for part in parts]
-    elif all(isinstance(value, list) and len(value) == len(values[0]) for value in values):
-        parts = range(len(values[0]))
-        inner = [[value[part] for value in values] for part in parts]
-    else:
-        return {dotted(path): list(values)}
-    found: dict[str, list[Any]] = {}
-    for part, below in zip(parts, inner, strict=True):
-        found |= differences(below, (*path, part))
-    return found
+def _sorted(records: Sequence[_Run], metric: str) -> list[_Run]:
+    """The runs, the best first; runs without the metric come last. UsageError if no run has it."""
+    values = [_measured(record) for record in records]
+    if not any(metric in each for each in values):
+        names = dict.fromkeys(name for each in values for name in each)
+        raise click.UsageError(f"--sort {metric}: no run has it; {known(metric, names)}")
+    sign = -1 if metric in scores.HIGHER_IS_BETTER else 1
+    order = sorted(range(len(records)), key=lambda i: (metric not in values[i], sign * values[i].get(metric, 0)))
+    return [records[i] for i in order]
 
 
-def _other_choice(values: Sequence[dict[str, Any]]) -> bool:
-    return all(len(value) == 1 for value in values) and any(value.keys() != values[0].keys() for value in values)
+def _measured(record: _Run) -> dict[str, float]:
+    """The numbers that runs can be sorted by."""
+    summary = record.summary
+    if summary is None:
+        return {"steps": record.steps}
+    times = {"training": summary.train_seconds, "steps": record.steps, "parameters": summary.parameters}
+    return {**summary.test._asdict(), **times}
+
+
+def _matrix(differing: Mapping[str, Sequence[Any]], runs: Sequence[str], width: int) -> list[str]:
+    """The keys that differ against the runs: a row for each run if there are many, otherwise for each key."""
+    if len(runs) <= MOST_COLUMNS:
+        columns = [Column("differs", text=True), *(Column(run, text=True) for run in runs)]
+        return render(columns, [[key, *map(value_text, values)] for key, values in differing.items()], width)
+    last = [key.rpartition(".")[2] for key in differing]
+    titles = [short if last.count(short) == 1 else key for short, key in zip(last, differing, strict=True)]
+    columns = [Column("run", text=True), *(Column(title, rank=i, text=True) for i, title in enumerate(titles))]
+    rows = zip(runs, *differing.values(), strict=True)
+    return render(columns, [[run, *map(value_text, values)] for run, *values in rows], width)
 
 
 def _result(record: _Run) -> dict[str, Any]:
@@ -114,19 +119,3 @@ def _cells(record: _Run, metrics: Sequence[str]) -> list[str]:
         f"{summary.parameters:,}",
         f"{summary.device}, {summary.device_name}",
     ]
-
-
-def _text(value: Any, brief: bool = False) -> str:
-    """A config value on one line. With `brief`, a choice such as a layer is shortened to its name."""
-    match value:
-        case None:
-            return ""
-        case bool():
-            return str(value).lower()
-        case list():
-            return f"[{', '.join(_text(item, brief=True) for item in value)}]"
-        case dict() if brief:
-            return ", ".join(value)
-        case dict():
-            return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
-    return str(value)

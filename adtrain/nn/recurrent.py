@@ -21,11 +21,10 @@ from adtrain.option_types import Fraction, Size
 
 @dataclass(frozen=True)
 class _Recurrent(Module):
-    """Layers l0, l1, ... over the steps of a sample (length, features); parameters have PyTorch's names and layouts.
+    """Layers l0, l1, ... over the steps of a sample; parameters have PyTorch's names and layouts.
 
     Each layer gets the hidden states of the one before, in training with dropout. With `bidirectional` it also runs
-    from the last step to the first, and both hidden states of a step are concatenated. The output is the hidden states
-    of all steps, or the last one that each direction computes.
+    from the last step to the first, and both hidden states of a step are concatenated.
     """
 
     left_out = ("input_size", int, "input_size is inferred from the input")
@@ -56,7 +55,7 @@ class _Recurrent(Module):
 
     def output_shape(self, shape: Shape) -> Shape:
         if len(shape) != 2:
-            rows = f"; write reshape: [{shape[1]}, {shape[0] * shape[2]}] before it" if len(shape) == 3 else ""
+            rows = f"; write reshape: [{shape[0] * shape[1]}, {shape[2]}] before it" if len(shape) == 3 else ""
             raise ShapeError(f"{self.kind()}: expected an input of shape (length, features), found {shape}{rows}")
         fields.check_inferred(self, "input_size", shape[1], "features", shape)
         return (shape[0], self.width) if self.output == "all" else (self.width,)
@@ -102,7 +101,11 @@ class _Recurrent(Module):
 
 @dataclass(frozen=True)
 class RNN(_Recurrent):
-    """h' = f(W_ih x + b_ih + W_hh h + b_hh), where f is tanh or relu (Elman 1990). Options: see `_Recurrent`."""
+    """h' = f(W_ih x + b_ih + W_hh h + b_hh) with f = tanh or relu (Elman 1990), over steps: (length, features).
+
+    The output is the last hidden state of each direction, (hidden_size,), or with `output: all` those of all steps,
+    (length, hidden_size). With `bidirectional` both directions are concatenated.
+    """
 
     gates = 1
     _: KW_ONLY
@@ -118,7 +121,7 @@ class RNN(_Recurrent):
 
 @dataclass(frozen=True)
 class LSTM(_Recurrent):
-    """Long short-term memory (Hochreiter and Schmidhuber 1997; Gers et al. 2000)."""
+    """Long short-term memory (Hochreiter and Schmidhuber 1997; Gers et al. 2000); shapes and options as of `rnn`."""
 
     gates = 4
 
@@ -128,7 +131,7 @@ class LSTM(_Recurrent):
 
 @dataclass(frozen=True)
 class GRU(_Recurrent):
-    """Gated recurrent unit (Cho et al. 2014)."""
+    """Gated recurrent unit (Cho et al. 2014); shapes and options as of `rnn`."""
 
     gates = 3
 

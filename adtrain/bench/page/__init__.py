@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from importlib import resources
 from typing import Any
 
 from adtrain.bench.page import against, analysis, candidates, compare, operations, step
 from adtrain.bench.timing.records import remarks
-from adtrain.report import parts
-from adtrain.report.markup import Markup, html, join
+from adtrain.templates import environment
 
 KINDS = {
     "ops": operations,
@@ -22,17 +20,18 @@ KINDS = {
 """From the kind of a result to the module with its `title` and `body`."""
 
 
-def render(result: Mapping[str, Any]) -> Markup:
+def render(result: Mapping[str, Any]) -> str:
     """The page of a result, as `--json` writes it."""
     module, measured = KINDS[result["kind"]], result["kind"] != "compare"
-    content = [html("<header><h1>{}</h1><p>{}</p></header>\n", module.title(result), _about(result))]
-    if measured:
-        content += [html('<p class="notice">{}</p>\n', line) for line in remarks(result)[1:]]
-    content += module.body(result)
-    if measured:
-        content.append(parts.section("How it was measured", parts.facts(dict(_protocol(result)))))
-    style = resources.files("adtrain.bench.page").joinpath("bench.css").read_text(encoding="utf-8")
-    return parts.document(f"adtrain bench: {module.title(result)}", join(content), style)
+    heading = module.title(result)
+    return environment().get_template("bench.html.j2").render(
+        title=f"adtrain bench: {heading}",
+        heading=heading,
+        about=_about(result),
+        notices=remarks(result)[1:] if measured else [],
+        body=module.body(result),
+        protocol=dict(_protocol(result)) if measured else None,
+    )  # fmt: skip
 
 
 def _about(result: Mapping[str, Any]) -> str:
