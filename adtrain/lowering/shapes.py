@@ -46,3 +46,9 @@ def contiguous_strides(shape: Shape) -> tuple[int, ...]:
 def product_lengths(a: Any, b: Any) -> tuple[int, int, int, int]:
     """Batch, M, N and K of a matrix product without transposition."""
     return math.prod(a.shape[:-2]), a.shape[-2], b.shape[-1], a.shape[-1]
+
+
+def optional_arguments(*types: Any) -> list[str]:
+    """Which optional arguments there are among those of `attention` or its gradient: "mask", "rng"."""
+    named = {"mask": "b", "rng": "u"}
+    return [name for name, kind in named.items() if any(x.dtype.kind == kind for x in types)]
