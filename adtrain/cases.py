@@ -401,6 +401,7 @@ case("softmax", "rows", ops.softmax, normal(3, 5))
 case("softmax", "axis", lambda x: ops.softmax(x, 1), normal(2, 4, 3))
 case("log_softmax", "rows", ops.log_softmax, normal(3, 5))
 
+
 # Attention.
 def _attention(queries: tuple[int, ...], keys: tuple[int, ...]) -> tuple[Sampler, ...]:
     return normal(*queries), normal(*keys), normal(*keys)
