@@ -1,4 +1,4 @@
-"""ops.attention: PyTorch's values and gradients, compiled blocks of odd lengths, nothing of queries by keys in memory."""
+"""ops.attention: values and gradients against PyTorch's, blocks of odd lengths, no array of queries by keys."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Scaled dot-product attention (A. Vaswani et al., "Attention is all you need", 2017).
 
-Kernels compute it as T. Dao, "FlashAttention-2", 2023: block by block, with a running maximum and sum for each query. No
-array of queries by keys is stored. The gradient computes the probabilities again from the logsumexp of each query.
+Kernels compute it as T. Dao, "FlashAttention-2", 2023: block by block, with a running maximum and sum for each query.
+No array of queries by keys is stored. The gradient computes the probabilities again from the logsumexp of each query.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from adtrain.ops.compare import where
 from adtrain.ops.create import ones, zeros_like
 from adtrain.ops.diagonals import tril
 from adtrain.ops.matmul import matmul
-from adtrain.ops.random import dropout as drop
 from adtrain.ops.random import checked_state, uniform_numbers
+from adtrain.ops.random import dropout as drop
 from adtrain.ops.rounding import rounded
 from adtrain.ops.shape import expand_dims
 from adtrain.ops.softmax import softmax

@@ -1,6 +1,6 @@
 """The C functions that compute each primitive on the CPU. Importing this package registers them."""
 
-from adtrain.lowering.cpu import (
+from adtrain.lowering.cpu import (  # noqa: F401
     attention,
     conv,
     conv_pooled,
@@ -13,4 +13,4 @@ from adtrain.lowering.cpu import (
     reduce,
     softmax,
     sort,
-)  # noqa: F401
+)
